@@ -183,12 +183,13 @@ char *tokenizer_read(const char *path, int64_t *bytes, Error *error) {
     json_decref(files.config);
     *bytes = files.bytes;
     if (!files.tokens) {
-        SCOPED_FREE char *file = file_of(path);
-        error_set(error, ERROR_DATA,
-            "cannot open %s: No such file or directory; smelt downloads nothing: give a " TOKENIZER_FILES
-            ", or a folder with one, such as 'hf download "
-            "OWNER/MODEL tokenizer.json --local-dir FOLDER' makes",
-            file);
+        SCOPED_FREE char *file = file_of(path), *words = beside(file, "vocab.json");
+        error_set(error, ERROR_DATA, "cannot open %s: No such file or directory; %s", file,
+            file_exists(words)
+                ? "smelt does not read the vocab.json and merges.txt beside it: load the folder with transformers and save the tokenizer, "
+                  "which writes a tokenizer.json"
+                : "smelt downloads nothing: give a " TOKENIZER_FILES ", or a folder with one, such as 'hf download "
+                  "OWNER/MODEL tokenizer.json --local-dir FOLDER' makes");
     }
     return files.tokens;
 }

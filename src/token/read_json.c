@@ -497,7 +497,7 @@ bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, const json_
     json_auto_t *root = json_parse(changed ? changed : bytes, size, JSON_REJECT_DUPLICATES, error);
     if (!root) return error_context(error, "it is not JSON at");
     if (!json_object_get(root, "model") && json_object_get(root, "config")) return read_tekken(tokenizer, root, error);
-    if (!tokenizer_add_side_tokens(root, config, error)) return false;
+    if (!tokenizer_add_side_tokens(root, config, error) || !side_settings_check(root, config, error)) return false;
     const json_t *decoder = json_object_get(root, "decoder");
     tokenizer->decoding.spaced = !decoder || json_is_null(decoder);
     bool good = read_steps(tokenizer, json_object_get(root, "normalizer"), "normalizers", read_normal, error) &&

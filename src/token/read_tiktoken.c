@@ -171,17 +171,11 @@ static bool is_word(const char *pattern) {
 
 /* Adds the tokens of added_tokens_decoder, if there are any. */
 static bool add_config_tokens(Tokenizer *tokenizer, const json_t *config, Error *error) {
-    const char *key;
-    char *end;
-    json_t *object;
-    json_object_foreach(json_object_get(config, "added_tokens_decoder"), key, object) {
-        long id = strtol(key, &end, 10);
-        const char *text = json_string_value(json_object_get(object, "content"));
-        if (*end || end == key || id < 0 || id >= MAXIMUM_ID || !text || !*text)
-            return error_set(error, ERROR_DATA, "its tokenizer_config.json has a token '%.80s' without a number or a text", key);
-        if (tokenizer_id(tokenizer, text) == TOKEN_NONE) ranks_add_special(tokenizer, text, (int32_t)id);
-    }
-    return true;
+    size_t count;
+    SCOPED_FREE NumberedToken *tokens = side_tokens_numbered(config, &count, error);
+    for (size_t i = 0; i < count; i++)
+        if (tokenizer_id(tokenizer, tokens[i].text) == TOKEN_NONE) ranks_add_special(tokenizer, tokens[i].text, tokens[i].id);
+    return tokens;
 }
 
 bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const json_t *config, Error *error) {

@@ -76,6 +76,53 @@ bool side_token_id(const Tokenizer *tokenizer, const json_t *config, const char 
                 : error_set(error, ERROR_DATA, "%s of its side files is neither a text nor an object with a content", name);
 }
 
+static int by_id(const void *left, const void *right) {
+    const NumberedToken *a = left, *b = right;
+    return (a->id > b->id) - (a->id < b->id);
+}
+
+NumberedToken *side_tokens_numbered(const json_t *config, size_t *count, Error *error) {
+    json_t *decoder = json_object_get(config, "added_tokens_decoder"), *token;
+    NumberedToken *tokens = memory_allocate((json_object_size(decoder) + 1) * sizeof *tokens);
+    const char *key, *bad = NULL;
+    *count = 0;
+    json_object_foreach(decoder, key, token) {
+        char *end;
+        long long id = strtoll(key, &end, 10);
+        const json_t *text = json_is_object(token) ? text_of(token) : NULL;
+        if (*end || end == key || id < 0 || id >= MAXIMUM_ID || !json_string_length(text)) bad = key;
+        else tokens[(*count)++] = (NumberedToken){(int32_t)id, token, json_string_value(text)};
+    }
+    qsort(tokens, *count, sizeof *tokens, by_id);
+    if (!bad && (!decoder || json_is_null(decoder) || json_is_object(decoder))) return tokens;
+    free(tokens);
+    *count = 0;
+    if (bad)
+        error_set(
+            error, ERROR_DATA, "added_tokens_decoder of its tokenizer_config.json has a token '%.80s' without a number or a text", bad);
+    else error_set(error, ERROR_DATA, "added_tokens_decoder of its tokenizer_config.json is not an object of ids and tokens");
+    return NULL;
+}
+
+/* Settings that change the ids of a text, and that smelt does not compute. */
+bool side_settings_check(const json_t *tokenizer, const json_t *config, Error *error) {
+    const json_t *split = json_object_get(config, "split_special_tokens"), *prefix = json_object_get(config, "add_prefix_space"),
+                 *class = json_object_get(config, "tokenizer_class"), *step = json_object_get(tokenizer, "pre_tokenizer");
+    if (split && !json_is_false(split) && !json_is_null(split))
+        return error_set(error, ERROR_DATA,
+            "split_special_tokens of its tokenizer_config.json is set, so that special tokens in a text are spelled in pieces; smelt does "
+            "not read "
+            "that: remove it, and smelt matches special tokens where special=true");
+    if (!json_is_string(class) || !starts_with(json_string_value(class), "GPT2Tokenizer") || !json_is_boolean(prefix)) return true;
+    const json_t *own = json_object_get(step, "add_prefix_space");
+    return !json_is_boolean(own) || json_equal(own, prefix) ||
+           error_set(error, ERROR_DATA,
+               "add_prefix_space is %s in its tokenizer_config.json and %s in the pre_tokenizer of the tokenizer.json: save the tokenizer "
+               "again "
+               "with transformers, or make them equal",
+               json_is_true(prefix) ? "true" : "false", json_is_true(own) ? "true" : "false");
+}
+
 /* -- Adding --------------------------------------------------------------------------------------------------------- */
 
 /* The tokens of a tokenizer.json by text. */
@@ -106,7 +153,7 @@ static json_int_t next_id(const Adding *adding, const json_t *text) {
 static bool add(Adding *adding, const json_t *token, bool replace, json_int_t wanted, Error *error) {
     const json_t *text = text_of(token);
     if (!text || json_string_length(text) == 0)
-        return error_set(error, ERROR_DATA, "its tokenizer_config.json has a special or added token without a text");
+        return error_set(error, ERROR_DATA, "its side files have a special or added token without a text");
     const json_t *place = json_object_getn(adding->places, json_string_value(text), json_string_length(text));
     json_t *entry = json_array_get(adding->list, (size_t)json_integer_value(place));
     if (place && !replace) return true;
@@ -130,32 +177,12 @@ static bool add(Adding *adding, const json_t *token, bool replace, json_int_t wa
     return json_array_append_new(adding->list, made) == 0;
 }
 
-typedef struct Numbered {
-    json_int_t id;
-    const json_t *token;
-} Numbered;
-
-static int by_id(const void *left, const void *right) {
-    const Numbered *a = left, *b = right;
-    return (a->id > b->id) - (a->id < b->id);
-}
-
 static bool add_numbered(Adding *adding, Error *error) {
-    json_t *decoder = json_object_get(adding->config, "added_tokens_decoder"), *token;
-    SCOPED_FREE Numbered *tokens = memory_allocate((json_object_size(decoder) + 1) * sizeof *tokens);
-    const char *key;
-    char *end;
-    size_t count = 0;
-    json_object_foreach(decoder, key, token) {
-        long long id = strtoll(key, &end, 10);
-        if (*end || end == key || id < 0 || id >= MAXIMUM_ID || !json_is_object(token))
-            return error_set(error, ERROR_DATA, "its tokenizer_config.json has a token '%.80s' without a number or a text", key);
-        tokens[count++] = (Numbered){id, token};
-    }
-    qsort(tokens, count, sizeof *tokens, by_id);
-    for (size_t i = 0; i < count; i++)
-        if (!add(adding, tokens[i].token, true, tokens[i].id, error)) return false;
-    return true;
+    size_t count;
+    SCOPED_FREE NumberedToken *tokens = side_tokens_numbered(adding->config, &count, error);
+    bool good = tokens;
+    for (size_t i = 0; i < count && good; i++) good = add(adding, tokens[i].token, true, tokens[i].id, error);
+    return good;
 }
 
 static bool add_named(Adding *adding, Error *error) {
@@ -178,6 +205,8 @@ static bool add_unnamed(Adding *adding, Error *error) {
     json_t *value;
     for (int i = 0; i < UNNAMED; i++) {
         json_t *tokens = json_object_get(adding->config, unnamed[i]);
+        if (tokens && !json_is_null(tokens) && !json_is_array(tokens) && !json_is_object(tokens))
+            return error_set(error, ERROR_DATA, "%s of its side files is not a list of tokens", unnamed[i]);
         json_array_foreach(tokens, index, value) if (!add(adding, value, false, -1, error)) return false;
         json_object_foreach(tokens, name, value) if (!add(adding, value, false, -1, error)) return false;
     }

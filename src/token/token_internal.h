@@ -303,6 +303,15 @@ bool read_tekken(Tokenizer *tokenizer, const json_t *root, Error *error); /* an 
 
 /* Side files (side_tokens.c). Sets added_tokens_decoder of a configuration to the tokens of an added_tokens.json. */
 bool side_tokens_from_old(json_t *config, const json_t *added, Error *error);
+typedef struct NumberedToken {
+    int32_t id;
+    const json_t *token; /* an object */
+    const char *text;    /* of the token; not empty */
+} NumberedToken;
+/* The tokens of added_tokens_decoder by id, borrowed from the configuration; the caller frees. NULL with ERROR_DATA. */
+NumberedToken *side_tokens_numbered(const json_t *config, size_t *count, Error *error);
+/* ERROR_DATA naming a setting of a tokenizer_config.json, beside a tokenizer.json, that changes ids and is not computed. */
+bool side_settings_check(const json_t *tokenizer, const json_t *config, Error *error);
 /* The id that `tokenizers` gives an added token, whatever a file says (AddedVocabulary::add_tokens). A token of the model
  * keeps its id `own`. Any other token (`own` is TOKEN_NONE) follows the vocabulary of `words` tokens and the largest id
  * `most` of the added tokens, without a gap. `most` is TOKEN_NONE before the first added token. */

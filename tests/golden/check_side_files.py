@@ -19,212 +19,13 @@ import tempfile
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-import sentencepiece
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
+
+from side_folders import CHAT, FOLDERS, LIBRARIES, OPTIONAL, TEMPLATE, TEXTS, fast, write
 
 transformers.logging.set_verbosity_error()
-CORPUS = ["hello world, this is a small text of a few words", "the user says hello and the assistant says hi", "one two three 4 5 6 don't", "user assistant system tool"] * 20
-TEXTS = ["hello world", " leading and trailing ", "a  b   c", "hello<|im_end|> x", "<s>hi</s>", "x <|im_start|>user", "tabs\tand é ü 漢字", "the<extra>end", "", "12 34"]
-TEMPLATE = "{% for m in messages %}{{ bos_token if loop.first and bos_token }}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
-TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "integer", "maximum": 18446744073709551615}}}}}]
-CHAT = [{"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi world"}]},
-        {"messages": [{"role": "user", "content": " two "}, {"role": "assistant", "content": "three"}], "tools": TOOLS, "id": 18446744073709551615, "score": float("nan")}]
-
-
-def byte_level(special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"), normalizer=None, bos=False):
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    if normalizer:
-        tokenizer.normalizer = normalizer
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=list(special), show_progress=False))
-    if bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))])
-    return tokenizer
-
-
-def fast(**settings):
-    inner = {k: settings.pop(k) for k in ("special", "normalizer", "bos") if k in settings}
-    return PreTrainedTokenizerFast(tokenizer_object=byte_level(**inner), **{"eos_token": "<|im_end|>", **settings})
-
-
-def sentencepiece_model(folder, **settings):
-    corpus = os.path.join(folder, "corpus.txt")
-    with open(corpus, "w") as file:
-        file.write("\n".join(CORPUS))
-    usual = dict(model_type="bpe", vocab_size=300, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, hard_vocab_limit=False)
-    sentencepiece.SentencePieceTrainer.train(input=corpus, model_prefix=os.path.join(folder, "tokenizer"), minloglevel=2, **{**usual, **settings})
-    for name in ("corpus.txt", "tokenizer.vocab"):
-        os.remove(os.path.join(folder, name))
-
-
-def write(folder, name, content):
-    with open(os.path.join(folder, name), "w") as file:
-        file.write(content if isinstance(content, str) else json.dumps(content))
-
-
-def token(content, **flags):
-    return {"content": content, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True, **flags}
-
-
-# -- Folders: name -> function that fills one; those of OPTIONAL may be refused ---------------------------------------------------------
-
-FOLDERS, OPTIONAL = {}, set()
-
-
-def folder(optional=False):
-    def add(function):
-        FOLDERS[function.__name__] = function
-        if optional:
-            OPTIONAL.add(function.__name__)
-        return function
-    return add
-
-
-def saved(name, optional=False, **settings):
-    template = settings.pop("chat_template", TEMPLATE)
-    after = settings.pop("after", None)
-    save = settings.pop("save", {})
-
-    def make(path):
-        tokenizer = fast(**settings)
-        if template:
-            tokenizer.chat_template = template
-        if after:
-            after(tokenizer)
-        tokenizer.save_pretrained(path, **save)
-    make.__name__ = name
-    folder(optional)(make)
-
-
-saved("plain")
-saved("no_template", chat_template=None)
-saved("two_templates", chat_template={"default": TEMPLATE, "tool_use": TEMPLATE.replace("<|im_start|>", "<|im_start|>T-")})
-saved("templates_in_config", save={"save_jinja_files": False})
-saved("two_templates_in_config", chat_template={"default": TEMPLATE, "tool_use": TEMPLATE.replace("<|im_start|>", "<|im_start|>T-")}, save={"save_jinja_files": False})
-saved("begins_text", bos=True, bos_token="<|endoftext|>")
-saved("pad_added", pad_token="<pad>")
-saved("tokens_added", after=lambda t: t.add_tokens(["<extra>", AddedToken("wörd", normalized=True)]))
-saved("special_added", after=lambda t: t.add_special_tokens({"additional_special_tokens": ["<extra>", "<more>"]}))
-saved("flags", after=lambda t: t.add_tokens([AddedToken("<extra>", lstrip=True, rstrip=True, special=True), AddedToken("two", single_word=True)]))
-saved("nfc", normalizer=normalizers.NFC())
-saved("named_extra", extra_special_tokens={"image_token": "<extra>"})
-saved("every_name", bos_token="<s>", unk_token="<unk>", sep_token="<sep>", cls_token="<cls>", mask_token="<mask>", pad_token="<pad>")
-saved("length_set", model_max_length=512)
-saved("padding_and_truncation", after=lambda t: (t("x", padding="max_length", truncation=True, max_length=8)), pad_token="<pad>")
-
-
-@folder()
-def numbers(path):
-    fast().save_pretrained(path)
-    write(path, "chat_template.jinja", TEMPLATE)
-    config = json.load(open(os.path.join(path, "tokenizer_config.json")))
-    write(path, "tokenizer_config.json", json.dumps({**config, "a": float("inf"), "b": float("nan"), "c": 10**40, "d": -(2**64)}))
-
-
-@folder()
-def old_special_map(path):
-    fast(pad_token="<|endoftext|>").save_pretrained(path)
-    write(path, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, "model_max_length": int(1e30)})
-    write(path, "special_tokens_map.json", {"eos_token": token("<|im_end|>"), "pad_token": "<|endoftext|>"})
-
-
-@folder()
-def old_special_map_wins(path):
-    old_special_map(path)
-    write(path, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, "eos_token": "<|endoftext|>"})
-
-
-@folder()
-def decoder_before_special_map(path):
-    old_special_map(path)
-    write(path, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, "eos_token": "<|endoftext|>", "added_tokens_decoder": {"0": token("<|endoftext|>"), "1": token("<|im_start|>", rstrip=True), "2": token("<|im_end|>")}})
-
-
-@folder()
-def tokens_of_side_files_alone(path):
-    fast().save_pretrained(path)
-    write(path, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, "eos_token": "<|im_end|>", "pad_token": "<extra>", "additional_special_tokens": ["<s>", "</s>"]})
-
-
-@folder(optional=True)
-def ids_with_gaps(path):
-    fast().save_pretrained(path)
-    content = json.load(open(os.path.join(path, "tokenizer.json")))
-    content["added_tokens"] += [{"id": 900, **token("<extra>")}]
-    write(path, "tokenizer.json", content)
-
-
-@folder()
-def gpt2_class(path):
-    tokenizer = byte_level()
-    tokenizer.model.save(path)
-    write(path, "chat_template.jinja", TEMPLATE)
-    made = transformers.GPT2Tokenizer(os.path.join(path, "vocab.json"), os.path.join(path, "merges.txt"), eos_token="<|endoftext|>", bos_token="<|endoftext|>", unk_token="<|endoftext|>")
-    made.chat_template = TEMPLATE
-    made.save_pretrained(path)
-
-
-@folder()
-def qwen_class(path):
-    vocabulary = json.loads(byte_level().to_str())["model"]
-    made = transformers.Qwen2Tokenizer(vocab=vocabulary["vocab"], merges=[tuple(m) for m in vocabulary["merges"]], eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token=None)
-    made.chat_template = TEMPLATE
-    made.save_pretrained(path)
-
-
-CONFIG = {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_bos_token": True, "add_eos_token": False, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": TEMPLATE, "model_max_length": int(1e30)}
-ADDED = {"<|im_start|>": 300, "<|im_end|>": 301}
-DECODER = {"0": token("<unk>"), "1": token("<s>"), "2": token("</s>"), "300": token("<|im_start|>", rstrip=True), "301": token("<|im_end|>", normalized=True, special=False)}
-
-
-def llama(name, optional=False, model_type="llama", config=None, added=None, special=None, **settings):
-    def make(path):
-        sentencepiece_model(path, **settings)
-        given = {k: v for k, v in {**CONFIG, **(config or {})}.items() if v != "absent"}
-        write(path, "tokenizer_config.json", given)
-        if added:
-            write(path, "added_tokens.json", added)
-        if special:
-            write(path, "special_tokens_map.json", special)
-        if model_type:
-            write(path, "config.json", {"model_type": model_type})
-    make.__name__ = name
-    folder(optional)(make)
-
-
-llama("llama2", added=ADDED, special={"eos_token": "<|im_end|>"})
-llama("llama2_without_model", added=ADDED, special={"eos_token": "<|im_end|>"}, model_type=None)
-llama("llama2_decoder", config={"added_tokens_decoder": DECODER})
-llama("llama2_end_added", config={"add_eos_token": True, "added_tokens_decoder": DECODER})
-llama("llama2_legacy", config={"legacy": True}, added=ADDED)
-llama("llama2_legacy_absent", config={"legacy": "absent"}, added=ADDED)
-llama("llama2_no_bos", config={"add_bos_token": "absent"}, added=ADDED)
-llama("llama2_no_prefix", config={"add_prefix_space": False}, added=ADDED)
-llama("llama2_pad", config={"pad_token": "<pad>"}, added=ADDED)
-llama("llama2_more_special", config={"additional_special_tokens": ["<extra>"]}, added=ADDED)
-llama("llama2_user_defined", config={"added_tokens_decoder": "absent"}, user_defined_symbols=["<|im_start|>", "<|im_end|>"])
-llama("llama2_squeezing", added=ADDED, normalization_rule_name="nmt_nfkc", remove_extra_whitespaces=True)
-llama("llama2_gap", optional=True, added={"<|im_start|>": 305, "<|im_end|>": 310})
-llama("mistral", model_type="mistral", config={"added_tokens_decoder": DECODER})
-llama("mistral_legacy", model_type="mistral", config={"legacy": True, "added_tokens_decoder": DECODER})
-llama("mistral_squeezing", optional=True, model_type="mistral", config={"added_tokens_decoder": DECODER}, remove_extra_whitespaces=True)
-llama("phi3", model_type="phi3", config={"added_tokens_decoder": DECODER})
-llama("no_class", config={"tokenizer_class": "absent"}, added=ADDED)
-llama("fast_class", config={"tokenizer_class": "PreTrainedTokenizerFast"}, added=ADDED)
-llama("unigram", optional=True, added=ADDED, byte_fallback=False, vocab_size=60)
-
-
-@folder()
-def llama2_saved_again(path):
-    FOLDERS["llama2"](path)
-    made = AutoTokenizer.from_pretrained(path)
-    for name in os.listdir(path):
-        os.remove(os.path.join(path, name))
-    made.save_pretrained(path)
 
 
 # -- Comparing ------------------------------------------------------------------------------------------------------------------------------
@@ -260,11 +61,22 @@ def shard(prefix):
     return found
 
 
-def compare(smelt, path, place, required):
+class Library:
+    """A tokenizer of another library than transformers."""
+    chat_template = None
+
+    def __init__(self, encode, end):
+        self.encode, self.eos_token_id = encode, end
+
+    def __call__(self, text):
+        return {"input_ids": self.encode(text)}
+
+
+def compare(smelt, path, place, required, load=None):
     """None where all is equal, else a line that says what differs; the reason of a refusal begins with 'refused'."""
-    reference = AutoTokenizer.from_pretrained(path)
+    reference = Library(*load(path)) if load else AutoTokenizer.from_pretrained(path)
     for text in TEXTS:
-        file = next(f"{path}/{name}" for name in ("tokenizer.json", "tokenizer.model") if os.path.exists(f"{path}/{name}"))
+        file = next((f"{path}/{name}" for name in ("tokenizer.json", "tokenizer.model") if os.path.exists(f"{path}/{name}")), path)
         code, out, errors = run(smelt, "data", "encode", file, "special=true", "template=true", "documents=json", text=json.dumps({"text": text}) + "\n")
         if code:
             return ("" if not required else "must be read, but is ") + "refused: " + first_line(errors)
@@ -348,7 +160,7 @@ def main():
     parser.add_argument("--keep", help="leave the folders here")
     options = parser.parse_args()
     root = options.keep or tempfile.mkdtemp()
-    checks = {name: (lambda place, name=name: (os.makedirs(f"{place}/folder"), FOLDERS[name](f"{place}/folder"), compare(options.smelt, f"{place}/folder", place, name not in OPTIONAL))[2]) for name in FOLDERS}
+    checks = {name: (lambda place, name=name: (os.makedirs(f"{place}/folder"), FOLDERS[name](f"{place}/folder"), compare(options.smelt, f"{place}/folder", place, name not in OPTIONAL, LIBRARIES.get(name)))[2]) for name in FOLDERS}
     for name in GENERATIONS:
         for lora in (False, True):
             checks[f"trained_{name}{'_lora' if lora else ''}"] = lambda place, name=name, lora=lora: compare_generation(options.smelt, place, name, lora)

@@ -118,6 +118,37 @@ static void side_files_name_tokens_as_transformers_reads_them(void **state) {
     assert_refused("pad_token");
 }
 
+static void settings_that_change_ids_are_read_or_refused_by_name(void **state) {
+    (void)state;
+    static const struct {
+        const char *config, *part; /* NULL: it is read */
+    } cases[] = {
+        {"{\"split_special_tokens\":true}", "split_special_tokens"},
+        {"{\"split_special_tokens\":\"no\"}", "split_special_tokens"},
+        {"{\"split_special_tokens\":false,\"add_prefix_space\":null}", NULL},
+        {"{\"tokenizer_class\":\"GPT2TokenizerFast\",\"add_prefix_space\":true}", "add_prefix_space is true"},
+        {"{\"tokenizer_class\":\"GPT2Tokenizer\",\"add_prefix_space\":false}", NULL},
+        {"{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"add_prefix_space\":true}", NULL},
+        {"{\"added_tokens_decoder\":[\"<x>\"]}", "added_tokens_decoder"},
+        {"{\"added_tokens_decoder\":{\"3\":\"<x>\"}}", "added_tokens_decoder"},
+        {"{\"added_tokens_decoder\":{\"3\":{\"content\":\"\"}}}", "added_tokens_decoder"},
+        {"{\"additional_special_tokens\":\"<x>\"}", "additional_special_tokens"},
+        {"{\"extra_special_tokens\":7}", "extra_special_tokens"},
+        {"{\"extra_special_tokens\":null,\"added_tokens_decoder\":null}", NULL},
+    };
+    write_text("tokenizer.json",
+        "{" MODEL ",\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"added_tokens\":[" ADDED("3", "</s>") "]}");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_text("tokenizer_config.json", cases[i].config);
+        if (cases[i].part) assert_refused(cases[i].part);
+        else assert_end(3);
+    }
+    assert_int_equal(remove("tokenizer.json"), 0);
+    write_text("vocab.json", "{}");
+    write_text("tokenizer_config.json", "{}");
+    assert_refused("vocab.json and merges.txt");
+}
+
 static void added_tokens_have_the_ids_of_tokenizers_or_are_refused(void **state) {
     (void)state;
     static const char *const refused[] = {ADDED("10", "<x>"), ADDED("4", "<x>") "," ADDED("3", "<y>"), ADDED("7", "a"), ADDED("1", "<x>"),
@@ -249,6 +280,7 @@ int main(void) {
         IN_FOLDER(a_side_file_that_is_not_json_is_an_error),
         IN_FOLDER(numbers_of_any_size_leave_the_rest_as_it_is),
         IN_FOLDER(side_files_name_tokens_as_transformers_reads_them),
+        IN_FOLDER(settings_that_change_ids_are_read_or_refused_by_name),
         IN_FOLDER(added_tokens_have_the_ids_of_tokenizers_or_are_refused),
         IN_FOLDER(a_sentencepiece_model_with_side_files_is_what_transformers_makes_of_it),
         IN_FOLDER(a_sentencepiece_model_alone_has_its_own_ways),
