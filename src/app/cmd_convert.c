@@ -207,6 +207,23 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     return fits || error_context(error, "%s", run);
 }
 
+/* The folder of adapters that have a tokenizer of their own, as PEFT's users save it, for the caller to free; NULL: they have none. */
+static char *find_adapter_tokenizer(const char *in) {
+    char *folder = adapter_is_folder(in) ? adapter_folder(in) : NULL;
+    SCOPED_FREE char *file = folder ? tokenizer_find(folder) : NULL;
+    if (file) return folder;
+    free(folder);
+    return NULL;
+}
+
+static bool check_adapter_tokenizer(const char *folder, const Config *config, Error *error) {
+    Tokenizer *tokenizer = tokenizer_open(folder, error);
+    bool fits = tokenizer && source_check_rows(config->model.vocabulary, tokenizer, folder,
+                                 "its base has another number of rows: give the base that it was trained with, as ADAPTER@BASE", error);
+    tokenizer_free(tokenizer);
+    return fits;
+}
+
 /* PEFT's folders are fp32 in one file, without a tokenizer: what asks for something else would be ignored. */
 static bool check_adapter_options(const char *out, const ConvertOptions *options, Error *error) {
     static const char *const idle[] = {"dtype", "tokenizer", "shard_bytes", "tokens.add", NULL};
@@ -268,6 +285,8 @@ static bool run(Invocation *invocation, Error *error) {
     bool trained = source_is_run(base), folder = source_is_model_folder(base), given = options->tokenizer != TOKENIZER_NONE;
     if (folder && !hf_read(base, &origin, error)) return false;
     bool text = !model_makes_images(&config.model);
+    SCOPED_FREE char *adapter = given && text ? find_adapter_tokenizer(in) : NULL;
+    if (adapter && !check_adapter_tokenizer(adapter, &config, error)) return false;
     if (trained && given && text && !find_tokenizer(base, &config, &own, error)) return false;
     if (folder && given && text && !(own.generation = generation_settings(base, &config, NULL, error))) return false;
     bool same = options->dtype == CONVERT_SAME || options->dtype == CONVERT_FP8;
@@ -276,7 +295,9 @@ static bool run(Invocation *invocation, Error *error) {
         .precision = half ? PRECISION_BF16 : PRECISION_FP32,
         .bytes = own.bytes || (origin.bytes && given && !trained),
         .shard_bytes = options->shard_bytes,
-        .source = folder && given ? base : own.folder,
+        .source = adapter           ? adapter
+                  : folder && given ? base
+                                    : own.folder,
         .origin = folder ? origin.content : own.origin,
         .generation = own.generation,
         .fp8 = options->dtype == CONVERT_FP8,

@@ -31,6 +31,7 @@
 #define DOWN_PROJ ".experts.down_proj"
 #define ROWS ".token_adapter.trainable_tokens_delta"
 #define HEAD "lm_head.weight"
+#define ROWS_BASE ".token_adapter.base_layer.weight" /* the table that ROWS change, which is kept if it was resized */
 #define ROUTER ".mlp.gate" /* of Mixtral: a parameter of a module that is no linear layer */
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
@@ -56,17 +57,63 @@ static char *stored_name(const Graph *graph, const Parameter *p) {
 
 /* -- The configuration ---------------------------------------------------------------------------------------------- */
 
-/* Fields that say nothing about what the adapters compute, or are read elsewhere. */
-static const char *const known[] = {"auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config",
-    "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",
-    "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "modules_to_save", "peft_type", "peft_version",
-    "qalora_group_size", "r", "revision", "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_rslora",
-    "velora_config"};
+/* Fields of adapter_config.json that are read, or say nothing about what the adapters compute, and what they may hold besides
+ * null. */
+typedef enum PeftFieldKind { PEFT_BOOLEAN = 1, PEFT_TEXT = 2, PEFT_NUMBER = 4, PEFT_LIST = 8, PEFT_OBJECT = 16 } PeftFieldKind;
+static const struct {
+    const char *name;
+    unsigned kinds;
+} known[] = {
+    {"auto_mapping", PEFT_OBJECT},
+    {"base_model_name_or_path", PEFT_TEXT},
+    {"bias", PEFT_TEXT},
+    {"corda_config", PEFT_OBJECT},
+    {"ensure_weight_tying", PEFT_BOOLEAN},
+    {"eva_config", PEFT_OBJECT},
+    {"exclude_modules", PEFT_TEXT | PEFT_LIST},
+    {"fan_in_fan_out", PEFT_BOOLEAN},
+    {"inference_mode", PEFT_BOOLEAN},
+    {"init_lora_weights", PEFT_BOOLEAN | PEFT_TEXT},
+    {"layers_pattern", PEFT_TEXT | PEFT_LIST},
+    {"layers_to_transform", PEFT_NUMBER | PEFT_LIST},
+    {"loftq_config", PEFT_OBJECT},
+    {"lora_alpha", PEFT_NUMBER},
+    {"lora_dropout", PEFT_NUMBER},
+    {"lora_ga_config", PEFT_OBJECT},
+    {"megatron_core", PEFT_TEXT},
+    {"modules_to_save", PEFT_LIST},
+    {"peft_type", PEFT_TEXT},
+    {"peft_version", PEFT_TEXT},
+    {"qalora_group_size", PEFT_NUMBER},
+    {"r", PEFT_NUMBER},
+    {"revision", PEFT_TEXT},
+    {"target_modules", PEFT_TEXT | PEFT_LIST},
+    {"target_parameters", PEFT_LIST},
+    {"task_type", PEFT_TEXT},
+    {"trainable_token_indices", PEFT_LIST | PEFT_OBJECT},
+    {"use_rslora", PEFT_BOOLEAN},
+    {"velora_config", PEFT_OBJECT},
+};
 
-static bool is_known(const char *field) {
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (!strcmp(known[i], field)) return true;
-    return false;
+static PeftFieldKind kind_of(const json_t *value) {
+    if (json_is_number(value) || json_wide_number(value)) return PEFT_NUMBER;
+    return json_is_boolean(value) ? PEFT_BOOLEAN : json_is_string(value) ? PEFT_TEXT : json_is_array(value) ? PEFT_LIST : PEFT_OBJECT;
+}
+
+/* A field that smelt does not know may have only a value that switches it off. */
+static bool check_field(const char *field, const json_t *value, const char *path, Error *error) {
+    if (json_is_null(value)) return true;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(known[i].name, field) != 0) continue;
+        return (known[i].kinds & kind_of(value)) ||
+               error_set(error, ERROR_CHECKPOINT, "%s: %s is of another type than PEFT writes (%s)", path, field,
+                   known[i].kinds & PEFT_BOOLEAN  ? "true or false"
+                   : known[i].kinds & PEFT_NUMBER ? "a number"
+                   : known[i].kinds & PEFT_LIST   ? "a list"
+                   : known[i].kinds & PEFT_OBJECT ? "an object"
+                                                  : "a text");
+    }
+    return peft_is_empty(value) || error_set(error, ERROR_CHECKPOINT, "%s: %s is set, which smelt does not compute", path, field);
 }
 
 /* Some initial values come with another base: what PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA take out of the weights. */
@@ -90,6 +137,7 @@ static bool check_texts(const json_t *content, const char *path, Error *error) {
 static bool check_fields(const json_t *content, const char *path, Error *error) {
     const char *field;
     json_t *value;
+    json_object_foreach((json_t *)content, field, value) if (!check_field(field, value, path, error)) return false;
     const char *type = json_string_value(json_object_get(content, "peft_type")),
                *bias = json_string_value(json_object_get(content, "bias"));
     if (!type || strcmp(type, "LORA") != 0)
@@ -101,10 +149,6 @@ static bool check_fields(const json_t *content, const char *path, Error *error) 
             "%s: init_lora_weights is \"%s\", which is beside changed weights of the base: save it with PEFT's "
             "path_initial_model_for_weight_conversion",
             path, json_string_value(json_object_get(content, "init_lora_weights")));
-    json_object_foreach((json_t *)content, field, value) {
-        if (is_known(field) || peft_is_empty(value)) continue;
-        return error_set(error, ERROR_CHECKPOINT, "%s: %s is set, which smelt does not compute", path, field);
-    }
     return true;
 }
 
@@ -116,25 +160,23 @@ static bool read_number(
            error_set(error, ERROR_CHECKPOINT, "%s: %s is no number from %g to %g", path, field, least, most);
 }
 
-/* A text such as "false" would count as true in Python, and the adapters have another scale then. */
-static bool read_rslora(PeftFolder *peft, const json_t *content, const char *path, Error *error) {
-    const json_t *value = json_object_get(content, "use_rslora");
-    peft->lora.rslora = json_is_true(value);
-    return !value || json_is_null(value) || json_is_boolean(value) ||
-           error_set(error, ERROR_CHECKPOINT, "%s: use_rslora is neither true nor false", path);
+static bool is_set(const json_t *content, const char *field) {
+    const json_t *value = json_object_get(content, field);
+    return value && !json_is_null(value);
 }
 
 static bool take_config(PeftFolder *peft, const json_t *content, const char *path, Error *error) {
     enum { MOST_RANK = 4096 };
     double rank = 0;
     if (!check_texts(content, path, error) || !check_fields(content, path, error) ||
-        !read_number(content, "r", path, 1, MOST_RANK, &rank, error) || !read_rslora(peft, content, path, error) ||
-        !read_number(content, "lora_alpha", path, 1e-6, 1e6, &peft->lora.alpha, error))
+        !read_number(content, "r", path, 1, MOST_RANK, &rank, error) ||
+        !read_number(content, "lora_alpha", path, 1e-6, 1e6, &peft->lora.alpha, error) ||
+        (is_set(content, "lora_dropout") && !read_number(content, "lora_dropout", path, 0, 1, &peft->dropout, error)))
         return false;
     const char *base = json_string_value(json_object_get(content, "base_model_name_or_path"));
     peft->lora.rank = (int64_t)rank;
     if (rank != (double)peft->lora.rank) return error_set(error, ERROR_CHECKPOINT, "%s: r is no whole number", path);
-    peft->dropout = json_number_value(json_object_get(content, "lora_dropout"));
+    peft->lora.rslora = json_is_true(json_object_get(content, "use_rslora"));
     peft->base = memory_copy_string(base ? base : "");
     return true;
 }
@@ -304,6 +346,9 @@ static const json_t *find_rows(const PeftFolder *peft, const char *module) {
     return json_is_array(indices) ? indices : NULL;
 }
 
+/* Returns true for copies that PEFT saves of a resized module, beside the tensor that it reads. */
+static bool is_copy(const char *name) { return ends_with(name, ".modules_to_save.weight") || ends_with(name, ".original_module.weight"); }
+
 static bool refuse_tensor(const PeftFolder *peft, const StoredTensor *tensor, const char *why, Error *error) {
     return error_set(error, ERROR_CHECKPOINT, "%s: %s %s", peft->path, tensor->name, why);
 }
@@ -344,20 +389,29 @@ static int find_table(const Graph *graph) {
     return -1;
 }
 
+/* The module that a tensor of the base is the weight of, or has rows of, for the caller to free. */
+static char *replaced_module(const char *tensor) {
+    const char *name = tensor + strlen(PREFIX), *end = ends_with(name, ROWS) ? ROWS : ends_with(name, ROWS_BASE) ? ROWS_BASE : ".weight";
+    return memory_format("%.*s", (int)(strlen(name) - (ends_with(name, end) ? strlen(end) : 0)), name);
+}
+
 /* The parameter that a tensor of the base is, or has rows of; -1: the model has none. */
 static int find_replaced(const Graph *graph, const char *tensor) {
-    SCOPED_FREE char *name = memory_copy_string(tensor + strlen(PREFIX));
-    if (ends_with(name, ROWS)) snprintf(name + strlen(name) - strlen(ROWS), strlen(ROWS), ".weight");
-    if (graph_find_parameter(graph, name) < 0 && !strcmp(name, HEAD)) return find_table(graph);
-    return graph_find_parameter(graph, name);
+    SCOPED_FREE char *module = replaced_module(tensor), *weight = memory_format("%s.weight", module);
+    int index = graph_find_parameter(graph, ends_with(tensor, ".bias") ? tensor + strlen(PREFIX) : weight);
+    return index < 0 && !strcmp(weight, HEAD) ? find_table(graph) : index;
 }
 
 /* Checks that what the folder has of a tied model's table and of its head is one table. PEFT saves both with ensure_weight_tying, and
  * else trains them apart; it does so in GPT-2 and MPT with it too, unless modules_to_save names both. */
 static bool check_tied(const PeftFolder *peft, const StoredTensor *tensor, const Parameter *table, Error *error) {
-    SCOPED_FREE char *name = memory_format(PREFIX "%s", table->name);
-    const StoredTensor *a = safetensors_find(&peft->file, name), *b = safetensors_find(&peft->file, PREFIX HEAD);
+    SCOPED_FREE char *module = replaced_module(tensor->name);
+    const char *part = tensor->name + strlen(PREFIX) + strlen(module);
+    SCOPED_FREE char *name = memory_format(PREFIX "%.*s%s", (int)(strlen(table->name) - strlen(".weight")), table->name, part),
+                     *head = memory_format(PREFIX "lm_head%s", part);
+    const StoredTensor *a = safetensors_find(&peft->file, name), *b = safetensors_find(&peft->file, head);
     bool alike = a && b && a->type == b->type && a->rank == 2 && b->rank == 2 && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
+    if (!b && strcmp(part, ".weight") != 0) return true; /* rows of a tied table are saved once, unless it was resized */
     return (alike && !memcmp(a->data, b->data, (size_t)(a->shape[0] * a->shape[1]) * stored_type_bytes(a->type))) ||
            refuse_tensor(peft, tensor,
                "was trained apart from the head or the embedding, and both are one table in this base: train it with ensure_weight_tying "
@@ -366,40 +420,53 @@ static bool check_tied(const PeftFolder *peft, const StoredTensor *tensor, const
 }
 
 static bool replace_one(const PeftFolder *peft, const StoredTensor *tensor, const Graph *graph, void *master, Error *error) {
-    const char *name = tensor->name + strlen(PREFIX);
-    bool rows = ends_with(name, ROWS), tied = graph_find_parameter(graph, HEAD) < 0;
-    SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(name) - (rows ? strlen(ROWS) : 0)), name);
+    bool rows = ends_with(tensor->name, ROWS), tied = graph_find_parameter(graph, HEAD) < 0;
+    SCOPED_FREE char *module = replaced_module(tensor->name);
     int index = find_replaced(graph, tensor->name);
     if (index < 0) return refuse_tensor(peft, tensor, "belongs to no layer of the model", error);
-    if (tied && !rows && index == find_table(graph) && !check_tied(peft, tensor, &graph->parameters[index], error)) return false;
+    const Parameter *p = &graph->parameters[index];
+    if (tied && index == find_table(graph) && !check_tied(peft, tensor, p, error)) return false;
+    if (tied && rows && !strcmp(module, "lm_head")) return true; /* the same rows as those of the embedding */
     if (tensor->type > STORED_F16) return refuse_tensor(peft, tensor, "is not in F32, BF16 or F16", error);
     int64_t count = 1;
     for (int i = 0; i < tensor->rank; i++) count *= tensor->shape[i];
     SCOPED_FREE float *values = memory_allocate((size_t)(count + 1) * sizeof *values);
     hf_convert(sizeof *values, values, tensor->type, tensor->data, count);
-    const Parameter *p = &graph->parameters[index];
     return rows ? put_rows(peft, tensor, module, p, values, master, error) : put_whole(peft, tensor, p, values, master, error);
 }
 
-/* Checks that the folder has a tensor for each module of modules_to_save. PEFT would silently use the base's. */
+/* Whether the folder has a tensor of this end, which a field of the configuration names. */
+static bool check_end(const PeftFolder *peft, const char *end, const char *field, Error *error) {
+    for (size_t i = 0; i < peft->file.count; i++)
+        if (ends_with(peft->file.tensors[i].name, end)) return true;
+    return error_set(error, ERROR_CHECKPOINT, "%s has no %s, which %s of its adapter_config.json names", peft->path, end, field);
+}
+
+/* PEFT would silently use the base's where a module of modules_to_save has no tensor. */
 static bool check_saved(const PeftFolder *peft, Error *error) {
-    const json_t *modules = json_object_get(peft->content, "modules_to_save");
+    const json_t *modules = json_object_get(peft->content, "modules_to_save"),
+                 *rows = json_object_get(peft->content, "trainable_token_indices"), *list;
+    const char *module;
     for (size_t i = 0; i < json_array_size(modules); i++) {
         const char *name = json_string_value(json_array_get(modules, i));
         SCOPED_FREE char *end = memory_format("%s.weight", name ? name : "");
-        bool there = false;
-        for (size_t j = 0; j < peft->file.count; j++) there = there || ends_with(peft->file.tensors[j].name, end);
-        if (!there)
-            return error_set(
-                error, ERROR_CHECKPOINT, "%s has no %s, which modules_to_save of its adapter_config.json names", peft->path, end);
+        if (!check_end(peft, end, "modules_to_save", error)) return false;
     }
-    return true;
+    json_object_foreach((json_t *)rows, module, list) {
+        SCOPED_FREE char *end = memory_format("%s" ROWS, module);
+        if (!check_end(peft, end, "trainable_token_indices", error)) return false;
+    }
+    return !json_array_size(rows) || check_end(peft, ROWS, "trainable_token_indices", error);
 }
 
 bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
     if (!check_saved(peft, error)) return false;
-    for (size_t i = 0; i < peft->file.count; i++)
-        if (is_of_base(peft->file.tensors[i].name) && !replace_one(peft, &peft->file.tensors[i], graph, master, error)) return false;
+    for (int rows = 0; rows < 2; rows++) /* whole tables before rows of them */
+        for (size_t i = 0; i < peft->file.count; i++) {
+            const StoredTensor *tensor = &peft->file.tensors[i];
+            bool due = is_of_base(tensor->name) && !is_copy(tensor->name) && ends_with(tensor->name, ROWS) == rows;
+            if (due && !replace_one(peft, tensor, graph, master, error)) return false;
+        }
     return true;
 }
 
@@ -409,7 +476,8 @@ bool peft_check_trained(const PeftFolder *peft, const Graph *graph, Error *error
     for (size_t i = 0; i < peft->file.count; i++) {
         const char *name = peft->file.tensors[i].name;
         int index = is_of_base(name) ? find_replaced(graph, name) : -1;
-        if (!is_of_base(name) || (index >= 0 && !graph->parameters[index].frozen && !ends_with(name, ROWS))) continue;
+        bool whole = !ends_with(name, ROWS) && !ends_with(name, ROWS_BASE);
+        if (!is_of_base(name) || is_copy(name) || (index >= 0 && !graph->parameters[index].frozen && whole)) continue;
         return error_set(error, ERROR_USAGE,
             "%s holds parts of the base too, of which this run does not train %s: name tables that were trained whole in "
             "lora.modules_to_save, or make a base with them, smelt convert %s merged",

@@ -205,7 +205,8 @@ json_t *sentencepiece_json(const char *bytes, size_t size, json_t *config, const
     SentencePieceModel model = {0};
     Making making = {.model = &model, .config = config};
     json_t *tokenizer = NULL;
-    if (choose_class(&making, model_type, error) && sentencepiece_parse(&model, (Span){bytes, size}, error) && check_model(&making, error)) {
+    if (choose_class(&making, model_type, error) && sentencepiece_parse(&model, (Span){bytes, size}, error) &&
+        check_model(&making, error)) {
         const json_t *legacy = json_object_get(config, "legacy");
         making.legacy = json_is_true(legacy) || (!legacy && !making.llama);
         making.prefix = making.llama ? !json_is_false(json_object_get(config, "add_prefix_space")) : model.whitespace.prefix;

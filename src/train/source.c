@@ -91,7 +91,12 @@ static char *run_tokenizer(const char *name, const Config *config) {
 char *source_tokenizer(const char *folder, const Config *config) {
     HfModel model;
     Error ignored = {0};
-    if (adapter_is_folder(folder)) folder = config->init;
+    if (adapter_is_folder(folder)) {
+        SCOPED_FREE char *adapter = adapter_folder(folder);
+        char *own = tokenizer_find(adapter);
+        if (own) return own;
+        folder = config->init;
+    }
     if (source_is_run(folder)) return run_tokenizer(folder, config);
     if (!hf_is_model(folder) || !hf_read(folder, &model, &ignored)) return NULL;
     hf_release(&model);

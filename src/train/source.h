@@ -19,7 +19,7 @@ bool source_is_model_folder(const char *folder);
  * its model is none of ours. */
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error);
 /* What makes text into this model's tokens: a path for tokenizer_open, "" for the byte tokenizer, or NULL when it is not
- * known. The caller frees. */
+ * known. The tokenizer in a folder of adapters goes before that of their base. The caller frees. */
 char *source_tokenizer(const char *folder, const Config *config);
 /* Whether a model with `rows` rows of the embedding can belong to `tokenizer` (NULL: bytes), which messages call `name`:
  * each token has a row, and at most as many rows again are padding. ERROR_USAGE, which ends in `cure`. */

@@ -8,9 +8,9 @@ these libraries from a small vocabulary. Then smelt's ids of texts (special toke
 that ends a document must be those of transformers, or smelt refuses the folder and says why; a folder that must be read is marked so. Stop tokens, sampling
 settings and templates of a model must be the same after a step of training and `smelt convert`. Prints a line for each folder and fails where one is wrong."""
 import argparse
+import dataclasses
 import json
 import os
-import re
 import shutil
 import struct
 import subprocess
@@ -19,13 +19,16 @@ import tempfile
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import peft
 import torch
 import transformers
 from transformers import AutoTokenizer
 
 from side_folders import CHAT, FOLDERS, LIBRARIES, OPTIONAL, TEMPLATE, TEXTS, fast, write
+from side_models import DATA, FIELDS, MODELS, REFUSED, counting
 
 transformers.logging.set_verbosity_error()
+LENGTH = 40
 
 
 # -- Comparing ------------------------------------------------------------------------------------------------------------------------------
@@ -105,23 +108,117 @@ def compare(smelt, path, place, required, load=None):
     return None
 
 
-def model_folder(path, generation, tokenizer, adapter=False):
-    config = transformers.LlamaConfig(vocab_size=320 + 8, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64, pad_token_id=None)
-    model = transformers.LlamaForCausalLM(config)
-    model.generation_config = transformers.GenerationConfig(**generation)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-
-
 GENERATIONS = {"one_end": {"eos_token_id": 2}, "three_ends": {"eos_token_id": [0, 1, 2], "pad_token_id": 0, "bos_token_id": 1},
                "sampling": {"eos_token_id": [2, 0], "do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "pad_token_id": 0, "max_length": 99}}
+
+
+def generated(smelt, model, prompt):
+    """The ids that smelt writes after a prompt of one; a text that says why it wrote none."""
+    code, out, errors = run(smelt, "generate", model, str(prompt), "text=false", "temperature=0", f"tokens={LENGTH}", "device=cpu", "precision=fp32")
+    return "refused: " + first_line(errors) if code else [int(word) for word in out.split()][1:]
+
+
+def stopped(ids, ends):
+    """The ids before the first that ends a text: smelt does not write it."""
+    return next((ids[:i] for i, one in enumerate(ids) if one in ends), ids)
+
+
+def reference_model(folder, base):
+    if os.path.exists(f"{folder}/adapter_config.json"):
+        rows = len(AutoTokenizer.from_pretrained(folder)) if os.path.exists(f"{folder}/tokenizer.json") else 0
+        model = transformers.AutoModelForCausalLM.from_pretrained(base)
+        if rows > model.config.vocab_size:
+            model.resize_token_embeddings(rows)
+        return peft.PeftModel.from_pretrained(model, folder)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def compare_model(smelt, make, place, required):
+    """A folder that was saved, and what `smelt convert` makes of it."""
+    folder, base, out = (f"{place}/{name}" for name in ("folder", "base", "out"))
+    make(folder, base)
+    is_adapter = os.path.exists(f"{folder}/adapter_config.json")
+    source = f"{folder}@{base}" if is_adapter else folder
+    model = reference_model(folder, base).float()
+    ends = model.generation_config.eos_token_id
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    for prompt in (0, 3, 290, 316):
+        theirs = model.generate(torch.tensor([[prompt]]), max_new_tokens=LENGTH, do_sample=False, repetition_penalty=1.0, suppress_tokens=None, bad_words_ids=None, no_repeat_ngram_size=0, stop_strings=None,
+                                forced_eos_token_id=None, cache_implementation=None, pad_token_id=0)[0].tolist()[1:]
+        own = generated(smelt, source, prompt)
+        if isinstance(own, str):
+            return ("must be read, but is " if required else "") + own
+        if own != stopped(theirs, ends):
+            return f"after {prompt} it writes {own} and not {stopped(theirs, ends)}"
+    code, _, errors = run(smelt, "convert", source, out, "dtype=fp32" if is_adapter else "dtype=same")
+    if code:
+        return ("must be written, but is " if required else "") + "refused: " + first_line(errors)
+    again = reference_model(out, base).float()
+    ids = torch.arange(0, 300, 7)[None]
+    with torch.no_grad():
+        apart = (model(ids).logits - again(ids).logits).abs().max().item()
+    if apart > 1e-4:
+        return f"logits of what convert wrote are {apart} apart"
+    before, after = (settings_of(f) for f in ((base if is_adapter else folder), out))
+    if {"pad_token_id": after.get("pad_token_id"), **before} != {"pad_token_id": None, **after}:  # smelt gives those without padding an end for it
+        return f"generation_config.json is {after} and not {before}"
+    tokens = folder if os.path.exists(f"{folder}/tokenizer.json") else base
+    one, two = AutoTokenizer.from_pretrained(tokens), AutoTokenizer.from_pretrained(out)
+    for name in ("chat_template", "special_tokens_map", "added_tokens_decoder", "model_max_length"):
+        if getattr(one, name) != getattr(two, name):
+            return f"{name} of the tokenizer is {getattr(two, name)} and not {getattr(one, name)}"
+    if one.backend_tokenizer.to_str() != two.backend_tokenizer.to_str():
+        return "the tokenizer is another one"
+    return compare(smelt, tokens, place, required)
+
+
+def compare_fields(smelt, place):
+    """Every field of an adapter_config.json with another value: smelt names the field, or merges what PEFT does."""
+    folder, base, out = (f"{place}/{name}" for name in ("folder", "base", "out"))
+    missing = {field.name for field in dataclasses.fields(peft.LoraConfig)} - set(FIELDS)
+    if missing:
+        return f"PEFT has fields that are not in the table: {missing}"
+    MODELS["peft_plain"](folder, base)
+    usual, ids = {**json.load(open(f"{folder}/adapter_config.json")), "layers_to_transform": [0, 1]}, torch.arange(0, 300, 7)[None]
+    for name, value in FIELDS.items():
+        write(folder, "adapter_config.json", {**usual, name: value})
+        code, _, errors = run(smelt, "convert", f"{folder}@{base}", out, "dtype=fp32", "overwrite=true")
+        if code and name not in errors:
+            return f"{name} is refused without its name: {errors}"
+        if code:
+            continue
+        with torch.no_grad():
+            apart = (reference_model(folder, base).float()(ids).logits - reference_model(out, base).float()(ids).logits).abs().max().item()
+        if apart > 1e-4:
+            return f"with {name} logits are {apart} apart"
+    return None
+
+
+def settings_of(folder):
+    found = json.load(open(f"{folder}/generation_config.json")) if os.path.exists(f"{folder}/generation_config.json") else {}
+    return {k: v for k, v in found.items() if k not in ("transformers_version", "_from_model_config")}
+
+
+def compare_data(smelt, make, texts, place):
+    """A data set as `datasets` writes it; `texts`: its documents, or None where it must be refused."""
+    os.makedirs(f"{place}/folder")
+    make(f"{place}/folder")
+    [name] = os.listdir(f"{place}/folder")
+    code, out, errors = run(smelt, "data", "pack", f"{place}/folder/{name}", f"{place}/rows", "overwrite=true")
+    if texts is None:
+        return "refused: " + first_line(errors) if code else "must be refused, but is packed: " + out
+    if code:
+        return "must be read, but is refused: " + first_line(errors)
+    own = [bytes(ids[:-1]).decode() for ids, _ in shard(f"{place}/rows")]
+    return None if own == texts else f"documents are {own} and not {texts}"
 
 
 def compare_generation(smelt, place, name, lora):
     base, out, ran = f"{place}/base", f"{place}/out", f"{place}/run"
     tokenizer = fast(pad_token="<|endoftext|>")
     tokenizer.chat_template = {"default": TEMPLATE, "tool_use": TEMPLATE.replace("<|im_start|>", "<|im_start|>T-")}
-    model_folder(base, GENERATIONS[name], tokenizer)
+    counting(GENERATIONS[name]).save_pretrained(base)
+    tokenizer.save_pretrained(base)
     write(place, "text.txt", "hello world " * 40)
     code, _, errors = run(smelt, "train", f"init={base}", f"data.train={place}/text.txt", "data.valid_fraction=0", f"run={ran}", "steps=1", "data.length=16", "batch.tokens=16", "batch.sequences=1", "device=cpu", *(["lora.rank=2"] if lora else []))
     if code:
@@ -164,6 +261,11 @@ def main():
     for name in GENERATIONS:
         for lora in (False, True):
             checks[f"trained_{name}{'_lora' if lora else ''}"] = lambda place, name=name, lora=lora: compare_generation(options.smelt, place, name, lora)
+    for name, make in MODELS.items():
+        checks[name] = lambda place, name=name, make=make: compare_model(options.smelt, make, place, name not in REFUSED)
+    for name, (make, texts) in DATA.items():
+        checks[name] = lambda place, make=make, texts=texts: compare_data(options.smelt, make, texts, place)
+    checks["peft_fields"] = lambda place: compare_fields(options.smelt, place)
     checks["records"] = lambda place: compare_records(options.smelt, place)
     equal = refused = 0
     wrong = []
@@ -173,8 +275,11 @@ def main():
         place = os.path.join(root, name)
         shutil.rmtree(place, ignore_errors=True)
         os.makedirs(place)
-        result = check(place)
-        fine = not result or (name in OPTIONAL and result.startswith("refused"))
+        try:
+            result = check(place)
+        except Exception as error:  # of a library, which must not end the comparison
+            result = f"cannot be compared: {type(error).__name__}: {error}"
+        fine = not result or (result.startswith("refused") and (name in OPTIONAL or name in REFUSED or name in DATA))
         print(f"{name:30} {result or 'equal'}" if fine else f"{name:30} WRONG: {result}", flush=True)
         equal, refused = equal + (not result), refused + bool(fine and result)
         if not fine:

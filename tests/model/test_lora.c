@@ -548,7 +548,7 @@ static void adapters_of_peft_go_on_and_are_read_everywhere(void **state) {
     json_object_set_new(fields, "base_model_name_or_path", json_string(base));
     json_object_set_new(fields, "use_rslora", json_string("false"));
     assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
-    says(ERROR_CHECKPOINT, "use_rslora is neither true nor false", ADAPT, "run=truth " ON);
+    says(ERROR_CHECKPOINT, "use_rslora is of another type than PEFT writes (true or false)", ADAPT, "run=truth " ON);
     json_object_set_new(fields, "use_rslora", json_false());
     json_object_set_new(fields, "r", json_real(4.5));
     assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
@@ -653,25 +653,34 @@ static void half_of_an_adapter_is_refused_by_the_name_of_what_is_missing(void **
 #define HEAD "base_model.model.lm_head.weight"
 #define ROWS "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 
-/* Adds a tensor to the folder `adapter`, that of the embedding as the head too, and sets a field of its configuration to JSON. */
-static void extend_adapter(const char *name, int64_t rows, int64_t width, const float *values, const char *field, const char *value) {
+/* Adds a tensor to the folder `adapter`, before the others, and that of the embedding as the head too. */
+static void add_tensor(const char *name, int64_t rows, int64_t width, const float *values) {
     Safetensors file;
     Error error = {0};
-    good("convert adapted %s adapter=true overwrite=true", "adapter");
     assert_true(safetensors_open(&file, "adapter/adapter_model.safetensors", &error));
     SCOPED_FREE StoredTensor *all = memory_allocate((file.count + 2) * sizeof *all);
-    size_t count = file.count;
-    memcpy(all, file.tensors, count * sizeof *all);
+    size_t count = 0;
     all[count++] = (StoredTensor){.name = name, .type = STORED_F32, .rank = 2, .shape = {rows, width}, .data = values};
     if (ends_with(name, EMBEDDING))
         all[count++] = (StoredTensor){.name = HEAD, .type = STORED_F32, .rank = 2, .shape = {rows, width}, .data = values};
-    assert_true(safetensors_write("more.safetensors", all, count, NULL, &error));
+    memcpy(all + count, file.tensors, file.count * sizeof *all);
+    assert_true(safetensors_write("more.safetensors", all, count + file.count, NULL, &error));
     safetensors_close(&file);
     assert_int_equal(rename("more.safetensors", "adapter/adapter_model.safetensors"), 0);
+}
+
+static void set_field(const char *field, const char *value) {
     json_auto_t *fields = json_load_file("adapter/adapter_config.json", 0, NULL);
-    json_object_set_new(fields, "ensure_weight_tying", json_true());
-    json_object_set_new(fields, field, json_loads(value, 0, NULL));
+    assert_int_equal(json_object_set_new(fields, field, json_loads(value, JSON_DECODE_ANY, NULL)), 0);
     assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
+}
+
+/* Writes the folder `adapter` with one more tensor, and a field of its configuration set to JSON. */
+static void extend_adapter(const char *name, int64_t rows, int64_t width, const float *values, const char *field, const char *value) {
+    good("convert adapted %s adapter=true overwrite=true", "adapter");
+    add_tensor(name, rows, width, values);
+    set_field("ensure_weight_tying", "true");
+    set_field(field, value);
 }
 
 /* Returns true if row `row` of the merged embedding is 0.5; otherwise it must equal the base's. */
@@ -768,6 +777,86 @@ static void what_names_no_table_is_refused(void **state) {
         "run=idle lora.rank=0 lora.modules_to_save=lm_head");
 }
 
+#define RESIZED "base_model.model.model.embed_tokens."
+
+/* PEFT saves a resized module several times: as it is used, and as copies. */
+static void a_resized_table_is_read_where_peft_reads_it(void **state) {
+    (void)state;
+    Safetensors base, merged;
+    Error error = {0};
+    good(ADAPT, "run=adapted lora.targets=q_proj,v_proj");
+    good("convert base %s dtype=fp32", "plain");
+    assert_true(safetensors_open(&base, "plain/model.safetensors", &error));
+    const int64_t *shape = safetensors_find(&base, EMBEDDING)->shape, rows = shape[0], width = shape[1];
+    safetensors_close(&base);
+    SCOPED_FREE float *values = memory_allocate((size_t)(rows * width) * sizeof *values),
+                      *other = memory_allocate((size_t)(rows * width) * sizeof *other);
+    for (int64_t i = 0; i < rows * width; i++) values[i] = 0.5F;
+    extend_adapter(RESIZED "weight", rows, width, values, "modules_to_save", "[\"embed_tokens\"]");
+    add_tensor(RESIZED "original_module.weight", rows, width, other);
+    add_tensor(RESIZED "modules_to_save.weight", rows, width, other);
+    good("convert adapter %s dtype=fp32 overwrite=true", "merged");
+    assert_true(safetensors_open(&merged, "merged/model.safetensors", &error));
+    check_row(&merged, 3, true);
+    safetensors_close(&merged);
+    extend_adapter(RESIZED "token_adapter.base_layer.weight", rows, width, other, "trainable_token_indices", "[5, 7]");
+    add_tensor(ROWS, 2, width, values);
+    good("convert adapter %s dtype=fp32 overwrite=true", "merged");
+    assert_true(safetensors_open(&merged, "merged/model.safetensors", &error));
+    check_row(&merged, 5, true);
+    check_row(&merged, 7, true);
+    assert_true(*(const float *)safetensors_find(&merged, EMBEDDING)->data == 0);
+    safetensors_close(&merged);
+    add_tensor(HEAD, rows, width, values);
+    says(ERROR_CHECKPOINT, "lm_head.weight was trained apart from the head or the embedding", "eval %s text", "adapter");
+}
+
+/* A tokenizer beside adapters is theirs, as AutoTokenizer.from_pretrained(ADAPTER) has it. */
+static void a_tokenizer_beside_adapters_goes_before_that_of_the_base(void **state) {
+    (void)state;
+    good(ADAPT, "run=adapted");
+    good("convert adapted %s adapter=true", "adapter");
+    write_text("adapter/tokenizer.json", "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}");
+    says(ERROR_USAGE, "of adapter: its base has another number of rows", "convert adapter %s", "merged");
+    says(ERROR_USAGE, "the 2 tokens of", "eval %s text", "adapter");
+    good("convert adapter %s tokenizer=none", "merged");
+}
+
+/* Every field of PEFT 0.21's LoraConfig with a value that is not its default; tests/golden/check_side_files.py compares the list, and the
+ * fields that are read, with PEFT. */
+static void every_field_of_an_adapter_is_read_or_refused_by_name(void **state) {
+    (void)state;
+    static const char *const without_effect[][2] = {{"auto_mapping", "{\"a\": \"b\"}"}, {"revision", "\"main\""},
+        {"inference_mode", "false"}, {"task_type", "\"SEQ_CLS\""}, {"peft_version", "\"1\""}, {"fan_in_fan_out", "true"},
+        {"lora_dropout", "0.5"}, {"init_lora_weights", "\"gaussian\""}, {"init_lora_weights", "false"}, {"layers_pattern", "\"layers\""},
+        {"loftq_config", "{\"bits\": 4}"}, {"eva_config", "{\"rho\": 2}"}, {"corda_config", "{}"}, {"lora_ga_config", "{\"a\": 1}"},
+        {"velora_config", "{\"a\": 1}"}, {"megatron_core", "\"x\""}, {"qalora_group_size", "8"}, {"ensure_weight_tying", "true"},
+        {"use_dora", "false"}, {"rank_pattern", "{}"}, {"a_field_of_tomorrow", "null"}};
+    static const char *const refused[][2] = {{"use_dora", "true"}, {"rank_pattern", "{\"q_proj\": 4}"},
+        {"alpha_pattern", "{\"q_proj\": 4}"}, {"bias", "\"all\""}, {"bias", "true"}, {"lora_bias", "true"}, {"use_qalora", "true"},
+        {"layer_replication", "[[0, 1]]"}, {"alora_invocation_tokens", "[1]"}, {"monteclora_config", "{\"a\": 1}"},
+        {"megatron_config", "{\"a\": 1}"}, {"runtime_config", "{\"a\": 1}"}, {"use_bdlora", "{\"a\": 1}"}, {"arrow_config", "{\"a\": 1}"},
+        {"kasa_config", "{\"a\": 1}"}, {"a_field_of_tomorrow", "1"}, {"init_lora_weights", "\"pissa\""},
+        {"init_lora_weights", "\"pissa_niter_4\""}, {"init_lora_weights", "\"olora\""}, {"init_lora_weights", "\"loftq\""},
+        {"init_lora_weights", "\"corda\""}, {"init_lora_weights", "\"lora_ga\""}, {"init_lora_weights", "7"}, {"peft_type", "\"LOHA\""},
+        {"peft_type", "null"}, {"peft_type", "[]"}, {"r", "0"}, {"r", "1.5"}, {"r", "\"4\""}, {"r", "null"}, {"lora_alpha", "-1"},
+        {"lora_alpha", "true"}, {"lora_dropout", "\"no\""}, {"lora_dropout", "2"}, {"use_rslora", "\"false\""}, {"use_rslora", "0"},
+        {"modules_to_save", "\"lm_head\""}, {"modules_to_save", "[\"lm_head\"]"}, {"target_modules", "7"},
+        {"target_modules", "[\"k_proj\"]"}, {"target_parameters", "\"a\""}, {"exclude_modules", "{}"}, {"exclude_modules", "[\"q_proj\"]"},
+        {"layers_to_transform", "true"}, {"layers_to_transform", "[0]"}, {"trainable_token_indices", "\"5\""},
+        {"trainable_token_indices", "[5]"}, {"trainable_token_indices", "{\"embed_tokens\": [5]}"}, {"base_model_name_or_path", "7"},
+        {"fan_in_fan_out", "1"}, {"auto_mapping", "[]"}};
+    good(ADAPT, "run=adapted lora.targets=q_proj,v_proj");
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        good("convert adapted %s adapter=true overwrite=true", "adapter");
+        set_field(refused[i][0], refused[i][1]);
+        says(ERROR_CHECKPOINT, refused[i][0], "eval %s text", "adapter");
+    }
+    good("convert adapted %s adapter=true overwrite=true", "adapter");
+    for (size_t i = 0; i < sizeof without_effect / sizeof *without_effect; i++) set_field(without_effect[i][0], without_effect[i][1]);
+    good("eval %s text", "adapter");
+}
+
 /* The base in 8 or 4 bits: rounding moves its loss by a little, training goes on with the same bits, on any number of ranks,
  * and what is merged is the base as it was. */
 static void a_quantized_base_trains_the_same_adapters_but_for_rounding(void **state) {
@@ -859,6 +948,9 @@ int main(void) {
         LORA_TEST(parts_of_the_base_in_a_folder_of_peft_take_their_place),
         LORA_TEST(tables_are_trained_beside_adapters),
         LORA_TEST(what_names_no_table_is_refused),
+        LORA_TEST(a_resized_table_is_read_where_peft_reads_it),
+        LORA_TEST(a_tokenizer_beside_adapters_goes_before_that_of_the_base),
+        LORA_TEST(every_field_of_an_adapter_is_read_or_refused_by_name),
         LORA_TEST(a_quantized_base_trains_the_same_adapters_but_for_rounding),
         LORA_TEST(a_quantized_base_of_experts_trains),
         LORA_TEST(what_cannot_be_adapted_is_refused),
