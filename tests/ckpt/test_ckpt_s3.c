@@ -12,7 +12,8 @@
 #include "support/s3_server.h"
 #include "support/train_run.h"
 
-static const char WHERE[] = "s3://smelt-tests/some prefix/run+1";
+#define NAME "some prefix"
+static const char WHERE[] = "s3://smelt-tests/" NAME "/run+1";
 
 /* -- A tensor whose bytes tell where they are ---------------------------------------------------------------------- */
 
@@ -198,22 +199,20 @@ static void objects_that_the_server_does_not_give_now_are_kept(void **state) {
     hurries = true;
     setenv("AWS_MAX_ATTEMPTS", "1", 1);
     for (size_t i = 0; i < 10; i++) {
-        char faults[256];
+        SCOPED_FREE char *key = memory_format("*/%s", objects[i / 5]), *older = memory_format("*/step-0000000[123]/%s", objects[i / 5]);
         Error error = {0};
         bool failed;
         for (int64_t step = 1; step <= 2; step++) save_good(step, &tensor.interval, 1, 9);
-        snprintf(faults, sizeof faults, "GET,HEAD */%s %s\n", objects[i / 5], answers[i % 5]);
-        server_refuse(faults);
+        server_refuse(NAME, key, answers[i % 5]);
         save_good(3, &tensor.interval, 1, 1);
         assert_true(warned(fixture, "the checkpoint of step 3 was written and cannot be read back now"));
-        server_refuse("");
+        server_accept(NAME);
         assert_int_equal(object_count("checkpoints"), 3);
         for (int64_t step = 1; step <= 3; step++) assert_loads(step, &tensor, 0, SMALL);
-        snprintf(faults, sizeof faults, "GET,HEAD */step-0000000[123]/%s %s\n", objects[i / 5], answers[i % 5]);
-        server_refuse(faults);
+        server_refuse(NAME, older, answers[i % 5]);
         save_good(4, &tensor.interval, 1, 2);
         assert_true(warned(fixture, "cannot be read now, and stays"));
-        server_refuse("");
+        server_accept(NAME);
         assert_int_equal(object_count("checkpoints"), 4);
         assert_int_equal(checkpoint_latest(WHERE, &failed, &error), 4);
         save_good(5, &tensor.interval, 1, 1);
@@ -231,10 +230,10 @@ static void a_bucket_that_may_not_be_read_is_refused_before_the_first_step(void 
     (void)state;
     Error error = {0};
     setenv("AWS_MAX_ATTEMPTS", "1", 1);
-    server_refuse("GET,HEAD *probe* 403\n");
+    server_refuse(NAME, "*probe*", "403");
     assert_false(checkpoint_probe(WHERE, 0, &error));
     assert_message(&error, "what was just written there cannot be read");
-    server_refuse("");
+    server_accept(NAME);
     assert_true(checkpoint_probe(WHERE, 0, &error));
     unsetenv("AWS_MAX_ATTEMPTS");
 }

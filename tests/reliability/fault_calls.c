@@ -12,7 +12,7 @@
  * error=NUMBER                   the errno that the calls fail with
  * for=TIMES | for=SECONDSs       how many calls fail, or for how long after the first
  * scope=kind | all               fail calls of that kind on any path in FOLDER, or of all kinds
- * only=NAME=VALUE                of processes with this environment variable alone
+ * only=NAME=VALUE                record and fail the calls of processes with this environment variable alone
  * pace=MILLISECONDS:PATH         each write to PATH takes that long: a run of few steps that lasts for seconds */
 #include <errno.h>
 #include <fcntl.h>
@@ -150,9 +150,9 @@ static bool has_variable(pid_t thread, const char *wanted) {
     return found;
 }
 
-static bool fails(Supervisor *supervisor, const SystemCall *call, const char *kind, const char *path) {
+static bool fails(Supervisor *supervisor, const char *kind, const char *path) {
     const Fault *fault = &supervisor->fault;
-    if (!fault->kind || (fault->only && !has_variable(call->thread, fault->only))) return false;
+    if (!fault->kind) return false;
     bool same = !strcmp(kind, fault->kind);
     if (supervisor->first == 0) {
         if (!same || strcmp(path, fault->path) || ++supervisor->seen < fault->call) return false;
@@ -201,9 +201,10 @@ static void supervise_call(Supervisor *supervisor, const SystemCall *call, uint6
     SCOPED_FREE char *path = name_call(supervisor, call);
     if (!path) return answer(supervisor, id, 0);
     const char *kind = kind_of(call);
-    int error = fails(supervisor, call, kind, path) ? fault->error : 0;
+    bool meant = !fault->only || has_variable(call->thread, fault->only);
+    int error = meant && fails(supervisor, kind, path) ? fault->error : 0;
     supervisor->failed += error != 0;
-    fprintf(supervisor->log, "%.3f %s %s %d\n", log_seconds() - supervisor->start, kind, path, error);
+    if (meant) fprintf(supervisor->log, "%.3f %s %s %d\n", log_seconds() - supervisor->start, kind, path, error);
     if (error && call->row->kind == CALL_CLOSE) close_anyway(supervisor, id, (int)call->arguments[0]);
     if (!error && fault->pace && call->row->kind == CALL_WRITE && !strcmp(path, fault->pace_path))
         array_append(supervisor->delayed, supervisor->delayed_count, ((Delayed){id, log_seconds() + fault->pace * 1e-3}));

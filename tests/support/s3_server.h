@@ -19,6 +19,8 @@
 #include <cmocka.h>
 
 #include "base/file.h"
+#include "base/memory.h"
+#include "base/scope.h"
 #include "files.h"
 #include "store/s3.h"
 
@@ -74,12 +76,18 @@ static inline int server_setup(void **state) {
     return 0;
 }
 
-/* Answers some requests with a status (s3_server.py), "METHODS PATH STATUS\n..."; "": none. */
-static inline void server_refuse(const char *refusals) {
-    char path[PATH_MAX];
+/* Answers requests that read an object with a status (s3_server.py); `key` is a pattern of its key behind NAME/. */
+static inline void server_refuse(const char *name, const char *key, const char *status) {
     Error error = {0};
-    snprintf(path, sizeof path, "%s/refusals", server.folder);
-    assert_true(*refusals ? file_write(path, refusals, (int64_t)strlen(refusals), &error) : file_remove(path, &error));
+    SCOPED_FREE char *path = memory_format("%s/faults/%s", server.folder, name);
+    SCOPED_FREE char *rule = memory_format("{\"kind\": \"GET,HEAD\", \"key\": \"%s\", \"answer\": \"%s\"}", key, status);
+    assert_true(file_write(path, rule, (int64_t)strlen(rule), &error));
+}
+
+static inline void server_accept(const char *name) {
+    Error error = {0};
+    SCOPED_FREE char *path = memory_format("%s/faults/%s", server.folder, name);
+    assert_true(file_remove(path, &error));
 }
 
 static inline int server_teardown(void **state) {

@@ -3,26 +3,27 @@
 
     tests/support/s3_server.py FOLDER BUCKET [PORT]     makes the bucket, prints "ready PORT" and serves until it is killed
 
-It also fails requests as a bad day does. PUT /.faults/NAME with a JSON object makes those whose key or listing has NAME in it fail:
+It also fails requests as a bad day does. While the file FOLDER/faults/NAME holds a JSON object, requests fail whose key in the bucket, or the prefix of whose
+listing, begins with NAME/:
 
-    {"kind": "GET", "key": "checkpoints/step-00000008/manifest.json", "number": 2, "answer": "503", "times": 3, "seconds": 5, "scope": "kind"}
+    {"kind": "GET,HEAD", "key": "checkpoints/*/manifest.json", "answer": "503", "number": 2, "times": 3, "seconds": 5, "scope": "kind"}
 
-`kind` is GET, HEAD, LIST, PUT, COPY, UPLOAD (of parts) or DELETE, `key` what follows NAME, "number" which of its requests is the first to fail. Then "times" requests
-of that kind, or of all kinds (scope "all"), fail, and none after "seconds". "answer" is a status, "reset", "cut" (half of the body) or "slow" (3 s). GET /.faults/NAME
-lists the requests since then: kind, key and whether it failed.
+"kind" is GET, HEAD, LIST, PUT, COPY, UPLOAD (of parts) or DELETE, or several of them; "key" is a pattern of what follows NAME/. "number" says which of these
+requests fails first (1). Then requests of the kind and key, or of the kind (scope "kind"), or all (scope "all") fail: "times" of them (all), and none after
+"seconds" (no limit). "answer" is a status, "reset", "cut" (half of the body) or "slow" (1 s). An object without "kind" fails none. FOLDER/requests/NAME receives
+a line of JSON for each request meanwhile: kind, key and whether it failed.
 
 Access key test:tester, secret testing, region us-east-1. Needs Debian's swift-proxy, swift-account, swift-container and swift-object, and a FOLDER
 on a file system with extended attributes. What FOLDER holds outlives the server: a second start on it serves the same objects.
-
-While FOLDER/refusals exists, each of its lines "METHODS PATH STATUS" answers requests by one of these methods ("GET,HEAD"), to a path that matches
-PATH, in which * is anything, with that status.
 """
 import fnmatch
 import json
 import logging
+import math
 import os
 import re
 import socket
+import stat
 import struct
 import sys
 import time
@@ -105,35 +106,41 @@ def with_cache(app):
 
 
 class Faults:
-    """Lets requests fail by the rules of PUT /.faults/NAME."""
+    """Lets requests fail by the rules in FOLDER/faults. A rule counts from when its file was written."""
 
     CODES = {"403": "AccessDenied", "404": "NoSuchKey", "500": "InternalError", "503": "SlowDown"}
 
-    def __init__(self, app):
-        self.app, self.rules, self.log = app, {}, {}
+    def __init__(self, app, folder):
+        self.app, self.folder, self.rules = app, folder, {}
+        for part in ("faults", "requests"):
+            os.makedirs(os.path.join(folder, part), exist_ok=True)
 
     def __call__(self, environ, start_response):
-        path = environ["PATH_INFO"]
-        if path.startswith("/.faults/"):
-            return self.control(path[len("/.faults/"):], environ, start_response)
         query = urllib.parse.parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
-        whole = path + "/" + query.get("prefix", [""])[0]
-        name = next((name for name in self.rules if "/" + name + "/" in whole), None)
-        if name is None:
+        whole = environ["PATH_INFO"].rstrip("/") + "/" + query.get("prefix", [""])[0]
+        name, _, key = whole[1:].partition("/")[2].rstrip("/").partition("/")
+        rule = self.rule(name)
+        if rule is None:
             return self.app(environ, start_response)
-        kind, key = self.kind(environ, query), whole.split("/" + name + "/", 1)[1].rstrip("/")
-        key = re.sub(r"-[0-9a-f]{9,16}(?=[-./]|$)", "-*", key)  # of an attempt
-        fails = self.fails(self.rules[name], kind, key)
-        self.log[name].append([kind, key, fails])
-        return self.fail(self.rules[name]["answer"], environ, start_response) if fails else self.app(environ, start_response)
+        kind, key = self.kind(environ, query), re.sub(r"-[0-9a-f]{9,16}(?=[-./]|$)", "-*", key)  # the number of an attempt
+        fails = self.fails(rule, kind, key)
+        with open(os.path.join(self.folder, "requests", name), "a") as file:
+            file.write(json.dumps([kind, key, fails]) + "\n")
+        return self.fail(rule["answer"], environ, start_response) if fails else self.app(environ, start_response)
 
-    def control(self, name, environ, start_response):
-        answer = json.dumps(self.log.get(name, [])).encode()
-        if environ["REQUEST_METHOD"] == "PUT":
-            self.rules[name] = dict(json.loads(environ["wsgi.input"].read() or b"{}"), seen=0, failed=0, first=None)
-            self.log[name] = []
-        start_response("200 OK", [("Content-Length", str(len(answer)))])
-        return [answer]
+    def rule(self, name):
+        path = os.path.join(self.folder, "faults", name)
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        stamp = (status.st_mtime_ns, status.st_ino)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if self.rules.get(name, {}).get("stamp") != stamp:
+            with open(path) as file:
+                self.rules[name] = dict(json.load(file), stamp=stamp, seen=0, failed=0, first=None)
+        return self.rules[name]
 
     @staticmethod
     def kind(environ, query):
@@ -146,21 +153,21 @@ class Faults:
 
     @staticmethod
     def fails(rule, kind, key):
-        same = kind == rule.get("kind")
+        same = kind in rule.get("kind", "").split(",")
+        meant = same and fnmatch.fnmatchcase(key, rule["key"])
         if rule["first"] is None:
-            if not same or key != rule["key"]:
-                return False
-            rule["seen"] += 1
-            if rule["seen"] < rule["number"]:
+            rule["seen"] += meant
+            if rule["seen"] < rule.get("number", 1):
                 return False
             rule["first"] = time.monotonic()
-        fails = (same or rule["scope"] == "all") and rule["failed"] < rule["times"] and time.monotonic() - rule["first"] <= rule["seconds"]
+        wanted = {"key": meant, "kind": same, "all": True}[rule.get("scope", "key")]
+        fails = wanted and rule["failed"] < rule.get("times", math.inf) and time.monotonic() - rule["first"] <= rule.get("seconds", math.inf)
         rule["failed"] += fails
         return fails
 
     def fail(self, answer, environ, start_response):
         if answer == "slow":
-            eventlet.sleep(3)
+            eventlet.sleep(1)
             return self.app(environ, start_response)
         if answer == "reset":
             connection = environ["eventlet.input"].get_socket()
@@ -170,7 +177,7 @@ class Faults:
         if answer == "cut":
             return self.cut(environ, start_response)
         environ["wsgi.input"].read()
-        body = ("<?xml version='1.0'?><Error><Code>%s</Code><Message>a fault</Message></Error>" % self.CODES[answer]).encode()
+        body = ("<?xml version='1.0'?><Error><Code>%s</Code><Message>a fault</Message></Error>" % self.CODES.get(answer, "Fault")).encode()
         start_response(answer + " a fault", [("Content-Type", "application/xml"), ("Content-Length", str(len(body))), ("Connection", "close")])
         return [body if environ["REQUEST_METHOD"] != "HEAD" else b""]
 
@@ -178,17 +185,6 @@ class Faults:
         body = b"".join(self.app(environ, start_response))
         yield body[:len(body) // 2]
         raise ConnectionResetError
-
-
-def with_refusals(app, path):
-    def call(environ, start_response):
-        lines = open(path).read().splitlines() if os.path.exists(path) else []
-        for methods, name, status in map(str.split, lines):
-            if environ["REQUEST_METHOD"] in methods.split(",") and fnmatch.fnmatch(environ["PATH_INFO"], name):
-                start_response(status + " Fault", [("Content-Length", "0")])
-                return []
-        return app(environ, start_response)
-    return call
 
 
 def listen(port=0):
@@ -235,9 +231,9 @@ def main():
         eventlet.spawn(eventlet.wsgi.server, listener, app, silent, debug=False)
     listener = listen(port)
     app = loadapp(write(os.path.join(folder, "proxy.conf"), PROXY.format(folder=folder)), global_conf={"log_level": "CRITICAL"})
-    app = with_refusals(with_cache(app), os.path.join(folder, "refusals"))
+    app = with_cache(app)
     make_bucket(app, bucket)
-    app = Faults(app)
+    app = Faults(app, folder)
     print("ready", listener.getsockname()[1], flush=True)
     eventlet.wsgi.server(listener, app, silent, debug=False)
 
