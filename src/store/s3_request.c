@@ -16,6 +16,7 @@
 
 #include "base/math.h"
 #include "base/library.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/scope.h"
@@ -367,7 +368,15 @@ static char *request_url(const S3 *s3, const S3Request *request) {
     return memory_format("%s/%s%s%s", s3->root, key, request->query ? "?" : "", request->query ? request->query : "");
 }
 
+/* Says why nothing happens for some seconds. */
+static void warn_of_waiting(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply) {
+    Error error = {0};
+    fail(s3, request, code, &(S3Reply){.status = reply->status}, &error);
+    log_warn("%s; the server is asked again", error.message);
+}
+
 static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error) {
+    enum { QUIET_ATTEMPTS = 4 };
     if (strlen(request->key) > UNENCODED_BYTES)
         return error_set(error, ERROR_CHECKPOINT, "%s: a key has at most %d bytes", request->path, UNENCODED_BYTES);
     SCOPED_FREE char *url = request_url(s3, request);
@@ -381,6 +390,7 @@ static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool 
         going = reply->passing && !request->once && i + 1 < s3->settings.attempts && !atomic_load(&s3->cancelled);
         if (going) {
             free(attempt.text);
+            if (i == QUIET_ATTEMPTS) warn_of_waiting(s3, request, code, reply);
             pause_before(s3, i);
         } else if (code == CURLE_OK && reply->passing) {
             reply->status = reply->status == 200 ? 500 : reply->status;

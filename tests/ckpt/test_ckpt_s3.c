@@ -227,8 +227,12 @@ static void objects_that_the_server_does_not_give_now_are_kept(void **state) {
 }
 
 static void a_bucket_that_may_not_be_read_is_refused_before_the_first_step(void **state) {
-    (void)state;
     Error error = {0};
+    hurries = true;
+    server_refuse(NAME, "*probe*", "503");
+    assert_false(checkpoint_probe(WHERE, 0, &error));
+    assert_true(warned(*state, "the server answered 503; the server is asked again"));
+    hurries = false;
     setenv("AWS_MAX_ATTEMPTS", "1", 1);
     server_refuse(NAME, "*probe*", "403");
     assert_false(checkpoint_probe(WHERE, 0, &error));
