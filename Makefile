@@ -63,7 +63,7 @@ GPU_OBJECTS := $(foreach t,$(GPU_TARGETS),$(GPU_MODULES:%=$(BUILD)/gpu/%.$t))
 AMD_OBJECTS := $(filter %.gfx90a %.gfx942 %.gfx950,$(GPU_OBJECTS))
 
 # Everything in src/ but main.c is the library that tests link; CPU kernels are one object per variant.
-KERNEL_SOURCES := src/backend/cpu/cpu_kernel_table.c $(wildcard src/ops/*/*cpu.c) src/optim/passes_cpu.c
+KERNEL_SOURCES := src/backend/cpu/cpu_kernel_table.c $(wildcard src/ops/*/*cpu.c src/optim/*_cpu.c)
 GEMM_KERNEL := src/backend/cpu/cpu_gemm_kernel.c
 NORMALS_KERNEL := src/base/normals_batch.c
 HOST_SOURCES := $(filter-out src/app/main.c $(KERNEL_SOURCES) $(GEMM_KERNEL) $(NORMALS_KERNEL),$(wildcard src/*/*.c src/*/*/*.c))

@@ -65,13 +65,14 @@ static double sharing_ranks(const Session *session, const Parameter *p) {
     return session->layout->stage && !vector ? mesh_size(session->mesh, parameter_sum_axes(p) & ~MESH(AXIS_REPLICA)) : 1;
 }
 
-/* Reads and writes: gradient (once more for its norm), master, momentum, variance, weight. */
+/* Reads and writes: gradient (once more for its norm), master, states, weight. */
 double forecast_update(const Graph *graph, const Parameter *p, const OptimizerConfig *config, const Rates *rates) {
     double compute = (double)precision_bytes(graph->precision, TYPE_COMPUTE), steps = (double)config->newton_schulz_steps;
-    double count = (double)p->count, bytes = count * (8 * (double)p->element_bytes + (graph->precision == PRECISION_BF16 ? compute : 0));
+    double count = (double)p->count,
+           bytes = count * (optimizer_moves(config, p) * (double)p->element_bytes + (graph->precision == PRECISION_BF16 ? compute : 0));
     double flops = 0;
     if (p->frozen) return 0;
-    if (optimizer_uses_muon(config, p)) {
+    if (optimizer_takes_matrices(config, p)) {
         double rows = (double)p->shape[p->rank - 2], columns = (double)p->shape[p->rank - 1], stack = count / (rows * columns);
         for (int i = 0; i < p->projections; i++) {
             double own = rows * (double)p->projection_rows[i] / (double)p->whole[p->rank - 2];

@@ -1,4 +1,4 @@
-/* Optimizers: one update of all parameters of a model, or of square matrices, by AdamW and by Muon. Bytes are what
+/* Optimizers: one update of all parameters of a model, or of square matrices, by each optimizer. Bytes are what
  * an update has to move once: it reads master weights, gradients and state, and writes master weights, state and the
  * weights in the compute type. */
 #include <stdlib.h>
@@ -15,12 +15,17 @@ typedef struct OptimizerOptions {
     int64_t width, parameters;
 } OptimizerOptions;
 
-enum { CHOICE_ALL, CHOICE_ADAMW, CHOICE_MUON };
+/* "all|adamw|muon|..." */
+#define OPTIMIZER(name, kind) "|" #name
+static const char choices[] = "all"
+#include "config/optimizer_list.h"
+    ;
+#undef OPTIMIZER
 
 #define FIELD(name) offsetof(OptimizerOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    CHOICE_OPTION(optimizer, "all", "all|adamw|muon", "which to measure"),
+    CHOICE_OPTION(optimizer, "all", choices, "which to measure"),
     INT_OPTION(width, "1024", 1, 65536, "", "of square matrices, without a configuration"),
     INT_OPTION(parameters, "0", 0, 1e12, "", "in as many matrices, at least one; 0: 32M, on a GPU 1G"),
 };
@@ -80,9 +85,9 @@ static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
     double kept = (double)precision_state_bytes(graph->precision, TYPE_COMPUTE), copy = graph->precision == PRECISION_BF16 ? 2 : 0;
     double bytes = parameters * (3 * kept + copy) + 2 * state;
     if (!open_update(&update, bench, graph, &config, error) || !bench_time(bench, step, &update, &time, error)) return false;
-    bench_row(bench, (BenchCell[]){TEXT(name == OPTIMIZER_MUON ? "muon" : "adamw"), TEXT(precision_name(graph->precision)),
-                         NUMBER(parameters), NUMBER(bytes), NUMBER(1e3 * time.seconds), NUMBER(bytes / time.seconds / 1e9),
-                         NUMBER(bytes / time.best / 1e9), NUMBER(parameters / time.seconds / 1e9), NUMBER(state)});
+    bench_row(bench, (BenchCell[]){TEXT(optimizer_rules[name]->name), TEXT(precision_name(graph->precision)), NUMBER(parameters),
+                         NUMBER(bytes), NUMBER(1e3 * time.seconds), NUMBER(bytes / time.seconds / 1e9), NUMBER(bytes / time.best / 1e9),
+                         NUMBER(parameters / time.seconds / 1e9), NUMBER(state)});
     return true;
 }
 
@@ -95,15 +100,16 @@ static bool run(Bench *bench, Error *error) {
     Graph *graph = bench->configured
                        ? model_build(&bench->config.model, precision, MODEL_TRAIN, 1, bench->config.data.length, RECOMPUTE_NONE).graph
                        : matrices(precision, options->width, int_max(wanted / options->width / options->width, 1));
-    bool good = (options->optimizer == CHOICE_MUON || measure(bench, graph, OPTIMIZER_ADAMW, error)) &&
-                (options->optimizer == CHOICE_ADAMW || measure(bench, graph, OPTIMIZER_MUON, error));
+    bool good = true; /* choice 0 is all */
+    for (int i = 0; i < OPTIMIZER_COUNT && good; i++)
+        if (!options->optimizer || options->optimizer == i + 1) good = measure(bench, graph, i, error);
     graph_free(graph);
     return good;
 }
 
 const Benchmark bench_optimizer = {
     .name = "optimizer",
-    .summary = "an update of all parameters by AdamW and Muon",
+    .summary = "an update of all parameters by each optimizer",
     .explanation = "With CONFIG.yaml: its parameters and optimizer settings. Without: square matrices. GB/s count what an update has to "
                    "read and write once: master weights,\n"
                    "gradients, state and weights. Muon also multiplies matrices, so it is slower than its bytes.\n",

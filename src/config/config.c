@@ -25,6 +25,14 @@ static const char family_choices[] =
 #undef FAMILY
 #define FAMILY_CHOICES (family_choices + 1)
 
+/* "adamw|muon|..." */
+#define OPTIMIZER(name, kind) "|" #name
+static const char optimizer_choices[] =
+#include "config/optimizer_list.h"
+    ;
+#undef OPTIMIZER
+#define OPTIMIZER_CHOICES (optimizer_choices + 1)
+
 static const Option rows[] = {
     STRING_OPTION(run, "runs/first", "", "run folder: checkpoints, metrics, report; a run that exists there is continued", FREE),
     STRING_OPTION(
@@ -183,11 +191,16 @@ static const Option rows[] = {
         flow.shift, "3", 1e-3, 1e3, "", "shifts times towards noise: t becomes shift t / (1 + (shift - 1) t); 1: not at all", CHANGES),
     REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "the guidance scale that training tells the model", CHANGES),
 
-    CHOICE_OPTION(optimizer.name, "adamw", "adamw|muon",
-        "muon: Newton-Schulz on each hidden projection by itself, AdamW on all other parameters", STATE),
+    CHOICE_OPTION(optimizer.name, "adamw", OPTIMIZER_CHOICES,
+        "muon: Newton-Schulz on each hidden projection by itself, AdamW on all other parameters; lion: steps of the sign of the momentum, "
+        "at "
+        "a third to a tenth of AdamW's rate",
+        STATE),
     REAL_OPTION(optimizer.lr, "1e-3", 0, 100, "", "peak learning rate", CHANGES),
-    REAL_OPTION(optimizer.beta1, "0.9", 0, 0.999999, "", "AdamW: decay of the first moment", CHANGES),
-    REAL_OPTION(optimizer.beta2, "0.95", 0, 0.9999999, "", "AdamW: decay of the second moment", CHANGES),
+    REAL_OPTION(
+        optimizer.beta1, "0.9", 0, 0.999999, "", "AdamW: decay of the first moment; Lion: of the momentum that gives the sign", CHANGES),
+    REAL_OPTION(
+        optimizer.beta2, "0.95", 0, 0.9999999, "", "AdamW: decay of the second moment; Lion: of the momentum that is kept", CHANGES),
     REAL_OPTION(optimizer.epsilon, "1e-8", 1e-30, 1, "", "AdamW: added to the root of the second moment", CHANGES),
     REAL_OPTION(optimizer.weight_decay, "0.1", 0, 100, "", "decoupled weight decay of matrices, embeddings and convolutions", CHANGES),
     BOOL_OPTION(optimizer.decay_vectors, "false", "weight decay of norms and biases too", CHANGES),

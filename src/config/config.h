@@ -92,9 +92,8 @@ typedef struct LoraConfig {
  * and the guidance scale that the model is told. */
 typedef struct FlowConfig { double mean, deviation, shift, guidance; } FlowConfig;
 
-typedef enum OptimizerName { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerName;
 typedef struct OptimizerConfig {
-    int name;
+    int name; /* index into optimizer_rules (config/optimizer_rule.h) */
     double lr, beta1, beta2, epsilon, weight_decay, clip, momentum, balance_lr;
     int64_t newton_schulz_steps;
     bool decay_vectors, in_backward;

@@ -1,10 +1,7 @@
 /* The table of families, from config/family_list.h, and what their rules share. Owns nothing. */
 #include "config/family.h"
 
-#include <stdio.h>
-#include <string.h>
-
-#include "base/strings.h"
+#include "config/rule_settings_internal.h"
 
 #define FAMILY(name) extern const FamilyRule family_##name;
 #include "config/family_list.h"
@@ -16,25 +13,7 @@ const FamilyRule *const family_rules[FAMILY_COUNT] = {
 #undef FAMILY
 };
 
-bool family_has(const FamilyRule *family, const char *setting) {
-    static const char group[] = "model.";
-    if (!starts_with(setting, group)) return false;
-    for (const char *const *name = family->settings; *name; name++)
-        if (!strcmp(*name, setting + strlen(group))) return true;
-    return false;
-}
-
-void family_names(const char *setting, char *text, size_t size) {
-    int left = 0;
-    size_t used = 0;
-    for (int i = 0; i < FAMILY_COUNT; i++) left += family_has(family_rules[i], setting);
-    text[0] = '\0';
-    for (int i = 0; i < FAMILY_COUNT && used < size; i++) {
-        if (!family_has(family_rules[i], setting)) continue;
-        used += (size_t)snprintf(text + used, size - used, "%s%s", !used ? "" : left == 1 ? " or " : ", ", family_rules[i]->name);
-        left--;
-    }
-}
+bool family_has(const FamilyRule *family, const char *setting) { return rule_lists(family->settings, "model.", setting); }
 
 bool family_check_width(const ModelConfig *model, Error *error) {
     return model->heads * model->head_dim == model->width ||

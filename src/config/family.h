@@ -45,8 +45,6 @@ extern const FamilyRule *const family_rules[FAMILY_COUNT];
 static inline const FamilyRule *family_of(const ModelConfig *model) { return family_rules[model->family]; }
 /* Whether the family has the setting "model.NAME"; one that no family lists is of none. */
 bool family_has(const FamilyRule *family, const char *setting);
-/* "zaya", "zaya or llama", "zaya, llama or flux": the families that have the setting. */
-void family_names(const char *setting, char *text, size_t size);
 
 /* Checks that families share. The heads come to the width: heads x head_dim = width. */
 bool family_check_width(const ModelConfig *model, Error *error);

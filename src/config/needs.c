@@ -12,6 +12,8 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "config/family.h"
+#include "config/optimizer_rule.h"
+#include "config/rule_settings_internal.h"
 
 /* -- Conditions ---------------------------------------------------------------------------------------------------- */
 
@@ -46,7 +48,6 @@ CONDITION(is_dpo, config->model.preference.loss == PREFERENCE_DPO)
 
 CONDITION(has_ramp_steps, config->batch.ramp_steps > 0)
 CONDITION(has_ramp_tokens, config->batch.ramp_tokens > 0)
-CONDITION(is_muon, config->optimizer.name == OPTIMIZER_MUON)
 CONDITION(decays_weights, config->optimizer.weight_decay > 0)
 CONDITION(moves_biases, config->model.experts > 0 || config->optimizer.balance_lr == 0)
 CONDITION(is_wsd, config->schedule.kind == SCHEDULE_WSD)
@@ -91,8 +92,8 @@ CONDITION(leaves_ramp, facts->leaves_ramp)
 #define START .answer = NEED_AT_START
 #define TEXT_ONLY "a model of text"
 #define IMAGES_ONLY "a model of images"
-/* The families that list the setting. */
-#define OF_FAMILY NULL, NULL
+/* The families, or the optimizers, whose rules list the setting. */
+#define OF_RULE NULL, NULL
 
 static const Need rows[] = {
     {"stop_at", "as many steps", ends_later, START},
@@ -129,46 +130,46 @@ static const Need rows[] = {
     {"model.context", TEXT_ONLY, has_context, REFUSE},
     {"model.window", TEXT_ONLY, is_text, REFUSE},
     {"model.window", "a data.length above it", exceeds_window, START},
-    {"model.window_period", OF_FAMILY, REFUSE},
+    {"model.window_period", OF_RULE, REFUSE},
     {"model.window_period", "model.window", has_window, REFUSE},
-    {"model.window_first", OF_FAMILY, WARN},
+    {"model.window_first", OF_RULE, WARN},
     {"model.window_first", "model.window", has_window, WARN},
-    {"model.window_rope_theta", OF_FAMILY, REFUSE},
+    {"model.window_rope_theta", OF_RULE, REFUSE},
     {"model.window_rope_theta", "model.window", has_window, REFUSE},
-    {"model.experts", OF_FAMILY, REFUSE},
+    {"model.experts", OF_RULE, REFUSE},
     {"model.experts_per_token", "model.experts", has_experts, WARN},
-    {"model.router_width", OF_FAMILY, WARN},
+    {"model.router_width", OF_RULE, WARN},
     {"model.renormalise", "model.experts", has_experts, WARN},
     {"model.auxiliary_loss", "model.experts", has_experts, WARN},
     {"model.auxiliary_scope", "model.experts and model.auxiliary_loss", balances_experts, WARN},
-    {"model.rope_theta", OF_FAMILY, WARN},
+    {"model.rope_theta", OF_RULE, WARN},
     {"model.rope_theta", "a phase of data.train that leaves rope_theta out", leaves_theta, START},
     {"model.rope_fraction", TEXT_ONLY, is_text, REFUSE},
-    {"model.rope_fraction", OF_FAMILY, WARN},
+    {"model.rope_fraction", OF_RULE, WARN},
     {"model.rope_scaling", "model.rope_factor above 1", stretches, WARN},
     {"model.rope_factor", TEXT_ONLY, is_text, REFUSE},
-    {"model.rope_factor", OF_FAMILY, WARN},
+    {"model.rope_factor", OF_RULE, WARN},
     {"model.rope_low_frequency", "model.rope_scaling=llama3 and model.rope_factor above 1", stretches_by_parts, WARN},
     {"model.rope_high_frequency", "model.rope_scaling=llama3 and model.rope_factor above 1", stretches_by_parts, WARN},
     {"model.rope_original_context", "model.rope_scaling other than linear and model.rope_factor above 1", stretches_from_context, WARN},
     {"model.rope_beta_fast", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
     {"model.rope_beta_slow", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
     {"model.rope_truncate", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
-    {"model.qkv_bias", OF_FAMILY, REFUSE},
-    {"model.qk_norm", OF_FAMILY, REFUSE},
-    {"model.clip_qkv", OF_FAMILY, REFUSE},
-    {"model.alibi_max", OF_FAMILY, WARN},
-    {"model.softmax_scale", OF_FAMILY, REFUSE},
+    {"model.qkv_bias", OF_RULE, REFUSE},
+    {"model.qk_norm", OF_RULE, REFUSE},
+    {"model.clip_qkv", OF_RULE, REFUSE},
+    {"model.alibi_max", OF_RULE, WARN},
+    {"model.softmax_scale", OF_RULE, REFUSE},
     {"model.init_std", "new weights, which init=FOLDER has not", has_new_weights, WARN},
     {"model.tied", TEXT_ONLY, is_text, REFUSE},
-    {"model.single_layers", OF_FAMILY, REFUSE},
-    {"model.channels", OF_FAMILY, REFUSE},
-    {"model.text_width", OF_FAMILY, REFUSE},
-    {"model.pooled_width", OF_FAMILY, REFUSE},
-    {"model.text_tokens", OF_FAMILY, REFUSE},
-    {"model.rope_first", OF_FAMILY, REFUSE},
-    {"model.guidance", OF_FAMILY, REFUSE},
-    {"model.padding", OF_FAMILY, REFUSE},
+    {"model.single_layers", OF_RULE, REFUSE},
+    {"model.channels", OF_RULE, REFUSE},
+    {"model.text_width", OF_RULE, REFUSE},
+    {"model.pooled_width", OF_RULE, REFUSE},
+    {"model.text_tokens", OF_RULE, REFUSE},
+    {"model.rope_first", OF_RULE, REFUSE},
+    {"model.guidance", OF_RULE, REFUSE},
+    {"model.padding", OF_RULE, REFUSE},
 
     {"batch.ramp_tokens", "batch.ramp_steps", has_ramp_steps, WARN},
     {"batch.ramp_tokens", "a first phase of data.train that leaves its ramp out", leaves_ramp, START},
@@ -183,8 +184,9 @@ static const Need rows[] = {
 
     {"optimizer.decay_vectors", "optimizer.weight_decay", decays_weights, WARN},
     {"optimizer.decay_vectors", "training of all weights", trains_all, REFUSE},
-    {"optimizer.momentum", "optimizer.name=muon", is_muon, WARN},
-    {"optimizer.newton_schulz_steps", "optimizer.name=muon", is_muon, WARN},
+    {"optimizer.epsilon", OF_RULE, WARN},
+    {"optimizer.momentum", OF_RULE, WARN},
+    {"optimizer.newton_schulz_steps", OF_RULE, WARN},
     {"optimizer.balance_lr", TEXT_ONLY, is_text, REFUSE},
     {"optimizer.balance_lr", "training of all weights", trains_all, REFUSE},
     {"optimizer.balance_lr", "model.experts", moves_biases, WARN},
@@ -233,15 +235,27 @@ const NeedTable needs_table = {rows, sizeof rows / sizeof *rows};
 
 static bool is_of_layout(const Need *need) { return starts_with(need->name, "layout."); }
 
+/* A setting that rules of families or of optimizers list. */
+static bool is_of_rule(const char *setting, bool of_family, int rule) {
+    return of_family ? family_has(family_rules[rule], setting) : optimizer_has(optimizer_rules[rule], setting);
+}
+
 static bool is_met(const Need *need, const Config *config, const RunFacts *facts) {
-    return need->met ? need->met(config, facts) : family_has(family_of(&config->model), need->name);
+    if (need->met) return need->met(config, facts);
+    bool of_family = starts_with(need->name, "model.");
+    return is_of_rule(need->name, of_family, of_family ? config->model.family : config->optimizer.name);
 }
 
 char *needs_describe(const Need *need) {
-    char families[128];
+    char names[128] = "";
+    bool of_family = starts_with(need->name, "model.");
+    int left = 0, rules = of_family ? FAMILY_COUNT : OPTIMIZER_COUNT;
     if (need->what) return memory_copy_string(need->what);
-    family_names(need->name, families, sizeof families);
-    return memory_format("model.family=%s", families);
+    for (int i = 0; i < rules; i++) left += is_of_rule(need->name, of_family, i);
+    for (int i = 0; i < rules; i++)
+        if (is_of_rule(need->name, of_family, i))
+            rule_append_name(names, sizeof names, of_family ? family_rules[i]->name : optimizer_rules[i]->name, left--);
+    return memory_format("%s=%s", of_family ? "model.family" : "optimizer.name", names);
 }
 
 /* The first row from `need` on with that answer, or the end. */

@@ -31,7 +31,8 @@ typedef struct Need {
     const char *name; /* of an option, which may have several rows */
     const char *what; /* continues "has no effect without" */
     bool (*met)(const Config *config,
-        const RunFacts *facts); /* `facts` NULL: of rows that do not ask them. `met` and `what` NULL: a family that has the setting */
+        const RunFacts *
+            facts); /* `facts` NULL: of rows that do not ask them. `met` and `what` NULL: a family or an optimizer whose rule lists the setting */
     enum { NEED_OR_REFUSE, NEED_OR_WARN, NEED_AT_START } answer; /* at start: a warning too, since it asks facts */
 } Need;
 typedef struct NeedTable {

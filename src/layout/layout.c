@@ -11,12 +11,12 @@
 #include "base/math.h"
 #include "base/scope.h"
 
-typedef enum Class { CLASS_VECTOR, CLASS_ADAMW, CLASS_MUON, CLASS_FROZEN, CLASS_QUANTIZED, CLASS_COUNT } Class;
+typedef enum Class { CLASS_VECTOR, CLASS_ELEMENTS, CLASS_MATRICES, CLASS_FROZEN, CLASS_QUANTIZED, CLASS_COUNT } Class;
 
 static Class class_of(const Graph *graph, const OptimizerConfig *optimizer, const Parameter *p) {
     if (graph_get(graph, p->tensor)->arena == ARENA_MASTER) return CLASS_VECTOR;
     if (p->frozen) return p->quantization ? CLASS_QUANTIZED : CLASS_FROZEN;
-    return optimizer_uses_muon(optimizer, p) ? CLASS_MUON : CLASS_ADAMW;
+    return optimizer_takes_matrices(optimizer, p) ? CLASS_MATRICES : CLASS_ELEMENTS;
 }
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */
@@ -95,7 +95,7 @@ static void cut_class(Cutting *cutting, Class class, MeshAxes axes, bool coded) 
     Layout *layout = cutting->layout;
     const Graph *graph = cutting->graph;
     int64_t alignment = cutting->alignment, multiple = alignment;
-    if (layout->stage && class == CLASS_ADAMW) multiple *= mesh_size(layout->mesh, axes & ~MESH(AXIS_REPLICA));
+    if (layout->stage && class == CLASS_ELEMENTS) multiple *= mesh_size(layout->mesh, axes & ~MESH(AXIS_REPLICA));
     LayoutBucket *bucket = NULL;
     int previous = -1;
     for (int i = 0; i < graph->parameter_count; i++) {
@@ -239,7 +239,7 @@ static void cut_group(Cutting *cutting, Class class, MeshAxes axes) {
     cut_class(cutting, class, axes, true);
     for (int b = first; b < layout->bucket_count && layout->buckets[b].sharded; b++) {
         layout->buckets[b].shards = memory_allocate((size + 1) * sizeof(int64_t));
-        if (class == CLASS_ADAMW) cut_evenly(&layout->buckets[b]);
+        if (class == CLASS_ELEMENTS) cut_evenly(&layout->buckets[b]);
         else cut_by_matrices(cutting, &layout->buckets[b], load);
     }
     layout->muon_balance = fmax(layout->muon_balance, balance_of(load, size));

@@ -3,39 +3,7 @@
  * memory to wait for. Owns no memory. */
 #include "optim/optim_gpu_internal.h"
 
-typedef struct AdamwArguments {
-    const Chunk GLOBAL *chunks;
-    OptimArenas arenas;
-    AdamwRates rates[RATES_COUNT];
-} AdamwArguments;
-
 #ifdef GPU_DEVICE
-
-/* The rates in fp32 and the memory of one chunk. */
-typedef struct ChunkUpdate {
-    float scale, one_minus_beta1, beta2, one_minus_beta2, step_size, inverse_root_bias2, epsilon, keep;
-    OptimArenas arenas;
-    int64_t index, second_index, first;
-    uint32_t seed;
-} ChunkUpdate;
-
-INLINE ChunkUpdate update_of(const Chunk GLOBAL *chunk, const OptimArenas *arenas, const AdamwRates *r) {
-    return (ChunkUpdate){
-        .scale = (float)r->scale,
-        .one_minus_beta1 = (float)(1 - r->beta1),
-        .beta2 = (float)r->beta2,
-        .one_minus_beta2 = (float)(1 - r->beta2),
-        .step_size = (float)r->step_size,
-        .inverse_root_bias2 = (float)r->inverse_root_bias2,
-        .epsilon = (float)r->epsilon,
-        .keep = (float)r->keep,
-        .arenas = *arenas,
-        .index = chunk->index,
-        .second_index = chunk->second_index,
-        .first = chunk->first,
-        .seed = optim_noise_seed(chunk->key, arenas->step),
-    };
-}
 
 /* The elements i .. i + unit - 1. */
 INLINE void update(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit) {
@@ -57,28 +25,16 @@ INLINE void update(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit) {
     else store4_bf16(a->weights + at, p, unit);
 }
 
-INLINE void update_chunk(const AdamwArguments *a, bool pure_bf16) {
-    const Chunk GLOBAL *chunk = a->chunks + block_x();
-    ChunkUpdate u = update_of(chunk, &a->arenas, &a->rates[chunk->rates]);
-    int64_t fours = chunk_fours(chunk), i;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) update(&u, i, pure_bf16, 4);
-    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) update(&u, i, pure_bf16, 1);
-}
-
-KERNEL(adamw, AdamwArguments) { update_chunk(&a, false); }
-KERNEL(adamw_bf16, AdamwArguments) { update_chunk(&a, true); }
+KERNEL(adamw, ElementArguments) { update_chunk(&a, update, false); }
+KERNEL(adamw_bf16, ElementArguments) { update_chunk(&a, update, true); }
 
 #else
 
-#include <string.h>
+LAUNCHERS(adamw, ElementArguments, adamw, adamw_bf16)
 
-LAUNCHERS(adamw, AdamwArguments, adamw, adamw_bf16)
-
-void gpu_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]) {
-    AdamwArguments arguments = {.chunks = optimizer->device_chunks + segment->first, .arenas = optim_arenas(optimizer, segment, update)};
-    memcpy(arguments.rates, rates, sizeof arguments.rates);
-    LaunchShape shape = {.x = segment->end - segment->first, .threads = OPTIM_THREADS};
-    launch_adamw(optimizer->device, segment->pure_bf16, shape, &arguments);
+void gpu_update_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const ElementRates rates[RATES_COUNT]) {
+    ElementArguments arguments = optim_element_arguments(optimizer, segment, update, rates);
+    launch_adamw(optimizer->device, segment->pure_bf16, optim_element_shape(segment), &arguments);
 }
 
 #endif

@@ -27,9 +27,9 @@ static inline uint32_t optim_round(uint32_t bits, uint32_t noise) {
     return (bits & 0x7f800000u) != 0x7f800000u ? rounded : bits >> 16 | ((bits & 0x7fffffu) != 0 ? 0x40 : 0);
 }
 
-/* One AdamW update as the kernels need it: g is multiplied by `scale`, p by `keep` (decay), and moves by step_size * m
- * / (sqrt(v) * inverse_root_bias2 + epsilon), which is torch.optim.AdamW with step_size = lr / bias1. */
-typedef struct AdamwRates { double scale, beta1, beta2, step_size, inverse_root_bias2, epsilon, keep; } AdamwRates;
+/* The numbers of one update of elements, as kernels need them; each optimizer says what it makes of them (NAME.c). g is multiplied
+ * by `scale`, and p by `keep` (decay). */
+typedef struct ElementRates { double scale, beta1, beta2, step_size, inverse_root_bias2, epsilon, keep; } ElementRates;
 
 typedef enum RateGroup { RATES_BALANCE_BIAS, RATES_PLAIN, RATES_DECAYED, RATES_COUNT } RateGroup;
 
@@ -37,12 +37,11 @@ typedef enum RateGroup { RATES_BALANCE_BIAS, RATES_PLAIN, RATES_DECAYED, RATES_C
  * segment. */
 typedef struct Chunk {
     int64_t index, count; /* its first element in the MASTER arena, and its elements */
-    int64_t
-        second_index; /* its first element in the variance arena under AdamW; under Muon in its matrix, or among the slices to be sent */
-    int64_t first;    /* its first element in its parameter */
-    uint32_t key;     /* of its parameter, for optim_noise_seed */
-    int32_t rates;    /* a RateGroup; AdamW only */
-    int32_t matrix;   /* its index in the list of matrices; Muon only */
+    int64_t second_index; /* its first element in the variance arena; under Muon in its matrix, or among the slices to be sent */
+    int64_t first;        /* its first element in its parameter */
+    uint32_t key;         /* of its parameter, for optim_noise_seed */
+    int32_t rates;        /* a RateGroup; not under Muon */
+    int32_t matrix;       /* its index in the list of matrices; Muon only */
 } Chunk;
 
 /* Added to the Frobenius norm of Muon's direction, so that a zero gradient's stays zero. */

@@ -13,7 +13,7 @@
  * Matrices that fit into the back end's scratch together form a group whose GEMMs run as one batch. Of matrices that
  * ranks share out along rows or columns (graph.h's Cut), directions are exchanged so that each is whole on one rank, its
  * owner, which iterates it and sends every rank its slice. This file says which matrices, groups, exchanges and GEMMs
- * there are; optim_cpu.c and muon_gpu.c run them. The scratch belongs to the optimizer. */
+ * there are; cpu_loops.c and muon_gpu.c run them. The scratch belongs to the optimizer. */
 #include "base/array.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -188,7 +188,8 @@ static int group_end(const Optimizer *o, int first) {
 
 void muon_lay_out(Optimizer *optimizer) {
     for (int i = 0; i < optimizer->shard.interval_count; i++)
-        if (optimizer->variance_offset[i] < 0) append_matrices(optimizer, i);
+        if (optimizer_takes_matrices(&optimizer->config, &optimizer->graph->parameters[optimizer->shard.intervals[i].elements.parameter]))
+            append_matrices(optimizer, i);
     if (optimizer->matrix_count > 0) qsort_r(optimizer->matrices, (size_t)optimizer->matrix_count, sizeof(Matrix), by_shape, optimizer);
     list_exchanges(optimizer);
     place_groups(optimizer);
@@ -334,3 +335,7 @@ void muon_step(const Optimizer *optimizer, const Segment *segment, const Update 
         step_whole(optimizer, segment, update, first, end);
     }
 }
+
+static const char *const settings[] = {"epsilon", "momentum", "newton_schulz_steps", NULL};
+
+const OptimizerRule optimizer_muon = {.name = "muon", .settings = settings, .takes_matrices = true, .moves = 8};

@@ -3,19 +3,24 @@
  *
  * AdamW (arXiv 1711.05101) in one fused pass over master, gradient, moments and compute weights. Muon (Jordan 2024;
  * scaling and decay of arXiv 2502.16982) for matrices, each projection of a fused or stacked parameter by itself;
- * AdamW for all other parameters. The routers' load-balancing biases use AdamW without decay, at their own rate, on
+ * AdamW for all other parameters. Lion (arXiv 2302.06675) in one pass too, with the momentum as its only state. The routers' load-balancing biases use AdamW without decay, at their own rate, on
  * the load error that the router left in their gradient. Those gradients count in integers (ops/router/rule.c);
  * optimizer_set_load_unit gives their unit. */
 #pragma once
 
 #include "base/precise_sum.h"
-#include "config/config.h"
+#include "config/optimizer_rule.h"
 #include "device/device.h"
 #include "graph/graph.h"
 
 typedef struct Optimizer Optimizer;
 
-bool optimizer_uses_muon(const OptimizerConfig *config, const Parameter *parameter);
+/* Whether the optimizer updates the parameter's matrices, each whole (Muon); else each element by itself. */
+bool optimizer_takes_matrices(const OptimizerConfig *config, const Parameter *parameter);
+/* States of the parameter: 1: momentum, 2: and variance. */
+int optimizer_state_count(const OptimizerConfig *config, const Parameter *parameter);
+/* Elements of state dtype that its update moves for each of its own (OptimizerRule.moves). */
+double optimizer_moves(const OptimizerConfig *config, const Parameter *parameter);
 
 /* A matrix that Muon takes by itself: one projection of a parameter, of one expert. */
 typedef struct MuonMatrix {
@@ -79,8 +84,8 @@ void optimizer_set_load_unit(Optimizer *optimizer, double unit);
 typedef void (*OptimizerHook)(void *context, int bucket);
 void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context);
 
-/* The state as named intervals, in the device's memory, for checkpoints: "momentum" of all, "variance" of what AdamW
- * updates. */
+/* The state as named intervals, in the device's memory, for checkpoints: "momentum" of all, "variance" where
+ * the optimizer keeps one. */
 typedef struct OptimizerState {
     const char *kind;
     ParameterInterval elements;

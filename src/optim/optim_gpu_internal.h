@@ -1,4 +1,4 @@
-/* What the optimizer's GPU files share: adamw_gpu.c, gradient_norm_gpu.c and muon_gpu.c. A pass is one grid with a
+/* What the optimizers' GPU files share. A pass is one grid with a
  * block of OPTIM_THREADS for each chunk. The formulas are those of passes_cpu.c, in fp32, with sums of squares in
  * double. Owns no memory: all pointers are device memory; lists of chunks are parts of the one that optimizer_create
  * has put there. */
@@ -20,6 +20,13 @@ typedef struct OptimArenas {
     bool pure_bf16;
 } OptimArenas;
 
+/* The arguments of an update of elements. */
+typedef struct ElementArguments {
+    const Chunk GLOBAL *chunks;
+    OptimArenas arenas;
+    ElementRates rates[RATES_COUNT];
+} ElementArguments;
+
 #ifndef GPU_DEVICE
 
 #include "backend/gpu/kernel_launch.h"
@@ -29,6 +36,18 @@ static inline OptimArenas optim_arenas(const Optimizer *optimizer, const Segment
     return (OptimArenas){
         update->master, update->weights, update->gradients, optimizer->momentum, optimizer->variance, update->step, segment->pure_bf16};
 }
+
+ElementArguments optim_element_arguments(
+    const Optimizer *optimizer, const Segment *segment, const Update *update, const ElementRates rates[RATES_COUNT]);
+LaunchShape optim_element_shape(const Segment *segment);
+/* The launchers of optimizers of elements, each in its NAME_gpu.c. */
+#define ELEMENTS(name) ElementStep gpu_update_##name;
+#define MATRICES(name)
+#define OPTIMIZER(name, kind) kind(name)
+#include "config/optimizer_list.h"
+#undef OPTIMIZER
+#undef MATRICES
+#undef ELEMENTS
 
 /* sums[i] = the sum of partials[i * each .. (i + 1) * each - 1], for i < count (gradient_norm_gpu.c). */
 void gpu_sum_partials(Device *device, int64_t each, int64_t count, const double *partials, double *sums);
@@ -71,6 +90,42 @@ INLINE u32x4 noise_of(uint32_t seed, int64_t element) {
 INLINE double add_squares(double sum, f32x4 x) {
     UNROLL for (int i = 0; i < 4; i++) sum += (double)x[i] * (double)x[i];
     return sum;
+}
+
+/* The rates in fp32 and the memory of one chunk. */
+typedef struct ChunkUpdate {
+    float scale, one_minus_beta1, beta2, one_minus_beta2, step_size, inverse_root_bias2, epsilon, keep;
+    OptimArenas arenas;
+    int64_t index, second_index, first;
+    uint32_t seed;
+} ChunkUpdate;
+
+INLINE ChunkUpdate update_of(const Chunk GLOBAL *chunk, const OptimArenas *arenas, const ElementRates *r) {
+    return (ChunkUpdate){
+        .scale = (float)r->scale,
+        .one_minus_beta1 = (float)(1 - r->beta1),
+        .beta2 = (float)r->beta2,
+        .one_minus_beta2 = (float)(1 - r->beta2),
+        .step_size = (float)r->step_size,
+        .inverse_root_bias2 = (float)r->inverse_root_bias2,
+        .epsilon = (float)r->epsilon,
+        .keep = (float)r->keep,
+        .arenas = *arenas,
+        .index = chunk->index,
+        .second_index = chunk->second_index,
+        .first = chunk->first,
+        .seed = optim_noise_seed(chunk->key, arenas->step),
+    };
+}
+
+/* Updates the block's chunk, by `update` for elements i .. i + unit - 1. */
+INLINE void update_chunk(
+    const ElementArguments *a, void (*update)(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit), bool pure_bf16) {
+    const Chunk GLOBAL *chunk = a->chunks + block_x();
+    ChunkUpdate u = update_of(chunk, &a->arenas, &a->rates[chunk->rates]);
+    int64_t fours = chunk_fours(chunk), i;
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) update(&u, i, pure_bf16, 4);
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) update(&u, i, pure_bf16, 1);
 }
 
 /* The sum over the block, in thread 0: lanes by a fixed tree, then waves in order. Once per kernel. */

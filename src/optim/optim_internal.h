@@ -6,6 +6,7 @@
 #include "base/precise_sum.h"
 #include "device/device.h"
 #include "optim/chunk_internal.h"
+#include "config/optimizer_rule.h"
 #include "optim/optim.h"
 
 /* The quintic of Jordan 2024: steepest at zero among those that keep singular values within about 0.7 to 1.2. */
@@ -42,29 +43,29 @@ typedef struct MuonExchange {
     int64_t gathered, behind; /* offsets in scratch, which begins with this rank's slices: of all slices of what it owns; of their X */
 } MuonExchange;
 
-/* Chunks [first, end), which have one state dtype. In arenas of the whole model their gradients lie `shift` bytes after
+/* Chunks [first, end), which have one state dtype and one optimizer. In arenas of the whole model their gradients lie `shift` bytes after
  * the local offsets of their master weights, and their weights precision_weight_offset(shift) bytes. */
 typedef struct Segment {
     int64_t first, end;
     int64_t shift;
-    int bucket;
+    int bucket, optimizer; /* an OptimizerName */
     bool primary, pure_bf16;
     int exchange; /* of its matrices; or -1 */
 } Segment;
 
 /* The CPU's passes over the elements of a chunk. */
 typedef enum OptimPass {
-    PASS_ADAMW,     /* the whole AdamW update, weights included */
     PASS_SQUARES,   /* the sum of squares of the gradient, in doubles: no finite fp32 gradient overflows */
     PASS_MOMENTUM,  /* m = decay m + scale g; the sum of squares of Muon's direction u = scale g + decay m */
     PASS_DIRECTION, /* x = factor u, with u of the updated momentum */
     PASS_APPLY,     /* p = keep p - rate x, weights included */
-    PASS_COUNT
+    PASS_UPDATE,    /* plus an OptimizerName: the whole update of an optimizer of elements, weights included */
+    PASS_COUNT = PASS_UPDATE + OPTIMIZER_COUNT
 } OptimPass;
 
 /* The numbers of the formulas above. */
 typedef struct PassRates {
-    const AdamwRates *adamw;
+    const ElementRates *elements;
     double decay, scale, factor, keep, rate;
 } PassRates;
 
@@ -93,8 +94,8 @@ const OptimKernels *optim_best_kernels(Precision precision);
 
 typedef struct OptimBackend OptimBackend;
 
-/* Chunks are those of the load-balancing biases, then other AdamW chunks, then Muon's, matrix by matrix. Segments
- * follow their order. */
+/* Chunks are those of the load-balancing biases, then of other parameters whose elements are updated by themselves, then Muon's,
+ * matrix by matrix. Segments follow their order. */
 struct Optimizer {
     const Graph *graph;
     OptimizerConfig config;
@@ -103,14 +104,14 @@ struct Optimizer {
     const OptimKernels *kernels; /* the CPU's */
     size_t wide, compute;        /* bytes of W and T */
     OptimizerShard shard;        /* with a list of the optimizer's own */
-    int64_t *variance_offset;    /* per interval; -1 where Muon updates */
+    int64_t *variance_offset;    /* per interval; -1 where its optimizer keeps none */
     double load_unit;            /* of gradients of balancing biases */
     OptimizerHook updated;       /* or NULL */
     void *updated_context;
     Chunk *chunks;
-    int64_t balance_end, adamw_end, chunk_count, chunk_room;
+    int64_t balance_end, elements_end, chunk_count, chunk_room;
     Segment *segments;
-    int balance_segments, adamw_segments, segment_count; /* ends in the list */
+    int balance_segments, element_segments, segment_count; /* ends in the list */
     Matrix *matrices;
     int matrix_count; /* in groups that use the scratch one after another */
     MuonExchange *exchanges;
@@ -151,7 +152,7 @@ typedef struct Update {
 
 /* *sum = the sum of squares of what lies at the offsets of a segment's chunks from `arena`. */
 typedef void SumSquares(const Optimizer *optimizer, const Segment *segment, const void *arena, PreciseSum *sum);
-typedef void AdamwStep(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
+typedef void ElementStep(const Optimizer *optimizer, const Segment *segment, const Update *update, const ElementRates rates[RATES_COUNT]);
 /* What Muon does with the matrices first .. end - 1, or with this rank's slices of them. On a GPU they have one shape. */
 typedef void MuonPass(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
 /* Newton-Schulz on their X in scratch, which they leave where muon_iterated says. They are a group. */
@@ -171,7 +172,7 @@ typedef void MuonPlace(const Optimizer *optimizer, const MuonMove *move);
  * optimizer.c. */
 struct OptimBackend {
     SumSquares *sum_squares;
-    AdamwStep *adamw;
+    ElementStep *elements;
     MuonPass *muon_momenta;    /* momenta, and sums of squares of directions */
     MuonPass *muon_directions; /* x = u / |u|, to X or among the slices to be sent */
     MuonIterate *muon_iterate;
@@ -183,15 +184,21 @@ struct OptimBackend {
     bool chunks_on_device; /* kernels read `device_chunks` */
 };
 
-/* The methods: the CPU's are in optim_cpu.c, a GPU's in gradient_norm_gpu.c, adamw_gpu.c and muon_gpu.c. */
+/* The methods: the CPU's are in cpu_loops.c, a GPU's in gradient_norm_gpu.c and muon_gpu.c. gpu_elements calls the launcher of the
+ * segment's optimizer, gpu_update_NAME in NAME_gpu.c. */
 SumSquares cpu_sum_squares, gpu_sum_squares;
-AdamwStep cpu_adamw, gpu_adamw;
+ElementStep cpu_elements, gpu_elements;
 MuonPass cpu_muon_momenta, cpu_muon_directions, cpu_muon_apply, gpu_muon_momenta, gpu_muon_directions, gpu_muon_apply;
 MuonIterate cpu_muon_iterate, gpu_muon_iterate;
 MuonPlace cpu_muon_place, gpu_muon_place;
 
-/* Updates a segment of AdamW's chunks (adamw.c). */
-void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update *update);
+/* What the rates of an update depend on beside the settings: the scheduled rate, decay, what gradients are multiplied by. */
+typedef struct RateTerms {
+    double lr, decay, scale;
+    int64_t step; /* from 1 */
+} RateTerms;
+/* AdamW's rates with these moments (adamw.c). */
+ElementRates adamw_rates(double beta1, double beta2, double epsilon, const RateTerms *terms);
 
 /* Lists the matrices that Muon updates with their exchanges, groups and scratch, without chunks: sets matrices, exchanges,
  * their counts and muon_bytes (muon.c). */

@@ -1,6 +1,6 @@
 /* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm, the step. Owns the
  * list of chunks and, in the device's memory, the state (momentum for all parameters at the offsets of the master
- * arena, variance for those that AdamW updates, one after another) and scratch. Called by the training loop,
+ * arena, variance for those whose optimizer keeps one, one after another) and scratch. Called by the training loop,
  * checkpoints and the memory table. */
 #include "base/hash.h"
 #include "base/math.h"
@@ -15,17 +15,32 @@
 
 enum { USUAL_TILE = 128 * 128 }; /* elements of C that one processor of a GPU computes at a time in a GEMM */
 
-static const OptimBackend cpu = {cpu_sum_squares, cpu_adamw, cpu_muon_momenta, cpu_muon_directions, cpu_muon_iterate, cpu_muon_apply,
+static const OptimBackend cpu = {cpu_sum_squares, cpu_elements, cpu_muon_momenta, cpu_muon_directions, cpu_muon_iterate, cpu_muon_apply,
     cpu_muon_place, .group_bytes = 64 << 20, .wide_square = true};
-static const OptimBackend gpu = {gpu_sum_squares, gpu_adamw, gpu_muon_momenta, gpu_muon_directions, gpu_muon_iterate, gpu_muon_apply,
+static const OptimBackend gpu = {gpu_sum_squares, gpu_elements, gpu_muon_momenta, gpu_muon_directions, gpu_muon_iterate, gpu_muon_apply,
     gpu_muon_place, .group_bytes = 1 << 30, .uniform_groups = true, .chunks_on_device = true};
 
 static const OptimBackend *backend_of(const Device *device) { return device_info(device)->host_memory ? &cpu : &gpu; }
 
 /* ---- Who updates what ---- */
 
-bool optimizer_uses_muon(const OptimizerConfig *config, const Parameter *parameter) {
-    return config->name == OPTIMIZER_MUON && parameter->kind == PARAMETER_MATRIX && parameter->rank >= 2 && parameter->count > 0;
+bool optimizer_takes_matrices(const OptimizerConfig *config, const Parameter *parameter) {
+    return optimizer_of(config)->takes_matrices && parameter->kind == PARAMETER_MATRIX && parameter->rank >= 2 && parameter->count > 0;
+}
+
+/* AdamW updates what an optimizer of matrices leaves, and biases that balance loads. */
+static OptimizerName name_of(const OptimizerConfig *config, const Parameter *parameter) {
+    if (optimizer_takes_matrices(config, parameter)) return config->name;
+    bool other = optimizer_of(config)->takes_matrices || parameter->kind == PARAMETER_BALANCE_BIAS;
+    return other ? OPTIMIZER_adamw : config->name;
+}
+
+int optimizer_state_count(const OptimizerConfig *config, const Parameter *parameter) {
+    return optimizer_rules[name_of(config, parameter)]->keeps_variance ? 2 : 1;
+}
+
+double optimizer_moves(const OptimizerConfig *config, const Parameter *parameter) {
+    return optimizer_rules[name_of(config, parameter)]->moves;
 }
 
 /* Elements that this rank has of one expert, or of the one matrix, with all its projections. */
@@ -93,9 +108,9 @@ static int64_t place_variance(Optimizer *optimizer) {
     optimizer->variance_offset = memory_allocate((size_t)count * sizeof *optimizer->variance_offset);
     for (int i = 0; i < count; i++) {
         const Parameter *parameter = parameter_of(optimizer, i);
-        bool muon = optimizer_uses_muon(&optimizer->config, parameter);
-        optimizer->variance_offset[i] = muon ? -1 : bytes;
-        if (muon) continue;
+        bool kept = optimizer_state_count(&optimizer->config, parameter) == 2;
+        optimizer->variance_offset[i] = kept ? bytes : -1;
+        if (!kept) continue;
         bytes = round_up(bytes + optimizer->shard.intervals[i].elements.count * parameter->element_bytes, alignment);
     }
     return bytes;
@@ -111,10 +126,11 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index, int 
         .end = optimizer->chunk_count,
         .shift = parameter->offset + interval->elements.first * parameter->element_bytes - interval->offset,
         .bucket = interval->bucket,
+        .optimizer = name_of(&optimizer->config, parameter),
         .primary = interval->holder == 0,
         .pure_bf16 = graph_state_type(optimizer->graph, parameter) == TYPE_COMPUTE,
         .exchange = exchange};
-    bool opens = first == 0 || first == optimizer->balance_end || first == optimizer->adamw_end;
+    bool opens = first == 0 || first == optimizer->balance_end || first == optimizer->elements_end;
     if (first == segment.end) return;
     Segment *last = opens ? NULL : &optimizer->segments[optimizer->segment_count - 1];
     if (last && last->shift == segment.shift && last->bucket == segment.bucket && last->primary == segment.primary &&
@@ -147,18 +163,19 @@ static void append_chunks(Optimizer *optimizer, Chunk whole) {
     }
 }
 
-static void append_adamw_chunks(Optimizer *optimizer, bool balance_biases) {
+static void append_element_chunks(Optimizer *optimizer, bool balance_biases) {
     for (int i = 0; i < optimizer->shard.interval_count; i++) {
         const ShardInterval *interval = &optimizer->shard.intervals[i];
         RateGroup rates = rate_group(&optimizer->config, parameter_of(optimizer, i)->kind);
         int64_t first = optimizer->chunk_count;
-        if (optimizer->variance_offset[i] < 0 || (rates == RATES_BALANCE_BIAS) != balance_biases) continue;
         const Parameter *parameter = parameter_of(optimizer, i);
+        bool matrices = optimizer_takes_matrices(&optimizer->config, parameter);
+        if (matrices || (rates == RATES_BALANCE_BIAS) != balance_biases) continue;
         Chunk whole = chunk_of(parameter, interval->elements.first);
         assert(interval->offset % parameter->element_bytes == 0);
         whole.index = interval->offset / parameter->element_bytes;
         whole.count = interval->elements.count;
-        whole.second_index = optimizer->variance_offset[i] / parameter->element_bytes;
+        whole.second_index = int_max(optimizer->variance_offset[i], 0) / parameter->element_bytes;
         whole.rates = rates;
         append_chunks(optimizer, whole);
         extend_segments(optimizer, first, i, -1);
@@ -200,12 +217,12 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     optimizer->momentum_bytes = optimizer->shard.bytes;
     optimizer->variance_bytes = place_variance(optimizer);
     muon_lay_out(optimizer);
-    append_adamw_chunks(optimizer, true);
+    append_element_chunks(optimizer, true);
     optimizer->balance_end = optimizer->chunk_count;
     optimizer->balance_segments = optimizer->segment_count;
-    append_adamw_chunks(optimizer, false);
-    optimizer->adamw_end = optimizer->chunk_count;
-    optimizer->adamw_segments = optimizer->segment_count;
+    append_element_chunks(optimizer, false);
+    optimizer->elements_end = optimizer->chunk_count;
+    optimizer->element_segments = optimizer->segment_count;
     append_muon_chunks(optimizer);
     optimizer->scratch_bytes = optimizer->muon_bytes + (optimizer->segment_count + optimizer->chunk_count) * (int64_t)sizeof(PreciseSum) +
                                optimizer->matrix_count * (int64_t)sizeof(double) +
@@ -306,6 +323,18 @@ bool optimizer_is_finite(Optimizer *optimizer, const void *master) {
     return isfinite(precise_value(add_squares(optimizer, 0, false)));
 }
 
+static void update_elements(const Optimizer *optimizer, const Segment *segment, const Update *update) {
+    const OptimizerConfig *config = &optimizer->config;
+    const OptimizerRule *rule = optimizer_rules[segment->optimizer];
+    RateTerms plain = {update->lr, 0, update->scale, update->step},
+              decayed = {update->lr, config->weight_decay, update->scale, update->step},
+              balance = {config->balance_lr, 0, optimizer->load_unit, update->step};
+    ElementRates rates[RATES_COUNT] = {[RATES_BALANCE_BIAS] = adamw_rates(0.9, 0.999, 1e-8, &balance),
+        [RATES_PLAIN] = rule->rates(config, &plain),
+        [RATES_DECAYED] = rule->rates(config, &decayed)};
+    optimizer->backend->elements(optimizer, segment, update, rates);
+}
+
 static void update_segment(const Optimizer *optimizer, int index, const Update *update) {
     const Segment *segment = &optimizer->segments[index];
     Update shifted = *update;
@@ -315,7 +344,7 @@ static void update_segment(const Optimizer *optimizer, int index, const Update *
         serves ? NULL : (char *)update->weights + (optimizer->shard.local_weights ? 0 : precision_weight_offset(precision, segment->shift));
     shifted.gradients = optim_gradients(optimizer, segment, update->gradients);
     if (index < optimizer->balance_segments && optimizer->config.balance_lr == 0) return;
-    if (index < optimizer->adamw_segments) adamw_step(optimizer, segment, &shifted);
+    if (index < optimizer->element_segments) update_elements(optimizer, segment, &shifted);
     else muon_step(optimizer, segment, &shifted);
 }
 

@@ -1,48 +1,9 @@
 /* The optimizer's passes over memory on the CPU; compiled once per precision and instruction set (Makefile: VARIANTS).
  * T is the COMPUTE type, W the WIDE type and that of all arithmetic. The table of variants is in optimizer.c. Owns no
  * memory. */
-#include "backend/cpu/kernel.h"
-#include "optim/optim_internal.h"
+#include "optim/pass_cpu_internal.h"
 
 enum { MIRROR_SIDE = 16 }; /* rows and columns of a tile of a matrix that is mirrored */
-
-/* Casts weights that have just been updated, while they are in the first-level cache. */
-static inline void cast_weights(int64_t count, const W *restrict p, T *restrict w) {
-    if ((const void *)p == (const void *)w) return;
-#pragma omp simd
-    for (int64_t i = 0; i < count; i++) w[i] = to_compute(p[i]);
-}
-
-/* `count` elements of an AdamW update, without the cast. Arenas often start at the same distance from a page, so loads
- * that follow a store in an iteration would wait for it (4K aliasing): all loads come first, and without `restrict`
- * compilers leave them there. */
-static inline void update_adamw(const AdamwRates *rates, int64_t count, W *p_at, const W *g_at, W *m_at, W *v_at) {
-    const W scale = (W)rates->scale, one_minus_beta1 = (W)(1 - rates->beta1);
-    const W beta2 = (W)rates->beta2, one_minus_beta2 = (W)(1 - rates->beta2);
-    const W keep = (W)rates->keep, step_size = (W)rates->step_size;
-    const W inverse_root_bias2 = (W)rates->inverse_root_bias2, epsilon = (W)rates->epsilon;
-#pragma omp simd
-    for (int64_t i = 0; i < count; i++) {
-        W p = p_at[i], g = g_at[i] * scale, m = m_at[i], v = v_at[i];
-        m += (g - m) * one_minus_beta1;
-        v = v * beta2 + g * g * one_minus_beta2;
-        p_at[i] = p * keep - step_size * m / (wide_sqrt(v) * inverse_root_bias2 + epsilon);
-        m_at[i] = m;
-        v_at[i] = v;
-    }
-}
-
-static PreciseSum adamw(const PassRates *rates, const PassMemory *memory) {
-    enum { BLOCK = 1024 };
-    W *p = memory->master, *m = memory->momentum, *v = memory->variance;
-    const W *g = memory->gradient;
-    for (int64_t first = 0; first < memory->count; first += BLOCK) {
-        int64_t block = int_min(BLOCK, memory->count - first);
-        update_adamw(rates->adamw, block, p + first, g + first, m + first, v + first);
-        cast_weights(block, p + first, (T *)memory->weights + first);
-    }
-    return (PreciseSum){0};
-}
 
 /* Eight sums run side by side, one for each lane of a vector of doubles. */
 static PreciseSum sum_squares(const PassRates *rates, const PassMemory *memory) {
@@ -128,9 +89,27 @@ static PreciseSum apply_direction(const PassRates *rates, const PassMemory *memo
     return (PreciseSum){0};
 }
 
+/* The updates of optimizers of elements. */
+#define DECLARE_ELEMENTS(name) PreciseSum KERNEL(update_##name)(const PassRates *rates, const PassMemory *memory);
+#define DECLARE_MATRICES(name)
+#define OPTIMIZER(name, kind) DECLARE_##kind(name)
+#include "config/optimizer_list.h"
+#undef OPTIMIZER
+
 extern const OptimKernels KERNEL(optim);
 const OptimKernels KERNEL(optim) = {.compute = KERNEL_GEMM_COMPUTE,
     .wide = KERNEL_GEMM_WIDE,
-    .pass = {adamw, sum_squares, update_momentum, load_direction, apply_direction}, /* by OptimPass */
+    .pass =
+        {
+            [PASS_SQUARES] = sum_squares,
+            [PASS_MOMENTUM] = update_momentum,
+            [PASS_DIRECTION] = load_direction,
+            [PASS_APPLY] = apply_direction,
+#define ROW_ELEMENTS(name) [PASS_UPDATE + OPTIMIZER_##name] = KERNEL(update_##name),
+#define ROW_MATRICES(name)
+#define OPTIMIZER(name, kind) ROW_##kind(name)
+#include "config/optimizer_list.h"
+#undef OPTIMIZER
+        },
     .polynomial = polynomial,
     .mirror = mirror};

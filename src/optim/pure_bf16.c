@@ -1,6 +1,6 @@
 /* Parameters, gradients and optimizer state that are bf16 (precision pure_bf16): a block of elements is cast to fp32,
  * goes through the fp32 kernels, and is cast back with stochastic rounding (optim_round), with different bits of noise
- * for the weight and its state. Called by optim_cpu.c for each chunk of a segment whose state dtype is bf16; the GPU's
+ * for the weight and its state. Called by cpu_loops.c for each chunk of a segment whose state dtype is bf16; the GPU's
  * kernels do this in registers. Owns no memory. */
 #include "base/bf16.h"
 #include "base/math.h"
@@ -12,15 +12,19 @@ enum { BLOCK = 1024 };
 enum { MASTER = 1, GRADIENT = 2, MOMENTUM = 4, VARIANCE = 8 };
 
 /* Which memory each pass reads and writes. */
-static const struct {
-    int reads, writes;
-} touched[PASS_COUNT] = {
-    [PASS_ADAMW] = {MASTER | GRADIENT | MOMENTUM | VARIANCE, MASTER | MOMENTUM | VARIANCE},
+typedef struct Touched { int reads, writes; } Touched;
+static const Touched touched[PASS_UPDATE] = {
     [PASS_SQUARES] = {GRADIENT, 0},
     [PASS_MOMENTUM] = {GRADIENT | MOMENTUM, MOMENTUM},
     [PASS_DIRECTION] = {GRADIENT | MOMENTUM, 0},
     [PASS_APPLY] = {MASTER, MASTER},
 };
+
+static Touched touched_by(OptimPass pass) {
+    if (pass < PASS_UPDATE) return touched[pass];
+    int state = optimizer_rules[pass - PASS_UPDATE]->keeps_variance ? MOMENTUM | VARIANCE : MOMENTUM;
+    return (Touched){MASTER | GRADIENT | state, MASTER | state};
+}
 
 static void load_block(float *restrict to, const uint16_t *restrict from, int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] = bf16_to_float(from[i]);
@@ -39,7 +43,7 @@ PreciseSum bf16_pass(
     uint16_t ignored[BLOCK], *master = memory->master, *weights = memory->weights, *momentum = memory->momentum,
                              *variance = memory->variance;
     const uint16_t *gradient = memory->gradient;
-    int reads = touched[pass].reads, writes = touched[pass].writes;
+    int reads = touched_by(pass).reads, writes = touched_by(pass).writes;
     PreciseSum sum = {0};
     for (int64_t at = 0; at < memory->count; at += BLOCK) {
         int64_t count = int_min(BLOCK, memory->count - at), element = first + at;

@@ -100,7 +100,7 @@ static bool check_gradients(Check *c, Error *error) {
 }
 
 static const OptimizerConfig optimizer_settings = {
-    .name = OPTIMIZER_ADAMW, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .clip = 1};
+    .name = OPTIMIZER_adamw, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .clip = 1};
 
 static void check_steps(Check *c) {
     for (int step = 1; step <= DEBUG_STATE_STEPS; step++) {

@@ -14,6 +14,7 @@
 #include "base/strings.h"
 #include "base/version.h"
 #include "ckpt/ckpt.h"
+#include "config/optimizer_rule.h"
 #include "data/pack.h"
 #include "train/lineage.h"
 #include "train/adapter.h"
@@ -463,12 +464,16 @@ void identity_settle_mixture(json_t *saved, const json_t *now, const Phases *pha
     }
 }
 
-/* Whether the checkpoint holds the state of this setting's value alone. Muon finds its momentum in AdamW's state; init is
- * read again where adapters train beside it. */
+static bool follows(const char *saved, const char *now) {
+    const OptimizerRule *last = optimizer_named(saved), *next = optimizer_named(now);
+    return last && next && optimizer_may_follow(next, last);
+}
+
+/* Whether the checkpoint holds the state of this setting's value alone. init is read again where adapters train beside it. */
 static bool is_bound(const Option *option, const char *saved, const char *now, bool adapters) {
     if (!option || !option->state) return false;
     if (!strcmp(option->name, "precision")) return !keeps_fp32(saved) || !keeps_fp32(now);
-    if (!strcmp(option->name, "optimizer.name")) return strcmp(now, "muon") != 0;
+    if (!strcmp(option->name, "optimizer.name")) return !follows(saved, now);
     return strcmp(option->name, "init") != 0 || !adapters;
 }
 

@@ -12,6 +12,7 @@
 #include "base/scope.h"
 #include "config/family.h"
 #include "config/needs.h"
+#include "config/optimizer_rule.h"
 
 /* Options that act in every run, or that say so themselves where they cannot: fork and from,
  * model.rope_attention_factor and checkpoint.keep_every are refused by a rule about their value. */
@@ -19,9 +20,9 @@ static const char *const always[] = {"run", "init", "seed", "steps", "tokens", "
     "fp8.recipe", "recompute", "on_nan", "plan", "layout", "hang", "tensorboard", "data.train", "data.valid", "data.length", "model.family",
     "model.layers", "model.width", "model.heads", "model.kv_heads", "model.head_dim", "model.ffn", "model.rope_attention_factor",
     "model.norm_epsilon", "batch.tokens", "batch.last", "batch.sequences", "optimizer.name", "optimizer.lr", "optimizer.beta1",
-    "optimizer.beta2", "optimizer.epsilon", "optimizer.weight_decay", "optimizer.clip", "optimizer.in_backward", "schedule.kind",
-    "schedule.warmup", "log.every", "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.store", "checkpoint.async",
-    "checkpoint.whole_every", "lora.rank", "layout.dp", "layout.tp", "layout.pp", "layout.cp", "layout.ep"};
+    "optimizer.beta2", "optimizer.weight_decay", "optimizer.clip", "optimizer.in_backward", "schedule.kind", "schedule.warmup", "log.every",
+    "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.store", "checkpoint.async", "checkpoint.whole_every",
+    "lora.rank", "layout.dp", "layout.tp", "layout.pp", "layout.cp", "layout.ep"};
 
 /* Settings of runs, between which every condition holds in one and fails in another. */
 static const char *const runs[] = {"", "model.family=flux", "model.family=flux model.guidance=true", "model.family=flux fp8.recipe=tensor",
@@ -29,9 +30,9 @@ static const char *const runs[] = {"", "model.family=flux", "model.family=flux m
     "model.experts=4 model.auxiliary_loss=0.1", "model.rope_factor=2", "model.rope_factor=2 model.rope_scaling=linear",
     "model.rope_factor=2 model.rope_scaling=yarn", "init=model", "fp8.recipe=tensor fp8.scaling=delayed", "lora.rank=4",
     "lora.rank=4 model.experts=4", "preference.loss=dpo", "batch.ramp_tokens=16", "batch.ramp_steps=16", "optimizer.name=muon",
-    "optimizer.weight_decay=0", "schedule.kind=wsd", "schedule.kind=wsd schedule.decay=9", "schedule.kind=constant", "eval.every=5",
-    "eval.sample_tokens=0", "plan=true", "layout.pp=2", "layout.pp=2 layout.pp_schedule=interleaved", "layout.pp=2 layout.pp_chunks=1",
-    "precision=pure_bf16", "layout.cp=2", "layout.zero=0", "precision=fp64", "data.valid=x"};
+    "optimizer.name=lion", "optimizer.weight_decay=0", "schedule.kind=wsd", "schedule.kind=wsd schedule.decay=9", "schedule.kind=constant",
+    "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2", "layout.pp=2 layout.pp_schedule=interleaved",
+    "layout.pp=2 layout.pp_chunks=1", "precision=pure_bf16", "layout.cp=2", "layout.zero=0", "precision=fp64", "data.valid=x"};
 enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */
@@ -138,22 +139,26 @@ static void each_need_names_its_option_where_it_is_not_met_and_there_alone(void 
     }
 }
 
-/* A setting that a family lists has a row, and a row of families is listed by one. */
-static void settings_of_families_are_rows_of_the_table(void **state) {
+/* A setting that a rule of families or optimizers lists has a row without a condition of its own. */
+static void find_row(const char *group, const char *setting, const char *rule) {
+    bool found = false;
+    SCOPED_FREE char *name = memory_format("%s.%s", group, setting);
+    for (size_t i = 0; i < needs_table.count; i++) found |= !needs_table.rows[i].what && !strcmp(needs_table.rows[i].name, name);
+    if (!found) fail_msg("%s has %s, which is no row of rules", rule, name);
+}
+
+static void settings_of_rules_are_rows_of_the_table(void **state) {
     (void)state;
     for (size_t i = 0; i < needs_table.count; i++) {
-        char families[128];
-        if (needs_table.rows[i].what) continue;
-        family_names(needs_table.rows[i].name, families, sizeof families);
-        if (!families[0]) fail_msg("no family has %s", needs_table.rows[i].name);
+        SCOPED_FREE char *what = needs_describe(&needs_table.rows[i]);
+        if (what[strlen(what) - 1] == '=') fail_msg("no rule has %s", needs_table.rows[i].name);
     }
     for (int f = 0; f < FAMILY_COUNT; f++)
-        for (const char *const *setting = family_rules[f]->settings; *setting; setting++) {
-            bool found = false;
-            for (size_t i = 0; i < needs_table.count; i++)
-                found |= !needs_table.rows[i].what && !strcmp(needs_table.rows[i].name + strlen("model."), *setting);
-            if (!found) fail_msg("family %s has model.%s, which is no row of families", family_rules[f]->name, *setting);
-        }
+        for (const char *const *setting = family_rules[f]->settings; *setting; setting++)
+            find_row("model", *setting, family_rules[f]->name);
+    for (int o = 0; o < OPTIMIZER_COUNT; o++)
+        for (const char *const *setting = optimizer_rules[o]->settings; *setting; setting++)
+            find_row("optimizer", *setting, optimizer_rules[o]->name);
 }
 
 static void what_a_start_did_not_say_is_not_held_against_it(void **state) {
@@ -232,7 +237,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_option_acts_always_or_has_a_need),
         cmocka_unit_test(each_need_names_its_option_where_it_is_not_met_and_there_alone),
-        cmocka_unit_test(settings_of_families_are_rows_of_the_table),
+        cmocka_unit_test(settings_of_rules_are_rows_of_the_table),
         cmocka_unit_test(what_a_start_did_not_say_is_not_held_against_it),
         cmocka_unit_test(a_warning_names_all_and_a_refusal_the_cure),
         cmocka_unit_test(a_schedule_has_an_effect_without_a_decay),

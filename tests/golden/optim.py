@@ -1,4 +1,4 @@
-"""Writes optim.h: what torch.optim.AdamW and torch.optim.Muon make of small matrices in 10 steps.
+"""Writes optim.h: what torch.optim.AdamW, torch.optim.Muon and lion_pytorch.Lion (PyPI: lion-pytorch) make of small matrices in 10 steps.
 
     python tests/golden/optim.py > tests/golden/optim.h
 
@@ -6,6 +6,7 @@ Parameters and gradients follow from an exact formula that tests/optim/test_opti
 orthogonalises in bfloat16, and once more in float64, by giving its module float64 under the name bfloat16, to check the formula itself.
 """
 import torch
+from lion_pytorch import Lion
 
 STEPS, LR, DECAY, MOMENTUM = 10, 0.02, 0.1, 0.95
 
@@ -42,6 +43,10 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=DECAY)
 
 
+def lion(parameters):
+    return Lion(parameters, lr=LR, betas=(0.9, 0.95), weight_decay=DECAY)
+
+
 def muon(parameters):
     return torch.optim.Muon(parameters, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw")
 
@@ -55,6 +60,7 @@ def write(name, numbers):
 
 print(f"/* Made by tests/golden/optim.py with PyTorch {torch.__version__.split('+')[0]}: parameters after {STEPS} steps, row-major. */")
 write("adamw", run(adamw, 8, 5))  # element by element, so of either shape
+write("lion", run(lion, 8, 5))
 for rows, columns in (8, 5), (5, 8):
     shape = f"{rows}x{columns}"
     write("muon_bf16_" + shape, run(muon, rows, columns))

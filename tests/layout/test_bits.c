@@ -18,9 +18,9 @@ static void the_same_layout_gives_the_same_bits(void **state) {
  * who holds what alone. Muon has whole matrices on every rank that updates them. */
 static void stages_that_add_alike_give_the_same_bits(void **state) {
     (void)state;
-    static const char *const optimizers[] = {"adamw", "muon"};
+    static const char *const optimizers[] = {"adamw", "muon", "lion"};
     if (!has_mpi()) skip();
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof optimizers / sizeof *optimizers; i++) {
         for (int stage = 0; stage <= 3; stage++)
             train_ranks(
                 3, "steps=8 batch.tokens=768 optimizer.name=%s layout.zero=%d run=%s-%d", optimizers[i], stage, optimizers[i], stage);

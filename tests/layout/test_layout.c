@@ -96,7 +96,7 @@ static void check_matrices(const Session *ranks, int size) {
         for (int i = 0; i < ranks[r].layout->shard.interval_count; i++) {
             const ParameterInterval *elements = &ranks[r].layout->shard.intervals[i].elements;
             const Parameter *p = &ranks[r].model.graph->parameters[elements->parameter];
-            if (!optimizer_uses_muon(&ranks[r].config->optimizer, p)) continue;
+            if (!optimizer_takes_matrices(&ranks[r].config->optimizer, p)) continue;
             int64_t end = elements->first + elements->count, held = 0;
             for (int64_t k = 0; k < optimizer_matrices(p); k++) {
                 MuonMatrix m = optimizer_matrix(ranks[r].mesh, p, k);
@@ -115,7 +115,7 @@ static void muon_gets_whole_matrices(void **state) {
 
 static void muons_work_is_shared_out_evenly(void **state) {
     (void)state;
-    Setting setting = setting_of(0, OPTIMIZER_MUON, 1);
+    Setting setting = setting_of(0, OPTIMIZER_muon, 1);
     Session session = plan_rank(&setting, 0, LARGEST);
     /* One matrix of the largest is a fortieth of all. */
     assert_true(session.layout->muon_balance >= 1 && session.layout->muon_balance < 1.15);
@@ -277,7 +277,7 @@ static double run_program(const Session *session, Stops *stops) {
 }
 
 static void check_stops(Device *device) {
-    Setting setting = setting_of(1, OPTIMIZER_ADAMW, 0);
+    Setting setting = setting_of(1, OPTIMIZER_adamw, 0);
     Session session;
     Error error = {0};
     setting.config.model.layers = 1;
@@ -333,7 +333,7 @@ static void every_stage_takes_less_memory_of_a_rank_than_the_one_before(void **s
     (void)state;
     Budget budgets[4];
     for (int stage = 0; stage <= 3; stage++) {
-        Setting setting = setting_of(1, OPTIMIZER_ADAMW, stage);
+        Setting setting = setting_of(1, OPTIMIZER_adamw, stage);
         Session session = plan_rank(&setting, 0, LARGEST);
         budgets[stage] = session_budget(&session);
         session_free(&session);
@@ -347,7 +347,7 @@ static void every_stage_takes_less_memory_of_a_rank_than_the_one_before(void **s
 
 static void a_plan_that_does_not_fit_is_refused_with_a_higher_stage(void **state) {
     (void)state;
-    Setting setting = setting_of(1, OPTIMIZER_ADAMW, 2);
+    Setting setting = setting_of(1, OPTIMIZER_adamw, 2);
     setting.config.checkpoint.async = false;
     Session session = plan_rank(&setting, 1, LARGEST);
     int64_t available = session_budget(&session).total;
@@ -382,22 +382,22 @@ static void check_all_layouts(int family, int optimizer) {
 
 static void zaya_with_adamw_learns_the_same_on_any_ranks_in_any_stage(void **state) {
     (void)state;
-    check_all_layouts(0, OPTIMIZER_ADAMW);
+    check_all_layouts(0, OPTIMIZER_adamw);
 }
 
 static void zaya_with_muon_learns_the_same_on_any_ranks_in_any_stage(void **state) {
     (void)state;
-    check_all_layouts(0, OPTIMIZER_MUON);
+    check_all_layouts(0, OPTIMIZER_muon);
 }
 
 static void llama_with_adamw_learns_the_same_on_any_ranks_in_any_stage(void **state) {
     (void)state;
-    check_all_layouts(1, OPTIMIZER_ADAMW);
+    check_all_layouts(1, OPTIMIZER_adamw);
 }
 
 static void llama_with_muon_learns_the_same_on_any_ranks_in_any_stage(void **state) {
     (void)state;
-    check_all_layouts(1, OPTIMIZER_MUON);
+    check_all_layouts(1, OPTIMIZER_muon);
 }
 
 static void groups_that_hold_copies_learn_the_same(void **state) {

@@ -163,12 +163,12 @@ static void check_losses(OptimizerName name, const char *expected) {
 /* Rounding grows with the steps, to about 1e-6 of losses near 4. */
 static void ten_steps_of_adamw_have_the_losses_of_pytorch(void **state) {
     (void)state;
-    check_losses(OPTIMIZER_ADAMW, "adamw_losses");
+    check_losses(OPTIMIZER_adamw, "adamw_losses");
 }
 
 static void ten_steps_of_muon_have_the_losses_of_pytorch(void **state) {
     (void)state;
-    check_losses(OPTIMIZER_MUON, "muon_losses");
+    check_losses(OPTIMIZER_muon, "muon_losses");
 }
 
 int main(void) {

@@ -109,7 +109,7 @@ static void check_training(PreferenceLoss loss, const char *name, int64_t microb
     Error error = {0};
     open_program(&g, loss, MODEL_TRAIN, PAIRS / microbatches);
     OptimizerConfig config = g.config.optimizer;
-    config.name = OPTIMIZER_ADAMW;
+    config.name = OPTIMIZER_adamw;
     Optimizer *optimizer = optimizer_create(g.model.graph, &config, NULL, device_cpu(), &error);
     assert_non_null(optimizer);
     for (int step = 1; step <= STEPS; step++) {

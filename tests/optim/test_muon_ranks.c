@@ -38,7 +38,7 @@ static const Shape shapes[] = {
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static const OptimizerConfig config = {
-    .name = OPTIMIZER_MUON, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
+    .name = OPTIMIZER_muon, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
 
 typedef struct Model {
     Graph *graph;

@@ -21,11 +21,17 @@
 #include "support/each_isa.h"
 
 static const OptimizerConfig adamw = {
-    .name = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
+    .name = OPTIMIZER_adamw, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
+
+static OptimizerConfig lion_config(void) {
+    OptimizerConfig config = adamw;
+    config.name = OPTIMIZER_lion;
+    return config;
+}
 
 static OptimizerConfig muon_config(void) {
     OptimizerConfig config = adamw;
-    config.name = OPTIMIZER_MUON;
+    config.name = OPTIMIZER_muon;
     return config;
 }
 
@@ -180,6 +186,13 @@ static void adamw_in_fp32_gives_what_pytorch_gives(void **state) {
     check_golden(PRECISION_FP32, &adamw, golden_adamw, golden_adamw, 2e-6);
 }
 
+static void lion_gives_what_lion_pytorch_gives(void **state) {
+    (void)state;
+    OptimizerConfig config = lion_config();
+    check_golden(PRECISION_FP64, &config, golden_lion, golden_lion, 1e-13);
+    check_golden(PRECISION_FP32, &config, golden_lion, golden_lion, 2e-6);
+}
+
 /* We add 1e-7 to the norm (around 10) where PyTorch takes a maximum: 1e-8 of ten updates that are each below 0.02. */
 static void muon_in_fp64_gives_what_pytorch_gives(void **state) {
     (void)state;
@@ -259,6 +272,43 @@ static void adamw_agrees_with_a_plain_loop_for_every_kind_of_parameter(void **st
     check_all_kinds(PRECISION_FP64, false, 1e-3);
 }
 
+/* NAN where the sum whose sign decides is so near 0 that rounding decides. */
+static void reference_lion(double *p, int64_t count, double decay) {
+    for (int64_t i = 0; i < count; i++) {
+        double m = 0, nearest = 1;
+        p[i] = value_at(0, i);
+        for (int64_t step = 1; step <= STEPS; step++) {
+            double g = value_at(step, i) * clip, c = 0.9 * m + 0.1 * g;
+            p[i] = p[i] * (1 - rate * decay) - rate * ((c > 0) - (c < 0));
+            m = 0.95 * m + 0.05 * g;
+            nearest = fmin(nearest, fabs(c));
+        }
+        if (nearest < 1e-6) p[i] = NAN;
+    }
+}
+
+/* Biases that balance loads are AdamW's under any optimizer. */
+static void lion_agrees_with_a_plain_loop_for_every_kind_of_parameter(void **state) {
+    (void)state;
+    for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP64; precision++) {
+        OptimizerConfig config = lion_config();
+        config.balance_lr = 1e-3;
+        Fixture f = make(precision, &config, all_kinds, 6);
+        run_steps(&f, STEPS, rate, clip);
+        for (int p = 0; p < 5; p++) {
+            int64_t count = f.graph->parameters[p].count;
+            double *expected = malloc((size_t)count * sizeof *expected);
+            reference_lion(expected, count, p < 3 ? 0.1 : 0);
+            for (int64_t i = 0; i < count; i++)
+                if (!isnan(expected[i])) assert_close(parameter(&f, p, i), expected[i], f.wide == sizeof(double) ? 1e-14 : 1e-6);
+            free(expected);
+        }
+        compare_parameter(&f, 5, 1e-3, 0, 1, 0.999);
+        assert_int_equal(optimizer_states(f.optimizer, NULL, 0), 7); /* six momenta, and the variance of the biases */
+        drop(&f);
+    }
+}
+
 static void vectors_decay_when_asked(void **state) {
     (void)state;
     check_all_kinds(PRECISION_FP32, true, 1e-3);
@@ -277,7 +327,7 @@ static void balance_biases_stay_where_their_rate_is_zero(void **state) {
  * or not. */
 static void every_instruction_set_computes_the_same_adamw(void **state) {
     (void)state;
-    const AdamwRates rates = {
+    const ElementRates rates = {
         .scale = 0.5, .beta1 = 0.9, .beta2 = 0.95, .step_size = 0.01, .inverse_root_bias2 = 1.5, .epsilon = 1e-8, .keep = 0.99};
     const int64_t counts[] = {1, 3, 16, 31, 1024, 1041, 3000};
     for (int k = 0; k < 2 * CPU_ISA_COUNT; k++) {
@@ -290,12 +340,13 @@ static void every_instruction_set_computes_the_same_adamw(void **state) {
             for (int64_t i = 0; i <= counts[n]; i++)
                 p[i] = (float)value_at(0, i), g[i] = (float)value_at(1, i), m[i] = (float)value_at(2, i),
                 v[i] = fabsf((float)value_at(3, i)), w[i] = 7;
-            kernels->pass[PASS_ADAMW](&(PassRates){.adamw = &rates}, &(PassMemory){.count = counts[n],
-                                                                         .master = p,
-                                                                         .weights = precision == PRECISION_BF16 ? (void *)w : p,
-                                                                         .gradient = g,
-                                                                         .momentum = m,
-                                                                         .variance = v});
+            kernels->pass[PASS_UPDATE + OPTIMIZER_adamw](
+                &(PassRates){.elements = &rates}, &(PassMemory){.count = counts[n],
+                                                      .master = p,
+                                                      .weights = precision == PRECISION_BF16 ? (void *)w : p,
+                                                      .gradient = g,
+                                                      .momentum = m,
+                                                      .variance = v});
             for (int64_t i = 0; i < counts[n]; i++) {
                 double gradient = 0.5 * value_at(1, i), moment = 0.9 * value_at(2, i) + 0.1 * gradient;
                 double variance = 0.95 * fabs(value_at(3, i)) + 0.05 * gradient * gradient;
@@ -304,6 +355,29 @@ static void every_instruction_set_computes_the_same_adamw(void **state) {
                 assert_close(p[i], 0.99 * value_at(0, i) - 0.01 * moment / (sqrt(variance) * 1.5 + 1e-8), 4e-7);
             }
             assert_true(p[counts[n]] == (float)value_at(0, counts[n]) && w[counts[n]] == 7);
+        }
+    }
+}
+
+static void every_instruction_set_computes_the_same_lion(void **state) {
+    (void)state;
+    const ElementRates rates = {.scale = 0.5, .beta1 = 0.9, .beta2 = 0.95, .step_size = 0.01, .keep = 0.99};
+    enum { COUNT = 1041 };
+    for (CpuIsa isa = 0; isa < CPU_ISA_COUNT; isa++) {
+        const OptimKernels *kernels = optim_kernels(PRECISION_FP32, isa);
+        if (!kernels || !cpu_has(isa)) continue;
+        static float p[COUNT + 1], g[COUNT], m[COUNT];
+        for (int64_t i = 0; i < COUNT; i++) p[i] = (float)value_at(0, i), g[i] = (float)value_at(1, i), m[i] = (float)value_at(2, i);
+        p[COUNT] = 7;
+        g[5] = NAN;
+        kernels->pass[PASS_UPDATE + OPTIMIZER_lion](
+            &(PassRates){.elements = &rates}, &(PassMemory){.count = COUNT, .master = p, .weights = p, .gradient = g, .momentum = m});
+        assert_true(isnan(p[5]) && isnan(m[5]) && p[COUNT] == 7);
+        for (int64_t i = 0; i < COUNT; i++) {
+            double gradient = 0.5 * value_at(1, i), c = 0.9 * value_at(2, i) + 0.1 * gradient;
+            if (i == 5 || fabs(c) < 1e-6) continue;
+            assert_close(m[i], 0.95 * value_at(2, i) + 0.05 * gradient, 4e-7);
+            assert_close(p[i], 0.99 * value_at(0, i) - 0.01 * ((c > 0) - (c < 0)), 4e-7);
         }
     }
 }
@@ -684,12 +758,11 @@ static void check_near(const Fixture *f, const void *ours, const void *theirs, i
     free(a);
 }
 
-static void adamw_on_a_gpu_gives_what_the_cpu_gives(void **state) {
-    (void)state;
+static void compare_on_gpu(OptimizerName name) {
     Device *gpu = check_gpu();
     for (unsigned seed = 0; seed < 4; seed++) {
-        Fixture ours = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_ADAMW, seed, false),
-                theirs = run_uneven(device_cpu(), PRECISION_BF16, OPTIMIZER_ADAMW, seed, false);
+        Fixture ours = run_uneven(gpu, PRECISION_BF16, name, seed, false),
+                theirs = run_uneven(device_cpu(), PRECISION_BF16, name, seed, false);
         for (int64_t i = 0; i < elements_of(ours.graph); i++) {
             double expected = get(theirs.master, 4, i);
             assert_close(get(ours.master, 4, i), expected, 1e-6 * (fabs(expected) + rate));
@@ -699,6 +772,16 @@ static void adamw_on_a_gpu_gives_what_the_cpu_gives(void **state) {
         drop(&ours);
         drop(&theirs);
     }
+}
+
+static void adamw_on_a_gpu_gives_what_the_cpu_gives(void **state) {
+    (void)state;
+    compare_on_gpu(OPTIMIZER_adamw);
+}
+
+static void lion_on_a_gpu_gives_what_the_cpu_gives(void **state) {
+    (void)state;
+    compare_on_gpu(OPTIMIZER_lion);
 }
 
 /* Root of the mean square of the differences over one parameter. */
@@ -713,9 +796,9 @@ static double distance(const Fixture *a, const Fixture *b, int index) {
  * result in fp32 better than the other. What AdamW updates is off by fp32's rounding: values below 2, three times. */
 static void check_muon(unsigned seed, bool vendor) {
     gemm_exact(true);
-    Fixture ours = run_uneven(check_gpu(), PRECISION_BF16, OPTIMIZER_MUON, seed, vendor),
-            theirs = run_uneven(device_cpu(), PRECISION_BF16, OPTIMIZER_MUON, seed, vendor),
-            wide = run_uneven(device_cpu(), PRECISION_FP32, OPTIMIZER_MUON, seed, vendor);
+    Fixture ours = run_uneven(check_gpu(), PRECISION_BF16, OPTIMIZER_muon, seed, vendor),
+            theirs = run_uneven(device_cpu(), PRECISION_BF16, OPTIMIZER_muon, seed, vendor),
+            wide = run_uneven(device_cpu(), PRECISION_FP32, OPTIMIZER_muon, seed, vendor);
     for (int i = 0; i < UNEVEN; i++) {
         double near = distance(&ours, &wide, i), allowed = 1.25 * distance(&theirs, &wide, i) + 1e-6;
         if (!(near < allowed)) fail_msg("parameter %d is %g from fp32, and %g are allowed", i, near, allowed);
@@ -739,8 +822,8 @@ static void muon_is_as_near_when_the_vendor_multiplies(void **state) {
 static void a_gpu_gives_the_same_bits_twice(void **state) {
     (void)state;
     Device *gpu = check_gpu();
-    Fixture one = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0, false),
-            two = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0, false);
+    Fixture one = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_muon, 0, false),
+            two = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_muon, 0, false);
     double norm_one = gradient_norm(&one), norm_two = gradient_norm(&two);
     assert_memory_equal(one.master, two.master, (size_t)elements_of(one.graph) * 4);
     assert_memory_equal(one.weights, two.weights, (size_t)elements_of(one.graph) * 2);
@@ -752,7 +835,7 @@ static void a_gpu_gives_the_same_bits_twice(void **state) {
 static void a_gpu_rounds_weights_to_nearest_even_and_leaves_gaps_alone(void **state) {
     (void)state;
     Device *gpu = check_gpu();
-    OptimizerConfig config = uneven_config(OPTIMIZER_MUON);
+    OptimizerConfig config = uneven_config(OPTIMIZER_muon);
     Fixture f = make_on(gpu, PRECISION_BF16, &config, uneven, UNEVEN);
     int64_t extent = elements_of(f.graph);
     bool *used = calloc((size_t)extent, sizeof *used);
@@ -898,13 +981,16 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adamw_in_fp64_gives_what_pytorch_gives),
         cmocka_unit_test(adamw_in_fp32_gives_what_pytorch_gives),
+        cmocka_unit_test(lion_gives_what_lion_pytorch_gives),
         cmocka_unit_test(muon_in_fp64_gives_what_pytorch_gives),
         cmocka_unit_test(muon_in_fp32_gives_what_pytorch_gives),
         cmocka_unit_test(muon_in_bf16_gives_what_pytorch_gives),
         cmocka_unit_test(adamw_agrees_with_a_plain_loop_for_every_kind_of_parameter),
+        cmocka_unit_test(lion_agrees_with_a_plain_loop_for_every_kind_of_parameter),
         cmocka_unit_test(vectors_decay_when_asked),
         cmocka_unit_test(balance_biases_stay_where_their_rate_is_zero),
         cmocka_unit_test(every_instruction_set_computes_the_same_adamw),
+        cmocka_unit_test(every_instruction_set_computes_the_same_lion),
         cmocka_unit_test(muon_takes_each_projection_by_itself_as_pytorch_does),
         cmocka_unit_test(muon_makes_every_matrix_of_a_stack_nearly_orthogonal),
         cmocka_unit_test(muon_agrees_with_the_plain_formula_across_tiles),
@@ -921,6 +1007,7 @@ int main(void) {
         cmocka_unit_test(restored_states_continue_with_the_same_bits),
         cmocka_unit_test(announced_bytes_are_those_taken),
         cmocka_unit_test(adamw_on_a_gpu_gives_what_the_cpu_gives),
+        cmocka_unit_test(lion_on_a_gpu_gives_what_the_cpu_gives),
         cmocka_unit_test(muon_on_a_gpu_is_as_near_to_fp32_as_the_cpu_in_bf16),
         cmocka_unit_test(muon_is_as_near_when_the_vendor_multiplies),
         cmocka_unit_test(a_gpu_gives_the_same_bits_twice),

@@ -121,15 +121,15 @@ static void check_neighbours(int name) {
 
 static void an_update_is_rounded_to_a_neighbour(void **state) {
     (void)state;
-    check_neighbours(OPTIMIZER_ADAMW);
-    check_neighbours(OPTIMIZER_MUON);
+    check_neighbours(OPTIMIZER_adamw);
+    check_neighbours(OPTIMIZER_muon);
 }
 
 /* Steps of a fiftieth of a unit in the last place would be lost by rounding to nearest. */
 static void small_updates_add_up(void **state) {
     (void)state;
     enum { STEPS = 200 };
-    OptimizerConfig config = config_of(OPTIMIZER_ADAMW);
+    OptimizerConfig config = config_of(OPTIMIZER_adamw);
     config.weight_decay = 0;
     Fixture pure_bf16 = make(device_cpu(), PRECISION_PURE_BF16, &config), wide = make(device_cpu(), PRECISION_BF16, &config);
     float *before = values_of(&pure_bf16, 1), ones[COUNT];
@@ -163,7 +163,7 @@ static void infinity_and_nan_stay_what_they_are(void **state) {
 static void what_is_not_finite_is_seen_anywhere(void **state) {
     (void)state;
     for (int precision = 0; precision < 2; precision++) {
-        OptimizerConfig config = config_of(OPTIMIZER_ADAMW);
+        OptimizerConfig config = config_of(OPTIMIZER_adamw);
         Fixture f = make(device_cpu(), precision ? PRECISION_PURE_BF16 : PRECISION_BF16, &config);
         float *values = values_of(&f, 1);
         assert_true(optimizer_is_finite(f.optimizer, f.arenas[0]));
@@ -197,7 +197,7 @@ static void threads_change_no_bits(void **state) {
 
 static void the_step_decides_the_rounding(void **state) {
     (void)state;
-    OptimizerConfig config = config_of(OPTIMIZER_MUON);
+    OptimizerConfig config = config_of(OPTIMIZER_muon);
     Fixture one = make(device_cpu(), PRECISION_PURE_BF16, &config), two = make(device_cpu(), PRECISION_PURE_BF16, &config);
     update(&one, 1, 0.01);
     update(&two, 2, 0.01); /* Muon has no other use for the number */
@@ -208,7 +208,7 @@ static void the_step_decides_the_rounding(void **state) {
 
 static void state_and_gradients_take_two_bytes_an_element(void **state) {
     (void)state;
-    OptimizerConfig config = config_of(OPTIMIZER_ADAMW);
+    OptimizerConfig config = config_of(OPTIMIZER_adamw);
     Fixture f = make(device_cpu(), PRECISION_PURE_BF16, &config);
     int64_t matrix = COUNT * 2, vector = VECTOR * 4, gaps = 4 * 64 * 2;
     assert_true(optimizer_state_bytes(f.graph, &config, NULL) <= 2 * (matrix + vector) + gaps);
@@ -248,8 +248,8 @@ static void compare_with_cpu(int name, double most_different) {
 
 static void a_gpu_rounds_as_the_cpu_does(void **state) {
     (void)state;
-    compare_with_cpu(OPTIMIZER_ADAMW, 0.002);
-    compare_with_cpu(OPTIMIZER_MUON, 0.1);
+    compare_with_cpu(OPTIMIZER_adamw, 0.002);
+    compare_with_cpu(OPTIMIZER_muon, 0.1);
 }
 
 int main(void) {

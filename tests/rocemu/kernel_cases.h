@@ -183,8 +183,9 @@ static inline void run_optimizer(const KernelCase *c, int name) {
     optimizer_free(optimizer);
     graph_free(graph);
 }
-static inline void run_adamw(const KernelCase *c) { run_optimizer(c, OPTIMIZER_ADAMW); }
-static inline void run_muon(const KernelCase *c) { run_optimizer(c, OPTIMIZER_MUON); }
+static inline void run_adamw(const KernelCase *c) { run_optimizer(c, OPTIMIZER_adamw); }
+static inline void run_lion(const KernelCase *c) { run_optimizer(c, OPTIMIZER_lion); }
+static inline void run_muon(const KernelCase *c) { run_optimizer(c, OPTIMIZER_muon); }
 
 #define HEADS_1B {32, 8, 64}
 #define HEADS_8B {32, 8, 128}
@@ -235,5 +236,6 @@ static const KernelCase kernel_cases[] = {
     {"cca small", run_cca, .rows = 2048, .in = 2048, .heads = HEADS_ZAYA, .small = true},
     {"adamw 256M", run_adamw, .rows = 16384, .in = 16384},
     {"adamw 4M", run_adamw, .rows = 2048, .in = 2048, .small = true},
+    {"lion 4M", run_lion, .rows = 2048, .in = 2048, .small = true},
     {"muon 2048", run_muon, .rows = 2048, .in = 2048},
 };

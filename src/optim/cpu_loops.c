@@ -1,7 +1,7 @@
 /* The optimizer's back end on the CPU: parallel loops over chunks, and Muon's GEMMs as one batch for each work. Loops
  * that read and write the arenas share chunks out statically, so that pages touched first by a thread stay with it from
  * step to step. Arithmetic is in passes_cpu.c, which pure_bf16.c wraps where the state dtype is bf16. Owns no memory
- * but lists of GEMMs while they run; called by optimizer.c, adamw.c and muon.c through OptimBackend. */
+ * but lists of GEMMs while they run; called by optimizer.c and muon.c through OptimBackend. */
 #include "base/math.h"
 #include "base/memory.h"
 #include "optim/optim_internal.h"
@@ -56,7 +56,7 @@ static void *scratch_at(const Work *work, int64_t bytes) { return (char *)work->
 static void *current(const Work *work, const Matrix *m) { return scratch_at(work, work->swapped ? m->y : m->x); }
 static void *next(const Work *work, const Matrix *m) { return scratch_at(work, work->swapped ? m->x : m->y); }
 
-/* Runs a pass over chunk `i`. Passes of AdamW and sums of squares have no matrices, and so no x. */
+/* Runs a pass over chunk `i`. Updates of elements and sums of squares have no matrices, and so no x. */
 static PreciseSum run_pass(const Work *work, int64_t i, OptimPass pass, const PassRates *rates) {
     const Optimizer *o = work->optimizer;
     const Update *update = work->update;
@@ -75,7 +75,7 @@ static PreciseSum run_pass(const Work *work, int64_t i, OptimPass pass, const Pa
     return bf16_pass(o->kernels, pass, rates, &memory, optim_noise_seed(c->key, update->step), c->first);
 }
 
-/* ---- Sums of squares and AdamW ---- */
+/* ---- Sums of squares and updates of elements ---- */
 
 void cpu_sum_squares(const Optimizer *optimizer, const Segment *segment, const void *arena, PreciseSum *sum) {
     Update update = {.gradients = arena};
@@ -87,11 +87,12 @@ void cpu_sum_squares(const Optimizer *optimizer, const Segment *segment, const v
     for (int64_t i = segment->first; i < segment->end; i++) precise_join(sum, partials[i]);
 }
 
-void cpu_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]) {
+void cpu_elements(const Optimizer *optimizer, const Segment *segment, const Update *update, const ElementRates rates[RATES_COUNT]) {
     Work work = {.optimizer = optimizer, .segment = segment, .update = update};
+    OptimPass pass = PASS_UPDATE + segment->optimizer;
 #pragma omp parallel for schedule(static)
     for (int64_t i = segment->first; i < segment->end; i++)
-        run_pass(&work, i, PASS_ADAMW, &(PassRates){.adamw = &rates[optimizer->chunks[i].rates]});
+        run_pass(&work, i, pass, &(PassRates){.elements = &rates[optimizer->chunks[i].rates]});
 }
 
 /* ---- Muon's GEMMs ---- */

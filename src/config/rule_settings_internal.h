@@ -1,0 +1,10 @@
+/* Lists of settings in rules of families and optimizers. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Whether `setting` is "GROUP.NAME" with a NAME of the list, which NULL ends. */
+bool rule_lists(const char *const *settings, const char *group, const char *setting);
+/* Appends `name` to "a, b or c", of which `left` names, this one included, are missing. */
+void rule_append_name(char *text, size_t size, const char *name, int left);

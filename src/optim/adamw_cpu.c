@@ -1,0 +1,34 @@
+/* AdamW's update on the CPU (optim/adamw.c has the formula). */
+#include "optim/pass_cpu_internal.h"
+
+PreciseSum KERNEL(update_adamw)(const PassRates *rates, const PassMemory *memory);
+
+/* `count` elements of an AdamW update, without the cast. Arenas often start at the same distance from a page, so loads
+ * that follow a store in an iteration would wait for it (4K aliasing): all loads come first, and without `restrict`
+ * compilers leave them there. */
+static inline void update_adamw(const ElementRates *rates, int64_t count, W *p_at, const W *g_at, W *m_at, W *v_at) {
+    const W scale = (W)rates->scale, one_minus_beta1 = (W)(1 - rates->beta1);
+    const W beta2 = (W)rates->beta2, one_minus_beta2 = (W)(1 - rates->beta2);
+    const W keep = (W)rates->keep, step_size = (W)rates->step_size;
+    const W inverse_root_bias2 = (W)rates->inverse_root_bias2, epsilon = (W)rates->epsilon;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        W p = p_at[i], g = g_at[i] * scale, m = m_at[i], v = v_at[i];
+        m += (g - m) * one_minus_beta1;
+        v = v * beta2 + g * g * one_minus_beta2;
+        p_at[i] = p * keep - step_size * m / (wide_sqrt(v) * inverse_root_bias2 + epsilon);
+        m_at[i] = m;
+        v_at[i] = v;
+    }
+}
+
+PreciseSum KERNEL(update_adamw)(const PassRates *rates, const PassMemory *memory) {
+    W *p = memory->master, *m = memory->momentum, *v = memory->variance;
+    const W *g = memory->gradient;
+    for (int64_t first = 0; first < memory->count; first += UPDATE_BLOCK) {
+        int64_t block = int_min(UPDATE_BLOCK, memory->count - first);
+        update_adamw(rates->elements, block, p + first, g + first, m + first, v + first);
+        cast_weights(block, p + first, (T *)memory->weights + first);
+    }
+    return (PreciseSum){0};
+}

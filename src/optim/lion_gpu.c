@@ -1,0 +1,37 @@
+/* Lion on a GPU (optim/lion.c has the formula): one pass that reads master, gradient and momentum once and writes two of them and
+ * the bf16 weights, 22 bytes a parameter (10 where all of them are bf16). Owns no memory. */
+#include "optim/optim_gpu_internal.h"
+
+#ifdef GPU_DEVICE
+
+/* The elements i .. i + unit - 1. */
+INLINE void update(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit) {
+    const OptimArenas *a = &u->arenas;
+    int64_t at = u->index + i;
+    f32x4 p = load_state(a->master, at, pure_bf16, unit), g = load_state(a->gradients, at, pure_bf16, unit) * u->scale;
+    f32x4 m = load_state(a->momentum, at, pure_bf16, unit), c = m + (g - m) * u->one_minus_beta1;
+    m += (g - m) * u->one_minus_beta2;
+    p *= u->keep;
+    UNROLL for (int j = 0; j < unit; j++) p[j] -= c[j] > 0 ? u->step_size : c[j] < 0 ? -u->step_size : c[j] * 0; /* NaN stays */
+    u32x4 of_weights = 0, of_state = 0;
+    if (pure_bf16) of_weights = noise_of(u->seed, u->first + i), of_state = noise_of(~u->seed, u->first + i);
+    store_state(a->master, at, p, of_weights, pure_bf16, unit);
+    store_state(a->momentum, at, m, of_state, pure_bf16, unit);
+    if (!a->weights) return;
+    if (pure_bf16) store_state(a->weights, at, p, of_weights, true, unit);
+    else store4_bf16(a->weights + at, p, unit);
+}
+
+KERNEL(lion, ElementArguments) { update_chunk(&a, update, false); }
+KERNEL(lion_bf16, ElementArguments) { update_chunk(&a, update, true); }
+
+#else
+
+LAUNCHERS(lion, ElementArguments, lion, lion_bf16)
+
+void gpu_update_lion(const Optimizer *optimizer, const Segment *segment, const Update *update, const ElementRates rates[RATES_COUNT]) {
+    ElementArguments arguments = optim_element_arguments(optimizer, segment, update, rates);
+    launch_lion(optimizer->device, segment->pure_bf16, optim_element_shape(segment), &arguments);
+}
+
+#endif

@@ -1,0 +1,15 @@
+/* What the CPU's passes of optimizers share; private to files that are compiled once per precision and instruction set. */
+#pragma once
+
+#include "backend/cpu/kernel.h"
+#include "optim/optim_internal.h"
+
+/* Elements that an update takes between casts, so that they are in the first-level cache. */
+enum { UPDATE_BLOCK = 1024 };
+
+/* Casts weights that have just been updated, while they are in the first-level cache. */
+static inline void cast_weights(int64_t count, const W *restrict p, T *restrict w) {
+    if ((const void *)p == (const void *)w) return;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) w[i] = to_compute(p[i]);
+}
