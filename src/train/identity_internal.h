@@ -45,8 +45,10 @@ json_t *identity_of_text(const char *path, bool held_out, Error *error);
 /* The content of a run's copy of its tokenizer. NULL on failure. */
 json_t *identity_of_tokenizer(const char *run, Error *error);
 /* The identity of a start: `run` is the run's number, `corpus` has been opened. `started`: there is a checkpoint, so
- * that the weights of init= are read no more, unless adapters train beside them. NULL on failure. */
-json_t *identity_create(const Config *config, const Phases *phases, const Corpus *corpus, const char *run, bool started, Error *error);
+ * that the weights of init= are read no more, unless adapters train beside them. `whole`: this rank reads the base of
+ * adapters whole, as one rank of each node does; the others read samples. NULL on failure. */
+json_t *identity_create(
+    const Config *config, const Phases *phases, const Corpus *corpus, const char *run, bool started, bool whole, Error *error);
 /* Puts the checksum of the reference of data.train into an identity, so that checkpoints go on with no other. */
 void identity_put_reference(json_t *identity, const Reference *reference);
 /* Whether the reference of `identity`, which was computed after `changes` had been listed without one, is that of the

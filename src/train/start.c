@@ -145,7 +145,8 @@ static bool check_settings(const Config *config, int ranks, Error *error) {
 /* All ranks must mean the same data. Rank 0 knows the origin, and compares the run with its newest checkpoint. */
 static bool identify(Loop *loop, Error *error) {
     const Origin *origin = &loop->origin;
-    loop->identity = identity_create(&loop->settings, &loop->phases, &loop->corpus, origin->number, origin->step > 0, error);
+    const bool whole = loop_leads(loop) || comm_local_rank(loop->comm) == 0;
+    loop->identity = identity_create(&loop->settings, &loop->phases, &loop->corpus, origin->number, origin->step > 0, whole, error);
     loop->changes = json_array();
     if (!loop_agree(loop, "identity", loop->identity, error)) return false;
     json_auto_t *content = identity_content(loop->identity);

@@ -511,6 +511,30 @@ static void a_base_that_was_changed_between_samples_is_refused(void **state) {
     smelt_good("eval run text");
 }
 
+/* One of two ranks, in a folder of its own with its own base. The first rank of a node reads the base whole. */
+static Process start_beside_base(int rank, int nodes, int port, const char *run) {
+    const int node = nodes == 2 ? rank : 0;
+    SCOPED_FREE char *words = memory_format("-C node%d RANK=%d LOCAL_RANK=%d GROUP_RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
+                                            "MASTER_PORT=%d %s train " TINY " run=%s init=base lora.rank=2 " LARGE "stop_at=1",
+        rank, rank, rank - node, node, port, getenv("SMELT"), run);
+    return words_start("/usr/bin/env", words);
+}
+
+static void bases_of_two_nodes_are_compared_whole(void **state) {
+    train_good("run=first stop_at=1 " LARGE);
+    assert_int_equal(system("$SMELT convert first node0/base && cp -r node0 node1 && ln -s ../text node0 && ln -s ../text node1"), 0);
+    flip_between_samples("node1/base/model.safetensors");
+    for (int nodes = 1; nodes <= 2; nodes++) {
+        int port = process_free_port(), code = nodes == 2 ? ERROR_USAGE : ERROR_NONE;
+        SCOPED_FREE char *run = memory_format("%s/run-%d", (char *)*state, nodes);
+        Process ranks[2] = {start_beside_base(0, nodes, port, run), start_beside_base(1, nodes, port, run)};
+        ProcessResult results[2] = {process_finish(&ranks[0]), process_finish(&ranks[1])};
+        for (int rank = 0; rank < 2; rank++) expect_code(&results[rank], code, run);
+        assert_int_equal(strstr(results[1].errors, "rank 1 has other data than rank 0: init.content") != NULL, nodes == 2);
+        for (int rank = 0; rank < 2; rank++) process_free(&results[rank]);
+    }
+}
+
 /* Checkpoints of older builds have the checksum of samples alone. */
 static void contents_are_compared_by_the_checksums_that_both_have(void **state) {
     (void)state;
@@ -608,6 +632,7 @@ int main(void) {
         TRAIN_TEST(a_text_that_a_shard_of_the_same_name_shadows_is_refused),
         TRAIN_TEST(the_base_of_adapters_that_trained_on_is_refused),
         TRAIN_TEST(a_base_that_was_changed_between_samples_is_refused),
+        TRAIN_TEST(bases_of_two_nodes_are_compared_whole),
         cmocka_unit_test(contents_are_compared_by_the_checksums_that_both_have),
         TRAIN_TEST(a_setting_of_one_rank_alone_is_named_before_anything_is_written),
         TRAIN_TEST(a_configuration_that_is_not_its_checkpoints_is_not_evaluated),
