@@ -4,6 +4,7 @@
  * library's session. Made by comm_open, used by the worker. */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -16,7 +17,7 @@
 #include "base/scope.h"
 #include "comm/comm_internal.h"
 
-enum { THREAD_SERIALIZED = 2, TAG = 1, ERROR_TEXT = 512, SPINS = 100, PAUSE_MICROSECONDS = 20 };
+enum { THREAD_SERIALIZED = 2, TAG = 1, ERROR_TEXT = 512, SPINS = 100, PAUSE_MICROSECONDS = 20, LONGEST_PAUSE_MICROSECONDS = 1000 };
 static const int64_t most_at_once = 1 << 30; /* counts are int */
 
 /* (our name, symbol, arguments) */
@@ -136,14 +137,20 @@ static int progress(Mpi *mpi, Requests *requests, Error *error) {
 }
 
 /* Looks a while, then sleeps between looks: the cores may all be computing, and a yield would cost a whole time
- * slice of theirs. */
+ * slice of theirs. A sleep is a sixteenth of the time that has passed without progress, since each look costs a core that
+ * another rank needs. */
 static bool complete(Mpi *mpi, Requests *requests, const Transfer *transfers, Error *error) {
-    double start = log_seconds();
+    double start = log_seconds(), last = start;
     for (int idle = 0; requests->count; idle++) {
         int done = progress(mpi, requests, error);
         if (done < 0 || (requests->count && engine_stopped(mpi->transport.engine, start, transfers, error))) return false;
-        if (done) idle = 0;
-        if (idle >= SPINS) usleep(PAUSE_MICROSECONDS);
+        if (done) {
+            idle = 0;
+            last = log_seconds();
+        }
+        if (idle < SPINS) continue;
+        double pause = (log_seconds() - last) * 1e6 / 16;
+        usleep((useconds_t)fmin(fmax(pause, PAUSE_MICROSECONDS), LONGEST_PAUSE_MICROSECONDS));
     }
     return true;
 }

@@ -39,18 +39,18 @@ static int setup(void **state) {
 /* -- Against one process ------------------------------------------------------------------------------------------- */
 
 #define DATA "data.train=tokens data.tokenizer=none model.vocabulary=64 data.length=32 batch.sequences=2 batch.tokens=128 data.valid=valid "
-#define EVERY_STEP "checkpoint.every=1 checkpoint.keep=100 "
+#define TEN_STEPS "checkpoint.every=10 checkpoint.keep=100 "
 
 static void check_model(const char *model) {
     if (!has_mpi()) skip();
-    train_ranks(0, DATA EVERY_STEP "%s run=one", model);
+    train_ranks(0, DATA TEN_STEPS "%s run=one", model);
     for (int ranks = 2; ranks <= 4; ranks += 2) {
         char run[16];
         snprintf(run, sizeof run, "cp%d", ranks);
         const char *exchange = ranks == 2 ? "gather" : "ring";
-        train_ranks(ranks, DATA EVERY_STEP "layout.cp=%d layout.cp_exchange=%s %s run=%s", ranks, exchange, model, run);
+        train_ranks(ranks, DATA TEN_STEPS "layout.cp=%d layout.cp_exchange=%s %s run=%s", ranks, exchange, model, run);
         assert_same_losses(run, "one");
-        assert_same_gradients(run, "one");
+        assert_same_momentum(run, "one");
     }
 }
 

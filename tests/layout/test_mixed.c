@@ -1,5 +1,5 @@
 /* Several kinds of parallelism at once: every family learns on each mixed layout what one process learns, by the losses
- * of 20 steps, the gradients of the first and the weights after the last. */
+ * of 20 steps and the momentum of ten. */
 #include "support/ranks_run.h"
 
 static const char *const models[][2] = {
@@ -12,7 +12,7 @@ static const char *const models[][2] = {
 enum { MODELS = sizeof models / sizeof *models };
 
 /* What all have: heads and layers that every layout below divides; four sequences of 64 tokens a microbatch. */
-#define SHAPE "model.width=32 model.heads=4 model.kv_heads=2 model.layers=4 data.length=64 batch.sequences=2 batch.tokens=512 checkpoint.every=1 checkpoint.keep=100"
+#define SHAPE "model.width=32 model.heads=4 model.kv_heads=2 model.layers=4 data.length=64 batch.sequences=2 batch.tokens=512 checkpoint.every=10 checkpoint.keep=100"
 
 typedef struct LayoutRow {
     int ranks;
@@ -46,7 +46,7 @@ static void check(int model, int optimizer) {
         if ((row->experts && !experts) || (!by_both && (model + i) % 2 != optimizer)) continue;
         train_ranks(row->ranks, "%s %s run=%s", settings, row->settings, row->name);
         assert_same_losses(row->name, "one");
-        assert_same_gradients(row->name, "one");
+        assert_same_momentum(row->name, "one");
     }
     free(settings);
 }

@@ -3,7 +3,7 @@
 #include "support/ranks_run.h"
 
 /* Four layers and eight microbatches, for up to four stages. */
-#define STAGES "model.layers=4 batch.sequences=2 batch.tokens=512 checkpoint.every=1 checkpoint.keep=100 "
+#define STAGES "model.layers=4 batch.sequences=2 batch.tokens=512 checkpoint.every=10 checkpoint.keep=100 "
 
 typedef struct Family { const char *name, *settings; } Family;
 static const Family zaya = {"zaya", "model.auxiliary_loss=0.01"};
@@ -24,7 +24,7 @@ static void check(const Family *family, const char *optimizer, int ranks, const 
     snprintf(one, sizeof one, "one-%s", optimizer);
     snprintf(stages, sizeof stages, "stages-%s", optimizer);
     assert_same_losses(stages, one);
-    assert_same_gradients(stages, one);
+    assert_same_momentum(stages, one);
 }
 
 static void check_both(const Family *family, int ranks, const char *adamw, const char *muon) {

@@ -2,7 +2,7 @@
 #include "support/ranks_run.h"
 
 /* Four layers and eight microbatches, for up to four stages. */
-#define STAGES "model.layers=4 batch.sequences=2 batch.tokens=512 checkpoint.every=1 checkpoint.keep=100 "
+#define STAGES "model.layers=4 batch.sequences=2 batch.tokens=512 checkpoint.every=10 checkpoint.keep=100 "
 
 typedef struct Family { const char *name, *settings; } Family;
 static const Family zaya = {"zaya", "model.auxiliary_loss=0.01"};
@@ -26,7 +26,7 @@ static void stages_and_zero_compose(void **state) {
         train_ranks(0, "%s optimizer.name=muon " STAGES "run=%s", cases[i].family->settings, one);
         train_ranks(4, "%s optimizer.name=muon layout.pp=2 %s " STAGES "run=%s", cases[i].family->settings, cases[i].layout, stages);
         assert_same_losses(stages, one);
-        assert_same_gradients(stages, one);
+        assert_same_momentum(stages, one);
     }
 }
 
