@@ -154,8 +154,9 @@ static bool write_grown(
     good = master && vocabulary_grow(in, config, &growth, model.graph, master, error) && hf_write(&export, out, options->overwrite, error);
     memory_unmap(master, bytes);
     if (good)
-        log_info("%s has %d new tokens from %d on, and %" PRId64 " rows where %s had %" PRId64, out, added, export.first_new,
-            growth.grown_rows, in, growth.rows);
+        log_info("%s has %d new tokens from %d on, and %" PRId64 " rows where %s had %" PRId64
+                 ": lora.tokens=%d-%d trains the new rows beside adapters",
+            out, added, export.first_new, growth.grown_rows, in, growth.rows, export.first_new, export.first_new + added - 1);
     return good;
 }
 

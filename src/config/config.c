@@ -249,6 +249,10 @@ static const Option rows[] = {
         STATE),
     STRING_OPTION(lora.modules_to_save, "", "",
         "tables of tokens that are trained whole beside adapters, by PEFT's names between commas (embed_tokens, wte, lm_head)", STATE),
+    STRING_OPTION(lora.tokens, "", "",
+        "ids whose rows of the embedding and the head alone are trained beside adapters (PEFT's trainable_token_indices), in ascending "
+        "order: 64000-64002,64010",
+        STATE),
     CHOICE_OPTION(lora.base, "same", "same|nf4|fp8",
         "how frozen matrices of linear layers are held; nf4: in 4.13 bits (QLoRA), fp8: in 8, from which each GEMM's are made just before "
         "it"),
@@ -474,6 +478,13 @@ static bool check_lora(const Config *config, Error *error) {
     if (lora->base != LORA_BASE_SAME && (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
         return error_set(error, ERROR_USAGE, "lora.base=%s is not for %s: leave one out", lora->base == LORA_BASE_NF4 ? "nf4" : "fp8",
             config->precision == PRECISION_FP64 ? "precision=fp64" : "fp8.recipe");
+    if (lora->tokens[0] && lora->modules_to_save[0])
+        return error_set(error, ERROR_USAGE,
+            "lora.tokens=%s trains rows of the tables, and lora.modules_to_save=%s trains tables whole: leave one out", lora->tokens,
+            lora->modules_to_save);
+    if (lora->tokens[0] && config->model.fp8.recipe != FP8_NONE && config->model.fp8.head)
+        return error_set(
+            error, ERROR_USAGE, "lora.tokens=%s trains rows of the head, which fp8.head rounds: leave out fp8.head", lora->tokens);
     return lora_check_list(lora, error);
 }
 

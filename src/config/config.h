@@ -77,12 +77,20 @@ typedef struct ModelConfig {
 /* Adapters in place of full training (model/lora.c). */
 typedef enum LoraBase { LORA_BASE_SAME, LORA_BASE_NF4, LORA_BASE_FP8 } LoraBase;
 typedef enum LoraExperts { LORA_EACH, LORA_SHARED } LoraExperts;
+/* Consecutive ids that lora.tokens names; `row` is the place of the first among all of them. */
+typedef struct TokenRun { int64_t first, count, row; } TokenRun;
+enum { TOKEN_MOST_RUNS = 16 };
+typedef struct TokenRuns {
+    int count;
+    TokenRun items[TOKEN_MOST_RUNS]; /* in ascending order */
+} TokenRuns;
 typedef struct LoraConfig {
     int64_t rank; /* 0: none */
     double alpha;
     bool rslora;
     const char *targets;         /* config/lora_targets.h */
     const char *modules_to_save; /* tables that are trained whole (config/lora_targets.h); empty: none */
+    const char *tokens;          /* ids whose rows alone are trained (lora_token_runs); empty: none */
     int experts;                 /* LoraExperts */
     int base;                    /* LoraBase */
     const char *start;           /* a folder of PEFT; empty: none */

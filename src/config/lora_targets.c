@@ -3,6 +3,7 @@
 #include "config/lora_targets.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char *const groups[] = {
@@ -53,12 +54,58 @@ static bool is_list(const char *list) {
     }
 }
 
+/* Reads "ID" or "ID-ID" at *at and goes behind it. */
+static bool read_range(const char **at, int64_t *first, int64_t *last) {
+    enum { MOST_DIGITS = 9 };
+    int64_t ids[2];
+    for (int i = 0; i < 2; i++) {
+        size_t digits = strspn(*at, "0123456789");
+        if (!digits || digits > MOST_DIGITS) return false;
+        ids[i] = strtoll(*at, NULL, 10);
+        *at += digits;
+        if (i == 0 && **at != '-') ids[++i] = ids[0];
+        else if (i == 0) ++*at;
+    }
+    *first = ids[0], *last = ids[1];
+    return *first <= *last;
+}
+
+/* ERROR_USAGE when lora.tokens is not a list of ascending ids and ranges, or of more than TOKEN_MOST_RUNS runs. */
+static bool read_tokens(const LoraConfig *lora, TokenRuns *runs, Error *error) {
+    *runs = (TokenRuns){0};
+    for (const char *at = lora && lora->rank && lora->tokens ? lora->tokens : ""; *at; at += *at == ',') {
+        int64_t first, last, rows = token_runs_rows(runs);
+        TokenRun *before = runs->count ? &runs->items[runs->count - 1] : NULL;
+        if (!read_range(&at, &first, &last) || (*at && (*at != ',' || !at[1])) || (before && first < before->first + before->count))
+            return error_set(error, ERROR_USAGE,
+                "lora.tokens=%s is not a list: give ids and ranges of ids in ascending order, such as 64000-64002,64010", lora->tokens);
+        if (before && first == before->first + before->count) {
+            before->count += last - first + 1;
+            continue;
+        }
+        if (runs->count == TOKEN_MOST_RUNS)
+            return error_set(error, ERROR_USAGE,
+                "lora.tokens=%s has more than %d runs of consecutive ids: give fewer, or lora.modules_to_save for whole tables",
+                lora->tokens, (int)TOKEN_MOST_RUNS);
+        runs->items[runs->count++] = (TokenRun){first, last - first + 1, rows};
+    }
+    return true;
+}
+
+TokenRuns lora_token_runs(const LoraConfig *lora) {
+    TokenRuns runs;
+    Error error;
+    return read_tokens(lora, &runs, &error) ? runs : (TokenRuns){0};
+}
+
 bool lora_check_list(const LoraConfig *lora, Error *error) {
     if (!is_list(lora->targets))
         return error_set(error, ERROR_USAGE,
             "lora.targets=%s is no list: give all, or names between commas of groups (attention, mlp, experts, router) and modules "
             "(q_proj,v_proj)",
             lora->targets);
+    TokenRuns runs;
+    if (!read_tokens(lora, &runs, error)) return false;
     return !lora->modules_to_save || !*lora->modules_to_save || is_list(lora->modules_to_save) ||
            error_set(error, ERROR_USAGE,
                "lora.modules_to_save=%s is not a list: give names of tables between commas (embed_tokens,lm_head)", lora->modules_to_save);

@@ -210,6 +210,7 @@ static const Need rows[] = {
     {"lora.rslora", "lora.rank", has_adapters, REFUSE},
     {"lora.targets", "lora.rank", has_adapters, REFUSE},
     {"lora.modules_to_save", "lora.rank", has_adapters, REFUSE},
+    {"lora.tokens", "lora.rank", has_adapters, REFUSE},
     {"lora.base", "lora.rank", has_adapters, REFUSE},
     {"lora.start", "lora.rank", has_adapters, REFUSE},
     {"lora.experts", "lora.rank", has_adapters, REFUSE},

@@ -1,6 +1,7 @@
 /* All operations, in the order of OpId. Each line stands for an Op op_rule_NAME, a CPU_OP(NAME) and a GPU_OP(NAME). */
 OP(embed)
 OP(embed_grad)
+OP(put_rows)
 OP(norm)
 OP(norm_grad)
 OP(residual_norm)

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/math.h"
+#include "base/memory.h"
 #include "base/scope.h"
 #include "model/builder.h"
 #include "ops/activation/activation.h"
@@ -113,6 +115,43 @@ Linear builder_stacked(Builder *b, const Stacked *layers, int count, int64_t in,
     return linear;
 }
 
+/* The part of the token table, or of the head, that this rank has. */
+static CutShare table_share(const Builder *b, int64_t entries) {
+    const Mesh *mesh = b->graph->mesh;
+    return cut_share(entries, mesh_index(mesh, AXES_TENSOR), mesh_size(mesh, AXES_TENSOR));
+}
+
+TokenRuns builder_token_runs(const Builder *b) {
+    const TokenRuns all = lora_token_runs(b->lora);
+    TokenRuns own = {0};
+    CutShare share = table_share(b, b->config->vocabulary);
+    for (int i = 0; i < all.count; i++) {
+        const TokenRun *run = &all.items[i];
+        int64_t first = int_max(run->first, share.first), end = int_min(run->first + run->count, share.first + share.count);
+        if (first < end) own.items[own.count++] = (TokenRun){first - share.first, end - first, run->row + first - run->first};
+    }
+    return own;
+}
+
+TensorId builder_token_rows(const Builder *b, TensorId table) {
+    SCOPED_FREE char *module = parameter_module(graph_get(b->graph, table)->name), *name = memory_format("%s" LORA_ROWS, module);
+    int index = graph_find_parameter(b->graph, name);
+    return index < 0 ? TENSOR_NONE : b->graph->parameters[index].tensor;
+}
+
+/* Declares the rows of a frozen table that lora.tokens trains, and puts them into it. Every rank has all of them, and their gradients
+ * for the part of the table that it has. */
+static void declare_token_rows(Builder *b, TensorId table, const char *module, bool ends) {
+    const TokenRuns all = lora_token_runs(b->lora), own = builder_token_runs(b);
+    if (!all.count) return;
+    SCOPED_FREE char *name = memory_format("%s" LORA_ROWS, module);
+    b->graph->frozen = false;
+    TensorId rows = builder_parameter(b, name, PARAMETER_EMBEDDING, 2, (int64_t[]){token_runs_rows(&all), b->config->width}, NULL);
+    b->graph->parameters[b->graph->parameter_count - 1].ends = ends;
+    b->graph->frozen = true;
+    op_put_rows(b->graph, rows, table, &own);
+}
+
 /* The token table, or the head. */
 static TensorId declare_table(Builder *b, const char *name, bool ends) {
     Cut cut = {.axes = AXES_TENSOR, .dimension = 0, .blocks = 1, .rows = {b->config->vocabulary}};
@@ -120,16 +159,19 @@ static TensorId declare_table(Builder *b, const char *name, bool ends) {
     bool frozen = b->graph->frozen;
     b->graph->frozen = frozen && !lora_saves(b->lora, module, b->config->tied);
     TensorId table = builder_parameter(b, name, PARAMETER_EMBEDDING, 2, (int64_t[]){b->config->vocabulary, b->config->width}, &cut);
-    b->graph->frozen = frozen;
     b->graph->parameters[b->graph->parameter_count - 1].ends = ends;
+    b->graph->frozen = frozen;
+    declare_token_rows(b, table, module, ends);
     return table;
 }
 
 TensorId builder_embed(Builder *b, TensorId ids, TensorId table, int64_t entries, TensorId bias, TensorId scale, int64_t padding) {
-    const Mesh *mesh = b->graph->mesh;
-    CutShare share = cut_share(entries, mesh_index(mesh, AXES_TENSOR), mesh_size(mesh, AXES_TENSOR));
+    CutShare share = table_share(b, entries);
+    EmbedSpec spec = {.padding = padding, .first = share.first};
+    TensorId rows = builder_token_rows(b, table);
+    if (rows) spec.runs = builder_token_runs(b);
     assert(graph_rows(b->graph, table) == share.count);
-    return op_embed(b->graph, ids, table, bias, scale, &(EmbedSpec){.padding = padding, .first = share.first});
+    return op_embed(b->graph, ids, table, bias, scale, rows, &spec);
 }
 
 TensorId builder_embedding(Builder *b, const char *name) {

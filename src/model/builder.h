@@ -96,6 +96,9 @@ TensorId builder_embedding(Builder *builder, const char *name);
 TensorId builder_embed(Builder *builder, TensorId ids, TensorId table, int64_t entries, TensorId bias, TensorId scale, int64_t padding);
 /* The head [V, D]: the embedding `name` when the model is tied, else lm_head.weight; TENSOR_NONE on stages that lack it. */
 TensorId builder_head(Builder *builder, const char *name, TensorId embedding);
+/* The rows of the table that lora.tokens trains, or TENSOR_NONE; and what this rank has of their runs, counted from its first row. */
+TensorId builder_token_rows(const Builder *builder, TensorId table);
+TokenRuns builder_token_runs(const Builder *builder);
 
 /* -- Operations ---------------------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* Low-rank adapters (LoRA, arXiv 2106.09685, as PEFT builds them): a linear layer W that is frozen gets y = W x +
  * (alpha / rank) B (A x) with A [rank, in] and B [out, rank], which alone are trained, with tables that lora.modules_to_save
- * names (builder.c). A starts with normal values
+ * names and rows of tables that lora.tokens names (builder.c). A starts with normal values
  * of the deviation of PEFT's, which draws them from kaiming_uniform_(a = sqrt(5)), that is U(-1 / sqrt(in), 1 /
  * sqrt(in)) (peft/tuners/lora/layer.py): 1 / sqrt(3 in). B starts at zero, so that the model starts as it was.
  * Called by the families; owns nothing.
@@ -272,8 +272,21 @@ static bool check_saved(const Graph *graph, const ModelConfig *config, const Lor
     return true;
 }
 
+/* Checks that the model has the rows that lora.tokens names. */
+static bool check_tokens(const ModelConfig *config, const LoraConfig *lora, Error *error) {
+    const TokenRuns runs = lora_token_runs(lora);
+    if (!runs.count) return true;
+    int64_t last = runs.items[runs.count - 1].first + runs.items[runs.count - 1].count - 1;
+    if (model_makes_images(config)) return error_set(error, ERROR_USAGE, "lora.tokens=%s is for models of text", lora->tokens);
+    return last < config->vocabulary || error_set(error, ERROR_USAGE,
+                                            "lora.tokens=%s: the model has rows for tokens below %lld; smelt convert MODEL FOLDER "
+                                            "tokens.add=A,B makes rows for new tokens",
+                                            lora->tokens, (long long)config->vocabulary);
+}
+
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error) {
     if (!lora->rank) return true;
+    if (!check_tokens(config, lora, error)) return false;
     SCOPED(model_free) Model model = model_describe(config, lora, PRECISION_FP32);
     if (!check_saved(model.graph, config, lora, error)) return false;
     for (const char *at = lora->targets;; at++) {

@@ -70,12 +70,13 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     if (loss && model->rewards) {
         model->answers = op_preference(graph, builder_gather(b, trunk.normed), trunk.head, &model->preference, &b->config->preference,
             model->loss, model->rewards, b->config->vocabulary);
-        return;
-    }
-    if (loss) {
+    } else if (loss) {
         append_loss(b, model, builder_gather(b, trunk.normed), trunk.head);
-        return;
     }
+    TensorId rows = builder_token_rows(b, trunk.head);
+    const TokenRuns runs = builder_token_runs(b);
+    if (loss && rows) op_train_head_rows(graph, rows, &runs);
+    if (loss) return;
     TensorId asked = b->mode == MODEL_LOGITS ? trunk.normed : op_last_row(graph, trunk.normed);
     TensorId logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
     model->logits = op_gather_columns(graph, logits, b->config->vocabulary, AXES_TENSOR);

@@ -29,7 +29,7 @@
 #define UP ".lora_B.weight"
 #define GATE_UP ".experts.gate_up_proj"
 #define DOWN_PROJ ".experts.down_proj"
-#define ROWS ".token_adapter.trainable_tokens_delta"
+#define ROWS LORA_ROWS
 #define HEAD "lm_head.weight"
 #define ROWS_BASE ".token_adapter.base_layer.weight" /* the table that ROWS change, which is kept if it was resized */
 #define ROUTER ".mlp.gate" /* of Mixtral: a parameter of a module that is no linear layer */
@@ -353,16 +353,27 @@ static bool refuse_tensor(const PeftFolder *peft, const StoredTensor *tensor, co
     return error_set(error, ERROR_CHECKPOINT, "%s: %s %s", peft->path, tensor->name, why);
 }
 
-/* Values [count, width] in place of rows of a table. */
-static bool put_rows(const PeftFolder *peft, const StoredTensor *tensor, const char *module, const Parameter *p, const float *values,
-    void *master, Error *error) {
+/* The row of the rows that the runs name, or without runs of a table, that belongs to an id; -1: there is none. */
+static int64_t row_of(const Parameter *p, const TokenRuns *runs, int64_t id) {
+    if (!runs->count) return id < p->shape[0] ? id : -1;
+    for (const TokenRun *run = runs->items; run < runs->items + runs->count; run++)
+        if (id >= run->first && id < run->first + run->count) return run->row + id - run->first;
+    return -1;
+}
+
+/* Values [count, width] in place of rows of a table, or of those that lora.tokens names. */
+static bool put_rows(const PeftFolder *peft, const StoredTensor *tensor, const char *module, const Parameter *p, const TokenRuns *runs,
+    const float *values, void *master, Error *error) {
     const json_t *rows = find_rows(peft, module);
-    if (p->rank != 2 || tensor->rank != 2 || tensor->shape[1] != p->shape[1] || json_array_size(rows) != (size_t)tensor->shape[0])
+    size_t count = json_array_size(rows);
+    if (p->rank != 2 || tensor->rank != 2 || tensor->shape[1] != p->shape[1] || count != (size_t)tensor->shape[0])
         return refuse_tensor(peft, tensor, "does not have a row for each id of trainable_token_indices", error);
-    for (size_t i = 0; i < json_array_size(rows); i++) {
+    for (size_t i = 0; i < count; i++) {
         const json_t *id = json_array_get(rows, i);
-        int64_t row = json_is_integer(id) ? json_integer_value(id) : -1;
-        if (row < 0 || row >= p->shape[0]) return refuse_tensor(peft, tensor, "is of ids that the base has no rows for", error);
+        int64_t row = json_is_integer(id) && json_integer_value(id) >= 0 ? row_of(p, runs, json_integer_value(id)) : -1;
+        if (row < 0 || (runs->count && count != (size_t)p->shape[0]))
+            return refuse_tensor(
+                peft, tensor, runs->count ? "is of other ids than lora.tokens names" : "is of ids that the base has no rows for", error);
         for (int64_t c = 0; c < p->shape[1]; c++)
             element_set((size_t)p->element_bytes, parameter_in(p, master), row * p->shape[1] + c, values[(int64_t)i * p->shape[1] + c]);
     }
@@ -419,10 +430,11 @@ static bool check_tied(const PeftFolder *peft, const StoredTensor *tensor, const
                error);
 }
 
-static bool replace_one(const PeftFolder *peft, const StoredTensor *tensor, const Graph *graph, void *master, Error *error) {
+/* Puts a tensor in the place of parameter `index`: a table, or with `runs` the rows that these name. */
+static bool replace_one(
+    const PeftFolder *peft, const StoredTensor *tensor, const Graph *graph, int index, const TokenRuns *runs, void *master, Error *error) {
     bool rows = ends_with(tensor->name, ROWS), tied = graph_find_parameter(graph, HEAD) < 0;
     SCOPED_FREE char *module = replaced_module(tensor->name);
-    int index = find_replaced(graph, tensor->name);
     if (index < 0) return refuse_tensor(peft, tensor, "belongs to no layer of the model", error);
     const Parameter *p = &graph->parameters[index];
     if (tied && index == find_table(graph) && !check_tied(peft, tensor, p, error)) return false;
@@ -432,7 +444,7 @@ static bool replace_one(const PeftFolder *peft, const StoredTensor *tensor, cons
     for (int i = 0; i < tensor->rank; i++) count *= tensor->shape[i];
     SCOPED_FREE float *values = memory_allocate((size_t)(count + 1) * sizeof *values);
     hf_convert(sizeof *values, values, tensor->type, tensor->data, count);
-    return rows ? put_rows(peft, tensor, module, p, values, master, error) : put_whole(peft, tensor, p, values, master, error);
+    return rows ? put_rows(peft, tensor, module, p, runs, values, master, error) : put_whole(peft, tensor, p, values, master, error);
 }
 
 /* Whether the folder has a tensor of this end, which a field of the configuration names. */
@@ -465,46 +477,54 @@ bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Erro
         for (size_t i = 0; i < peft->file.count; i++) {
             const StoredTensor *tensor = &peft->file.tensors[i];
             bool due = is_of_base(tensor->name) && !is_copy(tensor->name) && ends_with(tensor->name, ROWS) == rows;
-            if (due && !replace_one(peft, tensor, graph, master, error)) return false;
+            if (due && !replace_one(peft, tensor, graph, find_replaced(graph, tensor->name), &(TokenRuns){0}, master, error)) return false;
         }
     return true;
 }
 
 /* -- Reading what a run trains ---------------------------------------------------------------------------------------- */
 
+/* The trained parameter that a tensor of the base is for; -1: the graph has none. */
+static int find_trained(const Graph *graph, const char *tensor) {
+    if (ends_with(tensor, ROWS_BASE)) return -1; /* the table of another base */
+    int index = ends_with(tensor, ROWS) ? graph_find_parameter(graph, tensor + strlen(PREFIX)) : find_replaced(graph, tensor);
+    return index >= 0 && !graph->parameters[index].frozen ? index : -1;
+}
+
 bool peft_check_trained(const PeftFolder *peft, const Graph *graph, Error *error) {
     for (size_t i = 0; i < peft->file.count; i++) {
         const char *name = peft->file.tensors[i].name;
-        int index = is_of_base(name) ? find_replaced(graph, name) : -1;
-        bool whole = !ends_with(name, ROWS) && !ends_with(name, ROWS_BASE);
-        if (!is_of_base(name) || is_copy(name) || (index >= 0 && !graph->parameters[index].frozen && whole)) continue;
-        return error_set(error, ERROR_USAGE,
-            "%s holds parts of the base too, of which this run does not train %s: name tables that were trained whole in "
-            "lora.modules_to_save, or make a base with them, smelt convert %s merged",
-            peft->path, name, peft->path);
-    }
-    return true;
-}
-
-/* Fills the tables that the graph trains whole; each must be in the folder. */
-static bool load_saved(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        SCOPED_FREE char *half = module_of(p->name), *name = stored_name(graph, p);
-        const StoredTensor *tensor = safetensors_find(&peft->file, name);
-        if (p->frozen || half) continue;
-        if (!tensor)
-            return error_set(error, ERROR_CHECKPOINT,
-                "%s has no %s, which lora.modules_to_save trains: leave it out there, or begin with a merged base, smelt convert %s merged",
+        if (is_of_base(name) && !is_copy(name) && find_trained(graph, name) < 0)
+            return error_set(error, ERROR_USAGE,
+                "%s holds parts of the base too, of which this run does not train %s: name tables that were trained whole in "
+                "lora.modules_to_save, and ids of rows in lora.tokens, or make a base with them, smelt convert %s merged",
                 peft->path, name, peft->path);
-        if (!replace_one(peft, tensor, graph, master, error)) return false;
     }
     return true;
 }
 
-bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
+void peft_freeze_absent(const PeftFolder *peft, Graph *graph) {
+    for (int i = 0; i < graph->parameter_count; i++) {
+        Parameter *p = &graph->parameters[i];
+        SCOPED_FREE char *half = module_of(p->name), *name = half ? NULL : stored_name(graph, p);
+        if (!half) p->frozen = p->frozen || !safetensors_find(&peft->file, name);
+    }
+}
+
+/* Fills the tables and rows that the graph trains. */
+static bool load_saved(const PeftFolder *peft, const LoraConfig *lora, const Graph *graph, void *master, Error *error) {
+    const TokenRuns runs = lora_token_runs(lora);
+    for (size_t i = 0; i < peft->file.count; i++) {
+        const StoredTensor *tensor = &peft->file.tensors[i];
+        int index = is_of_base(tensor->name) && !is_copy(tensor->name) ? find_trained(graph, tensor->name) : -1;
+        if (index >= 0 && !replace_one(peft, tensor, graph, index, &runs, master, error)) return false;
+    }
+    return true;
+}
+
+bool peft_load(const PeftFolder *peft, const LoraConfig *lora, const Graph *graph, void *master, Error *error) {
     size_t count = 0;
-    if (!check_missing(peft, graph, error) || !load_saved(peft, graph, master, error)) return false;
+    if (!check_missing(peft, graph, error) || !load_saved(peft, lora, graph, master, error)) return false;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         SCOPED_FREE char *half = p->frozen ? NULL : module_of(p->name);
@@ -541,6 +561,12 @@ static bool holds(const json_t *array, const char *text) {
     return false;
 }
 
+/* "embed_tokens" of "model.embed_tokens". */
+static const char *last_part(const char *module) {
+    const char *dot = strrchr(module, '.');
+    return dot ? dot + 1 : module;
+}
+
 /* How many modules with this end have adapters. */
 static int64_t count_ends(const Graph *graph, const char *end) {
     int64_t count = 0;
@@ -557,14 +583,32 @@ static bool is_parameter(const char *module, const HfClass *class) {
     return ends_with(module, GATE_UP) || ends_with(module, DOWN_PROJ) || (class->router_is_parameter && ends_with(module, ROUTER));
 }
 
+/* The ids of lora.tokens, by the names of the modules whose rows the graph trains; NULL: it trains none. */
+static json_t *describe_tokens(const LoraConfig *lora, const Graph *graph) {
+    json_t *modules = json_object();
+    const TokenRuns runs = lora_token_runs(lora);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const char *name = graph->parameters[i].name;
+        if (!ends_with(name, ROWS)) continue;
+        SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(name) - strlen(ROWS)), name);
+        json_t *ids = json_array();
+        for (const TokenRun *run = runs.items; run < runs.items + runs.count; run++)
+            for (int64_t id = run->first; id < run->first + run->count; id++) json_array_append_new(ids, json_integer(id));
+        json_object_set_new(modules, last_part(module), ids);
+    }
+    if (json_object_size(modules)) return modules;
+    json_decref(modules);
+    return NULL;
+}
+
 static json_t *describe(const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph) {
     json_t *modules = json_array(), *parameters = json_array(), *saved = json_array();
     bool transposed = false;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         transposed |= p->transposed;
-        SCOPED_FREE char *module = p->frozen ? NULL : module_of(p->name), *table = p->frozen || module ? NULL : parameter_module(p->name);
-        if (table) json_array_append_new(saved, json_string(strrchr(table, '.') ? strrchr(table, '.') + 1 : table));
+        SCOPED_FREE char *module = p->frozen ? NULL : module_of(p->name), *table = parameter_module(p->name);
+        if (!p->frozen && !module && !ends_with(table, ROWS)) json_array_append_new(saved, json_string(last_part(table)));
         if (!module || !ends_with(p->name, DOWN)) continue;
         const char *name = count_ends(graph, end_of(module)) == model->layers ? end_of(module) : module;
         bool parameter = is_parameter(module, hf_class(model));
@@ -582,8 +626,11 @@ static json_t *describe(const char *base, const LoraConfig *lora, const ModelCon
         json_array_append_new(saved, json_string("lm_head"));
         json_object_set_new(content, "ensure_weight_tying", json_true());
     }
+    json_t *tokens = describe_tokens(lora, graph);
+    if (content && tokens) json_object_set(content, "trainable_token_indices", tokens);
     json_decref(parameters);
     json_decref(saved);
+    json_decref(tokens);
     return content;
 }
 
@@ -630,7 +677,7 @@ static bool write_tensors(const char *folder, int64_t experts, const Graph *grap
         SCOPED_FREE char *half = module_of(p->name);
         tensors[count] = half ? store_half(graph, p, master, shared ? experts : 1) : store_table(graph, p, master);
         finite = stored_check_finite(&tensors[count++], error);
-        if (half || !tied) continue;
+        if (half || !tied || ends_with(p->name, ROWS)) continue;
         tensors[count] = store_table(graph, p, master); /* PEFT wants the head beside the table that it is tied to */
         free((char *)tensors[count].name);
         tensors[count++].name = memory_copy_string(PREFIX HEAD);

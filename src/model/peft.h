@@ -26,10 +26,12 @@ bool peft_is_folder(const char *folder);
  * tensor. ERROR_CHECKPOINT. */
 bool peft_open(PeftFolder *peft, const char *folder, Error *error);
 void peft_close(PeftFolder *peft);
-/* Fills what is trained of `graph`, which was built with adapters, in `master`, its MASTER arena in any precision. All of it
+/* Fills what is trained of `graph`, which was built with the adapters of `lora`, in `master`, its MASTER arena in any precision. All of it
  * must be in the folder in its shapes, and nothing else but parts of the base, nor may it lack an adapter that its target_modules
  * name. ERROR_CHECKPOINT. */
-bool peft_load(const PeftFolder *peft, const Graph *graph, void *master, Error *error);
+bool peft_load(const PeftFolder *peft, const LoraConfig *lora, const Graph *graph, void *master, Error *error);
+/* Freezes tables and rows that the folder lacks: a run that begins with it has them from its base. */
+void peft_freeze_absent(const PeftFolder *peft, Graph *graph);
 /* ERROR_USAGE where the folder holds parts of the base that `graph` does not train. */
 bool peft_check_trained(const PeftFolder *peft, const Graph *graph, Error *error);
 

@@ -81,6 +81,12 @@ static bool check_base(const char *folder, const Config *origin, Error *error) {
                "%s trains adapters itself: `smelt convert` makes it a model folder, which can be the base of others", folder);
 }
 
+/* The table of a graph that the rows called `name` are of. */
+static int find_table_of(const Graph *graph, const char *name) {
+    SCOPED_FREE char *table = memory_format("%.*s.weight", (int)(strlen(name) - strlen(LORA_ROWS)), name);
+    return graph_find_parameter(graph, table);
+}
+
 /* Rounds a matrix of the source, which has all its parameters whole, to the codes of `p`. */
 static bool take_quantized(const Session *session, const WeightSource *source, const Parameter *p, Error *error) {
     int index = graph_find_parameter(source->graph, p->name);
@@ -90,6 +96,31 @@ static bool take_quantized(const Session *session, const WeightSource *source, c
     for (int64_t i = 0; i < p->count; i++)
         values[i] = (float)element_get((size_t)from->element_bytes, parameter_in(from, source->master), i);
     return quantized_put(session->executor, p, values, error);
+}
+
+/* Fills what this rank holds of tables that are trained, and of trained rows of tables. */
+static void take_tables(Session *session, const WeightSource *source) {
+    const Graph *graph = session->model.graph;
+    Graph *rows = graph_create(graph->precision, false);
+    const TokenRuns runs = lora_token_runs(&session->config->lora);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (ends_with(p->name, LORA_ROWS)) graph_parameter(rows, p->name, p->kind, p->rank, p->whole, 0, 0, false);
+    }
+    SCOPED_FREE char *master = memory_allocate((size_t)rows->parameter_bytes + 1);
+    for (int i = 0; i < rows->parameter_count; i++) {
+        const Parameter *p = &rows->parameters[i];
+        int table = find_table_of(source->graph, p->name);
+        for (int r = 0; r < runs.count; r++) {
+            const TokenRun *run = &runs.items[r];
+            ParameterInterval entries = {table, run->first * p->shape[1], run->count * p->shape[1]};
+            source_take(source, source->graph, entries, graph_state_type(graph, p) == TYPE_COMPUTE, device_cpu(),
+                (char *)parameter_in(p, master) + run->row * p->shape[1] * p->element_bytes);
+        }
+    }
+    source_take_shards(session, source);
+    source_take_shards(session, &(WeightSource){.graph = rows, .master = master});
+    graph_free(rows);
 }
 
 /* Fills the frozen parameters of the session; matrices go into the arena of weights, cast to its type. Tables that are trained begin
@@ -108,7 +139,7 @@ static bool take_all(Session *session, const WeightSource *source, Error *error)
         void *to = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, executor_arena(session->executor, ARENA_MASTER));
         source_take(source, graph, (ParameterInterval){i, 0, p->count}, as_bf16, session->backend.device, to);
     }
-    if (!session->step) source_take_shards(session, source);
+    if (!session->step) take_tables(session, source);
     return true;
 }
 
@@ -164,7 +195,7 @@ static bool open_adapters(HostModel *adapters, const char *name, const Config *c
     if (!host_model_open(adapters, &config->model, &lora, precision, error)) return false;
     if (adapter_is_folder(name)) {
         SCOPED_FREE char *base = open_folder(&peft, name, error);
-        return base && peft_load(&peft, adapters->model.graph, adapters->master, error);
+        return base && peft_load(&peft, &lora, adapters->model.graph, adapters->master, error);
     }
     if (!host_model_open(&kept, &config->model, &lora, config->precision, error) ||
         !session_load_weights(kept.model.graph, config, name, kept.master, step, error))
@@ -190,6 +221,12 @@ static void name_differences(const PeftFolder *peft, const Config *config) {
             peft->base, config->init);
 }
 
+/* Fills what the folder has of a model whose other parts are the base's. */
+static bool load_parts(const PeftFolder *peft, HostModel *start, const LoraConfig *lora, Error *error) {
+    peft_freeze_absent(peft, start->model.graph);
+    return peft_load(peft, lora, start->model.graph, start->master, error);
+}
+
 bool adapter_load_start(Session *session, Error *error) {
     const Config *config = session->config;
     const LoraConfig *lora = &config->lora;
@@ -201,7 +238,7 @@ bool adapter_load_start(Session *session, Error *error) {
             "%s has adapters of lora.rank=%lld lora.alpha=%g%s, and given are lora.rank=%lld lora.alpha=%g: give the former", lora->start,
             (long long)peft.lora.rank, peft.lora.alpha, peft.lora.rslora ? " lora.rslora=true" : "", (long long)lora->rank, lora->alpha);
     if (!host_model_open(&start, &config->model, lora, config->precision, error) || !peft_check_trained(&peft, start.model.graph, error) ||
-        !peft_load(&peft, start.model.graph, start.master, error))
+        !load_parts(&peft, &start, lora, error))
         return false;
     if (comm_rank(session->comm) == 0) name_differences(&peft, config);
     source_take_shards(session, &(WeightSource){.graph = start.model.graph, .master = start.master});
@@ -247,23 +284,34 @@ static void merge_parameter(const HostModel *adapters, const Parameter *p, int d
             a_values + e * a_stride, out, in, rank, factor);
 }
 
-/* Puts the table `q` that was trained in place of the base's. */
-static void replace_table(const HostModel *adapters, const Parameter *q, const Parameter *p, char *master) {
-    for (int64_t i = 0; i < p->count; i++)
-        element_set((size_t)p->element_bytes, parameter_in(p, master), i,
-            element_get((size_t)q->element_bytes, parameter_in(q, adapters->master), i));
+/* Puts rows of `q`, which was trained, in place of the table `p` of the base. */
+static void replace_rows(const HostModel *adapters, const Parameter *q, const TokenRun *run, const Parameter *p, char *master) {
+    int64_t to = run->first * p->shape[1], from = run->row * p->shape[1];
+    for (int64_t i = 0; i < run->count * p->shape[1]; i++)
+        element_set((size_t)p->element_bytes, parameter_in(p, master), to + i,
+            element_get((size_t)q->element_bytes, parameter_in(q, adapters->master), from + i));
+}
+
+/* The same of whole tables, and of those rows that lora.tokens names; returns how many parameters were trained. */
+static int replace_tables(const HostModel *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
+    int replaced = 0;
+    for (int i = 0; i < adapters->model.graph->parameter_count; i++) {
+        const Parameter *q = &adapters->model.graph->parameters[i];
+        bool rows = ends_with(q->name, LORA_ROWS);
+        int table = rows ? find_table_of(graph, q->name) : graph_find_parameter(graph, q->name);
+        if (q->frozen || table < 0) continue; /* or an adapter */
+        const Parameter *p = &graph->parameters[table];
+        const TokenRuns runs = rows ? lora_token_runs(lora) : (TokenRuns){.count = 1, .items = {{0, p->shape[0], 0}}};
+        for (int r = 0; r < runs.count; r++) replace_rows(adapters, q, &runs.items[r], p, master);
+        replaced++;
+    }
+    return replaced;
 }
 
 static void merge(const HostModel *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
-    int merged = 0, trained = 0;
+    int merged = replace_tables(adapters, lora, graph, master), trained = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i],
-                        *q = &adapters->model.graph->parameters[graph_find_parameter(adapters->model.graph, p->name)];
-        if (!q->frozen) {
-            replace_table(adapters, q, p, master);
-            merged++;
-            continue;
-        }
+        const Parameter *p = &graph->parameters[i];
         int down = find_half(adapters->model.graph, p->name, "lora_A"), up = find_half(adapters->model.graph, p->name, "lora_B");
         if (down < 0 || up < 0) continue;
         merge_parameter(adapters, p, down, up, lora_factor(lora), graph->precision == PRECISION_FP64, parameter_in(p, master));

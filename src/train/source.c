@@ -236,7 +236,8 @@ void source_take_shards(Session *session, const WeightSource *source) {
     for (int i = 0; i < session->layout->shard.interval_count; i++) {
         const ShardInterval *held = &session->layout->shard.intervals[i];
         const Parameter *p = &graph->parameters[held->elements.parameter];
-        if (graph_find_parameter(source->graph, p->name) < 0) continue;
+        int index = graph_find_parameter(source->graph, p->name);
+        if (index < 0 || source->graph->parameters[index].frozen) continue;
         source_take(
             source, graph, held->elements, graph_state_type(graph, p) == TYPE_COMPUTE, session->backend.device, master + held->offset);
     }

@@ -49,7 +49,7 @@ typedef struct WeightSource {
 /* Fills a device's memory with an interval of a parameter of `graph`, which may be cut: in bf16 with `as_bf16`, else in the
  * parameter's state dtype, which is that of the source. */
 void source_take(const WeightSource *source, const Graph *graph, ParameterInterval elements, bool as_bf16, Device *device, void *to);
-/* Fills what this rank holds of trained parameters that the source has; they are not spread yet. */
+/* Fills what this rank holds of trained parameters that the source has and does not freeze; they are not spread yet. */
 void source_take_shards(Session *session, const WeightSource *source);
 /* A generator (generator_create) with the newest weights of a run or model folder, whose configuration is `config`. */
 Generator *source_open_generator(

@@ -40,7 +40,7 @@ FUZZ(peft) {
     if (small && lora_check_targets(&config, &peft.lora, &error)) {
         Model model = model_build_adapted(NULL, &config, &peft.lora, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
         void *master = calloc(1, (size_t)model.graph->parameter_bytes);
-        if (!peft_load(&peft, model.graph, master, &error)) require_line(&error);
+        if (!peft_load(&peft, &peft.lora, model.graph, master, &error)) require_line(&error);
         free(master);
         model_free(&model);
     } else if (small) {

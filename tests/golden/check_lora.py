@@ -32,6 +32,10 @@ MODELS = {
     "qwen2, tables": ["model.family=llama", "model.kv_heads=2", "model.qkv_bias=true"],
     "gpt2, tables": ["model.family=gpt2", "model.kv_heads=4"],
     "zaya, tables": ["model.family=zaya", "model.kv_heads=2", "model.experts=3", "model.rope_fraction=0.5"],
+    "llama, rows": ["model.family=llama", "model.kv_heads=2", "model.tied=false"],
+    "qwen2, rows": ["model.family=llama", "model.kv_heads=2", "model.qkv_bias=true"],
+    "gpt2, rows": ["model.family=gpt2", "model.kv_heads=4"],
+    "zaya, rows": ["model.family=zaya", "model.kv_heads=2", "model.experts=3", "model.rope_fraction=0.5"],
     "zaya, some": ["model.family=zaya", "model.kv_heads=2", "model.experts=3", "model.rope_fraction=0.5"],
     "mixtral, some": ["model.family=llama", "model.kv_heads=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "optimizer.balance_lr=0"],
 }
@@ -58,7 +62,7 @@ def check(name, settings, smelt, scratch):
     call("train", "run=" + base + ".run", "data.train=" + text, *SMALL, *settings, *COMMON)
     call("convert", base + ".run", base)
     targets = "attention" if "attention" in name else "layers.1.mlp.experts.down_proj,q_proj,router" if "some" in name else "all,router" if has_experts(name) else "all"
-    more = ["lora.experts=shared"] if "shared" in name else ["lora.modules_to_save=lm_head,wte" if "gpt2" in name else "lora.modules_to_save=embed_tokens,lm_head"] if "tables" in name else []
+    more = ["lora.tokens=32,97-101,116"] if "rows" in name else ["lora.experts=shared"] if "shared" in name else ["lora.modules_to_save=lm_head,wte" if "gpt2" in name else "lora.modules_to_save=embed_tokens,lm_head"] if "tables" in name else []
     call("train", "run=" + run, "init=" + base, "data.train=" + text, "lora.rank=4", "lora.alpha=12", "lora.targets=" + targets, *more, "optimizer.lr=2e-2", *COMMON)
     call("convert", run, merged)
     call("convert", run, adapter, "adapter=true")

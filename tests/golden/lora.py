@@ -9,7 +9,8 @@ after them. lora/FAMILY/ is what PEFT saves then.
 PEFT stacks the adapters of experts: A is [experts * rank, in], B [out, rank * experts] with the expert as the fastest index, and calls the inner one of two in
 a module base_layer (peft/tuners/lora/layer.py, ParamWrapper). NAME is smelt's, A [experts, rank, in] and B [experts, out, rank].
 
-FAMILY-tables trains the embedding and the head beside the adapters (modules_to_save); they start as the base has them.
+FAMILY-tables trains the embedding and the head beside the adapters (modules_to_save), FAMILY-rows their rows of a few tokens (trainable_token_indices); they
+start as the base has them.
 """
 import os
 import sys
@@ -22,6 +23,7 @@ from transformers import AutoModelForCausalLM
 HERE = os.path.dirname(os.path.abspath(__file__))
 SEQUENCES, LENGTH, STEPS, LR, DECAY, RANK, ALPHA = 2, 24, 10, 0.003, 0.1, 3, 8
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+IDS = [3, 4, 5, 9, 61, 62, 63]
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 FAMILIES = {
     "llama": dict(target_modules=ATTENTION + ["gate_proj", "up_proj", "down_proj"]),
@@ -32,6 +34,9 @@ FAMILIES = {
                  target_parameters=EXPERTS),
     "llama-tables": dict(target_modules=["q_proj", "v_proj"], modules_to_save=["embed_tokens", "lm_head"]),
     "qwen2-tables": dict(target_modules=["q_proj", "v_proj"], modules_to_save=["embed_tokens", "lm_head"], ensure_weight_tying=True),
+    "llama-rows": dict(target_modules=["q_proj", "v_proj"], trainable_token_indices={"embed_tokens": IDS, "lm_head": IDS}),
+    "qwen2-rows": dict(target_modules=["q_proj", "v_proj"], trainable_token_indices=IDS),
+    "zaya-rows": dict(target_modules=["q_proj", "o_proj"], trainable_token_indices=IDS),
     "zaya-tables": dict(target_modules=["q_proj", "o_proj"], modules_to_save=["embed_tokens", "lm_head"], ensure_weight_tying=True),
 }
 

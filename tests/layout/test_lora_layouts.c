@@ -63,6 +63,13 @@ static void tables_beside_adapters_learn_the_same(void **state) {
         {4, "layout.pp=2 layout.tp=2"});
 }
 
+/* Each tensor-parallel rank has a part of the table, the second one alone that of the last rows. */
+static void rows_beside_adapters_learn_the_same(void **state) {
+    (void)state;
+    CHECK(LLAMA, "lora.targets=q_proj lora.tokens=32,97-140,250-255", {2, "layout.tp=2"}, {2, "layout.zero=2"},
+        {4, "layout.pp=2 layout.tp=2"});
+}
+
 static void the_table_of_zaya_learns_the_same(void **state) {
     (void)state;
     CHECK(ZAYA, "lora.targets=q_proj lora.modules_to_save=lm_head", {2, "layout.tp=2"});
@@ -76,6 +83,7 @@ int main(void) {
         TRAIN_TEST(adapters_of_experts_learn_the_same),
         TRAIN_TEST(an_adapter_that_experts_share_learns_the_same),
         TRAIN_TEST(tables_beside_adapters_learn_the_same),
+        TRAIN_TEST(rows_beside_adapters_learn_the_same),
         TRAIN_TEST(the_table_of_zaya_learns_the_same),
     };
     train_main();

@@ -21,22 +21,26 @@ enum { STEPS = 10 };
 static const struct {
     const char *name, *targets;
     bool rslora;
-    const char *base, *modules_to_save;
+    const char *base, *modules_to_save, *tokens;
 } families[] = {
-    {"llama", "all", false, "llama", ""},
-    {"qwen3", "q_proj,v_proj,layers.1.mlp.down_proj", true, "qwen3", ""},
-    {"gpt2", "all", false, "gpt2", ""},
-    {"mixtral", "attention,gate_up_proj,experts.down_proj,mlp.gate", false, "mixtral", ""},
-    {"zaya", "all,router", false, "zaya", ""},
-    {"llama-tables", "q_proj,v_proj", false, "llama", "embed_tokens,lm_head"},
-    {"qwen2-tables", "q_proj,v_proj", false, "qwen2", "model.embed_tokens"},
-    {"zaya-tables", "q_proj,o_proj", false, "zaya", "lm_head"},
+    {"llama", "all", false, "llama", "", ""},
+    {"qwen3", "q_proj,v_proj,layers.1.mlp.down_proj", true, "qwen3", "", ""},
+    {"gpt2", "all", false, "gpt2", "", ""},
+    {"mixtral", "attention,gate_up_proj,experts.down_proj,mlp.gate", false, "mixtral", "", ""},
+    {"zaya", "all,router", false, "zaya", "", ""},
+    {"llama-tables", "q_proj,v_proj", false, "llama", "embed_tokens,lm_head", ""},
+    {"qwen2-tables", "q_proj,v_proj", false, "qwen2", "model.embed_tokens", ""},
+    {"zaya-tables", "q_proj,o_proj", false, "zaya", "lm_head", ""},
+    {"llama-rows", "q_proj,v_proj", false, "llama", "", "3-5,9,61-63"},
+    {"qwen2-rows", "q_proj,v_proj", false, "qwen2", "", "3,4-5,9,61,62,63"},
+    {"zaya-rows", "q_proj,o_proj", false, "zaya", "", "3-5,9,61-63"},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
 /* The program of one rank, with the base of a family in place. */
 typedef struct Golden {
     Config config;
+    LoraConfig lora;
     OptionStrings strings;
     Safetensors expected;
     Layout *layout;
@@ -103,11 +107,12 @@ static void start(Golden *g, int f, ModelMode mode) {
         fail_msg("%s", error.message);
     const StoredTensor *tokens = expect(g, "tokens", "");
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
-    LoraConfig lora = {.rank = 3,
+    LoraConfig lora = g->lora = (LoraConfig){.rank = 3,
         .alpha = 8,
         .targets = families[f].targets,
         .rslora = families[f].rslora,
-        .modules_to_save = families[f].modules_to_save};
+        .modules_to_save = families[f].modules_to_save,
+        .tokens = families[f].tokens};
     if (!lora_check_targets(&g->config.model, &lora, &error)) fail_msg("%s", error.message);
     g->model = model_build_adapted(NULL, &g->config.model, &lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
     g->layout = layout_create(g->model.graph, &g->config.optimizer, &g->config.layout, 1 << 20);
@@ -229,11 +234,11 @@ static void folders_of_peft_are_read_and_written_as_they_are(void **state) {
         SCOPED_FREE char *folder = memory_format("tests/golden/lora/%s", families[f].name);
         start(&g, f, MODEL_LOGITS);
         void *master = executor_arena(g.executor, ARENA_MASTER);
-        if (!peft_open(&peft, folder, &error) || !peft_load(&peft, g.model.graph, master, &error)) fail_msg("%s", error.message);
+        if (!peft_open(&peft, folder, &error) || !peft_load(&peft, &g.lora, g.model.graph, master, &error)) fail_msg("%s", error.message);
         assert_true(difference(&g, ARENA_MASTER, "trained/", &count) == 0);
         assert_true(peft.lora.rslora == families[f].rslora && peft.lora.rank == 3 && peft.lora.alpha == 8);
         assert_non_null(mkdtemp(written));
-        if (!peft_write(written, peft.base, &peft.lora, &g.config.model, g.model.graph, master, &error)) fail_msg("%s", error.message);
+        if (!peft_write(written, peft.base, &g.lora, &g.config.model, g.model.graph, master, &error)) fail_msg("%s", error.message);
         Safetensors ours;
         SCOPED_FREE char *path = memory_format("%s/adapter_model.safetensors", written);
         assert_true(safetensors_open(&ours, path, &error));
@@ -695,6 +700,25 @@ static void check_row(const Safetensors *merged, int64_t row, bool replaced) {
     safetensors_close(&base);
 }
 
+/* Returns true if the run of rows_of_tokens_are_trained_beside_adapters names the id. */
+static bool is_named(int64_t id) { return id == 32 || (id >= 97 && id <= 101) || id == 116; }
+
+/* The merged table differs from that of the base in rows that are named, all of them, and in no other. */
+static void check_rows_differ(const char *table) {
+    Safetensors base, merged;
+    Error error = {0};
+    assert_true(
+        safetensors_open(&base, "plain/model.safetensors", &error) && safetensors_open(&merged, "merged/model.safetensors", &error));
+    const StoredTensor *before = safetensors_find(&base, table), *now = safetensors_find(&merged, table);
+    size_t bytes = (size_t)before->shape[1] * sizeof(float);
+    for (int64_t id = 0; id < before->shape[0]; id++) {
+        bool same = !memcmp((const char *)before->data + (size_t)id * bytes, (const char *)now->data + (size_t)id * bytes, bytes);
+        if (same == is_named(id)) fail_msg("%s: row %lld %s", table, (long long)id, same ? "stayed" : "moved");
+    }
+    safetensors_close(&base);
+    safetensors_close(&merged);
+}
+
 /* PEFT saves modules that were trained whole (modules_to_save), and rows of tokens (trainable_token_indices). */
 static void parts_of_the_base_in_a_folder_of_peft_take_their_place(void **state) {
     (void)state;
@@ -767,12 +791,62 @@ static void tables_are_trained_beside_adapters(void **state) {
     }
 }
 
-static void what_names_no_table_is_refused(void **state) {
+/* Rows of tables that the run names are trained, and no other: in each consumer, after a pause, and on from PEFT's folder. */
+static void rows_of_tokens_are_trained_beside_adapters(void **state) {
+    (void)state;
+    static const char *const bases[] = {"model.tied=true", "model.tied=false"}, *const precisions[] = {"fp32", "bf16"};
+    for (int i = 0; i < 2; i++) {
+#define TOKENS "lora.targets=attention lora.tokens=32,97-101,116"
+        SCOPED_FREE char *base = memory_format("run=of%d model.family=llama model.experts=0 precision=fp32 steps=5 %s", i, bases[i]),
+                         *plain = memory_format("convert of%d %%s dtype=fp32 overwrite=true", i);
+        train_good(base);
+        good(plain, "plain");
+        for (int j = 0; j < 2; j++) {
+            SCOPED_FREE char *run = memory_format("run%d%d", i, j), *other = memory_format("other%d%d", i, j),
+                             *whole = memory_format("run=%s init=of%d precision=%s " TOKENS, run, i, precisions[j]),
+                             *parts = memory_format("run=%s init=of%d precision=%s " TOKENS, other, i, precisions[j]),
+                             *first = memory_format("%s stop_at=3", parts);
+            good(ADAPT, whole);
+            good(ADAPT, first);
+            says(ERROR_NONE, "after step 3", ADAPT, parts);
+            assert_true(same_checkpoint(run, other, 8));
+            double trained = recorded(run, "evaluation", -1, "loss"), bound = j ? 1e-2 : 1e-5;
+            assert_true(fabs(evaluated(run) - trained) < bound);
+            says(ERROR_NONE, "merged: logits of 16 tokens differ by at most", "convert %s merged overwrite=true dtype=fp32", run);
+            assert_true(fabs(evaluated("merged") - trained) < bound);
+            good("convert %s adapter adapter=true overwrite=true", run);
+            assert_true(fabs(evaluated("adapter") - trained) < bound);
+            check_rows_differ(i ? "lm_head.weight" : EMBEDDING);
+            check_rows_differ(EMBEDDING);
+            if (j) continue;
+            SCOPED_FREE char *on = memory_format("run=on%d init=of%d precision=fp32 lora.start=adapter " TOKENS, i, i),
+                             *less = memory_format("run=less%d init=of%d lora.start=adapter lora.targets=attention", i, i),
+                             *others = memory_format("%s lora.tokens=32", less), *next = memory_format("on%d", i);
+            good(ADAPT, on);
+            double step = recorded(next, "step", 0, "loss"), fresh = recorded(run, "step", 0, "loss");
+            if (!(step < fresh - 0.01)) fail_msg("the first loss is %g after the adapters, and was %g before", step, fresh);
+            says(ERROR_USAGE, "of which this run does not train base_model.model.", ADAPT, less);
+            says(ERROR_CHECKPOINT, "is of other ids than lora.tokens names", ADAPT, others);
+        }
+    }
+}
+
+static void what_names_no_table_or_row_is_refused(void **state) {
     (void)state;
     says(ERROR_USAGE, "lora.modules_to_save: q_proj is not a table of tokens of this model: give the embedding", ADAPT,
         "run=layer lora.modules_to_save=lm_head,q_proj");
     says(ERROR_USAGE, "lora.modules_to_save=embed_tokens,,lm_head is not a list", ADAPT,
         "run=list lora.modules_to_save=embed_tokens,,lm_head");
+    says(ERROR_USAGE, "lora.tokens=5-3 is not a list: give ids and ranges of ids in ascending order", ADAPT, "run=range lora.tokens=5-3");
+    says(ERROR_USAGE, "lora.tokens=7,5 is not a list", ADAPT, "run=order lora.tokens=7,5");
+    says(ERROR_USAGE, "has more than 16 runs of consecutive ids", ADAPT,
+        "run=runs lora.tokens=1,3,5,7,9,11,13,15,17,19,21,23,25,27,29,31,33");
+    says(ERROR_USAGE, "lora.tokens=90000: the model has rows for tokens below ", ADAPT, "run=above lora.tokens=90000");
+    says(ERROR_USAGE, "lora.modules_to_save=lm_head trains tables whole: leave one out", ADAPT,
+        "run=both lora.tokens=5 lora.modules_to_save=lm_head");
+    says(ERROR_USAGE, "lora.tokens=5 trains rows of the head, which fp8.head rounds: leave out fp8.head", ADAPT,
+        "run=fp8 lora.tokens=5 fp8.recipe=tensor fp8.head=true");
+    says(ERROR_USAGE, "lora.tokens=5 has no effect without lora.rank", ADAPT, "run=idle lora.rank=0 lora.tokens=5");
     says(ERROR_USAGE, "lora.modules_to_save=lm_head has no effect without lora.rank", ADAPT,
         "run=idle lora.rank=0 lora.modules_to_save=lm_head");
 }
@@ -947,7 +1021,8 @@ int main(void) {
         LORA_TEST(half_of_an_adapter_is_refused_by_the_name_of_what_is_missing),
         LORA_TEST(parts_of_the_base_in_a_folder_of_peft_take_their_place),
         LORA_TEST(tables_are_trained_beside_adapters),
-        LORA_TEST(what_names_no_table_is_refused),
+        LORA_TEST(rows_of_tokens_are_trained_beside_adapters),
+        LORA_TEST(what_names_no_table_or_row_is_refused),
         LORA_TEST(a_resized_table_is_read_where_peft_reads_it),
         LORA_TEST(a_tokenizer_beside_adapters_goes_before_that_of_the_base),
         LORA_TEST(every_field_of_an_adapter_is_read_or_refused_by_name),

@@ -289,7 +289,34 @@ static void build_embed(Check *check, const void *argument) {
         bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
         scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
     }
-    check_output(check, op_embed(check->graph, ids, table, bias, scale, &(EmbedSpec){.padding = -1, .first = c->other}));
+    check_output(check, op_embed(check->graph, ids, table, bias, scale, TENSOR_NONE, &(EmbedSpec){.padding = -1, .first = c->other}));
+}
+
+/* A frozen table of which three rows are trained; flag: with bias and scale. */
+static void build_rows(Check *check, const void *argument) {
+    const Case *c = argument;
+    Graph *graph = check->graph;
+    const TokenRuns runs = {.count = 2, .items = {{1, 1, 0}, {4, 2, 1}}};
+    TensorId bias = TENSOR_NONE, scale = TENSOR_NONE,
+             rows = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){3, c->columns}, 0, 1);
+    graph->frozen = true;
+    TensorId table = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){7, c->columns}, 0, 1);
+    if (c->flag) {
+        bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
+        scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
+    }
+    graph->frozen = false;
+    op_put_rows(graph, rows, table, &runs);
+    if (graph->training) graph_parameter_gradient(graph, rows); /* of all rows, to be compared: each run has a view of its part */
+    EmbedSpec spec = {.padding = -1, .runs = runs};
+    TensorId ids = check_integers(check, 1, &c->rows, tokens);
+    check_output(check, op_embed(graph, ids, table, bias, scale, rows, &spec));
+}
+
+static void rows_of_a_frozen_table_get_the_gradients_of_their_tokens(void **state) {
+    (void)state;
+    static const Case cases[] = {{13, 70, 0, true, false}, {13, 33, 0, false, false}};
+    CHECK_ALL(build_rows, cases);
 }
 
 static void embed_passes_with_repeated_tokens(void **state) {
@@ -307,6 +334,27 @@ static void build_cross_entropy(Check *check, const void *argument) {
     TensorId w = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){c->other, c->columns}, 0, 0.5);
     op_linear_cross_entropy(
         check->graph, x, w, check_integers(check, 1, &c->rows, targets), check_scalar(check, 0.25), check_loss(check, 1), c->other);
+}
+
+/* The head and its loss, of which three rows are trained beside frozen ones. */
+static void build_head_rows(Check *check, const void *argument) {
+    const Case *c = argument;
+    const TokenRuns runs = {.count = 2, .items = {{1, 1, 0}, {3, 2, 1}}};
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 1);
+    TensorId rows = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){3, c->columns}, 0, 0.5);
+    check->graph->frozen = true;
+    TensorId w = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){c->other, c->columns}, 0, 0.5);
+    check->graph->frozen = false;
+    op_put_rows(check->graph, rows, w, &runs);
+    op_linear_cross_entropy(
+        check->graph, x, w, check_integers(check, 1, &c->rows, targets), check_scalar(check, 0.25), check_loss(check, 1), c->other);
+    op_train_head_rows(check->graph, rows, &runs);
+}
+
+static void rows_of_a_frozen_head_get_the_gradients_of_the_loss(void **state) {
+    (void)state;
+    static const Case cases[] = {{13, 18, 5}, {13, 64, 37}};
+    CHECK_ALL(build_head_rows, cases);
 }
 
 static void cross_entropy_passes_with_targets_to_ignore(void **state) {
@@ -373,7 +421,9 @@ int main(void) {
         cmocka_unit_test(gelu_is_that_of_its_definitions),
         cmocka_unit_test(clamp_passes),
         cmocka_unit_test(embed_passes_with_repeated_tokens),
+        cmocka_unit_test(rows_of_a_frozen_table_get_the_gradients_of_their_tokens),
         cmocka_unit_test(cross_entropy_passes_with_targets_to_ignore),
+        cmocka_unit_test(rows_of_a_frozen_head_get_the_gradients_of_the_loss),
         cmocka_unit_test(the_head_keeps_its_logits_where_it_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

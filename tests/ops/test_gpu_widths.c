@@ -149,7 +149,7 @@ static void build_embed(Check *check, const void *argument) {
         bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
         scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
     }
-    check_output(check, op_embed(check->graph, check_integers(check, 1, &c->rows, tokens), table, bias, scale,
+    check_output(check, op_embed(check->graph, check_integers(check, 1, &c->rows, tokens), table, bias, scale, TENSOR_NONE,
                             &(EmbedSpec){.padding = c->padded ? tokens[0] : -1, .first = c->first}));
 }
 

@@ -33,6 +33,15 @@ CPU_OP(embed) {
     }
 }
 
+CPU_OP(put_rows) {
+    const TokenRuns *runs = call->attributes;
+    const T *rows = call->in[PUT_ROWS_ROWS];
+    T *table = call->out[PUT_ROWS_TABLE];
+    int64_t columns = call->out_shape[PUT_ROWS_TABLE][1];
+    for (const TokenRun *run = runs->items; run < runs->items + runs->count; run++)
+        memcpy(table + run->first * columns, rows + run->row * columns, (size_t)(run->count * columns) * sizeof *rows);
+}
+
 /* Chains the rows of each token that the table has: next[r] is the next row with the token of row r, or -1. Returns how
  * many such tokens occur, with their first rows in `firsts`. `last` [entries] is scratch. */
 static int64_t chain_rows(const OpCall *call, int64_t count, int32_t *next, int32_t *firsts, int32_t *last, int64_t entries) {

@@ -1,19 +1,32 @@
 /* Token embedding: its builder and operands, for its rule and the kernels of both back ends. */
 #pragma once
 
+#include "config/config.h"
 #include "graph/op.h"
 
 /* The entry of token `padding` (-1: none) gets no gradient, as padding_idx of torch.nn.Embedding has it; bias and scale
  * get theirs. The table has the entries of tokens `first` and on; other tokens give rows of zeros and no gradient. */
-typedef struct EmbedSpec { int64_t padding, first; } EmbedSpec;
-/* stream[r] = (table[tokens[r] - first] + bias) * scale. bias and scale are both given or both TENSOR_NONE. */
-TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, const EmbedSpec *spec);
+typedef struct EmbedSpec {
+    int64_t padding, first;
+    TokenRuns runs; /* entries whose gradients are those of trained rows, counted from the table's first one */
+} EmbedSpec;
+/* stream[r] = (table[tokens[r] - first] + bias) * scale. bias and scale are both given or both TENSOR_NONE. `rows` [N, D], or
+ * TENSOR_NONE, are what op_put_rows puts into the table by `runs` of the spec: they get the gradients of these entries. */
+TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, TensorId rows, const EmbedSpec *spec);
+/* Puts trained rows [N, D] in their places in a frozen table: entry run.first + i is row run.row + i. */
+void op_put_rows(Graph *graph, TensorId rows, TensorId table, const TokenRuns *runs);
+
+typedef enum PutRowsOperand {
+    PUT_ROWS_ROWS,      /* COMPUTE [N, D] */
+    PUT_ROWS_TABLE = 0, /* COMPUTE [entries, D], of which the entries of the runs are written */
+} PutRowsOperand;
 
 typedef enum EmbedOperand {
     EMBED_TOKENS,     /* INT32 [R] */
     EMBED_TABLE,      /* COMPUTE [entries, D] */
     EMBED_BIAS,       /* WIDE [D], optional */
     EMBED_SCALE,      /* WIDE [D], optional */
+    EMBED_ROWS,       /* COMPUTE [N, D], optional; kernels find them in the table */
     EMBED_STREAM = 0, /* WIDE [R, D] */
 } EmbedOperand;
 

@@ -277,6 +277,15 @@ GPU_OP(embed) {
     launch_embed(call->device, &arguments);
 }
 
+GPU_OP(put_rows) {
+    const TokenRuns *runs = call->attributes;
+    const bf16 *rows = call->in[PUT_ROWS_ROWS];
+    bf16 *table = call->out[PUT_ROWS_TABLE];
+    int64_t columns = call->out_shape[PUT_ROWS_TABLE][1];
+    for (const TokenRun *run = runs->items; run < runs->items + runs->count; run++)
+        device_copy(call->device, table + run->first * columns, rows + run->row * columns, run->count * columns * (int64_t)sizeof *rows);
+}
+
 /* The workspace of embed_grad in bytes; multiples of 16 when columns are multiples of 4. `list` is there twice. */
 typedef struct GradWorkspace { int64_t list, counts, runs, partials; } GradWorkspace;
 

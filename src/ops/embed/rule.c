@@ -8,19 +8,19 @@
  * others, whose sum it is; so are the gradients of bias and scale. */
 #include "ops/embed/embed.h"
 
-TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, const EmbedSpec *spec) {
+TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, TensorId rows, const EmbedSpec *spec) {
     assert((bias == TENSOR_NONE) == (scale == TENSOR_NONE));
     TensorId stream = graph_activation(graph, TYPE_WIDE, graph_elements(graph, tokens), graph_columns(graph, table), "embedded");
-    Inputs in = {[EMBED_TOKENS] = tokens, [EMBED_TABLE] = table, [EMBED_BIAS] = bias, [EMBED_SCALE] = scale};
+    Inputs in = {[EMBED_TOKENS] = tokens, [EMBED_TABLE] = table, [EMBED_BIAS] = bias, [EMBED_SCALE] = scale, [EMBED_ROWS] = rows};
     graph_node(graph, OP_embed, in, (Outputs){[EMBED_STREAM] = stream}, spec, sizeof *spec);
     return stream;
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    (void)d_in;
-    TensorId table = node->in[EMBED_TABLE], bias = node->in[EMBED_BIAS], scale = node->in[EMBED_SCALE];
+/* Appends the gradients of a table, or of trained rows of it, and of bias and scale, whichever are not frozen. */
+static void append_gradient(Graph *graph, const Node *node, TensorId d_stream, TensorId table, const EmbedSpec *spec) {
+    TensorId bias = node->in[EMBED_BIAS], scale = node->in[EMBED_SCALE];
     Inputs in = {
-        [EMBED_GRAD_D_STREAM] = d_out[EMBED_STREAM],
+        [EMBED_GRAD_D_STREAM] = d_stream,
         [EMBED_GRAD_TOKENS] = node->in[EMBED_TOKENS],
         [EMBED_GRAD_TABLE] = table,
         [EMBED_GRAD_BIAS] = bias,
@@ -32,8 +32,28 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
         [EMBED_GRAD_D_SCALE] = graph_parameter_gradient(graph, scale),
     };
     assert(out[EMBED_GRAD_D_TABLE] || (!out[EMBED_GRAD_D_BIAS] && !out[EMBED_GRAD_D_SCALE]));
-    if (out[EMBED_GRAD_D_TABLE]) graph_node(graph, OP_embed_grad, in, out, node->attributes, 0);
+    if (out[EMBED_GRAD_D_TABLE]) graph_node(graph, OP_embed_grad, in, out, spec, sizeof *spec);
 }
+
+static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    (void)d_in;
+    const EmbedSpec *spec = node->attributes;
+    TensorId rows = node->in[EMBED_ROWS];
+    append_gradient(graph, node, d_out[EMBED_STREAM], node->in[EMBED_TABLE], spec);
+    for (int i = 0; i < spec->runs.count && rows; i++) {
+        const TokenRun *run = &spec->runs.items[i];
+        EmbedSpec of_run = {.padding = spec->padding, .first = spec->first + run->first};
+        append_gradient(graph, node, d_out[EMBED_STREAM], graph_slice(graph, rows, run->row, run->count), &of_run);
+    }
+}
+
+void op_put_rows(Graph *graph, TensorId rows, TensorId table, const TokenRuns *runs) {
+    assert(graph_get(graph, table)->frozen && graph_columns(graph, rows) == graph_columns(graph, table));
+    graph_node(graph, OP_put_rows, (Inputs){[PUT_ROWS_ROWS] = rows}, (Outputs){[PUT_ROWS_TABLE] = table}, runs, sizeof *runs);
+}
+
+/* Rows are read and written. */
+static double put_bytes(const Graph *graph, const Node *node) { return 2.0 * (double)graph_bytes(graph, node->in[PUT_ROWS_ROWS]); }
 
 /* Bytes of as many rows of the table as there are tokens: the rest of it is not touched. */
 static double row_bytes(const Graph *graph, TensorId tokens, TensorId table, TypeClass type) {
@@ -58,3 +78,4 @@ const Op op_rule_embed_grad = {
     .flops = grad_flops,
     .bytes = grad_bytes,
 };
+const Op op_rule_put_rows = {.name = "put_rows", .adds_to = OPERAND(PUT_ROWS_TABLE), .bytes = put_bytes};

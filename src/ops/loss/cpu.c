@@ -146,6 +146,20 @@ static void multiply(const OpCall *call, const Gemm *g) {
     else gemm(g);
 }
 
+/* The gradient of trained rows of w, from their columns of d_logits. */
+static void add_row_gradients(const OpCall *call, const Chunk *c, const T *x) {
+    const TokenRuns *runs = &((const LossAttributes *)call->attributes)->runs;
+    int64_t columns = call->in_shape[LOSS_X][1], bytes = columns * (int64_t)(call->compute_gradients ? sizeof(T) : sizeof(W));
+    for (const TokenRun *run = runs->items; run < runs->items + runs->count; run++) {
+        LinearShape shape = {.rows = c->rows, .in = columns, .out = run->count};
+        char *d_rows = (char *)call->out[LOSS_D_TOKENS] + run->row * bytes;
+        Gemm g = linear_grad_weight_gemm(shape, KERNEL_GEMM_COMPUTE, c->d_logits + run->first, x, d_rows, false);
+        g.lda = c->vocabulary;
+        g.output = kernel_gradient_type(call);
+        gemm(&g);
+    }
+}
+
 /* The gradients of x and w, of a chunk's d_logits. */
 static void add_gradients(const OpCall *call, const Chunk *c, const LossCodes *codes) {
     int64_t columns = call->in_shape[LOSS_X][1];
@@ -157,6 +171,7 @@ static void add_gradients(const OpCall *call, const Chunk *c, const LossCodes *c
                             : linear_grad_input_gemm(shape, KERNEL_GEMM_COMPUTE, c->d_logits, call->in[LOSS_W], d_x);
     grad_input.output = KERNEL_GEMM_COMPUTE;
     multiply(call, &grad_input);
+    if (call->out[LOSS_D_TOKENS]) add_row_gradients(call, c, (const T *)call->in[LOSS_X] + codes->first * columns);
     if (!call->out[LOSS_D_W]) return;
     Gemm grad_weight =
         coded ? loss_codes_grad_weight(call, codes)

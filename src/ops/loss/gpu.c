@@ -368,14 +368,29 @@ static void multiply(const OpCall *call, const Gemm *gemm) {
     else device_gemm(call->device, gemm);
 }
 
+/* The gradient of trained rows of w, from their columns of d_logits. */
+static void add_row_gradients(const OpCall *call, LinearShape shape, const bf16 *d_logits, const bf16 *x) {
+    const TokenRuns *runs = &((const LossAttributes *)call->attributes)->runs;
+    int64_t bytes = shape.in * (int64_t)(call->compute_gradients ? sizeof(bf16) : sizeof(float));
+    for (const TokenRun *run = runs->items; run < runs->items + runs->count; run++) {
+        LinearShape part = {.rows = shape.rows, .in = shape.in, .out = run->count};
+        char *d_rows = (char *)call->out[LOSS_D_TOKENS] + run->row * bytes;
+        Gemm g = linear_grad_weight_gemm(part, GEMM_BF16, d_logits + run->first, x, d_rows, false);
+        g.lda = stride_of(shape.out);
+        g.output = gpu_gradient_type(call);
+        device_gemm(call->device, &g);
+    }
+}
+
 /* Gradients of x and w, of a chunk's d_logits. */
 static void add_gradients(const OpCall *call, LinearShape shape, int64_t first, bf16 *d_logits) {
     bf16 *d_x = (bf16 *)call->out[LOSS_D_X] + first * shape.in;
     Gemm grad_input = linear_grad_input_gemm(shape, GEMM_BF16, d_logits, call->in[LOSS_W], d_x);
     grad_input.lda = stride_of(shape.out);
     device_gemm(call->device, &grad_input);
-    if (!call->out[LOSS_D_W]) return;
     const bf16 *x = (const bf16 *)call->in[LOSS_X] + first * shape.in;
+    if (call->out[LOSS_D_TOKENS]) add_row_gradients(call, shape, d_logits, x);
+    if (!call->out[LOSS_D_W]) return;
     Gemm grad_weight = linear_grad_weight_gemm(shape, GEMM_BF16, d_logits, x, call->out[LOSS_D_W], first == 0 && call->overwrite);
     grad_weight.output = gpu_gradient_type(call);
     grad_weight.lda = stride_of(shape.out);

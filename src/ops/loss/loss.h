@@ -28,6 +28,10 @@ void op_token_losses_gradient(Graph *graph, TensorId x, TensorId w, TensorId tar
  * pass. */
 void op_squared_error(Graph *graph, TensorId x, TensorId target, TensorId weights, TensorId scale, TensorId loss);
 
+/* Trains `rows` [N, D], which op_put_rows puts into the frozen head by `runs`: the heads of a graph that is not differentiated yet add
+ * to the gradient of these rows. Not in fp8. */
+void op_train_head_rows(Graph *graph, TensorId rows, const TokenRuns *runs);
+
 /* Makes the head's node in a graph that is not planned yet keep the logits that its losses are made of, for dumps: WIDE [R, this rank's
  * vocabulary], TENSOR_NONE where the graph has no head with a loss. On a GPU they are as its GEMM has them before it rounds to bf16. */
 TensorId op_keep_logits(Graph *graph);
@@ -48,13 +52,17 @@ typedef enum LossOperand {
     LOSS_D_X,       /* COMPUTE, like x; in training */
     LOSS_D_W,       /* gradient of w, added to; in training, unless w is frozen */
     LOSS_ROWS,      /* WIDE [R]: the loss of each row, not scaled; op_token_losses */
+    LOSS_D_TOKENS,  /* gradient of trained rows [N, D], added to; op_train_head_rows */
     LOSS_LOGITS,    /* WIDE [R, this rank's vocabulary]; op_keep_logits */
 } LossOperand;
 
 /* The parameter that a node of either operation multiplies by. */
 TensorId loss_weight(const Graph *graph, const Node *node);
 
-typedef struct LossAttributes { int64_t vocabulary; } LossAttributes; /* of all ranks */
+typedef struct LossAttributes {
+    int64_t vocabulary; /* of all ranks */
+    TokenRuns runs;     /* of LOSS_D_TOKENS, counted from the rank's first row of w */
+} LossAttributes;
 /* The vocabulary of the rank that has most of it: by it all ranks cut their rows into the same chunks. */
 static inline int64_t loss_largest_share(int64_t vocabulary, int ranks) { return (vocabulary + ranks - 1) / ranks; }
 

@@ -15,6 +15,7 @@
  * Probabilities are at most 1, so the largest magnitude that these can have is known before: the scale of the loss. */
 #include "ops/loss/loss.h"
 
+#include "base/math.h"
 #include "ops/fp8/fp8.h"
 
 /* Appends either operation with these inputs and outputs, and if they are wanted the gradients of x and of the parameter w. */
@@ -72,6 +73,16 @@ void op_token_losses_gradient(Graph *graph, TensorId x, TensorId w, TensorId tar
     append(graph, OP_linear_cross_entropy, in, (Outputs){0}, w, true, vocabulary);
 }
 
+void op_train_head_rows(Graph *graph, TensorId rows, const TokenRuns *runs) {
+    for (int i = 0; i < graph->node_count; i++) {
+        Node *node = &graph->nodes[i];
+        if (node->op != OP_linear_cross_entropy || !node->out[LOSS_D_X]) continue;
+        ((LossAttributes *)node->attributes)->runs = *runs; /* the graph's own copy */
+        node->out[LOSS_D_TOKENS] = graph_parameter_gradient(graph, rows);
+        node->outputs = (int)int_max(node->outputs, LOSS_D_TOKENS + 1);
+    }
+}
+
 /* If a loss that weighs rows has two heads, the first has the losses. */
 TensorId op_keep_logits(Graph *graph) {
     for (int i = 0; i < graph->node_count; i++) {
@@ -117,7 +128,7 @@ TensorId op_last_row(Graph *graph, TensorId x) {
 
 #define HEAD_RULE(its_name, rate) \
     {.name = its_name, \
-        .adds_to = OPERAND(LOSS_LOSS) | OPERAND(LOSS_D_W), \
+        .adds_to = OPERAND(LOSS_LOSS) | OPERAND(LOSS_D_W) | OPERAND(LOSS_D_TOKENS), \
         .overwrites = OPERAND(LOSS_D_W), \
         .loss = true, \
         .communicates = true, \
