@@ -24,7 +24,7 @@ for target in gfx942 gfx90a gfx950; do
     if grep -q "$target\$" "$work/objects"; then grep "^$target" "$work/wanted"; fi
 done >"$work/offered"
 # Those that take a minute first, or the last of them would run alone.
-long='/test_(attention|train_gpu|model_gpu|gpu_gemm_fp8|rocm_libraries|cycles)$'
+long='/test_(amax|attention|train_gpu|model_gpu|gpu_gemm_fp8|rocm_libraries|cycles)$'
 {
     grep -E "$long" "$work/offered"
     grep -Ev "$long" "$work/offered"
