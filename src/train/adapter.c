@@ -114,7 +114,7 @@ static void take_tables(Session *session, const WeightSource *source) {
         for (int r = 0; r < runs.count; r++) {
             const TokenRun *run = &runs.items[r];
             ParameterInterval entries = {table, run->first * p->shape[1], run->count * p->shape[1]};
-            source_take(source, source->graph, entries, graph_state_type(graph, p) == TYPE_COMPUTE, device_cpu(),
+            source_take(source, source->graph, entries, graph_state_type(rows, p) == TYPE_COMPUTE, device_cpu(),
                 (char *)parameter_in(p, master) + run->row * p->shape[1] * p->element_bytes);
         }
     }

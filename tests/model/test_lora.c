@@ -794,23 +794,24 @@ static void tables_are_trained_beside_adapters(void **state) {
 /* Rows of tables that the run names are trained, and no other: in each consumer, after a pause, and on from PEFT's folder. */
 static void rows_of_tokens_are_trained_beside_adapters(void **state) {
     (void)state;
-    static const char *const bases[] = {"model.tied=true", "model.tied=false"}, *const precisions[] = {"fp32", "bf16"};
+    static const char *const bases[] = {"model.tied=true", "model.tied=false"}, *const precisions[] = {"fp32", "bf16", "pure_bf16"};
     for (int i = 0; i < 2; i++) {
 #define TOKENS "lora.targets=attention lora.tokens=32,97-101,116"
         SCOPED_FREE char *base = memory_format("run=of%d model.family=llama model.experts=0 precision=fp32 steps=5 %s", i, bases[i]),
                          *plain = memory_format("convert of%d %%s dtype=fp32 overwrite=true", i);
         train_good(base);
         good(plain, "plain");
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < 3; j++) {
             SCOPED_FREE char *run = memory_format("run%d%d", i, j), *other = memory_format("other%d%d", i, j),
-                             *whole = memory_format("run=%s init=of%d precision=%s " TOKENS, run, i, precisions[j]),
-                             *parts = memory_format("run=%s init=of%d precision=%s " TOKENS, other, i, precisions[j]),
+                             *init = j == 2 ? memory_copy_string("plain") : memory_format("of%d", i),
+                             *whole = memory_format("run=%s init=%s precision=%s " TOKENS, run, init, precisions[j]),
+                             *parts = memory_format("run=%s init=%s precision=%s " TOKENS, other, init, precisions[j]),
                              *first = memory_format("%s stop_at=3", parts);
             good(ADAPT, whole);
             good(ADAPT, first);
             says(ERROR_NONE, "after step 3", ADAPT, parts);
             assert_true(same_checkpoint(run, other, 8));
-            double trained = recorded(run, "evaluation", -1, "loss"), bound = j ? 1e-2 : 1e-5;
+            double trained = recorded(run, "evaluation", -1, "loss"), bound = j ? 2e-2 : 1e-5;
             assert_true(fabs(evaluated(run) - trained) < bound);
             says(ERROR_NONE, "merged: logits of 16 tokens differ by at most", "convert %s merged overwrite=true dtype=fp32", run);
             assert_true(fabs(evaluated("merged") - trained) < bound);

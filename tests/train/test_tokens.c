@@ -276,6 +276,15 @@ static void new_tokens_get_rows_that_are_the_mean_of_the_others(void **state) {
     smelt_says(ERROR_NONE, "prompt: 1 token,", "generate next <|a|> tokens=1");
     smelt_good("convert next next.gguf");
     smelt_says(ERROR_NONE, "prompt: 1 token,", "generate next.gguf <|a|> tokens=1");
+    smelt_says(ERROR_NONE, "lora.tokens=700-701 trains the new rows", "convert folder two tokens.add=<|a|>,<|b|>");
+    smelt_good("train init=two run=rows lora.rank=2 lora.tokens=700-701 " SMALL);
+    smelt_says(ERROR_NONE, "prompt: 1 token,", "generate rows <|b|> tokens=1");
+    smelt_good("convert rows adapter adapter=true");
+    smelt_says(ERROR_NONE, "prompt: 1 token,", "generate adapter <|b|> tokens=1");
+    smelt_says(ERROR_NONE, "merged: logits of 16 tokens differ by at most", "convert rows merged");
+    smelt_good("convert rows rows.gguf");
+    smelt_says(ERROR_NONE, "prompt: 1 token,", "generate rows.gguf <|b|> tokens=1");
+    smelt_says(ERROR_USAGE, "tokens.add=A,B makes rows for new tokens", "train init=folder run=more lora.rank=2 lora.tokens=704 " SMALL);
     smelt_says(ERROR_USAGE, "tokens.add: <|a|> is token 700 already", "convert grown more tokens.add=<|a|>");
     smelt_says(ERROR_USAGE, "is given twice", "convert grown more tokens.add=x1,x1");
     smelt_says(ERROR_USAGE, "is empty", "convert grown more tokens.add=x1,,x2");
