@@ -41,14 +41,16 @@ struct Lease {
 /* -- Who holds a lease --------------------------------------------------------------------------------------------- */
 
 /* When a process started, in ticks since the machine did: field 22 of /proc/PID/stat, whose second field may have
- * blanks; -1 when there is no such process. */
-static long long process_start(int pid) {
-    char path[64], text[1024];
-    long long start = -1;
+ * blanks; -1 when there is no such process. *ended, unless NULL: it has exited, and its parent has not waited for it yet
+ * (state Z; X while it goes). With other threads still alive it keeps files open, and has not ended. */
+static long long process_start(int pid, bool *ended) {
+    char path[64], text[1024], state = '?';
+    long long start = -1, threads = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     if (file_read_start(path, text, sizeof text) <= 0) return -1;
     const char *end = strrchr(text, ')');
-    if (end) sscanf(end + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %lld", &start);
+    if (end) sscanf(end + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %lld %*d %lld", &state, &threads, &start);
+    if (ended) *ended = (state == 'Z' || state == 'X') && threads <= 1;
     return start;
 }
 
@@ -63,7 +65,7 @@ static void name_host(char host[HOST_BYTES]) {
 static void name_holder(char holder[LEASE_HOLDER_BYTES]) {
     char host[HOST_BYTES];
     name_host(host);
-    snprintf(holder, LEASE_HOLDER_BYTES, "%s %d %lld", host, (int)getpid(), process_start(getpid()));
+    snprintf(holder, LEASE_HOLDER_BYTES, "%s %d %lld", host, (int)getpid(), process_start(getpid(), NULL));
 }
 
 typedef enum Life { LIFE_UNKNOWN, LIFE_GOES_ON, LIFE_ENDED } Life;
@@ -76,8 +78,10 @@ static Life life_of(const char *holder) {
     name_host(host);
     if (sscanf(holder, "%255s %d %lld", theirs, &pid, &start) != 3 || strcmp(host, theirs) || pid <= 0) return LIFE_UNKNOWN;
     if (kill(pid, 0) != 0 && errno == ESRCH) return LIFE_ENDED;
-    long long now = process_start(pid);
-    return now < 0 || start < 0 ? LIFE_UNKNOWN : now == start ? LIFE_GOES_ON : LIFE_ENDED;
+    bool ended = false;
+    long long now = process_start(pid, &ended);
+    if (now < 0 || start < 0) return LIFE_UNKNOWN;
+    return now == start && !ended ? LIFE_GOES_ON : LIFE_ENDED;
 }
 
 /* -- The object ---------------------------------------------------------------------------------------------------- */
@@ -210,11 +214,16 @@ static void *renew(void *context) {
 
 /* -- Taking and giving back ---------------------------------------------------------------------------------------- */
 
+static bool names_own_run(const Lease *lease, const json_t *found) {
+    return !strcmp(field(found, "run"), lease->number) && !strcmp(field(found, "folder"), lease->folder);
+}
+
 static bool refuse_living(const Lease *lease, const json_t *found, const char *sign, Error *error) {
-    return error_set(error, ERROR_USAGE,
-               "%s is used by run %s in %s (host, process and its start: %s), which %s: wait for it, stop it, or give another "
-               "checkpoint.store",
-               store_path(lease->store, "").text, field(found, "run"), field(found, "folder"), field(found, "holder"), sign) ||
+    bool same = names_own_run(lease, found);
+    return error_set(error, ERROR_USAGE, "%s is used by %s %s in %s (host, process and its start: %s), which %s: wait for it%s",
+               store_path(lease->store, "").text, same ? "another process of this same run" : "run", field(found, "run"),
+               field(found, "folder"), field(found, "holder"), sign,
+               same ? " or stop it, then start the run again" : ", stop it, or give another checkpoint.store") ||
            error_find(error, FINDING_FOREIGN);
 }
 
@@ -254,8 +263,7 @@ static bool is_free(const Lease *lease, const json_t *found, Error *error) {
 
 /* The run's own lease, from the folder whose lock the caller holds. */
 static bool is_own_run(const Lease *lease, const json_t *found) {
-    return !strcmp(field(found, "run"), lease->number) && !strcmp(field(found, "folder"), lease->folder) &&
-           life_of(field(found, "holder")) != LIFE_GOES_ON;
+    return names_own_run(lease, found) && life_of(field(found, "holder")) != LIFE_GOES_ON;
 }
 
 /* Checks that the lease is still the judged one, or gone. */

@@ -76,6 +76,44 @@ static void one_of_them_takes_over_a_lease_that_has_ended(void **state) {
     }
 }
 
+/* A process that has the lease of "store" for the run "run" in this folder, and waits to be killed. */
+static pid_t hold(void) {
+    int ready[2];
+    char byte = 0;
+    assert_int_equal(pipe(ready), 0);
+    pid_t id = fork();
+    assert_true(id >= 0);
+    if (id == 0) {
+        Error error = {0};
+        close(ready[0]);
+        if (!lease_take("store", "run", ".", &error) || write(ready[1], "y", 1) != 1) _exit(1);
+        for (;;) pause();
+    }
+    close(ready[1]);
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
+    return id;
+}
+
+/* The process was killed, and its parent has not waited for it. */
+static void a_process_that_nobody_has_waited_for_holds_no_lease(void **state) {
+    (void)state;
+    static const char *const runs[] = {"run", "other"};
+    for (int i = 0; i < 2; i++) {
+        Error error = {0};
+        siginfo_t info;
+        pid_t id = hold();
+        assert_null(lease_take("store", runs[i], ".", &error));
+        assert_non_null(strstr(error.message, i ? "used by run run in " : "used by another process of this same run run in "));
+        assert_int_equal(kill(id, SIGKILL), 0);
+        assert_int_equal(waitid(P_PID, (id_t)id, &info, WEXITED | WNOWAIT), 0);
+        Lease *lease = lease_take("store", runs[i], ".", &error);
+        if (!lease) fail_msg("%s", error.message);
+        lease_release(lease);
+        assert_int_equal(waitpid(id, NULL, 0), id);
+    }
+}
+
 /* -- One process ----------------------------------------------------------------------------------------------------- */
 
 static Lease *taken(void) {
@@ -196,6 +234,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         IN_FOLDER(one_of_the_runs_that_start_at_once_gets_the_lease),
         IN_FOLDER(one_of_them_takes_over_a_lease_that_has_ended),
+        IN_FOLDER(a_process_that_nobody_has_waited_for_holds_no_lease),
         IN_FOLDER(a_lease_that_was_removed_by_hand_is_written_again),
         IN_FOLDER(a_damaged_lease_is_replaced),
         IN_FOLDER(a_lease_that_another_run_has_taken_is_lost_and_stays_as_it_is),
