@@ -112,9 +112,14 @@ static bool use_cached_unigram(TokenizerEncoder *encoder, const CacheSlot *slot)
     return true;
 }
 
+/* Plain text and other text of the same bytes may have different tokens. */
+static uint64_t hash_word(const TokenizerEncoder *encoder, Span word) {
+    return hash_bytes(word.bytes, word.size) ^ (encoder->flags & TOKENIZER_PLAIN_SPECIAL);
+}
+
 static void encode_unigram_word(TokenizerEncoder *encoder, Span word) {
     if (word.size <= CACHE_WORD) {
-        uint64_t hash = hash_bytes(word.bytes, word.size);
+        uint64_t hash = hash_word(encoder, word);
         CacheSlot *slot = find_slot(encoder, hash, word);
         if (slot->ids == 0) {
             SCOPED(token_ids_free) TokenIds ids = {0};
@@ -139,13 +144,13 @@ static void encode_word(TokenizerEncoder *encoder, Span word) {
         merge_word(encoder->tokenizer, &encoder->merger, word.bytes, word.size, out);
         return;
     }
-    uint64_t hash = hash_bytes(word.bytes, word.size);
+    uint64_t hash = hash_word(encoder, word);
     CacheSlot *slot = find_slot(encoder, hash, word);
     for (int i = 0; i < slot->ids; i++) token_ids_append(out, cached_id(encoder, slot, i));
     if (slot->ids > 0) return;
     size_t before = out->count;
     merge_word(encoder->tokenizer, &encoder->merger, word.bytes, word.size, out);
-    if (out->count > before) remember(encoder, slot, hash, word, out->items + before, out->count - before);
+    if (out->count > before && !encoder->merger.lost) remember(encoder, slot, hash, word, out->items + before, out->count - before);
 }
 
 static const char metaspace[] = "\xE2\x96\x81";
@@ -357,8 +362,12 @@ bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length
     encoder->out = out;
     encoder->flags = flags;
     encoder->lattice.score = 0;
+    encoder->lattice.plain = encoder->merger.plain = flags & TOKENIZER_PLAIN_SPECIAL;
+    encoder->merger.lost = false;
     for (size_t i = 0; begins && encoder->tokenizer->bos != BOS_FALSE && i < before->count; i++) token_ids_append(out, before->items[i]);
     if (length > 0 && !encode_around_added(encoder, true, (Span){text, length}, true, error)) return false;
     for (size_t i = 0; special && i < after->count; i++) token_ids_append(out, after->items[i]);
-    return true;
+    return !encoder->merger.lost ||
+           error_set(
+               error, ERROR_DATA, "the text has a character that only a special token of the tokenizer spells (special=true allows that)");
 }

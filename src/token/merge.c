@@ -15,7 +15,7 @@ void merger_free(Merger *merger) {
     free(merger->next);
     free(merger->previous);
     free(merger->heap);
-    *merger = (Merger){0};
+    *merger = (Merger){.plain = merger->plain, .lost = merger->lost};
 }
 
 /* Room for one symbol per byte; the lists and the heap only where they are used. */
@@ -48,11 +48,14 @@ static void push_characters(const Tokenizer *tokenizer, Merger *merger, const ch
         size = 1;
         if (text_well_formed(word + at, length - at < 4 ? length - at : 4) > 0)
             id = (int32_t)pair_map_get(&tokenizer->characters, text_character(word + at, &size));
+        bool barred = token_is_barred(tokenizer, merger->plain, id);
+        if (barred) id = TOKEN_NONE;
         if (id != TOKEN_NONE) {
             for (; unknown > 0; unknown--) merger->symbol[merger->count++] = tokenizer->unknown;
             merger->symbol[merger->count++] = id;
-        } else if (!push_bytes(tokenizer, merger, word + at, size) && tokenizer->unknown != TOKEN_NONE) {
-            if (unknown == 0 || !tokenizer->fuse_unknown) unknown++;
+        } else if (!push_bytes(tokenizer, merger, word + at, size)) {
+            merger->lost = merger->lost || (barred && tokenizer->unknown == TOKEN_NONE);
+            if (tokenizer->unknown != TOKEN_NONE && (unknown == 0 || !tokenizer->fuse_unknown)) unknown++;
         }
     }
     for (; unknown > 0; unknown--) merger->symbol[merger->count++] = tokenizer->unknown;
@@ -62,8 +65,10 @@ static void push_raw(const Tokenizer *tokenizer, Merger *merger, const char *wor
     bool waiting = false;
     for (size_t i = 0; i < length; i++) {
         int32_t id = tokenizer->byte_id[(unsigned char)word[i]];
-        if (id == TOKEN_NONE) {
+        bool barred = token_is_barred(tokenizer, merger->plain, id);
+        if (id == TOKEN_NONE || barred) {
             id = tokenizer->unknown;
+            merger->lost = merger->lost || (barred && id == TOKEN_NONE);
             if (id == TOKEN_NONE || (waiting && tokenizer->fuse_unknown)) continue;
             waiting = true;
         } else {
@@ -75,15 +80,16 @@ static void push_raw(const Tokenizer *tokenizer, Merger *merger, const char *wor
 
 /* -- Merging ------------------------------------------------------------------------------------------------------- */
 
-static uint64_t find_merge(const Tokenizer *tokenizer, int32_t left, int32_t right) {
-    return pair_map_get(&tokenizer->merges, pair_key((uint32_t)left, (uint32_t)right));
+static uint64_t find_merge(const Tokenizer *tokenizer, const Merger *merger, int32_t left, int32_t right) {
+    uint64_t found = pair_map_get(&tokenizer->merges, pair_key((uint32_t)left, (uint32_t)right));
+    return token_is_barred(tokenizer, merger->plain, (int32_t)(uint32_t)found) ? PAIR_NONE : found;
 }
 
 static void merge_by_scan(const Tokenizer *tokenizer, Merger *merger) {
     int32_t *symbol = merger->symbol;
     uint64_t *pair = merger->pair;
     size_t count = merger->count;
-    for (size_t i = 0; i + 1 < count; i++) pair[i] = find_merge(tokenizer, symbol[i], symbol[i + 1]);
+    for (size_t i = 0; i + 1 < count; i++) pair[i] = find_merge(tokenizer, merger, symbol[i], symbol[i + 1]);
     while (count > 1) {
         size_t best = 0;
         for (size_t i = 1; i + 1 < count; i++)
@@ -93,8 +99,8 @@ static void merge_by_scan(const Tokenizer *tokenizer, Merger *merger) {
         count--;
         memmove(symbol + best + 1, symbol + best + 2, (count - best - 1) * sizeof *symbol);
         memmove(pair + best, pair + best + 1, (count - best - 1) * sizeof *pair);
-        if (best + 1 < count) pair[best] = find_merge(tokenizer, symbol[best], symbol[best + 1]);
-        if (best > 0) pair[best - 1] = find_merge(tokenizer, symbol[best - 1], symbol[best]);
+        if (best + 1 < count) pair[best] = find_merge(tokenizer, merger, symbol[best], symbol[best + 1]);
+        if (best > 0) pair[best - 1] = find_merge(tokenizer, merger, symbol[best - 1], symbol[best]);
     }
     merger->count = count;
 }
@@ -121,7 +127,7 @@ static uint64_t heap_pop(Merger *merger) {
 /* Looks up the pair that begins at `at` anew. */
 static void renew(const Tokenizer *tokenizer, Merger *merger, uint32_t at) {
     uint32_t next = merger->next[at];
-    merger->pair[at] = next < merger->count ? find_merge(tokenizer, merger->symbol[at], merger->symbol[next]) : PAIR_NONE;
+    merger->pair[at] = next < merger->count ? find_merge(tokenizer, merger, merger->symbol[at], merger->symbol[next]) : PAIR_NONE;
     if (merger->pair[at] != PAIR_NONE) heap_push(merger, (merger->pair[at] >> 32) << 32 | at);
 }
 
@@ -152,7 +158,7 @@ static void merge_by_heap(const Tokenizer *tokenizer, Merger *merger) {
 void merge_word(const Tokenizer *tokenizer, Merger *merger, const char *word, size_t length, TokenIds *out) {
     if (tokenizer->whole_words) {
         int32_t id = token_map_get(&tokenizer->words, word, length);
-        if (id != TOKEN_NONE) {
+        if (id != TOKEN_NONE && !token_is_barred(tokenizer, merger->plain, id)) {
             token_ids_append(out, id);
             return;
         }

@@ -332,6 +332,11 @@ bool ranks_finish(Tokenizer *tokenizer, Span pattern, Error *error);
 void decoding_build(Tokenizer *tokenizer);
 
 enum { CUT_SPACE = 1, CUT_LINE = 2 };
+/* Returns true if `plain` text must not become this token: special tokens of the model's own vocabulary can spell text. */
+static inline bool token_is_barred(const Tokenizer *tokenizer, bool plain, int32_t id) {
+    return plain && id != TOKEN_NONE && tokenizer->special[id];
+}
+
 /* Sets `cuts` by the steps of the tokenizer. */
 void cuts_find(Tokenizer *tokenizer);
 /* An added token, matched as `content`, may reach over a place between two parts or take in white space beyond it. */
@@ -371,6 +376,7 @@ typedef struct Lattice {
     LatticeNode *nodes;
     size_t capacity;
     double score; /* of the text so far */
+    bool plain;   /* no token is special but the unknown one */
 } Lattice;
 /* Takes the tokens of a model whose scores are set. */
 bool unigram_build(Tokenizer *tokenizer, TrieKey *keys, size_t count, Error *error);
@@ -392,6 +398,8 @@ typedef struct Merger {
     uint32_t *next, *previous;
     uint64_t *heap; /* rank << 32 | place, the least first; stale entries are skipped */
     size_t count, capacity, heap_count, heap_capacity;
+    bool plain; /* no token is special but the unknown one */
+    bool lost;  /* a word had a character that only a special token spells */
 } Merger;
 void merge_word(const Tokenizer *tokenizer, Merger *merger, const char *word, size_t length, TokenIds *out);
 void merger_free(Merger *merger);

@@ -33,7 +33,7 @@ bool unigram_build(Tokenizer *tokenizer, TrieKey *keys, size_t count, Error *err
 
 void lattice_free(Lattice *lattice) {
     free(lattice->nodes);
-    *lattice = (Lattice){0};
+    *lattice = (Lattice){.plain = lattice->plain};
 }
 
 /* Of equal ways the first offered stays. */
@@ -57,7 +57,7 @@ static size_t offer_tokens(const Tokenizer *tokenizer, const Lattice *lattice, S
     bool whole = false;
     int32_t id;
     for (size_t i = at; i < text.size && double_array_step(&tokenizer->pieces, &base, (unsigned char)text.bytes[i], &id); i++) {
-        if (id == TOKEN_NONE) continue;
+        if (id == TOKEN_NONE || token_is_barred(tokenizer, lattice->plain, id)) continue;
         reach = i + 1;
         double candidate = tokenizer->scores[id] + best;
         offer(&lattice->nodes[reach], single ? (float)candidate : candidate, id, reach - at);
@@ -94,8 +94,9 @@ static size_t find_ways(const Tokenizer *tokenizer, Lattice *lattice, Span text,
 }
 
 /* Adjacent unknown characters are one token, or their bytes are. */
-static void give_unknown(const Tokenizer *tokenizer, Span run, TokenIds *out) {
+static void give_unknown(const Tokenizer *tokenizer, bool plain, Span run, TokenIds *out) {
     int32_t id = tokenizer->sentencepiece ? TOKEN_NONE : token_map_get(&tokenizer->contents, run.bytes, run.size);
+    if (token_is_barred(tokenizer, plain, id)) id = TOKEN_NONE;
     bool bytes = tokenizer->byte_fallback && id == TOKEN_NONE;
     for (size_t i = 0; i < run.size && bytes; i++) bytes = tokenizer->byte_id[(unsigned char)run.bytes[i]] != TOKEN_NONE;
     for (size_t i = 0; i < run.size && bytes; i++) token_ids_append(out, tokenizer->byte_id[(unsigned char)run.bytes[i]]);
@@ -126,7 +127,7 @@ static void give_way(const Tokenizer *tokenizer, const Lattice *lattice, Span te
             if (*run == SIZE_MAX) *run = from + at;
             continue;
         }
-        if (*run != SIZE_MAX) give_unknown(tokenizer, (Span){text.bytes + *run, from + at - *run}, out);
+        if (*run != SIZE_MAX) give_unknown(tokenizer, lattice->plain, (Span){text.bytes + *run, from + at - *run}, out);
         *run = SIZE_MAX;
         token_ids_append(out, id);
     }
@@ -142,7 +143,7 @@ void unigram_encode(const Tokenizer *tokenizer, Lattice *lattice, Span text, Tok
         turn_around(lattice->nodes, size);
         give_way(tokenizer, lattice, text, at, size, &run, out);
     }
-    if (run != SIZE_MAX) give_unknown(tokenizer, (Span){text.bytes + run, text.size - run}, out);
+    if (run != SIZE_MAX) give_unknown(tokenizer, lattice->plain, (Span){text.bytes + run, text.size - run}, out);
     if (lattice->capacity > SEGMENT * 4) lattice_free(lattice);
     lattice->score = score;
 }
@@ -162,7 +163,7 @@ float unigram_encode_word(const Tokenizer *tokenizer, Lattice *lattice, Span wor
     }
     turn_around(lattice->nodes, size);
     give_way(tokenizer, lattice, word, 0, size, &run, out);
-    if (run != SIZE_MAX) give_unknown(tokenizer, (Span){word.bytes + run, word.size - run}, out);
+    if (run != SIZE_MAX) give_unknown(tokenizer, lattice->plain, (Span){word.bytes + run, word.size - run}, out);
     if (!tokenizer->sentencepiece) return INFINITY;
     return unknown ? -1 : (float)(fmin(ahead / (4 * half_unit * (double)(size + 1)), score_limit - 10) - greatest);
 }

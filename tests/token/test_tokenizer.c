@@ -164,6 +164,68 @@ static void decoded_texts_are_those_of_the_library(void **state) {
 
 static uint32_t next_random(uint32_t *seed) { return *seed = *seed * 1664525 + 1013904223, *seed >> 8; }
 
+#define SPECIAL(id, text) "{\"id\":" #id ",\"content\":\"" text "\",\"special\":true}"
+
+/* The ids of `text` without and with TOKENIZER_PLAIN_SPECIAL, by one encoder, twice: its words are cached. */
+static void check_plain(const char *json, const char *text, TokenIds matched, TokenIds plain) {
+    Error error = {0};
+    write_text("tokenizer.json", json);
+    Tokenizer *tokenizer = tokenizer_open("tokenizer.json", &error);
+    if (!tokenizer) fail_msg("%s", error.message);
+    TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
+    for (int i = 0; i < 4; i++) {
+        const TokenIds *expected = i % 2 ? &plain : &matched;
+        TokenIds ids = encode_with(encoder, text, strlen(text), i % 2 ? TOKENIZER_PLAIN_SPECIAL : 0);
+        assert_ids(&ids, expected->items, expected->count);
+        token_ids_free(&ids);
+    }
+    tokenizer_encoder_free(encoder);
+    tokenizer_free(tokenizer);
+}
+#define IDS(...) ((TokenIds){.items = (int32_t[]){__VA_ARGS__}, .count = sizeof(int32_t[]){__VA_ARGS__} / sizeof(int32_t)})
+
+/* The model's own vocabulary has the special tokens: as a piece, a whole word, what merges make, and a character. */
+static void a_model_that_spells_special_tokens_spells_plain_text_otherwise(void **state) {
+    (void)state;
+    static const char unigram[] =
+        "{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"<u>\",0],[\"<s>\",0],[\"<\",-4],[\"s\",-4],[\">\","
+        "-4],[\"~\",0]]},\"added_tokens\":[" SPECIAL(0, "<u>") "," SPECIAL(1, "<s>") "," SPECIAL(5, "~") "]}";
+    check_plain(unigram, "s<s>", IDS(3, 1), IDS(3, 2, 3, 4));
+    check_plain(unigram, "s~", IDS(3, 5), IDS(3, 0));
+    static const char words[] =
+        "{\"model\":{\"type\":\"BPE\",\"ignore_merges\":true,\"unk_token\":\"u\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"u\":3},"
+        "\"merges\":[]},\"added_tokens\":[" SPECIAL(2, "ab") "," SPECIAL(1, "b") "]}";
+    check_plain(words, "ab", IDS(2), IDS(0, 3));
+    static const char merges[] =
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]},\"added_tokens\":[" SPECIAL(2, "ab") "]}";
+    check_plain(merges, "aab", IDS(0, 2), IDS(0, 0, 1));
+}
+
+/* Without an unknown token the character would be lost. */
+static void plain_text_that_a_special_token_alone_spells_is_refused(void **state) {
+    (void)state;
+    static const char *const models[] = {"", "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false},"};
+    for (int i = 0; i < 2; i++) {
+        char json[400];
+        Error error = {0};
+        TokenIds ids = {0};
+        snprintf(json, sizeof json,
+            "{%s\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]},\"added_tokens\":[" SPECIAL(1, "b") "]}", models[i]);
+        write_text("tokenizer.json", json);
+        Tokenizer *tokenizer = tokenizer_open("tokenizer.json", &error);
+        if (!tokenizer) fail_msg("%s", error.message);
+        TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
+        for (int again = 0; again < 2; again++) {
+            assert_false(tokenizer_encode(encoder, "ab", 2, TOKENIZER_PLAIN_SPECIAL, &ids, &error));
+            assert_non_null(strstr(error.message, "a character that only a special token of the tokenizer spells"));
+        }
+        assert_true(tokenizer_encode(encoder, "ab", 2, 0, &ids, &error));
+        token_ids_free(&ids);
+        tokenizer_encoder_free(encoder);
+        tokenizer_free(tokenizer);
+    }
+}
+
 static void any_bytes_come_back_from_byte_level_tokens(void **state) {
     (void)state;
     uint32_t seed = 1;
@@ -743,6 +805,8 @@ int main(void) {
         cmocka_unit_test(any_bytes_come_back_from_byte_level_tokens),
         cmocka_unit_test(bytes_fall_back_to_byte_tokens),
         cmocka_unit_test(special_tokens_in_a_text_can_stay_text),
+        IN_FOLDER(a_model_that_spells_special_tokens_spells_plain_text_otherwise),
+        IN_FOLDER(plain_text_that_a_special_token_alone_spells_is_refused),
         cmocka_unit_test(parts_cut_at_safe_places_give_the_ids_of_the_whole),
         IN_FOLDER(a_text_is_not_cut_where_an_unknown_expression_may_reach),
         cmocka_unit_test(short_and_long_words_merge_as_defined),
