@@ -32,6 +32,43 @@ bool source_is_run(const char *folder) {
 
 bool source_is_model_folder(const char *folder) { return hf_is_model(folder) && !source_is_run(folder) && !adapter_is_folder(folder); }
 
+static bool is_weights(const char *name) {
+    return ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json") || starts_with(name, "pytorch_model");
+}
+
+static bool is_model_file(const char *name) {
+    return !strcmp(name, "config.json") || !strcmp(name, "adapter_config.json") || ends_with(name, ".gguf") || is_weights(name);
+}
+
+bool source_check_run(const char *run, const char *init, Error *error) {
+    SCOPED(file_list_free) FileList list = {0};
+    SCOPED(run_point_free) RunPoint point = run_point(init);
+    SCOPED_FREE char *adapter = adapter_folder(init);
+    if (*init && (file_same(run, point.run) || file_same(run, adapter)))
+        return error_set(error, ERROR_USAGE, "run=%s is the model of init=%s, which stays as it is: give another run folder", run, init);
+    if (source_is_run(run) || file_kind(run, NULL) != FILE_FOLDER) return true; /* the lock tells what is wrong */
+    if (!file_list(run, &list, error)) return false;
+    for (size_t i = 0; i < list.count; i++)
+        if (is_model_file(list.entries[i].name))
+            return error_set(error, ERROR_USAGE,
+                "run=%s holds a model (%s), whose name would mean the run from then on: give another run folder", run,
+                list.entries[i].name);
+    return true;
+}
+
+bool source_check_run_alone(const char *run, Error *error) {
+    SCOPED(file_list_free) FileList list = {0};
+    if (!exists(run, "config.json") && !exists(run, "adapter_config.json")) return true;
+    if (!file_list(run, &list, error)) return false;
+    for (size_t i = 0; i < list.count; i++)
+        if (is_weights(list.entries[i].name))
+            return error_set(error, ERROR_CHECKPOINT,
+                "%s holds a run (config.yaml) and a model (%s), so that its name means both: move the files of the run (config.yaml, "
+                "run.json, metrics.jsonl, log.txt, checkpoints, data) or those of the model into a folder of their own",
+                run, list.entries[i].name);
+    return true;
+}
+
 /* The data settings are those that any model passes config_check with. */
 static bool take_model(const ModelConfig *model, Precision precision, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
@@ -53,6 +90,7 @@ static bool is_hub_name(const char *name) {
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error) {
     SCOPED(hf_release) HfModel model = {0};
     SCOPED(run_point_free) RunPoint point = run_point(folder);
+    if (source_is_run(point.run) && !source_check_run_alone(point.run, error)) return false;
     if (adapter_is_folder(folder)) return adapter_read_config(folder, config, strings, error);
     if (source_is_run(point.run)) {
         bool read = run_read_config(point.run, config, strings, error) &&

@@ -14,6 +14,11 @@
 bool source_is_run(const char *folder);
 /* Whether it is a Hugging Face folder or a GGUF file, and no run. */
 bool source_is_model_folder(const char *folder);
+/* Checks that `run` is not what init= names, and holds no file of a model unless it is a run: its name would mean the run
+ * from then on. ERROR_USAGE. */
+bool source_check_run(const char *run, const char *init, Error *error);
+/* Checks that a run's folder does not hold a model as well. ERROR_CHECKPOINT, with the way out. */
+bool source_check_run_alone(const char *run, Error *error);
 /* Reads the configuration of the model in `folder`; strings go to `strings`. Of folders and files that are no runs,
  * model and precision are set and all else has its default. ERROR_CHECKPOINT when the folder is of neither kind, or
  * its model is none of ours. */

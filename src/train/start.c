@@ -231,8 +231,10 @@ static bool check_place(const Loop *loop, Error *error) {
 /* Notes whether the folder is new: then a start that fails takes it away again. */
 static bool lock_run(Loop *loop, Error *error) {
     const char *run = loop->settings.run;
-    bool absent = file_kind(run, NULL) == FILE_ABSENT;
-    if (!source_is_run(run) && !check_place(loop, error)) return false;
+    bool absent = file_kind(run, NULL) == FILE_ABSENT, is_run = source_is_run(run);
+    Error both = {0};
+    if (!source_check_run(run, loop->settings.init, error) || (!is_run && !check_place(loop, error))) return false;
+    if (is_run && !source_check_run_alone(run, &both)) log_warn("%s", both.message);
     if (loop->settings.fork[0] && !run_is_ours(run))
         return error_set(error, ERROR_USAGE, "fork=%s is a folder that holds other files than those of a run: give a new one", run);
     if (!run_lock(run, &loop->lock, error)) return false;

@@ -35,6 +35,36 @@ static void a_bucket_is_refused_where_a_folder_is_wanted(void **state) {
     assert_no_folder();
 }
 
+/* The name of a folder with both would mean the run alone. */
+static void a_model_and_a_run_are_not_in_one_folder(void **state) {
+    (void)state;
+    smelt_says(ERROR_NONE, "", "train " TINY " schedule.warmup=0 steps=2 run=run");
+    smelt_says(ERROR_NONE, "", "convert run model");
+    smelt_says(
+        ERROR_USAGE, "run=model is the model of init=model", "train init=model data.train=text data.length=32 batch.tokens=512 run=model");
+    smelt_says(ERROR_USAGE, "run=model holds a model (", "train " TINY " run=model");
+    smelt_says(
+        ERROR_USAGE, "run=run is the model of init=run@2", "train init=run@2 data.train=text data.length=32 batch.tokens=512 run=run");
+    assert_true(access("model/config.yaml", F_OK) != 0);
+    smelt_says(ERROR_NONE, "", "eval model text length=32");
+    static const char *const files[] = {"x.gguf", "adapter_config.json", "model-00001-of-00002.safetensors"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        SCOPED_FREE char *folder = memory_format("other%zu", i), *path = memory_format("%s/%s", folder, files[i]);
+        assert_int_equal(mkdir(folder, 0777), 0);
+        write_text(path, "");
+        smelt_says(ERROR_USAGE, files[i], "train " TINY " run=%s", folder);
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(rmdir(folder), 0); /* nothing was written */
+    }
+    assert_int_equal(rename("model/config.json", "run/config.json"), 0);
+    assert_int_equal(rename("model/model.safetensors", "run/model.safetensors"), 0);
+    smelt_says(ERROR_CHECKPOINT, "run holds a run (config.yaml) and a model (model.safetensors)", "eval run text length=32");
+    smelt_says(ERROR_CHECKPOINT, "into a folder of their own", "convert run@2 model");
+    smelt_says(ERROR_NONE, "run holds a run (config.yaml) and a model", "train run steps=3 schedule.warmup=0");
+    assert_int_equal(unlink("run/model.safetensors"), 0);
+    smelt_says(ERROR_NONE, "", "eval run text");
+}
+
 /* Words that only look like a URL. */
 static void a_prompt_and_a_path_with_a_colon_are_no_urls(void **state) {
     (void)state;
@@ -47,6 +77,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(an_unknown_scheme_is_refused_wherever_a_path_is_given),
         TRAIN_TEST(a_bucket_is_refused_where_a_folder_is_wanted),
+        TRAIN_TEST(a_model_and_a_run_are_not_in_one_folder),
         TRAIN_TEST(a_prompt_and_a_path_with_a_colon_are_no_urls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
