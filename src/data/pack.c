@@ -703,13 +703,18 @@ static bool refuse_existing(const Packer *packer, Error *error) {
     return true;
 }
 
-/* Opens a shard for each part at once, so that a name that cannot be written is known before any text is read. */
-static bool open_shards(Packer *packer, Error *error) {
-    bool ended, again = reads_standard_input(packer);
+/* Gives the shards of a complete packing, which `ended`, their names. */
+static bool resume_shards(const Packer *packer, bool *ended, Error *error) {
     const char *names[] = {
         packer->valid.name ? packer->valid.name : packer->train.name, packer->valid.name ? packer->train.name : NULL, NULL};
     SCOPED_FREE char *record = record_path(packer);
-    if (!shard_names_resume(names, record, &ended, error)) return false;
+    return shard_names_resume(names, record, ended, error);
+}
+
+/* Opens a shard for each part at once, so that a name that cannot be written is known before any text is read. */
+static bool open_shards(Packer *packer, Error *error) {
+    bool ended, again = reads_standard_input(packer);
+    if (!resume_shards(packer, &ended, error)) return false;
     if (ended && !again && !was_this_one(packer, error)) return false;
     if (packer->done) return true;
     return ((ended && again) || refuse_existing(packer, error)) && part_open(packer, &packer->train, error) &&
@@ -846,8 +851,41 @@ static bool list_inputs(Packer *packer, Error *error) {
     return pack_report_open(&packer->report, &packer->options, &packer->files, error);
 }
 
+/* Whether a packing is complete, and waits for its names. */
+static bool find_waiting(const Packer *packer, bool *waits, Error *error) {
+    PackFound found;
+    SCOPED_FREE char *record = record_path(packer), *next = shard_next(in_folder(packer) ? packer->train.name : record);
+    SCOPED_FREE char *path = memory_format("%s%s", next, in_folder(packer) ? "/" RECORD : "");
+    bool read = pack_report_find(path, &found, error);
+    *waits = found == PACK_FOUND_WHOLE;
+    return read;
+}
+
+/* Gives the files of a complete packing their names after an input has gone. *error says that the input is absent, and stays
+ * if no packing of these inputs and settings waits. */
+static bool finish_without_input(Packer *packer, Error *error) {
+    Error missing = *error;
+    bool waits = false, ended = false;
+    if (missing.finding != FINDING_ABSENT) return false;
+    if (!find_waiting(packer, &waits, error)) return false;
+    if (waits) {
+        pack_report_name(&packer->report, &packer->options, &packer->files);
+        if (!open_tokenizer(packer, error) || !open_chat(packer, error) ||
+            !(in_folder(packer) ? lock_folder(packer, packer->train.name, &packer->lock, error) && choose_place(packer, &ended, error)
+                                : resume_shards(packer, &ended, error)) ||
+            !was_this_one(packer, error))
+            return false;
+    }
+    if (packer->done)
+        log_warn(
+            "%s was packed whole before, so its files have their names now; an input is gone (%s)", packer->train.name, missing.message);
+    else *error = missing;
+    return packer->done;
+}
+
 static bool pack_all(Packer *packer, Error *error) {
-    bool opened = list_inputs(packer, error) && open_tokenizer(packer, error) && open_chat(packer, error) && open_output(packer, error);
+    if (!list_inputs(packer, error)) return finish_without_input(packer, error);
+    bool opened = open_tokenizer(packer, error) && open_chat(packer, error) && open_output(packer, error);
     return opened && (packer->done || (read_all(packer, error) && check_result(packer, error) && finish_shards(packer, error) &&
                                           (!in_folder(packer) || complete_folder(packer, error))));
 }

@@ -206,7 +206,8 @@ static void choose_split(PackFiles *files, const char *input, size_t first, bool
 static bool list_input(PackFiles *files, const char *input, bool held_out, Error *error) {
     FileKind kind = strcmp(input, "-") ? file_kind(input, NULL) : FILE_OTHER;
     if (kind == FILE_ABSENT)
-        return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input, strerror(errno));
+        return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input, strerror(errno)) ||
+               error_find(error, FINDING_ABSENT);
     if (kind != FILE_FOLDER) {
         file_list_add(&files->list, memory_copy_string(input), kind);
         return true;

@@ -225,10 +225,13 @@ typedef struct PackReport {
     json_t *inputs, *samples; /* owned */
     uint64_t chat;            /* chat_identity, or 0 */
     bool bos;                 /* texts begin with the tokenizer's bos_token */
+    bool named;               /* the inputs have their paths alone */
     Position position;        /* where a packing that was interrupted goes on */
 } PackReport;
 /* ERROR_DATA: an input cannot be read any more. */
 bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files, Error *error);
+/* A report of inputs that are not there any more: a record of the same paths is of the same packing. */
+void pack_report_name(PackReport *report, const PackOptions *options, PackFiles *files);
 /* Counts a bad record, and keeps it if it is one of the first of its kind. */
 void pack_report_bad(PackReport *report, const Record *record, const char *file);
 /* The text of the record; the caller frees. */

@@ -94,6 +94,13 @@ bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles 
     return true;
 }
 
+void pack_report_name(PackReport *report, const PackOptions *options, PackFiles *files) {
+    pack_report_free(report);
+    *report = (PackReport){.files = files, .inputs = json_array(), .samples = json_array(), .named = true};
+    for (const char *const *input = options->inputs; *input; input++)
+        json_array_append_new(report->inputs, json_pack("{so}", "path", json_text(*input)));
+}
+
 void pack_report_bad(PackReport *report, const Record *record, const char *file) {
     if (report->result.bad[record->bad]++ >= PACK_SAMPLES) return;
     json_array_append_new(report->samples, json_pack("{ss so sI so}", "kind", bad_names[record->bad], "file", json_text(file), "line",
@@ -147,6 +154,11 @@ char *pack_report_text(const PackReport *report, const PackOptions *options, boo
     return text;
 }
 
+static bool same_input(const PackReport *report, const json_t *old, const json_t *now) {
+    if (!report->named) return json_equal(old, now);
+    return json_equal(json_object_get(old, "path"), json_object_get(now, "path"));
+}
+
 /* The first setting, or input, that is not as it was. */
 static char *find_difference(const PackReport *report, const PackOptions *options, const json_t *record) {
     json_auto_t *settings = describe_settings(report, options);
@@ -158,7 +170,7 @@ static char *find_difference(const PackReport *report, const PackOptions *option
     const json_t *inputs = json_object_get(record, "inputs");
     if (json_array_size(inputs) != json_array_size(report->inputs)) return memory_copy_string("the number of inputs");
     for (size_t i = 0; i < json_array_size(inputs); i++)
-        if (!json_equal(json_array_get(inputs, i), json_array_get(report->inputs, i)))
+        if (!same_input(report, json_array_get(inputs, i), json_array_get(report->inputs, i)))
             return memory_format("the input %s", json_string_value(json_object_get(json_array_get(report->inputs, i), "path")));
     const char *version = json_string_value(json_object_get(record, "smelt"));
     return version && !strcmp(version, SMELT_VERSION) ? NULL : memory_copy_string("the version of smelt");

@@ -248,6 +248,7 @@ typedef struct Packing {
     PackOptions options;
     const char *older[2], *parts[2], *texts[2];
     const char *record;
+    bool loses_input; /* after a kill that leaves nothing to do but names */
 } Packing;
 
 static bool is_packed(const Packing *packing) {
@@ -291,6 +292,7 @@ static void check_kills(const Packing *packing) {
         killed = pack_until(packing->options, call);
         check_killed(packing, call);
         bool whole = is_packed(packing);
+        if (packing->loses_input && waits(packing)) assert_int_equal(unlink("in"), 0);
         if (pack_text(&packing->options, &result, &error)) assert_int_equal(result.documents, 4);
         else if (!whole || error.code != ERROR_USAGE) fail_msg("killed at call %d, again: %s", call, error.message);
         if (!is_packed(packing)) fail_msg("killed at call %d: the same command did not make it", call);
@@ -337,6 +339,26 @@ static void a_folder_of_shards_killed_at_any_call_keeps_the_older_one_until_it_i
     check_kills(&packing);
 }
 
+static void a_complete_packing_gets_its_names_without_its_input(void **state) {
+    (void)state;
+    Packing packing = {.options = {.inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "%", .overwrite = true},
+        .older = {"old\n|older\n|"},
+        .parts = {"out"},
+        .texts = {"one\n|two\n|three\n|four\n|"},
+        .record = "out.pack.json",
+        .loses_input = true};
+    check_kills(&packing);
+    packing.options.shard_tokens = 1000;
+    packing.record = "out/pack.json";
+    check_kills(&packing);
+    PackOptions other = {.inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "%"};
+    write_text("in", "one\n");
+    for (int call = 1; access("out.pack.json.next", F_OK) != 0; call++) assert_true(pack_until(other, call));
+    assert_int_equal(unlink("in"), 0);
+    other.inputs = (const char *[]){"another", NULL};
+    assert_refused(other, ERROR_DATA, "cannot read another");
+}
+
 static void what_a_killed_packing_left_is_not_replaced_by_another_one(void **state) {
     (void)state;
     PackOptions options = {.inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "%"};
@@ -360,6 +382,7 @@ int main(void) {
         IN_FOLDER(one_shard_killed_at_any_call_is_made_by_the_same_command),
         IN_FOLDER(both_parts_of_a_split_are_made_after_a_kill),
         IN_FOLDER(a_folder_of_shards_killed_at_any_call_keeps_the_older_one_until_it_is_whole),
+        IN_FOLDER(a_complete_packing_gets_its_names_without_its_input),
         IN_FOLDER(what_a_killed_packing_left_is_not_replaced_by_another_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
