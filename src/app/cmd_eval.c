@@ -113,7 +113,7 @@ static bool open_tokens(Input *input, const char *data, const char *tokenizer, c
     if (known && *known) input->tokenizer = tokenizer_open(known, &ignored);
     if (!check_input(input, config, known, error) || !shard_set_open(&input->set, data, error)) return false;
     if (input->tokenizer) input->set.end_token = tokenizer_end_of_text(input->tokenizer);
-    return source_name_bos(&input->set, data, input->tokenizer, (TokenizerBos)config->data.bos, error);
+    return source_check_bos(&input->set, data, input->tokenizer, (TokenizerBos)config->data.bos, false, error);
 }
 
 static bool open_input(

@@ -123,6 +123,7 @@ typedef struct DataConfig {
     int packing; /* DataPacking */
     int bos;     /* TokenizerBos */
     bool special, document_mask;
+    bool bos_given; /* no setting: `bos` was not auto before corpus_resolve */
 } DataConfig;
 typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps, last; } BatchConfig;
 

@@ -477,6 +477,7 @@ static bool take_from_tokenizer(Config *config, Error *error) {
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error) {
     if (model_makes_images(&config->model)) return true;
     if (!strcmp(config->data.tokenizer, BYTE_TOKENIZER)) config->data.tokenizer = "";
+    config->data.bos_given = config->data.bos != BOS_AUTO;
     return fetch_sources(config, error) && take_tokenizers(config, strings, error) &&
            check_record(config, "data.valid", config->data.valid, error) && take_from_tokenizer(config, error);
 }
@@ -521,16 +522,18 @@ bool corpus_check_epochs(const Config *config, Error *error) {
     return order != NULL;
 }
 
-/* Names data that does not begin as other texts of the run do, and a tokenizer whose template the run does not follow. */
-static bool name_bos(const Corpus *corpus, const Config *config, Error *error) {
+/* Names data that does not begin as other texts of the run do, and a tokenizer whose template the run does not follow. A new run is
+ * refused whose data.bos was given and is not that of its data. */
+static bool name_bos(const Corpus *corpus, const Config *config, bool new, Error *error) {
     const TokenizerBos bos = (TokenizerBos)config->data.bos;
+    const bool refuse = new && config->data.bos_given;
     bool good = true;
     if (bos == BOS_FALSE && corpus->tokenizer && tokenizer_bos(corpus->tokenizer)->count)
         log_info("data.bos=false: texts begin without token %d, which other programs put before them by this tokenizer's template",
             tokenizer_bos(corpus->tokenizer)->items[0]);
     for (int i = 0; good && i < corpus->train_count; i++)
-        good = source_name_bos(&corpus->train[i], corpus->train[i].path, corpus->tokenizer, bos, error);
-    return good && (!corpus->has_valid || source_name_bos(&corpus->valid, corpus->valid.path, corpus->tokenizer, bos, error));
+        good = source_check_bos(&corpus->train[i], corpus->train[i].path, corpus->tokenizer, bos, refuse, error);
+    return good && (!corpus->has_valid || source_check_bos(&corpus->valid, corpus->valid.path, corpus->tokenizer, bos, refuse, error));
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
@@ -582,7 +585,7 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
     if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process packs anew what it allows */
     opened = opened && open_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error) &&
-             (state == CORPUS_MADE || (warn_of_all_cut(corpus, &kept, error) && name_bos(corpus, &kept, error)));
+             (state == CORPUS_MADE || (warn_of_all_cut(corpus, &kept, error) && name_bos(corpus, &kept, state == CORPUS_NEW, error)));
     int32_t end_token = corpus->bytes ? BYTE_SEPARATOR : corpus->tokenizer ? tokenizer_end_of_text(corpus->tokenizer) : -1;
     for (int i = 0; i < corpus->train_count; i++) corpus->train[i].end_token = end_token;
     corpus->valid.end_token = end_token;

@@ -161,17 +161,19 @@ bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, 
     return true;
 }
 
-bool source_name_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, Error *error) {
-    bool begins;
+bool source_check_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, bool refuse, Error *error) {
+    Error warning = {0};
+    bool begins, wanted = bos != BOS_FALSE;
     if (set->masked || !tokenizer || !tokenizer_bos(tokenizer)->count) return true;
     if (!source_begins_with(set, tokenizer_bos(tokenizer), &begins, error)) return false;
-    if (begins && bos == BOS_FALSE)
-        log_warn("the texts of %s begin with token %d, and with data.bos=false no other text does: give data.bos=true, or texts without",
-            name, tokenizer_bos(tokenizer)->items[0]);
-    if (!begins && bos != BOS_FALSE)
-        log_warn("the texts of %s do not begin with token %d, and other texts do: give data.bos=false, or pack these with bos=true", name,
-            tokenizer_bos(tokenizer)->items[0]);
-    return true;
+    if (begins == wanted) return true;
+    error_set(refuse ? error : &warning, ERROR_USAGE,
+        "the texts of %s %s with token %d, and with data.bos=%s %s: leave data.bos out to follow the first data, or pack these with "
+        "smelt data pack bos=%s",
+        name, begins ? "begin" : "do not begin", tokenizer_bos(tokenizer)->items[0], wanted ? "true" : "false",
+        wanted ? "every text does" : "no text does", wanted ? "true" : "false");
+    if (!refuse) log_warn("%s", warning.message);
+    return !refuse;
 }
 
 /* -- Weights ------------------------------------------------------------------------------------------------------- */

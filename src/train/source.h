@@ -29,9 +29,9 @@ char *source_tokenizer(const char *folder, const Config *config);
 /* Whether a model with `rows` rows of the embedding can belong to `tokenizer` (NULL: bytes), which messages call `name`:
  * each token has a row, and at most as many rows again are padding. ERROR_USAGE, which ends in `cure`. */
 bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *name, const char *cure, Error *error);
-/* Warns where documents of a set, which messages call `name`, do not begin as texts do with `bos`. The first one tells, unless the set
- * holds conversations. ERROR_DATA: it cannot be read. `tokenizer` may be NULL. */
-bool source_name_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, Error *error);
+/* Warns, or with `refuse` fails with ERROR_USAGE, where documents of a set, which messages call `name`, do not begin as texts do with
+ * `bos`. The first one tells, unless the set holds conversations. ERROR_DATA: it cannot be read. `tokenizer` may be NULL. */
+bool source_check_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, bool refuse, Error *error);
 /* *begins: a set of texts begins with these ids. */
 bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error);
 /* Fills `master`, host memory of the size of the MASTER arena of `graph` (of config->model, in any precision,

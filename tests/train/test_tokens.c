@@ -194,8 +194,13 @@ static void texts_begin_alike_in_training_evaluation_and_generation(void **state
     train_good("run=shards data.train=without data.valid=without steps=3 schedule.warmup=0");
     assert_setting("shards", "  bos: false");
     smelt_says(ERROR_NONE, "prompt: 1 token,", "generate shards A tokens=1");
-    train_says(ERROR_NONE, "the texts of without do not begin with token",
+    train_says(ERROR_USAGE, "the texts of without do not begin with token",
         "run=given data.train=without data.valid=without data.bos=true steps=1 schedule.warmup=0");
+    train_says(ERROR_USAGE, "the texts of with begin with token 0, and with data.bos=false no text does: leave data.bos out",
+        "run=given data.train=with data.valid=with data.bos=false steps=1 schedule.warmup=0");
+    train_says(ERROR_USAGE, "the texts of with begin with token",
+        "run=given data.train=without data.valid=with data.bos=false steps=1 schedule.warmup=0");
+    train_good("run=given data.train=without data.valid=with steps=1 schedule.warmup=0"); /* auto: a warning */
 }
 
 /* A run of a build without data.bos goes on as it began. */
