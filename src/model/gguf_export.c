@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json_reader.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -93,26 +94,55 @@ static json_t *token_ids(const HfExport *export) {
     return ids;
 }
 
+static const char *const held_settings[] = {
+    "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config", NULL};
+static const char *const held_fields[] = {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token",
+    "add_bos_token", "add_eos_token", "added_tokens_decoder", "additional_special_tokens", "chat_template", NULL};
+static const char *const held_parts[] = {
+    "version", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model", NULL}; /* or refused by name */
+
+/* The members of an object that a GGUF file does not hold, with commas between, for the caller to free; those that are null, false or
+ * empty are left out. "": there are none. */
+static char *left_out(const json_t *object, const char *const *held) {
+    const char *name;
+    json_t *value;
+    char *list = memory_copy_string("");
+    json_object_foreach((json_t *)object, name, value) {
+        bool holds = json_is_null(value) || json_is_false(value) ||
+                     ((json_is_array(value) || json_is_object(value)) && !json_array_size(value) && !json_object_size(value));
+        for (int i = 0; held[i] && !holds; i++) holds = !strcmp(held[i], name);
+        if (holds) continue;
+        char *longer = memory_format("%s%s%.60s", list, *list ? ", " : "", name);
+        free(list);
+        list = longer;
+    }
+    return list;
+}
+
 /* llama.cpp takes these from its user. */
-static void warn_of_sampling(const HfExport *export) {
-    static const char *const fields[] = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"};
-    char list[120] = "";
-    size_t used = 0;
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (json_object_get(export->generation, fields[i]))
-            used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", fields[i]);
-    if (used) log_warn("the GGUF file does not hold the sampling settings of generation_config.json (%s): give them to llama.cpp", list);
+static void warn_of_settings(const HfExport *export) {
+    SCOPED_FREE char *list = left_out(export->generation, held_settings);
+    if (*list) log_warn("the GGUF file does not hold these settings of generation_config.json: give them to llama.cpp: %s", list);
+}
+
+/* None of these decides ids, or the tokenizer was refused. */
+static void name_fields(const json_t *tokenizer, const json_t *config) {
+    SCOPED_FREE char *parts = left_out(tokenizer, held_parts), *fields = left_out(config, held_fields);
+    if (*parts || *fields)
+        log_info("the GGUF file does not hold these fields of the tokenizer: %s%s%s", parts, *parts && *fields ? ", " : "", fields);
 }
 
 /* The tokenizer of `source`, which was opened before, so that it is known to be whole. */
 static bool put_source(GgufWriter *writer, const HfExport *export, Error *error) {
     SCOPED(tokenizer_files_free) TokenizerFiles files = {0};
+    Error unread;
     if (!tokenizer_files(&files, export->source, error)) return false;
-    json_auto_t *tokenizer = json_loadb(files.tokens, (size_t)files.bytes, JSON_ALLOW_NUL, NULL);
+    json_auto_t *tokenizer = json_parse(files.tokens, (size_t)files.bytes, 0, &unread);
     if (!tokenizer)
         return error_set(error, ERROR_USAGE,
             "%s has no tokenizer.json, of which GGUF's tokenizer is made: put one there, or give tokenizer=none", export->source);
     json_auto_t *ids = token_ids(export);
+    name_fields(tokenizer, files.config);
     return (files.made || tokenizer_add_side_tokens(tokenizer, files.config, error)) &&
            gguf_put_tokenizer(writer, tokenizer, files.config, ids, export->config->vocabulary, error);
 }
@@ -144,7 +174,7 @@ static bool put_keys(GgufWriter *writer, const HfExport *export, const GgufType 
     gguf_put_text(writer, "general.type", "model", strlen("model"));
     gguf_put_integer(writer, "general.file_type", GGUF_U32, type->file_type);
     if (type->elements > 1) gguf_put_integer(writer, "general.quantization_version", GGUF_U32, 2);
-    warn_of_sampling(export);
+    warn_of_settings(export);
     return put_tokenizer(writer, export, error);
 }
 

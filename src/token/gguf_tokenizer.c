@@ -656,6 +656,7 @@ static void put_further_ends(const Target *target, int64_t written) {
     if (left) log_warn("%zu of the tokens that end a text are left out: a GGUF file holds three of them", left);
 }
 
+/* The keys are those of gguf-py's constants.py, but for cls_token_id, which only older versions of it have. */
 static bool put_special(const Target *target) {
     enum { ENDS = 1, PUT = 2, NAMES = 7 }; /* the first two may be put around a text */
     static const struct {
