@@ -224,6 +224,9 @@ bool chat_record_read(ChatRecord *record, const json_t *json, bool decode, Error
         .settings = chat_member(json, "chat_template_kwargs"),
         .functions = json_array_size(json_object_get(json, "functions")) > 0};
     if (record->tools && !json_is_array(record->tools)) return error_set(error, ERROR_DATA, "tools is not a list");
+    for (size_t i = 0; i < json_array_size(record->tools); i++)
+        if (!json_is_object(json_array_get(record->tools, i)))
+            return error_set(error, ERROR_DATA, "tools[%zu] is not an object, which describes a function", i);
     if (!check_settings(record->settings, error) || !chat_check_members(json, error)) return false;
     const json_t *messages = chat_member(json, "messages"), *completion = chat_member(json, "completion");
     const json_t *first = json_array_get(messages ? messages : chat_member(json, "prompt"), 0);

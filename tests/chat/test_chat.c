@@ -401,6 +401,8 @@ static void members_that_would_be_lost_are_refused(void **state) {
         assert_refused(&fixture, record, ERROR_DATA, "messages[1] has ");
     }
     assert_trained(&fixture, "{\"messages\": [" USER ", {\"role\": \"assistant\", \"content\": \"b\", \"weight\": 1}]}", "b<|im_end|>\n");
+    assert_refused(&fixture, "{\"tools\": \"\", \"messages\": " AND_ANSWER(USER) "}", ERROR_DATA, "tools is not a list");
+    assert_refused(&fixture, "{\"tools\": [{}, 5], \"messages\": " AND_ANSWER(USER) "}", ERROR_DATA, "tools[1] is not an object");
     assert_refused(&fixture, "{\"chat_template_kwargs\": {\"messages\": " AND_ANSWER(USER) "}, \"messages\": " AND_ANSWER(USER) "}",
         ERROR_DATA, "chat_template_kwargs has messages");
     assert_refused(&fixture, "{\"chat_template_kwargs\": {\"add_generation_prompt\": true}, \"messages\": " AND_ANSWER(USER) "}",

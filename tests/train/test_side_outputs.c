@@ -7,9 +7,7 @@
 #define TEMPLATE "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 /* A field, its value, and the key that a GGUF file holds it by; NULL: a message names the field. */
-typedef struct SideField {
-    const char *name, *value, *key;
-} SideField;
+typedef struct SideField { const char *name, *value, *key; } SideField;
 
 static const SideField generation[] = {{"eos_token_id", "[0, 4, 5, 6, 7]", "tokenizer.ggml.eom_token_id"},
     {"bos_token_id", "3", "tokenizer.ggml.bos_token_id"}, {"pad_token_id", "2", "tokenizer.ggml.padding_token_id"},
@@ -21,15 +19,16 @@ static const SideField generation[] = {{"eos_token_id", "[0, 4, 5, 6, 7]", "toke
 static const SideField tokenizer[] = {{"eos_token", "\"<|endoftext|>\"", "tokenizer.ggml.eos_token_id"},
     {"bos_token", "\"a\"", "tokenizer.ggml.add_bos_token"}, {"unk_token", "\"b\"", "tokenizer.ggml.unknown_token_id"},
     {"pad_token", "\"c\"", "tokenizer.ggml.padding_token_id"}, {"sep_token", "\"d\"", "tokenizer.ggml.seperator_token_id"},
-    {"cls_token", "\"e\"", "tokenizer.ggml.cls_token_id"}, {"mask_token", "{\"content\": \"f\", \"lstrip\": true}", "tokenizer.ggml.mask_token_id"},
+    {"cls_token", "\"e\"", "tokenizer.ggml.cls_token_id"},
+    {"mask_token", "{\"content\": \"f\", \"lstrip\": true}", "tokenizer.ggml.mask_token_id"},
     {"additional_special_tokens", "[\"g\"]", "tokenizer.ggml.token_type"},
     {"added_tokens_decoder", "{\"0\": {\"content\": \"<|endoftext|>\", \"special\": true}}", "tokenizer.ggml.tokens"},
     {"chat_template", "[{\"name\": \"default\", \"template\": \"" TEMPLATE "\"}, {\"name\": \"tool_use\", \"template\": \"T\"}]",
         "tokenizer.chat_template.tool_use"},
-    {"extra_special_tokens", "{\"image_token\": \"h\"}", NULL}, {"image_token", "\"h\"", NULL}, {"tokenizer_class", "\"PreTrainedTokenizerFast\"", NULL},
-    {"model_max_length", "1000000000000000019884624838656", NULL}, {"padding_side", "\"left\"", NULL}, {"truncation_side", "\"left\"", NULL},
-    {"clean_up_tokenization_spaces", "true", NULL}, {"add_prefix_space", "true", NULL}, {"processor_class", "\"X\"", NULL},
-    {"a_field_of_tomorrow", "NaN", NULL}};
+    {"extra_special_tokens", "{\"image_token\": \"h\"}", NULL}, {"image_token", "\"h\"", NULL},
+    {"tokenizer_class", "\"PreTrainedTokenizerFast\"", NULL}, {"model_max_length", "1000000000000000019884624838656", NULL},
+    {"padding_side", "\"left\"", NULL}, {"truncation_side", "\"left\"", NULL}, {"clean_up_tokenization_spaces", "true", NULL},
+    {"add_prefix_space", "true", NULL}, {"processor_class", "\"X\"", NULL}, {"a_field_of_tomorrow", "NaN", NULL}};
 
 static const SideField parts[] = {{"truncation", "{\"max_length\": 8}", NULL}, {"padding", "{\"pad_id\": 0}", NULL}};
 
@@ -66,8 +65,8 @@ static void make_base(void) {
 }
 
 static void assert_kept(const char *folder, bool with_generation) {
-    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "chat_template.jinja", "additional_chat_templates/tool_use.jinja", "generation_config.json"};
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja", "generation_config.json"};
     for (size_t i = 0; i < COUNT(files) - !with_generation; i++) {
         SCOPED_FREE char *here = memory_format("base/%s", files[i]), *there = memory_format("%s/%s", folder, files[i]);
         if (!same_bytes(here, there)) fail_msg("%s is not %s", there, here);
@@ -94,7 +93,8 @@ static void every_field_of_side_files_is_kept_or_named(void **state) {
     make_base();
     smelt_good("convert base folder");
     assert_kept("folder", true);
-    smelt_good("train init=base data.train=text run=run steps=1 data.length=16 batch.tokens=16 batch.sequences=1 lora.rank=2 schedule.warmup=0");
+    smelt_good(
+        "train init=base data.train=text run=run steps=1 data.length=16 batch.tokens=16 batch.sequences=1 lora.rank=2 schedule.warmup=0");
     assert_kept("run/tokenizer", false);
     assert_settings("run/generation_config.json");
     smelt_good("convert run merged");
