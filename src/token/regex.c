@@ -39,6 +39,7 @@ struct RegexScratch {
     pcre2_match_data *data;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
+    uint32_t steps; /* the limits that `context` has; 0: PCRE2's own */
 };
 
 void tokenizer_unicode(char *text, size_t size) {
@@ -285,8 +286,11 @@ static int try_match(
     PCRE2_SPTR subject = (PCRE2_SPTR)text.bytes;
     int result = PCRE2_ERROR_JIT_STACKLIMIT;
     options |= PCRE2_NO_UTF_CHECK;
-    pcre2_set_match_limit(scratch->context, steps);
-    pcre2_set_depth_limit(scratch->context, steps);
+    if (scratch->steps != steps) { /* two calls for each word of a text would take a fiftieth of the speed */
+        pcre2_set_match_limit(scratch->context, steps);
+        pcre2_set_depth_limit(scratch->context, steps);
+        scratch->steps = steps;
+    }
     if (regex->jit) result = pcre2_jit_match(code, subject, text.size, from, options, scratch->data, scratch->context);
     if (result == PCRE2_ERROR_JIT_STACKLIMIT)
         result = pcre2_match(code, subject, text.size, from, options | PCRE2_NO_JIT, scratch->data, scratch->context);
