@@ -100,12 +100,20 @@ static PeftFieldKind kind_of(const json_t *value) {
     return json_is_boolean(value) ? PEFT_BOOLEAN : json_is_string(value) ? PEFT_TEXT : json_is_array(value) ? PEFT_LIST : PEFT_OBJECT;
 }
 
+/* Names and numbers alone are members of lists. */
+static bool is_plain(const json_t *value) {
+    bool plain = true;
+    for (size_t i = 0; i < json_array_size(value); i++)
+        plain = plain && (json_is_string(json_array_get(value, i)) || json_is_integer(json_array_get(value, i)));
+    return plain;
+}
+
 /* A field that smelt does not know may have only a value that switches it off. */
 static bool check_field(const char *field, const json_t *value, const char *path, Error *error) {
     if (json_is_null(value)) return true;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(known[i].name, field) != 0) continue;
-        return (known[i].kinds & kind_of(value)) ||
+        return ((known[i].kinds & kind_of(value)) && is_plain(value)) ||
                error_set(error, ERROR_CHECKPOINT, "%s: %s is of another type than PEFT writes (%s)", path, field,
                    known[i].kinds & PEFT_BOOLEAN  ? "true or false"
                    : known[i].kinds & PEFT_NUMBER ? "a number"

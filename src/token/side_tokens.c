@@ -94,7 +94,7 @@ NumberedToken *side_tokens_numbered(const json_t *config, size_t *count, Error *
         else tokens[(*count)++] = (NumberedToken){(int32_t)id, token, json_string_value(text)};
     }
     qsort(tokens, *count, sizeof *tokens, by_id);
-    if (!bad && (!decoder || json_is_null(decoder) || json_is_object(decoder))) return tokens;
+    if (!bad && (!decoder || json_is_null(decoder) || json_is_object(decoder))) return tokens; /* a wide number is bad by its key */
     free(tokens);
     *count = 0;
     if (bad)
@@ -205,10 +205,10 @@ static bool add_unnamed(Adding *adding, Error *error) {
     json_t *value;
     for (int i = 0; i < UNNAMED; i++) {
         json_t *tokens = json_object_get(adding->config, unnamed[i]);
-        if (tokens && !json_is_null(tokens) && !json_is_array(tokens) && !json_is_object(tokens))
+        if (tokens && !json_is_null(tokens) && !json_is_array(tokens) && (!json_is_object(tokens) || json_wide_number(tokens)))
             return error_set(error, ERROR_DATA, "%s of its side files is not a list of tokens", unnamed[i]);
-        json_array_foreach(tokens, index, value) if (!add(adding, value, false, -1, error)) return false;
-        json_object_foreach(tokens, name, value) if (!add(adding, value, false, -1, error)) return false;
+        json_array_foreach(tokens, index, value) if (!add(adding, value, false, -1, error)) return error_context(error, "%s", unnamed[i]);
+        json_object_foreach(tokens, name, value) if (!add(adding, value, false, -1, error)) return error_context(error, "%s", unnamed[i]);
     }
     return true;
 }

@@ -127,7 +127,7 @@ bool generation_end_tokens(const char *folder, const Config *config, const Token
         const json_t *one = json_is_array(found) ? json_array_get(found, i) : found;
         json_int_t id = json_is_integer(one) ? json_integer_value(one) : -1;
         if (id >= 0 && id <= INT32_MAX) token_ids_append(ends, (int32_t)id);
-        else if (one && !json_is_null(one))
+        else if (one && (one != found || !json_is_null(one)))
             return error_set(
                 error, ERROR_DATA, "%s: " ENDS " holds something else than tokens: give a number, or a list of numbers", folder);
     }

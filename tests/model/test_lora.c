@@ -916,11 +916,11 @@ static void every_field_of_an_adapter_is_read_or_refused_by_name(void **state) {
         {"init_lora_weights", "\"corda\""}, {"init_lora_weights", "\"lora_ga\""}, {"init_lora_weights", "7"}, {"peft_type", "\"LOHA\""},
         {"peft_type", "null"}, {"peft_type", "[]"}, {"r", "0"}, {"r", "1.5"}, {"r", "\"4\""}, {"r", "null"}, {"lora_alpha", "-1"},
         {"lora_alpha", "true"}, {"lora_dropout", "\"no\""}, {"lora_dropout", "2"}, {"use_rslora", "\"false\""}, {"use_rslora", "0"},
-        {"modules_to_save", "\"lm_head\""}, {"modules_to_save", "[\"lm_head\"]"}, {"target_modules", "7"},
-        {"target_modules", "[\"k_proj\"]"}, {"target_parameters", "\"a\""}, {"exclude_modules", "{}"}, {"exclude_modules", "[\"q_proj\"]"},
-        {"layers_to_transform", "true"}, {"layers_to_transform", "[0]"}, {"trainable_token_indices", "\"5\""},
-        {"trainable_token_indices", "[5]"}, {"trainable_token_indices", "{\"embed_tokens\": [5]}"}, {"base_model_name_or_path", "7"},
-        {"fan_in_fan_out", "1"}, {"auto_mapping", "[]"}};
+        {"modules_to_save", "\"lm_head\""}, {"modules_to_save", "[\"lm_head\"]"}, {"target_modules", "7"}, {"target_modules", "[null]"},
+        {"target_modules", "[[]]"}, {"modules_to_save", "[{}]"}, {"target_modules", "[\"k_proj\"]"}, {"target_parameters", "\"a\""},
+        {"exclude_modules", "{}"}, {"exclude_modules", "[\"q_proj\"]"}, {"layers_to_transform", "true"}, {"layers_to_transform", "[0]"},
+        {"trainable_token_indices", "\"5\""}, {"trainable_token_indices", "[5]"}, {"trainable_token_indices", "{\"embed_tokens\": [5]}"},
+        {"base_model_name_or_path", "7"}, {"fan_in_fan_out", "1"}, {"auto_mapping", "[]"}};
     good(ADAPT, "run=adapted lora.targets=q_proj,v_proj");
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         good("convert adapted %s adapter=true overwrite=true", "adapter");

@@ -1,5 +1,6 @@
 /* Tests of what models say of generation, and of the JSON files of model folders: each with every malformed and extreme
  * value is read as Python reads it, or is an error that names the file. Run by `make test`. */
+#include "base/scope.h"
 #include "model/hf.h"
 #include "model/peft.h"
 #include "support/files.h"
@@ -105,8 +106,119 @@ static void a_broken_config_or_adapter_config_is_an_error_that_names_it(void **s
     }
 }
 
+/* -- The whole walk ----------------------------------------------------------------------------------------------------- */
+
+typedef struct Reader {
+    const char *file, *field; /* a field that it reads, which a number or an object must not be */
+    bool (*read)(Error *error);
+} Reader;
+
+static bool read_model(Error *error) {
+    HfModel model = {0};
+    bool good = hf_read("m", &model, error);
+    hf_release(&model);
+    return good;
+}
+
+static bool read_ends(Error *error) {
+    TokenIds ends = {0};
+    bool good = ends_of(&ends, error);
+    token_ids_free(&ends);
+    return good;
+}
+
+static bool read_adapter(Error *error) {
+    PeftFolder peft = {0};
+    return peft_open(&peft, "m", error);
+}
+
+static bool read_tokenizer(Error *error) {
+    Tokenizer *tokenizer = tokenizer_open("m", error);
+    tokenizer_free(tokenizer);
+    return tokenizer;
+}
+
+static const Reader readers[] = {{"config.json", "model_type", read_model}, {"generation_config.json", "eos_token_id", read_ends},
+    {"adapter_config.json", "peft_type", read_adapter}, {"adapter_config.json", "r", read_adapter},
+    {"tokenizer_config.json", "eos_token", read_tokenizer}, {"tokenizer_config.json", "bos_token", read_tokenizer},
+    {"tokenizer_config.json", "pad_token", read_tokenizer}, {"tokenizer_config.json", "added_tokens_decoder", read_tokenizer},
+    {"tokenizer_config.json", "additional_special_tokens", read_tokenizer}, {"special_tokens_map.json", "eos_token", read_tokenizer},
+    {"special_tokens_map.json", "unk_token", read_tokenizer}, {"added_tokens.json", "<x>", read_tokenizer},
+    {"tokenizer.json", "model", read_tokenizer}};
+
+static void assert_unread(const Reader *reader, const char *text, const char *part) {
+    Error error = {0};
+    if (reader->read(&error)) fail_msg("%s is read: %.80s", reader->file, text);
+    assert_true(error.code == ERROR_DATA || error.code == ERROR_CHECKPOINT);
+    if (!strstr(error.message, part)) fail_msg("%s in %s: \"%s\" does not name %s", text, reader->file, error.message, part);
+}
+
+static void write_tokens(void) {
+    write_text("m/tokenizer.json", "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[{\"id\":1,"
+                                   "\"content\":\"</s>\",\"special\":true}]}");
+}
+
+/* A nest of lists, deeper than Python's json and jansson read. */
+static char *deep(void) {
+    enum { DEPTH = 100000 };
+    char *text = memory_format("{\"a\": %*s}", 2 * DEPTH, "");
+    memset(text + 6, '[', DEPTH);
+    memset(text + 6 + DEPTH, ']', DEPTH);
+    return text;
+}
+
+static void every_file_with_every_malformed_text_is_an_error_that_names_it(void **state) {
+    (void)state;
+    char *nest = deep();
+    const char *const texts[] = {"", " ", "{", "}", "[1]", "null", "1", "\"a\"", "{\"a\":1,}", "{,}", "{'a':1}", "{a:1}", "{\"a\":nan}",
+        "{\"a\":inf}", "{\"a\":01}", "{\"a\":.5}", "{\"a\":1.}", "{\"a\":+1}", "{\"a\":0x1}", "{} {}", "{}x", "\xef\xbb\xbf{}",
+        "{\"a\":\"\xff\"}", "{\"a\":\"\xe2\x82\"}", "{\"a\":\"\xed\xa0\x80\"}", "{\"a\":\"\\ud800\"}", "{\"a\":\"\\udc00x\"}",
+        "{\"a\":\"\\x\"}", "{\"a\":\"\n\"}", "{\"a\":tru}", "{\"a\" 1}", "{\"a\":1 \"b\":2}", "// x\n{}", "\xff\xfe{\0}", nest};
+    assert_int_equal(mkdir("m", 0700), 0);
+    for (size_t i = 0; i < sizeof readers / sizeof *readers; i++) {
+        SCOPED_FREE char *path = memory_format("m/%s", readers[i].file);
+        write_text("m/config.json", "{\"model_type\": \"llama\"}");
+        write_tokens();
+        for (size_t j = 0; j < sizeof texts / sizeof *texts; j++) {
+            write_text(path, texts[j]);
+            assert_unread(&readers[i], texts[j], readers[i].file);
+        }
+        assert_int_equal(remove(path), 0);
+        assert_int_equal(mkdir(path, 0700), 0);
+        assert_unread(&readers[i], "a folder", readers[i].file);
+        assert_int_equal(rmdir(path), 0);
+        assert_int_equal(symlink("itself", "m/itself"), 0);
+        assert_int_equal(symlink("itself", path), 0);
+        assert_unread(&readers[i], "a link to itself", readers[i].file);
+        assert_int_equal(remove(path), 0);
+        assert_int_equal(remove("m/itself"), 0);
+    }
+    free(nest);
+}
+
+static void every_field_of_another_type_is_an_error_that_names_it(void **state) {
+    (void)state;
+    static const char *const values[] = {
+        "true", "1.5", "-7", "1e400", "NaN", "1000000000000000019884624838656", "{\"a\": 1}", "[[]]", "[null]", "\"\""};
+    assert_int_equal(mkdir("m", 0700), 0);
+    for (size_t i = 0; i < sizeof readers / sizeof *readers; i++) {
+        SCOPED_FREE char *path = memory_format("m/%s", readers[i].file);
+        write_text("m/config.json", "{\"model_type\": \"llama\"}");
+        write_tokens();
+        for (size_t j = 0; j < sizeof values / sizeof *values; j++) {
+            SCOPED_FREE char *text = memory_format("{%s\"%s\": %s}",
+                strcmp(readers[i].field, "r") ? "" : "\"peft_type\": \"LORA\", \"lora_alpha\": 1, ", readers[i].field, values[j]);
+            write_text(path, text);
+            assert_unread(&readers[i], text, readers[i].field);
+        }
+        assert_int_equal(remove(path), 0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        IN_FOLDER(every_file_with_every_malformed_text_is_an_error_that_names_it),
+        IN_FOLDER(every_field_of_another_type_is_an_error_that_names_it),
         IN_FOLDER(ends_are_those_of_generation_config_else_of_config),
         IN_FOLDER(a_generation_config_of_any_numbers_keeps_its_ends_and_a_broken_one_is_an_error),
         IN_FOLDER(a_broken_config_or_adapter_config_is_an_error_that_names_it),
