@@ -93,8 +93,8 @@ static void every_field_of_side_files_is_kept_or_named(void **state) {
     make_base();
     smelt_good("convert base folder");
     assert_kept("folder", true);
-    smelt_good(
-        "train init=base data.train=text run=run steps=1 data.length=16 batch.tokens=16 batch.sequences=1 lora.rank=2 schedule.warmup=0");
+    smelt_good("train init=base data.train=text data.special=true run=run steps=1 data.length=16 batch.tokens=16 batch.sequences=1 "
+               "lora.rank=2 schedule.warmup=0");
     assert_kept("run/tokenizer", false);
     assert_settings("run/generation_config.json");
     smelt_good("convert run merged");
