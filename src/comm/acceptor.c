@@ -1,5 +1,6 @@
-/* The acceptor: one poll over the listening socket and over all connections that have not proved the secret yet. Owns
- * these sockets. Called by the rendezvous of nodes and by the meeting of ranks. */
+/* The acceptor: one poll over the listening socket and over every connection that has not yet
+ * proved the secret. Owns these sockets. Called by the rendezvous of nodes and by the rendezvous of
+ * ranks. */
 #include "comm/acceptor.h"
 
 #include <errno.h>
@@ -13,8 +14,9 @@
 #include "comm/socket.h"
 
 enum { HELD = 256, BURST = 64 };
-/* A connection keeps its place for so long even when all are taken: a process of the run answers within it, and HELD
- * places still let in thousands of connections a second. */
+/* The shortest time that a connection keeps its place, even when all places are taken. A process of
+ * the run sends its proof within this time, and HELD places still admit thousands of connections
+ * per second. */
 static const double least_seconds = 0.05;
 
 /* A connection whose first bytes are being read. */
@@ -22,7 +24,7 @@ typedef struct Candidate {
     int socket;
     double since; /* log_seconds() */
     Opening opening;
-    size_t count; /* bytes that have come */
+    size_t count; /* bytes received */
     char *first;  /* room for channel_first_bytes() */
 } Candidate;
 
@@ -62,7 +64,8 @@ static int remove_candidate(Acceptor *acceptor, int at) {
 
 static void drop(Acceptor *acceptor, int at) { close(remove_candidate(acceptor, at)); }
 
-/* Leaves nothing of a stranger in the kernel either. Warns of the first one, the tenth, the hundredth. */
+/* Resets the connection, so that the kernel keeps nothing of it. Logs a warning for the 1st, 10th,
+ * 100th ... stranger. */
 static void turn_away(Acceptor *acceptor, int at, const char *reason) {
     char from[SOCKET_TEXT];
     socket_describe_peer(acceptor->candidates[at].socket, from);
@@ -79,12 +82,13 @@ static void expire(Acceptor *acceptor) {
     while (acceptor->count > 0 && now - acceptor->candidates[0].since > ACCEPTOR_SECONDS) turn_away(acceptor, 0, "took too long");
 }
 
-/* All places are taken, and none is free soon. */
+/* True if all places are taken and no place becomes free soon. */
 static bool is_full(const Acceptor *acceptor) {
     return acceptor->count == HELD && log_seconds() - acceptor->candidates[0].since < least_seconds;
 }
 
-/* Without descriptors (EMFILE) the oldest candidate gives its own; without candidates, others must. */
+/* Frees a descriptor after EMFILE: drops the oldest candidate, or waits for other code to close
+ * one. */
 static bool make_descriptor(Acceptor *acceptor) {
     if (errno != EMFILE && errno != ENFILE) return false;
     if (acceptor->count > 0) turn_away(acceptor, 0, "made room for another");
@@ -92,7 +96,7 @@ static bool make_descriptor(Acceptor *acceptor) {
     return true;
 }
 
-/* False when nothing waits to be accepted. */
+/* Returns false if no connection is waiting. */
 static bool accept_candidate(Acceptor *acceptor) {
     Error error = {0};
     int taken = accept4(acceptor->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -110,8 +114,8 @@ static bool accept_candidate(Acceptor *acceptor) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-/* Reads what has come of a candidate; true when it has proved the secret. One that cannot prove it any more is gone
- * afterwards. */
+/* Reads what a candidate has sent. Returns true once the candidate has proved the secret; drops a
+ * candidate that can no longer prove it. */
 static bool read_candidate(Acceptor *acceptor, int at, Channel *channel, void *hello) {
     const AcceptorOptions *options = &acceptor->options;
     Candidate *candidate = &acceptor->candidates[at];
@@ -132,7 +136,8 @@ static bool read_candidate(Acceptor *acceptor, int at, Channel *channel, void *h
     return false;
 }
 
-/* Milliseconds until the caller's time, the oldest candidate's, or that of a place that gets free. */
+/* Returns the milliseconds until the first of: the caller's time, the oldest candidate's deadline,
+ * the next free place. */
 static int poll_timeout(const Acceptor *acceptor, bool full, double until) {
     double oldest = acceptor->candidates[0].since;
     if (acceptor->count > 0 && oldest + ACCEPTOR_SECONDS < until) until = oldest + ACCEPTOR_SECONDS;

@@ -1,5 +1,5 @@
-/* Authenticated connections: openings, proofs and messages. A channel owns its socket. Called by the acceptor for
- * servers, and by what connects. */
+/* Authenticated connections: openings, proofs and messages. A channel owns its socket. Called by
+ * the acceptor on the server's side, and by every client that connects. */
 #include "comm/channel.h"
 
 #include <poll.h>
@@ -14,10 +14,10 @@
 
 typedef enum Kind { HELLO = 1, VERDICT, DATA } Kind;
 
-/* What stands before a message's content. */
+/* Precedes the content of a message. */
 typedef struct Header { uint32_t kind, bytes; } Header;
 
-/* What a proof covers beside the message itself. */
+/* Covered by a proof in addition to the message itself. */
 typedef struct Context { uint64_t from_server, number; } Context;
 
 typedef struct Verdict {
@@ -40,7 +40,7 @@ static Channel make_channel(const Secret *secret, const Opening *server, const O
 
 /* -- Messages ------------------------------------------------------------------------------------------------------ */
 
-/* The message as it travels, for the caller to free; its length goes to *total. */
+/* Returns the message in its wire format, for the caller to free; its length goes to *total. */
 static char *wrap(const Channel *channel, Kind kind, const void *data, size_t bytes, size_t *total) {
     Context context = {channel->server, channel->sent};
     Header header = {kind, (uint32_t)bytes};
@@ -58,7 +58,8 @@ static char *wrap(const Channel *channel, Kind kind, const void *data, size_t by
 
 static bool header_fits(const Header *header, Kind kind, size_t bytes) { return header->kind == kind && header->bytes == bytes; }
 
-/* Whether a message of this kind and length, as it travels, is the peer's next one; then `data` is filled. */
+/* Returns whether `message`, in its wire format, is the peer's next one and has this kind and
+ * length. If so, fills `data`. */
 static bool unwrap(Channel *channel, Kind kind, const char *message, void *data, size_t bytes) {
     Context context = {!channel->server, channel->received};
     size_t signed_bytes = sizeof(Header) + bytes;
@@ -83,7 +84,7 @@ static bool send_message(Channel *channel, Kind kind, const void *data, size_t b
     return channel->open && socket_send(channel->socket, message, total, until);
 }
 
-/* Room is made only for the length that is expected, whatever the peer says. */
+/* Allocates only the expected length, whatever length the peer claims. */
 static bool receive_message(Channel *channel, Kind kind, void *data, size_t bytes, double until) {
     size_t rest = bytes + SECRET_BYTES;
     Header header;

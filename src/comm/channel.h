@@ -8,10 +8,11 @@
  *     verdict: welcome, later, no   --->
  *     messages                      --->
  *
- * Every message after the openings carries a proof: HMAC-SHA256 under a key that is made from the secret and both
- * openings, over the direction, the message's number, its kind, length and content. So a recorded message proves
- * nothing on another connection, nor in another place of the same one, nor sent back to its sender, nor to another
- * service. What is sent can be read by all who see the network: it is proved, not hidden. */
+ * Every message after the openings carries a proof. The proof is an HMAC-SHA256 over the direction,
+ * the message's number, its kind, length and content; its key is made from the secret and both
+ * openings. A recorded message is therefore invalid on another connection, at another position of
+ * the same connection, when sent back to its sender, and at another service. Messages are
+ * authenticated but not encrypted: everyone who sees the network can read them. */
 #pragma once
 
 #include <netdb.h>
@@ -22,7 +23,7 @@
 
 #include "comm/secret.h"
 
-/* What a port serves. */
+/* The service behind a port. */
 typedef enum ChannelService { CHANNEL_NODES = 1, CHANNEL_RANKS } ChannelService;
 
 enum { CHANNEL_MAGIC = 0x6d656c74, CHANNEL_VERSION = 1 };
@@ -34,7 +35,7 @@ typedef struct Opening {
 } Opening;
 _Static_assert(sizeof(Opening) == 40, "openings have no padding: they are the same on every host");
 
-/* An authenticated connection. Zeroed, it is none. */
+/* An authenticated connection. A zeroed channel is closed. */
 typedef struct Channel {
     int socket;
     bool open, server;
@@ -42,40 +43,42 @@ typedef struct Channel {
     uint64_t sent, received;
 } Channel;
 
-/* A new opening of this service. ERROR_INTERNAL. */
+/* Makes a new opening for this service. ERROR_INTERNAL. */
 bool channel_opening(ChannelService service, Opening *opening, Error *error);
 
 /* -- The client ---------------------------------------------------------------------------------------------------- */
 
-/* Awaits the server's opening on a connected socket, sends the client's and a hello of `bytes` bytes. The channel
- * owns the socket from now on, and is closed on failure. ERROR_COMMUNICATION says what is there instead of the
- * server. */
+/* Waits for the server's opening on a connected socket, then sends the client's opening and a hello
+ * of `bytes` bytes. The channel takes ownership of the socket and is closed on failure.
+ * ERROR_COMMUNICATION describes what answered instead of the server. */
 bool channel_greet(Channel *channel, int socket, const Secret *secret, ChannelService service, const void *hello, size_t bytes,
     double until, Error *error);
-/* Awaits the verdict. ERROR_COMMUNICATION: not now, and later perhaps; ERROR_USAGE: never, the server says why. The
- * channel is closed then. */
+/* Waits for the verdict. ERROR_COMMUNICATION: not now, perhaps later. ERROR_USAGE: never; the
+ * server gives the reason. On either error the channel is closed. */
 bool channel_await_welcome(Channel *channel, double until, Error *error);
 
 /* -- The server ---------------------------------------------------------------------------------------------------- */
 
 typedef enum ChannelVerdict { CHANNEL_WELCOME, CHANNEL_LATER, CHANNEL_REFUSED } ChannelVerdict;
 
-/* Bytes that a client sends first: its opening, and a hello of `bytes` bytes. */
+/* Returns the bytes that a client sends first: its opening, and a hello of `bytes` bytes. */
 size_t channel_first_bytes(size_t bytes);
-/* Whether `count` of these bytes can be the start of what a client sends, as far as one sees without the secret. */
+/* Returns whether `count` of these bytes can be the start of a client's message, as far as this can
+ * be checked without the secret. */
 bool channel_may_begin(const void *first, size_t count, ChannelService service, size_t bytes);
-/* Whether all of them prove the secret, on a connection that began with `opening`. Then *channel is made, but for its
- * socket, and `hello` filled. */
+/* Returns whether all of these bytes prove the secret, on a connection that began with `opening`.
+ * If so, initializes *channel except for its socket, and fills `hello`. */
 bool channel_accept(Channel *channel, const Secret *secret, const Opening *opening, const void *first, void *hello, size_t bytes);
-/* Tells the client; closes the channel unless it is welcome. False when it is gone. */
+/* Sends the verdict to the client; closes the channel unless the client is welcome. Returns false
+ * if the client is gone. */
 bool channel_answer(Channel *channel, ChannelVerdict verdict, const char *reason, double until);
 
 /* -- Both ---------------------------------------------------------------------------------------------------------- */
 
-/* One message whose length the receiver knows. False when the peer is lost, the time (log_seconds()) is over, or the
- * message is not the peer's. */
+/* Sends or receives one message whose length the receiver knows. Returns false if the peer is lost,
+ * the time (log_seconds()) is over, or the message is not the peer's. */
 bool channel_send(Channel *channel, const void *data, size_t bytes, double until);
 bool channel_receive(Channel *channel, void *data, size_t bytes, double until);
-/* Whether there is a connection and the other end has not ended it. */
+/* Returns whether the channel is open and the other end has not closed it. */
 bool channel_is_alive(const Channel *channel);
-void channel_close(Channel *channel); /* also of a zeroed one */
+void channel_close(Channel *channel); /* a zeroed channel is fine */

@@ -1,5 +1,6 @@
-/* Groups of ranks and the public functions: each collective is checked, described as a task, and queued; the group
- * of one process is done at once. Owns the engine of the run's first group. Called by training and checkpoints. */
+/* Groups of ranks and the public functions. Each collective is checked, described as a task, and
+ * queued; a group of one process runs it immediately. Owns the engine of the run's first group.
+ * Called by training and checkpoints. */
 #include "comm/comm.h"
 
 #include <assert.h>
@@ -53,7 +54,7 @@ static bool open_transport(Engine *engine, Error *error) {
     return engine->transport != NULL;
 }
 
-/* Counts nodes by the ranks' node texts: a node has the number that its first rank brings. */
+/* Counts the nodes by the ranks' node texts. Nodes are numbered by their first rank. */
 static bool count_nodes(Comm *comm, Error *error) {
     Engine *engine = comm->engine;
     SCOPED_FREE char *nodes = memory_allocate((size_t)comm->size * PLACE_TEXT);
@@ -172,7 +173,8 @@ static int64_t *copy_shards(const Comm *comm, const int64_t *shards) {
     return copy;
 }
 
-/* Queues a collective: `wanted` with its shards copied and counted. `host`: in host memory, whatever the device is. */
+/* Queues a collective: copies `wanted`, its shards and counts. `host`: run it in host memory even
+ * if there is a device. */
 static CommTicket queue(Comm *comm, const char *name, Task wanted, bool host) {
     if (comm->size == 1) return 0;
     Task *task = memory_allocate(sizeof *task);
@@ -217,7 +219,7 @@ CommTicket comm_broadcast(Comm *comm, const char *name, void *buffer, int64_t co
     return queue(comm, name, (Task){.operation = BROADCAST, .type = type, .buffer = buffer, .count = count, .root = root}, false);
 }
 
-/* What a rank sends to itself where it is alone. */
+/* Copies what a rank of a group of one sends to itself. */
 static CommTicket copy_alone(Comm *comm, void *to, const void *from, int64_t bytes) {
     Device *device = comm->engine ? comm->engine->device : NULL;
     if (device) device_copy(device, to, from, bytes);

@@ -1,8 +1,9 @@
-/* What the files of src/comm share. comm.c holds groups and the public functions, queue.c the worker that runs
- * collectives in order, host.c the collectives over messages, reduce.c the sums, tcp.c and mpi.c the messages,
- * tcp_meet.c how ranks find each other over authenticated channels (secret.c, channel.c, acceptor.c), nccl.c the
- * collectives of GPUs, windows.c memory that GPUs write in each other, nccl_settings.c the environment that RCCL should find, place.c the place of this process in the
- * run. */
+/* Shared by the files of src/comm. comm.c has groups and the public functions, queue.c the worker
+ * that runs collectives in order, host.c the collectives over messages, reduce.c the sums, tcp.c
+ * and mpi.c the messages, tcp_meet.c the rendezvous of ranks over authenticated channels (secret.c,
+ * channel.c, acceptor.c), nccl.c the collectives of GPUs, windows.c the memory that GPUs write in
+ * each other, nccl_settings.c the recommended environment of RCCL, place.c the place of this
+ * process in the run. */
 #pragma once
 
 #include <pthread.h>
@@ -21,8 +22,8 @@ typedef struct Place {
     char node[PLACE_TEXT]; /* ranks with the same text share a node */
     char address[PLACE_TEXT];
     int port;      /* of rank 0, for COMM_TCP */
-    uint64_t job;  /* of Slurm or torchrun: ranks of another job have another */
-    Secret secret; /* for COMM_TCP: what the ranks of this run know, and nobody else */
+    uint64_t job;  /* id of the Slurm or torchrun job, which differs between jobs */
+    Secret secret; /* for COMM_TCP: known only to the ranks of this run */
 } Place;
 bool place_find(CommTransport wanted, Place *place, Error *error);
 
@@ -31,12 +32,13 @@ bool place_find(CommTransport wanted, Place *place, Error *error);
 typedef enum Operation { ALL_REDUCE = 1, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, EXCHANGE, BARRIER } Operation;
 
 enum { NAME_BYTES = 32 };
-/* Travels before every message, so that ranks which disagree find out. Same byte order everywhere. */
+/* Precedes every message, so that ranks that disagree find out. All hosts have the same byte
+ * order. */
 typedef struct Label {
     uint32_t magic, group;
     uint64_t sequence;
     int64_t total, bytes;                   /* of the whole collective (0: differs among ranks), of this message */
-    uint8_t operation, type, reduce, phase; /* phase: of a collective that takes several rounds of messages */
+    uint8_t operation, type, reduce, phase; /* phase: round of a collective that takes several rounds of messages */
     uint32_t unused;
     char name[NAME_BYTES];
 } Label;
@@ -50,31 +52,35 @@ typedef struct Transfer {
     int64_t bytes;
     Label label;   /* as sent, or as expected */
     Label seen;    /* as received */
-    int64_t moved; /* of label and data together, by the transport */
+    int64_t moved; /* bytes of label and data together that the transport has moved */
 } Transfer;
 
 typedef struct Interval { int64_t start, count; } Interval; /* of elements */
 static inline Interval shard_of(const int64_t *shards, int rank) { return (Interval){shards[rank], shards[rank + 1] - shards[rank]}; }
 
 struct Engine;
-/* One way for messages to travel. Used by one thread at a time. Messages of one pair of ranks arrive in order. */
+/* A transport for messages. Used by one thread at a time. Messages between two ranks arrive in
+ * order. */
 typedef struct Transport {
     const char *name;
-    /* All transfers at once, at most one to and one from each peer; returns when all are complete. Fails when a
-     * label is not the expected one, a peer is lost, or engine_stopped says so. */
+    /* Runs all transfers at once, at most one to and one from each peer; returns when all are
+     * complete. Fails if a label is not the expected one, a peer is lost, or engine_stopped returns
+     * true. */
     bool (*exchange)(struct Transport *transport, Transfer *transfers, int count, Error *error);
-    /* Between collectives: whether all peers live. */
+    /* Called between collectives: returns whether all peers are alive. */
     bool (*watch)(struct Transport *transport, Error *error);
     void (*close)(struct Transport *transport, bool orderly);
     struct Engine *engine;
 } Transport;
-/* Connects all ranks of the run with each other (tcp_meet.c): they meet at rank 0's address and port, which tells
- * everyone where the others listen. Returns one socket for each rank (-1 for this one), which the caller closes and
- * frees. ERROR_COMMUNICATION when one has not appeared in options->appear seconds. */
+/* Connects all ranks of the run with each other (tcp_meet.c). They meet at rank 0's address and
+ * port, and rank 0 tells everyone where the others listen. Returns one socket per rank (-1 for this
+ * one), which the caller closes and frees. ERROR_COMMUNICATION if a rank has not appeared after
+ * options->appear seconds. */
 int *tcp_meet(const Place *place, const CommOptions *options, Error *error);
 Transport *tcp_open(struct Engine *engine, Error *error);
 Transport *mpi_open(struct Engine *engine, Error *error); /* completes engine->place */
-/* Whether the received label is as expected; else says who is where. */
+/* Returns whether the received label is the expected one; if not, the error says where each rank
+ * is. */
 bool label_check(const Transfer *transfer, Error *error);
 
 /* -- The queue (queue.c) ------------------------------------------------------------------------------------------- */
@@ -89,15 +95,15 @@ typedef struct Task {
     char name[NAME_BYTES];
     uint64_t sequence, receive_sequence; /* these differ for exchanges only */
     int64_t record;                      /* its number among all records */
-    char *buffer;                        /* in place; of ALL_TO_ALL and EXCHANGE what is received */
-    char *result;                        /* of REDUCE_SCATTER: where this rank's shard goes; NULL: in place */
+    char *buffer;                        /* in place; for ALL_TO_ALL and EXCHANGE the receive buffer */
+    char *result;                        /* for REDUCE_SCATTER: destination of this rank's shard; NULL: in place */
     const char *send;
     int64_t count, send_count;           /* elements */
     const int64_t *shards, *send_shards; /* owned once queued */
     int root, to, from;
 } Task;
 
-/* What all groups of a process share. */
+/* Shared by all groups of a process. */
 typedef struct Engine {
     Place place;
     CommOptions options;
@@ -105,7 +111,7 @@ typedef struct Engine {
     int nodes, node, local_rank, local_size;
 
     pthread_t worker;
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* protects everything below */
     pthread_cond_t queued, finished;
     bool working, closing;
     Task *first, *last;
@@ -117,7 +123,7 @@ typedef struct Engine {
     CommTotals totals;
 
     Device *device;
-    struct Nccl *nccl;        /* NULL: all collectives are the worker's */
+    struct Nccl *nccl;        /* NULL: the worker runs all collectives */
     _Atomic(uint32_t *) stop; /* CommWindows.stop of all groups; NULL: no group has windows */
 } Engine;
 
@@ -128,29 +134,32 @@ struct Comm {
     int rank, size;
     int *ranks; /* in the run */
     uint64_t sequence, splits;
-    uint64_t *sent, *received; /* exchanges with each rank */
+    uint64_t *sent, *received; /* exchanges with each rank so far */
     void *nccl;                /* the library's communicator; NULL: none */
-    DeviceStream *stream;      /* of its own for GPUs; NULL: that of all groups */
+    DeviceStream *stream;      /* the group's own stream on GPUs; NULL: the stream that groups share */
     CommWindows *windows;      /* NULL: none */
 };
 
 void engine_start(Engine *engine);
 void engine_stop(Engine *engine); /* after everything queued */
-/* Gives the task its ticket and its place in the records, and owns it from now on. */
+/* Takes ownership of the task and gives it a ticket and a record. */
 CommTicket engine_queue(Engine *engine, Task *task);
-/* Until the ticket's collective is done or failed. */
+/* Waits until the ticket's collective is done or has failed. */
 void engine_wait(Engine *engine, CommTicket ticket);
-/* Notes the first failure; every later collective is skipped. */
+/* Stores the first failure; all later collectives are skipped. */
 void engine_fail(Engine *engine, const Error *error);
-/* False after a failure, which it describes. */
+/* Returns false after a failure and describes it. */
 bool engine_ok(Engine *engine, Error *error);
-/* Whether waiting since `since` (log_seconds) must end: aborted or over the time. */
+/* Returns whether waiting since `since` (log_seconds) must end, because of an abort or a
+ * timeout. */
 bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Error *error);
-/* For collectives that run elsewhere: takes the record's number, and notes how it goes. */
+/* For collectives that run elsewhere: returns the record's number. engine_record_state updates the
+ * record. */
 int64_t engine_record(Engine *engine, const Task *task, CommState state);
 void engine_record_state(Engine *engine, int64_t record, CommState state);
 void task_free(Task *task);
-/* What this rank sends to a peer and receives from it in an ALL_TO_ALL or EXCHANGE; a count of -1: no message. */
+/* Return the elements that this rank sends to or receives from a peer in an ALL_TO_ALL or EXCHANGE;
+ * a count of -1: no message. */
 Interval task_sends(const Task *task, int peer);
 Interval task_receives(const Task *task, int peer);
 int64_t task_bytes(const Task *task);
@@ -158,7 +167,7 @@ const char *operation_name(Operation operation);
 
 /* -- Collectives of GPUs (nccl.c) ---------------------------------------------------------------------------------- */
 
-/* Opens the library that suits the engine's device. ERROR_USAGE. */
+/* Opens NCCL or RCCL, as the engine's device requires. ERROR_USAGE. */
 bool nccl_open(Engine *engine, Error *error);
 void nccl_close(Engine *engine);
 /* Introduces the group's ranks to each other; collective. */
@@ -167,39 +176,42 @@ void nccl_leave(Comm *comm);
 /* Issues the collective and frees the task. Its ticket is negative. */
 CommTicket nccl_queue(Task *task);
 void nccl_wait(Engine *engine, CommTicket ticket);
-/* What is queued between the two is one launch, and has one ticket. */
+/* Collectives queued between these calls form one launch with one ticket. */
 void nccl_begin_together(Engine *engine);
 void nccl_end_together(Engine *engine);
-/* In which the device's stream waited, as far as it has come. On the thread that computes. */
+/* Returns the seconds that the device's stream waited, as far as it has run. Call it on the compute
+ * thread. */
 double nccl_seconds_stalled(Engine *engine);
-/* On the worker, now and then: notes what is done, and what failed or takes too long; after a failure ends all that
- * still runs. */
+/* Called periodically on the worker: notes collectives that are done, have failed or take too long.
+ * After a failure it ends all that still run. */
 void nccl_watch(Engine *engine);
 /* "NCCL 2.21.5" */
 void nccl_describe(const Engine *engine, char *text, size_t size);
 
 /* -- Windows (windows.c) ------------------------------------------------------------------------------------------- */
 
-/* On the worker, after a failure: ends the kernels that wait. */
+/* Called on the worker after a failure: ends the kernels that wait. */
 void windows_stop(Engine *engine);
-/* Those of a group; NULL is fine. */
+/* Closes a group's windows; NULL is fine. */
 void windows_close(Comm *comm);
-/* After the groups' were closed. */
+/* Call it after all groups' windows were closed. */
 void windows_end(Engine *engine);
 
 /* -- Settings (nccl_settings.c) ------------------------------------------------------------------------------------ */
 
-/* Calls `recommend` (NULL: nothing is done) with the environment variables that AMD recommends, for the hardware
- * whose files are below `root` ("" in life). */
+/* Calls `recommend` with each environment variable that AMD recommends for the hardware whose files
+ * are below `root` ("" in production). NULL: does nothing. */
 void settings_recommend(const char *root, void (*recommend)(const char *name, const char *value));
-/* RCCL's channels, where fewer than 8 MI300X of a node take part. */
+/* Recommends RCCL's number of channels if fewer than 8 MI300X of a node take part. */
 void settings_recommend_ranks(const Device *device, int local_size, void (*recommend)(const char *name, const char *value));
-/* "NAME=value NAME=value ...", of all settings that this process has, for people. */
+/* Writes "NAME=value NAME=value ..." with all settings that are in this process's environment, for
+ * people. */
 void settings_describe(char *text, size_t size);
 
 /* -- Collectives over messages (host.c, reduce.c) ------------------------------------------------------------------ */
 
 int64_t type_bytes(CommType type);
 bool host_run(const Task *task, Error *error);
-/* result[i] = input[0][i] + input[1][i] ... added in this order. `result` may be one of the inputs. */
+/* Computes result[i] = input[0][i] + input[1][i] ... in this order. `result` may be one of the
+ * inputs. */
 void reduce_inputs(CommType type, CommReduce reduce, int64_t count, int inputs, const void *const *input, void *result);

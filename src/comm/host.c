@@ -1,6 +1,6 @@
-/* Collectives in host memory, written once over messages of pairs of ranks, so that TCP and MPI stay small. Every
- * rank sends each other rank its shard at once; sums are made where all inputs meet, in rank order. Owns its scratch
- * while it runs. Called by the worker of queue.c. */
+/* Collectives in host memory over messages between pairs of ranks; TCP and MPI only move messages.
+ * Every rank sends its shard to all other ranks at once. The rank where all inputs meet adds them
+ * in rank order. Owns its scratch while it runs. Called by the worker of queue.c. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,16 +10,16 @@
 #include "comm/comm_internal.h"
 
 enum {
-    SMALL_BYTES = 8 << 10, /* all-reduce: below this everyone sends everything to everyone, one round in place of two */
+    SMALL_BYTES = 8 << 10, /* all-reduce: below this size everyone sends everything to everyone, in one round instead of two */
     SMALL_RANKS = 16,
-    SCRATCH_BYTES = 16 << 20, /* of a reduction, for the inputs of all ranks together */
-    LONG_BYTES = 64 << 10,    /* broadcast: above this the root sends shards, which the ranks then gather */
+    SCRATCH_BYTES = 16 << 20, /* of a reduction, for all ranks' inputs together */
+    LONG_BYTES = 64 << 10,    /* broadcast: above this size the root sends shards, and the ranks then gather them */
 };
 
 /* The messages of one round, sent and received at once. */
 typedef struct Round {
     const Task *task;
-    uint8_t phase; /* of the collective, in the labels */
+    uint8_t phase; /* round of the collective, written to the labels */
     Transfer *transfers;
     int count;
 } Round;
@@ -28,7 +28,7 @@ static Round start_round(const Task *task, uint8_t phase) {
     return (Round){.task = task, .phase = phase, .transfers = memory_allocate((size_t)task->comm->size * 2 * sizeof(Transfer))};
 }
 
-/* Adds a message of some elements of `base` to or from a rank of the group. */
+/* Adds a message with elements of `base` to or from a rank of the group. */
 static void add_transfer(Round *round, bool receive, int rank, char *base, Interval elements) {
     const Task *task = round->task;
     Transfer *transfer = &round->transfers[round->count++];
@@ -67,7 +67,7 @@ static int64_t *even_shards(const Task *task) {
     return shards;
 }
 
-/* Every rank brings its shard of `buffer` and has all of them afterwards. */
+/* Every rank contributes its shard of `buffer` and has all shards afterwards. */
 static bool all_gather(const Task *task, char *buffer, const int64_t *shards, uint8_t phase, Error *error) {
     int rank = task->comm->rank;
     Round round = start_round(task, phase);
@@ -81,13 +81,13 @@ static bool all_gather(const Task *task, char *buffer, const int64_t *shards, ui
 
 /* -- Reductions ---------------------------------------------------------------------------------------------------- */
 
-/* The elements of a rank's shard that round `index` handles. */
+/* Returns the elements of a rank's shard that round `index` handles. */
 static Interval segment_of(const int64_t *shards, int rank, int64_t segment, int64_t index) {
     int64_t start = shards[rank] + segment * index, left = shards[rank + 1] - start;
     return (Interval){start, left < 0 ? 0 : left < segment ? left : segment};
 }
 
-/* Where the reduced elements from `start` on go, which are of this rank's shard. */
+/* Returns the destination of this rank's reduced elements that begin at `start`. */
 static char *reduced_at(const Task *task, const int64_t *shards, int64_t start) {
     int64_t width = type_bytes(task->type);
     return task->result ? task->result + (start - shards[task->comm->rank]) * width : task->buffer + start * width;
@@ -184,7 +184,8 @@ static bool exchange(const Task *task, Error *error) {
     return run_round(&round, error);
 }
 
-/* Dissemination (Hensgen, Finkel, Manber 1988): in round k every rank hears of 2^k others. */
+/* Dissemination barrier (Hensgen, Finkel, Manber 1988): after round k every rank has heard from
+ * 2^(k+1) - 1 others. */
 static bool barrier(const Task *task, Error *error) {
     int rank = task->comm->rank, size = task->comm->size;
     uint8_t phase = 0;

@@ -1,5 +1,5 @@
-/* Coordinates of ranks in the mesh, and its groups, each opened once whatever set of axes names it. Owns the groups.
- * Called by whoever lays out a run. */
+/* Coordinates of ranks in the mesh, and its groups. Sets of axes with the same ranks share one
+ * group. Owns the groups. Called by the code that lays out a run. */
 #include "comm/mesh.h"
 
 #include <assert.h>
@@ -123,7 +123,7 @@ MeshAxes mesh_find_axes(const Mesh *mesh, const char *group) {
         mesh_name_group(axes, name, sizeof name);
         if (!strcmp(name, group)) return axes;
     }
-    return AXES_ALL; /* the group of all ranks has a name of its own */
+    return AXES_ALL; /* the group of all ranks has its own name */
 }
 
 bool mesh_has(const Mesh *mesh, MeshAxes axes, int rank) {

@@ -1,7 +1,8 @@
-/* Messages over MPI, whose library is opened at run time, so that smelt starts where there is none. Handles are
- * pointers in Open MPI and numbers in others: only Open MPI's interface (libmpi.so.40, versions 4 and 5) is spoken
- * here; under another one smelt runs over TCP. MPI notices a killed rank itself: mpirun ends the others. Owns the
- * library's session. Made by comm_open, used by the worker. */
+/* Messages over MPI. The library is opened at run time, so that smelt starts without one. Handles
+ * are pointers in Open MPI and numbers in other libraries; only Open MPI's interface (libmpi.so.40,
+ * versions 4 and 5) is supported, and smelt runs over TCP under other libraries. MPI itself notices
+ * a killed rank: mpirun ends the others. Owns the library's session. Made by comm_open, used by the
+ * worker. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -44,7 +45,7 @@ typedef struct Mpi {
 
 static bool load(Mpi *mpi, Error *error) {
     static const char *const names[] = {MPI_CALLS(LIBRARY_NAME) "ompi_mpi_comm_world", "ompi_mpi_byte", "ompi_mpi_errors_return"};
-    void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL); /* its own plug-ins look for its symbols */
+    void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL); /* the library's plug-ins look for its symbols */
     if (!library)
         return error_set(
             error, ERROR_USAGE, "MPI: %s; install Open MPI 4 or 5, or start with smelt launch or torchrun, which need none", dlerror());
@@ -63,12 +64,13 @@ static bool check(Mpi *mpi, int result, Error *error) {
 /* -- The start ----------------------------------------------------------------------------------------------------- */
 
 typedef struct Start {
-    int ends[2]; /* of a pipe: the rank writes a byte to the second one when MPI has started */
+    int ends[2]; /* of a pipe: the rank writes a byte to the second one after MPI has started */
     const Place *place;
 } Start;
 
-/* Runs in a child. Open MPI 4 ends a process whose MPI_Init_thread fails by _exit, before any error handler can be set. Its own lines
- * name no rank, and mpirun loses them at times. */
+/* Runs in a child process. If MPI_Init_thread fails, Open MPI 4 ends the process by _exit, before
+ * any error handler can be set. Open MPI's own messages name no rank, and mpirun sometimes loses
+ * them. */
 static int report_failed_start(void *context) {
     const Start *start = context;
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
@@ -122,7 +124,7 @@ static bool post(Mpi *mpi, Requests *requests, Transfer *transfer, Error *error)
     return done;
 }
 
-/* Drops what is complete; how many were. -1 after a failure. */
+/* Drops the requests that are complete; returns their number, or -1 after a failure. */
 static int progress(Mpi *mpi, Requests *requests, Error *error) {
     int kept = 0, before = requests->count;
     for (int i = 0; i < before; i++) {
@@ -136,9 +138,9 @@ static int progress(Mpi *mpi, Requests *requests, Error *error) {
     return before - kept;
 }
 
-/* Looks a while, then sleeps between looks: the cores may all be computing, and a yield would cost a whole time
- * slice of theirs. A sleep is a sixteenth of the time that has passed without progress, since each look costs a core that
- * another rank needs. */
+/* Polls for a while, then sleeps between polls. The cores may all be computing, and a yield would
+ * cost a whole time slice. A sleep takes a sixteenth of the time without progress, because each
+ * poll costs a core that another rank needs. */
 static bool complete(Mpi *mpi, Requests *requests, const Transfer *transfers, Error *error) {
     double start = log_seconds(), last = start;
     for (int idle = 0; requests->count; idle++) {
@@ -172,8 +174,8 @@ static bool watch(Transport *transport, Error *error) {
     return true;
 }
 
-/* After a failure others may never answer, and MPI_Finalize waits for them: mpirun then sees a rank that left
- * without it, and ends the rest. */
+/* After a failure MPI_Finalize is skipped, because it would wait for ranks that may never answer.
+ * mpirun then sees a rank that exited without it, and ends the rest. */
 static void mpi_close(Transport *transport, bool orderly) {
     Mpi *mpi = (Mpi *)transport;
     if (orderly) mpi->call.finalize();

@@ -1,6 +1,8 @@
-/* Collectives between GPUs: NCCL or RCCL, whose interfaces are the same, opened at run time. They run on a stream of
- * their own, those of some groups (comm_use_own_stream) on one of the group's; an event orders each after what the device's
- * stream held when it was issued, another tells when it is done. Owns the library, the stream, the events. Called by comm.c; nccl_watch runs on the worker. */
+/* Collectives between GPUs over NCCL or RCCL, which have the same interface and are opened at run
+ * time. Collectives run on a shared stream, or on the group's own stream (comm_use_own_stream). One
+ * event orders each collective after the device stream's work at issue; another event marks its
+ * end. Owns the library, the streams and the events. Called by comm.c; nccl_watch runs on the
+ * worker. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +15,7 @@
 #include "comm/nccl_calls_internal.h"
 
 enum { EVENTS = 1024 /* more than a step waits for */, MOST_GROUPS = 64, LOCK_SECONDS = 2 };
-/* The device's stream stood still between the two: it waited for a collective. */
+/* The device's stream waited for a collective between these events. */
 typedef struct Stall { DeviceEvent *before, *after; } Stall;
 typedef struct Issued {
     DeviceEvent *event;
@@ -32,15 +34,15 @@ typedef struct Nccl {
     } call;
     DeviceStream *stream;
     DeviceEvent *ready;
-    pthread_mutex_t lock;        /* of what follows, and of calls of the library */
+    pthread_mutex_t lock;        /* protects what follows, and calls of the library */
     Issued issued[EVENTS];       /* by ticket */
-    CommTicket last, done, open; /* open: that of collectives that are issued together; 0: none yet */
-    bool together;               /* between nccl_begin_together and nccl_end_together, which hold the lock */
+    CommTicket last, done, open; /* open: the ticket of collectives that are issued together; 0: none yet */
+    bool together;               /* true between nccl_begin_together and nccl_end_together, which hold the lock */
     void *groups[MOST_GROUPS];
     bool in_thread, aborted;
-    Stall stalls[EVENTS]; /* these are of the thread that computes */
+    Stall stalls[EVENTS]; /* used by the compute thread only */
     int64_t stalled, counted;
-    double seconds_stalled; /* of those that are counted */
+    double seconds_stalled; /* sum over the stalls that are counted */
 } Nccl;
 
 #define NUMBER(ours, number, name) [ours] = number,
@@ -90,7 +92,7 @@ bool nccl_open(Engine *engine, Error *error) {
     return opened;
 }
 
-/* After the worker has ended. */
+/* Called after the worker has ended. */
 void nccl_close(Engine *engine) {
     Nccl *nccl = engine->nccl;
     if (!nccl) return;
@@ -155,7 +157,7 @@ static bool are_even(const int64_t *shards, int size) {
     return true;
 }
 
-/* Ends a group of calls of the library, of which one may have failed. */
+/* Ends a group of library calls; one of them may have failed. */
 static int end_group(const Nccl *nccl, int result) {
     int ended = nccl->call.end();
     return result ? result : ended;
@@ -165,7 +167,8 @@ static char *shard_at(const Task *task, int rank) { return task->buffer + task->
 
 static DeviceStream *stream_of(const Task *task) { return task->comm->stream ? task->comm->stream : task->comm->engine->nccl->stream; }
 
-/* REDUCE_SCATTER and ALL_GATHER: one call of the library where all shards are equal, else one for each shard. */
+/* Issues REDUCE_SCATTER or ALL_GATHER: one call if all shards are equal, else one call per
+ * shard. */
 static int issue_shards(const Nccl *nccl, const Task *task) {
     const bool gather = task->operation == ALL_GATHER;
     const int64_t *shards = task->shards;
@@ -187,7 +190,7 @@ static int issue_shards(const Nccl *nccl, const Task *task) {
     return end_group(nccl, result);
 }
 
-/* ALL_TO_ALL and EXCHANGE: messages between pairs of ranks, all at once. */
+/* Issues ALL_TO_ALL or EXCHANGE as messages between pairs of ranks, all at once. */
 static int issue_messages(const Nccl *nccl, const Task *task) {
     int64_t width = type_bytes(task->type);
     int type = types[task->type], result = 0;
@@ -219,7 +222,8 @@ static int issue(const Nccl *nccl, const Task *task) {
     return 0;
 }
 
-/* A ticket for what the stream is given from now on, after what the device's stream holds. */
+/* Opens a ticket for later work of `stream`, which is ordered after the device stream's present
+ * work. */
 static CommTicket open_ticket(const Engine *engine, Nccl *nccl, DeviceStream *stream) {
     CommTicket ticket = nccl->last + 1;
     Issued *issued = &nccl->issued[ticket % EVENTS];
@@ -290,8 +294,8 @@ double nccl_seconds_stalled(Engine *engine) {
     return nccl->seconds_stalled;
 }
 
-/* A newer collective may have taken the event of an old ticket: waiting for that one waits for both. Stalls that
- * nobody counts in time are forgotten. */
+/* A newer collective may have reused the event of an old ticket; waiting for the old ticket then
+ * waits for both. Stalls that nobody counts in time are dropped. */
 void nccl_wait(Engine *engine, CommTicket ticket) {
     Nccl *nccl = engine->nccl;
     if (engine->failed) return;
@@ -327,8 +331,9 @@ static bool all_well(Engine *engine, Error *error) {
     return error_set(error, ERROR_COMMUNICATION, "a collective of the GPUs has not ended for %.0f s", engine->options.timeout);
 }
 
-/* Kernels that wait for a lost rank end only so. The thread that computes may hold the lock within a call that waits
- * for that rank too: then it goes without. */
+/* Aborts the groups; kernels that wait for a lost rank do not end otherwise. The compute thread may
+ * hold the lock inside a call that waits for the lost rank; after LOCK_SECONDS this function goes
+ * on without the lock. */
 static void end_all(Nccl *nccl) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);

@@ -1,5 +1,5 @@
-/* What nccl.c calls of NCCL and of RCCL, whose interfaces are the same. tools/check-headers compiles these tables against
- * the libraries' own headers. */
+/* The parts of NCCL and RCCL that nccl.c uses; both have the same interface. tools/check-headers
+ * compiles these tables against the libraries' own headers. */
 #pragma once
 
 #include <stddef.h>
@@ -25,7 +25,7 @@ typedef struct NcclId { char bytes[ID_BYTES]; } NcclId;
     CALL(begin, ncclGroupStart, (void))                                                                                                                 \
     CALL(end, ncclGroupEnd, (void))
 
-/* (our number of comm/comm.h, theirs, its name) */
+/* (our number in comm/comm.h, the library's number, its name) */
 #define NCCL_TYPES(NUMBER)          \
     NUMBER(COMM_F32, 7, ncclFloat32) \
     NUMBER(COMM_F64, 8, ncclFloat64) \

@@ -1,7 +1,7 @@
-/* What AMD recommends to RCCL and to its runtime in their environment, for MI300X nodes and for Pollara network
- * cards (sources: AMD's Primus launcher and ROCm's guides, as of ROCm 6.4 to 7.2). Recommended only where the
- * hardware is there; the program sets them, unless the user did. Owns nothing. Called by comm_open and
- * comm_use_device. */
+/* Environment variables that AMD recommends for RCCL and its runtime, for MI300X nodes and for
+ * Pollara network cards (sources: AMD's Primus launcher and ROCm's guides, as of ROCm 6.4 to 7.2).
+ * They are recommended only if the hardware is present; the program sets them unless the user did.
+ * Owns nothing. Called by comm_open and comm_use_device. */
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "base/memory.h"
 #include "comm/comm_internal.h"
 
-typedef struct Setting { const char *hardware, *name, *value; } Setting; /* hardware: a pattern of files */
+typedef struct Setting { const char *hardware, *name, *value; } Setting; /* hardware: glob pattern of files */
 
 #define AMD_GPU "/dev/kfd"
 #define POLLARA "/sys/class/infiniband/ionic*"
@@ -51,7 +51,8 @@ void settings_recommend(const char *root, void (*recommend)(const char *name, co
         if (exists(root, AMD_GPU) && exists(root, settings[i].hardware)) recommend(settings[i].name, settings[i].value);
 }
 
-/* Each pair of MI300X has one link, of which few GPUs use few: more channels fill them. */
+/* Each pair of MI300X has one link. A collective of few GPUs uses few links, and more channels fill
+ * them. */
 void settings_recommend_ranks(const Device *device, int local_size, void (*recommend)(const char *name, const char *value)) {
     bool few = !strcmp(device_info(device)->target, "gfx942") && local_size < GPUS_OF_A_NODE;
     if (recommend && few) recommend("NCCL_MIN_NCHANNELS", "112");

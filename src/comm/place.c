@@ -1,5 +1,5 @@
-/* Where this process stands in the run, from what its starter left in the environment. Owns nothing. Called by
- * comm_open, and by those who ask before how many ranks there will be. */
+/* The place of this process in the run, read from the environment that its launcher left. Owns
+ * nothing. Called by comm_open, and by callers that need the number of ranks before. */
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -67,7 +67,8 @@ static int slurm_port(void) {
     return PORT_BASE + (int)(number % PORT_SPAN);
 }
 
-/* The variables of a step: a batch script itself has SLURM_PROCID too, and is one process. */
+/* Reads the variables of a job step. A batch script itself also has SLURM_PROCID, and is one
+ * process. */
 static bool read_slurm(Place *place, Error *error) {
     const char *list = present("SLURM_STEP_NODELIST")  ? getenv("SLURM_STEP_NODELIST")
                        : present("SLURM_JOB_NODELIST") ? getenv("SLURM_JOB_NODELIST")
@@ -105,7 +106,7 @@ static bool read_torchrun(Place *place, Error *error) {
 /* -- mpirun -------------------------------------------------------------------------------------------------------- */
 
 static bool read_mpi(Place *place, Error *error) {
-    place->transport = COMM_MPI; /* rank and size are asked of MPI itself */
+    place->transport = COMM_MPI; /* MPI itself gives rank and size */
     place->size = 2;
     return comm_read_number("OMPI_COMM_WORLD_LOCAL_RANK", 0, INT_MAX, &place->local_rank, error);
 }

@@ -1,6 +1,6 @@
-/* The queue of a process: one worker thread runs the collectives of all groups in the order of issue, keeps the
- * records of the last ones, and between them looks whether all peers live. Owns the queued tasks. Called by comm.c;
- * the transports ask it whether waiting must end. */
+/* The queue of a process: one worker thread runs the collectives of all groups in issue order,
+ * keeps the newest records, and checks between collectives that all peers are alive. Owns the
+ * queued tasks. Called by comm.c; the transports ask it whether waiting must end. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,8 @@ int64_t task_bytes(const Task *task) {
     return most * type_bytes(task->type);
 }
 
-/* Bytes that this rank sends: in an all-reduce each shard once to be added and once as the sum, as in a ring. */
+/* Returns the bytes that this rank sends. An all-reduce counts each shard twice, as in a ring: once
+ * to be added and once as the sum. */
 static int64_t task_traffic(const Task *task) {
     int64_t bytes = task->count * type_bytes(task->type), size = task->comm->size;
     switch (task->operation) {
@@ -71,7 +72,7 @@ static int64_t add_record(Engine *engine, const Task *task) {
     return engine->recorded++;
 }
 
-/* The lock is held. Records that newer ones replaced stay as they are. */
+/* The lock is held. A record that a newer one has replaced is not changed. */
 static void set_record(Engine *engine, int64_t number, CommState state) {
     CommRecord *record = &engine->records[number % COMM_RECORDS];
     if (number < engine->recorded - COMM_RECORDS) return;
@@ -149,7 +150,7 @@ static void watch(Engine *engine) {
     if (gpus) nccl_watch(engine);
 }
 
-/* The next task, or NULL after a while without one. The lock is held. */
+/* Returns the next task, or NULL after a while without one. The lock is held. */
 static Task *next_task(Engine *engine) {
     double until = log_seconds() + WATCH_SECONDS;
     while (!engine->first && !engine->closing)

@@ -1,12 +1,13 @@
-/* Sums, maxima and minima over what several ranks brought, in rank order: f32 is added in double, bf16 in fp32, and
- * the result rounded once. Owns no memory. Called by host.c on the worker thread. */
+/* Sums, maxima and minima over the inputs of several ranks, in rank order. f32 is added in double
+ * and bf16 in fp32, and the result is rounded once. Owns no memory. Called by host.c on the worker
+ * thread. */
 #include <assert.h>
 #include <string.h>
 
 #include "base/bf16.h"
 #include "comm/comm_internal.h"
 
-enum { BLOCK = 1024 }; /* elements summed at a time: their sums stay in the first cache */
+enum { BLOCK = 1024 }; /* elements summed at a time, so that their sums stay in the L1 cache */
 
 int64_t type_bytes(CommType type) {
     static const int64_t bytes[] = {[COMM_F32] = 4, [COMM_F64] = 8, [COMM_BF16] = 2, [COMM_I64] = 8, [COMM_U8] = 1};
@@ -17,8 +18,8 @@ int64_t type_bytes(CommType type) {
 #define NOT_A_NUMBER(x) ((x) != (x))
 #define NEVER(x) 0
 
-/* STORED is the elements' type, SUM that in which they are added (unsigned where sums wrap), VALUE that in which
- * they are compared. */
+/* STORED is the elements' type, SUM the type for additions (unsigned if sums wrap), VALUE the type
+ * for comparisons. */
 #define DEFINE_REDUCE(name, STORED, SUM, VALUE, load, store, is_nan)                                                                    \
     static void reduce_##name(CommReduce reduce, int64_t count, int inputs, const void *const *input, int64_t at, STORED *result) {     \
         SUM sum[BLOCK];                                                                                                                 \

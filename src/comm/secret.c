@@ -1,5 +1,5 @@
-/* The secret of a job: made, found in the environment, and used as a key. Owns nothing. Called by channels, which
- * prove it, and by those who start ranks. */
+/* The secret of a job: made, read from the environment, and used as a key. Owns nothing. Called by
+ * channels, which prove the secret, and by launchers of ranks. */
 #include "comm/secret.h"
 
 #include <errno.h>
@@ -41,7 +41,7 @@ bool secret_equal(const Secret *a, const Secret *b) { return CRYPTO_memcmp(a->by
 
 /* -- The environment ----------------------------------------------------------------------------------------------- */
 
-/* The text of SMELT_SECRET_FILE, for the caller to free, or NULL. */
+/* Returns the text of SMELT_SECRET_FILE, for the caller to free, or NULL. */
 static char *read_secret(const char *path, Error *error) {
     struct stat status;
     char *text = file_read(path, MOST_CHARACTERS, NULL, error);

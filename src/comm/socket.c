@@ -1,4 +1,4 @@
-/* Sockets of meetings over TCP. Owns nothing. */
+/* Sockets for TCP rendezvous. Owns nothing. */
 #include "comm/socket.h"
 
 #include <errno.h>
@@ -94,7 +94,7 @@ bool socket_resolve(const char *host, int port, struct sockaddr_storage *address
 
 static struct sockaddr_storage any_address(sa_family_t family) { return (struct sockaddr_storage){.ss_family = family}; }
 
-/* By the route that packets to the address would take; none is sent. */
+/* Uses the route that packets to the address would take; no packet is sent. */
 struct sockaddr_storage socket_local_address(const struct sockaddr_storage *address) {
     struct sockaddr_storage own = any_address(address->ss_family);
     socklen_t size = sizeof own;

@@ -1,7 +1,8 @@
-/* Messages over TCP connections: one for each pair of ranks, moved by whichever is ready. The kernel resends through
- * breaks of the network that are shorter than CommOptions.lost, and reports a peer that shows no sign of life for
- * longer; a process that dies resets its connections, which shows at once. Owns the sockets. Made by comm_open from
- * what tcp_meet.c connected, used by the worker. */
+/* Messages over TCP: one connection per pair of ranks; the ready ones are moved. The kernel resends
+ * through network outages that are shorter than CommOptions.lost, and reports a peer that shows no
+ * sign of life for longer. A process that dies resets its connections, which the peers notice at
+ * once. Owns the sockets. Made by comm_open from the connections of tcp_meet.c, used by the
+ * worker. */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -55,7 +56,7 @@ enum { LABEL_BYTES = sizeof(Label) };
 
 static bool finished(const Transfer *transfer) { return transfer->moved == LABEL_BYTES + transfer->bytes; }
 
-/* What is left of the label, then of the data. */
+/* Lists the rest of the label, then the rest of the data. */
 static int remaining(Transfer *transfer, Label *label, struct iovec *parts) {
     int count = 0;
     int64_t at = transfer->moved - LABEL_BYTES, left = transfer->bytes - (at > 0 ? at : 0);
@@ -65,7 +66,7 @@ static int remaining(Transfer *transfer, Label *label, struct iovec *parts) {
     return count;
 }
 
-/* One system call's worth. Data is received only after its label was found right. */
+/* Makes one system call. Data is received only after its label was checked. */
 static bool move(Transfer *transfer, int socket, Error *error) {
     struct iovec parts[2];
     struct msghdr message = {.msg_iov = parts};
@@ -97,7 +98,8 @@ static bool exchange(Transport *transport, Transfer *transfers, int count, Error
     }
 }
 
-/* tcp_meet.c sees to it that a process which dies resets its connections, in contrast to one that calls tcp_close. */
+/* Detects dead peers. tcp_meet.c makes a process that dies reset its connections; tcp_close does
+ * not reset them. */
 static bool watch(Transport *transport, Error *error) {
     Tcp *tcp = (Tcp *)transport;
     for (int peer = 0; peer < tcp->size; peer++) {

@@ -1,8 +1,9 @@
-/* How TCP ranks connect to each other. Every rank listens: rank 0 at the run's address, every other one at a port that
- * the system chooses, on the interface from which it reaches rank 0, and tells rank 0 where. When all have come, rank
- * 0 sends everyone the table, and the ranks above 0 connect to each other, each to those below it. All of it goes
- * over authenticated channels: who does not know the run's secret gets no seat. Once the ranks have met, their
- * connections carry collectives without proofs. Owns the channels until then. Called by tcp.c. */
+/* The rendezvous of TCP ranks. Every rank listens: rank 0 at the run's address, each other rank at
+ * a port that the system chooses, on its interface towards rank 0. Each rank tells rank 0 where it
+ * listens. When all have come, rank 0 sends the table to everyone, and each rank above 0 connects
+ * to the ranks between. All of this goes over authenticated channels: a process that does not know
+ * the run's secret gets no seat. After the rendezvous the connections carry collectives without
+ * proofs. Owns the channels until then. Called by tcp.c. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -27,7 +28,8 @@ typedef struct Hello {
 } Hello;
 _Static_assert(sizeof(Hello) == 24, "messages have no padding: they are the same on every host");
 
-/* Where a rank listens, as rank 0 sees it: a sockaddr_in or sockaddr_in6, as its family says. */
+/* The address where a rank listens, as rank 0 sees it: a sockaddr_in or sockaddr_in6, as its family
+ * says. */
 typedef struct sockaddr_in6 Entry;
 
 typedef struct Meeting {
@@ -40,7 +42,7 @@ typedef struct Meeting {
     Entry *table;
 } Meeting;
 
-/* Waits until a run that is about to end has left the port. */
+/* Retries while an earlier run that is about to end still holds the port. */
 static bool listen_on(Meeting *meeting, const struct sockaddr_storage *address, Error *error) {
     const Place *place = meeting->place;
     AcceptorOptions options = {.secret = &place->secret,
@@ -57,7 +59,7 @@ static bool listen_on(Meeting *meeting, const struct sockaddr_storage *address, 
 
 /* -- Ranks above this one ------------------------------------------------------------------------------------------ */
 
-/* What is wrong with a hello that proves the secret, for good; NULL: nothing. */
+/* Returns the permanent fault of a hello that proves the secret; NULL: none. */
 static const char *find_fault(const Place *place, const Hello *hello) {
     if (hello->size != place->size) return "there is another number of ranks: look at WORLD_SIZE";
     if (hello->rank <= place->rank || hello->rank >= place->size || hello->port >= 65536)
@@ -65,8 +67,8 @@ static const char *find_fault(const Place *place, const Hello *hello) {
     return NULL;
 }
 
-/* Seats the next rank that comes. A seat is given anew only when the connection of its rank has ended. False at the
- * end of the time. */
+/* Seats the next rank that comes. A taken seat is given again only if the connection of its rank
+ * has ended. Returns false when the time is over. */
 static bool seat_rank(Meeting *meeting) {
     Hello hello;
     Channel channel;
@@ -91,8 +93,9 @@ static bool seat_rank(Meeting *meeting) {
     return true;
 }
 
-/* At rank 0 the seat of a rank that has died is free again: another process of it may be on its way. Later ranks learn
- * of the dead one from their collectives, as rank 0 seats nobody any more. */
+/* Returns whether a rank is seated. Rank 0 frees the seat of a rank that has died, because another
+ * process of that rank may be coming. The other ranks do not: they learn of the death from their
+ * collectives, because rank 0 no longer seats anyone. */
 static bool is_seated(Meeting *meeting, int rank) {
     Channel *seat = &meeting->seats[rank];
     if (seat->open && meeting->place->rank == 0 && !channel_is_alive(seat)) channel_close(seat);
@@ -124,8 +127,9 @@ static bool meet_as_first(Meeting *meeting, Error *error) {
 
 /* -- Ranks below this one ------------------------------------------------------------------------------------------ */
 
-/* Takes a seat at a rank below this one. What listens at rank 0's address may be another program, which is not waited
- * for; where the others listen is known from rank 0, and they answer once they have reached those below them. */
+/* Takes a seat at a rank below this one. The listener at rank 0's address may be another program,
+ * so the connection to it is tried for TRY_SECONDS only. The addresses of other ranks come from
+ * rank 0; they answer once they have reached the ranks below them. */
 static bool try_rank(Meeting *meeting, int rank, const struct sockaddr_storage *address, Error *error) {
     const Place *place = meeting->place;
     Hello hello = {.rank = place->rank, .size = place->size, .job = place->job, .port = (uint32_t)acceptor_port(meeting->acceptor)};
@@ -140,7 +144,8 @@ static bool try_rank(Meeting *meeting, int rank, const struct sockaddr_storage *
            channel_await_welcome(&meeting->seats[rank], meeting->until, error);
 }
 
-/* A rank may not listen yet, or be that of an earlier attempt that is about to end. Rank 0 hands out the table. */
+/* Retries, because a rank may not listen yet, or its port may still belong to an earlier attempt
+ * that is about to end. Rank 0 then sends the table. */
 static bool reach_rank(Meeting *meeting, int rank, const struct sockaddr_storage *address, Error *error) {
     size_t bytes = (size_t)meeting->place->size * sizeof *meeting->table;
     char number[SOCKET_TEXT], reason[512] = "";
@@ -160,7 +165,8 @@ static bool reach_rank(Meeting *meeting, int rank, const struct sockaddr_storage
         number, socket_port(address), meeting->options->appear, reason);
 }
 
-/* A rank that rank 0 reached over the loopback is on the host of rank 0. */
+/* Returns the address of a rank. A rank that rank 0 reached over the loopback is on the host of
+ * rank 0. */
 static struct sockaddr_storage address_of(const Meeting *meeting, int rank) {
     struct sockaddr_storage address = {0};
     memcpy(&address, &meeting->table[rank], sizeof *meeting->table);
@@ -171,7 +177,8 @@ static struct sockaddr_storage address_of(const Meeting *meeting, int rank) {
     return address;
 }
 
-/* On the host of rank 0 the system may choose the very port where rank 0 is about to listen; the next one is another. */
+/* On rank 0's host the system may choose the very port where rank 0 is about to listen. A second
+ * listener, opened before the first is closed, gets another port. */
 static bool listen_anywhere(Meeting *meeting, Error *error) {
     struct sockaddr_storage own = socket_local_address(&meeting->first);
     if (!listen_on(meeting, &own, error)) return false;

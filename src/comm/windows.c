@@ -1,8 +1,9 @@
-/* Windows: memory of each GPU of a group that the others' kernels write. Ranks tell each other the handles of theirs and
- * open the others'; where one cannot, none has windows. All groups of a process share a word in pinned host memory, which
- * the worker sets after a failure, since a kernel that waits for a lost GPU would wait for ever. Owns that word and what it
- * opened. A window itself is left to the end of the process, as nobody knows when the others have closed it. Called by
- * comm.c and, after a failure, by the worker through nccl.c. */
+/* Windows: memory of each GPU of a group that the other GPUs' kernels write. Ranks exchange their
+ * windows' handles and open each other's; if one rank fails, no rank has windows. All groups of a
+ * process share a word in pinned host memory. The worker sets it after a failure, because a kernel
+ * that waits for a lost GPU would wait forever. Owns the word and the opened handles. A window
+ * itself lives until the process ends, because no rank knows when the others have closed it. Called
+ * by comm.c and, after a failure, by the worker through nccl.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +17,7 @@ typedef struct Offer {
     int32_t node, valid;
 } Offer;
 
-/* All ranks on one node, each with a window. */
+/* Returns whether all ranks are on one node and each has a window. */
 static bool can_open(const Offer *offers, int size) {
     for (int i = 0; i < size; i++)
         if (!offers[i].valid || offers[i].node != offers[0].node) return false;
@@ -37,7 +38,7 @@ static void close_others(Comm *comm) {
         if (i != comm->rank) device_share_close(comm->engine->device, comm->windows->window[i]);
 }
 
-/* Opens the windows of the other ranks; false where the GPUs do not reach each other. */
+/* Opens the windows of the other ranks; false if the GPUs do not reach each other. */
 static bool open_others(Comm *comm, const Offer *offers) {
     bool opened = true;
     for (int i = 0; i < comm->size && opened; i++)
@@ -45,7 +46,7 @@ static bool open_others(Comm *comm, const Offer *offers) {
     return opened;
 }
 
-/* Whether all ranks say so. */
+/* Sets *agreed to whether `own` is true on all ranks. */
 static bool all_agree(Comm *comm, bool own, bool *agreed, Error *error) {
     int64_t least = own;
     if (!comm_host_all_reduce(comm, "windows", &least, 1, COMM_I64, COMM_MIN, error)) return false;
