@@ -1,8 +1,9 @@
-/* The mesh that a configuration asks for. Owns nothing. Called wherever ranks are planned. */
+/* The mesh that a configuration asks for. Owns nothing. Called by all code that plans ranks. */
 #include "config/layout_rules.h"
 #include "layout/layout.h"
 
-/* How many of the ranks of tensor parallelism have key heads of their own; the others copy them. */
+/* Returns the number of tensor-parallel ranks that have their own key heads; the other ranks copy
+ * them. */
 static int64_t key_groups(const Config *config) {
     int64_t tp = config->layout.tp, heads = config->model.kv_heads;
     return heads < tp && tp % heads == 0 ? heads : tp;

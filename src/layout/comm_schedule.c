@@ -1,5 +1,6 @@
-/* One pass over the nodes notes for every bucket when it is read and written, from which follows when it may be updated;
- * slots are then placed like activations, by lifetime. Owns the schedule's lists. Called by session_plan. */
+/* One pass over the nodes notes when each bucket is read and written; this determines when the
+ * bucket may be updated. Slots are then placed by lifetime, like activations. Owns the schedule's
+ * lists. Called by session_plan. */
 #include "layout/comm_schedule.h"
 
 #include <stdlib.h>
@@ -17,7 +18,7 @@ static int bucket_at(const Layout *layout, int64_t offset) {
 
 /* -- Reads and writes ---------------------------------------------------------------------------------------------- */
 
-/* When a node runs. */
+/* Returns the node at which a node runs: its absorber, or itself. */
 static int run_of(const Graph *graph, int node) { return graph->nodes[node].absorber ? graph->nodes[node].absorber : node; }
 
 static void extend(NodeSpan *span, int node) {
@@ -74,7 +75,7 @@ static void note_overwrites(CommSchedule *schedule, const Layout *layout, const 
     for (int b = 0; b < layout->bucket_count; b++) schedule->buckets[b].adds = added[b] > 0;
 }
 
-/* The last write to the bucket that is complete next after `node`. */
+/* Returns the last write to the next bucket that is complete after `node`. */
 static int next_complete(const CommSchedule *schedule, const Layout *layout, int node) {
     int next = -1;
     for (int b = 0; b < layout->bucket_count; b++) {
@@ -84,8 +85,9 @@ static int next_complete(const CommSchedule *schedule, const Layout *layout, int
     return next < 0 ? node : next;
 }
 
-/* Sets the nodes before which buckets are updated. What ranks reduce has the time until the program has completed the next
- * bucket. Gradients that no node writes are zero, and their weights still decay: the last node stands for a write. */
+/* Sets the nodes before which buckets are updated. Reductions have until the program has completed
+ * the next bucket. Gradients that no node writes are zero, but their weights still decay: the last
+ * node counts as their write. */
 static void list_updates(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
     int end = graph->node_count;
     for (int b = 0; b < layout->bucket_count; b++)
@@ -110,8 +112,8 @@ static int earlier_first(const void *a, const void *b) {
 
 static int part_of(const Graph *graph, const Gathering *gathering) { return graph->nodes[gathering->reads.first].part; }
 
-/* A bucket that is read again before any other is needed stays, unless another part reads it: between the parts of a
- * pipeline's program others run, for which its memory may be needed. */
+/* A bucket that is read again before any other bucket is needed stays gathered, unless another part
+ * reads it. Other parts run between the parts of a pipeline's program, and may need its memory. */
 static void list_gatherings(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
     Gathering *list = schedule->gatherings = memory_allocate((layout->bucket_count * PASS_COUNT + 1) * sizeof *list);
     int count = 0;
@@ -133,9 +135,10 @@ static void list_gatherings(CommSchedule *schedule, const Layout *layout, const 
 
 static PlanBlock slot_of(int64_t bytes, int64_t *target) { return (PlanBlock){.bytes = bytes, .life = {NEVER, NEVER}, .target = target}; }
 
-enum { SLOT_ALIGNMENT = 128 }; /* 64 elements of a matrix in bf16, as buckets are aligned in the other arenas */
+enum { SLOT_ALIGNMENT = 128 }; /* 64 bf16 elements of a matrix, as buckets are aligned in the other arenas */
 
-/* Bytes of all slots for weights. A bucket has one slot for both passes. */
+/* Places the slots for weights and returns their total bytes. A bucket has one slot for both
+ * passes. */
 static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Precision precision) {
     SCOPED_FREE PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
@@ -154,8 +157,9 @@ static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Preci
     return plan_blocks(slots, count);
 }
 
-/* Bytes of all slots for gradients. A slot stays until its bucket is updated, or else while it is reduced, until the program
- * has completed the next one. */
+/* Places the slots for gradients and returns their total bytes. A slot lives until its bucket is
+ * updated. If buckets are not updated in the backward pass, it lives while the bucket is reduced,
+ * until the program has completed the next bucket. */
 static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
     SCOPED_FREE PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
@@ -204,7 +208,8 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
 
 static int ascending(const void *a, const void *b) { return (*(const int *)a > *(const int *)b) - (*(const int *)a < *(const int *)b); }
 
-/* A point interrupts what a GPU has recorded: updates in one process have no others than they need. */
+/* A point interrupts what a GPU has recorded, so updates in one process have only the points that
+ * they need. */
 static void list_points(CommSchedule *schedule, const Layout *layout) {
     int count = 0, *points = schedule->points = memory_allocate((layout->bucket_count * (PASS_COUNT + 3) + 1) * sizeof *points);
     for (int b = 0; b < layout->bucket_count; b++) {
@@ -213,7 +218,7 @@ static void list_points(CommSchedule *schedule, const Layout *layout) {
         for (int pass = 0; pass < PASS_COUNT && sharded; pass++) {
             if (span_is_empty(times->reads[pass])) continue;
             points[count++] = times->reads[pass].first;
-            if (layout->stage < 3) break; /* they stay */
+            if (layout->stage < 3) break; /* the weights stay gathered */
         }
         if (span_is_empty(times->writes)) continue;
         bool all = !layout->in_backward;

@@ -1,6 +1,7 @@
-/* Issues the collectives of a communication schedule at its comm points and keeps their tickets, bucket by bucket. Owns
- * the tickets, and a buffer for a bucket in bf16 where gradients are reduced in it; all other memory is that of the
- * executor. Called by the session and, at comm points, by the executor. */
+/* Issues the collectives of a communication schedule at its comm points and keeps their tickets,
+ * bucket by bucket. Owns the tickets, and a bf16 buffer of one bucket if gradients are reduced in
+ * bf16. All other memory belongs to the executor. Called by the session and, at comm points, by the
+ * executor. */
 #include "layout/exchange.h"
 
 #include <assert.h>
@@ -12,17 +13,17 @@
 #include "layout/weight_codes_internal.h"
 #include "ops/add/add.h"
 
-enum { STAGE_WEIGHTS = 3 }; /* from which these are sharded */
+enum { STAGE_WEIGHTS = 3 }; /* first ZeRO stage that shards weights */
 
 struct Exchange {
     const Layout *layout;
     const CommSchedule *schedule;
     Executor *executor;
-    NodeSpan nodes; /* of the part that runs; before the first one, of the first */
+    NodeSpan nodes; /* of the part that runs; before the first run, of the first part */
     bool last;
-    CommTicket *gradients, *weights; /* per bucket; 0: nothing is on its way */
+    CommTicket *gradients, *weights; /* per bucket; 0: nothing in flight */
     uint16_t *bf16_buffer;           /* for the largest bucket that is reduced in bf16 */
-    WeightCodes *codes;              /* NULL: the program reads none */
+    WeightCodes *codes;              /* NULL: the program reads no quantized weights */
     ExchangeUpdate update;           /* NULL: buckets are updated after the program */
     void *update_context;
 };
@@ -44,11 +45,11 @@ static bool reduces_in_bf16(const Layout *layout, const LayoutBucket *bucket) {
 static void *at_offset(const Exchange *exchange, Arena arena, int64_t offset) {
     return (char *)executor_arena(exchange->executor, arena) + offset;
 }
-/* The ranks that share a bucket out. */
+/* Returns the group of the ranks that shard a bucket. */
 static Comm *sharing_group(const Exchange *exchange, const LayoutBucket *bucket) {
     return mesh_group(exchange->layout->mesh, bucket->axes & ~MESH(AXIS_REPLICA));
 }
-/* Where a bucket's gradients lie while the program runs. */
+/* Returns the address of a bucket's gradients while the program runs. */
 static void *gradients_at(const Exchange *exchange, int b) {
     return at_offset(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients);
 }
@@ -58,9 +59,9 @@ static void wait_for(Exchange *exchange, CommTicket *ticket) {
     *ticket = 0;
 }
 
-/* This rank's shard of a bucket in bytes of MASTER, from an aligned offset on: the bytes before the shard's begin are
- * another rank's, and what is written to them is never read. The distances are the same in the WEIGHT arena after
- * precision_weight_offset. */
+/* This rank's shard of a bucket in bytes of MASTER, from an aligned offset on. The bytes before the
+ * shard's begin belong to another rank; values written there are never read.
+ * precision_weight_offset converts these distances for the WEIGHT arena. */
 typedef struct Shard { int64_t in_bucket, local, bytes; } Shard;
 
 static Shard shard_of(const Exchange *exchange, const LayoutBucket *bucket) {
@@ -79,7 +80,8 @@ static void cast_gradients(const Exchange *exchange, const LayoutBucket *bucket,
     device_copy(device, gradients, exchange->bf16_buffer, count * (int64_t)sizeof *exchange->bf16_buffer);
 }
 
-/* Casts this rank's shard of a bucket, which is in bf16 after cast_gradients, back to fp32 at its place in the bucket. */
+/* Casts this rank's shard of a bucket back to fp32 at its place in the bucket. The bucket is in
+ * bf16 after cast_gradients. */
 static void cast_gradients_back(const Exchange *exchange, const LayoutBucket *bucket, char *gradients) {
     Device *device = device_of(exchange);
     Shard shard = shard_of(exchange, bucket);
@@ -90,7 +92,7 @@ static void cast_gradients_back(const Exchange *exchange, const LayoutBucket *bu
     device_cast_to_float(device, to, exchange->bf16_buffer, count);
 }
 
-/* Collectives end in the order in which they were issued, so the last ticket stands for all. */
+/* Collectives end in the order in which they were issued, so the last ticket covers all of them. */
 static void send_gradients(Exchange *exchange, int b) {
     const Layout *layout = exchange->layout;
     const LayoutBucket *bucket = &layout->buckets[b];
@@ -138,7 +140,8 @@ const void *exchange_gradients(const Exchange *exchange, int bucket) {
     return gradients + (exchange->schedule->buckets[bucket].gradients - exchange->layout->buckets[bucket].begin);
 }
 
-/* Zeroes a slot for the program to add to, when the collectives of buckets that share its memory have ended. */
+/* Zeroes a slot for the program to add to, after the collectives of all buckets that share its
+ * memory have ended. */
 static void clear_gradients(Exchange *exchange, int b) {
     const Layout *layout = exchange->layout;
     int64_t begin = exchange->schedule->buckets[b].gradients, bytes = bucket_bytes(&layout->buckets[b]);
@@ -161,8 +164,9 @@ void exchange_set_part(Exchange *exchange, int part, bool last) {
     exchange->last = last;
 }
 
-/* The first and the last stage of a pipeline both hold a tied embedding. Middle stages take no part; the last stage would
- * wait for the first one's end of the step if it did that earlier. */
+/* Sums the gradients of a tied embedding, which the first and the last stage of a pipeline both
+ * hold. Middle stages take no part. Earlier in the step the last stage would wait for the first
+ * stage to finish. */
 static void sum_over_ends(Exchange *exchange, int b) {
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     if (!bucket->ends || span_is_empty(exchange->schedule->buckets[b].writes)) return;
@@ -186,12 +190,13 @@ void exchange_finish_gradients(Exchange *exchange) {
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
 static int64_t weight_offset(const Exchange *exchange, int64_t offset) { return precision_weight_offset(precision_of(exchange), offset); }
-/* The byte of a bucket's weights, while the program runs, that MASTER has `in_bucket` bytes from the bucket's begin. */
+/* Returns the address of a weight while the program runs; `in_bucket` is its distance from the
+ * bucket's begin in bytes of MASTER. */
 static void *weights_at(const Exchange *exchange, int b, int64_t in_bucket) {
     return at_offset(exchange, ARENA_WEIGHT, exchange->schedule->buckets[b].weights + weight_offset(exchange, in_bucket));
 }
 
-/* Sends the rank's shard, which is in place, and receives the others'. */
+/* Sends the rank's shard from its place in the bucket and receives the others' shards. */
 static void gather_weights(Exchange *exchange, int b) {
     CommType type = comm_real_type((int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE));
     if (exchange->schedule->buckets[b].codes) type = COMM_U8;
@@ -200,9 +205,10 @@ static void gather_weights(Exchange *exchange, int b) {
         comm_all_gather(sharing_group(exchange, bucket), bucket_name("weights", b).text, weights_at(exchange, b, 0), bucket->shards, type);
 }
 
-/* Copies the rank's shard into its bucket's slot, cast where codes are read, and gathers the rest. A bucket that both passes read may be gathered
- * for the backward pass while the forward pass still reads it. All bytes are then written as they are, so the copy is of
- * the shard's own bytes alone: those that shard_of adds before them are another rank's. */
+/* Copies the rank's shard into its bucket's slot, quantized if the program reads quantized values,
+ * and gathers the rest. A bucket that both passes read may be gathered for the backward pass while
+ * the forward pass still reads it. Gathering then writes every byte unchanged, so the copy must
+ * skip the alignment prefix that shard_of adds; another rank owns it. */
 static void begin_gathering(Exchange *exchange, int index) {
     int b = exchange->schedule->gatherings[index].bucket;
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
@@ -217,7 +223,7 @@ static void begin_gathering(Exchange *exchange, int index) {
 
 static bool runs_now(const Exchange *exchange, int node) { return exchange->nodes.first <= node && node <= exchange->nodes.last; }
 
-/* Prefetches one bucket beyond the one that is read. */
+/* Prefetches one bucket ahead of the bucket that is read. */
 static void gather_in_time(Exchange *exchange, int node) {
     for (int i = 0; i < exchange->schedule->gathering_count; i++) {
         const Gathering *gathering = &exchange->schedule->gatherings[i];
@@ -254,7 +260,7 @@ void exchange_finish_weights(Exchange *exchange) {
 
 /* -- Comm points --------------------------------------------------------------------------------------------------- */
 
-/* Whether a bucket of which node - 1 was the last write is reduced now. */
+/* Returns whether a bucket is reduced now; node - 1 must be its last write. */
 static bool reduces_now(const Exchange *exchange, int b, int node) {
     bool each_run = comm_schedule_has_slot(exchange->layout, b) && !exchange->layout->in_backward;
     return exchange->schedule->buckets[b].writes.last + 1 == node && runs_now(exchange, node - 1) && (each_run || exchange->last);
@@ -273,14 +279,16 @@ static void update_bucket(Exchange *exchange, int b, int node) {
     exchange->update(exchange->update_context, b);
 }
 
-/* Where no node overwrites them, and in every run but a step's first, gradients are added to. */
+/* Zeroes the slot of a bucket that begins. With layout->in_backward, when one run is the whole
+ * step, the slot is zeroed only if some gradient is not overwritten. */
 static void begin_bucket(Exchange *exchange, int b, int node) {
     const BucketTimes *times = &exchange->schedule->buckets[b];
     if (times->writes.first != node || !comm_schedule_has_slot(exchange->layout, b)) return;
     if (times->adds || !exchange->layout->in_backward) clear_gradients(exchange, b);
 }
 
-/* Slots of buckets that are updated here may be those of buckets that begin. */
+/* Updates come first, because the slot of an updated bucket may be the slot of a bucket that
+ * begins. */
 static void at_comm_point(void *context, int index) {
     Exchange *exchange = context;
     int node = exchange->schedule->points[index], count = exchange->layout->bucket_count;

@@ -1,5 +1,6 @@
-/* Cuts the parameters into buckets and these into shards, and moves the parameters of graphs to where the layout has
- * them. Owns the lists of the layout. Called by session_plan, for a plan of any rank. */
+/* Cuts the parameters into buckets and the buckets into shards, and moves the parameters of graphs
+ * to the layout's offsets. Owns the lists of the layout. Called by session_plan, for a plan of any
+ * rank. */
 #include "layout/layout.h"
 
 #include <assert.h>
@@ -21,15 +22,16 @@ static Class class_of(const Graph *graph, const OptimizerConfig *optimizer, cons
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */
 
-/* The parameter that an offset in MASTER lies in. */
+/* Returns the parameter at an offset in MASTER. */
 static int parameter_at(const Graph *graph, int64_t offset) {
     int i = graph->parameter_count - 1;
     while (i > 0 && graph->parameters[i].offset > offset) i--;
     return i;
 }
 
-/* The layer of the first node that reads each parameter, for the caller to free. One of which this rank has nothing is
- * where the one before it is, as on the other ranks. The parameters are still in the order of their declaration. */
+/* Returns the layer of the first node that reads each parameter, for the caller to free. If this
+ * rank has no part of a parameter, the parameter gets the layer of its predecessor, as on the other
+ * ranks. The parameters are still in the order of their declaration. */
 static int *layers_of(const Graph *graph) {
     int *layers = memory_allocate((graph->parameter_count + 1) * sizeof *layers);
     SCOPED_FREE bool *seen = memory_allocate(graph->parameter_count + 1);
@@ -58,12 +60,12 @@ typedef struct Cutting {
     const int *layers; /* per parameter */
 } Cutting;
 
-/* Whether a bucket that has reached `end` closes before the parameter. */
+/* Returns whether a bucket that has reached `end` closes before the parameter `next`. */
 static bool closes(const Cutting *cutting, const LayoutBucket *bucket, int64_t end, int previous, int next) {
     const Parameter *a = &cutting->graph->parameters[previous], *b = &cutting->graph->parameters[next];
     if (b->fused) return false;
     if (a->ends || b->ends) return true;
-    if ((a->kind == PARAMETER_EMBEDDING) != (b->kind == PARAMETER_EMBEDDING)) return true; /* they are ready at other times */
+    if ((a->kind == PARAMETER_EMBEDDING) != (b->kind == PARAMETER_EMBEDDING)) return true; /* they are ready at different times */
     if (cutting->layout->stage == 3 && bucket->sharded && cutting->layers[previous] != cutting->layers[next]) return true;
     return end - bucket->begin + b->count * b->element_bytes > cutting->bucket_bytes;
 }
@@ -90,7 +92,8 @@ static void close_bucket(Layout *layout, LayoutBucket *bucket, int64_t multiple)
     layout->bytes = bucket->end = bucket->begin + round_up(layout->bytes - bucket->begin, multiple);
 }
 
-/* Places the parameters of a class whose gradients are summed over `axes`, and which are `coded`, from layout->bytes on. */
+/* Places the parameters of a class from layout->bytes on: the ones with gradients summed over
+ * `axes` and with this value of `coded`. */
 static void cut_class(Cutting *cutting, Class class, MeshAxes axes, bool coded) {
     Layout *layout = cutting->layout;
     const Graph *graph = cutting->graph;
@@ -125,15 +128,16 @@ static void cut_evenly(LayoutBucket *bucket) {
 
 /* -- Shards of Muon's buckets --------------------------------------------------------------------------------------- */
 
-/* A matrix, or a rank's slice of it: its first element in the bucket, and what it costs its rank: two GEMMs with its
- * smaller side squared for each iteration, in proportion to rows x columns x order. The ranks of a cut, which work on it
- * together (optim/muon.c), come to the same costs. */
+/* A matrix, or a rank's slice of it: its first element in the bucket and its cost for the rank.
+ * Each Muon iteration has two GEMMs with the smaller side squared, so the cost is proportional to
+ * rows x columns x the smaller side. The ranks that hold slices of one matrix work on it together
+ * (optim/muon.c) and have equal costs. */
 typedef struct Atom {
     int64_t first;
     double cost;
 } Atom;
 
-/* The matrices of a bucket, for the caller to free. */
+/* Returns the matrices of a bucket, for the caller to free. */
 static Atom *list_atoms(const Cutting *cutting, const LayoutBucket *bucket, int *count) {
     Atom *atoms = NULL;
     *count = 0;
@@ -152,8 +156,8 @@ static Atom *list_atoms(const Cutting *cutting, const LayoutBucket *bucket, int 
     return atoms;
 }
 
-/* Gives matrices in order to ranks in order, each as much as keeps its load within `limit`. Returns how many were
- * given; ends[r] is one past rank r's last. */
+/* Assigns matrices in order to ranks in order; each rank takes as many as keep its load within
+ * `limit`. Returns the number assigned; ends[r] is one past rank r's last matrix. */
 static int give(const Atom *atoms, int count, const double *load, int size, double limit, int *ends) {
     int given = 0;
     for (int r = 0; r < size; r++) {
@@ -164,7 +168,7 @@ static int give(const Atom *atoms, int count, const double *load, int size, doub
     return given;
 }
 
-/* Finds the least limit to within a thousandth by bisection; `load` takes the bucket's in. */
+/* Bisects for the smallest limit, to within a thousandth. Adds the bucket's costs to `load`. */
 static void cut_by_matrices(const Cutting *cutting, LayoutBucket *bucket, double *load) {
     int size = bucket->size, count;
     SCOPED_FREE int *ends = memory_allocate(size * sizeof *ends);
@@ -220,7 +224,7 @@ static void append_intervals(Layout *layout, const Graph *graph, int b) {
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
 
-/* The most over the mean; 0 without any. */
+/* Returns the maximum over the mean; 0 if all loads are zero. */
 static double balance_of(const double *load, int size) {
     double most = 0, sum = 0;
     for (int r = 0; r < size; r++) {
@@ -230,7 +234,8 @@ static double balance_of(const double *load, int size) {
     return sum > 0 ? most * size / sum : 0;
 }
 
-/* The parameters of a class whose gradients are summed over `axes`; those that are coded in buckets of their own. */
+/* Places the parameters of a class whose gradients are summed over `axes`. Coded parameters get
+ * separate buckets. */
 static void cut_group(Cutting *cutting, Class class, MeshAxes axes) {
     Layout *layout = cutting->layout;
     int first = layout->bucket_count, size = mesh_size(layout->mesh, axes & ~MESH(AXIS_REPLICA));

@@ -1,5 +1,5 @@
-/* Cuts the layers by their time in a graph of the whole model, which gives the costs of the parts too. Owns the lists of
- * the plan. Called when a session is planned. */
+/* Cuts the layers by their time in a graph of the whole model, which also gives the costs of the
+ * parts. Owns the lists of the plan. Called when a session is planned. */
 #include "layout/pipeline_plan.h"
 
 #include <stdlib.h>
@@ -17,8 +17,9 @@ static PartKind kind_of(const Graph *graph, const Node *node, bool splits_backwa
     return splits_backward && graph_only_adds_to_gradients(graph, node) ? PART_WEIGHTS : PART_BACKWARD;
 }
 
-/* Costs of each layer and, behind them, of the embedding and of the head. Nodes outside the layers belong to the embedding,
- * which is the program's first and last work, or to the head between forward and backward pass. */
+/* Returns the cost of each layer, followed by the costs of the embedding and of the head. Nodes
+ * outside the layers belong to the head if they are between forward and backward pass, and
+ * otherwise to the embedding, which is the program's first and last work. */
 static PieceCost *list_costs(const Graph *graph, int layers, bool splits_backward) {
     PieceCost *costs = memory_allocate((size_t)(layers + 2) * sizeof *costs);
     NodeSpan inside = NEVER;
@@ -47,7 +48,7 @@ PieceCost pipeline_stage_cost(const PipelinePlan *plan, int stage) {
     return sum;
 }
 
-/* Cuts the layers of the whole model, which has the costs of its layers, embedding and head. */
+/* Cuts the layers of the whole model by the costs of its layers, embedding and head. */
 static void cut_layers(PipelinePlan *plan, const Mesh *mesh, const Config *config) {
     int pieces = pipeline_pieces(&plan->shape), count = (int)config->model.layers;
     Mesh whole = *mesh;
@@ -69,8 +70,10 @@ static void cut_layers(PipelinePlan *plan, const Mesh *mesh, const Config *confi
     add_cost(&plan->costs[pieces - 1], head);
 }
 
-/* The last step of a phase, and those of a growing batch, have fewer microbatches than others. Beyond a few for each piece
- * their number changes nothing; before, slots grow with it, not quite evenly: each remainder by the stages is tried once more. */
+/* Returns enough slots for any number of microbatches. The last step of a phase and the steps of a
+ * growing batch have fewer microbatches than others. Beyond a few microbatches per piece the number
+ * of slots is constant. Below that it grows, not quite evenly, so every remainder modulo the stages
+ * is tried. */
 static int count_slots(const PipelinePlan *plan, PipelineKind kind, int stage) {
     int most = 1, stages = plan->shape.stages, few = 4 * stages, many = 4 * pipeline_pieces(&plan->shape);
     PipelineShape shape = plan->shape;

@@ -1,5 +1,6 @@
-/* Follows the stage's list of actions. A transfer's buffers are in its slot, so it needs no copy; a part waits for what
- * was received into its slot, and a forward pass for what was sent from it before. Owns schedules and tickets. */
+/* Executes the stage's list of actions. The buffers of a transfer are in its slot, so it needs no
+ * copy. A part waits for the data received into its slot; a forward pass also waits for the
+ * previous sends from the slot. Owns schedules and tickets. */
 #include "layout/pipeline_run.h"
 
 #include <assert.h>
@@ -14,8 +15,8 @@ struct PipelineRun {
     const Model *model;
     Executor *executor;
     Exchange *exchange;
-    PipelineSchedule *schedule;  /* of the number of microbatches that ran last */
-    CommTicket *received, *sent; /* by slot: the last one */
+    PipelineSchedule *schedule;  /* for the latest number of microbatches */
+    CommTicket *received, *sent; /* by slot: the latest one */
     int slots;
 };
 
@@ -49,15 +50,15 @@ static void choose_schedule(PipelineRun *run, int64_t count) {
     assert(run->schedule->stages[stage].slots <= run->slots);
 }
 
-/* The tensors of an action: forward a chunk's output goes out and its input comes in, backward their gradients go the other
- * way. */
+/* Returns the tensors of an action. In the forward pass a chunk receives its input and sends its
+ * output; in the backward pass it receives the output's gradient and sends the input's gradient. */
 static const TensorId *edge_of(const PipelineRun *run, const PipelineAction *action) {
     const ModelChunk *chunk = &run->model->chunks[action->chunk];
     bool sends = action->act == PIPELINE_SEND;
     return action->part == PART_FORWARD ? (sends ? chunk->out : chunk->in) : (sends ? chunk->d_in : chunk->d_out);
 }
 
-/* All tensors of an edge, in the same order on both ends. */
+/* Transfers all tensors of an edge, in the same order on both ends. */
 static void transfer(PipelineRun *run, const PipelineAction *action) {
     static const char *const names[] = {"stream", "router_state", "loads"};
     const Graph *graph = run->model->graph;

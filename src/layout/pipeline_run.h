@@ -1,5 +1,6 @@
-/* A stage of a pipeline at work: runs the parts of a program by a schedule, and receives and sends what travels between
- * chunks of layers. Owned by the session; the plan, the model, the mesh with its groups and the executor outlive it. */
+/* Runs a stage of a pipeline: executes the parts of a program by a schedule, and receives and sends
+ * the data between chunks of layers. Owned by the session; the plan, the model, the mesh with its
+ * groups and the executor outlive it. */
 #pragma once
 
 #include "layout/exchange.h"
@@ -11,11 +12,11 @@ typedef struct PipelineRun PipelineRun;
 PipelineRun *pipeline_run_create(const PipelinePlan *plan, PipelineKind kind, const Model *model, Executor *executor, Exchange *exchange);
 void pipeline_run_free(PipelineRun *run);
 
-/* What a step does with its microbatches. */
+/* The work of a step on its microbatches. */
 typedef struct PipelineWork {
-    void (*load)(void *context, int64_t microbatch); /* writes the inputs of one to the executor's slot */
+    void (*load)(void *context, int64_t microbatch); /* writes the inputs of one microbatch to the executor's slot */
     void *context;
-    ExecutorHook hook; /* NULL: none. Where it stops a part, the run goes on: other stages wait for it */
+    ExecutorHook hook; /* NULL: none. If it stops a part, the run continues, because other stages wait for it */
     void *hook_context;
 } PipelineWork;
 

@@ -1,6 +1,6 @@
-/* Lists the runs of every stage in the order of the kind, simulates their times, and lists each stage's actions: its
- * runs, and its transfers in the global order. Owns the schedule's lists. Called when a session is planned, and for
- * each number of microbatches that steps have. */
+/* Lists the runs of every stage in the order of the kind, simulates their times, and lists each
+ * stage's actions: its runs, and its transfers in the global order. Owns the schedule's lists.
+ * Called when a session is planned, and for each number of microbatches that occurs in a step. */
 #include "layout/pipeline_schedule.h"
 
 #include <assert.h>
@@ -29,8 +29,8 @@ int64_t pipeline_warmup(const PipelineShape *shape, int stage) {
     return shape->kind == PIPELINE_INTERLEAVED ? 2 * behind + (shape->chunks - 1) * shape->stages : behind;
 }
 
-/* Appends the pass number `index` of a stage: in groups of as many microbatches as stages, chunk after chunk, backward from
- * the last one. */
+/* Appends pass number `index` of a stage. Passes come in groups of as many microbatches as stages,
+ * chunk after chunk; backward passes begin with the last chunk. */
 static void append_run(RunList *list, const PipelineShape *shape, PartKind part, int64_t index) {
     int64_t group = index / pipeline_pieces(shape), within = index % pipeline_pieces(shape);
     int chunk = (int)(within / shape->stages), microbatch = (int)(group * shape->stages + within % shape->stages);
@@ -39,7 +39,7 @@ static void append_run(RunList *list, const PipelineShape *shape, PartKind part,
     if (microbatch < shape->microbatches) array_append(list->items, list->count, run);
 }
 
-/* Stage s puts the gradients of weights of s microbatches off, to have work while it waits at the end. */
+/* Stage s defers the weight gradients of s microbatches, to fill its waiting time at the end. */
 static RunList list_runs(const PipelineShape *shape, int stage) {
     RunList list = {0};
     int64_t passes = round_up(shape->microbatches, shape->stages) * shape->chunks, ahead = int_min(pipeline_warmup(shape, stage), passes);
@@ -66,7 +66,8 @@ static void mark_last_runs(RunList *list, int chunks) {
 
 /* -- Simulation ---------------------------------------------------------------------------------------------------- */
 
-/* Ends and starts of passes by [part][piece][microbatch]; those that have not run end at infinity. */
+/* Starts and ends of passes by [part][piece][microbatch]; the end of a pass that has not run is
+ * infinity. */
 typedef struct Simulation {
     const PipelineShape *shape;
     const PieceCost *costs;
@@ -80,13 +81,14 @@ static int64_t cell(const PipelineShape *shape, PartKind part, int piece, int mi
     return ((int64_t)part * pipeline_pieces(shape) + piece) * shape->microbatches + microbatch;
 }
 
-/* The piece whose pass a pass on `piece` waits for, or -1. */
+/* Returns the piece of the pass that a pass on `piece` waits for, or -1. */
 static int source_of(const PipelineShape *shape, PartKind part, int piece) {
     int source = part == PART_FORWARD ? piece - 1 : part == PART_BACKWARD ? piece + 1 : -1;
     return source < pipeline_pieces(shape) ? source : -1;
 }
 
-/* Runs the stage's next parts as far as what they wait for has run. Whether there was one. */
+/* Runs the stage's next parts until one waits for a part that has not run. Returns whether a part
+ * ran. */
 static bool advance(Simulation *s, int stage, int *next, double *now) {
     int before = *next;
     for (; *next < s->runs[stage].count; ++*next) {
@@ -115,7 +117,8 @@ static void simulate(Simulation *s) {
 
 /* -- Transfers ----------------------------------------------------------------------------------------------------- */
 
-/* One end of a transfer, with what the global order goes by: when the receiver needs it, and for equal times its number. */
+/* One end of a transfer, with its keys in the global order: the time when the receiver needs it,
+ * then its number. */
 typedef struct End {
     PipelineAction action;
     double needed;
@@ -128,7 +131,7 @@ static int earlier_first(const void *a, const void *b) {
     return (x->number > y->number) - (x->number < y->number);
 }
 
-/* A pass of a stage that sends or receives makes one end of a transfer. */
+/* Adds the end of a transfer for a pass that sends or receives. */
 static void list_end(const Simulation *s, int stage, const PipelineAction *run, PipelineAct act, End *ends, int *count) {
     const PipelineShape *shape = s->shape;
     int piece = piece_of(shape, stage, run->chunk), step = run->part == PART_FORWARD ? 1 : -1;
@@ -141,7 +144,7 @@ static void list_end(const Simulation *s, int stage, const PipelineAction *run, 
     ends[(*count)++] = end;
 }
 
-/* The transfers of a stage in the global order, for the caller to free. */
+/* Returns the transfers of a stage in the global order, for the caller to free. */
 static End *list_ends(const Simulation *s, int stage, int *count) {
     End *ends = memory_allocate((size_t)(2 * s->runs[stage].count + 1) * sizeof *ends);
     *count = 0;
@@ -155,14 +158,14 @@ static End *list_ends(const Simulation *s, int stage, int *count) {
 
 /* -- Actions of a stage -------------------------------------------------------------------------------------------- */
 
-/* A slot while a stage's actions are listed. Its next holder's input may arrive while results of the one before still
- * wait to be sent, but nothing may run in it. */
+/* A slot while a stage's actions are listed. The next holder's input may arrive while the previous
+ * holder's results still wait to be sent, but no part may run in the slot until then. */
 typedef struct Slot {
     int64_t holder; /* 1 + chunk * microbatches + microbatch; 0: none */
     int unsent;
 } Slot;
 
-/* A stage's list of actions while it is written with a number of slots. */
+/* A stage's list of actions while it is built with a given number of slots. */
 typedef struct Listing {
     const Simulation *s;
     int stage;
@@ -170,7 +173,7 @@ typedef struct Listing {
     const End *ends;
     int end_count, next;
     Slot *slots;
-    int *ran_in;   /* by cell: 1 + the slot in which a pass ran; 0: it has not */
+    int *ran_in;   /* by cell: 1 + the slot in which a pass ran; 0: it has not run */
     bool *arrived; /* by cell: a pass's input is received */
 } Listing;
 
@@ -190,7 +193,8 @@ static int find_free_slot(const Listing *list) {
     return find_slot(list, 0);
 }
 
-/* The slot of an action's microbatch, which its first action takes; -1: none is free. */
+/* Returns the slot of an action's microbatch, taking a free one at its first action; -1 if none is
+ * free. */
 static int take_slot(Listing *list, const PipelineAction *action) {
     int64_t holder = 1 + (int64_t)action->chunk * list->s->shape->microbatches + action->microbatch;
     int slot = find_slot(list, holder);
@@ -204,7 +208,7 @@ static void append(Listing *list, PipelineAction action, int slot) {
     array_append(list->result->actions, list->result->count, action);
 }
 
-/* Issues transfers in the global order, as far as their data are made and slots are free. */
+/* Issues transfers in the global order until one has no data yet or no free slot. */
 static void issue(Listing *list) {
     for (; list->next < list->end_count; list->next++) {
         const PipelineAction *action = &list->ends[list->next].action;
@@ -217,12 +221,12 @@ static void issue(Listing *list) {
     }
 }
 
-/* Whether the parts of its chunk end with this one, so that the slot is free again. */
+/* Returns whether this part is its chunk's last, which frees the slot. */
 static bool is_final(PipelineKind kind, PartKind part) {
     return part == (kind == PIPELINE_FORWARD ? PART_FORWARD : kind == PIPELINE_ZERO_BUBBLE ? PART_WEIGHTS : PART_BACKWARD);
 }
 
-/* The number of transfers of this kind that a pass makes. */
+/* Returns the number of transfers of this kind that a pass makes. */
 static int count_ends(const Listing *list, const PipelineAction *run, PipelineAct act) {
     End unused[1];
     int count = 0;
@@ -230,12 +234,12 @@ static int count_ends(const Listing *list, const PipelineAction *run, PipelineAc
     return count;
 }
 
-/* Whether a pass that waits for an input has received it. */
+/* Returns whether a pass has received its input, or needs none. */
 static bool has_arrived(const Listing *list, const PipelineAction *run) {
     return list->arrived[cell_of(list, run)] || !count_ends(list, run, PIPELINE_RECEIVE);
 }
 
-/* Lists all actions with result->slots; false where these do not suffice. */
+/* Lists all actions with result->slots; returns false if these slots do not suffice. */
 static bool list_actions(Listing *list) {
     const RunList *runs = &list->s->runs[list->stage];
     for (int i = 0; i < runs->count; i++) {
@@ -253,7 +257,7 @@ static bool list_actions(Listing *list) {
     return true;
 }
 
-/* Lists the stage's actions with as few slots as these need, but more than result->slots. */
+/* Lists the stage's actions with the fewest slots that suffice, but more than result->slots. */
 static void list_stage(const Simulation *s, int stage, PipelineStage *result) {
     int count;
     int64_t cells = (int64_t)PART_KINDS * pipeline_pieces(s->shape) * s->shape->microbatches;
@@ -270,7 +274,7 @@ static void list_stage(const Simulation *s, int stage, PipelineStage *result) {
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
 
-/* PART_BACKWARD of the zero-bubble kind is without the gradients of weights: B - W. */
+/* PART_BACKWARD of the zero-bubble kind excludes the weight gradients: it is B - W. */
 static double formula_of(const PipelineShape *shape, const PieceCost *costs) {
     double mean[PART_KINDS] = {0};
     for (int p = 0; p < pipeline_pieces(shape); p++)
@@ -287,7 +291,7 @@ static double busy_of(const RunList *runs) {
     return busy;
 }
 
-/* The caller frees the runs of each stage, and the arrays. */
+/* Simulates all stages. The caller frees the runs of each stage, and the arrays. */
 static Simulation simulation_of(const PipelineShape *shape, const PieceCost *costs) {
     size_t cells = (size_t)PART_KINDS * pipeline_pieces(shape) * shape->microbatches;
     Simulation s = {.shape = shape,
@@ -346,14 +350,14 @@ void pipeline_schedule_free(PipelineSchedule *schedule) {
 
 /* -- Stages by cost ------------------------------------------------------------------------------------------------ */
 
-/* What a piece adds to the sum that is made least: its eighth power, so that the dearest piece decides and the others
- * are even too. */
+/* Returns a piece's term in the sum to be minimized: the eighth power of its cost, so that the most
+ * expensive piece dominates and the others are balanced too. */
 static double weight_of(double cost) {
     double square = cost * cost, fourth = square * square;
     return fourth * fourth;
 }
 
-/* So that the dearest piece costs the least. */
+/* Minimizes the cost of the most expensive piece. */
 static void cut_pieces(const LayerCosts *c, int pieces, int *begin) {
     int ends = c->count + 1;
     assert(pieces >= 1 && pieces <= c->count);
@@ -376,7 +380,7 @@ static void cut_pieces(const LayerCosts *c, int pieces, int *begin) {
     for (int p = pieces; p > 0; p--) begin[p - 1] = start[p * ends + begin[p]];
 }
 
-/* What stages of several chunks come to. */
+/* Returns the sum to be minimized for stages of several chunks. */
 static double weight_of_stages(const LayerCosts *c, int stages, int pieces, const int *begin) {
     double weight = 0;
     for (int stage = 0; stage < stages; stage++) {
@@ -388,7 +392,8 @@ static double weight_of_stages(const LayerCosts *c, int stages, int pieces, cons
     return weight;
 }
 
-/* Moves one layer over the border before piece p, if that makes stages more even; the last piece alone may become empty. */
+/* Moves one layer across the border before piece p if the stages become more even. Only the last
+ * piece may become empty. */
 static bool move_border(const LayerCosts *c, int stages, int pieces, int p, int step, int *begin) {
     double before = weight_of_stages(c, stages, pieces, begin);
     int moved = begin[p] + step;

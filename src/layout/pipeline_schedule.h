@@ -1,25 +1,29 @@
-/* The schedule of a pipeline: which part of the program each stage runs when, and when what travels between stages.
+/* The schedule of a pipeline: when each stage runs each part of the program, and when data travels
+ * between stages.
  *
- * A model of L layers is cut in stages x chunks pieces; piece p is chunk p / stages of stage p % stages. A microbatch
- * goes through the pieces forward and back again. Each stage runs its parts in a fixed order:
- *   1F1B          (arXiv 2006.15704) as many forward passes as there are stages behind, then one backward and one forward
+ * A model of L layers is cut into stages x chunks pieces; piece p is chunk p / stages of stage p %
+ * stages. A microbatch passes through the pieces forward and then backward. Each stage runs its
+ * parts in a fixed order:
+ *   1F1B     (arXiv 2006.15704) one forward pass per later stage, then one backward and one forward
  *                 pass in turn. One chunk.
  *   interleaved   (arXiv 2104.04473) the same with several chunks a stage, in groups of as many microbatches as stages: the
- *                 bubble is `chunks` times shorter, and there are more transfers. Microbatches that the last group lacks
+ *                 bubble is `chunks` times shorter, and there are more transfers. Microbatches
+ *                 missing from the last group
  *                 are left out.
  *   zero-bubble   (arXiv 2401.10241, ZB-H1) 1F1B whose backward passes are split: gradients of activations, which the stage
  *                 before waits for, and gradients of weights, which fill the gaps. One chunk.
  *   forward       evaluation: forward passes only.
- * The bubble is the time in which the busiest stage waits. With equal costs F, B (all of the backward pass) and W (its
- * gradients of weights) of a stage it is (stages - 1) times (F + B), (F + B) / chunks, F + B - 2W and F / chunks.
+ * The bubble is the waiting time of the busiest stage. If all stages have equal costs F, B (the
+ * whole backward pass) and W (its weight gradients), the bubble is (stages - 1) times (F + B), (F +
+ * B) / chunks, F + B - 2W and F / chunks.
  *
- * All stages are simulated together from the costs of their parts. The simulated time at which a transfer's receiver
- * needs it gives one global order of transfers, and every stage issues its own in this order, whatever the real times
- * are. That is why no two stages ever wait for each other: the first transfer of the order that has not ended waits
- * for computing alone.
+ * All stages are simulated together from the costs of their parts. Transfers are ordered globally
+ * by the simulated times at which their receivers need them. Every stage issues its transfers in
+ * this order, whatever the real times are. So no two stages ever wait for each other: the first
+ * unfinished transfer in the order waits for compute alone.
  *
- * What a microbatch keeps between the parts of a chunk lies in a slot, which it takes when its input arrives and leaves
- * after its last part. Pure functions of their arguments. */
+ * A slot holds the data that a microbatch keeps between the parts of a chunk. The microbatch takes
+ * it when its input arrives and leaves it after its last part. The functions here are pure. */
 #pragma once
 
 #include "config/config.h"
@@ -27,22 +31,22 @@
 
 typedef struct PipelineShape {
     PipelineKind kind;
-    int stages, chunks, microbatches; /* all at least 1; chunks: of a stage */
+    int stages, chunks, microbatches; /* all at least 1; chunks: per stage */
 } PipelineShape;
 
 static inline int pipeline_pieces(const PipelineShape *shape) { return shape->stages * shape->chunks; }
 
-/* What the parts of a piece cost, in any unit of time; a kind without parts of its own for gradients of weights has them in
- * PART_BACKWARD. */
+/* The costs of a piece's parts, in any unit of time. A kind without separate parts for weight
+ * gradients counts them in PART_BACKWARD. */
 typedef struct PieceCost {
     double part[PART_KINDS];
-    double flops; /* of all parts, for who asks: schedules go by time */
+    double flops; /* of all parts, for reports: schedules use the time */
 } PieceCost;
 
 typedef enum PipelineAct { PIPELINE_RUN, PIPELINE_SEND, PIPELINE_RECEIVE } PipelineAct;
 
-/* What a stage does next. PART_FORWARD of a transfer is the residual stream, on its way to the next piece; PART_BACKWARD
- * its gradient, on its way to the piece before. */
+/* The next action of a stage. For a transfer, PART_FORWARD is the residual stream on its way to the
+ * next piece, and PART_BACKWARD its gradient on its way to the previous piece. */
 typedef struct PipelineAction {
     PipelineAct act;
     PartKind part;
@@ -64,28 +68,29 @@ typedef struct PipelineSchedule {
     PipelineStage *stages;
     double length;  /* from the first start to the last end */
     double bubble;  /* length minus the busiest stage's work */
-    double formula; /* what the formula above says of the mean costs */
+    double formula; /* the formula above, applied to the mean costs */
 } PipelineSchedule;
 
-/* costs: by piece. `only`: the stage whose actions and slots are listed; all stages are simulated. The caller frees it with
- * pipeline_schedule_free. */
+/* Makes a schedule. costs: by piece. `only`: the stage whose actions and slots are listed; all
+ * stages are simulated. The caller frees it with pipeline_schedule_free. */
 enum { PIPELINE_ALL_STAGES = -1, PIPELINE_NO_STAGE = -2 };
 PipelineSchedule *pipeline_schedule_create(const PipelineShape *shape, const PieceCost *costs, int only);
 void pipeline_schedule_free(PipelineSchedule *schedule);
-/* The slots of one stage, or `least` where fewer suffice. */
+/* Returns the slots of one stage, at least `least`. */
 int pipeline_slots(const PipelineShape *shape, const PieceCost *costs, int stage, int least);
-/* Passes of chunks that a stage has forward before the first one backward. */
+/* Returns the number of forward passes that a stage runs before its first backward pass. */
 int64_t pipeline_warmup(const PipelineShape *shape, int stage);
 /* "1f1b", as in layout.pp_schedule. */
 const char *pipeline_kind_name(PipelineKind kind);
 
-/* What layers cost, and what the first and the last piece have beside theirs (embedding, head). */
+/* The costs of layers, and the extra costs of the first and the last piece (embedding, head). */
 typedef struct LayerCosts {
     const double *layers;
     int count;
     double first, last;
 } LayerCosts;
-/* Cuts layers into `pieces` consecutive ones, of which stage s has s, s + stages and so on, so that the dearest piece costs the
- * least; where a stage has several, border by border, so that the dearest stage does. Piece p gets layers
- * [begin[p], begin[p + 1]), at least one, but for the last of several, which may have none. pieces <= count. */
+/* Cuts layers into `pieces` consecutive pieces so that the most expensive piece costs the least;
+ * stage s has pieces s, s + stages and so on. If a stage has several pieces, borders are then moved
+ * so that the most expensive stage costs the least. Piece p gets layers [begin[p], begin[p + 1]),
+ * at least one layer; only the last of several pieces may be empty. pieces <= count. */
 void pipeline_cut_layers(const LayerCosts *costs, int stages, int pieces, int *begin);

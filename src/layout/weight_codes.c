@@ -1,5 +1,6 @@
-/* A shard is cut anywhere: it has pieces of matrices, each with the amax of its matrix. Memory: a float of the device for each
- * piece, and one for a scale that nobody reads, as the program computes it again. */
+/* A shard may be cut anywhere, so it has pieces of matrices, each with the amax of its matrix.
+ * Memory on the device: one float per piece, and one float for a scale that is never read, because
+ * the program computes it again. */
 #include "layout/weight_codes_internal.h"
 
 #include <assert.h>
@@ -11,14 +12,14 @@
 #include "base/scope.h"
 #include "ops/fp8/fp8.h"
 
-/* A weight of `matrices`, or of one. */
+/* A weight of one or more matrices. */
 typedef struct Weight {
     TensorId amax, found; /* as in Fp8Operand */
-    int64_t matrices, at; /* its first one among those of all weights */
-    MeshAxes axes;        /* of the ranks that share it out */
+    int64_t matrices, at; /* index of its first matrix among the matrices of all weights */
+    MeshAxes axes;        /* of the ranks that shard it */
 } Weight;
 
-/* `count` elements of a matrix that are in this rank's shard; offsets in the WEIGHT arena. */
+/* `count` elements of a matrix that are in this rank's shard; offsets are in the WEIGHT arena. */
 typedef struct Piece {
     int bucket;
     int64_t local, slot, count;
@@ -33,8 +34,8 @@ struct WeightCodes {
     Piece *pieces;
     int weight_count, piece_count;
     int64_t count;  /* matrices of all weights */
-    float *largest; /* [count]: of the current weights */
-    float *found;   /* of the device: [piece_count], then a scale */
+    float *largest; /* [count]: amax of the current weights */
+    float *found;   /* on the device: [piece_count], then a scale */
 };
 
 /* -- Pieces -------------------------------------------------------------------------------------------------------- */
@@ -45,7 +46,7 @@ static int bucket_of(const Layout *layout, int64_t offset) {
     return b;
 }
 
-/* What this rank has of a matrix that begins at `begin` of MASTER. */
+/* Adds this rank's part of a matrix that begins at `begin` of MASTER. */
 static void add_piece(WeightCodes *codes, const Layout *layout, const CommSchedule *schedule, int b, Precision precision, int64_t begin,
     int64_t elements, int64_t matrix) {
     const LayoutBucket *bucket = &layout->buckets[b];
@@ -122,7 +123,8 @@ void weight_codes_free(WeightCodes *codes) {
 
 static char *weight_arena(const WeightCodes *codes) { return executor_arena(codes->executor, ARENA_WEIGHT); }
 
-/* Magnitudes are ordered as their bits. Of the weights that the same ranks share out. */
+/* Takes the maximum amax over the ranks that share the weights with these axes. Nonnegative floats
+ * are ordered like their bits. */
 static bool agree(const WeightCodes *codes, MeshAxes axes, int64_t *bits, Error *error) {
     SCOPED_FREE int64_t *shared = memory_allocate((size_t)codes->count * sizeof *shared);
     int64_t count = 0;
