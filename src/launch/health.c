@@ -1,5 +1,5 @@
-/* Counters are files of sysfs, found once by pattern, and numbers of the vendors' management libraries, opened at
- * run time. Owns the list. */
+/* Counters are sysfs files, found once by pattern, and values from the vendors' management
+ * libraries, which are opened at run time. Owns the list. */
 #include "launch/health_internal.h"
 
 #include <glob.h>
@@ -35,8 +35,8 @@ typedef struct Counter {
     int64_t value;
 } Counter;
 
-/* The few functions of libnvidia-ml: (our name, symbol, arguments). Counter type 0: since the driver was loaded; error
- * type 1: not corrected. */
+/* The functions of libnvidia-ml that are used: (our name, symbol, arguments). Counter type 0: since
+ * the driver was loaded; error type 1: not corrected. */
 #define NVML_CALLS(CALL)                                                                                               \
     CALL(initialize, nvmlInit_v2, (void))                                                                              \
     CALL(count, nvmlDeviceGetCount_v2, (unsigned *count))                                                              \
@@ -50,15 +50,15 @@ struct Health {
     size_t root_length;
     Counter *counters;
     size_t count;
-    HealthAmd *amd; /* NULL: its library is not there */
+    HealthAmd *amd; /* NULL: the library is missing */
     void *nvml_library;
     Nvml nvml;
     unsigned gpus;
     unsigned long long gpu_errors[MOST_GPUS];
 };
 
-/* A whole file is a number, or like AMD's RAS counters lines of which "ue: " has the uncorrected errors. -1:
- * unreadable. */
+/* Reads a file that is a single number, or has lines like AMD's RAS counters; there "ue: " precedes
+ * the uncorrected errors. Returns -1 if it is unreadable. */
 static int64_t read_counter(const char *path) {
     char text[256];
     if (file_read_start(path, text, sizeof text) < 0) return -1;
@@ -72,9 +72,9 @@ static int64_t read_counter(const char *path) {
 static void find_counters(Health *health, const char *root) {
     for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
         glob_t found = {0};
-        if (health->amd && strstr(sources[i].pattern, "/ras/")) continue; /* the library counts these */
+        if (health->amd && strstr(sources[i].pattern, "/ras/")) continue; /* the library counts these errors */
         SCOPED_FREE char *pattern = memory_format("%s%s", root, sources[i].pattern);
-        glob(pattern, 0, NULL, &found); /* without a match it finds nothing */
+        glob(pattern, 0, NULL, &found); /* without a match the list is empty */
         for (size_t j = 0; j < found.gl_pathc; j++)
             array_append(health->counters, health->count,
                 (Counter){memory_copy_string(found.gl_pathv[j]), &sources[i], read_counter(found.gl_pathv[j])});

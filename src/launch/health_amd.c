@@ -1,5 +1,6 @@
-/* librocm_smi64, opened at run time; its functions and numbers are in health_amd_calls_internal.h. What a GPU or a
- * version of the library does not tell is not watched. Owns the library and the last values. */
+/* Counters from librocm_smi64, which is opened at run time; its functions and numbers are in
+ * health_amd_calls_internal.h. Values that a GPU or a library version does not report are not
+ * watched. Owns the library and the latest values. */
 #include "launch/health_internal.h"
 #include "launch/health_amd_calls_internal.h"
 
@@ -15,7 +16,7 @@
 
 enum { MOST_GPUS = 64, METRICS_BYTES = 1 << 15 };
 
-/* The library's block numbers, each a bit, and what they are called. */
+/* The library's block numbers, one bit each, and their names. */
 #define BLOCK_NAME(name, bit, symbol) #name,
 #define BLOCK_BIT(name, bit, symbol) bit,
 static const char *const blocks[] = {AMD_BLOCKS(BLOCK_NAME)};
@@ -50,7 +51,7 @@ static void *load(const char *root) {
     return library;
 }
 
-/* Without the driver the library only complains. */
+/* Returns whether the driver is loaded. Without it the library only prints complaints. */
 static bool has_driver(const char *root) {
     SCOPED_FREE char *path = memory_format("%s/sys/module/amdgpu/", root);
     return file_exists(path);
@@ -100,15 +101,16 @@ static void look_at_links(HealthAmd *amd, uint32_t index, HealthListener listene
     if (status > before) health_report(listener, "AMD GPU %u: its xGMI links had %s", index, status > 1 ? "several errors" : "an error");
 }
 
-/* In thousandths of a degree. */
+/* Temperatures are in thousandths of a degree. */
 static bool is_too_hot(const HealthAmd *amd, uint32_t index, uint32_t sensor, int64_t *now) {
     int64_t critical = 0;
     return amd->call.temperature(index, sensor, TEMPERATURE_NOW, now) == 0 &&
            amd->call.temperature(index, sensor, TEMPERATURE_CRITICAL, &critical) == 0 && critical > 0 && *now >= critical;
 }
 
-/* Bits 32 to 47 of the status that means the same on all GPUs: heat of the chip, of memory, of regulators. It is
- * there in version 1.3 of the metrics (MI200); MI300 has none. Nothing is known when all bits are set. */
+/* Returns whether heat slows the GPU: bits 32 to 47 of the throttle status that has one meaning on
+ * all GPUs (heat of the chip, of memory, of regulators). Version 1.3 of the metrics (MI200) has
+ * this status; MI300 has none. If all bits are set, the status is unknown. */
 static bool is_slowed_by_heat(const HealthAmd *amd, uint32_t index) {
     enum { FORMAT = 2, CONTENT = 3, STATUS = 112 };
     uint64_t status;

@@ -1,10 +1,10 @@
-/* What health_amd.c calls of librocm_smi64; numbers and layouts are those of rocm_smi.h of ROCm 5 to 7.
- * tools/check-headers compiles these tables against that header. */
+/* The parts of librocm_smi64 that health_amd.c uses; numbers and layouts are those of rocm_smi.h of
+ * ROCm 5 to 7. tools/check-headers compiles these tables against that header. */
 #pragma once
 
 #include <stdint.h>
 
-/* The library's structure, which newer versions may have made longer. */
+/* The library's structure; `more` leaves room for newer, longer versions. */
 typedef struct ErrorCount { uint64_t corrected, uncorrected, more[14]; } ErrorCount;
 
 /* (our name, symbol, arguments) */

@@ -1,20 +1,20 @@
-/* Counters that show failing hardware: memory errors (EDAC, AMD RAS, rocm-smi, NVML), links that went down and
- * packets with errors (Ethernet, InfiniBand and RoCE, xGMI), heat. The supervisor reads them every few seconds and
- * reports what grew. */
+/* Counters that reveal failing hardware: memory errors (EDAC, AMD RAS, rocm-smi, NVML), links that
+ * went down and packets with errors (Ethernet, InfiniBand and RoCE, xGMI), heat. The supervisor
+ * reads them every few seconds and reports increases. */
 #pragma once
 
-/* Receives a line about something that grew or began. */
+/* Receives a line about each counter that grew and each condition that began. */
 typedef struct HealthListener {
-    void (*report)(void *context, const char *line); /* NULL: nobody listens */
+    void (*report)(void *context, const char *line); /* NULL: lines are dropped */
     void *context;
 } HealthListener;
 
 typedef struct Health Health;
 
-/* Notes all counters below `root` ("": this machine; tests give a folder). Never NULL; a counter that is not there
- * is not watched. */
+/* Notes all counters below `root` ("": this machine; tests pass a folder). Never NULL. A missing
+ * counter is not watched. */
 Health *health_open(const char *root);
-/* Reports everything that grew since the last look or is too hot now. */
+/* Reports every counter that grew since the last call, and all parts that are too hot now. */
 void health_look(Health *health, HealthListener listener);
 void health_close(Health *health); /* NULL is fine */
 
@@ -25,8 +25,8 @@ void health_report(HealthListener listener, const char *format, ...) __attribute
 
 typedef struct HealthAmd HealthAmd;
 
-/* Opens librocm_smi64 below `root` ("": wherever the system has it) and notes all counters. NULL when it is not there,
- * or knows no GPU. */
+/* Opens librocm_smi64 below `root` ("": the system's own) and notes all counters. Returns NULL if
+ * the library is missing or knows no GPU. */
 HealthAmd *health_amd_open(const char *root);
 void health_amd_look(HealthAmd *amd, HealthListener listener);
 void health_amd_close(HealthAmd *amd); /* NULL is fine */

@@ -1,4 +1,4 @@
-/* The page of heartbeats: a file in memory that parent and children map. */
+/* The page of heartbeats: a memory file that parent and children map. */
 #include "launch/heartbeat_internal.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ Heartbeat *heartbeat_create(int ranks, int *file, Error *error) {
     return heartbeats;
 }
 
-/* The file of SMELT_HEARTBEATS, if it is one that has room for this rank; else -1. */
+/* Returns the file of SMELT_HEARTBEATS if it has room for this rank, else -1. */
 static int inherited(int local_rank, int *ranks) {
     const char *text = getenv("SMELT_HEARTBEATS");
     char *end;

@@ -1,7 +1,7 @@
-/* Starting the ranks of this node and keeping the run alive: `smelt launch`. Each rank is a process of its own with
- * the torchrun variables in its environment; the supervisor shows output, forwards signals, watches progress and
- * counters, and starts all ranks again from the newest good checkpoint, which the command itself finds, as its rules
- * say. */
+/* Starts the ranks of this node and keeps the run alive: `smelt launch`. Each rank is a process
+ * with the torchrun variables in its environment. The supervisor shows output, forwards signals,
+ * watches progress and counters, and restarts all ranks as its rules say. The command itself finds
+ * the newest good checkpoint. */
 #pragma once
 
 #include "base/options.h"
@@ -24,10 +24,10 @@ extern const OptionTable launch_table;
 
 typedef struct LaunchCommand {
     char *const *arguments; /* after "smelt", ending with NULL */
-    bool resumes;           /* writes checkpoints, and goes on from them when it is started again; else it begins anew */
+    bool resumes;           /* true: the command writes checkpoints and continues from them when it is restarted; false: it begins anew */
 } LaunchCommand;
 
-/* Runs `command` until it is done or given up. The first request to
- * stop lets the ranks write a checkpoint, the second kills them. False unless the command completed, with the exit
- * code of the whole. */
+/* Runs `command` until it completes or is given up. The first request to stop lets the ranks write
+ * a checkpoint; the third kills them. Returns false unless the command completed; the error has the
+ * exit code of the whole run. */
 bool launch(const LaunchOptions *options, const LaunchCommand *command, const StopRequest *stop, Error *error);

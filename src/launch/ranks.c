@@ -1,6 +1,6 @@
-/* Starting ranks and reading their output. The output of rank 0 is shown as it is, or with output=all that of every
- * rank with its number before each line; of what is not shown the last lines are kept. Owns the processes, pipes and
- * heartbeats of an attempt. Called by the supervisor. */
+/* Starts ranks and reads their output. Shows the output of rank 0 as it is, or with output=all the
+ * output of every rank with its number before each line. Keeps the last lines of output that is not
+ * shown. Owns the processes, pipes and heartbeats of an attempt. Called by the supervisor. */
 #include "launch/ranks_internal.h"
 
 #include <assert.h>
@@ -24,8 +24,9 @@ int ranks_number(const RankPlan *plan, int rank) { return plan->first + rank; }
 
 /* -- Starting ------------------------------------------------------------------------------------------------------ */
 
-/* What a rank prints goes through a pipe to the terminal of this process, beside its number with output=all. Lines are
- * not broken where patterns are looked for in them. */
+/* Tells a rank the width of the terminal. Its output reaches the terminal through a pipe and this
+ * process, after its number with output=all. Lines are not wrapped if patterns are searched in
+ * them. */
 static void describe_terminal(const RankPlan *plan, int rank, ChildVariables *variables) {
     int number = plan->show_all ? snprintf(NULL, 0, "[%d] ", ranks_number(plan, rank)) : 0;
     for (int file = STDOUT_FILENO; file <= STDERR_FILENO; file++) {
@@ -34,7 +35,7 @@ static void describe_terminal(const RankPlan *plan, int rank, ChildVariables *va
     }
 }
 
-/* The place of a rank as torchrun describes it, its secret, devices, threads and heartbeat. */
+/* Describes a rank in torchrun's variables, and sets its secret, devices, threads and heartbeat. */
 static ChildVariables describe_rank(const Ranks *ranks, int rank) {
     const RankPlan *plan = ranks->plan;
     ChildVariables variables = {0};
@@ -151,7 +152,8 @@ static void read_stream(Ranks *ranks, int rank, int stream) {
     s->file = -1;
 }
 
-/* Of a wrong setting each rank says the same, and once is enough. The shown rank is the first of its node. */
+/* Returns whether the rank's last output was shown. All ranks print the same text about a wrong
+ * setting, and once is enough. The shown rank is the first of its node. */
 static bool was_shown(const Ranks *ranks, int rank) {
     const Rank *r = &ranks->ranks[rank], *first = &ranks->ranks[0];
     bool same = r->tail_length == first->tail_length && !memcmp(r->tail, first->tail, r->tail_length);
@@ -167,8 +169,8 @@ void ranks_print_tail(const Ranks *ranks, int rank) {
 
 /* -- Ends ---------------------------------------------------------------------------------------------------------- */
 
-/* A process that an ended rank started may hold its pipe open: what is in the pipe is read, the end of it is not
- * awaited. */
+/* Notes the end of a rank. A process that the rank started may still hold its pipe open, so only
+ * the pipe's present content is read. */
 static void reap(Ranks *ranks, int rank) {
     Rank *r = &ranks->ranks[rank];
     int status;

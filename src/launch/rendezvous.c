@@ -20,7 +20,7 @@
 #include "comm/socket.h"
 
 enum { LOST_SECONDS = 60, HELLO_SECONDS = 2, END_SECONDS = 30, MOST_RANKS = 1024, MOST_COPY = 1 << 20 };
-static const double slice = 0.1; /* seconds between two looks at place.stop */
+static const double slice = 0.1; /* seconds between two checks of place.stop */
 
 typedef struct Hello {
     int32_t node, nodes;
@@ -35,10 +35,10 @@ typedef struct Reply {
 
 _Static_assert(sizeof(Hello) == 288 && sizeof(Reply) == 812, "messages have no padding: they are the same on every host");
 
-/* A node's place at node 0. */
+/* A node's state at node 0. */
 typedef struct Seat {
-    Channel channel; /* closed, as of node 0 itself: none */
-    bool here;       /* it has reported and waits for the answer */
+    Channel channel; /* closed: no connection, as for node 0 itself */
+    bool here;       /* has reported and waits for the answer */
     bool member;     /* took part in the last attempt; before the first one all nodes count as members */
     NodeReport report;
     char address[256];
@@ -50,11 +50,12 @@ struct Rendezvous {
     struct sockaddr_storage first; /* node 0's address */
     Acceptor *acceptor;            /* on node 0 */
     Seat *seats;                   /* on node 0 */
-    AttemptId attempt;             /* on node 0: the last one */
-    double began;                  /* when the first member came; 0: none has yet */
+    AttemptId attempt;             /* on node 0: the latest one */
+    double began;                  /* when the first member came; 0: none yet */
 };
 
-/* Nodes of another run, with the same secret, have another command or another job. */
+/* Returns a hash of the command and the Slurm job. Nodes of another run with the same secret differ
+ * in one of them. */
 static uint64_t job_of(char *const *command) {
     const char *job = getenv("SLURM_JOB_ID");
     SCOPED_FREE char *text = memory_copy_string(job ? job : "");
@@ -127,7 +128,8 @@ static bool is_sound(const Rendezvous *rendezvous, const Hello *hello) {
            report->code < 128;
 }
 
-/* Where the others reach a node: at the address that node 0 sees, or at node 0's address when both are on one host. */
+/* Notes the address at which the others reach a node: the one that node 0 sees, or node 0's address
+ * if both are on one host. */
 static void note_address(const Rendezvous *rendezvous, Seat *seat) {
     struct sockaddr_storage from = rendezvous->first;
     socklen_t size = sizeof from;
@@ -136,7 +138,8 @@ static void note_address(const Rendezvous *rendezvous, Seat *seat) {
     else socket_describe(&from, seat->address);
 }
 
-/* A node keeps its seat as long as its connection lasts, whoever else says to be it. */
+/* Seats a node that connects. A node keeps its seat while its connection lasts, even if another one
+ * claims its number. */
 static void admit(Rendezvous *rendezvous, Channel *channel, const Hello *hello) {
     double until = log_seconds() + HELLO_SECONDS;
     Seat *seat = is_sound(rendezvous, hello) ? &rendezvous->seats[hello->node] : NULL;
@@ -159,7 +162,8 @@ void rendezvous_tend(Rendezvous *rendezvous) {
     if (rendezvous && rendezvous->seats) admit_until(rendezvous, 0);
 }
 
-/* A report of the end stays valid when its node is gone. */
+/* Frees the seats of lost nodes. A report that the run is over stays valid after its node is
+ * gone. */
 static void notice_lost_nodes(Rendezvous *rendezvous) {
     for (int node = 1; node < rendezvous->place.nodes; node++) {
         Seat *seat = &rendezvous->seats[node];
@@ -169,7 +173,7 @@ static void notice_lost_nodes(Rendezvous *rendezvous) {
 
 /* -- Node 0: what becomes of the run ------------------------------------------------------------------------------- */
 
-/* The report of a member that the run is over, or NULL. */
+/* Returns the report of a member that the run is over, or NULL. */
 static const NodeReport *find_end(const Rendezvous *rendezvous) {
     for (int node = 0; node < rendezvous->place.nodes; node++) {
         const Seat *seat = &rendezvous->seats[node];
@@ -180,7 +184,7 @@ static const NodeReport *find_end(const Rendezvous *rendezvous) {
 
 static bool takes_part(const Seat *seat) { return seat->here && seat->report.state == NODE_READY; }
 
-/* Nodes beyond whole copies of the model, the last first, wait in reserve. */
+/* Puts nodes beyond whole copies of the model in reserve, the last nodes first. */
 static void reserve_nodes(Rendezvous *rendezvous) {
     int64_t copy = 1, ranks = 0;
     for (int node = 0; node < rendezvous->place.nodes; node++) {
@@ -198,7 +202,7 @@ static void reserve_nodes(Rendezvous *rendezvous) {
     }
 }
 
-/* Which nodes are missing and why, for people. */
+/* Lists the missing nodes and the reasons, for people. */
 static void describe_absent(const Rendezvous *rendezvous, char *text, size_t size) {
     size_t length = 0;
     text[0] = 0;
@@ -213,7 +217,7 @@ static void describe_absent(const Rendezvous *rendezvous, char *text, size_t siz
     }
 }
 
-/* The part of the answer that is the same for all members. */
+/* Returns the part of the answer that is the same for all members. */
 static RendezvousAnswer count_members(const Rendezvous *rendezvous) {
     RendezvousAnswer answer = {0};
     for (int node = 0; node < rendezvous->place.nodes; node++) {
@@ -236,7 +240,7 @@ static void reply(Seat *seat, RendezvousVerdict verdict, const RendezvousAnswer 
     leave_seat(seat);
 }
 
-/* Answers every node that has reported; returns the verdict for node 0. */
+/* Answers every node that has reported; returns node 0's own verdict. */
 static RendezvousVerdict answer_all(Rendezvous *rendezvous, RendezvousVerdict all, const RendezvousAnswer *common, RendezvousAnswer *own) {
     RendezvousAnswer answer = *common;
     RendezvousVerdict own_verdict = all;
@@ -297,13 +301,13 @@ static RendezvousVerdict join_as_first(Rendezvous *rendezvous, const NodeReport 
 
 /* -- The other nodes ----------------------------------------------------------------------------------------------- */
 
-/* -1: nobody listens at node 0's address. */
+/* Returns -1 if nobody listens at node 0's address. */
 static int connect_to_first(const Rendezvous *rendezvous) {
     return socket_connect(&rendezvous->first, LOST_SECONDS, log_seconds() + HELLO_SECONDS);
 }
 
-/* Over a connection to node 0, or none. ERROR_COMMUNICATION: node 0 is not there now; ERROR_USAGE: it refuses this
- * node. */
+/* Reports to node 0 over `connection`; -1: there is none. ERROR_COMMUNICATION: node 0 is not there
+ * now. ERROR_USAGE: it refuses this node. */
 static bool report(const Rendezvous *rendezvous, int connection, const NodeReport *own, Channel *channel, Error *error) {
     const RendezvousPlace *place = &rendezvous->place;
     Hello hello = {.node = place->node, .nodes = place->nodes, .job = rendezvous->job, .report = *own};
@@ -333,7 +337,8 @@ static RendezvousVerdict give_up(const Rendezvous *rendezvous, const Error *erro
     return RENDEZVOUS_OVER;
 }
 
-/* Time counts as heard from node 0 only while it has welcomed this node, whatever else listens at its address. */
+/* Joins on a node other than node 0. Only the time in which node 0 has welcomed this node counts as
+ * contact, whatever else listens at its address. */
 static RendezvousVerdict join_as_other(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer) {
     double start = log_seconds(), heard = start;
     SCOPED(channel_close) Channel channel = {0};
@@ -378,7 +383,8 @@ static void tell_all(Rendezvous *rendezvous, const RendezvousAnswer *end) {
     }
 }
 
-/* Node 0 may be busy for a while; once nobody listens there, nobody need be told. */
+/* Reports the end to node 0, which may be busy for a while. If nobody listens there any more,
+ * nobody needs the report. */
 static void tell_first(Rendezvous *rendezvous, const NodeReport *end) {
     double until = log_seconds() + END_SECONDS;
     for (int connection; (connection = connect_to_first(rendezvous)) >= 0; usleep((useconds_t)(slice * 1e6))) {

@@ -30,6 +30,7 @@ typedef struct Rule {
 } Rule;
 enum { ANY = -1 };
 
-/* The first rule that fits; never NULL, since the last rule of every event has neither value nor condition. Rules
- * are ordered from causes to effects: of several ranks that ended, the one with the earliest rule decides. */
+/* Returns the first rule that matches; never NULL, because the last rule of every event has neither
+ * value nor condition. Rules are ordered from causes to effects: if several ranks ended, the one
+ * with the earliest rule decides. */
 const Rule *rules_find(Event event, int value, const LaunchOptions *options);

@@ -1,4 +1,5 @@
-/* Runs the doctor as a child and reads its lines. Owns the child and the pipe for the length of the test. */
+/* Runs the doctor as a child process and reads its lines. Owns the child and the pipe during the
+ * test. */
 #include "launch/self_test_internal.h"
 
 #include <errno.h>
@@ -25,12 +26,13 @@ static pid_t start_doctor(const char *devices, int pipe) {
         .errors = pipe});
 }
 
-/* What the child printed until it closed its output; false after LIMIT_SECONDS or a request to stop. */
+/* Reads the child's output until it closes its pipe; returns false after LIMIT_SECONDS or a request
+ * to stop. */
 static bool read_output(int pipe, Rendezvous *rendezvous, const StopRequest *stop, char output[OUTPUT_BYTES]) {
     size_t length = 0;
     double until = log_seconds() + LIMIT_SECONDS;
     while (!stop->signal && log_seconds() < until) {
-        char rest[4096]; /* beyond what is kept */
+        char rest[4096]; /* output beyond OUTPUT_BYTES */
         bool room = length < OUTPUT_BYTES - 1;
         struct pollfd ready = {pipe, POLLIN, 0};
         rendezvous_tend(rendezvous);
@@ -43,7 +45,7 @@ static bool read_output(int pipe, Rendezvous *rendezvous, const StopRequest *sto
     return false;
 }
 
-/* The first line that begins with "error", without the table's spaces. */
+/* Copies the first line that begins with "error", without the table's padding. */
 static void find_error(const char *output, char *reason, size_t size) {
     const char *line = output;
     size_t length = 0;
@@ -53,9 +55,9 @@ static void find_error(const char *output, char *reason, size_t size) {
     reason[length] = 0;
 }
 
-/* A process that a broken driver holds cannot be killed: it is left behind. */
+/* Waits for the child. A process that a broken driver holds cannot be killed and is abandoned. */
 static void reap(pid_t child, bool killed, int *status) {
-    setpgid(child, child); /* if it has not come to do so itself */
+    setpgid(child, child); /* in case the child has not done this yet */
     if (killed) kill(-child, SIGKILL);
     for (double until = log_seconds() + LEAVE_SECONDS; waitpid(child, status, WNOHANG) == 0 && log_seconds() < until;) usleep(1000);
 }
@@ -66,7 +68,7 @@ bool self_test(const char *devices, Rendezvous *rendezvous, const StopRequest *s
     if (pipe2(ends, O_CLOEXEC) != 0) return snprintf(reason, size, "the system refused a pipe: %s", strerror(errno)) < 0;
     SCOPED_FREE char *output = memory_allocate(OUTPUT_BYTES);
     pid_t child = start_doctor(devices, ends[1]);
-    int code = errno; /* of a refused process */
+    int code = errno; /* why no process could be started */
     close(ends[1]);
     bool ended = child > 0 && read_output(ends[0], rendezvous, stop, output);
     if (child > 0) reap(child, !ended, &status);

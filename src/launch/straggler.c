@@ -1,4 +1,4 @@
-/* Measuring and comparing the busy times of ranks. Owns nothing. */
+/* Measures and compares the busy times of ranks. Owns nothing. */
 #include "launch/straggler_internal.h"
 
 #include "base/log.h"
@@ -9,7 +9,7 @@
 enum { COMPARE_EVERY = 16, SLOW_REPEATS = 3 };
 static const double slow_ratio = 1.5, smoothing = 0.1;
 
-/* What ranks exchange: doubles only, as one collective has one type. */
+/* The data that ranks exchange. All are doubles, because a collective has one type. */
 typedef struct RankTime { double busy, node, local_rank, stage; } RankTime;
 
 void straggler_mark(StragglerDetector *straggler) {
@@ -18,7 +18,7 @@ void straggler_mark(StragglerDetector *straggler) {
     straggler->waited = totals.waited + totals.stalled;
 }
 
-/* Of `ranks` of one stage. */
+/* Returns the slowest of the `ranks` of one stage. */
 static int find_slowest(const double *busy, int ranks, double *ratio) {
     int slowest = 0, others = ranks - 1;
     *ratio = 0;
@@ -71,7 +71,8 @@ static void find_straggler(StragglerDetector *straggler, const RankTime *times) 
             slow, times[slow].node, times[slow].local_rank, ratio, times[slow].busy * 1e3);
 }
 
-/* A failed collective is reported by the next one of the training loop. */
+/* Exchanges and compares the busy times. A failed collective is reported by the training loop's
+ * next one. */
 static void compare_step_times(StragglerDetector *straggler) {
     Error ignored = {0};
     int ranks = comm_size(straggler->comm);

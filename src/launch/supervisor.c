@@ -1,7 +1,7 @@
-/* The supervisor: attempts one after the other, each of which starts all ranks of this node, watches them, and ends
- * with a verdict by the rules. On several nodes each has its own supervisor; ranks that lose one on another node end
- * too, so all of them end together, and the next attempt begins with a rendezvous of the nodes. Owns the attempt's
- * ranks, the counters and the rendezvous. */
+/* The supervisor runs attempts one after the other. An attempt starts all ranks of this node,
+ * watches them, and ends with a verdict by the rules. On several nodes each node has a supervisor.
+ * Ranks that lose a rank on another node end too, so all nodes end together, and the next attempt
+ * begins with a rendezvous. Owns the attempt's ranks, the counters and the rendezvous. */
 #include <regex.h>
 #include <errno.h>
 #include <signal.h>
@@ -50,14 +50,14 @@ static const Option rows[] = {
 };
 const OptionTable launch_table = OPTION_TABLE(rows);
 
-/* What ended an attempt: the rank that is nearest to the cause. */
+/* The end of an attempt, by the rank that is nearest to the cause. */
 typedef struct Verdict {
     const Rule *rule;
     int rank, value; /* exit code or signal */
-    bool shared;     /* by other ranks of this node, of which any may be the first */
+    bool shared;     /* other ranks of this node ended alike, and any of them may be the first */
 } Verdict;
 
-/* A regular expression for lines of output; not present: no line matches. */
+/* A regular expression for lines of output. If it is not present, no line matches. */
 typedef struct LinePattern {
     bool present;
     regex_t expression;
@@ -68,19 +68,19 @@ typedef struct Supervisor {
     const LaunchOptions *options;
     bool resumes; /* LaunchCommand.resumes */
     const StopRequest *stop;
-    RankPlan plan;          /* command and devices are owned; the command ends with on_nan=skip once that is needed */
+    RankPlan plan;          /* owns command and devices; the command ends with on_nan=skip once that is needed */
     char address[256];      /* of node 0 */
     int node, nodes, port;  /* port: of node 0 */
-    Secret secret;          /* of the job, on several nodes; each attempt's ranks have one of their own */
+    Secret secret;          /* of the job, on several nodes; the ranks of each attempt have a separate secret */
     Rendezvous *rendezvous; /* NULL: one node */
     RendezvousAnswer part;  /* of this node in the attempt, on several nodes */
-    int fewest;             /* nodes that ever took part */
-    int local_failures;     /* in a row, without progress, whose cause was a rank of this node */
+    int fewest;             /* fewest nodes that ever took part */
+    int local_failures;     /* failures in a row, without progress, caused by a rank of this node */
     bool suspect;           /* the node must pass its self-test before ranks start */
-    bool over;              /* node 0 said that the run is over */
+    bool over;              /* node 0 has said that the run is over */
     int devices[1024], failed_device, failures;
-    int left;          /* of the devices: those that may be used, of which plan.count are */
-    Mesh mesh;         /* of the last attempt that knew it; else mesh_alone */
+    int left;          /* usable devices; plan.count of them are used */
+    Mesh mesh;         /* of the latest attempt that had one, else mesh_alone */
     int64_t best_step; /* over all attempts */
     Ranks ranks;
     Verdict verdict;
@@ -108,10 +108,11 @@ static void judge_line(void *context, int rank, const char *line) {
     if (matches(&supervisor->restart_on, line)) judge(supervisor, EVENT_RESTART_LINE, 0, rank);
 }
 
-/* Of a rank that has ended; -1: a signal ended it. */
+/* Returns the exit code of a rank that has ended; -1: a signal ended it. */
 static int exit_code(const Rank *rank) { return WIFEXITED(rank->status) ? WEXITSTATUS(rank->status) : -1; }
 
-/* A rank that the supervisor killed is not the cause, unless all ranks were killed. */
+/* Judges the ends of all ranks. A rank that the supervisor killed is not the cause, unless all
+ * ranks were killed. */
 static void judge_ends(Supervisor *supervisor) {
     for (int rank = 0; rank < supervisor->plan.count; rank++) {
         const Rank *r = &supervisor->ranks.ranks[rank];
@@ -121,7 +122,8 @@ static void judge_ends(Supervisor *supervisor) {
     if (!supervisor->verdict.rule) judge(supervisor, EVENT_SIGNAL, SIGKILL, 0);
 }
 
-/* One rank that hangs makes the others wait: it is the one that has been silent longest. */
+/* Judges hangs. One rank that hangs makes the others wait: it is the one that has been silent
+ * longest. */
 static void judge_hangs(Supervisor *supervisor) {
     double oldest = log_seconds() - supervisor->options->hang;
     int silent = -1;
@@ -136,7 +138,7 @@ static void judge_hangs(Supervisor *supervisor) {
 
 static bool ended_with(const Verdict *verdict, ErrorCode code) { return verdict->rule->event == EVENT_EXIT && verdict->value == (int)code; }
 
-/* Whether a rank has ended with a failure while others run. */
+/* Returns whether a rank has failed while others run. */
 static bool has_failed(const Supervisor *supervisor) {
     for (int rank = 0; rank < supervisor->plan.count; rank++) {
         const Rank *r = &supervisor->ranks.ranks[rank];
@@ -147,7 +149,8 @@ static bool has_failed(const Supervisor *supervisor) {
 
 /* -- An attempt ---------------------------------------------------------------------------------------------------- */
 
-/* After a sign of failing hardware the node is tested before the next start, whatever the cause of that start. */
+/* Receives signs of failing hardware. After one, the node is tested before the next start, whatever
+ * causes that start. */
 static void report_health(void *context, const char *line) {
     Supervisor *supervisor = context;
     log_warn("%s", line);
@@ -160,8 +163,9 @@ static void look_at_health(Supervisor *supervisor) {
     health_look(supervisor->health, (HealthListener){report_health, supervisor});
 }
 
-/* The first request starts the grace time. One more may come from the same hand (Ctrl-C twice, or Slurm beside the
- * user), so only the third ends what a checkpoint takes. */
+/* Passes requests to stop to the ranks. The first request starts the grace time. A second one may
+ * have the same origin (Ctrl-C twice, or Slurm in addition to the user), so only the third one
+ * interrupts checkpoints. */
 static void pass_stop_on(Supervisor *supervisor, int seen, double *until) {
     enum { LAST = 3 };
     int count = supervisor->stop->count;
@@ -176,7 +180,8 @@ static void pass_stop_on(Supervisor *supervisor, int seen, double *until) {
     ranks_signal(&supervisor->ranks, supervisor->stop->signal);
 }
 
-/* Whether all ranks have ended but those that a signal holds, such as SIGSTOP, which cannot end by themselves. */
+/* Returns whether all ranks have ended except stopped ones. A rank that a signal such as SIGSTOP
+ * has stopped cannot end by itself. */
 static bool only_held_remain(const Supervisor *supervisor) {
     bool ended = false;
     for (int rank = 0; rank < supervisor->plan.count; rank++) {
@@ -194,10 +199,11 @@ static void report_held(const Supervisor *supervisor) {
                 "rank %d was stopped by a signal (SIGSTOP) while all others ended: it is killed", ranks_number(&supervisor->plan, rank));
 }
 
-/* Returns when all ranks have ended. After a failure the others have LEAVE_SECONDS to notice it and to report; after
- * a request to stop, the grace time, unless only those remain that cannot use it. */
+/* Returns when all ranks have ended. After a failure the other ranks have LEAVE_SECONDS to notice
+ * and to report it. After a request to stop they have the grace time, unless only ranks remain that
+ * cannot use it. */
 static void watch(Supervisor *supervisor) {
-    int seen = 0;     /* requests to stop that were passed on */
+    int seen = 0;     /* requests that were passed on */
     double until = 0; /* when the ranks that still run are killed; 0: never */
     Ranks *ranks = &supervisor->ranks;
     while (ranks_poll(ranks, POLL_MILLISECONDS) > 0) {
@@ -223,13 +229,14 @@ static int64_t last_step(const Supervisor *supervisor) {
     return step;
 }
 
-/* Between two attempts the old port may still be in use. */
+/* Returns a free port for an attempt. The previous attempt's port may still be in use. */
 static int choose_port(void) {
     int port = socket_free_port();
     return port ? port : DEFAULT_PORT;
 }
 
-/* A rank that is lost before it has laid out the run has a number alone: the last known layout may be of other ranks. */
+/* Describes a rank. A rank that is lost before it has laid out the run has only a number, because
+ * the latest known layout may be of other ranks. */
 static void describe_rank(const Supervisor *supervisor, int rank, char *text, size_t size) {
     int number = ranks_number(&supervisor->plan, rank);
     if (mesh_size(&supervisor->mesh, AXES_ALL) != supervisor->plan.total) snprintf(text, size, "rank %d", number);
@@ -254,7 +261,8 @@ static void print_tails(const Supervisor *supervisor) {
         if (rank != first && exit_code(&supervisor->ranks.ranks[rank]) > ERROR_NONE) ranks_print_tail(&supervisor->ranks, rank);
 }
 
-/* Runs all ranks once; the step that they reached, or -1 with *error when they could not be started. */
+/* Runs all ranks once. Returns the step that they reached, or -1 with *error if they could not be
+ * started. */
 static int64_t attempt(Supervisor *supervisor, Error *error) {
     supervisor->verdict = (Verdict){0};
     supervisor->ranks = (Ranks){.on_line = judge_line, .context = supervisor};
@@ -271,15 +279,15 @@ static int64_t attempt(Supervisor *supervisor, Error *error) {
 
 /* -- Between attempts ---------------------------------------------------------------------------------------------- */
 
-/* The name of a device among those that the environment lets us see, else its number. */
+/* Returns the name of a device in the environment's list of visible devices, else its number. */
 static char *device_name(int device) {
     const char *name = getenv("HIP_VISIBLE_DEVICES") ? getenv("HIP_VISIBLE_DEVICES") : getenv("CUDA_VISIBLE_DEVICES");
     for (int skip = device; name && skip > 0; skip--) name = strchr(name, ',') ? strchr(name, ',') + 1 : NULL;
     return name && *name ? memory_format("%.*s", (int)strcspn(name, ","), name) : memory_format("%d", device);
 }
 
-/* Takes the rank's device out of those that are used. As many ranks start as make whole copies of the model; devices
- * beyond them stay in reserve. */
+/* Removes the rank's device from the used devices. Ranks start in whole copies of the model;
+ * devices beyond them stay in reserve. */
 static void leave_out(Supervisor *supervisor, int rank, const char *reason) {
     RankPlan *plan = &supervisor->plan;
     char *visible = NULL;
@@ -302,7 +310,7 @@ static bool may_shrink(const Supervisor *supervisor) {
     return supervisor->options->shrink && supervisor->nodes == 1 && supervisor->left - 1 >= mesh_copy_ranks(&supervisor->mesh);
 }
 
-/* The command of the ranks, for the caller to free; with room for skip_nan. */
+/* Returns the command of the ranks, with room for skip_nan, for the caller to free. */
 static char **rank_command(char *const *command) {
     size_t count = 0;
     while (command[count]) count++;
@@ -317,7 +325,8 @@ static void skip_nan(char **command) {
     if (strcmp(*command, "on_nan=skip")) command[1] = "on_nan=skip";
 }
 
-/* The pause doubles with every failure in a row; a request to stop ends it. */
+/* Pauses before a start. The pause doubles with every failure in a row; a request to stop ends
+ * it. */
 static void wait_before_start(const Supervisor *supervisor) {
     int failures = supervisor->failures, seconds = failures < 2 ? 0 : failures < 7 ? 1 << (failures - 2) : MOST_PAUSE;
     for (double until = log_seconds() + seconds; !supervisor->stop->signal && log_seconds() < until;) {
@@ -326,12 +335,14 @@ static void wait_before_start(const Supervisor *supervisor) {
     }
 }
 
-/* Whether the cause lies on this node: ranks of all nodes lose others, or hang, together. */
+/* Returns whether the cause lies on this node. Ranks that lose another rank, or hang, do so on all
+ * nodes together. */
 static bool is_local(const Verdict *verdict) {
     return verdict->rule->event == EVENT_SIGNAL || (verdict->rule->event == EVENT_EXIT && verdict->value != ERROR_COMMUNICATION);
 }
 
-/* Of the run that it ends: a rank that hangs or that a signal ends is lost. */
+/* Returns the error code of a run that the verdict ends. A rank counts as lost if it hangs or a
+ * signal ends it. */
 static ErrorCode code_of(const Verdict *verdict) {
     Event event = verdict->rule->event;
     if (event == EVENT_HANG || event == EVENT_SIGNAL) return ERROR_COMMUNICATION;
@@ -339,7 +350,7 @@ static ErrorCode code_of(const Verdict *verdict) {
     return known ? (ErrorCode)verdict->value : ERROR_INTERNAL;
 }
 
-/* Whether all ranks start again; else *error says how the run ended. */
+/* Returns whether all ranks start again; if not, *error says how the run ended. */
 static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     const Verdict *verdict = &supervisor->verdict;
     const LaunchOptions *options = supervisor->options;
@@ -376,8 +387,8 @@ static bool passes_test(Supervisor *supervisor, char *reason, size_t size) {
     return !supervisor->suspect;
 }
 
-/* On one node. With shrink=true, a node that fails its self-test starts without the rank that failed, if it then
- * passes. */
+/* Prepares an attempt on one node. With shrink=true, a node that fails its self-test starts without
+ * the rank that failed, if it passes the test without this rank's device. */
 static bool prepare_alone(Supervisor *supervisor, Error *error) {
     RankPlan *plan = &supervisor->plan;
     char reason[192];
@@ -419,13 +430,14 @@ static void report_part(Supervisor *supervisor, const RendezvousAnswer *answer) 
     plan->secret = secret_sign(&supervisor->secret, &answer->attempt, sizeof answer->attempt);
 }
 
-/* What a start after a stop does. */
+/* Describes the effect of a start after a stop. */
 static const char *next_start(const Supervisor *supervisor) {
     return supervisor->resumes ? "the same command continues" : "the same command begins anew";
 }
 
-/* On one of several nodes: returns when it takes part. False: the run is over, with *error unless it completed. A
- * node that was left out reports again once it passes its self-test, and waits for the next rendezvous. */
+/* Prepares an attempt on one of several nodes; returns true when this node takes part. False: the
+ * run is over, with *error unless it completed. A node that was left out reports again once it
+ * passes its self-test, and waits for the next rendezvous. */
 static bool prepare_with_others(Supervisor *supervisor, Error *error) {
     while (!supervisor->stop->signal) {
         RendezvousAnswer answer;
@@ -450,7 +462,8 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
     return error_set(error, ERROR_PREEMPTED, "stopped between two starts: %s", next_start(supervisor));
 }
 
-/* Tells the other nodes that the run is over. When this node alone gives up, the others go on, unless it is node 0. */
+/* Tells the other nodes that the run is over. If this node alone gives up, the others continue,
+ * unless it is node 0. */
 static void report_end(const Supervisor *supervisor, bool done, const Error *error) {
     bool for_all = done || supervisor->node == 0 || (supervisor->verdict.rule && supervisor->verdict.rule->action == ACTION_STOP);
     if (supervisor->rendezvous && !supervisor->over && for_all)
@@ -459,7 +472,7 @@ static void report_end(const Supervisor *supervisor, bool done, const Error *err
 
 /* -- The run ------------------------------------------------------------------------------------------------------- */
 
-/* Ranks that had the time say themselves after which step they paused. */
+/* Reports a stop. Ranks that had the time to write a checkpoint report the step themselves. */
 static bool report_stop(const Supervisor *supervisor, int64_t step, Error *error) {
     char after[48] = "before the first step";
     if (!supervisor->resumes) snprintf(after, sizeof after, "before the end");
@@ -484,13 +497,14 @@ static bool run(Supervisor *supervisor, Error *error) {
 
 /* -- Start --------------------------------------------------------------------------------------------------------- */
 
-/* The first of these variables that is there. */
+/* Reads the first of these variables that is set. */
 static bool read_variable(const char *const *names, long least, long most, int *value, Error *error) {
     while (*names && !(getenv(*names) && *getenv(*names))) names++;
     return !*names || comm_read_number(*names, least, most, value, error);
 }
 
-/* Which node this is, by torchrun's variables or, started by srun with one task for each node, by Slurm's. */
+/* Finds this node's number by torchrun's variables or, if srun started it with one task per node,
+ * by Slurm's. */
 static bool find_node(Supervisor *supervisor, Error *error) {
     const char *address = getenv("MASTER_ADDR"), *list = getenv("SLURM_STEP_NODELIST");
     supervisor->nodes = 1;
@@ -508,7 +522,7 @@ static bool find_node(Supervisor *supervisor, Error *error) {
     return true;
 }
 
-/* On several nodes; each of them is tested before its first start. */
+/* Opens the rendezvous of several nodes; each node is tested before its first start. */
 static bool open_rendezvous(Supervisor *supervisor, Error *error) {
     char who[32];
     int64_t least = supervisor->options->least;

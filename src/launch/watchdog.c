@@ -18,7 +18,7 @@ struct Watchdog {
     double seconds;
     HangActions actions;
     Heartbeat *heartbeats;
-    int own, ranks; /* this rank's number on the page, and how many there are */
+    int own, ranks; /* this rank's index on the page, and the number of ranks on it */
     Mesh mesh;      /* without groups */
     pthread_t thread;
     pthread_mutex_t lock;
@@ -31,7 +31,7 @@ static Heartbeat *heartbeat(const Watchdog *watchdog) { return &watchdog->heartb
 
 /* -- The report ---------------------------------------------------------------------------------------------------- */
 
-/* The oldest collective that has not ended; false where there is none. */
+/* Finds the oldest collective that has not ended; returns false if there is none. */
 static bool find_wait(const Watchdog *watchdog, CommRecord *wait) {
     CommRecord records[COMM_RECORDS];
     int count = comm_recent(watchdog->comm, records, COMM_RECORDS);
@@ -48,7 +48,8 @@ static uint64_t wait_of(const Watchdog *watchdog) {
     return find_wait(watchdog, &wait) ? heartbeat_wait(mesh_find_axes(&watchdog->mesh, wait.group), wait.sequence) : 0;
 }
 
-/* "  rank 4 (dp 1, pp 0, tp 0), which is in no collective", by the heartbeat that the rank writes on this node. */
+/* Prints "  rank 4 (dp 1, pp 0, tp 0), which is in no collective", from the heartbeat that the rank
+ * writes on this node. */
 static void print_absent(const Watchdog *watchdog, int rank) {
     char name[128], group[COMM_GROUP_NAME];
     int local = rank - comm_rank(watchdog->comm) + watchdog->own;
@@ -63,7 +64,7 @@ static void print_absent(const Watchdog *watchdog, int rank) {
     else fprintf(stderr, "  %s, which is in no collective\n", name);
 }
 
-/* The ranks of the group that have not come to the collective in which this one waits. */
+/* Prints the ranks of the group that have not reached this rank's collective. */
 static void print_wait(const Watchdog *watchdog) {
     enum { MOST = 16 };
     CommRecord wait;
@@ -109,7 +110,7 @@ static void print_collectives(const Watchdog *watchdog) {
 
 /* -- The thread ---------------------------------------------------------------------------------------------------- */
 
-/* Waits, with the lock held; true when the watchdog must stop. */
+/* Waits with the lock held; returns true when the watchdog must stop. */
 static bool pause_for(Watchdog *watchdog, double seconds) {
     double until = log_seconds() + seconds;
     while (!watchdog->stop)
@@ -135,7 +136,7 @@ static void *watch(void *argument) {
     double interval = watchdog->seconds / 10 < 1 ? watchdog->seconds / 10 : 1, before = log_seconds();
     pthread_mutex_lock(&watchdog->lock);
     for (; !pause_for(watchdog, interval); before = log_seconds()) {
-        bool slept = log_seconds() - before > 2 * interval; /* the process was stopped meanwhile, or its machine */
+        bool slept = log_seconds() - before > 2 * interval; /* the process or the machine was suspended meanwhile */
         if (slept) heartbeat(watchdog)->alive = log_seconds();
         heartbeat(watchdog)->waits = wait_of(watchdog);
         if (log_seconds() - heartbeat(watchdog)->alive < watchdog->seconds) continue;

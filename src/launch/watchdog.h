@@ -1,28 +1,31 @@
-/* The watchdog of a rank: a thread that notices when training makes no progress. After a given time without, it
- * prints for which ranks this one waits, in which collective of which group, the last collectives (group, operation, name, number, size, state, times) and the stack of
- * every thread, then aborts communication, so that the rank ends with ERROR_COMMUNICATION; where that does not help,
- * it has the process ended. It also detects stragglers (straggler_internal.h). One for each process. Called by the
- * training loop. */
+/* The watchdog of a rank: a thread that notices when training makes no progress. After a given time
+ * without progress it prints the ranks that this one waits for, with the collective and its group;
+ * the latest collectives (group, operation, name, number, size, state, times); and the stack of
+ * every thread. It then aborts communication, so that the rank ends with ERROR_COMMUNICATION; if
+ * that does not help, it ends the process. It also detects stragglers (straggler_internal.h). One
+ * per process. Called by the training loop. */
 #pragma once
 
 #include "comm/mesh.h"
 
 typedef struct Watchdog Watchdog;
 
-/* What only the program may do to its process, called on the watchdog's thread when the rank hangs; NULL: it is left
- * out. */
+/* Actions on the process, called on the watchdog's thread when the rank hangs. NULL: the action is
+ * left out. */
 typedef struct HangActions {
-    void (*print_stacks)(void); /* of every thread, to stderr */
-    void (*end)(int code);      /* ends the process at once: a rank that is stuck cannot return */
+    void (*print_stacks)(void); /* of all threads, to stderr */
+    void (*end)(int code);      /* ends the process at once, because a stuck rank cannot return */
 } HangActions;
 
-/* `mesh`: how the ranks of `comm` are laid out, by whose axes reports name ranks and groups, and of which stragglers are
- * sought among the ranks of one pipeline stage. `step`: the one that training continues from. `seconds`: the longest time between two signs of life; 0: it only
+/* Starts the watchdog. `mesh`: the layout of the ranks of `comm`. Reports name ranks and groups by
+ * its axes, and stragglers are detected among the ranks of one pipeline stage. `step`: the step
+ * from which training continues. `seconds`: the longest time between two signs of life; 0: only
  * writes the heartbeat. ERROR_MEMORY, ERROR_INTERNAL. */
 Watchdog *watchdog_start(const Mesh *mesh, Comm *comm, int64_t step, double seconds, const HangActions *actions, Error *error);
-/* A sign of life; `step` is the last completed one. Call it on all ranks after every step, where it is a collective
- * now and then, and again wherever much time passes before the next one begins (evaluation, saving). Cheap. */
+/* Signals life; `step` is the last completed step. Call it on all ranks after every step, because
+ * it is a collective every few steps, and again after long pauses between steps (evaluation,
+ * saving). Cheap. */
 void watchdog_alive(Watchdog *watchdog, int64_t step);
-/* Whether `smelt launch` started this process. */
+/* Returns whether `smelt launch` started this process. */
 bool watchdog_is_supervised(void);
 void watchdog_stop(Watchdog *watchdog); /* NULL is fine */
