@@ -1,11 +1,12 @@
-/* Charts: axes with round ticks, curves, marks. Everything is printed to the caller's stream at once. */
+/* Charts: axes with round ticks, curves, marks. Everything is printed to the caller's stream
+ * immediately. */
 #include <math.h>
 #include <string.h>
 
 #include "infer/utf8.h"
 #include "report/chart.h"
 
-enum { WIDTH = 1000, HEIGHT = 300 }; /* of the drawing, in its own units */
+enum { WIDTH = 1000, HEIGHT = 300 }; /* of the drawing, in SVG units */
 
 /* -- Axes -------------------------------------------------------------------------------------------------------- */
 
@@ -24,7 +25,7 @@ static void linear_ticks(Axis *axis, int wanted) {
     for (int i = 0; i <= wanted; i++) add_tick(axis, (first + i) * step);
 }
 
-/* As many round factors in each decade as there is room for; over many decades, every n-th power of ten. */
+/* Adds as many round factors per decade as fit; over many decades only every n-th power of ten. */
 static void logarithmic_ticks(Axis *axis, int wanted) {
     static const double factors[] = {1, 1.5, 2, 3, 5, 7}, coarse_factors[] = {1, 2, 5};
     double decades = log10(axis->high / axis->low);
@@ -65,7 +66,7 @@ Axis axis_padded(double low, double high, bool logarithmic, int wanted) {
 }
 
 double axis_place(const Axis *axis, double value) {
-    const double beyond = 8; /* a browser draws no coordinate of 1e300 */
+    const double beyond = 8; /* browsers draw no coordinates like 1e300 */
     double place = axis->logarithmic ? (value > 0 ? log(value / axis->low) / log(axis->high / axis->low) : -beyond)
                                      : (0.5 * value - 0.5 * axis->low) / (0.5 * axis->high - 0.5 * axis->low);
     return fmin(fmax(place, -beyond), 1 + beyond);
@@ -87,7 +88,7 @@ static const Scale *scale_of(double value) {
 
 static void format_scaled(double value, const Scale *scale, int digits, char text[32]) {
     snprintf(text, 32, "%.*g%s", digits, value / scale->unit, value == 0 ? "" : scale->suffix);
-    char *zero = strstr(text, "e-0"); /* 5e-05 is written 5e-5 */
+    char *zero = strstr(text, "e-0"); /* 5e-05 becomes 5e-5 */
     if (zero) memmove(zero + 2, zero + 3, strlen(zero + 3) + 1);
 }
 
@@ -159,7 +160,8 @@ void chart_end(const Chart *chart) {
 void chart_clip_begin(const Chart *chart) { fprintf(chart->out, "<svg width=\"%d\" height=\"%d\">\n", WIDTH, HEIGHT); }
 void chart_clip_end(const Chart *chart) { fputs("</svg>\n", chart->out); }
 
-/* A stroke of no length with round ends is a dot that the stretching leaves round. */
+/* Prints a zero-length stroke with round ends: a dot that stays round when the drawing is
+ * stretched. */
 static void print_dot(const Chart *chart, double x, double y) {
     fprintf(chart->out, "M%.1f %.1fh.01", place_x(chart, x), place_y(chart, y));
 }

@@ -1,4 +1,4 @@
-/* The sections of a page of several runs that are tables: their figures beside each other, and the settings in which they
+/* Tables of a page of several runs: their figures side by side, and the settings in which they
  * differ. Called by report.c. */
 #include <math.h>
 #include <string.h>
@@ -13,17 +13,18 @@ enum { CELL = PAGE_TEXT };
 
 typedef enum Better { BETTER_NONE, BETTER_LOW, BETTER_HIGH } Better;
 
-/* `print` writes a cell and returns what decides which run is best; NaN: unknown. `first` is the first run. */
+/* `print` writes a cell and returns the value that decides which run is best; NaN: unknown. `first`
+ * is the first run. */
 typedef struct Figure {
     const char *name;
     Better better;
-    bool validation; /* compares only over the same targets */
+    bool validation; /* compares only runs with the same targets */
     double (*print)(const RunView *view, const RunView *first, char text[CELL]);
 } Figure;
 
 /* -- Tables -------------------------------------------------------------------------------------------------------- */
 
-/* On narrow screens the columns are below each other, so each cell has its run's colour. */
+/* Prints a row. On narrow screens the columns are stacked, so each cell has its run's color. */
 static void print_cells(const Page *page, const char *name, char cells[][CELL], int best) {
     fputs("<tr><th scope=\"row\">", page->out);
     chart_escape(page->out, name);
@@ -102,7 +103,7 @@ static const char *validation_data(const RunView *view) {
     return json_string_value(json_object_get(json_object_get(view->record, "identity"), "data.valid.content"));
 }
 
-/* How many targets each evaluation had, and of which data. */
+/* Prints the number of targets of each evaluation, and their data. */
 static double print_targets(const RunView *view, const RunView *first, char text[CELL]) {
     const char *data = validation_data(view);
     double targets = view->history->evaluated_tokens;
@@ -112,7 +113,7 @@ static double print_targets(const RunView *view, const RunView *first, char text
     return NAN;
 }
 
-/* As far as both are known. */
+/* Returns whether the targets are equal, as far as both are known. */
 static bool same_targets(const RunView *a, const RunView *b) {
     const char *data = validation_data(a), *other = validation_data(b);
     double difference = fabs(a->history->evaluated_tokens - b->history->evaluated_tokens);
@@ -140,7 +141,7 @@ static double print_tokens(const RunView *view, const RunView *first, char text[
     return NAN;
 }
 
-/* The median, and how many times that of the first run it is. */
+/* Prints the median speed, and its ratio to the first run's. */
 static double print_speed(const RunView *view, const RunView *first, char text[CELL]) {
     char number[32];
     double speed = sample_median(&view->history->speed), ratio = speed / sample_median(&first->history->speed);
@@ -201,7 +202,7 @@ static double print_changes(const RunView *view, const RunView *first, char text
     return NAN;
 }
 
-/* Whether a row tells anything; its empty cells become "none". */
+/* Returns whether a row has any text; its empty cells become "none". */
 static bool fill_cells(const Page *page, char cells[][CELL]) {
     bool any = false;
     for (int i = 0; i < page->count; i++) any = any || *cells[i];
@@ -258,7 +259,7 @@ void page_figures(const Page *page) {
 
 /* -- Settings ------------------------------------------------------------------------------------------------------ */
 
-/* Returns whether the runs whose settings are known differ in it. */
+/* Returns whether the runs with known settings differ in this one. */
 static bool setting_cells(const Page *page, const Option *option, char cells[][CELL]) {
     const char *first = NULL;
     bool differ = false;

@@ -1,4 +1,4 @@
-/* Curves of one run, with its events, or of several runs over each other. Called by report.c. */
+/* Curves of one run with its events, or overlaid curves of several runs. Called by report.c. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,19 +9,19 @@
 #include "base/strings.h"
 #include "report/page_internal.h"
 
-enum { TICKS_X = 8, TICKS_Y = 8, STRIPES = 160, SMOOTHED_FROM = 30 /* points; fewer need no smoothing */ };
+enum { TICKS_X = 8, TICKS_Y = 8, STRIPES = 160, SMOOTHED_FROM = 30 /* points; fewer points need no smoothing */ };
 
 const Curve curve_loss = {SERIES_LOSS, "Loss", "loss", "loss (nats per token)", 4, false, true, true};
 
 /* -- Lines --------------------------------------------------------------------------------------------------------- */
 
-/* Local linear regression with Gaussian weights (Fan and Gijbels, "Local Polynomial Modelling and Its Applications",
- * 1996): unlike a moving mean it follows slopes up to both ends. Over what is finite; a point that has no value
- * itself gets none. */
+/* Local linear regression with Gaussian weights (Fan and Gijbels, "Local Polynomial Modelling and
+ * Its Applications", 1996). Unlike a moving mean it follows slopes up to both ends. Uses only
+ * finite values; a point without a value gets none. */
 static void smooth(const double *values, double *smoothed, size_t count, double width) {
     const int64_t reach = (int64_t)ceil(3 * width);
     for (int64_t i = 0; i < (int64_t)count; i++) {
-        double moments[3] = {0}, sums[2] = {0}; /* of weight * distance^k, and the same times the value */
+        double moments[3] = {0}, sums[2] = {0}; /* of weight * distance^k, and of the same times the value */
         for (int64_t j = i > reach ? i - reach : 0; j <= i + reach && j < (int64_t)count; j++) {
             if (!isfinite(values[j])) continue;
             double distance = (double)(j - i), weight = exp(-0.5 * distance * distance / (width * width));
@@ -76,8 +76,9 @@ static void grow(Range *range, double value) {
     range->high = fmax(range->high, value);
 }
 
-/* The first part of a training falls from far above: the axis then covers the whole curve only where this leaves the
- * rest most of its height. Late single peaks are smoothed away. */
+/* Extends the ranges for the y axis. A training loss first falls from far above. The axis covers
+ * the whole curve only if that leaves most of the height for the rest. Smoothing removes late
+ * single peaks. */
 static void add_ranges(const Plot *plot, const History *history, const Line *line, Range *whole, Range *late) {
     const size_t early = plot->curve->fitted && line->smoothed ? line->count / 5 : 0;
     for (size_t i = 0; i < line->count; i++) {
@@ -103,7 +104,7 @@ static Axis y_axis(Plot *plot) {
     return axis_padded(low, high, curve->log_above > 0 && low > 0 && high > curve->log_above * low, TICKS_Y);
 }
 
-/* Steps and tokens are whole numbers. */
+/* Makes the x axis. Steps and tokens are integers. */
 static Axis x_axis(const Plot *plot) {
     Range range = {INFINITY, -INFINITY};
     bool from_zero = false;
@@ -126,7 +127,8 @@ static Axis x_axis(const Plot *plot) {
 
 static double tokens_per_step(const History *history) { return history->steps > 0 ? history->tokens / (double)history->last_step : NAN; }
 
-/* Runs whose steps are of different sizes are compared at the same tokens. */
+/* Returns whether x counts tokens: runs with different tokens per step are compared at equal
+ * tokens. */
 static bool counts_tokens(const Page *page) {
     double first = tokens_per_step(page->views[0].history);
     bool differ = false;
@@ -161,7 +163,7 @@ static void draw_starts(const Chart *chart, const History *history) {
     }
 }
 
-/* Where the phases of a mixture begin, but for the first. */
+/* Marks where the phases of a mixture begin, except the first. */
 static void draw_phases(const Plot *plot, const History *history) {
     size_t i;
     json_t *phase;
@@ -185,20 +187,20 @@ static void draw_bad_steps(const Chart *chart, const Marks *marks, const char *w
 }
 
 static void draw_checkpoints(const Chart *chart, const Marks *marks) {
-    enum { STROKES = 100 }; /* more would touch */
+    enum { STROKES = 100 }; /* more would touch each other */
     for (size_t i = 0; i < marks->thin.count; i += marks->thin.count / STROKES + 1) {
         const Mark *mark = &marks->items[i];
         char title[PAGE_TEXT], size[32], duration[32];
         log_format_bytes(mark->value, size);
         log_format_duration(mark->other, duration);
-        bool known = isfinite(mark->value); /* not of a checkpoint whose process was killed before it wrote the record */
+        bool known = isfinite(mark->value); /* NaN for a checkpoint whose process was killed before it wrote the record */
         snprintf(title, sizeof title, known ? "step %lld: checkpoint, %s in %s" : "step %lld: checkpoint", (long long)mark->step, size,
             duration);
         chart_stroke(chart, "check", (double)mark->step, 0, 0.05, title);
     }
 }
 
-/* `run` is "" or the run's name and a colon. The best one is hollow. */
+/* `run` is "" or the run's name and a colon. The best evaluation is hollow. */
 static void draw_evaluation(const Plot *plot, const History *history, const char *style, const char *run, const Mark *mark) {
     char title[PAGE_TEXT], loss[32], bits[32];
     const Chart *chart = &plot->chart;
@@ -267,7 +269,7 @@ static void draw_one(const Plot *plot) {
     chart_clip_end(chart);
 }
 
-/* The mean of a run's curve in a stripe from one place to another. */
+/* Returns the mean of a run's curve in a stripe. */
 static double mean_between(const Line *line, double from, double to) {
     double sum = 0;
     int64_t count = 0;
@@ -420,7 +422,7 @@ static void curve_section(const Page *page, const Curve *curve) {
     fputs("</section>\n", page->out);
 }
 
-/* Whether a run of the page trained on pairs of answers. */
+/* Returns whether a run of the page trained on preference pairs. */
 static bool has_rewards(const Page *page) {
     bool any = false;
     for (int i = 0; i < page->count; i++) {

@@ -1,6 +1,7 @@
-/* Reads RUN/metrics.jsonl line by line into a History. Whoever wrote the file is not trusted: lines that are not
- * JSON objects of a known kind, or whose step does not follow, are counted and ignored. All arrays have a fixed size and
- * are thinned. A History owns its path and the columns of its LoadMap. Called by view.c. */
+/* Reads RUN/metrics.jsonl line by line into a History. The file's author is not trusted: lines that
+ * are not JSON objects of a known kind, or whose step is out of order, are counted and ignored. All
+ * arrays have a fixed size and are thinned. A History owns its path and the columns of its LoadMap.
+ * Called by view.c. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,8 +19,8 @@
 
 /* -- Thinning ---------------------------------------------------------------------------------------------------- */
 
-/* Adds a record to an array of `limit` items (an even number) of `size` bytes. merge(to, next) adds an item to the one
- * before it; NULL: the first stands for both. */
+/* Adds a record to an array of `limit` items (an even number) of `size` bytes. merge(to, next) adds
+ * an item to its predecessor; NULL: the first one represents both. */
 static void thin_add(
     Thinning *thin, void *items, size_t size, size_t limit, const void *record, void (*merge)(void *to, const void *next)) {
     char *bytes = items;
@@ -86,7 +87,7 @@ static double number(const json_t *record, const char *name) {
 
 static Span span_of(double value) { return isfinite(value) ? (Span){value, value, value, 1} : (Span){0}; }
 
-/* Cuts at a whole character. */
+/* Cuts at a character boundary. */
 static void copy_cut(char *to, size_t size, const char *from) {
     size_t length = strlen(from);
     if (length >= size) {
@@ -133,7 +134,7 @@ static bool add_step(History *history, int64_t step, const json_t *record) {
 static bool add_evaluation(History *history, int64_t step, const json_t *record) {
     const double tokens = number(record, "tokens");
     Mark mark = {step, number(record, "loss"), number(record, "bits_per_byte")};
-    if (fabs(tokens - history->evaluated_tokens) > 0) history->best.value = NAN; /* losses over other data do not compare */
+    if (fabs(tokens - history->evaluated_tokens) > 0) history->best.value = NAN; /* losses over different data are not comparable */
     if (isfinite(mark.value) && !(history->best.value <= mark.value)) history->best = mark;
     marks_add(&history->evaluations, mark);
     history->evaluated_tokens = tokens;
@@ -164,7 +165,7 @@ static bool has_column(const char *name) {
     return false;
 }
 
-/* "name value, name value" of every field that has no column. */
+/* Writes "name value, name value" for all fields without a column. */
 static void describe(char *text, size_t size, json_t *record) {
     SCOPED_FREE char *all = NULL;
     size_t length;
@@ -190,7 +191,7 @@ static bool add_start(History *history, int64_t step, json_t *record) {
     return true;
 }
 
-/* A phase that was begun again replaces what it was, and those behind it. */
+/* A phase that begins again replaces its earlier record and removes later phases. */
 static bool add_phase(History *history, json_t *record) {
     size_t number = (size_t)json_integer_value(json_object_get(record, "phase"));
     size_t before = json_array_size(history->phases);
@@ -292,7 +293,8 @@ static bool read_tail(const Place *place, const File *file, char tail[HISTORY_TA
     return file_read_at(file, tail, (int64_t)bytes, place->offset - (int64_t)bytes, error);
 }
 
-/* Whether `file` is the one that was read up to `place`, with nothing changed before it. */
+/* Returns whether `file` is the file that was read up to `place`, with the bytes before it
+ * unchanged. */
 static bool goes_on(const Place *place, const File *file, const struct stat *status) {
     char tail[HISTORY_TAIL];
     Error ignored = {0};
@@ -300,8 +302,8 @@ static bool goes_on(const Place *place, const File *file, const struct stat *sta
            read_tail(place, file, tail, &ignored) && memcmp(tail, place->tail, tail_bytes(place)) == 0;
 }
 
-/* Returns whether there was a line. A last line without a newline is no damage: the run may be writing it right now. It
- * is read when it is whole. */
+/* Returns whether there was a line. A last line without a newline is no damage, because the run may
+ * be writing it now. It is read once it is complete. */
 static bool read_lines(History *history, FileReader *reader) {
     int64_t before = history->lines;
     Progress progress = progress_start("reading metrics", "records", 0);
@@ -337,7 +339,7 @@ bool history_update(History *history, bool *changed, Error *error) {
         if (error->finding == FINDING_ABSENT)
             return error_set(
                 error, ERROR_CHECKPOINT, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", history->path);
-        return error_recode(error, ERROR_INTERNAL); /* 7 is for files of a run that cannot be written (docs/exit-codes.md) */
+        return error_recode(error, ERROR_INTERNAL); /* code 7 is for files of a run that cannot be written (docs/exit-codes.md) */
     }
     bool good = read_on(history, &reader, changed, error);
     good = file_reader_close(&reader, error) && good;

@@ -1,4 +1,5 @@
-/* The contents of RUN/metrics.jsonl, in bounded memory whatever its size: curves are thinned while they are read. */
+/* The contents of RUN/metrics.jsonl in bounded memory, whatever its size: curves are thinned while
+ * they are read. */
 #pragma once
 
 #include <jansson.h>
@@ -13,15 +14,15 @@
 
 enum {
     HISTORY_POINTS = 1000,    /* of a curve, at most */
-    HISTORY_MARKS = 400,      /* evaluations, checkpoints, ... that are kept, evenly spread */
+    HISTORY_MARKS = 400,      /* evaluations, checkpoints, ... to keep, evenly spread */
     HISTORY_STARTS = 100,     /* newest process starts */
-    HISTORY_COLUMNS = 120,    /* of a heat-map in time */
-    HISTORY_CELLS = 1 << 14,  /* layers x experts of heat-maps; larger models have none */
-    HISTORY_SAMPLE = 1 << 14, /* steps that a median is taken of */
-    HISTORY_EXCERPTS = 16,    /* texts of evaluations, likewise */
-    HISTORY_RECENT = 50,      /* steps of the mean loss at the end */
+    HISTORY_COLUMNS = 120,    /* of a heat-map over time */
+    HISTORY_CELLS = 1 << 14,  /* layers x experts of heat-maps; larger models get none */
+    HISTORY_SAMPLE = 1 << 14, /* steps for a median */
+    HISTORY_EXCERPTS = 16,    /* texts of evaluations to keep, evenly spread */
+    HISTORY_RECENT = 50,      /* steps of the final mean loss */
     HISTORY_PHASES = 64,      /* of a mixture */
-    HISTORY_TAIL = 64,        /* bytes by which a file is known again */
+    HISTORY_TAIL = 64,        /* bytes that identify a file */
 };
 
 typedef enum SeriesName { SERIES_LOSS, SERIES_NORM, SERIES_LR, SERIES_SPEED, SERIES_MARGIN, SERIES_ACCURACY, SERIES_COUNT } SeriesName;
@@ -31,7 +32,7 @@ typedef struct Span {
     int64_t count; /* finite values; 0: none */
 } Span;
 
-/* Consecutive steps. */
+/* A number of consecutive steps. */
 typedef struct Point {
     int64_t first, last;
     double tokens; /* of the run up to `last`; NaN: unknown */
@@ -44,15 +45,15 @@ typedef struct Mark {
     double value, other;
 } Mark;
 
-/* How an array of a fixed size stands for any number of records: each of its `count` items for `stride` of the `seen`
- * ones. When it is full, neighbours become one item, and `stride` doubles. */
+/* Maps any number of records to an array of a fixed size. Each of its `count` items represents
+ * `stride` of the `seen` records. When it is full, neighbours are joined and `stride` doubles. */
 typedef struct Thinning {
     size_t count;
     int64_t seen, stride;
 } Thinning;
 
 typedef struct Marks {
-    Mark items[HISTORY_MARKS], last; /* an item is the first of its records; `last` is always kept */
+    Mark items[HISTORY_MARKS], last; /* an item is the first of its records; `last` is the newest record */
     Thinning thin;
 } Marks;
 
@@ -61,7 +62,7 @@ typedef struct Sample {
     Thinning thin;
 } Sample;
 
-/* What the model wrote after a prompt at an evaluation; texts are cut at a whole character. */
+/* The model's output for a prompt at an evaluation; texts are cut at a character boundary. */
 typedef struct Excerpt {
     int64_t step;
     char prompt[200], text[1000];
@@ -73,64 +74,65 @@ typedef struct Excerpts {
 } Excerpts;
 
 typedef struct Start {
-    int64_t step, last_step; /* after which it began; the last that it did */
+    int64_t step, last_step; /* the step after which it began; its last step */
     double time;             /* Unix seconds; NaN: unknown */
     double parameters, active_parameters;
     char machine[160];
     char details[400]; /* "precision bf16, threads 16" */
 } Start;
 
-/* Expert load of consecutive records: the sums of the parts of the tokens that went to each expert. */
+/* Expert load of consecutive records: sums of the fractions of the tokens that each expert
+ * received. */
 typedef struct LoadColumn {
-    int64_t first, cells; /* the first step; layers x experts */
+    int64_t first, cells; /* first: step of the first record. cells: layers x experts */
     float sums[];         /* [layers, experts] */
 } LoadColumn;
 
 typedef struct LoadMap {
-    int64_t layers, experts; /* 0: none was recorded */
-    char *columns;           /* found by load_column: HISTORY_COLUMNS, then the newest record */
-    Thinning thin;           /* of columns */
+    int64_t layers, experts; /* 0: no record */
+    char *columns;           /* use load_column: HISTORY_COLUMNS columns, then the newest record */
+    Thinning thin;           /* for the columns */
     int64_t last_step;
     bool too_large;
 } LoadMap;
 
-/* Where reading goes on. A file that was replaced, cut or written anew has another number, fewer bytes, or other bytes
- * before the offset. */
+/* The position where reading continues. A file that was replaced, truncated or rewritten has
+ * another number, fewer bytes, or other bytes before the offset. */
 typedef struct Place {
     dev_t device;
     ino_t number;
-    int64_t offset;          /* after the last whole line that was read */
-    char tail[HISTORY_TAIL]; /* the bytes before it */
+    int64_t offset;          /* after the last complete line that was read */
+    char tail[HISTORY_TAIL]; /* the bytes before the offset */
 } Place;
 
 typedef struct History {
     char *path;
     Place place;
-    int64_t lines, ignored; /* lines in all; those that are no records, or out of order */
+    int64_t lines, ignored; /* total lines; lines that are not records or are out of order */
     int64_t first_step, last_step, steps;
     Point points[HISTORY_POINTS];
-    Thinning thin;                                   /* of points */
+    Thinning thin;                                   /* for the points */
     Marks evaluations, checkpoints, skipped, broken; /* broken: the loss was not finite */
-    Mark best;                                       /* evaluation */
+    Mark best;                                       /* best evaluation */
     Excerpts excerpts;
     Sample speed, tflops, peak_percent, best_percent;
     double last_loss, recent[HISTORY_RECENT];
-    int64_t losses;                    /* finite ones */
-    double step_seconds, memory_bytes; /* their sum; most */
+    int64_t losses;                    /* number of finite losses */
+    double step_seconds, memory_bytes; /* the sum of step times; the maximum */
     double tokens;
     Start starts[HISTORY_STARTS];
-    int64_t start_count;     /* of all; number i is starts[i % HISTORY_STARTS] */
-    int64_t restarts;        /* of the starts of which a step is kept, all but the first; -1: there is none */
+    int64_t start_count;     /* total; number i is starts[i % HISTORY_STARTS] */
+    int64_t restarts;        /* starts that made a step, minus one; -1: none */
     double evaluated_tokens; /* by the last evaluation; NaN: unknown */
     LoadMap load;
-    json_t *phases;  /* the records of the phases of a mixture, in their order; NULL: there are none */
-    json_t *mixture; /* what was read of each, by the newest record (train/metrics_internal.h); NULL: unknown */
+    json_t *phases;  /* records of the phases of a mixture, in order; NULL: none */
+    json_t *mixture; /* what was read of each source, from the newest record (train/metrics_internal.h); NULL: unknown */
 } History;
 
-/* An empty one, of a file that may be absent. */
+/* Makes an empty history of a file, which may not exist. */
 History *history_new(const char *path);
-/* Reads what was written since the last call, or everything when the file is another one now; `*changed` becomes true
- * when the history is another one then. ERROR_USAGE when there is no such file; the history stays as it was. */
+/* Reads the records since the last call, or everything if the file was replaced; sets `*changed` if
+ * the history changed. ERROR_USAGE if the file does not exist; the history is then unchanged. */
 bool history_update(History *history, bool *changed, Error *error);
 void history_free(History *history);
 
@@ -139,6 +141,6 @@ static inline size_t load_column_bytes(const LoadMap *map) {
 }
 static inline LoadColumn *load_column(const LoadMap *map, size_t i) { return (LoadColumn *)(map->columns + i * load_column_bytes(map)); }
 
-double sample_median(const Sample *sample); /* NaN when empty */
+double sample_median(const Sample *sample); /* NaN if empty */
 double history_recent_loss(const History *history, int64_t *steps);
 static inline double span_mean(const Span *span) { return span->count ? span->sum / (double)span->count : __builtin_nan(""); }

@@ -1,4 +1,4 @@
-/* Heat-maps of the load of experts over time, one for each layer. Called by report.c. */
+/* Heat-maps of expert load over time, one per layer. Called by report.c. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -7,8 +7,8 @@
 
 enum { LEVELS = 11, EVEN = LEVELS / 2 }; /* classes h0 to h10 of the style sheet */
 
-/* Loads of a layer relative to an even share, [expert][HISTORY_COLUMNS], NaN where nothing was routed; the caller
- * frees. */
+/* Returns a layer's loads relative to an even share, [expert][HISTORY_COLUMNS], NaN if no tokens
+ * were routed; the caller frees them. */
 static double *load_ratios(const LoadMap *map, int64_t layer) {
     double *ratios = memory_allocate((size_t)map->experts * HISTORY_COLUMNS * sizeof *ratios);
     for (size_t column = 0; column < map->thin.count; column++) {
@@ -22,13 +22,14 @@ static double *load_ratios(const LoadMap *map, int64_t layer) {
 }
 
 static int load_level(double ratio) {
-    const double extreme = 2; /* log2 of four times */
+    const double extreme = 2; /* log2 of 4x */
     if (isnan(ratio)) return EVEN;
     double level = EVEN + EVEN * log2(ratio) / extreme;
     return (int)lround(fmin(fmax(level, 0), LEVELS - 1));
 }
 
-/* One path for each colour, equal neighbours in time joined; the even colour is the ground. */
+/* Draws one path per color and joins equal neighbours in time; the color of an even load is the
+ * background. */
 static void draw_cells(const Page *page, const LoadMap *map, const double *ratios, int columns) {
     for (int level = 0; level < LEVELS; level++) {
         if (level == EVEN) continue;

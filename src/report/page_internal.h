@@ -1,4 +1,4 @@
-/* What the sections of a page share. Each section prints itself, or nothing when it has nothing to tell. */
+/* Shared by the sections of a page. A section prints itself, or nothing if it has no content. */
 #pragma once
 
 #include "report/chart.h"
@@ -19,9 +19,9 @@ Page report_page(const Report *report, FILE *out);
 
 void page_loss(double value, char text[32]);
 void page_steps(int64_t first, int64_t last, char text[64]); /* "step 4", "steps 1-4" with an en dash */
-/* Seconds that the remaining steps will take at the mean time of a step; NaN: unknown. */
+/* Returns the seconds that the remaining steps will take at the mean step time; NaN: unknown. */
 double page_seconds_left(const RunView *view);
-const Start *page_last_start(const History *history); /* NULL: none is known */
+const Start *page_last_start(const History *history); /* NULL: unknown */
 bool page_tells_setting(const Option *option);
 
 /* -- Curves -------------------------------------------------------------------------------------------------------- */
@@ -29,10 +29,10 @@ bool page_tells_setting(const Option *option);
 typedef struct Curve {
     SeriesName series;
     const char *name, *id, *title; /* title: of the y axis */
-    double log_above;              /* logarithmic when the highest is that many times the lowest; 0: never */
+    double log_above;              /* logarithmic if highest / lowest is at least this; 0: never */
     bool from_zero;
     bool fitted;   /* the y axis fits the late part */
-    bool smoothed; /* when there are points enough */
+    bool smoothed; /* if there are enough points */
 } Curve;
 
 /* One curve of one run. */
@@ -43,29 +43,29 @@ typedef struct Line {
     double soft[HISTORY_POINTS]; /* smoothed, or the means */
 } Line;
 
-/* A chart with a line for each run of the page. */
+/* A chart with one line per run of the page. */
 typedef struct Plot {
     const Page *page;
     const Curve *curve;
     bool tokens; /* x counts tokens, not steps */
     Chart chart;
     Line *lines; /* [page->count] */
-    double cut;  /* the highest value, when it lies above the axis; else NaN */
+    double cut;  /* the highest value if it lies above the axis, else NaN */
 } Plot;
 
 extern const Curve curve_loss;
 Plot plot_make(const Page *page, const Curve *curve); /* plot_free frees what it owns */
 void plot_free(Plot *plot);
-/* Where a step lies: in steps, or the tokens of the run at it. */
+/* Returns the x value of a step: the step itself, or the run's tokens at that step. */
 double plot_x(const Plot *plot, const History *history, int64_t step);
 
 /* -- Sections ------------------------------------------------------------------------------------------------------ */
 
-/* Of one run. */
-void page_warnings(const Page *page); /* also of several */
+/* Sections of one run. */
+void page_warnings(const Page *page); /* also for several runs */
 void page_numbers(const Page *page);
-void page_loss_section(const Page *page); /* also of several: one curve for each */
-void page_other_curves(const Page *page); /* likewise */
+void page_loss_section(const Page *page); /* also for several runs: one curve each */
+void page_other_curves(const Page *page); /* also for several runs */
 void page_load(const Page *page);
 void page_samples(const Page *page);
 void page_data(const Page *page);
@@ -73,7 +73,7 @@ void page_changes(const Page *page);
 void page_starts(const Page *page);
 void page_settings(const Page *page);
 
-/* Of several. */
+/* Sections of several runs. */
 void page_figures(const Page *page);
 void page_differences(const Page *page);
 void page_run_names(const Page *page); /* the legend */

@@ -1,5 +1,5 @@
-/* The page: its parts, and its file. A Report owns the views of its runs and the text of each part. Parts that have
- * nothing to show are empty. Called by `smelt report` and by watch.c. */
+/* The page: its parts, and its file. A Report owns the views of its runs and the text of each part.
+ * A part without content is empty. Called by `smelt report` and by watch.c. */
 #include "report/report.h"
 
 #include <assert.h>
@@ -90,7 +90,7 @@ static void print_parts(Report *report) {
 
 /* -- The report ---------------------------------------------------------------------------------------------------- */
 
-/* Runs of one name in several folders are called by their folders. */
+/* Renames runs with equal names in different folders after their folders. */
 static void tell_apart(Report *report) {
     bool same[REPORT_RUNS] = {false};
     for (int i = 0; i < report->count; i++)
@@ -106,7 +106,7 @@ static void tell_apart(Report *report) {
 Report *report_open(const char *const *runs, int count, Error *error) {
     assert(count >= 1 && count <= REPORT_RUNS);
     Report *report = memory_allocate(sizeof *report);
-    report->version = (int64_t)time(NULL) << 20; /* a million updates a second */
+    report->version = (int64_t)time(NULL) << 20; /* room for a million updates per second */
     report->part_count = count > 1 ? sizeof of_several / sizeof *of_several : sizeof of_one / sizeof *of_one;
     for (int i = 0; i < count; i++)
         if (!view_open(&report->views[report->count++], runs[i], error)) {
@@ -162,7 +162,7 @@ void report_print(const Report *report, const char *head, FILE *out) {
 
 /* -- The file ------------------------------------------------------------------------------------------------------ */
 
-/* Whether writing the page would destroy nothing: there is no file, an empty one or a page. */
+/* Returns whether writing the page would destroy nothing: the file is absent, empty or a page. */
 static bool may_replace(const char *output) {
     char start[sizeof "<!doctype html>"];
     FileKind kind = file_kind(output, NULL);

@@ -1,6 +1,6 @@
-/* The style sheet of the report page. Two sets of colours, chosen by the reader's system; heat-map colours go from h0
- * (an expert gets a quarter of an even share or less) over h5 (even, the colour of the surface) to h10 (four times or
- * more). */
+/* The style sheet of the report page. It has two color schemes, chosen by the reader's system.
+ * Heat-map colors go from h0 (an expert gets a quarter of an even share or less) over h5 (even, the
+ * background color) to h10 (four times or more). */
 #pragma once
 
 static const char report_style[] =

@@ -1,4 +1,5 @@
-/* The sections of one run's page that are text: warnings, figures, data, settings, process starts. Called by report.c. */
+/* Text sections of one run's page: warnings, figures, data, settings, process starts. Called by
+ * report.c. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -38,7 +39,7 @@ const Start *page_last_start(const History *history) {
 
 /* -- Headline numbers ---------------------------------------------------------------------------------------------- */
 
-/* An item without a value says what is missing in its note. */
+/* The note of an item without a value says what is missing. */
 static void number_item(const Page *page, const char *name, const char *value, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 static void number_item(const Page *page, const char *name, const char *value, const char *format, ...) {
@@ -146,7 +147,7 @@ void page_warnings(const Page *page) {
 
 /* -- Samples ------------------------------------------------------------------------------------------------------- */
 
-/* `prompt` is that of all, unless the row's is another one. */
+/* `prompt` is the common one; a row with a different prompt prints its own. */
 static void excerpt_row(const Page *page, const Excerpt *excerpt, const char *prompt) {
     fprintf(page->out, "<tr><th scope=\"row\">step %lld</th><td class=\"text\">", (long long)excerpt->step);
     if (strcmp(excerpt->prompt, prompt) != 0) {
@@ -183,13 +184,15 @@ static void row(const Page *page, const char *name, const char *value, const cha
     fputs("</td></tr>\n", page->out);
 }
 
-/* What run.json says of the data that a setting names: "12 documents, 34567 tokens, xxh3 ..."; "" when it is unknown. */
+/* Returns run.json's description of the data in a setting: "12 documents, 34567 tokens, xxh3 ...";
+ * "" if unknown. */
 static const char *content_of(const RunView *view, const char *name) {
     const char *text = json_string_value(json_object_get(json_object_get(view->record, "identity"), name));
     return text ? text : "";
 }
 
-/* "web 80.01% of 80%, code 19.99% of 20%": what was read of what a phase asks. */
+/* Writes what a phase read, against its requested shares: "web 80.01% of 80%, code 19.99% of
+ * 20%". */
 static void describe_read(const json_t *sources, char *text, size_t size) {
     const char *name;
     json_t *source;
@@ -247,7 +250,7 @@ void page_data(const Page *page) {
     if (isfinite(evaluated)) snprintf(note, sizeof note, "%s%s%s tokens in each evaluation", content, *content ? "; " : "", text);
     else snprintf(note, sizeof note, "%s", content);
     snprintf(text, sizeof text, "%.4g%% of each text of the training data", 100 * data->valid_fraction);
-    bool split = data->valid_fraction > 0 && !view->history->phases; /* a mixture is not */
+    bool split = data->valid_fraction > 0 && !view->history->phases; /* mixtures are not split */
     row(page, "validation", *data->valid ? data->valid : split ? text : "none", note);
     row(page, "tokenizer", *data->tokenizer ? data->tokenizer : "that of the data, or bytes", "");
     snprintf(text, sizeof text, "%lld tokens", (long long)data->length);
@@ -261,7 +264,7 @@ void page_data(const Page *page) {
 
 /* -- Settings ------------------------------------------------------------------------------------------------------ */
 
-/* The run's own path is no setting of the training. */
+/* Returns whether the page shows a setting. The run's own path is not a training setting. */
 bool page_tells_setting(const Option *option) { return strcmp(option->name, "run") != 0; }
 
 static void changed_settings(const Page *page) {
@@ -282,7 +285,8 @@ static void changed_settings(const Page *page) {
     if (count == 0) fputs("<p class=\"soft\">All are the defaults.</p>\n", page->out);
 }
 
-/* Where the comment of a line begins: at a '#' that opens the line or follows a blank, outside quotes. */
+/* Returns where the comment of a line begins: at a '#' that starts the line or follows a blank,
+ * outside quotes. */
 static size_t comment_begin(const char *line) {
     char quote = 0;
     size_t i = 0;
@@ -365,7 +369,8 @@ static void start_item(const Page *page, const Start *start, int64_t number) {
     fputs("</p></li>\n", page->out);
 }
 
-/* Of the starts without a step only the newest is told, which may be about to train. */
+/* Prints the process starts. Starts without a step are omitted except the newest, because it may be
+ * about to train. */
 void page_starts(const Page *page) {
     const History *history = page->views->history;
     const int64_t count = history->start_count, oldest = count > HISTORY_STARTS ? count - HISTORY_STARTS : 0;

@@ -1,5 +1,5 @@
-/* Draws a frame: head, chart, figures, events, from top to bottom, each as high as there is room. Called by `smelt watch
- * terminal=true`. */
+/* Draws a frame from top to bottom: head, chart, figures, events, as space permits. Called by
+ * `smelt watch terminal=true`. */
 #include "report/terminal.h"
 
 #include <math.h>
@@ -28,13 +28,14 @@ static const char *const run_colors[REPORT_RUNS] = {"36", "33", "32", "35", "93"
 typedef struct Frame {
     FILE *out;
     int columns, rows;
-    int column, row; /* where the next character goes */
+    int column, row; /* position of the next character */
     bool color;
 } Frame;
 
 /* -- Text ---------------------------------------------------------------------------------------------------------- */
 
-/* One character of a text of unknown origin: what a terminal could obey is a question mark. Returns its bytes. */
+/* Reads one character of untrusted text; anything that a terminal could interpret becomes a
+ * question mark. Returns its bytes. */
 static int read_character(const char *text, int32_t *code) {
     utf8proc_ssize_t bytes = utf8proc_iterate((const uint8_t *)text, -1, code);
     if (bytes <= 0) {
@@ -55,7 +56,7 @@ static void put_character(Frame *frame, int32_t code) {
     frame->column += width;
 }
 
-/* As much of the text as the row has room for. */
+/* Prints as much of the text as fits in the row. */
 static void put(Frame *frame, const char *style, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void put(Frame *frame, const char *style, const char *format, ...) {
     char text[TEXT];
@@ -103,8 +104,8 @@ static void next_row(Frame *frame) {
 typedef struct Canvas {
     int columns, rows;
     uint8_t *dots;      /* [rows, columns]: bits of U+2800 */
-    const char **style; /* likewise: of the curve that was drawn last */
-    bool *marked;       /* an evaluation */
+    const char **style; /* [rows, columns]: style of the curve that was drawn last */
+    bool *marked;       /* has an evaluation */
 } Canvas;
 
 static void canvas_free(Canvas *canvas) {
@@ -221,7 +222,7 @@ static void chart_title(Frame *frame, const Plot *plot) {
     next_row(frame);
 }
 
-/* `rows` with the title and the labels of the x axis. */
+/* `rows` includes the title and the labels of the x axis. */
 static void put_chart(Frame *frame, const Page *page, int rows) {
     SCOPED(plot_free) Plot plot = plot_make(page, &curve_loss);
     SCOPED(canvas_free) Canvas canvas = canvas_make(frame->columns - LABEL, rows - 2);
@@ -273,7 +274,7 @@ static void fill_cells(const RunView *view, Cell cells[CELLS]) {
     chart_number(start ? start->parameters : NAN, 4, cells[9].text);
 }
 
-/* In two columns where there is room. */
+/* Prints the figures, in two columns if there is room. */
 static void put_figures(Frame *frame, const RunView *view) {
     enum { NAME = 12, WIDE = 76 };
     Cell cells[CELLS];

@@ -3,6 +3,6 @@
 
 #include "report/report.h"
 
-/* `rows` lines of at most `columns` columns, without a newline after the last; the caller frees. Colours are escape
- * sequences. What comes from a run has no control characters. */
+/* Returns `rows` lines of at most `columns` columns, without a newline after the last; the caller
+ * frees them. Colors are escape sequences. Text from a run has no control characters. */
 char *terminal_frame(const Report *report, int columns, int rows, bool color);

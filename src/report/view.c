@@ -1,5 +1,6 @@
-/* Reads a run folder for the pages. Whoever wrote it is not trusted: texts are kept as they are, and escaped where they
- * are printed. A RunView owns all that it points to. Called by report.c. */
+/* Reads a run folder for the pages. Its author is not trusted: texts are stored unchanged and
+ * escaped when they are printed. A RunView owns everything that it points to. Called by
+ * report.c. */
 #include "report/view_internal.h"
 
 #include <stdint.h>
@@ -30,7 +31,7 @@ bool view_open(RunView *view, const char *folder, Error *error) {
            error_set(error, ERROR_CHECKPOINT, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", metrics);
 }
 
-/* Takes over `text`, of `bytes` bytes. */
+/* Takes ownership of `text`, of `bytes` bytes. */
 static void set_config(RunView *view, char *text, int64_t bytes) {
     free(view->config);
     options_free_strings(&view->strings);
@@ -64,7 +65,7 @@ bool view_update(RunView *view) {
     if (strcmp(error.message, view->trouble.message) != 0) changed = true;
     view->trouble = error;
     if (changed) {
-        Error unread = {0}; /* a run that was not trained by this version has no record */
+        Error unread = {0}; /* runs of other versions may have no record */
         json_t *record = lineage_read(view->folder, &unread);
         if (record || unread.finding != FINDING_UNREADABLE) {
             json_decref(view->record);
@@ -80,7 +81,8 @@ char *view_origin(const RunView *view) {
     return folder ? memory_format("%s after step %lld", folder, (long long)json_integer_value(json_object_get(fork, "step"))) : NULL;
 }
 
-/* A start goes on from `step`. Steps after that of earlier starts are not in the run: they were made anew. */
+/* Lists the changes of settings. A start continues from `step`; later steps of earlier starts are
+ * no longer in the run, because they were repeated. */
 json_t *view_changes(const RunView *view) {
     const json_t *history = json_object_get(view->record, "history");
     json_t *all = json_array(), *change;

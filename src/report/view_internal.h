@@ -1,6 +1,5 @@
-/* What the pages tell of one run folder: its records (RUN/metrics.jsonl), its settings (RUN/config.yaml)
- * and what its data is (RUN/run.json). It follows a
- * run that is being written. */
+/* The data of one run folder for the pages: its records (RUN/metrics.jsonl), its settings
+ * (RUN/config.yaml) and its data (RUN/run.json). A view follows a run that is being written. */
 #pragma once
 
 #include <jansson.h>
@@ -11,24 +10,27 @@
 #include "report/history_internal.h"
 
 typedef struct RunView {
-    char *folder, *name; /* the name is the last part of the real path, so that "." has one too */
+    char *folder, *name; /* name: last part of the real path, so that "." has one too */
     History *history;
-    char *config;              /* the text of config.yaml; NULL: there is none */
-    Config settings, defaults; /* `settings`: as far as they are known */
+    char *config;              /* text of config.yaml; NULL: none */
+    Config settings, defaults; /* `settings`: those that are known */
     OptionStrings strings;
-    json_t *record;   /* run.json; NULL: there is none, or it is damaged */
-    Error trouble;    /* why the files could not be read the last time; code 0: they could */
-    Error unreadable; /* why config.yaml is no configuration of this version; code 0: it is one */
+    json_t *record;   /* run.json; NULL: missing or damaged */
+    Error trouble;    /* why the files could not be read the last time; code 0: no error */
+    Error unreadable; /* why config.yaml is not a valid configuration of this version; code 0: it is valid */
 } RunView;
 
-/* `view` is zeroed. view_free releases it, also after false: `folder` is no folder (ERROR_USAGE). Nothing is read. */
+/* `view` is zeroed. Reads nothing. Returns false with ERROR_USAGE if `folder` is not a folder.
+ * view_free releases the view, also after false. */
 bool view_open(RunView *view, const char *folder, Error *error);
-/* Reads what is new. Returns whether the page may be another one now, a change of `trouble` included. */
+/* Reads new data. Returns whether the page may have changed; a change of `trouble` counts. */
 bool view_update(RunView *view);
 void view_free(RunView *view);
-/* "/runs/a after step 20": what the run was forked from, by run.json; NULL: it is no fork. The caller frees. */
+/* Returns what the run was forked from, by run.json: "/runs/a after step 20"; NULL: not a fork. The
+ * caller frees it. */
 char *view_origin(const RunView *view);
-/* [{"first": 21, "time": "2026-01-31T12:00:00Z", "change": "optimizer.lr: 0.001 -> 0.0005"}, ...]: the changes of
- * settings by run.json, with the first step that each holds for, newest start first. The caller owns the reference. */
+/* Returns the changes of settings from run.json: [{"first": 21, "time": "2026-01-31T12:00:00Z",
+ * "change": "optimizer.lr: 0.001 -> 0.0005"}, ...]. `first` is the first step with the change; the
+ * newest start comes first. The caller owns the reference. */
 json_t *view_changes(const RunView *view);
 static inline bool view_knows_settings(const RunView *view) { return view->config && !view->unreadable.code; }

@@ -1,5 +1,5 @@
-/* Serves the page. The caller's thread runs the server between two updates of the report, so nothing is locked. A Watch
- * owns the socket, the server and the library. Called by `smelt watch`. */
+/* Serves the page. The caller's thread runs the server between updates of the report, so no locks
+ * are needed. A Watch owns the socket, the server and the library. Called by `smelt watch`. */
 #include "report/watch.h"
 
 #include <arpa/inet.h>
@@ -41,7 +41,7 @@ typedef struct HttpApi { HTTP_API(LIBRARY_TYPED_FIELD) } HttpApi;
 /* An open connection. */
 typedef struct Caller {
     int descriptor;
-    uint64_t asked; /* counts up with each connection and request; 0: this one is free; or CLOSING */
+    uint64_t asked; /* increases with each connection and request; 0: this entry is free; or CLOSING */
 } Caller;
 #define CLOSING UINT64_MAX
 
@@ -50,15 +50,15 @@ struct Watch {
     char *host, *url;
     void *library;
     HttpApi http;
-    int socket; /* -1: closed, or the server's */
+    int socket; /* -1: closed, or owned by the server */
     struct MHD_Daemon *server;
     Caller callers[CONNECTIONS];
     int caller_count;
     uint64_t asked;
 };
 
-/* Every second, every five in the background. After a failure it asks again, also from another process: versions only
- * grow. */
+/* The script polls every second, or every five seconds in the background. After a failure it polls
+ * again. The answer may come from a new process, because versions only grow. */
 static const char script[] =
     "'use strict';\n"
     "let version = 0;\n"
@@ -85,7 +85,7 @@ static const char script[] =
 
 /* -- Callers ------------------------------------------------------------------------------------------------------- */
 
-/* The open one that asked for nothing for the longest time. */
+/* Returns the open connection whose last request is the oldest. */
 static Caller *oldest_caller(Watch *watch) {
     Caller *oldest = NULL;
     for (Caller *caller = watch->callers; caller < watch->callers + CONNECTIONS; caller++)
@@ -93,8 +93,8 @@ static Caller *oldest_caller(Watch *watch) {
     return oldest;
 }
 
-/* Keeps connections free for who asks, since anybody may open some and say nothing. libmicrohttpd closes what was shut
- * down. */
+/* Keeps connections free for real requests, because anybody may open connections and send nothing.
+ * libmicrohttpd closes sockets that were shut down. */
 static void make_room(Watch *watch) {
     Caller *oldest = watch->caller_count > CONNECTIONS - SPARE_CONNECTIONS ? oldest_caller(watch) : NULL;
     if (!oldest) return;
@@ -111,7 +111,7 @@ static void note_connection(
         watch->caller_count--;
         return;
     }
-    for (caller = watch->callers; caller->asked;) caller++; /* libmicrohttpd opens no more than there are */
+    for (caller = watch->callers; caller->asked;) caller++; /* libmicrohttpd opens at most this many */
     *caller = (Caller){watch->http.get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd, ++watch->asked};
     *socket_context = caller;
     watch->caller_count++;
@@ -165,7 +165,8 @@ static enum MHD_Result reply_changes(Watch *watch, struct MHD_Connection *connec
 /* Returns true if `text` is empty or ":DIGITS". */
 static bool is_port(const char *text) { return *text == '\0' || (*text == ':' && text[1 + strspn(text + 1, "0123456789")] == '\0'); }
 
-/* `host` is "NAME", "NAME:PORT", "[ADDRESS]" or "[ADDRESS]:PORT". The port is not compared: ssh -L changes it. */
+/* Returns whether `host` names this server. `host` is "NAME", "NAME:PORT", "[ADDRESS]" or
+ * "[ADDRESS]:PORT". The port is not compared, because ssh -L changes it. */
 static bool host_is_ours(const Watch *watch, const char *host) {
     struct in6_addr address;
     char name[256];
@@ -213,7 +214,8 @@ static bool is_any(const struct sockaddr_storage *address) {
     return ((const struct sockaddr_in *)address)->sin_addr.s_addr == htonl(INADDR_ANY);
 }
 
-/* Where a browser finds the server: 0.0.0.0 stands for all addresses of this machine, and is none to open. */
+/* Returns the URL for a browser. 0.0.0.0 means all addresses of this machine and cannot be opened
+ * itself. */
 static char *describe_url(const struct sockaddr_storage *address) {
     char number[SOCKET_TEXT];
     bool wide = address->ss_family == AF_INET6;
@@ -225,7 +227,7 @@ static char *describe_url(const struct sockaddr_storage *address) {
     return memory_format(wide ? "http://[%s]:%d/" : "http://%s:%d/", number, socket_port(address));
 }
 
-/* At that address alone. */
+/* Listens at this address alone. */
 static bool open_socket(Watch *watch, int port, Error *error) {
     struct sockaddr_storage address;
     socklen_t bytes = sizeof address;

@@ -1,12 +1,13 @@
 /* The page of runs, live in a browser: an HTTP server (libmicrohttpd, which is opened at run time) that answers
  *
- *     /                the page, with a script that asks for changes each second
+ *     /                the page, with a script that asks for changes every second
  *     /watch.js        the script
- *     /changes?from=N  {"version": M, "parts": {"loss": "<section>..."}}: the parts that became others after version N
+ *     /changes?from=N  {"version": M, "parts": {"loss": "<section>..."}}: the parts that changed
+ *     after version N
  *
- * and nothing else: no path is a file. The answers forbid scripts but that one, and other hosts. A request must name a
- * host that can only be this server (an address, localhost, or the name that it was started with), so that a page of
- * another site whose name is made to lead here (DNS rebinding) reads nothing. */
+ * and nothing else: no path is a file. The answers forbid other scripts and other hosts. A request
+ * must name a host that can only be this server: an address, localhost, or the name that it was
+ * started with. So a page of another site cannot read data by DNS rebinding. */
 #pragma once
 
 #include "base/stop.h"
@@ -14,10 +15,10 @@
 
 typedef struct Watch Watch;
 
-/* `report` outlives it. Listens at `host` alone (a name or an address); port 0: any that is free. ERROR_USAGE when the
- * library is missing or the address cannot be had; NULL. */
+/* `report` must outlive the watch. Listens at `host` alone (a name or an address); port 0: any free
+ * one. Returns NULL with ERROR_USAGE if the library is missing or the address is unavailable. */
 Watch *watch_open(const Report *report, const char *host, int port, Error *error);
 void watch_close(Watch *watch);
 const char *watch_url(const Watch *watch); /* "http://127.0.0.1:6160/" */
-/* Answers for so long, or until a stop is asked for. Starts no thread. */
+/* Answers for `seconds`, or until a stop is requested. Starts no thread. */
 void watch_serve(Watch *watch, double seconds, const StopRequest *stop);
