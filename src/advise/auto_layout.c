@@ -1,5 +1,5 @@
-/* Choosing a layout before anything is allocated. Owns nothing. Called by `smelt train` on one rank, whose choice the
- * others take. */
+/* Chooses a layout before anything is allocated. Owns nothing. Called by `smelt train` on one rank;
+ * the others take its choice. */
 #include "advise/auto_layout.h"
 
 #include "advise/forecast.h"
@@ -11,7 +11,7 @@
 #include "train/run.h"
 #include "train/source.h"
 
-/* The longest sequences need most. */
+/* Returns the phase with the longest sequences, which needs the most memory. */
 static const Config *largest_phase(const Phases *phases) {
     const Config *largest = &phases->items[0].config;
     for (int i = 1; i < phases->count; i++)
@@ -19,8 +19,8 @@ static const Config *largest_phase(const Phases *phases) {
     return largest;
 }
 
-/* The layout of a run with what is given now: axes that are not 1 stay, and what layout=auto does not choose. False where
- * the run has other axes. */
+/* Combines the layout of a run with the given settings. Keeps given axes that are not 1, and
+ * everything that layout=auto does not choose. Returns false if the run has other axes. */
 static bool combine(Config *config, const Config *run) {
     LayoutConfig *now = &config->layout;
     const LayoutConfig *before = &run->layout;
@@ -42,7 +42,7 @@ static bool combine(Config *config, const Config *run) {
     return true;
 }
 
-/* Whether the run that is continued has a layout for these ranks. */
+/* Returns whether the continued run has a layout for these ranks; if so, takes it. */
 static bool take_from_run(Config *config, int64_t ranks, FILE *file) {
     Error ignored = {0};
     SCOPED(options_free_strings) OptionStrings strings = {0};

@@ -1,18 +1,19 @@
-/* Collectives are pipelined, so they run inside and between nodes at the same time: every GPU passes on over its links
- * what it sends, and of what the GPUs of a node share out among their network cards, its own part. The 330 to 350 GB/s of
- * 16 MI300X on two nodes come out of it. Owns nothing. */
+/* Collectives are pipelined, so they run inside and between nodes at the same time. Every GPU sends
+ * its data over its links, and the GPUs of a node share the traffic of the node's network cards.
+ * The model gives the measured 330 to 350 GB/s of 16 MI300X on two nodes. Owns nothing. */
 #include "advise/cluster.h"
 
 #include <math.h>
 
 #include "base/math.h"
 
-static const double bucket = 256 << 20;   /* bytes of one collective: large ones reach the measured bandwidth */
-static const double node_latency = 10e-6; /* more for each collective, each time that the nodes double */
-static const double usual_link = 0.72;    /* of a link's peak without a measurement: H200 0.78, MI300X 0.70 */
-static const double network_part = 0.94;  /* of a card's rate: RCCL's send and receive over 400 Gb/s cards */
+static const double bucket = 256 << 20;   /* bytes of one collective; large collectives reach the measured bandwidth */
+static const double node_latency = 10e-6; /* added to each collective, per doubling of the nodes */
+static const double usual_link = 0.72;    /* fraction of a link's peak, if nothing was measured: H200 0.78, MI300X 0.70 */
+static const double network_part = 0.94;  /* fraction of a card's rate: RCCL's send and receive over 400 Gb/s cards */
 
-/* Links that join GPUs one to one are of use only to the others that take part; a switch gives all of it to any two. */
+/* Point-to-point links carry only traffic between the GPUs that they join, so they count only if
+ * both take part. A switch gives its whole bandwidth to any two GPUs. */
 double cluster_node_bandwidth(const Cluster *cluster, int64_t local) {
     const Hardware *hardware = &cluster->hardware;
     if (hardware->link <= 0) return network_part * hardware->network; /* CPUs */
@@ -20,7 +21,8 @@ double cluster_node_bandwidth(const Cluster *cluster, int64_t local) {
     return hardware->switched || hardware->per_node < 2 ? whole : whole * (double)(local - 1) / (hardware->per_node - 1);
 }
 
-/* How many of a group's ranks share a node: along each axis as many as its distance between neighbours allows. */
+/* Returns how many of a group's ranks share a node: along each axis as many as its distance between
+ * neighbours permits. */
 static int64_t local_ranks(const Mesh *mesh, MeshAxes axes, int64_t per_node) {
     int64_t local = 1, distance = 1;
     for (int axis = AXIS_COUNT - 1; axis >= 0; axis--) {
@@ -34,7 +36,8 @@ double cluster_seconds(const Cluster *cluster, const Mesh *mesh, const Traffic *
     int64_t ranks = mesh_size(mesh, traffic->axes), local = local_ranks(mesh, traffic->axes, cluster->per_node);
     double nodes = (double)ranks / (double)local, inside = 0, between = 0, others = (double)(ranks - 1);
     if (ranks == 1) return 0;
-    /* Cards of a node share what goes to all ranks of another; what goes to one rank alone takes its sender's card. */
+    /* The cards of a node share traffic to all ranks of another node; traffic to a single rank uses
+     * its sender's card. */
     double outside = traffic->pairwise ? (double)(ranks - local) / others : (double)ranks / others * (nodes - 1) / nodes / (double)local;
     if (local > 1) inside = traffic->bytes / cluster_node_bandwidth(cluster, local);
     if (nodes > 1) between = traffic->bytes * outside / (network_part * cluster->hardware.network);

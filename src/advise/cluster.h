@@ -1,4 +1,5 @@
-/* GPUs of several nodes and what collectives between them take: a model of bandwidth, for any group of a mesh. */
+/* GPUs of several nodes and a bandwidth model for collectives between them, for any group of a
+ * mesh. */
 #pragma once
 
 #include "advise/hardware.h"
@@ -8,12 +9,13 @@
 typedef struct Cluster {
     Hardware hardware;
     const Measured *measured; /* NULL: the table's rates */
-    int64_t gpus, per_node;   /* in all; of a node, at most */
+    int64_t gpus, per_node;   /* in total; per node, at most */
 } Cluster;
 
-/* Bytes/s that a GPU passes on inside a node in a collective of `local` of its GPUs. */
+/* Returns the bytes/s that a GPU sends inside a node in a collective of `local` of its GPUs. */
 double cluster_node_bandwidth(const Cluster *cluster, int64_t local);
-/* Seconds in which every rank of the mesh sends this to others of its group; the ranks of a node are neighbours. */
+/* Returns the seconds for every rank of the mesh to send this traffic to others of its group; the
+ * ranks of a node are neighbours. */
 double cluster_seconds(const Cluster *cluster, const Mesh *mesh, const Traffic *traffic);
-/* What a rank sends where a group gathers `bytes` in all, or reduces and scatters as many. */
+/* Returns what a rank sends when a group gathers, or reduces and scatters, `bytes` in total. */
 Traffic cluster_gather(const Mesh *mesh, MeshAxes axes, double bytes);

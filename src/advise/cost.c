@@ -5,8 +5,8 @@
 
 static const double hour = 3600, day = 86400;
 
-/* Daly's best seconds of work between two checkpoints that take `checkpoint` seconds, with `between` seconds from one
- * interruption to the next. */
+/* Returns Daly's optimal seconds of work between two checkpoints. A checkpoint takes `checkpoint`
+ * seconds; interruptions are `between` seconds apart. */
 static double best_interval(double checkpoint, double between) {
     if (!(between < INFINITY)) return INFINITY;
     if (checkpoint >= 2 * between) return between;
@@ -14,8 +14,9 @@ static double best_interval(double checkpoint, double between) {
     return sqrt(2 * checkpoint * between) * (1 + sqrt(half) / 3 + half / 9) - checkpoint;
 }
 
-/* Seconds on the clock for `work` seconds of training in pieces of `interval`. An announced interruption that leaves
- * time for a checkpoint costs that and the restart. */
+/* Returns the wall-clock seconds for `work` seconds of training in pieces of `interval`. If an
+ * interruption is announced early enough for a checkpoint, it costs only that checkpoint and the
+ * restart. */
 static double with_interruptions(const Offer *offer, double work, double interval, double between) {
     double pieces = work / interval, checkpoints = offer->checkpoint > 0 ? pieces * offer->checkpoint : 0;
     if (!(between < INFINITY)) return work + (isfinite(interval) ? checkpoints : 0);
@@ -23,8 +24,7 @@ static double with_interruptions(const Offer *offer, double work, double interva
         double lost = (offer->checkpoint + offer->restart) / between;
         return lost < 1 ? (work + checkpoints) / (1 - lost) : INFINITY;
     }
-    if (offer->checkpoint <= 0 && offer->interval <= 0)
-        return work * exp(offer->restart / between); /* the limit of checkpoints that cost nothing */
+    if (offer->checkpoint <= 0 && offer->interval <= 0) return work * exp(offer->restart / between); /* the limit for free checkpoints */
     return between * exp(offer->restart / between) * expm1((interval + offer->checkpoint) / between) * pieces;
 }
 

@@ -1,4 +1,4 @@
-/* The list of lines, how it is shown, and reading files below a root. Owns the lines' texts. */
+/* The list of lines, its printing, and reading files below a root. Owns the lines' texts. */
 #include "advise/doctor.h"
 
 #include <ctype.h>
@@ -16,7 +16,8 @@ static const char *const words[] = {"ok", "warning", "error"};
 
 /* -- Lines --------------------------------------------------------------------------------------------------------- */
 
-/* What other programs and files say goes to a terminal: nothing but printable characters of it does. */
+/* Replaces all control characters, because the texts of other programs and files are printed on a
+ * terminal. */
 static void make_printable(char *text) {
     for (; *text; text++)
         if ((unsigned char)*text < ' ' || *text == 127) *text = ' ';
@@ -77,7 +78,7 @@ void doctor_print(const Doctor *doctor, FILE *file) {
     fprintf(file, "\n%d error%s, %d warning%s\n", errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
 }
 
-/* Texts of files that are no UTF-8 are shown as "?". */
+/* Returns the text as JSON; a text that is not UTF-8 becomes "?". */
 static json_t *json_text(const char *text) {
     json_t *string = json_string(text);
     return string ? string : json_string("?");
@@ -106,7 +107,8 @@ static char *path_below(const Doctor *doctor, const char *format, va_list argume
     return memory_format("%s%s", doctor->root, path);
 }
 
-/* Declares `path`: below the root of `doctor`, as a variadic function's `format` and arguments say. */
+/* Declares `path`, a path below the root of `doctor`, from a variadic function's `format` and
+ * arguments. */
 #define FORMAT_PATH(scope, path)                                                                                                          \
     va_list arguments;                                                                                                                    \
     va_start(arguments, format);                                                                                                          \

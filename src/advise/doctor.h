@@ -1,6 +1,7 @@
-/* The doctor: what a machine has for training, and what would hurt. Every check adds lines to one list; a line is
- * well, a warning or an error, and says what fixes it. Checks only look, and never fail: what cannot be read is
- * reported as unknown. All files are read below `root`, so that tests can bring a machine of their own. */
+/* The doctor checks what a machine offers for training, and what would harm it. Every check adds
+ * lines to one list; a line is ok, a warning or an error, and names its fix. Checks only read and
+ * never fail: unreadable values are reported as unknown. All files are read below `root`, so that
+ * tests can supply a machine. */
 #pragma once
 
 #include <stdbool.h>
@@ -15,7 +16,7 @@ typedef enum Health { HEALTH_OK, HEALTH_WARNING, HEALTH_ERROR } Health;
 typedef struct DoctorLine {
     Health health;
     const char *check; /* "memory.huge_pages": for scripts, never changes */
-    char *text, *fix;  /* fix: a command or a setting; "" when there is nothing to do */
+    char *text, *fix;  /* fix: a command or a setting; "" if there is nothing to do */
 } DoctorLine;
 
 typedef enum GpuVendor { GPU_AMD, GPU_NVIDIA, GPU_VENDORS } GpuVendor;
@@ -24,7 +25,7 @@ enum { DOCTOR_GPUS = 64, DOCTOR_NAME = 64 };
 typedef struct DoctorGpu {
     char address[DOCTOR_NAME];
     GpuVendor vendor;
-} DoctorGpu; /* on the PCI bus: "0000:05:00.0" */
+} DoctorGpu; /* address on the PCI bus: "0000:05:00.0" */
 
 typedef struct Doctor {
     const char *root; /* "" for this machine */
@@ -32,16 +33,16 @@ typedef struct Doctor {
     int count;
     DoctorGpu gpus[DOCTOR_GPUS];
     int gpu_count, of_vendor[GPU_VENDORS];
-    bool loadable[GPU_VENDORS]; /* the vendor's runtime library loads */
+    bool loadable[GPU_VENDORS]; /* whether the vendor's runtime library loads */
 } Doctor;
 
-/* All checks, of the disk under `folder` unless that is "", and with `self_test` also computing, copying and
- * communicating. The caller frees with doctor_free. */
+/* Runs all checks. They include the disk under `folder` unless it is "", and with `self_test` also
+ * computing, copying and communicating. The caller frees with doctor_free. */
 void doctor_examine(Doctor *doctor, const char *root, const char *folder, bool self_test);
-/* Adds a line for each variable or tool of CUDA, beside that of ROCm which serves the same purpose. */
+/* Adds a line for each variable or tool of CUDA, with the ROCm equivalent. */
 void doctor_list_names(Doctor *doctor);
 void doctor_free(Doctor *doctor);
-int doctor_worst(const Doctor *doctor, int *warnings, int *errors); /* Health */
+int doctor_worst(const Doctor *doctor, int *warnings, int *errors); /* returns a Health */
 void doctor_print(const Doctor *doctor, FILE *file);
 void doctor_print_json(const Doctor *doctor, FILE *file);
 
@@ -49,7 +50,7 @@ void doctor_print_json(const Doctor *doctor, FILE *file);
 
 void doctor_check_system(Doctor *doctor);
 void doctor_check_memory(Doctor *doctor);
-void doctor_find_gpus(Doctor *doctor); /* before the others that look at GPUs */
+void doctor_find_gpus(Doctor *doctor); /* call it before all other checks of GPUs */
 void doctor_check_libraries(Doctor *doctor);
 void doctor_check_gpus(Doctor *doctor);
 void doctor_check_nvidia(Doctor *doctor);
@@ -57,12 +58,12 @@ void doctor_check_amd(Doctor *doctor);
 void doctor_check_network(Doctor *doctor);
 void doctor_check_variables(Doctor *doctor);
 void doctor_check_disk(Doctor *doctor, const char *folder);
-void doctor_check_collective(Doctor *doctor); /* before any threads are started: it forks */
+void doctor_check_collective(Doctor *doctor); /* call it before any threads start, because it forks */
 void doctor_check_work(Doctor *doctor);
 
 /* -- For the checks (doctor.c) ------------------------------------------------------------------------------------- */
 
-/* Adds a line; `fix` is "" when there is nothing to do. */
+/* Adds a line; `fix` is "" if there is nothing to do. */
 void doctor_add(Doctor *doctor, Health health, const char *check, const char *fix, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 #define doctor_ok(doctor, check, ...) doctor_add(doctor, HEALTH_OK, check, "", __VA_ARGS__)
@@ -71,13 +72,14 @@ void doctor_add(Doctor *doctor, Health health, const char *check, const char *fi
 #define doctor_warn_if(doctor, bad, check, fix, ...)                                                                                     \
     doctor_add(doctor, (bad) ? HEALTH_WARNING : HEALTH_OK, check, (bad) ? (fix) : "", __VA_ARGS__)
 
-/* The path below root; the caller frees. */
+/* Returns the path below root; the caller frees it. */
 char *doctor_path(const Doctor *doctor, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool doctor_exists(const Doctor *doctor, const char *path);
-/* Of a file below root, whose path the format gives: its first bytes, with NUL behind them and white space off the
- * end; false when it cannot be read, and `text` is then "". */
+/* Reads the first bytes of the file below root whose path the format gives; strips trailing white
+ * space and adds a NUL. Returns false, with `text` "", if the file cannot be read. */
 bool doctor_read(const Doctor *doctor, char *text, size_t size, const char *format, ...) __attribute__((format(printf, 4, 5)));
-/* The number that it begins with, or `otherwise`. */
+/* Returns the number at the start of the file, or `otherwise`. */
 int64_t doctor_read_number(const Doctor *doctor, int64_t otherwise, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* Names in a folder but those that begin with '.', in order, at most `most`. Returns how many. */
+/* Lists the names in a folder in order, except those that begin with '.', at most `most`. Returns
+ * their number. */
 int doctor_list(const Doctor *doctor, char names[][DOCTOR_NAME], int most, const char *format, ...) __attribute__((format(printf, 4, 5)));

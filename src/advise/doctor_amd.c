@@ -1,5 +1,6 @@
-/* Checks of AMD's GPUs by what the amdgpu driver shows below /sys: version, permissions, ECC counters, clocks,
- * power, temperature, xGMI. These are the numbers of rocm-smi, read without its library. Owns nothing. */
+/* Checks of AMD GPUs by the amdgpu driver's files below /sys: version, permissions, ECC counters,
+ * clocks, power, temperature, xGMI. These are rocm-smi's numbers, read without its library. Owns
+ * nothing. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -24,8 +25,8 @@ static void check_driver(Doctor *doctor) {
     else doctor_ok(doctor, "gpu.access", "/dev/kfd can be opened");
 }
 
-/* Without it DMA of every GPU goes through tables of the IOMMU, which costs bandwidth between GPUs and may hang
- * RCCL. */
+/* Without iommu=pt, DMA of every GPU goes through IOMMU tables, which costs bandwidth between GPUs
+ * and may hang RCCL. */
 static void check_iommu(Doctor *doctor) {
     char line[4096];
     if (!doctor_read(doctor, line, sizeof line, "/proc/cmdline")) return;
@@ -36,7 +37,8 @@ static void check_iommu(Doctor *doctor) {
 
 /* -- One card ------------------------------------------------------------------------------------------------------ */
 
-/* Files such as ras/umc_err_count: "ue: 0\nce: 12". Both are -1 where there are none. */
+/* Sums the counts of files such as ras/umc_err_count: "ue: 0\nce: 12". Both sums are -1 if there
+ * are no such files. */
 static void count_errors(const Doctor *doctor, const char *card, int64_t *uncorrected, int64_t *corrected) {
     char names[64][DOCTOR_NAME], text[256];
     int count = doctor_list(doctor, names, 64, "/sys/bus/pci/devices/%s/ras", card);
@@ -69,7 +71,7 @@ static void check_clock(Doctor *doctor, const char *card) {
     doctor_warn_if(doctor, slow, "gpu.clock", "sudo rocm-smi --setperflevel auto", "%s: performance level %s", card, level);
 }
 
-/* hwmon counts in microwatt and thousandths of a degree. */
+/* hwmon's units are microwatts and thousandths of a degree. */
 static void check_power(Doctor *doctor, const char *card) {
     char names[4][DOCTOR_NAME];
     if (doctor_list(doctor, names, 4, "/sys/bus/pci/devices/%s/hwmon", card) == 0) return;
@@ -87,13 +89,13 @@ static void check_power(Doctor *doctor, const char *card) {
 
 /* -- Links between GPUs -------------------------------------------------------------------------------------------- */
 
-/* The number behind `key` in a file of properties, -1 when there is none. */
+/* Returns the number after `key` in a file of properties, or -1 if there is none. */
 static int64_t property(const char *text, const char *key) {
     const char *at = strstr(text, key);
     return at ? strtoll(at + strlen(key), NULL, 10) : -1;
 }
 
-/* In the kernel's topology a link of type 11 is xGMI. */
+/* Counts the xGMI links of a node: type 11 in the kernel's topology. */
 static int count_links(const Doctor *doctor, const char *node) {
     char links[64][DOCTOR_NAME], text[2048];
     int count = 0, listed = doctor_list(doctor, links, 64, "/sys/class/kfd/kfd/topology/nodes/%s/io_links", node);
@@ -103,7 +105,7 @@ static int count_links(const Doctor *doctor, const char *node) {
     return count;
 }
 
-/* Nodes with SIMD units are GPUs. */
+/* Checks the nodes that are GPUs, the ones with SIMD units. */
 static void check_topology(Doctor *doctor) {
     enum { NODES = 128 };
     char nodes[NODES][DOCTOR_NAME], text[2048];

@@ -1,5 +1,5 @@
-/* Collectives over the loopback: two child processes sum over TCP, as two ranks of a run would. Whatever goes wrong
- * in them stays in them. Owns the children. */
+/* Collectives over the loopback: two child processes sum over TCP like two ranks of a run. Failures
+ * stay inside the children. Owns the children. */
 #include <math.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -18,9 +18,9 @@ enum { RANKS = 2, COUNT = 4 << 20, ROUNDS = 4, LIMIT = 20 };
 typedef struct Outcome {
     double seconds;
     char message[256];
-} Outcome; /* of an all-reduce; empty message: all is well */
+} Outcome; /* of an all-reduce; empty message: no error */
 
-/* The variables by which comm_open finds the place of a rank, as torchrun sets them. */
+/* Sets torchrun's variables, from which comm_open finds the place of a rank. */
 static ChildVariables describe_place(int rank, int port, const Secret *secret) {
     ChildVariables variables = {0};
     child_set_variable(&variables, memory_format("RANK=%d", rank));
@@ -33,7 +33,7 @@ static ChildVariables describe_place(int rank, int port, const Secret *secret) {
     return variables;
 }
 
-/* Ranks bring 1 and 2: afterwards everything is 3, then 6, 12 and so on. */
+/* The ranks contribute 1 and 2, so all values become 3, then 6, 12 and so on. */
 static bool sum(Comm *comm, Outcome *outcome, Error *error) {
     SCOPED_FREE float *values = memory_allocate(COUNT * sizeof *values);
     float expected = 1.5f;
@@ -52,7 +52,7 @@ static bool sum(Comm *comm, Outcome *outcome, Error *error) {
     return true;
 }
 
-/* In a child; `context` is the descriptor of the pipe to the doctor. */
+/* Runs in a child; `context` is the descriptor of the pipe to the doctor. */
 static int run_rank(void *context) {
     Outcome outcome = {0};
     Error error = {0};

@@ -1,8 +1,8 @@
-/* Checks of GPUs that are the same for both vendors: what lies on the PCI bus, the driver, the libraries that smelt
- * opens at run time, and what smelt itself sees.
+/* Checks of GPUs that are the same for both vendors: devices on the PCI bus, the driver, the
+ * libraries that smelt opens at run time, and the devices that smelt sees.
  *
- * A library is tried in a child process first, so one that is broken, or that crashes when it is loaded, is reported and
- * does no harm. */
+ * A library is first loaded in a child process. A broken library, even one that crashes on loading,
+ * is then reported without harm. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,8 @@ static const DeviceKind kinds[GPU_VENDORS] = {DEVICE_HIP, DEVICE_CUDA};
 
 static int vendor_of(int64_t number) { return number == 0x1002 ? GPU_AMD : number == 0x10de ? GPU_NVIDIA : -1; }
 
-/* Display controllers (class 03) and processing accelerators (12), as data centre cards call themselves. */
+/* Finds display controllers (class 03) and processing accelerators (class 12), the class of data
+ * center cards. */
 void doctor_find_gpus(Doctor *doctor) {
     enum { DEVICES = 4096 };
     SCOPED_FREE char (*names)[DOCTOR_NAME] = memory_allocate(sizeof *names * DEVICES);
@@ -53,8 +54,8 @@ static void check_link(Doctor *doctor, const DoctorGpu *gpu) {
             doctor, "gpu.pci", "%s: x%lld at %s (most %s; an idle card slows its link down)", gpu->address, (long long)width, now, most);
 }
 
-/* With several NUMA nodes, a card that belongs to none was not described by the firmware: its process may run on the
- * far side. */
+/* If there are several NUMA nodes, a card without a node was not described by the firmware, and its
+ * process may run on a remote node. */
 static void check_node(Doctor *doctor, const DoctorGpu *gpu) {
     int64_t node = doctor_read_number(doctor, -1, "/sys/bus/pci/devices/%s/numa_node", gpu->address);
     if (node < 0 && doctor_exists(doctor, "/sys/devices/system/node/node1"))
@@ -93,11 +94,11 @@ static const Library libraries[] = {
     {USE_ANY, false, {"libcurl.so.4"}, "checkpoints in S3", "sudo apt-get install libcurl4"},
 };
 
-enum { LOAD_SECONDS = 20 }; /* a library that hangs when it is loaded ends like one that crashes */
+enum { LOAD_SECONDS = 20 }; /* a library that hangs on loading counts as one that crashes */
 
 typedef struct LoadTrial {
     const char *file;
-    int pipe; /* to the doctor: "+", or why it does not load */
+    int pipe; /* to the doctor: "+", or the reason why it does not load */
 } LoadTrial;
 
 static int load_in_child(void *context) {
@@ -110,7 +111,7 @@ static int load_in_child(void *context) {
     return write(trial->pipe, text, strlen(text)) < 0;
 }
 
-/* Whether a file loads; else `why` says what is wrong with it, "" when it is not there. */
+/* Returns whether a file loads; if not, `why` has the reason, "" if the file is missing. */
 static bool loads(const char *file, char *why, size_t size) {
     int ends[2];
     why[0] = '\0';
@@ -128,7 +129,8 @@ static bool loads(const char *file, char *why, size_t size) {
     return loaded;
 }
 
-/* Takes the first of the library's files that loads, and reports the last one before it that is there and does not. */
+/* Uses the first of the library's files that loads, and reports the last earlier file that exists
+ * but does not load. */
 static void check_library(Doctor *doctor, const Library *library) {
     const char *loaded = NULL, *broken = NULL;
     char why[512], reason[512] = "";
@@ -201,7 +203,7 @@ static void open_vendor(Doctor *doctor, GpuVendor vendor) {
         "smelt cannot use the GPU: %s", error.message);
 }
 
-/* An empty value hides all GPUs, which is seldom meant. */
+/* Warns of an empty value, which hides all GPUs and is seldom intended. */
 static void check_visible(Doctor *doctor) {
     static const char *const names[] = {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"};
     for (int i = 0; i < 4; i++) {
@@ -213,7 +215,7 @@ static void check_visible(Doctor *doctor) {
 }
 
 void doctor_check_gpus(Doctor *doctor) {
-    bool here = !*doctor->root; /* libraries ask the real machine */
+    bool here = !*doctor->root; /* libraries query the real machine */
     if (doctor->gpu_count == 0) doctor_ok(doctor, "gpu", "no GPU of AMD or NVIDIA on the PCI bus: smelt trains on the CPU");
     for (int vendor = 0; vendor < GPU_VENDORS; vendor++)
         if (doctor->of_vendor[vendor]) doctor_ok(doctor, "gpu", "%d of %s on the PCI bus", doctor->of_vendor[vendor], vendor_names[vendor]);

@@ -1,5 +1,5 @@
-/* Checks of network cards, of which one lies near each GPU, and of the variables that steer collectives. Owns
- * nothing. */
+/* Checks of network cards, one of which should be near each GPU, and of the variables that control
+ * collectives. Owns nothing. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,8 +10,8 @@ enum { CARDS = 64 };
 
 /* -- Cards --------------------------------------------------------------------------------------------------------- */
 
-/* How many folders two devices share on their way from the root of the PCI bus: more is nearer. 0 when one of them
- * is not known. */
+/* Returns the number of folders that two devices share from the root of the PCI bus: more is
+ * nearer. 0 if one of them is unknown. */
 static int shared_folders(const char *a, const char *b) {
     int shared = 0;
     if (!a || !b) return 0;
@@ -41,7 +41,7 @@ static void check_nearest(Doctor *doctor, char cards[][DOCTOR_NAME], int count) 
     for (int g = 0; g < doctor->gpu_count; g++) {
         SCOPED_FREE char *gpu = place_of(doctor, "%s/sys/bus/pci/devices/%s", doctor->gpus[g].address);
         int best = 0;
-        for (int i = 1; i < count; i++) { /* of equally near ones, the one with the fewest GPUs */
+        for (int i = 1; i < count; i++) { /* among equally near cards, the one with the fewest GPUs */
             int difference = shared_folders(gpu, places[i]) - shared_folders(gpu, places[best]);
             if (difference > 0 || (difference == 0 && users[i] < users[best])) best = i;
         }
@@ -85,8 +85,8 @@ void doctor_check_network(Doctor *doctor) {
 
 /* -- Variables ----------------------------------------------------------------------------------------------------- */
 
-/* Whether every name in a list such as "^mlx5_0:1,mlx5_1" begins a name in the folder; "=" asks for a whole one, "^"
- * leaves out. */
+/* Returns whether every name in a list such as "^mlx5_0:1,mlx5_1" is the start of a name in the
+ * folder; "=" demands a whole name, "^" excludes names. */
 static bool names_exist(const Doctor *doctor, const char *folder, const char *list) {
     char names[CARDS][DOCTOR_NAME];
     int count = doctor_list(doctor, names, CARDS, "%s", folder);
@@ -135,7 +135,7 @@ static void check_names(Doctor *doctor) {
 
 typedef struct Pair { const char *cuda, *rocm, *purpose; } Pair;
 
-/* Variables and tools that serve the same purpose. RCCL reads NCCL's variables under their own names. */
+/* Variables and tools with the same purpose. RCCL reads NCCL's variables under NCCL's names. */
 static const Pair pairs[] = {
     {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "which GPUs a process sees (ROCR_VISIBLE_DEVICES hides them from all of ROCm)"},
     {"CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "wait after every kernel, for debugging"},

@@ -1,5 +1,5 @@
-/* Checks of NVIDIA's GPUs: the driver's files, and through NVML, opened at run time, what nvidia-smi shows. NVML's
- * numbers are those of its header. Owns nothing. */
+/* Checks of NVIDIA GPUs: the driver's files, and nvidia-smi's values through NVML, which is opened
+ * at run time. NVML's numbers are those of its header. Owns nothing. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ enum { SLOWED_BY_POWER_CAP = 0x4, SLOWED_BY_HARDWARE = 0x8, SLOWED_BY_HEAT = 0x2
     CALL(mig, nvmlDeviceGetMigMode, (NvmlDevice device, unsigned *now, unsigned *pending))                                                           \
     CALL(link, nvmlDeviceGetNvLinkState, (NvmlDevice device, unsigned link, int *active))
 
-/* A function that an old library lacks is NULL. All return 0 when they did what they were asked. */
+/* A function that an old library lacks is NULL. All return 0 on success. */
 typedef struct Nvml { NVML(LIBRARY_FIELD) } Nvml;
 
 #define TELLS(nvml, name, ...) is_answer((nvml)->name ? (nvml)->name(__VA_ARGS__) : -1)

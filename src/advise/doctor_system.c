@@ -14,7 +14,8 @@
 
 /* -- System and processors ----------------------------------------------------------------------------------------- */
 
-/* The value of KEY in lines of "KEY<separator>value", without quotes; "" when it is not there. */
+/* Finds the value of KEY in lines of "KEY<separator>value", without quotes; "" if KEY is
+ * missing. */
 static void find_value(const char *text, const char *key, char *value, size_t size) {
     size_t length = strlen(key);
     value[0] = '\0';

@@ -1,5 +1,6 @@
-/* The node self-test: does the machine compute right, and does memory move at a speed that one would expect; and the
- * disk under a folder. All of it under a minute. Owns its buffers for the length of a check. */
+/* The node self-test: checks that the machine computes correctly and that memory has the expected
+ * speed; also checks the disk under a folder. Takes under a minute in total. Owns its buffers
+ * during a check. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +21,8 @@
 enum { BLOCK = 4 << 20, BLOCKS = 64 };
 static const double most_seconds = 2;
 
-/* Bytes/s of writing blocks to the disk itself, until all are written or time is up; negative when it fails. */
+/* Returns the bytes/s of writing blocks through to the disk, until all are written or the time is
+ * over; negative on failure. */
 static double write_speed(const File *file, Error *error) {
     SCOPED_FREE char *block = memory_allocate(BLOCK);
     for (int64_t i = 0; i < BLOCK; i += 8) memcpy(block + i, &(uint64_t){(uint64_t)i * 0x9e3779b97f4a7c15u}, 8);
@@ -70,7 +72,8 @@ static uint16_t *random_matrix(uint64_t seed) {
     return matrix;
 }
 
-/* Elements of C that are wrong among samples spread over all tiles. A and B are in host memory. */
+/* Counts the wrong elements of C among samples spread over all tiles. A and B are in host
+ * memory. */
 static int count_wrong(const Device *device, const Gemm *gemm, const float *c) {
     int wrong = 0;
     for (int64_t s = 0; s < SAMPLES; s++) {
@@ -129,7 +132,7 @@ static void check_gemm(Doctor *doctor, Device *device, const char *name) {
 
 typedef void (*Copy)(Device *device, void *to, const void *from, int64_t bytes); /* device_copy, _upload or _download */
 
-/* Bytes/s of the quickest of a few copies, each of which waits for the device. */
+/* Returns the bytes/s of the fastest of a few copies, each of which waits for the device. */
 static double copy_rate(Device *device, Copy copy, void *to, const void *from, int64_t bytes) {
     double best = INFINITY;
     for (int i = 0; i < 8; i++) {
@@ -178,7 +181,7 @@ void doctor_check_work(Doctor *doctor) {
             Error error = {0};
             char name[32];
             Device *device = device_open(kinds[vendor], index, &error);
-            if (!device) break; /* fewer are visible than lie on the bus; that none can be opened was reported before */
+            if (!device) break; /* fewer are visible than on the bus; if none can be opened, that was reported before */
             snprintf(name, sizeof name, "GPU %d", index);
             check_device(doctor, device, name);
             device_close(device);

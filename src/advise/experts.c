@@ -1,17 +1,17 @@
-/* Width of experts: few wide ones make large GEMMs and train quickly, many narrow ones of which more are chosen cost
- * the same in training's FLOP but are read one by one when decoding. The ZAYA1 paper chooses widths that serve both;
- * here both are computed side by side. Owns nothing. */
+/* The width of experts. Few wide experts make large GEMMs and train fast. Many narrow experts, of
+ * which more are chosen, cost the same training FLOPs but are read one by one in decoding. The
+ * ZAYA1 paper chooses widths that suit both; this file computes both costs. Owns nothing. */
 #include <math.h>
 
 #include "model/model.h"
 #include "advise/size.h"
 
-/* Weights that a decoding step reads: all but the experts that no sequence chose, which with even routing are (1 - k
- * / E)^sequences of them. */
+/* Returns the bytes of weights that a decoding step reads: all except the experts that no sequence
+ * chose. With even routing, (1 - k / E)^sequences of the experts are unread. */
 static double decode_bytes(const ModelConfig *model, double parameters, double sequences) {
     double experts = 3.0 * (double)model->layers * (double)model->experts * (double)model->ffn * (double)model->width;
     double unread = pow(1 - (double)model->experts_per_token / (double)model->experts, sequences);
-    /* An embedding that the head does not share gives one row for a sequence. */
+    /* An embedding that the head does not share gives one row per sequence. */
     double table = model->tied ? 0 : (double)model->vocabulary * (double)model->width;
     return 2 * (parameters - table - experts * unread);
 }

@@ -1,7 +1,8 @@
-/* Forecasts. The programs are built and planned as for training, for one rank of each pipeline stage, on a description
- * of the processor, so memory is the planner's own and cannot drift from it. Time is that of the program's nodes in
- * their order at the processor's rates, with collectives beside them as the executor runs them, plus the optimizer, plus
- * what of the exchange of gradients and weights cannot hide. Owns nothing that outlives a call. */
+/* Forecasts. The programs are built and planned as for training, for one rank of each pipeline
+ * stage, on a description of the processor, so the forecast's memory is always the planner's. The
+ * time is the sum of the program's nodes in order at the processor's rates, with collectives
+ * running concurrently as in the executor, plus the optimizer, plus the part of the exchange of
+ * gradients and weights that compute cannot hide. Owns nothing that outlives a call. */
 #include "advise/forecast_internal.h"
 
 #include <math.h>
@@ -11,8 +12,8 @@
 #include "base/scope.h"
 #include "config/layout_rules.h"
 
-static const double skew = 0.03;  /* of computing: what ranks wait for the slowest of them (docs/forecast.md) */
-static const double hidden = 0.5; /* of the exchange of gradients and weights, behind computing, where there is enough of it */
+static const double skew = 0.03;  /* of compute time: ranks wait for the slowest rank (docs/forecast.md) */
+static const double hidden = 0.5; /* fraction of the exchange of gradients and weights that compute hides, if there is enough compute */
 
 double forecast_all_gather(const Cluster *cluster, double bytes) {
     Mesh mesh = mesh_alone;
@@ -25,7 +26,7 @@ double forecast_all_gather(const Cluster *cluster, double bytes) {
 
 ProgramTimes forecast_program(const Graph *graph, const Cluster *cluster) {
     ProgramTimes times = {.work = work_times(graph, &cluster->hardware, cluster->measured)};
-    SCOPED_FREE double *ready = memory_allocate((size_t)(graph->node_count + 1) * sizeof *ready); /* when what a node waits for has ended */
+    SCOPED_FREE double *ready = memory_allocate((size_t)(graph->node_count + 1) * sizeof *ready); /* when a node's input is complete */
     double now = 0, free_at = 0, computing = 0;
     for (int i = 0; i <= graph->node_count; i++) {
         now = fmax(now, ready[i]);
@@ -52,20 +53,21 @@ ProgramTimes forecast_program(const Graph *graph, const Cluster *cluster) {
 
 /* -- The update ---------------------------------------------------------------------------------------------------- */
 
-/* Of one Newton-Schulz step on a matrix: X X^T and its square at half cost, since they are symmetric, and the GEMM
- * that updates X (optim/muon.c). / */
+/* Returns the FLOPs of one Newton-Schulz step on a matrix: X X^T and its square at half cost, since
+ * both are symmetric, and the GEMM that updates X (optim/muon.c). */
 static double newton_schulz_flops(double rows, double columns) {
     double order = fmin(rows, columns), other = fmax(rows, columns);
     return 3 * order * order * other + order * order * order;
 }
 
-/* Ranks that share out the updates of a parameter. */
+/* Returns the number of ranks that share the updates of a parameter. */
 static double sharing_ranks(const Session *session, const Parameter *p) {
     bool vector = graph_get(session->model.graph, p->tensor)->type == TYPE_WIDE;
     return session->layout->stage && !vector ? mesh_size(session->mesh, parameter_sum_axes(p) & ~MESH(AXIS_REPLICA)) : 1;
 }
 
-/* Reads and writes: gradient (once more for its norm), master, states, weight. */
+/* Returns the seconds of an update, which reads and writes gradient (once more for its norm),
+ * master, states, weight. */
 double forecast_update(const Graph *graph, const Parameter *p, const OptimizerConfig *config, const Rates *rates) {
     double compute = (double)precision_bytes(graph->precision, TYPE_COMPUTE), steps = (double)config->newton_schulz_steps;
     double count = (double)p->count,
@@ -95,7 +97,8 @@ static double optimizer_seconds(const Session *session, const Rates *rates) {
 
 /* -- Gradients and weights ----------------------------------------------------------------------------------------- */
 
-/* The larger part of what overlaps, but never more than the computing that it runs beside. */
+/* Returns the part of communication that compute does not hide. At most the fraction `hidden`
+ * overlaps, and at most the compute that runs concurrently. */
 static double exposed_part(double communication, double beside) { return communication - fmin(hidden * communication, beside); }
 
 ExchangeTimes forecast_exchange(
@@ -106,7 +109,7 @@ ExchangeTimes forecast_exchange(
         reduce += cluster_seconds(cluster, layout->mesh, &traffic.reduce) + cluster_seconds(cluster, layout->mesh, &traffic.replicas);
         gather += cluster_seconds(cluster, layout->mesh, &traffic.gather);
     }
-    if (layout->stage < 3) /* the new weights come back once */
+    if (layout->stage < 3) /* the new weights return once */
         return (ExchangeTimes){reduces * reduce + gather, reduces * exposed_part(reduce, backward) + exposed_part(gather, forward)};
     return (ExchangeTimes){reduces * reduce + 2 * count * gather, count * exposed_part(gather, forward) +
                                                                       reduces * exposed_part(gather + reduce, backward) +
@@ -125,15 +128,16 @@ Config forecast_apply(const Config *config, const ForecastLayout *layout) {
 
 static double stage_flops(const PipelinePlan *plan, int stage) { return pipeline_stage_cost(plan, stage).flops; }
 
-/* The next stage to look at. One between the first and the last that has no more layers than one before it keeps no more
- * microbatches either. */
+/* Returns the next stage to evaluate. A middle stage with no more layers than an earlier one also
+ * keeps no more microbatches, so it is skipped. */
 static int next_stage(const PipelinePlan *plan, int stage) {
     int next = stage + 1;
     while (plan && stage > 0 && next < plan->shape.stages - 1 && stage_flops(plan, next) <= stage_flops(plan, stage)) next++;
     return next;
 }
 
-/* The bubble over the work of the busiest stage, as the schedule is simulated for planning; no stage's actions matter. */
+/* Returns the bubble over the work of the busiest stage, from the schedule that planning simulates;
+ * no stage's actions are listed. */
 static double idle_part(const PipelinePlan *plan) {
     PipelineSchedule *schedule = pipeline_schedule_create(&plan->shape, plan->costs, PIPELINE_NO_STAGE);
     double part = schedule->bubble / (schedule->length - schedule->bubble);
@@ -141,7 +145,7 @@ static double idle_part(const PipelinePlan *plan) {
     return part;
 }
 
-/* Takes in a stage, of which all wait for the slowest. */
+/* Adds a stage to the forecast; all stages wait for the slowest. */
 static void add_stage(Forecast *forecast, const Session *session, const Cluster *cluster, int stage) {
     const PipelinePlan *pipeline = session->pipeline;
     double count = (double)forecast->microbatches;
@@ -155,7 +159,7 @@ static void add_stage(Forecast *forecast, const Session *session, const Cluster 
         forecast->stage = stage;
     }
     if (pipeline && stage == 0) forecast->bubble = idle_part(pipeline);
-    for (int like = stage; like < next_stage(pipeline, stage); like++) /* of all stages, until they are known */
+    for (int like = stage; like < next_stage(pipeline, stage); like++) /* of all stages so far */
         forecast->flops += session->plan.flops * count * (pipeline ? stage_flops(pipeline, like) / stage_flops(pipeline, stage) : 1);
     forecast->optimizer = fmax(forecast->optimizer, optimizer);
     forecast->exposed = fmax(forecast->exposed, exchange.exposed);

@@ -1,6 +1,6 @@
-/* What a training step would need on hardware that is not here: memory per rank and time, modelled from the very
- * programs that training would run (their planned memory, operations, bytes and collectives). Nothing in it is a
- * measurement of the configuration, and it is printed so. */
+/* The needs of a training step on other hardware: memory per rank and time, modelled from the
+ * programs that training would run (their planned memory, operations, bytes and collectives).
+ * Nothing in a forecast is measured for the configuration, and it is printed as a model. */
 #pragma once
 
 #include "advise/cluster.h"
@@ -8,8 +8,8 @@
 #include "advise/work.h"
 #include "train/session.h"
 
-/* How a step is spread over the cluster: the settings that layout=auto and `smelt forecast` choose. ranks.dp is what the
- * GPUs come to. */
+/* How a step is spread over the cluster: the settings that layout=auto and `smelt forecast` choose.
+ * ranks.dp follows from the number of GPUs. */
 typedef struct ForecastLayout {
     LayoutConfig ranks;
     int recompute;
@@ -18,61 +18,62 @@ typedef struct ForecastLayout {
 
 typedef struct Forecast {
     ForecastLayout layout;
-    int64_t microbatches; /* of a rank and step */
-    double tokens;        /* of a step */
-    int64_t copies, idle; /* of the model; those that have no microbatch in a step's last round */
-    Budget memory;        /* of the fullest stage's rank, with what it gathers; its total includes what driver and libraries take */
-    int stage;            /* the fullest */
+    int64_t microbatches; /* per rank and step */
+    double tokens;        /* per step */
+    int64_t copies, idle; /* copies of the model; copies without a microbatch in the last round of a step */
+    Budget memory;        /* of a rank of the fullest stage, with gathered data; its total includes driver and libraries */
+    int stage;            /* the fullest stage */
     bool fits;
-    WorkTimes work;           /* of a microbatch, of the stage that computes longest */
-    double optimizer;         /* seconds of a step */
-    double bubble;            /* seconds of a step in which that stage waits for others of the pipeline */
-    double waits;             /* seconds of a step that collectives inside of programs take beyond what computes beside them */
-    double exposed;           /* the same of gradients and weights */
-    double communication;     /* seconds of a step of all collectives, hidden or not */
+    WorkTimes work;           /* of a microbatch, of the stage with the longest compute */
+    double optimizer;         /* seconds per step */
+    double bubble;            /* seconds per step in which that stage waits for other stages */
+    double waits;             /* seconds per step that collectives inside programs take beyond the concurrent compute */
+    double exposed;           /* the same for gradients and weights */
+    double communication;     /* seconds per step of all collectives, hidden or not */
     double step;              /* seconds */
-    double tokens_per_second; /* of one GPU */
-    double flops;             /* FLOP/s of one GPU by the programs' operations */
+    double tokens_per_second; /* per GPU */
+    double flops;             /* FLOP/s per GPU, by the programs' operations */
     TrafficTable traffic;     /* of that stage's rank */
     Mesh mesh;                /* of that rank, for names of groups */
 } Forecast;
 
-/* Of one layout. `config` must have passed config_check; its layout, batch.sequences and recompute are replaced.
- * ERROR_USAGE where the layout breaks a rule, or the precision is not for GPUs. */
+/* Forecasts one layout. `config` must have passed config_check; its layout, batch.sequences and
+ * recompute are replaced. ERROR_USAGE if the layout breaks a rule, or the precision is not
+ * supported on GPUs. */
 bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cluster, const ForecastLayout *layout, Error *error);
 
-/* Seconds of an all-gather or a reduce-scatter over all GPUs of the cluster, in which every GPU gets or gives `bytes` in
- * all. An all-reduce takes twice as long. */
+/* Returns the seconds of an all-gather or a reduce-scatter over all GPUs of the cluster, in which
+ * every GPU receives or gives `bytes` in total. An all-reduce takes twice as long. */
 double forecast_all_gather(const Cluster *cluster, double bytes);
 
 /* -- Search -------------------------------------------------------------------------------------------------------- */
 
-/* What a search may change; the rest stays as configured. Of the axes those stay that are not 1. */
+/* The freedom of a search; all else stays as configured. Axes that are not 1 are kept. */
 typedef struct ForecastFreedom {
     bool axes, zero;
-    bool memory; /* recomputation, and microbatches of powers of two where the objective is the same with any */
+    bool memory; /* recomputation, and microbatches of powers of two if the objective does not depend on their size */
 } ForecastFreedom;
 
 enum { FORECAST_FOUND = 5, FORECAST_REFUSALS = 12 };
-/* Why layouts were not tried: the rule that they break. */
+/* A rule that layouts break, and the number of layouts that were not tried for it. */
 typedef struct ForecastRefusal {
     char reason[160];
     int layouts;
 } ForecastRefusal;
 typedef struct ForecastSearch {
-    Forecast found[FORECAST_FOUND]; /* the quickest that fit, quickest first; or the one that needs least memory */
-    int count, tried, unfit, whole; /* of those tried: which do not fit, and which were forecast whole */
+    Forecast found[FORECAST_FOUND]; /* the fastest that fit, fastest first; or the one that needs the least memory */
+    int count, tried, unfit, whole; /* tried; of these, those that do not fit, and those that had a whole forecast */
     ForecastRefusal refusals[FORECAST_REFUSALS];
     int refusal_count;
 } ForecastSearch;
 
-/* Where no layout fits, found[0] is the one that needs the least memory, with fits = false. ERROR_USAGE where the given
- * settings allow no layout. */
+/* If no layout fits, found[0] is the one that needs the least memory, with fits = false.
+ * ERROR_USAGE if the given settings permit no layout. */
 bool forecast_search(ForecastSearch *search, const Config *config, const Cluster *cluster, const ForecastFreedom *freedom, Error *error);
 
-/* The configuration with a layout in place of its own. */
+/* Returns the configuration with `layout` instead of its own layout. */
 Config forecast_apply(const Config *config, const ForecastLayout *layout);
 
-/* Tables of memory, traffic and time, and every assumption; and how the layout was found. */
+/* Print tables of memory, traffic and time, and every assumption; and how the layout was found. */
 void forecast_print(const Forecast *forecast, const Config *config, const Cluster *cluster, FILE *file);
 void forecast_print_search(const ForecastSearch *search, const Config *config, FILE *file);

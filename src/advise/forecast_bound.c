@@ -1,8 +1,8 @@
-/* A lower bound of what a layout takes, in time and in memory, a thousand times quicker than its forecast. All layers of
- * a model are alike, so programs of three and four layers, which have some between others, give those of any number. They
- * depend on few settings of a layout, and a search shares them among all others. What the bound leaves out: padding,
- * inputs, scratch of the optimizer, gaps between activations, and that stages of a pipeline share layers unevenly. Owns
- * nothing. */
+/* A lower bound of the time and memory of a layout, a thousand times faster than its forecast. All
+ * layers of a model are alike, so programs of three and four layers, which have layers between
+ * others, determine the costs of any number of layers. They depend on few settings of a layout, and
+ * a search reuses them for all others. The bound omits padding, inputs, scratch of the optimizer,
+ * gaps between activations, and the uneven split of layers among pipeline stages. Owns nothing. */
 #include "advise/forecast_internal.h"
 
 #include <math.h>
@@ -28,7 +28,8 @@ static ParameterGroup *group_of(ProgramSums *sums, const Graph *graph, const Par
     return &sums->groups[i];
 }
 
-/* Of MASTER, so that weights of these take what codes and scales do. */
+/* Returns the bytes of a quantized parameter in MASTER units: weights of this size take as much
+ * memory as the quantized values and scales. */
 static double quantized_bytes(const Graph *graph, const Parameter *p) {
     double held = (double)(graph_bytes(graph, p->codes) + graph_bytes(graph, p->scales));
     return held * (double)precision_state_bytes(graph->precision, TYPE_COMPUTE) / (double)precision_bytes(graph->precision, TYPE_COMPUTE);
@@ -49,7 +50,7 @@ static void sum_parameters(ProgramSums *sums, const Graph *graph, const Optimize
 
 static void sum_head(ProgramSums *sums, const Graph *graph, const Cluster *cluster) {
     int last = graph->node_count - 1;
-    while (last > 0 && (graph->nodes[last].layer < 0 || graph->nodes[last].backward)) last--; /* of the forward layers */
+    while (last > 0 && (graph->nodes[last].layer < 0 || graph->nodes[last].backward)) last--; /* the last node of the forward layers */
     for (int i = last + 1; i < graph->node_count && graph->nodes[i].layer < 0; i++) {
         Work work = work_of_node(graph, &graph->nodes[i]);
         if (work_is_collective(graph, &graph->nodes[i])) continue;
@@ -86,7 +87,7 @@ bool small_programs(
     *small = (SmallPrograms){0};
     if (!op_backend(&backend, device, config->precision, error)) return false;
     for (int i = 0; i < 2; i++) {
-        bool alike = config->model.single_layers == 0; /* layers of two kinds: the whole model stands for both programs */
+        bool alike = config->model.single_layers == 0; /* if layers are of two kinds, the whole model stands for both programs */
         few.model.layers = small->layers[i] = alike ? int_min(config->model.layers, 3 + i) : config->model.layers;
         small->sums[i] = sum_program(&few, &mesh, &backend, cluster);
     }
@@ -95,12 +96,13 @@ bool small_programs(
 
 /* -- Any number of layers ------------------------------------------------------------------------------------------ */
 
-/* What a layer adds to a sum of two programs. */
+/* Returns the difference that one layer makes between two programs. */
 static double slope(const SmallPrograms *small, double first, double second) {
     return small->layers[1] > small->layers[0] ? (second - first) / (double)(small->layers[1] - small->layers[0]) : 0;
 }
 
-/* The even share of one of several stages of a model of so many layers; activations are those of all stages. */
+/* Returns the even share of one of several stages of a model with `layers` layers; its activations
+ * are those of all stages. */
 static ProgramSums share_of(const SmallPrograms *small, double layers, double stages) {
     const ProgramSums *a = &small->sums[0], *b = &small->sums[1];
     ProgramSums share = *a;
@@ -121,16 +123,17 @@ static ProgramSums share_of(const SmallPrograms *small, double layers, double st
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
-/* The ranks that share out what belongs to a group's parameters. */
+/* Returns the number of ranks that shard a group's parameters. */
 static double sharing_ranks(const Layout *layout, const ParameterGroup *group) {
     return layout->stage && !group->vectors && !group->frozen ? mesh_size(layout->mesh, group->axes & ~MESH(AXIS_REPLICA)) : 1;
 }
 
-/* Weights, masters, gradients and moments; of what is gathered, summed or updated by buckets, the largest one. */
+/* Returns the bytes of weights, masters, gradients and moments; for data that is gathered, summed
+ * or updated by buckets, it counts the largest bucket. */
 static double parameter_bytes(const ProgramSums *share, const Layout *layout, Precision precision) {
     double all = 0, weights = 0, gradients = 0,
            cast = (double)precision_weight_offset(precision, precision_alignment(precision)) / (double)precision_alignment(precision);
-    bool copies = layout->stage || precision == PRECISION_BF16; /* weights in an arena of their own */
+    bool copies = layout->stage || precision == PRECISION_BF16; /* weights have their own arena */
     for (int i = 0; i < share->group_count; i++) {
         const ParameterGroup *group = &share->groups[i];
         double ranks = sharing_ranks(layout, group), trained = group->frozen ? 0 : group->bytes;
@@ -144,7 +147,8 @@ static double parameter_bytes(const ProgramSums *share, const Layout *layout, Pr
     return all + weights + gradients;
 }
 
-/* Of the first stage of a pipeline, which keeps most microbatches, what its layers leave for their backward passes. */
+/* Returns the activations that a pipeline's first stage holds for the backward passes of its
+ * layers. The first stage keeps the most microbatches. */
 static double activation_bytes(const SmallPrograms *small, const ProgramSums *share, const PipelineShape *shape, double layers) {
     if (shape->stages == 1) return share->activations;
     double kept = slope(small, small->sums[0].activations, small->sums[1].activations);
@@ -154,7 +158,8 @@ static double activation_bytes(const SmallPrograms *small, const ProgramSums *sh
 
 /* -- Time ---------------------------------------------------------------------------------------------------------- */
 
-/* The buckets of the groups, one each: they send as much in fewer collectives than those of a plan. */
+/* Times one bucket per group. They send as many bytes as the buckets of a plan, in fewer
+ * collectives. */
 static ExchangeTimes time_groups(const ProgramSums *share, Layout *layout, Precision precision, const Cluster *cluster, double count) {
     LayoutBucket buckets[PROGRAM_GROUPS];
     layout->buckets = buckets;
@@ -175,16 +180,19 @@ static ExchangeTimes time_groups(const ProgramSums *share, Layout *layout, Preci
     return times;
 }
 
-/* Whole programs may take a little less than small ones let expect: collectives overlap otherwise, and stages need not merge
- * and norm where they are cut. Of hundreds of layouts of Llama-3.1-70B and ZAYA1-8B 0.3% was the most. */
+/* Whole programs may be slightly faster than small ones predict: collectives overlap differently,
+ * and a stage may skip the residual add and norm at its borders. The largest difference among
+ * hundreds of layouts of Llama-3.1-70B and ZAYA1-8B was 0.3%. */
 static const double least_part = 0.99;
 
 static double seconds_of(const ProgramSums *sums) { return sums->forward + sums->backward + sums->waits; }
 
-/* Seconds in which a pipeline runs its microbatches. Layers are not cut, and the last stage has the head beside its own: of
- * all that it may have, the least. The busiest stage has to run all microbatches; and the last one too, between the first
- * microbatch's way to it and the last one's way back, but for gradients of weights, which other schedules put off. A
- * forecast has these ways from the guesses that stages are cut by, which come to least time either in layers or in the head. */
+/* Returns a lower bound of the seconds in which a pipeline runs its microbatches. Layers are not
+ * cut, and the last stage also has the head, so the minimum over its possible numbers of layers is
+ * taken. The busiest stage must run all microbatches. The last stage must run them too, between the
+ * first microbatch's way to it and the last one's way back, without weight gradients, which other
+ * schedules defer. A forecast takes these ways from the estimates that cut the stages; their ratio
+ * to real time is smallest either in layers or in the head. */
 static double pipeline_seconds(const SmallPrograms *small, const PipelineShape *shape, int64_t layers) {
     const ProgramSums *a = &small->sums[0], *b = &small->sums[1];
     double layer = slope(small, seconds_of(a), seconds_of(b)), guess = slope(small, a->guess, b->guess), least = INFINITY;
@@ -200,7 +208,7 @@ static double pipeline_seconds(const SmallPrograms *small, const PipelineShape *
 
 static double computing(const SmallPrograms *small, const ProgramSums *share, const PipelineShape *shape, int64_t layers) {
     if (shape->stages == 1) return shape->microbatches * seconds_of(share);
-    return layers > small->layers[0] ? pipeline_seconds(small, shape, layers) : 0; /* of fewer, none is known by itself */
+    return layers > small->layers[0] ? pipeline_seconds(small, shape, layers) : 0; /* fewer layers have no separate estimate */
 }
 
 ForecastBound forecast_bound(const SmallPrograms *small, const Config *config, const Cluster *cluster, const ForecastLayout *layout) {
@@ -218,7 +226,7 @@ ForecastBound forecast_bound(const SmallPrograms *small, const Config *config, c
     ExchangeTimes exchange = time_groups(&share, &empty, config->precision, cluster, count);
     for (int i = 0; i < share.group_count; i++) update += share.groups[i].update / sharing_ranks(&empty, &share.groups[i]);
     ForecastBound bound = {.seconds = least_part * computing(small, &share, &shape, layers) + update + exchange.exposed};
-    /* a stage has one layer less where they do not divide */
+    /* if the layers do not divide evenly, a stage has one layer fewer */
     double whole = (double)(layers / pipeline_pieces(&shape) * pipeline_pieces(&shape));
     share = share_of(small, whole, shape.stages);
     bound.memory =

@@ -1,4 +1,4 @@
-/* How a forecast is shown: what it is of, memory, time, and the assumptions that it rests on. */
+/* Prints a forecast: its subject, memory, time, and its assumptions. */
 #include "advise/forecast.h"
 
 #include "base/log.h"
@@ -49,7 +49,7 @@ static void print_time(const Forecast *forecast, FILE *file) {
     fprintf(file, "\n");
 }
 
-/* What each group of ranks sends in a step, and how long that takes. */
+/* Prints what each group of ranks sends in a step, and how long that takes. */
 static void print_traffic(const Forecast *forecast, const Cluster *cluster, FILE *file) {
     if (!forecast->traffic.count) return;
     fprintf(file, "collectives of a rank and step        number     sends   seconds\n");
@@ -124,8 +124,8 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
                                                                                            : "fp32");
 }
 
-/* "dp 4, tp 2, zero 1, batch.sequences=2, recompute=none": of the axes those that there are, and dp; of a pipeline how it is
- * scheduled, unless that is 1F1B. */
+/* Writes "dp 4, tp 2, zero 1, batch.sequences=2, recompute=none": dp, the axes larger than 1, and
+ * the schedule of a pipeline unless it is 1F1B. */
 static void describe(const ForecastLayout *layout, char *text, size_t size) {
     const LayoutConfig *r = &layout->ranks;
     const struct {

@@ -1,7 +1,7 @@
-/* The search for a layout: an enumeration, a bound, an evaluation. Every layout that the rules allow gets a lower bound of
- * its time and memory (forecast_bound.c). Those that may fit are forecast whole in the order of their bounds, until no
- * bound is below what was found: the result is what forecasts of all of them would give. Owns nothing that outlives a
- * call. */
+/* The search for a layout: an enumeration, a bound, an evaluation. Every layout that the rules
+ * allow gets a lower bound of its time and memory (forecast_bound.c). Layouts that may fit get a
+ * whole forecast in the order of their bounds, until no bound is below the best result. The result
+ * equals that of forecasting all of them. Owns nothing that outlives a call. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ typedef struct Space {
     ForecastFreedom freedom;
     ForecastSearch *search;
     Device *device;
-    ForecastLayout *axes; /* sizes of tp, cp and ep, each with what else is configured */
+    ForecastLayout *axes; /* sizes of tp, cp and ep, with all other settings as configured */
     int axes_count;
     ForecastCandidate *candidates;
     int count;
@@ -41,8 +41,8 @@ static void refuse(ForecastSearch *search, const char *reason) {
     search->refusals[at].layouts++;
 }
 
-/* The largest sizes that are tried: what communicates in every layer stays in a node, and chunks of a sequence keep
- * attention busy. */
+/* Return the largest sizes to try: axes that communicate in every layer stay in a node, and chunks
+ * of a sequence keep attention busy. */
 static int64_t most_in_node(const Space *space) { return int_min(space->cluster->per_node, space->cluster->gpus); }
 static int64_t most_chunks(const Space *space) {
     enum { CHUNK = 512 };
@@ -57,7 +57,7 @@ static const struct {
     {offsetof(LayoutConfig, tp), most_in_node}, {offsetof(LayoutConfig, cp), most_chunks}, {offsetof(LayoutConfig, ep), most_in_node}};
 enum { AXES = sizeof axes / sizeof *axes };
 
-/* Sizes that were given stay, others are powers of two. */
+/* Lists the sizes of the axes: given sizes are kept, others are powers of two. */
 static void list_axes(Space *space, ForecastLayout layout, int index) {
     if (index == AXES) {
         array_append(space->axes, space->axes_count, layout);
@@ -69,7 +69,8 @@ static void list_axes(Space *space, ForecastLayout layout, int index) {
         if (space->cluster->gpus % layout_copy_ranks(&layout.ranks) == 0) list_axes(space, layout, index + 1);
 }
 
-/* Sequences of a rank in a step: larger microbatches would make the step larger than asked for. */
+/* Returns the sequences of a rank in a step; larger microbatches would make the step larger than
+ * configured. */
 static int64_t most_sequences(const Space *space, const LayoutConfig *ranks) {
     const Config *config = space->config;
     int64_t copies = space->cluster->gpus / layout_copy_ranks(ranks) * ranks->ep,
@@ -77,13 +78,14 @@ static int64_t most_sequences(const Space *space, const LayoutConfig *ranks) {
     return int_min(config->batch.tokens / config->data.length / copies, INT32_MAX / chosen / config->data.length);
 }
 
-/* Whether steps are whole microbatches of so many sequences. */
+/* Returns whether steps are whole microbatches of `sequences` sequences. */
 static bool is_whole(const Config *config, int64_t sequences) {
     int64_t microbatch = sequences * config->data.length;
     return config->batch.tokens % microbatch == 0 && config->batch.ramp_tokens % microbatch == 0;
 }
 
-/* Whether microbatches may have another size: only where the objective is the same with any, and a step may have several. */
+/* Returns whether microbatches may have another size: the objective must not depend on it, and a
+ * step must be allowed several microbatches. */
 static bool may_resize(const Space *space) {
     return space->freedom.memory && !config_needs_microbatch(space->config) && !space->config->optimizer.in_backward;
 }
@@ -103,7 +105,7 @@ static void list_pipeline(const Space *space, Pipelines *list, const ForecastLay
     else if (!searched) refuse(space->search, broken);
 }
 
-/* Each number of stages with each schedule, unless these were given. */
+/* Lists each number of stages with each schedule, unless these were given. */
 static Pipelines list_pipelines(const Space *space, ForecastLayout layout) {
     Pipelines list = {0};
     LayoutConfig *ranks = &layout.ranks;
@@ -123,14 +125,15 @@ static Pipelines list_pipelines(const Space *space, ForecastLayout layout) {
     return list;
 }
 
-/* Whether the layout is one for optimizer.in_backward, if that is given. */
+/* Returns whether the layout permits optimizer.in_backward, if that is set. */
 static bool may_update(const Space *space, const ForecastLayout *layout, Error *error) {
     int64_t microbatches;
     Config rank = forecast_rank(space->config, space->cluster, layout, &microbatches);
     return in_backward_check(&rank, rank.layout.dp * rank.layout.ep, error);
 }
 
-/* Stages of ZeRO that differ: where ranks share nothing out none does, and stages of a pipeline keep whole gradients. */
+/* Adds the distinct ZeRO stages. All are equal if ranks shard nothing, and stages of a pipeline
+ * keep whole gradients. */
 static bool add_zero(Space *space, const SmallPrograms *small, ForecastLayout layout) {
     const LayoutConfig *ranks = &layout.ranks;
     bool search = space->freedom.zero, alone = ranks->tp * ranks->pp == space->cluster->gpus, fits = false;
@@ -146,7 +149,7 @@ static bool add_zero(Space *space, const SmallPrograms *small, ForecastLayout la
     return fits;
 }
 
-/* Every recomputation of some pipelines, which are alike in all that small programs depend on. */
+/* Adds every recomputation of these pipelines. Small programs are the same for all of them. */
 static bool add_recomputations(Space *space, const Pipelines *list, bool *fits, Error *error) {
     bool free = space->freedom.memory || list->items->recompute == RECOMPUTE_AUTO;
     int first = free ? RECOMPUTE_NONE : list->items->recompute, last = free ? RECOMPUTE_BLOCK : first;
@@ -164,13 +167,13 @@ static bool add_recomputations(Space *space, const Pipelines *list, bool *fits, 
     return true;
 }
 
-/* Microbatches of powers of two, as far as any may fit. */
+/* Adds microbatches of powers of two, as long as any may fit. */
 static bool add_microbatches(Space *space, ForecastLayout layout, Error *error) {
     bool search = may_resize(space), fits = true;
     int64_t most = search ? int_max(space->config->batch.tokens / space->config->data.length, 1) : layout.sequences;
     for (layout.sequences = search ? 1 : layout.sequences; layout.sequences <= most && fits; layout.sequences *= 2) {
         Pipelines list = list_pipelines(space, layout);
-        fits = list.count == 0; /* rows that tp does not divide, or more than ranks of few stages have */
+        fits = list.count == 0; /* tp does not divide the rows, or ranks of few stages have fewer rows */
         bool added = !list.count || add_recomputations(space, &list, &fits, error);
         free(list.items);
         if (!added) return false;
@@ -197,7 +200,8 @@ static int by_memory(const void *a, const void *b) {
     return (left->bound.memory > right->bound.memory) - (left->bound.memory < right->bound.memory);
 }
 
-/* Of those that take as long, the one that communicates least in its layers comes first. */
+/* Sorts by time. Among equals, the layout with the least communication in its layers comes
+ * first. */
 static int by_time(const void *a, const void *b) {
     const ForecastCandidate *left = a, *right = b;
     double difference = left->bound.seconds - right->bound.seconds;
@@ -205,12 +209,12 @@ static int by_time(const void *a, const void *b) {
     return difference != 0 ? (difference > 0) - (difference < 0) : by_memory(a, b);
 }
 
-/* Quicker, or as quick in less memory. */
+/* Returns whether `a` is faster, or equally fast with less memory. */
 static bool is_better(const Forecast *a, const Forecast *b) {
     return a->step < b->step || (a->step == b->step && a->memory.total < b->memory.total);
 }
 
-/* Takes the place of the worst of those that were found, if it is better. */
+/* Inserts a forecast if it is better than the worst of a full list, which it then replaces. */
 static void insert(ForecastSearch *search, const Forecast *forecast) {
     bool full = search->count == FORECAST_FOUND;
     if (full && !is_better(forecast, &search->found[FORECAST_FOUND - 1])) return;
@@ -219,7 +223,8 @@ static void insert(ForecastSearch *search, const Forecast *forecast) {
     search->found[at] = *forecast;
 }
 
-/* Whether its bound allows that the candidate is the quickest; the first few are forecast anyway, to be shown beside it. */
+/* Returns whether the candidate's bound permits that it is the fastest. The first few are always
+ * forecast, to be shown next to the fastest. */
 static bool may_be_quickest(const Space *space, const ForecastCandidate *candidate) {
     const ForecastSearch *search = space->search;
     return search->count < FORECAST_FOUND || candidate->bound.seconds < search->found->step;
@@ -245,7 +250,7 @@ static bool find_quickest(Space *space, Error *error) {
     return made;
 }
 
-/* Where none fits. */
+/* Finds the layout with the least memory, if none fits. */
 static bool find_smallest(Space *space, Error *error) {
     Forecast *least = space->search->found;
     bool made = true;

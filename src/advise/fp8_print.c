@@ -1,4 +1,5 @@
-/* The table of linear layers by what computes them. Called by the pages of plan=true and smelt size. */
+/* The table of linear layers by how they are computed. Called by the pages of plan=true and smelt
+ * size. */
 #include "advise/fp8_print_internal.h"
 
 #include <string.h>
@@ -6,7 +7,7 @@
 #include "base/math.h"
 #include "model/model.h"
 
-/* By Fp8Choice, in the table. */
+/* Words of the table, by Fp8Choice. */
 static const char *const words[] = {[FP8_CHOSEN] = "fp8",
     [FP8_BY_RULE] = "by rule",
     [FP8_UNEVEN] = "uneven",
@@ -24,7 +25,7 @@ static void print_layer(const Fp8Layer *layer, int width, FILE *file) {
     fputc('\n', file);
 }
 
-/* Percent of the arithmetic of linear layers. */
+/* Returns the FP8 percentage of the arithmetic of linear layers. */
 static double part_in_fp8(const Fp8Layer *layers, int count) {
     double flops = 0, in_fp8 = 0;
     for (int i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-/* One element of a GEMM in double, and how far a device may be from it. Owns nothing. */
+/* One element of a GEMM in double, and the error bound for a device. Owns nothing. */
 #include "advise/gemm_check.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@ static double element(const void *data, GemmType type, bool fnuz, int64_t index)
     return element_get(type == GEMM_BF16 ? 2 : 4, data, index);
 }
 
-/* An element in double: its sum, the largest one on the way there, and the mean square of the terms. */
+/* An element in double: its sum, the largest partial sum, and the mean square of the terms. */
 typedef struct Exact { double sum, peak, squares; } Exact;
 
 static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column) {
@@ -26,13 +26,14 @@ static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column
     return e;
 }
 
-/* A sum of k terms of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order: 32
- * times k 2^-24 rms leaves room and is far from one term that is missing. GPUs truncate, each 16 or 8 terms, whose
- * errors do not cancel: half a unit in the last place of the largest sum in the mean, one at most. Hopper keeps sums
- * of fp8 to about 14 bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms is still far from an
- * element that is wrong, which is off by sqrt(k) rms. Operands that are rounded by up to `rounding` of their rms,
- * each as good as at random, are off by 0.8 sqrt(k) of that: 8 leaves room. C in bf16 is half a unit in its last
- * place off besides. */
+/* A sum of k terms of size `rms`, rounded to fp32 after each term, has an error of about k 2^-25
+ * rms in any order. 32 times k 2^-24 rms leaves room and is far below one missing term. GPUs
+ * truncate after each 16 or 8 terms, and these errors do not cancel: half a unit in the last place
+ * of the largest sum on average, one at most. Hopper keeps FP8 sums to about 14 bits for some steps
+ * (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms is still far below the error of a wrong
+ * element, sqrt(k) rms. Operands rounded by up to `rounding` of their rms, with nearly random
+ * errors, give 0.8 sqrt(k) of that; the factor 8 leaves room. A bf16 C adds half a unit in its last
+ * place. */
 static double bound_of(const Gemm *g, const Exact *e, double rounding) {
     double k = (double)g->k, sums = gemm_is_fp8(g->input) ? 0x1p-13 : 32 * 0x1p-24, last = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
     return (k * sums + 8 * sqrt(k) * rounding) * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + last * fabs(e->sum);

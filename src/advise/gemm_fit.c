@@ -1,18 +1,19 @@
-/* Tile and wave quantisation. A GEMM is cut into tiles of C, one per processor at a time: tiles over the edge are
- * computed in vain, and so is the time of processors without a tile in the last wave. Libraries choose among tiles;
- * so does gemm_fit, by the least loss. Owns nothing.
+/* Tile and wave quantisation. A GEMM is cut into tiles of C, one per processor at a time. The part
+ * of a tile beyond the edge is wasted, and so is the time of processors without a tile in the last
+ * wave. Like the libraries, gemm_fit chooses among tiles, by the least loss. Owns nothing.
  *
- * Smaller tiles read more for each multiplication: a tile of r x c has r c / (r + c) of them per element read. The
- * constants of that loss, and that of rows which are not multiples of 16 bytes, are assumptions in the spirit of
- * NVIDIA's guide to matrix multiplication; a measured table replaces them. */
+ * Smaller tiles read more for each multiplication: a tile of r x c does r c / (r + c)
+ * multiplications per element read. The constants of this loss, and of the loss from rows that are
+ * not multiples of 16 bytes, are assumptions in the spirit of NVIDIA's guide to matrix
+ * multiplication; a measured table replaces them. */
 #include "advise/gemm_fit.h"
 
 #include "base/math.h"
 
-static const double half_intensity = 16;  /* of a tile that runs at half of what an endless one would */
-static const double split_rate = 0.95;    /* of GEMMs cut along k, whose partial sums are added */
+static const double half_intensity = 16;  /* intensity of a tile that runs at half the rate of an infinite one */
+static const double split_rate = 0.95;    /* of GEMMs split along k, whose partial sums must be added */
 static const int64_t least_split = 256;   /* of k */
-static const double below_plateau = 0.05; /* what a GEMM that just reaches the plateau still loses */
+static const double below_plateau = 0.05; /* loss of a GEMM that just reaches the plateau */
 
 double gemm_shape_flops(const GemmShape *shape) { return 2.0 * shape->m * shape->n * shape->k * shape->count; }
 
@@ -45,7 +46,7 @@ GemmFit gemm_fit(const GemmShape *shape, const Hardware *hardware) {
     GemmFit best = {0};
     for (int rows = hardware->tile_rows; rows >= 32 && rows >= hardware->tile_rows / 4; rows /= 2)
         for (int columns = hardware->tile_columns; columns >= 32 && columns >= hardware->tile_columns / 4; columns /= 2)
-            for (int transposed = 0; transposed < 2; transposed++) /* Few tiles of long sums are shared out by cutting k. */
+            for (int transposed = 0; transposed < 2; transposed++) /* Splitting k distributes few tiles with long sums. */
                 for (int splits = 1; splits == 1 || (splits <= 64 && shape->k / splits >= least_split); splits *= 2) {
                     GemmFit fit = fit_tile(shape, hardware, transposed ? columns : rows, transposed ? rows : columns, splits);
                     if (fit.efficiency > best.efficiency) best = fit;

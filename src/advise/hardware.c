@@ -10,17 +10,18 @@
  * Network: one 400 Gb/s card per GPU (ZAYA1's cluster), 200 Gb/s per A100, 800 Gb/s for the 8 dies of a node of MI250
  * (MosaicML's cluster).
  *
- * GEMMs in fp8: an H100's were 1.73 times as quick as in bf16, both of 8192 cubed through cuBLASLt in one run
- * (docs/bench.md); other GPUs gain as much of the ratio of their peaks. A CPU computes them in fp32, at about half the rate of
- * bf16's (docs/bench.md).
+ * FP8 GEMMs: on an H100 they were 1.73 times as fast as in bf16, both of 8192 cubed through
+ * cuBLASLt in one run (docs/bench.md); other GPUs gain the same fraction of the ratio of their
+ * peaks. A CPU computes them in fp32, at about half the bf16 rate (docs/bench.md).
  *
- * A row's MI250 is one of its two dies, which is what the runtime calls a device.
+ * An MI250 row describes one of its two dies, which the runtime calls a device.
  *
- * Rates of the H100 are smelt's own. Of 2026-11-21 (docs/speed.md): linear 740-774 and attention 231-451 TFLOP/s over lengths
- * of 1,024 to 8,192 and heads of 64 and 128, elementwise work 2.3-3.0 TB/s, AdamW 2.88 TB/s. Of a profile on an H200 on
- * 2026-11-27, 4 x 4,096 tokens of ZAYA1's width, in the ratio of the two cards: head 703, experts 612 and 535, attention's
- * gradient 441, CCA's convolutions 41 forward and 46 backward (30 where a rank has half of the tokens or heads), and GEMMs of 16
- * to 32 GFLOP, which lose 7 to 15 us each. */
+ * Rates of the H100 were measured with smelt. On 2026-11-21 (docs/speed.md): linear 740-774 and
+ * attention 231-451 TFLOP/s over lengths of 1,024 to 8,192 and heads of 64 and 128, elementwise
+ * work 2.3-3.0 TB/s, AdamW 2.88 TB/s. From a profile on an H200 on 2026-11-27 (4 x 4,096 tokens of
+ * ZAYA1's width), scaled by the ratio of the two cards: head 703, experts 612 and 535, attention's
+ * gradient 441, CCA's convolutions 41 forward and 46 backward (30 where a rank has half of the
+ * tokens or heads), and GEMMs of 16 to 32 GFLOP, which lose 7 to 15 us each. */
 #include "advise/hardware.h"
 
 #include <math.h>
@@ -36,7 +37,8 @@
 #define GIGA 1e9
 #define GIBI 1073741824.0
 
-/* Groups of a row's fields, in the units of data sheets: TFLOP/s, GiB and TB/s, GB/s. 0 is unknown. */
+/* Groups of a row's fields, in the units of data sheets: TFLOP/s, GiB and TB/s, GB/s. 0:
+ * unknown. */
 #define AMD(short_name, model, code) .name = short_name, .title = "AMD Instinct " model, .target = code, .kind = DEVICE_HIP, .wave = 64, .per_node = 8, .latency = 50e-6
 #define NVIDIA(short_name, model, code)                                                                                                         \
     .name = short_name, .title = "NVIDIA " model, .target = code, .kind = DEVICE_CUDA, .wave = 32, .per_node = 8, .switched = true, .latency = 50e-6
@@ -61,7 +63,8 @@ static const Hardware table[] = {
         LINKS(450, 290, 50), PLATEAU(100), .source = RATES_MEASURED},
     {NVIDIA("h200", "H200 SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), FP8(1978.9), MEMORY(139.8, 4.8, 4.19),
         LINKS(450, 290, 50), PLATEAU(100)},
-    /* One core of Intel's Sapphire Rapids, which was measured: peak of the fp32 FMA, a GEMM of bf16 in fp32, a copy. */
+    /* One measured core of Intel's Sapphire Rapids: peak of the fp32 FMA, a bf16 GEMM computed in
+     * fp32, a copy. */
     {CPU("cpu", "CPU of this machine"), CORES(1, 32, 64, 32), FLOPS(0.17, 0.15), MEMORY(0, 0, 0.014), LINKS(0, 0, 1.25)},
 };
 enum { ROWS = sizeof table / sizeof *table };
@@ -82,18 +85,19 @@ static const Rates h100_rates = {.gemm = 735 * TERA,
 
 static const double h100_fp8_gain = 1.73, cpu_fp8_gain = 0.5;
 
-/* The row whose rates were measured. */
+/* Returns the row with measured rates. */
 static const Hardware *measured_row(void) {
     const Hardware *row = table;
     while (row->source != RATES_MEASURED) row++;
     return row;
 }
 
-/* What smelt's kernels reach in the cycle model of AMD's GPUs (docs/amd.md, 2026-11-28): of the matrix units' peak, in FLOPs as
- * op_cost counts them, and of what copies reach. GEMMs of 8192 cubed; the head of Llama 3.2 1B; ZAYA1-8B's experts, and their
- * gradients of weights; each without what its last, partly filled wave loses, which gemm_fit knows. Attention: 32 heads of 128 over
- * 4,096 tokens. CCA: of ZAYA1-8B, 16,384 tokens, forward and backward. The head on gfx950 and gfx90a was not modelled, and has
- * that of gfx942. */
+/* Rates of smelt's kernels in the cycle model of AMD's GPUs (docs/amd.md, 2026-11-28), as fractions
+ * of the matrix units' peak, in FLOPs as op_cost counts them, and of the rate of copies. GEMMs of
+ * 8192 cubed; the head of Llama 3.2 1B; ZAYA1-8B's experts, and their weight gradients; each
+ * without the loss of the last, partly filled wave, which gemm_fit models. Attention: 32 heads of
+ * 128 over 4,096 tokens. CCA: of ZAYA1-8B, 16,384 tokens, forward and backward. The head on gfx950
+ * and gfx90a was not modelled and takes the value of gfx942. */
 typedef struct ModelledShares {
     const char *target;
     double gemm, head, experts, expert_weights, attention, attention_gradient, convolution, memory, optimizer;
@@ -105,7 +109,8 @@ static const ModelledShares modelled[] = {
     {"gfx90a", 0.95, 0.72, 0.89, 0.73, 0.56, 0.40, 0.24, 0.9, 1},
 };
 
-/* The model leaves out that clocks fall under load: GEMMs of HipKittens' structure take 0.87 of the rate that it gives them. */
+/* The model ignores that clocks fall under load: GEMMs with HipKittens' structure reach 0.87 of the
+ * modelled rate. */
 static const double loaded_clock = 0.87;
 
 static void multiply_rates(Rates *rates, double compute, double memory) {
@@ -125,8 +130,8 @@ static double usual_copy(const Hardware *hardware) {
     return hardware->best_bandwidth > 0 ? hardware->best_bandwidth : share * hardware->bandwidth;
 }
 
-/* A processor on which smelt was neither measured nor modelled keeps the ratios of the H100: of each rate to its best GEMM or
- * copy. */
+/* Scales all rates of the H100 by the ratio of best GEMMs or copies, for a processor on which smelt
+ * was neither measured nor modelled. */
 static void scale_rates(Hardware *hardware) {
     multiply_rates(
         &hardware->rates, usual_gemm(hardware) / measured_row()->best_bf16, usual_copy(hardware) / measured_row()->best_bandwidth);
@@ -138,14 +143,14 @@ static const ModelledShares *modelled_shares(const char *target) {
     return NULL;
 }
 
-/* FLOP/s of a share of the peak, which are no more than the best GEMM that was measured. */
+/* Returns the FLOP/s of a fraction of the peak, capped at the best measured GEMM. */
 static double modelled_rate(const Hardware *hardware, double share) {
     double rate = loaded_clock * share * hardware->peak_bf16;
     return hardware->best_bf16 > 0 ? fmin(rate, hardware->best_bf16) : rate;
 }
 
 static void take_modelled_rates(Hardware *hardware, const ModelledShares *shares) {
-    const double length = 4096; /* of the attention that was modelled */
+    const double length = 4096; /* of the modelled attention */
     Rates *rates = &hardware->rates;
     rates->gemm = modelled_rate(hardware, shares->gemm);
     rates->head = modelled_rate(hardware, shares->head);
@@ -178,7 +183,8 @@ static void describe_machine(Hardware *cpu) {
     cpu->best_bandwidth *= cpu->processors;
 }
 
-/* The row `index`, completed by what this machine has, what was modelled, or the H100 in proportion. */
+/* Returns row `index`, completed from this machine, from the model, or from the H100 in
+ * proportion. */
 static Hardware complete_row(int index) {
     Hardware hardware = table[index];
     hardware.rates = h100_rates;
@@ -204,7 +210,7 @@ bool hardware_find(Hardware *hardware, const char *name, Error *error) {
     return error_set(error, ERROR_USAGE, "gpu='%s' is not in the table of hardware: give one of %s", name, hardware_names());
 }
 
-/* The driver's name of a GPU contains the row's: "NVIDIA H100 80GB HBM3". */
+/* Finds the row whose name is part of the driver's name of the GPU: "NVIDIA H100 80GB HBM3". */
 bool hardware_of_device(Hardware *hardware, const Device *device) {
     const DeviceInfo *info = device_info(device);
     for (int i = 0; i < ROWS; i++) {
@@ -248,7 +254,7 @@ bool hardware_trains_fp8(const Hardware *hardware) {
     return trains;
 }
 
-/* Programs in fp8 are planned for processors, too, for which smelt has no such kernels yet. */
+/* FP8 programs are also planned for processors for which smelt has no FP8 kernels yet. */
 Device *hardware_device(const Hardware *hardware) {
     Device *device = describe(hardware);
     if (hardware->peak_fp8 > 0) device->info.gemm_inputs |= fp8_inputs;

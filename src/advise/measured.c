@@ -1,5 +1,5 @@
-/* Reading what `smelt bench` measured. Everything in the file is checked before use: it may come from anywhere. Owns
- * the rows of a Measured. */
+/* Reads the results of `smelt bench`. Everything in the file is checked before use, because the
+ * file is not trusted. Owns the rows of a Measured. */
 #include "advise/measured.h"
 
 #include <jansson.h>
@@ -13,7 +13,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 
-static const double farthest = 2; /* sum of |log2| of the ratios of m, n and k up to which shapes compare */
+static const double farthest = 2; /* limit for comparable shapes: sum of |log2| of the ratios of m, n and k */
 static const double most_size = 1e9, most_rate = 1e6;
 
 static bool get_size(const json_t *row, const char *name, int64_t *value) {
@@ -32,7 +32,7 @@ static const char *get_text(const json_t *row, const char *name) {
     return text ? text : "";
 }
 
-/* Of several rows of one shape (programs, layouts) the quickest stays. */
+/* Keeps the fastest of several rows of one shape (programs, layouts). */
 static void add_gemm(Measured *measured, MeasuredGemm gemm) {
     measured->best = fmax(measured->best, gemm.tflops * 1e12);
     for (int i = 0; i < measured->count; i++) {

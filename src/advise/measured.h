@@ -1,4 +1,5 @@
-/* Results of `smelt bench gemm` and `bench memory` on a machine, which replace the rules and rates of the table. */
+/* Results of `smelt bench gemm` and `bench memory` on a machine; they replace the rules and rates
+ * of the table. */
 #pragma once
 
 #include "base/error.h"
@@ -15,14 +16,15 @@ typedef struct Measured {
     MeasuredGemm *gemms; /* bf16 */
     int count;
     double best;      /* FLOP/s of the best GEMM */
-    double bandwidth; /* bytes/s of the best copy in memory; 0: none was measured */
+    double bandwidth; /* bytes/s of the best memory copy; 0: not measured */
 } Measured;
 
-/* Reads the JSON of `smelt bench`: a list of rows, or an object whose "rows" or "results" is one. Rows with m, n, k
- * and tflops (and a `type` of bf16, where it is given) are GEMMs; rows with a kernel "copy", level "memory" and gbps
- * are copies. ERROR_DATA when it holds neither or is no such file. */
+/* Reads the JSON of `smelt bench`: a list of rows, or an object whose "rows" or "results" is such a
+ * list. Rows with m, n, k and tflops (and a `type` of bf16, if given) are GEMMs. Rows with a kernel
+ * "copy", level "memory" and gbps are copies. ERROR_DATA if the file has neither or is not such a
+ * file. */
 bool measured_read(Measured *measured, const char *path, Error *error);
 void measured_free(Measured *measured);
-/* The measured shape nearest to m x n x k in ratio, NULL when all three ratios together are more than a factor of 4
- * away. */
+/* Returns the measured shape nearest to m x n x k in ratio; NULL if the three ratios together
+ * exceed a factor of 4. */
 const MeasuredGemm *measured_find(const Measured *measured, int64_t m, int64_t n, int64_t k);

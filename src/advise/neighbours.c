@@ -1,12 +1,13 @@
-/* Better neighbours: every dimension is moved to good values near it, and the width of the MLP or of the experts is
- * then solved for, since the number of parameters is linear in it. Owns nothing. */
+/* Finds better neighbours. Every dimension is moved to good values near it. Then the width of the
+ * MLP or of the experts is solved for, because the number of parameters is linear in it. Owns
+ * nothing. */
 #include <math.h>
 #include <string.h>
 
 #include "advise/size.h"
 #include "base/math.h"
 
-static const double tolerance = 0.01; /* of the number of parameters */
+static const double tolerance = 0.01; /* fraction of the number of parameters */
 
 static int64_t round_near(double value, int64_t to) { return int_max((int64_t)llround(value / (double)to), 1) * to; }
 
@@ -21,7 +22,7 @@ static bool is_better(const Neighbour *a, const Neighbour *b) {
     return fabs(x / y - 1) < 1e-3 ? a->changes < b->changes : x < y;
 }
 
-/* Keeps the best, in order. What is as quick as one that changes no more is not worth telling. */
+/* Keeps the best neighbours in order. Drops one that is as fast as another with no more changes. */
 static void insert(Neighbour *list, int *count, const Neighbour *item) {
     for (int i = 0; i < *count; i++)
         if (fabs(list[i].estimate.seconds / item->estimate.seconds - 1) < 1e-3 && list[i].changes <= item->changes) return;
@@ -33,7 +34,7 @@ static void insert(Neighbour *list, int *count, const Neighbour *item) {
     list[at] = *item;
 }
 
-/* Whether the rest of the configuration allows the model, and no rule finds a fault. */
+/* Returns whether the rest of the configuration allows the model and no rule finds a fault. */
 static bool is_good(const SizeQuestion *question, ModelConfig *model) {
     Config config = *question->config;
     Error ignored = {0};
@@ -49,13 +50,13 @@ static bool is_good(const SizeQuestion *question, ModelConfig *model) {
 typedef struct Search {
     const SizeQuestion *question;
     SizeEstimate now;
-    bool faulty; /* the model itself: then slower ones without faults are neighbours too */
+    bool faulty; /* the model itself has faults: slower models without faults are then neighbours too */
     Neighbour *list;
     int count;
-    Neighbour simplest; /* with the fewest changes; 0 of them: none yet */
+    Neighbour simplest; /* with the fewest changes; 0 changes: none yet */
 } Search;
 
-/* Tries widths of the MLP around the one that gives the number of parameters. */
+/* Tries widths of the MLP around the one that preserves the number of parameters. */
 static void try_widths(Search *search, ModelConfig model) {
     static const int64_t units[] = {256, 128, 64};
     const SizeQuestion *question = search->question;

@@ -1,4 +1,5 @@
-/* The page of plan=true. Memory is that of the plan, speed is a forecast's. Owns nothing. Called by `smelt train`. */
+/* The page of plan=true. Memory comes from the plan, speed from a forecast. Owns nothing. Called by
+ * `smelt train`. */
 #include "advise/plan_page.h"
 
 #include <math.h>
@@ -23,7 +24,8 @@ static void print_length(const Config *config, const Phases *phases, FILE *file)
     else fprintf(file, "steps       %lld, in all %s tokens\n", (long long)config->steps, tokens);
 }
 
-/* "layout      dp 4, pp 2, tp 2" and what one of these ranks is, where a copy of the model is on several. */
+/* Prints "layout      dp 4, pp 2, tp 2" and the place of one rank, if a copy of the model spans
+ * several ranks. */
 static void print_layout(const Session *session, FILE *file) {
     const Mesh *mesh = session->mesh;
     char place[96];
@@ -58,7 +60,7 @@ static void print_model(const Session *session, const Phases *phases, FILE *file
     fprintf(file, "program     %d operations, %s FLOP a token\n\n", session->model.graph->node_count, operations);
 }
 
-/* What the memory would be without the recipe. */
+/* Prints the memory without the FP8 recipe. */
 static bool print_without_fp8(const Session *session, FILE *file, Error *error) {
     SCOPED(session_free) Session plain = {0};
     Config config = *session->config;
@@ -103,7 +105,7 @@ static void print_traffic(const Session *session, FILE *file) {
     }
 }
 
-/* Only of a processor that the table of hardware has. */
+/* Succeeds only for a processor in the table of hardware. */
 static bool forecast_session(const Session *session, Forecast *forecast) {
     const Config *config = session->config;
     ForecastLayout layout = {config->layout, config->recompute, config->batch.sequences};
@@ -135,7 +137,8 @@ static void print_forecast(const Session *session, int64_t done, FILE *file) {
     fputc('\n', file);
 }
 
-/* Whether the checks of a configuration would give the setting this value if it were left out: head_dim, context. */
+/* Returns whether the checks of a configuration would derive this value if the setting were left
+ * out: head_dim, context. */
 static bool is_derived(const Config *config, const Option *option, const char *value, const char *usual) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     SCOPED_FREE char *assignment = memory_format("%s=%s", option->name, usual);
@@ -167,7 +170,7 @@ static void print_settings(const Config *config, FILE *file) {
 
 static const char *const policies[] = {"none", "norm", "attention", "block"};
 
-/* What recompute=auto comes to: what the fullest stage of a pipeline has to compute again. */
+/* Resolves recompute=auto: returns what the fullest stage of a pipeline must recompute. */
 static int choose_recompute(const Config *config, int ranks, Device *device, int64_t available) {
     int64_t beside = config->layout.cp * config->layout.ep * config->layout.tp;
     int policy = RECOMPUTE_NONE;
@@ -176,8 +179,8 @@ static int choose_recompute(const Config *config, int ranks, Device *device, int
     return policy;
 }
 
-/* Plans one rank of each pipeline stage; *session, empty before, is the one that needs most. The caller frees it in any
- * case. */
+/* Plans one rank of each pipeline stage. *session, initially empty, becomes the one that needs the
+ * most memory. The caller always frees it. */
 static bool plan_fullest(Session *session, const Config *config, int ranks, Device *device, Error *error) {
     int64_t beside = config->layout.cp * config->layout.ep * config->layout.tp;
     bool planned = session_plan_rank(session, config, device, 0, ranks, error);
@@ -194,7 +197,8 @@ static bool plan_fullest(Session *session, const Config *config, int ranks, Devi
 
 /* -- Phases -------------------------------------------------------------------------------------------------------- */
 
-/* "1 pretrain: steps 1 to 30, ..." and what it needs; adds its seconds to `*seconds`, NaN where they are not known. */
+/* Prints "1 pretrain: steps 1 to 30, ..." and the phase's needs; adds its seconds to `*seconds`,
+ * NaN if they are unknown. */
 static void print_phase(const Session *session, const Phases *phases, const Position *start, double *seconds, FILE *file) {
     const Config *config = session->config;
     Forecast forecast;
@@ -216,7 +220,8 @@ static void print_phase(const Session *session, const Phases *phases, const Posi
     fputc('\n', file);
 }
 
-/* Plans every phase that a run of the mixture reaches; `*largest` is the one that needs the most memory. */
+/* Plans every phase that a run of the mixture reaches; `*largest` is the phase that needs the most
+ * memory. */
 static bool print_phases(const Config *config, const Phases *phases, int ranks, Device *device, int *largest, FILE *file, Error *error) {
     int64_t most = 0;
     double seconds = 0;

@@ -1,4 +1,4 @@
-/* Reading a configuration with settings on top, and the processor that it is judged for. */
+/* Reads a configuration with settings applied, and the processor to judge it for. */
 #include "advise/settings.h"
 
 #include "backend/backend.h"
@@ -10,8 +10,8 @@
 #include "train/source.h"
 #include "train/train.h"
 
-/* A model folder says nothing of how it is trained: sequences as long as the model knows, up to what is usual, and
- * steps of many of them, unless settings say otherwise. */
+/* Sets what a model folder does not specify about training: sequences of the model's context, up to
+ * the usual length, and steps of many sequences, unless settings say otherwise. */
 static void assume(Config *config, const char *path) {
     enum { LENGTH = 8192, SEQUENCES = 64 };
     bool all = config->data.length && config->batch.sequences && config->batch.tokens;
@@ -37,7 +37,7 @@ bool settings_read(Config *config, const char *path, const OptionStrings *settin
         read = options_set(&config_table, config, strings, settings->items[i], error) &&
                options_set(&config_table, &said, strings, settings->items[i], error);
     if (model) assume(config, path);
-    if (!file && !said.layout.dp) config->layout.dp = 0; /* copies of the run were for its own ranks */
+    if (!file && !said.layout.dp) config->layout.dp = 0; /* the run's number of copies was for its own ranks */
     if (!read || !needs_check(config, &said, error) || !phases_resolve(config, error) || !corpus_resolve(config, strings, error))
         return false;
     if (!config_check(config, error) || !corpus_resolve_steps(config, 0, (Position){0}, error)) return false;
@@ -45,7 +45,7 @@ bool settings_read(Config *config, const char *path, const OptionStrings *settin
     return true;
 }
 
-/* Of the device that training would choose on this machine. */
+/* Finds the hardware of the device that training would choose on this machine. */
 static bool own_hardware(Hardware *hardware, Error *error) {
     Device *device = device_open(DEVICE_AUTO, 0, error);
     if (!device) return false;

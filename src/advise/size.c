@@ -1,5 +1,5 @@
-/* The rules. Each looks at one dimension; its cost is the difference in modelled time to the same model with that
- * dimension fixed. Owns nothing. */
+/* The rules. Each rule looks at one dimension. Its cost is the difference in modelled time to the
+ * same model with that dimension fixed. Owns nothing. */
 #include "advise/size.h"
 
 #include <math.h>
@@ -31,7 +31,7 @@ static SizeEstimate estimate_layers(const SizeQuestion *question, const ModelCon
 static double extend(double two, double three, int64_t layers) { return two + (three - two) * (double)(layers - 2); }
 
 SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *model) {
-    bool alike = model->single_layers == 0; /* all layers are */
+    bool alike = model->single_layers == 0; /* all layers are alike */
     if (model->layers <= 3 || !alike) return estimate_layers(question, model, model->layers);
     SizeEstimate two = estimate_layers(question, model, 2), three = estimate_layers(question, model, 3);
     return (SizeEstimate){.seconds = extend(two.seconds, three.seconds, model->layers),
@@ -39,7 +39,8 @@ SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *mode
         .active = extend(two.active, three.active, model->layers)};
 }
 
-/* Part of the time that `fixed` saves for each parameter that a token uses: a larger model may take longer. */
+/* Returns the fraction of the time per active parameter that `fixed` saves; a larger model may take
+ * longer. */
 static double saved_by(const SizeQuestion *question, const ModelConfig *fixed) {
     SizeEstimate now = size_estimate(question, &question->config->model), then = size_estimate(question, fixed);
     return 1 - then.seconds / then.active / (now.seconds / now.active);
@@ -61,7 +62,8 @@ __attribute__((format(printf, 6, 7))) static void add(
 
 static int64_t alignment(const SizeQuestion *question) { return question->hardware.kind == DEVICE_CPU ? CPU_ALIGNMENT : ALIGNMENT; }
 
-/* A dimension of GEMMs, `offset` bytes into the model's configuration: rows of 16-byte loads, whole tiles. */
+/* Checks a dimension of GEMMs, `offset` bytes into the model's configuration: rows of 16-byte
+ * loads, whole tiles. */
 static void check_multiple(Sizing *sizing, const SizeQuestion *question, const char *name, size_t offset) {
     ModelConfig fixed = question->config->model;
     int64_t *dimension = (int64_t *)((char *)&fixed + offset), value = *dimension, unit = alignment(question);
@@ -112,7 +114,7 @@ static void check_tensor(Sizing *sizing, const SizeQuestion *question) {
     } rules[] = {{"model.heads", model->heads, 1}, {"model.kv_heads", model->kv_heads, 1}, {"model.ffn", model->ffn, ALIGNMENT},
         {"model.vocabulary", model->vocabulary, ALIGNMENT}};
     for (int i = 0; i < 4; i++) {
-        bool good = rules[i].value % (parts * rules[i].unit) == 0, padded = i == 3; /* a vocabulary is padded */
+        bool good = rules[i].value % (parts * rules[i].unit) == 0, padded = i == 3; /* a vocabulary can be padded */
         add(sizing,
             good     ? VERDICT_OK
             : padded ? VERDICT_NOTE
@@ -158,7 +160,7 @@ static void check_expert_tokens(Sizing *sizing, const SizeQuestion *question) {
 
 /* -- GEMMs of the whole program --------------------------------------------------------------------------------- */
 
-/* What quantisation and GEMMs below the plateau take of a microbatch's time. */
+/* Checks how much of a microbatch's time is lost to quantization and to GEMMs below the plateau. */
 static void check_gemms(Sizing *sizing, const SizeQuestion *question) {
     const Config *config = question->config;
     SCOPED(model_free)

@@ -1,6 +1,7 @@
-/* Sizing rules: whether the dimensions of a model suit a processor, and what it costs where they do not. The rules
- * are those of arXiv 2401.14489 and of the ZAYA1 paper (arXiv 2511.17127); the costs come from the work of the very
- * program that would train, with tile and wave quantisation of each of its GEMMs (gemm_fit.h). */
+/* Sizing rules: whether the dimensions of a model suit a processor, and the cost if they do not.
+ * The rules are those of arXiv 2401.14489 and of the ZAYA1 paper (arXiv 2511.17127). The costs come
+ * from the program that would train, with tile and wave quantization of each of its GEMMs
+ * (gemm_fit.h). */
 #pragma once
 
 #include <stdio.h>
@@ -9,20 +10,20 @@
 #include "advise/measured.h"
 #include "advise/work.h"
 
-/* A note is worth knowing, and no fault of the model's dimensions. */
+/* A note is information, not a fault of the model's dimensions. */
 typedef enum Verdict { VERDICT_OK, VERDICT_NOTE, VERDICT_FAULT } Verdict;
 
 typedef struct Finding {
     Verdict verdict;
     const char *dimension; /* "model.vocabulary" */
     int64_t value;
-    char text[256]; /* what the rule wants, and what follows */
-    double cost;    /* part of a step's time that the fix saves for as many tokens; 0: not known or none */
+    char text[256]; /* the rule's requirement, and the consequence */
+    double cost;    /* fraction of a step's time that the fix saves for the same number of tokens; 0: unknown or none */
 } Finding;
 
 enum { SIZE_FINDINGS = 24 };
 
-/* What a configuration is judged for. */
+/* The subject of a judgement. */
 typedef struct SizeQuestion {
     const Config *config; /* checked */
     Hardware hardware;
@@ -36,17 +37,18 @@ typedef struct Sizing {
 } Sizing;
 void size_check(Sizing *sizing, const SizeQuestion *question);
 
-/* Time of one microbatch per token, parameters: of any model, from programs of two and three layers (all that follow
- * are alike). */
+/* Estimates the time of one microbatch per token, and the parameters, for any model, from programs
+ * of two and three layers (all later layers are alike). */
 typedef struct SizeEstimate { double seconds, parameters, active; } SizeEstimate;
 SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *model);
 
-/* Gives the model heads of `head_dim` columns: about `queries` columns in all, and as many queries for each key as
- * before. */
+/* Gives the model heads of `head_dim` columns: about `queries` columns in total, with the same
+ * number of queries per key as before. */
 void size_set_heads(ModelConfig *model, int64_t head_dim, int64_t queries);
 
-/* Models without faults, quicker than this one unless it has faults itself, and with the same number of parameters,
- * within 1%, the quickest first; the one with the fewest changes is among them (neighbours.c). */
+/* Finds models without faults that have the same number of parameters within 1%, fastest first.
+ * They are faster than this model, unless it has faults itself. The one with the fewest changes is
+ * among them (neighbours.c). */
 typedef struct Neighbour {
     ModelConfig model;
     SizeEstimate estimate;
@@ -55,18 +57,18 @@ typedef struct Neighbour {
 enum { SIZE_NEIGHBOURS = 5 };
 int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIGHBOURS]);
 
-/* Experts of other widths with the same number of parameters (experts.c): training's time per token against that of
- * decoding. */
+/* Experts of other widths with the same number of parameters (experts.c): training time per token
+ * against decoding time. */
 typedef struct ExpertChoice {
     int64_t experts, width, chosen;
     double tokens;     /* rows of one expert's GEMMs in a microbatch */
-    double efficiency; /* of the first of them, together */
+    double efficiency; /* of the first GEMMs of all experts together */
     double training;   /* tokens/s */
-    double decode[2];  /* seconds of a decoding step for 1 and 32 sequences, by the weights that it reads */
-    double active;     /* parameters for a token */
+    double decode[2];  /* seconds of a decoding step for 1 and 32 sequences, from the bytes of weights that it reads */
+    double active;     /* parameters per token */
 } ExpertChoice;
 enum { SIZE_EXPERT_CHOICES = 6 };
 int size_experts(const SizeQuestion *question, ExpertChoice choices[SIZE_EXPERT_CHOICES]);
 
-/* Findings, then GEMMs, neighbours and experts. */
+/* Prints findings, then GEMMs, neighbours and experts. */
 void size_print(const Sizing *sizing, const SizeQuestion *question, FILE *file);

@@ -1,4 +1,4 @@
-/* How a sizing is shown: findings, the GEMMs with their tiles, better neighbours, widths of experts. */
+/* Prints a sizing: findings, the GEMMs with their tiles, better neighbours, widths of experts. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Counts collectives by the plans of a session: those of nodes by their operations' rules, those of buckets by ZeRO's
- * stage. Owns nothing. */
+/* Counts collectives from the plans of a session: nodes by their operations' rules, buckets by the
+ * ZeRO stage. Owns nothing. */
 #include "advise/traffic.h"
 
 #include <assert.h>
@@ -23,7 +23,7 @@ BucketTraffic traffic_of_bucket(const Layout *layout, const LayoutBucket *bucket
     const Mesh *mesh = layout->mesh;
     const MeshAxes replica = MESH(AXIS_REPLICA);
     double bytes = (double)(bucket->end - bucket->begin), weights = (double)precision_weight_offset(precision, bucket->end - bucket->begin);
-    if (bucket->coded) weights = bytes / (double)bucket->element_bytes; /* of fp8 */
+    if (bucket->coded) weights = bytes / (double)bucket->element_bytes; /* FP8 bytes */
     double gradients = layout->reduces_in_bf16 && !bucket->vectors ? bytes / 2 : bytes;
     if (bucket->frozen) return (BucketTraffic){0};
     if (!bucket->sharded) return (BucketTraffic){.reduce = twice(cluster_gather(mesh, bucket->axes, gradients))};
@@ -64,7 +64,8 @@ static void count_buckets(TrafficTable *table, const Session *session, double mi
     }
 }
 
-/* What stages of a pipeline send each other: the output of every chunk, and the gradient of its input. */
+/* Counts the transfers between stages of a pipeline: the output of every chunk, and the gradient of
+ * its input. */
 static void count_transfers(TrafficTable *table, const Session *session, double microbatches) {
     const Graph *graph = session->model.graph;
     for (int c = 0; c < session->model.chunk_count; c++) {

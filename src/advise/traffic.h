@@ -1,20 +1,21 @@
-/* What a rank sends in a step: the collectives of its programs and those of the exchange of gradients and weights, as
- * they are planned. */
+/* The bytes that a rank sends in a step: the planned collectives of its programs and of the
+ * exchange of gradients and weights. */
 #pragma once
 
 #include "graph/op.h"
 #include "train/session.h"
 
-/* Of one bucket (layout/exchange.h): the sum of its gradients among the ranks that share it out, then of each shard among
- * replicas, and the gathering of its weights. Bytes are 0 where there is none. */
+/* Traffic of one bucket (layout/exchange.h): the sum of its gradients among the ranks that shard
+ * it, the sum of each shard among replicas, and the gathering of its weights. Bytes are 0 if there
+ * is none. */
 typedef struct BucketTraffic { Traffic reduce, replicas, gather; } BucketTraffic;
 BucketTraffic traffic_of_bucket(const Layout *layout, const LayoutBucket *bucket, Precision precision);
 
-/* How often gradients are summed in a step of so many microbatches: after each one where ranks hold only their shards of
- * gradients. */
+/* Returns how often gradients are summed in a step of `microbatches` microbatches: after each one
+ * if ranks hold only their shards of gradients. */
 double traffic_reductions(const Layout *layout, double microbatches);
 
-/* Of an operation over the groups of some axes. */
+/* An operation over the groups of some axes. */
 typedef struct TrafficRow {
     const char *operation;
     MeshAxes axes;
@@ -26,8 +27,8 @@ typedef struct TrafficTable {
     int count;
 } TrafficTable;
 void traffic_count(TrafficTable *table, const Session *session);
-/* "tp", "dp.cp": the axes of a group that have more than one rank, by the user's words. */
+/* Writes the axes of a group that have more than one rank, with the user's names: "tp", "dp.cp". */
 void traffic_name_axes(const Mesh *mesh, MeshAxes axes, char *text, size_t size);
 
-/* Microbatches of a step of the rank that has most. */
+/* Returns the microbatches per step of the rank that has the most. */
 int64_t traffic_microbatches(const Session *session);

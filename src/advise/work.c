@@ -1,5 +1,5 @@
-/* From nodes to time. The shapes are read off the node's tensors, operations and bytes are those of the operation's
- * own cost rule. Owns nothing. */
+/* From nodes to time. Shapes are read from the node's tensors; operations and bytes come from the
+ * operation's cost rule. Owns nothing. */
 #include "advise/work.h"
 
 #include <math.h>
@@ -18,7 +18,8 @@ const char *work_class_name(WorkClass class) {
     return names[class];
 }
 
-/* The weight's gradient sums over tokens, which are no row of anything; in the others k is a row of an operand. */
+/* Returns a GEMM over tokens. Its k is the row length of an operand; the GEMM of a weight gradient
+ * sums over tokens instead, which are not a row length. */
 static GemmShape of_tokens(int64_t tokens, int64_t to, int64_t from, int64_t count) {
     return (GemmShape){tokens, to, from, count, to | from};
 }
@@ -32,13 +33,13 @@ static GemmShape linear_gemm_shape(const Graph *graph, const Node *node) {
     return node->op == OP_linear ? of_tokens(s.rows, s.out, s.in, 1) : of_tokens(s.rows, s.in, s.out, 1);
 }
 
-/* That of the frozen layer: its adapters have little depth. */
+/* Returns the shape of the frozen layer's GEMM, because the adapters' GEMMs are thin. */
 static GemmShape adapted_gemm_shape(const Graph *graph, const Node *node) {
     LinearShape s = adapted_linear_shape(graph, node);
     return node->op == OP_adapted_linear ? of_tokens(s.rows, s.out, s.in, 1) : of_tokens(s.rows, s.in, s.out, 1);
 }
 
-/* One GEMM per expert, with the rows that it has when all have alike. */
+/* Returns one GEMM per expert, with the rows of an even load. */
 static GemmShape expert_gemm_shape(const Graph *graph, const Node *node) {
     LinearShape s = grouped_linear_node_shape(graph, node);
     int64_t experts = graph_get(graph, grouped_linear_node_weight(node))->shape[0], tokens = (s.rows + experts - 1) / experts;
@@ -46,7 +47,7 @@ static GemmShape expert_gemm_shape(const Graph *graph, const Node *node) {
     return node->op == OP_grouped_linear ? of_tokens(tokens, s.out, s.in, experts) : of_tokens(tokens, s.in, s.out, experts);
 }
 
-/* A [m, k] and B [n, k], of experts [experts, n, k]. */
+/* A [m, k] and B [n, k]; with experts B is [experts, n, k]. */
 static GemmShape fp8_gemm_shape(const Graph *graph, const Node *node) {
     const Fp8LinearAttributes *attributes = node->attributes;
     const Tensor *a = graph_get(graph, node->in[FP8_LINEAR_A]), *b = graph_get(graph, node->in[FP8_LINEAR_B]);
