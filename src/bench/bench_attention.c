@@ -1,6 +1,7 @@
-/* Attention, causal unless asked otherwise, forward and backward, over lengths and head sizes: the operation that training uses, run as a
- * program of one node and its gradient. Only the nodes are timed. Operations are counted as the operation's own cost
- * rule says: those products that causality (and a window) leaves. */
+/* Attention, causal by default, forward and backward, over lengths and head sizes. It runs
+ * training's operation as a program of one node and its gradient. Only the nodes are timed.
+ * Operations are counted by the operation's cost rule: the products that causality (and a window)
+ * leaves. */
 
 #include "base/rng.h"
 #include "base/sort.h"
@@ -38,7 +39,7 @@ static const BenchColumn columns[] = {{"pass", BENCH_TEXT, 8}, {"type", BENCH_TE
 
 /* -- One shape ----------------------------------------------------------------------------------------------------- */
 
-/* Seconds of a run by pass, and what the cost rule says of it. */
+/* Seconds of a run by pass, and the cost rule's values. */
 typedef struct Passes { double seconds[2], flops[2], bytes[2]; } Passes;
 
 static bool add_seconds(void *context, const Graph *graph, int node, double seconds) {
@@ -54,7 +55,7 @@ static bool add_seconds(void *context, const Graph *graph, int node, double seco
 typedef struct Program {
     Graph *graph;
     Executor *executor;
-    TensorId inputs[2], positions; /* qkv and the gradient of the result */
+    TensorId inputs[2], positions; /* qkv and the gradient of the output */
 } Program;
 
 static void fill(const Program *program, TensorId tensor, uint64_t seed) {
@@ -92,7 +93,7 @@ static void close_program(Program *program) {
     graph_free(program->graph);
 }
 
-/* Runs until both the repeats and the seconds are reached; medians by pass. */
+/* Runs until both the repeats and the seconds are reached; returns medians by pass. */
 static bool time_passes(Bench *bench, const Program *program, double *median, double *best, Passes *cost, Error *error) {
     enum { MOST = 1000 };
     const BenchOptions *options = bench->options;
@@ -101,7 +102,7 @@ static bool time_passes(Bench *bench, const Program *program, double *median, do
     for (int i = -1; i < MOST && (count < options->repeats || spent < options->seconds); i++) {
         *cost = (Passes){0};
         executor_run_hooked(program->executor, add_seconds, cost);
-        if (i < 0) continue; /* warms up */
+        if (i < 0) continue; /* warm-up */
         for (int pass = 0; pass < 2; pass++) spent += samples[pass][count] = cost->seconds[pass];
         count++;
     }

@@ -1,8 +1,9 @@
-/* Collectives over message sizes and numbers of ranks, in the columns and by the conventions of nccl-tests: the size
- * of a message is that of the whole buffer; algorithm bandwidth is size over time; bus bandwidth scales it so that
- * it can be compared with what a link carries, whatever the number of ranks. Every rank runs this program (mpirun,
- * srun, smelt launch); the first prints. Times are means over the ranks, and the median over repeats. Each operation
- * is run once on small whole numbers before it is timed and compared with what comes out of them exactly. */
+/* Collectives over message sizes and numbers of ranks, in the columns and by the conventions of
+ * nccl-tests. The size of a message is the size of the whole buffer; algorithm bandwidth is size
+ * over time; bus bandwidth scales it to be comparable with a link's bandwidth for any number of
+ * ranks. Every rank runs this program (mpirun, srun, smelt launch), and the first rank prints.
+ * Times are means over the ranks and medians over repeats. Before it is timed, each operation runs
+ * once on small integers, and its result is compared with the exact one. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -36,22 +37,23 @@ static const Option rows[] = {
 static const BenchColumn columns[] = {{"operation", BENCH_TEXT, 14}, {"ranks", 0, 5}, {"size", 0, 12}, {"count", 0, 12},
     {"type", BENCH_TEXT, 5}, {"redop", BENCH_TEXT, 5}, {"root", 0, 4}, {"time", 2, 11}, {"algbw", 3, 9}, {"busbw", 3, 9}, {"wrong", 0, 6}};
 
-/* One operation on one size among one group. */
+/* One operation, with one size and one group. */
 typedef struct Job {
     Comm *comm;
     Device *device;
     Operation operation;
     CommType type;
     int64_t count;           /* elements of the whole message */
-    int64_t *offsets;        /* of each rank's shard, and their end */
-    char *buffer, *received; /* device memory; the second where an operation is not in place */
+    int64_t *offsets;        /* of each rank's shard, and the end of the last */
+    char *buffer, *received; /* device memory; the second if an operation is not in place */
 } Job;
 
 /* -- Operations ---------------------------------------------------------------------------------------------------- */
 
 static int64_t unit_of(CommType type) { return type == COMM_BF16 ? 2 : 4; }
 static bool is_in_place(Operation operation) { return operation != ALL_TO_ALL && operation != SEND_RECV; }
-/* Equal ones: the message is as long as the next multiple of the ranks below what was asked for. */
+/* Returns whether the message is divided into equal shards; its size is then rounded down to a
+ * multiple of the ranks. */
 static bool has_shards(Operation operation) { return operation == REDUCE_SCATTER || operation == ALL_GATHER || operation == ALL_TO_ALL; }
 static bool is_sum(Operation operation) { return operation == ALL_REDUCE || operation == REDUCE_SCATTER; }
 
@@ -71,7 +73,7 @@ static CommTicket issue(const Job *job) {
     return 0;
 }
 
-/* What bus bandwidth is of algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md). */
+/* Returns the ratio of bus bandwidth to algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md). */
 static double bus_factor(Operation operation, int ranks) {
     double others = (double)(ranks - 1) / (double)ranks;
     return operation == ALL_REDUCE ? 2 * others : operation == BROADCAST || operation == SEND_RECV ? 1 : others;
@@ -79,7 +81,7 @@ static double bus_factor(Operation operation, int ranks) {
 
 /* -- Checking ------------------------------------------------------------------------------------------------------ */
 
-/* What rank `rank` brings at an element: 0 to 7, so that sums are exact. */
+/* Returns rank `rank`'s input at an element: 0 to 7, so that sums are exact. */
 static int brought(int rank, int64_t index) { return (int)((index * 3 + rank * 5) % 8); }
 
 static void fill(const Job *job, void *data) {
@@ -87,17 +89,17 @@ static void fill(const Job *job, void *data) {
     for (int64_t i = 0; i < job->count; i++) element_set((size_t)unit_of(job->type), data, i, brought(comm_rank(job->comm), i));
 }
 
-/* Whose shard element `index` lies in. */
+/* Returns the rank that owns the shard of element `index`. */
 static int owner_of(const Job *job, int64_t index) { return (int)(index / job->offsets[1]); }
 
-/* What this rank must hold at an element afterwards. */
+/* Returns the value that this rank must hold at an element afterwards. */
 static double expected(const Job *job, int64_t index) {
     int rank = comm_rank(job->comm), size = comm_size(job->comm), from;
     double sum = 0;
     switch (job->operation) {
     case ALL_GATHER: return brought(owner_of(job, index), index);
     case BROADCAST: return brought(0, index);
-    case ALL_TO_ALL: /* the shard of this rank in what the owner of the place brought */
+    case ALL_TO_ALL: /* this rank's shard of the input of the rank that owns this position */
         from = owner_of(job, index);
         return brought(from, job->offsets[rank] + index - job->offsets[from]);
     case SEND_RECV: return brought((rank + size - 1) % size, index);
@@ -107,7 +109,7 @@ static double expected(const Job *job, int64_t index) {
     }
 }
 
-/* Elements in which `data` is not as expected, of all ranks together. */
+/* Counts the wrong elements of `data` over all ranks. */
 static int64_t count_wrong(const Job *job, const void *data) {
     int rank = comm_rank(job->comm);
     int64_t first = job->operation == REDUCE_SCATTER ? job->offsets[rank] : 0,
@@ -133,7 +135,7 @@ static bool check(const Job *job, int64_t *wrong, Error *error) {
 
 /* -- Timing -------------------------------------------------------------------------------------------------------- */
 
-/* Seconds of one of `calls` calls on this rank. All ranks begin together. */
+/* Measures the seconds per call of `calls` calls on this rank. All ranks start together. */
 static bool time_calls(const Job *job, int64_t calls, double *seconds, Error *error) {
     if (!comm_barrier(job->comm, "bench.start", error)) return false;
     double start = log_seconds();
@@ -143,7 +145,7 @@ static bool time_calls(const Job *job, int64_t calls, double *seconds, Error *er
     return comm_ok(job->comm, error) && device_ok(job->device, error);
 }
 
-/* The slowest rank of a first measurement decides for all how often calls are repeated. */
+/* The slowest rank of a first measurement determines the number of calls for all ranks. */
 static bool time_job(const Job *job, const BenchOptions *options, double *median, Error *error) {
     const int64_t warm = 5;
     double one = 0;
@@ -198,7 +200,7 @@ static bool measure_group(Bench *bench, Comm *comm, const BenchList *sizes, int6
     return good;
 }
 
-/* For each of `ranks`: that many of the first ranks measure, the others wait. */
+/* For each number in `ranks`, the first ranks measure and the others wait. */
 static bool measure_groups(Bench *bench, Comm *all, const BenchList *ranks, const BenchList *sizes, int64_t *wrong_sum, Error *error) {
     bool good = true;
     for (int i = 0; good && i < ranks->count; i++) {

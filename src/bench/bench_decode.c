@@ -1,6 +1,6 @@
-/* Speed of generation: a prompt that fills a context of random tokens, then tokens one by one, of a configuration with
- * random weights. Started as several ranks they share caches and weights as layout.cp and layout.tp say. Owns the ranks'
- * groups and a generator while it runs. */
+/* Speed of generation for a configuration with random weights: a prompt of random tokens that fills
+ * a context, then single tokens. Several ranks share caches and weights according to layout.cp and
+ * layout.tp. Owns the ranks' groups and a generator while it runs. */
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -25,14 +25,14 @@ static const Option rows[] = {BENCH_ROWS,
 static const BenchColumn columns[] = {{"type", BENCH_TEXT, 9}, {"ranks", 0, 6}, {"cp", 0, 4}, {"tp", 0, 4}, {"context", 0, 9},
     {"prompt", 0, 9}, {"prompt_tokens_s", 1, 16}, {"token_ms", 3, 10}, {"best_ms", 3, 10}, {"tokens_s", 1, 10}, {"sent_bytes", 0, 12}};
 
-enum { WARM = 2 /* tokens: a device chooses algorithms in a program's first run and records it in the second */ };
+enum { WARM = 2 /* tokens: a device chooses algorithms in a program's first run and records it in the second run */ };
 
 typedef struct Decoding {
     Mesh mesh;
     Comm *comm;
     Generator *generator;
     int64_t prompt, tokens;
-    double prompt_seconds, token_seconds, best_seconds; /* median and least of a token */
+    double prompt_seconds, token_seconds, best_seconds; /* median and minimum of a token */
 } Decoding;
 
 static void close_decoding(Decoding *decoding) {
@@ -71,7 +71,7 @@ static bool feed_prompt(Decoding *decoding, const Config *config, Error *error) 
     return done;
 }
 
-/* Bytes that this rank sends for a token, by the rules of the operations. */
+/* Returns the bytes that this rank sends per token, by the rules of the operations. */
 static double sent_bytes(const Graph *graph) {
     double bytes = 0;
     for (int i = 0; i < graph->node_count; i++) {
@@ -83,7 +83,7 @@ static double sent_bytes(const Graph *graph) {
     return bytes;
 }
 
-/* Draws tokens, with all that generation does for one. */
+/* Times drawing tokens, including all work of generation per token. */
 static bool time_tokens(Decoding *decoding, Error *error) {
     SCOPED_FREE double *seconds = memory_allocate((size_t)decoding->tokens * sizeof *seconds);
     for (int64_t i = -WARM; i < decoding->tokens; i++) {

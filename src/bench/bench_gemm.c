@@ -1,8 +1,8 @@
-/* GEMMs: those of a model's training step, or a sweep of shapes. Random normal operands in buffers that rotate, so
- * that each GEMM finds its operands out of the caches, as in training. On a GPU smelt's own kernels and what
- * training chooses (the vendor's library where it is there) side by side, in bf16 and in fp8; on a CPU
- * smelt's own beside oneDNN's in fp32, where that library is there. Three rows of every result are compared with dot
- * products in double. */
+/* GEMMs of a model's training step, or a sweep of shapes. Operands are random normal numbers in
+ * rotating buffers, so that each GEMM finds its operands outside the caches, as in training. On a
+ * GPU it measures smelt's own kernels and training's choice (the vendor's library if present) side
+ * by side, in bf16 and FP8; on a CPU smelt's own kernels and, if present, oneDNN's in fp32. Three
+ * rows of every result are compared with dot products in double. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -47,7 +47,7 @@ static const Option rows[] = {
 
 /* -- Shapes -------------------------------------------------------------------------------------------------------- */
 
-/* A GEMM without its memory; gemm.count says how often a microbatch has it. `wide`: C is in fp32. */
+/* A GEMM without its memory; gemm.count is how often a microbatch has it. `wide`: C is in fp32. */
 typedef struct Shape {
     char name[48];
     int layout;
@@ -73,8 +73,8 @@ static void add_shape(Shapes *shapes, const Shape *shape) {
     array_append(shapes->items, shapes->count, *shape);
 }
 
-/* The GEMM of a layer's forward pass (nt), gradient of the input (nn) or gradient of the weight (tn). `name` is
- * shortened: "self_attn.q_proj" of "d_model.layers.3.self_attn.q_proj.weight". */
+/* Adds the GEMM of a layer's forward pass (nt), input gradient (nn) or weight gradient (tn). `name`
+ * is shortened: "self_attn.q_proj" for "d_model.layers.3.self_attn.q_proj.weight". */
 static void add_layer(Shapes *shapes, int layout, const char *name, bool wide, GemmShape gemm) {
     Shape shape = {.layout = layout, .wide = layout == LAYOUT_TN || (wide && layout == LAYOUT_NT), .gemm = gemm};
     const char *layers = strstr(name, "layers.");
@@ -90,8 +90,8 @@ static int layout_of(int op) {
     return op == OP_linear_grad_input || op == OP_grouped_linear_grad_input ? LAYOUT_NN : LAYOUT_TN;
 }
 
-/* The GEMMs of a node: the LM head's in chunks of at most 4,096 rows, as on GPUs; experts get equal shares of the
- * tokens. */
+/* Adds the GEMMs of a node: the LM head's in chunks of at most 4,096 rows, as on GPUs; experts get
+ * equal shares of the tokens. */
 static void add_node(Shapes *shapes, const Graph *graph, const Node *node) {
     const int64_t head_rows = 4096;
     Work work = work_of_node(graph, node);
@@ -115,7 +115,7 @@ static void shapes_of_model(Shapes *shapes, const Config *config) {
     for (int i = 0; i < model.graph->node_count; i++) add_node(shapes, model.graph, &model.graph->nodes[i]);
 }
 
-/* Every m with every n and k, or with itself where these are not given, in every layout. */
+/* Adds every m with every n and k in every layout; an n or k that is not given equals m. */
 static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, const BenchSizes *sizes, Error *error) {
     const int64_t same = 0; /* as m */
     BenchList m, n = {{same}, 1}, k = {{same}, 1};
@@ -136,7 +136,7 @@ static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, const Be
 
 /* -- A GEMM in memory ---------------------------------------------------------------------------------------------- */
 
-/* Bytes of the operands; A and B lie together. */
+/* Bytes of the operands; A and B are adjacent. */
 typedef struct Sizes { int64_t a, inputs, output; } Sizes;
 
 static GemmType output_of(const Shape *shape, GemmType type) { return shape->wide ? GEMM_F32 : gemm_is_fp8(type) ? GEMM_BF16 : type; }
@@ -147,7 +147,7 @@ static Sizes sizes_of(const Shape *shape, GemmType type) {
     return (Sizes){.a = a, .inputs = a + b, .output = bench_round(g->m * g->n * bench_type_bytes(output_of(shape, type)))};
 }
 
-/* As training calls it: weights' gradients are added to. */
+/* Returns the GEMM as training calls it: weight gradients are accumulated. */
 static Gemm gemm_of(const Shape *shape, GemmType type, const char *inputs, char *output) {
     const GemmShape *s = &shape->gemm;
     bool tn = shape->layout == LAYOUT_TN, nt = shape->layout == LAYOUT_NT;
@@ -167,21 +167,21 @@ static Gemm gemm_of(const Shape *shape, GemmType type, const char *inputs, char 
         .ldc = s->n};
 }
 
-/* provider= without all */
+/* choices of provider=, without all */
 typedef enum Provider { PROVIDER_OWN, PROVIDER_CHOSEN, PROVIDER_ONEDNN, PROVIDER_COUNT } Provider;
 static const char *const provider_names[] = {"own", "chosen", "onednn"};
 
-/* dnnl_sgemm of oneDNN 2 and 3: row-major C = alpha op(A) op(B) + beta C; 0 when it is done. */
+/* dnnl_sgemm of oneDNN 2 and 3: row-major C = alpha op(A) op(B) + beta C; returns 0 on success. */
 typedef int (*Sgemm)(char transpose_a, char transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
     const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 
-/* A and B rotate in one arena and C in another, which nothing reads as A or B: sums of one shape are no random
- * numbers for the next. */
+/* A and B rotate in one arena, C in another that is never read as A or B: the sums of one shape
+ * would not be random inputs for the next. */
 typedef struct Trial {
     const Shape *shape;
     GemmType type;
     Provider provider;
-    void *library; /* oneDNN; NULL: it is not there */
+    void *library; /* oneDNN; NULL: missing */
     Sgemm sgemm;
     BenchArena inputs, outputs;
 } Trial;
@@ -193,7 +193,7 @@ static void find_sgemm(Trial *trial) {
     if (trial->library) trial->sgemm = (Sgemm)dlsym(trial->library, "dnnl_sgemm");
 }
 
-/* False where nobody computes it, which only GEMMs of fp8 meet. */
+/* Returns false if no provider computes it, which happens only to FP8 GEMMs. */
 static bool run_gemm(const Trial *trial, const Gemm *g) {
     Device *device = trial->inputs.device;
     if (trial->provider == PROVIDER_OWN) return device_gemm_own(device, g);
@@ -215,7 +215,7 @@ static void run_trial(void *context, int64_t call) {
 
 /* -- Checking ------------------------------------------------------------------------------------------------------ */
 
-/* Whether a row of C, `c`, is at up to 512 columns what A and B in host memory make. */
+/* Returns whether a row of C, `c`, is correct at up to 512 columns; A and B are in host memory. */
 static bool row_is_right(const Gemm *g, const Device *device, int64_t row, const char *c) {
     const int64_t most_columns = 512;
     int64_t step = divide_up(g->n, most_columns);
@@ -225,8 +225,8 @@ static bool row_is_right(const Gemm *g, const Device *device, int64_t row, const
     return wrong == 0;
 }
 
-/* Makes the GEMM once, with C zero before, and checks its first, middle and last row. `made` is false where nobody
- * computes it. */
+/* Runs the GEMM once, with C zeroed before, and checks its first, middle and last row. `made` is
+ * false if no provider computes it. */
 static bool check_gemm(const Trial *trial, bool *made, bool *right, Error *error) {
     Device *device = trial->inputs.device;
     Sizes sizes = sizes_of(trial->shape, trial->type);
@@ -255,7 +255,7 @@ static const BenchColumn columns[] = {{"gemm", BENCH_TEXT, 30}, {"layout", BENCH
 
 static const char *const type_names[] = {[GEMM_F32] = "fp32", [GEMM_BF16] = "bf16", [GEMM_E4M3] = "e4m3", [GEMM_E5M2] = "e5m2"};
 
-/* `missing`: GEMMs of fp8 that nobody computes. */
+/* `missing`: FP8 GEMMs that no provider computes. */
 typedef struct Tally {
     int wrong, missing;
     double best; /* FLOP/s */
@@ -288,7 +288,8 @@ static bool measure(Bench *bench, const Trial *trial, Tally *tally, Error *error
     return true;
 }
 
-/* Who has GEMMs of a type on a device: on a CPU smelt's own, which training runs, and oneDNN's. */
+/* Returns whether to measure the provider on a device. On a CPU these are smelt's own kernels,
+ * which training runs, and oneDNN. */
 static bool is_wanted(const Trial *trial, int provider_option) {
     bool cpu = device_info(trial->inputs.device)->kind == DEVICE_CPU;
     if (provider_option && provider_option != (int)trial->provider + 1) return false;
@@ -336,13 +337,13 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
     return true;
 }
 
-/* A CPU computes GEMMs of fp8 in fp32, for checks and not for speed. */
+/* A CPU computes FP8 GEMMs in fp32, for checks and not for speed. */
 static bool has_gemms(const Bench *bench, GemmType type) {
     const DeviceInfo *info = device_info(bench->device);
     return info->gemm_inputs >> type & 1 && !(gemm_is_fp8(type) && info->kind == DEVICE_CPU);
 }
 
-/* fp8 has the forward layout alone. A line says how many shapes are missing. */
+/* FP8 has only the forward layout. A line reports the number of missing shapes. */
 static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
     SCOPED(free_shapes) Shapes forward = {0};
     for (int i = 0; i < shapes->count; i++)

@@ -1,6 +1,7 @@
-/* The loader alone: how fast batches come out of token shards, and what that asks of the disk. The order is that of
- * training, so samples lie anywhere in the shards. Pages that the system keeps are dropped before the cold reading;
- * then the same samples are read again from memory. Tokens are checked against the shard's checksums as in training. */
+/* The loader alone: its speed in reading batches from token shards, and the load on the disk. The
+ * order is training's, so samples are scattered over the shards. The page cache is dropped before
+ * the cold reading; then the same samples are read again from memory. Tokens are checked against
+ * the shard's checksums as in training. */
 #include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
@@ -38,7 +39,7 @@ enum { PAGE = 4096 };
 
 /* -- What the system says ------------------------------------------------------------------------------------------ */
 
-/* Bytes that this process has had read from disks; -1: the system does not say. */
+/* Returns the bytes that this process has read from disks; -1: the system does not say. */
 static int64_t disk_bytes(void) {
     char text[1024];
     if (file_read_start("/proc/self/io", text, sizeof text) < 0) return -1;
@@ -60,7 +61,7 @@ static bool drop_file(const char *path, Error *error) {
     return true;
 }
 
-/* Drops the pages of a shard, or of those in a folder, while it is not mapped. */
+/* Drops the cached pages of a shard, or of the shards in a folder, while it is not mapped. */
 static bool drop_pages(const char *path, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     SCOPED_FREE char *single = memory_format("%s.bin", path);
@@ -93,7 +94,8 @@ static bool read_samples(const LoaderBenchOptions *options, const ShardSet *set,
     return good;
 }
 
-/* `token_bytes` is the mean of the set. Where nothing was read from a disk, nothing is known of it. */
+/* `token_bytes` is the mean of the set. Without reads from a disk, the disk's columns are
+ * unknown. */
 static void report(Bench *bench, const char *test, double seconds, double cpu, double disk, double token_bytes) {
     const LoaderBenchOptions *options = bench->options;
     double samples = (double)round_up(options->samples, options->sequences), tokens = samples * (double)options->length;

@@ -1,8 +1,8 @@
-/* Memory bandwidth: STREAM's four kernels (McCalpin), and reading and writing alone, over working sets from the
- * first cache to most of memory; on a GPU also copies to and from the host's memory, pageable and pinned. Bytes are
- * counted as STREAM counts them: what a kernel reads and writes, without the lines that a cache fetches before they
- * are overwritten. On the CPU each thread works on another part, over and over, so that small sets are not
- * measured by how fast threads meet. */
+/* Memory bandwidth: STREAM's four kernels (McCalpin), and reading and writing alone, over working
+ * sets from the L1 cache to most of memory; on a GPU also copies to and from the host's memory,
+ * pageable and pinned. Bytes are counted as in STREAM: the bytes that a kernel reads and writes.
+ * Cache lines fetched before an overwrite do not count. On the CPU each thread works repeatedly on
+ * its own part, so that the speed of thread barriers does not dominate small sets. */
 #include <omp.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -33,7 +33,7 @@ static const Option rows[] = {
         "which to measure; those after write are a GPU's"),
 };
 
-/* In the order of kernel=. Those from DRIVER_COPY on are copies that a GPU's driver makes. */
+/* In the order of kernel=. From DRIVER_COPY on, a GPU's driver makes the copies. */
 typedef enum Kernel {
     KERNEL_COPY,
     KERNEL_SCALE,
@@ -49,17 +49,17 @@ typedef enum Kernel {
     KERNEL_COUNT
 } Kernel;
 enum { MOST_ARRAYS = 3 };
-/* Arrays of equal length that lie end to end would have equal elements in the same bank of memory and the same set
- * of a cache: SKEW keeps them apart. */
+/* In adjacent arrays of equal length, equal elements would be in the same memory bank and the same
+ * cache set; SKEW separates them. */
 enum { ALIGNMENT = 4096, SKEW = 3 * 4096 + 21 * 64 };
 static const double FACTOR = 3;
 
 /* -- On the CPU ---------------------------------------------------------------------------------------------------- */
 
-/* A cache line of doubles: the compiler makes the widest instructions of each target of it. */
+/* A cache line of doubles, which the compiler maps to the widest instructions of each target. */
 typedef double Line __attribute__((vector_size(64)));
 
-/* What a thread works on. */
+/* The data of one thread. */
 typedef struct Part {
     Line *a, *b, *c;
     int64_t lines; /* a multiple of 8 */
@@ -82,7 +82,7 @@ STREAM(cpu_write, part->a[i] = FACTOR - (Line){0})
 
 static void cpu_copy(const Part *part) { memcpy(part->c, part->a, (size_t)part->lines * sizeof(Line)); }
 
-/* Several sums, so that none waits for the one before it. */
+/* Uses several sums, so that no sum waits for the previous one. */
 FOR_EACH_CPU static void cpu_read(const Part *part) {
     Line s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0}, s5 = {0}, s6 = {0}, s7 = {0};
     const Line *from = part->a;
@@ -94,8 +94,8 @@ FOR_EACH_CPU static void cpu_read(const Part *part) {
     __asm__ volatile("" : : "m"(sum));
 }
 
-/* How many arrays of device memory a kernel touches, which of them are a, b and c of STREAM, and what runs it on a
- * CPU and on a GPU. */
+/* The number of device arrays that a kernel uses, the arrays that are a, b and c of STREAM, and its
+ * implementations for CPU and GPU. */
 static const struct {
     const char *name;
     int arrays, order[MOST_ARRAYS];
@@ -115,7 +115,7 @@ static const struct {
     [DOWNLOAD_PINNED] = {.name = "download_pinned", .arrays = 1},
 };
 
-/* Whose kernels are those of stream_gpu.c, and whose driver copies. */
+/* Returns whether the device uses the kernels of stream_gpu.c and driver copies. */
 static bool is_gpu(const Device *device) { return device_info(device)->kind != DEVICE_CPU; }
 
 /* -- A measurement ------------------------------------------------------------------------------------------------- */
@@ -126,7 +126,7 @@ typedef struct Work {
     char *arrays[MOST_ARRAYS];
     int64_t bytes;  /* of one array */
     int64_t passes; /* over the arrays in one call */
-    void *host;     /* of copies between host and device */
+    void *host;     /* for copies between host and device */
 } Work;
 
 static void run_cpu(void *context, int64_t call) {
@@ -141,7 +141,7 @@ static void run_cpu(void *context, int64_t call) {
             (Line *)(work->arrays[2] + first * unit), 8 * (last - first)};
         for (int64_t pass = 0; pass < work->passes; pass++) {
             kernels[work->kernel].cpu(&part);
-            __asm__ volatile("" : : : "memory"); /* the next pass is not the same for the compiler */
+            __asm__ volatile("" : : : "memory"); /* prevents the compiler from merging passes */
         }
     }
 }
@@ -157,7 +157,7 @@ static void run_gpu(void *context, int64_t call) {
         .count = work->bytes / (int64_t)sizeof(float)};
     int64_t blocks = (work->bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
     arguments.blocks = blocks < MOST_BLOCKS ? (int32_t)blocks : MOST_BLOCKS;
-    if (work->kernel == KERNEL_READ) { /* sums into the first array, reads of the second */
+    if (work->kernel == KERNEL_READ) { /* reads the second array, writes sums to the first */
         arguments.a = (float *)work->arrays[MOST_ARRAYS - 1];
         arguments.b = (float *)work->arrays[0];
         arguments.blocks = device_info(work->device)->processors * READERS_A_PROCESSOR;
@@ -179,7 +179,8 @@ static void run_copy(void *context, int64_t call) {
 static const BenchColumn columns[] = {
     {"kernel", BENCH_TEXT, 15}, {"bytes", 0, 13}, {"level", BENCH_TEXT, 6}, {"us", 2, 13}, {"gbps", 2, 9}, {"best_gbps", 2, 9}};
 
-/* The smallest cache that holds what each thread, or all together in the last cache, works on. */
+/* Returns the smallest cache that holds the data of each thread, or of all threads together in the
+ * last-level cache. */
 static const char *level_of(const Device *device, int64_t bytes) {
     if (is_gpu(device)) return bytes <= device_info(device)->cache_bytes ? "cache" : "memory";
     int64_t each = bytes / omp_get_max_threads();
@@ -198,8 +199,8 @@ static bool add_row(Bench *bench, const Work *work, BenchWork run, Error *error)
     return true;
 }
 
-/* Memory of the device; of the host ordinary (pageable) memory, and pinned memory, which a GPU reaches by itself: none
- * where nothing is copied to and fro. */
+/* Memory of the device; on the host pageable memory, and pinned memory, which a GPU accesses
+ * directly: none if nothing is copied between host and device. */
 typedef struct Room {
     Device *device;
     char *memory, *pageable, *pinned;
@@ -207,7 +208,7 @@ typedef struct Room {
 } Room;
 
 static bool measure_kernel(Bench *bench, const Room *room, int64_t set, Kernel kernel, Error *error) {
-    const int64_t worth = 256 << 20; /* bytes that a call moves at least: a millisecond in the first cache */
+    const int64_t worth = 256 << 20; /* minimum bytes per call: a millisecond in the L1 cache */
     int64_t each = set / kernels[kernel].arrays / ALIGNMENT * ALIGNMENT;
     if (each == 0) return true;
     bool gpu = is_gpu(bench->device);
@@ -217,7 +218,8 @@ static bool measure_kernel(Bench *bench, const Room *room, int64_t set, Kernel k
     return add_row(bench, &work, gpu ? run_gpu : run_cpu, error);
 }
 
-/* The driver's copies, of half the set as STREAM's copy has; with the host for as much as there is memory. */
+/* Measures the driver's copies, of half the set like STREAM's copy; with the host only up to the
+ * allocated memory. */
 static bool measure_copy(Bench *bench, const Room *room, int64_t set, Kernel kernel, Error *error) {
     int64_t each = set / 2 / ALIGNMENT * ALIGNMENT;
     if (each == 0 || (kernel != DRIVER_COPY && each > room->host_bytes)) return true;
@@ -228,7 +230,7 @@ static bool measure_copy(Bench *bench, const Room *room, int64_t set, Kernel ker
 
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */
 
-/* Powers of two up to four times the last cache, and half of what is free. */
+/* Lists powers of two up to four times the last-level cache, and half of the free memory. */
 static void default_sizes(BenchList *sizes, const Device *device) {
     int64_t free_bytes = device_available(device), most = 4 * device_info(device)->cache_bytes, largest = 0;
     sizes->count = 0;
@@ -242,8 +244,8 @@ static bool is_wanted(const Bench *bench, Kernel kernel) {
     return (option == 0 || option == (int)kernel + 1) && (kernel < DRIVER_COPY || is_gpu(bench->device));
 }
 
-/* Pages belong to the threads that work on them where they are touched first; values are far from zero, since tiny ones
- * may be slow to add. */
+/* Touches each page first on the thread that will use it. The values are far from zero, because
+ * tiny values may be slow to add. */
 static void touch(char *memory, int64_t bytes) {
     double *values = (double *)memory;
 #pragma omp parallel for schedule(static)
@@ -258,7 +260,7 @@ static bool open_room(Room *room, const Bench *bench, int64_t most, Error *error
     if (!room->memory) return false;
     if (!is_gpu(bench->device)) {
         bool plain = ((const MemoryOptions *)bench->options)->pages == PAGES_PLAIN;
-        if (plain) madvise(room->memory, (size_t)room->bytes, MADV_NOHUGEPAGE); /* advice, which may fail */
+        if (plain) madvise(room->memory, (size_t)room->bytes, MADV_NOHUGEPAGE); /* a hint that may fail */
         touch(room->memory, room->bytes);
     }
     for (Kernel kernel = UPLOAD; kernel < KERNEL_COUNT; kernel++) copies = copies || is_wanted(bench, kernel);

@@ -1,6 +1,6 @@
-/* Optimizers: one update of all parameters of a model, or of square matrices, by each optimizer. Bytes are what
- * an update has to move once: it reads master weights, gradients and state, and writes master weights, state and the
- * weights in the compute type. */
+/* Optimizers: one update of all parameters of a model, or of square matrices, by each optimizer.
+ * Bytes are the minimum that an update moves: it reads master weights, gradients and state, and
+ * writes master weights, state and the weights in the compute type. */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -44,7 +44,7 @@ static Graph *matrices(Precision precision, int64_t width, int64_t count) {
 
 typedef struct Update {
     Optimizer *optimizer;
-    /* One set each: an update goes over far more than any cache, or is as small as it is in training. */
+    /* One set each: an update exceeds all caches, or is as small as in training. */
     BenchArena master, gradients, weights;
 } Update;
 

@@ -1,6 +1,7 @@
-/* Storage: a folder's file system as training uses it. Checkpoints are written in order and made durable; data
- * shards are read in order and, by samplers, in small pieces anywhere. The file has no name while it is measured, so
- * nothing is left behind however this ends. Pages that the system keeps in memory are dropped before cold reads. */
+/* Storage: a folder's file system as training uses it. Checkpoints are written in order and synced.
+ * Data shards are read in order and, by samplers, in small pieces at random positions. The file is
+ * unnamed while it is measured, so nothing remains however the benchmark ends. The page cache is
+ * dropped before cold reads. */
 #include <fcntl.h>
 #include <math.h>
 #include <string.h>
@@ -35,7 +36,7 @@ static const BenchColumn columns[] = {{"test", BENCH_TEXT, 22}, {"bytes", 0, 14}
 enum { PAGE = 4096 };
 
 typedef struct Disk {
-    File file; /* without a name */
+    File file; /* unnamed */
     int64_t bytes, block, reads, writes;
     char *buffer; /* one block, page aligned */
 } Disk;
@@ -49,7 +50,8 @@ static bool check_space(const Disk *disk, Error *error) {
                (long long)disk->bytes);
 }
 
-/* Random bits: file systems that compress, or find blocks of zeros, gain nothing. */
+/* Fills the block with random bits, so that compression and detection of zero blocks gain
+ * nothing. */
 static void fill_block(const Disk *disk) {
     uint32_t *words = (uint32_t *)disk->buffer;
     for (int64_t i = 0; i < disk->block / 16; i++) {
@@ -62,7 +64,7 @@ static void fill_block(const Disk *disk) {
 
 static int64_t length_at(const Disk *disk, int64_t at) { return int_min(disk->bytes - at, disk->block); }
 
-/* The first 8 bytes of a block say where it lies. */
+/* The first 8 bytes of a block are its offset. */
 static bool write_all(const Disk *disk, Error *error) {
     for (int64_t at = 0; at < disk->bytes; at += disk->block) {
         memcpy(disk->buffer, &at, sizeof at);
@@ -84,7 +86,7 @@ static bool read_all(const Disk *disk, Error *error) {
     return true;
 }
 
-/* Nothing beyond write_all, whose time the row has as well. */
+/* Times only the sync; the row also has the time of write_all. */
 static bool sync_all(const Disk *disk, Error *error) { return file_sync(&disk->file, error); }
 
 static int64_t random_place(const Disk *disk, uint64_t order, int64_t i) {
@@ -98,7 +100,7 @@ static bool read_pages(const Disk *disk, Error *error) {
     return true;
 }
 
-/* As the loader does, which asks for as many sequences ahead. */
+/* Prefetches as far ahead as the loader does. */
 static bool read_pages_ahead(const Disk *disk, Error *error) {
     enum { AHEAD = 256 };
     for (int64_t i = 0, asked = 0; i < disk->reads; i++) {
@@ -108,7 +110,7 @@ static bool read_pages_ahead(const Disk *disk, Error *error) {
     return true;
 }
 
-/* What the marker at the end of a checkpoint costs. */
+/* Measures the cost of the marker at the end of a checkpoint. */
 static bool write_pages(const Disk *disk, Error *error) {
     for (int64_t i = 0; i < disk->writes; i++)
         if (!file_write_at(&disk->file, disk->buffer, PAGE, i % (disk->bytes / PAGE) * PAGE, error) || !file_sync_data(&disk->file, error))
@@ -121,8 +123,9 @@ static void drop_pages(const Disk *disk, int advice) {
         log_warn("%s: the system keeps what it read: cold reads may come from memory", disk->file.path);
 }
 
-/* Seconds of a step below which reading at this rate would hold up training: scatter * tokens * bytes of a token over the
- * rate, the break-even step time of ZAYA1's system report, appendix B. NaN for a test that writes. */
+/* Returns the shortest step that reading at this rate does not delay: scatter * tokens * bytes per
+ * token over the rate, the break-even step time of ZAYA1's system report, appendix B. NaN for a
+ * test that writes. */
 static double break_even(const StorageOptions *options, bool reads, double bytes_per_second) {
     double bytes = options->scatter * (double)options->step_tokens * (double)options->token_bytes;
     return reads ? bytes / bytes_per_second : NAN;
@@ -134,7 +137,7 @@ static bool run_tests(Bench *bench, const Disk *disk, Error *error) {
         const char *name;
         bool (*run)(const Disk *disk, Error *error);
         int64_t bytes, block, operations;
-        int cold; /* advice on what is read after the page cache was dropped, -1: it stays */
+        int cold; /* access hint after the page cache was dropped; -1: keep the cache */
         bool reads;
     } tests[] = {{"write", write_all, disk->bytes, disk->block, blocks, -1, false},
         {"write and fsync", sync_all, disk->bytes, disk->block, blocks, -1, false},

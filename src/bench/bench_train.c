@@ -1,7 +1,7 @@
-/* Training speed of a configuration: whole steps on random tokens, with gradients added up over microbatches, the
- * norm and the update, but without a loader, records and checkpoints. The microbatch is searched: from the largest
- * whose plan fits downwards by halves, for as long as smaller ones are not slower. Each size has a training session
- * of its own (train/session.h). */
+/* Training speed of a configuration: whole steps on random tokens, with gradients accumulated over
+ * microbatches, the norm and the update, but without a loader, records and checkpoints. The
+ * microbatch is searched: it is halved from the largest whose plan fits, until smaller ones are
+ * slower. Each size has its own training session (train/session.h). */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -21,9 +21,9 @@ static const Option rows[] = {BENCH_ROWS, TRAIN_ROWS};
 
 typedef struct Trainer {
     Device *device;
-    Config config; /* with the microbatch that runs */
+    Config config; /* with the microbatch that is measured */
     Session session;
-    int64_t available; /* bytes before anything was allocated */
+    int64_t available; /* free bytes before any allocation */
 } Trainer;
 
 static void close_session(Trainer *trainer) { session_free(&trainer->session); }
@@ -39,7 +39,8 @@ static void set_microbatch(Config *config, int64_t sequences, int64_t accumulati
     config->batch.ramp_tokens = 0;
 }
 
-/* Bytes that training with this microbatch takes; -1 when it is no valid configuration. */
+/* Returns the bytes that training with this microbatch needs; -1 if the configuration is
+ * invalid. */
 static int64_t bytes_needed(const Trainer *trainer, int64_t sequences) {
     Config config = trainer->config;
     SCOPED(session_free) Session session = {0};
@@ -50,12 +51,12 @@ static int64_t bytes_needed(const Trainer *trainer, int64_t sequences) {
 }
 
 static bool fits(const Trainer *trainer, int64_t sequences) {
-    const double part = 0.97; /* of what is free: libraries take some as they run */
+    const double part = 0.97; /* of the free memory: libraries allocate some while they run */
     int64_t bytes = bytes_needed(trainer, sequences);
     return bytes >= 0 && (trainer->available < 0 || (double)bytes <= part * (double)trainer->available);
 }
 
-/* With a loss over pairs, a sequence is a pair of answers of half its length, and their reference is 0. */
+/* With a pair loss, a sequence is two answers of half its length, and their reference is 0. */
 static void fill_pairs(const Session *session) {
     const Model *model = &session->model;
     int32_t length = (int32_t)model->length, half = length / 2;
@@ -71,7 +72,7 @@ static void fill_pairs(const Session *session) {
     }
 }
 
-/* Random tokens; each one's target is the next. */
+/* Fills random tokens; each token's target is the next token. */
 static void fill_tokens(const Session *session) {
     const Config *config = session->config;
     const Model *model = &session->model;
@@ -86,7 +87,7 @@ static void fill_tokens(const Session *session) {
     fill_pairs(session);
 }
 
-/* close_session after both answers. */
+/* Call close_session whether it succeeds or fails. */
 static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulation, Error *error) {
     set_microbatch(&trainer->config, sequences, accumulation);
     if (!config_check(&trainer->config, error) || !session_plan(&trainer->session, &trainer->config, trainer->device, error) ||
@@ -101,12 +102,13 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
-/* As training makes it: zero, microbatches, norm, clipped update. `profile`, if not NULL, gets its times. */
+/* Runs a training step: zero, microbatches, norm, clipped update. `profile`, if not NULL, receives
+ * its times. */
 static bool run_step(Session *session, Profile *profile, Error *error) {
     const Config *config = session->config;
     Executor *executor = session->executor;
     int64_t count = microbatches(config);
-    bool images = model_makes_images(&config->model); /* whose rows have weights: the loss is a mean over samples */
+    bool images = model_makes_images(&config->model); /* rows have weights: the loss is a mean over samples */
     executor_set_scalar(executor, session->model.scale, (images ? (double)config->data.length : 1.0) / (double)config->batch.tokens);
     executor_set_scalar(executor, session->model.share, 1.0 / (double)count);
     amax_history_put(session->history, executor, 1.0 / (double)config->batch.tokens);
@@ -132,8 +134,8 @@ static bool run_step(Session *session, Profile *profile, Error *error) {
     return true;
 }
 
-/* Seconds of one of `steps` steps, after one that chooses GEMM algorithms and one, where the device records, that
- * records the program. */
+/* Measures the seconds per step of `steps` steps. One step before them chooses GEMM algorithms; if
+ * the device records programs, a second one records the program. */
 static bool time_steps(Session *session, int64_t steps, double *seconds, Error *error) {
     Device *device = session->backend.device;
     int64_t warm = device_info(device)->records && microbatches(session->config) == 1 ? 2 : 1;
@@ -148,7 +150,8 @@ static bool time_steps(Session *session, int64_t steps, double *seconds, Error *
     return device_ok(device, error);
 }
 
-/* Prints to stderr where the time of `steps` more steps goes, by operation: the table of results is alone on stdout. */
+/* Prints to stderr the time of `steps` more steps by operation; stdout has only the table of
+ * results. */
 static bool profile_steps(Session *session, int64_t steps, Error *error) {
     Profile profile = {0};
     for (int64_t i = 0; i < steps; i++)
@@ -157,7 +160,7 @@ static bool profile_steps(Session *session, int64_t steps, Error *error) {
     return device_ok(session->backend.device, error);
 }
 
-/* Tokens per second with a microbatch. */
+/* Measures the tokens per second of a microbatch. */
 static bool try_microbatch(Trainer *trainer, int64_t sequences, int64_t accumulation, double *rate, Error *error) {
     double seconds;
     bool good = open_session(trainer, sequences, accumulation, error) && time_steps(&trainer->session, 1, &seconds, error);
@@ -176,9 +179,10 @@ static int64_t largest_fitting(const Trainer *trainer, int64_t most) {
     return largest;
 }
 
-/* From the largest down. Larger ones are usually at least as fast, so the search ends when two in a row fall behind
- * the best. Compared at steps of as many tokens as the largest has, but for optimizer.in_backward, whose steps are one
- * microbatch. One that is refused memory although its plan fits is passed over. */
+/* Searches from the largest microbatch down. Larger ones are usually at least as fast, so the
+ * search ends when two in a row are slower than the best. All steps have as many tokens as one
+ * largest microbatch, except with optimizer.in_backward, whose steps are one microbatch. A size is
+ * skipped if its plan fits but its allocation fails. */
 static bool search(Trainer *trainer, int64_t largest, int64_t *best, Error *error) {
     double best_rate = 0;
     int behind = 0;
@@ -196,7 +200,7 @@ static bool search(Trainer *trainer, int64_t largest, int64_t *best, Error *erro
     return true;
 }
 
-/* Settles recompute=auto by the smallest microbatch that is measured. */
+/* Resolves recompute=auto for the smallest microbatch that is measured. */
 static bool check_fit(Trainer *trainer, int64_t sequences, Error *error) {
     char needed[32], have[32];
     if (trainer->config.recompute == RECOMPUTE_AUTO)

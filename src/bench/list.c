@@ -1,11 +1,11 @@
-/* Lists of numbers in options: what a benchmark sweeps over. Owns nothing. */
+/* Lists of numbers in options, which a benchmark sweeps over. Owns nothing. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "bench/bench.h"
 
-/* An option that is being read. */
+/* An option that is being parsed. */
 typedef struct ListText {
     const char *option, *text;
     int64_t most;
@@ -23,7 +23,7 @@ static bool append(BenchList *list, const ListText *from, int64_t number, Error 
     return true;
 }
 
-/* The number that `text` is, as options are written; 0 when it is none. */
+/* Returns the number in `text`, in the syntax of options; 0 if it is not a number. */
 static int64_t parse(const char *text, size_t length) {
     static const Option row = {"number", OPTION_INT, 0, "1", 1, 1e18, NULL, "", ""};
     static const OptionTable table = {&row, 1};
@@ -34,7 +34,7 @@ static int64_t parse(const char *text, size_t length) {
     return options_set(&table, &number, &strings, assignment, &ignored) ? number : 0;
 }
 
-/* "A", "A..B" or "A..B+STEP". */
+/* Appends "A", "A..B" or "A..B+STEP". */
 static bool append_item(BenchList *list, const ListText *from, const char *item, size_t length, Error *error) {
     const char *dots = memmem(item, length, "..", 2);
     if (!dots) return append(list, from, parse(item, length), error);

@@ -1,5 +1,6 @@
-/* A picture of results: curves over axes, a legend, as an SVG file that needs nothing else. Axes are those of the
- * report page (report/chart.h). Owns the points while it draws; called when results are written. */
+/* A plot of results: curves over axes and a legend, as a self-contained SVG file. The axes are
+ * those of the report page (report/chart.h). Owns the points while it draws; called when results
+ * are written. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 #include "bench/bench.h"
 #include "report/chart.h"
 
-/* The picture, and the sides of the axes in it. */
+/* The picture, and the sides of its axes. */
 enum { WIDTH = 960, HEIGHT = 540, LEFT = 76, RIGHT = WIDTH - 220, TOP = 64, BOTTOM = HEIGHT - 60 };
 enum { TICKS = 8, MOST_CURVES = 16, LABEL = 96 };
 
@@ -21,7 +22,7 @@ typedef struct Point { double x, y; } Point; /* a row of the results */
 
 typedef struct Curve {
     char label[LABEL];
-    Point *points; /* by x */
+    Point *points; /* sorted by x */
     int count;
 } Curve;
 
@@ -41,7 +42,8 @@ static double place_y(const Drawing *drawing, double y) { return BOTTOM - (BOTTO
 
 /* -- Curves -------------------------------------------------------------------------------------------------------- */
 
-/* "bf16 own 1024": the cells that tell a row's curve, numbers after their column's name. */
+/* Writes "bf16 own 1024": the cells that identify a row's curve; numbers follow their column's
+ * name. */
 static void format_label(const BenchResults *results, const BenchCell *row, char label[LABEL]) {
     size_t used = 0;
     label[0] = '\0';
@@ -53,7 +55,7 @@ static void format_label(const BenchResults *results, const BenchCell *row, char
     }
 }
 
-/* Adds the curve when it is new; NULL when there are too many. */
+/* Returns the curve with this label, adding it if it is new; NULL if there are too many. */
 static Curve *find_curve(Drawing *drawing, const char *label) {
     int i = 0;
     while (i < drawing->count && strcmp(drawing->curves[i].label, label)) i++;
@@ -64,7 +66,7 @@ static Curve *find_curve(Drawing *drawing, const char *label) {
 
 static int compare_points(const void *a, const void *b) { return compare_doubles(&((const Point *)a)->x, &((const Point *)b)->x); }
 
-/* Sets the axes too; a linear axis of y begins at 0. */
+/* Also sets the axes; a linear y axis begins at 0. */
 static void collect_points(Drawing *drawing, const BenchResults *results) {
     const BenchPlot *plot = &results->plot;
     int x = bench_column(results, plot->x), y = bench_column(results, plot->y);

@@ -1,6 +1,6 @@
-/* Results of a benchmark: rows of cells, printed as they come, written as CSV and JSON when all is measured. CSV
- * rows repeat the machine, so that files of several machines can be put together; JSON has it once, with the
- * settings. Owns the rows of a Bench. */
+/* Results of a benchmark: rows of cells, printed immediately, written as CSV and JSON after all
+ * measurements. Every CSV row names the machine, so that files of several machines can be joined;
+ * JSON names it once, with the settings. Owns the rows of a Bench. */
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
@@ -61,7 +61,7 @@ int bench_column(const BenchResults *results, const char *name) {
 
 /* -- The machine --------------------------------------------------------------------------------------------------- */
 
-/* What every result names: no user, no address. */
+/* The description of the machine in every result, without user names or addresses. */
 typedef struct Machine {
     char *cpu; /* owned */
     const char *device, *host;
@@ -95,7 +95,7 @@ static void write_csv_text(FILE *file, const char *text) {
     if (quoted) putc('"', file);
 }
 
-/* Numbers that are unknown are empty. */
+/* Unknown numbers are empty. */
 static void write_csv(const Bench *bench, const Machine *machine, FILE *file) {
     const BenchResults *results = &bench->results;
     char threads[16];
@@ -120,7 +120,7 @@ static void write_csv(const Bench *bench, const Machine *machine, FILE *file) {
 
 /* -- JSON ---------------------------------------------------------------------------------------------------------- */
 
-/* A number of the system's, which is not positive where it is unknown. */
+/* Returns a sysconf value, which is not positive if it is unknown. */
 static json_t *system_number(int name, double unit) {
     double number = (double)sysconf(name) * unit;
     return number > 0 ? json_integer((json_int_t)number) : json_null();

@@ -1,5 +1,5 @@
-/* The memory benchmark's kernels (bench_memory.c launches them): STREAM's four, and reading and writing alone.
- * Owns no memory. */
+/* The memory benchmark's kernels, which bench_memory.c launches: STREAM's four, and reading and
+ * writing alone. Owns no memory. */
 #include "bench/stream_internal.h"
 
 #ifdef GPU_DEVICE
@@ -9,8 +9,8 @@ enum { IN_FLIGHT = 4, FLOATS = 4, TILE = IN_FLIGHT * STREAM_THREADS }; /* a tile
 typedef const f32x4 GLOBAL *Source;
 typedef f32x4 GLOBAL *Target;
 
-/* A vector of a thread after the other, and with enough blocks only one: a few blocks for each processor copied 5%
- * less on an H100, with 1 to 8 vectors in flight. */
+/* A thread processes one vector at a time, and only one in total if there are enough blocks. A few
+ * blocks per processor copied 5% less on an H100, with 1 to 8 vectors in flight. */
 #define STREAM(name, to, value)                                                                                                                       \
     KERNEL(name, StreamArguments) {                                                                                                                   \
         for (int64_t i = (int64_t)block_x() * STREAM_THREADS + thread_id(); i < a.count / FLOATS; i += (int64_t)a.blocks * STREAM_THREADS)            \

@@ -1,6 +1,7 @@
-/* The table that vendors' and trainers' documents print: tokens/s and TFLOP/s per GPU of several models, by training
- * mode, data type and sequence length; and the same as a perf.csv in the columns of ROCm's MAD harness (madengine),
- * so that its reports read ours. A model that does not run is a row too, and the suite goes on. */
+/* The table of vendors' and trainers' documents: tokens/s and TFLOP/s per GPU of several models, by
+ * training mode, data type and sequence length. Also writes a perf.csv in the columns of ROCm's MAD
+ * harness (madengine), whose reports can then read it. A model that fails to run is a row too, and
+ * the suite continues. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -23,7 +24,7 @@ typedef struct SuiteOptions {
     int mode, precision;
 } SuiteOptions;
 
-enum { PRECISION_OF_CONFIG, RECIPE_OF_CONFIG = 0 }; /* the choices after them are those of Precision and Fp8Recipe */
+enum { PRECISION_OF_CONFIG, RECIPE_OF_CONFIG = 0 }; /* the other choices are those of Precision and Fp8Recipe */
 enum { MODE_LORA = 2, USUAL_RANK = 16 };
 static const char *const modes[] = {"pretrain", "finetune", "lora"};
 
@@ -52,7 +53,7 @@ typedef struct Entry {
     Config config;
     bool done;
     TrainSpeed speed;
-    double seconds; /* that measuring took */
+    double seconds; /* that the measurement took */
 } Entry;
 
 /* -- perf.csv ------------------------------------------------------------------------------------------------------ */
@@ -103,7 +104,7 @@ static bool append_perf(const Bench *bench, const Entry *entry, Error *error) {
 
 /* -- Models -------------------------------------------------------------------------------------------------------- */
 
-/* "mpt-1b" of "configs/mpt-1b.yaml". Commas and quotes would break the table. */
+/* Derives "mpt-1b" from "configs/mpt-1b.yaml". Commas and quotes would break the table. */
 static void name_of(const char *path, char name[64]) {
     const char *slash = strrchr(path, '/');
     snprintf(name, 64, "%s", slash ? slash + 1 : path);
@@ -144,7 +145,8 @@ static void add_row(Bench *bench, const Entry *entry, double best) {
                    TEXT(entry->done ? "ok" : "failed")});
 }
 
-/* False only when the suite cannot go on; `failed` counts models that did not run. `best`: of GEMMs in bf16 and in fp32. */
+/* Returns false only if the suite cannot continue; `failed` counts models that did not run. `best`:
+ * of bf16 and of fp32 GEMMs. */
 static bool measure(Bench *bench, const char *path, int64_t length, double best[2], int *failed, Error *error) {
     const SuiteOptions *options = bench->options;
     Entry entry = {0};
@@ -178,7 +180,7 @@ static bool measure_all(Bench *bench, const BenchList *lengths, Error *error) {
 static bool run(Bench *bench, Error *error) {
     const SuiteOptions *options = bench->options;
     const int64_t most_length = 1 << 24;
-    BenchList lengths = {{0}, 1}; /* 0: as configured */
+    BenchList lengths = {{0}, 1}; /* 0: the configured length */
     if (*options->lengths && !bench_list(&lengths, "lengths", options->lengths, most_length, error)) return false;
     Precision precision = options->precision == PRECISION_OF_CONFIG ? PRECISION_BF16 : (Precision)(options->precision - 1);
     return bench_open_device(bench, precision, error) && measure_all(bench, &lengths, error);

@@ -1,5 +1,5 @@
-/* Timing, and memory that is cold when it is read. Made and used by benchmarks; owns nothing but what a BenchArena
- * holds. */
+/* Timing, and memory that is cold when it is read. Used by benchmarks; owns only the contents of a
+ * BenchArena. */
 #include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -49,11 +49,12 @@ bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Er
 
 /* -- Cold memory --------------------------------------------------------------------------------------------------- */
 
-/* A prime number of random values, laid over the memory again and again; powers of two and their small multiples
- * leave large remainders: no row or column of a matrix meets itself, or one of the other operand. */
+/* A prime number of random values, repeated over the memory. Powers of two and their small
+ * multiples have large remainders, so no row or column of a matrix equals another one, or one of
+ * the other operand. */
 enum { POOL = 2592487 };
 
-/* Of fp8, which no device makes: e4m3, whose codes in e5m2 are finite, too. */
+/* Uploads FP8 values, which no device generates, in e4m3; their bits are also finite in e5m2. */
 static void upload_fp8(const BenchArena *arena, int64_t count) {
     SCOPED_FREE float *values = memory_allocate((size_t)count * sizeof *values);
     SCOPED_FREE uint8_t *codes = memory_allocate((size_t)count);
