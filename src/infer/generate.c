@@ -1,6 +1,6 @@
-/* The generator owns weights, caches and programs over them: one for a single row and others for blocks of the prompt,
- * which share the arenas of weights and states. On a mesh every rank runs the same rows; nothing here knows what its
- * programs share out. */
+/* The generator owns weights, caches and programs over them: one program for a single row and
+ * others for blocks of the prompt. All share the arenas of weights and states. On a mesh every rank
+ * runs the same rows; this file does not know how its programs are sharded. */
 #include "infer/generate.h"
 
 #include <assert.h>
@@ -22,10 +22,10 @@
 #include "ops/largest/largest.h"
 #include "backend/backend.h"
 
-/* Rows at a time: those of the longest program that the prompt still fills. One row fills a GPU with chunks of its keys,
- * and a block of 512 with tiles of its rows. */
+/* Rows at a time: the longest program that the remaining prompt fills is used. A single row fills a
+ * GPU with chunks of its keys, and a block of 512 rows with tiles of rows. */
 static const int64_t lengths[] = {1, 32, 512};
-enum { PROGRAMS = sizeof lengths / sizeof *lengths, MOST_RANKS = 1024 /* that a message proposes */ };
+enum { PROGRAMS = sizeof lengths / sizeof *lengths, MOST_RANKS = 1024 /* that a message suggests */ };
 
 typedef struct Program {
     Model model;
@@ -35,23 +35,23 @@ typedef struct Program {
 
 struct Generator {
     Mesh mesh;
-    Comm *comm; /* of all its ranks */
+    Comm *comm; /* all of its ranks */
     const ModelConfig *config;
     Precision precision;
     Backend backend;
     bool cache;
-    Program programs[PROGRAMS]; /* by `lengths`; without the cache the first only describes the weights, and is the only one */
+    Program programs[PROGRAMS]; /* by `lengths`; without the cache the only program, which just describes the weights */
     int program_count;
-    void *shared[ARENA_COUNT]; /* WEIGHT, MASTER and STATE, of the sizes in the first program's plan */
+    void *shared[ARENA_COUNT]; /* WEIGHT, MASTER and STATE, sized by the first program's plan */
     int32_t *tokens;           /* [context] */
-    int64_t count, computed;   /* tokens so far, and how many of them are in the cache */
-    void *wide_logits;         /* [vocabulary] in the WIDE type, memory that the device reaches */
-    double *logits;            /* [vocabulary], of the token after `count`, when count == computed and nothing is `unread` */
-    Program *unread;           /* what has these logits, while they are not here */
-    int32_t limit;             /* tokens that it drew the largest of them from */
-    int32_t drawn, first_drew; /* the newest token that was drawn; by the first rank, when `agreement` has ended */
+    int64_t count, computed;   /* number of tokens, and of tokens in the cache */
+    void *wide_logits;         /* [vocabulary] in the WIDE type, in memory that the device can access */
+    double *logits;            /* [vocabulary], for the token after `count`; valid if count == computed and `unread` is NULL */
+    Program *unread;           /* the program that still holds these logits */
+    int32_t limit;             /* number of tokens among which it found the largest logit */
+    int32_t drawn, first_drew; /* the newest drawn token; the first rank's, once `agreement` has ended */
     CommTicket agreement;
-    int64_t not_finite; /* the first of these logits that is not; vocabulary: all are */
+    int64_t not_finite; /* index of the first logit that is not finite; vocabulary: all are finite */
 };
 
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
@@ -73,20 +73,21 @@ static void program_free(Program *program) {
     model_free(&program->model);
 }
 
-/* Runs the tokens from `first` on, as many as the program is long. */
+/* Runs as many tokens from `first` as the program is long. */
 static void program_run(Program *program, Generator *g, int64_t first) {
     int64_t length = program->model.length;
     int32_t *positions = executor_tensor(program->executor, program->model.positions);
     memcpy(executor_tensor(program->executor, program->model.tokens), g->tokens + first, length * sizeof *g->tokens);
     for (int64_t i = 0; i < length; i++) positions[i] = (int32_t)(first + i);
     if (program->model.limit) *(int32_t *)executor_tensor(program->executor, program->model.limit) = g->limit;
-    device_overlap_launches(g->backend.device, length == 1); /* larger programs have larger kernels */
+    device_overlap_launches(g->backend.device, length == 1); /* longer programs have longer kernels */
     executor_run(program->executor);
     device_overlap_launches(g->backend.device, false);
     g->computed = first + length;
 }
 
-/* Takes the logits of a program. LANES sums of zeros, NaN where a logit is not finite, keep the CPU busy. */
+/* Reads the logits of a program. LANES sums of zeros, which become NaN if a logit is not finite,
+ * keep the CPU busy. */
 static void read_logits(Generator *g, const Program *program) {
     enum { LANES = 8 };
     const bool narrow = precision_bytes(g->precision, TYPE_WIDE) == sizeof(float);
@@ -104,7 +105,8 @@ static void read_logits(Generator *g, const Program *program) {
     g->unread = NULL;
 }
 
-/* The likeliest token below `limit` by the largest logits of all parts of all ranks; -1 where a logit is not finite. */
+/* Returns the most likely token below `limit`, by the largest logits of all parts of all ranks; -1
+ * if a logit is not finite. */
 static int32_t likeliest(Generator *g, const Program *program) {
     const bool narrow = precision_bytes(g->precision, TYPE_WIDE) == sizeof(float);
     const float *floats = g->wide_logits;
@@ -120,7 +122,7 @@ static int32_t likeliest(Generator *g, const Program *program) {
     return (int32_t)token;
 }
 
-/* All programs must give the same offsets to the states in the shared arena. */
+/* Asserts that both programs give states the same offsets in the shared arena. */
 static void assert_same_states(const Program *a, const Program *b) {
     int at = 0;
     for (int i = 1; i < a->model.graph->tensor_count; i++) {
@@ -146,22 +148,23 @@ static int64_t needed_bytes(const Generator *g) {
     return bytes;
 }
 
-/* Bytes that each position of the context takes on this rank: caches, and tables of positions. */
+/* Returns the bytes per position of the context on this rank: caches, and tables of positions. */
 static double position_bytes(const Generator *g) {
     int64_t bytes = g->programs[0].plan.bytes[ARENA_STATE];
     for (int i = 0; i < g->program_count; i++) bytes += g->programs[i].plan.bytes[ARENA_CONSTANT];
     return (double)bytes / (double)g->config->context;
 }
 
-/* How many ranks of an axis, by doubling, let `shared` bytes of `needed`, which the axis shares out over `ranks`, fit; 0:
- * none. */
+/* Returns the smallest number of ranks, by doubling, with which the memory fits. An axis of `ranks`
+ * shards `shared` of the `needed` bytes. 0: none. */
 static int64_t more_ranks(int64_t ranks, int64_t shared, int64_t needed, int64_t available) {
     for (int64_t more = 2 * ranks; more <= MOST_RANKS && needed - shared < available; more *= 2)
         if (needed - shared + shared * ranks / more <= available) return more;
     return 0;
 }
 
-/* What would fit into `available` bytes: fewer positions, or more ranks that share the caches, or the model. */
+/* Writes what would fit into `available` bytes: fewer positions, or more ranks that shard the
+ * caches or the model. */
 static void name_remedy(const Generator *g, int64_t needed, int64_t available, char *text, size_t size) {
     const int64_t *bytes = g->programs[0].plan.bytes;
     int64_t cp = mesh_size(&g->mesh, MESH(AXIS_CP)), tp = mesh_size(&g->mesh, AXES_TENSOR),
@@ -178,7 +181,7 @@ static void name_remedy(const Generator *g, int64_t needed, int64_t available, c
     else snprintf(text + used, size - used, "use a machine with more memory");
 }
 
-/* Refuses on all ranks what one has no memory for. Ranks of a node share the memory of its CPU. */
+/* Fails on all ranks if one rank lacks the memory. Ranks of a node share the memory of its CPU. */
 static bool check_memory(const Generator *g, Error *error) {
     Device *device = g->backend.device;
     int64_t needed = needed_bytes(g), available = device_available(device);
@@ -195,7 +198,8 @@ static bool check_memory(const Generator *g, Error *error) {
         need, comm_size(g->comm) > 1 ? " on each rank" : "", caches, g->config->context, have, remedy);
 }
 
-/* Builds and plans the programs; the first check is before activations are placed, which takes long in large models. */
+/* Builds and plans the programs. The first check precedes the placement of activations, which takes
+ * long for large models. */
 static bool plan(Generator *g, Error *error) {
     program_build(&g->programs[g->program_count++], g, g->cache ? MODEL_GENERATE : MODEL_SCORE, lengths[0]);
     if (!check_memory(g, error)) return false;
@@ -227,7 +231,7 @@ static bool start(Generator *g, Error *error) {
     return true;
 }
 
-/* A token's collectives are small: on GPUs their kernels exchange them. */
+/* Opens windows, because a token's collectives are small: on GPUs kernels exchange them. */
 static bool open_windows(const Generator *g, Error *error) {
     static const MeshAxes axes[] = {AXES_TENSOR, MESH(AXIS_CP)};
     for (size_t i = 0; i < sizeof axes / sizeof *axes && g->cache; i++) {
@@ -286,7 +290,7 @@ bool generator_feed(Generator *g, const int32_t *tokens, int64_t count, Error *e
     return true;
 }
 
-/* What is in the caches is behind the positions of the next tokens until these have written over it. */
+/* The caches keep old values at later positions until the next tokens overwrite them. */
 void generator_restart(Generator *g) { g->count = g->computed = 0; }
 
 static bool compute_whole(Generator *g, Error *error) {
@@ -299,14 +303,14 @@ static bool compute_whole(Generator *g, Error *error) {
     return true;
 }
 
-/* The longest program that the tokens still fill. */
+/* Returns the longest program that the remaining tokens fill. */
 static Program *choose_program(Generator *g) {
     int i = g->program_count - 1;
     while (g->programs[i].model.length > g->count - g->computed) i--;
     return &g->programs[i];
 }
 
-/* Computes all tokens; their logits stay where they are. */
+/* Computes all tokens; their logits stay on the device. */
 static bool compute(Generator *g, Error *error) {
     assert(g->count > 0);
     if (!g->cache && g->computed < g->count) return compute_whole(g, error);
@@ -329,8 +333,8 @@ const double *generator_logits(Generator *g, Error *error) {
     return g->logits;
 }
 
-/* All ranks draw a token from the same logits. What the first one drew comes to the others beside the next token's computing:
- * waiting for it would take as long as a layer. */
+/* Starts to check that all ranks drew the same token from the same logits. The first rank's token
+ * is broadcast during the next token's compute; waiting for it would take as long as a layer. */
 static void begin_agreement(Generator *g) {
     g->first_drew = g->drawn;
     g->agreement = comm_host_begin_broadcast(g->comm, "token", &g->first_drew, sizeof g->first_drew, COMM_U8, 0);
@@ -346,8 +350,8 @@ static bool end_agreement(Generator *g, Error *error) {
                comm_rank(g->comm), g->drawn, g->first_drew);
 }
 
-/* A draw among the first `count` tokens; -1 after an error. The likeliest comes from the few numbers that the program has for it,
- * unless one that runs no more was asked for other logits. */
+/* Draws among the first `count` tokens; -1 after an error. The most likely token comes from the
+ * program's few largest logits, unless the program ran with another limit. */
 static int32_t draw(Generator *g, const Sampling *sampling, int32_t count, Error *error) {
     if (g->computed < g->count) g->limit = count;
     if (!compute(g, error)) return -1;

@@ -1,5 +1,6 @@
-/* Sampling: the most likely token, or one draw among all, or among those that top-k and then top-p leave. A vocabulary has
- * 262,144 tokens, so only what may be left is sorted: all of it would take longer than computing the logits. */
+/* Sampling: the most likely token, or one draw among all tokens or among those that top-k and then
+ * top-p keep. A vocabulary has 262,144 tokens, so only candidates are sorted: sorting all would
+ * take longer than computing the logits. */
 #include "infer/generate.h"
 
 #include <math.h>
@@ -20,7 +21,8 @@ static int likelier_first(const void *a, const void *b) {
     return (x->token > y->token) - (x->token < y->token);
 }
 
-/* The first of the largest, found in blocks whose largest the CPU finds with several comparisons under way. */
+/* Returns the first of the largest logits. It finds each block's largest with several independent
+ * comparisons. */
 static int32_t most_likely(const double *logits, int64_t count) {
     enum { BLOCK = 512, LANES = 4 };
     double largest = logits[0];
@@ -39,14 +41,14 @@ static int32_t most_likely(const double *logits, int64_t count) {
     return (int32_t)best;
 }
 
-/* The index at which the running sum of weights passes `target`. */
+/* Returns the index at which the running sum of weights exceeds `target`. */
 static int64_t find_sum(const double *weights, int64_t count, double target) {
     int64_t at = 0;
     for (double sum = weights[0]; sum <= target && at + 1 < count; sum += weights[at]) at++;
     return at;
 }
 
-/* Moves a candidate down to its place in a heap whose root is the least likely. */
+/* Moves a candidate down to its position in a heap whose root is the least likely. */
 static void sink(Candidate *heap, int64_t count, int64_t at) {
     for (int64_t child; (child = 2 * at + 1) < count; at = child) {
         child += child + 1 < count && likelier_first(&heap[child], &heap[child + 1]) < 0;
@@ -57,7 +59,7 @@ static void sink(Candidate *heap, int64_t count, int64_t at) {
     }
 }
 
-/* The `kept` likeliest of `count` tokens, in any order. */
+/* Collects the `kept` most likely of `count` tokens, in any order. */
 static void take_likeliest(const double *logits, int64_t count, Candidate *candidates, int64_t kept) {
     for (int64_t i = 0; i < kept; i++) candidates[i] = (Candidate){logits[i], (int32_t)i};
     for (int64_t i = kept / 2; i-- > 0;) sink(candidates, kept, i);
@@ -69,7 +71,7 @@ static void take_likeliest(const double *logits, int64_t count, Candidate *candi
     }
 }
 
-/* Tokens of at least this weight, in any order; returns how many. */
+/* Collects the tokens of at least this weight, in any order; returns their number. */
 static int64_t take_heaviest(const double *logits, const double *weights, int64_t count, double least, Candidate *candidates) {
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++)
@@ -77,8 +79,9 @@ static int64_t take_heaviest(const double *logits, const double *weights, int64_
     return kept;
 }
 
-/* The draw among the likeliest tokens. Tokens of less than (1 - top_p) / count of the total weigh together less than what
- * top-p may leave out, so it leaves all of them out; the likeliest, of weight 1, stays. */
+/* Draws among the most likely tokens. Tokens below (1 - top_p) / count of the total together weigh
+ * less than what top-p may drop, so it drops all of them. The most likely token, of weight 1,
+ * stays. */
 static int32_t draw_likely(
     const double *logits, const double *weights, double total, int64_t count, const Sampling *sampling, double uniform) {
     bool cut = sampling->top_k > 0 && sampling->top_k < count;

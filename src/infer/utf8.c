@@ -1,5 +1,5 @@
-/* A UTF-8 decoder that stops at every byte. Ranges of the second byte are those of Unicode's table of well-formed
- * sequences. */
+/* A UTF-8 decoder that stops at every byte. The ranges of the second byte come from Unicode's table
+ * of well-formed sequences. */
 #include "infer/utf8.h"
 
 #include <stdbool.h>
