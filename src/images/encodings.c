@@ -1,6 +1,7 @@
-/* Encodings of images and texts in safetensors files. A file is a bucket: all its images have one resolution. What a file
- * claims is checked when it is opened, so that a sample can be read without further thought. An EncodingSet owns its maps;
- * the system reads pages as samples need them. Called by training, evaluation and sampling. */
+/* Encodings of images and texts in safetensors files. A file is a bucket: all its images have one
+ * resolution. A file is checked completely when it is opened, so that samples can be read without
+ * further checks. An EncodingSet owns its maps; the system reads pages when samples need them.
+ * Called by training, evaluation and sampling. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@ static bool refuse_tensor(const char *path, const StoredTensor *tensor, const ch
         stored_type_name(tensor->type), shape, wanted);
 }
 
-/* A tensor of this rank whose last sizes are `last`, -1: any; NULL where it is not so. */
+/* Finds a tensor of this rank with these sizes (-1: any); NULL if it differs. */
 static const StoredTensor *find_tensor(
     const EncodingFile *file, const char *path, const char *name, int rank, const int64_t *sizes, const char *wanted, Error *error) {
     const StoredTensor *tensor = safetensors_find(&file->file, name);
@@ -40,7 +41,7 @@ static const StoredTensor *find_tensor(
     return NULL;
 }
 
-/* `tokens` -1: as many as there are. */
+/* `tokens` -1: any number. */
 static bool take_text(EncodingFile *file, const char *path, const ModelConfig *model, int64_t tokens, Error *error) {
     char wanted[128], length[32] = "tokens";
     if (tokens >= 0) snprintf(length, sizeof length, "%" PRId64, tokens);
@@ -70,7 +71,8 @@ static bool take_latents(EncodingFile *file, const char *path, const ModelConfig
     return true;
 }
 
-/* What training does not read, such as a mask of the text, must not be thought to have an effect. */
+/* Refuses tensors that training does not read, such as a mask of the text: users must not believe
+ * that they have an effect. */
 static bool check_names(const EncodingFile *file, Error *error) {
     static const char *const names[] = {ENCODING_LATENTS, ENCODING_TEXT, ENCODING_POOLED};
     for (size_t i = 0; i < file->file.count; i++) {
@@ -90,14 +92,14 @@ static bool open_file(EncodingFile *file, const char *path, const ModelConfig *m
            (use != ENCODINGS_TRAIN || check_names(file, error));
 }
 
-/* Copies from other systems may have names in capitals. */
+/* File names copied from other systems may be in capitals. */
 static bool is_encodings(const char *name) {
     static const char end[] = ".safetensors";
     size_t length = strlen(name);
     return length > strlen(end) && !strcasecmp(name + length - strlen(end), end);
 }
 
-/* The paths of the set's files. */
+/* Lists the paths of the set's files. */
 static bool list_files(const char *path, FileList *paths, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     if (file_kind(path, NULL) != FILE_FOLDER) {
@@ -107,7 +109,7 @@ static bool list_files(const char *path, FileList *paths, Error *error) {
     if (!file_list(path, &list, error)) return false;
     for (size_t i = 0; i < list.count; i++) {
         const FileEntry *entry = &list.entries[i];
-        if (entry->name[0] == '.') continue; /* hidden: what editors and copies leave */
+        if (entry->name[0] == '.') continue; /* hidden: created by editors and copies */
         if (entry->kind == FILE_FOLDER)
             return error_set(error, ERROR_DATA,
                 "%s/%s is a folder: encodings lie side by side in one, so move its files there, or elsewhere", path, entry->name);
@@ -166,7 +168,7 @@ const EncodingFile *encodings_find(const EncodingSet *set, int64_t sample, int64
     return &set->files[low];
 }
 
-/* What a tensor has of one sample, as a tensor of its own. */
+/* Returns a tensor of one sample of `tensor`. */
 static StoredTensor row_of(const StoredTensor *tensor, int64_t row, int64_t *bytes) {
     StoredTensor part = *tensor;
     *bytes = (int64_t)stored_type_bytes(tensor->type);

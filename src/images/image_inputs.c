@@ -1,6 +1,6 @@
-/* From encodings to the inputs of a program of images: noise, time, places, weights. Noise and time are functions of seed,
- * sample and epoch alone, so that a run has the same bits on any number of ranks and after any stop. Owns nothing. Called by
- * training, evaluation, sampling and benchmarks. */
+/* From encodings to the inputs of an image program: noise, time, positions, weights. Noise and time
+ * depend only on seed, sample and epoch, so a run has the same bits on any number of ranks and
+ * after any stop. Owns nothing. Called by training, evaluation, sampling and benchmarks. */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "base/scope.h"
 #include "images/images.h"
 
-enum { PATCH = 2 /* rows and columns of latents in a token */ };
+enum { PATCH = 2 /* rows and columns of latents per token */ };
 
 /* -- Noise and time ------------------------------------------------------------------------------------------------ */
 
@@ -33,7 +33,8 @@ double image_training_time(const FlowConfig *flow, NoiseKey key) {
 
 /* -- Rows of a sample ---------------------------------------------------------------------------------------------- */
 
-/* Image tokens of a sample of the program, and the first of them that an image of height x width latents fills. */
+/* Returns the image tokens of a sample of the program; first_token returns the first of them that
+ * an image of height x width latents fills. */
 static int64_t room(const Model *model) { return graph_rows(model->graph, model->image.latents) / model->sequences; }
 
 static int64_t first_token(const Model *model, int64_t height, int64_t width) {
@@ -44,8 +45,8 @@ static int64_t first_token(const Model *model, int64_t height, int64_t width) {
 
 static int64_t channels_of(const Model *model) { return graph_columns(model->graph, model->image.latents); }
 
-/* Where the latent (c, y, x) of an image [C, height, width] is in its tokens [H / 2 x W / 2, 4 C]: channel, then row and
- * column in the token. */
+/* Returns the index of the latent (c, y, x) of an image [C, height, width] in its tokens [H / 2 x W
+ * / 2, 4 C]: channel, then row and column in the token. */
 static int64_t place_in_tokens(int64_t c, int64_t y, int64_t x, int64_t width, int64_t channels) {
     int64_t token = y / PATCH * (width / PATCH) + x / PATCH;
     return token * channels + (c * PATCH + y % PATCH) * PATCH + x % PATCH;
@@ -63,7 +64,7 @@ static void from_tokens(const float *tokens, int64_t height, int64_t width, int6
             for (int64_t x = 0; x < width; x++) *latents++ = tokens[place_in_tokens(c, y, x, width, channels)];
 }
 
-/* Fills `rows` rows of an input from row `first` on with a value. */
+/* Fills `rows` rows of an input from row `first` with a value. */
 static void fill(const Model *model, Executor *executor, TensorId tensor, int64_t first, int64_t rows, float value) {
     int64_t columns = graph_columns(model->graph, tensor);
     SCOPED_FREE float *row = memory_allocate((size_t)columns * sizeof *row);
@@ -77,11 +78,12 @@ static void clear(const Model *model, Executor *executor, TensorId tensor, int64
     fill(model, executor, tensor, at * rows, rows, 0);
 }
 
-/* Copies row `row` of a stored tensor [samples, ...] to sample `at` of an input of the COMPUTE type. */
+/* Copies row `row` of a stored tensor [samples, ...] to sample `at` of an input in the COMPUTE
+ * type. */
 static void put_stored(const Model *model, Executor *executor, TensorId tensor, int64_t at, const StoredTensor *stored, int64_t row) {
     enum { CHUNK = 4096 };
     int64_t count = graph_elements(model->graph, tensor) / model->sequences;
-    if (stored->type == STORED_BF16 && precision_is_bf16(model->graph->precision)) { /* as it is, which is most of what is read */
+    if (stored->type == STORED_BF16 && precision_is_bf16(model->graph->precision)) { /* copied unchanged, which is the common case */
         uint16_t *to = executor_tensor(executor, tensor);
         memcpy(to + at * count, (const char *)stored->data + row * count * (int64_t)sizeof *to, (size_t)count * sizeof *to);
         return;
@@ -111,7 +113,7 @@ static void put_guidance(const Model *model, Executor *executor, int64_t at, dou
     if (model->image.guidance) put_features(executor, model->image.guidance, at, guidance);
 }
 
-/* The sequence begins with its image: rows before that are sequences of their own, of one row. */
+/* The image is the start of a sequence; each row before the image is a sequence of one row. */
 static void put_grid(const Model *model, Executor *executor, int64_t at, int64_t height, int64_t width) {
     int32_t *places = executor_tensor(executor, model->image.places), *positions = executor_tensor(executor, model->image.positions);
     int64_t first = first_token(model, height, width), columns = width / PATCH;
@@ -130,7 +132,7 @@ static void put_text(const Model *model, Executor *executor, int64_t at, const E
     put_stored(model, executor, model->image.pooled, at, file->pooled, row);
 }
 
-/* Image tokens [H / 2 x W / 2, channels] of an input. */
+/* Puts image tokens [H / 2 x W / 2, channels] into an input. */
 static void put_tokens(
     const Model *model, Executor *executor, TensorId tensor, int64_t at, int64_t height, int64_t width, const float *latents) {
     int64_t channels = channels_of(model), first = first_token(model, height, width), count = (room(model) - first) * channels;
@@ -148,7 +150,7 @@ void image_take_latents(const Model *model, const float *rows, int64_t at, int64
     from_tokens(rows + (at * room(model) + first_token(model, height, width)) * channels, height, width, channels, latents);
 }
 
-/* Of each token from `first` on; there is none before. */
+/* Sets the weight of each token from `first` on; earlier tokens have weight 0. */
 static void put_weights(const Model *model, Executor *executor, int64_t at, int64_t first) {
     int64_t begin = at * room(model), tokens = room(model) - first;
     fill(model, executor, model->image.weights, begin, first, 0);
@@ -157,8 +159,8 @@ static void put_weights(const Model *model, Executor *executor, int64_t at, int6
 
 /* -- Samples ------------------------------------------------------------------------------------------------------- */
 
-/* The first rows, which an image of fewer tokens leaves empty, hold numbers of another sample: zeros take their place, since
- * NaN would not stay in its row. */
+/* Zeroes the first rows, which an image with fewer tokens leaves unused. They hold numbers of
+ * another sample, and a NaN would not stay in its row. */
 static void clear_images(const Model *model, Executor *executor, int64_t at, int64_t rows) {
     fill(model, executor, model->image.latents, at * room(model), rows, 0);
     if (model->image.target) fill(model, executor, model->image.target, at * room(model), rows, 0);
@@ -182,7 +184,7 @@ void image_put_sample(const Model *model, Executor *executor, int64_t at, const 
     for (int64_t i = 0; i < count; i++) {
         float clean = image[i];
         image[i] = (float)(1 - sample->time) * clean + (float)sample->time * noise[i];
-        noise[i] -= clean; /* the velocity, from here on */
+        noise[i] -= clean; /* from here on the velocity */
     }
     image_put_prompt(model, executor, at, sample->set, sample->sample, height, width, sample->guidance);
     image_put_time(model, executor, at, sample->time);
@@ -211,7 +213,7 @@ static void fill_normal(const Model *model, Executor *executor, TensorId tensor)
     }
 }
 
-/* The largest divisor of a number of tokens that is not above its root. */
+/* Returns the largest divisor of a number of tokens that does not exceed its square root. */
 static int64_t rows_of_square(int64_t tokens) {
     int64_t rows = (int64_t)sqrt((double)tokens);
     while (tokens % rows) rows--;

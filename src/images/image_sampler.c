@@ -1,6 +1,6 @@
-/* Sampling by Euler steps along the velocities of a model, as diffusers' FlowMatchEulerDiscreteScheduler has it: times fall
- * from 1, noise, to 0, the image, and latents move by velocity x difference of times. Owns nothing. Called by `smelt
- * generate`. */
+/* Sampling by Euler steps along the velocities of a model, like diffusers'
+ * FlowMatchEulerDiscreteScheduler: times decrease from 1 (noise) to 0 (the image), and latents move
+ * by velocity x difference of times. Owns nothing. Called by `smelt generate`. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -8,8 +8,8 @@
 #include "base/scope.h"
 #include "images/images.h"
 
-/* The shift of FLUX.1-dev: its logarithm grows linearly from 0.5 at 256 tokens to 1.15 at 4,096 (calculate_shift of
- * diffusers' FluxPipeline). */
+/* Returns the shift of FLUX.1-dev: its logarithm grows linearly from 0.5 at 256 tokens to 1.15 at
+ * 4,096 (calculate_shift of diffusers' FluxPipeline). */
 static double shift_of(int64_t tokens) {
     const double low = 0.5, high = 1.15, few = 256, many = 4096;
     return exp(low + (high - low) * ((double)tokens - few) / (many - few));
@@ -21,7 +21,8 @@ void image_sampling_times(const ImageSampling *sampling, int64_t tokens, double 
         times[i] = image_shift_time(shift, (double)(sampling->steps - i) / (double)sampling->steps);
 }
 
-/* Of the latents at a time; `rows` and `velocity` are scratch, as large as the program's result and the latents. */
+/* Computes the velocity of the latents at a time; `rows` and `velocity` are scratch of the sizes of
+ * the program's result and of the latents. */
 static bool find_velocity(const Model *model, Executor *executor, double time, int64_t height, int64_t width, const float *latents,
     double *rows, float *velocity, Error *error) {
     int64_t count = graph_elements(model->graph, model->velocity);

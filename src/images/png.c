@@ -28,7 +28,7 @@ static void put_number(unsigned char to[4], uint32_t number) {
     for (int i = 0; i < 4; i++) to[i] = (unsigned char)(number >> (24 - 8 * i));
 }
 
-/* Length, name, data, and the CRC of name and data. */
+/* Appends length, name, data, and the CRC of name and data. */
 static void append_chunk(Bytes *bytes, const char name[4], const void *data, size_t count) {
     unsigned char number[4];
     put_number(number, (uint32_t)count);
@@ -42,10 +42,10 @@ static void append_chunk(Bytes *bytes, const char name[4], const void *data, siz
 
 enum { GAP = 1, GAP_LEVEL = 128 }; /* pixels between pictures */
 
-/* Where pictures stand. */
+/* The positions of the pictures. */
 typedef struct Sheet {
     int64_t channels, columns, cell_height, cell_width, height, width;
-    unsigned char *lines; /* [height, 1 + width x channels]: each begins with the number of its filter, 0 */
+    unsigned char *lines; /* [height, 1 + width x channels]: each line begins with its filter number, 0 */
 } Sheet;
 
 static unsigned char level(float value) { return (unsigned char)lround(fmin(fmax((value + 1) * 127.5, 0), 255)); }
@@ -90,7 +90,7 @@ static bool write_sheet(const char *path, const Sheet *sheet, size_t bytes, Erro
 }
 
 bool png_write(const char *path, const Picture *pictures, int64_t count, int64_t columns, Error *error) {
-    const int64_t most = 1 << 30; /* bytes: a chunk counts in 31 bits, and pixels may not compress */
+    const int64_t most = 1 << 30; /* bytes: a chunk's length has 31 bits, and pixels may not compress */
     Sheet sheet = lay_out(pictures, count, columns);
     int64_t bytes = sheet.height * (1 + sheet.width * sheet.channels);
     if (bytes > most)

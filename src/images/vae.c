@@ -1,9 +1,10 @@
-/* From latents to pixels: the decoder of diffusers' AutoencoderKL (Rombach et al. 2021, arXiv 2112.10752), on the CPU, in
- * fp32. A Vae owns the map of its file; weights become floats as they are needed, one layer at a time. Layers make new maps
- * and free those that they read. Called by `smelt generate`.
+/* From latents to pixels: the decoder of diffusers' AutoencoderKL (Rombach et al. 2021, arXiv
+ * 2112.10752), on the CPU, in fp32. A Vae owns the map of its file; weights are converted to floats
+ * when needed, one layer at a time. Layers allocate their output maps and free their inputs. Called
+ * by `smelt generate`.
  *
- * Maps of features are [height x width, channels], so that a convolution is a GEMM of patches of neighbours, gathered some
- * rows at a time, with weights [out, 3 x 3 x in]. */
+ * Feature maps are [height x width, channels], so that a convolution is a GEMM of gathered patches,
+ * some rows at a time, with weights [out, 3 x 3 x in]. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -23,15 +24,15 @@ struct Vae {
     char *folder;
     Safetensors file;
     int64_t channels;       /* of latents */
-    int64_t blocks, layers; /* of layers + 1 residual blocks each, all but the last followed by twice as many pixels */
-    int64_t groups;         /* of channels in a norm */
-    double scaling, shift;  /* latents are (what the encoder makes - shift) x scaling */
+    int64_t blocks, layers; /* blocks of layers + 1 residual blocks each; all except the last double the height and width */
+    int64_t groups;         /* of the channels in a norm */
+    double scaling, shift;  /* latents are (encoder output - shift) x scaling */
     bool post_convolution;  /* 1 x 1, before the decoder */
 };
 
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
-/* A decoding that goes on until something is wrong. */
+/* A decoding, which stops at the first error. */
 typedef struct Decoding {
     const Vae *vae;
     Error *error;
@@ -62,7 +63,8 @@ static void refuse_tensor(Decoding *d, const char *prefix, const char *name, con
     d->failed = true;
 }
 
-/* The tensor PREFIX.NAME of `rank` sizes, of which those from the second on are `rest`; NULL fails the decoding. */
+/* Returns the tensor PREFIX.NAME of `rank` sizes, the ones from the second on being `rest`; NULL
+ * fails the decoding. */
 static const StoredTensor *find(Decoding *d, const char *prefix, const char *name, int rank, const int64_t *rest) {
     char full[NAME_BYTES];
     snprintf(full, sizeof full, "%s.%s", prefix, name);
@@ -83,7 +85,7 @@ static float *values_of(const StoredTensor *tensor) {
     return values;
 }
 
-/* The vector PREFIX.NAME [count], for the caller to free; NULL fails the decoding. */
+/* Returns the vector PREFIX.NAME [count], for the caller to free; NULL fails the decoding. */
 static float *vector_of(Decoding *d, const char *prefix, const char *name, int64_t count) {
     const StoredTensor *tensor = find(d, prefix, name, 1, NULL);
     if (!tensor || tensor->shape[0] == count) return tensor ? values_of(tensor) : NULL;
@@ -99,7 +101,8 @@ static void multiply(const float *x, const float *w, const float *bias, int64_t 
         &(Gemm){.transpose_b = true, .m = rows, .n = out, .k = in, .a = x, .lda = in, .b = w, .ldb = in, .c = y, .ldc = out, .bias = bias});
 }
 
-/* The neighbours of `rows` lines of pixels from `first` on, [rows x width, size x size x channels], zeros around the map. */
+/* Gathers the patches of `rows` lines of pixels from `first`, [rows x width, size x size x
+ * channels], with zeros around the map. */
 static void gather_patches(const Map *map, int64_t first, int64_t rows, int64_t size, float *patches) {
     int64_t width = map->width, channels = map->channels, reach = size / 2;
 #pragma omp parallel for schedule(static)
@@ -114,7 +117,7 @@ static void gather_patches(const Map *map, int64_t first, int64_t rows, int64_t 
     }
 }
 
-/* From [out, in, size, size] to [out, size, size, in]. */
+/* Reorders from [out, in, size, size] to [out, size, size, in]. */
 static float *weights_of(const StoredTensor *tensor) {
     int64_t out = tensor->shape[0], in = tensor->shape[1], area = tensor->shape[2] * tensor->shape[3];
     SCOPED_FREE float *stored = values_of(tensor);
@@ -142,7 +145,7 @@ static void convolve(Decoding *d, const char *name, int64_t size, Map *map) {
     replace(map, out);
 }
 
-/* Mean and 1 / deviation of a group of channels, which begins at `first`. */
+/* Computes mean and 1 / deviation of the group of channels that begins at `first`. */
 static void group_statistics(const Map *map, int64_t first, int64_t count, double *mean, double *factor) {
     const double epsilon = 1e-6;
     double sum = 0, squares = 0, all = (double)(pixels_of(map) * count);
@@ -156,7 +159,7 @@ static void group_statistics(const Map *map, int64_t first, int64_t count, doubl
     *factor = 1 / sqrt(fmax(squares / all - *mean * *mean, 0) + epsilon);
 }
 
-/* Group norm in a new map, then silu where asked for. */
+/* Computes a group norm into a new map, then silu if requested. */
 static Map normalise(Decoding *d, const char *name, const Map *map, bool silu) {
     int64_t groups = d->vae->groups, channels = map->channels, count = channels / groups;
     SCOPED_FREE float *gain = vector_of(d, name, "weight", channels), *bias = gain ? vector_of(d, name, "bias", channels) : NULL;
@@ -189,7 +192,7 @@ static char *name_of(char text[NAME_BYTES], const char *format, ...) {
     return text;
 }
 
-/* map + convolutions of it, each behind a norm and silu. */
+/* Computes map + convolutions of it, each after a norm and silu. */
 static void residual_block(Decoding *d, const char *name, Map *map) {
     char part[NAME_BYTES];
     if (d->failed) return;
@@ -203,7 +206,7 @@ static void residual_block(Decoding *d, const char *name, Map *map) {
     if (!d->failed) add(map, &h);
 }
 
-/* A linear layer over channels. */
+/* Applies a linear layer over channels. */
 static Map project(Decoding *d, const char *name, const char *layer, const Map *map) {
     char full[NAME_BYTES];
     int64_t channels = map->channels;
@@ -225,7 +228,7 @@ static void softmax(float *row, int64_t count, float scale) {
     for (int64_t i = 0; i < count; i++) row[i] /= sum;
 }
 
-/* Each pixel attends to all, some queries at a time; the answer takes the place of the queries. */
+/* Each pixel attends to all pixels, some queries at a time; the result replaces the queries. */
 static void attend(Map *q, const Map *k, const Map *v) {
     enum { QUERIES = 256 };
     int64_t count = pixels_of(q), channels = q->channels;
@@ -259,7 +262,7 @@ static void attention_block(Decoding *d, const char *name, Map *map) {
     add(map, &q);
 }
 
-/* Each pixel becomes 2 x 2 like it. */
+/* Repeats each pixel 2 x 2 times. */
 static void enlarge(Map *map) {
     Map out = new_map(2 * map->height, 2 * map->width, map->channels);
 #pragma omp parallel for schedule(static)
@@ -321,7 +324,7 @@ static bool read_integer(const json_t *config, const char *folder, const char *f
     return (json_is_integer(json) && *value >= 1 && *value <= most) || refuse_config(folder, field, "a small positive number", error);
 }
 
-/* NULL and what is absent are `other`. */
+/* `other` replaces null and missing values. */
 static bool read_number(const json_t *config, const char *folder, const char *field, double other, double *value, Error *error) {
     const json_t *json = json_object_get(config, field);
     bool given = json && !json_is_null(json);
@@ -329,7 +332,7 @@ static bool read_number(const json_t *config, const char *folder, const char *fi
     return (json_is_finite(json) || !given) || refuse_config(folder, field, "a number", error);
 }
 
-/* Fields that change what a decoder computes, with the value that it is written for. */
+/* Checks that the fields that change the decoder's computation have the supported values. */
 static bool check_fixed(const json_t *config, const char *folder, Error *error) {
     static const struct { const char *field, *value; } fixed[] = {{"_class_name", "AutoencoderKL"}, {"act_fn", "silu"}};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
@@ -363,7 +366,8 @@ static bool read_config(Vae *vae, Error *error) {
            (vae->scaling > 0 || refuse_config(folder, "scaling_factor", "positive", error));
 }
 
-/* Decoding one latent reads every tensor: what is wrong is found before the work of a sampling. */
+/* Decodes one latent, which reads every tensor, so that faults are found before the work of a
+ * sampling. */
 static bool check_tensors(const Vae *vae, Error *error) {
     SCOPED_FREE float *latents = memory_allocate((size_t)vae->channels * sizeof *latents);
     SCOPED_FREE float *pixels = memory_allocate((size_t)(VAE_COLOURS * vae_scale(vae) * vae_scale(vae)) * sizeof *pixels);
