@@ -1,5 +1,5 @@
-/* Listings of a bucket, page by page. A server that repeats itself, announces one empty page after another, or invents names
- * without end is refused, so that every listing ends. */
+/* Listings of a bucket, page by page. A server that repeats pages, announces one empty page after
+ * another, or invents names without end is refused, so that every listing ends. */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -13,8 +13,8 @@
 enum {
     MOST_PAGES = 10000,
     MOST_NAMES = 1000000,
-    IDLE_PAGES = 100, /* that bring nothing new, one after another: a server may leave deleted objects out of its pages */
-    MEAN_NAMES = 10,  /* of a page, at least, after IDLE_PAGES: servers fill a page with 1,000 */
+    IDLE_PAGES = 100, /* consecutive pages without a new name: a server may omit deleted objects from its pages */
+    MEAN_NAMES = 10,  /* minimum per page on average, after IDLE_PAGES: servers fill a page with 1,000 */
 };
 
 /* The hashes of the first names of all pages of a listing, and the number of consecutive pages without a new name. */
@@ -26,7 +26,8 @@ typedef struct Pages {
 
 static void pages_free(Pages *pages) { free(pages->beginnings); }
 
-/* Notes a page with the entries of `listing` from number `first` on. It is new if no page before it began alike. */
+/* Notes a page with the entries of `listing` from index `first` on. It is new if no earlier page
+ * began with the same name. */
 static void pages_note(Pages *pages, const S3Listing *listing, size_t first) {
     pages->idle++;
     if (first == listing->count) return;
@@ -42,7 +43,7 @@ static void entry_add(S3Listing *listing, S3Entry entry) {
     listing->entries[listing->count++] = entry;
 }
 
-/* Appends what one answer has under <outer><inner>. */
+/* Appends the entries of one answer under <outer><inner>. */
 static void entries_append(S3Listing *listing, const char *text, const char *outer, const char *inner, const char *prefix) {
     size_t skipped = strlen(prefix);
     for (char *block; (block = s3_next_tag(&text, outer)); free(block)) {

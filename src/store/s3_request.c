@@ -1,7 +1,8 @@
-/* Requests to an S3 server over libcurl, which is opened at run time, so that the program starts where it is missing,
- * and which signs them itself (AWS Signature 4). Connections are kept in a pool and used by one thread at a time.
- * Payloads are not signed: the checksums of checkpoints and shards cover them from memory to memory. An S3 owns its
- * settings and connections; it is closed after its last request. */
+/* Requests to an S3 server over libcurl, which signs them (AWS Signature 4). The library is opened
+ * at run time, so that the program starts without it. Connections are kept in a pool; one thread at
+ * a time uses each. Payloads are not signed: the checksums of checkpoints and shards protect them
+ * from memory to memory. An S3 owns its settings and connections; close it after its last
+ * request. */
 #include "store/s3.h"
 
 #include <curl/curl.h>
@@ -27,7 +28,7 @@
 #undef curl_easy_getinfo
 
 enum {
-    OLDEST_CURL = 0x075700, /* 7.87: signs further headers than its own */
+    OLDEST_CURL = 0x075700, /* 7.87: signs additional headers */
     MOST_IDLE = 32,
     TEXT_BYTES = 8 << 20,
     UNENCODED_BYTES = 1024, /* of a key, by S3's rules */
@@ -54,11 +55,11 @@ struct S3 {
     CurlApi curl;
     void *library;
     S3Settings settings;
-    char *root;      /* URL of the bucket without a slash at the end */
-    char *provider;  /* what the signature is made for */
+    char *root;      /* URL of the bucket without a final slash */
+    char *provider;  /* the target of the signature */
     uint64_t pauses; /* atomic */
     atomic_bool cancelled;
-    pthread_mutex_t mutex; /* of what follows */
+    pthread_mutex_t mutex; /* protects what follows */
     CURL *idle[MOST_IDLE];
     int idle_count;
 };
@@ -82,8 +83,8 @@ static bool bucket_is_possible(const char *bucket) {
     return length >= 3 && length <= 63 && strspn(bucket, "abcdefghijklmnopqrstuvwxyz0123456789.-") == length;
 }
 
-/* Amazon has a host for each bucket; other servers, and names with dots, which certificates do not cover, have it in
- * the path. */
+/* Amazon has one host per bucket. Other servers have the bucket in the path, and so have names with
+ * dots, which certificates do not cover. */
 static char *root_url(const S3Settings *settings, const char *bucket) {
     if (settings->endpoint) return memory_format("%s/%s", settings->endpoint, bucket);
     if (strchr(bucket, '.')) return memory_format("https://s3.%s.amazonaws.com/%s", settings->region, bucket);
@@ -115,7 +116,7 @@ void s3_close(S3 *s3) {
     s3_settings_free(&s3->settings);
     free(s3->provider);
     free(s3->root);
-    free(s3); /* the library stays: it may have started threads of its own */
+    free(s3); /* the library stays loaded, because it may have started threads */
 }
 
 void s3_cancel(S3 *s3) { atomic_store(&s3->cancelled, true); }
@@ -181,7 +182,7 @@ char *s3_next_tag(const char **at, const char *tag) {
 
 /* -- Sending ------------------------------------------------------------------------------------------------------ */
 
-/* One attempt: where the body is read from and the answer goes to. */
+/* One attempt: the source of the body and the destination of the answer. */
 typedef struct Attempt {
     const S3Request *request;
     CURL *handle;
@@ -208,7 +209,7 @@ static size_t body_read(char *buffer, size_t size, size_t items, void *context) 
     return (size_t)copied;
 }
 
-/* libcurl sends from the beginning again when a kept connection turns out to be closed. */
+/* libcurl restarts from the beginning if a kept connection turns out to be closed. */
 static int body_seek(void *context, curl_off_t offset, int origin) {
     Attempt *attempt = context;
     if (origin != SEEK_SET || offset < 0 || offset > attempt->request->body.bytes) return CURL_SEEKFUNC_FAIL;
@@ -231,7 +232,7 @@ static size_t answer_write(char *data, size_t size, size_t items, void *context)
     size_t bytes = size * items;
     long status = 0;
     attempt->curl->easy_getinfo(attempt->handle, CURLINFO_RESPONSE_CODE, &status);
-    if (!request->target || status >= 300) /* an explanation */
+    if (!request->target || status >= 300) /* an error text */
         return text_write(attempt, data, bytes);
     if ((int64_t)bytes > request->target_bytes - attempt->received) return 0;
     memcpy((char *)request->target + attempt->received, data, bytes);
@@ -251,7 +252,7 @@ static size_t header_read(char *data, size_t size, size_t items, void *context) 
     return bytes;
 }
 
-/* libcurl asks several times a second. */
+/* libcurl calls this several times a second. */
 static int stop_asked(void *context, curl_off_t down, curl_off_t downloaded, curl_off_t up, curl_off_t uploaded) {
     const S3 *s3 = context;
     (void)down, (void)downloaded, (void)up, (void)uploaded;
@@ -323,7 +324,8 @@ static CURLcode attempt_run(S3 *s3, Attempt *attempt, const char *url) {
     return code;
 }
 
-/* Whether another attempt may end otherwise. An answer of 200 may still carry an error (CompleteMultipartUpload). */
+/* Returns whether a retry may succeed. A 200 answer can still contain an error
+ * (CompleteMultipartUpload). */
 static bool is_passing(CURLcode code, const Attempt *attempt) {
     long status = attempt->reply->status;
     if (code != CURLE_OK)
@@ -335,7 +337,8 @@ static bool is_passing(CURLcode code, const Attempt *attempt) {
            (status / 100 == 2 && attempt->request->target && attempt->received != attempt->request->target_bytes);
 }
 
-/* Exponential backoff with full jitter, so that a thousand ranks do not come back at the same moment. */
+/* Exponential backoff with full jitter, so that a thousand ranks do not retry at the same
+ * moment. */
 static void pause_before(S3 *s3, int attempt) {
     const double first = 0.25, longest = 16;
     double most = first * (double)(1 << (attempt < 10 ? attempt : 10));
@@ -344,13 +347,14 @@ static void pause_before(S3 *s3, int attempt) {
     thread_sleep(seconds);
 }
 
-/* Makes the text of a server fit for a message of one line; some servers repeat the request with its access key id. */
+/* Makes a server's text printable on one line and hides the access key id, because some servers
+ * repeat the request. */
 static void sanitize(char *text, const char *key) {
     for (char *at = text; at && *key && (at = strstr(at, key));) memset(at, '*', strlen(key));
     if (text) blank_controls(text, ' ', false);
 }
 
-/* What the server says, without its copy of what was signed. */
+/* Reports the server's error, without its copy of the signed data. */
 static bool fail(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply, Error *error) {
     if (code != CURLE_OK)
         return error_set(error, ERROR_CHECKPOINT, "%s %s: %s", request->method, request->path, s3->curl.easy_strerror(code));
@@ -368,7 +372,7 @@ static char *request_url(const S3 *s3, const S3Request *request) {
     return memory_format("%s/%s%s%s", s3->root, key, request->query ? "?" : "", request->query ? request->query : "");
 }
 
-/* Says why nothing happens for some seconds. */
+/* Warns that a request is retried, which takes some seconds. */
 static void warn_of_waiting(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply) {
     Error error = {0};
     fail(s3, request, code, &(S3Reply){.status = reply->status}, &error);

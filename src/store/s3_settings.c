@@ -1,6 +1,6 @@
-/* Which S3 server is asked with which credentials: from the variables and files of Amazon's tools, in their order:
- * variables, then the profile's section of the credentials file, then of the config file. Called by s3_request.c.
- * Settings own their strings, which are wiped before they are freed. */
+/* Chooses the S3 server and credentials from the variables and files of Amazon's tools, in their
+ * order: variables, then the profile's section of the credentials file, then of the config file.
+ * Called by s3_request.c. Settings own their strings, which are wiped before they are freed. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +10,8 @@
 #include "base/scope.h"
 #include "store/s3.h"
 
-/* Where each string of S3Settings comes from: its key in a profile, and its variables, the first of which wins. The
- * credentials come first. */
+/* The sources of each string of S3Settings: its key in a profile, and its variables; the first one
+ * that is set wins. The credentials come first. */
 typedef struct Source {
     size_t offset;
     const char *key, *variables[2];
@@ -33,7 +33,7 @@ static const char *variable(const char *name) {
     return value && value[0] ? value : NULL;
 }
 
-/* Gives a setting its value, unless it has one already. */
+/* Sets a setting unless it has a value. */
 static void offer(char **setting, const char *value) {
     if (!*setting && value && value[0]) *setting = memory_copy_string(value);
 }
@@ -45,7 +45,7 @@ static char *strip(char *text) {
     return text;
 }
 
-/* "[NAME]", or "[profile NAME]" as the config file has it. */
+/* Returns whether the line is "[NAME]", or "[profile NAME]" as in the config file. */
 static bool is_section(char *line, const char *profile) {
     static const char label[] = "profile ";
     char *end = strchr(line, ']');
@@ -66,7 +66,7 @@ static void offer_line(S3Settings *settings, char *line) {
         if (strcmp(name, sources[i].key) == 0) offer(setting_of(settings, i), value);
 }
 
-/* A file that is absent offers nothing. */
+/* An absent file sets nothing. */
 static bool offer_file(S3Settings *settings, const char *path, const char *profile, Error *error) {
     enum { MOST_BYTES = 1 << 20 };
     bool inside = false;
@@ -82,7 +82,7 @@ static bool offer_file(S3Settings *settings, const char *path, const char *profi
     return true;
 }
 
-/* The file that a variable names, or that of the home folder. */
+/* Returns the file that a variable names, or the usual one of the home folder. */
 static char *file_path(const char *name, const char *usual) {
     const char *given = variable(name), *home = variable("HOME");
     return given ? memory_copy_string(given) : memory_format("%s/.aws/%s", home ? home : "", usual);
@@ -105,7 +105,7 @@ bool s3_settings_read(S3Settings *settings, Error *error) {
     SCOPED_FREE char *credentials = file_path("AWS_SHARED_CREDENTIALS_FILE", "credentials");
     SCOPED_FREE char *config = file_path("AWS_CONFIG_FILE", "config");
     if (!offer_file(&files, credentials, profile, error) || !offer_file(&files, config, profile, error)) return false;
-    /* All credentials come from one source: a token does not go with another's key. */
+    /* All credentials come from one source, because a token does not fit another source's key. */
     const bool from_variables = variable("AWS_ACCESS_KEY_ID") && variable("AWS_SECRET_ACCESS_KEY");
     for (int i = 0; i < SOURCES; i++) {
         char **setting = setting_of(settings, i);
