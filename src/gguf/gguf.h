@@ -1,6 +1,7 @@
-/* GGUF, the file format of llama.cpp (docs/gguf.md of ggml-org/ggml): typed keys and values, then the descriptions of
- * tensors, then their data. Versions 2 and 3 are read, 3 is written, little-endian. What keys and tensors of a model
- * mean is not known here: that is src/model/gguf_config.c and src/token/gguf_tokenizer.c. */
+/* GGUF, the file format of llama.cpp (docs/gguf.md of ggml-org/ggml): typed keys and values, then
+ * the descriptions of tensors, then their data. Reads versions 2 and 3, writes version 3,
+ * little-endian. The meaning of a model's keys and tensors is defined elsewhere:
+ * src/model/gguf_config.c and src/token/gguf_tokenizer.c. */
 #pragma once
 
 #include <stdbool.h>
@@ -16,18 +17,19 @@
 typedef struct GgufType {
     const char *name; /* "Q8_0" */
     uint32_t code;
-    int file_type;    /* general.file_type of a file whose matrices have it; -1: not written */
+    int file_type;    /* general.file_type of a file whose matrices have this type; -1: not written */
     int64_t elements; /* of a block */
     int64_t bytes;    /* of a block */
-    float most;       /* the largest magnitude that it can hold */
-    /* Both take whole blocks, `count` elements in all, on one thread; blocks need no alignment. */
+    float most;       /* the largest absolute value that it can hold */
+    /* Both process whole blocks, `count` elements in total, on one thread; blocks need no
+     * alignment. */
     void (*decode)(const unsigned char *blocks, float *values, int64_t count);
-    void (*encode)(const float *values, unsigned char *blocks, int64_t count); /* NULL: it is only read */
+    void (*encode)(const float *values, unsigned char *blocks, int64_t count); /* NULL: read-only type */
 } GgufType;
-/* F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K; NULL for others. */
+/* Return F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K or Q6_K; NULL for other types. */
 const GgufType *gguf_type(uint32_t code);
 const GgufType *gguf_type_named(const char *name);
-/* The bytes of `count` elements, which are whole blocks. */
+/* Returns the bytes of `count` elements, which must be whole blocks. */
 static inline int64_t gguf_bytes(const GgufType *type, int64_t count) { return count / type->elements * type->bytes; }
 
 /* -- Reading (gguf_read.c) ----------------------------------------------------------------------------------------- */
@@ -49,12 +51,12 @@ typedef enum GgufKind {
     GGUF_KINDS,
 } GgufKind;
 
-/* A value inside the mapped file, whose bounds were checked. */
+/* A value inside the mapped file; its bounds were checked. */
 typedef struct GgufValue {
     char *key;
     GgufKind kind; /* of the value, or of the items of an array */
     bool array;
-    uint64_t count; /* items; 1 for what is no array */
+    uint64_t count; /* items; 1 if it is not an array */
     const unsigned char *data, *end;
 } GgufValue;
 
@@ -63,50 +65,53 @@ typedef struct GgufTensor {
     char *name;
     const GgufType *type;
     int rank;
-    int64_t shape[GGUF_MAX_RANK]; /* rows last, as elsewhere in smelt; the file has them the other way round */
-    uint64_t offset;              /* of the data behind all descriptions */
+    int64_t shape[GGUF_MAX_RANK]; /* rows last, as elsewhere in smelt; the file has the reverse order */
+    uint64_t offset;              /* in the data, which follows all descriptions */
     const unsigned char *data;    /* inside the mapped file */
     int64_t bytes;
 } GgufTensor;
 
 typedef struct Gguf {
-    GgufValue *values; /* in order of key */
+    GgufValue *values; /* sorted by key */
     size_t value_count;
-    GgufTensor *tensors; /* in order of name */
+    GgufTensor *tensors; /* sorted by name */
     size_t tensor_count;
     FileMap map;
 } Gguf;
 
-/* Whether `path` is a file that begins with the format's magic. */
+/* Returns whether `path` is a file that begins with the format's magic. */
 bool gguf_is_file(const char *path);
-/* Maps a file. Every length, key, shape and byte range is checked against the file; keys and names are unique and have
- * no control characters, and tensors do not overlap. ERROR_CHECKPOINT. */
+/* Maps a file. Every length, key, shape and byte range is checked against the file. Keys and names
+ * are unique and have no control characters; tensors do not overlap. ERROR_CHECKPOINT. */
 bool gguf_open(Gguf *file, const char *path, Error *error);
-void gguf_close(Gguf *file); /* also of a zeroed one */
+void gguf_close(Gguf *file); /* a zeroed one is fine */
 
 const GgufValue *gguf_find(const Gguf *file, const char *key);     /* NULL when absent */
 const GgufTensor *gguf_tensor(const Gguf *file, const char *name); /* NULL when absent */
 
-/* Bytes of the file: a text has no NUL behind it. */
+/* Bytes of the file, without a final NUL. */
 typedef struct GgufText {
     const char *bytes;
     size_t size;
 } GgufText;
-/* False when `value` (may be NULL) is none of the kind, or does not fit. A real may be stored as an integer. */
+/* Return false if `value` (may be NULL) does not have the kind, or does not fit. A real may be
+ * stored as an integer. */
 bool gguf_integer(const GgufValue *value, int64_t *integer);
 bool gguf_real(const GgufValue *value, double *real);
 bool gguf_boolean(const GgufValue *value, bool *boolean);
 bool gguf_text(const GgufValue *value, GgufText *text);
-/* Item `index` of an array, or the value itself, as a number of its own; false as above. */
+/* Returns item `index` of an array, or the value itself, as a number; false as above. */
 bool gguf_item(const GgufValue *value, uint64_t index, double *number);
-/* The texts of an array one after another, `at` being how far one is, zero at first. False behind the last. */
+/* Returns the texts of an array one after another; *at is the position, initially zero. Returns
+ * false after the last text. */
 bool gguf_next_text(const GgufValue *value, size_t *at, GgufText *text);
 
 /* -- Writing (gguf_write.c) ---------------------------------------------------------------------------------------- */
 
-/* Collects keys and tensors; then the file is written tensor by tensor. Zero-initialise, close in any case. */
+/* Collects keys and tensors; then the file is written tensor by tensor. Zero-initialize it, and
+ * always close it. */
 typedef struct GgufWriter {
-    char *values, *tensors; /* as in the file */
+    char *values, *tensors; /* in the file's format */
     size_t values_size, values_room, tensors_size, tensors_room;
     uint64_t value_count, tensor_count, data_bytes;
     File file;
@@ -116,16 +121,16 @@ void gguf_put_integer(GgufWriter *writer, const char *key, GgufKind kind, int64_
 void gguf_put_real(GgufWriter *writer, const char *key, double value); /* as F32 */
 void gguf_put_boolean(GgufWriter *writer, const char *key, bool value);
 void gguf_put_text(GgufWriter *writer, const char *key, const char *bytes, size_t size);
-/* Begins an array of `count` items, each of which one of the functions after it must append. */
+/* Begins an array of `count` items; each must be appended with one of the functions below. */
 void gguf_put_array(GgufWriter *writer, const char *key, GgufKind kind, uint64_t count);
 void gguf_append_text(GgufWriter *writer, const char *bytes, size_t size);
 void gguf_append_integer(GgufWriter *writer, GgufKind kind, int64_t value);
 void gguf_append_real(GgufWriter *writer, double value); /* F32 */
 
-/* `shape` as in GgufTensor; rows are whole blocks. */
+/* `shape` as in GgufTensor; rows must be whole blocks. */
 void gguf_add_tensor(GgufWriter *writer, const char *name, const GgufType *type, int rank, const int64_t *shape);
-/* Writes all that was put and added, after which the data of every tensor is appended in the order in which they were
- * added, and each ended. `path` appears whole with the commit, or stays what it was. */
+/* Writes all keys and descriptions. Then append the data of every tensor, in the order in which
+ * they were added, and end each one. The commit creates or replaces `path` atomically. */
 bool gguf_begin(GgufWriter *writer, const char *path, Error *error);
 bool gguf_append_data(GgufWriter *writer, const void *data, int64_t bytes, Error *error);
 bool gguf_end_tensor(GgufWriter *writer, Error *error);

@@ -1,6 +1,7 @@
-/* Reads GGUF files, which strangers made: a cursor takes bytes only after it has compared their number with what is left
- * of the file, and no number in the file decides how much is allocated before that many bytes were there. The file stays
- * mapped; values and tensors point into it. Names are copied, since the file has no NUL behind them. */
+/* Reads GGUF files, which are not trusted. A cursor takes bytes only after it has compared their
+ * number with the rest of the file, and no number in the file determines an allocation before that
+ * many bytes were found. The file stays mapped; values and tensors point into it. Names are copied,
+ * because they have no final NUL in the file. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@
 enum { NAME_LIMIT = 256, DEFAULT_ALIGNMENT = 32 };
 static const char magic[] = {'G', 'G', 'U', 'F'};
 
-/* By GgufKind: bytes of a value; 0 where that depends on the value. */
+/* By GgufKind: bytes of a value; 0 if they depend on the value. */
 static const size_t kind_bytes[GGUF_KINDS] = {
     [GGUF_U8] = 1,
     [GGUF_I8] = 1,
@@ -46,7 +47,7 @@ static bool fail_short(Cursor *cursor) {
     return error_set(cursor->error, ERROR_CHECKPOINT, "it ends too early: it is truncated or damaged");
 }
 
-/* The next `bytes`, which are skipped; NULL with an error when the file has fewer. */
+/* Returns the next `bytes` and advances past them; NULL with an error if the file has fewer. */
 static const unsigned char *take(Cursor *cursor, uint64_t bytes) {
     const unsigned char *at = cursor->at;
     if (bytes > cursor->left) return fail_short(cursor), NULL;
@@ -68,7 +69,7 @@ static bool take_text(Cursor *cursor, GgufText *text) {
     return at != NULL;
 }
 
-/* A key or the name of a tensor, as a string of its own; NULL with an error. */
+/* Returns a copy of a key or of the name of a tensor; NULL with an error. */
 static char *take_name(Cursor *cursor, const char *what) {
     GgufText text;
     if (!take_text(cursor, &text)) return NULL;
@@ -138,7 +139,8 @@ const GgufValue *gguf_find(const Gguf *file, const char *key) {
     return file->value_count ? bsearch(&wanted, file->values, file->value_count, sizeof wanted, value_compare) : NULL;
 }
 
-/* The signed or unsigned integer at `data`; false when it is beyond int64_t, or the kind is no integer. */
+/* Reads the signed or unsigned integer at `data`; returns false if it exceeds int64_t, or the kind
+ * is not an integer. */
 static bool integer_at(GgufKind kind, const unsigned char *data, int64_t *integer) {
     uint64_t bits = 0;
     size_t bytes = kind_bytes[kind];
@@ -211,7 +213,7 @@ static int place_compare(const void *left, const void *right) {
     return a->data != b->data ? (a->data > b->data) - (a->data < b->data) : (a->bytes > b->bytes) - (a->bytes < b->bytes);
 }
 
-/* The file gives the extent of rows first. */
+/* The file has the row length first. */
 static bool take_shape(Cursor *cursor, GgufTensor *tensor, int64_t *count) {
     uint32_t rank;
     if (!take_number(cursor, &rank, sizeof rank)) return false;
@@ -252,7 +254,7 @@ static bool find_alignment(const Gguf *file, int64_t *alignment, Error *error) {
            error_set(error, ERROR_CHECKPOINT, "general.alignment is no power of two up to 2^20");
 }
 
-/* Gives tensors their data. */
+/* Sets the tensors' data pointers. */
 static bool place_tensors(Gguf *file, Cursor *cursor) {
     int64_t alignment;
     if (!find_alignment(file, &alignment, cursor->error)) return false;

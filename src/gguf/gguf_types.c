@@ -1,6 +1,6 @@
-/* The types of GGUF's tensors: a table of their blocks and of the functions that decode and encode them. The layouts of
- * blocks are those of ggml (ggml-common.h), the order of operations that of its reference code, so that values are
- * equal bit for bit. Owns nothing. */
+/* The types of GGUF's tensors: a table of their blocks and of the functions that decode and encode
+ * them. The block layouts are ggml's (ggml-common.h). The operations have the order of ggml's
+ * reference code, so that values are equal bit for bit. Owns nothing. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -14,7 +14,8 @@ static float half_at(const unsigned char *at) {
     return fp16_to_float(half);
 }
 
-/* Rounds to nearest even; beyond 65504 to infinity. Below 2^-14 a number is a multiple of 2^-24. */
+/* Rounds to nearest even; values beyond 65504 become infinity. Below 2^-14 a number is a multiple
+ * of 2^-24. */
 static uint16_t fp16_from_float(float x) {
     uint32_t bits = float_to_bits(x), magnitude = bits & 0x7fffffff, rounded;
     if (magnitude >= 0x47800000) rounded = 0x7c00;
@@ -74,7 +75,8 @@ static void encode_q8_0(const float *values, unsigned char *block, int64_t count
     }
 }
 
-/* Halves of bytes: the lower ones are the first 16 values of the block, the upper ones the rest. */
+/* Decodes nibbles: the lower nibbles are the first 16 values of the block, the upper nibbles the
+ * rest. */
 static void decode_nibbles(const unsigned char *bytes, float *values, float scale, float least, int zero) {
     for (int j = 0; j < SMALL / 2; j++) {
         values[j] = scale * (float)((bytes[j] & 15) - zero) + least;
@@ -95,8 +97,9 @@ static void decode_q4_1(const unsigned char *block, float *values, int64_t count
 
 enum { LARGE = 256, Q4_K_BYTES = 2 + 2 + 12 + LARGE / 2, Q6_K_BYTES = LARGE / 2 + LARGE / 4 + LARGE / 16 + 2 };
 
-/* Eight scales and eight minima of six bits in twelve bytes: the first four of each are the lower bits of bytes 0 to 7,
- * the others have their lower four bits in bytes 8 to 11 and the upper two above those of the first. */
+/* Unpacks eight scales and eight minima of six bits from twelve bytes. The first four of each are
+ * the lower six bits of bytes 0 to 7. The others have their lower four bits in bytes 8 to 11, and
+ * their upper two bits above the first four. */
 static void unpack_scales(const unsigned char *packed, int index, int *scale, int *least) {
     if (index < 4) {
         *scale = packed[index] & 63;
@@ -107,8 +110,8 @@ static void unpack_scales(const unsigned char *packed, int index, int *scale, in
     }
 }
 
-/* Scale and minimum of the block, those of its eight parts, and halves of bytes: 32 bytes hold part 2 i in their lower
- * halves and part 2 i + 1 in the upper ones. */
+/* Scale and minimum of the block, scales and minima of its eight parts, and nibbles: 32 bytes hold
+ * part 2 i in their lower nibbles and part 2 i + 1 in the upper ones. */
 static void decode_q4_k(const unsigned char *block, float *values, int64_t count) {
     for (int64_t i = 0; i < count; i += LARGE, block += Q4_K_BYTES)
         for (int part = 0; part < LARGE / SMALL; part++) {
@@ -120,9 +123,10 @@ static void decode_q4_k(const unsigned char *block, float *values, int64_t count
         }
 }
 
-/* Lower four bits of all values, upper two bits, a signed scale for each 16 values, and the block's scale. Values go in
- * quarters of half a block: quarter q of half h takes its bits from bytes 32 (q % 2) on of the half's 64, and from bits
- * 2 q on of its 32 bytes of upper bits. */
+/* Lower four bits of all values, upper two bits, a signed scale for each 16 values, and the block's
+ * scale. Values come in quarters of half a block. Quarter q of half h takes its lower bits from
+ * byte 32 (q % 2) on of the half's 64 bytes, and its upper bits from bit 2 q on of the half's 32
+ * bytes of upper bits. */
 static void decode_q6_k(const unsigned char *block, float *values, int64_t count) {
     for (int64_t i = 0; i < count; i += LARGE, block += Q6_K_BYTES) {
         const unsigned char *scales = block + LARGE / 2 + LARGE / 4;

@@ -1,5 +1,6 @@
-/* Writes GGUF files. Keys and descriptions of tensors are collected in memory as the file has them; the data go straight
- * to the file, so that a model of any size needs no memory here. Called by the writer of models. */
+/* Writes GGUF files. Keys and descriptions of tensors are collected in memory in the file's format.
+ * Tensor data goes straight to the file, so a model of any size needs no memory here. Called by the
+ * writer of models. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +30,7 @@ void gguf_append_text(GgufWriter *writer, const char *bytes, size_t size) {
     put(writer, bytes, size);
 }
 
-/* Little-endian: the lower bytes of the number. */
+/* Little-endian: writes the lower bytes of the number. */
 void gguf_append_integer(GgufWriter *writer, GgufKind kind, int64_t value) {
     bool single = kind == GGUF_BOOL || kind == GGUF_U8 || kind == GGUF_I8;
     put(writer, &value, single ? 1 : kind == GGUF_U64 || kind == GGUF_I64 ? 8 : 4);
