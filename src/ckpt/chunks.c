@@ -1,6 +1,7 @@
-/* Chunks: intervals cut into what is hashed, shared and read as one. A rank's chunks become tensors of its shard and
- * entries of its manifest. Chunks that an older checkpoint has with the same contents refer to its files instead, which
- * are linked into the new checkpoint's folder. Owns the names and arrays of a Chunks. Called by save.c. */
+/* Chunks: intervals cut into units of hashing, sharing and reading. A rank's chunks become tensors
+ * of its shard and entries of its manifest. If an older checkpoint has a chunk with equal contents,
+ * the chunk refers to that file, and the file is linked into the new checkpoint's folder. Owns the
+ * names and arrays of a Chunks. Called by save.c. */
 #include "ckpt/ckpt_internal.h"
 
 #include <stdlib.h>
@@ -39,8 +40,8 @@ void chunks_free(Chunks *chunks) {
 
 /* -- Sharing ------------------------------------------------------------------------------------------------------ */
 
-/* A file of the older checkpoint: the bytes of its unchanged chunks, and its index among the files of the new one,
- * which is 0 until it is linked. */
+/* A file of the older checkpoint: the bytes of its unchanged chunks, and its index among the files
+ * of the new checkpoint; 0 until it is linked. */
 typedef struct OlderFile {
     int64_t unchanged_bytes;
     size_t index;
@@ -62,7 +63,7 @@ static void chunks_hash(Chunks *chunks) {
     chunks->hashed = true;
 }
 
-/* The older checkpoint's entry for each chunk that is unchanged, else NULL. The caller frees. */
+/* Returns the older checkpoint's entry for each unchanged chunk, else NULL. The caller frees it. */
 static const ManifestInterval **chunks_match(const Chunks *chunks, const Manifest *older, OlderFile *files) {
     const ManifestInterval **matches = memory_allocate((chunks->count + 1) * sizeof *matches);
     SCOPED_FREE const ManifestInterval **sorted = memory_allocate((older->interval_count + 1) * sizeof *sorted);
@@ -78,14 +79,16 @@ static const ManifestInterval **chunks_match(const Chunks *chunks, const Manifes
     return matches;
 }
 
-/* The name of a shared file in later checkpoints, which begins with the step that wrote it. */
+/* Returns the name of a shared file in later checkpoints, which begins with the step that wrote
+ * it. */
 static char *shared_name(const Manifest *older, const char *name) {
     static const char prefix[] = "step-";
     if (strncmp(name, prefix, sizeof prefix - 1) == 0) return memory_copy_string(name);
     return memory_format("%s%08lld-%s", prefix, (long long)older->step, name);
 }
 
-/* Adds a file of the older checkpoint to those of the new one, and links it into the new folder. */
+/* Adds a file of the older checkpoint to the files of the new one, and links it into the new
+ * folder. */
 static bool file_share(Chunks *chunks, Store *store, const Manifest *older, size_t file, const char *folder, Error *error) {
     ManifestFile shared = older->files[file];
     StorePath from = store_format("%s/%s", folder_step(older->step).text, shared.name);
@@ -134,7 +137,8 @@ static bool tensors_write(
     return store_put(store, name, spans, count + 1, error);
 }
 
-/* NAME[FIRST:END], the tensor's name in the shard, or NAME[FIRST:END, RUN of STRIDE] of runs. The caller frees. */
+/* Formats the tensor's name in the shard: NAME[FIRST:END], or NAME[FIRST:END, RUN of STRIDE] for
+ * runs. The caller frees it. */
 static char *format_part(const Interval *part) {
     const Slice *slice = &part->slice;
     long long first = slice->first, end = slice_at(slice, slice->count - 1) + 1;

@@ -1,11 +1,13 @@
-/* The folder of checkpoints in a store: names, and which of them are complete. Where folders can be renamed, a complete
- * checkpoint is one with the final name, and whatever carries a temporary one can be removed:
+/* The folder of checkpoints in a store: names, and which checkpoints are complete. If the store can
+ * rename folders, a checkpoint with a final name is complete, and folders with a temporary name can
+ * be removed:
  *   step-00000040                complete
  *   step-00000040.partial-ID     being written, or being removed
- *   step-00000040.replaced       a complete one that made way for a new one of its step, until the new one was read back;
- *                                it gets its name back if that was interrupted
- *   step-00000040.damaged-ID     one that failed its checksum, which no save counts or removes
- *   probe-00002                  what rank 2 wrote to see whether it can
+ *   step-00000040.replaced       a complete one that is replaced by a new one of its step, until
+ *   the new one was read back;
+ *                                it gets its name back if the replacement was interrupted
+ *   step-00000040.damaged-ID     a damaged one, which no save counts or removes
+ *   probe-00002                  rank 2's test of whether it can write
  * In a bucket, a checkpoint is complete once it has its manifest, which is put last and removed first. Called by save.c
  * and load.c. */
 #include <stdio.h>
@@ -54,8 +56,8 @@ static bool has_manifest(Store *store, const char *folder, bool *found, Error *e
     return good;
 }
 
-/* Adds a folder with a final name: complete, unless folders of this store are complete by their manifest and it has
- * none. */
+/* Adds a folder with a final name. It is complete, unless folders of this store are complete by
+ * their manifest and it has none. */
 static bool add_final(FolderListing *listing, Store *store, int64_t step, Error *error) {
     bool complete = true;
     StorePath folder = folder_step(step);
@@ -86,7 +88,7 @@ bool folder_has(const FolderListing *listing, int64_t step) {
     return false;
 }
 
-/* Gives a replaced checkpoint its name back when its successor never got it. */
+/* Restores the name of a replaced checkpoint if its successor was not completed. */
 static bool recover(FolderListing *listing, Store *store, int64_t step, Error *error) {
     StorePath replaced = folder_aside(step), final = folder_step(step);
     if (folder_has(listing, step)) return true;

@@ -28,11 +28,11 @@ struct Lease {
     Store *store;
     char *number, *folder;
     char holder[LEASE_HOLDER_BYTES];
-    FileId place;           /* of the store's folder, which may be moved away; zero of a bucket */
-    _Atomic double written; /* when the lease was last this process's for sure, by log_seconds; below 0: never */
+    FileId place;           /* of the store's folder, which may be moved away; zero for a bucket */
+    _Atomic double written; /* the latest log_seconds() at which the lease was certainly this process's; negative: never */
     _Atomic int64_t saved;  /* the newest step in the store, as far as this process knows; -1: none */
     _Atomic int64_t beats;
-    pthread_mutex_t lock; /* of `ended` and of the object */
+    pthread_mutex_t lock; /* protects `ended` and the object */
     pthread_cond_t changed;
     pthread_t thread;
     bool renewed, ended;
@@ -40,9 +40,10 @@ struct Lease {
 
 /* -- Who holds a lease --------------------------------------------------------------------------------------------- */
 
-/* When a process started, in ticks since the machine did: field 22 of /proc/PID/stat, whose second field may have
- * blanks; -1 when there is no such process. *ended, unless NULL: it has exited, and its parent has not waited for it yet
- * (state Z; X while it goes). With other threads still alive it keeps files open, and has not ended. */
+/* Returns when a process started, in ticks since boot: field 22 of /proc/PID/stat, whose second
+ * field may contain blanks; -1 if there is no such process. *ended (may be NULL): the process has
+ * exited, and its parent has not yet waited for it (state Z; X while it vanishes). While other
+ * threads are alive, it keeps files open and has not ended. */
 static long long process_start(int pid, bool *ended) {
     char path[64], text[1024], state = '?';
     long long start = -1, threads = 0;
@@ -54,7 +55,8 @@ static long long process_start(int pid, bool *ended) {
     return start;
 }
 
-/* The machine and the namespace of its process numbers: containers share a machine's name, not its numbers. */
+/* Writes the machine's name and its PID namespace: containers share a machine's name but not its
+ * process numbers. */
 static void name_host(char host[HOST_BYTES]) {
     char name[HOST_BYTES / 2] = "", space[HOST_BYTES / 4] = "";
     gethostname(name, sizeof name - 1);
@@ -70,7 +72,7 @@ static void name_holder(char holder[LEASE_HOLDER_BYTES]) {
 
 typedef enum Life { LIFE_UNKNOWN, LIFE_GOES_ON, LIFE_ENDED } Life;
 
-/* Known of processes of this machine alone. */
+/* Only the state of processes on this machine is known. */
 static Life life_of(const char *holder) {
     char host[HOST_BYTES], theirs[HOST_BYTES];
     int pid;
@@ -86,8 +88,8 @@ static Life life_of(const char *holder) {
 
 /* -- The object ---------------------------------------------------------------------------------------------------- */
 
-/* NULL on failure; the finding says whether there is none, it is damaged, or that is not known now. The caller owns the
- * reference. */
+/* Returns the lease, a reference that the caller owns. NULL on failure; the finding says whether
+ * the lease is absent, damaged, or in an unknown state. */
 static json_t *read_lease(Store *store, Error *error) {
     int64_t length;
     SCOPED_FREE char *text = store_get(store, object, LEASE_LIMIT, &length, error);
@@ -100,7 +102,7 @@ static json_t *read_lease(Store *store, Error *error) {
     return NULL;
 }
 
-/* read_lease that tries again what cannot be known now. */
+/* Retries read_lease while the failure may pass. */
 static json_t *read_lease_patiently(Store *store, Error *error) {
     json_t *lease;
     for (int attempts = 0; !(lease = read_lease(store, error)) && thread_try_again(error, &attempts);) {}
@@ -128,7 +130,7 @@ static bool write_lease(Lease *lease, Error *error) {
     return good;
 }
 
-/* *exists: another process has created it, so that it is not ours. */
+/* *exists: another process has created the lease. */
 static bool create_lease(Lease *lease, bool *exists, Error *error) {
     double now = log_seconds();
     SCOPED_FREE char *text = lease_text(lease, error);
@@ -140,7 +142,7 @@ static bool create_lease(Lease *lease, bool *exists, Error *error) {
 
 static FileId place_of(const Lease *lease) { return file_id(store_path(lease->store, "").text); }
 
-/* Whether the lease that was found is this process's. */
+/* Returns whether the lease that was found is this process's. */
 static bool is_ours(const Lease *lease, const json_t *found, Error *error) {
     return !strcmp(field(found, "holder"), lease->holder) ||
            error_set(error, ERROR_USAGE,
@@ -163,8 +165,8 @@ static bool is_untouched(const Lease *lease, double seconds, Error *error) {
            error_find(error, FINDING_FOREIGN);
 }
 
-/* Writes the lease again after it was not found in a folder that exists. Only the process that creates it knows that
- * no other process has it. */
+/* Writes the lease again after it was missing from an existing folder. Only the process that
+ * creates it knows that no other process has it. */
 static bool restore_lease(Lease *lease, Error *error) {
     double gone = log_seconds() - lease->written;
     bool exists, created = create_lease(lease, &exists, error);
@@ -195,14 +197,14 @@ void lease_note_saved(Lease *lease, int64_t step) {
     if (step > lease->saved) lease->saved = step;
 }
 
-/* Renews the lease until the holder ends. A renewal that fails is tried again soon, so that no other process takes
- * the lease for ended. */
+/* Renews the lease until the holder ends. A failed renewal is retried soon, so that no other
+ * process considers the lease ended. */
 static void *renew(void *context) {
     Lease *lease = context;
     double pause = RENEW_SECONDS, failing = 1;
     pthread_mutex_lock(&lease->lock);
     while (!lease->ended) {
-        Error ignored = {0}; /* the next save finds out what is wrong */
+        Error ignored = {0}; /* the next save reports the reason */
         if (thread_wait_until(&lease->changed, &lease->lock, log_seconds() + pause)) continue;
         bool renewed = lease_check(lease, &ignored) && write_lease(lease, &ignored);
         failing = renewed ? 1 : fmin(2 * failing, RENEW_SECONDS);
@@ -227,15 +229,15 @@ static bool refuse_living(const Lease *lease, const json_t *found, const char *s
            error_find(error, FINDING_FOREIGN);
 }
 
-/* How often the holder renews its lease, as it says itself. */
+/* Returns the renewal interval that the holder states. */
 static double interval_of(const json_t *found) {
     const json_t *every = json_object_get(found, "every");
     double seconds = json_is_number(every) ? json_number_value(every) : RENEW_SECONDS;
     return seconds > 0 && seconds < RENEW_SECONDS ? seconds : RENEW_SECONDS;
 }
 
-/* Returns true if an unknown holder has missed three beats: its lease did not change meanwhile, by this process's
- * clock. The clock of another machine is never read. */
+/* Returns true if an unknown holder has missed three beats: its lease did not change in this time
+ * by this process's clock. Clocks of other machines are never used. */
 static bool has_fallen_silent(const Lease *lease, const json_t *found, Error *error) {
     const double every = interval_of(found), until = log_seconds() + MISSED_BEATS * every;
     Error failure = {0};
@@ -248,7 +250,7 @@ static bool has_fallen_silent(const Lease *lease, const json_t *found, Error *er
         thread_sleep(every / 20);
         json_auto_t *now = read_lease(lease->store, &failure);
         seen = now || failure.finding != FINDING_UNREADABLE;
-        if (!now && seen) return true; /* it was given back */
+        if (!now && seen) return true; /* the lease was released */
         if (now && !json_equal(now, found)) return refuse_living(lease, now, "has just shown that it lives", error);
     }
     if (!seen) *error = failure;
@@ -261,7 +263,7 @@ static bool is_free(const Lease *lease, const json_t *found, Error *error) {
     return life == LIFE_ENDED || has_fallen_silent(lease, found, error);
 }
 
-/* The run's own lease, from the folder whose lock the caller holds. */
+/* Returns whether the lease is the run's own, from the folder whose lock the caller holds. */
 static bool is_own_run(const Lease *lease, const json_t *found) {
     return names_own_run(lease, found) && life_of(field(found, "holder")) != LIFE_GOES_ON;
 }
@@ -274,8 +276,9 @@ static bool is_unchanged(const Lease *lease, const json_t *judged, bool *there, 
     return !now || json_equal(now, judged) || refuse_living(lease, now, "has just taken it over", error);
 }
 
-/* In place of a lease that has ended; NULL: there is none. In a folder, who holds the lock of its file removes it, after
- * another look: it may be a new one by then. In a bucket the one whose lease is there a moment later has it. */
+/* Creates this process's lease to replace a lease that has ended; NULL: there is none. In a folder,
+ * the process that holds the file's lock removes the old lease after checking again that it is not
+ * a new one. In a bucket, the process whose lease is there a moment later wins. */
 static bool replace_lease(Lease *lease, const json_t *ended, Error *error) {
     int lock = -1;
     bool folder = store_renames(lease->store), there, exists = false;
@@ -283,7 +286,7 @@ static bool replace_lease(Lease *lease, const json_t *ended, Error *error) {
         return error_set(error, ERROR_USAGE, "%s is being taken over by another run: give another checkpoint.store",
             store_path(lease->store, object).text);
     bool good = is_unchanged(lease, ended, &there, error) && (!there || store_remove(lease->store, object, error)) &&
-                (create_lease(lease, &exists, error) || exists); /* the look that follows tells whose it is */
+                (create_lease(lease, &exists, error) || exists); /* the read that follows decides the owner */
     if (lock >= 0) close(lock);
     if (good && !folder) thread_sleep(SETTLE_SECONDS);
     return good;

@@ -1,7 +1,7 @@
-/* Finding and loading checkpoints. A pass over a checkpoint reads the stored chunks that it needs, so that
- * hashing and reading spread over cores, and a rank that wants a part of a large tensor reads little more than that
- * part. Data moves between store and the caller's memory without a copy where a chunk is wanted whole. Owns no memory
- * beyond a call. Called by the training loop and the commands. */
+/* Finds and loads checkpoints. A pass over a checkpoint reads whole stored chunks, so that hashing
+ * and reading are spread over the cores. A rank that needs part of a large tensor reads little more
+ * than this part. A chunk that is needed whole is read directly into the caller's memory. Owns no
+ * memory beyond a call. Called by the training loop and the commands. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 
 /* -- Reading and verifying ---------------------------------------------------------------------------------------- */
 
-/* A pass over a checkpoint that fills the `wanted` intervals, which are sorted by name. */
+/* A pass over a checkpoint that fills the `wanted` intervals, sorted by name. */
 typedef struct Reading {
     Store *store;
     const char *folder;
@@ -35,7 +35,7 @@ bool interval_same_tensor(const Interval *a, const Interval *b) {
     return a->type == b->type && a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]) == 0;
 }
 
-/* The wanted intervals of a tensor: they are neighbours. */
+/* Returns the wanted intervals of a tensor, which are adjacent. */
 static const Interval *wanted_find(const Reading *reading, const char *name, size_t *count) {
     size_t low = 0, high = reading->wanted_count;
     while (low < high) {
@@ -48,7 +48,8 @@ static const Interval *wanted_find(const Reading *reading, const char *name, siz
     return reading->wanted + low;
 }
 
-/* Where a whole stored interval can be read to in place; NULL when no wanted one contains it. */
+/* Returns the address to read a whole stored interval into; NULL if no wanted interval contains
+ * it. */
 static char *place_find(const Interval *stored, const Interval *wanted, size_t count) {
     int64_t element = (int64_t)stored_type_bytes(stored->type);
     for (size_t i = 0; i < count; i++) {
@@ -58,15 +59,16 @@ static char *place_find(const Interval *stored, const Interval *wanted, size_t c
     return NULL;
 }
 
-/* Copies what `wanted` needs of a block of a stored interval, unless the block was read in place. */
+/* Copies the part of a block of a stored interval that `wanted` needs, unless the block was read in
+ * place. */
 static void block_copy(const Interval *wanted, const Slice *part, const char *block) {
     int64_t element = (int64_t)stored_type_bytes(wanted->type), number = slice_within(&wanted->slice, part);
     if (number < 0 || (char *)wanted->data + number * element != block)
         slice_copy(&wanted->slice, wanted->data, part, block, (size_t)element);
 }
 
-/* Reads one stored chunk, hands its parts to `wanted` and checks its hash. `scratch` has room for a block of the
- * store. */
+/* Reads one stored chunk, copies its parts to `wanted` and checks its hash. `scratch` has room for
+ * a block of the store. */
 static bool chunk_read(
     const StoreObject *shard, const ManifestInterval *chunk, const Interval *wanted, size_t wanted_count, char *scratch, Error *error) {
     const int64_t block_bytes = store_block_bytes(shard->store);
@@ -120,7 +122,8 @@ static bool chunks_read(
     return good;
 }
 
-/* The header of a shard needs no parsing, the manifest says it all, but a flipped bit must be noticed here too. */
+/* Checks the bits of a shard's header. The header is not parsed, because the manifest has all its
+ * information. */
 static bool shard_header_check(const StoreObject *shard, const ManifestFile *listed, Error *error) {
     ManifestInterval header = {
         .interval = {.name = "the header", .type = STORED_U8, .slice.count = listed->header.end}, .range = listed->header};
@@ -128,8 +131,8 @@ static bool shard_header_check(const StoreObject *shard, const ManifestFile *lis
     return chunk_read(shard, &header, NULL, 0, scratch, error);
 }
 
-/* Sets the finding after an object of a checkpoint was not found. It is absent only if the listing of the folder
- * agrees. A folder that holds other objects is damaged. Returns false. */
+/* Sets the finding after an object of a checkpoint was missing. It is absent only if the listing of
+ * the folder agrees. A folder with other objects is damaged. Returns false. */
 static bool settle_absence(Store *store, const char *folder, const char *name, Error *error) {
     SCOPED(file_list_free) FileList objects = {0};
     Error unlisted = {0};
@@ -138,7 +141,7 @@ static bool settle_absence(Store *store, const char *folder, const char *name, E
     return error_find(error, !sure ? FINDING_UNREADABLE : objects.count ? FINDING_DAMAGED : FINDING_ABSENT);
 }
 
-/* Opens a shard and checks its size. store_object_close afterwards, also after a failure. */
+/* Opens a shard and checks its size. Call store_object_close afterwards, even after a failure. */
 static bool shard_open(StoreObject *shard, Store *store, const char *folder, const ManifestFile *listed, Error *error) {
     if (!store_object_open(store, store_format("%s/%s", folder, listed->name).text, shard, error))
         return settle_absence(store, folder, listed->name, error);
@@ -155,7 +158,7 @@ static bool shard_read(const Reading *reading, size_t file, const ManifestInterv
            chunks_read(reading, &shard, chunks, count, error);
 }
 
-/* By file, and within one in the manifest's order, which is that of the addresses. */
+/* Sorts by file, then in the manifest's order, which is the order of the addresses. */
 static int chunk_compare(const void *left, const void *right) {
     const ManifestInterval *a = *(const ManifestInterval *const *)left, *b = *(const ManifestInterval *const *)right;
     return a->file != b->file ? (a->file > b->file) - (a->file < b->file) : (a > b) - (a < b);
@@ -176,7 +179,7 @@ static bool shards_read(const Reading *reading, Error *error) {
     return true;
 }
 
-/* The manifest of a step, unless it belongs to another one. */
+/* Reads the manifest of a step; fails if the manifest is of another step. */
 static bool step_manifest_read(Manifest *manifest, Store *store, const char *folder, int64_t step, Error *error) {
     if (!manifest_read(manifest, store, folder_manifest(folder).text, error)) return settle_absence(store, folder, FOLDER_MANIFEST, error);
     if (manifest->step == step) return true;
@@ -196,8 +199,8 @@ bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *erro
     return good;
 }
 
-/* Sets the finding after a checkpoint could not be read. It is absent only if its step is no longer listed, because
- * the run has removed it. Returns false. */
+/* Sets the finding after a checkpoint could not be read. It is absent only if its step is no longer
+ * listed, because the run has removed it. Returns false. */
 static bool settle_failure(Store *store, int64_t step, Error *error) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     Error unlisted = {0};
@@ -223,7 +226,7 @@ bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *e
         if (!thread_try_again(error, &attempts)) return false;
     *steps = listing.steps;
     *count = listing.count;
-    listing.steps = NULL; /* the caller's */
+    listing.steps = NULL; /* owned by the caller now */
     return true;
 }
 
@@ -240,8 +243,8 @@ static const char *tensor_format(const Interval *interval, TensorText text) {
     return text;
 }
 
-/* How many elements of the tensor from `element` on one of the stored intervals has; these are in order of their lowest
- * element. */
+/* Returns how many elements of the tensor from `element` on one stored interval has; the intervals
+ * are sorted by their lowest element. */
 static int64_t elements_covered(const Interval *stored, const Interval *end, int64_t element) {
     for (; stored < end && stored->slice.first <= element; stored++) {
         int64_t number = slice_below(&stored->slice, element);
@@ -252,7 +255,8 @@ static int64_t elements_covered(const Interval *stored, const Interval *end, int
 
 static bool lies_below(const Slice *slice, int64_t element) { return slice_below(slice, element) == slice->count; }
 
-/* Checks that the stored intervals of the tensor, from `stored` on in order of their lowest element, leave no gap. */
+/* Checks that the stored intervals of the tensor, from `stored` on sorted by their lowest element,
+ * leave no gap. */
 static bool coverage_check(const Interval *wanted, const Interval *stored, const Interval *end, const char *folder, Error *error) {
     const Interval *behind = stored;
     bool absent = stored == end || strcmp(stored->name, wanted->name) != 0;

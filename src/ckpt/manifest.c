@@ -1,8 +1,9 @@
-/* manifest.json: which files make up a checkpoint and which interval of which tensor lies where. It is ordinary JSON
- * whose last member, "manifest_xxh3", is the XXH3 of every byte before its sixteen digits; together with the checksums
- * of the shards' headers and intervals inside, no bit of a checkpoint can change unnoticed. Each of several ranks
- * describes its shard in a file of the same form, and rank 0 joins them. The checksums guard against accidents, not
- * against malice, so every number is checked as well. A Manifest that was read owns its arrays and the parsed JSON
+/* manifest.json: the files of a checkpoint, and the place of each interval of each tensor. It is
+ * ordinary JSON whose last member, "manifest_xxh3", is the XXH3 of every byte before its sixteen
+ * digits. With the checksums of the shards' headers and intervals inside, no bit of a checkpoint
+ * can change unnoticed. If there are several ranks, each describes its shard in a file of the same
+ * form, and rank 0 joins them. The checksums protect against accidents, not against attacks, so
+ * every number is checked as well. A Manifest that was read owns its arrays and the parsed JSON
  * that its strings point into. Called by save.c and load.c. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,14 +16,14 @@
 #include "base/strings.h"
 #include "ckpt/ckpt_internal.h"
 
-/* What the second has in addition: intervals that are runs, which readers of the first would misplace. */
+/* The second format adds intervals that are runs, which readers of the first would misplace. */
 static const char FORMAT[] = "smelt checkpoint 1", FORMAT_OF_RUNS[] = "smelt checkpoint 2";
 static const char HASH_LABEL[] = ",\n\"manifest_xxh3\": \"";
 static const char TAIL[] = "\"\n}\n";
-/* The entries of "files" and "intervals", as jansson packs and unpacks them. */
+/* Formats of the entries of "files" and "intervals" for jansson's pack and unpack. */
 #define FILE_FORMAT "{s:s, s:I, s:I, s:s}"
 #define INTERVAL_FORMAT "{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:s"
-#define PACK_RUNS ", s:o*}"      /* "runs" is left out where they are contiguous */
+#define PACK_RUNS ", s:o*}"      /* contiguous intervals have no "runs" */
 #define UNPACK_RUNS ", s?[III!]}"
 enum { HASH_DIGITS = 16, MANIFEST_MAX_BYTES = 1 << 30 };
 
@@ -73,7 +74,7 @@ bool manifest_write(const Manifest *manifest, Store *store, const char *name, in
     json_auto_t *json = manifest_to_json(manifest);
     SCOPED_FREE char *body = json ? json_dumps(json, JSON_INDENT(1)) : NULL;
     if (!body) return error_set(error, ERROR_CHECKPOINT, "%s: the manifest cannot be expressed as JSON", path.text);
-    body[strlen(body) - 1] = '\0'; /* the closing brace, which comes back with TAIL */
+    body[strlen(body) - 1] = '\0'; /* the closing brace; TAIL adds it again */
 
     HashText hash;
     SCOPED_FREE char *hashed = memory_format("%s%s", body, HASH_LABEL);
@@ -131,7 +132,7 @@ static bool interval_parse(const Manifest *manifest, ManifestInterval *stored, j
            in_range(end, begin, holder->bytes) && end - begin == count * element && hash_parse(hash, &stored->range.hash);
 }
 
-/* Fills `manifest` from its JSON; returns what is wrong, or NULL. */
+/* Fills `manifest` from its JSON; returns the fault, or NULL. */
 static const char *manifest_parse(Manifest *manifest) {
     const char *format = json_string_value(json_object_get(manifest->json, "format"));
     if (!format || (strcmp(format, FORMAT) != 0 && strcmp(format, FORMAT_OF_RUNS) != 0))

@@ -1,8 +1,9 @@
-/* safetensors files: eight bytes of little-endian header length, a JSON header padded with spaces, then the tensors
- * without holes. Reading maps the file and checks the header at least as strictly as the official library, so that
- * what was opened can be used without further thought. Writing lays the file out and sends the caller's memory straight
- * to it. A Safetensors owns its mapping, the parsed header and the tensor array; names point into the header. Called
- * by the checkpoints beside it and by the readers and writers of model folders. */
+/* safetensors files: eight bytes of little-endian header length, a JSON header padded with spaces,
+ * then the tensors without holes. Reading maps the file and checks the header at least as strictly
+ * as the official library, so that an opened file needs no further checks. Writing lays the file
+ * out and writes the caller's memory without a copy. A Safetensors owns its mapping, the parsed
+ * header and the tensor array; names point into the header. Called by checkpoints and by the
+ * readers and writers of model folders. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,14 +23,14 @@ enum {
     LENGTH_BYTES = 8,
     DATA_ALIGNMENT = 64,
     HEADER_MAX_BYTES = 100000000, /* the official library's limit */
-    HEADER_MAX_MARKS = 3000000, /* commas, colons and opening brackets, of which a tensor has eleven: more would take gigabytes to parse */
+    HEADER_MAX_MARKS = 3000000,   /* commas, colons and opening brackets (11 per tensor); more would take gigabytes to parse */
 };
 static const char METADATA_KEY[] = "__metadata__";
 
 typedef struct TypeRow {
     const char *name;
     size_t bytes;
-    uint64_t exponent; /* the bits that are all set in NaN and infinity and in no other value; 0: an integer type */
+    uint64_t exponent; /* exponent bits, all set only in NaN and infinity; 0: an integer type */
 } TypeRow;
 /* By StoredType. */
 static const TypeRow stored_types[] = {{"F32", 4, 0x7f800000}, {"BF16", 2, 0x7f80}, {"F16", 2, 0x7c00}, {"F64", 8, 0x7ff0000000000000},
@@ -131,7 +132,7 @@ static bool metadata_check(const char *path, json_t *metadata, Error *error) {
     return true;
 }
 
-/* Adds one tensor to the header; `range` comes back relative to the start of the data. */
+/* Adds one tensor to the header; `range` is relative to the start of the data. */
 static bool header_add(json_t *header, const char *path, const StoredTensor *tensor, int64_t begin, StoredRange *range, Error *error) {
     int64_t bytes;
     if (tensor->rank < 0 || tensor->rank > STORED_MAX_RANK || !stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) ||
@@ -147,8 +148,8 @@ static bool header_add(json_t *header, const char *path, const StoredTensor *ten
     return true;
 }
 
-/* The JSON header of a file, for free(). `ranges` receives where each tensor goes, relative to the start of the
- * data. */
+/* Returns the JSON header of a file, for free(). `ranges` receives the place of each tensor,
+ * relative to the start of the data. */
 static char *header_format(
     const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *ranges, Error *error) {
     json_auto_t *header = json_object();
@@ -197,7 +198,8 @@ bool safetensors_write(const char *path, const StoredTensor *tensors, size_t cou
 
 /* -- Reading ------------------------------------------------------------------------------------------------------ */
 
-/* The commas, colons and opening brackets outside of strings: each value of the JSON has one, but for the first. */
+/* Counts the commas, colons and opening brackets outside strings: one per JSON value, except the
+ * first. */
 static size_t count_marks(const char *text, size_t length) {
     size_t marks = 0;
     bool inside = false;
@@ -209,7 +211,7 @@ static size_t count_marks(const char *text, size_t length) {
     return marks;
 }
 
-/* Parses the JSON; `data_begin` receives where the tensors start. */
+/* Parses the JSON; `data_begin` receives the offset of the tensors. */
 static bool header_parse(Safetensors *file, const char *path, size_t *data_begin, Error *error) {
     uint64_t length;
     if (file->map.size < LENGTH_BYTES + 2)
@@ -237,7 +239,7 @@ static bool header_parse(Safetensors *file, const char *path, size_t *data_begin
     return !file->metadata || metadata_check(path, file->metadata, error);
 }
 
-/* The bytes of a tensor whose header entry was checked. */
+/* Returns the bytes of a tensor whose header entry was checked. */
 static int64_t tensor_bytes(const StoredTensor *tensor) {
     int64_t bytes = 0;
     stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes);
@@ -268,7 +270,7 @@ static bool tensor_parse(StoredTensor *tensor, const char *path, json_t *entry, 
     return true;
 }
 
-/* By place in the data, empty tensors first. */
+/* Sorts by address, empty tensors first. */
 static int place_compare(const void *left, const void *right) {
     const StoredTensor *a = left, *b = right;
     const char *begin = a->data, *other = b->data;
@@ -276,7 +278,7 @@ static int place_compare(const void *left, const void *right) {
     return begin != other ? (begin > other) - (begin < other) : (bytes > other_bytes) - (bytes < other_bytes);
 }
 
-/* Tensors, in order of place, must tile the data: overlaps and holes are where files hide things. */
+/* Tensors, sorted by address, must tile the data, because overlaps and holes can hide data. */
 static bool tiles_check(const char *path, const StoredTensor *tensors, size_t count, const char *data, int64_t available, Error *error) {
     int64_t end = 0;
     for (size_t i = 0; i < count; end += tensor_bytes(&tensors[i++])) {

@@ -1,8 +1,9 @@
-/* Saving checkpoints; ckpt.h describes the folder. A rank writes its shard, then its rank manifest: a manifest of that
- * shard alone. Rank 0 joins the rank manifests. A single rank writes the manifest at once. On a file system the folder
- * has a temporary name until its last byte is on disk; in a bucket, where nothing can be renamed, the objects of an
- * attempt have names of their own, so that an attempt that fails leaves an older checkpoint of its step alone. A job
- * owns its thread and nothing else beyond a call. Called by the training loop. */
+/* Saves checkpoints; ckpt.h describes the folder. A rank writes its shard, then its rank manifest:
+ * a manifest of that shard alone. Rank 0 joins the rank manifests. A single rank writes the
+ * manifest directly. On a file system the folder has a temporary name until its last byte is on
+ * disk. A bucket cannot rename, so the objects of each attempt have different names, and an attempt
+ * that fails leaves an older checkpoint of its step intact. A job owns its thread and nothing else
+ * beyond a call. Called by the training loop. */
 #include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,30 +25,30 @@ struct CheckpointJob {
     Error error;
     bool saved;
     atomic_bool done;
-    atomic_bool given_up; /* rank 0 waits no longer, for the reason, which is written before this is set */
+    atomic_bool given_up; /* rank 0 stops waiting; the reason is written before this is set */
     char reason[1024];
     bool threaded;
     pthread_t thread;
 };
 
-/* A save under way: its names, and what it needs everywhere. */
+/* A save in progress: its names, and the state that all steps need. */
 typedef struct Save {
     const CheckpointPlan *plan;
     Store *store;
-    CheckpointJob *job;            /* NULL: none, which cannot be given up */
-    StorePath draft, final, aside; /* folders; draft is final where nothing can be renamed */
-    char suffix[24];               /* of the names of an attempt, where two attempts could share a folder; else "" */
+    CheckpointJob *job;            /* NULL: none; such a save cannot be given up */
+    StorePath draft, final, aside; /* folders; equal draft and final if the store cannot rename */
+    char suffix[24];               /* of an attempt's names if two attempts could share a folder, else "" */
     int64_t bytes, shared;
 } Save;
 
 /* -- One rank's shard --------------------------------------------------------------------------------------------- */
 
-/* The name of a file in the draft. */
+/* Returns the path of a file in the draft. */
 static StorePath draft_path(const Save *save, const char *name) { return store_format("%s/%s", save->draft.text, name); }
 
 static StorePath rank_manifest_name(const Save *save, int rank) { return store_format("rank-%05d%s.json", rank, save->suffix); }
 
-/* The newest good checkpoint before this step; false when there is none. */
+/* Opens the newest good checkpoint before this step; returns false if there is none. */
 static bool older_read(const Save *save, Manifest *older) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     Error ignored = {0};
@@ -57,7 +58,8 @@ static bool older_read(const Save *save, Manifest *older) {
     return false;
 }
 
-/* Refers to what an older checkpoint has; without one, or when that fails, everything is written. */
+/* Shares unchanged chunks with an older checkpoint. Without one, or if sharing fails, everything is
+ * written. */
 static void share_older(Save *save, Chunks *chunks) {
     SCOPED(manifest_free) Manifest older = {0};
     Error error = {0};
@@ -78,7 +80,8 @@ static bool manifest_put(Save *save, const Manifest *manifest, StorePath name, E
     return good;
 }
 
-/* Writes this rank's shard and describes it: in the manifest if there are no other ranks, else in its rank manifest. */
+/* Writes this rank's shard and describes it: in the manifest if it is the only rank, else in its
+ * rank manifest. */
 static bool shard_write(Save *save, Error *error) {
     const CheckpointPlan *plan = save->plan;
     StorePath shard = store_format("shard-%05d-of-%05d%s.safetensors", plan->rank, plan->ranks, save->suffix);
@@ -98,7 +101,7 @@ static bool shard_write(Save *save, Error *error) {
 
 /* -- Joining the rank manifests, on rank 0 ------------------------------------------------------------------------ */
 
-/* A lease that cannot be read now may be in a moment. */
+/* Retries while the lease is unreadable. */
 static bool is_ours(const Save *save, Error *error) {
     Lease *lease = save->plan->lease;
     for (int attempts = 0; lease && !lease_check(lease, error);)
@@ -106,7 +109,7 @@ static bool is_ours(const Save *save, Error *error) {
     return true;
 }
 
-/* How many of the rank manifests are there; `missing` is the first rank whose is not. */
+/* Counts the rank manifests that exist; `missing` is the first rank without one. */
 static bool ranks_count(const Save *save, int *there, int *missing, Error *error) {
     SCOPED(file_list_free) FileList listing = {0};
     for (int attempts = 0; !store_list(save->store, save->draft.text, &listing, error);)
@@ -135,7 +138,7 @@ static bool ranks_wait(const Save *save, Error *error) {
     }
 }
 
-/* The index of the file in `joined`, which it enters unless another rank shares it too. */
+/* Returns the index of the file in `joined`, and adds it unless another rank shares it too. */
 static size_t file_join(Manifest *joined, const ManifestFile *file) {
     for (size_t i = 0; i < joined->file_count; i++)
         if (strcmp(joined->files[i].name, file->name) == 0) return i;
@@ -153,7 +156,7 @@ static void manifest_join(Manifest *joined, const Manifest *one) {
     }
 }
 
-/* Reads the manifest of a rank, which is listed. */
+/* Reads the listed manifest of a rank. */
 static bool rank_manifest_read(const Save *save, int rank, Manifest *manifest, Error *error) {
     StorePath name = draft_path(save, rank_manifest_name(save, rank).text);
     for (int attempts = 0; !manifest_read(manifest, save->store, name.text, error);)
@@ -169,7 +172,7 @@ static bool ranks_join(Save *save, Error *error) {
         SCOPED(manifest_free) Manifest one = {0};
         if (!rank_manifest_read(save, rank, &one, error)) return false;
         manifest_join(&joined, &one);
-        json_array_append(joined.json, one.json); /* the strings of `joined` lie there */
+        json_array_append(joined.json, one.json); /* the strings of `joined` belong to it */
     }
     save->bytes = 0;
     for (size_t i = 0; i < joined.file_count; i++) save->bytes += joined.files[i].bytes;
@@ -190,8 +193,8 @@ static bool list_or_warn(const Save *save, FolderListing *listing) {
     return false;
 }
 
-/* Returns true if a folder is known to hold no manifest. The folder of a checkpoint in a bucket has its final name
- * from its first object on. */
+/* Returns true if a folder is known to have no manifest. In a bucket, the folder of a checkpoint
+ * has its final name from its first object on. */
 static bool is_unfinished(Store *store, const char *folder) {
     SCOPED(store_object_close) StoreObject manifest = {0};
     Error error = {0};
@@ -217,7 +220,8 @@ static bool is_listed(const Manifest *manifest, const char *name) {
     return listed;
 }
 
-/* Removes what is in the folder but not in its manifest: rank manifests, and whatever earlier attempts left. */
+/* Removes everything in the folder that its manifest does not list: rank manifests, and remains of
+ * earlier attempts. */
 static void draft_sweep(const Save *save) {
     SCOPED(manifest_free) Manifest manifest = {0};
     SCOPED(file_list_free) FileList listing = {0};
@@ -230,16 +234,16 @@ static void draft_sweep(const Save *save) {
 
 /* -- Older checkpoints, on rank 0 ---------------------------------------------------------------------------------- */
 
-/* The proof that a checkpoint was read back from the store after it was written. Every removal of another checkpoint
- * demands it. Made by read_back alone. */
+/* Proves that a checkpoint was read back from the store after it was written. Every removal of
+ * another checkpoint requires a proof. Made only by read_back. */
 typedef struct Proof {
     bool good;
     StorePath folder;
-    char reason[256]; /* why it could not be read, where it is not good */
+    char reason[256]; /* if not good: why it could not be read */
 } Proof;
 
-/* The only function that removes checkpoints: one more, whole and just read back, stays. An interruption does not leave
- * what looks like a damaged one. */
+/* The only function that removes checkpoints. The proof guarantees that another checkpoint is
+ * whole. An interruption does not leave an apparently damaged checkpoint. */
 static void checkpoint_discard(const Save *save, StorePath folder, const Proof *other) {
     assert(other->good && strcmp(other->folder.text, folder.text) != 0);
     StorePath draft = folder_draft(save->plan->step, save->plan->attempt);
@@ -254,7 +258,8 @@ static void checkpoint_discard(const Save *save, StorePath folder, const Proof *
     }
 }
 
-/* Gives a damaged checkpoint a name that no start and no save looks at; a bucket, which has no other names, keeps it. */
+/* Renames a damaged checkpoint so that starts and saves ignore it; a bucket, which cannot rename,
+ * keeps it. */
 static void set_aside(const Save *save, int64_t step, const char *reason) {
     StorePath final = folder_step(step), aside = folder_damaged(step, save->plan->attempt);
     Error error = {0};
@@ -263,8 +268,8 @@ static void set_aside(const Save *save, int64_t step, const char *reason) {
         moved ? "has the name " : "stays, without being counted", moved ? store_path(save->store, aside.text).text : "", reason);
 }
 
-/* Reads the new checkpoint. False if it is known to be damaged or gone. A checkpoint that cannot be read now counts
- * as saved, and gives no proof. */
+/* Reads the new checkpoint. Returns false if it is known to be damaged or missing. A checkpoint
+ * that cannot be read now counts as saved, but gives no proof. */
 static bool read_back(const Save *save, Proof *proof, Error *error) {
     SCOPED(manifest_free) Manifest manifest = {0};
     int64_t step = save->plan->step;
@@ -283,8 +288,8 @@ static bool stays(const CheckpointPlan *plan, int64_t step) {
     return step > plan->step || step == plan->protect[0] || step == plan->protect[1] || (plan->keep_every && step % plan->keep_every == 0);
 }
 
-/* Returns true if a checkpoint counts as one of the `keep` good ones. A damaged one is set aside. One that cannot be
- * read now stays, and is not counted. */
+/* Returns true if a checkpoint counts as one of the `keep` good ones. A damaged one is set aside.
+ * An unreadable one is kept and not counted. */
 static bool is_good(const Save *save, int64_t step, bool *known) {
     SCOPED(manifest_free) Manifest manifest = {0};
     Error error = {0};
@@ -295,7 +300,8 @@ static bool is_good(const Save *save, int64_t step, bool *known) {
     return good;
 }
 
-/* Removes what checkpoint.keep leaves out, once the new checkpoint is proven; else the next save does. */
+/* Removes the checkpoints that checkpoint.keep does not keep, once the new checkpoint is proven;
+ * otherwise the next save removes them. */
 static void checkpoints_prune(const Save *save, const Proof *proof) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     const CheckpointPlan *plan = save->plan;
@@ -319,7 +325,7 @@ static void checkpoints_prune(const Save *save, const Proof *proof) {
 
 /* -- A whole save ------------------------------------------------------------------------------------------------- */
 
-/* Adds what was attempted, and the room on the disk, to the reason of a failure. */
+/* Adds the attempted size and the free disk space to the reason of a failure. */
 static void failure_explain(const Save *save, Error *error) {
     double needed = 0;
     for (size_t i = 0; i < save->plan->count; i++)
@@ -332,7 +338,7 @@ static void failure_explain(const Save *save, Error *error) {
 }
 
 static bool publish(const Save *save, Error *error) {
-    if (!store_renames(save->store)) return true; /* its manifest is there */
+    if (!store_renames(save->store)) return true; /* its manifest exists */
     if (save->plan->ranks > 1 || save->plan->share) draft_sweep(save);
     return store_rename(save->store, save->draft.text, save->final.text, save->aside.text, error);
 }
@@ -349,7 +355,7 @@ static bool save_first_rank(Save *save, Error *error) {
         if (save->plan->lease) lease_note_saved(save->plan->lease, save->plan->step);
         checkpoints_prune(save, &proof);
     } else {
-        is_ours(save, error); /* where the folder was moved away, that is the reason of what failed */
+        is_ours(save, error); /* if the folder was moved away, that caused the failure */
     }
     return good;
 }

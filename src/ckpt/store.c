@@ -1,5 +1,5 @@
-/* The choice between the kinds of stores, and what they have in common. A Store owns its kind's state until it is
- * closed. Called by the checkpoints. */
+/* Selects the kind of a store, and implements the common parts. A Store owns its kind's state until
+ * it is closed. Called by the checkpoints. */
 #include "ckpt/store_internal.h"
 
 #include <omp.h>

@@ -1,6 +1,7 @@
-/* Stores on a file system: objects are files that get their names once they are synced. A file is written by a few
- * threads, which is what it takes to keep a fast disk busy, in aligned blocks that each gathers from the caller's
- * memory. Owns no memory beyond a call. Called through store.c, and by the writer of safetensors files. */
+/* Stores on a file system: objects are files that get their names after they are synced. A few
+ * threads, enough to keep a fast disk busy, write a file in aligned blocks that are gathered from
+ * the caller's memory. Owns no memory beyond a call. Called through store.c, and by the writer of
+ * safetensors files. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,16 +18,16 @@ enum { WRITER_THREADS = 4, WRITE_BYTES = 4 * BLOCK_BYTES };
 
 /* -- Writing ------------------------------------------------------------------------------------------------------ */
 
-/* A file that is being written from spans, of which span i begins at byte offsets[i]. */
+/* A file that is being written from spans; span i begins at byte offsets[i]. */
 typedef struct Writing {
     File file;
-    bool direct; /* past the page cache */
+    bool direct; /* bypasses the page cache */
     const StoreSpan *spans;
     size_t count;
     const int64_t *offsets; /* count + 1 */
 } Writing;
 
-/* The first span that ends behind byte `at`. */
+/* Returns the first span that ends after byte `at`. */
 static size_t span_find(const Writing *writing, int64_t at) {
     size_t low = 0, high = writing->count;
     while (low < high) {
@@ -53,7 +54,8 @@ static void spans_hash(const Writing *writing, int64_t at, int64_t bytes) {
         if (writing->spans[i].hash) *writing->spans[i].hash = XXH3_64bits(writing->spans[i].data, (size_t)writing->spans[i].bytes);
 }
 
-/* Writes the block from byte `at` on; past the end of the file the last sector is filled up, and cut off afterwards. */
+/* Writes the block at byte `at`. At the end of the file the last sector is padded, and truncated
+ * afterwards. */
 static bool block_write(const Writing *writing, char *block, int64_t at, Error *error) {
     int64_t bytes = int_min(writing->offsets[writing->count] - at, WRITE_BYTES);
     block_gather(writing, block, at, bytes);
@@ -80,8 +82,8 @@ static bool blocks_write(const Writing *writing, Error *error) {
 
 static bool contents_write(Writing *writing, Error *error) {
     int64_t bytes = writing->offsets[writing->count];
-    /* Large files go past the page cache: that is faster where a sync follows anyway, and leaves cores and memory to the
-     * training. Not every file system can do it. */
+    /* Large files bypass the page cache: this is faster if a sync follows, and leaves cores and
+     * memory to training. Not every file system supports it. */
     writing->direct = bytes >= PARALLEL_BYTES && file_bypass_cache(&writing->file);
     return file_reserve(&writing->file, bytes, error) && blocks_write(writing, error) &&
            (!writing->direct || file_truncate(&writing->file, bytes, error));

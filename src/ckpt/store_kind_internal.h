@@ -1,13 +1,14 @@
-/* What the two kinds of stores implement. Not for other modules. */
+/* The interface that the two kinds of stores implement. Not for other modules. */
 #pragma once
 
 #include "ckpt/ckpt_internal.h"
 #include "ckpt/store_internal.h"
 
-/* As the functions of store_internal.h, but with paths ("WHERE/NAME") for names; NULL where a kind has nothing to do. */
+/* Like the functions of store_internal.h, but with paths ("WHERE/NAME") instead of names; NULL: the
+ * kind has nothing to do. */
 typedef struct StoreKind {
     int64_t block_bytes;
-    int parallelism; /* 0: one for each core */
+    int parallelism; /* 0: one per core */
     bool (*make)(Store *store, Error *error);
     bool (*put)(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error);
     bool (*create)(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error);
@@ -23,7 +24,7 @@ typedef struct StoreKind {
 
 struct Store {
     const StoreKind *kind;
-    char *where; /* without a slash at the end */
+    char *where; /* without a final slash */
 };
 
 /* Fills the kind of an opened store (store_files.c, store_s3.c). */

@@ -1,6 +1,7 @@
-/* Stores in a bucket of an S3 server. Objects over PART_BYTES are multipart uploads by several threads, straight from
- * the caller's memory; the server joins them when all are there, so an upload that breaks off leaves nothing under the
- * object's name. A Store owns its connection to the bucket. Called through store.c. */
+/* Stores in a bucket of an S3 server. Objects over PART_BYTES are multipart uploads by several
+ * threads, directly from the caller's memory. The server joins the parts when all are there, so an
+ * interrupted upload leaves nothing under the object's name. A Store owns its connection to the
+ * bucket. Called through store.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,21 +17,21 @@
 
 enum {
     CONNECTIONS = 8,
-    MOST_PARTS = 10000, /* of one object, by S3's rules */
+    MOST_PARTS = 10000, /* per object, by S3's rules */
 };
 static const int64_t PART_BYTES = CHUNK_BYTES;
-static const int64_t MOST_COPIED = 5LL << 30; /* by one request, by S3's rules */
+static const int64_t MOST_COPIED = 5LL << 30; /* per request, by S3's rules */
 static const int64_t COPY_PART_BYTES = 1LL << 30;
 
 typedef struct S3Store {
-    Store store; /* first: a Store * of this kind is a S3Store * */
+    Store store; /* first member: a Store * of this kind is an S3Store * */
     S3 *s3;
-    size_t bucket_length; /* of "s3://BUCKET/", which comes before the key in every path */
+    size_t bucket_length; /* of "s3://BUCKET/", which precedes the key in every path */
 } S3Store;
 
 static S3 *s3_of(const Store *store) { return ((const S3Store *)store)->s3; }
 
-/* The key of an object in the bucket, which points into its path. */
+/* Returns the key of an object in the bucket, a pointer into its path. */
 static const char *key_of(const Store *store, const char *path) { return path + ((const S3Store *)store)->bucket_length; }
 
 /* Sends a request about the object of this path, and fills in its key and path. */
@@ -40,7 +41,8 @@ static bool send(Store *store, const char *path, S3Request request, S3Reply *rep
     return s3_send(s3_of(store), request, reply, absent, error);
 }
 
-/* Sends a request of which only the success matters. Deleting what is absent succeeds. */
+/* Sends a request whose answer does not matter beyond success. Deleting an absent object
+ * succeeds. */
 static bool send_simple(Store *store, const char *path, S3Request request, Error *error) {
     SCOPED(s3_reply_free) S3Reply reply = {0};
     bool absent;
@@ -158,7 +160,8 @@ static bool put(Store *store, const char *path, const StoreSpan *spans, size_t c
     return send_simple(store, path, (S3Request){.method = "PUT", .body = {.spans = spans, .count = count, .bytes = bytes}}, error);
 }
 
-/* Servers that know If-None-Match but not for uploads say so by 501: they store what is sent without it. */
+/* Some servers implement If-None-Match but not for uploads, and answer 501. The object is then sent
+ * without it. */
 static bool create(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error) {
     SCOPED(s3_reply_free) S3Reply reply = {0};
     S3Request request = {
@@ -200,7 +203,7 @@ static bool link_object(Store *store, const char *from, const char *to, Error *e
 
 /* -- Listings ----------------------------------------------------------------------------------------------------- */
 
-/* All names below a folder: its direct entries, or, with `deep`, every object. */
+/* Lists the names below a folder: its direct entries, or, with `deep`, every object. */
 static bool keys_list(Store *store, const char *folder, bool deep, FileList *names, Error *error) {
     SCOPED(s3_listing_free) S3Listing listing = {0};
     StorePath prefix = store_format("%s/", key_of(store, folder));
@@ -237,7 +240,7 @@ static void stale_upload_abort(Store *store, const char *folder, const char *exc
     }
 }
 
-/* One listing of uploads is enough: what it leaves out is found by the next save. */
+/* One listing of uploads is enough: the next save finds the uploads that it omits. */
 static bool clean(Store *store, const char *folder, const char *except, Error *error) {
     SCOPED_FREE char *encoded = s3_encode(store_format("%s/", key_of(store, folder)).text, false);
     SCOPED(s3_reply_free) S3Reply reply = {0};
