@@ -1,4 +1,5 @@
-/* bfloat16 (the upper half of an fp32) and IEEE fp16 on the CPU, as bits in a uint16_t. Loops over them vectorise. */
+/* bfloat16 (the upper half of an fp32) and IEEE fp16 on the CPU, as bits in a uint16_t. Loops over
+ * these functions vectorize. */
 #pragma once
 
 #include <stdbool.h>
@@ -14,7 +15,8 @@ static inline float float_from_bits(uint32_t bits) { return (FloatBits){.bits = 
 
 static inline float bf16_to_float(uint16_t x) { return float_from_bits((uint32_t)x << 16); }
 
-/* The exponents of fp16 are 112 below those of fp32; a multiplication moves those of subnormal numbers too. */
+/* The exponents of fp16 are 112 below those of fp32; a multiplication also normalizes subnormal
+ * numbers. */
 static inline float fp16_to_float(uint16_t x) {
     uint32_t rest = (uint32_t)(x & 0x7fff) << 13;
     bool finite = rest < 0x0f800000;

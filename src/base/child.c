@@ -1,5 +1,6 @@
-/* Forking, and what a child does before it becomes something else. Owns nothing but the texts of ChildVariables. Called
- * by the launcher (ranks, self-test), the doctor (collectives, libraries that may crash) and ranks that start MPI. */
+/* Forks children and prepares them to run something else. Owns only the texts of ChildVariables.
+ * Called by the launcher (ranks, self-test), the doctor (collectives, libraries that may crash) and
+ * ranks that start MPI. */
 #include "base/child.h"
 
 #include <assert.h>
@@ -22,7 +23,7 @@ void child_free_variables(ChildVariables *variables) {
     *variables = (ChildVariables){0};
 }
 
-/* Ends a child that has not become anything else yet. */
+/* Ends a child that has not started its program yet. */
 static _Noreturn void fail(const char *reason, int code) {
     dprintf(STDERR_FILENO, "error: process %d could not start: %s\n", (int)getpid(), reason);
     _exit(code);
@@ -50,7 +51,7 @@ static _Noreturn void become(const ChildOptions *options, pid_t parent) {
 pid_t child_start(const ChildOptions *options) {
     assert(!options->arguments != !options->run);
     pid_t parent = getpid();
-    fflush(NULL); /* or both would write what is buffered */
+    fflush(NULL); /* otherwise both processes would write the buffered output */
     pid_t child = fork();
     if (child == 0) become(options, parent);
     return child;

@@ -1,4 +1,5 @@
-/* Asks the CPU which instruction sets it has, and keeps the one that is chosen. Called wherever a table of variants is. */
+/* Detects the instruction sets of the CPU, and stores the chosen one. Called by all code with a
+ * table of variants. */
 #include "base/cpu_isa.h"
 
 #include <assert.h>
@@ -7,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One of CpuIsa; CPU_ISA_COUNT until the first choice. */
+/* A CpuIsa; CPU_ISA_COUNT until the first choice. */
 static _Atomic int chosen = CPU_ISA_COUNT;
 
 const char *cpu_isa_name(CpuIsa isa) {
@@ -59,7 +60,7 @@ void cpu_isa_use(CpuIsa isa) {
     atomic_store(&chosen, (int)isa);
 }
 
-/* Fails with the list of names that SMELT_CPU_ISA may have here. */
+/* Fails with the list of names that SMELT_CPU_ISA may have on this CPU. */
 static bool refuse(const char *name, bool known, Error *error) {
     char list[128] = "";
     for (CpuIsa isa = 0; isa < CPU_ISA_COUNT; isa++)

@@ -1,5 +1,5 @@
-/* Reads and writes single elements of bf16, fp32 or fp64 arrays, by their size in bytes (2, 4, 8). For code that
- * converts or compares; a loop over them vectorises when the size is constant in it. */
+/* Reads and writes single elements of bf16, fp32 or fp64 arrays, by their size in bytes (2, 4, 8).
+ * For code that converts or compares; a loop with a constant size vectorizes. */
 #pragma once
 
 #include <stddef.h>

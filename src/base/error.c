@@ -1,5 +1,6 @@
-/* Errors: formatting into the caller's Error. Owns no memory; called from every module that can fail. A message that
- * does not fit is cut and ends in "...", so a hostile value cannot hide that something is missing. */
+/* Errors: formats messages into the caller's Error. Owns no memory; called from every module that
+ * can fail. A message that does not fit is cut and ends in "...", so that a hostile value cannot
+ * hide the truncation. */
 #include "base/error.h"
 
 #include <assert.h>
@@ -16,7 +17,7 @@ static void format_message(Error *error, const char *format, va_list arguments) 
         snprintf(text, sizeof text, "an error whose message could not be formatted");
     } else if ((size_t)needed >= sizeof text) {
         size_t end = sizeof text - 4;
-        while (end > 0 && ((unsigned char)text[end] & 0xC0) == 0x80) /* not inside a UTF-8 character */
+        while (end > 0 && ((unsigned char)text[end] & 0xC0) == 0x80) /* do not cut inside a UTF-8 character */
             end--;
         memcpy(text + end, "...", 4);
     }

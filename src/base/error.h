@@ -1,6 +1,7 @@
-/* Errors. A function that can fail because of its input or its surroundings takes an `Error *` as its last argument and
- * returns false (or NULL). The innermost function says what happened, with the value, the limit and what to do; callers
- * on the way up may add context; only the command table in main.c prints. Invariants of our own use assert. */
+/* Errors. A function that can fail because of its input or its environment takes an `Error *` as
+ * its last argument and returns false (or NULL). The innermost function says what happened, with
+ * the value, the limit and what to do. Callers may add context; only the command table in main.c
+ * prints. Our own invariants use assert. */
 #pragma once
 
 #include <stdbool.h>
@@ -20,14 +21,15 @@ typedef enum ErrorCode {
 } ErrorCode;
 enum { ERROR_CODES = ERROR_DEVICE + 1 };
 
-/* What a failure says about the thing that was to be read. Success means that it is present. The default is
- * FINDING_UNREADABLE; only code that knows more sets another value. An unforeseen error is therefore never taken for
- * absence or damage, and nothing is removed, replaced or begun anew because of it. */
+/* A failure's statement about the object that was to be read. Success means that it is present. The
+ * default is FINDING_UNREADABLE; only code with more knowledge sets another value. An unforeseen
+ * error is therefore never treated as absence or damage, and nothing is removed, replaced or
+ * restarted because of it. */
 typedef enum ErrorFinding {
-    FINDING_UNREADABLE = 0, /* nothing is known now: a disk, a network, a server or permissions fail; it may be whole */
-    FINDING_ABSENT,         /* it is not there, as the file system or the server says */
-    FINDING_DAMAGED,        /* it was read whole, and is not what was written */
-    FINDING_FOREIGN,        /* it was read whole, and belongs to another holder */
+    FINDING_UNREADABLE = 0, /* its state is unknown: a disk, a network, a server or permissions fail; it may be whole */
+    FINDING_ABSENT,         /* the file system or the server says that it does not exist */
+    FINDING_DAMAGED,        /* it was read completely and is not what was written */
+    FINDING_FOREIGN,        /* it was read completely and belongs to another holder */
 } ErrorFinding;
 
 typedef struct Error {
@@ -36,14 +38,15 @@ typedef struct Error {
     ErrorFinding finding;
 } Error;
 
-/* Records the failure and returns false, so that `return error_set(...)` reads well. A later call overwrites, the finding
- * too. Arguments may point into error->message. A message that does not fit ends in "...". */
+/* Records the failure and returns false, for `return error_set(...)`. A later call overwrites it,
+ * including the finding. Arguments may point into error->message. A message that does not fit ends
+ * in "...". */
 bool error_set(Error *error, ErrorCode code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* Gives an error that is already set another exit code; returns false. */
+/* Changes the exit code of an error that is already set; returns false. */
 bool error_recode(Error *error, ErrorCode code);
 
-/* Gives an error that is already set what it tells; returns false. */
+/* Sets the finding of an error that is already set; returns false. */
 bool error_find(Error *error, ErrorFinding finding);
 
 /* Puts "context: " before the message of an error that is already set; returns false. */

@@ -1,5 +1,6 @@
-/* Files and folders: system calls with their failures spelled out. A File owns its descriptor and names, a FileMap its
- * pages. Called by everything that has to do with files: stores, shards, journals, model folders, /proc and /sys. */
+/* Files and folders: system calls with descriptive errors. A File owns its descriptor and names, a
+ * FileMap its pages. Called by all code that uses files: stores, shards, journals, model folders,
+ * /proc and /sys. */
 #include "base/file.h"
 
 #include <assert.h>
@@ -25,7 +26,7 @@
 #include "base/strings.h"
 #include "base/thread.h"
 
-static const char PARTIAL[] = ".partial-"; /* and the process id */
+static const char PARTIAL[] = ".partial-"; /* followed by the process id */
 
 /* These errors say that the name does not exist. All other errors say nothing about it. */
 static bool is_absence(int code) { return code == ENOENT || code == ENOTDIR || code == ENAMETOOLONG; }
@@ -51,8 +52,8 @@ static int descriptor_open(const char *path, int flags) { return TEMP_FAILURE_RE
 
 static FileKind kind_of(mode_t mode) { return S_ISREG(mode) ? FILE_REGULAR : S_ISDIR(mode) ? FILE_FOLDER : FILE_OTHER; }
 
-/* stat, again where the system cannot tell: a file system over a network often can a moment later, and a caller that asks
- * twice should not get two answers. */
+/* Calls stat, and retries if the system cannot answer. A network file system often can a moment
+ * later, and callers that ask twice should get equal answers. */
 static int status_of(const char *path, struct stat *status) {
     enum { TRIES = 5 };
     double pause = 1e-3;
@@ -113,7 +114,8 @@ double file_free_bytes(const char *path) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-/* Takes over the descriptor of an open that may have failed; what is opened must be a regular file. */
+/* Takes ownership of the descriptor of an open that may have failed; fails if it is not a regular
+ * file. */
 static bool file_take(File *file, const char *path, int descriptor, const char *action, Error *error) {
     struct stat status;
     *file = (File){0};
@@ -157,7 +159,7 @@ bool file_read_at(const File *file, void *data, int64_t bytes, int64_t offset, E
 void file_prefetch(const File *file, int64_t offset, int64_t bytes) { posix_fadvise(file->descriptor, offset, bytes, POSIX_FADV_WILLNEED); }
 
 void file_close(File *file) {
-    int code = errno; /* of a failure that the caller is about to report */
+    int code = errno; /* errno of the failure that the caller is about to report */
     if (!file->path) return;
     if (file->descriptor >= 0) close(file->descriptor);
     if (file->temporary) unlink(file->temporary);
@@ -182,7 +184,7 @@ char *file_read(const char *path, int64_t limit, int64_t *bytes, Error *error) {
     return NULL;
 }
 
-/* Files of /proc and /sys are regular ones, whose size says nothing. */
+/* Files of /proc and /sys are regular files whose size is meaningless. */
 static bool is_readable(int descriptor) {
     struct stat status;
     if (fstat(descriptor, &status) != 0) return false;
@@ -207,15 +209,16 @@ int64_t file_read_start(const char *path, char *text, size_t size) {
 
 /* -- Mapped files -------------------------------------------------------------------------------------------------- */
 
-/* The maps that exist, so that a signal handler can tell a file's name from an address. A slot is free while `bytes` is
- * NULL; `size` and `path` are written before it is set, under the lock, so who reads a set slot without the lock reads
- * a whole one. Global, because a signal handler takes no context. */
+/* The existing maps, from which a signal handler finds a file's name by address. A slot is free
+ * while `bytes` is NULL. `size` and `path` are written before it is set, under the lock, so a
+ * reader without the lock sees a set slot complete. Global, because a signal handler gets no
+ * context. */
 typedef struct MapSlot {
     const unsigned char *_Atomic bytes;
     size_t size;
-    char path[256]; /* cut when it is longer */
+    char path[256]; /* truncated if longer */
 } MapSlot;
-enum { MAP_SLOTS = 512 }; /* of more maps than that the later ones have no name */
+enum { MAP_SLOTS = 512 }; /* beyond this number, maps have no name */
 static MapSlot map_slots[MAP_SLOTS];
 static pthread_mutex_t map_slots_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -328,13 +331,13 @@ bool file_write_at(const File *file, const void *data, int64_t bytes, int64_t of
 }
 
 bool file_sync(const File *file, Error *error) {
-    /* EINVAL: some file systems cannot sync folders; nothing can be done there. */
+    /* EINVAL: some file systems cannot sync folders, and there is no alternative. */
     return TEMP_FAILURE_RETRY(fsync(file->descriptor)) == 0 || errno == EINVAL || file_fail(error, "sync", file->path);
 }
 
 bool file_sync_data(const File *file, Error *error) { return fdatasync(file->descriptor) == 0 || file_fail(error, "sync", file->path); }
 
-/* Names are the contents of the folder that holds them. */
+/* Names are contents of their folder, which is synced. */
 bool file_sync_name(const char *path, Error *error) {
     const char *slash = strrchr(path, '/');
     SCOPED(file_close)
@@ -348,7 +351,7 @@ bool file_replace_begin(File *file, const char *path, Error *error) {
     int descriptor = descriptor_open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
     *file = (File){0};
     if (descriptor >= 0) {
-        flock(descriptor, LOCK_EX | LOCK_NB); /* for file_remove_partials; where a file system has no locks, none are asked for */
+        flock(descriptor, LOCK_EX | LOCK_NB); /* for file_remove_partials; skipped if the file system has no locks */
         *file = (File){.path = memory_copy_string(path), .temporary = temporary, .descriptor = descriptor};
         return true;
     }
@@ -357,7 +360,8 @@ bool file_replace_begin(File *file, const char *path, Error *error) {
     return false;
 }
 
-/* Network file systems report a full disk when a file is closed. After EINTR it is closed, and its data was synced. */
+/* Network file systems report a full disk on close. After EINTR the file is closed, and its data
+ * was already synced. */
 static bool descriptor_close(File *file, Error *error) {
     int result = close(file->descriptor);
     file->descriptor = -1;
@@ -382,7 +386,7 @@ bool file_write(const char *path, const void *data, int64_t bytes, Error *error)
     return file_replace_begin(&file, path, error) && file_write_at(&file, data, bytes, 0, error) && file_replace_commit(&file, error);
 }
 
-/* Not every file system has links; those without them can refuse to rename over a file. */
+/* Not every file system has links; file systems without links can refuse to rename over a file. */
 static bool name_new(const char *from, const char *to, Error *error) {
     bool named = link(from, to) == 0;
     if (!named && errno != EEXIST) named = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0;
@@ -446,9 +450,9 @@ bool file_output(const char *path, const void *data, int64_t bytes, Error *error
 }
 
 bool file_can_output(const char *path) {
-    if (file_kind(path, NULL) == FILE_OTHER) return true; /* opening a pipe would be seen at its other end */
+    if (file_kind(path, NULL) == FILE_OTHER) return true; /* opening a pipe would be noticed at its other end */
     int descriptor = descriptor_open(path, O_WRONLY | O_CREAT | O_EXCL);
-    bool made = descriptor >= 0; /* only then it is ours to remove */
+    bool made = descriptor >= 0; /* only then may this function remove it */
     if (!made) descriptor = descriptor_open(path, O_WRONLY | O_CREAT);
     if (descriptor < 0) return false;
     close(descriptor);
@@ -576,7 +580,7 @@ bool file_list(const char *folder, FileList *list, Error *error) {
     return true;
 }
 
-/* Whether file_replace_begin or file_folder_begin could have made this name. */
+/* Returns whether file_replace_begin or file_folder_begin could have made this name. */
 static bool is_partial(const char *name) {
     const char *mark = strstr(name, PARTIAL), *number = mark ? mark + sizeof PARTIAL - 1 : "";
     return *number && number[strspn(number, "0123456789")] == '\0';
@@ -612,7 +616,7 @@ bool file_remove_partials_of(const char *path) {
     return file_remove_partials(folder, prefix, NULL);
 }
 
-/* Moves `to` away where two names cannot be exchanged. */
+/* Moves `to` away if two names cannot be exchanged. */
 static bool replace_by_turns(const char *from, const char *to, const char *aside, Error *error) {
     if (rename(to, aside) != 0) return file_fail(error, "rename", to);
     if (rename(from, to) == 0) return true;
@@ -669,7 +673,7 @@ bool file_folder_commit(FolderDraft *draft, Error *error) {
 }
 
 void file_folder_close(FolderDraft *draft) {
-    int code = errno; /* of a failure that the caller is about to report */
+    int code = errno; /* errno of the failure that the caller is about to report */
     Error ignored = {0};
     if (!draft->path) return;
     if (draft->temporary) file_remove(draft->temporary, &ignored);

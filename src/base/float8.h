@@ -1,7 +1,8 @@
-/* The four 8-bit floating-point formats of GPUs' matrix units, kept as their bits: e4m3 (4 bits of exponent, 3 of
- * mantissa: up to 448) and e5m2 (up to 57,344) of the OCP 8-bit Floating Point Specification 1.0, which NVIDIA and gfx950
- * have; and the FNUZ forms of gfx942 (arXiv 2206.02915), whose exponents are one lower, so that e4m3 ends at 240, without
- * infinities and negative zero. Loops over these functions vectorise. */
+/* The four 8-bit floating-point formats of GPUs' matrix units, stored as bits. The OCP 8-bit
+ * Floating Point Specification 1.0 defines e4m3 (4 bits of exponent, 3 of mantissa: up to 448) and
+ * e5m2 (up to 57,344), which NVIDIA and gfx950 have. gfx942 has their FNUZ forms (arXiv
+ * 2206.02915): the exponents are one lower, so that e4m3 ends at 240, and there are no infinities
+ * and no negative zero. Loops over these functions vectorize. */
 #pragma once
 
 #include <stdbool.h>
@@ -11,8 +12,8 @@
 
 typedef enum Fp8Kind { FP8_E4M3, FP8_E5M2 } Fp8Kind;
 
-/* Code c of magnitude c & 0x7f is (1 + m / 2^mantissa) 2^(e - bias), or without the 1 where e is 0, for e = c >> mantissa
- * and m the bits below. Codes above `largest` are infinite or NaN. */
+/* For e = (bits & 0x7f) >> mantissa and m the bits below, the absolute value is (1 + m /
+ * 2^mantissa) 2^(e - bias), without the 1 if e is 0. Values above `largest` are infinite or NaN. */
 typedef struct Fp8Format {
     int mantissa, bias;
     uint8_t largest, nan;
@@ -24,10 +25,11 @@ static inline Fp8Format fp8_format(Fp8Kind kind, bool fnuz) {
     return fnuz ? (Fp8Format){2, 16, 0x7f, 0x80, true} : (Fp8Format){2, 15, 0x7b, 0x7f, false};
 }
 
-/* The largest finite number: 448, 57344, 240, 57344. */
+/* Returns the largest finite number: 448, 57344, 240, 57344. */
 static inline float fp8_largest(Fp8Kind kind, bool fnuz) { return kind == FP8_E5M2 ? 57344 : fnuz ? 240 : 448; }
 
-/* Rounds to nearest even. What is too large, infinity too, becomes the largest number; NaN stays NaN. */
+/* Rounds to nearest even. Larger numbers, including infinity, become the largest number; NaN stays
+ * NaN. */
 static inline uint8_t fp8_from_float(float x, Fp8Format f) {
     uint32_t bits = float_to_bits(x), magnitude = bits & 0x7fffffff, sign = bits >> 24 & 0x80;
     int shift = 23 - f.mantissa;
@@ -43,8 +45,9 @@ static inline uint8_t fp8_from_float(float x, Fp8Format f) {
     return (uint8_t)(magnitude > 0x7f800000 ? f.nan : code);
 }
 
-/* What numbers are multiplied by before they are rounded, so that the largest magnitude among them becomes `largest`; with
- * `power_of_two` rounded down to one, so that neither the product nor its inverse, the scale, is rounded. */
+/* Returns the factor that maps amax to `largest`, by which numbers are multiplied before rounding.
+ * With `power_of_two` it is rounded down to a power of two, so that neither the product nor its
+ * inverse, the scale, is rounded. */
 static inline float fp8_multiplier(float amax, float largest, bool power_of_two) {
     float m = largest / (amax < 1e-12f ? 1e-12f : amax);
     return power_of_two && m == m ? float_from_bits(float_to_bits(m) & 0xff800000) : m;

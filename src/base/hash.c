@@ -1,4 +1,5 @@
-/* Samples of a file as a stand-in for its content, quick at any size, and checksums of whole files. Identities of runs are made of them. */
+/* Fast hashes of samples of a file, at any size, and checksums of whole files. Used for the
+ * identities of runs. */
 #include "base/hash.h"
 
 #include "base/file.h"

@@ -1,6 +1,6 @@
-/* Reads JSON as Python's json does. jansson refuses only numbers that Python accepts. A text that jansson refuses is
- * therefore read once more, with each such number in the form of an object, {"smelt:number": "1e400"}. Owns nothing
- * beyond a call. */
+/* Reads JSON like Python's json. jansson refuses only numbers that Python accepts. A text that
+ * jansson refuses is therefore read again, with each such number rewritten as an object,
+ * {"smelt:number": "1e400"}. Owns nothing beyond a call. */
 #include "base/json_reader.h"
 
 #include <math.h>
@@ -43,7 +43,7 @@ static size_t digits_at(const char *bytes, size_t size) {
     return count;
 }
 
-/* The bytes of the number that a text begins with; 0: none. `*whole`: it is an integer. */
+/* Returns the bytes of the number at the start of a text; 0: none. `*whole`: it is an integer. */
 static size_t number_size(const char *bytes, size_t size, bool *whole) {
     size_t at = size > 0 && bytes[0] == '-', digits = digits_at(bytes + at, size - at);
     *whole = true;
@@ -57,7 +57,7 @@ static size_t number_size(const char *bytes, size_t size, bool *whole) {
     return at;
 }
 
-/* Python reads at most 4,300 digits, and so does this: jansson then refuses the number. */
+/* Python reads at most 4,300 digits, and so does this reader: jansson then refuses the number. */
 static bool is_wide_integer(const char *number, size_t size) {
     enum { DIGITS = 19, MOST_DIGITS = 4300 };
     bool negative = *number == '-';
@@ -66,7 +66,8 @@ static bool is_wide_integer(const char *number, size_t size) {
     return memcmp(number + negative, negative ? "9223372036854775808" : "9223372036854775807", DIGITS) > 0;
 }
 
-/* How Python's json writes a number that jansson does not hold; NULL: jansson holds it. *size receives its bytes in the text. */
+/* Returns the text that Python's json writes for a number that jansson cannot hold; NULL: jansson
+ * holds it. *size receives its bytes in the text. */
 static const char *wide_at(const char *bytes, size_t left, size_t *size) {
     static const char *const names[] = {"NaN", "Infinity", "-Infinity"};
     bool whole;
@@ -78,13 +79,14 @@ static const char *wide_at(const char *bytes, size_t left, size_t *size) {
     return isinf(strtod(text, NULL)) ? names[*bytes == '-' ? 2 : 1] : NULL;
 }
 
-/* The place behind a JSON string that begins at `at`, or the end of all. */
+/* Returns the position after the JSON string that begins at `at`, or the end of the text. */
 static size_t string_end(const char *bytes, size_t size, size_t at) {
     for (at++; at < size && bytes[at] != '"';) at += bytes[at] == '\\' ? 2 : 1;
     return at < size ? at + 1 : size;
 }
 
-/* Copies a text with its wide numbers as objects, until the copy has `wanted` bytes. Returns how far the text was read. */
+/* Copies a text with its wide numbers as objects, until the copy has `wanted` bytes. Returns how
+ * much of the text was read. */
 static size_t rewrite(const char *bytes, size_t size, size_t wanted, Bytes *out) {
     size_t at = 0;
     while (at < size && out->size < wanted) {
@@ -129,7 +131,7 @@ json_t *json_parse(const char *bytes, size_t size, size_t flags, Error *error) {
     return NULL;
 }
 
-/* Takes over `text`. */
+/* Takes ownership of `text`. */
 static json_t *parse_file(const char *path, char *text, int64_t bytes, ErrorCode code, Error *error) {
     json_t *value = json_parse(text, (size_t)bytes, 0, error);
     bool object = json_is_object(value);
@@ -158,7 +160,7 @@ bool json_read_optional(const char *path, json_t **object, ErrorCode code, Error
 
 /* -- Values ---------------------------------------------------------------------------------------------------------- */
 
-/* The bytes of a wide number, which a text begins with. */
+/* Returns the bytes of a wide number at the start of a text. */
 static size_t wide_size(const char *text) { return strspn(text, "-0123456789NaInfity"); }
 
 const char *json_wide_number(const json_t *value) {
@@ -176,7 +178,8 @@ double json_finite_value(const json_t *value) {
     return !json_is_finite(value) ? 0 : wide ? strtod(wide, NULL) : json_number_value(value);
 }
 
-/* Gives the objects that stand for numbers their form as numbers: "{", white space, the key, the number, white space, "}". */
+/* Rewrites the objects that represent numbers as numbers: "{", white space, the key, the number,
+ * white space, "}". */
 static char *without_wide(const char *text) {
     static const char key[] = "\"" WIDE_KEY "\": \"", blanks[] = " \n";
     Bytes out = {0};

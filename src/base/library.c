@@ -1,5 +1,6 @@
-/* Opens libraries and looks up their functions. Owns nothing: callers close what they opened. Called by the back ends
- * of GPUs, by communication, by stores on S3, by the live page and by the watch on a node's health. */
+/* Opens libraries and looks up their functions. Owns nothing: callers close what they opened.
+ * Called by the GPU back ends, communication, S3 stores, the live page and the health watch of a
+ * node. */
 #include "base/library.h"
 
 #include <string.h>

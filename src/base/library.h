@@ -1,7 +1,8 @@
-/* Libraries that are opened at run time (dlopen), so that smelt starts on machines without them. Their functions are
- * one macro table, `#define X_CALLS(CALL) CALL(name, symbol, arguments) ...`, of which LIBRARY_FIELD makes the struct
- * of function pointers and LIBRARY_NAME the list of names that fills it. Those tables are of functions that return int;
- * of others, `CALL(name, type, arguments)`, LIBRARY_TYPED_FIELD makes the struct. */
+/* Libraries that are opened at run time (dlopen), so that smelt starts on machines without them. A
+ * library's functions are one macro table, `#define X_CALLS(CALL) CALL(name, symbol, arguments)
+ * ...`. LIBRARY_FIELD makes the struct of function pointers from it, and LIBRARY_NAME the list of
+ * names that fills the struct. These functions return int; for other types, LIBRARY_TYPED_FIELD
+ * makes the struct from `CALL(name, type, arguments)`. */
 #pragma once
 
 #include <assert.h>
@@ -12,7 +13,8 @@
 #define LIBRARY_TYPED_FIELD(name, type, arguments) type(*name) arguments;
 #define LIBRARY_NAME(name, symbol, arguments) #symbol,
 
-/* Opens the first of these files that is there; a NULL ends them. NULL: none is. `flags` are those of dlopen. */
+/* Opens the first of these files that exists; NULL ends the list. Returns NULL if none exists.
+ * `flags` are dlopen's. */
 void *library_open(const char *const *files, int flags);
 
 /* Sets `functions`, a struct of pointers, to the functions of these names, an array in the same order; the name ""

@@ -1,6 +1,6 @@
-/* What people see on stderr: log lines, progress, and numbers formatted for reading. Keeps two things for the whole
- * process, who gets a copy of the lines and whether there are any but errors; whether stderr is a terminal is asked when a
- * line is printed. Called from everywhere. */
+/* Output on stderr: log lines, progress, and readable numbers. Keeps two settings for the whole
+ * process: the receiver of a copy of the lines, and whether only errors are printed. Each line
+ * checks whether stderr is a terminal. Called from everywhere. */
 #include "base/log.h"
 
 #include <math.h>
@@ -35,14 +35,16 @@ static bool in_colour(void) {
     return on_terminal() && !(no_color && *no_color) && !(terminal && strcmp(terminal, "dumb") == 0);
 }
 
-/* File names and values in a message may be hostile: no byte of theirs reaches the terminal as a control sequence. */
+/* Replaces control characters, because file names and values in a message may be hostile and must
+ * not control the terminal. */
 static void neutralise_controls(char *text) {
     for (unsigned char *c = (unsigned char *)text; *c; c++)
         if ((*c < 0x20 && *c != '\n' && *c != '\t') || *c == 0x7f) *c = '?';
 }
 
-/* One write per line, so that lines of several processes do not mix; its first `label` bytes are coloured. On a terminal
- * a line first clears the progress line that may be there; the next update draws it again. */
+/* Prints each line with one write, so that lines of several processes do not mix; its first `label`
+ * bytes are colored. On a terminal a line first clears a progress line; the next update draws it
+ * again. */
 static void print_whole(const char *line, const char *colour, size_t label) {
     char *text = NULL;
     size_t size;
@@ -134,7 +136,8 @@ double log_seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* The thresholds are where rounding would carry into the next unit: 59.96 s is "1m00s", not "60.0s". */
+/* The thresholds are the values at which rounding would carry into the next unit: 59.96 s is
+ * "1m00s", not "60.0s". */
 void log_format_duration(double seconds, char text[32]) {
     if (!(seconds >= 0) || seconds > 1e12) {
         snprintf(text, 32, "unknown");

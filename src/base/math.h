@@ -6,5 +6,5 @@
 static inline int64_t int_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t int_max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-/* The least multiple of `unit` that is not below a. */
+/* Returns the smallest multiple of `unit` that is at least a. */
 static inline int64_t round_up(int64_t a, int64_t unit) { return divide_up(a, unit) * unit; }

@@ -1,6 +1,7 @@
-/* Memory: the allocators of smelt and what the system says about memory. Blocks belong to the caller. Called from
- * everywhere; the planner asks memory_available before it sizes arenas. Keeps one pointer for the whole process: the
- * handler of refused memory, which main sets before anything else runs. */
+/* Memory: the allocators of smelt, and the system's memory limits. Blocks belong to the caller.
+ * Called from everywhere; the planner calls memory_available before it sizes arenas. Keeps one
+ * pointer for the whole process: the handler of refused memory, which main sets before anything
+ * else runs. */
 #include "base/memory.h"
 
 #include <errno.h>
@@ -19,7 +20,7 @@ static MemoryRefused *refused_handler;
 
 void memory_on_refusal(MemoryRefused *handler) { refused_handler = handler; }
 
-/* Does not allocate: neither may the handler. */
+/* Must not allocate; the handler must not either. */
 _Noreturn void memory_refused(size_t bytes) {
     if (refused_handler) refused_handler(bytes);
     fprintf(stderr, "error: out of memory: the system refused %zu bytes, and no handler ended the process\n", bytes);
@@ -53,7 +54,8 @@ char *memory_copy_string(const char *string) {
     return memcpy(memory_allocate(bytes), string, bytes);
 }
 
-/* Whole pages, at least one, so that an empty arena is a valid block; 0 when the sum overflows. */
+/* Rounds up to whole pages, at least one, so that an empty arena is a valid block; 0 on
+ * overflow. */
 static size_t page_bytes(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), rounded;
     if (__builtin_add_overflow(bytes ? bytes : 1, page - 1, &rounded)) return 0;
@@ -64,7 +66,7 @@ void *memory_map(size_t bytes, Error *error) {
     size_t mapped = page_bytes(bytes);
     void *block = MAP_FAILED;
     errno = ENOMEM;
-    if (mapped) /* an arena may be larger than the memory of which it will touch a part */
+    if (mapped) /* an arena may exceed the memory, if only part of it is touched */
         block = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (block == MAP_FAILED) {
         const char *reason = strerror(errno);
@@ -74,7 +76,7 @@ void *memory_map(size_t bytes, Error *error) {
             bytes, reason, memory_available());
         return NULL;
     }
-    madvise(block, mapped, MADV_HUGEPAGE); /* advice: kernels without huge pages refuse it, and nothing is lost */
+    madvise(block, mapped, MADV_HUGEPAGE); /* a hint: kernels without huge pages refuse it without harm */
     return block;
 }
 
@@ -92,8 +94,8 @@ void memory_unmap(void *block, size_t bytes) {
 
 enum { KERNEL_TEXT_BYTES = 1 << 14 }; /* more than /proc/meminfo and memory.stat have */
 
-/* The number after `key` at the start of a line of a kernel text file ("" matches the first line); -1 when the file,
- * the line or a number is missing ("max"). */
+/* Returns the number after `key` at the start of a line of a kernel text file ("" matches the first
+ * line); -1 if the file, the line or a number is missing ("max"). */
 static int64_t kernel_value(const char *path, const char *key) {
     char text[KERNEL_TEXT_BYTES];
     int64_t value;
@@ -110,7 +112,8 @@ static const ControlGroupFiles control_group_v1 = {
     "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "};
 static const ControlGroupFiles control_group_v2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
 
-/* What one group still allows, as page cache that the kernel can drop does not count; -1 when it sets no limit. */
+/* Returns the memory that one group still allows, with reclaimable page cache counted as free; -1
+ * if it has no limit. */
 static int64_t group_available(const char *root, const ControlGroupFiles *files, const char *group) {
     char path[4096];
     int64_t values[3];
@@ -126,8 +129,8 @@ static int64_t group_available(const char *root, const ControlGroupFiles *files,
 
 static int64_t least_known(int64_t a, int64_t b) { return a < 0 ? b : b < 0 || a < b ? a : b; }
 
-/* A limit may stand on the group itself or any parent. Inside a container the path may be the host's and not exist;
- * then only its root, which is the container's own group, answers. */
+/* The group itself or any parent may have a limit. Inside a container the path may be the host's
+ * and not exist; then only the root, which is the container's own group, answers. */
 static int64_t group_and_parents_available(const char *root, const ControlGroupFiles *files, char *group) {
     int64_t available = -1;
     for (;;) {

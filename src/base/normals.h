@@ -1,6 +1,6 @@
-/* The arithmetic behind rng.c's normals, which GPUs run too: initial weights have the same bits wherever they are
- * made. Hence plain operations of IEEE 754 and a correctly rounded root, without branches; whoever includes this must
- * not let its compiler contract them to fused multiply-adds. */
+/* The arithmetic of rng.c's normals, which GPUs also run: initial weights have the same bits on
+ * every device. It uses only plain IEEE 754 operations and a correctly rounded root, without
+ * branches; the compiler must not contract them to fused multiply-adds. */
 #pragma once
 
 #include "base/rng.h"
@@ -11,11 +11,11 @@
 #else
 #include <math.h>
 #define NORMALS_ROOT sqrtf
-#define NORMALS_INLINE static inline /* forced, gcc vectorises half as well */
+#define NORMALS_INLINE static inline /* not always_inline, with which gcc vectorizes half as well */
 #endif
 
-enum { NORMALS_OF_BITS = 4 };                  /* values that share one philox */
-enum { NORMALS_BATCH = 64 * NORMALS_OF_BITS }; /* values that normals_batch.c makes at a time */
+enum { NORMALS_OF_BITS = 4 };                  /* values per philox call */
+enum { NORMALS_BATCH = 64 * NORMALS_OF_BITS }; /* values per batch of normals_batch.c */
 
 /* The counter is (index, stream) and the key is the seed, low words first, as in the published test vectors. */
 NORMALS_INLINE RngBits philox(uint64_t seed, uint64_t stream, uint64_t index) {
@@ -36,8 +36,8 @@ NORMALS_INLINE RngBits philox(uint64_t seed, uint64_t stream, uint64_t index) {
     return (RngBits){{c0, c1, c2, c3}};
 }
 
-/* sqrt(-2 log u) of a uniform u in (0, 1]: u = 2^exponent m with m around 1, and log m = 2 atanh((m - 1) / (m + 1)) by
- * its series, which is exact to fp32 after five terms. */
+/* Computes sqrt(-2 log u) of a uniform u in (0, 1]. u = 2^exponent m with m around 1, and log m = 2
+ * atanh((m - 1) / (m + 1)) by its series, which is exact to fp32 after five terms. */
 NORMALS_INLINE float normals_radius(uint32_t bits) {
     union {
         float value;
@@ -52,9 +52,10 @@ NORMALS_INLINE float normals_radius(uint32_t bits) {
     return NORMALS_ROOT(square > 0.0f ? square : 0.0f);
 }
 
-/* Cosine and sine of a uniform angle: a quarter turn from the two highest bits, and their series from -pi/4 to pi/4. */
+/* Computes cosine and sine of a uniform angle: a quarter turn from the two highest bits, and their
+ * series from -pi/4 to pi/4. */
 NORMALS_INLINE void normals_direction(uint32_t bits, float *cosine, float *sine) {
-    const float step = (float)(1.57079632679489661923 * 0x1p-32); /* pi / 2 in 2^32 parts */
+    const float step = (float)(1.57079632679489661923 * 0x1p-32); /* pi / 2 divided by 2^32 */
     float x = (float)(int32_t)(bits << 2) * step, x2 = x * x;
     float c = 1.0f + x2 * (-1.0f / 2 + x2 * (1.0f / 24 + x2 * (-1.0f / 720 + x2 * (1.0f / 40320))));
     float s = x + x * x2 * (-1.0f / 6 + x2 * (1.0f / 120 + x2 * (-1.0f / 5040 + x2 * (1.0f / 362880))));
@@ -64,7 +65,7 @@ NORMALS_INLINE void normals_direction(uint32_t bits, float *cosine, float *sine)
     *sine = quarter >= 2 ? -across : across;
 }
 
-/* Two normals of two words. */
+/* Makes two normals from two words. */
 NORMALS_INLINE void normals_pair(uint32_t first, uint32_t second, float *a, float *b) {
     float cosine, sine, r = normals_radius(first);
     normals_direction(second, &cosine, &sine);

@@ -1,6 +1,7 @@
-/* Standard normals, NORMALS_BATCH at a time: weights of a large model are made before its first step, so this runs in
- * vectors. Compiled once per instruction set, but never contracted to fused multiply-adds (Makefile), which would tell
- * them apart by their bits. Owns no memory; called by rng_normals. */
+/* Standard normals, NORMALS_BATCH at a time. The weights of a large model are made before its first
+ * step, so this code is vectorized. It is compiled once per instruction set, but never contracted
+ * to fused multiply-adds (Makefile), which would change the bits. Owns no memory; called by
+ * rng_normals. */
 #include "base/normals.h"
 
 #define PASTE_(a, b) a##_##b

@@ -1,7 +1,8 @@
-/* Options: one table of rows drives every way in which a setting is read, written and explained. This file holds the
- * rows' values: parsing and formatting text, key=value, differences. On top of it stand options_names.c (which row a name
- * means), options_help.c (how rows are explained) and options_yaml.c (the YAML reader and writer). Strings given by the
- * user are copied into the caller's OptionStrings. Called by commands. */
+/* Options: one table of rows drives all reading, writing and explaining of settings. This file has
+ * the rows' values: parsing and formatting text, key=value, differences. options_names.c (which row
+ * a name means), options_help.c (explanations of rows) and options_yaml.c (the YAML reader and
+ * writer) build on it. User strings are copied into the caller's OptionStrings. Called by
+ * commands. */
 #include "base/options.h"
 
 #include <assert.h>
@@ -23,7 +24,7 @@
 /* -- Text ------------------------------------------------------------------------------------------------------- */
 
 int options_decode_utf8(const char *text, size_t length, uint32_t *code_point) {
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* below it an encoding of that length is overlong */
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* a smaller code point with an encoding of this length is overlong */
     const unsigned char *bytes = (const unsigned char *)text;
     if (length == 0) return 0;
     int size = bytes[0] < 0x80 ? 1 : bytes[0] >> 5 == 6 ? 2 : bytes[0] >> 4 == 14 ? 3 : bytes[0] >> 3 == 30 ? 4 : 0;
@@ -52,7 +53,7 @@ const char *options_check_utf8(const char *text, size_t length, size_t *at) {
 const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t length) {
     size_t used = 0, at = 0;
     quoted[used++] = '\'';
-    while (at < length && used < OPTIONS_QUOTED - 16) { /* room for one character, dots and the closing quote */
+    while (at < length && used < OPTIONS_QUOTED - 16) { /* room for one character, "..." and the closing quote */
         uint32_t code_point = 0;
         int size = options_decode_utf8(text + at, length - at, &code_point);
         if (size == 0 || code_point < 0x20 || (code_point >= 0x7F && code_point < 0xA0)) {
@@ -94,7 +95,8 @@ static void append_digit(Number *number, int digit) {
         number->too_long = true;
 }
 
-/* Digits, with or without a point. Zeros that end the fraction are left out, so that 1.500 is 15 * 10^-1. */
+/* Scans digits, with or without a point. Trailing zeros of the fraction are dropped, so that 1.500
+ * is 15 * 10^-1. */
 static const char *scan_digits(const char *c, Number *number, bool *any) {
     for (; is_digit(*c); c++, *any = true) append_digit(number, *c - '0');
     if (*c != '.') return c;
@@ -106,7 +108,8 @@ static const char *scan_digits(const char *c, Number *number, bool *any) {
     return end;
 }
 
-/* [+-] digits [. digits] [e [+-] digits] [suffix], and nothing else: no hexadecimal, NaN or infinity. */
+/* Scans [+-] digits [. digits] [e [+-] digits] [suffix], and nothing else: no hexadecimal, NaN or
+ * infinity. */
 static bool scan_number(const char *text, Number *number) {
     *number = (Number){.scale = 1};
     const char *c = text;
@@ -135,7 +138,7 @@ static bool scan_number(const char *text, Number *number) {
 
 static const char not_a_number[] = "is not a finite number such as 4096, 4k, 16Ki, 0.5 or 3e-4";
 
-/* NULL, or why the text is no value. */
+/* Returns NULL, or why the text is not a value. */
 static const char *parse_integer(const char *text, int64_t *value) {
     static const char too_large[] = "does not fit into 64 bits";
     Number number;
@@ -162,7 +165,7 @@ static const char *parse_real(const char *text, double *value) {
     return isfinite(*value) ? NULL : "is larger than any double";
 }
 
-/* The fewest digits that read back as the same double. */
+/* Writes the fewest digits that read back as the same double. */
 static void format_real(double value, char text[32]) {
     for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, 32, "%.*g", digits, value);
@@ -172,7 +175,7 @@ static void format_real(double value, char text[32]) {
 
 /* -- Rows ------------------------------------------------------------------------------------------------------- */
 
-/* Finds choice number `index` in "a|b|c"; false when there are fewer. */
+/* Finds choice number `index` in "a|b|c"; returns false if there are fewer. */
 static bool choice_at(const char *choices, int index, const char **start, size_t *length) {
     for (; index > 0 && choices; index--) {
         choices = strchr(choices, '|');
@@ -183,7 +186,7 @@ static bool choice_at(const char *choices, int index, const char **start, size_t
     return choices;
 }
 
-/* The parsers return NULL, or why the text is no value. */
+/* The parsers return NULL, or why the text is not a value. */
 static const char *parse_choice(const char *choices, const char *text, int *value) {
     const char *start;
     size_t length;
@@ -205,7 +208,7 @@ static const char *keep_string(OptionStrings *strings, const char *text) {
     return array_append(strings->items, strings->count, memory_copy_string(text));
 }
 
-/* "1 to 8", "at least 0"; "" when the type is the only limit. */
+/* Writes "1 to 8", "at least 0"; "" if the type is the only limit. */
 static void format_range(const Option *option, char text[80]) {
     text[0] = '\0';
     if (option->type != OPTION_INT && option->type != OPTION_REAL) return;
@@ -218,7 +221,8 @@ static void format_range(const Option *option, char text[80]) {
     else if (option->maximum < limit) snprintf(text, 80, "at most %s", high);
 }
 
-/* By OptionType: what a value has to be, in a message and in --help where no range or choices say it. */
+/* By OptionType: the allowed values, in a message and in --help if there is no range and no
+ * choices. */
 typedef struct TypeWords { const char *allowed, *help; } TypeWords;
 static const TypeWords type_words[] = {
     {"true or false", "true|false"}, {"a whole number", "whole number"}, {"a number", "number"}, {"UTF-8 text", ""}, {"one of ", ""}};
@@ -235,7 +239,7 @@ static void format_allowed(const Option *option, char text[512]) {
 void options_format_limits(const Option *option, char text[512]) {
     char range[80];
     Option shown = *option;
-    if (option->type == OPTION_INT && option->maximum >= 1e15) shown.maximum = 0x1p63; /* none that anyone meets */
+    if (option->type == OPTION_INT && option->maximum >= 1e15) shown.maximum = 0x1p63; /* nobody reaches this limit */
     format_range(&shown, range);
     snprintf(text, 512, "%s", *range ? range : option->choices ? option->choices : type_words[option->type].help);
 }
@@ -244,7 +248,7 @@ static const char *check_range(const Option *option, double value) {
     return value >= option->minimum && value <= option->maximum ? NULL : "is out of range";
 }
 
-/* A value of any type, as it lies in its field. */
+/* A value of any type, as in its field. */
 typedef union Value {
     bool flag;
     int64_t integer;
@@ -261,12 +265,13 @@ static Value value_get(const Option *option, const void *values) {
     return value;
 }
 
-/* "~", "~/data", "$HOME/data", "${HOME}/data". YAML has no shell, and in key=~/data a shell leaves the tilde. */
+/* Returns whether a shell would have to expand the path: "~", "~/data", "$HOME/data",
+ * "${HOME}/data". YAML has no shell, and in key=~/data a shell leaves the tilde. */
 static bool is_for_shell(const char *path) {
     return (path[0] == '~' && (path[1] == '/' || !path[1])) || (path[0] == '$' && (path[1] == '{' || (path[1] >= 'A' && path[1] <= 'Z')));
 }
 
-/* NULL, or why the text is no value of this row. A string is that of the text. */
+/* Returns NULL, or why the text is not a value of this row. A string value is `text` itself. */
 static const char *parse_text(const Option *option, const char *text, size_t length, Value *result) {
     size_t at = 0;
     const char *reason = options_check_utf8(text, length, &at);
@@ -293,7 +298,8 @@ static const char *parse_text(const Option *option, const char *text, size_t len
     return reason;
 }
 
-/* Parses into the field; NULL, or why the text is no value of this row. Nothing changes on failure. */
+/* Parses into the field; returns NULL, or why the text is not a value of this row. On failure
+ * nothing changes. */
 static const char *parse_value(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length) {
     Value value;
     const char *reason = parse_text(option, text, length, &value);

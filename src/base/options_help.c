@@ -1,11 +1,11 @@
-/* How the rows of a table are explained: --help. Called by commands. */
+/* Explains the rows of a table: --help. Called by commands. */
 #include <string.h>
 
 #include "base/options.h"
 #include "base/options_internal.h"
 #include "base/wrap.h"
 
-/* Fixed rows have no word, so that tables that are no run's settings show none. */
+/* Fixed rows have no word, so that tables without settings of a run show none. */
 static const char *const class_words[] = {
     [OPTION_FIXED] = "", [OPTION_CHANGES] = "changes", [OPTION_FREE] = "free", [OPTION_ONCE] = "once"};
 

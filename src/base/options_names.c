@@ -1,5 +1,5 @@
-/* The names of settings: which row a name means, and which was probably meant where there is none. Called with names as
- * users give them, of any bytes. */
+/* The names of settings: which row a name means, and which one was probably meant if there is none.
+ * Called with names from users, with any bytes. */
 #include <assert.h>
 #include <ctype.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 /* -- Names of other programs --------------------------------------------------------------------------------------- */
 
-/* Where a name means two settings, the row that the table has is suggested. */
+/* If a name means two settings, the row that the table has is suggested. */
 const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run"}, {"run_name", "run"}, {"model_name_or_path", "init"},
     {"base_model", "init"}, {"model", "init"}, {"pretrained_model_name_or_path", "init"}, {"resume_from_checkpoint", "run"},
     {"max_steps", "steps"}, {"max_iters", "steps"}, {"train_iters", "steps"}, {"num_steps", "steps"}, {"num_train_epochs", "epochs"},
@@ -94,7 +94,7 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"temp", "temperature"}, {"max_new_tokens", "tokens"}, {"max_tokens", "tokens"}, {"n_predict", "tokens"}, {"vocab_size", "vocabulary"},
     {"min_frequency", "minimum_count"}, {NULL}};
 
-/* What other programs can set and smelt cannot, and why. */
+/* Settings of other programs that smelt does not have, and why. */
 #define RECORDS "every run writes metrics.jsonl and TensorBoard's files, which other programs can read"
 #define ATTENTION "attention is always computed in tiles, without its whole matrix"
 #define QUANTISED "smelt has no quantised weights; precision=pure_bf16 takes 8 bytes a parameter in place of 18"
@@ -107,7 +107,7 @@ static const struct {
     {"torch_compile", "smelt's kernels are compiled with it: leave this out"},
     {"sample_packing", "documents are always packed into sequences: data.packing says how, and data.document_mask keeps them apart"}};
 
-/* Values that other programs have for a setting and smelt for another. */
+/* Values that belong to this setting in other programs and to another setting in smelt. */
 static const struct {
     const char *name, *value, *reason;
 } other_values[] = {{"precision", "fp8",
@@ -120,7 +120,7 @@ const char *options_reason_of_value(const char *name, const char *value) {
     return NULL;
 }
 
-/* Whether `name` is `other` but for case and for hyphens in place of underscores. */
+/* Returns whether `name` is `other` except for case and hyphens instead of underscores. */
 static bool spells(const char *name, size_t length, const char *other) {
     if (strlen(other) != length) return false;
     for (size_t i = 0; i < length; i++)
@@ -128,13 +128,13 @@ static bool spells(const char *name, size_t length, const char *other) {
     return true;
 }
 
-/* Where the name begins behind its groups. */
+/* Returns where the name begins after its groups. */
 static size_t last_part_start(const char *name, size_t length) {
     while (length > 0 && name[length - 1] != '.') length--;
     return length;
 }
 
-/* NULL: it is no such name. */
+/* Returns NULL if it is not such a name. */
 static const char *reason_of_absence(const char *name, size_t length) {
     size_t start = last_part_start(name, length);
     for (size_t i = 0; i < sizeof absent_names / sizeof *absent_names; i++)
@@ -142,7 +142,7 @@ static const char *reason_of_absence(const char *name, size_t length) {
     return NULL;
 }
 
-/* The row that a name of another program means; NULL: it is none. */
+/* Returns the row that a name of another program means; NULL: none. */
 static const Option *row_of_other(const OptionTable *table, const char *name, size_t length) {
     size_t start = last_part_start(name, length);
     for (const OtherName *row = options_other_names; row->other; row++) {
@@ -180,7 +180,7 @@ static int64_t edit_distance(const char *a, size_t a_length, const char *b, size
 const char *options_nearest(const OptionTable *table, const char *name, size_t length) {
     if (length > OPTIONS_NAME_LIMIT) return NULL;
     const char *nearest = NULL;
-    int64_t least = 2 + (int64_t)length / 4; /* one wrong letter, and one more for every four */
+    int64_t least = 2 + (int64_t)length / 4; /* one wrong letter, and one more per four letters */
     for (size_t i = 0; i < table->count; i++) {
         int64_t distance = edit_distance(name, length, table->rows[i].name, strlen(table->rows[i].name));
         if (distance < least) {

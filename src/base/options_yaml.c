@@ -1,7 +1,8 @@
-/* Options as YAML. The reader walks libyaml's events, so nothing is built in memory and hostile text is refused where
- * it stands: lists but those of options_read_yaml_list, anchors, aliases, tags, deep nesting, a second document. The
- * parser's memory is freed before returning; strings go to the caller's OptionStrings. Called by commands for
- * configurations and checkpoints, and by the reader of mixtures. */
+/* Options as YAML. The reader walks libyaml's events, so no tree is built in memory and hostile
+ * text is refused immediately: lists other than those of options_read_yaml_list, anchors, aliases,
+ * tags, deep nesting, a second document. The parser's memory is freed before returning; strings go
+ * to the caller's OptionStrings. Called by commands for configurations and checkpoints, and by the
+ * reader of mixtures. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -17,13 +18,13 @@
 
 enum {
     TEXT_LIMIT = 1 << 20, /* bytes of a configuration */
-    DEPTH_LIMIT = 8,      /* parts of a dotted name, so mappings in mappings */
+    DEPTH_LIMIT = 8,      /* parts of a dotted name, and so nested mappings */
     WHERE_SIZE = 512,
-    MOST_LISTS = 8, /* keys of a file of lists */
+    MOST_LISTS = 8, /* maximum keys of a file of lists */
 };
 
-/* Where each row and group was first given, for messages about duplicates; 0: not yet. A group is known by the first
- * row that it holds and the number of parts of its name. */
+/* The line where each row and group first appeared, for messages about duplicates; 0: not yet. A
+ * group is identified by its first row and the number of parts of its name. */
 typedef struct Seen {
     size_t row_line;
     size_t group_line[DEPTH_LIMIT];
@@ -37,10 +38,10 @@ typedef struct Reader {
     const char *text;
     const char *origin;
     Seen *seen;
-    OptionList *list;                            /* what is read of a file of lists; NULL: the file is one mapping */
-    bool lists;                                  /* a list may stand here */
-    size_t key_line[MOST_LISTS];                 /* as Seen, for the keys of lists */
-    char name[OPTIONS_NAME_LIMIT + 1];           /* full name of the key at hand; groups keep their prefix of it */
+    OptionList *list;                            /* the list to read from a file of lists; NULL: the file is one mapping */
+    bool lists;                                  /* a list is allowed here */
+    size_t key_line[MOST_LISTS];                 /* like Seen, for the keys of lists */
+    char name[OPTIONS_NAME_LIMIT + 1];           /* full name of the present key; groups keep their prefix of it */
     char where[WHERE_SIZE], key[OPTIONS_QUOTED]; /* for messages, by at_line and quoted_name */
     Error *error;
 } Reader;
@@ -80,7 +81,8 @@ static const char *refused_property(const void *anchor, const void *tag) {
     return anchor ? "an anchor (&name) stands" : tag ? "a tag (!name) stands" : NULL;
 }
 
-/* What this YAML may not hold, or NULL. Aliases could blow up a small text, and tags could call for another type. */
+/* Returns what this YAML must not contain, or NULL. Aliases could expand a small text enormously,
+ * and tags could request other types. */
 static const char *refused(const yaml_event_t *event, bool lists) {
     switch (event->type) {
     case YAML_ALIAS_EVENT: return "an alias (*name) stands";
@@ -92,7 +94,7 @@ static const char *refused(const yaml_event_t *event, bool lists) {
     }
 }
 
-/* The first row inside the group of this name; NULL when there is no such group. */
+/* Returns the first row inside the group of this name; NULL if there is no such group. */
 static const Option *first_of_group(const OptionTable *table, const char *name) {
     size_t length = strlen(name);
     for (size_t i = 0; i < table->count; i++)
@@ -100,7 +102,7 @@ static const Option *first_of_group(const OptionTable *table, const char *name) 
     return NULL;
 }
 
-/* The next event, which the caller deletes when true is returned. */
+/* Reads the next event, which the caller deletes if the result is true. */
 static bool next_event(Reader *reader, yaml_event_t *event) {
     if (!yaml_parser_parse(&reader->parser, event)) return parser_failed(reader);
     const char *thing = refused(event, reader->lists);
@@ -124,7 +126,7 @@ static bool is_null(const yaml_event_t *event) {
     return false;
 }
 
-/* Remembers the line of the first time; an error the second time. */
+/* Stores the line of the first occurrence; fails at the second. */
 static bool first_time(Reader *reader, size_t *first_line, size_t line) {
     if (*first_line)
         return error_set(reader->error, ERROR_USAGE, "duplicate key %s %s; it already stands in line %zu: keep one", quoted_name(reader),
@@ -180,14 +182,14 @@ static bool open_group(Reader *reader, size_t line, int depth) {
         return error_set(reader->error, ERROR_USAGE, "key %s %s is nested more than %d deep; --help lists the known ones",
             quoted_name(reader), at_line(reader, line), DEPTH_LIMIT);
     const Option *first = first_of_group(reader->table, reader->name);
-    if (!first) return true; /* the first key inside it will be answered with the nearest known one */
+    if (!first) return true; /* the first key inside will get the suggestion */
     size_t dots = 0;
     for (const char *c = reader->name; *c; c++) dots += *c == '.';
     assert(dots < DEPTH_LIMIT);
     return first_time(reader, &reader->seen[first - reader->table->rows].group_line[dots], line);
 }
 
-/* The keys of a mapping up to and including its end. Recursion is bounded by DEPTH_LIMIT. */
+/* Reads the keys of a mapping up to and including its end. DEPTH_LIMIT bounds the recursion. */
 static bool read_mapping(Reader *reader, size_t line, int depth) {
     size_t prefix = strlen(reader->name);
     bool empty = true;
@@ -215,7 +217,7 @@ static bool read_mapping(Reader *reader, size_t line, int depth) {
     return true;
 }
 
-/* The value whose first event was read and deleted, when that was a start. */
+/* Skips the rest of a value; its start event was read and deleted. */
 static bool skip_rest(Reader *reader) {
     for (int64_t depth = 1; depth > 0;) {
         yaml_event_t event;
@@ -227,7 +229,7 @@ static bool skip_rest(Reader *reader) {
     return true;
 }
 
-/* An item, whose mapping has begun. */
+/* Reads an item whose mapping has begun. */
 static bool read_item(Reader *reader, size_t line) {
     OptionList *list = reader->list;
     if (list->count == list->most)
@@ -242,7 +244,7 @@ static bool read_item(Reader *reader, size_t line) {
     return good;
 }
 
-/* The items of the list that is wanted, up to and including its end. */
+/* Reads the items of the wanted list, up to and including its end. */
 static bool read_items(Reader *reader) {
     for (;;) {
         yaml_event_t event;
@@ -258,7 +260,7 @@ static bool read_items(Reader *reader) {
     }
 }
 
-/* The value of the key in reader->name. */
+/* Reads the value of the key in reader->name. */
 static bool read_list(Reader *reader, size_t line) {
     const char *const *keys = reader->list->keys;
     int key = 0;
@@ -279,7 +281,7 @@ static bool read_list(Reader *reader, size_t line) {
     return strcmp(keys[key], reader->list->key) ? skip_rest(reader) : read_items(reader);
 }
 
-/* The keys of a file of lists, up to and including its end. */
+/* Reads the keys of a file of lists, up to and including its end. */
 static bool read_lists(Reader *reader) {
     for (;;) {
         yaml_event_t event;
@@ -294,7 +296,7 @@ static bool read_lists(Reader *reader) {
     }
 }
 
-/* A stream of no document, or of one that is a mapping or null. */
+/* Reads a stream without a document, or with one that is a mapping or null. */
 static bool read_stream(Reader *reader) {
     yaml_event_t event;
     bool good = true, rooted = false;
@@ -314,7 +316,7 @@ static bool read_stream(Reader *reader) {
     return good;
 }
 
-/* libyaml would say less, and take UTF-16 for text. */
+/* libyaml's messages say less, and it accepts UTF-16. */
 static bool check_text(const char *text, size_t length, const char *origin, Error *error) {
     if (length > TEXT_LIMIT)
         return error_set(error, ERROR_USAGE, "%s is larger than %d bytes; that is no configuration", origin, TEXT_LIMIT);
@@ -327,7 +329,8 @@ static bool check_text(const char *text, size_t length, const char *origin, Erro
         error, ERROR_USAGE, "byte 0x%02x at %s:%zu %s; save the file as UTF-8", (unsigned char)text[at], origin, line_at(text, at), reason);
 }
 
-/* `reader` has the table, where values and strings go, and the name of the text in errors. */
+/* `reader` has the table, the destinations of values and strings, and the name of the text in
+ * errors. */
 static bool parse(Reader *reader, const char *text, size_t length) {
     static const char byte_order_mark[] = "\xEF\xBB\xBF";
     Error *error = reader->error;
@@ -345,7 +348,7 @@ static bool parse(Reader *reader, const char *text, size_t length) {
 }
 
 static bool parse_file(Reader *reader) {
-    SCOPED_FREE char *text = memory_allocate(TEXT_LIMIT + 2); /* one more than allowed tells a file that is too large; and a NUL */
+    SCOPED_FREE char *text = memory_allocate(TEXT_LIMIT + 2); /* one byte more than allowed reveals a file that is too large; and a NUL */
     int64_t length = file_read_start(reader->origin, text, TEXT_LIMIT + 2);
     if (length < 0)
         return error_set(reader->error, ERROR_USAGE, "cannot read the configuration %s: %s", reader->origin,
@@ -372,7 +375,8 @@ bool options_read_yaml_list(OptionList *list, OptionStrings *strings, const char
 
 /* -- Writing ---------------------------------------------------------------------------------------------------- */
 
-/* In double quotes, with what YAML would refuse or fold escaped: controls, line breaks, byte order marks. */
+/* Writes text in double quotes and escapes what YAML would refuse or fold: controls, line breaks,
+ * byte order marks. */
 static int write_quoted(const char *text, FILE *file) {
     size_t length = strlen(text);
     int written = fprintf(file, "\"");
@@ -389,7 +393,7 @@ static int write_quoted(const char *text, FILE *file) {
     return written + fprintf(file, "\"");
 }
 
-/* "help [unit; what it needs]" */
+/* Writes "help [unit; requirements]". */
 static void write_comment(const OptionTable *table, const Option *option, FILE *file) {
     char needs[512] = "";
     if (table->explain) table->explain(option, needs, sizeof needs);
@@ -419,7 +423,7 @@ void options_write_yaml(const OptionTable *table, const void *values, FILE *file
     for (size_t i = 0; i < table->count; i++) {
         const Option *option = &table->rows[i];
         size_t group = options_group_length(option->name);
-        if (first_of_group(table, option->name)) continue; /* a word for the whole group, whose settings follow */
+        if (first_of_group(table, option->name)) continue; /* a value for the whole group, whose settings follow */
         if (group && options_opens_group(table, i)) fprintf(file, "%.*s:\n", (int)group, option->name);
         write_row(table, option, values, option->name + (group ? group + 1 : 0), group ? 2 : 0, file);
     }

@@ -1,10 +1,11 @@
-/* Sums of doubles with the rounding errors kept: a sum has about 106 bits, so its value in double does not show in which
- * order, and in which parts, terms were added. */
+/* Sums of doubles that keep the rounding errors. A sum has about 106 bits, so its value in double
+ * does not depend on the order or the grouping of the terms. */
 #pragma once
 
 #include <math.h>
 
-/* The sum is high + low; high is what plain addition gives, also of infinities and NaN, which leave low undefined. */
+/* The sum is high + low. `high` is the plain sum, even for infinities and NaN, for which `low` is
+ * undefined. */
 typedef struct PreciseSum { double high, low; } PreciseSum;
 
 /* Adds a term: the error of the addition of high is exact (Knuth, TAOCP 2, 4.2.2). */

@@ -1,4 +1,5 @@
-/* Rounds matrices to NF4 and FP8 (quantize.h) when the weights of a model are loaded. Owns nothing that outlives a call. */
+/* Rounds matrices to NF4 and FP8 (quantize.h) when the weights of a model are loaded. Owns nothing
+ * that outlives a call. */
 #include "base/quantize.h"
 
 #include <math.h>
@@ -18,7 +19,8 @@ int64_t quantized_scale_bytes(Quantization kind, int64_t count, int64_t columns)
 
 /* -- Tables -------------------------------------------------------------------------------------------------------- */
 
-/* bitsandbytes' (functional.get_4bit_type): quantiles of a normal distribution, scaled to -1 .. 1, with zero. */
+/* The values of bitsandbytes (functional.get_4bit_type): quantiles of a normal distribution, scaled
+ * to -1 .. 1, with zero. */
 static const float nf4_values[16] = {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
     -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f,
     0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
@@ -27,13 +29,15 @@ static int ascending(const void *a, const void *b) {
     return (*(const float *)a > *(const float *)b) - (*(const float *)a < *(const float *)b);
 }
 
-/* Boundary k of n + 1 between 0.1 and 1, as torch.linspace rounds it: from the nearer end. */
+/* Returns boundary k of n + 1 between 0.1 and 1, rounded like torch.linspace: from the nearer
+ * end. */
 static float boundary(int k, int n) {
     double step = (double)((1 - 0.1f) / (float)n);
     return (float)(k < (n + 1) / 2 ? (double)0.1f + step * k : 1 - step * (n - k));
 }
 
-/* Values of both signs: for each power of ten from 1e-6 to 1 the middles of 1, 2, 4 ... 64 intervals; and 0 and 1. */
+/* Fills values of both signs: for each power of ten from 1e-6 to 1 the midpoints of 1, 2, 4 ... 64
+ * intervals; and 0 and 1. */
 static void fill_map(float map[256]) {
     int count = 0;
     for (int e = 0; e < 7; e++) {
@@ -52,7 +56,7 @@ static void fill_map(float map[256]) {
 
 /* -- NF4 ----------------------------------------------------------------------------------------------------------- */
 
-/* How many middles between neighbouring values are below x. */
+/* Counts the midpoints between neighbouring values that are below x. */
 static uint8_t nf4_code(float x) {
     uint8_t code = 0;
     for (int i = 0; i < 15; i++) code += x > (nf4_values[i] + nf4_values[i + 1]) / 2;
@@ -75,7 +79,7 @@ static float largest_of(const float *values, int64_t count) {
     return largest;
 }
 
-/* Codes of the elements of a block, which begins at an even element. */
+/* Quantizes the elements of a block, which begins at an even element. */
 static void round_block(const float *values, int64_t count, float largest, uint8_t *codes) {
     float inverse = 1 / fmaxf(largest, 1e-38f);
     for (int64_t i = 0; i < count; i += 2) {
@@ -84,7 +88,7 @@ static void round_block(const float *values, int64_t count, float largest, uint8
     }
 }
 
-/* The scales of `blocks` blocks in 8 bits. */
+/* Quantizes the scales of `blocks` blocks to 8 bits. */
 static void round_scales(const float *largest, int64_t count, Nf4Head *head) {
     int64_t blocks = nf4_blocks(count);
     float *outer = (float *)(head + 1);

@@ -1,5 +1,5 @@
-/* Random numbers: Philox4x32-10 and what is derived from it. Owns no memory, keeps no state, safe from any thread.
- * Called by weight initialisation, the data sampler and benchmarks. */
+/* Random numbers: Philox4x32-10 and what is derived from it. Owns no memory, keeps no state,
+ * thread-safe. Called by weight initialization, the data sampler and benchmarks. */
 #include "base/rng.h"
 
 #include <assert.h>
@@ -55,10 +55,11 @@ double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) {
 
 /* -- Shuffles ------------------------------------------------------------------------------------------------------ */
 
-/* One pass of the network over [0, 2^(left_bits + right_bits)). Halves may differ by one bit (or one be empty), which
- * keeps the domain under twice the count: on average less than two passes per index. */
+/* Makes one pass of the network over [0, 2^(left_bits + right_bits)). The halves may differ by one
+ * bit (or one may be empty), which keeps the domain under twice the count: on average less than two
+ * passes per index. */
 static uint64_t feistel(uint64_t seed, uint64_t stream, uint64_t value, int left_bits, int right_bits) {
-    enum { ROUNDS = 8 }; /* even a half of one bit is mixed often enough; see the test of small counts */
+    enum { ROUNDS = 8 }; /* enough to mix even a half of one bit; see the test of small counts */
     uint64_t left_mask = (1ull << left_bits) - 1, right_mask = (1ull << right_bits) - 1;
     uint64_t left = value >> right_bits, right = value & right_mask;
     for (uint64_t round = 0; round < ROUNDS; round += 2) {

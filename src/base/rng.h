@@ -7,7 +7,7 @@
 
 typedef struct RngBits { uint32_t word[4]; } RngBits;
 
-/* Streams keep uses of one seed apart; a stream of a parameter is the hash of its name. */
+/* Streams separate the uses of one seed; a parameter's stream is the hash of its name. */
 enum {
     RNG_STREAM_SHUFFLE = 1,
     RNG_STREAM_SAMPLE = 2,
@@ -20,12 +20,14 @@ enum {
 
 /* Key: seed; counter: stream, index (low words first). */
 RngBits rng_bits(uint64_t seed, uint64_t stream, uint64_t index);
-/* Uniform in [0, 1) with 53 bits. */
+/* Returns a uniform number in [0, 1) with 53 bits. */
 double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index);
-/* Standard normal by Box-Muller, to fp32's precision and 6.66 deviations far: the value at `index`, or those of `first`
- * to first + count - 1. Arithmetic that IEEE 754 rounds gives the same bits on any machine. */
+/* Return standard normals by Box-Muller, to fp32's precision and up to 6.66 deviations: the value
+ * at `index`, or the values from `first` to first + count - 1. IEEE 754 arithmetic gives the same
+ * bits on every machine. */
 double rng_normal(uint64_t seed, uint64_t stream, uint64_t index);
 void rng_normals(uint64_t seed, uint64_t stream, uint64_t first, int64_t count, float *values);
-/* A bijection of [0, count) chosen by (seed, stream): where `index` goes. A Feistel network with cycle walking, so a
- * shuffle of any length needs no memory. count >= 1, index < count. */
+/* Returns the image of `index` under a bijection of [0, count) chosen by (seed, stream). It is a
+ * Feistel network with cycle walking, so a shuffle of any length needs no memory. count >= 1, index
+ * < count. */
 uint64_t rng_permute(uint64_t seed, uint64_t stream, uint64_t index, uint64_t count);

@@ -1,5 +1,6 @@
-/* Locals that are released where their scope ends, whichever way leads out of it (the cleanup attribute of gcc and
- * clang). What a return statement computes is computed before. The last one declared is released first.
+/* Locals that are released at the end of their scope, on every path (the cleanup attribute of gcc
+ * and clang). A return value is computed before the release. The last local declared is released
+ * first.
  *
  *     SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run);
  *     SCOPED(options_free_strings) OptionStrings strings = {0}; */
@@ -8,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* `release` is called with the address of the local. */
+/* Calls `release` with the address of the local. */
 #define SCOPED(release) __attribute__((cleanup(release)))
 
-/* For pointers that free() takes. */
+/* For pointers to be released with free(). */
 #define SCOPED_FREE SCOPED(scoped_free)
 static inline void scoped_free(void *local) {
     void *block;

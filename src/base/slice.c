@@ -1,5 +1,6 @@
-/* Arithmetic of slices. Two slices are compared by walking through the runs of both at once, with a division or two per
- * run. Called by checkpoints, initial values and whatever reads a part of a tensor. */
+/* Arithmetic of slices. Two slices are compared by walking through the runs of both at once, with a
+ * division or two per run. Called by checkpoints, initial values and other readers of parts of a
+ * tensor. */
 #include "base/slice.h"
 
 #include <string.h>
@@ -21,7 +22,7 @@ bool slice_is_valid(const Slice *slice, int64_t elements) {
     if (slice->first < 0 || slice->first > elements || slice->count < 0) return false;
     if (run == 0) return slice->stride == 0 && skip == 0 && slice->count <= elements - slice->first;
     if (run < 0 || run >= slice->stride || skip < 0 || skip >= run || skip > slice->first) return false;
-    int64_t begin = slice->first - skip, behind = slice->count - (run - skip); /* elements behind the first run */
+    int64_t begin = slice->first - skip, behind = slice->count - (run - skip); /* elements after the first run */
     if (behind <= 0 || (behind - 1) / run + 1 > (elements - begin) / slice->stride) return false;
     return (behind - 1) % run < elements - begin - ((behind - 1) / run + 1) * slice->stride;
 }
@@ -51,7 +52,8 @@ int64_t slice_within(const Slice *outer, const Slice *inner) {
     return alike ? number : -1;
 }
 
-/* Whether whole runs of two slices of one stride have places between multiples of the stride in common. */
+/* Returns whether whole runs of two slices with equal strides share a position modulo the
+ * stride. */
 static bool runs_meet(const Slice *a, const Slice *b) {
     int64_t distance = (b->first - b->skip - (a->first - a->skip)) % a->stride;
     if (distance < 0) distance += a->stride;
@@ -59,7 +61,7 @@ static bool runs_meet(const Slice *a, const Slice *b) {
 }
 
 bool slices_meet(const Slice *a, const Slice *b) {
-    if (a->run && a->stride == b->stride && !runs_meet(a, b)) return false; /* without a walk through all runs */
+    if (a->run && a->stride == b->stride && !runs_meet(a, b)) return false; /* avoids a walk through all runs */
     for (int64_t i = 0; i < a->count;) {
         int64_t element = slice_at(a, i), j = slice_below(b, element);
         if (j == b->count) return false;

@@ -1,4 +1,4 @@
-/* What <string.h> lacks. */
+/* String functions that <string.h> lacks. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,24 +10,24 @@ static inline bool ends_with(const char *text, const char *end) {
     size_t length = strlen(text), tail = strlen(end);
     return length >= tail && !strcmp(text + length - tail, end);
 }
-/* The ending of a noun behind its count: "1 file", "2 files". */
+/* Returns the ending of a noun after its count: "1 file", "2 files". */
 static inline const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
-/* The bytes of a path without slashes at its end; of "/" one. */
+/* Returns the bytes of a path without trailing slashes; 1 for "/". */
 static inline size_t path_length(const char *path) {
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') length--;
     return length;
 }
 
-/* Whether a name has no control characters, which a terminal would obey. */
+/* Returns whether a name has no control characters, which a terminal would interpret. */
 static inline bool name_is_plain(const char *name) {
     for (const unsigned char *c = (const unsigned char *)name; *c; c++)
         if (*c < 0x20 || *c == 0x7f) return false;
     return true;
 }
 
-/* Puts `mark` in place of what a terminal would obey in a text of unknown origin: control characters but newline, which
- * stays where `lines` says so, and C1 (U+0080 to U+009F, which begin with C2). */
+/* Replaces terminal control characters in an untrusted text by `mark`: control characters and C1
+ * (U+0080 to U+009F, in UTF-8 C2 and a byte). A newline is kept if `lines` is set. */
 static inline void blank_controls(char *text, char mark, bool lines) {
     for (unsigned char *c = (unsigned char *)text; *c; c++) {
         bool c1 = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0;
@@ -35,7 +35,7 @@ static inline void blank_controls(char *text, char mark, bool lines) {
         if (c1) c[1] = (unsigned char)mark;
     }
 }
-/* The same text with blanks for controls: for a library's message that quotes what it could not read. */
+/* Replaces controls by blanks in place, for a library's message that quotes unreadable input. */
 static inline const char *one_line(char *text) {
     blank_controls(text, ' ', false);
     return text;

@@ -1,5 +1,5 @@
-/* Starting threads without signals, and pauses of fractions of a second. Owns nothing. Called by the data loader, the
- * writer of checkpoints and S3 requests. */
+/* Starts threads without signals, and pauses for fractions of a second. Owns nothing. Called by the
+ * data loader, the writer of checkpoints and S3 requests. */
 #include "base/thread.h"
 
 #include <signal.h>
@@ -8,8 +8,8 @@
 int thread_start(pthread_t *thread, void *(*run)(void *context), void *context) {
     sigset_t all, before;
     sigfillset(&all);
-    sigdelset(&all, SIGBUS);  /* raised by what the thread reads itself: while it is blocked the kernel kills instead */
-    sigdelset(&all, SIGUSR2); /* sent to this thread alone, for its stack, when the process hangs */
+    sigdelset(&all, SIGBUS);  /* raised by the thread's own reads: if it were blocked, the kernel would kill the process */
+    sigdelset(&all, SIGUSR2); /* sent to this thread to print its stack when the process hangs */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int status = pthread_create(thread, NULL, run, context);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

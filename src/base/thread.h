@@ -1,4 +1,4 @@
-/* Threads of libraries, and waiting. Includes <pthread.h>, whose functions join them. */
+/* Threads of libraries, and waiting. Includes <pthread.h>; its pthread_join joins them. */
 #pragma once
 
 #include <pthread.h>
@@ -6,14 +6,17 @@
 
 #include "base/error.h"
 
-/* Starts a thread that takes no signals of others: they belong to the thread that main runs in. Returns 0 or an errno. */
+/* Starts a thread that blocks the process's signals, which the main thread handles. Returns 0 or an
+ * errno. */
 int thread_start(pthread_t *thread, void *(*run)(void *context), void *context);
-/* Waits at least so long, unless a signal arrives. */
+/* Waits at least `seconds`, unless a signal arrives. */
 void thread_sleep(double seconds);
-/* Before another attempt at what may pass, counted from 0: sleeps for 0.1 s, and twice as long each time. False at once
- * after seven of them, which take 12.7 s together. */
+/* Call it before retrying a failure that may pass; *attempts starts at 0. Sleeps for 0.1 s, and
+ * twice as long each time. Returns false at once after seven pauses, 12.7 s together. */
 bool thread_pause(int *attempts);
-/* The same after a failure that may pass: FINDING_UNREADABLE. False at once after any other. */
+/* The same after a failure that may pass, FINDING_UNREADABLE; returns false at once after any other
+ * failure. */
 bool thread_try_again(const Error *error, int *attempts);
-/* pthread_cond_wait that ends at a time of log_seconds() at the latest; false when it is over. */
+/* Like pthread_cond_wait, until `until` in log_seconds() at the latest; returns false when that
+ * time is over. */
 bool thread_wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, double until);

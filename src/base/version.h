@@ -1,5 +1,5 @@
-/* The version of the program. It is raised when results may have other bits, or files another form, than before: a run
- * goes on with another version only when resume.accept=version says so. */
+/* The version of the program. It changes when results may have other bits, or files another form. A
+ * run continues with another version only with resume.accept=version. */
 #pragma once
 
 #define SMELT_VERSION "0.9"

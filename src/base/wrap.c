@@ -1,5 +1,5 @@
-/* Line breaks. Texts of --help are ours, in ASCII: a byte is a column. Other lines may hold names in UTF-8, of which each
- * character counts as a column. Called by whatever prints for people. */
+/* Line breaks. Texts of --help are ASCII: a byte is a column. Other lines may contain names in
+ * UTF-8, and each character counts as one column. Called by all code that prints for people. */
 #include "base/wrap.h"
 
 #include <stdbool.h>
@@ -14,7 +14,7 @@ enum { HANG = 4, MOST_COLUMNS = 1000 };
 
 static bool is_argument(const char *word, size_t length) { return *word == '-' || *word == '"' || memchr(word, '=', length); }
 
-/* Up to a blank, or to the end of a quotation. */
+/* Returns the bytes up to a blank, or to the end of a quotation. */
 static size_t plain_length(const char *text, size_t length) {
     const char *quote = *text == '"' && length > 1 ? memchr(text + 1, '"', length - 1) : NULL;
     size_t start = quote ? (size_t)(quote - text) : 0, end = start;
@@ -29,8 +29,9 @@ static bool is_program(const char *text, size_t length) {
     return false;
 }
 
-/* The bytes of a word, or of a command that messages name, which is to be copied and so is not broken: its name, words
- * after it, and arguments behind them, "smelt launch -n 2 -- train RUN steps=700", up to punctuation or two blanks. */
+/* Returns the bytes of a word, or of a command in a message. A command is meant to be copied and is
+ * not broken: its name, following words, and their arguments, "smelt launch -n 2 -- train RUN
+ * steps=700", up to punctuation or two blanks. */
 static size_t word_length(const char *text, size_t length) {
     enum { PLAIN = 4 /* "data pack INPUT OUTPUT" */ };
     size_t bracket = length && *text == '(', all = plain_length(text, length);
@@ -40,7 +41,7 @@ static size_t word_length(const char *text, size_t length) {
         size_t bytes = plain_length(word, length - all - 1);
         bool argument = is_argument(word, bytes);
         if (!argument && plain-- == 0) break;
-        if (*word == '-') plain = PLAIN; /* its value, or behind "--" another command */
+        if (*word == '-') plain = PLAIN; /* its value, or another command after "--" */
         all += 1 + bytes;
     }
     return all;
@@ -71,21 +72,21 @@ static void print_words(FILE *file, const char *text, size_t length, int column,
 
 void wrap_words(FILE *file, const char *text, int column, int indent) { print_words(file, text, strlen(text), column, indent); }
 
-/* Where the second column of "  NAME    what it is" begins; `none` without one. */
+/* Returns where the second column of "  NAME    what it is" begins; `none` if there is none. */
 static size_t second_column(const char *line, size_t length, size_t none) {
     for (size_t i = strspn(line, " "); i + 1 < length; i++)
         if (line[i] == ' ' && line[i + 1] == ' ') return i + strspn(line + i, " ");
     return none;
 }
 
-/* A line of its own: "  NAME    what it is". */
+/* Prints a separate line: "  NAME    what it is". */
 static void print_line(FILE *file, const char *line, size_t length) {
     size_t start = strspn(line, " "), head = second_column(line, length, start);
     fprintf(file, "%.*s", (int)head, line);
     print_words(file, line + head, length - head, (int)head, (int)(head == start ? start + HANG : head));
 }
 
-/* A paragraph ends before an empty line and before a line of its own. */
+/* Returns the length of a paragraph, which ends before an empty line or a separate line. */
 static size_t paragraph_length(const char *text) {
     size_t length = strcspn(text, "\n");
     while (text[length] && text[length + 1] && !strchr(" \n", text[length + 1])) length += 1 + strcspn(text + length + 1, "\n");
@@ -133,7 +134,7 @@ static size_t characters(const char *text, size_t bytes) {
 
 static void print_broken(FILE *file, const char *line, size_t length, size_t columns) {
     size_t start = strspn(line, " "), indent = second_column(line, length, start + HANG), used = 0;
-    bool first = true; /* of the words of a printed line */
+    bool first = true; /* first word of a printed line */
     if (indent > columns / 2) indent = start + HANG;
     for (size_t at = 0; at < length;) {
         size_t blanks = strspn(line + at, " "), word = word_length(line + at + blanks, length - at - blanks),
