@@ -1,6 +1,7 @@
-/* Adapters and their base. Checkpoints of a run with adapters hold these alone; the base comes from the folder that the
- * run's configuration names as init, when training starts or goes on, and when the run's model is wanted: then both are
- * merged. PEFT's folders (model/peft.h) are merged with their base in the same way, and read and written here. */
+/* Adapters and their base. Checkpoints of a run with adapters hold only the trained parameters. The
+ * base comes from the folder that the run's configuration names as init, when training starts or
+ * continues. When the run's model is wanted, adapters and base are merged. PEFT's folders
+ * (model/peft.h) are merged with their base in the same way, and are read and written here. */
 #include "train/adapter.h"
 
 #include <assert.h>
@@ -26,7 +27,8 @@
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
 
-/* The length of the part of a name that is a folder of adapters: all of it, or what is before @BASE; 0: it names none. */
+/* Returns the length of the part of a name that is a folder of adapters: the whole name, or the
+ * part before @BASE; 0: none. */
 static size_t folder_length(const char *name) {
     if (peft_is_folder(name)) return strlen(name);
     for (const char *at = strchr(name, '@'); at; at = strchr(at + 1, '@')) {
@@ -40,7 +42,7 @@ bool adapter_is_folder(const char *name) { return folder_length(name) > 0; }
 
 char *adapter_folder(const char *name) { return memory_format("%.*s", (int)folder_length(name), name); }
 
-/* The folder of adapters, open, and its base, for the caller to free. */
+/* Opens the folder of adapters and returns its base, for the caller to free. */
 static char *open_folder(PeftFolder *peft, const char *name, Error *error) {
     size_t length = folder_length(name);
     SCOPED_FREE char *folder = adapter_folder(name);
@@ -81,13 +83,13 @@ static bool check_base(const char *folder, const Config *origin, Error *error) {
                "%s trains adapters itself: `smelt convert` makes it a model folder, which can be the base of others", folder);
 }
 
-/* The table of a graph that the rows called `name` are of. */
+/* Returns the table of a graph whose trained rows are called `name`. */
 static int find_table_of(const Graph *graph, const char *name) {
     SCOPED_FREE char *table = memory_format("%.*s.weight", (int)(strlen(name) - strlen(LORA_ROWS)), name);
     return graph_find_parameter(graph, table);
 }
 
-/* Rounds a matrix of the source, which has all its parameters whole, to the codes of `p`. */
+/* Quantizes a matrix of the source, which has whole parameters, into `p`. */
 static bool take_quantized(const Session *session, const WeightSource *source, const Parameter *p, Error *error) {
     int index = graph_find_parameter(source->graph, p->name);
     const Parameter *from = &source->graph->parameters[index];
@@ -98,7 +100,7 @@ static bool take_quantized(const Session *session, const WeightSource *source, c
     return quantized_put(session->executor, p, values, error);
 }
 
-/* Fills what this rank holds of tables that are trained, and of trained rows of tables. */
+/* Fills this rank's part of trained tables, and of trained rows of tables. */
 static void take_tables(Session *session, const WeightSource *source) {
     const Graph *graph = session->model.graph;
     Graph *rows = graph_create(graph->precision, false);
@@ -123,8 +125,8 @@ static void take_tables(Session *session, const WeightSource *source) {
     graph_free(rows);
 }
 
-/* Fills the frozen parameters of the session; matrices go into the arena of weights, cast to its type. Tables that are trained begin
- * as the source has them, and are not spread yet. */
+/* Fills the frozen parameters of the session; matrices go into the weight arena, cast to its type.
+ * In a run without steps, trained tables start with the source's values, and are not spread yet. */
 static bool take_all(Session *session, const WeightSource *source, Error *error) {
     const Graph *graph = session->model.graph;
     for (int i = 0; i < graph->parameter_count; i++) {
@@ -143,7 +145,7 @@ static bool take_all(Session *session, const WeightSource *source, Error *error)
     return true;
 }
 
-/* Fills the frozen parameters from a model folder, one after another. */
+/* Fills the frozen parameters from a model folder, one after the other. */
 static bool take_folder(Session *session, const char *folder, const Config *origin, Error *error) {
     const Config *config = session->config;
     SCOPED(model_free) Model base = model_describe(&config->model, NULL, config->precision);
@@ -170,14 +172,15 @@ bool adapter_load_base(Session *session, const char *folder, const Config *origi
 
 /* -- The adapters -------------------------------------------------------------------------------------------------- */
 
-/* The same adapters beside the base's own values, with which they are merged. */
+/* Returns the same adapters with an unquantized base, the values to merge with. */
 static LoraConfig as_it_was(const LoraConfig *lora) {
     LoraConfig own = *lora;
     own.base = LORA_BASE_SAME;
     return own;
 }
 
-/* Puts what a folder of adapters holds of the base in place of that in `master`; a run's adapters hold none of it. */
+/* Replaces the parts of the base in `master` that a folder of adapters holds; a run's adapters hold
+ * none. */
 static bool replace_parts(const char *name, const Graph *graph, void *master, Error *error) {
     SCOPED(peft_close) PeftFolder peft = {0};
     if (!adapter_is_folder(name)) return true;
@@ -185,8 +188,8 @@ static bool replace_parts(const char *name, const Graph *graph, void *master, Er
     return base && peft_replace(&peft, graph, master, error);
 }
 
-/* The newest adapters of a run, in whatever precision it trains them, or those of a folder. Their graph has the base's parameters
- * too, whose pages are never touched. */
+/* Opens the newest adapters of a run, in the precision of its training, or the adapters of a
+ * folder. Their graph also has the base's parameters, whose pages are never touched. */
 static bool open_adapters(HostModel *adapters, const char *name, const Config *config, Precision precision, int64_t *step, Error *error) {
     SCOPED(peft_close) PeftFolder peft = {0};
     SCOPED(host_model_close) HostModel kept = {0};
@@ -204,7 +207,7 @@ static bool open_adapters(HostModel *adapters, const char *name, const Config *c
     return true;
 }
 
-/* Whether the last parts of two paths of folders, or of names on Hugging Face, are equal. */
+/* Returns whether the last parts of two folder paths, or of two Hugging Face names, are equal. */
 static bool same_name(const char *a, const char *b) {
     size_t a_end = path_length(a), b_end = path_length(b), a_begin = a_end, b_begin = b_end;
     while (a_begin > 0 && a[a_begin - 1] != '/') a_begin--;
@@ -212,7 +215,8 @@ static bool same_name(const char *a, const char *b) {
     return a_end - a_begin == b_end - b_begin && !memcmp(a + a_begin, b + b_begin, a_end - a_begin);
 }
 
-/* What a training that goes on from the folder does not take over from the one that made it. */
+/* Warns of properties of the adapters' training that a training from this folder does not take
+ * over. */
 static void name_differences(const PeftFolder *peft, const Config *config) {
     if (peft->dropout > 0)
         log_warn("lora.start=%s was trained with lora_dropout=%g, and here there is no dropout", config->lora.start, peft->dropout);
@@ -221,7 +225,7 @@ static void name_differences(const PeftFolder *peft, const Config *config) {
             peft->base, config->init);
 }
 
-/* Fills what the folder has of a model whose other parts are the base's. */
+/* Fills the parts of a model that the folder has; the other parts are the base's. */
 static bool load_parts(const PeftFolder *peft, HostModel *start, const LoraConfig *lora, Error *error) {
     peft_freeze_absent(peft, start->model.graph);
     return peft_load(peft, lora, start->model.graph, start->master, error);
@@ -247,7 +251,7 @@ bool adapter_load_start(Session *session, Error *error) {
 
 /* -- Merging ------------------------------------------------------------------------------------------------------- */
 
-/* The adapter's half that belongs to NAME.weight, or to the experts' matrices NAME; -1: there is none. */
+/* Returns the adapter's half for NAME.weight, or for the experts' matrices NAME; -1: none. */
 static int find_half(const Graph *graph, const char *weight, const char *which) {
     size_t stem = strlen(weight) - (ends_with(weight, ".weight") ? strlen(".weight") : 0);
     SCOPED_FREE char *name = memory_format("%.*s.%s.weight", (int)stem, weight, which);
@@ -273,7 +277,8 @@ static void add_lora_update(
     }
 }
 
-/* Adds the adapter (a, b), in fp64, of each expert, or the one that they share, to the matrices p [out, in] or [E, out, in]. */
+/* Adds the fp64 adapter (a, b), one per expert or a shared one, to the matrices p [out, in] or [E,
+ * out, in]. */
 static void merge_parameter(const HostModel *adapters, const Parameter *p, int down, int up, double factor, bool wide, char *weights) {
     const Parameter *a = &adapters->model.graph->parameters[down], *b = &adapters->model.graph->parameters[up];
     const double *a_values = parameter_in(a, adapters->master), *b_values = parameter_in(b, adapters->master);
@@ -284,7 +289,7 @@ static void merge_parameter(const HostModel *adapters, const Parameter *p, int d
             a_values + e * a_stride, out, in, rank, factor);
 }
 
-/* Puts rows of `q`, which was trained, in place of the table `p` of the base. */
+/* Replaces rows of the base's table `p` by the trained rows `q`. */
 static void replace_rows(const HostModel *adapters, const Parameter *q, const TokenRun *run, const Parameter *p, char *master) {
     int64_t to = run->first * p->shape[1], from = run->row * p->shape[1];
     for (int64_t i = 0; i < run->count * p->shape[1]; i++)
@@ -292,14 +297,15 @@ static void replace_rows(const HostModel *adapters, const Parameter *q, const To
             element_get((size_t)q->element_bytes, parameter_in(q, adapters->master), from + i));
 }
 
-/* The same of whole tables, and of those rows that lora.tokens names; returns how many parameters were trained. */
+/* Replaces whole trained tables, and the rows that lora.tokens names; returns the number of trained
+ * parameters. */
 static int replace_tables(const HostModel *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
     int replaced = 0;
     for (int i = 0; i < adapters->model.graph->parameter_count; i++) {
         const Parameter *q = &adapters->model.graph->parameters[i];
         bool rows = ends_with(q->name, LORA_ROWS);
         int table = rows ? find_table_of(graph, q->name) : graph_find_parameter(graph, q->name);
-        if (q->frozen || table < 0) continue; /* or an adapter */
+        if (q->frozen || table < 0) continue; /* or it is an adapter */
         const Parameter *p = &graph->parameters[table];
         const TokenRuns runs = rows ? lora_token_runs(lora) : (TokenRuns){.count = 1, .items = {{0, p->shape[0], 0}}};
         for (int r = 0; r < runs.count; r++) replace_rows(adapters, q, &runs.items[r], p, master);
@@ -342,7 +348,7 @@ bool adapter_load_merged(const char *name, const Config *config, const Graph *gr
 
 enum { COMPARED_TOKENS = 16 };
 
-/* A model of fp32 on the CPU over memory that holds its MASTER arena; of images, of one such sample. */
+/* An fp32 model on the CPU over memory with its MASTER arena; for images, of one sample. */
 typedef struct Compared {
     Model model;
     Plan plan;
@@ -354,7 +360,7 @@ static bool compared_open(Compared *c, const Config *config, const LoraConfig *l
     void *shared[ARENA_COUNT] = {[ARENA_MASTER] = master};
     int64_t tokens = COMPARED_TOKENS + (model_makes_images(&config->model) ? config->model.text_tokens : 0);
     ModelConfig model = config->model;
-    model.fp8.recipe = FP8_NONE; /* which rounds the merged matrices otherwise than those of the base */
+    model.fp8.recipe = FP8_NONE; /* FP8 rounds the merged matrices differently from those of the base */
     c->model = model_build_adapted(NULL, &model, lora, PRECISION_FP32, MODEL_LOGITS, 1, tokens, RECOMPUTE_NONE);
     if (!op_backend(&backend, device_cpu(), PRECISION_FP32, error)) return false;
     c->plan = graph_plan(c->model.graph, &backend);
@@ -367,7 +373,7 @@ static void compared_close(Compared *c) {
     model_free(&c->model);
 }
 
-/* What it makes of random inputs: logits of tokens, or velocities of image tokens. */
+/* Returns its output for random inputs: logits of tokens, or velocities of image tokens. */
 static TensorId result_of(const Compared *c) { return c->model.velocity ? c->model.velocity : c->model.logits; }
 
 static void put_tokens(const Compared *c, const Config *config) {
@@ -378,7 +384,7 @@ static void put_tokens(const Compared *c, const Config *config) {
     }
 }
 
-/* For the caller to free. */
+/* The caller frees the result. */
 static float *compute(const Compared *c, const Config *config) {
     float *result = memory_allocate((size_t)graph_elements(c->model.graph, result_of(c)) * sizeof *result);
     if (c->model.velocity) image_put_synthetic(&c->model, c->executor);
@@ -434,7 +440,7 @@ bool adapter_check_start(MergedCheck *check, const char *name, const Config *con
 
 void adapter_check_end(MergedCheck *check) { free(check->expected); }
 
-/* Infinity where the model makes NaN. */
+/* The difference is infinity if the model produces NaN. */
 static bool measure(const MergedCheck *check, const Config *config, void *master, double *difference, Error *error) {
     SCOPED(compared_close) Compared merged = {0};
     if (!compared_open(&merged, config, NULL, master, error)) return false;
@@ -450,7 +456,7 @@ static bool measure(const MergedCheck *check, const Config *config, void *master
 static const char *results_of(const Config *config) { return model_makes_images(&config->model) ? "velocities" : "logits"; }
 
 bool adapter_check_merged(const MergedCheck *check, const char *name, const Config *config, void *master, Error *error) {
-    const double bound = 1e-3; /* of the largest number: rounding leaves about 1e-6, a wrong sign the adapters' whole effect */
+    const double bound = 1e-3; /* fraction of the largest number: rounding leaves about 1e-6, a wrong sign the adapters' whole effect */
     double difference;
     if (!check->expected) return true;
     if (!measure(check, config, master, &difference, error)) return false;
@@ -476,7 +482,7 @@ bool adapter_check_written(
 
 static bool is_ours(const char *name) { return !strcmp(name, "adapter_config.json") || !strcmp(name, "adapter_model.safetensors"); }
 
-/* Whether `folder` may be replaced. */
+/* Returns whether `folder` may be replaced. */
 static bool check_folder(const char *folder, bool overwrite, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     if (!file_list(folder, &list, error)) return error->finding == FINDING_ABSENT;

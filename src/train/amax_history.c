@@ -1,5 +1,5 @@
-/* Rings in host memory, one for each operand, and their largest values, which are kept up to date step by step. Largest
- * magnitudes are compared as bits, whose order is that of the numbers, with NaN above all. */
+/* Rings in host memory, one per operand, and their largest values, which are updated step by step.
+ * Amax values are compared as bits, which have the order of the numbers, with NaN above all. */
 #include "train/amax_history.h"
 
 #include <assert.h>
@@ -16,27 +16,27 @@
 typedef struct Entry {
     char *name;
     Fp8Operand operand;
-    int64_t magnitudes;  /* 1, or one for each expert of the model */
-    int64_t first, held; /* those that this rank casts */
-    int64_t at;          /* among the magnitudes of all entries */
+    int64_t magnitudes;  /* 1, or one per expert of the model */
+    int64_t first, held; /* the ones that this rank casts */
+    int64_t at;          /* index among the amax values of all entries */
 } Entry;
 
 struct AmaxHistory {
     const Graph *graph;
-    int64_t length, count; /* magnitudes of all entries */
+    int64_t length, count; /* amax values of all entries */
     Entry *entries;
     int entry_count;
-    float *rings;   /* [count, length]: of step s at s % length; 0: none */
-    float *largest; /* [count]: of the rings */
-    float *seen;    /* [count]: of the step that goes on, on all ranks */
+    float *rings;   /* [count, length]: step s is at s % length; 0: none */
+    float *largest; /* [count]: maxima of the rings */
+    float *seen;    /* [count]: of the present step, over all ranks */
 };
 
 static const char *const roles[FP8_ROLES] = {[FP8_ROLE_X] = "x", [FP8_ROLE_W] = "w", [FP8_ROLE_D_Y] = "d_y"};
 
 /* -- Operands ------------------------------------------------------------------------------------------------------ */
 
-/* A weight has the name of the first parameter that it is a view of. Experts are whole on ranks, or shared out by the first
- * dimension. */
+/* A weight has the name of the first parameter that it is a view of. Experts are whole on ranks, or
+ * cut along the first dimension. */
 static Entry entry_of(const Graph *graph, const Fp8Operand *operand) {
     const Parameter *p = &graph->parameters[graph_find_parameter(graph, graph_get(graph, operand->weight)->name)];
     int64_t held = graph_elements(graph, operand->amax);
@@ -48,7 +48,8 @@ static Entry entry_of(const Graph *graph, const Fp8Operand *operand) {
     return entry;
 }
 
-/* Operands whose casts find the next amax: others are given one for another reason. For the caller to free. */
+/* Returns the operands whose casts compute the next amax, for the caller to free. The amax of other
+ * operands has other sources. */
 static Fp8Operand *list_operands(const Graph *graph, int *count) {
     int all = fp8_operands(graph, NULL);
     Fp8Operand *operands = memory_allocate((size_t)(all + 1) * sizeof *operands);

@@ -1,7 +1,7 @@
-/* The console of a training. Steps have one table of columns, of which a terminal gets those that fit its width, now
- * 80, 120 or more characters; what is not a terminal, and RUN/log.txt, always get the same ones, for scripts; a pipe to
- * `smelt launch` counts as the launcher's terminal. Other lines are broken at blanks where the terminal ends. Owns the
- * log file. Called by the training loop. */
+/* The console of a training. Steps have one table of columns. A terminal gets the columns that fit
+ * its width, now 80, 120 or more characters; other outputs, and RUN/log.txt, always get the same
+ * columns, for scripts. A pipe to `smelt launch` counts as the launcher's terminal. Other lines are
+ * broken at blanks at the terminal's width. Owns the log file. Called by the training loop. */
 #include "train/console.h"
 
 #include <math.h>
@@ -28,25 +28,25 @@ static const double line_seconds = 1, status_seconds = 0.1;
 
 struct Console {
     int64_t every;
-    bool terminal, status; /* lines fit a terminal; stdout is one, and gets a status line */
-    bool drawn;            /* the status line is there */
-    unsigned columns;      /* of the last header, a bit for each; 0: none was printed */
+    bool terminal, status; /* terminal: wrap lines for a terminal; status: stdout is one and gets a status line */
+    bool drawn;            /* the status line is visible */
+    unsigned columns;      /* of the latest header, one bit each; 0: no header yet */
     int below;             /* lines since that header */
     double printed, drew;  /* log_seconds() of the last step line and status line */
-    double last, smooth;   /* loss, of the last step and over some ten steps */
-    int64_t smoothed;      /* steps of this process that had a finite loss */
-    /* Of any thread: */
+    double last, smooth;   /* loss of the latest step, and smoothed over about ten steps */
+    int64_t smoothed;      /* steps of this process with a finite loss */
+    /* Used by any thread: */
     atomic_bool logged_header;
     pthread_mutex_t lock;
     File log;
-    bool open, failed, removed; /* removed: the log is a new file, of which nobody was told */
-    char *early;                /* lines from before the log was open; what is beyond MOST_EARLY bytes is left out */
+    bool open, failed, removed; /* removed: the log is a new file, which was not yet reported */
+    char *early;                /* lines from before the log was open; beyond MOST_EARLY bytes they are dropped */
     size_t early_bytes;
 };
 
 /* -- RUN/log.txt --------------------------------------------------------------------------------------------------- */
 
-/* Lines go on in a new file where the log was removed. */
+/* If the log was removed, lines continue in a new file. */
 static bool append_to_file(Console *console, const char *text, size_t bytes, Error *error) {
     bool lost;
     if (!file_follow_name(&console->log, &lost, error)) return false;
@@ -64,7 +64,7 @@ static bool append(Console *console, const char *text, size_t bytes, Error *erro
     return true;
 }
 
-/* A full disk costs lines of the log, and one warning. Gives the lock back. */
+/* Notes a failure: a full disk costs lines of the log, and one warning. Releases the lock. */
 static void note_failure(Console *console, bool failed, const Error *error) {
     bool first = failed && !console->failed, removed = console->removed;
     console->failed |= failed;
@@ -103,10 +103,10 @@ enum { STEP, LOSS, SMOOTH, MARGIN, ACCURACY, NORM, LR, MILLISECONDS, SPEED, IMAG
 typedef struct Column {
     const char *name; /* one word, so that scripts can split lines at blanks */
     int width;
-    int least; /* characters of a terminal that gets it */
+    int least; /* minimum terminal width for this column */
 } Column;
 
-enum { FIXED_WIDTH = 120 /* the columns of what is not a terminal */, MARK = 8 /* " skipped" */ };
+enum { FIXED_WIDTH = 120 /* width without a terminal */, MARK = 8 /* " skipped" */ };
 static const Column columns[COLUMNS] = {
     [STEP] = {"step/steps", 15, 0},
     [LOSS] = {"loss", 9, 0},
@@ -130,13 +130,14 @@ static int column_width(int column, int64_t steps) {
     return column == STEP && steps >= 10000000 ? 2 * snprintf(NULL, 0, "%lld", (long long)steps) + 1 : columns[column].width;
 }
 
-/* Runs on pairs of answers have two columns more, which take the place of others; of images their rate takes that of tokens. */
+/* Returns whether a column is shown. Runs on preference pairs have two more columns, which replace
+ * others; in runs on images, images per second replace tokens per second. */
 static bool is_shown(int column, const StepMetrics *step, bool peak) {
     bool of_pairs = column == MARGIN || column == ACCURACY, gives_way = column == FLOPS || column == PEAK || column == MEMORY;
     return (step->rewards.pairs ? !gives_way : !of_pairs) && (column != PEAK || peak) && column != (step->images ? SPEED : IMAGES);
 }
 
-/* The columns for lines of `width` characters. */
+/* Chooses the columns for lines of `width` characters. */
 static unsigned choose_columns(int width, const StepMetrics *step, bool peak) {
     unsigned chosen = 0;
     int used = MARK;
@@ -149,7 +150,7 @@ static unsigned choose_columns(int width, const StepMetrics *step, bool peak) {
     return chosen;
 }
 
-/* As many of the decimals as the width has room for. NaN has no sign, which printf would write. */
+/* Formats with as many of the decimals as fit the width. NaN has no sign, unlike printf's. */
 static void format_number(char text[32], int width, int decimals, double value, bool known) {
     int length = width + 1;
     if (!known) snprintf(text, 32, "unknown");
@@ -184,7 +185,7 @@ static void format_cell(const Console *console, const StepMetrics *step, int col
     }
 }
 
-/* The header where `console` is NULL. */
+/* Formats the header if `console` is NULL. */
 static void format_line(const Console *console, const StepMetrics *step, unsigned chosen, char *line, size_t size) {
     size_t length = 0;
     for (int i = 0; i < COLUMNS; i++) {
@@ -199,7 +200,7 @@ static void format_line(const Console *console, const StepMetrics *step, unsigne
 
 /* -- The terminal -------------------------------------------------------------------------------------------------- */
 
-/* One write for the line, so that lines of several processes do not mix. */
+/* Prints the line with one write, so that lines of several processes do not mix. */
 static void show_line(Console *console, const char *line) {
     if (console->status) printf(LOG_CLEAR_LINE);
     wrap_lines(stdout, line, wrap_columns(STDOUT_FILENO));
@@ -224,7 +225,7 @@ static void show_step(Console *console, const StepMetrics *step) {
     console->below++;
 }
 
-/* "[#####.....]  50%  loss 2.4135  12.3k tok/s  4m10s left", without a newline. */
+/* Draws "[#####.....]  50%  loss 2.4135  12.3k tok/s  4m10s left", without a newline. */
 static void draw_status(Console *console, const StepMetrics *step) {
     enum { LEAST_BAR = 10, MOST_BAR = 50 };
     char speed[32], left[32], loss[32], text[256], bar[MOST_BAR + 1];
@@ -305,7 +306,8 @@ void console_print(Console *console, const char *format, ...) {
     log_line(console, line);
 }
 
-/* Whether a character changes the direction of the text around it: U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069. */
+/* Returns whether a character changes the direction of text: U+200E, U+200F, U+202A to U+202E,
+ * U+2066 to U+2069. */
 static bool turns_text(const char *at) {
     const unsigned char *c = (const unsigned char *)at;
     if (c[0] != 0xe2 || (c[1] != 0x80 && c[1] != 0x81)) return false;

@@ -1,6 +1,7 @@
-/* From the configuration's data settings to open shards. Text is packed into RUN/data before a run's first
- * checkpoint, and found there again on resume, so that neither a later start nor an edited text changes what the
- * steps so far were made of. The tokenizer's files are copied to RUN/tokenizer for the same reason. */
+/* From the configuration's data settings to open shards. Text is packed into RUN/data before a
+ * run's first checkpoint, and read from there on resume, so that neither a later start nor an
+ * edited text changes the data of past steps. The tokenizer's files are copied to RUN/tokenizer for
+ * the same reason. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@ static bool is_known(const Config *config) { return strcmp(config->data.tokenize
 
 static bool names_tokenizer(const Config *config) { return config->data.tokenizer[0] && is_known(config); }
 
-/* A run that has started keeps its rows. */
+/* A run that has started keeps its number of rows. */
 static bool check_rows(const Corpus *corpus, const Config *config, Error *error) {
     bool given = config->data.tokenizer[0];
     SCOPED_FREE char *name = given ? memory_format("data.tokenizer=%s", config->data.tokenizer) : memory_copy_string("the byte tokenizer");
@@ -44,7 +45,8 @@ static char *cache_folder(const Config *config) {
     return config->data.cache[0] ? memory_copy_string(config->data.cache) : memory_format("%s/data/cache", config->run);
 }
 
-/* Where data is read: the folder that stands for a source in a bucket, or the path itself. The caller frees. */
+/* Returns where data is read: the local folder of a source in a bucket, or the path itself. The
+ * caller frees it. */
 static char *place_of(const Config *config, const char *path) {
     SCOPED_FREE char *cache = cache_folder(config);
     return remote_is(path) ? remote_folder(cache, path) : memory_copy_string(path);
@@ -56,7 +58,7 @@ static bool fetch_source(const Config *config, const char *path, Error *error) {
     return !remote_is(path) || remote_mirror(&options, path, error);
 }
 
-/* What is copied whole of each source in a bucket. */
+/* Copies the whole files of sources in a bucket. */
 static bool fetch_sources(const Config *config, Error *error) {
     SCOPED(mixture_free) Mixture mixture = {0};
     const DataConfig *data = &config->data;
@@ -68,8 +70,9 @@ static bool fetch_sources(const Config *config, Error *error) {
 
 /* -- RUN/tokenizer ------------------------------------------------------------------------------------------------- */
 
-/* Copies the chat template by which the conversations of a source were packed, if they were, in place of the tokenizer's own:
- * it is the one that the model learns. `*taken` holds the first one of a run's sources, for the caller to free. */
+/* Replaces the tokenizer's chat template by the template of a source's packed conversations, if it
+ * has any: the model learns that template. `*taken` holds the first one of a run's sources, for the
+ * caller to free. */
 static bool take_template(const Config *config, const char *path, const char *folder, char **taken, Error *error) {
     enum { TEMPLATE_LIMIT = 1 << 24 };
     SCOPED(shard_set_close) ShardSet set = {0};
@@ -100,16 +103,16 @@ static bool take_templates(const Config *config, const char *folder, Error *erro
     return good;
 }
 
-/* RUN/tokenizer follows the settings. */
+/* Updates RUN/tokenizer from the settings. */
 static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
-    SCOPED_FREE char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name the folder itself */
+    SCOPED_FREE char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name this folder itself */
     if (!file_remove(copy, error)) return false;
     if (!names_tokenizer(config)) return file_remove(folder, error);
     return tokenizer_copy(config->data.tokenizer, copy, error) && take_templates(config, copy, error) &&
            file_replace_folder(copy, folder, error);
 }
 
-/* `*path` receives that of the copy, for the caller to free; "" without one. */
+/* `*path` receives the path of the copy, for the caller to free; "" if there is none. */
 static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char **path, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
     bool kept = made || (keep_tokenizer(config, folder, error) && generation_keep(config, error)), given = names_tokenizer(config);
@@ -121,14 +124,15 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
 
 /* -- Shards -------------------------------------------------------------------------------------------------------- */
 
-/* Names the parts of a shard where only what comes before -train and -valid was given. */
+/* Names the parts of a shard if only the part of the name before -train and -valid was given. */
 static bool refuse_whole_of_split(const char *input, Error *error) {
     SCOPED_FREE char *train = memory_format("%s-train", input);
     return file_exists(input) || !shard_set_exists(train) ||
            error_set(error, ERROR_DATA, "%s was packed in two parts: give data.train=%s data.valid=%s-valid", input, train, input);
 }
 
-/* Packs `input` to RUN/data/NAME (with valid_fraction: NAME-train and NAME-valid) unless that is `made`. */
+/* Packs `input` to RUN/data/NAME (with valid_fraction: NAME-train and NAME-valid) unless it exists
+ * and is `made`. */
 static bool pack_once(const Config *config, bool made, const char *input, const char *name, double valid_fraction, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/data", config->run), *output = memory_format("%s/%s", folder, name);
     SCOPED_FREE char *last = memory_format(valid_fraction > 0 ? "%s-valid" : "%s", output);
@@ -176,11 +180,11 @@ static bool is_in_run(const char *run, const char *name) {
     return shard_set_exists(prefix);
 }
 
-/* Validation text is packed under its path, beside that of the steps so far. */
+/* Validation text is packed under a name from its path, next to that of the steps so far. */
 static char *name_of_path(const char *path) { return memory_format("valid-%016llx", (unsigned long long)hash_bytes(path, strlen(path))); }
 
-/* Where text has gone from a run that has started, the name is that of what the last start packed. NULL: that cannot be
- * read now. */
+/* Returns the name of the validation text. If the text of a started run is missing and was not
+ * packed under its path, it is the name that the last start packed. NULL: unreadable now. */
 static char *name_of_valid(const Config *config, bool made, Error *error) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Config remembered = *config;
@@ -195,7 +199,7 @@ static char *name_of_valid(const Config *config, bool made, Error *error) {
     return name_of_path(last);
 }
 
-/* Whether the validation part is split off the training text: what was `made` stays as it is. */
+/* Returns whether the validation part is split off the training text; a `made` split is kept. */
 static bool is_split(const Config *config, bool made) {
     const DataConfig *data = &config->data;
     bool wanted = !data->valid[0] && data->valid_fraction > 0;
@@ -231,13 +235,14 @@ bool corpus_map_train(ShardSet *train, const Config *config, bool *found, Error 
     return true;
 }
 
-/* What a start before the first checkpoint left that split the text. */
+/* Removes the split of a start before the first checkpoint. */
 static bool remove_split(const Config *config, Error *error) {
     SCOPED_FREE char *index = memory_format("%s/data/text-train.idx", config->run);
     return file_remove(index, error);
 }
 
-/* Text of a mixture is packed under the name of its source and its path: another path is other text. */
+/* Text of a mixture is packed under the names of its source and its path, because another path is
+ * different text. */
 static char *name_of_source(const MixtureSource *source) {
     return memory_format("source-%s-%016llx", source->name, (unsigned long long)hash_bytes(source->path, strlen(source->path)));
 }
@@ -265,7 +270,7 @@ static bool open_bins(Corpus *corpus, const Config *config, const Phases *phases
     return true;
 }
 
-/* Pairs of answers go with a loss over pairs, and nothing else does. */
+/* Preference pairs require a pair loss, and a pair loss requires preference pairs. */
 static bool check_pairs(const Config *config, const char *setting, const char *path, const ShardSet *set, Error *error) {
     bool wanted = config->model.preference.loss != PREFERENCE_NONE;
     if (set->pairs == wanted) return true;
@@ -286,7 +291,7 @@ static bool check_all_pairs(const Corpus *corpus, const Config *config, Error *e
     return !corpus->has_valid || check_pairs(config, "data.valid", data->valid, &corpus->valid, error);
 }
 
-/* Says how many pairs a sequence has no room for. */
+/* Warns of pairs that are longer than a sequence. */
 static void warn_of_long_pairs(const ShardSet *set, const BinPlan *bins) {
     int64_t pairs = set->document_count / 2, left_out = pairs - bins->part_count;
     if (left_out > 0)
@@ -294,7 +299,7 @@ static void warn_of_long_pairs(const ShardSet *set, const BinPlan *bins) {
             (long long)pairs, set->path, (long long)bins->length);
 }
 
-/* Says what becomes of conversations that are cut: answers without what they answer. */
+/* Warns of conversations that are cut: their answers lose the questions. */
 static bool warn_of_cut_conversations(const ShardSet *set, const Config *config, Error *error) {
     const int64_t length = config->data.length;
     DocumentCursor cursor = {.set = set};
@@ -324,7 +329,7 @@ static bool warn_of_all_cut(const Corpus *corpus, const Config *config, Error *e
     return true;
 }
 
-/* The bins of a validation part of pairs, and the references that were computed. */
+/* Opens the bins of a validation part of pairs, and the computed references. */
 static bool open_pairs(Corpus *corpus, const Config *config, bool made, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/data", config->run);
     if (!check_all_pairs(corpus, config, error)) return false;
@@ -376,8 +381,8 @@ static bool open_train(Corpus *corpus, const Config *config, const Mixture *mixt
     return opened || error_context(error, "data.train=%s", data->train);
 }
 
-/* Without data.valid, a fraction of text is the validation part, but not of a mixture. A run whose text was split keeps
- * the training part when it gets other validation data. */
+/* Without data.valid, a fraction of text becomes the validation part, except in a mixture. A run
+ * with a split text keeps the training part when it gets other validation data. */
 static bool open_shards(Corpus *corpus, const Config *config, const Phases *phases, bool made, Error *error) {
     const DataConfig *data = &config->data;
     bool split = !mixture_is(data->train) && is_split(config, made);
@@ -394,7 +399,7 @@ static bool open_shards(Corpus *corpus, const Config *config, const Phases *phas
 
 /* -- What settings leave to the data ------------------------------------------------------------------------------- */
 
-/* A mixture in place of data is a mistake, and so is a shard that records another tokenizer than the one that is used. */
+/* Refuses a mixture instead of data, and a shard that records a tokenizer other than the run's. */
 static bool check_record(const Config *config, const char *setting, const char *prefix, Error *error) {
     const DataConfig *data = &config->data;
     if (!mixture_refuse(prefix, error)) return error_context(error, "%s", setting);
@@ -418,7 +423,7 @@ static bool take_tokenizer(Config *config, OptionStrings *strings, const char *p
     return options_set(&config_table, config, strings, setting, error);
 }
 
-/* All training data has one tokenizer. */
+/* Determines the tokenizer, which all training data must share. */
 static bool take_tokenizers(Config *config, OptionStrings *strings, Error *error) {
     SCOPED(mixture_free) Mixture mixture = {0};
     const char *train = config->data.train;
@@ -443,8 +448,8 @@ bool corpus_has_text(const Config *config) {
     return false;
 }
 
-/* With data.bos=auto texts begin as those that the run was packed from, or its shards, and else as the tokenizer's template says. A
- * tokenizer that puts nothing before a text is not asked what the data begins with. */
+/* With data.bos=auto, determines how texts begin: as in the run's packed texts or shards, else as
+ * in the tokenizer's template. A tokenizer without a BOS needs no look at the data. */
 static bool take_bos(Config *config, const Tokenizer *tokenizer, Error *error) {
     SCOPED(shard_set_close) ShardSet train = {0};
     Config origin = *config;
@@ -460,7 +465,7 @@ static bool take_bos(Config *config, const Tokenizer *tokenizer, Error *error) {
     return true;
 }
 
-/* Of a run that has started, the copy serves where the original is gone. */
+/* In a started run the copy replaces a missing original. */
 static bool take_from_tokenizer(Config *config, Error *error) {
     enum { MULTIPLE = 64 };
     if (!names_tokenizer(config) || (config->model.vocabulary && config->data.bos != BOS_AUTO)) return true;
@@ -497,7 +502,7 @@ bool corpus_resolve_steps(Config *config, int64_t inputs, Position from, Error *
     return config_check(config, error);
 }
 
-/* Of a source that is packed already; another may be as long as a source can be. */
+/* Counts a source that is already packed; other sources count as unlimited. */
 static bool count_source(const Config *config, const MixtureSource *source, int64_t *inputs, Error *error) {
     const int64_t unknown = (int64_t)1e15;
     SCOPED(shard_set_close) ShardSet set = {0};
@@ -538,7 +543,7 @@ static bool name_bos(const Corpus *corpus, const Config *config, bool new, Error
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
-/* By the process that holds the run's lock, so that no other packs there. */
+/* Called by the process that holds the run's lock, so that no other process packs there. */
 static void remove_leftovers(const Config *config) {
     SCOPED_FREE char *folder = memory_format("%s/data", config->run);
     file_remove_partials(folder, "", NULL);
@@ -581,9 +586,9 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error) && (made || check_rows(corpus, config, error));
-    Config kept = *config; /* what made the tokens is in the run; NO_TOKENIZER stays */
+    Config kept = *config; /* the run has its own copy of the tokenizer; NO_TOKENIZER is kept */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
-    if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process packs anew what it allows */
+    if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process repacks what resume.accept allows */
     opened = opened && open_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error) &&
              (state == CORPUS_MADE || (warn_of_all_cut(corpus, &kept, error) && name_bos(corpus, &kept, state == CORPUS_NEW, error)));
     int32_t end_token = corpus->bytes ? BYTE_SEPARATOR : corpus->tokenizer ? tokenizer_end_of_text(corpus->tokenizer) : -1;

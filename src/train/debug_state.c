@@ -1,6 +1,7 @@
 /* Three comparisons on one batch: logits of the training program, its loss and gradients, and the
- * losses of ten updates. Errors are of whole tensors, as the norm of the difference over the norm of what is
- * expected: in bf16 0.05 is a cosine of 0.999. Owns its training session while it runs. */
+ * losses of ten updates. An error is that of a whole tensor, the norm of the difference over the
+ * norm of the expected values: in bf16, 0.05 is a cosine of 0.999. Owns its training session while
+ * it runs. */
 #include "train/debug_state.h"
 
 #include <math.h>
@@ -19,7 +20,7 @@ typedef struct Limits { double tensor, loss; } Limits;
 typedef struct Check {
     const DebugStateCheck *given;
     LlmcState state;
-    Config config; /* the model's, with the state's batch */
+    Config config; /* the model's configuration, with the state's batch */
     Session session;
     FILE *report;
     Limits limits;
@@ -37,7 +38,8 @@ static const char *judge(Check *c, bool good) {
     return good ? "ok" : "DIFFERS";
 }
 
-/* `expected` is of type `type`: that of a state, or that of an arena which the state was converted into. */
+/* `expected` has type `type`: the type of a state, or of an arena that the state was converted
+ * into. */
 static void compare_tensor(Check *c, const char *name, const void *ours, const void *expected, Precision type, int64_t count) {
     double difference = 0, norm = 0, largest = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -124,10 +126,10 @@ static bool start(Check *c, Error *error) {
         .optimizer = optimizer_settings,
         .batch = {.sequences = c->state.sequences, .tokens = rows},
         .data.length = c->state.length,
-        .dump = "logits", /* which the program then keeps */
+        .dump = "logits", /* makes the program keep the logits */
         .layout = {.tp = 1, .pp = 1, .cp = 1, .ep = 1}};
     if (!session_plan(&c->session, &c->config, device_cpu(), error)) return false;
-    int64_t bytes = session_budget(&c->session).total + c->session.plan.bytes[ARENA_GRADIENT]; /* of the session, and to compare with */
+    int64_t bytes = session_budget(&c->session).total + c->session.plan.bytes[ARENA_GRADIENT]; /* of the session and the expected values */
     if (!memory_check(bytes, "the check", "use a machine with more memory, or the state of a smaller batch", error) ||
         !session_start(&c->session, comm_alone(), error) || !source_load_program(given->model, given->config, c->session.executor, error))
         return false;

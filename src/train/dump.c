@@ -1,6 +1,6 @@
-/* Dumps of a step: inputs, logits, loss, weights and every gradient as safetensors files, for comparison with other
- * programs. All of them are of the run of the training program that made the loss. Owns nothing. Called by the training
- * loop. */
+/* Dumps of a step: inputs, logits, loss, weights and every gradient as safetensors files, for
+ * comparison with other programs. All of them come from the run of the training program that
+ * computed the loss. Owns nothing. Called by the training loop. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +17,8 @@ static bool write_file(const char *folder, const char *name, const StoredTensor 
     return safetensors_write(path, tensors, count, NULL, error);
 }
 
-/* The matrix as the model's folder holds it, or a vector times `unit`; *copy, to be freed, is set when that is other memory. */
+/* Returns the matrix in the model folder's layout, or a vector times `unit`; *copy is set, to be
+ * freed, if that needs other memory. */
 static StoredTensor parameter_tensor(const Parameter *p, const char *arena, double unit, char **copy) {
     StoredTensor tensor = {.name = p->name, .type = session_stored_type(p), .rank = p->rank, .data = parameter_in(p, arena)};
     memcpy(tensor.shape, p->shape, sizeof p->shape);
@@ -36,12 +37,13 @@ static StoredTensor parameter_tensor(const Parameter *p, const char *arena, doub
     return tensor;
 }
 
-/* The value of 1 in an arena: gradients of load-balancing biases count in integers (ops/router/rule.c). */
+/* Returns the value of 1 in an arena: gradients of load-balancing biases count in integers
+ * (ops/router/rule.c). */
 static double unit_of(const Session *session, const Parameter *p, Arena which) {
     return which == ARENA_GRADIENT && p->kind == PARAMETER_BALANCE_BIAS ? session->update.load_unit : 1;
 }
 
-/* The parameters' intervals of an arena under the parameters' names. */
+/* Writes the parameters' intervals of an arena under the parameters' names. */
 static bool write_arena(const Session *session, const char *folder, const char *name, Arena which, Error *error) {
     const Graph *graph = session->model.graph;
     Device *device = session->backend.device;

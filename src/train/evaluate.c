@@ -1,6 +1,7 @@
-/* Loss on token shards, in order, every sample once. Bits per byte divide all bits, those of separators included,
- * by the bytes of text that the targets stand for, which are those of the text unless the tokenizer normalises it.
- * Owns nothing after it returns. Called by the training loop and `smelt eval`. */
+/* The loss on token shards, in order, every sample once. Bits per byte divide all bits, including
+ * those of separators, by the bytes of text of the targets. These equal the bytes of the text
+ * unless the tokenizer normalizes it. Owns nothing after it returns. Called by the training loop
+ * and `smelt eval`. */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,8 +14,8 @@
 #include "base/scope.h"
 #include "train/train.h"
 
-/* The bytes of text that a token stands for inside a text. Special tokens have none: what they spell is no part of the text, and
- * a chat template puts many of them around it. */
+/* Returns the bytes of text that a token represents inside a text. Special tokens have none: their
+ * spelling is not part of the text, and a chat template adds many of them. */
 static uint32_t text_bytes(const Tokenizer *tokenizer, int32_t token) {
     if (!tokenizer) return token < BYTE_SEPARATOR;
     if (token == tokenizer_end_of_text(tokenizer)) return 0;
@@ -26,7 +27,7 @@ static uint32_t text_bytes(const Tokenizer *tokenizer, int32_t token) {
     return (uint32_t)length;
 }
 
-/* Bytes by token, for the caller to free; NULL when the tokenizer is unknown. */
+/* Returns the bytes by token, for the caller to free; NULL if the tokenizer is unknown. */
 static uint32_t *list_text_bytes(const EvaluationInput *input) {
     if (!input->tokenizer && !input->bytes) return NULL;
     uint32_t *list = memory_allocate((size_t)input->vocabulary * sizeof *list);
@@ -34,27 +35,27 @@ static uint32_t *list_text_bytes(const EvaluationInput *input) {
     return list;
 }
 
-/* Integers only, as one collective has one type. */
+/* Only integers, because a collective has one type. */
 typedef struct Counts { int64_t targets, bytes, pairs; } Counts;
 
-/* What all runs came to. */
+/* The sums over all runs. */
 enum { SUM_REWARDS = 1, SUM_COUNT = SUM_REWARDS + REWARD_COUNT };
 typedef struct Sums { double loss, rewards[REWARD_COUNT]; } Sums;
 static_assert(sizeof(Sums) == SUM_COUNT * sizeof(double), "ranks exchange it as numbers");
 
-/* Batches that run together: one, or in a pipeline as many as keep its stages busy. */
+/* Batches that run together: one, or in a pipeline enough to keep its stages busy. */
 typedef struct Group {
     const EvaluationInput *input;
     int64_t size;
     StepInputs inputs; /* rows of all sequences */
-    int64_t pairs;     /* of the last batch, without those of samples that were dropped */
+    int64_t pairs;     /* of the last batch, without pairs of dropped samples */
 } Group;
 
 static int64_t batch_rows(const Model *model) { return model->sequences * model->length; }
 
 static Group allocate_group(const EvaluationInput *input) {
-    enum { EACH = 4 };                                  /* the bubble takes a fifth */
-    bool together = input->run && !input->take_answers; /* each run's answers are taken before the next one */
+    enum { EACH = 4 };                                  /* then the bubble takes a fifth */
+    bool together = input->run && !input->take_answers; /* each run's answers are read before the next run */
     int64_t size = together ? EACH * input->model->graph->mesh->size[AXIS_PP] : 1, rows = size * batch_rows(input->model);
     int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
     Group group = {.input = input, .size = size, .inputs = {.tokens = block, .targets = block + rows, .positions = block + 2 * rows}};
@@ -67,8 +68,8 @@ static void free_group(Group *group) {
     pairs_free(&group->inputs);
 }
 
-/* Copies a batch as number `index` of the group, dropping the samples from number `samples` on; counts targets and, with
- * `text`, the bytes that they stand for. NULL: a batch without targets. */
+/* Copies a batch to position `index` of the group, dropping the samples from number `samples` on;
+ * counts targets and, with `text`, their bytes. NULL: a batch without targets. */
 static void take_batch(Group *group, int64_t index, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
     int64_t rows = batch_rows(group->input->model), at = index * rows;
     int32_t *target = group->inputs.targets + at;
@@ -86,7 +87,7 @@ static void take_batch(Group *group, int64_t index, const Batch *batch, int64_t 
     }
 }
 
-/* Hands this rank's rows of a batch of the group to the program. */
+/* Copies this rank's rows of a batch of the group to the program. */
 static void load(void *context, int64_t index) {
     const Group *group = context;
     const EvaluationInput *input = group->input;
@@ -100,7 +101,7 @@ static void load(void *context, int64_t index) {
     pairs_load(&group->inputs, model, input->executor, index);
 }
 
-/* Runs the group and adds its losses up. */
+/* Runs the group and accumulates its losses. */
 static bool run_group(Group *group, Sums *sums, Error *error) {
     const EvaluationInput *input = group->input;
     executor_zero(input->executor);
@@ -115,7 +116,7 @@ static bool run_group(Group *group, Sums *sums, Error *error) {
     return true;
 }
 
-/* What the last run, of this batch, made of its pairs. */
+/* Reports the log-probabilities of this batch's pairs from the last run. */
 static void give_answers(const Group *group, const Batch *batch) {
     const EvaluationInput *input = group->input;
     const Graph *graph = input->model->graph;
@@ -129,10 +130,10 @@ static void give_answers(const Group *group, const Batch *batch) {
             input->take_context, batch->pairs[i].token, element_get(bytes, values, 2 * i), element_get(bytes, values, 2 * i + 1));
 }
 
-/* The ranks that the model is for. */
+/* Returns the mesh of the model. */
 static const Mesh *mesh_of(const EvaluationInput *input) { return input->model->graph ? input->model->graph->mesh : &mesh_alone; }
 
-/* The data in order, of which groups of ranks take batches in turn: `next` is this rank's. */
+/* The data in order; groups of ranks take batches in turn, and `next` is this rank's next one. */
 typedef struct Reading {
     Order *order;
     LoaderSource source;
@@ -153,7 +154,7 @@ static void close_reading(Reading *reading) {
     order_free(reading->order);
 }
 
-/* Adds over the ranks, in rank order. */
+/* Sums over the ranks, in rank order. */
 static bool sum_up(Comm *comm, Sums *sums, Counts *counts, Error *error) {
     SCOPED_FREE Sums *all = memory_allocate((size_t)comm_size(comm) * sizeof *all);
     all[comm_rank(comm)] = *sums;
@@ -167,12 +168,12 @@ static bool sum_up(Comm *comm, Sums *sums, Counts *counts, Error *error) {
     return done;
 }
 
-/* Tokens of the data that can be inputs: its stream, or its bins with their padding. */
+/* Returns the tokens of the data that can be inputs: its stream, or its bins with their padding. */
 static int64_t input_tokens(const EvaluationInput *input) {
     return input->bins ? input->bins->bins * input->bins->length : input->set->token_count - 1;
 }
 
-/* The caller closes it in any case; it must not move meanwhile. */
+/* The caller always closes it; it must not move meanwhile. */
 static bool open_reading(Reading *reading, const EvaluationInput *input, Error *error) {
     const ShardSet *set = input->set;
     *reading = (Reading){.order = order_of_one(0, false, set->path, input_tokens(input), input->model->length, error),
@@ -192,8 +193,9 @@ static bool open_reading(Reading *reading, const EvaluationInput *input, Error *
     return reading->loader;
 }
 
-/* Sets *stop on all ranks when a request to stop was made on any, which may be why one did not get its batch. False on
- * all when one could not read it otherwise; the reason is `unread`. */
+/* Sets *stop on all ranks if a stop was requested on any rank, which may be why a rank lacks its
+ * batch. Returns false on all ranks if a rank could not read its batch for another reason; the
+ * reason is `unread`. */
 static bool agree_to_go_on(const EvaluationInput *input, const Error *unread, bool *stop, Error *error) {
     int64_t votes[2] = {input->stop && input->stop->signal, unread->code != ERROR_NONE};
     bool done = comm_host_all_reduce(input->comm, "go on", votes, 2, COMM_I64, COMM_SUM, error);
@@ -201,13 +203,14 @@ static bool agree_to_go_on(const EvaluationInput *input, const Error *unread, bo
     return done && (*stop || !votes[1] || corpus_refuse_unread(unread, votes[1], input->comm, error));
 }
 
-/* How many of the first sequences are evaluated. */
+/* Returns how many of the first sequences are evaluated. */
 static int64_t count_samples(const EvaluationInput *input) {
     int64_t samples = order_sequences(input_tokens(input) + 1, input->model->length);
     return input->sequences && samples > input->sequences ? input->sequences : samples;
 }
 
-/* Prompts may be longer than all that is evaluated: a mean over no token is no loss, and no fault of the model. */
+/* Prompts may be longer than all evaluated sequences: a mean over no tokens is not a loss, and not
+ * a fault of the model. */
 static bool refuse_untrained(int64_t samples, Error *error) {
     return error_set(error, ERROR_DATA,
         "its first %lld sequences, all that are evaluated, have no token that is trained, so that there is no loss: evaluate more of them",
@@ -275,7 +278,7 @@ static bool name_source(const Config *config, Error *error) {
         config->data.valid_fraction, config->data.train);
 }
 
-/* Reads up to the first token that is trained, of conversations. */
+/* For conversations, reads up to the first token that is trained. */
 static bool check_trained(const EvaluationInput *input, Reading *reading, Error *error) {
     int64_t samples = count_samples(input), rows = batch_rows(input->model);
     if (!input->set->masked) return true;
@@ -315,8 +318,8 @@ bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const 
 
 /* -- Of a reference ------------------------------------------------------------------------------------------------ */
 
-/* The pairs of a set by token, and the log-probabilities that this rank knows of them, two of each. */
-static const double unknown = 1; /* above all log-probabilities */
+/* The pairs of a set by token, and the log-probabilities that this rank knows, two per pair. */
+static const double unknown = 1; /* greater than any log-probability */
 typedef struct Answers {
     ReferencePair *pairs;
     int64_t count;
@@ -347,7 +350,7 @@ static void take_pair(void *context, int64_t token, double chosen, double reject
     answers->values[2 * (pair - answers->pairs) + 1] = rejected;
 }
 
-/* The least of all ranks' are those that one knows. */
+/* Takes the minimum over all ranks, which is the value of the rank that knows it. */
 static bool share_answers(Answers *answers, Comm *comm, Error *error) {
     if (!comm_host_all_reduce(comm, "reference", answers->values, 2 * answers->count, COMM_F64, COMM_MIN, error)) return false;
     for (int64_t i = 0; i < answers->count; i++) {

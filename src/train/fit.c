@@ -1,6 +1,7 @@
-/* Search for changes that make a plan fit. A table has the kinds of changes from cheap to dear; each has a function that
- * makes one step further in its direction. A kind that does not suffice alone is tried on top of full recomputation,
- * then of the smallest microbatch as well. Owns nothing. Called where a plan is refused, and by plan=true. */
+/* Searches for changes that make a plan fit. A table has the kinds of changes from cheap to
+ * expensive; each kind has a function that makes it stronger by one step. If a kind does not
+ * suffice alone, it is tried on top of full recomputation, and then also of the smallest
+ * microbatch. Owns nothing. Called when a plan is refused, and by plan=true. */
 #include "train/fit.h"
 
 #include <stdint.h>
@@ -16,12 +17,12 @@ enum { MOST_RANKS = 1024, USUAL_LORA_RANK = 16 };
 typedef struct Trial {
     Config config;
     int rank, ranks;
-    bool more; /* ranks than there are */
+    bool more; /* more ranks than available */
 } Trial;
 
 /* -- Kinds of changes ---------------------------------------------------------------------------------------------- */
 
-/* Each makes the trial's change stronger by one step; false: there is no stronger one. */
+/* Each function makes the trial's change stronger by one step; false: it is at its maximum. */
 
 static bool without_copy(Trial *trial) {
     bool had = trial->config.checkpoint.async;
@@ -37,7 +38,7 @@ static bool without_kept_weights(Trial *trial) {
 
 static bool higher_stage(Trial *trial) { return trial->ranks > 1 && ++trial->config.layout.zero <= 3; }
 
-/* Twice as many of the same ranks for each layer. */
+/* Doubles the ranks of each layer, within the same ranks. */
 static bool more_tensor(Trial *trial) {
     char broken[256];
     LayoutConfig *layout = &trial->config.layout;
@@ -68,7 +69,7 @@ static bool pure_bf16(Trial *trial) {
     return may;
 }
 
-/* Stages 1 to 3 of twice as many ranks, then of four times as many, and so on. */
+/* Tries ZeRO stages 1 to 3 with twice as many ranks, then with four times as many, and so on. */
 static bool more_ranks(Trial *trial) {
     LayoutConfig *layout = &trial->config.layout;
     if (!trial->more || layout->zero >= 3) {
@@ -83,7 +84,7 @@ static bool more_ranks(Trial *trial) {
     return trial->ranks <= MOST_RANKS;
 }
 
-/* Where this is too little, no number of ranks will do. */
+/* Sets the maximum: if this does not suffice, no number of ranks does. */
 static void most_ranks(Trial *trial) {
     LayoutConfig *layout = &trial->config.layout;
     int64_t copy = layout_copy_ranks(layout);
@@ -103,8 +104,8 @@ static bool adapters(Trial *trial) {
 typedef struct Kind {
     bool (*stronger)(Trial *trial);
     const char *price;
-    bool alone;                      /* not on top of the others */
-    void (*strongest)(Trial *trial); /* tried first, since there are many steps; NULL: there are few */
+    bool alone;                      /* not on top of other changes */
+    void (*strongest)(Trial *trial); /* tried first, because there are many steps; NULL: there are few */
 } Kind;
 
 static const Kind kinds[] = {
@@ -130,7 +131,7 @@ typedef struct Question {
     int64_t available;
 } Question;
 
-/* INT64_MAX: what training would refuse. */
+/* Returns INT64_MAX for a configuration that training would refuse. */
 static int64_t plan_bytes(const Trial *trial, Device *device) {
     SCOPED(session_free) Session session = {0};
     Error ignored = {0};
@@ -138,7 +139,7 @@ static int64_t plan_bytes(const Trial *trial, Device *device) {
     return planned ? session_budget(&session).total : INT64_MAX;
 }
 
-/* "recompute=block layout.zero=3 on 8 such machines" */
+/* Writes "recompute=block layout.zero=3 on 8 such machines". */
 static void describe(const Config *before, int ranks, const char *device, const Trial *trial, char *text, size_t size) {
     size_t length = 0;
     Config now = trial->config;
@@ -160,8 +161,8 @@ static void describe(const Config *before, int ranks, const char *device, const 
         snprintf(text + length, size - length, "%son %d such %s", length ? " " : "", trial->ranks, device);
 }
 
-/* What a kind is tried on top of: nothing, full recomputation, the smallest microbatch too, where that is the same
- * objective. */
+/* The bases of a kind: nothing, full recomputation, and also the smallest microbatch if that keeps
+ * the objective. */
 enum { BASES = 3 };
 static int count_bases(const Kind *kind, const Config *config) { return kind->alone ? 1 : config_needs_microbatch(config) ? 2 : BASES; }
 
@@ -173,7 +174,7 @@ static Trial base_trial(const Question *question, int base) {
     return trial;
 }
 
-/* Plans a trial, which becomes the answer when it needs less. Returns whether it fits. */
+/* Plans a trial, which becomes the answer if it needs less memory. Returns whether it fits. */
 static bool try_trial(const Question *question, const Trial *trial, Fit *best) {
     int64_t bytes = plan_bytes(trial, question->device);
     if (bytes >= best->bytes) return best->fits;
@@ -184,7 +185,7 @@ static bool try_trial(const Question *question, const Trial *trial, Fit *best) {
     return best->fits;
 }
 
-/* The first step of the kind that fits, else the one that needs least. */
+/* Returns the first step of the kind that fits, else the one that needs the least memory. */
 static Fit try_kind(const Kind *kind, const Question *question) {
     Fit best = {.bytes = INT64_MAX, .price = kind->price};
     for (int base = 0; base < count_bases(kind, question->config) && !best.fits; base++) {
@@ -198,7 +199,7 @@ static Fit try_kind(const Kind *kind, const Question *question) {
 }
 
 int fit_recompute(const Config *config, Device *device, int rank, int ranks, int64_t available) {
-    const double part = 0.97; /* of what is free: libraries take some as they run */
+    const double part = 0.97; /* of the free memory: libraries allocate some while they run */
     if (config->recompute != RECOMPUTE_AUTO) return config->recompute;
     Trial trial = {.config = *config, .rank = rank, .ranks = ranks};
     for (trial.config.recompute = RECOMPUTE_NONE; trial.config.recompute < RECOMPUTE_BLOCK; trial.config.recompute++)

@@ -1,5 +1,5 @@
-/* Settings of generation: where they are for each kind of model, and what a run adds. Owns nothing beyond a call. Called at
- * the start of a run, by what generates, and by convert. */
+/* Settings of generation: where each kind of model stores them, and what a run adds. Owns nothing
+ * beyond a call. Called at the start of a run, by commands that generate, and by convert. */
 #include "train/generation_settings.h"
 
 #include <stdlib.h>
@@ -21,7 +21,8 @@
 
 /* -- Models ---------------------------------------------------------------------------------------------------------- */
 
-/* transformers makes a generation_config.json of these where there is none (GenerationConfig.from_model_config). */
+/* transformers makes a generation_config.json from these if there is none
+ * (GenerationConfig.from_model_config). */
 static json_t *from_model(const json_t *content) {
     static const char *const names[] = {"bos_token_id", ENDS, "pad_token_id"};
     json_t *settings = json_object();
@@ -43,7 +44,7 @@ static json_t *of_model(const char *folder, Error *error) {
     return json_read_optional(config, &content, ERROR_CHECKPOINT, error) ? from_model(content) : NULL;
 }
 
-/* The settings of the model that a run began with; empty if that model is gone. */
+/* Returns the settings of the model that a run began with; empty if that model is missing. */
 static json_t *of_init(const Config *config, Error *error) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Config origin;
@@ -63,7 +64,7 @@ static bool has(const json_t *ends, int32_t id) {
     return found;
 }
 
-/* Puts a token before the ends that there are, as Trainer does with that of the tokenizer. */
+/* Puts a token before the existing end tokens, as Trainer does with the tokenizer's. */
 static void add_end(json_t *settings, int32_t id) {
     json_t *ends = json_object_get(settings, ENDS);
     if (id < 0 || has(ends, id)) return;
@@ -77,7 +78,7 @@ static void add_end(json_t *settings, int32_t id) {
     json_object_set_new(settings, ENDS, list);
 }
 
-/* The token that ends an answer in the chat template; -1: it has none. */
+/* Finds the token that ends an answer in the chat template; -1: none. */
 static bool answer_end(const char *file, const Tokenizer *tokenizer, int32_t *end, Error *error) {
     ChatOptions options = {.source = file, .template = "", .end_token = -1};
     Chat *chat = chat_open(&options, tokenizer, error);
@@ -98,7 +99,7 @@ static bool add_own_ends(json_t *settings, const char *run, const Config *config
     int32_t end = tokenizer ? tokenizer_end_of_text(tokenizer) : -1;
     bool good = tokenizer && answer_end(file, tokenizer, &answer, error);
     tokenizer_free(own);
-    if (good) add_end(settings, answer), add_end(settings, end); /* that of documents first */
+    if (good) add_end(settings, answer), add_end(settings, end); /* the end of documents comes first */
     return good;
 }
 
@@ -107,7 +108,7 @@ static json_t *of_run(const char *folder, const Config *config, const Tokenizer 
     SCOPED_FREE char *path = memory_format("%s/" FILE_NAME, point.run);
     json_t *settings = NULL;
     if (!json_read_optional(path, &settings, ERROR_DATA, error)) return NULL;
-    if (!settings) settings = of_init(config, error); /* a run of an older version kept none */
+    if (!settings) settings = of_init(config, error); /* a run of an older version kept no settings */
     if (settings && add_own_ends(settings, folder, config, tokenizer, error)) return settings;
     json_decref(settings);
     return NULL;

@@ -16,14 +16,14 @@ VocabularyGrowth vocabulary_growth(int64_t rows, int64_t tokens, int64_t added) 
     return (VocabularyGrowth){tokens, added, rows, needed <= rows ? rows : round_up(needed, MULTIPLE)};
 }
 
-/* values [grown_rows, width], of which [rows, width] are there */
+/* values [grown_rows, width]; the first [rows, width] are filled */
 static void fill_rows(float *values, int64_t width, const VocabularyGrowth *growth) {
     SCOPED_FREE double *mean = memory_allocate((size_t)width * sizeof *mean);
     int64_t known = int_min(growth->tokens, growth->rows);
     for (int64_t row = 0; row < known; row++)
         for (int64_t c = 0; c < width; c++) mean[c] += values[row * width + c];
     for (int64_t row = growth->tokens; row < growth->grown_rows; row++) {
-        if (row >= growth->tokens + growth->added && row < growth->rows) continue; /* padding that stays */
+        if (row >= growth->tokens + growth->added && row < growth->rows) continue; /* padding is unchanged */
         for (int64_t c = 0; c < width; c++) values[row * width + c] = (float)(mean[c] / (double)known);
     }
 }

@@ -8,11 +8,11 @@
 
 /* The sizes before and after. Rows below `tokens` belong to tokens; the other rows are padding. */
 typedef struct VocabularyGrowth {
-    int64_t tokens, added;    /* of the tokenizer, and new ones behind them */
-    int64_t rows, grown_rows; /* of the tables, before and after: padding is used first, and multiples of 64 are made */
+    int64_t tokens, added;    /* the tokenizer's tokens, and the new ones after them */
+    int64_t rows, grown_rows; /* of the tables, before and after: padding is used first, then multiples of 64 are added */
 } VocabularyGrowth;
 VocabularyGrowth vocabulary_growth(int64_t rows, int64_t tokens, int64_t added);
-/* Fills `master`, the MASTER arena of `graph`, which has the grown rows, with the weights of `folder`, a model of `config` that has the rows
- * before. ERROR_CHECKPOINT; ERROR_MEMORY. */
+/* Fills `master`, the MASTER arena of `graph` with the grown rows, with the weights of `folder`, a
+ * model of `config` with the original rows. ERROR_CHECKPOINT; ERROR_MEMORY. */
 bool vocabulary_grow(
     const char *folder, const Config *config, const VocabularyGrowth *growth, const Graph *graph, float *master, Error *error);

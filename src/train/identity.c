@@ -1,5 +1,5 @@
-/* Makes and compares identities. Checksums are XXH3, which notice accidents, not malice. Owns nothing but what it
- * returns. Called when a run starts. */
+/* Makes and compares identities. Checksums are XXH3, which detects accidents, not attacks. Owns
+ * only what it returns. Called when a run starts. */
 #include "train/identity_internal.h"
 
 #include <inttypes.h>
@@ -21,7 +21,7 @@
 #include "train/run.h"
 #include "train/source.h"
 
-/* Of the texts of a mixture, before the name of the source and the number of the phase. */
+/* Prefixes of a mixture's texts, before the name of the source and the number of the phase. */
 #define SOURCE "data.train.source."
 #define PHASE "data.train.phase."
 
@@ -54,7 +54,7 @@ json_t *identity_saved_settings(const json_t *saved) {
 
 /* -- Checksums ----------------------------------------------------------------------------------------------------- */
 
-/* Puts what a set holds into the identity. */
+/* Adds the content of a set to the identity. */
 static bool describe_set(json_t *identity, const char *name, const ShardSet *set, Error *error) {
     uint64_t checksum;
     if (!shard_set_checksum(set, &checksum, error)) return false;
@@ -71,10 +71,10 @@ static bool describe_images(json_t *identity, const char *name, const EncodingSe
                identity, name, json_sprintf("%" PRId64 " image%s, xxh3 %016" PRIx64, set->samples, plural(set->samples), checksum)) == 0;
 }
 
-/* Returns true if a file of a folder decides what a model or a tokenizer computes. */
+/* Returns true if a file of a folder affects the results of a model or a tokenizer. */
 static bool decides(const char *name) { return ends_with(name, ".safetensors") || ends_with(name, ".json") || ends_with(name, ".model"); }
 
-/* In order of name. */
+/* Adds the files sorted by name. */
 static bool sample_folder(const char *folder, XXH3_state_t *hash, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     if (!file_list(folder, &list, error)) return false;
@@ -88,7 +88,7 @@ static bool sample_folder(const char *folder, XXH3_state_t *hash, Error *error) 
     return true;
 }
 
-/* The checksum of what `add` adds of a path. */
+/* Returns the checksum of what `add` adds for a path. */
 static json_t *sample_path(const char *path, bool (*add)(const char *path, XXH3_state_t *hash, Error *error), Error *error) {
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", path), NULL;
@@ -104,9 +104,9 @@ static json_t *sample_files(const char *path, Error *error) {
 }
 
 static bool sample_listed(const char *path, bool held_out, XXH3_state_t *hash, Error *error) {
-    enum { READ = 64 }; /* files, spread evenly; of the others name and size count */
+    enum { READ = 64 }; /* files, spread evenly; for the others only name and size count */
     SCOPED(file_list_free) FileList files = {0};
-    SCOPED_FREE char *root = options_absolute_path(path); /* without a slash at its end, which is not in the names */
+    SCOPED_FREE char *root = options_absolute_path(path); /* without a final slash, which the names do not have */
     if (!pack_list(root, held_out, &files, error)) return false;
     size_t stride = files.count / READ + 1;
     bool good = true;
@@ -162,7 +162,8 @@ json_t *identity_of_source(const char *path, Error *error) {
 /* -- The whole base of adapters ------------------------------------------------------------------------------------ */
 
 enum { WHOLE_FORMAT = 1, WHOLE_LIMIT = 16 << 20 };
-/* Stands before the checksum of whole files, after that of samples, which older checkpoints have alone. */
+/* Precedes the checksum of whole files, after that of samples; older checkpoints have only the
+ * latter. */
 static const char whole_mark[] = ", whole ";
 
 static char *checksum_text(const json_t *files) {
@@ -170,8 +171,8 @@ static char *checksum_text(const json_t *files) {
     return memory_format("%016" PRIx64, hash_bytes(text, strlen(text)));
 }
 
-/* {"format": 1, "files": {PATH: {"bytes": ..., "modified": ..., "device": ..., "inode": ..., "xxh3": ...}}, "xxh3": of files}; a file
- * of another form is as good as none. */
+/* Reads {"format": 1, "files": {PATH: {"bytes": ..., "modified": ..., "device": ..., "inode": ...,
+ * "xxh3": ...}}, "xxh3": of files}; a file of another form is ignored. */
 static json_t *read_checksums(const char *file) {
     Error absent;
     SCOPED_FREE char *text = file_read(file, WHOLE_LIMIT, NULL, &absent);
@@ -192,7 +193,7 @@ static void write_checksums(const char *file, const json_t *files) {
         log_warn("the next start reads the base whole again, since its checksums could not be kept: %s", failure.message);
 }
 
-/* The properties of a file that change when it is written. */
+/* Returns the properties of a file that change when it is written. */
 static json_t *stamp_of(const char *path) {
     int64_t bytes;
     FileId id = file_id(path);
@@ -201,7 +202,7 @@ static json_t *stamp_of(const char *path) {
         (json_int_t)id.device, "inode", (json_int_t)id.number);
 }
 
-/* Adds a file to `hash` by its name and checksum; *files receives what was not known. */
+/* Adds a file to `hash` by its name and checksum; *files receives new checksums. */
 static bool add_whole(const char *path, const char *name, json_t *files, bool *news, XXH3_state_t *hash, Error *error) {
     uint64_t sum;
     json_auto_t *now = stamp_of(path), *known = json_deep_copy(json_object_get(files, path));
@@ -275,7 +276,7 @@ static bool describe_mixture(json_t *identity, const Phases *phases, const Corpu
     return true;
 }
 
-/* The content of training and validation data. */
+/* Describes the content of training and validation data. */
 static bool describe_data(json_t *identity, const Config *config, const Phases *phases, const Corpus *corpus, Error *error) {
     static const char train[] = "data.train.content", valid[] = "data.valid.content";
     if (corpus->image_length)
@@ -315,10 +316,10 @@ json_t *identity_create(
 
 /* -- Comparing ----------------------------------------------------------------------------------------------------- */
 
-/* Calls `report` for each text that differs between two objects, but for paths whose content `may_move`. */
+/* Called for each text that differs between two objects, except paths whose content `may_move`. */
 typedef void Report(void *context, const char *name, const char *saved, const char *now);
 
-/* "none" is shown for what one of the objects lacks. */
+/* Returns a text, or "none" if the object lacks it. */
 static const char *text_of(const json_t *object, const char *name) {
     const char *text = json_string_value(json_object_get(object, name));
     return text ? text : "none";
@@ -326,8 +327,8 @@ static const char *text_of(const json_t *object, const char *name) {
 
 static const char *shown(const char *text) { return *text ? text : "\"\""; }
 
-/* The checksum decides, where both have one: the words before it have had other forms, "1 documents". That of whole files is not in
- * older ones. */
+/* Compares the checksums if both have one, because the words before the checksum have had other
+ * forms, "1 documents". Older contents lack the checksum of whole files. */
 bool identity_same_content(const char *content, const char *other) {
     const char *sum = strstr(content, "xxh3 "), *second = sum ? strstr(other, "xxh3 ") : NULL;
     const char *whole = second ? strstr(sum, whole_mark) : NULL, *also = second ? strstr(second, whole_mark) : NULL;
@@ -342,7 +343,8 @@ static bool differs(const json_t *saved, const json_t *now, const char *name) {
     return ends_with(name, ".content") ? !identity_same_content(before, after) : strcmp(before, after) != 0;
 }
 
-/* A path means what is there: as long as that is the same, so is the setting. One that was not given has not moved. */
+/* Returns whether only the path moved. A path represents its content: while the content is equal,
+ * the setting is too. A path that was not given has not moved. */
 static bool is_moved(const json_t *saved, const json_t *now, const char *name) {
     const Option *option = config_find(name);
     bool path = option && option->path && option_decides(option) && *text_of(saved, name) && *text_of(now, name);
@@ -350,7 +352,7 @@ static bool is_moved(const json_t *saved, const json_t *now, const char *name) {
     bool text = !strcmp(name, "data.train") && differs(saved, now, "data.train.text");
     bool source = starts_with(name, SOURCE) && !ends_with(name, ".content") && !ends_with(name, ".order"); /* its content decides */
     return source || (path && !text && !differs(saved, now, content)) ||
-           !strcmp(name, "data.valid.text"); /* packed anew, which content tells */
+           !strcmp(name, "data.valid.text"); /* repacked, which the content shows */
 }
 
 bool identity_restore(const json_t *saved, const json_t *now, Config *config, OptionStrings *strings, Error *error) {
@@ -389,7 +391,8 @@ bool identity_accepts_packing(const char *list) {
     return accepts;
 }
 
-/* Tokens follow from what was accepted of the text and of how it is packed. */
+/* Returns whether a difference is accepted. Tokens follow from an accepted change of text or of
+ * packing. */
 static bool is_accepted(const char *list, const char *name) {
     bool tokens = !strcmp(name, "data.train.content") || !strcmp(name, "data.valid.content");
     return identity_accepts(list, name) || (tokens && identity_accepts_packing(list));
@@ -413,16 +416,16 @@ bool identity_check_words(const char *accepted, Error *error) {
     return true;
 }
 
-/* Whether the state that a run in this precision keeps, which is fp32, is that of others too. */
+/* Returns whether the precision keeps fp32 state, which such precisions share. */
 static bool keeps_fp32(const char *precision) { return !strcmp(precision, "bf16") || !strcmp(precision, "fp32"); }
 
-/* The setting that an identity's name is of: also the content of what it names. */
+/* Returns the setting behind an identity's name, including the content of what it names. */
 static const Option *option_of(const char *name) {
     static const char content[] = ".content";
     return options_find(&config_table, name, strlen(name) - (ends_with(name, content) ? strlen(content) : 0));
 }
 
-/* Whether a checkpoint leaves open what a text of its mixture says. */
+/* Returns whether a checkpoint does not fix this text of its mixture. */
 static bool is_open(const char *name, const Phases *phases, int begun) {
     const Mixture *mixture = &phases->mixture;
     bool used = false;
@@ -470,7 +473,8 @@ static bool follows(const char *saved, const char *now) {
     return last && next && optimizer_may_follow(next, last);
 }
 
-/* Whether the checkpoint holds the state of this setting's value alone. init is read again where adapters train beside it. */
+/* Returns whether the checkpoint's state works only with this value of the setting. With adapters,
+ * init is read again. */
 static bool is_bound(const Option *option, const char *saved, const char *now, bool adapters) {
     if (!option || !option->state) return false;
     if (!strcmp(option->name, "precision")) return !keeps_fp32(saved) || !keeps_fp32(now);
@@ -478,14 +482,14 @@ static bool is_bound(const Option *option, const char *saved, const char *now, b
     return strcmp(option->name, "init") != 0 || !adapters;
 }
 
-/* The differences of a check: those that are allowed, and the others as lines, and as words for resume.accept or, where
- * it cannot help, by themselves. */
+/* The differences of a check: the allowed ones, and the others as lines. Their names are words for
+ * resume.accept or, if it cannot help, listed separately. */
 typedef struct Differences {
     const char *accepted;
     bool adapters;
     json_t *allowed;
     FILE *refused, *words, *bound;
-    int acceptable, other; /* words of each */
+    int acceptable, other; /* number of words of each */
     bool weights;          /* another run can start from these weights */
 } Differences;
 
@@ -503,7 +507,7 @@ static void sort_difference(void *context, const char *name, const char *saved, 
     differences->weights &= !bound || (!starts_with(name, "model.") && !starts_with(name, "init"));
 }
 
-/* What a person can do about the differences that are refused. */
+/* Describes what a user can do about the refused differences. */
 static char *describe_cure(const Differences *differences, const char *run, const char *words, const char *bound) {
     static const char first[] = "give what it was started with, or another run folder";
     if (!differences->other) return memory_format("%s; resume.accept=%s continues with what is given now", first, words);
@@ -537,7 +541,7 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
 
 static void note_model(void *context, const char *name, const char *saved, const char *now) {
     Error *error = context;
-    if (!strcmp(name, "model.context")) return; /* who generates may want fewer; where positions are weights, their shapes tell */
+    if (!strcmp(name, "model.context")) return; /* a user may want fewer; if positions are weights, their shapes reveal a difference */
     if (starts_with(name, "model.") || starts_with(name, "lora."))
         error_set(error, ERROR_CHECKPOINT, "its checkpoint was saved with %s=%s, and its config.yaml says %s: mend config.yaml", name,
             saved, now);
@@ -546,7 +550,7 @@ static void note_model(void *context, const char *name, const char *saved, const
 bool identity_check_model(const char *run, const json_t *saved, const Config *config, Error *error) {
     json_auto_t *model = identity_settings(config, false), *before = json_copy(model);
     Error difference = {0};
-    json_object_update_existing(before, (json_t *)saved); /* what the program that saved did not know is no difference */
+    json_object_update_existing(before, (json_t *)saved); /* settings that the saving program did not know are not differences */
     compare(before, model, true, note_model, &difference);
     return !difference.code || error_set(error, difference.code, "%s: %s", run, difference.message);
 }
@@ -583,7 +587,7 @@ bool identity_agree(Comm *comm, const char *what, const json_t *mine, Error *err
     RankReport report = {0};
     json_auto_t *theirs = json_loads(first, 0, NULL);
     compare(theirs, mine, false, append_rank, &report);
-    if (!report.count) return true; /* both have the checksum of samples, and one of them that of whole files */
+    if (!report.count) return true; /* both have the checksum of samples, and only one has that of whole files */
     return error_set(error, ERROR_USAGE, "rank %d has other %s than rank 0: %s%s; start all ranks with the same command and files",
         comm_rank(comm), what, report.text, report.count > 8 ? "; and more" : "");
 }

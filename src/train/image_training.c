@@ -1,7 +1,8 @@
-/* What training does otherwise with images than with text: its data are encodings, which are read where they are, its
- * microbatches are filled with noised latents just before they run, and an evaluation has fixed noise. The order of samples,
- * steps, ranks, checkpoints and records are those of text: to them an image with its text is a sequence of data.length
- * tokens, of which the order says which is when. Owns nothing. Called by the training loop. */
+/* The differences between training on images and on text. Data are encodings, which are read in
+ * place; microbatches are filled with noised latents just before they run; and an evaluation has
+ * fixed noise. The order of samples, steps, ranks, checkpoints and records are those of text: they
+ * treat an image with its text as a sequence of data.length tokens. Owns nothing. Called by the
+ * training loop. */
 #include <math.h>
 #include <string.h>
 
@@ -43,7 +44,7 @@ bool image_corpus_open(Corpus *corpus, const Config *config, Error *error) {
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
-/* Sample `number` of the run. */
+/* Returns sample `number` of the run. */
 static ImageSample sample_of(const Loop *loop, int64_t number) {
     const Config *config = loop->config;
     Draw draw = order_draw(loop->order, number);
@@ -80,8 +81,8 @@ void loop_find_bad_image(const Loop *loop, int64_t microbatch, int64_t samples, 
 
 /* -- Evaluation ---------------------------------------------------------------------------------------------------- */
 
-/* The middles of eight equal parts of time take turns, as in MLPerf's evaluation of FLUX.1: what a sample's time would add
- * to the noise of the loss is left out. */
+/* Returns a sample with fixed noise. The midpoints of eight equal parts of time take turns, as in
+ * MLPerf's evaluation of FLUX.1; random times would add noise to the loss. */
 static ImageSample fixed_sample(const EncodingSet *set, const Config *config, int64_t number) {
     enum { TIMES = 8 };
     return (ImageSample){.set = set,
@@ -91,7 +92,7 @@ static ImageSample fixed_sample(const EncodingSet *set, const Config *config, in
         .guidance = config->flow.guidance};
 }
 
-/* Adds the losses of a batch up. */
+/* Accumulates the losses of a batch. */
 static bool run_batch(Session *session, const EncodingSet *set, int64_t first, int64_t samples, double *sum, Error *error) {
     const Model *model = &session->evaluation;
     Executor *executor = session->evaluator;
@@ -109,7 +110,7 @@ static bool run_batch(Session *session, const EncodingSet *set, int64_t first, i
     return true;
 }
 
-/* Adds over the ranks, in their order. */
+/* Sums over the ranks, in rank order. */
 static bool add_up(Comm *comm, double *sum, Error *error) {
     SCOPED_FREE double *sums = memory_allocate((size_t)comm_size(comm) * sizeof *sums);
     sums[comm_rank(comm)] = *sum;
@@ -119,7 +120,7 @@ static bool add_up(Comm *comm, double *sum, Error *error) {
     return done;
 }
 
-/* A loss that is NaN blames the model, unless its data have one. All ranks find the same. */
+/* A NaN loss is the model's fault, unless its data have a NaN. All ranks find the same. */
 static bool check_images(const Session *session, const EncodingSet *set, int64_t samples, Error *error) {
     char where[256];
     for (int64_t i = 0; i < samples; i++) {

@@ -1,4 +1,5 @@
-/* Reads and writes RUN/run.json. Owns nothing but what it returns. Called when a run starts, and by `smelt show`. */
+/* Reads and writes RUN/run.json. Owns only what it returns. Called when a run starts, and by `smelt
+ * show`. */
 #include "train/lineage.h"
 
 #include <errno.h>
@@ -46,8 +47,8 @@ json_t *lineage_record(const char *run, Error *error) {
     return json_object();
 }
 
-/* The metadata of a listed checkpoint. A read that fails is tried again; after that the error says that it cannot be
- * read now. */
+/* Reads the metadata of a listed checkpoint. A failed read is retried; after that the error says
+ * that it cannot be read now. */
 static json_t *read_checkpoint(const char *where, int64_t step, Error *error) {
     json_t *metadata;
     for (int attempts = 0; !(metadata = checkpoint_metadata(where, step, error));)
@@ -57,8 +58,8 @@ static json_t *read_checkpoint(const char *where, int64_t step, Error *error) {
     return metadata;
 }
 
-/* The metadata of the newest checkpoint that is neither damaged nor removed meanwhile. *newest: the first step of the
- * list, or 0. */
+/* Returns the metadata of the newest checkpoint that is neither damaged nor removed meanwhile.
+ * *newest: the first step of the list, or 0. */
 static json_t *read_newest(const char *where, int64_t *newest, int64_t *step, Error *error) {
     SCOPED_FREE int64_t *steps = NULL;
     size_t count = 0;
@@ -75,7 +76,7 @@ static json_t *read_newest(const char *where, int64_t *newest, int64_t *step, Er
     return metadata;
 }
 
-/* Beside a training all checkpoints that were listed may have made way for newer ones before they are read. */
+/* During a training, all listed checkpoints may be replaced by newer ones before they are read. */
 json_t *lineage_newest(const char *where, int64_t *step, Error *error) {
     int64_t newest, before = 0;
     json_t *metadata = read_newest(where, &newest, step, error);
@@ -97,8 +98,8 @@ Position lineage_position(const json_t *metadata, const Config *config) {
 
 /* -- Checkpoints that are gone ------------------------------------------------------------------------------------- */
 
-/* The newest step that the run's own records say was saved: a checkpoint's record, or a start that went on from one; 0:
- * none. */
+/* Finds the newest saved step in the run's own records: a checkpoint's record, or a start that
+ * continued from one; 0: none. */
 static bool known_step(const char *run, int64_t *step, Error *error) {
     json_auto_t *record = lineage_record(run, error);
     const json_t *history = json_object_get(record, "history");
@@ -128,7 +129,7 @@ double lineage_loss(const json_t *metadata) {
     return own ? json_real_value(loss) : NAN;
 }
 
-/* Whether losses of two checkpoints were measured over the same targets. */
+/* Returns whether the losses of two checkpoints were measured over the same targets. */
 static bool is_comparable(const json_t *a, const json_t *b) {
     static const char content[] = "data.valid.content";
     const json_t *one = json_object_get(a, "validation"), *other = json_object_get(b, "validation");
@@ -137,7 +138,8 @@ static bool is_comparable(const json_t *a, const json_t *b) {
            json_equal(json_object_get(json_object_get(a, "identity"), content), json_object_get(json_object_get(b, "identity"), content));
 }
 
-/* NULL with FINDING_UNREADABLE where one cannot be read now, which may be the best. */
+/* Returns NULL with FINDING_UNREADABLE if a checkpoint, which may be the best, cannot be read
+ * now. */
 static json_t *find_best(const char *where, const int64_t *steps, size_t count, int64_t *step, Error *error) {
     json_t *best = NULL;
     json_auto_t *first = NULL;
@@ -228,7 +230,7 @@ static bool draw_number(char number[RUN_NUMBER_DIGITS + 1], Error *error) {
     return true;
 }
 
-/* Before the lease of the store is taken, so that a start of another run never does. */
+/* Called before the lease of the store is taken, so that a start of another run never takes it. */
 static bool compare_settings(const Config *config, const Origin *origin, const json_t *newest, Error *error) {
     const json_t *identity = json_object_get(newest, "identity");
     json_auto_t *saved = identity_saved_settings(identity), *changes = json_array();
@@ -240,8 +242,8 @@ static bool compare_settings(const Config *config, const Origin *origin, const j
     return identity_check(config->run, saved, now, config->resume.accept, changes, error);
 }
 
-/* The metadata of what a start goes on from: the newest checkpoint of the run, or, of a fork that has none, the chosen
- * one of the run that it is forked from; {} of a new run. NULL on failure. */
+/* Returns the metadata of the checkpoint that a start continues from: the run's newest or, for a
+ * fork without checkpoints, the chosen one of its origin; {} for a new run. NULL on failure. */
 static json_t *find_start(const Config *config, Origin *origin, Error *error) {
     Config base;
     SCOPED(options_free_strings) OptionStrings strings = {0};
@@ -258,7 +260,7 @@ static json_t *find_start(const Config *config, Origin *origin, Error *error) {
     return NULL;
 }
 
-/* A run that has started is continued by the command that forked it, and by no other fork=. */
+/* A started run is continued by the command that forked it, and by no other fork=. */
 static bool check_fork(const Config *config, const json_t *record, const Origin *origin, Error *error) {
     const json_t *fork = json_object_get(record, "fork");
     const char *folder = json_string_value(json_object_get(fork, "folder")), *number = json_string_value(json_object_get(fork, "run"));
@@ -275,8 +277,8 @@ static bool check_fork(const Config *config, const json_t *record, const Origin 
                        config->run, config->fork, config->run);
 }
 
-/* Text whose packed copy is gone is packed anew: it must be what the copy was made of. Other validation text may come
- * under another path. */
+/* If a packed copy is missing, the text is repacked and must equal the copy's source. Other
+ * validation text may come under another path. */
 static bool check_copy(const Config *config, const char *run, const json_t *saved, bool valid, Error *error) {
     const char *setting = valid ? "data.valid" : "data.train", *path = valid ? config->data.valid : config->data.train;
     SCOPED_FREE char *name = memory_format("%s.text", setting), *absolute = options_absolute_path(path);
@@ -301,8 +303,8 @@ static bool check_copies(const Config *config, const Origin *origin, const json_
 
 static bool is_there(const char *path) { return file_exists(path) || source_is_run(path) || adapter_is_folder(path); }
 
-/* Refuses a path that is given now, which neither the checkpoint nor the last start had, and names nothing: the run would
- * go on with its copy as if it were used. */
+/* Refuses a given path that names nothing, if neither the checkpoint nor the last start had it: the
+ * run would continue with its copy as if the path were used. */
 static bool check_given(const Config *config, const Origin *origin, const json_t *saved, Error *error) {
     json_auto_t *now = identity_settings(config, false);
     json_auto_t *record = lineage_record(origin->forked ? config->fork : config->run, error);
@@ -327,8 +329,8 @@ static bool may_begin(const Config *config, Error *error) {
                error->message);
 }
 
-/* A folder that has lost run.json takes the number of the checkpoints inside it; those of a store elsewhere may be
- * another run's. */
+/* If run.json is missing, a folder takes the number of the checkpoints inside it; the checkpoints
+ * of an external store may be another run's. */
 bool lineage_find(const Config *config, Origin *origin, Error *error) {
     json_auto_t *newest = find_start(config, origin, error);
     json_auto_t *record = newest ? lineage_record(config->run, error) : NULL;
@@ -361,14 +363,14 @@ static json_t *describe_start(int64_t step, const Computer *computer, json_t *ch
         machine, "ranks", computer->ranks, "device", computer->device, "changes", changes);
 }
 
-/* What run.json says of a fork; NULL for other runs. */
+/* Returns run.json's description of a fork; NULL for other runs. */
 static json_t *describe_fork(const Config *config, const Origin *origin, const json_t *record) {
     if (!origin->forked) return json_incref(json_object_get(record, "fork"));
     SCOPED_FREE char *folder = options_absolute_path(config->fork);
     return json_pack("{s:s, s:s, s:I}", "run", origin->base, "folder", folder, "step", (json_int_t)origin->step);
 }
 
-/* Sums are rounded in another order, and kernels and libraries round as they do. */
+/* Other ranks sum in another order, and other kernels and libraries round differently. */
 static void warn_of_other_bits(const json_t *before, const json_t *start) {
     const char *device = json_string_value(json_object_get(before, "device")), *now = json_string_value(json_object_get(start, "device"));
     json_int_t ranks = json_integer_value(json_object_get(before, "ranks")), here = json_integer_value(json_object_get(start, "ranks"));
@@ -394,15 +396,15 @@ static bool write_record(const Config *config, const Origin *origin, const json_
     return file_write(path, text, (int64_t)strlen(text), error);
 }
 
-/* A setting whose path a run that has started does not read: it goes on with what it kept. */
+/* A setting whose path a started run does not read: it continues with its copy. */
 typedef struct Kept {
-    const char *setting, *path; /* "data.train" and its value now */
-    const char *content;        /* the identity's name of what is there */
-    const char *copy;           /* that it goes on with, for messages */
+    const char *setting, *path; /* "data.train" and its present value */
+    const char *content;        /* the identity's name of its content */
+    const char *copy;           /* the copy, for messages */
 } Kept;
 
-/* Settles what `kept` is in `identity`: as it was saved, if it is gone, or has changed where it was; what another path
- * holds is `there` (NULL: it is gone), for the comparison that follows. */
+/* Settles the content of `kept` in `identity`. It is the saved content, unless the path is another
+ * one with other content: then it is `there` (NULL: missing), for the comparison that follows. */
 static void settle(const Kept *kept, const json_t *saved, json_t *identity, json_t *there) {
     json_t *before = json_object_get(saved, kept->content), *path = json_object_get(saved, kept->setting);
     bool same_path = json_equal(path, json_object_get(identity, kept->setting)), changed = there && before && !json_equal(there, before);
@@ -414,7 +416,8 @@ static void settle(const Kept *kept, const json_t *saved, json_t *identity, json
     else json_object_set(identity, kept->content, changed && !same_path ? there : before);
 }
 
-/* The text that `setting` names, read again only to be compared; `saved` is NULL for a run that has not started. */
+/* Settles the text of `setting`, which is read again only for comparison; `saved` is NULL for a run
+ * that has not started. */
 static bool settle_text(const Config *config, const char *setting, const char *path, const json_t *saved, json_t *identity, Error *error) {
     SCOPED_FREE char *copy = memory_format("the packed copy in %s/data", config->run), *name = memory_format("%s.text", setting);
     bool text = *path && !remote_is(path) && !shard_set_exists(path), read = text && is_there(path);
@@ -422,11 +425,11 @@ static bool settle_text(const Config *config, const char *setting, const char *p
     json_t *before = json_object_get(saved, name);
     if (read && !there) return false;
     if (text && saved && !identity_accepts(config->resume.accept, name)) settle(&(Kept){setting, path, name, copy}, saved, identity, there);
-    else if (there || before) json_object_set(identity, name, there ? there : before); /* of a shard in place of text the content decides */
+    else if (there || before) json_object_set(identity, name, there ? there : before); /* if a shard replaces text, the content decides */
     return true;
 }
 
-/* Of a source that the run did not have yet there is nothing to compare. */
+/* A source that is new to the run has nothing to compare. */
 static bool settle_source(const Config *config, const MixtureSource *source, const json_t *saved, json_t *identity, Error *error) {
     SCOPED_FREE char *setting = memory_format("data.train.source.%s", source->name), *name = memory_format("%s.text", setting);
     const json_t *known = json_object_get(saved, name) ? saved : NULL;
@@ -435,7 +438,7 @@ static bool settle_source(const Config *config, const MixtureSource *source, con
 
 static bool settle_texts(const Config *config, const Phases *phases, const json_t *saved, json_t *identity, Error *error) {
     const Mixture *mixture = &phases->mixture;
-    if (model_makes_images(&config->model)) return true; /* which are read where they are */
+    if (model_makes_images(&config->model)) return true; /* images are read in place */
     bool settled = settle_text(config, "data.valid", config->data.valid, saved, identity, error);
     if (!mixture_is(config->data.train)) return settled && settle_text(config, "data.train", config->data.train, saved, identity, error);
     for (int i = 0; i < mixture->source_count; i++)
@@ -455,7 +458,7 @@ static bool settle_tokenizer(const Config *config, const json_t *saved, json_t *
     return true;
 }
 
-/* Adapters train beside what is there now, which identity_create has described. */
+/* Adapters train on the present base, which identity_create has described. */
 static bool settle_init(const Config *config, const json_t *saved, json_t *identity, Error *error) {
     const char *path = config->init;
     if (config->lora.rank || !*path || identity_accepts(config->resume.accept, "init")) return true;
@@ -468,7 +471,7 @@ static bool settle_init(const Config *config, const json_t *saved, json_t *ident
     return true;
 }
 
-/* Tells how the learning rate jumps: from that of the last step to that of the next. */
+/* Reports a jump of the learning rate from the last step to the next one. */
 static void note_rate(const Config *config, const json_t *saved, int64_t step, json_t *changes) {
     Config before = *config;
     SCOPED(options_free_strings) OptionStrings strings = {0};
@@ -480,7 +483,7 @@ static void note_rate(const Config *config, const json_t *saved, int64_t step, j
     if (as_before != next) json_array_append_new(changes, json_sprintf("the learning rate: %.3g -> %.3g", last, next));
 }
 
-/* Reads the checkpoint again: another run may have saved before the store was this one's. */
+/* Reads the checkpoint again, because another run may have saved before this one took the store. */
 bool lineage_compare(const Config *config, const Phases *phases, const Origin *origin, json_t *identity, json_t *changes, Error *error) {
     Origin again = *origin;
     if (!origin->step) return settle_texts(config, phases, NULL, identity, error);
@@ -497,7 +500,7 @@ bool lineage_compare(const Config *config, const Phases *phases, const Origin *o
     return true;
 }
 
-/* Whether RUN/config.yaml says what this start was given. */
+/* Returns whether RUN/config.yaml has the settings of this start. */
 static bool is_remembered(const Config *config) {
     Config saved, now = *config;
     SCOPED(options_free_strings) OptionStrings strings = {0};
@@ -509,7 +512,7 @@ static bool is_remembered(const Config *config) {
 
 bool lineage_write(
     const Config *config, const Origin *origin, const Computer *computer, const json_t *identity, json_t *changes, Error *error) {
-    char when[64] = " once the run goes on"; /* it is finished */
+    char when[64] = " once the run goes on"; /* the run is finished */
     if (origin->step < config->steps) snprintf(when, sizeof when, " from step %lld on", (long long)origin->step + 1);
     for (size_t i = 0; i < json_array_size(changes); i++) log_info("%s%s", json_string_value(json_array_get(changes, i)), when);
     return write_record(config, origin, identity, describe_start(origin->step, computer, changes), error) &&
@@ -518,7 +521,7 @@ bool lineage_write(
 
 /* -- Reading a run ------------------------------------------------------------------------------------------------- */
 
-/* What phases change of the settings is no difference. */
+/* Settings that phases change are not differences. */
 bool lineage_check_weights(const char *run, const json_t *metadata, const Config *config, Error *error) {
     const char *name;
     json_t *value;

@@ -1,8 +1,8 @@
-/* What a run records: JSON lines in RUN/metrics.jsonl, scalars in RUN/tensorboard/. A
- * Metrics owns both files; nothing is buffered, so that what was reported survives kill -9. Before a checkpoint is
- * saved the records are synced, so that one that survives a power cut has those of all its steps. JSON has no NaN: a
- * number that is not finite is null, and "finite": false then marks the record. Null alone means unknown. Called by
- * the training loop. */
+/* The records of a run: JSON lines in RUN/metrics.jsonl, scalars in RUN/tensorboard/. A Metrics
+ * owns both files. Nothing is buffered, so that all reports survive kill -9. Records are synced
+ * before a checkpoint is saved, so that a checkpoint that survives a power cut has the records of
+ * all its steps. JSON has no NaN: a number that is not finite is null, and "finite": false then
+ * marks the record. Null alone means unknown. Called by the training loop. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -17,16 +17,16 @@
 #include "train/metrics_internal.h"
 #include "train/tensorboard_internal.h"
 
-/* What the records that were there say. */
+/* Summary of the records that were kept. */
 typedef struct Kept {
-    int64_t checkpoint;         /* the step of the last one; -1: none */
-    int64_t step, missing, gap; /* the last step; how many steps before it have no record, and the first of them */
+    int64_t checkpoint;         /* step of the latest one; -1: none */
+    int64_t step, missing, gap; /* the latest step; number of earlier steps without a record, and the first of them */
 } Kept;
 
 struct Metrics {
     File journal;
     Kept kept;
-    Tensorboard *tensorboard; /* NULL when off */
+    Tensorboard *tensorboard; /* NULL if disabled */
 };
 
 static double unix_seconds(void) {
@@ -37,7 +37,7 @@ static double unix_seconds(void) {
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
-/* Notes that the next record of a step is of step `at`. */
+/* Notes that the next record of a step is that of step `at`. */
 static void note_step(Kept *kept, int64_t at) {
     if (at <= kept->step) return;
     if (at > kept->step + 1 && !kept->missing) kept->gap = kept->step + 1;
@@ -45,15 +45,17 @@ static void note_step(Kept *kept, int64_t at) {
     kept->step = at;
 }
 
-/* Which records stay: those up to `step`, and starts; of the run that a fork is made of only starts before it. */
+/* The records to keep: those up to `step`, and starts. A fork keeps only its origin's starts before
+ * `step`. */
 typedef struct Cut {
     int64_t step;
-    bool fork, evaluates; /* evaluates: those of the step go, for they are made again */
+    bool fork, evaluates; /* evaluates: drop those of the step, which are made again */
 } Cut;
 
-/* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before
- * the first step. Lines that open otherwise are not ours to judge and stay, unless they hold zeros, which a power cut
- * leaves where records were not synced. Half a record goes. */
+/* Returns whether a line is kept. Records begin as record_new and json_dumps write them, so
+ * hundreds of megabytes need no parser before the first step. Lines with another beginning are
+ * unknown and kept, unless they contain zeros, which a power cut leaves in unsynced records.
+ * Incomplete records are dropped. */
 static bool keeps(const FileReader *reader, Cut cut, Kept *kept) {
     char kind[16];
     long long at;
@@ -63,15 +65,15 @@ static bool keeps(const FileReader *reader, Cut cut, Kept *kept) {
     if (reader->line[reader->length - 1] != '}') return false;
     if (strcmp(kind, "start") == 0) return !cut.fork || at < cut.step;
     bool evaluation = !strcmp(kind, "evaluation") || !strcmp(kind, "sample");
-    bool again = !strcmp(kind, "phase") || (cut.evaluates && evaluation); /* is written again */
+    bool again = !strcmp(kind, "phase") || (cut.evaluates && evaluation); /* will be written again */
     if (at > cut.step || (at == cut.step && again)) return false;
     if (strcmp(kind, "step") == 0) note_step(kept, at);
     if (strcmp(kind, "checkpoint") == 0) kept->checkpoint = at;
     return true;
 }
 
-/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` says whether there are others, `*kept` what
- * those that stay say. */
+/* Copies the lines that are kept to `copy`, if it is not NULL. `*dropped`: there are other lines.
+ * `*kept`: the summary of the kept ones. */
 static bool filter(const char *path, Cut cut, File *copy, bool *dropped, Kept *kept, Error *error) {
     FileReader reader;
     bool good = true;
@@ -88,7 +90,7 @@ static bool filter(const char *path, Cut cut, File *copy, bool *dropped, Kept *k
     return file_reader_close(&reader, error) && good;
 }
 
-/* Another process, or nobody, sees either the old file or the new one. */
+/* Other processes see either the old file or the new one. */
 static bool rewrite(const char *from, const char *to, Cut cut, Error *error) {
     SCOPED(file_close) File copy = {0};
     bool dropped;
@@ -116,7 +118,7 @@ bool metrics_fork(const char *base, const char *run, int64_t step, Error *error)
     return !file_exists(from) || rewrite(from, to, (Cut){.step = step, .fork = true}, error);
 }
 
-/* Reports draw no line where records are missing. */
+/* Reports draw no line over missing records. */
 static void warn_of_gaps(const char *path, int64_t step, Kept *kept) {
     note_step(kept, step + 1);
     if (kept->missing)
@@ -161,18 +163,18 @@ static json_t *record_new(const char *kind, int64_t step) {
 
 static void put_integer(json_t *record, const char *name, int64_t value) { json_object_set_new(record, name, json_integer(value)); }
 
-/* Null when it is not finite. */
+/* Writes null if the value is not finite. */
 static void put_known(json_t *record, const char *name, double value) {
     json_object_set_new(record, name, isfinite(value) ? json_real(value) : json_null());
 }
 
-/* As put_known, for what must be finite in a healthy run. */
+/* Like put_known, for values that are finite in a healthy run. */
 static void put_finite(json_t *record, const char *name, double value) {
     put_known(record, name, value);
     if (!isfinite(value)) json_object_set_new(record, "finite", json_false());
 }
 
-/* Records go on in a new file where theirs was removed. */
+/* If the file was removed, records continue in a new file. */
 static bool reopen_removed(Metrics *metrics, Error *error) {
     bool lost;
     if (!file_follow_name(&metrics->journal, &lost, error)) return false;
@@ -182,9 +184,9 @@ static bool reopen_removed(Metrics *metrics, Error *error) {
     return true;
 }
 
-/* Takes the record. */
+/* Takes ownership of the record. */
 static bool record_write(Metrics *metrics, json_t *record, double time, Error *error) {
-    enum { DIGITS = 15 }; /* what a double keeps of any decimal number, so that 0.1 is written as 0.1 */
+    enum { DIGITS = 15 }; /* digits that a double keeps of any decimal number, so that 0.1 is written as 0.1 */
     json_object_set_new(record, "time", json_real(time));
     SCOPED_FREE char *text = json_dumps(record, JSON_REAL_PRECISION(DIGITS));
     json_decref(record);
@@ -193,7 +195,7 @@ static bool record_write(Metrics *metrics, json_t *record, double time, Error *e
     if (length > FILE_LINE_LIMIT)
         return error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted", length, metrics->journal.path,
             (int)FILE_LINE_LIMIT);
-    text[length] = '\n'; /* in place of the NUL */
+    text[length] = '\n'; /* replaces the NUL */
     return reopen_removed(metrics, error) && file_append(&metrics->journal, text, length + 1, error);
 }
 
@@ -213,7 +215,7 @@ StepRates metrics_rates(const StepMetrics *step) {
 
 /* -- Pairs of answers ------------------------------------------------------------------------------------------------ */
 
-/* The tags are TRL's. */
+/* The tags are those of TRL. */
 static bool write_rewards(Metrics *metrics, int64_t step, double time, const Rewards *rewards, bool validation, Error *error) {
     static const char *const tags[2][4] = {{"rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"},
         {"rewards/chosen/validation", "rewards/rejected/validation", "rewards/margins/validation", "rewards/accuracies/validation"}};
@@ -317,7 +319,8 @@ bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, E
            write_rewards(metrics, evaluation->step, time, &evaluation->rewards, true, error);
 }
 
-/* As a block of code, whose lines stay as they are: they are indented, so that no text of the model ends it. */
+/* Writes a code block of indented lines, which are kept as they are, so that no text of the model
+ * can end the block. */
 static bool write_text_block(Metrics *metrics, int64_t step, double time, const char *prompt, const char *text, Error *error) {
     static const char indent[] = "    ";
     const char *const parts[] = {prompt, text};

@@ -1,7 +1,7 @@
-/* Reads llm.c's evaluation files and scores models on them. A file lies in memory as it is (HellaSwag's 10,042
- * examples are 3.6 MB); examples point into it. A context with one ending is a sequence of its own whose targets are
- * the ending's tokens alone, so the loss of the program is the ending's negative log likelihood. Called by `smelt
- * eval`. */
+/* Reads llm.c's evaluation files and scores models on them. A file is held in memory unchanged
+ * (HellaSwag's 10,042 examples are 3.6 MB); examples point into it. A context with one ending is a
+ * sequence whose only targets are the ending's tokens, so the loss of the program is the ending's
+ * negative log likelihood. Called by `smelt eval`. */
 #include "train/multiple_choice.h"
 
 #include <assert.h>
@@ -30,7 +30,7 @@ bool multiple_choice_is_file(const char *path) {
 
 static void skip(ChoiceText *rest, int64_t count) { *rest = (ChoiceText){rest->tokens + count, rest->count - count}; }
 
-/* Takes a text, which follows its count of tokens, off what is left of an example. */
+/* Takes a text, which follows its count of tokens, from the rest of an example. */
 static bool take_text(ChoiceText *rest, ChoiceText *text) {
     int64_t count = rest->count > 0 ? *rest->tokens : 0;
     if (count < 1 || count >= rest->count) return false;
@@ -62,7 +62,7 @@ static const char *parse_header(const uint16_t *header, int64_t index, ChoiceExa
     return NULL;
 }
 
-/* Takes the next example off what is left of the file. Returns what is wrong with it, or NULL. */
+/* Takes the next example from the rest of the file. Returns its fault, or NULL. */
 static const char *parse_example(ChoiceText *rest, int64_t index, ChoiceExample *example) {
     const uint16_t *header = rest->tokens;
     if (rest->count < EXAMPLE_HEADER) return "is not there: the file is truncated";
@@ -117,7 +117,8 @@ void multiple_choice_close(MultipleChoice *set) {
 
 /* -- Scoring ------------------------------------------------------------------------------------------------------- */
 
-/* Rows behind the text are documents of one token each: attention does no work for them, and no target counts them. */
+/* Rows after the text are documents of one token each: attention does no work for them, and they
+ * have no targets. */
 static void load_ending(const Model *model, Executor *executor, const ChoiceText *context, const ChoiceText *ending) {
     SCOPED_FREE int32_t *rows = memory_allocate(3 * (size_t)model->length * sizeof *rows);
     int32_t *token = rows, *target = token + model->length, *position = target + model->length;
@@ -159,8 +160,8 @@ static void choose(const ChoiceExample *example, ChoiceScore *score) {
     }
 }
 
-/* Sets the losses of all examples, [count][CHOICE_ENDINGS], on every rank: groups of ranks take examples in turn, and each
- * rank adds its part of their losses to zeros. */
+/* Sets the losses of all examples, [count][CHOICE_ENDINGS], on every rank. Groups of ranks take
+ * examples in turn, and each rank adds its losses to zeros. */
 static bool score_all(
     const Model *model, Executor *executor, Comm *comm, const MultipleChoice *set, int64_t count, double *losses, Error *error) {
     const Mesh *mesh = model->graph->mesh;

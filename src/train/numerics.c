@@ -1,5 +1,5 @@
-/* The NaN search: where did the first NaN come from? Parameters are looked at first, then the microbatch is run
- * again, node by node. */
+/* The NaN search: finds the origin of the first NaN. Parameters are checked first, then the
+ * microbatch is run again, node by node. */
 #include <math.h>
 #include <stdio.h>
 
@@ -10,7 +10,7 @@
 #include "base/strings.h"
 #include "train/train.h"
 
-/* The index of the first NaN or infinity, or -1. */
+/* Returns the index of the first NaN or infinity, or -1. */
 static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, int64_t count) {
     size_t bytes = precision_bytes(graph->precision, type);
     for (int64_t i = 0; i < count && type != TYPE_INT32 && type != TYPE_FP8 && type != TYPE_BYTE; i++)
@@ -25,7 +25,8 @@ static int64_t count_bad(const void *data, size_t bytes, int64_t count) {
     return bad;
 }
 
-/* How many elements of device memory are NaN or infinite, read block by block into host memory. */
+/* Counts the NaN and infinite elements in device memory, which are read block by block into host
+ * memory. */
 static int64_t count_bad_on_device(const Session *session, const char *values, int64_t element, int64_t total) {
     const int64_t block_bytes = 64 << 20, most = block_bytes / element;
     int64_t bad = 0;
@@ -38,10 +39,10 @@ static int64_t count_bad_on_device(const Session *session, const char *values, i
     return bad;
 }
 
-/* Parameters of which this rank has values that are NaN or infinite. */
+/* Parameters with NaN or infinite values on this rank. */
 typedef struct BadParameters {
     const char *first;
-    int64_t values, count; /* of the first, and of parameters */
+    int64_t values, count; /* bad values of the first one; number of bad parameters */
 } BadParameters;
 
 static void note_bad(BadParameters *bad, const char *name, int64_t values) {
@@ -49,7 +50,7 @@ static void note_bad(BadParameters *bad, const char *name, int64_t values) {
     if (!bad->count++) *bad = (BadParameters){name, values, 1};
 }
 
-/* Of those that are trained, until there are `most`. */
+/* Finds bad trained parameters, until there are `most`. */
 static BadParameters find_bad_parameters(const Session *session, int64_t most) {
     const char *master = executor_arena(session->executor, ARENA_MASTER);
     BadParameters bad = {0};
@@ -64,14 +65,14 @@ static BadParameters find_bad_parameters(const Session *session, int64_t most) {
 
 const char *numerics_bad_parameter(const Session *session) { return find_bad_parameters(session, 1).first; }
 
-/* Of those that are not trained: their matrices are in the arena of weights alone. */
+/* Adds the bad parameters that are not trained; their matrices are in the weight arena alone. */
 static void add_bad_frozen(const Session *session, BadParameters *bad) {
     const Graph *graph = session->model.graph;
     char *master = executor_arena(session->executor, ARENA_MASTER);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         bool base = graph_is_base(graph, p);
-        if (p->quantization) continue; /* no code is NaN */
+        if (p->quantization) continue; /* quantized values cannot be NaN */
         const void *values = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, master);
         int64_t element = base ? (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : p->element_bytes;
         if (p->frozen) note_bad(bad, p->name, count_bad_on_device(session, values, element, p->count));
@@ -93,7 +94,7 @@ typedef struct Search {
     int node;
     TensorId tensor;
     int64_t index;
-} Search; /* node -1: none yet */
+} Search; /* node -1: none so far */
 
 static void inspect_node(Search *search, const Graph *graph, int node) {
     for (int i = 0; i < graph->nodes[node].outputs && search->node < 0; i++) {
@@ -108,8 +109,9 @@ static void inspect_node(Search *search, const Graph *graph, int node) {
     }
 }
 
-/* Stops at the first NaN, unless there are other ranks: the program's remaining collectives need this one. Nodes that the node
- * has absorbed ran with it; what they make may not be written unless it elides. */
+/* Stops at the first NaN, unless there are other ranks, whose remaining collectives need this rank.
+ * Nodes absorbed by this node ran with it; their outputs may not be written unless the kernel
+ * elides. */
 static bool inspect(void *context, const Graph *graph, int node, double seconds) {
     Search *search = context;
     bool alone = layout_all_ranks(search->session->layout) == 1;
@@ -119,7 +121,7 @@ static bool inspect(void *context, const Graph *graph, int node, double seconds)
     return search->node < 0 || !alone;
 }
 
-/* "tensor NAME[3], made by NODE" */
+/* Writes "tensor NAME[3], made by NODE". */
 static void describe_found(const Search *search, char *text, size_t size) {
     const Graph *graph = search->session->model.graph;
     if (search->node < 0 || text[0]) return;

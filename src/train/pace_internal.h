@@ -1,15 +1,16 @@
-/* How long the rest of a run takes, from the steps and evaluations so far. The first step of a process is left out
- * once there is another: it loads kernels and touches memory for the first time. */
+/* Estimates the time of the rest of a run from the steps and evaluations so far. The first step of
+ * a process is ignored once there is another, because it loads kernels and touches memory for the
+ * first time. */
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
 
-/* Zeroed: nothing is known. */
+/* Zeroed: unknown. */
 typedef struct Pace {
     int64_t steps;
-    double token_seconds;      /* smoothed over some ten steps */
-    double evaluation_seconds; /* of the last one */
+    double token_seconds;      /* smoothed over about ten steps */
+    double evaluation_seconds; /* of the latest one */
 } Pace;
 
 static inline void pace_step(Pace *pace, int64_t tokens, double seconds) {
@@ -18,7 +19,7 @@ static inline void pace_step(Pace *pace, int64_t tokens, double seconds) {
     pace->token_seconds += (seconds / (double)tokens - pace->token_seconds) * weight;
 }
 
-/* Seconds. */
+/* Returns seconds. */
 static inline double pace_left(const Pace *pace, int64_t tokens, int64_t evaluations) {
     return pace->token_seconds * (double)tokens + pace->evaluation_seconds * (double)evaluations;
 }

@@ -1,5 +1,6 @@
-/* What a program with a loss over pairs of answers takes of a microbatch beside its tokens, and what it gives: bounds of pairs,
- * log-probabilities of the reference, sums of rewards. Owns nothing. Called by steps and evaluations. */
+/* The inputs of a pair-loss program besides its tokens, and its outputs: bounds of pairs,
+ * log-probabilities of the reference, sums of rewards. Owns nothing. Called by steps and
+ * evaluations. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* The phases of a run, as pure functions of settings and mixture. Owns what Phases says. Called where a run is planned
- * and started, and by the training loop. */
+/* The phases of a run, as pure functions of settings and mixture. Owns the fields of Phases. Called
+ * when a run is planned and started, and by the training loop. */
 #include "train/phases.h"
 
 #include <assert.h>
@@ -20,7 +20,7 @@
 
 static int64_t phase_length(const MixturePhase *phase, const Config *config) { return phase->length ? phase->length : config->data.length; }
 
-/* Of all phases of a mixture, as they are counted in whole samples; 0: the last one has no end. */
+/* Returns the tokens of all phases of a mixture, in whole samples; 0: the last phase has no end. */
 static int64_t total_tokens(const Mixture *mixture, const Config *config) {
     int64_t total = 0;
     if (!mixture->phases[mixture->phase_count - 1].tokens) return 0;
@@ -43,7 +43,8 @@ static bool take_length(Config *config, const Mixture *mixture, Error *error) {
     return true;
 }
 
-/* A setting that every phase gives follows `target`, so that the settings of the run agree with each other. */
+/* Sets a setting that every phase overrides to `target`, so that the run's settings are
+ * consistent. */
 static void follow_phases(const char *name, int64_t *setting, int64_t initial, int64_t target, const char *train) {
     if (*setting != initial && *setting != target)
         log_warn(
@@ -51,7 +52,8 @@ static void follow_phases(const char *name, int64_t *setting, int64_t initial, i
     *setting = target;
 }
 
-/* batch.tokens is a multiple of the run's microbatch also where the first phase has another one. */
+/* batch.tokens must be a multiple of the run's microbatch, even if the first phase has another
+ * microbatch. */
 static void follow_mixture(Config *config, const Mixture *mixture) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     const MixturePhase *first = mixture->phases;
@@ -83,7 +85,8 @@ bool phases_resolve(Config *config, Error *error) {
     return given || take_length(config, &mixture, error);
 }
 
-/* batch.ramp_tokens and batch.ramp_steps are of the first phase: a later one has the ramp that it gives. */
+/* batch.ramp_tokens and batch.ramp_steps apply to the first phase; a later phase has only its own
+ * ramp. */
 static void take_settings(Config *config, const MixturePhase *phase, bool first) {
     const int64_t microbatch = config->batch.sequences * config->data.length;
     BatchConfig *batch = &config->batch;
@@ -103,7 +106,7 @@ static bool check_phase(Phase *phase, const MixturePhase *given, const char *pat
     return error_context(error, "phase %s of data.train=%s", given->name, path);
 }
 
-/* A mixture of one source and one phase without end. */
+/* Makes a mixture of one source and one phase without end. */
 static void make_single(Mixture *mixture, const Config *config) {
     *mixture = (Mixture){.source_count = 1, .phase_count = 1};
     mixture->sources = memory_allocate(sizeof *mixture->sources);
@@ -112,7 +115,7 @@ static void make_single(Mixture *mixture, const Config *config) {
     mixture->phases[0] = (MixturePhase){.weights = {1}};
 }
 
-/* The bins of a source have one length. */
+/* All bins of a source must have one length. */
 static bool check_bins(const Phases *phases, Error *error) {
     for (int i = 0; i < phases->mixture.source_count; i++)
         for (int j = 0; j < phases->count; j++) {
@@ -238,7 +241,7 @@ char *phases_batch_text(const Phases *phases, int phase) {
         "%lld tokens, %lld sequence%s at once%s", (long long)batch->tokens, (long long)batch->sequences, plural(batch->sequences), ramp);
 }
 
-/* The part of a phase's tokens that a source is asked for. */
+/* Returns the fraction of a phase's tokens that a source should give. */
 static double asked(const Phases *phases, int phase, int source) {
     const double *weights = phases->mixture.phases[phase].weights;
     double sum = 0;
@@ -246,7 +249,7 @@ static double asked(const Phases *phases, int phase, int source) {
     return weights[source] / sum;
 }
 
-/* Samples of a source in a phase, among the first so many of the run. */
+/* Returns the samples of a source in a phase, among the first `samples` samples of the run. */
 static int64_t read_of(const Phases *phases, const Order *order, int phase, int source, int64_t samples) {
     const Phase *item = &phases->items[phase];
     int64_t end = int_min(samples, phase_end(item));
@@ -259,7 +262,7 @@ static double read_share(const Phases *phases, const Order *order, int phase, in
     return all > 0 ? (double)read_of(phases, order, phase, source, samples) / (double)all : 0;
 }
 
-/* Without an order what is asked. */
+/* Without an order it lists only the requested shares. */
 static char *list_shares(const Phases *phases, const Order *order, int phase, int64_t samples) {
     const char *between = "";
     char *text = NULL;
@@ -341,12 +344,12 @@ int64_t phases_tokens(const Phases *phases, int64_t samples) {
     return phase->first_token + (samples - phase->first_sample) * phase->config.data.length;
 }
 
-/* Samples of the first so many steps of a phase, if it had no end. */
+/* Returns the samples of the first `steps` steps of a phase, as if it had no end. */
 static int64_t samples_of_steps(const Phase *phase, int64_t steps) {
     return schedule_samples_before(&phase->config.batch, phase->config.data.length, steps + 1);
 }
 
-/* The fewest steps that take so many samples of a phase, of which `done` steps are done. */
+/* Returns the fewest steps that take `samples` samples of a phase after `done` steps. */
 static int64_t steps_for(const Phase *phase, int64_t done, int64_t samples) {
     int64_t below = 0, enough = 1, before = samples_of_steps(phase, done);
     while (samples_of_steps(phase, done + enough) - before < samples) enough *= 2;
@@ -372,7 +375,8 @@ int64_t phases_last_step(const Phases *phases, const Position *position, int64_t
     return int_min(last, position->step + steps_for(phase, position->step - position->phase_step, phase_end(phase) - position->samples));
 }
 
-/* The position at step `step` of the phase of `phase_end`, where `samples` more have been taken. */
+/* Returns the position at step `step` of the phase that ends at `phase_end`, after `samples` more
+ * samples. */
 static Position move(Position from, int64_t step, int64_t samples, int64_t phase_end) {
     from.samples += samples;
     from.step = step;
@@ -407,7 +411,7 @@ char *phases_line(const Phases *phases, const Position *position, int64_t steps)
     log_format_count((double)(samples * config->data.length), tokens);
     log_format_count((double)config->batch.tokens, batch);
     snprintf(number, sizeof number, "%d", index + 1);
-    bool named = strcmp(phase->name, number) != 0; /* else the number is the name */
+    bool named = strcmp(phase->name, number) != 0; /* otherwise the number is the name */
     return memory_format("%s%s%s: steps %lld to %lld, %s tokens in sequences of %lld, %s a step, RoPE base %g: %s", number,
         named ? " " : "", named ? phase->name : "", (long long)position->phase_step + 1, (long long)end.step, tokens,
         (long long)config->data.length, batch, config->model.rope_theta, shares);
@@ -420,8 +424,8 @@ int64_t phases_own_steps(const Phases *phases) {
     return tokens && phases_count_steps(phases, (double)(last->first_token + tokens), (Position){0}, &steps, &left, &ignored) ? steps : 0;
 }
 
-/* The samples of a run of `tokens` tokens: all samples of the phases before its end, and whole samples of the last
- * phase. */
+/* Returns the samples of a run of `tokens` tokens: all samples of earlier phases, and whole samples
+ * of the last phase. */
 static int64_t samples_of_tokens(const Phases *phases, int64_t tokens) {
     const Phase *phase = phases->items + phases->count - 1;
     while (phase > phases->items && tokens <= phase->first_token) phase--;

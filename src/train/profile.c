@@ -1,5 +1,5 @@
-/* Where a step's time goes: seconds, achieved FLOP/s and GB/s per operation, longest first, and what lies outside
- * the program. */
+/* The time of a step by operation: seconds, achieved FLOP/s and GB/s, longest first, and the time
+ * outside the program. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -18,5 +18,5 @@ typedef struct Profile {
 
 /* An ExecutorHook with a Profile as its context. */
 bool profile_node(void *context, const Graph *graph, int node, double seconds);
-/* measured_flops: FLOP/s of the machine's measured peak; 0 when unknown. */
+/* measured_flops: FLOP/s of the machine's measured peak; 0: unknown. */
 void profile_print(const Profile *profile, double measured_flops, FILE *file);

@@ -1,5 +1,6 @@
-/* The file of a reference: its pairs, by token, then a ReferenceFooter. What it says is believed when the checksum is right and
- * the pairs account for every byte. A Reference owns its mapping. Called by corpora and when a run starts. */
+/* The file of a reference: its pairs, by token, then a ReferenceFooter. A file is valid if its
+ * checksum is correct and the pairs account for every byte. A Reference owns its mapping. Called by
+ * corpora and when a run starts. */
 #include "train/reference.h"
 
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* The run folder and its configuration. Owns nothing but the lock that run_lock hands out. Called by the training
- * loop and whoever reads a run. */
+/* The run folder and its configuration. Owns only the lock from run_lock. Called by the training
+ * loop and all readers of runs. */
 #include "train/run.h"
 
 #include <errno.h>
@@ -16,8 +16,8 @@
 #include "train/identity_internal.h"
 #include "train/lineage.h"
 
-/* The first line of a config.yaml that a start without checkpoints may replace: a file without it was written by somebody
- * else. */
+/* The first line of a config.yaml that a start without checkpoints may replace. A file without this
+ * line was written by someone else. */
 static const char mark[] = "# Written by smelt train; it changes with the command. `smelt train` and this folder continue the run.\n";
 
 bool run_lock(const char *run, int *lock, Error *error) {
@@ -60,7 +60,7 @@ bool run_write_config(const Config *config, Error *error) {
 
 /* -- Formats -------------------------------------------------------------------------------------------------------- */
 
-/* The format that RUN/run.json names. Builds before formats had numbers wrote none, so their format is 0. */
+/* Returns the format that RUN/run.json names. Old builds wrote none: format 0. */
 static int64_t format_of(const json_t *record) { return json_integer_value(json_object_get(record, "format")); }
 
 static bool check_format(const char *run, const json_t *record, Error *error) {
@@ -71,7 +71,7 @@ static bool check_format(const char *run, const json_t *record, Error *error) {
                (long long)format, RUN_FORMAT);
 }
 
-/* Adds to the error of a config.yaml that an older build wrote what can be done about it. */
+/* Adds to the error of an older build's config.yaml what the user can do. */
 static bool explain_format(const char *run, const json_t *record, Error *error) {
     const json_t *history = json_object_get(record, "history"), *last = json_array_get(history, json_array_size(history) - 1);
     const char *version = json_string_value(json_object_get(last, "version")), *time = json_string_value(json_object_get(last, "time"));
@@ -83,7 +83,7 @@ static bool explain_format(const char *run, const json_t *record, Error *error) 
         time ? time : "", RUN_FORMAT, reason.message, run);
 }
 
-/* The settings of RUN/config.yaml, over those that are there. */
+/* Reads the settings of RUN/config.yaml over the present values. */
 static bool read_settings(const char *run, Config *config, OptionStrings *strings, Error *error) {
     Error unread = {0};
     SCOPED_FREE char *path = memory_format("%s/config.yaml", run);
@@ -107,8 +107,8 @@ static bool same_run(const char *path, const Config *config, Error *error) {
     return identity_check(config->run, before, now, config->resume.accept, changes, error);
 }
 
-/* Whether nothing is lost when the run starts anew: there are no checkpoints where its saved configuration stores
- * them, either. */
+/* Returns whether a new start loses nothing: there are no checkpoints at the location of its saved
+ * configuration either. */
 static bool may_start_anew(const Config *config, Error *error) {
     Config saved;
     SCOPED(options_free_strings) OptionStrings strings = {0};
@@ -124,7 +124,7 @@ static bool may_start_anew(const Config *config, Error *error) {
                config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
 }
 
-/* Of the files that nobody but a training writes, whose lock is held. */
+/* Removes leftovers of the files that only a training writes; their lock is held. */
 static void remove_leftovers(const char *run) {
     static const char *const names[] = {"config.yaml", "run.json", "metrics.jsonl", "lease.json"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) file_remove_partials(run, names[i], NULL);
@@ -135,11 +135,11 @@ bool run_is_ours(const char *run) {
         "data", "tokenizer", "tensorboard"};
     SCOPED(file_list_free) FileList list = {0};
     Error ignored = {0};
-    if (file_kind(run, NULL) != FILE_FOLDER || !file_list(run, &list, &ignored)) return true; /* the lock tells what is wrong */
+    if (file_kind(run, NULL) != FILE_FOLDER || !file_list(run, &list, &ignored)) return true; /* locking reports the reason */
     for (size_t i = 0; i < list.count; i++) {
         bool known = false;
         for (size_t j = 0; j < sizeof names / sizeof *names; j++)
-            known |= starts_with(list.entries[i].name, names[j]); /* and partial ones */
+            known |= starts_with(list.entries[i].name, names[j]); /* including partial ones */
         if (!known && *list.entries[i].name != '.') return false;
     }
     return true;
@@ -152,7 +152,7 @@ bool run_open(const Config *config, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/config.yaml", config->run);
     bool exists = file_exists(path), replaced = exists && !started && is_marked(path);
     if (exists && !replaced) return same_run(path, config, error);
-    bool later = started || config->fork[0]; /* a fork is no run of its own before its record says so */
+    bool later = started || config->fork[0]; /* a fork becomes a run once its record says so */
     return later || ((!replaced || may_start_anew(config, error)) && run_write_config(config, error));
 }
 
@@ -174,12 +174,12 @@ static bool is_run(const char *folder) {
     return file_exists(path);
 }
 
-/* The step that a text of digits gives; 0: it is none. */
+/* Returns the step in a text of digits; 0: not a step. */
 static int64_t read_step(const char *digits, size_t length) {
     return length && length < 18 && strspn(digits, "0123456789") >= length ? strtoll(digits, NULL, 10) : 0;
 }
 
-/* RUN@STEP and RUN@best. */
+/* Splits RUN@STEP and RUN@best. */
 static bool split_at(const char *name, RunPoint *point) {
     const char *at = strrchr(name, '@'), *which = at ? at + 1 : "";
     int64_t step = !strcmp(which, "best") ? RUN_BEST : read_step(which, strlen(which));
@@ -188,7 +188,7 @@ static bool split_at(const char *name, RunPoint *point) {
     return true;
 }
 
-/* RUN/checkpoints/step-00000040, or checkpoints/step-00000040 inside RUN. */
+/* Splits RUN/checkpoints/step-00000040, or checkpoints/step-00000040 inside RUN. */
 static bool split_path(const char *name, RunPoint *point) {
     static const char inner[] = "checkpoints/step-";
     const char *end = name + path_length(name), *digits = end;
@@ -214,7 +214,7 @@ void run_point_free(RunPoint *point) {
 }
 
 char *run_describe_machine(void) {
-    char info[4096]; /* the first CPU is all that is wanted */
+    char info[4096]; /* enough for the first CPU */
     file_read_start("/proc/cpuinfo", info, sizeof info);
     char *line = strstr(info, "model name"), *model = line ? strchr(line, ':') : NULL;
     if (model) model += strspn(model, ": ");

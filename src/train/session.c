@@ -1,5 +1,5 @@
-/* Planning a session, its memory budget, and starting it. Owns what Session says. Called by the training loop and
- * `train plan=true`. */
+/* Plans a session and its memory budget, and starts it. Owns the fields of Session. Called by the
+ * training loop and `train plan=true`. */
 #include "train/session.h"
 
 #include <assert.h>
@@ -21,13 +21,14 @@
 
 /* -- Plan ---------------------------------------------------------------------------------------------------------- */
 
-/* Large enough to reach the full bandwidth of the network, for which the links between AMD GPUs need larger buckets. */
+/* Returns buckets that are large enough for the network's full bandwidth; links between AMD GPUs
+ * need larger ones. */
 static int64_t bucket_bytes(const Config *config, const Device *device) {
     double usual = device_info(device)->kind == DEVICE_HIP ? 256 : 64;
     return (int64_t)((config->layout.bucket_mb > 0 ? config->layout.bucket_mb : usual) * (1 << 20));
 }
 
-/* The most microbatches of a step that this rank runs. */
+/* Returns the maximum of microbatches per step on this rank. */
 static int64_t step_microbatches(const Session *session) {
     const Config *config = session->config;
     return divide_up(config->batch.tokens / (config->batch.sequences * config->data.length), mesh_size(session->mesh, AXES_DATA));
@@ -37,8 +38,9 @@ int64_t session_step_rows(const Session *session) {
     return step_microbatches(session) * session->config->batch.sequences * session->config->data.length;
 }
 
-/* With one microbatch a step, weights are cast once by rows and once by columns anyway. Codes that stay of weights that are
- * sharded would be all that the shards save; they are gathered, where the codes by columns are those by rows. */
+/* Chooses how FP8 weights are held. With one microbatch per step, weights are quantized once by
+ * rows and once by columns in any case. For sharded weights, kept quantized values would use up the
+ * memory that sharding saves; they are gathered if the values by columns equal those by rows. */
 static Fp8Weights fp8_weights(const Session *session) {
     const Fp8Config *fp8 = &session->config->model.fp8;
     bool sharded = layout_empty(session->mesh, &session->config->layout, session->config->precision).stage >= 3;
@@ -58,7 +60,7 @@ static Model build(const Session *session, const Mesh *mesh, ModelMode mode, int
     return built;
 }
 
-/* The plan with the arenas of parameters as large as this rank needs them. */
+/* Returns the plan with the arenas of parameters in the sizes that this rank needs. */
 static Plan plan_program(const Session *session, Graph *graph, const CommSchedule *schedule) {
     Plan plan = graph_plan(graph, &session->backend);
     if (session->pipeline) plan_set_slots(&plan, graph->training ? session->pipeline->slots : session->pipeline->forward_slots);
@@ -69,7 +71,7 @@ static Plan plan_program(const Session *session, Graph *graph, const CommSchedul
     return plan;
 }
 
-/* Knows when nodes run. */
+/* Makes the schedule after op_absorb, so that it knows when nodes run. */
 static CommSchedule *schedule_program(const Session *session, Graph *graph) {
     op_absorb(&session->backend, graph);
     return comm_schedule_create(session->layout, graph);
@@ -144,10 +146,12 @@ ModelSize session_size(const Session *session) {
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
-/* In the state arena of the training program are codes of weights; in that of others, their largest magnitudes. */
+/* Adds up the small arenas. The state arena of the training program has quantized weights; that of
+ * other programs has their amax. */
 static int64_t small_arenas(const Plan *plan) { return plan->bytes[ARENA_INPUT] + plan->bytes[ARENA_CONSTANT] + plan->bytes[ARENA_METRIC]; }
 
-/* Of a program that runs in the training activations where they are large enough. */
+/* Returns the activations of a program that uses the training activations if they are large
+ * enough. */
 static int64_t own_activations(const Session *session, const Plan *plan) {
     return plan->bytes[ARENA_STASH] +
            (plan->bytes[ARENA_ACTIVATION] > session->plan.bytes[ARENA_ACTIVATION] ? plan->bytes[ARENA_ACTIVATION] : 0);
@@ -190,7 +194,7 @@ static void print_row(FILE *file, const char *name, int64_t bytes, int64_t total
     fprintf(file, "  %-20s %12s %5.1f%%  %s\n", name, text, total ? 100.0 * bytes / total : 0, note);
 }
 
-/* "memory of the device: 43.10 GiB of 79.20 GiB" and how full that is. */
+/* Prints "memory of the device: 43.10 GiB of 79.20 GiB" and a bar. */
 static void print_sum(const Budget *budget, int64_t available, FILE *file) {
     enum { CELLS = 50 };
     char total[32], have[32], bar[CELLS + 1] = "";
@@ -256,7 +260,8 @@ static void update_bucket(Session *session, int bucket, double scale) {
         session->update.lr, scale);
 }
 
-/* Whether the loss is finite on all ranks, once the forward pass has ended; waits for it. A lost rank ends the step. */
+/* Returns whether the loss is finite on all ranks, after waiting for the end of the forward pass. A
+ * lost rank ends the step. */
 static bool has_finite_loss(const Session *session) {
     Error error = {0};
     int64_t bad = !executor_finish(session->executor, &error);
@@ -316,12 +321,12 @@ static bool initialize(Session *session, Error *error) {
     return device_ok(session->backend.device, error) && comm_ok(session->comm, error);
 }
 
-/* The groups of ranks that the buckets, the optimizer and the program communicate in. */
+/* Opens the groups of ranks in which the buckets, the optimizer and the program communicate. */
 static bool open_groups(Session *session, Error *error) {
     const Layout *layout = session->layout;
     SCOPED_FREE MeshAxes *axes = memory_allocate((LAYOUT_CUT_GROUPS + 1 + 3 * (size_t)layout->bucket_count) * sizeof *axes);
     int count = 0;
-    axes[count++] = AXES_ALL & ~MESH(AXIS_PP); /* amax_history_agree */
+    axes[count++] = AXES_ALL & ~MESH(AXIS_PP); /* for amax_history_agree */
     for (int i = 0; i < LAYOUT_CUT_GROUPS; i++) axes[count++] = layout_cut_groups[i];
     for (int b = 0; b < layout->bucket_count; b++) {
         axes[count++] = layout->buckets[b].axes;
@@ -334,7 +339,8 @@ static bool open_groups(Session *session, Error *error) {
     return true;
 }
 
-/* Notes the kernels of initialisation and update, so that they are loaded together with those of the programs. */
+/* Records the kernels of initialization and update, so that they are loaded together with those of
+ * the programs. */
 static void note_kernels(Session *session) {
     Error ignored;
     Device *device = session->backend.device;

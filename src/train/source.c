@@ -1,5 +1,5 @@
-/* Weights and tokenizers of run folders and model folders. Weights come in the type that is asked for: checkpoints
- * of fp64 runs hold doubles, all others floats. */
+/* Weights and tokenizers of run folders and model folders. Weights are converted to the requested
+ * type: checkpoints of fp64 runs hold doubles, all others floats. */
 #include "train/source.h"
 
 #include <assert.h>
@@ -27,7 +27,7 @@ static bool exists(const char *folder, const char *name) {
 
 bool source_is_run(const char *folder) {
     SCOPED(run_point_free) RunPoint point = run_point(folder);
-    return *point.run && exists(point.run, "config.yaml"); /* the folder of no name is not / */
+    return *point.run && exists(point.run, "config.yaml"); /* an empty folder name does not mean / */
 }
 
 bool source_is_model_folder(const char *folder) { return hf_is_model(folder) && !source_is_run(folder) && !adapter_is_folder(folder); }
@@ -46,7 +46,7 @@ bool source_check_run(const char *run, const char *init, Error *error) {
     SCOPED_FREE char *adapter = adapter_folder(init);
     if (*init && (file_same(run, point.run) || file_same(run, adapter)))
         return error_set(error, ERROR_USAGE, "run=%s is the model of init=%s, which stays as it is: give another run folder", run, init);
-    if (source_is_run(run) || file_kind(run, NULL) != FILE_FOLDER) return true; /* the lock tells what is wrong */
+    if (source_is_run(run) || file_kind(run, NULL) != FILE_FOLDER) return true; /* locking reports the reason */
     if (!file_list(run, &list, error)) return false;
     for (size_t i = 0; i < list.count; i++)
         if (is_model_file(list.entries[i].name))
@@ -79,7 +79,8 @@ static bool take_model(const ModelConfig *model, Precision precision, Config *co
     return config_check(config, error);
 }
 
-/* "OWNER/MODEL", as Hugging Face names models. Where OWNER is a folder here, a run in it is meant. */
+/* Returns whether the name is "OWNER/MODEL", as on Hugging Face. If OWNER is a local folder, a run
+ * in it is meant. */
 static bool is_hub_name(const char *name) {
     const char *slash = strchr(name, '/');
     bool one = slash && slash > name && slash[1] && !strpbrk(slash + 1, "/@");
@@ -95,7 +96,7 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
     if (source_is_run(point.run)) {
         bool read = run_read_config(point.run, config, strings, error) &&
                     (!mixture_is(config->data.train) || lineage_phase(&point, config, strings, error));
-        config->model.preference.loss = PREFERENCE_NONE; /* which is no part of the model */
+        config->model.preference.loss = PREFERENCE_NONE; /* not a part of the model */
         return read;
     }
     if (hf_is_model(folder)) {
@@ -143,7 +144,7 @@ char *source_tokenizer(const char *folder, const Config *config) {
 }
 
 bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *name, const char *cure, Error *error) {
-    enum { MOST_ROWS = 2 /* for each token: a power of two above them is below that */ };
+    enum { MOST_ROWS = 2 /* rows per token: a power of two above the tokens is less than this */ };
     long long tokens = tokenizer ? tokenizer_vocabulary(tokenizer) : BYTE_VOCABULARY;
     if (rows >= tokens && rows <= MOST_ROWS * tokens) return true;
     return error_set(error, ERROR_USAGE, "model.vocabulary=%lld is %s the %lld tokens of %s: %s%s", (long long)rows,
@@ -215,7 +216,7 @@ bool source_load_weights(const char *folder, const Config *config, const Graph *
     int64_t unasked;
     if (!step) step = &unasked;
     *step = 0;
-    bool as_kept = source_is_run(folder) && !config->lora.rank; /* the merged weights of a run with adapters are those of a folder */
+    bool as_kept = source_is_run(folder) && !config->lora.rank; /* the merged weights of a run with adapters are read like a folder's */
     Precision given = as_kept ? config->precision : graph->precision == PRECISION_FP64 ? PRECISION_FP64 : PRECISION_FP32;
     bool same_layout = precision_state_bytes(given, TYPE_COMPUTE) == precision_state_bytes(graph->precision, TYPE_COMPUTE);
     if (same_layout && (as_kept || graph_is_whole(graph))) return load_state(folder, config, graph, master, step, error);
@@ -234,7 +235,8 @@ static void read_parameter(const HfReader *reader, int index, bool as_bf16, void
     else hf_reader_load(reader, index, to);
 }
 
-/* All values of parameter `index`; *copy, to be freed, is set where they are not in the source's arena as they are. */
+/* Returns all values of parameter `index`. *copy is set, to be freed, if they are not available
+ * unconverted in the source's arena. */
 static const char *whole_values(const WeightSource *source, int index, bool as_bf16, void **copy) {
     const Parameter *p = &source->graph->parameters[index];
     const void *kept = source->reader ? NULL : parameter_in(p, source->master);
@@ -245,7 +247,7 @@ static const char *whole_values(const WeightSource *source, int index, bool as_b
     return *copy;
 }
 
-/* Fills memory of a device with a slice of host memory of `count` elements. */
+/* Fills device memory with a slice of host memory of `count` elements. */
 static void upload_slice(Device *device, void *to, const Slice *slice, const char *values, int64_t count, int64_t width) {
     SCOPED_FREE char *packed = slice->run ? memory_allocate((size_t)(slice->count * width)) : NULL;
     if (packed) slice_copy(slice, packed, &(Slice){.count = count}, values, (size_t)width);

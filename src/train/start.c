@@ -1,6 +1,6 @@
-/* How a training starts and ends: settings and data that all ranks agree on, the run folder and its lock, the checkpoint
- * that the run continues from, the first lines and records. Rank 0 makes what the others then open. Called by the
- * training loop. */
+/* Starts and ends a training: the settings and data that all ranks agree on, the run folder and its
+ * lock, the checkpoint that the run continues from, the first lines and records. Rank 0 makes
+ * everything that the others then open. Called by the training loop. */
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -30,13 +30,14 @@
 
 /* -- The machine --------------------------------------------------------------------------------------------------- */
 
-/* FLOP/s of the best of a few large GEMMs in the run's precision: the machine's measured peak. About 50 ms. */
+/* Returns the FLOP/s of the best of a few large GEMMs in the run's precision: the machine's
+ * measured peak. Takes about 50 ms. */
 static double measure_gemm(const Config *config, Device *device) {
     enum { TRIES = 5 };
     GemmType type = precision_is_bf16(config->precision) ? GEMM_BF16 : config->precision == PRECISION_FP32 ? GEMM_F32 : GEMM_F64;
     int64_t size = device_info(device)->massively_parallel ? 8192 : 768,
             bytes = size * size * (int64_t)precision_bytes(config->precision, TYPE_COMPUTE);
-    if (type == GEMM_F64 || strstr(device_info(device)->name, "emulated")) return 0; /* for checks, not for speed */
+    if (type == GEMM_F64 || strstr(device_info(device)->name, "emulated")) return 0; /* these devices are for checks, not for speed */
     Error ignored = {0};
     char *memory = device_allocate(device, 3 * bytes, &ignored);
     if (!memory) return 0;
@@ -64,7 +65,7 @@ static bool report_start(Loop *loop, Error *error) {
 
 /* -- First weights ------------------------------------------------------------------------------------------------- */
 
-/* Shards of a model folder's weights, of which one parameter at a time is in memory. */
+/* Fills shards from a model folder's weights, holding one parameter at a time in memory. */
 static bool take_folder(Session *session, const char *folder, const Config *origin, Error *error) {
     SCOPED(model_free) Model whole = model_describe(&session->config->model, NULL, session->config->precision);
     HfReader *reader = hf_reader_open(folder, &origin->model, whole.graph, error);
@@ -74,7 +75,8 @@ static bool take_folder(Session *session, const char *folder, const Config *orig
     return taken;
 }
 
-/* Whether this rank holds parts of weights, from which those that its programs use are made. */
+/* Returns whether this rank holds parts of weights, from which the weights of its programs are
+ * made. */
 static bool has_shards(const Session *session) {
     return !session->config->lora.rank && (session->layout->stage || !graph_is_whole(session->model.graph));
 }
@@ -91,11 +93,11 @@ static bool load_weights(Session *session, const char *folder, const Config *ori
     return device_ok(session->backend.device, error);
 }
 
-/* Whether a new run begins with adapters of others. */
+/* Returns whether a new run begins with existing adapters. */
 static bool has_start(const Session *session) { return session->config->lora.start[0] && !session->step; }
 
-/* Loads the weights of init=FOLDER into a run without steps, and the frozen ones of a run with adapters into any; then the
- * adapters that a run begins with. */
+/* Loads the weights of init=FOLDER into a run without steps, and frozen weights into any run with
+ * adapters; then the adapters that a run begins with. */
 static bool load_initial(Loop *loop, Error *error) {
     const char *folder = loop->config->init;
     Config origin;
@@ -118,8 +120,9 @@ static bool load_initial(Loop *loop, Error *error) {
 
 /* -- Settings, run folder, data ------------------------------------------------------------------------------------ */
 
-/* The memory that a process uses beside the plan, measured with 1 to 8 threads (tests/train/test_memory.c): the GEMM
- * scratch of each thread, the loader, graphs, records, and the writing of checkpoints. */
+/* Returns the memory that a process uses besides the plan: the GEMM scratch of each thread, the
+ * loader, graphs, records, and the writing of checkpoints. Measured with 1 to 8 threads
+ * (tests/train/test_memory.c). */
 static int64_t process_bytes(void) {
     enum { PROCESS_MIB = 24, THREAD_MIB = 4 };
     return (int64_t)(PROCESS_MIB + THREAD_MIB * omp_get_max_threads()) << 20;
@@ -142,7 +145,8 @@ static bool check_settings(const Config *config, int ranks, Error *error) {
            error_set(error, ERROR_USAGE, "dump=%s works with one process, and there are %d: start one alone", config->dump, ranks);
 }
 
-/* All ranks must mean the same data. Rank 0 knows the origin, and compares the run with its newest checkpoint. */
+/* Checks that all ranks use the same data. Rank 0 knows the origin, and compares the run with its
+ * newest checkpoint. */
 static bool identify(Loop *loop, Error *error) {
     const Origin *origin = &loop->origin;
     const bool whole = loop_leads(loop) || comm_local_rank(loop->comm) == 0;
@@ -160,7 +164,7 @@ static bool take_store(Loop *loop, const char *number, Error *error) {
     return loop->lease || config->profile;
 }
 
-/* A node may see the store and not be able to write it. */
+/* Tests writing, because a node may see the store without being able to write to it. */
 static bool probe_store(const Loop *loop, Error *error) {
     const Config *config = &loop->settings;
     const int rank = comm_rank(loop->comm);
@@ -170,7 +174,7 @@ static bool probe_store(const Loop *loop, Error *error) {
     return error_context(error, "rank %d on %s cannot save checkpoints", rank, host);
 }
 
-/* All ranks save into one store. */
+/* Checks that all ranks save into one store. */
 static bool see_store(Loop *loop, Error *error) {
     const double limit = 20; /* seconds */
     const Config *config = &loop->settings;
@@ -181,7 +185,7 @@ static bool see_store(Loop *loop, Error *error) {
            (loop_leads(loop) || lease_await(run_checkpoints(config->run, config), holder, limit, error)) && probe_store(loop, error);
 }
 
-/* `done`: steps that the run has done, or the one that it is forked from. */
+/* `done`: steps that the run has done, or the step that it is forked from. */
 static bool check_steps(const Config *config, int64_t done, bool forked, Error *error) {
     if (done <= config->steps) return true;
     if (forked)
@@ -201,7 +205,7 @@ static bool make_order(Loop *loop, Error *error) {
     return loop->order != NULL;
 }
 
-/* Whether a path, of which the end need not exist, is that of the folder or leads into it. */
+/* Returns whether a path, whose end need not exist, is that of the folder or leads into it. */
 static bool lies_in(const char *path, const char *folder) {
     SCOPED_FREE char *part = memory_copy_string(path);
     char *slash = part;
@@ -215,7 +219,7 @@ static bool lies_in(const char *path, const char *folder) {
     return false;
 }
 
-/* A run writes text, such as its log, which is not to be read as training data. */
+/* A run writes text, such as its log, which must not be read as training data. */
 static bool check_place(const Loop *loop, Error *error) {
     const Config *config = &loop->settings;
     const Mixture *mixture = &loop->phases.mixture;
@@ -228,7 +232,7 @@ static bool check_place(const Loop *loop, Error *error) {
     return true;
 }
 
-/* Notes whether the folder is new: then a start that fails takes it away again. */
+/* Notes whether the folder is new; if so, a start that fails removes it. */
 static bool lock_run(Loop *loop, Error *error) {
     const char *run = loop->settings.run;
     bool absent = file_kind(run, NULL) == FILE_ABSENT, is_run = source_is_run(run);
@@ -240,19 +244,19 @@ static bool lock_run(Loop *loop, Error *error) {
     if (!run_lock(run, &loop->lock, error)) return false;
     SCOPED(file_list_free) FileList list = {0};
     if (!file_list(run, &list, error)) return false;
-    loop->new_folder = absent && !list.count; /* no other process has just started there and ended */
+    loop->new_folder = absent && !list.count; /* no other process has started there and ended in the meantime */
     return true;
 }
 
-/* Rank 0 makes the run folder and packs text, once nothing else speaks against the start; then the others open what it
- * made. */
+/* Rank 0 makes the run folder and packs text after all other checks; then the others open the
+ * results. */
 static bool open_run(Loop *loop, Error *error) {
     const Config *config = &loop->settings;
     bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
     if (loop_leads(loop))
         opened =
             opened && lock_run(loop, error) && run_open(config, error) && lineage_find(config, &loop->origin, error) &&
-            (config->epochs > 0 /* the data says how many steps */ || check_steps(config, loop->origin.step, loop->origin.forked, error)) &&
+            (config->epochs > 0 /* the data gives the steps */ || check_steps(config, loop->origin.step, loop->origin.forked, error)) &&
             take_store(loop, loop->origin.number, error) && (!loop->origin.forked || corpus_fork(config, error)) &&
             corpus_open(&loop->corpus, config, &loop->phases, loop->origin.step ? CORPUS_PACKED : CORPUS_NEW, error);
     if (!loop_agree(loop, "run folder", opened, error) || !loop_agree(loop, "store", see_store(loop, error), error)) return false;
@@ -271,7 +275,7 @@ static bool plan_phase(Loop *loop, int phase, Error *error) {
     return session_plan_rank(&loop->session, loop->config, loop->device, comm_rank(loop->comm), comm_size(loop->comm), error);
 }
 
-/* Settles recompute=auto for a phase: all ranks compute again what the fullest of them has to. */
+/* Resolves recompute=auto for a phase: all ranks recompute what the fullest rank must recompute. */
 static bool choose_recompute(Loop *loop, int phase, Error *error) {
     Config *config = &loop->phases.items[phase].config;
     if (config->recompute != RECOMPUTE_AUTO) return true;
@@ -281,7 +285,7 @@ static bool choose_recompute(Loop *loop, int phase, Error *error) {
     return true;
 }
 
-/* What recompute=auto came to for the phase that is planned. */
+/* Prints the choice of recompute=auto for the planned phase. */
 static void say_recompute(const Loop *loop) {
     static const char *const names[] = {"none", "norm", "attention", "block"};
     const Phase *phase = loop_phase(loop);
@@ -290,7 +294,8 @@ static void say_recompute(const Loop *loop) {
         phase->name ? phase->name : "");
 }
 
-/* Every phase must fit before the first step of any: a run is not to be refused after days. */
+/* Checks that every phase fits before the first step of any, so that a run is not refused after
+ * days. */
 static bool plan(Loop *loop, Error *error) {
     loop->available = train_memory(loop->comm, loop->device);
     if (!phases_open(&loop->phases, &loop->settings, error)) return false;
@@ -305,7 +310,7 @@ static bool plan(Loop *loop, Error *error) {
     return true;
 }
 
-/* A process that was killed after a save and before its record left a checkpoint without one. */
+/* Records the checkpoint of a process that was killed after a save and before its record. */
 static void record_checkpoint(Loop *loop) {
     Error error = {0};
     int64_t step = loop->session.step;
@@ -328,8 +333,8 @@ static bool open_records(Loop *loop, Error *error) {
 }
 /* -- Warnings ------------------------------------------------------------------------------------------------------ */
 
-/* Says before the first step what `smelt convert` will refuse after the last: a model that no class of transformers
- * computes, or one whose class has no biases of routers. */
+/* Warns before the first step if `smelt convert` will refuse the model: no class of transformers
+ * supports it, or its class has no router biases. */
 static void warn_of_export(const Config *config) {
     Error reason = {0};
     if (!hf_check(&config->model, &reason))
@@ -344,15 +349,15 @@ static void warn_of_fp8(const Loop *loop) {
     fp8_warn_if_idle(&loop->config->model, &loop->fp8, loop->phases.count > 1 ? " in this phase" : "");
 }
 
-/* Text that is read up to 4 times teaches nearly as much as new text, and beyond 16 times hardly anything (Muennighoff et
- * al. 2023, arXiv 2305.16264, figure 5). */
+/* Text that is read up to 4 times teaches almost as much as new text, and beyond 16 times almost
+ * nothing (Muennighoff et al. 2023, arXiv 2305.16264, figure 5). */
 static void warn_of_repetition(const Loop *loop) {
     enum { GOOD = 4, MUCH = 16 };
     const Config *config = loop->config;
-    if (model_makes_images(&config->model)) return; /* each reading has other noise */
+    if (model_makes_images(&config->model)) return; /* each reading has different noise */
     int64_t held = loop->corpus.train[0].token_count;
     int64_t read = phases_tokens(&loop->phases, phases_advance(&loop->phases, loop_position(loop), config->steps).samples);
-    if (loop_phase(loop)->name || read / held < MUCH) return; /* a mixture says how often its sources may be read */
+    if (loop_phase(loop)->name || read / held < MUCH) return; /* a mixture sets how often its sources may be read */
     log_warn(
         "%lld steps read the %lld tokens of data.train %lld times, and the model will memorise them: give more text, or fewer steps (%lld "
         "read it %d times)",
@@ -360,7 +365,7 @@ static void warn_of_repetition(const Loop *loop) {
         GOOD);
 }
 
-/* What to give as validation data: NAME-valid, where smelt data pack wrote it beside NAME-train. */
+/* Suggests validation data: NAME-valid, if smelt data pack wrote it next to NAME-train. */
 static char *advise_valid(const char *train) {
     static const char part[] = "-train";
     bool named = ends_with(train, part);
@@ -370,7 +375,7 @@ static char *advise_valid(const char *train) {
     return packed ? memory_format("data.valid=%s", valid) : memory_copy_string("data.valid, a text or a shard");
 }
 
-/* Whether some source or the validation data answer the question. */
+/* Returns whether `is` is true for some source or the validation data. */
 static bool any_data(const Loop *loop, bool (*is)(const char *path)) {
     const Mixture *mixture = &loop->phases.mixture;
     const char *valid = loop->settings.data.valid;
@@ -379,7 +384,7 @@ static bool any_data(const Loop *loop, bool (*is)(const char *path)) {
     return any;
 }
 
-/* The most ranks that sum gradients of one matrix over `among` of the axes. */
+/* Returns the maximum of ranks that sum gradients of one matrix over the axes in `among`. */
 static int most_sharing(const Layout *layout, MeshAxes among) {
     int most = 1;
     for (const LayoutBucket *bucket = layout->buckets; bucket < layout->buckets + layout->bucket_count; bucket++)
@@ -447,13 +452,13 @@ static bool start_phase(Loop *loop, int phase, Error *error) {
     session->lease = loop->lease;
     bool has_reference;
     if (!session_start(session, loop->comm, error) || !loop_has_reference(loop, &has_reference, error)) return false;
-    bool late = !has_reference && loop->origin.step; /* the checkpoint holds the first weights no more */
+    bool late = !has_reference && loop->origin.step; /* the checkpoint no longer has the first weights */
     if (late && !(load_initial(loop, error) && loop_make_reference(loop, error))) return false;
     return resume(loop, error) && load_initial(loop, error) && (has_reference || late || loop_make_reference(loop, error));
 }
 
-/* A session with the state of the newest good checkpoint, for the phase of its next sample. That is the phase of
- * `sample`, unless the checkpoint which says so is damaged and an older one takes its place. */
+/* Opens a session with the state of the newest good checkpoint, for the phase of its next sample.
+ * This is the phase of `sample`, unless that checkpoint is damaged and an older one is loaded. */
 static bool open_phase(Loop *loop, int64_t sample, Error *error) {
     int phase = phases_find(&loop->phases, sample), planned;
     do {
@@ -471,7 +476,7 @@ static void note_phase(Loop *loop) {
     Error error = {0};
     bool begins = loop_phase(loop)->name && session->samples == loop_phase(loop)->first_sample && session->step < loop->config->steps;
     if (!begins || !loop->metrics) return;
-    if (session->step > loop->origin.step) summary_phase(loop); /* the start lists those from its step on */
+    if (session->step > loop->origin.step) summary_phase(loop); /* the start lists the phases from its step on */
     json_auto_t *details = phases_describe(&loop->phases, loop->phase);
     loop_note_record(loop, metrics_phase(loop->metrics, session->step, details, &error), &error);
 }

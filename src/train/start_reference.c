@@ -1,8 +1,10 @@
-/* The references of a run on pairs of answers: whether the files in RUN/data are those of its first weights, and making them.
+/* The references of a run on preference pairs: checks whether the files in RUN/data belong to its
+ * first weights, and makes them.
  *
- * Which weights a file is of is told by what init= names, or by the seed. A run without steps compares that with its settings.
- * Checkpoints know the checksum of the file by which they were made, and a run that goes on from one compares that
- * (identity.c); so it does not need init= any more. Rank 0 decides and writes; all ranks compute. Called when a run starts. */
+ * A file's weights are identified by what init= names, or by the seed. A run without steps compares
+ * this with its settings. Checkpoints know the checksum of their reference file, and a run that
+ * continues from one compares the checksum (identity.c), so it no longer needs init=. Rank 0
+ * decides and writes; all ranks compute. Called when a run starts. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +16,7 @@
 #include "train/identity_internal.h"
 #include "train/loop_internal.h"
 
-/* What the first weights follow from. */
+/* Hashes everything that determines the first weights. */
 static bool hash_weights(const Config *config, uint64_t *weights, Error *error) {
     static const char *const groups[] = {"model.", "lora.", "seed", "precision"};
     const char *name;
@@ -34,7 +36,7 @@ static bool hash_weights(const Config *config, uint64_t *weights, Error *error) 
     return true;
 }
 
-/* The first weights of the run, on all ranks alike. */
+/* Sets *weights to the hash of the run's first weights, equal on all ranks. */
 static bool find_weights(const Loop *loop, uint64_t *weights, Error *error) {
     bool found = !loop_leads(loop) || hash_weights(&loop->settings, weights, error);
     return loop_agree(loop, "first weights", found, error) &&
@@ -43,7 +45,7 @@ static bool find_weights(const Loop *loop, uint64_t *weights, Error *error) {
 
 static Reference *reference_of(Loop *loop, bool valid) { return valid ? &loop->corpus.valid_reference : &loop->corpus.reference; }
 
-/* Forgets files of other weights; whether one is missing then. */
+/* Closes files of other weights; returns whether one is then missing. */
 static bool drop_others(Loop *loop, uint64_t weights) {
     bool missing = false;
     for (int valid = 0; valid <= loop->corpus.has_valid; valid++) {
@@ -79,7 +81,8 @@ static bool make_file(Loop *loop, bool valid, uint64_t weights, Error *error) {
     return loop_agree(loop, "reference", made, error);
 }
 
-/* A run that has steps computes what is missing with the weights of init=, which must be those of its other reference. */
+/* A run with steps computes a missing reference with the weights of init=, which must be those of
+ * its other reference. */
 static bool check_weights(const Loop *loop, uint64_t weights, Error *error) {
     const Reference *train = &loop->corpus.reference;
     return !reference_is_open(train) || train->weights == weights ||

@@ -1,12 +1,14 @@
-/* A session as a checkpoint: every parameter in its state dtype under its own name, optimizer state under
- * optimizer/KIND/NAME, the step, and the samples that were consumed, which is the position in the data. The schedule
- * is a function of step and configuration, so nothing else is needed to continue bit for bit.
+/* A session as a checkpoint: every parameter in its state dtype under its own name, optimizer state
+ * under optimizer/KIND/NAME, the step, and the consumed samples, which are the position in the
+ * data. The schedule is a function of step and configuration, so nothing else is needed to continue
+ * bit for bit.
  *
- * Each rank writes what it alone holds, and its share of what several hold; it reads whatever it holds, whoever
- * wrote it, so any number of ranks continues what any other number started. A save copies the rank's shard into host
- * memory of the Saver, which is all that training waits for; a thread writes it. The system gives that memory when
- * it is touched, which for a large model takes seconds: a thread does so beside the steps after the first. The Saver
- * belongs to the session. With checkpoint.async=false there is neither copy nor thread. */
+ * Each rank writes what it alone holds, and its share of what several ranks hold. It reads
+ * everything that it holds, whoever wrote it, so any number of ranks continues a run of any other
+ * number. A save copies the rank's shard into host memory of the Saver, and a thread writes it;
+ * training waits only for the copy. The system provides memory when it is touched. This takes
+ * seconds for a large model, so a thread touches the memory during the steps after the first. The
+ * Saver belongs to the session. With checkpoint.async=false there is neither copy nor thread. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -30,8 +32,8 @@ enum { COPY_BYTES = 16 << 20, COPY_ALIGNMENT = 64 };
 
 /* -- What a rank holds --------------------------------------------------------------------------------------------- */
 
-/* Intervals of tensors, and where their data are for the host: views, or the copy of a save. The first `on_device` are in
- * memory of the device, the others in that of the host. */
+/* Intervals of tensors, and their data as the host sees them: views, or the copy of a save. The
+ * first `on_device` are in device memory, the others in host memory. */
 typedef struct IntervalList {
     Interval *items;
     void **memory;
@@ -46,7 +48,8 @@ StoredType session_stored_type(const Parameter *parameter) {
     return bytes == 8 ? STORED_F64 : bytes == 4 ? STORED_F32 : STORED_BF16;
 }
 
-/* An interval of a parameter, or of its optimizer state, which lies at `memory`: as slices of the whole tensor. */
+/* Appends an interval of a parameter, or of its optimizer state, at `memory`, as slices of the
+ * whole tensor. */
 static void append(IntervalList *list, const Graph *graph, const char *name, ParameterInterval elements, char *memory) {
     const Parameter *p = &graph->parameters[elements.parameter];
     Interval interval = {.type = session_stored_type(p), .rank = p->rank};
@@ -61,8 +64,9 @@ static void append(IntervalList *list, const Graph *graph, const char *name, Par
     }
 }
 
-/* Appends what this rank reads of an interval that it holds at `memory` as number `holder` of `holders`, or writes of it:
- * what number 0 holds, or in stage 0, where there is most of it, an even share. */
+/* Appends an interval that this rank holds at `memory` as number `holder` of `holders`. With
+ * `writes`, appends only the part that this rank writes: an even share in stage 0, which has the
+ * most data; otherwise all of it on holder 0. */
 static void append_held(IntervalList *list, const Session *session, const char *name, ParameterInterval elements, int holders, int holder,
     char *memory, bool writes) {
     if (writes && !session->layout->stage) {
@@ -82,7 +86,7 @@ static Interval history_interval(const AmaxTensor *tensor, int64_t length) {
         .slice = {.count = tensor->magnitudes * length}};
 }
 
-/* All ranks of a stage have the same history. */
+/* Appends the history, which all ranks of a stage share. */
 static void append_history(IntervalList *list, const AmaxHistory *history) {
     for (int i = 0; i < amax_history_tensors(history); i++) {
         AmaxTensor tensor = amax_history_tensor(history, i);
@@ -92,8 +96,8 @@ static void append_history(IntervalList *list, const AmaxHistory *history) {
     }
 }
 
-/* What the session holds of weights and optimizer state on this rank; with `writes`, only what it writes, histories of fp8
- * too. */
+/* Returns the weights and optimizer state that the session holds on this rank; with `writes`, only
+ * what it writes, including FP8 histories. */
 static IntervalList session_intervals(const Session *session, bool writes) {
     const Graph *graph = session->model.graph;
     const OptimizerShard *shard = &session->layout->shard;
@@ -133,7 +137,7 @@ static bool list_view(IntervalList *list, Device *device, ViewAccess access, Err
     return device_ok(device, error);
 }
 
-/* What was loaded goes to the device with VIEW_WRITE. */
+/* With VIEW_WRITE, closing a view uploads loaded data to the device. */
 static void list_close_views(IntervalList *list, Device *device, ViewAccess access) {
     for (size_t i = 0; i < list->on_device; i++)
         device_view_close(device, list->items[i].data, list->memory[i], interval_bytes(&list->items[i]), access);
@@ -142,22 +146,22 @@ static void list_close_views(IntervalList *list, Device *device, ViewAccess acce
 /* -- Saving -------------------------------------------------------------------------------------------------------- */
 
 struct Saver {
-    IntervalList list; /* what this rank writes */
+    IntervalList list; /* the intervals that this rank writes */
     Device *device;
-    char *copy; /* of all intervals, one after another, so that saving is asynchronous; or NULL */
+    char *copy; /* copy of all intervals, for asynchronous saves; or NULL */
     int64_t copy_bytes;
     pthread_t thread; /* touches the copy's pages */
-    bool touching;    /* there is one to join */
+    bool touching;    /* there is a thread to join */
     atomic_bool enough;
     CheckpointJob *job;
-    Error failure; /* of this rank in the newest save, once it has ended */
+    Error failure; /* of this rank in the newest save, after it has ended */
     bool told;     /* all ranks know that a shard of the newest save has failed */
     json_t *metadata;
     double stall;
-    int64_t step; /* of the save under way */
-    bool sound;   /* it was not preceded by skipped updates */
-    int64_t kept; /* Validation.kept once it is saved */
-    json_t *note; /* metadata: what an evaluation came to, for the checkpoint of step `noted`; NULL: nothing */
+    int64_t step; /* of the save in progress */
+    bool sound;   /* no skipped updates preceded it */
+    int64_t kept; /* Validation.kept after it is saved */
+    json_t *note; /* metadata with the result of an evaluation, for the checkpoint of step `noted`; NULL: none */
     int64_t noted;
 };
 
@@ -183,14 +187,14 @@ void session_prepare_save(Session *session) {
         saver->touching = pthread_create(&saver->thread, NULL, touch_pages, saver) == 0;
 }
 
-/* Pages that were not touched until now are touched when they are written. */
+/* Stops the touching thread. Untouched pages are then touched when they are written. */
 static void finish_touching(Saver *saver) {
     atomic_store(&saver->enough, true);
     if (saver->touching) pthread_join(saver->thread, NULL);
     saver->touching = false;
 }
 
-/* Where device memory is the host's, the copy is in the plan's memory, which was checked. */
+/* If device memory is host memory, the copy is part of the plan's memory, which was checked. */
 static void map_copy(Saver *saver) {
     Error refused = {0};
     for (size_t i = 0; i < saver->list.count; i++) saver->copy_bytes += copy_room(&saver->list.items[i]);
@@ -245,7 +249,7 @@ static bool copy_state(Saver *saver, Error *error) {
     return true;
 }
 
-/* Draws a number that all ranks share and that no other save has, also of a run that starts again. */
+/* Draws a number that all ranks share and no other save has, even after a restart. */
 static bool agree_on_attempt(Session *session, int64_t *attempt, Error *error) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -272,12 +276,13 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
         .timeout = config->checkpoint.timeout};
 }
 
-/* A checkpoint's metadata, as jansson packs and unpacks it, without the end. */
+/* A checkpoint's metadata in jansson's pack and unpack format, without the end. */
 #define STATE_FORMAT "{s:I, s:I, s:I, s:{s:I, s:I, s:I}"
-/* Steps of the histories that it has (amax_history.h), if any. */
+/* Number of steps of its amax histories (amax_history.h), if any. */
 static const char history_length[] = "amax_history_len";
 
-/* `loss` is left out where it is not finite, which JSON does not have, and the best where there is none. */
+/* `loss` is omitted if it is not finite, because JSON has no such numbers; the best is omitted if
+ * there is none. */
 static json_t *describe_validation(const Validation *validation, int64_t kept) {
     return json_pack("{s:I, s:I, s:I, s:o*, s:I, s:o*, s:I, s:I}", "step", (json_int_t)validation->step, "tokens",
         (json_int_t)validation->tokens, "length", (json_int_t)validation->length, "loss", json_real(validation->loss), "best_step",
@@ -285,7 +290,7 @@ static json_t *describe_validation(const Validation *validation, int64_t kept) {
         (json_int_t)kept);
 }
 
-/* The inverse. Losses over other data, or in sequences of another length, begin anew. */
+/* The inverse. Losses over other data, or in sequences of another length, start anew. */
 static void take_validation(Session *session, const json_t *metadata) {
     static const char content[] = "data.valid.content";
     Validation *validation = &session->validation;
@@ -300,7 +305,8 @@ static void take_validation(Session *session, const json_t *metadata) {
     *validation = (Validation){step, best_step, loss, best_loss, tokens, length, waited, kept};
 }
 
-/* What a mixture adds: the settings are those with which the weights were trained last (lineage.h). */
+/* Describes a mixture's phase: the settings are those with which the weights were last trained
+ * (lineage.h). */
 static json_t *describe_phase(const Session *session) {
     return json_pack(
         "{s:i, s:I, s:o}", "begun", session->begun, "step", (json_int_t)session->phase_step, "settings", phases_settings(session->config));
@@ -390,7 +396,7 @@ bool session_save_end(Session *session, SaveReport *report) {
     return true;
 }
 
-/* The save under way, if there is one, is of this step: the save before has ended when one starts. */
+/* A save in progress is of this step, because the previous save has ended when one starts. */
 void session_note_validation(Session *session) {
     Saver *saver = session->saver;
     int64_t step = session->step, *kept = saver->job && saver->step == step ? &saver->kept : &session->validation.kept;
@@ -415,8 +421,8 @@ bool session_write_note(Session *session, Error *error) {
 
 enum { MOST_CANDIDATES = 1000 };
 
-/* The steps of complete checkpoints, newest first, as rank 0 sees them, or `only` one of them (0: all); -1 after a
- * failure on any rank. */
+/* Lists the steps of complete checkpoints, newest first, as rank 0 sees them, or only the step
+ * `only` (0: all); returns -1 after a failure on any rank. */
 static int list_steps(const char *where, int64_t only, Comm *comm, int64_t steps[MOST_CANDIDATES], Error *error) {
     SCOPED_FREE int64_t *found = NULL;
     int64_t result = 0;
@@ -439,7 +445,7 @@ static int list_steps(const char *where, int64_t only, Comm *comm, int64_t steps
     return (int)result;
 }
 
-/* The newest step up to `most` that has a complete checkpoint; 0: none. */
+/* Returns the newest step up to `most` with a complete checkpoint; 0: none. */
 static int64_t newest_step(const char *where, int64_t most) {
     SCOPED_FREE int64_t *steps = NULL;
     size_t count = 0, i = 0;
@@ -449,7 +455,8 @@ static int64_t newest_step(const char *where, int64_t most) {
     return i < count ? steps[i] : 0;
 }
 
-/* The histories of a checkpoint, of as many steps as they have there. An operand that has none there begins anew. */
+/* Loads the histories of a checkpoint, with their number of steps there. An operand without a
+ * history there starts anew. */
 static bool load_history(const char *where, int64_t step, const json_t *metadata, AmaxHistory *history, Error *error) {
     enum { MOST_STEPS = 65536 }; /* as in the table of settings */
     json_int_t length = json_integer_value(json_object_get(metadata, history_length));
@@ -476,7 +483,7 @@ static bool load_history(const char *where, int64_t step, const json_t *metadata
     return loaded;
 }
 
-/* How a rank fared with a checkpoint; the largest of all ranks is the run's. */
+/* A rank's result of loading a checkpoint; the largest over all ranks is the run's. */
 typedef enum LoadResult { LOAD_GOOD, LOAD_ABSENT, LOAD_DAMAGED, LOAD_UNREADABLE } LoadResult;
 
 /* *reason: why this rank could not load it. */
@@ -490,7 +497,7 @@ static LoadResult load_one(
     return reason->finding == FINDING_ABSENT ? LOAD_ABSENT : reason->finding == FINDING_DAMAGED ? LOAD_DAMAGED : LOAD_UNREADABLE;
 }
 
-/* Loads a checkpoint on all ranks, and tries again together what one of them cannot read now. */
+/* Loads a checkpoint on all ranks, and retries together while some rank cannot read it now. */
 static bool load_together(const char *where, int64_t step, Comm *comm, const IntervalList *list, AmaxHistory *history, json_t **metadata,
     int64_t *result, Error *reason, Error *error) {
     int attempts = 0;
@@ -502,10 +509,10 @@ static bool load_together(const char *where, int64_t step, Comm *comm, const Int
     return true;
 }
 
-/* Loads the newest checkpoint that is good in all that any rank needs of it, with `history` unless that is NULL; what is
- * damaged is reported and passed over, and what was removed meanwhile passed over. One that cannot be read now is not:
- * the run would go on from an older one and save others in its place. *step is 0 when there is none, else the caller owns
- * *metadata. False when there are some and none is good. */
+/* Loads the newest checkpoint whose data for all ranks is good, with `history` unless it is NULL.
+ * Damaged checkpoints are reported and skipped; removed ones are skipped. An unreadable one is not
+ * skipped, because the run would continue from an older one and replace it. *step is 0 if there is
+ * none, else the caller owns *metadata. Returns false if there are some and none is good. */
 static bool load_newest(const char *where, int64_t only, Comm *comm, const IntervalList *list, AmaxHistory *history, int64_t *step,
     json_t **metadata, Error *error) {
     SCOPED_FREE int64_t *steps = memory_allocate(MOST_CANDIDATES * sizeof *steps);
@@ -538,7 +545,7 @@ bool session_resume(Session *session, const char *where, int64_t only, Error *er
     SCOPED(list_free) IntervalList list = session_intervals(session, false);
     json_auto_t *metadata = NULL;
     int64_t step = 0;
-    /* This process holds the run, so what is half-written is no save in progress. */
+    /* This process holds the run, so half-written checkpoints are not saves in progress. */
     if (comm_rank(session->comm) == 0 && !only) checkpoint_report_leftovers(where);
     bool loaded = list_view(&list, device, VIEW_WRITE, error) &&
                   load_newest(where, only, session->comm, &list, session->history, &step, &metadata, error);
@@ -556,8 +563,8 @@ bool session_resume(Session *session, const char *where, int64_t only, Error *er
     return loaded;
 }
 
-/* load_newest beside a training, which removes older checkpoints when it has a new one: between listing and reading,
- * all that were listed may have made way for newer ones. */
+/* Like load_newest, but during a training, which removes older checkpoints when it has a new one.
+ * Between listing and reading, all listed ones may have been replaced by newer ones. */
 static bool load_newest_of_living(const char *where, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
     int64_t before, newest = newest_step(where, INT64_MAX);
     bool loaded;
@@ -569,7 +576,8 @@ static bool load_newest_of_living(const char *where, const IntervalList *list, i
     return loaded;
 }
 
-/* Exactly the checkpoint that is meant; a better one may have taken the place of the best beside a training. */
+/* Loads exactly the chosen checkpoint; during a training a better one may have replaced the
+ * best. */
 static bool load_chosen(
     const RunPoint *point, const Config *config, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
     const char *where = run_checkpoints(point->run, config);

@@ -1,10 +1,12 @@
-/* One step: the rank's microbatches are fetched, the program runs once for each, loss and gradients are checked for NaN,
- * the weights are updated, and the step is reported. With optimizer.in_backward the program's only run updates the weights,
- * once the loss has been checked (session.c).
+/* One step: the rank's microbatches are fetched, the program runs once for each, loss and gradients
+ * are checked for NaN, the weights are updated, and the step is reported. With
+ * optimizer.in_backward the program's only run updates the weights after the loss has been checked
+ * (session.c).
  *
- * Microbatch j of a step belongs to group j mod n of the n groups of ranks that have data of their own (AXES_DATA), whose
- * ranks all read it. Groups that have fewer run empty microbatches, which add zeros, since what travels between ranks in a
- * run of the program does so on all of them. Owns nothing. Called by the training loop. */
+ * Microbatch j of a step belongs to group j mod n of the n groups of ranks with separate data
+ * (AXES_DATA); all ranks of a group read it. Groups with fewer microbatches run empty ones, which
+ * add zeros, because the collectives in a run of the program need all ranks. Owns nothing. Called
+ * by the training loop. */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -16,14 +18,15 @@
 #include "base/scope.h"
 #include "train/loop_internal.h"
 
-/* on_nan=skip gives up after so many skipped updates in a row, or when, after so many in all, most of a run's were. */
+/* on_nan=skip gives up after more skipped updates in a row than this. It also gives up if more than
+ * this were skipped in total and they are most of the run's updates. */
 enum { MOST_SKIPS = 20 };
 
 /* -- The rank's share of a step ------------------------------------------------------------------------------------ */
 
 static int64_t microbatch_rows(const Config *config) { return config->batch.sequences * config->data.length; }
 
-/* Of a step of the phase, counted from 1, as if the phase had no end. */
+/* Returns the microbatches of a step of the phase, counted from 1, as if the phase had no end. */
 static int64_t step_microbatches(const Config *config, int64_t step) {
     int64_t rows = microbatch_rows(config);
     return schedule_batch_tokens(&config->batch, rows, step) / rows;
@@ -33,7 +36,7 @@ static int64_t pick(void *context) {
     BatchPicker *picker = context;
     for (int64_t count; picker->next >= (count = step_microbatches(picker->config, picker->step)); picker->step++) {
         if (picker->rank >= count && picker->step > picker->config->batch.ramp_steps)
-            break; /* the rank never has one: any batch will do, it is not read */
+            break; /* this rank never has one: any batch serves, because it is not read */
         picker->first += count;
         picker->next = picker->rank;
     }
@@ -43,13 +46,13 @@ static int64_t pick(void *context) {
     return batch;
 }
 
-/* mine <= rounds, and the sum of `mine` over ranks is `all`. The last microbatch of a phase may be filled up with empty
- * sequences. */
+/* mine <= rounds, and the sum of `mine` over ranks is `all`. Empty sequences may fill up the last
+ * microbatch of a phase. */
 typedef struct Share {
-    int64_t all;     /* microbatches of the step, on all ranks */
+    int64_t all;     /* microbatches of the step on all ranks */
     int64_t samples; /* in them */
     int64_t mine;    /* microbatches of this rank */
-    int64_t rounds;  /* runs of the program, on every rank as many */
+    int64_t rounds;  /* runs of the program, equal on every rank */
     int64_t rows;    /* tokens of a microbatch */
 } Share;
 
@@ -73,12 +76,13 @@ static void note_wait(DataWait *wait, double seconds) {
     if (wait->steps > 1 && seconds > wait->longest) wait->longest = seconds;
 }
 
-/* Copies the rank's microbatches out of the loader; sets how many targets, or pairs of answers, the whole step has. Where a rank cannot read
- * its data, all ranks learn of it together: ERROR_DATA, and loop->unread. */
+/* Copies the rank's microbatches out of the loader; counts the targets, or preference pairs, of the
+ * whole step. If a rank cannot read its data, all ranks learn of it together: ERROR_DATA, and
+ * loop->unread. */
 static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
     const Model *model = &loop->session.model;
     int64_t rows = share->rows;
-    *targets = share->samples; /* of images, whose losses are means */
+    *targets = share->samples; /* for images, whose losses are means */
     if (loop->corpus.image_length) return true;
     loop->inputs.rows = share->mine * rows;
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
@@ -109,14 +113,14 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
            error_context(error, "data.train=%s", loop->settings.data.train);
 }
 
-/* Which of a step's microbatches of images is this rank's microbatch `index`. */
+/* Returns which of a step's image microbatches is this rank's microbatch `index`. */
 static int64_t image_microbatch(const Loop *loop, int64_t index) {
     const Mesh *mesh = loop->session.mesh;
     return index * mesh_size(mesh, AXES_DATA) + mesh_index(mesh, AXES_DATA);
 }
 
-/* Past the rank's last microbatch an empty one, without targets and without a share of the load: its loss and
- * gradients are 0. */
+/* Loads a microbatch. After the rank's last one it loads an empty one, without targets and without
+ * a share of the load: its loss and gradients are 0. */
 static void load_microbatch(const Loop *loop, const Share *share, int64_t index) {
     const Model *model = &loop->session.model;
     Executor *executor = loop->session.executor;
@@ -145,7 +149,7 @@ static size_t logits_bytes(const Loop *loop) {
     return (size_t)(graph_elements(model->graph, model->logits) * (int64_t)precision_bytes(model->graph->precision, TYPE_WIDE));
 }
 
-/* For the logits of the step that comes, if it is to be dumped. */
+/* Allocates the logits of the next step if it is to be dumped. */
 static bool prepare_dump(Loop *loop, const Share *share, Error *error) {
     if (!loop->config->dump[0] || loop->dumped) return true;
     loop->logits = memory_map(logits_bytes(loop) * (size_t)share->mine, error);
@@ -181,7 +185,7 @@ static void allocate_inputs(Loop *loop) {
 bool loop_open_loader(Loop *loop, Error *error) {
     const Config *config = loop->config;
     const Corpus *corpus = &loop->corpus;
-    if (corpus->image_length) return true; /* images are read as they are needed */
+    if (corpus->image_length) return true; /* images are read when needed */
     SCOPED_FREE LoaderSource *sources = memory_allocate((size_t)corpus->train_count * sizeof *sources);
     for (int i = 0; i < corpus->train_count; i++)
         sources[i] = (LoaderSource){.set = &corpus->train[i], .bins = corpus->bins ? &corpus->bins[i] : NULL};
@@ -222,10 +226,11 @@ void loop_close_loader(Loop *loop) {
 /* The result of a step, over all ranks. */
 typedef struct Outcome {
     double loss, auxiliary, norm;
-    double rewards[REWARD_COUNT]; /* sums over pairs of answers */
+    double rewards[REWARD_COUNT]; /* sums over preference pairs */
 } Outcome;
 
-/* Adds in the order of the ranks, so that all have the same bits. Infinity that casts of fp8 hide shows in the norm. */
+/* Adds in rank order, so that all ranks have the same bits. An infinity that FP8 casts hide shows
+ * in the norm. */
 static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     const Session *session = &loop->session;
     enum { LOSS, AUXILIARY, SQUARES, SQUARES_LOW, REWARDS, VALUES = REWARDS + REWARD_COUNT };
@@ -249,7 +254,7 @@ static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
 
 static bool is_finite(const Outcome *outcome) { return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm); }
 
-/* What a pipeline loads microbatches with. */
+/* The context with which a pipeline loads microbatches. */
 typedef struct Loading {
     const Loop *loop;
     const Share *share;
@@ -287,13 +292,15 @@ static bool run_program(Loop *loop, const Share *share, int64_t targets, Error *
     return executor_finish(session->executor, error) && comm_ok(loop->comm, error);
 }
 
-/* Where a step has NaN: in its data, or in what the model made of them; text "": nowhere on this rank. */
+/* The location of a step's NaN: in its data, or in the model's results. text "": none on this
+ * rank. */
 typedef struct FoundNan {
     bool in_data;
     char text[255];
 } FoundNan;
 
-/* Runs the step's microbatches again, on all ranks, and describes the first NaN of the first rank that has one. */
+/* Runs the step's microbatches again, on all ranks, and describes the first NaN of the first rank
+ * that has one. */
 static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, bool *in_data, Error *error) {
     int ranks = comm_size(loop->comm);
     SCOPED_FREE FoundNan *found = memory_allocate((size_t)ranks * sizeof *found);
@@ -311,7 +318,7 @@ static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, b
             mine->in_data = mine->text[0];
         }
         numerics_find(&loop->session, mine->text, sizeof mine->text);
-        exchange_finish_gradients(loop->session.exchange); /* what is still under way would join the next step's */
+        exchange_finish_gradients(loop->session.exchange); /* pending gradients would be added to the next step's */
     }
     bool done = comm_host_all_gather(loop->comm, "NaN", found, sizeof *found, COMM_U8, error);
     snprintf(where, size, "no tensor when run again: the sum over microbatches overflowed");
@@ -332,7 +339,8 @@ bool loop_refuse_skips(const Skips *skips, int64_t step, Error *error) {
         (long long)skips->all, (long long)step);
 }
 
-/* Reports where the step has NaN or infinity; an error unless on_nan=skip allows one more skipped update. */
+/* Reports the location of the step's NaN or infinity; an error unless on_nan=skip allows one more
+ * skipped update. */
 static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *error) {
     char where[320];
     bool in_data;
@@ -351,7 +359,7 @@ static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *erro
     return true;
 }
 
-/* The layer of the model that has number `index` of this rank's layers. */
+/* Returns the model's layer for index `index` of this rank's layers. */
 static int64_t layer_of(const Session *session, int64_t index) {
     const PipelinePlan *pipeline = session->pipeline;
     if (!pipeline) return index;
@@ -384,12 +392,12 @@ static void report_load(Loop *loop, int64_t step) {
     loop_note_record(loop, metrics_load(loop->metrics, step, model->layers, model->experts, load, &error), &error);
 }
 
-/* Bytes: the peak of the process where device memory is the host's, else what the plan takes. */
+/* Returns bytes: the peak of the process if device memory is host memory, else the plan's. */
 static int64_t memory_used(const Session *session) {
     return device_info(session->backend.device)->host_memory ? memory_peak() : session_budget(session).total;
 }
 
-/* Seconds. */
+/* Returns seconds. */
 static double time_left(const Loop *loop) {
     const Config *config = loop->config;
     int64_t step = loop->session.step, steps = config->steps, every = config->eval.every;
@@ -399,8 +407,8 @@ static double time_left(const Loop *loop) {
     return pace_left(&loop->pace, tokens, step < steps ? evaluations : 0);
 }
 
-/* Seconds for which this rank has waited for collectives since the last call; on a GPU as far as it has come. NaN: it is
- * alone. */
+/* Returns the seconds that this rank has waited for collectives since the last call; on a GPU as
+ * far as it has run. NaN: it is the only rank. */
 static double step_waiting(Loop *loop) {
     CommTotals totals = comm_totals(loop->comm);
     double before = loop->waited;
@@ -408,8 +416,8 @@ static double step_waiting(Loop *loop) {
     return comm_size(loop->comm) > 1 ? loop->waited - before : NAN;
 }
 
-/* The record and the printed line of a step that took `seconds`. What a step reaches, the machine can: a GEMM that was
- * measured in a bad moment is no best. */
+/* Records and prints a step that took `seconds`. A step faster than the measured GEMM raises the
+ * measured peak: the GEMM was measured at a bad moment. */
 static void report_step(Loop *loop, const Share *share, int64_t targets, const Outcome *outcome, double lr, double seconds) {
     const Config *config = loop->config;
     int64_t step = loop->session.step;
@@ -439,7 +447,8 @@ static void report_step(Loop *loop, const Share *share, int64_t targets, const O
     loop_note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
 }
 
-/* The error of a step that has updated weights before a gradient was found to have NaN or infinity. */
+/* Sets the error of a step that has updated weights before a NaN or infinity was found in a
+ * gradient. */
 static bool refuse_broken_update(const Loop *loop, int64_t step, Error *error) {
     const Session *session = &loop->session;
     const char *parameter = numerics_bad_parameter(session);
@@ -454,7 +463,7 @@ static bool refuse_broken_update(const Loop *loop, int64_t step, Error *error) {
         (long long)step, broken, from);
 }
 
-/* Updates the weights, or leaves the update out after NaN. */
+/* Updates the weights, or skips the update after NaN. */
 static bool apply_gradients(Loop *loop, int64_t step, const Share *share, const Outcome *outcome, Error *error) {
     if (!is_finite(outcome))
         return loop->session.update.made ? refuse_broken_update(loop, step, error) : handle_nan(loop, step, share, error);
@@ -464,7 +473,7 @@ static bool apply_gradients(Loop *loop, int64_t step, const Share *share, const 
     return true;
 }
 
-/* Takes note that the step is done. */
+/* Notes that the step is done. */
 static void pass(Loop *loop, int64_t step, int64_t samples) {
     Session *session = &loop->session;
     session->step = step;
@@ -473,7 +482,8 @@ static void pass(Loop *loop, int64_t step, int64_t samples) {
     if (loop_phase(loop)->name) session->begun = loop->phase + 1;
 }
 
-/* Long prompts can fill a batch: the step then has no gradient, and the mean over no token is written as 0. */
+/* Long prompts can fill a batch: the step then has no gradient, and the mean over no tokens is
+ * reported as 0. */
 static void report_untrained(Loop *loop, int64_t step) {
     if (loop->untrained || !loop_leads(loop)) return;
     loop->untrained = true;

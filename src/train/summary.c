@@ -1,4 +1,5 @@
-/* The first and the last lines of a training: what a person asks before a long run and after it. Owns nothing. */
+/* The first and the last lines of a training, for users before and after a long run. Owns
+ * nothing. */
 #include "train/summary_internal.h"
 
 #include <math.h>
@@ -43,7 +44,8 @@ static void describe_model(Console *console, const Session *session) {
         part);
 }
 
-/* "bf16, linear layers in fp8 by recipe row; %peak is of 1979 TFLOP/s, the vendor's for dense GEMMs in fp8" */
+/* Writes "bf16, linear layers in fp8 by recipe row; %peak is of 1979 TFLOP/s, the vendor's for
+ * dense GEMMs in fp8". */
 static void describe_precision(const Loop *loop, double peak, char *text, size_t size) {
     char recipe[16];
     size_t used = (size_t)snprintf(text, size, "%s", precision_name(loop->config->precision));
@@ -73,27 +75,27 @@ static void describe_device(Console *console, const Loop *loop, double peak) {
         plural(layout->bucket_count), balance);
 }
 
-/* The position at the end of the run. */
+/* Returns the position at the end of the run. */
 static Position end_of(const Loop *loop) {
     Position now = loop_position(loop);
     return phases_advance(&loop->phases, now, loop->settings.steps - now.step);
 }
 
-/* Writes ", the last one of 16", in tokens or in units of `unit` tokens. Writes "" if the last step is as large as
- * any other. */
+/* Writes ", the last one of 16", in tokens or in units of `unit` tokens; "" if the last step is a
+ * full step. */
 static void describe_last(const Loop *loop, int64_t unit, char *text, size_t size) {
     int64_t last = loop->settings.batch.last;
     text[0] = '\0';
     if (last && last < loop->config->batch.tokens) snprintf(text, size, ", the last one of %lld", (long long)(last / unit));
 }
 
-/* " in 12k documents"; "" where the format of the shards has no index of them. */
+/* Writes " in 12k documents"; "" if the format of the shards has no index of documents. */
 static void describe_documents(const ShardSet *set, char *text, size_t size) {
     text[0] = '\0';
     if (set->document_count >= 0) snprintf(text, size, " in %s document%s", count(set->document_count).text, plural(set->document_count));
 }
 
-/* ", packed by best fit with 1.23% padding"; "" where documents are cut. */
+/* Writes ", packed by best fit with 1.23% padding"; "" if documents are cut. */
 static void describe_padding(const Corpus *corpus, int source, char *text, size_t size) {
     const BinPlan *bins = corpus->bins ? &corpus->bins[source] : NULL;
     text[0] = '\0';
@@ -118,7 +120,7 @@ static void describe_text(const Loop *loop, const char *valid, const char *token
         drawn == samples ? "" : "s");
 }
 
-/* "1.80k images of up to 64 tokens, in 3 files; validation 200 images" */
+/* Prints "1.80k images of up to 64 tokens, in 3 files; validation 200 images". */
 static void describe_images(const Loop *loop) {
     Console *console = loop->host->console;
     const Config *config = loop->config;
@@ -223,7 +225,7 @@ static void print_result(const Loop *loop, const SummaryEnd *end) {
     if (last->step) console_print(console, "valid    %.5f at step %lld%s", last->loss, (long long)last->step, best);
 }
 
-/* As a shell reads it back. The caller frees. */
+/* Quotes a text for a shell. The caller frees it. */
 static char *quote(const char *text) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./:@%,";
     if (*text && text[strspn(text, plain)] == '\0') return memory_copy_string(text);
@@ -242,7 +244,7 @@ char *summary_command(const Config *config, const Comm *comm, const char *words)
     return memory_format("smelt %strain %s%s%s%s", launch, run, *words ? " " : "", words, nodes);
 }
 
-/* The whole of a run can be extended; a part of it goes on. */
+/* Suggests the next commands: a complete run can be extended, an incomplete run continued. */
 static void print_next(Console *console, const Config *config, const Comm *comm, const SummaryEnd *end) {
     char more[64] = "";
     if (end->step >= config->steps) snprintf(more, sizeof more, "steps=%lld", (long long)(2 * config->steps));
@@ -259,7 +261,7 @@ static void print_next(Console *console, const Config *config, const Comm *comm,
     console_print(console, "         %s    (trains on)", command);
 }
 
-/* Of each phase that has begun: "read     pretrain: web 90.01% of 90%, code 9.99% of 10%". */
+/* Prints for each begun phase: "read     pretrain: web 90.01% of 90%, code 9.99% of 10%". */
 static void print_mixture(const Loop *loop) {
     for (int i = 0; i < loop->session.begun; i++) {
         SCOPED_FREE char *text = phases_read_text(&loop->phases, loop->order, i, loop->session.samples);

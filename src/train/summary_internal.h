@@ -1,23 +1,24 @@
-/* What a training says of itself at its start and at its end, on the console. */
+/* The console output of a training at its start and at its end. */
 #pragma once
 
 #include "train/loop_internal.h"
 
-/* Run, model, device, data, steps and memory, a line each; sources and phases too where there is a mixture. */
+/* Prints run, model, device, data, steps and memory, one line each; also sources and phases of a
+ * mixture. */
 void summary_start(const Loop *loop);
-/* The phase of a mixture that begins at the loop's position. */
+/* Prints the phase of a mixture that begins at the loop's position. */
 void summary_phase(const Loop *loop);
 
-/* "smelt train RUN" with more words, for a shell, and with as many ranks as there are, where it is given on each of
- * several nodes with words that say so; the caller frees. */
+/* Returns "smelt train RUN" with more words, quoted for a shell, and with the present number of
+ * ranks; on several nodes also with the words that each node needs. The caller frees it. */
 char *summary_command(const Config *config, const Comm *comm, const char *words);
 
-/* What was done since the process started. */
+/* The work since the process started. */
 typedef struct SummaryEnd {
-    int64_t first, step, tokens; /* the step that it continued from, the last one; tokens between them */
+    int64_t first, step, tokens; /* the step that it continued from, the last step, the tokens in between */
     double seconds;
     Validation validation;
     bool exhausted; /* it stopped by eval.patience */
 } SummaryEnd;
-/* Result, what was read of a mixture, and the commands that come next. */
+/* Prints the result, what was read of a mixture, and the next commands. */
 void summary_end(const Loop *loop, const SummaryEnd *end);

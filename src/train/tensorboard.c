@@ -1,12 +1,13 @@
-/* TensorBoard event files. A file is a row of TFRecords (length, masked CRC-32C of the length, data, masked CRC-32C of
- * the data; little endian, as this machine is), each holding one Event in protobuf encoding. Of
- * tensorflow/core/util/event.proto and framework/summary.proto we need:
+/* TensorBoard event files. A file is a row of TFRecords (length, masked CRC-32C of the length,
+ * data, masked CRC-32C of the data; little endian, as this machine is), each holding one Event in
+ * protobuf encoding. We need from tensorflow/core/util/event.proto and framework/summary.proto:
  *   Event       1 wall_time double, 2 step int64, 3 file_version string, 5 summary, 7 session_log
  *   Summary     1 value, repeated;   Value  1 tag string, 2 simple_value float, 8 tensor, 9 metadata;
  *               metadata 1 plugin_data, whose 1 is a plugin's name;   SessionLog  1 status (1: START)
- * and of framework/tensor.proto, for a text: TensorProto  1 dtype (7: string), 8 string_val (a scalar has no shape).
- * That is little enough to encode by hand. A Tensorboard owns its file and the buffers that records are built in, so
- * a step allocates nothing once they have grown. Called by metrics.c. */
+ * From framework/tensor.proto, for a text: TensorProto  1 dtype (7: string), 8 string_val (a scalar
+ * has no shape). These few messages are encoded by hand. A Tensorboard owns its file and the
+ * buffers that records are built in, so a step allocates nothing once they have grown. Called by
+ * metrics.c. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -85,13 +86,13 @@ static void put_field_float(Buffer *buffer, int field, float value) {
 
 /* -- Records ------------------------------------------------------------------------------------------------------- */
 
-/* The mask keeps the CRC of data that holds CRCs itself from being trivial (TFRecord format). */
+/* The mask keeps the CRC of data that itself contains CRCs from being trivial (TFRecord format). */
 static void put_masked_crc(Buffer *buffer, const void *data, size_t bytes) {
     uint32_t crc = tensorboard_crc32c(data, bytes), masked = ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
     put_bytes(buffer, &masked, sizeof masked);
 }
 
-/* Appends an event with one field beside its time and step; without a step where it is negative. */
+/* Appends an event with one field besides its time and step; negative: without a step. */
 static bool write_event(Tensorboard *tensorboard, double time, int64_t step, int field, const void *data, size_t bytes, Error *error) {
     Buffer *event = &tensorboard->event, *record = &tensorboard->record;
     event->length = record->length = 0;
@@ -111,7 +112,7 @@ static bool write_version(Tensorboard *tensorboard, double time, Error *error) {
     return write_event(tensorboard, time, -1, EVENT_VERSION, version, sizeof version - 1, error);
 }
 
-/* A session start at a step is what makes TensorBoard drop that step and later ones of files before this one. */
+/* A session start at a step makes TensorBoard drop that step and later ones from earlier files. */
 static bool write_session_start(Tensorboard *tensorboard, int64_t step, double time, Error *error) {
     Buffer *log = &tensorboard->summary;
     log->length = 0;
@@ -152,8 +153,8 @@ bool tensorboard_write_text(Tensorboard *tensorboard, int64_t step, double time,
 
 /* -- Files --------------------------------------------------------------------------------------------------------- */
 
-/* events.out.tfevents.TIMESTAMP.HOST. TensorBoard reads files in the order of their names, so a process that starts in
- * the same second as the one before it takes the next second. */
+/* Names the file events.out.tfevents.TIMESTAMP.HOST. TensorBoard reads files in the order of their
+ * names, so a process that starts in the same second as the previous one takes the next second. */
 static bool open_new_file(File *journal, const char *folder, double time, Error *error) {
     enum { TRIES = 1000 };
     char host[65] = "unknown";

@@ -14,12 +14,12 @@ typedef struct TensorboardScalar {
 
 typedef struct Tensorboard Tensorboard;
 
-/* Creates FOLDER, if need be, and a new file in it. TensorBoard then forgets what earlier files tell of steps after
- * `step`. `time` is in Unix seconds here and below. NULL on failure. */
+/* Creates FOLDER, if needed, and a new file in it. TensorBoard then ignores later steps than `step`
+ * in earlier files. `time` is in Unix seconds here and below. NULL on failure. */
 Tensorboard *tensorboard_open(const char *folder, int64_t step, double time, Error *error);
-/* All scalars of a step in one record, written at once; `tensorboard` NULL: nowhere. */
+/* Writes all scalars of a step in one record; `tensorboard` NULL: does nothing. */
 bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error);
-/* A text, of which TensorBoard renders Markdown. */
+/* Writes a text, which TensorBoard renders as Markdown. */
 bool tensorboard_write_text(Tensorboard *tensorboard, int64_t step, double time, const char *tag, const char *text, Error *error);
 void tensorboard_close(Tensorboard *tensorboard);
 

@@ -1,11 +1,14 @@
-/* Text that the model writes at an evaluation, so that people see what it has learnt. A MODEL_SCORE program of the
- * session, which shares its weights and activations, computes the whole text anew for each token: no cache takes
- * memory, and each layout of the weights works as it does in an evaluation. Texts are shorter than the program's
- * sequence: they are its last rows, and each row before is a document of its own, which no other row sees.
+/* Text that the model writes at an evaluation, so that users see what it has learnt. A MODEL_SCORE
+ * program of the session, which shares its weights and activations, recomputes the whole text for
+ * each token: this needs no memory for a cache and works with every layout of the weights, like an
+ * evaluation. Texts are shorter than the program's sequence. They are its last rows, and each
+ * earlier row is a separate document that no other row sees.
  *
- * The first rank that has the head, rank 0 unless there is a pipeline, draws and tells the others. All ranks run the program
- * where each has a part of the weights: with ZeRO 3 and in pipelines; else that rank alone does. The draws are a function of the seed and the place in the text: training's random streams stay as
- * they are, and evaluations differ by their weights alone. Called by the training loop. */
+ * The first rank that has the head (rank 0 unless there is a pipeline) draws the tokens and tells
+ * the others. All ranks run the program if each has a part of the weights, with ZeRO 3 and in
+ * pipelines; otherwise only that rank does. The draws are a function of the seed and the position
+ * in the text: training's random streams are unaffected, and evaluations differ only by their
+ * weights. Called by the training loop. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,9 +26,9 @@
 #include "train/train.h"
 
 enum {
-    PROMPT_TOKENS = 32, /* of the validation data */
-    SPECIAL_TOKENS = 8, /* room for what a tokenizer puts around a prompt, which has no more tokens than bytes */
-    STOPPED = -1,       /* in place of a token: a request to stop */
+    PROMPT_TOKENS = 32, /* from the validation data */
+    SPECIAL_TOKENS = 8, /* for the tokens that a tokenizer adds to a prompt; a prompt has no more tokens than bytes */
+    STOPPED = -1,       /* instead of a token: a stop was requested */
     BROKEN = -2,        /* a logit is not finite */
 };
 static const double temperature = 0.8;
@@ -34,7 +37,7 @@ int64_t text_sample_rows(const Config *config) {
     const EvalConfig *eval = &config->eval;
     if (!eval->sample_tokens || config->profile || !strcmp(config->data.tokenizer, NO_TOKENIZER)) return 0;
     if (!config->data.valid[0] && !(config->data.valid_fraction > 0)) return 0;
-    if (config->model.context < 2 || model_makes_images(&config->model)) return 0; /* no room for a token after a prompt; no text */
+    if (config->model.context < 2 || model_makes_images(&config->model)) return 0; /* no room for a token after a prompt, or no text */
     int64_t prompt = eval->prompt[0] ? (int64_t)strlen(eval->prompt) + SPECIAL_TOKENS : PROMPT_TOKENS;
     return int_min(prompt + eval->sample_tokens, config->model.context);
 }
@@ -43,7 +46,7 @@ int64_t text_sample_rows(const Config *config) {
 
 static int32_t end_of_text(const Corpus *corpus) { return corpus->bytes ? BYTE_SEPARATOR : tokenizer_end_of_text(corpus->tokenizer); }
 
-/* The first tokens of the validation data, up to the end of a document. */
+/* Takes the first tokens of the validation data, up to the end of a document. */
 static bool take_prompt(const Session *session, const Corpus *corpus, int64_t most, TokenIds *prompt, Error *error) {
     const ShardSet *set = &corpus->valid;
     int32_t tokens[PROMPT_TOKENS];
@@ -96,14 +99,14 @@ typedef struct Text {
     Utf8Stream stream;
 } Text;
 
-/* A zero would end the text. */
+/* Replaces zeros, which would end the text. */
 static void put_piece(FILE *out, const char *piece, int length) {
     for (int i = 0; i < length; i++)
         if (piece[i]) putc(piece[i], out);
         else fputs("\xef\xbf\xbd", out);
 }
 
-/* In UTF-8. The caller frees. */
+/* Returns UTF-8; the caller frees it. */
 static char *decode(Text *text, const int32_t *tokens, size_t count, bool last) {
     char *all = NULL, piece[UTF8_OUTPUT];
     size_t size;
@@ -184,14 +187,14 @@ static int64_t draw(const Session *session, const Corpus *corpus, size_t count) 
     return sample_token(logits, known, &sampling, rng_uniform(config->seed, RNG_STREAM_SAMPLE, (uint64_t)count));
 }
 
-/* The first rank of the stage that has the head. */
+/* Returns the first rank of the stage that has the head. */
 static int drawing_rank(const Session *session) {
     Mesh mesh = *session->mesh;
     for (int axis = 0; axis < AXIS_COUNT; axis++) mesh.at[axis] = axis == AXIS_PP ? mesh.size[axis] - 1 : 0;
     return mesh_rank(&mesh);
 }
 
-/* The next token, the same on all ranks, or STOPPED or BROKEN. */
+/* Draws the next token, the same on all ranks, or STOPPED or BROKEN. */
 static bool next_token(const TextSampleInput *input, const TokenIds *text, int64_t *token, Error *error) {
     Session *session = input->session;
     int root = drawing_rank(session);

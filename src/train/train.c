@@ -1,8 +1,9 @@
-/* The training loop: between steps it evaluates, writes checkpoints and heeds requests to stop. All state that a step
- * changes is in the session, so a checkpoint between two steps is complete.
+/* The training loop: between steps it evaluates, writes checkpoints and handles requests to stop.
+ * All state that a step changes is in the session, so a checkpoint between two steps is complete.
  *
- * With several ranks every one of them runs this loop. Whatever decides what comes next (losses, requests to stop,
- * failures) is agreed on by a collective first. Rank 0 reports. Called by `smelt train`. */
+ * With several ranks each of them runs this loop. Everything that decides the next action (losses,
+ * requests to stop, failures) is first agreed on by a collective. Rank 0 reports. Called by `smelt
+ * train`. */
 #include "train/train.h"
 
 #include <math.h>
@@ -21,8 +22,10 @@
 
 /* -- Agreement ----------------------------------------------------------------------------------------------------- */
 
-/* The code with which ranks end that could go on, by how many ended with each: the reason's, where starting again would
- * not help, so that the run has one code. What may be a fault of one node stays that node's. */
+/* Returns the exit code of ranks that could have continued, from the number of ranks that failed
+ * with each code. If a restart would not help, it is the code of the reason, so that the run has
+ * one code. Other failures may belong to one node, so the other ranks end with
+ * ERROR_COMMUNICATION. */
 static ErrorCode shared_code(const int64_t failed[ERROR_CODES]) {
     static const ErrorCode shared[] = {ERROR_USAGE, ERROR_DATA, ERROR_MEMORY, ERROR_CHECKPOINT, ERROR_NUMERICS};
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
@@ -44,13 +47,13 @@ bool loop_agree(const Loop *loop, const char *name, bool good, Error *error) {
 /* The values that ranks exchange between steps and while they wait for a save. Each value is the maximum over all
  * ranks. */
 typedef struct News {
-    int64_t signal; /* that asked a rank to stop; 0: none */
+    int64_t signal; /* the signal that asked a rank to stop; 0: none */
     int64_t busy;   /* whether a rank waits for its save */
     int64_t failed; /* 1 + the rank whose shard could not be written; 0: none */
 } News;
 
-/* Tells rank 0, which waits for all shards in the store, why one will not come: the rank's way to the store may be what
- * failed. */
+/* Tells rank 0, which waits for all shards in the store, why one will not come. The rank cannot use
+ * the store for this, because its connection to the store may be what failed. */
 static bool pass_failure(Loop *loop, int rank, Error *error) {
     char reason[1024] = "";
     const Error *own = session_failed_shard(&loop->session);
@@ -67,7 +70,7 @@ static bool share_news(Loop *loop, bool busy, News *news, Error *error) {
            (!news->failed || pass_failure(loop, (int)news->failed - 1, error));
 }
 
-/* The signal that asked any rank to stop, or 0; -1 after a failure. */
+/* Returns the signal that asked any rank to stop, or 0; -1 after a failure. */
 static int agree_on_signal(Loop *loop, Error *error) {
     News news;
     return share_news(loop, false, &news, error) ? (int)news.signal : -1;
@@ -82,8 +85,8 @@ void loop_note_record(Loop *loop, bool written, Error *error) {
     *error = (Error){0};
 }
 
-/* Waits until `busy`, a question about the save under way, is false on all ranks. However long a store takes, that
- * is no hang. */
+/* Waits until `busy`, a question about the save in progress, is false on all ranks. A slow store
+ * does not count as a hang. */
 static bool await_save(Loop *loop, bool (*busy)(const Session *), Error *error) {
     double start = log_seconds();
     News news = {.busy = true};
@@ -131,7 +134,8 @@ static bool end_save(Loop *loop, bool ended, Error *error) {
     return true;
 }
 
-/* A checkpoint that survives a power cut is to find the records of its steps. */
+/* Syncs the records, so that a checkpoint that survives a power cut has the records of its
+ * steps. */
 static void sync_records(Loop *loop) {
     double start = log_seconds();
     Error error = {0};
@@ -139,7 +143,8 @@ static void sync_records(Loop *loop) {
     loop->save_wait += log_seconds() - start;
 }
 
-/* A store that does not answer may do so at the next save; one that another run has taken is its. */
+/* A store that does not answer may answer at the next save. A store that another run has leased is
+ * a fatal error. */
 static bool holds_store(const Loop *loop, Error *error) {
     Error failure = {0};
     if (!loop->session.lease || lease_check(loop->session.lease, &failure) || failure.code != ERROR_USAGE) return true;
@@ -163,7 +168,7 @@ static bool save(Loop *loop, Error *error) {
     return session_save_start(&loop->session, error) && await_save(loop, session_save_holds, error);
 }
 
-/* *again: the last save failed on some rank, and the time until which it is tried again has not come. */
+/* *again: the last save failed on some rank, and there is time left to retry it. */
 static bool agree_on_retry(const Loop *loop, double until, bool *again, Error *error) {
     int64_t code = log_seconds() < until ? loop->save_failure.code : ERROR_NONE;
     bool heard = comm_host_all_reduce(loop->comm, "failed save", &code, 1, COMM_I64, COMM_MAX, error);
@@ -171,11 +176,11 @@ static bool agree_on_retry(const Loop *loop, double until, bool *again, Error *e
     return heard;
 }
 
-/* Waits for the last save, which must not fail: it is tried again for a while. */
+/* Waits for the last save, which must not fail: it is retried for a while. */
 static bool finish_saves(Loop *loop, Error *error) {
     const Session *session = &loop->session;
-    const int first = 2;        /* pauses from 0.4 s on */
-    const double patience = 12; /* seconds: an attempt may take long itself */
+    const int first = 2;        /* pauses start at 0.4 s */
+    const double patience = 12; /* seconds; an attempt itself may take long */
     int attempts = first;
     bool again = false, saved = end_save(loop, true, error);
     double until = log_seconds() + patience;
@@ -220,7 +225,8 @@ static void note_evaluation(Loop *loop, const Evaluation *result) {
     validation->waited = 0;
 }
 
-/* eval.patience: whether enough evaluations brought nothing. All ranks know the same losses. */
+/* Returns whether enough evaluations brought no improvement, by eval.patience. All ranks know the
+ * same losses. */
 static bool is_exhausted(const Loop *loop) {
     int64_t patience = loop->config->eval.patience;
     return patience && loop->session.validation.waited >= patience;
@@ -261,7 +267,7 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     note_evaluation(loop, &result);
     if (loop->metrics) report_evaluation(loop, &result);
     if (loop->metrics && sample.text) report_sample(loop, &sample);
-    session_note_validation(&loop->session); /* after the records, which a start without the note makes again */
+    session_note_validation(&loop->session); /* after the records; a start without the note makes them again */
     write_note(loop);
     return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||
            error_set(error, ERROR_NUMERICS,
@@ -273,8 +279,8 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-/* Whether a phase begins here with sequences of another length than those before: the loss of the same weights in both
- * connects the two curves. */
+/* Returns whether a phase with another sequence length begins here: the loss of the same weights at
+ * both lengths connects the two curves. */
 static bool changes_length(const Loop *loop) {
     const Phase *phase = loop_phase(loop);
     return loop->phase > 0 && loop->session.samples == phase->first_sample && phase->config.data.length != phase[-1].config.data.length;
@@ -288,7 +294,7 @@ static bool evaluation_due(const Loop *loop) {
 
 bool loop_owes_evaluation(const Loop *loop) { return evaluation_due(loop) && loop->session.validation.step != loop->session.step; }
 
-/* Profiles the steps after one that warms caches up; writes no checkpoint and no record. */
+/* Profiles the steps after one warm-up step; writes no checkpoint and no record. */
 static bool run_profile(Loop *loop, Error *error) {
     if (!loop_step(loop, error)) return false;
     loop->profile = (Profile){0};
@@ -298,7 +304,7 @@ static bool run_profile(Loop *loop, Error *error) {
     return true;
 }
 
-/* Traffic and waiting since `before`, `seconds` ago. */
+/* Reports traffic and waiting since `before`, `seconds` ago. */
 static void report_communication(const Loop *loop, const CommTotals *before, double seconds) {
     CommTotals now = comm_totals(loop->comm);
     char sent[32];
@@ -309,7 +315,7 @@ static void report_communication(const Loop *loop, const CommTotals *before, dou
         (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
 }
 
-/* Of data in object stores alone: a disk that is too slow shows in the speed of the steps. */
+/* Reports only on data in object stores, because a slow disk shows in the speed of the steps. */
 static void report_data(const Loop *loop) {
     const DataWait *wait = &loop->data_wait;
     bool remote = false;
@@ -319,8 +325,8 @@ static void report_data(const Loop *loop) {
         wait->first, (long long)(wait->steps - 1), 1e3 * wait->later / (double)(wait->steps - 1), 1e3 * wait->longest);
 }
 
-/* The error of a run that ends before its last step, or before its last evaluation is complete. How it goes on is said by
- * its supervisor where it has one. */
+/* Sets the error of a run that ends before its last step, or before its last evaluation is
+ * complete. If it has a supervisor, the supervisor says how it continues. */
 static bool report_stop(const Loop *loop, int signal, Error *error) {
     const char *name = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : "SIGHUP";
     int64_t step = loop->session.step;
@@ -332,7 +338,7 @@ static bool report_stop(const Loop *loop, int signal, Error *error) {
         error, ERROR_PREEMPTED, "paused by %s after step %lld: a checkpoint was written%s", name, (long long)step, next ? next : "");
 }
 
-/* `end` has the first step and the negative of the tokens until then. */
+/* `end` has the first step, and the negative of the tokens until then. */
 static void report_end(const Loop *loop, SummaryEnd end, double seconds) {
     end.step = loop->session.step;
     end.tokens += phases_tokens(&loop->phases, loop->session.samples);
@@ -343,9 +349,10 @@ static void report_end(const Loop *loop, SummaryEnd end, double seconds) {
     summary_end(loop, &end);
 }
 
-/* A step and what is due after it. It is saved before it is evaluated, which may take long: a kill during the evaluation
- * loses no step. The checkpoint gets the validation loss afterwards (session_note_validation). A step that is saved since
- * it is the best one is evaluated first. *saved: the step of the newest checkpoint. */
+/* Makes a step and everything due after it. The step is saved before it is evaluated, which may
+ * take long, so that a kill during the evaluation loses no step. The checkpoint gets the validation
+ * loss afterwards (session_note_validation). A step that is saved because it is the best is
+ * evaluated first. *saved: the step of the newest checkpoint. */
 static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     if (!loop_step(loop, error)) return false;
     int64_t step = loop->session.step;
@@ -364,7 +371,7 @@ static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     return true;
 }
 
-/* Says of a run that has done `step` steps why it does no more, and how it would. */
+/* Explains why a run that has done `step` steps does no more, and how to continue it. */
 static void report_nothing_to_do(const Config *config, int64_t step) {
     const char *run = config->run;
     if (step == config->steps)
@@ -384,13 +391,13 @@ static void note_mixture(Loop *loop) {
     loop_note_record(loop, metrics_mixture(loop->metrics, session->step, read, &error), &error);
 }
 
-/* Goes on with the next phase from the checkpoint that the last step of this one has left. */
+/* Continues with the next phase from the checkpoint of this phase's last step. */
 static bool next_phase(Loop *loop, Error *error) {
     note_mixture(loop);
     return finish_saves(loop, error) && loop_next_phase(loop, error) && (!loop_owes_evaluation(loop) || evaluate_and_report(loop, error));
 }
 
-/* After a step that had no data: saves the steps before it. Leaves the error of the data, on all ranks. */
+/* Saves the steps before a step that had no data. Leaves the error of the data, on all ranks. */
 static bool save_unread(Loop *loop, int64_t saved, Error *error) {
     Error reason = *error, failure = {0};
     int64_t step = loop->session.step;
@@ -399,8 +406,8 @@ static bool save_unread(Loop *loop, int64_t saved, Error *error) {
         (long long)loop->session.parent);
 }
 
-/* After a step without data, the reason of which is *error: whether a signal ended the wait for them, which *signal
- * receives. Otherwise saves the steps before it. */
+/* Handles a step without data, for the reason *error. Returns whether a signal ended the wait for
+ * data, which *signal receives. Otherwise saves the earlier steps. */
 static bool stops_unread(Loop *loop, int *signal, int64_t saved, Error *error) {
     Error unheard = {0};
     *signal = agree_on_signal(loop, &unheard);
