@@ -161,7 +161,7 @@ $(FAULT_LAYER): %: %.o $(BUILD)/tests/support/system_calls.o $(LIBRARY)
 
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: FORCE help check check-barriers host-objects test test-asan test-browser screenshots test-cluster test-ranks run-tests fuzz run-fuzz demo packages gpu-report clean
+.PHONY: FORCE help check check-barriers host-objects test test-quick run-test run-quick-tests test-asan test-browser screenshots test-cluster test-ranks run-tests fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -189,9 +189,14 @@ check-barriers: $(AMD_OBJECTS)
 
 host-objects: $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/app/main.o
 
-test: packages check ## install what is missing, check, build, run every test
+# T=layout/test_mixed runs one program, T=layout/test_mixed:mixtral its cases with that in their names; no other checks.
+test: packages $(if $(T),,check) ## install what is missing, check, build, run every test; T=layout/test_mixed:mixtral for one case
 	@tools/install-packages.sh $(TEST_PACKAGES)
-	@$(MAKE) --no-print-directory -s -j$(JOBS) run-tests
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(if $(T),run-test T=$(T),run-tests)
+
+test-quick: packages ## the tests of single rooms, without ranks, launches and emulated GPUs (under 3 minutes)
+	@tools/install-packages.sh $(TEST_PACKAGES)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) run-quick-tests
 
 test-asan: packages ## the same tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/install-packages.sh $(TEST_PACKAGES)
@@ -233,6 +238,15 @@ ISA_TESTS := $(patsubst %.c,$(BUILD)/%,$(shell grep -lw EACH_ISA $(TEST_SOURCES)
 
 run-tests: $(TESTS)
 	@SMELT=$(BUILD)/smelt tests/support/run.sh -j $(JOBS) $(SUITE) -b "$(ISA_TESTS)" $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(TESTS))
+
+T_PROGRAM = $(BUILD)/tests/$(firstword $(subst :, ,$T))
+run-test: $(if $(T),$(T_PROGRAM))
+	@SMELT=$(BUILD)/smelt SMELT_TEST_CASES="$(if $(findstring :,$T),*$(lastword $(subst :, ,$T))*,*)" $(T_PROGRAM)
+
+QUICK_ROOMS := base chat config data fuzz gguf graph infer model ops optim report token
+QUICK_TESTS := $(foreach r,$(QUICK_ROOMS),$(filter $(BUILD)/tests/$r/%,$(TESTS)))
+run-quick-tests: $(QUICK_TESTS)
+	@SMELT=$(BUILD)/smelt tests/support/run.sh -j $(JOBS) $^
 
 # Readers are host code: kernels, which nobody fuzzes, are linked from the ordinary library.
 FUZZ ?= $(FUZZ_ENTRIES:tests/fuzz/%.c=%)

@@ -37,6 +37,7 @@ VARIANTS = {
     "sync": (1, [*LLAMA, "checkpoint.async=false"]),
     "shared-files": (2, [*GPT2, "optimizer.weight_decay=0", "checkpoint.whole_every=21"]),
     "muon": (1, [*LLAMA, "optimizer.name=muon"]),
+    "lion": (1, [*LLAMA, "optimizer.name=lion"]),
     "zaya": (1, ZAYA),
     "pure_bf16": (1, [*LLAMA, "precision=pure_bf16"]),
     "fp32": (1, [*LLAMA, "precision=fp32"]),
