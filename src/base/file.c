@@ -628,7 +628,7 @@ static bool replace_by_turns(const char *from, const char *to, const char *aside
 
 static bool exchange(const char *from, const char *to, const char *aside, Error *error) {
     if (rename(from, to) == 0) return true;
-    if (errno != ENOTEMPTY && errno != EEXIST) return file_fail(error, "rename", from);
+    if (!aside || (errno != ENOTEMPTY && errno != EEXIST)) return file_fail(error, "rename", from);
     if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) {
         if (rename(from, aside) != 0) log_warn("%s, which was replaced, has the name %s: %s", to, from, strerror(errno));
         return true;

@@ -199,7 +199,8 @@ bool file_remove_partials(const char *folder, const char *prefix, const File *ow
 bool file_remove_partials_of(const char *path);
 
 /* Renames the folder `from` to `to`. An existing folder `to` is renamed to `aside`; if this fails,
- * it keeps the name `from`, with a warning. After a failure it is restored. Durable. */
+ * it keeps the name `from`, with a warning. After a failure it is restored. Without `aside` (NULL),
+ * a folder `to` that is not empty is kept, and the call fails. Durable. */
 bool file_exchange_folder(const char *from, const char *to, const char *aside, Error *error);
 /* Renames the folder `from` to `to`, and removes what had that name. Durable. */
 bool file_replace_folder(const char *from, const char *to, Error *error);

@@ -243,15 +243,16 @@ typedef struct Proof {
 } Proof;
 
 /* The only function that removes checkpoints. The proof guarantees that another checkpoint is
- * whole. An interruption does not leave an apparently damaged checkpoint. */
-static void checkpoint_discard(const Save *save, StorePath folder, const Proof *other) {
+ * whole. An interruption does not leave an apparently damaged checkpoint. The temporary name
+ * contains the checkpoint's own step, so it never meets the remains of another failed removal. */
+static void checkpoint_discard(const Save *save, StorePath folder, int64_t step, const Proof *other) {
     assert(other->good && strcmp(other->folder.text, folder.text) != 0);
-    StorePath draft = folder_draft(save->plan->step, save->plan->attempt);
+    StorePath draft = folder_draft(step, save->plan->attempt);
     Error error = {0};
     if (!store_renames(save->store)) {
         remove_or_warn(save->store, folder_manifest(folder.text).text);
         remove_or_warn(save->store, folder.text);
-    } else if (store_rename(save->store, folder.text, draft.text, draft.text, &error)) {
+    } else if (store_rename(save->store, folder.text, draft.text, NULL, &error)) {
         remove_or_warn(save->store, draft.text);
     } else {
         log_warn("an old checkpoint stays: %s", error.message);
@@ -263,7 +264,7 @@ static void checkpoint_discard(const Save *save, StorePath folder, const Proof *
 static void set_aside(const Save *save, int64_t step, const char *reason) {
     StorePath final = folder_step(step), aside = folder_damaged(step, save->plan->attempt);
     Error error = {0};
-    bool moved = store_renames(save->store) && store_rename(save->store, final.text, aside.text, aside.text, &error);
+    bool moved = store_renames(save->store) && store_rename(save->store, final.text, aside.text, NULL, &error);
     log_warn("the checkpoint of step %lld is damaged and %s%s: %s", (long long)step,
         moved ? "has the name " : "stays, without being counted", moved ? store_path(save->store, aside.text).text : "", reason);
 }
@@ -317,10 +318,11 @@ static void checkpoints_prune(const Save *save, const Proof *proof) {
         bool known = true;
         if (step >= plan->step) continue;
         if (kept < plan->keep) kept += is_good(save, step, &known);
-        else if (!stays(plan, step)) checkpoint_discard(save, folder_step(step), proof);
+        else if (!stays(plan, step)) checkpoint_discard(save, folder_step(step), step, proof);
     }
     for (size_t i = 0; i < listing.replaced_count; i++)
-        if (folder_has(&listing, listing.replaced[i])) checkpoint_discard(save, folder_aside(listing.replaced[i]), proof);
+        if (folder_has(&listing, listing.replaced[i]))
+            checkpoint_discard(save, folder_aside(listing.replaced[i]), listing.replaced[i], proof);
 }
 
 /* -- A whole save ------------------------------------------------------------------------------------------------- */

@@ -101,7 +101,8 @@ bool store_clean(Store *store, const char *folder, const char *except, Error *er
 bool store_renames(const Store *store) { return store->kind->rename != NULL; }
 
 bool store_rename(Store *store, const char *from, const char *to, const char *aside, Error *error) {
-    return store->kind->rename(store, store_path(store, from).text, store_path(store, to).text, store_path(store, aside).text, error);
+    StorePath place = store_path(store, aside ? aside : "");
+    return store->kind->rename(store, store_path(store, from).text, store_path(store, to).text, aside ? place.text : NULL, error);
 }
 
 void store_append_free(const Store *store, char *text, size_t size) {

@@ -76,7 +76,8 @@ bool store_clean(Store *store, const char *folder, const char *except, Error *er
 /* Returns whether folders can be renamed. If so, a folder becomes complete by its name, else by the
  * object that is put last. */
 bool store_renames(const Store *store);
-/* Renames a folder. An existing `to` is renamed to `aside`, or restored after a failure. Synced. */
+/* Renames a folder. An existing `to` is renamed to `aside`, or restored after a failure. Without
+ * `aside` (NULL), an existing `to` is kept, and the call fails. Synced. */
 bool store_rename(Store *store, const char *from, const char *to, const char *aside, Error *error);
 /* Appends ", 1.50 GiB free" if the store knows the free space of its disk. */
 void store_append_free(const Store *store, char *text, size_t size);

@@ -243,7 +243,7 @@ static bool lock_folder(const Packer *packer, const char *folder, int *lock, Err
 /* Moves a folder that a whole one is about to replace out of its way. */
 static bool set_aside(const char *name, const char *next, const char *aside, Error *error) {
     if (file_kind(next, NULL) == FILE_ABSENT || file_kind(name, NULL) == FILE_ABSENT) return true;
-    return file_remove(aside, error) && file_exchange_folder(name, aside, aside, error);
+    return file_remove(aside, error) && file_exchange_folder(name, aside, NULL, error);
 }
 
 /* Gives the parts that wait beside older ones their names. The training part has no name until the validation part has

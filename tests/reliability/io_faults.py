@@ -12,6 +12,9 @@ Cells with drawn calls run first, in an order drawn at random over all scenarios
 
     tests/reliability/io_faults.py --smelt build/smelt --layer build/tests/reliability/fault_calls [--sample 200] [--only resume,pack]
 
+--cells FILE runs the cells that the lines of FILE begin with, such as those of an earlier wrong.txt, and no others. The duration of such a cell may also be a
+number of calls. One that is not reached counts as wrong, since it shows nothing.
+
 Prints a Markdown table and what was wrong in each cell; exit code 1 if anything was. Needs Python's standard library and libxxhash; for S3 Debian's
 swift-proxy, swift-account, swift-container and swift-object.
 """
@@ -141,6 +144,13 @@ def is_waiting(folder):
     return False
 
 
+def read_cells(path):
+    """The cells of a file, one a line: "SCENARIO KIND PATH NUMBER ERROR DURATION", and perhaps ":" and more."""
+    with open(path) as file:
+        lines = [line.split(":")[0].split() for line in file if line.strip()]
+    return [Cell(scenario, kind, where, int(number), error, duration) for scenario, kind, where, number, error, duration in lines]
+
+
 def role(path):
     """A path without its numbers and checksums."""
     return re.sub(r"\d+", "N", re.sub(r"[0-9a-f]{16}", "H", path))
@@ -215,7 +225,7 @@ class Scenario:
 
     def fault(self, cell):
         return ["kind=" + cell.kind, "path=" + cell.path, "call=%d" % cell.number, "error=%d" % getattr(errno, cell.error),
-                *(word.format(seconds=self.table.options.seconds) for word in DURATIONS[cell.duration]), *self.layer_words(cell.duration in PASSING)]
+                *(word.format(seconds=self.table.options.seconds) for word in DURATIONS.get(cell.duration, ["for=" + cell.duration])), *self.layer_words(cell.duration in PASSING)]
 
     def run(self, cell, folder):
         shutil.copytree(self.template, folder, symlinks=True)
@@ -264,10 +274,10 @@ class Training(Scenario):
         return read_checkpoints(os.path.join(folder, "root", "run", "checkpoints"))
 
     def record(self):
-        """The checkpoints of an undisturbed run that keeps all."""
+        """The checkpoints of an undisturbed run that keeps those of all steps: a run that a fault ends saves its last one."""
         folder = self.whole + "-all"
         os.makedirs(os.path.join(folder, "root"))
-        result = self.table.smelt(folder, [*self.words, "checkpoint.keep=1000"])
+        result = self.table.smelt(folder, [*self.words, "checkpoint.keep=1000", "checkpoint.every=1"])
         if result.code:
             raise Broken(self.name, result)
         self.right = self.read(folder)
@@ -367,7 +377,7 @@ class S3Training(Training):
     def record(self):
         folder = self.whole + "-all"
         os.makedirs(os.path.join(folder, "root"))
-        self.table.smelt(folder, [*self.command(folder, self.words), "checkpoint.keep=1000"], self.bucket(folder).environment)
+        self.table.smelt(folder, [*self.command(folder, self.words), "checkpoint.keep=1000", "checkpoint.every=1"], self.bucket(folder).environment)
         self.right = self.read(folder)
 
     def read(self, folder):
@@ -479,6 +489,7 @@ class Table:
         self.program, self.supervisor = os.path.abspath(options.smelt), os.path.abspath(options.layer)
         self.folder = tempfile.mkdtemp(prefix="smelt-io-", dir=options.folder)
         self.environment = dict(os.environ, OMP_WAIT_POLICY="passive", SMELT_SECRET="the secret of all tests")
+        self.given = read_cells(options.cells) if options.cells else None
         self.buckets, self.end = [], time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
         self.write_inputs()
 
@@ -556,7 +567,8 @@ class Table:
             if isinstance(calls, Broken):
                 print(calls, file=sys.stderr, flush=True)
                 continue
-            own = [(late, chance.random(), scenario, cell) for late, cell in scenario.cells(calls, chance)]
+            given = [(False, cell) for cell in self.given or () if cell.scenario == scenario.name]
+            own = [(late, chance.random(), scenario, cell) for late, cell in given or scenario.cells(calls, chance)]
             own.sort(key=lambda each: each[:2])
             print("%s: %d cells of %d calls" % (scenario.name, len(own), len(calls)), file=sys.stderr, flush=True)
             cells += own[:self.options.sample or len(own)]
@@ -579,14 +591,14 @@ class Table:
 class Report:
     """Counts cells, and keeps the table and what was wrong in a folder as they come."""
 
-    def __init__(self, folder):
-        self.counts, self.wrong, self.folder, self.written = collections.Counter(), 0, folder, 0
+    def __init__(self, folder, given):
+        self.counts, self.wrong, self.folder, self.given, self.written = collections.Counter(), 0, folder, given, 0
         if folder:
             os.makedirs(folder, exist_ok=True)
 
     def add(self, cell, verdict):
         self.counts[cell.scenario, cell.duration, verdict.outcome] += 1
-        if verdict.outcome not in (*GOOD, UNKNOWN):
+        if verdict.outcome not in (*GOOD[self.given:], UNKNOWN):
             self.wrong += 1
             line = "%s: %s: %s" % (" ".join(map(str, cell)), verdict.outcome, verdict.text)
             print(line, file=sys.stderr, flush=True)
@@ -626,6 +638,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=0, help="stop then, and count what was not run (no limit)")
     parser.add_argument("--only", default="", help="scenarios, with commas between them")
     parser.add_argument("--without", default="", help="scenarios that are left out")
+    parser.add_argument("--cells", help="a file of cells, which run in place of drawn ones")
     parser.add_argument("--out", help="a folder that gets table.md and wrong.txt as cells end")
     parser.add_argument("--folder", help="where runs lie (the folder for temporary files)")
     parser.add_argument("--keep", action="store_true", help="keep the folder of a cell that went wrong")
@@ -633,10 +646,11 @@ def main():
     options.waiting = options.waiting or options.jobs
     table = Table(options)
     known = {scenario.name: scenario for scenario in scenarios(table)}
-    names = options.only.split(",") if options.only else [name for name in known if name not in options.without.split(",")]
+    given = sorted({cell.scenario for cell in table.given or ()})
+    names = given or options.only.split(",") if given or options.only else [name for name in known if name not in options.without.split(",")]
     if not set(names) <= set(known):
         parser.error("unknown scenario; there are " + ", ".join(known))
-    started, report = time.monotonic(), Report(options.out)
+    started, report = time.monotonic(), Report(options.out, bool(options.cells))
     try:
         cells, broken = table.measure([known[name] for name in names], report.add)
     finally:
