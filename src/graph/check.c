@@ -1,5 +1,6 @@
-/* Asserts what holds of every planned graph, as stated above Node, Tensor and Plan in graph.h. Called by graph_plan;
- * owns nothing. Its time is that of the nodes times the tensors alive at once, a few milliseconds for a large model. */
+/* Asserts the invariants of a planned graph, which graph.h states above Node, Tensor and Plan.
+ * Called by graph_plan; owns nothing. Its time grows with the nodes times the tensors alive at
+ * once: a few milliseconds for a large model. */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -9,7 +10,7 @@
 #include "graph/graph.h"
 #include "graph/op.h"
 
-/* Memory of the activation arena that is in use up to node `last`. */
+/* A range of the activation arena that is in use up to node `last`. */
 typedef struct Extent {
     int64_t begin, end;
     int last;
@@ -31,7 +32,7 @@ static void check_order(const Graph *graph, int index) {
     }
 }
 
-/* Parameters and their gradients are placed by the layout, not by the planner. */
+/* Skips parameters and their gradients: the layout places them, not the planner. */
 static void check_place(const Graph *graph, const Plan *plan, TensorId id) {
     const Tensor *tensor = graph_get(graph, id);
     if (id == TENSOR_NONE || tensor->elided || tensor->arena == ARENA_WEIGHT || tensor->arena == ARENA_MASTER ||
@@ -42,7 +43,8 @@ static void check_place(const Graph *graph, const Plan *plan, TensorId id) {
     (void)plan, (void)bytes;
 }
 
-/* Adds memory that node `index` starts to use, having dropped what no node uses any more. */
+/* Adds the memory that node `index` starts to use and drops the memory that no node uses any
+ * more. */
 static int add_extent(Extent *alive, int count, int index, Extent extent) {
     int kept = 0;
     for (int i = 0; i < count; i++)
@@ -52,7 +54,8 @@ static int add_extent(Extent *alive, int count, int index, Extent extent) {
     return kept + 1;
 }
 
-/* The last node that needs the memory of each tensor; one that is taken in place is needed until then. */
+/* Finds the last node that needs the memory of each tensor. If node i takes the memory in place,
+ * this is node i - 1. */
 static void find_last_uses(const Graph *graph, int *last) {
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];

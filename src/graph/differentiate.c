@@ -1,12 +1,13 @@
-/* Reverse-mode differentiation of a graph, and recomputation (activation checkpointing, arXiv 1604.06174). Called
- * once per program, by models; owns nothing that outlives the call.
+/* Reverse-mode differentiation of a graph, and recomputation (activation checkpointing, arXiv
+ * 1604.06174). Called once per program, by models; owns nothing that outlives the call.
  *
- * The backward nodes are appended by the operations' gradient rules, last forward node first. The gradient of a
- * tensor with several readers is the sum of what they send back. Nothing is sent to where no parameter is trained, as in the
- * first layers of a frozen model, and beside its stream. Recomputation then rewrites the backward nodes:
- * where one reads a forward activation that the policy does not keep, the nodes that make that activation are cloned
- * just before the reader. A clone runs the same kernel on the same inputs, so it gives the same bits. Then the backward
- * nodes are put in an order in which collectives run beside others (overlap.c), and the first to touch each gradient is
+ * The backward nodes are appended by the operations' gradient rules, last forward node first. The
+ * gradient of a tensor with several readers is the sum of their contributions. A tensor that
+ * depends on no trained parameter gets no gradient, as in the first layers of a frozen model.
+ * Recomputation then rewrites the backward nodes: if a node reads a forward activation that the
+ * policy drops, the activation's producers are cloned just before the reader. A clone runs the same
+ * kernel on the same inputs, so it gives the same bits. Then the backward nodes are reordered so
+ * that collectives overlap with compute (overlap.c), and the first node to touch each gradient is
  * marked. */
 #include <assert.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ static bool trains_any(const Graph *graph, const Node *node) {
     return false;
 }
 
-/* Sets which tensors have what is trained before them. */
+/* Marks tensors that depend on a trainable parameter. */
 static void mark_trained(Graph *graph, int forward) {
     for (TensorId i = 1; i < graph->tensor_count; i++)
         graph->tensors[i].trains = graph->tensors[i].producer < 0 && !graph->tensors[i].frozen;
@@ -63,9 +64,9 @@ typedef struct Recompute {
     Graph *graph;
     RecomputePolicy policy;
     int forward;     /* number of forward nodes, which come first */
-    bool *crosses;   /* per tensor: read by a forward node of another layer than its producer's */
-    TensorId *again; /* per tensor: its recomputed copy, or TENSOR_NONE */
-    int tensors;     /* how many tensors there were before any clone */
+    bool *crosses;   /* by tensor: a forward node of another layer reads it */
+    TensorId *again; /* by tensor: its recomputed copy, or TENSOR_NONE */
+    int tensors;     /* number of tensors before the first clone */
 } Recompute;
 
 static bool any_output_crosses(const Recompute *r, const Node *node) {
@@ -105,7 +106,8 @@ static void clone_node(Recompute *r, int index) {
     graph->nodes[clone].clone_of = index;
 }
 
-/* The tensor that a backward node reads in place of `tensor`: a recomputed copy, or `tensor` where it is kept. */
+/* Returns the tensor that a backward node reads in place of `tensor`: a recomputed copy, or
+ * `tensor` itself if it is kept. */
 static TensorId recomputed(Recompute *r, TensorId tensor) {
     Graph *graph = r->graph;
     if (tensor >= r->tensors) return tensor;
@@ -141,11 +143,11 @@ static void mark_crossing(Recompute *r) {
     }
 }
 
-/* The collective that gathers a tensor again begins so many nodes before the one that reads it, and runs beside those
- * between. */
+/* The all-gather of a recomputed tensor starts EARLIER nodes before its reader, so that it overlaps
+ * with compute. */
 enum { EARLIER = 2 };
 
-/* Appends the collective now that a tensor needs again. */
+/* Appends the collective that gathers `tensor` again. */
 static void begin_gathering(Recompute *r, TensorId tensor) {
     int producer = graph_get(r->graph, tensor)->producer;
     if (producer < 0 || producer >= r->forward) return;
@@ -181,7 +183,8 @@ static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
 
 /* -- Parts --------------------------------------------------------------------------------------------------------- */
 
-/* Moves the nodes that make only gradients of weights behind the others of their chunk's backward pass, as a part. */
+/* Moves the nodes that only make weight gradients after the other backward nodes of their chunk,
+ * into a part of their own. */
 static void split_backward(Graph *graph, int forward) {
     int backward = graph->node_count - forward;
     SCOPED_FREE Node *nodes = memory_allocate((backward + 1) * sizeof *nodes);
@@ -203,7 +206,7 @@ static bool overlaps_any(const ByteSpan *spans, int count, ByteSpan span) {
     return false;
 }
 
-/* Sets Node.overwrites, while each parameter's gradient has a place of its own. */
+/* Sets Node.overwrites. Each parameter's gradient still has its own place here. */
 static void mark_overwrites(Graph *graph) {
     SCOPED_FREE ByteSpan *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen);
     int count = 0;

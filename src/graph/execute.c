@@ -1,6 +1,7 @@
-/* Runs a planned graph. All pointers are bound when the executor is made, so a run is a loop over kernel calls. On a
- * GPU that loop is recorded once, in one segment between two comm points each, and replayed. The executor owns the
- * arenas that are not shared with it, and on a GPU host copies of the inputs and metrics. Called by train and infer. */
+/* Runs a planned graph. All pointers are bound when the executor is made, so a run is a loop over
+ * kernel calls. On a GPU the loop is recorded once, one segment between consecutive stops, and
+ * replayed. The executor owns the arenas that are not shared with it; on a GPU it also owns host
+ * copies of the inputs and metrics. Called by train and infer. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,43 +13,44 @@
 #include "graph/graph.h"
 #include "graph/op.h"
 
-/* Where the program is interrupted, before a node: to call the comm point of that number (-1: none), to wait for the
- * collectives that the node needs, and to run the node by itself where it communicates. What it starts then ends before
- * node `end`. */
+/* An interruption of the program before a node: to call comm point `point` (-1: none), to wait for
+ * the collectives that the node needs, and to run the node by itself if it communicates (`runs`).
+ * The collective that it starts ends before node `end`. */
 typedef struct Stop {
     int node, point;
     bool runs;
     int end;
 } Stop;
 
-/* Nodes [first, end) of a part, and stops [first_stop, end_stop) among and behind them. */
+/* Nodes [first, end) of a part, and the stops [first_stop, end_stop) among and after them. */
 typedef struct PartRange { int first, end, first_stop, end_stop; } PartRange;
 
-/* Invariants: a slot's calls[i] is node i with its pointers; every byte of the gradient arena either lies in a gap or is
- * written by a node of Node.overwrites, before any other node adds to it. */
+/* Invariants: calls[i] of a slot is node i with its pointers bound; every byte of the gradient
+ * arena either lies in a gap or is written by a node of Node.overwrites before any other node adds
+ * to it. */
 struct Executor {
     const Graph *graph;
     Backend backend;
     void *arena[ARENA_COUNT];
     bool owned[ARENA_COUNT];
     int64_t bytes[ARENA_COUNT];
-    void *host[ARENA_COUNT];  /* of INPUT and METRIC: what callers write and read; on the CPU the arena itself */
-    int slots, slot;          /* microbatches in flight, and whose turn it is */
+    void *host[ARENA_COUNT];  /* INPUT and METRIC as callers write and read them; on the CPU the arena itself */
+    int slots, slot;          /* microbatches in flight, and the current slot */
     OpCall *calls;            /* by slot, then by node */
-    int *points, point_count; /* comm points */
-    Stop *stops;              /* segment s ends before node stops[s].node, the last one after the last node */
+    int *points, point_count; /* the comm points */
+    Stop *stops;              /* segment s ends before node stops[s].node; the last segment ends after the last node */
     int stop_count;
-    CommTicket *tickets; /* by node: of the collective that it has started; 0: none */
+    CommTicket *tickets; /* by node: the collective that it started; 0: none */
     ExecutorCommPoint comm_point;
     void *comm_point_context;
     PartRange *parts;
     int part_count;
     bool *overwrite; /* by part: its next run is the first of a step, or of all */
-    ByteSpan *gaps;  /* of the gradient arena: what no node of Node.overwrites writes, which executor_zero zeroes */
+    ByteSpan *gaps;  /* parts of the gradient arena that no node of Node.overwrites writes; executor_zero zeroes them */
     int gap_count;
-    int run_count;                   /* of parts */
-    int *runs[2];                    /* by `overwrite`; by slot, then by part; without a hook */
-    DeviceRecording **recordings[2]; /* by `overwrite`; by slot, then by segment; or NULL */
+    int run_count;                   /* number of part runs */
+    int *runs[2];                    /* number of runs without a hook, by `overwrite`; by slot, then by part */
+    DeviceRecording **recordings[2]; /* by `overwrite`; by slot, then by segment; NULL: not recorded */
 };
 
 static bool on_host(Arena arena) { return arena == ARENA_INPUT || arena == ARENA_METRIC; }
@@ -59,7 +61,7 @@ void *executor_arena(const Executor *executor, Arena arena) { return executor->a
 
 static bool has_slots(Arena arena) { return arena == ARENA_INPUT || arena == ARENA_HOST || arena == ARENA_STASH; }
 
-/* Where the slot's copy of an arena begins. */
+/* Returns the offset of the slot's copy of an arena. */
 static int64_t slot_offset(const Executor *executor, Arena arena) {
     return has_slots(arena) ? executor->bytes[arena] / executor->slots * executor->slot : 0;
 }
@@ -83,7 +85,7 @@ void executor_read(const Executor *executor, TensorId id, void *to) {
 void executor_set_values(Executor *executor, TensorId tensor, int64_t first, const float *values, int64_t count) {
     size_t bytes = precision_bytes(executor->graph->precision, graph_get(executor->graph, tensor)->type);
     void *data = executor_tensor(executor, tensor);
-    switch (bytes) { /* loops with a constant size vectorise */
+    switch (bytes) { /* loops with a constant size vectorize */
     case sizeof(float): memcpy((float *)data + first, values, (size_t)count * bytes); break;
     case sizeof(uint16_t):
         for (int64_t i = 0; i < count; i++) element_set(sizeof(uint16_t), data, first + i, values[i]);
@@ -112,7 +114,8 @@ static OpCall *call_of(const Executor *executor, int node) {
     return &executor->calls[(int64_t)executor->slot * executor->graph->node_count + node];
 }
 
-/* Whether the node has nothing to do in the run that goes on: it did it before, or another node computes it. */
+/* Returns whether the node has nothing to do in the current run: an earlier run did it, or another
+ * node computes it. */
 static bool is_done(const Executor *executor, int node) {
     const Node *n = &executor->graph->nodes[node];
     return op_table[n->op]->once || n->absorber || (op_runs_once_a_step(executor->graph, n) && !executor->overwrite[n->part]);
@@ -166,7 +169,7 @@ static int compare_spans(const void *a, const void *b) {
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Finds what is left of the gradient arena between what nodes overwrite. Gradients that take turns in a slot of it
+/* Finds the gaps of the gradient arena that no node overwrites. Gradients that share a slot in turn
  * (layout/comm_schedule.h) overlap. */
 static void find_gaps(Executor *executor) {
     const Graph *graph = executor->graph;
@@ -184,7 +187,7 @@ static void find_gaps(Executor *executor) {
     }
 }
 
-/* Tells the kernels of a part's next run whether they overwrite gradients or add to them. */
+/* Sets whether the kernels of a part's next run overwrite gradients or add to them. */
 static void set_overwrites(Executor *executor, int part) {
     for (int i = executor->parts[part].first; i < executor->parts[part].end; i++)
         call_of(executor, i)->overwrite = executor->overwrite[part] && executor->graph->nodes[i].overwrites;
@@ -221,7 +224,7 @@ static bool allocate(Executor *executor, void *const *shared, Error *error) {
     return true;
 }
 
-/* Loads all kernels at once, by a dry run of all nodes. */
+/* Loads all kernels at once with a dry run of all nodes. */
 static void prepare(Executor *executor) {
     if (!device_prepare_begin(executor->backend.device)) return;
     for (int i = 0; i < executor->graph->node_count; i++)
@@ -274,7 +277,7 @@ void executor_free(Executor *executor) {
 
 /* -- Runs ---------------------------------------------------------------------------------------------------------- */
 
-/* Of the slot. */
+/* Uploads the slot's inputs. */
 static void upload_inputs(Executor *executor) {
     int64_t begin = slot_offset(executor, ARENA_INPUT);
     if (executor->host[ARENA_INPUT] != executor->arena[ARENA_INPUT])
@@ -288,7 +291,7 @@ static bool communicates(const Executor *executor, int node) {
 
 static bool ends_part(const Graph *graph, int node) { return node > 0 && graph->nodes[node].part != graph->nodes[node - 1].part; }
 
-/* One stop for each node that has a reason to. */
+/* Lists one stop for each node that needs one. */
 static void list_stops(Executor *executor) {
     const Graph *graph = executor->graph;
     int nodes = graph->node_count, point = 0;
@@ -324,14 +327,14 @@ static void list_parts(Executor *executor) {
     }
 }
 
-/* Waits for the collective that a node has started, if it still runs. */
+/* Waits for the collective that a node started, if it still runs. */
 static void await_node(Executor *executor, int node) {
     CommTicket *ticket = &executor->tickets[node];
     if (*ticket) comm_wait(executor->graph->mesh->all, *ticket);
     *ticket = 0;
 }
 
-/* Everything at a stop but running its node. */
+/* Does the work of a stop, except running its node. */
 static void prepare_stop(Executor *executor, const Stop *stop) {
     if (stop->point >= 0) executor->comm_point(executor->comm_point_context, stop->point);
     for (const Stop *before = executor->stops; before < stop; before++)
@@ -359,7 +362,8 @@ void executor_set_comm_points(Executor *executor, const int *points, int count, 
     executor->comm_point_context = context;
 }
 
-/* Recordings are by Executor.overwrite. The first run of a kind autotunes GEMMs, so the second one is recorded. */
+/* Recordings are kept by Executor.overwrite. The first run of each kind autotunes GEMMs, so the
+ * second one is recorded. */
 static void run_segment(Executor *executor, int part, int segment, int first, int end) {
     Device *device = executor->backend.device;
     bool overwrite = executor->overwrite[part];
@@ -379,7 +383,8 @@ static void begin_part(Executor *executor, int part) {
     set_overwrites(executor, part);
 }
 
-/* Collectives whose results another part reads end here: between the parts other microbatches run. */
+/* Waits for the collectives whose results another part reads, because other microbatches run
+ * between the parts. */
 static void end_part(Executor *executor, int part) {
     for (int i = executor->parts[part].first; i < executor->parts[part].end && executor->part_count > 1; i++) await_node(executor, i);
     executor->overwrite[part] = false;

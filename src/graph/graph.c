@@ -1,5 +1,5 @@
-/* Building a graph: nodes, tensors and parameters in growing arrays, names and attributes owned by the graph. Models
- * and gradient rules are the callers; whatever they get wrong is our own mistake and asserted. */
+/* Builds a graph: nodes, tensors and parameters in growing arrays, names and attributes owned by
+ * the graph. Models and gradient rules call it; their mistakes are ours, so they are asserted. */
 #include "graph/graph.h"
 
 #include <assert.h>
@@ -85,7 +85,7 @@ void graph_scope(Graph *graph, int layer, const char *prefix) {
 }
 
 static TensorId append_tensor(Graph *graph, Tensor tensor, const int64_t *shape) {
-    /* before the array moves: shape may lie in it */
+    /* copied before the array moves, because `shape` may point into it */
     for (int i = 0; i < TENSOR_MAX_RANK; i++) tensor.shape[i] = i < tensor.rank ? shape[i] : 1;
     tensor.producer = -1;
     array_append(graph->tensors, graph->tensor_count, tensor);
@@ -118,7 +118,7 @@ TensorId graph_parameter(
     return graph_cut_parameter(graph, name, kind, rank, shape, &(Cut){0}, init_mean, init_std, fused);
 }
 
-/* Gives a frozen matrix codes and scales where the graph says so. */
+/* Gives a frozen matrix tensors of quantized values and scales if the graph quantizes. */
 static void quantize_parameter(Graph *graph, Parameter *p) {
     int64_t codes = quantized_code_bytes(graph->quantization, p->count),
             scales = quantized_scale_bytes(graph->quantization, p->count, p->shape[p->rank - 1]);
@@ -192,10 +192,10 @@ Slice graph_take_slice(const Graph *graph, ParameterInterval *rest) {
         rest->count = 0;
         return slice;
     }
-    int64_t inner = 1; /* elements of a row */
+    int64_t inner = 1; /* elements per row */
     for (int i = cut->dimension + 1; i < p->rank; i++) inner *= p->whole[i];
     int64_t held = p->shape[cut->dimension] * inner, stride = p->whole[cut->dimension] * inner;
-    int64_t at = rest->first % held, begin = rest->first / held * stride; /* in the block; the block's first element */
+    int64_t at = rest->first % held, begin = rest->first / held * stride; /* offset in the block; first element of the block */
     CutShare share = cut_share(cut->rows[0], index, size);
     for (; at >= share.count * inner; share = cut_share(cut->rows[++block], index, size)) {
         at -= share.count * inner;

@@ -1,4 +1,5 @@
-/* The table of operations by OpId, from graph/op_list.h, and what their rules share. Owns nothing. */
+/* The table of operations by OpId, from graph/op_list.h, and the functions that their rules share.
+ * Owns nothing. */
 #include "graph/op.h"
 
 #include "base/math.h"
@@ -20,7 +21,7 @@ int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *nod
     return kernel && kernel->workspace ? kernel->workspace(graph, node) : 0;
 }
 
-/* Whether something needs a tensor after node `end`; last_read: by tensor. */
+/* Returns whether a tensor is needed after node `end`. last_read is indexed by tensor. */
 static bool is_needed(const Graph *graph, TensorId tensor, const int *last_read, int end) {
     const Tensor *t = graph_get(graph, tensor);
     return tensor && (t->arena != ARENA_ACTIVATION || t->keep || last_read[tensor] > end);
@@ -33,7 +34,7 @@ static bool can_absorb(const Graph *graph, const OpKernel *kernel, int index, in
     return node->part == graph->nodes[absorber].part && !node->absorbs && (alone || kernel->elides);
 }
 
-/* What the absorbed nodes make for their absorber alone. */
+/* Marks tensors that absorbed nodes make only for their absorber. */
 static void elide(Graph *graph, int absorber, const int *last_read) {
     const Node *node = &graph->nodes[absorber];
     for (int i = 0; i < node->inputs; i++) {
@@ -69,11 +70,11 @@ Cost op_cost(const Graph *graph, const Node *node) {
 }
 
 int64_t op_time(const Graph *graph, const Node *node) {
-    enum { USUAL_TERAFLOPS = 600, BYTES = 2600, LAUNCH = 4 * 1000 }; /* bytes of a nanosecond */
+    enum { USUAL_TERAFLOPS = 600, BYTES = 2600, LAUNCH = 4 * 1000 }; /* BYTES: memory bandwidth in bytes per nanosecond */
     const Op *op = op_table[node->op];
     Cost cost = op_cost(graph, node);
-    if (op->communicates) cost.bytes = 0;                                      /* those that it sends */
-    double flops = 1000.0 * (op->teraflops ? op->teraflops : USUAL_TERAFLOPS); /* of a nanosecond */
+    if (op->communicates) cost.bytes = 0;                                      /* communication counts sent bytes */
+    double flops = 1000.0 * (op->teraflops ? op->teraflops : USUAL_TERAFLOPS); /* per nanosecond */
     return LAUNCH + int_max((int64_t)(cost.flops / flops), (int64_t)(cost.bytes / BYTES));
 }
 

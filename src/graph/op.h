@@ -1,13 +1,15 @@
-/* Operations, each fused to the size of a good kernel. An operation and the operations of its gradient are one folder,
- * src/ops/NAME/:
+/* Operations, each fused to the size of a good kernel. An operation and the operations of its
+ * gradient are one folder, src/ops/NAME/:
  *     NAME.h  builders for models, attributes, and one enum per operation that names its inputs and outputs
  *     rule.c  what it computes: the builder with its shape checks, the gradient, the cost, and its Op
  *     cpu.c   the CPU kernel, compiled once per precision and instruction set (backend/cpu/kernel.h)
  *     gpu.c   the GPU kernels and their launches (backend/gpu/kernel_launch.h)
- * To add an operation: write this folder and add one line to graph/op_list.h. Nobody else knows its operands.
+ * To add an operation: write this folder and add one line to graph/op_list.h. No other code knows
+ * its operands.
  *
- * Shapes in comments: R rows, the tokens of the microbatch, sequence after sequence; D columns. Vectors (norm gains,
- * biases) are WIDE parameters, matrices COMPUTE ones. Builders assert shapes. */
+ * Shapes in comments: R is the number of rows (tokens of the microbatch, sequence after sequence),
+ * D the number of columns. Vectors (norm gains, biases) are WIDE parameters; matrices are COMPUTE
+ * parameters. Builders assert shapes. */
 #pragma once
 
 #include <assert.h>
@@ -21,134 +23,150 @@ typedef enum OpId {
     OP_COUNT
 } OpId;
 
-/* What a kernel is given. Operands are indexed by the operation's enums; an absent one is NULL of shape 0. */
+/* Arguments of a kernel. Operands are indexed by the operation's enums; an absent operand is NULL
+ * of shape 0. */
 typedef struct OpCall {
     void *in[NODE_MAX_INPUTS], *out[NODE_MAX_OUTPUTS];
     /* unused dimensions are 1 */
     int64_t in_shape[NODE_MAX_INPUTS][TENSOR_MAX_RANK], out_shape[NODE_MAX_OUTPUTS][TENSOR_MAX_RANK];
     const void *attributes;
-    void *workspace;               /* as many bytes as OpKernel.workspace says */
-    bool overwrite;                /* the output in Op.overwrites holds nothing yet: write it instead of adding to it */
+    void *workspace;               /* scratch of OpKernel.workspace bytes */
+    bool overwrite;                /* the output in Op.overwrites is uninitialized: write it instead of adding to it */
     bool compute_gradients;        /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
-    Device *device;                /* whose memory it is */
-    const Mesh *mesh;              /* groups of ranks */
-    bool direct;                   /* Op.direct says so */
-    int absorbs;                   /* the calls before this one that its kernel computes too (OpKernel.absorbs) */
-    const struct OpKernel *kernel; /* that runs it */
-    const struct Fp8Codes *codes;  /* of the output in Op.measured, to be written too (OpKernel.codes); NULL: none */
-    CommTicket *ticket;            /* of an operation that communicates: a collective that has not ended yet, if it starts one */
+    Device *device;                /* owns the memory of all operands */
+    const Mesh *mesh;              /* the groups of ranks */
+    bool direct;                   /* op_is_direct of the node */
+    int absorbs;                   /* number of preceding calls that this kernel computes as well (OpKernel.absorbs) */
+    const struct OpKernel *kernel; /* the kernel that runs the call */
+    const struct Fp8Codes *codes;  /* destination of the quantized output in Op.measured (OpKernel.codes), or NULL */
+    CommTicket *ticket;            /* set by a communicating operation that leaves a collective running */
 } OpCall;
 
-/* How one back end runs an operation. cpu.c and gpu.c each define one per operation, by CPU_OP and GPU_OP. */
+/* How one back end runs an operation. cpu.c and gpu.c each define one OpKernel per operation, with
+ * CPU_OP and GPU_OP. */
 typedef struct OpKernel {
     void (*run)(const OpCall *call);
     int64_t (*workspace)(const Graph *graph, const Node *node); /* bytes of scratch; NULL: none */
-    /* How many of the nodes right before node `index` its kernel can compute as well, so that kernels become one; NULL:
-     * none. These are not run: their calls are call[-1], call[-2] and so on. What they make for each
-     * other need not be written. */
+    /* Returns how many of the nodes right before node `index` this kernel can compute as well, to
+     * fuse them into one kernel. NULL: none. The executor does not run absorbed nodes: their calls
+     * are call[-1], call[-2] and so on. Results that absorbed nodes make only for each other need
+     * not be written. */
     int (*absorbs)(const Backend *backend, const Graph *graph, int index);
-    /* It writes what absorbed nodes make, but for its inputs that no later node reads, which have no memory (Tensor.elided). Without
-     * it nothing but itself may read what they make. */
+    /* The kernel writes the outputs of absorbed nodes, except its own inputs that no later node
+     * reads: they have no memory (Tensor.elided). If `elides` is false, no other node may read the
+     * outputs of absorbed nodes. */
     bool elides;
-    /* Kinds of fp8, FP8_KIND of each, whose codes it can write of the output in Op.measured, as its cast would: for a cast that
-     * absorbs the node (backend/gpu/fp8_codes.h). */
+    /* Mask of FP8_KIND: the kinds of fp8 in which the kernel can write the quantized values of the
+     * output in Op.measured, exactly as its cast would. A cast that absorbs the node uses this
+     * (backend/gpu/fp8_codes.h). */
     uint32_t codes;
 } OpKernel;
 #define FP8_KIND(kind) (1u << (kind))
 
-/* Bytes of scratch that a node needs on a back end. */
+/* Returns the bytes of scratch that a node needs on a back end. */
 int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *node);
-/* Sets Node.absorbs, Node.absorber and Tensor.elided as the kernels of a back end ask for, where the absorber has no amax to find.
- * graph_plan calls it; before that, who asks when nodes run. */
+/* Sets Node.absorbs, Node.absorber and Tensor.elided from OpKernel.absorbs of a back end. A node
+ * that finds an amax absorbs none. graph_plan calls it; code that needs the fields before planning
+ * calls it too. */
 void op_absorb(const Backend *backend, Graph *graph);
 
-/* What this rank sends to others of the group of `axes` in one run of a node. */
+/* Bytes that this rank sends to other ranks of the group of `axes` in one run of a node. */
 typedef struct Traffic {
     MeshAxes axes;
     double bytes;
-    bool pairwise; /* each of the others gets bytes of its own, as in all-to-all */
+    bool pairwise; /* each other rank gets different bytes, as in all-to-all */
 } Traffic;
 
-/* What one run of a node costs, by its rule: arithmetic, and bytes that it moves. */
+/* Cost of one run of a node according to its rule: arithmetic, and bytes moved. */
 typedef struct Cost { double flops, bytes; } Cost;
 Cost op_cost(const Graph *graph, const Node *node);
-/* Nanoseconds that a node takes a GPU to compute: a guess by fixed rates, those of an H100, which is the same on every rank and
- * machine. Work is ordered and shared out by it; what is computed does not depend on it. */
+/* Estimates the nanoseconds that a GPU takes for a node, from fixed rates of an H100, so that every
+ * rank and machine gets the same number. Only the order and the division of work depend on it;
+ * results do not. */
 int64_t op_time(const Graph *graph, const Node *node);
-/* FLOPs of all nodes of a run, recomputed ones too. */
+/* Returns the FLOPs of all nodes of a run, including recomputed nodes. */
 double graph_flops(const Graph *graph);
-/* Likewise nanoseconds, as op_time guesses them. */
+/* Returns the nanoseconds of all nodes of a run, as op_time estimates them. */
 double graph_time(const Graph *graph);
 
-/* Whether the node is of Op.direct and runs so. */
+/* Returns whether Op.direct holds for the node. */
 bool op_is_direct(const Graph *graph, const Node *node);
-/* Whether the node is of Op.once_a_step and runs so. */
+/* Returns whether the node runs only in the first run of a step (Op.once_a_step). */
 bool op_runs_once_a_step(const Graph *graph, const Node *node);
 
-/* For the recompute policies. What is gathered from other ranks is gathered again under each of them. */
+/* Classes for the recompute policies. Gathered tensors are gathered again under every policy. */
 typedef enum OpClass { OP_CLASS_OTHER, OP_CLASS_NORM, OP_CLASS_ATTENTION, OP_CLASS_GATHER } OpClass;
 
-/* The rule of an operation. Masks are of operands: OPERAND(LINEAR_X) | ...
- * Invariants: `overwrites` is in `adds_to`; `overwrites` and `in_place` are one operand or none. */
+/* The rule of an operation. Masks select operands: OPERAND(LINEAR_X) | ... Invariants: `overwrites`
+ * is a subset of `adds_to`; `overwrites` and `in_place` hold at most one operand each. */
 typedef struct Op {
     const char *name;
     OpClass class;
-    /* Outputs that the kernel adds to or updates: gradients, metrics, states. They are never recomputed. */
+    /* Outputs that the kernel adds to or updates: gradients, metrics, states. They are never
+     * recomputed. */
     uint32_t adds_to;
-    /* The output that the kernel writes whole when OpCall.overwrite is set, which spares zeroing and reading it. */
+    /* The output that the kernel writes in full when OpCall.overwrite is set, which saves zeroing
+     * and reading it. */
     uint32_t overwrites;
-    /* The input, as large as output 0, whose memory output 0 may take where nothing reads it later: each thread reads
-     * an element before it writes it, and no other thread reads that element. */
+    /* The input whose memory output 0 may take if no later node reads the input. It is as large as
+     * output 0. Each thread reads an element before it writes that element, and no other thread
+     * reads it. */
     uint32_t in_place;
-    /* The output, COMPUTE [R, D], whose largest magnitude the kernel can find as it makes it, and the output that takes this: WIDE
-     * [1], NaN where an element is NaN; present where op_find_amax asks for it. It is never recomputed. */
+    /* `measured` is the COMPUTE [R, D] output whose amax the kernel can compute while it writes the
+     * output. `amax` is the output that receives it: WIDE [1], NaN if any element is NaN; present
+     * if op_find_amax requested it. The amax is never recomputed. */
     uint32_t measured, amax;
-    bool once;        /* without run-time inputs: run when the executor is made, outputs in the constant arena */
-    bool once_a_step; /* where output 0 is in the state arena, which holds what parameters give: run in a step's first run alone */
+    bool once;        /* has no run-time inputs: runs when the executor is created, outputs in the constant arena */
+    bool once_a_step; /* if output 0 is in the state arena (cached for the step): runs only in the first run of a step */
     bool loss;        /* adds to a loss metric: differentiation starts here */
-    /* Its kernel issues collectives where there are ranks for them (graph_communicates), the same on all ranks of their
-     * groups, and is not recorded then. One may be under way when the kernel returns, given by OpCall.ticket: until the
-     * first node that reads an output, nothing that it works on is touched. */
+    /* The kernel issues collectives if graph_communicates; all ranks of a group issue the same
+     * ones. It is not recorded then. One collective may still run when the kernel returns, as
+     * OpCall.ticket: no operand may be touched before the first node that reads an output. */
     bool communicates;
-    /* Whether the node's kernel needs no collectives though it communicates, as it exchanges words itself: then it is as any
-     * other (OpCall.direct). NULL: never. */
+    /* Returns whether the node's kernel exchanges words itself and so needs no collectives
+     * (OpCall.direct). Such a node runs like a local one. NULL: never. */
     bool (*direct)(const Graph *graph, const Node *node);
-    Traffic (*traffic)(const Graph *graph, const Node *node); /* of each that communicates: for plans and forecasts */
-    /* Appends the backward nodes of `node`, a copy. d_out[i] is the gradient of output i or TENSOR_NONE. Sets
-     * d_in[i] to the gradient of input i, or leaves TENSOR_NONE where there is none or where it was added to a
-     * parameter's gradient. NULL: no gradient flows. */
+    Traffic (*traffic)(const Graph *graph, const Node *node); /* for plans and forecasts; set for every operation that communicates */
+    /* Appends the backward nodes of `node`, a copy. d_out[i] is the gradient of output i or
+     * TENSOR_NONE. Sets d_in[i] to the gradient of input i, or leaves TENSOR_NONE if there is none
+     * or if the backward node adds it to a parameter's gradient. NULL: no gradient flows. */
     void (*gradient)(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in);
-    /* Appends a cheaper node that makes output `index` again, bit for bit; the new tensor. NULL: a clone serves. */
+    /* Appends a cheaper node that makes output `index` again, bit for bit, and returns the new
+     * tensor. NULL: the node is cloned. */
     TensorId (*recompute)(Graph *graph, const Node *node, int index);
-    double element_flops; /* of one element of output 0: all of the operation's flops, unless it has `flops` */
+    double element_flops; /* FLOPs per element of output 0, unless the operation has `flops` */
     double (*flops)(const Graph *graph, const Node *node);
     double (*bytes)(const Graph *graph, const Node *node); /* NULL: op_tensor_bytes */
-    int teraflops;                                         /* that GPUs reach at it, for op_time; 0: as at a GEMM of bf16 */
+    int teraflops;                                         /* rate that GPUs reach, for op_time; 0: the rate of a bf16 GEMM */
 } Op;
 
 /* Masks of operands, as in Op.adds_to. */
 #define OPERAND(index) (1u << (index))
-#define OPERANDS(first, last) ((2u << (last)) - (1u << (first))) /* first .. last */
+#define OPERANDS(first, last) ((2u << (last)) - (1u << (first))) /* first .. last, inclusive */
 static inline bool operand_in(uint32_t mask, int index) { return mask & OPERAND(index); }
 
 extern const Op *const op_table[OP_COUNT]; /* by OpId */
 
 /* -- For rules (op.c) ---------------------------------------------------------------------------------------------- */
 
-enum { MAIN_OUTPUT = 0 }; /* the output that Op.in_place and Op.element_flops are about */
-/* The input of Op.in_place, TENSOR_NONE where there is none. */
+enum { MAIN_OUTPUT = 0 }; /* the output of Op.in_place and Op.element_flops */
+/* Returns the input of Op.in_place, or TENSOR_NONE. */
 TensorId op_in_place_input(const Node *node);
-/* The output of Op.overwrites, TENSOR_NONE where there is none. */
+/* Returns the output of Op.overwrites, or TENSOR_NONE. */
 TensorId op_overwritten(const Node *node);
-/* The output of Op.amax, TENSOR_NONE where there is none. */
+/* Returns the output of Op.amax, or TENSOR_NONE. */
 TensorId op_amax(const Node *node);
-/* The output of Op.measured, TENSOR_NONE where there is none. */
+/* Returns the output of Op.measured, or TENSOR_NONE. */
 TensorId op_measured(const Node *node);
-/* The largest magnitude of x, found by the node that makes it; TENSOR_NONE where that cannot. */
+/* Makes the producer of x compute the amax of x. Returns the amax, or TENSOR_NONE if the producer
+ * cannot. */
 TensorId op_find_amax(Graph *graph, TensorId x);
-/* Whether the planner gave output 0 the memory of the input of Op.in_place; false before planning. */
+/* Returns whether the planner gave output 0 the memory of the input of Op.in_place; false before
+ * planning. */
 bool op_in_place(const Graph *graph, const Node *node);
-/* a + b, of the same shape and type (ops/add/): the sum of the gradients that the readers of a tensor send back. */
+/* Returns a + b of the same shape and type (ops/add/): sums the gradients from several readers of a
+ * tensor. */
 TensorId op_add(Graph *graph, TensorId a, TensorId b);
-/* Bytes of all tensors of a node, each once; an output that is added to counts twice, being read and written, and what is elided not. */
+/* Returns the bytes of all tensors of a node, each counted once. An output that is added to counts
+ * twice (read and written); an elided tensor counts zero. */
 double op_tensor_bytes(const Graph *graph, const Node *node);

@@ -1,4 +1,5 @@
-/* All operations, in the order of OpId. Each line stands for an Op op_rule_NAME, a CPU_OP(NAME) and a GPU_OP(NAME). */
+/* All operations, in the order of OpId. Each line declares an Op op_rule_NAME, a CPU_OP(NAME) and a
+ * GPU_OP(NAME). */
 OP(embed)
 OP(embed_grad)
 OP(put_rows)

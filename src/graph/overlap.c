@@ -1,14 +1,16 @@
-/* Lets collectives of the backward pass run beside gradients of weights, which nothing in the program waits for. Such a node
- * is held back until the program would wait for a collective, and runs then: of those that are held back the one whose time
- * is nearest to the wait. Called by graph_differentiate; owns nothing that outlives the call.
+/* Overlaps collectives of the backward pass with weight gradients, which no node of the program
+ * waits for. A node that only adds to weight gradients is held back until the program would wait
+ * for a collective. Then the held node whose time is nearest to the wait runs. Called by
+ * graph_differentiate; owns nothing that outlives the call.
  *
- * Times are guesses at the rates of a GPU and its links. What is chosen by them is order alone: sums into a gradient stay in
- * their order, so bits do not depend on the rates.
+ * Times are estimates at the rates of a GPU and its links. They decide only the order of nodes. The
+ * terms of each gradient keep their order, so bits do not depend on the rates.
  *
- * Ranks of one program reduce buckets of gradients in one order. Ranks of AXES_TENSOR may have programs that differ in what
- * none of them shares out (ZAYA1's values), so gradients that are summed over these ranks alone are never held back. Times
- * are whole nanoseconds, so that differences of them do not depend on what came before, as a rank's part of an uneven
- * vocabulary. */
+ * All ranks must reduce gradient buckets in the same order. Programs of AXES_TENSOR ranks may
+ * differ in parameters that are not cut over these ranks (ZAYA1's values), so a gradient that is
+ * summed over AXES_TENSOR is never held back. Times are integer nanoseconds: the difference of two
+ * times then does not depend on earlier times, which may differ by rank (for example for an uneven
+ * shard of the vocabulary). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,11 +20,13 @@
 #include "graph/graph_internal.h"
 #include "graph/op.h"
 
-/* Bytes of a link by the nanosecond, and nanoseconds of a collective besides. */
+/* LINK_BYTES: link bandwidth in bytes per nanosecond. LATENCY: nanoseconds that each collective
+ * takes in addition. */
 enum { LINK_BYTES = 300, LATENCY = 20 * 1000 };
-/* Nodes held back at most: each keeps its operands alive. */
+/* Maximum number of held nodes. Each one keeps its operands alive. */
 enum { MOST_HELD = 6 };
-/* In a wait shorter than this, a node of more than so many times its length is kept for a longer one. */
+/* If the wait is shorter than LONG_WAIT nanoseconds, a node that takes more than MOST_WAITS times
+ * the wait stays held for a longer wait. */
 enum { LONG_WAIT = 100 * 1000, MOST_WAITS = 4 };
 
 typedef struct Held {
@@ -32,15 +36,15 @@ typedef struct Held {
 
 typedef struct Order {
     Graph *graph;
-    Held held[MOST_HELD]; /* in the order of the program */
+    Held held[MOST_HELD]; /* in program order */
     int count;
     int64_t now, links_free; /* nanoseconds */
-    int64_t *ready;          /* by tensor: when the collective that makes it has ended; 0: no collective does */
+    int64_t *ready;          /* by tensor: the time at which its collective ends; 0: no collective makes it */
 } Order;
 
 /* -- Times --------------------------------------------------------------------------------------------------------- */
 
-/* Of what it sends; 0: nothing. */
+/* Returns the time of the bytes that the node sends; 0: it sends none. */
 static int64_t link_time(const Graph *graph, const Node *node) {
     const Op *op = op_table[node->op];
     if (!op->communicates) return 0;
@@ -48,7 +52,7 @@ static int64_t link_time(const Graph *graph, const Node *node) {
     return mesh_size(graph->mesh, traffic.axes) > 1 ? LATENCY + (int64_t)(traffic.bytes / LINK_BYTES) : 0;
 }
 
-/* How long the node would wait now for its inputs. */
+/* Returns how long the node would wait for its inputs if it ran now. */
 static int64_t wait_time(const Order *order, const Node *node) {
     int64_t ready = 0;
     for (int i = 0; i < node->inputs; i++) ready = int_max(ready, order->ready[node->in[i]]);
@@ -73,7 +77,7 @@ bool graph_only_adds_to_gradients(const Graph *graph, const Node *node) {
     return node->outputs > 0;
 }
 
-/* Whether ranks of AXES_TENSOR share out the parameter that the node makes the gradient of. */
+/* Returns whether the ranks of AXES_TENSOR divide the parameter whose gradient the node makes. */
 static bool is_shared_out(const Graph *graph, const Node *node) {
     for (int i = 0; i < node->outputs; i++) {
         if (!node->out[i]) continue;
@@ -113,7 +117,8 @@ static void release_all(Order *order) {
     while (order->count) release(order, 0);
 }
 
-/* Before a node that adds to a gradient runs, those held back that add to it do. */
+/* Releases all held nodes before a node that adds to the same gradient as one of them, so that each
+ * sum keeps its order. */
 static void keep_order_of_sums(Order *order, const Node *node) {
     for (int i = 0; i < order->count; i++)
         if (add_to_the_same(order->graph, &order->held[i].node, node)) {
@@ -122,7 +127,8 @@ static void keep_order_of_sums(Order *order, const Node *node) {
         }
 }
 
-/* The shortest of those that would not wait, or the oldest. */
+/* Returns the shortest held node that would not wait for its inputs; the oldest if all would
+ * wait. */
 static int least_useful(const Order *order) {
     int least = -1;
     for (int i = 0; i < order->count; i++)
@@ -135,7 +141,7 @@ static void hold(Order *order, const Node *node) {
     order->held[order->count++] = (Held){*node, op_time(order->graph, node)};
 }
 
-/* The node held back to run during a wait, or -1. */
+/* Returns the held node that fits the wait best, or -1. */
 static int fitting(const Order *order, int64_t wait) {
     int best = -1;
     for (int i = 0; i < order->count; i++) {

@@ -1,10 +1,12 @@
-/* Turns lifetimes into offsets. An activation is alive from its producer to its last reader; an output may take the
- * memory of the input that its node is the last to read (Op.in_place); a node's scratch is alive during that node.
- * Blocks are placed largest first, best fit: each into the smallest gap between the blocks already placed whose
- * lifetimes overlap its own, or above them. The result is close to the floor, the most bytes alive at once, which is
- * reported too. The communication schedule places its receive buffers by the same function (layout/comm_schedule.c).
- * In a program of several parts, activations that one part leaves to another are placed apart, in a slot of the stash,
- * which has each chunk's in turn. Also prints the program. Owns nothing that outlives a call. */
+/* Turns lifetimes into offsets. An activation is alive from its producer to its last reader; an
+ * output may take the memory of the input that its node is the last to read (Op.in_place); a node's
+ * scratch is alive during that node. Blocks are placed largest first, best fit: each into the
+ * smallest gap between the blocks already placed whose lifetimes overlap its own, or above them.
+ * The result is close to the floor, the most bytes alive at once, which the plan also reports. The
+ * communication schedule places its receive buffers by the same function (layout/comm_schedule.c).
+ * In a program of several parts, activations that one part leaves to another are placed in a slot
+ * of the stash. All chunks use the same bytes of a slot. Also prints the program. Owns nothing that
+ * outlives a call. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +18,7 @@
 #include "graph/graph.h"
 #include "graph/op.h"
 
-enum { ALIGNMENT = 256 }; /* bytes; a multiple of the cache lines of every GPU, so that blocks share none */
+enum { ALIGNMENT = 256 }; /* bytes; a multiple of the cache line of every GPU, so that blocks share no line */
 
 static int64_t align(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
@@ -42,7 +44,7 @@ static bool overlap(const PlanBlock *a, const PlanBlock *b) {
     return false;
 }
 
-/* Best fit for `block` among the placed ones that it overlaps in time. */
+/* Finds the best fit for `block` among the placed blocks that overlap it in time. */
 static int64_t find_offset(const PlanBlock *block, PlanBlock *placed, int count, PlanBlock **overlapping) {
     int n = 0;
     for (int i = 0; i < count; i++)
@@ -87,7 +89,8 @@ static int64_t most_alive(const PlanBlock *blocks, int count, int nodes) {
     return most;
 }
 
-/* The input whose memory output 0 of a node takes (Op.in_place), if the node is its last reader; else TENSOR_NONE. */
+/* Returns the input whose memory output 0 of a node takes (Op.in_place) if the node is its last
+ * reader; otherwise TENSOR_NONE. */
 static TensorId overwritten(const Graph *graph, int index, const int *last) {
     const Node *node = &graph->nodes[index];
     TensorId input = op_in_place_input(node), output = node->out[MAIN_OUTPUT];
@@ -99,13 +102,13 @@ static TensorId overwritten(const Graph *graph, int index, const int *last) {
     return free ? input : TENSOR_NONE;
 }
 
-/* The blocks of a graph while they are listed. Arrays but `blocks` are by tensor. */
+/* The blocks of a graph while they are listed. The arrays except `blocks` are indexed by tensor. */
 typedef struct Listing {
     PlanBlock *blocks;
     int count;
-    int *last;        /* last node that works on it */
-    int *block;       /* index of its block */
-    TensorId *source; /* the tensor whose memory it takes, or TENSOR_NONE */
+    int *last;        /* last node that works on the tensor */
+    int *block;       /* index of the tensor's block */
+    TensorId *source; /* the tensor whose memory this one takes, or TENSOR_NONE */
 } Listing;
 
 static void list_output(Listing *list, Graph *graph, int node, int index) {
@@ -120,7 +123,8 @@ static void list_output(Listing *list, Graph *graph, int node, int index) {
     else *block = (PlanBlock){.bytes = tensor_bytes(graph, id), .life = {{node, end}, NEVER}, .target = &tensor->offset};
 }
 
-/* Lists one block per scratch and per activation; activations that take each other's memory share one. */
+/* Lists one block per scratch and per activation. Activations that take each other's memory share
+ * one block. */
 static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int64_t *workspace) {
     for (int i = 0; i < graph->node_count; i++) {
         int end = graph_node_end(graph, i);
@@ -141,7 +145,7 @@ static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int
 
 /* -- The stash ----------------------------------------------------------------------------------------------------- */
 
-/* Activations that a node of another part reads move to the stash. */
+/* Moves activations that a node of another part reads to the stash. */
 static void find_stash(Graph *graph) {
     for (int i = 0; i < graph->node_count && graph->chunks; i++)
         for (int j = 0; j < graph->nodes[i].inputs; j++) {
@@ -151,9 +155,10 @@ static void find_stash(Graph *graph) {
         }
 }
 
-/* When a slot has to hold each tensor of the stash. One without a producer is received before the part that reads it first;
- * one that is kept is sent, or was received before the chunk's first part: it stays to the end of its part, or of the
- * chunk. Empty for what no node touches. */
+/* Lists the span during which a slot holds each tensor of the stash. A tensor without a producer is
+ * received before the part that first reads it. A kept tensor lasts to the end of its part because
+ * it is sent. A kept tensor without a producer lasts to the end of its chunk. The span is empty if
+ * no node touches the tensor. */
 static NodeSpan *list_lives(const Graph *graph) {
     NodeSpan *lives = memory_allocate(graph->tensor_count * sizeof *lives);
     for (int i = 0; i < graph->tensor_count; i++) lives[i] = (NodeSpan)NEVER;
@@ -237,7 +242,7 @@ Plan graph_plan_lasting(Graph *graph) {
             plan.bytes[tensor->arena] += tensor_bytes(graph, i);
         }
     }
-    bool copies = graph->precision == PRECISION_BF16; /* weights in an arena of their own */
+    bool copies = graph->precision == PRECISION_BF16; /* the weights have an arena of their own */
     plan.bytes[ARENA_MASTER] = copies ? graph->trained_bytes : graph->stored_bytes;
     plan.bytes[ARENA_WEIGHT] = copies ? precision_weight_offset(graph->precision, graph->stored_bytes) : 0;
     plan.bytes[ARENA_GRADIENT] = backward ? graph->trained_bytes : 0;
