@@ -3,9 +3,9 @@
 
 PreciseSum KERNEL(update_adamw)(const PassRates *rates, const PassMemory *memory);
 
-/* `count` elements of an AdamW update, without the cast. Arenas often start at the same distance from a page, so loads
- * that follow a store in an iteration would wait for it (4K aliasing): all loads come first, and without `restrict`
- * compilers leave them there. */
+/* Updates `count` elements with AdamW, without the cast. Arenas often start at the same offset
+ * within a page, so loads that follow a store in an iteration would wait for the store (4K
+ * aliasing). Therefore all loads come first; without `restrict` compilers keep them there. */
 static inline void update_adamw(const ElementRates *rates, int64_t count, W *p_at, const W *g_at, W *m_at, W *v_at) {
     const W scale = (W)rates->scale, one_minus_beta1 = (W)(1 - rates->beta1);
     const W beta2 = (W)rates->beta2, one_minus_beta2 = (W)(1 - rates->beta2);

@@ -1,11 +1,11 @@
-/* AdamW on a GPU (optim/adamw.c says which): one pass that reads master, gradient, momentum and variance once and
- * writes three of them and the bf16 weights, 30 bytes a parameter (14 where all of them are bf16) and nothing but
- * memory to wait for. Owns no memory. */
+/* AdamW on a GPU (optim/adamw.c explains the method) in one pass. It reads master, gradient,
+ * momentum and variance once and writes three of them and the bf16 weights: 30 bytes per parameter
+ * (14 if all of them are bf16). The pass is bound by memory bandwidth. Owns no memory. */
 #include "optim/optim_gpu_internal.h"
 
 #ifdef GPU_DEVICE
 
-/* The elements i .. i + unit - 1. */
+/* Updates the elements i .. i + unit - 1. */
 INLINE void update(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit) {
     const OptimArenas *a = &u->arenas;
     int64_t at = u->index + i;

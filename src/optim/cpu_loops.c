@@ -1,7 +1,8 @@
-/* The optimizer's back end on the CPU: parallel loops over chunks, and Muon's GEMMs as one batch for each work. Loops
- * that read and write the arenas share chunks out statically, so that pages touched first by a thread stay with it from
- * step to step. Arithmetic is in passes_cpu.c, which pure_bf16.c wraps where the state dtype is bf16. Owns no memory
- * but lists of GEMMs while they run; called by optimizer.c and muon.c through OptimBackend. */
+/* The optimizer's back end on the CPU: parallel loops over chunks, and one batch for each kind of
+ * Muon's GEMMs. Loops that read and write the arenas use a static schedule, so that a thread works
+ * on the pages that it touched first in every step. Arithmetic is in passes_cpu.c, which
+ * pure_bf16.c wraps if the state dtype is bf16. Owns only the lists of GEMMs while they run; called
+ * by optimizer.c and muon.c through OptimBackend. */
 #include "base/math.h"
 #include "base/memory.h"
 #include "optim/optim_internal.h"
@@ -11,8 +12,8 @@
 #include <string.h>
 
 enum {
-    TILE = 128,       /* rows of a symmetric GEMM computed at once: smaller wastes less, larger packs less */
-    MIRROR_ROWS = 64, /* of a task that mirrors */
+    TILE = 128,       /* rows of a symmetric GEMM computed at once: a smaller tile wastes less, a larger one packs less */
+    MIRROR_ROWS = 64, /* rows per mirroring task */
 };
 
 /* ---- Kernels ---- */
@@ -41,22 +42,23 @@ const OptimKernels *optim_best_kernels(Precision precision) {
 
 /* ---- Passes over chunks ---- */
 
-/* An update of a segment's chunks; for Muon, of those of a group of matrices. */
+/* An update of a segment's chunks; for Muon, of the chunks of a group of matrices. */
 typedef struct Work {
     const Optimizer *optimizer;
     const Segment *segment;
     const Update *update;
     const Matrix *matrices;
     int count;
-    Gemm *gemms;  /* room for those of one batch */
-    bool swapped; /* X is in y, and y's memory is free */
+    Gemm *gemms;  /* room for one batch */
+    bool swapped; /* X is in y, and the memory of x is free */
 } Work;
 
 static void *scratch_at(const Work *work, int64_t bytes) { return (char *)work->optimizer->scratch + bytes; }
 static void *current(const Work *work, const Matrix *m) { return scratch_at(work, work->swapped ? m->y : m->x); }
 static void *next(const Work *work, const Matrix *m) { return scratch_at(work, work->swapped ? m->x : m->y); }
 
-/* Runs a pass over chunk `i`. Updates of elements and sums of squares have no matrices, and so no x. */
+/* Runs a pass over chunk `i`. Updates of elements and sums of squares have no matrices, hence no
+ * x. */
 static PreciseSum run_pass(const Work *work, int64_t i, OptimPass pass, const PassRates *rates) {
     const Optimizer *o = work->optimizer;
     const Update *update = work->update;
@@ -97,7 +99,8 @@ void cpu_elements(const Optimizer *optimizer, const Segment *segment, const Upda
 
 /* ---- Muon's GEMMs ---- */
 
-/* Appends the GEMMs that compute a symmetric `full` in tiles of rows, each only up to the diagonal's tile. */
+/* Appends the GEMMs that compute a symmetric `full` in tiles of rows, each tile only up to the
+ * diagonal. */
 static int64_t append_symmetric(const Optimizer *o, Gemm *gemms, Gemm full) {
     int64_t order = full.m, tiles = divide_up(order, TILE);
     size_t output = full.output == o->kernels->compute ? o->compute : o->wide;
@@ -112,7 +115,7 @@ static int64_t append_symmetric(const Optimizer *o, Gemm *gemms, Gemm full) {
     return tiles;
 }
 
-/* gram of X; or the square of gram. */
+/* Computes gram of X, or the square of gram. */
 static void multiply_symmetric(const Work *work, bool square) {
     const OptimKernels *kernels = work->optimizer->kernels;
     int64_t n = 0;
@@ -136,8 +139,8 @@ static void multiply_update(const Work *work) {
 
 /* ---- Muon's passes ---- */
 
-/* Completes gram from its lower tiles; with `polynomial`, turns it into aI + b gram + c square on the way. Which thread
- * takes which rows has no influence on the values, so tasks are handed out as threads come. */
+/* Completes gram from its lower tiles; with `polynomial`, replaces it by aI + b gram + c square on
+ * the way. Values do not depend on which thread takes which rows, so the schedule is dynamic. */
 static void complete_gram(const Work *work, bool polynomial) {
     const OptimKernels *kernels = work->optimizer->kernels;
     int64_t most = 0;
@@ -162,7 +165,7 @@ static PassRates momentum_rates(const Work *work) {
     return (PassRates){.decay = work->optimizer->config.momentum, .scale = work->update->scale};
 }
 
-/* Sums are of whole directions, or slices, from their chunks in order. */
+/* Sums squares of whole directions, or of slices, from their chunks in order. */
 void cpu_muon_momenta(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
     Work work = work_on(o, segment, update, first, end);
     PassRates momentum = momentum_rates(&work);
@@ -177,7 +180,7 @@ void cpu_muon_momenta(const Optimizer *o, const Segment *segment, const Update *
     }
 }
 
-/* x = u / |u| with u = g + momentum * m of the updated m. */
+/* x = u / |u| with u = g + momentum * m, using the updated m. */
 void cpu_muon_directions(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
     Work work = work_on(o, segment, update, first, end);
 #pragma omp parallel for schedule(static)

@@ -1,5 +1,5 @@
-/* Updates of elements on a GPU: the launcher of each optimizer, and what they launch with. Called by optimizer.c through
- * OptimBackend; owns no memory. */
+/* Updates of elements on a GPU: the launcher of each optimizer, and their shared arguments. Called
+ * by optimizer.c through OptimBackend; owns no memory. */
 #include <string.h>
 
 #include "optim/optim_gpu_internal.h"

@@ -1,10 +1,11 @@
-/* Sums of squares over chunks: of all gradients, which clipping needs, and of Muon's directions (muon.c). A block sums a
- * chunk in double; then one block for each result adds the chunks' sums, thread t those at t, t + OPTIM_THREADS, ..., and the
- * threads' sums by a tree: bits depend on the list of chunks alone. Reads every gradient once: 4 bytes a parameter, or
- * 2. Owns no memory. */
+/* Sums of squares over chunks: of all gradients (for clipping) and of Muon's directions (muon.c).
+ * One block sums a chunk in double. Then one block per result adds the chunks' sums: thread t adds
+ * chunks t, t + OPTIM_THREADS, ..., and a tree adds the threads' sums. The bits depend only on the
+ * list of chunks. Reads every gradient once: 4 bytes per parameter, or 2 in pure bf16. Owns no
+ * memory. */
 #include "optim/optim_gpu_internal.h"
 
-enum { SUMS_AHEAD = 8 }; /* loads in flight of a thread */
+enum { SUMS_AHEAD = 8 }; /* loads in flight per thread */
 
 typedef struct SquaresArguments {
     const Chunk GLOBAL *chunks;

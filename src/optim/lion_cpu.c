@@ -3,7 +3,7 @@
 
 PreciseSum KERNEL(update_lion)(const PassRates *rates, const PassMemory *memory);
 
-/* `count` elements without the cast. All loads come first, as in adamw_cpu.c. */
+/* Updates `count` elements without the cast. All loads come first, as in adamw_cpu.c. */
 static inline void update(const ElementRates *rates, int64_t count, W *p_at, const W *g_at, W *m_at) {
     const W scale = (W)rates->scale, one_minus_beta1 = (W)(1 - rates->beta1), one_minus_beta2 = (W)(1 - rates->beta2);
     const W keep = (W)rates->keep, step_size = (W)rates->step_size;

@@ -1,10 +1,11 @@
-/* Lion on a GPU (optim/lion.c has the formula): one pass that reads master, gradient and momentum once and writes two of them and
- * the bf16 weights, 22 bytes a parameter (10 where all of them are bf16). Owns no memory. */
+/* Lion on a GPU (optim/lion.c has the formula): one pass that reads master, gradient and momentum
+ * once and writes two of them and the bf16 weights: 22 bytes per parameter (10 if all of them are
+ * bf16). Owns no memory. */
 #include "optim/optim_gpu_internal.h"
 
 #ifdef GPU_DEVICE
 
-/* The elements i .. i + unit - 1. */
+/* Updates the elements i .. i + unit - 1. */
 INLINE void update(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit) {
     const OptimArenas *a = &u->arenas;
     int64_t at = u->index + i;

@@ -1,19 +1,21 @@
-/* Muon (Jordan 2024) with Nesterov momentum, scaled and decayed as in arXiv 2502.16982: the update of a matrix is its
- * momentum with all singular values brought near 1 by Newton-Schulz iterations X <- aX + (bA + cA^2)X, A = X X^T, times
- * 0.2 sqrt(max(rows, columns)).
+/* Muon (Jordan 2024) with Nesterov momentum, scaled and decayed as in arXiv 2502.16982: the update
+ * of a matrix is its momentum with all singular values brought near 1 by Newton-Schulz iterations X
+ * <- aX + (bA + cA^2)X, A = X X^T, times 0.2 sqrt(max(rows, columns)).
  *
- * The iteration works on the smaller side without transposing: a tall X takes A = X^T X and X <- X(aI + bA + cA^2),
- * which is the same polynomial. A and A^2 are symmetric: only tiles on and below the diagonal are computed, then
- * mirrored, which costs little over half. aI + bA + cA^2 is rounded once, so that the last GEMM is the whole update of
- * X.
+ * The iteration works on the smaller side without transposing: a tall X takes A = X^T X and X <-
+ * X(aI + bA + cA^2), which is the same polynomial. A and A^2 are symmetric: only tiles on and below
+ * the diagonal are computed, then mirrored, at little more than half the cost. aI + bA + cA^2 is
+ * rounded once, so that the last GEMM is the whole update of X.
  *
- * Each projection is a matrix by itself, as in folders that hold q, k, v, gate and up as tensors of their own, and as
- * Megatron has them: gate and up of an expert, or q, k and v, that lie in one parameter are two matrices, or three.
+ * Each projection is a matrix of its own, as in folders that hold q, k, v, gate and up as separate
+ * tensors, and as in Megatron. A parameter that stacks gate and up of an expert has two matrices;
+ * one that stacks q, k and v has three.
  *
- * Matrices that fit into the back end's scratch together form a group whose GEMMs run as one batch. Of matrices that
- * ranks share out along rows or columns (graph.h's Cut), directions are exchanged so that each is whole on one rank, its
- * owner, which iterates it and sends every rank its slice. This file says which matrices, groups, exchanges and GEMMs
- * there are; cpu_loops.c and muon_gpu.c run them. The scratch belongs to the optimizer. */
+ * Matrices that fit into the back end's scratch together form a group whose GEMMs run as one batch.
+ * If ranks divide a matrix along rows or columns (Cut in graph.h), they exchange slices of its
+ * direction so that one rank, its owner, has the whole direction. The owner iterates it and sends
+ * every rank its slice. This file defines the matrices, groups, exchanges and GEMMs;
+ * cpu_loops.c and muon_gpu.c run them. The scratch belongs to the optimizer. */
 #include "base/array.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -53,8 +55,8 @@ static int compare(int64_t a, int64_t b) { return (a > b) - (a < b); }
 
 static int bucket_of(const Optimizer *o, const Matrix *matrix) { return o->shard.intervals[matrix->interval].bucket; }
 
-/* Bucket by bucket, first those that are cut, where it matters equal shapes beside each other, and then as they lie in
- * memory: the same order on all ranks of a cut. */
+/* Orders matrices by bucket; within a bucket, cut matrices first, with equal shapes next to each
+ * other if this matters; then in memory order. All ranks of a cut get the same order. */
 static int by_shape(const void *first, const void *second, void *optimizer) {
     const Optimizer *o = optimizer;
     const Matrix *a = first, *b = second;
@@ -68,19 +70,20 @@ static int by_shape(const void *first, const void *second, void *optimizer) {
 
 /* ---- Slices ---- */
 
-/* The rows, or columns, of a cut matrix that a rank has. */
+/* Returns the rows (or columns) of a cut matrix that a rank holds. */
 static int64_t share_of(const Optimizer *o, const Matrix *matrix, int rank) {
     return cut_share(matrix->by_columns ? matrix->columns : matrix->rows, rank, o->exchanges[matrix->exchange].size).count;
 }
 
-/* Elements from the slice of one matrix that a rank has to the next one. */
+/* Returns the elements between the slices that a rank holds of one matrix and of the next. */
 static int64_t slice_room(const Optimizer *o, const Matrix *matrix, int rank) {
     return round_up(share_of(o, matrix, rank) * (matrix->by_columns ? matrix->rows : matrix->columns), 8);
 }
 
 static double cost_of(const Matrix *matrix) { return (double)matrix->rows * (double)matrix->columns * (double)matrix->order; }
 
-/* Shares the work out: the ranks of a cut come to the same owners, each of matrices that follow each other. */
+/* Divides the work: all ranks of a cut compute the same owners, and each rank owns consecutive
+ * matrices. */
 static void choose_owners(const Optimizer *o, MuonExchange *exchange, int first, int end) {
     double all = 0, before = 0;
     for (int i = first; i < end; i++) all += cost_of(&o->matrices[i]);
@@ -94,7 +97,7 @@ static void choose_owners(const Optimizer *o, MuonExchange *exchange, int first,
     }
 }
 
-/* The slices of matrices first .. end - 1 are brought together. */
+/* Appends the exchange of the slices of matrices first .. end - 1. */
 static void append_exchange(Optimizer *o, int first, int end) {
     MeshAxes axes = axes_of(o, &o->matrices[first]);
     int size = mesh_size(o->graph->mesh, axes), rank = mesh_index(o->graph->mesh, axes), index = o->exchange_count++;
@@ -149,7 +152,7 @@ static int64_t place(const Optimizer *o, Matrix *matrix, int64_t start) {
     return matrix->square + aligned(square * wide);
 }
 
-/* Whether they have one shape, and on every rank slices of one. */
+/* Returns whether the matrices have one shape, and on every rank slices of one shape. */
 static bool alike(const Optimizer *o, const Matrix *a, const Matrix *b) {
     bool same = a->rows == b->rows && a->columns == b->columns && a->by_columns == b->by_columns && a->exchange == b->exchange;
     for (int r = 0; same && a->exchange >= 0 && r < o->exchanges[a->exchange].size; r++) same = share_of(o, a, r) == share_of(o, b, r);
@@ -207,7 +210,7 @@ void muon_free(Optimizer *optimizer) {
 
 /* ---- GEMMs ---- */
 
-/* Of matrices that are stored row by row without gaps. */
+/* Returns a GEMM of matrices that are stored row by row without gaps. */
 static Gemm dense_gemm(GemmType input, GemmType output, bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k) {
     Gemm gemm = {.transpose_a = transpose_a, .transpose_b = transpose_b, .input = input, .output = output, .m = m, .n = n, .k = k};
     gemm.lda = transpose_a ? m : k;
@@ -218,7 +221,7 @@ static Gemm dense_gemm(GemmType input, GemmType output, bool transpose_a, bool t
 
 static bool is_tall(const Matrix *m) { return m->rows > m->columns; }
 
-/* gram = X X^T, or X^T X of a tall X. */
+/* gram = X X^T, or X^T X for a tall X. */
 Gemm muon_gram_gemm(const Matrix *matrix, GemmType type, const void *x, void *gram) {
     bool tall = is_tall(matrix);
     Gemm gemm = dense_gemm(type, type, tall, !tall, matrix->order, matrix->order, tall ? matrix->rows : matrix->columns);
@@ -235,7 +238,7 @@ Gemm muon_square_gemm(const Matrix *matrix, GemmType type, GemmType wide, const 
     return gemm;
 }
 
-/* Y = polynomial X, or X polynomial of a tall X. */
+/* Y = polynomial X, or X polynomial for a tall X. */
 Gemm muon_update_gemm(const Matrix *matrix, GemmType type, const void *x, const void *polynomial, void *y) {
     Gemm gemm = dense_gemm(type, type, false, false, matrix->rows, matrix->columns, matrix->order);
     gemm.a = is_tall(matrix) ? x : polynomial;
@@ -276,7 +279,8 @@ static void step_whole(const Optimizer *o, const Segment *segment, const Update 
     o->backend->muon_apply(o, segment, update, first, end);
 }
 
-/* Moves the slices of matrices first .. end - 1, which are alike and this rank's, from all ranks' shards into X, or back. */
+/* Copies the slices of matrices first .. end - 1 from all ranks' shards into X, or back. The
+ * matrices are alike, and this rank owns them. */
 static void place_slices(const Optimizer *o, const MuonExchange *exchange, int first, int end, bool back) {
     const Matrix *m = &o->matrices[first];
     for (int64_t r = 0, at = 0, share; r < exchange->size; r++, at += share) {
@@ -302,9 +306,9 @@ static void place_group(const Optimizer *o, const MuonExchange *exchange, int fi
     }
 }
 
-/* A step of matrices of which this rank has slices: their directions travel to the owners and come back iterated. The
- * order in which slices along the rows lie in X is that of the ranks, not of the rows: iterations commute with
- * permutations of rows. */
+/* Steps matrices of which this rank holds slices: their directions are sent to the owners and come
+ * back iterated. Slices along the rows lie in X in rank order, not in row order: iterations commute
+ * with row permutations. */
 static void step_slices(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
     const MuonExchange *exchange = &o->exchanges[segment->exchange];
     const CommType type = comm_real_type((int64_t)o->compute);

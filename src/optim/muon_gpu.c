@@ -1,24 +1,25 @@
-/* Muon's step on a GPU (muon.c says what it is). The matrices of a group have one shape and lie at one distance in
- * scratch, so that every pass and every GEMM of the iteration is one launch for all of them; the symmetric GEMMs
- * compute on and below the diagonal alone (backend/gpu/gpu_gemm.c):
+/* Muon's step on a GPU (muon.c explains the method). The matrices of a group have one shape and a
+ * constant stride in scratch, so every pass and every GEMM of the iteration is one launch for the
+ * group. The symmetric GEMMs compute only on and below the diagonal (backend/gpu/gpu_gemm.c):
  *     gram = X X^T        square = c gram gram + b gram + a I        Y = square X
- * or with the factors of the last one exchanged for a tall X and gram = X^T X. The passes around the GEMMs move 34
- * bytes a parameter in all, or 20 where all of it is bf16; the one that writes directions reads momentum and gradient
- * again instead of rounding a direction twice. Owns no memory. */
+ * For a tall X, gram = X^T X and the factors of the last product are swapped. The passes around the
+ * GEMMs move 34 bytes per parameter in total, or 20 if everything is bf16. The pass that writes
+ * directions reads momentum and gradient again instead of rounding a direction twice. Owns no
+ * memory. */
 #include "optim/optim_gpu_internal.h"
 
-/* What Muon does before and after the products with a group of `matrices` of one shape, cut into `chunks_each` chunks
- * each. */
+/* Arguments of the passes before and after the GEMMs, for a group of `matrices` of one shape, each
+ * of `chunks_each` chunks. */
 typedef struct MuonGroup {
     OptimArenas arenas;
-    const Chunk GLOBAL *chunks; /* of these matrices alone */
-    double GLOBAL *partials;    /* one for each chunk */
-    double GLOBAL *squares;     /* one for each matrix: of its direction, or of all slices of it */
+    const Chunk GLOBAL *chunks; /* of these matrices only */
+    double GLOBAL *partials;    /* one per chunk */
+    double GLOBAL *squares;     /* one per matrix: of its direction, or of all slices of it */
     bf16 GLOBAL *x;             /* the first matrix's direction, or slices of directions; 16-byte aligned */
-    int64_t stride;             /* elements from one direction to the next, a multiple of 8; 0 between slices */
+    int64_t stride;             /* elements between consecutive directions, a multiple of 8; 0 between slices */
     int64_t matrices, chunks_each;
     int32_t first_matrix;  /* index in the list of matrices */
-    float momentum, scale; /* what the momentum keeps; what gradients are multiplied by */
+    float momentum, scale; /* decay of the momentum; factor of gradients */
     float keep, rate;      /* p = keep p - rate x */
 } MuonGroup;
 
@@ -26,7 +27,7 @@ typedef struct MuonGroup {
 typedef struct PlaceArguments {
     bf16 GLOBAL *x;
     bf16 GLOBAL *slices;
-    int64_t stride, distance; /* elements from one matrix, or slice, to the next */
+    int64_t stride, distance; /* elements between consecutive matrices, or slices */
     int64_t at, rows, columns, width;
     int32_t back;
 } PlaceArguments;
@@ -38,13 +39,14 @@ typedef struct IdentityArguments {
     float identity, linear, quadratic;
 } IdentityArguments;
 
-/* Blocks that share a chunk in passes without sums, by the lanes of a wave: AMD has more processors than a small matrix has
- * chunks. */
+/* Number of blocks that share a chunk in passes without sums, by the lanes of a wave: AMD GPUs have
+ * more compute units than a small matrix has chunks. */
 #define CHUNK_PARTS(wave) ((wave) == 64 ? 8 : 1)
 
 #ifdef GPU_DEVICE
 
-/* Where this thread's elements of a chunk that CHUNK_PARTS blocks share begin and end, by fours; the first block has what is left. */
+/* The range of this thread's elements in a chunk that CHUNK_PARTS blocks share, in groups of four;
+ * the first block takes the rest. */
 enum { PART = OPTIM_CHUNK / CHUNK_PARTS(WAVE) };
 INLINE int64_t part_first(void) { return 4 * thread_id() + (CHUNK_PARTS(WAVE) > 1 ? block_y() * PART : 0); }
 INLINE int64_t part_end(int64_t fours) {
@@ -54,16 +56,16 @@ INLINE int64_t part_end(int64_t fours) {
 }
 INLINE bool part_is_first(void) { return CHUNK_PARTS(WAVE) == 1 || block_y() == 0; }
 
-/* The direction, for which the momentum has taken g in. */
+/* Returns the direction; the momentum m already includes g. */
 INLINE f32x4 direction_of(const MuonGroup *a, f32x4 m, f32x4 g) { return a->scale * g + a->momentum * m; }
 
-/* Where the chunk's part of it lies. */
+/* Returns the address of the chunk's part of the direction. */
 INLINE bf16 GLOBAL *chunk_direction(const MuonGroup *a, const Chunk GLOBAL *chunk) {
     return a->x + (chunk->matrix - a->first_matrix) * a->stride + chunk->second_index;
 }
 
-/* m = momentum m + scale g at `unit` elements of the chunk from `i` on; `sum` with the squares of their direction
- * added. */
+/* Computes m = momentum m + scale g for `unit` elements of the chunk starting at `i`. Returns `sum`
+ * plus the squares of their direction. */
 INLINE double update_momentum(
     const MuonGroup *a, const Chunk GLOBAL *chunk, uint32_t seed, int64_t i, double sum, bool pure_bf16, int unit) {
     int64_t at = chunk->index + i;
@@ -73,8 +75,9 @@ INLINE double update_momentum(
     return add_squares(sum, direction_of(a, m, g));
 }
 
-#if defined __gfx942__ || defined __gfx950__ /* by the model gfx90a loses by it */
-/* update_momentum of AHEAD steps of a thread, whose loads are in flight together, as long as there are so many from *i on. */
+#if defined __gfx942__ || defined __gfx950__ /* according to the performance model, gfx90a would lose */
+/* Runs update_momentum for AHEAD steps of a thread with all loads in flight together, as long as
+ * AHEAD steps remain from *i on. */
 INLINE double update_many(
     const MuonGroup *a, const Chunk GLOBAL *chunk, uint32_t seed, int64_t fours, int64_t *i, double sum, bool pure_bf16) {
     enum { AHEAD = 8 };
@@ -132,7 +135,7 @@ INLINE void write_directions(const MuonGroup *a, bool pure_bf16) {
 KERNEL(direction, MuonGroup) { write_directions(&a, false); }
 KERNEL(direction_bf16, MuonGroup) { write_directions(&a, true); }
 
-/* The sum of squares of a row, in every lane of the wave that has it. */
+/* Returns the sum of squares of a row, in every lane of the row's wave. */
 INLINE float row_squares(const bf16 GLOBAL *row, int64_t order) {
     float sum = 0;
     if (order % 8 == 0)
@@ -145,7 +148,7 @@ INLINE float row_squares(const bf16 GLOBAL *row, int64_t order) {
     return wave_sum(sum);
 }
 
-/* A wave for each row; gram is symmetric, so (gram^2)[i][i] is the sum of squares of row i. */
+/* One wave per row. gram is symmetric, so (gram^2)[i][i] is the sum of squares of row i. */
 KERNEL(add_identity, IdentityArguments) {
     int64_t row = (int64_t)block_x() * (OPTIM_THREADS / WAVE) + wave_id(), at = block_y() * a.stride + row * a.order;
     if (row >= a.order) return;
@@ -177,7 +180,7 @@ INLINE void apply_directions(const MuonGroup *a, bool pure_bf16) {
 KERNEL(apply, MuonGroup) { apply_directions(&a, false); }
 KERNEL(apply_bf16, MuonGroup) { apply_directions(&a, true); }
 
-/* A thread for each element of a slice. */
+/* One thread per element of a slice. */
 KERNEL(place, PlaceArguments) {
     int64_t i = (int64_t)block_x() * OPTIM_THREADS + thread_id();
     if (i >= a.rows * a.columns) return;
@@ -210,12 +213,12 @@ static LaunchShape blocks_of_chunks(const Optimizer *optimizer, const MuonGroup 
 
 /* -- GEMMs --------------------------------------------------------------------------------------------------------- */
 
-/* The GEMMs of a group, whose matrices have one shape and lie at one distance in scratch; pointers are to the first
- * matrix's. */
+/* The GEMMs of a group, whose matrices have one shape and a constant stride in scratch; pointers
+ * refer to the first matrix. */
 typedef struct GroupGemms {
     Device *device;
     const Matrix *matrix;
-    int64_t count, stride; /* of matrices; from one to the next, in elements of bf16 */
+    int64_t count, stride; /* number of matrices; distance between them, in bf16 elements */
     bf16 *x, *y, *gram, *square;
 } GroupGemms;
 
@@ -227,14 +230,14 @@ static GroupGemms gemms_of(const Optimizer *o, int first, int end) {
         (bf16 *)(scratch + m->square)};
 }
 
-/* c = alpha a b + beta d for every matrix of the group. */
+/* Computes c = alpha a b + beta d for every matrix of the group. */
 static void multiply(const GroupGemms *p, Gemm first, bool symmetric, double alpha, double beta, const bf16 *d) {
     int64_t stride = p->stride;
     gpu_gemm_batch(p->device, &(GemmBatch){first, p->count, stride, stride, stride, alpha, beta, d, symmetric});
 }
 
-/* square = a I + b gram + c gram^2. The GEMM rounds once; diagonals are made anew from the rows of gram, so that they
- * too are rounded once. */
+/* square = a I + b gram + c gram^2. The GEMM rounds once; the diagonals are recomputed from the
+ * rows of gram, so that they are rounded only once as well. */
 static void multiply_square(const GroupGemms *p) {
     int64_t order = p->matrix->order;
     Gemm square = muon_square_gemm(p->matrix, GEMM_BF16, GEMM_BF16, p->gram, p->square);
@@ -244,8 +247,8 @@ static void multiply_square(const GroupGemms *p) {
     launch_add_identity(p->device, shape, &arguments);
 }
 
-/* y = square x, or x square of a tall x. Over half of all work: it is left to the vendor's library where one matrix
- * keeps the GPU busy. */
+/* y = square x, or x square for a tall x. This is over half of all work, so the vendor's library
+ * does it if one matrix keeps the GPU busy. */
 static void multiply_update(const GroupGemms *p, bool busy) {
     Gemm update = muon_update_gemm(p->matrix, GEMM_BF16, p->x, p->square, p->y);
     if (!busy) {

@@ -1,7 +1,7 @@
-/* What the optimizers' GPU files share. A pass is one grid with a
- * block of OPTIM_THREADS for each chunk. The formulas are those of passes_cpu.c, in fp32, with sums of squares in
- * double. Owns no memory: all pointers are device memory; lists of chunks are parts of the one that optimizer_create
- * has put there. */
+/* Shared by the optimizers' GPU files. A pass is one grid with a block of OPTIM_THREADS threads per
+ * chunk. The formulas are those of passes_cpu.c in fp32, with sums of squares in double. Owns no
+ * memory: all pointers are device memory; lists of chunks are parts of the list that
+ * optimizer_create has put there. */
 #pragma once
 
 #include "backend/gpu/gpu.h"
@@ -9,11 +9,11 @@
 
 enum { OPTIM_THREADS = 256 };
 
-/* fp32 but for the weights, or where `pure_bf16` all bf16; `variance` has its own offsets (Chunk.second_index), the
- * others share theirs. */
+/* fp32 except the weights; all bf16 if `pure_bf16`. `variance` has offsets of its own
+ * (Chunk.second_index); the other arenas share theirs. */
 typedef struct OptimArenas {
     void GLOBAL *master;
-    bf16 GLOBAL *weights; /* NULL: the master weights serve */
+    bf16 GLOBAL *weights; /* NULL: the program reads the master weights */
     const void GLOBAL *gradients;
     void GLOBAL *momentum, *variance;
     int64_t step;
@@ -56,18 +56,18 @@ void gpu_sum_partials(Device *device, int64_t each, int64_t count, const double 
 
 #include "backend/gpu/vector.h"
 
-/* A thread walks its chunk four elements at a time (vector.h's unit) where the chunk starts at a multiple of four, as
- * most do; what is left goes one by one. How many elements go by fours: */
+/* Returns how many elements of a chunk a thread processes four at a time (vector.h's unit): the
+ * chunk must start at a multiple of four, as most do. The rest goes one by one. */
 INLINE int64_t chunk_fours(const Chunk GLOBAL *chunk) { return (chunk->index | chunk->second_index) % 4 == 0 ? chunk->count / 4 * 4 : 0; }
 
-enum { OPTIM_STEP = 4 * OPTIM_THREADS }; /* elements that a block walks by fours at once */
+enum { OPTIM_STEP = 4 * OPTIM_THREADS }; /* elements that a block processes at once, four per thread */
 
-/* Elements of an arena that is bf16 or fp32, which is a constant in every kernel. */
+/* Loads elements of an arena that is bf16 or fp32. `pure_bf16` is a constant in every kernel. */
 INLINE f32x4 load_state(const void GLOBAL *arena, int64_t at, bool pure_bf16, int unit) {
     return pure_bf16 ? load4_bf16((const bf16 GLOBAL *)arena + at, unit) : load4_wide((const float GLOBAL *)arena + at, unit);
 }
 
-/* Stochastic rounding where the state dtype is bf16: `noise` holds the bits. */
+/* Rounds stochastically with the bits of `noise` if the state dtype is bf16. */
 INLINE void store_state(void GLOBAL *arena, int64_t at, f32x4 x, u32x4 noise, bool pure_bf16, int unit) {
     if (!pure_bf16) {
         store4_wide((float GLOBAL *)arena + at, x, unit);
@@ -80,7 +80,7 @@ INLINE void store_state(void GLOBAL *arena, int64_t at, f32x4 x, u32x4 noise, bo
     else *(u32x2 GLOBAL *)to = (u32x2){bits.x | bits.y << 16, bits.z | bits.w << 16};
 }
 
-/* Of the elements of a parameter from `element` on. */
+/* Returns the noise of four elements of a parameter, starting at `element`. */
 INLINE u32x4 noise_of(uint32_t seed, int64_t element) {
     u32x4 noise;
     UNROLL for (int i = 0; i < 4; i++) noise[i] = optim_noise(seed, element + i);
@@ -118,7 +118,7 @@ INLINE ChunkUpdate update_of(const Chunk GLOBAL *chunk, const OptimArenas *arena
     };
 }
 
-/* Updates the block's chunk, by `update` for elements i .. i + unit - 1. */
+/* Updates the block's chunk with `update` for elements i .. i + unit - 1. */
 INLINE void update_chunk(
     const ElementArguments *a, void (*update)(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit), bool pure_bf16) {
     const Chunk GLOBAL *chunk = a->chunks + block_x();
@@ -128,7 +128,8 @@ INLINE void update_chunk(
     for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) update(&u, i, pure_bf16, 1);
 }
 
-/* The sum over the block, in thread 0: lanes by a fixed tree, then waves in order. Once per kernel. */
+/* Returns the sum over the block in thread 0: lanes in a fixed tree, then waves in order. Call it
+ * once per kernel. */
 INLINE double block_sum_double(double x) {
     static SHARED double sums[OPTIM_THREADS / WAVE];
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) {

@@ -1,7 +1,8 @@
-/* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm, the step. Owns the
- * list of chunks and, in the device's memory, the state (momentum for all parameters at the offsets of the master
- * arena, variance for those whose optimizer keeps one, one after another) and scratch. Called by the training loop,
- * checkpoints and the memory table. */
+/* The optimizer's interface: which method updates which parameter, the state and its layout, the
+ * gradient norm, the step. Owns the list of chunks. In device memory it owns the scratch and the
+ * state: momentum for all parameters at the offsets of the master arena, and variance for those
+ * whose optimizer keeps one, one after another. Called by the training loop, checkpoints and the
+ * memory table. */
 #include "base/hash.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { USUAL_TILE = 128 * 128 }; /* elements of C that one processor of a GPU computes at a time in a GEMM */
+enum { USUAL_TILE = 128 * 128 }; /* elements of C that one multiprocessor of a GPU computes at a time in a GEMM */
 
 static const OptimBackend cpu = {cpu_sum_squares, cpu_elements, cpu_muon_momenta, cpu_muon_directions, cpu_muon_iterate, cpu_muon_apply,
     cpu_muon_place, .group_bytes = 64 << 20, .wide_square = true};
@@ -28,7 +29,8 @@ bool optimizer_takes_matrices(const OptimizerConfig *config, const Parameter *pa
     return optimizer_of(config)->takes_matrices && parameter->kind == PARAMETER_MATRIX && parameter->rank >= 2 && parameter->count > 0;
 }
 
-/* AdamW updates what an optimizer of matrices leaves, and biases that balance loads. */
+/* Returns the optimizer of a parameter: AdamW for what an optimizer of matrices leaves, and for
+ * load-balancing biases. */
 static OptimizerName name_of(const OptimizerConfig *config, const Parameter *parameter) {
     if (optimizer_takes_matrices(config, parameter)) return config->name;
     bool other = optimizer_of(config)->takes_matrices || parameter->kind == PARAMETER_BALANCE_BIAS;
@@ -43,7 +45,8 @@ double optimizer_moves(const OptimizerConfig *config, const Parameter *parameter
     return optimizer_rules[name_of(config, parameter)]->moves;
 }
 
-/* Elements that this rank has of one expert, or of the one matrix, with all its projections. */
+/* Returns the elements that this rank holds of one expert, or of the single matrix, with all its
+ * projections. */
 static int64_t stacked_elements(const Parameter *p) { return p->shape[p->rank - 2] * p->shape[p->rank - 1]; }
 
 int64_t optimizer_matrices(const Parameter *p) { return p->count / stacked_elements(p) * p->projections; }
@@ -78,7 +81,7 @@ static RateGroup rate_group(const OptimizerConfig *config, ParameterKind kind) {
 
 /* ---- What this rank holds ---- */
 
-/* A shard of everything that is trained, where the graph has it. */
+/* Returns a shard of everything that is trained, at the graph's offsets. */
 static OptimizerShard whole_shard(const Graph *graph) {
     OptimizerShard shard = {.bucket_count = 1, .bytes = graph->trained_bytes};
     shard.intervals = memory_allocate((size_t)graph->parameter_count * sizeof *shard.intervals);
@@ -118,7 +121,8 @@ static int64_t place_variance(Optimizer *optimizer) {
 
 /* ---- Chunks ---- */
 
-/* The chunks from `first` on, which are of the interval, belong to the last segment or to a new one. */
+/* Adds the chunks from `first` on, which belong to the interval, to the last segment or to a new
+ * one. */
 static void extend_segments(Optimizer *optimizer, int64_t first, int index, int exchange) {
     const ShardInterval *interval = &optimizer->shard.intervals[index];
     const Parameter *parameter = parameter_of(optimizer, index);
@@ -142,7 +146,7 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index, int 
     optimizer->segments[optimizer->segment_count++] = segment;
 }
 
-/* What of a chunk its parameter decides. */
+/* Returns a chunk with the fields that depend on its parameter. */
 static Chunk chunk_of(const Parameter *parameter, int64_t first) {
     return (Chunk){.first = first, .key = (uint32_t)hash_bytes(parameter->name, strlen(parameter->name))};
 }
@@ -203,7 +207,7 @@ static void append_muon_chunks(Optimizer *optimizer) {
 
 static int64_t chunk_list_bytes(const Optimizer *optimizer) { return optimizer->chunk_count * (int64_t)sizeof(Chunk); }
 
-/* Everything but the device and its memory. */
+/* Creates everything except the device and its memory. */
 static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, const OptimBackend *backend) {
     Optimizer *optimizer = memory_allocate(sizeof *optimizer);
     optimizer->graph = graph;
@@ -275,7 +279,7 @@ void optimizer_free(Optimizer *optimizer) {
 }
 
 int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard) {
-    Optimizer *optimizer = lay_out(graph, config, shard, &cpu); /* a GPU has as much */
+    Optimizer *optimizer = lay_out(graph, config, shard, &cpu); /* a GPU needs as much */
     int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes;
     optimizer_free(optimizer);
     return bytes;
@@ -290,7 +294,8 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* ---- Use ---- */
 
-/* The sum over segments from `first` on, or over the primary ones, of what the back end has summed for each. Waits. */
+/* Returns the sum over segments from `first` on, or over the primary ones, of the back end's sum
+ * for each. Waits. */
 static PreciseSum add_squares(const Optimizer *optimizer, int first, bool primary) {
     int count = optimizer->segment_count - first;
     SCOPED_FREE PreciseSum *squares = memory_allocate((size_t)count * sizeof *squares);

@@ -1,11 +1,11 @@
-/* The optimizer's passes over memory on the CPU; compiled once per precision and instruction set (Makefile: VARIANTS).
- * T is the COMPUTE type, W the WIDE type and that of all arithmetic. The table of variants is in optimizer.c. Owns no
- * memory. */
+/* The optimizer's passes over memory on the CPU; compiled once per precision and instruction set
+ * (Makefile: VARIANTS). T is the COMPUTE type; W is the WIDE type and the type of all arithmetic.
+ * The table of variants is in cpu_loops.c. Owns no memory. */
 #include "optim/pass_cpu_internal.h"
 
-enum { MIRROR_SIDE = 16 }; /* rows and columns of a tile of a matrix that is mirrored */
+enum { MIRROR_SIDE = 16 }; /* rows and columns of a mirrored tile */
 
-/* Eight sums run side by side, one for each lane of a vector of doubles. */
+/* Computes eight sums side by side, one per lane of a vector of doubles. */
 static PreciseSum sum_squares(const PassRates *rates, const PassMemory *memory) {
     enum { LANES = 8 };
     (void)rates;
@@ -61,8 +61,8 @@ static void polynomial(void *gram, const void *square, int64_t order, int64_t fi
     }
 }
 
-/* Copies row[j] to column[j * order]. Whole tiles have a constant count, which compilers unroll: the speed of a loop as
- * short as this one would depend on where its code happens to lie. */
+/* Copies row[j] to column[j * order]. Whole tiles have a constant count, which compilers unroll:
+ * otherwise the speed of such a short loop depends on the alignment of its code. */
 static inline void mirror_row(const T *row, T *column, int64_t order, int64_t count) {
     if (count >= MIRROR_SIDE)
         for (int64_t j = 0; j < MIRROR_SIDE; j++) column[j * order] = row[j];
@@ -70,7 +70,8 @@ static inline void mirror_row(const T *row, T *column, int64_t order, int64_t co
         for (int64_t j = 0; j < count; j++) column[j * order] = row[j];
 }
 
-/* Tile by tile, so that the cache lines of a tile's rows and of its mirror image stay in the first-level cache. */
+/* Works tile by tile, so that the cache lines of a tile's rows and of its mirror image stay in the
+ * L1 cache. */
 static void mirror(void *gram, int64_t order, int64_t first, int64_t end) {
     T *matrix = gram;
     for (int64_t row = first; row < end; row += MIRROR_SIDE)

@@ -1,7 +1,8 @@
-/* Parameters, gradients and optimizer state that are bf16 (precision pure_bf16): a block of elements is cast to fp32,
- * goes through the fp32 kernels, and is cast back with stochastic rounding (optim_round), with different bits of noise
- * for the weight and its state. Called by cpu_loops.c for each chunk of a segment whose state dtype is bf16; the GPU's
- * kernels do this in registers. Owns no memory. */
+/* Passes over bf16 parameters, gradients and optimizer state (precision pure_bf16). A block of
+ * elements is cast to fp32, runs through the fp32 kernels, and is cast back with stochastic
+ * rounding (optim_round). A weight and its state use different bits of noise. cpu_loops.c calls it
+ * for each chunk of a segment whose state dtype is bf16; GPU kernels do this in registers. Owns no
+ * memory. */
 #include "base/bf16.h"
 #include "base/math.h"
 #include "optim/optim_internal.h"
@@ -11,7 +12,7 @@
 enum { BLOCK = 1024 };
 enum { MASTER = 1, GRADIENT = 2, MOMENTUM = 4, VARIANCE = 8 };
 
-/* Which memory each pass reads and writes. */
+/* The memory that each pass reads and writes. */
 typedef struct Touched { int reads, writes; } Touched;
 static const Touched touched[PASS_UPDATE] = {
     [PASS_SQUARES] = {GRADIENT, 0},
@@ -32,7 +33,8 @@ static void load_block(float *restrict to, const uint16_t *restrict from, int64_
 
 static uint16_t round_one(float x, uint32_t noise) { return (uint16_t)optim_round(float_to_bits(x), noise); }
 
-/* `element` is the block's first of its parameter. `shift` chooses 16 bits of the noise. */
+/* `element` is the index of the block's first element in its parameter. `shift` selects 16 bits of
+ * the noise. */
 static void round_block(uint16_t *restrict to, const float *restrict from, int64_t count, uint32_t seed, int64_t element, int shift) {
     for (int64_t i = 0; i < count; i++) to[i] = round_one(from[i], optim_noise(seed, element + i) >> shift);
 }

@@ -7,11 +7,11 @@
 
 /* ---- Learning rate ---- */
 
-/* From 1 at progress 0 down to `minimum` at progress 1. */
+/* Falls from 1 at progress 0 to `minimum` at progress 1. */
 static double cosine(double minimum, double progress) { return minimum + (1 - minimum) * 0.5 * (1 + cos(M_PI * progress)); }
 static double linear(double minimum, double progress) { return 1 - (1 - minimum) * progress; }
 
-/* Position of `step` between `first` (0) and `last` (1). */
+/* Returns the position of `step` between `first` (0) and `last` (1). */
 static double progress_between(int64_t first, int64_t last, int64_t step) {
     if (step <= first) return 0;
     return step >= last ? 1 : (double)(step - first) / (double)(last - first);
@@ -32,8 +32,8 @@ double schedule_lr(const ScheduleConfig *schedule, double peak, int64_t step, in
 
 /* ---- Batch size ---- */
 
-/* The ramp in microbatches: step s of the first `steps` draws first + floor(growth * (s - 1) / steps), every later one
- * first + growth. */
+/* The ramp in microbatches: step s of the first `steps` steps draws first + floor(growth * (s - 1)
+ * / steps); every later step draws first + growth. */
 typedef struct Ramp { int64_t first, growth, steps; } Ramp;
 
 static Ramp ramp_of(const BatchConfig *batch, int64_t microbatch) {
@@ -45,14 +45,15 @@ static Ramp ramp_of(const BatchConfig *batch, int64_t microbatch) {
 }
 
 int64_t schedule_batch_tokens(const BatchConfig *batch, int64_t microbatch, int64_t step) {
-    assert(step >= 1); /* so without a ramp, of 0 steps, there is nothing to divide */
+    assert(step >= 1); /* so a ramp of 0 steps returns below, before the division */
     Ramp ramp = ramp_of(batch, microbatch);
     if (step > ramp.steps) return (ramp.first + ramp.growth) * microbatch;
     return (ramp.first + (int64_t)((__int128)ramp.growth * (step - 1) / ramp.steps)) * microbatch;
 }
 
-/* Sum over i in [0, n) of floor((a i + b) / m), with a, b >= 0 and m > 0, counted as lattice points under a line: whole
- * slopes are taken out, then rows and columns change places, as in Euclid's algorithm, so the time is logarithmic. */
+/* Returns the sum over i in [0, n) of floor((a i + b) / m), with a, b >= 0 and m > 0. It counts
+ * lattice points under a line: it removes whole slopes, then swaps rows and columns as in Euclid's
+ * algorithm, so the time is logarithmic. */
 static __int128 sum_of_floors(__int128 n, __int128 m, __int128 a, __int128 b) {
     __int128 sum = 0;
     while (n > 0) {
