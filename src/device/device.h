@@ -1,12 +1,14 @@
-/* The only interface to hardware: memory, copies, casts, GEMM, recording, streams and timing of one device, the CPU or
- * a GPU. Interface alone: src/backend/cpu and src/backend/gpu implement DeviceMethods, and backend/backend.h opens
- * devices. Callers ask DeviceInfo for properties of one meaning each, never which back end they have.
+/* The only interface to hardware: memory, copies, casts, GEMM, recording, streams and timing of one
+ * device, the CPU or a GPU. This is only the interface: src/backend/cpu and src/backend/gpu
+ * implement DeviceMethods, and backend/backend.h opens devices. Callers test properties in
+ * DeviceInfo, each with a single meaning, never the kind of back end.
  *
- * A GPU works asynchronously, in order, on one stream, so failures show late: the first one is kept, with the name of
- * the call, and all later work is skipped; device_ok reports it. On the CPU every function acts at once, and only
- * allocation can fail.
+ * A GPU works asynchronously, in order, on one stream, so failures appear late: the first failure
+ * is kept with the name of the call, and all later work is skipped; device_ok reports it. On the
+ * CPU every function acts at once, and only allocation can fail.
  *
- * The command opens a device and closes it; device memory is freed before that by whoever allocated it. */
+ * The command opens a device and closes it; the code that allocated device memory frees it before
+ * that. */
 #pragma once
 
 #include <stdbool.h>
@@ -18,21 +20,22 @@
 #include "device/gemm.h"
 #include "device/handle.h"
 
-typedef enum DeviceKind { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceKind; /* AUTO only to ask for one */
+typedef enum DeviceKind { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceKind; /* AUTO only to request one */
 
 typedef struct DeviceInfo {
-    DeviceKind kind;     /* for reports, and for what two vendors do differently */
-    char name[128];      /* as the vendor's library gives it */
+    DeviceKind kind;     /* for reports, and for differences between vendors */
+    char name[128];      /* from the vendor's library */
     char target[16];     /* gfx942, sm_90a: the architecture whose code objects run */
-    int processors;      /* compute units, multiprocessors; 0 on the CPU */
+    int processors;      /* compute units or multiprocessors; 0 on the CPU */
     int wave;            /* lanes of a wavefront or warp: 64 or 32; 1 on the CPU */
     int shared_bytes;    /* most shared memory that a block may have */
-    int64_t memory;      /* bytes in all */
-    int64_t cache_bytes; /* of the last-level cache, or an upper bound: after reading twice as much, data is cold */
-    /* Its memory is the host's: the CPU reads and writes it by pointer, the processes of a machine share it, and what a
-     * process uses of it counts in the process's resident set. Else only copies and kernels reach it. */
+    int64_t memory;      /* total bytes */
+    int64_t cache_bytes; /* of the last-level cache, or an upper bound: reading twice as much evicts all data */
+    /* The device memory is host memory: the CPU reads and writes it by pointer, the processes of a
+     * machine share it, and it counts in the process's resident set. If false, only copies and
+     * kernels reach it. */
     bool host_memory;
-    bool massively_parallel; /* work of CPU size leaves most of it idle: measurements take larger problems */
+    bool massively_parallel; /* CPU-sized work leaves most of it idle: measurements use larger problems */
     bool records;            /* device_record_begin may succeed */
     unsigned gemm_inputs;    /* bit t: A and B of a GEMM may be of GemmType t */
     bool fp8_fnuz;           /* its fp8 formats are the FNUZ ones (base/float8.h) */
@@ -43,21 +46,23 @@ typedef struct DeviceInfo {
 typedef struct Device {
     DeviceInfo info;
     const struct DeviceMethods *methods;
-    struct DeviceEvent *timer[2]; /* of device_timer_start and device_timer_stop, which open them */
+    struct DeviceEvent *timer[2]; /* device_timer_start and device_timer_stop open them */
 } Device;
 
 typedef enum ViewAccess { VIEW_READ = 1, VIEW_WRITE = 2 } ViewAccess;
 typedef struct DeviceRecording DeviceRecording;
-typedef struct DeviceStream DeviceStream; /* a vendor's own handle, which its libraries take */
+typedef struct DeviceStream DeviceStream; /* the vendor's own handle, which its libraries accept */
 typedef struct DeviceEvent DeviceEvent;
 
-/* Independent normal numbers: element i is mean + deviation * rng_normal(seed, stream, i), in double, then rounded. */
+/* Independent normal numbers: element i is mean + deviation * rng_normal(seed, stream, i) in
+ * double, then rounded. */
 typedef struct Normals {
     uint64_t seed, stream;
     double mean, deviation;
 } Normals;
 
-/* What a back end implements, one pointer for each line of device/method_list.h, which says what device_NAME does. */
+/* The methods of a back end, one pointer per line of device/method_list.h, which documents
+ * device_NAME. */
 typedef struct DeviceMethods {
     void (*close)(Device *device); /* may be NULL */
 #define METHOD(Result, name, parameters, arguments) Result(*name) parameters;
@@ -76,12 +81,12 @@ typedef struct DeviceMethods {
 #undef OPTIONAL
 
 static inline const DeviceInfo *device_info(const Device *device) { return &device->info; }
-/* NULL is fine. */
+/* Accepts NULL. */
 static inline void device_close(Device *device) {
     if (device && device->methods->close) device->methods->close(device);
 }
 
-/* Seconds of the device between two marks; the second call waits. */
+/* Measures the device's seconds between two marks; the second call waits. */
 static inline void device_timer_start(Device *device) {
     for (int i = 0; i < 2 && !device->timer[i]; i++) device->timer[i] = device_event_open(device, true);
     device_event_record(device, device->timer[0], NULL);
