@@ -1,4 +1,5 @@
-/* The table of settings, and the checks that span several of them. Owns nothing. Called by commands. */
+/* The table of settings, and the checks that span several settings. Owns nothing. Called by
+ * commands. */
 #include "config/config.h"
 
 #include "base/math.h"
@@ -303,7 +304,7 @@ static const Option rows[] = {
 
 const OptionTable config_table = OPTION_TABLE(rows, .explain = needs_explain);
 
-/* Models of images read encodings, of which a sample's text is a part. */
+/* Models of images read encodings; the text of a sample is part of its data.length tokens. */
 static bool check_images(const Config *config, Error *error) {
     if (!family_of(&config->model)->makes_images || config->data.length > config->model.text_tokens) return true;
     return error_set(error, ERROR_USAGE,
@@ -340,7 +341,7 @@ static bool check_model(ModelConfig *model, Error *error) {
     if (model->heads % model->kv_heads)
         return error_set(error, ERROR_USAGE, "model.heads=%lld is not a multiple of model.kv_heads=%lld", (long long)model->heads,
             (long long)model->kv_heads);
-    if (model->window_period == 0) model->window_period = 1; /* of a folder */
+    if (model->window_period == 0) model->window_period = 1; /* as in a folder */
     if (model->window_first >= model->window_period)
         return error_set(error, ERROR_USAGE, "model.window_first=%lld and model.window_period=%lld: the first is below the second",
             (long long)model->window_first, (long long)model->window_period);
@@ -354,7 +355,7 @@ static bool check_model(ModelConfig *model, Error *error) {
     return (!family->check || family->check(model, error)) && (!family_has(family, "model.rope_fraction") || check_rotation(model, error));
 }
 
-/* The multiple of `part` that is nearest to a number of tokens, at most `most`. */
+/* Returns the multiple of `part` that is nearest to a number of tokens, at most `most`. */
 static int64_t nearest_multiple(int64_t tokens, int64_t part, int64_t most) {
     int64_t nearest = (tokens + part / 2) / part * part;
     return int_max(int_min(nearest, most), part);
@@ -380,7 +381,8 @@ static bool check_batch(const Config *config, Error *error) {
     return true;
 }
 
-/* Sizes and offsets are computed in 64 bits. These limits, far above any machine, keep all of them in range. */
+/* Sizes and offsets are computed in 64 bits. These limits, far above any machine, keep them in
+ * range. */
 static bool check_size(const Config *config, Error *error) {
     const double most_parameters = 1e14, most_elements = 1e14;
     const ModelConfig *model = &config->model;
@@ -437,7 +439,7 @@ static void settle_steps(Config *config) {
     config->steps = initial.steps;
 }
 
-/* The cure is a warmup of a tenth of the steps and a decay of a fifth, where more was asked for. */
+/* The message suggests a warmup of at most a tenth of the steps and a decay of at most a fifth. */
 static bool check_schedule(const Config *config, Error *error) {
     long long steps = config->steps, warmup = config->schedule.warmup;
     long long decay = config->schedule.kind == SCHEDULE_WSD ? config->schedule.decay : 0;
@@ -488,7 +490,7 @@ static bool check_lora(const Config *config, Error *error) {
     return lora_check_list(lora, error);
 }
 
-/* What pairs of answers need. */
+/* Checks the settings that training on pairs of answers needs. */
 static bool check_preference(const Config *config, Error *error) {
     int loss = config->model.preference.loss;
     if (loss == PREFERENCE_NONE) return true;

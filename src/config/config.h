@@ -6,29 +6,30 @@
 #include "base/precision.h"
 #include "device/device.h"
 
-/* How positions are stretched by rope_factor (ops/rope/rope.h); a factor of 1: not at all. */
+/* How rope_factor stretches positions (ops/rope/rope.h); a factor of 1: not at all. */
 typedef enum RopeScaling { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN } RopeScaling;
-/* Over what tokens the load-balancing loss takes its means: of each layer, or of all layers together. */
+/* The tokens over which the load-balancing loss takes its means: of each layer, or of all layers
+ * together. */
 typedef enum AuxiliaryScope { AUXILIARY_LAYER, AUXILIARY_MODEL } AuxiliaryScope;
 
 /* How GEMMs of linear layers are computed in fp8 (ops/fp8/rule.c). */
 typedef enum Fp8Recipe { FP8_NONE, FP8_TENSOR, FP8_ROW, FP8_ROW_GW_HP, FP8_BLOCK, FP8_MXFP8 } Fp8Recipe;
 typedef enum Fp8Scaling { FP8_DYNAMIC, FP8_DELAYED } Fp8Scaling;
-/* What becomes of the weights of layers in fp8 in a step of training. */
+/* How a training step treats the weights of fp8 layers. */
 typedef enum Fp8Weights {
-    FP8_WEIGHTS_CAST,     /* they are cast in each pass of each microbatch */
-    FP8_WEIGHTS_KEPT,     /* they are cast once, and their codes stay until the step ends */
-    FP8_WEIGHTS_GATHERED, /* ranks cast their shards of them, and gather codes (layout/exchange.h) */
+    FP8_WEIGHTS_CAST,     /* cast in each pass of each microbatch */
+    FP8_WEIGHTS_KEPT,     /* cast once; the quantized values stay until the step ends */
+    FP8_WEIGHTS_GATHERED, /* ranks cast their shards and gather the quantized values (layout/exchange.h) */
 } Fp8Weights;
 typedef struct Fp8Config {
     int recipe;               /* Fp8Recipe */
     int scaling;              /* Fp8Scaling */
-    int64_t amax_history_len; /* steps whose largest magnitudes delayed scaling looks at */
-    double min_size;          /* of the smallest layer that is computed in it (fp8_layer_size of model/model.h) */
-    bool head;                /* the LM head too (op_fp8_linear_cross_entropy of ops/loss/loss.h) */
-    bool keep_weights;        /* FP8_WEIGHTS_KEPT where that saves casts */
-    int weights;              /* Fp8Weights; no setting: the session's choice for the program of a step */
-    bool uneven_rows;         /* no setting: microbatches of training have them, which other programs then heed too */
+    int64_t amax_history_len; /* steps in the amax history of delayed scaling */
+    double min_size;          /* of the smallest layer that is computed in fp8 (fp8_layer_size of model/model.h) */
+    bool head;                /* the LM head is computed in fp8 too (op_fp8_linear_cross_entropy of ops/loss/loss.h) */
+    bool keep_weights;        /* FP8_WEIGHTS_KEPT if it saves casts */
+    int weights;              /* Fp8Weights; not a setting: the session chooses it for the program of a step */
+    bool uneven_rows;         /* not a setting: training microbatches have uneven rows; programs other than training's must know it too */
 } Fp8Config;
 
 /* Training on pairs of answers (ops/preference/rule.c). */
@@ -43,10 +44,10 @@ typedef struct ModelConfig {
     int64_t layers, width, heads, kv_heads, head_dim; /* head_dim 0: width / heads */
     int64_t ffn;                                      /* hidden width of an MLP or of one expert */
     int64_t vocabulary;
-    int64_t context;                     /* most positions that the model is built for */
+    int64_t context;                     /* maximum number of positions of the model */
     int64_t window;                      /* sliding attention window, 0: none */
-    int64_t window_period, window_first; /* zaya: layers i with i % window_period == window_first have it */
-    double window_rope_theta;            /* zaya: rope_theta of these; 0: that of the others */
+    int64_t window_period, window_first; /* zaya: layers i with i % window_period == window_first have the window */
+    double window_rope_theta;            /* zaya: rope_theta of the layers with the window; 0: the same as the others */
     int64_t experts, experts_per_token, router_width;
     bool renormalise; /* gates of the chosen experts sum to 1 */
     double auxiliary_loss;
@@ -54,30 +55,31 @@ typedef struct ModelConfig {
     double rope_theta, rope_fraction;
     int rope_scaling; /* RopeScaling */
     double rope_factor, rope_low_frequency, rope_high_frequency;
-    double rope_attention_factor, rope_beta_fast, rope_beta_slow; /* of yarn */
+    double rope_attention_factor, rope_beta_fast, rope_beta_slow; /* for yarn */
     bool rope_truncate;
     int64_t rope_original_context;
     int64_t padding;      /* token whose embedding gets no gradient, -1: none */
-    bool qkv_bias;        /* llama: as Qwen2 */
-    bool qk_norm;         /* llama: RMSNorm of each query and key head (Qwen3); mpt: LayerNorm over all (qk_ln) */
-    double clip_qkv;      /* mpt: bound of queries, keys and values, 0: none */
+    bool qkv_bias;        /* llama: as in Qwen2 */
+    bool qk_norm;         /* llama: RMSNorm of each query and key head (Qwen3); mpt: LayerNorm over all heads (qk_ln) */
+    double clip_qkv;      /* mpt: bound of queries, keys and values; 0: none */
     double alibi_max;     /* mpt: the largest exponent of ALiBi slopes */
-    double softmax_scale; /* mpt: of scores, 0: 1 / sqrt(head_dim) */
+    double softmax_scale; /* mpt: scale of attention scores; 0: 1 / sqrt(head_dim) */
     double norm_epsilon, init_std;
     bool tied;
-    /* flux: how many of the layers have one stream; channels of an image token; of an embedded text token, and of the pooled
-     * text; text tokens of a sample, which data.length counts too; channels of a head that the first of three coordinates
-     * turns, of which the others share the rest */
+    /* flux: number of layers with one stream; channels of an image token, of an embedded text
+     * token, and of the pooled text; text tokens of a sample, which data.length includes;
+     * channels of a head that RoPE rotates by the first of three coordinates (the other two
+     * share the rest) */
     int64_t single_layers, channels, text_width, pooled_width, text_tokens, rope_first;
-    bool guidance;               /* flux: an embedding of the guidance scale, as FLUX.1-dev has it */
-    Fp8Config fp8;               /* not of the model, but of how it is computed */
-    PreferenceConfig preference; /* nor is this, but of what its loss is */
+    bool guidance;               /* flux: has an embedding of the guidance scale, as FLUX.1-dev has */
+    Fp8Config fp8;               /* not part of the model: how it is computed */
+    PreferenceConfig preference; /* not part of the model: its loss */
 } ModelConfig;
 
 /* Adapters in place of full training (model/lora.c). */
 typedef enum LoraBase { LORA_BASE_SAME, LORA_BASE_NF4, LORA_BASE_FP8 } LoraBase;
 typedef enum LoraExperts { LORA_EACH, LORA_SHARED } LoraExperts;
-/* Consecutive ids that lora.tokens names; `row` is the place of the first among all of them. */
+/* Consecutive ids of lora.tokens; `row` is the index of the first one among all of them. */
 typedef struct TokenRun { int64_t first, count, row; } TokenRun;
 enum { TOKEN_MOST_RUNS = 16 };
 typedef struct TokenRuns {
@@ -90,14 +92,14 @@ typedef struct LoraConfig {
     bool rslora;
     const char *targets;         /* config/lora_targets.h */
     const char *modules_to_save; /* tables that are trained whole (config/lora_targets.h); empty: none */
-    const char *tokens;          /* ids whose rows alone are trained (lora_token_runs); empty: none */
+    const char *tokens;          /* ids of which only the rows are trained (lora_token_runs); empty: none */
     int experts;                 /* LoraExperts */
     int base;                    /* LoraBase */
-    const char *start;           /* a folder of PEFT; empty: none */
+    const char *start;           /* a PEFT folder; empty: none */
 } LoraConfig;
 
-/* Of families of images: in training a time is 1 / (1 + exp(-x)) of a normal x of this mean and deviation, shifted (images/images.h);
- * and the guidance scale that the model is told. */
+/* For families of images: a training time is 1 / (1 + exp(-x)) for a normal x with this mean and
+ * deviation, shifted (images/images.h). `guidance` is the guidance scale that the model reads. */
 typedef struct FlowConfig { double mean, deviation, shift, guidance; } FlowConfig;
 
 typedef struct OptimizerConfig {
@@ -127,7 +129,7 @@ typedef struct DataConfig {
 } DataConfig;
 typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps, last; } BatchConfig;
 
-/* In which order stages of a pipeline run the parts of microbatches (layout/pipeline_schedule.h). */
+/* The order in which pipeline stages run the parts of microbatches (layout/pipeline_schedule.h). */
 typedef enum PipelineKind { PIPELINE_1F1B, PIPELINE_INTERLEAVED, PIPELINE_ZERO_BUBBLE, PIPELINE_FORWARD } PipelineKind;
 typedef enum ReduceType { REDUCE_AUTO, REDUCE_FP32, REDUCE_BF16 } ReduceType;
 typedef enum LayoutChoice { LAYOUT_GIVEN, LAYOUT_AUTO } LayoutChoice;
@@ -136,8 +138,8 @@ typedef struct LayoutConfig {
     int choice; /* LayoutChoice */
     int64_t dp, tp, pp, cp, ep, zero, shard;
     int cp_exchange;   /* CpExchange */
-    int64_t pp_chunks; /* of layers, on each stage; 0: 2 where the schedule is interleaved, else 1 */
-    int pp_schedule;   /* PipelineKind, but PIPELINE_FORWARD */
+    int64_t pp_chunks; /* chunks of layers per stage; 0: 2 if the schedule is interleaved, else 1 */
+    int pp_schedule;   /* PipelineKind, except PIPELINE_FORWARD */
     double bucket_mb;
     int reduce;
 } LayoutConfig;
@@ -154,10 +156,10 @@ typedef struct CheckpointConfig {
     double timeout;
 } CheckpointConfig;
 
-/* What a start may find otherwise than the checkpoint that it continues from (train/identity_internal.h). */
+/* Differences from the checkpoint that a resumed run accepts (train/identity_internal.h). */
 typedef struct ResumeConfig { const char *accept; } ResumeConfig;
 
-/* recompute=auto, until a run's memory is known (train/fit.h). */
+/* recompute=auto, before a run's memory is known (train/fit.h). */
 enum { RECOMPUTE_AUTO = 4 };
 
 typedef enum PlanChoice { PLAN_NONE, PLAN_PAGE, PLAN_PROGRAM } PlanChoice;
@@ -165,10 +167,10 @@ typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
 typedef struct Config {
     const char *run, *init, *dump;
-    const char *fork; /* as given, a new run folder; cmd_train.c makes that `run`, and this the run that it is forked from */
+    const char *fork; /* as given: a new run folder; cmd_train.c moves it to `run` and puts the run to fork from here */
     int64_t from;     /* RunPoint.step of `fork` (train/run.h) */
     int64_t seed, steps, tokens, stop_at, threads;
-    double epochs; /* with tokens: 0 once steps are known (corpus_resolve_steps) */
+    double epochs; /* with tokens: 0 once the steps are known (corpus_resolve_steps) */
     int device;    /* DeviceKind */
     int precision; /* Precision */
     int recompute; /* RecomputePolicy of graph/graph.h, or RECOMPUTE_AUTO */
@@ -191,31 +193,36 @@ typedef struct Config {
     double hang;
 } Config;
 
-/* Rows of the embedding of the byte tokenizer's 257 tokens; those of others are known before config_check (corpus_resolve). */
+/* Rows of the embedding for the byte tokenizer's 257 tokens. For other tokenizers, corpus_resolve
+ * sets the rows before config_check. */
 enum { CONFIG_BYTE_ROWS = 320 };
 
 extern const OptionTable config_table;
-/* The row of this name; NULL: there is none. */
+/* Returns the row of this name, or NULL. */
 const Option *config_find(const char *name);
-/* Whether another batch.sequences is another objective: a load-balancing loss has the means of one microbatch. */
+/* Returns whether a different batch.sequences changes the objective: a load-balancing loss takes
+ * its means over one microbatch. */
 bool config_needs_microbatch(const Config *config);
-/* The policy of the configuration; none where it is auto. */
+/* Returns the policy of the configuration; none if it is auto. */
 static inline int config_recompute(const Config *config) { return config->recompute == RECOMPUTE_AUTO ? 0 : config->recompute; }
-/* Whether attention of a layer has the window. */
+/* Returns whether attention of a layer has the window. */
 static inline bool model_has_window(const ModelConfig *model, int64_t layer) {
     return model->window && (model->window_period <= 1 || layer % model->window_period == model->window_first);
 }
 /* "tensor" */
 void config_recipe_name(const Config *config, char name[16]);
-/* Whether the rows of a training microbatch that a rank has are no multiple of 16 (fp8_choose). */
+/* Returns whether the rows that a rank has of a training microbatch are not a multiple of 16
+ * (fp8_choose). */
 bool config_has_uneven_rows(const Config *config);
 
-/* The length of a run is given by one of steps, tokens and epochs: by the command in *config, or else by `base`, what it
- * was applied to; 0: not given. batch.last belongs to the length and comes with it. Where all three are 0, config_check takes
- * the default. ERROR_USAGE when several are given. */
+/* Settles the length of a run, which one of steps, tokens and epochs gives: in *config (the
+ * command), or else in `base`, to which the command was applied; 0: not given. batch.last belongs
+ * to the length and is taken with it. If all three are 0, config_check uses the default.
+ * ERROR_USAGE if several are given. */
 bool config_settle_length(Config *config, const Config *base, Error *error);
 
-/* Checks what spans several settings (divisibility, dependent ranges) and fills derived defaults. ERROR_USAGE. */
+/* Checks that span several settings (divisibility, dependent ranges); fills derived defaults.
+ * ERROR_USAGE. */
 bool config_check(Config *config, Error *error);
-/* Likewise; the advice on layouts is for so many ranks that were started (layout_check_early), 0: not known. */
+/* Does the same, with layout advice for `started` ranks (layout_check_early); 0: not known. */
 bool config_check_started(Config *config, int64_t started, Error *error);

@@ -1,6 +1,6 @@
-/* What differs between families of models: one FamilyRule each, in src/families/NAME.c. Settings, checks, layouts, plans and
- * readers of files ask the rule of a model; none of them names a family.
- * To add a family: write that file, and add its line to config/family_list.h. */
+/* The differences between model families: one FamilyRule each, in src/families/NAME.c. Settings,
+ * checks, layouts, plans and file readers ask the rule of a model; none of them names a family. To
+ * add a family, write that file and add its line to config/family_list.h. */
 #pragma once
 
 #include "config/config.h"
@@ -10,24 +10,27 @@ struct Trunk;
 struct HfClass;
 
 typedef struct FamilyRule {
-    const char *name; /* "llama", of model.family */
-    /* The settings of model.* that the family has and that not every family has, without "model."; NULL ends the list. A setting
-     * that no family lists is of all (config/needs.c). */
+    const char *name; /* "llama", the value of model.family */
+    /* The settings of model.* that this family has and that not all families have, without
+     * "model."; NULL ends the list. A setting that no family lists belongs to all of them
+     * (config/needs.c). */
     const char *const *settings;
     bool makes_images;     /* trains on encodings of images, not on tokens */
     bool learns_positions; /* model.context counts rows of a weight, so it cannot change */
-    bool skips_experts;    /* a router has a class more than model.experts, the last: no expert */
-    bool chains_routers;   /* a router reads the state of the layer before, [R, router_width] */
-    /* Queries, keys and values have a matrix each, and heads of queries read no neighbouring key head's channels, so several
-     * ranks of tensor parallelism may have the same key head. */
+    bool skips_experts;    /* a router has one class more than model.experts; the last class is "no expert" */
+    bool chains_routers;   /* a router reads the router state of the previous layer, [R, router_width] */
+    /* Queries, keys and values each have their own matrix, and query heads do not read channels
+     * of a neighboring key head. Therefore several tensor-parallel ranks may hold the same key
+     * head. */
     bool repeats_key_heads;
-    bool norms_all_heads; /* model.qk_norm is over all heads together, which tensor parallelism would divide */
-    bool looks_back;      /* layers read tokens before their own other than by attention */
-    /* ERROR_USAGE for a model whose settings the family cannot have together. What holds for all families was checked before,
-     * but for the rotation of heads. NULL: any. */
+    bool norms_all_heads; /* model.qk_norm normalizes all heads together, which tensor parallelism would divide */
+    bool looks_back;      /* layers read earlier tokens by means other than attention */
+    /* ERROR_USAGE for a model whose settings the family cannot combine. Checks of all families,
+     * except those of RoPE, have run before. NULL: any combination is valid. */
     bool (*check)(const ModelConfig *model, Error *error);
     const char *layers; /* "model.layers": parameters of layer N are called LAYERS.N.NAME */
-    /* Of transformers or diffusers (model/hf_class.h), with NULL at the end: at least one, and the last fits any model. */
+    /* Classes of transformers or diffusers (model/hf_class.h), ended by NULL: at least one, and the
+     * last one fits any model. */
     const struct HfClass *const *classes;
     /* Declares the parameters and appends one forward pass (model/builder.h). */
     struct Trunk (*build)(struct Builder *builder);
@@ -40,13 +43,13 @@ enum {
     FAMILY_COUNT
 };
 
-/* By model.family. */
+/* Indexed by model.family. */
 extern const FamilyRule *const family_rules[FAMILY_COUNT];
 static inline const FamilyRule *family_of(const ModelConfig *model) { return family_rules[model->family]; }
-/* Whether the family has the setting "model.NAME"; one that no family lists is of none. */
+/* Returns whether the family lists the setting "model.NAME". */
 bool family_has(const FamilyRule *family, const char *setting);
 
-/* Checks that families share. The heads come to the width: heads x head_dim = width. */
+/* Checks that families share. This one checks that heads x head_dim = width. */
 bool family_check_width(const ModelConfig *model, Error *error);
-/* As many key heads as query heads. */
+/* Checks that there are as many key heads as query heads. */
 bool family_check_key_heads(const ModelConfig *model, Error *error);

@@ -1,4 +1,5 @@
-/* All families of models, in the order of Family. Each line stands for a FamilyRule family_NAME, the rule in src/families/NAME.c. */
+/* All model families, in the order of Family. Each line declares a FamilyRule family_NAME, defined
+ * in src/families/NAME.c. */
 FAMILY(zaya)
 FAMILY(llama)
 FAMILY(mpt)

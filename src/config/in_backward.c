@@ -1,6 +1,6 @@
-/* Updates within the backward pass need every gradient to be complete, and whatever it is scaled by to be known, when its weights
- * were read for the last time. A table has the settings that say otherwise; to add one, add a row. Owns nothing. Called where a
- * session is planned. */
+/* An update within the backward pass needs a complete gradient and a known scale as soon as the
+ * backward pass has read its weights for the last time. A table lists the settings that prevent
+ * this; to add one, add a row. Owns nothing. Called when a session is planned. */
 #include "config/in_backward.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@ typedef struct Conflict {
     const char *name;
     bool (*given)(const Config *config, int64_t groups);
     const char *reason;
-    int64_t (*cure)(const Config *config, int64_t groups); /* the value to give; NULL: the setting is left out */
+    int64_t (*cure)(const Config *config, int64_t groups); /* the value to use; NULL: omit the setting */
 } Conflict;
 
 static int64_t microbatch(const Config *config) { return config->batch.sequences * config->data.length; }

@@ -1,5 +1,6 @@
-/* The rules of layouts. A rule compares two numbers of a configuration: `part` must divide `whole`, or must not exceed it.
- * To add a rule: add a row, with functions of what it compares. Owns nothing. */
+/* The rules of layouts. A rule compares two numbers of a configuration: `part` must divide `whole`,
+ * must not exceed it, or must equal it. To add a rule, add a row and the functions that compute its
+ * numbers. Owns nothing. */
 #include "config/layout_rules.h"
 
 #include <math.h>
@@ -20,7 +21,7 @@ int64_t layout_asked_ranks(const LayoutConfig *layout) { return layout_copy_rank
 
 /* -- What rules compare -------------------------------------------------------------------------------------------- */
 
-/* Ranks are those of the run, 0 where they are not known. */
+/* `ranks` is the number of ranks of the run, or 0 if it is not known. */
 typedef int64_t Number(const Config *config, int64_t ranks);
 typedef bool Condition(const Config *config, int64_t ranks);
 
@@ -38,7 +39,7 @@ typedef bool Condition(const Config *config, int64_t ranks);
 NUMBER(run_ranks, ranks)
 NUMBER(copy_ranks, layout_copy_ranks(&config->layout))
 NUMBER(asked_ranks, layout_asked_ranks(&config->layout))
-/* Sequences of different ranks: of copies of the model and of ranks that share out its experts. */
+/* Ranks with different sequences: copies of the model, and ranks that divide its experts. */
 NUMBER(copies, config->layout.dp ? config->layout.dp : ranks / layout_copy_ranks(&config->layout))
 NUMBER(shard, config->layout.shard)
 NUMBER(one, 1)
@@ -133,7 +134,7 @@ static int describe_number(const char *name, int64_t value, char *text, size_t s
     return snprintf(text, size, strchr(name, ' ') ? "%s = %lld" : "%s=%lld", name, (long long)value);
 }
 
-/* The multiples of `part` next to a length. */
+/* Writes the multiples of `part` nearest to a length. */
 static void describe_lengths(int64_t part, int64_t length, char *text, size_t size) {
     long long below = length / part * part, above = below + part;
     if (below) snprintf(text, size, " (it does data.length=%lld and %lld)", below, above);
@@ -157,7 +158,8 @@ bool layout_breaks(const Config *config, int64_t ranks, char *text, size_t size)
 
 /* -- The nearest layout -------------------------------------------------------------------------------------------- */
 
-/* The settings of a layout that may change. A valid size divides `whole`, or is at most that. */
+/* The settings of a layout that the search may change. A valid size divides `whole`, or is at most
+ * `whole`. */
 static const struct {
     size_t offset;
     Relation relation;
@@ -174,13 +176,13 @@ typedef struct Search {
     int64_t ranks;
     Config trial;
     LayoutConfig best;
-    double distance; /* of the best */
+    double distance; /* of the best layout */
 } Search;
 
-/* How far a setting is from what was given, by their ratio. */
+/* Returns how far a setting is from the given value, on a logarithmic scale. */
 static double distance(int64_t value, int64_t given) { return given ? fabs(log2((double)value / (double)given)) : 0; }
 
-/* The copies of the model follow from the ranks, where they were given at all. */
+/* The number of copies follows from the number of ranks, if the latter is known. */
 static void try_layout(Search *search, double far) {
     LayoutConfig *layout = &search->trial.layout;
     int64_t copy = layout_copy_ranks(layout), given = search->given->dp;
@@ -200,8 +202,8 @@ static void try_size(Search *search, int index, double far, int64_t size) {
     *setting = given;
 }
 
-/* Tries what was given and all other sizes of the axes from `index` on that may be valid; a setting that was left out
- * stays so. The distance bounds the search. */
+/* Tries the given size and all other possible sizes of the axes from `index` on; an omitted setting
+ * stays omitted. The distance bounds the search. */
 static void search_axes(Search *search, int index, double far) {
     if (far >= search->distance) return;
     if (index == AXES) {
@@ -236,7 +238,7 @@ static void describe_nearest(const Config *config, int64_t ranks, char *text, si
     }
 }
 
-/* By the rules for so many ranks, with advice for `advised`. */
+/* Checks the rules for `ranks` ranks, with advice for `advised` ranks. */
 static bool check(const Config *config, int64_t ranks, int64_t advised, Error *error) {
     char text[256], nearest[256] = "";
     const LayoutRule *rule = find_broken(config, ranks);

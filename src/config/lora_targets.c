@@ -1,5 +1,5 @@
-/* The list of lora.targets: "all", or names of groups and of modules between commas. Owns nothing; called by config_check,
- * the layout's rules and the builders of models. */
+/* Parses the list of lora.targets: "all", or comma-separated names of groups and modules. Owns
+ * nothing; called by config_check, the layout's rules and the builders of models. */
 #include "config/lora_targets.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@ static const char *const groups[] = {
 
 static bool is_word(const char *target, size_t length, const char *word) { return strlen(word) == length && !memcmp(target, word, length); }
 
-/* Returns true if `target` is the module's name or an end of it behind a dot. */
+/* Returns true if `target` is the module's name or a suffix of it after a dot. */
 static bool is_end(const char *target, size_t length, const char *module) {
     size_t all = strlen(module);
     return length <= all && !memcmp(module + all - length, target, length) && (length == all || module[all - length - 1] == '.');
@@ -54,7 +54,7 @@ static bool is_list(const char *list) {
     }
 }
 
-/* Reads "ID" or "ID-ID" at *at and goes behind it. */
+/* Reads "ID" or "ID-ID" at *at and moves *at past it. */
 static bool read_range(const char **at, int64_t *first, int64_t *last) {
     enum { MOST_DIGITS = 9 };
     int64_t ids[2];
@@ -70,7 +70,8 @@ static bool read_range(const char **at, int64_t *first, int64_t *last) {
     return *first <= *last;
 }
 
-/* ERROR_USAGE when lora.tokens is not a list of ascending ids and ranges, or of more than TOKEN_MOST_RUNS runs. */
+/* ERROR_USAGE if lora.tokens is not a list of ascending ids and ranges, or has more than
+ * TOKEN_MOST_RUNS runs. */
 static bool read_tokens(const LoraConfig *lora, TokenRuns *runs, Error *error) {
     *runs = (TokenRuns){0};
     for (const char *at = lora && lora->rank && lora->tokens ? lora->tokens : ""; *at; at += *at == ',') {

@@ -1,7 +1,8 @@
-/* The table of what settings need. A setting of another kind of run (family, adapters, fp8, pairs, layout) is refused, since
- * the run is not the one that was meant; one that waits for another choice is named in a warning, so that a file may serve
- * several choices. A value that switches off what is not there is what the run does, and met. Owns nothing. Called
- * where a command has read its settings, and where a run starts. */
+/* The table of the conditions under which settings have an effect. A setting for another kind of
+ * run (family, adapters, fp8, pairs, layout) is refused, because the user meant another run. A
+ * setting that waits for another choice only gets a warning, so that one file can serve several
+ * choices. Disabling an absent feature is not an error. Owns nothing. Called after a command has
+ * read its settings, and when a run starts. */
 #include "config/needs.h"
 
 #include <stdlib.h>
@@ -25,7 +26,7 @@
 
 CONDITION(is_text, !family_of(&config->model)->makes_images)
 CONDITION(makes_images, family_of(&config->model)->makes_images)
-/* The configuration that a run of images has written says what was derived for it. */
+/* The configuration that a run of images writes contains the values that it derived. */
 CONDITION(has_vocabulary, is_text(config, facts) || config->model.vocabulary == CONFIG_BYTE_ROWS)
 CONDITION(has_context, is_text(config, facts) || config->model.context == config->data.length)
 
@@ -60,9 +61,9 @@ CONDITION(is_staged, config->layout.pp > 1)
 CONDITION(has_chunks, (config->layout.pp > 1 && config->layout.pp_schedule == PIPELINE_INTERLEAVED) || config->layout.pp_chunks <= 1)
 CONDITION(is_context, config->layout.cp > 1)
 CONDITION(is_sharded, config->layout.zero > 0)
-/* One chunk on each stage is 1f1b. */
+/* One chunk per stage is 1f1b. */
 CONDITION(is_interleaved, config->layout.pp_schedule != PIPELINE_INTERLEAVED || config->layout.pp_chunks != 1)
-/* bf16 is what pure_bf16 reduces in. */
+/* pure_bf16 reduces in bf16. */
 CONDITION(may_reduce, config->precision == PRECISION_BF16 || config->precision == PRECISION_FP32 ||
                           (config->precision == PRECISION_PURE_BF16 && config->layout.reduce == REDUCE_BF16))
 
@@ -77,7 +78,7 @@ CONDITION(has_valid, facts->has_valid)
 CONDITION(writes, (facts->has_valid && facts->writes) || config->eval.sample_tokens == 0)
 CONDITION(has_ranks, facts->has_ranks)
 CONDITION(repeats, facts->repeats)
-/* With in_backward the memory of a bucket is that of gradients, on one rank too. */
+/* With in_backward the bucket size bounds the memory of gradients, on one rank too. */
 CONDITION(fills_buckets, facts->repeats || config->optimizer.in_backward)
 CONDITION(shares_weights, facts->shares_weights)
 CONDITION(exceeds_window, facts->exceeds_window)
@@ -92,7 +93,7 @@ CONDITION(leaves_ramp, facts->leaves_ramp)
 #define START .answer = NEED_AT_START
 #define TEXT_ONLY "a model of text"
 #define IMAGES_ONLY "a model of images"
-/* The families, or the optimizers, whose rules list the setting. */
+/* The families or optimizers whose rules list the setting. */
 #define OF_RULE NULL, NULL
 
 static const Need rows[] = {
@@ -236,7 +237,7 @@ const NeedTable needs_table = {rows, sizeof rows / sizeof *rows};
 
 static bool is_of_layout(const Need *need) { return starts_with(need->name, "layout."); }
 
-/* A setting that rules of families or of optimizers list. */
+/* Returns whether rules of families or of optimizers list the setting. */
 static bool is_of_rule(const char *setting, bool of_family, int rule) {
     return of_family ? family_has(family_rules[rule], setting) : optimizer_has(optimizer_rules[rule], setting);
 }
@@ -259,7 +260,7 @@ char *needs_describe(const Need *need) {
     return memory_format("%s=%s", of_family ? "model.family" : "optimizer.name", names);
 }
 
-/* The first row from `need` on with that answer, or the end. */
+/* Returns the first row from `need` on whose answer is wanted, or the end. */
 static const Need *find(const Need *need, const Config *config, const Config *said, const RunFacts *facts, bool (*wanted)(const Need *)) {
     for (; need < rows + needs_table.count; need++)
         if (wanted(need) && (facts || need->answer != NEED_AT_START) && !options_is_initial(config_find(need->name), said) &&
@@ -299,7 +300,7 @@ void needs_drop_layout(Config *config) {
     }
 }
 
-/* A setting is named for its first unmet need alone. */
+/* A setting is reported only for its first unmet need. */
 char *needs_list_idle(const Config *config, const Config *said, const RunFacts *facts) {
     char *list = NULL;
     const char *before = "";

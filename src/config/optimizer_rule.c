@@ -23,7 +23,8 @@ const OptimizerRule *optimizer_named(const char *name) {
 
 bool optimizer_has(const OptimizerRule *optimizer, const char *setting) { return rule_lists(optimizer->settings, "optimizer.", setting); }
 
-/* How much of the model has a variance: nothing; what matrices leave to AdamW; all of it. */
+/* Returns how much of the model has a variance: nothing; the parameters that an optimizer of
+ * matrices leaves to AdamW; everything. */
 static int variances(const OptimizerRule *optimizer) { return optimizer->keeps_variance ? 2 : optimizer->takes_matrices; }
 
 bool optimizer_may_follow(const OptimizerRule *next, const OptimizerRule *last) { return variances(next) <= variances(last); }
