@@ -1,11 +1,12 @@
-/* FLUX.1 (Black Forest Labs, 2024; the architecture is that of diffusers' FluxTransformer2DModel): a rectified-flow
- * transformer over the tokens of an image, 2 x 2 latents each, and those of its text, in bidirectional attention. The first
- * `layers` blocks have weights for either kind of token and attend jointly; in the `single_layers` blocks after them one
- * stream has both, and attention and MLP are parallel. What time, guidance and pooled text say modulates every norm
+/* FLUX.1 (Black Forest Labs, 2024; the architecture is that of diffusers' FluxTransformer2DModel):
+ * a rectified-flow transformer with bidirectional attention over the tokens of an image (2 x 2
+ * latents each) and of its text. The first layers - single_layers blocks have separate weights for
+ * image and text tokens and attend jointly. The last `single_layers` blocks process both in one
+ * stream, with attention and MLP in parallel. Time, guidance and pooled text modulate every norm
  * (op_adaptive_norm). The head predicts the velocity noise - image of each latent.
  *
- * In shapes, S samples of I image and T text tokens each, image first: a sample is a sequence of I + T rows. Called by
- * model.c; owns nothing. */
+ * In shapes there are S samples of I image tokens and T text tokens, image first: a sample is a
+ * sequence of I + T rows. Called by model.c; owns nothing. */
 #include <math.h>
 #include <stdio.h>
 
@@ -25,7 +26,7 @@ enum { SHIFT, SCALE, GATE, MLP_SHIFT, MLP_SCALE, MLP_GATE, DOUBLE_PARTS, SINGLE_
 
 typedef struct Flux {
     Builder *b;
-    int64_t samples, rows[KINDS]; /* rows: of a sample */
+    int64_t samples, rows[KINDS]; /* rows per sample */
     TensorId conditions;          /* silu of the sum of embeddings, COMPUTE [S, D] */
 } Flux;
 
@@ -59,7 +60,7 @@ static TensorId conditions(Builder *b) {
     return op_silu(b->graph, op_add(b->graph, sum, embed(b, b->image.pooled, "text_embedder")));
 }
 
-/* Vectors WIDE [S, D] of the layer NAME.linear. */
+/* Splits the output of the layer NAME.linear into `count` WIDE vectors [S, D]. */
 static void modulate(const Flux *f, const char *name, TensorId *parts, int count) {
     char full[96];
     snprintf(full, sizeof full, "%s.linear", name);
@@ -68,7 +69,7 @@ static void modulate(const Flux *f, const char *name, TensorId *parts, int count
 
 /* -- Attention ----------------------------------------------------------------------------------------------------- */
 
-/* Names of the layers of one kind of rows. */
+/* Layer names for one kind of rows. */
 typedef struct Names { const char *q, *k, *v, *norm_q, *norm_k, *out, *up, *down, *modulation; } Names;
 static const Names names[] = {
     [IMAGE] = {"attn.to_q", "attn.to_k", "attn.to_v", "attn.norm_q", "attn.norm_k", "attn.to_out.0", "ff.net.0.proj", "ff.net.2", "norm1"},
@@ -76,7 +77,7 @@ static const Names names[] = {
         "ff_context.net.0.proj", "ff_context.net.2", "norm1_context"},
 };
 
-/* Packed qkv of rows, queries and keys normalised. */
+/* Returns the packed qkv of rows, with normalized queries and keys. */
 static TensorId project(const Flux *f, TensorId x, const Names *n) {
     Builder *b = f->b;
     const ModelConfig *c = b->config;
@@ -89,7 +90,7 @@ static TensorId project(const Flux *f, TensorId x, const Names *n) {
     return op_qk_norm(b->graph, qkv, &query, &key, &heads);
 }
 
-/* Over all rows of each sample. */
+/* Attends over all rows of each sample. */
 static TensorId attend(const Flux *f, TensorId qkv) {
     Builder *b = f->b;
     AttentionSpec spec = {.heads = builder_heads(b), .length = f->rows[IMAGE] + f->rows[TEXT], .bidirectional = true};
@@ -102,7 +103,7 @@ static TensorId output(Builder *b, TensorId x, const char *name, int64_t in, Lor
     return builder_linear(b, x, &layer, group);
 }
 
-/* Before GELU. */
+/* Applies the up projection, before GELU. */
 static TensorId widen(Builder *b, TensorId x, const char *name) {
     Linear layer = builder_split_output(b, name, &b->config->ffn, 1, b->config->width, b->config->init_std, true);
     return builder_linear(b, x, &layer, LORA_MLP);
@@ -118,7 +119,8 @@ static void begin_block(Builder *b, const char *layers, int number, int layer) {
     graph_scope(b->graph, layer, prefix);
 }
 
-/* One kind of rows between two blocks: the stream, and the block's output that is still to be added to it. */
+/* One kind of rows between two blocks: the residual stream, and the block output that is not added
+ * to it yet. */
 typedef struct Branch { TensorId stream, block, gate; } Branch;
 
 static TensorId merge(const Flux *f, Branch *x, TensorId shift, TensorId scale) {
@@ -155,7 +157,7 @@ static void single_block(const Flux *f, Branch *x) {
     x->gate = parts[GATE];
 }
 
-/* The streams after a block's output is added to them, as one. */
+/* Adds the last block's output to the streams and returns them as one stream. */
 static TensorId join(const Flux *f, Branch x[KINDS]) {
     TensorId streams[KINDS];
     for (int i = 0; i < KINDS; i++) {
@@ -201,7 +203,8 @@ static Trunk build(Builder *b) {
 
 /* -- Class of diffusers -------------------------------------------------------------------------------------------- */
 
-/* Channels of a head that each of three coordinates turns: ours share what the first leaves. */
+/* Reads the channels of a head that RoPE rotates by each of three coordinates; smelt's model gives
+ * the last two equal shares of the rest. */
 static void read_axes(HfFieldReader *r, const char *name, const json_t *value) {
     static const int64_t initial[] = {16, 56, 56};
     int64_t axes[3];
@@ -213,7 +216,7 @@ static void read_axes(HfFieldReader *r, const char *name, const json_t *value) {
     r->model->rope_first = axes[0];
 }
 
-/* num_layers counts the blocks of two streams alone; the width is that of all heads. */
+/* num_layers counts only the blocks with two streams; the width is heads x head_dim. */
 static void read_sizes(HfFieldReader *r, const char *name, const json_t *value) {
     ModelConfig *c = r->model;
     (void)value;
@@ -224,7 +227,7 @@ static void read_sizes(HfFieldReader *r, const char *name, const json_t *value) 
     c->rope_theta = 10000;
 }
 
-/* FluxTransformer2DModel of diffusers, whose widths of MLPs, epsilon and theta are constants. */
+/* Fields of diffusers' FluxTransformer2DModel. Its MLP widths, epsilon and theta are constants. */
 static const HfField fields[] = {
     INTEGER("in_channels", channels, "64"),
     INTEGER("num_layers", layers, "19"),
@@ -251,7 +254,7 @@ static bool check_class(const ModelConfig *c, const char *architecture, Error *e
                c->norm_epsilon, c->rope_theta, architecture);
 }
 
-/* As diffusers saves it: types are those of the tensors. */
+/* Writes the fields as diffusers does; it takes the dtype from the tensors. */
 static void put(json_t *object, const ModelConfig *c) {
     int64_t other = (c->head_dim - c->rope_first) / 2;
     hf_put(object, "axes_dims_rope", json_pack("[I, I, I]", (json_int_t)c->rope_first, (json_int_t)other, (json_int_t)other));
@@ -276,7 +279,8 @@ static const HfClass *const classes[] = {&class, NULL};
 static const char *const settings[] = {
     "channels", "guidance", "pooled_width", "rope_first", "rope_theta", "single_layers", "text_tokens", "text_width", NULL};
 
-/* The norms' kernels take rows of a multiple of 4, at most 8192 columns (ops/norm/norm.h); pairs of channels are rotated. */
+/* The norm kernels need a width that is a multiple of 4 and at most 8192 (ops/norm/norm.h). RoPE
+ * rotates pairs of channels. */
 static bool check(const ModelConfig *c, Error *error) {
     int64_t rest = c->head_dim - c->rope_first;
     if (c->single_layers >= c->layers)

@@ -1,11 +1,12 @@
-/* GPT-2 (Radford et al., 2019): learned positions, LayerNorm before attention and MLP, tanh GELU, biases everywhere,
- * head and embedding the same. Its released code stores the matrices of linear layers as [in, out]. */
+/* GPT-2 (Radford et al., 2019): learned positions, LayerNorm before attention and MLP, tanh GELU,
+ * biases everywhere, head tied to the embedding. Its released code stores the matrices of linear
+ * layers as [in, out]. */
 #include "model/builder.h"
 #include "model/hf_class.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 
-/* [R, in] to [R, out]: the linear layer, whose matrix was declared just before its bias. */
+/* Applies the linear layer, [R, in] to [R, out]. Its matrix was declared just before its bias. */
 static TensorId apply(Builder *b, TensorId x, const Linear *linear, LoraGroup group) {
     b->graph->parameters[b->graph->parameter_count - 2].transposed = true;
     return builder_linear(b, x, linear, group);
@@ -61,7 +62,7 @@ static const HfField fields[] = {
     FIXED("scale_attn_weights", "true"),
     FIXED("scale_attn_by_inverse_layer_idx", "false"),
     FIXED("add_cross_attention", "false"),
-    NO_EFFECT("reorder_and_upcast_attn"), /* scores are fp32 here */
+    NO_EFFECT("reorder_and_upcast_attn"), /* scores are always fp32 here */
     NO_EFFECT("resid_pdrop"),
     NO_EFFECT("embd_pdrop"),
     NO_EFFECT("attn_pdrop"),
@@ -83,7 +84,7 @@ static bool check_class(const ModelConfig *c, const char *architecture, Error *e
     return !c->window || error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window", (long long)c->window, architecture);
 }
 
-/* Dropout is a setting of training there, and we have none. */
+/* transformers applies dropout while it trains; smelt does not. */
 static void put(json_t *object, const ModelConfig *c) {
     hf_put_integer(object, "n_embd", c->width);
     hf_put_integer(object, "n_head", c->heads);

@@ -1,8 +1,8 @@
-/* Llama (arXiv 2302.13971, 2407.21783): pre-norm attention with rotary embedding and grouped queries, SwiGLU MLP,
- * plain residual sums; and what differs from it by a setting: Mistral's sliding window (arXiv 2310.06825), Qwen2's
- * biases of queries, keys and values (arXiv 2407.10671), Qwen3's norms of each query and key head before the
- * rotation (arXiv 2505.09388), and Mixtral's top-k mixture of experts with softmax routing in place of the MLP
- * (arXiv 2401.04088). */
+/* Llama (arXiv 2302.13971, 2407.21783): pre-norm attention with RoPE and grouped queries, SwiGLU
+ * MLP, plain residual adds. Settings select its variants: Mistral's sliding window (arXiv
+ * 2310.06825), Qwen2's biases of queries, keys and values (arXiv 2407.10671), Qwen3's norms of each
+ * query and key head before RoPE (arXiv 2505.09388), and Mixtral's top-k mixture of experts with
+ * softmax routing in place of the MLP (arXiv 2401.04088). */
 #include "base/memory.h"
 #include "base/strings.h"
 #include "base/json_reader.h"
@@ -71,7 +71,8 @@ static const HfField llama_fields[] = {
     END,
 };
 
-/* A mistral with layer_types is transformers' Ministral, whose layers are of one type each. */
+/* A mistral config with layer_types is transformers' Ministral, in which each layer has its own
+ * type. */
 static void read_ministral_layers(HfFieldReader *r, const char *name, const json_t *value) {
     if (value && !r->model->window) hf_refuse(r, name, "stands beside a sliding_window of null, with which transformers does not run");
     if (value && !json_is_null(value)) hf_read_layer_types(r, name, value);
@@ -86,8 +87,9 @@ static const HfField mistral_fields[] = {
     END,
 };
 
-/* load_balancing_loss_func of transformers' Mixtral: one loss over the tokens of all layers, E sum over e of f_e P_e
- * with f the choices per token, k in all; ours has their shares, 1 in all. */
+/* load_balancing_loss_func of transformers' Mixtral is one loss over the tokens of all layers: E
+ * times the sum over e of f_e P_e. Its f counts choices per token, which add up to k; our f are
+ * shares, which add up to 1. */
 static void read_router_loss(HfFieldReader *r, const char *name, const json_t *value) {
     if (value && !json_is_finite(value)) hf_refuse(r, name, "is not a number");
     double weight = value ? json_finite_value(value) : 0.001;
@@ -111,7 +113,7 @@ static const HfField mixtral_fields[] = {
     END,
 };
 
-/* Qwen's layers from max_window_layers on have the window where use_sliding_window is true. */
+/* Qwen's layers from max_window_layers on have the window if use_sliding_window is true. */
 static void read_qwen_layers(HfFieldReader *r, const char *name, const json_t *value) {
     ModelConfig *c = r->model;
     const json_t *window = hf_field(r, "sliding_window");
@@ -128,7 +130,7 @@ static const HfField qwen_fields[] = {
     INTEGER("vocab_size", vocabulary, "151936"),
     INTEGER("intermediate_size", ffn, "22016"),
     INTEGER("num_key_value_heads", kv_heads, "32 null"),
-    READ("layer_types", read_qwen_layers), /* with the three after it */
+    READ("layer_types", read_qwen_layers), /* reads the next three fields too */
     NO_EFFECT("use_sliding_window"),
     NO_EFFECT("sliding_window"),
     NO_EFFECT("max_window_layers"),
@@ -137,7 +139,7 @@ static const HfField qwen_fields[] = {
 static const HfField qwen2_fields[] = {INTEGER("head_dim", head_dim, "0"), END};
 static const HfField qwen3_fields[] = {INTEGER("head_dim", head_dim, "128"), FIXED("attention_bias", "false"), END};
 
-/* Some classes lack what others of the family have. */
+/* Refuses settings that other classes of the family support and this one does not. */
 static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
     if (c->rope_fraction != 1)
         return error_set(error, ERROR_USAGE, "model.rope_fraction=%g: %s rotates whole heads", c->rope_fraction, architecture);
@@ -170,8 +172,8 @@ static void put_qwen(json_t *object, const ModelConfig *c) {
     hf_put_integer(object, "max_window_layers", 0);
 }
 
-/* As read; of the losses of single layers, whose sum stands for it, the weight with the same sum where layers are
- * alike. */
+/* Returns the weight as read. For a sum of per-layer losses, returns the weight that gives the same
+ * sum if the layers are alike. */
 static double router_loss_weight(const ModelConfig *c) {
     double weight = c->auxiliary_loss / (double)c->experts_per_token;
     return c->auxiliary_scope == AUXILIARY_MODEL ? weight : weight * (double)c->layers;
@@ -192,10 +194,12 @@ static void start_qwen3(ModelConfig *c) { c->qk_norm = true; }
 static bool fits_mixtral(const ModelConfig *c) { return c->experts; }
 static bool fits_qwen3(const ModelConfig *c) { return c->qk_norm; }
 static bool fits_qwen2(const ModelConfig *c) { return c->qkv_bias; }
-/* Llama's class has no window and demands that the heads divide the width; Mistral's is the same model otherwise. */
+/* Llama's class has no window and requires that the heads divide the width. Mistral's class is
+ * otherwise the same model. */
 static bool fits_mistral(const ModelConfig *c) { return c->window || c->width % c->heads; }
 
-/* Experts are stored one by one, and routers have no biases: w1 is the gate, w3 the upward and w2 the downward projection. */
+/* Lists experts one by one; routers have no biases. w1 is the gate, w3 the up and w2 the down
+ * projection. */
 static void list_mixtral(HfTensorList *list, const HfParameter *parameter) {
     const char *rest;
     const Parameter *p = parameter->p;

@@ -1,6 +1,7 @@
-/* MPT (MosaicML, 2023): pre-norm attention with ALiBi (arXiv 2108.12409) in place of positions, LayerNorm and linear
- * layers without biases, GELU MLP. Options that its models use: clamped queries, keys and values, LayerNorm over all
- * queries and over all keys (arXiv 2302.05442), fewer key heads. */
+/* MPT (MosaicML, 2023): pre-norm attention with ALiBi (arXiv 2108.12409) in place of position
+ * embeddings, LayerNorm and linear layers without biases, GELU MLP. Optional features that its
+ * models use: clamped queries, keys and values; LayerNorm over all queries and over all keys (arXiv
+ * 2302.05442); fewer key heads. */
 #include <math.h>
 #include <string.h>
 
@@ -57,7 +58,7 @@ static double logit_scale(const json_t *object, const ModelConfig *c) {
     return json_is_string(value) && !strcmp(json_string_value(value), "inv_sqrt_d_model") ? 1 / sqrt((double)c->width) : NAN;
 }
 
-/* MosaicML's own code computes these two as they say, transformers ignores them. */
+/* MosaicML's own code computes these two fields as configured; transformers ignores them. */
 static const char mpt_own[] = "is computed as llm-foundry does; transformers ignores it";
 
 static void read_logit_scale(HfFieldReader *r, const char *name, const json_t *value) {
@@ -86,12 +87,12 @@ static void read_key_heads(HfFieldReader *r, const char *name, const json_t *val
     r->model->kv_heads = one ? 1 : hf_integer_or(r, "kv_n_heads", 1, r->model->heads);
 }
 
-/* The object attn_config of mpt. */
+/* The fields of mpt's object attn_config. */
 static const HfField attention_fields[] = {
     REAL("clip_qkv", clip_qkv, "0 null"),
     READ("softmax_scale", read_scale),
     READ("alibi_bias_max", read_alibi),
-    READ("attn_type", read_key_heads), /* with kv_n_heads */
+    READ("attn_type", read_key_heads), /* reads kv_n_heads too */
     NO_EFFECT("kv_n_heads"),
     BOOLEAN("qk_ln", qk_norm, "false"),
     FIXED("alibi", "true"),
@@ -119,8 +120,9 @@ static void read_attention(HfFieldReader *r, const char *name, const json_t *val
     json_decref(none);
 }
 
-/* transformers has no biases, four times the width in the MLP and LayerNorm whatever these fields say; so have the
- * models of MosaicML's own code, llm-foundry, where the fields have the values that are taken here. */
+/* Whatever these fields say, transformers uses no biases, an MLP of four times the width, and
+ * LayerNorm. Models of MosaicML's own code, llm-foundry, do the same for the field values that are
+ * accepted here. */
 static const HfField fields[] = {
     INTEGER("vocab_size", vocabulary, "50368"),
     INTEGER("d_model", width, "2048"),
@@ -137,9 +139,9 @@ static const HfField fields[] = {
     READ("attn_config", read_attention),
     FIXED("no_bias", "true"),
     FIXED("norm_type", "low_precision_layernorm layernorm"),
-    FIXED("embedding_fraction", "1.0 1"), /* of the embedding's gradient */
+    FIXED("embedding_fraction", "1.0 1"), /* scales the embedding's gradient */
     FIXED("ffn_config", "null {}"),
-    NO_EFFECT("learned_pos_emb"), /* where alibi is true */
+    NO_EFFECT("learned_pos_emb"), /* no effect if alibi is true */
     NO_EFFECT("resid_pdrop"),
     NO_EFFECT("emb_pdrop"),
     NO_EFFECT("init_device"),

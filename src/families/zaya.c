@@ -1,8 +1,9 @@
-/* ZAYA1 (arXiv 2605.05365 and 2511.17127, in the form of the released code): per layer compressed convolutional
- * attention (CCA) and a top-1 mixture of experts, both merged into an fp32 residual stream by learned scales and
- * biases. The router is a small MLP whose state is averaged over depth; its load-balancing biases are updated from
- * the experts' loads, not by the gradient. Attention of some layers may see a window, with rotary positions of a base of
- * their own (ZAYA1-74B-preview: every second layer).
+/* ZAYA1 (arXiv 2605.05365 and 2511.17127, in the form of the released code): per layer compressed
+ * convolutional attention (CCA) and a top-1 mixture of experts, both added to an fp32 residual
+ * stream with learned scales and biases. The router is a small MLP whose state is averaged over
+ * depth; its load-balancing biases are updated from the experts' loads, not by the gradient.
+ * Attention in some layers may have a window and its own RoPE base (ZAYA1-74B-preview: every second
+ * layer).
  *
  *     h = (embedding[token] + bias) * scale
  *     per layer:  h = merge(CCA(norm(h)), h);  h = merge(MoE(norm(h)), h)
@@ -24,7 +25,7 @@
 #include "ops/halo/halo.h"
 #include "ops/linear/linear.h"
 
-/* Scales start as 1, biases as 0: no change. */
+/* Declares the vectors of a residual add. Scales start at 1 and biases at 0: no change. */
 static AffineMerge merge(Builder *b, bool after_mlp) {
     static const char *const parts[AFFINE_VECTORS] = {"hidden_states_scale", "hidden_states_bias", "residual_scale", "residual_bias"};
     AffineMerge merge;
@@ -37,14 +38,16 @@ static AffineMerge merge(Builder *b, bool after_mlp) {
     return merge;
 }
 
-/* A convolution over queries and keys of this token and the one before: weight [channels, inputs, 2]. */
+/* Declares a convolution over queries and keys of this token and the previous one: weight
+ * [channels, inputs, 2]. */
 static TensorId declare_convolution(Builder *b, const char *name, int64_t channels, int64_t inputs, const Cut *cut) {
     return builder_parameter(b, name, PARAMETER_CONVOLUTION, 3, (int64_t[]){channels, inputs, 2}, cut);
 }
 
-/* Ranks share out the key heads, each with its group of queries. The values of a head come from the current token in the
- * first half of the key heads and from the one before it in the second, so a rank may need rows of one of two matrices
- * alone: all ranks hold both whole, and multiply by the rows of their own heads. Sets how many of these are delayed. */
+/* Ranks divide the key heads, each with its group of queries. Values come from the current token in
+ * the first half of the key heads and from the previous token in the second half. A rank may
+ * therefore need rows of only one of the two value matrices. All ranks hold both matrices whole and
+ * multiply by the rows of their own heads. Sets the number of delayed columns. */
 static void take_values(Builder *b, Linear *input, int64_t values, int64_t *delayed) {
     const Mesh *mesh = b->graph->mesh;
     CutShare share = cut_share(values, mesh_index(mesh, AXES_KEYS), mesh_size(mesh, AXES_KEYS));
@@ -84,7 +87,8 @@ static TensorId attention(Builder *b, TensorId x) {
     return builder_linear(b, builder_attention(b, qkv), &output, LORA_ATTENTION);
 }
 
-/* The router's state [R, router_width]; the layers after the first add that of the layer before, scaled. */
+/* Returns the router's state [R, router_width]. Layers after the first add the scaled state of the
+ * previous layer. */
 static TensorId router_state(Builder *b, TensorId x) {
     int64_t width = b->config->router_width;
     TensorId state = builder_router_linear(b, x, "mlp.gate.down_proj", width, true, true);
@@ -95,7 +99,7 @@ static TensorId router_state(Builder *b, TensorId x) {
     return b->router_state = state;
 }
 
-/* Class E of the E + 1 that the router chooses among skips the experts. */
+/* The router chooses among E + 1 classes; class E skips the experts. */
 static TensorId experts(Builder *b, TensorId x) {
     static const char *const hidden_layers[] = {"mlp.gate.router_mlp.fc1", "mlp.gate.router_mlp.fc2"};
     const ModelConfig *c = b->config;
@@ -135,7 +139,8 @@ static void read_padding(HfFieldReader *r, const char *name, const json_t *value
     else r->model->padding = 0;
 }
 
-/* One layer of `window_period` has a window, layer `window_first` first; a period of 0: none has. False after a refusal. */
+/* Reads which layers have a window: one layer in `window_period`, starting at layer `window_first`;
+ * a period of 0: none. Returns false after a refusal. */
 static bool read_window_layers(HfFieldReader *r, const char *name, const json_t *types, const char *full, const char *sliding) {
     ModelConfig *c = r->model;
     int64_t first = -1, second = -1;
@@ -162,7 +167,8 @@ static bool read_window_layers(HfFieldReader *r, const char *name, const json_t 
     return true;
 }
 
-/* The base of layers with a window, whose other rotary settings are those of the others. */
+/* Reads the RoPE base of layers with a window. Their other RoPE settings are those of the other
+ * layers. */
 static void read_window_theta(HfFieldReader *r, const json_t *sliding, const json_t *full, bool absent) {
     const char *key;
     json_t *value;
@@ -178,7 +184,7 @@ static void read_window_theta(HfFieldReader *r, const json_t *sliding, const jso
         hf_refuse(r, "rope_parameters", "differ between \"hybrid\" and \"hybrid_sliding\" in more than rope_theta");
 }
 
-/* Rotary positions stand in rope_parameters by type of layer, each with all that it needs. */
+/* rope_parameters holds complete RoPE settings for each layer type. */
 static void read_layers(HfFieldReader *r, const char *name, const json_t *value) {
     static const char full[] = "hybrid", sliding[] = "hybrid_sliding";
     ModelConfig *c = r->model;
@@ -199,7 +205,8 @@ static void read_layers(HfFieldReader *r, const char *name, const json_t *value)
     if (mixed && r->good) read_window_theta(r, json_object_get(rope, sliding), of_type, absent);
 }
 
-/* An integer, or the largest of a list with one entry per step: entries are 0 where the field does not apply. */
+/* Returns an integer, or the largest entry of a list with one entry per step. Entries are 0 if the
+ * field does not apply to the step. */
 static int64_t largest(HfFieldReader *r, const char *name) {
     const json_t *value = hf_field(r, name), *item;
     size_t index;
@@ -213,7 +220,7 @@ static int64_t largest(HfFieldReader *r, const char *name) {
     return most;
 }
 
-/* Steps of attention and of experts take turns: "a", experts, "a", experts ... */
+/* Attention and expert steps alternate: "a", experts, "a", experts ... */
 static int64_t read_first_steps(HfFieldReader *r, const json_t *steps) {
     const json_t *step;
     size_t index;
@@ -232,7 +239,8 @@ static int64_t first_of(HfFieldReader *r, const char *const *names) {
     return largest(r, names[0]);
 }
 
-/* ffn_hidden_size counts gate and upward rows; num_attention_heads is wrong in folders that have cca_num_q_heads. */
+/* ffn_hidden_size counts gate and up rows; num_attention_heads is wrong in folders that have
+ * cca_num_q_heads. */
 static void read_first_layers(HfFieldReader *r, const char *name, const json_t *value) {
     static const char *const heads[] = {"cca_num_q_heads", "num_attention_heads", NULL}, *const dims[] = {"kv_channels", "head_dim", NULL},
                              *const key_heads[] = {"num_query_groups_list", "num_query_groups", "num_key_value_heads", NULL},
@@ -274,7 +282,7 @@ static const HfField fields[] = {
     FIXED("attention_bias", "false"),
     FIXED("lm_head_bias", "false"),
     READ("pad_token_id", read_padding),
-    READ("layer_types", read_layers), /* with sliding_window, and rope_parameters of the type */
+    READ("layer_types", read_layers), /* reads sliding_window and rope_parameters too */
     NO_EFFECT("sliding_window"),
     NO_EFFECT("rope_parameters"),
     NO_EFFECT("intermediate_size"),
@@ -282,7 +290,8 @@ static const HfField fields[] = {
     END,
 };
 
-/* Zyphra's first folders, before transformers had the class: steps of attention and of experts take turns. */
+/* Zyphra's first folders, written before transformers had the class: attention and expert steps
+ * alternate. */
 static const HfField first_fields[] = {
     INTEGER("vocab_size", vocabulary, "262272"),
     BOOLEAN("tie_word_embeddings", tied, "true"),
@@ -302,7 +311,7 @@ static const HfField first_fields[] = {
     FIXED("attention_bias", "false"),
     FIXED("lm_head_bias", "false"),
     FIXED("sliding_window", "null 0"),
-    READ("zaya_layers", read_first_layers), /* with the fields after it */
+    READ("zaya_layers", read_first_layers), /* reads the next fields too */
     NO_EFFECT("num_experts"),
     NO_EFFECT("num_hidden_layers"),
     NO_EFFECT("cca_num_q_heads"),
@@ -365,11 +374,12 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put(object, "lm_head_bias", json_false());
 }
 
-/* A tensor that only Zyphra's first folders have, which count attention and experts as layers of their own. */
+/* A tensor that only Zyphra's first folders have. They count attention and experts as separate
+ * layers. */
 #define FIRST_MARK "model.final_norm.weight"
 
-/* Beginnings of names in layer N and in layer 2 N + step of such a folder; the first that fits holds. A merge
- * belongs to the step after the block that it merges. */
+/* Prefixes of names in layer N, and in layer 2 N + step of Zyphra's first folders; the first match
+ * counts. The vectors of a residual add belong to the step after its block. */
 static const struct {
     const char *today, *first;
     int step;
