@@ -1,5 +1,5 @@
-/* What the families share while they build: the naming and declaring of parameters, attention, experts, and layers
- * around a residual stream. Owns nothing; called by the families. */
+/* Shared by the families while they build: naming and declaring parameters, attention, experts, and
+ * layers around a residual stream. Owns nothing; called by the families. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@
 
 /* -- Parameters ---------------------------------------------------------------------------------------------------- */
 
-/* `fused`: begins right behind the parameter before, so that graph_fuse can view both as one. */
+/* `fused`: starts right after the previous parameter, so that graph_fuse can view both as one. */
 static TensorId declare(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape,
     const Cut *cut, double mean, double std, bool fused) {
     char full[160];
@@ -48,7 +48,7 @@ TensorId builder_bias(Builder *b, const char *name, int64_t count, const Cut *cu
 
 TensorId builder_read(Builder *b, TensorId weight) { return b->lora ? op_dequantize(b->graph, weight) : weight; }
 
-/* Whether the matrices that are declared next are held as codes beside adapters. */
+/* Sets whether the next matrices are quantized beside adapters. */
 static void quantize_next(Builder *b, bool quantized) {
     static const Quantization kinds[] = {[LORA_BASE_SAME] = QUANTIZE_NONE, [LORA_BASE_NF4] = QUANTIZE_NF4, [LORA_BASE_FP8] = QUANTIZE_FP8};
     b->graph->quantization = quantized && b->graph->frozen ? kinds[b->lora->base] : QUANTIZE_NONE;
@@ -79,13 +79,13 @@ Linear builder_split_input(Builder *b, const char *name, int64_t out, int64_t in
 
 enum { MAX_STACKED = 4 };
 
-/* Whether the layer has other ranks than the one before it, and so a part of its own. */
+/* Returns whether the layer is on other ranks than the previous one and so starts a new part. */
 static bool begins_part(const Builder *b, const Stacked *layers, int index) {
     const Mesh *mesh = b->graph->mesh;
     return index > 0 && mesh_significant(mesh, layers[index].axes) != mesh_significant(mesh, layers[index - 1].axes);
 }
 
-/* Declares matrices or biases of the layers; views[i] is what part i has of them. */
+/* Declares matrices or biases of the layers; views[i] is part i of them. */
 static void declare_stacked(Builder *b, const Stacked *layers, int count, int64_t in, bool biases, TensorId views[LINEAR_PARTS]) {
     TensorId declared[MAX_STACKED];
     int part = 0, first = 0;
@@ -115,7 +115,7 @@ Linear builder_stacked(Builder *b, const Stacked *layers, int count, int64_t in,
     return linear;
 }
 
-/* The part of the token table, or of the head, that this rank has. */
+/* Returns this rank's part of the token table or the head. */
 static CutShare table_share(const Builder *b, int64_t entries) {
     const Mesh *mesh = b->graph->mesh;
     return cut_share(entries, mesh_index(mesh, AXES_TENSOR), mesh_size(mesh, AXES_TENSOR));
@@ -139,8 +139,8 @@ TensorId builder_token_rows(const Builder *b, TensorId table) {
     return index < 0 ? TENSOR_NONE : b->graph->parameters[index].tensor;
 }
 
-/* Declares the rows of a frozen table that lora.tokens trains, and puts them into it. Every rank has all of them, and their gradients
- * for the part of the table that it has. */
+/* Declares the rows of a frozen table that lora.tokens trains, and puts them into the table. Every
+ * rank has all of them, and computes their gradients for its part of the table. */
 static void declare_token_rows(Builder *b, TensorId table, const char *module, bool ends) {
     const TokenRuns all = lora_token_runs(b->lora), own = builder_token_runs(b);
     if (!all.count) return;
@@ -186,7 +186,7 @@ TensorId builder_head(Builder *b, const char *name, TensorId embedding) {
 
 /* -- Operations ---------------------------------------------------------------------------------------------------- */
 
-/* With a loss, the rows of the residual stream are shared out. */
+/* With a loss, ranks divide the rows of the residual stream. */
 bool builder_shares_rows(const Builder *b) { return b->mode == MODEL_TRAIN || b->mode == MODEL_EVALUATE; }
 
 TensorId builder_gather(Builder *b, TensorId x) { return builder_shares_rows(b) ? op_all_gather(b->graph, x, AXES_TENSOR) : x; }
@@ -265,11 +265,13 @@ Routing builder_router(Builder *b, TensorId logits, TensorId bias, bool skip) {
     return routing;
 }
 
-/* Whether ranks share out the channels of every expert, not whole experts. In generation, where each of them has all rows: an
- * exchange of rows would wait for the host, which has to know their numbers, and one rank alone would work for a row. */
+/* Returns whether ranks divide the channels of every expert instead of whole experts. They do in
+ * generation, where every rank has all rows: an exchange of rows would wait until the host knows
+ * their counts, and a single row would keep only one rank busy. */
 static bool splits_experts(const Builder *b) { return b->mode == MODEL_GENERATE; }
 
-/* PREFIX.SUFFIX [E, out, in], shared out over the ranks of AXES_EXPERTS by whole experts, or as `split` says. */
+/* Declares PREFIX.SUFFIX [E, out, in]. The ranks of AXES_EXPERTS divide it by whole experts, or as
+ * `split` says. */
 static TensorId declare_experts(Builder *b, const char *prefix, const char *suffix, int64_t out, int64_t in, const Cut *split) {
     Cut whole = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {b->config->experts}};
     int64_t shape[] = {b->config->experts, out, in};
@@ -280,8 +282,8 @@ static TensorId declare_experts(Builder *b, const char *prefix, const char *suff
     return experts;
 }
 
-/* The layer [E, out, in] of each row's expert. Where tokens are generated, one at a time or so, their number does not decide
- * whether it is in fp8. */
+/* Applies the layer [E, out, in] of each row's expert. In generation the few rows do not decide
+ * whether the layer is in fp8. */
 static TensorId apply_experts(Builder *b, TensorId x, TensorId w, const Dispatch *dispatch) {
     const int64_t *shape = graph_get(b->graph, w)->shape;
     double rows = builder_shares_rows(b) ? (double)dispatch->rows / (double)shape[0] : 0;
@@ -318,7 +320,7 @@ void builder_layer(Builder *b, int layer) {
     graph_scope(b->graph, layer, prefix);
 }
 
-/* Declares the norm that `layer` begins with, or the last norm when there is no such layer. */
+/* Declares the norm that `layer` begins with, or the last norm if there is no such layer. */
 static Norm declare_norm(Builder *b, const Layers *layers, int layer) {
     bool exists = layer < b->config->layers;
     builder_layer(b, exists ? layer : -1);
@@ -331,9 +333,9 @@ static ResidualNorm merge(Builder *b, const Layers *layers, TensorId block, Tens
     return op_residual_norm(b->graph, block, stream, layers->merge ? &affine : NULL, norm);
 }
 
-/* Layers [first, end), none or more, of which the first has no merge before it to fuse its norm with. The merge that a chunk ends
- * with has none after it, unless the chunk is the model's last: it makes the norm before again, which nothing reads. Returns
- * the last norm. */
+/* Appends layers [first, end), possibly none. The first norm has no preceding residual add to be
+ * fused with. The last residual add of a chunk has no following norm, unless the chunk is the
+ * model's last. It recomputes the previous norm, whose output is unused. Returns the last norm. */
 static TensorId append_layers(Builder *b, TensorId *stream, const Layers *layers, LayerRange range, bool last) {
     Norm norm = declare_norm(b, layers, range.first);
     ResidualNorm h = {.stream = *stream, .normed = op_norm(b->graph, *stream, &norm)};
@@ -343,7 +345,7 @@ static TensorId append_layers(Builder *b, TensorId *stream, const Layers *layers
         norm = builder_norm(b, layers->second, layers->norm, layers->biased, b->config->width);
         h = merge(b, layers, block, h.stream, false, &norm);
         block = layers->mlp(b, h.normed);
-        if (!cut) norm = declare_norm(b, layers, layer + 1); /* fused with this layer's merge, but the next layer's by name */
+        if (!cut) norm = declare_norm(b, layers, layer + 1); /* fused with this layer's residual add, but named after the next layer */
         builder_layer(b, layer);
         h = merge(b, layers, block, h.stream, true, &norm);
         builder_layer(b, layer + 1 < b->config->layers ? layer + 1 : -1);

@@ -1,11 +1,11 @@
-/* What a family builds with: parameters, linear layers, norms, and whole layers of attention and MLP. A family is
- * one function, NAME_build, which declares the parameters and appends the operations of one forward pass (builder.c,
- * lora.c).
+/* The building blocks of a family: parameters, linear layers, norms, and whole layers of attention
+ * and MLP. A family is one function, NAME_build, which declares the parameters and appends the
+ * operations of one forward pass (builder.c, lora.c).
  *
- * In shapes, R is the rows of a microbatch that this rank has (Model.rows), D = width, F = ffn, E = experts, V = vocabulary.
- * Activations are [R, columns]. Parameters lie in memory in the order in which they are declared; matrices are [out,
- * in]. Their names are those of the family's Hugging Face folder: LAYER_NAMES.N.NAME inside of a layer, NAME
- * outside. */
+ * In shapes, R is this rank's rows of a microbatch (Model.rows), D = width, F = ffn, E = experts, V
+ * = vocabulary. Activations are [R, columns]. Parameters are stored in declaration order; matrices
+ * are [out, in]. Their names are those of the family's Hugging Face folder: LAYER_NAMES.N.NAME
+ * inside a layer, NAME outside. */
 #pragma once
 
 #include "config/lora_targets.h"
@@ -23,142 +23,159 @@ typedef struct Builder {
     ModelMode mode;
     int64_t length;             /* of a whole sequence */
     TensorId tokens, positions; /* INT32 [R] */
-    TensorId share, loss;       /* as in Model; TENSOR_NONE where the mode has no loss */
-    ImageInputs image;          /* of families of images, as in Model */
-    TensorId rope_table;        /* set by families with rotary positions */
-    TensorId window_rope_table; /* set by zaya: of layers with a window */
+    TensorId share, loss;       /* as in Model; TENSOR_NONE if the mode has no loss */
+    ImageInputs image;          /* for families of images, as in Model */
+    TensorId rope_table;        /* set by families with RoPE */
+    TensorId window_rope_table; /* set by zaya, for layers with a window */
     double alibi;               /* set by families with ALiBi: the smallest slope is 2^-this; 0: none */
-    TensorId router_state;      /* zaya: of the layer before, [R, router_width] */
-    TensorId loads;             /* sums of the routers' loads so far, WIDE [2, classes] */
+    TensorId router_state;      /* zaya: of the previous layer, [R, router_width] */
+    TensorId loads;             /* sums of router loads so far, WIDE [2, classes] */
     const ModelCut *cut;        /* NULL: no pipeline */
-    ModelChunk *chunks;         /* of the Model */
-    const char *layer_names;    /* FamilyRule.layers; flux has two kinds of blocks, and sets them */
-    int layer;                  /* -1: outside of the layers */
+    ModelChunk *chunks;         /* those of the Model */
+    const char *layer_names;    /* FamilyRule.layers; flux changes it for its two kinds of blocks */
+    int layer;                  /* -1: outside layers */
 } Builder;
 
-/* What a family's layers come to. A model of text: the last norm [R, D] and the head's matrix [V, D], neither on a stage without
- * the head. A model of images: the velocity of each image token, WIDE [samples * image tokens, channels]. */
+/* The result of a family's layers. For a text model: the last norm [R, D] and the head's matrix
+ * [V, D], both absent on a stage without the head. For an image model: the velocity of each image
+ * token, WIDE [samples * image tokens, channels]. */
 typedef struct Trunk { TensorId normed, head, velocity; } Trunk;
 
 /* -- Parameters ---------------------------------------------------------------------------------------------------- */
 
-/* Shapes and counts are those of the whole model. `cut` says how ranks share the parameter out, NULL: each has it whole. */
+/* Shapes and counts are those of the whole model. `cut` says how ranks divide the parameter; NULL:
+ * each rank has it whole. */
 
-/* Normal values of mean 0 and deviation init_std. `name` is the whole name, with ".weight" where there is one. */
+/* Declares a parameter with normal initial values of mean 0 and deviation init_std. `name` is the
+ * full name, including ".weight" if it has one. */
 TensorId builder_parameter(Builder *builder, const char *name, ParameterKind kind, int rank, const int64_t *shape, const Cut *cut);
-/* NAME of NAME.weight, for the caller to free (lora.c). */
+/* Returns NAME of NAME.weight, for the caller to free (lora.c). */
 char *parameter_module(const char *parameter);
-/* [count], all of one value. */
+/* Declares a vector [count] of one value. */
 TensorId builder_vector(Builder *builder, const char *name, ParameterKind kind, int64_t count, double value, const Cut *cut);
-/* NAME.weight [out, in], normal with the deviation `std`. */
+/* Declares NAME.weight [out, in], normal with deviation `std`. */
 TensorId builder_matrix(Builder *builder, const char *name, int64_t out, int64_t in, double std, const Cut *cut);
-/* NAME.bias [count], zeros. */
+/* Declares NAME.bias [count], zeros. */
 TensorId builder_bias(Builder *builder, const char *name, int64_t count, const Cut *cut);
-/* What a GEMM reads of a matrix or a view of several: codes become numbers first. */
+/* Returns what a GEMM reads for a matrix or a view of several: quantized values are dequantized
+ * first. */
 TensorId builder_read(Builder *builder, TensorId weight);
-/* The deviation of a matrix whose output is added to the residual stream: init_std / sqrt(2 layers), as in GPT-2, so
- * that the stream does not grow with depth. */
+/* Returns the deviation of a matrix whose output is added to the residual stream: init_std / sqrt(2
+ * layers), as in GPT-2, so that the stream does not grow with depth. */
 double builder_residual_std(const Builder *builder);
 
-/* The axes that share out key heads: where there are fewer of them than tensor-parallel ranks, several ranks have the same
- * (comm/mesh.h). Queries, MLPs, embeddings and heads are shared out by AXES_TENSOR. */
+/* The axes that divide key heads. If there are fewer key heads than tensor-parallel ranks,
+ * several ranks hold the same ones (comm/mesh.h). AXES_TENSOR divides queries, MLPs, embeddings
+ * and heads. */
 enum { AXES_KEYS = 1 << AXIS_TP };
 
-/* How ranks share a linear layer out (arXiv 1909.08053): by the columns of its output, or by those of its input, of which
- * each makes a part of the sum that the output is. */
+/* How ranks divide a linear layer (arXiv 1909.08053): by the columns of its output, or by the
+ * columns of its input. With a divided input, each rank computes a partial sum of the output. */
 typedef enum LinearSplit { SPLIT_OUTPUT, SPLIT_INPUT } LinearSplit;
-/* A linear layer, or several of one input. */
+/* One linear layer, or several with the same input. */
 typedef struct Linear {
     LinearPart parts[LINEAR_PARTS];
-    CutShare rows[LINEAR_PARTS]; /* of a part's weight that this rank multiplies by; count 0: all */
+    CutShare rows[LINEAR_PARTS]; /* the rows of a part's weight that this rank multiplies by; count 0: all */
     LinearSplit split;
 } Linear;
 
-/* NAME.weight [out, in] and, if `biased`, NAME.bias [out]. The output consists of `count` blocks of so many columns, and
- * each rank has its share of every one of them. */
+/* Declare NAME.weight [out, in] and, if `biased`, NAME.bias [out]. builder_split_output: the output
+ * has `count` blocks of blocks[i] columns, and each rank has its share of every block. */
 Linear builder_split_output(Builder *builder, const char *name, const int64_t *blocks, int count, int64_t in, double std, bool biased);
 Linear builder_split_input(Builder *builder, const char *name, int64_t out, int64_t in, double std, bool biased);
 
-/* Linear layers of one input, stored apart and computed by one GEMM; ranks share their outputs out by `axes`. */
+/* Linear layers with one input, stored separately and computed by one GEMM; the ranks of `axes`
+ * divide their outputs. */
 typedef struct Stacked {
     const char *name;
     int64_t out;
     MeshAxes axes;
 } Stacked;
-/* The matrices NAME.weight [out, in] and, if `biased`, NAME.bias [out] of the layers: those that follow each other and have
- * the same ranks lie one after another, and are one part [sum of out, in]. */
+/* Declares the matrices NAME.weight [out, in] and, if `biased`, NAME.bias [out] of the layers.
+ * Consecutive layers on the same ranks are stored contiguously and form one part
+ * [sum of out, in]. */
 Linear builder_stacked(Builder *builder, const Stacked *layers, int count, int64_t in, bool biased);
 
-/* The token embedding [V, D]; TENSOR_NONE on stages of a pipeline that lack it: only the first one has an embedding. */
+/* Declares the token embedding [V, D]; TENSOR_NONE on pipeline stages after the first, which lack
+ * it. */
 TensorId builder_embedding(Builder *builder, const char *name);
-/* A table of `entries`, which AXES_TENSOR share out, for the numbers `ids` INT32 [R]: rows WIDE [R, D], zero where another
- * rank has the entry. Bias and scale as in op_embed, padding of the whole table. */
+/* Looks up `ids` INT32 [R] in a table of `entries` entries that AXES_TENSOR divides. Rows are WIDE
+ * [R, D], zero if another rank has the entry. Bias and scale as in op_embed; `padding` refers to
+ * the whole table. */
 TensorId builder_embed(Builder *builder, TensorId ids, TensorId table, int64_t entries, TensorId bias, TensorId scale, int64_t padding);
-/* The head [V, D]: the embedding `name` when the model is tied, else lm_head.weight; TENSOR_NONE on stages that lack it. */
+/* Returns the head [V, D]: the embedding `name` if the model is tied, otherwise lm_head.weight;
+ * TENSOR_NONE on stages without the head. */
 TensorId builder_head(Builder *builder, const char *name, TensorId embedding);
-/* The rows of the table that lora.tokens trains, or TENSOR_NONE; and what this rank has of their runs, counted from its first row. */
+/* The rows of the table that lora.tokens trains, or TENSOR_NONE; and this rank's part of their
+ * runs, counted from its first row. */
 TensorId builder_token_rows(const Builder *builder, TensorId table);
 TokenRuns builder_token_runs(const Builder *builder);
 
 /* -- Operations ---------------------------------------------------------------------------------------------------- */
 
-/* Sequence parallelism (arXiv 2205.05198): between attention and MLPs, a rank has its part of the microbatch's rows of the
- * residual stream, [R / n, D] for n ranks of AXES_TENSOR. Without a loss all ranks have all rows. */
+/* Returns whether sequence parallelism is on (arXiv 2205.05198): between attention and MLPs each of
+ * the n ranks of AXES_TENSOR has 1/n of the microbatch's rows of the residual stream, [R / n, D].
+ * Without a loss all ranks have all rows. */
 bool builder_shares_rows(const Builder *builder);
-/* From the rank's rows to all. */
+/* Gathers the rank's rows to all rows. */
 TensorId builder_gather(Builder *builder, TensorId x);
-/* From parts of a sum, for all rows, to the rank's rows of the sum. */
+/* Reduces partial sums of all rows to this rank's rows of the sum. */
 TensorId builder_scatter(Builder *builder, TensorId x);
-/* The heads that this rank has. */
+/* Returns the heads that this rank has. */
 Heads builder_heads(const Builder *builder);
 
-/* A norm of `columns` with the parameters NAME.weight and, if `biased`, NAME.bias. */
+/* Declares a norm over `columns` columns with the parameters NAME.weight and, if `biased`,
+ * NAME.bias. */
 Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased, int64_t columns);
-/* x weight^T + bias. SPLIT_OUTPUT: from the rank's rows to its columns of all rows; SPLIT_INPUT: back. Each matrix that a
- * weight is a view of gets an adapter where the configuration gives it one (lora_selects): `group` is what the layer is of. */
+/* Computes x weight^T + bias. SPLIT_OUTPUT: from the rank's rows to its columns of all rows;
+ * SPLIT_INPUT: back. Each matrix in a weight gets an adapter if the configuration selects it
+ * (lora_selects); `group` is the layer's group. */
 TensorId builder_linear(Builder *builder, TensorId x, const Linear *linear, LoraGroup group);
-/* A layer of a router, which each rank has whole: x [R, in] NAME.weight [out, in]^T and, if `biased`, + NAME.bias; WIDE where
- * `wide`, else COMPUTE. With its adapter where it gets one. */
+/* Applies a router layer, which every rank has whole: x [R, in] NAME.weight [out, in]^T and, if
+ * `biased`, + NAME.bias. The result is WIDE if `wide`, else COMPUTE. Includes the adapter if the
+ * layer has one. */
 TensorId builder_router_linear(Builder *builder, TensorId x, const char *name, int64_t out, bool biased, bool wide);
-/* y [slots, out], made of x [slots, in] by the layer NAME [E, out, in] of each slot's expert, with what their adapters add:
- * NAME.lora_A.weight [E, rank, in] and NAME.lora_B.weight [E, out, rank], or without E where the experts share one. */
+/* Adds adapters to y [slots, out], the result of x [slots, in] and the layer NAME [E, out, in] of
+ * each slot's expert: NAME.lora_A.weight [E, rank, in] and NAME.lora_B.weight [E, out, rank],
+ * without E if the experts share one adapter. */
 TensorId builder_adapt_experts(Builder *builder, const char *name, TensorId x, TensorId y, const Dispatch *dispatch);
-/* Whether a linear layer [out, in] over so many rows is computed in fp8 (fp8_choose). */
+/* Returns whether a linear layer [out, in] over `rows` rows is computed in fp8 (fp8_choose). */
 bool builder_is_fp8(const Builder *builder, int64_t rows, double expert_rows, int64_t out, int64_t in);
-/* Cosines and sines of the configuration's rotary positions, of this base. */
+/* Returns the cosines and sines of the configuration's RoPE with base `theta`. */
 TensorId builder_rope_table(Builder *builder, double theta);
-/* Attention over packed qkv (ops/heads.h) of the rank's heads, [R, (heads + 2 kv_heads) * head_dim] to [R, heads *
- * head_dim]; with a cache when generating. */
+/* Appends attention over packed qkv (ops/heads.h) of the rank's heads, [R, (heads + 2 kv_heads) *
+ * head_dim] to [R, heads * head_dim]; with a cache in generation. */
 TensorId builder_attention(Builder *builder, TensorId qkv);
-/* A router over its logits [R, classes], with the load-balancing loss of the configuration: over each layer, or, where
- * the loss is one of the whole model, over the loads of all layers when it is the last. `bias` as in op_router. */
+/* Appends a router over its logits [R, classes], with the configured load-balancing loss: per
+ * layer, or, for a loss of the whole model, over the loads of all layers after the last router.
+ * `bias` as in op_router. */
 Routing builder_router(Builder *builder, TensorId logits, TensorId bias, bool skip);
-/* SwiGLU experts, [R, D] to [R, D], over the rows that `routing` gives them: PREFIX.gate_up_proj [E, 2F, D] and
- * PREFIX.down_proj [E, D, F]. */
+/* Appends SwiGLU experts, [R, D] to [R, D], over the rows that `routing` assigns to them:
+ * PREFIX.gate_up_proj [E, 2F, D] and PREFIX.down_proj [E, D, F]. */
 TensorId builder_experts(Builder *builder, const char *prefix, TensorId x, Routing routing);
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */
 
-/* Sets where parameters and operations that follow belong: a layer, or -1, outside. */
+/* Sets the layer of later parameters and operations; -1: outside layers. */
 void builder_layer(Builder *builder, int layer);
 
 /* Layers with a norm before attention and one before the MLP, and a last norm:
  *
  *     h = merge(attention(norm(h)), h);  h = merge(mlp(norm(h)), h)
  *
- * where merge(a, h) = a + h, or the affine merge of the family. Each norm is fused with the merge before it, so that
- * the residual stream h is read and written once per block. */
+ * The residual add merge(a, h) is a + h, or affine as the family defines it. Each norm is fused
+ * with the preceding residual add, so the residual stream h is read and written once per block. */
 typedef struct Layers {
     const char *first, *second, *last; /* names of the norms: before attention, before the MLP, at the end */
     NormKind norm;
     bool biased;
     /* [R, D] to [R, D] */
     TensorId (*attention)(Builder *builder, TensorId x), (*mlp)(Builder *builder, TensorId x);
-    /* Declares the vectors of a merge; NULL: a + h. */
+    /* Declares the vectors of an affine residual add; NULL: a + h. */
     AffineMerge (*merge)(Builder *builder, bool after_mlp);
 } Layers;
-/* Appends all layers of this stage to the residual stream [R, D] (TENSOR_NONE: it is received) and returns its last norm
- * [R, D], TENSOR_NONE on stages before the last. */
+/* Appends all layers of this stage to the residual stream [R, D] (TENSOR_NONE: it is received).
+ * Returns the last norm [R, D]; TENSOR_NONE on stages before the last. */
 TensorId builder_layers(Builder *builder, TensorId stream, const Layers *layers);
 
 /* -- Stages of a pipeline (stage.c) -------------------------------------------------------------------------------- */
@@ -167,13 +184,14 @@ bool builder_is_first_stage(const Builder *builder);
 bool builder_is_last_stage(const Builder *builder);
 bool builder_is_last_piece(const Builder *builder, int chunk);
 int builder_chunks(const Builder *builder);
-/* The layers [first, end) of a chunk of this stage, whose nodes follow; sets the stream to what is received, unless the
- * chunk is the model's first. */
+/* Starts a chunk of this stage, layers [first, end), whose nodes follow. Sets the stream to the
+ * received tensor, unless the chunk is the model's first. */
 typedef struct LayerRange { int first, end; } LayerRange;
 LayerRange builder_begin_chunk(Builder *builder, int chunk, TensorId *stream);
-/* Takes note of what leaves the chunk, unless it is the model's last. */
+/* Records the tensors that leave the chunk, unless it is the model's last. */
 void builder_end_chunk(Builder *builder, int chunk, TensorId stream);
-/* Seeds of what later chunks send back, to differentiate from: at most EDGE_TENSORS of each chunk. Returns how many. */
+/* Lists the seeds of differentiation that later chunks send back, at most EDGE_TENSORS per chunk.
+ * Returns their number. */
 int stage_list_seeds(Graph *graph, ModelChunk *chunks, int count, Seed *seeds);
-/* After differentiation: keeps the gradients that go to chunks before. */
+/* After differentiation, keeps the gradients that are sent to earlier chunks. */
 void stage_keep_gradients(Graph *graph, ModelChunk *chunks, int count);

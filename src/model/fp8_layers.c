@@ -1,5 +1,5 @@
-/* Which linear layers are computed in fp8, and why others are not: the rule that models are built by, and the list of what
- * became of the layers of a graph. Owns nothing. */
+/* Decides which linear layers are computed in fp8, and why others are not: the rule for building
+ * models, and a list of the choices for the layers of a graph. Owns nothing. */
 #include <stdio.h>
 #include <string.h>
 
@@ -33,7 +33,8 @@ Fp8Choice fp8_choose_head(const Graph *graph, const ModelConfig *config, int64_t
 
 /* -- The list ------------------------------------------------------------------------------------------------------ */
 
-/* "self_attn.q_proj" of "model.layers.3.self_attn.q_proj.weight": what follows the last number between dots. */
+/* Returns "self_attn.q_proj" for "model.layers.3.self_attn.q_proj.weight": the text after the last
+ * number between dots. */
 static void kind_of(const char *name, char kind[FP8_LAYER_NAME]) {
     const char *start = name;
     for (const char *at = strchr(name, '.'); at; at = strchr(at + 1, '.')) {
@@ -45,8 +46,8 @@ static void kind_of(const char *name, char kind[FP8_LAYER_NAME]) {
     snprintf(kind, FP8_LAYER_NAME, "%.*s", (int)length, start);
 }
 
-/* Adds the kinds of all parameters that the weight is a view of, which has the name of the first of them:
- * "mlp.down_proj", or "q_proj, k_proj, v_proj". */
+/* Appends the kinds of all parameters that the weight views: "mlp.down_proj", or "q_proj, k_proj,
+ * v_proj". The weight has the name of the first of them. */
 static void name_layer(const Graph *graph, TensorId weight, char name[FP8_LAYER_NAME]) {
     int64_t rest = graph_elements(graph, weight);
     for (int i = graph_find_parameter(graph, graph_get(graph, weight)->name); rest > 0; rest -= graph->parameters[i++].count) {
@@ -60,13 +61,14 @@ static void name_layer(const Graph *graph, TensorId weight, char name[FP8_LAYER_
     }
 }
 
-/* Routers and adapters compute by op_linear themselves, whatever the recipe is. */
+/* Routers and adapters use op_linear with any recipe. */
 static bool is_by_rule(const char *name) { return !strcmp(name, "mlp.gate") || starts_with(name, "mlp.gate.") || strstr(name, "lora_"); }
 
-/* The weight of a forward node that is a layer, *second the other one of two parts, and its rows; false: it is none. */
+/* Finds the weight of a forward node that is a linear layer, the second part *second if there are
+ * two, and the rows. Returns false if the node is not a linear layer. */
 static bool find_weight(const Graph *graph, const Node *node, TensorId *weight, TensorId *second, int64_t *rows) {
     *second = TENSOR_NONE;
-    *rows = UNIT; /* each expert has any number */
+    *rows = UNIT; /* an expert may have any number of rows */
     switch (node->op) {
     case OP_linear:
         *weight = node->in[LINEAR_W];
@@ -92,7 +94,7 @@ static bool describe(const Graph *graph, const ModelConfig *config, const Node *
     TensorId weight, second;
     *layer = (Fp8Layer){.experts = 1};
     if (!find_weight(graph, node, &weight, &second, &layer->rows)) return false;
-    if (!graph_is_parameter(graph, weight)) return false; /* made of codes, which no recipe is for */
+    if (!graph_is_parameter(graph, weight)) return false; /* a dequantized matrix, for which there is no recipe */
     const Tensor *w = graph_get(graph, weight);
     bool in_fp8 = node->op == OP_fp8_linear || node->op == OP_fp8_linear_cross_entropy;
     bool head = layer->head = node->op == OP_linear_cross_entropy || node->op == OP_fp8_linear_cross_entropy;
@@ -149,7 +151,7 @@ const char *fp8_reason(Fp8Choice choice) {
     return reasons[choice];
 }
 
-/* "a microbatch whose rows are no multiple of 16, or below fp8.min_size, ..." of the choices from FP8_UNEVEN on that were met. */
+/* Lists the reasons for the choices from FP8_UNEVEN on that occurred, joined by ", or ". */
 static void list_reasons(const int64_t met[FP8_CHOICES], double min_size, char *text, size_t size) {
     text[0] = '\0';
     for (Fp8Choice choice = FP8_UNEVEN; choice <= FP8_TWO_PARTS; choice++)

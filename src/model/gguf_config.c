@@ -1,7 +1,8 @@
-/* What the keys of a GGUF file say of a model, in both directions. Reading makes a config.json of them and lets
- * hf_parse_config judge it, so that both kinds of files pass the same checks; a key of the architecture that no row
- * here knows is refused, because it could change what is computed. Writing puts the same rows. Keys are those of
- * llama.cpp (gguf-py, constants.py). Owns nothing; called by the reader and the writer of models. */
+/* Converts between the keys of a GGUF file and a model's configuration. Reading makes a config.json
+ * and lets hf_parse_config check it, so both kinds of files pass the same checks. A key of the
+ * architecture without a row here is refused, because it could change the result. Writing uses the
+ * same rows. Keys are those of llama.cpp (gguf-py, constants.py). Owns nothing; called by the
+ * reader and the writer of models. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@
 
 /* -- The table ----------------------------------------------------------------------------------------------------- */
 
-/* Of every architecture. */
+/* Rows of every architecture. */
 static const GgufRow shared_rows[] = {
     {"block_count", ROW_INTEGER, GGUF_AT(layers), true, "num_hidden_layers"},
     {"embedding_length", ROW_INTEGER, GGUF_AT(width), true, "hidden_size"},
@@ -27,7 +28,7 @@ static const GgufRow shared_rows[] = {
     {NULL, ROW_READ, 0, false, NULL},
 };
 
-/* Of those with rotary positions. */
+/* Rows of architectures with RoPE. */
 static const GgufRow rotary_rows[] = {
     {"context_length", ROW_INTEGER, GGUF_AT(context), true, "max_position_embeddings"},
     {"feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "intermediate_size"},
@@ -42,16 +43,16 @@ static const GgufRow rotary_rows[] = {
     {"rope.scaling.attn_factor", ROW_READ, 0, false, NULL},
     {"rope.scaling.yarn_beta_fast", ROW_READ, 0, false, NULL},
     {"rope.scaling.yarn_beta_slow", ROW_READ, 0, false, NULL},
-    {"rope.scaling.finetuned", ROW_READ, 0, false, NULL}, /* without effect */
+    {"rope.scaling.finetuned", ROW_READ, 0, false, NULL}, /* no effect */
     {NULL, ROW_READ, 0, false, NULL},
 };
 
-/* The tables of a class; NULL where it has none. */
+/* The tables of a class; NULL: none. */
 enum { GGUF_TABLES = 3 };
 typedef struct GgufTables { const GgufRow *rows[GGUF_TABLES]; } GgufTables;
 static GgufTables tables_of(const GgufClass *class) { return (GgufTables){{shared_rows, class->rotary ? rotary_rows : NULL, class->rows}}; }
 
-/* Calls for each row of `class`: `row` is the row. */
+/* Loops over the rows of `class`; `row` is the current one. */
 #define EACH_ROW(class, row) \
     for (GgufTables all_ = tables_of(class), *once_ = &all_; once_; once_ = NULL) \
         for (int table_ = 0; table_ < GGUF_TABLES; table_++) \
@@ -84,8 +85,8 @@ bool gguf_key_integer(const GgufKeys *r, const char *key, int64_t *number) {
     return !value || (gguf_integer(value, number) && *number > 0) || gguf_key_refuse(r, key, "is no integer from 1 on");
 }
 
-/* The number with the fewest digits that is `value` within `tolerance` of it: what was 1e-5 before it became fp32 is 1e-5
- * again. */
+/* Returns the number with the fewest digits within `tolerance` of `value`, so that a 1e-5 that was
+ * stored in fp32 reads as 1e-5 again. */
 static double shortest_within(double value, double tolerance) {
     for (int digits = 6; digits < 9; digits++) {
         char text[40];
@@ -106,7 +107,8 @@ static bool read_row(const GgufKeys *r, const GgufRow *row) {
     return true;
 }
 
-/* The heads of keys, and the columns of a head where the architecture does not derive them. */
+/* Reads the number of key heads, and the columns of a head if the architecture does not derive
+ * them. */
 static bool read_heads(const GgufKeys *r) {
     int64_t heads = gguf_field(r, "num_attention_heads"), key_heads = heads, columns = gguf_field(r, "hidden_size") / heads, values,
             rotated;
@@ -133,13 +135,13 @@ static RopeSpec llama3_spec(double theta, int64_t columns, double factor, double
         .original_positions = original};
 }
 
-/* What the frequency of channel pair i is divided by. */
+/* Returns the divisor of the frequency of channel pair i. */
 static float rope_divisor(const RopeSpec *spec, int64_t i) {
     return (float)(pow(spec->theta, -2.0 * (double)i / (double)spec->dimensions) / rope_frequency(spec, i, 0));
 }
 
-/* The original context with which a pair of channels between the two bounds has its divisor: rope_llama3, solved for
- * it. */
+/* Returns the original context for which a channel pair between the two bounds has this divisor:
+ * the inverse of rope_llama3. */
 static int64_t original_context(RopeSpec spec, int64_t i, double divisor) {
     double smooth = (1 / divisor - 1 / spec.factor) / (1 - 1 / spec.factor);
     double turns = spec.low_frequency + smooth * (spec.high_frequency - spec.low_frequency);
@@ -153,9 +155,10 @@ static float divisor_at(const GgufTensor *divisors, int64_t i) {
     return divisor;
 }
 
-/* Llama 3's scaling stands in a file only as a divisor for each pair of channels. The longest wave is divided by the
- * factor, the original context follows from a wave between the bounds, or else is the longest with the same divisors, and
- * the bounds are those of all published models; all divisors must follow from these. */
+/* A file stores Llama 3's scaling only as a divisor per channel pair. The longest wave gives the
+ * factor. A wave between the bounds gives the original context; without one, it is the longest
+ * context with the same divisors. The bounds are those of all published models. All divisors must
+ * follow from these values. */
 static bool read_llama3(const GgufKeys *r, json_t *rope, double theta) {
     const GgufTensor *divisors = gguf_tensor(r->file, GGUF_ROPE_FACTORS);
     int64_t columns = gguf_field(r, "head_dim");
@@ -178,7 +181,7 @@ static bool read_llama3(const GgufKeys *r, json_t *rope, double theta) {
     return true;
 }
 
-/* llama.cpp multiplies queries and keys with attn_factor times what yarn's paper gives. */
+/* llama.cpp multiplies queries and keys by attn_factor times the value of yarn's paper. */
 static double yarn_attention(double factor) { return 1 + 0.1 * log(factor); }
 
 static bool read_yarn(const GgufKeys *r, json_t *rope, double factor) {
@@ -226,8 +229,8 @@ static bool has_experts(const Gguf *file, const char *architecture) {
     return gguf_integer(gguf_find(file, key), &experts) && experts > 0;
 }
 
-/* The class of a file's architecture: of several with one architecture and the same choice about experts, the last, which has no
- * condition. NULL with an error. */
+/* Returns the class of a file's architecture. If several classes match the architecture and the
+ * presence of experts, the last one wins: it has no condition. NULL with an error. */
 static const HfClass *find_class(const Gguf *file, Error *error) {
     GgufText text;
     char name[32], known[256] = "";
@@ -251,7 +254,7 @@ static const HfClass *find_class(const Gguf *file, Error *error) {
     return found;
 }
 
-/* Keys of the architecture that nothing here knows. */
+/* Refuses keys of the architecture that no row knows. */
 static bool check_keys(const GgufKeys *r) {
     const char *architecture = r->class->gguf->architecture;
     size_t length = strlen(architecture);
@@ -263,7 +266,7 @@ static bool check_keys(const GgufKeys *r) {
     return true;
 }
 
-/* A head that is there and is not a copy of the table is one of its own. */
+/* A head that is present and differs from the table is not tied. */
 static bool read_table(const GgufKeys *r) {
     const GgufTensor *table = gguf_tensor(r->file, "token_embd.weight"), *head = gguf_tensor(r->file, "output.weight");
     if (!table || table->rank != 2) return error_set(r->error, ERROR_CHECKPOINT, "tensor token_embd.weight is missing or no matrix");
@@ -274,7 +277,7 @@ static bool read_table(const GgufKeys *r) {
     return true;
 }
 
-/* The type of a matrix in a layer. */
+/* Returns the type of a matrix in a layer. */
 static const GgufType *type_of(const Gguf *file) {
     for (size_t i = 0; i < file->tensor_count; i++)
         if (file->tensors[i].rank > 1 && starts_with(file->tensors[i].name, "blk.")) return file->tensors[i].type;
@@ -292,7 +295,7 @@ static bool read_keys(GgufKeys *r, ModelConfig *config, Precision *precision, ch
     return hf_parse_config(r->object, config, precision, warnings, r->error);
 }
 
-/* The tokens that begin and end a text, as config.json has them. */
+/* Reads the tokens that begin and end a text into the fields of config.json. */
 static void read_token_ids(const Gguf *file, json_t *content) {
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
     json_t *list = json_array();

@@ -1,6 +1,7 @@
-/* Writing GGUF files, which llama.cpp and what builds on it run: keys, tokenizer and tensors as its converter writes
- * them. Tensors are encoded and written one part of a parameter after another, so that the most that is needed besides
- * the weights is the largest parameter. Called by `smelt convert`. */
+/* Writes GGUF files for llama.cpp and programs based on it: keys, tokenizer and tensors as
+ * llama.cpp's converter writes them. Tensors are encoded and written one part of a parameter at
+ * a time, so only the largest parameter needs memory besides the weights. Called by `smelt
+ * convert`. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,8 @@
 
 /* -- Tensors ------------------------------------------------------------------------------------------------------- */
 
-/* Vectors, positions and routers stay in fp32, as llama.cpp expects; rows that are not whole blocks become fp16. */
+/* Vectors, positions and routers stay in fp32, as llama.cpp expects; rows that are not whole blocks
+ * become fp16. */
 static const GgufType *type_of(const GgufType *wanted, const HfTensor *tensor) {
     bool wide = tensor->rank == 1 || ends_with(tensor->name, ".ffn_gate_inp.weight") || !strcmp(tensor->name, "position_embd.weight");
     if (wide) return gguf_type_named("F32");
@@ -32,7 +34,7 @@ static void add_tensors(GgufWriter *writer, const HfTensorList *list, const Gguf
     }
 }
 
-/* Encodes a part of a tensor, row by row; returns the largest magnitude, infinity for NaN. */
+/* Encodes a part of a tensor row by row; returns its amax, or infinity if it has a NaN. */
 static float encode(const HfTensor *tensor, const GgufType *type, const float *values, unsigned char *blocks) {
     int64_t columns = tensor->shape[tensor->rank - 1], row_bytes = gguf_bytes(type, columns);
     float most = 0;
@@ -83,7 +85,8 @@ static bool write_rope_factors(GgufWriter *writer, const ModelConfig *config, Er
 
 /* -- Tokenizer ----------------------------------------------------------------------------------------------------- */
 
-/* The special tokens of a model by id: those of generation_config.json go before those of config.json. */
+/* Returns the special token ids of a model; generation_config.json takes precedence over
+ * config.json. */
 static json_t *token_ids(const HfExport *export) {
     static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     json_t *ids = export->origin ? json_copy((json_t *)export->origin) : json_object();
@@ -132,7 +135,7 @@ static void name_fields(const json_t *tokenizer, const json_t *config) {
         log_info("the GGUF file does not hold these fields of the tokenizer: %s%s%s", parts, *parts && *fields ? ", " : "", fields);
 }
 
-/* The tokenizer of `source`, which was opened before, so that it is known to be whole. */
+/* Writes the tokenizer of `source`. It was opened before, so it is known to be complete. */
 static bool put_source(GgufWriter *writer, const HfExport *export, Error *error) {
     SCOPED(tokenizer_files_free) TokenizerFiles files = {0};
     Error unread;

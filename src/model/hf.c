@@ -1,6 +1,6 @@
-/* Writing Hugging Face folders. The tensors of one file are made in memory, in the type of the folder, and written
- * together, so that the most that is needed besides the weights is one file. What another folder holds as it is
- * wanted goes from file to file. Called by `smelt convert`. */
+/* Writes Hugging Face folders. The tensors of one file are built in memory in the folder's type and
+ * written together, so only one file needs memory besides the weights. Tensors of another folder
+ * that need no conversion are copied from file to file. Called by `smelt convert`. */
 #include "base/bf16.h"
 #include "model/hf.h"
 
@@ -20,7 +20,7 @@
 
 /* -- Tensors ------------------------------------------------------------------------------------------------------- */
 
-/* Biases that are equal for all experts choose nothing; others cannot be left out. */
+/* Biases that are equal for all experts have no effect; others cannot be omitted. */
 bool hf_check_biases(const HfExport *export, const Graph *graph, Error *error) {
     if (!hf_class(export->config)->lacks_router_biases || !export->master) return true;
     for (int i = 0; i < graph->parameter_count; i++) {
@@ -36,7 +36,7 @@ bool hf_check_biases(const HfExport *export, const Graph *graph, Error *error) {
     return true;
 }
 
-/* What must be rearranged stays in bf16 or becomes fp32, which holds an fp16 too. */
+/* Rearranged tensors stay bf16 or become fp32, which also holds fp16. */
 static StoredType rearranged_type(const HfWriter *w, const HfTensor *tensor) {
     const HfExport *export = w->export;
     if (w->graph->parameters[tensor->parameter].kind == PARAMETER_BALANCE_BIAS) return STORED_F32;
@@ -44,7 +44,7 @@ static StoredType rearranged_type(const HfWriter *w, const HfTensor *tensor) {
     return export->precision == PRECISION_BF16 ? STORED_BF16 : STORED_F32;
 }
 
-/* The tensor of a reader's folder that can be written as it is; NULL when there is none. */
+/* Returns the tensor of a reader's folder that can be written unchanged, or NULL. */
 static const StoredTensor *find_stored(const HfWriter *w, const HfTensor *tensor) {
     if (tensor->form != HF_NUMBERS) return NULL;
     const StoredTensor *stored = w->export->reader ? hf_reader_stored(w->export->reader, tensor) : NULL;
@@ -61,7 +61,7 @@ static int64_t tensor_bytes(const HfWriter *w, const HfTensor *tensor) {
     return tensor->count * (int64_t)stored_type_bytes(written_type(w, tensor));
 }
 
-/* How many of the tensors from `first` on go into one file, and their bytes. */
+/* Returns how many tensors from `first` on fit into one file; sets *bytes to their bytes. */
 static size_t shard_count(const HfWriter *w, const HfTensorList *list, size_t first, int64_t *bytes) {
     size_t count = 0;
     *bytes = 0;
@@ -86,7 +86,7 @@ const float *hf_writer_values(HfWriter *w, int parameter) {
     return w->values;
 }
 
-/* Moves what `tensor` points to to *copy, and *copy behind it. */
+/* Points `tensor` at the `bytes` bytes at *copy and advances *copy past them. */
 static char *take_copy(StoredTensor *tensor, char **copy, int64_t bytes) {
     char *target = *copy;
     tensor->data = target;
@@ -94,8 +94,8 @@ static char *take_copy(StoredTensor *tensor, char **copy, int64_t bytes) {
     return target;
 }
 
-/* The master's memory and stored tensors serve where types and order agree; otherwise `copy` is filled. Transposed
- * matrices take twice their space. */
+/* Uses the master's memory or a stored tensor if type and order agree; otherwise fills `copy`.
+ * Transposed matrices take twice their space. */
 static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) {
     const StoredTensor *stored = find_stored(w, from);
     StoredTensor tensor = {.name = from->name, .type = written_type(w, from), .rank = from->rank};
@@ -124,7 +124,7 @@ static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) 
 }
 
 static bool write_shard(HfWriter *w, const HfTensor *from, size_t count, int64_t bytes, const char *path, Error *error) {
-    size_t copied = 2 * (size_t)bytes; /* at most: pages that nothing is written to cost nothing */
+    size_t copied = 2 * (size_t)bytes; /* upper bound: untouched pages cost nothing */
     char *copy = memory_map(copied, error), *next = copy;
     if (!copy) return false;
     StoredTensor *tensors = memory_allocate((count + 1) * sizeof *tensors);
@@ -142,7 +142,7 @@ static bool write_shard(HfWriter *w, const HfTensor *from, size_t count, int64_t
     return written;
 }
 
-/* Room for the largest parameter, where a reader fills it. */
+/* Allocates room for the largest parameter if a reader fills it. */
 bool hf_writer_start(HfWriter *w, const HfExport *export, const Graph *graph, Error *error) {
     *w = (HfWriter){.export = export, .graph = graph, .loaded = -1};
     if (export->master) return true;
@@ -155,12 +155,12 @@ void hf_writer_end(HfWriter *w) { memory_unmap(w->values, (size_t)w->capacity * 
 
 /* -- The folder ---------------------------------------------------------------------------------------------------- */
 
-/* What makes text to tokens, and what concerns generation, in the folders of others. */
+/* Tokenizer and generation files in other programs' folders. */
 static const char *const copied_files[] = {
     "tokenizer.json", "generation_config.json", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt"};
 enum { COPIED_FILES = sizeof copied_files / sizeof *copied_files, COPY_LIMIT = 1 << 30 };
 
-/* STEM.safetensors, its shards and their index, STEM as of hf_stem. */
+/* STEM.safetensors, its shards and their index, with STEM from hf_stem. */
 static bool is_weights(const char *name) {
     static const char diffusers[] = "diffusion_pytorch_";
     int used = 0;
@@ -175,7 +175,7 @@ static bool is_ours(const char *name) {
     return is_weights(name) || tokenizer_copies(name) || !strcmp(name, "config.json");
 }
 
-/* Whether `folder` may be replaced. */
+/* Checks that `folder` may be replaced. */
 static bool check_folder(const char *folder, bool overwrite, Error *error) {
     FileList list;
     bool good = file_list(folder, &list, error) || error->finding == FINDING_ABSENT;
@@ -190,7 +190,7 @@ static bool check_folder(const char *folder, bool overwrite, Error *error) {
     return good;
 }
 
-/* Takes over `content`. */
+/* Takes ownership of `content`. */
 static bool write_json(const char *folder, const char *name, json_t *content, Error *error) {
     char *path = memory_format("%s/%s", folder, name), *text = json_format(content);
     json_decref(content);
@@ -200,7 +200,8 @@ static bool write_json(const char *folder, const char *name, json_t *content, Er
     return written;
 }
 
-/* Stops at a document's end; padding is masked by its user, so any token serves. */
+/* Generation stops at the end of a document. Any token can pad, because users of padding mask
+ * it. */
 static json_t *generation_config(const HfExport *export) {
     json_t *object = export->generation ? json_copy((json_t *)export->generation) : json_object();
     json_t *end = json_object_get(object, "eos_token_id");
@@ -225,7 +226,8 @@ static size_t count_shards(const HfWriter *w, const HfTensorList *list) {
     return shards;
 }
 
-/* Which file holds which tensor, when there are several. */
+/* Writes all files of tensors. If there are several files, also writes the index from tensors to
+ * files. */
 static bool write_tensors(HfWriter *w, const HfTensorList *list, const char *folder, Error *error) {
     const char *stem = hf_stem(w->export->config);
     size_t shards = count_shards(w, list), first = 0;
@@ -273,7 +275,7 @@ static bool copy_file(const char *from, const char *to, const char *name, Error 
     return copied;
 }
 
-/* Unless it was copied. Takes over `content`. */
+/* Writes the file unless it was copied. Takes ownership of `content`. */
 static bool write_missing(const char *folder, const char *name, json_t *content, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
     FileKind kind = file_kind(path, NULL);
@@ -282,8 +284,9 @@ static bool write_missing(const char *folder, const char *name, json_t *content,
     return kind != FILE_UNREADABLE || file_fail(error, "look for", path);
 }
 
-/* The copy of a folder has what the folder has; a GGUF file's tokenizer is made into files. A run's tokenizer may lack
- * a tokenizer_config.json, without which transformers would divide text as the class's usual tokenizer does. */
+/* A copy of a folder has the same files; a GGUF file's tokenizer is converted to files. A run's
+ * tokenizer may lack tokenizer_config.json; without it transformers would split text as the class's
+ * usual tokenizer does. */
 static bool write_tokenizer(const HfExport *export, const char *folder, Error *error) {
     bool file = export->source && gguf_is_file(export->source), written = true;
     for (int i = 0; export->source && !file && i < COPIED_FILES && written; i++)

@@ -1,9 +1,10 @@
-/* Models of others: Hugging Face folders and GGUF files, which are read in the same way: `folder` is the name of either.
- * A folder has config.json, model.safetensors or its shards with an index, generation_config.json and, for
- * the byte tokenizer, tokenizer.json with tokenizer_config.json, as transformers 5 loads them (AutoModelForCausalLM,
- * AutoTokenizer). The classes are ZayaForCausalLM; LlamaForCausalLM, or MistralForCausalLM where Llama's code lacks
- * something that Mistral's has; MixtralForCausalLM for a llama with experts. Zyphra's first ZAYA1 folders, with
- * attention and experts as layers of their own, are read too. */
+/* Hugging Face folders and GGUF files, which are read in the same way: `folder` is the name of
+ * either. A folder has config.json, model.safetensors or its shards with an index,
+ * generation_config.json and, for the byte tokenizer, tokenizer.json with tokenizer_config.json, as
+ * transformers 5 loads them (AutoModelForCausalLM, AutoTokenizer). The classes are ZayaForCausalLM,
+ * LlamaForCausalLM, MistralForCausalLM (if Llama's code lacks a feature that Mistral's has) and
+ * MixtralForCausalLM (a llama with experts). Zyphra's first ZAYA1 folders, with attention and
+ * experts as separate layers, are read too. */
 #pragma once
 
 #include <jansson.h>
@@ -15,70 +16,72 @@
 
 typedef struct HfModel {
     ModelConfig config;
-    Precision precision; /* BF16 for folders of bf16 or fp16 weights, else FP32 */
+    Precision precision; /* BF16 for folders of bf16 or fp16 weights, otherwise FP32 */
     bool bytes;          /* its tokenizer.json is the byte tokenizer's */
     json_t *content;     /* of config.json */
-    char *warnings;      /* one line about fields of it without effect; NULL: none */
+    char *warnings;      /* one line about its fields without effect; NULL: none */
 } HfModel;
 
-/* Whether `folder` has a config.json, or is a GGUF file. */
+/* Returns whether `folder` has a config.json or is a GGUF file. */
 bool hf_is_model(const char *folder);
-/* Reads config.json as transformers does (hf_fields.c), or the keys of a GGUF file (gguf_config.c); what our models
- * cannot compute is refused by field and file. ERROR_CHECKPOINT. */
+/* Reads config.json as transformers does (hf_fields.c), or the keys of a GGUF file (gguf_config.c).
+ * Refuses settings that our models cannot compute, with field and file. ERROR_CHECKPOINT. */
 bool hf_read(const char *folder, HfModel *model, Error *error);
 void hf_release(HfModel *model);
 
-/* The weights of a folder, to be read parameter by parameter. */
+/* The weights of a folder, read parameter by parameter. */
 typedef struct HfReader HfReader;
-/* Maps the files. `graph`, of the folder's model in any precision, outlives the reader. Every tensor of the model
- * must be there with its shape, in fp32, fp16 or bf16, and no other. NULL with ERROR_CHECKPOINT naming file and
- * tensor. */
+/* Maps the files. `graph`, a graph of the folder's model in any precision, must outlive the reader.
+ * Every tensor of the model must be there with its shape, in fp32, fp16 or bf16, and no others.
+ * NULL with ERROR_CHECKPOINT, which names file and tensor. */
 HfReader *hf_reader_open(const char *folder, const ModelConfig *config, const Graph *graph, Error *error);
 /* Converts parameter `parameter` of the graph into `values`, of the WIDE type. */
 void hf_reader_load(const HfReader *reader, int parameter, void *values);
 /* Rounds a matrix, table or convolution to bf16. */
 void hf_reader_load_bf16(const HfReader *reader, int parameter, uint16_t *values);
 void hf_reader_close(HfReader *reader);
-/* Fills `master`, the WIDE arena of `graph`, with all of them. */
+/* Fills `master`, the WIDE arena of `graph`, with all parameters. */
 bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph *graph, void *master, Error *error);
 
 /* -- Writing (hf.c) ------------------------------------------------------------------------------------------------ */
 
 typedef struct HfExport {
     const ModelConfig *config;
-    Precision precision;    /* BF16 or FP32: the type of the tensors, but of balancing biases, which are fp32 */
-    const float *master;    /* the WIDE arena of a graph of `config` in either precision, or NULL with a reader */
-    const HfReader *reader; /* the weights of another folder, read as they are written; NULL with a master */
-    bool keep;              /* with a reader: tensors keep their types; what must be rearranged and is not bf16 becomes fp32 */
-    bool fp8;               /* linear layers in FP8 (hf_fp8.c), as they would round from these types; the rest as it would be */
-    bool bytes;             /* the tokens are those of the byte tokenizer: write it too */
-    const char *new_tokens; /* texts with commas between, which the tokenizer gets as special tokens from `first_new` on; NULL: none */
+    Precision precision;    /* BF16 or FP32: the type of the tensors, except balancing biases, which are fp32 */
+    const float *master;    /* the WIDE arena of a graph of `config` in either precision; NULL with a reader */
+    const HfReader *reader; /* the weights of another folder, read while they are written; NULL with a master */
+    bool keep;              /* with a reader: tensors keep their types; rearranged ones become fp32 unless they are bf16 */
+    bool fp8;               /* linear layers in FP8 (hf_fp8.c), quantized from these types; other tensors are not affected */
+    bool bytes;             /* the tokens are the byte tokenizer's: write it too */
+    const char *new_tokens; /* comma-separated texts that the tokenizer gets as special tokens from `first_new` on; NULL: none */
     int32_t first_new;
-    int64_t shard_bytes;  /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
-    const char *source;   /* a folder whose tokenizer's files are copied, and ... */
-    const json_t *origin; /* ... its config.json, which is kept, or an object of eos_token_id and eos_token; both NULL when there is none */
-    const json_t *generation; /* generation_config.json, where `source` has none; NULL: it is made of `origin` */
+    int64_t shard_bytes;      /* maximum bytes of tensors per file, unless one tensor is larger; 0: one file */
+    const char *source;       /* a folder whose tokenizer files are copied; NULL: none */
+    const json_t *origin;     /* its config.json, which is kept, or an object of eos_token_id and eos_token; NULL without `source` */
+    const json_t *generation; /* generation_config.json if `source` has none; NULL: made from `origin` */
 } HfExport;
 
-/* ERROR_USAGE naming the setting that the family's class in transformers cannot express, or llama.cpp cannot compute. */
+/* ERROR_USAGE names the setting that the family's class in transformers cannot express, or that
+ * llama.cpp cannot compute. */
 bool hf_check(const ModelConfig *config, Error *error);
 bool gguf_check(const ModelConfig *config, Error *error);
-/* ERROR_USAGE naming why vLLM or transformers cannot read the model in FP8. */
+/* ERROR_USAGE names the reason why vLLM or transformers cannot read the model in FP8. */
 bool hf_check_fp8(const ModelConfig *config, Error *error);
 /* The content of config.json; the caller owns the reference. */
 json_t *hf_config(const HfExport *export);
 
-/* Matrices that folders hold the other way round (Parameter.transposed): `rows` x `columns` elements of `unit` bytes
- * become columns x rows. */
+/* Transposes matrices that folders store as [in, out] (Parameter.transposed): `rows` x `columns`
+ * elements of `unit` bytes become columns x rows. */
 void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, size_t unit);
 
-/* Writes the folder under a temporary name beside it and renames it, so that it is complete or not there. An
- * existing folder must be empty, or, with `overwrite`, hold nothing but files that an export writes.
- * ERROR_CHECKPOINT when a file cannot be written, ERROR_USAGE when the folder is in use or the model cannot be
- * expressed. */
+/* Writes the folder under a temporary name beside it and renames it, so that it is complete or
+ * absent. An existing folder must be empty, or, with `overwrite`, hold only files that an export
+ * writes. ERROR_CHECKPOINT if a file cannot be written; ERROR_USAGE if the folder is in use or the
+ * class cannot express the model. */
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error);
 
-/* Writes a GGUF file whose matrices have `type`, one with an encoder (gguf_export.c). `source` may be a GGUF file.
- * `keep`, `precision` and `shard_bytes` mean nothing. ERROR_USAGE naming what llama.cpp cannot compute or tokenize, or
- * when the file is there and `overwrite` is false; ERROR_NUMERICS when a value is not finite or too large for the type. */
+/* Writes a GGUF file whose matrices have type `type`, which must have an encoder (gguf_export.c).
+ * `source` may be a GGUF file. `keep`, `precision` and `shard_bytes` are ignored. ERROR_USAGE names
+ * what llama.cpp cannot compute or tokenize, or says that the file exists and `overwrite` is false;
+ * ERROR_NUMERICS if a value is not finite or too large for the type. */
 bool hf_write_gguf(const HfExport *export, const GgufType *type, const char *path, bool overwrite, Error *error);

@@ -1,6 +1,6 @@
-/* config.json in both directions: the classes of transformers that we know, the fields that are read by functions
- * rather than by a row of hf_fields.c's tables, and what is written. What our models cannot compute is refused by
- * name, never ignored. Owns nothing. */
+/* Reads and writes config.json: the known classes of transformers, the fields that functions rather
+ * than table rows of hf_fields.c read, and the output. Settings that our models cannot compute are
+ * refused by name, never ignored. Owns nothing. */
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
@@ -43,7 +43,7 @@ bool hf_boolean_or(HfFieldReader *r, const char *name, bool fallback) {
     return value ? json_is_true(value) : fallback;
 }
 
-/* PyTorch counts negative indices of an embedding from its end. */
+/* PyTorch counts negative indices of an embedding from the end. */
 void hf_read_padding(HfFieldReader *r, const char *name, const json_t *value) {
     int64_t vocabulary = r->model->vocabulary, token = json_integer_value(value);
     r->model->padding = -1;
@@ -52,7 +52,8 @@ void hf_read_padding(HfFieldReader *r, const char *name, const json_t *value) {
     else r->model->padding = token < 0 ? token + vocabulary : token;
 }
 
-/* The one type of all layers in a list with an entry for each; NULL after a refusal. */
+/* Returns the single type of all layers in a list with one entry per layer; NULL after a
+ * refusal. */
 static const char *layer_type(HfFieldReader *r, const char *name, const json_t *types, const char *full, const char *sliding) {
     const json_t *first = json_array_get(types, 0), *type;
     size_t index;
@@ -83,7 +84,7 @@ void hf_read_unused_layers(HfFieldReader *r, const char *name, const json_t *val
 
 /* -- Reading the file ---------------------------------------------------------------------------------------------- */
 
-/* The class of an object, by model_type, or by _class_name as diffusers names it. */
+/* Finds the class of an object by model_type, or by _class_name for diffusers. */
 static const HfClass *find_class(const json_t *object, Error *error) {
     const char *type = json_string_value(json_object_get(object, "model_type"));
     const char *architecture = json_string_value(json_object_get(object, "_class_name"));
@@ -109,7 +110,7 @@ static int family_with(const HfClass *wanted) {
     return family;
 }
 
-/* The bounds that hold for settings hold here too. */
+/* Applies the bounds of the settings. */
 static bool check_bounds(const Config *config, Error *error) {
     for (size_t i = 0; i < config_table.count; i++) {
         const Option *row = &config_table.rows[i];
@@ -123,7 +124,7 @@ static bool check_bounds(const Config *config, Error *error) {
     return true;
 }
 
-/* Bounds, and what config_check demands of models. */
+/* Checks the bounds, and what config_check requires of models. */
 static bool check_model(ModelConfig *model, Error *error) {
     Config config = {0};
     OptionStrings strings = {0};
@@ -132,7 +133,7 @@ static bool check_model(ModelConfig *model, Error *error) {
     config.data.length = config.batch.tokens = model_least_length(model);
     config.batch.sequences = 1;
     bool good = check_bounds(&config, error) && config_check(&config, error) &&
-                check_bounds(&config, error); /* the second time for what is derived */
+                check_bounds(&config, error); /* the second call checks derived values */
     options_free_strings(&strings);
     *model = config.model;
     if (!good) error->code = ERROR_CHECKPOINT;
@@ -145,7 +146,7 @@ static Precision read_precision(const json_t *object) {
     return type && (!strcmp(type, "bfloat16") || !strcmp(type, "float16")) ? PRECISION_BF16 : PRECISION_FP32;
 }
 
-/* What is the class's own, and zeros where fields, or what is derived from others, come after. */
+/* Sets the class's own values, and zeros for fields that are read or derived later. */
 static ModelConfig start_model(const HfClass *class) {
     Config defaults;
     OptionStrings strings = {0};
@@ -158,7 +159,7 @@ static ModelConfig start_model(const HfClass *class) {
     return model;
 }
 
-/* As many key heads as query heads, and GPT-2's hidden width, where no field says otherwise. */
+/* Derives key heads (as many as query heads) and GPT-2's hidden width if no field gives them. */
 static void derive_sizes(HfFieldReader *r) {
     ModelConfig *c = r->model;
     if (!c->kv_heads) c->kv_heads = c->heads;
@@ -171,8 +172,8 @@ static bool mentions(const char *text, const char *setting) {
     return !isalnum((unsigned char)after) && after != '_';
 }
 
-/* Puts the fields from which settings were read in front of a message about these settings. The width of a head may
- * come from two of them. */
+/* Prepends the fields from which settings were read to a message about these settings. The width of
+ * a head may come from two fields. */
 static bool name_fields(const HfTables *tables, const json_t *object, Error *error) {
     char names[256] = "";
     bool derived = mentions(error->message, "model.head_dim");
@@ -204,7 +205,8 @@ void hf_put(json_t *object, const char *key, json_t *value) {
     if (json_object_set_new(object, key, value)) memory_refused(strlen(key)); /* the strings are ours and valid */
 }
 
-/* The spelling that transformers 4 and other readers know too; transformers 5 turns it into rope_parameters. */
+/* Uses the spelling that transformers 4 and other readers also know; transformers 5 converts it to
+ * rope_parameters. */
 void hf_put_rope(json_t *object, const ModelConfig *c) {
     json_t *scaling = json_null();
     if (hf_is_scaled(c)) hf_put_scaling(scaling = json_object(), c);
@@ -237,7 +239,7 @@ static void put_token_ids(json_t *object, const HfExport *export) {
     if (export->bytes) hf_put_integer(object, "eos_token_id", BYTE_SEPARATOR);
 }
 
-/* A folder whose tensors keep their types keeps what it says of them. */
+/* A folder whose tensors keep their types keeps its dtype field. */
 static json_t *dtype(const HfExport *export) {
     json_t *stored = json_object_get(export->origin, "dtype");
     if (!stored) stored = json_object_get(export->origin, "torch_dtype");
@@ -263,8 +265,8 @@ static json_t *describe(const HfExport *export) {
     return object;
 }
 
-/* A folder's own description holds for its copy, in its own class. The scale of logits has gone into the weights; the
- * types of tensors may have changed, and new tokens have rows. */
+/* Copies a folder's own description in its own class. The logit scale is already in the weights;
+ * tensor types may have changed; new tokens have rows. */
 static json_t *describe_copy(const HfExport *export) {
     json_t *object = json_deep_copy(export->origin);
     if (!object) memory_refused(sizeof *object);

@@ -1,11 +1,12 @@
-/* What every field of config.json means. Each class of transformers has tables of all fields that its configuration
- * class or its code reads: fields that a model is computed from, fields that have no effect on it, and fields that
- * must have the one value with which our models compute the same. hf_read_fields goes through the tables; what is
- * no row, a table's function reads. Fields that no table has are named in a warning, since transformers ignores them.
- * Owns nothing; called by hf_parse_config.
+/* The meaning of every field of config.json. Each class of transformers has tables of all fields
+ * that its configuration class or its code reads: fields that define the model, fields without
+ * effect, and fields with only one supported value. hf_read_fields walks the tables; functions read
+ * what rows cannot. Fields that no table has only cause a warning, because transformers ignores
+ * them. Owns nothing; called by hf_parse_config.
  *
- * Rules of all rows: an absent field has the default of transformers' class; null is taken where that class takes it;
- * a field that is refused is named. The first of several tables that has a field decides. */
+ * Rules of all rows: an absent field has the default of transformers' class; null is accepted if
+ * the class accepts it; a refused field is named. The first of several tables that has a field
+ * decides. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@
 
 /* -- Rows ---------------------------------------------------------------------------------------------------------- */
 
-/* Weights that are codes: of FP8 (hf_fp8.c), or another program's. */
+/* Weights that are quantized: in FP8 (hf_fp8.c), or by another program. */
 static void read_quantization(HfFieldReader *r, const char *name, const json_t *value) {
     const char *method = json_string_value(json_object_get(value, "quant_method"));
     if (!value || json_is_null(value)) return;
@@ -29,7 +30,7 @@ static void read_quantization(HfFieldReader *r, const char *name, const json_t *
         method && name_is_plain(method) ? method : "by no quant_method");
 }
 
-/* Of every class. */
+/* Fields of every class. */
 const HfField hf_shared_fields[] = {
     INTEGER("vocab_size", vocabulary, "32000"),
     REAL("initializer_range", init_std, "0.02"),
@@ -41,8 +42,9 @@ const HfField hf_shared_fields[] = {
     END,
 };
 
-/* PreTrainedConfig's, and those that any of its objects may carry. Probabilities of dropout stand in the classes'
- * tables: transformers applies them while it trains, and our models have none. */
+/* Fields of PreTrainedConfig, and those that any of its objects may carry. Dropout probabilities
+ * are in the classes' tables: transformers applies them in training, and our models have no
+ * dropout. */
 const HfField hf_metadata_fields[] = {
     NO_EFFECT("output_attentions"),
     NO_EFFECT("output_hidden_states"),
@@ -89,7 +91,7 @@ const HfField hf_metadata_fields[] = {
     NO_EFFECT("tf_legacy_loss"),
     NO_EFFECT("use_bfloat16"),
     NO_EFFECT("tie_last_hidden_states"),
-    /* of generation, which generation_config.json decides */
+    /* fields of generation; generation_config.json decides */
     NO_EFFECT("bad_words_ids"),
     NO_EFFECT("begin_suppress_tokens"),
     NO_EFFECT("diversity_penalty"),
@@ -128,7 +130,7 @@ const HfField hf_decoder_fields[] = {
     BOOLEAN("tie_word_embeddings", tied, "false"),
     FIXED("hidden_act", "silu swish"),
     READ("pad_token_id", hf_read_padding),
-    READ("rope_parameters", hf_read_rope), /* with rope_scaling, and the fields after it */
+    READ("rope_parameters", hf_read_rope), /* reads rope_scaling and the next fields too */
     NO_EFFECT("rope_scaling"),
     NO_EFFECT("rope_theta"),
     NO_EFFECT("partial_rotary_factor"),
@@ -182,7 +184,7 @@ void hf_warn(HfFieldReader *r, const char *format, ...) {
     free(before);
 }
 
-/* Whether `word` is one of the words of `values`. */
+/* Returns whether `word` is one of the words of `values`. */
 static bool has_word(const char *values, const char *word) {
     size_t length = strlen(word);
     for (const char *at = values; *at; at += strspn(at, " ")) {
@@ -217,7 +219,7 @@ static void check_fixed(HfFieldReader *r, const HfField *f, const json_t *value)
             r, f->name, "is %.64s, and smelt computes with %.*s only", text ? text : "unreadable", (int)strcspn(f->values, " "), f->values);
 }
 
-/* transformers sets synonyms last, so they win. */
+/* transformers sets synonyms last, so they take precedence. */
 const char *hf_used_name(const HfTables *t, const json_t *object, const char *name) {
     for (int i = 0; i < HF_TABLES && t->rows[i]; i++)
         for (const HfField *f = t->rows[i]; f->name; f++)
@@ -253,7 +255,7 @@ static void warn_of_unknown_fields(HfFieldReader *r, const HfTables *t) {
     if (used) hf_warn(r, "no field of transformers' class, so without effect: %s", list);
 }
 
-/* Functions read what rows have set, so they come last. */
+/* Functions use what rows have set, so they run last. */
 void hf_read_fields(HfFieldReader *r, const HfTables *t) {
     for (int functions = 0; functions < 2; functions++)
         for (int i = 0; i < HF_TABLES && t->rows[i]; i++)

@@ -1,7 +1,9 @@
-/* Hugging Face folders in FP8, of the layout that vLLM and transformers both read: compressed-tensors' "float-quantized".
- * The matrix NAME.weight [out, in] of a linear layer is stored as codes of OCP's e4m3, and NAME.weight_scale [out, 1] in
- * fp32 beside it: an element is its code's number times the scale of its row. Scales are powers of two, so that they are
- * exact in bf16 too, and codes those of recipe `row` (ops/fp8/rule.c) for the same weights. Owns nothing. */
+/* Hugging Face folders in FP8, in the layout that vLLM and transformers both read:
+ * compressed-tensors' "float-quantized". The matrix NAME.weight [out, in] of a linear layer is
+ * stored as OCP e4m3 values, with NAME.weight_scale [out, 1] in fp32. An element is its
+ * quantized value times the scale of its row. Scales are powers of two, so they are exact in
+ * bf16 too. The quantized values equal those of recipe `row` (ops/fp8/rule.c) for the same
+ * weights. Owns nothing. */
 #include <math.h>
 
 #include "base/bf16.h"
@@ -9,7 +11,7 @@
 #include "base/memory.h"
 #include "model/hf_internal.h"
 
-enum { UNIT = 16 }; /* of the sizes of matrices, as matrix units take fp8 */
+enum { UNIT = 16 }; /* sizes of matrices must be a multiple of this, as fp8 matrix units need */
 
 bool hf_check_fp8(const ModelConfig *c, Error *error) {
     const HfClass *class = hf_class(c);
@@ -31,7 +33,7 @@ bool hf_check_fp8(const ModelConfig *c, Error *error) {
     return true;
 }
 
-/* Activations are cast as they come, by rows. */
+/* Activations are cast dynamically, by rows. */
 json_t *hf_fp8_config(void) {
     json_t *config = json_pack("{s:s, s:s, s:s, s:[s], s:{s:{s:[s], s:{s:i, s:s, s:s, s:b, s:b}, s:{s:i, s:s, s:s, s:b, s:b}}}}",
         "quant_method", "compressed-tensors", "format", "float-quantized", "quantization_status", "compressed", "ignore", "lm_head",

@@ -1,7 +1,7 @@
-/* Reading Hugging Face folders and GGUF files. A reader keeps the files mapped while their tensors are converted into
- * the caller's memory, one parameter after another and each by all threads, so that a model is read once and in
- * order; pages that were read are dropped, so that a model of any size takes no more memory than its largest
- * parameter. */
+/* Reads Hugging Face folders and GGUF files. A reader keeps the files mapped while it converts
+ * their tensors into the caller's memory, one parameter at a time and each with all threads. The
+ * files are thus read once and in order. The reader drops pages after use, so a model of any size
+ * takes no more memory than its largest parameter. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 #include "data/data.h"
 #include "model/hf_internal.h"
 
-enum { FILE_LIMIT = 10000 }; /* files of a folder */
+enum { FILE_LIMIT = 10000 }; /* files per folder */
 
 static bool exists(const char *folder, const char *name) {
     char *path = memory_format("%s/%s", folder, name);
@@ -40,8 +40,8 @@ bool hf_is_model(const char *folder) { return exists(folder, "config.json") || g
 
 typedef struct Entry {
     const StoredTensor *tensor;
-    const GgufType *type; /* of a GGUF file's tensor, whose StoredTensor has a type only where it is BF16; NULL: of safetensors */
-    const char *path;     /* of its file */
+    const GgufType *type; /* for GGUF, whose StoredTensor has a type only if it is BF16; NULL: safetensors */
+    const char *path;     /* of the tensor's file */
     bool used;
 } Entry;
 
@@ -52,17 +52,17 @@ typedef struct Folder {
     StoredTensor *gguf_tensors;
     char **paths;
     size_t count;
-    Entry *entries; /* of all files, in order of name */
+    Entry *entries; /* of all files, sorted by name */
     size_t entry_count;
 } Folder;
 
 struct HfReader {
     Folder folder;
     const Graph *graph;
-    HfTensorList list; /* what is read, in the order of the parameters, ... */
-    Entry **entries;   /* ... where each of its items is, ... */
-    int *first;        /* ... and the first item of each parameter, with the end behind the last */
-    double scale;      /* of logits, which takes the parameter `scaled` with it */
+    HfTensorList list; /* items to read, in parameter order */
+    Entry **entries;   /* the entry of each item */
+    int *first;        /* the first item of each parameter, followed by the end */
+    double scale;      /* factor of the logits, applied to parameter `scaled` */
     const char *scaled;
 };
 
@@ -98,7 +98,8 @@ static bool open_file(Folder *folder, const char *name, const char *file, Error 
     return false;
 }
 
-/* Opens each file of the index once. Names with a slash would lead out of the folder. */
+/* Opens each file of the index once. Names with a slash are refused, because they would lead out of
+ * the folder. */
 static bool open_shards(Folder *folder, const char *name, const json_t *map, Error *error) {
     const char *tensor;
     json_t *value, *opened = json_object();
@@ -118,7 +119,7 @@ static bool open_shards(Folder *folder, const char *name, const json_t *map, Err
     return good;
 }
 
-/* What the index says and what the files hold must be the same. */
+/* The index must agree with the files. */
 static bool check_index(const Folder *folder, const char *name, const json_t *map, Error *error) {
     const char *tensor;
     json_t *value;
@@ -189,7 +190,7 @@ static bool folder_open(Folder *folder, const char *name, const ModelConfig *con
 
 /* -- The configuration of a folder -------------------------------------------------------------------------------- */
 
-/* diffusers does not write down the type of a folder's tensors. */
+/* diffusers does not record the type of a folder's tensors. */
 static bool read_stored_precision(const char *name, HfModel *model, Error *error) {
     Folder folder;
     bool opened = folder_open(&folder, name, &model->config, error);
@@ -222,7 +223,7 @@ void hf_release(HfModel *model) {
 
 /* -- Converting ---------------------------------------------------------------------------------------------------- */
 
-/* Element `index` of a file's tensor, which may be unaligned. */
+/* Loads element `index` of a file's tensor, which may be unaligned. */
 static inline __attribute__((always_inline)) float load(StoredType type, const char *source, int64_t index) {
     uint16_t half;
     float value;
@@ -231,8 +232,8 @@ static inline __attribute__((always_inline)) float load(StoredType type, const c
     return type == STORED_BF16 ? bf16_to_float(half) : fp16_to_float(half);
 }
 
-/* Converts on all threads. Compiled once for each pair of types that hf_convert names, so that its loop has no
- * branches. */
+/* Converts on all threads. Compiled once for each pair of types in hf_convert, so that its loop has
+ * no branches. */
 static inline __attribute__((always_inline)) void convert(size_t to, void *target, StoredType from, const char *source, int64_t count) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < count; i++) element_set(to, target, i, load(from, source, i));
@@ -248,14 +249,15 @@ void hf_convert(size_t to, void *target, StoredType from, const char *source, in
     else convert(to, target, from, source, count);
 }
 
-/* From [columns, rows] in the file to [rows, columns]. */
+/* Converts [columns, rows] in the file to [rows, columns]. */
 static void convert_transposed(size_t to, void *target, StoredType from, const char *source, int64_t rows, int64_t columns) {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c++) element_set(to, target, r * columns + c, load(from, source, c * rows + r));
 }
 
-/* A row of a GGUF file's tensor, whose blocks do not go beyond rows. `space` holds a row of floats. */
+/* Converts a row of a GGUF tensor, whose blocks do not cross rows. `space` holds a row of
+ * floats. */
 static void convert_row(size_t to, char *target, const GgufType *type, const unsigned char *blocks, int64_t columns, float *space) {
     if (to == sizeof *space) {
         type->decode(blocks, (float *)target, columns);
@@ -314,7 +316,8 @@ static bool match_tensors(HfReader *reader, const char *name, Error *error) {
     return true;
 }
 
-/* The table of embeddings among the model's tensors: another family's tensor of such a name was never checked. */
+/* Returns the embedding table among the model's tensors (`used`): another family's tensor of such a
+ * name was never checked. */
 static const Entry *embedding_of(const Folder *folder) {
     static const char *const names[] = {"model.embed_tokens.weight", "transformer.wte.weight", "wte.weight", "token_embd.weight"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -324,7 +327,7 @@ static const Entry *embedding_of(const Folder *folder) {
     return NULL;
 }
 
-/* The bytes of `count` elements of a tensor. */
+/* Returns the bytes of `count` elements of a tensor. */
 static int64_t entry_bytes(const Entry *entry, int64_t count) {
     return entry->type ? gguf_bytes(entry->type, count) : count * (int64_t)stored_type_bytes(entry->tensor->type);
 }
@@ -340,7 +343,7 @@ static bool is_head(const Entry *entry) {
     return !strcmp(entry->tensor->name, "lm_head.weight") || (entry->type && !strcmp(entry->tensor->name, "output.weight"));
 }
 
-/* Files may hold a copy of the table as the head of a tied model, and what older programs kept as buffers:
+/* Files may hold a copy of the table as the head of a tied model, and buffers of older programs:
  * frequencies and masks. A GGUF file's frequencies were read with its configuration. */
 static bool is_redundant(const Folder *folder, const Entry *entry, const ModelConfig *config) {
     const StoredTensor *tensor = entry->tensor;
@@ -363,7 +366,7 @@ static bool check_rest(const Folder *folder, const ModelConfig *config, Error *e
     return true;
 }
 
-/* What HfClass.scaled is multiplied by. */
+/* Reads the factor of HfClass.scaled. */
 static bool read_scale(HfReader *reader, const char *name, const ModelConfig *config, Error *error) {
     HfModel model;
     reader->scale = 1;
@@ -386,7 +389,7 @@ static void scale_values(Precision precision, void *values, int64_t count, doubl
     }
 }
 
-/* The list is in the order of the parameters. */
+/* The list is in parameter order. */
 static void index_parameters(HfReader *reader) {
     int count = reader->graph->parameter_count, at = 0;
     reader->first = memory_allocate((count + 1) * sizeof *reader->first);
@@ -396,7 +399,7 @@ static void index_parameters(HfReader *reader) {
     }
 }
 
-/* How the tensors of a folder are called. */
+/* Returns the lister for the tensor names of a folder. */
 static HfLister *layout_of(const Folder *folder, const ModelConfig *config) {
     if (folder->gguf_tensors) return hf_list_gguf;
     for (const HfLayout *layout = hf_class(config)->layouts; layout->mark; layout++)
@@ -464,7 +467,8 @@ void hf_reader_load_bf16(const HfReader *reader, int parameter, uint16_t *values
     load_parameter(reader, parameter, sizeof *values, values);
 }
 
-/* Neighbours in the list are parts of one parameter. Of a GGUF file nothing is taken as it is. */
+/* Consecutive items of the list are parts of one parameter. GGUF tensors are never used as they
+ * are. */
 static int find_item(const HfReader *reader, const HfTensor *wanted) {
     if (reader->folder.gguf_tensors || is_scaled(reader, wanted->parameter)) return -1;
     for (int i = reader->first[wanted->parameter]; i < reader->first[wanted->parameter + 1]; i++) {

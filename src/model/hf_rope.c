@@ -1,13 +1,14 @@
-/* Rotary positions of config.json, read and written as transformers 5 does (modeling_rope_utils.py): rope_scaling
- * before rope_parameters where both are there; rope_theta inside before the one beside it; the scalings llama3,
- * linear, dynamic and yarn. Called by the readers of fields and the writer of config.json; owns nothing. */
+/* RoPE settings of config.json, read and written as transformers 5 does (modeling_rope_utils.py).
+ * rope_scaling takes precedence over rope_parameters, and a rope_theta inside the object over the
+ * one beside it. Supported scalings: llama3, linear, dynamic and yarn. Called by the readers of
+ * fields and the writer of config.json; owns nothing. */
 #include <math.h>
 #include <string.h>
 
 #include "base/json_reader.h"
 #include "model/hf_internal.h"
 
-/* By RopeScaling. */
+/* Indexed by RopeScaling. */
 static const char *const types[] = {"llama3", "linear", "dynamic", "yarn"};
 enum { TYPES = sizeof types / sizeof *types, UNSCALED = -1 };
 
@@ -15,7 +16,7 @@ static const char *const fields[] = {"rope_type", "type", "rope_theta", "partial
     "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
     "mscale_all_dim", "truncate"};
 
-/* A RopeScaling or UNSCALED. */
+/* Returns a RopeScaling or UNSCALED. */
 static int read_type(HfFieldReader *r, const json_t *rope) {
     const json_t *value = json_object_get(rope, "rope_type") ? json_object_get(rope, "rope_type") : json_object_get(rope, "type");
     const char *type = value ? json_string_value(value) : "default";
@@ -32,7 +33,7 @@ static double real(HfFieldReader *r, const json_t *rope, const char *name) {
     return json_finite_value(value);
 }
 
-/* yarn's options are what they would be without them where they are null, or 0. */
+/* Reads an option of yarn; null and 0 mean the default. */
 static double real_or(HfFieldReader *r, const json_t *rope, const char *name, double fallback) {
     const json_t *value = json_object_get(rope, name);
     if (!value || json_is_null(value)) return fallback;
@@ -40,7 +41,7 @@ static double real_or(HfFieldReader *r, const json_t *rope, const char *name, do
     return number != 0 ? number : fallback;
 }
 
-/* The field beside the object wins, as in standardize_rope_params. */
+/* The field beside the object takes precedence, as in standardize_rope_params. */
 static int64_t read_original_context(HfFieldReader *r, const json_t *rope) {
     static const char name[] = "original_max_position_embeddings";
     const json_t *value = json_object_get(r->object, name) ? json_object_get(r->object, name) : json_object_get(rope, name);
@@ -70,7 +71,8 @@ static void read_yarn(HfFieldReader *r, const json_t *rope) {
     c->rope_truncate = !truncate || json_is_true(truncate) || r->class->rounds_rope_bounds;
 }
 
-/* Dynamic scaling begins behind max_position_embeddings, so the model is built for `factor` times as many. */
+/* Dynamic scaling begins after max_position_embeddings, so the model's context is `factor` times as
+ * long. */
 static void read_dynamic(HfFieldReader *r) {
     ModelConfig *c = r->model;
     const double most = 1 << 24;
@@ -94,7 +96,7 @@ static void read_scaling(HfFieldReader *r, const json_t *rope, RopeScaling scali
     c->rope_high_frequency = real(r, rope, "high_freq_factor");
 }
 
-/* Rotary positions by type of layer, and what a later transformers may add. */
+/* Refuses RoPE settings by layer type; warns of fields that a later transformers may add. */
 static void check_fields(HfFieldReader *r, const json_t *rope) {
     const char *name;
     json_t *value;
@@ -128,7 +130,7 @@ void hf_read_rope_object(HfFieldReader *r, const char *path, const json_t *rope,
     r->good = inner.good;
 }
 
-/* What Python counts as false. */
+/* Returns whether Python counts the value as false. */
 static bool is_empty(const json_t *value) {
     return !value || json_is_null(value) || json_is_false(value) || (json_is_object(value) && !json_object_size(value)) ||
            (json_is_array(value) && !json_array_size(value));
@@ -139,7 +141,7 @@ static double number_or(const json_t *value, double fallback) {
     return json_is_finite(value) ? json_finite_value(value) : NAN;
 }
 
-/* Without scaling these classes rotate whole heads whatever partial_rotary_factor says. */
+/* Without scaling, these classes rotate whole heads whatever partial_rotary_factor says. */
 void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value) {
     const json_t *scaling = json_object_get(r->object, "rope_scaling"), *fraction = json_object_get(r->object, "partial_rotary_factor");
     bool scaled = !is_empty(scaling);

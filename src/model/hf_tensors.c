@@ -1,6 +1,7 @@
-/* Which tensors a folder or a GGUF file holds, and under which names. Our parameters have the names of the folder that
- * transformers writes today; classes that store them otherwise, and older folders, have a lister of their own in the file of
- * their family. Called by the readers and the writers of folders and GGUF files. */
+/* Lists the tensors of a folder or a GGUF file with their names. Our parameters have the names of
+ * the folders that transformers writes today. Classes with another layout, and older folders, have
+ * a lister of their own in the file of their family. Called by the readers and the writers of
+ * folders and GGUF files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,8 +71,8 @@ static char *gguf_name(const HfParameter *parameter) {
     return memory_copy_string(parameter->p->name);
 }
 
-/* Experts are stacked as ours are, but gates, upward and downward projections each on their own: every `step`th of
- * `parts` equal parts of the parameter, from part `from` on, is one tensor. */
+/* Experts are stacked as ours, with separate tensors for gate, up and down projections: a tensor
+ * consists of every `step`th of `parts` equal parts of the parameter, starting at part `from`. */
 static void append_experts(HfTensorList *list, const char *name, int layer, const HfParameter *parameter, int64_t from, int64_t step) {
     int64_t experts = parameter->p->shape[0];
     for (int64_t i = 0; i < experts; i++) {

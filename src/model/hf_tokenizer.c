@@ -1,4 +1,5 @@
-/* The file beside a tokenizer.json that tells transformers how to read it. Called by the writer of model folders. */
+/* Writes the file beside tokenizer.json that tells transformers how to read it. Called by the
+ * writer of model folders. */
 #include "model/hf_internal.h"
 
 json_t *hf_tokenizer_config(const ModelConfig *config, const char *end) {

@@ -1,6 +1,6 @@
-/* One walk over the parameters in llm.c's order serves reading and writing, of models and of gradients in states.
- * Files are mapped and converted straight into the arena. Called by `smelt convert` and by the check against llm.c's
- * states. */
+/* One walk over the parameters in llm.c's order serves reading and writing, for models and for
+ * gradients in states. Files are mapped and converted directly into the arena. Called by `smelt
+ * convert` and by the check against llm.c's states. */
 #include "base/bf16.h"
 #include "model/llmc.h"
 
@@ -20,7 +20,7 @@ enum { HEADER_INTEGERS = 256, HEADER_BYTES = 4 * HEADER_INTEGERS, PADDING = 128 
 enum { AT_MAGIC, AT_VERSION, AT_CONTEXT, AT_VOCABULARY, AT_LAYERS, AT_HEADS, AT_WIDTH, AT_PADDED };
 enum { AT_SEQUENCES = 2, AT_LENGTH }; /* of a state */
 
-/* Of one layer, in the order of the file. */
+/* Names of one layer, in file order. */
 static const char *const layer_names[] = {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight",
     "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"};
 enum { LAYER_NAMES = sizeof layer_names / sizeof *layer_names };
@@ -33,7 +33,7 @@ static const Parameter *find(const Graph *graph, const char *name) {
     return &graph->parameters[found];
 }
 
-/* Every parameter in the order of the file; the caller frees the array. */
+/* Returns every parameter in file order; the caller frees the array. */
 static const Parameter **in_file_order(const Graph *graph, int64_t layers) {
     const Parameter **order = memory_allocate(graph->parameter_count * sizeof *order);
     int count = 0;
@@ -52,7 +52,8 @@ static const Parameter **in_file_order(const Graph *graph, int64_t layers) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-/* False unless the file has a header with this magic number; `bytes` is its size. */
+/* Returns false unless the file has a header with this magic number. Sets *bytes to the file
+ * size. */
 static bool read_header(const char *path, int32_t magic, int32_t header[HEADER_INTEGERS], int64_t *bytes) {
     File file;
     Error ignored;
@@ -63,7 +64,7 @@ static bool read_header(const char *path, int32_t magic, int32_t header[HEADER_I
     return good && header[AT_MAGIC] == magic;
 }
 
-/* The file must still have the size that its header was checked against. */
+/* The file must still have the size against which its header was checked. */
 static bool map_file(FileMap *map, const char *path, int64_t bytes, Error *error) {
     if (!file_map(map, path, error)) return false;
     if (map->size == (size_t)bytes) return true;
@@ -77,7 +78,8 @@ bool llmc_is_model(const char *path) {
     return read_header(path, MAGIC, header, &bytes);
 }
 
-/* Elements of all parameters, as a double: a lying header must not overflow. */
+/* Returns the elements of all parameters as a double, because a corrupt header must not
+ * overflow. */
 static double elements(double padded, double context, double layers, double width) {
     return width * (padded + context + layers * (12 * width + 13) + 2);
 }

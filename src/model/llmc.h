@@ -6,34 +6,35 @@
 #include "base/file.h"
 #include "model/model.h"
 
-/* Whether `path` is a file that opens with llm.c's number. */
+/* Returns whether `path` is a file that starts with llm.c's magic number. */
 bool llmc_is_model(const char *path);
-/* ERROR_CHECKPOINT when header and size of the file do not agree or are none of a GPT-2. */
+/* ERROR_CHECKPOINT if header and file size do not agree or do not describe a GPT-2. */
 bool llmc_read(const char *path, ModelConfig *model, Precision *precision, Error *error);
 /* Fills `master`, the WIDE arena of a graph of the file's model. ERROR_CHECKPOINT. */
 bool llmc_load_weights(const char *path, const Graph *graph, void *master, Error *error);
-/* Writes version 3 for FP32 and version 5 for BF16, under a temporary name first. ERROR_USAGE when the model is no
- * GPT-2 as llm.c has it, or the file exists and `overwrite` is false; ERROR_CHECKPOINT. */
+/* Writes version 3 for FP32 and version 5 for BF16, under a temporary name first. ERROR_USAGE if
+ * llm.c cannot express the model, or if the file exists and `overwrite` is false;
+ * ERROR_CHECKPOINT. */
 bool llmc_write(const char *path, const ModelConfig *model, Precision precision, const float *master, bool overwrite, Error *error);
 
 /* -- States -------------------------------------------------------------------------------------------------------- */
 
-/* What llm.c's train_gpt2.py writes beside a model (*_debug_state.bin, version 2): a batch and what PyTorch makes of
- * it, in fp32. After the same header: tokens, targets, logits, the loss, and the gradients in the order of the
- * model's parameters. */
+/* The state that llm.c's train_gpt2.py writes beside a model (*_debug_state.bin, version 2): a
+ * batch and PyTorch's results for it, in fp32. After the same header come tokens, targets, logits,
+ * the loss, and the gradients in the order of the model's parameters. */
 typedef struct LlmcState {
     int64_t sequences, length;
-    const int32_t *tokens, *targets; /* [sequences * length]; a target of -1 is none */
+    const int32_t *tokens, *targets; /* [sequences * length]; -1: no target */
     const float *logits;             /* [sequences * length, vocabulary] */
     float loss;                      /* the mean over all targets */
     FileMap map;
 } LlmcState;
 
-/* Whether `path` is a file that opens with the number of a state. */
+/* Returns whether `path` is a file that starts with the magic number of a state. */
 bool llmc_is_state(const char *path);
-/* ERROR_CHECKPOINT when the file is none, or not one of `model`. It must not be overwritten in place while it is
- * open. */
+/* ERROR_CHECKPOINT if the file is not a state, or not a state of `model`. The file must not be
+ * overwritten in place while it is open. */
 bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *model, Error *error);
-/* Fills `gradients`, laid out as the gradient arena of `graph`, a graph of `model`. */
+/* Fills `gradients`, which has the layout of the gradient arena of `graph`, a graph of `model`. */
 void llmc_state_gradients(const LlmcState *state, const Graph *graph, const ModelConfig *model, void *gradients);
-void llmc_state_close(LlmcState *state); /* also of a zeroed or failed one */
+void llmc_state_close(LlmcState *state); /* also accepts a zeroed or failed state */

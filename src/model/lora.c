@@ -5,11 +5,12 @@
  * sqrt(in)) (peft/tuners/lora/layer.py): 1 / sqrt(3 in). B starts at zero, so that the model starts as it was.
  * Called by the families; owns nothing.
  *
- * The parameters of NAME.weight's adapter are NAME.lora_A.weight and NAME.lora_B.weight. Layers that are one GEMM
- * have their A one after another, which are one GEMM too.
+ * The adapter of NAME.weight has the parameters NAME.lora_A.weight and NAME.lora_B.weight. The A
+ * matrices of layers that share a GEMM are contiguous and share a GEMM too.
  *
- * Of a layer whose output ranks share out, each has all of A and its rows of B; of one whose input they share out, its
- * columns of A and all of B. What each adds is then a part of the layer's own result, and so are the gradients. */
+ * If ranks divide a layer's output, each rank has all of A and its rows of B. If ranks divide its
+ * input, each rank has its columns of A and all of B. The adapter's result is then divided like the
+ * layer's own result, and so are the gradients. */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -26,14 +27,14 @@
 #include "ops/linear/linear.h"
 #include "ops/lora/lora.h"
 
-/* A layer with an adapter, one of those that a weight is a view of. */
+/* A layer with an adapter, one of the layers that a weight views. */
 typedef struct Adapted {
-    Parameter layer;     /* a copy: the graph's own move when it grows */
-    LoraColumns columns; /* of the output that this rank makes with it; count 0: none */
-    int64_t skipped;     /* rows of its B before those of the columns */
+    Parameter layer;     /* a copy, because the graph's own moves when it grows */
+    LoraColumns columns; /* the columns of the output that this rank computes with it; count 0: none */
+    int64_t skipped;     /* rows of its B before those columns */
 } Adapted;
 
-/* The adapters of one part of a layer, of which this rank makes columns. */
+/* The adapters of one part of a layer, for the columns that this rank computes. */
 typedef struct Adapters {
     TensorId down, up; /* [count * rank, in] and [sum of columns, rank] */
     int count;         /* 0: none */
@@ -45,8 +46,9 @@ char *parameter_module(const char *parameter) {
     return memory_format("%.*s", (int)stem, parameter);
 }
 
-/* The layers with adapters among those that `weight` is a view of, NAME.weight [out, in], in order; returns their number. This
- * rank multiplies by `rows` of the view, which make columns of the output from `column` on. */
+/* Finds the layers with adapters among those that `weight` views, NAME.weight [out, in], in order;
+ * returns their number. This rank multiplies by rows `rows` of the view, which give the columns of
+ * the output from `column` on. */
 static int find_adapted(
     const Builder *b, TensorId weight, CutShare rows, int64_t column, LoraGroup group, Adapted found[LORA_MAX_ADAPTERS]) {
     const Graph *graph = b->graph;
@@ -68,8 +70,9 @@ static int find_adapted(
     return count;
 }
 
-/* Declares NAME.lora_A.weight [rank, in] or NAME.lora_B.weight [out, rank] for each layer, one after another, and views them
- * as one matrix. Ranks share it out as they do the layer, along the dimension that both have. */
+/* Declares NAME.lora_A.weight [rank, in] or NAME.lora_B.weight [out, rank] for each layer,
+ * contiguously, and views them as one matrix. Ranks divide it as they divide the layer, along the
+ * dimension that both have. */
 static TensorId declare(Graph *graph, const Adapted *adapted, int count, bool down, int64_t rank, double std) {
     TensorId matrices[LORA_MAX_ADAPTERS];
     for (int i = 0; i < count; i++) {
@@ -82,17 +85,17 @@ static TensorId declare(Graph *graph, const Adapted *adapted, int count, bool do
     return graph_fuse(graph, matrices, count);
 }
 
-/* U(-1 / sqrt(in), 1 / sqrt(in)) has this deviation. */
+/* The deviation of U(-1 / sqrt(in), 1 / sqrt(in)). */
 static double deviation(int64_t in) { return 1 / sqrt(3.0 * (double)in); }
 
-/* (alpha / rank) A x, or what rsLoRA has in place of that factor */
+/* (alpha / rank) A x, or with the factor of rsLoRA */
 static TensorId scaled(const Builder *b, TensorId u) {
     double factor = lora_factor(b->lora);
     return factor == 1 ? u : op_scale(b->graph, u, factor);
 }
 
-/* The adapters of one part, for its columns, which begin at `column`. A layer of which this rank makes no columns has an
- * adapter all the same, as on the other ranks. */
+/* Returns the adapters of one part for its columns, which begin at `column`. A layer of which this
+ * rank computes no columns still has an adapter, as on the other ranks. */
 static Adapters adapters_of(Builder *b, TensorId weight, CutShare rows, int64_t column, LoraGroup group) {
     Graph *graph = b->graph;
     int64_t rank = b->lora ? b->lora->rank : 0;
@@ -139,7 +142,7 @@ static bool multiplies_in_fp8(const Builder *b, TensorId x, const Linear *linear
 
 static MeshAxes summed_axes(const Linear *linear) { return linear->split == SPLIT_INPUT ? AXES_TENSOR : 0; }
 
-/* A layer of one part and its adapters at once. */
+/* Computes a layer of one part together with its adapters. */
 static TensorId multiply_adapted(Builder *b, TensorId x, const Linear *linear, const Adapters *adapters) {
     AdaptedLinear layer = {.w = builder_read(b, linear->parts[0].w),
         .bias = linear->parts[0].bias,
@@ -249,7 +252,7 @@ static bool has_adapted_experts(const Graph *graph) {
     return false;
 }
 
-/* Checks that each name of lora.modules_to_save is that of a table in the graph. */
+/* Checks that each name of lora.modules_to_save is the name of a table in the graph. */
 static bool check_saved(const Graph *graph, const ModelConfig *config, const LoraConfig *lora, Error *error) {
     for (const char *at = lora->modules_to_save ? lora->modules_to_save : ""; *at; at += *at == ',') {
         size_t length = strcspn(at, ",");
@@ -272,7 +275,7 @@ static bool check_saved(const Graph *graph, const ModelConfig *config, const Lor
     return true;
 }
 
-/* Checks that the model has the rows that lora.tokens names. */
+/* Checks that the model has the rows of lora.tokens. */
 static bool check_tokens(const ModelConfig *config, const LoraConfig *lora, Error *error) {
     const TokenRuns runs = lora_token_runs(lora);
     if (!runs.count) return true;

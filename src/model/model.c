@@ -1,6 +1,6 @@
-/* From configuration to graph: inputs, the family's trunk, head and loss; and what concerns all parameters:
- * counting, initial values, casting. Owns nothing but the graph that it hands out. Called by whatever trains,
- * evaluates, generates or sizes a model. */
+/* From configuration to graph: inputs, the family's trunk, head and loss. Also operations on all
+ * parameters: counting, initial values, casting. Owns nothing; the caller owns the graph that it
+ * returns. Called by code that trains, evaluates, generates or sizes a model. */
 #include "model/model.h"
 
 #include <assert.h>
@@ -63,7 +63,7 @@ static void append_loss(const Builder *b, const Model *model, TensorId normed, T
     else op_linear_cross_entropy(b->graph, normed, head, model->targets, model->scale, model->loss, config->vocabulary);
 }
 
-/* What follows the last norm: the head, with the loss where there is one. */
+/* Appends the head after the last norm, and the loss if there is one. */
 static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     Graph *graph = model->graph;
     if (!trunk.normed) return; /* a stage before the last one */
@@ -87,7 +87,7 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     graph->tensors[model->largest].keep = true;
 }
 
-/* The family has appended its head. */
+/* Appends the loss or the output of a family that appended its own head. */
 static void append_velocity(Model *model, TensorId velocity, bool loss) {
     if (loss) {
         op_squared_error(model->graph, velocity, model->image.target, model->image.weights, model->scale, model->loss);
@@ -109,7 +109,8 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
     Graph *graph = graph_create(precision, mode == MODEL_TRAIN);
     graph->frozen = lora && lora->rank;
     if (mesh) graph->mesh = mesh;
-    /* In generation AXIS_CP shares the caches out, and every rank computes all new rows. */
+    /* In generation the ranks of AXIS_CP divide the caches, and every rank computes all new
+     * rows. */
     int64_t rows = sequences * length / (mode == MODEL_GENERATE ? 1 : graph->mesh->size[AXIS_CP]), one = 1, two = 2;
     Model model = {.graph = graph, .mode = mode, .sequences = sequences, .length = length, .rows = rows};
     bool loss = mode == MODEL_TRAIN || mode == MODEL_EVALUATE;
@@ -226,7 +227,8 @@ void model_initialize_interval(
         Slice slice = graph_take_slice(graph, &rest);
         device_normals(device, at, (int)element, &slice, &normals);
     }
-    /* The skip class starts, and stays, out of reach (reference: the released ZAYA1 weights). */
+    /* The skip class starts out of reach and stays there (reference: the released ZAYA1
+     * weights). */
     if (p->kind == PARAMETER_BALANCE_BIAS && family_of(config)->skips_experts && count && first + count == p->count) {
         float single = -1;
         double twice = -1;

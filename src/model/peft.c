@@ -1,10 +1,12 @@
-/* Reads and writes PEFT's folders of adapters (peft/utils/save_and_load.py, peft/tuners/lora/layer.py of 0.21).
+/* Reads and writes PEFT's folders of adapters (peft/utils/save_and_load.py,
+ * peft/tuners/lora/layer.py of 0.21).
  *
- * A linear layer's adapter has our names behind "base_model.model.": NAME.lora_A.weight [rank, in] and NAME.lora_B.weight
- * [out, rank]. The adapters of experts belong to parameters, not to modules (target_parameters): those of a module are
- * nested, gate_up_proj's inside of down_proj's, so that the former's are called experts.base_layer.lora_A.weight and the
- * latter's experts.lora_A.weight, as is a single one. Our A [E, rank, in] is theirs [E * rank, in]; our B [E, out, rank] is
- * theirs [out, rank * E] with the expert as the fastest index. */
+ * A linear layer's adapter has our names after "base_model.model.": NAME.lora_A.weight [rank, in]
+ * and NAME.lora_B.weight [out, rank]. The adapters of experts belong to parameters, not to modules
+ * (target_parameters). PEFT nests the adapters of a module: gate_up_proj's is inside down_proj's
+ * and is called experts.base_layer.lora_A.weight; down_proj's, or a single one, is called
+ * experts.lora_A.weight. Our A [E, rank, in] is PEFT's [E * rank, in]. Our B [E, out, rank] is
+ * PEFT's [out, rank * E], with the expert as the fastest index. */
 #include "model/peft.h"
 
 #include <assert.h>
@@ -31,22 +33,23 @@
 #define DOWN_PROJ ".experts.down_proj"
 #define ROWS LORA_ROWS
 #define HEAD "lm_head.weight"
-#define ROWS_BASE ".token_adapter.base_layer.weight" /* the table that ROWS change, which is kept if it was resized */
-#define ROUTER ".mlp.gate" /* of Mixtral: a parameter of a module that is no linear layer */
+#define ROWS_BASE ".token_adapter.base_layer.weight" /* the table that ROWS changes, saved if it was resized */
+#define ROUTER ".mlp.gate" /* of Mixtral: a parameter of a module that is not a linear layer */
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
 
-/* The module of an adapter's parameter, for the caller to free; NULL: the name is not one of an adapter. */
+/* Returns the module of an adapter's parameter, for the caller to free; NULL if the name is not an
+ * adapter's. */
 static char *module_of(const char *name) {
     if (!ends_with(name, DOWN) && !ends_with(name, UP)) return NULL;
     return memory_format("%.*s", (int)(strlen(name) - strlen(DOWN)), name);
 }
 
-/* PEFT's name of what is trained, for the caller to free. */
+/* Returns PEFT's name of a trained parameter, for the caller to free. */
 static char *stored_name(const Graph *graph, const Parameter *p) {
     SCOPED_FREE char *module = module_of(p->name);
     const char *half = p->name + (module ? strlen(module) : 0);
-    if (!module) return memory_format(PREFIX "%s", p->name); /* a table that is trained whole */
+    if (!module) return memory_format(PREFIX "%s", p->name); /* a table that is trained in full */
     bool inner = ends_with(module, GATE_UP), outer = ends_with(module, DOWN_PROJ);
     if (!inner && !outer) return memory_format(PREFIX "%s", p->name);
     int stem = (int)(strlen(module) - strlen(inner ? GATE_UP : DOWN_PROJ));
@@ -57,8 +60,8 @@ static char *stored_name(const Graph *graph, const Parameter *p) {
 
 /* -- The configuration ---------------------------------------------------------------------------------------------- */
 
-/* Fields of adapter_config.json that are read, or say nothing about what the adapters compute, and what they may hold besides
- * null. */
+/* Fields of adapter_config.json that other code reads, or that do not affect what the adapters
+ * compute, and the types that they may have besides null. */
 typedef enum PeftFieldKind { PEFT_BOOLEAN = 1, PEFT_TEXT = 2, PEFT_NUMBER = 4, PEFT_LIST = 8, PEFT_OBJECT = 16 } PeftFieldKind;
 static const struct {
     const char *name;
@@ -124,13 +127,14 @@ static bool check_field(const char *field, const json_t *value, const char *path
     return peft_is_empty(value) || error_set(error, ERROR_CHECKPOINT, "%s: %s is set, which smelt does not compute", path, field);
 }
 
-/* Some initial values come with another base: what PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA take out of the weights. */
+/* Some initializations change the base: PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA subtract from its
+ * weights. */
 static bool changes_base(const json_t *content) {
     const char *start = json_string_value(json_object_get(content, "init_lora_weights"));
     return start && strcmp(start, "gaussian") != 0 && strcmp(start, "eva") != 0 && strcmp(start, "orthogonal") != 0;
 }
 
-/* Whether the texts that messages quote have no control characters. */
+/* Checks that the texts that messages quote have no control characters. */
 static bool check_texts(const json_t *content, const char *path, Error *error) {
     const char *field;
     json_t *value;
@@ -200,7 +204,8 @@ static bool names_down_proj(const json_t *content) {
     return false;
 }
 
-/* Our name of the module whose adapter a tensor called PREFIX STEM DOWN is half of, for the caller to free. */
+/* Returns our name of the module to which a tensor called PREFIX STEM DOWN belongs, for the caller
+ * to free. */
 static char *named_module(const PeftFolder *peft, const json_t *content, const char *stem) {
     static const char inner[] = ".experts.base_layer";
     if (ends_with(stem, inner)) return memory_format("%.*s" GATE_UP, (int)(strlen(stem) - strlen(inner)), stem);
@@ -210,14 +215,14 @@ static char *named_module(const PeftFolder *peft, const json_t *content, const c
     return memory_format("%.*s%s", (int)(strlen(stem) - strlen(".experts")), stem, outer ? DOWN_PROJ : GATE_UP);
 }
 
-/* An adapter is two tensors. */
+/* An adapter consists of two tensors. */
 static bool check_pair(const PeftFolder *peft, const char *name, const char *stem, Error *error) {
     SCOPED_FREE char *other = memory_format(PREFIX "%s%s", stem, ends_with(name, DOWN) ? UP : DOWN);
     return safetensors_find(&peft->file, other) ||
            error_set(error, ERROR_CHECKPOINT, "%s has %s and no %s: an adapter is both", peft->path, name, other);
 }
 
-/* PEFT would leave an adapter out that its configuration does not name. */
+/* PEFT ignores an adapter that its configuration does not name. */
 static bool check_named(const PeftFolder *peft, const PeftModules *modules, const char *name, const char *stem, Error *error) {
     SCOPED_FREE char *module = named_module(peft, peft->content, stem);
     bool named = false;
@@ -286,7 +291,7 @@ void peft_close(PeftFolder *peft) {
     *peft = (PeftFolder){0};
 }
 
-/* Experts, rows and columns of one half of an adapter; `down`: it is A. */
+/* Experts, rows and columns of A (`down`) or B of an adapter. */
 typedef struct Half {
     int64_t experts, rows, columns;
     bool down;
@@ -296,12 +301,12 @@ static Half half_of(const Parameter *p) {
     return (Half){p->rank == 3 ? p->shape[0] : 1, p->shape[p->rank - 2], p->shape[p->rank - 1], ends_with(p->name, DOWN) != 0};
 }
 
-/* Where PEFT has element (row, column) of an expert's half. */
+/* Returns PEFT's index of element (row, column) of an expert's half. */
 static int64_t stored_at(const Half *h, int64_t expert, int64_t row, int64_t column) {
     return h->down ? (expert * h->rows + row) * h->columns + column : (row * h->columns + column) * h->experts + expert;
 }
 
-/* Calls for each element: `ours` and `theirs` are its places. */
+/* Loops over the elements; `ours` and `theirs` are the indices of an element. */
 #define EACH_ELEMENT(h, ours, theirs)                                                                       \
     for (int64_t e = 0, ours = 0; e < (h).experts; e++)                                                     \
         for (int64_t r = 0; r < (h).rows; r++)                                                              \
@@ -322,7 +327,8 @@ static bool load_half(const PeftFolder *peft, const Graph *graph, const Paramete
     return true;
 }
 
-/* Whether each matrix that the configuration gives an adapter has one: PEFT would begin it anew. */
+/* Checks that each matrix that the configuration selects has an adapter: PEFT would initialize a
+ * missing one. */
 static bool check_missing(const PeftFolder *peft, const Graph *graph, Error *error) {
     static const char end[] = ".weight";
     SCOPED(peft_modules_close) PeftModules modules = {0};
@@ -343,7 +349,8 @@ static bool check_missing(const PeftFolder *peft, const Graph *graph, Error *err
 
 /* -- Parts of the base ------------------------------------------------------------------------------------------------ */
 
-/* The ids whose rows of a module's table a folder holds, a list of them, or an object of lists by the ends of modules' names. */
+/* Returns the ids of a module's table whose rows the folder holds. The field is a list of ids, or
+ * an object of lists by suffixes of module names. */
 static const json_t *find_rows(const PeftFolder *peft, const char *module) {
     const json_t *indices = json_object_get(peft->content, "trainable_token_indices"), *list;
     const char *name;
@@ -354,14 +361,16 @@ static const json_t *find_rows(const PeftFolder *peft, const char *module) {
     return json_is_array(indices) ? indices : NULL;
 }
 
-/* Returns true for copies that PEFT saves of a resized module, beside the tensor that it reads. */
+/* Returns true for copies that PEFT saves of a resized module in addition to the tensor that it
+ * reads. */
 static bool is_copy(const char *name) { return ends_with(name, ".modules_to_save.weight") || ends_with(name, ".original_module.weight"); }
 
 static bool refuse_tensor(const PeftFolder *peft, const StoredTensor *tensor, const char *why, Error *error) {
     return error_set(error, ERROR_CHECKPOINT, "%s: %s %s", peft->path, tensor->name, why);
 }
 
-/* The row of the rows that the runs name, or without runs of a table, that belongs to an id; -1: there is none. */
+/* Returns the row of an id among the rows of the runs or, without runs, of a table; -1: there is
+ * none. */
 static int64_t row_of(const Parameter *p, const TokenRuns *runs, int64_t id) {
     if (!runs->count) return id < p->shape[0] ? id : -1;
     for (const TokenRun *run = runs->items; run < runs->items + runs->count; run++)
@@ -369,7 +378,7 @@ static int64_t row_of(const Parameter *p, const TokenRuns *runs, int64_t id) {
     return -1;
 }
 
-/* Values [count, width] in place of rows of a table, or of those that lora.tokens names. */
+/* Writes values [count, width] over rows of a table, or over the rows of lora.tokens. */
 static bool put_rows(const PeftFolder *peft, const StoredTensor *tensor, const char *module, const Parameter *p, const TokenRuns *runs,
     const float *values, void *master, Error *error) {
     const json_t *rows = find_rows(peft, module);
@@ -401,28 +410,30 @@ static bool put_whole(
     return true;
 }
 
-/* The token table of a tied model, the first one; -1: there is none. */
+/* Returns the first token table of a tied model, or -1. */
 static int find_table(const Graph *graph) {
     for (int i = 0; i < graph->parameter_count; i++)
         if (graph->parameters[i].kind == PARAMETER_EMBEDDING) return i;
     return -1;
 }
 
-/* The module that a tensor of the base is the weight of, or has rows of, for the caller to free. */
+/* Returns the module that a tensor of the base is the weight of, or has rows of, for the caller to
+ * free. */
 static char *replaced_module(const char *tensor) {
     const char *name = tensor + strlen(PREFIX), *end = ends_with(name, ROWS) ? ROWS : ends_with(name, ROWS_BASE) ? ROWS_BASE : ".weight";
     return memory_format("%.*s", (int)(strlen(name) - (ends_with(name, end) ? strlen(end) : 0)), name);
 }
 
-/* The parameter that a tensor of the base is, or has rows of; -1: the model has none. */
+/* Returns the parameter that a tensor of the base is, or has rows of; -1: the model has none. */
 static int find_replaced(const Graph *graph, const char *tensor) {
     SCOPED_FREE char *module = replaced_module(tensor), *weight = memory_format("%s.weight", module);
     int index = graph_find_parameter(graph, ends_with(tensor, ".bias") ? tensor + strlen(PREFIX) : weight);
     return index < 0 && !strcmp(weight, HEAD) ? find_table(graph) : index;
 }
 
-/* Checks that what the folder has of a tied model's table and of its head is one table. PEFT saves both with ensure_weight_tying, and
- * else trains them apart; it does so in GPT-2 and MPT with it too, unless modules_to_save names both. */
+/* Checks that the folder has the same values for a tied model's table and its head. PEFT saves both
+ * with ensure_weight_tying, and otherwise trains them separately. In GPT-2 and MPT it trains them
+ * separately even with ensure_weight_tying, unless modules_to_save names both. */
 static bool check_tied(const PeftFolder *peft, const StoredTensor *tensor, const Parameter *table, Error *error) {
     SCOPED_FREE char *module = replaced_module(tensor->name);
     const char *part = tensor->name + strlen(PREFIX) + strlen(module);
@@ -438,7 +449,7 @@ static bool check_tied(const PeftFolder *peft, const StoredTensor *tensor, const
                error);
 }
 
-/* Puts a tensor in the place of parameter `index`: a table, or with `runs` the rows that these name. */
+/* Writes a tensor over parameter `index`: a table or, with `runs`, the rows that these name. */
 static bool replace_one(
     const PeftFolder *peft, const StoredTensor *tensor, const Graph *graph, int index, const TokenRuns *runs, void *master, Error *error) {
     bool rows = ends_with(tensor->name, ROWS), tied = graph_find_parameter(graph, HEAD) < 0;
@@ -446,7 +457,7 @@ static bool replace_one(
     if (index < 0) return refuse_tensor(peft, tensor, "belongs to no layer of the model", error);
     const Parameter *p = &graph->parameters[index];
     if (tied && index == find_table(graph) && !check_tied(peft, tensor, p, error)) return false;
-    if (tied && rows && !strcmp(module, "lm_head")) return true; /* the same rows as those of the embedding */
+    if (tied && rows && !strcmp(module, "lm_head")) return true; /* the same rows as the embedding's */
     if (tensor->type > STORED_F16) return refuse_tensor(peft, tensor, "is not in F32, BF16 or F16", error);
     int64_t count = 1;
     for (int i = 0; i < tensor->rank; i++) count *= tensor->shape[i];
@@ -455,14 +466,15 @@ static bool replace_one(
     return rows ? put_rows(peft, tensor, module, p, runs, values, master, error) : put_whole(peft, tensor, p, values, master, error);
 }
 
-/* Whether the folder has a tensor of this end, which a field of the configuration names. */
+/* Checks that the folder has a tensor with this suffix, which a field of the configuration
+ * names. */
 static bool check_end(const PeftFolder *peft, const char *end, const char *field, Error *error) {
     for (size_t i = 0; i < peft->file.count; i++)
         if (ends_with(peft->file.tensors[i].name, end)) return true;
     return error_set(error, ERROR_CHECKPOINT, "%s has no %s, which %s of its adapter_config.json names", peft->path, end, field);
 }
 
-/* PEFT would silently use the base's where a module of modules_to_save has no tensor. */
+/* PEFT would silently use the base's weights if a module of modules_to_save has no tensor. */
 static bool check_saved(const PeftFolder *peft, Error *error) {
     const json_t *modules = json_object_get(peft->content, "modules_to_save"),
                  *rows = json_object_get(peft->content, "trainable_token_indices"), *list;
@@ -481,7 +493,7 @@ static bool check_saved(const PeftFolder *peft, Error *error) {
 
 bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
     if (!check_saved(peft, error)) return false;
-    for (int rows = 0; rows < 2; rows++) /* whole tables before rows of them */
+    for (int rows = 0; rows < 2; rows++) /* whole tables before their rows */
         for (size_t i = 0; i < peft->file.count; i++) {
             const StoredTensor *tensor = &peft->file.tensors[i];
             bool due = is_of_base(tensor->name) && !is_copy(tensor->name) && ends_with(tensor->name, ROWS) == rows;
@@ -492,7 +504,7 @@ bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Erro
 
 /* -- Reading what a run trains ---------------------------------------------------------------------------------------- */
 
-/* The trained parameter that a tensor of the base is for; -1: the graph has none. */
+/* Returns the trained parameter that a tensor of the base is for; -1: the graph has none. */
 static int find_trained(const Graph *graph, const char *tensor) {
     if (ends_with(tensor, ROWS_BASE)) return -1; /* the table of another base */
     int index = ends_with(tensor, ROWS) ? graph_find_parameter(graph, tensor + strlen(PREFIX)) : find_replaced(graph, tensor);
@@ -556,8 +568,8 @@ bool peft_load(const PeftFolder *peft, const LoraConfig *lora, const Graph *grap
 
 /* -- Writing -------------------------------------------------------------------------------------------------------- */
 
-/* "self_attn.q_proj" of "model.layers.3.self_attn.q_proj": what follows the layer's number, for which PEFT looks at the ends of
- * names. */
+/* Returns "self_attn.q_proj" for "model.layers.3.self_attn.q_proj": the text after the layer's
+ * number. PEFT compares suffixes of names. */
 static const char *end_of(const char *module) {
     const char *begin = module + strcspn(module, "0123456789");
     return begin + strspn(begin, "0123456789.");
@@ -569,7 +581,7 @@ static bool holds(const json_t *array, const char *text) {
     return false;
 }
 
-/* "embed_tokens" of "model.embed_tokens". */
+/* Returns "embed_tokens" for "model.embed_tokens". */
 static const char *last_part(const char *module) {
     const char *dot = strrchr(module, '.');
     return dot ? dot + 1 : module;
@@ -586,12 +598,14 @@ static int64_t count_ends(const Graph *graph, const char *end) {
     return count;
 }
 
-/* What smelt has as a matrix and transformers as a parameter of a module: stacks of experts, and routers of some classes. */
+/* Returns whether smelt's matrix is a parameter of a module in transformers: stacks of experts, and
+ * routers of some classes. */
 static bool is_parameter(const char *module, const HfClass *class) {
     return ends_with(module, GATE_UP) || ends_with(module, DOWN_PROJ) || (class->router_is_parameter && ends_with(module, ROUTER));
 }
 
-/* The ids of lora.tokens, by the names of the modules whose rows the graph trains; NULL: it trains none. */
+/* Returns the ids of lora.tokens, by the names of the modules whose rows the graph trains; NULL: it
+ * trains none. */
 static json_t *describe_tokens(const LoraConfig *lora, const Graph *graph) {
     json_t *modules = json_object();
     const TokenRuns runs = lora_token_runs(lora);
@@ -651,7 +665,7 @@ static bool write_config(
     return file_write(path, text, (int64_t)strlen(text), error);
 }
 
-/* A table in fp32. */
+/* Converts a table to fp32. */
 static StoredTensor store_table(const Graph *graph, const Parameter *p, const void *master) {
     float *values = memory_allocate((size_t)p->count * sizeof *values);
     for (int64_t i = 0; i < p->count; i++) values[i] = (float)element_get((size_t)p->element_bytes, parameter_in(p, master), i);
@@ -659,7 +673,8 @@ static StoredTensor store_table(const Graph *graph, const Parameter *p, const vo
         .name = stored_name(graph, p), .type = STORED_F32, .rank = 2, .shape = {p->shape[0], p->shape[1]}, .data = values};
 }
 
-/* One half in fp32 as PEFT has it. `experts`: how many share it, each of which gets a copy; 1 for others. */
+/* Converts one half to fp32 in PEFT's layout. `experts`: the number of experts that share it, each
+ * of which gets a copy; otherwise 1. */
 static StoredTensor store_half(const Graph *graph, const Parameter *p, const void *master, int64_t experts) {
     Half own = half_of(p), h = own;
     h.experts *= experts;

@@ -1,5 +1,6 @@
-/* Which modules have adapters by an adapter_config.json: those that end in a name of target_modules, or whose whole name its
- * pattern matches, but for those that exclude_modules names likewise. PCRE2 stands for Python's re. Called by peft.c. */
+/* Decides which modules have adapters according to adapter_config.json: a module whose name ends in
+ * a name of target_modules, or matches its pattern in full, and which exclude_modules does not
+ * select in the same way. PCRE2 replaces Python's re. Called by peft.c. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -24,7 +25,7 @@ static bool is_all_linear(const json_t *targets) {
     return json_is_string(targets) && !strcasecmp(json_string_value(targets), "all-linear");
 }
 
-/* The field as a pattern; none where it is a list, or left out. */
+/* Compiles the field as a pattern; none if it is a list or absent. */
 static bool compile(struct pcre2_real_code_8 **code, const json_t *content, const char *field, const char *path, Error *error) {
     const json_t *value = json_object_get(content, field);
     int reason;
@@ -41,8 +42,8 @@ static bool compile(struct pcre2_real_code_8 **code, const json_t *content, cons
     return error_set(error, ERROR_CHECKPOINT, "%s: %s of its adapter_config.json is no pattern: %s", path, field, (const char *)message);
 }
 
-/* Whether the pattern matches the whole name, as re.fullmatch has it. Names are short, and a pattern that backtracks for ever is
- * stopped. */
+/* Sets *found if the pattern matches the whole name, as re.fullmatch does. Names are short; a step
+ * limit stops endless backtracking. */
 static bool matches(const PeftModules *modules, const pcre2_code *code, const char *module, bool *found, Error *error) {
     enum { MOST_STEPS = 100000 };
     pcre2_match_data *data = pcre2_match_data_create(1, NULL);
@@ -73,7 +74,8 @@ void peft_modules_close(PeftModules *modules) {
 
 /* -- Names and layers ------------------------------------------------------------------------------------------------ */
 
-/* Whether a list of names has the module, or an end of it behind a dot. */
+/* Returns whether a list has the module's name or a suffix of it after a dot. `whole`: only the
+ * full name. */
 static bool lists_module(const json_t *list, const char *module, bool whole) {
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *name = json_string_value(json_array_get(list, i));
@@ -84,7 +86,7 @@ static bool lists_module(const json_t *list, const char *module, bool whole) {
     return false;
 }
 
-/* The number of a module's layer, its first part that is a number; -1: it has none. */
+/* Returns a module's layer, the first numeric part of its name; -1: none. */
 static int64_t layer_of(const char *module) {
     enum { MOST_DIGITS = 9 };
     for (const char *part = module; *part; part += strcspn(part, "."), part += *part == '.') {
@@ -94,7 +96,7 @@ static int64_t layer_of(const char *module) {
     return -1;
 }
 
-/* layers_to_transform: one number or a list of them; without it all layers. */
+/* layers_to_transform is one number or a list of numbers; absent: all layers. */
 static bool has_layer(const json_t *layers, int64_t layer) {
     bool listed = false;
     if (!layers || peft_is_empty(layers)) return true;
@@ -106,8 +108,8 @@ static bool has_layer(const json_t *layers, int64_t layer) {
     return listed;
 }
 
-/* Whether the layer of a module is left out; a module that is named in full has its adapter wherever it is (check_target_module_exists
- * of peft/tuners/tuners_utils.py). */
+/* Returns whether layers_to_transform leaves out the layer of a module. A module that is named in
+ * full has its adapter in any layer (check_target_module_exists of peft/tuners/tuners_utils.py). */
 bool peft_leaves_out_layer(const json_t *content, const char *module) {
     const json_t *targets = json_object_get(content, "target_modules");
     return lists_module(targets, module, false) && !lists_module(targets, module, true) &&
@@ -116,7 +118,7 @@ bool peft_leaves_out_layer(const json_t *content, const char *module) {
 
 /* -- Both together --------------------------------------------------------------------------------------------------- */
 
-/* Whether exclude_modules has it; an empty field excludes none. */
+/* Sets *excluded if exclude_modules selects the module; an empty field excludes none. */
 static bool excludes(const PeftModules *modules, const char *module, bool *excluded, Error *error) {
     const json_t *field = json_object_get(modules->content, "exclude_modules");
     *excluded = lists_module(field, module, false);

@@ -1,5 +1,6 @@
-/* Rounds matrices to codes on the host, as many threads as there are, and sends these to the device: one parameter at a time, so
- * that a model never is in memory whole. Called when the base of adapters is loaded. */
+/* Quantizes matrices on the host with all threads and uploads the quantized values to the device,
+ * one parameter at a time, so that a whole model is never in memory. Called when the base of
+ * adapters is loaded. */
 #include "model/quantized.h"
 
 #include <stdlib.h>
@@ -27,13 +28,14 @@ bool quantized_put(const Executor *executor, const Parameter *p, const float *va
     return true;
 }
 
-/* Repeats the `size` bytes that `to` begins with until `bytes` are filled. */
+/* Repeats the first `size` bytes of `to` until `bytes` bytes are filled. */
 static void repeat(void *to, int64_t size, int64_t bytes) {
     for (int64_t filled = size; filled < bytes; filled *= 2)
         memcpy((char *)to + filled, to, (size_t)(filled < bytes - filled ? filled : bytes - filled));
 }
 
-/* The codes and scales of `NORMALS` values, repeated over the parameter: the values are one row, and fill one scale of scales. */
+/* Repeats the quantized values and scales of NORMALS values over the parameter. The values form one
+ * row, and fill one scale of scales. */
 enum { NORMALS = NF4_BLOCK * NF4_OUTER };
 static void repeat_codes(const Parameter *p, const uint8_t *codes, const void *scales, uint8_t *all_codes, char *all_scales) {
     int64_t bytes = quantized_code_bytes(p->quantization, p->count), chunk = quantized_code_bytes(p->quantization, NORMALS);

@@ -1,10 +1,12 @@
-/* Frozen matrices that a program holds as codes (lora.base; Parameter.quantization): where their values come from. */
+/* Frozen matrices that a program holds quantized (lora.base; Parameter.quantization): filling them
+ * with values. */
 #pragma once
 
 #include "graph/graph.h"
 
-/* Rounds the values of parameter `p`, [count] in fp32 of the host, to its codes on the executor's device. ERROR_NUMERICS where one
- * is not finite. */
+/* Quantizes the values of parameter `p`, [count] in fp32 on the host, into the executor's device.
+ * ERROR_NUMERICS if one is not finite. */
 bool quantized_put(const Executor *executor, const Parameter *p, const float *values, Error *error);
-/* Fills all of them with codes of some normal values, repeated: a model that is not loaded, as in benchmarks, computes with numbers. */
+/* Fills all quantized matrices with the repeated quantized values of some normal numbers, so that a
+ * model that is not loaded, as in benchmarks, computes with finite numbers. */
 void quantized_fill(const Executor *executor);

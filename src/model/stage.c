@@ -1,5 +1,5 @@
-/* A stage of a pipeline: which layers it has, and what it receives and sends. Tensors that travel are in the stash, where
- * they stay until the transfer has ended. Owns nothing. Called by builder.c and model.c. */
+/* A pipeline stage: its layers, and the tensors that it receives and sends. These tensors stay in
+ * the stash until the transfer has ended. Owns nothing. Called by builder.c and model.c. */
 #include <assert.h>
 
 #include "model/builder.h"
@@ -13,10 +13,10 @@ int builder_chunks(const Builder *b) { return b->cut ? b->cut->chunks : 1; }
 
 static int piece_of(const Builder *b, int chunk) { return chunk * stages_of(b) + stage_of(b); }
 bool builder_is_last_piece(const Builder *b, int chunk) { return !b->cut || piece_of(b, chunk) == stages_of(b) * b->cut->chunks - 1; }
-/* The last one may have the head alone, which reads nothing but the stream. */
+/* The last piece may have only the head, which reads nothing but the stream. */
 static bool has_layers(const Builder *b, int piece) { return b->cut->begin[piece] < b->cut->begin[piece + 1]; }
 
-/* A tensor that is received, [rows, columns]. */
+/* Returns a received tensor, [rows, columns]. */
 static TensorId received(Builder *b, int64_t rows, int64_t columns, const char *name) {
     TensorId tensor = graph_tensor(b->graph, ARENA_STASH, TYPE_WIDE, 2, (int64_t[]){rows, columns}, name);
     b->graph->tensors[tensor].keep = true;
