@@ -44,7 +44,7 @@ extern KernelTable kernel_table_generic_fp64, kernel_table_generic_fp32, kernel_
 extern KernelTable kernel_table_avx2_fp32, kernel_table_avx2_bf16, kernel_table_avx512_fp32, kernel_table_avx512_bf16;
 #endif
 
-/* Best first; the last runs anywhere. */
+/* Best first; the last one runs anywhere. */
 static const struct CpuVariant {
     CpuIsa isa;
     const OpKernel *const *fp32, *const *bf16;

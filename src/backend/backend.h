@@ -1,23 +1,27 @@
-/* The back ends of this program, known here alone: opens devices, and gives their kernels of the operations. */
+/* The back ends of this program; no other code knows them. Opens devices and returns their kernels
+ * of the operations. */
 #pragma once
 
 #include "backend/cpu/cpu_device.h"
 #include "graph/graph.h"
 
-/* DEVICE_AUTO: a GPU if there is one, else the CPU. The vendors' variables (HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES
- * ...) choose among several GPUs, by `index` among those visible. ERROR_USAGE when what was asked for is not here, with
- * what is missing. The caller closes it. */
+/* Opens a device. DEVICE_AUTO: a GPU if there is one, otherwise the CPU. The vendors' variables
+ * (HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES ...) select visible GPUs; `index` counts among them.
+ * ERROR_USAGE if the requested device is not available, with the missing part. The caller closes
+ * the device. */
 Device *device_open(DeviceKind choice, int index, Error *error);
-/* The device of the local_rank-th process of a machine: the GPU of that index, or the only one it sees. */
+/* Opens the device of the local_rank-th process of a machine: the GPU of that index, or the only
+ * visible one. */
 Device *device_open_local(DeviceKind choice, int local_rank, Error *error);
-/* A device that need not be here, for planning: has `info` and the properties of its kind, and no methods but close. */
+/* Returns a device that need not be present, for planning: it has `info` and the properties of its
+ * kind, and no methods except close. */
 Device *device_describe(const DeviceInfo *info);
 
-/* The kernels of a device for a precision. On the CPU those that cpu_isa_runs. GPUs have them for
- * PRECISION_BF16: ERROR_USAGE. */
+/* Sets the kernels of a device for a precision; on the CPU, the best that cpu_isa_runs allows. GPUs
+ * have kernels only for PRECISION_BF16 and PRECISION_PURE_BF16; otherwise ERROR_USAGE. */
 bool op_backend(Backend *backend, Device *device, Precision precision, Error *error);
-/* What decides the last bits of results beside configuration and ranks: "CPU, kernels for avx512, GEMM for avx512vnni",
- * "NVIDIA H200 (sm_90a), cuBLASLt 130100". The caller frees. */
+/* Returns what decides the last bits of results besides configuration and ranks: "CPU, kernels for
+ * avx512, GEMM for avx512vnni", "NVIDIA H200 (sm_90a), cuBLASLt 130100". The caller frees it. */
 char *op_describe(const Backend *backend);
-/* The CPU's, which cannot fail. */
+/* Returns the CPU's back end, which cannot fail. */
 Backend op_cpu_backend(Precision precision);

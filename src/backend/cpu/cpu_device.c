@@ -1,5 +1,6 @@
-/* The CPU as a device: host memory, and work that is done when a function returns. The one such Device is static, lives
- * as long as the process and owns nothing. Called through device/device.h; opened by backend.c. */
+/* The CPU as a device: host memory, and functions that finish their work before they return. The
+ * only such Device is static, lives as long as the process and owns nothing. Called through
+ * device/device.h; opened by backend.c. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,7 @@
 
 #define UNUSED __attribute__((unused)) /* a parameter that only GPUs need */
 
-struct DeviceEvent { double seconds; }; /* log_seconds() of its last record, when all work before it was done */
+struct DeviceEvent { double seconds; }; /* log_seconds() at its last record, when all earlier work was done */
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
@@ -40,7 +41,7 @@ static void cpu_cast_to_bf16(UNUSED Device *device, uint16_t *to, const float *f
 
 static void cpu_cast_to_float(UNUSED Device *device, float *to, const uint16_t *from, int64_t count) { bf16_to_floats(to, from, count); }
 
-/* Numbers [at, end) of the slice, in blocks whose noise stays in a core's cache. */
+/* Writes numbers [at, end) of the slice, in blocks whose noise stays in a core's cache. */
 static void fill_normals(void *to, int element_bytes, const Slice *slice, int64_t at, int64_t end, const Normals *normals) {
     enum { BLOCK = 4096 };
     float noise[BLOCK] = {0};
@@ -79,8 +80,8 @@ static double cpu_event_seconds(UNUSED const Device *device, DeviceEvent *from, 
 
 /* -- The device ---------------------------------------------------------------------------------------------------- */
 
-/* Work is done when its function returns, nothing is loaded or recorded, and there is one stream: the optional methods
- * but gemm_fp8 and gemm_rounding are left out. */
+/* Every function finishes its work before it returns, nothing is loaded or recorded, and there is
+ * one stream. So all optional methods are left out, except gemm_fp8 and gemm_rounding. */
 static const DeviceMethods methods = {
 #define CPU(name) .name = cpu_##name
     CPU(available), CPU(allocate), CPU(free), .allocate_host = cpu_allocate, .free_host = cpu_free, CPU(fill), .upload = cpu_copy,
@@ -100,7 +101,7 @@ static Device cpu = {.info = {.kind = DEVICE_CPU,
 
 static void find_cache(void) {
     const int levels[] = {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE};
-    cpu.info.cache_bytes = 32 << 20; /* where the system does not say */
+    cpu.info.cache_bytes = 32 << 20; /* if the system does not say */
     for (int i = 1; i >= 0; i--)
         if (sysconf(levels[i]) > 0) cpu.info.cache_bytes = sysconf(levels[i]);
 }

@@ -3,5 +3,5 @@
 
 #include "device/device.h"
 
-/* Always there, needs no closing. */
+/* Returns the CPU device, which always exists and needs no closing. */
 Device *device_cpu(void);

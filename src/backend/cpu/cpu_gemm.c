@@ -1,16 +1,17 @@
-/* GEMM on the CPU: cutting, packing and threads; the arithmetic is in cpu_gemm_kernel.c.
+/* GEMM on the CPU: tiling, packing and threads; the arithmetic is in cpu_gemm_kernel.c.
  *
- * The scheme is that of BLIS. C is cut into tiles. One thread computes a tile alone: for each block of K it packs the
- * tile's columns of B, then takes a panel of A at a time, packs it while the first-level cache holds it and multiplies
- * it by all of B. Meanwhile it prefetches what comes next, up to the first block of the tile that the thread will
- * probably get. Packing again what another thread has packed costs little at these tile sizes and buys the absence of
- * barriers: gemm, gemm_serial and gemm_batch are one loop over tiles. Tiles may be cut freely, because an element's
- * value depends only on the blocks of K: any tile of any thread finds the same bits. Where C is small and K long
- * (weight gradients), tiles for all threads would be mostly packing: the GEMM is split along K as well (split-K), by
- * its shape alone, and the partial sums are added in order.
+ * The scheme is that of BLIS. C is cut into tiles. One thread computes a tile alone: for each block
+ * of K it packs the tile's columns of B, then takes one panel of A at a time, packs it while it is
+ * in the L1 cache, and multiplies it by all of B. Meanwhile it prefetches the next operands, up to
+ * the first block of the thread's probable next tile. Threads repeat some packing, which costs
+ * little at these tile sizes and avoids barriers: gemm, gemm_serial and gemm_batch are one loop
+ * over tiles. Tile boundaries are free, because an element's value depends only on the blocks of K:
+ * any tile of any thread gives the same bits. If C is small and K long (weight gradients), tiles
+ * for all threads would mostly pack. Such a GEMM is also split along K (split-K), depending only on
+ * its shape, and the partial sums are added in order.
  *
- * Memory: each thread that ever computes keeps one scratch of fixed size until it exits; pages of it that were never
- * needed are never touched. */
+ * Memory: each computing thread keeps one scratch of fixed size until it exits; unneeded pages of
+ * it are never touched. */
 #include "backend/cpu/cpu_gemm_internal.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -24,31 +25,31 @@
 #include <sys/mman.h>
 
 enum {
-    DEPTH = 192,        /* packed depths in a block of K: panels of A and B, 36 KiB, share the first-level cache */
-    WHOLE_DEPTH = 512,  /* as many are still one block: sums that are kept between two blocks cost more */
-    PACK_DEPTH = 32,    /* depths packed at once of a B whose columns lie side by side, so that memory is read in order */
-    BLOCK_PANELS = 4,   /* panels of A fetched at once: where its rows lie side by side, parts of lines would be fetched twice */
-    TILE_ROWS = 1024,   /* most rows of C in a tile, but for two panels' worth of rounding */
-    TILE_COLUMNS = 512, /* most columns: packed B, 1 MiB, stays in the second level */
+    DEPTH = 192,        /* packed depths in a block of K: panels of A and B, 36 KiB, share the L1 cache */
+    WHOLE_DEPTH = 512,  /* up to this many depths are one block: keeping sums between two blocks costs more */
+    PACK_DEPTH = 32,    /* depths packed at once if the columns of B are adjacent, so that memory is read in order */
+    BLOCK_PANELS = 4,   /* panels of A fetched at once: if its rows are adjacent, parts of cache lines would be fetched twice */
+    TILE_ROWS = 1024,   /* most rows of C in a tile, except two panels' worth of rounding */
+    TILE_COLUMNS = 512, /* most columns: packed B, 1 MiB, stays in the L2 cache */
     TASKS_A_THREAD = 4, /* tiles per thread, so that a late thread costs little */
     MIN_WORK = 1 << 19, /* multiplications worth a task of their own */
-    SPLIT_DEPTH = 1024, /* least k of each GEMM that one is split into */
+    SPLIT_DEPTH = 1024, /* least k of each part of a split GEMM */
     MOST_SPLITS = 8,
-    PARTIALS = 4 << 20, /* most bytes in all partial sums at a time */
+    PARTIALS = 4 << 20, /* most bytes of all partial sums at a time */
     MOST_GEMMS = 256,   /* most GEMMs planned at once */
     HUGE_PAGE = 2 << 20,
     CACHE_LINE = 64,
-    CROWDED = 512, /* lines a multiple of this many bytes apart fall into at most 8 of the first-level cache's 64 sets */
+    CROWDED = 512, /* lines at a multiple of this many bytes map to at most 8 of the 64 sets of the L1 cache */
 };
 
 typedef struct Scratch {
     char a[16 * WHOLE_DEPTH * sizeof(double)];
     char b[TILE_COLUMNS * WHOLE_DEPTH * sizeof(double)];
-    float sums[(TILE_ROWS + 2 * 16) * TILE_COLUMNS]; /* of a bf16 result with more than one block of K */
-    double partials[PARTIALS / sizeof(double)];      /* of split GEMMs; in the caller's scratch, filled by all threads */
+    float sums[(TILE_ROWS + 2 * 16) * TILE_COLUMNS]; /* for a bf16 result with more than one block of K */
+    double partials[PARTIALS / sizeof(double)];      /* for split GEMMs; in the caller's scratch, filled by all threads */
 } Scratch;
 
-/* How many tiles C is cut into, and the number of the first of them among all tiles of a batch. */
+/* The number of tiles of C, and the index of the first one among all tiles of a batch. */
 typedef struct Tiling { int64_t row_tiles, column_tiles, first_task; } Tiling;
 
 typedef struct Tile { int64_t row, rows, column, columns; } Tile;
@@ -65,10 +66,10 @@ extern const GemmKernel kernel_gemm_avx512vnni_bf16, kernel_gemm_avx512bf16_bf16
 
 typedef struct GemmIsa {
     CpuIsa isa;
-    const GemmKernel *kernels[3]; /* by GemmType; F32 may be another, worse instruction set's */
+    const GemmKernel *kernels[3]; /* by GemmType; F32 may use an older instruction set */
 } GemmIsa;
 
-/* Best first; the last runs anywhere. */
+/* Best first; the last one runs anywhere. */
 static const GemmIsa gemm_isas[] = {
 #ifdef __x86_64__
     {CPU_AVX512BF16, KERNELS(avx512_fp32, avx512bf16_bf16, avx512_fp64)},
@@ -118,19 +119,19 @@ static Scratch *scratch(void) {
 static size_t size_of(GemmType type) { return type == GEMM_BF16 ? 2 : type == GEMM_F32 ? 4 : 8; }
 static size_t size_of_sum(const Gemm *g) { return g->input == GEMM_F64 ? sizeof(double) : sizeof(float); }
 
-/* Address of an operand's line (row of A, column of B) `line` at `p`. */
+/* Returns the address of an operand's line (row of A, column of B) `line` at `p`. */
 static GemmSource source_at(const void *data, int64_t ld, bool depth_contiguous, GemmType type, int64_t line, int64_t p) {
     int64_t offset = depth_contiguous ? line * ld + p : p * ld + line;
     return (GemmSource){(const char *)data + offset * (int64_t)size_of(type), ld, depth_contiguous, type == GEMM_BF16};
 }
 
-/* Packed depths of `k`, with those that hold scales. */
+/* Returns the packed depths of `k`, including those that hold scales. */
 static int64_t packed_depths(const GemmKernel *kernel, int64_t k) {
     int64_t depths = divide_up(k, kernel->unit);
     return kernel->scaled ? depths + divide_up(depths, kernel->scaled) : depths;
 }
 
-/* Packs columns of B as panels; the last panel only as wide, in half panels, as it needs to be. */
+/* Packs columns of B as panels; the last panel is only as wide as needed, in half panels. */
 static void pack_columns(const GemmKernel *kernel, char *to, GemmSource source, int64_t columns, int64_t depth) {
     int64_t size = source.bf16 ? 2 : (int64_t)kernel->element, element = (int64_t)kernel->element, most = kernel->panel_columns;
     int64_t chunk = source.depth_contiguous ? int_max(depth, 1) : int_max(PACK_DEPTH, kernel->scaled) * kernel->unit;
@@ -144,8 +145,9 @@ static void pack_columns(const GemmKernel *kernel, char *to, GemmSource source, 
         }
 }
 
-/* What becomes of the sums of block `index` of `blocks` from row `row` of the tile: the first takes C and the bias in,
- * the last writes C; between them sums are kept in C itself, or in scratch where C is bf16. */
+/* Returns the epilogue of block `index` of `blocks`, from row `row` of the tile: the first block
+ * adds C and the bias, the last one writes C. Between them sums are kept in C, or in scratch if C
+ * is bf16. */
 static GemmUpdate update_for(const Gemm *g, Tile t, float *sums, int64_t index, int64_t blocks, int64_t row) {
     bool first = index == 0, last = index == blocks - 1, to_bf16 = g->output == GEMM_BF16;
     int64_t offset = (t.row + row) * g->ldc + t.column;
@@ -160,7 +162,7 @@ static GemmUpdate update_for(const Gemm *g, Tile t, float *sums, int64_t index, 
     return u;
 }
 
-/* A tile and its blocks: of K, and for each of these of rows. */
+/* A tile and its blocks: blocks of K, and within each, blocks of rows. */
 typedef struct TilePlan {
     const GemmKernel *kernel;
     const Gemm *g;
@@ -169,9 +171,9 @@ typedef struct TilePlan {
     int height; /* rows in a panel of A */
 } TilePlan;
 
-/* A block of K and, of the tile, some panels of rows. */
+/* A block of K and some panels of rows of the tile. */
 typedef struct Block {
-    int64_t index, p, depth; /* along K: its number, first k and length */
+    int64_t index, p, depth; /* along K: its index, first k and length */
     int64_t row, rows;       /* of the tile */
 } Block;
 
@@ -199,7 +201,7 @@ static GemmSource b_of(const TilePlan *plan, Block s) {
     return source_at(plan->g->b, plan->g->ldb, plan->g->transpose_b, plan->g->input, plan->tile.column, s.p);
 }
 
-/* The memory that packing will read. */
+/* Returns the memory that packing will read. */
 static GemmPrefetch prefetch_of(GemmSource source, int64_t lines, int64_t depth, GemmType type) {
     int64_t size = (int64_t)size_of(type), rows = source.depth_contiguous ? lines : depth,
             elements = source.depth_contiguous ? depth : lines;
@@ -209,13 +211,14 @@ static GemmPrefetch prefetch_of(GemmSource source, int64_t lines, int64_t depth,
     return (GemmPrefetch){at, at + width, width, source.ld * size, rows * (width / CACHE_LINE)};
 }
 
-/* Whether both tiles multiply by the same packed B. */
+/* Returns whether both tiles multiply by the same packed B. */
 static bool same_b(const TilePlan *a, const TilePlan *b) {
     return a->g == b->g && a->blocks == 1 && a->tile.column == b->tile.column && a->tile.columns == b->tile.columns;
 }
 
-/* Plans what to prefetch while a block is multiplied: A of the next one, and from the first rows of a block of K on B
- * of the next block of K. Last come those of `following` (or NULL), the thread's probable next tile. */
+/* Plans the prefetches during a block: A of the next block and, from the first rows of a block of K
+ * on, B of the next block of K. Last come the operands of `following` (or NULL), the thread's
+ * probable next tile. */
 static void plan_prefetch(const TilePlan *plan, Block block, const TilePlan *following, GemmPrefetch prefetch[2]) {
     Block next = block_after(plan, block);
     bool last = next.index == plan->blocks, last_block = block.index == plan->blocks - 1;
@@ -230,8 +233,9 @@ static void plan_prefetch(const TilePlan *plan, Block block, const TilePlan *fol
     prefetch[1] = prefetch_of(b_of(b, of_b), b->tile.columns, of_b.depth, b->g->input);
 }
 
-/* A panel of A needs no packing where its rows lie side by side as the kernel reads them, unless its depths drive each
- * other out of the first-level cache: then multiplying takes a sixth longer, and packing a tenth at most. */
+/* Returns whether a panel of A needs no packing: its rows are adjacent, as the kernel reads them,
+ * and its depths do not evict each other from the L1 cache. Eviction makes multiplying a sixth
+ * slower; packing costs a tenth at most. */
 static bool in_place(GemmSource a, int64_t element) { return !a.depth_contiguous && !a.bf16 && a.ld * element % CROWDED != 0; }
 
 static void multiply_block(const TilePlan *plan, Scratch *s, Block block, GemmPrefetch prefetch[2]) {
@@ -250,7 +254,8 @@ static void multiply_block(const TilePlan *plan, Scratch *s, Block block, GemmPr
     }
 }
 
-/* Computes a tile, after one that left its B packed (or none), and before one whose operands are prefetched (or none). */
+/* Computes a tile. `before` (or NULL) left its B packed; the operands of `following` (or NULL) are
+ * prefetched. */
 static void multiply_tile(const TilePlan *plan, const TilePlan *before, const TilePlan *following) {
     Scratch *s = scratch();
     GemmPrefetch prefetch[2];
@@ -263,8 +268,9 @@ static void multiply_tile(const TilePlan *plan, const TilePlan *before, const Ti
 
 /* ---- Cutting ---- */
 
-/* Cuts C into at least `wanted` tiles where it is large enough, the longer side of a tile first, as square tiles pack
- * least. The tiles of one GEMM are a multiple of the threads, so that none computes the last tile while others wait. */
+/* Cuts C into at least `wanted` tiles if it is large enough, dividing the longer side of a tile
+ * first, because square tiles pack least. The tiles of one GEMM are a multiple of the threads, so
+ * that no thread computes the last tile while others wait. */
 static Tiling tiling_of(const GemmKernel *kernel, const Gemm *g, int64_t wanted, int threads) {
     if (g->m == 0 || g->n == 0) return (Tiling){0};
     int64_t panels = divide_up(g->n, kernel->panel_columns), most_rows = divide_up(g->m, kernel->panel_rows);
@@ -278,7 +284,7 @@ static Tiling tiling_of(const GemmKernel *kernel, const Gemm *g, int64_t wanted,
     return (Tiling){rows, columns, 0};
 }
 
-/* Where range `index` of `parts` begins, when `lines` are shared out by whole panels. */
+/* Returns where range `index` of `parts` begins when `lines` are divided by whole panels. */
 static int64_t border(int64_t lines, int64_t panel, int64_t index, int64_t parts) {
     return int_min(lines, divide_up(lines, panel) * index / parts * panel);
 }
@@ -309,7 +315,8 @@ static int64_t tile_batch(const Gemm *gemms, int64_t count, Tiling *tilings, int
     return first;
 }
 
-/* The last GEMM whose first task is at most `task`: empty GEMMs share their first task with the next one. */
+/* Returns the last GEMM whose first task is at most `task`: empty GEMMs share their first task with
+ * the next one. */
 static int64_t gemm_of_task(const Tiling *tilings, int64_t count, int64_t task) {
     int64_t low = 0, high = count;
     while (high - low > 1) {
@@ -326,8 +333,8 @@ static TilePlan plan_of_task(const Gemm *gemms, const Tiling *tilings, int64_t c
     return plan_of(kernel, &gemms[i], tile_of(kernel, &gemms[i], tilings[i], task - tilings[i].first_task));
 }
 
-/* Runs a task; `before` is the tile that this thread ran last and becomes this one. Threads that take turns leave task
- * + threads for it. */
+/* Runs a task. `before` is the tile that this thread ran last; on return it is this one. Under
+ * round-robin scheduling, task + threads is this thread's next task. */
 static void run_task(const Gemm *gemms, const Tiling *tilings, int64_t count, int64_t task, int64_t tasks, int threads, TilePlan *before) {
     TilePlan plan = plan_of_task(gemms, tilings, count, task), following;
     bool more = task + threads < tasks;
@@ -338,17 +345,18 @@ static void run_task(const Gemm *gemms, const Tiling *tilings, int64_t count, in
 
 /* ---- Split-K ---- */
 
-/* GEMMs that are computed at once. One with a long k and a small C is split along K: the first part adds to C, each
- * other one makes a partial sum, which is added to C in the end. So all threads have work, though tiles stay large. */
+/* GEMMs that are computed at once. A GEMM with a long k and a small C is split along K: the first
+ * part adds to C; each other part makes a partial sum, which is added to C at the end. This gives
+ * all threads work while tiles stay large. */
 typedef struct Batch {
     Gemm parts[MOST_GEMMS];
-    int splits[MOST_GEMMS];  /* of the GEMM whose first part this is; 0 for its other parts */
+    int splits[MOST_GEMMS];  /* number of parts of the GEMM whose first part this is; 0 for other parts */
     int64_t count, partials; /* parts; bytes of the partial sums */
 } Batch;
 
 static int64_t bytes_of_partial(const Gemm *g) { return round_up(g->m * g->n * (int64_t)size_of_sum(g), CACHE_LINE); }
 
-/* By shape alone, as bits depend on it. */
+/* Depends only on the shape, because bits depend on it. */
 static int64_t splits_of(const Gemm *g) {
     if (!g->transpose_a || g->output == GEMM_BF16 || g->m == 0 || g->n == 0) return 1;
     int64_t room = PARTIALS / bytes_of_partial(g), splits = 1;
@@ -356,7 +364,7 @@ static int64_t splits_of(const Gemm *g) {
     return splits;
 }
 
-/* False where the batch has no room for the GEMM; an empty one always has. */
+/* Returns false if the batch has no room for the GEMM; an empty batch always has. */
 static bool batch_add(Batch *batch, const Gemm *g) {
     int64_t splits = splits_of(g), size = (int64_t)size_of(g->input);
     if (batch->count + splits > MOST_GEMMS || (splits > 1 && batch->partials + (splits - 1) * bytes_of_partial(g) > PARTIALS)) return false;
@@ -378,7 +386,7 @@ static bool batch_add(Batch *batch, const Gemm *g) {
     return true;
 }
 
-/* One row of C += the same row of its partial sums, in order. */
+/* Adds one row of the partial sums to the same row of C, in order. */
 static void add_partials(const Gemm *parts, int splits, int64_t row) {
     for (int i = 1; i < splits; i++) {
         if (parts->output == GEMM_F64) {

@@ -1,9 +1,10 @@
-/* GEMM of fp8 on the CPU: the truth that GPUs' are tested against. Codes become the floats that they stand for, and fp32
- * GEMM multiplies these, so every product is exact and only sums are rounded. Scales of GROUP and BLOCK, powers of two,
- * are multiplied into the floats; those of a tensor or a line into the sums, as epilogues of matrix units do.
+/* fp8 GEMM on the CPU: the reference for the GPUs' tests. Quantized values are converted to floats,
+ * and fp32 GEMM multiplies them, so every product is exact and only sums are rounded. Scales of
+ * GROUP and BLOCK are powers of two and are multiplied into the floats. Scales of a tensor or a
+ * line are multiplied into the sums, as in the epilogues of matrix units.
  *
- * C is computed in blocks of BLOCK x BLOCK, whose operands and sums lie in memory that lives as long as a call. Called
- * by cpu_device.c. */
+ * C is computed in blocks of BLOCK x BLOCK; memory for their operands and sums lives for one call.
+ * Called by cpu_device.c. */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -15,7 +16,7 @@
 
 enum { BLOCK = 1024 };
 
-/* One operand: the numbers of its codes, and its scales. */
+/* One operand: the number of each quantized value, the values, and their scales. */
 typedef struct Operand {
     float numbers[256];
     const uint8_t *codes;
@@ -31,7 +32,8 @@ static void operand_open(
     for (int code = 0; code < 256; code++) o->numbers[code] = fp8_to_float((uint8_t)code, format);
 }
 
-/* What the numbers of one line are multiplied by from element `at` on, up to the next multiple of the group's size. */
+/* Returns the factor of the numbers of one line from element `at` on, up to the next multiple of
+ * the group size. */
 static float group_scale(const Operand *o, int64_t line, int64_t at) {
     const int64_t size = gemm_scale_size(o->scaling), groups = (o->k + size - 1) / size;
     if (o->scaling == GEMM_SCALE_GROUP || o->scaling == GEMM_SCALE_MX) return o->scales[line * groups + at / size];
@@ -39,7 +41,7 @@ static float group_scale(const Operand *o, int64_t line, int64_t at) {
     return 1;
 }
 
-/* What the sums of a line are multiplied by. */
+/* Returns the factor of the sums of a line. */
 static float line_scale(const Operand *o, int64_t line) {
     if (o->scaling == GEMM_SCALE_TENSOR) return o->scales[0];
     return o->scaling == GEMM_SCALE_LINE ? o->scales[line] : 1;

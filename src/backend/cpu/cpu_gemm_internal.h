@@ -1,4 +1,5 @@
-/* Between cpu_gemm.c (cutting, packing buffers, threads) and cpu_gemm_kernel.c (instructions). */
+/* The interface between cpu_gemm.c (tiling, packing buffers, threads) and cpu_gemm_kernel.c
+ * (instructions). */
 #pragma once
 
 #include "base/cpu_isa.h"
@@ -6,12 +7,13 @@
 
 #include <stddef.h>
 
-/* Where a block of finished sums goes: out = sums (+ addend) (+ bias). Leading dimensions count elements. */
+/* The epilogue of a block of sums: out = sums (+ addend) (+ bias). Leading dimensions count
+ * elements. */
 typedef struct GemmUpdate {
     const void *addend;
-    int64_t ld_addend; /* sum type, or NULL */
-    bool addend_bf16;  /* it is bf16 instead */
-    const void *bias;  /* sum type, or NULL */
+    int64_t ld_addend; /* of the addend, which has the sum's type or is NULL */
+    bool addend_bf16;  /* the addend is bf16 */
+    const void *bias;  /* of the sum's type, or NULL */
     void *out;
     int64_t ld_out;
     bool out_bf16;
@@ -21,21 +23,22 @@ typedef struct GemmUpdate {
 typedef struct GemmSource {
     const void *data;
     int64_t ld;
-    bool depth_contiguous; /* (line, p) is at line * ld + p, else at p * ld + line */
+    bool depth_contiguous; /* (line, p) is at line * ld + p, otherwise at p * ld + line */
     bool bf16;
 } GemmSource;
 
-/* Memory to prefetch into the second-level cache, row by row: `left` cache lines, the next one at `at`, in rows
- * `stride` bytes apart that are `width` bytes of whole cache lines. */
+/* Memory to prefetch into the L2 cache, row by row: `left` cache lines, the next one at `at`. Rows
+ * are `stride` bytes apart and `width` bytes wide, in whole cache lines. */
 typedef struct GemmPrefetch {
     const char *at, *row_end;
     int64_t width, stride, left;
 } GemmPrefetch;
 
-/* What becomes of a register tile: stored as it is, added to what is there, or rounded to bf16. */
+/* How a register tile is written: stored, added to memory, or rounded to bf16. */
 typedef enum GemmStore { GEMM_STORE, GEMM_ADD, GEMM_ROUND } GemmStore;
 
-/* A register tile: sums over `depth` depths of panels of A, `step` elements apart, and B go `to` rows `ld` apart. */
+/* A register tile: sums over `depth` depths of panels of A (`step` elements apart) and B, written
+ * to `to` in rows `ld` apart. */
 typedef struct GemmTile {
     const void *a, *b;
     int64_t step, depth;
@@ -46,19 +49,20 @@ typedef struct GemmTile {
     int64_t share; /* most cache lines to prefetch meanwhile */
 } GemmTile;
 
-/* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer where the block
- * does not divide evenly, always at a stride of `stride_rows`), `panel_columns` columns of B. In a panel the lines of
- * one depth lie side by side; a depth is `unit` neighbouring k. Where elements are integers, `scaled` depths of a line
- * (0: none) share a scale: the lines' scales stand before them, like one more depth. */
+/* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer
+ * if the block does not divide evenly, always at a stride of `stride_rows`), `panel_columns`
+ * columns of B. In a panel the lines of one depth are adjacent; a depth is `unit` consecutive k. If
+ * elements are integers, `scaled` depths of a line (0: none) share a scale: the lines' scales
+ * precede them, like one more depth. */
 typedef struct GemmKernel {
     int panel_rows, stride_rows, panel_columns, unit, scaled;
     size_t element; /* bytes of one packed line and depth, and of one sum */
-    /* Writes one panel, `width` lines wide; what lines beyond `lines` hold is of no account, but never garbage that is
-     * slow to multiply. */
+    /* Writes one panel, `width` lines wide. The content of lines after `lines` is arbitrary, except
+     * values that are slow to multiply. */
     void (*pack)(void *panel, int width, const GemmSource *source, int64_t lines, int64_t depth);
-    /* rows x columns of sums over `depth` packed depths: one panel of A, whose depths are `step` packed elements apart,
-     * against all panels of B. Meanwhile at most `share` cache lines for every panel of B are prefetched, from
-     * prefetch[0] until nothing is left of it, then from prefetch[1]. */
+    /* Computes rows x columns of sums over `depth` packed depths: one panel of A, whose depths are
+     * `step` packed elements apart, times all panels of B. Meanwhile it prefetches at most `share`
+     * cache lines per panel of B, from prefetch[0] until it is empty, then from prefetch[1]. */
     void (*multiply)(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *update,
         GemmPrefetch prefetch[2], int64_t share);
 } GemmKernel;

@@ -1,16 +1,17 @@
-/* The packed kernels of our GEMM, over vectors of LANES sums; compiled once per instruction set and type (Makefile:
- * GEMM_VARIANTS). cpu_gemm.c packs operands by `pack` and multiplies packed panels by `multiply_panels`; the table of
- * variants is there too. Owns no memory.
+/* The packed kernels of our GEMM, over vectors of LANES sums; compiled once per instruction set and
+ * type (Makefile: GEMM_VARIANTS). cpu_gemm.c packs operands with `pack` and multiplies packed
+ * panels with `multiply`; it also has the table of variants. Owns no memory.
  *
- * The register tile is ROWS x 2 vectors: every step of depth broadcasts ROWS values of A against two vectors of B, so
- * the two FMA ports are kept busy while the load ports have room. A sum of one block of depth is a chain of fused
- * multiply-adds in order of k, whatever the tile it falls in, which is why bits do not depend on how C was cut. Scaled
- * integers are such chains too, of whole sums of SCALED depths.
+ * The register tile is ROWS x 2 vectors: every step of depth broadcasts ROWS values of A against
+ * two vectors of B, so the two FMA ports are kept busy while the load ports have room. A sum over
+ * one block of depth is a chain of fused multiply-adds in order of k, in any tile, so bits do not
+ * depend on how C is tiled. Scaled integers form such chains too, of whole sums over SCALED depths.
  *
- * bf16 has three ways. Casting to fp32 while packing and running the fp32 kernel gives exactly the fp32 rate. vdpbf16ps
- * multiplies pairs, at twice the fp32 rate on AMD (Zen 4 and later), but at half of it on Intel: measured on an Emerald
- * Rapids core, 85 GFLOP/s against 172 for fp32 FMA. vpdpwssd multiplies pairs of 16-bit integers, exactly, at twice the
- * fp32 rate on Intel too; gemm.h says how bf16 becomes integers. Only the cast keeps subnormals. */
+ * There are three ways to multiply bf16. Casting to fp32 while packing and running the fp32 kernel
+ * gives exactly the fp32 rate. vdpbf16ps multiplies pairs, at twice the fp32 rate on AMD (Zen 4 and
+ * later), but at half of it on Intel: measured on an Emerald Rapids core, 85 GFLOP/s against 172
+ * for fp32 FMA. vpdpwssd multiplies pairs of 16-bit integers, exactly, at twice the fp32 rate on
+ * Intel too; gemm.h says how bf16 becomes integers. Only the cast keeps subnormals. */
 #include "backend/cpu/cpu_gemm_internal.h"
 #include "backend/cpu/kernel.h"
 
@@ -27,10 +28,11 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-/* What a variant is made of: Sum, the type of sums and packed elements; LANES; ROWS of the register tile and STRIDE,
- * these rounded up to vectors; PAIRS: packed elements are two bf16; SCALED: or, where it is not 0, two integers, whose
- * scale so many depths share; FROM_BF16: bf16 may come in and go out; MASKS: 512-bit byte masks exist;
- * MULTIPLY_ADD(sum, scalar, vector); ZIP_LOW and ZIP_HIGH, which interleave the halves of two vectors. */
+/* The parameters of a variant: Sum, the type of sums and packed elements; LANES; ROWS of the
+ * register tile, and STRIDE, ROWS rounded up to vectors; PAIRS: packed elements are two bf16;
+ * SCALED, if not 0: packed elements are two integers, and SCALED depths share a scale; FROM_BF16:
+ * bf16 is a possible input and output type; MASKS: 512-bit byte masks exist; MULTIPLY_ADD(sum,
+ * scalar, vector); ZIP_LOW and ZIP_HIGH interleave the halves of two vectors. */
 
 #if defined KERNEL_FP64
 typedef double Sum;
@@ -46,7 +48,8 @@ typedef float Sum;
 #define PAIRS 0
 #endif
 
-/* Depths, each a pair, that share a scale: more would cost bits, fewer time. */
+/* Number of depths, each a pair, that share a scale: a larger number costs bits, a smaller one
+ * costs time. */
 #if defined KERNEL_BF16 && !defined __AVX512BF16__
 #define SCALED 64
 #else
@@ -114,7 +117,7 @@ typedef Vector Unaligned __attribute__((aligned(2), may_alias));
 INLINE Vector load(const void *from) { return *(const Unaligned *)from; }
 INLINE void store(void *to, Vector v) { *(Unaligned *)to = v; }
 
-/* The first `bytes` of a vector, fewer than it has; the others are zero. */
+/* Loads the first `bytes` bytes of a vector, fewer than it has; the rest is zero. */
 INLINE Vector load_bytes(const void *from, size_t bytes) {
 #if MASKS
     return (Vector)_mm512_maskz_loadu_epi8((1ull << bytes) - 1, from);
@@ -135,7 +138,8 @@ INLINE void store_bytes(void *to, Vector v, size_t bytes) {
 
 /* ---- Packing ---- */
 
-/* Transposes by interleaving the first and second half of the vectors, once per doubling of lanes. */
+/* Transposes by interleaving the first and second half of the vectors, once per doubling of
+ * lanes. */
 INLINE void transpose(Vector *rows) {
     for (int stage = 1; stage < LANES; stage *= 2) {
         Vector next[LANES];
@@ -147,8 +151,9 @@ INLINE void transpose(Vector *rows) {
     }
 }
 
-/* Loads a vector's worth of bytes (`bytes` of it where the depth ends) of each of LANES lines; the last of `lines`
- * stands in for those that are not there. Prefetches what lies AHEAD: the hardware does not follow so many streams. */
+/* Loads one vector (`bytes` bytes at the end of the depth) of each of LANES lines; the last of
+ * `lines` lines replaces missing ones. Prefetches AHEAD bytes further: the hardware prefetcher does
+ * not follow so many streams. */
 INLINE void load_square(Vector *square, const char *from, int64_t stride, int64_t lines, size_t bytes) {
     enum { AHEAD = 256 };
     if (bytes >= sizeof(Vector)) {
@@ -162,7 +167,8 @@ INLINE void load_square(Vector *square, const char *from, int64_t stride, int64_
     }
 }
 
-/* One vector of lines (depth contiguous in the source), elements as wide as the sums; also bf16 pairs as they are. */
+/* Packs one vector of lines whose depth is contiguous in the source. Elements are as wide as the
+ * sums; bf16 pairs are copied unchanged. */
 static void pack_transposed(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t bytes) {
     int64_t depth = (bytes + (int64_t)sizeof(Sum) - 1) / (int64_t)sizeof(Sum);
     for (int64_t p = 0; p < depth; p += LANES) {
@@ -181,12 +187,12 @@ static void pack_transposed(Sum *to, int width, const char *from, int64_t stride
 typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
-/* The next LANES bf16, fewer where `lines` are fewer, as the low halves of lanes. */
+/* Loads the next LANES bf16, or `lines` if fewer, into the low halves of lanes. */
 INLINE Bits load_halves(const void *from, int64_t lines) {
 #if MASKS
     __mmask16 mask = (__mmask16)((1u << (lines < LANES ? lines : LANES)) - 1);
     return (Bits)_mm512_cvtepu16_epi32(
-        _mm256_maskz_loadu_epi16(mask, from)); /* gcc 12 takes five instructions for __builtin_convertvector */
+        _mm256_maskz_loadu_epi16(mask, from)); /* gcc 12 needs five instructions for __builtin_convertvector */
 #else
     Halves halves = {0};
     memcpy(&halves, from, lines >= LANES ? sizeof halves : (size_t)lines * 2);
@@ -195,16 +201,18 @@ INLINE Bits load_halves(const void *from, int64_t lines) {
 }
 
 #if SCALED
-/* Adds the squares of a vector of pairs of bf16, each half's to its own sums; the low bits add to the high half. */
+/* Adds the squares of a vector of bf16 pairs, with separate sums for each half. The low bits of a
+ * pair change the high half's value slightly. */
 INLINE void add_squares(__m512 sums[2], const Sum *from) {
     __m512i pair = (__m512i)load(from);
     __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), high = _mm512_castsi512_ps(pair);
     sums[0] = _mm512_fmadd_ps(low, low, sums[0]), sums[1] = _mm512_fmadd_ps(high, high, sums[1]);
 }
 
-/* An x for each of `lines` lines, such that the squares of its `depths` pairs of bf16 add up to less than 2^(x - 254).
- * Sums that fp32 may not hold are bounded by the largest element: they are below 128 times 4 times the square of its
- * power of two. Lines with an infinity or a NaN are marked. */
+/* Returns an exponent x for each of `lines` lines, such that the squares of its `depths` bf16 pairs
+ * add up to less than 2^(x - 254). If fp32 may not hold the sum, the amax bounds it: the sum is
+ * below 128 times 4 times the square of the amax's power of two. Sets *infinite for lines with an
+ * infinity or a NaN. */
 INLINE __m512i bound_squares(const Sum *pairs, int width, int64_t lines, int64_t depths, __mmask16 *infinite) {
     enum { MAGNITUDE = 0x7fff, BIAS = 127, SPECIAL = 255, LEAST = 30, MOST = 250, BITS_OF_512 = 9 };
     __m512 sums[4] = {0};
@@ -215,7 +223,7 @@ INLINE __m512i bound_squares(const Sum *pairs, int width, int64_t lines, int64_t
     }
     if (p < depths) add_squares(sums, pairs + p * width);
     __m512 sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
-    /* a thousandth for what sums are rounded by, and the integers made of them */
+    /* a thousandth covers the rounding of the sums and of the integers */
     __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(_mm512_mul_ps(sum, _mm512_set1_ps(1.001f))), 23);
     __m512i bound = _mm512_add_epi32(exponent, _mm512_set1_epi32(1 + BIAS));
     __mmask16 there = lines < LANES ? (__mmask16)((1u << lines) - 1) : 0xffff;
@@ -231,9 +239,10 @@ INLINE __m512i bound_squares(const Sum *pairs, int width, int64_t lines, int64_t
     return _mm512_mask_add_epi32(bound, lost, _mm512_add_epi32(exponent, exponent), _mm512_set1_epi32(BITS_OF_512));
 }
 
-/* Turns a vector of lines, pairs of bf16 behind `to`, into pairs of integers, and writes their scales to `to`: for each
- * line the least power of two with which its integers' squares add up to less than 2^30. NaN is the scale of a line
- * with an infinity or a NaN. Scales and their reciprocals stay normal numbers. */
+/* Converts a vector of lines, bf16 pairs that follow `to`, into pairs of integers, and writes their
+ * scales to `to`. A line's scale is the smallest power of two with which the squares of its
+ * integers add up to less than 2^30; it is NaN for a line with an infinity or a NaN. Scales and
+ * their reciprocals stay normal numbers. */
 static void scale_lines(Sum *to, int width, int64_t lines, int64_t depths) {
     enum { BIAS = 127, INTEGER_BITS = 15, QUIET_NAN = 0x7fc00000 };
     Sum *pairs = to + width;
@@ -270,7 +279,7 @@ static void pack_straight_bf16(Sum *to, int width, const char *from, int64_t str
     for (int64_t p = 0; p < depth; p++) store(to + p * width, (Vector)(load_halves(from + p * stride, lines) << 16));
 }
 
-/* Pairs of bf16 are transposed as one 32-bit lane, then cast: half the shuffles of casting first. */
+/* Transposes bf16 pairs as 32-bit lanes, then casts: half the shuffles of casting first. */
 static void pack_transposed_bf16(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
     for (int64_t p = 0; p < depth; p += 2 * LANES) {
         Vector square[LANES];
@@ -296,7 +305,7 @@ static void pack_straight(Sum *to, int width, const char *from, int64_t stride, 
         for (int64_t p = 0; p < depth; p++) store(to + p * width, load_bytes(from + p * stride, bytes));
 }
 
-/* A whole panel of B whose lines lie side by side: two vectors of each depth. */
+/* Packs a whole panel of B whose lines are adjacent in memory: two vectors per depth. */
 static void pack_wide(Sum *to, const char *from, int64_t stride, int64_t depth, bool bf16) {
     if (bf16) {
 #if FROM_BF16
@@ -355,8 +364,8 @@ static void pack(void *panel, int width, const GemmSource *source, int64_t lines
 static const uint16_t upper_halves[32] = {
     1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
 
-/* Bits whose upper half is the sum in bf16, to nearest even. A NaN stays as it is: arithmetic leaves none that would
- * become an infinity. */
+/* Returns bits whose upper half is the sum in bf16, rounded to nearest even. A NaN is unchanged: no
+ * NaN that arithmetic produces rounds to an infinity. */
 INLINE __m512i round_bits(Vector sum) {
     Bits bits = (Bits)sum;
     return _mm512_mask_add_epi32(
@@ -370,16 +379,17 @@ typedef int32_t Accumulator __attribute__((vector_size(LANES * 4)));
 typedef Vector Accumulator;
 #endif
 
-/* Where a register tile's multiplication has come to. */
+/* Position in the multiplication of a register tile. */
 typedef struct Cursor {
     const Sum *a, *b;
     GemmPrefetch next;
     int64_t share;
 } Cursor;
 
-/* Adds the products of `depth` depths to sums. `rows` and `vectors` are constants in every caller, so sums stay in
- * registers. Every fourth step of depth also asks for a cache line of what is packed next: more often, and those on
- * their way would leave no buffers for what the loop itself loads from the second level. */
+/* Adds the products of `depth` depths to sums. `rows` and `vectors` are constants in every caller,
+ * so sums stay in registers. Every fourth step of depth also prefetches a cache line of the next
+ * operands. Prefetching more often would leave no line-fill buffers for the loop's own loads from
+ * the L2 cache. */
 INLINE void add_products(Accumulator sums[ROWS][2], Cursor *at, int64_t step, int64_t depth, int rows, int vectors) {
     const Sum *a = at->a, *b = at->b;
     for (int64_t p = 0; p < depth; p++) {
@@ -403,9 +413,9 @@ INLINE void add_products(Accumulator sums[ROWS][2], Cursor *at, int64_t step, in
 }
 
 #if SCALED
-/* Adds the sums of integer products, times their lines' scales: of the depths that share scales, then of the next ones
- * that do. One scale after the other: the product of two, where lines are zero or tiny, is a subnormal number, which
- * takes a hundred cycles. */
+/* Adds the sums of integer products, times their lines' scales, for each group of depths that share
+ * scales. It multiplies by one scale after the other: if lines are zero or tiny, the product of two
+ * scales is a subnormal number, which takes a hundred cycles. */
 INLINE void add_scaled(Vector sums[ROWS][2], Cursor *at, int64_t step, int64_t depth, int rows, int vectors) {
     for (int64_t here; depth > 0; depth -= 1 + here) {
         const Sum *a_scales = at->a, *b_scales = at->b;
@@ -420,7 +430,7 @@ INLINE void add_scaled(Vector sums[ROWS][2], Cursor *at, int64_t step, int64_t d
 }
 #endif
 
-/* The sums of one register tile. */
+/* Computes one register tile. */
 INLINE void multiply(const GemmTile *t, int rows, int vectors) {
     Vector sums[ROWS][2];
     Cursor at = {t->a, t->b, *t->prefetch, t->share < t->prefetch->left ? t->share : t->prefetch->left};
@@ -465,7 +475,7 @@ FOR_ROWS(DEFINE) static Multiply *const multiplies[ROWS][2] = {FOR_ROWS(ENTRY)};
 #undef ENTRY
 
 #if FROM_BF16
-/* Round to nearest even; a NaN keeps its sign and stays a NaN. */
+/* Rounds to nearest even; a NaN keeps its sign and stays a NaN. */
 INLINE void store_bf16(uint16_t *to, Vector v, int64_t columns) {
     Bits bits = (Bits)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = (Bits)(v != v);
     Halves halves = __builtin_convertvector((nan & ((bits >> 16) | 0x40)) | (~nan & rounded), Halves);
@@ -484,7 +494,7 @@ INLINE Vector load_bf16(const uint16_t *from, int64_t columns) {
 }
 #endif
 
-/* One vector of a row: sums + addend + bias to its place. */
+/* Stores one vector of a row: sums + addend + bias. */
 INLINE void finish(Vector v, const GemmUpdate *u, int64_t row, int64_t column, int64_t columns) {
     bool whole = columns >= LANES;
     size_t bytes = whole ? sizeof v : (size_t)columns * sizeof(Sum);
@@ -518,7 +528,8 @@ static void update_tile(const Sum *tile, const GemmUpdate *u, int rows, int64_t 
     }
 }
 
-/* Prefetches the tile's part of C while it is multiplied: it comes from far away, in no pattern that hardware sees. */
+/* Prefetches the tile's part of C during the multiplication, because the hardware prefetcher sees
+ * no pattern in its distant rows. */
 INLINE void prefetch_c(const GemmUpdate *u, int rows, int64_t column) {
     bool bf16 = u->addend ? u->addend_bf16 : u->out_bf16;
     int64_t size = bf16 ? 2 : (int64_t)sizeof(Sum), bytes = 2 * LANES * size, stride = (u->addend ? u->ld_addend : u->ld_out) * size;

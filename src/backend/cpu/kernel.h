@@ -1,11 +1,11 @@
-/* What CPU kernels are written in. Every src/ops/NAME/cpu.c is compiled once per variant, a precision and an
- * instruction set, with KERNEL_VARIANT (the suffix of its symbols) and one of KERNEL_BF16, KERNEL_FP32, KERNEL_FP64
- * defined:
+/* The common definitions of CPU kernels. Every src/ops/NAME/cpu.c is compiled once per variant, a
+ * precision and an instruction set, with KERNEL_VARIANT (the suffix of its symbols) and one of
+ * KERNEL_BF16, KERNEL_FP32, KERNEL_FP64 defined:
  *     T  storage of COMPUTE tensors: bf16 bits, float or double
  *     W  WIDE tensors, arithmetic and sums: float; double for fp64, the precision of the gradient checks
- * Loops over columns are plain C that the compiler vectorises for the variant's instruction set. The order of every
- * sum depends on shapes alone: parallel loops run over fixed blocks of KERNEL_BLOCK rows, and partial sums of blocks
- * are added in block order. */
+ * Loops over columns are plain C that the compiler vectorizes for the variant's instruction set.
+ * The order of every sum depends only on shapes: parallel loops run over fixed blocks of
+ * KERNEL_BLOCK rows, and partial sums of blocks are added in block order. */
 #pragma once
 
 #include <math.h>
@@ -21,15 +21,15 @@
 #define KERNEL_PASTE(a, b) KERNEL_PASTE_(a, b)
 #define KERNEL(name) KERNEL_PASTE(kernel_##name, KERNEL_VARIANT)
 
-/* Defines the CPU kernel of an operation, and where it needs scratch the function that says how much:
- * CPU_OP(norm_grad, workspace) { ... call->in ... } */
+/* Defines the CPU kernel of an operation and, if it needs scratch, names the function that returns
+ * its size: CPU_OP(norm_grad, workspace) { ... call->in ... } */
 #define CPU_OP(name, ...) \
     static void run_##name(const OpCall *call); \
     const OpKernel KERNEL(name) = {run_##name, __VA_ARGS__}; \
     static void run_##name(const OpCall *call)
 
-/* The vector of elements i, j, ... of a followed by b, which are constants: VECTOR_SHUFFLE(a, b, i, j, ...). gcc 11, of
- * Ubuntu 22.04, takes the indices as a vector of integers. */
+/* Returns the vector of elements i, j, ... (constants) of a followed by b: VECTOR_SHUFFLE(a, b, i,
+ * j, ...). gcc 11 (Ubuntu 22.04) takes the indices as a vector of integers. */
 #if __has_builtin(__builtin_shufflevector)
 #define VECTOR_SHUFFLE __builtin_shufflevector
 #else
@@ -43,7 +43,7 @@
 enum { KERNEL_BLOCK = 64 };
 
 static inline int64_t kernel_blocks(int64_t rows) { return (rows + KERNEL_BLOCK - 1) / KERNEL_BLOCK; }
-/* Bytes of WIDE partial sums [blocks, columns], one row per KERNEL_BLOCK rows. */
+/* Returns the bytes of WIDE partial sums [blocks, columns], one row per KERNEL_BLOCK rows. */
 static inline int64_t kernel_partials_bytes(const Graph *graph, int64_t rows, int64_t columns) {
     return kernel_blocks(rows) * columns * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
@@ -76,8 +76,9 @@ static inline W wide_exp(W x) { return exp(x); }
 static inline W wide_erf(W x) { return erf(x); }
 static inline W wide_sqrt(W x) { return sqrt(x); }
 #elif defined KERNEL_VARIANT
-/* e^x within 2 ulp, without branches or calls so that loops vectorise: x = n ln 2 + r, |r| <= ln 2 / 2, a degree-6
- * Taylor-like polynomial for e^r, and 2^n by its exponent bits, 0 below -87.7, infinity above 88.4. NaN stays NaN. */
+/* Returns e^x within 2 ulp, without branches or calls, so that loops vectorize: x = n ln 2 + r, |r|
+ * <= ln 2 / 2, a degree-6 Taylor-like polynomial for e^r, and 2^n by its exponent bits, 0 below
+ * -87.7, infinity above 88.4. NaN stays NaN. */
 static inline W wide_exp(W x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
     float least = x < -88.0f ? -88.0f : x;
@@ -95,7 +96,7 @@ static inline W wide_exp(W x) {
     p = p * r * r + r + 1.0f;
     return p * float_from_bits((float_to_bits(shifted) << 23) + 0x3f800000);
 }
-/* erf within 2e-7 absolute (Abramowitz and Stegun 7.1.26). */
+/* Returns erf within 2e-7 absolute (Abramowitz and Stegun 7.1.26). */
 static inline W wide_erf(W x) {
     float a = fabsf(x);
     float t = 1.0f / (1.0f + 0.3275911f * a);
@@ -106,17 +107,18 @@ static inline W wide_sqrt(W x) { return sqrtf(x); }
 #endif
 
 #if defined KERNEL_VARIANT
-/* The type of a COMPUTE parameter's gradient. */
+/* Returns the type of a COMPUTE parameter's gradient. */
 static inline GemmType kernel_gradient_type(const OpCall *call) { return call->compute_gradients ? KERNEL_GEMM_COMPUTE : KERNEL_GEMM_WIDE; }
 
-/* Prefetches `count` elements of a later row, where the hardware prefetcher is too late: rows that take long to
- * compute or lie far apart. */
+/* Prefetches `count` elements of a later row if the hardware prefetcher would be too late: rows
+ * that take long to compute or are far apart. */
 #define kernel_prefetch(row, count) kernel_prefetch_bytes(row, (count) * (int64_t)sizeof *(row))
 static inline void kernel_prefetch_bytes(const void *from, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)from + at);
 }
 
-/* The largest magnitude of x [count]; NaN where an element is NaN. No order changes a maximum. */
+/* Returns the amax of x [count]; NaN if an element is NaN. The order of elements does not change a
+ * maximum. */
 static inline W kernel_amax(const T *x, int64_t count) {
     W most = 0;
     int nan = 0;
@@ -128,18 +130,18 @@ static inline W kernel_amax(const T *x, int64_t count) {
     }
     return nan ? (W)NAN : most;
 }
-/* Gives it to output `amax` of output `made` [R, D], where the node has one (Op.amax). */
+/* Writes the amax of output `made` [R, D] to output `amax`, if the node has one (Op.amax). */
 static inline void kernel_put_amax(const OpCall *call, int made, int amax) {
     if (call->out[amax]) *(W *)call->out[amax] = kernel_amax(call->out[made], call->out_shape[made][0] * call->out_shape[made][1]);
 }
 
-/* Zeroes the slots without a row, those from offset[experts] on, of [count, columns]. */
+/* Zeroes the unused slots, those from offset[experts] on, of [count, columns]. */
 static inline void kernel_zero_unused(T *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns) {
     memset(slots + offset[experts] * columns, 0, (count - offset[experts]) * columns * sizeof(T));
 }
 
-/* target[j] += sum over blocks of partials[block, j], in block order: the second step of every sum over rows. target
- * NULL, of a frozen parameter: no effect. */
+/* target[j] += sum over blocks of partials[block, j], in block order: the second step of every sum
+ * over rows. No effect if target is NULL (a frozen parameter). */
 static inline void kernel_add_partials(W *target, const W *partials, int64_t blocks, int64_t columns) {
     if (!target) return;
 #pragma omp parallel for schedule(static)
@@ -150,7 +152,8 @@ static inline void kernel_add_partials(W *target, const W *partials, int64_t blo
     }
 }
 
-/* target[at + j] += sum[j], target the gradient of a COMPUTE parameter; NULL, of a frozen one: no effect. */
+/* target[at + j] += sum[j]; target is the gradient of a COMPUTE parameter. No effect if target is
+ * NULL (a frozen parameter). */
 static inline void kernel_add_to_gradient(const OpCall *call, void *target, int64_t at, const W *restrict sum, int64_t count) {
     if (!target) return;
     W *restrict wide = (W *)target + at;

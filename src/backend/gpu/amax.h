@@ -1,24 +1,25 @@
-/* The largest magnitude of a tensor, found by the kernel that makes it: the scale of its cast to fp8 then needs no pass over it.
- * A body of such a kernel returns the largest bits of magnitudes that its thread has made, which are ordered as the numbers
- * are, with NaN above all; the kernel ends by recording them (record_rounded), or leaves them out, and then none are computed.
- * Maxima of integers by atomics: no order of blocks changes them. Owns no memory. */
+/* The amax of a tensor, computed by the kernel that makes the tensor, so that its cast to fp8 needs
+ * no extra pass. The kernel's body returns the largest absolute-value bits that its thread made;
+ * they are ordered like the numbers, with NaN above all. The kernel ends by recording them
+ * (record_rounded), or omits this, and then nothing is computed. Maxima of integers use atomics:
+ * the order of blocks does not change them. Owns no memory. */
 #pragma once
 
 #include "backend/gpu/gpu.h"
 
-enum { AMAX_THREADS = 256 }; /* of blocks that record */
+enum { AMAX_THREADS = 256 }; /* threads of blocks that record */
 
 #ifdef GPU_DEVICE
 
 INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 INLINE uint32_t larger_of(uint32_t most, float x) { return larger(most, __builtin_bit_cast(uint32_t, x) & 0x7fffffff); }
 
-/* Of two bf16. */
+/* The same for a pair of bf16. */
 INLINE uint32_t larger_of_pair(uint32_t most, uint32_t pair) { return larger(larger(most, pair << 17 >> 1), pair & 0x7fff0000); }
 
 INLINE void atomic_max(uint32_t GLOBAL *to, uint32_t bits) { __scoped_atomic_fetch_max(to, bits, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE); }
 
-/* In all lanes, by all lanes. */
+/* Returns the maximum in all lanes; all lanes call it. */
 #if defined __NVPTX__
 INLINE uint32_t wave_largest(uint32_t most) { return __nvvm_redux_sync_umax(most, -1); }
 #else
@@ -28,14 +29,15 @@ INLINE uint32_t wave_largest(uint32_t most) {
 }
 #endif
 
-/* Adds what the lanes of a wave have seen to a maximum in memory, for kernels whose waves end apart. All call it. Those that have
- * the largest write it: who asks for a lane's number holds that in a register. */
+/* Adds the maximum of a wave's lanes to a maximum in memory, for kernels whose waves end
+ * separately. All lanes call it. The lanes that have the maximum write it: asking for a lane's
+ * index would keep it in a register. */
 INLINE void record_largest_of_wave(uint32_t GLOBAL *to, uint32_t most) {
     uint32_t largest = wave_largest(most);
     if (most == largest) atomic_max(to, largest);
 }
 
-/* Adds what the threads of a block have seen to a maximum in memory. All call it. */
+/* Adds the maximum of a block's threads to a maximum in memory. All threads call it. */
 INLINE void record_largest(uint32_t GLOBAL *to, uint32_t most) {
     static SHARED uint32_t of_waves[AMAX_THREADS / WAVE];
     most = wave_largest(most);
@@ -46,7 +48,8 @@ INLINE void record_largest(uint32_t GLOBAL *to, uint32_t most) {
     atomic_max(to, most);
 }
 
-/* The same of floats that were rounded to bf16 when they were stored, which keeps their order. */
+/* The same for floats that were rounded to bf16 when they were stored; rounding keeps their
+ * order. */
 INLINE uint32_t round_largest(uint32_t most) { return (uint32_t)to_bf16(__builtin_bit_cast(float, most)) << 16; }
 INLINE void record_rounded(uint32_t GLOBAL *to, uint32_t most) { record_largest(to, round_largest(most)); }
 INLINE void record_rounded_of_wave(uint32_t GLOBAL *to, uint32_t most) { record_largest_of_wave(to, round_largest(most)); }
@@ -55,7 +58,8 @@ INLINE void record_rounded_of_wave(uint32_t GLOBAL *to, uint32_t most) { record_
 
 #include "backend/gpu/kernel_launch.h"
 
-/* Output `index` of a call, an amax that its kernel is to record, zeroed; NULL where the node has none. */
+/* Returns output `index` of a call, an amax for its kernel to record, zeroed; NULL if the node has
+ * none. */
 static inline uint32_t *amax_to_record(const OpCall *call, int index) {
     if (call->out[index]) device_fill(call->device, call->out[index], 0, sizeof(uint32_t));
     return call->out[index];

@@ -93,7 +93,8 @@ bool autotune_cache_find(const AutotuneCache *cache, const char *shape, void *al
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
-/* In one write, so that lines of several processes do not mix. What is not remembered is measured again. */
+/* Writes the line at once, so that lines of several processes do not mix. A line that is not
+ * written is only measured again. */
 static void append_line(const char *path, const char *line) {
     File file;
     Error ignored;

@@ -1,4 +1,5 @@
-/* fp32 to bf16 and back: weights from their masters, gradients on their way between ranks. */
+/* Casts between fp32 and bf16: weights from their master weights, gradients that travel between
+ * ranks. */
 #include "backend/gpu/vector.h"
 
 typedef struct CastArguments {

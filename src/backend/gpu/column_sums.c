@@ -1,20 +1,21 @@
-/* Column sums of partial sums, with which gradients of several operations end, and zeroes for the slots that no row was
- * dispatched to. Called by the launchers of other kernel files (kernel_launch.h); owns no memory. */
+/* Column sums of partial sums, the last step of gradients of several operations, and zeroing of
+ * unused dispatch slots. Called by the launchers of other kernel files (kernel_launch.h); owns no
+ * memory. */
 #include "backend/gpu/gpu.h"
 
 enum {
     REDUCE_SUMS = 6, /* most targets of one launch */
     THREADS = 256,
-    SUM_COLUMNS = 32,                  /* of a block: 128 bytes of each partial sum */
+    SUM_COLUMNS = 32,                  /* per block: 128 bytes of each partial sum */
     SUM_PARTS = THREADS / SUM_COLUMNS, /* threads that share a column */
-    SUM_LOADS = 8,                     /* in flight of a thread */
+    SUM_LOADS = 8,                     /* loads in flight per thread */
 };
 
 typedef struct AddPartialsArguments {
     float GLOBAL *target[REDUCE_SUMS]; /* by block_y; NULL: not wanted */
-    bf16 GLOBAL *bf16_target;          /* the only target, instead of these; or NULL */
+    bf16 GLOBAL *bf16_target;          /* the only target, instead of `target`; or NULL */
     const float GLOBAL *partials;
-    int64_t blocks, columns, stride; /* stride: floats from a block's partial sums to the next block's */
+    int64_t blocks, columns, stride; /* stride: floats between the partial sums of consecutive blocks */
 } AddPartialsArguments;
 typedef struct ZeroUnusedArguments {
     bf16 GLOBAL *slots;
@@ -24,7 +25,7 @@ typedef struct ZeroUnusedArguments {
 
 #ifdef GPU_DEVICE
 
-/* The target of this block, by block_y. */
+/* Returns the target of this block, by block_y. */
 INLINE float GLOBAL *block_target(const AddPartialsArguments *a) {
     float GLOBAL *target = a->target[0];
     UNROLL for (int i = 1; i < REDUCE_SUMS; i++) target = block_y() == i ? a->target[i] : target;
@@ -33,8 +34,8 @@ INLINE float GLOBAL *block_target(const AddPartialsArguments *a) {
 
 INLINE int64_t sum_column(void) { return (int64_t)block_x() * SUM_COLUMNS + thread_id() % SUM_COLUMNS; }
 
-/* Adds this thread's partials of a column from that of `block` on: sixteen in flight, then four, of which
- * those past the end are others read again, and one alone. */
+/* Adds this thread's partials of a column, starting at `block`: sixteen loads in flight, then four
+ * (loads after the end repeat an earlier one and do not count), then a single one. */
 INLINE float add_rows(const AddPartialsArguments *a, const float GLOBAL *partials, int64_t block) {
     enum { MANY = 2 * SUM_LOADS, FEW = SUM_LOADS / 2 };
     float sum = 0;
@@ -55,8 +56,9 @@ INLINE float add_rows(const AddPartialsArguments *a, const float GLOBAL *partial
     return sum;
 }
 
-/* The sum of this thread's column over all blocks, in part 0. Part p adds partials p, p + SUM_PARTS, ...; then the parts are
- * added in order. All threads of the block call it; `partials` are those of the first block. */
+/* Returns the sum of this thread's column over all blocks, in part 0. Part p adds partials p, p +
+ * SUM_PARTS, ...; then the parts are added in order. All threads of the block call it; `partials`
+ * points to the first block's. */
 INLINE float add_column(const AddPartialsArguments *a, const float GLOBAL *partials) {
     static SHARED float sums[SUM_PARTS][SUM_COLUMNS];
     int part = thread_id() / SUM_COLUMNS, lane = thread_id() % SUM_COLUMNS;
@@ -83,7 +85,7 @@ KERNEL(add_partials, AddPartialsArguments) {
     else target[column] += sum;
 }
 
-/* Sums of each sample's blocks, by block_z, in place of what the targets [samples, columns] held. */
+/* Overwrites the targets [samples, columns] with the sums of each sample's blocks, by block_z. */
 KERNEL(put_partials, AddPartialsArguments) {
     float GLOBAL *target = block_target(&a);
     if (!target) return;
@@ -91,7 +93,7 @@ KERNEL(put_partials, AddPartialsArguments) {
     if (adds_column(&a)) target[block_z() * a.columns + sum_column()] = sum;
 }
 
-/* `stride` is the threads of the grid. */
+/* `stride` is the number of threads in the grid. */
 KERNEL(zero_unused, ZeroUnusedArguments) {
     int64_t first = (int64_t)block_x() * THREADS + thread_id();
     for (int64_t i = *a.used * a.columns + first; i < a.count * a.columns; i += a.stride) a.slots[i] = 0;

@@ -1,5 +1,6 @@
-/* The runtime library of AMD's or NVIDIA's GPUs, opened at run time: its functions, the description of a GPU, its
- * context and stream, and failures of calls. Fills and empties these fields of a Gpu; called by gpu_device.c. */
+/* The runtime library of AMD's or NVIDIA's GPUs, opened at run time: its functions, the description
+ * of a GPU, its context and stream, and failures of calls. Sets and clears these fields of a Gpu;
+ * called by gpu_device.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,7 @@
 #include "base/library.h"
 #include "backend/gpu/driver.h"
 
-/* Numbers in the vendor's enumeration of device attributes. */
+/* Numbers of the vendors' enumerations of device attributes. */
 #define ATTRIBUTE(name, hip, hip_name, cuda, cuda_name) int name;
 typedef struct Attributes { GPU_NUMBERS(ATTRIBUTE) } Attributes;
 #define HIP_ATTRIBUTE(name, hip, hip_name, cuda, cuda_name) .name = hip,
@@ -22,7 +23,7 @@ static const Vendor vendors[] = {
     [DEVICE_CUDA] = {"CUDA", {"libcuda.so.1", "libcuda.so"}, {GPU_NUMBERS(CUDA_ATTRIBUTE)}},
 };
 
-/* The functions of GpuApi in its order: our names, and by vendor the library's. */
+/* The functions of GpuApi in order: smelt's names, and the library's names by vendor. */
 enum { CALLS = sizeof(GpuApi) / sizeof(void *) };
 #define OUR_NAME(name, hip, cuda, arguments) #name,
 #define HIP_NAME(name, hip, cuda, arguments) #hip,
@@ -94,8 +95,8 @@ static bool describe(Gpu *gpu) {
                 GPU_CALL(gpu, memory_info, &available, &total);
     info->memory = (int64_t)total;
     info->wave = info->kind == DEVICE_HIP ? 64 : 32;
-    /* AMD: 9.0 is gfx90a, 9.4 gfx942, 9.5 gfx950. NVIDIA: PTX for 8.0 also runs on what came after, that for 9.0a on
-     * Hopper alone. */
+    /* AMD: 9.0 is gfx90a, 9.4 gfx942, 9.5 gfx950. NVIDIA: PTX for 8.0 also runs on later GPUs; PTX
+     * for 9.0a runs only on Hopper. */
     if (info->kind == DEVICE_HIP)
         snprintf(info->target, sizeof info->target, "gfx%d%s", major, minor == 0 ? "0a" : minor == 4 ? "42" : minor == 5 ? "50" : "?");
     else snprintf(info->target, sizeof info->target, major == 9 ? "sm_90a" : major >= 8 ? "sm_80" : "sm_%d%d", major, minor);
@@ -107,7 +108,7 @@ static bool use_device(Gpu *gpu) {
     return GPU_CALL(gpu, context_retain, &gpu->context, gpu->ordinal) && GPU_CALL(gpu, context_use, gpu->context);
 }
 
-/* Priorities of both vendors: lower numbers come first, and those beyond what a device has are taken as the nearest. */
+/* Stream priorities of both vendors: lower numbers come first; numbers out of range are clamped. */
 enum { PRIORITY_DEFAULT = 0, PRIORITY_URGENT = -1 };
 
 void *driver_open_stream(Gpu *gpu, bool urgent) {

@@ -1,15 +1,15 @@
-/* What smelt calls of a GPU's runtime library, under one name for both vendors: HIP's module interface and the CUDA
- * driver's have the same functions with the same arguments. tools/check-headers compiles these tables against the
- * vendors' own headers. */
+/* The functions that smelt uses of a GPU's runtime library, under one name for both vendors: HIP's
+ * module interface and the CUDA driver have the same functions with the same arguments.
+ * tools/check-headers compiles these tables against the vendors' own headers. */
 #pragma once
 
 #include <stddef.h>
 
 #include "device/handle.h"
 
-/* (our name, symbol of libamdhip64, symbol of libcuda, arguments). Every function returns 0 or an error number. Handles
- * and device addresses are void *; sizes as in both headers. An empty symbol: the vendor has no such function or smelt
- * does not call it. */
+/* (smelt's name, symbol of libamdhip64, symbol of libcuda, arguments). Every function returns 0 or
+ * an error number. Handles and device addresses are void *; sizes as in both headers. An empty
+ * symbol: the vendor has no such function, or smelt does not call it. */
 #define GPU_API(CALL)                                                                                                                      \
     CALL(initialize, hipInit, cuInit, (unsigned flags))                                                                                \
     CALL(device_count, hipGetDeviceCount, cuDeviceGetCount, (int *count))                                                              \
@@ -58,16 +58,16 @@
     CALL(graph_free, hipGraphDestroy, cuGraphDestroy, (void *graph))                                                                   \
     CALL(executable_free, hipGraphExecDestroy, cuGraphExecDestroy, (void *executable))
 
-/* (our name, number and name in HIP, number and name in CUDA). The first four are device attributes, which each vendor
- * numbers in its own way; 0 without a name: not used there. */
+/* (smelt's name, number and name in HIP, number and name in CUDA). The first four are device
+ * attributes, which each vendor numbers in its own way; 0 without a name: not used there. */
 #define GPU_NUMBERS(NUMBER)                                                                                                    \
     NUMBER(processors, 63, hipDeviceAttributeMultiprocessorCount, 16, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)                \
     NUMBER(major, 23, hipDeviceAttributeComputeCapabilityMajor, 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)              \
     NUMBER(minor, 61, hipDeviceAttributeComputeCapabilityMinor, 76, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)              \
     NUMBER(shared_bytes, 74, hipDeviceAttributeMaxSharedMemoryPerBlock, 97, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
-/* (our name, number, its name in HIP, in CUDA): the same in both; without a name that vendor's differs between versions and is not
- * looked at, or is not used. */
+/* (smelt's name, number, its name in HIP, in CUDA): the same in both. Without a name, the vendor's
+ * name differs between versions and is not checked, or is not used. */
 #define GPU_SHARED_NUMBERS(NUMBER)                                                                                   \
     NUMBER(STREAM_NON_BLOCKING, 1, hipStreamNonBlocking, CU_STREAM_NON_BLOCKING)                                     \
     NUMBER(EVENT_WITHOUT_TIME, 2, hipEventDisableTiming, CU_EVENT_DISABLE_TIMING)                                    \

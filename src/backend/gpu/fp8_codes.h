@@ -1,36 +1,40 @@
-/* Codes of fp8 in registers, and kernels that write them beside or in the place of the bf16 tensor that they make, by an amax that
- * is known before: that of delayed scaling. They are those of a cast of the tensor, bit for bit: elements are rounded to bf16,
- * the product to fp32, and that to fp8.
+/* Quantized fp8 values in registers, for kernels that write them in addition to, or instead of, the
+ * bf16 tensor that they compute. The amax is known beforehand, from delayed scaling. The values
+ * equal those of a cast of the tensor, bit for bit: elements are rounded to bf16, the product with
+ * the multiplier to fp32, and then to fp8.
  *
- * Such a kernel comes in two variants, of which one makes bf16 alone. The other takes Fp8Codes: it writes codes where they are
- * wanted, bf16 where that is read, and records the largest magnitude (backend/gpu/amax.h). Owns no memory. */
+ * Such a kernel has two variants. One writes only bf16. The other takes Fp8Codes: it writes
+ * quantized values if they are wanted, bf16 if it is read, and records the amax
+ * (backend/gpu/amax.h). Owns no memory. */
 #pragma once
 
 #include "backend/gpu/amax.h"
 #include "backend/gpu/vector.h"
 #include "base/float8.h"
 
-/* What a kernel makes besides, codes by rows. */
+/* Additional outputs of a kernel; quantized values are stored by rows. */
 typedef struct Fp8Codes {
-    uint8_t GLOBAL *codes;    /* NULL: not wanted, and scale and amax are not there */
-    float GLOBAL *scale;      /* takes the one of all codes */
-    const float GLOBAL *amax; /* that they are cast by */
-    uint32_t GLOBAL *seen;    /* takes the largest magnitude; NULL: not wanted */
-    float largest;            /* number of the format */
+    uint8_t GLOBAL *codes;    /* NULL: not wanted; then `scale` and `amax` are not set */
+    float GLOBAL *scale;      /* receives the single scale of all values */
+    const float GLOBAL *amax; /* the amax from which the cast computes its scale */
+    uint32_t GLOBAL *seen;    /* receives the amax; NULL: not wanted */
+    float largest;            /* largest number of the format */
 } Fp8Codes;
 
 #ifdef GPU_DEVICE
 
-/* Whether the target's matrix units multiply fp8 (gpu_gemm_has_fp8): others have no use for its codes. */
+/* Whether the target's matrix units multiply fp8 (gpu_gemm_has_fp8): other targets do not use the
+ * quantized values. */
 #if defined __gfx942__ || defined __gfx950__ || defined __CUDA_ARCH_FEAT_SM90_ALL
 #define GPU_MULTIPLIES_FP8 1
 #else
 #define GPU_MULTIPLIES_FP8 0
 #endif
 
-/* Four codes, that of x.x in the lowest byte. `largest` is the largest number of the format. */
+/* Return four fp8 values, x.x in the lowest byte. `largest` is the largest number of the format. */
 #if defined __gfx942__ || defined __gfx950__
-/* A mode of the processor decides what becomes of numbers that are too large, so there are none. */
+/* The conversion of numbers that are too large depends on a mode of the processor, so they are
+ * clamped first. */
 INLINE float clamped(float x, float largest) { return x != x ? x : __builtin_amdgcn_fmed3f(x, -largest, largest); }
 INLINE uint32_t to_codes(f32x4 x, float largest, const bool e5m2) {
     UNROLL for (int i = 0; i < 4; i++) x[i] = clamped(x[i], largest);
@@ -57,24 +61,25 @@ INLINE uint32_t to_codes(f32x4 x, float largest, const bool e5m2) {
 }
 #endif
 
-/* A thread that makes elements. `to` is a constant AS_BF16 in the variant of bf16 alone. */
+/* The state of a thread that writes elements. `to` is the constant AS_BF16 in the variant that
+ * writes only bf16. */
 #define AS_BF16 ((const Fp8Codes *)0)
 typedef struct Maker {
     const Fp8Codes *to;
     float multiplier;
-    uint32_t most; /* the largest bits of magnitudes so far */
+    uint32_t most; /* the largest absolute-value bits so far */
 } Maker;
 
 INLINE Maker make_maker(const Fp8Codes *to) {
     return (Maker){.to = to, .multiplier = to && to->codes ? fp8_multiplier(*to->amax, to->largest, false) : 0};
 }
 
-/* Codes of what bf16 pairs hold. */
+/* Quantizes bf16 pairs. */
 INLINE uint32_t codes_of(const Maker *maker, u32x2 pairs, const bool e5m2) {
     return to_codes(to_float4(pairs) * maker->multiplier, maker->to->largest, e5m2);
 }
 
-/* Writes four elements, or one, at `at` of the tensor; `made` is NULL where it is not read as bf16. */
+/* Writes four elements, or one, at `at` of the tensor; `made` is NULL if it is not read as bf16. */
 INLINE void store4_made(Maker *maker, bf16 GLOBAL *made, int64_t at, f32x4 y, int unit, const bool e5m2) {
     const Fp8Codes *to = maker->to;
     if (!to || made) store4_bf16(made + at, y, unit);
@@ -86,7 +91,7 @@ INLINE void store4_made(Maker *maker, bf16 GLOBAL *made, int64_t at, f32x4 y, in
     else *(uint32_t GLOBAL *)(to->codes + at) = codes;
 }
 
-/* The same of eight elements, or one. */
+/* The same for eight elements, or one. */
 INLINE void store8_made(Maker *maker, bf16 GLOBAL *made, int64_t at, f32x8 y, int unit, const bool e5m2) {
     const Fp8Codes *to = maker->to;
     if (unit == 1) {
@@ -101,7 +106,7 @@ INLINE void store8_made(Maker *maker, bf16 GLOBAL *made, int64_t at, f32x8 y, in
     *(u32x2 GLOBAL *)(to->codes + at) = (u32x2){codes_of(maker, low, e5m2), codes_of(maker, high, e5m2)};
 }
 
-/* Ends the kernel. All threads of all blocks call it, of AMAX_THREADS. */
+/* Ends the kernel. All threads of all blocks, of AMAX_THREADS threads each, call it. */
 INLINE void end_making(const Maker *maker) {
     const Fp8Codes *to = maker->to;
     if (!to) return;
@@ -111,7 +116,8 @@ INLINE void end_making(const Maker *maker) {
 
 #else
 
-/* What the kernel of a call makes besides: the codes that its absorber wants, or the amax that is output `amax`, zeroed. */
+/* Returns the additional outputs of a call: the quantized values that its absorber wants, or the
+ * amax, output `amax`, zeroed. */
 static inline Fp8Codes fp8_codes_of(const OpCall *call, int amax) {
     return call->codes ? *call->codes : (Fp8Codes){.seen = amax_to_record(call, amax)};
 }

@@ -1,16 +1,16 @@
-/* The language that GPU kernels are written in: C17 for amdgcn and nvptx64 through one set of names. It hides lane
+/* The language of GPU kernels: C17 for amdgcn and nvptx64 through one set of names. It hides lane
  * width, ids, barriers, shuffles, shared memory and the conversions of bf16.
  *
- * A kernel file has two halves. Under `#ifdef GPU_DEVICE` are the kernels, compiled once per GPU architecture by clang
- * into a code object named after the file; in the other half, compiled with the host, are the functions that launch
- * them (kernel_launch.h). Above both stand the argument structs that they share: pointers marked GLOBAL, sizes as
- * int32_t or int64_t.
+ * A kernel file has two halves. Under `#ifdef GPU_DEVICE` are the kernels, compiled once per GPU
+ * architecture by clang into a code object named after the file; in the other half, compiled with
+ * the host, are the functions that launch them (kernel_launch.h). The argument structs that both
+ * halves share come first: pointers marked GLOBAL, sizes as int32_t or int64_t.
  *
  * A kernel takes one struct by value, called `a`: KERNEL(norm, NormArguments) { ... a.rows ... }
  *
- * Rules: 16-byte accesses where rows allow it, sums in fp32 in an order that shapes alone decide, no float atomics, no
- * local arrays with indices known only at run time, at most 64 KB of shared memory on AMD, and 256 threads where
- * WAVE_BOUNDS does not say otherwise. */
+ * Rules: 16-byte accesses if rows allow them; sums in fp32 in an order that depends only on shapes;
+ * no float atomics; no local arrays with indices known only at run time; at most 64 KB of shared
+ * memory on AMD; 256 threads unless WAVE_BOUNDS sets another number. */
 #pragma once
 
 #include <stdbool.h>
@@ -18,7 +18,8 @@
 
 typedef uint16_t bf16; /* bits */
 
-/* A tensor map for Hopper's TMA: opaque, made by the driver (gpu_tensor_map), part of a kernel's arguments. */
+/* A tensor map for Hopper's TMA: opaque, made by the driver (gpu_tensor_map), passed in a kernel's
+ * arguments. */
 typedef struct TensorMap { _Alignas(64) uint64_t words[16]; } TensorMap;
 
 #ifndef GPU_DEVICE
@@ -26,7 +27,7 @@ typedef struct TensorMap { _Alignas(64) uint64_t words[16]; } TensorMap;
 #else
 
 #define GLOBAL __attribute__((address_space(1)))
-/* Static shared memory of a kernel; inside a function: static SHARED float sums[8]; */
+/* Static shared memory of a kernel. Inside a function: static SHARED float sums[8]; */
 #define SHARED __attribute__((address_space(3), loader_uninitialized))
 /* A pointer to shared memory. */
 #define LOCAL __attribute__((address_space(3)))
@@ -45,18 +46,20 @@ typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
 enum { WAVE = 64 };
 #define KERNEL(name, Arguments) __attribute__((amdgpu_kernel, visibility("protected"))) void name(const Arguments a)
 #define BLOCK_BOUNDS(threads, blocks) (void)0 /* for NVIDIA, below */
-/* First statement of a kernel: its blocks have at most `threads` threads, and `waves` waves share a SIMD, each with 512 / waves
- * registers. Without it: 256 threads, and registers as the compiler likes. Clang has no such attribute in C:
- * tools/bound-kernels.awk turns the comment into those of LLVM. */
+/* First statement of a kernel: its blocks have at most `threads` threads, and `waves` waves share a
+ * SIMD, each with 512 / waves registers. Without it: 256 threads, and the compiler chooses
+ * registers. Clang has no such attribute in C: tools/bound-kernels.awk converts the assembly
+ * comment to LLVM attributes. */
 #define WAVE_BOUNDS(threads, waves) __asm__ volatile("; bounds %0 %1" : : "n"(threads), "n"(waves))
 INLINE int thread_id(void) { return __builtin_amdgcn_workitem_id_x(); }
 INLINE int block_x(void) { return __builtin_amdgcn_workgroup_id_x(); }
 INLINE int block_y(void) { return __builtin_amdgcn_workgroup_id_y(); }
 INLINE int block_z(void) { return __builtin_amdgcn_workgroup_id_z(); }
 INLINE int lane_id(void) { return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)); }
-/* Barrier of the block; what a thread wrote to shared and global memory before is visible to all after. The release fence
- * alone is not enough: at back edges of loops clang 19 and 22 leave out its wait for the wave's own LDS writes. They never remove
- * the wait that is written here, s_waitcnt lgkmcnt(0). tools/check-barriers proves it for every barrier. */
+/* Barrier of the block: all earlier writes to shared and global memory are visible to all threads
+ * afterwards. The release fence alone is not enough: at back edges of loops clang 19 and 22 leave
+ * out its wait for the wave's own LDS writes. They never remove the explicit wait, s_waitcnt
+ * lgkmcnt(0). tools/check-barriers proves this for every barrier. */
 INLINE void barrier(void) {
     enum { NO_LIMIT_BUT_LDS = 0xc07f }; /* vmcnt 63, expcnt 7, lgkmcnt 0 in the encoding of gfx9 */
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
@@ -64,20 +67,22 @@ INLINE void barrier(void) {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-/* Barrier of the wave: what its lanes wrote to shared memory before is visible to its lanes after. */
+/* Barrier of the wave: earlier writes of its lanes to shared memory are visible to its lanes
+ * afterwards. */
 INLINE void wave_barrier(void) {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
     __builtin_amdgcn_wave_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
-/* x of lane `from`. All lanes of the wave take part. */
+/* Returns x of lane `from`. All lanes of the wave must call it. */
 INLINE uint32_t shuffle(uint32_t x, int from) { return __builtin_amdgcn_ds_bpermute(from * 4, (int)x); }
 #elif defined __NVPTX__
 enum { WAVE = 32 };
 #define WAVE_BOUNDS(threads, waves) (void)0 /* for AMD, above */
 #define KERNEL(name, Arguments) __attribute__((nvptx_kernel)) void name(const Arguments a)
-/* First statement of a kernel: its blocks have exactly `threads` threads, and `blocks` of them share a processor. Clang
- * has no such attribute in C: tools/embed-objects.sh turns the comment into PTX directives. */
+/* First statement of a kernel: its blocks have exactly `threads` threads, and `blocks` of them
+ * share a multiprocessor. Clang has no such attribute in C: tools/embed-objects.sh converts the
+ * assembly comment to PTX directives. */
 #define BLOCK_BOUNDS(threads, blocks) __asm__ volatile("// bounds %0 %1" : : "n"(threads), "n"(blocks))
 INLINE int thread_id(void) { return __nvvm_read_ptx_sreg_tid_x(); }
 INLINE int block_x(void) { return __nvvm_read_ptx_sreg_ctaid_x(); }
@@ -89,8 +94,9 @@ INLINE void wave_barrier(void) { __nvvm_bar_warp_sync(~0u); }
 INLINE uint32_t shuffle(uint32_t x, int from) { return __nvvm_shfl_sync_idx_i32(~0u, (int)x, from, WAVE - 1); }
 #endif
 
-/* Waits for the kernel ahead in the stream, of which this one may need nothing before; those ahead of that one have ended when this one
- * begins. A kernel without this call waits first of all. */
+/* With programmatic dependent launch, waits for the preceding kernel in the stream; call it before
+ * reading that kernel's output. Kernels before the preceding one have ended when this one begins. A
+ * kernel without this call waits at its start. */
 INLINE void await_kernel_ahead(void) {
 #if defined __NVPTX__ && GPU_SM == 90
     __asm__ volatile("griddepcontrol.wait;" ::: "memory");
@@ -103,7 +109,8 @@ INLINE int wave_id(void) { return thread_id() / WAVE; }
 INLINE float shuffle_float(float x, int from) { return __builtin_bit_cast(float, shuffle(__builtin_bit_cast(uint32_t, x), from)); }
 INLINE float shuffle_xor(float x, int mask) { return shuffle_float(x, lane_id() ^ mask); }
 
-/* Hides from the compiler where x comes from: what a loop computes from it stays in the loop and fills no registers. */
+/* Hides the origin of x from the compiler: values that a loop computes from it stay in the loop and
+ * take no registers outside. */
 INLINE int opaque(int x) {
 #if defined __AMDGCN__
     __asm__ volatile("" : "+v"(x));
@@ -113,7 +120,8 @@ INLINE int opaque(int x) {
     return x;
 }
 
-/* x, which is the same in all lanes of a wave: AMD's compiler then keeps it once for the wave, and branches on it as one. */
+/* Returns x, which is the same in all lanes of a wave. AMD's compiler then keeps it once per wave
+ * and branches on it without a mask. */
 INLINE int of_wave(int x) {
 #if defined __AMDGCN__
     return __builtin_amdgcn_readfirstlane(x);
@@ -121,7 +129,7 @@ INLINE int of_wave(int x) {
     return x;
 #endif
 }
-/* opaque(x) for such an x. */
+/* opaque(x) for an x that is the same in all lanes. */
 INLINE int opaque_of_wave(int x) {
 #if defined __AMDGCN__
     x = of_wave(x);
@@ -132,11 +140,11 @@ INLINE int opaque_of_wave(int x) {
 #endif
 }
 #if defined __AMDGCN__
-/* Whether x is true in any lane of the wave. */
+/* Returns whether x is true in any lane of the wave. */
 INLINE bool any_of_wave(bool x) { return __builtin_amdgcn_ballot_w64(x) != 0; }
 #endif
-/* The kernel's arguments, which are at `a`, for code that seldom runs: on AMD they are read from memory once more, and no registers keep
- * them until then. */
+/* Returns the kernel's arguments, which are at `a`, for rarely executed code: on AMD they are read
+ * from memory again, so no registers keep them until then. */
 INLINE const void *arguments_again(const void *a) {
 #if defined __AMDGCN__
     (void)a;
@@ -155,12 +163,14 @@ INLINE float to_float_low(uint32_t pair) { return __builtin_bit_cast(float, pair
 INLINE float to_float_high(uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); }
 
 #if defined __AMDGCN__
-/* Upper halves of two words, two floats truncated to bf16, and lower halves; the first comes first in memory. */
+/* The upper halves of two words (two floats truncated to bf16), and the lower halves; `low` comes
+ * first in memory. */
 INLINE uint32_t upper_halves(uint32_t low, uint32_t high) { return __builtin_amdgcn_perm(high, low, 0x07060302); }
 INLINE uint32_t lower_halves(uint32_t low, uint32_t high) { return __builtin_amdgcn_perm(high, low, 0x05040100); }
 #endif
 
-/* Round to nearest even; NaN stays NaN. Of a pair `low` is in the lower half, which comes first in memory. */
+/* Round to nearest even; NaN stays NaN. `low` is in the lower half of a pair, which comes first in
+ * memory. */
 #if defined __gfx950__
 typedef __bf16 Bf16x2 __attribute__((ext_vector_type(2)));
 INLINE uint32_t to_bf16_pair(float low, float high) {
@@ -169,13 +179,13 @@ INLINE uint32_t to_bf16_pair(float low, float high) {
 INLINE uint32_t numbers_to_bf16_pair(float low, float high) { return to_bf16_pair(low, high); }
 INLINE bf16 to_bf16(float x) { return (bf16)to_bf16_pair(x, 0); }
 #elif defined __AMDGCN__
-/* In the upper half; the lower one is what was rounded away. */
+/* Rounds x in the upper half; the lower half is the remainder. */
 INLINE uint32_t round_number_upper(float x) {
     uint32_t bits = __builtin_bit_cast(uint32_t, x);
     return bits + 0x7fff + (bits >> 16 & 1);
 }
 INLINE uint32_t round_upper(float x) { return x != x ? 0x7fc00000 : round_number_upper(x); }
-/* to_bf16_pair where neither is NaN. */
+/* to_bf16_pair for numbers that are not NaN. */
 INLINE uint32_t numbers_to_bf16_pair(float low, float high) { return upper_halves(round_number_upper(low), round_number_upper(high)); }
 INLINE bf16 to_bf16(float x) { return (bf16)(round_upper(x) >> 16); }
 INLINE uint32_t to_bf16_pair(float low, float high) { return upper_halves(round_upper(low), round_upper(high)); }
@@ -210,7 +220,7 @@ INLINE float fast_exp(float x) { return fast_exp2(x * LOG2_E); }
 
 /* -- Sums over lanes ----------------------------------------------------------------------------------------------- */
 
-/* The sum over the wave, in every lane; a fixed tree, so always the same bits. */
+/* Returns the sum over the wave in every lane; a fixed tree, so always the same bits. */
 INLINE float wave_sum(float x) {
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
     return x;
@@ -219,7 +229,8 @@ INLINE float wave_max(float x) {
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) x = __builtin_fmaxf(x, shuffle_xor(x, mask));
     return x;
 }
-/* The sum over a block of `threads`, in every thread; all call it. `scratch`: shared memory for a float per wave. */
+/* Returns the sum over a block of `threads` threads in every thread; all threads call it.
+ * `scratch`: shared memory, one float per wave. */
 INLINE float block_sum(float x, LOCAL float *scratch, int threads) {
     x = wave_sum(x);
     barrier();

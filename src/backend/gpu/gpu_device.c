@@ -1,5 +1,6 @@
-/* A GPU of AMD or NVIDIA as a device: device/device.h over the vendor's runtime library. Work is asynchronous, in order
- * on one stream; the first failure is kept, and all later work is skipped. Owns the Gpu. Opened by backend.c. */
+/* A GPU of AMD or NVIDIA as a device: device/device.h over the vendor's runtime library. Work is
+ * asynchronous and in order on one stream; the first failure is kept, and all later work is
+ * skipped. Owns the Gpu. Opened by backend.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,13 +114,15 @@ static void open_vendor_gemm(Gpu *gpu) {
     if (!gpu->vendor_gemm) log_info("GEMM on smelt's own kernels: %s", missing.message);
 }
 
-/* The vendor's library where it is there, can and is faster, else smelt's own kernels. */
+/* Uses the vendor's library if it is present, supports the GEMM and is faster; otherwise smelt's
+ * own kernels. */
 static void gpu_gemm_fastest(Device *device, const Gemm *gemm) {
     Gpu *gpu = gpu_of(device);
     if (gpu->preparing || !gpu->vendor_gemm || !vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording)) gpu_gemm(device, gemm);
 }
 
-/* The library where it can, else smelt's own kernels (vendor_gemm.c says why). */
+/* Uses the library if it supports the GEMM; otherwise smelt's own kernels (vendor_gemm.c explains
+ * why). */
 static bool gpu_gemm_fp8_chosen(Device *device, const Gemm *gemm) {
     Gpu *gpu = gpu_of(device);
     bool done = !gpu->preparing && gpu->vendor_gemm && vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording);
@@ -235,7 +238,7 @@ static const DeviceMethods methods = {
 };
 
 void gpu_set_properties(DeviceInfo *info) {
-    info->cache_bytes = 256 << 20; /* more than any has */
+    info->cache_bytes = 256 << 20; /* more than any GPU has */
     info->massively_parallel = info->records = true;
     info->gemm_inputs = 1u << GEMM_BF16 | (gpu_gemm_has_fp8(info->target) ? 1u << GEMM_E4M3 | 1u << GEMM_E5M2 : 0);
     info->fp8_fnuz = !strcmp(info->target, "gfx942");

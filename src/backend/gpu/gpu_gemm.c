@@ -1,15 +1,18 @@
-/* GEMM on a GPU: C = alpha A B + beta D + bias for one problem, a batch of one size, or one problem per expert
- * (gpu_gemm.h). Owns no memory.
+/* GEMM on a GPU: C = alpha A B + beta D + bias for one problem, a batch of one size, or one problem
+ * per expert (gpu_gemm.h). Owns no memory.
  *
- * C is cut into tiles. A block computes whole tiles, so every sum runs over k in one order. Tiles are numbered problem
- * after problem; within a problem a band of tile rows goes column by column, so that blocks that run together share in
- * the L2 cache what they read. On NVIDIA there are as many blocks as processors, and each goes from tile to tile,
- * prefetching the next one; on AMD a block computes one small or split tile, or goes from one large tile to the next, and large ones
- * have as many rows as lets all processors end soonest. Where the sizes of problems are known on the device alone, blocks count tiles
- * there: the grid may have more blocks than small tiles, and large ones are cut so that the last round of them is full.
+ * C is cut into tiles. A block computes whole tiles, so every sum runs over k in one order. Tiles
+ * are numbered problem after problem; within a problem, a band of tile rows runs column by column,
+ * so that concurrent blocks share operands in the L2 cache. On NVIDIA there are as many blocks as
+ * multiprocessors, and each goes from tile to tile and prefetches the next one. On AMD a block
+ * computes one small or split tile, or goes from one large tile to the next; the number of rows of
+ * large tiles is chosen so that all compute units end soonest. If only the device knows the sizes
+ * of problems, blocks count tiles there: the grid may have more blocks than small tiles, and large
+ * tiles are cut so that their last round is full.
  *
- * On Hopper these kernels serve what TMA cannot read or write; the others are those of gpu_gemm_hopper_internal.h. The
- * choice depends on the arguments alone, and either gives the same bits for the same arguments, always. */
+ * On Hopper these kernels run only if TMA cannot read or write the operands;
+ * gpu_gemm_hopper_internal.h has the kernels for all others. The choice depends only on the
+ * arguments, so the same arguments always give the same bits. */
 #include "backend/gpu/gpu_gemm_block_internal.h"
 #include "backend/gpu/gpu_gemm_hopper_internal.h"
 
@@ -19,7 +22,8 @@
 
 #if defined __AMDGCN__
 
-/* All stages of a tile of which a wave has `rows` rows. Stages beyond the last are zeros. */
+/* Multiplies all stages of a tile for a wave with `rows` rows of the tile. Stages after the last
+ * are zeros. */
 INLINE void multiply_stages(Work *work, Sums *sums, TileSize size, Layout a, Layout b, const int rows) {
     for (int32_t step = 0; step < work->tile.steps; step += STAGES) UNROLL for (int at = 0; at < STAGES; at++) {
             Operands operands;
@@ -45,8 +49,8 @@ INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) 
     tile_write(g, size, &tile, &sums, (LOCAL float *)stages);
 }
 
-/* The loop over stages exists once for each height of tiles: branches inside it would cost every stage. Arguments are read anew, since
- * no registers could keep them. */
+/* The loop over stages exists once per tile height: branches inside it would cost every stage.
+ * Arguments are read again, because no registers are left to keep them. */
 INLINE void multiply_large(const GemmLarge *l, Layout a, Layout b) {
     const TileSize size = TILE_LARGE;
     Tile tile;
@@ -60,7 +64,7 @@ INLINE void multiply_large(const GemmLarge *l, Layout a, Layout b) {
             multiply_stages(&work, &sums, size, a, b, rows);
         work_close(&work);
         tile_write(arguments_again(l), size, &tile, &sums, (LOCAL float *)stages);
-        if (!in_eights(arguments_again(l))) phase_barrier(); /* it went through shared memory */
+        if (!in_eights(arguments_again(l))) phase_barrier(); /* the tile went through shared memory */
     }
 }
 
@@ -68,10 +72,11 @@ INLINE void multiply_large(const GemmLarge *l, Layout a, Layout b) {
 
 enum { PREFETCH_STAGES = STAGES - 1 };
 
-/* Loads of a block, PREFETCH_STAGES stages before their sums: stage after stage, tile after tile. */
+/* Loads of a block, PREFETCH_STAGES stages before their sums: stage after stage, tile after
+ * tile. */
 typedef struct Prefetch {
     Walk walk;
-    int32_t index, stride, steps; /* the tile, and how many of its stages are still to load */
+    int32_t index, stride, steps; /* the tile, and its remaining stages to load */
     Reader a, b;
 } Prefetch;
 
@@ -101,7 +106,8 @@ INLINE void prefetch_stage(Prefetch *p, const GemmArguments *g, int stage, Layou
     copies_commit();
 }
 
-/* Prefetches a tile of D into the L2 cache: in weight gradients D is as many bytes as A and B together. */
+/* Prefetches a tile of D into the L2 cache: in weight gradients, D has as many bytes as A and B
+ * together. */
 INLINE void tile_prefetch(const GemmArguments *g, const Tile *t) {
     const TileSize size = TILE_SMALL;
     int line = g->wide ? 32 : 64, across = tile_columns(size) / line; /* elements in 128 bytes */
@@ -187,7 +193,8 @@ LAUNCHER(gemm_hopper_tt, GemmHopper)
 
 static bool is_aligned(const void *data) { return (uintptr_t)data % 16 == 0; }
 
-/* Whether aligned chunks of eight elements can be read; `side` is the size of the contiguous dimension. */
+/* Returns whether aligned chunks of eight elements can be read; `side` is the size of the
+ * contiguous dimension. */
 static bool in_chunks(const void *data, int64_t side, int64_t ld, int64_t stride) {
     return is_aligned(data) && (side | ld | stride) % 8 == 0;
 }
@@ -205,7 +212,7 @@ static bool map_result(const Device *device, TensorMap *map, const GemmArguments
     return gpu_gemm_map_operand(device, map, data, width * g->n, g->m, width * g->ldc, sheets, width * g->stride_c);
 }
 
-/* The slots of all experts, along m or k, are one sheet. */
+/* The slots of all experts, along m or k, form one sheet. */
 bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h, LaunchShape *shape) {
     bool by_rows = g->offset && !g->slots_are_depth;
     int64_t a_sheets = g->offset ? 1 : g->problems, b_sheets = g->slots_are_depth ? 1 : g->problems, c_sheets = by_rows ? 1 : g->problems;
@@ -236,8 +243,8 @@ static bool launch_hopper(Device *device, const GemmArguments *g) {
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
-/* A bound on the tiles of all problems together: where only the device knows how many rows experts have, each has a tile that is
- * not full in every column. */
+/* Returns an upper bound on the tiles of all problems. If only the device knows how many rows
+ * experts have, each expert counts one partial tile per column. */
 static int64_t most_tiles(const GemmArguments *g, TileSize size, int32_t height) {
     int64_t rows = divide_up(g->m, height), columns = divide_up(g->n, tile_columns(size));
     if (g->symmetric) return g->problems * (rows * (rows + 1) / 2);
@@ -253,7 +260,8 @@ LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size, int32_t height
         .shared = (int)((size == TILE_SPLIT ? 2 : 1) * AMD_STAGES * lines * AMD_DEPTH * (int64_t)sizeof(bf16))};
 }
 
-/* Rounds in which all processors have a tile; of experts, as many as there are where they have equal shares of the rows. */
+/* Returns the rounds in which all processors have a tile. For experts, it assumes equal shares of
+ * the rows. */
 static int64_t rounds_of(const GemmArguments *g, TileSize size, int32_t height, int processors) {
     int64_t most = most_tiles(g, size, height), rounds = divide_up(most, processors);
     if (!g->offset || g->slots_are_depth) return rounds;
@@ -261,13 +269,13 @@ static int64_t rounds_of(const GemmArguments *g, TileSize size, int32_t height, 
     return divide_up(rounds * rows * divide_up(g->n, tile_columns(size)), most);
 }
 
-/* How long tiles take on an AMD processor, in rows of a large tile that it multiplies in a stage, as they are modelled
+/* Modeled time of tiles on an AMD compute unit, in units of one row of a large tile per stage
  * (docs/speed-log.md). */
 typedef struct TileTimes {
-    double stage, row, ends;    /* of large tiles: a stage but for its rows, a row of it, and the begin and end of a tile */
-    double split, split_ends;   /* of split tiles: a row of a stage, and the ends */
-    double shared, shared_ends; /* the same of small tiles, several of which share a processor */
-    double alone, alone_ends;   /* and of those that have one to themselves */
+    double stage, row, ends;    /* large tiles: a stage without its rows, a row of it, and the begin and end of a tile */
+    double split, split_ends;   /* split tiles: a row of a stage, and the ends */
+    double shared, shared_ends; /* small tiles, several of which share a compute unit */
+    double alone, alone_ends;   /* small tiles that have a compute unit to themselves */
 } TileTimes;
 
 static TileTimes tile_times(const Device *device) {
@@ -275,14 +283,14 @@ static TileTimes tile_times(const Device *device) {
     return (TileTimes){0, 1, 1000, 0.54, 1340, 0.55, 550, 1.03, 700};
 }
 
-/* The cut of experts with equal shares of the rows. */
+/* Returns the cut for experts with equal shares of the rows. */
 static RowCut cut_of_equal_shares(const GemmArguments *g, int32_t blocks) {
     int32_t tiles[MOST_UNITS + 1] = {0}, units = (int32_t)divide_up(g->slots_are_depth ? g->m : divide_up(g->m, g->problems), LARGE_STEP);
     for (int32_t most = 1; most <= MOST_UNITS; most++) tiles[most] = g->problems * (int32_t)divide_up(units, most);
     return choose_cut(tiles, (int32_t)divide_up(g->n, tile_columns(TILE_LARGE)), blocks);
 }
 
-/* Rounds of large tiles of experts, and the rows of each that a processor has in the mean. */
+/* Returns the time of experts: rounds of large tiles, times the time of a tile of mean height. */
 static double time_of_experts(const Device *device, const GemmArguments *g, double stages) {
     TileTimes t = tile_times(device);
     int32_t processors = device_info(device)->processors, columns = (int32_t)divide_up(g->n, tile_columns(TILE_LARGE));
@@ -293,7 +301,8 @@ static double time_of_experts(const Device *device, const GemmArguments *g, doub
     return (double)divide_up(tiles, processors) * ((t.stage + t.row * height) * stages + t.ends);
 }
 
-/* How long a GEMM takes on AMD, in the unit of TileTimes: all processors are as late as the last one. */
+/* Returns how long a GEMM takes on AMD, in the unit of TileTimes: all compute units are as late as
+ * the last one. */
 static double time_of(const Device *device, const GemmArguments *g, TileSize size, int32_t height) {
     TileTimes t = tile_times(device);
     int64_t rounds = rounds_of(g, size, height, device_info(device)->processors);
@@ -306,7 +315,8 @@ static double time_of(const Device *device, const GemmArguments *g, TileSize siz
     return (double)rounds * tile;
 }
 
-/* Least rows of large tiles: tiles of fewer read more for what they multiply, which pays only where operands stay in a large cache. */
+/* Returns the least rows of large tiles. Smaller tiles read more per product, which pays off only
+ * if operands stay in a large cache. */
 static int32_t least_rows(const GemmArguments *g) {
     static const double cache = 128 << 20;
     double bytes = sizeof(bf16) * (double)g->problems * ((double)g->m + g->n) * g->k;
@@ -338,10 +348,11 @@ LAUNCHERS(gemm_of, GemmArguments, gemm_nn, gemm_nt, gemm_tn, gemm_tt, gemm_any)
 LAUNCHERS(gemm_split, GemmArguments, gemm_split_nn, gemm_split_nt, gemm_split_tn, gemm_split_tt)
 LAUNCHERS(gemm_large, GemmLarge, gemm_large_nn, gemm_large_nt, gemm_large_tn, gemm_large_tt)
 
-/* A form without chunks is the last one. */
+/* The last form is for operands without aligned chunks. */
 enum { FORM_ANY = 4 };
 
-/* As many blocks as processors, which go from tile to tile. Every chiplet, of which there are at most eight, has one at least. */
+/* Launches as many blocks as processors, which go from tile to tile. Every chiplet, at most eight,
+ * has at least one. */
 static void launch_large(Device *device, const GemmArguments *g, int32_t rows, int form, LaunchShape shape) {
     int32_t processors = device_info(device)->processors, columns = (int32_t)divide_up(g->n, tile_columns(TILE_LARGE));
     GemmLarge large = {.gemm = *g, .cut = {rows / LARGE_STEP, columns}};

@@ -1,5 +1,5 @@
-/* The tiles of C that blocks find, read and write, whatever multiplies them: for gpu_gemm.c and, on AMD, for
- * gpu_gemm_fp8_amd_internal.h. Order and numbers of tiles are explained in gpu_gemm.c. */
+/* Finding, reading and writing tiles of C, independent of the multiplication: for gpu_gemm.c and,
+ * on AMD, for gpu_gemm_fp8_amd_internal.h. gpu_gemm.c explains the order and the sizes of tiles. */
 #pragma once
 
 #include "backend/gpu/gpu_gemm_tile_internal.h"
@@ -8,22 +8,22 @@
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
-enum { BAND = 8 }; /* rows of tiles: about square together with the tiles in flight */
+enum { BAND = 8 }; /* rows of tiles: makes the tiles in flight about square */
 
 typedef struct Tile {
     int32_t problem, row, column; /* of C */
     int32_t rows, depth;          /* m and k of the problem */
 #if defined __AMDGCN__
-    int32_t height; /* rows of the tile, of which the problem may have fewer */
+    int32_t height; /* rows of the tile; the problem may have fewer */
 #endif
-    int32_t steps; /* stages along k, at least one; 0: there is no such tile */
-    int64_t slot;  /* first of the problem */
+    int32_t steps; /* stages along k, at least one; 0: no such tile */
+    int64_t slot;  /* first slot of the problem */
 } Tile;
 
-/* Position in the list of tiles: a problem and the number of its first tile. */
+/* Position in the list of tiles: a problem and the index of its first tile. */
 typedef struct Walk { int32_t problem, first; } Walk;
 
-/* Tiles have `height` rows, tile_rows(size) but where large ones have fewer. */
+/* Tiles have `height` rows: tile_rows(size), or fewer for some large tiles. */
 INLINE int32_t tiles_of(const GemmArguments *g, TileSize size, int32_t height, int32_t problem) {
     if (!g->offset) return g->tiles;
     int32_t slots = g->offset[problem + 1] - g->offset[problem];
@@ -31,7 +31,8 @@ INLINE int32_t tiles_of(const GemmArguments *g, TileSize size, int32_t height, i
     return divide_up(slots, height) * divide_up(g->n, tile_columns(size));
 }
 
-/* Advances to the problem of tile `index`, which must not decrease; past the last problem if there is none. */
+/* Advances to the problem of tile `index`, which must not decrease; goes past the last problem if
+ * there is none. */
 INLINE void walk_to(const GemmArguments *g, TileSize size, int32_t height, Walk *walk, int32_t index) {
     if (!g->offset) {
         walk->problem = index / g->tiles;
@@ -104,7 +105,7 @@ INLINE void write_one(GLOBAL void *to, int64_t at, float x, bool wide) {
     else ((GLOBAL bf16 *)to)[at] = to_bf16(x);
 }
 
-/* Writes the sums of a pass, whose element (0, 0) is C's (row, column), element by element. */
+/* Writes the sums of a pass, whose element (0, 0) is (row, column) of C, element by element. */
 INLINE void write_elements(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL const float *pass) {
     _Pragma("clang loop unroll(disable)") for (int i = lane_id(); i < PASS_ROWS * PASS_COLUMNS; i += WAVE) {
         int32_t r = row + i / PASS_COLUMNS, c = column + i % PASS_COLUMNS;
@@ -119,14 +120,14 @@ INLINE void write_elements(const GemmArguments *g, const Tile *t, int32_t row, i
 }
 
 enum {
-    FOURS_ACROSS = PASS_COLUMNS / 4,         /* fours of columns */
-    FOURS_DOWN = PASS_ROWS / 4,              /* fours of rows */
-    FOURS = PASS_ROWS * FOURS_ACROSS / WAVE, /* of a lane, all in the same columns */
+    FOURS_ACROSS = PASS_COLUMNS / 4,         /* groups of four columns */
+    FOURS_DOWN = PASS_ROWS / 4,              /* groups of four rows */
+    FOURS = PASS_ROWS * FOURS_ACROSS / WAVE, /* per lane, all in the same columns */
     FOURS_STEP = WAVE / FOURS_ACROSS,        /* rows from one to the next */
 };
 
-/* Writes the sums of a pass four columns at a time (g->fours). All of D is loaded before any of it is used. Where C is
- * symmetric, what was written also replaces the sums, for write_mirrored. */
+/* Writes the sums of a pass four columns at a time (g->fours). All of D is loaded before any of it
+ * is used. If C is symmetric, the written values also replace the sums, for write_mirrored. */
 INLINE void write_fours(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL float *pass, bool wide) {
     int lane = opaque(lane_id()), down = lane / FOURS_ACROSS, across = lane % FOURS_ACROSS * 4;
     int32_t rows = column + across < g->n ? t->rows - row - down : 0;
@@ -145,7 +146,8 @@ INLINE void write_fours(const GemmArguments *g, const Tile *t, int32_t row, int3
     }
 }
 
-/* Writes columns of the pass as rows of C, in bf16: the mirror image of a block below the diagonal. */
+/* Writes columns of the pass as rows of C, in bf16: the mirror image of a block below the
+ * diagonal. */
 INLINE void write_mirrored(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL const float *pass) {
     _Pragma("clang loop unroll(disable)") for (int i = lane_id(); i < PASS_COLUMNS * FOURS_DOWN; i += WAVE) {
         int across = i / FOURS_DOWN, down = i % FOURS_DOWN * 4;
@@ -158,17 +160,18 @@ INLINE void write_mirrored(const GemmArguments *g, const Tile *t, int32_t row, i
 
 #if defined __AMDGCN__
 
-/* As aligned as four floats are. */
+/* Aligned like four floats. */
 typedef f32x8 f32x8_aligned_16 __attribute__((aligned(16)));
 
-/* Rows of C or D as a buffer that ends after the last one: accesses beyond it load 0 and store nothing. */
+/* Rows of C or D as a buffer that ends after the last one: loads after its end return 0, and stores
+ * do nothing. */
 typedef __amdgpu_buffer_rsrc_t Buffer;
 INLINE Buffer buffer_of(GLOBAL const void *data, int64_t offset, int32_t bytes) {
     return __builtin_amdgcn_make_buffer_rsrc((void *)((GLOBAL const char *)data + offset), 0, bytes, 0x00020000);
 }
 enum { BEYOND = INT32_MIN, HALF_OF_EIGHT = 16 }; /* beyond the end of all buffers; bytes */
 
-/* Eight adjacent elements as they lie in memory; `high` in fp32 alone. */
+/* Eight adjacent elements as stored in memory; `high` only for fp32. */
 typedef struct Eight { u32x4 low, high; } Eight;
 INLINE Eight eight_load(Buffer from, int32_t at, bool wide) {
     Eight e = {__builtin_amdgcn_raw_buffer_load_b128(from, at, 0, 0), 0};
@@ -181,28 +184,29 @@ INLINE f32x8 eight_floats(Eight e, bool wide) {
     UNROLL for (int i = 0; i < 4; i++) x[2 * i] = to_float_low(e.low[i]), x[2 * i + 1] = to_float_high(e.low[i]);
     return x;
 }
-/* `numbers`: none is NaN, which takes fewer instructions to cast. */
+/* `numbers`: none is NaN, so the cast takes fewer instructions. */
 INLINE void eight_store(Buffer to, int32_t at, f32x8 x, bool wide, bool numbers) {
     u32x4 pairs;
     UNROLL for (int i = 0; i < 4; i++) pairs[i] = (numbers ? numbers_to_bf16_pair : to_bf16_pair)(x[2 * i], x[2 * i + 1]);
-    f32x4 low = x.lo, high = x.hi; /* clang casts the bits of parts of vectors wrongly */
+    f32x4 low = x.lo, high = x.hi; /* clang miscompiles bit casts of parts of vectors */
     __builtin_amdgcn_raw_buffer_store_b128(wide ? __builtin_bit_cast(u32x4, low) : pairs, to, at, 0, 0);
     if (wide) __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(u32x4, high), to, at + HALF_OF_EIGHT, 0, 0);
 }
 
-/* Eights of a lane in a row of the wave's blocks: adjacent columns of one row each. */
+/* Groups of eight of a lane in a row of the wave's blocks: adjacent columns of one row each. */
 typedef struct Eights { Eight x[LANE_ROWS][BLOCKS_ACROSS]; } Eights;
 typedef struct Places { int32_t at[LANE_ROWS][BLOCKS_ACROSS]; } Places; /* in bytes, from the blocks' first row and column */
 
-/* Of D, from which `bytes` are left: 0 where there is no D, without a branch, at which all loads would be waited for. */
+/* Loads D, of which `bytes` bytes remain: 0 if there is no D. This avoids a branch, at which the
+ * compiler would wait for all loads. */
 INLINE void eights_load(Eights *d, const GemmArguments *g, int64_t offset, int32_t bytes, const Places *places, bool wide) {
     Buffer from = buffer_of(g->d, offset, g->d ? bytes : 0);
     UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) d->x[r][j] =
         eight_load(from, places->at[r][j], wide);
 }
 
-/* Writes the sums of a wave, whose part of C is `part`, from registers. `plain`: C = A B, without NaN if it is bf16. All of D
- * for a row of blocks is loaded before it is used. */
+/* Writes the sums of a wave, whose part of C is `part`, from registers. `plain`: C = A B, without
+ * NaN if C is bf16. All of D for a row of blocks is loaded before it is used. */
 INLINE void write_eights(const GemmArguments *g, TileSize size, const Tile *part, const Sums *sums, bool wide, bool plain) {
     int32_t width = wide ? 4 : 2, row_bytes = (int32_t)g->ldc * width, rows = part->rows - part->row;
     int64_t first = place_of(g, part->slot, part->problem, part->row, part->column) * width;
@@ -219,7 +223,7 @@ INLINE void write_eights(const GemmArguments *g, TileSize size, const Tile *part
     UNROLL for (int i = 0; i < blocks_down(size); i++) {
         int32_t left = rows - i * MMA;
         int64_t offset = first + (int64_t)i * MMA * row_bytes;
-        if (left <= 0) continue; /* of a loop that must be unrolled */
+        if (left <= 0) continue; /* the loop must be unrolled, so no break */
         if (!plain) eights_load(&d, g, offset, least(left, MMA) * row_bytes, &places, wide);
         Buffer to = buffer_of(g->c, offset, least(left, MMA) * row_bytes);
         UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
@@ -235,7 +239,7 @@ INLINE bool in_eights(const GemmArguments *g) {
     return g->fours && !g->symmetric && (g->n | (int32_t)g->ldc | (int32_t)g->stride_c) % 8 == 0;
 }
 
-/* Of all the wave's sums none is NaN. */
+/* Returns whether none of the wave's sums is NaN. */
 INLINE bool sums_are_numbers(const Sums *sums, TileSize size) {
     bool not_a_number = false;
     UNROLL for (int i = 0; i < blocks_down(size); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
@@ -254,7 +258,7 @@ INLINE void tile_write_eights(const GemmArguments *g, TileSize size, const Tile 
     else write_eights(g, size, part, sums, false, false);
 }
 
-/* The rows and columns of a tile that the wave sums; `rows` is where its rows end. */
+/* Returns the rows and columns of a tile that the wave sums; `rows` is the end of its rows. */
 INLINE Tile wave_part(const Tile *t, TileSize size) {
     int32_t wave = __builtin_amdgcn_readfirstlane(wave_id()), across = tile_columns(size) / PASS_COLUMNS, half = t->height / 2;
     Tile part = *t;
@@ -263,7 +267,7 @@ INLINE Tile wave_part(const Tile *t, TileSize size) {
     part.rows = least(part.rows, part.row + half);
     return part;
 }
-/* Where pass i of a wave begins. */
+/* The first row and column of a wave's pass i. */
 INLINE int32_t pass_first_row(const Tile *part, TileSize size, int i) { return (void)size, part->row + i * PASS_ROWS; }
 INLINE int32_t pass_first_column(const Tile *part, TileSize size) { return (void)size, part->column; }
 
@@ -276,8 +280,8 @@ INLINE int32_t pass_first_column(const Tile *part, TileSize size) { return part-
 
 #endif
 
-/* Writes a tile of C. `room` is shared memory that no wave uses any more, PASS_ROWS * PASS_COLUMNS floats for each.
- * Where C is symmetric, blocks of 64 x 64 above the diagonal mirror those below. */
+/* Writes a tile of C. `room` is shared memory that no wave uses any more, PASS_ROWS * PASS_COLUMNS
+ * floats per wave. If C is symmetric, 64 x 64 blocks above the diagonal mirror those below. */
 INLINE void tile_write(const GemmArguments *g, TileSize size, const Tile *t, const Sums *sums, LOCAL float *room) {
     Tile part = wave_part(t, size);
 #if defined __AMDGCN__
@@ -308,14 +312,15 @@ INLINE void tile_write(const GemmArguments *g, TileSize size, const Tile *t, con
 
 #if defined __AMDGCN__
 
-/* Blocks go to chiplets round-robin, and each chiplet has its own L2 cache: gives every chiplet adjacent tiles. */
+/* Blocks are assigned to chiplets round-robin, and each chiplet has its own L2 cache, so adjacent
+ * tiles go to the same chiplet. */
 #if defined __gfx942__ || defined __gfx950__
 enum { CHIPLETS = 8 };
 #else
 enum { CHIPLETS = 1 };
 #endif
 
-/* The tile of a block that has one alone; without steps where there is none for it. */
+/* Returns the tile of a block that has only one; without steps if there is none. */
 INLINE Tile block_tile(const GemmArguments *g, TileSize size) {
     int32_t height = tile_rows(size), index = block_x();
     Walk walk = {0};
@@ -340,14 +345,15 @@ typedef struct Round {
     Walk walk;
 } Round;
 
-/* units / most, rounded up, for `most` of at most MOST_UNITS, which is known at run time. */
+/* Returns units / most, rounded up; `most` is at most MOST_UNITS and known at run time. */
 INLINE int32_t units_up(int32_t units, int32_t most) {
     uint32_t reciprocal = 0;
     UNROLL for (int i = 2; i <= MOST_UNITS; i++) if (i == most) reciprocal = UINT32_MAX / i + 1;
     return (int32_t)((uint64_t)(uint32_t)(units + most - 1) * reciprocal >> 32);
 }
 
-/* Rows of a problem in units, 0 where nothing is to be done; and those of the problems from `first` on, one in each lane. */
+/* The rows of a problem in units, 0 if there is nothing to do; and the rows of the problems from
+ * `first` on, one per lane. */
 INLINE int32_t problem_units(const GemmArguments *g, int32_t problem) {
     int32_t slots = g->offset ? g->offset[problem + 1] - g->offset[problem] : 0;
     if (slots_are_rows(g)) return divide_up(slots, LARGE_STEP);
@@ -403,7 +409,7 @@ INLINE void rounds_walk(Round *round, const GemmArguments *g, int32_t index) {
     }
 }
 
-/* Rows of tile `index` of a problem, in units: [first, end). */
+/* Computes the rows of tile `index` of a problem, in units: [first, end). */
 INLINE void large_place(const GemmArguments *g, const Round *round, int32_t index, int32_t units, Tile *tile) {
     int32_t row, rows, column = 0, columns = round->cut.columns, most = round->cut.units;
     rows = units_up(units, most);
@@ -421,8 +427,9 @@ INLINE void large_place(const GemmArguments *g, const Round *round, int32_t inde
     tile->column = column * tile_columns(TILE_LARGE);
 }
 
-/* The next tile of this block. Every chiplet has adjacent tiles, and their order in a round turns from round to round, so that none of
- * its blocks has the tallest tile every time. False where there are no more. */
+/* Finds the next tile of this block; returns false if there are no more. Every chiplet has
+ * adjacent tiles. The assignment rotates from round to round, so that no block always gets the
+ * tallest tile. */
 INLINE bool rounds_next(Round *round, const GemmLarge *l, Tile *tile) {
     enum { TURN = 11 };
     const GemmArguments *g = &l->gemm;
@@ -454,11 +461,12 @@ INLINE bool rounds_next(Round *round, const GemmLarge *l, Tile *tile) {
 
 /* -- The stages of a tile on AMD ------------------------------------------------------------------------------------ */
 
-/* A block's tile, and its stages on their way from memory. While a stage is multiplied the next one goes to shared memory, and two more
- * are on their way. Every wave goes through two phases a stage: in one it reads its operands and writes the stage after, in the other it
- * multiplies. Blocks of eight waves have two on every SIMD, of which the later ones are a phase behind, so that one multiplies while the
- * other one is at memory (as HazyResearch's HipKittens does); where blocks have four, two blocks share a processor and do about the same
- * without being told. */
+/* A block's tile, and its stages in flight from memory. While a stage is multiplied, the next one
+ * goes to shared memory, and two more are in flight. Every wave has two phases per stage: in one it
+ * reads its operands and writes the next stage, in the other it multiplies. Blocks of eight waves
+ * have two waves on every SIMD. The later ones run one phase behind, so that one wave multiplies
+ * while the other accesses memory (as in HazyResearch's HipKittens). With blocks of four waves, two
+ * blocks share a compute unit and interleave in much the same way. */
 typedef struct Work {
     Tile tile;
     LOCAL bf16 *stages; /* the wave's */
@@ -468,14 +476,16 @@ typedef struct Work {
     bool in_turns, later;
 } Work;
 
-/* A barrier across which the compiler moves nothing, above all not products to where it would wait for their operands. */
+/* A barrier across which the compiler moves nothing. Above all, it must not move products to a
+ * place where they would wait for their operands. */
 INLINE void phase_barrier(void) {
     __builtin_amdgcn_sched_barrier(0);
     barrier();
     __builtin_amdgcn_sched_barrier(0);
 }
 
-/* Writes a stage to place `at` of the STAGES, and starts to fetch the one that is STAGES later. */
+/* Writes a stage to place `at` of the STAGES, and starts to fetch the stage that is STAGES
+ * later. */
 INLINE void work_advance(Work *w, TileSize size, const int at, Layout a, Layout b) {
     LOCAL bf16 *stage = w->stages + at * both_elements(size);
     reader_put(&w->left, &w->left_on_its_way[at], stage, size, a, tile_rows(size));
@@ -484,7 +494,7 @@ INLINE void work_advance(Work *w, TileSize size, const int at, Layout a, Layout 
     reader_fetch(&w->right, &w->right_on_its_way[at], size, b, tile_columns(size));
 }
 
-/* Gives either half of the waves every second stage. */
+/* Gives each half of the waves every second stage. */
 INLINE void reader_split(Reader *r, bool later) {
     if (!later) return;
     r->data += r->step / 2;
@@ -497,7 +507,8 @@ INLINE void work_split(Work *w) {
     if (w->later) w->stages += STAGES * both_elements(TILE_SPLIT);
 }
 
-/* Adds the later waves' sums of a split tile to those of the others, through shared memory, which they fill. */
+/* Adds the later waves' sums of a split tile to those of the others, through shared memory, which
+ * they fill. */
 INLINE void work_join(const Work *w, Sums *sums) {
     LOCAL f32x4 *room = (LOCAL f32x4 *)stages + chunk_thread(TILE_SPLIT);
     UNROLL for (int i = 0; i < blocks_down(TILE_SPLIT); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
@@ -515,7 +526,7 @@ INLINE void work_open(Work *w, const GemmArguments *g, TileSize size, const Tile
     w->tile = *tile;
     w->left = reader_of_a(g, size, &w->tile, a), w->right = reader_of_b(g, size, &w->tile, b);
     w->in_turns = size != TILE_SMALL,
-    w->later = __builtin_amdgcn_readfirstlane(wave_id()) >= 4; /* known to be the wave's: a branch, no mask */
+    w->later = __builtin_amdgcn_readfirstlane(wave_id()) >= 4; /* known to be the wave's: a branch without a mask */
     w->stages = stages;
     if (size == TILE_SPLIT) work_split(w);
     w->places = operand_places(size);
@@ -525,12 +536,12 @@ INLINE void work_open(Work *w, const GemmArguments *g, TileSize size, const Tile
     }
     work_advance(w, size, 0, a, b);
     phase_barrier();
-    __builtin_amdgcn_s_setprio(0); /* tells the emulator that waves stand at barriers apart */
+    __builtin_amdgcn_s_setprio(0); /* tells the emulator that waves wait at different barriers */
     if (w->in_turns && w->later) phase_barrier();
 }
 
-/* The operands of the next stage, which is in place `at` of the STAGES, for `rows` rows of the wave. What follows is the wave's turn at
- * the matrix unit. */
+/* Reads the operands of the next stage, in place `at` of the STAGES, for `rows` rows of the wave.
+ * Afterwards it is the wave's turn at the matrix unit. */
 INLINE void work_begin(Work *w, TileSize size, Operands *operands, const int at, Layout a, Layout b, const int rows) {
     operands_read(operands, w->stages + at * both_elements(size), size, w->places, rows);
     work_advance(w, size, (at + 1) % STAGES, a, b);
@@ -543,7 +554,7 @@ INLINE void work_end(const Work *w) {
     else __builtin_amdgcn_sched_barrier(0);
 }
 
-/* After the last stage: all waves have used the stages. */
+/* Ends the last stage: all waves have used the stages. */
 INLINE void work_close(const Work *w) {
     if (w->in_turns && !w->later) phase_barrier();
     phase_barrier();

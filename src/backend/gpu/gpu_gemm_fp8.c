@@ -1,10 +1,12 @@
-/* GEMM of fp8 on a GPU: C = A B^T, scaled, for one problem or one per expert (gpu_gemm.h). Owns no memory.
+/* GEMM of fp8 on a GPU: C = A B^T, scaled, for one problem or one per expert (gpu_gemm.h). Owns no
+ * memory.
  *
- * On Hopper by the kernels of gpu_gemm_hopper_internal.h. Its matrix unit keeps sums of fp8 to about 14 bits. With scales of
- * a tensor or of lines they stay there, at full speed, but where A is e5m2, as gradients are: those, and sums of groups and
- * blocks, which have scales of their own, are added in fp32 every 128 steps along k (arXiv 2412.19437, 3.3.2).
+ * Hopper uses the kernels of gpu_gemm_hopper_internal.h. Its matrix unit keeps about 14 bits of fp8
+ * sums. With scales of a tensor or of lines, sums stay in the unit at full speed, unless A is e5m2,
+ * as gradients are. Sums with e5m2, and sums of groups and blocks, which have their own scales, are
+ * added in fp32 every 128 steps along k (arXiv 2412.19437, 3.3.2).
  *
- * On AMD's gfx942 and gfx950 by those of gpu_gemm_fp8_amd_internal.h. */
+ * AMD's gfx942 and gfx950 use the kernels of gpu_gemm_fp8_amd_internal.h. */
 #include "backend/gpu/gpu_gemm_fp8_amd_internal.h"
 #include "backend/gpu/gpu_gemm_hopper_internal.h"
 
@@ -52,7 +54,7 @@ KERNEL(gemm_fp8_amd_mx, GemmFp8Amd) {
 LAUNCHERS(gemm_fp8_hopper, GemmHopper, gemm_fp8_hopper_e4m3, gemm_fp8_hopper_e5m2, gemm_fp8_hopper_blocks, gemm_fp8_hopper_groups)
 LAUNCHERS(gemm_fp8_amd, GemmFp8Amd, gemm_fp8_amd_e4m3, gemm_fp8_amd_e5m2, gemm_fp8_amd_groups, gemm_fp8_amd_groups, gemm_fp8_amd_mx)
 
-/* In the order of the launchers; Hopper has none for MX. */
+/* In launcher order; Hopper has none for MX. */
 typedef enum Fp8Kernel { FP8_KERNEL_E4M3, FP8_KERNEL_E5M2, FP8_KERNEL_BLOCKS, FP8_KERNEL_GROUPS, FP8_KERNEL_MX, FP8_KERNEL_NONE } Fp8Kernel;
 
 static Fp8Kernel kernel_for(const Gemm *g) {
@@ -63,7 +65,7 @@ static Fp8Kernel kernel_for(const Gemm *g) {
     return g->scaling_b == GEMM_SCALE_BLOCK ? FP8_KERNEL_BLOCKS : g->scaling_b == GEMM_SCALE_GROUP ? FP8_KERNEL_GROUPS : FP8_KERNEL_NONE;
 }
 
-/* Pairs of codes as elements of bf16. */
+/* Returns the GEMM with pairs of fp8 values as bf16 elements. */
 static Gemm in_pairs(const Gemm *gemm) {
     Gemm pairs = *gemm;
     pairs.input = GEMM_BF16;
@@ -79,7 +81,7 @@ static GemmScales scales_of(const Gemm *g, bool shared) {
         .b_stride = shared ? 0 : (int32_t)gemm_scale_count(g->scaling_b, g->n, g->k)};
 }
 
-/* These take the arguments of the GEMM in pairs. */
+/* `g` counts pairs (in_pairs). */
 static bool launch_hopper(Device *device, const Gemm *gemm, const GemmArguments *g, Fp8Kernel kernel) {
     GemmHopper h;
     LaunchShape shape;
@@ -101,7 +103,8 @@ bool gpu_gemm_has_fp8(const char *target) { return !strcmp(target, "sm_90a") || 
 
 /* -- Launches ------------------------------------------------------------------------------------------------------ */
 
-/* Whether kernels could read the operands, in 16 bytes, and the scales of columns, in pairs. */
+/* Returns whether kernels can read the operands in 16-byte chunks, and the scales of columns in
+ * pairs. */
 static bool is_aligned(const Gemm *g) {
     return (g->n | g->k | g->lda | g->ldb) % 16 == 0 && g->k > 0 && ((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->scale_b) % 16 == 0;
 }

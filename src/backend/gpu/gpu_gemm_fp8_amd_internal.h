@@ -1,7 +1,9 @@
-/* GEMM of fp8 on AMD's matrix units: gfx942 (MI300X), whose formats are FNUZ, and gfx950 (OCP). For gpu_gemm_fp8.c, which
- * launches these kernels with arguments that count k and leading dimensions in pairs of codes: to readers and to shared
- * memory a pair is an element in bf16. So two stages have 128 steps along k, the size of a group or block of scales, whose
- * sums are multiplied by them before they are added to those of other groups. Sums are fp32 throughout. */
+/* GEMM of fp8 on AMD's matrix units: gfx942 (MI300X), whose formats are FNUZ, and gfx950 (OCP).
+ * For gpu_gemm_fp8.c, which launches these kernels with arguments that count k and leading
+ * dimensions in pairs of fp8 values: readers and shared memory treat a pair as a bf16 element.
+ * Two stages thus have 128 steps along k, the size of a group or block with one scale. Sums of a
+ * group are multiplied by its scales before they are added to other groups' sums. Sums are fp32
+ * throughout. */
 #pragma once
 
 #include "backend/gpu/gpu_gemm_block_internal.h"
@@ -18,8 +20,9 @@ typedef struct GemmFp8Amd {
 /* Type of A; B is e4m3. */
 typedef enum CodesOfA { A_E4M3, A_E5M2 } CodesOfA;
 
-/* c[i][j] += sum over 64 codes of a[i] * b[j]. Of an operand's 16 bytes in a lane (mma.h) the first 8 are multiplied, then the
- * others: which step along k a byte is of does not matter, as it is the same for both operands. */
+/* c[i][j] += sum over 64 fp8 values of a[i] * b[j]. Of an operand's 16 bytes in a lane (mma.h), the
+ * first 8 are multiplied, then the others. Bytes may stand for any step along k, as long as it is
+ * the same for both operands. */
 INLINE void mma_codes(Accumulator *c, const Operand *a, const Operand *b, CodesOfA type) {
     UNROLL for (int part = 0; part < 2; part++) UNROLL for (int s = 0; s < 2; s++) UNROLL for (int t = 0; t < 2; t++) {
         long row = __builtin_bit_cast(long, part ? a->half[s].hi : a->half[s].lo);
@@ -31,13 +34,13 @@ INLINE void mma_codes(Accumulator *c, const Operand *a, const Operand *b, CodesO
 
 /* -- Scales -------------------------------------------------------------------------------------------------------- */
 
-/* Of the wave's row and column of this lane's number. */
+/* The scales of the wave's row and column with this lane's index. */
 typedef struct WaveScales { float row, column; } WaveScales;
 
 enum { GROUP = STAGES * TILE_DEPTH, FP8_TILE = TILE_SMALL };
 
-/* Where slots are codes along k: A and B begin with those of the tile's problem, whose slots then count from 0. Returns the first of
- * its groups of scales. */
+/* If slots are steps along k, advances A and B to the slots of the tile's problem, whose slots then
+ * count from 0. Returns the first of its groups of scales. */
 INLINE int32_t begin_at_slot(GemmArguments *g, Tile *t) {
     int32_t slot = g->slots_are_depth ? (int32_t)t->slot : 0;
     g->a += slot, g->b += slot;
@@ -45,7 +48,8 @@ INLINE int32_t begin_at_slot(GemmArguments *g, Tile *t) {
     return slot / GROUP;
 }
 
-/* Beyond the last row or column those of the last. `groups`: scales are those of group or block `group`. */
+/* Lines after the last row or column use the last one's scales. `groups`: the scales are those of
+ * group or block `group`. */
 INLINE WaveScales wave_scales(const GemmFp8Amd *a, const Tile *t, int32_t group, bool groups) {
     const GemmScales *s = &a->scales;
     int64_t row = t->slot + least(t->row + wave_row(FP8_TILE) + lane_id(), t->rows - 1);
@@ -79,12 +83,14 @@ INLINE void sums_add_codes(Sums *sums, const Operands *o, CodesOfA type) {
 
 #if defined __gfx950__
 
-/* Scales of 32 elements along k, as gfx950 multiplies by them: 2^(code - 127), the exponents of fp32 powers of two. Lane 16 q + m
- * has those of elements 32 q .. 32 q + 31 of a group, of the row half[s] of an Operand's (mma_gfx950_internal.h). */
+/* Scales of 32 elements along k, as gfx950's matrix unit takes them: 2^(code - 127), the exponent
+ * bits of fp32 powers of two. Lane 16 q + m has the scales of elements 32 q .. 32 q + 31 of a
+ * group, for the row of an Operand's half[s] (mma_gfx950_internal.h). */
 typedef struct ScaleCodes { int half[2]; } ScaleCodes;
 
-/* Of the block of 32 lines from `line` on, of which `lines` exist: beyond these those of the last, and beyond the last group its
- * codes, as elements are zero there. */
+/* Returns the scales of the block of 32 lines from `line` on; `lines` lines exist. Lines after the
+ * last use the last one's scales; steps after the last group use its scales, because elements are
+ * zero there. */
 INLINE ScaleCodes scale_codes(GLOBAL const float *scales, int32_t line, int32_t lines, int32_t groups, int32_t step) {
     ScaleCodes codes;
     int32_t group = least(step * (2 * GROUP / GEMM_SCALE_MX_SIZE) + lane_id() / 16, groups - 1);
@@ -102,13 +108,13 @@ INLINE MfmaBytes mfma_bytes(const Operand *parts, const int s) {
     return (MfmaBytes){first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
 }
 
-/* c[i][j] += sum over 128 codes of a[i] * b[j], both e4m3, times their scales. */
+/* c[i][j] += sum over 128 fp8 values of a[i] * b[j], both e4m3, times their scales. */
 INLINE void mma_scaled(Accumulator *c, const Operand *a, const Operand *b, ScaleCodes of_a, ScaleCodes of_b) {
     UNROLL for (int s = 0; s < 2; s++) UNROLL for (int t = 0; t < 2; t++) c->x[s][t] = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(
         mfma_bytes(b, t), mfma_bytes(a, s), c->x[s][t], 0, 0, 0, of_b.half[t], 0, of_a.half[s]);
 }
 
-/* Of all the wave's lines, for the steps of STAGES stages. */
+/* The scales of all the wave's lines, for the steps of STAGES stages. */
 typedef struct MxScales { ScaleCodes row[MOST_BLOCKS], column[BLOCKS_ACROSS]; } MxScales;
 
 INLINE void mx_scales(MxScales *scales, const GemmFp8Amd *a, const Tile *t, int32_t step) {

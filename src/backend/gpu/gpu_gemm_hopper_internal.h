@@ -1,22 +1,26 @@
-/* GEMM on NVIDIA's Hopper, for operands that TMA can read; gpu_gemm.c launches it where device and alignment allow.
+/* GEMM on NVIDIA's Hopper, for operands that TMA can read; gpu_gemm.c launches it if device and
+ * alignment allow.
  *
- * A block computes tiles of C of 128 x 256, one after another. Two warpgroups hold the sums of 64 rows each in
- * registers. One thread of a further warp, the producer, finds the tiles and keeps a ring of stages full, tile after
- * tile, so that loads go on while sums are written. D, where there is one, comes through the ring behind the operands.
- * C leaves through shared memory, from where TMA stores it while the next tile is computed. Two blocks form a cluster;
- * their tiles, a unit, lie under one another, and what both read of B is loaded once and multicast.
+ * A block computes 128 x 256 tiles of C, one after another. Two warpgroups hold the sums of 64 rows
+ * each in registers. One thread of another warp, the producer, finds the tiles and keeps a ring of
+ * stages full across tiles, so that loads continue while sums are written. D, if there is one,
+ * comes through the ring after the operands. C leaves through shared memory: TMA stores it while
+ * the next tile is computed. Two blocks form a cluster. Their tiles, a unit, are stacked
+ * vertically, and their common part of B is loaded once and multicast.
  *
- * Clusters take units round-robin. Where experts cut the rows, remainders that fill at most half a unit are half units,
- * and the units of an incomplete last round are halved where the halves fit into one round: each keeps a cluster busy
- * for half the time. Which cluster computes a unit changes no bits.
+ * Clusters take units round-robin. If experts divide the rows, remainders of at most half a unit
+ * are half units. The units of an incomplete last round are halved if the halves fit into one
+ * round: each keeps a cluster busy for half the time. Bits do not depend on which cluster computes
+ * a unit.
  *
- * Warpgroups do not exchange registers (setmaxnreg): such kernels are left to the driver (ptx.c), which compiles one
- * after the other and took 0.8 s for each of these. The main loop fits into 168 registers; the writing after it would
- * use more, which costs 3% of the speed of grouped GEMM and nothing measurable of the others.
+ * Warpgroups do not reallocate registers (setmaxnreg), except in kernels that promote sums: only
+ * the driver can compile such kernels (ptx.c), one after another, in 0.8 s each. The main loop fits
+ * into 168 registers. The epilogue could use more; this costs 3% of the speed of grouped GEMM and
+ * nothing measurable elsewhere.
  *
- * A and B in fp8 (gpu_gemm_fp8.c), whose lines lie along k, are to the loads operands in bf16 of half the depth: a stage
- * has TILE_DEPTH pairs of codes, and GemmArguments counts k and leading dimensions in pairs. Only the instruction differs,
- * and sums are multiplied by scales. */
+ * Loads treat A and B in fp8 (gpu_gemm_fp8.c), whose lines are along k, as bf16 operands of half
+ * the depth: a stage has TILE_DEPTH pairs of fp8 values, and GemmArguments counts k and leading
+ * dimensions in pairs. Only the instruction differs, and sums are multiplied by scales. */
 #pragma once
 
 #include "backend/gpu/gpu_gemm_tile_internal.h"
@@ -28,22 +32,22 @@ enum {
     UNIT_ROWS = HOPPER_ROWS * HOPPER_CLUSTER,
     HOPPER_STAGES = 4,
     HOPPER_STAGE_BYTES = (HOPPER_ROWS + HOPPER_COLUMNS) * TILE_DEPTH * 2,
-    HOPPER_TILES = 8,       /* ring of tiles between producer and warpgroups: more than stages */
-    HOPPER_THREADS = 288,   /* the last 32 are the producer's warp */
-    PROMOTED_THREADS = 384, /* of kernels that promote sums: the producer's warpgroup gives its registers to the others */
+    HOPPER_TILES = 8,       /* ring of tiles between producer and warpgroups: longer than the ring of stages */
+    HOPPER_THREADS = 288,   /* the last 32 form the producer's warp */
+    PROMOTED_THREADS = 384, /* of kernels that promote sums: the producer's warpgroup gives registers to the others */
     BOX_LINES = 64,
-    BOX_ELEMENTS = BOX_LINES * TILE_DEPTH, /* of a copy */
-    BLOCK_LINES = 128,                     /* that share a scale of GEMM_SCALE_BLOCK */
+    BOX_ELEMENTS = BOX_LINES * TILE_DEPTH, /* per copy */
+    BLOCK_LINES = 128,                     /* lines that share a scale of GEMM_SCALE_BLOCK */
     OUT_BOXES = 2,                         /* of each warpgroup, side by side, on their way to C */
 };
 
-/* A tile of C, for one block. */
+/* A tile of C for one block. */
 typedef struct HopperTile {
     int32_t problem, row, column; /* of C */
-    int32_t end;                  /* first row beyond the tile */
-    int32_t depth, steps;         /* k, and its stages, at least one; 0: there is no such tile */
-    int32_t slot;                 /* first of the problem */
-    int32_t half;                 /* it has 64 rows at most */
+    int32_t end;                  /* end of the tile's rows */
+    int32_t depth, steps;         /* k, and its stages, at least one; 0: no such tile */
+    int32_t slot;                 /* first slot of the problem */
+    int32_t half;                 /* it has at most 64 rows */
 } HopperTile;
 
 /* A block's shared memory. */
@@ -55,11 +59,11 @@ typedef struct HopperShared {
     float column_scales[2][HOPPER_COLUMNS]; /* of a stage, for each warpgroup */
 } HopperShared;
 
-/* Scales of operands in fp8. */
+/* Scales of fp8 operands. */
 typedef struct GemmScales {
     GLOBAL const float *a, *b; /* NULL: all are 1 */
-    int32_t by_row, by_column; /* booleans: a scale for each row of A, column of B; else one for all */
-    int32_t b_stride;          /* from the scales of one expert's B to those of the next; 0 where experts share B */
+    int32_t by_row, by_column; /* booleans: one scale per row of A, or column of B; otherwise one for all */
+    int32_t b_stride;          /* distance between the scales of consecutive experts' B; 0 if experts share B */
 } GemmScales;
 
 typedef struct GemmHopper {
@@ -68,15 +72,16 @@ typedef struct GemmHopper {
     GemmScales scales; /* not used in bf16 */
 } GemmHopper;
 
-/* Columns first .. end - 1 of C, from line `line` of B2 on; their depth in A2 begins at `depth`. Tiles lie inside it. */
+/* Columns first .. end - 1 of C, starting at line `line` of B2; their k in A2 begins at `depth`.
+ * Tiles do not cross parts. */
 enum { SECOND_PARTS = 4 };
 typedef struct SecondPart { int32_t first, end, line, depth; } SecondPart;
 
-/* A second product C += A2 B2, in the layouts of the first: its stages follow those of A and B. B2 ends with the depth of a
- * part, so that what a box of A2 has beyond it meets zeros. */
+/* A second product C += A2 B2, in the layouts of the first: its stages follow those of A and B. B2
+ * ends with the k of a part, so that any excess in a box of A2 meets zeros. */
 typedef struct HopperSecond {
     TensorMap a, b;
-    int32_t steps, count; /* stages of a part; parts */
+    int32_t steps, count; /* stages per part; number of parts */
     SecondPart parts[SECOND_PARTS];
 } HopperSecond;
 
@@ -90,14 +95,15 @@ typedef struct GemmHopperTwo {
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
 
-/* Shared with gpu_gemm_fp8.c (gpu_gemm.c): the arguments of a GEMM in bf16, of one with experts, and a kernel's: false where
- * TMA cannot read the operands or write C. */
+/* Shared with gpu_gemm_fp8.c (gpu_gemm.c): the arguments of a bf16 GEMM, of a grouped one, and of a
+ * Hopper kernel. gpu_gemm_hopper_open returns false if TMA cannot read the operands or write C. */
 GemmArguments gpu_gemm_arguments(const Gemm *gemm);
 GemmArguments gpu_gemm_grouped_arguments(const GemmGrouped *grouped);
-/* Sets what depends on all others and on the size of tiles. Returns the launch on AMD of blocks of one tile each. */
+/* Sets the fields that depend on all others and on the tile size. Returns the launch on AMD of
+ * blocks of one tile each. */
 LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size, int32_t height);
 bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h, LaunchShape *shape);
-/* Describes an operand [sheets, rows, columns] for it. */
+/* Describes an operand [sheets, rows, columns] for TMA. */
 bool gpu_gemm_map_operand(
     const Device *device, TensorMap *map, const void *data, int64_t columns, int64_t rows, int64_t ld, int64_t sheets, int64_t stride);
 
@@ -109,7 +115,7 @@ extern LOCAL HopperShared hopper_shared[] __attribute__((aligned(1024)));
 
 /* -- Units --------------------------------------------------------------------------------------------------------- */
 
-enum { HOPPER_BAND = 8 }; /* rows of units: about square together with the units in flight */
+enum { HOPPER_BAND = 8 }; /* rows of units: makes the units in flight about square */
 
 /* A problem in units: rows of whole and of half units (at most one), and columns. */
 typedef struct Units { int32_t rows, half_rows, columns, slots; } Units;
@@ -152,12 +158,13 @@ INLINE Schedule schedule_of(const GemmArguments *g, int32_t clusters) {
     return (Schedule){.whole = whole - cut, .cut = cut, .count = whole + cut + half, .clusters = clusters};
 }
 
-/* The entry of the list that a cluster takes in a round. Rounds of halves go backwards: the last have less work. */
+/* Returns the list entry that a cluster takes in a round. Rounds of half units run in reverse
+ * order, because the last clusters have less work. */
 INLINE int32_t schedule_entry(const Schedule *s, int32_t round, int32_t cluster) {
     return round * s->clusters + (round > s->whole / s->clusters ? s->clusters - 1 - cluster : cluster);
 }
 
-/* Position in the list: a problem and the number of its first unit. */
+/* Position in the list: a problem and the index of its first unit. */
 typedef struct HopperWalk {
     int32_t problem, first;
     bool halves;
@@ -209,14 +216,16 @@ enum {
     D_BOXES = 2, /* side by side in a stage of D, for each warpgroup's rows */
 };
 
-/* Stages of D, which follow those of the operands; one has 128 columns of bf16 or 64 of fp32. */
+/* Returns the stages of D, which follow those of the operands; one has 128 columns of bf16 or 64 of
+ * fp32. */
 INLINE int32_t d_steps(const GemmArguments *g) { return g->d ? HOPPER_COLUMNS * (g->wide ? 2 : 1) / (D_BOXES * PANEL_COLUMNS) : 0; }
 
 INLINE SharedBarrier stage_full(const Ring *r) { return &hopper_shared->full[r->stage]; }
 INLINE SharedBarrier stage_empty(const Ring *r) { return &hopper_shared->empty[r->stage]; }
 INLINE LOCAL bf16 *stage_at(const Ring *r) { return hopper_shared->stages[r->stage]; }
 
-/* Loads 64 lines x 64 steps along k of an operand; `ranks`: mask of the blocks of the cluster that get it; 0: this. */
+/* Loads 64 lines x 64 steps along k of an operand. `ranks`: mask of the blocks of the cluster that
+ * get it; 0: this block. */
 INLINE void load_box(
     LOCAL bf16 *to, uint64_t map, Layout layout, int32_t line, int32_t depth, int32_t sheet, SharedBarrier full, const int ranks) {
     int32_t column = layout == LAYOUT_LINES ? line : depth, row = layout == LAYOUT_LINES ? depth : line;
@@ -224,11 +233,13 @@ INLINE void load_box(
     else copy_box(to, map, column, row, sheet, full);
 }
 
-/* The first row of a tile in the tensor maps of A, C and D, and its sheet in those of C and D. */
+/* The first row of a tile in the tensor maps of A, C and D, and its sheet in the maps of C and
+ * D. */
 INLINE int32_t map_row(const GemmArguments *g, const HopperTile *t) { return t->row + (slots_are_rows(g) ? t->slot : 0); }
 INLINE int32_t map_sheet(const GemmArguments *g, const HopperTile *t) { return slots_are_rows(g) ? 0 : t->problem; }
 
-/* The part of a second product that the columns from `column` on have; its line is that column's. Without steps: none. */
+/* The part of a second product for the columns from `column` on; its line is that of the first
+ * column. Without steps: none. */
 typedef struct SecondPlace { int32_t steps, line, depth; } SecondPlace;
 
 INLINE SecondPlace second_place(const HopperSecond *second, int32_t column) {
@@ -241,8 +252,8 @@ INLINE SecondPlace second_place(const HopperSecond *second, int32_t column) {
     return place;
 }
 
-/* Loads the operands of a tile, but for its last `later` stages. Each block of the cluster loads every second box of B and multicasts
- * it to both. */
+/* Loads the operands of a tile, except its last `later` stages. Each block of the cluster loads
+ * every second box of B and multicasts it to both. */
 INLINE void load_operands(
     const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int32_t rank, int32_t round, int32_t later, Layout a, Layout b) {
     const GemmArguments *g = &h->gemm;
@@ -263,7 +274,7 @@ INLINE void load_operands(
     }
 }
 
-/* Loads the last stages of a tile, those of a second product, in the same way. */
+/* Loads the last stages of a tile, which belong to a second product, in the same way. */
 INLINE void load_second(uint64_t maps, const HopperTile *t, const SecondPlace *place, Ring *ring, int32_t rank, Layout a, Layout b) {
     uint64_t map_a = maps + __builtin_offsetof(GemmHopperTwo, second.a), map_b = maps + __builtin_offsetof(GemmHopperTwo, second.b);
     int32_t groups = t->half ? 1 : 2;
@@ -294,7 +305,8 @@ INLINE void load_d(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring
     }
 }
 
-/* The producer thread: all tiles of its block, then a tile without steps, which ends the warpgroups. `second` may be NULL. */
+/* Runs the producer thread: all tiles of its block, then a tile without steps, which ends the
+ * warpgroups. `second` may be NULL. */
 INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const HopperSecond *second, const Schedule *s, Layout a, Layout b) {
     HopperWalk walk = {0};
     Ring ring = {0};
@@ -316,7 +328,7 @@ INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const HopperSecond *s
     }
 }
 
-/* Releases a stage on behalf of this warp, to the producers of both blocks. */
+/* Releases a stage for this warp, to the producers of both blocks. */
 INLINE void stage_release(int stage) {
     if (lane_id() == 0) UNROLL for (int i = 0; i < HOPPER_CLUSTER; i++) shared_barrier_arrive_at(&hopper_shared->empty[stage], i);
 }
@@ -337,26 +349,28 @@ enum { SUMS = HOPPER_COLUMNS / 2 };
 /* Types of A and B. */
 typedef enum HopperTypes { BF16_BF16, E4M3_E4M3, E5M2_E4M3 } HopperTypes;
 
-/* When the sums of the matrix unit, which for fp8 have about 14 bits, are added to sums in fp32: not at all, or after
- * each stage, as they are or multiplied by the stage's scales: those of rows of A (GEMM_SCALE_GROUP) and of blocks of B
- * (GEMM_SCALE_BLOCK), or of rows of A and columns of B (GEMM_SCALE_GROUP both). */
+/* When the matrix unit's sums, which have about 14 bits for fp8, are added to fp32 sums: never, or
+ * after each stage. PROMOTE_SUMS adds them unchanged. The others multiply by the stage's scales: of
+ * rows of A (GEMM_SCALE_GROUP) and blocks of B (GEMM_SCALE_BLOCK), or of rows of A and columns of B
+ * (both GEMM_SCALE_GROUP). */
 typedef enum HopperPromotion { PROMOTE_NOTHING, PROMOTE_SUMS, PROMOTE_BLOCKS, PROMOTE_GROUPS } HopperPromotion;
 
-/* What a kernel multiplies, and how; constants of it. */
+/* The types and layouts of a kernel, as constants. */
 typedef struct HopperForm {
     Layout a, b;
     HopperTypes types;
     HopperPromotion promotion;
 } HopperForm;
 
-/* What a step of 32 bytes along k adds to a descriptor, in units of 16 bytes: 32 bytes of each row, or 16 rows. */
+/* Returns the increment of a descriptor per step of 32 bytes along k, in units of 16 bytes: 32
+ * bytes of each row, or 16 rows. */
 INLINE int descriptor_step(Layout layout) { return layout == LAYOUT_LINES ? 16 * 128 / 16 : 2; }
 
 #define WGMMA_STEP(shape, sums, transposes) \
     "wgmma.mma_async.sync.aligned." shape " {" sums "}, a, b, add, 1, 1" transposes ";\n" \
     "add.s32 al, al, %[a_step]; add.s32 bl, bl, %[b_step]; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n"
 
-/* x += A B for the four steps of a stage, x = A B where `adds` is 0. */
+/* x += A B for the four steps of a stage; x = A B if `adds` is 0. */
 #define WGMMA_STAGE(tied, sums, adds, shape, transposes) \
     __asm__ volatile("{ .reg .pred add; .reg .b64 a, b; .reg .b32 al, bl;\n" \
                      "mov.b32 al, %[a]; mov.b32 bl, %[b]; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n" \
@@ -370,23 +384,23 @@ INLINE int descriptor_step(Layout layout) { return layout == LAYOUT_LINES ? 16 *
                      [a_lines] "n"(form.a == LAYOUT_LINES), [b_lines] "n"(form.b == LAYOUT_LINES) \
                      : "memory")
 
-/* Starts x += A B for a stage. Until sums_wait, code must not touch x. */
+/* Starts x += A B for a stage. Code must not touch x until sums_wait. */
 INLINE void sums_start(float *x, LOCAL const bf16 *left, LOCAL const bf16 *right, const HopperForm form) {
     if (form.types == BF16_BF16) WGMMA_STAGE(TIED_128(x), NAMED_128, "1", "m64n256k16.f32.bf16.bf16", ", %[a_lines], %[b_lines]");
     else if (form.types == E4M3_E4M3) WGMMA_STAGE(TIED_128(x), NAMED_128, "1", "m64n256k32.f32.e4m3.e4m3", "");
     else WGMMA_STAGE(TIED_128(x), NAMED_128, "1", "m64n256k32.f32.e5m2.e4m3", "");
 }
-/* Starts y = A B for a stage and 128 columns. Until wgmma_wait, code must not touch y. */
+/* Starts y = A B for a stage and 128 columns. Code must not touch y until wgmma_wait. */
 INLINE void half_start(float *y, LOCAL const bf16 *left, LOCAL const bf16 *right, const HopperForm form) {
     if (form.types == E4M3_E4M3) WGMMA_STAGE(TIED_128_COLUMNS(y), NAMED_64, "0", "m64n128k32.f32.e4m3.e4m3", "");
     else WGMMA_STAGE(TIED_128_COLUMNS(y), NAMED_64, "0", "m64n128k32.f32.e5m2.e4m3", "");
 }
-/* Waits until all sums_start but the last have read their stages. */
+/* Waits until all sums_start except the last have read their stages. */
 INLINE void sums_wait_for_earlier(void) { __asm__ volatile("wgmma.wait_group.sync.aligned 1;" : : : "memory"); }
 INLINE void sums_wait(float *x) { __asm__ volatile("wgmma.wait_group.sync.aligned 0;" : TIED_128(x) : : "memory"); }
 
-/* Zeroes what a stage holds beyond `depth` steps along k, slots of another expert: the lines of A that this warpgroup
- * reads, and all of B, since warpgroups are not synchronized. */
+/* Zeroes a stage after `depth` steps along k, which are slots of another expert: the lines of A
+ * that this warpgroup reads, and all of B, because warpgroups are not synchronized. */
 INLINE void stage_cut(LOCAL bf16 *stage, int group, int32_t depth) {
     int first = (depth > 0 ? depth : 0) * 128 + thread_id() % WARPGROUP * 16;
     UNROLL for (int i = 0; i <= B_BOXES; i++) {
@@ -403,7 +417,7 @@ INLINE void sums_scale(const GemmArguments *g, float *x) {
     if (g->alpha != 1) UNROLL for (int i = 0; i < SUMS; i++) x[i] *= g->alpha;
 }
 
-/* x *= the scales of rows of A and columns of B; those beyond C are 0. */
+/* x *= the scales of rows of A and columns of B; scales outside C are 0. */
 INLINE void sums_scale_fp8(const GemmHopper *h, const HopperTile *t, int group, float *x) {
     const GemmScales *s = &h->scales;
     int32_t row = t->row + group * GROUP_ROWS + wave_id() % 4 * 16 + lane_id() / 4, slot = slots_are_rows(&h->gemm) ? t->slot : 0;
@@ -423,7 +437,7 @@ INLINE void sums_scale_fp8(const GemmHopper *h, const HopperTile *t, int group, 
 
 /* x += beta D for the columns of stage s of D. */
 INLINE void sums_add_stage(const GemmArguments *g, Ring *ring, int group, float *x, const int s, const bool wide) {
-    const int blocks = wide ? SUMS / 16 : SUMS / 8; /* of eight columns */
+    const int blocks = wide ? SUMS / 16 : SUMS / 8; /* blocks of eight columns */
     int row = wave_id() % 4 * 16 + lane_id() / 4, lane = lane_id() % 4;
     LOCAL const bf16 *from = stage_at(ring) + group * D_BOXES * BOX_ELEMENTS;
     shared_barrier_wait(stage_full(ring), ring->phase);
@@ -459,8 +473,9 @@ INLINE void sums_add_bias(const GemmArguments *g, float *x, int32_t column) {
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
-/* Writes a warpgroup's rows of a tile, columns before `end`, in passes of OUT_BOXES boxes, which are as wide as a stage
- * of D. With `adds` each pass adds its stage of D, when the sums of earlier passes have freed their registers. */
+/* Writes a warpgroup's rows of a tile, columns before `end`, in passes of OUT_BOXES boxes, which
+ * are as wide as a stage of D. With `adds`, each pass adds its stage of D, after earlier passes
+ * have freed the registers of their sums. */
 INLINE void write_boxes(
     const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int group, int32_t end, bool adds, float *x, const bool wide) {
     const int across = wide ? 32 : 64, columns = OUT_BOXES * across; /* of a box, of a pass */
@@ -496,7 +511,7 @@ INLINE void write_boxes(
     }
 }
 
-/* Writes pairs of columns without TMA, where rows of the next expert follow in the same box. */
+/* Writes pairs of columns without TMA, when rows of the next expert follow in the same box. */
 INLINE void write_pairs(const GemmArguments *g, const HopperTile *t, int group, const float *x) {
     int32_t column = t->column + lane_id() % 4 * 2;
     UNROLL for (int r = 0; r < 2; r++) {
@@ -511,16 +526,17 @@ INLINE void write_pairs(const GemmArguments *g, const HopperTile *t, int group, 
     }
 }
 
-/* Exchanges words among the four lanes of a row. w holds, alternately, words of the upper and the lower eight rows of a
- * block; afterwards a lane holds four adjacent elements of the 16 in each pair of words. All exchanges of one step come
- * before the next step, so that none waits for another. */
+/* Exchanges words among the four lanes of a row. w alternates between words of the upper and the
+ * lower eight rows of a block; afterwards a lane holds four adjacent elements of the 16 in each
+ * pair of words. All exchanges of one step come before the next step, so that no exchange waits for
+ * another. */
 INLINE void exchange_rows(uint32_t *w, const int count) {
     UNROLL for (int i = 0; i < count; i += 2) exchange_words(&w[i], &w[i + 1], 2);
     UNROLL for (int i = 0; i < count; i += 2) exchange_words(&w[i], &w[i + 1], 1);
 }
 
-/* Writes the blocks of 64 x 64 above the diagonal of a symmetric C from those below: a warp's 16 rows from `first` on
- * become columns. A lane stores four adjacent elements. */
+/* Writes the 64 x 64 blocks above the diagonal of a symmetric C from those below: a warp's 16 rows
+ * from `first` on become columns. A lane stores four adjacent elements. */
 INLINE void write_mirror(const GemmArguments *g, const HopperTile *t, int32_t first, const float *x) {
     int32_t row = first + lane_id() % 4 * 4, column = t->column + lane_id() / 4, columns = row < t->end ? first / 64 * 64 - column : 0;
     GLOBAL bf16 *to = (GLOBAL bf16 *)g->c + place_of(g, t->slot, t->problem, column, row);
@@ -530,7 +546,8 @@ INLINE void write_mirror(const GemmArguments *g, const HopperTile *t, int32_t fi
     UNROLL for (int j = 0; j < SUMS / 4; j++) store_two_if(to + j * 8 * g->ldc, w[2 * j], w[2 * j + 1], j * 8 < columns);
 }
 
-/* Writes a tile of C. Where C is symmetric, only blocks of 64 x 64 on or below the diagonal are written as they are. */
+/* Writes a tile of C. If C is symmetric, only 64 x 64 blocks on or below the diagonal are written
+ * directly. */
 INLINE void hopper_write(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int group, float *x) {
     const GemmArguments *g = &h->gemm;
     int32_t first = t->row + group * GROUP_ROWS, end = g->symmetric ? least(first + GROUP_ROWS, g->n) : g->n;
@@ -563,15 +580,15 @@ INLINE void tile_sums(const HopperTile *t, Ring *ring, int group, bool cuts, flo
     stage_release(before);
 }
 
-/* The scales of a stage, for a thread: of its two rows, and of both halves of the columns or, in `next`, of two columns that
- * it hands to its warpgroup in column_scales. */
+/* A thread's scales of a stage: of its two rows, and of both halves of the columns or, in `next`,
+ * of two columns that it shares with its warpgroup through column_scales. */
 typedef struct StageScales {
-    GLOBAL const float *rows[2], *columns[2]; /* of the stage that comes next */
+    GLOBAL const float *rows[2], *columns[2]; /* of the next stage */
     float row[2], column[2], next[2];
 } StageScales;
 
-/* Lines that follow one another begin as many scales apart as all of k has stages, of which a problem whose slots are steps along k
- * has those from its first on. Lines beyond C share the last ones. */
+/* Consecutive lines are `stages` scales apart. A problem whose slots are steps along k starts at
+ * its first stage. Lines outside C use the last line's scales. */
 INLINE StageScales scales_of(const GemmHopper *h, const HopperTile *t, int group, const HopperForm form) {
     StageScales s;
     int32_t row = t->row + group * GROUP_ROWS + wave_id() % 4 * 16 + lane_id() / 4, slot = slots_are_rows(&h->gemm) ? t->slot : 0;
@@ -587,7 +604,7 @@ INLINE StageScales scales_of(const GemmHopper *h, const HopperTile *t, int group
     return s;
 }
 
-/* Reads the scales of a stage while its sums are under way. */
+/* Reads the scales of a stage while its sums are in progress. */
 INLINE void scales_step(StageScales *s, int group, bool last, const HopperForm form) {
     UNROLL for (int i = 0; i < 2; i++) {
         s->row[i] = *s->rows[i]++;
@@ -617,8 +634,8 @@ INLINE void sums_promote(float *x, const float *y, const StageScales *s, int gro
     }
 }
 
-/* tile_sums with promotion. The matrix unit computes half of the columns of a stage at a time, while the other warpgroup
- * promotes. */
+/* tile_sums with promotion. The matrix unit computes half of the columns of a stage at a time,
+ * while the other warpgroup promotes. */
 INLINE void tile_sums_promoted(const GemmHopper *h, const HopperTile *t, Ring *ring, int group, float *x, const HopperForm form) {
     float y[SUMS / 2];
     StageScales scales;
@@ -640,7 +657,7 @@ INLINE void tile_sums_promoted(const GemmHopper *h, const HopperTile *t, Ring *r
     }
 }
 
-/* Releases the stages of a tile, for a warpgroup that has no rows of it. */
+/* Releases the stages of a tile for a warpgroup that has no rows in it. */
 INLINE void tile_pass(const GemmArguments *g, const HopperTile *t, Ring *ring) {
     for (int32_t step = t->steps + d_steps(g); step > 0; step--) {
         shared_barrier_wait(stage_full(ring), ring->phase);
@@ -675,7 +692,8 @@ INLINE void consume_tiles(const GemmHopper *h, uint64_t maps, const HopperForm f
     copies_done();
 }
 
-/* `second`, NULL or that of a GemmHopperTwo whose `first` is h, is a constant pointer: kernels without it have no code for it. */
+/* `second` is a constant pointer: NULL, or that of a GemmHopperTwo whose `first` is h. Kernels
+ * without it have no code for it. */
 INLINE void multiply_hopper_two(const GemmHopper *h, uint64_t maps, const HopperSecond *second, const HopperForm form) {
     Schedule schedule = schedule_of(&h->gemm, __nvvm_read_ptx_sreg_nctaid_x() / HOPPER_CLUSTER);
     if (thread_id() == 0) {
@@ -692,7 +710,7 @@ INLINE void multiply_hopper_two(const GemmHopper *h, uint64_t maps, const Hopper
         consume_tiles(h, maps, form);
     } else {
         if (form.promotion) registers_lower(40);
-        bool spare = form.promotion && wave_id() > 2 * 4; /* of a warpgroup that gave its registers */
+        bool spare = form.promotion && wave_id() > 2 * 4; /* of a warpgroup that gave up its registers */
         if (lane_id() == 0 && !spare) load_tiles(h, maps, second, &schedule, form.a, form.b);
     }
     cluster_barrier();

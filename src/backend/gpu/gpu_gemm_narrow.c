@@ -1,34 +1,35 @@
-/* GEMM of which C has few rows or few columns, such as the products of low-rank adapters (gpu_gemm.h). The operand with many lines
- * is read once, and all else is little, so it is bound by memory: what counts is how many bytes are on their way. Tiles of C as
- * large as those of gpu_gemm.c would be few, and mostly empty.
+/* GEMM whose C has few rows or few columns, such as the products of low-rank adapters (gpu_gemm.h).
+ * It reads the operand with many lines once and little else, so it is bound by memory bandwidth:
+ * the number of bytes in flight counts. Tiles of C as large as those of gpu_gemm.c would be few and
+ * mostly empty.
  *
- * A block makes all of C that LARGE_LINES lines of the large operand give. Its waves take tiles along k in turn, each
- * with tiles of its own in shared memory, which it fills without waiting for other waves; at the end their sums are
- * added in their order. There are as many waves as have room there, so bits depend on shapes and the kind of GPU. Owns no
- * memory. */
+ * A block computes all of C for LARGE_LINES lines of the large operand. Its waves take tiles along
+ * k in turn. Each wave has its own tiles in shared memory and fills them without waiting for other
+ * waves; at the end their sums are added in order. The number of waves is limited by shared memory,
+ * so bits depend on shapes and the kind of GPU. Owns no memory. */
 #include "backend/gpu/gpu_gemm_tile_internal.h"
 
 enum {
-    SMALL_MOST = 64, /* lines of the small operand */
+    SMALL_MOST = 64, /* most lines of the small operand */
     LARGE_LINES = 64,
-    STEP = 64, /* along k, of a tile */
+    STEP = 64, /* steps along k per tile */
     MOST_THREADS = 256,
-    SUMS_STRIDE = LARGE_LINES + 1, /* floats from line to line of the small operand, for the banks of shared memory */
+    SUMS_STRIDE = LARGE_LINES + 1, /* floats between lines of the small operand, to avoid bank conflicts in shared memory */
 };
 
-/* How many tiles of each operand a wave has: on NVIDIA the one in use and one in flight; on AMD, where copies in flight are in
- * registers, the one in use. */
+/* Returns how many tiles of each operand a wave has: on NVIDIA the current one and one in flight;
+ * on AMD, where copies in flight are in registers, only the current one. */
 static inline int narrow_tiles(int wave) { return wave == 64 ? 1 : 2; }
 
-/* An operand: lines of k elements, which lie in memory by lines or by steps along k, `stride` elements apart. */
+/* An operand: lines of k elements, stored by lines or by steps along k, `stride` elements apart. */
 typedef struct NarrowSide {
     GLOBAL const bf16 *from;
     int64_t stride;
     int32_t lines;
 } NarrowSide;
 
-/* C = A B + bias for one problem or a batch of one size; C has a row for each line of one operand and a column for each of the
- * other. Strides are from problem to problem. */
+/* C = A B + bias for one problem or a batch of one size. C has a row for each line of one operand
+ * and a column for each line of the other. Strides are between problems. */
 typedef struct NarrowArguments {
     NarrowSide small, large;
     GLOBAL void *c;
@@ -37,12 +38,12 @@ typedef struct NarrowArguments {
     int32_t k, waves;
     /* Booleans: */
     int32_t small_is_b;       /* its lines are columns of C */
-    int32_t wide, accumulate; /* C is fp32; is added to */
+    int32_t wide, accumulate; /* C is fp32; C is added to */
 } NarrowArguments;
 
 #ifdef GPU_DEVICE
 
-/* The tile from `line` and `depth` on; beyond the operand's end there are zeros. */
+/* Returns the tile at `line` and `depth`; zeros after the operand's end. */
 INLINE Source side_tile(const NarrowSide *side, const Layout layout, int32_t line, int32_t depth, int32_t k) {
     int32_t lines = side->lines - line, steps = k - depth;
     if (layout == LAYOUT_DEPTH) return (Source){side->from + line * side->stride + depth, side->stride, steps > 0 ? lines : 0, steps};
@@ -67,7 +68,7 @@ typedef struct NarrowPair {
     Stage small_stage, large_stage;
 } NarrowPair;
 
-/* The form of a kernel, constants all: layouts, and lines of the small operand's tile. */
+/* The constants of a kernel: layouts, and lines of the small operand's tile. */
 typedef struct NarrowForm {
     Layout small, large;
     int lines;
@@ -116,8 +117,8 @@ INLINE void write_element(const NarrowArguments *a, int32_t small, int32_t large
     else *narrow = to_bf16(sum);
 }
 
-/* Adds the waves' sums, MMA lines of the small operand at a time, through the memory of the tiles. Threads that follow each other
- * write columns that do. */
+/* Adds the waves' sums, MMA lines of the small operand at a time, through the memory of the tiles.
+ * Consecutive threads write consecutive columns. */
 INLINE void sums_write(const NarrowArguments *a, const NarrowSums *sums, const NarrowForm form) {
     LOCAL float *shared = (LOCAL float *)stages;
     UNROLL for (int s = 0; s < form.lines / MMA; s++) {
@@ -153,7 +154,7 @@ INLINE void multiply_narrow(const NarrowArguments *a, const NarrowForm form) {
         used = (used + 1) % tiles;
     }
     wave_barrier();
-    pair_end(&pair, first + used * size, 0, form); /* zeros from beyond the last step: the sums take their place */
+    pair_end(&pair, first + used * size, 0, form); /* zeros after the last step: the sums then use their memory */
     sums_write(a, &sums, form);
 }
 
@@ -176,13 +177,14 @@ NARROW_KERNEL(gemm_narrow_ll_64, LAYOUT_LINES, LAYOUT_LINES, 64)
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
 
-/* By lines, then by layouts: twice that of the small operand (0: along k), plus that of the large one. */
+/* Indexed by lines, then by layouts: twice the small operand's (0: along k) plus the large
+ * operand's. */
 LAUNCHERS(gemm_narrow, NarrowArguments, gemm_narrow_dd_32, gemm_narrow_dl_32, gemm_narrow_ld_32, gemm_narrow_ll_32, gemm_narrow_dd_64,
     gemm_narrow_dl_64, gemm_narrow_ld_64, gemm_narrow_ll_64)
 
-enum { MOST_PROBLEMS = 65535 }; /* blocks of a launch along y */
+enum { MOST_PROBLEMS = 65535 }; /* most blocks of a launch along y */
 
-/* Whether rows of `columns` elements are read by whole chunks. */
+/* Returns whether rows of `columns` elements can be read in whole chunks. */
 static bool in_whole_chunks(const void *data, int64_t columns, int64_t ld) {
     return (uintptr_t)data % 16 == 0 && (columns | ld) % 8 == 0 && ld < 1 << 23;
 }
@@ -217,7 +219,7 @@ bool gpu_gemm_narrow(Device *device, const GemmBatch *batch) {
     int lines = arguments.small.lines <= SMALL_MOST / 2 ? SMALL_MOST / 2 : SMALL_MOST, wave = device_info(device)->wave;
     int form = (small_is_b ? b_by_lines : a_by_lines) * 2 + (small_is_b ? a_by_lines : b_by_lines) + (lines == SMALL_MOST) * 4;
     int tiles = narrow_tiles(wave) * (lines + LARGE_LINES) * STEP * (int)sizeof(bf16), sums = 32 * SUMS_STRIDE * (int)sizeof(float),
-        bytes = tiles > sums ? tiles : sums; /* of a wave */
+        bytes = tiles > sums ? tiles : sums; /* per wave */
     arguments.waves = (int32_t)int_min(MOST_THREADS / wave, device_info(device)->shared_bytes / bytes);
     LaunchShape shape = {.x = divide_up(arguments.large.lines, LARGE_LINES),
         .y = batch->count,

@@ -1,6 +1,7 @@
-/* The sum of two products on Hopper, C = A B + bias + A2 B2, where the second has little depth (gpu_gemm.h): a frozen layer and
- * its low-rank adapters. The second product is the last stages of a tile (gpu_gemm_hopper_internal.h), so C is written once and
- * never read, and its sums are rounded once. Owns no memory. */
+/* The sum of two products on Hopper, C = A B + bias + A2 B2, where the second product has a small k
+ * (gpu_gemm.h): a frozen layer and its low-rank adapters. The second product is the last stages of
+ * a tile (gpu_gemm_hopper_internal.h), so C is written once and never read, and its sums are
+ * rounded once. Owns no memory. */
 #include "backend/gpu/gpu_gemm_hopper_internal.h"
 
 #ifdef GPU_DEVICE
@@ -22,10 +23,10 @@ TWO_KERNEL(gemm_two_nt, LAYOUT_DEPTH, LAYOUT_DEPTH)
 LAUNCHERS(gemm_two, GemmHopperTwo, gemm_two_nn, gemm_two_nt)
 _Static_assert((int)SECOND_PARTS == GEMM_MOST_PARTS, "a kernel has room for all parts");
 
-/* TMA reads 16 bytes at least. */
+/* TMA reads at least 16 bytes. */
 static bool can_be_read(const void *data, int64_t ld) { return (uintptr_t)data % 16 == 0 && ld % 8 == 0; }
 
-/* Whether parts begin and end with tiles. */
+/* Returns whether parts begin and end at tile boundaries. */
 static bool parts_are_of_tiles(const GemmSecond *second, int64_t n) {
     for (int i = 0; i < second->count; i++) {
         int64_t first = second->parts[i].first, end = first + second->parts[i].count;
@@ -49,8 +50,9 @@ static bool open_second(const Device *device, const Gemm *gemm, const GemmSecond
            gpu_gemm_map_operand(device, &h->b, second->b, columns, rows, second->ldb, 1, 0);
 }
 
-/* Below this, the second pass over C that is saved is most of a GEMM's memory; above it the library's own kernel gains more
- * (on an H200, 4608 rows: 3072 x 12288 of depth 3072 takes 0.86 of the two calls, 12288 x 3072 1.04). */
+/* Below this k, saving the second pass over C saves most of a GEMM's memory traffic. Above it the
+ * library's own kernel gains more (on an H200 with 4608 rows: 3072 x 12288 with k = 3072 takes 0.86
+ * of the two calls, 12288 x 3072 takes 1.04). */
 static bool is_wide(const Gemm *gemm) { return gemm->k < 3 * gemm->n; }
 
 bool gpu_gemm_two(Device *device, const Gemm *gemm, const GemmSecond *second) {

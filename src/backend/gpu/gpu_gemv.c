@@ -1,11 +1,12 @@
-/* GEMM of one row (gemv.h). Called by gpu_gemm.c; a vendor's library is not asked (vendor_gemm.c). Owns no memory. */
+/* GEMM of one row (gemv.h). Called by gpu_gemm.c, never replaced by a vendor's library
+ * (vendor_gemm.c). Owns no memory. */
 #include "backend/gpu/gemv.h"
 
 typedef struct GemvArguments {
     Gemv gemv;
     GLOBAL void *y;
     GLOBAL const float *bias; /* NULL: none */
-    int32_t wide, accumulate; /* y is fp32; is added to */
+    int32_t wide, accumulate; /* y is fp32; y is added to */
 } GemvArguments;
 
 #ifdef GPU_DEVICE
@@ -19,7 +20,7 @@ INLINE void write_element(const GemvArguments *a, int32_t column, float sum) {
     else *narrow = to_bf16(sum);
 }
 
-/* `lines` elements of y */
+/* Computes `lines` elements of y. */
 INLINE void make_elements(const GemvArguments *a, const int lines) {
     int32_t first = block_x() * lines;
     float sums[GEMV_MOST_LINES];

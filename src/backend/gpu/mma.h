@@ -1,26 +1,29 @@
-/* Matrix tiles in registers and in shared memory, for kernels that use matrix cores: attention, cca and GEMM. One set
- * of names over AMD's MFMA (16x16x16, on gfx950 16x16x32) and NVIDIA's mma.sync (m16n8k16); bf16 operands, fp32 accumulators. Owns no
- * memory: tiles are the caller's.
+/* Matrix tiles in registers and in shared memory, for kernels that use matrix cores: attention, cca
+ * and GEMM. One set of names over AMD's MFMA (16x16x16, on gfx950 16x16x32) and NVIDIA's mma.sync
+ * (m16n8k16); bf16 operands, fp32 accumulators. Owns no memory: tiles are the caller's.
  *
- * A wave works in blocks of 32 x 32 x 32. An Operand holds 32 rows of 32 elements along k and serves as the left or
- * the right factor:
+ * A wave works in blocks of 32 x 32 x 32. An Operand holds 32 rows of 32 elements along k and
+ * serves as the left or the right factor:
  *     mma(&c, &a, &b):  c[i][j] += sum over k of a[i][k] * b[j][k]
- * The vendor decides which lane holds what. Code that needs single elements of an Accumulator uses these names: a lane
- * has LANE_ROWS rows of LANE_COLUMNS columns each, and element (r, c) is that of row accumulator_row(r), column
- * accumulator_column(c). lanes_max and lanes_sum reduce over the lanes that share rows. An Accumulator becomes the
- * Operand of the same rows, its columns along k, without data leaving the lane (operand_of).
+ * Which lane holds which element depends on the vendor. Code that needs single elements of an
+ * Accumulator uses these names: a lane has LANE_ROWS rows of LANE_COLUMNS columns each, and element
+ * (r, c) is that of row accumulator_row(r), column accumulator_column(c). lanes_max and lanes_sum
+ * reduce over the lanes that share rows. An Accumulator becomes the Operand of the same rows, its
+ * columns along k, without data leaving the lane (operand_of).
  *
- * Where a wave has few rows, half an Accumulator and half a left Operand do: rows 0 .. 15 of a block, by functions that
- * take `rows`, 16 or 32. A lane then has lane_rows(rows) rows, and row r of them is lane_row(rows, r).
+ * If a wave has few rows, half an Accumulator and half a left Operand suffice: rows 0 .. 15 of a
+ * block, for functions that take `rows`, 16 or 32. A lane then has lane_rows(rows) rows, and row r
+ * of them is lane_row(rows, r).
  *
- * Tiles in shared memory are bf16 [rows][width], width a multiple of 32, aligned to 128 bytes. The 16-byte chunks of a
- * row are swizzled against bank conflicts: element (row, column) is at tile_at. Operands are read from blocks at
- * multiples of 32, as stored or transposed. stage_begin starts the copy of a tile, stage_end waits for it.
- * Tiles belong to a block, whose threads fill them together, or with `threads` = WAVE to the wave that fills them.
+ * Tiles in shared memory are bf16 [rows][width], width a multiple of 32, aligned to 128 bytes. The
+ * 16-byte chunks of a row are swizzled against bank conflicts: element (row, column) is at tile_at.
+ * Operands are read from blocks at multiples of 32, as stored or transposed. stage_begin starts the
+ * copy of a tile, stage_end waits for it. Tiles belong to a block, whose threads fill them
+ * together, or, with `threads` = WAVE, to the wave that fills them.
  *
- * `width`, `rows`, `threads` and the place of an operand are constants at every call; what changes at run time goes
- * into the pointer `tile`, in whole blocks of rows. All lanes of a wave call these functions; all threads of a block
- * call those of staging. */
+ * `width`, `rows`, `threads` and the place of an operand are constants at every call; offsets that
+ * change at run time go into the pointer `tile`, in whole blocks of rows. All lanes of a wave call
+ * these functions; all threads of a block call those of staging. */
 #pragma once
 
 #include "backend/gpu/mma_gfx950_internal.h"
@@ -32,7 +35,7 @@ enum { MMA = 32, LANE_COLUMNS = 8 };
 
 /* -- AMD ----------------------------------------------------------------------------------------------------------- */
 
-#if defined __AMDGCN__ && !defined __gfx950__ /* which has mma_gfx950_internal.h */
+#if defined __AMDGCN__ && !defined __gfx950__ /* gfx950 has mma_gfx950_internal.h */
 
 enum { LANE_ROWS = 2 };
 typedef short Bf16x4 __attribute__((ext_vector_type(4)));
@@ -43,7 +46,7 @@ typedef struct Operand { u32x4 half[2]; } Operand;
 typedef struct Accumulator { f32x4 x[2][2]; } Accumulator;
 
 INLINE unsigned operand_row(unsigned m) { return 2 * m; }
-enum { OPERAND_STEP = 1 }; /* from half[0]'s rows to half[1]'s */
+enum { OPERAND_STEP = 1 }; /* from the rows of half[0] to those of half[1] */
 
 INLINE int accumulator_row(int r) { return lane_id() % 16 * 2 + r; }
 INLINE int half_row(int r) { return lane_id() % 16 + r; }
@@ -69,8 +72,8 @@ INLINE void mma_rows(Accumulator *c, const Operand *a, const Operand *b, const i
     }
 }
 
-/* Four floats whose upper halves are those of x rounded to nearest, ties away from zero. gfx942 adds to two of them at once: none but that
- * of a NaN carries into the other. */
+/* Returns four words whose upper halves are x rounded to nearest, ties away from zero. gfx942 adds
+ * to two of them at once: only a NaN carries into its neighbor. */
 INLINE u32x4 rounded(f32x4 x) {
 #if defined __gfx942__
     typedef uint64_t Pairs __attribute__((ext_vector_type(2)));
@@ -124,8 +127,9 @@ INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
 
 enum { LANE_ROWS = 4 };
 
-/* x[s][h] is the 16 x 16 block of rows 16 s .., k = 16 h .., as ldmatrix gives it: of its 8 x 8 quarters the upper
- * left, lower left, upper right, lower right, where with lane = 4 g + t a word is row g, columns 2 t and 2 t + 1. */
+/* x[s][h] is the 16 x 16 block of rows 16 s .., k = 16 h .., as ldmatrix returns it: its 8 x 8
+ * quarters upper left, lower left, upper right, lower right. With lane = 4 g + t, a word of a
+ * quarter is row g, columns 2 t and 2 t + 1. */
 typedef struct Operand { uint32_t x[2][2][4]; } Operand;
 /* x[s][n] is the 16 x 8 block of rows 16 s .., columns 8 n ..: row g, columns 2 t and 2 t + 1, then row g + 8. */
 typedef struct Accumulator { f32x4 x[2][4]; } Accumulator;
@@ -157,8 +161,8 @@ INLINE void mma_rows(Accumulator *c, const Operand *a, const Operand *b, const i
 }
 
 INLINE uint32_t shared_address(LOCAL const void *pointer) { return (uint32_t)(uintptr_t)pointer; }
-/* Loads four 8 x 8 quarters; lanes 8 i .. 8 i + 7 give the addresses of the rows of quarter i, to which the constant
- * `offset` (elements) is added. */
+/* Loads four 8 x 8 quarters. Lanes 8 i .. 8 i + 7 supply the addresses of the rows of quarter i;
+ * the constant `offset` (elements) is added to them. */
 INLINE void load_matrices(uint32_t *x, uint32_t address, const int offset) {
     __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -169,7 +173,8 @@ INLINE void load_matrices_transposed(uint32_t *x, uint32_t address, const int of
         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
         : "r"(address), "n"(offset * 2));
 }
-/* Tiles are aligned to 128 bytes, so XOR works on an address as on a place in the tile: one register per tile. */
+/* Tiles are aligned to 128 bytes, so XOR works on an address as on a place in the tile: one
+ * register per tile. */
 INLINE uint32_t lane_address(LOCAL const bf16 *tile, int width, int column, int lane_row, int lane_chunk) {
     return (uint32_t)opaque((int)shared_address(tile + tile_lane(width, lane_row, lane_chunk))) ^ (uint32_t)tile_xor(width, column) * 2;
 }
@@ -202,8 +207,8 @@ INLINE void operand_of(Operand *o, const Accumulator *a) {
 }
 
 INLINE int accumulator_chunk(void) { return lane_id() % 4 * 8; }
-/* Transposes 2 x 2 words across the lanes l and l ^ step: lanes without bit `step` get the neighbour's *a as *b, lanes
- * with it the neighbour's *b as *a. */
+/* Transposes 2 x 2 words across the lanes l and l ^ step: lanes without bit `step` get the
+ * neighbor's *a as *b, lanes with it the neighbor's *b as *a. */
 INLINE void exchange_words(uint32_t *a, uint32_t *b, int step) {
     uint32_t first = *a, second = *b;
     bool upper = lane_id() & step;
@@ -224,14 +229,16 @@ INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
 
 #if defined __AMDGCN__
 
-/* A tile of lines with MMA elements along k, for GEMM: two lines are a row of 128 bytes, whose chunks of eight elements are
- * swizzled so that neither reads of an Operand nor either kind of writes below meet in a bank. */
+/* A tile of lines with MMA elements along k, for GEMM: two lines form a row of 128 bytes. Its
+ * chunks of eight elements are swizzled so that neither reads of an Operand nor either kind of
+ * writes below cause bank conflicts. */
 INLINE unsigned lines_swizzle(unsigned pair) { return (pair & 7) ^ (pair >> 3 & 3); }
 INLINE unsigned lines_at(unsigned line, unsigned chunk) { return line / 2 * 64 + ((line % 2 * 4 + chunk) ^ lines_swizzle(line / 2)) * 8; }
 
-/* half[s] of a lane is line `line` + s * step of block `block` of 32 lines, where step is OPERAND_STEP and `line` operand_row, or for
- * other rows of a left Operand (gpu_gemm_tile_internal.h) what these are. `at` is lines_lane plus the place of block 0, which lies at
- * a multiple of 64 lines. */
+/* half[s] of a lane is line `line` + s * step of block `block` of 32 lines. `step` is OPERAND_STEP
+ * and `line` is operand_row, or the equivalents for other rows of a left Operand
+ * (gpu_gemm_tile_internal.h). `at` is lines_lane plus the place of block 0, which starts at a
+ * multiple of 64 lines. */
 INLINE unsigned lines_lane(unsigned line) { return lines_at(line, (unsigned)lane_id() / 16); }
 INLINE void operand_load_lines(Operand *o, LOCAL const bf16 *tile, unsigned at, const unsigned block, const unsigned step) {
     UNROLL for (unsigned s = 0; s < 2; s++) {
@@ -240,7 +247,7 @@ INLINE void operand_load_lines(Operand *o, LOCAL const bf16 *tile, unsigned at, 
     }
 }
 
-/* Writes steps 2 step and 2 step + 1 of the eight lines from `line` on, a multiple of 8. */
+/* Writes steps 2 step and 2 step + 1 of the eight lines that start at `line`, a multiple of 8. */
 INLINE void lines_put_transposed(LOCAL bf16 *tile, unsigned line, unsigned step, u32x4 even, u32x4 odd) {
     unsigned first = lines_at(line, step / 4) + step % 4 * 2;
     UNROLL for (unsigned i = 0; i < 8; i++) * (LOCAL uint32_t *)(tile + (first ^ (i % 2 * 4 ^ i / 2) * 8) + i / 2 * 64) =
@@ -251,9 +258,9 @@ INLINE void lines_put_transposed(LOCAL bf16 *tile, unsigned line, unsigned step,
 
 /* All sections define these functions:
  *   operand_load(o, tile, width, row, column)             o[i][k] = tile[row + i][column + k]
- *   operand_load_half(o, tile, width, row, column)        the same for i < 16 alone, as mma_rows wants it for 16 rows
+ *   operand_load_half(o, tile, width, row, column)        the same for i < 16 only, as mma_rows takes it for 16 rows
  *   operand_load_transposed(o, tile, width, row, column)  o[i][k] = tile[row + k][column + i]
- *   operand_load_transposed_from(o, tile, from, width, row, column)   the same of column + from, a multiple of 64 that is
+ *   operand_load_transposed_from(o, tile, from, width, row, column)   the same at column + from, a multiple of 64 that is
  *                                                         known at run time
  *   operand_of(o, a)                                      o[i][k] = a[i][k], cast to bf16
  *   accumulator_pack(a, r)    eight adjacent columns of row accumulator_row(r) from accumulator_chunk() on, as bf16 */
@@ -268,10 +275,11 @@ INLINE void mma(Accumulator *c, const Operand *a, const Operand *b) { mma_rows(c
 INLINE int lane_rows(int rows) { return rows == MMA ? LANE_ROWS : LANE_ROWS / 2; }
 INLINE int lane_row(int rows, int r) { return rows == MMA ? accumulator_row(r) : half_row(r); }
 
-/* Column of element c of a lane: the lane's first column plus a constant. */
+/* Returns the column of element c of a lane: the lane's first column plus a constant. */
 INLINE int accumulator_column(int c) { return accumulator_first() + accumulator_step(c); }
 
-/* Pass an operand from wave to wave through shared memory, in register layout: sizeof(Operand) / 16 chunks per lane. */
+/* Pass an operand between waves through shared memory, in register layout: sizeof(Operand) / 16
+ * chunks per lane. */
 typedef struct OperandChunks { u32x4 x[sizeof(Operand) / 16]; } OperandChunks;
 INLINE void operand_to_shared(LOCAL u32x4 *place, const Operand *o) {
     OperandChunks chunks = __builtin_bit_cast(OperandChunks, *o);
@@ -293,9 +301,10 @@ INLINE void accumulator_scale(Accumulator *a, int r, float factor) {
 }
 
 #if defined __AMDGCN__
-/* accumulator_scale for a branch that is seldom taken, in the registers that the sums are in: the compiler would take others, and copy the
- * sums where the branch is not taken. It does not know that this reads them, so `factor` must come from what was waited for after the
- * products that made them, as the result of a shuffle is. */
+/* accumulator_scale for a rarely taken branch, in the registers of the sums: the compiler would
+ * take other registers and copy the sums even if the branch is not taken. The compiler does not
+ * know that this reads the sums, so `factor` must depend on a wait after the products that made
+ * them, as the result of a shuffle does. */
 INLINE void accumulator_scale_in_place(Accumulator *a, int r, float factor) {
     UNROLL for (int t = 0; t < 2; t++) {
         f32x2 low = a->x[r][t].lo, high = a->x[r][t].hi, both = {factor, factor};
@@ -308,9 +317,9 @@ INLINE void accumulator_scale_in_place(Accumulator *a, int r, float factor) {
 
 /* -- From global memory -------------------------------------------------------------------------------------------- */
 
-/* A bf16 matrix, `stride` elements (below 2^23) from row to row, of which `rows` and `columns` exist: the rest of a
- * tile is filled with zeros. Where stride and columns are multiples of 8 (`from` is then 16-byte aligned), it is
- * copied in 16-byte chunks; otherwise by elements, slowly. */
+/* A bf16 matrix, `stride` elements (below 2^23) between rows, of which `rows` and `columns` exist:
+ * the rest of a tile is filled with zeros. If stride and columns are multiples of 8 (`from` is then
+ * 16-byte aligned), it is copied in 16-byte chunks; otherwise element by element, slowly. */
 typedef struct Source {
     GLOBAL const bf16 *from;
     int64_t stride;
@@ -319,7 +328,7 @@ typedef struct Source {
 
 INLINE bool source_in_chunks(const Source *source) { return (source->stride | source->columns) % 8 == 0; }
 
-/* The number of this thread among the `threads` that fill a tile. */
+/* Returns the index of this thread among the `threads` that fill a tile. */
 INLINE int stage_thread(int threads) {
     int thread = threads == WAVE ? lane_id() : thread_id();
     return WAVE == 64 ? thread : opaque(thread);
@@ -333,7 +342,7 @@ INLINE void stage_elements(LOCAL bf16 *tile, int width, int rows, int threads, c
     }
 }
 
-/* Fills a tile synchronously, for what is loaded once; complete after a barrier. */
+/* Fills a tile synchronously, for data that is loaded once; complete after a barrier. */
 INLINE void tile_load(LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
     if (!source_in_chunks(source)) {
         stage_elements(tile, width, rows, threads, source);
@@ -348,13 +357,14 @@ INLINE void tile_load(LOCAL bf16 *tile, int width, int rows, int threads, const 
     }
 }
 
-/* Chunks of each thread; where there are fewer chunks than threads, the first threads take them. */
+/* Returns the chunks per thread; if there are fewer chunks than threads, the first threads take
+ * them. */
 INLINE int stage_chunks(int width, int rows, int threads) { return (rows * width / 8 + threads - 1) / threads; }
 INLINE bool stage_takes_part(int thread, int width, int rows, int threads) {
     return rows * width / 8 % threads == 0 || thread < rows * width / 8;
 }
-/* Row, column and place of chunk i of `thread`. Where one chunk of every thread fills whole periods of the swizzle,
- * these are the first chunk's plus constants. */
+/* Row, column and place of chunk i of `thread`. If one chunk of every thread fills whole periods of
+ * the swizzle, these are the first chunk's plus constants. */
 typedef struct StagePlace { int row, column, at; } StagePlace;
 INLINE StagePlace stage_place(unsigned thread, int width, int threads, int i) {
     unsigned per_row = width / 8, step = threads / per_row;
@@ -368,17 +378,18 @@ INLINE StagePlace stage_place(unsigned thread, int width, int threads, int i) {
 
 #if defined __AMDGCN__
 
-enum { STAGE_CHUNKS = 16 }; /* most chunks of a thread */
+enum { STAGE_CHUNKS = 16 }; /* most chunks per thread */
 /* A copy in flight, in registers. */
 typedef struct Stage { u32x4 chunk[STAGE_CHUNKS]; } Stage;
 
-/* What exists of a tile of `rows` rows (at most 128), as a buffer: what lies beyond it reads as zeros. */
+/* Returns the existing part of a tile of `rows` rows (at most 128) as a buffer: reads after its end
+ * return zeros. */
 INLINE __amdgpu_buffer_rsrc_t source_buffer(const Source *source, const int rows) {
     int there = source->rows < rows ? source->rows : rows;
     int bytes = there <= 0 ? 0 : ((there - 1) * (int)source->stride + source->columns) * (int)sizeof(bf16);
     return __builtin_amdgcn_make_buffer_rsrc((void *)source->from, 0, bytes, 0x00020000);
 }
-/* Offset of a chunk in that buffer; beyond its end for columns that do not exist. */
+/* Returns the offset of a chunk in that buffer; out of range for columns that do not exist. */
 INLINE int source_offset(const Source *source, int row, int column) {
     return column < source->columns ? (row * (int)source->stride + column) * (int)sizeof(bf16) : INT32_MIN;
 }
@@ -395,7 +406,7 @@ INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int
     }
 }
 
-/* `later`: number of stage_begin calls after this one's, whose copies may stay in flight. */
+/* `later`: number of later stage_begin calls whose copies may stay in flight. */
 INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source, const int later) {
     (void)later;
     if (!source_in_chunks(source)) {
@@ -408,13 +419,15 @@ INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows,
         (LOCAL u32x4 *)(tile + stage_place(thread, width, threads, i).at) = stage->chunk[i];
 }
 
-#if !defined __gfx950__ /* which has reads that transpose */
+#if !defined __gfx950__ /* gfx950 has transposing reads */
 
 #define COLUMNS_BY_LINES 1
-/* Tiles of columns lie as lines of MMA rows each, transposed on their way. Where element (row, column) lies: */
+/* Tiles of columns are stored as lines of MMA rows each, transposed on the way. Returns the place
+ * of element (row, column). */
 INLINE int columns_at(int width, int row, int column) { return row / MMA * MMA * width + (int)lines_at(column, row % MMA / 8) + row % 8; }
-/* A thread takes pairs of rows of eight columns: where its pair i begins. Lanes of a wave have four or eight pairs of all columns of tiles
- * 128 or 64 wide, so that their writes go to every bank. */
+/* A thread takes pairs of rows of eight columns; returns where its pair i begins. The lanes of a
+ * wave have four or eight pairs of all columns of tiles 128 or 64 wide, so their writes cover every
+ * bank. */
 typedef struct ColumnsPlace { int row, column; } ColumnsPlace;
 INLINE int columns_pairs(int width, int rows, int threads) { return (rows * width / 16 + threads - 1) / threads; }
 INLINE ColumnsPlace columns_place(int thread, int width, int threads, int i) {
@@ -463,7 +476,7 @@ INLINE void operand_load_columns(Operand *o, LOCAL const bf16 *tile, const int w
 typedef struct Stage {
 } Stage; /* cp.async copies directly into the tile */
 
-/* Copies 16 bytes; writes zeros unless `there`. */
+/* Copies 16 bytes; writes zeros if not `there`. */
 INLINE void copy_chunk(LOCAL bf16 *to, GLOBAL const bf16 *from, bool there) {
     __asm__ volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
         :
@@ -494,7 +507,8 @@ INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows,
 
 #endif
 
-/* A tile of columns: transposed operands alone are read from it. It is filled as others are, by functions of its own:
+/* A tile of columns: only transposed operands are read from it. It is filled like other tiles, by
+ * functions of its own:
  *   operand_load_columns(o, tile, width, row, column)     o[i][k] = tile[row + k][column + i] */
 #if !defined COLUMNS_BY_LINES
 INLINE void columns_begin(Stage *stage, LOCAL bf16 *tile, const int width, const int rows, const int threads, const Source *source) {
@@ -509,8 +523,9 @@ INLINE void operand_load_columns(Operand *o, LOCAL const bf16 *tile, const int w
 }
 #endif
 
-/* When stage_begin is called no thread may use the tile any more; the tile is complete after stage_end and a barrier,
- * that of the wave for its own tile. On AMD the tile is in use from stage_end on alone, so two copies may have one.
- * `stage` lives from one to the other. */
+/* When stage_begin is called, no thread may use the tile any more. The tile is complete after
+ * stage_end and a barrier (for a wave's own tile, the wave's barrier). On AMD the tile is in use
+ * only from stage_end on, so two copies may share one tile. `stage` must live from stage_begin to
+ * stage_end. */
 
 #endif

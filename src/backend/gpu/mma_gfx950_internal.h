@@ -1,9 +1,11 @@
-/* The part of mma.h for AMD's gfx950 (MI355X), for mma.h alone: MFMA of 16 x 16 x 32, reads of shared memory that transpose,
- * casts of pairs to bf16, and exchanges of rows of lanes. Names and what they promise are explained there.
+/* The part of mma.h for AMD's gfx950 (MI355X), included only by mma.h: MFMA of 16 x 16 x 32,
+ * transposing reads of shared memory, casts of pairs to bf16, and exchanges of rows of lanes. mma.h
+ * explains the names.
  *
- * MFMA takes from lane 16 q + m the row m of a factor, k = 8 q .. 8 q + 7, and gives it column m and rows 4 q .. 4 q + 3 of the
- * product. Which rows of an Operand are those of MFMA is free: four of eight, alternating, so that a lane of an Accumulator has
- * eight adjacent columns, which are those of its chunk as an Operand, and a transposing read finds four columns in a row. */
+ * In MFMA, lane 16 q + m supplies row m of a factor, k = 8 q .. 8 q + 7, and receives column m and
+ * rows 4 q .. 4 q + 3 of the product. The mapping from rows of an Operand to rows of MFMA is free.
+ * We use four of eight rows, alternating. Then a lane of an Accumulator has eight adjacent columns,
+ * which are its chunk as an Operand, and a transposing read finds four columns in a row. */
 #pragma once
 
 #include "backend/gpu/mma_tile.h"
@@ -20,7 +22,7 @@ typedef struct Operand { u32x4 half[2]; } Operand;
 typedef struct Accumulator { f32x4 x[2][2]; } Accumulator;
 
 INLINE unsigned operand_row(unsigned m) { return m / 4 * 8 + m % 4; }
-enum { OPERAND_STEP = 4 }; /* from half[0]'s rows to half[1]'s */
+enum { OPERAND_STEP = 4 }; /* from the rows of half[0] to those of half[1] */
 
 INLINE int accumulator_row(int r) { return operand_row(lane_id() % 16) + 4 * r; }
 INLINE int half_row(int r) { return lane_id() % 16 + r; }
@@ -30,7 +32,8 @@ INLINE int accumulator_place(int c) { return c; } /* of column c among the eight
 INLINE float accumulator_get(const Accumulator *a, int r, int c) { return a->x[r][c / 4][c % 4]; }
 INLINE void accumulator_set(Accumulator *a, int r, int c, float value) { a->x[r][c / 4][c % 4] = value; }
 
-/* x of the lanes 16 or 32 on, in one instruction: of both results of an exchange with itself, one is x. */
+/* Returns x of the lanes 16 or 32 further on in one instruction. After an exchange with itself, one
+ * of the two results is x. */
 typedef struct Exchanged { float a, b; } Exchanged;
 INLINE Exchanged exchange_rows(float x, const int lanes) {
     uint32_t bits = __builtin_bit_cast(uint32_t, x);
@@ -71,7 +74,8 @@ INLINE void operand_load_half(Operand *o, LOCAL const bf16 *tile, int width, int
     o->half[0] = *(LOCAL const u32x4 *)(tile + (first ^ tile_xor(width, column)) + tile_block(width, row, column));
 }
 
-/* A transposing read takes 8 bytes of each lane: of 16 lanes, 4 to a row, 4 rows of 16 elements. Lane i of them gets column i. */
+/* A transposing read takes 8 bytes from each lane. 16 lanes read 4 rows of 16 elements, 4 lanes per
+ * row; lane i gets column i. */
 INLINE void operand_load_transposed_from(Operand *o, LOCAL const bf16 *tile, int from, int width, int row, int column) {
     unsigned lane = lane_id(), first = tile_lane(width, lane / 16 * 8 + lane % 16 / 4, lane % 4) ^ tile_xor(width, from);
     tile += from - tile_xor(width, from);

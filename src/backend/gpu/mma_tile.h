@@ -1,16 +1,19 @@
-/* Where the elements of bf16 tiles lie in shared memory (mma.h says what tiles are): rows of 16-byte chunks, swizzled. */
+/* The layout of bf16 tiles in shared memory (mma.h explains tiles): rows of 16-byte chunks,
+ * swizzled. */
 #pragma once
 
 #include "backend/gpu/gpu.h"
 
 #ifdef GPU_DEVICE
 
-/* Swizzle: chunk i of a row is stored at chunk i ^ tile_swizzle. Reads of an Operand touch the same chunk of 8
- * consecutive rows (NVIDIA). On AMD they touch a chunk of 4 even or odd rows and the next chunk of the 4 such rows below; transposing reads
- * touch half of a row and half of the row 8 below. Where rows are multiples of 128 bytes, each of these sets falls on every bank once.
+/* Swizzle: chunk i of a row is stored at chunk i ^ tile_swizzle. On NVIDIA, reads of an Operand
+ * touch the same chunk of 8 consecutive rows. On AMD, they touch a chunk of 4 even or odd rows and
+ * the next chunk of the 4 such rows below; transposing reads touch half of a row and half of the
+ * row 8 below. If rows are multiples of 128 bytes, each of these sets covers every bank once.
  *
- * gfx950 has 64 banks, 256 bytes: rows that meet in a bank get bits of their own. Reads of an Operand touch one chunk of rows
- * 0 .. 3 and the same or the next chunk of rows 8 .. 11; transposing reads touch 8 bytes of 4 chunks of rows 0 .. 3. */
+ * gfx950 has 64 banks, 256 bytes: rows that would conflict in a bank get bits of their own. Reads
+ * of an Operand touch one chunk of rows 0 .. 3 and the same or the next chunk of rows 8 .. 11;
+ * transposing reads touch 8 bytes of 4 chunks of rows 0 .. 3. */
 INLINE int tile_swizzle(int width, int row) {
 #if defined __gfx950__
     if (width % 128 == 0) return (row & 3) * 4 ^ (row >> 3 & 1) * 2;
@@ -20,10 +23,11 @@ INLINE int tile_swizzle(int width, int row) {
     return WAVE == 64 ? (row & 7) ^ (row >> 1 & 4) : row & 7;
 #endif
 }
-/* Place of the chunk of eight from `column` on of a row, in elements. */
+/* Returns the place, in elements, of the chunk of eight that starts at `column` of a row. */
 INLINE int tile_at(int width, int row, int column) { return row * width + ((column / 8) ^ tile_swizzle(width, row)) * 8; }
-/* tile_at for chunk `lane_chunk` of row `lane_row` of the block at (row, column), multiples of 16, as (tile_lane ^
- * tile_xor) + tile_block: the lane's part, a constant for XOR, and a constant to add. */
+/* tile_at for chunk `lane_chunk` of row `lane_row` of the block at (row, column), which are
+ * multiples of 16: (tile_lane ^ tile_xor) + tile_block. These are the lane's part, a constant for
+ * XOR, and a constant to add. */
 INLINE int tile_lane(int width, int lane_row, int lane_chunk) {
     return lane_row * width + (lane_chunk ^ tile_swizzle(width, lane_row)) * 8;
 }
@@ -36,8 +40,9 @@ INLINE int tile_period(int width) {
 INLINE int tile_xor(int width, int column) { return column % tile_period(width); }
 INLINE int tile_block(int width, int row, int column) { return row * width + column - tile_xor(width, column); }
 
-/* The XOR from the place of a chunk of row 0 to that of row `row`: places that lanes read differ by constants alone, so few
- * registers of addresses serve all operands of tiles of one width. */
+/* Returns the XOR from the place of a chunk of row 0 to its place in row `row`. Places that
+ * lanes read differ only by constants, so few address registers serve all operands of tiles of
+ * one width. */
 INLINE int tile_xor_row(int width, int row) { return (tile_swizzle(width, row) ^ tile_swizzle(width, 0)) * 8; }
 
 #endif

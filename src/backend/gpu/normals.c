@@ -1,5 +1,5 @@
-/* Initial weights: mean + deviation * normal, with the bits that the host makes of them (base/normals.h). A thread
- * makes four values, which are those of one philox where the slice allows. Owns no memory. */
+/* Initial weights: mean + deviation * normal, with the same bits as on the host (base/normals.h). A
+ * thread makes four values, those of one philox call if the slice allows it. Owns no memory. */
 #include "backend/gpu/gpu.h"
 
 #include "base/rng.h"

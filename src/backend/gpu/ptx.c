@@ -1,5 +1,6 @@
-/* Compiles PTX to machine code by NVIDIA's libnvJitLink, opened at run time. Called by launch.c, from many threads.
- * Names of functions carry the version that introduced them: those of each major's first are used. */
+/* Compiles PTX to machine code with NVIDIA's libnvJitLink, opened at run time. Called by launch.c
+ * from many threads. Function names include the version that introduced them; smelt uses the first
+ * version of each major release. */
 #include "backend/gpu/driver.h"
 
 #include <stdio.h>
@@ -11,7 +12,7 @@
 
 enum { INPUT_PTX = 2 }; /* nvJitLinkInputType */
 
-/* (our name, symbol without prefix and version, arguments) */
+/* (smelt's name, symbol without prefix and version, arguments) */
 #define LINK_CALLS(CALL)                                                                          \
     CALL(create, Create, (void **link, uint32_t options, const char **texts))                     \
     CALL(destroy, Destroy, (void **link))                                                         \
@@ -50,7 +51,8 @@ void *ptx_compile(const PtxCompiler *compiler, const char *ptx, const char *targ
     char architecture[32];
     const char *options[] = {architecture, "-O3"};
     size_t size = 0;
-    /* The library compiles relocatable code, where setmaxnreg has no effect: the driver does it. */
+    /* The library compiles relocatable code, in which setmaxnreg has no effect, so the driver
+     * compiles such kernels. */
     if (strstr(ptx, "setmaxnreg")) return NULL;
     snprintf(architecture, sizeof architecture, "-arch=%s", target);
     if (compiler->call.create(&link, 2, options) != 0) return NULL;

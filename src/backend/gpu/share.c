@@ -1,9 +1,11 @@
-/* Memory of a GPU that other GPUs of the machine write directly, over NVLink, Infinity Fabric or PCIe: the vendors' calls
- * for memory of other processes. A refusal is no failure of the device, as collectives have other ways; so calls here are
- * not checked by GPU_CALL. Called through device/device.h. */
+/* GPU memory that other GPUs of the machine write directly, over NVLink, Infinity Fabric or
+ * PCIe: the vendors' calls for memory of other processes. A refusal is not a device failure,
+ * because collectives have other ways; so these calls do not use GPU_CALL. Called through
+ * device/device.h. */
 #include "backend/gpu/driver.h"
 
-/* A handle stands for a whole allocation of the driver's, which packs small ones together: from this size on it does not. */
+/* A handle refers to a whole driver allocation. The driver packs allocations below this size
+ * together. */
 static const size_t LEAST_BYTES = 2 << 20;
 
 static void *refuse(Gpu *gpu, void *memory) {
@@ -11,7 +13,7 @@ static void *refuse(Gpu *gpu, void *memory) {
     return NULL;
 }
 
-/* On AMD caches must not keep what another GPU writes. */
+/* On AMD, caches must not keep data that another GPU writes. */
 static void *allocate(Gpu *gpu, size_t bytes) {
     void *memory = NULL;
     int result = gpu->device.info.kind == DEVICE_HIP ? gpu->call.allocate_shared(&memory, bytes, SHARED_COHERENT)

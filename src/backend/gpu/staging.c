@@ -1,7 +1,8 @@
-/* Large copies between ordinary host memory and a GPU. A driver copies such memory through a small buffer with one
- * core. Memory that it has pinned is copied at full speed, but pinning as much as a checkpoint takes seconds, in which
- * the driver blocks every other call. So a few slots are pinned once, and while the GPU copies some of them, all cores
- * copy another. Owns the slots and the list of pinned memory; called by gpu_device.c. */
+/* Large copies between pageable host memory and a GPU. A driver copies such memory through a small
+ * buffer with one core. It copies pinned memory at full speed, but pinning a checkpoint takes
+ * seconds, during which the driver blocks every other call. Therefore a few slots are pinned once;
+ * while the GPU copies some of them, all cores fill or empty another. Owns the slots and the list
+ * of pinned memory; called by gpu_device.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,7 +68,7 @@ static bool staging_open(Gpu *gpu) {
     return true;
 }
 
-/* Not while recording: a recording must not refer to slots. */
+/* Never stages while recording: a recording must not refer to slots. */
 static bool should_stage(Gpu *gpu, const char *host, int64_t bytes) {
     return bytes >= LEAST_BYTES && !gpu->recording && !is_pinned(gpu, host) && (gpu->staging || staging_open(gpu));
 }

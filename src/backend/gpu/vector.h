@@ -1,15 +1,16 @@
-/* Several columns of a row as one vector of floats in registers: loads and stores of bf16 and fp32 memory, for kernels
- * that are bound by memory. `unit` is the number of columns: all that the vector holds, by vector accesses, or 1, in
- * its first element, where widths or addresses do not allow more. It is a constant at every call, so one body of code
- * serves both. Owns no memory. */
+/* Several columns of a row as one vector of floats in registers: loads and stores of bf16 and fp32
+ * memory, for kernels that are bound by memory bandwidth. `unit` is the number of columns: all that
+ * the vector holds, with vector accesses; or 1, in its first element, if widths or addresses do not
+ * allow more. It is a constant at every call, so one body of code serves both cases. Owns no
+ * memory. */
 #pragma once
 
 #include "backend/gpu/gpu.h"
 
 enum { TILE_THREADS = 256 };
 
-/* A matrix cut into tiles of one block, one unit for each thread: 2^shift threads along a row, the rest over rows.
- * `tiles` cover a row; a thread takes `unit` columns. */
+/* A matrix cut into tiles of one block, one unit per thread: 2^shift threads along a row, the rest
+ * over rows. `tiles` tiles cover a row; a thread takes `unit` columns. */
 typedef struct Tiling {
     int64_t rows;
     int32_t columns, shift, tiles, unit;
@@ -23,7 +24,7 @@ typedef struct Place {
     bool inside;
 } Place;
 
-/* Place of this thread's unit. */
+/* Returns the place of this thread's unit. */
 INLINE Place place_in(Tiling tiling, int unit) {
     int line = block_x() / tiling.tiles, tile = block_x() - line * tiling.tiles, lane = thread_id() & ((1 << tiling.shift) - 1);
     Place place = {.row = (int64_t)line * (TILE_THREADS >> tiling.shift) + (thread_id() >> tiling.shift),
@@ -81,7 +82,8 @@ INLINE void store8_bf16(bf16 GLOBAL *to, f32x8 x, int unit) {
             (u32x4){to_bf16_pair(x[0], x[1]), to_bf16_pair(x[2], x[3]), to_bf16_pair(x[4], x[5]), to_bf16_pair(x[6], x[7])};
 }
 
-/* KERNEL `name` over a.count elements: calls body(&a, at, unit) for every 8 of them, and one by one at the end. */
+/* KERNEL `name` over a.count elements: calls body(&a, at, unit) for every 8 elements, and one by
+ * one at the end. */
 #define FLAT_KERNEL(name, Arguments, body)                                                                                                 \
     KERNEL(name, Arguments) {                                                                                                              \
         int64_t at = ((int64_t)block_x() * TILE_THREADS + thread_id()) * 8;                                                                \
@@ -90,7 +92,8 @@ INLINE void store8_bf16(bf16 GLOBAL *to, f32x8 x, int unit) {
             for (; at < a.count; at++) body(&a, at, 1);                                                                                    \
     }
 
-/* KERNELs name_UNIT and name_1, which call body(&a, unit) with that number of columns and with one. */
+/* KERNELs name_UNIT and name_1, which call body(&a, unit) with that number of columns and with
+ * one. */
 #define UNIT_KERNELS(name, Arguments, body, unit)                                                                                         \
     KERNEL(name##_##unit, Arguments) { body(&a, unit); }                                                                                   \
     KERNEL(name##_1, Arguments) { body(&a, 1); }
@@ -99,7 +102,8 @@ INLINE void store8_bf16(bf16 GLOBAL *to, f32x8 x, int unit) {
 
 #include "backend/gpu/kernel_launch.h"
 
-/* launch_NAME(device, &arguments): launches that one of UNIT_KERNELS which takes the units of arguments->tiling. */
+/* launch_NAME(device, &arguments): launches the kernel of UNIT_KERNELS for the units of
+ * arguments->tiling. */
 #define TILED_LAUNCHER(name, Arguments, most) \
     LAUNCHERS(name##_tiled, Arguments, name##_##most, name##_1) \
     static void launch_##name(Device *device, const Arguments *arguments) { \
@@ -110,14 +114,15 @@ static inline LaunchShape flat_shape(int64_t count) {
     return (LaunchShape){.x = divide_up(count, 8 * TILE_THREADS), .threads = TILE_THREADS};
 }
 
-/* Units are of `unit` columns, which divide the columns of the matrix. */
+/* Returns a tiling in units of `unit` columns, which must divide the columns of the matrix. */
 static inline Tiling tile_units(int64_t rows, int64_t columns, int unit) {
     int shift = 0;
     while (1 << shift < TILE_THREADS && (int64_t)unit << shift < columns) shift++;
     return (Tiling){.rows = rows, .columns = columns, .shift = shift, .tiles = divide_up(columns, (int64_t)unit << shift), .unit = unit};
 }
 
-/* Units are of `most` columns where these divide the columns of the matrix, else of one. */
+/* Returns a tiling in units of `most` columns if they divide the columns of the matrix, otherwise
+ * of one. */
 static inline Tiling tile_matrix(int64_t rows, int64_t columns, int most) { return tile_units(rows, columns, columns % most ? 1 : most); }
 
 static inline LaunchShape tiling_shape(Tiling tiling) {

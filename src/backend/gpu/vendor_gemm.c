@@ -1,5 +1,6 @@
-/* See vendor_gemm_internal.h. Functions and numbers of the libraries are in vendor_gemm_calls_internal.h. Owns the
- * library's handle, its workspace, descriptors of every shape seen and, while one is tried, a second C. */
+/* See vendor_gemm_internal.h. Functions and numbers of the libraries are in
+ * vendor_gemm_calls_internal.h. Owns the library's handle, its workspace, descriptors of every
+ * shape seen and, during a trial, a second C. */
 #include "backend/gpu/vendor_gemm_internal.h"
 
 #include <assert.h>
@@ -22,7 +23,7 @@
 
 enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 8, BAND_ROWS = 8, MOST_TRIES = 8 };
 static const uint64_t WORKSPACE_BYTES = 64 << 20;
-static const int64_t SCRATCH_BYTES = 256 << 20; /* most of a trial: more would raise the peak memory of a run */
+static const int64_t SCRATCH_BYTES = 256 << 20; /* limit of a trial: more would raise the peak memory of a run */
 
 /* -- The two libraries --------------------------------------------------------------------------------------------- */
 
@@ -32,7 +33,7 @@ typedef struct LtApi { LT_API(LIBRARY_FIELD) } LtApi;
 static const char *const symbols[][sizeof(LtApi) / sizeof(void *)] = {
     [DEVICE_HIP] = {LT_API(HIP_NAME)}, [DEVICE_CUDA] = {LT_API(CUDA_NAME)}};
 
-/* Numbers of a library: fields of LT_NUMBERS. */
+/* The numbers of a library: fields of LT_NUMBERS. */
 #define LT_FIELD(name, hip, hip_name, cuda, cuda_name) int name;
 typedef struct LtNumbers { LT_NUMBERS(LT_FIELD) } LtNumbers;
 #define HIP_NUMBER(name, hip, hip_name, cuda, cuda_name) .name = hip,
@@ -48,11 +49,11 @@ static const Library libraries[] = {
     [DEVICE_HIP] = {"hipBLASLt", {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, false, {LT_NUMBERS(HIP_NUMBER)}},
     [DEVICE_CUDA] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, true, {LT_NUMBERS(CUDA_NUMBER)}},
 };
-enum { HIP_OLDEST_VERSION = 800 }; /* 0.8.0; earlier ones number compute types otherwise */
+enum { HIP_OLDEST_VERSION = 800 }; /* 0.8.0; earlier versions number compute types differently */
 
 /* -- What is remembered -------------------------------------------------------------------------------------------- */
 
-/* All of a GEMM that an algorithm depends on. Compared as bytes. */
+/* All properties of a GEMM that an algorithm depends on. Compared as bytes. */
 typedef struct Shape {
     int64_t m, n, k, lda, ldb, ldc;
     int16_t align_a, align_b, align_c; /* bytes, at most 256 */
@@ -66,14 +67,15 @@ typedef struct Problem { void *operation, *a, *b, *d; } Problem;
 typedef struct Solution {
     Shape shape;
     Problem problem;
-    bool trusted; /* `algorithm` computes this shape; else smelt's kernel does */
-    bool decided; /* for good: its operands told algorithms of other bits apart */
+    bool trusted; /* `algorithm` computes this shape; otherwise smelt's kernel does */
+    bool decided; /* final: its operands could tell algorithms with different bits apart */
     int tries;
     uint64_t algorithm[ALGORITHM_WORDS];
-    uint16_t *bias; /* bf16 copy on the device; NULL: the library takes the bias as it is */
+    uint16_t *bias; /* bf16 copy on the device; NULL: the library takes the bias directly */
 } Solution;
 
-/* An algorithm of the library, or smelt's kernel, which the cache holds as all ones: none of the library's. */
+/* An algorithm of the library, or smelt's kernel, which the cache stores as all ones (not an
+ * algorithm of the library). */
 typedef struct Proposal {
     uint64_t algorithm[ALGORITHM_WORDS];
     bool smelt;
@@ -95,7 +97,7 @@ struct VendorGemm {
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 static bool load_library(VendorGemm *v, Error *error) {
-    /* it stays loaded when closed: its kernels live as long as the GPU's context does */
+    /* it stays loaded when closed, because its kernels live as long as the GPU's context */
     v->file = library_open(v->library->files, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!v->file) return error_set(error, ERROR_USAGE, "%s was not found", v->library->files[0]);
     const char *missing = library_find(v->file, symbols[device_info(v->host.device)->kind], &v->call);
@@ -181,7 +183,7 @@ static void describe(const Shape *s, char text[256]) {
         s->bias ? " bias" : "");
 }
 
-/* Scales of one, of tensors and, for both operands, of lines. */
+/* Returns whether scales are ONE, of tensors or, for both operands, of lines. */
 static bool is_offered_in_fp8(const Gemm *g) {
     bool tensors = g->scaling_a <= GEMM_SCALE_TENSOR && g->scaling_b <= GEMM_SCALE_TENSOR;
     bool lines = g->scaling_a == GEMM_SCALE_LINE && g->scaling_b == GEMM_SCALE_LINE;
@@ -194,14 +196,14 @@ static bool is_offered(const Gemm *g) {
     return types && !gpu_gemv_serves(g) && g->m > 0 && g->n > 0 && g->k > 0 && g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX;
 }
 
-/* Whether the bias enters as a bf16 copy. */
+/* Returns whether the bias is passed as a bf16 copy. */
 static bool casts_bias(const VendorGemm *v, const Gemm *g) { return g->bias && v->library->nvidia && g->output == GEMM_BF16; }
 
 static bool problem_set(VendorGemm *v, Problem *problem, int attribute, int32_t value) {
     return v->call.operation_set(problem->operation, attribute, &value, sizeof value) == 0;
 }
 
-/* Of a matrix that is stored row by row as rows x columns. */
+/* Describes a matrix that is stored row by row as rows x columns. */
 static bool layout_open(VendorGemm *v, void **layout, int type, int64_t rows, int64_t columns, int64_t leading) {
     return v->call.layout_create(layout, type, (uint64_t)columns, (uint64_t)rows, leading) == 0;
 }
@@ -212,14 +214,15 @@ static int input_type(const VendorGemm *v, GemmType input) {
     return input == GEMM_BF16 ? TYPE_BF16 : fnuz ? TYPE_E4M3_FNUZ : TYPE_E4M3;
 }
 
-/* Without pointers scales are one. */
+/* Without pointers, scales are 1. */
 static bool set_scales(VendorGemm *v, const Problem *problem, const Gemm *g) {
     const float *of_a = g->scaling_b ? g->scale_b : NULL, *of_b = g->scaling_a ? g->scale_a : NULL;
     return v->call.operation_set(problem->operation, v->library->is.set_a_scale, &of_a, sizeof of_a) == 0 &&
            v->call.operation_set(problem->operation, v->library->is.set_a_scale + 1, &of_b, sizeof of_b) == 0;
 }
 
-/* Sums of forward products are fast, those of gradients, which e5m2 is for, precise: as smelt's kernels do. */
+/* Uses fast sums for forward products, and precise sums for gradients, which e5m2 is for, as
+ * smelt's kernels do. */
 static bool set_fp8(VendorGemm *v, Problem *problem, const Gemm *g) {
     int8_t fast = g->input == GEMM_E4M3;
     if (v->library->nvidia && v->call.operation_set(problem->operation, NVIDIA_SET_FAST_SUMS, &fast, sizeof fast) != 0) return false;
@@ -248,7 +251,8 @@ static bool problem_open(VendorGemm *v, const Gemm *g, Problem *problem) {
     return done;
 }
 
-/* `bias` is a bf16 copy to use instead of g->bias, or NULL. Returns the library's status, 0 when all is well. */
+/* `bias` is a bf16 copy to use instead of g->bias, or NULL. Returns the library's status, 0 on
+ * success. */
 static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorithm, const Gemm *g, uint16_t *bias) {
     static const float zero = 0, one = 1;
     if (g->bias) {
@@ -267,35 +271,38 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
 
 /* -- Choosing: race, verification, ban ----------------------------------------------------------------------------- */
 
-/* The first run of a shape chooses who computes it from then on (solve, at the end of the file):
- *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part as one more, except in fp8.
- *   2. The first of them that is_trusted, in the library's order, sets the bits of this shape. It must give
- *      the same bits when it runs twice, and the rows of smelt's kernel within rounding on a sample. One that does not
- *      is not used for this shape, with a warning.
- *   3. measure_all times each on the GEMM itself and sorts them. The fastest that has those bits wins; so what is
- *      measured decides speed, never results. The autotune cache spares the race where its algorithm is still
- *      offered and has the bits.
- *   4. The winner is remembered, in memory and in the cache. Where smelt's kernel wins, or no algorithm is trusted,
- *      vendor_gemm_run declines this shape for the rest of the process.
- * In fp8 smelt's kernel serves only where the library has no algorithm that is trusted. The sums' few bits depend on the
- * order, so that the two never give the same bits, and a race would choose results.
- * A small C cannot tell algorithms apart: the one of step 2 serves for good. Nor can one that is mostly zeros: the one of
- * step 2 serves, and the next run tries again. */
+/* The first run of a shape chooses what computes it from then on (solve, at the end of the file):
+ *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part as
+ *      one more, except in fp8.
+ *   2. The first of them that is_trusted, in the library's order, sets the bits of this shape. It
+ *      must give the same bits when it runs twice, and the rows of smelt's kernel within rounding
+ *      on a sample. An algorithm that fails is not used for this shape, with a warning.
+ *   3. measure_all times each on the GEMM itself and sorts them. The fastest one with the bits of
+ *      step 2 wins: timing affects speed, never results. The autotune cache saves the race if its
+ *      algorithm is still offered and has the bits.
+ *   4. The winner is remembered, in memory and in the cache. If smelt's kernel wins, or no
+ *      algorithm is trusted, vendor_gemm_run declines this shape for the rest of the process.
+ * In fp8 smelt's kernel runs only if the library has no trusted algorithm. The few bits of the sums
+ * depend on their order, so the two never give the same bits, and a race would choose results. A
+ * small C cannot tell algorithms apart: the algorithm of step 2 is final. A C of mostly zeros
+ * cannot either: the algorithm of step 2 runs, and the next run tries again. */
 
-/* The GEMM that trials run: the caller's where running it twice does no harm; where it adds to C, one that adds to
- * scratch memory instead, with as many rows as there is room for. Scratch and bias are normal numbers as large as A B:
- * a library that rounds A B before it adds C, or that rounds the bias, shows it only then; biases begin as zeros. Where
- * there is room, A and B are normal numbers too: those of a first step may have sums that are exact in any order. */
+/* The GEMM that trials run: the caller's, if running it twice does no harm. If it adds to C, a GEMM
+ * that adds to scratch memory instead, with as many rows as fit. Scratch and bias are normal
+ * numbers of the size of A B: only then does a library show that it rounds A B before it adds C, or
+ * that it rounds the bias; real biases begin as zeros. If there is room, A and B are normal numbers
+ * too: the operands of a first step may have sums that are exact in any order. */
 typedef struct Trial {
     Gemm gemm;
     Problem problem;
     uint16_t *bias;                        /* the solution's */
-    void *scratch, *offsets, *operands[2]; /* in place of C, the bias, A and B; NULL: the caller's serves */
+    void *scratch, *offsets, *operands[2]; /* replace C, the bias, A and B; NULL: the caller's is used */
     int64_t scratch_bytes, operand_bytes[2];
     double size; /* standard deviation of their values */
 } Trial;
 
-/* The rows of C that are verified: `bands` bands of `rows` rows from first[i] on, at start, middle and end. */
+/* The rows of C that are verified: `bands` bands of `rows` rows starting at first[i], at start,
+ * middle and end. */
 typedef struct Sample {
     int bands;
     int64_t first[BANDS], rows;
@@ -314,7 +321,8 @@ static bool set_preferences(VendorGemm *v, void *preference, const Shape *shape)
     return done;
 }
 
-/* The library's results are its algorithm, then size_t workspace, int status, float waves, int reserved[4]. */
+/* A result of the library is its algorithm, then size_t workspace, int status, float waves, int
+ * reserved[4]. */
 static int propose(VendorGemm *v, const Solution *solution, Proposal proposals[MOST_PROPOSALS + 1]) {
     size_t algorithm_bytes = (size_t)v->library->is.algorithm_bytes, stride = (size_t)v->library->is.result_bytes;
     uint64_t results[MOST_PROPOSALS * (GEMM_ALGORITHM_MOST_BYTES + 32) / 8] = {0};
@@ -347,8 +355,9 @@ static int run_once(VendorGemm *v, const Trial *trial, const Proposal *proposal)
     return 0;
 }
 
-/* Seconds of one run, the median of three; infinite where it fails. Runs shorter than 100 us are repeated. An algorithm
- * whose first run is over 10% and 100 us slower than `best` is not measured again. */
+/* Returns the seconds of one run, the median of three; infinite if it fails. Runs shorter than 100
+ * us are repeated. An algorithm whose first run is over 10% and 100 us slower than `best` is not
+ * measured again. */
 static double measure(VendorGemm *v, const Trial *trial, const Proposal *proposal, double best) {
     enum { RUNS = 3, MOST_REPEATS = 20 };
     const double enough = 100e-6;
@@ -393,8 +402,9 @@ static Sample sample_of(const Gemm *g, int64_t band_rows) {
     return sample;
 }
 
-/* What algorithms are compared on to the bit. Sums in another order differ by an ulp of fp32, which shows after rounding
- * to bf16 in one element of some 30,000: so millions are compared. */
+/* Returns the sample on which algorithms are compared bit by bit. Sums in another order differ by
+ * an ulp of fp32; after rounding to bf16 about one element in 30,000 shows it, so millions are
+ * compared. */
 static Sample sample_of_bits(const Gemm *g) {
     const int64_t elements = 16 << 20;
     return sample_of(g, int_max(elements / BANDS / g->n / BAND_ROWS * BAND_ROWS, BAND_ROWS));
@@ -409,7 +419,8 @@ static void start_scratch(VendorGemm *v, const Trial *trial) {
         &(Normals){.deviation = trial->size});
 }
 
-/* The sample's rows of C as a proposal computes them, band after band. NULL when it fails. The caller frees. */
+/* Returns the sample's rows of C as a proposal computes them, band after band; NULL if it fails.
+ * The caller frees them. */
 static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sample, const Proposal *proposal) {
     const Gemm *g = &trial->gemm;
     start_scratch(v, trial);
@@ -421,7 +432,8 @@ static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sampl
     return rows;
 }
 
-/* The sample's rows of C as smelt's kernel computes them, band after band. NULL without memory or kernel. The caller frees. */
+/* Returns the sample's rows of C as smelt's kernel computes them, band after band; NULL without
+ * memory or kernel. The caller frees them. */
 static char *reference_rows(VendorGemm *v, const Trial *trial, const Sample *sample) {
     Error error;
     const Gemm *g = &trial->gemm;
@@ -447,7 +459,7 @@ static char *reference_rows(VendorGemm *v, const Trial *trial, const Sample *sam
     return rows;
 }
 
-/* The root mean square of the rows, of which those that are not finite do not count. */
+/* Returns the root mean square of the finite elements of the rows. */
 static double rows_size(const Gemm *g, const Sample *sample, const char *rows) {
     const size_t bytes = (size_t)output_bytes(g);
     double squares = 0;
@@ -459,9 +471,10 @@ static double rows_size(const Gemm *g, const Sample *sample, const char *rows) {
     return sqrt(squares / (double)(sample->bands * sample->rows * g->n));
 }
 
-/* Two fp32 sums of the same terms in different orders, then rounded to bf16, differ by an ulp, 1/128, of an element, or
- * where terms cancel by a small part of the root mean square of the band. Twice that is allowed; a wrong element is off
- * by about the root mean square. Elements that are not finite in the reference are not compared. */
+/* Two fp32 sums of the same terms in different orders, rounded to bf16, differ by an ulp (1/128) of
+ * an element or, if terms cancel, by a small part of the band's root mean square. Twice this is
+ * allowed; a wrong element is off by about the root mean square. Elements that are not finite in
+ * the reference are not compared. */
 static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, const char *reference, char why[128]) {
     const double tolerance = 1.0 / 64;
     const size_t bytes = (size_t)output_bytes(g);
@@ -524,7 +537,8 @@ static bool open_offsets(VendorGemm *v, Trial *trial) {
     return trial->offsets;
 }
 
-/* Sets `size` to that of A B, which is computed without scratch and bias, and the bias to such values. */
+/* Sets `size` to that of A B, computed without scratch and bias, and fills the bias with values of
+ * this size. */
 static bool set_size(VendorGemm *v, Trial *trial) {
     const Gemm *g = &trial->gemm;
     Sample sample = sample_of(g, BAND_ROWS);
@@ -555,7 +569,8 @@ static bool verify(VendorGemm *v, const Trial *trial, const Proposal *proposal, 
     return reference && rows_agree(&trial->gemm, &sample, rows, reference, why);
 }
 
-/* Whether the algorithm may serve; warns when not. After a failure of the device nothing is known. */
+/* Returns whether the algorithm may be used; warns if not. A failure of the device proves
+ * nothing. */
 static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape) {
     char why[128];
     Error error;
@@ -565,7 +580,7 @@ static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *propos
     return good;
 }
 
-/* Whether algorithms with other bits would show it: a quarter of C at least is not zero. */
+/* Returns whether algorithms with other bits would show it: at least a quarter of C is not zero. */
 static bool tells(VendorGemm *v, const Trial *trial, const Proposal *proposal) {
     const Gemm *g = &trial->gemm;
     Sample sample = sample_of(g, BAND_ROWS);
@@ -577,7 +592,8 @@ static bool tells(VendorGemm *v, const Trial *trial, const Proposal *proposal) {
     return 4 * count >= sample.bands * sample.rows * g->n;
 }
 
-/* Whether C is large enough to tell algorithms apart by their bits (sample_of_bits); and only then is it worth a race. */
+/* Returns whether C is large enough to tell algorithms apart by their bits (sample_of_bits); only
+ * then is a race worthwhile. */
 static bool is_raced(const Gemm *g) {
     const int64_t enough = 2 << 20, as_bf16 = g->output == GEMM_BF16 ? 1 : 256;
     return g->m * g->n * as_bf16 >= enough;
@@ -589,7 +605,7 @@ static bool has_bits(VendorGemm *v, const Trial *trial, const Proposal *proposal
     return rows && !memcmp(rows, bits, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)));
 }
 
-/* The remembered algorithm, where the library still proposes it. */
+/* Returns the remembered algorithm if the library still proposes it, or NULL. */
 static const Proposal *find_remembered(VendorGemm *v, const Proposal *proposals, int count, const char *shape) {
     uint64_t algorithm[ALGORITHM_WORDS] = {0};
     if (!autotune_cache_find(v->cache, shape, algorithm)) return NULL;
@@ -598,7 +614,8 @@ static const Proposal *find_remembered(VendorGemm *v, const Proposal *proposals,
     return NULL;
 }
 
-/* Who computes the shape; NULL: nobody can be trusted. *decided: for good. */
+/* Chooses what computes the shape; NULL: no proposal is trusted. Sets *decided if the choice is
+ * final. */
 static const Proposal *choose(VendorGemm *v, const Trial *trial, Proposal *proposals, int count, const char *shape, bool *decided) {
     Sample sample = sample_of_bits(&trial->gemm);
     int first = 0;
@@ -632,11 +649,12 @@ static Solution *add_solution(VendorGemm *v, const Gemm *gemm, const Shape *shap
     array_append(v->solutions, v->solution_count, (Solution){.shape = *shape});
     Solution *solution = &v->solutions[v->solution_count - 1];
     if (casts_bias(v, gemm)) solution->bias = device_allocate(v->host.device, gemm->n * (int64_t)sizeof *solution->bias, &error);
-    solution->decided = (casts_bias(v, gemm) && !solution->bias) || !problem_open(v, gemm, &solution->problem); /* it is declined */
+    solution->decided = (casts_bias(v, gemm) && !solution->bias) || !problem_open(v, gemm, &solution->problem); /* declined */
     return solution;
 }
 
-/* Chooses who computes a shape from now on. C is left as it was or, without `accumulate`, may hold anything. */
+/* Chooses what computes a shape from now on. C is unchanged with `accumulate`; otherwise its
+ * content is undefined. */
 static void solve(VendorGemm *v, const Gemm *gemm, Solution *solution) {
     Proposal proposals[MOST_PROPOSALS + 1];
     Trial trial = {0};

@@ -1,11 +1,12 @@
-/* What vendor_gemm.c calls of NVIDIA's cublasLt.h (12 and 13) and AMD's hipblaslt.h (0.8, of ROCm 6.2, and later).
- * tools/check-headers compiles these tables against the vendors' own headers. */
+/* The functions and numbers that vendor_gemm.c uses from NVIDIA's cublasLt.h (12 and 13) and AMD's
+ * hipblaslt.h (0.8, of ROCm 6.2, and later). tools/check-headers compiles these tables against the
+ * vendors' own headers. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* (our name, symbol without its prefix, arguments). Each returns 0 or an error number. */
+/* (smelt's name, symbol without its prefix, arguments). Each returns 0 or an error number. */
 #define LT_API(CALL)                                                                                                                           \
     CALL(create, Create, (void **handle))                                                                                                    \
     CALL(destroy, Destroy, (void *handle))                                                                                                   \
@@ -23,8 +24,8 @@
          (void *handle, void *operation, const void *alpha, const void *a, void *layout_a, const void *b, void *layout_b, const void *beta,    \
           const void *c, void *layout_c, void *d, void *layout_d, const void *algorithm, void *workspace, size_t workspace_bytes, void *stream))
 
-/* (our name, number and name in hipBLASLt, number and name in cuBLASLt); 0 without a name: that library has none. The
- * attribute of A's scale is followed by that of B's. */
+/* (smelt's name, number and name in hipBLASLt, number and name in cuBLASLt); 0 without a name: the
+ * library has none. The attribute of B's scale follows that of A's. */
 #define LT_NUMBERS(NUMBER) \
     NUMBER(compute_f32, 2, HIPBLAS_COMPUTE_32F, 68, CUBLAS_COMPUTE_32F) \
     NUMBER(straight, 111, HIPBLAS_OP_N, 0, CUBLAS_OP_N) \
@@ -38,10 +39,11 @@
     NUMBER(algorithm_bytes, 24, sizeof(hipblasLtMatmulAlgo_t), 64, sizeof(cublasLtMatmulAlgo_t)) \
     NUMBER(result_bytes, 56, sizeof(hipblasLtMatmulHeuristicResult_t), 96, sizeof(cublasLtMatmulHeuristicResult_t))
 
-/* (our name, number, its name in hipBLASLt, in cuBLASLt): the same in both, or of cuBLASLt alone. The attribute of A's
- * scaling mode is followed by that of B's, the alignment of A by those of B, C and D. Split-K sums may be reduced in fp32
- * in the workspace, not in C itself. SET_FAST_SUMS is an int8_t: whether sums of fp8 stay in the matrix unit, which keeps
- * about 14 bits. */
+/* (smelt's name, number, its name in hipBLASLt, in cuBLASLt): the same in both, or only in
+ * cuBLASLt. The attribute of B's scaling mode follows that of A's; the alignments of B, C and D
+ * follow that of A. Split-K sums may be reduced in fp32 in the workspace, not in C itself.
+ * SET_FAST_SUMS is an int8_t: whether fp8 sums stay in the matrix unit, which keeps about 14
+ * bits. */
 #define LT_SHARED_NUMBERS(NUMBER) \
     NUMBER(TYPE_F32, 0, HIP_R_32F, CUDA_R_32F) \
     NUMBER(TYPE_BF16, 14, HIP_R_16BF, CUDA_R_16BF) \
