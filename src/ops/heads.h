@@ -1,4 +1,5 @@
-/* How attention heads lie in a packed row. Shared by the operations on packed qkv: attention, rope, cca, norm. */
+/* The layout of attention heads in a packed row. Shared by the operations on packed qkv: attention,
+ * rope, cca, norm. */
 #pragma once
 
 #include <stdint.h>

@@ -1,6 +1,6 @@
-/* The three GEMMs of a linear layer y = x w^T over contiguous row-major matrices x [rows, in], w [out, in], y [rows,
- * out], for the operations that have such a layer inside. Callers change output type, leading dimensions and bias
- * where theirs differ. */
+/* The three GEMMs of a linear layer y = x w^T over contiguous row-major matrices x [rows, in], w
+ * [out, in], y [rows, out], for the operations that contain such a layer. Callers change output
+ * type, leading dimensions and bias as needed. */
 #pragma once
 
 #include "device/gemm.h"
@@ -42,7 +42,7 @@ static inline Gemm linear_grad_input_gemm(LinearShape s, GemmType type, const vo
     };
 }
 
-/* d_w += d_y^T x, or d_w = d_y^T x where `overwrite`. The caller sets `output`, the type of d_w. */
+/* d_w += d_y^T x, or d_w = d_y^T x if `overwrite`. The caller sets `output`, the type of d_w. */
 static inline Gemm linear_grad_weight_gemm(LinearShape s, GemmType type, const void *d_y, const void *x, void *d_w, bool overwrite) {
     return (Gemm){
         .transpose_a = true,

@@ -4,12 +4,12 @@
 
 #include "graph/op.h"
 
-/* y = x Phi(x), Phi the normal distribution's; or GPT-2's approximation, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
- * x^3))). */
+/* GELU_EXACT: y = x Phi(x), with Phi of the normal distribution. GELU_TANH: GPT-2's approximation,
+ * 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
 typedef enum GeluKind { GELU_EXACT, GELU_TANH, GELU_KINDS } GeluKind;
 TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind);
 
-/* [a | y], y = gelu(x) by the approximation: [R, A] and [R, D] -> [R, A + D]. */
+/* Returns [a | y] with y = gelu(x) by the tanh approximation: [R, A] and [R, D] -> [R, A + D]. */
 TensorId op_join_gelu(Graph *graph, TensorId a, TensorId x);
 
 /* y = x / (1 + e^-x) */
@@ -24,18 +24,19 @@ TensorId op_clamp(Graph *graph, TensorId x, double limit);
 /* y = factor * x */
 TensorId op_scale(Graph *graph, TensorId x, double factor);
 
-/* Of all the functions but join_gelu, and of all their gradients; scale has none of its own. */
+/* Operands of all functions except join_gelu, and of their gradients; scale has no gradient
+ * operation of its own. */
 typedef enum ActivationOperand {
     ACTIVATION_X,     /* [R, D], for swiglu [R, 2F] */
     ACTIVATION_Y = 0, /* [R, D], for swiglu [R, F] */
-    ACTIVATION_AMAX,  /* WIDE [1], of gelu and swiglu: optional, the largest magnitude of y (Op.amax) */
+    ACTIVATION_AMAX,  /* WIDE [1], for gelu and swiglu, optional: the amax of y (Op.amax) */
 } ActivationOperand;
 
 typedef enum ActivationGradOperand {
     ACTIVATION_GRAD_D_Y,     /* like y */
     ACTIVATION_GRAD_X,       /* like x */
     ACTIVATION_GRAD_D_X = 0, /* like x */
-    ACTIVATION_GRAD_AMAX,    /* as ACTIVATION_AMAX, of d_x */
+    ACTIVATION_GRAD_AMAX,    /* like ACTIVATION_AMAX, for d_x */
 } ActivationGradOperand;
 
 typedef enum JoinGeluOperand {
@@ -51,8 +52,8 @@ typedef enum JoinGeluGradOperand {
     JOIN_GELU_GRAD_D_X,     /* like x */
 } JoinGeluGradOperand;
 
-/* Of all the functions but join_gelu, and of their gradients. */
+/* Attributes of all functions except join_gelu, and of their gradients. */
 typedef struct ActivationAttributes {
-    GeluKind kind;    /* of gelu */
+    GeluKind kind;    /* for gelu */
     double parameter; /* limit of clamp, factor of scale */
 } ActivationAttributes;

@@ -1,4 +1,5 @@
-/* What the kernels of activations share: formulas, and those of one row (activation_row_gpu.c). */
+/* Shared by the kernels of activations: formulas, and the fused kernels of one row
+ * (activation_row_gpu.c). */
 #pragma once
 
 #include "backend/gpu/gpu.h"
@@ -7,8 +8,8 @@
 
 INLINE float sigmoid(float x) { return fast_reciprocal(1 + fast_exp(-x)); }
 
-/* The normal distribution's Phi(x) from erf's complement (Abramowitz and Stegun 7.1.26, within 2e-7), which loses no
- * digits where x is negative. `gauss` is e^(-x^2 / 2). */
+/* Returns the normal distribution's Phi(x), computed from erf's complement (Abramowitz and Stegun
+ * 7.1.26, within 2e-7), which loses no digits for negative x. `gauss` is e^(-x^2 / 2). */
 INLINE float normal_cumulative(float x, float gauss) {
     float t = fast_reciprocal(1 + 0.3275911f * 0.70710678118654752f * __builtin_fabsf(x));
     float p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
@@ -27,7 +28,8 @@ INLINE float gelu_tanh(float x) { return x * sigmoid(x * (TANH_A + TANH_B * x * 
 
 #include "backend/gpu/kernel_launch.h"
 
-/* Whether gelu or swiglu absorbs the GEMM of one row that comes before it (OpKernel.absorbs), and the launch of both. */
+/* Returns whether gelu or swiglu absorbs the preceding GEMM of one row (OpKernel.absorbs); and the
+ * launch of both. */
 int activation_absorbs_row(const Backend *backend, const Graph *graph, int index);
 void activation_launch_row(const OpCall *call);
 

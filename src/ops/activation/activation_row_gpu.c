@@ -1,10 +1,11 @@
-/* GELU and SwiGLU of one row by the kernel that makes what they are of, as in generation. For SwiGLU a block multiplies by lines
- * of the gate and by those of what it opens. One small kernel less each; the bits are those of both kernels one after the
- * other, as the GEMM's results are rounded between. Called by gpu.c; no scratch. */
+/* GELU and SwiGLU of one row, fused into the kernel that computes their input, as in generation.
+ * For SwiGLU a block multiplies by lines of the gate and by the matching lines of the up
+ * projection. This saves one small kernel per function. The bits equal those of the two separate
+ * kernels, because the GEMM's results are rounded in between. Called by gpu.c; no scratch. */
 #include "backend/gpu/gemv.h"
 #include "ops/activation/activation_row.h"
 
-/* y = the function of x B + bias: [n], of SwiGLU [n / 2] */
+/* y = the function of x B + bias: [n], or [n / 2] for SwiGLU. */
 typedef struct ActivationRowArguments {
     Gemv gemv;
     const float GLOBAL *bias; /* NULL: none */
@@ -13,7 +14,7 @@ typedef struct ActivationRowArguments {
 
 #ifdef GPU_DEVICE
 
-/* Kernels NAME_4 and NAME_8 of `name`_row. */
+/* Defines kernels NAME_4 and NAME_8 of `name`_row. */
 #define ROW_KERNELS(name)                                                                                                                  \
     KERNEL(name##_4, ActivationRowArguments) { name##_row(&a, 4); }                                                                        \
     KERNEL(name##_8, ActivationRowArguments) { name##_row(&a, 8); }
@@ -27,7 +28,8 @@ INLINE void swiglu_row(const ActivationRowArguments *a, const int lines) {
     a->y[column] = to_bf16(gate * sigmoid(gate) * up);
 }
 
-/* The row's element of this thread, rounded as the GEMM rounds it; false: it has none. */
+/* Computes this thread's element of the row, rounded as the GEMM rounds it; returns false if the
+ * thread has none. */
 INLINE bool make_element(const ActivationRowArguments *a, const int lines, float *x) {
     int32_t first = block_x() * lines, column = first + thread_id();
     float sums[GEMV_MOST_LINES];

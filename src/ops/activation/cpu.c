@@ -1,6 +1,7 @@
-/* Elementwise functions on a CPU. Threads share out whole rows, never parts of one: elsewhere an element could move
- * between the vector and the scalar form of a loop, whose bits differ. Loops are marked free of dependencies between
- * elements, since the output may lie in an input's memory. */
+/* Elementwise functions on a CPU. Threads take whole rows, never parts of one: otherwise an
+ * element could move between the vector and the scalar part of a loop, which give different
+ * bits. Loops are marked as free of dependencies between elements, because the output may share
+ * an input's memory. */
 #include "backend/cpu/kernel.h"
 #include "ops/activation/activation.h"
 
@@ -18,7 +19,7 @@ static void each_row(const OpCall *call, int x_input, Row *row) {
     for (int64_t r = 0; r < rows; r++) row(out + r * columns, x + r * columns, d_y + r * columns, columns, parameter);
 }
 
-/* Row NAME: out[i] = formula, by v = x[i]. */
+/* Defines row NAME: out[i] = formula, with v = x[i]. */
 #define ROW(name, formula)                                                                    \
     static void name(T *out, const T *x, const T *d_y, int64_t count, W parameter) {          \
         (void)d_y, (void)parameter;                                                           \
@@ -28,7 +29,7 @@ static void each_row(const OpCall *call, int x_input, Row *row) {
         }                                                                                     \
     }
 
-/* The normal distribution's Phi(v), and its density. */
+/* Return the normal distribution's Phi(v), and its density. */
 static inline W cumulative(W v) { return (W)0.5 * (1 + wide_erf(v * (W)0.70710678118654752440)); }
 static inline W density(W v) { return (W)0.39894228040143267794 * wide_exp((W)-0.5 * v * v); }
 

@@ -1,15 +1,15 @@
-/* Elementwise functions and their gradients on a GPU: each thread takes 8 neighbouring elements, or columns of
- * SwiGLU; one by one where widths are no multiple of 8. No scratch. */
+/* Elementwise functions and their gradients on a GPU: each thread takes 8 adjacent elements, or
+ * columns for SwiGLU; one by one if widths are not a multiple of 8. No scratch. */
 #include "backend/gpu/fp8_codes.h"
 #include "backend/gpu/vector.h"
 #include "ops/activation/activation_row.h"
 
 typedef struct FlatArguments {
     const bf16 GLOBAL *d_y, *x;
-    bf16 GLOBAL *y; /* or d_x, in gradients; so in SwigluArguments */
+    bf16 GLOBAL *y; /* d_x in gradients; so in SwigluArguments */
     int64_t count;
     float limit, factor;
-    Fp8Codes to; /* of y; so in SwigluArguments */
+    Fp8Codes to; /* for y; so in SwigluArguments */
 } FlatArguments;
 typedef struct SwigluArguments {
     const bf16 GLOBAL *d_y, *x;
@@ -18,10 +18,10 @@ typedef struct SwigluArguments {
     Fp8Codes to;
 } SwigluArguments;
 
-/* Of join_gelu and of its gradient: columns of the whole, of which the first `width` are a's. */
+/* Arguments of join_gelu and its gradient: columns of the whole row; the first `width` are a's. */
 typedef struct JoinGeluArguments {
-    const bf16 GLOBAL *x, *d_whole; /* d_whole: of the gradient */
-    bf16 GLOBAL *a, *whole, *d_x;   /* a, or its gradient; it and d_x may be NULL in the gradient: not wanted */
+    const bf16 GLOBAL *x, *d_whole; /* d_whole: only in the gradient */
+    bf16 GLOBAL *a, *whole, *d_x;   /* a, or its gradient. In the gradient, a and d_x may be NULL: not wanted */
     int64_t width;
     Tiling tiling;
 } JoinGeluArguments;
@@ -45,8 +45,8 @@ INLINE float gelu_tanh_slope(float x) {
     return s + x * s * (1 - s) * (TANH_A + 3 * TANH_B * x * x);
 }
 
-/* Kernel NAME, of a function or of a gradient: a->y[i] = formula. NAME_made is for its variant with codes too, which of gradients
- * are e5m2. */
+/* Defines kernel NAME of a function or a gradient: a->y[i] = formula. NAME_made is for the variant
+ * that also writes fp8 values, which are e5m2 for gradients. */
 #define FORMULA(name, is_gradient, formula) \
     INLINE void name##_made(const FlatArguments *a, int64_t at, int unit, Maker *maker) { \
         f32x8 x = load8_bf16(a->x + at, unit), d_y = is_gradient ? load8_bf16(a->d_y + at, unit) : (f32x8)0, y = 0; \
@@ -70,7 +70,7 @@ FORMULA(tanh_grad, true, d_y[i] * gelu_tanh_slope(x[i]))
 FORMULA(silu_grad, true, d_y[i] * silu_slope(x[i]))
 FORMULA(clamp_grad, true, x[i] > a->limit || x[i] < -a->limit ? 0 : d_y[i])
 
-/* Kernel NAME_fp8; a.count is a multiple of 8, as what is cast to fp8. */
+/* Defines kernel NAME_fp8; a.count is a multiple of 8, as for all quantized tensors. */
 #define FP8_FORMULA(name) \
     KERNEL(name##_fp8, FlatArguments) { \
         int64_t at = ((int64_t)block_x() * TILE_THREADS + thread_id()) * 8; \
@@ -108,7 +108,7 @@ INLINE void swiglu_grad_made(const SwigluArguments *a, int unit, Maker *maker) {
     store8_made(maker, a->y, at + width, d_up, unit, true);
 }
 
-/* Of NAME and of NAME_fp8. */
+/* Defines the units of NAME and of NAME_fp8. */
 #define SWIGLU_UNITS(name) \
     INLINE void name##_unit(const SwigluArguments *a, int unit) { \
         Maker maker = make_maker(AS_BF16); \
@@ -122,7 +122,7 @@ INLINE void swiglu_grad_made(const SwigluArguments *a, int unit, Maker *maker) {
 SWIGLU_UNITS(swiglu)
 SWIGLU_UNITS(swiglu_grad)
 
-/* A unit of the whole, and its place in a or x. */
+/* A unit of the whole row, and its place in a or x. */
 typedef struct JoinedUnit {
     int64_t whole, part;
     bool in_x, inside;
@@ -170,7 +170,7 @@ UNIT_KERNELS(swiglu_grad_fp8, SwigluArguments, swiglu_grad_fp8_unit, 8)
 
 #include "ops/activation/activation.h"
 
-LAUNCHERS(gelu, FlatArguments, exact, tanh, exact_fp8, tanh_fp8) /* by form_of */
+LAUNCHERS(gelu, FlatArguments, exact, tanh, exact_fp8, tanh_fp8) /* indexed by form_of */
 LAUNCHERS(gelu_grad, FlatArguments, exact_grad, tanh_grad, exact_grad_fp8, tanh_grad_fp8)
 LAUNCHER(silu, FlatArguments)
 LAUNCHER(silu_grad, FlatArguments)
@@ -184,7 +184,8 @@ TILED_LAUNCHER(swiglu_grad, SwigluArguments, 8)
 TILED_LAUNCHER(swiglu_fp8, SwigluArguments, 8)
 TILED_LAUNCHER(swiglu_grad_fp8, SwigluArguments, 8)
 
-/* The arguments of a call whose x is input `x_input`; in the forward pass d_y is x, and not read. */
+/* Returns the arguments of a call whose x is input `x_input`. In the forward pass d_y is x and is
+ * not read. */
 static FlatArguments flat(const OpCall *call, int x_input) {
     const ActivationAttributes *attributes = call->attributes;
     const int64_t *shape = call->in_shape[x_input];
@@ -196,7 +197,7 @@ static FlatArguments flat(const OpCall *call, int x_input) {
         .factor = (float)attributes->parameter};
 }
 
-/* Of gelu's kernels. */
+/* Returns the index of gelu's kernel. */
 static int form_of(const OpCall *call, const FlatArguments *arguments) {
     return (int)((const ActivationAttributes *)call->attributes)->kind + (fp8_is_wanted(&arguments->to) ? GELU_KINDS : 0);
 }

@@ -1,7 +1,8 @@
-/* Elementwise functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or by its tanh approximation; SiLU; SwiGLU
- * (arXiv 2002.05202; the gate half first, then the up half); the clamp that MPT puts on queries, keys and values,
- * whose gradient is zero where x was cut; the scale of adapters; GELU on its way to a place beside other columns. They are cheap to compute and large to keep, so the
- * recompute policies count them with the norms. */
+/* Elementwise functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or with the tanh
+ * approximation; SiLU; SwiGLU (arXiv 2002.05202; the gate half first, then the up half); MPT's
+ * clamp of queries, keys and values, with a zero gradient for clamped elements; the scale of
+ * adapters; and GELU that writes its result beside other columns. They are cheap to compute and
+ * large to keep, so the recompute policies treat them like norms. */
 #include "ops/activation/activation.h"
 
 static TensorId append(Graph *graph, int op, TensorId x, int64_t columns, const char *name, ActivationAttributes attributes) {
@@ -66,7 +67,7 @@ static void scale_gradient(Graph *graph, const Node *node, const TensorId *d_out
 /* An exponential, a division or an error function counts as ten operations. */
 enum { SMOOTH_FLOPS = 25, CLAMP_FLOPS = 2 };
 
-/* Of y in the forward pass, of d_x in gradients. */
+/* The amax of y in the forward pass, and of d_x in gradients. */
 #define FINDS_AMAX .measured = OPERAND(ACTIVATION_Y), .amax = OPERAND(ACTIVATION_AMAX)
 
 const Op op_rule_gelu = {.name = "gelu",

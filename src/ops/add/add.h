@@ -14,7 +14,8 @@ typedef enum AddOperand {
 } AddOperand;
 typedef struct AddAttributes { bool wide; } AddAttributes; /* tensors are WIDE, not COMPUTE */
 
-/* sum[i] += other[i] now, by the back end's kernel, outside a graph; of WIDE or COMPUTE elements. */
+/* sum[i] += other[i] immediately, with the back end's kernel, outside a graph; WIDE or COMPUTE
+ * elements. */
 void op_add_run(const Backend *backend, void *sum, const void *other, int64_t count, bool wide);
 
 typedef enum ScaleAddOperand {

@@ -1,6 +1,6 @@
-/* add and scale_add on a CPU. Loops are marked free of dependencies: the sum may lie in the memory of an input. The
- * gradient of scale is a sum over rows in two steps: KERNEL_BLOCK rows to a thread, then the blocks' partial sums in
- * order. */
+/* add and scale_add on a CPU. Loops are marked as free of dependencies: the sum may share an
+ * input's memory. The gradient of scale is a sum over rows in two steps: KERNEL_BLOCK rows per
+ * thread, then the blocks' partial sums in order. */
 #include "backend/cpu/kernel.h"
 #include "ops/add/add.h"
 

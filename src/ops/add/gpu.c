@@ -1,5 +1,6 @@
-/* add and scale_add on a GPU: 8 or 4 columns to a thread. For the gradient of scale a block sums the columns of
- * REDUCE_ROWS rows; gpu_add_partials adds the blocks' sums in order. Scratch is the call's. */
+/* add and scale_add on a GPU: 8 or 4 columns per thread. For the gradient of scale, a block sums
+ * the columns of REDUCE_ROWS rows; gpu_add_partials adds the blocks' sums in order. Scratch belongs
+ * to the call. */
 #include "backend/gpu/vector.h"
 
 typedef struct AddArguments {
@@ -12,7 +13,8 @@ typedef struct ScaleAddArguments {
     float GLOBAL *sum;
     Tiling tiling;
 } ScaleAddArguments;
-/* A block takes a tile of block_rows rows; the sums of its rows go to partials [blocks, columns]. */
+/* A block takes a tile of block_rows rows; the sums of its rows go to partials
+ * [blocks, columns]. */
 typedef struct ScaleAddGradArguments {
     const float GLOBAL *d_sum, *previous, *scale;
     float GLOBAL *d_previous, *partials;

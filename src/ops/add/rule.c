@@ -1,7 +1,8 @@
-/* The two sums that stand alone: a + b, where a tensor has several readers and their gradients meet, and x +
- * previous * scale, with WIDE x and previous [R, D] and scale [D], by which a ZAYA1 router averages its states over
- * depth (exponential depth averaging, arXiv 2605.05365 eq. 2; one factor per channel as in the code). Gradients of
- * the latter: d_x = d_sum, d_previous = d_sum * scale, d_scale += sum over rows of d_sum * previous. */
+/* The two sums that are separate operations. a + b adds the gradients of a tensor with several
+ * readers. x + previous * scale, with WIDE x and previous [R, D] and scale [D], averages a ZAYA1
+ * router's states over depth (exponential depth averaging, arXiv 2605.05365 eq. 2; one factor per
+ * channel as in the code). Gradients of the latter: d_x = d_sum, d_previous = d_sum * scale,
+ * d_scale += sum over rows of d_sum * previous. */
 #include "ops/add/add.h"
 
 TensorId op_add(Graph *graph, TensorId a, TensorId b) {

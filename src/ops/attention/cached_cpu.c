@@ -1,7 +1,8 @@
-/* Attention over a key-value cache, or a rank's part of one, on a CPU. A tile (cpu_tile.h) holds pairs of a row and a
- * query head that share a key-value head, row by row, so that one new row still fills vectors with the heads of its
- * group. Keys are numbered by position: a block of keys is one of the blocks that are dealt to ranks. A thread takes a
- * tile. Scratch: per tile, its queries and sums, and one block of keys and values. */
+/* Attention over a key-value cache, or a rank's part of one, on a CPU. A tile (cpu_tile.h) holds
+ * pairs of a row and a query head that share a key-value head, row by row, so that even one new row
+ * fills vectors with the heads of its group. Keys are numbered by position: a block of keys is one
+ * of the block-cyclic blocks of the ranks. A thread takes a tile. Scratch per tile: its queries and
+ * sums, and one block of keys and values. */
 #include "backend/cpu/kernel.h"
 #include "ops/attention/cpu_tile.h"
 #include "ops/attention/attention.h"
@@ -11,7 +12,8 @@ static_assert((int)ATTENTION_TILE == DEAL_BLOCK, "positions of a block of keys a
 static inline int64_t cached_tiles(const Heads *heads, int64_t rows) {
     return attention_padded_rows(rows * (heads->heads / heads->kv_heads)) / ATTENTION_TILE;
 }
-/* Elements of scratch of a tile: its queries and sums, and one block of keys and values. */
+/* Returns the scratch elements of a tile: its queries and sums, and one block of keys and
+ * values. */
 static inline int64_t cached_elements(const Heads *heads) {
     return attention_tile_elements(heads->head_dim) + 2 * ATTENTION_TILE * attention_width(heads->head_dim);
 }
@@ -26,7 +28,7 @@ typedef struct Cached {
     const AttentionSpec *spec;
     const T *qkv, *cache;
     const int32_t *positions;
-    T *out;  /* where the cache is whole, else NULL */
+    T *out;  /* if the cache is whole, else NULL */
     W *part; /* of this rank, else NULL */
     Deal deal;
     int64_t rows, columns, group;
@@ -40,8 +42,8 @@ static void append(const Cached *c, T *cache) {
             memcpy(cache + deal_rows(c->deal, c->positions[r]) * columns, c->qkv + r * c->columns + queries, columns * sizeof(T));
 }
 
-/* Loads queries first .. first + count - 1 of a key-value head; query i is query head i % group of the key-value head,
- * of row i / group. */
+/* Loads queries first .. first + count - 1 of a key-value head; query i is query head i % group of
+ * row i / group. */
 static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, int64_t first, int64_t count) {
     W scale = attention_scale(c->spec);
     tile->mask.sloped = c->spec->alibi > 0;
@@ -122,7 +124,7 @@ CPU_OP(attention_merge) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows * h->heads; i++) {
         const W *row = parts + i / h->heads * columns, *outs = row + i % h->heads * dim, *sums = row + h->heads * dim + i % h->heads;
-        int64_t step = rows * columns; /* from rank to rank */
+        int64_t step = rows * columns; /* between ranks */
         W largest = -(W)INFINITY, total = 0;
         for (int rank = 0; rank < ranks; rank++) largest = sums[rank * step] > largest ? sums[rank * step] : largest;
         for (int rank = 0; rank < ranks; rank++) total += (W)exp2(sums[rank * step] - largest);

@@ -1,16 +1,19 @@
-/* Attention over a key-value cache, or a rank's part of one, on a GPU. A first kernel writes the new rows' keys and
- * values to the cache; then a forward pass takes the cache as its keys, all heads of a group packed into a tile, so that
- * one new row still reads each key once; a last kernel joins the results over chunks of keys, as it joins those of ranks.
+/* Attention over a key-value cache, or a rank's part of one, on a GPU. A first kernel writes the
+ * new rows' keys and values to the cache. A forward pass then uses the cache as its keys, with all
+ * heads of a group packed into a tile, so that even one new row reads each key only once. A last
+ * kernel joins the results over chunks of keys, and over ranks.
  *
- * Many rows, those of a prompt, take the forward pass of gpu.c. Up to 16 packed rows, one new token's, take the one of
- * this file (flash decoding): they are read at the speed of memory, which needs tens of KB in flight on each processor.
- * So each wave of a block has all rows and its own tiles of keys, which it copies without waiting for other waves, and
- * the block joins its waves' results in their order.
+ * Many rows, as in a prompt, use the forward pass of gpu.c. Up to 16 packed rows, as for one new
+ * token, use the pass of this file (flash decoding). It is bound by memory bandwidth, which needs
+ * tens of KB in flight on each multiprocessor. So each wave of a block has all rows and its own
+ * tiles of keys, which it copies without waiting for other waves, and the block joins its waves'
+ * results in order.
  *
- * In generation the first kernel can be that of the row's projection (project_gpu.c).
+ * In generation the row's projection kernel can replace the first kernel (project_gpu.c).
  *
- * What a row sees is cut into as many chunks as fill the GPU once, whatever part of the cache is used. So bits depend on
- * shapes, the row's position and the number of processors of the GPU. Scratch: the output and log-sum-exp of each chunk. */
+ * The keys that a row sees are cut into as many chunks as fill the GPU once, however full the cache
+ * is. So bits depend on shapes, the row's position and the number of multiprocessors of the GPU.
+ * Scratch: the output and log-sum-exp of each chunk. */
 #include "backend/gpu/vector.h"
 #include "ops/attention/gpu_forward.h"
 #include "ops/attention/project.h"
@@ -23,9 +26,9 @@ typedef struct AttentionAppend {
     Deal deal;
 } AttentionAppend;
 
-/* Results over parts of the keys, of chunks or of ranks: outputs [parts][rows][heads][head_dim] and their
- * log2-sum-exp2 [parts][rows][heads], in elements from part to part and from row to row. They become `out`, or `part`
- * (op_attention_part) where that is not NULL. */
+/* Results over parts of the keys, for chunks or ranks: outputs [parts][rows][heads][head_dim] and
+ * their log2-sum-exp2 [parts][rows][heads]. Strides between parts and between rows are in elements.
+ * The joined result goes to `out`, or to `part` (op_attention_part) if that is not NULL. */
 typedef struct AttentionJoin {
     GLOBAL const float *outs, *sums;
     int64_t part_of_outs, row_of_outs, part_of_sums, row_of_sums;
@@ -37,15 +40,16 @@ typedef struct AttentionJoin {
 enum {
     THREADS = 128,
     JOIN_THREADS = 256,
-    FEW_ROWS = 16,   /* packed rows of a wave */
-    FEW_KEYS = 32,   /* keys of a tile of a wave */
-    FEW_STRIDE = 36, /* floats from row to row where a block joins its waves; not 32, for the banks of shared memory */
-    PLACES = 2,      /* blocks for each processor */
+    FEW_ROWS = 16,   /* packed rows per wave */
+    FEW_KEYS = 32,   /* keys in a wave's tile */
+    FEW_STRIDE = 36, /* floats between rows when a block joins its waves; not 32, to avoid bank conflicts in shared memory */
+    PLACES = 2,      /* blocks per processor */
 };
 
-/* Waves of a block for few rows, by the width of its tiles; and how many tiles a wave has: on NVIDIA those of a tile of
- * keys and one of values in use or in flight and one of keys that follow; on AMD, where copies in flight are in registers,
- * the one in use. With widths from 128 on these are 96 KB and 32 KB a block. */
+/* few_waves: waves of a block for few rows, by the width of its tiles. few_tiles: tiles per wave.
+ * NVIDIA has three: one of keys and one of values in use or in flight, and one of the next keys.
+ * AMD, where copies in flight are in registers, has only the one in use. For widths from 128 on, a
+ * block has 96 KB and 32 KB. */
 static inline int few_waves(int width) { return width == 256 ? 2 : 4; }
 static inline int few_tiles(int wave) { return wave == 64 ? 1 : 3; }
 
@@ -54,7 +58,7 @@ static inline int few_tiles(int wave) { return wave == 64 ? 1 : 3; }
 _Static_assert((int)ATTENTION_KEYS == DEAL_BLOCK && DEAL_BLOCK % FEW_KEYS == 0, "positions of a tile of keys are consecutive");
 _Static_assert((int)FEW_KEYS == MMA, "one block of scores");
 
-/* Copies keys and values of the new rows to their rows of the cache; a block for each row. */
+/* Copies keys and values of the new rows to their rows of the cache; one block per row. */
 KERNEL(attention_append, AttentionAppend) {
     int position = a.positions[block_x()];
     if (!deal_has(a.deal, position)) return;
@@ -69,8 +73,8 @@ KERNEL(attention_append, AttentionAppend) {
 
 /* -- Few rows ------------------------------------------------------------------------------------------------------ */
 
-/* Stores the sum over waves, in their order, of column `column` of row `row`: of their shares of it, which lie in `outs`
- * FEW_STRIDE * FEW_ROWS from wave to wave, weighted by their maxima and sums [waves][FEW_ROWS]. */
+/* Stores the sum over waves, in order, of column `column` of row `row`. The waves' parts are in
+ * `outs`, FEW_STRIDE * FEW_ROWS apart, weighted by their maxima and sums [waves][FEW_ROWS]. */
 INLINE void store_few(const AttentionForward *f, const AttentionPlace *p, LOCAL const float *maxima, LOCAL const float *sums,
     LOCAL const float *outs, const int waves, int row, int column) {
     const Attention *a = &f->attention;
@@ -107,7 +111,7 @@ INLINE void join_waves(
     }
 }
 
-/* The forward pass of a block over its chunk of keys; the waves take its tiles in turn. */
+/* Runs the forward pass of a block over its chunk of keys; the waves take its tiles in turn. */
 INLINE void attend_few(const AttentionForward *f, const int width, const int waves) {
     const int step = waves * FEW_KEYS, size = FEW_KEYS * width, tiles = few_tiles(WAVE);
     const Attention *a = &f->attention;
@@ -117,7 +121,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
     int64_t start = (int64_t)place.kv_head * a->head_dim;
     int key = of_wave(chunk.low + wave_id() * FEW_KEYS);
 
-    /* Tiles in turn: of keys, of values, of the next keys. */
+    /* Tiles: current keys, values, next keys. */
     LOCAL bf16 *keys = attention_tiles + wave_id() * tiles * size, *values = keys + 1 % tiles * size, *next = keys + 2 % tiles * size;
     Stage keys_stage, values_stage;
     Source keys_source = source_at(a, a->keys, start, key, chunk.high, 0),
@@ -125,7 +129,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
     stage_begin(&keys_stage, keys, width, FEW_KEYS, WAVE, &keys_source);
     columns_begin(&values_stage, values, width, FEW_KEYS, WAVE, &values_source);
 
-    /* Queries pass through what will hold the first wave's next keys. */
+    /* Queries pass through the memory for the first wave's next keys. */
     Operand queries[MOST_WIDTH / MMA];
     LOCAL bf16 *passage = attention_tiles + (tiles - 1) * size;
     load_queries(passage, width, FEW_ROWS, waves * WAVE, a, &place);
@@ -157,7 +161,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
         LOCAL bf16 *used = values;
         values = keys, keys = next, next = used;
     }
-    columns_end(&values_stage, values, width, FEW_KEYS, WAVE, &values_source, 0); /* zeros beyond the last key */
+    columns_end(&values_stage, values, width, FEW_KEYS, WAVE, &values_source, 0); /* zeros after the last key */
     join_waves(f, &place, &softmax, out, width, waves);
 }
 
@@ -177,9 +181,10 @@ KERNEL(attention_few_256, AttentionForward) { attend_few(&a, 256, few_waves(256)
 
 /* -- Joining ------------------------------------------------------------------------------------------------------- */
 
-/* out = sum over parts of their output, weighted by their share of the sum of exponentials, which is 0 without a key; a
- * block for each row and head. Its threads form groups, each of which has all columns, `unit` a thread, and adds every
- * n-th of the parts, n being the number of groups; then the first one adds the groups' sums in order. */
+/* out = sum over parts of their output, weighted by their share of the sum of exponentials, which
+ * is 0 without a key; one block per row and head. Its threads form n groups. Each group covers all
+ * columns, `unit` per thread, and adds every n-th part; then the first group adds the groups' sums
+ * in order. */
 INLINE void join_parts(const AttentionJoin *a, const int unit) {
     static SHARED f32x4 group_sums[JOIN_THREADS];
     static SHARED float group_totals[JOIN_THREADS];
@@ -219,7 +224,7 @@ UNIT_KERNELS(attention_join, AttentionJoin, join_parts, 4)
 
 #include "ops/attention/attention.h"
 
-enum { MOST_PLACES = 640 /* of all GPUs; scratch must do for any */ };
+enum { MOST_PLACES = 640 /* of any GPU; scratch must suffice for all */ };
 
 LAUNCHER(attention_append, AttentionAppend)
 LAUNCHERS(attention_few, AttentionForward, attention_few_32, attention_few_64, attention_few_128, attention_few_256)
@@ -227,8 +232,9 @@ LAUNCHERS(attention_join, AttentionJoin, attention_join_1, attention_join_4)
 
 static bool are_few(const Heads *heads, int64_t rows) { return rows * (heads->heads / heads->kv_heads) <= FEW_ROWS; }
 
-/* Number of chunks into which the keys of a cache of `context` rows are cut for `rows` new rows where a GPU has `places`
- * for blocks; it does not fall with `places`. One where many rows' blocks take a quarter of them: joining costs more. */
+/* Returns the number of chunks into which the keys of a cache of `context` rows are cut for `rows`
+ * new rows, if a GPU has room for `places` blocks; it does not decrease with `places`. Returns one
+ * if many rows' blocks take at least a quarter of the places: joining costs more. */
 static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context, int64_t places) {
     bool few = are_few(heads, rows);
     int64_t tiles = divide_up(rows * (heads->heads / heads->kv_heads), few ? FEW_ROWS : 4 * ATTENTION_ROWS),
@@ -238,7 +244,8 @@ static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context, int6
     return int_max(int_min(places / blocks, most), 1);
 }
 
-/* Whether results of chunks, though it be one, are joined: few rows, and parts of ranks, have no other way out. */
+/* Returns whether results of chunks are joined, even of a single one: few rows, and parts of ranks,
+ * have no other output path. */
 static bool are_joined(const Heads *heads, int64_t rows, int64_t chunks, Deal deal) {
     return chunks > 1 || deal.ranks > 1 || are_few(heads, rows);
 }
@@ -260,7 +267,7 @@ static void launch_few(Device *device, const AttentionForward *forward) {
     launch_attention_few(device, attention_width_index(width), shape, forward);
 }
 
-/* Four columns a thread where all rows are aligned to that. */
+/* Uses four columns per thread if all rows are aligned to four. */
 static void join(Device *device, int64_t rows, const AttentionJoin *join) {
     int64_t part_columns = join->part ? (int64_t)join->heads * (join->head_dim + 1) : 0;
     bool fours = (join->head_dim | join->row_of_outs | join->part_of_outs | part_columns) % 4 == 0;

@@ -1,4 +1,5 @@
-/* The operations around attention over ranks on a CPU: copies of rows, and sums over blocks of keys. */
+/* The operations around attention over ranks on a CPU: copies of rows, and sums over blocks of
+ * keys. */
 #include "backend/cpu/kernel.h"
 #include "ops/attention/attention.h"
 
@@ -35,7 +36,7 @@ CPU_OP(attention_order) {
     }
 }
 
-/* wide or compute, of which one is NULL, = a * sum + b * part, of one head. */
+/* wide or compute, whichever is not NULL, = a * sum + b * part for one head. */
 static void sum_head(W *wide, T *compute, W a, const W *sum, W b, const T *part, int64_t count) {
     assert((wide == NULL) != (compute == NULL));
     for (int64_t j = 0; j < count; j++) {

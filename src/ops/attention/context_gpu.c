@@ -1,14 +1,15 @@
-/* The operations around attention over ranks on a GPU: copies of rows, eight columns to a thread where widths allow, and
- * sums over blocks of keys. */
+/* The operations around attention over ranks on a GPU: copies of rows, with eight columns per
+ * thread if widths allow, and sums over blocks of keys. */
 #include "backend/gpu/gpu.h"
 #include "ops/attention/tokens.h"
 
-/* Copies units of `unit` columns; row r of the rows without order goes to row ordered_row(r), or comes from there. */
+/* Copies units of `unit` columns. Row r in rank order goes to row ordered_row(r), or comes from
+ * there. */
 typedef struct AttentionCopy {
     GLOBAL const bf16 *from;
     GLOBAL bf16 *to;
-    int64_t rows, from_stride, to_stride, units; /* units of a row */
-    int64_t length, ranks;                       /* as of AttentionOrder; ranks 1: rows stay in order */
+    int64_t rows, from_stride, to_stride, units; /* units per row */
+    int64_t length, ranks;                       /* as in AttentionOrder; ranks 1: rows stay in order */
     int32_t back;
 } AttentionCopy;
 
@@ -39,7 +40,7 @@ INLINE void copy_unit(const AttentionCopy *a, const int unit) {
 KERNEL(attention_copy_8, AttentionCopy) { copy_unit(&a, 8); }
 KERNEL(attention_copy_1, AttentionCopy) { copy_unit(&a, 1); }
 
-/* Weights of the sum so far and of a part, by their log-sum-exps. */
+/* Adds the sum so far and a part, weighted by their log-sum-exps. */
 KERNEL(attention_sum, AttentionSum) {
     int64_t i = (int64_t)block_x() * COPY_THREADS + thread_id(), head = i / a.width;
     if (i >= a.count) return;

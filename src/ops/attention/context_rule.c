@@ -1,9 +1,10 @@
-/* Attention where the ranks of AXIS_CP share sequences out (ops/attention/tokens.h says how). Queries stay where they
- * are; keys and values come to them in one of two ways (Mesh.ring):
+/* Attention when the ranks of AXIS_CP divide sequences (ops/attention/tokens.h defines how).
+ * Queries stay on their rank; keys and values come to them in one of two ways (Mesh.ring):
  *     gathered  every rank has the keys of whole sequences while it needs them; they are gathered again for the gradient
- *     ring      a block of keys, that of one rank, is there at a time (ring.c): memory does not grow with the sequence
- * Here are the operations around both: packed qkv is cut into queries and keys, gathered rows are put into the order of
- * the sequence, and the results of blocks are added up. The first two are each other's gradients, or their own. */
+ *     ring      one rank's block of keys is present at a time (ring.c): memory does not grow with the sequence
+ * This file has the operations around both: splitting packed qkv into queries and keys, reordering
+ * gathered rows into sequence order, and adding the results of blocks. The gradients of splitting
+ * and reordering are joining and reordering back. */
 #include "ops/attention/rule_internal.h"
 #include "ops/collective/collective.h"
 

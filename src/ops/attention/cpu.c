@@ -1,12 +1,14 @@
-/* Attention and its gradient on a CPU (formulas in rule.c, inner loops in cpu_tile.h). Work is cut by shapes alone, so
- * that bits do not depend on threads. A pair is a sequence and a key-value head; the query blocks of a pair are cut
- * into parts of about equal cost, as few as give ATTENTION_TASKS tasks.
+/* Attention and its gradient on a CPU (formulas in rule.c, inner loops in cpu_tile.h). Work is cut
+ * by shapes only, so that bits do not depend on threads. A pair is a sequence and a key-value head.
+ * The query blocks of a pair are cut into the fewest parts of about equal cost that give
+ * ATTENTION_TASKS tasks.
  *
- * Scratch: keys and values of each pair cast to WIDE, one tile per task, and in the backward pass dK and dV of each
- * part. Where a pair is one part, its keys and values are cast block after block, each with the queries that see it
- * first; otherwise all of them first, since parts share them. Backward, every part adds to its dK and dV in the order
- * of its tiles, and the parts are then added in order. Where a pair is one part, a thread keeps its scratch, so that
- * it stays in caches. */
+ * Scratch: keys and values of each pair cast to WIDE, one tile per task, and in the backward pass
+ * dK and dV of each part. If a pair is one part, its keys and values are cast block by block, each
+ * with the first queries that see it; otherwise all of them are cast first, because parts share
+ * them. In the backward pass, every part adds to its dK and dV in the order of its tiles, and the
+ * parts are then added in order. If a pair is one part, a thread keeps its scratch, so that it
+ * stays in caches. */
 #include <omp.h>
 
 #include "backend/cpu/kernel.h"
@@ -15,32 +17,34 @@
 
 enum { ATTENTION_TASKS = 64 };
 
-/* How a call is cut, from its shapes. Sizes of scratch are in elements of W, multiples of 64. Invariants: begin[] is
- * not decreasing, begin[0] = 0 and begin[parts] = blocks, so that the parts of a pair cover all its query blocks. */
+/* How a call is cut, derived from its shapes. Sizes of scratch are in elements of W, multiples of
+ * 64. Invariants: begin[] is not decreasing, begin[0] = 0 and begin[parts] = blocks, so that the
+ * parts of a pair cover all its query blocks. */
 typedef struct AttentionPlan {
     const AttentionSpec *spec;
     int64_t heads, kv_heads, group, head_dim, width, window;
-    int64_t columns, key_columns;       /* from row to row of queries; of keys and values: set by attention_begin */
+    int64_t columns, key_columns;       /* strides between rows of queries, and of keys and values; set by attention_begin */
     TokenRows queries, keys;            /* of a sequence */
     int64_t blocks, key_blocks, padded; /* of a sequence: query blocks, key blocks, rows of keys in scratch */
     int64_t sequences, pairs, parts;
     int64_t begin[ATTENTION_TASKS + 1];   /* first query block of each part */
-    int64_t pair_elements;                /* WIDE keys and values of a pair; backward, also dK and dV of a part */
-    int64_t tile_elements, part_elements; /* scratch of a tile, and all of a part */
+    int64_t pair_elements;                /* WIDE keys and values of a pair; in the backward pass, also dK and dV of a part */
+    int64_t tile_elements, part_elements; /* scratch of a tile, and all scratch of a part */
 } AttentionPlan;
 
-/* Query rows of a block. */
+/* Returns the query rows of a block. */
 static int64_t block_rows(const AttentionPlan *plan, int64_t block) {
     return int_min(ATTENTION_TILE, plan->queries.rows - block * ATTENTION_TILE);
 }
 
-/* One past the last key that a query at `token` sees. It does not decrease with the token. */
+/* Returns one past the last key that a query at `token` sees. It does not decrease with the
+ * token. */
 static int32_t keys_end(const AttentionPlan *plan, int32_t token) {
     return plan->spec->bidirectional ? plan->keys.rows : row_from_token(&plan->keys, token + 1);
 }
 
-/* The key blocks that query block `block` reaches by causality and window are first_block .. end_block - 1. Neither
- * decreases with the block. */
+/* first_block .. end_block - 1 are the key blocks that query block `block` reaches under causality
+ * and window. Neither decreases with the block. */
 static int64_t first_block(const AttentionPlan *plan, int64_t block) {
     int32_t token = token_of_row(&plan->queries, (int32_t)(block * ATTENTION_TILE));
     return plan->window > 0 ? row_from_token(&plan->keys, token - (int32_t)plan->window + 1) / ATTENTION_TILE : 0;
@@ -49,7 +53,8 @@ static int64_t end_block(const AttentionPlan *plan, int64_t block) {
     int32_t token = token_of_row(&plan->queries, (int32_t)(block * ATTENTION_TILE + block_rows(plan, block) - 1));
     return divide_up(keys_end(plan, token), ATTENTION_TILE);
 }
-/* How many, but at least one, so that every query block costs something. */
+/* Returns the number of these key blocks, but at least one, so that every query block has a
+ * cost. */
 static int64_t reach(const AttentionPlan *plan, int64_t block) { return int_max(end_block(plan, block) - first_block(plan, block), 1); }
 
 /* Cuts the query blocks into parts that reach about equally many key blocks. */
@@ -98,7 +103,7 @@ static int64_t plan_bytes(const Graph *graph, const Node *node, bool backward) {
 static int64_t workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, false); }
 static int64_t grad_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, true); }
 
-/* A call, in both passes. */
+/* A call, in either pass. */
 typedef struct Attention {
     AttentionPlan plan;
     const T *queries, *keys, *values; /* of head 0 of the first row */
@@ -106,7 +111,7 @@ typedef struct Attention {
     W *pairs, *tiles, *gradients; /* scratch: keys and values of each pair, tiles, dK and dV of each part */
 } Attention;
 
-/* Threads of a call: each has the scratch of one task. */
+/* Returns the threads of a call: each has the scratch of one task. */
 static int thread_count(const AttentionPlan *plan) { return (int)int_max(1, int_min(plan->pairs * plan->parts, omp_get_max_threads())); }
 
 /* One part of one pair: a task. */
@@ -120,8 +125,8 @@ typedef struct Part {
     W *scratch;
 } Part;
 
-/* Tasks are numbered from the last part on: where parts cannot be equal, later ones are longer, and long tasks go
- * first. */
+/* Tasks are numbered from the last part on: if parts cannot be equal, later ones are longer, and
+ * long tasks go first. */
 static Part part_of_task(const Attention *a, int64_t task) {
     const AttentionPlan *plan = &a->plan;
     int64_t pair = task % plan->pairs, index = plan->parts - 1 - task / plan->pairs, thread = omp_get_thread_num();
@@ -140,13 +145,13 @@ static Part part_of_task(const Attention *a, int64_t task) {
     return part;
 }
 
-/* Elements from the first key or value of all to that of a block of a pair. */
+/* Returns the elements from the first key or value to that of a block of a pair. */
 static int64_t block_offset(const AttentionPlan *plan, int64_t pair, int64_t block) {
     int64_t row = pair % plan->sequences * plan->keys.rows + block * ATTENTION_TILE;
     return row * plan->key_columns + pair / plan->sequences * plan->head_dim;
 }
 
-/* Casts keys and values of a block of a pair; `to` is where the pair's scratch begins. */
+/* Casts keys and values of a block of a pair; `to` is the start of the pair's scratch. */
 static void load_block(const Attention *a, int64_t pair, int64_t block, W *to) {
     const AttentionPlan *plan = &a->plan;
     int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->keys.rows - first), at = block_offset(plan, pair, block);
@@ -155,8 +160,8 @@ static void load_block(const Attention *a, int64_t pair, int64_t block, W *to) {
     attention_load(to + plan->padded * plan->width, a->values + at, plan->key_columns, rows, ATTENTION_TILE, plan->head_dim, 1);
 }
 
-/* Casts the key blocks that a query block reaches; `loaded` is the end of those that an earlier one did. Returns its
- * own. */
+/* Casts the key blocks that a query block reaches; `loaded` is the end of the blocks that earlier
+ * calls cast. Returns the new end. */
 static int64_t load_blocks(const Part *part, int64_t block, int64_t loaded) {
     const Attention *a = part->attention;
     int64_t end = end_block(&a->plan, block);
@@ -164,7 +169,7 @@ static int64_t load_blocks(const Part *part, int64_t block, int64_t loaded) {
     return int_max(loaded, end);
 }
 
-/* Begins a call. Where pairs have several parts, casts all their keys and values. */
+/* Begins a call. If pairs have several parts, casts all their keys and values. */
 static Attention attention_begin(const OpCall *call, bool backward) {
     Attention a = {.plan = attention_plan(call->attributes, call->in_shape[ATTENTION_QKV][0], backward),
         .queries = call->in[ATTENTION_QKV],
@@ -185,7 +190,8 @@ static Attention attention_begin(const OpCall *call, bool backward) {
     return a;
 }
 
-/* Sets the keys that each row of a query block sees, numbered within the sequence. Returns the number of rows. */
+/* Sets the keys that each row of a query block sees, numbered within the sequence. Returns the
+ * number of rows. */
 static int64_t mask_of_block(const Part *part, int64_t block, AttentionMask *mask) {
     const AttentionPlan *plan = &part->attention->plan;
     int64_t first = block * ATTENTION_TILE, rows = block_rows(plan, block);
@@ -209,11 +215,11 @@ static void set_slope(AttentionMask *mask, const AttentionSpec *spec, int64_t he
     for (int i = 0; i < ATTENTION_TILE; i++) mask->slope[i] = slope;
 }
 
-/* First key that any query of the tile sees, rounded down to a block. */
+/* Returns the first key that any query of the tile sees, rounded down to a block. */
 static int64_t first_block_key(const AttentionMask *mask) { return mask->first_key / ATTENTION_TILE * ATTENTION_TILE; }
 
-/* The tile that follows (block, head) in a part: the next head of the block, or the first head of the next block.
- * Returns its rows, 0 after the last. */
+/* Finds the tile after (block, head) in a part: the next head of the block, or the first head of
+ * the next block. Returns its rows, 0 after the last tile. */
 static int64_t next_tile(const Part *part, int64_t block, int64_t head, int64_t *next_row, int64_t *next_head) {
     const AttentionPlan *plan = &part->attention->plan;
     bool last = (head + 1) % plan->group == 0;
@@ -283,7 +289,7 @@ typedef struct GradTile {
     W *d_rows, *d_outs;                                            /* dO: [64][width] and [width][64] */
     W *d_queries;                                                  /* dQ: [64][width] */
     W *weights, *d_scores;                                         /* [16 keys][64] and [64 keys][64] */
-    _Alignas(64) W log_sum[ATTENTION_TILE], delta[ATTENTION_TILE]; /* negative; matmuls start from them */
+    _Alignas(64) W log_sum[ATTENTION_TILE], delta[ATTENTION_TILE]; /* negative: the initial values of matmuls */
 } GradTile;
 
 static void grad_tile_place(GradTile *tile, W *scratch, const AttentionPlan *plan) {
@@ -297,8 +303,8 @@ static void grad_tile_place(GradTile *tile, W *scratch, const AttentionPlan *pla
     tile->d_scores = tile->weights + ATTENTION_GROUP * ATTENTION_TILE;
 }
 
-/* tile->delta[row] = -(d_rows[row] . out[row]). A sum of each row is spread over the lanes of a vector; a transposed
- * square of these adds them. */
+/* tile->delta[row] = -(d_rows[row] . out[row]). The lanes of a vector hold partial sums of each
+ * row; transposing a square of them adds them. */
 static void grad_tile_delta(GradTile *tile, const T *out, int64_t stride, int64_t rows, int64_t head_dim) {
     int64_t width = attention_width(head_dim);
     W *block = tile->d_scores, *transposed = tile->weights;
@@ -333,9 +339,9 @@ static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call,
     for (int64_t i = 0; i < queries; i++) tile->log_sum[i] = i < rows ? -sums[i * plan->heads] * (W)M_LOG2E : 0;
 }
 
-/* weights: scores -> P; d_scores: dP -> dS = P * dP. Under ALiBi far keys have tiny weights, whose products with small
- * gradients would be subnormal numbers, on which processors are many times slower: there weights below
- * 2^SLOPED_MIN_EXPONENT count as zero. */
+/* Converts weights from scores to P, and d_scores from dP to dS = P * dP. Under ALiBi, distant keys
+ * have tiny weights, whose products with small gradients would be subnormal numbers, which are many
+ * times slower. Weights below 2^SLOPED_MIN_EXPONENT therefore count as zero. */
 enum { SLOPED_MIN_EXPONENT = -64 };
 static void grad_panel(const GradTile *tile, int64_t panel, W *weights, W *d_scores) {
     const int least = tile->mask.sloped ? SLOPED_MIN_EXPONENT : ATTENTION_MIN_EXPONENT;
@@ -349,7 +355,8 @@ static void grad_panel(const GradTile *tile, int64_t panel, W *weights, W *d_sco
         }
 }
 
-/* d_rows[key] += sum over queries in `ranges` of weights[key][query] * rows[query] for a group of keys. */
+/* d_rows[key] += sum over queries in `ranges` of weights[key][query] * rows[query] for a group of
+ * keys. */
 static void sum_over_queries(W *d_rows, const W *weights, const W *rows, const AttentionRange *ranges, int64_t width) {
     attention_matmul(d_rows, width, NULL, NULL, (AttentionRows){weights, ATTENTION_TILE, 1}, rows, width, ranges, width);
 }
@@ -403,8 +410,8 @@ static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int6
         attention_store_row(to + i * plan->columns, tile->d_queries + i * plan->width, plan->head_dim, scale);
 }
 
-/* to = scale * (sum over the parts of a pair, in order, of their dK or dV of one block), cast to COMPUTE. `d_rows` is
- * that of the first part. */
+/* to = scale * (sum over the parts of a pair, in order, of their dK or dV of one block), cast to
+ * COMPUTE. `d_rows` belongs to the first part. */
 static void store_sum(const AttentionPlan *plan, W *d_rows, int64_t block, W scale, T *to) {
     int64_t rows = int_min(ATTENTION_TILE, plan->keys.rows - block * ATTENTION_TILE);
     W *sum = NULL;
@@ -420,12 +427,12 @@ static void store_sum(const AttentionPlan *plan, W *d_rows, int64_t block, W sca
         else memset(to + i * plan->key_columns, 0, plan->head_dim * sizeof *to); /* no query comes after these keys */
 }
 
-/* Stores dK and dV of a block of a pair; `d_keys` is that of its first part. */
+/* Stores dK and dV of a block of a pair; `d_keys` belongs to its first part. */
 static void store_block_grad(const AttentionPlan *plan, int64_t pair, int64_t block, W *d_keys, const OpCall *call) {
     T *packed = call->out[ATTENTION_GRAD_D_QKV],
       *all = call->out[ATTENTION_GRAD_D_KV] ? call->out[ATTENTION_GRAD_D_KV] : packed + plan->heads * plan->head_dim;
     T *to = all + block_offset(plan, pair, block);
-    store_sum(plan, d_keys, block, (W)M_LN2, to); /* the scale of queries contains log2(e) */
+    store_sum(plan, d_keys, block, (W)M_LN2, to); /* the scale of queries includes log2(e) */
     store_sum(plan, d_keys + plan->padded * plan->width, block, 1, to + plan->kv_heads * plan->head_dim);
 }
 

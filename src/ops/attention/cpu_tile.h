@@ -1,12 +1,13 @@
-/* The inner loops of attention on a CPU, shared by cpu.c and cached_cpu.c: a tile of up to 64 queries against blocks
- * of up to 64 keys, with a running softmax (FlashAttention-2, arXiv 2307.08691).
+/* The inner loops of attention on a CPU, shared by cpu.c and cached_cpu.c: a tile of up to 64
+ * queries against blocks of up to 64 keys, with a running softmax (FlashAttention-2, arXiv
+ * 2307.08691).
  *
- * Everything is a matmul of small blocks of W in caches, computed by one register-tiled loop: bf16 is cast to W when a
- * block is loaded, since fp32 multiply-adds are as fast as any on most CPUs and keep the probabilities in fp32. Scores
- * are held transposed, [key][query]: then every matmul broadcasts one operand and reads rows of the other, the softmax
- * runs along vectors of queries without any sum across lanes, and only the queries have to be transposed, once per
- * tile. The keys that a query sees are an interval, so masks and skipped work follow from two numbers per query. Owns
- * no memory. */
+ * All work is matmuls of small blocks of W in caches, computed by one register-tiled loop. bf16 is
+ * cast to W when a block is loaded: fp32 multiply-adds are as fast as any on most CPUs and keep the
+ * probabilities in fp32. Scores are stored transposed, [key][query]. Then every matmul broadcasts
+ * one operand and reads rows of the other, the softmax runs along vectors of queries without sums
+ * across lanes, and only the queries must be transposed, once per tile. The keys that a query sees
+ * are an interval, so two numbers per query determine masks and skipped work. Owns no memory. */
 #pragma once
 
 #include <assert.h>
@@ -22,17 +23,18 @@ enum {
     ATTENTION_GROUP_QUADS = ATTENTION_GROUP / ATTENTION_QUAD,
 };
 
-/* Columns of a head's rows in scratch: whole vectors, the rest is zero. */
+/* Returns the columns of a head's rows in scratch: whole vectors, zero-padded. */
 static inline int64_t attention_width(int64_t head_dim) { return (head_dim + ATTENTION_GROUP - 1) / ATTENTION_GROUP * ATTENTION_GROUP; }
 static inline int64_t attention_padded_rows(int64_t rows) { return (rows + ATTENTION_TILE - 1) / ATTENTION_TILE * ATTENTION_TILE; }
-/* Elements of scratch of one tile in the forward pass: queries, scores, output. */
+/* Returns the scratch elements of one tile in the forward pass: queries, scores, output. */
 static inline int64_t attention_tile_elements(int64_t head_dim) {
     return ATTENTION_TILE * (2 * attention_width(head_dim) + ATTENTION_TILE);
 }
 
 #ifdef KERNEL_VARIANT
 
-/* A register tile has `vectors` columns of vectors and as many rows as hide the latency of multiply-adds. */
+/* A register tile has `vectors` columns of vectors, and enough rows to hide the latency of
+ * multiply-adds. */
 #if defined __AVX512F__
 #define ATTENTION_VECTOR_BYTES 64
 #define ATTENTION_ROWS(vectors) ((vectors) == 4 ? 4 : 8) /* 8 to 24 of the 32 registers hold sums */
@@ -60,7 +62,8 @@ typedef uint32_t AttentionBits __attribute__((vector_size(ATTENTION_VECTOR_BYTES
 #define ATTENTION_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Scores are logarithms to base 2, log2(e) being part of the scale of queries: 2^x is cheaper than e^x. */
+/* Scores are logarithms to base 2, because the scale of queries includes log2(e): 2^x is cheaper
+ * than e^x. */
 enum { ATTENTION_MIN_EXPONENT = -126 }; /* powers of two below 2^-126 are 0 */
 #if defined KERNEL_FP64
 static const W attention_magic = 0;
@@ -70,10 +73,12 @@ static inline AttentionVector attention_exp2(AttentionVector x, AttentionVector 
 }
 static inline W attention_log2(W x) { return log2(x); }
 #else
-/* 1.5 * 2^23 + 127: adding it rounds to an integer n, and leaves the exponent of 2^n in the low bits. */
+/* 1.5 * 2^23 + 127: adding it rounds to an integer n and leaves the exponent of 2^n in the low
+ * bits. */
 static const W attention_magic = 12583039.0f;
-/* 2^(x + shift - attention_magic), within 1.8e-7 of its value, 0 where that is below 2^least; NaN stays NaN. x = n + r
- * with |r| <= 1/2 and shift + n an integer; the polynomial has the least relative error of degree 5 with 2^0 = 1. */
+/* Returns 2^(x + shift - attention_magic), within 1.8e-7 relative; 0 if it is below 2^least; NaN
+ * stays NaN. x = n + r with |r| <= 1/2 and shift + n an integer; the polynomial has the least
+ * relative error of degree 5 with 2^0 = 1. */
 static inline AttentionVector attention_exp2(AttentionVector x, AttentionVector shift, int least) {
     AttentionVector shifted = x + shift, r = x - (shifted - shift), p = r * 1.326472721e-3f + 9.671512812e-3f;
     p = p * r + 5.550733745e-2f;
@@ -83,8 +88,9 @@ static inline AttentionVector attention_exp2(AttentionVector x, AttentionVector 
     p *= (AttentionVector)((AttentionBits)shifted << 23);
     return (AttentionVector)((AttentionBits)p & ~(AttentionBits)(shifted < attention_magic + (W)least));
 }
-/* log2 of a normal number, within 1e-7 of it or of 1; NaN stays NaN. x = 2^n * m with m from sqrt(1/2) to sqrt(2), and
- * with s = (m - 1) / (m + 1) log m = 2 (s + s^3 / 3 + s^5 / 5 + ...). */
+/* Returns log2 of a normal number, within 1e-7 relative or absolute; NaN stays NaN. x = 2^n * m
+ * with m from sqrt(1/2) to sqrt(2); with s = (m - 1) / (m + 1), log m = 2 (s + s^3 / 3 + s^5 / 5 +
+ * ...). */
 static inline W attention_log2(W x) {
     int32_t n = (int32_t)(float_to_bits(x) - 0x3f3504f3) >> 23;
     float m = float_from_bits(float_to_bits(x) - ((uint32_t)n << 23)), s = (m - 1) / (m + 1), z = s * s;
@@ -92,11 +98,11 @@ static inline W attention_log2(W x) {
 }
 #endif
 
-/* Factor of queries: scale * log2(e). */
+/* Returns the factor of queries: scale * log2(e). */
 static inline W attention_scale(const AttentionSpec *spec) {
     return (W)(spec->scale > 0 ? M_LOG2E * spec->scale : M_LOG2E / sqrt((double)spec->heads.head_dim));
 }
-/* ALiBi slope of a head, times log2(e): by how much a score falls per row of distance. */
+/* Returns the ALiBi slope of a head, times log2(e): the decrease of a score per row of distance. */
 static inline W attention_slope(const AttentionSpec *spec, int64_t head) {
     int64_t count = 1, heads = attention_all_heads(spec), n = spec->first_head + head;
     while (count < heads) count *= 2;
@@ -116,14 +122,16 @@ static inline AttentionRange attention_union(AttentionRange a, AttentionRange b)
     return (AttentionRange){a.first < b.first ? a.first : b.first, a.end > b.end ? a.end : b.end};
 }
 
-/* Left operand of a matmul, whose elements are broadcast: element (i, p) is at[i * row + p * step]. */
+/* The left operand of a matmul, whose elements are broadcast: element (i, p) is
+ * at[i * row + p * step]. */
 typedef struct AttentionRows {
     const W *at;
     int64_t row, step;
 } AttentionRows;
 
-/* c[i][j] = start[j] + sum over p in `range` of a(i, p) * b[p * b_row + j], for `rows` rows and `vectors` vectors of
- * columns. Where `start` is NULL, sums start at c[i][j] * scale[i], or at c[i][j] where `scale` is NULL too. */
+/* c[i][j] = start[j] + sum over p in `range` of a(i, p) * b[p * b_row + j], for `rows` rows and
+ * `vectors` vectors of columns. If `start` is NULL, sums start at c[i][j] * scale[i], or at c[i][j]
+ * if `scale` is NULL too. */
 static inline __attribute__((always_inline)) void attention_matmul_tile(W *c, int64_t c_row, const W *start, const W *scale,
     AttentionRows a, const W *b, int64_t b_row, AttentionRange range, const int rows, const int vectors) {
     AttentionVector sums[ATTENTION_ROWS(1)][ATTENTION_VECTORS];
@@ -142,7 +150,7 @@ static inline __attribute__((always_inline)) void attention_matmul_tile(W *c, in
         (AttentionVector *)(c + i * c_row + j * ATTENTION_LANES) = sums[i][j];
 }
 
-/* attention_matmul_tile for a group of rows, each quad of which has its range. */
+/* attention_matmul_tile for a group of rows; each quad has its own range. */
 static inline __attribute__((always_inline)) void attention_matmul_rows(W *c, int64_t c_row, const W *start, const W *scale,
     AttentionRows a, const W *b, int64_t b_row, const AttentionRange *ranges, const int vectors) {
     const int rows = ATTENTION_ROWS(vectors);
@@ -186,7 +194,7 @@ static void attention_sum_over_keys(W *out, const W *scale, const W *weights, co
 
 /* -- Loading ------------------------------------------------------------------------------------------------------- */
 
-/* Loads a vector and casts it to W. A loop of exactly the lanes becomes one instruction. */
+/* Loads a vector and casts it to W. A loop over exactly the lanes becomes one instruction. */
 static inline AttentionVector attention_load_vector(const T *from) {
     T stored[ATTENTION_LANES];
     AttentionVector x;
@@ -195,7 +203,7 @@ static inline AttentionVector attention_load_vector(const T *from) {
     return x;
 }
 
-/* A row of a head: to = scale * from, zero beyond head_dim. */
+/* Loads a row of a head: to = scale * from, zero after head_dim. */
 static inline void attention_load_row(W *restrict to, const T *restrict from, int64_t head_dim, W scale) {
     int64_t j = 0, width = attention_width(head_dim);
     for (; j + ATTENTION_LANES <= head_dim; j += ATTENTION_LANES) *(AttentionVector *)(to + j) = scale * attention_load_vector(from + j);
@@ -216,8 +224,8 @@ static inline void attention_load(W *to, const T *from, int64_t stride, int64_t 
     memset(to + rows * width, 0, (padded - rows) * width * sizeof(W));
 }
 
-/* Interleaves two vectors, their first halves (at = 0) or second halves; log2(lanes) rounds of it transpose a
- * square. */
+/* Interleaves two vectors, their first halves (at = 0) or second halves; log2(lanes) rounds of it
+ * transpose a square. */
 #define ATTENTION_ZIP_2(a, b, at) VECTOR_SHUFFLE(a, b, at, 2 + at)
 #define ATTENTION_ZIP_4(a, b, at) VECTOR_SHUFFLE(a, b, at, 4 + at, 1 + at, 5 + at)
 #define ATTENTION_ZIP_8(a, b, at) VECTOR_SHUFFLE(a, b, at, 8 + at, 1 + at, 9 + at, 2 + at, 10 + at, 3 + at, 11 + at)
@@ -258,8 +266,8 @@ static inline void attention_transpose(W *to, const W *from, int64_t queries, in
         }
 }
 
-/* to[column][query] = scale * from[query][column] for `rows` rows in storage, zero up to `padded`, a multiple of
- * ATTENTION_GROUP. Squares that are not full pass through `scratch` of ATTENTION_LANES rows. */
+/* to[column][query] = scale * from[query][column] for `rows` rows in storage, zero up to `padded`,
+ * a multiple of ATTENTION_GROUP. Partial squares pass through `scratch` of ATTENTION_LANES rows. */
 static inline void attention_load_transposed(
     W *to, const T *from, int64_t stride, int64_t rows, int64_t padded, int64_t head_dim, W scale, W *scratch) {
     int64_t width = attention_width(head_dim);
@@ -278,9 +286,9 @@ static inline void attention_load_transposed(
     }
 }
 
-/* Rows of a head that will be read or written soon. ATTENTION_GROUP rows of each stream are prefetched with each
- * panel: they are too far apart for the hardware prefetcher, and all at once they would delay the loads of the panel
- * itself. */
+/* Rows of a head that will be read or written soon. Each panel prefetches ATTENTION_GROUP rows of
+ * each stream: they are too far apart for the hardware prefetcher, and prefetching all of them at
+ * once would delay the panel's own loads. */
 typedef struct AttentionPrefetch {
     struct {
         const T *at;
@@ -302,19 +310,19 @@ static inline void attention_prefetch_rows(AttentionPrefetch *prefetch, int64_t 
 
 /* -- Masks --------------------------------------------------------------------------------------------------------- */
 
-/* Mask of a tile: query i sees the keys low[i] .. high[i], none where high[i] = low[i] - 1; a group or quad of queries
- * the union of theirs. high does not decrease with i. Entries beyond the last query repeat it. Key numbers are below
- * 2^24, thus exact in W. */
+/* Mask of a tile: query i sees the keys low[i] .. high[i], none if high[i] = low[i] - 1; a group or
+ * quad sees the union of its queries' keys. high does not decrease with i. Entries after the last
+ * query repeat it. Key numbers are below 2^24, thus exact in W. */
 typedef struct AttentionMask {
     _Alignas(64) W low[ATTENTION_TILE], high[ATTENTION_TILE];
-    W slope[ATTENTION_TILE], token[ATTENTION_TILE]; /* where `sloped`: attention_slope, and the query's token */
+    W slope[ATTENTION_TILE], token[ATTENTION_TILE]; /* if `sloped`: attention_slope, and the query's token */
     TokenRows key_tokens;
     bool sloped;
     int64_t queries;                                                           /* a multiple of ATTENTION_GROUP */
     int64_t first_key, last_key;                                               /* first and last key that any query sees */
     struct { W low, low_of_all, high, high_of_all; } groups[ATTENTION_GROUPS]; /* .._of_all: seen by all queries */
     struct { W low, high; } quads[ATTENTION_QUADS];                            /* seen by any query of a quad */
-    /* Of the current block of keys, set by attention_mask_block: */
+    /* Fields of the current block of keys, set by attention_mask_block: */
     int64_t key, panels;                                /* its first key, and its number of groups of keys */
     int first[ATTENTION_GROUPS], end[ATTENTION_GROUPS]; /* queries that see any key of a panel */
     bool whole;                                         /* all queries see all keys of all panels */
@@ -334,8 +342,8 @@ static inline W attention_maximum(const W *x, int count) {
 
 static inline bool attention_sees_none(const AttentionMask *mask, int64_t query) { return mask->low[query] > mask->high[query]; }
 
-/* Completes a mask whose first `count` queries are set: repeats the last one up to whole groups, then finds the keys
- * that groups and quads see. */
+/* Completes a mask whose first `count` queries are set: repeats the last one up to whole groups,
+ * then finds the keys that groups and quads see. */
 static inline void attention_mask_finish(AttentionMask *mask, int64_t count) {
     assert(count > 0);
     mask->queries = attention_width(count);
@@ -356,7 +364,7 @@ static inline void attention_mask_finish(AttentionMask *mask, int64_t count) {
     mask->last_key = (int64_t)attention_maximum(mask->high, (int)mask->queries);
 }
 
-/* Sets the fields of a mask that concern the block of `keys` keys from `key` on. */
+/* Sets the fields of a mask for the block of `keys` keys from `key` on. */
 static void attention_mask_block(AttentionMask *mask, int64_t key, int64_t keys) {
     int groups = (int)(mask->queries / ATTENTION_GROUP);
     mask->key = key;
@@ -379,7 +387,7 @@ static void attention_mask_block(AttentionMask *mask, int64_t key, int64_t keys)
     }
 }
 
-/* Scores of masked keys of a panel become attention_masked. */
+/* Sets the scores of masked keys of a panel to attention_masked. */
 static inline void attention_panel_mask(const AttentionMask *mask, int64_t panel, W *scores) {
     W first = (W)(mask->key + panel * ATTENTION_GROUP), last = first + (ATTENTION_GROUP - 1);
     for (int i = mask->first[panel]; i < mask->end[panel]; i += ATTENTION_LANES) {
@@ -403,7 +411,8 @@ static inline void attention_panel_bias(const AttentionMask *mask, int64_t panel
     }
 }
 
-/* Scores of a panel, biased and masked: scores[key][query] = start[query] + rows[key] . columns[..][query]. */
+/* Computes biased and masked scores of a panel: scores[key][query] = start[query] + rows[key] .
+ * columns[..][query]. */
 static inline void attention_panel_scores(
     const AttentionMask *mask, int64_t panel, W *scores, const W *start, const W *rows, const W *columns, int64_t head_dim) {
     int first = mask->first[panel];
@@ -422,14 +431,14 @@ typedef struct AttentionTile {
     W *scores;  /* [64 keys][64] */
     W *out;     /* [64][width], not yet divided by `sum` */
     _Alignas(64) W maximum[ATTENTION_TILE], sum[ATTENTION_TILE], rescale[ATTENTION_TILE];
-    W shift[ATTENTION_TILE]; /* attention_magic - maximum, which is rounded to match; weights are 2^(score - maximum) */
+    W shift[ATTENTION_TILE]; /* attention_magic - maximum, where maximum is rounded to match; weights are 2^(score - maximum) */
 } AttentionTile;
 
-/* Places a tile in `scratch` of attention_tile_elements. The caller then writes scaled queries and the mask, and calls
- * attention_tile_begin. */
+/* Places a tile in `scratch` of attention_tile_elements. The caller then writes scaled queries and
+ * the mask, and calls attention_tile_begin. */
 static inline void attention_tile_place(AttentionTile *tile, W *scratch, int64_t head_dim) {
     tile->prefetch = (AttentionPrefetch){0};
-    tile->mask.key_tokens = (TokenRows){0}; /* keys are numbered by token, unless the caller says otherwise */
+    tile->mask.key_tokens = (TokenRows){0}; /* keys are numbered by token, unless the caller sets another mapping */
     tile->head_dim = head_dim;
     tile->width = attention_width(head_dim);
     tile->queries = scratch;
@@ -442,7 +451,7 @@ static void attention_tile_begin(AttentionTile *tile) {
     for (int i = 0; i < ATTENTION_TILE; i++) tile->maximum[i] = attention_masked, tile->sum[i] = 0;
 }
 
-/* Updates the maxima of the running softmax by a panel of scores. */
+/* Updates the maxima of the running softmax with a panel of scores. */
 static inline void attention_panel_maximum(AttentionTile *tile, int64_t panel) {
     W *restrict maximum = tile->maximum;
     for (int k = 0; k < ATTENTION_GROUP; k += ATTENTION_QUAD) {
@@ -468,7 +477,7 @@ static void attention_tile_rescale(AttentionTile *tile, const W *before) {
     }
 }
 
-/* Scores of a panel become weights, which are added to the sums of the softmax. */
+/* Converts scores of a panel to weights and adds them to the sums of the softmax. */
 static void attention_panel_exponents(AttentionTile *tile, int64_t panel) {
     for (int i = tile->mask.first[panel]; i < tile->mask.end[panel]; i += ATTENTION_LANES) {
         W *scores = tile->scores + panel * ATTENTION_GROUP * ATTENTION_TILE + i;
@@ -484,9 +493,9 @@ static void attention_panel_exponents(AttentionTile *tile, int64_t panel) {
 
 static const _Alignas(64) W attention_zeros[ATTENTION_TILE];
 
-/* Adds the block of `keys` keys from key number `key` on to the tile's output; keys and values are [whole groups of
- * keys][width]. A query that has seen no key yet gives masked keys the weight 2^0; its first real key rescales their
- * sum by 2^-1e30 = 0. */
+/* Adds the block of `keys` keys from key `key` on to the tile's output; keys and values are
+ * [whole groups of keys][width]. A query that has seen no key yet gives masked keys the weight 2^0;
+ * its first real key rescales their sum by 2^-1e30 = 0. */
 static void attention_tile_add_block(AttentionTile *tile, const W *block_keys, const W *block_values, int64_t key, int64_t keys) {
     AttentionMask *mask = &tile->mask;
     _Alignas(64) W before[ATTENTION_TILE];

@@ -1,12 +1,14 @@
-/* The forward pass of attention on a GPU (FlashAttention-2, arXiv 2307.08691): a block owns a tile of queries of one
- * head, 32 of them per wave, and iterates over tiles of 64 keys and values with a running softmax. Scores never leave
- * registers: the accumulator of the first matmul becomes an operand of the second. Keys and values have one buffer
- * each: values arrive while scores are computed, the next keys while values are used. AMD's pass (gpu_forward_amd.h) asks for
- * both earlier, and has tiles of 128 keys where heads are narrow.
+/* The forward pass of attention on a GPU (FlashAttention-2, arXiv 2307.08691): a block owns a tile
+ * of queries of one head, 32 per wave, and iterates over tiles of 64 keys and values with a running
+ * softmax. Scores never leave registers: the accumulator of the first matmul becomes an operand of
+ * the second. Keys and values have one buffer each: values arrive while scores are computed, the
+ * next keys while values are used. AMD's pass (gpu_forward_amd.h) requests both earlier, and uses
+ * tiles of 128 keys for narrow heads.
  *
- * Heads wider than 128 are cut into parts of 128 output columns, one block each, that each compute the scores: sums of
- * 256 columns do not fit in registers. Heads of 64 and 128 have separate kernels on NVIDIA's Hopper (gpu_hopper.h).
- * Launched for op attention and, over a cache, for the rows of a prompt and in chunks of keys, by cached_gpu.c. No scratch. */
+ * Heads wider than 128 are cut into parts of 128 output columns, one block each; every block
+ * computes the scores, because sums of 256 columns do not fit in registers. Heads of 64 and 128
+ * have separate kernels on NVIDIA's Hopper (gpu_hopper.h). Launched for op attention and by
+ * cached_gpu.c: over a cache, for the rows of a prompt and in chunks of keys. No scratch. */
 #include "ops/attention/gpu_forward.h"
 #include "ops/attention/gpu_hopper.h"
 
@@ -48,8 +50,8 @@ INLINE void store_rows(
 
 #if defined __NVPTX__
 
-/* The forward pass of a block: `width` columns of queries and keys, `columns` of the output. The three numbers are
- * constants at every call. */
+/* Runs the forward pass of a block: `width` columns of queries and keys, `columns` of the output.
+ * The three numbers are constants at every call. */
 INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves) {
     const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE;
     const Attention *a = &f->attention;
@@ -186,7 +188,8 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
     const Attention *a = &forward->attention;
     int wave = device_info(device)->wave, width = attention_width(a->head_dim), parts = (int)divide_up(width, 128), columns = width / parts;
     int rows = 4 * ATTENTION_ROWS, tiles = attention_keys(wave, width) * (width + columns), queries = rows * width;
-    /* Queries have a tile of their own, or pass through those of keys and values, or go straight into registers. */
+    /* Queries have a tile of their own, or pass through the tiles of keys and values, or go
+     * directly into registers. */
     if (wave != 64) tiles = width > 64 ? tiles + queries : (int)int_max(tiles, queries);
     LaunchShape shape = {.x = sequences * (a->heads / a->packed),
         .y = divide_up((int64_t)a->query_rows.rows * a->packed, rows),
@@ -196,13 +199,13 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
     launch_attention(device, attention_width_index(width), shape, forward);
 }
 
-/* Launches the Hopper kernel; false where device or shape rule it out. */
+/* Launches the Hopper kernel; returns false if device or shape do not allow it. */
 static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
     const Attention *a = &forward->attention;
     int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->query_rows.rows;
     int width = a->head_dim;
     AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum, .amax = forward->amax};
-    enum { HOPPER_SECTION = 16 << 20 }; /* bytes of keys and values, which the cache of second level then keeps */
+    enum { HOPPER_SECTION = 16 << 20 }; /* bytes of keys and values, so that they stay in the L2 cache */
     bool fits = (width == 64 || width == 128) && (uintptr_t)forward->out % 16 == 0;
     if (!fits || !attention_maps(call->device, &hopper.queries, &hopper.keys, a, sequences)) return false;
     int64_t bytes = (int64_t)a->key_rows.rows * width * 2 * (int64_t)sizeof(bf16), group = a->heads / a->kv_heads;

@@ -1,6 +1,6 @@
-/* What the forward kernels of attention share (gpu.c, and cached_gpu.c for few rows): which rows and keys are a block's,
- * its queries, the products of a wave and its softmax. `width`, `rows` and numbers of blocks of MMA are constants at every
- * call. Owns no memory. */
+/* Shared by the forward kernels of attention (gpu.c, and cached_gpu.c for few rows): the rows and
+ * keys of a block, its queries, the products of a wave, and its softmax. `width`, `rows` and
+ * numbers of MMA blocks are constants at every call. Owns no memory. */
 #pragma once
 
 #include <stddef.h>
@@ -15,14 +15,15 @@ enum { MOST_WIDTH = 256 };
 
 typedef struct AttentionPlace {
     int64_t base;      /* first row of the sequence */
-    int64_t key_base;  /* its first row of keys */
+    int64_t key_base;  /* first row of the sequence's keys */
     int head, kv_head; /* first head of the tile */
-    int first, total;  /* first row of the tile; rows of the sequence, of all packed heads */
+    int first, total;  /* first row of the tile; rows of the sequence, for all packed heads */
     int part, chunk;
 } AttentionPlace;
 
-/* The block's tile has `rows` query rows; `parts` blocks share out the columns of the output. Later tiles see more keys, so they come first. Cheap enough to be computed again after the loop over keys, instead
- * of held in registers. */
+/* The block's tile has `rows` query rows; `parts` blocks divide the columns of the output. Later
+ * tiles see more keys, so they come first. The result is cheap enough to recompute after the loop
+ * over keys, instead of holding it in registers. */
 INLINE AttentionPlace place_of_block(const Attention *a, int rows, int parts) {
     int x = opaque_of_wave(block_x()), groups = a->heads / a->packed, head = x % groups * a->packed, total = a->query_rows.rows * a->packed;
     return (AttentionPlace){.base = (int64_t)(x / groups) * a->query_rows.rows,
@@ -38,7 +39,7 @@ INLINE AttentionPlace place_of_block(const Attention *a, int rows, int parts) {
 INLINE int64_t place_row(const AttentionPlace *p, const Attention *a, int row) { return p->base + attention_token(a, row); }
 INLINE int place_head(const AttentionPlace *p, const Attention *a, int row) { return p->head + attention_packed_head(a, row); }
 
-/* Loads the tile's queries, zero beyond the last row and column. */
+/* Loads the tile's queries, with zeros after the last row and column. */
 INLINE void load_queries(
     LOCAL bf16 *tile, const int width, const int rows, const int threads, const Attention *a, const AttentionPlace *p) {
     const int step = a->head_dim % 8 == 0 ? 8 : 1;
@@ -54,9 +55,9 @@ INLINE void load_queries(
 
 /* -- The keys of a block -------------------------------------------------------------------------------------------- */
 
-/* The keys of chunk `chunk`, beginning with a whole tile of `keys` keys: the chunks of what the block's rows see are of
- * equal numbers of tiles, so that all blocks have as much to read however much of a cache is used, and the last ones
- * may have none. */
+/* Returns the keys of chunk `chunk`, which begins with a whole tile of `keys` keys. The keys that
+ * the block's rows see are divided into chunks of equally many tiles, so that all blocks read
+ * equally much however full a cache is. The last chunks may be empty. */
 INLINE Interval keys_of_chunk(const AttentionForward *f, const KeyBounds *seen, int chunk, const int keys) {
     const int least = ATTENTION_CHUNK_TILES * min_int(keys, ATTENTION_KEYS) / keys;
     int low = seen->low_min / keys * keys;
@@ -65,16 +66,16 @@ INLINE Interval keys_of_chunk(const AttentionForward *f, const KeyBounds *seen, 
     return (Interval){low + chunk * each, min_int(seen->high_max, low + chunk * each + each - 1)};
 }
 
-/* Rows `key` .. `last` of keys or values, from column `column` of a head on; the head begins `start` elements into the
- * matrix. */
+/* Returns rows `key` .. `last` of keys or values, from column `column` of a head on; the head
+ * begins `start` elements into the matrix. */
 INLINE Source source_at(const Attention *a, GLOBAL const bf16 *from, int64_t start, int key, int last, int column) {
     return (Source){from + start + opaque_of_wave(key) * a->key_stride + column, a->key_stride, last + 1 - key, a->head_dim - column};
 }
 
 /* -- The products of a wave ---------------------------------------------------------------------------------------- */
 
-/* Scores of `rows` queries and `blocks` * MMA keys. The queries are `held` in registers or, where that is NULL and they are
- * MMA, read from the tile `queries`. */
+/* Computes scores of `rows` queries and `blocks` * MMA keys. The queries are `held` in registers;
+ * if `held` is NULL, MMA queries are read from the tile `queries`. */
 INLINE void compute_scores(Accumulator *scores, const int blocks, const int rows, const Operand *held, LOCAL const bf16 *queries,
     LOCAL const bf16 *keys, const int width) {
     UNROLL for (int n = 0; n < blocks; n++) accumulator_clear(&scores[n]);
@@ -102,9 +103,11 @@ INLINE void add_values(
 
 /* -- The softmax of a wave ----------------------------------------------------------------------------------------- */
 
-/* For the rows of a lane: the raw score that exponents are taken from, and this lane's share of the running sum. On NVIDIA that is the
- * maximum so far. On AMD it follows the maximum only where that has grown by a factor of 2^SLACK of the weights: most tiles then neither
- * exchange maxima between lanes nor rescale sums, and sums in fp32 have room for it. The result is the same but for rounding. */
+/* For the rows of a lane: the raw score from which exponents are taken, and this lane's share of
+ * the running sum. On NVIDIA the raw score is the maximum so far. On AMD it follows the maximum
+ * only if the weights would grow by more than a factor of 2^SLACK. Most tiles then neither exchange
+ * maxima between lanes nor rescale sums, and fp32 sums have room for the factor. The result differs
+ * only by rounding. */
 typedef struct Softmax { float maximum[LANE_ROWS], sum[LANE_ROWS]; } Softmax;
 enum { SLACK = 8 };
 
@@ -112,12 +115,13 @@ INLINE void softmax_clear(Softmax *softmax) {
     UNROLL for (int r = 0; r < LANE_ROWS; r++) softmax->maximum[r] = -__builtin_inff(), softmax->sum[r] = 0;
 }
 
-/* What is added to scaled scores of a row. A row that has seen no key has maximum -inf and weights 0. */
+/* Returns the value that is subtracted from the scaled scores of a row. A row that has seen no key
+ * has maximum -inf and weights 0. */
 INLINE float softmax_base(float maximum, float scale) { return maximum == -__builtin_inff() ? 0 : maximum * scale; }
 
 #if defined __AMDGCN__
 
-/* The maximum of row r of `blocks` * MMA keys in this lane. */
+/* Returns the maximum of row r over `blocks` * MMA keys in this lane. */
 INLINE float lane_maximum(const Accumulator *scores, const int blocks, int r) {
     float maximum = -__builtin_inff();
     UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) maximum =
@@ -143,12 +147,13 @@ INLINE void softmax_follow(
         softmax->sum[r] *= rescale;
         UNROLL for (int n = 0; n < out_blocks; n++) {
             if (out_blocks * MMA <= 128) accumulator_scale_in_place(&out[n], r, rescale);
-            else accumulator_scale(&out[n], r, rescale); /* so many sums may lie where assembly cannot have them */
+            else accumulator_scale(&out[n], r, rescale); /* so many sums may be in registers that assembly cannot use */
         }
     }
 }
 
-/* Raw scores of the next `blocks` * MMA keys become weights, as operands; `out` is rescaled where it must be. */
+/* Converts raw scores of the next `blocks` * MMA keys to weights, as operands; rescales `out` if
+ * necessary. */
 INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights, const int blocks, const int rows, float scale,
     Accumulator *out, const int out_blocks) {
     softmax_follow(softmax, scores, blocks, rows, scale, out, out_blocks);
@@ -168,7 +173,8 @@ INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights
 
 #else
 
-/* Raw scores of the next `blocks` * MMA keys become weights, as operands, and `out` is rescaled to the new maximum. */
+/* Converts raw scores of the next `blocks` * MMA keys to weights, as operands, and rescales `out`
+ * to the new maximum. */
 INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights, const int blocks, const int rows, float scale,
     Accumulator *out, const int out_blocks) {
     UNROLL for (int r = 0; r < lane_rows(rows); r++) {

@@ -1,13 +1,14 @@
-/* The forward pass of attention on AMD, for gpu.c. A copy from memory stays in registers until its tile may be overwritten, so it
- * begins before the barrier that frees the tile: that of values before the keys are waited for, that of the next keys before the
- * softmax. Narrow heads leave registers for twice as many keys a tile, and so for half the barriers. Owns no memory. */
+/* The forward pass of attention on AMD, for gpu.c. A copy from memory stays in registers until its
+ * tile may be overwritten, so it starts before the barrier that frees the tile: values before the
+ * wait for keys, the next keys before the softmax. Narrow heads leave registers for twice as many
+ * keys per tile, which halves the barriers. Owns no memory. */
 #pragma once
 
 #if defined __AMDGCN__
 
 enum { MOST_KEYS = 2 * ATTENTION_KEYS };
 
-/* Eight elements of a row as a chunk, one after the other; zeros from `there` on. */
+/* Loads eight elements of a row as a chunk, one by one; zeros from `there` on. */
 INLINE u32x4 load_chunk_by_elements(GLOBAL const bf16 *from, int there) {
     u32x4 chunk = {0, 0, 0, 0};
     _Pragma("clang loop unroll(disable)") for (int i = 0; i < 8; i++) {
@@ -17,8 +18,8 @@ INLINE u32x4 load_chunk_by_elements(GLOBAL const bf16 *from, int there) {
     return chunk;
 }
 
-/* Loads the queries of a wave, the rows from `first` on, as operands: straight into registers. Columns beyond the last are
- * zero, rows beyond the last are copies of it, which nobody stores. */
+/* Loads the queries of a wave, the rows from `first` on, directly into registers as operands.
+ * Columns after the last are zero; rows after the last repeat it and are never stored. */
 INLINE void hold_queries(Operand *held, const int width, const Attention *a, const AttentionPlace *p, int first) {
     bool in_chunks = a->head_dim % 8 == 0;
     UNROLL for (int s = 0; s < 2; s++) {
@@ -34,20 +35,20 @@ INLINE void hold_queries(Operand *held, const int width, const Attention *a, con
     }
 }
 
-/* Lets the compiler see that rows of a source are whole chunks, wherever it asks. Columns are a scalar of their own: of the
- * arguments beside them the compiler would keep, and spill, all that one load brings. */
+/* Tells the compiler that rows of a source are whole chunks. Columns become a separate scalar:
+ * otherwise the compiler would keep, and spill, all arguments that one load brings. */
 INLINE void source_know_chunks(Source *source) {
     source->stride &= -8;
     source->columns = opaque_of_wave(source->columns) & -8;
 }
 
-/* The source of the tile `rows` rows further on. */
+/* Advances the source by `rows` rows. */
 INLINE void source_advance(Source *source, int rows) {
     source->from += rows * source->stride;
     source->rows -= rows;
 }
 
-/* What a wave carries from one tile of keys to the next. */
+/* State that a wave keeps between tiles of keys. */
 typedef struct Pass {
     Source keys, values;
     Stage keys_stage;
@@ -57,7 +58,8 @@ typedef struct Pass {
     KeyBounds wave;
 } Pass;
 
-/* Masks the scores of `count` keys by parts of ATTENTION_KEYS, whose positions are consecutive: those that not all rows see. */
+/* Masks the scores of `count` keys in parts of ATTENTION_KEYS, whose positions are consecutive,
+ * unless all rows see them. */
 INLINE void mask_scores(
     Accumulator *scores, const int count, const Attention *a, const KeyBounds *wave, int key, const int rows, const int parts) {
     if (bounds_cover(wave, key, key + count - 1)) return;
@@ -71,8 +73,8 @@ INLINE void mask_scores(
     }
 }
 
-/* One tile of `count` keys, from `key` on. Its values are asked for before its keys are waited for, the next keys before the softmax: loads
- * into registers need no barrier. */
+/* Processes one tile of `count` keys from `key` on. It starts to load the values before it waits
+ * for the keys, and the next keys before the softmax: loads into registers need no barrier. */
 INLINE void attend_tile(
     Pass *p, const Attention *a, int key, const int width, const int columns, const int waves, const int count, const bool masked) {
     const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE;
@@ -95,9 +97,10 @@ INLINE void attend_tile(
     add_values(p->out, weights, count / MMA, ATTENTION_ROWS, values, columns);
 }
 
-/* The forward pass of a block: `width` columns of queries and keys, `columns` of the output; rows of keys and values `in_chunks` of
- * 16 bytes, or copied by elements, slowly, for which the smaller tiles do. The numbers are constants at every call. Tiles that all rows see have a loop of their own: where it is one with that of
- * the others, the compiler copies sums between registers. */
+/* Runs the forward pass of a block: `width` columns of queries and keys, `columns` of the output.
+ * Rows of keys and values are copied `in_chunks` of 16 bytes, or slowly by elements, for which
+ * smaller tiles suffice. The numbers are constants at every call. Tiles that all rows see have a
+ * loop of their own: in a common loop the compiler would copy sums between registers. */
 INLINE void attend_by(const AttentionForward *f, const int width, const int columns, const int waves, const bool in_chunks) {
     const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE, parts = width / columns;
     const int count = in_chunks ? attention_keys(WAVE, width) : ATTENTION_KEYS;
@@ -110,7 +113,7 @@ INLINE void attend_by(const AttentionForward *f, const int width, const int colu
     Pass p = {.keys = source_at(a, a->keys, start, chunk.low, chunk.high, 0),
         .values = source_at(a, a->values, start, chunk.low, chunk.high, place.part * columns),
         .wave = attention_bounds(a, place.base, first, ATTENTION_ROWS, place.total)};
-    if (a->alibi > 0) block.low_max = p.wave.low_max = INT32_MAX; /* no tile goes without its bias */
+    if (a->alibi > 0) block.low_max = p.wave.low_max = INT32_MAX; /* every tile needs its bias */
     if (in_chunks) {
         source_know_chunks(&p.keys);
         source_know_chunks(&p.values);

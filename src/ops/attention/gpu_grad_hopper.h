@@ -1,41 +1,42 @@
-/* The gradient of attention on NVIDIA's Hopper, for heads of 64 and 128 columns, in one pass of five matmuls
- * (FlashAttention-3, arXiv 2407.08608); grad_gpu.c launches it where device, shapes and alignment allow. A block owns
- * 128 keys of one key-value head, 64 per warpgroup, and iterates over tiles of queries of all heads of the group, on
- * transposed scores:
+/* The gradient of attention on NVIDIA's Hopper, for heads of 64 and 128 columns, in one pass of
+ * five matmuls (FlashAttention-3, arXiv 2407.08608); grad_gpu.c launches it if device, shapes and
+ * alignment allow. A block owns 128 keys of one key-value head, 64 per warpgroup, and iterates over
+ * tiles of queries of all heads of the group, on transposed scores:
  *     S = K Q^T,  dP = V dO^T,  P = exp(S - log_sum),  dS = P * (dP - delta),  dV += P dO,  dK += dS Q,  dQ += dS^T K
- * dK and dV are accumulators in registers. dS goes through shared memory, from where both groups read it: each
- * computes half of the tile's dQ, over all 128 keys. The matmuls that use dS overlap the scores and exponentials of
- * the next tile.
+ * dK and dV are accumulators in registers. dS goes through shared memory, and both groups read it:
+ * each computes half of the tile's dQ, over all 128 keys. The matmuls that use dS overlap the
+ * scores and exponentials of the next tile.
  *
- * dQ is a sum over blocks in fp32 in global memory, added to by bulk reductions. Each tile of queries has a mark: the
- * block of keys that added last. A block waits for its predecessor in the order, so sums have one order. An atomic
- * counter hands out blocks of keys, and a block waits only for blocks handed out before it, so there is no deadlock,
- * however few blocks run at once.
+ * dQ is a sum over blocks in fp32 in global memory, accumulated with bulk reductions. Each tile of
+ * queries has a mark: the block of keys that added last. A block waits for its predecessor in the
+ * order, so sums have a fixed order. An atomic counter assigns blocks of keys, and a block waits
+ * only for blocks assigned before it, so there is no deadlock, however few blocks run at once.
  *
- * Where keys have too few blocks to fill the processors, the heads of a group are shared out to `parts` blocks of the same
- * keys. Their dK and dV in fp32 are added by a last kernel, in their order.
+ * If keys have too few blocks to fill the multiprocessors, the heads of a group are divided among
+ * `parts` blocks of the same keys. A last kernel adds their fp32 dK and dV in order.
  *
- * In a third warpgroup four threads work: one copies tiles, three add to dQ. Of the kernels before the pass, one
- * computes HopperRows for each head and 64 queries and clears marks and counter, the other lists the blocks of keys. A
- * kernel after the pass casts dQ to bf16. */
+ * Four threads of a third warpgroup work: one copies tiles, three add to dQ. Two kernels run before
+ * the pass. One computes HopperRows for each head and 64 queries and clears marks and counter; the
+ * other lists the blocks of keys. A kernel after the pass casts dQ to bf16. */
 #pragma once
 
 #include "ops/attention/gpu_hopper.h"
 
-/* Numbers of 64 queries. Those past the last one have log_sum = infinity, so that their weights are zero. */
+/* Numbers of 64 queries. Queries after the last one have log_sum = infinity, so that their weights
+ * are zero. */
 typedef struct HopperRows {
     float log_sum[64], delta[64];          /* log_sum to base 2 */
-    int32_t low[64], high[64];             /* first keys that they see, and last ones, which ascend */
+    int32_t low[64], high[64];             /* first and last keys that they see; last keys ascend */
     int32_t low_min, low_max, first, head; /* bounds of low[]; first row; head */
 } HopperRows;
 
-/* A block of keys and the tiles of queries it iterates over: first .. last of the heads head .. end_head - 1. In the
- * sums of dQ it follows block + `follows`, 1 or -1, in the tiles that this block iterates over too: those from `edge` on,
- * or up to it. */
+/* A block of keys and its tiles of queries: first .. last of the heads head .. end_head - 1. In the
+ * sums of dQ it follows block + `follows` (1 or -1) in the tiles that this block visits too: those
+ * from `edge` on, or up to `edge`. */
 typedef struct GradItem { int32_t sequence, head, end_head, block, first, last, edge, follows; } GradItem;
 
 enum {
-    GRAD_KEYS = 128,     /* keys of a block */
+    GRAD_KEYS = 128,     /* keys per block */
     GRAD_GROUPS = 2,     /* warpgroups that multiply */
     GRAD_PART = 64 * 64, /* elements of a tile's dQ that one group computes */
     GRAD_STAGES = 3,
@@ -51,14 +52,14 @@ typedef struct AttentionGradHopper {
     GLOBAL float *sums;                         /* dQ: [sequences][heads][tiles][2][GRAD_PART], in register layout */
     GLOBAL HopperRows *rows;                    /* [sequences][heads][tiles * tile / 64] */
     GLOBAL int32_t *marks;                      /* [sequences][heads][tiles]: 1 + the block of keys that added last */
-    GLOBAL int32_t *next;                       /* next item to hand out */
-    GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as of queries and keys */
+    GLOBAL int32_t *next;                       /* next item to assign */
+    GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as for queries and keys */
     GLOBAL GradItem *list;                      /* [items] */
-    GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * head_dim] where parts > 1: dK and dV */
+    GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * head_dim] if parts > 1: dK and dV */
     int64_t key_rows;                           /* of all sequences */
     int32_t tiles, blocks;                      /* tiles of queries and blocks of keys in a sequence */
-    int32_t items, chunks;                      /* blocks of keys in total, of every part; see hopper_items */
-    int32_t parts;                              /* that the heads of a group are shared out to */
+    int32_t items, chunks;                      /* blocks of keys in total, over all parts; see hopper_items */
+    int32_t parts;                              /* number of blocks that divide the heads of a group */
 } AttentionGradHopper;
 
 /* Columns of a head and queries of a tile, constants of each kernel. */
@@ -75,7 +76,7 @@ static inline int grad_shared(GradShape s) {
 
 /* -- Before the pass ----------------------------------------------------------------------------------------------- */
 
-/* delta and log-sum-exp of a warp's 16 rows, four or two at a time. */
+/* Computes delta and log-sum-exp of a warp's 16 rows, four or two at a time. */
 INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, const int width, int64_t base, int head, int first_row) {
     const int lanes = width / 8, at_once = WAVE / lanes, count = 16 / at_once;
     const Attention *a = &g->attention;
@@ -100,7 +101,8 @@ INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, c
     }
 }
 
-/* HopperRows of 64 rows of a head; a block of 128 threads for each. Clears the tile's mark, and the counter. */
+/* Computes HopperRows of 64 rows of a head; one block of 128 threads each. Clears the tile's mark,
+ * and the counter. */
 INLINE void hopper_rows(const AttentionGradHopper *g, const GradShape s) {
     const Attention *a = &g->attention;
     int pieces = g->tiles * (s.tile / 64), sequence = block_x() / pieces, piece = block_x() % pieces, head = block_y(), first = piece * 64;
@@ -119,17 +121,17 @@ INLINE void hopper_rows(const AttentionGradHopper *g, const GradShape s) {
     if (block_x() == 0 && head == 0) *g->next = 0;
 }
 
-/* The first tile with a query that comes after the first key of a block, or the last tile: a block with no such query
- * iterates over that one all the same, and adds zeros. */
+/* Returns the first tile with a query after the first key of a block, or the last tile: a block
+ * without such a query still processes that tile and adds zeros. */
 INLINE int grad_first(const AttentionGradHopper *g, const GradShape s, int block) {
     const Attention *a = &g->attention;
     return min_int(attention_first_query(a, block * GRAD_KEYS) / s.tile, g->tiles - 1);
 }
 
-/* Writes item number block_x(); called by a warp. Groups, one per sequence, key-value head and part, are cut into chunks of
- * as many as run at once. In even chunks blocks come in descending order and items grow longer, in odd ones in
- * ascending order and they get shorter. So items end together, and the order of sums is the order in which blocks
- * reach a tile anyway. */
+/* Writes item block_x(); called by a warp. Groups, one per sequence, key-value head and part, are
+ * cut into chunks of as many groups as run at once. In even chunks blocks come in descending order
+ * and items grow longer; in odd chunks they come in ascending order and items get shorter. So items
+ * end together, and the order of sums is the natural order in which blocks reach a tile. */
 INLINE void hopper_items(const AttentionGradHopper *g, const GradShape s) {
     const int pieces = s.tile / 64;
     int ticket = block_x(), groups = g->items / g->blocks, chunk = (int)((int64_t)(ticket / g->blocks) * g->chunks / groups);
@@ -160,9 +162,9 @@ INLINE void hopper_items(const AttentionGradHopper *g, const GradShape s) {
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
-/* Steps of an item: its heads, and for each the tiles. Tiles ascend where that lets concurrent blocks reach a tile
- * shortly after one another, while it is in the cache: items of descending order start together, those of ascending
- * order end together. */
+/* Steps of an item: its heads, and within each the tiles. Tiles ascend if concurrent blocks then
+ * reach a tile shortly after one another, while it is in the cache: items in descending order start
+ * together, items in ascending order end together. */
 typedef struct GradWalk { int tile, head; } GradWalk;
 INLINE bool grad_ascends(LOCAL const GradItem *item, int head) {
     return item->follows > 0 ? head == item->head : head < item->end_head - 1;
@@ -180,16 +182,17 @@ INLINE void grad_walk_next(GradWalk *w, LOCAL const GradItem *item) {
     w->tile = grad_ascends(item, w->head) ? item->first : item->last;
 }
 INLINE int grad_steps(LOCAL const GradItem *item) { return (item->last - item->first + 1) * (item->end_head - item->head); }
-/* Index of the walk's current tile among those of all sequences and heads. */
+/* Returns the index of the walk's current tile among those of all sequences and heads. */
 INLINE int64_t grad_place(const AttentionGradHopper *g, LOCAL const GradItem *item, const GradWalk *w) {
     return ((int64_t)item->sequence * g->attention.heads + w->head) * g->tiles + w->tile;
 }
 
 /* -- Shared memory of a block -------------------------------------------------------------------------------------- */
 
-/* K and V; stages, each a tile of Q and one of dO, with their `rows`; dS, [key][query] in panels; the tile's dQ; the
- * current item and its neighbours, of which the one after the last has no heads. A `full` barrier says that data has
- * arrived, an `empty` one that it is no longer needed; `sums_full` and `turns` have two, for even and odd steps. */
+/* K and V; stages, each a tile of Q and one of dO, with their `rows`; dS, [key][query] in panels;
+ * the tile's dQ; the current item and its neighbors (the one after the last item has no heads). A
+ * `full` barrier means that data has arrived, an `empty` one that it is no longer needed;
+ * `sums_full` and `turns` have two, for even and odd steps. */
 typedef struct GradBlock {
     LOCAL bf16 *keys, *values, *tiles, *d_scores;
     LOCAL float *sums;
@@ -227,7 +230,7 @@ INLINE void grad_init_barriers(const GradBlock *b) {
     fence_shared_to_async();
 }
 
-/* Arrives once for a warp, after all its lanes. */
+/* Arrives once per warp, after all its lanes. */
 INLINE void warp_arrive(SharedBarrier b) {
     warp_barrier();
     if (lane_id() == 0) shared_barrier_arrive(b);
@@ -235,7 +238,7 @@ INLINE void warp_arrive(SharedBarrier b) {
 
 /* -- The thread that copies ---------------------------------------------------------------------------------------- */
 
-/* Copies the walk's current tile to the stage of `ring`, once that is empty; advances both. */
+/* Copies the walk's current tile to the stage of `ring` once the stage is empty; advances both. */
 INLINE void queries_fetch(const GradBlock *b, const GradShape s, uint64_t maps, const AttentionGradHopper *g, LOCAL const GradItem *item,
     GradWalk *w, Ring *ring) {
     const int bytes = s.tile / 64 * (int)sizeof(HopperRows);
@@ -257,8 +260,8 @@ INLINE void keys_fetch(const GradBlock *b, const GradShape s, uint64_t map, cons
     copy_rows(b->values, map, s.width, GRAD_KEYS, column + a->kv_heads * s.width, row, item->sequence, b->keys_full);
 }
 
-/* Loop of the copying thread: the first queries of an item are in flight before the keys of the previous item are
- * released. */
+/* Runs the loop of the copying thread: the first queries of an item are in flight before the keys
+ * of the previous item are released. */
 INLINE void grad_fetch(const AttentionGradHopper *g, const GradShape s, const GradBlock *b, uint64_t maps) {
     Ring ring = {0};
     for (int index = 0;; index++) {
@@ -282,11 +285,11 @@ INLINE void grad_fetch(const AttentionGradHopper *g, const GradShape s, const Gr
 
 /* -- The threads that add to dQ ------------------------------------------------------------------------------------ */
 
-/* Whether the item is the first to add to a tile of dQ, so that it overwrites. */
+/* Returns whether the item is the first to add to a tile of dQ, so that it overwrites. */
 INLINE bool grad_overwrites(LOCAL const GradItem *item, int tile) { return item->follows > 0 ? tile < item->edge : tile > item->edge; }
 
-/* Waits until the item's predecessor has added to the step's tile, then arrives at `turns`: one thread does so in
- * advance of those that add. */
+/* Waits until the item's predecessor has added to the step's tile, then arrives at `turns`. One
+ * thread does this ahead of the threads that add. */
 INLINE void queries_wait_turn(const AttentionGradHopper *g, const GradBlock *b, LOCAL const GradItem *item, const GradWalk *w, int step) {
     if (!grad_overwrites(item, w->tile)) await_value(g->marks + grad_place(g, item, w), item->block + item->follows + 1);
     if (step > 0) shared_barrier_wait(b->sums_empty, step - 1);
@@ -312,8 +315,8 @@ INLINE void queries_add(const AttentionGradHopper *g, const GradBlock *b, LOCAL 
     release_value(g->marks + place, item->block + 1);
 }
 
-/* Loop of the threads that add: `role` 0 and 1 add in even and odd steps, since an addition takes longer than a step;
- * role 2 waits for turns. */
+/* Runs the loop of the adding threads. `role` 0 and 1 add in even and odd steps, because an
+ * addition takes longer than a step; role 2 waits for turns. */
 INLINE void grad_add(const AttentionGradHopper *g, const GradBlock *b, int role) {
     int step = 0;
     for (int index = 0;; index++) {
@@ -333,13 +336,14 @@ INLINE void grad_add(const AttentionGradHopper *g, const GradBlock *b, int role)
 
 /* -- The groups that multiply -------------------------------------------------------------------------------------- */
 
-/* Registers of a group: scores, S then P; d_weights, dP then dS; the sums; weights, P as bf16 operand. */
+/* Registers of a group: scores, S then P; d_weights, dP then dS; the sums; weights, P as a bf16
+ * operand. */
 typedef struct GradSums {
     float scores[64], d_weights[64], d_queries[32], d_keys[64], d_values[64];
     uint32_t weights[32];
 } GradSums;
 
-/* Starts S or dP of a tile: the group's rows of K or V times the tile's of Q or dO. */
+/* Starts S or dP of a tile: the group's rows of K or V times the tile's rows of Q or dO. */
 INLINE void matmul_start(float *sums, const GradShape s, LOCAL const bf16 *own, LOCAL const bf16 *tile) {
     Descriptor a = descriptor_of(own, 0), b = descriptor_of(tile, 0);
     UNROLL for (int k = 0; k < s.width / 16; k++) wgmma_shared(
@@ -347,7 +351,8 @@ INLINE void matmul_start(float *sums, const GradShape s, LOCAL const bf16 *own, 
     wgmma_commit();
 }
 
-/* Starts the group's part of dQ; the second group has the second half of the queries, or of the columns. */
+/* Starts the group's part of dQ; the second group has the second half of the queries, or of the
+ * columns. */
 INLINE void queries_start(float *sums, const GradShape s, const GradBlock *b, int group) {
     const int panel = GRAD_KEYS * PANEL_COLUMNS;
     Descriptor d_scores = descriptor_of(b->d_scores + (s.tile == 128 ? group * panel : 0), panel * 2);
@@ -374,8 +379,8 @@ INLINE void keys_add(GradSums *sums, const GradShape s, const GradBlock *b, int 
 
 INLINE void sums_clear(float *x, const int columns) { UNROLL for (int i = 0; i < columns / 2; i++) x[i] = 0; }
 
-/* Adds the ALiBi bias to transposed scores and sets masked ones to -inf; rows are keys from `key` on, columns the
- * tile's queries. */
+/* Adds the ALiBi bias to transposed scores and sets masked ones to -inf; rows are keys from `key`
+ * on, columns are the tile's queries. */
 INLINE void hopper_mask_keys(float *x, const int tile, const Attention *a, int key, LOCAL const HopperRows *rows) {
     float slope = attention_slope(a, rows->head);
     int lane = opaque(lane_id()), first = lane % 4 * 2, from = key + opaque(wave_id()) % 4 * 16 + lane / 4;
@@ -396,7 +401,7 @@ INLINE bool keys_all_seen(const GradShape s, int key, LOCAL const HopperRows *ro
     return key >= low && key + GROUP_ROWS - 1 <= rows->high[0];
 }
 
-/* S -> P of 64 keys from `key` on; columns are queries. */
+/* Converts S to P for 64 keys from `key` on; columns are queries. */
 INLINE void weights_of_columns(GradSums *sums, const GradShape s, const Attention *a, int key, LOCAL const HopperRows *rows) {
     int first = opaque(lane_id()) % 4 * 2;
     if (a->alibi > 0 || !keys_all_seen(s, key, rows)) hopper_mask_keys(sums->scores, s.tile, a, key, rows);
@@ -414,7 +419,7 @@ INLINE void d_scores_of_columns(GradSums *sums, const GradShape s, LOCAL const H
     }
 }
 
-/* Stores the step's dS to shared memory, once the previous one has been read. */
+/* Stores the step's dS to shared memory after the previous one has been read. */
 INLINE void d_scores_store(const GradBlock *b, const GradShape s, const GradSums *sums, int group, int step) {
     uint32_t words[32];
     sums_to_operand(words, sums->d_weights, s.tile);
@@ -434,7 +439,7 @@ INLINE void queries_store(const GradBlock *b, const float *x, int group, int ste
     warp_arrive(b->sums_full + step % 2 * GRAD_GROUPS + group);
 }
 
-/* First tile of an item: S, dP and dS. */
+/* Runs the first tile of an item: S, dP and dS. */
 INLINE void first_step(
     GradSums *sums, const AttentionGradHopper *g, const GradShape s, const GradBlock *b, int key, const Ring *ring, int group, int step) {
     LOCAL const bf16 *stage = grad_stage(b, s, ring->stage);
@@ -454,7 +459,7 @@ INLINE void first_step(
     d_scores_store(b, s, sums, group, step);
 }
 
-/* Matmuls with dS of the previous tile, overlapped with S, dP and dS of the next one. */
+/* Runs the matmuls with dS of the previous tile, overlapped with S, dP and dS of the next one. */
 INLINE void next_step(
     GradSums *sums, const AttentionGradHopper *g, const GradShape s, const GradBlock *b, int key, Ring *ring, int group, int step) {
     int before = ring->stage;
@@ -489,7 +494,7 @@ INLINE void next_step(
     d_scores_store(b, s, sums, group, step);
 }
 
-/* Matmuls with dS of the last tile. */
+/* Runs the matmuls with dS of the last tile. */
 INLINE void last_step(GradSums *sums, const GradShape s, const GradBlock *b, Ring *ring, int group, int step) {
     LOCAL const bf16 *stage = grad_stage(b, s, ring->stage);
     wgmma_begin(sums->d_values, s.width);
@@ -508,7 +513,8 @@ INLINE void last_step(GradSums *sums, const GradShape s, const GradBlock *b, Rin
     ring_advance(ring, GRAD_STAGES);
 }
 
-/* Stores the group's 64 rows of dK and dV: to bf16 rows of the results, or to fp32 rows of the item's part. */
+/* Stores the group's 64 rows of dK and dV: to bf16 rows of the results, or to fp32 rows of the
+ * item's part. */
 INLINE void keys_store(const AttentionGradHopper *g, const GradShape s, GradItem item, const GradSums *sums, int key) {
     const Attention *a = &g->attention;
     int64_t base = (int64_t)item.sequence * a->key_rows.rows, kv_columns = (int64_t)a->kv_heads * s.width;
@@ -569,15 +575,15 @@ INLINE void hopper_gradient(const AttentionGradHopper *g, uint64_t maps, const G
 
 /* -- After the pass ------------------------------------------------------------------------------------------------ */
 
-/* Casts dQ to bf16: a block of 256 threads for each tile and head, with the sums in the register layout of the
- * groups. */
+/* Casts dQ to bf16: one block of 256 threads per tile and head, with the sums in the register
+ * layout of the groups. */
 INLINE void hopper_queries_round(const AttentionGradHopper *g, const GradShape s) {
     const Attention *a = &g->attention;
     int sequence = block_x() / g->tiles, tile = block_x() % g->tiles, head = block_y(), group = wave_id() / 4;
     int64_t place = ((int64_t)sequence * a->heads + head) * g->tiles + tile;
     GLOBAL const f32x4 *from = (GLOBAL const f32x4 *)(g->sums + (place * GRAD_GROUPS + group) * GRAD_PART);
     float x[32], factor = a->scale * LN_2;
-    bool seen = g->marks[place] != 0; /* by the queries: any block of keys */
+    bool seen = g->marks[place] != 0; /* any block of keys saw the queries */
     UNROLL for (int i = 0; i < 8; i++) {
         f32x4 four = from[i * WARPGROUP + thread_id() % WARPGROUP];
         UNROLL for (int e = 0; e < 4; e++) x[4 * i + e] = seen ? four[e] : 0;

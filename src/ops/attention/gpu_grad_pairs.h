@@ -1,28 +1,31 @@
-/* Gradients of keys and values on AMD for heads of more than 64 columns, for grad_gpu.c: the same sums as there, with two waves for 32
- * keys. One of them computes the scores and their weights P^T and owns dV, the other computes dP^T and owns dK:
+/* Gradients of keys and values on AMD for heads of more than 64 columns, for grad_gpu.c: the same
+ * sums, with two waves for 32 keys. The first wave computes the scores and their weights P^T and
+ * owns dV; the second computes dP^T and owns dK:
  *     first:   S^T = K Q^T,    P^T = exp(S^T - log_sum),       dV += P^T dO
  *     second:  dP^T = V dO^T,  dS^T = P^T * (dP^T - delta),    dK += dS^T Q
- * P^T goes to both through shared memory, in fp32. So a wave holds one operand and one sum, and two waves share a SIMD. They sum a tile of
- * 32 queries while they score the next one: neither waits for the other within a tile, P^T of two tiles has room, and one barrier a tile
- * is enough. So tiles have two buffers, of which one is in use and one is filled. With heads of 256 there is room for one: a tile is
- * summed when it has been scored, and a second barrier comes between.
+ * P^T goes to both waves through shared memory, in fp32. So a wave holds one operand and one sum,
+ * and two waves share a SIMD. They sum one tile of 32 queries while they score the next one:
+ * neither waits for the other within a tile, P^T of two tiles fits, and one barrier per tile
+ * suffices. Tiles have two buffers, one in use and one being filled. With heads of 256 only one
+ * fits: a tile is summed after it has been scored, with a second barrier in between.
  *
- * Where keys have too few blocks to fill the processors, the heads of a group are shared out to `parts` blocks, whose sums in fp32 a
- * last kernel adds in their order. Scratch: these sums. */
+ * If keys have too few blocks to fill the compute units, the heads of a group are divided among
+ * `parts` blocks, and a last kernel adds their fp32 sums in order. Scratch: these sums. */
 #pragma once
 
 #if defined __AMDGCN__
 
 enum { PAIR_ROUND = sizeof(Accumulator) / 16 }; /* 16-byte chunks of a lane's weights */
 
-/* What is constant in a pass; `chunks`: queries and dO are copied in chunks of 16 bytes. */
+/* Constants of a pass; `chunks`: queries and dO are copied in chunks of 16 bytes. */
 typedef struct PairShape {
     int width, columns, pairs, buffers;
     bool chunks;
 } PairShape;
 
-INLINE int pair_threads(PairShape s) { return s.pairs * WAVE; } /* that fetch a matrix */
-/* From a tile of queries and rows of dO: the matrix that a wave fetches and scores its rows with, and the one that it sums rows of. */
+INLINE int pair_threads(PairShape s) { return s.pairs * WAVE; } /* threads that fetch a matrix */
+/* Offsets from a tile of queries and rows of dO: the matrix that a wave fetches and scores its rows
+ * with, and the matrix whose rows it sums. */
 INLINE int pair_scored(PairShape s, bool owns_values) { return owns_values ? 0 : TILE * s.width; }
 INLINE int pair_summed(PairShape s, bool owns_values) { return pair_scored(s, !owns_values); }
 INLINE int pair_tile(PairShape s, int number) { return number % s.buffers * 2 * TILE * s.width; }
@@ -41,14 +44,15 @@ INLINE PairMatrix pair_matrix(const AttentionGrad *g, bool owns_values) {
         owns_values ? a->queries : g->d_out, owns_values ? a->query_stride : (int64_t)a->heads * a->head_dim, a->head_dim, owns_values};
 }
 
-/* The tile that is fetched next: its first row of the matrix, how many there are from there on, and its numbers. */
+/* The tile to fetch next: its first row of the matrix, the rows that remain from there, and its
+ * numbers. */
 typedef struct PairWalk {
     GLOBAL const bf16 *from;
     GLOBAL const TileNumbers *numbers;
     int rows, sequence, head, heads_left, first_tile, tile, last_tile;
 } PairWalk;
 
-/* To the first tile of the walk's head. */
+/* Moves the walk to the first tile of its head. */
 INLINE void pair_walk_head(PairWalk *walk, const AttentionGrad *g, const PairMatrix *m) {
     const Attention *a = &g->attention;
     int first = walk->first_tile * TILE;
@@ -57,7 +61,8 @@ INLINE void pair_walk_head(PairWalk *walk, const AttentionGrad *g, const PairMat
     walk->rows = a->query_rows.rows - first;
     walk->numbers = tile_numbers(g, walk->sequence, walk->head, walk->tile);
 }
-/* The walk of a block over all tiles that see one of its `rows` keys, in its part of the heads of a group; it stands nowhere yet. */
+/* Opens the walk of a block over all tiles that see one of its `rows` keys, in its part of the
+ * heads of a group. It starts before the first tile. */
 INLINE PairWalk pair_walk_open(const AttentionGrad *g, int sequence, int kv_head, int part, int first_key, int rows) {
     const Attention *a = &g->attention;
     int heads = a->heads / a->kv_heads / g->parts;
@@ -68,7 +73,7 @@ INLINE PairWalk pair_walk_open(const AttentionGrad *g, int sequence, int kv_head
     walk.last_tile = of_wave(last_touched_tile(g, sequence, walk.first_tile, first_key + rows - 1));
     return walk;
 }
-/* False: there is no other tile, and the walk stays at the last one. */
+/* Returns false if there is no other tile; the walk then stays at the last one. */
 INLINE bool pair_walk_next(PairWalk *walk, const AttentionGrad *g, const PairMatrix *m) {
     if (walk->tile < walk->last_tile) {
         walk->tile++;
@@ -111,8 +116,8 @@ INLINE void pair_stage_end(const PairStage *stage, LOCAL bf16 *tile, const PairW
     }
 }
 
-/* What a wave needs of the queries in a lane's columns, in the order of an Accumulator, log2-sum-exps where it owns values and deltas where
- * it owns keys; and bounds of what the tile's queries see. */
+/* A wave's numbers of the queries in a lane's columns, in Accumulator order: log2-sum-exps if it
+ * owns values, deltas if it owns keys. Also bounds of what the tile's queries see. */
 typedef struct PairNumbers {
     f32x4 x[2];
     int low_max, first_high;
@@ -121,12 +126,12 @@ typedef struct PairNumbers {
 INLINE void pair_numbers(PairNumbers *numbers, const PairWalk *walk, bool owns_values) {
     GLOBAL const float *from = (owns_values ? walk->numbers->log_sum : walk->numbers->delta) + accumulator_first();
     UNROLL for (int t = 0; t < 2; t++) numbers->x[t] = *(GLOBAL const f32x4 *)(from + 4 * t);
-    GLOBAL const int *bounds = &walk->numbers->low_max + opaque(0); /* a wave would wait for what it knows to be the same in all lanes */
+    GLOBAL const int *bounds = &walk->numbers->low_max + opaque(0); /* opaque: a wave would wait for values known to be uniform */
     numbers->low_max = bounds[0], numbers->first_high = bounds[1];
 }
 
-/* Adds the ALiBi bias to scaled and transposed scores [rows keys][32 queries] and sets masked ones to -inf; keys are from `key` on, queries
- * from `query` on. */
+/* Adds the ALiBi bias to scaled, transposed scores [rows keys][32 queries] and sets masked ones to
+ * -inf; keys start at `key`, queries at `query`. */
 INLINE void mask_pair(
     Accumulator *scores, const int rows, const Attention *a, GLOBAL const TileNumbers *numbers, int head, int key, int query) {
     const TokenRows keys = a->key_rows, queries = a->query_rows;
@@ -144,15 +149,16 @@ INLINE void mask_pair(
     }
 }
 
-/* A wave's operands and sums, and of the tile that it scored last the rows to sum and, in the wave that owns keys, dP^T - delta. */
+/* A wave's operands and sums. For the tile that it scored last, also the rows to sum and, in the
+ * wave that owns keys, dP^T - delta. */
 typedef struct PairPass {
-    int key; /* the wave's first one */
+    int key; /* the wave's first key */
     LOCAL u32x4 *exchange;
     Operand held[MOST_WIDTH / MMA], rows[MOST_COLUMNS / MMA];
     Accumulator scores, sums[MOST_COLUMNS / MMA];
 } PairPass;
 
-/* Sums tile `number`, with P^T or dS^T. */
+/* Sums tile `number` with P^T or dS^T. */
 INLINE void pair_sum(PairPass *p, int number, bool owns_values, PairShape s) {
     LOCAL const u32x4 *place = p->exchange + pair_exchange(s, number);
     Accumulator x;
@@ -163,7 +169,7 @@ INLINE void pair_sum(PairPass *p, int number, bool owns_values, PairShape s) {
     UNROLL for (int n = 0; n < s.columns / MMA; n++) mma(&p->sums[n], &weights, &p->rows[n]);
 }
 
-/* factor * scores - numbers of `tile`, and its rows to sum. */
+/* Computes factor * scores - numbers of `tile`, and loads its rows to sum. */
 INLINE void pair_score(PairPass *p, LOCAL const bf16 *tile, float factor, const PairNumbers *numbers, bool owns_values, PairShape s) {
     accumulator_clear(&p->scores);
     UNROLL for (int k = 0; k < s.width / MMA; k++) {
@@ -177,7 +183,7 @@ INLINE void pair_score(PairPass *p, LOCAL const bf16 *tile, float factor, const 
         p->scores.x[r][t] * factor - numbers->x[t];
 }
 
-/* P^T of scores, for both waves. */
+/* Stores P^T of scores, for both waves. */
 INLINE void store_weights(LOCAL u32x4 *place, const Accumulator *scores) {
     UNROLL for (int i = 0; i < PAIR_ROUND; i++) {
         f32x4 x = scores->x[i / 2][i % 2];
@@ -185,20 +191,21 @@ INLINE void store_weights(LOCAL u32x4 *place, const Accumulator *scores) {
         place[i * WAVE + lane_id()] = __builtin_bit_cast(u32x4, x);
     }
 }
-/* Of tile `number`; `walk` is where it was fetched. */
+/* Stores P^T of tile `number`; `walk` is the position at which it was fetched. */
 INLINE void pair_weights(const PairPass *p, const Attention *a, int number, const PairNumbers *numbers, const PairWalk *walk, PairShape s) {
     LOCAL u32x4 *place = p->exchange + pair_exchange(s, number);
     if (a->alibi > 0 || p->key < of_wave(numbers->low_max) || p->key + MMA - 1 > of_wave(numbers->first_high)) {
         Accumulator masked = p->scores;
         mask_pair(&masked, MMA, arguments_again(a), walk->numbers, walk->head, p->key, walk->tile * TILE);
         store_weights(place, &masked);
-        __asm__ volatile(""); /* the compiler would join both branches, and copy the scores on either */
+        __asm__ volatile(""); /* otherwise the compiler would join both branches and copy the scores in each */
     } else {
         store_weights(place, &p->scores);
     }
 }
 
-/* Stores a wave's sums of `wave_rows` keys: to bf16 rows of the result, or to fp32 rows of its part. */
+/* Stores a wave's sums of `wave_rows` keys: to bf16 rows of the result, or to fp32 rows of its
+ * part. */
 INLINE void pair_store(const AttentionGrad *g, bool owns_values, const int wave_rows, int key, const Accumulator *sums, int64_t base,
     int kv_head, int part, int column, const int columns) {
     const Attention *a = &g->attention;
@@ -220,7 +227,8 @@ INLINE void pair_store(const AttentionGrad *g, bool owns_values, const int wave_
     }
 }
 
-/* The pass of a block of 2 * s.pairs waves, for 32 keys of each pair. It begins with a tile before the first one, whose weights are zero. */
+/* Runs the pass of a block of 2 * s.pairs waves, with 32 keys per pair. It begins with a tile
+ * before the first one, whose weights are zero. */
 INLINE void pass_of_pairs(const AttentionGrad *g, PairShape s) {
     const int rows = s.pairs * MMA, threads = 2 * s.pairs * WAVE;
     const Attention *a = &g->attention;

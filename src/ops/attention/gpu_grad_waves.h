@@ -1,13 +1,15 @@
-/* The gradients of keys and values on AMD for heads of at most 64 columns: a wave owns dV and dK of 16 keys, whose sums fit beside all else
- * in a quarter of a SIMD's registers. Nothing passes from wave to wave, so that products of one wave run beside exponentials of another. The
- * tiles of queries and dO come as in gpu_grad_pairs.h, with one barrier a tile. Owns no memory. */
+/* The gradients of keys and values on AMD for heads of at most 64 columns: a wave owns dV and dK of
+ * 16 keys, whose sums fit with everything else into a quarter of a SIMD's registers. Waves exchange
+ * nothing, so that products of one wave overlap with exponentials of another. The tiles of queries
+ * and dO are loaded as in gpu_grad_pairs.h, with one barrier per tile. Owns no memory. */
 #pragma once
 
 #if defined __AMDGCN__
 
 enum { WAVE_KEYS = 16 };
 
-/* What a wave needs of the queries in a lane's columns, in the order of an Accumulator, and bounds of what they see. */
+/* A wave's numbers of the queries in a lane's columns, in Accumulator order, and bounds of what
+ * they see. */
 typedef struct WaveNumbers {
     f32x4 log_sum[2], delta[2];
     int low_max, first_high;
@@ -18,7 +20,7 @@ INLINE void wave_numbers(WaveNumbers *numbers, const PairWalk *walk) {
         numbers->log_sum[t] = *(GLOBAL const f32x4 *)(log_sum + 4 * t);
         numbers->delta[t] = *(GLOBAL const f32x4 *)(delta + 4 * t);
     }
-    GLOBAL const int *bounds = &walk->numbers->low_max + opaque(0); /* a wave would wait for what it knows to be the same in all lanes */
+    GLOBAL const int *bounds = &walk->numbers->low_max + opaque(0); /* opaque: a wave would wait for values known to be uniform */
     numbers->low_max = bounds[0], numbers->first_high = bounds[1];
 }
 
@@ -42,7 +44,7 @@ INLINE void wave_sums(Accumulator *sums, const Accumulator *x, LOCAL const bf16 
     }
 }
 
-/* Transposed scores, scaled and with their log-sum-exps, and dP^T become P^T and dS^T. */
+/* Converts transposed scores (scaled, with their log-sum-exps) and dP^T to P^T and dS^T. */
 INLINE void wave_weights(Accumulator *scores, Accumulator *d_weights, const WaveNumbers *numbers) {
     UNROLL for (int t = 0; t < 2; t++) {
         UNROLL for (int i = 0; i < 4; i++) scores->x[0][t][i] = fast_exp2(scores->x[0][t][i]);
@@ -50,7 +52,8 @@ INLINE void wave_weights(Accumulator *scores, Accumulator *d_weights, const Wave
     }
 }
 
-/* The pass of a block of 2 * s.pairs waves, each for 16 keys; half of them fetch either matrix. */
+/* Runs the pass of a block of 2 * s.pairs waves, with 16 keys each; half of the waves fetch each
+ * matrix. */
 INLINE void pass_of_waves(const AttentionGrad *g, PairShape s) {
     const int rows = 2 * s.pairs * WAVE_KEYS, threads = 2 * s.pairs * WAVE;
     const Attention *a = &g->attention;

@@ -1,12 +1,14 @@
-/* The forward pass of attention on NVIDIA's Hopper, for heads of 64 and 128 columns (FlashAttention-3, arXiv
- * 2407.08608); gpu.c launches it where device, shapes and alignment allow. Each warpgroup owns 64 queries; scores and
- * output are accumulators in registers, and weights cast to bf16 are the left operand of the matmul with values. In
- * each round a group starts S of one tile of keys together with P V of the tile before, and computes the softmax of S
- * meanwhile. Groups take turns to start (ping-pong), so that one group's softmax overlaps the other's matmuls.
+/* The forward pass of attention on NVIDIA's Hopper, for heads of 64 and 128 columns
+ * (FlashAttention-3, arXiv 2407.08608); gpu.c launches it if device, shapes and alignment allow.
+ * Each warpgroup owns 64 queries; scores and output are accumulators in registers, and weights cast
+ * to bf16 are the left operand of the matmul with values. In each round a group starts S of one
+ * tile of keys together with P V of the previous tile, and computes the softmax of S meanwhile.
+ * Groups take turns to start (ping-pong), so that one group's softmax overlaps the other's matmuls.
  *
- * The tensor memory accelerator (TMA) copies queries, keys and values in boxes; the stage of a round holds the tile of
- * keys that it needs and the tile of values before that. For 128 columns a further group refills stages: a warp of a group
- * that multiplies would hold up its group, since matmuls start when all four warps are there. */
+ * The tensor memory accelerator (TMA) copies queries, keys and values in boxes; the stage of a
+ * round holds its tile of keys and the previous tile of values. For 128 columns another group
+ * refills stages: a warp of a multiplying group would delay its group, because matmuls start only
+ * when all four warps have arrived. */
 #pragma once
 
 #include "ops/attention/gpu_tile.h"
@@ -15,38 +17,39 @@ enum {
     HOPPER_GROUPS = 2, /* warpgroups of a block that multiply */
     HOPPER_ROWS = HOPPER_GROUPS * 64,
     HOPPER_STAGES = 3,
-    HOPPER_BOX = 64,  /* rows, and columns, of one copy */
-    HOPPER_SUMS = 64, /* most sums of a thread: 64 rows x 128 columns over a warpgroup */
+    HOPPER_BOX = 64,  /* rows, and columns, per copy */
+    HOPPER_SUMS = 64, /* most sums per thread: 64 rows x 128 columns over a warpgroup */
 };
 
 typedef struct AttentionHopper {
-    TensorMap queries, keys; /* [sequences][rows][columns of all heads] in boxes of 64 x 64; values are behind keys */
+    TensorMap queries, keys; /* [sequences][rows][columns of all heads] in 64 x 64 boxes; values follow keys */
     Attention attention;
     GLOBAL bf16 *out;
     GLOBAL float *log_sum;
-    GLOBAL uint32_t *amax;  /* of out, where it is wanted */
-    int32_t heads, section; /* of all sequences; those whose blocks follow one another, longest first */
+    GLOBAL uint32_t *amax;  /* of out; NULL: not wanted */
+    int32_t heads, section; /* of all sequences; heads whose blocks run together, longest first */
 } AttentionHopper;
 
-/* By head width: keys of a tile; blocks per multiprocessor; whether a further group copies, or a thread of the last one:
- * two blocks of 64 columns have no registers for more groups, and one waits while the other copies. Threads of a block, and
- * bytes of its shared memory. */
+/* By head width: keys of a tile; blocks per multiprocessor; whether another group copies, or a
+ * thread of the last one; threads of a block; bytes of its shared memory. Two blocks of 64 columns
+ * have no registers for another group, and one block waits while the other copies. */
 static inline int hopper_keys(int width) { return width == 64 ? 64 : 128; }
 static inline int hopper_blocks(int width) { return width == 64 ? 2 : 1; }
 static inline bool hopper_copies_apart(int width) { return width == 128; }
 static inline int hopper_threads(int width) { return (HOPPER_GROUPS + hopper_copies_apart(width)) * 128; }
 static inline int hopper_shared(int width) { return (HOPPER_ROWS + HOPPER_STAGES * 2 * hopper_keys(width)) * width * 2 + 128; }
 
-/* Registers of a thread that multiplies, where a group copies, and of one of that group: together no more than the block
- * starts with, or a group would wait for them for ever. */
+/* Registers of a thread that multiplies, if a group copies, and of a thread of the copying group:
+ * together at most the registers with which the block starts, or a group would wait for registers
+ * forever. */
 enum { MULTIPLY_REGISTERS = 240, COPY_REGISTERS = 24 };
 
 #ifndef GPU_DEVICE
 
-/* Makes the tensor map of [sequences][rows][columns], `stride` elements from row to row; false where the device or the
- * address does not allow one. */
+/* Makes the tensor map of [sequences][rows][columns] with `stride` elements between rows; returns
+ * false if the device or the address does not allow it. */
 bool attention_map(Device *device, TensorMap *map, const void *data, int64_t rows, int64_t columns, int64_t stride, int64_t sequences);
-/* Those of queries, and of keys with values. */
+/* Makes the maps of queries, and of keys with values. */
 bool attention_maps(Device *device, TensorMap *queries, TensorMap *keys, const Attention *a, int64_t sequences);
 
 #elif defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -55,27 +58,28 @@ bool attention_maps(Device *device, TensorMap *queries, TensorMap *keys, const A
 
 extern LOCAL bf16 hopper_tiles[] __attribute__((aligned(1024)));
 
-/* attention_bounds over any number of rows, `rows` constant. */
+/* attention_bounds over any number of rows; `rows` is constant. */
 INLINE KeyBounds hopper_bounds(const Attention *a, int64_t base, int first, const int rows) {
     KeyBounds e = attention_bounds(a, base, first, WAVE, a->query_rows.rows);
     UNROLL for (int i = WAVE; i < rows; i += WAVE) e = bounds_join(e, attention_bounds(a, base, first + i, WAVE, a->query_rows.rows));
     return e;
 }
 
-/* Row `r` (0 or 1) of a lane in its group's 64. */
+/* Returns row `r` (0 or 1) of a lane in its group's 64 rows. */
 INLINE int group_row(int r) { return opaque(wave_id()) % 4 * 16 + opaque(lane_id()) / 4 + r * 8; }
 
 /* -- Softmax ------------------------------------------------------------------------------------------------------- */
 
-/* `maximum` is that of the row's scores, or less by at most MAXIMUM_LAG: weights are then up to 2^MAXIMUM_LAG. */
+/* `maximum` is the maximum of the row's scores, or lower by at most MAXIMUM_LAG: weights are then
+ * up to 2^MAXIMUM_LAG. */
 typedef struct HopperSoftmax {
     float maximum[2], sum[2], rescale[2];
-    bool rescales; /* of the warp: whether a factor is not 1 */
+    bool rescales; /* of the warp: whether any factor is not 1 */
 } HopperSoftmax;
 
 enum { MAXIMUM_LAG = 8 }; /* in powers of two */
 
-/* Raw scores become weights; s->rescale is the factor of older sums. */
+/* Converts raw scores to weights; s->rescale is the factor of older sums. */
 INLINE void hopper_softmax(HopperSoftmax *s, float *x, const int keys, float scale) {
     float maxima[2];
     bool grows = false;
@@ -100,8 +104,8 @@ INLINE void hopper_softmax(HopperSoftmax *s, float *x, const int keys, float sca
     }
 }
 
-/* Adds the ALiBi bias to scores of 64 rows from `first` on and keys from `key` on, and sets those of masked keys to
- * -inf. */
+/* Adds the ALiBi bias to scores of 64 rows from `first` on and keys from `key` on, and sets those
+ * of masked keys to -inf. */
 INLINE void hopper_mask(float *x, const int keys, const Attention *a, int64_t base, int head, int first, int key) {
     float slope = attention_slope(a, head);
     int jump = attention_jump(a, key, keys);
@@ -141,14 +145,15 @@ INLINE HopperPlace hopper_place(const AttentionHopper *h, const int rows) {
         .sequence = of_all / a->heads, .head = head, .kv_head = head / (a->heads / a->kv_heads), .first = (tiles - 1 - tile) * rows};
 }
 
-/* Copies `rows` rows of a head whose columns begin at `column`, as panels of PANEL_COLUMNS columns and all rows. */
+/* Copies `rows` rows of a head whose columns begin at `column`, as panels of PANEL_COLUMNS columns
+ * and all rows. */
 INLINE void copy_rows(LOCAL bf16 *to, uint64_t map, const int width, const int rows, int column, int row, int sheet, SharedBarrier b) {
     UNROLL for (int panel = 0; panel < width / PANEL_COLUMNS; panel++) UNROLL for (int i = 0; i < rows; i += HOPPER_BOX)
         copy_box(to + (panel * rows + i) * PANEL_COLUMNS, map, column + panel * PANEL_COLUMNS, row + i, sheet, b);
 }
 
-/* The rounds 0 .. tiles of a block. Round i has the keys of tile i, for i < tiles, and the values of tile i - 1, for i
- * > 0. Tile 0 starts at key number `key`. */
+/* The rounds 0 .. tiles of a block. Round i has the keys of tile i, for i < tiles, and the values
+ * of tile i - 1, for i > 0. Tile 0 starts at key `key`. */
 typedef struct Rounds {
     uint64_t queries_map, keys_map;
     LOCAL bf16 *queries, *stages;
@@ -176,14 +181,15 @@ INLINE void rounds_init(const Rounds *r, const HopperPlace *p, const int width) 
     for (int i = 0; i < HOPPER_STAGES && i <= r->tiles; i++) round_fill(r, width, i, i);
 }
 
-/* Fills the stage of a round again, once it is empty, for the round that has it next. */
+/* Refills the stage of a round, once it is empty, for the next round that uses it. */
 INLINE void round_refill(const Rounds *r, const Ring *ring, const int width, int round) {
     if (round + HOPPER_STAGES > r->tiles) return;
     shared_barrier_wait(r->empty + ring->stage, ring->phase);
     round_fill(r, width, round + HOPPER_STAGES, ring->stage);
 }
 
-/* Releases a round's stage for this warp; the thread that copies beside its group refills it. */
+/* Releases a round's stage for this warp. If no group copies, a thread of the last group refills
+ * it. */
 INLINE void round_done(const Rounds *r, Ring *ring, const int width, int round) {
     warp_barrier();
     if (lane_id() == 0) shared_barrier_arrive(r->empty + ring->stage);
@@ -207,8 +213,8 @@ INLINE void values_start(float *out, const int width, const int keys, const uint
     wgmma_commit();
 }
 
-/* Eight columns of row r, cast to bf16. A lane t of four has columns 8 j + 2 t; a 4 x 4 transpose gives it the eight
- * columns from 8 t on. */
+/* Returns eight columns of row r, cast to bf16. Lane t of four has columns 8 j + 2 t; a 4 x 4
+ * transpose gives it the eight columns from 8 t on. */
 INLINE u32x4 row_chunk(const float *x, int r, float factor) {
     uint32_t w[4];
     UNROLL for (int j = 0; j < 4; j++) w[j] = to_bf16_pair(x[4 * j + 2 * r] * factor, x[4 * j + 2 * r + 1] * factor);
@@ -217,8 +223,9 @@ INLINE u32x4 row_chunk(const float *x, int r, float factor) {
     return (u32x4){w[0], w[1], w[2], w[3]};
 }
 
-/* Stores a group's 64 rows of `width` sums, times factor[r], to rows from `first` on of a matrix of `total` rows. Returns the
- * largest of what the thread stores (backend/gpu/amax.h). */
+/* Stores a group's 64 rows of `width` sums, times factor[r], to rows from `first` on of a matrix of
+ * `total` rows. Returns the largest absolute-value bits that the thread stores
+ * (backend/gpu/amax.h). */
 INLINE uint32_t store_sums(GLOBAL bf16 *to, int64_t stride, const float *x, const int width, int first, int total, const float *factor) {
     uint32_t most = 0;
     UNROLL for (int r = 0; r < 2; r++) {
@@ -250,7 +257,8 @@ INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, con
     if (h->amax) record_largest_of_wave(h->amax, most);
 }
 
-/* Ping-pong: groups take turns to start their matmuls; the first group waits for the last group's previous round. */
+/* Ping-pong: groups take turns to start their matmuls; the first group waits for the last group's
+ * previous round. */
 INLINE void pingpong_wait(int group, int round) {
     if (group > 0 || round > 0) named_barrier_wait(1 + group, 2 * WARPGROUP);
 }
@@ -258,7 +266,8 @@ INLINE void pingpong_pass(int group, int round, int rounds) {
     if (group < HOPPER_GROUPS - 1 || round < rounds - 1) named_barrier_arrive(1 + (group + 1) % HOPPER_GROUPS, 2 * WARPGROUP);
 }
 
-/* What a group that multiplies does: the rounds of its 64 queries from `first` on, which see the keys of `seen`. */
+/* Runs a multiplying group: the rounds of its 64 queries from `first` on, which see the keys of
+ * `seen`. */
 INLINE void hopper_multiply(
     const AttentionHopper *h, const HopperPlace *place, const Rounds *rounds, const KeyBounds *seen, int group, const int width) {
     const Attention *a = &h->attention;

@@ -1,10 +1,11 @@
-/* What the GPU kernels of attention share: the forward pass (gpu.c), its gradient (grad_gpu.c) and generation with a
- * cache (cached_gpu.c).
+/* Shared by the GPU kernels of attention: the forward pass (gpu.c), its gradient (grad_gpu.c) and
+ * generation with a cache (cached_gpu.c).
  *
- * A row sees an interval of keys, so a mask (causal, window, documents) is two numbers per row, and what a tile can
- * skip or leave unmasked follows from the bounds of these numbers over its rows. Scores stay unscaled (raw); `scale`,
- * which contains log2(e), is applied inside the exponent, and the ALiBi slope is divided by it. A head of head_dim
- * columns lies in tiles of the next larger width of 32, 64, 128, 256, padded by zeros. Owns no memory. */
+ * A row sees an interval of keys, so a mask (causal, window, documents) is two numbers per row. The
+ * bounds of these numbers over a tile's rows decide which tiles to skip or to leave unmasked.
+ * Scores stay unscaled (raw); `scale`, which includes log2(e), is applied inside the exponent, and
+ * the ALiBi slope is divided by it. A head of head_dim columns is stored in tiles of the next
+ * larger width of 32, 64, 128 or 256, padded with zeros. Owns no memory. */
 #pragma once
 
 #include "backend/gpu/amax.h"
@@ -12,51 +13,54 @@
 #include "ops/attention/tokens.h"
 
 enum {
-    ATTENTION_ROWS = 32,       /* query rows of a wave */
+    ATTENTION_ROWS = 32,       /* query rows per wave */
     ATTENTION_KEYS = 64,       /* keys of a tile in the forward pass, or of half of one (attention_keys) */
-    ATTENTION_CHUNK_TILES = 4, /* least tiles of keys of a chunk, halves counted; fewer are not worth a block */
+    ATTENTION_CHUNK_TILES = 4, /* least tiles of keys in a chunk, counting half tiles; fewer are not worth a block */
 };
 
-/* A call, for all kernels. Rows of queries and of keys are numbered within their sequence. */
+/* The arguments of a call for all kernels. Rows of queries and of keys are numbered within their
+ * sequence. */
 typedef struct Attention {
     GLOBAL const bf16 *queries, *keys, *values; /* of head 0, row 0 */
     GLOBAL const int32_t *positions;
-    int64_t query_stride, key_stride; /* elements from row to row */
+    int64_t query_stride, key_stride; /* elements between rows */
     TokenRows query_rows, key_rows;   /* of a sequence; keys of a cache have no end */
     int32_t heads, kv_heads, head_dim, window;
-    int32_t bidirectional; /* a row sees the keys after its own too */
-    int32_t cached;        /* keys are the rows of a cache up to positions[row], not those of the sequence */
-    Deal deal;             /* where ranks share the cache: `keys` are a rank's part of it; ranks 0: they are all */
+    int32_t bidirectional; /* a row also sees later keys */
+    int32_t cached;        /* keys are cache rows up to positions[row], not rows of the sequence */
+    Deal deal;             /* if ranks divide the cache, `keys` is a rank's part of it; ranks 0: `keys` is everything */
     int32_t packed;        /* heads that share a tile: its row i is head i % packed of token i / packed */
-    int32_t slopes;        /* heads of the model rounded up to a power of two */
+    int32_t slopes;        /* heads of the model, rounded up to a power of two */
     int32_t first_head, all_heads;
     float scale, alibi;
 } Attention;
 
-/* A forward pass. Unless partial_out is NULL, the keys that a block's rows see are cut into `chunks`; of each of them the
- * normalised result goes to partial_out [chunks][rows][heads][head_dim], zeros without a key, and its log2-sum-exp2 to
- * partial_sum [chunks][rows][heads]. Otherwise the result goes to out [rows][heads * head_dim] and, unless NULL, the
- * natural log-sum-exp to log_sum [rows][heads]. */
+/* A forward pass. If partial_out is not NULL, the keys that a block's rows see are cut into
+ * `chunks`. Each chunk's normalized result goes to partial_out [chunks][rows][heads][head_dim],
+ * zeros without a key, and its log2-sum-exp2 to partial_sum [chunks][rows][heads]. Otherwise the
+ * result goes to out [rows][heads * head_dim] and the natural log-sum-exp to log_sum [rows][heads],
+ * unless that is NULL. */
 typedef struct AttentionForward {
     Attention attention;
     GLOBAL bf16 *out;
-    GLOBAL uint32_t *amax; /* of out, where it is wanted */
+    GLOBAL uint32_t *amax; /* of out; NULL: not wanted */
     GLOBAL float *log_sum, *partial_out, *partial_sum;
     int32_t chunks;
 } AttentionForward;
 
-/* Width of the tiles that hold a head. */
+/* Returns the width of the tiles that hold a head. */
 static inline int attention_width(int64_t head_dim) { return head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
-/* Index of a width: of kernels that exist once for each. */
+/* Returns the index of a width, for kernels that exist once per width. */
 static inline int attention_width_index(int width) { return (width > 32) + (width > 64) + (width > 128); }
-/* Keys of a tile in the forward pass. On AMD narrow heads have registers for twice as many, and so half the barriers. */
+/* Returns the keys of a tile in the forward pass. On AMD, narrow heads leave registers for twice as
+ * many keys, which halves the barriers. */
 static inline int attention_keys(int wave, int width) { return wave == 64 && width <= 64 ? 2 * ATTENTION_KEYS : ATTENTION_KEYS; }
 
 #ifndef GPU_DEVICE
 
 #include "backend/gpu/kernel_launch.h"
 
-/* The fields that attributes and shapes decide, with keys and values in packed qkv. */
+/* Returns the fields that attributes and shapes determine, with keys and values in packed qkv. */
 Attention attention_of(const OpCall *call);
 void attention_launch(Device *device, const AttentionForward *forward, int64_t sequences);
 
@@ -66,32 +70,37 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
 
 extern __attribute__((aligned(128))) LOCAL bf16 attention_tiles[]; /* dynamic shared memory */
 
-/* Waves that share a SIMD where heads have 128 columns: half of its registers are enough on gfx942, on gfx90a they are not. */
+/* Waves that share a SIMD for heads of 128 columns: half of its registers suffice on gfx942, but
+ * not on gfx90a. */
 #if defined __gfx90a__
 enum { SHARE_OF_128 = 1 };
 #else
 enum { SHARE_OF_128 = 2 };
 #endif
 
-/* Whether a wave holds the operands of its query rows in registers, or reads them from shared memory every time. */
+/* Returns whether a wave holds the operands of its query rows in registers, or reads them from
+ * shared memory each time. */
 INLINE bool attention_holds(int width) { return WAVE == 64 || width <= 64; }
 
-/* Token and head of row `row` of a sequence's tiles. */
+/* The token and the head of row `row` of a sequence's tiles. */
 INLINE int attention_token(const Attention *a, int row) { return a->packed == 1 ? row : row / a->packed; }
 INLINE int attention_packed_head(const Attention *a, int row) { return a->packed == 1 ? 0 : row % a->packed; }
 
 typedef struct Interval { int low, high; } Interval;
 
-/* The last key that a query at `token` sees, -1: none. It does not decrease with the token. */
+/* Returns the last key that a query at `token` sees, -1: none. It does not decrease with the
+ * token. */
 INLINE int attention_last_key(const Attention *a, int token) {
     return a->bidirectional ? a->key_rows.rows - 1 : row_from_token(&a->key_rows, token + 1) - 1;
 }
-/* The first query that sees key `key` or a later one, as far as its token says; query_rows.rows: none. */
+/* Returns the first query that sees key `key` or a later one, judged by its token; query_rows.rows:
+ * none. */
 INLINE int attention_first_query(const Attention *a, int key) {
     return a->bidirectional ? 0 : row_from_token(&a->query_rows, token_of_row(&a->key_rows, key));
 }
 
-/* The keys that row `row` sees, given its element of `positions`; none where high = low - 1. */
+/* Returns the keys that row `row` sees, given its element of `positions`; none if high = low -
+ * 1. */
 INLINE Interval attention_interval_at(const Attention *a, int row, const int *position_of_row) {
     int position = *position_of_row, token = a->cached ? position : token_of_row(&a->query_rows, row);
     int back = position < 0 ? 0 : position < token ? position : token;
@@ -99,24 +108,26 @@ INLINE Interval attention_interval_at(const Attention *a, int row, const int *po
     if (a->deal.ranks > 0) return (Interval){deal_rows(a->deal, token - back), deal_rows(a->deal, token + 1) - 1};
     return (Interval){row_from_token(&a->key_rows, token - back), attention_last_key(a, token)};
 }
-/* The same of row `row` of the sequence that begins at row `base`. */
+/* The same for row `row` of the sequence that begins at row `base`. */
 INLINE Interval attention_interval(const Attention *a, int64_t base, int row) {
     int position = a->positions[base + row];
     return attention_interval_at(a, row, &position);
 }
 
-/* How far key `key`, the first of a tile, lies behind row `row`; < 0: before it. So does each key of the tile as much
- * further as it comes after the first one, but those from key_rows.half on by attention_jump more. */
+/* Returns the distance from row `row` to key `key`, the first of a tile; negative if the key comes
+ * earlier. Each later key of the tile is one further, and keys from key_rows.half on are
+ * attention_jump further in addition. */
 INLINE int attention_distance(const Attention *a, int64_t base, int row, int key) {
     int token = a->deal.ranks > 0 ? deal_position(a->deal, key) : token_of_row(&a->key_rows, key);
     return token - (a->cached ? a->positions[base + row] : token_of_row(&a->query_rows, row));
 }
-/* By how much a tile of keys jumps, 0 for most. */
+/* Returns the jump of positions within a tile of keys, 0 for most tiles. */
 INLINE int attention_jump(const Attention *a, int key, int keys) {
     return key < a->key_rows.half && key + keys > a->key_rows.half ? a->key_rows.second - a->key_rows.first : 0;
 }
 
-/* ALiBi slope of a head (AttentionSpec), in units of raw scores: by how much a score falls per key of distance. */
+/* Returns the ALiBi slope of a head (AttentionSpec) in units of raw scores: the decrease of a score
+ * per key of distance. */
 INLINE float attention_slope(const Attention *a, int head) {
     if (a->alibi <= 0) return 0;
     head += a->first_head;
@@ -136,8 +147,8 @@ INLINE KeyBounds bounds_join(KeyBounds a, KeyBounds b) {
         min_int(a.low_min, b.low_min), max_int(a.low_max, b.low_max), min_int(a.high_min, b.high_min), max_int(a.high_max, b.high_max)};
 }
 
-/* Bounds over rows first .. first + rows - 1 (`rows` constant) that are below `total`; without any such row they touch
- * no key. Every lane gets them. */
+/* Returns bounds over rows first .. first + rows - 1 (`rows` constant) that are below `total`;
+ * without any such row they touch no key. Every lane gets them. */
 INLINE KeyBounds attention_bounds(const Attention *a, int64_t base, int first, int rows, int total) {
     KeyBounds e = {INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN};
     UNROLL for (int i = 0; i < rows; i += WAVE) {
@@ -152,13 +163,13 @@ INLINE KeyBounds attention_bounds(const Attention *a, int64_t base, int first, i
     }
     return (KeyBounds){of_wave(e.low_min), of_wave(e.low_max), of_wave(e.high_min), of_wave(e.high_max)};
 }
-/* Whether any row sees any of the keys first .. last; whether all rows see all of them. */
+/* Return whether any row sees any of the keys first .. last; whether all rows see all of them. */
 INLINE bool bounds_touch(const KeyBounds *e, int first, int last) { return first <= e->high_max && last >= e->low_min; }
 INLINE bool bounds_cover(const KeyBounds *e, int first, int last) { return first >= e->low_max && last <= e->high_min; }
 
-/* Adds the ALiBi bias to a wave's scores and sets those of masked keys to -inf; `rows` rows are from `first` on, `blocks` *
- * MMA keys from `key` on, `head` is that of the tile's first row. Few tiles need it, so intervals are read again rather
- * than held in registers. */
+/* Adds the ALiBi bias to a wave's scores and sets those of masked keys to -inf. The wave has `rows`
+ * rows from `first` on and `blocks` * MMA keys from `key` on; `head` is that of the tile's first
+ * row. Few tiles need this, so intervals are read again instead of held in registers. */
 INLINE void attention_mask(
     Accumulator *scores, const int blocks, const int rows, const Attention *a, int64_t base, int head, int first, int total, int key) {
     int jump = attention_jump(a, key, blocks * MMA);
@@ -183,13 +194,15 @@ INLINE void attention_mask(
     }
 }
 
-/* A log-sum-exp that the forward pass kept, to base 2. Infinity for a row that sees no key, so that its weights are 0. */
+/* Converts a log-sum-exp that the forward pass kept to base 2. Infinity for a row that sees no key,
+ * so that its weights are 0. */
 INLINE float attention_log_sum(float x) { return x == -__builtin_inff() ? __builtin_inff() : x * LOG2_E; }
 
 /* -- Rows from and to global memory -------------------------------------------------------------------------------- */
 
-/* Stores columns first .. first + 31 of row accumulator_row(r) times `factor`, those below head_dim, where `there`.
- * All lanes call it. Returns the largest of what the lane stores (backend/gpu/amax.h). */
+/* Stores columns first .. first + 31 of row accumulator_row(r) times `factor`, those below
+ * head_dim, if `there`. All lanes call it. Returns the largest absolute-value bits that the lane
+ * stores (backend/gpu/amax.h). */
 INLINE uint32_t attention_store(GLOBAL bf16 *row, const Accumulator *x, int r, int first, int head_dim, float factor, bool there) {
     Accumulator scaled;
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(&scaled, r, c, accumulator_get(x, r, c) * factor);

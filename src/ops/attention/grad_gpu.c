@@ -1,20 +1,21 @@
-/* The gradient of attention on a GPU (FlashAttention-2, arXiv 2307.08691), in two passes that each compute the weights
- * again from what the forward pass kept. Every output has one owner, so sums have one order and nothing is added
- * across blocks:
+/* The gradient of attention on a GPU (FlashAttention-2, arXiv 2307.08691), in two passes that each
+ * recompute the weights from the results that the forward pass kept. Every output has one owner, so
+ * sums have one order and nothing is added across blocks:
  *     P = exp(S - log_sum),  dP = dO V^T,  dS = P * (dP - delta),  delta = rowsum(dO * O)
  *     keys pass:    dV = P^T dO, dK = dS^T Q   a block owns keys, iterates over queries of all heads of its group
  *     queries pass: dQ = dS K                  a block owns queries of a head, iterates over keys
- * A first kernel computes delta and, for each tile of queries, the bounds of the keys they see, by which the keys pass
- * skips tiles.
+ * A first kernel computes delta and, for each tile of queries, the bounds of the keys that they
+ * see; the keys pass uses them to skip tiles.
  *
- * The keys pass works on transposed scores, [key][query]: then P^T and dS^T are operands without leaving registers.
- * Where sums of all columns of dK and dV do not fit in registers, `split` waves share 32 keys: each computes the
- * scores of its 32 queries of a tile and owns its share of the columns, and they exchange P^T and dS^T through shared
- * memory in register layout. On AMD two waves share 32 keys in another way (gpu_grad_pairs.h), and a wave has 16 keys
- * of narrow heads (gpu_grad_waves.h). Heads of 256 are cut into two blocks of 128 output columns in both passes. Heads
- * of 64 and 128 have one fused pass on NVIDIA's Hopper
- * (gpu_grad_hopper.h). Scratch: delta, on AMD with all that a tile of queries needs, and two bounds per tile; on Hopper
- * mainly dQ in fp32, on AMD and Hopper parts of dK and dV. */
+ * The keys pass works on transposed scores, [key][query]: then P^T and dS^T are operands without
+ * leaving registers. If sums of all columns of dK and dV do not fit in registers, `split` waves
+ * share 32 keys: each computes the scores of its 32 queries of a tile and owns its share of the
+ * columns, and they exchange P^T and dS^T through shared memory in register layout. On AMD two
+ * waves share 32 keys in another way (gpu_grad_pairs.h); for narrow heads a wave has 16 keys
+ * (gpu_grad_waves.h). Heads of 256 are cut into two blocks of 128 output columns in both passes.
+ * Heads of 64 and 128 have one fused pass on NVIDIA's Hopper (gpu_grad_hopper.h). Scratch: delta
+ * (on AMD, TileNumbers of each tile of queries), and two bounds per tile; on Hopper mainly dQ in
+ * fp32; on AMD and Hopper also parts of dK and dV. */
 #include "ops/attention/gpu_tile.h"
 #include "ops/attention/gpu_grad_hopper.h"
 
@@ -27,33 +28,34 @@ typedef struct AttentionGrad {
     GLOBAL const bf16 *d_out, *out;
     GLOBAL const float *log_sum;
     GLOBAL float *delta;                        /* [rows][heads]; on AMD TileNumbers */
-    GLOBAL int32_t *reach;                      /* [sequences][tiles][2]: least and greatest first key of a tile */
-    GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as of queries and keys */
-    int32_t tiles;                              /* of a sequence */
-    int32_t parts;                              /* blocks that share the heads of a group */
-    int64_t rows;                               /* of keys, of all sequences */
-    GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * head_dim] where parts > 1: dK and dV */
+    GLOBAL int32_t *reach;                      /* [sequences][tiles][2]: smallest and largest first key of a tile */
+    GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as for queries and keys */
+    int32_t tiles;                              /* per sequence */
+    int32_t parts;                              /* blocks that divide the heads of a group */
+    int64_t rows;                               /* rows of keys, of all sequences */
+    GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * head_dim] if parts > 1: dK and dV */
 } AttentionGrad;
 
 #ifdef GPU_DEVICE
 
 enum { MOST_WIDTH = 256, MOST_COLUMNS = 128, TILE = GRAD_TILE(WAVE), DELTA_WAVES = 4 };
 
-/* On AMD a wave holds the operands of its rows in registers; NVIDIA has too few and reads them from shared memory each
- * time. */
+/* On AMD a wave holds the operands of its rows in registers. NVIDIA has too few registers, so it
+ * reads them from shared memory each time. */
 #define HOLDS (WAVE == 64)
 
 /* -- Before both passes -------------------------------------------------------------------------------------------- */
 
 #if defined __AMDGCN__
 
-/* What the passes need of the queries of a tile and a head, [sequences][heads][tiles] at AttentionGrad.delta: where there is no query,
- * infinity and zeros. Last keys ascend. Log2-sum-exps and deltas lie at number_place of a query: eight of them as a lane of an Accumulator
- * has eight columns. */
+/* Numbers of the queries of a tile and a head for both passes, [sequences][heads][tiles] at
+ * AttentionGrad.delta; infinity and zeros for missing queries. Last keys ascend. The log2-sum-exp
+ * and delta of a query are at its number_place: eight of them in the order of a lane's eight
+ * columns of an Accumulator. */
 typedef struct TileNumbers {
     float log_sum[TILE], delta[TILE];
     int low[TILE], high[TILE];        /* first and last key */
-    int low_max, first_high, none[2]; /* bounds of the keys that all of them see */
+    int low_max, first_high, none[2]; /* bounds of the keys that all queries see */
 } TileNumbers;
 _Static_assert(sizeof(TileNumbers) == GRAD_NUMBERS * sizeof(float), "the host's scratch has room for them");
 
@@ -62,7 +64,7 @@ INLINE GLOBAL TileNumbers *tile_numbers(const AttentionGrad *g, int sequence, in
     return (GLOBAL TileNumbers *)g->delta + ((int64_t)sequence * g->attention.heads + head) * g->tiles + tile;
 }
 
-/* All but delta, of the tile that begins with row `first`. */
+/* Stores all fields except delta, for the tile that begins with row `first`. */
 INLINE void store_numbers(const AttentionGrad *g, GLOBAL TileNumbers *numbers, int64_t base, int head, int first, int low_max) {
     const Attention *a = &g->attention;
     int i = thread_id(), row = first + i;
@@ -75,7 +77,7 @@ INLINE void store_numbers(const AttentionGrad *g, GLOBAL TileNumbers *numbers, i
     if (i == 0) numbers->low_max = low_max, numbers->first_high = seen.high;
 }
 
-/* delta, of as many rows at once as waves have lanes for: a lane takes eight columns. */
+/* Stores delta of as many rows at once as waves have lanes for: a lane takes eight columns. */
 INLINE void store_deltas(const AttentionGrad *g, GLOBAL TileNumbers *numbers, int64_t base, int head, int first) {
     const Attention *a = &g->attention;
     int lanes = attention_width(a->head_dim) / 8, rows = WAVE / lanes, column = lane_id() % lanes * 8;
@@ -96,7 +98,8 @@ INLINE void store_deltas(const AttentionGrad *g, GLOBAL TileNumbers *numbers, in
 
 #endif
 
-/* delta of each row and head, and bounds of each tile; a block for each tile of queries and head. */
+/* Computes delta of each row and head, and bounds of each tile; one block per tile of queries and
+ * head. */
 KERNEL(attention_delta, AttentionGrad) {
     int sequence = block_x() / a.tiles, tile = block_x() % a.tiles, length = a.attention.query_rows.rows, first = tile * TILE;
     int64_t base = (int64_t)sequence * length;
@@ -125,8 +128,8 @@ KERNEL(attention_delta, AttentionGrad) {
 #endif
 }
 
-/* S and dP of a wave's 32 rows with 32 others, both sums over `width`: the wave's operands are held in registers
- * (held_x, held_y) or read from own_x, own_y. */
+/* Computes S and dP of a wave's 32 rows with 32 others, both sums over `width`. The wave's operands
+ * are held in registers (held_x, held_y) or read from own_x, own_y. */
 INLINE void scores_and_d_weights(Accumulator *scores, Accumulator *d_weights, const int width, const Operand *held_x, const Operand *held_y,
     LOCAL const bf16 *own_x, LOCAL const bf16 *own_y, LOCAL const bf16 *x, LOCAL const bf16 *y) {
     accumulator_clear(scores);
@@ -159,16 +162,18 @@ INLINE void load_held_rows(Operand *held, LOCAL bf16 *tile, const int width, con
 
 #if defined __gfx942__ || defined __gfx950__
 
-/* Processors of the card that a target is made for; on other cards of it blocks only come in a worse order. */
+/* Compute units of the target's usual card. Other cards with the target only get a less balanced
+ * order. */
 #if defined __gfx942__
 enum { PROCESSORS = 304, CHIPLETS = 8 };
 #else
 enum { PROCESSORS = 256, CHIPLETS = 8 };
 #endif
 
-/* Blocks go to chiplets and processors in turn, those that have the most to do first. Where nearly all run at once, the processor of the
- * longest one would get the longest ones of all rounds: every second round goes backwards, on each chiplet, whose caches have its heads.
- * Returns the number of the block's work, of `count`. */
+/* Blocks are assigned to chiplets and compute units in turn, longest first. If nearly all run at
+ * once, the compute unit of the longest block would get the longest blocks of all rounds. So every
+ * second round is reversed within each chiplet, whose caches hold its heads. Returns the number of
+ * the block's work, of `count`. */
 INLINE int balanced_number(const int number, const int count) {
     int round = number / PROCESSORS, place = number % PROCESSORS;
     if (round % 2 == 1 && (round + 1) * PROCESSORS <= count)
@@ -182,8 +187,9 @@ INLINE int balanced_number(const int number, const int count) {
 
 INLINE int query_tiles(const Attention *a, const int rows) { return (a->query_rows.rows + rows - 1) / rows; }
 
-/* Which sequence and head a block works on, and which tile of queries: 0 has the most keys. */
-#if defined __gfx942__ || defined __gfx950__ /* one die of gfx90a took 2% longer with the order of balanced_number */
+/* The sequence and head that a block works on, and its tile of queries: tile 0 has the most
+ * keys. */
+#if defined __gfx942__ || defined __gfx950__ /* with the order of balanced_number, one die of gfx90a took 2% longer */
 INLINE int query_columns(const AttentionGrad *g) { return (int)(g->rows / g->attention.key_rows.rows) * g->attention.heads; }
 INLINE int query_number(const AttentionGrad *g, const int rows) {
     int columns = query_columns(g);
@@ -226,7 +232,7 @@ INLINE Source rows_of(GLOBAL const bf16 *matrix, int64_t stride, int64_t row, in
     return (Source){matrix + row * stride + column, stride, rows, columns};
 }
 
-/* scores: S -> dS, by the log-sum-exps and deltas of the rows. */
+/* Converts scores from S to dS with the log-sum-exps and deltas of the rows. */
 INLINE void score_gradients(Accumulator *scores, const Accumulator *d_weights, float scale, const float *log_sum, const float *delta) {
     UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         float weight = fast_exp2(__builtin_fmaf(accumulator_get(scores, r, c), scale, -log_sum[r]));
@@ -327,7 +333,7 @@ INLINE GLOBAL const int32_t *reach_of(const AttentionGrad *g, int sequence, int 
     return g->reach + 2 * ((int64_t)sequence * g->tiles + tile);
 }
 
-/* The last tile from `first` on that sees a key up to `last_key`, or -1. */
+/* Returns the last tile from `first` on that sees a key up to `last_key`, or -1. */
 INLINE int last_touched_tile(const AttentionGrad *g, int sequence, int first, int last_key) {
     int last = -1;
     for (int tile = first + lane_id(); tile < g->tiles; tile += WAVE)
@@ -338,7 +344,8 @@ INLINE int last_touched_tile(const AttentionGrad *g, int sequence, int first, in
 
 #if defined __NVPTX__
 
-/* Iteration of the keys pass: over the heads of the group, and for each over the tiles of queries in order. */
+/* Iteration of the keys pass: over the heads of the group, and within each over the tiles of
+ * queries in order. */
 typedef struct Walk { int sequence, head, heads_left, first_tile, tile, last_tile; } Walk;
 
 INLINE bool walk_next(Walk *walk) {
@@ -348,13 +355,13 @@ INLINE bool walk_next(Walk *walk) {
     return --walk->heads_left > 0;
 }
 
-/* Numbers of a tile's queries, in shared memory. Last keys ascend. */
+/* Numbers of a tile's queries in shared memory. Last keys ascend. */
 typedef struct RowTile {
     float log_sum[TILE], delta[TILE];
     int low[TILE], high[TILE];
 } RowTile;
-/* Adds the ALiBi bias to transposed scores [32 keys][32 queries] and sets masked ones to -inf; queries are from
- * `query` on, row `at` of the tile. */
+/* Adds the ALiBi bias to transposed scores [32 keys][32 queries] and sets masked ones to -inf;
+ * queries start at `query`, row `at` of the tile. */
 INLINE void mask_keys(Accumulator *scores, const Attention *a, int head, int key, int query, LOCAL const RowTile *rows, int at) {
     float slope = attention_slope(a, head);
     if (a->alibi > 0) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) UNROLL for (int r = 0; r < LANE_ROWS; r++) {
@@ -371,7 +378,8 @@ INLINE void mask_keys(Accumulator *scores, const Attention *a, int head, int key
     }
 }
 
-/* A tile in flight: one query's numbers in each thread, and the greatest first key of all queries. */
+/* A tile in flight: one query's numbers in each thread, and the largest first key of all
+ * queries. */
 typedef struct QueryStage {
     Stage queries, d_outs;
     Source q, d;
@@ -379,7 +387,7 @@ typedef struct QueryStage {
     int low, low_max;
 } QueryStage;
 
-/* Queries past the last one get weights of zero. */
+/* Queries after the last one get weights of zero. */
 INLINE void query_stage_begin(
     QueryStage *stage, LOCAL bf16 *tile, const int width, const int threads, const AttentionGrad *g, const Walk *walk) {
     const Attention *a = &g->attention;
@@ -406,7 +414,7 @@ INLINE void query_stage_end(
     rows->high[thread_id()] = attention_last_key(a, token_of_row(&a->query_rows, first + thread_id()));
 }
 
-/* Transposed scores -> P^T and dS^T as operands. */
+/* Converts transposed scores to P^T and dS^T as operands. */
 INLINE void weights_and_gradients(
     Accumulator *scores, Accumulator *d_weights, float scale, LOCAL const RowTile *rows, int at, Operand *weights, Operand *d_scores) {
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
@@ -422,7 +430,8 @@ INLINE void weights_and_gradients(
     operand_of(d_scores, d_weights);
 }
 
-/* d_values += P^T dO and d_keys += dS^T Q over 32 queries, for `columns` columns from `queries` and `d_outs` on. */
+/* d_values += P^T dO and d_keys += dS^T Q over 32 queries, for `columns` columns from `queries` and
+ * `d_outs` on. */
 INLINE void add_key_gradients(Accumulator *d_keys, Accumulator *d_values, const Operand *weights, const Operand *d_scores,
     LOCAL const bf16 *queries, LOCAL const bf16 *d_outs, const int width, const int columns) {
     UNROLL for (int n = 0; n < columns / MMA; n++) {
@@ -437,12 +446,12 @@ INLINE void add_key_gradients(Accumulator *d_keys, Accumulator *d_values, const 
     }
 }
 
-/* The keys pass of a block. `split` waves share 32 keys, each with columns / split of the block's `columns`; split is
- * 1, or 2 with tiles of 64 queries. */
+/* Runs the keys pass of a block. `split` waves share 32 keys, each with columns / split of the
+ * block's `columns`; split is 1, or 2 with tiles of 64 queries. */
 INLINE void gradient_of_keys(
     const AttentionGrad *g, const int width, const int columns, const int waves, const int split, const int buffers) {
     const int rows = waves / split * MMA, threads = waves * WAVE, own_columns = columns / split;
-    const bool early = buffers == 2; /* the next tile can be in flight during the work on this one */
+    const bool early = buffers == 2; /* the next tile can be in flight while this one is processed */
     const Attention *a = &g->attention;
     int sequence = block_x() / a->kv_heads, kv_head = block_x() % a->kv_heads, group = a->heads / a->kv_heads, first_key = block_y() * rows;
     int64_t base = (int64_t)sequence * a->key_rows.rows;
@@ -550,7 +559,7 @@ KEYS_PASS(256, 128, 4, 2, 1)
 
 /* -- After a pass over keys whose heads were shared out ------------------------------------------------------------- */
 
-/* Adds the parts of eight columns of a row, in their order. */
+/* Adds the parts of eight columns of a row in order. */
 KERNEL(attention_key_sums, AttentionGrad) {
     const Attention *h = &a.attention;
     int64_t columns = 2 * (int64_t)h->kv_heads * h->head_dim, number = ((int64_t)block_x() * 256 + thread_id()) * 8;
@@ -590,7 +599,7 @@ LAUNCHERS(hopper_items, AttentionGradHopper, attention_items_hopper_64, attentio
 LAUNCHERS(hopper_grad, AttentionGradHopper, attention_grad_hopper_64, attention_grad_hopper_128)
 LAUNCHERS(hopper_round, AttentionGradHopper, attention_round_hopper_64, attention_round_hopper_128)
 
-/* Constants of the keys passes above, from which the shared memory of a block follows. */
+/* Constants of the keys passes above, which determine the shared memory of a block. */
 typedef struct KeysPass { int waves, split, buffers; } KeysPass;
 
 static KeysPass keys_constants(int wave, int width) {
@@ -598,8 +607,9 @@ static KeysPass keys_constants(int wave, int width) {
     return (wave == 64 ? amd : nvidia)[attention_width_index(width)];
 }
 
-/* Blocks that share the heads of a group on AMD: several where one for all leaves processors idle, and more where blocks are short. Their
- * sums take about as much memory as those of Hopper's kernels. */
+/* The number of blocks that divide the heads of a group on AMD: several if one per group leaves
+ * compute units idle, more if blocks are short. Their sums take about as much memory as those of
+ * Hopper's kernels. */
 static bool can_part(const Heads *heads) { return heads->heads / heads->kv_heads % 4 == 0 && heads->head_dim % 8 == 0; }
 static int32_t most_parts(const Heads *heads) { return !can_part(heads) ? 1 : heads->head_dim <= 64 ? 4 : 2; }
 static int32_t parts_of(const Device *device, const AttentionGrad *g, int64_t blocks) {
@@ -648,8 +658,8 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
     add_parts(device, &parted);
 }
 
-/* Parts that share the heads of a group on Hopper: as many as make two blocks of keys for each processor, so that short and long ones
- * come to the same time on each. */
+/* Returns the parts that divide the heads of a group on Hopper: as many as give two blocks of keys
+ * per multiprocessor, so that each gets a mix of short and long blocks. */
 static int32_t hopper_parts(int64_t sequences, int64_t keys, const Heads *heads) {
     enum { ENOUGH = 2 * 128 };
     int64_t blocks = sequences * heads->kv_heads * divide_up(keys, GRAD_KEYS);
@@ -658,8 +668,8 @@ static int32_t hopper_parts(int64_t sequences, int64_t keys, const Heads *heads)
     return parts;
 }
 
-/* Scratch of the Hopper kernels: sums of dQ at 0, then byte offsets of the list of items, HopperRows, marks with the next item, and
- * parts of dK and dV. */
+/* Scratch of the Hopper kernels: sums of dQ at 0, then byte offsets of the list of items,
+ * HopperRows, marks with the next item, and parts of dK and dV. */
 typedef struct HopperScratch { int64_t places, list_at, rows_at, marks_at, parts_at, bytes; } HopperScratch;
 static HopperScratch hopper_scratch(int64_t sequences, int64_t queries, int64_t keys, const Heads *heads) {
     GradShape shape = grad_shape(heads->head_dim);
@@ -673,15 +683,15 @@ static HopperScratch hopper_scratch(int64_t sequences, int64_t queries, int64_t 
     return s;
 }
 
-/* All fields but the tensor maps. */
+/* Returns all fields except the tensor maps. */
 static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratch, int64_t sequences, int processors) {
     const Attention *a = &g->attention;
     const Heads heads = {a->heads, a->kv_heads, a->head_dim};
     HopperScratch at = hopper_scratch(sequences, a->query_rows.rows, a->key_rows.rows, &heads);
     int32_t parts = hopper_parts(sequences, a->key_rows.rows, &heads);
     int64_t groups = sequences * a->kv_heads * parts, blocks = divide_up(a->key_rows.rows, GRAD_KEYS);
-    /* As many groups at once as fill the processors, since more would not stay in the cache; twice as many where a
-     * group is one head: these wait less. */
+    /* As many groups at once as fill the multiprocessors: more would not stay in the cache. Twice
+     * as many if a group is one head, because such groups wait less. */
     int64_t fill = processors * (a->heads == a->kv_heads * parts ? 2 : 1) / blocks, at_once = fill > 0 ? fill : 1;
     return (AttentionGradHopper){.attention = *a,
         .d_out = g->d_out,
@@ -704,7 +714,7 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
         .chunks = (int32_t)(2 * divide_up(groups, 2 * at_once))};
 }
 
-/* Launches the Hopper kernels; false where device or shape rule them out. */
+/* Launches the Hopper kernels; returns false if device or shape do not allow them. */
 static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t sequences) {
     const Attention *a = &g->attention;
     int width = a->head_dim, processors = device_info(call->device)->processors;
@@ -733,7 +743,8 @@ static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t se
     return true;
 }
 
-/* Scratch of the others: byte offsets of the bounds of tiles, of which the smaller ones are more, and of parts of sums. */
+/* Scratch of the other kernels: byte offsets of the bounds of tiles (enough for the smallest tiles)
+ * and of parts of sums. */
 typedef struct GradScratch { int64_t reach_at, parts_at, bytes; } GradScratch;
 static GradScratch grad_scratch(int64_t sequences, int64_t queries, int64_t keys, const Heads *heads) {
     GradScratch s = {.reach_at = sequences * divide_up(queries, 32) * heads->heads * GRAD_NUMBERS * (int64_t)sizeof(float)};
@@ -743,7 +754,7 @@ static GradScratch grad_scratch(int64_t sequences, int64_t queries, int64_t keys
     return s;
 }
 
-/* The device is not known here: the pass that needs most counts. */
+/* Returns scratch for the most demanding pass, because the device is not known here. */
 static int64_t workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     int64_t queries = token_rows(spec->length, spec->queries.ranks, spec->queries.rank).rows,

@@ -1,6 +1,7 @@
-/* Queries, keys and values of one row by the kernel of their GEMM, as in generation: it turns them as rope does and writes
- * keys and values to the row's place in the cache. Two small kernels less a layer; the bits are those of the three kernels
- * one after the other, as the GEMM's results are rounded between. Called by cached_gpu.c; no scratch. */
+/* Queries, keys and values of one row in the kernel of their GEMM, as in generation. It applies
+ * RoPE and writes keys and values to the row's place in the cache. This saves two small kernels per
+ * layer. The bits equal those of the three separate kernels, because the GEMM's results are rounded
+ * in between. Called by cached_gpu.c; no scratch. */
 #include "backend/gpu/gemv.h"
 #include "ops/attention/deal.h"
 #include "ops/attention/project.h"
@@ -8,16 +9,17 @@
 typedef struct AttentionProjection {
     Gemv gemv;
     GLOBAL const float *bias;   /* NULL: none */
-    GLOBAL const float *angles; /* of each position `half` cosines, then sines */
+    GLOBAL const float *angles; /* for each position, `half` cosines, then sines */
     GLOBAL const int32_t *positions;
     GLOBAL bf16 *queries, *cache;
-    int32_t half, turned, kept; /* half a head; columns that are turned; columns of queries, before those of the cache */
+    int32_t half, turned, kept; /* half a head; columns that RoPE rotates; columns of queries, before those of the cache */
     Deal deal;
 } AttentionProjection;
 
 #ifdef GPU_DEVICE
 
-/* Pairs of channels half a head apart. The bits are those of the GEMM, which rounds, and of rope. */
+/* Computes pairs of channels half a head apart. The bits are those of the GEMM, which rounds, and
+ * of rope. */
 INLINE void project_row(const AttentionProjection *a, const int lines) {
     int32_t column = first_line_of_pairs(a->half, lines) + thread_id(), position = a->positions[0];
     bool turned = column < a->turned;

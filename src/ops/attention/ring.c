@@ -1,10 +1,12 @@
-/* Ring attention (arXiv 2310.01889): keys and values of all ranks go round, a block, which is one rank's, at a time. In
- * step s a rank has the block of the rank s before it, while the next one is under way. Results of blocks are added up in
- * fp32 by their log-sum-exps. Backward the blocks go round again, and behind them, one step later, go the sums of their
- * gradients, to which each rank adds on the way; the rank's own part is added last, at home.
+/* Ring attention (arXiv 2310.01889): keys and values of all ranks rotate around the ring, one
+ * rank's block at a time. In step s a rank has the block of the rank s before it, while the next
+ * block is in transfer. Results of blocks are added in fp32, weighted by their log-sum-exps. In the
+ * backward pass the blocks rotate again. The sums of their gradients follow one step later, and
+ * each rank adds its part; the rank's own part is added last, at home.
  *
- * Because of the order of tokens (ops/attention/tokens.h) each step costs every rank as much: half a block of queries
- * times keys, of which causality hides none. Computing is done by the kernels of op attention and attention_sum. */
+ * With the order of tokens in ops/attention/tokens.h, each step costs every rank the same: half a
+ * block of queries times keys, without masked pairs. The kernels of op attention and attention_sum
+ * compute. */
 #include "ops/attention/ring.h"
 
 #include "base/math.h"
@@ -28,7 +30,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     attention_append_gradient(graph, OP_attention_ring_grad, node, d_out, d_in);
 }
 
-/* Of a block, which goes to the next rank in every step but the last. */
+/* Returns the bytes of a block, which goes to the next rank in every step except the last. */
 static double sent(const Graph *graph, const Node *node) {
     return (mesh_size(graph->mesh, MESH(AXIS_CP)) - 1) * (double)graph_bytes(graph, node->in[ATTENTION_KV]);
 }
@@ -49,7 +51,8 @@ const Op op_rule_attention_ring_grad = {
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
-/* Memory of a pass, in its scratch. Blocks and their gradients have two buffers, which alternate from step to step. */
+/* Memory of a pass, in its scratch. Blocks and their gradients have two buffers, which alternate
+ * between steps. */
 typedef struct RingMemory {
     char *keys[2], *part, *sum;        /* COMPUTE [R, kv columns]; COMPUTE and WIDE [R, query columns] */
     char *part_log, *logs[2];          /* forward: WIDE [R, heads] */
@@ -73,7 +76,7 @@ static char *take(uintptr_t *at, int64_t bytes) {
     return memory;
 }
 
-/* Lays the memory out from `at` on; where the scratch begins, it ends. */
+/* Places the memory from `at` on; it ends where `scratch` begins. */
 static RingMemory place(uintptr_t at, int64_t rows, int64_t queries, int64_t keys, int64_t heads, const RingKernels *by, bool backward) {
     RingMemory m = {0};
     for (int i = 0; i < 2; i++) m.keys[i] = take(&at, rows * keys * by->compute);
@@ -90,7 +93,7 @@ static RingMemory place(uintptr_t at, int64_t rows, int64_t queries, int64_t key
     return m;
 }
 
-/* The attributes of the attention with the block of `keys`. */
+/* Returns the attributes of attention with the keys of rank `keys`. */
 static AttentionSpec spec_of_block(const AttentionSpec *spec, int keys) {
     AttentionSpec block = *spec;
     block.keys.rank = keys, block.keys.ranks = spec->queries.ranks;
@@ -127,10 +130,10 @@ static Ring ring_of(const OpCall *call, const RingKernels *by, bool backward) {
     return r;
 }
 
-/* The block that a step works on. */
+/* Returns the block of a step. */
 static void *block_of(const Ring *r, int step) { return step == 0 ? r->call->in[ATTENTION_KV] : r->memory.keys[step % 2]; }
 
-/* Sends to the next rank, and receives from the one before. */
+/* Sends to the next rank and receives from the previous one. */
 static CommTicket pass_on(const Ring *r, const char *name, const void *from, void *to, int64_t bytes) {
     return comm_exchange(r->group, name, from, bytes, (r->rank + 1) % r->size, to, bytes, (r->rank + r->size - 1) % r->size, COMM_U8);
 }
@@ -144,7 +147,8 @@ static void await(const Ring *r, CommTicket ticket) {
 
 static void set_shape(int64_t *shape, int64_t rows, int64_t columns) { shape[0] = rows, shape[1] = columns, shape[2] = shape[3] = 1; }
 
-/* The call of a kernel of attention for the block of a step; `spec` gets its attributes. */
+/* Returns the call of an attention kernel for the block of a step; *spec receives its
+ * attributes. */
 static OpCall call_of_block(const Ring *r, int step, AttentionSpec *spec) {
     *spec = spec_of_block(r->call->attributes, (r->rank + r->size - step) % r->size);
     OpCall call = *r->call;
@@ -154,7 +158,8 @@ static OpCall call_of_block(const Ring *r, int step, AttentionSpec *spec) {
     return call;
 }
 
-/* What attention_sum adds: next or last = sum + part; by their log-sum-exps where there are any. */
+/* Arguments of attention_sum: next or last = sum + part, weighted by their log-sum-exps if there
+ * are any. */
 typedef struct RingSum { void *sum, *log, *part, *part_log, *next, *next_log, *last; } RingSum;
 static void add(const Ring *r, const RingSum *s, int64_t columns) {
     OpCall call = {.device = r->call->device,

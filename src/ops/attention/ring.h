@@ -3,7 +3,8 @@
 
 #include "ops/attention/attention.h"
 
-/* A back end's kernels by OpId, which compute; and the bytes of an element of COMPUTE and WIDE tensors. */
+/* A back end's kernels by OpId, which compute, and the bytes of an element of COMPUTE and WIDE
+ * tensors. */
 typedef struct RingKernels {
     const OpKernel *const *kernels;
     int64_t compute, wide;
@@ -11,6 +12,6 @@ typedef struct RingKernels {
 
 void ring_attend(const OpCall *call, const RingKernels *by);
 void ring_gradient(const OpCall *call, const RingKernels *by);
-/* Bytes of scratch of each. */
+/* Return the bytes of scratch of each pass. */
 int64_t ring_workspace(const Graph *graph, const Node *node, const RingKernels *by);
 int64_t ring_gradient_workspace(const Graph *graph, const Node *node, const RingKernels *by);

@@ -1,4 +1,4 @@
-/* Ring attention by the kernels of this variant. */
+/* Ring attention with the kernels of this variant. */
 #include "backend/cpu/kernel.h"
 #include "ops/attention/ring.h"
 

@@ -1,4 +1,4 @@
-/* Ring attention by the kernels of GPUs. */
+/* Ring attention with the kernels of GPUs. */
 #include "backend/gpu/gpu.h"
 
 #ifndef GPU_DEVICE

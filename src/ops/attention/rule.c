@@ -1,10 +1,11 @@
-/* Attention, causal or bidirectional, with grouped queries over packed rows, and its gradient (FlashAttention-2, arXiv 2307.08691). For
- * each query head, with Q, K, V [length, head_dim] of a sequence:
+/* Attention, causal or bidirectional, with grouped queries over packed rows, and its gradient
+ * (FlashAttention-2, arXiv 2307.08691). For each query head, with Q, K, V [length, head_dim] of a
+ * sequence:
  *     P = softmax(scale * Q K^T + bias),  O = P V
  *     delta = rowsum(dO * O),  dV = P^T dO,  dS = P * (dO V^T - delta),  dQ = scale * dS K,  dK = scale * dS^T Q
- * Scores exist one block at a time. The forward pass keeps O and one log-sum-exp per row and head for the backward
- * pass, which computes P again. In generation, keys and values of new rows are written to a cache, then every row
- * attends to the cache up to its position. */
+ * Only one block of scores exists at a time. The forward pass keeps O and one log-sum-exp per row
+ * and head for the backward pass, which recomputes P. In generation, keys and values of new rows
+ * are written to a cache, then every row attends to the cache up to its position. */
 #include "base/math.h"
 #include "ops/attention/rule_internal.h"
 #include "ops/collective/collective.h"
@@ -65,8 +66,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     attention_append_gradient(graph, OP_attention_grad, node, d_out, d_in);
 }
 
-/* Flops of `matmuls` matmuls over all pairs of a query and a key that it sees, of which every rank of queries, and of
- * keys, has about an equal part. Documents are not known here. */
+/* Returns the flops of `matmuls` matmuls over all pairs of a query and a key that it sees. Every
+ * rank of queries, and of keys, has about an equal part. Documents are not known here. */
 static double matmul_flops(const Graph *graph, const Node *node, int matmuls) {
     const AttentionSpec *spec = node->attributes;
     int64_t seen = spec->window > 0 ? int_min(spec->window, spec->length) : spec->length, keys = int_max(spec->keys.ranks, 1);
@@ -94,7 +95,7 @@ int64_t attention_cache_rows(const Graph *graph, int64_t context) {
     return deal_rows((Deal){0, attention_deal(graph->mesh).ranks}, (int32_t)context); /* rank 0 has the most */
 }
 
-/* The node of attention over a cache, whose output is `out`. */
+/* Appends the node of attention over a cache, whose output is `out`. */
 static void append_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, TensorId out, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
     assert_shapes(graph, qkv, heads_columns(h), positions, spec);
@@ -131,7 +132,8 @@ TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, Ten
     return out;
 }
 
-/* Two matmuls with every row of this rank's cache, since how much of it is filled is not known here. */
+/* Counts two matmuls with every row of this rank's cache, because the fill level is not known
+ * here. */
 static double cached_flops(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     double pairs = (double)graph_rows(graph, node->in[ATTENTION_QKV]) * graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);

@@ -1,9 +1,9 @@
-/* What the rules of attention in this folder share. */
+/* Shared by the rules of attention in this folder. */
 #pragma once
 
 #include "ops/attention/attention.h"
 
-/* op_attention where AXIS_CP has several ranks (context_rule.c). */
+/* op_attention for several ranks on AXIS_CP (context_rule.c). */
 TensorId attention_of_context(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec);
 /* Appends the gradient node `op` of a node with the operands of op attention (rule.c). */
 void attention_append_gradient(Graph *graph, int op, const Node *node, const TensorId *d_out, TensorId *d_in);

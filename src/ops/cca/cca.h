@@ -1,4 +1,5 @@
-/* Prologue of compressed convolutional attention (CCA): builder, operands and shapes of op cca and its gradient. */
+/* Prologue of compressed convolutional attention (CCA): builder, operands and shapes of op cca and
+ * its gradient. */
 #pragma once
 
 #include "graph/op.h"
@@ -11,24 +12,26 @@ typedef struct CcaParameters {
     TensorId temperature;                      /* [kv_heads] */
 } CcaParameters;
 
-/* Heads of a row, and how many of its value columns, the last ones, are those of the token before: half of them where a
- * row has all heads of the model. */
+/* Heads of a row, and the number of delayed value columns: the last ones, taken from the previous
+ * token. It is half of the values if a row has all heads of the model. */
 typedef struct CcaSpec {
     Heads heads;
     int64_t delayed;
 } CcaSpec;
 
-/* From raw projections u = [q | k | v] to rotated, normalised, packed qkv, COMPUTE [R, (heads + 2 kv_heads) *
- * head_dim] (arXiv 2510.04476, as in the ZAYA1 code). `halo`, COMPUTE [chunks * 2, columns of u], has the two rows before
- * each of the equal chunks that u consists of (op_halo); TENSOR_NONE: u is one chunk, before which nothing comes. In
- * generation it is a tensor of the state arena for one chunk, replaced by the last two rows of u. */
+/* Computes rotated, normalized, packed qkv, COMPUTE [R, (heads + 2 kv_heads) * head_dim], from raw
+ * projections u = [q | k | v] (arXiv 2510.04476, as in the ZAYA1 code). `halo`, COMPUTE
+ * [chunks * 2, columns of u], has the two rows before each of the equal chunks of u (op_halo);
+ * TENSOR_NONE: u is one chunk with nothing before it. In generation it is a tensor of the state
+ * arena for one chunk, replaced by the last two rows of u. */
 TensorId op_cca(
     Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId halo, const CcaSpec *spec);
 
-/* u COMPUTE [R, columns], positions int32 [R] within the document, rope_table CONSTANT WIDE [positions, rotated channels
- * of a head], halo, CcaParameters (weights COMPUTE, the others WIDE) -> qkv COMPUTE [R, columns]; in training unit_keys COMPUTE
- * [R, kv_heads * head_dim], rotated keys before their temperature, and head_scales WIDE [R, heads + kv_heads], the factor
- * of each head's norm; in generation the halo again, as a state */
+/* u COMPUTE [R, columns], positions int32 [R] within the document, rope_table CONSTANT WIDE
+ * [positions, rotated channels of a head], halo, CcaParameters (weights COMPUTE, the others WIDE)
+ * -> qkv COMPUTE [R, columns]; in training unit_keys COMPUTE [R, kv_heads * head_dim], rotated keys
+ * before their temperature, and head_scales WIDE [R, heads + kv_heads], the factor of each head's
+ * norm; in generation the updated halo, as a state */
 enum {
     CCA_U,
     CCA_POSITIONS,
@@ -43,8 +46,9 @@ enum {
 enum { CCA_HALO_ROWS = 2 }; /* how far a row looks back: both convolutions have two taps */
 enum { CCA_QKV, CCA_UNIT_KEYS, CCA_HEAD_SCALES, CCA_STATE };
 
-/* The inputs of cca before CCA_GROUPED_BIAS, so that both passes read them by the same names; d_qkv like qkv, the forward
- * outputs -> d_u like u; the gradients of the parameters, in their order, which are added to; d_halo like the halo */
+/* The inputs of cca before CCA_GROUPED_BIAS, so that both passes use the same names; d_qkv like
+ * qkv, the forward outputs -> d_u like u; the gradients of the parameters, in their order, which
+ * are added to; d_halo like the halo */
 enum { CCA_GRAD_D_QKV = CCA_GROUPED_BIAS, CCA_GRAD_QKV, CCA_GRAD_UNIT_KEYS, CCA_GRAD_HEAD_SCALES };
 enum {
     CCA_GRAD_D_U,
@@ -56,8 +60,8 @@ enum {
     CCA_GRAD_D_HALO
 };
 
-/* Columns of a row of u and of qkv: `convolved` (C) for queries and keys, then `values`, of which the first `current` are
- * not delayed; `group` query heads share a key-value head. */
+/* Columns of a row of u and of qkv: `convolved` (C) for queries and keys, then `values`; the first
+ * `current` values are not delayed. `group` query heads share a key-value head. */
 typedef struct CcaShape { int64_t rows, heads, kv_heads, group, dim, convolved, values, current, columns; } CcaShape;
 
 static inline CcaShape cca_shape(const CcaSpec *spec, int64_t rows) {
@@ -75,11 +79,11 @@ static inline CcaShape cca_shape(const CcaSpec *spec, int64_t rows) {
         .columns = convolved + values};
 }
 
-/* The least norm that a head is divided by: the distance from 1 to the next number of the compute type, of so many
- * bytes (ZayaQKNorm in transformers). */
+/* Returns the lower limit of the norm by which a head is divided: the distance from 1 to the next
+ * number of the compute type, which has `bytes` bytes (ZayaQKNorm in transformers). */
 static inline double cca_least_norm(size_t bytes) { return bytes == 2 ? 0x1p-7 : bytes == 4 ? 0x1p-23 : 0x1p-52; }
 
-/* Of a node of either op. */
+/* Returns the shape of a node of either op. */
 static inline CcaShape cca_node_shape(const Graph *graph, const Node *node) {
     return cca_shape(node->attributes, graph_rows(graph, node->in[CCA_U]));
 }

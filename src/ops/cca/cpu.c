@@ -1,13 +1,14 @@
-/* The prologue of compressed convolutional attention on a CPU (formulas in rule.c). A task is CCA_BLOCK rows of one
- * head, or of the values; tasks are independent. While a task's rows are in cache they are convolved twice (depthwise,
- * then a GEMM), mixed with the qk-mean, normalised and rotated. Scratch: that of each thread (CcaScratch). */
+/* The prologue of compressed convolutional attention on a CPU (formulas in rule.c). A task is
+ * CCA_BLOCK rows of one head, or of the values; tasks are independent. While a task's rows are in
+ * cache they are convolved twice (depthwise, then a GEMM), mixed with the qk-mean, normalized and
+ * rotated (RoPE). Scratch: that of each thread (CcaScratch). */
 #include <omp.h>
 
 #include "backend/cpu/kernel.h"
 #include "ops/cca/cpu_shared.h"
 #include "ops/cca/cca.h"
 
-/* A task is a block of rows of one head, or of the values. */
+/* Returns the number of tasks: a task is a block of rows of one head, or of the values. */
 static int64_t task_count(const CcaShape *s) { return cca_blocks(s->rows, CCA_BLOCK) * (s->heads + s->kv_heads + 1); }
 
 static CcaScratch forward_scratch(const CcaShape *s, int64_t compute, int64_t wide) {
@@ -44,7 +45,8 @@ static W sum_of_squares(const W *restrict y, int64_t dim) {
     return sum;
 }
 
-/* out = y * scale, its first `rotated` channels rotated by the angles of one row of the table. */
+/* out = y * scale, with the first `rotated` channels rotated by the angles of one row of the
+ * table. */
 static void rotate(T *restrict out, const W *restrict y, W scale, const W *restrict table, int64_t rotated, int64_t dim) {
     int64_t half = rotated / 2;
 #pragma omp simd simdlen(8)
@@ -67,7 +69,7 @@ typedef struct Forward {
     W *scales;
 } Forward;
 
-/* Normalises and rotates row y of one head, and stores it to qkv. */
+/* Normalizes and rotates row y of one head, and stores it to qkv. */
 static void finish_row(const Forward *f, W *y, int64_t r, int64_t head) {
     const CcaShape *s = &f->s;
     const W *angles = f->table + f->rows.positions[r] * f->rotated;

@@ -1,9 +1,10 @@
-/* What cpu.c and grad_cpu.c share: rows of u and which earlier rows belong to a row's document, the scratch of a
- * thread, and the depthwise convolution, which the backward pass computes again.
+/* Shared by cpu.c and grad_cpu.c: rows of u and the earlier rows of a row's document, the scratch
+ * of a thread, and the depthwise convolution, which the backward pass recomputes.
  *
- * The grouped convolution is a GEMM per head. Its weight is stored [out, in, tap]. Instead of reordering the weight by
- * taps, the two taps of the activations are interleaved: a row of `pairs` [rows, 2 * head_dim] holds (previous,
- * current) for every channel, so that the stored weight and its gradient are operands as they are. */
+ * The grouped convolution is a GEMM per head. Its weight is stored [out, in, tap]. Instead of
+ * reordering the weight by taps, the two taps of the activations are interleaved: a row of `pairs`
+ * [rows, 2 * head_dim] holds (previous, current) for every channel, so that the stored weight and
+ * its gradient can be operands directly. */
 #pragma once
 
 #include "backend/cpu/kernel.h"
@@ -11,7 +12,7 @@
 
 enum {
     CCA_BLOCK = 256,            /* rows of one GEMM: enough to pay for packing the weight, few enough for L2 */
-    CCA_MAX_THREADS = 64,       /* most threads that share the work, since each needs scratch */
+    CCA_MAX_THREADS = 64,       /* most threads that share the work, because each needs scratch */
     CCA_PREFETCH_ROWS = 8,      /* rows between a prefetch and its use */
     CCA_SERIAL_LIMIT = 1 << 15, /* multiplications below which more threads cost more than they save */
 };
@@ -36,7 +37,7 @@ static inline CcaScratch cca_scratch(
 
 #ifdef KERNEL_VARIANT
 
-/* Takes the next task of a loop, for the first cca_threads() threads. */
+/* Returns the next task of a loop, for the first cca_threads() threads. */
 static inline int64_t cca_next_task(int64_t *next) {
     int64_t task;
 #pragma omp atomic capture
@@ -60,17 +61,17 @@ static inline CcaRows cca_rows(const OpCall *call) {
         .chunk = chunks ? rows / chunks : rows};
 }
 
-/* The place of row r in its chunk. */
+/* Returns the index of row r in its chunk. */
 static inline int64_t cca_place(const CcaRows *rows, int64_t r) { return rows->halo ? r % rows->chunk : r; }
 
-/* Number of rows before row r that belong to its document and are available. */
+/* Returns the number of rows before row r that belong to its document and are available. */
 static inline int64_t cca_history(const CcaRows *rows, int64_t r) {
     return int_min(rows->positions[r], cca_place(rows, r) + (rows->halo ? CCA_HALO_ROWS : 0));
 }
 
 static inline const T *cca_row(const CcaRows *rows, int64_t r) { return rows->u + r * rows->columns; }
 
-/* The row `back` rows before row r, at most cca_history. */
+/* Returns the row `back` rows before row r, at most cca_history. */
 static inline const T *cca_row_before(const CcaRows *rows, int64_t r, int64_t back) {
     int64_t place = cca_place(rows, r) - back;
     return place >= 0 ? cca_row(rows, r - back) : rows->halo + ((r / rows->chunk + 1) * CCA_HALO_ROWS + place) * rows->columns;
@@ -89,9 +90,9 @@ static inline void cca_depthwise_row(
     for (int64_t i = 0; i < dim; i++) y[i] = to_compute(bias[i] + taps[i] * to_wide(before[i]) + taps[dim + i] * to_wide(current[i]));
 }
 
-/* pairs[r - first] = (c_{r-1}, c_r) for every channel of the head whose columns begin at `column`, c being the
- * depthwise convolution. Before a document are zeros, so c is its bias there. `scratch` holds two rows,
- * `zeros` one of zeros. */
+/* pairs[r - first] = (c_{r-1}, c_r) for every channel of the head whose columns begin at `column`,
+ * where c is the depthwise convolution. Rows before a document are zeros, so c is its bias there.
+ * `scratch` holds two rows, `zeros` one row of zeros. */
 static inline void cca_pairs(T *restrict pairs, const CcaRows *rows, int64_t column, int64_t first, int64_t end, const W *taps,
     const W *bias, int64_t dim, T *scratch, const T *zeros) {
     T *previous = scratch, *current = scratch + dim;

@@ -1,7 +1,8 @@
-/* The prologue of compressed convolutional attention on a GPU in one pass (formulas in rule.c). A block takes tiles of
- * one head, `stride` rows apart (gpu_shared.h): depthwise convolution into pairs, the matmul of the grouped
- * convolution, qk-mean, norm, rotation. Concurrent blocks of other heads find the rows that they share in the cache.
- * One more row of blocks shifts the values. In generation a last kernel updates the state. No scratch. */
+/* The prologue of compressed convolutional attention on a GPU in one pass (formulas in rule.c). A
+ * block takes tiles of one head, `stride` rows apart (gpu_shared.h): depthwise convolution into
+ * pairs, the matmul of the grouped convolution, qk-mean, norm, RoPE. Concurrent blocks of other
+ * heads find the shared rows in the cache. One more row of blocks shifts the values. In generation
+ * a last kernel updates the state. No scratch. */
 #include "ops/cca/gpu_fragments.h"
 
 /* `units` and `scales` are NULL outside training; `stride` is the number of rows of all concurrent tiles. */
@@ -21,7 +22,8 @@ typedef struct CcaStateArguments {
 
 #ifdef GPU_DEVICE
 
-/* Rotates eight channels of row `row`, whose products are complete, by the angles of its position. */
+/* Rotates eight channels of row `row`, whose products are complete, by the angles of its
+ * position. */
 INLINE f32x8 rotate(
     f32x8 own, LOCAL const float *products, int row, int channel, const CcaInput *in, const float GLOBAL *angles, const int DIM) {
     int half = in->rotated / 2;
@@ -42,7 +44,8 @@ INLINE f32x8 rotate(
     return own;
 }
 
-/* Stores eight channels of one head times their scale to qkv, and what training keeps. */
+/* Stores eight channels of one head times their scale to qkv, and the values that training
+ * keeps. */
 INLINE void finish(const CcaArguments *a, f32x8 y, float scale, int64_t r, int head, int channel) {
     const CcaInput *in = &a->in;
     int left = in->dim - channel, key = head - in->heads;
@@ -56,8 +59,8 @@ INLINE void finish(const CcaArguments *a, f32x8 y, float scale, int64_t r, int h
 }
 
 #if defined __AMDGCN__
-/* What a chunk of a tile needs of global memory: its pairs, and u of the head of its keys. It is asked for while the tile
- * before is computed, so that a wave seldom waits for it. */
+/* The loads of a chunk of a tile: its pairs, and u of the head of its keys. They start while the
+ * previous tile is computed, so that a wave rarely waits for them. */
 typedef struct TileChunk {
     PairChunk pair;
     u32x4 keys;
@@ -70,7 +73,7 @@ INLINE TileChunk load_tile_chunk(const CcaInput *in, int r, int head, int channe
     return (TileChunk){.pair = pair, .keys = load_chunk(u + keys * in->dim, left, in->whole)};
 }
 
-/* qk-mean of a chunk of head `head`. */
+/* Returns the qk-mean of a chunk of head `head`. */
 INLINE f32x8 loaded_mean(const CcaInput *in, const TileChunk *chunk, int head, int channel) {
     if (head < in->heads) return (to_float8(chunk->pair.own) + to_float8(chunk->keys)) * 0.5f;
     const bf16 GLOBAL *queries = in->u + offset_of(chunk->pair.row.row, in->columns) + (head - in->heads) * in->group * in->dim + channel;
@@ -78,7 +81,7 @@ INLINE f32x8 loaded_mean(const CcaInput *in, const TileChunk *chunk, int head, i
     return to_float8(chunk->pair.own) * 0.5f + sum * (0.5f / (float)in->group);
 }
 
-/* Cosines and sines of eight channels, asked for before the products; of a head in whole chunks. */
+/* Cosines and sines of eight channels, loaded before the products; for heads in whole chunks. */
 typedef struct Angles { f32x8 cosine, sine; } Angles;
 
 INLINE Angles load_angles(const CcaInput *in, const float GLOBAL *angles, int channel) {
@@ -86,7 +89,7 @@ INLINE Angles load_angles(const CcaInput *in, const float GLOBAL *angles, int ch
     return (Angles){load8_wide(angles + angle, CHUNK), load8_wide(angles + half + angle, CHUNK)};
 }
 
-/* rotate() by them. */
+/* rotate() with these angles. */
 INLINE f32x8 rotate_by(
     const Angles *angles, f32x8 own, LOCAL const float *products, int row, int channel, const CcaInput *in, const int DIM) {
     int half = in->rotated / 2;
@@ -95,7 +98,7 @@ INLINE f32x8 rotate_by(
     return own * angles->cosine + other * (channel < half ? -angles->sine : angles->sine);
 }
 
-/* Norm and rotation of a chunk whose products are complete. */
+/* Applies norm and RoPE to a chunk whose products are complete. */
 INLINE void finish_chunk(const CcaArguments *a, const Angles *angles, const float GLOBAL *table, LOCAL const float *products, int row,
     int64_t r, int head, int channel, const int DIM) {
     const CcaInput *in = &a->in;
@@ -109,7 +112,7 @@ INLINE void finish_chunk(const CcaArguments *a, const Angles *angles, const floa
     finish(a, y, scale, r, head, channel);
 }
 
-/* The tiles of a block, from row `first` on. Products start as bias and mean. */
+/* Processes the tiles of a block, from row `first` on. Products start with bias and mean. */
 INLINE void convolve_tiles(
     const CcaArguments *a, int64_t first, int head, LOCAL bf16 *tile, LOCAL float *products, const Operand *weights, const int DIM) {
     const CcaInput *in = &a->in;
@@ -144,7 +147,7 @@ INLINE void convolve_tiles(
     }
 }
 #else
-/* qk-mean of eight channels of head `head` of row r. */
+/* Returns the qk-mean of eight channels of head `head` of row r. */
 INLINE f32x8 mean_of(const CcaInput *in, int64_t r, int head, int channel) {
     int left = in->dim - channel;
     bool whole = in->whole;
@@ -157,8 +160,8 @@ INLINE f32x8 mean_of(const CcaInput *in, int64_t r, int head, int channel) {
     return load_channels(keys + key * in->dim, left, whole) * 0.5f + sum * (0.5f / (float)in->group);
 }
 
-/* One tile of one head, rows from `first` on. Products start as bias and mean, so that all loads from global memory
- * are in flight at once. */
+/* Processes one tile of one head, rows from `first` on. Products start with bias and mean, so that
+ * all loads from global memory are in flight at once. */
 INLINE void convolve_tile(
     const CcaArguments *a, int64_t first, int head, LOCAL bf16 *tile, LOCAL float *products, const Operand *weights, const int DIM) {
     const CcaInput *in = &a->in;
@@ -193,7 +196,7 @@ INLINE void convolve_tiles(
 }
 #endif
 
-/* Loads the rows of the weights that each wave multiplies with, through the tile. */
+/* Loads the rows of the weights that each wave multiplies by, through the tile. */
 INLINE void load_weights(Operand *weights, const CcaInput *in, int head, LOCAL bf16 *tile, const int DIM) {
     for (int n = 0; n < DIM; n += MMA) {
         Source source = {in->grouped + (int64_t)(head * in->dim + n) * 2 * in->dim, 2 * in->dim, in->dim - n, 2 * in->dim};
@@ -264,7 +267,7 @@ INLINE void begin_fragment_weights(const CcaInput *in, int head) {
     copies_commit();
 }
 
-/* shift_values of all rows, shared out among all threads; chunks are delayed or not. */
+/* Runs shift_values for all rows, divided among all threads; a chunk is entirely delayed or not. */
 INLINE void shift_all_values(const CcaArguments *a, int thread, int threads) {
     enum { TOGETHER = 4 };
     const CcaInput *in = &a->in;
@@ -286,7 +289,7 @@ INLINE void shift_all_values(const CcaArguments *a, int thread, int threads) {
     }
 }
 
-/* Sums start as bias and qk-mean. */
+/* Initializes sums with bias and qk-mean. */
 INLINE void begin_fragment_sums(FragmentSums *sums, const CcaArguments *a, const RowPlace row[2], int head) {
     const CcaInput *in = &a->in;
     FragmentRows own;
@@ -306,7 +309,8 @@ INLINE void begin_fragment_sums(FragmentSums *sums, const CcaArguments *a, const
     }
 }
 
-/* Adds the grouped convolution of the warp's rows. A chunk is asked for while the one before is multiplied. */
+/* Adds the grouped convolution of the warp's rows. A chunk is loaded while the previous one is
+ * multiplied. */
 INLINE void convolve_fragments(FragmentSums *sums, const CcaInput *in, int first, int head) {
     int column = head * FRAGMENT_DIM + fragment_channel(0);
     PairChunk ahead[2];
@@ -353,7 +357,7 @@ INLINE void finish_fragments(const CcaArguments *a, FragmentSums *sums, const Ro
     }
 }
 
-/* cca_fragments of a block: every `stride`-th tile of its warps. */
+/* Runs cca_fragments of a block: every `stride`-th tile of its warps. */
 INLINE void fragment_tiles(const CcaArguments *a) {
     const CcaInput *in = &a->in;
     int head = block_y(), heads = in->heads + in->kv_heads, across = (int)(a->stride / (FRAGMENT_WARPS * FRAGMENT_ROWS));
@@ -396,7 +400,8 @@ LAUNCHER(cca_state, CcaStateArguments)
 
 enum { RESIDENT = 2 }; /* blocks that fit on a multiprocessor */
 
-/* Blocks of `rows` rows for each of `tasks`: all at once, each of which takes as many tiles, where that is possible. */
+/* Returns the blocks of `rows` rows for each of `tasks` tasks: all run at once with equally many
+ * tiles each, if possible. */
 static int64_t concurrent_blocks(const CcaInput *in, int64_t rows, int64_t tasks, int64_t most) {
     int64_t tiles = divide_up(in->rows, rows), across = most < tasks ? 1 : most / tasks;
     return divide_up(tiles, divide_up(tiles, across));

@@ -1,11 +1,13 @@
-/* What gpu.c and grad_gpu.c share: access to rows by chunks of eight channels, the pairs that are the input of the
- * grouped convolution (see cpu_shared.h), and a matmul whose weights stay in registers. Owns no memory.
+/* Shared by gpu.c and grad_gpu.c: access to rows in chunks of eight channels, the pairs that are
+ * the input of the grouped convolution (see cpu_shared.h), and a matmul whose weights stay in
+ * registers. Owns no memory.
  *
- * A block owns one head and one tile of rows at a time. Its four waves hold the head's weights as operands: they are
- * read once, then multiplied with tile after tile. A row of a tile has `dim` channels of the head padded with zeros to
- * the constant DIM (64 or 128), a tile CCA_TILE elements; twice as many where both taps lie side by side. Results go
- * to shared memory, since what follows works on whole rows. Each kernel exists three times: for heads of up to 64 and
- * up to 128 channels with 16-byte accesses, and for any number of channels up to 128. */
+ * A block owns one head and one tile of rows at a time. Its four waves hold the head's weights as
+ * operands: they are read once, then multiplied with tile after tile. A row of a tile has `dim`
+ * channels of the head padded with zeros to the constant DIM (64 or 128). A tile has CCA_TILE
+ * elements; twice as many if both taps are side by side. Results go to shared memory, because later
+ * steps work on whole rows. Each kernel exists three times: for heads of up to 64 and up to 128
+ * channels with 16-byte accesses, and for any number of channels up to 128. */
 #pragma once
 
 #include "backend/gpu/mma.h"
@@ -22,14 +24,15 @@ enum {
 
 #define CCA_LEAST_NORM 0x1p-7f /* cca_least_norm of bf16 */
 
-/* `halo` holds the `reach` rows before each chunk of `chunk` rows, each of `halo_columns`; without one, of 0 columns, it is
- * any memory. Row r is in chunk r * chunk_factor >> chunk_shift. `whole`: dim is a multiple of CHUNK, and so is half the
- * number of rotated channels; kernels set it to the constant that they are compiled for. */
+/* `halo` holds the `reach` rows before each chunk of `chunk` rows, each of `halo_columns` columns;
+ * without a halo (0 columns) it is any memory. Row r is in chunk r * chunk_factor >> chunk_shift.
+ * `whole`: dim is a multiple of CHUNK, and so is half the number of rotated channels; kernels set
+ * it to their compile-time constant. */
 typedef struct CcaInput {
     const bf16 GLOBAL *u, *halo, *depthwise, *grouped;
     const int32_t GLOBAL *positions;
     const float GLOBAL *depthwise_bias;
-    int64_t halo_columns, columns, convolved, values, current; /* of a row of u; queries and keys; values, and those not delayed */
+    int64_t halo_columns, columns, convolved, values, current; /* of a row of u; queries and keys; values, and values not delayed */
     uint32_t chunk_factor;
     int32_t chunk_shift, chunk, reach, rows, heads, kv_heads, group, dim, rotated, whole;
 } CcaInput;
@@ -38,14 +41,14 @@ typedef struct CcaInput {
 
 enum { CCA_THREADS = CCA_WAVES * WAVE, CCA_CHUNKS = CCA_TILE / CHUNK / CCA_THREADS /* chunks of a tile per thread */ };
 
-/* Whether heads fill DIM channels. On AMD their kernels have code of their own for these, with the number of channels as a
- * constant: no branch stands between loads, which then all start at once. */
+/* Returns whether heads fill DIM channels. AMD kernels have separate code for this case, with the
+ * number of channels as a constant: no branch separates loads, so all loads start at once. */
 INLINE bool fills(const CcaInput *in, const int DIM) { return WAVE == 64 && in->whole && in->dim == DIM; }
 
 /* -- Rows in global memory ----------------------------------------------------------------------------------------- */
 
-/* In the functions below, those of eight channels from `left` on do not exist: they are read as zero and not
- * written. */
+/* In the functions below, channels from `left` on of the eight do not exist: they are read as zero
+ * and not written. */
 
 INLINE u32x4 load_chunk(const bf16 GLOBAL *from, int left, bool whole) {
     u32x4 chunk = (u32x4)0;
@@ -74,7 +77,7 @@ INLINE void store_channels(bf16 GLOBAL *to, f32x8 x, int left, bool whole) {
     else UNROLL for (int i = 0; i < CHUNK; i++) if (i < left) to[i] = to_bf16(x[i]);
 }
 
-/* Both taps of eight channels, a word each: the earlier tap in the lower half. */
+/* Both taps of eight channels, one word each: the earlier tap in the lower half. */
 typedef struct TapWords { u32x4 word[2]; } TapWords;
 
 INLINE TapWords load_taps(const bf16 GLOBAL *from, int left, bool whole) {
@@ -101,20 +104,22 @@ INLINE f32x8 later_taps(const TapWords *taps) {
     return x;
 }
 
-/* The chunk of row r, and the place of the row in it. Without branches, here and below, so that loads start at once. */
+/* The chunk of row r, and the row's index in the chunk. Here and below there are no branches, so
+ * that loads start at once. */
 INLINE int64_t chunk_of(const CcaInput *in, int64_t r) { return (int64_t)((uint64_t)(uint32_t)r * in->chunk_factor >> in->chunk_shift); }
 INLINE int64_t place(const CcaInput *in, int64_t r) { return r - chunk_of(in, r) * in->chunk; }
 
-/* Number of rows before row r that belong to its document and are available. */
+/* Returns the number of rows before row r that belong to its document and are available. */
 INLINE int64_t history(const CcaInput *in, int64_t r) {
     int64_t rows = place(in, r) + in->reach, position = in->positions[r];
     return position < rows ? position : rows;
 }
 
-/* Whether row r exists and belongs to the document and the chunk of row r - 1, so that it sends gradients back to it. */
+/* Returns whether row r exists and belongs to the document and the chunk of row r - 1, so that it
+ * sends gradients back to it. */
 INLINE bool follows(const CcaInput *in, int64_t r) { return r < in->rows && place(in, r) > 0 && in->positions[r] > 0; }
 
-/* Row r of u, and the row `back` rows before it; where that does not exist, some row that can be read. */
+/* Return row r of u, and the row `back` rows before it; any readable row if it does not exist. */
 INLINE const bf16 GLOBAL *row_of_u(const CcaInput *in, int64_t r) { return in->u + (r < in->rows ? r : in->rows - 1) * in->columns; }
 INLINE const bf16 GLOBAL *row_before(const CcaInput *in, int64_t r, int back) {
     r = r < in->rows ? r : in->rows - 1;
@@ -122,8 +127,9 @@ INLINE const bf16 GLOBAL *row_before(const CcaInput *in, int64_t r, int back) {
     return at >= 0 ? in->u + (r - back) * in->columns : in->halo + in_halo * in->halo_columns;
 }
 
-/* A row without branches and with 32 bits, so that loads of it and of its neighbours start at once: a row that exists (`row`, the last
- * one for rows past it), the number of rows before it in its chunk, and its position. */
+/* A row computed without branches and in 32 bits, so that loads of it and of its neighbors start at
+ * once: an existing row (`row`; the last one for rows after it), the number of rows before it in
+ * its chunk, and its position. */
 typedef struct RowPlace { int32_t row, place, position; } RowPlace;
 
 INLINE RowPlace place_row(const CcaInput *in, int r) {
@@ -136,7 +142,7 @@ INLINE int history_of(const CcaInput *in, RowPlace p) {
     return p.position < rows ? p.position : rows;
 }
 INLINE int64_t offset_of(int row, int64_t columns) { return (int64_t)((uint64_t)(uint32_t)row * (uint32_t)columns); }
-/* row_before of such a row. */
+/* Returns row_before of such a row. */
 INLINE const bf16 GLOBAL *placed_before(const CcaInput *in, RowPlace p, int back) {
     bool inside = p.place >= back;
     int in_halo = (int)((uint64_t)(uint32_t)p.row * in->chunk_factor >> in->chunk_shift) * HALO_ROWS + HALO_ROWS + p.place - back;
@@ -146,7 +152,8 @@ INLINE const bf16 GLOBAL *placed_before(const CcaInput *in, RowPlace p, int back
 
 INLINE f32x8 to_float8(u32x4 bits) { return join(to_float4(bits.lo), to_float4(bits.hi)); }
 
-/* Adds the channels of `count` heads, at most 4, from `from` on to sum, all in flight at once. */
+/* Adds the channels of `count` heads, at most 4, starting at `from`, to sum, with all loads in
+ * flight at once. */
 INLINE f32x8 add_queries(f32x8 sum, const bf16 GLOBAL *from, const CcaInput *in, int left, const int count) {
     u32x4 row[4];
     UNROLL for (int i = 0; i < count; i++) row[i] = load_chunk(from + i * in->dim, left, in->whole);
@@ -154,7 +161,7 @@ INLINE f32x8 add_queries(f32x8 sum, const bf16 GLOBAL *from, const CcaInput *in,
     return sum;
 }
 
-/* Adds those of all the heads that share keys. */
+/* Adds the channels of all heads that share keys. */
 INLINE f32x8 add_all_queries(f32x8 sum, const bf16 GLOBAL *from, const CcaInput *in, int left) {
     int h = 0;
     for (; h + 4 <= in->group; h += 4) sum = add_queries(sum, from + h * in->dim, in, left, 4);
@@ -164,8 +171,8 @@ INLINE f32x8 add_all_queries(f32x8 sum, const bf16 GLOBAL *from, const CcaInput 
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
-/* Chunk i of this thread: its row of the tile and its first channel, which is the same for every i. The DIM / CHUNK
- * lanes of a row are neighbours. */
+/* Chunk i of this thread: its row of the tile and its first channel, which is the same for every i.
+ * The DIM / CHUNK lanes of a row are adjacent. */
 INLINE int chunk_row(int i, const int DIM) { return (thread_id() + i * CCA_THREADS) / (DIM / CHUNK); }
 INLINE int chunk_channel(const int DIM) { return thread_id() % (DIM / CHUNK) * CHUNK; }
 
@@ -174,9 +181,9 @@ INLINE float sum_of_row(float x, const int DIM) {
     return x;
 }
 
-/* Row `row` of a tile, from column 2 * `channel` on, becomes (c_{r-1}, c_r) for eight channels from `column` of u on,
- * c being the depthwise convolution. Before a document are zeros, so c is its bias there. All loads start at once;
- * rows that do not count are replaced by zeros later. */
+/* Sets row `row` of a tile, from column 2 * `channel` on, to (c_{r-1}, c_r) for eight channels from
+ * `column` of u on, where c is the depthwise convolution. Rows before a document are zeros, so c is
+ * its bias there. All loads start at once; rows that do not count are replaced by zeros later. */
 INLINE void store_pairs(LOCAL bf16 *tile, int width, int row, int channel, const CcaInput *in, int64_t r, int64_t column, int left) {
     bool whole = in->whole, there = r < in->rows;
     f32x8 u0 = load_channels(row_of_u(in, r) + column, left, whole), u1 = load_channels(row_before(in, r, 1) + column, left, whole);
@@ -192,7 +199,7 @@ INLINE void store_pairs(LOCAL bf16 *tile, int width, int row, int channel, const
     UNROLL for (int i = 0; i < 2; i++) * (LOCAL u32x4 *)(tile + tile_at(width, row, 2 * channel + i * CHUNK)) = pairs[i];
 }
 
-/* store_pairs in two steps: what a thread's chunk needs, asked for ahead, and the rest. */
+/* store_pairs in two steps: the loads of a thread's chunk, started ahead, and the rest. */
 typedef struct PairChunk {
     u32x4 own, before, older;
     RowPlace row;
@@ -206,7 +213,7 @@ INLINE PairChunk load_pair_chunk(const CcaInput *in, int r, int column, int left
         .row = row};
 }
 
-/* The depthwise convolution of a thread's channels. */
+/* The depthwise convolution weights of a thread's channels. */
 typedef struct PairWeights {
     TapWords taps;
     f32x8 bias;
@@ -216,7 +223,7 @@ INLINE PairWeights load_pair_weights(const CcaInput *in, int column, int left) {
     return (PairWeights){load_taps(in->depthwise + 2 * column, left, in->whole), load_wide(in->depthwise_bias + column, left, in->whole)};
 }
 
-/* The pairs of a thread's chunk, a word each; zeros unless `there`. */
+/* Computes the pairs of a thread's chunk, one word each; zeros unless `there`. */
 INLINE void loaded_pairs(u32x4 pairs[2], const CcaInput *in, bool there, const PairChunk *chunk, const PairWeights *weights) {
     f32x8 earlier = earlier_taps(&weights->taps), later = later_taps(&weights->taps);
     int history = history_of(in, chunk->row);
@@ -234,11 +241,11 @@ INLINE void store_loaded_pairs(
 
 /* -- Matmul of a tile ---------------------------------------------------------------------------------------------- */
 
-/* Each wave computes a block of MMA x MMA of the tile's products. */
+/* Each wave computes an MMA x MMA block of the tile's products. */
 INLINE int wave_row(const int DIM) { return wave_id() / (DIM / MMA) * MMA; }
 INLINE int wave_column(const int DIM) { return wave_id() % (DIM / MMA) * MMA; }
 
-/* Place of four products, swizzled against bank conflicts. */
+/* Returns the place of four products, swizzled against bank conflicts. */
 INLINE int product_at(int row, int column, const int DIM) { return row * DIM + (column / 4 ^ (row & 7)) * 4; }
 
 INLINE f32x8 load_products(LOCAL const float *products, int row, int channel, const int DIM) {
@@ -251,7 +258,8 @@ INLINE void store_products(LOCAL float *products, int row, int channel, f32x8 x,
     *(LOCAL f32x4 *)(products + product_at(row, channel + 4, DIM)) = x.hi;
 }
 
-/* Stores the products of a wave whose lanes have eight neighbouring columns, by 16-byte accesses; `onto`: adds them. */
+/* Stores the products of a wave whose lanes have eight adjacent columns, with 16-byte accesses;
+ * `onto`: adds them. */
 INLINE void add_products(LOCAL float *products, const Accumulator *sum, const bool onto, const int DIM) {
     int column = wave_column(DIM) + accumulator_column(0);
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
@@ -262,8 +270,8 @@ INLINE void add_products(LOCAL float *products, const Accumulator *sum, const bo
     }
 }
 
-/* products = tile [rows, 2 * DIM] times the transposed weights, of which a wave holds the rows of its columns; `onto`:
- * added to what products held. */
+/* products = tile [rows, 2 * DIM] times the transposed weights; a wave holds the rows of the
+ * weights for its columns. `onto`: adds to products. */
 INLINE void multiply_tile(LOCAL float *products, LOCAL const bf16 *tile, const Operand *weights, const bool onto, const int DIM) {
     Accumulator sum;
     accumulator_clear(&sum);
@@ -272,7 +280,7 @@ INLINE void multiply_tile(LOCAL float *products, LOCAL const bf16 *tile, const O
         operand_load(&rows, tile + wave_row(DIM) * 2 * DIM, 2 * DIM, 0, k * MMA);
         mma(&sum, &rows, &weights[k]);
     }
-    if (WAVE == 64) { /* a lane has eight neighbouring columns */
+    if (WAVE == 64) { /* a lane has eight adjacent columns */
         add_products(products, &sum, onto, DIM);
         return;
     }
@@ -290,7 +298,7 @@ INLINE void multiply_tile(LOCAL float *products, LOCAL const bf16 *tile, const O
 
 static_assert((int)HALO_ROWS == (int)CCA_HALO_ROWS, "a halo is the same for both sides");
 
-/* The inputs that both passes read. */
+/* Returns the inputs of both passes. */
 static inline CcaInput cca_input(const OpCall *call) {
     CcaShape s = cca_shape(call->attributes, call->in_shape[CCA_U][0]);
     int64_t rotated = call->in_shape[CCA_ROPE_TABLE][1], chunks = call->in_shape[CCA_HALO][0] / CCA_HALO_ROWS;
@@ -321,7 +329,7 @@ static inline CcaInput cca_input(const OpCall *call) {
         .whole = s.dim % CHUNK == 0 && rotated % (2 * CHUNK) == 0};
 }
 
-/* The form of the kernels: 0 for up to 64 channels, 1 for up to 128, 2 for any number of them. */
+/* Returns the form of the kernels: 0 for up to 64 channels, 1 for up to 128, 2 for any number. */
 static inline int cca_form(const CcaInput *in) { return !in->whole ? 2 : in->dim > 64; }
 static inline int64_t cca_tile_rows(const CcaInput *in) { return CCA_TILE / (cca_form(in) == 0 ? 64 : 128); }
 

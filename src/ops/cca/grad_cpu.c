@@ -1,7 +1,7 @@
-/* The backward pass of cca on a CPU (mathematics in rule.c). Step 1 runs over blocks of KERNEL_BLOCK rows, step 2
- * over tasks of CCA_CHUNK rows x one head, CCA_BLOCK rows at a time; for what the rows after a block send back to it,
- * its GEMM takes two rows more. Step 3 adds the sums of blocks and chunks in order. Scratch: g, all sums, and that of
- * each thread (Layout). */
+/* The backward pass of cca on a CPU (mathematics in rule.c). Step 1 runs over blocks of
+ * KERNEL_BLOCK rows, step 2 over tasks of CCA_CHUNK rows x one head, CCA_BLOCK rows at a time. The
+ * rows after a block send gradients back to it, so its GEMM takes two more rows. Step 3 adds the
+ * sums of blocks and chunks in order. Scratch: g, all sums, and each thread's scratch (Layout). */
 #include <omp.h>
 
 #include "backend/cpu/kernel.h"
@@ -38,7 +38,8 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     return workspace_layout(&s, precision_bytes(graph->precision, TYPE_COMPUTE), precision_bytes(graph->precision, TYPE_WIDE)).bytes;
 }
 
-/* Operands of a call, and its workspace. `y` and `units` are the forward outputs qkv and unit_keys. */
+/* Operands of a call, and its workspace. `y` and `units` are the forward outputs qkv and
+ * unit_keys. */
 typedef struct Backward {
     CcaShape s;
     CcaRows rows;
@@ -86,7 +87,7 @@ static void normalise_row_grad(const Backward *b, int64_t r, W *temperature_sum,
         const T *dy = b->dy + r * s->columns + column;
         const T *y = group < 0 ? b->y + r * s->columns + column : b->units + r * s->values + group * s->dim;
         W along = dot(dy, y, s->dim), scale = scales[head];
-        bool normal = scale < wide_sqrt(s->dim) / (W)cca_least_norm(sizeof(T)); /* the norm is above the least one */
+        bool normal = scale < wide_sqrt(s->dim) / (W)cca_least_norm(sizeof(T)); /* the norm is above the lower limit */
         if (group >= 0) {
             temperature_sum[group] += along;
             scale *= b->temperature[group];
@@ -96,16 +97,18 @@ static void normalise_row_grad(const Backward *b, int64_t r, W *temperature_sum,
     }
 }
 
-/* Whether row r belongs to the document and the chunk of row r - 1, so that it sends gradients back to it. */
+/* Returns whether row r belongs to the document and the chunk of row r - 1, so that it sends
+ * gradients back to it. */
 static bool follows(const Backward *b, int64_t r) { return r < b->s.rows && cca_place(&b->rows, r) > 0 && b->rows.positions[r] > 0; }
 
-/* Where the gradient of the older of the two rows before row r goes; NULL unless r is the first row of a chunk. */
+/* Returns the destination of the gradient of the older of the two rows before row r; NULL unless r
+ * is the first row of a chunk. */
 static T *halo_of(const Backward *b, int64_t r) {
     if (!b->d_halo || cca_place(&b->rows, r) > 0) return NULL;
     return b->d_halo + r / b->rows.chunk * CCA_HALO_ROWS * b->s.columns;
 }
 
-/* Gradient of the value columns: the next row read the delayed ones of this row. */
+/* Computes the gradient of the value columns: the next row read this row's delayed columns. */
 static void shift_values_grad(const Backward *b, int64_t r) {
     const CcaShape *s = &b->s;
     int64_t current = s->current, delayed_bytes = (s->values - current) * (int64_t)sizeof(T);
@@ -143,8 +146,8 @@ typedef struct Task {
     W *grouped_sum, *tap_sums, *bias_sum; /* tap_sums in the order of cca_split_taps */
 } Task;
 
-/* d = gradient of row r of the depthwise convolution's output, which pairs row r reads as current and row r + 1 as
- * previous. */
+/* d = gradient of row r of the depthwise convolution's output, which pairs row r reads as current
+ * and row r + 1 as previous. */
 static void depthwise_output_grad(W *restrict d, const Backward *b, const Task *t, int64_t r) {
     int64_t dim = b->s.dim;
     const W *restrict own = t->d_pairs + (r - t->first) * 2 * dim, *restrict next = own + 2 * dim;
@@ -154,7 +157,7 @@ static void depthwise_output_grad(W *restrict d, const Backward *b, const Task *
         for (int64_t i = 0; i < dim; i++) d[i] = own[2 * i + 1];
 }
 
-/* d = gradient by way of the qk-mean of this head's columns of row r. */
+/* d = gradient through the qk-mean of this head's columns of row r. */
 static void mean_row_grad(W *restrict d, const Backward *b, int64_t head, int64_t r) {
     const CcaShape *s = &b->s;
     int64_t dim = s->dim;
@@ -171,8 +174,9 @@ static void mean_row_grad(W *restrict d, const Backward *b, int64_t head, int64_
         for (int64_t i = 0; i < dim; i++) d[i] += to_wide(q[i]) / 2;
 }
 
-/* What pairs row r, the first of a chunk, sends back as its previous row: to the depthwise convolution of the row before
- * it, and through that to the halo. That of row r (`current`) reads the halo too. */
+/* Computes what pairs row r, the first of a chunk, sends back for its previous row: to the
+ * depthwise convolution of that row, and through it to the halo. The convolution of row r
+ * (`current`) reads the halo too. */
 static void halo_grad(const Backward *b, const Task *t, int64_t r, const W *restrict current, T *restrict halo) {
     int64_t dim = b->s.dim, history = cca_history(&b->rows, r);
     const T *restrict older = history > 1 ? cca_row_before(&b->rows, r, 2) + t->column : (const T *)t->zeros;
@@ -187,8 +191,8 @@ static void halo_grad(const Backward *b, const Task *t, int64_t r, const W *rest
     }
 }
 
-/* From the gradients of rows r (`current`) and r + 1 (`following`) of the depthwise convolution to du of row r, and to
- * the sums of its weights and bias. */
+/* Computes du of row r, and adds to the sums of the depthwise weights and bias, from the gradients
+ * of rows r (`current`) and r + 1 (`following`) of the depthwise convolution. */
 static void depthwise_row_grad(const Backward *b, const Task *t, int64_t r, const W *restrict current, const W *restrict following) {
     int64_t dim = b->s.dim;
     bool starts = cca_history(&b->rows, r) == 0;
@@ -289,8 +293,8 @@ static void sum_chunks(W *restrict sums, int64_t chunks, int64_t count) {
             for (int64_t i = first; i < int_min(count, first + KERNEL_BLOCK); i++) sums[i] += sums[chunk * count + i];
 }
 
-/* Adds the sums of the depthwise weights, which are separate by tap for each head, to the parameter's gradient, which
- * interleaves taps. */
+/* Adds the sums of the depthwise weights, which are separate by tap for each head, to the
+ * parameter's gradient, which interleaves taps. */
 static void add_taps(const OpCall *call, W *sums, int64_t chunks, const CcaShape *s) {
     sum_chunks(sums, chunks, 2 * s->convolved);
     for (int64_t column = 0; column < s->convolved; column += s->dim, sums += 2 * s->dim)

@@ -1,32 +1,39 @@
-/* The backward pass of cca on a GPU, in its kernels (mathematics in rule.c):
- *   1. cca_grad_norm: through rotation, temperature and norm to g [rows, C] in bf16; bound by memory;
- *   2. cca_grad_bias: the gradients of both biases and the temperature, from sums over rows. g goes through both
- *      taps of the grouped weight into the depthwise output of some row or of the padding, each of which
- *      contains the bias: so the depthwise bias gets the sum of g times the sum of both taps;
- *   3. cca_grad_input: back through the grouped weight, held in registers as in the forward pass, with
- *      (g_r, g_{r+1}) side by side as its tile; then through depthwise convolution and mean to du;
- *   4. cca_grad_weight: the gradient of the grouped weight, from g and the pairs, computed again from u;
- *   5. cca_grad_halo, where there is a halo: what the first row of each chunk sends back to it.
- * Sums over rows are computed per chunk of rows and added in order of chunks. Scratch: g and these sums (Layout). */
+/* The kernels of the backward pass of cca on a GPU (mathematics in rule.c):
+ *   1. cca_grad_norm: through RoPE, temperature and norm to g [rows, C] in bf16; bound by memory
+ *      bandwidth;
+ *   2. cca_grad_bias: the gradients of both biases and the temperature, from sums over rows. g goes
+ *      through both taps of the grouped weight into the depthwise output of some row or of the
+ *      padding, each of which contains the bias: so the depthwise bias gets the sum of g times the
+ *      sum of both taps;
+ *   3. cca_grad_input: back through the grouped weight, held in registers as in the forward pass,
+ *      with (g_r, g_{r+1}) side by side as its tile; then through depthwise convolution and mean to
+ *      du;
+ *   4. cca_grad_weight: the gradient of the grouped weight, from g and the pairs, recomputed from
+ *      u;
+ *   5. cca_grad_halo, if there is a halo: what the first row of each chunk sends back to it.
+ * Sums over rows are computed per chunk of rows and added in chunk order. Scratch: g and these sums
+ * (Layout). */
 #include "ops/cca/gpu_shared.h"
 
 enum {
     NORM_THREADS = 256,
-    WEIGHT_STEP = 64,    /* rows of its tiles */
-    WEIGHT_COLUMNS = 128 /* columns of its pairs: two for each channel */
+    WEIGHT_STEP = 64,    /* rows per tile */
+    WEIGHT_COLUMNS = 128 /* columns of pairs per tile: two for each channel */
 };
 
-/* Rows of a block of cca_grad_norm, by the lanes of a wave. AMD has more processors, and asks for all rows of a block at once. */
+/* Rows of a block of cca_grad_norm, by the lanes of a wave. AMD has more compute units, and
+ * requests all rows of a block at once. */
 #define NORM_ROWS(wave) ((wave) == 64 ? 64 : 256)
 
-/* Parts of a column in cca_grad_bias, of which each has a thread. */
+/* Number of threads that share a column in cca_grad_bias. */
 #define BIAS_PARTS(wave) ((wave) == 64 ? 8 : 2)
 
-/* Rows of a block of cca_grad_weight: 16,384 rows of 10 heads are 480 blocks on AMD, 260 on NVIDIA, two per H100 SM. */
+/* Rows of a block of cca_grad_weight: 16,384 rows of 10 heads give 480 blocks on AMD, and 260 on
+ * NVIDIA, two per H100 SM. */
 #define WEIGHT_ROWS(wave) ((wave) == 64 ? 704 : 1280)
 
-/* Tiles of a block of cca_grad_input, by the lanes of a wave: 16,384 rows of 10 heads of 128 channels are 590 blocks on AMD, two for
- * each of an MI300X's processors, and 260 on NVIDIA. */
+/* Tiles of a block of cca_grad_input, by the lanes of a wave: 16,384 rows of 10 heads of 128
+ * channels give 590 blocks on AMD, two per MI300X compute unit, and 260 on NVIDIA. */
 #define INPUT_TILES(wave) ((wave) == 64 ? 9 : 21)
 
 /* `y` and `units` are the forward outputs qkv and unit_keys; sums are per block of NORM_ROWS. */
@@ -64,26 +71,26 @@ typedef struct CcaWeightGradArguments {
     CcaInput in;
     const bf16 GLOBAL *g;
     float GLOBAL *sums; /* [chunks, convolved, 2 * dim] */
-    int32_t parts;      /* blocks for a head's columns */
+    int32_t parts;      /* blocks per head's columns */
 } CcaWeightGradArguments;
 
 #ifdef GPU_DEVICE
 
 /* -- Through rotation, temperature and norm ------------------------------------------------------------------------ */
 
-/* One head's rows of dy and of the rotated, normalised vectors. */
+/* One head's rows of dy and of the rotated, normalized vectors. */
 typedef struct NormRow {
     const bf16 GLOBAL *dy, *y;
     float pull, scale;
 } NormRow;
 
-/* Gradient through the norm: scale (dy - y * pull) of eight channels, in the rotated frame, since a rotation keeps
- * lengths. */
+/* Gradient through the norm: scale (dy - y * pull) of eight channels, in the rotated frame, because
+ * a rotation keeps lengths. */
 INLINE f32x8 undo_norm(const NormRow *row, int channel, int left, bool whole) {
     return (load_channels(row->dy + channel, left, whole) - load_channels(row->y + channel, left, whole) * row->pull) * row->scale;
 }
 
-/* Gradient through the rotation: `own`, eight channels of undo_norm, rotated back by the angles. */
+/* Gradient through RoPE: `own`, eight channels of undo_norm, rotated back by the angles. */
 INLINE f32x8 undo_rotation(const NormRow *row, f32x8 own, int channel, const CcaInput *in, const float GLOBAL *angles) {
     int half = in->rotated / 2;
     if (channel >= in->rotated) return own;
@@ -104,7 +111,8 @@ INLINE f32x8 undo_rotation(const NormRow *row, f32x8 own, int channel, const Cca
 }
 
 #if defined __AMDGCN__
-/* What a thread needs of its chunk of a row: dy and y of its channels and of those that the rotation pairs with them. */
+/* The inputs of a thread for its chunk of a row: dy and y of its channels and of their RoPE
+ * partners. */
 typedef struct NormChunk {
     NormRow row;
     u32x4 dy, y, other_dy, other_y;
@@ -112,7 +120,8 @@ typedef struct NormChunk {
     int position;
 } NormChunk;
 
-/* Channels that the rotation pairs with eight from `channel` on; of others, `channel`. */
+/* Returns the RoPE partners of eight channels from `channel` on; `channel` if they are not
+ * rotated. */
 INLINE int paired(const CcaInput *in, int channel) {
     int half = in->rotated / 2;
     return channel >= in->rotated ? channel : channel < half ? channel + half : channel - half;
@@ -133,7 +142,7 @@ INLINE NormChunk load_norm_chunk(const CcaNormGradArguments *a, int r, int head,
         .position = in->positions[own]};
 }
 
-/* undo_rotation with what was loaded. */
+/* undo_rotation with the loaded values. */
 INLINE f32x8 undo_loaded_rotation(const NormChunk *chunk, f32x8 own, int channel, const CcaInput *in, const float GLOBAL *table) {
     const float GLOBAL *angles = table + offset_of(chunk->position, in->rotated);
     if (!in->whole || !in->rotated) return undo_rotation(&chunk->row, own, channel, in, angles);
@@ -143,7 +152,8 @@ INLINE f32x8 undo_loaded_rotation(const NormChunk *chunk, f32x8 own, int channel
     return channel >= in->rotated ? own : own * cosine + other * (channel < half ? sine : -sine);
 }
 
-/* g of a thread's chunks of NORM_ROWS rows, stored and added to `sum`, and the rows' products with dy, to `dot_sum`. */
+/* Computes g of a thread's chunks of NORM_ROWS rows, stores it and adds it to `sum`, and adds the
+ * rows' products with dy to `dot_sum`. */
 INLINE void norm_rows_grad(const CcaNormGradArguments *a, f32x8 *sum, float *dot_sum, int group, int head, int channel, const int DIM) {
     enum { MOST = NORM_ROWS(WAVE) / (NORM_THREADS / (CCA_MAX_DIM / CHUNK)) };
     const int groups = NORM_THREADS / (DIM / CHUNK), steps = NORM_ROWS(WAVE) / groups;
@@ -198,7 +208,7 @@ INLINE void norm_rows_grad(const CcaNormGradArguments *a, f32x8 *sum, float *dot
 }
 #endif
 
-/* g of one head and NORM_ROWS rows, and its sums; DIM / CHUNK threads take a row. */
+/* Computes g of one head and NORM_ROWS rows, and its sums; DIM / CHUNK threads take a row. */
 INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float *sums, LOCAL float *dots, const int DIM) {
     const int groups = NORM_THREADS / (DIM / CHUNK);
     const CcaInput *in = &a->in;
@@ -220,7 +230,7 @@ INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float 
     a->temperature_sums[block_x() * in->kv_heads + key] = total;
 }
 
-/* Gradient of the value columns: the next row read the delayed ones of this row. */
+/* Computes the gradient of the value columns: the next row read this row's delayed columns. */
 INLINE void shift_values_grad(const CcaNormGradArguments *a) {
     const CcaInput *in = &a->in;
     int values = (int)in->values, current = (int)in->current, chunks = (values + CHUNK - 1) / CHUNK;
@@ -248,7 +258,8 @@ CCA_GRAD_NORM(cca_grad_norm_128, 128, true)
 CCA_GRAD_NORM(cca_grad_norm_any, CCA_MAX_DIM, false)
 
 #if defined __AMDGCN__
-/* The sum of a thread's rows of a column of the blocks' sums, from row b on; eight are in flight. */
+/* Returns the sum of a thread's rows of a column of the blocks' sums, from row b on, with eight
+ * loads in flight. */
 INLINE float sum_of_blocks(const CcaBiasGradArguments *a, int b, int64_t column) {
     const int step = BIAS_PARTS(WAVE);
     float sum = 0;
@@ -261,7 +272,8 @@ INLINE float sum_of_blocks(const CcaBiasGradArguments *a, int b, int64_t column)
     return sum;
 }
 
-/* The sum of both taps of channel c's column of the weight times the rows' totals, over a thread's rows from row k on. */
+/* Returns the sum of both taps of channel c's column of the weight times the rows' totals, over a
+ * thread's rows from row k on. */
 INLINE float sum_of_taps(const CcaBiasGradArguments *a, LOCAL const float *total, int head, int k, int c) {
     const int step = BIAS_PARTS(WAVE);
     float sum = 0;
@@ -288,8 +300,8 @@ INLINE void join_parts(LOCAL float (*parts)[CCA_MAX_DIM], int part, int c) {
 }
 #endif
 
-/* Gradients of biases and temperature; a block for each head, BIAS_PARTS threads for a channel, each of which sums every
- * so many blocks and rows of the weight. */
+/* Computes gradients of biases and temperature. A block has one head, and BIAS_PARTS threads share
+ * a channel: each sums every BIAS_PARTS-th block and row of the weight. */
 KERNEL(cca_grad_bias, CcaBiasGradArguments) {
     WAVE_BOUNDS(BIAS_PARTS(WAVE) * CCA_MAX_DIM, 4);
     static SHARED float parts[BIAS_PARTS(WAVE)][CCA_MAX_DIM], total[CCA_MAX_DIM];
@@ -349,8 +361,8 @@ INLINE u32x4 upper_taps(const TapWords *taps) {
     return x;
 }
 
-/* Loads the columns of the head's weights for each wave's channels, transposed: the later tap, then the earlier one.
- * The tile holds MMA rows, taps apart. */
+/* Loads the columns of the head's weights for each wave's channels, transposed: the later tap, then
+ * the earlier one. The tile holds MMA rows per tap. */
 INLINE void load_transposed_weights(Operand *weights, const CcaInput *in, int head, LOCAL bf16 *tile, const int DIM) {
     LOCAL bf16 *earlier = tile + MMA * DIM;
     UNROLL for (int k = 0; k < DIM / MMA; k++) {
@@ -392,8 +404,9 @@ INLINE void store_tap_sums(const CcaInputGradArguments *a, const TapSums *sums, 
 }
 
 #if defined __AMDGCN__
-/* What a chunk of a tile needs of global memory: g of its row, of the next row and of the head of its keys, u of its row
- * and of the one before. It is asked for while the tile before is computed, so that a wave seldom waits for it. */
+/* The loads of a chunk of a tile: g of its row, of the next row and of the head of its keys, and u
+ * of its row and of the previous one. They start while the previous tile is computed, so that a
+ * wave rarely waits for them. */
 typedef struct InputChunk {
     u32x4 own, next, keys, u, before;
     RowPlace row, after;
@@ -418,7 +431,7 @@ INLINE bool next_follows(const CcaInput *in, int r, const InputChunk *chunk) {
     return (r + 1 < in->rows) & (chunk->after.place > 0) & (chunk->after.position > 0);
 }
 
-/* Gradients by way of the qk-mean of this thread's chunks. */
+/* Computes gradients through the qk-mean of this thread's chunks. */
 INLINE void mean_grads(f32x8 *means, const CcaInputGradArguments *a, const InputChunk *chunks, int head, int channel) {
     const CcaInput *in = &a->in;
     UNROLL for (int i = 0; i < CCA_CHUNKS; i++) means[i] = to_float8(chunks[i].own);
@@ -429,8 +442,8 @@ INLINE void mean_grads(f32x8 *means, const CcaInputGradArguments *a, const Input
     UNROLL for (int i = 0; i < CCA_CHUNKS; i++) means[i] = means[i] * 0.5f + to_float8(chunks[i].keys) * of_keys;
 }
 
-/* du of row r, and its terms of the sums, from the gradients of rows `row` and `row` + 1 of the depthwise convolution
- * in the tile. */
+/* Computes du of row r, and its terms of the sums, from the gradients of rows `row` and `row` + 1
+ * of the depthwise convolution in the tile. */
 INLINE void depthwise_grad(const CcaInputGradArguments *a, TapSums *sums, const InputChunk *chunk, f32x8 mean, const TapWords *taps,
     LOCAL const float *products, int row, int64_t r, int head, int channel, const int DIM) {
     const CcaInput *in = &a->in;
@@ -442,7 +455,7 @@ INLINE void depthwise_grad(const CcaInputGradArguments *a, TapSums *sums, const 
     sums->earlier += history_of(in, chunk->row) > 0 ? d * to_float8(chunk->before) : (f32x8)0;
 }
 
-/* The tiles of a block, rows `first` to `end`. */
+/* Processes the tiles of a block, rows `first` to `end`. */
 INLINE void input_grad_tiles(const CcaInputGradArguments *a, TapSums *sums, int64_t first, int64_t end, LOCAL bf16 *tile,
     LOCAL float *products, const Operand *weights, int head, const int DIM) {
     const CcaInput *in = &a->in;
@@ -474,7 +487,7 @@ INLINE void input_grad_tiles(const CcaInputGradArguments *a, TapSums *sums, int6
     }
 }
 
-/* cca_grad_input of a block. The last row of a tile only serves the row before it. */
+/* Runs cca_grad_input of a block. The last row of a tile only serves the previous row. */
 INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
     const CcaInput *in = &a->in;
     const int rows = CCA_TILE / DIM - 1;
@@ -489,7 +502,8 @@ INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL f
 }
 
 #else
-/* Row `row` of the tile becomes g of row r, followed by g of row r + 1 where that continues the document. */
+/* Sets row `row` of the tile to g of row r, followed by g of row r + 1 if that row continues the
+ * document. */
 INLINE void store_gradients(
     LOCAL bf16 *tile, int row, int channel, const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int left, const int DIM) {
     int64_t last = in->rows - 1;
@@ -499,7 +513,7 @@ INLINE void store_gradients(
     *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = follows(in, r + 1) ? next : (u32x4)0;
 }
 
-/* Gradient by way of the qk-mean of eight channels of head `head` of row r. */
+/* Returns the gradient through the qk-mean of eight channels of head `head` of row r. */
 INLINE f32x8 mean_grad(const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int head, int channel) {
     int left = in->dim - channel;
     bool whole = in->whole;
@@ -513,8 +527,8 @@ INLINE f32x8 mean_grad(const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int 
     return sum * 0.5f;
 }
 
-/* du of row r, and its terms of the sums, from the gradients of rows `row` and `row` + 1 of the depthwise convolution
- * in the tile. */
+/* Computes du of row r, and its terms of the sums, from the gradients of rows `row` and `row` + 1
+ * of the depthwise convolution in the tile. */
 INLINE void depthwise_grad(
     const CcaInputGradArguments *a, TapSums *sums, LOCAL const float *products, int row, int64_t r, int head, int channel, const int DIM) {
     const CcaInput *in = &a->in;
@@ -531,7 +545,7 @@ INLINE void depthwise_grad(
     sums->earlier += history(in, r) > 0 ? d * before : (f32x8)0;
 }
 
-/* cca_grad_input of a block. The last row of a tile only serves the row before it. */
+/* Runs cca_grad_input of a block. The last row of a tile only serves the previous row. */
 INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
     const CcaInput *in = &a->in;
     const int rows = CCA_TILE / DIM - 1;
@@ -575,9 +589,9 @@ CCA_GRAD_INPUT(cca_grad_input_64, 64, true)
 CCA_GRAD_INPUT(cca_grad_input_128, 128, true)
 CCA_GRAD_INPUT(cca_grad_input_any, CCA_MAX_DIM, false)
 
-/* What the pairs of row r, the first of a chunk, send back as their previous row: to the depthwise convolution of the row
- * before it (`d`), and through that to the halo; that of row r (`current`) reads the halo too. A block for each chunk
- * and head, one thread for a channel. */
+/* Computes what the pairs of row r, the first of a chunk, send back for their previous row: to the
+ * depthwise convolution of that row (`d`), and through it to the halo. The convolution of row r
+ * (`current`) reads the halo too. One block per chunk and head, one thread per channel. */
 INLINE void head_halo_grad(const CcaHaloGradArguments *a, int64_t r, int64_t known, int head, int c) {
     const CcaInput *in = &a->in;
     int64_t column = head * in->dim + c;
@@ -613,7 +627,8 @@ KERNEL(cca_grad_halo, CcaHaloGradArguments) {
     }
 }
 
-/* cca_grad_weight of a block: all rows and WEIGHT_COLUMNS columns of the head's gradient, a quarter for each wave. */
+/* Runs cca_grad_weight of a block: all rows and WEIGHT_COLUMNS columns of the head's gradient, a
+ * quarter per wave. */
 INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, LOCAL bf16 *pairs) {
     enum { SIDE = 2, CHANNELS = WEIGHT_COLUMNS / 2, CHUNKS = WEIGHT_STEP * CHANNELS / CHUNK / CCA_THREADS };
     const CcaInput *in = &a->in;
@@ -624,7 +639,7 @@ INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, 
     Accumulator sums[SIDE][SIDE];
     UNROLL for (int m = 0; m < SIDE; m++) UNROLL for (int n = 0; n < SIDE; n++) accumulator_clear(&sums[m][n]);
 #if defined __AMDGCN__
-    /* Memory is asked for the next step while this one is computed. */
+    /* Loads of the next step start while this one is computed. */
     int at = thread_id() % (CHANNELS / CHUNK) * CHUNK, channels = in->dim - offset - at, row_of_pairs = thread_id() / (CHANNELS / CHUNK);
     enum { PAIR_ROWS = CCA_THREADS / (CHANNELS / CHUNK) };
     PairWeights weights = load_pair_weights(in, head * in->dim + offset + at, channels);
@@ -717,7 +732,8 @@ static Layout workspace_layout(CcaShape s, int64_t halo_rows, int64_t tile_rows,
     return l;
 }
 
-/* Enough for every form of the kernels and every card: tiles of the fewest rows make the most chunks, and blocks of AMD. */
+/* Returns enough for every form of the kernels and every GPU: tiles of the fewest rows give the
+ * most chunks, with the blocks of AMD. */
 static int64_t workspace(const Graph *graph, const Node *node) {
     int64_t halo_rows = node->in[CCA_HALO] ? graph_rows(graph, node->in[CCA_HALO]) : 0;
     return workspace_layout(cca_node_shape(graph, node), halo_rows, CCA_TILE / CCA_MAX_DIM, 64).bytes;

@@ -1,22 +1,28 @@
-/* The prologue of compressed convolutional attention (arXiv 2510.04476, in the form of the ZAYA1 code). For each token
- * of u = [q | k | v] [R, columns], with history reset where positions[r] is 0:
+/* The prologue of compressed convolutional attention (arXiv 2510.04476, in the form of the ZAYA1
+ * code). For each token of u = [q | k | v] [R, columns], with history reset when positions[r] is 0:
  *     c = depthwise(q | k), then y = grouped(c), causal convolutions over time of two taps each, one group per head
  *     y += qk-mean: for a query head (q + its k) / 2, for a key head (k + the mean of its group's q) / 2
- *     y = y / |y| * sqrt(head_dim) per head, keys times their temperature, then rotary embedding of the first channels
+ *     y = y / |y| * sqrt(head_dim) per head, keys times their temperature, then RoPE of the first channels
  *     v = [first half of this token's v | second half of the previous token's v]
- * where halves are those of the model's values, of which the rows may have a part (CcaSpec.delayed).
- * Training keeps one factor per head and row, and the rotated keys before their temperature (which may be zero, so
- * that they cannot be computed from qkv); with those and qkv itself the backward pass need not repeat the matmul.
+ * The halves are those of the model's values; rows may have only a part of the values
+ * (CcaSpec.delayed). Training keeps one factor per head and row, and the rotated keys before their
+ * temperature, because the temperature may be zero and qkv then does not determine these keys. With
+ * these and qkv itself, the backward pass need not repeat the matmul.
  *
- * The backward pass goes
- *   1. through rotation, temperature and norm, row by row, to g [R, C], the gradient of (convolution + mean). The norm
- *      is undone in the rotated frame, since a rotation keeps lengths: with y the rotated, normalised vector and s its
- *      factor, g = s (dy - y (y . dy) / head_dim), rotated back; g = s dy where the norm is the least one, a constant;
- *   2. through the grouped convolution: g times its weight is the gradient of its input, g times that input the
- *      gradient of its weight; then through the depthwise convolution and the mean to du;
- *   3. the parameters' gradients are sums over rows, computed per chunk of rows and added in order of chunks.
- * A document's first row also sends a gradient to the zeros before it; only the depthwise bias keeps some of that. The
- * first row of a chunk in the midst of a document sends one to the halo, which belongs to the chunk before. */
+ * The backward pass has three steps:
+ *   1. through rotation, temperature and norm, row by row, to g [R, C], the gradient of
+ *      (convolution + mean). The norm is undone in the rotated frame, since a rotation keeps
+ *      lengths: with y the rotated, normalized vector and s its factor,
+ *      g = s (dy - y (y . dy) / head_dim), rotated back; g = s dy if the norm is at its lower
+ *      limit, a constant;
+ *   2. through the grouped convolution: g times its weight is the gradient of its input, g times
+ *      that input the gradient of its weight; then through the depthwise convolution and the mean
+ *      to du;
+ *   3. the parameters' gradients are sums over rows, computed per chunk of rows and added in order
+ *      of chunks.
+ * A document's first row also sends a gradient to the zeros before it; only the depthwise bias
+ * receives some of it. The first row of a chunk in the middle of a document sends a gradient to the
+ * halo, which belongs to the previous chunk. */
 #include "ops/cca/cca.h"
 
 #include <string.h>
@@ -65,22 +71,22 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     in[CCA_GRAD_UNIT_KEYS] = node->out[CCA_UNIT_KEYS], in[CCA_GRAD_HEAD_SCALES] = node->out[CCA_HEAD_SCALES];
     d_in[CCA_U] = graph_activation_like(graph, TYPE_COMPUTE, node->in[CCA_U], "d_u");
     Outputs out = {[CCA_GRAD_D_U] = d_in[CCA_U]};
-    for (int i = CCA_DEPTHWISE_WEIGHT; i <= CCA_GROUPED_BIAS; i++) /* in the order of the parameters */
+    for (int i = CCA_DEPTHWISE_WEIGHT; i <= CCA_GROUPED_BIAS; i++) /* in parameter order */
         out[CCA_GRAD_D_DEPTHWISE_WEIGHT + i - CCA_DEPTHWISE_WEIGHT] = graph_parameter_gradient(graph, node->in[i]);
     if (node->in[CCA_HALO])
         out[CCA_GRAD_D_HALO] = d_in[CCA_HALO] = graph_activation_like(graph, TYPE_COMPUTE, node->in[CCA_HALO], "d_halo");
     graph_node(graph, OP_cca_grad, in, out, node->attributes, 0);
 }
 
-/* Flops: of the grouped convolution; and per channel of the depthwise one (4), the mean (3), the norm (4) and the
- * rotation (3). */
+/* Counts flops of the grouped convolution and, per channel, of the depthwise one (4), the mean (3),
+ * the norm (4) and RoPE (3). */
 static double flops(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
     return s.rows * s.convolved * (4.0 * s.dim + 14);
 }
 
-/* Flops: of two matmuls; and per channel of norm and rotation (12), the mean (4), the depthwise convolution again (4)
- * and its backward pass (9). */
+/* Counts flops of two matmuls and, per channel, of norm and RoPE (12), the mean (4), the depthwise
+ * convolution again (4) and its backward pass (9). */
 static double grad_flops(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
     return s.rows * s.convolved * (8.0 * s.dim + 29);

@@ -1,24 +1,28 @@
-/* Collectives as nodes of a program: builders, operands and attributes. Each is the other's gradient; all_reduce is its
- * own. Where the axes have one rank they append nothing and give back x.
+/* Collectives as nodes of a program: builders, operands and attributes. all_gather and
+ * reduce_scatter are each other's gradients; all_reduce is its own. If the axes have one rank, the
+ * builders append nothing and return x.
  *
- * Rows over AXES_TENSOR (sequence parallelism) are shared out block by block: the whole rows are in mesh->row_blocks equal
- * blocks, and of each the rank that is number t of n has the t-th n-th. One block is gathered or scattered after the
- * other, so that a GEMM on a block can run beside the next one's collective. Other axes have one block: rank t has the
- * t-th n-th of all rows. Collectives end before the first node that reads their result, beside the nodes until then. */
+ * Rows over AXES_TENSOR (sequence parallelism) are divided block by block: the whole rows form
+ * mesh->row_blocks equal blocks, and rank t of n has the t-th n-th of each block. Blocks are
+ * gathered or scattered one after another, so that a GEMM on one block can overlap with the next
+ * block's collective. Other axes have one block: rank t has the t-th n-th of all rows. A collective
+ * overlaps with later nodes and ends before the first node that reads its result. */
 #pragma once
 
 #include "graph/op.h"
 
-/* x [R / n, D] of each rank of the axes to [R, D] on all of them. */
+/* Gathers x [R / n, D] of each rank of the axes to [R, D] on all of them. */
 TensorId op_all_gather(Graph *graph, TensorId x, MeshAxes axes);
-/* x [R, D] of each rank to this rank's rows [R / n, D] of their sum. */
+/* Reduces x [R, D] of each rank to this rank's rows [R / n, D] of the sum. */
 TensorId op_reduce_scatter(Graph *graph, TensorId x, MeshAxes axes);
-/* x [R, columns that cut_share gives the rank of `columns`] of each rank of the axes to [R, columns] on all. No gradient. */
+/* Gathers x [R, columns of the rank's cut_share] of each rank of the axes to [R, columns] on all.
+ * No gradient. */
 TensorId op_gather_columns(Graph *graph, TensorId x, int64_t columns, MeshAxes axes);
-/* The sum of x over the axes. Of a loss that every rank of the axes counts an equal part of, the gradient is the sum too. */
+/* Sums x over the axes. If each rank of the axes counts an equal part of a loss, the gradient is
+ * this sum too. */
 TensorId op_all_reduce(Graph *graph, TensorId x, MeshAxes axes);
 
-enum { COLLECTIVE_X };     /* COMPUTE, WIDE, or INT32 where it is gathered */
+enum { COLLECTIVE_X };     /* COMPUTE, WIDE, or INT32 if it is gathered */
 enum { COLLECTIVE_Y = 0 }; /* of the same type */
 
 typedef struct CollectiveAttributes {
@@ -27,14 +31,15 @@ typedef struct CollectiveAttributes {
     TypeClass type;
 } CollectiveAttributes;
 
-/* Collectives of up to so many bytes a rank can be direct (Op.direct), with windows (comm_open_windows) of
- * collective_window_bytes over groups of `size` ranks. */
+/* Limit in bytes per rank for direct collectives (Op.direct). They need windows (comm_open_windows)
+ * of collective_window_bytes over groups of `size` ranks. */
 enum { COLLECTIVE_DIRECT_BYTES = 320 << 10 };
 int64_t collective_window_bytes(int size);
 
-/* Scratch of gather_columns: the shares of all ranks, one after another. */
+/* Returns the scratch of gather_columns: the shares of all ranks, one after another. */
 int64_t collective_columns_workspace(const Graph *graph, const Node *node);
-/* What the kernels of every back end do; elements of COMPUTE tensors take so many bytes, those of WIDE ones so many. */
+/* The kernels of every back end. `compute` and `wide` are the bytes of an element of COMPUTE and
+ * WIDE tensors. */
 void collective_all_gather(const OpCall *call, size_t compute, size_t wide);
 void collective_reduce_scatter(const OpCall *call, size_t compute, size_t wide);
 void collective_gather_columns(const OpCall *call, size_t compute, size_t wide);

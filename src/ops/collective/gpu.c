@@ -1,24 +1,25 @@
-/* Collectives between GPUs. Most are the library's, which run beside the device's stream. The small ones of generation
- * (op_is_direct) are kernels of that stream, which are recorded with all others, and take a few microseconds where the
- * library's way there and back takes forty: ranks exchange words (backend/gpu/words.h), one a thread. */
+/* Collectives between GPUs. Most of them use the library, which runs beside the device's stream.
+ * The small ones in generation (op_is_direct) are kernels on the stream, recorded with all others.
+ * They take a few microseconds instead of the library's forty: ranks exchange words
+ * (backend/gpu/words.h), one per thread. */
 #include "backend/gpu/words.h"
 
 typedef struct Direct {
     GLOBAL const uint32_t *x;
     GLOBAL uint32_t *y;
     Windows windows;
-    int64_t first[COMM_MOST_WINDOWS + 1]; /* of y, where a rank's words go; of a sum: from 0 for all */
+    int64_t first[COMM_MOST_WINDOWS + 1]; /* word of y at which each rank's words start; for a sum: 0 for all ranks */
 } Direct;
 
 #ifdef GPU_DEVICE
 
-/* Counts a collective of the block's words, when all of its threads have theirs. */
+/* Counts a collective of the block's words after all its threads have their words. */
 INLINE void count(GLOBAL uint64_t *own, uint32_t number) {
     barrier();
     if (thread_id() == 0) count_group(own, block_x(), number);
 }
 
-/* y = the sum over ranks of x, added in their order: of bf16, two in a word, or of fp32. */
+/* y = the sum over ranks of x, added in rank order: bf16, two per word, or fp32. */
 INLINE void sum_directly(const Direct *a, const bool wide) {
     const Windows *windows = &a->windows;
     GLOBAL uint64_t *own = own_window(windows);
@@ -77,7 +78,7 @@ static Direct direct_of(const OpCall *call) {
 
 static LaunchShape shape_for(int64_t words) { return (LaunchShape){.x = divide_up(words, WORDS), .threads = WORDS}; }
 
-/* Words of this rank's x. */
+/* Returns the number of words of this rank's x. */
 static int64_t words_of(const OpCall *call) {
     int64_t element = attributes_of(call)->type == TYPE_COMPUTE ? sizeof(bf16) : sizeof(float);
     return call->in_shape[COLLECTIVE_X][0] * call->in_shape[COLLECTIVE_X][1] * element / (int64_t)sizeof(uint32_t);
@@ -97,7 +98,7 @@ static void gather_direct(const OpCall *call) {
     launch_direct_gather(call->device, shape_for(words), &direct);
 }
 
-/* Of one row, whose shares may differ by a column. */
+/* Gathers one row, whose shares may differ by a column. */
 static void gather_columns_direct(const OpCall *call) {
     Direct direct = direct_of(call);
     int64_t columns = call->out_shape[COLLECTIVE_Y][1];

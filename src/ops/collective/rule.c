@@ -1,6 +1,6 @@
-/* Collectives over groups of the mesh: all_gather and reduce_scatter of rows, and all_reduce of a whole tensor. Kernels
- * start the collective and leave its ticket with the executor. They are the same on every device, whose memory the comm
- * works on. */
+/* Collectives over groups of the mesh: all_gather and reduce_scatter of rows, and all_reduce of a
+ * whole tensor. Kernels start the collective and leave its ticket with the executor. The code is
+ * the same for every device, because the comm works on the device's memory. */
 #include "ops/collective/collective.h"
 
 #include "base/math.h"
@@ -58,12 +58,12 @@ static void reduce_gradient(Graph *graph, const Node *node, const TensorId *d_ou
 
 /* -- Kernels ------------------------------------------------------------------------------------------------------- */
 
-/* A call, as the kernels see it. */
+/* The parameters of a call for the kernels. */
 typedef struct Collective {
     Comm *group;
     int size, index, blocks;
     CommType type;
-    int64_t columns, element; /* of a row; bytes */
+    int64_t columns, element; /* per row; bytes */
 } Collective;
 
 static Collective collective_of(const OpCall *call, size_t compute, size_t wide) {
@@ -79,7 +79,8 @@ static Collective collective_of(const OpCall *call, size_t compute, size_t wide)
         .element = (int64_t)bytes};
 }
 
-/* Elements of one rank's part of a block of `rows` rows, and the shards of all. */
+/* Returns the elements of one rank's part of a block of `rows` rows, and sets the shards of all
+ * ranks. */
 static int64_t cut_block(const Collective *c, int64_t rows, int64_t *shards) {
     int64_t part = rows / c->blocks / c->size * c->columns;
     for (int i = 0; i <= c->size; i++) shards[i] = i * part;
@@ -135,7 +136,7 @@ void collective_all_reduce(const OpCall *call, size_t compute, size_t wide) {
 
 /* -- Rules --------------------------------------------------------------------------------------------------------- */
 
-/* The same on all ranks of the group, though their shares differ. */
+/* Returns the same on all ranks of the group, though their shares differ. */
 static bool are_direct(const Graph *graph, const Node *node, int64_t bytes) {
     const CollectiveAttributes *attributes = node->attributes;
     const Mesh *mesh = graph->mesh;
@@ -152,7 +153,7 @@ static bool is_gathered_directly(const Graph *graph, const Node *node) {
     return attributes->blocks == 1 && are_direct(graph, node, graph_bytes(graph, node->in[COLLECTIVE_X]));
 }
 
-/* One row, of words. */
+/* Gathers one row of 4-byte words. */
 static bool are_columns_direct(const Graph *graph, const Node *node) {
     const CollectiveAttributes *attributes = node->attributes;
     TensorId whole = node->out[COLLECTIVE_Y];
@@ -160,7 +161,8 @@ static bool are_columns_direct(const Graph *graph, const Node *node) {
     return attributes->type == TYPE_WIDE && graph_rows(graph, whole) == 1 && are_direct(graph, node, columns * (int64_t)sizeof(float));
 }
 
-/* A rank passes on all of the whole tensor but one part of n; twice where it is reduced and then gathered. */
+/* A rank sends the whole tensor except one of n parts; twice if the tensor is reduced and then
+ * gathered. */
 static Traffic whole_traffic(const Graph *graph, const Node *node, TensorId whole, int times) {
     const CollectiveAttributes *attributes = node->attributes;
     double size = mesh_size(graph->mesh, attributes->axes);

@@ -1,4 +1,4 @@
-/* dequantize on a CPU: threads share out blocks of NF4, and rows of FP8. */
+/* dequantize on a CPU: threads divide blocks of NF4, and rows of FP8. */
 #include "backend/cpu/kernel.h"
 #include "base/float8.h"
 #include "base/quantize.h"

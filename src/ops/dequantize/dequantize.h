@@ -1,18 +1,19 @@
-/* Frozen matrices from the codes in which they are held (base/quantize.h) to the COMPUTE type, just before a GEMM reads them:
- * the builder, operands and attributes, for the rule and the kernels of both back ends. */
+/* Converts frozen matrices from their quantized values (base/quantize.h) to the COMPUTE type, just
+ * before a GEMM reads them: the builder, operands and attributes, for the rule and the kernels of
+ * both back ends. */
 #pragma once
 
 #include "graph/op.h"
 
-/* The parameter, or the view of several, that `weight` is: itself where it is not quantized, else a node's output of its
- * shape. */
+/* Returns `weight`, a parameter or a view of several, itself if it is not quantized; otherwise a
+ * node's output of its shape. */
 TensorId op_dequantize(Graph *graph, TensorId weight);
 
 enum { DEQUANTIZE_PARTS = 4 };
 
 typedef enum DequantizeOperand {
-    DEQUANTIZE_CODES,                                        /* BYTE, of each part */
-    DEQUANTIZE_SCALES = DEQUANTIZE_CODES + DEQUANTIZE_PARTS, /* BYTE, of each part */
+    DEQUANTIZE_CODES,                                        /* BYTE, for each part */
+    DEQUANTIZE_SCALES = DEQUANTIZE_CODES + DEQUANTIZE_PARTS, /* BYTE, for each part */
     DEQUANTIZE_WEIGHT = 0,                                   /* COMPUTE [rows of all parts, in] or [E, out, in] */
 } DequantizeOperand;
 

@@ -1,11 +1,12 @@
-/* The GPU kernels of dequantize: flat, eight elements a thread, which are four bytes of codes of NF4 or eight of FP8 and 16 of
- * bf16. A block of 64 elements of NF4 is eight threads'. Tables of values are looked up in memory, that is the first cache. */
+/* The GPU kernels of dequantize: flat, eight elements per thread: four bytes of NF4 values or eight
+ * of FP8, and 16 of bf16. Eight threads process a block of 64 NF4 elements. Tables of values are
+ * read from memory, which the L1 cache serves. */
 #include "backend/gpu/vector.h"
 #include "base/quantize.h"
 
 typedef struct DequantizeArguments {
-    const uint8_t GLOBAL *codes, *inner; /* inner: of NF4 */
-    const float GLOBAL *scales, *outer;  /* scales: the head of NF4, or those of rows of FP8 */
+    const uint8_t GLOBAL *codes, *inner; /* inner: for NF4 */
+    const float GLOBAL *scales, *outer;  /* scales: the head of NF4, or the row scales of FP8 */
     bf16 GLOBAL *to;
     int64_t count, columns;
     int32_t uneven; /* `to` is not aligned to 16 bytes: elements are stored one by one */
@@ -34,7 +35,8 @@ INLINE void dequantize_nf4_at(const DequantizeArguments *a, int64_t at, int unit
     store8_bf16(a->to + at, x, 8);
 }
 
-/* e4m3: its exponent and mantissa in a float's place are 2^-120 of the value, subnormal ones too. */
+/* e4m3: exponent and mantissa, placed at a float's position, give 2^-120 times the value, also for
+ * subnormal values. */
 INLINE float from_e4m3(uint32_t code) {
     float magnitude = __builtin_bit_cast(float, (code & 0x7f) << 20) * 0x1p120f;
     return code & 0x80 ? -magnitude : magnitude;

@@ -1,6 +1,7 @@
-/* dequantize: the elements of frozen matrices from codes and scales (base/quantize.h), those of several that one GEMM reads one
- * after another. Nothing flows back: codes are never trained. Forward and backward passes each make their own, as they do of
- * what is gathered from other ranks, since a whole model of them is what quantizing avoids. */
+/* dequantize converts frozen matrices from quantized values and scales (base/quantize.h); if one
+ * GEMM reads several matrices, they are stored one after another. No gradient flows: quantized
+ * values are never trained. The forward and the backward pass each dequantize a matrix again,
+ * because the purpose of quantizing is to keep no dequantized model in memory. */
 #include "ops/dequantize/dequantize.h"
 
 TensorId op_dequantize(Graph *graph, TensorId weight) {
@@ -17,7 +18,7 @@ TensorId op_dequantize(Graph *graph, TensorId weight) {
         attributes.quantization = p->quantization;
         attributes.count[attributes.parts++] = p->count;
     }
-    if (!attributes.parts) return weight; /* rows within a matrix, which tensor-parallel ranks read of whole ones alone */
+    if (!attributes.parts) return weight; /* a range of rows: tensor-parallel ranks read it only from unquantized matrices */
     const Tensor *w = graph_get(graph, weight);
     TensorId made = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, w->rank, w->shape, "dequantized");
     graph->tensors[made].frozen = true;

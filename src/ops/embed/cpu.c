@@ -1,5 +1,6 @@
-/* embed on a CPU. For the gradient, rows of the same token are chained first; then threads share out columns,
- * KERNEL_BLOCK at a time, and each adds up all chains in them: no atomics, and sums in row order. */
+/* embed on a CPU. For the gradient, rows of the same token are chained first. Then threads divide
+ * columns, KERNEL_BLOCK at a time, and each adds all chains in its columns: no atomics, and sums in
+ * row order. */
 #include "backend/cpu/kernel.h"
 #include "ops/embed/embed.h"
 
@@ -8,7 +9,7 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
            (int64_t)sizeof(int32_t);
 }
 
-/* The row of the table, which has `entries`, that belongs to a token; -1: none. */
+/* Returns the row of a token in the table, which has `entries` rows; -1: none. */
 static inline int64_t entry_of(const OpCall *call, int32_t token, int64_t entries) {
     int64_t at = token - ((const EmbedSpec *)call->attributes)->first;
     return at < entries ? int_max(at, -1) : -1;
@@ -59,8 +60,8 @@ static int64_t chain_rows(const OpCall *call, int64_t count, int32_t *next, int3
     return found;
 }
 
-/* Adds the rows of one token's chain to its entry, and to the sums of bias and scale, in columns `first` to `end` -
- * 1. */
+/* Adds the rows of one token's chain to its entry, and to the sums of bias and scale, in columns
+ * `first` to `end` - 1. */
 static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int64_t first, int64_t end) {
     const W *d_stream = call->in[EMBED_GRAD_D_STREAM], *bias = call->in[EMBED_GRAD_BIAS], *scale = call->in[EMBED_GRAD_SCALE];
     const int32_t *tokens = call->in[EMBED_GRAD_TOKENS];

@@ -1,23 +1,26 @@
-/* embed on a GPU. For the gradient, rows are sorted by token first (a stable radix sort, 8 bits a pass), so that no
- * atomics are needed and sums have a fixed order. Then every block takes CHUNK sorted rows, sums each run of equal
- * tokens, and adds it to the table's gradient; a run that crosses chunks leaves a partial sum in each, which a
- * second kernel adds in order. Blocks have equal work whatever the tokens are, be it one token everywhere.
+/* embed on a GPU. For the gradient, rows are first sorted by token (a stable radix sort, 8 bits per
+ * pass), so that no atomics are needed and sums have a fixed order. Then every block takes CHUNK
+ * sorted rows, sums each run of equal tokens, and adds it to the table's gradient. A run that
+ * crosses chunks leaves a partial sum in each, and a second kernel adds them in order. Blocks have
+ * equal work for any tokens, even a single repeated one.
  *
- * With bias and scale, row = (entry + bias) * scale, a run's sum S of d_stream gives scale * S to the entry, S *
- * (entry + bias) to d_scale and S to d_bias / scale: the table is read once per run. Scratch: two lists of sorted
- * rows, counts, partial sums of runs [chunks, 2, columns], and of d_bias and d_scale. */
+ * With bias and scale, row = (entry + bias) * scale. A run's sum S of d_stream gives scale * S to
+ * the entry, S * (entry + bias) to d_scale and S to d_bias / scale: the table is read once per run.
+ * Scratch: two lists of sorted rows, counts, partial sums of runs [chunks, 2, columns], and of
+ * d_bias and d_scale. */
 #include "backend/gpu/vector.h"
 
 enum {
     THREADS = 256,
-    ROWS_AHEAD = 4, /* rows of a thread in flight */
-    CHUNK = 32,     /* sorted rows of a block */
+    ROWS_AHEAD = 4, /* rows in flight per thread */
+    CHUNK = 32,     /* sorted rows per block */
     DIGIT_BITS = 8,
-    DIGITS = 256,   /* one for each thread */
-    RUNS_AHEAD = 8, /* partial sums of runs in flight of a thread */
+    DIGITS = 256,   /* one per thread */
+    RUNS_AHEAD = 8, /* partial sums of runs in flight per thread */
 };
 
-/* Tokens count from `first`, that of the table's first entry; the table has `entries`. */
+/* Tokens count from `first`, the token of the table's first entry; the table has `entries`
+ * entries. */
 typedef struct EmbedArguments {
     const int32_t GLOBAL *tokens;
     int32_t first, entries;
@@ -27,7 +30,8 @@ typedef struct EmbedArguments {
     Tiling tiling;
 } EmbedArguments;
 
-/* A row of the batch in the order of tokens, which count from the table's first entry; `entries`: one that it lacks. */
+/* A row of the batch in token order. Tokens count from the table's first entry; `entries` marks a
+ * token that the table lacks. */
 typedef struct SortedRow { int32_t token, row; } __attribute__((aligned(8))) SortedRow;
 
 typedef struct SortArguments {
@@ -44,13 +48,14 @@ typedef struct EmbedGradArguments {
     const SortedRow GLOBAL *sorted;
     const bf16 GLOBAL *table;
     const float GLOBAL *bias, *scale;
-    void GLOBAL *d_table; /* fp32, or bf16 where `bf16_gradient` */
-    /* [chunks, 2, columns]: sums of the run that comes from the chunk before, and of the one that goes on into the next */
+    void GLOBAL *d_table; /* fp32, or bf16 if `bf16_gradient` */
+    /* [chunks, 2, columns]: sums of the run that continues from the previous chunk, and of the run
+     * that continues in the next one */
     float GLOBAL *runs;
     float GLOBAL *partials; /* [chunks, 2, columns]: d_bias, d_scale */
     int64_t rows;
     int32_t columns, tiles; /* tiles: blocks along the columns */
-    int32_t padding;        /* entry that gets no gradient, if it is one */
+    int32_t padding;        /* entry that gets no gradient, if there is one */
     int32_t entries;
     bool bf16_gradient;
 } EmbedGradArguments;
@@ -80,8 +85,8 @@ INLINE SortedRow load_unsorted(const SortArguments *a, int at) {
     return (SortedRow){token >= 0 && token < a->entries ? token : a->entries, at};
 }
 
-/* Writes the digits of the block's tile to shared memory, DIGITS past the end of the rows; returns that of this
- * thread. */
+/* Writes the digits of the block's tile to shared memory, DIGITS after the end of the rows; returns
+ * this thread's digit. */
 INLINE int share_digits(const SortArguments *a, LOCAL int *digits) {
     int at = block_x() * THREADS + thread_id();
     int digit = at < a->rows ? load_unsorted(a, at).token >> a->shift & (DIGITS - 1) : DIGITS;
@@ -90,7 +95,7 @@ INLINE int share_digits(const SortArguments *a, LOCAL int *digits) {
     return digit;
 }
 
-/* How often each digit occurs in each tile. */
+/* Counts how often each digit occurs in each tile. */
 KERNEL(sort_count, SortArguments) {
     static SHARED int digits[THREADS];
     int count = 0;
@@ -99,7 +104,7 @@ KERNEL(sort_count, SortArguments) {
     a.counts[block_x() * DIGITS + thread_id()] = count;
 }
 
-/* Sum of x over the threads before this one. */
+/* Returns the sum of x over the threads before this one. */
 INLINE int sum_before(int x, LOCAL int *scratch) {
     int sum = x;
     scratch[thread_id()] = sum;
@@ -113,12 +118,12 @@ INLINE int sum_before(int x, LOCAL int *scratch) {
     return sum - x;
 }
 
-/* Moves each row behind all rows of lesser digits, those of its digit in earlier tiles, and those of its digit
- * before it in its tile. */
+/* Moves each row after all rows with smaller digits, rows with its digit in earlier tiles, and
+ * earlier rows with its digit in its tile. */
 KERNEL(sort_move, SortArguments) {
     static SHARED int digits[THREADS], scratch[THREADS], places[DIGITS];
     int digit = share_digits(&a, digits), total = 0, earlier = 0, rank = 0;
-    _Pragma("clang loop unroll_count(16)") for (int tile = 0; tile < a.tiles; tile++) { /* so many loads in flight */
+    _Pragma("clang loop unroll_count(16)") for (int tile = 0; tile < a.tiles; tile++) { /* 16 loads in flight */
         if (tile == block_x()) earlier = total;
         total += a.counts[tile * DIGITS + thread_id()];
     }
@@ -135,7 +140,7 @@ KERNEL(sort_move, SortArguments) {
 /* State of a thread: its chunk and first column, the rows of the chunk, and the sums of the current run. */
 typedef struct ChunkState {
     int64_t chunk, column, begin, end;
-    int32_t before, after;          /* tokens of the rows around the chunk, -1: none */
+    int32_t before, after;          /* tokens of the rows before and after the chunk, -1: none */
     f32x4 run, bias_sum, scale_sum; /* bias_sum: of runs; scale_sum: of run * (entry + bias) */
 } ChunkState;
 
@@ -166,10 +171,10 @@ INLINE RunEnd load_run_end(const EmbedGradArguments *a, const ChunkState *state,
     return end;
 }
 
-/* Whether the token's entry gets a gradient. */
+/* Returns whether the token's entry gets a gradient. */
 INLINE bool is_trained(const EmbedGradArguments *a, int32_t token) { return token != a->padding && token != a->entries; }
 
-/* Adds the run to the table's gradient, or leaves its partial sum where it crosses chunks. */
+/* Adds the run to the table's gradient, or stores its partial sum if it crosses chunks. */
 INLINE void finish_run(
     const EmbedGradArguments *a, ChunkState *state, const RunEnd *end, int64_t at, int32_t token, f32x4 bias, f32x4 scale, int unit) {
     bool comes = state->before == token, goes = at + 1 == state->end && state->after == token;
@@ -218,7 +223,8 @@ INLINE void sum_runs(const EmbedGradArguments *a, int unit) {
 
 UNIT_KERNELS(grad_chunks, EmbedGradArguments, sum_runs, 4)
 
-/* How many of the chunks after `chunk` begin with the token, that is, continue its run. All threads call it. */
+/* Returns how many of the chunks after `chunk` begin with the token, that is, continue its run. All
+ * threads call it. */
 INLINE int64_t count_chunks(const EmbedGradArguments *a, int64_t chunk, int32_t token) {
     static SHARED float scratch[THREADS / WAVE];
     int64_t count = 0, found = THREADS;
@@ -230,8 +236,8 @@ INLINE int64_t count_chunks(const EmbedGradArguments *a, int64_t chunk, int32_t 
     return count;
 }
 
-/* Adds the partial sums of the run that begins in this chunk and goes on in later ones, and the total to the table's
- * gradient. */
+/* Adds the partial sums of the run that begins in this chunk and continues in later ones, and adds
+ * the total to the table's gradient. */
 INLINE void join_runs(const EmbedGradArguments *a, int unit) {
     int64_t chunk = block_x() / a->tiles, end = (chunk + 1) * CHUNK,
             column = (int64_t)(block_x() % a->tiles * THREADS + thread_id()) * unit;
@@ -286,7 +292,8 @@ GPU_OP(put_rows) {
         device_copy(call->device, table + run->first * columns, rows + run->row * columns, run->count * columns * (int64_t)sizeof *rows);
 }
 
-/* The workspace of embed_grad in bytes; multiples of 16 when columns are multiples of 4. `list` is there twice. */
+/* The workspace of embed_grad in bytes; multiples of 16 if columns are multiples of 4. `list`
+ * exists twice. */
 typedef struct GradWorkspace { int64_t list, counts, runs, partials; } GradWorkspace;
 
 static GradWorkspace workspace_of(int64_t rows, int64_t columns, bool affine) {
@@ -304,7 +311,7 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
     return 2 * bytes.list + bytes.counts + bytes.runs + bytes.partials;
 }
 
-/* Sorts the rows by token; returns the one of the two lists that holds them. */
+/* Sorts the rows by token; returns the list, of the two, that holds them. */
 static const SortedRow *sort_rows(const OpCall *call, SortedRow *list, SortedRow *other, int32_t *counts) {
     int64_t rows = call->in_shape[EMBED_GRAD_D_STREAM][0], entries = call->in_shape[EMBED_GRAD_TABLE][0];
     SortArguments arguments = {.tokens = call->in[EMBED_GRAD_TOKENS],

@@ -1,11 +1,13 @@
-/* Token embedding into the WIDE residual stream: stream[r] = (table[tokens[r]] + bias) * scale, stream [R, D], table
- * [entries, D], where ZAYA1 has its learned bias and scale [D], and table[tokens[r]] elsewhere. With S the sum of
- * d_stream over the rows of a token, its entry gets scale * S, d_bias scale * S and d_scale S * (entry + bias): the
- * gradient adds up the rows of each token first, in row order, and meets its entry once. The entry of the padding token
- * gets none.
+/* Token embedding into the WIDE residual stream: stream[r] = (table[tokens[r]] + bias) * scale,
+ * stream [R, D], table [entries, D], for ZAYA1 with its learned bias and scale [D]; for other
+ * models table[tokens[r]]. With S the sum of d_stream over the rows of a token, its entry gets
+ * scale * S, d_bias gets scale * S, and d_scale gets S * (entry + bias). The gradient first adds
+ * the rows of each token, in row order, and then updates its entry once. The entry of the padding
+ * token gets no gradient.
  *
- * Where ranks share the table out, each row of the stream is made by the rank that has its token, and is zero on the
- * others, whose sum it is; so are the gradients of bias and scale. */
+ * If ranks divide the table, the rank that has a row's token makes that row of the stream, and it
+ * is zero on the others: the stream is their sum. The gradients of bias and scale are sums over
+ * ranks too. */
 #include "ops/embed/embed.h"
 
 TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, TensorId rows, const EmbedSpec *spec) {
@@ -16,7 +18,8 @@ TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, 
     return stream;
 }
 
-/* Appends the gradients of a table, or of trained rows of it, and of bias and scale, whichever are not frozen. */
+/* Appends the gradients of a table or of its trained rows, and of bias and scale, unless they are
+ * frozen. */
 static void append_gradient(Graph *graph, const Node *node, TensorId d_stream, TensorId table, const EmbedSpec *spec) {
     TensorId bias = node->in[EMBED_BIAS], scale = node->in[EMBED_SCALE];
     Inputs in = {
@@ -52,7 +55,7 @@ void op_put_rows(Graph *graph, TensorId rows, TensorId table, const TokenRuns *r
     graph_node(graph, OP_put_rows, (Inputs){[PUT_ROWS_ROWS] = rows}, (Outputs){[PUT_ROWS_TABLE] = table}, runs, sizeof *runs);
 }
 
-/* Rows are read and written. */
+/* Counts each row as read and written. */
 static double put_bytes(const Graph *graph, const Node *node) { return 2.0 * (double)graph_bytes(graph, node->in[PUT_ROWS_ROWS]); }
 
 /* Bytes of as many rows of the table as there are tokens: the rest of it is not touched. */

@@ -1,11 +1,14 @@
-/* fp8_amax and fp8_cast on a GPU, bound by memory. A block casts a tile of 128 x 128 elements, the largest group that shares
- * a scale: each thread reads 8 x 8 of them once and writes their codes by rows and, transposed through shared memory, by
- * columns. Scales of whole lines need the largest magnitudes of these first, from a pass over all tiles. Largest magnitudes
- * are compared as bits, which are ordered as the numbers are, with NaN above all: maxima of integers by atomics, which no
- * order of blocks changes. Tiles are cast from the last to the first, as what a pass before this one read last may still be
- * in the cache. With delayed scaling the scale is known before, and the pass that casts finds the largest magnitude too.
+/* fp8_amax and fp8_cast on a GPU, bound by memory bandwidth. A block casts a tile of 128 x 128
+ * elements, the largest group that shares a scale. Each thread reads 8 x 8 of them once and writes
+ * their quantized values by rows and, transposed through shared memory, by columns. Scales of whole
+ * lines need the lines' amax first, from a pass over all tiles. Amax values are compared as bits,
+ * which are ordered like the numbers, with NaN above all: atomic maxima of integers do not depend
+ * on the order of blocks. Tiles are cast from last to first, because the data that a preceding pass
+ * read last may still be in the cache. With delayed scaling the scale is known beforehand, and the
+ * cast computes the amax too.
  *
- * Codes and scales are those of the CPU, bit for bit: a product is rounded to fp32, and that to fp8. */
+ * Quantized values and scales equal the CPU's, bit for bit: a product is rounded to fp32, and then
+ * to fp8. */
 #include "backend/gpu/amax.h"
 #include "backend/gpu/fp8_codes.h"
 #include "base/float8.h"
@@ -14,39 +17,41 @@
 enum {
     THREADS = AMAX_THREADS,
     TILE = GEMM_SCALE_GROUP_SIZE,
-    UNIT = 8,            /* rows and columns of a thread */
+    UNIT = 8,            /* rows and columns per thread */
     UNITS = TILE / UNIT, /* along a side of a tile */
-    AMAX_LOADS = 8,      /* of a thread, 16 bytes each */
-    BLOCKS = 4,          /* on an NVIDIA processor: 128 KB in flight */
+    AMAX_LOADS = 8,      /* loads per thread, 16 bytes each */
+    BLOCKS = 4,          /* per NVIDIA multiprocessor: 128 KB in flight */
 };
 
-/* x: `count` matrices, one after another, of `units` units of 8 elements. */
+/* x: `count` matrices, one after another, of `units` units of 8 elements each. */
 typedef struct Fp8AmaxArguments {
     const bf16 GLOBAL *x;
-    uint32_t GLOBAL *amax; /* [count], zero at first */
+    uint32_t GLOBAL *amax; /* [count], initially zero */
     int64_t units;
 } Fp8AmaxArguments;
 
-/* What a matrix becomes by rows or by columns: `lines` of `depth` elements along k, in `groups` groups of 128. */
+/* A matrix by rows or by columns: `lines` of `depth` elements along k, in `groups` groups of
+ * 128. */
 typedef struct CastOperand {
     uint8_t GLOBAL *codes; /* NULL: not wanted */
     float GLOBAL *scales;
-    uint32_t GLOBAL *line_amax; /* GEMM_SCALE_LINE: [matrices, lines], zero at first */
+    uint32_t GLOBAL *line_amax; /* GEMM_SCALE_LINE: [matrices, lines], initially zero */
     int32_t lines, depth, groups;
 } CastOperand;
 
-/* x: matrices of rows.lines x columns.lines, of fp8_move_codes their codes. `scaling` is that of both operands. Of slots of experts
- * a tile has the rows that `slots` says, the first ones of its 128 elements along k of columns: the others are zero. */
+/* x: matrices of rows.lines x columns.lines; for fp8_move_codes, their quantized values. `scaling`
+ * applies to both operands. With slots of experts, `slots` gives the rows of each tile, the first
+ * of its 128 elements along k of columns; the other elements are zero. */
 typedef struct Fp8CastArguments {
     const bf16 GLOBAL *x;
     const float GLOBAL *amax;    /* GEMM_SCALE_TENSOR: of the matrices */
-    uint32_t GLOBAL *seen;       /* [matrices]: bits of the largest magnitudes so far; NULL: not wanted */
-    const float GLOBAL *found;   /* [matrices]: of fp8_move_codes, those that `seen` takes */
-    const int32_t GLOBAL *slots; /* [columns.groups, 2]: of fp8_tiles; NULL: tiles have 128 rows, but for the last */
+    uint32_t GLOBAL *seen;       /* [matrices]: bits of the amax so far; NULL: not wanted */
+    const float GLOBAL *found;   /* [matrices]: for fp8_move_codes, the amax values that `seen` receives */
+    const int32_t GLOBAL *slots; /* [columns.groups, 2]: from fp8_tiles; NULL: tiles have 128 rows, except the last */
     CastOperand rows, columns;
-    int64_t stride; /* from row to row of x */
+    int64_t stride; /* between rows of x */
     int32_t tiles;  /* of all matrices */
-    float largest;  /* number of the format */
+    float largest;  /* largest number of the format */
     int32_t scaling;
 } Fp8CastArguments;
 
@@ -56,8 +61,8 @@ enum { WAVES = THREADS / WAVE };
 
 /* -- Largest magnitudes of matrices -------------------------------------------------------------------------------- */
 
-/* The bits of the largest magnitude of pairs of bf16, of which the odd ones' carry those of the even ones below, which the
- * end cuts off. */
+/* The bits of the amax of bf16 pairs. The bits of odd elements carry those of the even ones below
+ * them, which are cut off at the end. */
 typedef struct Largest { uint32_t even, odd; } Largest;
 INLINE void look_at(Largest *most, uint32_t pair) {
     most->even = larger(most->even, pair << 17);
@@ -79,8 +84,8 @@ KERNEL(fp8_amax, Fp8AmaxArguments) {
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
-/* Tile (down, across) of a matrix, its first row and where its rows end; and of this thread's unit the first row and column in the
- * matrix, and the first element along k of columns. */
+/* Tile (down, across) of a matrix, its first row and the end of its rows; for this thread's unit,
+ * the first row and column in the matrix, and the first element along k of columns. */
 typedef struct TilePlace {
     int64_t matrix;
     int down, across, first, end, row, column, depth;
@@ -98,7 +103,7 @@ INLINE TilePlace place_of(const Fp8CastArguments *a) {
     return p;
 }
 
-/* No expert has the tile. */
+/* Returns whether no expert has the tile. */
 INLINE bool is_spare(TilePlace p) { return p.end < p.first; }
 
 typedef struct Unit { u32x4 row[UNIT]; } Unit; /* of 8 bf16 each */
@@ -108,29 +113,31 @@ INLINE f32x4 four_elements(const Unit *x, int i, int j) {
     return (f32x4){element(x, i, j), element(x, i, j + 1), element(x, i, j + 2), element(x, i, j + 3)};
 }
 
-/* The first element that a thread reads of row i of its unit: in place of what is outside of the matrix, of the tile's last row or
- * unit of a row inside. Of an expert without slots that is the row before, which is there or the first. */
+/* Returns the index of the first element that a thread reads of row i of its unit. Elements outside
+ * the matrix are replaced by the tile's last row, or by a unit of a row inside. For an empty
+ * expert, this clamps to the previous row (or row 0). */
 INLINE int64_t unit_at(const Fp8CastArguments *a, TilePlace p, int i) {
     int column = p.column < a->columns.lines ? p.column : a->columns.lines - UNIT, last = p.end > 0 ? p.end - 1 : 0;
     int64_t row = p.row + i < last ? p.row + i : last;
     return p.matrix * a->rows.lines * a->stride + column + row * a->stride;
 }
 
-/* What is read in place of what is outside of the matrix leaves largest magnitudes as they are. */
+/* The elements that replace those outside the matrix do not change an amax. */
 INLINE void load_unit(const Fp8CastArguments *a, TilePlace p, Unit *x) {
     UNROLL for (int i = 0; i < UNIT; i++) x->row[i] = *(const u32x4 GLOBAL *)(a->x + unit_at(a, p, i));
     if (a->slots) UNROLL for (int i = 0; i < UNIT; i++) if (p.row + i >= p.end) x->row[i] = 0;
 }
 
-/* Keeps what was made of x before from filling registers until it is wanted once more. */
+/* Keeps values computed from x from filling registers until they are needed again. */
 INLINE void forget(Unit *x) {
     UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int j = 0; j < 4; j++) x->row[i][j] = (uint32_t)opaque((int)x->row[i][j]);
 }
 
-/* NaN counts as none. */
+/* NaN is ignored. */
 INLINE float larger_magnitude(float most, float x) { return __builtin_fmaxf(most, __builtin_fabsf(x)); }
 
-/* The largest magnitude of the tile's row t in thread t < TILE, of its column t - TILE in the others; of wanted operands. */
+/* Returns the amax of the tile's row t in thread t < TILE, and of its column t - TILE in the other
+ * threads; only for wanted operands. */
 INLINE float line_amax(const Fp8CastArguments *a, Unit *x) {
     static SHARED float of_rows[TILE], of_columns[WAVES][TILE];
     int lane = lane_id(), line = thread_id() % TILE;
@@ -154,7 +161,7 @@ INLINE float line_amax(const Fp8CastArguments *a, Unit *x) {
     return most;
 }
 
-/* The largest magnitude of the tile, in every thread. */
+/* Returns the amax of the tile in every thread. */
 INLINE float tile_amax(const Unit *x) {
     static SHARED float of_waves[WAVES];
     float most = 0;
@@ -166,7 +173,7 @@ INLINE float tile_amax(const Unit *x) {
     return most;
 }
 
-/* The line of the matrix that this thread has in line_amax, and the group of the tile in it. */
+/* The line of the matrix that this thread has in line_amax, and the tile's group in it. */
 typedef struct Line {
     float GLOBAL *scales;
     uint32_t GLOBAL *amax;
@@ -186,7 +193,7 @@ INLINE Line line_of(const Fp8CastArguments *a, TilePlace p) {
         .inside = (row ? a->rows.codes : a->columns.codes) && line < (row ? p.end : lines)};
 }
 
-/* Of each line of all matrices, for GEMM_SCALE_LINE. */
+/* Computes the amax of each line of all matrices, for GEMM_SCALE_LINE. */
 KERNEL(fp8_line_amax, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
     TilePlace p = place_of(&a);
@@ -200,7 +207,7 @@ KERNEL(fp8_line_amax, Fp8CastArguments) {
 
 /* -- Codes --------------------------------------------------------------------------------------------------------- */
 
-/* Four bytes of two words, numbered from 0 in `low` and from 4 in `high`. */
+/* Returns four bytes of two words, numbered from 0 in `low` and from 4 in `high`. */
 #if defined __AMDGCN__
 #define BYTES_OF(low, high, first, second, third, fourth) \
     __builtin_amdgcn_perm(high, low, (first) | (second) << 8 | (third) << 16 | (fourth) << 24)
@@ -216,7 +223,7 @@ INLINE void transpose_bytes(uint32_t to[4], const uint32_t from[4]) {
     to[2] = BYTES_OF(high01, high23, 0, 1, 4, 5), to[3] = BYTES_OF(high01, high23, 2, 3, 6, 7);
 }
 
-/* Codes of a unit: half[h][i] are those of row i, columns 4 h .. 4 h + 3. */
+/* Quantized values of a unit: half[h][i] holds row i, columns 4 h .. 4 h + 3. */
 typedef struct UnitCodes { uint32_t half[2][UNIT]; } UnitCodes;
 
 INLINE void store_rows(const Fp8CastArguments *a, TilePlace p, const UnitCodes *codes) {
@@ -225,8 +232,9 @@ INLINE void store_rows(const Fp8CastArguments *a, TilePlace p, const UnitCodes *
         (u32x2 GLOBAL *)(to + (int64_t)i * a->columns.lines) = (u32x2){codes->half[0][i], codes->half[1][i]};
 }
 
-/* Transposes through shared memory: column c of the tile is 16 chunks of 8 bytes, of which chunk i lies at i ^ c / 8, so
- * that neither writes nor reads meet in a bank. Threads then write 16 bytes each, and 8 of them a column of the tile. */
+/* Transposes through shared memory: column c of the tile is 16 chunks of 8 bytes. Chunk i is stored
+ * at i ^ c / 8, so that neither writes nor reads cause bank conflicts. Threads then write 16 bytes
+ * each, and 8 threads write a column of the tile. */
 INLINE void store_columns(const Fp8CastArguments *a, TilePlace p, const UnitCodes *codes) {
     static SHARED _Alignas(16) u32x2 columns[TILE * UNITS];
     int unit_row = thread_id() / UNITS, unit_column = thread_id() % UNITS, depth = a->columns.depth;
@@ -255,14 +263,14 @@ INLINE void record_unit(uint32_t GLOBAL *seen, const Unit *x) {
     record_largest(seen, largest_of(most));
 }
 
-/* The scale of all elements of a matrix, written by the block of its first tile. */
+/* Writes the scale of all elements of a matrix, in the block of its first tile. */
 INLINE void store_tensor_scale(const Fp8CastArguments *a, TilePlace p, float m) {
     if (thread_id() > 0 || p.down > 0 || p.across > 0) return;
     if (a->rows.codes) a->rows.scales[p.matrix] = 1 / m;
     if (a->columns.codes) a->columns.scales[p.matrix] = 1 / m;
 }
 
-/* One multiplier for the tile: of the matrix, or of GEMM_SCALE_BLOCK. */
+/* Casts with one multiplier for the tile: that of the matrix, or of GEMM_SCALE_BLOCK. */
 INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
     TilePlace p = place_of(a);
     Unit x;
@@ -285,7 +293,8 @@ INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
     if (a->columns.codes) store_columns(a, p, &codes);
 }
 
-/* A multiplier for each line of the tile: of the line of the matrix, or of GEMM_SCALE_GROUP. */
+/* Casts with one multiplier per line of the tile: that of the line of the matrix, or of
+ * GEMM_SCALE_GROUP. */
 INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
     static SHARED float multipliers[2 * TILE]; /* of rows, of columns */
     TilePlace p = place_of(a);
@@ -318,14 +327,16 @@ INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
 }
 
 #if defined __gfx950__
-/* Writes a scale for 32 elements along k of a line, by the first of the four threads that share them. Lines end at `end`. */
+/* Writes the scale of 32 elements along k of a line, by the first of the four threads that share
+ * them. Lines end at `end`. */
 INLINE void store_mx_scale(const CastOperand *o, TilePlace p, int line, int end, int at, float m) {
     enum { MX = GEMM_SCALE_MX_SIZE };
     int groups = (o->depth + MX - 1) / MX;
     if (at % MX == 0 && line < end && at < o->depth) o->scales[(p.matrix * o->lines + line) * groups + at / MX] = 1 / m;
 }
 
-/* A multiplier for each 32 elements of a row, and of a column: four units, of adjacent lanes or of the wave's four rows of lanes. */
+/* Casts with one multiplier per 32 elements of a row, and of a column: four units, in adjacent
+ * lanes or in the wave's four rows of lanes. */
 INLINE void cast_tile_mx(const Fp8CastArguments *a) {
     TilePlace p = place_of(a);
     Unit x;
@@ -362,7 +373,8 @@ INLINE void cast_tile_mx(const Fp8CastArguments *a) {
 KERNEL(fp8_cast_mx, Fp8CastArguments) { cast_tile_mx(&a); }
 #endif
 
-/* Codes that came by rows, as operands of one scale; without an amax the codes alone. */
+/* Copies quantized values that arrive by rows into operands with one scale; without an amax, only
+ * the values. */
 KERNEL(fp8_move_codes, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
     TilePlace p = place_of(&a);
@@ -415,7 +427,7 @@ GPU_OP(fp8_amax) {
         call->device, (LaunchShape){.x = divide_up(arguments.units, THREADS * AMAX_LOADS), .y = s.count, .threads = THREADS}, &arguments);
 }
 
-/* The largest magnitudes of lines: of rows, then of columns. */
+/* Returns room for the amax of lines: rows, then columns. */
 static int64_t cast_workspace(const Graph *graph, const Node *node) {
     const Tensor *x = graph_get(graph, node->in[FP8_CAST_X]);
     const Fp8CastAttributes *attributes = node->attributes;
@@ -424,7 +436,8 @@ static int64_t cast_workspace(const Graph *graph, const Node *node) {
     return s.count * lines * (int64_t)sizeof(float);
 }
 
-/* The operand whose codes are output `codes`, if the call has it and `wanted`. */
+/* Returns the operand whose quantized values are output `codes`, if the call has it and
+ * `wanted`. */
 static CastOperand cast_operand(const OpCall *call, int codes, bool wanted, int64_t lines, int64_t k) {
     return (CastOperand){.codes = wanted ? call->out[codes] : NULL,
         .scales = call->out[codes + 1],
@@ -437,7 +450,8 @@ static float largest_of_format(const OpCall *call) {
     return fp8_largest(((const Fp8CastAttributes *)call->attributes)->kind, device_info(call->device)->fp8_fnuz);
 }
 
-/* Casts by rows, by columns, or both where their scaling is the same; of codes that are there by rows, moves them. */
+/* Casts by rows, by columns, or both if their scaling is the same; moves values that are already
+ * quantized by rows. */
 static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool columns) {
     const Fp8CastAttributes *attributes = call->attributes;
     Fp8Stack s = fp8_call_stack(call->in_shape[FP8_CAST_X]);
@@ -475,7 +489,8 @@ void fp8_transpose_on_gpu(Device *device, const uint8_t *codes, int64_t rows, in
     launch_fp8_move_codes(device, (LaunchShape){.x = arguments.tiles, .threads = THREADS}, &arguments);
 }
 
-/* With delayed scaling, where what makes x can write its codes. */
+/* Absorbs the node that makes x if scaling is delayed and its kernel can write the quantized
+ * values. */
 static int absorbs_maker(const Backend *backend, const Graph *graph, int index) {
     const Node *node = &graph->nodes[index], *maker = node - 1;
     const Fp8CastAttributes *a = node->attributes;
@@ -486,7 +501,7 @@ static int absorbs_maker(const Backend *backend, const Graph *graph, int index) 
     return kernel && (kernel->codes & FP8_KIND(a->kind));
 }
 
-/* Runs what makes x, which writes codes by rows too. */
+/* Runs the node that makes x, which also writes the quantized values by rows. */
 static void run_maker(const OpCall *call) {
     Fp8Codes to = {.codes = call->out[FP8_CAST_ROWS],
         .scale = call->out[FP8_CAST_ROW_SCALES],

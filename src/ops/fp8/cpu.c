@@ -1,13 +1,13 @@
-/* fp8 on a CPU: exact emulation of what matrix units compute (backend/cpu/cpu_gemm_fp8.c). Matrices are cast in tiles of
- * 128 x 128, the size of the largest group of elements that share a scale; threads share out rows of tiles. Operands by
- * columns differ from those by rows in how a tile is read. */
+/* fp8 on a CPU: exact emulation of matrix units (backend/cpu/cpu_gemm_fp8.c). Matrices are cast in
+ * tiles of 128 x 128, the size of the largest group of elements that share a scale; threads divide
+ * rows of tiles. Operands by columns and by rows differ only in how a tile is read. */
 #include "backend/cpu/kernel.h"
 #include "base/float8.h"
 #include "ops/fp8/fp8.h"
 
 enum { SIZE = GEMM_SCALE_GROUP_SIZE };
 
-/* The larger magnitude, NaN above all: their bits are ordered so. */
+/* Returns the larger magnitude, with NaN above all: their bits have this order. */
 static inline W larger(W a, W b) { return b > a || b != b ? b : a; }
 static inline uint32_t bits_max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
@@ -18,8 +18,9 @@ CPU_OP(fp8_amax) {
         amax[m] = kernel_amax((const T *)call->in[FP8_AMAX_X] + m * s.rows * s.columns, s.rows * s.columns);
 }
 
-/* One operand of a matrix: line i, element k is x[i * line_stride + k * depth_stride]. With `tiles` (fp8_tiles), of codes by columns
- * of slots of experts, the elements k of each 128 are the slots that the table says, then zeros, and beyond `end` there are none. */
+/* One operand of a matrix: line i, element k is x[i * line_stride + k * depth_stride]. `tiles`
+ * (fp8_tiles) is set for slots of experts by columns: each 128 elements k are the slots that the
+ * table gives, then zeros; elements from `end` on are unused. */
 typedef struct Operand {
     const T *x;
     const int32_t *tiles; /* or NULL */
@@ -28,7 +29,7 @@ typedef struct Operand {
     float largest;
     GemmScaling scaling;
     float amax; /* of the matrix */
-    bool looks; /* for the largest magnitude */
+    bool looks; /* whether to compute the amax */
     uint8_t *codes;
     W *scales;
 } Operand;
@@ -59,7 +60,7 @@ static void read_tile(const Operand *o, Tile *tile) {
     }
 }
 
-/* Rounded magnitudes of NaN compare as none: what is NaN makes its own code NaN, whatever the scale. */
+/* A NaN compares as no magnitude: a NaN element becomes a NaN value with any scale. */
 static float part_amax(const Tile *tile, int64_t line, int64_t at, int64_t count) {
     const float *x = tile->x[line] + at;
     float most = 0;
@@ -75,7 +76,7 @@ static float tile_amax(const Tile *tile) {
     return most;
 }
 
-/* Bits of the largest magnitude, whose order is that of the numbers, with NaN above all. */
+/* Returns the bits of the amax; their order is that of the numbers, with NaN above all. */
 static uint32_t tile_amax_bits(const Tile *tile) {
     uint32_t most = 0;
     for (int64_t i = 0; i < tile->lines; i++) {
@@ -96,7 +97,7 @@ static void write_part(const Operand *o, const Tile *tile, int64_t line, int64_t
     for (int64_t k = 0; k < count; k++) codes[k] = fp8_from_float(x[k] * m, format);
 }
 
-/* Casts a line of the tile in groups of elements along k, each with its scale. */
+/* Casts a line of the tile in groups of elements along k, each with its own scale. */
 static void write_groups(const Operand *o, const Tile *tile, int64_t line) {
     int64_t size = gemm_scale_size(o->scaling), groups = (o->k + size - 1) / size;
     for (int64_t at = 0; at < tile->depth; at += size) {
@@ -107,8 +108,8 @@ static void write_groups(const Operand *o, const Tile *tile, int64_t line) {
     }
 }
 
-/* Casts lines [first, first + lines), at most SIZE of them. Returns the bits of their largest magnitude where the operand
- * looks for it, else 0. */
+/* Casts lines [first, first + lines), at most SIZE of them. Returns the bits of their amax if the
+ * operand computes it, else 0. */
 static uint32_t cast_lines(const Operand *o, int64_t first, int64_t lines) {
     Tile tile = {.first = first, .lines = lines};
     uint32_t most = 0;
@@ -140,7 +141,8 @@ static uint32_t cast_lines(const Operand *o, int64_t first, int64_t lines) {
     return most;
 }
 
-/* Writes codes by rows as an operand whose lines are theirs or, with another `line_stride`, their columns. */
+/* Writes values quantized by rows as an operand whose lines are their rows or, with another
+ * `line_stride`, their columns. */
 static void move_codes(const Operand *o, const uint8_t *codes) {
 #pragma omp parallel for schedule(static)
     for (int64_t line = 0; line < o->lines; line++)
@@ -152,7 +154,7 @@ static void move_codes(const Operand *o, const uint8_t *codes) {
         }
 }
 
-/* Elements along k of codes by columns: those of the tiles that experts have. */
+/* Returns the elements along k by columns: those of the tiles that experts have. */
 static int64_t end_of_tiles(const int32_t *tiles, int64_t count) {
     while (tiles[2 * count - 1] < 0) count--;
     return count * SIZE;
@@ -165,7 +167,8 @@ static void cast_operand(const Operand *o, W *seen) {
     if (o->looks) *seen = larger(*seen, (W)float_from_bits(most));
 }
 
-/* Casts matrix `index` of x into the operand whose codes are output `codes`, if the call has it. */
+/* Casts matrix `index` of x into the operand whose quantized values are output `codes`, if the call
+ * has it. */
 static void cast_matrix(const OpCall *call, int64_t index, int codes) {
     const Fp8CastAttributes *attributes = call->attributes;
     Fp8Stack s = fp8_call_stack(call->in_shape[FP8_CAST_X]);
@@ -204,12 +207,12 @@ CPU_OP(fp8_cast) {
 }
 
 #if defined KERNEL_FP64
-/* Emulated in fp32, as scales are fp32: fp8 is refused in fp64 (config/config.c). */
+/* Emulated in fp32, because scales are fp32: fp8 is refused in fp64 (config/config.c). */
 CPU_OP(fp8_linear) { (void)call, assert(false); }
 CPU_OP(fp8_linear_grad_weight) { (void)call, assert(false); }
 #else
 
-/* One GEMM for each expert: its rows of A, its matrix of B with the scales of that. */
+/* Runs one GEMM per expert: its rows of A, its matrix of B, and the scales of both. */
 static void run_experts(const OpCall *call, const Gemm *all) {
     const int32_t *offset = call->in[FP8_LINEAR_OFFSET];
     int64_t experts = call->in_shape[FP8_LINEAR_B][0], scales = gemm_scale_count(all->scaling_b, all->n, all->k);
@@ -238,8 +241,9 @@ static int64_t grad_weight_workspace(const Graph *graph, const Node *node) {
     return node->in[FP8_LINEAR_OFFSET] ? scales * (int64_t)sizeof(W) : 0;
 }
 
-/* The scales of elements first .. first + depth - 1 along k of an operand of `lines` lines of k elements: copied together to `to`
- * where each line has several, which moves *to behind the copy. */
+/* Returns the scales of elements first .. first + depth - 1 along k of an operand of `lines` lines
+ * of k elements. If each line has several scales, it copies them to *to and advances *to past the
+ * copy. */
 static const float *scales_within(GemmScaling scaling, const W *scales, int64_t lines, int64_t k, int64_t first, int64_t depth, W **to) {
     const int64_t size = gemm_scale_size(scaling), of_line = k / size, wanted = depth / size;
     W *copy = *to;
@@ -249,7 +253,7 @@ static const float *scales_within(GemmScaling scaling, const W *scales, int64_t 
     return copy;
 }
 
-/* One GEMM for each expert, over its tiles. */
+/* Runs one GEMM per expert, over its tiles. */
 static void run_expert_weights(const OpCall *call, const Gemm *all) {
     const int32_t *offset = call->in[FP8_LINEAR_OFFSET];
     size_t element = all->output == GEMM_F32 ? sizeof(W) : sizeof(T);

@@ -1,4 +1,5 @@
-/* fp8_linear on a GPU: device_gemm_fp8, or one launch for all experts (gpu_gemm_grouped_fp8). No kernels, no scratch. */
+/* fp8_linear on a GPU: device_gemm_fp8, or one launch for all experts (gpu_gemm_grouped_fp8). No
+ * kernels, no scratch. */
 #include "backend/gpu/gpu.h"
 
 #ifndef GPU_DEVICE

@@ -1,21 +1,27 @@
-/* Linear layers in fp8: which operands each recipe makes of x, w and d_y, the GEMMs over them, and their gradients.
+/* Linear layers in fp8: the operands that each recipe makes from x, w and d_y, the GEMMs over them,
+ * and their gradients.
  *
- * The recipes: `tensor` has one scale for a matrix, e4m3, and e5m2 for d_y, whose range is larger (arXiv 2209.05433);
- * `row` has a scale for each line of each operand; `row_gw_hp` likewise, but weight gradients in COMPUTE and one scale for
- * w in d_x (torchao's rowwise_with_gw_hp); `block` has scales of 1 x 128 elements of x and d_y and of 128 x 128 of w
- * (arXiv 2412.19437, 3.3.2); `mxfp8` has scales of 32 elements along each sum, e4m3 throughout (arXiv 2506.08027). Casting is a straight-through estimator: the gradient of a matrix is that of its operand.
+ * The recipes: `tensor` has one scale per matrix, in e4m3, and in e5m2 for d_y, whose range is
+ * larger (arXiv 2209.05433); `row` has a scale per line of each operand; `row_gw_hp` is like `row`
+ * with weight gradients in COMPUTE and one scale for w in d_x (torchao's rowwise_with_gw_hp);
+ * `block` has one scale per 1 x 128 elements of x and d_y and per 128 x 128 elements of w (arXiv
+ * 2412.19437, 3.3.2); `mxfp8` has one scale per 32 elements along each sum, in e4m3 throughout
+ * (arXiv 2506.08027). Casting is a straight-through estimator: a matrix gets the gradient of its
+ * operand.
  *
- * A weight is cast by rows for y, and by columns for d_x; or once a step both at once into the state arena
- * (FP8_WEIGHTS_KEPT), where all microbatches and recomputation read it; or its codes come from the ranks that have shards of
- * it (FP8_WEIGHTS_GATHERED), and are only transposed. Such ranks know the weight's magnitude too: the caller gives it.
+ * A weight is cast by rows for y, and by columns for d_x. With FP8_WEIGHTS_KEPT it is cast once per
+ * step, both ways, into the state arena, and all microbatches and recomputation read it there. With
+ * FP8_WEIGHTS_GATHERED the quantized values come from the ranks that have shards of the weight, and
+ * are only transposed. These ranks know the weight's amax too: the caller supplies it.
  *
- * Experts' layers are cast and multiplied as others are. What their gradients of weights sum over, slots, lies by columns in the
- * tiles of the dispatch (tiles_rule.c), the same for x and d_y of all its layers. */
+ * Experts' layers are cast and multiplied like other layers. Their weight gradients sum over slots,
+ * which are stored by columns in the tiles of the dispatch (tiles_rule.c), the same tiles for x and
+ * d_y of all its layers. */
 #include "ops/fp8/fp8.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 
-/* What x, w and d_y are cast to. `weights`: d_w is computed in fp8 too. */
+/* The casts of x, w and d_y. `weights`: d_w is computed in fp8 too. */
 typedef struct Recipe {
     Fp8CastAttributes x, w, w_backward, d_y;
     bool weights;
@@ -34,7 +40,7 @@ static const Recipe recipes[] = {
 
 /* -- Casting ------------------------------------------------------------------------------------------------------- */
 
-/* Found by what makes x, or by a pass over it. */
+/* Returns the amax of x, computed by the node that makes x, or by a pass over x. */
 static TensorId append_amax(Graph *graph, TensorId x) {
     TensorId found = op_find_amax(graph, x);
     if (found) return found;
@@ -46,7 +52,7 @@ static TensorId append_amax(Graph *graph, TensorId x) {
     return amax;
 }
 
-/* For each matrix of x, in an arena that the caller reads or writes. */
+/* Appends a tensor with one amax per matrix of x, in an arena that the caller reads or writes. */
 static TensorId append_magnitudes(Graph *graph, Arena arena, TensorId x, const char *name) {
     const Tensor *t = graph_get(graph, x);
     int64_t count = fp8_stack(t->shape, t->rank).count;
@@ -64,15 +70,16 @@ static void append_operand(
     out[codes + 1] = graph_tensor(graph, arena, TYPE_WIDE, 1, &scales, rows ? "scales" : "column_scales");
 }
 
-/* Casts x into operands in `arena`. Its `amax` is known or TENSOR_NONE; with `delayed` it is given and the cast finds the
- * next. `tiles` are those of slots of experts, TENSOR_NONE of other rows. Returns the node. */
+/* Casts x into operands in `arena`. `amax` is known or TENSOR_NONE; with `delayed` it is an input,
+ * and the cast also computes the next amax. `tiles` belong to slots of experts; TENSOR_NONE for
+ * other rows. Returns the node. */
 static int append_cast(
     Graph *graph, Arena arena, TensorId x, TensorId amax, TensorId tiles, bool delayed, const Fp8CastAttributes *attributes) {
     Inputs in = {[FP8_CAST_X] = x, [FP8_CAST_TILES] = tiles};
     Outputs out = {0};
     const Tensor t = *graph_get(graph, x);
     Fp8Stack s = fp8_stack(t.shape, t.rank);
-    int64_t depth = tiles ? graph_rows(graph, tiles) * FP8_TILE_SLOTS : s.rows; /* of columns */
+    int64_t depth = tiles ? graph_rows(graph, tiles) * FP8_TILE_SLOTS : s.rows; /* along k of the operand by columns */
     assert(t.type == TYPE_COMPUTE && s.columns % 16 == 0 && (attributes->columns == GEMM_SCALE_ONE || depth % 16 == 0));
     bool tensor = attributes->rows == GEMM_SCALE_TENSOR || attributes->columns == GEMM_SCALE_TENSOR;
     if (tensor && !amax) amax = delayed || attributes->coded ? append_magnitudes(graph, ARENA_INPUT, x, "amax") : append_amax(graph, x);
@@ -84,7 +91,7 @@ static int append_cast(
     return graph_node(graph, OP_fp8_cast, in, out, attributes, sizeof *attributes);
 }
 
-/* The cast that made an operand. */
+/* Returns the cast that made an operand. */
 static Node cast_of(const Graph *graph, TensorId codes) {
     Node node = graph->nodes[graph_get(graph, codes)->producer];
     assert(node.op == OP_fp8_cast);
@@ -107,7 +114,7 @@ static void cast_gradient(Graph *graph, const Node *node, const TensorId *d_out,
 
 /* -- Multiplying --------------------------------------------------------------------------------------------------- */
 
-/* Operands by rows or, with `columns`, by columns of the casts `a` and `b`. */
+/* Sets operands by rows or, with `columns`, by columns of the casts `a` and `b`. */
 static Fp8LinearAttributes set_operands(const Graph *graph, int a, int b, bool a_columns, bool b_columns, Inputs in) {
     const Node *left = &graph->nodes[a], *right = &graph->nodes[b];
     const Fp8CastAttributes *of_a = left->attributes, *of_b = right->attributes;
@@ -120,7 +127,7 @@ static Fp8LinearAttributes set_operands(const Graph *graph, int a, int b, bool a
         .kind = of_a->kind, .scaling_a = a_columns ? of_a->columns : of_a->rows, .scaling_b = b_columns ? of_b->columns : of_b->rows};
 }
 
-/* Of rows of x or d_y with the weights, by rows or by columns. */
+/* Appends the product of rows of x or d_y with the weights, by rows or by columns. */
 static TensorId append_product(
     Graph *graph, int a, int w, bool w_columns, TensorId bias, TensorId offset, const Fp8LinearAttributes *like, const char *name) {
     Inputs in = {0};
@@ -133,7 +140,8 @@ static TensorId append_product(
     return c;
 }
 
-/* Notes that the parameters of a weight are gathered as codes; false where this rank has them whole. */
+/* Marks the parameters of a weight as gathered in quantized form; returns false if this rank has
+ * them whole. */
 static bool gather_codes(Graph *graph, TensorId w) {
     int i = graph_find_parameter(graph, graph_get(graph, w)->name);
     MeshAxes sharing = parameter_sum_axes(&graph->parameters[i]) & ~MESH(AXIS_REPLICA);
@@ -142,7 +150,7 @@ static bool gather_codes(Graph *graph, TensorId w) {
     return true;
 }
 
-/* The cast of a weight for y, and where its codes are kept for d_x too. */
+/* Appends the cast of a weight for y, and for d_x too if the quantized values are kept. */
 static int append_weight(Graph *graph, TensorId w, bool delayed, Fp8Weights weights, const Recipe *recipe) {
     Fp8CastAttributes attributes = recipe->w;
     attributes.coded = weights == FP8_WEIGHTS_GATHERED && gather_codes(graph, w);
@@ -151,7 +159,7 @@ static int append_weight(Graph *graph, TensorId w, bool delayed, Fp8Weights weig
     return append_cast(graph, arena, w, TENSOR_NONE, TENSOR_NONE, delayed, &attributes);
 }
 
-/* The cast of the weight for d_x, of which `forward` is that for y. */
+/* Appends the cast of the weight for d_x; `forward` is the cast for y. */
 static int append_weight_backward(Graph *graph, int forward, const Recipe *recipe) {
     const Node *cast = &graph->nodes[forward];
     Fp8CastAttributes attributes = recipe->w_backward;
@@ -184,7 +192,7 @@ TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const
     return append(graph, x_slots, w, TENSOR_NONE, dispatch, fp8, &like);
 }
 
-/* In COMPUTE, from x and d_y themselves. */
+/* Appends the weight gradient in COMPUTE, from x and d_y themselves. */
 static void append_weight_gradient(Graph *graph, TensorId x, TensorId d_y, TensorId d_w, TensorId d_bias, MeshAxes sum) {
     graph_node(graph, OP_linear_grad_weight, (Inputs){[LINEAR_GRAD_WEIGHT_D_Y] = d_y, [LINEAR_GRAD_WEIGHT_X] = x},
         (Outputs){[LINEAR_GRAD_WEIGHT_D_W] = d_w, [LINEAR_GRAD_WEIGHT_D_BIAS] = d_bias}, &(LinearAttributes){.sum = sum},
@@ -197,7 +205,7 @@ static void append_expert_gradient(Graph *graph, TensorId x, TensorId d_y, Tenso
         &(GroupedLinearAttributes){.rows = rows}, sizeof(GroupedLinearAttributes));
 }
 
-/* In fp8, from x and d_y by columns. */
+/* Appends the weight gradient in fp8, from x and d_y by columns. */
 static void append_fp8_weight_gradient(Graph *graph, int d_y, int x, TensorId d_w, const Fp8LinearAttributes *like) {
     Inputs in = {0};
     TensorId tiles = graph->nodes[x].in[FP8_CAST_TILES];
@@ -257,7 +265,7 @@ int fp8_operands(const Graph *graph, Fp8Operand *operands) {
     return count;
 }
 
-/* As a matrix of the widest rows that tiles have. */
+/* Returns the elements as a matrix with rows as wide as a tile, or half a tile. */
 static Fp8Stack flat(int64_t count) {
     int64_t columns = count % GEMM_SCALE_GROUP_SIZE ? GEMM_SCALE_GROUP_SIZE / 2 : GEMM_SCALE_GROUP_SIZE;
     assert(count % columns == 0);
@@ -320,7 +328,8 @@ Gemm fp8_call_gemm(const OpCall *call, GemmType output) {
     };
 }
 
-/* x is read as codes where it comes so, or where what makes it has written them, for those by columns. */
+/* x is read in quantized form if it arrives quantized, or if its producer has written the quantized
+ * values, for the operand by columns. */
 static double cast_bytes(const Graph *graph, const Node *node) {
     TensorId x = node->in[FP8_CAST_X];
     bool coded = ((const Fp8CastAttributes *)node->attributes)->coded, moves = coded || (node->absorbs && node->out[FP8_CAST_COLUMNS]);
@@ -328,7 +337,7 @@ static double cast_bytes(const Graph *graph, const Node *node) {
     return op_tensor_bytes(graph, node) - (coded || node->absorbs ? as_bf16 : 0) + (moves ? (double)graph_elements(graph, x) : 0);
 }
 
-/* A comparison for each element, and in a cast a product and a conversion besides. */
+/* One comparison per element; a cast also takes a product and a conversion. */
 enum { AMAX_FLOPS = 0, CAST_FLOPS = 3 };
 
 const Op op_rule_fp8_amax = {.name = "fp8_amax", .once_a_step = true, .element_flops = AMAX_FLOPS};

@@ -1,5 +1,5 @@
-/* fp8_tiles on a GPU: a block for each expert, whose waves count the tiles of the experts before it, and one more for the tiles that
- * no expert has. Owns no memory. */
+/* fp8_tiles on a GPU: one block per expert, whose waves count the tiles of the preceding experts,
+ * and one more for the unused tiles. Owns no memory. */
 #include "backend/gpu/gpu.h"
 #include "device/gemm.h"
 
@@ -8,12 +8,12 @@ enum { THREADS = 128, TILE = GEMM_SCALE_GROUP_SIZE };
 typedef struct Fp8TilesArguments {
     const int32_t GLOBAL *offset;
     int32_t GLOBAL *slots, *begin;
-    int32_t experts, tiles; /* block e has expert e, block `experts` the rest of the tiles */
+    int32_t experts, tiles; /* block e has expert e; block `experts` has the unused tiles */
 } Fp8TilesArguments;
 
 #ifdef GPU_DEVICE
 
-/* Of one expert: at least one. */
+/* Returns the tiles of one expert: at least one. */
 INLINE int32_t tiles_of(const Fp8TilesArguments *a, int32_t expert) {
     int32_t slots = a->offset[expert + 1] - a->offset[expert];
     return slots > 0 ? (slots + TILE - 1) / TILE : 1;

@@ -1,9 +1,10 @@
-/* The tiles of a dispatch: a table that the casts of x and d_y of all its layers read, and where the tiles of each expert begin,
- * which their gradients of weights read. Made once a dispatch, from the offsets of its experts, since only these know how many slots
- * an expert has; how many tiles there can be follows from shapes. */
+/* The tiles of a dispatch: a table that the casts of x and d_y of all its layers read, and the
+ * first tile of each expert, which their weight gradients read. It is made once per dispatch, from
+ * the offsets of its experts, because only they give the number of slots of an expert. The maximum
+ * number of tiles follows from shapes. */
 #include "ops/fp8/fp8.h"
 
-/* The last node for these offsets; TENSOR_NONE: there is none. */
+/* Returns the last node for these offsets, or TENSOR_NONE. */
 static TensorId find_tiles(const Graph *graph, TensorId offset) {
     for (int i = graph->node_count - 1; i > graph_get(graph, offset)->producer; i--) {
         const Node *node = &graph->nodes[i];

@@ -1,5 +1,5 @@
-/* grouped_linear on a CPU: the GEMMs of all experts as one batch, which gemm_batch shares out over all threads. They
- * are listed in the workspace. */
+/* grouped_linear on a CPU: the GEMMs of all experts form one batch, which gemm_batch divides among
+ * all threads. They are listed in the workspace. */
 #include "backend/cpu/kernel.h"
 #include "ops/grouped_linear/grouped_linear.h"
 
@@ -7,9 +7,9 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     return graph_get(graph, grouped_linear_node_weight(node))->shape[0] * (int64_t)sizeof(Gemm);
 }
 
-/* Runs the GEMMs of all experts. That of an expert differs from `first`, which has all slots and the operands of expert
- * 0: its number of slots is m, or k in the gradient of the weight, whose A is transposed; the operands with slots begin
- * at its first slot, the weight or gradient is its own. */
+/* Runs the GEMMs of all experts. `first` has all slots and the operands of expert 0. An expert's
+ * GEMM has its number of slots as m, or as k in the weight gradient, whose A is transposed. Its
+ * operands with slots begin at its first slot, and it has its own weight or gradient. */
 static void run_experts(const OpCall *call, Gemm first, const int32_t *offset, int64_t experts) {
     Gemm *gemms = call->workspace;
     bool slots_are_depth = first.transpose_a;

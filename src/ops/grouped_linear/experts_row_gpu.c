@@ -1,13 +1,14 @@
-/* The experts of one row, as in generation: two kernels that read the row's choices and multiply by the weights of these
- * experts alone (backend/gpu/gemv.h), in place of a sort, copies to slots and back, batches of GEMMs and the zeros of slots that
- * nothing fills, which are ten. Choice j has slot j. Called by moe_combine, which is the last of them (ops/moe/gpu.c); no scratch. */
+/* The experts of one row, as in generation: two kernels that read the row's choices and multiply
+ * only by the weights of these experts (backend/gpu/gemv.h). They replace ten kernels: a sort,
+ * copies to slots and back, batches of GEMMs, and zeroing of unused slots. Choice j has slot j.
+ * Called by moe_combine, the last of these nodes (ops/moe/gpu.c); no scratch. */
 #include "backend/gpu/gemv.h"
 
 typedef struct MoeRowArguments {
-    Gemv layer;                  /* of expert 0: its b is that of all experts, one after another */
+    Gemv layer;                  /* of expert 0: its b holds all experts, one after another */
     const int32_t GLOBAL *index; /* [k]: chosen experts; `experts` and more: skipped */
-    const float GLOBAL *gate;    /* [k]; of the second layer */
-    bf16 GLOBAL *y;              /* [k, n / 2]; of the second layer [n] */
+    const float GLOBAL *gate;    /* [k]; for the second layer */
+    bf16 GLOBAL *y;              /* [k, n / 2]; for the second layer [n] */
     int32_t experts, k;
 } MoeRowArguments;
 
@@ -19,7 +20,7 @@ INLINE Gemv layer_of(const MoeRowArguments *a, int32_t expert) {
     return layer;
 }
 
-/* y[choice] = SwiGLU of x B of its expert; 0 where that is skipped. */
+/* y[choice] = SwiGLU of x B for its expert; 0 if the expert is skipped. */
 INLINE void gate_and_up(const MoeRowArguments *a, const int lines) {
     await_kernel_ahead();
     int32_t expert = a->index[block_y()], width = a->layer.n / 2, column = block_x() * (lines / 2) + thread_id();
@@ -33,7 +34,8 @@ INLINE void gate_and_up(const MoeRowArguments *a, const int lines) {
     a->y[(int64_t)block_y() * width + column] = to_bf16(gate * fast_reciprocal(1 + fast_exp(-gate)) * up);
 }
 
-/* y = the sum over choices, in their order, of gate x[choice] B of its expert, of those that are not skipped. */
+/* y = the sum over choices that are not skipped, in order, of gate x[choice] B for the choice's
+ * expert. */
 INLINE void down(const MoeRowArguments *a, const int lines) {
     int32_t first = block_x() * lines;
     float total = 0;
@@ -45,7 +47,7 @@ INLINE void down(const MoeRowArguments *a, const int lines) {
         float sums[GEMV_MOST_LINES];
         layer.x += (int64_t)j * layer.k;
         multiply_block(&layer, first, lines, sums);
-        barrier(); /* the sums of the choice before have been read */
+        barrier(); /* the sums of the previous choice have been read */
         total += a->gate[j] * to_float(to_bf16(add_threads(sums, lines)));
     }
     if (thread_id() < lines && first + thread_id() < a->layer.n) a->y[first + thread_id()] = to_bf16(total);
@@ -66,7 +68,7 @@ KERNEL(down_8, MoeRowArguments) { down(&a, 8); }
 LAUNCHERS(gate_and_up, MoeRowArguments, gate_and_up_4, gate_and_up_8)
 LAUNCHERS(down, MoeRowArguments, down_4, down_8)
 
-/* The nodes before moe_combine, by how many before. */
+/* The nodes before moe_combine, by their distance from it. */
 enum { DOWN = 1, SWIGLU, GATE_UP, PERMUTE, SORT };
 
 static bool is_layer(const Graph *graph, const Node *node, TensorId x) {

@@ -1,5 +1,5 @@
-/* grouped_linear on a GPU: the GEMMs of all experts are one launch (gpu_gemm_grouped), which reads the experts'
- * offsets on the device. No kernels, no scratch. */
+/* grouped_linear on a GPU: one launch (gpu_gemm_grouped) computes the GEMMs of all experts and
+ * reads the experts' offsets on the device. No kernels, no scratch. */
 #include "backend/gpu/gpu.h"
 
 #ifndef GPU_DEVICE

@@ -5,9 +5,9 @@
 #include "ops/linear_gemm.h"
 #include "ops/moe/moe.h"
 
-/* y[s] = x[s] w[e]^T for the slots s of each expert e, those from offset[e] to offset[e + 1] - 1. */
+/* y[s] = x[s] w[e]^T for the slots s of each expert e, from offset[e] to offset[e + 1] - 1. */
 TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch);
-/* The same, added to `sum` [slots, out], which may lose its memory to y. */
+/* The same, added to `sum` [slots, out], whose memory y may take. */
 TensorId op_grouped_linear_add(Graph *graph, TensorId sum, TensorId x_slots, TensorId w, const Dispatch *dispatch);
 
 typedef enum GroupedLinearOperand {
@@ -34,7 +34,7 @@ typedef enum GroupedLinearGradWeightOperand {
 
 typedef struct GroupedLinearAttributes { int64_t rows; } GroupedLinearAttributes; /* Dispatch.rows */
 
-/* Of a node of any of the three operations: the rows that it may expect (Dispatch.rows), all experts' together, and the
- * features of an expert; its weight, or the weight's gradient. */
+/* The shape of a node of any of the three operations: the expected rows of all experts together
+ * (Dispatch.rows), and the features of an expert; and its weight, or the weight's gradient. */
 LinearShape grouped_linear_node_shape(const Graph *graph, const Node *node);
 TensorId grouped_linear_node_weight(const Node *node);

@@ -1,7 +1,8 @@
-/* One linear layer per expert over rows sorted by expert: y[s] = x[s] w[e]^T, x [slots, in], w [experts, out, in], y
- * [slots, out], for the slots s of each expert e, offset[e] <= s < offset[e + 1], or y = sum + x w^T. Offsets are known when the kernel
- * runs only: every operation is one batch of GEMMs, one per expert. Slots from offset[experts] on have no row; y and
- * d_x are zero there. */
+/* One linear layer per expert over rows sorted by expert: y[s] = x[s] w[e]^T, or y = sum + x w^T,
+ * with x [slots, in], w [experts, out, in], y [slots, out], for the slots s of each expert e,
+ * offset[e] <= s < offset[e + 1]. Offsets are known only when the kernel runs: every operation is
+ * one batch of GEMMs, one per expert. Slots from offset[experts] on have no row; y and d_x are zero
+ * there. */
 #include "ops/grouped_linear/grouped_linear.h"
 
 TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch) {
@@ -60,7 +61,8 @@ LinearShape grouped_linear_node_shape(const Graph *graph, const Node *node) {
     return (LinearShape){.rows = ((const GroupedLinearAttributes *)node->attributes)->rows, .in = weight[2], .out = weight[1]};
 }
 
-/* Every slot that may expect a row is counted, as if it had one, and meets one matrix of in * out weights. */
+/* Counts every slot that is expected to have a row, multiplied by one matrix of in * out
+ * weights. */
 static double gemm_flops(const Graph *graph, const Node *node) {
     LinearShape s = grouped_linear_node_shape(graph, node);
     return 2.0 * s.rows * s.in * s.out;

@@ -1,4 +1,4 @@
-/* Halos between GPUs. A thread adds one element: there are few. */
+/* Halos between GPUs. A thread adds one element, because there are few. */
 #include "backend/gpu/vector.h"
 
 typedef struct HaloAddArguments {

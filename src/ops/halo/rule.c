@@ -1,5 +1,6 @@
-/* Sends the last rows of each chunk to the rank that has the next chunk; and what comes back for them, their gradient, is
- * added to the gradient of the rows themselves. Only neighbours take part, and bytes do not depend on the length. */
+/* Sends the last rows of each chunk to the rank that has the next chunk. The gradient that comes
+ * back for these rows is added to the gradient of the rows themselves. Only neighbors communicate,
+ * and the bytes do not depend on the sequence length. */
 #include "ops/halo/halo.h"
 
 TensorId op_halo(Graph *graph, TensorId x, const HaloSpec *spec) {
@@ -9,11 +10,11 @@ TensorId op_halo(Graph *graph, TensorId x, const HaloSpec *spec) {
     HaloAttributes attributes = {.spec = *spec};
     TensorId y = graph_activation(graph, TYPE_COMPUTE, chunks * spec->rows, graph_columns(graph, x), "halo");
     graph_node(graph, OP_halo, (Inputs){[HALO_X] = x}, (Outputs){[HALO_Y] = y}, &attributes, sizeof attributes);
-    graph->tensors[y].keep = true; /* a few rows, which recomputation would send again */
+    graph->tensors[y].keep = true; /* only a few rows, which recomputation would send again */
     return y;
 }
 
-/* Readers of x that come later have sent their gradients: these are replaced by the sum. */
+/* Later readers of x have already sent their gradients, which the sum replaces. */
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)d_in;
     TensorId x = node->in[HALO_X], d_x = graph->tensors[x].gradient;
@@ -28,8 +29,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     graph->tensors[x].gradient = sum;
 }
 
-/* A chunk's neighbours: the rank that gets its end, or -1, and the one whose end comes here. Numbers of first chunks ascend
- * with ranks, those of second ones descend. */
+/* A chunk's neighbors: the rank that receives its end, or -1, and the rank whose end arrives here.
+ * Indices of first chunks ascend with ranks; those of second chunks descend. */
 typedef struct Neighbours {
     bool up;
     int to, from;
@@ -56,14 +57,14 @@ void halo_send(const OpCall *call, size_t element) {
     comm_end_together(group);
     for (int64_t i = 0; i < c.count; i++) {
         Neighbours n = neighbours_of(group, i, attributes->back);
-        int64_t other = i % 2 ? i - 1 : i + 1; /* the other chunk of this sequence, next to this one on the last rank */
+        int64_t other = i % 2 ? i - 1 : i + 1; /* the other chunk of this sequence, adjacent to this one on the last rank */
         if (n.from >= 0) continue;
         if (n.up) device_fill(call->device, y + i * bytes, 0, bytes); /* nothing comes before (after) the sequence */
         else device_copy(call->device, y + i * bytes, x + other * stride, bytes);
     }
 }
 
-/* Of what is sent, received, and added to. */
+/* Returns the bytes sent, received, and added to. */
 static double bytes(const Graph *graph, const Node *node) { return 2.0 * graph_bytes(graph, node->out[HALO_Y]); }
 
 static Traffic traffic(const Graph *graph, const Node *node) {

@@ -1,8 +1,8 @@
-/* join and split on a CPU: copies of runs, which threads share out. No scratch. */
+/* join and split on a CPU: copies of runs, which threads divide. No scratch. */
 #include "backend/cpu/kernel.h"
 #include "ops/join/join.h"
 
-/* Copies between the parts and the whole; where a part of join is absent, zeros. */
+/* Copies between the parts and the whole; an absent part of join gives zeros. */
 static void copy_runs(const JoinAttributes *a, char *whole, void *const *parts, bool to_parts) {
     int64_t width = a->wide ? sizeof(W) : sizeof(T), begin[JOIN_MOST_PARTS + 1] = {0};
     for (int i = 0; i < a->count; i++) begin[i + 1] = begin[i] + a->elements[i] * width;

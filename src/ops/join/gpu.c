@@ -1,5 +1,6 @@
-/* join and split on a GPU: blocks go through the units of their group, of 16 bytes, or of 2 where parts or addresses do not allow
- * more. A thread has several on their way at once, as memory wants. No scratch. */
+/* join and split on a GPU: blocks process the units of their group, of 16 bytes, or of 2 if parts
+ * or addresses do not allow more. A thread has several units in flight, to saturate memory. No
+ * scratch. */
 #include "backend/gpu/vector.h"
 
 enum { MOST_PARTS = 8, UNITS_EACH = 4, BLOCK_UNITS = UNITS_EACH * TILE_THREADS };
@@ -7,15 +8,16 @@ enum { MOST_PARTS = 8, UNITS_EACH = 4, BLOCK_UNITS = UNITS_EACH * TILE_THREADS }
 typedef struct JoinArguments {
     char GLOBAL *whole;
     char GLOBAL *parts[MOST_PARTS]; /* NULL: zeros, or not wanted */
-    int64_t ends[MOST_PARTS];       /* of the parts in a group, in units */
-    int64_t units, step;            /* of a group; of a block, to its next units in the group */
+    int64_t ends[MOST_PARTS];       /* ends of the parts in a group, in units */
+    int64_t units, step;            /* per group; distance of a block to its next units in the group */
     int32_t count, to_parts;
 } JoinArguments;
 
 #ifdef GPU_DEVICE
 
-/* Where unit `at` of the group lies in its part; 0: the part is absent. Indices of arguments are constants: for others NVIDIA's
- * threads copy all arguments to memory of their own first. */
+/* Returns the place of unit `at` of the group in its part; 0: the part is absent. Indices of
+ * arguments are constants: otherwise NVIDIA's threads would first copy all arguments to local
+ * memory. */
 INLINE char GLOBAL *part_place(const JoinArguments *a, int64_t group, int64_t at, const int bytes) {
     char GLOBAL *part = a->parts[0];
     int64_t begin = 0, end = a->ends[0];
@@ -61,7 +63,7 @@ KERNEL(join_2, JoinArguments) { join_group(&a, 2); }
 
 LAUNCHERS(join, JoinArguments, join_16, join_2)
 
-enum { MOST_BLOCKS = 32768 }; /* of a group: launches have fewer than 65,536 along y */
+enum { MOST_BLOCKS = 32768 }; /* per group: launches have fewer than 65,536 along y */
 
 static void copy_runs(const OpCall *call, void *whole, void *const *parts, bool to_parts) {
     const JoinAttributes *attributes = call->attributes;

@@ -1,21 +1,22 @@
-/* Tensors put side by side and cut apart again: builders, operands and attributes of ops join and split, which are each
- * other's gradient. Text and image rows of a sample become one sequence by them, and a linear layer's columns several
- * tensors. */
+/* Joining tensors side by side and splitting them again: builders, operands and attributes of ops
+ * join and split, which are each other's gradient. They join text and image rows of a sample into
+ * one sequence, and split a linear layer's columns into several tensors. */
 #pragma once
 
 #include "graph/op.h"
 
 enum { JOIN_MOST_PARTS = 8 };
 
-/* Parts [samples * rows of each, D] of one type to [samples * sum of rows, D], sample after sample. */
+/* Joins parts [samples * rows of each, D] of one type to [samples * sum of rows, D], sample after
+ * sample. */
 TensorId op_join_rows(Graph *graph, const TensorId *parts, int count, int64_t samples);
-/* [R, count * D] to `count` parts [R, D]. */
+/* Splits [R, count * D] into `count` parts [R, D]. */
 void op_split_columns(Graph *graph, TensorId x, TensorId *parts, int count);
-/* [samples * sum of rows, D] to parts [samples * rows[i], D]. */
+/* Splits [samples * sum of rows, D] into parts [samples * rows[i], D]. */
 void op_split_rows(Graph *graph, TensorId x, const int64_t *rows, TensorId *parts, int count, int64_t samples);
 
-/* `groups` runs of elements after one another, each of which has the run of every part in order. Parts of join that are
- * absent are zeros. */
+/* `groups` consecutive runs of elements, each of which has the run of every part in order. Absent
+ * parts of join are zeros. */
 typedef struct JoinAttributes {
     bool wide;
     int count;

@@ -1,7 +1,8 @@
 /* join and split: with G groups, part i having n_i elements in each,
  *     whole[g, n_0 + ... + n_(i - 1) + j] = part_i[g, j],  j < n_i.
- * A group is a row where columns are joined, a sample where rows are. The gradient of one is the other. The whole is cheap to
- * make and large to keep, so the recompute policies count it with the norms. */
+ * A group is a row when columns are joined, and a sample when rows are joined. Each is the other's
+ * gradient. The whole is cheap to compute and large to keep, so the recompute policies treat it
+ * like norms. */
 #include "ops/join/join.h"
 
 static JoinAttributes describe(const Graph *graph, const TensorId *parts, int count, int64_t groups) {

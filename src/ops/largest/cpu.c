@@ -1,8 +1,9 @@
-/* largest on a CPU: threads share out the parts of all rows. No scratch. */
+/* largest on a CPU: threads divide the parts of all rows. No scratch. */
 #include "backend/cpu/kernel.h"
 #include "ops/largest/largest.h"
 
-/* 0 x is NaN where x is not finite. Two passes: the first, without a condition on columns, is one that compilers make vectors of. */
+/* 0 x is NaN if x is not finite. There are two passes: the first has no condition on columns, so
+ * compilers vectorize it. */
 static void find_largest(const W *x, int64_t count, int64_t first, W *y) {
     W largest = -INFINITY, zeros = 0;
     int64_t at = 0;

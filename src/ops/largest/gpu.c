@@ -1,4 +1,5 @@
-/* largest on a GPU: a block for each part of a row, whose threads compare what they found in shared memory. No scratch. */
+/* largest on a GPU: one block per part of a row, whose threads compare their results in shared
+ * memory. No scratch. */
 #include "backend/gpu/gpu.h"
 
 enum { THREADS = 256, PARTS = 32, VALUES = 2 };
@@ -7,18 +8,18 @@ typedef struct LargestArguments {
     const float GLOBAL *x;
     const int32_t GLOBAL *limit;
     float GLOBAL *y;
-    int64_t columns, part_columns, first; /* first: of x's columns among all ranks' */
+    int64_t columns, part_columns, first; /* first: of x's columns among all ranks' columns */
 } LargestArguments;
 
 #ifdef GPU_DEVICE
 
-/* What some columns give; NaN if one of them is not finite. */
+/* The result of some columns; NaN if one of them is not finite. */
 typedef struct Found {
     float element;
     int32_t column;
 } Found;
 
-/* The larger of both, the first one of equals; NaN before all. */
+/* Returns the larger of both, the first of equals; NaN precedes all. */
 INLINE Found larger(Found a, Found b) {
     bool second = b.element > a.element || (b.element == a.element && b.column < a.column) || b.element != b.element;
     return a.element == a.element && second ? b : a;

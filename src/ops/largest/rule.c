@@ -1,9 +1,10 @@
-/* largest: of each part of a row its largest element, y[2 p] = max x[j], and the first column that has it, y[2 p + 1] = j, which WIDE
- * numbers hold exactly. Reading these few instead of all logits saves a token's time on the way to the host and there. */
+/* largest computes, for each part of a row, its largest element, y[2 p] = max x[j], and the first
+ * column that has it, y[2 p + 1] = j, which WIDE numbers represent exactly. Reading these few
+ * numbers instead of all logits saves time per token, in the transfer and on the host. */
 #include "ops/collective/collective.h"
 #include "ops/largest/largest.h"
 
-enum { MOST_COLUMNS = 1 << 24 }; /* whole numbers that fp32 holds */
+enum { MOST_COLUMNS = 1 << 24 }; /* integers that fp32 represents */
 
 TensorId op_largest(Graph *graph, TensorId x, TensorId limit, int64_t columns, MeshAxes axes) {
     int64_t ranks = mesh_size(graph->mesh, axes), values = LARGEST_PARTS * LARGEST_VALUES;

@@ -1,9 +1,10 @@
-/* linear on a CPU: GEMMs, which use all threads; a WIDE gradient is cast first. The gradient of a bias is a sum over
- * rows in two steps: KERNEL_BLOCK rows to a thread, then the blocks' partial sums in order. */
+/* linear on a CPU: GEMMs, which use all threads; a WIDE gradient is cast first. The gradient of a
+ * bias is a sum over rows in two steps: KERNEL_BLOCK rows per thread, then the blocks' partial sums
+ * in order. */
 #include "backend/cpu/kernel.h"
 #include "ops/linear/linear.h"
 
-/* Of d_y in the type of the weights, where it is WIDE. */
+/* Returns the bytes of d_y in the type of the weights if it is WIDE. */
 static int64_t cast_workspace(const Graph *graph, const Node *node) {
     const LinearAttributes *attributes = node->attributes;
     LinearShape s = linear_node_shape(graph, node);
@@ -32,7 +33,8 @@ CPU_OP(linear) {
     }
 }
 
-/* The part's columns of d_y in the type of the weights; `buffer` takes them where d_y is WIDE, which has one part. */
+/* Returns the part's columns of d_y in the type of the weights; `buffer` receives them if d_y is
+ * WIDE, which has one part. */
 static const T *cast_gradient(const OpCall *call, const void *d_y, const LinearShape *shape, T *buffer) {
     const LinearAttributes *attributes = call->attributes;
     const W *wide = d_y;
@@ -64,7 +66,7 @@ static void add_column_sums(W *d_bias, const T *d_y, int64_t stride, W *partials
     kernel_add_partials(d_bias, partials, blocks, columns);
 }
 
-/* Workspace: partial sums of d_bias, if it has one, then the cast d_y. */
+/* Workspace: partial sums of d_bias, if there is one, then the cast d_y. */
 CPU_OP(linear_grad_weight, weight_workspace) {
     const int64_t *y_shape = call->in_shape[LINEAR_GRAD_WEIGHT_D_Y], *x_shape = call->in_shape[LINEAR_GRAD_WEIGHT_X];
     LinearShape shape = {.rows = y_shape[0], .in = x_shape[1], .out = call->out_shape[LINEAR_GRAD_WEIGHT_D_W][0]};

@@ -1,6 +1,7 @@
-/* linear on a GPU: the GEMMs are device_gemm's; a WIDE gradient is cast first. The kernels here sum columns, for the
- * gradient of a bias: blocks of REDUCE_ROWS rows leave partial sums, which gpu_add_partials adds in order. They run
- * at the speed of memory. Scratch is the call's. */
+/* linear on a GPU: device_gemm computes the GEMMs; a WIDE gradient is cast first. The kernels
+ * here sum columns for the gradient of a bias: blocks of REDUCE_ROWS rows write partial sums,
+ * which gpu_add_partials adds in order. They are bound by memory bandwidth. Scratch belongs to
+ * the call. */
 #include "backend/gpu/vector.h"
 
 enum {
@@ -12,14 +13,14 @@ enum {
 typedef struct ColumnSumsArguments {
     float GLOBAL *partials;
     const bf16 GLOBAL *rows;
-    int64_t count, columns, stride; /* stride: elements from row to row */
+    int64_t count, columns, stride; /* stride: elements between rows */
     int32_t block_rows;
 } ColumnSumsArguments;
 
 #ifdef GPU_DEVICE
 
-/* Sums a block's rows over SUM_LANES * 8 columns; matrix and stride have a multiple of 8. Line l of threads adds rows l, l +
- * SUM_LINES, ...; then the lines' sums are added in order. */
+/* Sums a block's rows over SUM_LANES * 8 columns; columns and stride are multiples of 8. Line l of
+ * threads adds rows l, l + SUM_LINES, ...; then the lines' sums are added in order. */
 KERNEL(column_sums_8, ColumnSumsArguments) {
     static SHARED float sums[SUM_LINES][SUM_LANES * 8];
     int lane = thread_id() % SUM_LANES, line = thread_id() / SUM_LANES;
@@ -88,14 +89,16 @@ GPU_OP(linear) {
     }
 }
 
-/* Bytes of d_y in bf16, where it is WIDE; a multiple of 256, so that what follows is aligned. */
+/* Returns the bytes of d_y in bf16 if it is WIDE; a multiple of 256, so that the following data is
+ * aligned. */
 static int64_t cast_bytes(const LinearAttributes *attributes, LinearShape shape) {
     return attributes->wide ? divide_up(shape.rows * shape.out * (int64_t)sizeof(bf16), 256) * 256 : 0;
 }
 
 static int64_t cast_workspace(const Graph *graph, const Node *node) { return cast_bytes(node->attributes, linear_node_shape(graph, node)); }
 
-/* The part's columns of d_y in bf16; `buffer` takes them where d_y is WIDE, which has one part. */
+/* Returns the part's columns of d_y in bf16; `buffer` receives them if d_y is WIDE, which has one
+ * part. */
 static const bf16 *cast_gradient(const OpCall *call, const void *d_y, LinearShape shape, bf16 *buffer) {
     const LinearAttributes *attributes = call->attributes;
     if (!attributes->wide) return (const bf16 *)d_y + attributes->first;
@@ -118,7 +121,7 @@ static int64_t weight_workspace(const Graph *graph, const Node *node) {
     return cast_bytes(node->attributes, shape) + (node->out[LINEAR_GRAD_WEIGHT_D_BIAS] ? partials : 0);
 }
 
-/* Workspace: d_y in bf16 where it is WIDE, then partial sums of d_bias, if it is given. */
+/* Workspace: d_y in bf16 if it is WIDE, then partial sums of d_bias, if there is one. */
 GPU_OP(linear_grad_weight, weight_workspace) {
     const int64_t *y_shape = call->in_shape[LINEAR_GRAD_WEIGHT_D_Y], *x_shape = call->in_shape[LINEAR_GRAD_WEIGHT_X];
     LinearShape shape = {.rows = y_shape[0], .in = x_shape[1], .out = call->out_shape[LINEAR_GRAD_WEIGHT_D_W][0]};

@@ -1,4 +1,5 @@
-/* lora and adapted_linear on a CPU: one GEMM per adapter, on all threads, and that of the frozen layer. */
+/* lora and adapted_linear on a CPU: one GEMM per adapter on all threads, and the frozen layer's
+ * GEMM. */
 #include "backend/cpu/kernel.h"
 #include "ops/lora/lora.h"
 

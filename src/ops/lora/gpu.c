@@ -1,5 +1,6 @@
-/* lora and adapted_linear on a GPU, by GEMMs: one per adapter, or one batch where they are alike, and that of the frozen layer, or
- * both in one where there is a kernel for that (gpu_gemm_two). No kernels, no scratch. */
+/* lora and adapted_linear on a GPU, with GEMMs: one per adapter, or one batch if they have the same
+ * shape, and the frozen layer's GEMM; or both in one if a kernel supports it (gpu_gemm_two). No
+ * kernels, no scratch. */
 #include "backend/gpu/gpu.h"
 
 #ifndef GPU_DEVICE
@@ -8,11 +9,11 @@
 #include "backend/gpu/kernel_launch.h"
 #include "ops/lora/lora.h"
 
-/* Adapters first .. first + count - 1, whose GEMMs are alike: each has `columns` columns, from `column` on one after the other. `row` is
- * the first of their rows of b. */
+/* Adapters first .. first + count - 1, whose GEMMs have the same shape: each has `columns` columns,
+ * consecutive from `column` on. `row` is the first of their rows of b. */
 typedef struct AdapterRun { int64_t first, count, column, columns, row; } AdapterRun;
 
-/* Goes to the next run, from {0} to the first one; false behind the last. */
+/* Advances to the next run, from {0} to the first one; returns false after the last. */
 static bool next_run(const LoraAttributes *attributes, AdapterRun *run) {
     const LoraColumns *columns = &attributes->columns[run->first + run->count];
     run->row += run->count * run->columns;
@@ -25,7 +26,8 @@ static bool next_run(const LoraAttributes *attributes, AdapterRun *run) {
     return true;
 }
 
-/* `count` GEMMs that are alike; A, B and C of the next one are so many elements further. */
+/* Runs `count` GEMMs of the same shape; A, B and C are stride_a, stride_b and stride_c elements
+ * apart. */
 static void run_alike(Device *device, const Gemm *gemm, int64_t count, int64_t stride_a, int64_t stride_b, int64_t stride_c) {
     if (count == 1) {
         device_gemm(device, gemm);

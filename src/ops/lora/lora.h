@@ -1,5 +1,6 @@
-/* Low-rank adapters (LoRA): the up-projection, and a frozen linear layer together with its own. Builders, operands and
- * attributes, for their rules and the kernels of both back ends. */
+/* Low-rank adapters (LoRA): the up-projection, and a frozen linear layer together with its
+ * adapters. Builders, operands and attributes, for their rules and the kernels of both back
+ * ends. */
 #pragma once
 
 #include "graph/op.h"
@@ -10,12 +11,13 @@ enum { LORA_MAX_ADAPTERS = 4 };
 /* Columns of y. */
 typedef struct LoraColumns { int64_t first, count; } LoraColumns;
 
-/* y with u_i b_i^T added to columns[i], for as many adapters, at most LORA_MAX_ADAPTERS, in the order of their columns, of
- * which no two have the same; rank is the width of each u_i. */
+/* Adds u_i b_i^T to columns[i] of y for `adapters` adapters, at most LORA_MAX_ADAPTERS. Columns
+ * must be in ascending order and must not overlap; the rank is the width of each u_i. */
 TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const LoraColumns *columns, int adapters);
 
-/* A frozen layer and its adapters: y = x w^T + bias, and u_i b_i^T added to columns[i]. u [R, adapters * rank] is factor x a^T,
- * which the caller makes; a [adapters * rank, in] is here for the gradients, which this operation has of a, b and x. */
+/* A frozen layer and its adapters: y = x w^T + bias, with u_i b_i^T added to columns[i]. The caller
+ * computes u [R, adapters * rank] = factor x a^T. a [adapters * rank, in] is needed only for the
+ * gradients; this operation computes those of a, b and x. */
 typedef struct AdaptedLinear {
     TensorId w, bias; /* bias may be TENSOR_NONE */
     MeshAxes sum;     /* as in op_linear_parts */
@@ -51,7 +53,7 @@ typedef enum AdaptedLinearOperand {
     ADAPTED_LINEAR_BIAS,  /* WIDE [out], optional */
     ADAPTED_LINEAR_U,     /* COMPUTE [R, adapters * rank] */
     ADAPTED_LINEAR_B,     /* COMPUTE [sum of columns, rank] */
-    ADAPTED_LINEAR_A,     /* COMPUTE [adapters * rank, in], for the gradients alone */
+    ADAPTED_LINEAR_A,     /* COMPUTE [adapters * rank, in], only for the gradients */
     ADAPTED_LINEAR_Y = 0, /* COMPUTE [R, out] */
 } AdaptedLinearOperand;
 
@@ -63,7 +65,7 @@ typedef enum AdaptedLinearGradInputOperand {
     ADAPTED_LINEAR_GRAD_INPUT_D_X = 0, /* like x */
 } AdaptedLinearGradInputOperand;
 
-/* Of all these operations but adapted_linear_grad_input. */
+/* Attributes of all these operations except adapted_linear_grad_input. */
 typedef struct LoraAttributes {
     int adapters;
     LoraColumns columns[LORA_MAX_ADAPTERS]; /* by adapter */
@@ -72,14 +74,14 @@ typedef struct LoraAttributes {
 typedef struct AdaptedLinearAttributes {
     LoraAttributes lora;
     MeshAxes sum;
-    bool lasts; /* w is a parameter, which no node makes */
+    bool lasts; /* w is a parameter that no node computes */
     double factor;
 } AdaptedLinearAttributes;
 
-/* Whether this rank adds the bias. */
+/* Returns whether this rank adds the bias. */
 static inline bool adapted_linear_has_bias(const OpCall *call) {
     return mesh_index(call->mesh, ((const AdaptedLinearAttributes *)call->attributes)->sum) == 0;
 }
 
-/* The frozen GEMM of a node of either operation. */
+/* Returns the frozen GEMM of a node of either operation. */
 LinearShape adapted_linear_shape(const Graph *graph, const Node *node);

@@ -1,10 +1,13 @@
-/* The up-projection of low-rank adapters (LoRA, arXiv 2106.09685): y + [u_1 b_1^T | u_2 b_2^T | ...]. Linear layers
- * that share their input are one GEMM (graph_fuse) whose output y [R, out] holds their columns side by side; some or all
- * have an adapter. Adapter i reads its `rank` columns of u and columns[i].count rows of b. The sum may take y's memory.
- * The down-projection, u = x a^T, is an ordinary linear layer. Gradients, per adapter: d_u = d_y b, d_b += d_y^T u.
+/* The up-projection of low-rank adapters (LoRA, arXiv 2106.09685): y +
+ * [u_1 b_1^T | u_2 b_2^T | ...]. Linear layers that share their input are one GEMM (graph_fuse),
+ * whose output y [R, out] holds their columns side by side; some or all of them have an adapter.
+ * Adapter i reads its `rank` columns of u and columns[i].count rows of b. The sum may reuse y's
+ * memory. The down-projection, u = x a^T, is an ordinary linear layer. Gradients, per adapter: d_u
+ * = d_y b, d_b += d_y^T u.
  *
- * A frozen layer and its adapters are one operation, y = x w^T + bias + [u_1 b_1^T | ...] with u = factor x a^T, so that a kernel
- * may make the sum in one pass over y, and that of d_x = d_y w + d_v a, v = x a^T, in one over d_x. */
+ * A frozen layer and its adapters are one operation, y = x w^T + bias + [u_1 b_1^T | ...] with u =
+ * factor x a^T. A kernel can then compute the sum in one pass over y, and d_x = d_y w + d_v a, with
+ * v = x a^T, in one pass over d_x. */
 #include "ops/activation/activation.h"
 #include "ops/linear/linear.h"
 #include "ops/lora/lora.h"
@@ -35,7 +38,7 @@ TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const LoraCol
     return adapted;
 }
 
-/* Adds to the gradient of b; returns that of u. */
+/* Adds to the gradient of b; returns the gradient of u. */
 static TensorId up_gradient(Graph *graph, TensorId d_adapted, TensorId u, TensorId b, const LoraAttributes *attributes) {
     graph_node(graph, OP_lora_grad_weight, (Inputs){[LORA_GRAD_WEIGHT_D_ADAPTED] = d_adapted, [LORA_GRAD_WEIGHT_U] = u},
         (Outputs){[LORA_GRAD_WEIGHT_D_B] = graph_parameter_gradient(graph, b)}, attributes, sizeof *attributes);
@@ -74,7 +77,7 @@ TensorId op_adapted_linear(Graph *graph, TensorId x, const AdaptedLinear *layer)
     return y;
 }
 
-/* u gets no gradient: that of a is here. */
+/* u gets no gradient: this computes the gradient of a directly. */
 static void adapted_linear_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     AdaptedLinearAttributes attributes = *(const AdaptedLinearAttributes *)node->attributes;
     TensorId d_y = d_out[ADAPTED_LINEAR_Y], x = node->in[ADAPTED_LINEAR_X], a = node->in[ADAPTED_LINEAR_A];
@@ -100,7 +103,7 @@ LinearShape adapted_linear_shape(const Graph *graph, const Node *node) {
 
 /* -- Costs --------------------------------------------------------------------------------------------------------- */
 
-/* The GEMMs of all adapters, of rows x out x rank in all. */
+/* Returns the flops of the GEMMs of all adapters. */
 static double gemm_flops(const Graph *graph, TensorId y, TensorId b) { return 2.0 * graph_rows(graph, y) * graph_elements(graph, b); }
 
 static double flops(const Graph *graph, const Node *node) { return gemm_flops(graph, node->in[LORA_Y], node->in[LORA_B]); }

@@ -1,7 +1,8 @@
-/* linear_cross_entropy on a CPU, a chunk of rows at a time: a GEMM to WIDE logits, a thread per row for its loss and
- * gradient, and two GEMMs that use the gradient. Ranks that share the vocabulary out exchange the peak of every row of a
- * chunk first; chunks are of all rows alike. The losses of rows are summed in order, in double. In fp8 the gradient is cast first.
- * Also last_row. */
+/* linear_cross_entropy on a CPU, one chunk of rows at a time: a GEMM to WIDE logits, a thread
+ * per row for its loss and gradient, and two GEMMs that use the gradient. Ranks that divide the
+ * vocabulary first exchange the peak of every row of a chunk; chunks are the same on all ranks.
+ * The losses of rows are summed in order, in double. In fp8 the gradient is cast first. Also
+ * last_row. */
 #include "backend/cpu/kernel.h"
 #include "base/float8.h"
 #include "ops/linear_gemm.h"
@@ -9,7 +10,7 @@
 
 enum { PEAK_NUMBERS = 3 };
 
-/* Rows of a chunk: about four million logits, by shape alone. */
+/* Returns the rows of a chunk: about four million logits; depends only on shapes. */
 static inline int64_t chunk_rows(int64_t rows, int64_t vocabulary, int ranks) {
     return int_min(rows, int_max(16, int_min(1024, ((int64_t)1 << 22) / loss_largest_share(vocabulary, ranks))));
 }
@@ -26,17 +27,18 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     return (chunk * vocabulary + rows + peaks) * wide + (node->out[LOSS_D_X] ? chunk * vocabulary * compute : 0);
 }
 
-/* With the codes of d_logits by rows and by columns, and their scale, behind all others. */
+/* Adds the quantized d_logits by rows and by columns, and their scale, at the end. */
 static int64_t codes_workspace(const Graph *graph, const Node *node) {
     int64_t codes = chunk_of(graph, node) * graph_rows(graph, node->in[LOSS_W]);
     return workspace(graph, node) + (int64_t)sizeof(float) + (node->out[LOSS_D_X] ? 2 * codes : 0);
 }
 
-/* Of some logits of a row: the largest, the sum of e^(logit - most), and the target's, or -infinity without it. */
+/* Of some logits of a row: the largest, the sum of e^(logit - most), and the target's logit, or
+ * -infinity without it. */
 typedef struct Peak { W most, sum, picked; } Peak;
 static_assert(sizeof(Peak) == PEAK_NUMBERS * sizeof(W), "ranks exchange it as numbers");
 
-/* Turns logits into e^(logit - most). */
+/* Replaces logits by e^(logit - most). */
 static Peak find_peak(W *restrict logits, int64_t target, int64_t vocabulary) {
     W most = logits[0], sum = 0, picked = target >= 0 && target < vocabulary ? logits[target] : (W)-INFINITY;
 #pragma omp simd reduction(max : most)
@@ -50,7 +52,7 @@ static Peak find_peak(W *restrict logits, int64_t target, int64_t vocabulary) {
     return (Peak){most, sum, picked};
 }
 
-/* Of all logits of a row, from those of `count` ranks, `stride` peaks apart. */
+/* Returns the peak of all logits of a row from the peaks of `count` ranks, `stride` peaks apart. */
 static Peak merge_peaks(const Peak *peaks, int count, int64_t stride) {
     Peak all = peaks[0];
     for (int i = 1; i < count; i++) {
@@ -63,7 +65,8 @@ static Peak merge_peaks(const Peak *peaks, int count, int64_t stride) {
     return all;
 }
 
-/* The gradient of -log softmax(logits)[target] times scale; `powers` are those of find_peak, which gave `own`. */
+/* Writes the gradient of -log softmax(logits)[target] times scale; `powers` are the values of
+ * find_peak, which returned `own`. */
 static void row_gradient(
     T *restrict d_logits, const W *restrict powers, const Peak *own, const Peak *all, int64_t target, W scale, int64_t vocabulary) {
     W share = wide_exp(own->most - all->most), factor = share * scale / all->sum;
@@ -88,7 +91,7 @@ static void finish_row(const Chunk *c, int64_t r, const Peak *own, const Peak *a
             c->scale[r * c->scale_step], c->vocabulary);
 }
 
-/* A row without a target. */
+/* Skips a row without a target. */
 static void skip_row(const Chunk *c, int64_t r) {
     c->losses[r] = 0;
     if (c->d_logits) memset(c->d_logits + r * c->vocabulary, 0, c->vocabulary * sizeof(T));
@@ -105,7 +108,7 @@ static void finish_chunk(const Chunk *c) {
     }
 }
 
-/* finish_chunk for ranks that share the vocabulary out. `peaks` are [ranks, rows]. */
+/* finish_chunk for ranks that divide the vocabulary. `peaks` is [ranks, rows]. */
 static void finish_shared_chunk(const Chunk *c, const Mesh *mesh, Peak *peaks) {
     Comm *group = mesh_inner_group(mesh, AXES_TENSOR);
     int size = mesh_size(mesh, AXES_TENSOR);
@@ -123,7 +126,7 @@ static void finish_shared_chunk(const Chunk *c, const Mesh *mesh, Peak *peaks) {
     }
 }
 
-/* Casts d_logits, whose largest magnitude can be that of the loss's scale. */
+/* Casts d_logits, whose amax is at most the loss's scale. */
 static void cast_gradients(const OpCall *call, const T *d_logits, const LossCodes *codes) {
     bool fnuz = device_info(call->device)->fp8_fnuz;
     Fp8Format format = fp8_format(FP8_E5M2, fnuz);
@@ -146,7 +149,7 @@ static void multiply(const OpCall *call, const Gemm *g) {
     else gemm(g);
 }
 
-/* The gradient of trained rows of w, from their columns of d_logits. */
+/* Adds the gradient of trained rows of w, from their columns of d_logits. */
 static void add_row_gradients(const OpCall *call, const Chunk *c, const T *x) {
     const TokenRuns *runs = &((const LossAttributes *)call->attributes)->runs;
     int64_t columns = call->in_shape[LOSS_X][1], bytes = columns * (int64_t)(call->compute_gradients ? sizeof(T) : sizeof(W));
@@ -181,8 +184,9 @@ static void add_gradients(const OpCall *call, const Chunk *c, const LossCodes *c
     multiply(call, &grad_weight);
 }
 
-/* Workspace: logits WIDE [chunk, vocabulary], losses WIDE [R], peaks WIDE [ranks, chunk, PEAK_NUMBERS], d_logits COMPUTE
- * [chunk, vocabulary], in fp8 their scale and codes by rows and by columns. */
+/* Workspace: logits WIDE [chunk, vocabulary], losses WIDE [R], peaks WIDE
+ * [ranks, chunk, PEAK_NUMBERS], d_logits COMPUTE [chunk, vocabulary]; in fp8 also their scale and
+ * quantized values by rows and by columns. */
 static void run_head(const OpCall *call) {
     const LossAttributes *attributes = call->attributes;
     const int32_t *targets = call->in[LOSS_TARGETS];

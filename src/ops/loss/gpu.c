@@ -1,32 +1,36 @@
-/* linear_cross_entropy on a GPU, a chunk of rows at a time: a GEMM makes the chunk's logits in bf16, one kernel
- * turns each row into its loss and, in the same memory, its gradient, and two GEMMs use that. In fp8 the kernel writes the
- * gradient's codes instead, which are then transposed into the logits' memory for d_w. Also last_row. Scratch is the call's.
+/* linear_cross_entropy on a GPU, one chunk of rows at a time: a GEMM computes the chunk's logits in
+ * bf16; one kernel replaces each row by its loss and, in the same memory, its gradient; two GEMMs
+ * use the gradient. In fp8 the kernel writes the quantized gradient instead, which is then
+ * transposed into the logits' memory for d_w. Also last_row. Scratch belongs to the call.
  *
- * Ranks that share the vocabulary out send each other the peak of every row of a chunk between two kernels, one for the
- * peaks and one for losses and gradients: the second reads the logits from memory again.
+ * Ranks that divide the vocabulary exchange the peak of every row of a chunk between two kernels,
+ * one for the peaks and one for losses and gradients: the second reads the logits from memory
+ * again.
  *
- * The floor, for ZAYA1's 262,272 x 2,048 head and a chunk of 4,096 rows (2.15 GB of logits): 13.2 TFLOP of GEMMs, 17
- * ms at 780 TFLOP/s. The row kernel reads and writes the logits once, 1.4 ms at 3 TB/s, and d_w, fp32, is read and
- * written once a chunk, another 1.4 ms that the GEMM hides in part. So chunks are few and large: chunks of 1,024
- * rows would move d_w four times as often and cost up to a fifth more time.
+ * The lower bound, for ZAYA1's 262,272 x 2,048 head and a chunk of 4,096 rows (2.15 GB of logits):
+ * 13.2 TFLOP of GEMMs take 17 ms at 780 TFLOP/s. The row kernel reads and writes the logits once,
+ * 1.4 ms at 3 TB/s. d_w, in fp32, is read and written once per chunk, another 1.4 ms that the GEMM
+ * hides in part. So chunks are few and large: chunks of 1,024 rows would move d_w four times as
+ * often and take up to a fifth longer.
  *
- * A row of 524 KB fits no processor's cache. On Hopper a cluster of processors holds it (gpu_cluster.h). Elsewhere, and
- * where ranks share the vocabulary out, it is read twice, forwards for its maximum and sum and backwards for the gradient:
- * few rows are in flight at once, so that much of the second reading hits the GPU's last-level cache. */
+ * A row of 524 KB does not fit any multiprocessor's cache. On Hopper a cluster of multiprocessors
+ * holds it (gpu_cluster.h). Elsewhere, and if ranks divide the vocabulary, a row is read twice:
+ * forwards for its maximum and sum, and backwards for the gradient. Few rows are in flight at once,
+ * so much of the second read hits the GPU's last-level cache. */
 #include "ops/loss/gpu_cluster.h"
 
 enum {
     AMD_THREADS = 256,
     NVIDIA_THREADS = 512,
-    AHEAD = 4, /* vectors of 8 logits in flight of a thread */
+    AHEAD = 4, /* vectors of 8 logits in flight per thread */
     ADD_THREADS = 256,
 };
 
-/* What ranks that share the vocabulary out tell each other of a row: log2 of the sum of e^x over their logits, and the
- * target's logit, or -infinity without it. */
+/* The numbers that ranks that divide the vocabulary exchange per row: log2 of the sum of e^x over
+ * their logits, and the target's logit, or -infinity without it. */
 typedef struct Peak { float log2_sum, target; } Peak;
 
-/* `logits` as above, of this rank's columns, on which targets count from `first`; peaks [ranks, count]. */
+/* `logits` as above, with this rank's columns; targets count from `first`; peaks [ranks, count]. */
 typedef struct SharedLossArguments {
     RowLossArguments row;
     Peak GLOBAL *peaks;
@@ -53,7 +57,8 @@ enum { THREADS = AMD_THREADS };
 #endif
 enum { STEP = THREADS * AHEAD, WAVES = THREADS / WAVE };
 
-/* Of the logits seen so far: their maximum, and the sum of e^(x - most) of those in low and in high halves. */
+/* Of the logits seen so far: their maximum, and the sums of e^(x - most) over low and over high
+ * halves. */
 typedef struct Softmax { float most, low, high; } Softmax;
 
 INLINE void softmax_raise(Softmax *s, float most) {
@@ -77,7 +82,7 @@ INLINE void softmax_add_one(Softmax *s, float x) {
     s->low += power(x, s->most);
 }
 
-/* log2 of the sum of e^x over the block's logits, in every thread. */
+/* Returns log2 of the sum of e^x over the block's logits, in every thread. */
 INLINE float softmax_log2(Softmax s) {
     static SHARED float mosts[WAVES], sums[WAVES];
     softmax_raise(&s, wave_max(s.most));
@@ -93,8 +98,8 @@ INLINE float softmax_log2(Softmax s) {
     return most * LOG2_E + fast_log2(total);
 }
 
-/* A row as threads share it: vector v is thread v % THREADS's, in whole groups of STEP and one that is cut off; then
- * fewer than 8 single logits. */
+/* How threads divide a row: thread v % THREADS takes vector v, in whole groups of STEP and one
+ * partial group; then fewer than 8 single logits. */
 typedef struct Row {
     bf16 GLOBAL *logits;
     u32x4 GLOBAL *vectors;
@@ -113,7 +118,7 @@ INLINE Row row_of(const RowLossArguments *a, int64_t row, const bool coded) {
         .rest = a->vocabulary % 8};
 }
 
-/* `cut` is a constant in every caller: whether vectors may lie behind the end. */
+/* `cut` is a constant in every caller: whether vectors may be after the end. */
 INLINE void row_load(const Row *row, int32_t first, bool cut, u32x4 values[AHEAD]) {
     UNROLL for (int k = 0; k < AHEAD; k++) {
         int32_t v = first + k * THREADS + thread_id();
@@ -148,7 +153,7 @@ INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum,
     }
 }
 
-/* (softmax - one hot of target) * scale; a target that the row lacks is none. */
+/* Writes (softmax - one hot of target) * scale. A target that is not in the row is ignored. */
 INLINE void write_gradient(
     const Row *row, int32_t vocabulary, float log2_sum, float scale, int32_t target, float x_target, const bool coded) {
     int32_t single = row->count * 8 + thread_id();
@@ -156,7 +161,7 @@ INLINE void write_gradient(
     write_group(row, row->whole, true, log2_sum, scale, coded);
     for (int32_t first = row->whole - STEP; first >= 0; first -= STEP) write_group(row, first, false, log2_sum, scale, coded);
     if (target < 0 || target >= vocabulary) return;
-    /* by the thread that wrote there before, so the order is sure */
+    /* by the thread that wrote there before, so the order is certain */
     int32_t writer = target < row->count * 8 ? target / 8 % THREADS : target % 8;
     if (thread_id() == writer) put_gradient(&row->gradients, target, (gradient_of(x_target, log2_sum, 1) - 1) * scale, coded);
 }
@@ -194,7 +199,7 @@ ROW_LOSS_CLUSTER(4)
 ROW_LOSS_CLUSTER(8)
 #endif
 
-/* This rank's peaks. */
+/* Computes this rank's peaks. */
 KERNEL(row_peaks, SharedLossArguments) {
     for (int64_t i = block_x(); i < a.row.count; i += a.row.blocks) {
         Row row = row_of(&a.row, i, false);
@@ -205,7 +210,7 @@ KERNEL(row_peaks, SharedLossArguments) {
     }
 }
 
-/* Of a row over all ranks, in their order. */
+/* Returns the peak of a row over all ranks, in rank order. */
 INLINE Peak merge_peaks(const SharedLossArguments *a, int64_t row) {
     Peak all = a->peaks[row];
     for (int r = 1; r < a->ranks; r++) {
@@ -217,7 +222,7 @@ INLINE Peak merge_peaks(const SharedLossArguments *a, int64_t row) {
     return all;
 }
 
-/* Loss and gradient, when all peaks are here. */
+/* Computes loss and gradient after all peaks have arrived. */
 INLINE void shared_rows_loss(const SharedLossArguments *a, const bool coded) {
     const RowLossArguments *rows = &a->row;
     for (int64_t i = block_x(); i < rows->count; i += rows->blocks) {
@@ -236,7 +241,7 @@ KERNEL(shared_row_loss, SharedLossArguments) { shared_rows_loss(&a, false); }
 KERNEL(shared_row_codes, SharedLossArguments) { shared_rows_loss(&a, true); }
 #endif
 
-/* One block. */
+/* Runs in one block. */
 KERNEL(add_losses, AddLossesArguments) {
     static SHARED float scratch[ADD_THREADS / WAVE];
     float sum = 0;
@@ -268,27 +273,29 @@ LAUNCHERS(shared_row_loss, SharedLossArguments, shared_row_loss, shared_row_code
 LAUNCHER(add_losses, AddLossesArguments)
 LAUNCHER(copy_row, LastRowArguments)
 
-/* Rows of a chunk, by shape alone: as many as make half a billion logits (1 GiB), but not under 4,096, in even
- * shares. In fp8 half of that, since codes take memory too, of d_logits and of w. */
+/* Returns the rows of a chunk, which depend only on shapes: half a billion logits (1 GiB), but at
+ * least 4,096 rows, in equal shares. In fp8 half as many, because the quantized d_logits and w take
+ * memory too. */
 static int64_t chunk_rows(int64_t rows, int64_t vocabulary, int ranks, bool coded) {
     enum { LEAST = 4096, TILE = 128 };
     int64_t most = int_max(((int64_t)1 << 29) / loss_largest_share(vocabulary, ranks), LEAST) / (coded ? 2 : 1);
     return rows <= most ? rows : divide_up(divide_up(rows, divide_up(rows, most)), TILE) * TILE;
 }
 
-/* From row to row of logits, in elements: rows are aligned to 128 bytes. */
+/* Returns the elements between rows of logits: rows are aligned to 128 bytes. */
 static int64_t stride_of(int64_t vocabulary) { return divide_up(vocabulary, 64) * 64; }
 
-/* Blocks, and so rows, in work at once: as few as keep memory busy, up to twice as many where their rows fit the
- * last cache (H100's, MI300X's). */
+/* Returns the blocks, and thus rows, in flight at once: as few as keep memory busy, up to twice as
+ * many if their rows fit the last-level cache (H100's, MI300X's). */
 static int64_t blocks_of(const DeviceInfo *info, int64_t row_bytes) {
     bool nvidia = info->kind == DEVICE_CUDA;
     int64_t least = nvidia ? 1 : 2, cache = (int64_t)(nvidia ? 50 : 256) << 20, fit = cache / (row_bytes * info->processors);
     return info->processors * (fit < least ? least : fit > 2 * least ? 2 * least : fit);
 }
 
-/* The workspace, as byte offsets behind the logits bf16 [chunk, stride]: in fp8 the codes of d_logits by rows [chunk, stride] and
- * their scale, and those by columns in the place of the logits; peaks [ranks, chunk] of several ranks; losses [R]. */
+/* The workspace, as byte offsets after the logits bf16 [chunk, stride]: in fp8 the quantized
+ * d_logits by rows [chunk, stride] and their scale (those by columns use the logits' memory); peaks
+ * [ranks, chunk] for several ranks; losses [R]. */
 typedef struct Layout { int64_t codes, codes_scale, peaks, losses, bytes; } Layout;
 
 static Layout workspace_layout(int64_t chunk, int64_t stride, int64_t rows, int ranks, bool coded) {
@@ -301,7 +308,7 @@ static Layout workspace_layout(int64_t chunk, int64_t stride, int64_t rows, int 
     return l;
 }
 
-/* Of the rows whose d_logits `codes` are of, where they are cast. */
+/* Returns the arguments for the rows of `codes`. */
 static RowLossArguments rows_of(const OpCall *call, bf16 *logits, float *losses, const LossCodes *codes) {
     const DeviceInfo *info = device_info(call->device);
     int64_t vocabulary = call->in_shape[LOSS_W][0], blocks = blocks_of(info, stride_of(vocabulary) * (int64_t)sizeof *logits);
@@ -322,7 +329,8 @@ static RowLossArguments rows_of(const OpCall *call, bf16 *logits, float *losses,
         .largest = fp8_largest(FP8_E5M2, info->fp8_fnuz)};
 }
 
-/* Losses and d_logits by clusters that hold a row in shared memory; false where there are none or a row is too long. */
+/* Computes losses and d_logits with clusters that hold a row in shared memory; returns false if
+ * there are no clusters or a row is too long. */
 static bool finish_by_clusters(Device *device, const RowLossArguments *rows) {
     if (strcmp(device_info(device)->target, "sm_90a")) return false;
     enum { CLUSTER_FORMS = 4 };
@@ -336,7 +344,8 @@ static bool finish_by_clusters(Device *device, const RowLossArguments *rows) {
     return true;
 }
 
-/* The losses of a chunk, and its d_logits in place of the logits, or their codes. `peaks` are scratch [ranks, rows of the chunk]. */
+/* Computes the losses of a chunk, and its d_logits in place of the logits, or their quantized
+ * values. `peaks` is scratch [ranks, rows of the chunk]. */
 static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak *peaks) {
     const LossAttributes *attributes = call->attributes;
     Comm *group = mesh_inner_group(call->mesh, AXES_TENSOR);
@@ -368,7 +377,7 @@ static void multiply(const OpCall *call, const Gemm *gemm) {
     else device_gemm(call->device, gemm);
 }
 
-/* The gradient of trained rows of w, from their columns of d_logits. */
+/* Adds the gradient of trained rows of w, from their columns of d_logits. */
 static void add_row_gradients(const OpCall *call, LinearShape shape, const bf16 *d_logits, const bf16 *x) {
     const TokenRuns *runs = &((const LossAttributes *)call->attributes)->runs;
     int64_t bytes = shape.in * (int64_t)(call->compute_gradients ? sizeof(bf16) : sizeof(float));
@@ -397,7 +406,7 @@ static void add_gradients(const OpCall *call, LinearShape shape, int64_t first, 
     device_gemm(call->device, &grad_weight);
 }
 
-/* The same of their codes. */
+/* The same from quantized d_logits. */
 static void add_gradients_of_codes(const OpCall *call, const LossCodes *codes) {
     Gemm grad_input = loss_codes_grad_input(call, codes, (bf16 *)call->out[LOSS_D_X] + codes->first * call->in_shape[LOSS_X][1]);
     grad_input.output = GEMM_BF16;

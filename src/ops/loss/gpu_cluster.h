@@ -1,24 +1,26 @@
-/* The loss of a row and its gradient on Hopper, where a cluster of blocks holds the whole row in shared memory: each logit
- * is read once and each gradient is written once, by bulk copies that ask for all of a block's slice at first. Blocks tell
- * each other two numbers through distributed shared memory. There is a cluster for each row; three blocks, mostly of
- * different rows, share a processor, so that one row is read while others are computed and written.
+/* The loss of a row and its gradient on Hopper. A cluster of blocks holds the whole row in shared
+ * memory: each logit is read once and each gradient is written once. Bulk copies request a block's
+ * whole slice at the start. Blocks exchange two numbers through distributed shared memory. There is
+ * one cluster per row. Three blocks, mostly of different rows, share a multiprocessor, so that one
+ * row is read while others are computed and written.
  *
- * Sums are those of threads over every CLUSTER_THREADS-th vector of their slice, then of warps and blocks in order: bits
- * depend on the vocabulary alone. A row that one block holds needs no cluster. */
+ * Threads sum every CLUSTER_THREADS-th vector of their slice, then warps and blocks add in order:
+ * bits depend only on the vocabulary. A row that one block holds needs no cluster. */
 #pragma once
 
 #include "ops/loss/gpu_rows.h"
 
 enum {
     CLUSTER_THREADS = 512,
-    CLUSTER_BLOCKS = 3,     /* that share a processor */
-    SLICE_VECTORS = 4752,   /* most of a block's, of 8 logits: 3 x (75 KB and what else blocks have) fill 228 KB */
-    SEGMENT_VECTORS = 1024, /* of one copy: its logits are looked at while later ones arrive */
+    CLUSTER_BLOCKS = 3,     /* blocks that share a multiprocessor */
+    SLICE_VECTORS = 4752,   /* most vectors of a block, of 8 logits each: 3 x (75 KB and the blocks' other memory) fill 228 KB */
+    SEGMENT_VECTORS = 1024, /* per copy: its logits are processed while later ones arrive */
     SEGMENTS = SLICE_VECTORS / SEGMENT_VECTORS + 1,
-    MOST_BLOCKS = 8, /* of a cluster, that every Hopper has */
+    MOST_BLOCKS = 8, /* of a cluster, on every Hopper */
 };
 
-/* Vectors of a block's slice: all but the last block's, in whole lines of 128 bytes. */
+/* Returns the vectors of a block's slice: in whole lines of 128 bytes, except for the last
+ * block. */
 static inline int64_t slice_vectors(int64_t vocabulary, int size) { return (vocabulary + 64 * size - 1) / (64 * size) * 8; }
 
 #if defined GPU_DEVICE && defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -30,7 +32,8 @@ extern LOCAL u32x4 slice_vectors_shared[] __attribute__((aligned(128)));
 /* Of the logits seen: their maximum, and the sum of e^(x - most). */
 typedef struct SliceSum { float most, sum; } SliceSum;
 
-/* A block's part of its row: `count` vectors from `first` on, of which the last may be cut off at the vocabulary's end. */
+/* A block's part of its row: `count` vectors from `first` on; the vocabulary may end within the
+ * last one. */
 typedef struct Slice {
     u32x4 GLOBAL *vectors;
     int32_t first, count, vocabulary;
@@ -45,7 +48,7 @@ INLINE Slice slice_of(const RowLossArguments *a, int64_t row, int rank, const in
         .vocabulary = a->vocabulary};
 }
 
-/* One thread asks for the slice, a copy for each segment. */
+/* One thread requests the slice, with one copy per segment. */
 INLINE void slice_request(const Slice *slice, SharedBarrier arrived) {
     for (int i = 0; i * SEGMENT_VECTORS < slice->count; i++) {
         int left = slice->count - i * SEGMENT_VECTORS, bytes = (left < SEGMENT_VECTORS ? left : SEGMENT_VECTORS) * (int)sizeof(u32x4);
@@ -54,7 +57,7 @@ INLINE void slice_request(const Slice *slice, SharedBarrier arrived) {
     }
 }
 
-/* Vector v of the slice; what lies behind the vocabulary's end adds nothing. */
+/* Returns vector v of the slice; elements after the vocabulary's end add nothing. */
 INLINE u32x4 slice_vector(const Slice *slice, int v) {
     u32x4 x = slice_vectors_shared[v];
     int left = slice->vocabulary - (slice->first + v) * 8;
@@ -68,7 +71,7 @@ INLINE u32x4 slice_vector(const Slice *slice, int v) {
 
 INLINE float cluster_power(float x, float log2_most) { return exp2_or_zero(x * LOG2_E - log2_most); }
 
-/* This thread's maximum, taken as segments arrive. */
+/* Returns this thread's maximum, computed as segments arrive. */
 INLINE float thread_most(const Slice *slice, SharedBarrier arrived) {
     uint32_t most = FAR_BELOW_PAIR;
     for (int i = 0; i * SEGMENT_VECTORS < slice->count; i++) {
@@ -95,7 +98,7 @@ INLINE SliceSum thread_sum(const Slice *slice, SharedBarrier arrived) {
     return (SliceSum){most, low + high};
 }
 
-/* The sum of `count` parts, in order. */
+/* Returns the sum of `count` parts, in order. */
 INLINE SliceSum join_sums(LOCAL const SliceSum *parts, const int count) {
     SliceSum all = {FAR_BELOW, 0};
     UNROLL for (int i = 0; i < count; i++) all.most = __builtin_fmaxf(all.most, parts[i].most);
@@ -103,7 +106,7 @@ INLINE SliceSum join_sums(LOCAL const SliceSum *parts, const int count) {
     return all;
 }
 
-/* The block's sum, in every thread. */
+/* Returns the block's sum in every thread. */
 INLINE SliceSum block_join(SliceSum own) {
     static SHARED SliceSum warps[CLUSTER_THREADS / WAVE];
     float most = wave_max(own.most), sum = wave_sum(own.sum * power(own.most, most));
@@ -112,7 +115,7 @@ INLINE SliceSum block_join(SliceSum own) {
     return join_sums(warps, CLUSTER_THREADS / WAVE);
 }
 
-/* The cluster's sum, in every thread. All blocks have begun. */
+/* Returns the cluster's sum in every thread. All blocks must have started. */
 INLINE SliceSum cluster_join(SliceSum block, int rank, const int size) {
     static SHARED SliceSum blocks[MOST_BLOCKS];
     if (thread_id() < size) {
@@ -123,7 +126,7 @@ INLINE SliceSum cluster_join(SliceSum block, int rank, const int size) {
     return join_sums(blocks, size);
 }
 
-/* (softmax - one hot of target) * scale, with `target` as the slice counts. */
+/* Writes (softmax - one hot of target) * scale; `target` is an index in the slice. */
 INLINE void slice_gradient(
     const Slice *slice, const RowGradients *to, float log2_sum, float scale, int32_t target, float x_target, const bool coded) {
     for (int v = thread_id(); v < slice->count; v += CLUSTER_THREADS) {
@@ -133,7 +136,7 @@ INLINE void slice_gradient(
         put_gradients(to, v, out, coded);
     }
     if (target < 0 || target >= slice->count * 8 || thread_id() != target / 8 % CLUSTER_THREADS) return;
-    /* by the thread that wrote there before, so the order is sure */
+    /* by the thread that wrote there before, so the order is certain */
     put_gradient(to, target, (cluster_power(x_target, log2_sum) - 1) * scale, coded);
 }
 
@@ -141,7 +144,7 @@ INLINE void slice_zeros(const Slice *slice, const RowGradients *to, const bool c
     for (int v = thread_id(); v < slice->count; v += CLUSTER_THREADS) put_gradients(to, v, (u32x4)0, coded);
 }
 
-/* A row by a cluster of `size` blocks; the block with the target stores the loss. */
+/* Processes a row in a cluster of `size` blocks; the block with the target stores the loss. */
 INLINE void cluster_row_loss(const RowLossArguments *a, const int size, const bool coded) {
     static SHARED uint64_t arrived[SEGMENTS];
     int rank = block_x() % size;

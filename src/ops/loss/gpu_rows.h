@@ -1,10 +1,12 @@
-/* What the two forms of the loss of a row share (gpu.c, gpu_cluster.h): its arguments and its arithmetic. */
+/* Shared by the two forms of the row loss (gpu.c, gpu_cluster.h): its arguments and its
+ * arithmetic. */
 #pragma once
 
 #include "backend/gpu/fp8_codes.h"
 
-/* logits [count, stride], in 16-byte aligned rows; with `gradient` they become d_logits, or in kernels that make codes `codes` those of
- * a cast of d_logits to e5m2, also [count, stride]. Their largest magnitude can be the scale's, one for all rows. */
+/* logits [count, stride], in 16-byte aligned rows. With `gradient` they become d_logits; kernels
+ * that quantize write `codes` instead, a cast of d_logits to e5m2, also [count, stride]. The amax
+ * is at most the scale, which is the same for all rows. */
 typedef struct RowLossArguments {
     bf16 GLOBAL *logits;
     const int32_t GLOBAL *targets;
@@ -14,24 +16,26 @@ typedef struct RowLossArguments {
     int32_t vocabulary, gradient, blocks, scale_step;
     uint8_t GLOBAL *codes;
     float GLOBAL *codes_scale;
-    float largest; /* number of e5m2 */
+    float largest; /* largest number of e5m2 */
 } RowLossArguments;
 
 #ifdef GPU_DEVICE
 
-/* Below every logit; finite and a power of two, so that power(FAR_BELOW, FAR_BELOW) is 1 however it is rounded. */
+/* Below every logit; finite and a power of two, so that power(FAR_BELOW, FAR_BELOW) is 1 with any
+ * rounding. */
 #define FAR_BELOW -0x1p100f
-#define FAR_BELOW_PAIR 0xf180f180u /* a pair of them in bf16 */
+#define FAR_BELOW_PAIR 0xf180f180u /* a bf16 pair of FAR_BELOW */
 #define NO_LOGITS 0xff80ff80u      /* a pair of minus infinities: adds nothing */
 
-/* Where the gradients of a row go, vectors of 8: over its logits or, with a multiplier above 0, to its codes. */
+/* Destination of a row's gradients, in vectors of 8: over its logits or, with a multiplier above 0,
+ * in its quantized values. */
 typedef struct RowGradients {
     u32x4 GLOBAL *vectors;
     u32x2 GLOBAL *codes;
     float multiplier, largest;
 } RowGradients;
 
-/* Those of `row` from vector `first` on. `coded` is a constant of the kernel. */
+/* Returns the destination for `row` from vector `first` on. `coded` is a constant of the kernel. */
 INLINE RowGradients row_gradients(const RowLossArguments *a, int64_t row, int32_t first, const bool coded) {
     RowGradients to = {.vectors = (u32x4 GLOBAL *)(a->logits + row * a->stride) + first};
     if (!coded) return to;

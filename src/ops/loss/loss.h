@@ -5,50 +5,54 @@
 #include "config/config.h"
 #include "graph/op.h"
 
-/* loss[0] += scale[0] * sum over rows with target >= 0 of -log softmax(x w^T)[target]. In training the gradients are
- * made in the same pass: d_x, and an addition to w's gradient unless w is frozen.
+/* loss[0] += scale[0] * sum over rows with target >= 0 of -log softmax(x w^T)[target]. In training
+ * the gradients are computed in the same pass: d_x, and an addition to w's gradient unless w is
+ * frozen.
  *
- * The ranks of AXES_TENSOR share w out, which has `vocabulary` rows in all, by cut_share. All have the same x. Each makes
- * its part of the sum that d_x is; the first of them adds to the loss. */
+ * The ranks of AXES_TENSOR divide w, which has `vocabulary` rows in total, by cut_share. All ranks
+ * have the same x. Each computes a partial sum of d_x; the first rank adds to the loss. */
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary);
 
-/* The same with the three GEMMs in fp8 (ops/fp8/), whatever the recipe with one scale a matrix: x and w in e4m3, by their current
- * numbers, and gradients of logits in e5m2. What each rank has of w is a multiple of 16 rows, in training x too. */
+/* The same with the three GEMMs in fp8 (ops/fp8/), with one scale per matrix in any recipe: x and w
+ * in e4m3, scaled by their current amax, and gradients of logits in e5m2. Each rank's rows of w
+ * must be a multiple of 16; in training also those of x. */
 void op_fp8_linear_cross_entropy(
     Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary, const Fp8Config *fp8);
 
-/* The two halves of a loss that needs -log softmax(x w^T)[target] of all rows before it knows their weights. The first
- * makes them, WIDE [R], 0 without a target; nothing flows back through it. The second, in training, makes the gradients of
- * their sum over rows, each times its weight, WIDE [R]: d_x, and an addition to w's gradient. Ranks share w out as above,
- * and all have all rows. */
+/* The two halves of a loss that needs -log softmax(x w^T)[target] of all rows before it knows their
+ * weights. op_token_losses computes them, WIDE [R], 0 without a target; no gradient flows through
+ * it. op_token_losses_gradient, in training, computes the gradients of their sum, weighted per row
+ * by WIDE [R]: d_x, and an addition to w's gradient. Ranks divide w as above, and all have all
+ * rows. */
 TensorId op_token_losses(Graph *graph, TensorId x, TensorId w, TensorId targets, int64_t vocabulary);
 void op_token_losses_gradient(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId weights, int64_t vocabulary);
 
-/* loss[0] += scale[0] * sum over rows of weight * mean over columns of (x - target)^2. In training d_x is made in the same
- * pass. */
+/* loss[0] += scale[0] * sum over rows of weight * mean over columns of (x - target)^2. In training
+ * d_x is computed in the same pass. */
 void op_squared_error(Graph *graph, TensorId x, TensorId target, TensorId weights, TensorId scale, TensorId loss);
 
-/* Trains `rows` [N, D], which op_put_rows puts into the frozen head by `runs`: the heads of a graph that is not differentiated yet add
- * to the gradient of these rows. Not in fp8. */
+/* Trains `rows` [N, D], which op_put_rows writes into the frozen head at `runs`: the heads of a
+ * graph that is not differentiated yet add to the gradient of these rows. Not in fp8. */
 void op_train_head_rows(Graph *graph, TensorId rows, const TokenRuns *runs);
 
-/* Makes the head's node in a graph that is not planned yet keep the logits that its losses are made of, for dumps: WIDE [R, this rank's
- * vocabulary], TENSOR_NONE where the graph has no head with a loss. On a GPU they are as its GEMM has them before it rounds to bf16. */
+/* Makes the head's node in a graph that is not planned yet keep the logits of its losses, for
+ * dumps: WIDE [R, this rank's vocabulary]; TENSOR_NONE if the graph has no head with a loss. On a
+ * GPU they are the GEMM's results before it rounds to bf16. */
 TensorId op_keep_logits(Graph *graph);
 
-/* The last row of x, [1, D]: what generation feeds to the head. */
+/* Returns the last row of x, [1, D], which generation feeds to the head. */
 TensorId op_last_row(Graph *graph, TensorId x);
 
 typedef enum LossOperand {
     LOSS_X,         /* COMPUTE [R, D] */
     LOSS_W,         /* COMPUTE [this rank's vocabulary, D] */
     LOSS_TARGETS,   /* INT32 [R]; negative: none */
-    LOSS_SCALE,     /* INPUT WIDE [1], or WIDE [R], one of each row; absent where rows are all that is made */
-    LOSS_X_SCALE,   /* these of fp8_linear_cross_entropy, whose x and w are FP8 e4m3: WIDE [1] */
+    LOSS_SCALE,     /* INPUT WIDE [1], or WIDE [R], one per row; absent if only LOSS_ROWS is made */
+    LOSS_X_SCALE,   /* this and the next three for fp8_linear_cross_entropy, whose x and w are FP8 e4m3: WIDE [1] */
     LOSS_W_SCALE,   /* WIDE [1] */
     LOSS_X_COLUMNS, /* FP8 [D, R]; for d_w */
     LOSS_W_COLUMNS, /* FP8 [D, this rank's vocabulary]; for d_x */
-    LOSS_LOSS = 0,  /* METRIC WIDE [1 or more], of which the first is added to; absent with op_token_losses */
+    LOSS_LOSS = 0,  /* METRIC WIDE [1 or more]; the first is added to; absent with op_token_losses */
     LOSS_D_X,       /* COMPUTE, like x; in training */
     LOSS_D_W,       /* gradient of w, added to; in training, unless w is frozen */
     LOSS_ROWS,      /* WIDE [R]: the loss of each row, not scaled; op_token_losses */
@@ -56,12 +60,12 @@ typedef enum LossOperand {
     LOSS_LOGITS,    /* WIDE [R, this rank's vocabulary]; op_keep_logits */
 } LossOperand;
 
-/* The parameter that a node of either operation multiplies by. */
+/* Returns the parameter that a node of either operation multiplies by. */
 TensorId loss_weight(const Graph *graph, const Node *node);
 
 typedef struct LossAttributes {
     int64_t vocabulary; /* of all ranks */
-    TokenRuns runs;     /* of LOSS_D_TOKENS, counted from the rank's first row of w */
+    TokenRuns runs;     /* for LOSS_D_TOKENS, counted from the rank's first row of w */
 } LossAttributes;
 /* The vocabulary of the rank that has most of it: by it all ranks cut their rows into the same chunks. */
 static inline int64_t loss_largest_share(int64_t vocabulary, int ranks) { return (vocabulary + ranks - 1) / ranks; }
@@ -71,7 +75,7 @@ typedef enum SquaredOperand {
     SQUARED_TARGET,   /* like x */
     SQUARED_WEIGHTS,  /* WIDE [R] */
     SQUARED_SCALE,    /* INPUT WIDE [1] */
-    SQUARED_LOSS = 0, /* METRIC WIDE [1 or more], of which the first is added to */
+    SQUARED_LOSS = 0, /* METRIC WIDE [1 or more]; the first is added to */
     SQUARED_D_X,      /* like x; in training */
 } SquaredOperand;
 

@@ -1,12 +1,12 @@
-/* The three GEMMs of fp8_linear_cross_entropy over a chunk of rows, for both back ends. Lines of codes lie along each sum, and every
- * matrix has one scale. */
+/* The three GEMMs of fp8_linear_cross_entropy over a chunk of rows, for both back ends. The
+ * quantized values of a line are contiguous along each sum, and every matrix has one scale. */
 #pragma once
 
 #include "ops/loss/loss.h"
 
-/* Rows first .. first + rows - 1 of x, and the codes of their d_logits, e5m2. */
+/* Rows first .. first + rows - 1 of x, and their quantized d_logits in e5m2. */
 typedef struct LossCodes {
-    int64_t first, rows, stride; /* stride: from row to row of `by_rows` */
+    int64_t first, rows, stride; /* stride: between rows of `by_rows` */
     uint8_t *by_rows;            /* [rows, vocabulary] */
     uint8_t *by_columns;         /* [vocabulary, rows] */
     float *scale;
@@ -25,7 +25,8 @@ static inline Gemm loss_codes_gemm(GemmType input, int64_t m, int64_t n, int64_t
         .scaling_b = GEMM_SCALE_TENSOR};
 }
 
-/* logits = x w^T. Callers set the type of C, here and below, and of logits their rows' distance. */
+/* logits = x w^T. Here and below, callers set the type of C; for logits they also set the row
+ * stride. */
 static inline Gemm loss_codes_forward(const OpCall *call, const LossCodes *c, void *logits) {
     int64_t columns = call->in_shape[LOSS_X][1];
     Gemm g = loss_codes_gemm(GEMM_E4M3, c->rows, call->in_shape[LOSS_W][0], columns);
@@ -44,7 +45,7 @@ static inline Gemm loss_codes_grad_input(const OpCall *call, const LossCodes *c,
     return g;
 }
 
-/* d_w += d_logits^T x, or d_w = where nothing was added yet */
+/* d_w += d_logits^T x, or d_w = d_logits^T x if nothing was added yet. */
 static inline Gemm loss_codes_grad_weight(const OpCall *call, const LossCodes *c) {
     Gemm g = loss_codes_gemm(GEMM_E5M2, call->in_shape[LOSS_W][0], call->in_shape[LOSS_X][1], c->rows);
     g.a = c->by_columns, g.scale_a = c->scale;

@@ -1,24 +1,28 @@
-/* The LM head and cross-entropy in one operation, chunk by chunk of rows: logits = x w^T of a chunk, [chunk,
- * vocabulary], become
+/* The LM head and cross-entropy in one operation, chunk by chunk of rows: logits = x w^T of a
+ * chunk, [chunk, vocabulary], become
  *     d_logits = scale * (softmax(logits) - one hot of target),
- * from which d_x = d_logits w and d_w += d_logits^T x follow at once. All logits never exist together (262,272
- * columns would be gigabytes), and nothing is computed twice: three GEMMs where head, loss and recomputation take
- * four. Differentiation starts at the loss, so its gradient is the scale, which is known in the forward pass.
+ * which gives d_x = d_logits w and d_w += d_logits^T x at once. The full logits never exist
+ * (262,272 columns would take gigabytes), and nothing is computed twice: it takes three GEMMs,
+ * while head, loss and recomputation would take four. Differentiation starts at the loss, so its
+ * gradient is the scale, which is known in the forward pass.
  *
- * A loss that weighs rows by the losses of others, such as one over pairs of answers, cannot know the scale: it takes the
- * rows' losses from a first pass and gives each row its scale in a second, which computes the logits again.
+ * A loss that weights rows by the losses of other rows, such as a loss over pairs of answers, does
+ * not know the scale. A first pass computes the rows' losses. A second pass recomputes the logits,
+ * with a scale for each row.
  *
- * Where ranks share the vocabulary out, each has its own columns of a chunk's logits. They tell each other a few numbers
- * for every row, of which the softmax over all columns follows: no logits travel.
+ * If ranks divide the vocabulary, each has its own columns of a chunk's logits. They exchange a few
+ * numbers per row, which determine the softmax over all columns; logits are not sent.
  *
- * In fp8 (fp8_linear_cross_entropy) the three GEMMs multiply codes: of x and w, cast before, and of d_logits, cast as they are made.
- * Probabilities are at most 1, so the largest magnitude that these can have is known before: the scale of the loss. */
+ * In fp8 (fp8_linear_cross_entropy) the three GEMMs multiply quantized values: x and w are cast
+ * beforehand, d_logits while they are computed. Probabilities are at most 1, so the largest
+ * possible amax of d_logits is known beforehand: the scale of the loss. */
 #include "ops/loss/loss.h"
 
 #include "base/math.h"
 #include "ops/fp8/fp8.h"
 
-/* Appends either operation with these inputs and outputs, and if they are wanted the gradients of x and of the parameter w. */
+/* Appends either operation with these inputs and outputs and, if `gradients`, the gradients of x
+ * and of the parameter w. */
 static void append(Graph *graph, int op, Inputs in, Outputs out, TensorId w, bool gradients, int64_t vocabulary) {
     int64_t rows = graph_rows(graph, in[LOSS_X]), columns = graph_columns(graph, in[LOSS_X]);
     const Mesh *mesh = graph->mesh;
@@ -112,7 +116,7 @@ static double flops(const Graph *graph, const Node *node) {
     return gemms * 2 * rows * columns * vocabulary;
 }
 
-/* Three numbers for every row, to each rank. */
+/* Each rank receives three numbers per row. */
 static Traffic traffic(const Graph *graph, const Node *node) {
     double others = mesh_size(graph->mesh, AXES_TENSOR) - 1;
     return (Traffic){

@@ -1,4 +1,5 @@
-/* squared_error on a CPU, a thread per row; the losses of rows are summed in order, in double. Scratch: these. */
+/* squared_error on a CPU, one thread per row; the losses of rows are summed in order, in double.
+ * Scratch: these losses. */
 #include "backend/cpu/kernel.h"
 #include "ops/loss/loss.h"
 

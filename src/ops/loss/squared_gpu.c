@@ -1,4 +1,5 @@
-/* squared_error on a GPU: a wave per row, then one block that adds the rows' losses in order of threads. Scratch: these. */
+/* squared_error on a GPU: a wave per row, then one block that adds the rows' losses in thread
+ * order. Scratch: these losses. */
 #include "backend/gpu/vector.h"
 
 typedef struct SquaredArguments {

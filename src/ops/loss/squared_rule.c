@@ -1,7 +1,7 @@
 /* The mean squared error of a prediction, with a weight for each row:
  *     loss += scale * sum over rows of weight * mean over columns of (x - target)^2
  *     d_x = scale * weight * 2 / C * (x - target)
- * As the loss is where differentiation starts, d_x is made in the same pass. */
+ * Differentiation starts at the loss, so d_x is computed in the same pass. */
 #include "ops/loss/loss.h"
 
 void op_squared_error(Graph *graph, TensorId x, TensorId target, TensorId weights, TensorId scale, TensorId loss) {
@@ -19,7 +19,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     d_in[SQUARED_X] = node->out[SQUARED_D_X];
 }
 
-/* Of an element: a difference, its square and the sum; the gradient is one product more. */
+/* Counts per element a difference, its square and the sum; the gradient is one more product. */
 static double flops(const Graph *graph, const Node *node) { return 4.0 * graph_elements(graph, node->in[SQUARED_X]); }
 
 const Op op_rule_squared_error = {

@@ -1,6 +1,6 @@
-/* moe_sort, moe_permute and moe_combine on a CPU. The sort counts and then places blocks of SORT_BLOCK rows, a
- * thread each; the others share out rows. A row is read once for all its slots: scattered writes cost less than
- * scattered reads. */
+/* moe_sort, moe_permute and moe_combine on a CPU. The sort counts and then places blocks of
+ * SORT_BLOCK rows, one thread each; the other operations divide rows among threads. A row is read
+ * once for all its slots: scattered writes cost less than scattered reads. */
 #include "backend/cpu/kernel.h"
 #include "ops/moe/moe.h"
 
@@ -11,7 +11,8 @@ static int64_t sort_workspace(const Graph *graph, const Node *node) {
     return blocks * ((const MoeSortAttributes *)node->attributes)->experts * (int64_t)sizeof(int32_t);
 }
 
-/* Turns begin [blocks, experts] from the counts of each block into the first slot of its rows for each expert. */
+/* Converts begin [blocks, experts] from the counts of each block to the first slot of its rows for
+ * each expert. */
 static void sort_offsets(int32_t *restrict offset, int32_t *restrict begin, int64_t blocks, int64_t experts) {
     int32_t total = 0;
     for (int64_t e = 0; e < experts; e++) {
@@ -60,11 +61,11 @@ CPU_OP(moe_permute) {
     kernel_put_amax(call, MOE_PERMUTE_X_SLOTS, MOE_PERMUTE_AMAX);
 }
 
-/* y [columns] = sum over j of gate[j] * slots[slot[j]]; gates are 1 where `gate` is NULL. */
+/* y [columns] = sum over j of gate[j] * slots[slot[j]]; gates are 1 if `gate` is NULL. */
 static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slot, const W *gate, int64_t k, int64_t columns) {
     enum { CHUNK = 256 };
     W sum[CHUNK];
-    if (k == 1 && slot[0] >= 0) { /* top-1 models: without the buffer it runs at the speed of a copy */
+    if (k == 1 && slot[0] >= 0) { /* top-1 models: without the buffer this is as fast as a copy */
         const T *row = slots + slot[0] * columns;
         W weight = gate ? gate[0] : 1;
         for (int64_t i = 0; i < columns; i++) y[i] = to_compute(weight * to_wide(row[i]));

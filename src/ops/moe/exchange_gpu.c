@@ -1,13 +1,14 @@
-/* The exchange of rows with the ranks of their experts, on a GPU. moe_arrivals gives a block to each expert and rank that
- * sends it rows, and one to the slots that nothing fills; every block reads the offsets, which lie in host memory, once. */
+/* The exchange of rows with the ranks of their experts, on a GPU. moe_arrivals uses one block for
+ * each expert and each rank that sends it rows, and one for the unused slots; every block reads the
+ * offsets, which are in host memory, once. */
 #include "backend/gpu/gpu.h"
 
 enum {
     THREADS = 256,
-    MOST_OFFSETS = 1024, /* of the experts of one rank and all senders: at most 512 experts are on at most as many ranks */
+    MOST_OFFSETS = 1024, /* of the experts of one rank and all senders: at most 512 experts on at most as many ranks */
 };
 
-/* offsets [ranks, row], from the first expert of this rank on */
+/* offsets [ranks, row], starting at the first expert of this rank */
 typedef struct MoeArrivalsArguments {
     const int32_t GLOBAL *offsets;
     int32_t GLOBAL *slot, *offset;

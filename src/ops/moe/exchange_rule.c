@@ -1,9 +1,10 @@
-/* Experts on other ranks: a rank's slots are sorted by expert, which is by rank as well, so what it sends to each is one
- * run of them, and one all-to-all brings all slots to their experts.
+/* Experts on other ranks: a rank's slots are sorted by expert, and thus by rank, so the slots for
+ * each rank are one contiguous run, and one all-to-all sends all slots to their experts.
  *
- * moe_offsets gathers the offsets of all ranks into host memory, since the host needs the numbers of rows to start the
- * all-to-alls; moe_arrivals turns them into a sort of what arrives; moe_send and moe_send_back are the all-to-alls.
- * Their kernels are the same on every device, whose memory the comm works on. */
+ * moe_offsets gathers the offsets of all ranks into host memory, because the host needs the numbers
+ * of rows to start the all-to-alls. moe_arrivals converts them to a sort of the arriving rows.
+ * moe_send and moe_send_back are the all-to-alls. Their kernels are the same for every device,
+ * because the comm works on the device's memory. */
 #include <string.h>
 
 #include "base/math.h"
@@ -17,7 +18,7 @@ Exchange op_moe_exchange(Graph *graph, const Dispatch *dispatch) {
     if (ranks == 1) return (Exchange){.local = *dispatch};
     assert(experts % ranks == 0);
     int64_t rows = graph_rows(graph, dispatch->slot), chosen = int_min(graph_columns(graph, dispatch->slot), own);
-    int64_t arrivals = ranks * rows * chosen; /* a row chooses an expert once */
+    int64_t arrivals = ranks * rows * chosen; /* a row chooses an expert at most once */
     assert(arrivals <= INT32_MAX);
     Exchange exchange = {.offsets = graph_tensor(graph, ARENA_HOST, TYPE_INT32, 2, (int64_t[]){ranks, experts + 1}, "offsets"),
         .local = {.slot = graph_activation(graph, TYPE_INT32, arrivals, 1, "slot"),
@@ -32,7 +33,7 @@ Exchange op_moe_exchange(Graph *graph, const Dispatch *dispatch) {
     return exchange;
 }
 
-/* x to `rows` slots of other ranks or of this one. */
+/* Appends a send of x to `rows` slots of other ranks or of this one. */
 static TensorId send(Graph *graph, int op, TensorId x, TensorId offsets, int64_t rows) {
     TensorId y = graph_activation(graph, TYPE_COMPUTE, rows, graph_columns(graph, x), op == OP_moe_send ? "arrived" : "returned");
     assert(graph_get(graph, x)->type == TYPE_COMPUTE);
@@ -62,7 +63,8 @@ static void send_gradient(Graph *graph, const Node *node, const TensorId *d_out,
 
 int64_t moe_offsets_workspace(const Graph *graph, const Node *node) { return graph_bytes(graph, node->out[MOE_OFFSETS_OFFSETS]); }
 
-/* After a failure nothing travels any more, and all offsets are 0, so that what follows stays inside its buffers. */
+/* After a failure nothing is sent any more, and all offsets are 0, so that later nodes stay inside
+ * their buffers. */
 void moe_offsets_run(const OpCall *call) {
     Comm *group = mesh_inner_group(call->mesh, AXES_EXPERTS);
     int64_t ranks = call->out_shape[MOE_OFFSETS_OFFSETS][0], bytes = call->in_shape[MOE_OFFSETS_OFFSET][0] * (int64_t)sizeof(int32_t);
@@ -76,7 +78,7 @@ void moe_offsets_run(const OpCall *call) {
     if (!comm_ok(group, &error)) memset(call->out[MOE_OFFSETS_OFFSETS], 0, (size_t)(ranks * bytes));
 }
 
-/* Of a rank's slots those for the experts of rank `to`: where they begin, and where they end. */
+/* The slots of a rank for the experts of rank `to`: begin and end. */
 typedef struct Run { int64_t begin, end; } Run;
 static Run run_of(const OpCall *call, int64_t from, int64_t to) {
     int64_t ranks = call->in_shape[MOE_SEND_OFFSETS][0], row = call->in_shape[MOE_SEND_OFFSETS][1], own = (row - 1) / ranks;
@@ -87,7 +89,7 @@ static Run run_of(const OpCall *call, int64_t from, int64_t to) {
 void moe_send_run(const OpCall *call, bool back, size_t compute) {
     int64_t ranks = call->in_shape[MOE_SEND_OFFSETS][0], rank = mesh_index(call->mesh, AXES_EXPERTS);
     int64_t row_bytes = call->in_shape[MOE_SEND_X][1] * (int64_t)compute, bytes = call->out_shape[MOE_SEND_Y][0] * row_bytes;
-    int64_t slots[ranks + 1], arrivals[ranks + 1]; /* of each rank's experts; from each rank */
+    int64_t slots[ranks + 1], arrivals[ranks + 1]; /* for each rank's experts; from each rank */
     slots[0] = arrivals[0] = 0;
     for (int64_t i = 0; i < ranks; i++) {
         Run arriving = run_of(call, i, rank);
@@ -108,7 +110,7 @@ static Traffic offsets_traffic(const Graph *graph, const Node *node) {
         AXES_EXPERTS, (double)(mesh_size(graph->mesh, AXES_EXPERTS) - 1) * (double)graph_bytes(graph, node->in[MOE_OFFSETS_OFFSET])};
 }
 
-/* With balanced experts all slots but one part of n leave the rank, and as many come. */
+/* With balanced experts all slots except one of n parts leave the rank, and as many arrive. */
 static Traffic send_traffic(const Graph *graph, const Node *node) {
     double ranks = mesh_size(graph->mesh, AXES_EXPERTS);
     int64_t bytes = int_min(graph_bytes(graph, node->in[MOE_SEND_X]), graph_bytes(graph, node->out[MOE_SEND_Y]));

@@ -1,19 +1,20 @@
-/* moe_sort, moe_permute and moe_combine on a GPU. The stable counting sort takes two kernels: each block counts its
- * items (a row's choices) per expert, then each block finds from all counts where its items begin and ranks them, a
- * wavefront's items in order, by comparing lanes; slots do not depend on which wavefront comes first. The copies are
- * bound by memory: a wavefront takes a row, 16 bytes a lane with several loads in flight, and a row's sum runs over
+/* moe_sort, moe_permute and moe_combine on a GPU. The stable counting sort takes two kernels. First
+ * each block counts its items (a row's choices) per expert. Then each block computes from all
+ * counts where its items begin and ranks them, a wavefront's items in order, by comparing lanes;
+ * slots do not depend on the order of wavefronts. The copies are bound by memory bandwidth: a
+ * wavefront takes a row, 16 bytes per lane with several loads in flight, and a row's sum runs over
  * its k slots in order. */
 #include "backend/gpu/amax.h"
 #include "backend/gpu/vector.h"
 
 enum {
     THREADS = 256,
-    SORT_ROUNDS = 8,                    /* items of a thread */
-    SORT_ITEMS = THREADS * SORT_ROUNDS, /* of a block */
-    SORT_EXPERTS = 512,                 /* the most there can be */
+    SORT_ROUNDS = 8,                    /* items per thread */
+    SORT_ITEMS = THREADS * SORT_ROUNDS, /* items per block */
+    SORT_EXPERTS = 512,                 /* most experts */
     SORT_AHEAD = 8,                     /* loads in flight of a thread that sums counts */
     UNIT = 8,                           /* columns of a 16-byte access */
-    UNITS = 4,                          /* accesses in flight of a lane */
+    UNITS = 4,                          /* accesses in flight per lane */
 };
 
 /* counts [blocks, experts]: items of each block of SORT_ITEMS. */
@@ -27,7 +28,7 @@ typedef struct MoePermuteArguments {
     const bf16 GLOBAL *rows;
     const int32_t GLOBAL *slot;
     bf16 GLOBAL *slots;
-    uint32_t GLOBAL *amax; /* of slots, where it is wanted; so of d_y_slots below, with columns % UNIT == 0 */
+    uint32_t GLOBAL *amax; /* of slots; NULL: not wanted. So for d_y_slots below, if columns % UNIT == 0 */
     int32_t count, k;
     int64_t columns;
 } MoePermuteArguments;
@@ -59,7 +60,7 @@ enum { WAVES = THREADS / WAVE };
 
 INLINE int32_t add_shared(LOCAL int32_t *count, int32_t value) { return __atomic_fetch_add(count, value, __ATOMIC_RELAXED); }
 
-/* Bit i is set where `yes` is true in lane i. */
+/* Returns a mask with bit i set if `yes` is true in lane i. */
 INLINE uint64_t ballot(bool yes) {
 #if defined __AMDGCN__
     return __builtin_amdgcn_ballot_w64(yes);
@@ -68,7 +69,7 @@ INLINE uint64_t ballot(bool yes) {
 #endif
 }
 
-/* The lanes that hold the same number of `bits` bits. */
+/* Returns the lanes that hold the same number of `bits` bits. */
 INLINE uint64_t peers_of(int32_t number, int bits) {
     uint64_t peers = ballot(true);
     for (int bit = 0; bit < bits; bit++) {
@@ -93,7 +94,7 @@ KERNEL(moe_count, MoeSortArguments) {
     for (int e = thread_id(); e < a.experts; e += THREADS) a.counts[(int64_t)block_x() * a.experts + e] = count[e];
 }
 
-/* Items of an expert in all blocks, and in those before this one. */
+/* Items of an expert in all blocks, and in the blocks before this one. */
 typedef struct Load { int32_t all, before; } Load;
 
 INLINE Load sum_blocks(const int32_t GLOBAL *counts, int32_t blocks, int32_t experts) {
@@ -109,7 +110,8 @@ INLINE Load sum_blocks(const int32_t GLOBAL *counts, int32_t blocks, int32_t exp
     return load;
 }
 
-/* sums[e] becomes the sum of sums[0 .. e]; all threads call it, with their own entries written. */
+/* Replaces sums[e] by the sum of sums[0 .. e]; all threads call it after writing their own
+ * entries. */
 INLINE void inclusive_scan(LOCAL int32_t *sums, int experts) {
     enum { OWN = SORT_EXPERTS / THREADS };
     int32_t add[OWN];
@@ -172,21 +174,23 @@ KERNEL(moe_place, MoeSortArguments) {
 
 /* -- Copies -------------------------------------------------------------------------------------------------------- */
 
-/* The row of this wavefront; the last block has wavefronts beyond the last row. */
+/* Returns the row of this wavefront; the last block has wavefronts after the last row. */
 INLINE int64_t own_row(void) { return (int64_t)block_x() * WAVES + wave_id(); }
 
-/* Runs over the UNITS accesses of a lane: `at` is the first column of each, from `base` on, UNIT * WAVE apart. */
+/* Loops over the UNITS accesses of a lane: `at` is the first column of each, starting at `base`,
+ * UNIT * WAVE apart. */
 #define FOR_UNITS(at, base) UNROLL for (int64_t unit = 0, at = base; unit < UNITS; unit++, at += UNIT * WAVE)
 
 INLINE f32x8 to_float8(u32x4 x) { return join(to_float4(x.lo), to_float4(x.hi)); }
 
-/* columns % UNIT == 0. A wavefront reads its row once and writes it to all its slots; `measures` is a constant of the kernel. */
+/* columns % UNIT == 0. A wavefront reads its row once and writes it to all its slots; `measures` is
+ * a constant of the kernel. */
 INLINE void permute_row(const MoePermuteArguments *a, const bool measures) {
     int64_t r = own_row();
     if (r >= a->count) return;
     const bf16 GLOBAL *row = a->rows + r * a->columns;
     uint32_t most = 0;
-    bool chosen = false; /* by an expert, alike in all lanes */
+    bool chosen = false; /* by an expert; the same in all lanes */
     for (int64_t base = lane_id() * UNIT; base < a->columns; base += UNITS * UNIT * WAVE) {
         u32x4 values[UNITS];
         FOR_UNITS(at, base) if (at < a->columns) values[unit] = *(const u32x4 GLOBAL *)(row + at);
@@ -247,8 +251,8 @@ KERNEL(moe_combine_1, MoeCombineArguments) {
     }
 }
 
-/* d_y_slot = gate * d_y for columns of this lane, of which `most`, unless it is NULL, becomes the largest; returns its share of <d_y, y_slot>, the
- * gradient of the gate. */
+/* d_y_slot = gate * d_y for this lane's columns; updates the amax *most unless it is NULL. Returns
+ * the lane's part of <d_y, y_slot>, the gradient of the gate. */
 INLINE float combine_slot_grad(
     bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *d_y, const bf16 GLOBAL *y_slot, float gate, int64_t columns, uint32_t *most) {
     float dot = 0;
@@ -260,7 +264,7 @@ INLINE float combine_slot_grad(
             f32x8 wide = to_float8(d[unit]), product = wide * to_float8(y[unit]);
             UNROLL for (int i = 0; i < UNIT; i++) dot += product[i];
             if (at < columns) store8_bf16(d_y_slot + at, gate * wide, UNIT);
-            if (most) UNROLL for (int i = 0; i < UNIT; i++) *most = larger_of(*most, gate * wide[i]); /* beyond the last column: 0 */
+            if (most) UNROLL for (int i = 0; i < UNIT; i++) *most = larger_of(*most, gate * wide[i]); /* 0 after the last column */
         }
     }
     return dot;
@@ -304,7 +308,7 @@ MOE_COMBINE_GRAD(moe_combine_grad_1, combine_slot_grad_1, false)
 
 LAUNCHER(moe_count, MoeSortArguments)
 LAUNCHER(moe_place, MoeSortArguments)
-LAUNCHERS(moe_permute, MoePermuteArguments, moe_permute, moe_permute_1, moe_permute_amax) /* by form_of */
+LAUNCHERS(moe_permute, MoePermuteArguments, moe_permute, moe_permute_1, moe_permute_amax) /* indexed by form_of */
 LAUNCHERS(moe_combine, MoeCombineArguments, moe_combine, moe_combine_1)
 LAUNCHERS(moe_combine_grad, MoeCombineGradArguments, moe_combine_grad, moe_combine_grad_1, moe_combine_grad_amax)
 
@@ -329,7 +333,7 @@ GPU_OP(moe_sort, sort_workspace) {
     launch_moe_place(call->device, shape, &arguments);
 }
 
-/* A wavefront for each row. */
+/* Uses one wavefront per row. */
 static LaunchShape row_shape(const OpCall *call, int64_t rows) {
     return (LaunchShape){.x = divide_up(rows, THREADS / device_info(call->device)->wave), .threads = THREADS};
 }

@@ -1,17 +1,17 @@
-/* Moving rows to experts and back, on one rank and between ranks: builders, operands and attributes, for the rules and
- * the kernels of both back ends. */
+/* Moving rows to experts and back, on one rank and between ranks: builders, operands and
+ * attributes, for the rules and the kernels of both back ends. */
 #pragma once
 
 #include "graph/op.h"
 
 /* -- On one rank --------------------------------------------------------------------------------------------------- */
 
-/* Rows sorted by expert, in row order within an expert: slot INT32 [R, k] of each row and choice, -1 where the row
- * skipped its expert; offset INT32 [experts + 1], the first slot of each expert. Slots from offset[experts] on have
- * no row and are zero in every tensor of slots. */
+/* Rows sorted by expert, in row order within an expert: slot INT32 [R, k] of each row and choice,
+ * -1 if the row skipped its expert; offset INT32 [experts + 1], the first slot of each expert.
+ * Slots from offset[experts] on have no row and are zero in every tensor of slots. */
 typedef struct Dispatch {
     TensorId slot, offset;
-    int64_t rows; /* in slots when experts are balanced and no row skips them: what the experts' work is counted by */
+    int64_t rows; /* rows in slots if experts are balanced and no row skips them: the basis of the experts' costs */
 } Dispatch;
 Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts);
 /* x_slots[slot[r, j]] = x[r] */
@@ -33,7 +33,7 @@ typedef enum MoePermuteOperand {
     MOE_PERMUTE_SLOT,        /* INT32 [R, k] */
     MOE_PERMUTE_OFFSET,      /* INT32 [experts + 1] */
     MOE_PERMUTE_X_SLOTS = 0, /* COMPUTE [R * k, D] */
-    MOE_PERMUTE_AMAX,        /* WIDE [1], optional: the largest magnitude of x_slots (Op.amax), where D % 8 == 0 */
+    MOE_PERMUTE_AMAX,        /* WIDE [1], optional: the amax of x_slots (Op.amax), if D % 8 == 0 */
 } MoePermuteOperand;
 
 typedef enum MoeUnpermuteOperand {
@@ -59,28 +59,30 @@ typedef enum MoeCombineGradOperand {
     MOE_COMBINE_GRAD_OFFSET,        /* INT32 [experts + 1] */
     MOE_COMBINE_GRAD_D_Y_SLOTS = 0, /* like y_slots */
     MOE_COMBINE_GRAD_D_GATE,        /* like gate */
-    MOE_COMBINE_GRAD_AMAX,          /* as MOE_PERMUTE_AMAX, of d_y_slots */
+    MOE_COMBINE_GRAD_AMAX,          /* like MOE_PERMUTE_AMAX, for d_y_slots */
 } MoeCombineGradOperand;
 
-/* On a GPU: whether moe_combine absorbs the sort, the copy, the two layers and SwiGLU before it, of one row (OpKernel.absorbs),
- * and the launch of all of them (grouped_linear/experts_row_gpu.c). */
+/* Returns, on a GPU, whether moe_combine of one row absorbs the preceding sort, copy, two layers
+ * and SwiGLU (OpKernel.absorbs); and the launch of all of them
+ * (grouped_linear/experts_row_gpu.c). */
 int moe_absorbs_row(const Backend *backend, const Graph *graph, int index);
 void moe_launch_row(const OpCall *call);
 
 /* -- Between ranks ------------------------------------------------------------------------------------------------- */
 
-/* Of E experts each of the n ranks of AXES_EXPERTS holds E / n, in rank order. A rank sorts its rows by expert
- * (op_moe_sort), which sorts them by rank as well, and sends each rank the slots of its experts; what arrives, in the
- * order of the senders, is sorted by expert again. So an expert has its rows in the order of the ranks they come from,
- * and of the rows there. No row is dropped: all rows of all ranks may choose experts of one rank. */
+/* Each of the n ranks of AXES_EXPERTS holds E / n of the E experts, in rank order. A rank sorts its
+ * rows by expert (op_moe_sort), which sorts them by rank as well, and sends each rank the slots of
+ * its experts. Arriving rows, in sender order, are sorted by expert again. So an expert has its
+ * rows in the order of the ranks they come from, and in row order within a rank. No row is dropped:
+ * all rows of all ranks may choose experts of one rank. */
 typedef struct Exchange {
     TensorId offsets; /* HOST INT32 [n, E + 1]: `offset` of every rank; TENSOR_NONE: n is 1 */
-    Dispatch local;   /* of the rows that arrive, with k = 1; where n is 1 the one that was given */
+    Dispatch local;   /* of the arriving rows, with k = 1; if n is 1, the given dispatch */
 } Exchange;
-/* Tells all ranks of each other's offsets, once a layer: the backward pass reads them again. */
+/* Exchanges the offsets of all ranks, once per layer: the backward pass reads them again. */
 Exchange op_moe_exchange(Graph *graph, const Dispatch *dispatch);
-/* x_slots [R * k, D] of this rank's rows to those of the rows that arrive, sorted by expert; and back. Where n is 1
- * both give back what they are given. */
+/* Sends x_slots [R * k, D] of this rank's rows to the slots of the arriving rows, sorted by expert;
+ * and back. If n is 1, both return their input. */
 TensorId op_moe_dispatch(Graph *graph, TensorId x_slots, const Exchange *exchange);
 TensorId op_moe_return(Graph *graph, TensorId y_slots, const Exchange *exchange, const Dispatch *dispatch);
 
@@ -91,20 +93,20 @@ typedef enum MoeOffsetsOperand {
 
 typedef enum MoeArrivalsOperand {
     MOE_ARRIVALS_OFFSETS,  /* HOST INT32 [n, E + 1] */
-    MOE_ARRIVALS_SLOT = 0, /* INT32 [arrivals, 1]: by place among what arrives, -1 where nothing does */
+    MOE_ARRIVALS_SLOT = 0, /* INT32 [arrivals, 1]: by position among arriving rows, -1 for none */
     MOE_ARRIVALS_OFFSET,   /* INT32 [E / n + 1] */
 } MoeArrivalsOperand;
-typedef struct MoeArrivalsAttributes { int64_t first; } MoeArrivalsAttributes; /* expert of this rank */
+typedef struct MoeArrivalsAttributes { int64_t first; } MoeArrivalsAttributes; /* first expert of this rank */
 
-/* moe_send brings slots to the ranks of their experts, moe_send_back those that arrived to where they came from; each
- * is the other's gradient. What no row fills is zero. */
+/* moe_send sends slots to the ranks of their experts; moe_send_back returns arrived slots to their
+ * senders; each is the other's gradient. Slots without a row are zero. */
 typedef enum MoeSendOperand {
     MOE_SEND_X,       /* COMPUTE [slots, D]; back: [arrivals, D] */
     MOE_SEND_OFFSETS, /* HOST INT32 [n, E + 1] */
     MOE_SEND_Y = 0,   /* COMPUTE [arrivals, D]; back: [slots, D] */
 } MoeSendOperand;
 
-/* What the kernels of every back end do; elements of COMPUTE tensors take so many bytes. */
+/* The kernels of every back end; `compute` is the bytes of an element of COMPUTE tensors. */
 void moe_offsets_run(const OpCall *call);
 int64_t moe_offsets_workspace(const Graph *graph, const Node *node);
 void moe_send_run(const OpCall *call, bool back, size_t compute);

@@ -1,11 +1,12 @@
-/* Moving rows [R, D] to experts and back: moe_sort, a stable counting sort of the chosen experts, which gives each
- * row and choice (r, j) a slot; moe_permute,
+/* Moving rows [R, D] to experts and back: moe_sort, a stable counting sort of the chosen experts,
+ * which gives each row and choice (r, j) a slot; moe_permute,
  *     x_slots[slot[r, j]] = x[r],    d_x[r] = sum over j of d_x_slots[slot[r, j]];
  * and moe_combine,
  *     y[r] = sum over j of gate[r, j] y_slots[slot[r, j]],    d_y_slots[slot[r, j]] = gate[r, j] d_y[r],
  *     d_gate[r, j] = <d_y[r], y_slots[slot[r, j]]>.
- * All are bound by memory: every kernel reads and writes each row once. A sum runs over a row's k slots in order, so
- * its bits do not depend on how rows are shared out. Slots without a row, the last ones, are written as zeros. */
+ * All are bound by memory bandwidth: every kernel reads and writes each row once. A sum runs over a
+ * row's k slots in order, so its bits do not depend on how rows are divided. Slots without a row,
+ * the last ones, are written as zeros. */
 #include "ops/moe/moe.h"
 
 Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts) {
@@ -82,7 +83,7 @@ static void combine_gradient(Graph *graph, const Node *node, const TensorId *d_o
     d_in[MOE_COMBINE_GATE] = d_gate;
 }
 
-/* A multiply-add for every element of every slot; the gradient has one multiplication more. */
+/* Counts one multiply-add per element of every slot; the gradient has one more multiplication. */
 static double combine_flops(const Graph *graph, const Node *node) { return 2.0 * graph_elements(graph, node->in[MOE_COMBINE_Y_SLOTS]); }
 static double unpermute_flops(const Graph *graph, const Node *node) { return graph_elements(graph, node->in[MOE_UNPERMUTE_X_SLOTS]); }
 

@@ -1,13 +1,13 @@
-/* Adaptive LayerNorm on a CPU, one thread per row; backward, one per block of KERNEL_BLOCK rows of a sample, whose sums for
- * the gradients of the sample's vectors are added in order of blocks. Scratch: 1 + scale of each sample, those sums, and ds
- * where it is no output. */
+/* Adaptive LayerNorm on a CPU, one thread per row; in the backward pass one thread per block of
+ * KERNEL_BLOCK rows of a sample, whose sums for the gradients of the sample's vectors are added in
+ * block order. Scratch: 1 + scale of each sample, those sums, and ds if it is not an output. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows.h"
 #include "ops/norm/norm.h"
 
-enum { SUMS = 3 }; /* of gate, scale, shift */
+enum { SUMS = 3 }; /* for gate, scale, shift */
 
-/* gains[s, j] = 1 + scale[s, j], so that the rows are those of a norm with a gain. */
+/* gains[s, j] = 1 + scale[s, j], so that the rows are rows of a norm with a gain. */
 static void make_gains(W *gains, const W *scale, int64_t count) {
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < count; i++) gains[i] = 1 + scale[i];
@@ -46,7 +46,8 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
     return (vectors_kept + (norms ? 0 : rows)) * graph_columns(graph, vectors) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
-/* A row: ds WIDE [D], then what follows from it. `sums` [SUMS, D] are the block's. */
+/* Computes ds WIDE [D] of a row, then everything that depends on it. `sums` [SUMS, D] belongs to
+ * the block. */
 static void grad_row(const OpCall *call, int64_t at, int64_t row, const W *gain, const W *gate, W *restrict ds, W *sums, int64_t columns) {
     const W *d_merged = call->in[ADAPTIVE_NORM_GRAD_D_MERGED];
     const T *d_normed = call->in[ADAPTIVE_NORM_GRAD_D_NORMED], *block = call->in[ADAPTIVE_NORM_GRAD_BLOCK];
@@ -58,7 +59,7 @@ static void grad_row(const OpCall *call, int64_t at, int64_t row, const W *gain,
         norm_row_grad(NORM_LAYER, ds, sums + columns, sums + 2 * columns, d_normed + at, merged, gain, statistics, columns);
     }
     if (!block) return;
-    assert(gate); /* of the same merge */
+    assert(gate); /* part of the same residual add */
     T *d_block = (T *)call->out[ADAPTIVE_NORM_GRAD_D_BLOCK] + at;
     for (int64_t j = 0; j < columns; j++) {
         sums[j] += ds[j] * to_wide(block[at + j]);

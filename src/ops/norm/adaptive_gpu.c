@@ -1,16 +1,19 @@
-/* Adaptive LayerNorm on a GPU, with the teams and rows of gpu_rows.h: once per width, with and without a merge and a norm.
- * Backward, a block takes neighbouring rows of one sample and writes their column sums for gate, scale and shift to partials
- * [S, blocks of a sample, 3, D], which are then added in order. Scratch: these. Rows are shared out over about GRAD_BLOCKS
- * blocks: a block waits for memory at each of its rows, so every processor needs two or more at once, and as many as others. */
+/* Adaptive LayerNorm on a GPU, with the teams and rows of gpu_rows.h: once per width, with and
+ * without residual add and norm. In the backward pass a block takes adjacent rows of one sample and
+ * writes their column sums for gate, scale and shift to partials [S, blocks per sample, 3, D],
+ * which are then added in order. Scratch: these partials. Rows are divided among about GRAD_BLOCKS
+ * blocks: a block waits for memory at each of its rows, so every multiprocessor needs at least two
+ * blocks at once, and all need equally many. */
 #include "ops/norm/gpu_rows.h"
 
-/* Backward, as NORM_WIDTHS, and FLUX.1's own: a unit less leaves registers for a second block on an NVIDIA processor. */
+/* Widths of the backward pass: those of NORM_WIDTHS, and FLUX.1's own, for which one unit less
+ * leaves registers for a second block on an NVIDIA multiprocessor. */
 #define GRAD_WIDTHS(X) X(512, WAVE, 128 / WAVE) X(1024, 256, 1) X(2048, 256, 2) X(3072, 256, 3) X(4096, 256, 4) X(8192, 256, 8)
 
 enum { SUMS = 3, GRAD_BLOCKS = 512, GRAD_LEAST_ROWS = 4 };
 
 typedef struct AdaptiveArguments {
-    const bf16 GLOBAL *block;                          /* NULL: no merge */
+    const bf16 GLOBAL *block;                          /* NULL: no residual add */
     const float GLOBAL *gate, *stream, *shift, *scale; /* scale NULL: no norm */
     float GLOBAL *merged, *statistics;
     bf16 GLOBAL *normed;
@@ -22,11 +25,11 @@ typedef struct AdaptiveArguments {
 typedef struct AdaptiveGradArguments {
     const float GLOBAL *d_merged; /* NULL: zero */
     const bf16 GLOBAL *d_normed;  /* NULL: no norm */
-    const bf16 GLOBAL *block;     /* NULL: no merge */
+    const bf16 GLOBAL *block;     /* NULL: no residual add */
     const float GLOBAL *gate, *merged, *scale, *statistics;
     bf16 GLOBAL *d_block;
     float GLOBAL *d_stream, *partials; /* d_stream NULL: it is d_merged */
-    int64_t sample_rows, blocks;       /* of a sample */
+    int64_t sample_rows, blocks;       /* per sample */
     int64_t block_rows;
     int32_t columns;
 } AdaptiveGradArguments;
@@ -57,7 +60,8 @@ INLINE void adaptive_rows(const AdaptiveArguments *a, const int threads, const i
     }
 }
 
-/* What the gradient of a row reads. All of it is asked for before the first use: a row waits for memory once. */
+/* The inputs of a row's gradient. All loads start before the first use, so that a row waits for
+ * memory once. */
 typedef struct GradRow {
     Row ds, x;
     Bf16Row dy, block;
@@ -75,7 +79,7 @@ INLINE void load_grad_row(const AdaptiveGradArguments *a, Team t, int64_t row, G
     r->statistics = load_statistics(a->statistics, row, true);
 }
 
-/* ds of a row from that of its norm. */
+/* Adds the gradient of the row's norm to ds. */
 INLINE void adaptive_norm_row(const AdaptiveGradArguments *a, Team t, int64_t vector, GradRow *r, Row scales, Row shifts) {
     Statistics s = r->statistics;
     f32x4 sum = 0, dot = 0;
@@ -124,7 +128,7 @@ INLINE void adaptive_grad_rows(const AdaptiveGradArguments *a, const int threads
     KERNEL(adaptive_##width, AdaptiveArguments) { adaptive_rows(&a, threads, units); }
 NORM_WIDTHS(KERNELS)
 
-/* Two blocks share an NVIDIA processor where 128 registers suffice. */
+/* Two blocks share an NVIDIA multiprocessor if 128 registers suffice. */
 #define GRAD_KERNELS(width, threads, units)                                                                                                \
     KERNEL(adaptive_grad_##width, AdaptiveGradArguments) {                                                                                 \
         BLOCK_BOUNDS(NORM_THREADS, units > 3 ? 1 : 2);                                                                                     \
@@ -140,7 +144,7 @@ LAUNCHERS(adaptive, AdaptiveArguments, adaptive_512, adaptive_1024, adaptive_204
 LAUNCHERS(adaptive_grad, AdaptiveGradArguments, adaptive_grad_512, adaptive_grad_1024, adaptive_grad_2048, adaptive_grad_3072,
     adaptive_grad_4096, adaptive_grad_8192)
 
-/* Index of a kernel in GRAD_WIDTHS. */
+/* Returns the index of a kernel in GRAD_WIDTHS. */
 #define MOST_COLUMNS(width, threads, units) width,
 static int grad_width(int64_t columns) {
     static const int most[] = {GRAD_WIDTHS(MOST_COLUMNS)};
@@ -149,7 +153,7 @@ static int grad_width(int64_t columns) {
     return width;
 }
 
-/* Enough blocks to fill the device several times over. Sets arguments->teams. */
+/* Uses enough blocks to fill the device several times over. Sets arguments->teams. */
 static LaunchShape forward_shape(Device *device, int width, AdaptiveArguments *arguments) {
     NormArguments rows = {.rows = arguments->rows};
     LaunchShape shape = norm_shape(device, width, &rows);
@@ -179,7 +183,7 @@ GPU_OP(adaptive_norm) {
     launch_adaptive(call->device, width, launch, &arguments);
 }
 
-/* Rows of a block of the backward pass, and blocks of a sample. */
+/* The rows of a block in the backward pass, and the blocks per sample. */
 static int64_t block_rows(int64_t rows) { return int_max(divide_up(rows, GRAD_BLOCKS), GRAD_LEAST_ROWS); }
 static int64_t sample_blocks(int64_t rows, int64_t samples) { return divide_up(rows / samples, block_rows(rows)); }
 

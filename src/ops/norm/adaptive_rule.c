@@ -1,6 +1,6 @@
-/* Adaptive LayerNorm: shift, scale and gate come from the sample's conditions (time, text), in place of parameters. The
- * formulas stand in norm.h. Backward, with n = (merged - mean) * rstd, g = d_normed * (1 + scale) and sums over the rows of a
- * sample:
+/* Adaptive LayerNorm: shift, scale and gate come from the sample's conditions (time, text) instead
+ * of parameters. norm.h has the formulas. In the backward pass, with n = (merged - mean) * rstd, g
+ * = d_normed * (1 + scale) and sums over the rows of a sample:
  *     ds = d_merged + rstd * (g - mean(g) - n * mean(g * n)),   d_stream = ds,   d_block = ds * gate
  *     d_gate = sum(ds * block),   d_scale = sum(d_normed * n),   d_shift = sum(d_normed) */
 #include "ops/norm/norm.h"
@@ -35,7 +35,8 @@ ResidualNorm op_adaptive_norm(Graph *graph, TensorId block, TensorId gate, Tenso
     return (ResidualNorm){.stream = merges ? out[ADAPTIVE_NORM_MERGED] : stream, .normed = out[ADAPTIVE_NORM_NORMED]};
 }
 
-/* Of a gate, shift or scale, where what made it is trained. */
+/* Returns a tensor for the gradient of a gate, shift or scale if it depends on a trained
+ * parameter. */
 static TensorId vector_gradient(Graph *graph, TensorId vector, const char *name) {
     return graph_get(graph, vector)->trains ? graph_activation_like(graph, TYPE_WIDE, vector, name) : TENSOR_NONE;
 }
@@ -66,7 +67,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     if (merges || norms) graph_node(graph, OP_adaptive_norm_grad, in, out, node->attributes, 0);
 }
 
-/* Only the norm is computed again, from the merged stream that is kept. */
+/* Recomputes only the norm, from the stream, which is kept. */
 static TensorId recompute(Graph *graph, const Node *node, int index) {
     const NormAttributes *attributes = node->attributes;
     bool merges = node->in[ADAPTIVE_NORM_BLOCK] != TENSOR_NONE;
@@ -76,7 +77,8 @@ static TensorId recompute(Graph *graph, const Node *node, int index) {
     return op_adaptive_norm(graph, TENSOR_NONE, TENSOR_NONE, merged, modulation, attributes->epsilon).normed;
 }
 
-/* Of an element: the merge takes two flops, its gradient four; the norm one more than a LayerNorm with parameters. */
+/* Per element: the residual add takes two flops, its gradient four; the norm takes one more than a
+ * LayerNorm with parameters. */
 static double flops(const Graph *graph, const Node *node) {
     double norm = node->in[ADAPTIVE_NORM_SCALE] ? 1 + norm_flops(node->attributes) : 0, merge = node->in[ADAPTIVE_NORM_BLOCK] ? 2 : 0;
     return (norm + merge) * graph_elements(graph, node->in[ADAPTIVE_NORM_STREAM]);

@@ -1,5 +1,6 @@
-/* Norms of rows on a CPU, one thread per row; backward, one per KERNEL_BLOCK rows, whose sums of the gain's and bias's
- * gradients are added in order of blocks. Scratch: those sums. */
+/* Norms of rows on a CPU, one thread per row; in the backward pass one thread per KERNEL_BLOCK
+ * rows, whose sums for the gain's and bias's gradients are added in block order. Scratch: those
+ * sums. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows.h"
 #include "ops/norm/norm.h"

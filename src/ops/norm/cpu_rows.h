@@ -1,8 +1,10 @@
-/* One row of RMSNorm (arXiv 1910.07467) or LayerNorm (arXiv 1607.06450) on a CPU, shared by cpu.c, residual_cpu.c and
- * qk_cpu.c, so that a norm computed again from the stored stream has the bits of the fused one. With sums over rows,
- * rstd = 1 / sqrt(mean((x - mean)^2) + epsilon), n = (x - mean) * rstd and g = dy * gain:
+/* One row of RMSNorm (arXiv 1910.07467) or LayerNorm (arXiv 1607.06450) on a CPU, shared by cpu.c,
+ * residual_cpu.c and qk_cpu.c, so that a norm recomputed from the stored stream has the same bits
+ * as the fused one. With sums over rows, rstd = 1 / sqrt(mean((x - mean)^2) + epsilon), n = (x -
+ * mean) * rstd and g = dy * gain:
  *     y = n * gain + bias,   dx = rstd * (g - mean(g) - n * mean(g * n)),   dgain = sum of dy * n,   dbias = sum of dy;
- * RMSNorm has a mean of 0, and neither mean(g) nor a bias. Statistics of a row: rstd, then LayerNorm's mean. */
+ * RMSNorm has a mean of 0, and neither mean(g) nor a bias. Statistics of a row: rstd, then
+ * LayerNorm's mean. */
 #pragma once
 
 #include "backend/cpu/kernel.h"
@@ -74,7 +76,7 @@ static inline void layernorm_row_grad(W *restrict dx, W *restrict dgain, W *rest
     for (int64_t j = 0; dbias && j < columns; j++) dbias[j] += to_wide(dy[j]);
 }
 
-/* dx += the gradient of the row; adds to dgain and, where given, dbias. */
+/* dx += the gradient of the row; adds to dgain and, if not NULL, to dbias. */
 static inline void norm_row_grad(
     NormKind kind, W *dx, W *dgain, W *dbias, const T *dy, const W *x, const W *gain, const W *statistics, int64_t columns) {
     if (kind == NORM_RMS) rmsnorm_row_grad(dx, dgain, dy, x, gain, statistics[0], columns);

@@ -1,5 +1,5 @@
-/* Norms of rows without a merge on a GPU: the kernels of gpu_rows.h, once per width and kind. Scratch: the column sums
- * of each block of the backward pass. */
+/* Norms of rows without residual add on a GPU: the kernels of gpu_rows.h, once per width and kind.
+ * Scratch: the column sums of each block in the backward pass. */
 #include "ops/norm/gpu_rows.h"
 
 #ifdef GPU_DEVICE

@@ -1,12 +1,13 @@
-/* RMSNorm and LayerNorm of rows on a GPU, shared by gpu.c, residual_gpu.c and qk_gpu.c; formulas are in norm.h and,
- * for the backward pass, in cpu_rows.h. A team of threads, a wave or the whole block, holds a row in registers, so
- * memory is read once. Each of NORM_WIDTHS has its kernels; a row that is wider, or no multiple of 4 columns, goes
- * through the kernels for any width, which read it once for each sum over it.
+/* RMSNorm and LayerNorm of rows on a GPU, shared by gpu.c, residual_gpu.c and qk_gpu.c; formulas
+ * are in norm.h and, for the backward pass, in cpu_rows.h. A team of threads, a wave or the whole
+ * block, holds a row in registers, so memory is read once. Each of NORM_WIDTHS has its kernels.
+ * Rows that are wider, or not a multiple of 4 columns, use the kernels for any width, which read a
+ * row once per sum over it.
  *
- * A merge of two branches into the stream may precede the norm (residual_gpu.c). Forward, each team takes every
- * `teams`-th row. Backward, a block takes NORM_GRAD_ROWS rows and writes their column sums to partials [blocks,
- * sums, columns], in the order gain, bias (of LayerNorm), then the vectors of an affine merge in the order of
- * AffineVector. */
+ * A residual add of two branches may precede the norm (residual_gpu.c). In the forward pass each
+ * team takes every `teams`-th row. In the backward pass a block takes NORM_GRAD_ROWS rows and
+ * writes their column sums to partials [blocks, sums, columns], in the order gain, bias (of
+ * LayerNorm), then the vectors of an affine residual add in the order of AffineVector. */
 #pragma once
 
 #include "backend/gpu/fp8_codes.h"
@@ -14,17 +15,17 @@
 #include "ops/norm/merge.h"
 
 enum { NORM_THREADS = 256, NORM_UNITS = 8, NORM_WAVE_COLUMNS = 512 };
-/* Rows of a block of the backward pass, by the lanes of a wave. */
+/* Rows of a block in the backward pass, by the lanes of a wave. */
 #define NORM_GRAD_ROWS(wave) ((wave) == 64 ? 9 : 32)
 
-/* X(most columns, threads of a team, units: groups of 4 columns of a thread) */
+/* X(most columns, threads of a team, units: groups of 4 columns per thread) */
 #define NORM_WIDTHS(X) X(512, WAVE, 128 / WAVE) X(1024, 256, 1) X(2048, 256, 2) X(4096, 256, 4) X(8192, 256, 8)
 
 typedef enum Merge { MERGE_NONE, MERGE_SUM, MERGE_AFFINE } Merge;
 
 typedef struct NormArguments {
     const bf16 GLOBAL *block;
-    const float GLOBAL *stream; /* without a merge: what is normalised */
+    const float GLOBAL *stream; /* without a residual add: the input of the norm */
     const float GLOBAL *affine[AFFINE_VECTORS];
     const float GLOBAL *gain, *bias;
     float GLOBAL *merged, *statistics;
@@ -32,22 +33,22 @@ typedef struct NormArguments {
     int64_t rows, teams;
     int32_t columns, layer, merge; /* layer, merge: for the kernel for any width */
     float epsilon;
-    Fp8Codes to; /* of normed, which is NULL where it is not read as bf16 */
+    Fp8Codes to; /* for normed, which is NULL if it is not read as bf16 */
 } NormArguments;
 
 typedef struct NormGradArguments {
     const float GLOBAL *d_merged; /* NULL: zero */
     const bf16 GLOBAL *d_normed;  /* NULL: zero */
-    const bf16 GLOBAL *block;     /* block and stream: only of an affine merge */
+    const bf16 GLOBAL *block;     /* block and stream: only for an affine residual add */
     const float GLOBAL *stream;
-    const float GLOBAL *merged; /* what was normalised */
+    const float GLOBAL *merged; /* the input of the norm */
     const float GLOBAL *statistics, *gain;
     const float GLOBAL *affine[AFFINE_VECTORS];
     bf16 GLOBAL *d_block;
     float GLOBAL *d_stream, *partials;
     int64_t rows;
     int32_t columns, layer, merge; /* layer, merge: for the kernels for any width */
-    Fp8Codes to;                   /* of d_block, which is NULL where it is not read as bf16 */
+    Fp8Codes to;                   /* for d_block, which is NULL if it is not read as bf16 */
 } NormGradArguments;
 
 #ifdef GPU_DEVICE
@@ -60,15 +61,16 @@ typedef struct Team {
     float share; /* 1 / columns */
 } Team;
 typedef f32x4 Row[NORM_UNITS];
-typedef u32x2 Bf16Row[NORM_UNITS]; /* cast to float where it is used: half the registers */
+typedef u32x2 Bf16Row[NORM_UNITS]; /* cast to float at its use: half the registers */
 
-/* First column of the thread's unit i, even past the end of the row. */
+/* Returns the first column of the thread's unit i, even after the end of the row. */
 INLINE int unit_begin(Team t, int i) { return (i * t.threads + t.lane) * 4; }
 INLINE bool inside(Team t, int i) { return unit_begin(t, i) < t.columns; }
 
-/* The thread's units. Where a row is narrower than its team, the last units are outside of it. NVIDIA skips these by
- * predicates. On AMD that would be branches, and loads in a branch wait for each other: there such a unit loads the
- * last columns, counts as zero in sums over the row, and is not stored. */
+/* The thread's units. If a row is narrower than its team, the last units are outside it. NVIDIA
+ * skips them with predicates. AMD would need branches, and loads in a branch wait for each other.
+ * So on AMD such a unit loads the last columns, counts as zero in sums over the row, and is not
+ * stored. */
 #ifdef __NVPTX__
 #define FOR_UNITS(team)                                                                                                                    \
     UNROLL for (int i = 0; i < (team).units; i++)                                                                                          \
@@ -83,7 +85,7 @@ INLINE Team make_team(int threads, int units, int columns) {
     return (Team){.threads = threads, .units = units, .lane = thread_id() % threads, .columns = columns, .share = 1.0f / (float)columns};
 }
 
-/* Index of this thread's team in the grid. */
+/* Returns the index of this thread's team in the grid. */
 INLINE int64_t team_index(Team t) { return (int64_t)block_x() * (NORM_THREADS / t.threads) + thread_id() / t.threads; }
 
 INLINE float team_sum(Team t, float x) {
@@ -93,7 +95,7 @@ INLINE float team_sum(Team t, float x) {
     return x;
 }
 
-/* Two sums over the team by one exchange, each by the tree of team_sum. */
+/* Returns two sums over the team with one exchange, each in the tree order of team_sum. */
 INLINE f32x2 team_sums(Team t, f32x2 x) {
     static SHARED f32x2 scratch[NORM_THREADS / WAVE];
     UNROLL for (int mask = (t.threads > WAVE ? WAVE : t.threads) / 2; mask > 0; mask /= 2) x +=
@@ -119,11 +121,11 @@ INLINE void store_wide_unit(Team t, int i, float GLOBAL *to, f32x4 x) {
 INLINE void store_bf16_unit(Team t, int i, bf16 GLOBAL *to, f32x4 x) {
     if (inside(t, i)) store4_bf16(to + column_of(t, i), x, 4);
 }
-/* Of the row that begins at element `at`. */
+/* Stores unit i of the row that begins at element `at`. */
 INLINE void store_made_unit(Team t, int i, Maker *maker, bf16 GLOBAL *made, int64_t at, f32x4 x, const bool e5m2) {
     if (inside(t, i)) store4_made(maker, made, at + column_of(t, i), x, 4, e5m2);
 }
-/* x, or zero outside of the row: for sums. */
+/* Returns x, or zero outside the row: for sums. */
 INLINE f32x4 counted(Team t, int i, f32x4 x) { return inside(t, i) ? x : (f32x4)0; }
 
 /* to[j] = sum over the block's teams of their row[j]. All threads of the block call it. */
@@ -172,8 +174,8 @@ INLINE Statistics load_statistics(const float GLOBAL *statistics, int64_t row, b
 
 INLINE f32x4 normalise(f32x4 x, Statistics s, f32x4 gain, f32x4 bias) { return (x - s.mean) * s.rstd * gain + bias; }
 
-/* The two means over a row in its gradient, with n = (x - mean) * rstd: shift = mean(g), pull = mean(g * n) * rstd, of
- * g = dy * gain. */
+/* The two means over a row in its gradient, with n = (x - mean) * rstd: shift = mean(g), pull =
+ * mean(g * n) * rstd, where g = dy * gain. */
 typedef struct Means { float shift, pull; } Means;
 
 INLINE Means row_means(Team t, float sum, float dot, Statistics s, bool layer) {
@@ -192,7 +194,7 @@ INLINE f32x4 merge_branches(Merge merge, f32x4 block, f32x4 stream, const f32x4 
 
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
-/* `to` is &a->to or AS_BF16, as in all that follows (backend/gpu/fp8_codes.h). */
+/* `to` is &a->to or AS_BF16, here and below (backend/gpu/fp8_codes.h). */
 INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threads, int units, const Fp8Codes *to) {
     Team t = make_team(threads, units, a->columns);
     Row gain, bias, affine[AFFINE_VECTORS], x;
@@ -224,10 +226,10 @@ INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threa
     end_making(&maker);
 }
 
-/* Element j of a vector; 0 for NULL. */
+/* Returns element j of a vector; 0 for NULL. */
 INLINE f32x4 load_parameter(const float GLOBAL *from, int64_t j) { return from ? load4_wide(from + j, 1) : (f32x4)0; }
 
-/* Column j of the merged row that begins at element `at`. */
+/* Returns column j of the residual add's row that begins at element `at`. */
 INLINE f32x4 merge_column(const NormArguments *a, int64_t at, int64_t j) {
     f32x4 stream = load4_wide(a->stream + at + j, 1), affine[AFFINE_VECTORS];
     if (a->merge == MERGE_NONE) return stream;
@@ -235,7 +237,7 @@ INLINE f32x4 merge_column(const NormArguments *a, int64_t at, int64_t j) {
     return merge_branches(a->merge, load4_bf16(a->block + at + j, 1), stream, affine);
 }
 
-/* Rows of any width, one by each block. */
+/* Processes rows of any width, one per block. */
 INLINE void norm_rows_any(const NormArguments *a, const Fp8Codes *to) {
     Team t = make_team(NORM_THREADS, 1, a->columns);
     Maker maker = make_maker(to);
@@ -264,14 +266,15 @@ INLINE void norm_rows_any(const NormArguments *a, const Fp8Codes *to) {
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */
 
-/* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds; and the maker of its d_block. */
+/* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds; and the state for writing its
+ * d_block. */
 typedef struct Sums {
     Row gain, bias, block, stream, merged;
     Maker maker;
 } Sums;
 
-/* Gain and affine vectors: held in registers where these leave room for two blocks on a multiprocessor (AMD has twice
- * as many), else loaded where they are used, from the nearest cache. */
+/* Gain and affine vectors: held in registers if this leaves room for two blocks on a multiprocessor
+ * (AMD has twice as many registers); otherwise loaded at each use, from the L1 cache. */
 typedef struct Parameters {
     bool held;
     Row gain, affine[AFFINE_VECTORS];
@@ -290,7 +293,8 @@ INLINE f32x4 affine_at(const NormGradArguments *a, Team t, const Parameters *hel
     return held->held ? held->affine[which][i] : load4_wide(a->affine[which] + column_of(t, i), 4);
 }
 
-/* From ds, the gradient of the merged row, to the gradients of both branches and the column sums. */
+/* Computes the gradients of both branches and the column sums from ds, the gradient of the residual
+ * add's result. */
 INLINE void split_branches(const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, const Row ds,
     const Bf16Row block, const Row stream, Sums *sums) {
     FOR_UNITS(t) {
@@ -307,7 +311,7 @@ INLINE void split_branches(const NormGradArguments *a, Merge merge, Team t, cons
     }
 }
 
-/* An affine merge is computed again, with the same bits, since both branches are read anyway. */
+/* Recomputes an affine residual add, with the same bits, because both branches are read anyway. */
 INLINE void load_merged(
     const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, Row merged, Bf16Row block, Row stream) {
     if (merge != MERGE_AFFINE) {
@@ -349,7 +353,8 @@ INLINE void norm_grad_row(
     split_branches(a, merge, t, parameters, at, ds, block, stream, sums);
 }
 
-/* Gradients of one branch's scale and bias, from `weighted` = sum of ds * branch and `sum` = sum of ds over rows. */
+/* Stores gradients of one branch's scale and bias, from `weighted` = sum of ds * branch and `sum` =
+ * sum of ds over rows. */
 INLINE void store_affine_sums(const NormGradArguments *a, Team t, float GLOBAL *to, const Row weighted, const Row sum,
     const float GLOBAL *scale, const float GLOBAL *bias) {
     Row d_scale, d_bias;
@@ -387,7 +392,7 @@ INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, 
         a, t, to + (1 + layer + STREAM_SCALE) * a->columns, sums.stream, sums.merged, a->affine[STREAM_SCALE], a->affine[STREAM_BIAS]);
 }
 
-/* Rows of any width, first half: ds to d_stream; a block per row. */
+/* First half for rows of any width: writes ds to d_stream; one block per row. */
 INLINE void norm_grad_rows_any(const NormGradArguments *a) {
     Team t = make_team(NORM_THREADS, 1, a->columns);
     int64_t row = block_x(), at = row * t.columns;
@@ -406,8 +411,8 @@ INLINE void norm_grad_rows_any(const NormGradArguments *a) {
     }
 }
 
-/* Rows of any width, second half: from ds in d_stream to the gradients of both branches, and the column sums; a thread
- * per column of NORM_GRAD_ROWS rows. */
+/* Second half for rows of any width: computes the gradients of both branches from ds in d_stream,
+ * and the column sums; one thread per column of NORM_GRAD_ROWS rows. */
 INLINE void norm_grad_column_any(const NormGradArguments *a, int64_t block, int64_t j, Maker *maker) {
     int64_t columns = a->columns;
     bool affine = a->merge == MERGE_AFFINE;
@@ -449,7 +454,7 @@ INLINE void norm_grad_columns_any(const NormGradArguments *a, const Fp8Codes *to
 
 #include "backend/gpu/kernel_launch.h"
 
-/* Index of a kernel: as NORM_WIDTHS, then any width. */
+/* Index of a kernel: as in NORM_WIDTHS, then any width. */
 #define NORM_COUNT_WIDTH(width, threads, units) +1
 enum { NORM_ANY = NORM_WIDTHS(NORM_COUNT_WIDTH) };
 
@@ -459,7 +464,8 @@ static inline int norm_width(int64_t columns) {
     return columns % 4 ? NORM_ANY : width;
 }
 
-/* Grid of the forward pass: enough blocks to fill the device several times over. Sets arguments->teams. */
+/* Returns the grid of the forward pass: enough blocks to fill the device several times over. Sets
+ * arguments->teams. */
 static inline LaunchShape norm_shape(Device *device, int width, NormArguments *arguments) {
     int64_t teams_of_block = width == 0 ? NORM_THREADS / device_info(device)->wave : 1, most = 8 * device_info(device)->processors;
     int64_t blocks = divide_up(arguments->rows, teams_of_block);
@@ -468,12 +474,12 @@ static inline LaunchShape norm_shape(Device *device, int width, NormArguments *a
     return (LaunchShape){.x = blocks, .threads = NORM_THREADS};
 }
 
-/* Whether residual_norm absorbs the sum over ranks that comes before it (OpKernel.absorbs), and the launch of both; norm->block
- * is not read (sum_gpu.c). */
+/* Returns whether residual_norm absorbs the preceding sum over ranks (OpKernel.absorbs); and the
+ * launch of both, which does not read norm->block (sum_gpu.c). */
 int norm_absorbs_sum(const Backend *backend, const Graph *graph, int index);
 void norm_launch_sum(const OpCall *call, int width, const NormArguments *norm);
 
-/* Grid of the backward pass, and of the second half for any width. */
+/* The grid of the backward pass, and of the second half for any width. */
 static inline LaunchShape norm_grad_shape(Device *device, const NormGradArguments *arguments) {
     return (LaunchShape){.x = divide_up(arguments->rows, NORM_GRAD_ROWS(device_info(device)->wave)), .threads = NORM_THREADS};
 }
@@ -483,7 +489,8 @@ static inline LaunchShape norm_grad_columns_shape(Device *device, const NormGrad
     return (LaunchShape){.x = blocks * tiles, .threads = NORM_THREADS};
 }
 
-/* Scratch for `sums` column sums of every block: of AMD's, which have fewer rows. */
+/* Returns the scratch for `sums` column sums of every block. It suffices for AMD, whose blocks have
+ * fewer rows. */
 static inline int64_t norm_grad_scratch(int64_t rows, int64_t columns, int sums) {
     return divide_up(rows, NORM_GRAD_ROWS(64)) * sums * columns * (int64_t)sizeof(float);
 }

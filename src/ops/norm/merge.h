@@ -1,4 +1,4 @@
-/* The vectors of an affine merge into the residual stream, in the order of operands and arguments of kernels, on hosts
+/* The vectors of an affine residual add, in the order of operands and kernel arguments, on hosts
  * and GPUs. Owns no memory. */
 #pragma once
 

@@ -1,4 +1,4 @@
-/* Norms of rows: builders, attributes and operands of ops norm, residual_norm (merge into the residual stream, then
+/* Norms of rows: builders, attributes and operands of ops norm, residual_norm (residual add, then
  * norm) and qk_norm. */
 #pragma once
 
@@ -17,27 +17,29 @@ typedef struct Norm {
 /* x is WIDE [R, D]; the result COMPUTE [R, D]. */
 TensorId op_norm(Graph *graph, TensorId x, const Norm *norm);
 
-/* Vectors [D] of ZAYA1's learned merge of a block's output into the residual stream. */
+/* Vectors [D] of ZAYA1's learned affine residual add. */
 typedef struct AffineMerge { TensorId vectors[AFFINE_VECTORS]; } AffineMerge;
 
-/* In one pass, for block COMPUTE [R, D] and stream WIDE [R, D]:
+/* Appends residual add and norm in one pass, for block COMPUTE [R, D] and stream WIDE [R, D]:
  *     merged = (block + block bias) * block scale + (stream + stream bias) * stream scale
- *              or block + stream where affine is NULL
+ *              or block + stream if affine is NULL
  *     normed = norm(merged)
- * merged is WIDE and the stream that follows; normed is COMPUTE. */
+ * merged is WIDE and becomes the stream; normed is COMPUTE. */
 typedef struct ResidualNorm { TensorId stream, normed; } ResidualNorm;
 ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const AffineMerge *affine, const Norm *norm);
 
-/* Norms of queries and keys in packed qkv; values are copied. A gain's length is the number of columns of one norm:
- * head_dim for a norm per head (Qwen3), all columns of the heads for one norm over them together (MPT), or any divisor
- * of these. */
+/* Normalizes queries and keys in packed qkv; values are copied. A gain's length is the number of
+ * columns of one norm: head_dim for a norm per head (Qwen3), all columns of the heads for one norm
+ * over all of them (MPT), or any divisor of these. */
 TensorId op_qk_norm(Graph *graph, TensorId qkv, const Norm *query, const Norm *key, const Heads *heads);
 
-/* Adaptive LayerNorm with gates (AdaLN-Zero, arXiv 2212.09748) of samples of R / S rows each, in one pass:
- *     merged = stream + gate * block                  the stream itself where there is no block
- *     normed = layernorm(merged) * (1 + scale) + shift     TENSOR_NONE where `shift` and `scale` are: a gated residual
- * block COMPUTE [R, D], stream WIDE [R, D]; gate, shift and scale are vectors of each sample, WIDE [S, D]; the LayerNorm has
- * neither gain nor bias. D is a multiple of 4 and at most ADAPTIVE_MOST_COLUMNS. */
+/* Adaptive LayerNorm with gates (AdaLN-Zero, arXiv 2212.09748) of samples of R / S rows each, in
+ * one pass:
+ *     merged = stream + gate * block                  the stream itself without a block
+ *     normed = layernorm(merged) * (1 + scale) + shift     TENSOR_NONE if `shift` and `scale` are: a gated residual add
+ * block COMPUTE [R, D], stream WIDE [R, D]; gate, shift and scale are vectors of each sample, WIDE
+ * [S, D]; the LayerNorm has neither gain nor bias. D is a multiple of 4 and at most
+ * ADAPTIVE_MOST_COLUMNS. */
 enum { ADAPTIVE_MOST_COLUMNS = 8192 };
 typedef struct Modulation { TensorId shift, scale; } Modulation;
 ResidualNorm op_adaptive_norm(Graph *graph, TensorId block, TensorId gate, TensorId stream, Modulation modulation, double epsilon);
@@ -49,21 +51,22 @@ typedef struct NormAttributes {
     double epsilon;
 } NormAttributes;
 
-/* Statistics kept of each norm for the backward pass: rstd, and LayerNorm's mean. */
+/* Returns the number of statistics that a norm keeps for the backward pass: rstd, and LayerNorm's
+ * mean. */
 static inline int64_t norm_statistics(NormKind kind) { return kind == NORM_LAYER ? 2 : 1; }
 
-/* Flops of one element in the forward pass: square, sum, scale, gain; LayerNorm subtracts a mean and adds a bias. The
- * backward pass has twice as many. */
+/* Returns the flops per element in the forward pass: square, sum, scale, gain; LayerNorm subtracts
+ * a mean and adds a bias. The backward pass has twice as many. */
 static inline double norm_flops(const NormAttributes *attributes) { return attributes->kind == NORM_LAYER ? 6 : 4; }
 
-/* The two parts of a qkv row that qk_norm normalises. */
+/* The two parts of a qkv row that qk_norm normalizes. */
 typedef enum QkPart { QK_QUERIES, QK_KEYS, QK_PARTS } QkPart;
 typedef struct QkNormAttributes {
     NormAttributes norm[QK_PARTS];
     Heads heads;
 } QkNormAttributes;
 
-/* Columns of a part, and its first column; QK_PARTS: that of the values. */
+/* The columns of a part, and its first column; QK_PARTS: the first column of the values. */
 static inline int64_t qk_columns(const Heads *h, int part) { return (part == QK_QUERIES ? h->heads : h->kv_heads) * h->head_dim; }
 static inline int64_t qk_begin(const Heads *h, int part) {
     return part == QK_QUERIES ? 0 : (h->heads + (part - 1) * h->kv_heads) * h->head_dim;
@@ -77,8 +80,8 @@ static inline void norm_assert_vectors(const Graph *graph, const Norm *norm, int
 
 /* -- Operands ------------------------------------------------------------------------------------------------------ */
 
-/* x WIDE [R, D], gain WIDE [D], bias WIDE [D] or none -> y COMPUTE [R, D], statistics WIDE [R, norm_statistics]; optional,
- * WIDE [1], the largest magnitude of y (Op.amax) */
+/* x WIDE [R, D], gain WIDE [D], bias WIDE [D] or none -> y COMPUTE [R, D], statistics WIDE
+ * [R, norm_statistics]; optional, WIDE [1], the amax of y (Op.amax) */
 enum { NORM_X, NORM_GAIN, NORM_BIAS };
 enum { NORM_Y, NORM_STATISTICS, NORM_AMAX };
 
@@ -86,14 +89,15 @@ enum { NORM_Y, NORM_STATISTICS, NORM_AMAX };
 enum { NORM_GRAD_D_Y, NORM_GRAD_X, NORM_GRAD_GAIN, NORM_GRAD_STATISTICS };
 enum { NORM_GRAD_D_X, NORM_GRAD_D_GAIN, NORM_GRAD_D_BIAS };
 
-/* block COMPUTE [R, D], stream WIDE [R, D], gain and bias as above, the vectors of an affine merge WIDE [D] or none, by
- * AffineVector -> merged WIDE [R, D], normed COMPUTE [R, D], statistics as above, and optional that of normed */
+/* block COMPUTE [R, D], stream WIDE [R, D], gain and bias as above, the vectors of an affine
+ * residual add WIDE [D] or none, by AffineVector -> merged WIDE [R, D], normed COMPUTE [R, D],
+ * statistics as above, and optional amax of normed */
 enum { RESIDUAL_NORM_BLOCK, RESIDUAL_NORM_STREAM, RESIDUAL_NORM_GAIN, RESIDUAL_NORM_BIAS, RESIDUAL_NORM_AFFINE };
 enum { RESIDUAL_NORM_MERGED, RESIDUAL_NORM_NORMED, RESIDUAL_NORM_STATISTICS, RESIDUAL_NORM_AMAX };
 
-/* d_merged like merged and d_normed like normed, or none: zero; the forward operands, block and stream only of an affine
- * merge -> d_block like block, d_stream like stream; the gradients of the parameters, which are added to; optional the largest
- * magnitude of d_block */
+/* d_merged like merged and d_normed like normed, or none: zero; the forward operands, block and
+ * stream only for an affine residual add -> d_block like block, d_stream like stream; the gradients
+ * of the parameters, which are added to; optional amax of d_block */
 enum {
     RESIDUAL_NORM_GRAD_D_MERGED,
     RESIDUAL_NORM_GRAD_D_NORMED,
@@ -113,13 +117,14 @@ enum {
     RESIDUAL_NORM_GRAD_AMAX = RESIDUAL_NORM_GRAD_D_AFFINE + AFFINE_VECTORS
 };
 
-/* as of op_adaptive_norm -> merged WIDE [R, D] and normed COMPUTE [R, D], or none, statistics WIDE [R, 2] with normed. The
- * attributes are NormAttributes. */
+/* as in op_adaptive_norm -> merged WIDE [R, D] and normed COMPUTE [R, D], or none; statistics WIDE
+ * [R, 2] with normed. The attributes are NormAttributes. */
 enum { ADAPTIVE_NORM_BLOCK, ADAPTIVE_NORM_GATE, ADAPTIVE_NORM_STREAM, ADAPTIVE_NORM_SHIFT, ADAPTIVE_NORM_SCALE };
 enum { ADAPTIVE_NORM_MERGED, ADAPTIVE_NORM_NORMED, ADAPTIVE_NORM_STATISTICS };
 
-/* d_merged and d_normed, or none: zero; the forward operands, `merged` being the stream where there was no block -> d_block
- * and d_gate where there was one; d_stream, d_shift and d_scale where there was a norm. Without one d_stream is d_merged. */
+/* d_merged and d_normed, or none: zero; the forward operands, with the stream as `merged` if there
+ * was no block -> d_block and d_gate if there was a block; d_stream, d_shift and d_scale if there
+ * was a norm. Without a norm d_stream is d_merged. */
 enum {
     ADAPTIVE_NORM_GRAD_D_MERGED,
     ADAPTIVE_NORM_GRAD_D_NORMED,
@@ -137,13 +142,14 @@ enum {
     ADAPTIVE_NORM_GRAD_D_SCALE
 };
 
-/* qkv COMPUTE [R, heads_columns], gain and bias (or none) WIDE [columns of a norm] -> out like qkv, statistics WIDE [R,
- * norms of a row, norm_statistics]. Operands of keys follow those of queries: NAME + part. */
+/* qkv COMPUTE [R, heads_columns], gain and bias (or none) WIDE [columns of a norm] -> out like qkv,
+ * statistics WIDE [R, norms per row, norm_statistics]. Operands of keys follow those of queries:
+ * NAME + part. */
 enum { QK_NORM_QKV, QK_NORM_GAIN, QK_NORM_KEY_GAIN, QK_NORM_BIAS, QK_NORM_KEY_BIAS };
 enum { QK_NORM_OUT, QK_NORM_STATISTICS, QK_NORM_KEY_STATISTICS };
 
-/* d_out like out, the forward operands -> d_qkv like qkv; the gradients of the parameters, which are added to; optional the largest
- * magnitude of d_qkv */
+/* d_out like out, the forward operands -> d_qkv like qkv; the gradients of the parameters, which
+ * are added to; optional amax of d_qkv */
 enum {
     QK_NORM_GRAD_D_OUT,
     QK_NORM_GRAD_QKV,

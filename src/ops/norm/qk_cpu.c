@@ -1,6 +1,7 @@
-/* Norms of queries and keys on a CPU, one thread per KERNEL_BLOCK rows. A group of columns is cast to WIDE in scratch
- * and goes through the row functions of every other norm. Scratch: one such group per block; backward, two, and the
- * sums of the gains' and biases' gradients per block. */
+/* Norms of queries and keys on a CPU, one thread per KERNEL_BLOCK rows. A group of columns is
+ * cast to WIDE in scratch and goes through the row functions of all other norms. Scratch: one
+ * such group per block; in the backward pass two, and per block the sums of the gains' and
+ * biases' gradients. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows.h"
 #include "ops/norm/norm.h"
@@ -15,7 +16,7 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
     return kernel_partials_bytes(graph, graph_rows(graph, node->in[QK_NORM_GRAD_QKV]), 2 * (query + key + int_max(query, key)));
 }
 
-/* One part of one row; `buffer` holds a group. */
+/* Processes one part of one row; `buffer` holds a group. */
 static void part_row(const OpCall *call, int part, int64_t row, W *restrict buffer) {
     const QkNormAttributes *attributes = call->attributes;
     int64_t columns = call->in_shape[QK_NORM_QKV][1], group = call->in_shape[QK_NORM_GAIN + part][0];
@@ -68,7 +69,7 @@ static void part_row_grad(const OpCall *call, int part, int64_t row, W *restrict
     }
 }
 
-/* Scratch: of each part the sums of all blocks, gain then bias; then two groups for each block. */
+/* Scratch: for each part the sums of all blocks, gain then bias; then two groups per block. */
 CPU_OP(qk_norm_grad, grad_workspace) {
     const QkNormAttributes *attributes = call->attributes;
     int64_t rows = call->in_shape[QK_NORM_GRAD_QKV][0], columns = call->in_shape[QK_NORM_GRAD_QKV][1], blocks = kernel_blocks(rows);

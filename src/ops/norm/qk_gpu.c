@@ -1,30 +1,31 @@
-/* Norms of queries and keys inside packed qkv rows on a GPU, with the teams and formulas of gpu_rows.h. Queries and
- * keys are a launch each, since groups, gains and kinds may differ. A team takes one group of columns of one row at a
- * time; backward, a block takes a few neighbouring rows, so that there are about GRAD_BLOCKS blocks, and a team asks for
- * its next group before it works on the last. Values are copied. Scratch: the sums of each block for the gradients of
- * gain and bias, used for queries, then for keys. */
+/* Norms of queries and keys inside packed qkv rows on a GPU, with the teams and formulas of
+ * gpu_rows.h. Queries and keys have one launch each, because groups, gains and kinds may differ. A
+ * team takes one group of columns of one row at a time. In the backward pass a block takes a few
+ * adjacent rows, so that there are about GRAD_BLOCKS blocks, and a team loads its next group before
+ * it processes the current one. Values are copied. Scratch: the sums of each block for the
+ * gradients of gain and bias, used for queries, then for keys. */
 #include "ops/norm/gpu_rows.h"
 
 enum { HEAD_THREADS = 16, GRAD_BLOCKS = 512, GRAD_LEAST_ROWS = 2 };
 
-/* Groups of up to 128 columns, usually a head, have teams of 16 threads with 8 columns each: in larger ones more
- * instructions go to exchanges and addresses than to columns. */
+/* Groups of up to 128 columns, usually a head, have teams of 16 threads with 8 columns each: larger
+ * teams spend more instructions on exchanges and addresses than on columns. */
 #define QK_WIDTHS(X) X(128, HEAD_THREADS, 2) NORM_WIDTHS(X)
 
-/* Queries or keys of all rows. Pair p is group p % groups of row p / groups. */
+/* Arguments for the queries or keys of all rows. Pair p is group p % groups of row p / groups. */
 typedef struct QkArguments {
-    const bf16 GLOBAL *d_y, *x; /* of the part's first column */
+    const bf16 GLOBAL *d_y, *x; /* at the part's first column */
     const float GLOBAL *gain, *bias;
     bf16 GLOBAL *y; /* backward: d_x */
     float GLOBAL *statistics, *partials;
     int32_t pairs, teams, block_pairs; /* block_pairs: backward */
-    int32_t stride, groups, group;     /* columns of a row, groups of a row, columns of a group */
+    int32_t stride, groups, group;     /* columns per row, groups per row, columns per group */
     int32_t layer;                     /* for the kernels for any width */
     float epsilon;
-    uint32_t GLOBAL *amax; /* backward: takes the largest of y too, where it is wanted; so in CopyArguments */
+    uint32_t GLOBAL *amax; /* backward: receives the amax of y too, if wanted; so in CopyArguments */
 } QkArguments;
 
-/* Of columns that stay as they are. */
+/* Arguments for columns that are only copied. */
 typedef struct CopyArguments {
     bf16 GLOBAL *to;
     const bf16 GLOBAL *from;
@@ -42,7 +43,8 @@ INLINE int64_t pair_begin(const QkArguments *a, int pair) {
 
 INLINE void load_row_as_float(Team t, Row row, const bf16 GLOBAL *from) { FOR_UNITS(t) row[i] = load4_bf16(from + column_of(t, i), 4); }
 
-/* Teams of a wave go on together, since all its lanes take part in sums. One that is past the last pair takes that again. */
+/* Teams of a wave continue together, because all lanes take part in sums. A team after the last
+ * pair repeats it. */
 INLINE bool wave_goes_on(Team t, int pair, int end) { return pair - (t.threads < WAVE ? lane_id() / t.threads : 0) < end; }
 INLINE int pair_or_last(int pair, int end) { return pair < end ? pair : end - 1; }
 
@@ -62,14 +64,14 @@ INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int uni
     }
 }
 
-/* The pairs of a block in the backward pass. */
+/* Returns the pairs of a block in the backward pass. */
 typedef struct Span { int begin, end; } Span;
 INLINE Span block_pairs(const QkArguments *a, int block) {
     int begin = block * a->block_pairs;
     return (Span){begin, begin + a->block_pairs < a->pairs ? begin + a->block_pairs : a->pairs};
 }
 
-/* What the gradient of a pair reads. */
+/* The inputs of the gradient of a pair. */
 typedef struct GradPair {
     int64_t at;
     Statistics statistics;
@@ -99,7 +101,7 @@ INLINE void grad_pair(
         f32x4 dx = normalise_grad(dy, x, gain[i], s, m);
         u32x2 pairs = {to_bf16_pair(dx.x, dx.y), to_bf16_pair(dx.z, dx.w)};
         if (inside(t, i)) *(u32x2 GLOBAL *)(a->y + p->at + column_of(t, i)) = pairs;
-        *most = larger_of_pair(larger_of_pair(*most, pairs.x), pairs.y); /* units outside of the row are some inside */
+        *most = larger_of_pair(larger_of_pair(*most, pairs.x), pairs.y); /* units outside the row repeat units inside it */
         gain_sum[i] += dy * (x - s.mean) * s.rstd;
         if (layer) bias_sum[i] += dy;
     }
@@ -130,13 +132,13 @@ INLINE void qk_norm_grad_pairs(const QkArguments *a, bool layer, int threads, in
     KERNEL(rms_##width, QkArguments) { qk_norm_pairs(&a, false, threads, units); }                                                         \
     KERNEL(layer_##width, QkArguments) { qk_norm_pairs(&a, true, threads, units); }                                                        \
     KERNEL(rms_grad_##width, QkArguments) {                                                                                                \
-        BLOCK_BOUNDS(NORM_THREADS, threads == HEAD_THREADS ? 4 : 1); /* so that GRAD_BLOCKS run at once on 132 processors */               \
+        BLOCK_BOUNDS(NORM_THREADS, threads == HEAD_THREADS ? 4 : 1); /* so that GRAD_BLOCKS run at once on 132 multiprocessors */               \
         qk_norm_grad_pairs(&a, false, threads, units);                                                                                     \
     }                                                                                                                                      \
     KERNEL(layer_grad_##width, QkArguments) { qk_norm_grad_pairs(&a, true, threads, units); }
 QK_WIDTHS(KERNELS)
 
-/* A block per pair, whatever the width and the place of the group. */
+/* One block per pair, for any width and any place of the group. */
 KERNEL(any, QkArguments) {
     Team t = make_team(NORM_THREADS, 1, a.group);
     int pair = block_x();
@@ -152,7 +154,7 @@ KERNEL(any, QkArguments) {
         store4_bf16(a.y + at + j, normalise(load4_bf16(a.x + at + j, 1), s, load_parameter(a.gain, j), load_parameter(a.bias, j)), 1);
 }
 
-/* d_x; a block per pair. */
+/* Computes d_x; one block per pair. */
 KERNEL(any_grad_rows, QkArguments) {
     Team t = make_team(NORM_THREADS, 1, a.group);
     int pair = block_x();
@@ -174,7 +176,7 @@ KERNEL(any_grad_rows, QkArguments) {
     if (a.amax) record_largest_of_wave(a.amax, most);
 }
 
-/* The column sums; a thread per column of a group. */
+/* Computes the column sums; one thread per column of a group. */
 KERNEL(any_grad_columns, QkArguments) {
     int tiles = (a.group + NORM_THREADS - 1) / NORM_THREADS, block = block_x() / tiles,
         j = (block_x() - block * tiles) * NORM_THREADS + thread_id();
@@ -275,7 +277,7 @@ GPU_OP(qk_norm) {
     copy_values(call, call->in_shape[QK_NORM_QKV], call->out[QK_NORM_OUT], call->in[QK_NORM_QKV], NULL);
 }
 
-/* Rows of a block of the backward pass. */
+/* Returns the rows of a block in the backward pass. */
 static int64_t block_rows(int64_t rows) { return int_max(divide_up(rows, GRAD_BLOCKS), GRAD_LEAST_ROWS); }
 static int64_t grad_blocks(int64_t rows) { return divide_up(rows, block_rows(rows)); }
 

@@ -1,6 +1,6 @@
-/* Norms of queries and keys inside packed qkv rows: of each head (Qwen3), or of all heads together (MPT's qk_ln). The
- * columns of one norm are a group; all groups of the queries share one gain, those of the keys another. Values are
- * copied. */
+/* Norms of queries and keys inside packed qkv rows: per head (Qwen3), or over all heads together
+ * (MPT's qk_ln). The columns of one norm are a group; all groups of the queries share one gain, and
+ * all groups of the keys another. Values are copied. */
 #include "ops/norm/norm.h"
 
 TensorId op_qk_norm(Graph *graph, TensorId qkv, const Norm *query, const Norm *key, const Heads *heads) {
@@ -36,7 +36,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     graph_node(graph, OP_qk_norm_grad, in, out, node->attributes, 0);
 }
 
-/* At most six flops for every column of queries and keys; twice as many in the backward pass. */
+/* Counts at most six flops per column of queries and keys; twice as many in the backward pass. */
 static double flops(const Graph *graph, const Node *node) {
     const QkNormAttributes *attributes = node->attributes;
     return 6.0 * qk_begin(&attributes->heads, QK_PARTS) * graph_rows(graph, node->in[QK_NORM_QKV]);

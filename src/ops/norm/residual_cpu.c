@@ -1,10 +1,12 @@
-/* The merge into the residual stream and the norm after it on a CPU, one thread per row; backward, one per
- * KERNEL_BLOCK rows, whose column sums are added in order of blocks. Scratch: those sums, and the total. */
+/* The residual add and the following norm on a CPU, one thread per row; in the backward pass one
+ * thread per KERNEL_BLOCK rows, whose column sums are added in block order. Scratch: those sums,
+ * and the total. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows.h"
 #include "ops/norm/norm.h"
 
-/* Column sums of the backward pass: of the gain; of an affine merge also of ds * block, ds * stream and ds. */
+/* Column sums of the backward pass: of the gain; for an affine residual add also of ds * block, ds
+ * * stream and ds. */
 enum { PLAIN_SUMS = 1, AFFINE_SUMS = 4 };
 
 static int64_t grad_workspace(const Graph *graph, const Node *node) {
@@ -12,10 +14,10 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
             columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
     int64_t bias = node->out[RESIDUAL_NORM_GRAD_D_BIAS] ? kernel_partials_bytes(graph, rows, columns) : 0;
     int64_t sums = node->in[RESIDUAL_NORM_GRAD_AFFINE] ? AFFINE_SUMS : PLAIN_SUMS;
-    return kernel_partials_bytes(graph, rows + KERNEL_BLOCK, sums * columns) + bias; /* one block more for the total */
+    return kernel_partials_bytes(graph, rows + KERNEL_BLOCK, sums * columns) + bias; /* one more block, for the total */
 }
 
-/* The vectors of an affine merge, at `first` of the inputs; NULL for a plain sum. */
+/* The vectors of an affine residual add, at `first` of the inputs; NULL for a plain one. */
 typedef struct Affine { const W *vectors[AFFINE_VECTORS]; } Affine;
 
 static Affine affine_of(const OpCall *call, int first) {
@@ -55,7 +57,7 @@ CPU_OP(residual_norm) {
     kernel_put_amax(call, RESIDUAL_NORM_NORMED, RESIDUAL_NORM_AMAX);
 }
 
-/* From ds in d_stream to the gradients of both branches, and the column sums. */
+/* Computes the gradients of both branches from ds in d_stream, and the column sums. */
 static void merge_row_grad(T *restrict d_block, W *restrict d_stream, W *restrict sums, const T *restrict block, const W *restrict stream,
     const Affine *affine, int64_t columns) {
     const W *restrict block_scale = affine->vectors[BLOCK_SCALE], *restrict stream_scale = affine->vectors[STREAM_SCALE];
@@ -70,8 +72,8 @@ static void merge_row_grad(T *restrict d_block, W *restrict d_stream, W *restric
     }
 }
 
-/* Gradients of the scale and bias of one branch, whose scale is vector `scale`, from `weighted` = sum of ds * branch and
- * `sum` = sum of ds over rows. */
+/* Computes the gradients of the scale and bias of one branch, whose scale is vector `scale`, from
+ * `weighted` = sum of ds * branch and `sum` = sum of ds over rows. */
 static void branch_grad(const OpCall *call, const Affine *affine, int scale, const W *weighted, const W *sum, int64_t columns) {
     W *d_scale = call->out[RESIDUAL_NORM_GRAD_D_AFFINE + scale], *d_bias = call->out[RESIDUAL_NORM_GRAD_D_AFFINE + scale + 1];
     for (int64_t j = 0; j < columns; j++) {

@@ -1,7 +1,8 @@
-/* The merge of a block's output into the residual stream and the norm after it on a GPU: the kernels of gpu_rows.h,
- * once per width, kind and merge. The kernels for any width also serve an affine merge before a LayerNorm, which no
- * model has, and the gradient of an affine merge of more than 4,096 columns, whose sums do not fit in a thread's
- * registers. Scratch: the column sums of each block of the backward pass. */
+/* The residual add and the following norm on a GPU: the kernels of gpu_rows.h, once per width, kind
+ * and residual add. The kernels for any width also serve an affine residual add before a LayerNorm,
+ * which no model has, and the gradient of an affine residual add of more than 4,096 columns, whose
+ * sums do not fit in a thread's registers. Scratch: the column sums of each block in the backward
+ * pass. */
 #include "ops/norm/gpu_rows.h"
 
 #ifdef GPU_DEVICE
@@ -20,13 +21,13 @@
 NORM_WIDTHS(KERNELS)
 KERNEL(affine_grad_1024, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1, AS_BF16); }
 KERNEL(affine_grad_2048, NormGradArguments) {
-    BLOCK_BOUNDS(NORM_THREADS, 2); /* 8 bytes spill; alone, a block would leave memory waiting */
+    BLOCK_BOUNDS(NORM_THREADS, 2); /* spills 8 bytes; a single block would leave memory idle */
     norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2, AS_BF16);
 }
 KERNEL(affine_grad_4096, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4, AS_BF16); }
 KERNEL(affine_grad_fp8_1024, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1, &a.to); }
 KERNEL(affine_grad_fp8_2048, NormGradArguments) {
-    BLOCK_BOUNDS(NORM_THREADS, 2); /* as affine_grad_2048 */
+    BLOCK_BOUNDS(NORM_THREADS, 2); /* as for affine_grad_2048 */
     norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2, &a.to);
 }
 KERNEL(affine_grad_fp8_4096, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4, &a.to); }

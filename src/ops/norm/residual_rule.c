@@ -1,12 +1,14 @@
-/* The merge of a block's output into the residual stream and the norm before the next block, in one pass over memory:
- * a plain sum or ZAYA1's learned merge (arXiv 2605.05365, in the form of the released code: the bias is added before
- * the scale). Formulas stand in norm.h. The stream is WIDE: in bf16 it loses the early layers after 80 scalings.
+/* The residual add of a block's output and the norm before the next block, in one pass over memory.
+ * The residual add is a plain sum or ZAYA1's learned affine one (arXiv 2605.05365, in the form of
+ * the released code: the bias is added before the scale). norm.h has the formulas. The stream is
+ * WIDE: in bf16 it would lose the early layers after 80 scalings.
  *
  * Backward: with ds [R, D] = d_merged + the norm's gradient, and sums over rows,
  *     d_block = ds * block_scale
  *     d_block_scale += sum(ds * block) + block_bias * sum(ds)
  *     d_block_bias += block_scale * sum(ds)
- * and likewise for the stream. Three column sums suffice for all four vectors: of ds * block, ds * stream and ds. */
+ * The stream has the same formulas. Three column sums suffice for all four vectors: of ds * block,
+ * ds * stream and ds. */
 #include "ops/norm/norm.h"
 
 ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const AffineMerge *affine, const Norm *norm) {
@@ -42,7 +44,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     graph_node(graph, OP_residual_norm_grad, in, out, node->attributes, 0);
 }
 
-/* Only the norm is computed again, from the merged stream that is kept. */
+/* Recomputes only the norm, from the stream, which is kept. */
 static TensorId recompute(Graph *graph, const Node *node, int index) {
     const NormAttributes *attributes = node->attributes;
     if (index != RESIDUAL_NORM_NORMED) return TENSOR_NONE;
@@ -50,7 +52,8 @@ static TensorId recompute(Graph *graph, const Node *node, int index) {
     return op_norm(graph, node->out[RESIDUAL_NORM_MERGED], &norm);
 }
 
-/* An element of an affine merge takes four flops, of a plain one one; backward seven and none. */
+/* An element of an affine residual add takes four flops, of a plain one one; in the backward pass
+ * seven and none. */
 static double flops(const Graph *graph, const Node *node) {
     double merge = node->in[RESIDUAL_NORM_AFFINE] ? 4 : 1;
     return (merge + norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_STREAM]);

@@ -1,6 +1,6 @@
-/* RMSNorm (arXiv 1910.07467) and LayerNorm (arXiv 1607.06450) over rows of the WIDE residual stream x [R, D]; formulas
- * stand in norm.h and, for the backward pass, in cpu_rows.h. The backward pass needs x, the gain and one or two
- * statistics per row. */
+/* RMSNorm (arXiv 1910.07467) and LayerNorm (arXiv 1607.06450) over rows of the WIDE residual stream
+ * x [R, D]. norm.h has the formulas, cpu_rows.h those of the backward pass, which needs x, the gain
+ * and one or two statistics per row. */
 #include "ops/norm/norm.h"
 
 TensorId op_norm(Graph *graph, TensorId x, const Norm *norm) {

@@ -1,7 +1,7 @@
-/* residual_norm of one row whose block's output is a sum over ranks, as in generation: one block exchanges the ranks' terms
- * (backend/gpu/words.h), adds them in the order of ranks, merges and norms. Two kernels less a layer, each of which takes
- * some microseconds for a few KiB. The bits are those of both kernels one after the other. Called by residual_gpu.c; no
- * scratch. */
+/* residual_norm of one row whose block output is a sum over ranks, as in generation. One block
+ * exchanges the ranks' terms (backend/gpu/words.h), adds them in rank order, and computes residual
+ * add and norm. This saves two kernels per layer, each of which takes some microseconds for a few
+ * KiB. The bits equal those of the separate kernels. Called by residual_gpu.c; no scratch. */
 #include "backend/gpu/words.h"
 #include "ops/norm/gpu_rows.h"
 
@@ -13,10 +13,12 @@ typedef struct SumNormArguments {
 
 #ifdef GPU_DEVICE
 
-/* First of the two words of the thread's unit i; of the last unit of the row where that is outside of it. */
+/* Returns the first of the two words of the thread's unit i; if the unit is outside the row, that
+ * of the row's last unit. */
 INLINE int word_of(Team t, int i) { return (inside(t, i) ? unit_begin(t, i) : t.columns - 4) / 2; }
 
-/* The thread's words of another rank, all looked for at once: zeros once the group has failed. */
+/* Receives the thread's words of another rank, polling all of them at once; zeros after the group
+ * has failed. */
 INLINE void receive_row(const Windows *windows, GLOBAL uint64_t *own, int rank, Team t, const uint32_t number[NORM_UNITS], Bf16Row to) {
     for (int looks = 1;; looks++) {
         uint64_t labelled[2 * NORM_UNITS];
@@ -31,7 +33,7 @@ INLINE void receive_row(const Windows *windows, GLOBAL uint64_t *own, int rank, 
     }
 }
 
-/* This rank's term and the numbers of the groups that its words belong to; sends it before all else. */
+/* Loads this rank's term and the numbers of its words' groups, and sends the term first of all. */
 INLINE void send_row(const SumNormArguments *a, Team t, GLOBAL uint64_t *own, Bf16Row term, uint32_t number[NORM_UNITS]) {
     const Windows *windows = &a->windows;
     UNROLL for (int i = 0; i < t.units; i++) term[i] = *(const u32x2 GLOBAL *)(a->norm.block + 2 * word_of(t, i));
@@ -41,7 +43,7 @@ INLINE void send_row(const SumNormArguments *a, Team t, GLOBAL uint64_t *own, Bf
         send_to(windows, windows->window[r], word_of(t, i / 2) + i % 2, term[i / 2][i % 2], number[i / 2]);
 }
 
-/* block = the sum over ranks of their terms, added in their order. */
+/* block = the sum over ranks of their terms, added in rank order. */
 INLINE void add_rows(
     const Windows *windows, Team t, GLOBAL uint64_t *own, const Bf16Row term, const uint32_t number[NORM_UNITS], Bf16Row block) {
     Row sum;
@@ -56,7 +58,8 @@ INLINE void add_rows(
     for (int group = t.lane; group * WORDS * 2 < t.columns; group += t.threads) count_group(own, group, number_of_group(own, group));
 }
 
-/* The row, by a block of one team. Parameters are read before the kernel ahead has made this rank's term. */
+/* Processes the row in a block of one team. Parameters are read before the preceding kernel has
+ * made this rank's term. */
 INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, Merge merge, int threads, int units) {
     const NormArguments *a = &arguments->norm;
     Team t = make_team(threads, units, a->columns);

@@ -1,5 +1,5 @@
-/* preference on a CPU, a thread per pair. Tokens of an answer, and pairs, are added in order, in double. Scratch: loss and
- * rewards of each pair. */
+/* preference on a CPU, one thread per pair. Tokens of an answer, and pairs, are added in order, in
+ * double. Scratch: loss and rewards of each pair. */
 #include "backend/cpu/kernel.h"
 #include "ops/preference/preference.h"
 
@@ -23,7 +23,7 @@ static Answer add_tokens(const W *losses, const int32_t *targets, int64_t first,
 /* log(1 + e^x), without overflow. */
 static double softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
 
-/* The loss of a pair by its margin, and its derivative. */
+/* Returns the loss of a pair, given its margin, and its derivative. */
 static double pair_loss(const PreferenceConfig *config, double margin, double *slope) {
     double smoothing = config->label_smoothing, distance = (margin - 0.5) / config->beta;
     if (config->loss == PREFERENCE_IPO) {
@@ -38,7 +38,7 @@ static void fill_rows(W *weights, int64_t first, int64_t end, W weight) {
     for (int64_t r = first; r < end; r++) weights[r] = weight;
 }
 
-/* Where the numbers of a pair go; `weights` NULL: not wanted. */
+/* Destination of the numbers of a pair; `weights` NULL: not wanted. */
 typedef struct PairResult { W *answers, *numbers, *weights; } PairResult;
 
 static void finish_pair(const OpCall *call, const int32_t *pair, const W *reference, const PairResult *result) {
@@ -83,7 +83,7 @@ CPU_OP(preference, workspace) {
         PairResult result = {answers + 2 * p, numbers + p * PAIR_NUMBERS, weights};
         if (pair[PAIR_END] > pair[PAIR_FIRST]) finish_pair(call, pair, reference + 2 * p, &result);
     }
-    if (mesh_index(call->mesh, AXES_TENSOR) > 0) return; /* whose ranks have the same pairs */
+    if (mesh_index(call->mesh, AXES_TENSOR) > 0) return; /* all ranks have the same pairs */
     *loss += (W)(*scale * add_pairs(numbers, count, PAIR_LOSS));
     for (int i = 0; i < REWARD_COUNT; i++) rewards[i] += (W)add_pairs(numbers, count, i);
 }

@@ -1,5 +1,6 @@
-/* preference on a GPU: zeros for the rows of no pair, a block per pair, whose threads add its tokens in a fixed order, then one
- * block that adds the pairs. Scratch: loss and rewards of each pair. */
+/* preference on a GPU: zeros for rows without a pair, one block per pair, whose threads add its
+ * tokens in a fixed order, then one block that adds the pairs. Scratch: loss and rewards of each
+ * pair. */
 #include "backend/gpu/gpu.h"
 #include "ops/preference/pair.h"
 
@@ -19,7 +20,7 @@ typedef struct PreferenceArguments {
 /* The log-probability of an answer, and its factor in the margin. */
 typedef struct Answer { float sum, share; } Answer;
 
-/* Of rows [first, end), in every thread. */
+/* Returns the answer of rows [first, end), in every thread. */
 INLINE Answer add_tokens(const PreferenceArguments *a, int32_t first, int32_t end) {
     static SHARED float scratch[THREADS / WAVE];
     float sum = 0, tokens = 0;
@@ -35,7 +36,7 @@ INLINE Answer add_tokens(const PreferenceArguments *a, int32_t first, int32_t en
 /* log(1 + e^x), without overflow. */
 INLINE float softplus(float x) { return __builtin_fmaxf(x, 0) + fast_log2(1 + fast_exp(-__builtin_fabsf(x))) * LN_2; }
 
-/* The loss of a pair by its margin, and its derivative. */
+/* Returns the loss of a pair, given its margin, and its derivative. */
 INLINE float pair_loss(const PreferenceArguments *a, float margin, float *slope) {
     float distance = (margin - 0.5f) / a->beta;
     *slope = a->squared ? 2 * distance / a->beta : a->smoothing - fast_exp(-softplus(margin));
@@ -75,7 +76,7 @@ INLINE float add_pairs(const PreferenceArguments *a, int which) {
     return block_sum(sum, scratch, THREADS);
 }
 
-/* One block. */
+/* Runs in one block. */
 KERNEL(preference_sums, PreferenceArguments) {
     float loss = add_pairs(&a, PAIR_LOSS);
     if (thread_id() == 0) a.loss[0] += *a.scale * loss;
@@ -118,7 +119,7 @@ GPU_OP(preference, workspace) {
     device_fill(call->device, arguments.answers, 0, 2 * count * (int64_t)sizeof(float));
     if (arguments.weights) device_fill(call->device, arguments.weights, 0, rows * (int64_t)sizeof(float));
     launch_preference_pair(call->device, (LaunchShape){.x = count, .threads = THREADS}, &arguments);
-    if (mesh_index(call->mesh, AXES_TENSOR) > 0) return; /* whose ranks have the same pairs */
+    if (mesh_index(call->mesh, AXES_TENSOR) > 0) return; /* all ranks have the same pairs */
     launch_preference_sums(call->device, (LaunchShape){.x = 1, .threads = THREADS}, &arguments);
 }
 

@@ -1,13 +1,15 @@
-/* Preference losses. An answer y of n tokens to a prompt has the log-probability s = sum of log p(token), and s' in the
- * reference model, the weights that training began with. Its reward is
+/* Preference losses. An answer y of n tokens to a prompt has the log-probability s = sum of log
+ * p(token), and s' in the reference model, the weights that training began with. Its reward is
  *     r = beta (s - s')                      (arXiv 2305.18290, section 4)
- * and a pair of which answer c was chosen over r has the margin m and the loss
+ * A pair in which answer c was preferred over r has the margin m and the loss
  *     dpo: m = r_c - r_r              -(1 - smoothing) log sigmoid(m) - smoothing log sigmoid(-m)    (equation 7; smoothing: cDPO)
  *     ipo: m = r_c / n_c - r_r / n_r  (m / beta - 1 / (2 beta))^2      (arXiv 2310.12036, equation 17, over means as in TRL)
  *
- * The gradient by the loss of one token, -log p, is dloss/dm times -beta for the chosen answer and beta for the rejected, divided
- * by n for ipo: a weight of each row, which all rows of the pair decide. So the head computes the losses of tokens, this operation makes of
- * them the loss of pairs and the weights, and the head makes the gradients in a second pass over its logits. */
+ * The gradient with respect to the loss of one token, -log p, is dloss/dm times -beta for the
+ * chosen answer and beta for the rejected one, divided by n for ipo. It is a weight per row that
+ * depends on all rows of the pair. So the head computes the losses of tokens, this operation
+ * computes the loss of pairs and the weights from them, and the head computes the gradients in a
+ * second pass over its logits. */
 #include "ops/preference/preference.h"
 
 #include "ops/loss/loss.h"
@@ -31,7 +33,7 @@ TensorId op_preference(Graph *graph, TensorId x, TensorId w, const PreferenceInp
     return answers;
 }
 
-/* Of a row: its sum, and its weight. */
+/* Counts two flops per row: its sum, and its weight. */
 static double flops(const Graph *graph, const Node *node) { return 2.0 * graph_elements(graph, node->in[PREFERENCE_LOSSES]); }
 
 const Op op_rule_preference = {.name = "preference", .adds_to = OPERAND(PREFERENCE_LOSS) | OPERAND(PREFERENCE_REWARDS), .flops = flops};

@@ -1,5 +1,5 @@
-/* Rotary position embedding on a CPU: one thread per channel pair of the table, one per row of qkv. No scratch. In
- * place (y is x) values and the channels that are not rotated are not touched. */
+/* Rotary position embedding on a CPU: one thread per channel pair of the table, one per row of qkv.
+ * No scratch. In place (y is x) values and unrotated channels are not touched. */
 #include "backend/cpu/kernel.h"
 #include "ops/rope/rope.h"
 

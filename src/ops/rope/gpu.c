@@ -1,11 +1,12 @@
-/* Rotary position embedding of packed qkv rows on a GPU. A thread takes one place of a row: 8 rotated channels and
- * their partners half the rotated channels further on, or 8 channels to copy (the unrotated ends of heads, and the
- * values; none in place). Launch rope_1 takes one channel where 8 do not divide. Where pairs are neighbours, a thread takes 8
- * channels or, in rope_neighbours_2, 2. The host computes the table once, in
- * double precision as on the CPU. No scratch.
+/* Rotary position embedding of packed qkv rows on a GPU. A thread takes one place of a row: 8
+ * rotated channels and their partners half the rotated channels away, or 8 channels to copy (the
+ * unrotated ends of heads, and the values; none in place). The kernel rope_1 takes one channel if 8
+ * does not divide the widths. For neighboring pairs a thread takes 8 channels or, in
+ * rope_neighbours_2, 2. The host computes the table once, in double precision as on the CPU. No
+ * scratch.
  *
- * For fp8 (backend/gpu/fp8_codes.h) all channels are looked at, in place too, where those that are not rotated are not written.
- * What is cast is a gradient, so codes are e5m2. */
+ * For fp8 (backend/gpu/fp8_codes.h) all channels are read, even in place, but unrotated channels
+ * are not written in place. The cast tensor is a gradient, so its quantized values are e5m2. */
 #include "backend/gpu/fp8_codes.h"
 #include "backend/gpu/vector.h"
 
@@ -14,10 +15,10 @@ typedef struct RopeArguments {
     const int32_t GLOBAL *positions;
     const float GLOBAL *table;
     bf16 GLOBAL *y;
-    int32_t columns, rotated, dim, half; /* of a row: columns, rotated heads; of a head: channels, pairs */
-    int32_t places;                      /* of a head: its channels less the partners, or only the pairs */
+    int32_t columns, rotated, dim, half; /* per row: columns, rotated heads; per head: channels, pairs */
+    int32_t places;                      /* per head: its channels without the partners, or only the pairs */
     float sign;
-    Fp8Codes to;   /* of y */
+    Fp8Codes to;   /* for y */
     Tiling tiling; /* of a row's places */
 } RopeArguments;
 
@@ -30,7 +31,7 @@ INLINE void rope_made(const RopeArguments *a, int unit, Maker *maker) {
     bool paired = head < a->rotated && within < a->half;
     bf16 GLOBAL *y = a->y;
     if (!paired && y == a->x) y = 0;
-    /* Past the pairs of a head, and past all rotated heads, places skip the partners. */
+    /* After the pairs of a head, and after all rotated heads, places skip the partners. */
     int column = head < a->rotated ? head * a->dim + within + (paired ? 0 : a->half) : place.column + a->rotated * a->half;
     int64_t at = place.row * a->columns + column;
     f32x8 x = load8_bf16(a->x + at, unit);
@@ -44,7 +45,8 @@ INLINE void rope_made(const RopeArguments *a, int unit, Maker *maker) {
     store8_made(maker, y, at, x, unit, true);
 }
 
-/* Pairs of neighbouring channels; `places` of a head are its channels, or those that are rotated. */
+/* Rotates pairs of neighboring channels; the `places` of a head are its channels, or only the
+ * rotated ones. */
 INLINE void rope_neighbours_made(const RopeArguments *a, const int unit, Maker *maker) {
     Place place = place_in(a->tiling, unit);
     if (!place.inside) return;
@@ -68,7 +70,7 @@ INLINE void rope_neighbours_made(const RopeArguments *a, const int unit, Maker *
     else UNROLL for (int i = 0; i < unit; i++) store4_made(maker, to, at + i, (f32x4){pairs[i]}, 1, true);
 }
 
-/* Kernels NAME_UNIT and NAME_fp8_UNIT. */
+/* Defines kernels NAME_UNIT and NAME_fp8_UNIT. */
 #define ROPE_KERNELS(name, unit) \
     KERNEL(name##_##unit, RopeArguments) { \
         Maker maker = make_maker(AS_BF16); \

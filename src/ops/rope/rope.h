@@ -10,26 +10,29 @@
 
 enum { ROPE_AXES = 3 };
 
-/* Which channels are turned together, i < dimensions / 2: i and i + dimensions / 2, or 2 i and 2 i + 1. */
+/* The channels that are rotated together, i < dimensions / 2: i and i + dimensions / 2, or 2 i and
+ * 2 i + 1. */
 typedef enum RopePairs { ROPE_HALVES, ROPE_NEIGHBOURS } RopePairs;
 
-/* The table holds a row per position: dimensions / 2 cosines, then as many sines, all times attention_factor.
- * `dimensions` is the number of rotated channels of a head. Frequencies are theta^(-2i / dimensions), i < dimensions /
- * 2, which `scaling` changes where factor > 1 (rope_frequency). */
+/* The table holds a row per position: dimensions / 2 cosines, then as many sines, all times
+ * attention_factor. `dimensions` is the number of rotated channels of a head. Frequencies are
+ * theta^(-2i / dimensions), i < dimensions / 2; `scaling` changes them if factor > 1
+ * (rope_frequency). */
 typedef struct RopeSpec {
     double theta;
     int64_t dimensions, positions;
     RopeScaling scaling;
     double factor;
     int64_t original_positions;           /* context before scaling; linear: not read */
-    double low_frequency, high_frequency; /* llama3: turns in the original context */
-    double beta_fast, beta_slow;          /* yarn: likewise */
-    bool truncate;                        /* yarn: the bounds that these are become whole channels */
+    double low_frequency, high_frequency; /* llama3: in turns within the original context */
+    double beta_fast, beta_slow;          /* yarn: in turns within the original context */
+    bool truncate;                        /* yarn: round the resulting bounds to whole channels */
     double attention_factor;              /* yarn; 0: 1 */
-    /* Positions of several coordinates: pairs of channels are those of axes[0] / 2, then axes[1] / 2 and so on, each of them
-     * with frequencies and a coordinate of its own. Position p is (0, p / grid, p % grid). 0: one coordinate. */
+    /* Positions with several coordinates: the first axes[0] / 2 pairs of channels belong to the
+     * first axis, the next axes[1] / 2 to the second, and so on. Each axis has its own frequencies
+     * and coordinate. Position p is (0, p / grid, p % grid). grid 0: one coordinate. */
     int64_t axes[ROPE_AXES], grid;
-    int64_t length; /* dynamic: of the sequences; 0: a cache, whose row p is written when the sequence has p + 1 tokens */
+    int64_t length; /* dynamic: length of the sequences; 0: a cache, whose row p is written when the sequence has p + 1 tokens */
 } RopeSpec;
 TensorId op_rope_table(Graph *graph, const RopeSpec *spec);
 
@@ -39,22 +42,22 @@ TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table,
 /* -> table CONSTANT WIDE [positions, dimensions] */
 enum { ROPE_TABLE_OUT };
 
-/* x COMPUTE [R, heads_columns], positions int32 [R] as rows of the table, table -> y like x. x is packed qkv, or its
- * gradient: the gradient of a rotation is the rotation by the negative angle, so one op serves both passes. Optional, WIDE [1],
- * the largest magnitude of y (Op.amax) */
+/* x COMPUTE [R, heads_columns], positions int32 [R] as rows of the table, table -> y like x. x is
+ * packed qkv, or its gradient: the gradient of a rotation is the rotation by the negative angle, so
+ * one op serves both passes. Optional, WIDE [1], the amax of y (Op.amax) */
 enum { ROPE_X, ROPE_POSITIONS, ROPE_TABLE };
 enum { ROPE_Y, ROPE_AMAX };
 typedef struct RopeAttributes {
     Heads heads;
-    double sign; /* of the angle: 1 forward, -1 in the backward pass */
+    double sign; /* of the angle: 1 in the forward pass, -1 in the backward pass */
     RopePairs pairs;
 } RopeAttributes;
 
 /* -- Frequencies, for both back ends ------------------------------------------------------------------------------- */
 
-/* Llama 3 (arXiv 2407.21783): wavelengths that fit `low_frequency` times or less into the original context are
- * stretched by `factor`, those that fit `high_frequency` times or more stay, and between the two the frequency is
- * interpolated. */
+/* Llama 3 (arXiv 2407.21783): wavelengths that fit at most `low_frequency` times into the original
+ * context are stretched by `factor`; those that fit at least `high_frequency` times are kept;
+ * between the two the frequency is interpolated. */
 static inline double rope_llama3(const RopeSpec *spec, double frequency) {
     double turns = spec->original_positions * frequency / (2 * M_PI);
     if (turns < spec->low_frequency) return frequency / spec->factor;
@@ -63,13 +66,14 @@ static inline double rope_llama3(const RopeSpec *spec, double frequency) {
     return (1 - smooth) * frequency / spec->factor + smooth * frequency;
 }
 
-/* The channel pair, as a real number, whose frequency makes so many turns in the original context. */
+/* Returns the channel pair, as a real number, whose frequency makes `turns` turns in the original
+ * context. */
 static inline double rope_pair_of_turns(const RopeSpec *spec, double turns) {
     return spec->dimensions * log(spec->original_positions / (turns * 2 * M_PI)) / (2 * log(spec->theta));
 }
 
-/* YaRN (arXiv 2309.00071, section 3.2): pairs up to that of beta_fast turns stay, those from beta_slow turns on are
- * divided by `factor`, with a linear ramp between them. */
+/* YaRN (arXiv 2309.00071, section 3.2): frequencies of pairs up to that of beta_fast turns are
+ * kept, and those from beta_slow turns on are divided by `factor`, with a linear ramp between. */
 static inline double rope_yarn(const RopeSpec *spec, double frequency, int64_t i) {
     double low = rope_pair_of_turns(spec, spec->beta_fast), high = rope_pair_of_turns(spec, spec->beta_slow);
     if (spec->truncate) low = floor(low), high = ceil(high);
@@ -79,22 +83,23 @@ static inline double rope_yarn(const RopeSpec *spec, double frequency, int64_t i
     return frequency / spec->factor * ramp + frequency * (1 - ramp);
 }
 
-/* Dynamic NTK scaling: theta grows with what `length` has beyond the original context, times (factor * length /
- * original - (factor - 1))^(d / (d - 2)) with d = dimensions. */
+/* Dynamic NTK scaling: if `length` exceeds the original context, theta grows by the factor (factor
+ * * length / original - (factor - 1))^(d / (d - 2)) with d = dimensions. */
 static inline double rope_dynamic_theta(const RopeSpec *spec, int64_t length) {
     double d = (double)spec->dimensions, longer = fmax(length, spec->original_positions) / (double)spec->original_positions;
     return spec->theta * pow(spec->factor * longer - (spec->factor - 1), d / (d - 2));
 }
 
-/* The axis of channel pair i, whose number among the pairs of that axis it becomes. */
+/* Returns the axis of channel pair i, and replaces i by its index among the pairs of that axis. */
 static inline int rope_axis(const RopeSpec *spec, int64_t *i) {
     int axis = 0;
     for (; axis + 1 < ROPE_AXES && *i >= spec->axes[axis] / 2; axis++) *i -= spec->axes[axis] / 2;
     return axis;
 }
 
-/* Radians per position of channel pair i in a sequence of `length`, which only dynamic scaling reads; the formulas
- * are those of transformers' `rope_type`s of the same names (modeling_rope_utils.py). */
+/* Returns radians per position of channel pair i in a sequence of `length`, which only dynamic
+ * scaling uses. The formulas are those of transformers' `rope_type`s of the same names
+ * (modeling_rope_utils.py). */
 static inline double rope_frequency(const RopeSpec *spec, int64_t i, int64_t length) {
     if (spec->grid) {
         int axis = rope_axis(spec, &i);
@@ -109,8 +114,9 @@ static inline double rope_frequency(const RopeSpec *spec, int64_t i, int64_t len
 
 static inline double rope_attention_factor(const RopeSpec *spec) { return spec->attention_factor > 0 ? spec->attention_factor : 1; }
 
-/* The angle of pair i at a position, from its frequency in sequences of spec->length. In a cache under dynamic scaling
- * a row beyond the original context has the frequency of the length that the sequence had when it was written. */
+/* Returns the angle of pair i at a position, given its frequency in sequences of spec->length. In a
+ * cache with dynamic scaling, a row after the original context has the frequency of the sequence
+ * length at the time it was written. */
 static inline double rope_angle(const RopeSpec *spec, int64_t i, int64_t position, double frequency) {
     if (spec->grid) {
         int axis = rope_axis(spec, &i);

@@ -1,8 +1,10 @@
-/* Rotary position embedding (arXiv 2104.09864), in the rotate-half layout of GPT-NeoX and Llama or in that of the paper, whose
- * pairs are neighbours. In the former channel i of a head is paired with channel i + dimensions / 2, and with angle a = position * frequency[i]
+/* Rotary position embedding (arXiv 2104.09864), in the rotate-half layout of GPT-NeoX and Llama, or
+ * in the paper's layout, which pairs neighboring channels. In the rotate-half layout channel i of a
+ * head is paired with channel i + dimensions / 2, and with angle a = position * frequency[i]
  *     y[i] = x[i] cos a - x[i + dimensions / 2] sin a
  *     y[i + dimensions / 2] = x[i + dimensions / 2] cos a + x[i] sin a
- * Angles are computed in double: at position 100,000 an angle in fp32 is already wrong in the third digit. */
+ * Angles are computed in double: at position 100,000 an angle in fp32 is already wrong in the third
+ * digit. */
 #include "ops/rope/rope.h"
 
 TensorId op_rope_table(Graph *graph, const RopeSpec *spec) {
@@ -48,8 +50,8 @@ static double rotated(const Graph *graph, const Node *node) {
     return angles(graph, node) * (attributes->heads.heads + attributes->heads.kv_heads);
 }
 
-/* Two multiplications and an addition for each rotated channel; a row of the table for each row. In place only rotated
- * channels move, but for the largest magnitude all are read. */
+/* Counts two multiplications and an addition per rotated channel, and a row of the table per row.
+ * In place only rotated channels move; for the amax all channels are read. */
 static double flops(const Graph *graph, const Node *node) { return 3 * rotated(graph, node); }
 static double bytes(const Graph *graph, const Node *node) {
     double all = (double)graph_elements(graph, node->in[ROPE_X]), moved = op_in_place(graph, node) ? rotated(graph, node) : all;

@@ -40,7 +40,8 @@ static void lanes_softmax(Lanes *restrict p, int64_t classes) {
         for (int l = 0; l < LANES; l++) p->value[c][l] *= sum[l];
 }
 
-/* The class of the highest score per lane, the lower one of equals; class 0 where every score is NaN. */
+/* Finds the class of the highest score per lane, the lowest of equals; class 0 if every score is
+ * NaN. */
 static void lanes_best(int32_t *restrict best, const Lanes *restrict score, int64_t classes) {
     W top[LANES];
     for (int l = 0; l < LANES; l++) {
@@ -78,7 +79,7 @@ static void lanes_choose(int32_t *restrict index, W *restrict gate, const Lanes 
     }
 }
 
-/* Softmax, choice and gates of rows begin .. end - 1. */
+/* Computes softmax, choice and gates of rows begin .. end - 1. */
 static void route_rows(const OpCall *call, int64_t begin, int64_t end) {
     const RouterSpec *spec = call->attributes;
     const W *logits = call->in[ROUTER_LOGITS];
@@ -95,7 +96,8 @@ static void route_rows(const OpCall *call, int64_t begin, int64_t end) {
     }
 }
 
-/* Of rows begin .. end - 1: how often each class was chosen, and, for the loads, the sum of its probabilities. */
+/* Counts, over rows begin .. end - 1, how often each class was chosen and, for the loads, sums its
+ * probabilities. */
 static void sum_rows(const OpCall *call, int64_t begin, int64_t end, int32_t *count, W *sum) {
     const int32_t *index = call->out[ROUTER_INDEX];
     const W *probabilities = call->out[ROUTER_PROBABILITIES];
@@ -133,9 +135,10 @@ CPU_OP(router, workspace) {
     kernel_add_partials(loads + classes, sums, blocks, classes);
 }
 
-/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (that of the loads, equal
- * for all rows; NULL: zero) plus one number for each of the chosen classes: d_gate, or, where gates are renormalised,
- * (d_gate - <d_gate, gate>) / sum of the chosen p. The dot product of the latter with p is zero. */
+/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (the
+ * gradient of the loads, equal for all rows; NULL: zero) plus one number per chosen class: d_gate,
+ * or, with renormalized gates, (d_gate - <d_gate, gate>) / sum of the chosen p. In the latter case
+ * the dot product with p is zero. */
 static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, const W *restrict p, const int32_t *restrict index,
     const W *restrict pull, int64_t classes, const RouterSpec *spec) {
     W chosen = 0, gate_dot = 0, dot = 0, scale = 1, shift = 0;

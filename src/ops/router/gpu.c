@@ -1,20 +1,21 @@
-/* The router on a GPU. 32 lanes, a wavefront of NVIDIA or half of one of AMD, take a row; a lane holds every 32nd
- * class in registers (functions take their number as the constant `own`), so that softmax, choice and gates need
- * shuffles only. Loads are integers counted per block of rows; sums of probabilities are added in row order within a
- * group of lanes, then over groups, then over blocks, all in fixed order. Scratch is the call's. */
+/* The router on a GPU. 32 lanes, an NVIDIA warp or half an AMD wavefront, take a row. A lane holds
+ * every 32nd class in registers (functions take their number as the constant `own`), so that
+ * softmax, choice and gates only need shuffles. Loads are integers counted per block of rows. Sums
+ * of probabilities are added in row order within a group of lanes, then over groups, then over
+ * blocks, all in fixed order. Scratch belongs to the call. */
 #include "backend/gpu/gpu.h"
 
 enum {
     THREADS = 256,
-    LANES = 32, /* that share a row */
+    LANES = 32, /* lanes that share a row */
     GROUPS = THREADS / LANES,
-    ROWS = 64,             /* of a block of the forward pass */
-    OWN = 16,              /* most classes of a lane */
-    CLASSES = LANES * OWN, /* the most there can be */
+    ROWS = 64,             /* per block in the forward pass */
+    OWN = 16,              /* most classes per lane */
+    CLASSES = LANES * OWN, /* most classes */
 };
 
-/* counts [classes, blocks] and sums [classes, blocks] are per block of ROWS; `sums` is NULL without loads, counts
- * outside training. */
+/* counts [classes, blocks] and sums [classes, blocks] are per block of ROWS rows; `sums` is NULL
+ * without loads, `counts` outside training. */
 typedef struct RouterArguments {
     const float GLOBAL *logits, *bias;
     int32_t GLOBAL *index, *counts;
@@ -22,7 +23,8 @@ typedef struct RouterArguments {
     int32_t rows, blocks, classes, k, renormalise;
 } RouterArguments;
 
-/* From the blocks' counts and sums to the totals of each class, and to the gradient of the biases (NULL: none). */
+/* Arguments for computing the totals of each class, and the gradient of the biases (NULL: none),
+ * from the blocks' counts and sums. */
 typedef struct RouterTotalsArguments {
     const int32_t GLOBAL *counts;
     const float GLOBAL *sums, *share;
@@ -42,7 +44,7 @@ typedef struct RouterGradArguments {
 #ifdef GPU_DEVICE
 
 INLINE int lane_of_row(void) { return thread_id() % LANES; }
-/* The value of x in lane `from` of the same row. */
+/* Returns the value of x in lane `from` of the same row. */
 INLINE float row_shuffle(float x, int from) { return shuffle_float(x, lane_id() / LANES * LANES + from); }
 
 INLINE float row_sum(float x) {
@@ -57,7 +59,8 @@ INLINE float row_max(float x) {
 
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
-/* p[i] = the probability of class i * LANES + lane; minus infinity in stands for no class. */
+/* Sets p[i] to the probability of class i * LANES + lane; an input of minus infinity means no
+ * class. */
 INLINE void softmax(float *p, const int own) {
     float top = p[0], sum = 0;
     UNROLL for (int i = 1; i < own; i++) top = __builtin_fmaxf(top, p[i]);
@@ -70,7 +73,8 @@ INLINE void softmax(float *p, const int own) {
     UNROLL for (int i = 0; i < own; i++) p[i] *= share;
 }
 
-/* The class of the highest score of the row, the lower one of equals; class 0 where every score is NaN. */
+/* Returns the class of the highest score of the row, the lowest of equals; class 0 if every score
+ * is NaN. */
 INLINE int32_t best_class(const float *score, const int own) {
     float top = -__builtin_inff();
     int32_t best = 0;
@@ -88,7 +92,8 @@ INLINE int32_t best_class(const float *score, const int own) {
     return best;
 }
 
-/* Writes index and gate of a row and counts its choices; choice j is written, and renormalised, by lane j % LANES. */
+/* Writes index and gate of a row and counts its choices. Lane j % LANES writes and renormalizes
+ * choice j. */
 INLINE void choose(const RouterArguments *a, int64_t r, bool there, const float *p, float *score, LOCAL int32_t *count, const int own) {
     float sum = 0;
     for (int32_t j = 0; j < a->k; j++) {
@@ -109,7 +114,7 @@ INLINE void choose(const RouterArguments *a, int64_t r, bool there, const float 
     for (int32_t j = lane_of_row(); j < a->k; j += LANES) a->gate[r * a->k + j] /= sum;
 }
 
-/* Adds the sums of a class over the groups, in order, and stores the block's. */
+/* Adds the sums of a class over the groups in order and stores the block's sum. */
 INLINE void store_sums(const RouterArguments *a, const float *own_sums, LOCAL float (*sums)[CLASSES], const int own) {
     UNROLL for (int i = 0; i < own; i++) sums[thread_id() / LANES][i * LANES + lane_of_row()] = own_sums[i];
     barrier();
@@ -120,7 +125,8 @@ INLINE void store_sums(const RouterArguments *a, const float *own_sums, LOCAL fl
     }
 }
 
-/* Lanes beyond the last row run along, since shuffles need the whole wavefront; `there` is false for them. */
+/* Lanes after the last row participate, because shuffles need the whole wavefront; `there` is false
+ * for them. */
 INLINE void route(const RouterArguments *a, LOCAL int32_t *count, LOCAL float (*sums)[CLASSES], const int own) {
     float total[OWN], bias[OWN];
     for (int c = thread_id(); c < a->classes; c += THREADS) count[c] = 0;
@@ -184,9 +190,10 @@ KERNEL(router_totals, RouterTotalsArguments) {
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */
 
-/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is that of the loads, equal
- * for all rows, plus one number for each of the chosen classes: d_gate, or, where gates are renormalised,
- * (d_gate - <d_gate, gate>) / sum of the chosen p. The dot product of the latter with p is zero. */
+/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is the gradient
+ * of the loads, equal for all rows, plus one number per chosen class: d_gate, or, with renormalized
+ * gates, (d_gate - <d_gate, gate>) / sum of the chosen p. In the latter case the dot product with p
+ * is zero. */
 INLINE void route_grad(const RouterGradArguments *a, const int own) {
     int64_t r = (int64_t)block_x() * GROUPS + thread_id() / LANES, row = r < a->rows ? r : a->rows - 1;
     const float GLOBAL *probabilities = a->probabilities + row * a->classes, *d_gate = a->d_gate + row * a->k;
@@ -234,7 +241,7 @@ LAUNCHERS(router, RouterArguments, router_32, router_128, router_512)
 LAUNCHER(router_totals, RouterTotalsArguments)
 LAUNCHERS(router_grad, RouterGradArguments, router_grad_32, router_grad_128, router_grad_512)
 
-/* Which of the three kernels fits so many classes. */
+/* Returns which of the three kernels fits this number of classes. */
 static int form(int64_t classes) { return (classes > 32) + (classes > 128); }
 
 static int64_t workspace(const Graph *graph, const Node *node) {
@@ -243,7 +250,7 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     return classes * 2 * blocks * (int64_t)sizeof(float);
 }
 
-/* Workspace: counts [classes, blocks], sums [classes, blocks]; all of 4 bytes. */
+/* Workspace: counts [classes, blocks], sums [classes, blocks]; 4 bytes each. */
 GPU_OP(router, workspace) {
     const RouterSpec *spec = call->attributes;
     int64_t rows = call->in_shape[ROUTER_LOGITS][0], classes = call->in_shape[ROUTER_LOGITS][1], blocks = divide_up(rows, ROWS);

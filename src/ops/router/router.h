@@ -7,26 +7,27 @@
 enum { ROUTER_MAX_CLASSES = 512 };
 
 typedef struct RouterSpec {
-    int64_t experts, k; /* k experts of so many for each row */
-    bool skip;          /* one class more, the last: index == experts skips the experts */
+    int64_t experts, k; /* each row chooses k of `experts` experts */
+    bool skip;          /* one more class, the last: index == experts skips the experts */
     bool renormalise;   /* gates of a row sum to 1 */
-    double auxiliary;   /* weight of a load-balancing loss over these rows, 0: none */
-    bool loads;         /* in training: give the loads, for a loss over several routers */
+    double auxiliary;   /* weight of a load-balancing loss over these rows; 0: none */
+    bool loads;         /* in training: return the loads, for a loss over several routers */
 } RouterSpec;
 
-/* index INT32 [R, k], gate WIDE [R, k]; loads WIDE [2, classes] or TENSOR_NONE: how often each class was chosen, and
- * the sum of its probabilities. */
+/* index INT32 [R, k], gate WIDE [R, k]; loads WIDE [2, classes] or TENSOR_NONE: how often each
+ * class was chosen, and the sum of its probabilities. */
 typedef struct Routing { TensorId index, gate, loads; } Routing;
 
 /* Chooses experts (rule.c). `bias` may be TENSOR_NONE; the auxiliary loss is added to loss[1]. */
 Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, TensorId loss, const RouterSpec *spec);
 
-/* A load-balancing loss over `tokens` rows of one router or several, whose loads are summed (rule.c). */
+/* A load-balancing loss over `tokens` rows of one router, or of several with summed loads
+ * (rule.c). */
 typedef struct BalanceLossSpec {
     int64_t experts, k, tokens;
     double weight;
 } BalanceLossSpec;
-/* Adds it to loss[1]; in training only. */
+/* Adds the loss to loss[1]; only in training. */
 void op_balance_loss(Graph *graph, TensorId loads, TensorId share, TensorId loss, const BalanceLossSpec *spec);
 
 typedef enum RouterOperand {
@@ -43,7 +44,7 @@ typedef enum RouterOperand {
 
 typedef enum RouterGradOperand {
     ROUTER_GRAD_D_GATE,        /* like gate, optional */
-    ROUTER_GRAD_PROBABILITIES, /* these two are outputs of router */
+    ROUTER_GRAD_PROBABILITIES, /* this and the next are outputs of router */
     ROUTER_GRAD_INDEX,
     ROUTER_GRAD_D_LOADS,      /* like loads, optional; its first row is not read */
     ROUTER_GRAD_D_LOGITS = 0, /* WIDE [R, classes] */
@@ -58,5 +59,5 @@ typedef enum BalanceLossOperand {
 typedef enum BalanceLossGradOperand {
     BALANCE_LOSS_GRAD_LOADS,
     BALANCE_LOSS_GRAD_SHARE,
-    BALANCE_LOSS_GRAD_D_LOADS = 0, /* like loads; zeros for the counts and for classes that are no experts */
+    BALANCE_LOSS_GRAD_D_LOADS = 0, /* like loads; zeros for the counts and for classes that are not experts */
 } BalanceLossGradOperand;

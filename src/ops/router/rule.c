@@ -1,20 +1,23 @@
-/* The router of a mixture of experts of E experts, and one class more where rows may skip them:
+/* The router of a mixture of E experts, with one more class if rows may skip them:
  *     p = softmax(logits) [R, classes],    index = the k classes of highest p + bias,    gate = their p, divided by
- *       the row's sum where `renormalise`.
- * Two ways to balance the experts. The load-balancing bias only steers the choice, and its "gradient", which AdamW
- * follows, is the load error of each expert, count_e / (R k) - 1 / E over all rows of the step (arXiv 2408.15664). The
- * router adds E count_e - R k, an integer, so that microbatches and ranks add up to the same error in any order, and an
- * error of zero is zero: AdamW divides by the error's own root, which would make a step of any rounding. Sums in fp32 are
- * exact up to 2^24 times the largest power of two that divides both E and R k. The optimizer divides by E and all
- * choices of the step (optimizer_set_load_unit). A microbatch without a share adds nothing.
+ *       the row's sum if `renormalise`.
+ * There are two ways to balance the experts. The load-balancing bias only affects the choice. Its
+ * "gradient", which AdamW follows, is the load error of each expert, count_e / (R k) - 1 / E over
+ * all rows of the step (arXiv 2408.15664). The router adds E count_e - R k, an integer, so that
+ * microbatches and ranks sum to the same error in any order, and an error of zero is exactly zero:
+ * AdamW divides by sqrt(v), so any rounding error would become a full step. Sums in fp32 are exact
+ * up to 2^24 times the largest power of two that divides both E and R k. The optimizer divides by E
+ * and all choices of the step (optimizer_set_load_unit). A microbatch without a share adds nothing.
  *
- * The load-balancing loss is an operation of its own, balance_loss, over the loads of one router or the sum of those of
- * several: Switch's (arXiv 2101.03961, equation 4) for k choices a token,
+ * The load-balancing loss is a separate operation, balance_loss, over the loads of one router or
+ * the summed loads of several: Switch's loss (arXiv 2101.03961, equation 4) for k choices per
+ * token,
  *     loss += share * weight * E * sum over e of f_e P_e / k
- * with f_e the choices of expert e per token, constant in the gradient, and P_e the mean of its probability, over N
- * tokens. For one router N = R; Mixtral's loss in transformers (load_balancing_loss_func) sums the loads of all layers,
- * N = layers * R. Each microbatch has its own loss, and `share` makes their mean: choices of other microbatches are not
- * seen. Ranks that have rows of one microbatch sum their loads first, and each adds its share of the loss. */
+ * Here f_e is the choices of expert e per token, a constant in the gradient, and P_e is the mean of
+ * its probability over N tokens. For one router N = R; Mixtral's loss in transformers
+ * (load_balancing_loss_func) sums the loads of all layers, N = layers * R. Each microbatch has its
+ * own loss, which ignores choices of other microbatches, and `share` gives the mean. Ranks that
+ * divide the rows of one microbatch sum their loads first, and each adds its share of the loss. */
 #include "ops/collective/collective.h"
 #include "ops/router/router.h"
 
@@ -61,7 +64,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     graph_node(graph, OP_router_grad, in, out, spec, sizeof *spec);
 }
 
-/* Maximum, subtract, exponential (about ten), sum, scale, and one comparison for each of the k. */
+/* Counts maximum, subtraction, exponential (about ten), sum, scale, and one comparison per
+ * choice. */
 static double flops(const Graph *graph, const Node *node) {
     const RouterSpec *spec = node->attributes;
     return (14.0 + spec->k) * graph_elements(graph, node->in[ROUTER_LOGITS]);
