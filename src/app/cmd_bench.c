@@ -30,14 +30,19 @@ static bool read_config(Bench *bench, Invocation *invocation, Error *error) {
 
 /* -- The command --------------------------------------------------------------------------------------------------- */
 
-/* Before the measuring, which may take hours. Files that exist are left as they are, and none is made. */
-static bool check_output(const char *option, const char *path, Error *error) {
-    return !*path || file_can_output(path) || error_set(error, ERROR_USAGE, "%s=%s cannot be written: %s", option, path, strerror(errno));
+/* Before the measuring, which may take hours. Files that exist are left as they are, and none is made. An older result is
+ * replaced later: `is_result` recognizes one, and messages call it `kind`. */
+static bool check_output(const char *option, const char *path, bool (*is_result)(const char *path), const char *kind, Error *error) {
+    if (!*path) return true;
+    if (file_kind(path, NULL) != FILE_OTHER && !file_check_overwrite(path, true, is_result, kind, error))
+        return error_context(error, "%s", option);
+    return file_can_output(path) || error_set(error, ERROR_USAGE, "%s=%s cannot be written: %s", option, path, strerror(errno));
 }
 
 static bool check_outputs(const BenchOptions *options, Error *error) {
-    return check_output("csv", options->csv, error) && check_output("json", options->json, error) &&
-           check_output("plot", options->plot, error);
+    return check_output("csv", options->csv, bench_is_csv, "a table of smelt bench", error) &&
+           check_output("json", options->json, bench_is_json, "a result of smelt bench", error) &&
+           check_output("plot", options->plot, bench_is_plot, "an SVG picture", error);
 }
 
 /* Results that came before a failure are written too. */

@@ -35,7 +35,7 @@ static const Option rows[] = {
         "rest as with same, in a folder for vLLM and transformers"),
     CHOICE_OPTION(tokenizer, "own", "own|none", "the model's tokenizer is written beside it, or into a GGUF file; none: it is left out"),
     INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "most bytes of tensors in one file of a folder, unless one tensor is larger"),
-    BOOL_OPTION(overwrite, "false", "replace a folder that convert wrote before"),
+    BOOL_OPTION(overwrite, "false", "replace a folder that convert wrote before, or a file of the same format"),
     STRING_OPTION(tokens.add, "", "",
         "new special tokens, with commas between: OUT, a folder, has them in its tokenizer, and rows for them that are the mean of the "
         "others"),

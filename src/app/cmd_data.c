@@ -67,7 +67,7 @@ static const Option train_rows[] = {
     CHOICE_OPTION(pattern, "llama3", PATTERNS, "how text is divided into words"),
     INT_OPTION(minimum_count, "2", 1, 1e15, "", "a pair that occurs less often does not become a token"),
     RECORD_ROWS("auto|text|jsonl"),
-    BOOL_OPTION(overwrite, "false", "replace a file of that name"),
+    BOOL_OPTION(overwrite, "false", "replace a tokenizer of that name"),
 };
 
 enum { MOST_SHOWN = 1 << 20 };
@@ -81,11 +81,6 @@ static const Option show_rows[] = {
 };
 
 /* -- pack ---------------------------------------------------------------------------------------------------------- */
-
-static bool refuse_existing(const DataOptions *options, const char *path, Error *error) {
-    return options->overwrite || !file_exists(path) ||
-           error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true to replace it", path);
-}
 
 /* Lengths of documents as bars, a row for each power of two from the shortest to the longest. */
 static void print_lengths(const PackResult *result, bool pairs) {
@@ -177,6 +172,13 @@ static bool lies_in(const char *path, const char *folder) {
     return file && root && starts_with(file, root) && (root[length - 1] == '/' || file[length] == '/' || !file[length]);
 }
 
+static bool is_tokenizer(const char *path) {
+    Error ignored = {0};
+    Tokenizer *tokenizer = file_kind(path, NULL) == FILE_REGULAR ? tokenizer_open(path, &ignored) : NULL;
+    tokenizer_free(tokenizer);
+    return tokenizer != NULL;
+}
+
 static bool run_train_tokenizer(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
     const char *text = invocation->words[0], *output = invocation->words[1];
@@ -190,7 +192,7 @@ static bool run_train_tokenizer(Invocation *invocation, Error *error) {
     PackResult result;
     int32_t learned;
     if (lies_in(output, text)) return error_set(error, ERROR_USAGE, "%s is both input and output; name another output", output);
-    if (!refuse_existing(options, output, error)) return false;
+    if (!file_check_overwrite(output, options->overwrite, is_tokenizer, "a tokenizer", error)) return false;
     double start = log_seconds();
     if (!pack_train_tokenizer(&input, &training, &result, &learned, error)) return false;
     char size[32], duration[32];

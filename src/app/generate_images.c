@@ -48,6 +48,11 @@ static bool choose_size(Gallery *gallery, Error *error) {
     return true;
 }
 
+static bool check_output(const char *path, bool overwrite, bool (*is_kind)(const char *path), const char *kind, Error *error) {
+    if (!*path) return true;
+    return file_check_overwrite(path, overwrite, is_kind, kind, error) && (file_can_output(path) || file_fail(error, "write", path));
+}
+
 static bool check_outputs(const Gallery *gallery, Error *error) {
     const ImageOptions *images = &gallery->options->images;
     bool pixels = gallery->channels == 1 || gallery->channels == VAE_COLOURS;
@@ -59,13 +64,8 @@ static bool check_outputs(const Gallery *gallery, Error *error) {
         return error_set(error, ERROR_USAGE,
             "png=%s: latents of %" PRId64 " channels are no pixels: give vae=FOLDER, which decodes them, or out=FILE.safetensors alone",
             images->png, gallery->channels);
-    const char *const files[] = {images->out, images->png};
-    for (int i = 0; i < 2; i++) {
-        if (*files[i] && !images->overwrite && file_exists(files[i]))
-            return error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", files[i]);
-        if (*files[i] && !file_can_output(files[i])) return file_fail(error, "write", files[i]);
-    }
-    return true;
+    return check_output(images->out, images->overwrite, safetensors_is_file, "a file of safetensors", error) &&
+           check_output(images->png, images->overwrite, png_is_file, "a PNG file", error);
 }
 
 static bool gallery_open(Gallery *gallery, const char *encodings, const ModelConfig *model, Error *error) {

@@ -84,6 +84,22 @@ FileId file_id(const char *path) {
     return status_of(path, &status) == 0 ? (FileId){status.st_dev, status.st_ino} : (FileId){0};
 }
 
+bool file_begins(const char *path, const char *start, size_t size) {
+    char found[65];
+    assert(size < sizeof found);
+    return file_kind(path, NULL) == FILE_REGULAR && file_read_start(path, found, size + 1) == (int64_t)size && !memcmp(found, start, size);
+}
+
+bool file_check_overwrite(const char *path, bool overwrite, bool (*is_kind)(const char *path), const char *kind, Error *error) {
+    int64_t bytes;
+    FileKind found = file_kind(path, &bytes);
+    if (found == FILE_ABSENT) return true;
+    if (!overwrite) return error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
+    if (found == FILE_UNREADABLE) return file_fail(error, "look at", path);
+    return (found == FILE_REGULAR && !bytes) || is_kind(path) ||
+           error_set(error, ERROR_USAGE, "%s is not %s, which overwrite=true replaces: give another name, or move it away", path, kind);
+}
+
 bool file_id_same(FileId a, FileId b) { return a.device == b.device && a.number == b.number; }
 
 bool file_same(const char *a, const char *b) {

@@ -31,6 +31,11 @@ FileKind file_kind(const char *path, int64_t *bytes);
 /* Returns false only if the name does not exist. If the system cannot answer, the result is true,
  * and the read that follows reports the reason. */
 bool file_exists(const char *path);
+/* Whether `path` is a regular file that begins with these bytes, at most 64. */
+bool file_begins(const char *path, const char *start, size_t size);
+/* Checks that a command may write the file `path`. It may if there is none, or with `overwrite` if the
+ * file is empty or `is_kind`. Messages call the kind `kind`. ERROR_USAGE with the way out. */
+bool file_check_overwrite(const char *path, bool overwrite, bool (*is_kind)(const char *path), const char *kind, Error *error);
 int64_t file_modified(const char *path);      /* time in nanoseconds since 1970; 0 if it is absent */
 bool file_same(const char *a, const char *b); /* whether both exist and are the same file */
 /* An identity that a file or folder keeps when it is renamed; all zero if it is absent. */

@@ -121,6 +121,10 @@ bool bench_open_device(Bench *bench, Precision precision, Error *error);
 void bench_row(Bench *bench, const BenchCell *cells);
 /* Writes csv=, json= and plot= if they were given. ERROR_DATA if a file cannot be written. */
 bool bench_write(const Bench *bench, Error *error);
+/* Whether a file is such a result, which another one may replace. */
+bool bench_is_csv(const char *path);
+bool bench_is_json(const char *path);
+bool bench_is_plot(const char *path);
 void bench_free_results(Bench *bench);
 /* Returns the index of a column, which must exist. */
 int bench_column(const BenchResults *results, const char *name);

@@ -95,6 +95,15 @@ static void write_csv_text(FILE *file, const char *text) {
     if (quoted) putc('"', file);
 }
 
+static const char csv_names[] = "benchmark,device,cpu,threads,host,time\n";
+
+bool bench_is_csv(const char *path) {
+    char start[4096];
+    if (file_kind(path, NULL) != FILE_REGULAR || file_read_start(path, start, sizeof start) <= 0) return false;
+    const char *found = strstr(start, csv_names), *line = strchr(start, '\n');
+    return found && line && found < line;
+}
+
 /* Unknown numbers are empty. */
 static void write_csv(const Bench *bench, const Machine *machine, FILE *file) {
     const BenchResults *results = &bench->results;
@@ -103,7 +112,7 @@ static void write_csv(const Bench *bench, const Machine *machine, FILE *file) {
     const char *names[] = {bench->benchmark->name, machine->device, machine->cpu, threads, machine->host, machine->time};
     enum { NAMES = sizeof names / sizeof *names };
     for (int i = 0; i < results->column_count; i++) fprintf(file, "%s,", results->columns[i].name);
-    fputs("benchmark,device,cpu,threads,host,time\n", file);
+    fputs(csv_names, file);
     for (int row = 0; row < results->row_count; row++) {
         for (int i = 0; i < results->column_count; i++) {
             const BenchCell *cell = &results->cells[row * results->column_count + i];
@@ -154,6 +163,11 @@ static json_t *cell_value(const BenchColumn *column, const BenchCell *cell) {
     return column->decimals == 0 && fabs(cell->number) < 1e15 ? json_integer((json_int_t)cell->number) : json_real(cell->number);
 }
 
+bool bench_is_json(const char *path) {
+    static const char start[] = "{\n \"benchmark\":";
+    return file_begins(path, start, sizeof start - 1);
+}
+
 static void write_json(const Bench *bench, const Machine *machine, FILE *file) {
     const BenchResults *results = &bench->results;
     json_t *rows = json_array();
@@ -173,6 +187,8 @@ static void write_json(const Bench *bench, const Machine *machine, FILE *file) {
 }
 
 /* -- Files --------------------------------------------------------------------------------------------------------- */
+
+bool bench_is_plot(const char *path) { return file_begins(path, "<svg ", 5); }
 
 static void write_plot(const Bench *bench, const Machine *machine, FILE *file) {
     SCOPED_FREE char *subtitle = memory_format("%s, %.10s", has_gpu(bench) ? machine->device : machine->cpu, machine->time);

@@ -75,6 +75,7 @@ typedef struct Safetensors {
 /* Maps a file; every name, type, shape and byte range of the header is checked against the file size. */
 bool safetensors_open(Safetensors *file, const char *path, Error *error);
 void safetensors_close(Safetensors *file);
+bool safetensors_is_file(const char *path);                                      /* whether it can be opened */
 const StoredTensor *safetensors_find(const Safetensors *file, const char *name); /* NULL if absent */
 
 /* -- Checkpoints (save.c, load.c) --------------------------------------------------------------------------------- */

@@ -338,6 +338,14 @@ void safetensors_close(Safetensors *file) {
     *file = (Safetensors){0};
 }
 
+bool safetensors_is_file(const char *path) {
+    Safetensors file = {0};
+    Error ignored = {0};
+    bool opened = safetensors_open(&file, path, &ignored);
+    if (opened) safetensors_close(&file);
+    return opened;
+}
+
 const StoredTensor *safetensors_find(const Safetensors *file, const char *name) {
     StoredTensor wanted = {.name = name};
     return file->count > 0 ? bsearch(&wanted, file->tensors, file->count, sizeof wanted, tensor_compare) : NULL;

@@ -690,10 +690,21 @@ static bool refuse_twin(const Packer *packer, Error *error) {
     return true;
 }
 
+/* Only a shard is replaced: a file of its name may be a model. A record tells that a packing was killed or moved. */
+static bool refuse_foreign(const Packer *packer, const char *name, Error *error) {
+    SCOPED_FREE char *index = memory_format("%s.idx", name), *tokens = memory_format("%s.bin", name), *record = record_path(packer);
+    bool indexed = file_exists(index), shard = indexed ? file_begins(index, SHARD_MAGIC, sizeof SHARD_MAGIC) : file_exists(record);
+    return shard || !(indexed || file_exists(tokens)) ||
+           error_set(error, ERROR_USAGE, "%s is not of a token shard, which overwrite=true replaces: give another name, or move it away",
+               indexed ? index : tokens);
+}
+
 /* Runs may train on the shards that are there, and files of such a name may be no shard's. */
 static bool refuse_existing(const Packer *packer, Error *error) {
     static const char *const suffixes[] = {".idx", ".bin", ".tokenizer"};
     const char *names[] = {packer->train.name, packer->valid.name};
+    for (int i = 0; i < 2 && names[i] && packer->options.overwrite; i++)
+        if (!refuse_foreign(packer, names[i], error)) return false;
     for (int i = 0; i < 2 && names[i] && !packer->options.overwrite; i++)
         for (size_t j = 0; j < sizeof suffixes / sizeof *suffixes; j++) {
             SCOPED_FREE char *path = memory_format("%s%s", names[i], suffixes[j]);

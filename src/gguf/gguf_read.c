@@ -29,11 +29,7 @@ static const size_t kind_bytes[GGUF_KINDS] = {
     [GGUF_F64] = 8,
 };
 
-bool gguf_is_file(const char *path) {
-    char start[sizeof magic + 1];
-    return file_kind(path, NULL) == FILE_REGULAR && file_read_start(path, start, sizeof start) == sizeof magic &&
-           !memcmp(start, magic, sizeof magic);
-}
+bool gguf_is_file(const char *path) { return file_begins(path, magic, sizeof magic); }
 
 /* -- Bytes --------------------------------------------------------------------------------------------------------- */
 

@@ -129,6 +129,7 @@ typedef struct Picture {
 /* Writes pictures with equal channels as one PNG, `columns` side by side with a gray line in
  * between; each cell is as large as the largest picture. ERROR_CHECKPOINT. */
 bool png_write(const char *path, const Picture *pictures, int64_t count, int64_t columns, Error *error);
+bool png_is_file(const char *path);
 
 /* A decoder of latents: diffusers' AutoencoderKL. */
 typedef struct Vae Vae;

@@ -71,8 +71,11 @@ static Sheet lay_out(const Picture *pictures, int64_t count, int64_t columns) {
     return sheet;
 }
 
+static const unsigned char signature[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+
+bool png_is_file(const char *path) { return file_begins(path, (const char *)signature, sizeof signature); }
+
 static bool write_sheet(const char *path, const Sheet *sheet, size_t bytes, Error *error) {
-    static const unsigned char signature[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
     enum { GRAY = 0, RED_GREEN_BLUE = 2, DEPTH = 8 };
     unsigned char header[13] = {[8] = DEPTH, [9] = sheet->channels == 1 ? GRAY : RED_GREEN_BLUE};
     uLongf packed_bytes = compressBound((uLong)bytes);

@@ -199,7 +199,7 @@ static bool write_file(
 bool hf_write_gguf(const HfExport *export, const GgufType *type, const char *path, bool overwrite, Error *error) {
     SCOPED(gguf_writer_close) GgufWriter writer = {0};
     if (!gguf_check(export->config, error)) return false;
-    if (file_exists(path) && !overwrite) return error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
+    if (!file_check_overwrite(path, overwrite, gguf_is_file, "a GGUF file", error)) return false;
     SCOPED(model_free) Model model = model_describe(export->config, NULL, export->precision);
     return hf_check_biases(export, model.graph, error) && put_keys(&writer, export, type, error) &&
            write_file(&writer, export, model.graph, type, path, error);

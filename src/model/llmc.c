@@ -199,7 +199,7 @@ static bool check(const ModelConfig *c, const char *path, bool overwrite, Error 
         return error_set(error, ERROR_USAGE,
             "llm.c's files hold family gpt2 with model.tied=true, model.ffn=4 x model.width and model.norm_epsilon=1e-5 only: "
             "write a folder instead");
-    return overwrite || !file_exists(path) || error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
+    return file_check_overwrite(path, overwrite, llmc_is_model, "a model of llm.c", error);
 }
 
 static bool check_values(const Parameter *p, const float *values, Error *error) {

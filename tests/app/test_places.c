@@ -65,6 +65,45 @@ static void a_model_and_a_run_are_not_in_one_folder(void **state) {
     smelt_says(ERROR_NONE, "", "eval run text");
 }
 
+/* A file is replaced by one of its kind alone; what else has its name stays. */
+static void overwriting_replaces_only_what_the_command_writes(void **state) {
+    (void)state;
+    static const struct {
+        const char *path, *words;
+    } rows[] = {
+        {"x.gguf", "convert run x.gguf overwrite=true"},
+        {"x.bin", "convert run x.bin overwrite=true"},
+        {"x.json", "data train-tokenizer text x.json vocabulary=300 overwrite=true"},
+        {"x.idx", "data pack text x overwrite=true"},
+        {"x-valid.idx", "data pack text x valid=0.1 overwrite=true"},
+        {"x.csv", "bench memory bytes=1Mi seconds=0.01 csv=x.csv"},
+        {"x.json", "bench memory bytes=1Mi seconds=0.01 json=x.json"},
+        {"x.svg", "bench memory bytes=1Mi seconds=0.01 plot=x.svg"},
+        {"x.html", "report run out=x.html"},
+    };
+    smelt_says(ERROR_NONE, "",
+        "train data.train=text model.family=gpt2 model.width=32 model.layers=1 model.heads=2 model.ffn=128 model.tied=true "
+        "model.norm_epsilon=1e-5 data.length=32 "
+        "batch.sequences=4 batch.tokens=256 schedule.warmup=0 steps=1 device=cpu run=run");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        static const char mine[] = "{\"mine\": true}\n";
+        smelt_good(rows[i].words);
+        smelt_good(rows[i].words);
+        if (i == 0) smelt_good("convert x.gguf folder");
+        write_text(rows[i].path, mine);
+        smelt_says(ERROR_USAGE, rows[i].path, "%s", rows[i].words);
+        SCOPED_FREE char *kept = read_text(rows[i].path);
+        assert_string_equal(kept, mine);
+        write_text(rows[i].path, ""); /* as mktemp makes it */
+        if (strncmp(rows[i].words, "data pack", 9) != 0) smelt_good(rows[i].words);
+        system("rm -rf x.* x-*");
+    }
+    smelt_good("data pack text x");
+    assert_int_equal(unlink("x.idx"), 0);
+    assert_int_equal(unlink("x.pack.json"), 0);
+    smelt_says(ERROR_USAGE, "x.bin is not of a token shard", "data pack text x overwrite=true");
+}
+
 /* Words that only look like a URL. */
 static void a_prompt_and_a_path_with_a_colon_are_no_urls(void **state) {
     (void)state;
@@ -78,6 +117,7 @@ int main(void) {
         TRAIN_TEST(an_unknown_scheme_is_refused_wherever_a_path_is_given),
         TRAIN_TEST(a_bucket_is_refused_where_a_folder_is_wanted),
         TRAIN_TEST(a_model_and_a_run_are_not_in_one_folder),
+        TRAIN_TEST(overwriting_replaces_only_what_the_command_writes),
         TRAIN_TEST(a_prompt_and_a_path_with_a_colon_are_no_urls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
