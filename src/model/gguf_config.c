@@ -295,12 +295,13 @@ static bool read_keys(GgufKeys *r, ModelConfig *config, Precision *precision, ch
     return hf_parse_config(r->object, config, precision, warnings, r->error);
 }
 
-/* Reads the tokens that begin and end a text into the fields of config.json. */
+/* Reads the tokens that begin, end and pad a text into the fields of config.json. */
 static void read_token_ids(const Gguf *file, json_t *content) {
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
     json_t *list = json_array();
     int64_t id;
     if (gguf_integer(gguf_find(file, "tokenizer.ggml.bos_token_id"), &id)) hf_put_integer(content, "bos_token_id", id);
+    if (gguf_integer(gguf_find(file, "tokenizer.ggml.padding_token_id"), &id)) hf_put_integer(content, "pad_token_id", id);
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (gguf_integer(gguf_find(file, ends[i]), &id)) json_array_append_new(list, json_integer(id));
     if (json_array_size(list) > 1) hf_put(content, "eos_token_id", json_incref(list));

@@ -388,8 +388,9 @@ static void put_templates(const Gguf *file, json_t *config) {
 
 /* The tokenizer_config.json: the special tokens, and the templates of chats. */
 static json_t *config_json(Source *source) {
-    static const char *const tokens[][2] = {
-        {"bos_token", "bos_token_id"}, {"eos_token", "eos_token_id"}, {"unk_token", "unknown_token_id"}, {"pad_token", "padding_token_id"}};
+    static const char *const tokens[][2] = {{"bos_token", "bos_token_id"}, {"eos_token", "eos_token_id"}, {"unk_token", "unknown_token_id"},
+        {"pad_token", "padding_token_id"}, {"sep_token", "seperator_token_id"}, {"cls_token", "cls_token_id"},
+        {"mask_token", "mask_token_id"}};
     int64_t id;
     if (!read_tokens(source)) return NULL;
     json_t *config = json_pack("{s:s, s:b}", "tokenizer_class", "PreTrainedTokenizerFast", "clean_up_tokenization_spaces", 0);
@@ -646,9 +647,9 @@ static bool read_template(const Target *target, int64_t around[2]) {
 static void put_further_ends(const Target *target, int64_t written) {
     static const char *const keys[] = {KEY "eot_token_id", KEY "eom_token_id"};
     const json_t *ends = json_object_get(target->origin, "eos_token_id");
-    size_t used = 0, left = 0;
-    for (size_t i = 0; i < json_array_size(ends); i++) {
-        int64_t id = json_integer_value(json_array_get(ends, i));
+    size_t used = 0, left = 0, count = json_is_array(ends) ? json_array_size(ends) : json_is_integer(ends);
+    for (size_t i = 0; i < count; i++) {
+        int64_t id = json_integer_value(json_is_array(ends) ? json_array_get(ends, i) : ends);
         if (id == written || id < 0 || (size_t)id >= target->tokens.count) continue;
         if (used < 2) gguf_put_integer(target->writer, keys[used++], GGUF_U32, id);
         else left++;

@@ -118,8 +118,36 @@ static void every_field_of_side_files_is_kept_or_named(void **state) {
     process_free(&result);
 }
 
+/* The folder of a GGUF file has the special tokens of the folder that the file was made of. */
+static void special_tokens_come_back_from_a_gguf_file(void **state) {
+    (void)state;
+    static const char *const files[] = {"back/config.json", "back/generation_config.json"};
+    make_base();
+    for (int one = 0; one < 2; one++) { /* several tokens that end a text; one, which the tokenizer does not name */
+        if (one) write_text("base/generation_config.json", "{\"eos_token_id\": 4}");
+        smelt_good("convert base file.gguf overwrite=true");
+        smelt_good("convert file.gguf back overwrite=true");
+        json_auto_t *tokens = json_load_file("back/tokenizer.json", 0, NULL),
+                    *names = json_load_file("back/tokenizer_config.json", 0, NULL);
+        json_auto_t *vocabulary = json_incref(json_object_get(json_object_get(tokens, "model"), "vocab"));
+        json_auto_t *expected = json_pack("{ss ss ss ss ss ss ss}", "eos_token", "<|endoftext|>", "bos_token", "a", "unk_token", "b",
+                        "pad_token", "c", "sep_token", "d", "cls_token", "e", "mask_token", "f"),
+                    *ends = one ? json_pack("[ii]", 0, 4) : json_pack("[iii]", 0, 4, 5);
+        const char *name;
+        json_t *text;
+        json_object_foreach(expected, name, text) if (!json_equal(json_object_get(names, name), text)) fail_msg("%s is lost", name);
+        for (size_t i = 0; i < COUNT(files); i++) {
+            json_auto_t *settings = json_load_file(files[i], 0, NULL);
+            assert_true(json_equal(json_object_get(settings, "pad_token_id"), json_object_get(vocabulary, "c")));
+            assert_true(json_equal(json_object_get(settings, "bos_token_id"), json_object_get(vocabulary, "a")));
+            assert_true(json_equal(json_object_get(settings, "eos_token_id"), ends));
+        }
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {TRAIN_TEST(every_field_of_side_files_is_kept_or_named)};
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(special_tokens_come_back_from_a_gguf_file), TRAIN_TEST(every_field_of_side_files_is_kept_or_named)};
     setenv("REPOSITORY", realpath(".", NULL), 1);
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);
