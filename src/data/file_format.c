@@ -90,9 +90,11 @@ static RecordShape json_shape(const char *text, size_t size, bool lines) {
 
 static bool is_table(const PackOptions *options, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
     static const NotText chat = {"a table, which holds no conversations", "write them as JSON lines"};
-    static const NotText lacking = {"a table without the column of the text", "give field=NAME to smelt data pack"};
+    static const NotText commas = {"a table (commas divide its columns) without the column of the text",
+                             "give field=NAME to smelt data pack"},
+                         tabs = {"a table (tabs divide its columns) without the column of the text", "give field=NAME to smelt data pack"};
     format->shape = SHAPE_TABLE;
-    *why = pack_is_chat(options->format) ? chat : lacking;
+    *why = pack_is_chat(options->format) ? chat : format->delimiter == ',' ? commas : tabs;
     return !pack_is_chat(options->format) && table_header(bytes, size, options->field, format, format->columns, sizeof format->columns);
 }
 

@@ -818,7 +818,7 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
     const PackOptions *options = &packer->options;
     bool pairs = options->format == PACK_PREFERENCE;
     PackBad none = pairs ? PACK_BAD_PAIR : PACK_BAD_CHAT;
-    int64_t bad = 0;
+    int64_t bad = 0, left = pack_files_left(&packer->files);
     for (int i = 1; i < PACK_BAD_KINDS; i++) bad += packer->report.result.bad[i];
     if (bad > 0 && bad == packer->report.result.bad[none])
         return error_set(error, ERROR_DATA, "no record of %s is a %s that can be packed: %s", options->inputs[0],
@@ -831,10 +831,10 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
         return error_set(
             error, ERROR_DATA, "no line of %s is a record in JSON: %s", options->inputs[0], first_bad(packer, PACK_BAD_JSON, NULL));
     return error_set(error, ERROR_DATA,
-        "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " files left out, %" PRId64
-        " bad records; name a file or folder with text",
-        options->inputs[0], packer->files.list.count, plural((int64_t)packer->files.list.count), packer->files.bytes,
-        pack_files_left(&packer->files), bad);
+        "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " file%s left out, %" PRId64
+        " bad record%s; name a file or folder with text",
+        options->inputs[0], packer->files.list.count, plural((int64_t)packer->files.list.count), packer->files.bytes, left, plural(left),
+        bad, plural(bad));
 }
 
 static bool check_result(const Packer *packer, Error *error) {

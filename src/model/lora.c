@@ -287,22 +287,39 @@ static bool check_tokens(const ModelConfig *config, const LoraConfig *lora, Erro
                                             lora->tokens, (long long)config->vocabulary);
 }
 
+/* The first target that chooses nothing in the graph, and its length; NULL: there is none. */
+static const char *find_unknown(const LoraConfig *lora, const Graph *graph, size_t *length) {
+    for (const char *at = lora->targets;; at++) {
+        *length = strcspn(at, ",");
+        if (!chooses_any(at, *length, graph)) return at;
+        at += *length;
+        if (!*at) return NULL;
+    }
+}
+
+bool lora_check_named(const ModelConfig *config, const LoraConfig *lora, Error *error) {
+    SCOPED(model_free) Model model = model_describe(config, lora, PRECISION_FP32);
+    size_t length;
+    const char *unknown = find_unknown(lora, model.graph, &length);
+    return !unknown ||
+           error_set(error, ERROR_CHECKPOINT,
+               "target_modules of its adapter_config.json names %.*s, for which smelt has no adapters: it is no linear layer of "
+               "the model's blocks; merge it with PEFT (merge_and_unload), and give that folder",
+               (int)length, unknown);
+}
+
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error) {
     if (!lora->rank) return true;
     if (!check_tokens(config, lora, error)) return false;
     SCOPED(model_free) Model model = model_describe(config, lora, PRECISION_FP32);
     if (!check_saved(model.graph, config, lora, error)) return false;
-    for (const char *at = lora->targets;; at++) {
-        size_t length = strcspn(at, ",");
-        if (!chooses_any(at, length, model.graph))
-            return error_set(error, ERROR_USAGE,
-                "lora.targets: %.*s is no linear layer of this model: `smelt train CONFIG plan=program` names them, and all, attention, "
-                "mlp, "
-                "experts and router choose many",
-                (int)length, at);
-        at += length;
-        if (!*at) break;
-    }
+    size_t length;
+    const char *unknown = find_unknown(lora, model.graph, &length);
+    if (unknown)
+        return error_set(error, ERROR_USAGE,
+            "lora.targets: %.*s is no linear layer of this model: `smelt train CONFIG plan=program` names them, and all, attention, mlp, "
+            "experts and router choose many",
+            (int)length, unknown);
     return lora->experts == LORA_EACH || has_adapted_experts(model.graph) ||
            error_set(error, ERROR_USAGE, "lora.experts=shared is for adapters of experts, and lora.targets=%s has none here: leave it out",
                lora->targets);

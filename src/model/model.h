@@ -90,6 +90,8 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
 /* ERROR_USAGE names targets of lora.targets or lora.modules_to_save that the model lacks
  * (model/lora.c). */
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error);
+/* ERROR_CHECKPOINT names targets of an adapter_config.json that the model lacks. */
+bool lora_check_named(const ModelConfig *config, const LoraConfig *lora, Error *error);
 /* Builds the smallest program of the whole model, to list its parameters; `lora` may be NULL. */
 Model model_describe(const ModelConfig *config, const LoraConfig *lora, Precision precision);
 void model_free(Model *model);

@@ -69,7 +69,7 @@ bool adapter_read_config(const char *name, Config *config, OptionStrings *string
     config->lora.alpha = peft.lora.alpha;
     config->lora.rslora = peft.lora.rslora;
     config->lora.experts = LORA_EACH;
-    return lora_check_targets(&config->model, &config->lora, error) || error_context(error, "%s", name);
+    return lora_check_named(&config->model, &config->lora, error) || error_context(error, "%s", name);
 }
 
 /* -- The base ------------------------------------------------------------------------------------------------------ */

@@ -161,7 +161,8 @@ static void broken_rows_and_tables_without_the_column_are_named(void **state) {
     assert_shard_text("out", "one|four|");
     assert_int_equal(result.bad[PACK_BAD_ROW], 3);
     write_text("a.csv", "id,body\n1,one\n");
-    assert_file_refused("a.csv", (PackOptions){0}, "a table without the column of the text that has id, body, not text: give field=NAME");
+    assert_file_refused("a.csv", (PackOptions){0},
+        "a table (commas divide its columns) without the column of the text that has id, body, not text: give field=NAME");
     write_text("a.csv", "id,messages\n1,one\n");
     assert_file_refused("a.csv", (PackOptions){.format = PACK_CHAT}, "holds no conversations");
 }
@@ -320,10 +321,10 @@ static void every_file_of_a_folder_is_listed_as_taken_or_left_out(void **state) 
     static const char *const taken[] = {"in/a.jsonl", "in/b.json", "in/sub/c.jsonl"};
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) assert_listed(taken[i], NULL);
     static const char *const left_out[][2] = {{"in/.hidden", "a dot"}, {"in/README.md", "a README"}, {"in/empty", "without a document"},
-        {"in/blank.jsonl", "without a document"}, {"in/d.json", "JSON, but holds no records"}, {"in/e.csv", "a table without the column"},
-        {"in/cat.png", "a picture"}, {"in/cat.bmp", "a picture"}, {"in/data-00000-of-00001.arrow", "an Arrow stream"},
-        {"in/state.json", "part of a folder of save_to_disk"}, {"in/dataset_info.json", "part of a folder of save_to_disk"},
-        {"in/link", "a link"}, {"in/pipe", "a pipe"}};
+        {"in/blank.jsonl", "without a document"}, {"in/d.json", "JSON, but holds no records"},
+        {"in/e.csv", "a table (commas divide its columns) without"}, {"in/cat.png", "a picture"}, {"in/cat.bmp", "a picture"},
+        {"in/data-00000-of-00001.arrow", "an Arrow stream"}, {"in/state.json", "part of a folder of save_to_disk"},
+        {"in/dataset_info.json", "part of a folder of save_to_disk"}, {"in/link", "a link"}, {"in/pipe", "a pipe"}};
     for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++) assert_listed(left_out[i][0], left_out[i][1]);
 }
 

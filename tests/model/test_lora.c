@@ -680,6 +680,19 @@ static void set_field(const char *field, const char *value) {
     assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
 }
 
+/* The adapter of a head is PEFT's, and no setting of the command is wrong. */
+static void an_adapter_of_the_head_is_refused_by_the_folders_field(void **state) {
+    (void)state;
+    static const float zeros[4 * 1024];
+    good(ADAPT, "run=adapted lora.targets=q_proj");
+    good("convert adapted %s adapter=true", "adapter");
+    add_tensor("base_model.model.lm_head.lora_A.weight", 4, 32, zeros);
+    add_tensor("base_model.model.lm_head.lora_B.weight", 256, 4, zeros);
+    set_field("target_modules", "[\"q_proj\", \"lm_head\"]");
+    says(ERROR_CHECKPOINT, "adapter: target_modules of its adapter_config.json names lm_head, for which smelt has no adapters",
+        "eval %s text", "adapter");
+}
+
 /* Writes the folder `adapter` with one more tensor, and a field of its configuration set to JSON. */
 static void extend_adapter(const char *name, int64_t rows, int64_t width, const float *values, const char *field, const char *value) {
     good("convert adapted %s adapter=true overwrite=true", "adapter");
@@ -1016,6 +1029,7 @@ int main(void) {
         LORA_TEST(checkpoints_hold_the_adapters_and_their_state_alone),
         LORA_TEST(merged_weights_have_the_loss_of_weights_with_adapters),
         LORA_TEST(ranks_share_out_what_is_trained),
+        LORA_TEST(an_adapter_of_the_head_is_refused_by_the_folders_field),
         LORA_TEST(the_adapters_are_written_as_peft_reads_them),
         LORA_TEST(adapters_of_peft_go_on_and_are_read_everywhere),
         LORA_TEST(the_layers_of_a_configuration_are_those_of_its_tensors),
