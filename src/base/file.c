@@ -43,25 +43,76 @@ bool file_fail(Error *error, const char *action, const char *path) {
     else if (code == ENFILE) advice = "; the machine has too many open files: end some programs";
     error_set(error, ERROR_CHECKPOINT, "cannot %s %s: %s%s", action, path, strerror_r(code, reason, sizeof reason), advice);
     errno = code;
-    return error_find(error, is_absence(code) ? FINDING_ABSENT : FINDING_UNREADABLE);
+    return error_find(error, FINDING_UNREADABLE);
+}
+
+/* file_fail of a call that looks a name up: the file is absent if errno says so. */
+static bool fail_to_find(Error *error, const char *action, const char *path) {
+    file_fail(error, action, path);
+    return error_find(error, is_absence(errno) ? FINDING_ABSENT : FINDING_UNREADABLE);
+}
+
+/* Returns the folder that holds a name; the caller frees it. */
+static char *folder_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? memory_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : memory_copy_string(".");
+}
+
+/* -- Absence ------------------------------------------------------------------------------------------------------- */
+
+/* Returns whether the folder of a name that the system calls absent lists it, or cannot be listed
+ * now. A link to an absent file is absent. A folder that forbids listing, and one with more than
+ * MOST names, do not contradict the system. */
+static bool is_listed(const char *path) {
+    enum { MOST = 1024 };
+    SCOPED_FREE char *whole = memory_format("%.*s", (int)path_length(path), path), *folder = folder_of(whole);
+    const char *slash = strrchr(whole, '/'), *name = slash ? slash + 1 : whole;
+    if (!*name || !strcmp(name, ".")) return false;
+    DIR *stream = opendir(folder);
+    if (!stream && errno == ENOENT) return is_listed(folder);
+    if (!stream) return errno != EACCES && errno != EPERM && !is_absence(errno);
+    bool found = false;
+    const struct dirent *entry;
+    errno = 0;
+    for (int i = 0; i < MOST && !found && (entry = readdir(stream)); i++) found = !strcmp(entry->d_name, name);
+    bool failed = !found && errno != 0;
+    closedir(stream);
+    char target;
+    return failed || (found && readlink(whole, &target, 1) < 0);
+}
+
+/* Returns whether to repeat a call that failed, after a pause: a network file system can often
+ * answer a moment later. ENOENT is final only if the folder does not list the name, else errno
+ * becomes ESTALE. */
+static bool ask_again(const char *path, int *repeated) {
+    enum { MOST = 4 };
+    int code = errno;
+    if (code == ENOENT && is_listed(path)) code = ESTALE;
+    bool again = !is_absence(code) && *repeated < MOST;
+    if (again) thread_sleep(1e-3 * (1 << (*repeated)++));
+    errno = code;
+    return again;
 }
 
 static int descriptor_open(const char *path, int flags) { return TEMP_FAILURE_RETRY(open(path, flags | O_CLOEXEC, 0666)); }
+
+static int descriptor_open_old(const char *path) {
+    int descriptor, repeated = 0;
+    do descriptor = descriptor_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    while (descriptor < 0 && errno == ENOENT && ask_again(path, &repeated));
+    return descriptor;
+}
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
 
 static FileKind kind_of(mode_t mode) { return S_ISREG(mode) ? FILE_REGULAR : S_ISDIR(mode) ? FILE_FOLDER : FILE_OTHER; }
 
-/* Calls stat, and retries if the system cannot answer. A network file system often can a moment
- * later, and callers that ask twice should get equal answers. */
+/* Calls stat, and retries if the system cannot answer: callers that ask twice should get equal
+ * answers. */
 static int status_of(const char *path, struct stat *status) {
-    enum { TRIES = 5 };
-    double pause = 1e-3;
-    int result = stat(path, status);
-    for (int i = 1; i < TRIES && result != 0 && !is_absence(errno); i++, pause *= 2) {
-        thread_sleep(pause);
-        result = stat(path, status);
-    }
+    int result, repeated = 0;
+    do result = stat(path, status);
+    while (result != 0 && ask_again(path, &repeated));
     return result;
 }
 
@@ -114,8 +165,11 @@ static int tree_entry_remove(const char *path, const struct stat *status, int ki
 
 bool file_remove(const char *path, Error *error) {
     enum { OPEN_FOLDERS = 16 };
-    int code = nftw(path, tree_entry_remove, OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS);
-    if (code > 0) errno = code;
+    int code, repeated = 0;
+    do {
+        code = nftw(path, tree_entry_remove, OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS);
+        if (code > 0) errno = code;
+    } while (code != 0 && errno == ENOENT && ask_again(path, &repeated));
     return code == 0 || errno == ENOENT || file_fail(error, "remove", path);
 }
 
@@ -135,7 +189,7 @@ double file_free_bytes(const char *path) {
 static bool file_take(File *file, const char *path, int descriptor, const char *action, Error *error) {
     struct stat status;
     *file = (File){0};
-    if (descriptor < 0) return file_fail(error, action, path);
+    if (descriptor < 0) return fail_to_find(error, action, path);
     *file = (File){.path = memory_copy_string(path), .descriptor = descriptor};
     bool good = fstat(descriptor, &status) == 0 || file_fail(error, action, path);
     if (good && !S_ISREG(status.st_mode)) {
@@ -149,14 +203,15 @@ static bool file_take(File *file, const char *path, int descriptor, const char *
 
 bool file_open(File *file, const char *path, Error *error) {
     /* O_NONBLOCK: a named pipe is refused instead of waiting for its writer. */
-    return file_take(file, path, descriptor_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY), "open", error);
+    return file_take(file, path, descriptor_open_old(path), "open", error);
 }
 
 static bool file_ends(const File *file, int64_t needed, Error *error) {
     struct stat now;
     if (fstat(file->descriptor, &now) < 0) return file_fail(error, "read", file->path);
     return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but is read up to byte %lld", file->path,
-        (long long)now.st_size, (long long)needed);
+               (long long)now.st_size, (long long)needed) ||
+           error_find(error, FINDING_DAMAGED);
 }
 
 bool file_read_at(const File *file, void *data, int64_t bytes, int64_t offset, Error *error) {
@@ -210,7 +265,7 @@ static bool is_readable(int descriptor) {
 
 int64_t file_read_start(const char *path, char *text, size_t size) {
     size_t length = 0;
-    int descriptor = descriptor_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    int descriptor = descriptor_open_old(path);
     ssize_t got = descriptor >= 0 && is_readable(descriptor) ? 1 : -1;
     while (got > 0 && length < size - 1) {
         got = TEMP_FAILURE_RETRY(read(descriptor, text + length, size - 1 - length));
@@ -355,9 +410,7 @@ bool file_sync_data(const File *file, Error *error) { return fdatasync(file->des
 
 /* Names are contents of their folder, which is synced. */
 bool file_sync_name(const char *path, Error *error) {
-    const char *slash = strrchr(path, '/');
-    SCOPED(file_close)
-    File folder = {.path = slash ? memory_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : memory_copy_string(".")};
+    SCOPED(file_close) File folder = {.path = folder_of(path)};
     folder.descriptor = descriptor_open(folder.path, O_RDONLY | O_DIRECTORY);
     return folder.descriptor >= 0 ? file_sync(&folder, error) : file_fail(error, "open", folder.path);
 }
@@ -588,9 +641,11 @@ static int is_named(const struct dirent *entry) { return strcmp(entry->d_name, "
 
 bool file_list(const char *folder, FileList *list, Error *error) {
     struct dirent **found;
-    int count = scandir(folder, &found, is_named, versionsort);
+    int count, repeated = 0;
+    do count = scandir(folder, &found, is_named, versionsort);
+    while (count < 0 && errno == ENOENT && ask_again(folder, &repeated));
     *list = (FileList){0};
-    if (count < 0) return file_fail(error, "read folder", folder);
+    if (count < 0) return fail_to_find(error, "read folder", folder);
     for (int i = 0; i < count; free(found[i++])) file_list_add(list, memory_copy_string(found[i]->d_name), entry_kind(folder, found[i]));
     free(found);
     return true;
@@ -627,7 +682,7 @@ bool file_remove_partials(const char *folder, const char *prefix, const File *ow
 bool file_remove_partials_of(const char *path) {
     SCOPED_FREE char *whole = memory_format("%.*s", (int)path_length(path), path);
     const char *slash = strrchr(whole, '/');
-    SCOPED_FREE char *folder = slash ? memory_format("%.*s", slash == whole ? 1 : (int)(slash - whole), whole) : memory_copy_string(".");
+    SCOPED_FREE char *folder = folder_of(whole);
     SCOPED_FREE char *prefix = memory_format("%s%s", slash ? slash + 1 : whole, PARTIAL);
     return file_remove_partials(folder, prefix, NULL);
 }
@@ -664,7 +719,7 @@ bool file_replace_folder(const char *from, const char *to, Error *error) {
 }
 
 bool file_lock(const char *path, int *lock) {
-    *lock = descriptor_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    *lock = descriptor_open_old(path);
     if (*lock < 0) return is_absence(errno);
     if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return true;
     int code = errno;

@@ -8,7 +8,8 @@
  *
  * A failure is ERROR_CHECKPOINT, "cannot ACTION PATH: REASON; what to do". Callers that read training data or
  * configurations change the code with error_recode. `errno` still holds the reason when a function returns. The
- * failure is FINDING_ABSENT (base/error.h) only if the system says that the name does not exist. */
+ * failure is FINDING_ABSENT (base/error.h) only if the system says that the name does not exist, and the listing of its
+ * folder agrees. A name that is listed and cannot be found is FILE_UNREADABLE, with errno ESTALE. */
 #pragma once
 
 #include <stdbool.h>

@@ -13,6 +13,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/thread.h"
 #include "data/data_internal.h"
 
 enum { READ_BYTES = 16384 /* at once */, READS_PER_PROGRESS = 1024 };
@@ -104,6 +105,15 @@ static bool refuse_token(const Shard *shard, int64_t first, const void *tokens, 
         shard->file.path, token, first + i, vocabulary);
 }
 
+/* A read that fails is repeated for some seconds: the run is healthy. */
+static bool read_bytes(const Shard *shard, void *buffer, int64_t size, int64_t from, Error *error) {
+    if (shard->object) return remote_read(shard->object, buffer, size, from, error);
+    Error failure; /* after a success *error must be unset: callers read its code */
+    for (int attempts = 0; !file_read_at(&shard->file, buffer, size, from, &failure);)
+        if (!thread_try_again(&failure, &attempts)) return *error = failure, error_recode(error, ERROR_DATA);
+    return true;
+}
+
 /* Points *tokens at the tokens from `first` on, at most `most`, as far as `buffer` holds READ_BYTES of the file.
  * Returns how many there are; 0: an error. Where checksums are recorded, whole blocks are read. */
 static int64_t read_part(const Shard *shard, int64_t first, int64_t most, void *buffer, const void **tokens, Error *error) {
@@ -112,8 +122,7 @@ static int64_t read_part(const Shard *shard, int64_t first, int64_t most, void *
     const int64_t unit = shard->record == SHARD_BLOCKS ? SHARD_BLOCK_BYTES : 1, from = at / unit * unit;
     int64_t count = int_min(int_min(most, run), (READ_BYTES - (at - from)) / width);
     int64_t size = int_min(round_up(at + count * width, unit), shard->file.bytes) - from;
-    bool read = shard->object ? remote_read(shard->object, buffer, size, from, error)
-                              : file_read_at(&shard->file, buffer, size, from, error) || error_recode(error, ERROR_DATA);
+    bool read = read_bytes(shard, buffer, size, from, error);
     const int64_t wrong = read && shard->record == SHARD_BLOCKS ? shard_wrong_block(shard->index.token_blocks, buffer, from, size) : -1;
     if (wrong >= 0) shard_index_refuse(shard, true, wrong, int_min(SHARD_BLOCK_BYTES, from + size - wrong), error);
     if (!read || wrong >= 0) return 0;

@@ -176,21 +176,23 @@ json_t *tokenizer_config(const char *path, Error *error) {
     return files.config;
 }
 
+bool tokenizer_refuse_absent(const char *path, Error *error) {
+    SCOPED_FREE char *file = file_of(path), *words = beside(file, "vocab.json");
+    return error_set(error, ERROR_DATA, "cannot open %s: No such file or directory; %s", file,
+        file_exists(words)
+            ? "smelt does not read the vocab.json and merges.txt beside it: load the folder with transformers and save the tokenizer, "
+              "which writes a tokenizer.json"
+            : "smelt downloads nothing: give a " TOKENIZER_FILES ", or a folder with one, such as 'hf download "
+              "OWNER/MODEL tokenizer.json --local-dir FOLDER' makes");
+}
+
 char *tokenizer_read(const char *path, int64_t *bytes, Error *error) {
     TokenizerFiles files;
     *bytes = 0;
     if (!tokenizer_files(&files, path, error)) return NULL;
     json_decref(files.config);
     *bytes = files.bytes;
-    if (!files.tokens) {
-        SCOPED_FREE char *file = file_of(path), *words = beside(file, "vocab.json");
-        error_set(error, ERROR_DATA, "cannot open %s: No such file or directory; %s", file,
-            file_exists(words)
-                ? "smelt does not read the vocab.json and merges.txt beside it: load the folder with transformers and save the tokenizer, "
-                  "which writes a tokenizer.json"
-                : "smelt downloads nothing: give a " TOKENIZER_FILES ", or a folder with one, such as 'hf download "
-                  "OWNER/MODEL tokenizer.json --local-dir FOLDER' makes");
-    }
+    if (!files.tokens) tokenizer_refuse_absent(path, error);
     return files.tokens;
 }
 
@@ -261,9 +263,8 @@ static bool write_config(const TokenizerFiles *files, const char *path, const ch
 
 bool tokenizer_copy(const char *path, const char *folder, Error *error) {
     SCOPED(tokenizer_files_free) TokenizerFiles files = {0};
-    int64_t bytes;
     if (!tokenizer_files(&files, path, error)) return false;
-    if (!files.tokens) return tokenizer_read(path, &bytes, error); /* which says what is missing */
+    if (!files.tokens) return tokenizer_refuse_absent(path, error);
     SCOPED_FREE char *to = memory_format("%s/%s", folder, name_of(files.tokens, (size_t)files.bytes));
     return file_make_folder(folder, error) && file_write(to, files.tokens, files.bytes, error) &&
            (files.made ? write_config(&files, path, folder, error) : tokenizer_copy_side_files(path, folder, error));

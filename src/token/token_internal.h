@@ -288,6 +288,8 @@ struct Tokenizer {
     Buffer decoded; /* what all tokens add, end to end */
 };
 
+/* Says which file of a tokenizer is missing, and what to do. Returns false. In files.c. */
+bool tokenizer_refuse_absent(const char *path, Error *error);
 /* The tokenizer.json, or with `config` the tokenizer_config.json, that say what a GGUF file does; the caller owns the
  * reference. In gguf_tokenizer.c. */
 json_t *gguf_tokenizer(const char *path, bool config, Error *error);

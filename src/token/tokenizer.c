@@ -133,9 +133,7 @@ Tokenizer *tokenizer_open(const char *path, Error *error) {
     tokenizer->unknown = tokenizer->end_of_text = TOKEN_NONE;
     for (int i = 0; i < BYTES; i++) tokenizer->byte_id[i] = TOKEN_NONE;
     SCOPED(tokenizer_files_free) TokenizerFiles files = {0};
-    int64_t bytes;
-    bool good = tokenizer_files(&files, tokenizer->path, error);
-    if (good && !files.tokens) good = tokenizer_read(tokenizer->path, &bytes, error); /* which says what is missing */
+    bool good = tokenizer_files(&files, tokenizer->path, error) && (files.tokens || tokenizer_refuse_absent(tokenizer->path, error));
     if (good && read_any(tokenizer, &files, error) && find_end_of_text(tokenizer, files.config, error) &&
         (side_token_id(tokenizer, files.config, "bos_token", &tokenizer->bos_token, error) || fail_in_one_line(error, tokenizer->path)))
         return tokenizer;

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "base/scope.h"
 #include "support/ckpt_fixture.h"
 
 /* -- System calls that fail on demand ------------------------------------------------------------------------------ */
@@ -842,6 +843,28 @@ static void a_tree_is_removed_without_following_links(void **state) {
     free(deep), free(tree), free(link), free(kept), free(inside);
 }
 
+/* tests/reliability/io_faults.cells has the names that the system calls absent although they are listed. */
+static void a_name_that_no_folder_lists_is_absent(void **state) {
+    static const char *const names[] = {"none", "none/", "none/deeper/", "file/none", "link", "./none"};
+    Fixture *fixture = *state;
+    Error error = {0};
+    FileList list;
+    SCOPED_FREE char *file = memory_format("%s/file", fixture->folder), *link = memory_format("%s/link", fixture->folder);
+    fixture_write(file, "x", 1);
+    assert_int_equal(symlink("none", link), 0);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        SCOPED_FREE char *path = memory_format("%s/%s", fixture->folder, names[i]);
+        assert_int_equal(file_kind(path, NULL), FILE_ABSENT);
+        assert_null(file_read(path, 1, NULL, &error));
+        assert_int_equal(error.finding, FINDING_ABSENT);
+        assert_false(file_list(path, &list, &error));
+        assert_int_equal(error.finding, FINDING_ABSENT);
+    }
+    assert_int_equal(file_kind("", NULL), FILE_ABSENT);
+    assert_int_equal(file_kind(".", NULL), FILE_FOLDER);
+    assert_int_equal(file_kind("/", NULL), FILE_FOLDER);
+}
+
 static int setup(void **state) {
     memset(&fault, 0, sizeof fault);
     return fixture_setup(state);
@@ -889,6 +912,7 @@ int main(int argc, char **argv) {
         TEST(kill_at_any_moment_keeps_every_acknowledged_step),
         TEST(a_small_file_is_replaced_whole_or_not_at_all),
         TEST(a_tree_is_removed_without_following_links),
+        TEST(a_name_that_no_folder_lists_is_absent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
