@@ -48,10 +48,17 @@ static void chosen_calls_fail_and_nothing_is_lost(void **state) {
     check_cells("--cells", "tests/reliability/io_faults.cells", "0");
 }
 
+static void a_bucket_that_refuses_at_the_start_loses_nothing(void **state) {
+    (void)state;
+    if (run((char *[]){"/usr/bin/python3", "-c", "import swift.proxy.server", NULL}) != 0) skip();
+    check_cells("--cells", "tests/reliability/io_faults_s3.cells", "0");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_that_commands_make_are_whole_or_refused),
         cmocka_unit_test(chosen_calls_fail_and_nothing_is_lost),
+        cmocka_unit_test(a_bucket_that_refuses_at_the_start_loses_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
