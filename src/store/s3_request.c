@@ -59,6 +59,7 @@ struct S3 {
     char *provider;  /* the target of the signature */
     uint64_t pauses; /* atomic */
     atomic_bool cancelled;
+    atomic_long warned_in; /* the minute in which a silent server was last named */
     pthread_mutex_t mutex; /* protects what follows */
     CURL *idle[MOST_IDLE];
     int idle_count;
@@ -191,6 +192,9 @@ typedef struct Attempt {
     char *text;
     size_t text_length;
     S3Reply *reply;
+    S3 *s3;
+    int64_t moved;   /* bytes in both directions when they last changed, */
+    double moved_at; /* ... which was then (log_seconds) */
 } Attempt;
 
 static size_t body_read(char *buffer, size_t size, size_t items, void *context) {
@@ -252,11 +256,26 @@ static size_t header_read(char *data, size_t size, size_t items, void *context) 
     return bytes;
 }
 
+/* Warns of a server that neither takes nor sends a byte, once a minute over all requests. */
+static void warn_of_silence(Attempt *attempt, int64_t moved) {
+    enum { QUIET_SECONDS = 5, PAUSE_SECONDS = 60 };
+    double now = log_seconds();
+    long minute = (long)(now / PAUSE_SECONDS) + 1;
+    if (moved != attempt->moved || attempt->moved_at == 0) {
+        attempt->moved = moved;
+        attempt->moved_at = now;
+    } else if (now - attempt->moved_at > QUIET_SECONDS && atomic_exchange(&attempt->s3->warned_in, minute) != minute) {
+        log_warn("%s %s: the server has not answered for %d s; it is waited for, and then asked again", attempt->request->method,
+            attempt->request->path, QUIET_SECONDS);
+    }
+}
+
 /* libcurl calls this several times a second. */
-static int stop_asked(void *context, curl_off_t down, curl_off_t downloaded, curl_off_t up, curl_off_t uploaded) {
-    const S3 *s3 = context;
-    (void)down, (void)downloaded, (void)up, (void)uploaded;
-    return atomic_load(&s3->cancelled);
+static int watch_transfer(void *context, curl_off_t down, curl_off_t downloaded, curl_off_t up, curl_off_t uploaded) {
+    Attempt *attempt = context;
+    (void)down, (void)up;
+    warn_of_silence(attempt, (int64_t)(downloaded + uploaded));
+    return atomic_load(&attempt->s3->cancelled);
 }
 
 static struct curl_slist *headers_make(const S3 *s3, const S3Request *request) {
@@ -294,8 +313,8 @@ static void options_set(S3 *s3, Attempt *attempt, const char *url, struct curl_s
     set(handle, CURLOPT_HEADERFUNCTION, header_read);
     set(handle, CURLOPT_HEADERDATA, attempt);
     set(handle, CURLOPT_NOPROGRESS, 0L);
-    set(handle, CURLOPT_XFERINFOFUNCTION, stop_asked);
-    set(handle, CURLOPT_XFERINFODATA, s3);
+    set(handle, CURLOPT_XFERINFOFUNCTION, watch_transfer);
+    set(handle, CURLOPT_XFERINFODATA, attempt);
     if (s3->settings.authorities) set(handle, CURLOPT_CAINFO, s3->settings.authorities);
     if (strcmp(request->method, "HEAD") == 0) set(handle, CURLOPT_NOBODY, 1L);
     if (strcmp(request->method, "PUT") == 0 || strcmp(request->method, "POST") == 0) {
@@ -372,21 +391,23 @@ static char *request_url(const S3 *s3, const S3Request *request) {
     return memory_format("%s/%s%s%s", s3->root, key, request->query ? "?" : "", request->query ? request->query : "");
 }
 
-/* Warns that a request is retried, which takes some seconds. */
-static void warn_of_waiting(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply) {
+/* Warns that a request is retried after `attempts`, which takes some seconds. */
+static void warn_of_waiting(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply, int attempts) {
     Error error = {0};
     fail(s3, request, code, &(S3Reply){.status = reply->status}, &error);
-    log_warn("%s; the server is asked again", error.message);
+    log_warn("%s; the server is asked again, %d times at most (AWS_MAX_ATTEMPTS)", error.message, s3->settings.attempts - attempts);
 }
 
 static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error) {
-    enum { QUIET_ATTEMPTS = 4 };
+    enum { QUIET_ATTEMPTS = 5, QUIET_SECONDS = 5 };
     if (strlen(request->key) > UNENCODED_BYTES)
         return error_set(error, ERROR_CHECKPOINT, "%s: a key has at most %d bytes", request->path, UNENCODED_BYTES);
     SCOPED_FREE char *url = request_url(s3, request);
     CURLcode code = CURLE_FAILED_INIT;
+    double start = log_seconds();
+    bool warned = false;
     for (int i = 0, going = 1; going; i++) {
-        Attempt attempt = {.request = request, .curl = &s3->curl, .reply = reply, .handle = handle_take(s3)};
+        Attempt attempt = {.request = request, .curl = &s3->curl, .reply = reply, .s3 = s3, .handle = handle_take(s3)};
         *reply = (S3Reply){0};
         code = attempt.handle ? attempt_run(s3, &attempt, url) : CURLE_OUT_OF_MEMORY;
         if (attempt.handle) handle_give(s3, attempt.handle);
@@ -394,7 +415,10 @@ static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool 
         going = reply->passing && !request->once && i + 1 < s3->settings.attempts && !atomic_load(&s3->cancelled);
         if (going) {
             free(attempt.text);
-            if (i == QUIET_ATTEMPTS) warn_of_waiting(s3, request, code, reply);
+            if (!warned && (i + 1 == QUIET_ATTEMPTS || log_seconds() - start > QUIET_SECONDS)) {
+                warn_of_waiting(s3, request, code, reply, i + 1);
+                warned = true;
+            }
             pause_before(s3, i);
         } else if (code == CURLE_OK && reply->passing) {
             reply->status = reply->status == 200 ? 500 : reply->status;

@@ -1,7 +1,10 @@
 /* Checkpoints in a bucket, against a real S3 server (tests/support/s3_server.py) that each group of tests starts;
  * where its packages are missing the tests are skipped. What is tested is what a bucket does differently from a
  * folder: signed requests, parts, listings, copies, and a server that dies. */
+#include <netinet/in.h>
+#include <pthread.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -231,7 +234,7 @@ static void a_bucket_that_may_not_be_read_is_refused_before_the_first_step(void 
     hurries = true;
     server_refuse(NAME, "*probe*", "503");
     assert_false(checkpoint_probe(WHERE, 0, &error));
-    assert_true(warned(*state, "the server answered 503; the server is asked again"));
+    assert_true(warned(*state, "the server answered 503; the server is asked again, 3 times at most"));
     hurries = false;
     setenv("AWS_MAX_ATTEMPTS", "1", 1);
     server_refuse(NAME, "*probe*", "403");
@@ -240,6 +243,36 @@ static void a_bucket_that_may_not_be_read_is_refused_before_the_first_step(void 
     server_accept(NAME);
     assert_true(checkpoint_probe(WHERE, 0, &error));
     unsetenv("AWS_MAX_ATTEMPTS");
+}
+
+/* Takes one connection and hangs up after 7 s. */
+static void *stay_silent(void *listener) {
+    int peer = accept(*(int *)listener, NULL, NULL);
+    sleep(7);
+    close(peer);
+    close(*(int *)listener);
+    return NULL;
+}
+
+static void a_server_that_stays_silent_is_named_while_it_is_waited_for(void **state) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    pthread_t thread;
+    Error error = {0};
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, size), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &size), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(pthread_create(&thread, NULL, stay_silent, &listener), 0);
+    SCOPED_FREE char *endpoint = memory_copy_string(getenv("AWS_ENDPOINT_URL")),
+                     *silent = memory_format("http://127.0.0.1:%d", ntohs(address.sin_port));
+    setenv("AWS_ENDPOINT_URL", silent, 1);
+    setenv("AWS_MAX_ATTEMPTS", "1", 1);
+    assert_false(checkpoint_probe(WHERE, 0, &error));
+    pthread_join(thread, NULL);
+    setenv("AWS_ENDPOINT_URL", endpoint, 1);
+    unsetenv("AWS_MAX_ATTEMPTS");
+    assert_true(warned(*state, "the server has not answered for 5 s"));
 }
 
 static void wrong_secrets_are_refused_and_not_printed(void **state) {
@@ -346,6 +379,7 @@ int main(void) {
         TEST(a_server_that_comes_back_in_time_costs_nothing),
         TEST(objects_that_the_server_does_not_give_now_are_kept),
         TEST(a_bucket_that_may_not_be_read_is_refused_before_the_first_step),
+        TEST(a_server_that_stays_silent_is_named_while_it_is_waited_for),
         TEST(wrong_secrets_are_refused_and_not_printed),
         TEST(credentials_come_from_the_files_of_the_profile),
         TEST(a_missing_bucket_is_named),
