@@ -1,5 +1,5 @@
-/* `smelt bench NAME [CONFIG.yaml] [key=value ...]`: the table of benchmarks. Options that a benchmark does not have
- * are those of the configuration, where it takes one. */
+/* `smelt bench NAME [CONFIG.yaml] [key=value ...]`: the table of benchmarks. Options that a
+ * benchmark lacks are settings of the configuration, if it takes one. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static const Benchmark *const benchmarks[] = {&bench_gemm, &bench_memory, &bench
     &bench_train, &bench_suite, &bench_collective, &bench_decode};
 enum { BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
 
-/* CONFIG.yaml and the settings on top of it; defaults where none is given. */
+/* Reads CONFIG.yaml and the settings on top of it; defaults without CONFIG.yaml. */
 static bool read_config(Bench *bench, Invocation *invocation, Error *error) {
     const OptionStrings *settings = &invocation->settings;
     const char *word = invocation->words[0];
@@ -30,8 +30,9 @@ static bool read_config(Bench *bench, Invocation *invocation, Error *error) {
 
 /* -- The command --------------------------------------------------------------------------------------------------- */
 
-/* Before the measuring, which may take hours. Files that exist are left as they are, and none is made. An older result is
- * replaced later: `is_result` recognizes one, and messages call it `kind`. */
+/* Checks an output before the measurement, which may take hours. Existing files are not changed,
+ * and none is created. An older result is replaced later: `is_result` recognizes it, and messages
+ * call it `kind`. */
 static bool check_output(const char *option, const char *path, bool (*is_result)(const char *path), const char *kind, Error *error) {
     if (!*path) return true;
     if (file_kind(path, NULL) != FILE_OTHER && !file_check_overwrite(path, true, is_result, kind, error))
@@ -45,7 +46,7 @@ static bool check_outputs(const BenchOptions *options, Error *error) {
            check_output("plot", options->plot, bench_is_plot, "an SVG picture", error);
 }
 
-/* Results that came before a failure are written too. */
+/* Runs the benchmark. Results that precede a failure are written too. */
 static bool measure(Bench *bench, Error *error) {
     Error unwritten = {0};
     process_set_threads(((const BenchOptions *)bench->options)->threads, 1);
@@ -70,7 +71,7 @@ static bool run(Invocation *invocation, Error *error) {
     return done;
 }
 
-/* The command of a benchmark, valid until the next call. */
+/* Returns the command of a benchmark, valid until the next call. */
 static const Command *bench_member(int index) {
     static const char *const config[] = {"", "[CONFIG.yaml]", "CONFIG.yaml"};
     static char name[32], explanation[2048];

@@ -1,9 +1,11 @@
-/* `smelt chat MODEL [key=value ...]`: a conversation with a model, in its own chat template. On a terminal one types a line
- * and reads the answer while it is drawn; Ctrl-C ends the answer, Ctrl-D the conversation. Where standard input is no
- * terminal each of its lines is a message, and stdout gets the answers alone, a line feed behind each.
+/* `smelt chat MODEL [key=value ...]`: a conversation with a model, in its own chat template. On a
+ * terminal the user types a line and reads the answer while it is generated; Ctrl-C ends the
+ * answer, Ctrl-D the conversation. If standard input is not a terminal, each of its lines is a
+ * message, and stdout gets only the answers, each with a newline.
  *
- * The model reads the text of all messages so far before each answer. What it has read already stays in the caches as
- * long as the new text begins with it; a template that renders earlier messages otherwise costs reading them again. */
+ * The model reads the text of all messages so far before each answer. Text that it has read stays
+ * in the caches as long as the new text begins with it. A template that renders earlier messages
+ * differently later costs reading them again. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,11 +46,11 @@ typedef struct Talk {
     ChatEncoder *encoder;
     ChatDocument document;
     json_t *messages;
-    TokenIds read; /* what the generator has */
+    TokenIds read; /* the tokens that the generator has read */
     char *answer;
     size_t answer_size, answer_capacity;
     StopRequest stop;
-    bool terminal; /* standard input is one */
+    bool terminal; /* standard input is a terminal */
 } Talk;
 
 static void talk_close(Talk *talk) {
@@ -92,7 +94,8 @@ static void begin(Talk *talk) {
     if (*talk->options->system) add_message(talk, "system", talk->options->system, strlen(talk->options->system));
 }
 
-/* The next line of standard input without its end; false: there is none. On a terminal Ctrl-C begins the line anew. */
+/* Reads the next line of standard input without its end; returns false if there is none. On a
+ * terminal Ctrl-C restarts the line. */
 static bool read_line(Talk *talk, char **line, size_t *capacity, size_t *size) {
     for (;;) {
         if (talk->terminal) fputs("> ", stdout), fflush(stdout);
@@ -112,7 +115,7 @@ static bool read_line(Talk *talk, char **line, size_t *capacity, size_t *size) {
 
 /* -- Answers ----------------------------------------------------------------------------------------------------------- */
 
-/* Gives the generator the tokens of the document, behind what it has read. */
+/* Feeds the generator the document's tokens after those that it has read. */
 static bool feed(Talk *talk, Error *error) {
     const TokenIds *ids = &talk->document.ids;
     size_t known = talk->read.count;
@@ -129,7 +132,7 @@ static bool feed(Talk *talk, Error *error) {
 static void keep(Talk *talk, int32_t token) {
     char byte;
     size_t length;
-    TokenizerDecoder decoder = talk->text.decoder; /* that of the text goes on when the token is printed */
+    TokenizerDecoder decoder = talk->text.decoder; /* restored, because printing the token advances it */
     const char *bytes = model_text_bytes(&talk->text, token, &byte, &length);
     talk->text.decoder = decoder;
     array_reserve(talk->answer, talk->answer_capacity, talk->answer_size + length + 1);
@@ -137,7 +140,7 @@ static void keep(Talk *talk, int32_t token) {
     talk->answer_size += length;
 }
 
-/* Draws and prints an answer, until a token ends it, there is no room, or Ctrl-C. */
+/* Generates and prints an answer, until a token ends it, there is no room, or Ctrl-C. */
 static bool draw(Talk *talk, Error *error) {
     Sampling sampling = generation_sampling(talk->options);
     int64_t most = talk->options->tokens ? talk->options->tokens : INT64_MAX;
@@ -164,7 +167,8 @@ static bool answer(Talk *talk, const char *line, size_t size, Error *error) {
     return true;
 }
 
-/* On a terminal a message that the template or the context refuses is forgotten, and the conversation goes on. */
+/* On a terminal, drops a message that the template or the context refuses, and continues the
+ * conversation. */
 static bool refuse_message(Talk *talk, Error *error) {
     if (!talk->terminal || (error->code != ERROR_DATA && error->code != ERROR_USAGE)) return false;
     json_array_remove(talk->messages, json_array_size(talk->messages) - 1);

@@ -1,5 +1,6 @@
-/* `smelt convert IN OUT [key=value ...]`: the model of a run, a model folder, a GGUF file or a file of llm.c as a Hugging
- * Face folder in today's layout, as a GGUF file, or as a file of llm.c. */
+/* `smelt convert IN OUT [key=value ...]`: writes the model of a run, a model folder, a GGUF file or
+ * a file of llm.c as a Hugging Face folder in the current layout, as a GGUF file, or as a file of
+ * llm.c. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +51,7 @@ static OutKind out_kind(const char *out) {
     return strlen(out) > 5 && ends_with(out, ".gguf") ? OUT_GGUF : OUT_FOLDER;
 }
 
-/* Whether the kind of file can have the model and the type. */
+/* Checks that the kind of file supports the model and the type. */
 static bool check_out(const char *out, const Config *config, const ConvertOptions *options, Error *error) {
     static const char *const of_folders[] = {"shard_bytes", NULL};
     OutKind kind = out_kind(out);
@@ -67,7 +68,8 @@ static bool check_out(const char *out, const Config *config, const ConvertOption
     return kind == OUT_LLMC || (kind == OUT_FOLDER ? hf_check : gguf_check)(&config->model, error);
 }
 
-/* What is read is not replaced, also with overwrite=true: a run with adapters, and PEFT's folders, need their base from then on. */
+/* Refuses to replace an input, even with overwrite=true. A run with adapters, and PEFT's folders,
+ * also need their base afterwards. */
 static bool check_inputs(const char *in, const char *out, const Config *config, Error *error) {
     SCOPED(run_point_free) RunPoint point = run_point(in);
     SCOPED_FREE char *adapter = adapter_folder(in);
@@ -91,7 +93,7 @@ static bool write_model(const HfExport *export, const char *out, const ConvertOp
     return hf_write(export, out, options->overwrite, error);
 }
 
-/* From folder to folder: tensor by tensor, however large the model is. */
+/* Converts folder to folder, tensor by tensor, at any model size. */
 static bool write_from_folder(
     const char *in, const char *out, const Graph *graph, HfExport export, const ConvertOptions *options, Error *error) {
     HfReader *reader = hf_reader_open(in, export.config, graph, error);
@@ -102,7 +104,8 @@ static bool write_from_folder(
     return written;
 }
 
-/* Adapters that were merged into their base, in export.master: compared with both before they are written and after. */
+/* Writes adapters that were merged into their base, in export.master. They are compared with
+ * adapters and base before and after writing. */
 static bool write_merged(const char *in, const char *out, const Config *config, const Graph *graph, const HfExport *export,
     const ConvertOptions *options, Error *error) {
     SCOPED(adapter_check_end) MergedCheck check = {0};
@@ -127,7 +130,7 @@ static bool write_from_memory(const char *in, const char *out, const Config *con
     return written;
 }
 
-/* The model with rows for new tokens, and the tokenizer with them. */
+/* Writes the model with rows for new tokens, and the tokenizer with these tokens. */
 static bool write_grown(
     const char *in, const char *out, const Config *config, HfExport export, const ConvertOptions *options, Error *error) {
     if (out_kind(out) != OUT_FOLDER) return error_set(error, ERROR_USAGE, "tokens.add writes a folder: convert that to %s then", out);
@@ -160,8 +163,8 @@ static bool write_grown(
     return good;
 }
 
-/* The token members of config.json: those of `generation`, and eos_token, the end of documents, if its bytes are a
- * text. */
+/* Returns the token members of config.json: those of `generation`, and eos_token, the end of
+ * documents, if its bytes are a text. */
 static json_t *describe_tokens(const json_t *generation, const Tokenizer *tokenizer) {
     static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     json_t *tokens = json_object();
@@ -176,10 +179,10 @@ static json_t *describe_tokens(const json_t *generation, const Tokenizer *tokeni
     return tokens;
 }
 
-/* What belongs to a run's model beside its weights. */
+/* The parts of a run's model beside its weights. */
 typedef struct RunTokenizer {
     bool bytes;
-    char *folder;                /* of its files; NULL with `bytes` */
+    char *folder;                /* of the tokenizer's files; NULL with `bytes` */
     json_t *generation, *origin; /* generation_settings, describe_tokens; or NULL */
 } RunTokenizer;
 
@@ -208,7 +211,8 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     return fits || error_context(error, "%s", run);
 }
 
-/* The folder of adapters that have a tokenizer of their own, as PEFT's users save it, for the caller to free; NULL: they have none. */
+/* Returns the folder of adapters with a tokenizer of their own, as PEFT's users save it, for the
+ * caller to free; NULL: they have none. */
 static char *find_adapter_tokenizer(const char *in) {
     char *folder = adapter_is_folder(in) ? adapter_folder(in) : NULL;
     SCOPED_FREE char *file = folder ? tokenizer_find(folder) : NULL;
@@ -225,7 +229,8 @@ static bool check_adapter_tokenizer(const char *folder, const Config *config, Er
     return fits;
 }
 
-/* PEFT's folders are fp32 in one file, without a tokenizer: what asks for something else would be ignored. */
+/* Refuses options that would be ignored: PEFT's folders are fp32 in one file, without a
+ * tokenizer. */
 static bool check_adapter_options(const char *out, const ConvertOptions *options, Error *error) {
     static const char *const idle[] = {"dtype", "tokenizer", "shard_bytes", "tokens.add", NULL};
     if (out_kind(out) != OUT_FOLDER)
@@ -234,7 +239,7 @@ static bool check_adapter_options(const char *out, const ConvertOptions *options
         &table, options, idle, "adapter=true writes fp32 in one file, without a tokenizer, which is the base's", error);
 }
 
-/* The chat template of a model; NULL where it is not known. The caller frees. */
+/* Returns the chat template of a model; NULL: unknown. The caller frees. */
 static Chat *template_of(const char *model, const Config *config) {
     SCOPED_FREE char *file = source_tokenizer(model, config);
     ChatOptions options = {.source = file ? file : "", .template = "", .end_token = -1};
@@ -242,7 +247,8 @@ static Chat *template_of(const char *model, const Config *config) {
     return chat_open(&options, NULL, &ignored);
 }
 
-/* Adapters are used in the template of their base, which need not be the one that they were trained in. */
+/* Warns if the template of the base differs from the one that the adapters were trained with:
+ * adapters are used with the template of their base. */
 static void warn_of_template(const char *run, const Config *config) {
     Config origin;
     Error ignored;
@@ -282,7 +288,7 @@ static bool run(Invocation *invocation, Error *error) {
     file_remove_partials_of(out);
     if (options->adapter) return convert_adapters(in, out, &config, options, error);
     if (!check_out(out, &config, options, error)) return false;
-    const char *base = adapter_is_folder(in) ? config.init : in; /* which has config.json and tokenizer */
+    const char *base = adapter_is_folder(in) ? config.init : in; /* the folder with config.json and tokenizer */
     bool trained = source_is_run(base), folder = source_is_model_folder(base), given = options->tokenizer != TOKENIZER_NONE;
     if (folder && !hf_read(base, &origin, error)) return false;
     bool text = !model_makes_images(&config.model);

@@ -1,6 +1,6 @@
-/* `smelt data pack` turns text into token shards, `smelt data show` tells what a shard holds and checks it, and `smelt
- * data train-tokenizer` learns a vocabulary from text. Results go to stdout, everything else to stderr. Called from the
- * command table in main.c with argv[0] being "data". */
+/* `smelt data pack` turns text into token shards, `smelt data show` describes and checks a shard,
+ * and `smelt data train-tokenizer` learns a vocabulary from text. Results go to stdout, everything
+ * else to stderr. A group in the command table of cmd_smelt.c. */
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -82,7 +82,8 @@ static const Option show_rows[] = {
 
 /* -- pack ---------------------------------------------------------------------------------------------------------- */
 
-/* Lengths of documents as bars, a row for each power of two from the shortest to the longest. */
+/* Prints a histogram of document lengths, one row per power of two from the shortest to the
+ * longest. */
 static void print_lengths(const PackResult *result, bool pairs) {
     enum { WIDTH = 40 };
     int first = 0, last = PACK_LENGTHS - 1;
@@ -165,7 +166,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
 
 /* -- train-tokenizer ----------------------------------------------------------------------------------------------- */
 
-/* Whether a file that exists lies in a folder, by whatever name. */
+/* Returns whether an existing file is inside a folder, under any name. */
 static bool lies_in(const char *path, const char *folder) {
     SCOPED_FREE char *file = realpath(path, NULL), *root = realpath(folder, NULL);
     size_t length = root ? strlen(root) : 0;
@@ -218,7 +219,7 @@ static void print_byte(int byte) {
     }
 }
 
-/* A token as text: by `decoder`, or, where it has no tokenizer, as a byte. */
+/* Prints a token as text: with `decoder`, or as a byte if it has no tokenizer. */
 static void print_text(TokenizerDecoder *decoder, int32_t token) {
     const char byte = (char)token, *text = &byte;
     size_t length = 1;
@@ -228,7 +229,8 @@ static void print_text(TokenizerDecoder *decoder, int32_t token) {
     for (size_t i = 0; i < length && token != end; i++) print_byte((unsigned char)text[i]);
 }
 
-/* A sample, as text where what made it is known (`record` as of shard_set_tokenizer), else as numbers. */
+/* Prints a sample as text if its tokenizer is known (`record` is from shard_set_tokenizer),
+ * otherwise as numbers. */
 static bool print_tokens(const ShardSet *set, const char *record, const DataOptions *options, Error *error) {
     int64_t first = options->sample * options->length, count = int_min(options->length, set->token_count - first);
     if (count < 1)
@@ -251,7 +253,7 @@ static bool print_tokens(const ShardSet *set, const char *record, const DataOpti
     return true;
 }
 
-/* The tokens [*start, *end) of the document that is to be shown. */
+/* Finds the tokens [*start, *end) of the document to show. */
 static bool find_shown(const ShardSet *set, int64_t number, int64_t *start, int64_t *end, Error *error) {
     DocumentCursor cursor = {.set = set};
     for (int64_t i = 0; i <= number; i++) {
@@ -262,13 +264,14 @@ static bool find_shown(const ShardSet *set, int64_t number, int64_t *start, int6
     return true;
 }
 
-/* How a trained token begins and ends: in green on a terminal, else between {+ and +}. */
+/* Prints the start or end mark of trained tokens: green on a terminal, otherwise {+ and +}. */
 static void mark_trained(bool trained, bool colour) {
     if (colour) fputs(trained ? "\033[32m" : "\033[0m", stdout);
     else fputs(trained ? "{+" : "+}", stdout);
 }
 
-/* A part of a text with its line ends, in whole characters; what a terminal would obey is escaped. */
+/* Prints a part of a text with its line ends, in whole characters; control characters are
+ * escaped. */
 static void print_part(Utf8Stream *stream, const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         char piece[UTF8_OUTPUT];
@@ -280,7 +283,7 @@ static void print_part(Utf8Stream *stream, const char *text, size_t length) {
     }
 }
 
-/* How many of the tokens [start, end) are trained, of which a part is read at a time into `tokens` and `marks`. */
+/* Counts the trained tokens in [start, end); parts are read into `tokens` and `marks`. */
 static bool count_trained(
     const ShardSet *set, int64_t start, int64_t end, int32_t *tokens, uint8_t *marks, int64_t *trained, Error *error) {
     *trained = 0;
@@ -292,7 +295,7 @@ static bool count_trained(
     return true;
 }
 
-/* One document as text, with what of it is trained. */
+/* Prints one document as text, with its trained tokens marked. */
 static bool print_document(const ShardSet *set, const char *record, const DataOptions *options, Error *error) {
     int64_t start, end, number = int_max(options->document, 0), trained;
     if (!find_shown(set, number, &start, &end, error)) return false;
@@ -345,7 +348,8 @@ static bool measure_documents(const ShardSet *set, int64_t *documents, int64_t *
     return true;
 }
 
-/* Without an index of documents, their ends are looked for when all is read. */
+/* Prints the document counts. Without a document index, the ends are only found when all tokens are
+ * read. */
 static bool print_documents(const ShardSet *set, const DataOptions *options, Error *error) {
     int64_t documents = set->document_count, longest;
     if (documents < 0 && !options->check) {
@@ -390,14 +394,14 @@ static bool print_check(ShardSet *set, Error *error) {
     return true;
 }
 
-/* PREFIX.bin and PREFIX.idx are understood as PREFIX. */
+/* Returns PREFIX for PREFIX.bin, PREFIX.idx or PREFIX. */
 static char *prefix_of(const char *path) {
     size_t length = strlen(path);
     if (length > 4 && (ends_with(path, ".bin") || ends_with(path, ".idx"))) length -= 4;
     return memory_format("%.*s", (int)length, path);
 }
 
-/* Names the folder of what a run packed. */
+/* Refuses a folder without shards; names the folder that a run has packed. */
 static bool refuse_folder(const char *folder, Error *error) {
     SCOPED_FREE char *data = memory_format("%s/data", folder);
     if (shard_set_exists(data)) return error_set(error, ERROR_USAGE, "%s holds no token shards, but %s does", folder, data);

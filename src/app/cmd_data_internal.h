@@ -1,4 +1,4 @@
-/* The members of `smelt data` that have files of their own. */
+/* The members of `smelt data` in files of their own. */
 #pragma once
 
 #include "app/command.h"

@@ -1,6 +1,7 @@
-/* `smelt data encode` turns text on standard input into ids on standard output, and `smelt data decode` turns ids back.
- * Both work on pipes: what is read is written at once, and memory does not grow with the input, except with the longest
- * document where the tokenizer has no place to cut it. Members of the group in cmd_data.c. */
+/* `smelt data encode` turns text on standard input into ids on standard output, and `smelt data
+ * decode` turns ids back. Both work on pipes: output follows input immediately. Memory does not
+ * grow with the input, except with the longest document if the tokenizer has no place to cut it.
+ * Members of the group in cmd_data.c. */
 #include <ctype.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -54,7 +55,8 @@ static void text_close(Text *text) {
     free(text->name);
 }
 
-/* What belongs to a run, a model folder or shards; else the path itself. The caller frees; NULL: nothing is recorded. */
+/* Returns the tokenizer of a run, a model folder or shards, or else the path itself. The caller
+ * frees; NULL: none is recorded. */
 static char *tokenizer_path(const char *name, Error *error) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Config config;
@@ -84,14 +86,14 @@ typedef struct Encoding {
     Text text;
     TokenizerEncoder *encoder;
     TokenIds ids;
-    char *bytes; /* what was read of a document and is not encoded yet */
+    char *bytes; /* bytes of a document that are read and not encoded yet */
     size_t size, capacity;
     int64_t line;
     bool begun; /* ids of this document were printed */
     bool pipe;
 } Encoding;
 
-/* printf takes longer than encoding. */
+/* Prints a number. printf would take longer than encoding. */
 static void print_number(int32_t number) {
     char digits[12], *at = digits + sizeof digits;
     do *--at = (char)('0' + number % 10);
@@ -99,7 +101,7 @@ static void print_number(int32_t number) {
     fwrite_unlocked(at, 1, (size_t)(digits + sizeof digits - at), stdout);
 }
 
-/* Whoever writes to a pipe has each answer at once. */
+/* Ends a line. On a pipe each answer is flushed immediately. */
 static void end_line(bool pipe) {
     putchar_unlocked('\n');
     if (pipe) fflush(stdout);
@@ -121,7 +123,7 @@ static bool print_ids(Encoding *encoding, const char *bytes, size_t size, bool l
     return true;
 }
 
-/* The text of a line of JSON: a text, or the field of an object. */
+/* Encodes the text of a JSON line: a string, or the field of an object. */
 static bool print_json(Encoding *encoding, Error *error) {
     Error problem;
     json_auto_t *value = json_parse(encoding->bytes, encoding->size, JSON_DECODE_ANY, &problem);
@@ -134,7 +136,7 @@ static bool print_json(Encoding *encoding, Error *error) {
     return print_ids(encoding, json_string_value(text), json_string_length(text), true, error);
 }
 
-/* Gives out what ends at a safe place of a document that goes on. */
+/* Encodes the part of an unfinished document that ends at a safe place. */
 static bool print_part(Encoding *encoding, Error *error) {
     size_t cut = encoding->size;
     if (encoding->encoder) cut = tokenizer_safe_cut(encoding->text.tokenizer, encoding->bytes, encoding->size, encoding->size);
@@ -196,7 +198,7 @@ typedef struct Decoding {
     const TokensOptions *options;
     Text text;
     TokenizerDecoder decoder;
-    Utf8Stream stream; /* JSON holds no bytes that are not UTF-8 */
+    Utf8Stream stream; /* JSON cannot hold bytes that are not UTF-8 */
     char *json;
     size_t size, capacity;
     int64_t line;
@@ -240,7 +242,7 @@ static void end_document(Decoding *decoding) {
     begin_document(decoding);
 }
 
-/* Numbers between blanks, commas or brackets: also the lists of JSON. */
+/* Decodes numbers between blanks, commas or brackets, including JSON lists. */
 static bool decode_input(Decoding *decoding, Error *error) {
     enum { NONE = -1 };
     int64_t id = NONE;
@@ -250,7 +252,7 @@ static bool decode_input(Decoding *decoding, Error *error) {
         empty = empty && byte == EOF;
         if (byte >= '0' && byte <= '9') {
             id = (id == NONE ? 0 : id) * 10 + byte - '0';
-            if (id > INT32_MAX) id = INT32_MAX; /* no tokenizer has it */
+            if (id > INT32_MAX) id = INT32_MAX; /* above the ids of any tokenizer */
             continue;
         }
         if (byte != EOF && !memchr(" \t\r\n,[]", byte, 8))

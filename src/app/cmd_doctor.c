@@ -36,7 +36,7 @@ static bool run(Invocation *invocation, Error *error) {
     (void)error;
     doctor_examine(&doctor, "", options->folder, options->self_test);
     if (options->names) doctor_list_names(&doctor);
-    if (options->json) doctor_print_json(&doctor, stdout); /* for programs, which count no columns */
+    if (options->json) doctor_print_json(&doctor, stdout); /* for programs: no line wrapping */
     else print_page(&doctor);
     int worst = doctor_worst(&doctor, &warnings, &errors);
     if (worst == HEALTH_ERROR || (options->strict && worst == HEALTH_WARNING)) invocation->code = ERROR_INTERNAL;

@@ -1,6 +1,7 @@
-/* `smelt eval MODEL [DATA] [key=value ...]`: the loss of a trained model on text or a token shard, its answers to
- * multiple-choice questions in one of llm.c's evaluation files, or how it compares with one of llm.c's debug states.
- * Text is packed with the model's tokenizer, or the byte tokenizer, into a temporary folder first. */
+/* `smelt eval MODEL [DATA] [key=value ...]`: the loss of a trained model on text or a token shard,
+ * its answers to multiple-choice questions in one of llm.c's evaluation files, or a comparison with
+ * one of llm.c's debug states. Text is first packed with the model's tokenizer, or the byte
+ * tokenizer, into a temporary folder. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -61,14 +62,14 @@ static const OptionTable table = OPTION_TABLE(rows);
 
 /* -- Data ---------------------------------------------------------------------------------------------------------- */
 
-/* The data, and the tokenizer that made its tokens: NULL with `bytes`, or where it is not known. */
+/* The data, and the tokenizer that made its tokens: NULL with `bytes`, or if it is unknown. */
 typedef struct Input {
     ShardSet set;
     Tokenizer *tokenizer;
     bool bytes;
 } Input;
 
-/* Packs into a folder in $TMPDIR that is gone again when the shard is open: it stays mapped. */
+/* Packs into a folder in $TMPDIR that is removed once the shard is open: its files stay open. */
 static bool open_text(ShardSet *set, const char *data, const char *tokenizer, const Config *config, const char *separator, Error *error) {
     Error ignored;
     SCOPED_FREE char *folder = file_make_temporary_folder("smelt-eval", error);
@@ -86,7 +87,8 @@ static bool open_text(ShardSet *set, const char *data, const char *tokenizer, co
     return opened;
 }
 
-/* What made the tokens of a shard: what it records, which must be the model's `tokenizer`; else that. */
+/* Finds the tokenizer of a shard: the recorded one, which must be the model's `tokenizer`, or else
+ * the model's. */
 static bool find_record(const char *data, const char *tokenizer, char **found, Error *error) {
     bool differs = false;
     if (!shard_set_tokenizer(data, found, error)) return false;
@@ -104,7 +106,7 @@ static bool check_input(const Input *input, const Config *config, const char *to
                "the model was made for another", error);
 }
 
-/* A shard needs no tokenizer: without one there are only no bits per byte. */
+/* Opens a shard. It needs no tokenizer: without one only the bits per byte are missing. */
 static bool open_tokens(Input *input, const char *data, const char *tokenizer, const Config *config, Error *error) {
     Error ignored = {0};
     SCOPED_FREE char *known = NULL;
@@ -132,7 +134,7 @@ static bool open_input(
            open_text(&input->set, data, tokenizer, config, options->separator, error);
 }
 
-/* The data of a run's validations, for the caller to free. */
+/* Returns the validation data of a run, for the caller to free. */
 static char *find_own_data(const char *folder, const Config *config, Error *error) {
     SCOPED(run_point_free) RunPoint point = run_point(folder);
     Config here = *config;
@@ -155,7 +157,7 @@ static void close_input(Input *input) {
 
 /* -- The program --------------------------------------------------------------------------------------------------- */
 
-/* Ranks share out sequences whose length is a multiple of it. */
+/* Returns the unit of sequence lengths, because ranks divide the sequences. */
 static int64_t length_unit(const Config *config) {
     return config->layout.cp > 1 ? 4 * config->layout.cp * config->layout.tp : config->layout.tp;
 }
@@ -167,7 +169,7 @@ static int64_t choose_length(const char *model, const Config *config, const Eval
     return length < most || set->token_count < 2 ? length : int_max(most / unit * unit, unit);
 }
 
-/* A MODEL_EVALUATE program with the newest weights in place. */
+/* A MODEL_EVALUATE program with the newest weights loaded. */
 typedef struct Program {
     Inference *ranks;
     Model model;
@@ -184,19 +186,20 @@ static bool check_memory(const Plan *plan, Device *device, Error *error) {
         needed >> 20, device_info(device)->name, available >> 20);
 }
 
-/* The rules of layouts have the names of training, which are other ones here: data.length=31 is length=31. */
+/* Replaces the setting names of training in a layout error by the names of this command:
+ * data.length=31 becomes length=31. */
 static bool use_own_names(Error *error) {
     static const char *const names[][2] = {{"data.length", "length"}, {"batch.sequences", "batch"}};
     for (size_t i = 0; i < sizeof names / sizeof *names && error->code == ERROR_USAGE; i++)
         for (char *at = error->message; (at = strstr(at, names[i][0]));) {
-            size_t theirs = strlen(names[i][0]), ours = strlen(names[i][1]); /* which is the shorter one */
+            size_t theirs = strlen(names[i][0]), ours = strlen(names[i][1]); /* the shorter name */
             memcpy(at, names[i][1], ours);
             memmove(at + ours, at + theirs, strlen(at + theirs) + 1);
         }
     return false;
 }
 
-/* The ranks are laid out for sequences of this length. */
+/* Opens the program; the ranks are laid out for sequences of this length. */
 static bool open_program(Program *program, const char *folder, const Config *given, const EvalOptions *options, int64_t sequences,
     int64_t length, Error *error) {
     Inference *ranks = program->ranks;

@@ -13,9 +13,9 @@
 typedef struct ForecastOptions {
     const char *gpu, *bench;
     int64_t gpus, per_node;
-    int zero; /* 0: the best; then stage + 1 */
+    int zero; /* 0: the best; otherwise stage + 1 */
     bool search;
-    Config config; /* of CONFIG */
+    Config config; /* from CONFIG */
 } ForecastOptions;
 
 #define FIELD(name) offsetof(ForecastOptions, name)
@@ -32,7 +32,7 @@ static const Option rows[] = {
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
 
-/* A page for each phase of a mixture; without one a single page. */
+/* Prints one page per phase of a mixture, or a single page. */
 static bool print_phases(const ForecastOptions *options, const Cluster *cluster, FILE *file, bool *fits, Error *error) {
     SCOPED(phases_close) Phases phases = {0};
     *fits = true;
@@ -42,7 +42,7 @@ static bool print_phases(const ForecastOptions *options, const Cluster *cluster,
         int i = phases_find(&phases, at.samples);
         end = phases_advance_phase(&phases, at, steps);
         Config *config = &phases.items[i].config;
-        config->steps = end.step - at.step; /* of the phase */
+        config->steps = end.step - at.step; /* the phase's steps */
         ForecastFreedom freedom = {.axes = options->search, .zero = options->search && !options->zero, .memory = options->search};
         ForecastSearch search;
         if (options->zero) config->layout.zero = options->zero - 1;

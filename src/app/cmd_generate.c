@@ -1,6 +1,7 @@
-/* `smelt generate MODEL "prompt" [key=value ...]`: continues a prompt, which is text for the model's own tokenizer
- * or the byte tokenizer, or numbers of tokens. Text goes to stdout as it is drawn, the rate to stderr. A model of images is
- * given a file of encodings in place of a prompt (generate_images.c). */
+/* `smelt generate MODEL "prompt" [key=value ...]`: continues a prompt, which is text for the
+ * model's own tokenizer or the byte tokenizer, or token numbers. Text goes to stdout as it is
+ * generated, the rate to stderr. An image model takes a file of encodings instead of a prompt
+ * (generate_images.c). */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -52,9 +53,9 @@ static const Option rows[] = {
 
 static const OptionTable table = OPTION_TABLE(rows);
 
-/* -- What a prompt is ---------------------------------------------------------------------------------------------- */
+/* -- The prompt ---------------------------------------------------------------------------------------------------- */
 
-/* With what the tokenizer puts around a text, such as a token for its beginning. */
+/* Encodes a prompt, including the tokens that the tokenizer puts around a text. */
 static bool encode(const Tokenizer *tokenizer, const char *prompt, TokenIds *tokens, Error *error) {
     TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
     bool encoded = tokenizer_encode(encoder, prompt, strlen(prompt), TOKENIZER_ADD_SPECIAL, tokens, error);
@@ -62,7 +63,7 @@ static bool encode(const Tokenizer *tokenizer, const char *prompt, TokenIds *tok
     return encoded || error_context(error, "the prompt");
 }
 
-/* "17 4 1203" */
+/* Reads numbers like "17 4 1203". */
 static bool read_numbers(const char *prompt, TokenIds *tokens, Error *error) {
     for (const char *at = prompt + strspn(prompt, " \n"); *at; at += strspn(at, " \n")) {
         char *end;
@@ -76,7 +77,7 @@ static bool read_numbers(const char *prompt, TokenIds *tokens, Error *error) {
     return true;
 }
 
-/* The prompt, or with "-" standard input less a line end at its end; the caller frees. */
+/* Returns the prompt, or with "-" standard input without a final newline; the caller frees. */
 static char *take_prompt(const char *word, Error *error) {
     char *text = NULL, *prompt = NULL;
     size_t size = 0;
@@ -101,7 +102,7 @@ static bool read_prompt(const char *prompt, const ModelText *text, TokenIds *tok
            error_set(error, ERROR_USAGE, "the prompt is empty: give at least one %s", text->numbers ? "token" : "character");
 }
 
-/* -- Continuing it ------------------------------------------------------------------------------------------------- */
+/* -- Continuing the prompt ----------------------------------------------------------------------------------------- */
 
 static bool feed_prompt(Generator *generator, const TokenIds *prompt, ModelText *text, Error *error) {
     if (!generator_feed(generator, prompt->items, (int64_t)prompt->count, error)) return error_context(error, "the prompt");
@@ -109,7 +110,7 @@ static bool feed_prompt(Generator *generator, const TokenIds *prompt, ModelText 
     return model_text_flush(text, error);
 }
 
-/* Returns with *generated set in any case; *full: there was no room for more. */
+/* Always sets *generated; *full: there was no room for more. */
 static bool continue_text(
     Generator *generator, const GenerationOptions *options, ModelText *text, int64_t *generated, bool *full, Error *error) {
     Sampling sampling = generation_sampling(options);
@@ -149,13 +150,13 @@ static bool run_model(Inference *inference, const char *folder, Config *config, 
     return done;
 }
 
-/* What all ranks take over of the first one's reading. */
+/* The first rank's result of reading the prompt, for all ranks. */
 typedef struct PromptRead {
     int64_t count;
     Error error;
 } PromptRead;
 
-/* The tokens of the prompt, which the first rank reads for all: they refuse it together. */
+/* Reads the tokens of the prompt on the first rank, for all ranks, so that they fail together. */
 static bool take_tokens(const char *word, const ModelText *text, Comm *comm, TokenIds *prompt, Error *error) {
     PromptRead result = {0};
     if (comm_rank(comm) == 0) {
@@ -182,7 +183,7 @@ static bool check_idle(const GenerationOptions *options, const ModelConfig *mode
            (model->guidance || command_refuse_idle(&table, options, of_guidance, "this model embeds no guidance", error));
 }
 
-/* Encodings are given as a path, which is no text to continue. */
+/* Refuses a file of encodings as a prompt, because a path is not a text to continue. */
 static bool check_prompt(const char *prompt, const char *folder, Error *error) {
     static const char end[] = ".safetensors";
     size_t length = strlen(prompt), tail = sizeof end - 1;

@@ -9,8 +9,9 @@
 #include "base/strings.h"
 #include "launch/launch.h"
 
-/* A wrong word is named here, once, rather than by every rank. One of the ranks of a command that has none would do all
- * of it, beside the others in the same files. */
+/* Returns the command to launch, or NULL. A wrong word is reported here once, instead of by every
+ * rank. A command without ranks is refused: every process would do all of its work, with the same
+ * files. */
 static const Command *find_command(char *const *words, Error *error) {
     const Command *command = &command_smelt, *group = NULL;
     for (; command && command->member && *words; words++) {
@@ -29,7 +30,8 @@ static const Command *find_command(char *const *words, Error *error) {
     return NULL;
 }
 
-/* Before anything is started: the first loss of a rank may come after days. */
+/* Checks shrink=true before anything starts, because the first loss of a rank may come days
+ * later. */
 static bool check_shrink(const Command *command, char **arguments, Error *error) {
     int count = 0;
     while (arguments[count]) count++;
@@ -40,7 +42,7 @@ static bool check_shrink(const Command *command, char **arguments, Error *error)
 
 /* Returns the place of the command after "--", or NULL. */
 static char **read_arguments(int argc, char **argv, LaunchOptions *options, OptionStrings *strings, Error *error) {
-    bool short_form = false, long_form = false; /* of the number of ranks */
+    bool short_form = false, long_form = false; /* forms of the number of ranks */
     for (int i = 1; i < argc;) {
         SCOPED_FREE char *assignment = NULL;
         if (!strcmp(argv[i], "--")) {
@@ -66,13 +68,13 @@ static char **read_arguments(int argc, char **argv, LaunchOptions *options, Opti
 }
 
 static bool run(Invocation *invocation, Error *error) {
-    static StopRequest stop = {.heeded = 1}; /* signals may come until the process ends */
+    static StopRequest stop = {.heeded = 1}; /* static: signals may arrive until the process ends */
     LaunchOptions *options = invocation->options;
     options_defaults(&launch_table, options, &invocation->strings);
     char **command = read_arguments(invocation->argc, invocation->argv, options, &invocation->strings, error);
     const Command *named = command ? find_command(command, error) : NULL;
     if (!named || (options->shrink && !check_shrink(named, command, error))) return false;
-    if (!named->resumes) options->restarts = 0; /* it would do and print everything again */
+    if (!named->resumes) options->restarts = 0; /* a restart would repeat all work and output */
     process_catch_stop(&stop, false);
     return launch(options, &(LaunchCommand){command, named->resumes}, &stop, error);
 }

@@ -1,5 +1,6 @@
-/* `smelt manual [FORM]`: the manual page and the completions of shells, made from the tables of commands and options, so
- * that they cannot differ from the program. `make install` puts them where man and the shells look. */
+/* `smelt manual [FORM]`: the manual page and the shell completions, generated from the tables of
+ * commands and options, so they always match the program. `make install` puts them where man and
+ * the shells look. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,8 +8,8 @@
 #include "base/version.h"
 #include "config/config.h"
 
-/* The commands that do something, one after the other: `*i` counts the program's commands, `*j` those of a group. NULL
- * after the last. Valid until the next call. */
+/* Iterates over the commands that can be run: `*i` counts the program's commands, `*j` those of a
+ * group. NULL after the last. Valid until the next call. */
 static const Command *next_command(int *i, int *j) {
     const Command *command = command_smelt.member(*i);
     if (!command || !command->member) {
@@ -24,7 +25,7 @@ static const Command *next_command(int *i, int *j) {
 
 /* -- The manual page (man 7 man) ----------------------------------------------------------------------------------- */
 
-/* Text of our own: nothing in it is an instruction to troff. */
+/* Prints plain text, with all troff instructions escaped. */
 static void put_roff(const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (text[i] == '\\') fputs("\\e", stdout);
@@ -34,7 +35,7 @@ static void put_roff(const char *text, size_t length) {
     }
 }
 
-/* The lines of an explanation; those that begin with a space stay lines of their own. */
+/* Prints the lines of an explanation; a line that begins with a space stays a separate line. */
 static void put_explanation(const char *text) {
     for (size_t length; *text; text += length + (text[length] == '\n')) {
         length = strcspn(text, "\n");
@@ -81,7 +82,8 @@ static void print_page(void) {
 /* Prints one word that completes a row of a command. */
 typedef void PutWord(const Command *command, const Option *option, const char *word);
 
-/* Calls `put` with each word that completes a row: "key=" where any value may follow, else "key=value". */
+/* Calls `put` with each word that completes a row: "key=" if any value may follow, otherwise
+ * "key=value". */
 static void each_word(const Command *command, const OptionTable *table, PutWord *put) {
     for (size_t i = 0; i < table->count; i++) {
         const Option *option = &table->rows[i];
@@ -112,7 +114,8 @@ static void put_members(const Command *group) {
     for (int i = 0; group->member(i); i++) printf(" %s", last_word(group->member(i)->name));
 }
 
-/* A function for bash and zsh: the words behind a command, "" for the first word. */
+/* Prints a function for bash and zsh that returns the words after a command; "" for the first
+ * word. */
 static void print_words_function(void) {
     const Command *command;
     printf("_smelt_words() {\n    case $1 in\n    '') echo");
@@ -132,7 +135,8 @@ static void print_words_function(void) {
     printf("    esac\n}\n\n");
 }
 
-/* bash breaks words at "=", unless COMP_WORDBREAKS lacks it: then only what follows it is replaced. */
+/* bash splits words at "=", unless COMP_WORDBREAKS lacks it; if it splits, only the part after "="
+ * is replaced. */
 static const char bash[] = "_smelt() {\n"
                            "    local line=${COMP_LINE:0:COMP_POINT} first=1 i key current files\n"
                            "    current=${line##*[[:space:]]}\n"

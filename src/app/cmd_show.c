@@ -1,4 +1,5 @@
-/* `smelt show RUN`: which run a folder holds, what it was made from, when it started and went on, and its checkpoints. */
+/* `smelt show RUN`: the identity of a run, its origin, when it started and continued, and its
+ * checkpoints. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,8 @@ static const Option rows[] = {
 };
 static const OptionTable table = OPTION_TABLE(rows);
 
-/* [{"step": 40, "parent": 20, "loss": 1.9}, ...], newest first; a damaged one has an "error". NULL on failure. */
+/* Returns [{"step": 40, "parent": 20, "loss": 1.9}, ...], newest first; a damaged one has an
+ * "error". NULL on failure. */
 static json_t *read_checkpoints(const char *where, Error *error) {
     SCOPED_FREE int64_t *steps = NULL;
     size_t count = 0;
@@ -39,7 +41,7 @@ static json_t *read_checkpoints(const char *where, Error *error) {
     return list;
 }
 
-/* RUN@best has "best": true. */
+/* Adds "best": true to the checkpoint of RUN@best. */
 static void mark_best(const char *run, const Config *config, json_t *checkpoints) {
     RunPoint best = {(char *)run, RUN_BEST};
     Error none = {0};
@@ -56,14 +58,15 @@ static const char *text_in(const json_t *object, const char *name, const char *a
     return text && *text ? text : absent;
 }
 
-/* What was given as data, tokenizer and first weights, with its content where that is known. */
+/* Prints a setting for data, tokenizer or initial weights, with its content if known. */
 static void print_given(const json_t *identity, const char *name, const char *label, FILE *out) {
     SCOPED_FREE char *content = memory_format("%s.content", name);
     const char *is = text_in(identity, content, ""), *given = text_in(identity, name, "");
     if (*is || *given) fprintf(out, "  %-15s %s%s%s\n", label, given, *given && *is ? ": " : "", is);
 }
 
-/* The sources and phases of a mixture, whose names in the identity have one part behind these. */
+/* Prints the sources and phases of a mixture, whose names in the identity have one part after the
+ * prefix. */
 static void print_mixture(json_t *identity, FILE *out) {
     static const char data[] = "data.train.";
     const char *name;
@@ -98,7 +101,7 @@ static void print_history(const json_t *history, FILE *out) {
         json_int_t step = json_integer_value(json_object_get(start, "step"));
         char what[64];
         json_t *next = json_array_get(history, index + 1);
-        bool idle = next && json_integer_value(json_object_get(next, "step")) == step; /* it was killed, or was finished before */
+        bool idle = next && json_integer_value(json_object_get(next, "step")) == step; /* it was killed, or was complete already */
         snprintf(what, sizeof what, step ? "continued after step %lld" : "started", (long long)step);
         fprintf(out, "  %s  %-28s version %s, %s\n", text_in(start, "time", "unknown"), what, text_in(start, "version", "unknown"),
             text_in(start, "machine", "unknown"));
@@ -109,7 +112,7 @@ static void print_history(const json_t *history, FILE *out) {
     }
 }
 
-/* `gone` is empty unless the run has saved some that are not there now. */
+/* Prints the checkpoints. `gone` is empty unless checkpoints that the run saved are missing. */
 static void print_checkpoints(const char *where, const json_t *checkpoints, const char *gone, FILE *out) {
     size_t index;
     json_t *one;
@@ -152,7 +155,7 @@ static bool run(Invocation *invocation, Error *error) {
     print_history(json_object_get(record, "history"), out);
     print_checkpoints(where, checkpoints, gone.message, out);
     fclose(out);
-    blank_controls(text, '?', true); /* files of a run may hold anything */
+    blank_controls(text, '?', true); /* files of a run may contain any bytes */
     wrap_lines(stdout, text, wrap_columns(STDOUT_FILENO));
     return true;
 }

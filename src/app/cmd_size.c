@@ -10,7 +10,7 @@
 typedef struct SizeOptions {
     const char *gpu, *bench;
     int64_t tensor;
-    Config config; /* of CONFIG */
+    Config config; /* from CONFIG */
 } SizeOptions;
 
 #define FIELD(name) offsetof(SizeOptions, name)

@@ -25,7 +25,8 @@
 #include "train/source.h"
 #include "train/train.h"
 
-/* The first argument: a configuration file, or a run or one of its checkpoints; the run's configuration is the base. */
+/* Reads the first argument: a configuration file, or a run or one of its checkpoints, whose
+ * configuration is then the base. */
 static bool read_base(const char *path, Config *config, OptionStrings *strings, Error *error) {
     if (source_is_run(path)) {
         SCOPED(run_point_free) RunPoint point = run_point(path);
@@ -67,8 +68,9 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
     return (!has_base(argc, argv) || read_base(argv[1], config, strings, error)) && apply_settings(argc, argv, config, strings, error);
 }
 
-/* The tokenizer is that of init=FOLDER when no other is given: its model knows no other tokens. Token shards may come
- * from elsewhere; text is never bytes to a model that is not known to read them. */
+/* Takes the tokenizer of init=FOLDER when no other is given, because its model knows no other
+ * tokens. Token shards may come from elsewhere. Text is never read as bytes for a model that is not
+ * known to be trained on bytes. */
 static bool take_tokenizer(const char *folder, const Config *origin, Config *config, OptionStrings *strings, Error *error) {
     if (config->data.tokenizer[0] || model_makes_images(&config->model)) return true;
     SCOPED_FREE char *path = source_tokenizer(folder, origin);
@@ -84,32 +86,32 @@ static bool take_tokenizer(const char *folder, const Config *origin, Config *con
     return true;
 }
 
-/* Takes over the settings that may change from one training of a model to the next. */
+/* Copies the settings that may change from one training of a model to the next. */
 static void take_free(ModelConfig *model, const ModelConfig *from) {
     if (!family_of(from)->learns_positions) model->context = from->context;
     model->init_std = from->init_std;
     model->auxiliary_loss = from->auxiliary_loss;
     model->auxiliary_scope = from->auxiliary_scope;
     model->padding = from->padding;
-    model->text_tokens = from->text_tokens; /* as the encodings have them */
+    model->text_tokens = from->text_tokens; /* from the encodings */
     model->fp8 = from->fp8;
     model->preference = from->preference;
 }
 
-/* The model is that of init=FOLDER, and text is read with its tokenizer. Settings of the model that are given must
- * agree, but those that may change from one training to the next. */
+/* Takes the model of init=FOLDER, and its tokenizer for text. Given settings of the model must
+ * agree with it, except those that may change from one training to the next. */
 static bool take_model(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     Config origin, wanted;
     char text[1024];
     const char *folder = config->init;
     if (!file_exists(folder) && !source_is_run(folder) && !adapter_is_folder(folder) && source_is_run(config->run))
-        folder = config->run; /* which remembers its model */
+        folder = config->run; /* the run remembers its model */
     if (!source_read_config(folder, &origin, strings, error)) return error_context(error, "init=%s", folder);
     options_defaults(&config_table, config, strings);
-    origin.model.fp8 = config->model.fp8; /* which is no part of a model, nor is the loss */
+    origin.model.fp8 = config->model.fp8; /* FP8 is not part of a model, and neither is the loss */
     origin.model.preference = config->model.preference;
     config->model = origin.model;
-    if (model_makes_images(&config->model)) config->model.context = 0; /* that of the images here */
+    if (model_makes_images(&config->model)) config->model.context = 0; /* from the images of this run */
     if (!apply_arguments(argc, argv, config, strings, error)) return false;
     if (!config->model.vocabulary) config->model.vocabulary = origin.model.vocabulary;
     wanted = *config;
@@ -125,8 +127,9 @@ static bool same_store(const char *a, const char *b) {
     return (length == path_length(b) && !strncmp(a, b, length)) || file_same(a, b);
 }
 
-/* smelt train RUN fork=NEW: NEW is the run of this start, and RUN the one that it is forked from. The base is RUN as its
- * checkpoint was saved, and NEW's own configuration once it is a run, so that the same command continues it. */
+/* smelt train RUN fork=NEW: NEW is the run of this start, and RUN is its origin. The base is the
+ * configuration of RUN's checkpoint, or NEW's own configuration once NEW is a run, so that the same
+ * command continues it. */
 static bool choose_fork(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     Config base;
     const char *run = config->run, *fork = config->fork;
@@ -147,7 +150,7 @@ static bool choose_fork(int argc, char **argv, Config *config, OptionStrings *st
     return true;
 }
 
-/* After a configuration file a run of any name, after a run only that run or its fork. */
+/* Chooses the run: after a configuration file any run, after a run only that run or its fork. */
 static bool choose_run(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     SCOPED(run_point_free) RunPoint point = run_point(has_base(argc, argv) ? argv[1] : "");
     bool continues = source_is_run(point.run);
@@ -166,8 +169,8 @@ static bool choose_run(int argc, char **argv, Config *config, OptionStrings *str
     return continues || !config->init[0] || take_model(argc, argv, config, strings, error); /* a run has remembered its model */
 }
 
-/* What this start says (config/needs.h). A run says nothing by what it remembers, nor a setting of the model by agreeing with
- * that of init=FOLDER. */
+/* Reads the settings that this start gives (config/needs.h). Settings that a run remembers do not
+ * count, and neither do settings of the model that agree with init=FOLDER. */
 static bool read_said(int argc, char **argv, const Config *config, Config *said, OptionStrings *strings, Error *error) {
     bool file = has_base(argc, argv) && !source_is_run(argv[1]);
     options_defaults(&config_table, said, strings);
@@ -186,7 +189,8 @@ static bool check_needs(const Config *config, const Config *said, Error *error) 
     return needs_check(config, said, error) && (config->layout.choice == LAYOUT_AUTO || needs_check_layout(config, said, error));
 }
 
-/* The ranks that a layout is advised for; 0: for any, since it is chosen, or planned for ranks that need not be here. */
+/* Returns the number of ranks that a layout is checked for; 0: any, because it is chosen
+ * automatically, or planned for ranks that need not exist here. */
 static int64_t advised_ranks(const Config *config) {
     int started = comm_started_ranks();
     return config->layout.choice == LAYOUT_AUTO || (config->plan && started == 1) ? 0 : started;
@@ -199,7 +203,8 @@ static bool read_arguments(int argc, char **argv, Config *config, Config *said, 
            corpus_resolve(config, strings, error) && config_check_started(config, advised_ranks(config), error);
 }
 
-/* What layout=auto chooses from; false for a processor that the table of hardware lacks. `per_node` 0: what is usual. */
+/* Describes the hardware for layout=auto; returns false if the table of hardware lacks the device.
+ * `per_node` 0: the usual number. */
 static bool describe_cluster(Cluster *cluster, int ranks, int per_node, const Device *device, int64_t available, Error *error) {
     *cluster = (Cluster){.gpus = ranks};
     if (!hardware_of_device(&cluster->hardware, device))
@@ -211,7 +216,7 @@ static bool describe_cluster(Cluster *cluster, int ranks, int per_node, const De
     return true;
 }
 
-/* What all ranks take over of rank 0's choice. */
+/* Rank 0's choice, for all ranks. */
 typedef struct ChosenLayout {
     LayoutConfig layout;
     int64_t sequences;
@@ -219,7 +224,7 @@ typedef struct ChosenLayout {
     Error error;
 } ChosenLayout;
 
-/* Rank 0 chooses for the rank that has least memory. Collective. */
+/* Chooses the layout on rank 0 for the rank with the least memory. Collective. */
 static bool choose_layout(Config *config, Comm *comm, Device *device, Error *error) {
     ChosenLayout chosen = {0};
     int64_t available = train_memory(comm, device);
@@ -243,12 +248,12 @@ static bool choose_layout(Config *config, Comm *comm, Device *device, Error *err
     return false;
 }
 
-/* Trains as one of the ranks that were started. Training goes on without its terminal, since its results are in the
- * run folder: output that could not be printed is dropped. */
+/* Trains as one of the started ranks. Training continues without its terminal, because its results
+ * are in the run folder; output that cannot be printed is dropped. */
 static bool train_together(const Config *given, const Config *said, Error *error) {
     Config settings = *given;
     const Config *config = &settings;
-    static StopRequest stop; /* signals and lines of the log may come until the process ends */
+    static StopRequest stop; /* static: signals and log lines may come until the process ends */
     static Console *console;
     console = console_create(config->log.every);
     log_copy(console_take, console);
@@ -279,7 +284,7 @@ static Device *open_planned(const Config *config, Error *error) {
     return device;
 }
 
-/* To which the run has come, if the run folder is one. */
+/* Returns the position that the run has reached, if the run folder is a run. */
 static Position done_position(const Config *config) {
     Error ignored = {0};
     int64_t step = 0;
@@ -287,7 +292,8 @@ static Position done_position(const Config *config) {
     return lineage_position(metadata, config);
 }
 
-/* The steps that epochs come to are known of data that is packed; those of best fit once their bins are. */
+/* Counts the steps of epochs. They are known for packed data; with best-fit packing, once its bins
+ * exist. */
 static bool count_steps(Config *config, Error *error) {
     SCOPED(shard_set_close) ShardSet train = {0};
     Position done = done_position(config);
@@ -298,7 +304,8 @@ static bool count_steps(Config *config, Error *error) {
     return corpus_resolve_steps(config, counted ? train.token_count - 1 : 0, done, error) && corpus_check_epochs(config, error);
 }
 
-/* One process plans for the ranks that the layout asks for, which need not be here, several plan for themselves. */
+/* Plans the layout. One process plans for the ranks that the layout requests, which need not exist
+ * here; several processes plan for themselves. */
 static bool plan_rank(Config *config, const Comm *comm, Device *device, FILE *file, Error *error) {
     int64_t available = train_memory(comm, device);
     int ranks = comm_size(comm) == 1 ? (int)layout_asked_ranks(&config->layout) : comm_size(comm);
@@ -312,7 +319,8 @@ static bool plan_rank(Config *config, const Comm *comm, Device *device, FILE *fi
     return plan_print(config, ranks, done_position(config).step, device, available, file, error);
 }
 
-/* All ranks that were started must mean it: one that trained would wait for the others. Rank 0 prints. */
+/* Plans on rank 0. All started ranks must have the same settings: a rank that trained would wait
+ * for the others. */
 static bool plan_together(const Config *given, const Config *said, Error *error) {
     Config settings = *given;
     Config *config = &settings;
@@ -329,7 +337,8 @@ static bool plan_together(const Config *given, const Config *said, Error *error)
     return done;
 }
 
-/* Ranks are left out copy by copy, so neither the number of copies nor how ZeRO divides them may be given. */
+/* Checks that the layout can shrink: ranks are removed copy by copy, so neither the number of
+ * copies nor their ZeRO division may be fixed. */
 static bool can_shrink(int argc, char **argv, Error *error) {
     static const char *const fixed[] = {"layout.dp", "layout.shard"};
     SCOPED(options_free_strings) OptionStrings strings = {0};

@@ -1,4 +1,5 @@
-/* `smelt watch RUN...`: the report page, live, in a browser or in the terminal, until it is interrupted. */
+/* `smelt watch RUN...`: the live report page, in a browser or in the terminal, until it is
+ * interrupted. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>

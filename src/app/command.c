@@ -1,4 +1,5 @@
-/* Running a command: help, arguments, errors, exit codes. Owns what an invocation has. Called by main. */
+/* Runs a command: help, arguments, errors, exit codes. Owns the contents of an invocation. Called
+ * by main. */
 #include "app/command.h"
 
 #include <assert.h>
@@ -19,13 +20,15 @@
 
 /* -- Arguments ----------------------------------------------------------------------------------------------------- */
 
-/* "key=value" with a key made of letters and digits; a path that looks like one is written "./a=b". */
+/* Returns whether an argument is "key=value" with a key of lower-case letters, digits, '_' and '.';
+ * a path of this form is written "./a=b". */
 static bool is_assignment(const char *text) {
     size_t letters = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_.");
     return letters > 0 && text[letters] == '=';
 }
 
-/* Whether "--key" stands alone: the row may be true (a bool, or false|true|...), and none of its values follows. */
+/* Returns whether "--key" is used without a value: the option can be true (a bool, or
+ * false|true|...), and none of its values follows. */
 static bool is_flag(const OptionTable *table, const char *key, const char *next) {
     const Option *option = options_find(table, key, strlen(key));
     const char *choices = option && option->type == OPTION_BOOL ? "false|true" : option && option->choices ? option->choices : "";
@@ -37,7 +40,8 @@ static bool is_flag(const OptionTable *table, const char *key, const char *next)
     return starts_with(choices, "false|true");
 }
 
-/* Whether "key=value" or "key" belongs to the configuration: the command's own options come first and have no dots. */
+/* Returns whether "key=value" or "key" belongs to the configuration. The command's own options have
+ * precedence and no dots. */
 static bool is_setting(const Command *command, const char *text) {
     size_t length = strcspn(text, "=");
     return command->takes_config && !options_find(command->table, text, length) &&
@@ -68,7 +72,7 @@ bool command_refuse_idle(const OptionTable *table, const void *options, const ch
     return true;
 }
 
-/* Applies or keeps the assignment at argv[*at], and steps over it. */
+/* Applies or keeps the assignment at argv[*at], and advances *at past it. */
 static bool apply_option(const Command *command, int argc, char **argv, int *at, Invocation *invocation, Error *error) {
     bool setting = is_setting(command, argv[*at] + (starts_with(argv[*at], "--") ? 2 : 0));
     char *assignment = command_assignment(setting ? &config_table : command->table, argc, argv, at, error);
@@ -90,7 +94,7 @@ static int count_optional(const char *words) {
     return count;
 }
 
-/* The words name files and folders, but for a prompt. */
+/* Checks the words, which name files and folders, except a prompt. */
 static bool check_places(const Command *command, const Invocation *invocation, Error *error) {
     int places = strchr(command->words, '"') ? 1 : invocation->word_count;
     for (int i = 0; i < places && i < invocation->word_count; i++)
@@ -148,7 +152,7 @@ static void print_help(const Command *command, FILE *file) {
     options_print_help(command->table, file);
 }
 
-/* "pack" of "data pack" */
+/* Returns "pack" for "data pack". */
 static const char *last_word(const char *name) { return strrchr(name, ' ') ? strrchr(name, ' ') + 1 : name; }
 
 static void print_members(const Command *group, FILE *file) {
@@ -164,7 +168,8 @@ static void print_members(const Command *group, FILE *file) {
 
 /* -- Running ------------------------------------------------------------------------------------------------------- */
 
-/* With the one that was probably meant, or else all that there are. A member is valid until the next call. */
+/* Reports an unknown command with the nearest known one, or else with all commands. A member is
+ * valid until the next call. */
 static void report_unknown(const Command *group, const char *name) {
     char names[COMMAND_MEMBERS][32];
     Option rows[COMMAND_MEMBERS] = {0};
@@ -213,7 +218,7 @@ int command_run(const Command *command, int argc, char **argv) {
     done = done && command->run(&invocation, &error);
     if (!done && error.code == ERROR_NONE)
         error_set(&error, ERROR_INTERNAL, "smelt %s failed and gave no reason, which is a fault of smelt: report the command", argv[0]);
-    if (!done) (error.code == ERROR_PREEMPTED ? log_info : log_error)("%s", error.message); /* a pause is no fault */
+    if (!done) (error.code == ERROR_PREEMPTED ? log_info : log_error)("%s", error.message); /* a pause is not an error */
     options_free_strings(&invocation.strings);
     options_free_strings(&invocation.settings);
     free(invocation.options);

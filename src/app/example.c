@@ -1,5 +1,5 @@
-/* Configurations to start from: `smelt train --example llama`. They are files of configs/, kept in the program, since
- * what is installed may have no such folder. */
+/* Example configurations: `smelt train --example llama`. They are files of configs/, embedded in
+ * the program, because an installation may lack this folder. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
-/* `smelt generate` with a model of images: an image for each text of a file of encodings, as latents in a file of
- * safetensors, and as a picture. What can be wrong is looked for before anything is computed. Owns nothing. */
+/* `smelt generate` with an image model: makes an image for each text of a file of encodings, as
+ * latents in a safetensors file, and as a PNG. All inputs are checked before anything is computed.
+ * Owns nothing. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -12,12 +13,12 @@
 #include "images/images.h"
 #include "train/source.h"
 
-/* Images to be made. */
+/* The images to make. */
 typedef struct Gallery {
     const GenerationOptions *options;
     EncodingSet set;
-    int64_t channels, height, width; /* of latents */
-    Vae *vae;                        /* NULL: latents are pixels, or no picture is asked for */
+    int64_t channels, height, width; /* shape of the latents */
+    Vae *vae;                        /* NULL: latents are pixels, or no PNG is requested */
     float *latents;                  /* [samples, channels, height, width] */
 } Gallery;
 
@@ -29,9 +30,9 @@ static void gallery_close(Gallery *gallery) {
 
 static int64_t image_values(const Gallery *gallery) { return gallery->channels * gallery->height * gallery->width; }
 
-/* -- What is asked for --------------------------------------------------------------------------------------------- */
+/* -- Checking the request ------------------------------------------------------------------------------------------ */
 
-/* Takes the size of the encodings' own images where none is given. */
+/* Uses the size of the encodings' own images if none is given. */
 static bool choose_size(Gallery *gallery, Error *error) {
     const ImageOptions *images = &gallery->options->images;
     const EncodingSet *set = &gallery->set;
@@ -81,7 +82,7 @@ static bool gallery_open(Gallery *gallery, const char *encodings, const ModelCon
 
 /* -- Making images ------------------------------------------------------------------------------------------------- */
 
-/* The program of one image. */
+/* The program that makes one image. */
 typedef struct Painter {
     Model model;
     Plan plan;
@@ -97,7 +98,7 @@ static bool painter_open(
     Painter *painter, const Inference *inference, const char *folder, const Config *config, const Gallery *gallery, Error *error) {
     Backend backend;
     ModelConfig model = config->model;
-    model.text_tokens = gallery->set.text_tokens; /* no weight depends on how many there are */
+    model.text_tokens = gallery->set.text_tokens; /* no weight depends on it */
     int64_t tokens = gallery->height / 2 * (gallery->width / 2);
     painter->model = model_build(&model, inference->precision, MODEL_SCORE, 1, model.text_tokens + tokens, RECOMPUTE_NONE);
     if (!op_backend(&backend, inference->device, inference->precision, error)) return false;
@@ -130,7 +131,7 @@ static bool make_images(const Painter *painter, const Gallery *gallery, Error *e
     return good;
 }
 
-/* -- Writing them -------------------------------------------------------------------------------------------------- */
+/* -- Writing images ------------------------------------------------------------------------------------------------ */
 
 static bool write_latents(const Gallery *gallery, Error *error) {
     const char *out = gallery->options->images.out;

@@ -1,4 +1,5 @@
-/* A generator for a command, and its text on stdout. Owns nothing but what the caller closes. Called by generate and chat. */
+/* Opens a generator for a command, and prints its text to stdout. Owns only what the caller closes.
+ * Called by generate and chat. */
 #include "app/generation.h"
 
 #include <errno.h>
@@ -46,8 +47,8 @@ void model_text_close(ModelText *text) {
     tokenizer_free(text->tokenizer);
 }
 
-/* A terminal would obey control characters that a model draws: it gets U+FFFD in their place, but for tabs and line
- * ends. C1 is C2 80 to C2 9F. */
+/* Prints a piece of text. On a terminal, control characters other than tabs and newlines become
+ * U+FFFD, because a model may generate them. C1 is C2 80 to C2 9F. */
 static void print_piece(const ModelText *text, const char *piece, int length) {
     for (int i = 0; i < length; i++) {
         unsigned char byte = (unsigned char)piece[i], next = i + 1 < length ? (unsigned char)piece[i + 1] : 0;
@@ -101,15 +102,17 @@ Sampling generation_sampling(const GenerationOptions *options) {
         .temperature = options->temperature, .top_k = options->top_k, .top_p = options->top_p, .seed = (uint64_t)options->seed};
 }
 
-/* layout.tp ranks share out the model, and layout.cp ranks the cache. Layouts are checked against the sequences of a
- * configuration, which concern training: generation has one of any length, so here its length is one that all rules allow. */
+/* Sets the layout: layout.tp ranks divide the model, and layout.cp ranks the cache. The layout
+ * rules check the sequences of a configuration, which are those of training. Generation has one
+ * sequence of any length, so its length is set to one that all rules allow. */
 static void lay_out(Config *config, int64_t tp, int64_t cp) {
     config->layout = (LayoutConfig){.dp = 1, .tp = tp, .pp = 1, .cp = cp, .ep = 1};
     config->data.length = config->batch.tokens = round_up(config->model.context, 4 * cp * tp);
     config->batch.sequences = 1;
 }
 
-/* The largest layout.tp up to this one of which so many ranks may have copies that share the cache; 1 may be always. */
+/* Returns the largest valid layout.tp up to `tp` for this number of ranks, whose copies share the
+ * cache; 1 is always valid. */
 static int64_t nearest_tp(const Config *config, int64_t tp, int ranks) {
     Config trial = *config;
     char broken[256];
@@ -120,14 +123,14 @@ static int64_t nearest_tp(const Config *config, int64_t tp, int ranks) {
     return tp;
 }
 
-/* "give layout.tp=1 and leave layout.cp out" */
+/* Writes advice such as "give layout.tp=1 and leave layout.cp out". */
 static void advise_tp(int64_t given, int64_t nearest, bool cp_given, char *text, size_t size) {
     const char *cp = cp_given ? "leave layout.cp out" : "";
     if (nearest == given) snprintf(text, size, "%s", cp);
     else snprintf(text, size, "give layout.tp=%" PRId64 "%s%s", nearest, cp_given ? " and " : "", cp);
 }
 
-/* What layout.tp leaves of the ranks shares the cache where layout.cp is left out. */
+/* Chooses the layout. Without layout.cp, the ranks that layout.tp leaves share the cache. */
 static bool choose_layout(const GenerationOptions *options, int ranks, Config *config, Error *error) {
     int64_t tp = options->layout.tp, given = options->layout.cp, cp = given ? given : int_max(ranks / tp, 1);
     char broken[256], advice[64];

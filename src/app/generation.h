@@ -1,5 +1,5 @@
-/* What the commands that write text with a model, generate and chat, have in common: their options, a generator with the
- * model's weights, and the way of tokens to stdout. */
+/* Shared by generate and chat, which write text with a model: their options, a generator with the
+ * model's weights, and the output of tokens to stdout. */
 #pragma once
 
 #include "app/inference.h"
@@ -7,27 +7,27 @@
 #include "infer/utf8.h"
 #include "token/tokenizer.h"
 
-/* Of a model of images. */
+/* Options of image models. */
 typedef struct ImageOptions {
     const char *out, *png, *vae;
-    bool overwrite; /* out and png may be there */
+    bool overwrite; /* replace existing out and png */
     int64_t steps, height, width;
     double guidance, shift;
 } ImageOptions;
 
 typedef struct GenerationOptions {
-    ImageOptions images; /* of generate */
+    ImageOptions images; /* only generate */
     LayoutConfig layout;
     Fp8Config fp8;
     int64_t tokens, top_k, seed, context, threads;
     double temperature, top_p;
-    bool text, cache; /* text: of generate; others are of the command that has a row for them */
+    bool text, cache; /* text: only generate; other fields belong to the commands that have an option for them */
     bool special;
     const char *system, *template;
     int device, precision;
 } GenerationOptions;
 
-/* Rows of both commands. FIELD(name) is offsetof(GenerationOptions, name). */
+/* Options of both commands. FIELD(name) is offsetof(GenerationOptions, name). */
 #define GENERATION_SAMPLING(initial_temperature)                                                                                         \
     REAL_OPTION(temperature, initial_temperature, 0, 100, "",                                                                             \
         "divides the logits: lower is more predictable; 0: always the most likely token"),                                               \
@@ -40,35 +40,37 @@ typedef struct GenerationOptions {
         CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),                \
         INFERENCE_FP8_OPTIONS
 
-/* How the options draw. */
+/* Returns the sampling that the options describe. */
 Sampling generation_sampling(const GenerationOptions *options);
-/* Opens the device, and a generator with the weights of `folder`, whose configuration is `config`. layout.tp ranks share
- * out the model, and what that leaves of the ranks shares the cache. NULL: the error says why. */
+/* Opens the device, and a generator with the weights of `folder`, whose configuration is `config`.
+ * layout.tp ranks divide the model, and the remaining ranks share the cache. NULL: the error gives
+ * the reason. */
 Generator *generation_open(Inference *inference, const char *folder, Config *config, const GenerationOptions *options, Error *error);
 
-/* How tokens are shown, and which of them end a text. */
+/* The output format of tokens, and the tokens that end a text. */
 typedef struct ModelText {
     bool numbers;
-    bool printed;         /* by this rank, for all */
-    bool terminal;        /* stdout is one */
+    bool printed;         /* this rank prints, for all */
+    bool terminal;        /* stdout is a terminal */
     Tokenizer *tokenizer; /* NULL: the byte tokenizer */
     TokenizerDecoder decoder;
     Utf8Stream stream;
     TokenIds ends;
 } ModelText;
-/* With the model's tokenizer; the caller has set the first three members. */
+/* Opens the model's tokenizer; the caller has set the first three members. */
 bool model_text_open(ModelText *text, const char *folder, const Config *config, Error *error);
-void model_text_close(ModelText *text);                      /* also of a zeroed one */
+void model_text_close(ModelText *text);                      /* also for a zeroed struct */
 bool model_text_stops(const ModelText *text, int32_t token); /* whether it ends a text */
-int64_t model_text_limit(const ModelText *text);             /* tokens from this one on mean nothing in a text */
-/* The bytes that a token adds; numbers have none. */
+int64_t model_text_limit(const ModelText *text);             /* tokens from this one on are not used in a text */
+/* Returns the bytes that a token adds, as text. */
 const char *model_text_bytes(ModelText *text, int32_t token, char *byte, size_t *length);
 void model_text_put(ModelText *text, int32_t token, bool first);
-void model_text_end(ModelText *text); /* with a line feed */
+void model_text_end(ModelText *text); /* prints a newline */
 bool model_text_flush(const ModelText *text, Error *error);
 
 /* -- Images (generate_images.c) ------------------------------------------------------------------------------------- */
 
-/* `smelt generate` with a model of images: makes one for each text of the file or folder `encodings`. */
+/* `smelt generate` with an image model: makes an image for each text of the file or folder
+ * `encodings`. */
 bool generate_images(
     Inference *inference, const char *folder, const char *encodings, Config *config, const GenerationOptions *options, Error *error);

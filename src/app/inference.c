@@ -1,5 +1,5 @@
-/* The ranks of a command that uses a model. Owns the comm, its groups and the device until inference_close. Called by
- * generate and eval. */
+/* The ranks of a command that uses a model. Owns the comm, its groups and the device until
+ * inference_close. Called by generate, chat and eval. */
 #include "app/inference.h"
 
 #include "app/command.h"

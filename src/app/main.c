@@ -1,4 +1,4 @@
-/* smelt: what all commands have in common: help, and results that must arrive. */
+/* The main program: help and version, and checks that the output was written. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "app/command.h"
 #include "app/process.h"
 
-/* Makefile compiles this file anew when one of them changes. */
+/* The Makefile recompiles this file when one of them changes. */
 #ifndef SMELT_COMMIT
 #define SMELT_COMMIT ""
 #define SMELT_GPU_TARGETS ""
@@ -31,7 +31,7 @@ static int print_version(void) {
     return 0;
 }
 
-/* "help train" becomes "train --help". */
+/* Rewrites "help train" to "train --help". */
 static void arrange_help(int argc, char **argv) {
     static char option[] = "--help";
     if (argc <= 2 || strcmp(argv[1], "help")) return;
@@ -39,7 +39,7 @@ static void arrange_help(int argc, char **argv) {
     argv[argc - 1] = option;
 }
 
-/* What a command prints is its result. */
+/* Reports output that could not be written, because it is the result of a command. */
 static int check_output(void) {
     bool flushed = fflush(stdout) == 0;
     int code = errno;

@@ -1,6 +1,6 @@
-/* The state of the process. Handlers of signals and of the exit take no context that changes, so what they use is the
- * global state of this file: whether the end has been explained, the request to stop, and the semaphore of stacks.
- * Called by main and the commands. */
+/* The state of the process. Signal and exit handlers have no context argument, so their state is
+ * global in this file: whether the end has been explained, the request to stop, and the semaphore
+ * of stacks. Called by main and the commands. */
 #include "app/process.h"
 
 #include <execinfo.h>
@@ -20,21 +20,22 @@
 #include "base/log.h"
 #include "base/scope.h"
 
-enum { MOST_FRAMES = 48, STACK_SECONDS = 2, MOST_THREADS_EACH = 4 /* of a processor, without a warning */ };
+enum { MOST_FRAMES = 48, STACK_SECONDS = 2, MOST_THREADS_EACH = 4 /* per processor, without a warning */ };
 
 /* -- Start --------------------------------------------------------------------------------------------------------- */
 
-/* libgomp's threads spin while they wait, for many milliseconds. Beside any other busy process a waiting thread then
- * keeps the core from the one that it waits for: steps took 2.8 s in place of 0.65 s with both cores of a machine in
- * use. A short spin costs nothing on an idle one. The library reads its settings before main, so they need a fresh
- * start of the program. The user's settings win. */
+/* Shortens the spinning of libgomp's threads, which spin for many milliseconds while they wait. If
+ * any other process is busy, a waiting thread keeps the core from the thread that it waits for:
+ * steps took 2.8 s instead of 0.65 s with both cores of a machine in use. A short spin costs
+ * nothing on an idle machine. The library reads its settings before main, so the program must be
+ * restarted. The user's settings have precedence. */
 void process_shorten_spinning(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
 }
 
-/* Async-signal-safe: one system call, no memory. A bus error at an address of no mapped file is a fault of the program
- * or the machine: the signal comes again, with its default action. */
+/* Async-signal-safe: one system call, no memory. A bus error outside mapped files is a fault of the
+ * program or the machine: the signal is raised again, with its default action. */
 static void on_bus_error(int number, siginfo_t *info, void *context) {
     (void)context;
     static const char before[] = "error: cannot read ",
@@ -98,7 +99,7 @@ int process_end_explained(int code) {
     return code;
 }
 
-/* Prints without allocating. */
+/* Prints to stderr, which is unbuffered, so that no memory is allocated. */
 void process_end_without_memory(size_t bytes) {
     fprintf(stderr, "error: out of memory: the system refused %zu bytes; free memory on this machine and start again\n", bytes);
     exit(process_end_explained(ERROR_MEMORY));
@@ -108,7 +109,8 @@ void process_end_without_memory(size_t bytes) {
 
 static StopRequest *stop_request;
 
-/* Before the first step of a training there is nothing to save, and what goes on may take long: packing of text. */
+/* Before the first step of a training there is nothing to save, and the current work, such as
+ * packing text, may take long. */
 static void on_stop(int number) {
     static const char text[] = "a signal before the first step: nothing is lost, the same command starts again\n";
     if (!stop_request->heeded) {
@@ -125,9 +127,9 @@ void process_catch_stop(StopRequest *stop, bool hangup) {
     stop_request = stop;
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
-    bool ignored = sigaction(SIGHUP, NULL, &before) != 0 || before.sa_handler == SIG_IGN; /* by the parent: nohup */
+    bool ignored = sigaction(SIGHUP, NULL, &before) != 0 || before.sa_handler == SIG_IGN; /* by the parent, for example nohup */
     if (hangup && !ignored) sigaction(SIGHUP, &action, NULL);
-    signal(SIGPIPE, SIG_IGN); /* who reads the output may leave */
+    signal(SIGPIPE, SIG_IGN); /* the reader of the output may leave */
 }
 
 static void on_interrupt(int number) {
@@ -136,12 +138,12 @@ static void on_interrupt(int number) {
 }
 
 void process_catch_interrupt(StopRequest *stop) {
-    struct sigaction action = {.sa_handler = on_interrupt}; /* a read that waits for input ends with EINTR */
+    struct sigaction action = {.sa_handler = on_interrupt}; /* without SA_RESTART, a read that waits for input ends with EINTR */
     stop_request = stop;
     sigaction(SIGINT, &action, NULL);
 }
 
-/* -- When the process hangs ---------------------------------------------------------------------------------------- */
+/* -- Hangs --------------------------------------------------------------------------------------------------------- */
 
 static sem_t stack_printed;
 
@@ -152,7 +154,7 @@ static void on_print_stack(int number) {
     sem_post(&stack_printed);
 }
 
-/* Interrupts one thread after the other, each of which prints its stack. */
+/* Interrupts one thread after the other; each prints its stack. */
 static void print_stacks(void) {
     struct sigaction action = {.sa_handler = on_print_stack, .sa_flags = SA_RESTART}, before;
     void *frame[1];

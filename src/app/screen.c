@@ -1,5 +1,6 @@
-/* Takes the terminal and gives it back. Interrupts stay signals, which the caller's handler turns into a request to stop;
- * Ctrl-Z does nothing, since nobody would give the terminal back before the program stops. Called by `smelt watch`. */
+/* Takes over the terminal and restores it. Interrupts stay signals, which the caller's handler
+ * turns into a request to stop. Ctrl-Z is disabled, because the terminal would not be restored
+ * before the program stops. Called by `smelt watch`. */
 #include "app/screen.h"
 
 #include <math.h>
@@ -12,7 +13,7 @@
 
 #include "base/log.h"
 
-/* Returns whether it is another one. */
+/* Reads the terminal's size; returns whether it has changed. */
 static bool read_size(Screen *screen) {
     struct winsize size = {0};
     bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0;

@@ -1,4 +1,4 @@
-/* The terminal as a screen that the program has to itself: the alternate screen, without cursor and echo. */
+/* The terminal as an exclusive screen: the alternate screen, without cursor and echo. */
 #pragma once
 
 #include <stdbool.h>
@@ -13,11 +13,13 @@ typedef struct Screen {
     int columns, rows;
 } Screen;
 
-/* Of standard input and output, which must be a terminal: else ERROR_USAGE. */
+/* Opens the screen on standard input and output, which must be a terminal; otherwise
+ * ERROR_USAGE. */
 bool screen_open(Screen *screen, Error *error);
-/* Leaves the terminal as it was; also of a zeroed one. */
+/* Restores the terminal; also for a zeroed screen. */
 void screen_close(Screen *screen);
-/* Shows these lines in place of all others. */
+/* Shows these lines instead of all others. */
 void screen_show(const char *lines);
-/* Waits for so long, for a key or another size of the terminal, or until a stop is asked for. Returns the key; 0: none. */
+/* Waits up to `seconds` for a key, a change of the terminal's size, or a stop request. Returns the
+ * key; 0: none. */
 int screen_wait(Screen *screen, double seconds, const StopRequest *stop);

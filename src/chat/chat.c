@@ -1,5 +1,6 @@
-/* What a model folder says about conversations: its chat templates (chat_template.jinja, or chat_template in
- * tokenizer_config.json), and the texts of special tokens that they name. A Chat owns both; it is read-only once open. */
+/* The conversation data of a model folder: its chat templates (chat_template.jinja, or
+ * chat_template in tokenizer_config.json), and the texts of the special tokens that they name. A
+ * Chat owns both; it is read-only once open. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,8 +11,8 @@
 #include "base/strings.h"
 #include "chat/encode_internal.h"
 
-/* ChatML, with marks around what the assistant says: for models that bring no template. It has no place for tools and
- * thoughts, which would be lost without a word. */
+/* ChatML, with marks around the assistant's answers: for models without a template. It has no place
+ * for tools and thoughts, and refuses them so that they are not lost silently. */
 static const char chatml[] = "{%- if tools %}{{ raise_exception('chatml has no place for tools') }}{%- endif %}\n"
                              "{%- for message in messages %}\n"
                              "{%- if message.tool_calls or message.reasoning_content %}\n"
@@ -42,7 +43,8 @@ static bool read_template(Chat *chat, const char *path, Error *error) {
     return source ? add_template(chat, &chat->plain, source, (size_t)size, path, error) : error_recode(error, ERROR_DATA);
 }
 
-/* One template, or a list of them by name: that of `tool_use` is for conversations with tools. */
+/* Takes one template, or a list of templates by name; `tool_use` is for conversations with
+ * tools. */
 static bool take_templates(Chat *chat, const json_t *given, const char *name, Error *error) {
     if (json_is_string(given)) return add_template(chat, &chat->plain, json_string_value(given), json_string_length(given), name, error);
     for (size_t i = 0; i < json_array_size(given); i++) {
@@ -56,7 +58,7 @@ static bool take_templates(Chat *chat, const json_t *given, const char *name, Er
     return true;
 }
 
-/* bos_token and the like: a text, or an object with the text. */
+/* Takes bos_token and similar members: a string, or an object with the text. */
 static void take_tokens(Chat *chat, const json_t *config) {
     const char *name;
     json_t *value;

@@ -1,8 +1,9 @@
-/* From a record to tokens and their mask. The text as a whole is rendered and encoded once; which tokens are trained
- * follows from spans of its bytes. Where the template marks answers these are the spans. Where it does not, an answer is
- * what message i adds: the text of messages[:i + 1] behind the text of messages[:i] with the beginning of an answer. Both
- * must be beginnings of the whole, or the model would be trained on a text that it never sees so when it answers; a
- * template that breaks this is refused.
+/* Converts a record to tokens and their mask. The whole text is rendered and encoded once; spans of
+ * its bytes decide which tokens are trained. If the template marks answers, the marks are the
+ * spans. Otherwise an answer is the text that message i adds: the text of messages[:i + 1] after
+ * the text of messages[:i] with the answer header. Both must be prefixes of the whole text, or the
+ * model would be trained on a text that it never sees when it answers; a template that breaks this
+ * rule is refused.
  *
  * A ChatEncoder belongs to one thread and owns the texts that it renders. */
 #include <stdlib.h>
@@ -18,14 +19,14 @@
 struct ChatEncoder {
     const Chat *chat;
     TokenizerEncoder *encoder; /* NULL: bytes */
-    ChatText before, behind;   /* the texts up to an answer, and with it */
+    ChatText before, behind;   /* the text up to an answer, and including it */
     TokenIds scratch;
     ChatSpan *spans;
     size_t span_count, span_capacity;
-    size_t rendered; /* bytes, for the answers of the conversation */
+    size_t rendered; /* bytes rendered for the answers of the conversation */
     char *decoded;
     size_t decoded_size, decoded_capacity;
-    bool takes_objects; /* the template writes arguments of tool calls that are objects */
+    bool takes_objects; /* the template expects the arguments of tool calls as objects */
 };
 
 void chat_encoder_free(ChatEncoder *encoder) {
@@ -52,7 +53,7 @@ static const ChatTemplate *template_for(const Chat *chat, const json_t *tools) {
     return chat->tools && json_array_size(tools) > 0 ? chat->tools : chat->plain;
 }
 
-/* Renders the first `count` messages of a record, with the beginning of an answer where `answer` says so. */
+/* Renders the first `count` messages of a record; with `answer`, adds the answer header. */
 static bool render(const Chat *chat, const ChatRecord *record, size_t count, bool answer, ChatText *text, Error *error) {
     const ChatTemplate *template = template_for(chat, record->tools);
     json_auto_t *messages = json_array();
@@ -68,8 +69,9 @@ static bool render(const Chat *chat, const ChatRecord *record, size_t count, boo
     return chat_template_render(template, variables, chat->now, text, error);
 }
 
-/* Returns true if the template expects the arguments of tool calls as objects, as most templates do. A template such
- * as DeepSeek's joins them to texts: it fails with an object, or writes the object as Python does. */
+/* Returns whether the template expects the arguments of tool calls as objects, as most templates
+ * do. A template such as DeepSeek's concatenates them with texts: it fails with an object, or
+ * writes the object as Python does. */
 static bool takes_objects(ChatEncoder *encoder) {
     ChatText *text = &encoder->behind;
     Error ignored = {0};
@@ -90,7 +92,7 @@ ChatEncoder *chat_encoder_open(const Chat *chat) {
     return encoder;
 }
 
-/* -- Which bytes are trained ------------------------------------------------------------------------------------------- */
+/* -- Trained bytes ----------------------------------------------------------------------------------------------------- */
 
 static void add_span(ChatEncoder *encoder, size_t start, size_t end) {
     array_reserve(encoder->spans, encoder->span_capacity, encoder->span_count + 1);
@@ -105,7 +107,7 @@ static bool is_answer(const ChatRecord *record, size_t at) {
     return !strcmp(json_string_value(json_object_get(json_array_get(record->messages, at), "role")), "assistant");
 }
 
-/* With turns=last no other setting helps: the conversation is none for the template. */
+/* With turns=last no other setting helps, so the error is about the conversation. */
 static bool refuse_prefix(const ChatEncoder *encoder, size_t at, Error *error) {
     if (encoder->chat->turns == CHAT_TURNS_LAST)
         return error_set(error, ERROR_DATA, "the template renders the text up to the last answer otherwise than before it is given");
@@ -115,8 +117,8 @@ static bool refuse_prefix(const ChatEncoder *encoder, size_t at, Error *error) {
         at);
 }
 
-/* The text that the template writes before an answer, such as "<|im_start|>assistant\n". The caller frees. "": the
- * template writes none. */
+/* Returns the text that the template writes before an answer, such as "<|im_start|>assistant\n".
+ * The caller frees. "": the template writes none. */
 static char *answer_header(ChatEncoder *encoder, const ChatRecord *record) {
     ChatText *text = &encoder->before;
     Error ignored = {0};
@@ -129,9 +131,9 @@ static char *answer_header(ChatEncoder *encoder, const ChatRecord *record) {
     return memory_copy_string(good ? text->bytes + strlen(before) : "");
 }
 
-/* Sets encoder->before to the text before an answer that opens the conversation; `behind` ends with that answer. Some
- * templates look at the first message and fail without one. For such a template the answer begins after the first
- * answer header, or with its own content. */
+/* Sets encoder->before to the text before an answer that opens the conversation; `behind` ends with
+ * that answer. Some templates read the first message and fail without one. For such a template the
+ * answer begins after the first answer header, or with its own content. */
 static bool find_opening(ChatEncoder *encoder, const ChatRecord *record, const ChatText *behind, Error *error) {
     ChatText *before = &encoder->before;
     Error ignored = {0};
@@ -164,7 +166,7 @@ static bool add_answer(ChatEncoder *encoder, const ChatRecord *record, size_t at
     return true;
 }
 
-/* The first message that is trained on if it is an answer. */
+/* Returns the first message that is trained on if it is an answer. */
 static size_t first_trained(const ChatEncoder *encoder, const ChatRecord *record) {
     size_t count = json_array_size(record->messages);
     return encoder->chat->turns == CHAT_TURNS_LAST && count > record->first ? count - 1 : record->first;
@@ -176,7 +178,8 @@ static bool find_answers(ChatEncoder *encoder, const ChatRecord *record, const C
     return true;
 }
 
-/* Of a template with marks; with turns=last the last mark alone. What lies in a prompt is not trained on. */
+/* Adds the spans that the template marks; with turns=last only the last one. Spans inside a prompt
+ * are not trained on. */
 static bool take_marks(ChatEncoder *encoder, const ChatRecord *record, const ChatText *whole, Error *error) {
     size_t from = encoder->chat->turns == CHAT_TURNS_LAST && whole->marked_count ? whole->marked_count - 1 : 0, start = 0;
     if (record->first > 0) {
@@ -198,7 +201,7 @@ static bool encode(ChatEncoder *encoder, const char *text, size_t size, unsigned
     return true;
 }
 
-/* The text of tokens, in encoder->decoded. */
+/* Decodes tokens to text, in encoder->decoded. */
 static void decode(ChatEncoder *encoder, const TokenIds *ids) {
     TokenizerDecoder decoder = {0};
     if (encoder->encoder) decoder = tokenizer_decoder(encoder->chat->tokenizer, false);
@@ -213,7 +216,8 @@ static void decode(ChatEncoder *encoder, const TokenIds *ids) {
     }
 }
 
-/* Where a byte of the text lies in what its tokens decode to, of a tokenizer that changes texts, as by a normal form. */
+/* Moves a place in the text to its place in the decoded tokens, for a tokenizer that changes texts,
+ * for example by a normal form. */
 static bool move_place(ChatEncoder *encoder, const ChatText *text, size_t *place, Error *error) {
     ChatText start = *text;
     SCOPED_FREE char *whole = memory_allocate(encoder->decoded_size + 1);
@@ -230,7 +234,7 @@ static bool move_place(ChatEncoder *encoder, const ChatText *text, size_t *place
     return fits || error_set(error, ERROR_DATA, "the tokenizer changes the text across the beginning or the end of an answer");
 }
 
-/* Makes the spans count in bytes of what the tokens decode to. */
+/* Converts the spans to bytes of the decoded tokens. */
 static bool place_spans(ChatEncoder *encoder, const ChatText *text, const TokenIds *ids, Error *error) {
     decode(encoder, ids);
     if (encoder->decoded_size == text->size && (!text->size || !memcmp(encoder->decoded, text->bytes, text->size))) return true;
@@ -240,7 +244,7 @@ static bool place_spans(ChatEncoder *encoder, const ChatText *text, const TokenI
     return true;
 }
 
-/* A token is trained when one of its bytes lies in a span. Spans are in order. */
+/* Marks a token as trained if one of its bytes is in a span. Spans are in order. */
 static void mark_tokens(ChatEncoder *encoder, ChatDocument *document) {
     TokenizerDecoder decoder = {0};
     size_t at = 0, span = 0;
@@ -258,7 +262,7 @@ static void mark_tokens(ChatEncoder *encoder, ChatDocument *document) {
     }
 }
 
-/* Whether a text of the conversation has special tokens in it. */
+/* Sets *spells if a text of the conversation contains special tokens. */
 static bool spells_special(ChatEncoder *encoder, const json_t *value, bool *spells, Error *error) {
     const char *name;
     json_t *member;
@@ -285,7 +289,7 @@ static bool check_special(ChatEncoder *encoder, const json_t *value, Error *erro
     return !spells || error_set(error, ERROR_DATA, "a message spells a special token (special=true allows that)");
 }
 
-/* -- What the template leaves out --------------------------------------------------------------------------------------- */
+/* -- Lost parts --------------------------------------------------------------------------------------------------------- */
 
 const char *chat_part_name(ChatPart part) {
     static const char *const names[] = {
@@ -293,7 +297,7 @@ const char *chat_part_name(ChatPart part) {
     return names[part];
 }
 
-/* The members of a message that are the part, up to NULL. */
+/* Returns the members of a message that hold the part, NULL-terminated. */
 static const char *const *members_of(ChatPart part) {
     static const char *const members[CHAT_PARTS][4] = {[CHAT_TOOL_CALLS] = {"tool_calls"},
         [CHAT_THOUGHTS] = {"reasoning_content", "thinking", "reasoning"},
@@ -306,7 +310,7 @@ static bool is_filled(const json_t *value) {
     return json_array_size(value) > 0 || json_object_size(value) > 0 || json_string_length(value) > 0;
 }
 
-/* The messages without the part, for the caller to release; NULL: none has it. */
+/* Returns the messages without the part, for the caller to release; NULL: no message has it. */
 static json_t *messages_without(const json_t *messages, ChatPart part) {
     json_t *others = json_array();
     bool any = false;
@@ -323,7 +327,8 @@ static json_t *messages_without(const json_t *messages, ChatPart part) {
     return NULL;
 }
 
-/* Whether the text is the same without the part. A template that refuses what is left has read it. */
+/* Returns whether the text is the same without the part. A template that refuses the remaining
+ * messages has read the part. */
 static bool is_same_without(ChatEncoder *encoder, const ChatRecord *without, const ChatText *text) {
     Error refused = {0};
     const ChatText *other = &encoder->before;
@@ -331,7 +336,8 @@ static bool is_same_without(ChatEncoder *encoder, const ChatRecord *without, con
            other->size == text->size && !memcmp(other->bytes, text->bytes, text->size);
 }
 
-/* What lies beside messages or texts: lost where it is not read, or where no template writes it. */
+/* Finds lost parts beside messages or texts: parts that smelt does not read, or that no template
+ * writes. */
 static void find_lost_beside(const ChatRecord *record, ChatDocument *document) {
     memset(document->lost, 0, sizeof document->lost);
     document->lost[CHAT_HISTORY] = record->history;
@@ -372,7 +378,7 @@ static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, Chat
     return encode(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
 }
 
-/* Two texts are one after the other, and the token that ends texts follows. */
+/* Encodes two texts in sequence; frame_texts adds the end token. */
 static bool encode_texts(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document, Error *error) {
     ChatText *text = &document->text;
     find_lost_beside(record, document);
@@ -382,13 +388,14 @@ static bool encode_texts(ChatEncoder *encoder, const ChatRecord *record, ChatDoc
     memcpy(text->bytes + prompt, json_string_value(record->completion), completion);
     text->size = prompt + completion;
     text->bytes[text->size] = '\0';
-    json_auto_t *whole = json_stringn(text->bytes, text->size); /* the two may spell a special token together */
+    json_auto_t *whole = json_stringn(text->bytes, text->size); /* both texts together may spell a special token */
     if (!check_special(encoder, whole, error)) return false;
     add_span(encoder, prompt, text->size);
     return encode(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
 }
 
-/* Puts the tokens that begin any text of the tokenizer before the document, and the one that ends texts behind it. */
+/* Puts the tokens that the tokenizer adds at the start of any text before the document, and the end
+ * token after it. */
 static bool frame_texts(ChatEncoder *encoder, ChatDocument *document, Error *error) {
     TokenIds *ids = &document->ids, *framed = &encoder->scratch;
     const ChatText *text = &document->text;
@@ -407,7 +414,8 @@ static bool frame_texts(ChatEncoder *encoder, ChatDocument *document, Error *err
     return true;
 }
 
-/* With turns=last what follows the last answer is left out: the model sees none of it when it gives that answer. */
+/* With turns=last, drops the messages after the last answer: the model sees none of them when it
+ * answers. */
 static void end_with_answer(const ChatEncoder *encoder, ChatRecord *record) {
     size_t count = json_array_size(record->messages);
     while (count > record->first && !is_answer(record, count - 1)) count--;
@@ -424,7 +432,7 @@ static bool says_nothing(const json_t *message) {
            !json_string_length(json_object_get(message, "reasoning_content"));
 }
 
-/* Answers that are trained on and empty. */
+/* Counts empty answers that are trained on. */
 static size_t count_empty(const ChatEncoder *encoder, const ChatRecord *record) {
     size_t empty = 0;
     if (!record->messages) return json_string_length(record->completion) == 0;
@@ -452,7 +460,7 @@ bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *doc
            encode(encoder, text->bytes, text->size, 0, &document->ids, error);
 }
 
-/* Whether a token is one that texts do not have: decoding can leave it out. */
+/* Returns whether a token is special: decoding can skip it. */
 static bool is_special(const Tokenizer *tokenizer, int32_t id) {
     TokenizerDecoder all = tokenizer_decoder(tokenizer, false), texts = tokenizer_decoder(tokenizer, true);
     size_t length, text_length;

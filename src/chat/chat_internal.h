@@ -1,32 +1,36 @@
-/* What reading a record and encoding it share. */
+/* Shared by reading a record and encoding it. */
 #pragma once
 
 #include "chat/chat.h"
 
-/* The text is rendered anew for each answer, so a conversation costs the square of its length: what one may have of
- * messages, and of bytes that are rendered for it. */
+/* Limits of a conversation: its messages, and the bytes rendered for it. The text is rendered again
+ * for each answer, so the cost is quadratic in the length. */
 enum { CHAT_MESSAGES = 4096 };
 #define CHAT_RENDERED_BYTES ((size_t)1 << 32)
 
-/* A record of a data set: either messages, or two texts. */
+/* A record of a data set: either messages or two texts. */
 typedef struct ChatRecord {
     json_t *messages;                           /* owned; NULL: the record is texts */
-    const json_t *tools, *documents, *settings; /* of the record, or NULL */
-    bool history;                               /* earlier turns beside an instruction, which are not read */
-    bool functions;                             /* OpenAI's older form of tools, which is not read */
-    bool decode;                                /* arguments of tool calls become objects */
+    const json_t *tools, *documents, *settings; /* borrowed from the record, or NULL */
+    bool history;                               /* earlier turns beside an instruction, which smelt does not read */
+    bool functions;                             /* OpenAI's older form of tools, which smelt does not read */
+    bool decode;                                /* decode arguments of tool calls to objects */
     size_t decoded_arguments, text_arguments;   /* as in ChatCounts */
     size_t first;                               /* the first message whose answers are trained on */
-    const json_t *prompt, *completion;          /* texts, of the record */
+    const json_t *prompt, *completion;          /* texts, borrowed from the record */
 } ChatRecord;
-/* Messages become what transformers gives to a template: without members that are null, and with an assistant's thoughts under each of
- * their names. With `decode`, arguments of tool calls that are JSON text of an object become that object. ERROR_DATA says what the
- * record lacks. */
+/* Reads a record. Messages get the form that transformers passes to a template: without null
+ * members, and with an assistant's thoughts under each of their names. With `decode`, arguments of
+ * tool calls that are JSON text of an object become that object. ERROR_DATA says what the record
+ * lacks. */
 bool chat_record_read(ChatRecord *record, const json_t *json, bool decode, Error *error);
 void chat_record_free(ChatRecord *record);
-/* A member of a record; NULL for null too, which `datasets` writes for each member that another record has. */
+/* Returns a member of a record; NULL also for null, which `datasets` writes for each member that
+ * only other records have. */
 const json_t *chat_member(const json_t *record, const char *name);
-/* Whether each item of the list `name` is a message that can be trained on; not so: ERROR_DATA names it. */
+/* Returns whether each item of the list `name` is a message that can be trained on. ERROR_DATA
+ * names the first other item. */
 bool chat_check_messages(const json_t *list, const char *name, Error *error);
-/* Refuses what belongs to a whole record, is not read, and would make it another: pictures and sounds, and a weight. */
+/* Refuses members that smelt does not read and that change the meaning of a whole record: images,
+ * video, audio, and weights. */
 bool chat_check_members(const json_t *record, Error *error);

@@ -1,18 +1,22 @@
-/* Preferences: a record of a prompt and two answers, of which one was chosen over the other, as two records of a prompt and its
- * completion, which chat_encode takes. Data sets hold the prompt in one of these forms:
+/* Preferences: converts a record of a prompt and two answers, one chosen over the other, to two
+ * records of a prompt and its completion for chat_encode. Data sets store the prompt in one of
+ * these forms:
  *
- *     three texts, or three lists of messages, of which both answers may begin with the prompt;
- *     no prompt: it is what chosen and rejected, two texts or two lists, begin with alike, as in TRL;
- *     a text beside two lists, which begin with it as a question, or with the answer alone.
+ * Three texts, or three lists of messages; both answers may begin with the prompt.
  *
- * Called when records are encoded; what it makes belongs to the caller. */
+ * No prompt: it is the common prefix of chosen and rejected, two texts or two lists, as in TRL.
+ *
+ * A text beside two lists, which begin with it as a question, or with the answer only.
+ *
+ * Called when records are encoded; the caller owns the result. */
 #include <string.h>
 
 #include "base/error.h"
 #include "chat/chat_internal.h"
 
-/* Messages, or bytes, that two lists or two texts begin with alike. A text is cut before a blank, which tokenizers take as part
- * of the word behind it, and not inside of a character. */
+/* common_messages and common_bytes return the length of the common prefix of two lists or two
+ * texts. A text is cut before a space, which tokenizers attach to the next word, and not inside a
+ * character. */
 static size_t common_messages(const json_t *a, const json_t *b) {
     size_t count = 0;
     while (count < json_array_size(a) && json_equal(json_array_get(a, count), json_array_get(b, count))) count++;
@@ -36,7 +40,7 @@ static json_t *messages_from(const json_t *list, size_t first, size_t end) {
     return part;
 }
 
-/* The record of a prompt and one answer; takes both. */
+/* Builds the record of a prompt and one answer; takes over both. */
 static json_t *answer_record(const json_t *record, json_t *prompt, json_t *completion) {
     static const char *const kept[] = {"tools", "documents", "functions", "chat_template_kwargs"};
     json_t *answer = json_pack("{so so}", "prompt", prompt, "completion", completion);
@@ -45,7 +49,7 @@ static json_t *answer_record(const json_t *record, json_t *prompt, json_t *compl
     return answer;
 }
 
-/* What comes behind the first `common` messages or bytes of an answer. */
+/* Returns the part of an answer after its first `common` messages or bytes. */
 static json_t *rest_of(const json_t *answer, size_t common) {
     if (json_is_array(answer)) return messages_from(answer, common, json_array_size(answer));
     return json_stringn(json_string_value(answer) + common, json_string_length(answer) - common);
@@ -55,11 +59,12 @@ static json_t *start_of(const json_t *answer, size_t common) {
     return json_is_array(answer) ? messages_from(answer, 0, common) : json_stringn(json_string_value(answer), common);
 }
 
-/* An empty text or list says nothing, as null does. */
+/* Returns whether a value is given: an empty text or list counts as absent, like null. */
 static bool is_given(const json_t *value) { return json_string_length(value) > 0 || json_array_size(value) > 0; }
 
-/* Parts of a prompt that data sets keep in members of their own, which no form of a pair reads: what is trained without them
- * is another pair. Lists are conversations, and such members repeat them: only a system message can be missing there. */
+/* Refuses parts of a prompt in members of their own, which no form of a pair reads: training
+ * without them would train another pair. Lists are conversations, and such members repeat them, so
+ * only a system message can be missing there. */
 static bool check_prompt_is_whole(const json_t *record, const json_t *messages, Error *error) {
     static const char *const parts[] = {"system", "history", "question", "instruction", "input"};
     bool texts = json_is_string(json_object_get(record, "chosen"));
@@ -73,7 +78,8 @@ static bool check_prompt_is_whole(const json_t *record, const json_t *messages, 
     return true;
 }
 
-/* Whether a text begins with a prompt, and not inside of a word, where it would do so by chance. */
+/* Returns whether a text begins with a prompt that does not end inside a word, which would be a
+ * coincidence. */
 static bool repeats(const json_t *text, const json_t *prompt) {
     size_t size = json_string_length(prompt);
     const char *bytes = json_string_value(text);
@@ -81,7 +87,8 @@ static bool repeats(const json_t *text, const json_t *prompt) {
     return !is_of_word(bytes[size - 1]) || !is_of_word(bytes[size]);
 }
 
-/* The prompt, for the caller to release, and how many messages or bytes of the answers belong to it. NULL: ERROR_DATA. */
+/* Finds the prompt, for the caller to release, and the number of messages or bytes of the answers
+ * that belong to it. NULL: ERROR_DATA. */
 static json_t *find_prompt(const json_t *prompt, const json_t *chosen, const json_t *rejected, size_t *common, Error *error) {
     bool lists = json_is_array(chosen);
     size_t given = json_array_size(prompt);

@@ -1,5 +1,5 @@
-/* The forms in which data sets hold conversations, brought to one: a list of messages, or a prompt and its completion as
- * plain texts. A ChatRecord owns its list; all else belongs to the record. */
+/* Converts the forms of conversations in data sets to one: a list of messages, or a prompt and its
+ * completion as plain texts. A ChatRecord owns its list; the rest belongs to the record. */
 #include <string.h>
 
 #include "base/error.h"
@@ -8,9 +8,9 @@
 #include "base/scope.h"
 #include "chat/chat_internal.h"
 
-/* The text of content that is a list of parts, as OpenAI's form has it, a line feed between two: templates of models of text write
- * such a list as it is, brackets and all. NULL: a part is none of text, whose type is *kind, or "" if it has none. The caller
- * releases it. */
+/* Joins content that is a list of text parts, as in OpenAI's form, with newlines. Templates of text
+ * models would write such a list literally, with its brackets. NULL: a part is not text; *kind is
+ * its type, "" if it has none. The caller releases the result. */
 static json_t *text_of_parts(const json_t *parts, const char **kind) {
     size_t size = 0, at = 0;
     for (size_t i = 0; i < json_array_size(parts); i++) {
@@ -30,7 +30,7 @@ static json_t *text_of_parts(const json_t *parts, const char **kind) {
     return json_stringn(bytes, at);
 }
 
-/* The object that a JSON text holds, for the caller to release; NULL: it holds none. */
+/* Returns the object in a JSON text, for the caller to release; NULL: the text is not an object. */
 static json_t *decode_object(const json_t *text) {
     Error ignored;
     json_t *value = json_parse(json_string_value(text), json_string_length(text), 0, &ignored);
@@ -39,7 +39,7 @@ static json_t *decode_object(const json_t *text) {
     return NULL;
 }
 
-/* Decodes the arguments of {"arguments"}, OpenAI's `function` or a tool call that has none. */
+/* Decodes the arguments of {"arguments"}: OpenAI's `function`, or a tool call without one. */
 static void decode_arguments(ChatRecord *record, json_t *function) {
     const json_t *arguments = json_object_get(function, "arguments");
     if (!json_is_string(arguments)) return;
@@ -58,9 +58,9 @@ static void decode_calls(ChatRecord *record, json_t *message) {
     if (calls) json_object_set_new(message, "tool_calls", calls);
 }
 
-/* Makes the message that transformers gives to a template. The caller releases it. Null members of the message are
- * dropped; null members of nested objects stay. An assistant's thoughts are called both `reasoning_content` and
- * `thinking`. */
+/* Makes the message that transformers passes to a template. The caller releases it. Null members of
+ * the message are dropped; null members of nested objects stay. An assistant's thoughts are called
+ * both `reasoning_content` and `thinking`. */
 static json_t *normalize_message(json_t *message) {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
     json_t *reasoning = NULL, *normal = json_object(), *value;
@@ -78,7 +78,8 @@ static json_t *normalize_message(json_t *message) {
     return normal;
 }
 
-/* Nothing to say is fine beside calls of tools alone: else a member of another name would be trained as an empty text. */
+/* Returns whether a message is valid. Its content may be missing only beside tool calls: otherwise a
+ * message with its text under another name would be trained as an empty text. */
 static bool is_message(const json_t *message) {
     const json_t *content = json_object_get(message, "content");
     bool empty = !content || json_is_null(content), calls = json_array_size(json_object_get(message, "tool_calls")) > 0;
@@ -86,9 +87,10 @@ static bool is_message(const json_t *message) {
     return json_is_string(json_object_get(message, "role")) && fits;
 }
 
-/* What other programs leave an answer out of the loss by: OpenAI's and Mistral's `weight`, axolotl's `train`, `training` and
- * `train_on_turn`, and `loss`.
- * Such an answer must not be trained on unnoticed. NULL: the message has none of them, or says to train on it. */
+/* Returns the member by which other programs exclude an answer from the loss: OpenAI's and
+ * Mistral's `weight`, axolotl's `train`, `training` and `train_on_turn`, and `loss`. The caller
+ * refuses it, so that no excluded answer is trained on silently. NULL: the message has no such
+ * member, or the member says to train on it. */
 static const char *excluded_by(const json_t *message) {
     static const char *const names[] = {"weight", "train", "training", "train_on_turn", "loss"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -136,7 +138,6 @@ bool chat_check_messages(const json_t *list, const char *name, Error *error) {
     return true;
 }
 
-/* Adds the messages of a list. */
 static bool add_messages(ChatRecord *record, const json_t *list, const char *name, Error *error) {
     if (json_array_size(record->messages) + json_array_size(list) > CHAT_MESSAGES)
         return error_set(error, ERROR_DATA, "it has more than %d messages", CHAT_MESSAGES);
@@ -149,7 +150,8 @@ static bool add_messages(ChatRecord *record, const json_t *list, const char *nam
     return true;
 }
 
-/* A system message beside the conversation, as in Alpaca's form, would be left out of it unnoticed. */
+/* Refuses a system message beside the conversation, as in Alpaca's form, which would be dropped
+ * silently. */
 static bool check_system(const json_t *json, const json_t *first, Error *error) {
     const json_t *system = json_object_get(json, "system");
     const char *role = json_string_value(json_object_get(first, "role"));
@@ -164,7 +166,7 @@ static bool read_messages(ChatRecord *record, const json_t *messages, Error *err
     return add_messages(record, messages, "messages", error);
 }
 
-/* Two texts, or two lists of messages of which the second is trained on. */
+/* Reads two texts, or two lists of messages, the second of which is trained on. */
 static bool read_completion(ChatRecord *record, const json_t *json, Error *error) {
     const json_t *prompt = json_object_get(json, "prompt"), *completion = json_object_get(json, "completion");
     record->prompt = prompt;
@@ -177,14 +179,14 @@ static bool read_completion(ChatRecord *record, const json_t *json, Error *error
     return add_messages(record, prompt, "prompt", error) && add_messages(record, completion, "completion", error);
 }
 
-/* A text that may be missing; sets *good to false where something else stands in its place. */
+/* Returns a text that may be missing; sets *good to false if the value has another type. */
 static const char *text_of(const json_t *json, const char *name, bool *good) {
     const json_t *value = json_object_get(json, name);
     *good = *good && (!value || json_is_null(value) || json_is_string(value));
     return json_is_string(value) ? json_string_value(value) : "";
 }
 
-/* Alpaca's form: an instruction, perhaps with an input below it, and what is to be answered. */
+/* Reads Alpaca's form: an instruction, an optional input below it, and the answer. */
 static bool read_instruction(ChatRecord *record, const json_t *json, Error *error) {
     bool good = true;
     const char *instruction = text_of(json, "instruction", &good), *input = text_of(json, "input", &good),
@@ -202,7 +204,7 @@ static bool read_instruction(ChatRecord *record, const json_t *json, Error *erro
     return true;
 }
 
-/* The variables that a record has by its other members, or that decide what is rendered at all. */
+/* Refuses variables that come from other members of the record, or that control rendering. */
 static bool check_settings(const json_t *settings, Error *error) {
     static const char *const taken[] = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"};
     if (settings && !json_is_object(settings)) return error_set(error, ERROR_DATA, "chat_template_kwargs is not an object");

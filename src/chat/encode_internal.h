@@ -1,4 +1,4 @@
-/* A Chat, for the files that make and use one. */
+/* The struct Chat, for the files that create and use it. */
 #pragma once
 
 #include <time.h>
@@ -7,7 +7,7 @@
 
 struct Chat {
     ChatTemplate *plain, *tools; /* tools: for conversations with tools, or NULL */
-    char *source;                /* of `plain`; NULL without one */
+    char *source;                /* source of `plain`; NULL without one */
     json_t *tokens;              /* variables of templates: bos_token and so on */
     const Tokenizer *tokenizer;
     ChatTurns turns;

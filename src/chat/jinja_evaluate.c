@@ -1,4 +1,4 @@
-/* Expressions: a tree becomes a value, with the results that Python gives. */
+/* Evaluates expressions: a tree becomes a value, with Python's results. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -23,7 +23,7 @@ Value argument(const Arguments *arguments, size_t at, const char *name, Value ot
     return otherwise;
 }
 
-/* Whether `names`, such as "a|b", has the name. */
+/* Returns whether `names`, such as "a|b", contains the name. */
 static bool is_among(const char *names, Text name) {
     for (const char *at = names; *at;) {
         size_t size = strcspn(at, "|");
@@ -106,7 +106,7 @@ static Value evaluate_dict(Render *render, const Node *node) {
     return dict;
 }
 
-/* A bound of a slice; false: it is absent. */
+/* Evaluates a bound of a slice; returns false if it is absent. */
 static bool take_bound(Render *render, const Node *node, int64_t *bound) {
     Value value = node ? jinja_evaluate(render, node) : value_none();
     if (value.kind == VALUE_NONE) return false;
@@ -114,7 +114,7 @@ static bool take_bound(Render *render, const Node *node, int64_t *bound) {
     return true;
 }
 
-/* Moves a bound to where Python does: negative ones count from the end. */
+/* Clamps a bound as Python does: a negative one counts from the end. */
 static int64_t clamp_bound(int64_t bound, int64_t count, int64_t low, int64_t high) {
     if (bound < 0) bound = bound < -count ? low : bound + count;
     return bound < low ? low : bound > high ? high : bound;
@@ -251,7 +251,7 @@ static bool holds(Render *render, Text operator, Value left, Value right) {
     return operator.bytes[0] == '<' ? order < (operator.size > 1) : order > -(operator.size > 1);
 }
 
-/* a < b < c is a < b and b < c. */
+/* Evaluates a < b < c as a < b and b < c. */
 static Value evaluate_compare(Render *render, const Node *node) {
     Value left = jinja_evaluate(render, node->left);
     for (const Node *each = node->items; each && !render->failed; each = each->next) {

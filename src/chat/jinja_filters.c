@@ -1,5 +1,5 @@
-/* Filters (`value|name`) and tests (`value is name`): two tables. What one of them does is said in jinja2's
- * documentation; here is which there are, and how many arguments they take. */
+/* Filters (`value|name`) and tests (`value is name`): two tables with the supported names and
+ * numbers of arguments. jinja2's documentation describes their behavior. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,8 @@ static Value filter_capitalize(Render *render, Value value, const Arguments *arg
     return value_text(str_case(render, value_string(render, value), CASE_CAPITAL));
 }
 
-/* A word begins behind a blank, a hyphen or an opening bracket, and so not behind an apostrophe. */
+/* Capitalizes words. A word begins after a blank, a hyphen or an opening bracket, but not after an
+ * apostrophe. */
 static Value filter_title(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
     Text text = str_case(render, value_string(render, value), CASE_LOWER);
@@ -207,7 +208,7 @@ static Value filter_reverse(Render *render, Value value, const Arguments *argume
     return list;
 }
 
-/* "a.b.0": the member of a member. */
+/* Follows a path such as "a.b.0": the member of a member. */
 static Value take_path(Render *render, Value value, Value path) {
     if (!value_is_text(path)) return jinja_item(render, value, path);
     Text dot = TEXT(".");
@@ -221,7 +222,7 @@ static Value take_path(Render *render, Value value, Value path) {
     return value;
 }
 
-/* Whether a test that is named by argument number `at`, or truth without one, holds. */
+/* Applies the test that argument number `at` names; without a name, the value's truth. */
 static bool chosen(Render *render, Value value, const Arguments *arguments, size_t at) {
     if (arguments->positional.count <= at) return value_truth(value);
     Value name = arguments->positional.at[at];
@@ -284,7 +285,7 @@ static Value fold_case(Render *render, Value value, bool sensitive) {
     return value_is_text(value) && !sensitive ? value_text(str_case(render, value.text, CASE_LOWER)) : value;
 }
 
-/* Sorts `items` by `keys`, in place and stably, by insertion into what is sorted: merge sort's halves. */
+/* Sorts `items` by `keys`, in place and stably, by merge sort. */
 static void sort_by(Render *render, Value *keys, Value *items, Value *spare, size_t count, bool reverse) {
     if (count < 2 || !jinja_step(render, count)) return;
     size_t half = count / 2, left = 0, right = half;
@@ -303,7 +304,8 @@ static void sort_by(Render *render, Value *keys, Value *items, Value *spare, siz
     }
 }
 
-/* `at`: which element of each item is its key, or -1: the item, or its member. */
+/* Sorts a list. `at` is the element of each item that is its key; -1: the item, or its member
+ * `attribute`. */
 static Value sort_items(Render *render, Value list, int at, Value attribute, bool sensitive, bool reverse) {
     size_t count = list.items->count;
     Value *keys = jinja_take(render, (count + 1) * sizeof *keys), *spare = jinja_take(render, (2 * count + 1) * sizeof *spare);
@@ -469,7 +471,7 @@ const Test jinja_tests[] = {
     {"string", test_string, false},
     {"true", test_true, false},
     {"undefined", test_undefined, false},
-    /* By these names filters such as select call them. */
+    /* Names by which filters such as select call these tests. */
     {"==", test_equal, true},
     {"!=", test_not_equal, true},
     {"<", test_less, true},

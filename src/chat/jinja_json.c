@@ -1,4 +1,4 @@
-/* JSON to values, and back as Python's json.dumps writes it. */
+/* Converts JSON to values, and values to the JSON of Python's json.dumps. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ static Value from_array(Render *render, const json_t *json, int depth) {
     return list;
 }
 
-/* Names of an object differ, so that none is looked for. */
+/* The names of an object are distinct, so no lookup is needed. */
 static Value from_object(Render *render, const json_t *json, int depth) {
     Value dict = value_map(render, VALUE_DICT);
     const char *name;
@@ -38,7 +38,7 @@ static Value from_object(Render *render, const json_t *json, int depth) {
 }
 
 static Value from_wide(Render *render, const char *number) {
-    if (number[strspn(number, "-0123456789")]) return value_real(strtod(number, NULL)); /* NaN, an infinity */
+    if (number[strspn(number, "-0123456789")]) return value_real(strtod(number, NULL)); /* NaN or infinity */
     return (Value){.kind = VALUE_WIDE, .text = copy_text(render, number, strlen(number))};
 }
 
@@ -108,10 +108,11 @@ static int compare_keys(const void *a, const void *b) {
     return str_compare((*left)->text, (*right)->text);
 }
 
-/* Keys are texts; Python also writes numbers as keys. */
+/* Returns the keys in the order of writing. Only texts are supported; Python also writes numbers as
+ * keys. */
 static const Value **ordered_keys(Builder *builder, const Map *map, bool sorted) {
     const Value **keys = jinja_take(builder->render, (map->keys.count + 1) * sizeof *keys);
-    size_t work = 0; /* of one comparison of each key */
+    size_t work = 0; /* cost of one comparison of each key */
     for (size_t i = 0; i < map->keys.count && keys; i++) {
         keys[i] = &map->keys.at[i];
         if (!value_is_text(*keys[i])) return jinja_unknown(builder->render, "JSON of a dict whose keys are not texts is not known"), NULL;

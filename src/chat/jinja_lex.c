@@ -1,6 +1,7 @@
-/* Cuts a template into tokens, with the white space around them that jinja2 leaves out: with trim_blocks the newline
- * behind a block or comment, with lstrip_blocks what stands before one on its line, and what `-` asks for. Owns nothing:
- * tokens' texts lie in the pool or in the source. */
+/* Cuts a template into tokens and removes the white space that jinja2 removes: with trim_blocks the
+ * newline after a block or comment, with lstrip_blocks the white space before one on its line, and
+ * the white space that `-` removes. Owns nothing: tokens' texts are in the pool or in the
+ * source. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,10 +54,11 @@ static void skip_space(Lexer *lexer) {
 
 /* -- Text between tags ----------------------------------------------------------------------------------------------- */
 
-/* The text before a tag that begins with `kind` and `sign`. */
+/* Returns the text before a tag that begins with `kind` and `sign`, without the white space that
+ * the tag removes. */
 static Text trim_before(const Lexer *lexer, Text text, char kind, char sign) {
     if (sign == '-') return str_strip(text, NULL, STRIP_RIGHT);
-    if (sign == '+' || kind == '{') return text; /* lstrip_blocks is for blocks and comments alone */
+    if (sign == '+' || kind == '{') return text; /* lstrip_blocks applies only to blocks and comments */
     size_t start = text.size;
     while (start > 0 && text.bytes[start - 1] != '\n') start--;
     if (start == 0 && !lexer->line_starting) return text;
@@ -64,7 +66,8 @@ static Text trim_before(const Lexer *lexer, Text text, char kind, char sign) {
     return str_strip(rest, NULL, STRIP_RIGHT).size == 0 ? (Text){text.bytes, start} : text;
 }
 
-/* Steps over the end of a tag, `end` with a sign before it or none, and the white space that goes with it. */
+/* Skips the end of a tag, with or without a sign before it, and the white space that the tag
+ * removes. */
 static void step_over_end(Lexer *lexer, char kind) {
     char sign = peek(lexer, 0);
     bool signed_end = sign == '-' || sign == '+';
@@ -89,7 +92,7 @@ static bool skip_comment(Lexer *lexer) {
     return true;
 }
 
-/* The byte at which the next tag begins; the size: there is none. */
+/* Returns the byte at which the next tag begins; the source's size: there is none. */
 static size_t find_tag(const Lexer *lexer) {
     size_t at = lexer->at;
     for (; at + 1 < lexer->source.size; at++)
@@ -109,7 +112,7 @@ static void put_code(char **out, uint32_t code) {
         *(*out)++ = (char)(0x80 | (code & 63));
 }
 
-/* \x41, \u00e9, \U0001f600: `digits` hexadecimal ones behind the letter. */
+/* Resolves \x41, \u00e9, \U0001f600: `digits` hexadecimal digits after the letter. */
 static bool put_hexadecimal(Lexer *lexer, const char **at, const char *end, int digits, char **out) {
     uint32_t code = 0;
     for (int i = 0; i < digits; i++, (*at)++) {
@@ -123,7 +126,7 @@ static bool put_hexadecimal(Lexer *lexer, const char **at, const char *end, int 
     return true;
 }
 
-/* Resolves the escapes of Python's strings. One of \N or an octal number is refused. */
+/* Resolves the escapes of Python's strings. \N and octal escapes are refused. */
 static bool unescape(Lexer *lexer, Text raw, Text *text) {
     static const char letters[] = "ntr\\'\"abfv", meanings[] = "\n\t\r\\'\"\a\b\f\v";
     char *out = pool_take(lexer->pool, raw.size + 1), *start = out;
@@ -206,7 +209,7 @@ static bool at_end(const Lexer *lexer, char closing) {
     return peek(lexer, sign) == closing && peek(lexer, sign + 1) == '}';
 }
 
-/* The tokens of a tag, of which the start is behind. */
+/* Reads the tokens of a tag after its start. */
 static bool lex_tag(Lexer *lexer, char kind) {
     char open[JINJA_DEPTH], closing = kind == '{' ? '}' : '%';
     int depth = 0;
@@ -229,7 +232,7 @@ static bool lex_tag(Lexer *lexer, char kind) {
     return true;
 }
 
-/* -- All of it --------------------------------------------------------------------------------------------------------- */
+/* -- Whole template ---------------------------------------------------------------------------------------------------- */
 
 static bool lex_next(Lexer *lexer) {
     size_t tag = find_tag(lexer), first = lexer->at;
@@ -249,7 +252,7 @@ static bool lex_next(Lexer *lexer) {
     return lex_tag(lexer, kind);
 }
 
-/* Every line end becomes \n, and one at the end is left out. */
+/* Converts every line end to \n, and drops a final one. */
 static Text normalize(Text source, Pool *pool) {
     char *out = pool_take(pool, source.size + 1), *start = out;
     for (size_t i = 0; i < source.size; i++) {

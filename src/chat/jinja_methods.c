@@ -1,5 +1,5 @@
-/* Members of values, the methods among them, and the functions that a template may call: tables. A member that Python
- * has and this table lacks is refused when it is called. */
+/* Tables of the members of values, including methods, and of the functions that a template may
+ * call. A member that Python has and the table lacks is refused when it is called. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 static Value first_argument(const Arguments *arguments) { return argument(arguments, 0, "", value_none()); }
 
-/* -- Of texts ---------------------------------------------------------------------------------------------------------- */
+/* -- Methods of texts -------------------------------------------------------------------------------------------------- */
 
 static Value strip(Render *render, Value self, const Arguments *arguments, int sides) {
     Value set = first_argument(arguments);
@@ -42,7 +42,8 @@ static bool at_side(Render *render, Text text, Text part, bool end) {
     return part.size == 0 || !memcmp(text.bytes + (end ? text.size - part.size : 0), part.bytes, part.size);
 }
 
-/* A tuple asks whether one of its texts is there. */
+/* Returns whether the text has `part` at its start or end; for a tuple, whether it has one of its
+ * texts there. */
 static Value has_side(Render *render, Value self, const Arguments *arguments, bool end) {
     Value part = first_argument(arguments);
     if (value_is_text(part)) return value_bool(at_side(render, self.text, part.text, end));
@@ -176,7 +177,7 @@ const MethodEntry jinja_text_methods[] = {
     {NULL},
 };
 
-/* -- Of dicts and lists ------------------------------------------------------------------------------------------------ */
+/* -- Methods of dicts and lists ---------------------------------------------------------------------------------------- */
 
 static Value method_get(Render *render, Value self, const Arguments *arguments) {
     const Value *found = map_find(render, self.map, first_argument(arguments));
@@ -256,7 +257,7 @@ static Value loop_member(Render *render, const LoopState *loop, Text name) {
     if (str_is(name, "revindex0")) return value_int((int64_t)(count - at) - 1);
     if (str_is(name, "previtem")) return loop_item(loop, at > 0, at - 1, name);
     if (str_is(name, "nextitem")) return loop_item(loop, at + 1 < count, at + 1, name);
-    if (str_is(name, "depth")) return value_int(1); /* of recursive loops, which are not known */
+    if (str_is(name, "depth")) return value_int(1); /* recursive loops are not supported */
     if (str_is(name, "depth0")) return value_int(0);
     if (str_is(name, "cycle") || str_is(name, "changed"))
         return jinja_unknown(render, "loop.%.*s is not known", (int)name.size, name.bytes);
@@ -334,7 +335,7 @@ static Value function_namespace(Render *render, const Arguments *arguments) { re
 static Value function_dict(Render *render, const Arguments *arguments) { return make_map(render, arguments, VALUE_DICT); }
 
 static Value function_range(Render *render, const Arguments *arguments) {
-    enum { MOST = 100000 }; /* jinja2's sandbox allows as many */
+    enum { MOST = 100000 }; /* the limit of jinja2's sandbox */
     int64_t bounds[3] = {0, 0, 1};
     size_t count = arguments->positional.count;
     for (size_t i = 0; i < count; i++)

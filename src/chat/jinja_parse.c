@@ -1,5 +1,5 @@
-/* Makes a tree of a template's tokens, by the grammar of jinja2's parser.py. Statements, filters and tests that are not
- * known are refused here, with their line, before anything is rendered. */
+/* Builds a tree from a template's tokens, by the grammar of jinja2's parser.py. Unsupported
+ * statements, filters and tests are refused here, with their line, before anything is rendered. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ typedef struct Parser {
     ChatTemplate *template;
     Tokens tokens;
     size_t at;
-    int depth, loops, functions; /* functions: macros and the like around the loops */
+    int depth, loops, functions; /* functions: macros and similar blocks around the loops */
     Error *error;
 } Parser;
 
@@ -87,7 +87,7 @@ static Node *parse_unary(Parser *parser, bool with_filter);
 static Node *parse_primary(Parser *parser);
 static Node *parse_postfix(Parser *parser, Node *node);
 
-/* One level deeper; the caller leaves it again. */
+/* Enters one level of nesting; the caller leaves it. */
 static bool enter(Parser *parser) {
     if (parser->depth++ < JINJA_DEPTH) return true;
     if (parser->error->code == ERROR_NONE)
@@ -100,7 +100,7 @@ static void append(Node ***last, Node *node) {
     *last = &node->next;
 }
 
-/* Expressions with commas between, up to `closing`, which is stepped over. */
+/* Parses comma-separated expressions up to `closing`, which is consumed. */
 static bool parse_elements(Parser *parser, const char *closing, Node **items, bool *comma) {
     Node **last = items;
     *comma = false;
@@ -123,7 +123,7 @@ static Node *parse_list(Parser *parser) {
     return parse_elements(parser, "]", &node->items, &comma) ? node : NULL;
 }
 
-/* (a) is a, (a,) and () are tuples. */
+/* Parses parentheses: (a) is a, (a,) and () are tuples. */
 static Node *parse_parentheses(Parser *parser) {
     bool comma;
     Node *node = make(parser, NODE_TUPLE);
@@ -156,7 +156,7 @@ static Node *parse_constant(Parser *parser, Value value) {
     return node;
 }
 
-/* Strings that follow one another are one. */
+/* Concatenates adjacent strings. */
 static Node *parse_strings(Parser *parser) {
     Node *node = make(parser, NODE_CONSTANT);
     const Token *first = peek(parser);
@@ -195,7 +195,7 @@ static Node *parse_primary(Parser *parser) {
     return node;
 }
 
-/* The arguments of a call, behind its parenthesis. */
+/* Parses the arguments of a call after its parenthesis. */
 static bool parse_arguments(Parser *parser, Node **arguments) {
     Node **last = arguments;
     bool named = false;
@@ -239,7 +239,7 @@ static Node *parse_attribute(Parser *parser, Node *of) {
     return expect(parser, TOKEN_NAME, "the name of a member is expected") ? node : NULL;
 }
 
-/* One of the parts of [a:b:c], which may be absent. */
+/* Parses one part of [a:b:c], which may be absent. */
 static bool parse_bound(Parser *parser, Node **bound) {
     const Token *token = peek(parser);
     if (is_operator(token, ":") || is_operator(token, "]")) return true;
@@ -268,7 +268,7 @@ static Node *parse_postfix(Parser *parser, Node *node) {
     int depth = parser->depth;
     while (node) {
         const Token *token = peek(parser);
-        if (!enter(parser)) return NULL; /* a chain is as deep as it is long */
+        if (!enter(parser)) return NULL; /* each link of a chain counts as a level */
         if (is_operator(token, ".")) node = parse_attribute(parser, node);
         else if (is_operator(token, "[")) node = parse_subscript(parser, node);
         else if (is_operator(token, "(")) node = parse_call(parser, node);
@@ -289,7 +289,7 @@ static Node *parse_filter(Parser *parser, Node *of) {
     return !skip_operator(parser, "(") || parse_arguments(parser, &node->items) ? node : NULL;
 }
 
-/* Whether the argument of a test follows without parentheses. */
+/* Returns whether the argument of a test follows without parentheses. */
 static bool begins_operand(const Token *token) {
     if (token->kind == TOKEN_NAME) return !is_name(token, "else") && !is_name(token, "or") && !is_name(token, "and");
     return token->kind == TOKEN_STRING || token->kind == TOKEN_INTEGER || token->kind == TOKEN_REAL || is_operator(token, "(") ||
@@ -356,7 +356,7 @@ static Node *parse_unary(Parser *parser, bool with_filter) {
     return node;
 }
 
-/* The binary operators, from the tightest level on; all are left-associative. */
+/* The binary operators, from the tightest level to the loosest; all are left-associative. */
 static const char *const levels[][5] = {{"**"}, {"*", "/", "//", "%"}, {"~"}, {"+", "-"}};
 
 static Node *parse_level(Parser *parser, int level) {
@@ -377,7 +377,7 @@ static Node *parse_level(Parser *parser, int level) {
 
 static Node *parse_sum(Parser *parser) { return parse_level(parser, 3); }
 
-/* The comparison that begins here, stepped over; {NULL}: none. */
+/* Consumes the comparison that begins here and returns it; {NULL}: none. */
 static Text parse_comparison(Parser *parser) {
     static const char *const operators[] = {"==", "!=", "<", "<=", ">", ">="};
     const Token *token = peek(parser);
@@ -445,7 +445,7 @@ static Node *parse_expression(Parser *parser) {
     return left;
 }
 
-/* A tuple may stand without parentheses: {% for a in b, c %}. */
+/* Parses a tuple that may lack parentheses: {% for a in b, c %}. */
 static Node *parse_tuple(Parser *parser) {
     Node *first = parse_expression(parser), *node = NULL, **last = NULL;
     while (first && skip_operator(parser, ",")) {
@@ -478,7 +478,7 @@ static Node *parse_target_name(Parser *parser, bool members) {
     return expect(parser, TOKEN_NAME, "the name of a member is expected") ? member : NULL;
 }
 
-/* "a", "a, b", "(a, b)", or a namespace's member. */
+/* Parses "a", "a, b", "(a, b)", or a namespace's member. */
 static Node *parse_target(Parser *parser, bool members) {
     bool parentheses = skip_operator(parser, "(");
     Node *first = parse_target_name(parser, members), *node = NULL, **last = NULL;
@@ -524,7 +524,7 @@ static Node *parse_for(Parser *parser) {
     node->left = parse_target(parser, false);
     if (!node->left) return NULL;
     if (!skip_name(parser, "in")) return refuse(parser, "'in' is expected");
-    /* The `if` behind the list filters; a conditional expression needs parentheses here. */
+    /* An `if` after the list filters it; a conditional expression needs parentheses here. */
     node->right = parse_logic(parser, NODE_OR);
     if (!node->right) return NULL;
     if (is_operator(peek(parser), ",")) return refuse(parser, "a list in brackets is expected");
@@ -553,7 +553,7 @@ static Node *parse_set(Parser *parser) {
     return end_tag(parser) ? node : NULL;
 }
 
-/* What is inside has no loop around it, as far as break and continue go. */
+/* Parses a body in which break and continue do not see the loops around it. */
 static bool parse_body(Parser *parser, Node **items, const char *const *ends) {
     int loops = parser->loops;
     parser->loops = 0;
@@ -624,7 +624,8 @@ static Node *parse_text(Parser *parser) {
     return node;
 }
 
-/* Up to a tag that begins with one of `ends`, at whose name it stops, or to the end of the template. */
+/* Parses statements up to a tag that begins with one of `ends`, and stops at its name, or up to the
+ * end of the template. */
 static bool parse_statements(Parser *parser, Node **items, const char *const *ends) {
     Node **last = items;
     if (!enter(parser)) return false;

@@ -1,5 +1,5 @@
-/* Statements, and the rendering as a whole: what is public of chat templates (template.h). A rendering owns its pool and
- * a chain of scopes in it; the text and its marks are the caller's. */
+/* Runs statements and whole renderings; implements template.h. A rendering owns its pool and a
+ * chain of scopes in it; the caller owns the text and its marks. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,7 +92,7 @@ static void assign_member(Render *render, const Node *target, Value value) {
     else map_set(render, namespace.map, value_text(target->text), value);
 }
 
-/* Binds `target`: names, tuples of them, or a namespace's member. */
+/* Binds `target`: a name, a tuple of names, or a namespace's member. */
 static void assign(Render *render, const Node *target, Value value) {
     if (render->failed) return;
     if (target->kind == NODE_NAME) return map_set(render, &render->scope->names, value_text(target->text), value);
@@ -116,7 +116,7 @@ static void run_scoped(Render *render, const Node *items) {
     render->scope = outer;
 }
 
-/* What statements render, as a text. */
+/* Returns the output of statements as a text. */
 static Text capture(Render *render, const Node *items) {
     Builder builder = {.render = render}, *outer = render->capture;
     render->capture = &builder;
@@ -128,14 +128,15 @@ static Text capture(Render *render, const Node *items) {
 static void run_if(Render *render, const Node *node) {
     while (!value_truth(jinja_evaluate(render, node->condition)) && !render->failed) {
         const Node *otherwise = node->otherwise;
-        /* An elif is an `if` alone in otherwise, and so is an `else` with one `if` in it. */
+        /* An elif is stored as a single `if` in otherwise, just like an `else` that contains one
+         * `if`. */
         if (!otherwise || otherwise->kind != NODE_IF || otherwise->next) return run_statements(render, otherwise);
         node = otherwise;
     }
     run_statements(render, node->items);
 }
 
-/* The items of a loop that its condition lets pass. */
+/* Returns the items of a loop that meet its condition. */
 static const Items *filter_items(Render *render, const Node *node, const Items *all) {
     if (!node->condition || !all) return all;
     Value list = value_items(render, VALUE_LIST);
@@ -154,7 +155,7 @@ static void run_for(Render *render, const Node *node) {
     Scope *outer = render->scope;
     if (render->failed) return;
     LoopState *loop = jinja_take(render, sizeof *loop);
-    bool completed = false; /* an iteration, without break or continue: jinja2 runs `else` where none was */
+    bool completed = false; /* an iteration ended without break or continue: jinja2 runs `else` if none did */
     for (size_t i = 0; i < items->count && jinja_step(render, 1) && render->control != CONTROL_BREAK; i++) {
         *loop = (LoopState){items, i};
         render->control = CONTROL_NONE;
@@ -181,7 +182,7 @@ static void define_macro(Render *render, const Node *node) {
     map_set(render, &render->scope->names, value_text(node->text), (Value){.kind = VALUE_MACRO, .macro = macro});
 }
 
-/* Binds parameters in order; a default may name those before it. */
+/* Binds parameters in order; a default may refer to earlier ones. */
 static void bind_parameters(Render *render, const Node *node, const Arguments *arguments) {
     size_t at = 0, named = 0;
     for (const Node *parameter = node->parameters; parameter && !render->failed; parameter = parameter->next, at++) {

@@ -1,5 +1,5 @@
-/* Python's rules for texts: characters are code points, white space is Unicode's. Texts are UTF-8 and lie in the pool of
- * the rendering; what is cut off a text is a part of the same bytes. */
+/* Python's rules for texts: characters are code points, white space is Unicode's. Texts are UTF-8
+ * in the pool of the rendering; a part of a text shares its bytes. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 /* -- Characters -------------------------------------------------------------------------------------------------------- */
 
-/* The bytes of the character that begins with `lead`. */
+/* Returns the bytes of the character that begins with `lead`. */
 static size_t character_bytes(unsigned char lead) { return lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4; }
 
 Text str_character(Text text, size_t at) {
@@ -27,7 +27,8 @@ uint32_t str_code(Text character) {
     }
 }
 
-/* str.isspace(): white space, and the characters that separate paragraphs, of Unicode's bidirectional classes. */
+/* Implements str.isspace(): white space, and the paragraph separators of Unicode's bidirectional
+ * classes. */
 bool str_is_space(Text character) {
     uint32_t code = str_code(character);
     return (code >= 9 && code <= 13) || (code >= 0x1c && code <= 0x20) || code == 0x85 || code == 0xa0 || code == 0x1680 ||
@@ -45,7 +46,7 @@ int64_t str_length(Render *render, Text text) {
 
 bool str_equal(Text a, Text b) { return a.size == b.size && (a.size == 0 || !memcmp(a.bytes, b.bytes, a.size)); }
 
-/* UTF-8 has the order of code points. */
+/* Byte order of UTF-8 is the order of code points. */
 int str_compare(Text a, Text b) {
     size_t common = a.size < b.size ? a.size : b.size;
     int order = common ? memcmp(a.bytes, b.bytes, common) : 0;
@@ -106,7 +107,7 @@ static bool strips(Text character, const Text *set) {
     return false;
 }
 
-/* The last character of a text that is not empty. */
+/* Returns the last character of a text that is not empty. */
 static Text last_character(Text text) {
     size_t at = text.size - 1;
     while (at > 0 && !begins_character(text.bytes[at])) at--;
@@ -131,7 +132,7 @@ Text str_trim(Render *render, Text text, const Text *set, int sides) {
     return jinja_charge(render, text.size * (set && set->size ? set->size : 1)) ? str_strip(text, set, sides) : text;
 }
 
-/* `count` characters from number `start` on, `step` apart. */
+/* Returns `count` characters from number `start` on, `step` apart. */
 Value str_slice(Render *render, Text text, int64_t start, int64_t step, int64_t count) {
     Builder builder = {.render = render};
     uint32_t *places = jinja_take(render, (text.size + 1) * sizeof *places);
@@ -147,7 +148,7 @@ static void add_part(Render *render, Value list, Text text, size_t from, size_t 
     items_append(render, list.items, value_text((Text){text.bytes + from, to - from}));
 }
 
-/* Runs of white space separate; none is left at the ends. */
+/* Splits at runs of white space; none is left at the ends. */
 static Value split_at_space(Render *render, Text text, int64_t most) {
     Value list = value_items(render, VALUE_LIST);
     text = str_strip(text, NULL, STRIP_LEFT);
@@ -162,7 +163,7 @@ static Value split_at_space(Render *render, Text text, int64_t most) {
     return list;
 }
 
-/* The last place of `part` that ends at or before `end`; -1: nowhere. */
+/* Returns the last place of `part` that ends at or before `end`; -1: none. */
 static int64_t find_last(Render *render, Text text, Text part, size_t end) {
     for (size_t at = end; at >= part.size && jinja_charge(render, 1 + part.size / JINJA_STEP); at--)
         if (!memcmp(text.bytes + at - part.size, part.bytes, part.size)) return (int64_t)(at - part.size);
@@ -183,7 +184,7 @@ static Value split_from_right(Render *render, Text text, Text separator, int64_t
     return list;
 }
 
-/* `most` < 0: at each separator. NULL: at white space. */
+/* Splits a text. `most` < 0: at each separator. NULL: at white space. */
 Value str_split(Render *render, Text text, const Text *separator, int64_t most, bool from_right) {
     if (!jinja_charge(render, text.size)) return value_none();
     if (!separator && from_right && most >= 0) return jinja_unknown(render, "rsplit with a limit and without a separator is not known");
@@ -199,7 +200,7 @@ Value str_split(Render *render, Text text, const Text *separator, int64_t most, 
     return list;
 }
 
-/* The bytes of the line end at `at`; 0: there is none. */
+/* Returns the bytes of the line end at `at`; 0: there is none. */
 static size_t line_end(Text text, size_t at) {
     Text character = str_character(text, at);
     uint32_t code = str_code(character);
@@ -231,7 +232,7 @@ Text str_replace(Render *render, Text text, Text old, Text by, int64_t most) {
     while (most != 0 && !render->failed) {
         int64_t at = str_search(render, text, old, from);
         if (at < 0) break;
-        if (old.size == 0) { /* before each character, and at the end */
+        if (old.size == 0) { /* an empty `old`: insert before each character, and at the end */
             build(&builder, by);
             if (from >= text.size) return built(&builder);
             Text character = str_character(text, from);

@@ -1,5 +1,6 @@
-/* Values of Python's kinds, and what Python does with all of them: truth, equality, order, str() and repr(). Values are
- * copied freely; what they point at lies in a pool and is never changed once others can see it, but for namespaces. */
+/* Values of Python's types, and the operations that Python has for all of them: truth, equality,
+ * order, str() and repr(). Values are copied freely. The data that they point to is in a pool and
+ * never changes once it is shared, except in namespaces. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -60,7 +61,7 @@ void items_append(Render *render, Items *items, Value value) {
 Value value_map(Render *render, ValueKind kind) { return (Value){.kind = kind, .map = jinja_take_struct(render, sizeof(Map))}; }
 
 Value *map_find_text(Render *render, const Map *map, Text key) {
-    enum { KEY = 4 }; /* the work of looking at the size of a key */
+    enum { KEY = 4 }; /* the cost of reading the size of a key */
     size_t work = KEY;
     Value *found = NULL;
     for (size_t i = 0; i < map->keys.count && !found; i++) {
@@ -196,11 +197,11 @@ const Items *value_iterate(Render *render, Value value) {
     return list.items;
 }
 
-/* -- As text ----------------------------------------------------------------------------------------------------------- */
+/* -- Text -------------------------------------------------------------------------------------------------------------- */
 
-/* The shortest digits that give the number back, in Python's form. */
+/* Builds the shortest digits that give the number back, in Python's form. */
 static void build_real(Builder *builder, double real) {
-    enum { WORK = 4096 }; /* of 17 conversions */
+    enum { WORK = 4096 }; /* cost of 17 conversions */
     char digits[40];
     if (!jinja_charge(builder->render, WORK)) return;
     if (!isfinite(real)) return build(builder, isnan(real) ? TEXT("nan") : real > 0 ? TEXT("inf") : TEXT("-inf"));
@@ -218,7 +219,7 @@ static void build_real(Builder *builder, double real) {
     }
 }
 
-/* Whether str.isprintable() holds, which decides what repr() escapes. */
+/* Implements str.isprintable(), which decides what repr() escapes. */
 static bool is_printable(uint32_t code) {
     if (code == ' ') return true;
     switch (utf8proc_category((utf8proc_int32_t)code)) {

@@ -1,11 +1,12 @@
-/* Best-fit packing: documents into bins of one sequence each, so that few documents are cut. A document longer than a bin
- * is cut into whole bins and a rest. The parts of WINDOW_PARTS neighbours in the stream are packed together by best fit
- * decreasing (Ding et al., "Fewer Truncations Improve Language Modeling", 2024): from the longest part to the shortest,
- * each goes into the fullest bin that has room for it, else into a new one. So memory is constant, and the same
- * corpus and length give the same bytes.
+/* Best-fit packing: puts documents into bins of one sequence each, so that few documents are cut. A
+ * document longer than a bin is cut into whole bins and a rest. WINDOW_PARTS consecutive parts of
+ * the stream are packed together by best fit decreasing (Ding et al., "Fewer Truncations Improve
+ * Language Modeling", 2024): from the longest part to the shortest, each goes into the fullest bin
+ * that has room for it, or else into a new one. Memory is therefore constant, and the same corpus
+ * and length give the same bytes.
  *
- * The plan is a file that is mapped: parts bin by bin, then the first part of each bin, then a BinFooter. Training
- * makes it in RUN/data; the loader reads it. */
+ * The plan is a mapped file: parts bin by bin, then the first part of each bin, then a BinFooter.
+ * Training makes it in RUN/data; the loader reads it. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@
 enum { WINDOW_PARTS = 1 << 20, COPY_BYTES = 1 << 20 };
 #define BINS_MAGIC "SMELTBN1"
 
-/* How the file ends, on a multiple of 8 bytes. */
+/* The end of the file, aligned to 8 bytes. */
 typedef struct BinFooter {
     char magic[8];
     int64_t length, bins, parts, inputs;
@@ -33,20 +34,21 @@ typedef struct BinFooter {
 
 /* -- One window ---------------------------------------------------------------------------------------------------- */
 
-/* Bins with room, by how much: a stack for each room, and two levels of bits that say which stacks are not empty. */
+/* Open bins by their room: a stack for each room, and two levels of bits that mark the stacks that
+ * are not empty. */
 typedef struct Rooms {
     int32_t *top;            /* [length]: the bin on top of the stack; -1: empty */
-    uint64_t *bits, *groups; /* [length / 64 + 1] a bit for each room; [length / 4096 + 1] a bit for each word of bits */
+    uint64_t *bits, *groups; /* [length / 64 + 1] a bit per room; [length / 4096 + 1] a bit per word of bits */
     int64_t words;
 } Rooms;
 
 typedef struct Window {
     int64_t length;
-    BinPart *parts, *packed; /* [WINDOW_PARTS] as they come from the stream; bin by bin */
-    int32_t *bin;            /* [WINDOW_PARTS]: of each part */
-    int32_t *below;          /* [WINDOW_PARTS]: of each bin, the next one on its stack */
-    int64_t *room;           /* [WINDOW_PARTS]: of each bin */
-    int64_t *first_part;     /* [WINDOW_PARTS + 1]: of each bin, in `packed` */
+    BinPart *parts, *packed; /* [WINDOW_PARTS] in the order of the stream; bin by bin */
+    int32_t *bin;            /* [WINDOW_PARTS]: the bin of each part */
+    int32_t *below;          /* [WINDOW_PARTS]: the next bin on the stack below each bin */
+    int64_t *room;           /* [WINDOW_PARTS]: the room of each bin */
+    int64_t *first_part;     /* [WINDOW_PARTS + 1]: the first part of each bin, in `packed` */
     int64_t count, bins;
     Rooms rooms;
 } Window;
@@ -70,7 +72,7 @@ static int32_t pop_bin(Window *window, int64_t room) {
     return bin;
 }
 
-/* The first set bit from `from` on; -1: none in `words` words. */
+/* Returns the first set bit from `from` on; -1: none in `words` words. */
 static int64_t next_bit(const uint64_t *bits, int64_t words, int64_t from) {
     if (from / 64 >= words) return -1;
     uint64_t word = bits[from / 64] & ~0ull << from % 64;
@@ -80,7 +82,7 @@ static int64_t next_bit(const uint64_t *bits, int64_t words, int64_t from) {
     }
 }
 
-/* The least room that some bin has and that is at least `needed`; -1: none. */
+/* Returns the smallest room of an open bin that is at least `needed`; -1: none. */
 static int64_t best_room(const Rooms *rooms, int64_t needed) {
     uint64_t word = rooms->bits[needed / 64] & ~0ull << needed % 64;
     if (word) return needed / 64 * 64 + __builtin_ctzll(word);
@@ -113,12 +115,12 @@ static void fit_parts(Window *window) {
     }
 }
 
-/* Puts parts bin by bin, the longest of each first. */
+/* Orders parts bin by bin, the longest of each bin first. */
 static void order_parts(Window *window) {
     memset(window->first_part, 0, (size_t)(window->bins + 1) * sizeof *window->first_part);
     for (int64_t i = 0; i < window->count; i++) window->first_part[window->bin[i] + 1]++;
     for (int64_t b = 0; b < window->bins; b++) window->first_part[b + 1] += window->first_part[b];
-    int64_t *next = window->room; /* which nobody needs any more */
+    int64_t *next = window->room; /* the rooms are no longer needed */
     memcpy(next, window->first_part, (size_t)window->bins * sizeof *next);
     for (int64_t i = 0; i < window->count; i++) window->packed[next[window->bin[i]]++] = window->parts[i];
 }
@@ -148,7 +150,7 @@ static void window_free(Window *window) {
 
 typedef struct Plan {
     Window window;
-    File file, firsts; /* the plan under a temporary name; first parts of bins, without a name */
+    File file, firsts; /* the plan under a temporary name; first parts of bins, in an unnamed file */
     XXH3_state_t *hash;
     BinFooter footer;
 } Plan;
@@ -182,7 +184,7 @@ static bool add_document(Plan *plan, int64_t start, int64_t end, Error *error) {
     return true;
 }
 
-/* The tokens [*start, *end) of the next document or pair; *end is -1 behind the last one. */
+/* Returns the tokens [*start, *end) of the next document or pair; *end is -1 after the last. */
 static bool next_unit(DocumentCursor *cursor, int64_t *start, int64_t *end, Error *error) {
     int64_t middle;
     if (!document_cursor_next(cursor, start, end, error)) return false;
@@ -235,7 +237,8 @@ static bool make_plan(const char *path, const char *folder, const ShardSet *set,
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-/* Whether the file is the plan of this content and length, whole. The sums decide: what they cover was made here. */
+/* Maps the file if it is the complete plan of this content and length. The checksums decide,
+ * because only this program writes data that matches them. */
 static bool map_plan(BinPlan *plan, const char *path, uint64_t content, int64_t length) {
     Error ignored = {0};
     BinFooter footer;
@@ -255,7 +258,7 @@ static bool map_plan(BinPlan *plan, const char *path, uint64_t content, int64_t 
     return true;
 }
 
-/* Of a set of pairs that are all too long nothing is left. */
+/* Refuses a set of pairs that are all too long, because no pair is left. */
 static bool check_pairs(BinPlan *plan, const ShardSet *set, Error *error) {
     int64_t length = plan->length;
     if (!set->pairs || plan->bins > 0) return true;

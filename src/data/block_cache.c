@@ -1,9 +1,11 @@
-/* A cache of blocks in one file of fixed size, which any number of threads and processes read and write without a lock.
+/* A cache of blocks in one file of fixed size, which any number of threads and processes read and
+ * write without a lock.
  *
- * The file is SETS x WAYS entries, then as many blocks. A block may lie in each slot of one set, which its key chooses;
- * a new one takes the place of the set's oldest. An entry holds a checksum over key and bytes, and is written after its
- * block. So whatever is torn, by a writer that was killed or by two that met, is a block that is not there. Nothing
- * else is recorded, and nothing has to be repaired or read when the cache is opened. Called by remote.c. */
+ * The file holds SETS x WAYS entries, then as many blocks. A block's key chooses its set; it may be
+ * in any slot of the set. A new block replaces the oldest of its set. An entry holds a checksum
+ * over key and bytes, and is written after its block. A torn block, from a killed writer or from
+ * two concurrent writers, therefore counts as absent. Nothing else is recorded, and nothing must be
+ * repaired or read when the cache is opened. Called by remote.c. */
 #include <time.h>
 
 #include "base/hash.h"

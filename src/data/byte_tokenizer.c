@@ -1,5 +1,6 @@
-/* The byte tokenizer as transformers and other readers of tokenizer.json know it, so that what it made can say so.
- * Called by the writers of shards and model folders, and by their readers to recognise it. */
+/* The byte tokenizer as a tokenizer.json, so that shards and models made with it can name it for
+ * transformers and other readers. Called by the writers of shards and model folders, and by their
+ * readers to recognize it. */
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -23,7 +24,7 @@ json_t *byte_tokenizer(void) {
 }
 
 bool byte_tokenizer_is(const char *folder, bool *is, Error *error) {
-    enum { LIMIT = 1 << 16 }; /* its file is smaller */
+    enum { LIMIT = 1 << 16 }; /* the byte tokenizer's file is smaller */
     bool gguf = gguf_is_file(folder);
     int64_t bytes = 0;
     SCOPED_FREE char *path = memory_format("%s/tokenizer.json", folder);

@@ -1,5 +1,6 @@
-/* Recognizes whether a file holds text, records of JSON or rows of a table, or why it is left out. The content
- * decides, and the name if the content does not tell. Owns nothing. Called by the record reader for each file. */
+/* Recognizes whether a file holds text, JSON records or rows of a table, or why it is left out. The
+ * content decides, or the name if the content is ambiguous. Owns nothing. Called by the record
+ * reader for each file. */
 #include <string.h>
 
 #include "base/math.h"
@@ -8,7 +9,7 @@
 #include "base/strings.h"
 #include "data/pack_internal.h"
 
-/* Returns true if a name has the ending, or has it before the ending of a compression. */
+/* Returns whether a name has the ending, alone or before the ending of a compression. */
 bool name_ends(const char *path, const char *ending) {
     static const char *const packed[] = {"", ".gz", ".zst", ".xz", ".lzma", ".zz"};
     for (size_t i = 0; i < sizeof packed / sizeof *packed; i++) {
@@ -20,14 +21,14 @@ bool name_ends(const char *path, const char *ending) {
 
 /* -- JSON ------------------------------------------------------------------------------------------------------------ */
 
-/* The bytes of white space from `at` on. */
+/* Returns the number of white space bytes from `at` on. */
 static size_t blank_bytes(const char *text, size_t size, size_t at) {
     size_t start = at;
     while (at < size && text[at] && strchr(" \t\r\n", text[at])) at++;
     return at - start;
 }
 
-/* A line that begins as a JSON object and, where it ends within what is seen, ends as one. */
+/* Returns whether a line begins as a JSON object and, if its end is in the buffer, ends as one. */
 static bool is_json_line(const char *line, size_t length, bool ends) {
     size_t at = 1;
     if (length > 0 && line[length - 1] == '\r') length--;
@@ -35,7 +36,7 @@ static bool is_json_line(const char *line, size_t length, bool ends) {
     return at < length && line[0] == '{' && line[at] == '"' && (!ends || line[length - 1] == '}');
 }
 
-/* The first two lines are objects, or the only one is. */
+/* Returns whether the first two lines, or the only one, are objects. */
 static bool is_json_lines(const char *text, size_t size) {
     int lines = 0;
     while (lines < 2 && size > 0) {
@@ -50,7 +51,7 @@ static bool is_json_lines(const char *text, size_t size) {
     return lines > 0;
 }
 
-/* "{", and a key with its colon behind it. */
+/* Returns whether the text begins with "{" and a key with its colon. */
 static bool is_object(const char *text, size_t size) {
     size_t at = 1 + blank_bytes(text, size, 1);
     if (size == 0 || text[0] != '{' || at >= size || text[at++] != '"') return false;
@@ -59,7 +60,8 @@ static bool is_object(const char *text, size_t size) {
     return at < size && text[at] == ':';
 }
 
-/* An object, and behind it another one or nothing, as far as is seen. */
+/* Returns whether the text is an object followed by another one or by nothing, as far as the buffer
+ * shows. */
 static bool is_objects(const char *text, size_t size) {
     RecordScan scan = {.shape = SHAPE_VALUES};
     bool ends;
@@ -68,14 +70,15 @@ static bool is_objects(const char *text, size_t size) {
     return is_object(text, size) && (end == size || text[end] == '{');
 }
 
-/* An array of objects, or an empty one. Other text may begin with "[" too. */
+/* Returns whether the text begins as an array of objects, or an empty one. Other text may begin
+ * with "[" too. */
 static bool is_array(const char *text, size_t size) {
     size_t at = 1 + blank_bytes(text, size, 1);
     return size > 0 && text[0] == '[' && at < size && (text[at] == ']' || is_object(text + at, size - at));
 }
 
-/* `lines`: the name says that each line is a record, so that a first line which is broken is not taken for the start of an
- * object that goes on. */
+/* Returns the shape. `lines`: the name says that each line is a record, so a broken first line is
+ * not taken for the start of a multi-line object. */
 static RecordShape json_shape(const char *text, size_t size, bool lines) {
     size_t start = blank_bytes(text, size, 0), first = start + 1;
     const char *at = text + start;
@@ -86,7 +89,7 @@ static RecordShape json_shape(const char *text, size_t size, bool lines) {
     return (alone || !lines) && is_objects(at, size - start) ? SHAPE_VALUES : SHAPE_TEXT;
 }
 
-/* -- All of it -------------------------------------------------------------------------------------------------------- */
+/* -- Whole file ------------------------------------------------------------------------------------------------------- */
 
 static bool is_table(const PackOptions *options, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
     static const NotText chat = {"a table, which holds no conversations", "write them as JSON lines"};

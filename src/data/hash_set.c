@@ -1,6 +1,7 @@
-/* A set of 64-bit hashes by open addressing, at most half full. 0 marks an empty slot, so the hash 0 is kept as 1: one
- * more of the collisions that 64 bits have anyhow (among n different texts one is expected at n = 6e9). A HashSet owns
- * its table and, once that is large, the file behind it. */
+/* A set of 64-bit hashes by open addressing, at most half full. 0 marks an empty slot, so the hash
+ * 0 is stored as 1, which adds one collision to those that 64-bit hashes have anyway (among n
+ * different texts one is expected at n = 6e9). A HashSet owns its table and the file of a large
+ * table. */
 #include <stdlib.h>
 
 #include "base/file.h"
@@ -8,7 +9,7 @@
 #include "base/scope.h"
 #include "data/pack_internal.h"
 
-enum { FIRST_SLOTS = 1 << 16, MEMORY_SLOTS = 1 << 22 /* above these, 32 MiB, the table is a file */ };
+enum { FIRST_SLOTS = 1 << 16, MEMORY_SLOTS = 1 << 22 /* above this size, 32 MiB, the table is a file */ };
 
 typedef struct Table {
     uint64_t *slots;
@@ -36,7 +37,7 @@ static void table_close(Table *table) {
     file_close(&table->file);
 }
 
-/* The slot of a hash: its own, or the empty one where it belongs. */
+/* Returns the slot of a hash: its own, or the empty slot for it. */
 static uint64_t *table_find(const Table *table, uint64_t hash) {
     size_t at = hash & (table->count - 1);
     while (table->slots[at] && table->slots[at] != hash) at = (at + 1) & (table->count - 1);

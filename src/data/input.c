@@ -1,6 +1,7 @@
-/* The bytes of an input, decompressed as they are read: gzip, zlib, zstd, xz and lzma are recognised by how the data begins. An Input
- * owns one open file, or standard input, and the decoder's state, whose memory is bounded whatever the data asks for. It
- * is read once from its start; record_reader.c does. */
+/* Reads the bytes of an input and decompresses them: gzip, zlib, zstd, xz and lzma are recognized
+ * by the first bytes. An Input owns one open file, or standard input, and the decoder's state,
+ * whose memory is bounded whatever the data requests. record_reader.c reads it once from its
+ * start. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -16,24 +17,24 @@
 #include "base/memory.h"
 #include "data/pack_internal.h"
 
-/* The most memory that a decoder may use. The formats allow windows of 2 GiB and more (zstd --long=31); xz -9 needs
- * 64 MiB. Memory that data claims and does not use is never touched. */
+/* The memory limit of a decoder. The formats allow windows of 2 GiB and more (zstd --long=31); xz
+ * -9 needs 64 MiB. Memory that the data requests and does not use is never touched. */
 static const uint64_t MOST_MEMORY = (uint64_t)2 << 30;
 enum { PACKED_BYTES = 1 << 18, MOST_WINDOW = 31 /* its binary logarithm */ };
 
-/* Decodes from the packed bytes to `out`; *made may stay 0. `inside` is false between members of the file. NULL, or why
- * the data is damaged. */
+/* Decodes from the packed bytes to `out`; *made may stay 0. `inside` is false between members of
+ * the file. Returns NULL, or why the data is damaged. */
 typedef const char *Decode(Input *input, unsigned char *out, size_t size, size_t *made);
 typedef struct Codec {
     const char *name;
-    bool (*is)(const unsigned char *bytes, size_t size); /* whether data begin so; NULL: they are not compressed */
+    bool (*is)(const unsigned char *bytes, size_t size); /* whether data begins like this; NULL: not compressed */
     Decode *decode;
 } Codec;
 
 struct Input {
     const char *name; /* of the file, for messages */
-    File file;        /* without a path: standard input */
-    int64_t position; /* bytes that were read of it */
+    File file;        /* no path: standard input */
+    int64_t position; /* bytes read from the file */
     unsigned char *packed;
     size_t packed_at, packed_end;
     const Codec *codec;
@@ -52,7 +53,7 @@ static const char *decode_plain(Input *input, unsigned char *out, size_t size, s
     return NULL;
 }
 
-/* Decodes gzip and zlib data; the library tells which it is. */
+/* Decodes gzip and zlib data; zlib detects which it is. */
 static const char *decode_deflate(Input *input, unsigned char *out, size_t size, size_t *made) {
     enum { ANY_WINDOW = 32 + MAX_WBITS };
     z_stream *stream = &input->gzip;
@@ -101,7 +102,8 @@ static const char *decode_xz(Input *input, unsigned char *out, size_t size, size
 
 static bool is_gzip(const unsigned char *bytes, size_t size) { return size >= 2 && bytes[0] == 0x1f && bytes[1] == 0x8b; }
 
-/* Two bytes are not enough, as text may begin with "x^": the data must also inflate. */
+/* Returns whether the data is zlib. Text may begin with the same two bytes ("x^"), so the data must
+ * also inflate. */
 static bool is_zlib(const unsigned char *bytes, size_t size) {
     enum { ENOUGH = 64, ROOM = 4096 };
     unsigned char out[ROOM];
@@ -113,14 +115,15 @@ static bool is_zlib(const unsigned char *bytes, size_t size) {
     return good;
 }
 
-/* The data begins with a frame, or with a skippable frame; pzstd writes a skippable frame before each frame. */
+/* Returns whether the data begins with a frame or a skippable frame; pzstd writes a skippable frame
+ * before each frame. */
 static bool is_zstd(const unsigned char *bytes, size_t size) {
     return size >= 4 && (!memcmp(bytes, "\x28\xb5\x2f\xfd", 4) || (bytes[0] >> 4 == 5 && !memcmp(bytes + 1, "\x2a\x4d\x18", 3)));
 }
 
 static bool is_xz(const unsigned char *bytes, size_t size) { return size >= 6 && !memcmp(bytes, "\3757zXZ", 6); }
 
-/* Properties of lzma -1 to -9, and a dictionary of 64 KiB at least. */
+/* Checks for the properties of lzma -1 to -9, and a dictionary of at least 64 KiB. */
 static bool is_lzma(const unsigned char *bytes, size_t size) { return size >= 13 && !memcmp(bytes, "\x5d\0", 3); }
 
 static const Codec codecs[] = {
@@ -134,7 +137,7 @@ static const Codec codecs[] = {
 
 /* -- Reading ----------------------------------------------------------------------------------------------------- */
 
-/* Reads more packed bytes behind those that are there; nothing at the end of the file. */
+/* Appends more packed bytes; none at the end of the file. */
 static bool input_fill(Input *input, Error *error) {
     memmove(input->packed, input->packed + input->packed_at, input->packed_end - input->packed_at);
     input->packed_end -= input->packed_at;
@@ -168,7 +171,7 @@ Input *input_open(const char *path, Error *error) {
     return input;
 }
 
-/* Between the members of a compressed file, and behind the last, there may be zeros. */
+/* Skips zeros between the members of a compressed file, and after the last. */
 static void skip_padding(Input *input) {
     if (input->inside || !input_compressed(input)) return;
     while (input->packed_at < input->packed_end && !input->packed[input->packed_at]) input->packed_at++;

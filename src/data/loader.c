@@ -1,11 +1,12 @@
-/* Batches, prefetched by one thread into a ring of LOADER_RING buffers. The loader owns the ring (one mapping) and
- * the thread; the trainer and the evaluator hold one batch at a time. Data that cannot be read ends the thread, and the
- * batches before it are given out first.
+/* Batches, prefetched by one thread into a ring of LOADER_RING buffers. The loader owns the ring
+ * (one mapping) and the thread; the trainer and the evaluator hold one batch at a time. Data that
+ * cannot be read ends the thread after the earlier batches are delivered.
  *
- * The batches that this loader gives are numbered from 0; batch n lies in slot n % LOADER_RING. `filled` batches are
- * complete, the consumer has released those below `released` and holds at most one: batch `released`. So
- * released <= filled <= released + LOADER_RING (ring_check). The system was asked for the pages of `requested` batches,
- * which is at most `ahead` more than are filled. */
+ * The batches of this loader are numbered from 0; batch n is in slot n % LOADER_RING. `filled`
+ * batches are complete; the consumer has released the batches below `released` and holds at most
+ * one, batch `released`. Therefore released <= filled <= released + LOADER_RING (ring_check). The
+ * pages of `requested` batches were requested from the system, at most `ahead` more than are
+ * filled. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -26,25 +27,25 @@ typedef struct Slot {
     int32_t *tokens, *targets, *positions;
     BatchPair *pairs; /* [pair_capacity] */
     size_t pair_count, pair_capacity;
-    int64_t number; /* of its batch among all batches from the first sample on */
+    int64_t number; /* the number of its batch among all batches from the first sample on */
 } Slot;
 
 struct Loader {
     LoaderOptions options;
     LoaderSource *sources; /* options.sources */
     int64_t length, first_sample;
-    int64_t end; /* of what is read, in samples */
+    int64_t end; /* end of the samples that are read */
     int32_t *arena;
     size_t arena_bytes;
     Slot slots[LOADER_RING];
-    Batch batch; /* the one that the consumer holds */
+    Batch batch; /* the batch that the consumer holds */
     bool holding;
     int64_t filled, released; /* under the mutex */
-    int64_t requested, ahead; /* of the thread */
-    int64_t *numbers;         /* [ahead]: of batch n at n % ahead */
-    Error error;              /* under the mutex: why batch `filled` will not come */
-    int32_t *read;            /* [length + 1]: tokens and their last target, on the thread */
-    uint8_t *marks;           /* [length + 1]: TokenMarks of it */
+    int64_t requested, ahead; /* used only by the thread */
+    int64_t *numbers;         /* [ahead]: number of batch n at n % ahead */
+    Error error;              /* under the mutex: the reason why batch `filled` will not come */
+    int32_t *read;            /* [length + 1]: tokens and their last target, used by the thread */
+    uint8_t *marks;           /* [length + 1]: their TokenMarks */
     atomic_bool stop;         /* set under the mutex, read between sequences without it */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -53,7 +54,7 @@ struct Loader {
 
 /* -- Filling ----------------------------------------------------------------------------------------------------- */
 
-/* Positions restart behind each end of a document, whose last token has no target. */
+/* Restarts positions after each end of a document; the last token of a document has no target. */
 static void mask_documents(const Loader *loader, const Slot *at, int64_t count) {
     int32_t position = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -64,14 +65,14 @@ static void mask_documents(const Loader *loader, const Slot *at, int64_t count) 
     }
 }
 
-/* What the model is not to say is no target. `read` tokens were read: one more than places, or as many. */
+/* Removes untrained tokens from the targets. `read` is the number of places, or one more. */
 static void mask_targets(const Loader *loader, const Slot *at, int64_t read) {
     for (int64_t i = 1; i < read; i++)
         if (loader->marks[i] & TOKEN_UNTRAINED) at->targets[i - 1] = -1;
 }
 
-/* Fills `count` places with tokens of the stream from `start` on. The token behind them is the last target, if there is
- * one. */
+/* Fills `count` places with tokens of the stream from `start` on. The token after them is the last
+ * target, if it exists. */
 static bool fill_tokens(Loader *loader, const ShardSet *set, int64_t start, int64_t count, const Slot *at, Error *error) {
     const LoaderOptions *options = &loader->options;
     int64_t read = int_min(count + 1, set->token_count - start);
@@ -97,7 +98,7 @@ static void fill_padding(const Slot *at, int64_t count) {
     memset(at->positions, 0, bytes);
 }
 
-/* The parts of the stream that a sample is made of. A draw from bins names a whole bin. */
+/* Returns the parts of the stream that make up a sample. A draw from bins names a whole bin. */
 static const BinPart *sample_parts(const Loader *loader, const Draw *draw, BinPart *cut, int64_t *count) {
     const BinPlan *bins = loader->options.sources[draw->source].bins;
     *cut = (BinPart){draw->start, draw->count};
@@ -108,7 +109,8 @@ static const BinPart *sample_parts(const Loader *loader, const Draw *draw, BinPa
     return bins->parts + first[0];
 }
 
-/* Takes note of the pair that lies in the slot from `row` on: its first document ends where the second begins. */
+/* Records the pair in the slot from `row` on: its first document ends at the start of the
+ * second. */
 static bool add_pair(const ShardSet *set, Slot *slot, int64_t row, const BinPart *part, Error *error) {
     int64_t middle = row + 1, end = row + part->count;
     while (middle < end && slot->positions[middle] != 0) middle++;
@@ -121,7 +123,7 @@ static bool add_pair(const ShardSet *set, Slot *slot, int64_t row, const BinPart
     return true;
 }
 
-/* The rows of the slot from `first` on. */
+/* Fills the places of the slot from `first` on with a sequence. */
 static bool fill_sequence(Loader *loader, int64_t sample, Slot *slot, int64_t first, Error *error) {
     int64_t filled = 0, count = 0;
     if (sample < loader->end) {
@@ -173,13 +175,13 @@ static bool fill_batch(Loader *loader, int64_t batch, Error *error) {
     return true;
 }
 
-/* Call it with the mutex locked. */
+/* Checks the invariants; the caller holds the mutex. */
 static void ring_check(const Loader *loader) {
     assert(loader->released <= loader->filled && loader->filled <= loader->released + LOADER_RING);
     assert(!loader->holding || loader->released < loader->filled);
 }
 
-/* Ends with the first batch that cannot be read. */
+/* Fills batches until one cannot be read. */
 static void *loader_run(void *argument) {
     Loader *loader = argument;
     pthread_mutex_lock(&loader->mutex);
@@ -236,7 +238,7 @@ static bool check_sources(const LoaderOptions *options, Error *error) {
     return true;
 }
 
-/* Batches that are asked for before they are needed: the most that is worth it for a source. */
+/* Returns the number of batches to request ahead: the most that is useful for any source. */
 static int64_t batches_ahead(const Loader *loader) {
     int64_t sequences = 1;
     for (int i = 0; i < order_sources(loader->options.order); i++)
@@ -300,7 +302,7 @@ Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *e
 static bool is_stop_asked(const Loader *loader) { return loader->options.stop && loader->options.stop->signal; }
 
 const Batch *loader_next(Loader *loader, Error *error) {
-    const double STOP_SECONDS = 0.1; /* a signal wakes no thread */
+    const double STOP_SECONDS = 0.1; /* a signal wakes no thread, so the wait polls */
     pthread_mutex_lock(&loader->mutex);
     if (loader->holding) {
         loader->holding = false;

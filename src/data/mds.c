@@ -1,10 +1,12 @@
-/* Mosaic's MDS: a folder with index.json and shards of samples, raw or compressed by zstd; a sample is a row of columns.
+/* Mosaic's MDS: a folder with index.json and shards of samples, raw or compressed by zstd; a sample
+ * is a row of columns.
  *
- * A shard, little-endian: u32 samples, u32 offset[samples + 1] in the file, JSON that describes the columns, samples. A
- * sample: u32 size of each column whose encoding has no fixed size, then the columns in order. The tokens are the column
- * "tokens" or "input_ids": "ndarray:TYPE:SHAPE", the same number in each sample, or "bytes", which hold i64 as LLM
- * Foundry writes them. Nothing is kept of a sample: where it lies is read from the offsets. A compressed shard is
- * unpacked, when it is opened, to a file in $TMPDIR that has no name, so that nothing is left of it. */
+ * A shard, little-endian: u32 samples, u32 offset[samples + 1] in the file, JSON that describes the
+ * columns, samples. A sample: u32 size of each column whose encoding has no fixed size, then the
+ * columns in order. The tokens are the column "tokens" or "input_ids": "ndarray:TYPE:SHAPE", the
+ * same number in each sample, or "bytes", which hold i64 as LLM Foundry writes them. No data is
+ * kept per sample: its place is read from the offsets. A compressed shard is unpacked, when it is
+ * opened, to an unnamed file in $TMPDIR, which disappears when it is closed. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,8 +30,8 @@ static const char *text_of(const json_t *object, const char *key) {
 
 /* -- The folder ------------------------------------------------------------------------------------------------------ */
 
-/* The index.json of a folder, whose name has `length` bytes; NULL: it has none, or one of another kind. The caller owns
- * the reference. */
+/* Reads the index.json of a folder, whose name has `length` bytes; NULL: there is none, or it is
+ * not JSON. The caller owns the reference. */
 static bool read_index(const char *folder, size_t length, json_t **index, Error *error) {
     Error foreign;
     SCOPED_FREE char *path = memory_format("%.*s/index.json", (int)length, folder);
@@ -65,7 +67,7 @@ bool mds_probe(const char *path, const void *start) {
 
 /* -- Opening --------------------------------------------------------------------------------------------------------- */
 
-/* The bytes that index.json says a compressed shard unpacks to; INT64_MAX where it does not say. */
+/* Finds the unpacked size of a compressed shard in index.json; INT64_MAX if it is not given. */
 static bool find_unpacked_bytes(const char *shard, int64_t *most, Error *error) {
     const char *slash = strrchr(shard, '/'), *name = slash ? slash + 1 : shard;
     json_t *read;
@@ -95,7 +97,7 @@ static bool copy_unpacked(Input *input, const char *shard, File *target, Error *
     return true;
 }
 
-/* The unpacked file keeps the name of the shard for messages. */
+/* Unpacks a shard; the file keeps the shard's name for messages. */
 static bool unpack(Shard *shard, Error *error) {
     Error ignored = {0};
     SCOPED_FREE char *folder = file_make_temporary_folder("smelt-mds", error);
@@ -110,7 +112,7 @@ static bool unpack(Shard *shard, Error *error) {
     return good;
 }
 
-/* The bytes of a token by numpy's name of its type; 0: smelt does not read it. */
+/* Returns the bytes of a token by numpy's name of its type; 0: smelt does not read it. */
 static int width_of(const char *type, size_t length) {
     static const struct {
         const char *name;
@@ -140,7 +142,7 @@ static bool refuse_columns(const Shard *shard, const char *column, const char *e
         shard->prefix, column, encoding);
 }
 
-/* Where the tokens lie in a sample, from the description of the columns. */
+/* Finds the place of the tokens in a sample from the description of the columns. */
 static bool read_columns(Shard *shard, const json_t *columns, Error *error) {
     ShardRows *rows = &shard->rows;
     const json_t *names = json_object_get(columns, "column_names"), *encodings = json_object_get(columns, "column_encodings"),
@@ -175,13 +177,14 @@ static bool read_columns(Shard *shard, const json_t *columns, Error *error) {
     return rows->varies || rows->tokens > 0 || refuse_columns(shard, tokens, tokens_encoding, error);
 }
 
-/* offset[sample] and the next one. */
+/* Reads offset[sample] and the next one. */
 static bool read_offsets(const Shard *shard, int64_t sample, uint32_t offsets[2], Error *error) {
     return file_read_at(&shard->file, offsets, 2 * sizeof *offsets, (int64_t)sizeof *offsets * (sample + 1), error) ||
            error_recode(error, ERROR_DATA);
 }
 
-/* The tokens before the sample that begins at `offset`. Those of a varying number follow from the bytes between. */
+/* Returns the number of tokens before the sample at `offset`. If samples vary in length, it is
+ * computed from the bytes between. */
 static int64_t tokens_before(const Shard *shard, int64_t sample, uint32_t offset) {
     const ShardRows *rows = &shard->rows;
     if (!rows->varies) return sample * rows->tokens;
@@ -209,7 +212,7 @@ bool mds_open(Shard *shard, Error *error) {
     size_t size = (size_t)(rows->first - table);
     SCOPED_FREE char *text = memory_allocate(size + 1);
     if (!file_read_at(&shard->file, text, (int64_t)size, table, error)) return error_recode(error, ERROR_DATA);
-    Error ignored; /* without columns the message is that of bad ones */
+    Error ignored; /* without columns, read_columns reports bad ones */
     json_auto_t *columns = json_parse(text, size, 0, &ignored);
     if (!read_columns(shard, columns, error) || !read_offsets(shard, rows->samples - 1, offsets, error)) return false;
     bool fits = rows->varies || rows->samples <= shard->file.bytes / (rows->tokens * shard->token_bytes);
@@ -220,7 +223,7 @@ bool mds_open(Shard *shard, Error *error) {
 
 /* -- Reading --------------------------------------------------------------------------------------------------------- */
 
-/* The sample of a token: the last one that begins at or before it. */
+/* Finds the sample of a token: the last one that begins at or before the token. */
 static bool find_sample(const Shard *shard, int64_t token, int64_t *sample, Error *error) {
     const ShardRows *rows = &shard->rows;
     int64_t low = 0, high = rows->samples - 1;
@@ -235,7 +238,8 @@ static bool find_sample(const Shard *shard, int64_t token, int64_t *sample, Erro
     return true;
 }
 
-/* The byte of a sample's tokens. What the columns say must be as long as the sample is. */
+/* Finds the byte offset of a sample's tokens. The sizes of the columns must add up to the size of
+ * the sample. */
 static bool find_column(const Shard *shard, int64_t sample, const uint32_t offsets[2], int64_t *at, Error *error) {
     const ShardRows *rows = &shard->rows;
     uint32_t sizes[MOST_COLUMNS] = {0};

@@ -1,8 +1,9 @@
-/* Keys by which documents that share most of their text are found: MinHash over runs of five words, in bands (Broder, "On
- * the resemblance and containment of documents", 1997; Leskovec et al., "Mining of Massive Datasets", section 3.4). Two
- * documents whose sets of runs have the Jaccard similarity s share a key with probability 1 - (1 - s^8)^14: 0.05 at 0.5,
- * 0.92 at 0.8, 0.9996 at 0.9. A word is a run of letters and digits, in any case; bytes above ASCII count as letters,
- * so a text without spaces between words is one word, and only its equal is found. */
+/* Keys for finding documents that share most of their text: MinHash over runs of five words, in
+ * bands (Broder, "On the resemblance and containment of documents", 1997; Leskovec et al., "Mining
+ * of Massive Datasets", section 3.4). Two documents whose sets of runs have the Jaccard similarity
+ * s share a key with probability 1 - (1 - s^8)^14: 0.05 at 0.5, 0.92 at 0.8, 0.9996 at 0.9. A word
+ * is a run of letters and digits, ignoring case. Bytes above ASCII count as letters, so a text
+ * without spaces between words is one word, and only identical text matches it. */
 #include <string.h>
 
 #include <xxhash.h>
@@ -12,7 +13,7 @@
 
 enum { ROWS = 8, MINIMA = MINHASH_KEYS * ROWS, SHINGLE = 5 };
 
-/* Random functions of a 64-bit hash: low * factor + high, modulo 2^32. */
+/* Makes random functions of a 64-bit hash: low * factor + high, modulo 2^32. */
 static void make_factors(uint32_t factors[MINIMA]) {
     for (uint32_t i = 0; i < MINIMA; i++) factors[i] = rng_bits(i / 4, 5, i / 4).word[i % 4] | 1;
 }
@@ -27,7 +28,7 @@ static void take_shingle(uint32_t minima[MINIMA], const uint32_t factors[MINIMA]
     }
 }
 
-/* The byte of a word, as a small letter; 0 between words. */
+/* Returns a byte of a word in lower case; 0 between words. */
 static unsigned char word_byte(unsigned char byte) {
     if (byte >= 'A' && byte <= 'Z') return (unsigned char)(byte + ('a' - 'A'));
     return (byte >= 'a' && byte <= 'z') || (byte >= '0' && byte <= '9') || byte >= 0x80 ? byte : 0;

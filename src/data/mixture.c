@@ -1,5 +1,6 @@
-/* The file of a mixture. Sources are read first, since the weights of a phase have their names: each source adds a row to
- * the table of a phase's settings. So the messages of options name unknown keys, the nearest known one, and ranges. */
+/* Reads the file of a mixture. Sources are read first, because the weights of a phase are named
+ * after them: each source adds a row to the table of a phase's settings. The messages of options
+ * therefore report unknown keys, the nearest known one, and ranges. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stddef.h>
@@ -59,7 +60,7 @@ bool mixture_refuse(const char *path, Error *error) {
 
 /* -- Sources ----------------------------------------------------------------------------------------------------- */
 
-/* Of a source or a phase. Names stand in messages and records. */
+/* Checks the name of a source or a phase, which appears in messages and records. */
 static bool check_name(const char *kind, int index, const char *name, const char *path, Error *error) {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
     size_t length = strlen(name);
@@ -79,8 +80,8 @@ static bool check_source(const Mixture *mixture, int index, const char *path, Er
            error_set(error, ERROR_USAGE, "%s: source %s has no path: give a token shard, a folder of shards, or text", path, source->name);
 }
 
-/* A path that is relative to the folder of `file`, as an absolute one; the caller frees. The folder is the real one, so
- * that the same source has the same path by whatever way the file is named. */
+/* Converts a path that is relative to the folder of `file` to an absolute one; the caller frees.
+ * The folder is resolved with realpath, so that a source has one path however the file is named. */
 static char *path_from(const char *file, const char *path) {
     const char *slash = strrchr(file, '/');
     SCOPED_FREE char *named = slash ? memory_format("%.*s", (int)(slash - file) + 1, file) : memory_copy_string(".");
@@ -88,7 +89,7 @@ static char *path_from(const char *file, const char *path) {
     if (!folder || *path == '/' || strstr(path, "://")) return memory_copy_string(path);
     for (bool up; (up = starts_with(path, "../")) || starts_with(path, "./"); path += strspn(path, "/")) {
         if (up) *strrchr(folder, '/') = '\0';
-        if (up && !*folder) strcpy(folder, "/"); /* above the root is the root */
+        if (up && !*folder) strcpy(folder, "/"); /* the parent of the root is the root */
         path += up ? 3 : 2;
     }
     return memory_format("%s/%s", strcmp(folder, "/") ? folder : "", path);
@@ -119,7 +120,8 @@ static bool read_sources(Mixture *mixture, const char *path, Error *error) {
 
 /* -- Phases ------------------------------------------------------------------------------------------------------ */
 
-/* The settings of a phase and a weight for each source. The names of the weights are freed by the caller. */
+/* Makes the rows for the settings of a phase and a weight per source. The caller frees the names of
+ * the weights. */
 static void make_rows(const Mixture *mixture, Option *rows) {
     memcpy(rows, phase_rows, sizeof phase_rows);
     for (int i = 0; i < mixture->source_count; i++)

@@ -1,6 +1,6 @@
-/* What a file is that is no text: archives, tables, tokenizers, pictures and the like, by how they begin. Bytes without a
- * name here are text unless there is a zero among them. A model that trained on such bytes would learn them without a
- * word. Called for each file that is packed. */
+/* Recognizes files that are not text by their first bytes: archives, tables, tokenizers, images and
+ * the like. Other bytes are text unless they contain a zero. A model would silently learn such
+ * bytes. Called for each file that is packed. */
 #include <string.h>
 
 #include "data/pack_internal.h"
@@ -9,7 +9,7 @@ typedef struct Magic {
     int offset;
     const char *bytes;
     size_t length;
-    bool spelled; /* text may begin so too: a zero byte must follow */
+    bool spelled; /* text may begin with these bytes too: a zero byte must follow */
     NotText is;
 } Magic;
 #define MAGIC(offset, bytes, ...) {offset, bytes, sizeof bytes - 1, __VA_ARGS__}
@@ -65,8 +65,8 @@ static const Magic magics[] = {
     MAGIC(0, "\xfe\xff", false, {"UTF-16 text", CONVERT("UTF-16")}),
 };
 
-/* Files of JSON that hold no text, by the first key and another one. In JSON lines a text that has these quotes has them
- * behind backslashes. */
+/* JSON files that hold no text, by the first key and another one. In JSON lines, quotes inside a
+ * text are escaped, so these keys cannot match it. */
 typedef struct JsonKind {
     const char *first, *other;
     NotText is;
@@ -95,7 +95,8 @@ static bool is_json_kind(const char *text, size_t size, NotText *found) {
     return false;
 }
 
-/* Text in UTF-16 without a byte order mark: of each pair of bytes one side is mostly zero, and the other seldom. */
+/* Detects UTF-16 text without a byte order mark: in the pairs of bytes, one side is mostly zero,
+ * and the other rarely. Returns how to convert it. */
 static const char *utf16_order(const unsigned char *bytes, size_t size) {
     size_t zeros[2] = {0}, pairs = size / 2;
     for (size_t i = 0; i < 2 * pairs; i++) zeros[i % 2] += bytes[i] == 0;

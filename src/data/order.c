@@ -1,13 +1,15 @@
-/* The order of a run's samples, as docs/data.md derives it. Three permutations, none of which is stored: the samples of a
- * block take turns among the sources; the units of a source (pieces of the longest sequence that any phase cuts it into)
- * are shuffled in every epoch; and where a phase has shorter sequences, the pieces of the units that it reads are
- * shuffled among themselves. An Order holds one record for each source in each phase and does not change once made, so
- * that any thread may ask it. Called by the loader, and by training, which plans and prints mixtures.
+/* The order of a run's samples, as docs/data.md derives it. Three permutations, none of them
+ * stored: the samples of a block alternate among the sources; the units of a source (pieces of the
+ * longest sequence length that any phase cuts it into) are shuffled in every epoch; and if a phase
+ * has shorter sequences, the pieces of the units that it reads are shuffled among themselves. An
+ * Order holds one record for each source in each phase and is immutable, so any thread may query
+ * it. Called by the loader, and by training, which plans and prints mixtures.
  *
- * A source is a line of inputs that is read again and again. A Cursor is a place on it, in the order in which units are
- * read. Each phase goes on where the one before left each source, so that an epoch that spans phases of different
- * lengths has every token once. Sequences begin at multiples of the phase's length in the epoch: the first of a phase
- * lacks what an earlier phase has read of it, and the last of an epoch is as short as the source's end leaves it. */
+ * A source is a line of inputs that is read repeatedly. A Cursor is a place on it, in the order in
+ * which units are read. Each phase continues each source where the previous phase stopped, so an
+ * epoch that spans phases of different lengths has every token once. Sequences begin at multiples
+ * of the phase's length in the epoch: the first sequence of a phase omits the inputs that an
+ * earlier phase has read, and the last of an epoch ends with the source. */
 #include <assert.h>
 #include <inttypes.h>
 #include <math.h>
@@ -24,15 +26,15 @@ typedef struct Cursor { int64_t epoch, offset; } Cursor;
 
 /* A source in a phase. */
 typedef struct Share {
-    int64_t whole, rest; /* its samples in a block of ORDER_BLOCK, and in the phase's last block if that is shorter */
-    Cursor start, end;   /* of the phase; a phase without end has an end that is never reached */
-    int64_t first_piece; /* pieces are counted from the run's first, as if all phases had this phase's length */
+    int64_t whole, rest; /* its samples in a block of ORDER_BLOCK, and in the phase's last block if it is shorter */
+    Cursor start, end;   /* of the phase; the end of an unlimited phase is never reached */
+    int64_t first_piece; /* counted from the run's first piece, as if all phases had this phase's length */
     int64_t skipped;     /* inputs of the first piece that earlier phases have read */
 } Share;
 
 typedef struct Phase {
     int64_t first, samples, length;
-    int sources; /* with samples in it */
+    int sources; /* number of sources with samples in it */
     Share *shares;
 } Phase;
 
@@ -59,14 +61,15 @@ static uint64_t derive_seed(uint64_t seed, uint64_t stream, uint64_t index) {
 
 static int64_t pieces_of_epoch(const Source *source, int64_t length) { return divide_up(source->inputs, length); }
 
-/* Behind `samples` pieces of a phase that begins at `start`. */
+/* Returns the cursor after `samples` pieces of a phase that begins at `start`. */
 static Cursor advance(const Source *source, int64_t length, Cursor start, int64_t samples) {
     if (samples == 0) return start;
     int64_t pieces = pieces_of_epoch(source, length), piece = start.epoch * pieces + start.offset / length + samples;
     return (Cursor){.epoch = piece / pieces, .offset = piece % pieces * length};
 }
 
-/* The samples of a source among the first `samples` of a phase, up to the last whole block or the phase's end. */
+/* Counts the samples of a source among the first `samples` of a phase, which end at a whole block
+ * or at the phase's end. */
 static int64_t samples_of_blocks(const Phase *phase, const Share *share, int64_t samples) {
     int64_t rest = samples % ORDER_BLOCK;
     assert(rest == 0 || samples == phase->samples);
@@ -75,7 +78,8 @@ static int64_t samples_of_blocks(const Phase *phase, const Share *share, int64_t
 
 /* -- Drawing ----------------------------------------------------------------------------------------------------- */
 
-/* Which source a sample of a phase is of, and how many of this source's samples the phase has before it. */
+/* The source of a sample of a phase, and how many samples of this source precede it in the
+ * phase. */
 typedef struct Turn {
     int source;
     int64_t index;
@@ -106,8 +110,8 @@ static int64_t shuffle_piece(const Source *source, const Phase *phase, const Sha
     return low + (int64_t)rng_permute(seed, RNG_STREAM_PIECES, (uint64_t)(piece - low), (uint64_t)(high - low));
 }
 
-/* Where the units of an epoch put the input that is read as number `offset`. What is left behind the last whole unit
- * stays at the end. */
+/* Returns the place of the input that is read as number `offset`, after the units of the epoch are
+ * shuffled. The rest after the last whole unit stays at the end. */
 static int64_t shuffle_unit(const Source *source, uint64_t seed, int64_t offset) {
     int64_t units = source->inputs / source->unit, unit = offset / source->unit;
     if (unit >= units) return offset;
@@ -153,8 +157,8 @@ int64_t order_sequences(int64_t tokens, int64_t length) { return divide_up(token
 
 /* -- Counting ---------------------------------------------------------------------------------------------------- */
 
-/* The samples of a source among the first `samples` of a phase. Inside a block of several sources they are counted one
- * by one. */
+/* Counts the samples of a source among the first `samples` of a phase. Inside a block of several
+ * sources they are counted one by one. */
 static int64_t count_samples(const Order *order, int number, int source, int64_t samples) {
     const Phase *phase = &order->phases[number];
     const Share *share = &phase->shares[source];
@@ -165,7 +169,7 @@ static int64_t count_samples(const Order *order, int number, int source, int64_t
     return count;
 }
 
-/* The samples of phase `number` among the first n of the run. */
+/* Returns the number of samples of a phase among the first n of the run. */
 static int64_t samples_in_phase(const Phase *phase, int64_t n) { return int_max(0, int_min(n - phase->first, phase->samples)); }
 
 int64_t order_samples(const Order *order, int source, int64_t n) {
@@ -191,7 +195,7 @@ int64_t order_tokens(const Order *order, int64_t n) {
     return tokens;
 }
 
-/* The longest run that reads a source at most `allowed` times. */
+/* Returns the longest run that reads a source at most `allowed` times. */
 static int64_t longest_run(const Order *order, int source, double allowed, int64_t too_long) {
     int64_t fits = 0;
     while (too_long - fits > 1) {
@@ -217,7 +221,8 @@ bool order_check_epochs(const Order *order, const double *allowed, int64_t n, Er
 
 /* -- Making ------------------------------------------------------------------------------------------------------ */
 
-/* Shares `total` samples out by weight: whole parts first, the others to the largest remainders (Hamilton's method). */
+/* Divides `total` samples by weight: whole parts first, the rest by the largest remainders
+ * (Hamilton's method). */
 static void apportion(const double *weights, int count, int64_t total, int64_t *samples) {
     double sum = 0, remainders[MIXTURE_MOST_SOURCES];
     for (int i = 0; i < count; i++) sum += weights[i];
@@ -237,7 +242,8 @@ static void apportion(const double *weights, int count, int64_t total, int64_t *
     }
 }
 
-/* A source is cut in units of the longest sequence that it is read in, and fills at least one. */
+/* Sets the unit of a source, the longest sequence length at which it is read; the source must fill
+ * at least one unit. */
 static bool set_unit(Order *order, const OrderOptions *options, int index, Error *error) {
     Source *source = &order->sources[index];
     for (int i = 0; i < options->phase_count; i++)
@@ -264,7 +270,7 @@ static bool add_source(Order *order, const OrderOptions *options, int index, Err
     return set_unit(order, options, index, error);
 }
 
-/* Where the phase takes up a source, and where it leaves it. */
+/* Sets the places at which the phase starts and ends reading a source. */
 static void place_share(const Source *source, const Phase *phase, Share *share, Cursor start) {
     share->start = start;
     share->end = phase->samples == INT64_MAX ? (Cursor){INT64_MAX, 0}

@@ -1,10 +1,11 @@
-/* Packs text into shards of tokens, or gives it to the training of a tokenizer. pack_internal.h says which way text
- * takes; here its documents arrive in order, encoded. They are counted, dropped where that is asked for, and written:
- * to one shard for each part, or to folders of shards of a given size.
+/* Packs text into shards of tokens, or feeds it to the training of a tokenizer. pack_internal.h
+ * describes the path of the text; here its documents arrive in order, encoded. They are counted,
+ * dropped if requested, and written: to one shard per part, or to folders of shards of a given
+ * size.
  *
- * A folder is made so that a kill at any moment costs no more than the open shards. Whenever a shard of the training part
- * is full, the open one of the validation part ends too; both get their names, and then pack.json says which document
- * comes next. The same command goes on there. */
+ * A kill at any moment costs a folder no more than its open shards. Whenever a shard of the
+ * training part is full, the open one of the validation part ends too. Both get their names, and
+ * then pack.json records which document comes next. The same command resumes there. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -26,12 +27,12 @@
 /* The record of a folder of shards. */
 #define RECORD "pack.json"
 
-/* The training part or, if one is asked for, the validation part. */
+/* The training part or, if requested, the validation part. */
 typedef struct Part {
     char *name;  /* OUTPUT, OUTPUT-train or OUTPUT-valid; NULL: there is no such part */
-    char *place; /* of a folder of shards: where it is made, which is NAME, or NAME.next beside an older result */
+    char *place; /* for a folder of shards: the path it is written to, which is NAME, or NAME.next beside an older result */
     ShardWriter *writer;
-    int64_t open_tokens; /* of the open shard */
+    int64_t open_tokens; /* tokens of the open shard */
 } Part;
 
 typedef struct Packer {
@@ -40,22 +41,22 @@ typedef struct Packer {
     PackReport report;
     Part train, valid;
     Tokenizer *tokenizer;      /* NULL: byte tokens */
-    Chat *chat;                /* of conversations; else NULL */
-    TokenizerTrainer *trainer; /* gets the documents when it is set, and nothing is packed */
+    Chat *chat;                /* for conversations; otherwise NULL */
+    TokenizerTrainer *trainer; /* if set, it receives the documents, and nothing is packed */
     PipelineOptions pipeline;
     RecordReader *reader;
     HashSet *seen;
-    File hashes; /* of a folder of shards: those in `seen`, for the next start */
+    File hashes; /* for a folder of shards: the hashes in `seen`, for the next start */
     uint64_t *new_hashes;
     size_t new_hash_count, new_hash_capacity;
     int lock, next_lock;
-    bool done; /* a process before this one packed all, and was killed */
-    /* The document in pieces that is being taken. */
+    bool done; /* an earlier process packed everything, and was killed */
+    /* The open document that arrives in pieces. */
     XXH3_state_t *long_hash;
-    int32_t *held; /* its tokens, while it is not known whether it stays */
+    int32_t *held; /* its tokens, until it is known whether the document is kept */
     size_t held_count, held_capacity;
     int64_t long_tokens, long_bytes;
-    bool long_dropped, long_bad; /* long_bad: it is counted among the bad ones, once for all its pieces */
+    bool long_dropped, long_bad; /* long_bad: the document is counted as bad, once for all its pieces */
     int64_t last_file;
     Progress progress;
     int64_t done_before, tokens_before;
@@ -77,7 +78,7 @@ static int64_t *part_shards(Packer *packer, const Part *part) {
 
 static const char *tokenizer_name(const Packer *packer) { return packer->options.tokenizer ? packer->options.tokenizer : ""; }
 
-/* What conversations are rendered by, which the shards record; "" of text. */
+/* Returns the template of conversations, which the shards record; "" for text. */
 static const char *template_source(const Packer *packer) { return packer->chat ? chat_template_source(packer->chat) : ""; }
 
 static bool part_open(Packer *packer, Part *part, Error *error) {
@@ -92,7 +93,8 @@ static bool part_open(Packer *packer, Part *part, Error *error) {
     return part->writer;
 }
 
-/* The validation part appears first: should the training part fail to appear, no run can start on half of a split. */
+/* Completes the open shards. The validation part gets its name first: if the training part then
+ * fails, no run can start on half of a split. */
 static bool finish_shards(Packer *packer, Error *error) {
     Part *parts[] = {&packer->valid, &packer->train};
     ShardWriter *writers[2];
@@ -109,14 +111,14 @@ static bool finish_shards(Packer *packer, Error *error) {
     return shard_writers_finish(writers, count, &(ShardsFile){record, text}, error);
 }
 
-/* -- The record, and going on where a killed packing stopped --------------------------------------------------------- */
+/* -- The record, and resuming a killed packing ----------------------------------------------------------------------- */
 
 static bool write_record(const Packer *packer, bool complete, Error *error) {
     SCOPED_FREE char *path = record_path(packer), *text = pack_report_text(&packer->report, &packer->options, complete);
     return file_write(path, text, (int64_t)strlen(text), error);
 }
 
-/* The hashes first: the record says how many of them count. */
+/* Writes the hashes first, because the record says how many of them are valid. */
 static bool write_place(Packer *packer, Position position, Error *error) {
     size_t bytes = packer->new_hash_count * sizeof(uint64_t);
     if (!file_append(&packer->hashes, packer->new_hashes, (int64_t)bytes, error) || !file_sync(&packer->hashes, error)) return false;
@@ -126,7 +128,8 @@ static bool write_place(Packer *packer, Position position, Error *error) {
     return write_record(packer, false, error);
 }
 
-/* A packing that was killed before its first record leaves no more than that record's temporary name. */
+/* Returns whether a name is a temporary record. A packing that was killed before its first record
+ * leaves nothing else. */
 static bool is_draft(const char *name) { return starts_with(name, RECORD ".partial-"); }
 
 static bool is_own(const char *name) {
@@ -136,7 +139,7 @@ static bool is_own(const char *name) {
     return starts_with(name, "shard-") || is_draft(name);
 }
 
-/* Lists a folder, which must hold nothing but what packing writes. An absent folder is empty. */
+/* Lists a folder, which must contain only files that packing writes. An absent folder is empty. */
 static bool list_own(const char *folder, FileList *list, Error *error) {
     if (!file_list(folder, list, error)) return error->finding == FINDING_ABSENT;
     for (size_t i = 0; i < list->count; i++)
@@ -146,7 +149,7 @@ static bool list_own(const char *folder, FileList *list, Error *error) {
     return true;
 }
 
-/* Empties the place of a part; the record goes first. */
+/* Empties the folder of a part; the record is removed first. */
 static bool clear_part(const Part *part, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     if (!list_own(part->place, &list, error)) return false;
@@ -159,7 +162,7 @@ static bool clear_part(const Part *part, Error *error) {
     return good;
 }
 
-/* Puts the tokenizer into the folder of a part, once for all its shards. */
+/* Writes the tokenizer into the folder of a part, once for all its shards. */
 static bool keep_tokenizer(const Packer *packer, const Part *part, Error *error) {
     if (!part->name) return true;
     SCOPED_FREE char *draft = part_path(part, "tokenizer.partial"), *folder = part_path(part, "tokenizer");
@@ -188,7 +191,7 @@ static bool read_hashes(Packer *packer, Error *error) {
     return good;
 }
 
-/* A killed packing may have been given another tokenizer. */
+/* Sets *same if the tokenizer of a killed packing is the one given now. */
 static bool same_tokenizer(const Packer *packer, bool *same, Error *error) {
     bool bytes, differs = false;
     SCOPED_FREE char *folder =
@@ -200,14 +203,14 @@ static bool same_tokenizer(const Packer *packer, bool *same, Error *error) {
     return good;
 }
 
-/* Nothing tells its content from another one. */
+/* Returns whether standard input is read; its content cannot be compared with an earlier one. */
 static bool reads_standard_input(const Packer *packer) {
     const char *const *input = packer->options.inputs;
     while (*input && strcmp(*input, "-")) input++;
     return *input;
 }
 
-/* What the record says of this packing. */
+/* Reads the record, and how it differs from this packing. */
 static bool read_record(Packer *packer, PackFound *found, char **difference, Error *error) {
     bool same;
     SCOPED_FREE char *record = record_path(packer);
@@ -216,7 +219,7 @@ static bool read_record(Packer *packer, PackFound *found, char **difference, Err
     return pack_report_read(&packer->report, &packer->options, record, found, difference, error);
 }
 
-/* After a packing that ended while its files got their names: whether it was this one. */
+/* Sets `done` if a packing that ended while its files got their names was this one. */
 static bool was_this_one(Packer *packer, Error *error) {
     PackFound found;
     SCOPED_FREE char *difference = NULL;
@@ -240,14 +243,15 @@ static bool lock_folder(const Packer *packer, const char *folder, int *lock, Err
                : error_set(error, ERROR_USAGE, "another process packs into %s: wait for it, or name another OUTPUT", packer->train.name);
 }
 
-/* Moves a folder that a whole one is about to replace out of its way. */
+/* Moves a folder aside that a complete one is about to replace. */
 static bool set_aside(const char *name, const char *next, const char *aside, Error *error) {
     if (file_kind(next, NULL) == FILE_ABSENT || file_kind(name, NULL) == FILE_ABSENT) return true;
     return file_remove(aside, error) && file_exchange_folder(name, aside, NULL, error);
 }
 
-/* Gives the parts that wait beside older ones their names. The training part has no name until the validation part has
- * its own, so that no run starts on parts of two packings. After a kill or an error the same command goes on here. */
+/* Gives the parts that wait beside older ones their names. The training part has no name until the
+ * validation part has its own, so that no run starts on parts of two packings. After a kill or an
+ * error the same command continues here. */
 static bool take_names(Packer *packer, Error *error) {
     Part *parts[] = {&packer->train, &packer->valid};
     char *next[2] = {0}, *aside[2] = {0};
@@ -262,7 +266,7 @@ static bool take_names(Packer *packer, Error *error) {
         good = file_kind(next[i], NULL) == FILE_ABSENT || file_exchange_folder(next[i], parts[i]->name, aside[i], error);
     for (int i = 0; i < count && good; i++) good = file_remove(aside[i], error);
     for (int i = 0; i < count; i++) free(next[i]), free(aside[i]);
-    if (good && packer->next_lock >= 0) { /* what waited has the name now */
+    if (good && packer->next_lock >= 0) { /* the waiting folder has the name now */
         close(packer->lock);
         packer->lock = packer->next_lock;
         packer->next_lock = -1;
@@ -270,7 +274,7 @@ static bool take_names(Packer *packer, Error *error) {
     return good || error_context(error, "%s is packed, and the same command gives it its name", packer->train.name);
 }
 
-/* Whether a part has a result. It stays until another one is whole. */
+/* Sets *has if a part has a result. The result stays until another one is complete. */
 static bool has_result(const Part *part, bool *has, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     if (part->name && !list_own(part->name, &list, error)) return false;
@@ -278,7 +282,7 @@ static bool has_result(const Part *part, bool *has, Error *error) {
     return true;
 }
 
-/* Whether the folder is made beside an older one. */
+/* Returns whether the folder is made beside an older one. */
 static bool is_beside(const Packer *packer) { return strcmp(packer->train.name, packer->train.place) != 0; }
 
 static void use_next(Part *part) {
@@ -287,8 +291,8 @@ static void use_next(Part *part) {
     part->place = shard_next(part->name);
 }
 
-/* Finds out where the folder is made: in its own place, or beside an older result that it is to replace. A packing that
- * was killed is no result. */
+/* Decides where the folder is made: in its own place, or beside an older result that it will
+ * replace. A killed packing is not a result. */
 static bool choose_place(Packer *packer, bool *ended, Error *error) {
     PackFound found, waiting;
     bool has = false;
@@ -305,7 +309,7 @@ static bool choose_place(Packer *packer, bool *ended, Error *error) {
     return true;
 }
 
-/* Finds out whether the folder is new, or goes on. */
+/* Decides whether the folder is new or resumed. */
 static bool begin_or_resume(Packer *packer, bool *resume, Error *error) {
     PackFound found = PACK_FOUND_NOTHING;
     SCOPED_FREE char *difference = NULL;
@@ -337,13 +341,13 @@ static bool open_folder(Packer *packer, Error *error) {
     return read_hashes(packer, error);
 }
 
-/* The record of the whole comes last: then the folder can be read. */
+/* Writes the final record last; only then can the folder be read. */
 static bool complete_folder(Packer *packer, Error *error) {
     SCOPED_FREE char *hashes = part_path(&packer->train, "hashes"), *stale = NULL;
     const Part *parts[] = {&packer->train, &packer->valid};
     file_close(&packer->hashes);
     packer->hashes = (File){0};
-    for (int i = 0; i < 2; i++) { /* a shard that got its name but not its place in the record of a packing that ends otherwise */
+    for (int i = 0; i < 2; i++) { /* a shard with a name that the record lacks, from a killed packing that ended differently */
         if (!parts[i]->name) continue;
         free(stale);
         stale = memory_format("%s/shard-%05" PRId64 ".idx", parts[i]->place, *part_shards(packer, parts[i]));
@@ -375,7 +379,7 @@ static bool count_file(Packer *packer, const Record *record, Error *error) {
     return true;
 }
 
-/* Counts a bad record; false when it ends the job. */
+/* Counts a bad record; returns false if it ends the job. */
 static bool count_bad(Packer *packer, const Record *record, Error *error) {
     const char *file = file_name(packer, record->file);
     pack_report_bad(&packer->report, record, file);
@@ -394,7 +398,7 @@ static void count_document(Packer *packer, const Record *record, int64_t tokens,
     *(record->valid ? &result->valid_tokens : &result->train_tokens) += tokens;
 }
 
-/* A folder of shards keeps what is in the set, for the next start. */
+/* Adds a hash to the set; a folder of shards also saves it for the next start. */
 static bool remember(Packer *packer, uint64_t hash, bool *seen, Error *error) {
     if (!hash_set_add(packer->seen, hash, seen, error)) return false;
     if (!in_folder(packer) || *seen) return true;
@@ -403,8 +407,9 @@ static bool remember(Packer *packer, uint64_t hash, bool *seen, Error *error) {
     return true;
 }
 
-/* Whether a document stays, by its text and, unless they are NULL, its keys. A near duplicate leaves no keys behind, so
- * that what resembles only it stays. */
+/* Decides whether a document is kept, by its text and, unless they are NULL, its keys. Keys of
+ * near-duplicates are not added to the set, so a document that resembles only a near-duplicate is
+ * kept. */
 static bool judge(Packer *packer, uint64_t hash, const uint64_t *keys, bool *stays, Error *error) {
     PackResult *result = &packer->report.result;
     bool seen, near = false, known;
@@ -419,7 +424,7 @@ static bool judge(Packer *packer, uint64_t hash, const uint64_t *keys, bool *sta
     return true;
 }
 
-/* Behind a document: a shard that is full ends. */
+/* Ends a document, and the shard if it is full. */
 static bool end_document(Packer *packer, Part *part, const Record *record, Error *error) {
     if (!shard_writer_end_document(part->writer, error)) return false;
     bool full = in_folder(packer) && packer->train.open_tokens >= packer->options.shard_tokens;
@@ -431,7 +436,8 @@ static bool append(Packer *packer, Part *part, const int32_t *tokens, size_t cou
     return part_open(packer, part, error) && shard_writer_append(part->writer, tokens, (int64_t)count, error);
 }
 
-/* The tokens of a conversation, span by span; the chosen answer of a pair becomes a document of its own. */
+/* Appends the tokens of a conversation, span by span; the chosen answer of a pair becomes a
+ * separate document. */
 static bool append_spans(Packer *packer, Part *part, const int32_t *tokens, const Record *record, Error *error) {
     int64_t *trained = record->valid ? &packer->report.result.trained_valid : &packer->report.result.trained_train;
     packer->report.result.empty_answers += (int64_t)record->counts.empty_answers;
@@ -447,7 +453,8 @@ static bool append_spans(Packer *packer, Part *part, const int32_t *tokens, cons
     return true;
 }
 
-/* A document that may be dropped at its end is held until then, which bounds its length. */
+/* Returns whether documents are held until their end, because they may be dropped then. This limits
+ * their length. */
 static bool holds(const Packer *packer) { return packer->options.dedup != PACK_DEDUP_NONE || packer->options.invalid == PACK_INVALID_SKIP; }
 
 static bool is_too_long(const Packer *packer, size_t bytes) { return holds(packer) && bytes > RECORD_LIMIT; }
@@ -457,7 +464,7 @@ static bool drop_long(Packer *packer, Record *record, Error *error) {
     return count_bad(packer, record, error);
 }
 
-/* A document that came as one record: nearly all of them. */
+/* Takes a document that is one record, as nearly all are. */
 static bool take_whole(Packer *packer, const Block *block, Record *record, Error *error) {
     bool stays;
     Part *part = record->valid ? &packer->valid : &packer->train;
@@ -514,7 +521,7 @@ static bool train_on(Packer *packer, const Record *record, Error *error) {
     return record->text_size == 0 || tokenizer_trainer_add(packer->trainer, record->text, record->text_size, error);
 }
 
-/* What a packing that goes on had done before is no part of its speed. */
+/* Shows progress. Work that was done before a resume does not count for the speed. */
 static void show_progress(Packer *packer, int64_t done) {
     const PackResult *result = &packer->report.result;
     int64_t tokens = result->train_tokens + result->valid_tokens;
@@ -550,7 +557,8 @@ static bool take_block(void *context, Block *block, Error *error) {
 
 /* -- The job --------------------------------------------------------------------------------------------------------- */
 
-/* Settings of conversations beside text, and the other way about, would have no effect. */
+/* Refuses settings for conversations with text, and settings for text with conversations: they
+ * would have no effect. */
 static bool check_idle(const PackOptions *options, Error *error) {
     bool chat = pack_is_chat(options->format), field = options->field && strcmp(options->field, "text") != 0;
     const char *idle = chat && field                                      ? "field"
@@ -575,7 +583,7 @@ static bool check_options(const PackOptions *options, Error *error) {
     return true;
 }
 
-/* What is already there under the names of the output is never an input. */
+/* Refuses an input that exists under one of the names of the output. */
 static bool refuse_output(const Packer *packer, const char *input, Error *error) {
     const char *prefixes[] = {packer->train.name, packer->valid.name}, *suffixes[] = {"", ".bin", ".idx"};
     bool output = false;
@@ -598,7 +606,8 @@ static bool open_tokenizer(Packer *packer, Error *error) {
                    "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it", path));
 }
 
-/* ChatML beside a tokenizer without <|im_end|>, for one: what generates would go on behind each answer. */
+/* Warns if answers have no end token, for example with ChatML and a tokenizer without <|im_end|>:
+ * generation would not stop after an answer. */
 static void warn_endless(const Packer *packer) {
     ChatEncoder *encoder = chat_encoder_open(packer->chat);
     if (packer->tokenizer && chat_has_template(packer->chat) && chat_answer_end(encoder) < 0)
@@ -607,7 +616,7 @@ static void warn_endless(const Packer *packer) {
     chat_encoder_free(encoder);
 }
 
-/* The templates of conversations, of which the tokenizer has the special tokens. */
+/* Opens the chat templates; their special tokens are the tokenizer's. */
 static bool open_chat(Packer *packer, Error *error) {
     const PackOptions *options = &packer->options;
     ChatOptions chat = {.source = options->tokenizer ? options->tokenizer : "",
@@ -641,7 +650,7 @@ static Packer *packer_open(const PackOptions *options, TokenizerTrainer *trainer
     return packer;
 }
 
-/* Frees the packer, and gives its counts after a success. Returns `good`. */
+/* Frees the packer, and returns its counts after a success. Returns `good`. */
 static bool packer_close(Packer *packer, bool good, PackResult *result) {
     *result = good ? packer->report.result : (PackResult){0};
     shard_writer_cancel(packer->train.writer);
@@ -667,7 +676,7 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
     return good;
 }
 
-/* The folder that OUTPUT is to lie in; "" for the one here. The caller frees. */
+/* Returns the folder of OUTPUT; "" for the current one. The caller frees. */
 static char *folder_of(const char *output) {
     const char *slash = strrchr(output, '/');
     return memory_format("%.*s", slash ? (int)(slash + 1 - output) : 0, output);
@@ -677,7 +686,8 @@ static bool make_folder(const char *folder, Error *error) {
     return !*folder || file_make_folder(folder, error) || error_recode(error, ERROR_USAGE);
 }
 
-/* A shard and a folder of shards of one name: who is given the name reads the shard, and not a word of the folder. */
+/* Refuses a shard and a folder of shards with the same name: a reader of the name would get the
+ * shard, and ignore the folder. */
 static bool refuse_twin(const Packer *packer, Error *error) {
     const char *names[] = {packer->train.name, packer->valid.name};
     for (int i = 0; i < 2 && names[i]; i++) {
@@ -690,7 +700,8 @@ static bool refuse_twin(const Packer *packer, Error *error) {
     return true;
 }
 
-/* Only a shard is replaced: a file of its name may be a model. A record tells that a packing was killed or moved. */
+/* Refuses to overwrite files that do not belong to a shard: a .bin file may be a model. A .bin file
+ * without an index belongs to a shard if there is a record of a packing that was killed or moved. */
 static bool refuse_foreign(const Packer *packer, const char *name, Error *error) {
     SCOPED_FREE char *index = memory_format("%s.idx", name), *tokens = memory_format("%s.bin", name), *record = record_path(packer);
     bool indexed = file_exists(index), shard = indexed ? file_begins(index, SHARD_MAGIC, sizeof SHARD_MAGIC) : file_exists(record);
@@ -699,7 +710,8 @@ static bool refuse_foreign(const Packer *packer, const char *name, Error *error)
                indexed ? index : tokens);
 }
 
-/* Runs may train on the shards that are there, and files of such a name may be no shard's. */
+/* Refuses existing files: runs may train on existing shards. With `overwrite`, refuses only files
+ * that do not belong to a shard. */
 static bool refuse_existing(const Packer *packer, Error *error) {
     static const char *const suffixes[] = {".idx", ".bin", ".tokenizer"};
     const char *names[] = {packer->train.name, packer->valid.name};
@@ -722,7 +734,8 @@ static bool resume_shards(const Packer *packer, bool *ended, Error *error) {
     return shard_names_resume(names, record, ended, error);
 }
 
-/* Opens a shard for each part at once, so that a name that cannot be written is known before any text is read. */
+/* Opens a shard for each part at once, so that a name that cannot be written fails before any text
+ * is read. */
 static bool open_shards(Packer *packer, Error *error) {
     bool ended, again = reads_standard_input(packer);
     if (!resume_shards(packer, &ended, error)) return false;
@@ -732,7 +745,7 @@ static bool open_shards(Packer *packer, Error *error) {
            (!packer->valid.name || part_open(packer, &packer->valid, error));
 }
 
-/* Opens what is written to: the folders, or a shard for each part. */
+/* Opens the output: the folders, or a shard for each part. */
 static bool open_output(Packer *packer, Error *error) {
     SCOPED_FREE char *beside = folder_of(packer->train.name);
     if (!refuse_twin(packer, error) || !make_folder(beside, error)) return false;
@@ -740,7 +753,8 @@ static bool open_output(Packer *packer, Error *error) {
     return in_folder(packer) ? open_folder(packer, error) : open_shards(packer, error);
 }
 
-/* What is bad in the first record of a kind; and its file and line, where `sample` is not NULL. */
+/* Returns the fault of the first record of a kind; its file and line in *sample, unless it is
+ * NULL. */
 static const char *first_bad(const Packer *packer, PackBad kind, const json_t **sample) {
     size_t at;
     const json_t *each;
@@ -780,7 +794,7 @@ static void warn_of_answers(const PackResult *result) {
             result->text_arguments, result->text_arguments == 1 ? " are" : "s are");
 }
 
-/* "tool_calls of 3, history of 1": a part of a conversation that its text lacks is trained without. */
+/* Warns of parts that the text of conversations lacks, as "tool_calls of 3, history of 1". */
 static void warn_of_lost(const PackResult *result) {
     char list[512] = "";
     size_t used = 0;
@@ -805,7 +819,7 @@ static bool read_all(Packer *packer, Error *error) {
     return good;
 }
 
-/* A mask that leaves nothing out, or everything, is a mistake. */
+/* A mask that excludes nothing, or everything, is an error. */
 static bool check_mask(const Packer *packer, int64_t trained, int64_t tokens, Error *error) {
     if (!packer->chat || tokens == 0 || (trained > 0 && trained < tokens)) return true;
     return error_set(error, ERROR_DATA,
@@ -813,7 +827,7 @@ static bool check_mask(const Packer *packer, int64_t trained, int64_t tokens, Er
         trained ? "all" : "none", tokens, packer->options.inputs[0]);
 }
 
-/* What is said where nothing is left. */
+/* Reports that nothing is left to pack, with the cause. */
 static bool refuse_nothing(const Packer *packer, Error *error) {
     const PackOptions *options = &packer->options;
     bool pairs = options->format == PACK_PREFERENCE;
@@ -862,7 +876,7 @@ static bool list_inputs(Packer *packer, Error *error) {
     return pack_report_open(&packer->report, &packer->options, &packer->files, error);
 }
 
-/* Whether a packing is complete, and waits for its names. */
+/* Sets *waits if a packing is complete, and waits for its names. */
 static bool find_waiting(const Packer *packer, bool *waits, Error *error) {
     PackFound found;
     SCOPED_FREE char *record = record_path(packer), *next = shard_next(in_folder(packer) ? packer->train.name : record);
@@ -872,8 +886,8 @@ static bool find_waiting(const Packer *packer, bool *waits, Error *error) {
     return read;
 }
 
-/* Gives the files of a complete packing their names after an input has gone. *error says that the input is absent, and stays
- * if no packing of these inputs and settings waits. */
+/* Gives the files of a complete packing their names after an input was removed. *error says that
+ * the input is absent, and is kept if no packing of these inputs and settings waits. */
 static bool finish_without_input(Packer *packer, Error *error) {
     Error missing = *error;
     bool waits = false, ended = false;

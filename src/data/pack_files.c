@@ -1,7 +1,7 @@
-/* Lists the files of the inputs of a packing. A folder is listed with all folders in it, in byte order of paths. A
- * link is followed if it leads to a file or folder inside the named folder, so that no file is read from elsewhere
- * without being named. If a folder holds splits by name, as data sets on the Hugging Face hub do, one split is taken.
- * Every file is taken, or left out for a reason. */
+/* Lists the files of a packing's inputs. A folder is listed recursively, in byte order of paths. A
+ * link is followed if it leads to a file or folder inside the named folder, so that no file
+ * elsewhere is read without being named. If a folder has splits by name, like data sets on the
+ * Hugging Face hub, one split is taken. Every file is taken, or skipped for a reason. */
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -21,9 +21,9 @@ static int compare_paths(const void *left, const void *right) {
     return strcmp(((const FileEntry *)left)->name, ((const FileEntry *)right)->name);
 }
 
-/* -- What is taken and what is left out -------------------------------------------------------------------------------- */
+/* -- Taken and skipped files ------------------------------------------------------------------------------------------- */
 
-/* Paths need not be UTF-8, and JSON must. */
+/* Makes a JSON string of a path, which may not be UTF-8. */
 static json_t *json_path(const char *path) {
     size_t size;
     SCOPED_FREE char *good = utf8_replace(path, strlen(path), &size);
@@ -64,20 +64,21 @@ void pack_files_warn(const PackFiles *files) {
 
 /* -- Folders --------------------------------------------------------------------------------------------------------- */
 
-/* Whether `path` is `folder` or lies in it; both are real paths. */
+/* Returns whether `path` is `folder` or inside it; both are real paths. */
 static bool lies_in(const char *path, const char *folder) {
     size_t length = strlen(folder);
     return starts_with(path, folder) && (!path[length] || path[length] == '/' || folder[length - 1] == '/');
 }
 
-/* FILE_OTHER: it is no link; FILE_ABSENT: it is one; or FILE_UNREADABLE. */
+/* Returns FILE_OTHER if it is not a link, FILE_ABSENT if it is one, or FILE_UNREADABLE. */
 static FileKind look_for_link(const char *path) {
     char start;
     return readlink(path, &start, 1) >= 0 ? FILE_ABSENT : errno == EINVAL ? FILE_OTHER : FILE_UNREADABLE;
 }
 
-/* What a link leads to, if it may be followed from `root`, a real path; else FILE_ABSENT. No folder is entered by two
- * links, nor the root by any: so loops of links end. */
+/* Returns the kind of a link's target, if it may be followed from `root`, a real path; otherwise
+ * FILE_ABSENT. No folder is entered through two links, and the root through none, so loops of links
+ * end. */
 static FileKind follow(PackFiles *files, const char *root, const char *path) {
     SCOPED_FREE char *target = realpath(path, NULL);
     if (!target && errno != ENOENT && errno != ENOTDIR && errno != ELOOP && errno != ENAMETOOLONG) return FILE_UNREADABLE;
@@ -93,7 +94,7 @@ static const NotText of_dot = {"a dot begins the name", NULL}, of_kind = {"a pip
                      of_link = {
                          "a link that leads nowhere, back, or out of the folder", "name what it leads to as another INPUT if it is wanted"};
 
-/* The folders and files of one folder; a deeper one comes later, by `folders`. */
+/* Lists the folders and files of one folder; deeper folders follow later, from `folders`. */
 static bool list_folder(PackFiles *files, FileList *folders, const char *root, const char *path, Error *error) {
     SCOPED(file_list_free) FileList list;
     if (!file_list(path, &list, error)) return false;
@@ -117,7 +118,7 @@ static bool list_folder(PackFiles *files, FileList *folders, const char *root, c
 
 typedef enum Split { SPLIT_NONE, SPLIT_TRAIN, SPLIT_VALID, SPLIT_TEST, SPLITS } Split;
 
-/* The split that a word names, as `datasets` has them; SPLIT_NONE: none. */
+/* Returns the split that a word names, as in `datasets`; SPLIT_NONE: none. */
 static Split split_of_word(const char *word, size_t length) {
     static const struct {
         const char *word;
@@ -130,8 +131,8 @@ static Split split_of_word(const char *word, size_t length) {
     return SPLIT_NONE;
 }
 
-/* The split that a file belongs to by the words of its path in the folder: the last name that has one decides, so that
- * "train/test-00000-of-00002.jsonl" is of the split test. */
+/* Returns the split of a file from the words of its path in the folder. The last path component
+ * with such a word decides: "train/test-00000-of-00002.jsonl" is in the split test. */
 static Split split_of(const char *path) {
     Split split = SPLIT_NONE, found = SPLIT_NONE;
     for (const char *word = path; *word;) {
@@ -146,7 +147,8 @@ static Split split_of(const char *path) {
     return split;
 }
 
-/* Returns true if a name is that of a data file, which belongs to a split, and not of code or prose. */
+/* Returns whether a name is that of a data file, which belongs to a split, rather than of code or
+ * prose. */
 static bool is_data(const char *path, bool records) {
     static const char *const endings[] = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".text"};
     enum { ENDINGS = sizeof endings / sizeof *endings, RECORDS = ENDINGS - 2 };
@@ -170,8 +172,8 @@ static void keep_files(PackFiles *files, size_t first, const bool *keeps) {
     files->list.count = kept;
 }
 
-/* Leaves out what is not of the split that is wanted, where files of the folder from `first` on are of several, and a
- * README.md beside records. */
+/* Drops files that are not in the wanted split, if the folder's files from `first` on have several,
+ * and a README.md beside records. */
 static void choose_split(PackFiles *files, const char *input, size_t first, bool held_out) {
     static const NotText reasons[SPLITS] = {
         {"of no split of the folder", NULL}, {"of the split train", NULL}, {"of the split validation", NULL}, {"of the split test", NULL}};

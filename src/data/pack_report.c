@@ -1,6 +1,7 @@
-/* The record of a packing: what went in, how, what came out, and samples of what was bad. It lies beside the shards as
- * JSON, so that what a model was trained on can be told later. In a folder of shards it also says, until the packing is
- * complete, where it goes on after a kill. Nothing in it depends on time or machine. */
+/* The record of a packing: inputs, settings, results, and samples of bad records. It is stored
+ * beside the shards as JSON, so that the training data of a model can be identified later. In a
+ * folder of shards it also says, until the packing is complete, where to resume after a kill.
+ * Nothing in it depends on time or machine. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,17 +56,17 @@ static bool read_numbers(PackReport *report, const Number *table, size_t count, 
     return true;
 }
 
-/* Paths and settings need not be UTF-8, and JSON must. */
+/* Makes a JSON string of a path or setting, which may not be UTF-8. */
 static json_t *json_text(const char *text) {
     size_t size;
     SCOPED_FREE char *good = utf8_replace(text, strlen(text), &size);
     return json_string(good);
 }
 
-/* -- Making one ---------------------------------------------------------------------------------------------------- */
+/* -- Making a record ----------------------------------------------------------------------------------------------- */
 
-/* An input as it was when the packing began: another size, name or time of any of its files is another input. NULL: it
- * cannot be read. */
+/* Describes an input at the start of the packing: another size, name or time of any of its files
+ * makes another input. NULL: it cannot be read. */
 static json_t *describe_input(const char *input, const PackFiles *files, size_t *at, Error *error) {
     int64_t bytes = 0, size = 0;
     size_t first = *at;
@@ -114,13 +115,14 @@ void pack_report_free(PackReport *report) {
 
 /* -- On disk ------------------------------------------------------------------------------------------------------- */
 
-/* One of "a|b|c". */
+/* Returns one choice of "a|b|c". */
 static json_t *choice_text(const char *choices, int index) {
     for (; index > 0; index--) choices += strcspn(choices, "|") + 1;
     return json_stringn(choices, strcspn(choices, "|"));
 }
 
-/* What decides the bytes that are written, besides the inputs and the tokenizer. */
+/* Describes the settings that, with the inputs and the tokenizer, decide the bytes that are
+ * written. */
 static json_t *describe_settings(const PackReport *report, const PackOptions *options) {
     return json_pack("{sf so so so so so sb sb sI so}", "valid", options->valid_fraction, "separator", json_text(options->separator),
         "field", json_text(options->field), "format", choice_text(PACK_FORMATS, (int)options->format), "invalid",
@@ -159,7 +161,7 @@ static bool same_input(const PackReport *report, const json_t *old, const json_t
     return json_equal(json_object_get(old, "path"), json_object_get(now, "path"));
 }
 
-/* The first setting, or input, that is not as it was. */
+/* Returns the first setting, or input, that has changed. */
 static char *find_difference(const PackReport *report, const PackOptions *options, const json_t *record) {
     json_auto_t *settings = describe_settings(report, options);
     const json_t *old = json_object_get(record, "settings"), *value;
@@ -192,7 +194,7 @@ static bool take_counts(PackReport *report, const json_t *record, bool whole) {
     return good && json_is_array(report->samples);
 }
 
-/* *record is NULL if there is none, and else the caller's. */
+/* Reads a record. *record is NULL if there is none; otherwise the caller owns it. */
 static bool read_record(const char *path, json_t **record, PackFound *found, Error *error) {
     enum { RECORD_BYTES = 64 << 20 };
     SCOPED_FREE char *text = file_read(path, RECORD_BYTES, NULL, error);

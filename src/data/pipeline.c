@@ -1,7 +1,8 @@
-/* Reading, encoding and writing at the same time. One thread fills blocks with records, as many as there are cores make
- * tokens of them, and the calling thread takes them in the order in which they were read: so what is written does not
- * depend on the number of threads. Blocks go round in a ring, which bounds the memory; a Pipeline owns it while it runs.
- * A failure of any part ends all of them; that of the earliest block is reported. */
+/* Reads, encodes and writes concurrently. One thread fills blocks with records, one thread per core
+ * encodes them, and the calling thread takes them in the order in which they were read, so the
+ * output does not depend on the number of threads. Blocks circulate in a ring, which bounds the
+ * memory; a Pipeline owns it while it runs. A failure of any thread ends all of them; the failure
+ * of the earliest block is reported. */
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,12 +20,12 @@
 typedef enum SlotState { SLOT_FREE, SLOT_FILLED, SLOT_TAKEN, SLOT_ENCODED } SlotState;
 typedef struct Slot {
     SlotState state;
-    bool last; /* the reader has ended: with it, or by its error */
+    bool last; /* the reader has ended: with this block, or by its error */
     Block block;
 } Slot;
 
-/* Block n lies in slot n % count. Every field below the lock is read and changed under it, but for blocks: a FREE one
- * belongs to the reader, a TAKEN one to an encoder, an ENCODED one to the writer. */
+/* Block n is in slot n % count. Every field below the lock is accessed under it, except blocks: a
+ * FREE one belongs to the reader, a TAKEN one to an encoder, an ENCODED one to the writer. */
 typedef struct Pipeline {
     const PipelineOptions *options;
     RecordReader *reader;
@@ -42,11 +43,11 @@ size_t pipeline_cut(const void *context, const char *text, size_t size) {
     const PipelineOptions *options = context;
     size_t at = size - 1;
     if (options->tokenizer) return tokenizer_safe_cut(options->tokenizer, text, size, size);
-    if (!options->text_only) { /* before the last character */
+    if (!options->text_only) { /* cut before the last character */
         while (at > 0 && size - at < 4 && (text[at] & 0xc0) == 0x80) at--;
         return at;
     }
-    /* For training a tokenizer: no word reaches from a line end to what can be seen behind it. */
+    /* For training a tokenizer: no word extends from a newline to a visible character after it. */
     while (at > 0 && !(text[at - 1] == '\n' && text[at] > ' ')) at--;
     return at;
 }
@@ -69,7 +70,7 @@ static bool encode_record(const PipelineOptions *options, TokenizerEncoder *enco
     return true;
 }
 
-/* Adds lengths of what is untrained and trained, in turn, of the tokens of a conversation. */
+/* Appends the lengths of untrained and trained spans, alternating, of a conversation's tokens. */
 static void take_spans(Record *record, const ChatDocument *document) {
     size_t count = document->ids.count, capacity = record->span_count;
     uint8_t trained = 0;
@@ -99,7 +100,8 @@ static bool encode_conversation(
     return true;
 }
 
-/* Each token of an answer must be a target, which the first token of a document is not. */
+/* Checks that a prompt precedes the answer. Each token of an answer must be a target, and the first
+ * token of a document is not. */
 static bool has_prompt(const ChatDocument *document, Error *error) {
     return !document->trained[0] || error_set(error, ERROR_DATA, "no token comes before the answer: its prompt is empty");
 }
@@ -110,7 +112,7 @@ static bool encode_answer(
     return good || error_context(error, "%s", name);
 }
 
-/* The chosen answer, then the rejected one. */
+/* Encodes the chosen answer, then the rejected one. */
 static bool encode_pair(ChatEncoder *encoder, const json_t *json, ChatDocument *document, Block *block, Record *record, Error *error) {
     json_t *chosen, *rejected;
     if (!chat_split_pair(json, &chosen, &rejected, error)) return false;
@@ -122,7 +124,7 @@ static bool encode_pair(ChatEncoder *encoder, const json_t *json, ChatDocument *
     return good;
 }
 
-/* Takes back what was added of a record that is bad. */
+/* Removes what was added for a bad record. */
 static void drop_tokens(Block *block, Record *record) {
     block->ids.count = record->ids;
     free(record->spans);
@@ -132,7 +134,7 @@ static void drop_tokens(Block *block, Record *record) {
     memset(record->lost, 0, sizeof record->lost);
 }
 
-/* The tokens of a line of JSON that is a conversation or a pair of them; none where it is bad. */
+/* Encodes a JSON line that is a conversation or a pair of answers; a bad one has no tokens. */
 static void encode_chat(const PipelineOptions *options, ChatEncoder *encoder, ChatDocument *document, Block *block, Record *record) {
     Error error = {0};
     json_auto_t *json = json_parse(record->text, record->text_size, 0, &error);
@@ -148,7 +150,7 @@ static void encode_chat(const PipelineOptions *options, ChatEncoder *encoder, Ch
     }
 }
 
-/* What finds a document again. */
+/* Computes the hash and keys that identify a document's text. */
 static void mark_record(const PipelineOptions *options, Record *record) {
     if (!record->first || !record->last) return;
     record->hash = XXH3_64bits(record->text, record->text_size);
@@ -157,10 +159,10 @@ static void mark_record(const PipelineOptions *options, Record *record) {
     minhash(record->text, record->text_size, record->keys);
 }
 
-/* What a thread encodes with. */
+/* The encoders of a thread. */
 typedef struct Encoders {
     TokenizerEncoder *text; /* NULL: bytes */
-    ChatEncoder *chat;      /* records are conversations; or NULL */
+    ChatEncoder *chat;      /* if set, records are conversations */
     ChatDocument document;
 } Encoders;
 
@@ -178,7 +180,7 @@ static void encode_block(const PipelineOptions *options, Encoders *encoders, Blo
 
 /* -- Threads --------------------------------------------------------------------------------------------------------- */
 
-/* Waits for a state of a slot; false: the pipeline has stopped. The lock is held. */
+/* Waits for a state of a slot; returns false if the pipeline has stopped. The lock is held. */
 static bool await(Pipeline *pipeline, pthread_cond_t *condition, const Slot *slot, SlotState state) {
     while (!pipeline->stopped && slot->state != state) pthread_cond_wait(condition, &pipeline->lock);
     return !pipeline->stopped;
@@ -216,7 +218,7 @@ static void *run_encoder(void *context) {
         if (pipeline->stopped) break;
         pipeline->taken++;
         slot->state = SLOT_TAKEN;
-        pthread_cond_signal(&pipeline->filled); /* the next one may be there already */
+        pthread_cond_signal(&pipeline->filled); /* the next block may be ready already */
         pthread_mutex_unlock(&pipeline->lock);
         if (!slot->block.error.code) encode_block(pipeline->options, &encoders, &slot->block);
         pthread_mutex_lock(&pipeline->lock);

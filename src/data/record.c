@@ -1,5 +1,6 @@
-/* From a record as it was read to the text of a document: UTF-8 is checked, and the text of a line of JSON is taken out.
- * Called by the threads of the pipeline; what is bad is only marked, since what becomes of it is the writer's business. */
+/* Converts a record to the text of a document: checks UTF-8, and extracts the text of a JSON line.
+ * Called by the threads of the pipeline. Faults are only marked, because the writer decides what
+ * happens to them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +12,9 @@
 
 /* -- UTF-8 ------------------------------------------------------------------------------------------------------- */
 
-/* The bytes of the well-formed character at `at`, or, negative, those of the ill-formed sequence there: the longest start
- * of a character, else one byte (Unicode 15, section 3.9, "U+FFFD substitution of maximal subparts"). */
+/* Returns the bytes of the well-formed character at `at`, or, negative, the bytes of the ill-formed
+ * sequence there: the longest prefix of a character, or else one byte (Unicode 15, section 3.9,
+ * "U+FFFD substitution of maximal subparts"). */
 static int character_bytes(const unsigned char *at, size_t left) {
     unsigned char lead = at[0], low = 0x80, high = 0xbf;
     if (lead < 0x80) return 1;
@@ -26,7 +28,7 @@ static int character_bytes(const unsigned char *at, size_t left) {
     return more > 0 && size > more ? size : -size;
 }
 
-/* The bytes before the first that is ill-formed, or all. */
+/* Returns the number of bytes before the first ill-formed one, or all. */
 static size_t well_formed(const char *text, size_t size) {
     size_t at = 0;
     uint64_t eight;
@@ -58,7 +60,8 @@ char *utf8_replace(const char *text, size_t size, size_t *result) {
     return out;
 }
 
-/* The whole record is checked, JSON too: its names and values are UTF-8 as well. Whether a text is left. */
+/* Checks the whole record, including JSON, whose names and values are UTF-8 as well. Returns
+ * whether a text is left. */
 static bool check_utf8(Record *record, PackInvalid invalid) {
     size_t good = well_formed(record->text, record->text_size);
     if (good == record->text_size) return true;
@@ -88,7 +91,7 @@ bool record_mark_json(Record *record, const char *fault) {
     return record_mark(record, PACK_BAD_JSON, list ? "a list, and not a record: jq -c '.[]' FILE writes each on a line" : fault);
 }
 
-/* The member that shows that a record is a conversation; NULL: it has none. */
+/* Returns the member that shows that a record is a conversation; NULL: none. */
 static const char *find_turns(const json_t *object) {
     static const char *const names[] = {"messages", "conversations", "completion", "instruction"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -96,7 +99,7 @@ static const char *find_turns(const json_t *object) {
     return NULL;
 }
 
-/* Names the fields that there are, since the text often has another name than the one that was asked for. */
+/* Names the existing fields, because the text often has another name than the requested one. */
 static bool mark_missing(Record *record, const json_t *object, const char *field) {
     char what[sizeof record->what];
     size_t used = (size_t)snprintf(what, sizeof what, "%s; it has ", field);
@@ -112,7 +115,7 @@ static bool mark_missing(Record *record, const json_t *object, const char *field
     return record_mark(record, PACK_BAD_FIELD, what);
 }
 
-/* The text lies where the line lay: it is never longer. */
+/* Extracts the text in place of the line: it is never longer. */
 static bool take_field(Record *record, char *place, const char *field) {
     Error fault;
     json_auto_t *object = json_parse(record->text, record->text_size, 0, &fault);
@@ -126,7 +129,7 @@ static bool take_field(Record *record, char *place, const char *field) {
     return record->text_size > 0 || record_mark(record, PACK_BAD_EMPTY, field);
 }
 
-/* The text lies where the row lay: it is never longer. */
+/* Extracts the text in place of the row: it is never longer. */
 static bool take_cell(Record *record, char *place) {
     char what[TABLE_FAULT];
     if (!table_field(record->text, record->text_size, &record->place, place, &record->text_size, what))

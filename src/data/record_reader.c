@@ -1,9 +1,10 @@
-/* Cuts the text of files into records, and gathers these into blocks of some size. Of text a record is what lies between
- * two separators; of JSON and tables, what record_scan.c says. A long document leaves in pieces, cut where a tokenizer does not look across, so
- * that memory does not follow its length. Lines are counted for messages.
+/* Cuts the text of files into records, and collects them into blocks. A record of text is the part
+ * between two separators; for JSON and tables, record_scan.c finds the records. A long document is
+ * passed on in pieces, cut where a tokenizer does not look across, so memory does not grow with its
+ * length. Lines are counted for messages.
  *
- * A RecordReader owns a window on the file that is being read. What it gives depends on the files and the position where
- * it starts alone: a packing that was killed goes on at a position that was written down. */
+ * A RecordReader owns a window on the current file. Its output depends only on the files and the
+ * start position: a killed packing resumes at a recorded position. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@
 #include "data/mixture.h"
 #include "data/pack_internal.h"
 
-enum { WINDOW_BYTES = 1 << 18, BLOCK_BYTES = 1 << 18, BLOCK_RECORDS = 1 << 12, PIECE_LIMIT = 1 << 30 /* of a tokenizer */ };
+enum { WINDOW_BYTES = 1 << 18, BLOCK_BYTES = 1 << 18, BLOCK_RECORDS = 1 << 12, PIECE_LIMIT = 1 << 30 /* limit of a tokenizer */ };
 
 struct RecordReader {
     const PackOptions *options;
@@ -28,22 +29,22 @@ struct RecordReader {
     const void *context;
     Position at;
     int64_t before; /* bytes of the files before this one */
-    /* The file that is open; the window holds `begin` to `end`, which follow byte at.byte. */
+    /* The open file; the window holds bytes `begin` to `end`, which start at byte at.byte. */
     Input *input;
     char *window;
     size_t begin, end, capacity;
     bool ended, line_start;
     RecordFormat format;
     RecordScan scan; /* unless the format is text */
-    int64_t split;   /* byte at which the validation part begins; INT64_MAX: none, -1: every Nth document */
-    /* The document that is being read. */
+    int64_t split;   /* byte at which the validation part begins; INT64_MAX: none, -1: every 1/fraction-th document */
+    /* The open document. */
     bool open, valid;
     int64_t line;
-    char *rest; /* of it, cut off for the next block */
+    char *rest; /* its remaining text, cut off for the next block */
     size_t rest_size, rest_capacity;
     bool continued;
-    int64_t files_read, first_document; /* of the file that is open; -1: it has given records */
-    Error fault;                        /* of compressed data: the file ends there */
+    int64_t files_read, first_document; /* first_document of the open file; -1: records have come from it */
+    Error fault;                        /* for compressed data: the file ends there */
 };
 
 /* -- Blocks ------------------------------------------------------------------------------------------------------ */
@@ -78,7 +79,7 @@ static void block_append(Block *block, const char *bytes, size_t size) {
     block->size += size;
 }
 
-/* The record that begins here. */
+/* Adds the record that begins here. */
 static Record *open_record(RecordReader *reader, Block *block) {
     array_reserve(block->records, block->record_capacity, block->count + 1);
     Record *record = &block->records[block->count++];
@@ -92,15 +93,15 @@ static Record *open_record(RecordReader *reader, Block *block) {
     return record;
 }
 
-/* -- Where the validation part of a plain text begins -------------------------------------------------------------- */
+/* -- Start of the validation part of a plain text ------------------------------------------------------------------ */
 
-/* A stretch of a mapped file. */
+/* A mapped file. */
 typedef struct Text {
     const char *bytes;
     size_t size;
 } Text;
 
-/* One past the newline that ends the line which holds byte `at`, or the size. */
+/* Returns one past the newline that ends the line with byte `at`, or the size. */
 static size_t line_end(Text text, size_t at) {
     const char *newline = memchr(text.bytes + at, '\n', text.size - at);
     return newline ? (size_t)(newline - text.bytes) + 1 : text.size;
@@ -111,7 +112,8 @@ static size_t line_start(Text text, size_t at) {
     return newline ? (size_t)(newline - text.bytes) + 1 : 0;
 }
 
-/* The bytes of the separator line that `text` begins with, line end included; 0: it begins with none. */
+/* Returns the bytes of the separator line that `text` begins with, including the line end; 0:
+ * none. */
 static size_t separator_bytes(Text text, const char *separator) {
     size_t size = strlen(separator);
     if (text.size < size || memcmp(text.bytes, separator, size) != 0) return 0;
@@ -120,12 +122,13 @@ static size_t separator_bytes(Text text, const char *separator) {
     return text.bytes[size] == '\n' ? size + 1 : 0;
 }
 
-/* Whether a file may be cut behind the line [start, end): any line, or only separators. */
+/* Returns whether a file may be cut after the line [start, end): any line, or only separators. */
 static bool is_cut(Text text, size_t start, size_t end, const char *separator) {
     return !*separator || separator_bytes((Text){text.bytes + start, end - start}, separator) > 0;
 }
 
-/* The first cut at or after `wanted` (>= 1), else the last before it that leaves the head half of the file; else 0. */
+/* Returns the first cut at or after `wanted` (>= 1), or else the last one before it that leaves
+ * half of the file in the head, or else 0. */
 static size_t find_cut(Text text, size_t wanted, const char *separator) {
     size_t start, end;
     for (start = line_start(text, wanted - 1); start < text.size; start = end) {
@@ -167,7 +170,7 @@ static bool find_split(RecordReader *reader, const char *path, Error *error) {
 
 /* -- The window ---------------------------------------------------------------------------------------------------- */
 
-/* Reads on behind what the window holds, in a larger window where it is full. Damaged data ends the file. */
+/* Reads more data into the window, and enlarges a full one. Damaged data ends the file. */
 static bool refill(RecordReader *reader, Error *error) {
     size_t held = reader->end - reader->begin, count;
     if (held > 0) memmove(reader->window, reader->window + reader->begin, held);
@@ -211,7 +214,8 @@ static void begin_document(RecordReader *reader) {
         reader->split < 0 ? (int64_t)((double)(number + 1) * part) > (int64_t)((double)number * part) : reader->at.byte >= reader->split;
 }
 
-/* The window's bytes that belong to the open document. `*behind`: those of the separator after it; `*ends`: it ends. */
+/* Returns how many bytes of the window belong to the open document. `*behind`: bytes of the
+ * separator after it; `*ends`: the document ends. */
 static size_t find_text(const RecordReader *reader, size_t *behind, bool *ends) {
     const char *separator = reader->options->separator;
     Text text = {reader->window + reader->begin, reader->end - reader->begin};
@@ -226,7 +230,7 @@ static size_t find_text(const RecordReader *reader, size_t *behind, bool *ends) 
         if (!found) return whole ? text.size : text.size - (size_t)int_min((int64_t)length - 1, (int64_t)(text.size - at));
         at = (size_t)(found - text.bytes);
         bool starts = at == 0 ? reader->line_start : text.bytes[at - 1] == '\n';
-        if (starts && !whole && text.size - at < length + 2) return at; /* its line end is not seen yet */
+        if (starts && !whole && text.size - at < length + 2) return at; /* its line end is not in the window yet */
         *behind = starts ? separator_bytes((Text){found, text.size - at}, separator) : 0;
         if (*behind > 0) *ends = true;
         if (*behind > 0) return at;
@@ -244,7 +248,8 @@ static bool close_record(RecordReader *reader, Block *block, Record *record) {
     return true;
 }
 
-/* Leaves a piece of the open document in the block, and keeps the rest for the next. False: there is no place to cut. */
+/* Leaves a piece of the open document in the block, and keeps the rest for the next block. Returns
+ * false if there is no place to cut. */
 static bool cut_piece(RecordReader *reader, Block *block, Record *record) {
     size_t size = block->size - record->start, cut = reader->cut(reader->context, block->text + record->start, size);
     if (cut == 0) return false;
@@ -288,7 +293,7 @@ static bool read_text(RecordReader *reader, Block *block, Error *error) {
 
 /* -- Records of JSON and of tables -------------------------------------------------------------------------------------- */
 
-/* A record that says what is wrong at this place of the file. */
+/* Adds a record that reports a fault at this place of the file. */
 static void add_fault(RecordReader *reader, Block *block, PackBad bad, const char *what) {
     begin_document(reader);
     Record *record = open_record(reader, block);
@@ -319,7 +324,7 @@ static bool find_record(RecordReader *reader, Block *block, bool *found, Error *
     return true;
 }
 
-/* Adds one record; one above the limit is stepped over. */
+/* Adds one record; one above the limit is skipped. */
 static bool read_record(RecordReader *reader, Block *block, Error *error) {
     bool ends = false, found;
     if (!find_record(reader, block, &found, error)) return false;
@@ -348,12 +353,12 @@ static bool read_record(RecordReader *reader, Block *block, Error *error) {
 
 static bool named(const RecordReader *reader) { return reader->files->named[reader->at.file]; }
 
-/* A file of a token shard or of a folder of them, also its record and its tokenizer. Its bytes would pass for text, and a
- * model would learn them. */
+/* Returns whether a path is a file of a token shard or of a folder of shards, including its record
+ * and its tokenizer. Its bytes would pass for text, and a model would learn them. */
 static bool is_shard_file(const char *path, char **prefix) {
     static const struct {
-        const char *suffix, *tokens; /* behind PREFIX, or behind the name of a folder of shards */
-        bool folder;                 /* of files */
+        const char *suffix, *tokens; /* after PREFIX, or after the name of a folder of shards */
+        bool folder;                 /* the suffix names a folder of files */
     } kinds[] = {{".bin", ".bin", false}, {".idx", ".bin", false}, {".pack.json", ".bin", false}, {"/pack.json", "/shard-00000.bin", false},
         {".tokenizer", ".bin", true}, {"/tokenizer", "/shard-00000.bin", true}};
     const char *slash = strrchr(path, '/');
@@ -375,7 +380,8 @@ static bool refuse_file(const RecordReader *reader, const char *path, const NotT
         *columns ? " that has " : "", columns, why->advice);
 }
 
-/* Finds out what the file holds, by its name and the start of what the window holds. A named one must hold text. */
+/* Recognizes the content of the file, from its name and the start of the window. A named file must
+ * hold text. */
 static bool take_format(RecordReader *reader, const char *path, NotText *why, Error *error) {
     static const NotText of_shard = {"a file of a token shard", "name the shard by its prefix, without .bin or .idx"};
     SCOPED_FREE char *prefix = NULL;
@@ -391,7 +397,8 @@ static bool take_format(RecordReader *reader, const char *path, NotText *why, Er
     return text || !named(reader) || refuse_file(reader, path, why, error);
 }
 
-/* Goes to the byte where a packing was interrupted, the start of a line. Compressed data is read up to there. */
+/* Moves to the byte where a packing was interrupted, the start of a line. Compressed data is read
+ * up to it. */
 static bool skip_to(RecordReader *reader, const char *path, int64_t byte, Error *error) {
     int64_t line = reader->at.line;
     if (strcmp(path, "-") && !input_compressed(reader->input)) {
@@ -409,7 +416,7 @@ static bool skip_to(RecordReader *reader, const char *path, int64_t byte, Error 
     return true;
 }
 
-/* A file without text leaves a record that says so. */
+/* Adds a record that says why a file is skipped. */
 static void leave_out(RecordReader *reader, Block *block, const NotText *why) {
     reader->format = (RecordFormat){0};
     Record *record = open_record(reader, block);
@@ -444,7 +451,7 @@ static bool open_file(RecordReader *reader, Block *block, Error *error) {
     return true;
 }
 
-/* A damaged file leaves a record of what was lost. */
+/* Closes the file; a damaged one leaves a record of the damage. */
 static void close_file(RecordReader *reader, Block *block) {
     int64_t bytes = 0;
     const char *path = reader->files->list.entries[reader->at.file].name;

@@ -1,14 +1,15 @@
-/* Finds where a record ends: a line, a JSON value, or a row of a table. The bytes of a file come in parts of any
- * size. A RecordScan holds the state between two parts, so memory does not grow with a record. The threads that read
- * a record check that it is well-formed. Called by the record reader; record.c calls it for tables. */
+/* Finds where a record ends: a line, a JSON value, or a row of a table. The bytes of a file come in
+ * parts of any size. A RecordScan holds the state between two parts, so memory does not grow with a
+ * record. The threads that read a record check that it is well-formed. Called by the record reader;
+ * record.c calls it for tables. */
 #include <stdio.h>
 #include <string.h>
 
 #include "data/pack_internal.h"
 
-/* The next token of an array, and the place in a row. */
+/* The next expected token of an array, and the place in a row. */
 enum { EXPECT_OPEN, EXPECT_FIRST, EXPECT_VALUE, EXPECT_COMMA, EXPECT_NOTHING };
-enum { ROW_START, ROW_PLAIN, ROW_QUOTED, ROW_QUOTE /* inside quotes: their end, or the first of two that stand for one */ };
+enum { ROW_START, ROW_PLAIN, ROW_QUOTED, ROW_QUOTE /* after a quote inside quotes: their end, or the first of two that represent one */ };
 
 RecordScan record_scan_start(const RecordFormat *format, bool resumed) {
     bool array = format->shape == SHAPE_ARRAY;
@@ -21,7 +22,8 @@ RecordScan record_scan_start(const RecordFormat *format, bool resumed) {
 
 /* -- Between records ----------------------------------------------------------------------------------------------- */
 
-/* Takes a byte between two elements of an array. False: an element begins with it, or it is a fault. */
+/* Consumes a byte between two elements of an array. Returns false if an element begins with it, or
+ * it is a fault. */
 static bool take_punctuation(RecordScan *scan, char byte, bool *fault) {
     int expects = scan->expects;
     bool opens = expects == EXPECT_OPEN && byte == '[', comma = expects == EXPECT_COMMA && byte == ',';
@@ -56,7 +58,8 @@ static size_t scan_line(const char *bytes, size_t size, bool *ends) {
     return newline ? (size_t)(newline - bytes) + 1 : size;
 }
 
-/* A quote opens a field where it is the first byte, as in RFC 4180; elsewhere it is text. */
+/* Scans a row. A quote opens a field only as its first byte, as in RFC 4180; elsewhere it is
+ * text. */
 static size_t scan_row(RecordScan *scan, const char *bytes, size_t size, bool *ends) {
     for (size_t at = 0; at < size; at++) {
         char byte = bytes[at];
@@ -71,7 +74,7 @@ static size_t scan_row(RecordScan *scan, const char *bytes, size_t size, bool *e
     return size;
 }
 
-/* A value that is not an object, array or string ends before the byte that follows it. */
+/* Scans a value. A value that is not an object, array or string ends before the byte after it. */
 static size_t scan_value(RecordScan *scan, const char *bytes, size_t size, bool *ends) {
     for (size_t at = 0; at < size; at++) {
         char byte = bytes[at];
@@ -98,8 +101,8 @@ size_t record_scan(RecordScan *scan, const char *bytes, size_t size, bool *ends)
 
 /* -- Fields of a row ------------------------------------------------------------------------------------------------- */
 
-/* Copies a field without its quotes to `to`, which may be where it lies; NULL: nothing is copied. Returns what follows the
- * field: its delimiter, or `end`. NULL: its quotes do not end. */
+/* Copies a field without its quotes to `to`, which may be its own place; NULL: nothing is copied.
+ * Returns the end of the field: its delimiter, or `end`. NULL: its quotes do not end. */
 static const char *take_field(const char *at, const char *end, char delimiter, char *to, size_t *size) {
     *size = 0;
     if (at < end && *at == '"') {

@@ -1,17 +1,18 @@
-/* Reads shards that lie in a bucket, through a cache of blocks on local disk.
+/* Reads shards in a bucket through a cache of blocks on local disk.
  *
- * The order of the samples is a permutation of a whole source, so that a cache which holds whole shards would fetch a
- * shard for a few samples of it and drop it before the next ones. What is fetched is therefore ranges of blocks of 16
- * KiB, as the loader will read them: it knows the order for ever, and asks thousands of sequences ahead
- * (remote_prefetch). WORKERS threads with a connection each fetch them in that order, a request for a sequence. A block
- * is needed about once in an epoch, memory does not grow with the source, and a cache that is smaller than it serves as
- * well.
+ * The order of the samples is a permutation of a whole source. A cache of whole shards would fetch
+ * a shard for a few of its samples and evict it before the next ones. Therefore ranges of blocks of
+ * 16 KiB are fetched, in the order of the loader, which knows the whole order and asks thousands of
+ * sequences ahead (remote_prefetch). WORKERS threads with a connection each fetch the ranges in
+ * that order, one request per sequence. A block is needed about once in an epoch, memory does not
+ * grow with the source, and a cache that is smaller than the source works as well.
  *
- * A Remote owns the queue of ranges, the threads, the connections to the bucket and the open cache; RemoteObjects are
- * parts of it. `queue` holds ranges head to head + count - 1 of a ring of `capacity`. A block that is not there when it
- * is read is fetched by the reader itself, unless a thread has it under way. `away_since` is when requests began to
- * fail, 0 while they succeed: workers try again for ever, readers until the patience of the source is over. Requests
- * name the ETag of the listing, so that an object that was replaced is an error and not a mixture of two. */
+ * A Remote owns the queue of ranges, the threads, the connections to the bucket and the open cache;
+ * RemoteObjects are parts of it. `queue` holds ranges head to head + count - 1 of a ring of
+ * `capacity`. A reader fetches an absent block itself, unless a thread is fetching it. `away_since`
+ * is the time when requests began to fail, 0 while they succeed: workers retry forever, readers
+ * until the patience of the source is over. Requests name the ETag of the listing, so a replaced
+ * object is an error, not a mix of two versions. */
 #include <assert.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -32,9 +33,9 @@
 
 enum {
     WORKERS = 16,
-    RANGE_BLOCKS = 64, /* of one request at most */
-    WRONG_BYTES = 3,   /* attempts that end with bytes of another checksum */
-    AHEAD_SHARE = 32,  /* of the cache: the ranks of a node leave most of it to what was read */
+    RANGE_BLOCKS = 64, /* limit per request */
+    WRONG_BYTES = 3,   /* attempts that end with a wrong checksum */
+    AHEAD_SHARE = 32,  /* fetch 1/AHEAD_SHARE of the cache ahead: the ranks of a node leave most of it to blocks already read */
     RECORD_LIMIT = 64 << 20,
 };
 static const double WARN_SECONDS = 5, PAUSE_SECONDS = 0.25, LONGEST_PAUSE_SECONDS = 4;
@@ -44,7 +45,7 @@ struct RemoteObject {
     char *name, *key, *path, *etag;
     int64_t bytes;
     uint64_t id;
-    const UnalignedU64 *sums; /* NULL: none are recorded */
+    const UnalignedU64 *sums; /* NULL: not recorded */
 };
 
 /* Blocks first to first + count - 1 of an object. */
@@ -56,11 +57,11 @@ typedef struct Range {
 typedef struct Worker {
     Remote *remote;
     pthread_t thread;
-    Range range; /* under way; count 0: none */
+    Range range; /* in progress; count 0: none */
 } Worker;
 
 struct Remote {
-    char *url; /* without a slash at its end */
+    char *url; /* without a trailing slash */
     S3 *s3;
     BlockCache cache;
     double patience; /* seconds */
@@ -68,7 +69,7 @@ struct Remote {
     RemoteObject *objects;
     size_t object_count;
 
-    pthread_mutex_t mutex; /* of what follows */
+    pthread_mutex_t mutex; /* protects the fields below */
     pthread_cond_t changed;
     Range *queue;
     size_t head, count, capacity;
@@ -98,16 +99,17 @@ static int64_t block_size(const RemoteObject *object, int64_t block) {
     return int_min(CACHE_BLOCK_BYTES, object->bytes - block * CACHE_BLOCK_BYTES);
 }
 
-/* Keeps a block that came, unless it is not as it was written: *good. */
+/* Stores a fetched block, unless its checksum is wrong: *good. */
 static bool keep(const RemoteObject *object, int64_t block, const void *data, bool *good, Error *error) {
     int64_t size = block_size(object, block);
     *good = !object->sums || shard_wrong_block(object->sums, data, block * CACHE_BLOCK_BYTES, size) < 0;
     return !*good || block_cache_put(&object->remote->cache, object->id, block, data, size, error);
 }
 
-/* -- A store that is away ------------------------------------------------------------------------------------------ */
+/* -- Unavailable store --------------------------------------------------------------------------------------------- */
 
-/* Notes how a request ended; NULL: well. Returns for how many seconds the store has been away. */
+/* Notes the outcome of a request; NULL: success. Returns for how many seconds the store has been
+ * away. */
 static double note(Remote *remote, const Error *failure) {
     pthread_mutex_lock(&remote->mutex);
     double now = log_seconds(), away = remote->away_since > 0 ? now - remote->away_since : 0;
@@ -123,7 +125,8 @@ static double note(Remote *remote, const Error *failure) {
     return away;
 }
 
-/* Before another attempt: exponential backoff with full jitter. Ends early when the source is closed. */
+/* Waits before another attempt: exponential backoff with full jitter. Ends early when the source is
+ * closed. */
 static void pause_before(Remote *remote, int attempt) {
     double most = PAUSE_SECONDS * (double)(1 << int_min(attempt, 8));
     pthread_mutex_lock(&remote->mutex);
@@ -144,7 +147,7 @@ static bool stopped(Remote *remote) {
 
 typedef enum Fetched { FETCHED, FETCH_AGAIN, FETCH_FAILED } Fetched;
 
-/* One request for a range, of which *got whole blocks came, also before a connection broke. */
+/* Sends one request for a range; *got whole blocks came, also before a broken connection. */
 static Fetched request(const Range *range, void *buffer, int64_t *got, Error *error) {
     enum { PRECONDITION_FAILED = S3_PRECONDITION_FAILED, NOT_FOUND = 404 };
     const RemoteObject *object = range->object;
@@ -168,8 +171,8 @@ static Fetched request(const Range *range, void *buffer, int64_t *got, Error *er
     return reply.passing ? FETCH_AGAIN : FETCH_FAILED;
 }
 
-/* Fetches what of a range is not in the cache, for as long as it takes. A failure that does not pass is left to the
- * reader, who meets it too. */
+/* Fetches the blocks of a range that are not in the cache, as long as it takes. A permanent failure
+ * is left to the reader, which meets it too. */
 static void fetch(Range range, unsigned char *buffer) {
     Remote *remote = range.object->remote;
     for (int attempt = 0; range.count > 0 && !stopped(remote);) {
@@ -213,7 +216,7 @@ static void *worker_run(void *context) {
     return NULL;
 }
 
-/* Call it with the mutex locked. */
+/* Appends a range; the caller holds the mutex. */
 static void enqueue(Remote *remote, Range range) {
     if (remote->count == remote->capacity) {
         size_t capacity = remote->capacity ? 2 * remote->capacity : 1024;
@@ -238,7 +241,7 @@ void remote_prefetch(RemoteObject *object, int64_t offset, int64_t bytes) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-/* Waits a moment for a thread that fetches the block; false: none does. */
+/* Waits a moment for a thread that is fetching the block; returns false if none is. */
 static bool await_worker(const RemoteObject *object, int64_t block) {
     const double moment = 1;
     Remote *remote = object->remote;
@@ -260,7 +263,7 @@ void remote_interrupt(Remote *remote, bool interrupted) {
     pthread_mutex_unlock(&remote->mutex);
 }
 
-/* Whether a reader may go on waiting. */
+/* Returns whether a reader may continue to wait. */
 static bool may_wait(Remote *remote, Error *error) {
     pthread_mutex_lock(&remote->mutex);
     double away = remote->away_since > 0 ? log_seconds() - remote->away_since : 0;
@@ -273,7 +276,8 @@ static bool may_wait(Remote *remote, Error *error) {
                remote->url, away, reason.message);
 }
 
-/* What is wrong after the last attempt is left to the reader's own check, which names the place. */
+/* Reads a block. Bytes that are still wrong after the last attempt are left to the reader's own
+ * check, which names the place. */
 static bool read_block(RemoteObject *object, int64_t block, unsigned char *data, Error *error) {
     Remote *remote = object->remote;
     for (int attempt = 0, wrong = 0; wrong < WRONG_BYTES;) {

@@ -1,8 +1,8 @@
-/* The folder that stands for a source in a bucket: CACHE/HASH has its indexes, tokenizer and record of packing, copied
- * whole, and REMOTE_RECORD, which lists the objects that hold tokens and says through which cache they are read. To
- * everything else it is a folder of shards (shard_set.c). A file is fetched again when its ETag is another one. The
- * folder is made under a lock by the first process of the node that asks, and the others find it done; one that was
- * made before serves when the store does not answer. */
+/* The local folder of a source in a bucket: CACHE/HASH has whole copies of its indexes, tokenizer
+ * and record of packing, and REMOTE_RECORD, which lists the token objects and their cache. To all
+ * other code it is a folder of shards (shard_set.c). A file is fetched again when its ETag changes.
+ * The first process of the node makes the folder under a lock, and the others find it complete; an
+ * existing folder is used when the store does not answer. */
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -28,13 +28,13 @@ char *remote_folder(const char *cache, const char *url) {
     return memory_format("%s/%016" PRIx64, cache, hash_bytes(url, path_length(url)));
 }
 
-/* What is made on the way. */
+/* State while the folder is made. */
 typedef struct Mirror {
     const char *url;
     char *folder, *bucket, *prefix; /* "" or "PREFIX/" */
     S3 *s3;
     S3Listing listing;
-    json_t *before; /* the record of the last time, or NULL */
+    json_t *before; /* the previous record, or NULL */
 } Mirror;
 
 static void mirror_free(Mirror *mirror) {
@@ -46,10 +46,11 @@ static void mirror_free(Mirror *mirror) {
     free(mirror->prefix);
 }
 
-/* -- What is copied ------------------------------------------------------------------------------------------------ */
+/* -- Copied files -------------------------------------------------------------------------------------------------- */
 
-/* Indexes and records of the folder itself, and files of tokenizers in folders of it. Names with other dots and slashes,
- * which might lead elsewhere, are no part of a set of shards. */
+/* Returns whether a file is copied: indexes and records of the folder itself, and files of
+ * tokenizers in its subfolders. Names with other dots and slashes, which might lead elsewhere, do
+ * not belong to a set of shards. */
 static bool is_copied(const char *name) {
     const char *slash = strchr(name, '/'), *file = slash ? slash + 1 : name;
     if (*name == '.' || *file == '.' || !*file || strchr(file, '/')) return false;
@@ -79,7 +80,7 @@ static bool is_here(const Mirror *mirror, const S3Entry *entry) {
     return etag && !strcmp(etag, entry->etag) && file_kind(path, &bytes) == FILE_REGULAR && bytes == entry->bytes;
 }
 
-/* Part by part, so that a connection that breaks costs a part. */
+/* Copies in parts, so that a broken connection costs one part. */
 static bool copy_parts(const Mirror *mirror, const S3Entry *entry, const File *file, Error *error) {
     SCOPED_FREE char *buffer = memory_allocate(PART_BYTES), *key = memory_format("%s%s", mirror->prefix, entry->name);
     SCOPED_FREE char *path = memory_format("%s/%s", mirror->url, entry->name);
@@ -108,7 +109,7 @@ static bool copy(const Mirror *mirror, const S3Entry *entry, Error *error) {
                                          copy_parts(mirror, entry, &file, error) && file_replace_commit(&file, error));
 }
 
-/* What the source does not have any more. */
+/* Removes copies of files that the source no longer has. */
 static bool remove_others(const Mirror *mirror, Error *error) {
     size_t i;
     json_t *item;
@@ -130,7 +131,7 @@ static const S3Entry *entry_of(const Mirror *mirror, const char *name) {
     return NULL;
 }
 
-/* Each shard has both of its files. */
+/* Checks that each shard has both of its files. */
 static bool check_pairs(const Mirror *mirror, Error *error) {
     int64_t shards = 0;
     for (size_t i = 0; i < mirror->listing.count; i++) {
@@ -176,7 +177,7 @@ static bool update(Mirror *mirror, const RemoteOptions *options, Error *error) {
     return write_record(mirror, options, describe(mirror, is_tokens), describe(mirror, is_copied), error);
 }
 
-/* The store does not answer: the run goes on with what is here. */
+/* Continues with the existing folder when the store does not answer. */
 static bool go_on(const Mirror *mirror, const RemoteOptions *options, Error *error) {
     if (!mirror->before) return false;
     log_warn("%s does not answer: what was fetched before is used (%s)", mirror->url, error->message);

@@ -1,8 +1,8 @@
-/* One token shard, in whatever format (shard_format.c): a file of tokens, and in Megatron's an index. Tokens are read
- * block by block, so that a file that was truncated, or whose disk fails, is an error of this read; a block is compared
- * with the checksum that smelt's writer recorded, and tokens with the vocabulary, each time. A Shard owns an open file,
- * a map of the index, and nothing that grows with them. shard_set.c, through which everything else reads, calls; the
- * writing half is shard_writer.c. */
+/* One token shard, in any format (shard_format.c): a file of tokens and, in Megatron's format, an
+ * index. Tokens are read block by block, so a truncated file or a failing disk is an error of this
+ * read. Each read compares blocks with the checksums that smelt's writer recorded, and tokens with
+ * the vocabulary. A Shard owns an open file, a map of the index, and nothing that grows with them.
+ * Called by shard_set.c, through which all other code reads; the writing half is shard_writer.c. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -16,11 +16,11 @@
 #include "base/thread.h"
 #include "data/data_internal.h"
 
-enum { READ_BYTES = 16384 /* at once */, READS_PER_PROGRESS = 1024 };
+enum { READ_BYTES = 16384 /* per read */, READS_PER_PROGRESS = 1024 };
 
 const char *shard_type_name(const Shard *shard) { return shard_types[shard_type_code(shard->token_bytes)].name; }
 
-/* The object that has the name of a file of the set's folder. */
+/* Finds the object with the name of a file in the set's folder. */
 static bool open_object(Shard *shard, Remote *remote, Error *error) {
     SCOPED_FREE char *path = memory_format("%s.bin", shard->prefix);
     shard->object = remote_find(remote, strrchr(path, '/') + 1);
@@ -58,7 +58,8 @@ void shard_close(Shard *shard) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-/* One loop for each token type. The result is the largest token; a negative one comes out above its type's largest. */
+/* One loop per token type. The result is the largest token; a negative one comes out above the
+ * largest value of its type. */
 #define COPY_TOKENS(NAME, TYPE)                                                                             \
     static uint64_t NAME(int32_t *restrict target, const TYPE *restrict tokens, int64_t count) {           \
         TYPE maximum = 0;                                                                                   \
@@ -91,7 +92,7 @@ static int64_t token_at(const void *tokens, int64_t index, int token_bytes) {
     }
 }
 
-/* Names the first of the tokens from `first` on that is outside the vocabulary. */
+/* Reports the first token from `first` on that is outside the vocabulary. */
 static bool refuse_token(const Shard *shard, int64_t first, const void *tokens, int64_t vocabulary, Error *error) {
     int64_t i = 0, token;
     while ((token = token_at(tokens, i, shard->token_bytes)) >= 0 && token < vocabulary) i++;
@@ -105,7 +106,8 @@ static bool refuse_token(const Shard *shard, int64_t first, const void *tokens, 
         shard->file.path, token, first + i, vocabulary);
 }
 
-/* A read that fails is repeated for some seconds: the run is healthy. */
+/* Reads bytes of the tokens. A file read that fails is retried for some seconds, because the run
+ * itself is healthy. */
 static bool read_bytes(const Shard *shard, void *buffer, int64_t size, int64_t from, Error *error) {
     if (shard->object) return remote_read(shard->object, buffer, size, from, error);
     Error failure; /* after a success *error must be unset: callers read its code */
@@ -114,8 +116,9 @@ static bool read_bytes(const Shard *shard, void *buffer, int64_t size, int64_t f
     return true;
 }
 
-/* Points *tokens at the tokens from `first` on, at most `most`, as far as `buffer` holds READ_BYTES of the file.
- * Returns how many there are; 0: an error. Where checksums are recorded, whole blocks are read. */
+/* Points *tokens at the tokens from `first` on, at most `most`, limited by the READ_BYTES of
+ * `buffer`. Returns how many there are; 0: an error. If checksums are recorded, whole blocks are
+ * read. */
 static int64_t read_part(const Shard *shard, int64_t first, int64_t most, void *buffer, const void **tokens, Error *error) {
     int64_t width = shard->token_bytes, at = shard->start + first * width, run = most;
     if (shard->format->locate && !shard->format->locate(shard, first, &at, &run, error)) return 0;
@@ -146,9 +149,9 @@ bool shard_read(const Shard *shard, int64_t first, int64_t count, int64_t vocabu
     return true;
 }
 
-/* As read_part will: whole blocks where checksums are recorded. */
+/* Prefetches the bytes that read_part will read: whole blocks if checksums are recorded. */
 void shard_prefetch(const Shard *shard, int64_t first, int64_t count) {
-    if (shard->format->locate) return; /* where tokens lie would have to be read first */
+    if (shard->format->locate) return; /* finding the tokens would need a read first */
     int64_t unit = shard->record == SHARD_BLOCKS ? SHARD_BLOCK_BYTES : 1, start = shard->start + first * shard->token_bytes;
     int64_t from = start / unit * unit, to = round_up(start + count * shard->token_bytes, unit);
     int64_t bytes = int_min(to, shard->file.bytes) - from;
@@ -156,9 +159,10 @@ void shard_prefetch(const Shard *shard, int64_t first, int64_t count) {
     else file_prefetch(&shard->file, from, bytes);
 }
 
-/* -- What it holds ------------------------------------------------------------------------------------------------- */
+/* -- Content ------------------------------------------------------------------------------------------------------- */
 
-/* Of another program's shard: size and samples of its files; of tokens in a bucket their path, size and ETag. */
+/* Hashes another program's shard: size and samples of its files; for tokens in a bucket, their
+ * path, size and ETag. */
 static bool sample_files(const Shard *shard, XXH3_state_t *hash, Error *error) {
     SCOPED_FREE char *index = memory_format("%s.idx", shard->prefix);
     uint64_t identity = shard->object ? remote_identity(shard->object) : 0;

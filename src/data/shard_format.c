@@ -1,6 +1,7 @@
-/* The formats of token shards: which one a path has, by content, and how it is opened. A format says where tokens lie
- * in one open file; all else is common (shard.c). Megatron's has an index of documents (shard_index.c); in the others
- * documents end at the tokenizer's end token, which is looked for as tokens are read. Mosaic's MDS is in mds.c. */
+/* The formats of token shards: finds the format of a path, by content, and opens it. A format says
+ * where tokens are in one open file; the rest is common (shard.c). Megatron's has a document index
+ * (shard_index.c); in the others, documents end at the tokenizer's end token, which is found as
+ * tokens are read. Mosaic's MDS is in mds.c. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -9,7 +10,8 @@
 #include "base/strings.h"
 #include "data/data_internal.h"
 
-/* Copies up to `size` bytes from the start of a regular file. Fewer, and all of what is no file: the rest is 0. */
+/* Copies up to `size` bytes from the start of a regular file; bytes past its end, or of a path that
+ * is not a file, are 0. */
 static bool read_start(const char *path, void *bytes, size_t size, Error *error) {
     SCOPED(file_close) File file = {0};
     FileKind kind = file_kind(path, NULL);
@@ -40,7 +42,7 @@ static bool open_megatron(Shard *shard, Error *error) {
 
 enum { HEADER_BYTES = 1024 };
 
-/* The file is open and its header read. */
+/* Checks the size of an open file after its header is read. */
 static bool check_size(Shard *shard, int64_t tokens, Error *error) {
     int64_t described = HEADER_BYTES + tokens * shard->token_bytes;
     shard->start = HEADER_BYTES;
@@ -89,8 +91,8 @@ static bool open_llmc(Shard *shard, Error *error) {
     return check_size(shard, header.tokens, error);
 }
 
-/* "BIN.TOK\n", then i32 version, bytes of a token, number of tokens, vocabulary, and whether masks of the loss follow the
- * tokens (scripts/tokenize_data.py of llmq). */
+/* "BIN.TOK\n", then i32 version, bytes per token, number of tokens, vocabulary, and whether loss
+ * masks follow the tokens (scripts/tokenize_data.py of llmq). */
 #define LLMQ_MAGIC "BIN.TOK\n"
 typedef struct LlmqHeader {
     char magic[8];

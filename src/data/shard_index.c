@@ -1,18 +1,21 @@
-/* Reads the index of a token shard in Megatron's format, trusting nothing that it says.
+/* Reads the index of a token shard in Megatron's format, and trusts nothing in it.
  *
- * PREFIX.idx, little-endian, no padding: "MMIDIDX\0\0", u64 version 1, u8 type, u64 sequences, u64 document entries,
- * i32 length[sequences], i64 byte offset[sequences], i64 document[entries]. The last array holds sequence numbers: 0,
- * then one past the last sequence of each document. smelt's own writer adds what Megatron never looks at: u64 XXH3 of
- * each 4 KiB of PREFIX.bin, u64 XXH3 of each 4 KiB of the index so far, and a trailer: "SMELTBLK", u64 largest token,
- * u64 XXH3 of PREFIX.bin, of the ends of documents in tokens (an i64 each), of the checksums of blocks, and of the
- * trailer up to here. "SMELTMSK" in its place says that the sequences of each document are untrained and trained in turn,
- * which is a loss mask; their ends are then in the checksum too. "SMELTPRF" says the same, and that of each two documents the
- * first is an answer that was preferred to the second. smelt 0.9 wrote "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before this
- * field.
+ * PREFIX.idx, little-endian, no padding: "MMIDIDX\0\0", u64 version 1, u8 type, u64 sequences, u64
+ * document entries, i32 length[sequences], i64 byte offset[sequences], i64 document[entries]. The
+ * last array holds sequence numbers: 0, then one past the last sequence of each document. smelt's
+ * own writer appends data that Megatron ignores: u64 XXH3 of each 4 KiB of PREFIX.bin, u64 XXH3 of
+ * each 4 KiB of the index so far, and a trailer: "SMELTBLK", u64 largest token, u64 XXH3 of
+ * PREFIX.bin, of the document ends in tokens (an i64 each), of the block checksums, and of the
+ * trailer so far. "SMELTMSK" instead means that the sequences of each document are alternately
+ * untrained and trained, which is a loss mask; their ends are then in the checksum too. "SMELTPRF"
+ * means the same, and that of each two documents the first is an answer that was preferred to the
+ * second. smelt 0.9 wrote "SMELTSUM", u64 XXH3 of PREFIX.bin, u64 XXH3 of all index bytes before
+ * this field.
  *
- * Sequences must lie in PREFIX.bin end to end and in order, as Megatron's writer leaves them: then the corpus is one
- * array of tokens. The arrays stay mapped and are read where a document is asked for, so memory does not grow with their
- * number, and what is read is compared with the checksum of its block. shard.c calls. */
+ * Sequences must be contiguous and in order in PREFIX.bin, as Megatron's writer leaves them; the
+ * corpus is then one array of tokens. The arrays stay mapped and are read when a document is
+ * requested, so memory does not grow with their number, and each read is compared with the checksum
+ * of its block. Called by shard.c. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stddef.h>
@@ -63,7 +66,8 @@ static bool index_header(Shard *shard, const ShardHeader *header, size_t bytes, 
     return true;
 }
 
-/* Finds the arrays from the counts, which must account for every byte of the file up to the checksums. */
+/* Finds the arrays from the counts, which must account for every byte of the file up to the
+ * checksums. */
 static bool index_arrays(Shard *shard, const ShardHeader *header, Error *error) {
     ShardIndex *index = &shard->index;
     uint64_t room = index->map.size - sizeof *header;
@@ -87,7 +91,8 @@ static bool index_arrays(Shard *shard, const ShardHeader *header, Error *error) 
     return true;
 }
 
-/* The first and the last entries of the arrays tell whether the index belongs to its tokens. */
+/* Checks the first and the last entries of the arrays, which show whether the index belongs to its
+ * tokens. */
 static bool index_ends(Shard *shard, Error *error) {
     const ShardIndex *index = &shard->index;
     int64_t last = index->documents[shard->document_count], described = 0;
@@ -119,7 +124,7 @@ static const ShardTrailer *trailer_of(const Shard *shard) {
     return (const ShardTrailer *)(shard->index.map.bytes + shard->index.map.size - sizeof(ShardTrailer));
 }
 
-/* Whether the checksums of blocks are as they were written; *start is their place. */
+/* Returns whether the block checksums are undamaged; *start is their offset. */
 static bool sums_are_whole(const Shard *shard, int64_t *start, int64_t *size) {
     const unsigned char *from = (const unsigned char *)shard->index.token_blocks, *to = (const unsigned char *)trailer_of(shard);
     *start = from - shard->index.map.bytes;
@@ -147,8 +152,8 @@ int64_t shard_wrong_block(const UnalignedU64 *sums, const void *bytes, int64_t s
     return -1;
 }
 
-/* Compares the blocks that hold `bytes` bytes at `place` with what was written, but for the block that begins at
- * *checked, which becomes the last one of them. */
+/* Verifies the blocks that hold `bytes` bytes at `place`, except the block at *checked; *checked
+ * becomes the last block verified. */
 static bool check_blocks(const Shard *shard, const void *place, int64_t bytes, const void **checked, Error *error) {
     const ShardIndex *index = &shard->index;
     int64_t at = (const unsigned char *)place - index->map.bytes;
@@ -177,7 +182,7 @@ static bool read_trailer(Shard *shard, const ShardTrailer *trailer, Error *error
     return true;
 }
 
-/* Nothing, or what smelt adds, may follow the arrays. */
+/* Checks the data after the arrays: nothing, or smelt's own. */
 static bool index_record(Shard *shard, Error *error) {
     const ShardIndex *index = &shard->index;
     const unsigned char *end = index->map.bytes + index->map.size;
@@ -204,7 +209,7 @@ static bool index_record(Shard *shard, Error *error) {
     return true;
 }
 
-/* The header and the last entries, by which the shard was opened. */
+/* Verifies the header and the last entries, which opening the shard has used. */
 static bool check_opened(const Shard *shard, Error *error) {
     const ShardIndex *index = &shard->index;
     const void *checked = NULL;
@@ -227,7 +232,8 @@ bool shard_index_open(Shard *shard, Error *error) {
 
 /* -- Documents ----------------------------------------------------------------------------------------------------- */
 
-/* The token that a sequence begins with; of one past the last, the number of tokens. -1: nowhere in the shard. */
+/* Returns the first token of a sequence; for one past the last, the number of tokens. -1: outside
+ * the shard. */
 static int64_t sequence_start(const Shard *shard, int64_t sequence) {
     if (sequence < 0 || sequence > shard->index.sequences) return -1;
     if (sequence == shard->index.sequences) return shard->token_count;
@@ -254,8 +260,8 @@ bool shard_index_document(const Shard *shard, int64_t document, int64_t *start, 
                shard->prefix, document, last, first);
 }
 
-/* The first document that ends behind `token`. What is wrong in the index on the way there misleads, so the caller
- * compares and checks what it says of this document. */
+/* Returns the first document that ends after `token`. Damage in the index on the way can give a
+ * wrong result, so the caller verifies the document. */
 static int64_t find_document(const Shard *shard, int64_t token) {
     int64_t low = 0, high = shard->document_count - 1;
     while (low < high) {
@@ -266,7 +272,7 @@ static int64_t find_document(const Shard *shard, int64_t token) {
     return low;
 }
 
-/* The tokens [*from, *to) of a sequence. */
+/* Returns the tokens [*from, *to) of a sequence. */
 static bool find_sequence(const Shard *shard, int64_t sequence, int64_t *from, int64_t *to, const void **checked, Error *error) {
     if (!check_sequence(shard, sequence, checked, error) || !check_sequence(shard, sequence + 1, checked, error)) return false;
     *from = sequence_start(shard, sequence);
@@ -287,7 +293,8 @@ bool shard_index_trained(const Shard *shard, int64_t document, int64_t *trained,
     return true;
 }
 
-/* Marks what is untrained of a document, of tokens [first, first + count): its first sequence, its third, and so on. */
+/* Marks the untrained tokens of a document among [first, first + count): its first sequence, its
+ * third, and so on. */
 static bool mark_untrained(const Shard *shard, int64_t document, int64_t first, int64_t count, uint8_t *marks, Error *error) {
     int64_t begin = shard->index.documents[document], end = shard->index.documents[document + 1];
     const void *checked = NULL;
@@ -317,7 +324,8 @@ bool shard_index_marks(const Shard *shard, int64_t first, int64_t count, uint8_t
 
 /* -- Verifying ----------------------------------------------------------------------------------------------------- */
 
-/* Adds the length of one sequence to *tokens if it lies where the previous one ended, inside PREFIX.bin. */
+/* Adds the length of one sequence to *tokens if it begins at the end of the previous one, inside
+ * PREFIX.bin. */
 static bool verify_sequence(const Shard *shard, int64_t sequence, int64_t *tokens, Error *error) {
     int32_t length = shard->index.lengths[sequence];
     int64_t offset = shard->index.offsets[sequence], expected = *tokens * shard->token_bytes;
@@ -335,7 +343,7 @@ static bool verify_sequence(const Shard *shard, int64_t sequence, int64_t *token
     return true;
 }
 
-/* Walks sequences and documents together, and adds the ends of documents to the hash. */
+/* Walks sequences and documents together, and adds the document ends to the hash. */
 static bool verify_documents(const Shard *shard, XXH3_state_t *hash, Error *error) {
     const ShardIndex *index = &shard->index;
     int64_t tokens = 0, sequence = 0;
@@ -355,7 +363,7 @@ static bool verify_documents(const Shard *shard, XXH3_state_t *hash, Error *erro
     return true;
 }
 
-/* All blocks, and the checksums of blocks themselves; or, of what smelt 0.9 wrote, the index as a whole. */
+/* Verifies all blocks, and the block checksums themselves; for smelt 0.9, the index as a whole. */
 static bool verify_record(const Shard *shard, Error *error) {
     const ShardIndex *index = &shard->index;
     const void *checked = NULL;

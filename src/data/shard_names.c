@@ -1,5 +1,5 @@
 /* Gives complete shards their names. A shard is several files, and the shards of a packing belong together, but names
- * change one at a time. Each file is first brought to the disk as NAME.next, and after them the record of the packing
+ * change one at a time. Each file is first written to disk as NAME.next, and after them the record of the packing
  * as RECORD.next. The packing is complete once RECORD.next exists. The process that finds that file gives the others
  * their names: the packing itself, or the next one after a kill. The old index is removed first and the new index
  * comes last, so that an index always belongs to the tokens beside it. Called by shard_writer.c and pack.c. */
@@ -13,7 +13,7 @@
 
 char *shard_next(const char *name) { return memory_format("%s.next", name); }
 
-/* Absent is one answer, and "cannot be told" another one, which is a failure. */
+/* Sets *there. Returns false if the system cannot tell, which is not the same as absent. */
 static bool find(const char *path, bool *there, Error *error) {
     FileKind kind = file_kind(path, NULL);
     *there = kind != FILE_ABSENT;
@@ -33,7 +33,8 @@ static bool take_name(const char *name, Error *error) {
     return !there || (file_remove(name, error) && file_replace_folder(next, name, error));
 }
 
-/* An index with a waiting successor does not belong to the tokens that are about to come. */
+/* Removes an index with a waiting successor, because it does not belong to the tokens that are
+ * about to be renamed. */
 static bool retire_index(const char *prefix, Error *error) {
     bool waits;
     SCOPED_FREE char *index = memory_format("%s.idx", prefix);
@@ -50,7 +51,8 @@ static bool take_shard(const char *prefix, Error *error) {
     return good;
 }
 
-/* A file system that has answered "absent" for what is there would leave an older file under a name, or none. */
+/* Checks that a file has its name. A file system that wrongly reported a file as absent would leave
+ * an older file under the name, or none. */
 static bool has_name(const char *name, bool optional, Error *error) {
     bool there, waits;
     if (!find(name, &there, error) || !find_next(name, &waits, error)) return false;

@@ -1,5 +1,6 @@
-/* Shards as one stream. A set owns its shards and, for each, two numbers: how many tokens and documents come before it,
- * in which a place is found by bisection. The loader, evaluation, identities and `smelt data show` read sets. */
+/* Shards as one stream. A set owns its shards and, for each, two numbers: the tokens and the
+ * documents before it. A place is found in them by bisection. Read by the loader, evaluation,
+ * identities and `smelt data show`. */
 #include <assert.h>
 #include <fnmatch.h>
 #include <inttypes.h>
@@ -19,7 +20,8 @@
 
 static int compare_names(const void *a, const void *b) { return strcmp(((const FileEntry *)a)->name, ((const FileEntry *)b)->name); }
 
-/* Adds what an entry of a folder is: PREFIX.idx names Megatron's PREFIX; another .bin is a shard by its content. */
+/* Adds an entry of a folder if it is a shard: PREFIX.idx names Megatron's PREFIX; another .bin is
+ * recognized by its content. */
 static bool list_entry(FileList *prefixes, const char *folder, const char *name, Error *error) {
     const ShardFormat *format;
     int length = (int)path_length(folder), stem = (int)(strlen(name) - strlen(".idx"));
@@ -32,8 +34,8 @@ static bool list_entry(FileList *prefixes, const char *folder, const char *name,
     return good;
 }
 
-/* The shards that a path names, for file_list_free: itself, or those of a folder, or those of a folder whose names match
- * FOLDER/PATTERN. None: it names no shard. */
+/* Lists the shards that a path names, for file_list_free: the path itself, or those of a folder, or
+ * those of a folder whose names match FOLDER/PATTERN. None: it names no shard. */
 static bool list_shards(const char *path, FileList *prefixes, Error *error) {
     const ShardFormat *format;
     SCOPED(file_list_free) FileList folder = {0};
@@ -45,7 +47,7 @@ static bool list_shards(const char *path, FileList *prefixes, Error *error) {
     if (format) file_list_add(prefixes, memory_copy_string(path), FILE_REGULAR);
     if (format || file_kind(place, NULL) != FILE_FOLDER) return true;
     if (!matches && !mds_list(path, prefixes, error)) return false;
-    if (prefixes->count) return true; /* in the order of their index */
+    if (prefixes->count) return true; /* in the order of the folder's index.json */
     bool good = file_list(place, &folder, error) || error_recode(error, ERROR_DATA);
     for (size_t i = 0; i < folder.count && good; i++)
         good = (matches && fnmatch(pattern, folder.entries[i].name, 0) != 0) || list_entry(prefixes, place, folder.entries[i].name, error);
@@ -59,7 +61,7 @@ bool shard_set_exists(const char *path) {
     return !list_shards(path, &prefixes, &unknown) || prefixes.count > 0;
 }
 
-/* What a folder records of a tokenizer, as of shard_set_tokenizer. Takes over `folder`. */
+/* Reads the tokenizer that a folder records, as for shard_set_tokenizer. Takes over `folder`. */
 static bool read_recorded(char *folder, char **tokenizer, Error *error) {
     SCOPED_FREE char *place = folder, *file = tokenizer_find(folder);
     bool bytes = false, good = !file || byte_tokenizer_is(folder, &bytes, error) || error_recode(error, ERROR_DATA);
@@ -81,7 +83,8 @@ bool shard_set_tokenizer(const char *path, char **tokenizer, Error *error) {
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
-/* The parts of a corpus lie in one folder, and training on the validation part is a mistake. */
+/* Refuses a training and a validation part in one folder, because training on the validation part
+ * is a mistake. */
 static bool check_parts(const char *path, const FileList *prefixes, Error *error) {
     for (size_t i = 0; i < prefixes->count; i++) {
         const char *train = prefixes->entries[i].name;
@@ -102,7 +105,7 @@ static bool check_parts(const char *path, const FileList *prefixes, Error *error
 
 enum { RECORD_LIMIT = 64 << 20 };
 
-/* `smelt data pack` leaves a record in the folder of shards that it writes one by one. */
+/* Refuses a folder whose record, which `smelt data pack` writes, says that it is incomplete. */
 static bool check_complete(const char *path, Error *error) {
     SCOPED_FREE char *record = memory_format("%s/pack.json", path);
     SCOPED_FREE char *text = file_read(record, RECORD_LIMIT, NULL, error);
@@ -112,7 +115,7 @@ static bool check_complete(const char *path, Error *error) {
            error_set(error, ERROR_DATA, "%s is not complete: its packing was interrupted; start the same `smelt data pack` again", path);
 }
 
-/* Tokens of different tokenizers are no one stream. */
+/* Refuses shards of different tokenizers, which are not one stream. */
 static bool check_tokenizers(const FileList *prefixes, Error *error) {
     SCOPED_FREE char *first = NULL;
     if (!tokenizer_of(prefixes->entries[0].name, &first, error)) return false;
@@ -151,7 +154,7 @@ static bool open_shards(ShardSet *set, const FileList *prefixes, Error *error) {
     return true;
 }
 
-/* Names what lies in a folder of shards and is not read, such as text. */
+/* Warns of other files in a folder of shards, such as text, which are not read. */
 static void warn_of_others(const char *path) {
     static const char *const known[] = {".bin", ".idx", ".mds", ".mds.zstd", "pack.json", "index.json"};
     SCOPED(file_list_free) FileList list = {0};
@@ -175,7 +178,7 @@ bool shard_set_open(ShardSet *set, const char *path, Error *error) {
     SCOPED(file_list_free) FileList prefixes = {0};
     *set = (ShardSet){.path = memory_copy_string(path), .max_token = -1, .end_token = -1};
     bool listed = list_shards(path, &prefixes, error);
-    if (listed && !prefixes.count) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR); /* to be missed by name */
+    if (listed && !prefixes.count) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR); /* opening it reports it missing */
     if (listed && check_complete(path, error) && check_parts(path, &prefixes, error) && check_tokenizers(&prefixes, error) &&
         remote_open(&set->remote, path, error) && open_shards(set, &prefixes, error)) {
         if (!set->remote) warn_of_others(path);
@@ -205,7 +208,7 @@ void shard_set_close(ShardSet *set) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-/* The shard that holds a place, of which `first` has [count + 1] entries. */
+/* Returns the shard that holds a place; `first` has [count + 1] entries. */
 static int64_t find_shard(const ShardSet *set, const int64_t *first, int64_t place) {
     int64_t low = 0, high = set->count - 1;
     assert(place >= 0 && place < first[set->count]);
@@ -239,8 +242,8 @@ void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count) {
     }
 }
 
-/* Where documents have no index: looks for the next end, in parts that grow, so that a short document costs a short
- * read. */
+/* Finds the end of a document without an index, by reads that grow, so that a short document costs
+ * a short read. */
 static bool scan_document(DocumentCursor *cursor, int64_t *end, Error *error) {
     enum { MOST = 4096 };
     int32_t tokens[MOST];
@@ -257,7 +260,8 @@ static bool scan_document(DocumentCursor *cursor, int64_t *end, Error *error) {
     return true;
 }
 
-/* A disk works on many requests at once, and a sequence is one; a store is asked for as much as its cache has room for. */
+/* Returns the number of sequences. A disk serves many requests at once, and a sequence is one; for
+ * a store, the cache size is the limit. */
 int64_t shard_set_ahead(const ShardSet *set, int64_t length) {
     enum { FILES = 256, MOST = 1 << 20 };
     int64_t width = 1;
@@ -288,9 +292,10 @@ bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, 
     return true;
 }
 
-/* -- What a set holds ---------------------------------------------------------------------------------------------- */
+/* -- Content ------------------------------------------------------------------------------------------------------- */
 
-/* Of a long folder of other programs' shards, this many are sampled, and the numbers of tokens of all. */
+/* The number of shards to sample in a long folder of other programs' shards; the token counts of
+ * all shards are included. */
 enum { MOST_SAMPLED = 64 };
 
 bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error) {
@@ -306,7 +311,7 @@ bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error) {
     return true;
 }
 
-/* The different names among those of the shards: "u16", or "u16, i32". */
+/* Joins the distinct names of the shards: "u16", or "u16, i32". */
 static char *join_names(const ShardSet *set, const char *(*name_of)(const Shard *shard)) {
     char *names = memory_copy_string("");
     for (int64_t i = 0; i < set->count; i++) {
@@ -335,7 +340,7 @@ bool shard_set_checksummed(const ShardSet *set) {
     return all;
 }
 
-/* The trained sequences of a shard with a mask. */
+/* Counts the trained tokens of a shard with a mask. */
 static bool count_trained(const Shard *shard, int64_t *trained, Error *error) {
     for (int64_t document = 0; document < shard->document_count; document++)
         if (!shard_index_trained(shard, document, trained, error)) return false;

@@ -1,7 +1,8 @@
-/* Writes token shards (the format is described in shard_index.c) in constant memory. Tokens stream through one buffer
- * into a temporary file beside the final one; what the index says of each sequence, document and block of bytes waits
- * in spools, files without names. Both files are synced before they get their names (shard_names.c), and the index
- * proves by its checksum that it belongs to the tokens beside it. pack.c writes shards. */
+/* Writes token shards (shard_index.c describes the format) in constant memory. Tokens stream
+ * through one buffer into a temporary file beside the final one. The index entries of sequences,
+ * documents and blocks wait in spools, which are unnamed files. Both files are synced before they
+ * get their names (shard_names.c), and the checksum in the index proves that it belongs to its
+ * tokens. Called by pack.c. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -21,37 +22,38 @@
 enum { BUFFER_BYTES = 1 << 18, SPOOL_BYTES = 1 << 15 };
 static_assert(BUFFER_BYTES % SHARD_BLOCK_BYTES == 0, "a buffer that is written holds whole blocks, but the last one");
 
-/* Items that wait for the end: in memory, and in a file without a name once they are more than SPOOL_BYTES. */
+/* Items that wait for the end: in memory, and in an unnamed file beyond SPOOL_BYTES. */
 typedef struct Spool {
     File file;
     unsigned char *buffer;
     size_t used;
 } Spool;
 
-/* A file on its way to its name, buffered and hashed as it goes: as a whole, and block by block. */
+/* A file under a temporary name, buffered and hashed as it is written: as a whole, and block by
+ * block. */
 typedef struct OutputFile {
     File file;
-    unsigned char *buffer; /* BUFFER_BYTES, of which `used` wait to be written */
+    unsigned char *buffer; /* BUFFER_BYTES; `used` of them are not written yet */
     size_t used;
     XXH3_state_t *hash;
     Spool *blocks;      /* receives the u64 checksum of each SHARD_BLOCK_BYTES; NULL: none */
-    const char *folder; /* where the spool may write */
+    const char *folder; /* the folder for the spool's file */
 } OutputFile;
 
 struct ShardWriter {
-    char *prefix, *folder; /* where it lies */
+    char *prefix, *folder; /* folder: where the shard is */
     int token_bytes;
     OutputFile tokens, index;
-    Spool lengths, ends; /* i32 of each sequence, i64 of each document (in sequences) */
+    Spool lengths, ends; /* i32 per sequence, i64 per document (in sequences) */
     Spool token_blocks, index_blocks;
-    XXH3_state_t *document_hash; /* of the ends of documents in tokens, an i64 each; `masked`: and of sequences */
+    XXH3_state_t *document_hash; /* hash of the document ends in tokens, i64 each; `masked`: also of the sequence ends */
     bool masked, pairs;
     int64_t sequence_count, document_count, token_count;
     int64_t open_tokens; /* of the sequence being written */
     uint32_t max_token;
-    char *tokenizer; /* to be recorded; NULL: none */
-    char *template;  /* beside it; NULL or "": none but its own */
-    bool owns;       /* what waits for the names of this shard goes with the writer */
+    char *tokenizer; /* to record; NULL: none */
+    char *template;  /* recorded with the tokenizer; NULL or "": only the tokenizer's own */
+    bool owns;       /* shard_writer_cancel removes the files that wait for the names of this shard */
 };
 
 /* -- Spools ------------------------------------------------------------------------------------------------------ */
@@ -70,7 +72,8 @@ static bool spool_append(Spool *spool, const char *folder, const void *item, siz
 
 static int64_t spool_bytes(const Spool *spool) { return spool->file.bytes + (int64_t)spool->used; }
 
-/* The next part of what was spooled, from byte `at` on; the caller steps on by *size, which is 0 at the end. */
+/* Reads the next part of the spool from byte `at` on; the caller advances by *size, which is 0 at
+ * the end. */
 static bool spool_read(const Spool *spool, int64_t at, void *part, size_t *size, Error *error) {
     bool written = at < spool->file.bytes;
     int64_t left = (written ? spool->file.bytes : spool_bytes(spool)) - at;
@@ -104,7 +107,8 @@ static bool output_open(OutputFile *output, const char *prefix, const char *suff
     return output->hash || error_set(error, ERROR_MEMORY, "no memory to write %s; free some", output->file.path);
 }
 
-/* Also of a file that failed to open or was committed; what has only a temporary name disappears. */
+/* Closes a file, also one that failed to open or was committed; a file with only a temporary name
+ * disappears. */
 static void output_close(OutputFile *output) {
     file_close(&output->file);
     if (output->hash) XXH3_freeState(output->hash);
@@ -136,7 +140,8 @@ static bool output_sync(OutputFile *output, Error *error) { return output_flush(
 
 /* -- Tokens ------------------------------------------------------------------------------------------------------ */
 
-/* PREFIX.tokenizer is replaced as a whole, so it must be a folder with nothing but the files of a tokenizer. */
+/* PREFIX.tokenizer is replaced as a whole, so it must be a folder with only the files of a
+ * tokenizer. */
 static bool check_tokenizer(const char *prefix, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s.tokenizer", prefix);
     SCOPED(file_list_free) FileList list = {0};
@@ -152,8 +157,8 @@ static bool check_tokenizer(const char *prefix, Error *error) {
     return true;
 }
 
-/* Removes what a killed writer of the same shard left. Called once the writer's own file is there and locked: so of two
- * writers that start at once no two go on. */
+/* Removes the files that a killed writer of the same shard left. Called when the writer's own file
+ * exists and is locked, so of two concurrent writers at most one continues. */
 static bool be_alone(ShardWriter *writer, Error *error) {
     static const char *const parts[] = {".bin.", ".idx.", SHARDS_FILE "."};
     const char *slash = strrchr(writer->prefix, '/'), *name = slash ? slash + 1 : writer->prefix;
@@ -183,7 +188,7 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
     return NULL;
 }
 
-/* The path of the tokenizer until the shard is complete. The caller frees. */
+/* Returns the path of the tokenizer until the shard is complete. The caller frees. */
 static char *tokenizer_next(const ShardWriter *writer) {
     SCOPED_FREE char *name = memory_format("%s.tokenizer", writer->prefix);
     return shard_next(name);
@@ -220,7 +225,7 @@ void shard_writer_cancel(ShardWriter *writer) {
     free(writer);
 }
 
-/* One loop for each token type. Returns the largest token; a negative one comes out above INT32_MAX. */
+/* One loop per token type. Returns the largest token; a negative one comes out above INT32_MAX. */
 #define STORE_TOKENS(NAME, TYPE)                                                                   \
     static uint32_t NAME(TYPE *restrict target, const int32_t *restrict tokens, size_t count) {    \
         uint32_t largest = 0;                                                                      \
@@ -349,7 +354,7 @@ static bool write_index(ShardWriter *writer, Error *error) {
                   write_offsets(file, &writer->lengths, writer->token_bytes, error) && write_u64(file, 0, error) &&
                   write_spool(file, &writer->ends, error) && output_flush(file, error);
     file->blocks = NULL;
-    XXH3_64bits_reset(file->hash); /* from here on of the checksums of blocks */
+    XXH3_64bits_reset(file->hash); /* from here on, the hash of the block checksums */
     return arrays && write_spool(file, &writer->token_blocks, error) && write_spool(file, &writer->index_blocks, error) &&
            output_flush(file, error) && write_trailer(writer, file, error);
 }
@@ -366,13 +371,13 @@ bool shard_tokenizer_write(const char *tokenizer, const char *template, const ch
            (!*template || tokenizer_put_template(folder, template, error));
 }
 
-/* Brings the tokenizer to the disk. */
+/* Writes the tokenizer to disk. */
 static bool prepare_tokenizer(const ShardWriter *writer, Error *error) {
     SCOPED_FREE char *folder = tokenizer_next(writer);
     return !writer->tokenizer || shard_tokenizer_write(writer->tokenizer, writer->template, folder, error);
 }
 
-/* Brings both files to the disk, under their temporary names. */
+/* Writes both files to disk, under their temporary names. */
 static bool prepare(ShardWriter *writer, Error *error) {
     assert(writer->open_tokens == 0);
     if (writer->sequence_count == 0)
@@ -381,12 +386,13 @@ static bool prepare(ShardWriter *writer, Error *error) {
            output_open(&writer->index, writer->prefix, ".idx", writer->folder, &writer->index_blocks, error) && write_index(writer, error);
 }
 
-/* From here on both files wait for their names. */
+/* Renames both files to NAME.next, where they wait for their names. */
 static bool commit(ShardWriter *writer, Error *error) {
     return file_replace_commit(&writer->tokens.file, error) && file_replace_commit(&writer->index.file, error);
 }
 
-/* The file, which is opened first, is locked while shards without a lock wait: so another writer of them is refused. */
+/* The file is opened first and stays locked while the shards wait without a lock, so another writer
+ * of them is refused. */
 static bool commit_all(ShardWriter *const *writers, int count, const ShardsFile *file, Error *error) {
     SCOPED_FREE char *next = file ? shard_next(file->path) : NULL;
     SCOPED(file_close) File promise = {0};
@@ -395,13 +401,13 @@ static bool commit_all(ShardWriter *const *writers, int count, const ShardsFile 
         !file || (file_replace_begin(&promise, next, error) && file_append(&promise, file->text, (int64_t)strlen(file->text), error));
     for (int i = 0; i < count && good; i++) good = commit(writers[i], error);
     bool promised = good && (!file || file_replace_commit(&promise, error));
-    /* A commit that failed after its rename may be there: what it promises stays unless it is gone. */
+    /* A commit that failed after its rename may exist; the shards stay unless it can be removed. */
     bool stays = promised || (good && file && !file_remove(next, &ignored));
     for (int i = 0; i < count; i++) writers[i]->owns = !stays;
     return promised;
 }
 
-/* An older shard's does not belong to one that is written without. */
+/* Removes the tokenizer of an older shard if this one has none. */
 static bool retire_tokenizer(const ShardWriter *writer, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s.tokenizer", writer->prefix);
     return writer->tokenizer || file_remove(folder, error);

@@ -1,5 +1,6 @@
-/* New special tokens: a list of their texts, with commas between, takes the ids behind those of a tokenizer. Called when a model folder is
- * written with a larger vocabulary. Owns nothing beyond a call. */
+/* New special tokens: the texts of a comma-separated list take the ids after the tokenizer's last
+ * id. Called when a model folder is written with a larger vocabulary. Owns nothing beyond a
+ * call. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@
 #include "base/strings.h"
 #include "token/token_internal.h"
 
-/* The next text of a list, for free(); NULL behind the last one. */
+/* Returns the next text of a list, for free(); NULL after the last. */
 static char *next_text(const char **rest) {
     if (!*rest) return NULL;
     const char *text = *rest, *comma = strchr(text, ',');
@@ -59,7 +60,8 @@ static json_t *describe(const char *text, int32_t id) {
     return token;
 }
 
-/* Gives each text to the list of a tokenizer.json, or to the object by ids that older folders have in tokenizer_config.json. */
+/* Adds each text to the list of a tokenizer.json, or to the object keyed by id in the
+ * tokenizer_config.json of older folders. */
 static void put_tokens(json_t *into, const char *list, int32_t first) {
     const char *rest = list;
     for (int32_t id = first;; id++) {
@@ -71,7 +73,7 @@ static void put_tokens(json_t *into, const char *list, int32_t first) {
     }
 }
 
-/* Adds the tokens to a member of a file; a file without it stays as it is. */
+/* Adds the tokens to a member of a file; a file without the member is not changed. */
 static bool add_to_file(const char *folder, const char *name, const char *member, const char *list, int32_t first, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
     if (!file_exists(path)) return true;

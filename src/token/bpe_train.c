@@ -1,9 +1,9 @@
-/* Learns a byte-level BPE vocabulary. Documents are divided into words by a pre-tokenizer and counted in a table;
- * then the most frequent pair of adjacent symbols becomes a token, again and again. Counts of pairs are kept up to
- * date: a merge touches only the words that hold its pair. A heap gives the next pair; an entry whose count is out
- * of date goes back with the right one. Pairs that count alike are taken by their ids, lower first, which is the
- * order of the `tokenizers` library, so the same text gives the same file. A trainer owns everything until
- * tokenizer_trainer_free. */
+/* Learns a byte-level BPE vocabulary. A pre-tokenizer divides documents into words, which are
+ * counted in a table. Then the most frequent pair of adjacent symbols becomes a token, again and
+ * again. Pair counts are updated incrementally: a merge touches only the words with its pair. A
+ * heap gives the next pair; an entry with an outdated count is pushed again with the right one.
+ * Ties go to the lower ids, as in the `tokenizers` library, so the same text gives the same file. A
+ * trainer owns everything until tokenizer_trainer_free. */
 #include <assert.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -17,14 +17,15 @@
 
 enum { END_OF_TEXT = 0, FIRST_BYTE = 1, CHUNK = 1 << 22, WORDS_LIMIT = INT32_MAX };
 
-/* A pair that may be merged, how often it was seen when it became a candidate, and the words that may hold it. */
+/* A pair that may be merged, its count when it became a candidate, and the words that may contain
+ * it. */
 typedef struct Candidate {
     int64_t count;
     uint64_t pair;
     uint32_t *words, word_count;
 } Candidate;
 
-/* Words by their bytes; the id in the map is the index of the count. */
+/* Words by their bytes; the map's id is the index of the count. */
 typedef struct WordCounts {
     TokenMap words;
     int64_t *counts;
@@ -36,16 +37,16 @@ struct TokenizerTrainer {
     Regex *regex;
     WordCounts total;
 
-    /* While learning: symbols of all words, end to end. */
+    /* While learning: the symbols of all words, concatenated. */
     int32_t *symbols;
     size_t *start;
     uint32_t *length;
-    PairMap pairs; /* pair to its count, which is never negative */
+    PairMap pairs; /* counts by pair, never negative */
     Candidate *heap;
     size_t heap_count, heap_capacity;
 
-    TokenMap spelled; /* tokens as bytes */
-    Span *token;      /* their bytes; owned, except of <|endoftext|> */
+    TokenMap spelled; /* ids by the tokens' bytes */
+    Span *token;      /* the tokens' bytes; owned, except those of <|endoftext|> */
     int32_t token_count;
     uint64_t *merges; /* left << 32 | right */
     size_t merge_count;
@@ -101,7 +102,8 @@ static bool count_chunk(const Regex *regex, Span text, WordCounts *counts, Error
 
 static bool is_plain(char byte) { return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || byte == '.' || byte == ','; }
 
-/* Where a long text may be cut without changing a word: a line end between two letters. */
+/* Returns where a long text may be cut without changing a word: after a newline between two
+ * characters of is_plain. */
 static size_t chunk_end(Span text, size_t from) {
     size_t at = from + CHUNK;
     while (at < text.size) {
@@ -183,7 +185,7 @@ static int64_t *count_of(TokenizerTrainer *trainer, uint64_t pair) {
     return (int64_t *)count;
 }
 
-/* Pairs that one step found, with the words that hold them; not counted yet. */
+/* Pairs that one step found, with the words that contain them; not counted yet. */
 typedef struct Found {
     PairMap index;
     Candidate *items;
@@ -200,7 +202,7 @@ static void note_found(Found *found, uint64_t pair, uint32_t word) {
     if (item->word_count == 0 || item->words[item->word_count - 1] != word) array_append(item->words, item->word_count, word);
 }
 
-/* Found pairs become candidates, their words with them. */
+/* Turns the found pairs into candidates, which take over their words. */
 static void push_found(TokenizerTrainer *trainer, Found *found) {
     for (size_t i = 0; i < found->count; i++) {
         Candidate item = found->items[i];
@@ -220,7 +222,7 @@ static void add_token(TokenizerTrainer *trainer, const char *bytes, size_t size)
     trainer->token[trainer->token_count++] = (Span){copy, size};
 }
 
-/* Bytes get their ids in the order of the characters that they are written as. */
+/* Assigns ids to bytes in the order of the characters that represent them. */
 static void add_bytes(TokenizerTrainer *trainer, int32_t byte_id[BYTES]) {
     for (uint32_t character = 0; trainer->token_count < FIRST_BYTE + BYTES; character++)
         for (int byte = 0; byte < BYTES; byte++) {
@@ -230,7 +232,7 @@ static void add_bytes(TokenizerTrainer *trainer, int32_t byte_id[BYTES]) {
         }
 }
 
-/* Words become symbols, and all their pairs are counted. */
+/* Converts words to symbols and counts all their pairs. */
 static void lay_out(TokenizerTrainer *trainer) {
     const TokenMap *words = &trainer->total.words;
     int32_t byte_id[BYTES];
@@ -290,7 +292,7 @@ static void merge_in_word(TokenizerTrainer *trainer, uint32_t word, int32_t left
     trainer->length[word] = kept;
 }
 
-/* The token that two make: it may be there already, made of other parts. */
+/* Returns the token that two tokens form; other parts may have formed it already. */
 static int32_t join(TokenizerTrainer *trainer, int32_t left, int32_t right) {
     SCOPED(buffer_free) Buffer bytes = {0};
     buffer_append(&bytes, trainer->token[left].bytes, trainer->token[left].size);
@@ -346,7 +348,7 @@ static json_t *spelled_vocabulary(const TokenizerTrainer *trainer) {
     return vocabulary;
 }
 
-/* "left right": the form that all versions of the library read. */
+/* Spells each merge as "left right", the form that all versions of the library read. */
 static json_t *spelled_merges(const TokenizerTrainer *trainer) {
     json_t *merges = json_array();
     for (size_t i = 0; i < trainer->merge_count; i++) {

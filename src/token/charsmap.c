@@ -1,7 +1,8 @@
-/* SentencePiece's normalisation: a map of character sequences to texts (a double array and the texts, each ended by a
- * zero byte) and rules for white space. SentencePiece replaces the longest sequence at each place; `tokenizers`, whose
- * "Precompiled" has the same map, looks at each grapheme cluster as a whole if it is short and takes the shortest
- * sequence. A Charsmap owns copies of the map's parts. */
+/* SentencePiece's normalization: a map of character sequences to texts (a double array, and texts
+ * that each end with a zero byte) and rules for white space. SentencePiece replaces the longest
+ * sequence at each place. The "Precompiled" normalizer of `tokenizers` has the same map, but looks
+ * up each short grapheme cluster as a whole and takes the shortest sequence. A Charsmap owns copies
+ * of the map's parts. */
 #include <stdlib.h>
 #include <utf8proc.h>
 
@@ -21,7 +22,8 @@ void charsmap_free(Charsmap *map) {
 
 static bool is_ascii_letter(size_t byte) { return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z'); }
 
-/* Visits every node once: their values must lie inside the texts; and see `joins_spaces`. */
+/* Visits every node once. Returns whether all values lie inside the texts; also sets
+ * `joins_spaces`. */
 static bool check_nodes(Charsmap *map) {
     const DoubleArray *trie = &map->trie;
     SCOPED_FREE bool *seen = memory_allocate(trie->count);
@@ -59,7 +61,8 @@ bool charsmap_read(Charsmap *map, Span blob, Error *error) {
     return check_nodes(map) || error_set(error, ERROR_DATA, "its map of characters is damaged");
 }
 
-/* The bytes of the longest, or shortest, sequence that `text` begins with, and what it becomes; 0 for none. */
+/* Finds the longest, or shortest, sequence that `text` begins with, and its replacement. Returns
+ * the sequence's bytes; 0: none. */
 static size_t find_sequence(const Charsmap *map, Span text, bool shortest, Span *to) {
     if (!map->texts) return 0;
     size_t base = double_array_base(&map->trie, 0), found = 0;
@@ -74,9 +77,10 @@ static size_t find_sequence(const Charsmap *map, Span text, bool shortest, Span 
     return found;
 }
 
-/* -- As SentencePiece ---------------------------------------------------------------------------------------------- */
+/* -- SentencePiece ------------------------------------------------------------------------------------------------- */
 
-/* What the next character or sequence of a text becomes; a byte that is not UTF-8 becomes U+FFFD. Returns its bytes. */
+/* Finds the replacement of the next character or sequence of a text; a byte that is not UTF-8
+ * becomes U+FFFD. Returns the bytes that are replaced. */
 static size_t next_piece(const Tokenizer *tokenizer, const Charsmap *map, Span text, Span *to) {
     size_t size = 0, character;
     if (tokenizer->symbols.first[(unsigned char)text.bytes[0]] &&
@@ -95,7 +99,8 @@ static bool ends_with(Span text, Span end) {
     return text.size >= end.size && memcmp(text.bytes + text.size - end.size, end.bytes, end.size) == 0;
 }
 
-/* Appends what a piece becomes; `spaced`: the piece before ended with a space, and more are left out. */
+/* Appends the replacement of a piece. With `spaced`, the previous piece ended with a space, and
+ * leading spaces are skipped. */
 static bool append_piece(const Whitespace *rules, Span space, bool spaced, Span piece, Buffer *out) {
     while (spaced && piece.size > 0 && piece.bytes[0] == ' ') piece.bytes++, piece.size--;
     if (rules->escape && memchr(piece.bytes, ' ', piece.size)) text_replace(out, piece, (Span){" ", 1}, space);
@@ -124,7 +129,7 @@ void charsmap_normalize(const Tokenizer *tokenizer, const NormalStep *step, Span
     if (rules->prefix && rules->suffix) buffer_append(out, space.bytes, space.size);
 }
 
-/* -- As `tokenizers` ----------------------------------------------------------------------------------------------- */
+/* -- `tokenizers` -------------------------------------------------------------------------------------------------- */
 
 static size_t cluster_size(const char *text, size_t length) {
     utf8proc_int32_t state = 0;

@@ -1,12 +1,15 @@
-/* Where a text may be cut so that its parts, encoded one by one, give the ids of the whole. Two kinds of places are
- * known, and a tokenizer allows each, or not, by the steps that it is made of:
+/* Finds places where a text may be cut so that its parts, encoded separately, give the ids of the
+ * whole. There are two kinds of places; the tokenizer's steps decide which of them it allows:
  *
- *   before a space between two ASCII letters: no word goes on from a letter to a space behind it;
- *   behind a line feed that follows no white space and precedes a letter: no word of a known regular expression goes on
- *   from a line feed to a letter.
+ * CUT_SPACE: before a space between two ASCII letters, because no word continues from a letter to a
+ * space after it.
  *
- * Both hold whatever stands before and behind: the steps read from left to right, normal forms join nothing to a space,
- * a line feed or an ASCII letter, and what a step puts in front of a text TOKENIZER_CONTINUED leaves out. */
+ * CUT_LINE: after a newline that follows a visible character and precedes a letter, because no word
+ * of a known regular expression continues from a newline to a letter.
+ *
+ * Both hold for any surrounding text: the steps read from left to right, normal forms join nothing
+ * to a space, a newline or an ASCII letter, and TOKENIZER_CONTINUED omits the prefix that a step
+ * adds to a text. */
 #include "token/token_internal.h"
 
 static const char metaspace[] = "\xE2\x96\x81";
@@ -15,7 +18,8 @@ static const char metaspace[] = "\xE2\x96\x81";
 
 static bool is_space(const Pattern *pattern) { return !pattern->regex && pattern->text.size == 1 && pattern->text.bytes[0] == ' '; }
 
-/* Sums of scores from the start of a text are not those of its parts. */
+/* Returns whether the step treats parts like the whole. Scores rule it out, because sums from the
+ * start of a text differ from sums of its parts. */
 static bool pieces_keep_apart(const Tokenizer *tokenizer, const NormalStep *step) {
     return !tokenizer->scores && !step->charsmap.joins_spaces && step->whitespace.escape && !step->whitespace.suffix;
 }
@@ -33,14 +37,14 @@ static bool normals_keep_apart(const Tokenizer *tokenizer) {
     return true;
 }
 
-/* Words that an expression finds, which become bytes. */
+/* Returns the cuts of byte-level tokenizers, whose words are found by regular expressions. */
 static unsigned cuts_of_expressions(const Tokenizer *tokenizer) {
     unsigned cuts = CUT_SPACE | CUT_LINE;
     bool divided = false;
     for (int i = 0; i < tokenizer->split_count; i++) {
         const SplitStep *step = &tokenizer->splits[i];
         if (step->kind == SPLIT_PREFIX_SPACE) {
-            cuts &= CUT_SPACE; /* none is put before a text that begins with one */
+            cuts &= CUT_SPACE; /* no space is added to a text that begins with a space */
             continue;
         }
         RegexDivision division = step->pattern.regex ? regex_division(step->pattern.regex) : DIVIDES_UNKNOWN;
@@ -50,8 +54,9 @@ static unsigned cuts_of_expressions(const Tokenizer *tokenizer) {
     return divided ? cuts : 0;
 }
 
-/* Words that begin with U+2581, by a step or by the merges of the model. A space is U+2581 by then, so that nothing is
- * divided at spaces (Gemma), or none is left (WhitespaceSplit). */
+/* Returns the cuts of tokenizers whose words begin with U+2581, by a step or by the model's merges.
+ * Spaces are U+2581 already, so a step that divides at spaces changes nothing (Gemma), or no space
+ * is left (WhitespaceSplit). */
 static unsigned cuts_of_metaspaces(const Tokenizer *tokenizer) {
     bool divided = tokenizer->space_begins_words, replaced = false;
     for (int i = 0; i < tokenizer->normal_count; i++) replaced = replaced || tokenizer->normals[i].kind == NORMAL_REPLACE;
@@ -75,7 +80,8 @@ void cuts_find(Tokenizer *tokenizer) {
 
 static bool is_ascii_letter(char byte) { return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z'); }
 
-/* Letters that combine with nothing before them: ASCII, kana, Han and Hangul syllables. */
+/* Returns whether the text begins with a letter that combines with nothing before it: ASCII, kana,
+ * Han or a Hangul syllable. */
 static bool begins_with_letter(const char *text, size_t size) {
     if (is_ascii_letter(text[0])) return true;
     if (size < 3 || text_well_formed(text, 3) != 3) return false;
@@ -84,7 +90,8 @@ static bool begins_with_letter(const char *text, size_t size) {
            (character >= 0x4E00 && character <= 0x9FA5) || (character >= 0xAC00 && character <= 0xD7A3);
 }
 
-/* Whether the character that ends at text[at], a line feed behind it, is neither white space nor a control character. */
+/* Returns whether the character that ends at text[at], before a newline, is neither white space nor
+ * a control character. */
 static bool is_visible(const char *text, size_t at) {
     if ((unsigned char)text[at] < 0x80) return text[at] > ' ' && text[at] != 0x7F;
     return at >= 2 && !is_ascii_letter(text[at - 2]) && begins_with_letter(text + at - 2, 3);

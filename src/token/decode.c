@@ -1,6 +1,6 @@
-/* Ids to bytes. What a token adds to a text is worked out once, when the tokenizer is read, for its place at the
- * start of a text and for any other; decoding then only looks it up, and strips the blanks that some tokenizers put
- * before a text. */
+/* Converts ids to bytes. The bytes of each token, at the start of a text and elsewhere, are
+ * computed once, when the tokenizer is read. Decoding only looks them up, and strips the blanks
+ * that some tokenizers put before a text. */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -13,7 +13,7 @@ static void replace_all(Buffer *text, Span from, Span to) {
     *text = out;
 }
 
-/* "<0xE2>" */
+/* Parses "<0xE2>". */
 int token_byte(Span text) {
     static const char digits[] = "0123456789ABCDEF0123456789abcdef";
     if (text.size != 6 || memcmp(text.bytes, "<0x", 3) != 0 || text.bytes[5] != '>') return -1;
@@ -51,8 +51,8 @@ static Decoded decode_into(Buffer *decoded, const Decoding *decoding, bool first
     return (Decoded){at, decoded->size - at, false};
 }
 
-/* What every token adds at the start of a text (`first`) or elsewhere. An added token comes before a word with the same
- * id. */
+/* Decodes every token, for the start of a text (`first`) or elsewhere. An added token replaces a
+ * word with the same id. */
 static Decoded *decode_all(Tokenizer *tokenizer, bool first) {
     const TokenMap *map = &tokenizer->contents;
     Decoded *all = memory_allocate((size_t)tokenizer->vocabulary * sizeof *all);

@@ -1,13 +1,14 @@
-/* Tries as double arrays, in the layout of the Darts library, which is also that of the character maps in SentencePiece's
- * files: unit `base ^ byte` is the child of a node for that byte when its label is the byte; the child for byte 0 holds
- * the value of a key that ends. A step is one load, which makes searching at every character of a text cheap. Reading is
- * safe on any units. Owned by whoever builds or copies one. */
+/* Tries as double arrays, in the layout of the Darts library, which SentencePiece's character maps
+ * also use: unit `base ^ byte` is a node's child for the byte if its label is the byte. The child
+ * for byte 0 holds the value of a key that ends. A step is one load, so searching at every
+ * character of a text is cheap. Reading is safe on any units. The caller that builds or copies an
+ * array owns it. */
 #include <stdlib.h>
 
 #include "base/array.h"
 #include "token/token_internal.h"
 
-/* A base is looked for in the last of the units only: those before them are nearly full. */
+/* A base is searched in the last OPEN_UNITS units only; earlier units are nearly full. */
 enum { BLOCK = 256, OPEN_UNITS = 16 * BLOCK, TAKEN = 1, BASE = 2, UNITS_LIMIT = 1 << 28 };
 #define LEAF_BIT (1u << 8)
 #define FAR_BIT (1u << 9)
@@ -30,7 +31,7 @@ bool double_array_copy(DoubleArray *array, const char *bytes, size_t size) {
 typedef struct Builder {
     DoubleArray *array;
     const TrieKey *keys;
-    unsigned char *marks; /* by unit: TAKEN, and BASE where it is some node's base */
+    unsigned char *marks; /* per unit: TAKEN, and BASE if it is the base of a node */
     size_t capacity;
 } Builder;
 
@@ -55,7 +56,7 @@ static void grow(Builder *builder) {
     builder->capacity = capacity;
 }
 
-/* The bytes that follow in a range of keys, in order; 0 first, if a key ends. */
+/* Lists the next bytes of a range of keys, in order; 0 first if a key ends. Returns their count. */
 static int labels_of(const Builder *builder, const Task *task, unsigned char labels[BLOCK]) {
     int count = 0;
     for (size_t i = task->first; i < task->end; i++) {
@@ -81,7 +82,7 @@ static size_t find_base(Builder *builder, size_t node, const unsigned char *labe
             if (!(builder->marks[at] & TAKEN) && fits(builder, node, at ^ labels[0], labels, count)) return at ^ labels[0];
 }
 
-/* Gives a node its children, and makes a task of each that is not a value. */
+/* Places the children of a node, and adds a task for each child that is not a value. */
 static void place(Builder *builder, const Task *task, Task **tasks, size_t *count) {
     unsigned char labels[BLOCK];
     int children = labels_of(builder, task, labels);

@@ -1,7 +1,8 @@
-/* Text to ids, in the order of the `tokenizers` library: added tokens are cut out of the raw text; what lies between
- * them is normalised; added tokens that are matched after normalisation are cut out; the rest is divided into words,
- * and words are merged. Ordinary words repeat, so each encoder keeps the ids of those that it saw lately. An encoder
- * owns all that changes while encoding; the tokenizer is shared. */
+/* Converts text to ids, in the order of the `tokenizers` library. Added tokens are cut out of the
+ * raw text; the rest is normalized; added tokens that match normalized text are cut out; the rest
+ * is divided into words, and words are merged. Ordinary words repeat, so each encoder caches the
+ * ids of recent words. An encoder owns all state that changes while encoding; the tokenizer is
+ * shared. */
 #include <stdlib.h>
 #include <utf8proc.h>
 
@@ -11,7 +12,7 @@
 
 enum { CACHE_WORD = 128, CACHE_SLOTS = 1 << 17, CACHE_BYTES = 1 << 23, TEXT_LIMIT = 1 << 30 };
 
-/* A word's bytes stand behind its ids in the arena; ids 0: free. Words without ids are not kept. */
+/* A word's bytes follow its ids in the arena; ids 0: free. Words without ids are not cached. */
 typedef struct CacheSlot {
     uint64_t hash;
     uint32_t at;
@@ -23,7 +24,7 @@ struct TokenizerEncoder {
     RegexScratch *scratch;
     Merger merger;
     Lattice lattice;
-    Buffer normal[2], steps[STEPS]; /* steps: text that a step of the pre-tokenizer rewrote */
+    Buffer normal[2], steps[STEPS]; /* steps: text rewritten by a step of the pre-tokenizer */
     CacheSlot *cache;
     char *arena;
     size_t arena_used, cache_count;
@@ -66,7 +67,7 @@ void token_ids_free(TokenIds *ids) {
 
 static CacheSlot *remember(TokenizerEncoder *encoder, CacheSlot *slot, uint64_t hash, Span word, const int32_t *ids, size_t count) {
     size_t size = count * sizeof *ids + ((word.size + 3) & ~(size_t)3);
-    if (encoder->arena_used + size > CACHE_BYTES || encoder->cache_count > CACHE_SLOTS / 2) { /* full: begin anew */
+    if (encoder->arena_used + size > CACHE_BYTES || encoder->cache_count > CACHE_SLOTS / 2) { /* full: start over */
         memset(encoder->cache, 0, CACHE_SLOTS * sizeof *encoder->cache);
         encoder->arena_used = encoder->cache_count = 0;
         slot = &encoder->cache[hash & (CACHE_SLOTS - 1)];
@@ -79,7 +80,7 @@ static CacheSlot *remember(TokenizerEncoder *encoder, CacheSlot *slot, uint64_t 
     return slot;
 }
 
-/* The free slot of a word that is not kept, or its own. */
+/* Returns the slot of a word; if the word is not cached, the free slot for it. */
 static CacheSlot *find_slot(const TokenizerEncoder *encoder, uint64_t hash, Span word) {
     for (size_t place = hash & (CACHE_SLOTS - 1);; place = (place + 1) & (CACHE_SLOTS - 1)) {
         CacheSlot *slot = &encoder->cache[place];
@@ -95,7 +96,8 @@ static int32_t cached_id(const TokenizerEncoder *encoder, const CacheSlot *slot,
     return id;
 }
 
-/* Behind the ids of a unigram model's word stands for which sums of scores before it they hold. */
+/* Appends the cached ids if they hold after the text so far. The last entry of a unigram word is
+ * the bound of unigram_encode_word. Returns false if they do not hold. */
 static bool use_cached_unigram(TokenizerEncoder *encoder, const CacheSlot *slot) {
     const Tokenizer *tokenizer = encoder->tokenizer;
     double score = unigram_start(encoder->lattice.score);
@@ -112,7 +114,8 @@ static bool use_cached_unigram(TokenizerEncoder *encoder, const CacheSlot *slot)
     return true;
 }
 
-/* Plain text and other text of the same bytes may have different tokens. */
+/* With TOKENIZER_PLAIN_SPECIAL, the same bytes may have different tokens, so the flag is part of
+ * the hash. */
 static uint64_t hash_word(const TokenizerEncoder *encoder, Span word) {
     return hash_bytes(word.bytes, word.size) ^ (encoder->flags & TOKENIZER_PLAIN_SPECIAL);
 }
@@ -156,7 +159,8 @@ static void encode_word(TokenizerEncoder *encoder, Span word) {
 static const char metaspace[] = "\xE2\x96\x81";
 enum { METASPACE = sizeof metaspace - 1 };
 
-/* Where no merge reaches over the start of a run of U+2581, a long text is cut there, with the same result. */
+/* If no merge crosses the start of a run of U+2581, cuts a long text there; the ids are the
+ * same. */
 static void encode_pre_token(TokenizerEncoder *encoder, Span text) {
     size_t start = 0, at = 0;
     while (encoder->tokenizer->space_begins_words && at < text.size) {
@@ -176,8 +180,8 @@ static void encode_pre_token(TokenizerEncoder *encoder, Span text) {
 
 static bool divide(TokenizerEncoder *encoder, int step, Span text, bool at_start, Error *error);
 
-/* What one step makes of a text: matches and what lies between them arrive in order; `behavior` says how they are
- * joined. */
+/* The output of one step on a text. Matches and the text between them arrive in order; `behavior`
+ * says how to join them. */
 typedef struct Division {
     TokenizerEncoder *encoder;
     int next;
@@ -185,7 +189,7 @@ typedef struct Division {
     bool at_start;
     SplitBehavior behavior;
     bool waiting, waiting_matched;
-    size_t start, end; /* of what waits */
+    size_t start, end; /* bounds of the waiting part */
 } Division;
 
 static bool pass_on(Division *division, size_t start, size_t end, Error *error) {
@@ -223,7 +227,7 @@ static bool take(Division *division, bool matched, size_t start, size_t end, Err
     return true;
 }
 
-/* An empty match divides the text where it lies. */
+/* An empty match divides the text at its place. */
 static bool divide_by_pattern(Division *division, const SplitStep *step, Error *error) {
     Span text = division->text;
     RegexSearch search = {.scratch = division->encoder->scratch, .text = text};
@@ -241,7 +245,8 @@ static bool divide_by_pattern(Division *division, const SplitStep *step, Error *
     return pass_waiting(division, error);
 }
 
-/* A copy of the text behind a space; the text itself if it begins with one. */
+/* Returns a copy of the text with a space in front, or the text itself if it begins with a
+ * space. */
 static Span with_space(Buffer *buffer, Span text) {
     if (text.bytes[0] == ' ') return text;
     buffer->size = 0;
@@ -250,7 +255,7 @@ static Span with_space(Buffer *buffer, Span text) {
     return buffer_span(buffer);
 }
 
-/* Spaces become the step's character; then one may be put in front. */
+/* Replaces spaces by the step's character, and may put one in front of the text. */
 static Span with_metaspaces(Buffer *buffer, const SplitStep *step, Span text, bool at_start) {
     Span mark = buffer_span(&step->pattern.text);
     bool marked = text.bytes[0] == ' ' || (text.size >= mark.size && memcmp(text.bytes, mark.bytes, mark.size) == 0);
@@ -293,8 +298,8 @@ static bool encode_between(TokenizerEncoder *encoder, bool raw, Span text, bool 
     return raw ? encode_raw(encoder, text, at_start, error) : divide(encoder, 0, text, at_start, error);
 }
 
-/* Whether a match counts; its bounds take in the white space that the token wants. `taken` is where the text before
- * it begins. */
+/* Returns whether a match counts, and extends its bounds over the white space that the token
+ * strips. `taken` is the start of the text before the match. */
 static bool accept(const TokenizerEncoder *encoder, const AddedToken *token, Span text, size_t taken, size_t *start, size_t *end) {
     if (token->special && (encoder->flags & TOKENIZER_PLAIN_SPECIAL)) return false;
     if (token->single_word &&
@@ -308,7 +313,7 @@ static bool accept(const TokenizerEncoder *encoder, const AddedToken *token, Spa
     return true;
 }
 
-/* Cuts out the added tokens of one trie and encodes what lies between them. */
+/* Cuts out the added tokens of one trie and encodes the text between them. */
 static bool encode_around_added(TokenizerEncoder *encoder, bool raw, Span text, bool at_start, Error *error) {
     const Trie *trie = raw ? &encoder->tokenizer->raw : &encoder->tokenizer->normal;
     size_t taken = 0, matched = 0;
@@ -339,7 +344,8 @@ static bool encode_well_formed(TokenizerEncoder *encoder, Span text, bool at_sta
     return encode_around_added(encoder, false, normal, at_start, error);
 }
 
-/* Text without raw added tokens: well-formed stretches, and between them ill-formed ones, each one word. */
+/* Encodes text without raw added tokens: well-formed stretches, and each ill-formed stretch as one
+ * word. */
 static bool encode_raw(TokenizerEncoder *encoder, Span text, bool at_start, Error *error) {
     if (encoder->tokenizer->sentencepiece) return encode_well_formed(encoder, text, at_start, error);
     for (size_t at = 0; at < text.size;) {

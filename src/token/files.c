@@ -1,6 +1,7 @@
-/* The files of a tokenizer: where they are in a folder, what the side files say together, and copies of all of them, which
- * travel with what they made. A side file is absent, read or an error, and an error is never absence. Owns nothing beyond
- * a call. Called when shards are packed, when a run starts, and by whoever reads either. */
+/* The files of a tokenizer: where they are in a folder, the combined content of the side files, and
+ * copies of all of them. A side file is absent, readable or an error; an error is never taken as
+ * absence. Owns nothing beyond a call. Called when shards are packed, when a run starts, and by
+ * readers of both. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,11 +13,11 @@
 #include "token/token_internal.h"
 
 enum { FILE_LIMIT = 256 << 20 };
-/* The first of these in a folder holds its tokens. */
+/* The first of these files in a folder holds its tokens. */
 static const char *const token_files[] = {"tokenizer.json", "tokenizer.model", "tekken.json"};
 #define CONFIG_FILE "tokenizer_config.json"
 #define TEMPLATE_FILE "chat_template.jinja"
-#define TEMPLATE_FOLDER "additional_chat_templates" /* with NAME.jinja for each further template */
+#define TEMPLATE_FOLDER "additional_chat_templates" /* has NAME.jinja for each additional template */
 static const char *const side_files[] = {CONFIG_FILE, "special_tokens_map.json", "added_tokens.json"};
 enum { TOKEN_FILES = sizeof token_files / sizeof *token_files, SIDE_FILES = sizeof side_files / sizeof *side_files };
 
@@ -29,29 +30,30 @@ char *tokenizer_find(const char *folder) {
     return NULL;
 }
 
-/* The file that a path or a folder means, which need not be there; the caller frees. */
+/* Returns the file that a path or a folder means, which may not exist; the caller frees. */
 static char *file_of(const char *path) {
     char *found = tokenizer_find(path);
     if (found) return found;
     return file_kind(path, NULL) == FILE_FOLDER ? memory_format("%s/%s", path, token_files[0]) : memory_copy_string(path);
 }
 
-/* A file in the folder of another one; the caller frees. */
+/* Returns the path of a file in the same folder as `file`; the caller frees. */
 static char *beside(const char *file, const char *name) {
     const char *slash = strrchr(file, '/');
     return memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, name);
 }
 
-/* After a failure: true if the file or folder is absent, which is not an error here. */
+/* Returns, after a failure, whether the file or folder is absent, which is not an error here. */
 static bool is_absent(Error *error) { return error->finding == FINDING_ABSENT || error_recode(error, ERROR_DATA); }
 
-/* A file that may be absent: then *content is NULL. */
+/* Reads a file that may be absent; *content is then NULL. */
 static bool read_optional(const char *path, char **content, int64_t *bytes, Error *error) {
     *content = file_read(path, FILE_LIMIT, bytes, error);
     return *content || is_absent(error);
 }
 
-/* The names of the templates in a folder that may be absent, without ".jinja", for file_list_free. */
+/* Lists the templates of a folder that may be absent, by name without ".jinja", for
+ * file_list_free. */
 static bool list_templates(const char *folder, FileList *names, Error *error) {
     static const char ending[] = ".jinja";
     SCOPED(file_list_free) FileList files = {0};
@@ -69,8 +71,9 @@ static bool read_beside(const char *file, const char *name, json_t **object, Err
     return json_read_optional(path, object, ERROR_DATA, error);
 }
 
-/* The two files of old folders count where tokenizer_config.json has no added_tokens_decoder: the special tokens of one go
- * before those of tokenizer_config.json, the texts and ids of the other are added tokens. */
+/* Reads the two files of old folders if tokenizer_config.json has no added_tokens_decoder. The
+ * special tokens of special_tokens_map.json take precedence over those of tokenizer_config.json;
+ * added_tokens.json gives the texts and ids of added tokens. */
 static bool add_old_files(const char *file, json_t *config, Error *error) {
     json_t *special = NULL, *added = NULL;
     bool good = read_beside(file, "special_tokens_map.json", &special, error) && read_beside(file, "added_tokens.json", &added, error);
@@ -93,7 +96,8 @@ static bool add_template(json_t *list, const char *name, const char *path, Error
     return good;
 }
 
-/* Templates in files take the place of those in tokenizer_config.json, and have the form of several there. */
+/* Templates in files replace those of tokenizer_config.json; they are stored in its form for
+ * several templates. */
 static bool add_templates(const char *file, json_t *config, Error *error) {
     SCOPED(file_list_free) FileList names = {0};
     SCOPED_FREE char *plain = beside(file, TEMPLATE_FILE), *folder = beside(file, TEMPLATE_FOLDER);
@@ -118,7 +122,7 @@ static json_t *read_side_files(const char *file, Error *error) {
 
 /* -- All files ------------------------------------------------------------------------------------------------------- */
 
-/* The class of transformers' tokenizers depends on the class of models. */
+/* Reads model_type, because it decides which tokenizer class transformers uses. */
 static bool read_model_type(const char *file, char **type, Error *error) {
     json_t *model = NULL;
     bool good = read_beside(file, "config.json", &model, error);
@@ -143,7 +147,7 @@ static bool read_gguf(TokenizerFiles *files, const char *file, Error *error) {
     return files->config && take_made(files, made, JSON_INDENT(1), error);
 }
 
-/* A SentencePiece model with side files is what transformers makes of them. */
+/* Converts a SentencePiece model with side files to a tokenizer.json, as transformers does. */
 static bool use_side_files(TokenizerFiles *files, const char *file, Error *error) {
     SCOPED_FREE char *type = NULL;
     if (!memchr(files->tokens, 0, (size_t)files->bytes) || !json_object_size(files->config)) return true;
@@ -198,7 +202,7 @@ char *tokenizer_read(const char *path, int64_t *bytes, Error *error) {
 
 /* -- Copies ---------------------------------------------------------------------------------------------------------- */
 
-/* The name that other programs look for. */
+/* Returns the name that other programs look for. */
 static const char *name_of(const char *content, size_t size) {
     static const char tekken[] = "\"default_num_special_tokens\"";
     bool json = content[strspn(content, " \t\r\n")] == '{';
@@ -252,7 +256,8 @@ bool tokenizer_copy_side_files(const char *path, const char *folder, Error *erro
     return good && tokenizer_copy_templates(path, folder, error);
 }
 
-/* The configuration of a tokenizer that was made; templates that are files beside it are copied. */
+/* Writes the configuration of a converted tokenizer; templates in files beside the tokenizer are
+ * copied. */
 static bool write_config(const TokenizerFiles *files, const char *path, const char *folder, Error *error) {
     SCOPED_FREE char *to = memory_format("%s/" CONFIG_FILE, folder), *template = memory_format("%s/" TEMPLATE_FILE, folder);
     if (!gguf_is_file(path) && !tokenizer_copy_templates(path, folder, error)) return false;
@@ -278,7 +283,7 @@ bool tokenizer_copies(const char *name) {
     return !strcmp(name, TEMPLATE_FILE) || !strcmp(name, TEMPLATE_FOLDER);
 }
 
-/* Compares the members of the side files that decide ids; those of a tokenizer.json decide none. */
+/* Compares the members of the side files that decide ids; for a tokenizer.json, no member does. */
 static bool same_side_tokens(const TokenizerFiles *files, const TokenizerFiles *others) {
     static const char *const decide[] = {"pattern", "added_tokens_decoder"};
     bool same = true;

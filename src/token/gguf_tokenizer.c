@@ -1,9 +1,10 @@
-/* The tokenizer of a GGUF file, in both directions: its keys (tokenizer.ggml.*) as the tokenizer.json that says the same,
- * which read_json.c then judges like any other, and a tokenizer.json as keys. llama.cpp has two kinds that smelt has
- * too. "gpt2" is byte-level BPE with a list of merges and the name of a pre-tokenizer, whose regular expressions are in
- * llama.cpp itself and in a table here. "llama" is SentencePiece's BPE, which has a score for each token in place of
- * merges: whatever two tokens make a token merge, the best score first. What a file of the other kind cannot say is
- * refused. Owns nothing after it returns. */
+/* The tokenizer of a GGUF file, in both directions: its keys (tokenizer.ggml.*) to an equivalent
+ * tokenizer.json, which read_json.c then checks like any other, and a tokenizer.json to keys. smelt
+ * supports two of llama.cpp's kinds. "gpt2" is byte-level BPE with a list of merges and the name of
+ * a pre-tokenizer, whose regular expressions are in llama.cpp itself and in a table here. "llama"
+ * is SentencePiece's BPE, which has a score per token instead of merges: any two tokens whose text
+ * together is a token merge, the best score first. A tokenizer that the other format cannot express
+ * is refused. Owns nothing after it returns. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,24 +20,25 @@
 
 /* llama.cpp's token types. */
 enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE_BYTE };
-enum { TOKEN_LIMIT = 512, /* bytes of a token of the kind "llama", whose divisions are all tried */ SPLITS = 2 };
+enum { TOKEN_LIMIT = 512, /* bytes of a token of kind "llama", for which all divisions are tried */ SPLITS = 2 };
 #define META_SPACE "\xE2\x96\x81"
 #define KEY "tokenizer.ggml."
 #define TEMPLATE "tokenizer.chat_template"
-#define TEMPLATES "tokenizer.chat_templates" /* names of further ones, each at TEMPLATE.NAME */
+#define TEMPLATES "tokenizer.chat_templates" /* names of additional templates, each at TEMPLATE.NAME */
 
 /* -- Pre-tokenizers ------------------------------------------------------------------------------------------------ */
 
-/* What llama.cpp does to text under a name (llm_tokenizer_bpe in llama-vocab.cpp): divides it by each pattern in turn. */
+/* The pre-tokenizer that llama.cpp has under a name (llm_tokenizer_bpe in llama-vocab.cpp): divides
+ * text by each pattern in turn. */
 typedef struct PreTokenizer {
     const char *name;
     const char *patterns[SPLITS]; /* names for known_pattern, or "digit" */
     bool whole_words;             /* a word that is a token needs no merges */
-    bool composed;                /* its tokenizers compose characters first (NFC), which llama.cpp leaves out */
-    bool begins;                  /* the token that begins a text is put before it where the file does not say */
+    bool composed;                /* its tokenizers compose characters first (NFC); llama.cpp does not */
+    bool begins;                  /* the default of add_bos_token */
 } PreTokenizer;
 
-/* The first that fits is written. */
+/* When a file is written, the first match is used. */
 static const PreTokenizer pre_tokenizers[] = {
     {"gpt-2", {"gpt2"}, false, false, false},
     {"mpt", {"gpt2"}, false, true, false},
@@ -77,8 +79,8 @@ static bool is_true(const json_t *object, const char *key, bool usual) {
 
 static bool is_type(const json_t *object, const char *type) { return !strcmp(string_of(object, "type"), type); }
 
-/* The step of a part of a tokenizer.json at `index`: of a Sequence a member, else the part itself. NULL behind the
- * last. */
+/* Returns the step at `index` of a part of a tokenizer.json: a member of a Sequence, or else the
+ * part itself. NULL after the last step. */
 static const json_t *step_of(const json_t *part, const char *members, size_t index) {
     if (is_type(part, "Sequence")) return json_array_get(json_object_get(part, members), index);
     return index == 0 && !json_is_null(part) ? part : NULL;
@@ -96,7 +98,7 @@ typedef struct Token {
 typedef struct Tokens {
     Token *items; /* by id */
     size_t count;
-    TokenMap ids; /* of those that merge */
+    TokenMap ids; /* only of tokens that merge */
 } Tokens;
 
 static void tokens_free(Tokens *tokens) {
@@ -104,7 +106,7 @@ static void tokens_free(Tokens *tokens) {
     token_map_free(&tokens->ids);
 }
 
-/* Two tokens that make one. */
+/* Two tokens that form one. */
 typedef struct Merge {
     double score;
     const char *bytes;
@@ -112,7 +114,8 @@ typedef struct Merge {
     int32_t id;
 } Merge;
 
-/* As transformers sorts them (SentencePieceExtractor): the better score first, then the longer left token. */
+/* Compares in transformers' order (SentencePieceExtractor): the better score first, then the longer
+ * left token. */
 static int merge_compare(const void *left, const void *right) {
     const Merge *a = left, *b = right;
     if (a->score != b->score) return a->score < b->score ? 1 : -1;
@@ -120,7 +123,7 @@ static int merge_compare(const void *left, const void *right) {
     return a->size != b->size ? (a->size < b->size ? 1 : -1) : (a->id > b->id) - (a->id < b->id);
 }
 
-/* Every division of a token into two tokens. */
+/* Lists every division of a token into two tokens. */
 static bool list_merges(const Tokens *tokens, Merge **merges, size_t *count, Error *error) {
     *merges = NULL;
     *count = 0;
@@ -184,7 +187,7 @@ static bool read_tokens(Source *source) {
     return true;
 }
 
-/* The token whose id a key gives; NULL where it gives none. */
+/* Returns the token whose id a key gives; NULL: the key gives none. */
 static const Token *token_of(const Source *source, const char *key, int64_t *id) {
     bool given = gguf_integer(value_of(source->file, key), id) && *id >= 0 && (uint64_t)*id < source->tokens.count;
     return given ? &source->tokens.items[*id] : NULL;
@@ -196,8 +199,9 @@ static json_t *text_json(const Source *source, size_t id) {
     return text;
 }
 
-/* Special tokens behind all others are added tokens alone, as `tokenizers` writes them. Unused ones behind all others are
- * padding; one before them is a word without merges, because `tokenizers` counts added tokens without gaps behind the words. */
+/* Special tokens after all ordinary tokens become added tokens only, as `tokenizers` writes them.
+ * Unused tokens after all other tokens are padding. An unused token before the end becomes a word
+ * without merges, because `tokenizers` numbers added tokens after the words without gaps. */
 static bool put_vocabulary(const Source *source, json_t *vocabulary, json_t *added) {
     const Tokens *tokens = &source->tokens;
     size_t ordinary = 0, unused = 0;
@@ -242,7 +246,7 @@ static const PreTokenizer *find_pre_tokenizer(const Source *source) {
     return NULL;
 }
 
-/* Without merges every byte is a token, however text is divided. */
+/* Without merges every byte is a token, so no pattern is needed. */
 static json_t *pre_tokenizer_json(const PreTokenizer *pre, bool merges) {
     json_t *steps = json_array();
     if (!merges) {
@@ -281,7 +285,7 @@ static bool put_scored_merges(Source *source, json_t *merges) {
     return true;
 }
 
-/* {"type": "TemplateProcessing"} with the tokens that are put around a text; null where there are none. */
+/* Returns {"type": "TemplateProcessing"} with the tokens around a text; null if there are none. */
 static json_t *template_json(const Source *source, bool begins) {
     static const char *const ids[] = {"bos_token_id", "eos_token_id"};
     bool put[] = {boolean_of(source->file, "add_bos_token", begins), boolean_of(source->file, "add_eos_token", false)}, any = false;
@@ -307,7 +311,7 @@ static json_t *template_json(const Source *source, bool begins) {
     return post;
 }
 
-/* The fields of a tokenizer.json in their usual order; takes over the values. */
+/* Returns the fields of a tokenizer.json in their usual order; takes over the values. */
 static json_t *assemble(json_t *added, json_t *normalizer, json_t *pre, json_t *post, json_t *decoder, json_t *model) {
     return json_pack("{s:s, s:n, s:n, s:o, s:o, s:o, s:o, s:o, s:o}", "version", "1.0", "truncation", "padding", "added_tokens", added,
         "normalizer", normalizer, "pre_tokenizer", pre, "post_processor", post, "decoder", decoder, "model", model);
@@ -371,7 +375,7 @@ static void put_template(const Gguf *file, const char *key, const char *name, js
     if (template) json_array_append_new(list, json_pack("{s:s, s:o}", "name", name, "template", template));
 }
 
-/* The templates of chats: the usual one, and others by name. */
+/* Adds the chat templates: the default one, and others by name. */
 static void put_templates(const Gguf *file, json_t *config) {
     const GgufValue *names = gguf_find(file, TEMPLATES);
     json_auto_t *list = json_array();
@@ -386,7 +390,7 @@ static void put_templates(const Gguf *file, json_t *config) {
     else if (json_array_size(list)) json_object_set(config, "chat_template", json_object_get(json_array_get(list, 0), "template"));
 }
 
-/* The tokenizer_config.json: the special tokens, and the templates of chats. */
+/* Returns the tokenizer_config.json: the special tokens and the chat templates. */
 static json_t *config_json(Source *source) {
     static const char *const tokens[][2] = {{"bos_token", "bos_token_id"}, {"eos_token", "eos_token_id"}, {"unk_token", "unknown_token_id"},
         {"pad_token", "padding_token_id"}, {"sep_token", "seperator_token_id"}, {"cls_token", "cls_token_id"},
@@ -424,7 +428,7 @@ typedef struct Target {
     GgufWriter *writer;
     const json_t *tokenizer, *config, *origin;
     Tokens tokens;
-    char *padding; /* texts of tokens that only fill the rows of the table */
+    char *padding; /* texts of tokens that only pad the rows of the table */
     Error *error;
 } Target;
 
@@ -448,7 +452,7 @@ static int type_of_word(const Target *target, const char *text, size_t size, boo
     return scored && !strcmp(text, string_of(json_object_get(target->tokenizer, "model"), "unk_token")) ? TYPE_UNKNOWN : TYPE_NORMAL;
 }
 
-/* The tokens by id; rows without one are filled as llama.cpp's converter does. */
+/* Collects the tokens by id; rows without a token are padded as in llama.cpp's converter. */
 static bool collect_tokens(Target *target, int64_t rows, bool scored) {
     enum { PADDING_SIZE = 20 };
     const char *text;
@@ -474,14 +478,15 @@ static bool collect_tokens(Target *target, int64_t rows, bool scored) {
     return true;
 }
 
-/* Adds a pattern of a pre-tokenizer to those that were found. */
+/* Appends a pattern of a pre-tokenizer; returns false if there are too many. */
 static bool add_pattern(const char **found, int *count, const char *pattern) {
     if (*count == SPLITS) return false;
     found[(*count)++] = pattern;
     return true;
 }
 
-/* The patterns by which a pre-tokenizer divides text; false where it does something else too. */
+/* Finds the patterns by which a pre-tokenizer divides text; returns false if it does anything
+ * else. */
 static bool find_patterns(const json_t *part, const char **found, int *count) {
     const json_t *step;
     bool level = false;
@@ -509,13 +514,14 @@ static bool patterns_are(const PreTokenizer *pre, const char *const *found, int 
     return true;
 }
 
-/* A composing normalizer is left out there under every name, so it decides only which of two equal names is right. */
+/* Chooses the pre-tokenizer's name. llama.cpp never composes characters, so `composed` only selects
+ * between names with equal patterns. */
 static const PreTokenizer *choose_pre_tokenizer(const Target *target, bool composed) {
     const json_t *model = json_object_get(target->tokenizer, "model");
     const char *found[SPLITS];
     int count = 0;
     bool merges = json_array_size(json_object_get(model, "merges")) > 0, whole = is_true(model, "ignore_merges", false);
-    const PreTokenizer *chosen = merges ? NULL : pre_tokenizers; /* bytes, however they are divided */
+    const PreTokenizer *chosen = merges ? NULL : pre_tokenizers; /* without merges the division does not matter */
     bool known = find_patterns(json_object_get(target->tokenizer, "pre_tokenizer"), found, &count);
     for (int i = 0; i < PRE_TOKENIZERS && known && !chosen; i++) {
         const PreTokenizer *pre = &pre_tokenizers[i];
@@ -546,7 +552,8 @@ static bool put_byte_level(Target *target) {
     return true;
 }
 
-/* Spaces become U+2581, one of which is put before the text where *prefix says so; nothing else is done to it. */
+/* Returns whether the only change to text is that spaces become U+2581; *prefix: one U+2581 is put
+ * before the text. */
 static bool marks_spaces(const json_t *tokenizer, bool *prefix) {
     const json_t *normalizer = json_object_get(tokenizer, "normalizer"), *pre = json_object_get(tokenizer, "pre_tokenizer"), *step;
     bool replaces = false;
@@ -558,13 +565,13 @@ static bool marks_spaces(const json_t *tokenizer, bool *prefix) {
             replaces = true;
         else return false;
     }
-    if (replaces) /* then no space is left that a pre-tokenizer could divide at */
+    if (replaces) /* then no space is left for the pre-tokenizer to divide at */
         return !pre || json_is_null(pre) || (is_type(pre, "Split") && !strcmp(string_of(json_object_get(pre, "pattern"), "String"), " "));
     *prefix = *prefix || strcmp(string_of(pre, "prepend_scheme"), "never") != 0;
     return is_type(pre, "Metaspace") && !strcmp(string_of(pre, "replacement"), META_SPACE) && !is_true(pre, "split", true);
 }
 
-/* The text that a merge makes, in `space`. */
+/* Writes the text that a merge forms to `space`; returns its bytes. */
 static size_t merged_text(const json_t *merge, char space[2 * TOKEN_LIMIT + 2]) {
     const char *left = json_string_value(json_array_get(merge, 0)), *right = json_string_value(json_array_get(merge, 1));
     const char *both = json_string_value(merge), *blank = both ? strchr(both, ' ') : NULL;
@@ -574,8 +581,9 @@ static size_t merged_text(const json_t *merge, char space[2 * TOKEN_LIMIT + 2]) 
     return (size_t)snprintf(space, 2 * TOKEN_LIMIT + 2, "%.*s%s", (int)size, left, right);
 }
 
-/* Gives each token the score that puts its merges where the list has them: the first -1, and so on. The merges that the
- * scores then mean must be those of the list, but for the order of those that make the same token. */
+/* Gives each token a score by the place of its first merge in the list: -1, -2, and so on. The
+ * merges that these scores imply must be the merges of the list, except for the order among merges
+ * that form the same token. */
 static bool score_tokens(Target *target) {
     Tokens *tokens = &target->tokens;
     json_t *list = json_object_get(json_object_get(target->tokenizer, "model"), "merges"), *merge;
@@ -612,7 +620,8 @@ static bool put_scored(Target *target) {
     return true;
 }
 
-/* The id of a special token: by its text in tokenizer_config.json, else by its id in config.json; -1: there is none. */
+/* Returns the id of a special token: by its text in tokenizer_config.json, or else by its id in
+ * config.json; -1: none. */
 static int64_t special_id(const Target *target, const char *text_name, const char *id_name) {
     const json_t *token = json_object_get(target->config, text_name), *id = json_object_get(target->origin, id_name);
     const char *text = json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
@@ -622,7 +631,8 @@ static int64_t special_id(const Target *target, const char *text_name, const cha
     return json_is_integer(id) && (size_t)json_integer_value(id) < target->tokens.count ? json_integer_value(id) : -1;
 }
 
-/* The tokens that a template puts before and after a text, of which llama.cpp knows one each; -1: none. */
+/* Reads the tokens that a template puts before and after a text; llama.cpp supports one each. -1:
+ * none. */
 static bool read_template(const Target *target, int64_t around[2]) {
     const json_t *step, *item;
     size_t index;
@@ -643,7 +653,7 @@ static bool read_template(const Target *target, int64_t around[2]) {
     return true;
 }
 
-/* A GGUF file holds two more tokens that end a text, beside the one that is written. */
+/* Writes additional tokens that end a text: a GGUF file has room for two beside the first. */
 static void put_further_ends(const Target *target, int64_t written) {
     static const char *const keys[] = {KEY "eot_token_id", KEY "eom_token_id"};
     const json_t *ends = json_object_get(target->origin, "eos_token_id");
@@ -657,9 +667,10 @@ static void put_further_ends(const Target *target, int64_t written) {
     if (left) log_warn("%zu of the tokens that end a text are left out: a GGUF file holds three of them", left);
 }
 
-/* The keys are those of gguf-py's constants.py, but for cls_token_id, which only older versions of it have. */
+/* The keys are those of gguf-py's constants.py, except cls_token_id, which only its older versions
+ * have. */
 static bool put_special(const Target *target) {
-    enum { ENDS = 1, PUT = 2, NAMES = 7 }; /* the first two may be put around a text */
+    enum { ENDS = 1, PUT = 2, NAMES = 7 }; /* PUT: the first two may be put around a text */
     static const struct {
         const char *text, *id, *key;
     } names[NAMES] = {{"bos_token", "bos_token_id", KEY "bos_token_id"}, {"eos_token", "eos_token_id", KEY "eos_token_id"},
@@ -690,7 +701,7 @@ static void put_tokens(const Target *target) {
     for (size_t i = 0; i < tokens->count; i++) gguf_append_integer(target->writer, GGUF_I32, tokens->items[i].type);
 }
 
-/* A template is a text, or there are several by name, of which the usual one is called default. */
+/* Writes the chat template: one text, or several by name, the usual one being "default". */
 static void put_chat_templates(const Target *target) {
     json_t *given = json_object_get(target->config, "chat_template"), *item;
     json_auto_t *names = json_array();
@@ -709,7 +720,8 @@ static void put_chat_templates(const Target *target) {
     json_array_foreach(names, index, item) gguf_append_text(target->writer, json_string_value(item), json_string_length(item));
 }
 
-/* llama.cpp matches added tokens as they are: it leaves spaces beside them, and finds them within words. */
+/* llama.cpp matches added tokens literally: it keeps the spaces beside them, and finds them within
+ * words. */
 static void warn_of_flags(const Target *target) {
     static const char *const flags[] = {"lstrip", "rstrip", "single_word"};
     const json_t *list = json_object_get(target->tokenizer, "added_tokens"), *token, *first = NULL;

@@ -1,5 +1,6 @@
-/* Keys of JSON objects by their bytes and length. jansson has these functions since 2.14; for 2.13, which Ubuntu 22.04
- * has and which refuses keys with a zero byte when it reads, they are written here. */
+/* Keys of JSON objects by bytes and length. jansson has these functions since 2.14. They are
+ * implemented here for 2.13, which Ubuntu 22.04 has, and which cannot read keys with a zero
+ * byte. */
 #pragma once
 
 #include <jansson.h>
@@ -14,7 +15,7 @@ static inline json_t *json_object_getn(const json_t *object, const char *key, si
     return strlen(text) == length ? json_object_get(object, text) : NULL;
 }
 
-/* -1, as of jansson, where the object or the value is NULL, or the key has a zero byte. */
+/* Returns -1, like jansson, if the object or the value is NULL, or the key has a zero byte. */
 static inline int json_object_setn_new(json_t *object, const char *key, size_t length, json_t *value) {
     SCOPED_FREE char *text = memory_format("%.*s", (int)length, key);
     if (strlen(text) == length) return json_object_set_new(object, text, value);

@@ -1,7 +1,7 @@
-/* Byte-pair encoding of one word. Its characters (or bytes) become symbols; then the adjacent pair of the lowest
- * rank is merged, the leftmost first, until no pair merges. Short words scan for the lowest rank, which is quickest;
- * long ones keep a heap over a linked list, so a word of n characters takes O(n log n). A Merger owns the arrays and
- * is used by one encoder. */
+/* Byte-pair encoding of one word. Its characters (or bytes) become symbols; then the adjacent pair
+ * of the lowest rank is merged, the leftmost first, until no pair merges. Short words scan for the
+ * lowest rank, which is fastest. Long words use a heap over a linked list, so a word of n
+ * characters takes O(n log n). A Merger owns the arrays and is used by one encoder. */
 #include <stdlib.h>
 
 #include "base/array.h"
@@ -18,7 +18,7 @@ void merger_free(Merger *merger) {
     *merger = (Merger){.plain = merger->plain, .lost = merger->lost};
 }
 
-/* Room for one symbol per byte; the lists and the heap only where they are used. */
+/* Reserves one symbol per byte; the heap grows on demand. */
 static void reserve(Merger *merger, size_t length) {
     if (length <= merger->capacity) return;
     merger_free(merger);
@@ -39,10 +39,10 @@ static bool push_bytes(const Tokenizer *tokenizer, Merger *merger, const char *b
     return true;
 }
 
-/* Adjacent unknown characters are one symbol with fuse_unknown, also when fallen-back bytes lie between them: so
- * does the library. */
+/* With fuse_unknown, adjacent unknown characters are one symbol, even if byte tokens lie between
+ * them, as in `tokenizers`. */
 static void push_characters(const Tokenizer *tokenizer, Merger *merger, const char *word, size_t length) {
-    size_t unknown = 0; /* symbols that wait */
+    size_t unknown = 0; /* unknown symbols not yet appended */
     for (size_t at = 0, size; at < length; at += size) {
         int32_t id = TOKEN_NONE;
         size = 1;
@@ -124,19 +124,20 @@ static uint64_t heap_pop(Merger *merger) {
     return top;
 }
 
-/* Looks up the pair that begins at `at` anew. */
+/* Looks up the pair that begins at `at` again. */
 static void renew(const Tokenizer *tokenizer, Merger *merger, uint32_t at) {
     uint32_t next = merger->next[at];
     merger->pair[at] = next < merger->count ? find_merge(tokenizer, merger, merger->symbol[at], merger->symbol[next]) : PAIR_NONE;
     if (merger->pair[at] != PAIR_NONE) heap_push(merger, (merger->pair[at] >> 32) << 32 | at);
 }
 
-/* An entry is stale when the pair at its place has another rank by now; a place that was merged away has none. */
+/* A heap entry is stale if the pair at its place has another rank now; a place that was merged away
+ * has no pair. */
 static void merge_by_heap(const Tokenizer *tokenizer, Merger *merger) {
     uint32_t count = (uint32_t)merger->count;
     for (uint32_t i = 0; i < count; i++) {
         merger->next[i] = i + 1;
-        merger->previous[i] = i - 1; /* of the first: UINT32_MAX */
+        merger->previous[i] = i - 1; /* UINT32_MAX for the first */
         renew(tokenizer, merger, i);
     }
     while (merger->heap_count > 0) {

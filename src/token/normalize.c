@@ -1,13 +1,13 @@
-/* Normalisation of well-formed text before it is divided into words: Unicode's normal forms (by utf8proc),
- * replacing, prepending and stripping. Steps write to the two buffers of the caller in turn. Called by the encoder,
- * and for added tokens when a tokenizer is read. */
+/* Normalization of well-formed text before it is divided into words: Unicode's normal forms (by
+ * utf8proc), replacing, prepending and stripping. Steps alternate between the caller's two buffers.
+ * Called by the encoder, and for added tokens when a tokenizer is read. */
 #include <stdlib.h>
 #include <utf8proc.h>
 
 #include "token/token_internal.h"
 
-/* Text below this lead byte is the same in the normal form, unless a later character combines with it: NFC leaves
- * all below U+0300. */
+/* Text below this lead byte is unchanged by the normal form, unless a later character combines with
+ * it: NFC changes nothing below U+0300. */
 static unsigned char plain_limit(int form) { return form == (UTF8PROC_STABLE | UTF8PROC_COMPOSE) ? 0xCC : 0x80; }
 
 static bool form_run(const char *text, size_t size, int form, Buffer *out, Error *error) {
@@ -19,8 +19,9 @@ static bool form_run(const char *text, size_t size, int form, Buffer *out, Error
     return true;
 }
 
-/* A run that needs work begins one character before the first that does, with which it may combine, and ends before
- * an ASCII one, which never combines with what is before it. */
+/* Applies the form to each run that needs it. A run begins one character early, because that
+ * character may combine with the next, and ends before an ASCII character, which never combines
+ * with text before it. */
 static bool apply_form(int form, Span text, Buffer *out, Error *error) {
     unsigned char limit = plain_limit(form);
     size_t copied = 0, at = 0;
@@ -50,7 +51,7 @@ static bool apply_replace(const NormalStep *step, RegexScratch *scratch, Span te
         buffer_append(out, step->with.bytes, step->with.size);
         copied = end;
         from = end;
-        if (end == start) { /* an empty match: the next may not lie at the same place */
+        if (end == start) { /* after an empty match, continue at the next character */
             size_t size = 1;
             if (from < text.size) text_character(text.bytes + from, &size);
             from += size;

@@ -1,7 +1,7 @@
-/* Reads a tokenizer.json into a Tokenizer. Each part of the file (normalizer, pre_tokenizer, model, post_processor,
- * decoder, added tokens) becomes steps of the tokenizer's own; a part of a kind that is not known here is an error,
- * because leaving it out would give other ids. JSON is parsed by jansson, which bounds nesting; duplicate keys are
- * refused. Owns nothing after it returns. */
+/* Reads a tokenizer.json into a Tokenizer. Each part of the file (normalizer, pre_tokenizer, model,
+ * post_processor, decoder, added tokens) becomes steps of the Tokenizer. A part of an unknown kind
+ * is an error, because ignoring it would give other ids. jansson parses the JSON and bounds its
+ * nesting; duplicate keys are refused. Owns nothing after it returns. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -33,7 +33,7 @@ static bool is_text(const json_t *value, const char *text) {
 
 static bool is_kind(const json_t *object, const char *kind) { return is_text(json_object_get(object, "type"), kind); }
 
-/* A flag that is missing or null has its usual value. */
+/* Returns a flag; `usual` if it is missing or null. */
 static bool flag_of(const json_t *object, const char *name, bool usual) {
     const json_t *value = json_object_get(object, name);
     return json_is_boolean(value) ? json_is_true(value) : usual;
@@ -63,7 +63,7 @@ static bool read_id(const json_t *value, int32_t *id, Error *error) {
     return true;
 }
 
-/* {"String": "..."} or {"Regex": "..."}. A fixed text is never empty. */
+/* Reads {"String": "..."} or {"Regex": "..."}. A fixed text is never empty. */
 static bool read_pattern(Pattern *pattern, const json_t *value, const char *part, Error *error) {
     Span expression = text_of(json_object_get(value, "Regex"));
     if (expression.bytes) return (pattern->regex = regex_open(expression.bytes, expression.size, REGEX_ONIGURUMA, error)) != NULL;
@@ -166,7 +166,7 @@ static SplitStep *new_split(Tokenizer *tokenizer, Error *error) {
     return NULL;
 }
 
-/* Words become bytes at the end, so nothing may divide them afterwards. */
+/* ByteLevel converts words to bytes, so no step may divide them afterwards. */
 static bool read_byte_level(Tokenizer *tokenizer, const json_t *object, Error *error) {
     SplitStep *step;
     tokenizer->byte_level = true;
@@ -226,7 +226,7 @@ static bool read_vocabulary(Tokenizer *tokenizer, json_t *vocabulary, Error *err
     return true;
 }
 
-/* A merge is "left right" or ["left", "right"]. */
+/* Reads a merge: "left right" or ["left", "right"]. */
 static bool read_merge(const json_t *merge, Span *left, Span *right) {
     if (json_is_array(merge) && json_array_size(merge) == 2) {
         *left = text_of(json_array_get(merge, 0));
@@ -268,8 +268,9 @@ static bool read_merges(Tokenizer *tokenizer, json_t *merges, Error *error) {
     return true;
 }
 
-/* A number as `tokenizers` reads it: by serde_json, which rounds the digits and then their quotient by a power of ten, so
- * that one in six scores is off by one unit in the last place; that decides between ways of equal sums. */
+/* Returns a number as `tokenizers` reads it. serde_json rounds the digits, and then their quotient
+ * by a power of ten, so one in six scores is off by one unit in the last place. This decides
+ * between ways of equal sums. */
 static double score_of(const json_t *value) {
     double number = json_number_value(value), tens = 1;
     char text[40];
@@ -280,14 +281,14 @@ static double score_of(const json_t *value) {
     char *exponent = strchr(text, 'e'), *point = strchr(text, '.');
     if (!exponent || !point) return number;
     long scale = (exponent - point - 1) - strtol(exponent + 1, NULL, 10);
-    if (scale <= 0 || scale > 22) return number; /* powers of ten up to 22 are exact, and scores are that long at most */
+    if (scale <= 0 || scale > 22) return number; /* powers of ten up to 10^22 are exact, and no score has more digits */
     *exponent = '\0';
     memmove(point, point + 1, strlen(point));
     for (long i = 0; i < scale; i++) tens *= 10;
     return (double)strtoll(text, NULL, 10) / tens;
 }
 
-/* ["token", score] */
+/* Reads ["token", score]. */
 static bool add_scored(Tokenizer *tokenizer, const json_t *pair, int32_t id, TrieKey *key, Error *error) {
     const json_t *score = json_array_get(pair, 1);
     *key = (TrieKey){text_of(json_array_get(pair, 0)), id};
@@ -297,7 +298,7 @@ static bool add_scored(Tokenizer *tokenizer, const json_t *pair, int32_t id, Tri
     return tokenizer_add_word(tokenizer, key->text.bytes, key->text.size, id, error);
 }
 
-/* Every pre-token is divided by itself, and as a whole. */
+/* Reads a unigram model, which encodes every pre-token separately and as a whole. */
 static bool read_unigram(Tokenizer *tokenizer, const json_t *model, Error *error) {
     const json_t *list = json_object_get(model, "vocab"), *pair;
     size_t count = json_array_size(list), index;
@@ -343,7 +344,8 @@ static bool read_model(Tokenizer *tokenizer, const json_t *model, Error *error) 
 
 /* -- Added tokens -------------------------------------------------------------------------------------------------- */
 
-/* If `tokenizers` gives a token another id than the file, nothing tells which id the model was trained with. */
+/* If `tokenizers` gives a token another id than the file does, the id that the model was trained
+ * with is unknown. */
 static bool check_added_id(const Tokenizer *tokenizer, const AddedToken *token, int32_t words, int32_t most, Error *error) {
     int32_t own = token_map_get(&tokenizer->contents, token->content.bytes, token->content.size);
     int32_t given = (int32_t)added_token_id(own, words, most);
@@ -409,7 +411,7 @@ static bool read_template(Tokenizer *tokenizer, const json_t *object, Error *err
     return seen || refuse(error, "post_processor", "has a template without a text");
 }
 
-/* ["[CLS]", 101] */
+/* Reads ["[CLS]", 101]. */
 static bool read_named_id(TokenIds *out, const json_t *pair, Error *error) {
     int32_t id = 0;
     if (!read_id(json_array_get(pair, 1), &id, error)) return false;
@@ -461,14 +463,16 @@ static bool read_decoder(Tokenizer *tokenizer, const json_t *object, Error *erro
 
 /* -- The file ------------------------------------------------------------------------------------------------------ */
 
-/* The end of a JSON string behind its opening quote: the closing one, or the end of all. */
+/* Returns the end of a JSON string after its opening quote: the closing quote, or the end of the
+ * text. */
 static size_t string_end(const char *bytes, size_t size, size_t at) {
     while (at < size && bytes[at] != '"') at += bytes[at] == '\\' ? 2 : 1;
     return at < size ? at : size;
 }
 
-/* jansson takes U+0000 in texts but not in keys, which vocabularies have: there it becomes a noncharacter that the file
- * does not have. NULL: the file needs no change; else the caller frees. */
+/* jansson accepts U+0000 in texts but not in keys, and vocabularies have such keys. Replaces U+0000
+ * in keys by a noncharacter that the file does not contain. NULL: the file needs no change;
+ * otherwise the caller frees. */
 static char *without_zero_keys(const char *bytes, size_t size, char stand_in[4]) {
     static const char zero[] = "\\u0000";
     char escape[] = "\\ufdd0", upper[] = "\\uFDD0";

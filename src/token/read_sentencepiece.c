@@ -1,5 +1,5 @@
-/* Makes a Tokenizer of a SentencePiece model. BPE pieces become merges: two symbols merge when their texts together are a
- * piece, by the rank of its score. Owns nothing after it returns. */
+/* Converts a SentencePiece model to a Tokenizer. BPE pieces become merges: two symbols merge if
+ * their texts together are a piece, with the rank of its score. Owns nothing after it returns. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -16,8 +16,8 @@ static bool add_byte(Tokenizer *tokenizer, const SentencePieceModel *model, cons
     return true;
 }
 
-/* Tokens that the user defined are matched in text as they are, before the model sees it; a unigram model takes them for
- * tokens of a score that nothing beats. */
+/* Adds a user-defined token. BPE matches it literally in the text, before the model sees it; a
+ * unigram model gives it a score that no other token beats. */
 static void add_symbol(Tokenizer *tokenizer, const SentencePieceModel *model, Span text, int32_t id) {
     trie_add(&tokenizer->symbols, text.bytes, text.size, id);
     if (model->type != MODEL_BPE) return;
@@ -64,7 +64,7 @@ static int compare_scores(const void *left, const void *right) {
     return (a < b) - (a > b);
 }
 
-/* A score's place among all, the greatest first; equal scores have the same. */
+/* Returns a score's rank, the greatest first; equal scores have the same rank. */
 static uint64_t rank_of(const float *scores, size_t count, float score) {
     size_t low = 0, high = count;
     while (low < high) {
@@ -75,7 +75,8 @@ static uint64_t rank_of(const float *scores, size_t count, float score) {
     return low;
 }
 
-/* The part of a piece that a symbol may stand for: a character, or a piece that merges give. */
+/* Returns the id of a part of a piece that can be a symbol: a character, or a piece that merges
+ * form. */
 static int32_t part_id(const Tokenizer *tokenizer, const SentencePieceModel *model, Span text) {
     int32_t id = token_map_get(&tokenizer->contents, text.bytes, text.size);
     if (id == TOKEN_NONE || text_character_size(text.bytes, text.size) == text.size) return id;
@@ -133,7 +134,8 @@ static bool build_unigram(Tokenizer *tokenizer, const SentencePieceModel *model,
 
 /* -- Texts --------------------------------------------------------------------------------------------------------- */
 
-/* A text's first token loses the U+2581 that was put in front; tokens that add nothing are still followed by a first. */
+/* The first token of a text loses the U+2581 that was put in front. After a token without text, the
+ * next token is still the first. */
 static void build_decoding(Tokenizer *tokenizer, const SentencePieceModel *model) {
     static const char metaspace[] = "\xE2\x96\x81", usual_surface[] = " \xE2\x81\x87 ";
     const Span mark = {metaspace, sizeof metaspace - 1}, space = {" ", 1};

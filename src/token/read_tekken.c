@@ -1,6 +1,7 @@
-/* Reads Mistral's tekken.json: a list of tokens in base64 by rank, as a .tiktoken file has them, with the regular
- * expression and the special tokens beside it. Special tokens have the first ids, and ranks begin behind them. Of the
- * list the file takes only as many tokens as its vocabulary has room for. Owns nothing after it returns. */
+/* Reads Mistral's tekken.json: a list of base64 tokens by rank, like a .tiktoken file, with the
+ * regular expression and the special tokens. Special tokens have the first ids, and ranks begin
+ * after them. Only as many tokens of the list are used as the vocabulary has room for. Owns nothing
+ * after it returns. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 
 enum { TOKEN_LIMIT = 1024 };
 
-/* The special tokens of files that do not list theirs, those before version 11. */
+/* The special tokens of files that do not list them, which have a version below 11. */
 static const char *const usual_special[] = {"<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
     "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"};
@@ -23,7 +24,8 @@ static bool read_count(const json_t *config, const char *name, int32_t *count, E
     return (number >= 0 && number <= MAXIMUM_ID) || error_set(error, ERROR_DATA, "its config has no %s from 0 to %d", name, MAXIMUM_ID);
 }
 
-/* The text of special token `id`: of the list, or of the usual ones, or made of its number. The caller frees. */
+/* Returns the text of special token `id`: from the list, from the usual ones, or made from its
+ * number. The caller frees. */
 static char *special_text(const json_t *list, int32_t id) {
     const char *text = json_string_value(json_object_get(json_array_get(list, (size_t)id), "token_str"));
     if (!list && id < USUAL) text = usual_special[id];

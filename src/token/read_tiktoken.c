@@ -1,8 +1,9 @@
-/* Reads a .tiktoken file: lines of a token in base64 and its rank, which is also its id. The file holds no merges:
- * two tokens merge when their bytes together are a token, by the rank of that token. All such pairs are listed once,
- * so that merging is the same for all files. Pre-tokenizer and special tokens are not in the file either; they are
- * those of a tokenizer_config.json beside it ("pattern", "added_tokens_decoder"), else they go by the number of ranks.
- * Owns nothing after it returns. */
+/* Reads a .tiktoken file: lines with a base64 token and its rank, which is also its id. The file
+ * has no merges: two tokens merge if their bytes together are a token, with the rank of that token.
+ * All such pairs are listed once, so that merging is the same for all files. The file has no
+ * pre-tokenizer and no special tokens either. They come from a tokenizer_config.json beside it
+ * ("pattern", "added_tokens_decoder"), or else follow from the number of ranks. Owns nothing after
+ * it returns. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -23,7 +24,7 @@ typedef struct Family {
 
 static const Family families[] = {
     {"gpt2", 50256, {{"<|endoftext|>", 50256}}},
-    {"gpt2", 50257, {{"<|endoftext|>", 50257}}}, /* Whisper's for all languages */
+    {"gpt2", 50257, {{"<|endoftext|>", 50257}}}, /* Whisper's multilingual file */
     {"gpt2", 50280, {{"<|endoftext|>", 50256}}},
     {"cl100k", 100256,
         {{"<|endoftext|>", 100257}, {"<|fim_prefix|>", 100258}, {"<|fim_middle|>", 100259}, {"<|fim_suffix|>", 100260},
@@ -36,7 +37,8 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 /* -- Tokens -------------------------------------------------------------------------------------------------------- */
 
-/* `out` holds TOKEN_BYTES. Whisper's vocabulary has an empty token, which no text becomes. */
+/* Decodes a token into `out` of TOKEN_BYTES. Whisper's vocabulary has an empty token, which no text
+ * produces. */
 static bool read_token(const char *text, size_t length, char *out, size_t *size) {
     return length * 3 / 4 <= TOKEN_BYTES && text_from_base64(text, length, out, size);
 }
@@ -91,7 +93,7 @@ static bool ranks_complete(const Tokenizer *tokenizer, Error *error) {
     return true;
 }
 
-/* Two tokens with one rank would make ids ambiguous. */
+/* Lists the merges. Two tokens with the same rank would make ids ambiguous. */
 static bool add_merges(Tokenizer *tokenizer, Error *error) {
     const TokenMap *words = &tokenizer->words;
     SCOPED_FREE bool *seen = memory_allocate((size_t)tokenizer->vocabulary);
@@ -112,7 +114,7 @@ static bool add_merges(Tokenizer *tokenizer, Error *error) {
     return true;
 }
 
-/* -- What is not in the file --------------------------------------------------------------------------------------- */
+/* -- Special tokens and pattern ------------------------------------------------------------------------------------ */
 
 void ranks_add_special(Tokenizer *tokenizer, const char *text, int32_t id) {
     AddedToken token = {.id = id, .special = true};
@@ -120,7 +122,8 @@ void ranks_add_special(Tokenizer *tokenizer, const char *text, int32_t id) {
     tokenizer_add_added(tokenizer, &token);
 }
 
-/* The first special ids are named; the others are reserved, and numbered in the order in which names are left over. */
+/* The first special ids have names; the others are reserved, and numbered after the reserved names
+ * of the list. */
 static void add_llama3_special(Tokenizer *tokenizer, int32_t first) {
     static const char *const names[] = {"begin_of_text", "end_of_text", "reserved_special_token_0", "reserved_special_token_1",
         "finetune_right_pad_id", "step_id", "start_header_id", "end_header_id", "eom_id", "eot_id", "python_tag", "image"};
@@ -132,7 +135,7 @@ static void add_llama3_special(Tokenizer *tokenizer, int32_t first) {
     }
 }
 
-/* Special tokens go where the file leaves room for them. */
+/* Adds the special tokens after the ranks, or in the gaps that the file leaves. */
 static void add_specials(Tokenizer *tokenizer, const Family *family, int32_t ranks) {
     if (family && strcmp(family->pattern, "llama3") == 0) {
         add_llama3_special(tokenizer, tokenizer->vocabulary);
@@ -145,7 +148,8 @@ static void add_specials(Tokenizer *tokenizer, const Family *family, int32_t ran
     }
 }
 
-/* By name, and of one name the one with so many ranks; by ranks alone without a name. */
+/* Finds a family by name, preferring one with this number of ranks; without a name, by the number
+ * of ranks only. */
 static const Family *find_family(const char *pattern, int32_t ranks) {
     const Family *found = NULL;
     for (int i = 0; i < FAMILIES; i++) {
@@ -164,12 +168,12 @@ bool ranks_finish(Tokenizer *tokenizer, Span pattern, Error *error) {
     return step->pattern.regex;
 }
 
-/* A word is a name, which must be known. */
+/* Returns whether the pattern is a word. A word is a name, which must be known. */
 static bool is_word(const char *pattern) {
     return pattern[strspn(pattern, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")] == '\0';
 }
 
-/* Adds the tokens of added_tokens_decoder, if there are any. */
+/* Adds the tokens of added_tokens_decoder, if any. */
 static bool add_config_tokens(Tokenizer *tokenizer, const json_t *config, Error *error) {
     size_t count;
     SCOPED_FREE NumberedToken *tokens = side_tokens_numbered(config, &count, error);

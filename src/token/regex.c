@@ -1,12 +1,15 @@
-/* Regular expressions by PCRE2, made to mean what they mean where the files come from. `tokenizers` uses Oniguruma
- * (Ruby's syntax), tiktoken Rust's fancy-regex; a pattern is rewritten where PCRE2 reads it differently, and refused
- * where that cannot be done. White space is spelled out, because PCRE2 counts U+180E as white space. A Regex is
- * read-only; matching needs a RegexScratch per thread.
+/* Regular expressions by PCRE2, with the meaning that they have for the files' authors.
+ * `tokenizers` uses Oniguruma (Ruby's syntax), tiktoken uses Rust's fancy-regex. A pattern is
+ * rewritten if PCRE2 reads it differently, and refused if it cannot be rewritten. White space is
+ * spelled out, because PCRE2 counts U+180E as white space. A Regex is read-only; matching needs a
+ * RegexScratch per thread.
  *
- * An expression of a stranger may backtrack for ever, or look at all of the text from each place of it. The time of all its
- * matches in one text is therefore bounded. A match is first tried within a short window and few steps; PCRE2 reports a try that
- * touched the end of the window (PCRE2_PARTIAL_HARD), so a window never changes a result. A try that does not suffice is repeated
- * by code that counts each item of the expression, and each character that it passes, against the budget of the text. */
+ * An untrusted expression may backtrack forever, or look at all of the text from each place. The
+ * total time of its matches in one text is therefore bounded. A match is first tried within a short
+ * window and few steps. PCRE2 reports a try that touched the end of the window
+ * (PCRE2_PARTIAL_HARD), so a window never changes a result. A try that does not suffice is repeated
+ * by code that charges each item of the expression, and each character that it passes, to the
+ * text's budget. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdio.h>
@@ -23,14 +26,14 @@ enum {
     JIT_STACK_LIMIT = 1 << 24,
     HEAP_LIMIT_KIB = 1 << 20,
     WINDOW = 128,    /* bytes that the first try may look at */
-    TRY_STEPS = 128, /* that it may take */
+    TRY_STEPS = 128, /* steps of the first try */
     BUDGET = 1 << 25,
-    BUDGET_PER_BYTE = 256, /* of the text: items and characters that further tries may pass */
+    BUDGET_PER_BYTE = 256, /* items and characters per byte of text that further tries may pass */
 };
 
 struct Regex {
-    char *pattern;              /* as the file has it, up to 200 bytes, for messages */
-    pcre2_code *code, *counted; /* the latter NULL for an expression that is known */
+    char *pattern;              /* from the file, up to 200 bytes, for messages */
+    pcre2_code *code, *counted; /* counted: NULL for a known expression */
     bool jit;
     RegexDivision division;
 };
@@ -39,7 +42,7 @@ struct RegexScratch {
     pcre2_match_data *data;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
-    uint32_t steps; /* the limits that `context` has; 0: PCRE2's own */
+    uint32_t steps; /* the limits set in `context`; 0: PCRE2's defaults */
 };
 
 void tokenizer_unicode(char *text, size_t size) {
@@ -74,7 +77,7 @@ const KnownPattern *known_pattern(const char *name) {
     return NULL;
 }
 
-/* Expressions that are not offered by name: DeepSeek's three, Mistral's, digits one by one, white space. */
+/* Expressions without a name: DeepSeek's three, Mistral's, single digits, white space. */
 static const struct {
     const char *pattern;
     RegexDivision division;
@@ -110,7 +113,8 @@ RegexDivision regex_division(const Regex *regex) { return regex->division; }
 #define NOT_SPACES                                                                                                                         \
     "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}"  \
     "\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
-/* Alphabetic characters, marks, decimal digits and connectors; circled letters are alphabetic symbols. */
+/* Alphabetic characters, marks, decimal digits and connectors; circled letters count as
+ * alphabetic. */
 #define WORDS "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
 
 typedef struct Rewriter {
@@ -128,7 +132,7 @@ static void put_set(Rewriter *rewriter, const char *set) {
     if (!rewriter->in_class) put(rewriter, "]");
 }
 
-/* \p{Han}: PCRE2 would take script extensions into it. */
+/* Rewrites \p{Han} to \p{sc:Han}, because PCRE2 would include script extensions. */
 static void put_property(Rewriter *rewriter) {
     const char *name = rewriter->pattern + rewriter->at, *end = memchr(name, '}', rewriter->length - rewriter->at);
     buffer_append(&rewriter->out, name - 2, 2);
@@ -203,7 +207,7 @@ static pcre2_code *compile(Span pattern, RegexSyntax syntax, uint32_t options, E
     int code;
     size_t offset;
     options |= PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
-    /* $ is the end of the text, or of a line */
+    /* $ matches at the end of the text (Rust) or of a line */
     options |= syntax == REGEX_RUST ? PCRE2_DOLLAR_ENDONLY : PCRE2_MULTILINE;
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
@@ -219,7 +223,7 @@ static pcre2_code *compile(Span pattern, RegexSyntax syntax, uint32_t options, E
     return compiled;
 }
 
-/* Only an unknown expression needs the code that tries a window, and the code that counts. */
+/* Only an unknown expression needs code that tries a window and code that counts. */
 static bool compile_all(Regex *regex, Span pattern, RegexSyntax syntax, Error *error) {
     bool unknown = regex->division == DIVIDES_UNKNOWN;
     if (!(regex->code = compile(pattern, syntax, 0, error))) return false;
@@ -280,13 +284,13 @@ static int count_item(pcre2_callout_block *block, void *data) {
     return count->work > count->budget ? PCRE2_ERROR_CALLOUT : 0;
 }
 
-/* PCRE2's code of one try. `options`: PCRE2_PARTIAL_HARD or 0. */
+/* Runs one try of the code. `options`: PCRE2_PARTIAL_HARD or 0. Returns PCRE2's result. */
 static int try_match(
     const Regex *regex, const pcre2_code *code, RegexScratch *scratch, Span text, size_t from, uint32_t options, uint32_t steps) {
     PCRE2_SPTR subject = (PCRE2_SPTR)text.bytes;
     int result = PCRE2_ERROR_JIT_STACKLIMIT;
     options |= PCRE2_NO_UTF_CHECK;
-    if (scratch->steps != steps) { /* two calls for each word of a text would take a fiftieth of the speed */
+    if (scratch->steps != steps) { /* setting both limits for each word would cost 2% of the speed */
         pcre2_set_match_limit(scratch->context, steps);
         pcre2_set_depth_limit(scratch->context, steps);
         scratch->steps = steps;
@@ -297,7 +301,7 @@ static int try_match(
     return result;
 }
 
-/* The text up to the end of a window, at a whole character. */
+/* Returns the text up to the end of a window, moved back to a whole character. */
 static Span cut_window(Span text, size_t end) {
     while (((unsigned char)text.bytes[end] & 0xc0) == 0x80) end--;
     return (Span){text.bytes, end};
@@ -311,10 +315,11 @@ static int match_counted(const Regex *regex, RegexSearch *search, size_t from) {
     return result;
 }
 
-/* PCRE2's code; PCRE2_ERROR_CALLOUT: the budget of the text is spent. */
+/* Returns PCRE2's result; PCRE2_ERROR_CALLOUT: the text's budget is spent. */
 static int match_within_budget(const Regex *regex, RegexSearch *search, size_t from) {
     bool whole = search->text.size - from <= WINDOW;
-    /* Known expressions pass each character a few times at most: they need no bound, which would take a fifth of their speed. */
+    /* Known expressions pass each character a few times at most. They need no bound, which would
+     * cost a fifth of their speed. */
     if (regex->division != DIVIDES_UNKNOWN) return try_match(regex, regex->code, search->scratch, search->text, from, 0, UINT32_MAX);
     Span seen = whole ? search->text : cut_window(search->text, from + WINDOW);
     int result = try_match(regex, regex->code, search->scratch, seen, from, whole ? 0 : PCRE2_PARTIAL_HARD, TRY_STEPS);

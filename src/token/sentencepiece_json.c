@@ -1,5 +1,5 @@
-/* Makes the tokenizer.json that transformers makes of a SentencePiece model with side files. Owns nothing after it returns
- * but the result. */
+/* Builds the tokenizer.json that transformers makes of a SentencePiece model with side files. Owns
+ * nothing after it returns but the result. */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -10,16 +10,16 @@
 #define META_SPACE "\xE2\x96\x81"
 #define SAVE_AGAIN ": load the folder with transformers and save the tokenizer, which writes a tokenizer.json"
 
-/* A model that becomes a tokenizer.json. `llama`: by the class LlamaTokenizer, which takes pieces alone from the model; else
- * by TokenizersBackend, which goes by its settings too. */
+/* A model that becomes a tokenizer.json. `llama`: by the class LlamaTokenizer, which uses only the
+ * pieces of the model; otherwise by TokenizersBackend, which also uses its settings. */
 typedef struct Making {
     const SentencePieceModel *model;
-    json_t *config; /* with the names of tokens that the class adds */
+    json_t *config; /* receives the names of tokens that the class adds */
     bool llama, legacy, prefix;
     TokenMap ids;
 } Making;
 
-/* AutoTokenizer.from_pretrained of transformers 5.24. */
+/* Chooses the class as AutoTokenizer.from_pretrained of transformers 5.24 does. */
 static bool choose_class(Making *making, const char *model_type, Error *error) {
     static const char *const backend[] = {"mistral", "mixtral", "phi3", "phimoe"};
     const json_t *given = json_object_get(making->config, "tokenizer_class");
@@ -47,7 +47,8 @@ static bool check_model(const Making *making, Error *error) {
     return !has || error_set(error, ERROR_DATA, "it %s, which smelt does not read beside side files" SAVE_AGAIN, has);
 }
 
-/* TokenizersBackend finds added tokens in the text as it is, so that each part between them gets a mark of its own. */
+/* TokenizersBackend matches added tokens in the raw text, so each part between them gets its own
+ * U+2581. */
 static void match_raw(Making *making) {
     const char *key;
     json_t *token, *decoder = json_deep_copy(json_object_get(making->config, "added_tokens_decoder"));
@@ -55,7 +56,7 @@ static void match_raw(Making *making) {
     if (decoder) json_object_set_new(making->config, "added_tokens_decoder", decoder);
 }
 
-/* A name without a value in the configuration gets the class's. */
+/* Gives a name without a value in the configuration the class's value. */
 static void name_token(Making *making, const char *name, Span text) {
     if (!json_object_get(making->config, name)) json_object_set_new(making->config, name, json_stringn(text.bytes, text.size));
 }
@@ -84,7 +85,7 @@ static json_t *vocabulary_json(Making *making, Error *error) {
     return vocabulary;
 }
 
-/* Pieces in the order in which their merges count: by id, or the best score first. */
+/* Pieces in the order of their merges: by id, or the best score first. */
 typedef struct Ranked {
     float score;
     int32_t id;
@@ -100,7 +101,7 @@ static bool may_merge(const Making *making, int32_t id) {
     return id != TOKEN_NONE && (making->llama || making->model->pieces[id].type == PIECE_NORMAL);
 }
 
-/* Every division of a piece into two, the shortest left one first. */
+/* Lists every division of a piece into two, the shortest left part first. */
 static json_t *merges_json(const Making *making) {
     size_t count = making->model->count, size;
     SCOPED_FREE Ranked *ranked = memory_allocate(count * sizeof *ranked);
@@ -121,7 +122,7 @@ static json_t *merges_json(const Making *making) {
     return merges;
 }
 
-/* Control tokens and those of the user are added tokens, unless the side files list some. */
+/* Control tokens and user-defined tokens become added tokens, unless the side files list some. */
 static json_t *added_json(const Making *making) {
     json_t *added = json_array();
     bool listed = json_array_size(json_object_get(making->config, "additional_special_tokens")) ||
@@ -140,7 +141,7 @@ static json_t *replace_json(const char *kind, const char *from, const char *to) 
     return json_pack("{s:s, s:{s:s}, s:s}", "type", "Replace", "pattern", kind, from, "content", to);
 }
 
-/* LlamaTokenizer leaves text as it is, up to the mark of a space. */
+/* LlamaTokenizer has no normalizer; otherwise spaces become U+2581. */
 static json_t *normalizer_json(const Making *making) {
     if (making->llama) return json_null();
     json_t *steps = json_pack("[o]", replace_json("String", " ", META_SPACE));
@@ -161,7 +162,8 @@ static json_t *decoder_json(const Making *making) {
     return json_pack("{s:s, s:o}", "type", "Sequence", "decoders", steps);
 }
 
-/* The item of a template for a special token, whose id goes to `special`; NULL: nothing asks for it. */
+/* Returns the item of a template for a special token, whose id is added to `special`; NULL: the
+ * configuration does not ask for it. */
 static json_t *template_token(const Making *making, const json_t *tokenizer, const char *flag, const char *name, json_t *special) {
     const json_t *token = json_object_get(making->config, name), *list = json_object_get(tokenizer, "added_tokens");
     json_t *text = json_is_object(token) ? json_object_get(token, "content") : (json_t *)token;

@@ -1,5 +1,5 @@
-/* Parses a SentencePiece model (tokenizer.model, a protobuf message ModelProto). Owns nothing after it returns but the list
- * of pieces, which is the caller's. */
+/* Parses a SentencePiece model (tokenizer.model, a protobuf message ModelProto). Owns nothing after
+ * it returns except the list of pieces, which the caller owns. */
 #include <math.h>
 
 #include "base/array.h"
@@ -8,8 +8,8 @@
 /* -- Protobuf ------------------------------------------------------------------------------------------------------ */
 
 typedef struct Field {
-    uint64_t number, value; /* value: of a number */
-    Span bytes;             /* of a text, or of a message */
+    uint64_t number, value; /* value: a number */
+    Span bytes;             /* a text, or a message */
 } Field;
 
 static bool read_varint(Span *message, uint64_t *value) {
@@ -31,7 +31,7 @@ static bool take_bytes(Span *message, uint64_t size, Span *bytes) {
     return true;
 }
 
-/* Takes the next field off a message that is not empty. */
+/* Reads the next field of a message that is not empty. */
 static bool read_field(Span *message, Field *field, Error *error) {
     enum { VARINT, FIXED64, BYTES, FIXED32 = 5 };
     uint64_t tag, size;

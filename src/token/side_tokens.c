@@ -1,7 +1,7 @@
-/* The tokens that side files add to those of a tokenizer.json, with the ids that transformers gives them
- * (PreTrainedTokenizerBase and TokenizersBackend of transformers 5): first added_tokens_decoder in the order of its ids,
- * whose flags win, then the tokens with a name (bos_token), then those without one (extra_special_tokens). Works on the
- * trees of both files; owns nothing beyond a call. */
+/* The tokens that side files add to those of a tokenizer.json, with transformers' ids
+ * (PreTrainedTokenizerBase and TokenizersBackend of transformers 5): first added_tokens_decoder in
+ * the order of its ids, whose flags win, then the named tokens (bos_token), then the unnamed ones
+ * (extra_special_tokens). Works on the JSON of both files; owns nothing beyond a call. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #include "token/json_keys_internal.h"
 #include "token/token_internal.h"
 
-/* The names that every tokenizer of transformers knows, in its order. */
+/* The names that every transformers tokenizer knows, in its order. */
 static const char *const named[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"};
 static const char *const unnamed[] = {"additional_special_tokens", "extra_special_tokens"};
 static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized", "special"};
@@ -21,7 +21,7 @@ enum { NAMED = sizeof named / sizeof *named, UNNAMED = sizeof unnamed / sizeof *
 
 /* -- Tokens of a configuration ------------------------------------------------------------------------------------- */
 
-/* The text of a token, which is a text or an object with the text; NULL: it is neither. */
+/* Returns the text of a token, which is a string or an object with the text; NULL: neither. */
 static const json_t *text_of(const json_t *token) {
     const json_t *text = json_is_object(token) ? json_object_get(token, "content") : token;
     return json_is_string(text) ? text : NULL;
@@ -29,7 +29,8 @@ static const json_t *text_of(const json_t *token) {
 
 static bool is_text(const json_t *token, const json_t *text) { return json_equal(text_of(token), text); }
 
-/* Returns true if a member of the configuration names a token. image_token and other unusual names count too. */
+/* Returns whether a member of the configuration names a token. image_token and other custom names
+ * count too. */
 static bool is_token_name(const char *name, const json_t *value) {
     for (int i = 0; i < NAMED; i++)
         if (!strcmp(name, named[i])) return true;
@@ -94,7 +95,7 @@ NumberedToken *side_tokens_numbered(const json_t *config, size_t *count, Error *
         else tokens[(*count)++] = (NumberedToken){(int32_t)id, token, json_string_value(text)};
     }
     qsort(tokens, *count, sizeof *tokens, by_id);
-    if (!bad && (!decoder || json_is_null(decoder) || json_is_object(decoder))) return tokens; /* a wide number is bad by its key */
+    if (!bad && (!decoder || json_is_null(decoder) || json_is_object(decoder))) return tokens; /* a wide number has a bad key */
     free(tokens);
     *count = 0;
     if (bad)
@@ -104,7 +105,7 @@ NumberedToken *side_tokens_numbered(const json_t *config, size_t *count, Error *
     return NULL;
 }
 
-/* Settings that change the ids of a text, and that smelt does not compute. */
+/* Refuses settings that change the ids of a text and that smelt does not implement. */
 bool side_settings_check(const json_t *tokenizer, const json_t *config, Error *error) {
     const json_t *split = json_object_get(config, "split_special_tokens"), *prefix = json_object_get(config, "add_prefix_space"),
                  *class = json_object_get(config, "tokenizer_class"), *step = json_object_get(tokenizer, "pre_tokenizer");
@@ -129,9 +130,9 @@ bool side_settings_check(const json_t *tokenizer, const json_t *config, Error *e
 typedef struct Adding {
     const json_t *config;
     json_t *list;       /* borrowed: "added_tokens" of the tokenizer.json */
-    json_t *vocabulary; /* of the model: text to id */
-    json_t *places;     /* of the list: text to index */
-    json_int_t most;    /* the largest id of the list; TOKEN_NONE: it is empty */
+    json_t *vocabulary; /* the model's: text to id */
+    json_t *places;     /* text to index in the list */
+    json_int_t most;    /* the largest id of the list; TOKEN_NONE: the list is empty */
 } Adding;
 
 static json_t *index_list(const json_t *list, bool added) {
@@ -149,7 +150,8 @@ static json_int_t next_id(const Adding *adding, const json_t *text) {
     return added_token_id(own ? json_integer_value(own) : TOKEN_NONE, (int64_t)json_object_size(adding->vocabulary), adding->most);
 }
 
-/* Adds a token, or with `replace` gives one that is there its flags; `wanted` is its id, or -1. */
+/* Adds a token; with `replace`, replaces the flags of an existing one. `wanted` is its id, or
+ * -1. */
 static bool add(Adding *adding, const json_t *token, bool replace, json_int_t wanted, Error *error) {
     const json_t *text = text_of(token);
     if (!text || json_string_length(text) == 0)
@@ -198,7 +200,7 @@ static bool add_named(Adding *adding, Error *error) {
     return true;
 }
 
-/* A list, or an object of names and tokens. */
+/* Adds the tokens without a name: a list, or an object of names and tokens. */
 static bool add_unnamed(Adding *adding, Error *error) {
     const char *name;
     size_t index;

@@ -1,5 +1,5 @@
-/* Characters: well-formed UTF-8, white space, and GPT-2's alphabet of bytes; and the growing buffer that the
- * module's text lies in. Owns nothing; called by every file of the tokenizer. */
+/* Characters: well-formed UTF-8, white space, and GPT-2's byte alphabet; and the growing buffer for
+ * the module's text. Owns nothing; called by every file of the tokenizer. */
 #include <utf8proc.h>
 
 #include "base/array.h"
@@ -20,7 +20,8 @@ void text_replace(Buffer *out, Span text, Span from, Span to) {
     }
 }
 
-/* The well-formed character that `text` begins with; returns its bytes, 0 when it is ill-formed. */
+/* Reads the well-formed character that `text` begins with; returns its bytes, 0 if it is
+ * ill-formed. */
 static size_t read_character(const char *text, size_t left, utf8proc_int32_t *character) {
     utf8proc_ssize_t size = utf8proc_iterate((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)left, character);
     return size > 0 ? (size_t)size : 0;
@@ -63,7 +64,8 @@ bool text_is_space(uint32_t character) {
            character == 0x205F || character == 0x3000;
 }
 
-/* text_spaces and text_trailing_spaces also take ill-formed text, whose ill-formed bytes are no white space. */
+/* text_spaces and text_trailing_spaces also accept ill-formed text; ill-formed bytes are not white
+ * space. */
 size_t text_spaces(const char *text, size_t length) {
     size_t at = 0, size;
     utf8proc_int32_t character;
@@ -82,7 +84,8 @@ size_t text_trailing_spaces(const char *text, size_t length) {
     return length - end;
 }
 
-/* Printable bytes of Latin-1 stand for themselves; the 68 others follow from U+0100 on, in order. */
+/* Printable bytes of Latin-1 represent themselves; the other 68 are mapped to U+0100 and up, in
+ * order. */
 static bool stands_for_itself(int byte) { return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE; }
 
 uint32_t text_byte_character(int byte) {
@@ -97,7 +100,7 @@ size_t tokenizer_spell_byte(int byte, char out[5]) {
     return (size_t)size;
 }
 
-/* The byte that a character stands for, or -1. */
+/* Returns the byte that a character represents, or -1. */
 static int character_byte(uint32_t character) {
     if (character < 0x100) return stands_for_itself((int)character) ? (int)character : -1;
     if (character <= 0x120) return (int)character - 0x100;

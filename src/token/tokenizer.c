@@ -1,6 +1,6 @@
-/* Opens, builds and frees tokenizers. The readers hand over tokens one by one; this file keeps the tables that
- * encoding and decoding share consistent: contents, words, characters, bytes, added tokens and their tries. A
- * Tokenizer owns all of it. */
+/* Opens, builds and frees tokenizers. The readers add tokens one by one; this file keeps the tables
+ * for encoding and decoding consistent: contents, words, characters, bytes, added tokens and their
+ * tries. A Tokenizer owns all of them. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -59,7 +59,7 @@ void tokenizer_add_added(Tokenizer *tokenizer, AddedToken *token) {
     array_append(tokenizer->added, tokenizer->added_count, *token);
 }
 
-/* A token that is matched after normalisation is matched in its normalised form. */
+/* A token that is matched after normalization is added to the trie in its normalized form. */
 static bool build_tries(Tokenizer *tokenizer, Error *error) {
     SCOPED(buffer_free) Buffer out = {0}, spare = {0};
     RegexScratch *scratch = regex_scratch_open();
@@ -90,14 +90,16 @@ static bool finish(Tokenizer *tokenizer, Error *error) {
 
 /* -- Files --------------------------------------------------------------------------------------------------------- */
 
-/* JSON begins with a brace, after white space at most; base64 has none. */
+/* Returns whether a text is JSON, which begins with a brace after optional white space; base64 has
+ * no brace. */
 static bool is_json(const char *bytes, size_t size) {
     size_t at = 0;
     while (at < size && strchr(" \t\r\n", bytes[at]) && bytes[at]) at++;
     return at < size && bytes[at] == '{';
 }
 
-/* Messages show what a file has, line breaks too; they are to be one line. */
+/* Replaces control characters, which messages may quote from a file, so that the message is one
+ * line. */
 static bool fail_in_one_line(Error *error, const char *path) {
     for (unsigned char *c = (unsigned char *)error->message; *c; c++)
         if (*c < 0x20 || *c == 0x7f) *c = '?';
@@ -115,7 +117,8 @@ static bool read_any(Tokenizer *tokenizer, const TokenizerFiles *files, Error *e
     return good || fail_in_one_line(error, tokenizer->path);
 }
 
-/* eos_token of the side files, which must be a token; the usual names where they name none. */
+/* Finds the end-of-text token: eos_token of the side files, which must be a token, or else the
+ * usual names. */
 static bool find_end_of_text(Tokenizer *tokenizer, const json_t *config, Error *error) {
     static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOT>", "<｜end▁of▁sentence｜>"};
     int32_t id;

@@ -1,16 +1,18 @@
-/* Tokenizers: text to token ids and back, the same ids that Hugging Face's `tokenizers`, OpenAI's `tiktoken` and Google's
- * `sentencepiece` give.
+/* Tokenizers: text to token ids and back, with the same ids as Hugging Face's `tokenizers`,
+ * OpenAI's `tiktoken` and Google's `sentencepiece`.
  *
- * Read are `tokenizer.json` files with a BPE model (byte-level like GPT-2, Llama 3 and Qwen; SentencePiece-like with
- * byte fallback like Llama 2, Mistral and Gemma), `.tiktoken` files, and SentencePiece's own models (BPE and unigram). A
- * part of a file that smelt does not know is
- * refused by name, never ignored; only "truncation" and "padding" are left to the caller.
+ * Supported files are `tokenizer.json` with a BPE model (byte-level like GPT-2, Llama 3 and Qwen;
+ * SentencePiece-like with byte fallback like Llama 2, Mistral and Gemma) or a unigram model,
+ * `.tiktoken` files, Mistral's `tekken.json`, and SentencePiece's own models (BPE and unigram). A
+ * part of a file that smelt does not know is refused by name, never ignored; only "truncation" and
+ * "padding" are left to the caller.
  *
- * A Tokenizer is read-only once opened and shared by all threads; each thread encodes with a TokenizerEncoder of its
- * own. Encoding takes O(n log n) time on any text.
+ * A Tokenizer is read-only once opened and shared by all threads; each thread has its own
+ * TokenizerEncoder. Encoding takes O(n log n) time on any text.
  *
- * Text need not be valid UTF-8: an ill-formed stretch of bytes is encoded by itself, byte by byte and then merged,
- * so a vocabulary that has all bytes loses nothing. The stretches around it are encoded as if the text ended there. */
+ * Text need not be valid UTF-8: an ill-formed stretch of bytes is encoded separately, byte by byte
+ * and then merged, so a vocabulary with all bytes loses nothing. The stretches around it are
+ * encoded as if the text ended there. */
 #pragma once
 
 #include <stdbool.h>
@@ -25,7 +27,7 @@
 typedef struct Tokenizer Tokenizer;
 typedef struct TokenizerEncoder TokenizerEncoder;
 
-/* A growing list of ids; zero-initialise, free with token_ids_free. */
+/* A growing list of ids; zero-initialize, free with token_ids_free. */
 typedef struct TokenIds {
     int32_t *items;
     size_t count, capacity;
@@ -33,101 +35,111 @@ typedef struct TokenIds {
 void token_ids_append(TokenIds *ids, int32_t id);
 void token_ids_free(TokenIds *ids);
 
-/* `path`: a file, a GGUF file too, or a folder that holds one as tokenizer.json, tokenizer.model (SentencePiece's, or
- * lines of base64 and rank) or tekken.json. What a .tiktoken file leaves out is read from the tokenizer_config.json
- * beside it: "pattern", which is a regular expression or gpt2, cl100k, o200k, llama3 or qwen, and added_tokens_decoder,
- * as Hugging Face's; without them the number of ranks tells. NULL with ERROR_DATA or ERROR_USAGE. */
+/* Opens a tokenizer. `path` is a file, which may be a GGUF file, or a folder with tokenizer.json,
+ * tokenizer.model (SentencePiece's, or lines of base64 and rank) or tekken.json. Data that a
+ * .tiktoken file lacks is read from the tokenizer_config.json beside it: "pattern", which is a
+ * regular expression or gpt2, cl100k, o200k, llama3 or qwen, and Hugging Face's
+ * added_tokens_decoder. Without them the number of ranks decides. NULL with ERROR_DATA or
+ * ERROR_USAGE. */
 Tokenizer *tokenizer_open(const char *path, Error *error);
-/* The tokenizer.json of a folder, else its tokenizer.model, else its tekken.json; NULL when it has none. The caller
- * frees. */
+/* Returns the tokenizer.json of a folder, or else its tokenizer.model, or else its tekken.json;
+ * NULL: it has none. The caller frees. */
 char *tokenizer_find(const char *folder);
 /* The files of a tokenizer. */
 typedef struct TokenizerFiles {
-    char *tokens; /* the file that `path` names as for tokenizer_open, with a NUL behind; NULL: there is none */
+    char *tokens; /* the file that tokenizer_open reads, with a NUL after its bytes; NULL: there is none */
     int64_t bytes;
     /* The side files as one tokenizer_config.json, as transformers reads them: tokenizer_config.json,
      * special_tokens_map.json and added_tokens.json of old folders, chat_template.jinja and
      * additional_chat_templates. An empty object if there are none. */
     json_t *config;
-    /* `tokens` is a tokenizer.json that was made from a GGUF file, or from a SentencePiece model with side files; it
-     * has their added tokens. */
+    /* `tokens` is a tokenizer.json that was made from a GGUF file, or from a SentencePiece model
+     * with side files; it includes their added tokens. */
     bool made;
 } TokenizerFiles;
-/* A side file that is there and cannot be read is an error, never absent. ERROR_DATA. */
+/* Reads the files. A side file that exists and cannot be read is an error, never taken as absent.
+ * ERROR_DATA. */
 bool tokenizer_files(TokenizerFiles *files, const char *path, Error *error);
 void tokenizer_files_free(TokenizerFiles *files);
-/* tokenizer_read: the tokens, which must exist; the caller frees. tokenizer_config: the configuration; the caller
- * owns the reference. NULL with ERROR_DATA. */
+/* tokenizer_read returns the tokens, which must exist; the caller frees. tokenizer_config returns
+ * the configuration; the caller owns the reference. NULL with ERROR_DATA. */
 char *tokenizer_read(const char *path, int64_t *bytes, Error *error);
 json_t *tokenizer_config(const char *path, Error *error);
-/* Adds the tokens that a configuration of tokenizer_config names to the added_tokens of a tokenizer.json that lacks them,
- * with transformers' ids. ERROR_DATA where the configuration gives other ids. */
+/* Adds the tokens that a configuration of tokenizer_config names to the added_tokens of a
+ * tokenizer.json that lacks them, with transformers' ids. ERROR_DATA if the configuration gives
+ * other ids. */
 bool tokenizer_add_side_tokens(json_t *tokenizer, const json_t *config, Error *error);
-/* The chat_template.jinja beside a tokenizer; NULL without one. The caller frees. */
+/* Returns the chat_template.jinja beside a tokenizer; NULL: there is none. The caller frees. */
 char *tokenizer_chat_template(const char *path);
-/* Makes a folder and copies the tokenizer into it: the tokens as tokenizer.json, tokenizer.model or tekken.json, and
- * the side files. */
+/* Makes a folder and copies the tokenizer into it: the tokens as tokenizer.json, tokenizer.model or
+ * tekken.json, and the side files. */
 bool tokenizer_copy(const char *path, const char *folder, Error *error);
-/* Copies the side files alone. The file or folder need not have tokens. */
+/* Copies only the side files. The file or folder need not have tokens. */
 bool tokenizer_copy_side_files(const char *path, const char *folder, Error *error);
-/* Gives a tokenizer's folder the chat templates that are files beside another tokenizer, and no others. */
+/* Copies the chat templates that are files beside another tokenizer to a tokenizer's folder, which
+ * keeps no others. */
 bool tokenizer_copy_templates(const char *path, const char *folder, Error *error);
-/* Makes a text the chat template of a tokenizer's folder, also of conversations with tools. */
+/* Makes a text the chat template of a tokenizer's folder, also for conversations with tools. */
 bool tokenizer_put_template(const char *folder, const char *source, Error *error);
-bool tokenizer_copies(const char *name); /* whether tokenizer_copy writes files of that name */
-/* Whether the files that two paths name are both there and differ; "" names the byte tokenizer. False: one cannot be read. */
+bool tokenizer_copies(const char *name); /* whether tokenizer_copy may write a file of this name */
+/* Sets *differs if the files that two paths name both exist and differ; "" names the byte
+ * tokenizer. Returns false if one cannot be read. */
 bool tokenizer_differs(const char *path, const char *other, bool *differs, Error *error);
 void tokenizer_free(Tokenizer *tokenizer); /* after all its encoders; NULL is fine */
 
 /* The largest id + 1, added tokens included. */
 int32_t tokenizer_vocabulary(const Tokenizer *tokenizer);
-/* The id of a token as the file spells it ("<|endoftext|>"); -1 when there is none. */
+/* Returns the id of a token by its spelling in the file ("<|endoftext|>"); -1: none. */
 int32_t tokenizer_id(const Tokenizer *tokenizer, const char *token);
-/* The id that ends a document: eos_token of the tokenizer_config.json beside the file, else the first there is of
- * <|endoftext|>, <|end_of_text|>, </s>, <eos>, <EOT>, DeepSeek's; -1 when there is none. */
+/* Returns the id that ends a document: eos_token of the tokenizer_config.json beside the file, or
+ * else the first that exists of <|endoftext|>, <|end_of_text|>, </s>, <eos>, <EOT> and DeepSeek's;
+ * -1: none. */
 int32_t tokenizer_end_of_text(const Tokenizer *tokenizer);
 
-/* The ids before a text. BOS_AUTO: those of the tokenizer's own template. BOS_TRUE: the same, or else its bos_token.
- * BOS_FALSE: none. */
+/* The ids before a text. BOS_AUTO: those of the tokenizer's own template. BOS_TRUE: the same, or
+ * else its bos_token. BOS_FALSE: none. */
 typedef enum TokenizerBos { BOS_AUTO, BOS_TRUE, BOS_FALSE } TokenizerBos;
 #define BOS_CHOICES "auto|true|false"
-/* Decides it for all encoders that are opened from now on; NULL: the byte tokenizer. ERROR_USAGE: the tokenizer has no bos_token. */
+/* Sets the ids before a text for all encoders that are opened afterwards; NULL: the byte tokenizer.
+ * ERROR_USAGE: the tokenizer has no bos_token. */
 bool tokenizer_set_bos(Tokenizer *tokenizer, TokenizerBos bos, Error *error);
-/* The ids that stand before a text unless BOS_FALSE was set; often one, or none. */
+/* Returns the ids before a text, unless BOS_FALSE was set; usually one or none. */
 const TokenIds *tokenizer_bos(const Tokenizer *tokenizer);
 
 enum {
-    TOKENIZER_ADD_SPECIAL = 1,   /* add what the file's template puts around a text, such as bos */
+    TOKENIZER_ADD_SPECIAL = 1,   /* add the tokens that the file's template puts around a text, such as bos */
     TOKENIZER_PLAIN_SPECIAL = 2, /* special tokens spelled in the text are ordinary text, not matched */
-    TOKENIZER_CONTINUED = 4,     /* the text goes on behind a place of tokenizer_safe_cut: nothing is put in front of it */
-    TOKENIZER_ADD_BOS = 8,       /* add what stands before a text alone */
+    TOKENIZER_CONTINUED = 4,     /* the text continues after a place of tokenizer_safe_cut: nothing is put before it */
+    TOKENIZER_ADD_BOS = 8,       /* add only the tokens before a text */
 };
 
 TokenizerEncoder *tokenizer_encoder_open(const Tokenizer *tokenizer);
 void tokenizer_encoder_free(TokenizerEncoder *encoder); /* NULL is fine */
-/* Appends the ids of `text` to `out`. At most 1 GiB of text. ERROR_DATA when the text is too long or the file's
- * regular expression gives up on it; `out` then holds a part. */
+/* Appends the ids of `text` to `out`. At most 1 GiB of text. ERROR_DATA if the text is too long or
+ * the file's regular expression gives up; `out` then holds a part. */
 bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length, unsigned flags, TokenIds *out, Error *error);
 
-/* Where `text`, `size` bytes of a longer text at most, may be cut: its parts then give the ids of the whole, if all but
- * the first of a document are encoded with TOKENIZER_CONTINUED and none with TOKENIZER_ADD_SPECIAL. The text begins with
- * the document or at such a place, and may go on. The last place at or before `wanted`, which is more than 0; 0 when
- * there is none, as for tokenizers that are not known to divide text into words (smelt knows the regular expressions
- * that model makers use, not any). */
+/* Returns a place where `text`, a part of at most `size` bytes of a longer text, may be cut so that
+ * the parts give the ids of the whole. All parts except a document's first must be encoded with
+ * TOKENIZER_CONTINUED, and none with TOKENIZER_ADD_SPECIAL. The text begins with the document or at
+ * such a place, and may continue. Returns the last place at or before `wanted`, which is more than
+ * 0. Returns 0 if there is none, also for tokenizers that are not known to divide text into words
+ * (smelt knows the regular expressions of model makers, not any). */
 size_t tokenizer_safe_cut(const Tokenizer *tokenizer, const char *text, size_t size, size_t wanted);
 
-/* Decoding gives bytes, token by token; they make UTF-8 only together (see infer/utf8.h). */
+/* Decodes ids to bytes, token by token; only together do the bytes form UTF-8 (see
+ * infer/utf8.h). */
 typedef struct TokenizerDecoder {
     const Tokenizer *tokenizer;
     bool skip_special, started;
-    int strip; /* leading blanks still to be left out */
+    int strip; /* leading blanks left to strip */
 } TokenizerDecoder;
 TokenizerDecoder tokenizer_decoder(const Tokenizer *tokenizer, bool skip_special);
-/* The bytes that `id` adds, owned by the tokenizer; none for an unknown id. */
+/* Returns the bytes that `id` adds, owned by the tokenizer; none for an unknown id. */
 const char *tokenizer_decode(TokenizerDecoder *decoder, int32_t id, size_t *length);
 
-/* The printable character that stands for a byte in byte-level vocabularies (GPT-2's alphabet), in UTF-8. Returns
- * its bytes. */
+/* Writes the printable character that represents a byte in byte-level vocabularies (GPT-2's
+ * alphabet), in UTF-8. Returns its bytes. */
 size_t tokenizer_spell_byte(int byte, char out[5]);
 
 /* -- New special tokens (add_tokens.c) ----------------------------------------------------------------------------- */
@@ -135,37 +147,40 @@ size_t tokenizer_spell_byte(int byte, char out[5]);
 /* Counts the texts of a comma-separated list. ERROR_USAGE: a text is empty, not UTF-8, repeated or already a token,
  * or the tokenizer is not a tokenizer.json. */
 bool tokenizer_check_new(const Tokenizer *tokenizer, const char *list, int32_t *count, Error *error);
-/* Writes them into the tokenizer.json and tokenizer_config.json of a folder, with ids from `first` on. ERROR_DATA. */
+/* Writes the tokens of the list into the tokenizer.json and tokenizer_config.json of a folder, with
+ * ids from `first` on. ERROR_DATA. */
 bool tokenizer_add_new(const char *folder, const char *list, int32_t first, Error *error);
 
 /* -- GGUF (gguf_tokenizer.c) --------------------------------------------------------------------------------------- */
 
-/* Whether `path` is a GGUF file that has tokens. */
+/* Returns whether `path` is a GGUF file that has tokens. */
 bool gguf_has_tokenizer(const char *path);
-/* Puts a tokenizer.json, whose tokens are those of a table of `rows` rows, as llama.cpp's keys, with the special tokens
- * and the chat template of a tokenizer_config.json (may be NULL), and where that does not name them with the special
- * tokens of a config.json (may be NULL). ERROR_USAGE names what llama.cpp could not do with it. */
+/* Writes a tokenizer.json, for a table of `rows` rows, as llama.cpp's keys. The special tokens and
+ * the chat template come from a tokenizer_config.json (may be NULL); special tokens that it does
+ * not name come from a config.json (may be NULL). ERROR_USAGE names the part that llama.cpp does
+ * not support. */
 bool gguf_put_tokenizer(
     GgufWriter *writer, const json_t *tokenizer, const json_t *config, const json_t *origin, int64_t rows, Error *error);
 
-/* The versions of Unicode by which text is divided and normalised, those of the libraries: "15.0.0 ...". */
+/* Writes the Unicode versions of the libraries that divide and normalize text: "15.0.0 ...". */
 void tokenizer_unicode(char *text, size_t size);
 
 /* -- Training (bpe_train.c) ---------------------------------------------------------------------------------------- */
 
 typedef struct TokenizerTraining {
     const char *pattern;   /* gpt2, llama3 or qwen: how text is divided into words */
-    int32_t vocabulary;    /* ids in all: <|endoftext|> is 0, then 256 bytes, then merges; 257 to 4,194,304 */
-    int64_t minimum_count; /* a pair that is seen less often is not merged; at least 1 */
+    int32_t vocabulary;    /* ids in total: <|endoftext|> is 0, then 256 bytes, then merges; 257 to 4,194,304 */
+    int64_t minimum_count; /* a rarer pair is not merged; at least 1 */
 } TokenizerTraining;
 
 typedef struct TokenizerTrainer TokenizerTrainer;
-/* Byte-level BPE as the `tokenizers` library trains it: the most frequent pair first, ties to the lower ids. */
+/* Opens a trainer of byte-level BPE with the results of the `tokenizers` library: the most frequent
+ * pair first, ties to the lower ids. */
 TokenizerTrainer *tokenizer_trainer_open(const TokenizerTraining *training, Error *error);
 /* Counts the words of one document; uses all OpenMP threads on a long one. The result does not depend on their
  * number. */
 bool tokenizer_trainer_add(TokenizerTrainer *trainer, const char *text, size_t length, Error *error);
-/* Learns the merges and writes `path`, a tokenizer.json (it appears whole or not at all). *learned is the vocabulary
- * reached: less than asked for when the text has too few pairs. Once per trainer. */
+/* Learns the merges and writes `path`, a tokenizer.json, atomically. *learned is the vocabulary
+ * reached; it is smaller than requested if the text has too few pairs. Call once per trainer. */
 bool tokenizer_trainer_finish(TokenizerTrainer *trainer, const char *path, int32_t *learned, Error *error);
 void tokenizer_trainer_free(TokenizerTrainer *trainer); /* NULL is fine */

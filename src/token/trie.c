@@ -1,5 +1,5 @@
-/* Tries of added tokens: the longest pattern that a text begins with. Edges lie in one hash table. Built when a
- * tokenizer is read, then read-only. */
+/* Tries of added tokens: find the longest pattern that a text begins with. All edges are in one
+ * hash table. Built when a tokenizer is read, then read-only. */
 #include "base/array.h"
 #include "token/token_internal.h"
 

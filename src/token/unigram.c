@@ -1,15 +1,16 @@
-/* Unigram models: of all ways to divide a text into tokens the one of the greatest sum of scores, by Viterbi's algorithm
- * over the bytes of the text. SentencePiece adds scores in single precision from the start of a text, so rounding decides
- * between sums that are nearly equal; to give its ids (those of its version 0.2.3) the same sums are made here, also
- * across words that are taken from the encoder's cache. A sum beyond 100,000 starts again at zero. `tokenizers` adds in
- * double precision and begins anew with every word. A Lattice is the scratch space of one encoder. */
+/* Unigram models: find the division of a text into tokens with the greatest sum of scores, by
+ * Viterbi's algorithm over the bytes of the text. SentencePiece adds scores in single precision
+ * from the start of a text, so rounding decides between sums that are nearly equal. To give the ids
+ * of its version 0.2.3, the same sums are computed here, also across words from the encoder's
+ * cache. A sum beyond 100,000 restarts at zero. `tokenizers` adds in double precision and starts
+ * again at every word. A Lattice is the scratch space of one encoder. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/array.h"
 #include "token/token_internal.h"
 
-/* A long text is given out where all ways meet, so that memory does not grow with it. */
+/* A long text is output at places where all ways meet, so that memory does not grow with it. */
 enum { SEGMENT = 1 << 16, CLEARED = 1 << 10 };
 static const double score_limit = 100000;
 
@@ -22,7 +23,7 @@ bool unigram_build(Tokenizer *tokenizer, TrieKey *keys, size_t count, Error *err
         Span text = keys[i].text;
         if (text.size > tokenizer->longest_piece) tokenizer->longest_piece = text.size;
         if (text.size == 3 && memcmp(text.bytes, metaspace, 3) == 0) tokenizer->space_begins_words = true;
-        if (text.size > 0 && !memchr(text.bytes, 0, text.size)) keys[kept++] = keys[i]; /* no text has the others */
+        if (text.size > 0 && !memchr(text.bytes, 0, text.size)) keys[kept++] = keys[i]; /* no text contains the other keys */
     }
     for (size_t i = 0; i < kept; i++)
         for (const char *at = keys[i].text.bytes + 1, *end = keys[i].text.bytes + keys[i].text.size; end - at >= 3; at++)
@@ -36,7 +37,7 @@ void lattice_free(Lattice *lattice) {
     *lattice = (Lattice){.plain = lattice->plain};
 }
 
-/* Of equal ways the first offered stays. */
+/* Among equal ways the first offered wins. */
 static void offer(LatticeNode *node, double candidate, int32_t id, size_t length) {
     if (candidate > node->best) {
         *node = (LatticeNode){candidate, node->best, (uint32_t)length, id};
@@ -67,13 +68,14 @@ static size_t offer_tokens(const Tokenizer *tokenizer, const Lattice *lattice, S
     return whole || reach > at + character ? reach : at + character;
 }
 
-/* Takes what the best way to nodes[at] has off all sums from there on. */
+/* Subtracts the sum of the best way to nodes[at] from all sums from there on. */
 static void restart_sums(LatticeNode *nodes, size_t at, size_t reach) {
     double offset = nodes[at].best;
     for (size_t i = at; i <= reach; i++) nodes[i].best = (float)(nodes[i].best - offset);
 }
 
-/* Finds the best way through `text`, or through its beginning up to a place where all ways meet; returns its bytes. */
+/* Finds the best way through `text`, or through a prefix up to a place where all ways meet; returns
+ * its bytes. */
 static size_t find_ways(const Tokenizer *tokenizer, Lattice *lattice, Span text, double start, bool single) {
     size_t at = 0, reach = 0, ready = 0, size;
     for (; at < text.size; at += size) {
@@ -93,7 +95,7 @@ static size_t find_ways(const Tokenizer *tokenizer, Lattice *lattice, Span text,
     return at;
 }
 
-/* Adjacent unknown characters are one token, or their bytes are. */
+/* Appends adjacent unknown characters as one token, or as byte tokens. */
 static void give_unknown(const Tokenizer *tokenizer, bool plain, Span run, TokenIds *out) {
     int32_t id = tokenizer->sentencepiece ? TOKEN_NONE : token_map_get(&tokenizer->contents, run.bytes, run.size);
     if (token_is_barred(tokenizer, plain, id)) id = TOKEN_NONE;
@@ -103,7 +105,8 @@ static void give_unknown(const Tokenizer *tokenizer, bool plain, Span run, Token
     if (!bytes) token_ids_append(out, id != TOKEN_NONE ? id : tokenizer->unknown);
 }
 
-/* Links the nodes of the best way forwards: `length` becomes that of the token which begins there. */
+/* Links the nodes of the best way forward: `length` becomes the length of the token that begins
+ * there. */
 static void turn_around(LatticeNode *nodes, size_t end) {
     uint32_t length = nodes[end].length;
     int32_t id = nodes[end].id;
@@ -119,7 +122,8 @@ static void turn_around(LatticeNode *nodes, size_t end) {
     }
 }
 
-/* Appends the ids of the way through text[from..from+size]; *run is where unknown characters began, SIZE_MAX: none. */
+/* Appends the ids of the way through text[from..from+size]; *run is the start of a run of unknown
+ * characters, SIZE_MAX: none. */
 static void give_way(const Tokenizer *tokenizer, const Lattice *lattice, Span text, size_t from, size_t size, size_t *run, TokenIds *out) {
     for (size_t at = 0; at < size; at += lattice->nodes[at].length) {
         int32_t id = lattice->nodes[at].id;
@@ -148,8 +152,9 @@ void unigram_encode(const Tokenizer *tokenizer, Lattice *lattice, Span text, Tok
     lattice->score = score;
 }
 
-/* Every sum of a way is rounded at most once per byte, by half a unit in the last place of the greatest sum; the best way
- * stays the best while that is less than half of what each of its nodes is ahead of the second way there. */
+/* Every sum is rounded at most once per byte, by at most half a unit in the last place of the
+ * greatest sum. The best way stays the best while this error is less than half of the smallest lead
+ * of its nodes over the second way there. */
 float unigram_encode_word(const Tokenizer *tokenizer, Lattice *lattice, Span word, TokenIds *out) {
     const double half_unit = 0x1p-24;
     size_t size = find_ways(tokenizer, lattice, word, 0, false), run = SIZE_MAX;

@@ -465,7 +465,8 @@ static bool take_bos(Config *config, const Tokenizer *tokenizer, Error *error) {
     return true;
 }
 
-/* In a started run the copy replaces a missing original. */
+/* Takes the vocabulary size and data.bos from the tokenizer, if they are not set. If the tokenizer of a
+ * started run is missing, the run's copy is used. */
 static bool take_from_tokenizer(Config *config, Error *error) {
     enum { MULTIPLE = 64 };
     if (!names_tokenizer(config) || (config->model.vocabulary && config->data.bos != BOS_AUTO)) return true;
@@ -527,8 +528,8 @@ bool corpus_check_epochs(const Config *config, Error *error) {
     return order != NULL;
 }
 
-/* Names data that does not begin as other texts of the run do, and a tokenizer whose template the run does not follow. A new run is
- * refused whose data.bos was given and is not that of its data. */
+/* Reports data whose texts do not begin as data.bos says, and a tokenizer whose template the run does
+ * not follow. Refuses a new run if its data.bos was given and differs from the data. */
 static bool name_bos(const Corpus *corpus, const Config *config, bool new, Error *error) {
     const TokenizerBos bos = (TokenizerBos)config->data.bos;
     const bool refuse = new && config->data.bos_given;

@@ -33,10 +33,11 @@ char *source_tokenizer(const char *folder, const Config *config);
  * called `name` in messages: each token has a row, and there are at most as many padding rows.
  * ERROR_USAGE, which ends in `cure`. */
 bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *name, const char *cure, Error *error);
-/* Warns, or with `refuse` fails with ERROR_USAGE, where documents of a set, which messages call `name`, do not begin as texts do with
- * `bos`. The first one tells, unless the set holds conversations. ERROR_DATA: it cannot be read. `tokenizer` may be NULL. */
+/* Warns, or with `refuse` fails with ERROR_USAGE, if the documents of a set, called `name` in
+ * messages, do not begin as `bos` says. Only the first document is checked; conversations are not
+ * checked. ERROR_DATA: it cannot be read. `tokenizer` may be NULL. */
 bool source_check_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, bool refuse, Error *error);
-/* *begins: a set of texts begins with these ids. */
+/* Sets *begins to whether a set of texts begins with these ids. */
 bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error);
 /* Fills `master`, host memory of the size of the MASTER arena of `graph`, with the weights. `graph`
  * is of config->model in any precision, whatever the source's is. `*step` (`step` may be NULL)
