@@ -700,11 +700,13 @@ static bool refuse_twin(const Packer *packer, Error *error) {
     return true;
 }
 
-/* Refuses to overwrite files that do not belong to a shard: a .bin file may be a model. A .bin file
- * without an index belongs to a shard if there is a record of a packing that was killed or moved. */
+/* Refuses to overwrite files that do not belong to a shard: a .bin file may be a model. If the index
+ * is absent or empty, the record of a packing says that the .bin file is a shard's. */
 static bool refuse_foreign(const Packer *packer, const char *name, Error *error) {
     SCOPED_FREE char *index = memory_format("%s.idx", name), *tokens = memory_format("%s.bin", name), *record = record_path(packer);
-    bool indexed = file_exists(index), shard = indexed ? file_begins(index, SHARD_MAGIC, sizeof SHARD_MAGIC) : file_exists(record);
+    int64_t bytes = 0;
+    bool indexed = file_kind(index, &bytes) != FILE_ABSENT;
+    bool shard = indexed && bytes ? file_begins(index, SHARD_MAGIC, sizeof SHARD_MAGIC) : file_exists(record);
     return shard || !(indexed || file_exists(tokens)) ||
            error_set(error, ERROR_USAGE, "%s is not of a token shard, which overwrite=true replaces: give another name, or move it away",
                indexed ? index : tokens);
