@@ -11,7 +11,6 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "app/command.h"
-#include "chat/chat.h"
 #include "data/data.h"
 #include "model/llmc.h"
 #include "train/adapter.h"
@@ -229,38 +228,13 @@ static bool check_adapter_tokenizer(const char *folder, const Config *config, Er
     return fits;
 }
 
-/* Refuses options that would be ignored: PEFT's folders are fp32 in one file, without a
- * tokenizer. */
+/* Refuses options that would be ignored: PEFT's folders are fp32 in one file. */
 static bool check_adapter_options(const char *out, const ConvertOptions *options, Error *error) {
     static const char *const idle[] = {"dtype", "tokenizer", "shard_bytes", "tokens.add", NULL};
     if (out_kind(out) != OUT_FOLDER)
         return error_set(error, ERROR_USAGE, "adapter=true writes a folder: give an OUT that does not end in .gguf or .bin");
     return command_refuse_idle(
-        &table, options, idle, "adapter=true writes fp32 in one file, without a tokenizer, which is the base's", error);
-}
-
-/* Returns the chat template of a model; NULL: unknown. The caller frees. */
-static Chat *template_of(const char *model, const Config *config) {
-    SCOPED_FREE char *file = source_tokenizer(model, config);
-    ChatOptions options = {.source = file ? file : "", .template = "", .end_token = -1};
-    Error ignored;
-    return chat_open(&options, NULL, &ignored);
-}
-
-/* Warns if the template of the base differs from the one that the adapters were trained with:
- * adapters are used with the template of their base. */
-static void warn_of_template(const char *run, const Config *config) {
-    Config origin;
-    Error ignored;
-    SCOPED(options_free_strings) OptionStrings strings = {0};
-    Chat *own = template_of(run, config), *base = NULL;
-    if (own && source_read_config(config->init, &origin, &strings, &ignored)) base = template_of(config->init, &origin);
-    if (own && *chat_template_source(own) && (!base || strcmp(chat_template_source(own), chat_template_source(base)) != 0))
-        log_warn("the chat template of %s is not that of its base, which those who use the adapters read: give them that in the run's "
-                 "folder tokenizer, template=FILE",
-            run);
-    chat_free(own);
-    chat_free(base);
+        &table, options, idle, "adapter=true writes fp32 in one file, and a tokenizer only if it is not the base's", error);
 }
 
 static bool convert_adapters(const char *in, const char *out, const Config *config, const ConvertOptions *options, Error *error) {
@@ -271,9 +245,13 @@ static bool convert_adapters(const char *in, const char *out, const Config *conf
     if (!source_is_model_folder(config->init) || gguf_is_file(config->init))
         log_warn("the base, %s, is no model folder, which PEFT needs: write one with smelt convert, and name it as base_model_name_or_path",
             config->init);
-    if (!adapter_write(in, config, out, options->overwrite, &step, error)) return false;
-    warn_of_template(in, config);
-    log_info("the adapters of step %" PRId64 " of %s are in %s", step, in, out);
+    SCOPED(run_tokenizer_free) RunTokenizer own = {0};
+    bool differs;
+    if (!adapter_tokenizer_differs(in, config, &differs, error) || (differs && !find_tokenizer(in, config, &own, error))) return false;
+    HfExport tokenizer = {.config = &config->model, .source = own.folder, .origin = own.origin, .generation = own.generation};
+    if (!adapter_write(in, config, differs ? &tokenizer : NULL, out, options->overwrite, &step, error)) return false;
+    log_info("the adapters of step %" PRId64 " of %s are in %s%s", step, in, out,
+        differs ? ", with the run's tokenizer and chat template, which are not those of its base" : "");
     return true;
 }
 

@@ -169,11 +169,13 @@ static bool is_weights(const char *name) {
            (sscanf(name, "model-%*5[0-9]-of-%*5[0-9].safetensors%n", &used), used && !name[used]);
 }
 
-static bool is_ours(const char *name) {
+bool hf_is_tokenizer_file(const char *name) {
     for (int i = 0; i < COPIED_FILES; i++)
         if (!strcmp(name, copied_files[i])) return true;
-    return is_weights(name) || tokenizer_copies(name) || !strcmp(name, "config.json");
+    return tokenizer_copies(name);
 }
+
+static bool is_ours(const char *name) { return is_weights(name) || hf_is_tokenizer_file(name) || !strcmp(name, "config.json"); }
 
 /* Checks that `folder` may be replaced. */
 static bool check_folder(const char *folder, bool overwrite, Error *error) {
@@ -287,7 +289,7 @@ static bool write_missing(const char *folder, const char *name, json_t *content,
 /* A copy of a folder has the same files; a GGUF file's tokenizer is converted to files. A run's
  * tokenizer may lack tokenizer_config.json; without it transformers would split text as the class's
  * usual tokenizer does. */
-static bool write_tokenizer(const HfExport *export, const char *folder, Error *error) {
+bool hf_write_tokenizer(const HfExport *export, const char *folder, Error *error) {
     bool file = export->source && gguf_is_file(export->source), written = true;
     for (int i = 0; export->source && !file && i < COPIED_FILES && written; i++)
         written = copy_file(export->source, folder, copied_files[i], error);
@@ -302,7 +304,7 @@ static bool write_tokenizer(const HfExport *export, const char *folder, Error *e
 }
 
 static bool write_files(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
-    return write_json(folder, "config.json", hf_config(export), error) && write_tokenizer(export, folder, error) &&
+    return write_json(folder, "config.json", hf_config(export), error) && hf_write_tokenizer(export, folder, error) &&
            (!export->new_tokens || tokenizer_add_new(folder, export->new_tokens, export->first_new, error)) &&
            write_weights(export, graph, folder, error);
 }

@@ -79,6 +79,11 @@ void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, siz
  * writes. ERROR_CHECKPOINT if a file cannot be written; ERROR_USAGE if the folder is in use or the
  * class cannot express the model. */
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error);
+/* Writes only the files of the tokenizer and generation_config.json, into an existing folder. Weights
+ * and types of `export` are not read. */
+bool hf_write_tokenizer(const HfExport *export, const char *folder, Error *error);
+/* Returns whether hf_write_tokenizer may write a file of this name. */
+bool hf_is_tokenizer_file(const char *name);
 
 /* Writes a GGUF file whose matrices have type `type`, which must have an encoder (gguf_export.c).
  * `source` may be a GGUF file. `keep`, `precision` and `shard_bytes` are ignored. ERROR_USAGE names

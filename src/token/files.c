@@ -190,6 +190,20 @@ bool tokenizer_refuse_absent(const char *path, Error *error) {
               "OWNER/MODEL tokenizer.json --local-dir FOLDER' makes");
 }
 
+/* A list with the default template alone means the same as its text. */
+static const json_t *chat_templates(const json_t *config) {
+    const json_t *given = json_object_get(config, "chat_template"), *first = json_array_get(given, 0);
+    const char *name = json_string_value(json_object_get(first, "name"));
+    return json_array_size(given) == 1 && name && !strcmp(name, "default") ? json_object_get(first, "template") : given;
+}
+
+bool tokenizer_has_other_template(const char *path, const char *base, bool *other, Error *error) {
+    json_auto_t *own = tokenizer_config(path, error), *theirs = own ? tokenizer_config(base, error) : NULL;
+    const json_t *templates = chat_templates(own);
+    *other = templates && !json_equal(templates, chat_templates(theirs));
+    return theirs != NULL;
+}
+
 char *tokenizer_read(const char *path, int64_t *bytes, Error *error) {
     TokenizerFiles files;
     *bytes = 0;

@@ -71,6 +71,9 @@ json_t *tokenizer_config(const char *path, Error *error);
 bool tokenizer_add_side_tokens(json_t *tokenizer, const json_t *config, Error *error);
 /* Returns the chat_template.jinja beside a tokenizer; NULL: there is none. The caller frees. */
 char *tokenizer_chat_template(const char *path);
+/* Sets *other if the tokenizer in `path` has chat templates, and the one in `base` has none or
+ * different ones. */
+bool tokenizer_has_other_template(const char *path, const char *base, bool *other, Error *error);
 /* Makes a folder and copies the tokenizer into it: the tokens as tokenizer.json, tokenizer.model or
  * tekken.json, and the side files. */
 bool tokenizer_copy(const char *path, const char *folder, Error *error);

@@ -480,7 +480,9 @@ bool adapter_check_written(
 
 /* -- PEFT's folder ------------------------------------------------------------------------------------------------- */
 
-static bool is_ours(const char *name) { return !strcmp(name, "adapter_config.json") || !strcmp(name, "adapter_model.safetensors"); }
+static bool is_ours(const char *name) {
+    return !strcmp(name, "adapter_config.json") || !strcmp(name, "adapter_model.safetensors") || hf_is_tokenizer_file(name);
+}
 
 /* Returns whether `folder` may be replaced. */
 static bool check_folder(const char *folder, bool overwrite, Error *error) {
@@ -496,12 +498,24 @@ static bool check_folder(const char *folder, bool overwrite, Error *error) {
     return true;
 }
 
-bool adapter_write(const char *run, const Config *config, const char *folder, bool overwrite, int64_t *step, Error *error) {
+bool adapter_tokenizer_differs(const char *run, const Config *config, bool *differs, Error *error) {
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    SCOPED_FREE char *own = source_tokenizer(run, config), *base = NULL;
+    Config origin;
+    Error ignored = {0};
+    *differs = own && *own;
+    if (!*differs) return true; /* bytes have no files, and what is not known cannot be written */
+    if (source_read_config(config->init, &origin, &strings, &ignored)) base = source_tokenizer(config->init, &origin);
+    return !base || (tokenizer_differs(own, base, differs, error) && (*differs || tokenizer_has_other_template(own, base, differs, error)));
+}
+
+bool adapter_write(
+    const char *run, const Config *config, const HfExport *tokenizer, const char *folder, bool overwrite, int64_t *step, Error *error) {
     SCOPED(host_model_close) HostModel adapters = {0};
     if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
     if (!check_folder(folder, overwrite, error) || !open_adapters(&adapters, run, config, PRECISION_FP32, step, error)) return false;
     SCOPED(file_folder_close) FolderDraft draft = {0};
     return file_folder_begin(&draft, folder, error) &&
            peft_write(draft.temporary, config->init, &config->lora, &config->model, adapters.model.graph, adapters.master, error) &&
-           file_folder_commit(&draft, error);
+           (!tokenizer || hf_write_tokenizer(tokenizer, draft.temporary, error)) && file_folder_commit(&draft, error);
 }

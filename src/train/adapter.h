@@ -3,6 +3,7 @@
  * not in the folder that adapter_config.json names. */
 #pragma once
 
+#include "model/hf.h"
 #include "train/session.h"
 
 /* Returns whether the name is that of a folder of adapters. */
@@ -40,6 +41,11 @@ bool adapter_check_merged(const MergedCheck *check, const char *name, const Conf
  * `graph` in fp32, and reports the difference. */
 bool adapter_check_written(const MergedCheck *check, const char *out, const Config *config, const Graph *graph, void *master, Error *error);
 /* Writes the newest adapters of a run as PEFT's folder: adapter_config.json and
- * adapter_model.safetensors, in fp32. The folder appears atomically. It must not exist or must be
- * empty; with `overwrite` it may hold adapters, but nothing else. */
-bool adapter_write(const char *run, const Config *config, const char *folder, bool overwrite, int64_t *step, Error *error);
+ * adapter_model.safetensors, in fp32, and the files of `tokenizer` (NULL: none). The folder appears
+ * atomically. It must not exist or must be empty; with `overwrite` it may hold these files, but
+ * nothing else. */
+bool adapter_write(
+    const char *run, const Config *config, const HfExport *tokenizer, const char *folder, bool overwrite, int64_t *step, Error *error);
+/* Sets *differs if a run with adapters has a tokenizer or chat templates that are not those of its
+ * base, or if its base cannot be read. ERROR_DATA if a file of a tokenizer cannot be read. */
+bool adapter_tokenizer_differs(const char *run, const Config *config, bool *differs, Error *error);

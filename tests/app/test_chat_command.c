@@ -7,6 +7,7 @@
 
 #include "support/train_run.h"
 
+#include "base/file.h"
 #include "base/scope.h"
 
 #define QUIET "temperature=0 tokens=12 threads=1 "
@@ -70,11 +71,8 @@ static char *kept_template(const char *folder) {
 
 #define SEEN "nothing, nothing, and nothing once more, as you see"
 
-/* Trained in one template and asked in another, a model answers nonsense. */
-static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void **state) {
-    (void)state;
-    static const char other[] =
-        "{% for m in messages %}{{ m.role[0] + '=' + m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}a={% endif %}";
+/* Makes the folder tok, whose token 270 is <|im_end|>. Returns the first special token. */
+static json_int_t make_tokenizer(void) {
     smelt_good("data train-tokenizer text tok/tokenizer.json vocabulary=270");
     json_auto_t *tokenizer = json_load_file("tok/tokenizer.json", 0, NULL);
     json_t *added = json_object_get(tokenizer, "added_tokens"), *end = json_deep_copy(json_array_get(added, 0));
@@ -83,6 +81,15 @@ static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void *
     json_object_set_new(end, "content", json_string("<|im_end|>"));
     json_array_append_new(added, end);
     assert_int_equal(json_dump_file(tokenizer, "tok/tokenizer.json", 0), 0);
+    return first;
+}
+
+/* Trained in one template and asked in another, a model answers nonsense. */
+static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void **state) {
+    (void)state;
+    static const char other[] =
+        "{% for m in messages %}{{ m.role[0] + '=' + m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}a={% endif %}";
+    json_int_t first = make_tokenizer();
     write_text("tok/chat_template.jinja", "{{ 'the tokenizer has its own' }}");
     write_text("other.jinja", other);
     write_text("chats.jsonl",
@@ -110,11 +117,35 @@ static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void *
     assert_int_equal(json_integer_value(json_array_get(ends, 0)), first);
     assert_int_equal(json_integer_value(json_array_get(ends, 1)), 270);
     assert_int_equal(json_integer_value(json_object_get(generation, "pad_token_id")), first);
+}
+
+#define ADAPT \
+    "init=model lora.rank=2 data.length=16 batch.sequences=2 batch.tokens=32 steps=1 schedule.warmup=0 eval.sample_tokens=0 " \
+    "tensorboard=false device=cpu "
+
+static void adapters_bring_the_template_that_their_base_lacks(void **state) {
+    (void)state;
+    make_tokenizer();
+    write_text("chats.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"what is it?\"}, "
+                              "{\"role\": \"assistant\", \"content\": \"" SEEN "\"}]}\n");
+    train_good("run=base steps=1 schedule.warmup=0 eval.every=0 data.tokenizer=tok model.vocabulary=320 model.context=200");
+    smelt_good("convert base model");
     smelt_good("data pack chats.jsonl ml format=chat tokenizer=model template=chatml");
-    smelt_good(
-        "train run=l init=model lora.rank=2 data.train=ml data.length=16 batch.sequences=2 batch.tokens=32 steps=1 schedule.warmup=0 "
-        "eval.sample_tokens=0 tensorboard=false device=cpu");
-    smelt_says(ERROR_NONE, "the chat template of l is not that of its base", "convert l adapter adapter=true");
+    smelt_good("train run=l data.train=ml " ADAPT);
+    smelt_says(ERROR_NONE, "with the run's tokenizer and chat template", "convert l adapter adapter=true");
+    SCOPED_FREE char *trained = kept_template("l/tokenizer"), *beside = kept_template("adapter");
+    assert_string_equal(beside, trained);
+    assert_true(file_exists("adapter/tokenizer_config.json")); /* AutoTokenizer.from_pretrained("adapter") reads it */
+    free(output_of(getenv("SMELT"), "hi\n", "chat adapter " QUIET));
+    smelt_good("convert l adapter adapter=true overwrite=true");
+    smelt_good("convert adapter merged");
+    SCOPED_FREE char *merged = kept_template("merged");
+    assert_string_equal(merged, trained);
+    json_auto_t *generation = json_load_file("merged/generation_config.json", 0, NULL);
+    assert_int_equal(json_integer_value(json_array_get(json_object_get(generation, "eos_token_id"), 0)), 270);
+    smelt_good("train run=again data.train=text data.tokenizer=model " ADAPT);
+    smelt_good("convert again plain adapter=true");
+    assert_false(file_exists("plain/tokenizer.json")); /* the base has the same */
 }
 
 /* Reads until the terminal has shown the text; what comes within a minute. */
@@ -167,6 +198,7 @@ int main(void) {
         TRAIN_TEST(answers_through_a_pipe_follow_the_template),
         TRAIN_TEST(a_model_without_a_template_is_refused),
         TRAIN_TEST(the_template_of_the_data_is_that_of_the_run_and_of_its_folder),
+        TRAIN_TEST(adapters_bring_the_template_that_their_base_lacks),
         TRAIN_TEST(interrupting_ends_the_answer_alone),
     };
     train_main();
