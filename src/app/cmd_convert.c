@@ -133,9 +133,15 @@ static bool write_from_memory(const char *in, const char *out, const Config *con
 static bool write_grown(
     const char *in, const char *out, const Config *config, HfExport export, const ConvertOptions *options, Error *error) {
     if (out_kind(out) != OUT_FOLDER) return error_set(error, ERROR_USAGE, "tokens.add writes a folder: convert that to %s then", out);
-    if (export.bytes || !export.source)
-        return error_set(
-            error, ERROR_USAGE, "tokens.add=%s, and %s has no tokenizer.json for them: a model of bytes has none", options->tokens.add, in);
+    if (export.bytes)
+        return error_set(error, ERROR_USAGE,
+            "tokens.add=%s: the tokens of %s are bytes, and its tokenizer takes no others: train a model with a tokenizer "
+            "(smelt data train-tokenizer TEXT FILE, then data.tokenizer=FILE) and add them to that",
+            options->tokens.add, in);
+    if (!export.source)
+        return error_set(error, ERROR_USAGE,
+            "tokens.add=%s needs a tokenizer, and none is read with %s: give a model folder, a GGUF file or a run, without tokenizer=none",
+            options->tokens.add, in);
     Tokenizer *tokenizer = tokenizer_open(export.source, error);
     int32_t added = 0;
     bool good = tokenizer && tokenizer_check_new(tokenizer, options->tokens.add, &added, error);

@@ -14,6 +14,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "app/command.h"
 #include "app/inference.h"
 #include "app/process.h"
@@ -277,7 +278,8 @@ static bool eval_tokens(
     Inference *ranks, const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
     SCOPED(close_input) Input input = {0};
     SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
-    if (!open_input(&input, data, tokenizer, config, options, error)) return error_context(error, "%s", data);
+    if (!open_input(&input, data, tokenizer, config, options, error))
+        return !starts_with(error->message, data) && error_context(error, "%s", data); /* a message about the file names it already */
     return eval_input(ranks, folder, config, &input, options, error);
 }
 

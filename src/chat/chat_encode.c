@@ -53,6 +53,10 @@ static const ChatTemplate *template_for(const Chat *chat, const json_t *tools) {
     return chat->tools && json_array_size(tools) > 0 ? chat->tools : chat->plain;
 }
 
+static bool refuse_without_template(Error *error) {
+    return error_set(error, ERROR_USAGE, "the model brings no chat template: give template=FILE, or template=chatml, which smelt has");
+}
+
 /* Renders the first `count` messages of a record; with `answer`, adds the answer header. */
 static bool render(const Chat *chat, const ChatRecord *record, size_t count, bool answer, ChatText *text, Error *error) {
     const ChatTemplate *template = template_for(chat, record->tools);
@@ -64,9 +68,7 @@ static bool render(const Chat *chat, const ChatRecord *record, size_t count, boo
     json_object_set_new(variables, "documents", json_is_array(record->documents) ? json_incref((json_t *)record->documents) : json_null());
     json_object_set_new(variables, "add_generation_prompt", json_boolean(answer));
     if (json_is_object(record->settings)) json_object_update(variables, (json_t *)record->settings);
-    if (!template)
-        return error_set(error, ERROR_USAGE, "the model brings no chat template: give template=FILE, or template=chatml, which smelt has");
-    return chat_template_render(template, variables, chat->now, text, error);
+    return template ? chat_template_render(template, variables, chat->now, text, error) : refuse_without_template(error);
 }
 
 /* Returns whether the template expects the arguments of tool calls as objects, as most templates
@@ -368,6 +370,7 @@ static void find_lost(ChatEncoder *encoder, const ChatRecord *record, ChatDocume
 static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, ChatDocument *document, Error *error) {
     const Chat *chat = encoder->chat;
     ChatText *text = &document->text;
+    if (!template_for(chat, record->tools)) return refuse_without_template(error); /* also if every message would be left out */
     if (!check_special(encoder, record->messages, error) || !check_special(encoder, record->tools, error) ||
         !check_special(encoder, record->documents, error) || !check_special(encoder, record->settings, error) ||
         !render(chat, record, json_array_size(record->messages), false, text, error))

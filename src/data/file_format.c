@@ -102,7 +102,8 @@ static bool is_table(const PackOptions *options, const char *bytes, size_t size,
 }
 
 bool file_format(const PackOptions *options, const char *path, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
-    static const NotText no_records = {"JSON, but holds no records", "give format=text to smelt data pack if it is to be read as text"};
+    static const NotText no_records = {"JSON without records",
+        "write an object for each text, as {\"text\": \"...\"}, or give format=text to smelt data pack to read the file as it is"};
     PackFormat asked = options->format;
     bool known = asked != PACK_AUTO && asked != PACK_TEXT, lines = name_ends(path, ".jsonl") || name_ends(path, ".ndjson");
     size_t seen = (size_t)int_min((int64_t)size, NOT_TEXT_PROBE_BYTES);

@@ -376,8 +376,8 @@ static bool is_shard_file(const char *path, char **prefix) {
 
 static bool refuse_file(const RecordReader *reader, const char *path, const NotText *why, Error *error) {
     const char *columns = reader->format.shape == SHAPE_TABLE ? reader->format.columns : "";
-    return error_set(error, ERROR_DATA, "%s is %s%s%s, not text: %s", strcmp(path, "-") ? path : "standard input", why->what,
-        *columns ? " that has " : "", columns, why->advice);
+    return error_set(error, ERROR_DATA, "%s is %s%s%s: %s", strcmp(path, "-") ? path : "standard input", why->what,
+        *columns ? "; its columns are " : ", not text", columns, why->advice);
 }
 
 /* Recognizes the content of the file, from its name and the start of the window. A named file must

@@ -110,8 +110,16 @@ static void masks_of_nothing_and_of_all_are_refused(void **state) {
     assert_refused(chat_options("in"), ERROR_DATA, "no record of in is a conversation");
     write_text("in", LINE(USER("a") "," ANSWER("b")));
     PackOptions options = chat_options("in");
+    json_auto_t *tokenizer = byte_tokenizer();
     options.template = "";
     assert_refused(options, ERROR_USAGE, "line 1 of in: the model brings no chat template");
+    write_text("in", LINE(USER("a") "," ANSWER(BYTE_SEPARATOR_TEXT)));
+    SCOPED_FREE char *tokens = json_dumps(tokenizer, 0);
+    assert_int_equal(mkdir("bytes", 0700), 0);
+    write_text("bytes/tokenizer.json", tokens);
+    write_text("bytes/tokenizer_config.json", "{\"eos_token\": \"" BYTE_SEPARATOR_TEXT "\"}");
+    options.tokenizer = "bytes";
+    assert_refused(options, ERROR_USAGE, "line 1 of in: the model brings no chat template"); /* before the special token is looked at */
     options.template = "nowhere.jinja";
     assert_refused(options, ERROR_DATA, "nowhere.jinja");
 }

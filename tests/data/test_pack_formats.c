@@ -86,7 +86,7 @@ static void what_is_wrong_with_an_array_is_named_and_what_came_before_stays(void
         if (!strstr(record, files[i].text)) fail_msg("%s is not in %s", files[i].text, record);
     }
     write_text("a.json", "[\"one\", \"two\"]");
-    assert_file_refused("a.json", (PackOptions){0}, "JSON, but holds no records, not text: give format=text");
+    assert_file_refused("a.json", (PackOptions){0}, "JSON without records, not text: write an object for each text");
     write_text("a.json", "[]");
     assert_file_refused("a.json", (PackOptions){0}, "holds no text");
     pack_file("a.json", (PackOptions){.format = PACK_TEXT});
@@ -162,7 +162,7 @@ static void broken_rows_and_tables_without_the_column_are_named(void **state) {
     assert_int_equal(result.bad[PACK_BAD_ROW], 3);
     write_text("a.csv", "id,body\n1,one\n");
     assert_file_refused("a.csv", (PackOptions){0},
-        "a table (commas divide its columns) without the column of the text that has id, body, not text: give field=NAME");
+        "a table (commas divide its columns) without the column of the text; its columns are id, body: give field=NAME");
     write_text("a.csv", "id,messages\n1,one\n");
     assert_file_refused("a.csv", (PackOptions){.format = PACK_CHAT}, "holds no conversations");
 }
@@ -321,7 +321,7 @@ static void every_file_of_a_folder_is_listed_as_taken_or_left_out(void **state) 
     static const char *const taken[] = {"in/a.jsonl", "in/b.json", "in/sub/c.jsonl"};
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) assert_listed(taken[i], NULL);
     static const char *const left_out[][2] = {{"in/.hidden", "a dot"}, {"in/README.md", "a README"}, {"in/empty", "without a document"},
-        {"in/blank.jsonl", "without a document"}, {"in/d.json", "JSON, but holds no records"},
+        {"in/blank.jsonl", "without a document"}, {"in/d.json", "JSON without records"},
         {"in/e.csv", "a table (commas divide its columns) without"}, {"in/cat.png", "a picture"}, {"in/cat.bmp", "a picture"},
         {"in/data-00000-of-00001.arrow", "an Arrow stream"}, {"in/state.json", "part of a folder of save_to_disk"},
         {"in/dataset_info.json", "part of a folder of save_to_disk"}, {"in/link", "a link"}, {"in/pipe", "a pipe"}};

@@ -134,6 +134,7 @@ static void other_text_is_refused_unless_it_is_wanted(void **state) {
     train_good("run=run stop_at=10");
     train_says(ERROR_USAGE, "/text -> /", "run=run data.train=text2");
     train_says(ERROR_USAGE, "resume.accept=data.train", "run=run data.train=text2");
+    train_says(ERROR_USAGE, "data.train is missing: the run in run trains on ", "run=run data.train=");
     train_good("run=run data.train=text2 resume.accept=data.train,data.valid stop_at=20");
     assert_true(same_bytes("run/data/text-train.bin", "fresh/data/text-train.bin"));
     train_good("run=run data.train=text2");

@@ -2,6 +2,7 @@
  * guessed. */
 #include <math.h>
 
+#include "base/scope.h"
 #include "ckpt/ckpt.h"
 #include "support/train_run.h"
 
@@ -46,8 +47,17 @@ static void bytes_are_recorded_too(void **state) {
     train_good("run=run data.train=s data.valid=s steps=3 schedule.warmup=0");
     smelt_says(ERROR_NONE, "A_model\n", "generate run A_model tokens=0");
     smelt_says(ERROR_NONE, "bits per byte", "eval run s");
+    write_text("a.csv", "id,body\n1,one\n");
+    smelt_says(ERROR_DATA, "error: a.csv is a table", "eval run a.csv");
     smelt_good("convert run folder");
     assert_true(access("folder/tokenizer.json", F_OK) == 0);
+    static const char *const models[] = {"run", "folder"};
+    for (int i = 0; i < 2; i++) {
+        SCOPED_FREE char *words = memory_format("convert %s more tokens.add=<|a|>", models[i]),
+                         *told = memory_format("the tokens of %s are bytes, and its tokenizer takes no others: train", models[i]);
+        smelt_says(ERROR_USAGE, told, words);
+    }
+    smelt_says(ERROR_USAGE, "without tokenizer=none", "convert folder more tokens.add=<|a|> tokenizer=none");
     char *settings = read_text("run/config.yaml");
     assert_non_null(strstr(settings, "  vocabulary: 320"));
     free(settings);
