@@ -14,6 +14,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "device/device.h"
+#include "token/tokenizer.h"
 #include "train/run.h"
 
 typedef struct Text { char text[32]; } Text;
@@ -244,20 +245,33 @@ char *summary_command(const Config *config, const Comm *comm, const char *words)
     return memory_format("smelt %strain %s%s%s%s", launch, run, *words ? " " : "", words, nodes);
 }
 
+/* Returns whether the run trains on conversations and keeps a chat template, which `smelt chat` needs. */
+static bool is_chat(const Loop *loop) {
+    if (!loop->corpus.train_count || !loop->corpus.train[0].masked || !loop->corpus.tokenizer) return false;
+    Error ignored = {0};
+    SCOPED_FREE char *folder = memory_format("%s/tokenizer", loop->settings.run);
+    json_auto_t *tokenizer = tokenizer_config(folder, &ignored);
+    return json_object_get(tokenizer, "chat_template") != NULL;
+}
+
 /* Suggests the next commands: a complete run can be extended, an incomplete run continued. */
-static void print_next(Console *console, const Config *config, const Comm *comm, const SummaryEnd *end) {
+static void print_next(const Loop *loop, const SummaryEnd *end) {
     char more[64] = "";
+    Console *console = loop->host->console;
+    const Config *config = &loop->settings;
     if (end->step >= config->steps) snprintf(more, sizeof more, "steps=%lld", (long long)(2 * config->steps));
     else if (end->exhausted) snprintf(more, sizeof more, "eval.patience=0");
-    SCOPED_FREE char *run = quote(config->run), *command = summary_command(config, comm, more);
+    SCOPED_FREE char *run = quote(config->run), *command = summary_command(config, loop->comm, more);
     console_print(console, "next     smelt report %s    (writes report.html there)", run);
     if (model_makes_images(&config->model))
         console_print(console, "         smelt generate %s encodings.safetensors out=latents.safetensors", run);
     else {
-        console_print(console, "         smelt generate %s \"Once upon a time\"", run);
+        if (is_chat(loop)) console_print(console, "         smelt chat %s", run);
+        else console_print(console, "         smelt generate %s \"Once upon a time\"", run);
         console_print(console, "         smelt eval %s other-texts/", run);
     }
-    console_print(console, "         smelt convert %s my-model", run);
+    if (config->lora.rank) console_print(console, "         smelt convert %s my-adapter adapter=true    (for PEFT)", run);
+    console_print(console, "         smelt convert %s my-model%s", run, config->lora.rank ? "    (adapters merged)" : "");
     console_print(console, "         %s    (trains on)", command);
 }
 
@@ -277,5 +291,5 @@ void summary_end(const Loop *loop, const SummaryEnd *end) {
     if (end->step < config->steps && end->step == config->stop_at)
         console_print(console, "stopped  by stop_at=%lld, with %lld of %lld steps left", (long long)end->step,
             (long long)(config->steps - end->step), (long long)config->steps);
-    print_next(console, config, loop->comm, end);
+    print_next(loop, end);
 }

@@ -439,28 +439,51 @@ static void the_step_line_has_eleven_columns(void **state) {
     process_free(&result);
 }
 
-static void expect_lines(const char *settings, const char *const *lines) {
+static ProcessResult expect_lines(const char *settings, const char *const *lines) {
     Process process = train_start(settings);
     ProcessResult result = process_finish(&process);
     expect_code(&result, ERROR_NONE, settings);
     const char *at = result.output;
     for (; *lines; lines++)
         if (!(at = strstr(at, *lines))) fail_msg("\"%s\" is not in its place in:\n%s", *lines, result.output);
+    return result;
+}
+
+static void expect_lines_alone(const char *settings, const char *const *lines) {
+    ProcessResult result = expect_lines(settings, lines);
     assert_string_equal(result.errors, ""); /* warnings and errors alone */
     process_free(&result);
 }
 
 static void a_run_says_what_it_is_at_its_start_and_what_comes_next_at_its_end(void **state) {
     (void)state;
-    expect_lines("run=r eval.every=10 stop_at=10",
+    expect_lines_alone("run=r eval.every=10 stop_at=10",
         (const char *[]){"run      r, new\n", "model    ", "2 layers of width 32: ", " active per token, all trained\n", "device   ",
             "2 threads, bf16\n", "data     ", " tokens in 1 document: ", " sequences of 32; validation ", "tokenizer bytes\n",
             "steps    40 of 256 tokens: 10.2k tokens, ", "memory   ", " of ", ": weights ", "     step/steps ", "          10/40 ",
             "validation at step 10: ", "checkpoint of step 10: ", "done     10 steps, 2.56k tokens in ", "loss     ", "valid    ",
             " at step 10\n", "smelt report r ", "smelt generate r \"", "smelt eval r ", "smelt convert r ",
             "smelt train r    (trains on)\n", NULL});
-    expect_lines("run=r", (const char *[]){"run      continuing r after step 10\n", "done     30 steps, 7.68k tokens",
-                              "smelt train r steps=80    (trains on)\n", NULL});
+    expect_lines_alone("run=r", (const char *[]){"run      continuing r after step 10\n", "done     30 steps, 7.68k tokens",
+                                    "smelt train r steps=80    (trains on)\n", NULL});
+}
+
+static void what_comes_next_fits_conversations_and_adapters(void **state) {
+    (void)state;
+    smelt_good("data train-tokenizer text tok/tokenizer.json vocabulary=270");
+    write_text("tok/chat_template.jinja",
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}{{ m.content + '.' }}{% endgeneration %}"
+        "{% endif %}{% endfor %}");
+    write_text("chats.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"what is it?\"}, "
+                              "{\"role\": \"assistant\", \"content\": \"nothing, and nothing, and once more nothing, as you see\"}]}\n");
+    smelt_good("data pack chats.jsonl chats format=chat tokenizer=tok");
+    train_good("run=base steps=1 schedule.warmup=0 data.tokenizer=tok model.vocabulary=320 eval.every=0");
+    ProcessResult result =
+        expect_lines("run=r init=base lora.rank=2 steps=1 schedule.warmup=0 data.train=chats data.valid= data.tokenizer=tok data.length=16 "
+                     "model.vocabulary=320 eval.every=0",
+            (const char *[]){
+                "smelt report r ", "smelt chat r\n", "smelt convert r my-adapter adapter=true ", "smelt convert r my-model ", NULL});
+    process_free(&result);
 }
 
 static void assert_fields(const json_t *record, const char *const *names) {
@@ -646,6 +669,7 @@ int main(void) {
         TRAIN_TEST(the_same_sequences_are_evaluated_by_any_microbatch_and_ranks),
         TRAIN_TEST(the_step_line_has_eleven_columns),
         TRAIN_TEST(a_run_says_what_it_is_at_its_start_and_what_comes_next_at_its_end),
+        TRAIN_TEST(what_comes_next_fits_conversations_and_adapters),
         TRAIN_TEST(every_json_line_carries_its_fields),
         TRAIN_TEST(a_run_with_a_tokenizer_reads_and_writes_text_and_hands_it_on),
         TRAIN_TEST(training_from_a_model_folder_uses_its_tokenizer),
