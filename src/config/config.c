@@ -193,9 +193,8 @@ static const Option rows[] = {
     REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "the guidance scale that training tells the model", CHANGES),
 
     CHOICE_OPTION(optimizer.name, "adamw", OPTIMIZER_CHOICES,
-        "muon: Newton-Schulz on each hidden projection by itself, AdamW on all other parameters; lion: steps of the sign of the momentum, "
-        "at "
-        "a third to a tenth of AdamW's rate",
+        "adamw: steps of the first moment over the root of the second; muon: Newton-Schulz on each hidden projection by itself, AdamW on "
+        "all other parameters; lion: steps of the sign of the momentum, at a third to a tenth of AdamW's rate (docs/finetune.md)",
         STATE),
     REAL_OPTION(optimizer.lr, "1e-3", 0, 100, "", "peak learning rate", CHANGES),
     REAL_OPTION(
