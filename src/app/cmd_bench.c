@@ -35,7 +35,8 @@ static bool read_config(Bench *bench, Invocation *invocation, Error *error) {
  * call it `kind`. */
 static bool check_output(const char *option, const char *path, bool (*is_result)(const char *path), const char *kind, Error *error) {
     if (!*path) return true;
-    if (file_kind(path, NULL) != FILE_OTHER && !file_check_overwrite(path, true, is_result, kind, error))
+    FileKind found = file_kind(path, NULL);
+    if ((found == FILE_REGULAR || found == FILE_UNREADABLE) && !file_check_overwrite(path, true, is_result, kind, error))
         return error_context(error, "%s", option);
     return file_can_output(path) || error_set(error, ERROR_USAGE, "%s=%s cannot be written: %s", option, path, strerror(errno));
 }

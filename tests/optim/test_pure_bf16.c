@@ -123,6 +123,7 @@ static void an_update_is_rounded_to_a_neighbour(void **state) {
     (void)state;
     check_neighbours(OPTIMIZER_adamw);
     check_neighbours(OPTIMIZER_muon);
+    check_neighbours(OPTIMIZER_lion);
 }
 
 /* Steps of a fiftieth of a unit in the last place would be lost by rounding to nearest. */
@@ -250,6 +251,7 @@ static void a_gpu_rounds_as_the_cpu_does(void **state) {
     (void)state;
     compare_with_cpu(OPTIMIZER_adamw, 0.002);
     compare_with_cpu(OPTIMIZER_muon, 0.1);
+    compare_with_cpu(OPTIMIZER_lion, 0.002);
 }
 
 int main(void) {
