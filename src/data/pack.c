@@ -301,6 +301,7 @@ static bool choose_place(Packer *packer, bool *ended, Error *error) {
     *ended = waiting == PACK_FOUND_WHOLE;
     if (*ended) return take_names(packer, error);
     if (!pack_report_find(record, &found, error) && !(packer->options.overwrite && error->finding != FINDING_UNREADABLE)) return false;
+    has = found == PACK_FOUND_WHOLE; /* also if the folder's listing is empty for a moment */
     if (found != PACK_FOUND_PART && !(has_result(&packer->train, &has, error) && has_result(&packer->valid, &has, error))) return false;
     if (has && !packer->options.overwrite) return refuse_other(packer, PACK_FOUND_WHOLE, NULL, error);
     if (!has && waiting == PACK_FOUND_NOTHING) return true;
