@@ -118,7 +118,7 @@ static void cut_class(Cutting *cutting, Class class, MeshAxes axes, bool coded) 
     if (bucket) close_bucket(layout, bucket, multiple);
 }
 
-/* -- Shards of AdamW's buckets ------------------------------------------------------------------------------------- */
+/* -- Shards of buckets of elements ---------------------------------------------------------------------------------- */
 
 static void cut_evenly(LayoutBucket *bucket) {
     int64_t elements = (bucket->end - bucket->begin) / bucket->element_bytes;

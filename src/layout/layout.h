@@ -9,7 +9,7 @@
  * Parameters are ordered by class; each class is in layer order and has its own buckets:
  *   vectors   (read in the WIDE type: norms, biases, load-balancing biases) whole on every rank, because they are small;
  *             every rank updates them alike;
- *   AdamW's   equal shards; buckets are padded to make them equal;
+ *   elements  AdamW's and Lion's: equal shards; buckets are padded to make them equal;
  *   Muon's    shards that end at the end of a matrix, so that an update needs no other rank; chosen so that the work
  *             of all buckets together is even;
  *   frozen    matrices (next to adapters: model/lora.c), whole on every rank and in the WEIGHT arena alone. Frozen
