@@ -194,7 +194,7 @@ test: packages $(if $(T),,check) ## install what is missing, check, build, run e
 	@tools/install-packages.sh $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(if $(T),run-test T=$(T),run-tests)
 
-test-quick: packages ## the tests of single rooms, without ranks, launches and emulated GPUs (under 3 minutes)
+test-quick: packages ## the tests of single rooms, without ranks, launches and emulated GPUs (a minute, once built)
 	@tools/install-packages.sh $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) run-quick-tests
 

@@ -12,12 +12,13 @@
 #include "support/train_run.h"
 
 /* Makes what the README takes for granted: texts, small sizes in the example, a model with a chat template, conversations. */
-static const char PREPARE[] = "set -e\n"
-                              "mkdir -p build my-texts\n"
-                              "cp text my-texts/a.txt\n"
-                              "ln -sf \"$SMELT\" build/smelt\n"
-                              "small() { sed -i -E 's/^  (width|ffn): [0-9]+/  \\1: 32/; s/^  (heads|kv_heads): [0-9]+/  \\1: 2/; "
-                              "s/^  length: [0-9]+/  length: 32/; s/^  tokens: [0-9]+/  tokens: 64/; s/^  sequences: [0-9]+/  sequences: 2/' \"$1\"; }\n";
+static const char PREPARE[] =
+    "set -e\n"
+    "mkdir -p build my-texts\n"
+    "cp text my-texts/a.txt\n"
+    "ln -sf \"$SMELT\" build/smelt\n"
+    "small() { sed -i -E 's/^  (width|ffn): [0-9]+/  \\1: 32/; s/^  (heads|kv_heads): [0-9]+/  \\1: 2/; "
+    "s/^  length: [0-9]+/  length: 32/; s/^  tokens: [0-9]+/  tokens: 64/; s/^  sequences: [0-9]+/  sequences: 2/' \"$1\"; }\n";
 static const char MODEL[] = "build/smelt data train-tokenizer my-texts/ tok.json vocabulary=300\n"
                             "build/smelt train llama.yaml run=runs/base data.train=my-texts/ data.tokenizer=tok.json steps=31\n"
                             "build/smelt convert runs/base MODEL\n"
