@@ -84,8 +84,8 @@ void hf_read_unused_layers(HfFieldReader *r, const char *name, const json_t *val
 
 /* -- Reading the file ---------------------------------------------------------------------------------------------- */
 
-/* Finds the class of an object by model_type, or by _class_name for diffusers. */
-static const HfClass *find_class(const json_t *object, Error *error) {
+/* Finds the class of an object, and its family, by model_type, or by _class_name for diffusers. */
+static const HfClass *find_class(const json_t *object, int *family, Error *error) {
     const char *type = json_string_value(json_object_get(object, "model_type"));
     const char *architecture = json_string_value(json_object_get(object, "_class_name"));
     char known[256] = "";
@@ -93,21 +93,16 @@ static const HfClass *find_class(const json_t *object, Error *error) {
         for (const HfClass *const *class = family_rules[i]->classes; *class; class++) {
             bool diffusers = !(*class)->model_type;
             const char *given = diffusers ? architecture : type, *name = diffusers ? (*class)->architecture : (*class)->model_type;
-            if (given && !strcmp(given, name)) return *class;
+            if (given && !strcmp(given, name)) {
+                *family = i;
+                return *class;
+            }
             strncat(known, known[0] ? ", " : "", sizeof known - strlen(known) - 1);
             strncat(known, name, sizeof known - strlen(known) - 1);
         }
     SCOPED_FREE char *shown = type ? json_dumps(json_object_get(object, "model_type"), JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
     error_set(error, ERROR_CHECKPOINT, "model_type is %.64s; smelt has %s", shown ? shown : "missing", known);
     return NULL;
-}
-
-static int family_with(const HfClass *wanted) {
-    int family = 0;
-    for (int i = 0; i < FAMILY_COUNT; i++)
-        for (const HfClass *const *class = family_rules[i]->classes; *class; class++)
-            if (*class == wanted) family = i;
-    return family;
 }
 
 /* Applies the bounds of the settings. */
@@ -147,13 +142,13 @@ static Precision read_precision(const json_t *object) {
 }
 
 /* Sets the class's own values, and zeros for fields that are read or derived later. */
-static ModelConfig start_model(const HfClass *class) {
+static ModelConfig start_model(const HfClass *class, int family) {
     Config defaults;
     OptionStrings strings = {0};
     options_defaults(&config_table, &defaults, &strings);
     options_free_strings(&strings);
     ModelConfig model = defaults.model;
-    model.family = family_with(class);
+    model.family = family;
     model.kv_heads = model.head_dim = model.ffn = 0;
     if (class->start) class->start(&model);
     return model;
@@ -191,8 +186,9 @@ bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precis
     HfFieldReader reader = {.object = object, .path = "", .model = model, .warnings = warnings, .error = error, .good = true};
     *warnings = NULL;
     if (!json_is_object(object)) return error_set(error, ERROR_CHECKPOINT, "it is not a JSON object");
-    if (!(reader.class = find_class(object, error))) return false;
-    *model = start_model(reader.class);
+    int family;
+    if (!(reader.class = find_class(object, &family, error))) return false;
+    *model = start_model(reader.class, family);
     hf_read_fields(&reader, hf_tables(reader.class, object));
     derive_sizes(&reader);
     *precision = read_precision(object);
