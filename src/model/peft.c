@@ -31,9 +31,8 @@
 #define UP ".lora_B.weight"
 #define GATE_UP ".experts.gate_up_proj"
 #define DOWN_PROJ ".experts.down_proj"
-#define ROWS LORA_ROWS
 #define HEAD "lm_head.weight"
-#define ROWS_BASE ".token_adapter.base_layer.weight" /* the table that ROWS changes, saved if it was resized */
+#define ROWS_BASE ".token_adapter.base_layer.weight" /* the table that LORA_ROWS changes, saved if it was resized */
 #define ROUTER ".mlp.gate" /* of Mixtral: a parameter of a module that is not a linear layer */
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
@@ -239,7 +238,7 @@ static bool check_named(const PeftFolder *peft, const PeftModules *modules, cons
 /* Returns true if a tensor is a parameter of the base, or rows of one, and not part of an adapter. */
 static bool is_of_base(const char *name) {
     SCOPED_FREE char *half = module_of(name);
-    return !half && starts_with(name, PREFIX) && (ends_with(name, ".weight") || ends_with(name, ".bias") || ends_with(name, ROWS));
+    return !half && starts_with(name, PREFIX) && (ends_with(name, ".weight") || ends_with(name, ".bias") || ends_with(name, LORA_ROWS));
 }
 
 /* Sets the targets to all modules that have an A. */
@@ -420,7 +419,8 @@ static int find_table(const Graph *graph) {
 /* Returns the module that a tensor of the base is the weight of, or has rows of, for the caller to
  * free. */
 static char *replaced_module(const char *tensor) {
-    const char *name = tensor + strlen(PREFIX), *end = ends_with(name, ROWS) ? ROWS : ends_with(name, ROWS_BASE) ? ROWS_BASE : ".weight";
+    const char *name = tensor + strlen(PREFIX);
+    const char *end = ends_with(name, LORA_ROWS) ? LORA_ROWS : ends_with(name, ROWS_BASE) ? ROWS_BASE : ".weight";
     return memory_format("%.*s", (int)(strlen(name) - (ends_with(name, end) ? strlen(end) : 0)), name);
 }
 
@@ -452,7 +452,7 @@ static bool check_tied(const PeftFolder *peft, const StoredTensor *tensor, const
 /* Writes a tensor over parameter `index`: a table or, with `runs`, the rows that these name. */
 static bool replace_one(
     const PeftFolder *peft, const StoredTensor *tensor, const Graph *graph, int index, const TokenRuns *runs, void *master, Error *error) {
-    bool rows = ends_with(tensor->name, ROWS), tied = graph_find_parameter(graph, HEAD) < 0;
+    bool rows = ends_with(tensor->name, LORA_ROWS), tied = graph_find_parameter(graph, HEAD) < 0;
     SCOPED_FREE char *module = replaced_module(tensor->name);
     if (index < 0) return refuse_tensor(peft, tensor, "belongs to no layer of the model", error);
     const Parameter *p = &graph->parameters[index];
@@ -485,10 +485,10 @@ static bool check_saved(const PeftFolder *peft, Error *error) {
         if (!check_end(peft, end, "modules_to_save", error)) return false;
     }
     json_object_foreach((json_t *)rows, module, list) {
-        SCOPED_FREE char *end = memory_format("%s" ROWS, module);
+        SCOPED_FREE char *end = memory_format("%s" LORA_ROWS, module);
         if (!check_end(peft, end, "trainable_token_indices", error)) return false;
     }
-    return !json_array_size(rows) || check_end(peft, ROWS, "trainable_token_indices", error);
+    return !json_array_size(rows) || check_end(peft, LORA_ROWS, "trainable_token_indices", error);
 }
 
 bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
@@ -496,7 +496,7 @@ bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Erro
     for (int rows = 0; rows < 2; rows++) /* whole tables before their rows */
         for (size_t i = 0; i < peft->file.count; i++) {
             const StoredTensor *tensor = &peft->file.tensors[i];
-            bool due = is_of_base(tensor->name) && !is_copy(tensor->name) && ends_with(tensor->name, ROWS) == rows;
+            bool due = is_of_base(tensor->name) && !is_copy(tensor->name) && ends_with(tensor->name, LORA_ROWS) == rows;
             if (due && !replace_one(peft, tensor, graph, find_replaced(graph, tensor->name), &(TokenRuns){0}, master, error)) return false;
         }
     return true;
@@ -507,7 +507,7 @@ bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Erro
 /* Returns the trained parameter that a tensor of the base is for; -1: the graph has none. */
 static int find_trained(const Graph *graph, const char *tensor) {
     if (ends_with(tensor, ROWS_BASE)) return -1; /* the table of another base */
-    int index = ends_with(tensor, ROWS) ? graph_find_parameter(graph, tensor + strlen(PREFIX)) : find_replaced(graph, tensor);
+    int index = ends_with(tensor, LORA_ROWS) ? graph_find_parameter(graph, tensor + strlen(PREFIX)) : find_replaced(graph, tensor);
     return index >= 0 && !graph->parameters[index].frozen ? index : -1;
 }
 
@@ -611,8 +611,8 @@ static json_t *describe_tokens(const LoraConfig *lora, const Graph *graph) {
     const TokenRuns runs = lora_token_runs(lora);
     for (int i = 0; i < graph->parameter_count; i++) {
         const char *name = graph->parameters[i].name;
-        if (!ends_with(name, ROWS)) continue;
-        SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(name) - strlen(ROWS)), name);
+        if (!ends_with(name, LORA_ROWS)) continue;
+        SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(name) - strlen(LORA_ROWS)), name);
         json_t *ids = json_array();
         for (const TokenRun *run = runs.items; run < runs.items + runs.count; run++)
             for (int64_t id = run->first; id < run->first + run->count; id++) json_array_append_new(ids, json_integer(id));
@@ -630,7 +630,7 @@ static json_t *describe(const char *base, const LoraConfig *lora, const ModelCon
         const Parameter *p = &graph->parameters[i];
         transposed |= p->transposed;
         SCOPED_FREE char *module = p->frozen ? NULL : module_of(p->name), *table = parameter_module(p->name);
-        if (!p->frozen && !module && !ends_with(table, ROWS)) json_array_append_new(saved, json_string(last_part(table)));
+        if (!p->frozen && !module && !ends_with(table, LORA_ROWS)) json_array_append_new(saved, json_string(last_part(table)));
         if (!module || !ends_with(p->name, DOWN)) continue;
         const char *name = count_ends(graph, end_of(module)) == model->layers ? end_of(module) : module;
         bool parameter = is_parameter(module, hf_class(model));
@@ -700,7 +700,7 @@ static bool write_tensors(const char *folder, int64_t experts, const Graph *grap
         SCOPED_FREE char *half = module_of(p->name);
         tensors[count] = half ? store_half(graph, p, master, shared ? experts : 1) : store_table(graph, p, master);
         finite = stored_check_finite(&tensors[count++], error);
-        if (half || !tied || ends_with(p->name, ROWS)) continue;
+        if (half || !tied || ends_with(p->name, LORA_ROWS)) continue;
         tensors[count] = store_table(graph, p, master); /* PEFT wants the head beside the table that it is tied to */
         free((char *)tensors[count].name);
         tensors[count++].name = memory_copy_string(PREFIX HEAD);
