@@ -69,8 +69,7 @@ static const Option rows[] = {
         CHANGES},
     {"fp8.keep_weights", OPTION_BOOL, FIELD(model.fp8.keep_weights), "false", 0, 0, NULL, "",
         "cast weights once a step, not in each microbatch, and keep their codes, 2 bytes a parameter, where a step has several "
-        "microbatches "
-        "and weights are whole on each rank",
+        "microbatches and weights are whole on each rank",
         FREE},
     {"fp8.min_size", OPTION_REAL, FIELD(model.fp8.min_size), "400", 0, 1e9, NULL, "",
         "layers whose 1 / (1 / in + 1 / out) is less, of experts 1 / (1 / in + 1 / out + 1 / rows of one), stay in bf16, since casting "
@@ -98,8 +97,7 @@ static const Option rows[] = {
 
     STRING_OPTION(data.train, "", "",
         "training data: token shards (a prefix or a folder, also s3://BUCKET/PREFIX), a text file or folder, or MIXTURE.yaml, which mixes "
-        "several "
-        "in phases",
+        "several in phases",
         PATH),
     STRING_OPTION(data.valid, "", "", "validation data, as data.train; empty: split off the training text", CHANGES, PATH),
     STRING_OPTION(

@@ -267,8 +267,7 @@ static bool check_saved(const Graph *graph, const ModelConfig *config, const Lor
         if (!found)
             return error_set(error, ERROR_USAGE,
                 "lora.modules_to_save: %s is not a table of tokens of this model: give the embedding (embed_tokens, or wte in GPT-2 and "
-                "MPT) "
-                "or lm_head; lora.targets gives linear layers adapters",
+                "MPT) or lm_head; lora.targets gives linear layers adapters",
                 name);
         at += length;
     }

@@ -112,15 +112,13 @@ bool side_settings_check(const json_t *tokenizer, const json_t *config, Error *e
     if (split && !json_is_false(split) && !json_is_null(split))
         return error_set(error, ERROR_DATA,
             "split_special_tokens of its tokenizer_config.json is set, so that special tokens in a text are spelled in pieces; smelt does "
-            "not read "
-            "that: remove it, and smelt matches special tokens where special=true");
+            "not read that: remove it, and smelt matches special tokens where special=true");
     if (!json_is_string(class) || !starts_with(json_string_value(class), "GPT2Tokenizer") || !json_is_boolean(prefix)) return true;
     const json_t *own = json_object_get(step, "add_prefix_space");
     return !json_is_boolean(own) || json_equal(own, prefix) ||
            error_set(error, ERROR_DATA,
                "add_prefix_space is %s in its tokenizer_config.json and %s in the pre_tokenizer of the tokenizer.json: save the tokenizer "
-               "again "
-               "with transformers, or make them equal",
+               "again with transformers, or make them equal",
                json_is_true(prefix) ? "true" : "false", json_is_true(own) ? "true" : "false");
 }
 

@@ -523,8 +523,7 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
     if (*text_of(complete, "data.train") && !*text_of(now, "data.train"))
         return error_set(error, ERROR_USAGE,
             "data.train is missing: the run in %s trains on %s; give that, or another folder (run=FOLDER) for another run, or continue "
-            "with "
-            "smelt train %s",
+            "with smelt train %s",
             what, text_of(complete, "data.train"), what);
     Differences differences = {.accepted = accepted,
         .adapters = strcmp(text_of(now, "lora.rank"), "0") != 0,

@@ -272,8 +272,7 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||
            error_set(error, ERROR_NUMERICS,
                "the validation loss after step %lld is %g: the model is broken. Lower optimizer.lr; smelt train %s fork=NEW from=STEP goes "
-               "on "
-               "from an earlier checkpoint",
+               "on from an earlier checkpoint",
                (long long)loop->session.step, result.loss, loop->config->run);
 }
 
