@@ -295,13 +295,12 @@ static void use_next(Part *part) {
  * replace. A killed packing is not a result. */
 static bool choose_place(Packer *packer, bool *ended, Error *error) {
     PackFound found, waiting;
-    bool has = false;
     SCOPED_FREE char *next = shard_next(packer->train.name), *waits = memory_format("%s/" RECORD, next), *record = record_path(packer);
     if (!lock_folder(packer, next, &packer->next_lock, error) || !pack_report_find(waits, &waiting, error)) return false;
     *ended = waiting == PACK_FOUND_WHOLE;
     if (*ended) return take_names(packer, error);
     if (!pack_report_find(record, &found, error) && !(packer->options.overwrite && error->finding != FINDING_UNREADABLE)) return false;
-    has = found == PACK_FOUND_WHOLE; /* also if the folder's listing is empty for a moment */
+    bool has = found == PACK_FOUND_WHOLE; /* also if the folder's listing is empty for a moment */
     if (found != PACK_FOUND_PART && !(has_result(&packer->train, &has, error) && has_result(&packer->valid, &has, error))) return false;
     if (has && !packer->options.overwrite) return refuse_other(packer, PACK_FOUND_WHOLE, NULL, error);
     if (!has && waiting == PACK_FOUND_NOTHING) return true;
