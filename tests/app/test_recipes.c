@@ -1,0 +1,25 @@
+/* The recipes of CONTRIBUTING.md: recipes.py applies the listings of a section to a copy of the source tree, builds what changed,
+ * and runs the tests that the section adds. */
+#include "base/scope.h"
+#include "base/strings.h"
+#include "support/process.h"
+
+static void check_recipe(const char *heading) {
+    SCOPED_FREE char *build = process_smelt();
+    *strrchr(build, '/') = '\0';
+    if (!ends_with(build, "/build")) skip(); /* objects of another compiler or of sanitizers */
+    Process process = process_start((char *[]){"/usr/bin/python3", "tests/app/recipes.py", build, (char *)heading, NULL});
+    ProcessResult result = process_finish(&process);
+    if (result.code) fail_msg("\"%s\": exit code %d\n%s%s", heading, result.code, result.output, result.errors);
+    process_free(&result);
+}
+
+static void an_operation(void **state) {
+    (void)state;
+    check_recipe("Add an operation");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(an_operation)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
