@@ -243,7 +243,7 @@ T_PROGRAM = $(BUILD)/tests/$(firstword $(subst :, ,$T))
 run-test: $(if $(T),$(T_PROGRAM))
 	@SMELT=$(BUILD)/smelt SMELT_TEST_CASES="$(if $(findstring :,$T),*$(lastword $(subst :, ,$T))*,*)" $(T_PROGRAM)
 
-QUICK_ROOMS := base chat config data fuzz gguf graph infer model ops optim report token
+QUICK_ROOMS := base chat config data formats fuzz graph infer jinja model ops optim report token
 QUICK_TESTS := $(foreach r,$(QUICK_ROOMS),$(filter $(BUILD)/tests/$r/%,$(TESTS)))
 run-quick-tests: $(QUICK_TESTS)
 	@SMELT=$(BUILD)/smelt tests/support/run.sh -j $(JOBS) $^

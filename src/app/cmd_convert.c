@@ -12,7 +12,7 @@
 #include "base/strings.h"
 #include "app/command.h"
 #include "data/data.h"
-#include "model/llmc.h"
+#include "formats/llmc.h"
 #include "train/adapter.h"
 #include "train/generation_settings.h"
 #include "train/grow.h"

@@ -19,7 +19,7 @@
 #include "app/inference.h"
 #include "app/process.h"
 #include "device/gemm.h"
-#include "model/llmc.h"
+#include "formats/llmc.h"
 #include "graph/op.h"
 #include "data/pack.h"
 #include "train/lineage.h"

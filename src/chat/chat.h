@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "chat/template.h"
+#include "jinja/template.h"
 #include "token/tokenizer.h"
 
 /* The answers of a conversation to train on, if the template does not mark them. */

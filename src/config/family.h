@@ -29,7 +29,7 @@ typedef struct FamilyRule {
      * except those of RoPE, have run before. NULL: any combination is valid. */
     bool (*check)(const ModelConfig *model, Error *error);
     const char *layers; /* "model.layers": parameters of layer N are called LAYERS.N.NAME */
-    /* Classes of transformers or diffusers (model/hf_class.h), ended by NULL: at least one, and the
+    /* Classes of transformers or diffusers (formats/hf_class.h), ended by NULL: at least one, and the
      * last one fits any model. */
     const struct HfClass *const *classes;
     /* Declares the parameters and appends one forward pass (model/builder.h). */

@@ -11,7 +11,7 @@
 #include <stdio.h>
 
 #include "model/builder.h"
-#include "model/hf_class.h"
+#include "formats/hf_class.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/join/join.h"

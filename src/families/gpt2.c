@@ -2,7 +2,7 @@
  * biases everywhere, head tied to the embedding. Its released code stores the matrices of linear
  * layers as [in, out]. */
 #include "model/builder.h"
-#include "model/hf_class.h"
+#include "formats/hf_class.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 

@@ -7,7 +7,7 @@
 #include "base/strings.h"
 #include "base/json_reader.h"
 #include "model/builder.h"
-#include "model/hf_class.h"
+#include "formats/hf_class.h"
 #include "ops/activation/activation.h"
 #include "ops/linear/linear.h"
 #include "ops/rope/rope.h"

@@ -7,7 +7,7 @@
 
 #include "base/json_reader.h"
 #include "model/builder.h"
-#include "model/hf_class.h"
+#include "formats/hf_class.h"
 #include "ops/activation/activation.h"
 
 static TensorId attention(Builder *b, TensorId x) {

@@ -1,7 +1,7 @@
 /* GGUF, the file format of llama.cpp (docs/gguf.md of ggml-org/ggml): typed keys and values, then
  * the descriptions of tensors, then their data. Reads versions 2 and 3, writes version 3,
  * little-endian. The meaning of a model's keys and tensors is defined elsewhere:
- * src/model/gguf_config.c and src/token/gguf_tokenizer.c. */
+ * src/formats/gguf_config.c and src/token/gguf_tokenizer.c. */
 #pragma once
 
 #include <stdbool.h>

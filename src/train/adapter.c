@@ -1,7 +1,7 @@
 /* Adapters and their base. Checkpoints of a run with adapters hold only the trained parameters. The
  * base comes from the folder that the run's configuration names as init, when training starts or
  * continues. When the run's model is wanted, adapters and base are merged. PEFT's folders
- * (model/peft.h) are merged with their base in the same way, and are read and written here. */
+ * (formats/peft.h) are merged with their base in the same way, and are read and written here. */
 #include "train/adapter.h"
 
 #include <assert.h>
@@ -20,7 +20,7 @@
 #include "base/strings.h"
 #include "config/lora_targets.h"
 #include "images/images.h"
-#include "model/peft.h"
+#include "formats/peft.h"
 #include "model/quantized.h"
 #include "train/lineage.h"
 #include "train/source.h"

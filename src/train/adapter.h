@@ -3,7 +3,7 @@
  * not in the folder that adapter_config.json names. */
 #pragma once
 
-#include "model/hf.h"
+#include "formats/hf.h"
 #include "train/session.h"
 
 /* Returns whether the name is that of a folder of adapters. */

@@ -11,7 +11,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "backend/backend.h"
-#include "model/llmc.h"
+#include "formats/llmc.h"
 #include "train/source.h"
 #include "train/train.h"
 

@@ -1,5 +1,5 @@
 /* llm.c's check of a training step, with its own files: a model, and PyTorch's state for one batch
- * (model/llmc.h). */
+ * (formats/llmc.h). */
 #pragma once
 
 #include "config/config.h"

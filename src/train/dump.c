@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "ckpt/ckpt.h"
-#include "model/hf.h"
+#include "formats/hf.h"
 #include "train/train.h"
 
 static bool write_file(const char *folder, const char *name, const StoredTensor *tensors, size_t count, Error *error) {

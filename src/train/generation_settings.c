@@ -11,7 +11,7 @@
 #include "base/scope.h"
 #include "chat/chat.h"
 #include "data/data.h"
-#include "model/hf.h"
+#include "formats/hf.h"
 #include "train/adapter.h"
 #include "train/run.h"
 #include "train/source.h"

@@ -14,7 +14,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "data/data.h"
-#include "model/llmc.h"
+#include "formats/llmc.h"
 #include "train/adapter.h"
 #include "train/lineage.h"
 #include "train/run.h"

@@ -6,7 +6,7 @@
 #include "config/config.h"
 #include "data/data.h"
 #include "infer/generate.h"
-#include "model/hf.h"
+#include "formats/hf.h"
 #include "model/model.h"
 #include "token/tokenizer.h"
 #include "train/session.h"

@@ -2,7 +2,7 @@
  * its tensors, and its tokenizer are read or refused, each with one line. Owns a file in the entries' folder. */
 #include "fuzz.h"
 #include "gguf/gguf.h"
-#include "model/hf.h"
+#include "formats/hf.h"
 #include "token/tokenizer.h"
 
 enum { SMALL = 1 << 16 /* parameters of a model that is built */ };

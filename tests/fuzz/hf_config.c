@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 
 static void require_same_model(const ModelConfig *model, Precision precision) {
     ModelConfig again;

@@ -2,7 +2,7 @@
  * finds every tensor of the model. Owns its files in the entries' folder, and a model, for as long as the program runs. */
 #include "ckpt/ckpt.h"
 #include "fuzz.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 #include "model/model.h"
 
 static const ModelConfig config = {.family = FAMILY_llama,

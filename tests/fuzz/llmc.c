@@ -1,7 +1,7 @@
 /* A libFuzzer entry for the files of llm.c: a model, and multiple-choice questions. They are refused, or the numbers in
  * them are possible. Owns a file in the entries' folder. */
 #include "fuzz.h"
-#include "model/llmc.h"
+#include "formats/llmc.h"
 #include "train/multiple_choice.h"
 
 static void require_sound_choices(const MultipleChoice *set) {

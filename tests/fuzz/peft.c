@@ -2,7 +2,7 @@
  * refused, or gives settings and targets that pass their checks; its adapters are those of a small model, or refused. */
 #include "config/lora_targets.h"
 #include "fuzz.h"
-#include "model/peft.h"
+#include "formats/peft.h"
 
 static const ModelConfig config = {.family = FAMILY_llama,
     .layers = 1,

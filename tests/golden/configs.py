@@ -1,4 +1,4 @@
-"""Writes configs.jsonl for tests/model/test_hf_configs.c: what transformers makes of edited config.json files.
+"""Writes configs.jsonl for tests/formats/test_hf_configs.c: what transformers makes of edited config.json files.
 
     python tests/golden/configs.py
 

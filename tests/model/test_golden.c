@@ -13,7 +13,7 @@
 #include "backend/backend.h"
 #include "base/memory.h"
 #include "graph/op.h"
-#include "model/hf.h"
+#include "formats/hf.h"
 #include "optim/optim.h"
 #include "support/each_isa.h"
 #include "support/golden_run.h"

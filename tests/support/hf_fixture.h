@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "model/hf.h"
+#include "formats/hf.h"
 #include "random_run.h"
 
 enum { FIXTURE_SETTINGS = 14 };

@@ -1,8 +1,8 @@
 /* Tests of what models say of generation, and of the JSON files of model folders: each with every malformed and extreme
  * value is read as Python reads it, or is an error that names the file. Run by `make test`. */
 #include "base/scope.h"
-#include "model/hf.h"
-#include "model/peft.h"
+#include "formats/hf.h"
+#include "formats/peft.h"
 #include "support/files.h"
 #include "train/generation_settings.h"
 

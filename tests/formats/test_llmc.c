@@ -10,7 +10,7 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
-#include "model/llmc.h"
+#include "formats/llmc.h"
 #include "train/source.h"
 
 /* The GPT-2 of tests/golden (vocabulary 64, 2 layers, width 32, 64 positions) as a file. */

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/scope.h"
-#include "chat/jinja_internal.h"
+#include "jinja/jinja_internal.h"
 
 /* The variables `big` and `same` have SIZE bytes each, at two addresses. `many` and `keyed` have SIZE / JINJA_STEP
  * elements. `few` maps eight names of SIZE / 8 bytes, which begin alike. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/json_reader.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 
 /* Indexed by RopeScaling. */
 static const char *const types[] = {"llama3", "linear", "dynamic", "yarn"};

@@ -9,7 +9,7 @@
 #include "base/bf16.h"
 #include "base/float8.h"
 #include "base/memory.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 
 enum { UNIT = 16 }; /* sizes of matrices must be a multiple of this, as fp8 matrix units need */
 

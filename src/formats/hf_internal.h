@@ -1,11 +1,11 @@
 /* Shared by the files that read and write Hugging Face folders and GGUF files, in addition to the
- * classes (model/hf_class.h). */
+ * classes (formats/hf_class.h). */
 #pragma once
 
 #include "ckpt/ckpt.h"
 #include "gguf/gguf.h"
-#include "model/hf.h"
-#include "model/hf_class.h"
+#include "formats/hf.h"
+#include "formats/hf_class.h"
 
 /* -- config.json (hf_config.c) ------------------------------------------------------------------------------------- */
 

@@ -14,7 +14,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "data/data.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 #include "token/tokenizer.h"
 
 /* -- Tensors ------------------------------------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/scope.h"
-#include "chat/template.h"
+#include "jinja/template.h"
 
 static const char variables[] =
     "{\"messages\": [{\"role\": \"user\", \"content\": \" \\u00e9t\\u00e9 \"}, {\"role\": \"assistant\", \"content\": \"b\"}], \"none\": "

@@ -2,7 +2,7 @@
  * written together, so only one file needs memory besides the weights. Tensors of another folder
  * that need no conversion are copied from file to file. Called by `smelt convert`. */
 #include "base/bf16.h"
-#include "model/hf.h"
+#include "formats/hf.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 #include "token/tokenizer.h"
 
 /* -- Tensors ------------------------------------------------------------------------------------------------------- */

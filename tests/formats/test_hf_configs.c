@@ -15,7 +15,7 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 #include "support/check.h"
 #include "train/source.h"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "chat/jinja_internal.h"
+#include "jinja/jinja_internal.h"
 
 /* -- Texts ------------------------------------------------------------------------------------------------------------- */
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/math.h"
-#include "chat/jinja_internal.h"
+#include "jinja/jinja_internal.h"
 
 /* -- Characters -------------------------------------------------------------------------------------------------------- */
 

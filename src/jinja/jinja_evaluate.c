@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "chat/jinja_internal.h"
+#include "jinja/jinja_internal.h"
 
 /* -- Names ------------------------------------------------------------------------------------------------------------- */
 

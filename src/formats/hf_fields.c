@@ -16,7 +16,7 @@
 #include "base/memory.h"
 #include "base/strings.h"
 #include "base/scope.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 
 /* -- Rows ---------------------------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* Writes the file beside tokenizer.json that tells transformers how to read it. Called by the
  * writer of model folders. */
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 
 json_t *hf_tokenizer_config(const ModelConfig *config, const char *end) {
     return json_pack("{s:s, s:s*, s:s*, s:I, s:b}", "tokenizer_class", "PreTrainedTokenizerFast", "eos_token", end, "pad_token", end,

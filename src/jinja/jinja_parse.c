@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "chat/jinja_internal.h"
+#include "jinja/jinja_internal.h"
 
 typedef struct Parser {
     ChatTemplate *template;

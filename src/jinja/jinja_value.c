@@ -10,7 +10,7 @@
 #include <utf8proc.h>
 
 #include "base/memory.h"
-#include "chat/jinja_internal.h"
+#include "jinja/jinja_internal.h"
 
 /* -- Pools ------------------------------------------------------------------------------------------------------------- */
 

@@ -17,7 +17,7 @@
 #include <time.h>
 
 #include "base/error.h"
-#include "chat/template.h"
+#include "jinja/template.h"
 
 /* Limits for hostile templates. */
 enum {

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/json_reader.h"
-#include "chat/jinja_internal.h"
+#include "jinja/jinja_internal.h"
 
 /* -- Reading ----------------------------------------------------------------------------------------------------------- */
 

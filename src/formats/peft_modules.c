@@ -8,7 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "model/peft_internal.h"
+#include "formats/peft_internal.h"
 
 #include "base/memory.h"
 #include "base/scope.h"

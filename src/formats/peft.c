@@ -7,7 +7,7 @@
  * and is called experts.base_layer.lora_A.weight; down_proj's, or a single one, is called
  * experts.lora_A.weight. Our A [E, rank, in] is PEFT's [E * rank, in]. Our B [E, out, rank] is
  * PEFT's [out, rank * E], with the expert as the fastest index. */
-#include "model/peft.h"
+#include "formats/peft.h"
 
 #include <assert.h>
 #include <jansson.h>
@@ -22,9 +22,9 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "config/lora_targets.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 #include "model/builder.h"
-#include "model/peft_internal.h"
+#include "formats/peft_internal.h"
 
 #define PREFIX "base_model.model."
 #define DOWN ".lora_A.weight"

@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "data/data.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 
 const HfClass *hf_class(const ModelConfig *c) {
     const HfClass *const *class = family_of(c)->classes;

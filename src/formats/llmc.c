@@ -2,7 +2,7 @@
  * gradients in states. Files are mapped and converted directly into the arena. Called by `smelt
  * convert` and by the check against llm.c's states. */
 #include "base/bf16.h"
-#include "model/llmc.h"
+#include "formats/llmc.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 
 enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, STATE_MAGIC = 20240327, STATE_VERSION = 2 };
 enum { HEADER_INTEGERS = 256, HEADER_BYTES = 4 * HEADER_INTEGERS, PADDING = 128 };

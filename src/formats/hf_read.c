@@ -18,7 +18,7 @@
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 
 enum { FILE_LIMIT = 10000 }; /* files per folder */
 

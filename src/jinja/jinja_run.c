@@ -9,7 +9,7 @@
 #include "base/array.h"
 #include "base/memory.h"
 #include "base/strings.h"
-#include "chat/jinja_internal.h"
+#include "jinja/jinja_internal.h"
 
 /* -- Failures and limits ----------------------------------------------------------------------------------------------- */
 

@@ -9,7 +9,7 @@
 #include "base/array.h"
 #include "base/memory.h"
 #include "base/strings.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 
 HfTensor *hf_append(HfTensorList *list, char *name, const HfParameter *parameter) {
     const Parameter *p = parameter->p;

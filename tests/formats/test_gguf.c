@@ -9,7 +9,7 @@
 #include "base/bf16.h"
 #include "base/scope.h"
 #include "gguf/gguf.h"
-#include "model/hf_internal.h"
+#include "formats/hf_internal.h"
 #include "support/hf_fixture.h"
 #include "token/tokenizer.h"
 #include "train/generation_settings.h"
