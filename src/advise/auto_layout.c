@@ -7,9 +7,9 @@
 #include "base/scope.h"
 #include "config/layout_rules.h"
 #include "config/needs.h"
-#include "train/phases.h"
-#include "train/run.h"
-#include "train/source.h"
+#include "run/phases.h"
+#include "run/run.h"
+#include "run/source.h"
 
 /* Returns the phase with the longest sequences, which needs the most memory. */
 static const Config *largest_phase(const Phases *phases) {

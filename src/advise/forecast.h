@@ -6,7 +6,7 @@
 #include "advise/cluster.h"
 #include "advise/traffic.h"
 #include "advise/work.h"
-#include "train/session.h"
+#include "session/session.h"
 
 /* How a step is spread over the cluster: the settings that layout=auto and `smelt forecast` choose.
  * ranks.dp follows from the number of GPUs. */

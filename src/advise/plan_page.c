@@ -5,16 +5,16 @@
 #include <math.h>
 #include <string.h>
 
+#include "advise/forecast.h"
+#include "advise/fp8_print_internal.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "graph/op.h"
-#include "advise/forecast.h"
-#include "advise/fp8_print_internal.h"
-#include "train/fit.h"
-#include "train/phases.h"
+#include "run/phases.h"
+#include "session/fit.h"
 
 static void print_length(const Config *config, const Phases *phases, FILE *file) {
     char tokens[32];

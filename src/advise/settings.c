@@ -6,9 +6,9 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "config/needs.h"
-#include "train/phases.h"
-#include "train/source.h"
-#include "train/train.h"
+#include "run/corpus.h"
+#include "run/phases.h"
+#include "run/source.h"
 
 /* Sets what a model folder does not specify about training: sequences of the model's context, up to
  * the usual length, and steps of many sequences, unless settings say otherwise. */

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "graph/op.h"
-#include "train/session.h"
+#include "session/session.h"
 
 /* Traffic of one bucket (layout/exchange.h): the sum of its gradients among the ranks that shard
  * it, the sum of each shard among replicas, and the gathering of its weights. Bytes are 0 if there

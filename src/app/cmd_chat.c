@@ -22,7 +22,7 @@
 #include "chat/chat.h"
 #include "data/data.h"
 #include "data/pack.h"
-#include "train/source.h"
+#include "run/source.h"
 
 #define FIELD(name) offsetof(GenerationOptions, name)
 static const Option rows[] = {

@@ -5,19 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "app/command.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "app/command.h"
 #include "data/data.h"
 #include "formats/llmc.h"
-#include "train/adapter.h"
-#include "train/generation_settings.h"
-#include "train/grow.h"
-#include "train/run.h"
-#include "train/source.h"
+#include "run/generation_settings.h"
+#include "run/run.h"
+#include "run/source.h"
+#include "session/adapter.h"
+#include "session/grow.h"
+#include "session/weights.h"
 
 typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32, CONVERT_FP16, CONVERT_Q8_0, CONVERT_FP8 } ConvertType;
 typedef enum ConvertTokenizer { TOKENIZER_OWN, TOKENIZER_NONE } ConvertTokenizer;
@@ -121,7 +122,7 @@ static bool write_from_memory(const char *in, const char *out, const Config *con
     int64_t step;
     export.master = master;
     bool written =
-        master && source_load_weights(in, config, graph, master, &step, error) &&
+        master && weights_load(in, config, graph, master, &step, error) &&
         (config->lora.rank ? write_merged(in, out, config, graph, &export, options, error) : write_model(&export, out, options, error));
     memory_unmap(master, bytes);
     if (written && step) log_info("step %" PRId64 " of %s is in %s", step, in, out);

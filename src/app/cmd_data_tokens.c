@@ -19,7 +19,7 @@
 #include "base/strings.h"
 #include "data/data.h"
 #include "infer/utf8.h"
-#include "train/source.h"
+#include "run/source.h"
 
 enum { PART_BYTES = 1 << 20, DOCUMENT_LIMIT = 1 << 30 };
 

@@ -9,26 +9,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "app/command.h"
+#include "app/inference.h"
+#include "app/process.h"
+#include "backend/backend.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "app/command.h"
-#include "app/inference.h"
-#include "app/process.h"
+#include "data/pack.h"
 #include "device/gemm.h"
+#include "eval/debug_state.h"
+#include "eval/evaluate.h"
+#include "eval/multiple_choice.h"
 #include "formats/llmc.h"
 #include "graph/op.h"
-#include "data/pack.h"
-#include "train/lineage.h"
-#include "train/run.h"
-#include "train/multiple_choice.h"
-#include "train/debug_state.h"
-#include "train/source.h"
-#include "train/train.h"
-#include "backend/backend.h"
+#include "run/corpus.h"
+#include "run/lineage.h"
+#include "run/run.h"
+#include "run/source.h"
+#include "session/weights.h"
 
 typedef struct EvalOptions {
     LayoutConfig layout;
@@ -220,7 +222,7 @@ static bool open_program(Program *program, const char *folder, const Config *giv
     plan = graph_plan(program->model.graph, &backend);
     if (!check_memory(&plan, ranks->device, error)) return false;
     program->executor = executor_create(program->model.graph, &plan, &backend, NULL, error);
-    return program->executor && source_load_program(folder, config, program->executor, error);
+    return program->executor && weights_load_program(folder, config, program->executor, error);
 }
 
 static void close_program(Program *program) {

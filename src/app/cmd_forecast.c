@@ -2,13 +2,13 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#include "base/scope.h"
-#include "app/command.h"
 #include "advise/forecast.h"
 #include "advise/settings.h"
+#include "app/command.h"
+#include "base/scope.h"
 #include "config/layout_rules.h"
 #include "config/needs.h"
-#include "train/phases.h"
+#include "run/phases.h"
 
 typedef struct ForecastOptions {
     const char *gpu, *bench;

@@ -10,18 +10,18 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "app/command.h"
+#include "app/generation.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "app/command.h"
-#include "app/generation.h"
 #include "data/data.h"
 #include "images/images.h"
-#include "train/generation_settings.h"
-#include "train/source.h"
+#include "run/generation_settings.h"
+#include "run/source.h"
 
 #define FIELD(name) offsetof(GenerationOptions, name)
 static const Option rows[] = {

@@ -12,8 +12,8 @@
 #include "base/wrap.h"
 #include "ckpt/ckpt.h"
 #include "config/config.h"
-#include "train/lineage.h"
-#include "train/run.h"
+#include "run/lineage.h"
+#include "run/run.h"
 
 typedef struct ShowOptions { bool json; } ShowOptions;
 

@@ -4,6 +4,11 @@
 #include <stdio_ext.h>
 #include <string.h>
 
+#include "advise/auto_layout.h"
+#include "advise/hardware.h"
+#include "advise/plan_page.h"
+#include "app/command.h"
+#include "app/process.h"
 #include "backend/backend.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -12,17 +17,12 @@
 #include "base/strings.h"
 #include "config/layout_rules.h"
 #include "config/needs.h"
-#include "advise/auto_layout.h"
-#include "advise/hardware.h"
-#include "advise/plan_page.h"
-#include "app/command.h"
-#include "app/process.h"
 #include "data/data.h"
-#include "train/adapter.h"
-#include "train/lineage.h"
-#include "train/phases.h"
-#include "train/run.h"
-#include "train/source.h"
+#include "run/corpus.h"
+#include "run/lineage.h"
+#include "run/phases.h"
+#include "run/run.h"
+#include "run/source.h"
 #include "train/train.h"
 
 /* Reads the first argument: a configuration file, or a run or one of its checkpoints, whose

@@ -11,7 +11,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "images/images.h"
-#include "train/source.h"
+#include "session/weights.h"
 
 /* The images to make. */
 typedef struct Gallery {
@@ -105,7 +105,7 @@ static bool painter_open(
     painter->plan = graph_plan(painter->model.graph, &backend);
     painter->executor = executor_create(painter->model.graph, &painter->plan, &backend, NULL, error);
     inference_check_fp8(inference, config, painter->model.graph);
-    return painter->executor && source_load_program(folder, config, painter->executor, error);
+    return painter->executor && weights_load_program(folder, config, painter->executor, error);
 }
 
 static bool make_images(const Painter *painter, const Gallery *gallery, Error *error) {

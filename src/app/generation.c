@@ -13,8 +13,9 @@
 #include "base/strings.h"
 #include "config/layout_rules.h"
 #include "data/data.h"
-#include "train/generation_settings.h"
-#include "train/source.h"
+#include "run/generation_settings.h"
+#include "run/source.h"
+#include "session/weights.h"
 
 /* -- Tokens to text ------------------------------------------------------------------------------------------------ */
 
@@ -152,7 +153,7 @@ Generator *generation_open(Inference *inference, const char *folder, Config *con
         !inference_open(inference, config, options->device, options->precision, options->threads, error))
         return NULL;
     Generator *generator =
-        source_open_generator(folder, &inference->mesh, config, inference->precision, inference->device, options->cache, error);
+        weights_open_generator(folder, &inference->mesh, config, inference->precision, inference->device, options->cache, error);
     if (generator) inference_check_fp8(inference, config, generator_graph(generator));
     return generator;
 }

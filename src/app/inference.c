@@ -8,7 +8,7 @@
 #include "device/gemm.h"
 #include "layout/layout.h"
 #include "model/model.h"
-#include "train/session.h"
+#include "session/session.h"
 
 bool inference_join(Inference *inference, Error *error) {
     inference->comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);

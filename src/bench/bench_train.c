@@ -1,19 +1,19 @@
 /* Training speed of a configuration: whole steps on random tokens, with gradients accumulated over
  * microbatches, the norm and the update, but without a loader, records and checkpoints. The
  * microbatch is searched: it is halved from the largest whose plan fits, until smaller ones are
- * slower. Each size has its own training session (train/session.h). */
+ * slower. Each size has its own training session (session/session.h). */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
+#include "advise/hardware.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/bench.h"
 #include "images/images.h"
+#include "session/session.h"
 #include "train/profile.h"
-#include "train/session.h"
-#include "advise/hardware.h"
 
 static const Option rows[] = {BENCH_ROWS, TRAIN_ROWS};
 

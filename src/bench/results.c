@@ -14,7 +14,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "bench/bench.h"
-#include "train/run.h"
+#include "run/run.h"
 
 /* -- Rows ---------------------------------------------------------------------------------------------------------- */
 

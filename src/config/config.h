@@ -156,10 +156,10 @@ typedef struct CheckpointConfig {
     double timeout;
 } CheckpointConfig;
 
-/* Differences from the checkpoint that a resumed run accepts (train/identity_internal.h). */
+/* Differences from the checkpoint that a resumed run accepts (run/identity.h). */
 typedef struct ResumeConfig { const char *accept; } ResumeConfig;
 
-/* recompute=auto, before a run's memory is known (train/fit.h). */
+/* recompute=auto, before a run's memory is known (session/fit.h). */
 enum { RECOMPUTE_AUTO = 4 };
 
 typedef enum PlanChoice { PLAN_NONE, PLAN_PAGE, PLAN_PROGRAM } PlanChoice;
@@ -168,7 +168,7 @@ typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 typedef struct Config {
     const char *run, *init, *dump;
     const char *fork; /* as given: a new run folder; cmd_train.c moves it to `run` and puts the run to fork from here */
-    int64_t from;     /* RunPoint.step of `fork` (train/run.h) */
+    int64_t from;     /* RunPoint.step of `fork` (run/run.h) */
     int64_t seed, steps, tokens, stop_at, threads;
     double epochs; /* with tokens: 0 once the steps are known (corpus_resolve_steps) */
     int device;    /* DeviceKind */

@@ -29,7 +29,7 @@ Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precisi
 void generator_free(Generator *generator); /* NULL is allowed */
 
 /* For setting the weights directly: the graph that describes the WIDE arena, the arenas (device
- * memory), and the call that puts their values into use. train/source.h fills both arenas from a
+ * memory), and the call that puts their values into use. run/source.h fills both arenas from a
  * run or a model folder. */
 const Graph *generator_graph(const Generator *generator);
 void *generator_master(Generator *generator);

@@ -126,7 +126,7 @@ typedef struct History {
     double evaluated_tokens; /* by the last evaluation; NaN: unknown */
     LoadMap load;
     json_t *phases;  /* records of the phases of a mixture, in order; NULL: none */
-    json_t *mixture; /* what was read of each source, from the newest record (train/metrics_internal.h); NULL: unknown */
+    json_t *mixture; /* what was read of each source, from the newest record (run/metrics.h); NULL: unknown */
 } History;
 
 /* Makes an empty history of a file, which may not exist. */

@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "report/page_internal.h"
-#include "train/console.h"
+#include "run/console.h"
 
 enum { LABEL = 9 /* columns left of the chart */, LEAST_CHART = 5, MOST_CHART = 24, TEXT = 512, EVENTS = 64, CELLS = 10, CELL = 96 };
 

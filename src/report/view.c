@@ -9,9 +9,9 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "train/lineage.h"
-#include "train/run.h"
-#include "train/source.h"
+#include "run/lineage.h"
+#include "run/run.h"
+#include "run/source.h"
 
 enum { CONFIG_LIMIT = 1 << 20 }; /* bytes, as in base/options.h */
 

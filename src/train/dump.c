@@ -1,6 +1,8 @@
 /* Dumps of a step: inputs, logits, loss, weights and every gradient as safetensors files, for
  * comparison with other programs. All of them come from the run of the training program that
  * computed the loss. Owns nothing. Called by the training loop. */
+#include "train/dump_internal.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +12,6 @@
 #include "base/scope.h"
 #include "ckpt/ckpt.h"
 #include "formats/hf.h"
-#include "train/train.h"
 
 static bool write_file(const char *folder, const char *name, const StoredTensor *tensors, size_t count, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s", folder, name);

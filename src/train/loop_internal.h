@@ -4,10 +4,13 @@
 
 #include <jansson.h>
 
-#include "train/lineage.h"
-#include "train/metrics_internal.h"
+#include "eval/pairs.h"
+#include "run/corpus.h"
+#include "run/lineage.h"
+#include "run/metrics.h"
+#include "run/phases.h"
+#include "session/session.h"
 #include "train/pace_internal.h"
-#include "train/phases.h"
 #include "train/profile.h"
 #include "train/train.h"
 

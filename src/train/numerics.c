@@ -1,5 +1,7 @@
 /* The NaN search: finds the origin of the first NaN. Parameters are checked first, then the
  * microbatch is run again, node by node. */
+#include "train/numerics_internal.h"
+
 #include <math.h>
 #include <stdio.h>
 
@@ -8,7 +10,6 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "train/train.h"
 
 /* Returns the index of the first NaN or infinity, or -1. */
 static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, int64_t count) {

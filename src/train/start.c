@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/backend.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/math.h"
@@ -14,18 +15,21 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "base/version.h"
-#include "backend/backend.h"
 #include "ckpt/ckpt.h"
 #include "config/needs.h"
 #include "device/gemm.h"
+#include "eval/evaluate.h"
+#include "eval/text_sample.h"
 #include "formats/hf.h"
 #include "formats/hf_class.h"
-#include "train/adapter.h"
-#include "train/fit.h"
-#include "train/identity_internal.h"
+#include "run/identity.h"
+#include "run/run.h"
+#include "run/source.h"
+#include "session/adapter.h"
+#include "session/fit.h"
+#include "session/weights.h"
 #include "train/loop_internal.h"
-#include "train/run.h"
-#include "train/source.h"
+#include "train/numerics_internal.h"
 #include "train/summary_internal.h"
 
 /* -- The machine --------------------------------------------------------------------------------------------------- */
@@ -69,7 +73,7 @@ static bool report_start(Loop *loop, Error *error) {
 static bool take_folder(Session *session, const char *folder, const Config *origin, Error *error) {
     SCOPED(model_free) Model whole = model_describe(&session->config->model, NULL, session->config->precision);
     HfReader *reader = hf_reader_open(folder, &origin->model, whole.graph, error);
-    if (reader) source_take_shards(session, &(WeightSource){.reader = reader, .graph = whole.graph});
+    if (reader) weights_take_shards(session, &(WeightSource){.reader = reader, .graph = whole.graph});
     bool taken = reader && device_ok(session->backend.device, error);
     hf_reader_close(reader);
     return taken;
@@ -83,13 +87,13 @@ static bool has_shards(const Session *session) {
 
 static bool load_weights(Session *session, const char *folder, const Config *origin, Error *error) {
     if (session->config->lora.rank) return adapter_load_base(session, folder, origin, error);
-    if (!has_shards(session)) return source_load_program(folder, origin, session->executor, error);
+    if (!has_shards(session)) return weights_load_program(folder, origin, session->executor, error);
     if (source_is_model_folder(folder)) return take_folder(session, folder, origin, error);
     SCOPED(host_model_close) HostModel whole = {0};
     if (!host_model_open(&whole, &session->config->model, NULL, session->config->precision, error) ||
-        !source_load_weights(folder, origin, whole.model.graph, whole.master, NULL, error))
+        !weights_load(folder, origin, whole.model.graph, whole.master, NULL, error))
         return false;
-    source_take_shards(session, &(WeightSource){.graph = whole.model.graph, .master = whole.master});
+    weights_take_shards(session, &(WeightSource){.graph = whole.model.graph, .master = whole.master});
     return device_ok(session->backend.device, error);
 }
 

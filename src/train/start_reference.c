@@ -13,7 +13,8 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "train/identity_internal.h"
+#include "eval/evaluate.h"
+#include "run/identity.h"
 #include "train/loop_internal.h"
 
 /* Hashes everything that determines the first weights. */

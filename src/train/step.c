@@ -16,7 +16,9 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "train/dump_internal.h"
 #include "train/loop_internal.h"
+#include "train/numerics_internal.h"
 
 /* on_nan=skip gives up after more skipped updates in a row than this. It also gives up if more than
  * this were skipped in total and they are most of the run's updates. */

@@ -14,8 +14,8 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "device/device.h"
+#include "run/run.h"
 #include "token/tokenizer.h"
-#include "train/run.h"
 
 typedef struct Text { char text[32]; } Text;
 

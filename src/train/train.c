@@ -17,7 +17,10 @@
 #include "base/strings.h"
 #include "base/thread.h"
 #include "device/gemm.h"
+#include "eval/evaluate.h"
+#include "eval/text_sample.h"
 #include "train/loop_internal.h"
+#include "train/numerics_internal.h"
 #include "train/summary_internal.h"
 
 /* -- Agreement ----------------------------------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 #include "advise/forecast.h"
 #include "advise/settings.h"
 #include "base/scope.h"
-#include "train/run.h"
+#include "run/run.h"
 
 static const char *const sizes[] = {"model.layers=8", "data.length=1024", "batch.tokens=512Ki", NULL};
 static char *configuration; /* in full */

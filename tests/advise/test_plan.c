@@ -10,15 +10,15 @@
 
 #include <cmocka.h>
 
+#include "advise/plan_page.h"
+#include "advise/settings.h"
+#include "advise/work.h"
 #include "backend/backend.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "advise/plan_page.h"
-#include "advise/settings.h"
-#include "advise/work.h"
-#include "train/fit.h"
+#include "session/fit.h"
 
 static Device *h100; /* a description of one */
 

@@ -8,12 +8,12 @@
 
 #include "base/bf16.h"
 #include "base/scope.h"
-#include "gguf/gguf.h"
 #include "formats/hf_internal.h"
+#include "gguf/gguf.h"
+#include "run/generation_settings.h"
+#include "run/source.h"
 #include "support/hf_fixture.h"
 #include "token/tokenizer.h"
-#include "train/generation_settings.h"
-#include "train/source.h"
 
 static char *root; /* the repository */
 

@@ -16,8 +16,8 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "formats/hf_internal.h"
+#include "session/weights.h"
 #include "support/check.h"
-#include "train/source.h"
 
 static const char *const families[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "mpt", "gpt2"};
 enum { CLASSES = sizeof families / sizeof *families };
@@ -120,7 +120,7 @@ static bool compute(const Golden *g, const ModelConfig *config, const json_t *sc
         Plan plan;
         Model model = model_build(config, PRECISION_FP32, modes[i], tokens->shape[0], tokens->shape[1] - 1, RECOMPUTE_NONE);
         Executor *executor = check_executor(model.graph, &plan);
-        good = source_load_program(folder, &whole, executor, error);
+        good = weights_load_program(folder, &whole, executor, error);
         if (good) {
             put_tokens(g, &model, executor);
             scale_parameters(model.graph, executor, scale);

@@ -11,7 +11,8 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "formats/llmc.h"
-#include "train/source.h"
+#include "run/source.h"
+#include "session/weights.h"
 
 /* The GPT-2 of tests/golden (vocabulary 64, 2 layers, width 32, 64 positions) as a file. */
 typedef struct Fixture {
@@ -32,7 +33,7 @@ static void start(Fixture *f, Precision precision) {
     assert_true(source_read_config("tests/golden/gpt2", &f->config, &f->strings, &error));
     f->model = model_build(&f->config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     f->master = memory_allocate(f->model.graph->parameter_bytes);
-    assert_true(source_load_weights("tests/golden/gpt2", &f->config, f->model.graph, f->master, &step, &error));
+    assert_true(weights_load("tests/golden/gpt2", &f->config, f->model.graph, f->master, &step, &error));
     if (!llmc_write(f->path, &f->config.model, precision, f->master, false, &error)) fail_msg("%s", error.message);
 }
 
@@ -79,7 +80,7 @@ static void both_versions_come_back(void **state) {
         assert_int_equal(config.model.vocabulary, 64);
         assert_int_equal(config.model.ffn, 128);
         float *master = memory_allocate(f.model.graph->parameter_bytes);
-        assert_true(source_load_weights(f.path, &config, f.model.graph, master, &step, &error));
+        assert_true(weights_load(f.path, &config, f.model.graph, master, &step, &error));
         for (int i = 0; i < f.model.graph->parameter_count; i++) {
             const Parameter *p = &f.model.graph->parameters[i];
             const float *given = parameter_in(p, f.master), *loaded = parameter_in(p, master);

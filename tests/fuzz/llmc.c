@@ -1,8 +1,8 @@
 /* A libFuzzer entry for the files of llm.c: a model, and multiple-choice questions. They are refused, or the numbers in
  * them are possible. Owns a file in the entries' folder. */
-#include "fuzz.h"
+#include "eval/multiple_choice.h"
 #include "formats/llmc.h"
-#include "train/multiple_choice.h"
+#include "fuzz.h"
 
 static void require_sound_choices(const MultipleChoice *set) {
     volatile uint16_t last;

@@ -6,8 +6,8 @@
 #include "base/memory.h"
 #include "fuzz.h"
 #include "report/history_internal.h"
-#include "train/lineage.h"
-#include "train/metrics_internal.h"
+#include "run/lineage.h"
+#include "run/metrics.h"
 
 static void require_same_history(const char *path, int64_t lines) {
     Error error = {0};

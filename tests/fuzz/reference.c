@@ -1,7 +1,7 @@
 /* Files of log-probabilities of a reference: refused, or each pair is found by its token, and no other is. Owns a file in the
  * entries' folder. */
 #include "fuzz.h"
-#include "train/reference.h"
+#include "run/reference.h"
 
 FUZZ(reference) {
     const ReferenceKey key = {.content = 7, .length = 64};

@@ -1,4 +1,4 @@
-"""Writes the files of tests/train/test_eval_llmc.c: a small random GPT-2 as llm.c's train_gpt2.py stores it, and what PyTorch makes of it in float32.
+"""Writes the files of tests/eval/test_eval_llmc.c: a small random GPT-2 as llm.c's train_gpt2.py stores it, and what PyTorch makes of it in float32.
 
     python tests/golden/llmc.py
 

@@ -7,7 +7,8 @@
 #include "support/random_run.h"
 
 #include "infer/generate.h"
-#include "train/source.h"
+#include "run/source.h"
+#include "session/weights.h"
 
 enum { SETTINGS = 64 };
 
@@ -60,7 +61,7 @@ static bool logits(char **arguments, Error *error) {
     Config config;
     TokenIds ids = {0};
     bool read = source_read_config(arguments[0], &config, &strings, error) && encode(arguments[0], &config, arguments[1], &ids, error);
-    Generator *generator = read ? source_open_generator(arguments[0], NULL, &config, config.precision, device_cpu(), false, error) : NULL;
+    Generator *generator = read ? weights_open_generator(arguments[0], NULL, &config, config.precision, device_cpu(), false, error) : NULL;
     bool done = generator && print_logits(generator, &config, &ids, error);
     generator_free(generator);
     token_ids_free(&ids);

@@ -23,7 +23,7 @@ static Golden open_model(int64_t spare) {
     g.config.model.text_tokens = TEXT;
     g.model = model_build(&g.config.model, PRECISION_FP32, MODEL_SCORE, 1, TOKENS + spare + TEXT, RECOMPUTE_NONE);
     g.executor = check_executor(g.model.graph, &g.plan);
-    if (!source_load_program(g.folder, &g.config, g.executor, &error)) fail_msg("%s", error.message);
+    if (!weights_load_program(g.folder, &g.config, g.executor, &error)) fail_msg("%s", error.message);
     return g;
 }
 

@@ -13,10 +13,11 @@
 #include "backend/backend.h"
 #include "data/data.h"
 #include "infer/generate.h"
-#include "train/source.h"
 #include "infer/utf8.h"
-#include "support/process.h"
+#include "run/source.h"
+#include "session/weights.h"
 #include "support/generator_run.h"
+#include "support/process.h"
 
 enum { CONTEXT = 96 };
 
@@ -162,7 +163,7 @@ static void broken_weights_are_an_error_of_numerics(void **state) {
 
 static Generator *open_run(const char *folder, Config *config, OptionStrings *strings, Precision precision, Error *error) {
     return source_read_config(folder, config, strings, error)
-               ? source_open_generator(folder, NULL, config, precision, device_cpu(), true, error)
+               ? weights_open_generator(folder, NULL, config, precision, device_cpu(), true, error)
                : NULL;
 }
 

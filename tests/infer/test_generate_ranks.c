@@ -14,10 +14,10 @@
 #include "config/layout_rules.h"
 #include "layout/layout.h"
 #include "ops/attention/deal.h"
+#include "session/weights.h"
 #include "support/generator_run.h"
 #include "support/own_ranks.h"
 #include "support/train_run.h"
-#include "train/source.h"
 
 /* Prompts end before, at and behind the ends of blocks of positions, and tokens are drawn past one. Four ranks have
  * blocks to spare at first, and two rounds of them at the end. */
@@ -75,7 +75,7 @@ static Generator *open_generator(const Mesh *mesh, Config *config, Precision pre
     config->run = run;
     config->precision = precision;
     Generator *generator =
-        random_run_write(config, &error) ? source_open_generator(run, mesh, config, precision, device_cpu(), true, &error) : NULL;
+        random_run_write(config, &error) ? weights_open_generator(run, mesh, config, precision, device_cpu(), true, &error) : NULL;
     if (!generator) fail_msg("%s", error.message);
     if (!file_remove(run, &error)) fail_msg("%s", error.message);
     return generator;

@@ -8,7 +8,7 @@
 
 #include "layout/comm_schedule.h"
 #include "model/model.h"
-#include "train/session.h"
+#include "session/session.h"
 
 enum { LARGEST = 4 }; /* ranks */
 

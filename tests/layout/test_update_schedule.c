@@ -12,7 +12,7 @@
 #include "advise/settings.h"
 #include "backend/backend.h"
 #include "base/scope.h"
-#include "train/session.h"
+#include "session/session.h"
 
 static int bucket_of(const Layout *layout, int64_t offset) {
     for (int b = 0; b < layout->bucket_count; b++)

@@ -93,7 +93,7 @@ static void start_on(
     g->config.model.text_tokens = TEXT;
     g->model = model_build(&g->config.model, precision, mode, 2, HEIGHT * WIDTH + spare + TEXT, recompute);
     g->executor = execute(g, device);
-    if (!source_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
+    if (!weights_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
     put_inputs(g, spare);
 }
 

@@ -12,9 +12,9 @@
 #include <cmocka.h>
 
 #include "ops/fp8/fp8.h"
+#include "session/amax_history.h"
 #include "support/each_isa.h"
 #include "support/golden_run.h"
-#include "train/amax_history.h"
 
 static const char *const families[] = {"fp8/llama", "fp8/qwen2", "fp8/zaya"};
 static const char *const recipes[] = {

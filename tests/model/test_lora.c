@@ -3,16 +3,17 @@
 #include "support/check.h"
 #include "support/train_run.h"
 
-#include "layout/layout.h"
+#include "backend/backend.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "formats/hf.h"
 #include "formats/peft.h"
 #include "graph/op.h"
+#include "layout/layout.h"
 #include "ops/loss/loss.h"
-#include "train/session.h"
-#include "train/source.h"
-#include "backend/backend.h"
+#include "run/source.h"
+#include "session/session.h"
+#include "session/weights.h"
 
 /* -- Against PEFT -------------------------------------------------------------------------------------------------- */
 
@@ -276,7 +277,7 @@ static void a_folder_of_peft_is_read_as_the_model_that_it_makes_of_its_base(void
         g.model = model_build(&config.model, PRECISION_FP32, MODEL_LOGITS, tokens->shape[0], tokens->shape[1] - 1, RECOMPUTE_NONE);
         g.executor = check_executor(g.model.graph, &g.plan);
         put_tokens(&g, tokens, tokens->shape[0], tokens->shape[1] - 1);
-        if (!source_load_program(folder, &config, g.executor, &error)) fail_msg("%s", error.message);
+        if (!weights_load_program(folder, &config, g.executor, &error)) fail_msg("%s", error.message);
         executor_run(g.executor);
         const float *logits = executor_tensor(g.executor, g.model.logits);
         double worst = 0;

@@ -9,14 +9,14 @@
 
 #include <cmocka.h>
 
+#include "backend/backend.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "config/config.h"
 #include "config/needs.h"
-#include "model/model.h"
 #include "graph/op.h"
-#include "train/session.h"
-#include "backend/backend.h"
+#include "model/model.h"
+#include "session/session.h"
 #include "support/check.h"
 #include "support/each_isa.h"
 

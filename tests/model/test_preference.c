@@ -26,7 +26,7 @@ static void open_program(Golden *g, PreferenceLoss loss, ModelMode mode, int64_t
     g->config.model.preference = (PreferenceConfig){loss, 0.1, 0};
     g->model = model_build(&g->config.model, PRECISION_FP32, mode, count, LENGTH, RECOMPUTE_NONE);
     g->executor = check_executor(g->model.graph, &g->plan);
-    if (!source_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
+    if (!weights_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
     executor_set_scalar(g->executor, g->model.scale, 1.0 / PAIRS);
     executor_set_scalar(g->executor, g->model.share, 1);
 }

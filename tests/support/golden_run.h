@@ -6,8 +6,9 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
+#include "run/source.h"
+#include "session/weights.h"
 #include "support/check.h"
-#include "train/source.h"
 
 /* A folder's model as a program of one kind, with the weights and inputs in place. */
 typedef struct Golden {
@@ -62,7 +63,7 @@ static inline void golden_start_with(
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
     g->model = model_build(&g->config.model, precision, mode, sequences, length, recompute);
     g->executor = check_executor(g->model.graph, &g->plan);
-    if (!source_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
+    if (!weights_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
     golden_put_inputs(g, sequences, length, tokens);
 }
 

@@ -9,10 +9,10 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "checkpoint.h"
 #include "config/config.h"
 #include "model/model.h"
-#include "train/run.h"
-#include "checkpoint.h"
+#include "run/run.h"
 
 /* Defaults, then `count` settings. */
 static inline bool random_run_configure(Config *config, OptionStrings *strings, const char *const *settings, int count, Error *error) {

@@ -1,7 +1,7 @@
 /* The step that tests of records and of the console report. */
 #pragma once
 
-#include "train/metrics_internal.h"
+#include "run/metrics.h"
 
 static const StepMetrics plain = {.step = 3,
     .steps = 10,

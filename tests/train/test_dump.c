@@ -15,7 +15,7 @@
 #include "ckpt/ckpt.h"
 #include "comm/comm.h"
 #include "data/data.h"
-#include "train/source.h"
+#include "run/source.h"
 #include "train/train.h"
 
 enum { TOKENS = 400 };

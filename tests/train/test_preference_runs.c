@@ -2,7 +2,7 @@
  * kept and guarded, and what is refused. The loss itself is proved by tests/model/test_preference.c. */
 #include "support/ranks_run.h"
 
-#include "train/reference.h"
+#include "run/reference.h"
 
 enum { PAIRS = 24, SEED_PAIRS = 5 };
 

@@ -19,7 +19,7 @@
  * With delayed scaling (FP8_DELAYED, for whole matrices) the amax comes from the history of
  * previous steps. The caller writes it to an INPUT tensor before each run, and the cast updates a
  * METRIC tensor with the amax of its matrix in the same pass: fp8_operands lists both
- * (train/amax_history.h). */
+ * (session/amax_history.h). */
 #pragma once
 
 #include "base/float8.h"

@@ -1,0 +1,379 @@
+/* The records of a run: JSON lines in RUN/metrics.jsonl, scalars in RUN/tensorboard/. A Metrics
+ * owns both files. Nothing is buffered, so that all reports survive kill -9. Records are synced
+ * before a checkpoint is saved, so that a checkpoint that survives a power cut has the records of
+ * all its steps. JSON has no NaN: a number that is not finite is null, and "finite": false then
+ * marks the record. Null alone means unknown. Called by the training loop. */
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "run/metrics.h"
+#include "run/tensorboard_internal.h"
+
+/* Summary of the records that were kept. */
+typedef struct Kept {
+    int64_t checkpoint;         /* step of the latest one; -1: none */
+    int64_t step, missing, gap; /* the latest step; number of earlier steps without a record, and the first of them */
+} Kept;
+
+struct Metrics {
+    File journal;
+    Kept kept;
+    Tensorboard *tensorboard; /* NULL if disabled */
+};
+
+static double unix_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + (double)(now.tv_nsec / 1000000) * 1e-3;
+}
+
+/* -- Opening ------------------------------------------------------------------------------------------------------- */
+
+/* Notes that the next record of a step is that of step `at`. */
+static void note_step(Kept *kept, int64_t at) {
+    if (at <= kept->step) return;
+    if (at > kept->step + 1 && !kept->missing) kept->gap = kept->step + 1;
+    kept->missing += at - kept->step - 1;
+    kept->step = at;
+}
+
+/* The records to keep: those up to `step`, and starts. A fork keeps only its origin's starts before
+ * `step`. */
+typedef struct Cut {
+    int64_t step;
+    bool fork, evaluates; /* evaluates: drop those of the step, which are made again */
+} Cut;
+
+/* Returns whether a line is kept. Records begin as record_new and json_dumps write them, so
+ * hundreds of megabytes need no parser before the first step. Lines with another beginning are
+ * unknown and kept, unless they contain zeros, which a power cut leaves in unsynced records.
+ * Incomplete records are dropped. */
+static bool keeps(const FileReader *reader, Cut cut, Kept *kept) {
+    char kind[16];
+    long long at;
+    if (memchr(reader->line, '\0', reader->length)) return false;
+    bool ours = sscanf(reader->line, "{\"kind\": \"%15[a-z]\", \"step\": %18lld", kind, &at) == 2;
+    if (!ours) return true;
+    if (reader->line[reader->length - 1] != '}') return false;
+    if (strcmp(kind, "start") == 0) return !cut.fork || at < cut.step;
+    bool evaluation = !strcmp(kind, "evaluation") || !strcmp(kind, "sample");
+    bool again = !strcmp(kind, "phase") || (cut.evaluates && evaluation); /* will be written again */
+    if (at > cut.step || (at == cut.step && again)) return false;
+    if (strcmp(kind, "step") == 0) note_step(kept, at);
+    if (strcmp(kind, "checkpoint") == 0) kept->checkpoint = at;
+    return true;
+}
+
+/* Copies the lines that are kept to `copy`, if it is not NULL. `*dropped`: there are other lines.
+ * `*kept`: the summary of the kept ones. */
+static bool filter(const char *path, Cut cut, File *copy, bool *dropped, Kept *kept, Error *error) {
+    FileReader reader;
+    bool good = true;
+    if (!file_reader_open(&reader, path, error)) return false;
+    *dropped = false;
+    for (FileLine line; good && (line = file_reader_next(&reader)) != FILE_LINE_END;) {
+        if (line != FILE_LINE_WHOLE || !keeps(&reader, cut, kept)) {
+            *dropped = true;
+        } else if (copy) {
+            reader.line[reader.length] = '\n';
+            good = file_append(copy, reader.line, (int64_t)reader.length + 1, error);
+        }
+    }
+    return file_reader_close(&reader, error) && good;
+}
+
+/* Other processes see either the old file or the new one. */
+static bool rewrite(const char *from, const char *to, Cut cut, Error *error) {
+    SCOPED(file_close) File copy = {0};
+    bool dropped;
+    Kept kept = {0};
+    return file_replace_begin(&copy, to, error) && filter(from, cut, &copy, &dropped, &kept, error) && file_replace_commit(&copy, error);
+}
+
+static bool drop_later_records(const char *path, Cut cut, Kept *kept, Error *error) {
+    bool dropped = false;
+    *kept = (Kept){.checkpoint = -1};
+    return !file_exists(path) || (filter(path, cut, NULL, &dropped, kept, error) && (!dropped || rewrite(path, path, cut, error)));
+}
+
+bool metrics_last_checkpoint(const char *run, int64_t *step, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run);
+    Kept kept = {.checkpoint = -1};
+    bool dropped;
+    if (file_exists(path) && !filter(path, (Cut){.step = INT64_MAX}, NULL, &dropped, &kept, error)) return false;
+    *step = kept.checkpoint > 0 ? kept.checkpoint : 0;
+    return true;
+}
+
+bool metrics_fork(const char *base, const char *run, int64_t step, Error *error) {
+    SCOPED_FREE char *from = memory_format("%s/metrics.jsonl", base), *to = memory_format("%s/metrics.jsonl", run);
+    return !file_exists(from) || rewrite(from, to, (Cut){.step = step, .fork = true}, error);
+}
+
+/* Reports draw no line over missing records. */
+static void warn_of_gaps(const char *path, int64_t step, Kept *kept) {
+    note_step(kept, step + 1);
+    if (kept->missing)
+        log_warn(
+            "%s lacks the records of %lld of the %lld steps so far, from step %lld on: it was removed or damaged, or its disk was full; "
+            "training goes on, and reports show a gap",
+            path, (long long)kept->missing, (long long)step, (long long)kept->gap);
+}
+
+Metrics *metrics_open(const char *run, int64_t step, bool evaluates, bool tensorboard, Error *error) {
+    Metrics *metrics = memory_allocate(sizeof *metrics);
+    SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
+    if (file_make_folder(run, error) && drop_later_records(path, (Cut){.step = step, .evaluates = evaluates}, &metrics->kept, error) &&
+        file_open_journal(&metrics->journal, path, error) && file_sync_name(path, error) &&
+        (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error)))) {
+        warn_of_gaps(path, step, &metrics->kept);
+        return metrics;
+    }
+    metrics_close(metrics);
+    return NULL;
+}
+
+int64_t metrics_saved(const Metrics *metrics) { return metrics->kept.checkpoint; }
+
+bool metrics_sync(const Metrics *metrics, Error *error) { return file_sync_data(&metrics->journal, error); }
+
+void metrics_close(Metrics *metrics) {
+    if (!metrics) return;
+    file_close(&metrics->journal);
+    tensorboard_close(metrics->tensorboard);
+    free(metrics);
+}
+
+/* -- JSON lines ---------------------------------------------------------------------------------------------------- */
+
+static json_t *record_new(const char *kind, int64_t step) {
+    json_t *record = json_object();
+    json_object_set_new(record, "kind", json_string(kind));
+    json_object_set_new(record, "step", json_integer(step));
+    return record;
+}
+
+static void put_integer(json_t *record, const char *name, int64_t value) { json_object_set_new(record, name, json_integer(value)); }
+
+/* Writes null if the value is not finite. */
+static void put_known(json_t *record, const char *name, double value) {
+    json_object_set_new(record, name, isfinite(value) ? json_real(value) : json_null());
+}
+
+/* Like put_known, for values that are finite in a healthy run. */
+static void put_finite(json_t *record, const char *name, double value) {
+    put_known(record, name, value);
+    if (!isfinite(value)) json_object_set_new(record, "finite", json_false());
+}
+
+/* If the file was removed, records continue in a new file. */
+static bool reopen_removed(Metrics *metrics, Error *error) {
+    bool lost;
+    if (!file_follow_name(&metrics->journal, &lost, error)) return false;
+    if (lost)
+        log_warn(
+            "%s was removed or replaced while the run trains: its records so far are lost, and reports show a gap", metrics->journal.path);
+    return true;
+}
+
+/* Takes ownership of the record. */
+static bool record_write(Metrics *metrics, json_t *record, double time, Error *error) {
+    enum { DIGITS = 15 }; /* digits that a double keeps of any decimal number, so that 0.1 is written as 0.1 */
+    json_object_set_new(record, "time", json_real(time));
+    SCOPED_FREE char *text = json_dumps(record, JSON_REAL_PRECISION(DIGITS));
+    json_decref(record);
+    assert(text);
+    size_t length = strlen(text);
+    if (length > FILE_LINE_LIMIT)
+        return error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted", length, metrics->journal.path,
+            (int)FILE_LINE_LIMIT);
+    text[length] = '\n'; /* replaces the NUL */
+    return reopen_removed(metrics, error) && file_append(&metrics->journal, text, length + 1, error);
+}
+
+/* -- Rates ---------------------------------------------------------------------------------------------------------- */
+
+StepRates metrics_rates(const StepMetrics *step) {
+    bool timed = step->seconds > 0 && isfinite(step->seconds);
+    double flops = timed && step->flops > 0 ? step->flops / step->seconds : NAN;
+    return (StepRates){
+        .tokens_per_second = timed ? (double)step->tokens / step->seconds : NAN,
+        .images_per_second = timed && step->images ? (double)step->images / step->seconds : NAN,
+        .tflops = flops * 1e-12,
+        .peak_percent = step->peak_flops > 0 ? 100 * flops / step->peak_flops : NAN,
+        .best_percent = step->measured_flops > 0 ? 100 * flops / step->measured_flops : NAN,
+    };
+}
+
+/* -- Pairs of answers ------------------------------------------------------------------------------------------------ */
+
+/* The tags are those of TRL. */
+static bool write_rewards(Metrics *metrics, int64_t step, double time, const Rewards *rewards, bool validation, Error *error) {
+    static const char *const tags[2][4] = {{"rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"},
+        {"rewards/chosen/validation", "rewards/rejected/validation", "rewards/margins/validation", "rewards/accuracies/validation"}};
+    const double values[] = {rewards->chosen, rewards->rejected, rewards->chosen - rewards->rejected, rewards->accuracy};
+    TensorboardScalar scalars[4];
+    for (int i = 0; i < 4; i++) scalars[i] = (TensorboardScalar){tags[validation][i], values[i]};
+    return !rewards->pairs || tensorboard_write(metrics->tensorboard, step, time, scalars, 4, error);
+}
+
+static void put_rewards(json_t *record, const Rewards *rewards) {
+    if (!rewards->pairs) return;
+    put_integer(record, "pairs", rewards->pairs);
+    put_finite(record, "reward_chosen", rewards->chosen);
+    put_finite(record, "reward_rejected", rewards->rejected);
+    put_finite(record, "reward_margin", rewards->chosen - rewards->rejected);
+    put_finite(record, "reward_accuracy", rewards->accuracy);
+}
+
+/* -- Events -------------------------------------------------------------------------------------------------------- */
+
+bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
+    StepRates rates = metrics_rates(step);
+    double time = unix_seconds();
+    json_t *record = record_new("step", step->step);
+    put_finite(record, "loss", step->loss);
+    put_finite(record, "auxiliary", step->auxiliary);
+    put_finite(record, "grad_norm", step->gradient_norm);
+    put_finite(record, "lr", step->lr);
+    put_known(record, "milliseconds", step->seconds > 0 ? round(step->seconds * 1e6) * 1e-3 : NAN);
+    put_integer(record, "tokens", step->tokens);
+    put_integer(record, "tokens_seen", step->tokens_seen);
+    put_known(record, "tokens_per_second", rates.tokens_per_second);
+    if (step->images) put_integer(record, "images", step->images);
+    if (step->images) put_known(record, "images_per_second", rates.images_per_second);
+    put_known(record, "tflops", rates.tflops);
+    put_known(record, "peak_percent", rates.peak_percent);
+    put_known(record, "best_percent", rates.best_percent);
+    json_object_set_new(record, "memory_bytes", step->memory > 0 ? json_integer(step->memory) : json_null());
+    put_known(record, "waiting_milliseconds", round(step->waiting * 1e6) * 1e-3);
+    json_object_set_new(record, "skipped", json_boolean(step->skipped));
+    put_rewards(record, &step->rewards);
+    const TensorboardScalar scalars[] = {
+        {"loss/train", step->loss},
+        {"grad_norm", step->gradient_norm},
+        {"learning_rate", step->lr},
+        {"tokens_per_second", rates.tokens_per_second},
+    };
+    return record_write(metrics, record, time, error) &&
+           tensorboard_write(metrics->tensorboard, step->step, time, scalars, isnan(rates.tokens_per_second) ? 3 : 4, error) &&
+           write_rewards(metrics, step->step, time, &step->rewards, false, error);
+}
+
+static bool write_imbalance(
+    Metrics *metrics, int64_t step, double time, int64_t layers, int64_t experts, const double *load, Error *error) {
+    SCOPED_FREE TensorboardScalar *scalars = memory_allocate((size_t)layers * sizeof *scalars);
+    size_t count = 0;
+    for (int64_t layer = 0; layer < layers; layer++) {
+        double most = 0, sum = 0;
+        for (int64_t expert = 0; expert < experts; expert++) {
+            most = fmax(most, load[layer * experts + expert]);
+            sum += load[layer * experts + expert];
+        }
+        if (sum > 0)
+            scalars[count++] = (TensorboardScalar){
+                memory_format("expert_load_max_over_mean/layer_%02lld", (long long)layer), most * (double)experts / sum};
+    }
+    bool good = tensorboard_write(metrics->tensorboard, step, time, scalars, count, error);
+    for (size_t i = 0; i < count; i++) free((char *)scalars[i].tag);
+    return good;
+}
+
+bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error) {
+    const double digits = 1e6; /* finer than one token in a million is noise */
+    double time = unix_seconds();
+    json_t *record = record_new("load", step), *rows = json_array();
+    for (int64_t layer = 0; layer < layers; layer++) {
+        json_t *row = json_array();
+        for (int64_t expert = 0; expert < experts; expert++) {
+            double part = load[layer * experts + expert];
+            json_array_append_new(row, isfinite(part) ? json_real(round(part * digits) / digits) : json_null());
+        }
+        json_array_append_new(rows, row);
+    }
+    json_object_set_new(record, "load", rows);
+    return record_write(metrics, record, time, error) &&
+           (!metrics->tensorboard || write_imbalance(metrics, step, time, layers, experts, load, error));
+}
+
+bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, Error *error) {
+    double time = unix_seconds(), bits = evaluation->bits_per_byte;
+    json_t *record = record_new("evaluation", evaluation->step);
+    put_finite(record, "loss", evaluation->loss);
+    put_known(record, "bits_per_byte", bits);
+    put_integer(record, "tokens", evaluation->tokens);
+    put_integer(record, "length", evaluation->length);
+    put_rewards(record, &evaluation->rewards);
+    put_known(record, "milliseconds", round(evaluation->seconds * 1e6) * 1e-3);
+    const TensorboardScalar scalars[] = {{"loss/validation", evaluation->loss}, {"bits_per_byte/validation", bits}};
+    return record_write(metrics, record, time, error) &&
+           tensorboard_write(metrics->tensorboard, evaluation->step, time, scalars, isnan(bits) ? 1 : 2, error) &&
+           write_rewards(metrics, evaluation->step, time, &evaluation->rewards, true, error);
+}
+
+/* Writes a code block of indented lines, which are kept as they are, so that no text of the model
+ * can end the block. */
+static bool write_text_block(Metrics *metrics, int64_t step, double time, const char *prompt, const char *text, Error *error) {
+    static const char indent[] = "    ";
+    const char *const parts[] = {prompt, text};
+    char *block = NULL;
+    size_t size;
+    if (!metrics->tensorboard) return true;
+    FILE *out = open_memstream(&block, &size);
+    if (!out) memory_refused(0);
+    fputs(indent, out);
+    for (int i = 0; i < 2; i++)
+        for (const char *at = parts[i]; *at; at++) {
+            putc(*at, out);
+            if (*at == '\n') fputs(indent, out);
+        }
+    fclose(out);
+    bool good = tensorboard_write_text(metrics->tensorboard, step, time, "sample", block, error);
+    free(block);
+    return good;
+}
+
+bool metrics_sample(Metrics *metrics, int64_t step, const char *prompt, const char *text, int64_t tokens, double seconds, Error *error) {
+    double time = unix_seconds();
+    json_t *record = record_new("sample", step);
+    json_object_set_new(record, "prompt", json_string(prompt));
+    json_object_set_new(record, "text", json_string(text));
+    put_integer(record, "tokens", tokens);
+    put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
+    return record_write(metrics, record, time, error) && write_text_block(metrics, step, time, prompt, text, error);
+}
+
+bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error) {
+    json_t *record = record_new("checkpoint", step);
+    put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
+    json_object_set_new(record, "bytes", bytes >= 0 ? json_integer(bytes) : json_null());
+    return record_write(metrics, record, unix_seconds(), error);
+}
+
+static bool write_details(Metrics *metrics, const char *kind, int64_t step, json_t *details, Error *error) {
+    json_t *record = record_new(kind, step);
+    json_object_update_missing(record, details);
+    return record_write(metrics, record, unix_seconds(), error);
+}
+
+bool metrics_start(Metrics *metrics, int64_t step, json_t *details, Error *error) {
+    return write_details(metrics, "start", step, details, error);
+}
+
+bool metrics_phase(Metrics *metrics, int64_t step, json_t *details, Error *error) {
+    return write_details(metrics, "phase", step, details, error);
+}
+
+bool metrics_mixture(Metrics *metrics, int64_t step, json_t *phases, Error *error) {
+    json_t *record = record_new("mixture", step);
+    json_object_set_new(record, "phases", phases);
+    return record_write(metrics, record, unix_seconds(), error);
+}

@@ -1,0 +1,75 @@
+/* The records of a run, in two forms: JSON lines in RUN/metrics.jsonl and TensorBoard events in
+ * RUN/tensorboard/. Readers: `smelt report`, scripts. console.h has the output for people. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "run/reference.h"
+
+typedef struct StepMetrics {
+    int64_t step, steps; /* from 1 */
+    double loss;         /* nats per token (cross-entropy) or per preference pair; for images the squared error per velocity value */
+    double auxiliary;    /* load-balancing loss, 0 if none */
+    double gradient_norm, lr;
+    double seconds;        /* of the step */
+    int64_t tokens;        /* in this step */
+    int64_t images;        /* in this step; 0: a text run */
+    int64_t tokens_seen;   /* in all steps so far */
+    double flops;          /* of the step, without recomputation */
+    double peak_flops;     /* per second, the vendor's value for the hardware; 0 or NAN: unknown */
+    double measured_flops; /* per second, of the best GEMM measured on this machine; 0: unknown */
+    int64_t memory;        /* bytes in use */
+    double waiting;        /* seconds that rank 0 waited for collectives; NaN: one rank */
+    Rewards rewards;       /* of a pair loss */
+    bool skipped;          /* the update was skipped (NaN) */
+    double seconds_left;   /* estimate for the rest of the run */
+} StepMetrics;
+
+/* Rates of a step; NaN: unknown. */
+typedef struct StepRates { double tokens_per_second, images_per_second, tflops, peak_percent, best_percent; } StepRates;
+StepRates metrics_rates(const StepMetrics *step);
+
+typedef struct Metrics Metrics;
+
+/* Finds the newest step with a checkpoint in the records of a run; 0: none. */
+bool metrics_last_checkpoint(const char *run, int64_t *step, Error *error);
+/* For a fork, before metrics_open: replaces the records of `run` by those of `base` up to
+ * `step`. */
+bool metrics_fork(const char *base, const char *run, int64_t step, Error *error);
+/* Opens RUN's files to continue after `step` (0: a new run). Later records, of a run that died
+ * after its last checkpoint, are removed, so that each step is reported once. With `evaluates` the
+ * evaluation and the sample of `step` are removed too, because they will be made again. */
+Metrics *metrics_open(const char *run, int64_t step, bool evaluates, bool tensorboard, Error *error);
+/* Returns the step of the latest checkpoint among the records that the file had when it was opened;
+ * -1: none. */
+int64_t metrics_saved(const Metrics *metrics);
+void metrics_close(Metrics *metrics);
+/* Syncs the records so far, so that they survive a power cut. */
+bool metrics_sync(const Metrics *metrics, Error *error);
+bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
+/* Records the fraction of the tokens that each expert of each layer received in this step:
+ * load[layer * experts + expert]. */
+bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);
+typedef struct EvaluationMetrics {
+    int64_t step, tokens, length; /* targets; tokens per sequence */
+    double loss, bits_per_byte, seconds;
+    Rewards rewards;
+} EvaluationMetrics;
+bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, Error *error);
+/* `prompt` and `text` are UTF-8. */
+bool metrics_sample(Metrics *metrics, int64_t step, const char *prompt, const char *text, int64_t tokens, double seconds, Error *error);
+/* Records {"kind": "phase", "step", ...}: the phase of a mixture that begins after this step; the
+ * other members are those of `details`, from phases_describe. */
+bool metrics_phase(Metrics *metrics, int64_t step, json_t *details, Error *error);
+/* Records {"kind": "mixture", "step", "phases": [...]}: what was read of each phase so far, from
+ * phases_read; takes ownership of `phases`. */
+bool metrics_mixture(Metrics *metrics, int64_t step, json_t *phases, Error *error);
+/* `seconds` NaN and `bytes` -1: unknown. */
+bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error);
+/* Records {"kind": "start", "step", "parameters", "active_parameters", "machine", "precision",
+ * "threads", ...} once per process; all members from the third on come from the object
+ * `details`. */
+bool metrics_start(Metrics *metrics, int64_t step, json_t *details, Error *error);

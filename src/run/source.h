@@ -1,0 +1,49 @@
+/* The sources of a trained model: a checkpoint of a run (RunPoint: RUN, RUN@STEP, RUN@best, or its
+ * folder), a Hugging Face folder (config.json and safetensors), a GGUF file, one of llm.c's GPT-2
+ * files, or PEFT's folder of adapters. `folder` is its name. A folder of adapters is named ADAPTER,
+ * or ADAPTER@BASE if the base is not in the folder that adapter_config.json names. */
+#pragma once
+
+#include "config/config.h"
+#include "data/data.h"
+#include "formats/peft.h"
+#include "token/tokenizer.h"
+
+/* Returns whether it is a checkpoint of a run, or a run. */
+bool source_is_run(const char *folder);
+/* Returns whether it is a Hugging Face folder or a GGUF file, and not a run. */
+bool source_is_model_folder(const char *folder);
+/* Checks that `run` is not the model of init=, and that the folder holds no model file unless it is
+ * already a run: its name would then mean the run. ERROR_USAGE. */
+bool source_check_run(const char *run, const char *init, Error *error);
+/* Checks that a run's folder does not also hold a model. ERROR_CHECKPOINT, whose message says what
+ * to do. */
+bool source_check_run_alone(const char *run, Error *error);
+/* Reads the configuration of the model in `folder`; strings go to `strings`. For a folder or file
+ * that is not a run, model and precision are set and all else has its default. ERROR_CHECKPOINT if
+ * the folder is of no known kind, or smelt does not support its model. */
+bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error);
+/* Returns the model's tokenizer: a path for tokenizer_open, "" for the byte tokenizer, or NULL if
+ * it is unknown. A tokenizer in a folder of adapters has priority over that of the base. The caller
+ * frees it. */
+char *source_tokenizer(const char *folder, const Config *config);
+/* Checks that a model with `rows` rows of the embedding can belong to `tokenizer` (NULL: bytes),
+ * called `name` in messages: each token has a row, and there are at most as many padding rows.
+ * ERROR_USAGE, which ends in `cure`. */
+bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *name, const char *cure, Error *error);
+/* Warns, or with `refuse` fails with ERROR_USAGE, if the documents of a set, called `name` in
+ * messages, do not begin as `bos` says. Only the first document is checked; conversations are not
+ * checked. ERROR_DATA: it cannot be read. `tokenizer` may be NULL. */
+bool source_check_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, bool refuse, Error *error);
+/* Sets *begins to whether a set of texts begins with these ids. */
+bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error);
+
+/* Returns whether the name is that of a folder of adapters. */
+bool adapter_is_folder(const char *name);
+/* Returns the folder itself, for the caller to free. */
+char *adapter_folder(const char *name);
+/* Reads the configuration of its base, with the base as init and lora.* from the adapters.
+ * ERROR_CHECKPOINT. */
+bool adapter_read_config(const char *name, Config *config, OptionStrings *strings, Error *error);
+/* Opens the folder of adapters and returns its base, for the caller to free. NULL on failure. */
+char *adapter_open(PeftFolder *peft, const char *name, Error *error);

@@ -1,0 +1,437 @@
+/* Plans a session and its memory budget, and starts it. Owns the fields of Session. Called by the
+ * training loop and `train plan=true`. */
+#include "session/session.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "backend/backend.h"
+#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "config/in_backward.h"
+#include "graph/op.h"
+#include "model/quantized.h"
+#include "ops/loss/loss.h"
+#include "run/corpus.h"
+#include "session/fit.h"
+
+/* -- Plan ---------------------------------------------------------------------------------------------------------- */
+
+/* Returns buckets that are large enough for the network's full bandwidth; links between AMD GPUs
+ * need larger ones. */
+static int64_t bucket_bytes(const Config *config, const Device *device) {
+    double usual = device_info(device)->kind == DEVICE_HIP ? 256 : 64;
+    return (int64_t)((config->layout.bucket_mb > 0 ? config->layout.bucket_mb : usual) * (1 << 20));
+}
+
+/* Returns the maximum of microbatches per step on this rank. */
+static int64_t step_microbatches(const Session *session) {
+    const Config *config = session->config;
+    return divide_up(config->batch.tokens / (config->batch.sequences * config->data.length), mesh_size(session->mesh, AXES_DATA));
+}
+
+int64_t session_step_rows(const Session *session) {
+    return step_microbatches(session) * session->config->batch.sequences * session->config->data.length;
+}
+
+/* Chooses how FP8 weights are held. With one microbatch per step, weights are quantized once by
+ * rows and once by columns in any case. For sharded weights, kept quantized values would use up the
+ * memory that sharding saves; they are gathered if the values by columns equal those by rows. */
+static Fp8Weights fp8_weights(const Session *session) {
+    const Fp8Config *fp8 = &session->config->model.fp8;
+    bool sharded = layout_empty(session->mesh, &session->config->layout, session->config->precision).stage >= 3;
+    bool again = step_microbatches(session) > 1 || session->config->batch.ramp_steps > 0;
+    if (sharded) return fp8->recipe == FP8_TENSOR ? FP8_WEIGHTS_GATHERED : FP8_WEIGHTS_CAST;
+    return fp8->keep_weights && again ? FP8_WEIGHTS_KEPT : FP8_WEIGHTS_CAST;
+}
+
+static Model build(const Session *session, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length) {
+    const Config *config = session->config;
+    ModelConfig model = config->model;
+    model.fp8.weights = fp8_weights(session);
+    model.fp8.uneven_rows = config_has_uneven_rows(config);
+    Model built = model_build_stage(mesh, session->pipeline ? &session->pipeline->cut : NULL, &model, &config->lora, config->precision,
+        mode, sequences, length, mode == MODEL_TRAIN ? (RecomputePolicy)config_recompute(config) : RECOMPUTE_NONE);
+    if (mode == MODEL_TRAIN && config->dump && config->dump[0]) built.logits = op_keep_logits(built.graph);
+    return built;
+}
+
+/* Returns the plan with the arenas of parameters in the sizes that this rank needs. */
+static Plan plan_program(const Session *session, Graph *graph, const CommSchedule *schedule) {
+    Plan plan = graph_plan(graph, &session->backend);
+    if (session->pipeline) plan_set_slots(&plan, graph->training ? session->pipeline->slots : session->pipeline->forward_slots);
+    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = schedule->gradient_bytes;
+    if (!session->layout->stage) return plan;
+    plan.bytes[ARENA_MASTER] = session->layout->shard.bytes;
+    plan.bytes[ARENA_WEIGHT] = schedule->weight_bytes;
+    return plan;
+}
+
+/* Makes the schedule after op_absorb, so that it knows when nodes run. */
+static CommSchedule *schedule_program(const Session *session, Graph *graph) {
+    op_absorb(&session->backend, graph);
+    return comm_schedule_create(session->layout, graph);
+}
+
+/* Returns the rows of the program that writes text samples; 0: a run with these settings writes
+ * none. */
+static int64_t sample_rows(const Config *config) {
+    enum { SPECIAL_TOKENS = 8 }; /* for the tokens that a tokenizer adds to a prompt; a prompt has no more tokens than bytes */
+    const EvalConfig *eval = &config->eval;
+    if (!eval->sample_tokens || config->profile || !strcmp(config->data.tokenizer, NO_TOKENIZER)) return 0;
+    if (!config->data.valid[0] && !(config->data.valid_fraction > 0)) return 0;
+    if (config->model.context < 2 || model_makes_images(&config->model)) return 0; /* no room for a token after a prompt, or no text */
+    int64_t prompt = eval->prompt[0] ? (int64_t)strlen(eval->prompt) + SPECIAL_TOKENS : SAMPLE_PROMPT_TOKENS;
+    return int_min(prompt + eval->sample_tokens, config->model.context);
+}
+
+static void plan_sampling(Session *session) {
+    const Config *config = session->config;
+    int64_t rows = sample_rows(config);
+    if (!rows) return;
+    session->sampling = build(session, session->whole, MODEL_SCORE, 1, rows);
+    layout_place(session->layout, session->sampling.graph);
+    session->sampling_schedule = schedule_program(session, session->sampling.graph);
+    session->sampling_plan = plan_program(session, session->sampling.graph, session->sampling_schedule);
+    session->plan.bytes[ARENA_WEIGHT] = int_max(session->plan.bytes[ARENA_WEIGHT], session->sampling_plan.bytes[ARENA_WEIGHT]);
+}
+
+bool session_check_fp8(const Config *config, const Device *device, Error *error) {
+    const DeviceInfo *info = device_info(device);
+    if (config->model.fp8.recipe == FP8_NONE) return true;
+    if (!(info->gemm_inputs >> GEMM_E4M3 & 1))
+        return error_set(error, ERROR_USAGE, "fp8.recipe: %s (%s) has no GEMMs of fp8: leave it out", info->name, info->target);
+    return config->model.fp8.recipe != FP8_MXFP8 || info->fp8_mx ||
+           error_set(error, ERROR_USAGE,
+               "fp8.recipe=mxfp8: %s (%s) has no GEMMs with scales of 32 elements, which gfx950 and the CPU have: give another recipe",
+               info->name, info->target);
+}
+
+bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error) {
+    *session = (Session){.config = config};
+    Precision precision = config->precision;
+    session->mesh = memory_allocate(sizeof *session->mesh);
+    session->whole = memory_allocate(sizeof *session->whole);
+    if (!layout_mesh(session->mesh, config, rank, size, error)) return false;
+    if (!in_backward_check(config, mesh_size(session->mesh, AXES_DATA), error)) return false;
+    *session->whole = mesh_without(session->mesh, AXIS_CP);
+    if (config->lora.rank && size > 1 && config->layout.zero > 2)
+        return error_set(error, ERROR_USAGE,
+            "layout.zero=3 shares out weights that are trained, and with lora.rank=%lld most are not: "
+            "give layout.zero=2 or less",
+            (long long)config->lora.rank);
+    if (!lora_check_targets(&config->model, &config->lora, error)) return false;
+    if (!op_backend(&session->backend, device, precision, error) || !session_check_fp8(config, device, error)) return false;
+    int64_t sequences = config->batch.sequences, length = config->data.length;
+    session->pipeline = pipeline_plan_create(session->mesh, config, step_microbatches(session));
+    session->model = build(session, session->mesh, MODEL_TRAIN, sequences, length);
+    session->evaluation = build(session, session->mesh, MODEL_EVALUATE, sequences, length);
+    session->layout = layout_create(session->model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device));
+    layout_place(session->layout, session->evaluation.graph);
+    session->schedule = schedule_program(session, session->model.graph);
+    session->evaluation_schedule = schedule_program(session, session->evaluation.graph);
+    session->plan = plan_program(session, session->model.graph, session->schedule);
+    session->evaluation_plan = plan_program(session, session->evaluation.graph, session->evaluation_schedule);
+    session->plan.bytes[ARENA_WEIGHT] = int_max(session->plan.bytes[ARENA_WEIGHT], session->evaluation_plan.bytes[ARENA_WEIGHT]);
+    plan_sampling(session);
+    return true;
+}
+
+bool session_plan(Session *session, const Config *config, Device *device, Error *error) {
+    return session_plan_rank(session, config, device, 0, 1, error);
+}
+
+ModelSize session_size(const Session *session) {
+    const Config *config = session->config;
+    const Graph *graph = session->model.graph;
+    if (mesh_size(session->mesh, MESH(AXIS_PP) | AXES_ROWS | AXES_EXPERTS) > 1)
+        return model_size(&config->model, &config->lora, config->precision, config->batch.sequences, config->data.length);
+    return (ModelSize){.parameters = model_parameters(graph),
+        .trained = model_trained_parameters(graph),
+        .active = model_active_parameters(graph, &config->model),
+        .flops = session->plan.flops};
+}
+
+/* -- Memory -------------------------------------------------------------------------------------------------------- */
+
+/* Adds up the small arenas. The state arena of the training program has quantized weights; that of
+ * other programs has their amax. */
+static int64_t small_arenas(const Plan *plan) { return plan->bytes[ARENA_INPUT] + plan->bytes[ARENA_CONSTANT] + plan->bytes[ARENA_METRIC]; }
+
+/* Returns the activations of a program that uses the training activations if they are large
+ * enough. */
+static int64_t own_activations(const Session *session, const Plan *plan) {
+    return plan->bytes[ARENA_STASH] +
+           (plan->bytes[ARENA_ACTIVATION] > session->plan.bytes[ARENA_ACTIVATION] ? plan->bytes[ARENA_ACTIVATION] : 0);
+}
+
+Budget session_budget(const Session *session) {
+    const Plan *plan = &session->plan, *evaluation = &session->evaluation_plan, *sampling = &session->sampling_plan;
+    const OptimizerConfig *optimizer = &session->config->optimizer;
+    const OptimizerShard *shard = &session->layout->shard;
+    int64_t rows = session_step_rows(session), step_tokens = rows * 3 * (int64_t)sizeof(int32_t);
+    if (session->model.rewards)
+        step_tokens += rows / session->model.rows * preference_most_pairs(session->model.rows) *
+                       (int64_t)(PAIR_BOUNDS * sizeof(int32_t) + 2 * sizeof(double));
+    int64_t history = amax_history_bytes(session->model.graph, session->config->model.fp8.amax_history_len);
+    int64_t states = evaluation->bytes[ARENA_STATE] + sampling->bytes[ARENA_STATE];
+    Budget budget = {
+        .host = device_info(session->backend.device)->host_memory,
+        .weights = plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_QUANTIZED],
+        .codes = plan->bytes[ARENA_STATE],
+        .master = plan->bytes[ARENA_MASTER],
+        .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->schedule, session->model.graph),
+        .optimizer = optimizer_state_bytes(session->model.graph, optimizer, shard),
+        .activations = plan->bytes[ARENA_ACTIVATION] + plan->bytes[ARENA_STASH],
+        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, session->backend.device),
+        .evaluation = own_activations(session, evaluation) + own_activations(session, sampling),
+        .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + states + step_tokens,
+        .updated = session->layout->in_backward,
+        .activation_floor = plan->activation_floor,
+    };
+    if (budget.host) budget.other += history;
+    budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer, history);
+    budget.total = budget.weights + budget.codes + budget.master + budget.gradients + budget.optimizer + budget.activations +
+                   budget.scratch + budget.evaluation + budget.other + (budget.host ? budget.copy : 0);
+    return budget;
+}
+
+static void print_row(FILE *file, const char *name, int64_t bytes, int64_t total, const char *note) {
+    char text[32];
+    log_format_bytes((double)bytes, text);
+    fprintf(file, "  %-20s %12s %5.1f%%  %s\n", name, text, total ? 100.0 * bytes / total : 0, note);
+}
+
+/* Prints "memory of the device: 43.10 GiB of 79.20 GiB" and a bar. */
+static void print_sum(const Budget *budget, int64_t available, FILE *file) {
+    enum { CELLS = 50 };
+    char total[32], have[32], bar[CELLS + 1] = "";
+    log_format_bytes((double)budget->total, total);
+    log_format_bytes((double)available, have);
+    fprintf(file, "memory of %s: %s", budget->host ? "this machine" : "the device", total);
+    if (available <= 0) {
+        fputc('\n', file);
+        return;
+    }
+    double part = (double)budget->total / (double)available;
+    for (int i = 0; i < CELLS; i++) bar[i] = i < part * CELLS ? '#' : '.';
+    fprintf(file, " of %s: %s\n  [%s] %.0f%%\n", have, part <= 1 ? "fits" : "does not fit", bar, 100 * part);
+}
+
+void budget_print(const Budget *budget, int64_t available, FILE *file) {
+    char floor[96], text[32];
+    log_format_bytes((double)budget->activation_floor, text);
+    snprintf(floor, sizeof floor, "one microbatch; at least %s", text);
+    print_sum(budget, available, file);
+    print_row(file, "weights", budget->weights, budget->total, budget->weights ? "in the compute type" : "the master weights serve");
+    if (budget->codes) print_row(file, "weights in fp8", budget->codes, budget->total, "magnitudes; codes if kept");
+    print_row(file, "master weights", budget->master, budget->total, "");
+    print_row(file, "gradients", budget->gradients, budget->total, budget->updated ? "until their weights are updated" : "");
+    print_row(file, "optimizer state", budget->optimizer, budget->total, "");
+    print_row(file, "activations", budget->activations, budget->total, floor);
+    print_row(file, "optimizer scratch", budget->scratch, budget->total, "");
+    print_row(file, "evaluation", budget->evaluation, budget->total, "beyond the activations");
+    print_row(file, "inputs and constants", budget->other, budget->total, "");
+    log_format_bytes((double)budget->copy, text);
+    if (budget->host) print_row(file, "checkpoint copy", budget->copy, budget->total, "none with checkpoint.async=false");
+    else if (budget->copy) fprintf(file, "memory of the host: %s for checkpoints; none with checkpoint.async=false\n", text);
+}
+
+bool session_check_memory(const Session *session, int64_t available, Error *error) {
+    const Layout *layout = session->layout;
+    Budget budget = session_budget(session);
+    if (available < 0 || budget.total <= available) return true;
+    char needed[32], have[32];
+    Fit fits[MOST_FITS];
+    int rank = mesh_rank(session->mesh), first = 0;
+    int count = fit_search(session->config, session->backend.device, rank, layout_all_ranks(layout), available, fits);
+    log_format_bytes((double)budget.total, needed);
+    log_format_bytes((double)available, have);
+    const char *whose = budget.host ? " beside what the process itself takes" : "";
+    if (rank == 0) budget_print(&budget, available, stderr);
+    if (rank == 0) fit_print(fits, count, stderr);
+    while (first < count && !fits[first].fits) first++;
+    if (first < count)
+        return error_set(
+            error, ERROR_MEMORY, "the plan needs %s and %s are available%s: it fits with %s", needed, have, whose, fits[first].change);
+    return error_set(error, ERROR_MEMORY,
+        "the plan needs %s and %s are available%s, and no recomputation or smaller microbatch makes it fit, nor do up to 1024 ranks: use a "
+        "machine with more memory, a smaller model, or a shorter data.length",
+        needed, have, whose);
+}
+
+/* -- Updates ------------------------------------------------------------------------------------------------------- */
+
+static void update_bucket(Session *session, int bucket, double scale) {
+    optimizer_step_bucket(session->optimizer, bucket, executor_arena(session->executor, ARENA_MASTER),
+        executor_arena(session->executor, ARENA_WEIGHT), exchange_gradients(session->exchange, bucket), session->update.step,
+        session->update.lr, scale);
+}
+
+/* Returns whether the loss is finite on all ranks, after waiting for the end of the forward pass. A
+ * lost rank ends the step. */
+static bool has_finite_loss(const Session *session) {
+    Error error = {0};
+    int64_t bad = !executor_finish(session->executor, &error);
+    for (int i = 0; i < graph_elements(session->model.graph, session->model.loss); i++)
+        bad |= !isfinite(executor_get_metric(session->executor, session->model.loss, i));
+    return comm_host_all_reduce(session->comm, "bad losses", &bad, 1, COMM_I64, COMM_SUM, &error) && !bad;
+}
+
+/* An ExchangeUpdate. */
+static void update_within(void *context, int bucket) {
+    Session *session = context;
+    StepUpdate *update = &session->update;
+    double start = log_seconds();
+    if (!update->judged) update->made = has_finite_loss(session);
+    update->judged = true;
+    if (!update->made) return;
+    optimizer_note_squares(session->optimizer, bucket, exchange_gradients(session->exchange, bucket));
+    update_bucket(session, bucket, 1);
+    if (!session->config->profile) return;
+    device_synchronize(session->backend.device);
+    update->seconds += log_seconds() - start;
+}
+
+void session_begin_step(Session *session, int64_t step, double lr, int64_t rows) {
+    const ModelConfig *model = &session->config->model;
+    double choices = (double)rows * (double)model->experts_per_token;
+    session->update = (StepUpdate){.step = step, .lr = lr, .load_unit = model->experts ? 1 / ((double)model->experts * choices) : 1};
+    optimizer_set_load_unit(session->optimizer, session->update.load_unit);
+}
+
+PreciseSum session_gradient_squares(Session *session) {
+    if (!session->layout->in_backward)
+        return optimizer_gradient_squares(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
+    return session->update.made ? optimizer_noted_squares(session->optimizer) : (PreciseSum){.high = NAN};
+}
+
+void session_update(Session *session, double norm) {
+    double clip = session->config->optimizer.clip, scale = clip > 0 && norm > clip ? clip / norm : 1;
+    if (session->layout->in_backward) return;
+    for (int b = 0; b < session->layout->bucket_count; b++) update_bucket(session, b, scale);
+}
+
+/* -- Starting and ending ------------------------------------------------------------------------------------------- */
+
+static bool initialize(Session *session, Error *error) {
+    void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
+    quantized_fill(session->executor);
+    if (!session->layout->stage)
+        return model_initialize_on(
+            session->model.graph, &session->config->model, session->config->seed, session->backend.device, master, weights, error);
+    for (int i = 0; i < session->layout->shard.interval_count; i++) {
+        const ShardInterval *interval = &session->layout->shard.intervals[i];
+        model_initialize_interval(session->model.graph, &session->config->model, session->config->seed, &interval->elements,
+            session->backend.device, (char *)master + interval->offset);
+    }
+    session_spread_weights(session);
+    return device_ok(session->backend.device, error) && comm_ok(session->comm, error);
+}
+
+/* Opens the groups of ranks in which the buckets, the optimizer and the program communicate. */
+static bool open_groups(Session *session, Error *error) {
+    const Layout *layout = session->layout;
+    SCOPED_FREE MeshAxes *axes = memory_allocate((LAYOUT_CUT_GROUPS + 1 + 3 * (size_t)layout->bucket_count) * sizeof *axes);
+    int count = 0;
+    axes[count++] = AXES_ALL & ~MESH(AXIS_PP); /* for amax_history_agree */
+    for (int i = 0; i < LAYOUT_CUT_GROUPS; i++) axes[count++] = layout_cut_groups[i];
+    for (int b = 0; b < layout->bucket_count; b++) {
+        axes[count++] = layout->buckets[b].axes;
+        axes[count++] = layout->buckets[b].axes & ~MESH(AXIS_REPLICA);
+        axes[count++] = layout->buckets[b].axes & MESH(AXIS_REPLICA);
+    }
+    if (!mesh_open(session->mesh, session->comm, axes, count, error)) return false;
+    if (!mesh_open_inner(session->mesh, layout_program_groups, LAYOUT_PROGRAM_GROUPS, error)) return false;
+    *session->whole = mesh_without(session->mesh, AXIS_CP);
+    return true;
+}
+
+/* Records the kernels of initialization and update, so that they are loaded together with those of
+ * the programs. */
+static void note_kernels(Session *session) {
+    Error ignored;
+    Device *device = session->backend.device;
+    void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
+    const void *gradients = executor_arena(session->executor, ARENA_GRADIENT);
+    if (!device_prepare_begin(device)) return;
+    model_initialize_on(session->model.graph, &session->config->model, session->config->seed, device, master, weights, &ignored);
+    optimizer_gradient_squares(session->optimizer, gradients);
+    optimizer_step(session->optimizer, master, weights, gradients, 1, 0, 1);
+    device_prepare_end(device);
+}
+
+PipelineRun *session_run(const Session *session, PipelineKind kind, const Model *model, Executor *executor, Exchange *exchange) {
+    return session->pipeline ? pipeline_run_create(session->pipeline, kind, model, executor, exchange) : NULL;
+}
+
+bool session_start(Session *session, Comm *comm, Error *error) {
+    const Config *config = session->config;
+    session->comm = comm;
+    session->size = session_size(session);
+    if (!open_groups(session, error)) return false;
+    session->executor = executor_create(session->model.graph, &session->plan, &session->backend, NULL, error);
+    if (!session->executor) return false;
+    void *shared[ARENA_COUNT] = {
+        [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
+        [ARENA_MASTER] = executor_arena(session->executor, ARENA_MASTER),
+        [ARENA_QUANTIZED] = executor_arena(session->executor, ARENA_QUANTIZED),
+    };
+    if (session->evaluation_plan.bytes[ARENA_ACTIVATION] <= session->plan.bytes[ARENA_ACTIVATION])
+        shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
+    session->evaluator = executor_create(session->evaluation.graph, &session->evaluation_plan, &session->backend, shared, error);
+    session->optimizer = session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &session->layout->shard,
+                                                  session->backend.device, error)
+                                            : NULL;
+    if (!session->optimizer) return false;
+    session->history = amax_history_create(session->model.graph, config->model.fp8.amax_history_len);
+    note_kernels(session);
+    session->exchange = exchange_create(session->layout, session->schedule, session->executor, error);
+    session->evaluation_exchange = exchange_create(session->layout, session->evaluation_schedule, session->evaluator, error);
+    if (!session->exchange || !session->evaluation_exchange) return false;
+    session->run =
+        session_run(session, session->pipeline ? session->pipeline->shape.kind : 0, &session->model, session->executor, session->exchange);
+    session->evaluation_run =
+        session_run(session, PIPELINE_FORWARD, &session->evaluation, session->evaluator, session->evaluation_exchange);
+    optimizer_set_hook(session->optimizer, exchange_send_weights, session->exchange);
+    exchange_set_update(session->exchange, update_within, session);
+    return initialize(session, error);
+}
+
+void session_free(Session *session) {
+    session_close_saver(session);
+    pipeline_run_free(session->sampling_run);
+    pipeline_run_free(session->evaluation_run);
+    pipeline_run_free(session->run);
+    exchange_free(session->sampling_exchange);
+    exchange_free(session->evaluation_exchange);
+    exchange_free(session->exchange);
+    if (session->mesh) mesh_close(session->mesh);
+    optimizer_free(session->optimizer);
+    amax_history_free(session->history);
+    executor_free(session->sampler);
+    executor_free(session->evaluator);
+    executor_free(session->executor);
+    comm_schedule_free(session->sampling_schedule);
+    comm_schedule_free(session->evaluation_schedule);
+    comm_schedule_free(session->schedule);
+    layout_free(session->layout);
+    pipeline_plan_free(session->pipeline);
+    model_free(&session->sampling);
+    model_free(&session->evaluation);
+    model_free(&session->model);
+    free(session->whole);
+    free(session->mesh);
+    *session = (Session){0};
+}
+
+/* -- Weights ------------------------------------------------------------------------------------------------------- */
+
+void session_spread_weights(Session *session) {
+    for (int b = 0; b < session->layout->bucket_count; b++) exchange_make_weights(session->exchange, b);
+    exchange_finish_weights(session->exchange);
+}
