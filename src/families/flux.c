@@ -28,6 +28,7 @@ typedef struct Flux {
     Builder *b;
     int64_t samples, rows[KINDS]; /* rows per sample */
     TensorId conditions;          /* silu of the sum of embeddings, COMPUTE [S, D] */
+    TensorId rope_table;
 } Flux;
 
 static TensorId linear(Builder *b, TensorId x, const char *name, int64_t out, bool wide) {
@@ -95,7 +96,7 @@ static TensorId attend(const Flux *f, TensorId qkv) {
     Builder *b = f->b;
     AttentionSpec spec = {.heads = builder_heads(b), .length = f->rows[IMAGE] + f->rows[TEXT], .bidirectional = true};
     return op_attention(
-        b->graph, op_rope(b->graph, qkv, b->image.places, b->rope_table, &spec.heads, ROPE_NEIGHBOURS), b->positions, &spec);
+        b->graph, op_rope(b->graph, qkv, b->image.places, f->rope_table, &spec.heads, ROPE_NEIGHBOURS), b->positions, &spec);
 }
 
 static TensorId output(Builder *b, TensorId x, const char *name, int64_t in, LoraGroup group) {
@@ -174,11 +175,11 @@ static Trunk build(Builder *b) {
     Flux f = {
         .b = b, .samples = samples, .rows = {graph_rows(graph, b->image.latents) / samples, graph_rows(graph, b->image.text) / samples}};
     int64_t other = (c->head_dim - c->rope_first) / 2;
-    b->rope_table = op_rope_table(graph, &(RopeSpec){.theta = c->rope_theta,
-                                             .dimensions = c->head_dim,
-                                             .positions = IMAGE_GRID * IMAGE_GRID,
-                                             .axes = {c->rope_first, other, other},
-                                             .grid = IMAGE_GRID});
+    f.rope_table = op_rope_table(graph, &(RopeSpec){.theta = c->rope_theta,
+                                            .dimensions = c->head_dim,
+                                            .positions = IMAGE_GRID * IMAGE_GRID,
+                                            .axes = {c->rope_first, other, other},
+                                            .grid = IMAGE_GRID});
     Branch x[KINDS] = {{.stream = linear(b, b->image.latents, "x_embedder", c->width, true)},
         {.stream = linear(b, b->image.text, "context_embedder", c->width, true)}};
     f.conditions = conditions(b);

@@ -1,46 +1,41 @@
 /* GPT-2 (Radford et al., 2019): learned positions, LayerNorm before attention and MLP, tanh GELU,
  * biases everywhere, head tied to the embedding. Its released code stores the matrices of linear
  * layers as [in, out]. */
-#include "model/builder.h"
 #include "formats/hf_class.h"
-#include "ops/activation/activation.h"
+#include "model/layer_spec.h"
 #include "ops/add/add.h"
 
-/* Applies the linear layer, [R, in] to [R, out]. Its matrix was declared just before its bias. */
-static TensorId apply(Builder *b, TensorId x, const Linear *linear, LoraGroup group) {
-    b->graph->parameters[b->graph->parameter_count - 2].transposed = true;
-    return builder_linear(b, x, linear, group);
-}
-
-static TensorId attention(Builder *b, TensorId x) {
-    int64_t width = b->config->width;
-    Linear input = builder_split_output(b, "attn.c_attn", (int64_t[]){width, width, width}, 3, width, b->config->init_std, true);
-    TensorId qkv = apply(b, x, &input, LORA_ATTENTION); /* [R, 3D] */
-    Linear output = builder_split_input(b, "attn.c_proj", width, width, builder_residual_std(b), true);
-    return apply(b, builder_attention(b, qkv), &output, LORA_ATTENTION);
-}
-
-static TensorId mlp(Builder *b, TensorId x) {
+/* Adds the rows of a table of positions. */
+static TensorId embed(Builder *b, TensorId tokens) {
     const ModelConfig *c = b->config;
-    Linear up = builder_split_output(b, "mlp.c_fc", &c->ffn, 1, c->width, c->init_std, true);
-    TensorId hidden = apply(b, x, &up, LORA_MLP); /* [R, F] */
-    Linear down = builder_split_input(b, "mlp.c_proj", c->width, c->ffn, builder_residual_std(b), true);
-    return apply(b, op_gelu(b->graph, hidden, GELU_TANH), &down, LORA_MLP);
+    Cut cut = {.axes = AXES_TENSOR, .dimension = 0, .blocks = 1, .rows = {c->context}};
+    TensorId places = builder_parameter(b, "transformer.wpe.weight", PARAMETER_EMBEDDING, 2, (int64_t[]){c->context, c->width}, &cut);
+    TensorId token = builder_embed(b, b->tokens, tokens, c->vocabulary, TENSOR_NONE, TENSOR_NONE, -1);
+    return op_add(b->graph, token, builder_embed(b, b->positions, places, c->context, TENSOR_NONE, TENSOR_NONE, -1));
+}
+
+static LayerSpec layer(Builder *b, int index) {
+    (void)index;
+    return (LayerSpec){.before_attention = "ln_1",
+        .before_mlp = "ln_2",
+        .attention = {.queries = "attn.c_attn",
+            .output = "attn.c_proj",
+            .biased = true,
+            .output_biased = true,
+            .scores = {.window = b->config->window}},
+        .mlp = {.up = "mlp.c_fc", .down = "mlp.c_proj", .gelu = GELU_TANH, .biased = true}};
 }
 
 static Trunk build(Builder *b) {
-    static const Layers layers = {"ln_1", "ln_2", "transformer.ln_f", NORM_LAYER, .biased = true, .attention = attention, .mlp = mlp};
-    const ModelConfig *c = b->config;
-    TensorId tokens = builder_embedding(b, "transformer.wte.weight"), stream = TENSOR_NONE; /* [R, D] */
-    if (tokens) {
-        Cut cut = {.axes = AXES_TENSOR, .dimension = 0, .blocks = 1, .rows = {c->context}};
-        TensorId places = builder_parameter(b, "transformer.wpe.weight", PARAMETER_EMBEDDING, 2, (int64_t[]){c->context, c->width}, &cut);
-        TensorId token = builder_embed(b, b->tokens, tokens, c->vocabulary, TENSOR_NONE, TENSOR_NONE, -1);
-        TensorId place = builder_embed(b, b->positions, places, c->context, TENSOR_NONE, TENSOR_NONE, -1);
-        stream = builder_scatter(b, op_add(b->graph, token, place));
-    }
-    TensorId normed = builder_layers(b, stream, &layers);
-    return (Trunk){.normed = normed, .head = builder_head(b, "transformer.wte.weight", tokens)};
+    static const Decoder decoder = {.embedding = "transformer.wte.weight",
+        .last_norm = "transformer.ln_f",
+        .norm = NORM_LAYER,
+        .norm_biased = true,
+        .transposed = true,
+        .scales_outputs = true,
+        .embed = embed,
+        .layer = layer};
+    return builder_decoder(b, &decoder);
 }
 
 /* -- Class of transformers ----------------------------------------------------------------------------------------- */

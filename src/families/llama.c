@@ -6,56 +6,31 @@
 #include "base/memory.h"
 #include "base/strings.h"
 #include "base/json_reader.h"
-#include "model/builder.h"
 #include "formats/hf_class.h"
-#include "ops/activation/activation.h"
-#include "ops/linear/linear.h"
-#include "ops/rope/rope.h"
+#include "model/layer_spec.h"
 
-static TensorId attention(Builder *b, TensorId x) {
+static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
-    Heads heads = builder_heads(b);
-    int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim;
-    const Stacked projections[] = {
-        {"self_attn.q_proj", queries, AXES_TENSOR}, {"self_attn.k_proj", keys, AXES_KEYS}, {"self_attn.v_proj", keys, AXES_KEYS}};
-    Linear input = builder_stacked(b, projections, 3, c->width, c->qkv_bias);
-    Linear output = builder_split_input(b, "self_attn.o_proj", c->width, queries, c->init_std, false);
-    TensorId qkv = builder_linear(b, x, &input, LORA_ATTENTION); /* [R, queries + 2 keys] */
-    if (c->qk_norm) {
-        Norm query = builder_norm(b, "self_attn.q_norm", NORM_RMS, false, c->head_dim);
-        Norm key = builder_norm(b, "self_attn.k_norm", NORM_RMS, false, c->head_dim);
-        qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
-    }
-    qkv = op_rope(b->graph, qkv, b->positions, b->rope_table, &heads, ROPE_HALVES);
-    return builder_linear(b, builder_attention(b, qkv), &output, LORA_ATTENTION);
-}
-
-static TensorId mlp(Builder *b, TensorId x) {
-    const ModelConfig *c = b->config;
-    const Stacked projections[] = {{"mlp.gate_proj", c->ffn, AXES_TENSOR}, {"mlp.up_proj", c->ffn, AXES_TENSOR}};
-    Linear gate_up = builder_stacked(b, projections, 2, c->width, false); /* [2F, D] */
-    Linear down = builder_split_input(b, "mlp.down_proj", c->width, c->ffn, c->init_std, false);
-    return builder_linear(b, op_swiglu(b->graph, builder_linear(b, x, &gate_up, LORA_MLP)), &down, LORA_MLP);
-}
-
-static TensorId experts(Builder *b, TensorId x) {
-    const ModelConfig *c = b->config;
-    TensorId logits = builder_router_linear(b, x, "mlp.gate", c->experts, false, true); /* [R, E] */
-    TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, c->experts, 0, NULL);
-    return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, false));
+    (void)index;
+    LayerSpec spec = {.before_attention = "input_layernorm",
+        .before_mlp = "post_attention_layernorm",
+        .attention = {.queries = "self_attn.q_proj",
+            .keys = "self_attn.k_proj",
+            .values = "self_attn.v_proj",
+            .output = "self_attn.o_proj",
+            .biased = c->qkv_bias,
+            .rope_table = builder_rope_table(b, c->rope_theta),
+            .scores = {.window = c->window}}};
+    if (c->qk_norm) spec.attention.query_norm = "self_attn.q_norm", spec.attention.key_norm = "self_attn.k_norm";
+    if (c->experts) spec.mlp = (MlpLayer){.router = "mlp.gate", .experts = "mlp.experts"};
+    else spec.mlp = (MlpLayer){.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"};
+    return spec;
 }
 
 static Trunk build(Builder *b) {
-    const Layers layers = {"input_layernorm", "post_attention_layernorm", "model.norm", NORM_RMS, .attention = attention,
-        .mlp = b->config->experts ? experts : mlp};
-    b->rope_table = builder_rope_table(b, b->config->rope_theta);
-    TensorId embedding = builder_embedding(b, "model.embed_tokens.weight");
-    TensorId stream = TENSOR_NONE; /* [R, D] */
-    if (embedding)
-        stream =
-            builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, TENSOR_NONE, TENSOR_NONE, b->config->padding));
-    TensorId normed = builder_layers(b, stream, &layers);
-    return (Trunk){.normed = normed, .head = builder_head(b, "model.embed_tokens.weight", embedding)};
+    static const Decoder decoder = {
+        .embedding = "model.embed_tokens.weight", .last_norm = "model.norm", .norm = NORM_RMS, .norms_heads = true, .layer = layer};
+    return builder_decoder(b, &decoder);
 }
 
 /* -- Classes of transformers --------------------------------------------------------------------------------------- */

@@ -6,42 +6,30 @@
 #include <string.h>
 
 #include "base/json_reader.h"
-#include "model/builder.h"
 #include "formats/hf_class.h"
-#include "ops/activation/activation.h"
+#include "model/layer_spec.h"
 
-static TensorId attention(Builder *b, TensorId x) {
+static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
-    Heads heads = builder_heads(b);
-    int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim;
-    Linear input = builder_split_output(b, "attn.Wqkv", (int64_t[]){queries, keys, keys}, 3, c->width, c->init_std, false);
-    TensorId qkv = builder_linear(b, x, &input, LORA_ATTENTION); /* [R, queries + 2 keys] */
-    if (c->clip_qkv > 0) qkv = op_clamp(b->graph, qkv, c->clip_qkv);
-    if (c->qk_norm) {
-        Norm query = builder_norm(b, "attn.q_ln", NORM_LAYER, false, c->heads * c->head_dim);
-        Norm key = builder_norm(b, "attn.k_ln", NORM_LAYER, false, c->kv_heads * c->head_dim);
-        qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
-    }
-    Linear output = builder_split_input(b, "attn.out_proj", c->width, queries, builder_residual_std(b), false);
-    return builder_linear(b, builder_attention(b, qkv), &output, LORA_ATTENTION);
-}
-
-static TensorId mlp(Builder *b, TensorId x) {
-    const ModelConfig *c = b->config;
-    Linear up = builder_split_output(b, "ffn.up_proj", &c->ffn, 1, c->width, c->init_std, false);
-    TensorId hidden = builder_linear(b, x, &up, LORA_MLP); /* [R, F] */
-    Linear down = builder_split_input(b, "ffn.down_proj", c->width, c->ffn, builder_residual_std(b), false);
-    return builder_linear(b, op_gelu(b->graph, hidden, GELU_EXACT), &down, LORA_MLP);
+    (void)index;
+    LayerSpec spec = {.before_attention = "norm_1",
+        .before_mlp = "norm_2",
+        .attention = {.queries = "attn.Wqkv",
+            .output = "attn.out_proj",
+            .clip = c->clip_qkv,
+            .scores = {.window = c->window, .scale = c->softmax_scale, .alibi = c->alibi_max}},
+        .mlp = {.up = "ffn.up_proj", .down = "ffn.down_proj", .gelu = GELU_EXACT}};
+    if (c->qk_norm) spec.attention.query_norm = "attn.q_ln", spec.attention.key_norm = "attn.k_ln";
+    return spec;
 }
 
 static Trunk build(Builder *b) {
-    static const Layers layers = {"norm_1", "norm_2", "transformer.norm_f", NORM_LAYER, .attention = attention, .mlp = mlp};
-    b->alibi = b->config->alibi_max;
-    TensorId embedding = builder_embedding(b, "transformer.wte.weight");
-    TensorId stream = TENSOR_NONE; /* [R, D] */
-    if (embedding) stream = builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, TENSOR_NONE, TENSOR_NONE, -1));
-    TensorId normed = builder_layers(b, stream, &layers);
-    return (Trunk){.normed = normed, .head = builder_head(b, "transformer.wte.weight", embedding)};
+    static const Decoder decoder = {.embedding = "transformer.wte.weight",
+        .last_norm = "transformer.norm_f",
+        .norm = NORM_LAYER,
+        .scales_outputs = true,
+        .layer = layer};
+    return builder_decoder(b, &decoder);
 }
 
 /* -- Class of transformers ----------------------------------------------------------------------------------------- */

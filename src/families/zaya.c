@@ -17,9 +17,8 @@
 #include "base/memory.h"
 #include "base/strings.h"
 #include "base/json_reader.h"
-#include "model/builder.h"
 #include "formats/hf_class.h"
-#include "ops/activation/activation.h"
+#include "model/layer_spec.h"
 #include "ops/add/add.h"
 #include "ops/cca/cca.h"
 #include "ops/halo/halo.h"
@@ -55,7 +54,7 @@ static void take_values(Builder *b, Linear *input, int64_t values, int64_t *dela
     if (input->parts[1].w) input->rows[1] = share;
 }
 
-static TensorId attention(Builder *b, TensorId x) {
+static TensorId attention(Builder *b, TensorId x, const AttentionLayer *layer) {
     const ModelConfig *c = b->config;
     int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim, channels = queries + keys;
     const Stacked projections[] = {
@@ -82,9 +81,8 @@ static TensorId attention(Builder *b, TensorId x) {
     TensorId halo = b->mode == MODEL_GENERATE
                         ? graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){CCA_HALO_ROWS, columns}, "cca_state")
                         : op_halo(b->graph, u, &halos);
-    TensorId qkv =
-        op_cca(b->graph, u, b->positions, model_has_window(c, b->layer) ? b->window_rope_table : b->rope_table, &cca, halo, &spec);
-    return builder_linear(b, builder_attention(b, qkv), &output, LORA_ATTENTION);
+    TensorId qkv = op_cca(b->graph, u, b->positions, layer->rope_table, &cca, halo, &spec);
+    return builder_linear(b, builder_attention(b, qkv, &layer->scores), &output, LORA_ATTENTION);
 }
 
 /* Returns the router's state [R, router_width]. Layers after the first add the scaled state of the
@@ -114,22 +112,31 @@ static TensorId experts(Builder *b, TensorId x) {
     return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, true));
 }
 
-static Trunk build(Builder *b) {
-    static const Layers layers = {
-        "input_layernorm", "post_attention_layernorm", "model.norm", NORM_RMS, .attention = attention, .mlp = experts, .merge = merge};
+static TensorId embed(Builder *b, TensorId table) {
     const ModelConfig *c = b->config;
-    b->rope_table = b->window_rope_table = builder_rope_table(b, c->rope_theta);
-    if (c->window_rope_theta > 0 && c->window_rope_theta != c->rope_theta)
-        b->window_rope_table = builder_rope_table(b, c->window_rope_theta);
-    TensorId embedding = builder_embedding(b, "model.embed_tokens.weight");
-    TensorId stream = TENSOR_NONE; /* [R, D] */
-    if (embedding) {
-        TensorId scale = builder_vector(b, "model.input_hidden_states_scale", PARAMETER_NORM, b->config->width, 1, NULL);
-        TensorId bias = builder_vector(b, "model.input_hidden_states_bias", PARAMETER_BIAS, b->config->width, 0, NULL);
-        stream = builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, bias, scale, b->config->padding));
-    }
-    TensorId head = builder_head(b, "model.embed_tokens.weight", embedding);
-    return (Trunk){.normed = builder_layers(b, stream, &layers), .head = head};
+    TensorId scale = builder_vector(b, "model.input_hidden_states_scale", PARAMETER_NORM, c->width, 1, NULL);
+    TensorId bias = builder_vector(b, "model.input_hidden_states_bias", PARAMETER_BIAS, c->width, 0, NULL);
+    return builder_embed(b, b->tokens, table, c->vocabulary, bias, scale, c->padding);
+}
+
+static LayerSpec layer(Builder *b, int index) {
+    const ModelConfig *c = b->config;
+    bool slides = model_has_window(c, index);
+    double theta = slides && c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta;
+    return (LayerSpec){.before_attention = "input_layernorm",
+        .before_mlp = "post_attention_layernorm",
+        .attention = {.rope_table = builder_rope_table(b, theta), .scores = {.window = slides ? c->window : 0}, .build = attention},
+        .mlp = {.build = experts}};
+}
+
+static Trunk build(Builder *b) {
+    static const Decoder decoder = {.embedding = "model.embed_tokens.weight",
+        .last_norm = "model.norm",
+        .norm = NORM_RMS,
+        .merge = merge,
+        .embed = embed,
+        .layer = layer};
+    return builder_decoder(b, &decoder);
 }
 
 /* -- Class of transformers ----------------------------------------------------------------------------------------- */

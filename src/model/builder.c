@@ -1,5 +1,5 @@
-/* Shared by the families while they build: naming and declaring parameters, attention, experts, and
- * layers around a residual stream. Owns nothing; called by the families. */
+/* Shared by the families while they build: naming and declaring parameters, attention, experts. Owns
+ * nothing; called by decoder.c and the families. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -214,6 +214,10 @@ Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int6
 
 TensorId builder_rope_table(Builder *b, double theta) {
     const ModelConfig *c = b->config;
+    RopeTable *at = b->rope_tables;
+    while (at->table && at->theta != theta && at < b->rope_tables + ROPE_TABLES - 1) at++;
+    assert(!at->table || at->theta == theta);
+    if (at->table) return at->table;
     RopeSpec spec = {.theta = theta,
         .dimensions = (int64_t)(c->rope_fraction * c->head_dim),
         .positions = c->context,
@@ -227,19 +231,20 @@ TensorId builder_rope_table(Builder *b, double theta) {
         .truncate = c->rope_truncate,
         .attention_factor = c->rope_attention_factor,
         .length = b->mode == MODEL_GENERATE ? 0 : b->length};
-    return op_rope_table(b->graph, &spec);
+    *at = (RopeTable){theta, op_rope_table(b->graph, &spec)};
+    return at->table;
 }
 
-TensorId builder_attention(Builder *b, TensorId qkv) {
+TensorId builder_attention(Builder *b, TensorId qkv, const AttentionScores *scores) {
     const ModelConfig *c = b->config;
     Heads heads = builder_heads(b);
     AttentionSpec spec = {.heads = heads,
         .first_head = mesh_index(b->graph->mesh, AXES_TENSOR) * heads.heads,
         .all_heads = c->heads,
         .length = b->length,
-        .window = model_has_window(c, b->layer) ? c->window : 0,
-        .scale = c->softmax_scale,
-        .alibi = b->alibi};
+        .window = scores->window,
+        .scale = scores->scale,
+        .alibi = scores->alibi};
     if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
     int64_t shape[] = {attention_cache_rows(b->graph, c->context), 2 * heads.kv_heads * heads.head_dim};
     TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");
@@ -318,48 +323,4 @@ void builder_layer(Builder *b, int layer) {
     if (layer >= 0) snprintf(prefix, sizeof prefix, "layers.%d.", layer);
     b->layer = layer;
     graph_scope(b->graph, layer, prefix);
-}
-
-/* Declares the norm that `layer` begins with, or the last norm if there is no such layer. */
-static Norm declare_norm(Builder *b, const Layers *layers, int layer) {
-    bool exists = layer < b->config->layers;
-    builder_layer(b, exists ? layer : -1);
-    return builder_norm(b, exists ? layers->first : layers->last, layers->norm, layers->biased, b->config->width);
-}
-
-static ResidualNorm merge(Builder *b, const Layers *layers, TensorId block, TensorId stream, bool after_mlp, const Norm *norm) {
-    AffineMerge affine = {0};
-    if (layers->merge) affine = layers->merge(b, after_mlp);
-    return op_residual_norm(b->graph, block, stream, layers->merge ? &affine : NULL, norm);
-}
-
-/* Appends layers [first, end), possibly none. The first norm has no preceding residual add to be
- * fused with. The last residual add of a chunk has no following norm, unless the chunk is the
- * model's last. It recomputes the previous norm, whose output is unused. Returns the last norm. */
-static TensorId append_layers(Builder *b, TensorId *stream, const Layers *layers, LayerRange range, bool last) {
-    Norm norm = declare_norm(b, layers, range.first);
-    ResidualNorm h = {.stream = *stream, .normed = op_norm(b->graph, *stream, &norm)};
-    for (int layer = range.first; layer < range.end; layer++) {
-        bool cut = layer + 1 == range.end && !last;
-        TensorId block = layers->attention(b, h.normed);
-        norm = builder_norm(b, layers->second, layers->norm, layers->biased, b->config->width);
-        h = merge(b, layers, block, h.stream, false, &norm);
-        block = layers->mlp(b, h.normed);
-        if (!cut) norm = declare_norm(b, layers, layer + 1); /* fused with this layer's residual add, but named after the next layer */
-        builder_layer(b, layer);
-        h = merge(b, layers, block, h.stream, true, &norm);
-        builder_layer(b, layer + 1 < b->config->layers ? layer + 1 : -1);
-    }
-    *stream = h.stream;
-    return h.normed;
-}
-
-TensorId builder_layers(Builder *b, TensorId stream, const Layers *layers) {
-    TensorId normed = TENSOR_NONE;
-    for (int chunk = 0; chunk < builder_chunks(b); chunk++) {
-        LayerRange range = builder_begin_chunk(b, chunk, &stream);
-        normed = append_layers(b, &stream, layers, range, builder_is_last_piece(b, chunk));
-        builder_end_chunk(b, chunk, stream);
-    }
-    return builder_is_last_stage(b) ? normed : TENSOR_NONE;
 }

@@ -1,6 +1,6 @@
-/* The building blocks of a family: parameters, linear layers, norms, and whole layers of attention
- * and MLP. A family is one function, NAME_build, which declares the parameters and appends the
- * operations of one forward pass (builder.c, lora.c).
+/* The building blocks of a family: parameters, linear layers, norms, attention, experts (builder.c,
+ * lora.c). A family declares its parameters and appends the operations of one forward pass:
+ * decoders describe their layers (model/layer_spec.h), other models call these functions.
  *
  * In shapes, R is this rank's rows of a microbatch (Model.rows), D = width, F = ffn, E = experts, V
  * = vocabulary. Activations are [R, columns]. Parameters are stored in declaration order; matrices
@@ -16,24 +16,29 @@
 #include "ops/norm/norm.h"
 #include "ops/router/router.h"
 
+/* A table of cosines and sines; `table` TENSOR_NONE: not yet appended. */
+enum { ROPE_TABLES = 2 };
+typedef struct RopeTable {
+    double theta;
+    TensorId table;
+} RopeTable;
+
 typedef struct Builder {
     Graph *graph;
     const ModelConfig *config;
     const LoraConfig *lora; /* NULL: no adapters */
     ModelMode mode;
-    int64_t length;             /* of a whole sequence */
-    TensorId tokens, positions; /* INT32 [R] */
-    TensorId share, loss;       /* as in Model; TENSOR_NONE if the mode has no loss */
-    ImageInputs image;          /* for families of images, as in Model */
-    TensorId rope_table;        /* set by families with RoPE */
-    TensorId window_rope_table; /* set by zaya, for layers with a window */
-    double alibi;               /* set by families with ALiBi: the smallest slope is 2^-this; 0: none */
-    TensorId router_state;      /* zaya: of the previous layer, [R, router_width] */
-    TensorId loads;             /* sums of router loads so far, WIDE [2, classes] */
-    const ModelCut *cut;        /* NULL: no pipeline */
-    ModelChunk *chunks;         /* those of the Model */
-    const char *layer_names;    /* FamilyRule.layers; flux changes it for its two kinds of blocks */
-    int layer;                  /* -1: outside layers */
+    int64_t length;                     /* of a whole sequence */
+    TensorId tokens, positions;         /* INT32 [R] */
+    TensorId share, loss;               /* as in Model; TENSOR_NONE if the mode has no loss */
+    ImageInputs image;                  /* for families of images, as in Model */
+    RopeTable rope_tables[ROPE_TABLES]; /* builder_rope_table */
+    TensorId router_state;              /* zaya: of the previous layer, [R, router_width] */
+    TensorId loads;                     /* sums of router loads so far, WIDE [2, classes] */
+    const ModelCut *cut;                /* NULL: no pipeline */
+    ModelChunk *chunks;                 /* those of the Model */
+    const char *layer_names;            /* FamilyRule.layers; flux changes it for its two kinds of blocks */
+    int layer;                          /* -1: outside layers */
 } Builder;
 
 /* The result of a family's layers. For a text model: the last norm [R, D] and the head's matrix
@@ -141,11 +146,18 @@ TensorId builder_router_linear(Builder *builder, TensorId x, const char *name, i
 TensorId builder_adapt_experts(Builder *builder, const char *name, TensorId x, TensorId y, const Dispatch *dispatch);
 /* Returns whether a linear layer [out, in] over `rows` rows is computed in fp8 (fp8_choose). */
 bool builder_is_fp8(const Builder *builder, int64_t rows, double expert_rows, int64_t out, int64_t in);
-/* Returns the cosines and sines of the configuration's RoPE with base `theta`. */
+/* Returns the cosines and sines of the configuration's RoPE with base `theta`, one table for each
+ * theta. */
 TensorId builder_rope_table(Builder *builder, double theta);
+/* How a layer's scores are computed, as in AttentionSpec (ops/attention/attention.h). */
+typedef struct AttentionScores {
+    int64_t window; /* 0: none */
+    double scale;   /* 0: 1 / sqrt(head_dim) */
+    double alibi;   /* the smallest slope is 2^-this; 0: none */
+} AttentionScores;
 /* Appends attention over packed qkv (ops/heads.h) of the rank's heads, [R, (heads + 2 kv_heads) *
  * head_dim] to [R, heads * head_dim]; with a cache in generation. */
-TensorId builder_attention(Builder *builder, TensorId qkv);
+TensorId builder_attention(Builder *builder, TensorId qkv, const AttentionScores *scores);
 /* Appends a router over its logits [R, classes], with the configured load-balancing loss: per
  * layer, or, for a loss of the whole model, over the loads of all layers after the last router.
  * `bias` as in op_router. */
@@ -158,25 +170,6 @@ TensorId builder_experts(Builder *builder, const char *prefix, TensorId x, Routi
 
 /* Sets the layer of later parameters and operations; -1: outside layers. */
 void builder_layer(Builder *builder, int layer);
-
-/* Layers with a norm before attention and one before the MLP, and a last norm:
- *
- *     h = merge(attention(norm(h)), h);  h = merge(mlp(norm(h)), h)
- *
- * The residual add merge(a, h) is a + h, or affine as the family defines it. Each norm is fused
- * with the preceding residual add, so the residual stream h is read and written once per block. */
-typedef struct Layers {
-    const char *first, *second, *last; /* names of the norms: before attention, before the MLP, at the end */
-    NormKind norm;
-    bool biased;
-    /* [R, D] to [R, D] */
-    TensorId (*attention)(Builder *builder, TensorId x), (*mlp)(Builder *builder, TensorId x);
-    /* Declares the vectors of an affine residual add; NULL: a + h. */
-    AffineMerge (*merge)(Builder *builder, bool after_mlp);
-} Layers;
-/* Appends all layers of this stage to the residual stream [R, D] (TENSOR_NONE: it is received).
- * Returns the last norm [R, D]; TENSOR_NONE on stages before the last. */
-TensorId builder_layers(Builder *builder, TensorId stream, const Layers *layers);
 
 /* -- Stages of a pipeline (stage.c) -------------------------------------------------------------------------------- */
 

@@ -1,0 +1,139 @@
+/* Appends decoders from their families' descriptions (layer_spec.h): embedding, layers around a
+ * residual stream, last norm and head. Owns nothing beyond a call. */
+#include <stdio.h>
+
+#include "base/memory.h"
+#include "base/scope.h"
+#include "model/layer_spec.h"
+#include "ops/rope/rope.h"
+
+/* -- Linear layers ------------------------------------------------------------------------------------------------- */
+
+/* Marks the matrix that was declared last, before its bias if it has one. */
+static void mark_transposed(Builder *b, const Decoder *d, bool biased) {
+    if (d->transposed) b->graph->parameters[b->graph->parameter_count - 1 - biased].transposed = true;
+}
+
+static Linear declare_input(Builder *b, const Decoder *d, const char *name, const int64_t *blocks, int count, bool biased) {
+    Linear linear = builder_split_output(b, name, blocks, count, b->config->width, b->config->init_std, biased);
+    mark_transposed(b, d, biased);
+    return linear;
+}
+
+static Linear declare_output(Builder *b, const Decoder *d, const char *name, int64_t in, bool biased) {
+    double std = d->scales_outputs ? builder_residual_std(b) : b->config->init_std;
+    Linear linear = builder_split_input(b, name, b->config->width, in, std, biased);
+    mark_transposed(b, d, biased);
+    return linear;
+}
+
+/* -- Attention ----------------------------------------------------------------------------------------------------- */
+
+static Linear declare_qkv(Builder *b, const Decoder *d, const AttentionLayer *layer) {
+    const ModelConfig *c = b->config;
+    int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim;
+    if (!layer->keys) return declare_input(b, d, layer->queries, (int64_t[]){queries, keys, keys}, 3, layer->biased);
+    const Stacked projections[] = {
+        {layer->queries, queries, AXES_TENSOR}, {layer->keys, keys, AXES_KEYS}, {layer->values, keys, AXES_KEYS}};
+    return builder_stacked(b, projections, 3, c->width, layer->biased);
+}
+
+static TensorId attention(Builder *b, const Decoder *d, const AttentionLayer *layer, TensorId x) {
+    const ModelConfig *c = b->config;
+    Heads heads = builder_heads(b);
+    if (layer->build) return layer->build(b, x, layer);
+    Linear input = declare_qkv(b, d, layer), output = declare_output(b, d, layer->output, c->heads * c->head_dim, layer->output_biased);
+    TensorId qkv = builder_linear(b, x, &input, LORA_ATTENTION); /* [R, queries + 2 keys] */
+    if (layer->clip > 0) qkv = op_clamp(b->graph, qkv, layer->clip);
+    if (layer->query_norm) {
+        Norm query = builder_norm(b, layer->query_norm, d->norm, false, (d->norms_heads ? 1 : c->heads) * c->head_dim);
+        Norm key = builder_norm(b, layer->key_norm, d->norm, false, (d->norms_heads ? 1 : c->kv_heads) * c->head_dim);
+        qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
+    }
+    if (layer->rope_table) qkv = op_rope(b->graph, qkv, b->positions, layer->rope_table, &heads, ROPE_HALVES);
+    return builder_linear(b, builder_attention(b, qkv, &layer->scores), &output, LORA_ATTENTION);
+}
+
+/* -- MLP ----------------------------------------------------------------------------------------------------------- */
+
+/* The router is one linear layer, with biases that balance the experts' loads. */
+static TensorId experts(Builder *b, const MlpLayer *layer, TensorId x) {
+    int64_t count = b->config->experts;
+    TensorId logits = builder_router_linear(b, x, layer->router, count, false, true); /* [R, E] */
+    SCOPED_FREE char *name = memory_format("%s.balancing_biases", layer->router);
+    TensorId biases = builder_vector(b, name, PARAMETER_BALANCE_BIAS, count, 0, NULL);
+    return builder_experts(b, layer->experts, x, builder_router(b, logits, biases, false));
+}
+
+static TensorId mlp(Builder *b, const Decoder *d, const MlpLayer *layer, TensorId x) {
+    const ModelConfig *c = b->config;
+    if (layer->build) return layer->build(b, x);
+    if (layer->experts) return experts(b, layer, x);
+    const Stacked projections[] = {{layer->gate, c->ffn, AXES_TENSOR}, {layer->up, c->ffn, AXES_TENSOR}};
+    Linear up = layer->gate ? builder_stacked(b, projections, 2, c->width, layer->biased) /* [2F, D] */
+                            : declare_input(b, d, layer->up, &c->ffn, 1, layer->biased);  /* [F, D] */
+    Linear down = declare_output(b, d, layer->down, c->ffn, layer->biased);
+    TensorId hidden = builder_linear(b, x, &up, LORA_MLP);
+    hidden = layer->gate ? op_swiglu(b->graph, hidden) : op_gelu(b->graph, hidden, layer->gelu);
+    return builder_linear(b, hidden, &down, LORA_MLP);
+}
+
+/* -- Layers -------------------------------------------------------------------------------------------------------- */
+
+static Norm declare_norm(Builder *b, const Decoder *d, const char *name) {
+    return builder_norm(b, name, d->norm, d->norm_biased, b->config->width);
+}
+
+/* Declares the norm that `layer` begins with, or the last norm if there is no such layer. */
+static Norm declare_first_norm(Builder *b, const Decoder *d, const LayerSpec *layers, int layer) {
+    bool exists = layer < b->config->layers;
+    builder_layer(b, exists ? layer : -1);
+    return declare_norm(b, d, exists ? layers[layer].before_attention : d->last_norm);
+}
+
+/* Adds a block's output to the stream and applies the norm before the next block, in one pass. */
+static ResidualNorm add_block(Builder *b, const Decoder *d, TensorId block, TensorId stream, bool after_mlp, const Norm *next) {
+    AffineMerge affine = {0};
+    if (d->merge) affine = d->merge(b, after_mlp);
+    return op_residual_norm(b->graph, block, stream, d->merge ? &affine : NULL, next);
+}
+
+/* Appends layers [first, end), possibly none. The first norm has no preceding residual add to be
+ * fused with. The last residual add of a chunk has no following norm, unless the chunk is the
+ * model's last. It recomputes the previous norm, whose output is unused. Returns the last norm. */
+static TensorId append_layers(Builder *b, const Decoder *d, const LayerSpec *layers, TensorId *stream, LayerRange range, bool last) {
+    Norm norm = declare_first_norm(b, d, layers, range.first);
+    ResidualNorm h = {.stream = *stream, .normed = op_norm(b->graph, *stream, &norm)};
+    for (int i = range.first; i < range.end; i++) {
+        const LayerSpec *layer = &layers[i];
+        bool cut = i + 1 == range.end && !last;
+        TensorId block = attention(b, d, &layer->attention, h.normed);
+        norm = declare_norm(b, d, layer->before_mlp);
+        h = add_block(b, d, block, h.stream, false, &norm);
+        block = mlp(b, d, &layer->mlp, h.normed);
+        if (!cut) norm = declare_first_norm(b, d, layers, i + 1); /* fused with this layer's residual add, but named after the next layer */
+        builder_layer(b, i);
+        h = add_block(b, d, block, h.stream, true, &norm);
+        builder_layer(b, i + 1 < b->config->layers ? i + 1 : -1);
+    }
+    *stream = h.stream;
+    return h.normed;
+}
+
+Trunk builder_decoder(Builder *b, const Decoder *d) {
+    int count = (int)b->config->layers;
+    SCOPED_FREE LayerSpec *layers = memory_allocate((size_t)count * sizeof *layers);
+    for (int i = 0; i < count; i++) layers[i] = d->layer(b, i); /* before any operation of a layer: it may append a table of RoPE */
+    TensorId embedding = builder_embedding(b, d->embedding), stream = TENSOR_NONE, normed = TENSOR_NONE;
+    if (embedding && d->embed) stream = builder_scatter(b, d->embed(b, embedding));
+    else if (embedding)
+        stream =
+            builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, TENSOR_NONE, TENSOR_NONE, b->config->padding));
+    for (int chunk = 0; chunk < builder_chunks(b); chunk++) {
+        LayerRange range = builder_begin_chunk(b, chunk, &stream);
+        normed = append_layers(b, d, layers, &stream, range, builder_is_last_piece(b, chunk));
+        builder_end_chunk(b, chunk, stream);
+    }
+    if (!builder_is_last_stage(b)) normed = TENSOR_NONE;
+    return (Trunk){.normed = normed, .head = builder_head(b, d->embedding, embedding)};
+}

@@ -1,0 +1,61 @@
+/* A decoder as its family describes it: a LayerSpec per layer, and a Decoder around the layers.
+ * builder_decoder (decoder.c) appends the forward pass of any such description:
+ *
+ *     h = embed(tokens)
+ *     per layer:  h = h + after_attention(attention(before_attention(h)))
+ *                 h = h + after_mlp(mlp(before_mlp(h)))
+ *     the result is last_norm(h)
+ *
+ * The norms are optional; each block has at least one. Strings are names of parameters, without
+ * ".weight", and within the layer if it is a layer's. */
+#pragma once
+
+#include "model/builder.h"
+#include "ops/activation/activation.h"
+
+typedef struct AttentionLayer {
+    const char *queries, *keys, *values; /* keys NULL: `queries` is one matrix of queries, keys and values */
+    const char *output;
+    bool biased, output_biased;
+    double clip;                       /* bound of queries, keys and values; 0: none */
+    const char *query_norm, *key_norm; /* before RoPE; NULL: none */
+    TensorId rope_table;               /* TENSOR_NONE: no RoPE */
+    AttentionScores scores;
+    /* Appends another kind of attention, [R, D] to [R, D], which reads the fields that it needs.
+     * NULL: attention by the fields above. */
+    TensorId (*build)(Builder *builder, TensorId x, const struct AttentionLayer *layer);
+} AttentionLayer;
+
+typedef struct MlpLayer {
+    const char *gate, *up, *down; /* gate NULL: gelu(up), not silu(gate) * up */
+    GeluKind gelu;
+    bool biased;
+    const char *router, *experts; /* a mixture of experts in place of gate, up and down; NULL: none */
+    /* Appends another kind of MLP, [R, D] to [R, D]. NULL: an MLP by the fields above. */
+    TensorId (*build)(Builder *builder, TensorId x);
+} MlpLayer;
+
+typedef struct LayerSpec {
+    const char *before_attention, *before_mlp; /* norms of the stream */
+    AttentionLayer attention;
+    MlpLayer mlp;
+} LayerSpec;
+
+typedef struct Decoder {
+    const char *embedding; /* with ".weight" */
+    const char *last_norm;
+    NormKind norm; /* of all norms */
+    bool norm_biased;
+    bool norms_heads;    /* norms of queries and keys act on each head; false: on all heads together */
+    bool transposed;     /* matrices are stored as [in, out] */
+    bool scales_outputs; /* matrices whose output is added to the stream start with builder_residual_std */
+    /* Declares the vectors of an affine residual add. NULL: plain adds. */
+    AffineMerge (*merge)(Builder *builder, bool after_mlp);
+    /* Appends the first rows of the stream, WIDE [R, D], zero where another rank has the entry.
+     * NULL: the embeddings of the tokens. */
+    TensorId (*embed)(Builder *builder, TensorId embedding);
+    LayerSpec (*layer)(Builder *builder, int index);
+} Decoder;
+
+/* Appends the part of the decoder that this stage has. */
+Trunk builder_decoder(Builder *builder, const Decoder *decoder);
