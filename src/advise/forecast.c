@@ -62,7 +62,7 @@ static double newton_schulz_flops(double rows, double columns) {
 
 /* Returns the number of ranks that share the updates of a parameter. */
 static double sharing_ranks(const Session *session, const Parameter *p) {
-    bool vector = graph_get(session->model.graph, p->tensor)->type == TYPE_WIDE;
+    bool vector = graph_get(session->training.model.graph, p->tensor)->type == TYPE_WIDE;
     return session->layout->stage && !vector ? mesh_size(session->mesh, parameter_sum_axes(p) & ~MESH(AXIS_REPLICA)) : 1;
 }
 
@@ -86,7 +86,7 @@ double forecast_update(const Graph *graph, const Parameter *p, const OptimizerCo
 }
 
 static double optimizer_seconds(const Session *session, const Rates *rates) {
-    const Graph *graph = session->model.graph;
+    const Graph *graph = session->training.model.graph;
     double seconds = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
@@ -150,7 +150,7 @@ static void add_stage(Forecast *forecast, const Session *session, const Cluster 
     const PipelinePlan *pipeline = session->pipeline;
     double count = (double)forecast->microbatches;
     Budget memory = session_budget(session);
-    ProgramTimes program = forecast_program(session->model.graph, cluster);
+    ProgramTimes program = forecast_program(session->training.model.graph, cluster);
     double backward = program.work.backward, forward = program.work.total - backward;
     ExchangeTimes exchange = forecast_exchange(session->layout, session->config->precision, cluster, forward, backward, count);
     double optimizer = optimizer_seconds(session, &cluster->hardware.rates);
@@ -160,7 +160,8 @@ static void add_stage(Forecast *forecast, const Session *session, const Cluster 
     }
     if (pipeline && stage == 0) forecast->bubble = idle_part(pipeline);
     for (int like = stage; like < next_stage(pipeline, stage); like++) /* of all stages so far */
-        forecast->flops += session->plan.flops * count * (pipeline ? stage_flops(pipeline, like) / stage_flops(pipeline, stage) : 1);
+        forecast->flops +=
+            session->training.plan.flops * count * (pipeline ? stage_flops(pipeline, like) / stage_flops(pipeline, stage) : 1);
     forecast->optimizer = fmax(forecast->optimizer, optimizer);
     forecast->exposed = fmax(forecast->exposed, exchange.exposed);
     if (stage > 0 && program.work.total + program.waits <= forecast->work.total + forecast->waits / count) return;

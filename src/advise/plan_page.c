@@ -40,9 +40,9 @@ static void print_layout(const Session *session, FILE *file) {
 static void print_model(const Session *session, const Phases *phases, FILE *file) {
     const Config *config = session->config;
     ModelSize size = session_size(session);
-    const DeviceInfo *device = device_info(session->backend.device);
+    const DeviceInfo *device = device_info(session->device);
     int ranks = layout_all_ranks(session->layout);
-    double tokens = (double)session->model.sequences * (double)session->model.length;
+    double tokens = (double)session->training.model.sequences * (double)session->training.model.length;
     int64_t microbatch = config->batch.sequences * config->data.length;
     char operations[32];
     log_format_count(size.flops / tokens, operations);
@@ -57,7 +57,7 @@ static void print_model(const Session *session, const Phases *phases, FILE *file
     print_layout(session, file);
     print_length(config, phases, file);
     if (session->pipeline) pipeline_plan_print(session->pipeline, file);
-    fprintf(file, "program     %d operations, %s FLOP a token\n\n", session->model.graph->node_count, operations);
+    fprintf(file, "program     %d operations, %s FLOP a token\n\n", session->training.model.graph->node_count, operations);
 }
 
 /* Prints the memory without the FP8 recipe. */
@@ -67,7 +67,7 @@ static bool print_without_fp8(const Session *session, FILE *file, Error *error) 
     char all[32], activations[32];
     if (config.model.fp8.recipe == FP8_NONE) return true;
     config.model.fp8.recipe = FP8_NONE;
-    if (!session_plan_rank(&plain, &config, session->backend.device, mesh_rank(session->mesh), layout_all_ranks(session->layout), error))
+    if (!session_plan_rank(&plain, &config, session->device, mesh_rank(session->mesh), layout_all_ranks(session->layout), error))
         return false;
     Budget budget = session_budget(&plain);
     log_format_bytes((double)budget.total, all);
@@ -85,7 +85,7 @@ static bool print_memory(const Session *session, int64_t available, FILE *file, 
     if (available >= 0 && budget.total > available) {
         Fit fits[MOST_FITS];
         fputc('\n', file);
-        fit_print(fits, fit_search(session->config, session->backend.device, mesh_rank(session->mesh), ranks, available, fits), file);
+        fit_print(fits, fit_search(session->config, session->device, mesh_rank(session->mesh), ranks, available, fits), file);
     }
     return true;
 }
@@ -111,7 +111,7 @@ static bool forecast_session(const Session *session, Forecast *forecast) {
     ForecastLayout layout = {config->layout, config->recompute, config->batch.sequences};
     Cluster cluster = {.gpus = layout_all_ranks(session->layout)};
     Error ignored = {0};
-    if (!hardware_of_device(&cluster.hardware, session->backend.device)) return false;
+    if (!hardware_of_device(&cluster.hardware, session->device)) return false;
     cluster.per_node = cluster.hardware.per_node;
     return forecast_layout(forecast, config, &cluster, &layout, &ignored);
 }
@@ -208,7 +208,7 @@ static void print_phase(const Session *session, const Phases *phases, const Posi
     int64_t length = config->data.length, samples = int_min(end.samples, phase_end(&phases->items[phases_find(phases, start->samples)]));
     log_format_bytes((double)session_budget(session).total, memory);
     fprintf(file, "  %s\n    memory %s", line, memory);
-    fp8_print_part(session->model.graph, config, file);
+    fp8_print_part(session->training.model.graph, config, file);
     if (!forecast_session(session, &forecast)) *seconds = NAN;
     else {
         double all = (double)((samples - start->samples) * length) / (forecast.tokens_per_second * layout_all_ranks(session->layout));
@@ -257,13 +257,13 @@ bool plan_print(const Config *config, int ranks, int64_t done, Device *device, i
     if (config->recompute == RECOMPUTE_AUTO)
         fprintf(file, "recompute   %s, as auto comes to here\n", policies[phases.items[largest].config.recompute]);
     if (!print_memory(&session, available, file, error)) return false;
-    fp8_print(session.model.graph, session.config, file);
+    fp8_print(session.training.model.graph, session.config, file);
     print_traffic(&session, file);
     if (!mixed) print_forecast(&session, done, file);
     print_settings(config, file);
     if (config->plan != PLAN_PROGRAM) return true;
-    fprintf(file, "\nprogram of one microbatch (%lld sequences x %lld tokens)\n", (long long)session.model.sequences,
-        (long long)session.model.length);
-    graph_print(session.model.graph, file);
+    fprintf(file, "\nprogram of one microbatch (%lld sequences x %lld tokens)\n", (long long)session.training.model.sequences,
+        (long long)session.training.model.length);
+    graph_print(session.training.model.graph, file);
     return true;
 }

@@ -57,9 +57,9 @@ static void count_buckets(TrafficTable *table, const Session *session, double mi
         add(table, layout->mesh, "all_reduce", &traffic.replicas, reduces);
         add(table, layout->mesh, "all_gather", &traffic.gather, gathers);
     }
-    for (int i = 0; i < session->schedule->gathering_count; i++) {
+    for (int i = 0; i < session->training.schedule->gathering_count; i++) {
         BucketTraffic traffic =
-            traffic_of_bucket(layout, &layout->buckets[session->schedule->gatherings[i].bucket], session->config->precision);
+            traffic_of_bucket(layout, &layout->buckets[session->training.schedule->gatherings[i].bucket], session->config->precision);
         add(table, layout->mesh, "all_gather", &traffic.gather, microbatches);
     }
 }
@@ -67,9 +67,9 @@ static void count_buckets(TrafficTable *table, const Session *session, double mi
 /* Counts the transfers between stages of a pipeline: the output of every chunk, and the gradient of
  * its input. */
 static void count_transfers(TrafficTable *table, const Session *session, double microbatches) {
-    const Graph *graph = session->model.graph;
-    for (int c = 0; c < session->model.chunk_count; c++) {
-        const ModelChunk *chunk = &session->model.chunks[c];
+    const Graph *graph = session->training.model.graph;
+    for (int c = 0; c < session->training.model.chunk_count; c++) {
+        const ModelChunk *chunk = &session->training.model.chunks[c];
         for (int i = 0; i < EDGE_TENSORS; i++) {
             const TensorId sent[] = {chunk->out[i], chunk->d_in[i]};
             for (int j = 0; j < 2; j++) {
@@ -81,7 +81,7 @@ static void count_transfers(TrafficTable *table, const Session *session, double 
 }
 
 void traffic_count(TrafficTable *table, const Session *session) {
-    const Graph *graph = session->model.graph;
+    const Graph *graph = session->training.model.graph;
     double microbatches = (double)traffic_microbatches(session);
     *table = (TrafficTable){0};
     for (int i = 0; i < graph->node_count; i++) {

@@ -12,7 +12,6 @@
 #include "app/command.h"
 #include "app/inference.h"
 #include "app/process.h"
-#include "backend/backend.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/math.h"
@@ -172,13 +171,6 @@ static int64_t choose_length(const char *model, const Config *config, const Eval
     return length < most || set->token_count < 2 ? length : int_max(most / unit * unit, unit);
 }
 
-/* A MODEL_EVALUATE program with the newest weights loaded. */
-typedef struct Program {
-    Inference *ranks;
-    Model model;
-    Executor *executor;
-} Program;
-
 static bool check_memory(const Plan *plan, Device *device, Error *error) {
     int64_t needed = 0, available = device_available(device);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) needed += plan->bytes[arena];
@@ -202,13 +194,12 @@ static bool use_own_names(Error *error) {
     return false;
 }
 
-/* Opens the program; the ranks are laid out for sequences of this length. */
-static bool open_program(Program *program, const char *folder, const Config *given, const EvalOptions *options, int64_t sequences,
-    int64_t length, Error *error) {
-    Inference *ranks = program->ranks;
+/* Opens a MODEL_EVALUATE program with the newest weights; the ranks are laid out for sequences of
+ * this length. */
+static bool open_program(Program *program, Inference *ranks, const char *folder, const Config *given, const EvalOptions *options,
+    int64_t sequences, int64_t length, Error *error) {
     Config settings = *given;
     const Config *config = &settings;
-    Backend backend;
     settings.data.length = length;
     settings.batch.sequences = sequences;
     settings.batch.tokens = sequences * length;
@@ -216,18 +207,10 @@ static bool open_program(Program *program, const char *folder, const Config *giv
     program->model =
         model_build_adapted(&ranks->mesh, &config->model, NULL, ranks->precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
     inference_check_fp8(ranks, config, program->model.graph);
-    if (!op_backend(&backend, ranks->device, ranks->precision, error)) return false;
-    Plan plan = graph_plan_lasting(program->model.graph);
-    if (!check_memory(&plan, ranks->device, error)) return false;
-    plan = graph_plan(program->model.graph, &backend);
-    if (!check_memory(&plan, ranks->device, error)) return false;
-    program->executor = executor_create(program->model.graph, &plan, &backend, NULL, error);
-    return program->executor && weights_load_program(folder, config, program->executor, error);
-}
-
-static void close_program(Program *program) {
-    executor_free(program->executor);
-    model_free(&program->model);
+    program->plan = graph_plan_lasting(program->model.graph);
+    return check_memory(&program->plan, ranks->device, error) && program_plan(program, ranks->device, error) &&
+           check_memory(&program->plan, ranks->device, error) && program_start(program, NULL, error) &&
+           weights_load_program(folder, config, program->executor, error);
 }
 
 /* -- The loss of tokens -------------------------------------------------------------------------------------------- */
@@ -253,11 +236,10 @@ static void print_result(const Evaluation *result, bool json) {
 
 static bool eval_input(
     Inference *ranks, const char *folder, const Config *config, const Input *data, const EvalOptions *options, Error *error) {
-    SCOPED(close_program) Program program = {.ranks = ranks};
+    SCOPED(program_free) Program program = {0};
     int64_t length = choose_length(folder, config, options, &data->set);
-    if (!open_program(&program, folder, config, options, options->batch, length, error)) return false;
-    EvaluationInput input = {.model = &program.model,
-        .executor = program.executor,
+    if (!open_program(&program, ranks, folder, config, options, options->batch, length, error)) return false;
+    EvaluationInput input = {.program = &program,
         .comm = ranks->comm,
         .set = &data->set,
         .vocabulary = config->model.vocabulary,
@@ -324,10 +306,10 @@ static bool eval_multiple_choice(
     Inference *ranks, const char *folder, const MultipleChoice *set, const Config *config, const EvalOptions *options, Error *error) {
     if (!check_multiple_choice(set, &config->model, error)) return false;
     int64_t count = options->sequences && options->sequences < set->count ? options->sequences : set->count;
-    SCOPED(close_program) Program program = {.ranks = ranks};
+    SCOPED(program_free) Program program = {0};
     SCOPED_FREE ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
-    if (!open_program(&program, folder, config, options, 1, round_up(set->longest - 1, length_unit(config)), error) ||
-        !multiple_choice_evaluate(&program.model, program.executor, ranks->comm, set, count, scores, error))
+    if (!open_program(&program, ranks, folder, config, options, 1, round_up(set->longest - 1, length_unit(config)), error) ||
+        !multiple_choice_evaluate(&program, ranks->comm, set, count, scores, error))
         return false;
     if (inference_leads(ranks)) print_multiple_choice(set, count, scores, options->json);
     return true;

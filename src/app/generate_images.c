@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "app/generation.h"
-#include "backend/backend.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -82,33 +81,19 @@ static bool gallery_open(Gallery *gallery, const char *encodings, const ModelCon
 
 /* -- Making images ------------------------------------------------------------------------------------------------- */
 
-/* The program that makes one image. */
-typedef struct Painter {
-    Model model;
-    Plan plan;
-    Executor *executor;
-} Painter;
-
-static void painter_close(Painter *painter) {
-    if (painter->executor) executor_free(painter->executor);
-    model_free(&painter->model);
-}
-
-static bool painter_open(
-    Painter *painter, const Inference *inference, const char *folder, const Config *config, const Gallery *gallery, Error *error) {
-    Backend backend;
+/* Opens the program that makes one image. */
+static bool open_program(
+    Program *program, const Inference *inference, const char *folder, const Config *config, const Gallery *gallery, Error *error) {
     ModelConfig model = config->model;
     model.text_tokens = gallery->set.text_tokens; /* no weight depends on it */
     int64_t tokens = gallery->height / 2 * (gallery->width / 2);
-    painter->model = model_build(&model, inference->precision, MODEL_SCORE, 1, model.text_tokens + tokens, RECOMPUTE_NONE);
-    if (!op_backend(&backend, inference->device, inference->precision, error)) return false;
-    painter->plan = graph_plan(painter->model.graph, &backend);
-    painter->executor = executor_create(painter->model.graph, &painter->plan, &backend, NULL, error);
-    inference_check_fp8(inference, config, painter->model.graph);
-    return painter->executor && weights_load_program(folder, config, painter->executor, error);
+    program->model = model_build(&model, inference->precision, MODEL_SCORE, 1, model.text_tokens + tokens, RECOMPUTE_NONE);
+    inference_check_fp8(inference, config, program->model.graph);
+    return program_plan(program, inference->device, error) && program_start(program, NULL, error) &&
+           weights_load_program(folder, config, program->executor, error);
 }
 
-static bool make_images(const Painter *painter, const Gallery *gallery, Error *error) {
+static bool make_images(const Program *program, const Gallery *gallery, Error *error) {
     const GenerationOptions *options = gallery->options;
     const ImageOptions *images = &options->images;
     ImageSampling sampling = {.steps = images->steps, .guidance = images->guidance, .shift = images->shift};
@@ -120,7 +105,7 @@ static bool make_images(const Painter *painter, const Gallery *gallery, Error *e
         float *latents = gallery->latents + i * image_values(gallery);
         image_noise((NoiseKey){.seed = (uint64_t)options->seed, .sample = i}, image_values(gallery), latents);
         good =
-            image_sample(&painter->model, painter->executor, &gallery->set, i, &sampling, gallery->height, gallery->width, latents, error);
+            image_sample(&program->model, program->executor, &gallery->set, i, &sampling, gallery->height, gallery->width, latents, error);
         progress_update(&progress, i + good);
     }
     progress_finish(&progress);
@@ -177,7 +162,7 @@ static bool write_pictures(const Gallery *gallery, Error *error) {
 bool generate_images(
     Inference *inference, const char *folder, const char *encodings, Config *config, const GenerationOptions *options, Error *error) {
     SCOPED(gallery_close) Gallery gallery = {.options = options};
-    SCOPED(painter_close) Painter painter = {0};
+    SCOPED(program_free) Program program = {0};
     inference->images = true;
     if (comm_size(inference->comm) > 1)
         return error_set(
@@ -185,6 +170,6 @@ bool generate_images(
     config->layout = (LayoutConfig){.dp = 1, .tp = 1, .pp = 1, .cp = 1, .ep = 1};
     if (!gallery_open(&gallery, encodings, &config->model, error)) return false;
     return inference_open(inference, config, options->device, options->precision, options->threads, error) &&
-           painter_open(&painter, inference, folder, config, &gallery, error) && make_images(&painter, &gallery, error) &&
+           open_program(&program, inference, folder, config, &gallery, error) && make_images(&program, &gallery, error) &&
            write_latents(&gallery, error) && write_pictures(&gallery, error);
 }

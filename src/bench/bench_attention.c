@@ -8,8 +8,9 @@
 #include "bench/bench.h"
 #include "config/family.h"
 #include "graph/op.h"
-#include "backend/backend.h"
+#include "backend/cpu/cpu_device.h"
 #include "ops/attention/attention.h"
+#include "program/program.h"
 #include "ops/heads.h"
 
 typedef struct AttentionOptions {
@@ -52,45 +53,32 @@ static bool add_seconds(void *context, const Graph *graph, int node, double seco
     return true;
 }
 
-typedef struct Program {
-    Graph *graph;
-    Executor *executor;
-    TensorId inputs[2], positions; /* qkv and the gradient of the output */
-} Program;
-
 static void fill(const Program *program, TensorId tensor, uint64_t seed) {
-    int bytes = (int)precision_bytes(program->graph->precision, TYPE_COMPUTE);
+    const Graph *graph = program->model.graph;
+    int bytes = (int)precision_bytes(graph->precision, TYPE_COMPUTE);
     Normals normals = {.seed = seed, .stream = RNG_STREAM_BENCH, .deviation = 1};
-    device_normals(device_cpu(), executor_tensor(program->executor, tensor), bytes,
-        &(Slice){.count = graph_elements(program->graph, tensor)}, &normals);
+    device_normals(
+        device_cpu(), executor_tensor(program->executor, tensor), bytes, &(Slice){.count = graph_elements(graph, tensor)}, &normals);
 }
 
+/* Opens a program of attention and its gradient. */
 static bool open_program(Program *program, Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
     const Heads *h = &spec->heads;
     int64_t tokens = sequences * spec->length, attended = h->heads * h->head_dim, packed = attended + 2 * h->kv_heads * h->head_dim;
-    Graph *graph = program->graph = graph_create(precision, true);
-    program->inputs[0] = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){tokens, packed}, "qkv");
-    program->inputs[1] = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){tokens, attended}, "d_attended");
-    program->positions = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &tokens, "positions");
-    TensorId result = op_attention(graph, program->inputs[0], program->positions, spec);
-    Seed seed = {result, program->inputs[1]};
+    Graph *graph = program->model.graph = graph_create(precision, true);
+    TensorId qkv = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){tokens, packed}, "qkv");
+    TensorId gradient = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){tokens, attended}, "d_attended");
+    TensorId places = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &tokens, "positions");
+    Seed seed = {op_attention(graph, qkv, places, spec), gradient};
     graph_differentiate(graph, RECOMPUTE_NONE, &seed, 1);
-    Backend backend;
-    if (!op_backend(&backend, bench->device, precision, error)) return false;
-    Plan plan = graph_plan(graph, &backend);
-    int64_t needed = plan.bytes[ARENA_INPUT] + plan.bytes[ARENA_ACTIVATION];
-    if (!bench_fits(bench->device, needed, "attention", "fewer tokens", error)) return false;
-    program->executor = executor_create(graph, &plan, &backend, NULL, error);
-    if (!program->executor) return false;
-    for (int i = 0; i < 2; i++) fill(program, program->inputs[i], (uint64_t)i + 1);
-    int32_t *positions = executor_tensor(program->executor, program->positions);
+    if (!program_plan(program, bench->device, error)) return false;
+    int64_t needed = program->plan.bytes[ARENA_INPUT] + program->plan.bytes[ARENA_ACTIVATION];
+    if (!bench_fits(bench->device, needed, "attention", "fewer tokens", error) || !program_start(program, NULL, error)) return false;
+    fill(program, qkv, 1);
+    fill(program, gradient, 2);
+    int32_t *positions = executor_tensor(program->executor, places);
     for (int64_t i = 0; i < tokens; i++) positions[i] = (int32_t)(i % spec->length);
     return true;
-}
-
-static void close_program(Program *program) {
-    executor_free(program->executor);
-    graph_free(program->graph);
 }
 
 /* Runs until both the repeats and the seconds are reached; returns medians by pass. */
@@ -115,7 +103,7 @@ static bool time_passes(Bench *bench, const Program *program, double *median, do
 
 static bool measure(Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
     static const char *const names[] = {"forward", "backward"};
-    SCOPED(close_program) Program program = {0};
+    SCOPED(program_free) Program program = {0};
     Passes cost = {0};
     double median[2] = {0}, best[2] = {0};
     if (!open_program(&program, bench, spec, sequences, precision, error) || !time_passes(bench, &program, median, best, &cost, error))

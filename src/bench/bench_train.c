@@ -58,11 +58,11 @@ static bool fits(const Trainer *trainer, int64_t sequences) {
 
 /* With a pair loss, a sequence is two answers of half its length, and their reference is 0. */
 static void fill_pairs(const Session *session) {
-    const Model *model = &session->model;
+    const Model *model = &session->training.model;
     int32_t length = (int32_t)model->length, half = length / 2;
     if (!model->rewards) return;
-    int32_t *pairs = executor_tensor(session->executor, model->preference.pairs),
-            *positions = executor_tensor(session->executor, model->positions);
+    int32_t *pairs = executor_tensor(session->training.executor, model->preference.pairs),
+            *positions = executor_tensor(session->training.executor, model->positions);
     for (int32_t s = 0; s < (int32_t)model->sequences && s < preference_most_pairs(model->rows); s++) {
         int32_t *pair = pairs + (int64_t)s * PAIR_BOUNDS, first = s * length;
         pair[PAIR_FIRST] = first;
@@ -75,10 +75,11 @@ static void fill_pairs(const Session *session) {
 /* Fills random tokens; each token's target is the next token. */
 static void fill_tokens(const Session *session) {
     const Config *config = session->config;
-    const Model *model = &session->model;
+    const Model *model = &session->training.model;
     int64_t rows = microbatch_rows(config);
-    int32_t *tokens = executor_tensor(session->executor, model->tokens), *targets = executor_tensor(session->executor, model->targets),
-            *positions = executor_tensor(session->executor, model->positions);
+    int32_t *tokens = executor_tensor(session->training.executor, model->tokens),
+            *targets = executor_tensor(session->training.executor, model->targets),
+            *positions = executor_tensor(session->training.executor, model->positions);
     for (int64_t i = 0; i < rows; i++) {
         tokens[i] = (int32_t)(rng_uniform(1, RNG_STREAM_BENCH, (uint64_t)i) * (double)config->model.vocabulary);
         positions[i] = (int32_t)(i % config->data.length);
@@ -93,9 +94,10 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
     if (!config_check(&trainer->config, error) || !session_plan(&trainer->session, &trainer->config, trainer->device, error) ||
         !session_start(&trainer->session, comm_alone(), error))
         return false;
-    Fp8Use use = fp8_count_use(trainer->session.model.graph, &trainer->config.model);
+    Fp8Use use = fp8_count_use(trainer->session.training.model.graph, &trainer->config.model);
     fp8_warn_if_idle(&trainer->config.model, &use, "");
-    if (model_makes_images(&trainer->config.model)) image_put_synthetic(&trainer->session.model, trainer->session.executor);
+    if (model_makes_images(&trainer->config.model))
+        image_put_synthetic(&trainer->session.training.model, trainer->session.training.executor);
     else fill_tokens(&trainer->session);
     return true;
 }
@@ -106,20 +108,16 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
  * its times. */
 static bool run_step(Session *session, Profile *profile, Error *error) {
     const Config *config = session->config;
-    Executor *executor = session->executor;
+    const Program *training = &session->training;
+    Executor *executor = training->executor;
     int64_t count = microbatches(config);
     bool images = model_makes_images(&config->model); /* rows have weights: the loss is a mean over samples */
-    executor_set_scalar(executor, session->model.scale, (images ? (double)config->data.length : 1.0) / (double)config->batch.tokens);
-    executor_set_scalar(executor, session->model.share, 1.0 / (double)count);
+    executor_set_scalar(executor, training->model.scale, (images ? (double)config->data.length : 1.0) / (double)config->batch.tokens);
+    executor_set_scalar(executor, training->model.share, 1.0 / (double)count);
     amax_history_put(session->history, executor, 1.0 / (double)config->batch.tokens);
     double start = log_seconds();
-    executor_zero(executor);
     session_begin_step(session, ++session->step, 1e-3 * config->optimizer.lr, config->batch.tokens);
-    for (int64_t i = 0; i < count; i++) {
-        exchange_set_last(session->exchange, i == count - 1);
-        if (profile) executor_run_hooked(executor, profile_node, profile);
-        else executor_run(executor);
-    }
+    program_run(training, &(ProgramWork){.microbatches = count, .hook = profile ? profile_node : NULL, .hook_context = profile});
     if (!executor_finish(executor, error) || !amax_history_agree(session->history, executor, error)) return false;
     amax_history_note(session->history, session->step, true);
     double executed = log_seconds(), norm = sqrt(precise_value(session_gradient_squares(session)));
@@ -127,7 +125,7 @@ static bool run_step(Session *session, Profile *profile, Error *error) {
         return error_set(error, ERROR_NUMERICS, "the gradient's norm is %g in step %lld on random tokens", norm, (long long)session->step);
     session_update(session, norm);
     if (!profile) return true;
-    device_synchronize(session->backend.device);
+    device_synchronize(session->device);
     profile->steps++;
     profile->optimizer += log_seconds() - executed;
     profile->seconds += log_seconds() - start;
@@ -137,7 +135,7 @@ static bool run_step(Session *session, Profile *profile, Error *error) {
 /* Measures the seconds per step of `steps` steps. One step before them chooses GEMM algorithms; if
  * the device records programs, a second one records the program. */
 static bool time_steps(Session *session, int64_t steps, double *seconds, Error *error) {
-    Device *device = session->backend.device;
+    Device *device = session->device;
     int64_t warm = device_info(device)->records && microbatches(session->config) == 1 ? 2 : 1;
     for (int64_t i = 0; i < warm; i++)
         if (!run_step(session, NULL, error)) return false;
@@ -157,7 +155,7 @@ static bool profile_steps(Session *session, int64_t steps, Error *error) {
     for (int64_t i = 0; i < steps; i++)
         if (!run_step(session, &profile, error)) return false;
     profile_print(&profile, 0, stderr);
-    return device_ok(session->backend.device, error);
+    return device_ok(session->device, error);
 }
 
 /* Measures the tokens per second of a microbatch. */

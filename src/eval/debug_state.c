@@ -60,8 +60,8 @@ static void compare_loss(Check *c, const char *name, double ours, double expecte
 
 static void load_batch(const Check *c) {
     int64_t rows = c->state.sequences * c->state.length, targets = 0;
-    const Model *model = &c->session.model;
-    Executor *executor = c->session.executor;
+    const Model *model = &c->session.training.model;
+    Executor *executor = c->session.training.executor;
     int32_t *positions = executor_tensor(executor, model->positions);
     memcpy(executor_tensor(executor, model->tokens), c->state.tokens, rows * sizeof(int32_t));
     memcpy(executor_tensor(executor, model->targets), c->state.targets, rows * sizeof(int32_t));
@@ -74,25 +74,24 @@ static void load_batch(const Check *c) {
 }
 
 static double run_step(const Check *c) {
-    executor_zero(c->session.executor);
-    executor_run(c->session.executor);
-    return wide(c, executor_tensor(c->session.executor, c->session.model.loss), 0);
+    program_run(&c->session.training, &(ProgramWork){.microbatches = 1});
+    return wide(c, executor_tensor(c->session.training.executor, c->session.training.model.loss), 0);
 }
 
 static void check_logits(Check *c) {
-    const Executor *executor = c->session.executor;
-    TensorId logits = c->session.model.logits;
-    compare_tensor(
-        c, "logits", executor_tensor(executor, logits), c->state.logits, PRECISION_FP32, graph_elements(c->session.model.graph, logits));
+    const Executor *executor = c->session.training.executor;
+    TensorId logits = c->session.training.model.logits;
+    compare_tensor(c, "logits", executor_tensor(executor, logits), c->state.logits, PRECISION_FP32,
+        graph_elements(c->session.training.model.graph, logits));
 }
 
 static bool check_gradients(Check *c, Error *error) {
-    const Graph *graph = c->session.model.graph;
+    const Graph *graph = c->session.training.model.graph;
     size_t bytes = graph->parameter_bytes;
     char *expected = memory_map(bytes, error);
     if (!expected) return error_context(error, "the gradients to compare with");
     llmc_state_gradients(&c->state, graph, &c->given->config->model, expected);
-    const void *ours = executor_arena(c->session.executor, ARENA_GRADIENT);
+    const void *ours = executor_arena(c->session.training.executor, ARENA_GRADIENT);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         compare_tensor(c, p->name, parameter_in(p, ours), parameter_in(p, expected), graph->precision, p->count);
@@ -129,9 +128,11 @@ static bool start(Check *c, Error *error) {
         .dump = "logits", /* makes the program keep the logits */
         .layout = {.tp = 1, .pp = 1, .cp = 1, .ep = 1}};
     if (!session_plan(&c->session, &c->config, device_cpu(), error)) return false;
-    int64_t bytes = session_budget(&c->session).total + c->session.plan.bytes[ARENA_GRADIENT]; /* of the session and the expected values */
+    int64_t bytes =
+        session_budget(&c->session).total + c->session.training.plan.bytes[ARENA_GRADIENT]; /* of the session and the expected values */
     if (!memory_check(bytes, "the check", "use a machine with more memory, or the state of a smaller batch", error) ||
-        !session_start(&c->session, comm_alone(), error) || !weights_load_program(given->model, given->config, c->session.executor, error))
+        !session_start(&c->session, comm_alone(), error) ||
+        !weights_load_program(given->model, given->config, c->session.training.executor, error))
         return false;
     load_batch(c);
     return true;

@@ -52,15 +52,16 @@ typedef struct Group {
     int64_t pairs;     /* of the last batch, without pairs of dropped samples */
 } Group;
 
+static const Model *model_of(const EvaluationInput *input) { return &input->program->model; }
 static int64_t batch_rows(const Model *model) { return model->sequences * model->length; }
 
 static Group allocate_group(const EvaluationInput *input) {
-    enum { EACH = 4 };                                  /* then the bubble takes a fifth */
-    bool together = input->run && !input->take_answers; /* each run's answers are read before the next run */
-    int64_t size = together ? EACH * input->model->graph->mesh->size[AXIS_PP] : 1, rows = size * batch_rows(input->model);
+    enum { EACH = 4 };                                              /* then the bubble takes a fifth */
+    bool together = input->program->stages && !input->take_answers; /* each run's answers are read before the next run */
+    int64_t size = together ? EACH * model_of(input)->graph->mesh->size[AXIS_PP] : 1, rows = size * batch_rows(model_of(input));
     int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
     Group group = {.input = input, .size = size, .inputs = {.tokens = block, .targets = block + rows, .positions = block + 2 * rows}};
-    pairs_allocate(&group.inputs, input->model, size);
+    pairs_allocate(&group.inputs, model_of(input), size);
     return group;
 }
 
@@ -72,17 +73,17 @@ static void free_group(Group *group) {
 /* Copies a batch to position `index` of the group, dropping the samples from number `samples` on;
  * counts targets and, with `text`, their bytes. NULL: a batch without targets. */
 static void take_batch(Group *group, int64_t index, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
-    int64_t rows = batch_rows(group->input->model), at = index * rows;
+    int64_t rows = batch_rows(model_of(group->input)), at = index * rows;
     int32_t *target = group->inputs.targets + at;
-    int64_t known = batch ? (samples - batch->first_sample) * group->input->model->length : 0;
+    int64_t known = batch ? (samples - batch->first_sample) * model_of(group->input)->length : 0;
     memset(target, -1, rows * sizeof *target);
-    group->pairs = pairs_take(&group->inputs, group->input->model, index, batch, known, group->input->reference);
+    group->pairs = pairs_take(&group->inputs, model_of(group->input), index, batch, known, group->input->reference);
     counts->pairs += group->pairs;
     if (!batch) return;
     memcpy(group->inputs.tokens + at, batch->tokens, rows * sizeof(int32_t));
     memcpy(group->inputs.positions + at, batch->positions, rows * sizeof(int32_t));
     for (int64_t i = 0; i < rows; i++) {
-        if (batch->first_sample + i / group->input->model->length < samples) target[i] = batch->targets[i];
+        if (batch->first_sample + i / model_of(group->input)->length < samples) target[i] = batch->targets[i];
         counts->targets += target[i] >= 0;
         if (text && target[i] >= 0) counts->bytes += text[target[i]];
     }
@@ -91,48 +92,44 @@ static void take_batch(Group *group, int64_t index, const Batch *batch, int64_t 
 /* Copies this rank's rows of a batch of the group to the program. */
 static void load(void *context, int64_t index) {
     const Group *group = context;
-    const EvaluationInput *input = group->input;
-    const Model *model = input->model;
+    const Program *program = group->input->program;
+    const Model *model = &program->model;
+    Executor *executor = program->executor;
     int64_t at = index * batch_rows(model);
-    executor_set_scalar(input->executor, model->scale, 1);
-    executor_set_scalar(input->executor, model->share, 1);
-    model_take_rows(model, executor_tensor(input->executor, model->tokens), group->inputs.tokens + at);
-    model_take_rows(model, executor_tensor(input->executor, model->targets), group->inputs.targets + at);
-    model_take_rows(model, executor_tensor(input->executor, model->positions), group->inputs.positions + at);
-    pairs_load(&group->inputs, model, input->executor, index);
+    executor_set_scalar(executor, model->scale, 1);
+    executor_set_scalar(executor, model->share, 1);
+    model_take_rows(model, executor_tensor(executor, model->tokens), group->inputs.tokens + at);
+    model_take_rows(model, executor_tensor(executor, model->targets), group->inputs.targets + at);
+    model_take_rows(model, executor_tensor(executor, model->positions), group->inputs.positions + at);
+    pairs_load(&group->inputs, program, index);
 }
 
 /* Runs the group and accumulates its losses. */
 static bool run_group(Group *group, Sums *sums, Error *error) {
-    const EvaluationInput *input = group->input;
-    executor_zero(input->executor);
-    if (input->run) pipeline_run_step(input->run, group->size, &(PipelineWork){.load = load, .context = group});
-    else {
-        load(group, 0);
-        executor_run(input->executor);
-    }
-    if (!executor_finish(input->executor, error)) return false;
-    sums->loss += executor_get_metric(input->executor, input->model->loss, 0);
-    pairs_add_rewards(input->model, input->executor, sums->rewards);
+    const Program *program = group->input->program;
+    program_run(program, &(ProgramWork){.microbatches = group->size, .load = load, .context = group});
+    if (!executor_finish(program->executor, error)) return false;
+    sums->loss += executor_get_metric(program->executor, program->model.loss, 0);
+    pairs_add_rewards(program, sums->rewards);
     return true;
 }
 
 /* Reports the log-probabilities of this batch's pairs from the last run. */
 static void give_answers(const Group *group, const Batch *batch) {
     const EvaluationInput *input = group->input;
-    const Graph *graph = input->model->graph;
-    TensorId answers = input->model->answers;
+    const Graph *graph = model_of(input)->graph;
+    TensorId answers = model_of(input)->answers;
     if (!batch || !input->take_answers || !answers) return;
     size_t bytes = precision_bytes(graph->precision, TYPE_WIDE);
     SCOPED_FREE void *values = memory_allocate((size_t)graph_bytes(graph, answers));
-    executor_read(input->executor, answers, values);
+    executor_read(input->program->executor, answers, values);
     for (int64_t i = 0; i < group->pairs; i++)
         input->take_answers(
             input->take_context, batch->pairs[i].token, element_get(bytes, values, 2 * i), element_get(bytes, values, 2 * i + 1));
 }
 
 /* Returns the mesh of the model. */
-static const Mesh *mesh_of(const EvaluationInput *input) { return input->model->graph ? input->model->graph->mesh : &mesh_alone; }
+static const Mesh *mesh_of(const EvaluationInput *input) { return model_of(input)->graph ? model_of(input)->graph->mesh : &mesh_alone; }
 
 /* The data in order; groups of ranks take batches in turn, and `next` is this rank's next one. */
 typedef struct Reading {
@@ -177,13 +174,13 @@ static int64_t input_tokens(const EvaluationInput *input) {
 /* The caller always closes it; it must not move meanwhile. */
 static bool open_reading(Reading *reading, const EvaluationInput *input, Error *error) {
     const ShardSet *set = input->set;
-    *reading = (Reading){.order = order_of_one(0, false, set->path, input_tokens(input), input->model->length, error),
+    *reading = (Reading){.order = order_of_one(0, false, set->path, input_tokens(input), model_of(input)->length, error),
         .source = {.set = set, .bins = input->bins},
         .next = mesh_index(mesh_of(input), AXES_DATA),
         .size = mesh_size(mesh_of(input), AXES_DATA)};
     LoaderOptions options = {.order = reading->order,
         .sources = &reading->source,
-        .sequences = input->model->sequences,
+        .sequences = model_of(input)->sequences,
         .vocabulary = (int32_t)input->vocabulary,
         .separator = input->bytes ? BYTE_SEPARATOR : -1,
         .document_mask = input->document_mask,
@@ -206,7 +203,7 @@ static bool agree_to_go_on(const EvaluationInput *input, const Error *unread, bo
 
 /* Returns how many of the first sequences are evaluated. */
 static int64_t count_samples(const EvaluationInput *input) {
-    int64_t samples = order_sequences(input_tokens(input) + 1, input->model->length);
+    int64_t samples = order_sequences(input_tokens(input) + 1, model_of(input)->length);
     return input->sequences && samples > input->sequences ? input->sequences : samples;
 }
 
@@ -219,7 +216,7 @@ static bool refuse_untrained(int64_t samples, Error *error) {
 }
 
 bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error) {
-    const Model *model = input->model;
+    const Model *model = model_of(input);
     SCOPED(close_reading) Reading reading;
     if (!open_reading(&reading, input, error)) return false;
     int index = mesh_index(mesh_of(input), AXES_DATA), size = mesh_size(mesh_of(input), AXES_DATA);
@@ -260,8 +257,8 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
 
 /* -- Of a session -------------------------------------------------------------------------------------------------- */
 
-static EvaluationInput input_of(const Config *config, const Corpus *corpus, const Model *model) {
-    return (EvaluationInput){.model = model,
+static EvaluationInput input_of(const Config *config, const Corpus *corpus, const Program *program) {
+    return (EvaluationInput){.program = program,
         .set = &corpus->valid,
         .bins = corpus->valid.pairs ? &corpus->valid_bins : NULL,
         .reference = &corpus->valid_reference,
@@ -281,12 +278,12 @@ static bool name_source(const Config *config, Error *error) {
 
 /* For conversations, reads up to the first token that is trained. */
 static bool check_trained(const EvaluationInput *input, Reading *reading, Error *error) {
-    int64_t samples = count_samples(input), rows = batch_rows(input->model);
+    int64_t samples = count_samples(input), rows = batch_rows(model_of(input));
     if (!input->set->masked) return true;
-    for (int64_t first = 0; first < samples; first += input->model->sequences) {
+    for (int64_t first = 0; first < samples; first += model_of(input)->sequences) {
         const Batch *batch = loader_next(reading->loader, error);
         if (!batch) return false;
-        int64_t used = int_min(rows, (samples - first) * input->model->length);
+        int64_t used = int_min(rows, (samples - first) * model_of(input)->length);
         for (int64_t i = 0; i < used; i++)
             if (batch->targets[i] >= 0) return true;
     }
@@ -298,7 +295,7 @@ bool evaluate_check(const Config *config, const Corpus *corpus, Error *error) {
         return error_set(error, ERROR_USAGE, "%s compares validation losses, and there is no validation part: give data.valid",
             config->eval.patience ? "eval.patience" : "checkpoint.keep_best=true");
     if (!corpus->has_valid || corpus->image_length) return true;
-    const Model shape = {.sequences = config->batch.sequences, .length = config->data.length};
+    const Program shape = {.model = {.sequences = config->batch.sequences, .length = config->data.length}};
     EvaluationInput input = input_of(config, corpus, &shape);
     SCOPED(close_reading) Reading reading;
     return (open_reading(&reading, &input, error) && check_trained(&input, &reading, error)) || name_source(config, error);
@@ -307,13 +304,11 @@ bool evaluate_check(const Config *config, const Corpus *corpus, Error *error) {
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {
     if (corpus->image_length) return evaluate_images(session, corpus, watchdog, stop, result, error);
     EvaluationInput input = input_of(session->config, corpus, &session->evaluation);
-    input.executor = session->evaluator;
-    input.run = session->evaluation_run;
     input.comm = session->comm;
     input.watchdog = watchdog;
     input.stop = stop;
     input.step = session->step;
-    exchange_finish_weights(session->exchange);
+    exchange_finish_weights(session->training.exchange);
     return evaluate_set(&input, result, error) || name_source(session->config, error);
 }
 
@@ -379,11 +374,9 @@ ReferencePair *evaluate_reference(Session *session, const Corpus *corpus, bool v
     input.take_answers = take_pair;
     input.take_context = &answers;
     input.label = "computing the reference";
-    input.executor = session->evaluator;
-    input.run = session->evaluation_run;
     input.comm = session->comm;
     input.stop = stop;
-    exchange_finish_weights(session->exchange);
+    exchange_finish_weights(session->training.exchange);
     bool good = evaluate_set(&input, &result, error);
     if (good && result.stopped)
         good =

@@ -17,9 +17,7 @@ typedef struct Evaluation {
 
 /* A MODEL_EVALUATE program with its weights set, and its data. */
 typedef struct EvaluationInput {
-    const Model *model;
-    Executor *executor;
-    PipelineRun *run; /* of a stage of a pipeline; NULL: the executor's program is the whole model */
+    const Program *program;
     const ShardSet *set;
     const BinPlan *bins;        /* of a set of pairs; else NULL */
     const Reference *reference; /* of these pairs; NULL: log-probabilities of 0 */

@@ -21,8 +21,8 @@ static ImageSample fixed_sample(const EncodingSet *set, const Config *config, in
 
 /* Accumulates the losses of a batch. */
 static bool run_batch(Session *session, const EncodingSet *set, int64_t first, int64_t samples, double *sum, Error *error) {
-    const Model *model = &session->evaluation;
-    Executor *executor = session->evaluator;
+    const Model *model = &session->evaluation.model;
+    Executor *executor = session->evaluation.executor;
     executor_set_scalar(executor, model->scale, 1);
     executor_set_scalar(executor, model->share, 1);
     for (int64_t s = 0; s < model->sequences; s++) {
@@ -30,8 +30,7 @@ static bool run_batch(Session *session, const EncodingSet *set, int64_t first, i
         if (first + s < samples) image_put_sample(model, executor, s, &sample);
         else image_put_nothing(model, executor, s);
     }
-    executor_zero(executor);
-    executor_run(executor);
+    program_run(&session->evaluation, &(ProgramWork){.microbatches = 1});
     if (!executor_finish(executor, error)) return false;
     *sum += executor_get_metric(executor, model->loss, 0);
     return true;
@@ -71,7 +70,7 @@ bool evaluate_images(
     double sum = 0, start = log_seconds();
     bool done = true;
     Progress progress = progress_start("evaluating", "batches", batches);
-    exchange_finish_weights(session->exchange);
+    exchange_finish_weights(session->training.exchange);
     for (int64_t round = 0; round * size < batches && done && !stopped; round++) {
         int64_t batch = round * size + mesh_index(session->mesh, AXES_DATA);
         stopped = stop && stop->signal;

@@ -119,7 +119,9 @@ void multiple_choice_close(MultipleChoice *set) {
 
 /* Rows after the text are documents of one token each: attention does no work for them, and they
  * have no targets. */
-static void load_ending(const Model *model, Executor *executor, const ChoiceText *context, const ChoiceText *ending) {
+static void load_ending(const Program *program, const ChoiceText *context, const ChoiceText *ending) {
+    const Model *model = &program->model;
+    Executor *executor = program->executor;
     SCOPED_FREE int32_t *rows = memory_allocate(3 * (size_t)model->length * sizeof *rows);
     int32_t *token = rows, *target = token + model->length, *position = target + model->length;
     int64_t last = context->count + ending->count - 1;
@@ -134,20 +136,17 @@ static void load_ending(const Model *model, Executor *executor, const ChoiceText
     model_take_rows(model, executor_tensor(executor, model->positions), position);
 }
 
-static bool score_ending(
-    const Model *model, Executor *executor, const ChoiceText *context, const ChoiceText *ending, double *loss, Error *error) {
-    load_ending(model, executor, context, ending);
-    executor_zero(executor);
-    executor_run(executor);
-    if (!executor_finish(executor, error)) return false;
-    *loss = executor_get_metric(executor, model->loss, 0);
+static bool score_ending(const Program *program, const ChoiceText *context, const ChoiceText *ending, double *loss, Error *error) {
+    load_ending(program, context, ending);
+    program_run(program, &(ProgramWork){.microbatches = 1});
+    if (!executor_finish(program->executor, error)) return false;
+    *loss = executor_get_metric(program->executor, program->model.loss, 0);
     return isfinite(*loss) || error_set(error, ERROR_NUMERICS, "its loss is %g", *loss);
 }
 
-static bool score_example(const Model *model, Executor *executor, const ChoiceExample *example, double *loss, Error *error) {
+static bool score_example(const Program *program, const ChoiceExample *example, double *loss, Error *error) {
     for (int i = 0; i < example->endings; i++)
-        if (!score_ending(model, executor, &example->context, &example->ending[i], &loss[i], error))
-            return error_context(error, "ending %d", i);
+        if (!score_ending(program, &example->context, &example->ending[i], &loss[i], error)) return error_context(error, "ending %d", i);
     return true;
 }
 
@@ -162,14 +161,13 @@ static void choose(const ChoiceExample *example, ChoiceScore *score) {
 
 /* Sets the losses of all examples, [count][CHOICE_ENDINGS], on every rank. Groups of ranks take
  * examples in turn, and each rank adds its losses to zeros. */
-static bool score_all(
-    const Model *model, Executor *executor, Comm *comm, const MultipleChoice *set, int64_t count, double *losses, Error *error) {
-    const Mesh *mesh = model->graph->mesh;
+static bool score_all(const Program *program, Comm *comm, const MultipleChoice *set, int64_t count, double *losses, Error *error) {
+    const Mesh *mesh = program->model.graph->mesh;
     int index = mesh_index(mesh, AXES_DATA), size = mesh_size(mesh, AXES_DATA);
     bool good = true;
     Progress progress = progress_start("evaluating", "examples", count);
     for (int64_t i = index; i < count && good; i += size) {
-        good = score_example(model, executor, &set->examples[i], losses + i * CHOICE_ENDINGS, error) ||
+        good = score_example(program, &set->examples[i], losses + i * CHOICE_ENDINGS, error) ||
                error_context(error, "example %lld", (long long)i);
         progress_update(&progress, i + 1);
     }
@@ -178,12 +176,13 @@ static bool score_all(
 }
 
 bool multiple_choice_evaluate(
-    const Model *model, Executor *executor, Comm *comm, const MultipleChoice *set, int64_t count, ChoiceScore *scores, Error *error) {
+    const Program *program, Comm *comm, const MultipleChoice *set, int64_t count, ChoiceScore *scores, Error *error) {
+    const Model *model = &program->model;
     assert(model->mode == MODEL_EVALUATE && model->sequences == 1 && model->length >= set->longest - 1);
     SCOPED_FREE double *losses = memory_allocate((size_t)(count * CHOICE_ENDINGS) * sizeof *losses);
-    executor_set_scalar(executor, model->scale, 1);
-    executor_set_scalar(executor, model->share, 1);
-    if (!score_all(model, executor, comm, set, count, losses, error)) return false;
+    executor_set_scalar(program->executor, model->scale, 1);
+    executor_set_scalar(program->executor, model->share, 1);
+    if (!score_all(program, comm, set, count, losses, error)) return false;
     for (int64_t i = 0; i < count; i++) {
         memcpy(scores[i].loss, losses + i * CHOICE_ENDINGS, sizeof scores[i].loss);
         choose(&set->examples[i], &scores[i]);

@@ -3,7 +3,7 @@
  * and the context, and for each ending its tokens and the ending. */
 #pragma once
 
-#include "model/model.h"
+#include "program/program.h"
 
 enum { CHOICE_ENDINGS = 16 }; /* maximum per example; HellaSwag has 4 */
 
@@ -37,8 +37,8 @@ typedef struct ChoiceScore {
 } ChoiceScore;
 
 /* Scores the first `count` examples. The ranks in `comm` are those of the model's mesh; each group
- * of ranks takes its share, and all ranks get all scores. `model` is a MODEL_EVALUATE program of
+ * of ranks takes its share, and all ranks get all scores. `program` is a MODEL_EVALUATE program of
  * one sequence of at least set->longest - 1 tokens, with its weights set; tokens must be below its
  * vocabulary. ERROR_NUMERICS if a loss is not finite. */
 bool multiple_choice_evaluate(
-    const Model *model, Executor *executor, Comm *comm, const MultipleChoice *set, int64_t count, ChoiceScore *scores, Error *error);
+    const Program *program, Comm *comm, const MultipleChoice *set, int64_t count, ChoiceScore *scores, Error *error);

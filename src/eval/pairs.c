@@ -46,11 +46,12 @@ int64_t pairs_take(
     return taken;
 }
 
-void pairs_load(const StepInputs *inputs, const Model *model, Executor *executor, int64_t microbatch) {
+void pairs_load(const StepInputs *inputs, const Program *program, int64_t microbatch) {
+    const Model *model = &program->model;
     if (!model->rewards) return;
     int64_t most = preference_most_pairs(model->rows);
-    int32_t *pairs = executor_tensor(executor, model->preference.pairs);
-    void *reference = executor_tensor(executor, model->preference.reference);
+    int32_t *pairs = executor_tensor(program->executor, model->preference.pairs);
+    void *reference = executor_tensor(program->executor, model->preference.reference);
     size_t bytes = precision_bytes(model->graph->precision, TYPE_WIDE);
     if (microbatch < 0) {
         memset(pairs, 0, (size_t)(most * PAIR_BOUNDS) * sizeof *pairs);
@@ -60,8 +61,9 @@ void pairs_load(const StepInputs *inputs, const Model *model, Executor *executor
     for (int64_t i = 0; i < 2 * most; i++) element_set(bytes, reference, i, inputs->reference[microbatch * most * 2 + i]);
 }
 
-void pairs_add_rewards(const Model *model, const Executor *executor, double sums[REWARD_COUNT]) {
-    for (int i = 0; model->rewards && i < REWARD_COUNT; i++) sums[i] += executor_get_metric(executor, model->rewards, i);
+void pairs_add_rewards(const Program *program, double sums[REWARD_COUNT]) {
+    TensorId rewards = program->model.rewards;
+    for (int i = 0; rewards && i < REWARD_COUNT; i++) sums[i] += executor_get_metric(program->executor, rewards, i);
 }
 
 Rewards pairs_mean(const double sums[REWARD_COUNT], int64_t pairs) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "data/data.h"
-#include "model/model.h"
+#include "program/program.h"
 #include "run/reference.h"
 
 /* All rows of a step, microbatch after microbatch; with a pair loss also PreferenceInputs.pairs and
@@ -21,7 +21,7 @@ void pairs_free(StepInputs *inputs);
 int64_t pairs_take(
     StepInputs *inputs, const Model *model, int64_t microbatch, const Batch *batch, int64_t rows, const Reference *reference);
 /* Copies the pairs of a microbatch to the program; -1: none. */
-void pairs_load(const StepInputs *inputs, const Model *model, Executor *executor, int64_t microbatch);
+void pairs_load(const StepInputs *inputs, const Program *program, int64_t microbatch);
 /* Adds the rewards of the program's runs. */
-void pairs_add_rewards(const Model *model, const Executor *executor, double sums[REWARD_COUNT]);
+void pairs_add_rewards(const Program *program, double sums[REWARD_COUNT]);
 Rewards pairs_mean(const double sums[REWARD_COUNT], int64_t pairs);

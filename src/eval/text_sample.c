@@ -63,7 +63,7 @@ static bool encode_prompt(const Corpus *corpus, const char *text, TokenIds *prom
 
 static bool check_prompt(const Session *session, const TokenIds *prompt, Error *error) {
     const ModelConfig *model = &session->config->model;
-    if ((int64_t)prompt->count >= session->sampling.length)
+    if ((int64_t)prompt->count >= session->sampling.model.length)
         return error_set(error, ERROR_USAGE, "%zu tokens leave no room in model.context=%lld: give a shorter text", prompt->count,
             (long long)model->context);
     for (size_t i = 0; i < prompt->count; i++)
@@ -75,8 +75,8 @@ static bool check_prompt(const Session *session, const TokenIds *prompt, Error *
 
 bool text_sample_prompt(const Session *session, const Corpus *corpus, TokenIds *prompt, Error *error) {
     const char *text = session->config->eval.prompt;
-    if (!session->sampling.graph || !corpus->has_valid || !(corpus->bytes || corpus->tokenizer)) return true;
-    int64_t rows = session->sampling.length, most = int_max(rows / 2, rows - session->config->eval.sample_tokens);
+    if (!session->sampling.model.graph || !corpus->has_valid || !(corpus->bytes || corpus->tokenizer)) return true;
+    int64_t rows = session->sampling.model.length, most = int_max(rows / 2, rows - session->config->eval.sample_tokens);
     if (!*text) return take_prompt(session, corpus, most, prompt, error) || error_context(error, "the validation data");
     return (encode_prompt(corpus, text, prompt, error) && check_prompt(session, prompt, error)) || error_context(error, "eval.prompt");
 }
@@ -115,32 +115,15 @@ static char *decode(Text *text, const int32_t *tokens, size_t count, bool last) 
 
 /* -- Drawing ------------------------------------------------------------------------------------------------------- */
 
-static bool start_program(Session *session, Error *error) {
-    if (session->sampler) return true;
-    void *shared[ARENA_COUNT] = {
-        [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
-        [ARENA_QUANTIZED] = executor_arena(session->executor, ARENA_QUANTIZED),
-        [ARENA_MASTER] = executor_arena(session->executor, ARENA_MASTER),
-    };
-    if (session->sampling_plan.bytes[ARENA_ACTIVATION] <= session->plan.bytes[ARENA_ACTIVATION])
-        shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
-    session->sampler = executor_create(session->sampling.graph, &session->sampling_plan, &session->backend, shared, error);
-    if (session->sampler)
-        session->sampling_exchange = exchange_create(session->layout, session->sampling_schedule, session->sampler, error);
-    if (session->sampling_exchange)
-        session->sampling_run = session_run(session, PIPELINE_FORWARD, &session->sampling, session->sampler, session->sampling_exchange);
-    return session->sampling_exchange != NULL;
-}
-
 typedef struct Loading {
-    const Session *session;
+    const Program *program;
     const TokenIds *text;
 } Loading;
 
 static void load(void *context, int64_t microbatch) {
     const Loading *loading = context;
-    const Model *model = &loading->session->sampling;
-    Executor *executor = loading->session->sampler;
+    const Model *model = &loading->program->model;
+    Executor *executor = loading->program->executor;
     int32_t *tokens = executor_tensor(executor, model->tokens), *positions = executor_tensor(executor, model->positions);
     int64_t before = model->length - (int64_t)loading->text->count;
     (void)microbatch;
@@ -150,15 +133,9 @@ static void load(void *context, int64_t microbatch) {
     }
 }
 
-static bool run_program(Session *session, const TokenIds *text, Error *error) {
-    Loading loading = {session, text};
-    executor_zero(session->sampler);
-    if (session->sampling_run) pipeline_run_step(session->sampling_run, 1, &(PipelineWork){.load = load, .context = &loading});
-    else {
-        load(&loading, 0);
-        executor_run(session->sampler);
-    }
-    return executor_finish(session->sampler, error);
+static bool run_text(const Program *program, const TokenIds *text, Error *error) {
+    program_run(program, &(ProgramWork){.microbatches = 1, .load = load, .context = &(Loading){program, text}});
+    return executor_finish(program->executor, error);
 }
 
 static int64_t draw(const Session *session, const Corpus *corpus, size_t count) {
@@ -168,7 +145,7 @@ static int64_t draw(const Session *session, const Corpus *corpus, size_t count) 
     int64_t known = int_min(vocabulary, corpus->bytes ? BYTE_VOCABULARY : tokenizer_vocabulary(corpus->tokenizer));
     SCOPED_FREE void *wide = memory_allocate((size_t)vocabulary * bytes);
     SCOPED_FREE double *logits = memory_allocate((size_t)known * sizeof *logits);
-    executor_read(session->sampler, session->sampling.logits, wide);
+    executor_read(session->sampling.executor, session->sampling.model.logits, wide);
     for (int64_t i = 0; i < known; i++) {
         logits[i] = element_get(bytes, wide, i);
         if (!isfinite(logits[i])) return BROKEN;
@@ -189,14 +166,14 @@ static bool next_token(const TextSampleInput *input, const TokenIds *text, int64
     Session *session = input->session;
     int root = drawing_rank(session);
     bool leads = comm_rank(session->comm) == root, alone = mesh_size(session->mesh, AXES_ROWS | AXES_EXPERTS | MESH(AXIS_PP)) == 1;
-    if ((leads || !alone || session->layout->stage == 3) && !run_program(session, text, error)) return false;
+    if ((leads || !alone || session->layout->stage == 3) && !run_text(&session->sampling, text, error)) return false;
     if (leads) *token = input->stop->signal ? STOPPED : draw(session, input->corpus, text->count);
     return comm_host_broadcast(session->comm, "sample", token, 1, COMM_I64, root, error);
 }
 
 static bool draw_all(const TextSampleInput *input, TokenIds *text, TextSample *sample, Error *error) {
     const Session *session = input->session;
-    int64_t token = 0, most = int_min(session->config->eval.sample_tokens, session->sampling.length - (int64_t)text->count);
+    int64_t token = 0, most = int_min(session->config->eval.sample_tokens, session->sampling.model.length - (int64_t)text->count);
     while (sample->tokens < most) {
         if (!next_token(input, text, &token, error)) return false;
         sample->stopped = token == STOPPED;
@@ -214,8 +191,8 @@ bool text_sample(const TextSampleInput *input, TextSample *sample, Error *error)
     double start = log_seconds();
     *sample = (TextSample){0};
     for (size_t i = 0; i < input->prompt->count; i++) token_ids_append(&text, input->prompt->items[i]);
-    if (!start_program(session, error)) return false;
-    exchange_finish_weights(session->exchange);
+    if (!session->sampling.exchange && !program_start_beside(&session->sampling, &session->training, error)) return false;
+    exchange_finish_weights(session->training.exchange);
     if (!draw_all(input, &text, sample, error)) return false;
     Text decoded = {.corpus = input->corpus};
     if (input->corpus->tokenizer) decoded.decoder = tokenizer_decoder(input->corpus->tokenizer, true);

@@ -15,30 +15,24 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/scope.h"
-#include "model/model.h"
+
 #include "graph/op.h"
 #include "ops/attention/attention.h"
 #include "ops/collective/collective.h"
 #include "ops/largest/largest.h"
-#include "backend/backend.h"
+#include "program/program.h"
 
 /* Rows at a time: the longest program that the remaining prompt fills is used. A single row fills a
  * GPU with chunks of its keys, and a block of 512 rows with tiles of rows. */
 static const int64_t lengths[] = {1, 32, 512};
 enum { PROGRAMS = sizeof lengths / sizeof *lengths, MOST_RANKS = 1024 /* that a message suggests */ };
 
-typedef struct Program {
-    Model model;
-    Plan plan;
-    Executor *executor;
-} Program;
-
 struct Generator {
     Mesh mesh;
     Comm *comm; /* all of its ranks */
     const ModelConfig *config;
     Precision precision;
-    Backend backend;
+    Device *device;
     bool cache;
     Program programs[PROGRAMS]; /* by `lengths`; without the cache the only program, which just describes the weights */
     int program_count;
@@ -56,33 +50,21 @@ struct Generator {
 
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
 
-static void program_build(Program *program, const Generator *g, ModelMode mode, int64_t length) {
+static void build_program(Program *program, const Generator *g, ModelMode mode, int64_t length) {
     program->model = model_build_adapted(&g->mesh, g->config, NULL, g->precision, mode, 1, length, RECOMPUTE_NONE);
     program->plan = graph_plan_lasting(program->model.graph);
 }
 
-static void program_plan(Program *program, const Generator *g) { program->plan = graph_plan(program->model.graph, &g->backend); }
-
-static bool program_start(Program *program, const Generator *g, Error *error) {
-    program->executor = executor_create(program->model.graph, &program->plan, &g->backend, g->shared, error);
-    return program->executor != NULL;
-}
-
-static void program_free(Program *program) {
-    executor_free(program->executor);
-    model_free(&program->model);
-}
-
 /* Runs as many tokens from `first` as the program is long. */
-static void program_run(Program *program, Generator *g, int64_t first) {
+static void run_tokens(Program *program, Generator *g, int64_t first) {
     int64_t length = program->model.length;
     int32_t *positions = executor_tensor(program->executor, program->model.positions);
     memcpy(executor_tensor(program->executor, program->model.tokens), g->tokens + first, length * sizeof *g->tokens);
     for (int64_t i = 0; i < length; i++) positions[i] = (int32_t)(first + i);
     if (program->model.limit) *(int32_t *)executor_tensor(program->executor, program->model.limit) = g->limit;
-    device_overlap_launches(g->backend.device, length == 1); /* longer programs have longer kernels */
+    device_overlap_launches(g->device, length == 1); /* longer programs have longer kernels */
     executor_run(program->executor);
-    device_overlap_launches(g->backend.device, false);
+    device_overlap_launches(g->device, false);
     g->computed = first + length;
 }
 
@@ -183,7 +165,7 @@ static void name_remedy(const Generator *g, int64_t needed, int64_t available, c
 
 /* Fails on all ranks if one rank lacks the memory. Ranks of a node share the memory of its CPU. */
 static bool check_memory(const Generator *g, Error *error) {
-    Device *device = g->backend.device;
+    Device *device = g->device;
     int64_t needed = needed_bytes(g), available = device_available(device);
     if (available < 0) available = INT64_MAX;
     else if (device_info(device)->host_memory) available /= comm_local_size(g->comm);
@@ -201,13 +183,12 @@ static bool check_memory(const Generator *g, Error *error) {
 /* Builds and plans the programs. The first check precedes the placement of activations, which takes
  * long for large models. */
 static bool plan(Generator *g, Error *error) {
-    program_build(&g->programs[g->program_count++], g, g->cache ? MODEL_GENERATE : MODEL_SCORE, lengths[0]);
-    if (!check_memory(g, error)) return false;
-    program_plan(&g->programs[0], g);
+    build_program(&g->programs[g->program_count++], g, g->cache ? MODEL_GENERATE : MODEL_SCORE, lengths[0]);
+    if (!check_memory(g, error) || !program_plan(&g->programs[0], g->device, error)) return false;
     while (g->cache && g->program_count < PROGRAMS && lengths[g->program_count] <= g->config->context) {
         Program *next = &g->programs[g->program_count];
-        program_build(next, g, MODEL_GENERATE, lengths[g->program_count++]);
-        program_plan(next, g);
+        build_program(next, g, MODEL_GENERATE, lengths[g->program_count++]);
+        if (!program_plan(next, g->device, error)) return false;
         assert_same_states(&g->programs[0], next);
     }
     return check_memory(g, error);
@@ -220,14 +201,14 @@ static int64_t wide_bytes(const Generator *g) {
 
 static bool start(Generator *g, Error *error) {
     if (!plan(g, error)) return false;
-    if (!(g->wide_logits = device_allocate_host(g->backend.device, wide_bytes(g), error))) return error_context(error, "logits");
+    if (!(g->wide_logits = device_allocate_host(g->device, wide_bytes(g), error))) return error_context(error, "logits");
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         int64_t bytes = is_shared(arena) ? g->programs[0].plan.bytes[arena] : 0;
-        if (bytes && !(g->shared[arena] = device_allocate(g->backend.device, bytes, error)))
+        if (bytes && !(g->shared[arena] = device_allocate(g->device, bytes, error)))
             return error_context(error, "%s of generation", arena_name(arena));
     }
     for (int i = 0; i < g->program_count && g->cache; i++)
-        if (!program_start(&g->programs[i], g, error)) return false;
+        if (!program_start(&g->programs[i], g->shared, error)) return false;
     return true;
 }
 
@@ -243,13 +224,13 @@ static bool open_windows(const Generator *g, Error *error) {
 
 Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error) {
     Generator *g = memory_allocate(sizeof *g);
-    *g = (Generator){.mesh = mesh ? *mesh : mesh_alone, .config = config, .precision = precision, .cache = cache};
+    *g = (Generator){.mesh = mesh ? *mesh : mesh_alone, .config = config, .precision = precision, .device = device, .cache = cache};
     g->comm = mesh_group(&g->mesh, AXES_ALL);
     assert(cache || comm_size(g->comm) == 1);
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
     g->logits = memory_allocate(config->vocabulary * sizeof *g->logits);
     g->mesh.direct = cache;
-    if (op_backend(&g->backend, device, precision, error) && open_windows(g, error) && start(g, error)) return g;
+    if (open_windows(g, error) && start(g, error)) return g;
     generator_free(g);
     return NULL;
 }
@@ -258,10 +239,10 @@ void generator_free(Generator *g) {
     if (!g) return;
     comm_wait(g->comm, g->agreement);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
-        if (g->shared[arena]) device_free(g->backend.device, g->shared[arena], g->programs[0].plan.bytes[arena]);
+        if (g->shared[arena]) device_free(g->device, g->shared[arena], g->programs[0].plan.bytes[arena]);
     for (int i = 0; i < g->program_count; i++) program_free(&g->programs[i]);
     free(g->tokens);
-    if (g->wide_logits) device_free_host(g->backend.device, g->wide_logits, wide_bytes(g));
+    if (g->wide_logits) device_free_host(g->device, g->wide_logits, wide_bytes(g));
     free(g->logits);
     free(g);
 }
@@ -270,7 +251,7 @@ const Graph *generator_graph(const Generator *g) { return g->programs[0].model.g
 void *generator_master(Generator *g) { return g->shared[ARENA_MASTER]; }
 void *generator_weights(Generator *g) { return g->shared[ARENA_WEIGHT]; }
 void generator_use_weights(Generator *g) {
-    model_cast_weights(g->programs[0].model.graph, g->backend.device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]);
+    model_cast_weights(g->programs[0].model.graph, g->device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]);
 }
 
 /* -- Tokens -------------------------------------------------------------------------------------------------------- */
@@ -295,10 +276,9 @@ void generator_restart(Generator *g) { g->count = g->computed = 0; }
 
 static bool compute_whole(Generator *g, Error *error) {
     SCOPED(program_free) Program program = {0};
-    program_build(&program, g, MODEL_SCORE, g->count);
-    program_plan(&program, g);
-    if (!program_start(&program, g, error)) return false;
-    program_run(&program, g, 0);
+    build_program(&program, g, MODEL_SCORE, g->count);
+    if (!program_plan(&program, g->device, error) || !program_start(&program, g->shared, error)) return false;
+    run_tokens(&program, g, 0);
     read_logits(g, &program);
     return true;
 }
@@ -316,7 +296,7 @@ static bool compute(Generator *g, Error *error) {
     if (!g->cache && g->computed < g->count) return compute_whole(g, error);
     while (g->computed < g->count) {
         g->unread = choose_program(g);
-        program_run(g->unread, g, g->computed);
+        run_tokens(g->unread, g, g->computed);
     }
     return true;
 }

@@ -1,6 +1,6 @@
 /* One pass over the nodes notes when each bucket is read and written; this determines when the
  * bucket may be updated. Slots are then placed by lifetime, like activations. Owns the schedule's
- * lists. Called by session_plan. */
+ * lists. Called by program_plan. */
 #include "layout/comm_schedule.h"
 
 #include <stdlib.h>

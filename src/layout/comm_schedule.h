@@ -15,7 +15,7 @@
  * weights are updated; no later node reads these weights. Slots of vectors, which are small, stay
  * until the step ends.
  *
- * Made by session_plan for each program, between layout_place and executor_create. */
+ * Made by program_plan for each program, between layout_place and executor_create. */
 #pragma once
 
 #include "layout/layout.h"

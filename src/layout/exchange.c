@@ -1,6 +1,6 @@
 /* Issues the collectives of a communication schedule at its comm points and keeps their tickets,
  * bucket by bucket. Owns the tickets, and a bf16 buffer of one bucket if gradients are reduced in
- * bf16. All other memory belongs to the executor. Called by the session and, at comm points, by the
+ * bf16. All other memory belongs to the executor. Called by the session, by programs and, at comm points, by the
  * executor. */
 #include "layout/exchange.h"
 

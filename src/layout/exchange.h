@@ -10,7 +10,7 @@
  * With layout->reduces_in_bf16, gradients of matrices are cast to bf16 in place before they are
  * sent. This rank's shard is cast back to fp32 after it is reduced.
  *
- * Owned by the session; the layout, its mesh with the groups of the buckets, the schedule and the executor outlive it. */
+ * Owned by the program; the layout, its mesh with the groups of the buckets, the schedule and the executor outlive it. */
 #pragma once
 
 #include "comm/comm.h"

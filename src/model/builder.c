@@ -306,7 +306,7 @@ TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing rou
     TensorId down = declare_experts(b, prefix, ".down_proj", c->width, c->ffn, &by_input);
     Dispatch dispatch = op_moe_sort(graph, routing.index, c->experts);
     TensorId slots = op_moe_permute(graph, x, &dispatch);
-    Exchange exchange = splits_experts(b) ? (Exchange){.local = dispatch} : op_moe_exchange(graph, &dispatch);
+    ExpertExchange exchange = splits_experts(b) ? (ExpertExchange){.local = dispatch} : op_moe_exchange(graph, &dispatch);
     TensorId arrived = op_moe_dispatch(graph, slots, &exchange);
     TensorId both = apply_experts(b, arrived, gate_up, &exchange.local);
     TensorId hidden = op_swiglu(graph, builder_adapt_experts(b, graph_get(graph, gate_up)->name, arrived, both, &exchange.local));

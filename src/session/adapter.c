@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend.h"
 #include "backend/cpu/cpu_device.h"
 #include "base/element.h"
 #include "base/file.h"
@@ -48,15 +47,15 @@ static bool take_quantized(const Session *session, const WeightSource *source, c
     int index = graph_find_parameter(source->graph, p->name);
     const Parameter *from = &source->graph->parameters[index];
     SCOPED_FREE float *values = memory_allocate((size_t)p->count * sizeof *values);
-    if (source->reader) return hf_reader_load(source->reader, index, values), quantized_put(session->executor, p, values, error);
+    if (source->reader) return hf_reader_load(source->reader, index, values), quantized_put(session->training.executor, p, values, error);
     for (int64_t i = 0; i < p->count; i++)
         values[i] = (float)element_get((size_t)from->element_bytes, parameter_in(from, source->master), i);
-    return quantized_put(session->executor, p, values, error);
+    return quantized_put(session->training.executor, p, values, error);
 }
 
 /* Fills this rank's part of trained tables, and of trained rows of tables. */
 static void take_tables(Session *session, const WeightSource *source) {
-    const Graph *graph = session->model.graph;
+    const Graph *graph = session->training.model.graph;
     Graph *rows = graph_create(graph->precision, false);
     const TokenRuns runs = lora_token_runs(&session->config->lora);
     for (int i = 0; i < graph->parameter_count; i++) {
@@ -82,7 +81,7 @@ static void take_tables(Session *session, const WeightSource *source) {
 /* Fills the frozen parameters of the session; matrices go into the weight arena, cast to its type.
  * In a run without steps, trained tables start with the source's values, and are not spread yet. */
 static bool take_all(Session *session, const WeightSource *source, Error *error) {
-    const Graph *graph = session->model.graph;
+    const Graph *graph = session->training.model.graph;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (!p->frozen) continue;
@@ -92,8 +91,9 @@ static bool take_all(Session *session, const WeightSource *source, Error *error)
         }
         bool base = graph_is_base(graph, p),
              as_bf16 = precision_is_bf16(graph->precision) && (base || graph_state_type(graph, p) == TYPE_COMPUTE);
-        void *to = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, executor_arena(session->executor, ARENA_MASTER));
-        weights_take(source, graph, (ParameterInterval){i, 0, p->count}, as_bf16, session->backend.device, to);
+        void *to = base ? executor_tensor(session->training.executor, p->tensor)
+                        : parameter_in(p, executor_arena(session->training.executor, ARENA_MASTER));
+        weights_take(source, graph, (ParameterInterval){i, 0, p->count}, as_bf16, session->device, to);
     }
     if (!session->step) take_tables(session, source);
     return true;
@@ -121,7 +121,7 @@ static bool take_source(Session *session, const char *folder, const Config *orig
 bool adapter_load_base(Session *session, const char *folder, const Config *origin, Error *error) {
     return check_base(folder, origin, error) &&
            (source_is_model_folder(folder) ? take_folder : take_source)(session, folder, origin, error) &&
-           device_ok(session->backend.device, error);
+           device_ok(session->device, error);
 }
 
 /* -- The adapters -------------------------------------------------------------------------------------------------- */
@@ -200,7 +200,7 @@ bool adapter_load_start(Session *session, Error *error) {
         return false;
     if (comm_rank(session->comm) == 0) name_differences(&peft, config);
     weights_take_shards(session, &(WeightSource){.graph = start.model.graph, .master = start.master});
-    return device_ok(session->backend.device, error);
+    return device_ok(session->device, error);
 }
 
 /* -- Merging ------------------------------------------------------------------------------------------------------- */
@@ -302,35 +302,20 @@ bool adapter_load_merged(const char *name, const Config *config, const Graph *gr
 
 enum { COMPARED_TOKENS = 16 };
 
-/* An fp32 model on the CPU over memory with its MASTER arena; for images, of one sample. */
-typedef struct Compared {
-    Model model;
-    Plan plan;
-    Executor *executor;
-} Compared;
-
-static bool compared_open(Compared *c, const Config *config, const LoraConfig *lora, void *master, Error *error) {
-    Backend backend;
+/* Opens an fp32 program on the CPU over memory with its MASTER arena; for images, of one sample. */
+static bool compared_open(Program *c, const Config *config, const LoraConfig *lora, void *master, Error *error) {
     void *shared[ARENA_COUNT] = {[ARENA_MASTER] = master};
     int64_t tokens = COMPARED_TOKENS + (model_makes_images(&config->model) ? config->model.text_tokens : 0);
     ModelConfig model = config->model;
     model.fp8.recipe = FP8_NONE; /* FP8 rounds the merged matrices differently from those of the base */
     c->model = model_build_adapted(NULL, &model, lora, PRECISION_FP32, MODEL_LOGITS, 1, tokens, RECOMPUTE_NONE);
-    if (!op_backend(&backend, device_cpu(), PRECISION_FP32, error)) return false;
-    c->plan = graph_plan(c->model.graph, &backend);
-    c->executor = executor_create(c->model.graph, &c->plan, &backend, shared, error);
-    return c->executor != NULL;
-}
-
-static void compared_close(Compared *c) {
-    if (c->executor) executor_free(c->executor);
-    model_free(&c->model);
+    return program_plan(c, device_cpu(), error) && program_start(c, shared, error);
 }
 
 /* Returns its output for random inputs: logits of tokens, or velocities of image tokens. */
-static TensorId result_of(const Compared *c) { return c->model.velocity ? c->model.velocity : c->model.logits; }
+static TensorId result_of(const Program *c) { return c->model.velocity ? c->model.velocity : c->model.logits; }
 
-static void put_tokens(const Compared *c, const Config *config) {
+static void put_tokens(const Program *c, const Config *config) {
     int32_t *tokens = executor_tensor(c->executor, c->model.tokens), *positions = executor_tensor(c->executor, c->model.positions);
     for (int i = 0; i < COMPARED_TOKENS; i++) {
         tokens[i] = (int32_t)(rng_bits(1, 0, (uint64_t)i).word[0] % (uint64_t)config->model.vocabulary);
@@ -339,7 +324,7 @@ static void put_tokens(const Compared *c, const Config *config) {
 }
 
 /* The caller frees the result. */
-static float *compute(const Compared *c, const Config *config) {
+static float *compute(const Program *c, const Config *config) {
     float *result = memory_allocate((size_t)graph_elements(c->model.graph, result_of(c)) * sizeof *result);
     if (c->model.velocity) image_put_synthetic(&c->model, c->executor);
     else put_tokens(c, config);
@@ -369,7 +354,7 @@ static bool take_base(const HostModel *adapted, const char *name, const Config *
 static bool expect(MergedCheck *check, const char *name, const Config *config, Error *error) {
     int64_t step;
     SCOPED(host_model_close) HostModel adapted = {0};
-    SCOPED(compared_close) Compared with = {0};
+    SCOPED(program_free) Program with = {0};
     const LoraConfig lora = as_it_was(&config->lora);
     if (!open_adapters(&adapted, name, config, PRECISION_FP32, &step, error) || !take_base(&adapted, name, config, error) ||
         !compared_open(&with, config, &lora, adapted.master, error))
@@ -396,7 +381,7 @@ void adapter_check_end(MergedCheck *check) { free(check->expected); }
 
 /* The difference is infinity if the model produces NaN. */
 static bool measure(const MergedCheck *check, const Config *config, void *master, double *difference, Error *error) {
-    SCOPED(compared_close) Compared merged = {0};
+    SCOPED(program_free) Program merged = {0};
     if (!compared_open(&merged, config, NULL, master, error)) return false;
     SCOPED_FREE float *result = compute(&merged, config);
     *difference = 0;

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "backend/backend.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -60,21 +59,23 @@ static Model build(const Session *session, const Mesh *mesh, ModelMode mode, int
     return built;
 }
 
-/* Returns the plan with the arenas of parameters in the sizes that this rank needs. */
-static Plan plan_program(const Session *session, Graph *graph, const CommSchedule *schedule) {
-    Plan plan = graph_plan(graph, &session->backend);
-    if (session->pipeline) plan_set_slots(&plan, graph->training ? session->pipeline->slots : session->pipeline->forward_slots);
-    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = schedule->gradient_bytes;
-    if (!session->layout->stage) return plan;
-    plan.bytes[ARENA_MASTER] = session->layout->shard.bytes;
-    plan.bytes[ARENA_WEIGHT] = schedule->weight_bytes;
-    return plan;
+/* Plans a program whose parameters the layout has placed. The arena of weights is training's, which
+ * has room for the slots of every program. */
+static bool plan_program(Session *session, Program *program, Error *error) {
+    int64_t *most = &session->training.plan.bytes[ARENA_WEIGHT];
+    program->layout = session->layout;
+    program->pipeline = session->pipeline;
+    if (!program_plan(program, session->device, error)) return false;
+    *most = int_max(*most, program->plan.bytes[ARENA_WEIGHT]);
+    return true;
 }
 
-/* Makes the schedule after op_absorb, so that it knows when nodes run. */
-static CommSchedule *schedule_program(const Session *session, Graph *graph) {
-    op_absorb(&session->backend, graph);
-    return comm_schedule_create(session->layout, graph);
+/* Builds and plans a program of the same model, which shares training's weights. */
+static bool plan_beside(
+    Session *session, Program *program, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length, Error *error) {
+    program->model = build(session, mesh, mode, sequences, length);
+    layout_place(session->layout, program->model.graph);
+    return plan_program(session, program, error);
 }
 
 /* Returns the rows of the program that writes text samples; 0: a run with these settings writes
@@ -89,17 +90,6 @@ static int64_t sample_rows(const Config *config) {
     return int_min(prompt + eval->sample_tokens, config->model.context);
 }
 
-static void plan_sampling(Session *session) {
-    const Config *config = session->config;
-    int64_t rows = sample_rows(config);
-    if (!rows) return;
-    session->sampling = build(session, session->whole, MODEL_SCORE, 1, rows);
-    layout_place(session->layout, session->sampling.graph);
-    session->sampling_schedule = schedule_program(session, session->sampling.graph);
-    session->sampling_plan = plan_program(session, session->sampling.graph, session->sampling_schedule);
-    session->plan.bytes[ARENA_WEIGHT] = int_max(session->plan.bytes[ARENA_WEIGHT], session->sampling_plan.bytes[ARENA_WEIGHT]);
-}
-
 bool session_check_fp8(const Config *config, const Device *device, Error *error) {
     const DeviceInfo *info = device_info(device);
     if (config->model.fp8.recipe == FP8_NONE) return true;
@@ -112,8 +102,7 @@ bool session_check_fp8(const Config *config, const Device *device, Error *error)
 }
 
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error) {
-    *session = (Session){.config = config};
-    Precision precision = config->precision;
+    *session = (Session){.config = config, .device = device};
     session->mesh = memory_allocate(sizeof *session->mesh);
     session->whole = memory_allocate(sizeof *session->whole);
     if (!layout_mesh(session->mesh, config, rank, size, error)) return false;
@@ -125,20 +114,14 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
             "give layout.zero=2 or less",
             (long long)config->lora.rank);
     if (!lora_check_targets(&config->model, &config->lora, error)) return false;
-    if (!op_backend(&session->backend, device, precision, error) || !session_check_fp8(config, device, error)) return false;
-    int64_t sequences = config->batch.sequences, length = config->data.length;
+    if (!session_check_fp8(config, device, error)) return false;
+    int64_t sequences = config->batch.sequences, length = config->data.length, sampled = sample_rows(config);
     session->pipeline = pipeline_plan_create(session->mesh, config, step_microbatches(session));
-    session->model = build(session, session->mesh, MODEL_TRAIN, sequences, length);
-    session->evaluation = build(session, session->mesh, MODEL_EVALUATE, sequences, length);
-    session->layout = layout_create(session->model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device));
-    layout_place(session->layout, session->evaluation.graph);
-    session->schedule = schedule_program(session, session->model.graph);
-    session->evaluation_schedule = schedule_program(session, session->evaluation.graph);
-    session->plan = plan_program(session, session->model.graph, session->schedule);
-    session->evaluation_plan = plan_program(session, session->evaluation.graph, session->evaluation_schedule);
-    session->plan.bytes[ARENA_WEIGHT] = int_max(session->plan.bytes[ARENA_WEIGHT], session->evaluation_plan.bytes[ARENA_WEIGHT]);
-    plan_sampling(session);
-    return true;
+    session->training.model = build(session, session->mesh, MODEL_TRAIN, sequences, length);
+    session->layout = layout_create(session->training.model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device));
+    return plan_program(session, &session->training, error) &&
+           plan_beside(session, &session->evaluation, session->mesh, MODEL_EVALUATE, sequences, length, error) &&
+           (!sampled || plan_beside(session, &session->sampling, session->whole, MODEL_SCORE, 1, sampled, error));
 }
 
 bool session_plan(Session *session, const Config *config, Device *device, Error *error) {
@@ -147,13 +130,13 @@ bool session_plan(Session *session, const Config *config, Device *device, Error 
 
 ModelSize session_size(const Session *session) {
     const Config *config = session->config;
-    const Graph *graph = session->model.graph;
+    const Graph *graph = session->training.model.graph;
     if (mesh_size(session->mesh, MESH(AXIS_PP) | AXES_ROWS | AXES_EXPERTS) > 1)
         return model_size(&config->model, &config->lora, config->precision, config->batch.sequences, config->data.length);
     return (ModelSize){.parameters = model_parameters(graph),
         .trained = model_trained_parameters(graph),
         .active = model_active_parameters(graph, &config->model),
-        .flops = session->plan.flops};
+        .flops = session->training.plan.flops};
 }
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
@@ -166,28 +149,30 @@ static int64_t small_arenas(const Plan *plan) { return plan->bytes[ARENA_INPUT] 
  * enough. */
 static int64_t own_activations(const Session *session, const Plan *plan) {
     return plan->bytes[ARENA_STASH] +
-           (plan->bytes[ARENA_ACTIVATION] > session->plan.bytes[ARENA_ACTIVATION] ? plan->bytes[ARENA_ACTIVATION] : 0);
+           (plan->bytes[ARENA_ACTIVATION] > session->training.plan.bytes[ARENA_ACTIVATION] ? plan->bytes[ARENA_ACTIVATION] : 0);
 }
 
 Budget session_budget(const Session *session) {
-    const Plan *plan = &session->plan, *evaluation = &session->evaluation_plan, *sampling = &session->sampling_plan;
+    const Program *training = &session->training;
+    const Graph *graph = training->model.graph;
+    const Plan *plan = &training->plan, *evaluation = &session->evaluation.plan, *sampling = &session->sampling.plan;
     const OptimizerConfig *optimizer = &session->config->optimizer;
     const OptimizerShard *shard = &session->layout->shard;
     int64_t rows = session_step_rows(session), step_tokens = rows * 3 * (int64_t)sizeof(int32_t);
-    if (session->model.rewards)
-        step_tokens += rows / session->model.rows * preference_most_pairs(session->model.rows) *
+    if (training->model.rewards)
+        step_tokens += rows / training->model.rows * preference_most_pairs(training->model.rows) *
                        (int64_t)(PAIR_BOUNDS * sizeof(int32_t) + 2 * sizeof(double));
-    int64_t history = amax_history_bytes(session->model.graph, session->config->model.fp8.amax_history_len);
+    int64_t history = amax_history_bytes(graph, session->config->model.fp8.amax_history_len);
     int64_t states = evaluation->bytes[ARENA_STATE] + sampling->bytes[ARENA_STATE];
     Budget budget = {
-        .host = device_info(session->backend.device)->host_memory,
+        .host = device_info(session->device)->host_memory,
         .weights = plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_QUANTIZED],
         .codes = plan->bytes[ARENA_STATE],
         .master = plan->bytes[ARENA_MASTER],
-        .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->schedule, session->model.graph),
-        .optimizer = optimizer_state_bytes(session->model.graph, optimizer, shard),
+        .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, training->schedule, graph),
+        .optimizer = optimizer_state_bytes(graph, optimizer, shard),
         .activations = plan->bytes[ARENA_ACTIVATION] + plan->bytes[ARENA_STASH],
-        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, session->backend.device),
+        .scratch = optimizer_workspace_bytes(graph, optimizer, shard, session->device),
         .evaluation = own_activations(session, evaluation) + own_activations(session, sampling),
         .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + states + step_tokens,
         .updated = session->layout->in_backward,
@@ -248,7 +233,7 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
     char needed[32], have[32];
     Fit fits[MOST_FITS];
     int rank = mesh_rank(session->mesh), first = 0;
-    int count = fit_search(session->config, session->backend.device, rank, layout_all_ranks(layout), available, fits);
+    int count = fit_search(session->config, session->device, rank, layout_all_ranks(layout), available, fits);
     log_format_bytes((double)budget.total, needed);
     log_format_bytes((double)available, have);
     const char *whose = budget.host ? " beside what the process itself takes" : "";
@@ -267,18 +252,18 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
 /* -- Updates ------------------------------------------------------------------------------------------------------- */
 
 static void update_bucket(Session *session, int bucket, double scale) {
-    optimizer_step_bucket(session->optimizer, bucket, executor_arena(session->executor, ARENA_MASTER),
-        executor_arena(session->executor, ARENA_WEIGHT), exchange_gradients(session->exchange, bucket), session->update.step,
-        session->update.lr, scale);
+    optimizer_step_bucket(session->optimizer, bucket, executor_arena(session->training.executor, ARENA_MASTER),
+        executor_arena(session->training.executor, ARENA_WEIGHT), exchange_gradients(session->training.exchange, bucket),
+        session->update.step, session->update.lr, scale);
 }
 
 /* Returns whether the loss is finite on all ranks, after waiting for the end of the forward pass. A
  * lost rank ends the step. */
 static bool has_finite_loss(const Session *session) {
     Error error = {0};
-    int64_t bad = !executor_finish(session->executor, &error);
-    for (int i = 0; i < graph_elements(session->model.graph, session->model.loss); i++)
-        bad |= !isfinite(executor_get_metric(session->executor, session->model.loss, i));
+    int64_t bad = !executor_finish(session->training.executor, &error);
+    for (int i = 0; i < graph_elements(session->training.model.graph, session->training.model.loss); i++)
+        bad |= !isfinite(executor_get_metric(session->training.executor, session->training.model.loss, i));
     return comm_host_all_reduce(session->comm, "bad losses", &bad, 1, COMM_I64, COMM_SUM, &error) && !bad;
 }
 
@@ -290,10 +275,10 @@ static void update_within(void *context, int bucket) {
     if (!update->judged) update->made = has_finite_loss(session);
     update->judged = true;
     if (!update->made) return;
-    optimizer_note_squares(session->optimizer, bucket, exchange_gradients(session->exchange, bucket));
+    optimizer_note_squares(session->optimizer, bucket, exchange_gradients(session->training.exchange, bucket));
     update_bucket(session, bucket, 1);
     if (!session->config->profile) return;
-    device_synchronize(session->backend.device);
+    device_synchronize(session->device);
     update->seconds += log_seconds() - start;
 }
 
@@ -306,7 +291,7 @@ void session_begin_step(Session *session, int64_t step, double lr, int64_t rows)
 
 PreciseSum session_gradient_squares(Session *session) {
     if (!session->layout->in_backward)
-        return optimizer_gradient_squares(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
+        return optimizer_gradient_squares(session->optimizer, executor_arena(session->training.executor, ARENA_GRADIENT));
     return session->update.made ? optimizer_noted_squares(session->optimizer) : (PreciseSum){.high = NAN};
 }
 
@@ -319,18 +304,19 @@ void session_update(Session *session, double norm) {
 /* -- Starting and ending ------------------------------------------------------------------------------------------- */
 
 static bool initialize(Session *session, Error *error) {
-    void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
-    quantized_fill(session->executor);
+    void *master = executor_arena(session->training.executor, ARENA_MASTER),
+         *weights = executor_arena(session->training.executor, ARENA_WEIGHT);
+    quantized_fill(session->training.executor);
     if (!session->layout->stage)
         return model_initialize_on(
-            session->model.graph, &session->config->model, session->config->seed, session->backend.device, master, weights, error);
+            session->training.model.graph, &session->config->model, session->config->seed, session->device, master, weights, error);
     for (int i = 0; i < session->layout->shard.interval_count; i++) {
         const ShardInterval *interval = &session->layout->shard.intervals[i];
-        model_initialize_interval(session->model.graph, &session->config->model, session->config->seed, &interval->elements,
-            session->backend.device, (char *)master + interval->offset);
+        model_initialize_interval(session->training.model.graph, &session->config->model, session->config->seed, &interval->elements,
+            session->device, (char *)master + interval->offset);
     }
     session_spread_weights(session);
-    return device_ok(session->backend.device, error) && comm_ok(session->comm, error);
+    return device_ok(session->device, error) && comm_ok(session->comm, error);
 }
 
 /* Opens the groups of ranks in which the buckets, the optimizer and the program communicate. */
@@ -355,75 +341,45 @@ static bool open_groups(Session *session, Error *error) {
  * the programs. */
 static void note_kernels(Session *session) {
     Error ignored;
-    Device *device = session->backend.device;
-    void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
-    const void *gradients = executor_arena(session->executor, ARENA_GRADIENT);
+    Device *device = session->device;
+    void *master = executor_arena(session->training.executor, ARENA_MASTER),
+         *weights = executor_arena(session->training.executor, ARENA_WEIGHT);
+    const void *gradients = executor_arena(session->training.executor, ARENA_GRADIENT);
     if (!device_prepare_begin(device)) return;
-    model_initialize_on(session->model.graph, &session->config->model, session->config->seed, device, master, weights, &ignored);
+    model_initialize_on(session->training.model.graph, &session->config->model, session->config->seed, device, master, weights, &ignored);
     optimizer_gradient_squares(session->optimizer, gradients);
     optimizer_step(session->optimizer, master, weights, gradients, 1, 0, 1);
     device_prepare_end(device);
 }
 
-PipelineRun *session_run(const Session *session, PipelineKind kind, const Model *model, Executor *executor, Exchange *exchange) {
-    return session->pipeline ? pipeline_run_create(session->pipeline, kind, model, executor, exchange) : NULL;
-}
-
 bool session_start(Session *session, Comm *comm, Error *error) {
     const Config *config = session->config;
+    Program *training = &session->training;
+    const Graph *graph = training->model.graph;
     session->comm = comm;
     session->size = session_size(session);
-    if (!open_groups(session, error)) return false;
-    session->executor = executor_create(session->model.graph, &session->plan, &session->backend, NULL, error);
-    if (!session->executor) return false;
-    void *shared[ARENA_COUNT] = {
-        [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
-        [ARENA_MASTER] = executor_arena(session->executor, ARENA_MASTER),
-        [ARENA_QUANTIZED] = executor_arena(session->executor, ARENA_QUANTIZED),
-    };
-    if (session->evaluation_plan.bytes[ARENA_ACTIVATION] <= session->plan.bytes[ARENA_ACTIVATION])
-        shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
-    session->evaluator = executor_create(session->evaluation.graph, &session->evaluation_plan, &session->backend, shared, error);
-    session->optimizer = session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &session->layout->shard,
-                                                  session->backend.device, error)
-                                            : NULL;
+    if (!open_groups(session, error) || !program_start(training, NULL, error) ||
+        !program_start_beside(&session->evaluation, training, error))
+        return false;
+    session->optimizer = optimizer_create(graph, &config->optimizer, &session->layout->shard, session->device, error);
     if (!session->optimizer) return false;
-    session->history = amax_history_create(session->model.graph, config->model.fp8.amax_history_len);
+    session->history = amax_history_create(graph, config->model.fp8.amax_history_len);
     note_kernels(session);
-    session->exchange = exchange_create(session->layout, session->schedule, session->executor, error);
-    session->evaluation_exchange = exchange_create(session->layout, session->evaluation_schedule, session->evaluator, error);
-    if (!session->exchange || !session->evaluation_exchange) return false;
-    session->run =
-        session_run(session, session->pipeline ? session->pipeline->shape.kind : 0, &session->model, session->executor, session->exchange);
-    session->evaluation_run =
-        session_run(session, PIPELINE_FORWARD, &session->evaluation, session->evaluator, session->evaluation_exchange);
-    optimizer_set_hook(session->optimizer, exchange_send_weights, session->exchange);
-    exchange_set_update(session->exchange, update_within, session);
+    optimizer_set_hook(session->optimizer, exchange_send_weights, training->exchange);
+    exchange_set_update(training->exchange, update_within, session);
     return initialize(session, error);
 }
 
 void session_free(Session *session) {
     session_close_saver(session);
-    pipeline_run_free(session->sampling_run);
-    pipeline_run_free(session->evaluation_run);
-    pipeline_run_free(session->run);
-    exchange_free(session->sampling_exchange);
-    exchange_free(session->evaluation_exchange);
-    exchange_free(session->exchange);
+    program_free(&session->sampling);
+    program_free(&session->evaluation);
+    program_free(&session->training);
     if (session->mesh) mesh_close(session->mesh);
     optimizer_free(session->optimizer);
     amax_history_free(session->history);
-    executor_free(session->sampler);
-    executor_free(session->evaluator);
-    executor_free(session->executor);
-    comm_schedule_free(session->sampling_schedule);
-    comm_schedule_free(session->evaluation_schedule);
-    comm_schedule_free(session->schedule);
     layout_free(session->layout);
     pipeline_plan_free(session->pipeline);
-    model_free(&session->sampling);
-    model_free(&session->evaluation);
-    model_free(&session->model);
     free(session->whole);
     free(session->mesh);
     *session = (Session){0};
@@ -432,6 +388,6 @@ void session_free(Session *session) {
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
 void session_spread_weights(Session *session) {
-    for (int b = 0; b < session->layout->bucket_count; b++) exchange_make_weights(session->exchange, b);
-    exchange_finish_weights(session->exchange);
+    for (int b = 0; b < session->layout->bucket_count; b++) exchange_make_weights(session->training.exchange, b);
+    exchange_finish_weights(session->training.exchange);
 }

@@ -5,9 +5,8 @@
 
 #include "ckpt/ckpt.h"
 #include "config/config.h"
-#include "layout/pipeline_run.h"
-#include "model/model.h"
 #include "optim/optim.h"
+#include "program/program.h"
 #include "session/amax_history.h"
 
 typedef struct Saver Saver;
@@ -42,19 +41,16 @@ enum { SAMPLE_PROMPT_TOKENS = 32 }; /* of text samples that continue the validat
 
 typedef struct Session {
     const Config *config;
-    Backend backend;        /* its device is the planner's */
+    Device *device;         /* borrowed */
     Comm *comm;             /* the caller's; NULL before session_start */
     Mesh *mesh;             /* of the layout; has groups from session_start on */
     Mesh *whole;            /* the same without AXIS_CP, for sequences that every rank has whole */
-    PipelinePlan *pipeline; /* NULL: the model is not cut into stages, and the runs below are NULL */
+    PipelinePlan *pipeline; /* NULL: the model is not cut into stages */
     Layout *layout;         /* this rank's shards of arenas and optimizer state */
-    CommSchedule *schedule, *evaluation_schedule, *sampling_schedule;
-    Model model, evaluation, sampling; /* sampling: no graph if the run writes no text samples */
-    ModelSize size;                    /* of the whole model; from session_start on */
-    Plan plan, evaluation_plan, sampling_plan;
-    Executor *executor, *evaluator, *sampler; /* sampler: NULL until the first sample (text_sample.c) */
-    Exchange *exchange, *evaluation_exchange, *sampling_exchange;
-    PipelineRun *run, *evaluation_run, *sampling_run; /* made with the exchanges */
+    Program training;
+    Program evaluation, sampling; /* with training's weights. sampling has no graph if the run writes no text samples, and starts with
+                                   * the first sample (text_sample.c) */
+    ModelSize size;               /* of the whole model; from session_start on */
     Optimizer *optimizer;
     AmaxHistory *history;   /* of fp8.scaling=delayed; from session_start on; NULL: none */
     Saver *saver;           /* state for saves (state.c); NULL before session_resume */
@@ -80,8 +76,8 @@ typedef struct Budget {
     int64_t activation_floor;
 } Budget;
 
-/* Builds and plans the programs for one of `size` ranks; allocates only the description. The device
- * outlives the session. ERROR_USAGE. */
+/* Builds and plans the programs for one of `size` ranks; allocates only the description. The
+ * session must not move once it has started, and the device outlives it. ERROR_USAGE. */
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error);
 /* ERROR_USAGE if the configuration has fp8.recipe and the device has no FP8 GEMMs. */
 bool session_check_fp8(const Config *config, const Device *device, Error *error);
@@ -91,8 +87,6 @@ bool session_plan(Session *session, const Config *config, Device *device, Error 
  * graph built for this purpose. */
 ModelSize session_size(const Session *session);
 Budget session_budget(const Session *session);
-/* Makes the runs of the session's stage; NULL without a pipeline. */
-PipelineRun *session_run(const Session *session, PipelineKind kind, const Model *model, Executor *executor, Exchange *exchange);
 /* Returns the rows (tokens) of the largest step on this rank, in whole microbatches. */
 int64_t session_step_rows(const Session *session);
 /* Prints a table; `available` in bytes, < 0: unknown. */

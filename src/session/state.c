@@ -73,9 +73,9 @@ static void append_held(IntervalList *list, const Session *session, const char *
         CutShare share = cut_share(elements.count, holder, holders);
         elements.first += share.first;
         elements.count = share.count;
-        memory += share.first * session->model.graph->parameters[elements.parameter].element_bytes;
+        memory += share.first * session->training.model.graph->parameters[elements.parameter].element_bytes;
     }
-    if (!writes || !session->layout->stage || holder == 0) append(list, session->model.graph, name, elements, memory);
+    if (!writes || !session->layout->stage || holder == 0) append(list, session->training.model.graph, name, elements, memory);
 }
 
 static Interval history_interval(const AmaxTensor *tensor, int64_t length) {
@@ -99,9 +99,9 @@ static void append_history(IntervalList *list, const AmaxHistory *history) {
 /* Returns the weights and optimizer state that the session holds on this rank; with `writes`, only
  * what it writes, including FP8 histories. */
 static IntervalList session_intervals(const Session *session, bool writes) {
-    const Graph *graph = session->model.graph;
+    const Graph *graph = session->training.model.graph;
     const OptimizerShard *shard = &session->layout->shard;
-    char *master = executor_arena(session->executor, ARENA_MASTER);
+    char *master = executor_arena(session->training.executor, ARENA_MASTER);
     IntervalList list = {0};
     for (int i = 0; i < shard->interval_count; i++) {
         const ShardInterval *held = &shard->intervals[i];
@@ -210,7 +210,7 @@ static void map_copy(Saver *saver) {
 static void saver_open(Session *session) {
     Saver *saver = session->saver = memory_allocate(sizeof *session->saver);
     saver->list = session_intervals(session, true);
-    saver->device = session->backend.device;
+    saver->device = session->device;
     if (session->config->checkpoint.async) map_copy(saver);
 }
 
@@ -541,7 +541,7 @@ static bool load_newest(const char *where, int64_t only, Comm *comm, const Inter
 }
 
 bool session_resume(Session *session, const char *where, int64_t only, Error *error) {
-    Device *device = session->backend.device;
+    Device *device = session->device;
     SCOPED(list_free) IntervalList list = session_intervals(session, false);
     json_auto_t *metadata = NULL;
     int64_t step = 0;

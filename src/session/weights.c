@@ -107,15 +107,14 @@ void weights_take(const WeightSource *source, const Graph *graph, ParameterInter
 }
 
 void weights_take_shards(Session *session, const WeightSource *source) {
-    const Graph *graph = session->model.graph;
-    char *master = executor_arena(session->executor, ARENA_MASTER);
+    const Graph *graph = session->training.model.graph;
+    char *master = executor_arena(session->training.executor, ARENA_MASTER);
     for (int i = 0; i < session->layout->shard.interval_count; i++) {
         const ShardInterval *held = &session->layout->shard.intervals[i];
         const Parameter *p = &graph->parameters[held->elements.parameter];
         int index = graph_find_parameter(source->graph, p->name);
         if (index < 0 || source->graph->parameters[index].frozen) continue;
-        weights_take(
-            source, graph, held->elements, graph_state_type(graph, p) == TYPE_COMPUTE, session->backend.device, master + held->offset);
+        weights_take(source, graph, held->elements, graph_state_type(graph, p) == TYPE_COMPUTE, session->device, master + held->offset);
     }
 }
 

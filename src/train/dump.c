@@ -46,10 +46,10 @@ static double unit_of(const Session *session, const Parameter *p, Arena which) {
 
 /* Writes the parameters' intervals of an arena under the parameters' names. */
 static bool write_arena(const Session *session, const char *folder, const char *name, Arena which, Error *error) {
-    const Graph *graph = session->model.graph;
-    Device *device = session->backend.device;
-    void *memory = executor_arena(session->executor, which);
-    char *arena = device_view(device, memory, session->plan.bytes[which], VIEW_READ, error);
+    const Graph *graph = session->training.model.graph;
+    Device *device = session->device;
+    void *memory = executor_arena(session->training.executor, which);
+    char *arena = device_view(device, memory, session->training.plan.bytes[which], VIEW_READ, error);
     if (!arena) return false;
     SCOPED_FREE StoredTensor *tensors = memory_allocate(graph->parameter_count * sizeof *tensors);
     SCOPED_FREE char **copies = memory_allocate(graph->parameter_count * sizeof *copies);
@@ -59,7 +59,7 @@ static bool write_arena(const Session *session, const char *folder, const char *
     }
     bool written = write_file(folder, name, tensors, graph->parameter_count, error);
     for (int i = 0; i < graph->parameter_count; i++) free(copies[i]);
-    device_view_close(device, arena, memory, session->plan.bytes[which], VIEW_READ);
+    device_view_close(device, arena, memory, session->training.plan.bytes[which], VIEW_READ);
     return written;
 }
 
@@ -70,7 +70,11 @@ static bool write_step(const Session *session, const char *folder, const StepInp
         {.name = "tokens", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->tokens},
         {.name = "targets", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->targets},
         {.name = "positions", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->positions},
-        {.name = "loss", .type = wide, .rank = 1, .shape = {1}, .data = executor_tensor(session->executor, session->model.loss)},
+        {.name = "loss",
+            .type = wide,
+            .rank = 1,
+            .shape = {1},
+            .data = executor_tensor(session->training.executor, session->training.model.loss)},
         {.name = "logits", .type = wide, .rank = 2, .shape = {inputs->rows, config->model.vocabulary}, .data = logits},
     };
     return write_file(folder, "step.safetensors", tensors, sizeof tensors / sizeof *tensors, error);

@@ -22,12 +22,12 @@ void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples) {
     for (int64_t s = 0; s < sequences; s++) {
         int64_t number = microbatch * sequences + s;
         if (number >= samples) {
-            image_put_nothing(&session->model, session->executor, s);
+            image_put_nothing(&session->training.model, session->training.executor, s);
             continue;
         }
         ImageSample sample = sample_of(loop, session->samples + number), next = sample_of(loop, session->samples + number + ahead);
         encodings_prefetch(next.set, next.sample);
-        image_put_sample(&session->model, session->executor, s, &sample);
+        image_put_sample(&session->training.model, session->training.executor, s, &sample);
     }
 }
 

@@ -1,5 +1,5 @@
 /* The NaN search: finds the origin of the first NaN. Parameters are checked first, then the
- * microbatch is run again, node by node. */
+ * microbatches are run again, node by node. */
 #include "train/numerics_internal.h"
 
 #include <math.h>
@@ -34,7 +34,7 @@ static int64_t count_bad_on_device(const Session *session, const char *values, i
     SCOPED_FREE void *block = memory_allocate((size_t)block_bytes);
     for (int64_t at = 0; at < total; at += most) {
         int64_t count = int_min(total - at, most);
-        device_download(session->backend.device, block, values + at * element, count * element);
+        device_download(session->device, block, values + at * element, count * element);
         bad += count_bad(block, (size_t)element, count);
     }
     return bad;
@@ -53,12 +53,12 @@ static void note_bad(BadParameters *bad, const char *name, int64_t values) {
 
 /* Finds bad trained parameters, until there are `most`. */
 static BadParameters find_bad_parameters(const Session *session, int64_t most) {
-    const char *master = executor_arena(session->executor, ARENA_MASTER);
+    const char *master = executor_arena(session->training.executor, ARENA_MASTER);
     BadParameters bad = {0};
     if (optimizer_is_finite(session->optimizer, master)) return bad;
     for (int i = 0; i < session->layout->shard.interval_count && bad.count < most; i++) {
         const ShardInterval *interval = &session->layout->shard.intervals[i];
-        const Parameter *p = &session->model.graph->parameters[interval->elements.parameter];
+        const Parameter *p = &session->training.model.graph->parameters[interval->elements.parameter];
         note_bad(&bad, p->name, count_bad_on_device(session, master + interval->offset, p->element_bytes, interval->elements.count));
     }
     return bad;
@@ -68,13 +68,13 @@ const char *numerics_bad_parameter(const Session *session) { return find_bad_par
 
 /* Adds the bad parameters that are not trained; their matrices are in the weight arena alone. */
 static void add_bad_frozen(const Session *session, BadParameters *bad) {
-    const Graph *graph = session->model.graph;
-    char *master = executor_arena(session->executor, ARENA_MASTER);
+    const Graph *graph = session->training.model.graph;
+    char *master = executor_arena(session->training.executor, ARENA_MASTER);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         bool base = graph_is_base(graph, p);
         if (p->quantization) continue; /* quantized values cannot be NaN */
-        const void *values = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, master);
+        const void *values = base ? executor_tensor(session->training.executor, p->tensor) : parameter_in(p, master);
         int64_t element = base ? (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : p->element_bytes;
         if (p->frozen) note_bad(bad, p->name, count_bad_on_device(session, values, element, p->count));
     }
@@ -103,7 +103,7 @@ static void inspect_node(Search *search, const Graph *graph, int node) {
         const Tensor *t = graph_get(graph, tensor);
         if (tensor == TENSOR_NONE || t->elided) continue;
         SCOPED_FREE void *values = memory_allocate(graph_bytes(graph, tensor));
-        executor_read(search->session->executor, tensor, values);
+        executor_read(search->session->training.executor, tensor, values);
         search->index = first_bad(graph, values, t->type, graph_elements(graph, tensor));
         search->tensor = tensor;
         if (search->index >= 0) search->node = node;
@@ -116,7 +116,7 @@ static void inspect_node(Search *search, const Graph *graph, int node) {
 static bool inspect(void *context, const Graph *graph, int node, double seconds) {
     Search *search = context;
     bool alone = layout_all_ranks(search->session->layout) == 1;
-    const OpKernel *kernel = search->session->backend.kernels[graph->nodes[node].op];
+    const OpKernel *kernel = search->session->training.backend.kernels[graph->nodes[node].op];
     (void)seconds;
     for (int i = node - (kernel->elides ? graph->nodes[node].absorbs : 0); i <= node; i++) inspect_node(search, graph, i);
     return search->node < 0 || !alone;
@@ -124,29 +124,20 @@ static bool inspect(void *context, const Graph *graph, int node, double seconds)
 
 /* Writes "tensor NAME[3], made by NODE". */
 static void describe_found(const Search *search, char *text, size_t size) {
-    const Graph *graph = search->session->model.graph;
+    const Graph *graph = search->session->training.model.graph;
     if (search->node < 0 || text[0]) return;
     snprintf(text, size, "tensor %s[%lld], made by %s%s", graph_get(graph, search->tensor)->name, (long long)search->index,
         graph->nodes[search->node].backward ? "the backward pass of " : "", graph->nodes[search->node].name);
 }
 
-void numerics_find_in_stage(const Session *session, int64_t microbatches, const PipelineWork *work, char *text, size_t size) {
+void numerics_find(const Session *session, const ProgramWork *work, char *text, size_t size) {
     const char *parameter = numerics_bad_parameter(session);
     Search search = {.session = session, .node = -1};
-    PipelineWork inspected = {work->load, work->context, inspect, &search};
+    ProgramWork inspected = *work;
+    inspected.hook = inspect;
+    inspected.hook_context = &search;
     if (parameter) snprintf(text, size, "parameter %s", parameter);
-    executor_zero(session->executor);
-    pipeline_run_step(session->run, microbatches, &inspected);
-    exchange_finish_gradients(session->exchange);
-    describe_found(&search, text, size);
-}
-
-void numerics_find(const Session *session, char *text, size_t size) {
-    const char *parameter = numerics_bad_parameter(session);
-    Search search = {.session = session, .node = -1};
-    if (parameter && !text[0]) snprintf(text, size, "parameter %s", parameter);
-    if (text[0] && layout_all_ranks(session->layout) == 1) return;
-    executor_zero(session->executor);
-    executor_run_hooked(session->executor, inspect, &search);
+    program_run(&session->training, &inspected);
+    exchange_finish_gradients(session->training.exchange); /* pending gradients would be added to the next step's */
     describe_found(&search, text, size);
 }

@@ -59,7 +59,7 @@ static double measure_gemm(const Config *config, Device *device) {
 }
 
 static bool report_start(Loop *loop, Error *error) {
-    const DeviceInfo *device = device_info(loop->session.backend.device);
+    const DeviceInfo *device = device_info(loop->session.device);
     SCOPED_FREE char *machine = run_describe_machine();
     json_auto_t *details = json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)loop->session.size.parameters,
         "active_parameters", (json_int_t)loop->session.size.active, "machine", machine, "threads", omp_get_max_threads(), "precision",
@@ -74,7 +74,7 @@ static bool take_folder(Session *session, const char *folder, const Config *orig
     SCOPED(model_free) Model whole = model_describe(&session->config->model, NULL, session->config->precision);
     HfReader *reader = hf_reader_open(folder, &origin->model, whole.graph, error);
     if (reader) weights_take_shards(session, &(WeightSource){.reader = reader, .graph = whole.graph});
-    bool taken = reader && device_ok(session->backend.device, error);
+    bool taken = reader && device_ok(session->device, error);
     hf_reader_close(reader);
     return taken;
 }
@@ -82,19 +82,19 @@ static bool take_folder(Session *session, const char *folder, const Config *orig
 /* Returns whether this rank holds parts of weights, from which the weights of its programs are
  * made. */
 static bool has_shards(const Session *session) {
-    return !session->config->lora.rank && (session->layout->stage || !graph_is_whole(session->model.graph));
+    return !session->config->lora.rank && (session->layout->stage || !graph_is_whole(session->training.model.graph));
 }
 
 static bool load_weights(Session *session, const char *folder, const Config *origin, Error *error) {
     if (session->config->lora.rank) return adapter_load_base(session, folder, origin, error);
-    if (!has_shards(session)) return weights_load_program(folder, origin, session->executor, error);
+    if (!has_shards(session)) return weights_load_program(folder, origin, session->training.executor, error);
     if (source_is_model_folder(folder)) return take_folder(session, folder, origin, error);
     SCOPED(host_model_close) HostModel whole = {0};
     if (!host_model_open(&whole, &session->config->model, NULL, session->config->precision, error) ||
         !weights_load(folder, origin, whole.model.graph, whole.master, NULL, error))
         return false;
     weights_take_shards(session, &(WeightSource){.graph = whole.model.graph, .master = whole.master});
-    return device_ok(session->backend.device, error);
+    return device_ok(session->device, error);
 }
 
 /* Returns whether a new run begins with existing adapters. */
@@ -331,7 +331,7 @@ static bool open_records(Loop *loop, Error *error) {
     if (!loop->metrics) return false;
     console_open_log(loop->host->console, config->run);
     record_checkpoint(loop);
-    SCOPED_FREE char *device = op_describe(&loop->session.backend);
+    SCOPED_FREE char *device = op_describe(&loop->session.training.backend);
     Computer computer = {comm_size(loop->comm), device};
     return report_start(loop, error) && lineage_write(config, &loop->origin, &computer, loop->identity, loop->changes, error);
 }
@@ -470,7 +470,7 @@ static bool open_phase(Loop *loop, int64_t sample, Error *error) {
         if (!start_phase(loop, planned, error)) return false;
         phase = phases_find(&loop->phases, loop->session.samples);
     } while (phase != planned);
-    loop->fp8 = fp8_count_use(loop->session.model.graph, &loop->config->model);
+    loop->fp8 = fp8_count_use(loop->session.training.model.graph, &loop->config->model);
     return comm_host_all_reduce(loop->comm, "layers in fp8", &loop->fp8, sizeof loop->fp8 / sizeof(int64_t), COMM_I64, COMM_SUM, error);
 }
 

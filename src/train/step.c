@@ -56,6 +56,7 @@ typedef struct Share {
     int64_t mine;    /* microbatches of this rank */
     int64_t rounds;  /* runs of the program, equal on every rank */
     int64_t rows;    /* tokens of a microbatch */
+    int64_t targets; /* of the whole step, or its preference pairs; from fetch on */
 } Share;
 
 static Share share_of(const Loop *loop) {
@@ -81,10 +82,10 @@ static void note_wait(DataWait *wait, double seconds) {
 /* Copies the rank's microbatches out of the loader; counts the targets, or preference pairs, of the
  * whole step. If a rank cannot read its data, all ranks learn of it together: ERROR_DATA, and
  * loop->unread. */
-static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
-    const Model *model = &loop->session.model;
+static bool fetch(Loop *loop, Share *share, Error *error) {
+    const Model *model = &loop->session.training.model;
     int64_t rows = share->rows;
-    *targets = share->samples; /* for images, whose losses are means */
+    share->targets = share->samples; /* for images, whose losses are means */
     if (loop->corpus.image_length) return true;
     loop->inputs.rows = share->mine * rows;
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
@@ -109,7 +110,7 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
     }
     note_wait(&loop->data_wait, waited);
     if (!comm_host_all_reduce(loop->comm, "targets", sums, 2, COMM_I64, COMM_SUM, error)) return false;
-    *targets = *counted;
+    share->targets = *counted;
     loop->unread = *failed > 0;
     return !loop->unread || corpus_refuse_unread(&unread, *failed, loop->comm, error) ||
            error_context(error, "data.train=%s", loop->settings.data.train);
@@ -124,19 +125,19 @@ static int64_t image_microbatch(const Loop *loop, int64_t index) {
 /* Loads a microbatch. After the rank's last one it loads an empty one, without targets and without
  * a share of the load: its loss and gradients are 0. */
 static void load_microbatch(const Loop *loop, const Share *share, int64_t index) {
-    const Model *model = &loop->session.model;
-    Executor *executor = loop->session.executor;
+    const Model *model = &loop->session.training.model;
+    Executor *executor = loop->session.training.executor;
     const StepInputs *inputs = &loop->inputs;
     int64_t at = index * share->rows;
     bool empty = index >= share->mine;
     executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / (share->all * mesh_size(loop->session.mesh, AXES_ROWS)));
     amax_history_put(loop->session.history, executor, executor_get_metric(executor, model->scale, 0));
-    exchange_put_magnitudes(loop->session.exchange);
+    exchange_put_magnitudes(loop->session.training.exchange);
     if (loop->corpus.image_length) {
         loop_put_images(loop, image_microbatch(loop, index), share->samples);
         return;
     }
-    pairs_load(inputs, model, executor, empty ? -1 : index);
+    pairs_load(inputs, &loop->session.training, empty ? -1 : index);
     if (empty) {
         memset(executor_tensor(executor, model->targets), -1, model->rows * sizeof(int32_t));
         return;
@@ -147,7 +148,7 @@ static void load_microbatch(const Loop *loop, const Share *share, int64_t index)
 }
 
 static size_t logits_bytes(const Loop *loop) {
-    const Model *model = &loop->session.model;
+    const Model *model = &loop->session.training.model;
     return (size_t)(graph_elements(model->graph, model->logits) * (int64_t)precision_bytes(model->graph->precision, TYPE_WIDE));
 }
 
@@ -156,11 +157,6 @@ static bool prepare_dump(Loop *loop, const Share *share, Error *error) {
     if (!loop->config->dump[0] || loop->dumped) return true;
     loop->logits = memory_map(logits_bytes(loop) * (size_t)share->mine, error);
     return loop->logits || error_context(error, "the logits of a step");
-}
-
-static void keep_logits(const Loop *loop, int64_t microbatch) {
-    const Session *session = &loop->session;
-    if (loop->logits) executor_read(session->executor, session->model.logits, loop->logits + (size_t)microbatch * logits_bytes(loop));
 }
 
 static void drop_logits(Loop *loop) {
@@ -181,7 +177,7 @@ static void allocate_inputs(Loop *loop) {
     int64_t rows = session_step_rows(&loop->session);
     int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
     loop->inputs = (StepInputs){.tokens = block, .targets = block + rows, .positions = block + 2 * rows};
-    pairs_allocate(&loop->inputs, &loop->session.model, rows / microbatch_rows(loop->config));
+    pairs_allocate(&loop->inputs, &loop->session.training.model, rows / microbatch_rows(loop->config));
 }
 
 bool loop_open_loader(Loop *loop, Error *error) {
@@ -239,13 +235,13 @@ static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
     SCOPED_FREE double *values = memory_allocate((size_t)size * VALUES * sizeof *values);
     double *mine = values + rank * VALUES, sum[VALUES] = {0};
-    if (!amax_history_agree(session->history, session->executor, error)) return false;
+    if (!amax_history_agree(session->history, session->training.executor, error)) return false;
     PreciseSum own = session_gradient_squares(&loop->session), squares = {0};
     if (!amax_history_is_finite(session->history)) own.high = NAN;
-    mine[LOSS] = executor_get_metric(session->executor, session->model.loss, 0);
-    mine[AUXILIARY] = executor_get_metric(session->executor, session->model.loss, 1);
+    mine[LOSS] = executor_get_metric(session->training.executor, session->training.model.loss, 0);
+    mine[AUXILIARY] = executor_get_metric(session->training.executor, session->training.model.loss, 1);
     mine[SQUARES] = own.high, mine[SQUARES_LOW] = own.low;
-    pairs_add_rewards(&session->model, session->executor, mine + REWARDS);
+    pairs_add_rewards(&session->training, mine + REWARDS);
     bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
     for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
     for (double *of = values; of < values + size * VALUES; of += VALUES) precise_join(&squares, (PreciseSum){of[SQUARES], of[SQUARES_LOW]});
@@ -256,42 +252,38 @@ static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
 
 static bool is_finite(const Outcome *outcome) { return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm); }
 
-/* The context with which a pipeline loads microbatches. */
-typedef struct Loading {
-    const Loop *loop;
+/* The context of the program's run over a share. */
+typedef struct Running {
+    Loop *loop;
     const Share *share;
-    double scale;
-} Loading;
+} Running;
 
 static void load(void *context, int64_t microbatch) {
-    const Loading *loading = context;
-    const Session *session = &loading->loop->session;
-    executor_set_scalar(session->executor, session->model.scale, loading->scale);
-    load_microbatch(loading->loop, loading->share, microbatch);
+    const Running *running = context;
+    const Program *training = &running->loop->session.training;
+    int64_t targets = running->share->targets;
+    executor_set_scalar(training->executor, training->model.scale, 1.0 / (targets ? targets : 1));
+    load_microbatch(running->loop, running->share, microbatch);
 }
 
-/* Runs the step's microbatches one after the other. */
-static void run_rounds(Loop *loop, Loading *loading) {
-    const Session *session = &loop->session;
-    for (int64_t i = 0; i < loading->share->rounds; i++) {
-        load(loading, i);
-        exchange_set_last(session->exchange, i == loading->share->rounds - 1);
-        if (loop->config->profile) executor_run_hooked(session->executor, profile_node, &loop->profile);
-        else executor_run(session->executor);
-        keep_logits(loop, i);
-    }
+static void keep_logits(void *context, int64_t microbatch) {
+    const Loop *loop = ((const Running *)context)->loop;
+    const Program *training = &loop->session.training;
+    if (loop->logits) executor_read(training->executor, training->model.logits, loop->logits + (size_t)microbatch * logits_bytes(loop));
 }
 
-static bool run_program(Loop *loop, const Share *share, int64_t targets, Error *error) {
-    Session *session = &loop->session;
-    Loading loading = {loop, share, 1.0 / (targets ? targets : 1)};
-    PipelineWork work = {load, &loading, loop->config->profile ? profile_node : NULL, &loop->profile};
-    if (!exchange_find_magnitudes(session->exchange, error)) return false;
-    executor_zero(session->executor);
-    if (session->run) pipeline_run_step(session->run, share->rounds, &work);
-    else run_rounds(loop, &loading);
-    exchange_finish_gradients(session->exchange);
-    return executor_finish(session->executor, error) && comm_ok(loop->comm, error);
+static bool run_share(Loop *loop, const Share *share, Error *error) {
+    const Program *training = &loop->session.training;
+    ProgramWork work = {.microbatches = share->rounds,
+        .load = load,
+        .ran = keep_logits,
+        .context = &(Running){loop, share},
+        .hook = loop->config->profile ? profile_node : NULL,
+        .hook_context = &loop->profile};
+    if (!exchange_find_magnitudes(training->exchange, error)) return false;
+    program_run(training, &work);
+    exchange_finish_gradients(training->exchange);
+    return executor_finish(training->executor, error) && comm_ok(loop->comm, error);
 }
 
 /* The location of a step's NaN: in its data, or in the model's results. text "": none on this
@@ -301,27 +293,31 @@ typedef struct FoundNan {
     char text[255];
 } FoundNan;
 
+/* The context of a search for a NaN. */
+typedef struct Searching {
+    Running running;
+    FoundNan *found;
+} Searching;
+
+static void load_again(void *context, int64_t microbatch) {
+    Searching *searching = context;
+    const Loop *loop = searching->running.loop;
+    FoundNan *found = searching->found;
+    load(&searching->running, microbatch);
+    if (!loop->corpus.image_length || found->text[0]) return;
+    loop_find_bad_image(loop, image_microbatch(loop, microbatch), searching->running.share->samples, found->text, sizeof found->text);
+    found->in_data = found->text[0];
+}
+
 /* Runs the step's microbatches again, on all ranks, and describes the first NaN of the first rank
  * that has one. */
 static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, bool *in_data, Error *error) {
     int ranks = comm_size(loop->comm);
     SCOPED_FREE FoundNan *found = memory_allocate((size_t)ranks * sizeof *found);
     FoundNan *mine = &found[comm_rank(loop->comm)];
-    exchange_set_last(loop->session.exchange, false);
-    if (loop->session.run) {
-        Loading loading = {loop, share, 1};
-        numerics_find_in_stage(
-            &loop->session, share->rounds, &(PipelineWork){.load = load, .context = &loading}, mine->text, sizeof mine->text);
-    }
-    for (int64_t i = 0; i < share->rounds && !loop->session.run; i++) {
-        load_microbatch(loop, share, i);
-        if (loop->corpus.image_length && !mine->text[0]) {
-            loop_find_bad_image(loop, image_microbatch(loop, i), share->samples, mine->text, sizeof mine->text);
-            mine->in_data = mine->text[0];
-        }
-        numerics_find(&loop->session, mine->text, sizeof mine->text);
-        exchange_finish_gradients(loop->session.exchange); /* pending gradients would be added to the next step's */
-    }
+    Searching searching = {{loop, share}, mine};
+    numerics_find(&loop->session, &(ProgramWork){.microbatches = share->rounds, .load = load_again, .context = &searching}, mine->text,
+        sizeof mine->text);
     bool done = comm_host_all_gather(loop->comm, "NaN", found, sizeof *found, COMM_U8, error);
     snprintf(where, size, "no tensor when run again: the sum over microbatches overflowed");
     *in_data = false;
@@ -372,7 +368,7 @@ static int64_t layer_of(const Session *session, int64_t index) {
 
 /* Collective over the stages of a pipeline. */
 static void report_load(Loop *loop, int64_t step) {
-    const Graph *graph = loop->session.model.graph;
+    const Graph *graph = loop->session.training.model.graph;
     const ModelConfig *model = &loop->config->model;
     if ((!loop->metrics && !loop->session.pipeline) || !model->experts || loop->config->lora.rank ||
         loop->config->precision == PRECISION_FP64)
@@ -384,8 +380,8 @@ static void report_load(Loop *loop, int64_t step) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->kind != PARAMETER_BALANCE_BIAS) continue;
-        const void *gradient = executor_device_tensor(loop->session.executor, graph_get(graph, p->tensor)->gradient);
-        device_download(loop->session.backend.device, excess, gradient, model->experts * sizeof *excess);
+        const void *gradient = executor_device_tensor(loop->session.training.executor, graph_get(graph, p->tensor)->gradient);
+        device_download(loop->session.device, excess, gradient, model->experts * sizeof *excess);
         double *of_layer = load + layer_of(&loop->session, layer++) * model->experts;
         for (int64_t e = 0; e < model->experts; e++) of_layer[e] = excess[e] * loop->session.update.load_unit + 1.0 / model->experts;
     }
@@ -396,7 +392,7 @@ static void report_load(Loop *loop, int64_t step) {
 
 /* Returns bytes: the peak of the process if device memory is host memory, else the plan's. */
 static int64_t memory_used(const Session *session) {
-    return device_info(session->backend.device)->host_memory ? memory_peak() : session_budget(session).total;
+    return device_info(session->device)->host_memory ? memory_peak() : session_budget(session).total;
 }
 
 /* Returns seconds. */
@@ -420,7 +416,7 @@ static double step_waiting(Loop *loop) {
 
 /* Records and prints a step that took `seconds`. A step faster than the measured GEMM raises the
  * measured peak: the GEMM was measured at a bad moment. */
-static void report_step(Loop *loop, const Share *share, int64_t targets, const Outcome *outcome, double lr, double seconds) {
+static void report_step(Loop *loop, const Share *share, const Outcome *outcome, double lr, double seconds) {
     const Config *config = loop->config;
     int64_t step = loop->session.step;
     Error error = {0};
@@ -442,7 +438,7 @@ static void report_step(Loop *loop, const Share *share, int64_t targets, const O
         .memory = memory_used(&loop->session),
         .waiting = step_waiting(loop),
         .skipped = !is_finite(outcome),
-        .rewards = pairs_mean(outcome->rewards, loop->session.model.rewards ? targets : 0),
+        .rewards = pairs_mean(outcome->rewards, loop->session.training.model.rewards ? share->targets : 0),
         .seconds_left = time_left(loop)};
     if (!loop->metrics) return;
     console_step(loop->host->console, &metrics);
@@ -497,17 +493,17 @@ static void report_untrained(Loop *loop, int64_t step) {
 bool loop_step(Loop *loop, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
-    int64_t step = session->step + 1, targets;
+    int64_t step = session->step + 1;
     Share share = share_of(loop);
     Outcome outcome;
     double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
     session_begin_step(session, step, lr, share.all * share.rows);
-    if (!fetch(loop, &share, &targets, error) || !prepare_dump(loop, &share, error) || !run_program(loop, &share, targets, error))
+    if (!fetch(loop, &share, error) || !prepare_dump(loop, &share, error) || !run_share(loop, &share, error))
         return error_context(error, "step %lld", (long long)step);
-    if (!targets) report_untrained(loop, step);
+    if (!share.targets) report_untrained(loop, step);
     double executed = log_seconds();
     if (!sum_outcome(loop, &outcome, error) || !dump(loop, error) || !apply_gradients(loop, step, &share, &outcome, error)) return false;
-    if (config->profile) device_synchronize(session->backend.device);
+    if (config->profile) device_synchronize(session->device);
     amax_history_note(session->history, step, is_finite(&outcome));
     double seconds = log_seconds() - start;
     loop->profile.steps++;
@@ -515,6 +511,6 @@ bool loop_step(Loop *loop, Error *error) {
     loop->profile.optimizer += session->update.seconds + log_seconds() - executed;
     pace_step(&loop->pace, share_tokens(loop, &share), seconds);
     pass(loop, step, share.samples);
-    report_step(loop, &share, targets, &outcome, lr, seconds);
+    report_step(loop, &share, &outcome, lr, seconds);
     return true;
 }

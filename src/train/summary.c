@@ -58,11 +58,11 @@ static void describe_precision(const Loop *loop, double peak, char *text, size_t
 
 static void describe_device(Console *console, const Loop *loop, double peak) {
     const Session *session = &loop->session;
-    const DeviceInfo *device = device_info(session->backend.device);
+    const DeviceInfo *device = device_info(session->device);
     char precision[160];
     describe_precision(loop, peak, precision, sizeof precision);
     const Layout *layout = session->layout;
-    SCOPED_FREE char *machine = run_describe_machine(), *kernels = op_describe(&session->backend);
+    SCOPED_FREE char *machine = run_describe_machine(), *kernels = op_describe(&session->training.backend);
     int threads = omp_get_max_threads();
     if (device->kind == DEVICE_CPU)
         console_print(console, "device   %s: %s, %d thread%s, %s", machine, kernels, threads, plural(threads), precision);
@@ -184,7 +184,7 @@ static void describe_data(const Loop *loop) {
 static void describe_memory(Console *console, const Session *session, int64_t available) {
     Budget budget = session_budget(session);
     char of[64] = "", copy[80] = "";
-    bool host = device_info(session->backend.device)->host_memory;
+    bool host = device_info(session->device)->host_memory;
     if (available >= 0) snprintf(of, sizeof of, " of %s", bytes(available).text);
     if (budget.copy) snprintf(copy, sizeof copy, "%s checkpoint copy %s", host ? "," : "; in host memory", bytes(budget.copy).text);
     console_print(console, "memory   %s%s: weights %s, gradients %s, optimizer %s, activations %s, other %s%s", bytes(budget.total).text,

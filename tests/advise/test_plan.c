@@ -345,7 +345,7 @@ static void stages_of_a_pipeline_take_the_same_time(void **state) {
         SCOPED(session_free) Session session = {0};
         Error error = {0};
         if (!session_plan_rank(&session, &given.config, h100, rank, 2, &error)) fail_msg("%s", error.message);
-        seconds[rank] = work_times(session.model.graph, &hardware, NULL).total;
+        seconds[rank] = work_times(session.training.model.graph, &hardware, NULL).total;
     }
     assert_true(fabs(seconds[0] - seconds[1]) < 0.04 * (seconds[0] + seconds[1]));
 }

@@ -84,7 +84,7 @@ static Block block_build(const Case *c, const Mesh *mesh, int64_t rows, Precisio
     graph_scope(b.graph, 0, "layer.");
     Dispatch dispatch = op_moe_sort(b.graph, b.index, c->experts);
     TensorId slots = op_moe_permute(b.graph, b.x, &dispatch);
-    Exchange exchange = op_moe_exchange(b.graph, &dispatch);
+    ExpertExchange exchange = op_moe_exchange(b.graph, &dispatch);
     TensorId done = op_grouped_linear(b.graph, op_moe_dispatch(b.graph, slots, &exchange), b.w, &exchange.local);
     b.y = op_moe_combine(b.graph, op_moe_return(b.graph, done, &exchange, &dispatch), b.gate, &dispatch);
     graph_differentiate(b.graph, c->recompute, &(Seed){b.y, b.d_y}, 1);

@@ -64,7 +64,7 @@ static void for_all_layouts(void (*check)(const Session *ranks, int size)) {
 
 /* Counts for every element of every parameter how many ranks hold it and how many are its primary. */
 static void check_holders(const Session *ranks, int size) {
-    const Graph *graph = ranks[0].model.graph;
+    const Graph *graph = ranks[0].training.model.graph;
     unsigned char *held = calloc((size_t)graph->parameter_bytes, 1), *primary = calloc((size_t)graph->parameter_bytes, 1);
     for (int r = 0; r < size; r++)
         for (int i = 0; i < ranks[r].layout->shard.interval_count; i++) {
@@ -95,7 +95,7 @@ static void check_matrices(const Session *ranks, int size) {
     for (int r = 0; r < size; r++)
         for (int i = 0; i < ranks[r].layout->shard.interval_count; i++) {
             const ParameterInterval *elements = &ranks[r].layout->shard.intervals[i].elements;
-            const Parameter *p = &ranks[r].model.graph->parameters[elements->parameter];
+            const Parameter *p = &ranks[r].training.model.graph->parameters[elements->parameter];
             if (!optimizer_takes_matrices(&ranks[r].config->optimizer, p)) continue;
             int64_t end = elements->first + elements->count, held = 0;
             for (int64_t k = 0; k < optimizer_matrices(p); k++) {
@@ -137,7 +137,7 @@ static float value_of(int parameter, int64_t element) { return (float)((paramete
 
 static Updater updater_make(const Setting *setting, int rank, int size, Device *device) {
     Updater u = {.session = plan_rank(setting, rank, size)};
-    const Graph *graph = u.session.model.graph;
+    const Graph *graph = u.session.training.model.graph;
     const Layout *layout = u.session.layout;
     Error error = {0};
     u.optimizer = optimizer_create(graph, &setting->config.optimizer, &layout->shard, device, &error);
@@ -183,7 +183,8 @@ static void compare_updates(const Updater *part, const Updater *whole, Device *d
     for (int i = 0; i < shard->interval_count; i++) {
         const ShardInterval *interval = &shard->intervals[i];
         int index = interval->elements.parameter;
-        const Parameter *p = &part->session.model.graph->parameters[index], *q = &whole->session.model.graph->parameters[index];
+        const Parameter *p = &part->session.training.model.graph->parameters[index],
+                        *q = &whole->session.training.model.graph->parameters[index];
         int64_t first = interval->elements.first * p->element_bytes, bytes = interval->elements.count * p->element_bytes;
         int64_t weight_bytes = precision_weight_offset(precision, bytes);
         char *a = malloc((size_t)bytes), *b = malloc((size_t)bytes);
@@ -253,12 +254,13 @@ static void at_stop(void *context, int index) {
 /* The sum of the losses of some runs, in pieces when `stops` is given. */
 static double run_program(const Session *session, Stops *stops) {
     Error error = {0};
-    Executor *executor = executor_create(session->model.graph, &session->plan, &session->backend, NULL, &error);
+    Executor *executor = executor_create(session->training.model.graph, &session->training.plan, &session->training.backend, NULL, &error);
     if (!executor) fail_msg("%s", error.message);
-    const Model *model = &session->model;
-    assert_true(model_initialize_on(model->graph, &session->config->model, 1, session->backend.device,
-        executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT), &error));
-    if (stops) executor_set_comm_points(executor, session->schedule->points, session->schedule->point_count, at_stop, stops);
+    const Model *model = &session->training.model;
+    assert_true(model_initialize_on(model->graph, &session->config->model, 1, session->device, executor_arena(executor, ARENA_MASTER),
+        executor_arena(executor, ARENA_WEIGHT), &error));
+    if (stops)
+        executor_set_comm_points(executor, session->training.schedule->points, session->training.schedule->point_count, at_stop, stops);
     executor_set_scalar(executor, model->scale, 1.0 / 64);
     executor_set_scalar(executor, model->share, 1);
     executor_zero(executor);
@@ -282,7 +284,7 @@ static void check_stops(Device *device) {
     Error error = {0};
     setting.config.model.layers = 1;
     assert_true(session_plan(&session, &setting.config, device, &error));
-    Stops stops = {.count = session.schedule->point_count};
+    Stops stops = {.count = session.training.schedule->point_count};
     double whole = run_program(&session, NULL), pieces = run_program(&session, &stops);
     assert_true(stops.count > 2 && stops.runs == RUNS);
     assert_true(whole > 0 && whole == pieces);
@@ -309,7 +311,7 @@ static bool meet(NodeSpan a, NodeSpan b) { return !span_is_empty(a) && !span_is_
 static void check_slots(const Session *ranks, int size) {
     (void)size;
     const Layout *layout = ranks[0].layout;
-    const CommSchedule *schedule = ranks[0].schedule;
+    const CommSchedule *schedule = ranks[0].training.schedule;
     Precision precision = ranks[0].config->precision;
     for (int a = 0; a < layout->bucket_count; a++)
         for (int b = 0; b < a; b++) {

@@ -26,27 +26,27 @@ static bool is_alive(const CommSchedule *schedule, int b, int node) {
 }
 
 static ByteSpan slot_of(const Session *session, int b) {
-    int64_t begin = session->schedule->buckets[b].gradients;
+    int64_t begin = session->training.schedule->buckets[b].gradients;
     return (ByteSpan){begin, begin + session->layout->buckets[b].end - session->layout->buckets[b].begin};
 }
 
 static void check_weight(const Session *session, int node, TensorId weight) {
-    int b = bucket_of(session->layout, graph_state_span(session->model.graph, weight).begin);
-    if (!session->layout->buckets[b].frozen) assert_true(node < session->schedule->buckets[b].update);
+    int b = bucket_of(session->layout, graph_state_span(session->training.model.graph, weight).begin);
+    if (!session->layout->buckets[b].frozen) assert_true(node < session->training.schedule->buckets[b].update);
 }
 
 static void check_gradient(const Session *session, int node, TensorId gradient) {
-    ByteSpan span = graph_state_span(session->model.graph, gradient);
+    ByteSpan span = graph_state_span(session->training.model.graph, gradient);
     int holders = 0;
     for (int b = 0; b < session->layout->bucket_count; b++) {
         ByteSpan slot = slot_of(session, b);
-        holders += is_alive(session->schedule, b, node) && slot.begin <= span.begin && span.end <= slot.end;
+        holders += is_alive(session->training.schedule, b, node) && slot.begin <= span.begin && span.end <= slot.end;
     }
     assert_int_equal(holders, 1);
 }
 
 static void check_node(const Session *session, int node) {
-    const Graph *graph = session->model.graph;
+    const Graph *graph = session->training.model.graph;
     const Node *n = &graph->nodes[node];
     for (int j = 0; j < n->inputs; j++)
         if (graph_is_parameter(graph, n->in[j])) check_weight(session, node, n->in[j]);
@@ -58,16 +58,16 @@ static void check_node(const Session *session, int node) {
 static int64_t check_slots(const Session *session) {
     const Layout *layout = session->layout;
     int64_t most = 0;
-    for (int node = 0; node < session->model.graph->node_count; node++) {
+    for (int node = 0; node < session->training.model.graph->node_count; node++) {
         int64_t alive = 0;
         for (int a = 0; a < layout->bucket_count; a++) {
-            if (!is_alive(session->schedule, a, node)) continue;
+            if (!is_alive(session->training.schedule, a, node)) continue;
             ByteSpan slot = slot_of(session, a);
             alive += slot.end - slot.begin;
-            assert_true(slot.begin >= 0 && slot.end <= session->schedule->gradient_bytes);
+            assert_true(slot.begin >= 0 && slot.end <= session->training.schedule->gradient_bytes);
             for (int b = 0; b < a; b++) {
                 ByteSpan other = slot_of(session, b);
-                assert_true(!is_alive(session->schedule, b, node) || slot.end <= other.begin || other.end <= slot.begin);
+                assert_true(!is_alive(session->training.schedule, b, node) || slot.end <= other.begin || other.end <= slot.begin);
             }
         }
         most = alive > most ? alive : most;
@@ -92,9 +92,9 @@ static void check_model(const char *path, int recompute, const char *optimizer) 
     config.recompute = recompute;
     config.batch = (BatchConfig){.sequences = 1, .tokens = config.data.length};
     if (!session_plan(&session, &config, device_cpu(), &error)) fail_msg("%s: %s", path, error.message);
-    for (int node = 0; node < session.model.graph->node_count; node++) check_node(&session, node);
-    int64_t most = check_slots(&session), planned = session.plan.bytes[ARENA_GRADIENT];
-    assert_int_equal(planned, session.schedule->gradient_bytes);
+    for (int node = 0; node < session.training.model.graph->node_count; node++) check_node(&session, node);
+    int64_t most = check_slots(&session), planned = session.training.plan.bytes[ARENA_GRADIENT];
+    assert_int_equal(planned, session.training.schedule->gradient_bytes);
     /* Best fit leaves holes: an eighth at most in these models. */
     if (planned < most || planned > most + most / 8)
         fail_msg("%s: %lld bytes planned, %lld alive", path, (long long)planned, (long long)most);

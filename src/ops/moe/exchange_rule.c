@@ -12,15 +12,15 @@
 
 /* -- Builders ------------------------------------------------------------------------------------------------------ */
 
-Exchange op_moe_exchange(Graph *graph, const Dispatch *dispatch) {
+ExpertExchange op_moe_exchange(Graph *graph, const Dispatch *dispatch) {
     int64_t ranks = mesh_size(graph->mesh, AXES_EXPERTS), experts = graph_elements(graph, dispatch->offset) - 1;
     int64_t own = experts / ranks, offsets = own + 1;
-    if (ranks == 1) return (Exchange){.local = *dispatch};
+    if (ranks == 1) return (ExpertExchange){.local = *dispatch};
     assert(experts % ranks == 0);
     int64_t rows = graph_rows(graph, dispatch->slot), chosen = int_min(graph_columns(graph, dispatch->slot), own);
     int64_t arrivals = ranks * rows * chosen; /* a row chooses an expert at most once */
     assert(arrivals <= INT32_MAX);
-    Exchange exchange = {.offsets = graph_tensor(graph, ARENA_HOST, TYPE_INT32, 2, (int64_t[]){ranks, experts + 1}, "offsets"),
+    ExpertExchange exchange = {.offsets = graph_tensor(graph, ARENA_HOST, TYPE_INT32, 2, (int64_t[]){ranks, experts + 1}, "offsets"),
         .local = {.slot = graph_activation(graph, TYPE_INT32, arrivals, 1, "slot"),
             .offset = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &offsets, "offset"),
             .rows = dispatch->rows}};
@@ -41,13 +41,13 @@ static TensorId send(Graph *graph, int op, TensorId x, TensorId offsets, int64_t
     return y;
 }
 
-TensorId op_moe_dispatch(Graph *graph, TensorId x_slots, const Exchange *exchange) {
+TensorId op_moe_dispatch(Graph *graph, TensorId x_slots, const ExpertExchange *exchange) {
     if (!exchange->offsets) return x_slots;
     TensorId arrived = send(graph, OP_moe_send, x_slots, exchange->offsets, graph_rows(graph, exchange->local.slot));
     return op_moe_permute(graph, arrived, &exchange->local);
 }
 
-TensorId op_moe_return(Graph *graph, TensorId y_slots, const Exchange *exchange, const Dispatch *dispatch) {
+TensorId op_moe_return(Graph *graph, TensorId y_slots, const ExpertExchange *exchange, const Dispatch *dispatch) {
     if (!exchange->offsets) return y_slots;
     TensorId leaving = op_moe_unpermute(graph, y_slots, &exchange->local);
     return send(graph, OP_moe_send_back, leaving, exchange->offsets, graph_elements(graph, dispatch->slot));

@@ -75,16 +75,16 @@ void moe_launch_row(const OpCall *call);
  * its experts. Arriving rows, in sender order, are sorted by expert again. So an expert has its
  * rows in the order of the ranks they come from, and in row order within a rank. No row is dropped:
  * all rows of all ranks may choose experts of one rank. */
-typedef struct Exchange {
+typedef struct ExpertExchange {
     TensorId offsets; /* HOST INT32 [n, E + 1]: `offset` of every rank; TENSOR_NONE: n is 1 */
     Dispatch local;   /* of the arriving rows, with k = 1; if n is 1, the given dispatch */
-} Exchange;
+} ExpertExchange;
 /* Exchanges the offsets of all ranks, once per layer: the backward pass reads them again. */
-Exchange op_moe_exchange(Graph *graph, const Dispatch *dispatch);
+ExpertExchange op_moe_exchange(Graph *graph, const Dispatch *dispatch);
 /* Sends x_slots [R * k, D] of this rank's rows to the slots of the arriving rows, sorted by expert;
  * and back. If n is 1, both return their input. */
-TensorId op_moe_dispatch(Graph *graph, TensorId x_slots, const Exchange *exchange);
-TensorId op_moe_return(Graph *graph, TensorId y_slots, const Exchange *exchange, const Dispatch *dispatch);
+TensorId op_moe_dispatch(Graph *graph, TensorId x_slots, const ExpertExchange *exchange);
+TensorId op_moe_return(Graph *graph, TensorId y_slots, const ExpertExchange *exchange, const Dispatch *dispatch);
 
 typedef enum MoeOffsetsOperand {
     MOE_OFFSETS_OFFSET,      /* INT32 [E + 1] */

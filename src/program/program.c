@@ -1,0 +1,69 @@
+/* Plans, starts, runs and frees programs. Owns the fields of Program. */
+#include "program/program.h"
+
+#include "backend/backend.h"
+#include "graph/op.h"
+#include "program/pipeline_run_internal.h"
+
+/* The schedule is made after op_absorb, so that it knows when nodes run. */
+bool program_plan(Program *program, Device *device, Error *error) {
+    Graph *graph = program->model.graph;
+    Plan *plan = &program->plan;
+    if (!op_backend(&program->backend, device, graph->precision, error)) return false;
+    if (program->layout) {
+        op_absorb(&program->backend, graph);
+        program->schedule = comm_schedule_create(program->layout, graph);
+    }
+    *plan = graph_plan(graph, &program->backend);
+    if (program->pipeline) plan_set_slots(plan, graph->training ? program->pipeline->slots : program->pipeline->forward_slots);
+    if (!program->layout) return true;
+    if (plan->bytes[ARENA_GRADIENT]) plan->bytes[ARENA_GRADIENT] = program->schedule->gradient_bytes;
+    if (!program->layout->stage) return true;
+    plan->bytes[ARENA_MASTER] = program->layout->shard.bytes;
+    plan->bytes[ARENA_WEIGHT] = program->schedule->weight_bytes;
+    return true;
+}
+
+bool program_start(Program *program, void *const *shared, Error *error) {
+    program->executor = executor_create(program->model.graph, &program->plan, &program->backend, shared, error);
+    if (!program->executor || !program->layout) return program->executor != NULL;
+    program->exchange = exchange_create(program->layout, program->schedule, program->executor, error);
+    if (program->exchange && program->pipeline) program->stages = pipeline_run_create(program);
+    return program->exchange != NULL;
+}
+
+bool program_start_beside(Program *program, const Program *owner, Error *error) {
+    void *shared[ARENA_COUNT] = {
+        [ARENA_WEIGHT] = executor_arena(owner->executor, ARENA_WEIGHT),
+        [ARENA_MASTER] = executor_arena(owner->executor, ARENA_MASTER),
+        [ARENA_QUANTIZED] = executor_arena(owner->executor, ARENA_QUANTIZED),
+    };
+    if (program->plan.bytes[ARENA_ACTIVATION] <= owner->plan.bytes[ARENA_ACTIVATION])
+        shared[ARENA_ACTIVATION] = executor_arena(owner->executor, ARENA_ACTIVATION);
+    return program_start(program, shared, error);
+}
+
+void program_free(Program *program) {
+    pipeline_run_free(program->stages);
+    exchange_free(program->exchange);
+    executor_free(program->executor);
+    comm_schedule_free(program->schedule);
+    model_free(&program->model);
+    *program = (Program){0};
+}
+
+void program_run(const Program *program, const ProgramWork *work) {
+    Executor *executor = program->executor;
+    executor_zero(executor);
+    if (program->stages) {
+        pipeline_run_step(program->stages, work);
+        return;
+    }
+    for (int64_t i = 0; i < work->microbatches; i++) {
+        if (work->load) work->load(work->context, i);
+        if (program->exchange) exchange_set_last(program->exchange, i == work->microbatches - 1);
+        if (work->hook) executor_run_hooked(executor, work->hook, work->hook_context);
+        else executor_run(executor);
+        if (work->ran) work->ran(work->context, i);
+    }
+}
