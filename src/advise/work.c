@@ -112,7 +112,8 @@ Work work_of_node(const Graph *graph, const Node *node) {
     case OP_attention_grad:
         work.class = node->op == OP_attention ? WORK_ATTENTION : WORK_ATTENTION_GRADIENT;
         work.length = spec->length;
-        work.padding = (double)work_head_width(spec->heads.head_dim) / (double)spec->heads.head_dim;
+        work.padding = (double)(work_head_width(spec->heads.qk_dim) + work_head_width(spec->heads.v_dim)) /
+                       (double)(spec->heads.qk_dim + spec->heads.v_dim);
         break;
     case OP_cca:
     case OP_cca_grad: work.class = WORK_CONVOLUTION; break;

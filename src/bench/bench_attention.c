@@ -64,7 +64,7 @@ static void fill(const Program *program, TensorId tensor, uint64_t seed) {
 /* Opens a program of attention and its gradient. */
 static bool open_program(Program *program, Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
     const Heads *h = &spec->heads;
-    int64_t tokens = sequences * spec->length, attended = h->heads * h->head_dim, packed = attended + 2 * h->kv_heads * h->head_dim;
+    int64_t tokens = sequences * spec->length, attended = heads_out_columns(h), packed = heads_columns(h);
     Graph *graph = program->model.graph = graph_create(precision, true);
     TensorId qkv = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){tokens, packed}, "qkv");
     TensorId gradient = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){tokens, attended}, "d_attended");
@@ -110,7 +110,7 @@ static bool measure(Bench *bench, const AttentionSpec *spec, int64_t sequences, 
         return false;
     for (int pass = 0; pass < 2; pass++)
         bench_row(bench, (BenchCell[]){TEXT(names[pass]), TEXT(precision_name(precision)), NUMBER(spec->length), NUMBER(sequences),
-                             NUMBER(spec->heads.heads), NUMBER(spec->heads.kv_heads), NUMBER(spec->heads.head_dim), NUMBER(spec->window),
+                             NUMBER(spec->heads.heads), NUMBER(spec->heads.kv_heads), NUMBER(spec->heads.qk_dim), NUMBER(spec->window),
                              NUMBER(1e6 * median[pass]), NUMBER(cost.flops[pass] / median[pass] / 1e12),
                              NUMBER(cost.flops[pass] / best[pass] / 1e12), NUMBER(cost.bytes[pass] / median[pass] / 1e9)});
     return true;
@@ -160,7 +160,7 @@ static bool run(Bench *bench, Error *error) {
     for (int d = 0; d < head_dims.count; d++)
         for (int l = 0; l < lengths.count; l++) {
             spec.length = lengths.numbers[l];
-            spec.heads.head_dim = head_dims.numbers[d];
+            spec.heads.qk_dim = spec.heads.v_dim = head_dims.numbers[d];
             if (!measure(bench, &spec, int_max(tokens / spec.length, 1), (Precision)options->precision, error)) return false;
         }
     return true;

@@ -202,7 +202,7 @@ bool builder_is_fp8(const Builder *b, int64_t rows, double expert_rows, int64_t 
 Heads builder_heads(const Builder *b) {
     const ModelConfig *c = b->config;
     const Mesh *mesh = b->graph->mesh;
-    return (Heads){c->heads / mesh_size(mesh, AXES_TENSOR), c->kv_heads / mesh_size(mesh, AXES_KEYS), c->head_dim};
+    return (Heads){c->heads / mesh_size(mesh, AXES_TENSOR), c->kv_heads / mesh_size(mesh, AXES_KEYS), c->head_dim, c->head_dim};
 }
 
 Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int64_t columns) {
@@ -246,7 +246,7 @@ TensorId builder_attention(Builder *b, TensorId qkv, const AttentionScores *scor
         .scale = scores->scale,
         .alibi = scores->alibi};
     if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
-    int64_t shape[] = {attention_cache_rows(b->graph, c->context), 2 * heads.kv_heads * heads.head_dim};
+    int64_t shape[] = {attention_cache_rows(b->graph, c->context), heads_kv_columns(&heads)};
     TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");
     return op_attention_cached(b->graph, qkv, b->positions, cache, &spec);
 }

@@ -152,11 +152,11 @@ TensorId builder_rope_table(Builder *builder, double theta);
 /* How a layer's scores are computed, as in AttentionSpec (ops/attention/attention.h). */
 typedef struct AttentionScores {
     int64_t window; /* 0: none */
-    double scale;   /* 0: 1 / sqrt(head_dim) */
+    double scale;   /* 0: 1 / sqrt(qk_dim) */
     double alibi;   /* the smallest slope is 2^-this; 0: none */
 } AttentionScores;
-/* Appends attention over packed qkv (ops/heads.h) of the rank's heads, [R, (heads + 2 kv_heads) *
- * head_dim] to [R, heads * head_dim]; with a cache in generation. */
+/* Appends attention over packed qkv (ops/heads.h) of the rank's heads, [R, heads_columns] to [R,
+ * heads_out_columns]; with a cache in generation. */
 TensorId builder_attention(Builder *builder, TensorId qkv, const AttentionScores *scores);
 /* Appends a router over its logits [R, classes], with the configured load-balancing loss: per
  * layer, or, for a loss of the whole model, over the loads of all layers after the last router.

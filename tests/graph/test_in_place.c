@@ -25,7 +25,7 @@
 /* -- The planner's choice ------------------------------------------------------------------------------------------ */
 
 enum { ROWS = 64, WIDTH = 16, NARROW = 8 };
-static const Heads HEADS = {.heads = 2, .kv_heads = 1, .head_dim = 4};
+static const Heads HEADS = {.heads = 2, .kv_heads = 1, .qk_dim = 4, .v_dim = 4};
 enum { COLUMNS = 16 /* of packed heads */ };
 
 /* x -> qkv -> rotated -> out, by linear layers and a rotation. */

@@ -298,7 +298,7 @@ static void attention_finds_what_a_pass_finds(void **state) {
     static const int64_t widths[] = {16, 32, 36, 64, 80, 128, 160, 256};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
         for (int group = 1; group <= 2; group++) {
-            Heads heads = {.heads = 2 * group, .kv_heads = 2, .head_dim = widths[i]};
+            Heads heads = {.heads = 2 * group, .kv_heads = 2, .qk_dim = widths[i], .v_dim = widths[i]};
             check_case(&(Case){.op = OP_attention, .rows = 2 * LENGTH, .columns = heads_columns(&heads), .heads = heads});
         }
 }
@@ -306,7 +306,7 @@ static void attention_finds_what_a_pass_finds(void **state) {
 /* Cases of rope: pairs by eight, by four and one by one; the ends of heads that are not rotated; rows of no whole tile. */
 static Case rope_case(int i, int64_t rows) {
     static const struct { int64_t dim, rotated; } shapes[] = {{64, 64}, {64, 32}, {32, 24}, {24, 20}, {128, 128}};
-    Heads heads = {.heads = 4, .kv_heads = 2, .head_dim = shapes[i % 5].dim};
+    Heads heads = {.heads = 4, .kv_heads = 2, .qk_dim = shapes[i % 5].dim, .v_dim = shapes[i % 5].dim};
     return (Case){.op = OP_rope,
         .rows = rows,
         .columns = heads_columns(&heads),
@@ -333,7 +333,7 @@ static void gradients_of_norms_of_queries_and_keys_find_what_a_pass_finds(void *
     } shapes[] = {{128, 128, 37}, {64, 64, 5}, {32, 64, 19}, {256, 512, 9}, {512, 1024, 3}, {1024, 2048, 3}, {20, 10, 8}, {6, 6, 8}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int kind = NORM_RMS; kind <= NORM_LAYER; kind++) {
-            Heads heads = {.heads = 2, .kv_heads = 2, .head_dim = shapes[i].dim};
+            Heads heads = {.heads = 2, .kv_heads = 2, .qk_dim = shapes[i].dim, .v_dim = shapes[i].dim};
             check_case(&(Case){.op = OP_qk_norm_grad,
                 .rows = shapes[i].rows,
                 .columns = heads_columns(&heads),

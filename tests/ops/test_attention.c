@@ -29,7 +29,6 @@ typedef struct Shape {
 } Shape;
 
 static int64_t shape_rows(const Shape *s) { return s->sequences * s->spec.length; }
-static int64_t shape_columns(const Heads *h) { return (h->heads + 2 * h->kv_heads) * h->head_dim; }
 
 /* Positions that start again with every sequence and document; of a bidirectional shape the sequence is the last `document`
  * rows. The caller frees. */
@@ -187,7 +186,7 @@ static void without_scaling_frequencies_are_powers_of_theta(void **state) {
 /* Channel i turns with channel i + 2 of the first four of six; the sixth part and the values stay. */
 static void rope_turns_pairs_half_a_rotation_apart(void **state) {
     (void)state;
-    Heads heads = {.heads = 2, .kv_heads = 1, .head_dim = 6};
+    Heads heads = {.heads = 2, .kv_heads = 1, .qk_dim = 6, .v_dim = 6};
     RopeSpec spec = {.theta = 100, .dimensions = 4, .positions = 9};
     Run run = run_begin(false);
     TensorId x = input(&run, TYPE_COMPUTE, 1, 24), positions = input(&run, TYPE_INT32, 1, 1);
@@ -211,7 +210,7 @@ static void rope_turns_pairs_half_a_rotation_apart(void **state) {
 /* As FLUX turns image tokens: row 3, column 5 of a grid of 8, no third coordinate; the first channels stay. */
 static void rope_over_a_grid_turns_neighbours_by_row_and_column(void **state) {
     (void)state;
-    Heads heads = {.heads = 1, .kv_heads = 1, .head_dim = 10};
+    Heads heads = {.heads = 1, .kv_heads = 1, .qk_dim = 10, .v_dim = 10};
     RopeSpec spec = {.theta = 100, .dimensions = 10, .positions = 64, .axes = {2, 4, 4}, .grid = 8};
     Run run = run_begin(false);
     TensorId x = input(&run, TYPE_COMPUTE, 1, 30), positions = input(&run, TYPE_INT32, 1, 1);
@@ -242,7 +241,7 @@ typedef struct RopeShape {
 static void build_rope(Check *check, const void *argument) {
     const RopeShape *s = argument;
     RopeSpec spec = {.theta = 10000, .dimensions = s->dimensions, .positions = 80};
-    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, shape_columns(&s->heads)}, 0, 1);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, heads_columns(&s->heads)}, 0, 1);
     TensorId positions = check_integers(check, 1, &s->rows, s->positions);
     check_output(check, op_rope(check->graph, qkv, positions, op_rope_table(check->graph, &spec), &s->heads, s->pairs));
 }
@@ -251,13 +250,13 @@ static void rope_gradients_match_central_differences(void **state) {
     (void)state;
     static const int32_t positions[] = {0, 1, 2, 79, 0, 1, 40};
     const RopeShape shapes[] = {
-        {1, {1, 1, 2}, 2, positions},
-        {7, {2, 1, 8}, 8, positions},
-        {7, {4, 2, 34}, 34, positions},
-        {5, {3, 3, 20}, 10, positions},
-        {7, {2, 1, 8}, 8, positions, ROPE_NEIGHBOURS},
-        {5, {3, 2, 34}, 18, positions, ROPE_NEIGHBOURS},
-        {3, {2, 2, 24}, 16, positions, ROPE_NEIGHBOURS},
+        {1, {1, 1, 2, 2}, 2, positions},
+        {7, {2, 1, 8, 8}, 8, positions},
+        {7, {4, 2, 34, 34}, 34, positions},
+        {5, {3, 3, 20, 20}, 10, positions},
+        {7, {2, 1, 8, 8}, 8, positions, ROPE_NEIGHBOURS},
+        {5, {3, 2, 34, 34}, 18, positions, ROPE_NEIGHBOURS},
+        {3, {2, 2, 24, 24}, 16, positions, ROPE_NEIGHBOURS},
     };
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rope, &shapes[i], (CheckBounds){0});
 }
@@ -274,7 +273,7 @@ typedef struct QkShape {
 
 static void build_qk_norm(Check *check, const void *argument) {
     const QkShape *s = argument;
-    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, shape_columns(&s->heads)}, 0.2, 1);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, heads_columns(&s->heads)}, 0.2, 1);
     Norm query = check_norm(check, s->kind, s->biased, s->query), key = check_norm(check, s->kind, s->biased, s->key);
     check_output(check, op_qk_norm(check->graph, qkv, &query, &key, &s->heads));
 }
@@ -283,12 +282,12 @@ static void build_qk_norm(Check *check, const void *argument) {
 static void qk_norm_passes(void **state) {
     (void)state;
     static const QkShape shapes[] = {
-        {1, {1, 1, 1}, 1, 1, NORM_RMS, false},
-        {3, {4, 2, 17}, 17, 17, NORM_RMS, false},
-        {70, {2, 1, 6}, 6, 6, NORM_RMS, false},
-        {3, {3, 1, 10}, 30, 10, NORM_LAYER, false},
-        {67, {2, 2, 8}, 16, 16, NORM_LAYER, true},
-        {5, {4, 2, 9}, 18, 18, NORM_LAYER, true},
+        {1, {1, 1, 1, 1}, 1, 1, NORM_RMS, false},
+        {3, {4, 2, 17, 17}, 17, 17, NORM_RMS, false},
+        {70, {2, 1, 6, 6}, 6, 6, NORM_RMS, false},
+        {3, {3, 1, 10, 10}, 30, 10, NORM_LAYER, false},
+        {67, {2, 2, 8, 8}, 16, 16, NORM_LAYER, true},
+        {5, {4, 2, 9, 9}, 18, 18, NORM_LAYER, true},
     };
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_qk_norm, &shapes[i], (CheckBounds){0});
 }
@@ -296,11 +295,11 @@ static void qk_norm_passes(void **state) {
 /* With gains that differ by head and column, so that a mix-up of queries, keys, heads or values shows. */
 static void qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values(void **state) {
     (void)state;
-    Heads heads = {.heads = 2, .kv_heads = 1, .head_dim = 3};
+    Heads heads = {.heads = 2, .kv_heads = 1, .qk_dim = 3, .v_dim = 3};
     Run run = run_begin(false);
     TensorId x = input(&run, TYPE_COMPUTE, 1, 12);
-    Norm query = {.epsilon = 0.5, .gain = graph_parameter(run.graph, "query", PARAMETER_NORM, 1, &heads.head_dim, 1, 0, false)};
-    Norm key = {.epsilon = 0.25, .gain = graph_parameter(run.graph, "key", PARAMETER_NORM, 1, &heads.head_dim, 1, 0, false)};
+    Norm query = {.epsilon = 0.5, .gain = graph_parameter(run.graph, "query", PARAMETER_NORM, 1, &heads.qk_dim, 1, 0, false)};
+    Norm key = {.epsilon = 0.25, .gain = graph_parameter(run.graph, "key", PARAMETER_NORM, 1, &heads.qk_dim, 1, 0, false)};
     TensorId y = op_qk_norm(run.graph, x, &query, &key, &heads);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
@@ -326,46 +325,49 @@ static void qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values(
 
 /* Small ones for central differences, which run each hundreds of times. */
 static const Shape small_shapes[] = {
-    {1, {{1, 1, 1}, 1, 0}, 0},
-    {2, {{1, 1, 16}, 1, 0}, 0},
-    {2, {{2, 1, 8}, 5, 0}, 0},
-    {1, {{2, 1, 6}, 70, 0}, 0},
-    {1, {{1, 1, 20}, 67, 0}, 1},
-    {1, {{1, 1, 18}, 66, 0}, 33},
-    {1, {{1, 1, 5}, 80, 40}, 0},
-    {1, {{1, 1, 80}, 18, 0}, 0},
-    {1, {{2, 1, 48}, 37, 0}, 7},
-    {1, {{1, 1, 64}, 65, 0}, 0},
-    {1, {{3, 1, 8}, 70, 0, .alibi = 8}, 0},
-    {1, {{2, 2, 6}, 66, 30, .scale = 0.2, .alibi = 3}, 40},
-    {2, {{2, 1, 6}, 5, 0, .bidirectional = true}, 0},
-    {1, {{1, 1, 20}, 70, 0, .bidirectional = true}, 66},
+    {1, {{1, 1, 1, 1}, 1, 0}, 0},
+    {2, {{1, 1, 16, 16}, 1, 0}, 0},
+    {2, {{2, 1, 8, 8}, 5, 0}, 0},
+    {1, {{2, 1, 6, 6}, 70, 0}, 0},
+    {1, {{1, 1, 20, 20}, 67, 0}, 1},
+    {1, {{1, 1, 18, 18}, 66, 0}, 33},
+    {1, {{1, 1, 5, 5}, 80, 40}, 0},
+    {1, {{1, 1, 80, 80}, 18, 0}, 0},
+    {1, {{2, 1, 48, 48}, 37, 0}, 7},
+    {1, {{1, 1, 64, 64}, 65, 0}, 0},
+    {1, {{3, 1, 8, 8}, 70, 0, .alibi = 8}, 0},
+    {1, {{2, 2, 6, 6}, 66, 30, .scale = 0.2, .alibi = 3}, 40},
+    {2, {{2, 1, 6, 6}, 5, 0, .bidirectional = true}, 0},
+    {1, {{1, 1, 20, 20}, 70, 0, .bidirectional = true}, 66},
 };
 
 /* With one and several parts per sequence, with parts of several blocks, with windows and documents across and
  * within blocks. */
 static const Shape shapes[] = {
-    {1, {{1, 1, 1}, 1, 0}, 0},
-    {2, {{1, 1, 16}, 1, 0}, 0},
-    {3, {{4, 2, 6}, 70, 0}, 0},
-    {2, {{2, 2, 20}, 67, 0}, 1},
-    {1, {{2, 1, 18}, 130, 0}, 33},
-    {1, {{3, 1, 8}, 130, 40}, 0},
-    {1, {{1, 1, 16}, 200, 1}, 0},
-    {1, {{2, 1, 80}, 64, 0}, 20},
-    {1, {{1, 1, 8}, 260, 70}, 150},
-    {4, {{16, 16, 3}, 140, 0}, 0},
-    {1, {{30, 30, 4}, 330, 0}, 0},
-    {1, {{60, 30, 4}, 330, 129}, 190},
-    {1, {{4, 4, 8}, 200, 0, .alibi = 8}, 0},
-    {2, {{6, 2, 20}, 130, 0, .alibi = 8}, 33},
-    {1, {{1, 1, 4}, 70, 0, .alibi = 5}, 0},
-    {1, {{5, 5, 8}, 150, 40, .scale = 0.7, .alibi = 2}, 70},
-    {1, {{2, 1, 16}, 130, 0, .scale = 0.1}, 0},
-    {1, {{2, 1, 8}, 70, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0}, /* slopes of the last two of six heads */
-    {2, {{2, 1, 8}, 200, 0, .bidirectional = true}, 0},
-    {1, {{60, 30, 4}, 330, 0, .bidirectional = true}, 190},
-    {3, {{4, 4, 16}, 64, 0, .scale = 0.2, .bidirectional = true}, 7},
+    {1, {{1, 1, 1, 1}, 1, 0}, 0},
+    {2, {{1, 1, 16, 16}, 1, 0}, 0},
+    {3, {{4, 2, 6, 6}, 70, 0}, 0},
+    {2, {{2, 2, 20, 20}, 67, 0}, 1},
+    {1, {{2, 1, 18, 18}, 130, 0}, 33},
+    {1, {{3, 1, 8, 8}, 130, 40}, 0},
+    {1, {{1, 1, 16, 16}, 200, 1}, 0},
+    {1, {{2, 1, 80, 80}, 64, 0}, 20},
+    {1, {{1, 1, 8, 8}, 260, 70}, 150},
+    {4, {{16, 16, 3, 3}, 140, 0}, 0},
+    {1, {{30, 30, 4, 4}, 330, 0}, 0},
+    {1, {{60, 30, 4, 4}, 330, 129}, 190},
+    {1, {{4, 4, 8, 8}, 200, 0, .alibi = 8}, 0},
+    {2, {{6, 2, 20, 20}, 130, 0, .alibi = 8}, 33},
+    {1, {{1, 1, 4, 4}, 70, 0, .alibi = 5}, 0},
+    {1, {{5, 5, 8, 8}, 150, 40, .scale = 0.7, .alibi = 2}, 70},
+    {1, {{2, 1, 16, 16}, 130, 0, .scale = 0.1}, 0},
+    {1, {{2, 1, 8, 8}, 70, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0}, /* slopes of the last two of six heads */
+    {2, {{2, 1, 8, 8}, 200, 0, .bidirectional = true}, 0},
+    {1, {{60, 30, 4, 4}, 330, 0, .bidirectional = true}, 190},
+    {3, {{4, 4, 16, 16}, 64, 0, .scale = 0.2, .bidirectional = true}, 7},
+    {2, {{4, 2, 24, 16}, 130, 0}, 33}, /* values narrower than keys, and wider */
+    {1, {{2, 1, 5, 37}, 200, 70}, 0},
+    {1, {{60, 30, 20, 3}, 330, 129}, 190},
 };
 
 /* The slopes as MPT makes them: a geometric sequence, of which a number of heads that is no power of two takes every
@@ -390,7 +392,7 @@ static void build_attention(Check *check, const void *argument) {
     const Shape *s = *(const Shape *const *)argument;
     const int32_t *positions = *((const int32_t *const *)argument + 1);
     int64_t rows = shape_rows(s);
-    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&s->spec.heads)}, 0, 1);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&s->spec.heads)}, 0, 1);
     check_output(check, op_attention(check->graph, qkv, check_integers(check, 1, &rows, positions), &s->spec));
 }
 
@@ -409,16 +411,16 @@ static void attention_gradients_match_central_differences(void **state) {
 static void attention_agrees_in_all_precisions_over_tiles_of_every_width(void **state) {
     (void)state;
     static const Shape wide[] = {
-        {2, {{3, 1, 32}, 140, 0}, 50},
-        {1, {{2, 1, 64}, 200, 70}, 0},
-        {1, {{2, 2, 64}, 140, 0, .alibi = 8}, 0},
-        {1, {{2, 1, 64}, 140, 0, .alibi = 8, .first_head = 3, .all_heads = 6}, 0},
-        {1, {{2, 1, 96}, 140, 0}, 0},
-        {1, {{2, 1, 128}, 200, 0}, 90},
-        {1, {{2, 1, 200}, 70, 50, .scale = 0.05, .alibi = 2}, 0},
-        {1, {{1, 1, 256}, 140, 0}, 0},
-        {2, {{2, 1, 64}, 140, 0, .bidirectional = true}, 0},
-        {1, {{2, 2, 128}, 140, 0, .bidirectional = true}, 75},
+        {2, {{3, 1, 32, 32}, 140, 0}, 50},
+        {1, {{2, 1, 64, 64}, 200, 70}, 0},
+        {1, {{2, 2, 64, 64}, 140, 0, .alibi = 8}, 0},
+        {1, {{2, 1, 64, 64}, 140, 0, .alibi = 8, .first_head = 3, .all_heads = 6}, 0},
+        {1, {{2, 1, 96, 96}, 140, 0}, 0},
+        {1, {{2, 1, 128, 128}, 200, 0}, 90},
+        {1, {{2, 1, 200, 200}, 70, 50, .scale = 0.05, .alibi = 2}, 0},
+        {1, {{1, 1, 256, 256}, 140, 0}, 0},
+        {2, {{2, 1, 64, 64}, 140, 0, .bidirectional = true}, 0},
+        {1, {{2, 2, 128, 128}, 140, 0, .bidirectional = true}, 75},
     };
     for (size_t i = 0; i < COUNT(wide); i++) {
         int32_t *positions = make_positions(&wide[i]);
@@ -433,29 +435,29 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
     (void)state;
     check_gpu();
     static const Shape longer[] = {
-        {1, {{2, 1, 64}, 128, 0}, 0},
-        {1, {{1, 1, 128}, 128, 0}, 0},
-        {2, {{4, 1, 64}, 300, 0}, 0},
-        {2, {{4, 1, 128}, 300, 0}, 0},
-        {1, {{8, 2, 64}, 1000, 0}, 0},
-        {1, {{8, 2, 128}, 1000, 0}, 0},
-        {1, {{4, 4, 64}, 777, 150}, 0},
-        {1, {{4, 4, 128}, 777, 150}, 0},
-        {2, {{4, 1, 64}, 640, 0}, 210},
-        {2, {{4, 1, 128}, 640, 0}, 33},
-        {1, {{4, 2, 64}, 513, 300}, 400},
-        {1, {{4, 2, 128}, 513, 300, .alibi = 8}, 0},
-        {2, {{6, 2, 64}, 200, 0, .scale = 0.3, .alibi = 8}, 70},
-        {3, {{2, 1, 64}, 1, 0}, 0},
-        {3, {{2, 1, 128}, 65, 7}, 0},
-        {2, {{24, 24, 64}, 300, 0}, 0},
-        {4, {{12, 12, 128}, 330, 0}, 100}, /* more blocks of keys than processors */
-        {2, {{4, 4, 64}, 640, 0, .bidirectional = true}, 0},
-        {2, {{4, 4, 128}, 777, 0, .bidirectional = true}, 300},
-        {4, {{12, 12, 128}, 330, 0, .bidirectional = true}, 0},
-        {1, {{2, 1, 64}, 400, 0, .scale = 1}, 0}, /* maxima grow by far more than 2^8 from tile to tile */
-        {1, {{2, 1, 128}, 400, 0, .scale = 0.7}, 0},
-        {1, {{2, 1, 256}, 300, 0, .scale = 0.5}, 0},
+        {1, {{2, 1, 64, 64}, 128, 0}, 0},
+        {1, {{1, 1, 128, 128}, 128, 0}, 0},
+        {2, {{4, 1, 64, 64}, 300, 0}, 0},
+        {2, {{4, 1, 128, 128}, 300, 0}, 0},
+        {1, {{8, 2, 64, 64}, 1000, 0}, 0},
+        {1, {{8, 2, 128, 128}, 1000, 0}, 0},
+        {1, {{4, 4, 64, 64}, 777, 150}, 0},
+        {1, {{4, 4, 128, 128}, 777, 150}, 0},
+        {2, {{4, 1, 64, 64}, 640, 0}, 210},
+        {2, {{4, 1, 128, 128}, 640, 0}, 33},
+        {1, {{4, 2, 64, 64}, 513, 300}, 400},
+        {1, {{4, 2, 128, 128}, 513, 300, .alibi = 8}, 0},
+        {2, {{6, 2, 64, 64}, 200, 0, .scale = 0.3, .alibi = 8}, 70},
+        {3, {{2, 1, 64, 64}, 1, 0}, 0},
+        {3, {{2, 1, 128, 128}, 65, 7}, 0},
+        {2, {{24, 24, 64, 64}, 300, 0}, 0},
+        {4, {{12, 12, 128, 128}, 330, 0}, 100}, /* more blocks of keys than processors */
+        {2, {{4, 4, 64, 64}, 640, 0, .bidirectional = true}, 0},
+        {2, {{4, 4, 128, 128}, 777, 0, .bidirectional = true}, 300},
+        {4, {{12, 12, 128, 128}, 330, 0, .bidirectional = true}, 0},
+        {1, {{2, 1, 64, 64}, 400, 0, .scale = 1}, 0}, /* maxima grow by far more than 2^8 from tile to tile */
+        {1, {{2, 1, 128, 128}, 400, 0, .scale = 0.7}, 0},
+        {1, {{2, 1, 256, 256}, 300, 0, .scale = 0.5}, 0},
     };
     for (size_t i = 0; i < COUNT(longer); i++) {
         int32_t *positions = make_positions(&longer[i]);
@@ -470,28 +472,29 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
 static void reference_row(const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t seen, int64_t head, double *out,
     const double *d_out, double *d_qkv) {
     const Heads *h = &spec->heads;
-    int64_t columns = shape_columns(h), dim = h->head_dim, query = row * columns + head * dim;
-    int64_t key = low * columns + (h->heads + head / (h->heads / h->kv_heads)) * dim, value = key + h->kv_heads * dim;
+    int64_t columns = heads_columns(h), kv_head = head / (h->heads / h->kv_heads), query = row * columns + head * h->qk_dim;
+    int64_t key = low * columns + heads_query_columns(h) + kv_head * h->qk_dim;
+    int64_t value = low * columns + heads_query_columns(h) + heads_key_columns(h) + kv_head * h->v_dim;
     double total = 0, *weight = memory_allocate(seen * sizeof *weight), delta = 0;
-    double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)dim), slope = reference_slope(spec, head);
+    double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)h->qk_dim), slope = reference_slope(spec, head);
     for (int64_t k = 0; k < seen; k++) {
         double score = 0;
-        for (int64_t j = 0; j < dim; j++) score += qkv[query + j] * qkv[key + k * columns + j];
+        for (int64_t j = 0; j < h->qk_dim; j++) score += qkv[query + j] * qkv[key + k * columns + j];
         total += weight[k] = exp(score * scale - slope * (row - low - k));
     }
-    memset(out, 0, dim * sizeof *out);
+    memset(out, 0, h->v_dim * sizeof *out);
     for (int64_t k = 0; k < seen; k++)
-        for (int64_t j = 0; j < dim; j++) out[j] += weight[k] / total * qkv[value + k * columns + j];
-    for (int64_t j = 0; d_qkv && j < dim; j++) delta += out[j] * d_out[j];
+        for (int64_t j = 0; j < h->v_dim; j++) out[j] += weight[k] / total * qkv[value + k * columns + j];
+    for (int64_t j = 0; d_qkv && j < h->v_dim; j++) delta += out[j] * d_out[j];
     for (int64_t k = 0; d_qkv && k < seen; k++) {
         double d_weight = 0;
-        for (int64_t j = 0; j < dim; j++) d_weight += d_out[j] * qkv[value + k * columns + j];
+        for (int64_t j = 0; j < h->v_dim; j++) d_weight += d_out[j] * qkv[value + k * columns + j];
         double d_score = weight[k] / total * (d_weight - delta) * scale;
-        for (int64_t j = 0; j < dim; j++) {
+        for (int64_t j = 0; j < h->qk_dim; j++) {
             d_qkv[query + j] += d_score * qkv[key + k * columns + j];
             d_qkv[key + k * columns + j] += d_score * qkv[query + j];
-            d_qkv[value + k * columns + j] += weight[k] / total * d_out[j];
         }
+        for (int64_t j = 0; j < h->v_dim; j++) d_qkv[value + k * columns + j] += weight[k] / total * d_out[j];
     }
     free(weight);
 }
@@ -507,18 +510,17 @@ static double largest_difference(const double *a, const double *b, int64_t count
 static void compare_with_reference(
     const Shape *s, const double *qkv, const int32_t *positions, const double *out, const double *d_out, const double *d_qkv) {
     const Heads *h = &s->spec.heads;
-    int64_t cells = shape_rows(s) * shape_columns(h);
-    double *expected = memory_allocate(h->head_dim * sizeof *expected), *gradients = memory_allocate(cells * sizeof *gradients);
+    int64_t cells = shape_rows(s) * heads_columns(h);
+    double *expected = memory_allocate(h->v_dim * sizeof *expected), *gradients = memory_allocate(cells * sizeof *gradients);
     for (int64_t r = 0; r < shape_rows(s); r++) {
         int64_t back = positions[r] < r % s->spec.length ? positions[r] : r % s->spec.length;
         if (s->spec.window && back > s->spec.window - 1) back = s->spec.window - 1;
         int64_t after = s->spec.bidirectional ? s->spec.length - 1 - r % s->spec.length : 0;
         for (int64_t head = 0; head < h->heads; head++) {
-            int64_t at = (r * h->heads + head) * h->head_dim;
+            int64_t at = (r * h->heads + head) * h->v_dim;
             reference_row(
                 qkv, &s->spec, r, r - back, back + 1 + after, head, expected, d_qkv ? d_out + at : NULL, d_qkv ? gradients : NULL);
-            assert_true(
-                largest_difference(out + at, expected, h->head_dim) < 1e-12); /* sums of a few hundred terms of order one, in double */
+            assert_true(largest_difference(out + at, expected, h->v_dim) < 1e-12); /* sums of a few hundred terms of order one, in double */
         }
     }
     if (d_qkv) assert_true(largest_difference(d_qkv, gradients, cells) < 1e-11); /* likewise, with values of up to a hundred */
@@ -528,7 +530,7 @@ static void compare_with_reference(
 
 /* Runs attention and its gradient in fp64 over random values, scaled so that some softmaxes are sharp, and compares. */
 static void expect_reference(const Shape *s, const int32_t *values) {
-    int64_t rows = shape_rows(s), columns = shape_columns(&s->spec.heads), out_columns = s->spec.heads.heads * s->spec.heads.head_dim;
+    int64_t rows = shape_rows(s), columns = heads_columns(&s->spec.heads), out_columns = heads_out_columns(&s->spec.heads);
     Run run = run_begin(true);
     TensorId x = input(&run, TYPE_COMPUTE, rows, columns), positions = input(&run, TYPE_INT32, rows, 1);
     TensorId seed = input(&run, TYPE_COMPUTE, rows, out_columns), y = op_attention(run.graph, x, positions, &s->spec);
@@ -557,7 +559,7 @@ static void attention_and_its_gradient_are_those_of_a_softmax_over_what_a_row_se
 
 static void a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence(void **state) {
     (void)state;
-    Shape s = {2, {{1, 1, 4}, 70, 0}, 0};
+    Shape s = {2, {{1, 1, 4, 4}, 70, 0}, 0};
     int32_t *positions = make_positions(&s);
     for (int64_t r = 0; r < shape_rows(&s); r++) positions[r] += 500;
     expect_reference(&s, positions);
@@ -567,7 +569,7 @@ static void a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence(
 /* Documents of lengths 1, 2, 3, ...: boundaries fall everywhere in blocks. */
 static void documents_of_all_lengths_stay_apart(void **state) {
     (void)state;
-    Shape s = {2, {{2, 1, 8}, 300, 0}, 0};
+    Shape s = {2, {{2, 1, 8, 8}, 300, 0}, 0};
     int32_t *positions = make_positions(&s);
     for (int64_t r = 0, length = 1, at = 0; r < shape_rows(&s); r++) {
         if (r % s.spec.length == 0 || at == length) at = 0, length++;
@@ -594,14 +596,14 @@ static void move_rows(const Shape *s, TokenRows rows, int64_t columns, double *w
 static void rank_of_context(
     const Shape *s, int64_t rank, int64_t ranks, double *qkv, const int32_t *values, double *d_out, double *out, double *d_qkv) {
     const Heads *h = &s->spec.heads;
-    int64_t columns = shape_columns(h), queries = h->heads * h->head_dim, kv_columns = columns - queries, all = shape_rows(s),
-            rows = all / ranks;
+    int64_t columns = heads_columns(h), queries = heads_query_columns(h), outs = heads_out_columns(h), kv_columns = columns - queries,
+            all = shape_rows(s), rows = all / ranks;
     AttentionSpec spec = s->spec;
     spec.queries.rank = rank, spec.queries.ranks = ranks;
     TokenRows own = token_rows(spec.length, ranks, rank), whole = token_rows(spec.length, 1, 0);
     Run run = run_begin(true);
     TensorId q = input(&run, TYPE_COMPUTE, rows, queries), kv = input(&run, TYPE_COMPUTE, all, kv_columns);
-    TensorId positions = input(&run, TYPE_INT32, rows, 1), seed = input(&run, TYPE_COMPUTE, rows, queries);
+    TensorId positions = input(&run, TYPE_INT32, rows, 1), seed = input(&run, TYPE_COMPUTE, rows, outs);
     TensorId y = op_attention_over(run.graph, q, positions, kv, &spec);
     graph_differentiate(run.graph, RECOMPUTE_NONE, &(Seed){y, seed}, 1);
     TensorId d_q = graph_get(run.graph, q)->gradient, d_kv = graph_get(run.graph, kv)->gradient;
@@ -609,12 +611,12 @@ static void rank_of_context(
     run_plan(&run);
     move_rows(s, own, queries, qkv, columns, executor_tensor(run.executor, q), TAKE);
     move_rows(s, whole, kv_columns, qkv + queries, columns, executor_tensor(run.executor, kv), TAKE);
-    move_rows(s, own, queries, d_out, queries, executor_tensor(run.executor, seed), TAKE);
+    move_rows(s, own, outs, d_out, outs, executor_tensor(run.executor, seed), TAKE);
     int32_t *taken = executor_tensor(run.executor, positions);
     for (int64_t i = 0; i < rows; i++) taken[i] = values[i / own.rows * spec.length + token_of_row(&own, (int32_t)(i % own.rows))];
     memset(executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
     executor_run(run.executor);
-    move_rows(s, own, queries, out, queries, executor_tensor(run.executor, y), PUT);
+    move_rows(s, own, outs, out, outs, executor_tensor(run.executor, y), PUT);
     move_rows(s, own, queries, d_qkv, columns, executor_tensor(run.executor, d_q), PUT);
     const double *partial = executor_tensor(run.executor, d_kv);
     for (int64_t i = 0; i < all * kv_columns; i++) d_qkv[i / kv_columns * columns + queries + i % kv_columns] += partial[i];
@@ -622,7 +624,7 @@ static void rank_of_context(
 }
 
 static void expect_reference_of_ranks(const Shape *s, int64_t ranks, const int32_t *positions) {
-    int64_t cells = shape_rows(s) * shape_columns(&s->spec.heads), outs = shape_rows(s) * s->spec.heads.heads * s->spec.heads.head_dim;
+    int64_t cells = shape_rows(s) * heads_columns(&s->spec.heads), outs = shape_rows(s) * heads_out_columns(&s->spec.heads);
     double *qkv = memory_allocate(cells * sizeof *qkv), *d_qkv = memory_allocate(cells * sizeof *d_qkv);
     double *out = memory_allocate(outs * sizeof *out), *d_out = memory_allocate(outs * sizeof *d_out);
     for (int64_t i = 0; i < cells; i++) qkv[i] = 3 * random_value(i);
@@ -638,19 +640,21 @@ static const struct {
     Shape shape;
     int64_t ranks;
 } contexts[] = {
-    {{1, {{1, 1, 4}, 4, 0}, 0}, 2},
-    {{3, {{4, 2, 6}, 72, 0}, 0}, 2},
-    {{2, {{2, 2, 20}, 66, 0}, 1}, 3},
-    {{1, {{2, 1, 18}, 132, 0}, 33}, 2},
-    {{2, {{2, 1, 8}, 512, 0}, 128}, 2},
-    {{2, {{2, 1, 8}, 512, 0}, 127}, 2},
-    {{1, {{3, 1, 8}, 512, 40}, 129}, 4},
-    {{1, {{2, 1, 8}, 520, 200}, 0}, 2},
-    {{1, {{1, 1, 16}, 200, 1}, 0}, 4},
-    {{4, {{16, 16, 3}, 140, 0}, 0}, 7},
-    {{1, {{60, 30, 4}, 336, 129}, 190}, 3},
-    {{2, {{6, 2, 20}, 132, 0, .alibi = 8}, 33}, 2},
-    {{1, {{5, 5, 8}, 152, 40, .scale = 0.7, .alibi = 2}, 70}, 2},
+    {{1, {{1, 1, 4, 4}, 4, 0}, 0}, 2},
+    {{3, {{4, 2, 6, 6}, 72, 0}, 0}, 2},
+    {{2, {{2, 2, 20, 20}, 66, 0}, 1}, 3},
+    {{1, {{2, 1, 18, 18}, 132, 0}, 33}, 2},
+    {{2, {{2, 1, 8, 8}, 512, 0}, 128}, 2},
+    {{2, {{2, 1, 8, 8}, 512, 0}, 127}, 2},
+    {{1, {{3, 1, 8, 8}, 512, 40}, 129}, 4},
+    {{1, {{2, 1, 8, 8}, 520, 200}, 0}, 2},
+    {{1, {{1, 1, 16, 16}, 200, 1}, 0}, 4},
+    {{4, {{16, 16, 3, 3}, 140, 0}, 0}, 7},
+    {{1, {{60, 30, 4, 4}, 336, 129}, 190}, 3},
+    {{2, {{6, 2, 20, 20}, 132, 0, .alibi = 8}, 33}, 2},
+    {{1, {{5, 5, 8, 8}, 152, 40, .scale = 0.7, .alibi = 2}, 70}, 2},
+    {{2, {{4, 2, 24, 16}, 132, 0}, 33}, 2},
+    {{1, {{60, 30, 3, 20}, 336, 0}, 0}, 3},
 };
 
 static void ranks_that_share_out_queries_make_the_attention_of_whole_sequences(void **state) {
@@ -676,8 +680,8 @@ static void build_over(Check *check, const void *argument) {
     int64_t all = shape_rows(&o->shape), rows = all / o->ranks;
     spec.queries.rank = o->queries, spec.queries.ranks = o->ranks;
     if (o->keys >= 0) spec.keys.rank = o->keys, spec.keys.ranks = o->ranks;
-    TensorId q = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, h->heads * h->head_dim}, 0, 1);
-    TensorId kv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){o->keys < 0 ? all : rows, 2 * h->kv_heads * h->head_dim}, 0, 1);
+    TensorId q = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_query_columns(h)}, 0, 1);
+    TensorId kv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){o->keys < 0 ? all : rows, heads_kv_columns(h)}, 0, 1);
     check_output(check, op_attention_over(check->graph, q, check_integers(check, 1, &rows, positions), kv, &spec));
 }
 
@@ -694,16 +698,16 @@ static void check_over(const Over *o) {
 static void a_rank_of_context_agrees_in_all_precisions(void **state) {
     (void)state;
     static const Over over[] = {
-        {{1, {{2, 1, 6}, 72, 0}, 0}, 2, 0, -1},
-        {{2, {{1, 1, 16}, 72, 20}, 17}, 2, 1, -1},
-        {{1, {{2, 1, 6}, 48, 0}, 0}, 2, 0, 0}, /* own keys */
-        {{1, {{2, 1, 6}, 48, 0}, 0}, 2, 0, 1}, /* half the queries see none of the keys */
-        {{1, {{2, 1, 6}, 48, 0, .alibi = 8}, 0}, 2, 1, 0},
-        {{2, {{1, 1, 8}, 72, 10}, 30}, 3, 1, 2},
-        {{1, {{2, 2, 32}, 132, 0, .alibi = 4}, 0}, 2, 1, 1},
-        {{1, {{2, 1, 64}, 200, 0}, 70}, 2, 1, -1},
-        {{1, {{2, 1, 128}, 160, 0}, 0}, 2, 0, 1},
-        {{1, {{1, 1, 200}, 96, 0}, 0}, 3, 2, 1},
+        {{1, {{2, 1, 6, 6}, 72, 0}, 0}, 2, 0, -1},
+        {{2, {{1, 1, 16, 16}, 72, 20}, 17}, 2, 1, -1},
+        {{1, {{2, 1, 6, 6}, 48, 0}, 0}, 2, 0, 0}, /* own keys */
+        {{1, {{2, 1, 6, 6}, 48, 0}, 0}, 2, 0, 1}, /* half the queries see none of the keys */
+        {{1, {{2, 1, 6, 6}, 48, 0, .alibi = 8}, 0}, 2, 1, 0},
+        {{2, {{1, 1, 8, 8}, 72, 10}, 30}, 3, 1, 2},
+        {{1, {{2, 2, 32, 32}, 132, 0, .alibi = 4}, 0}, 2, 1, 1},
+        {{1, {{2, 1, 64, 64}, 200, 0}, 70}, 2, 1, -1},
+        {{1, {{2, 1, 128, 128}, 160, 0}, 0}, 2, 0, 1},
+        {{1, {{1, 1, 200, 200}, 96, 0}, 0}, 3, 2, 1},
     };
     for (size_t i = 0; i < COUNT(over); i++) check_over(&over[i]);
 }
@@ -713,26 +717,26 @@ static void a_rank_of_context_agrees_on_a_gpu_over_many_tiles(void **state) {
     (void)state;
     check_gpu();
     static const Over longer[] = {
-        {{2, {{2, 1, 64}, 1024, 0}, 0}, 2, 0, -1},
-        {{1, {{2, 1, 128}, 1024, 0}, 0}, 2, 1, -1},
-        {{1, {{2, 2, 64}, 776, 300}, 0}, 2, 1, -1},
-        {{1, {{4, 2, 128}, 648, 300, .alibi = 8}, 0}, 2, 0, -1},
-        {{2, {{2, 1, 64}, 1200, 0}, 410}, 4, 1, -1},
-        {{2, {{2, 1, 128}, 1200, 0}, 33}, 4, 3, -1},
-        {{2, {{2, 1, 64}, 512, 0}, 0}, 2, 0, 0},
-        {{2, {{2, 1, 128}, 512, 0}, 0}, 2, 0, 1},
-        {{2, {{4, 1, 64}, 512, 0}, 0}, 2, 1, 0},
-        {{1, {{4, 2, 64}, 600, 0, .alibi = 8}, 0}, 2, 0, 1},
-        {{1, {{4, 2, 128}, 1200, 200, .alibi = 8}, 0}, 4, 2, 1},
-        {{1, {{4, 2, 96}, 600, 200}, 250}, 3, 2, 1},
-        {{8, {{12, 12, 64}, 512, 0}, 100}, 2, 1, 1}, /* more blocks of keys than processors */
+        {{2, {{2, 1, 64, 64}, 1024, 0}, 0}, 2, 0, -1},
+        {{1, {{2, 1, 128, 128}, 1024, 0}, 0}, 2, 1, -1},
+        {{1, {{2, 2, 64, 64}, 776, 300}, 0}, 2, 1, -1},
+        {{1, {{4, 2, 128, 128}, 648, 300, .alibi = 8}, 0}, 2, 0, -1},
+        {{2, {{2, 1, 64, 64}, 1200, 0}, 410}, 4, 1, -1},
+        {{2, {{2, 1, 128, 128}, 1200, 0}, 33}, 4, 3, -1},
+        {{2, {{2, 1, 64, 64}, 512, 0}, 0}, 2, 0, 0},
+        {{2, {{2, 1, 128, 128}, 512, 0}, 0}, 2, 0, 1},
+        {{2, {{4, 1, 64, 64}, 512, 0}, 0}, 2, 1, 0},
+        {{1, {{4, 2, 64, 64}, 600, 0, .alibi = 8}, 0}, 2, 0, 1},
+        {{1, {{4, 2, 128, 128}, 1200, 200, .alibi = 8}, 0}, 4, 2, 1},
+        {{1, {{4, 2, 96, 96}, 600, 200}, 250}, 3, 2, 1},
+        {{8, {{12, 12, 64, 64}, 512, 0}, 100}, 2, 1, 1}, /* more blocks of keys than processors */
     };
     for (size_t i = 0; i < COUNT(longer); i++) check_over(&longer[i]);
 }
 
 static void build_split(Check *check, const void *argument) {
     const Shape *s = argument;
-    int64_t shape[] = {shape_rows(s), shape_columns(&s->spec.heads)};
+    int64_t shape[] = {shape_rows(s), heads_columns(&s->spec.heads)};
     AttentionParts parts = op_attention_split(check->graph, check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), &s->spec.heads);
     check_output(check, parts.queries);
     check_output(check, parts.kv);
@@ -740,14 +744,14 @@ static void build_split(Check *check, const void *argument) {
 
 static void build_order(Check *check, const void *argument) {
     const Over *o = argument;
-    int64_t shape[] = {shape_rows(&o->shape), shape_columns(&o->shape.spec.heads)};
+    int64_t shape[] = {shape_rows(&o->shape), heads_columns(&o->shape.spec.heads)};
     check_output(check, op_attention_order(check->graph, check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), o->shape.spec.length, o->ranks));
 }
 
 static void build_sum(Check *check, const void *argument) {
     const Over *o = argument; /* keys 0: the sum so far is none */
     const Heads *h = &o->shape.spec.heads;
-    int64_t shape[] = {shape_rows(&o->shape), h->heads * h->head_dim}, logs[] = {shape_rows(&o->shape), h->heads};
+    int64_t shape[] = {shape_rows(&o->shape), heads_out_columns(h)}, logs[] = {shape_rows(&o->shape), h->heads};
     TensorId part = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), part_log = check_input(check, TYPE_WIDE, 2, logs, 0, 3);
     TensorId sum = o->keys ? check_input(check, TYPE_WIDE, 2, shape, 0, 1) : TENSOR_NONE;
     TensorId log = o->keys ? check_input(check, TYPE_WIDE, 2, logs, 0, 3) : TENSOR_NONE;
@@ -764,8 +768,8 @@ static void build_ring(Check *check, const void *argument) {
     int64_t rows = shape_rows(s);
     static const int32_t positions[100] = {[5] = 5, [6] = 6, [7] = 7, [30] = 20, [31] = 21};
     spec.queries.ranks = 1;
-    TensorId q = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, h->heads * h->head_dim}, 0, 1);
-    TensorId kv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, 2 * h->kv_heads * h->head_dim}, 0, 1);
+    TensorId q = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_query_columns(h)}, 0, 1);
+    TensorId kv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_kv_columns(h)}, 0, 1);
     check_output(check, op_attention_ring(check->graph, q, check_integers(check, 1, &rows, positions), kv, &spec));
 }
 
@@ -773,10 +777,10 @@ static void build_ring(Check *check, const void *argument) {
 static void what_ranks_do_around_attention_agrees_in_all_precisions(void **state) {
     (void)state;
     static const Over moved[] = {
-        {{2, {{3, 1, 7}, 24, 0}, 0}, 2, 0, 0},
-        {{1, {{4, 2, 16}, 36, 0}, 0}, 3, 1, 1},
-        {{3, {{2, 1, 8}, 8, 0}, 0}, 1, 1, 0},
-        {{1, {{4, 2, 16}, 36, 0}, 0}, 3, 0, 1},
+        {{2, {{3, 1, 7, 7}, 24, 0}, 0}, 2, 0, 0},
+        {{1, {{4, 2, 16, 16}, 36, 0}, 0}, 3, 1, 1},
+        {{3, {{2, 1, 8, 8}, 8, 0}, 0}, 1, 1, 0},
+        {{1, {{4, 2, 16, 16}, 36, 0}, 0}, 3, 0, 1},
     };
     for (size_t i = 0; i < COUNT(moved); i++) {
         check_op(build_split, &moved[i].shape, (CheckBounds){0});
@@ -791,13 +795,15 @@ static void what_ranks_do_around_attention_agrees_in_all_precisions(void **state
 enum { CONTEXT = 200, MOST_RANKS = 5 };
 
 static const Shape cached_shapes[] = {
-    {1, {{4, 2, 8}, CONTEXT, 0}, 0},
-    {1, {{3, 1, 20}, CONTEXT, 30}, 0},
-    {1, {{2, 2, 6}, CONTEXT, 1}, 0},
-    {1, {{70, 1, 4}, CONTEXT, 0}, 0},
-    {1, {{6, 2, 8}, CONTEXT, 0, .alibi = 8}, 0},
-    {1, {{5, 5, 12}, CONTEXT, 30, .scale = 0.4, .alibi = 8}, 0},
-    {1, {{2, 1, 8}, CONTEXT, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0},
+    {1, {{4, 2, 8, 8}, CONTEXT, 0}, 0},
+    {1, {{3, 1, 20, 20}, CONTEXT, 30}, 0},
+    {1, {{2, 2, 6, 6}, CONTEXT, 1}, 0},
+    {1, {{70, 1, 4, 4}, CONTEXT, 0}, 0},
+    {1, {{6, 2, 8, 8}, CONTEXT, 0, .alibi = 8}, 0},
+    {1, {{5, 5, 12, 12}, CONTEXT, 30, .scale = 0.4, .alibi = 8}, 0},
+    {1, {{2, 1, 8, 8}, CONTEXT, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0},
+    {1, {{4, 2, 24, 16}, CONTEXT, 0}, 0},
+    {1, {{3, 1, 6, 20}, CONTEXT, 30}, 0},
 };
 
 static Mesh sharing(int rank, int ranks) { return (Mesh){.size = {1, 1, 1, ranks, 1, 1, 1}, .at[AXIS_CP] = rank, .row_blocks = 1}; }
@@ -806,7 +812,7 @@ static Mesh sharing(int rank, int ranks) { return (Mesh){.size = {1, 1, 1, ranks
  * a part], or with one rank the output. Returns how many elements that is. */
 static int64_t run_cached(
     const AttentionSpec *spec, const double *qkv, int64_t first, int64_t rows, const Mesh *mesh, double *cache, double *out) {
-    int64_t columns = shape_columns(&spec->heads), cached = 2 * spec->heads.kv_heads * spec->heads.head_dim;
+    int64_t columns = heads_columns(&spec->heads), cached = heads_kv_columns(&spec->heads);
     Run run = run_begin(false);
     run.graph->mesh = mesh;
     int64_t shape[] = {attention_cache_rows(run.graph, CONTEXT), cached}, cells = shape[0] * cached;
@@ -845,8 +851,8 @@ static void merge_parts(const AttentionSpec *spec, int64_t rows, const Mesh *mes
 static void expect_cached(const Shape *s, int ranks) {
     static const int64_t chunks[] = {1, 1, 60, 5, 64, 2, 66, 1};
     const Heads *h = &s->spec.heads;
-    int64_t columns = shape_columns(h), cells = CONTEXT * 2 * h->kv_heads * h->head_dim, out_columns = h->heads * h->head_dim;
-    double *qkv = memory_allocate(CONTEXT * columns * sizeof *qkv), *out = memory_allocate(CONTEXT * columns * sizeof *out);
+    int64_t columns = heads_columns(h), cells = CONTEXT * heads_kv_columns(h), out_columns = heads_out_columns(h);
+    double *qkv = memory_allocate(CONTEXT * columns * sizeof *qkv), *out = memory_allocate(CONTEXT * out_columns * sizeof *out);
     double *cache = memory_allocate(ranks * cells * sizeof *cache), *parts = memory_allocate(ranks * CONTEXT * 2 * columns * sizeof *parts);
     for (int64_t j = 0; j < CONTEXT * columns; j++) qkv[j] = 2 * random_value(j);
     for (int64_t j = 0; j < ranks * cells; j++) cache[j] = NAN; /* rows not yet written must not be read */
@@ -900,10 +906,10 @@ static void build_part(Check *check, const void *argument) {
         {.size = {1, 1, 1, 2, 1, 1, 1}, .row_blocks = 1}, {.size = {1, 1, 1, 2, 1, 1, 1}, .at[AXIS_CP] = 1, .row_blocks = 1}};
     static int32_t positions[200];
     const Shape *s = argument;
-    int64_t rows = s->spec.length, cached = 2 * s->spec.heads.kv_heads * s->spec.heads.head_dim;
+    int64_t rows = s->spec.length, cached = heads_kv_columns(&s->spec.heads);
     check->graph->mesh = &meshes[s->document];
     for (int32_t i = 0; i < 200; i++) positions[i] = DEAL_BLOCK + i;
-    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&s->spec.heads)}, 0, 1);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&s->spec.heads)}, 0, 1);
     int64_t shape[] = {attention_cache_rows(check->graph, 300), cached};
     TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "cache");
     check_output(check, op_attention_part(check->graph, qkv, check_integers(check, 1, &rows, positions), cache, &s->spec));
@@ -920,12 +926,12 @@ static void build_merge(Check *check, const void *argument) {
 static void parts_of_ranks_agree_in_all_precisions(void **state) {
     (void)state;
     static const Shape parts[] = {
-        {1, {{8, 2, 17}, 150, 0}, 0},
-        {1, {{8, 2, 17}, 150, 0}, 1},
-        {1, {{6, 3, 64}, 130, 0, .alibi = 8}, 0},
-        {1, {{6, 3, 64}, 130, 0, .alibi = 8}, 1},
-        {1, {{4, 1, 128}, 1, 0}, 1},
-        {1, {{3, 3, 32}, 60, 20}, 1},
+        {1, {{8, 2, 17, 17}, 150, 0}, 0},
+        {1, {{8, 2, 17, 17}, 150, 0}, 1},
+        {1, {{6, 3, 64, 64}, 130, 0, .alibi = 8}, 0},
+        {1, {{6, 3, 64, 64}, 130, 0, .alibi = 8}, 1},
+        {1, {{4, 1, 128, 128}, 1, 0}, 1},
+        {1, {{3, 3, 32, 32}, 60, 20}, 1},
     };
     for (size_t i = 0; i < COUNT(parts); i++) {
         check_op(build_part, &parts[i], (CheckBounds){.forward_only = true});
@@ -937,8 +943,8 @@ static void parts_of_ranks_agree_in_all_precisions(void **state) {
 static void build_cached(Check *check, const void *argument) {
     const Shape *s = argument;
     static const int32_t positions[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
-    int64_t rows = s->spec.length, cached = 2 * s->spec.heads.kv_heads * s->spec.heads.head_dim;
-    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&s->spec.heads)}, 0, 1);
+    int64_t rows = s->spec.length, cached = heads_kv_columns(&s->spec.heads);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&s->spec.heads)}, 0, 1);
     TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){rows + s->document, cached}, "cache");
     check_output(check, op_attention_cached(check->graph, qkv, check_integers(check, 1, &rows, positions), cache, &s->spec));
 }
@@ -946,13 +952,13 @@ static void build_cached(Check *check, const void *argument) {
 static void cached_attention_agrees_in_all_precisions(void **state) {
     (void)state;
     static const Shape cached[] = {
-        {1, {{1, 1, 1}, 1, 0}, 0},
-        {1, {{8, 2, 17}, 21, 0}, 0},
-        {1, {{3, 3, 64}, 20, 6}, 0},
-        {1, {{6, 3, 9}, 21, 0, .alibi = 8}, 0},
-        {1, {{2, 1, 9}, 21, 0, .alibi = 8, .first_head = 3, .all_heads = 6}, 0},
-        {1, {{4, 1, 128}, 1, 0}, 700},
-        {1, {{4, 2, 256}, 21, 0}, 300},
+        {1, {{1, 1, 1, 1}, 1, 0}, 0},
+        {1, {{8, 2, 17, 17}, 21, 0}, 0},
+        {1, {{3, 3, 64, 64}, 20, 6}, 0},
+        {1, {{6, 3, 9, 9}, 21, 0, .alibi = 8}, 0},
+        {1, {{2, 1, 9, 9}, 21, 0, .alibi = 8, .first_head = 3, .all_heads = 6}, 0},
+        {1, {{4, 1, 128, 128}, 1, 0}, 700},
+        {1, {{4, 2, 256, 256}, 21, 0}, 300},
     };
     for (size_t i = 0; i < COUNT(cached); i++) check_op(build_cached, &cached[i], (CheckBounds){.forward_only = true});
 }
@@ -964,7 +970,7 @@ static void build_decoded(Check *check, const void *argument) {
         {.size = {1, 1, 1, 2, 1, 1, 1}, .row_blocks = 1}, {.size = {1, 1, 1, 2, 1, 1, 1}, .at[AXIS_CP] = 1, .row_blocks = 1}};
     static int32_t positions[1000];
     const Shape *s = argument;
-    int64_t cached = 2 * s->spec.heads.kv_heads * s->spec.heads.head_dim;
+    int64_t cached = heads_kv_columns(&s->spec.heads);
     if (s->document) check->graph->mesh = &meshes[s->document - 1];
     for (int32_t i = 0; i < (int32_t)COUNT(positions); i++) positions[i] = i;
     int64_t shape[] = {attention_cache_rows(check->graph, COUNT(positions)), cached};
@@ -974,7 +980,7 @@ static void build_decoded(Check *check, const void *argument) {
         AttentionSpec spec = s->spec;
         spec.length = rows;
         if (!part) spec.window = 1;
-        TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&spec.heads)}, 0, 1);
+        TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&spec.heads)}, 0, 1);
         TensorId places = check_integers(check, 1, &rows, positions + part * s->spec.length);
         TensorId out = (s->document ? op_attention_part : op_attention_cached)(check->graph, qkv, places, cache, &spec);
         if (part) check_output(check, out);
@@ -986,20 +992,20 @@ static void build_decoded(Check *check, const void *argument) {
 static void new_rows_agree_over_a_long_cache(void **state) {
     (void)state;
     static const Shape decoded[] = {
-        {1, {{8, 2, 64}, 900, 0}, 0},
-        {1, {{8, 2, 64}, 63, 0, .scale = 0.5}, 0},
-        {4, {{4, 1, 128}, 310, 0, .scale = 0.3}, 0},
-        {5, {{6, 2, 40}, 400, 100}, 0},
-        {1, {{2, 1, 256}, 500, 0, .scale = 0.2}, 0},
-        {3, {{4, 2, 200}, 290, 130, .alibi = 8}, 0},
-        {1, {{3, 3, 9}, 150, 0, .alibi = 8}, 0},
-        {1, {{150, 150, 8}, 700, 0}, 0},
-        {2, {{8, 2, 64}, 700, 0, .scale = 0.4}, 1},
-        {2, {{8, 2, 64}, 700, 0, .alibi = 8}, 2},
-        {1, {{6, 3, 17}, 500, 200}, 2},
-        {1, {{2, 2, 32}, 30, 0}, 1},
-        {70, {{4, 1, 64}, 500, 0, .scale = 0.4}, 0},
-        {40, {{4, 2, 64}, 600, 0, .scale = 0.4}, 2},
+        {1, {{8, 2, 64, 64}, 900, 0}, 0},
+        {1, {{8, 2, 64, 64}, 63, 0, .scale = 0.5}, 0},
+        {4, {{4, 1, 128, 128}, 310, 0, .scale = 0.3}, 0},
+        {5, {{6, 2, 40, 40}, 400, 100}, 0},
+        {1, {{2, 1, 256, 256}, 500, 0, .scale = 0.2}, 0},
+        {3, {{4, 2, 200, 200}, 290, 130, .alibi = 8}, 0},
+        {1, {{3, 3, 9, 9}, 150, 0, .alibi = 8}, 0},
+        {1, {{150, 150, 8, 8}, 700, 0}, 0},
+        {2, {{8, 2, 64, 64}, 700, 0, .scale = 0.4}, 1},
+        {2, {{8, 2, 64, 64}, 700, 0, .alibi = 8}, 2},
+        {1, {{6, 3, 17, 17}, 500, 200}, 2},
+        {1, {{2, 2, 32, 32}, 30, 0}, 1},
+        {70, {{4, 1, 64, 64}, 500, 0, .scale = 0.4}, 0},
+        {40, {{4, 2, 64, 64}, 600, 0, .scale = 0.4}, 2},
     };
     for (size_t i = 0; i < COUNT(decoded); i++) check_op(build_decoded, &decoded[i], (CheckBounds){.forward_only = true});
 }
@@ -1033,7 +1039,7 @@ static void run_kernel(const void *what) {
 static void speed_of_shape(const Shape *s) {
     const Heads *h = &s->spec.heads;
     Error error = {0};
-    int64_t rows = shape_rows(s), columns = shape_columns(h), out_columns = h->heads * h->head_dim, workspace = 1 << 30;
+    int64_t rows = shape_rows(s), columns = heads_columns(h), out_columns = heads_out_columns(h), workspace = 1 << 30;
     void *qkv = speed_values(rows * columns), *out = speed_values(rows * out_columns), *d_out = speed_values(rows * out_columns);
     void *d_qkv = speed_values(rows * columns), *log_sum = speed_values(2 * rows * h->heads), *positions = speed_values(2 * rows);
     void *scratch = device_allocate(check_device(), workspace, &error);
@@ -1056,12 +1062,14 @@ static void speed_of_shape(const Shape *s) {
         .in_shape = {[ATTENTION_QKV] = {rows, columns, 1, 1}},
         .out = {d_qkv},
         .workspace = scratch};
-    double pairs = (double)s->spec.length * (s->spec.length + 1) / 2 * s->sequences * h->heads, flops = 2 * pairs * h->head_dim;
+    double pairs = (double)s->spec.length * (s->spec.length + 1) / 2 * s->sequences * h->heads,
+           forward_flops = 2 * pairs * (h->qk_dim + h->v_dim), backward_flops = 2 * pairs * (3 * h->qk_dim + 2 * h->v_dim);
     double there = check_median_seconds(run_kernel, &(Timed){OP_attention, &forward});
     double back = check_median_seconds(run_kernel, &(Timed){OP_attention_grad, &backward});
-    print_message("%ld x %ld rows, %ld heads of %ld, %ld of keys: forward %8.1f us %6.1f TFLOP/s, backward %8.1f us %6.1f TFLOP/s\n",
-        (long)s->sequences, (long)s->spec.length, (long)h->heads, (long)h->head_dim, (long)h->kv_heads, there * 1e6,
-        2 * flops / there / 1e12, back * 1e6, 5 * flops / back / 1e12);
+    print_message(
+        "%ld x %ld rows, %ld heads of %ld and %ld, %ld of keys: forward %8.1f us %6.1f TFLOP/s, backward %8.1f us %6.1f TFLOP/s\n",
+        (long)s->sequences, (long)s->spec.length, (long)h->heads, (long)h->qk_dim, (long)h->v_dim, (long)h->kv_heads, there * 1e6,
+        forward_flops / there / 1e12, back * 1e6, backward_flops / back / 1e12);
     void *memory[] = {qkv, out, d_out, d_qkv, log_sum, positions, scratch};
     int64_t bytes[] = {
         rows * columns * 2, rows * out_columns * 2, rows * out_columns * 2, rows * columns * 2, rows * h->heads * 4, rows * 4, workspace};
@@ -1074,8 +1082,8 @@ static void speed_of_shape(const Shape *s) {
 static void speed_of_decoding(const Shape *s, int32_t used) {
     const Heads *h = &s->spec.heads;
     Error error = {0};
-    int64_t columns = shape_columns(h), cached = 2 * h->kv_heads * h->head_dim, workspace = 1 << 28;
-    int64_t counts[] = {columns, h->heads * h->head_dim, s->spec.length * cached, 2};
+    int64_t columns = heads_columns(h), cached = heads_kv_columns(h), workspace = 1 << 28;
+    int64_t counts[] = {columns, heads_out_columns(h), s->spec.length * cached, 2};
     void *qkv = speed_values(counts[0]), *out = speed_values(counts[1]), *cache = speed_values(counts[2]),
          *position = speed_values(counts[3]);
     void *scratch = device_allocate(check_device(), workspace, &error);
@@ -1092,8 +1100,9 @@ static void speed_of_decoding(const Shape *s, int32_t used) {
         .out_shape = {[ATTENTION_CACHED_CACHE] = {s->spec.length, cached, 1, 1}},
         .workspace = scratch};
     double seconds = check_median_seconds(run_kernel, &(Timed){OP_attention_cached, &call});
-    print_message("1 row at %d of a cache of %ld, %ld heads of %ld, %ld of keys: %8.1f us, %6.1f GB/s\n", used, (long)s->spec.length,
-        (long)h->heads, (long)h->head_dim, (long)h->kv_heads, seconds * 1e6, 2e-9 * (double)(cached * used) / seconds);
+    print_message("1 row at %d of a cache of %ld, %ld heads of %ld and %ld, %ld of keys: %8.1f us, %6.1f GB/s\n", used,
+        (long)s->spec.length, (long)h->heads, (long)h->qk_dim, (long)h->v_dim, (long)h->kv_heads, seconds * 1e6,
+        2e-9 * (double)(cached * used) / seconds);
     void *memory[] = {qkv, out, cache, position};
     for (size_t i = 0; i < COUNT(memory); i++) device_free(check_device(), memory[i], 2 * counts[i]);
     device_free(check_device(), scratch, workspace);
@@ -1105,19 +1114,19 @@ static void speed(void **state) {
     check_gpu();
     if (!getenv("SMELT_TEST_SPEED")) skip();
     static const Shape caches[] = {
-        {1, {{32, 8, 128}, 131072, 0}, 0},
-        {1, {{32, 32, 128}, 32768, 0}, 0},
-        {1, {{32, 8, 64}, 131072, 0}, 0},
-        {1, {{8, 2, 128}, 131072, 0}, 0},
-        {1, {{16, 4, 256}, 131072, 0}, 0},
+        {1, {{32, 8, 128, 128}, 131072, 0}, 0},
+        {1, {{32, 32, 128, 128}, 32768, 0}, 0},
+        {1, {{32, 8, 64, 64}, 131072, 0}, 0},
+        {1, {{8, 2, 128, 128}, 131072, 0}, 0},
+        {1, {{16, 4, 256, 256}, 131072, 0}, 0},
     };
     for (size_t i = 0; i < COUNT(caches); i++)
         for (int32_t used = 512; used <= caches[i].spec.length; used *= 4) speed_of_decoding(&caches[i], used);
     static const Shape timed[] = {
-        {4, {{32, 8, 64}, 4096, 0}, 0},
-        {2, {{32, 8, 128}, 8192, 0}, 0},
-        {64, {{12, 12, 64}, 1024, 0}, 0},
-        {4, {{16, 4, 128}, 4096, 0}, 0},
+        {4, {{32, 8, 64, 64}, 4096, 0}, 0},
+        {2, {{32, 8, 128, 128}, 8192, 0}, 0},
+        {64, {{12, 12, 64, 64}, 1024, 0}, 0},
+        {4, {{16, 4, 128, 128}, 4096, 0}, 0},
     };
     for (size_t i = 0; i < COUNT(timed); i++) speed_of_shape(&timed[i]);
 }

@@ -26,21 +26,22 @@ typedef struct Case {
 
 /* Lengths are multiples of the chunks of 2 and 3 ranks; documents end at, before and after the ends of chunks. */
 static const Case cases[] = {
-    {1, {{1, 1, 4}, 12, 0}, 0},
-    {3, {{4, 2, 6}, 84, 0}, 0},
-    {2, {{2, 1, 8}, 240, 0}, 60},
-    {2, {{2, 1, 8}, 240, 0}, 41},
-    {1, {{2, 2, 16}, 240, 30}, 79},
-    {1, {{2, 1, 8}, 492, 300}, 0},
-    {2, {{6, 2, 20}, 132, 0, .alibi = 8}, 33},
-    {1, {{3, 3, 8}, 156, 50, .scale = 0.7, .alibi = 2}, 0},
+    {1, {{1, 1, 4, 4}, 12, 0}, 0},
+    {3, {{4, 2, 6, 6}, 84, 0}, 0},
+    {2, {{2, 1, 8, 8}, 240, 0}, 60},
+    {2, {{2, 1, 8, 8}, 240, 0}, 41},
+    {1, {{2, 2, 16, 16}, 240, 30}, 79},
+    {1, {{2, 1, 8, 8}, 492, 300}, 0},
+    {2, {{6, 2, 20, 20}, 132, 0, .alibi = 8}, 33},
+    {2, {{6, 2, 24, 16}, 132, 0}, 33},
+    {1, {{3, 3, 8, 8}, 156, 50, .scale = 0.7, .alibi = 2}, 0},
 };
 
 /* One run, in fp64, of attention over the rows of the mesh's rank; all arrays are [rows, columns], and the caller's. */
 typedef struct Rows { double *qkv, *d_out, *out, *d_qkv; } Rows;
 
 static int64_t columns_of(const Case *c) { return heads_columns(&c->spec.heads); }
-static int64_t out_columns(const Case *c) { return c->spec.heads.heads * c->spec.heads.head_dim; }
+static int64_t out_columns(const Case *c) { return heads_out_columns(&c->spec.heads); }
 
 static Rows rows_create(const Case *c, int64_t rows) {
     return (Rows){.qkv = memory_allocate(rows * columns_of(c) * sizeof(double)),
@@ -150,7 +151,7 @@ static void a_gemm_runs_beside_each_collective_of_the_gradient(void **state) {
     Case large = cases[1], *c = &large;
     large.sequences = 1;
     large.spec.length = 16384;
-    large.spec.heads = (Heads){.heads = 32, .kv_heads = 8, .head_dim = 128};
+    large.spec.heads = (Heads){.heads = 32, .kv_heads = 8, .qk_dim = 128, .v_dim = 128};
     int64_t rows = c->sequences * c->spec.length / 2, one = out_columns(c);
     Mesh mesh = mesh_alone;
     mesh.size[AXIS_CP] = 2;

@@ -31,21 +31,21 @@ typedef struct Case {
 } Case;
 
 static const Case cases[] = {
-    {{{1, 1, 2}, 1}, 2, 1, {1}},
-    {{{2, 1, 6}, 3}, 4, 1, {1}},
-    {{{4, 2, 16}, 16}, 8, 21, {1, 2, 3, 4, 11}},
-    {{{3, 1, 10}, 5}, 10, 33, {1, 1, 2, 1, 3, 5}},
-    {{{2, 2, 18}, 18}, 2, 65, {65}},
+    {{{1, 1, 2, 2}, 1}, 2, 1, {1}},
+    {{{2, 1, 6, 6}, 3}, 4, 1, {1}},
+    {{{4, 2, 16, 16}, 16}, 8, 21, {1, 2, 3, 4, 11}},
+    {{{3, 1, 10, 10}, 5}, 10, 33, {1, 1, 2, 1, 3, 5}},
+    {{{2, 2, 18, 18}, 18}, 2, 65, {65}},
     /* Heads of a larger model, of whose values none, all or an odd part is delayed. */
-    {{{2, 1, 8}, 0}, 8, 21, {1, 2, 3, 4, 11}},
-    {{{2, 1, 8}, 8}, 8, 21, {1, 2, 3, 4, 11}},
-    {{{2, 2, 6}, 3}, 4, 9, {2, 7}},
+    {{{2, 1, 8, 8}, 0}, 8, 21, {1, 2, 3, 4, 11}},
+    {{{2, 1, 8, 8}, 8}, 8, 21, {1, 2, 3, 4, 11}},
+    {{{2, 2, 6, 6}, 3}, 4, 9, {2, 7}},
 };
 /* Heads that fill the tiles of GPU kernels, of which four and five share keys. */
-static const Case full_cases[] = {{{{4, 1, 64}, 32}, 32, 21, {1, 2, 18}}, {{{5, 1, 128}, 64}, 64, 35, {3, 32}}};
+static const Case full_cases[] = {{{{4, 1, 64, 64}, 32}, 32, 21, {1, 2, 18}}, {{{5, 1, 128, 128}, 64}, 64, 35, {3, 32}}};
 /* Documents that lie across blocks of 256 rows (products) and of 1024 (sums of parameter gradients): rows 256, 512
  * and 768 are a first, a second and a later token. */
-static const Case long_case = {{{2, 1, 4}, 2}, 2, 1290, {256, 1, 254, 779}};
+static const Case long_case = {{{2, 1, 4, 4}, 2}, 2, 1290, {256, 1, 254, 779}};
 
 enum { LONG = sizeof cases / sizeof *cases, GENERATED, FULL };
 static int32_t positions[FULL + 2][MAX_ROWS];
@@ -70,7 +70,7 @@ typedef struct Argument {
 static void build(Check *check, const void *argument) {
     const Argument *a = argument;
     const Heads *h = &a->c->spec.heads;
-    int64_t convolved = (h->heads + h->kv_heads) * h->head_dim, columns = convolved + h->kv_heads * h->head_dim;
+    int64_t convolved = heads_query_columns(h) + heads_key_columns(h), columns = convolved + heads_value_columns(h);
     TensorId u = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){a->c->rows, columns}, 0.1, 1);
     TensorId p = check_integers(check, 1, &a->c->rows, a->positions);
     RopeSpec rope = {.theta = THETA, .dimensions = a->c->rotated, .positions = MAX_ROWS, .factor = 1};
@@ -79,8 +79,7 @@ static void build(Check *check, const void *argument) {
     CcaParameters parameters = {
         .depthwise_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, 1, 2}, 0.2, 0.7),
         .depthwise_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
-        .grouped_weight =
-            check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->head_dim, 2}, 0, 1 / sqrt(h->head_dim)),
+        .grouped_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->qk_dim, 2}, 0, 1 / sqrt(h->qk_dim)),
         .grouped_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
         .temperature = check_parameter(check, PARAMETER_NORM, 1, &h->kv_heads, 1.5, 0.3),
     };
@@ -104,12 +103,12 @@ static void gradients_flow_to_the_halo(void **state) {
     (void)state;
     static const int32_t starts[] = {0, 1, 2, 3, 4, 5, 6, 1, 0, 1, 2, 3, 4, 5, 9, 0, 1, 0, 1, 2, 3, 3, 4, 0, 1, 0, 1, 0};
     static const int32_t singles[] = {0, 1, 1, 9};
-    static const Case of_seven = {{{4, 2, 16}, 16}, 8, 28, {0}}, of_one = {{{2, 1, 6}, 2}, 4, 4, {0}};
+    static const Case of_seven = {{{4, 2, 16, 16}, 16}, 8, 28, {0}}, of_one = {{{2, 1, 6, 6}, 2}, 4, 4, {0}};
     check_op(build, &(Argument){&of_seven, starts, 4}, (CheckBounds){.bf16 = 0.03});
     check_op(build, &(Argument){&of_one, singles, 4}, (CheckBounds){.bf16 = 0.03});
     static int32_t many[600];
     for (int r = 0; r < 600; r++) many[r] = 5 + r % 300;
-    static const Case of_300 = {{{2, 1, 4}, 2}, 2, 600, {0}};
+    static const Case of_300 = {{{2, 1, 4, 4}, 2}, 2, 600, {0}};
     check_op(build, &(Argument){&of_300, many, 2}, (CheckBounds){.bf16 = 0.05});
 }
 
@@ -136,12 +135,12 @@ static double *normal(int64_t count, uint64_t stream, double shift, double scale
 
 static Problem problem_create(const Case *c, const int32_t *p) {
     const Heads *h = &c->spec.heads;
-    Problem problem = {.c = c, .positions = p, .convolved = (h->heads + h->kv_heads) * h->head_dim};
-    problem.columns = problem.convolved + h->kv_heads * h->head_dim;
+    Problem problem = {.c = c, .positions = p, .convolved = heads_query_columns(h) + heads_key_columns(h)};
+    problem.columns = problem.convolved + heads_value_columns(h);
     problem.u = normal(c->rows * problem.columns, 1, 0, 1);
     problem.depthwise = normal(problem.convolved * 2, 2, 0.2, 0.7);
     problem.depthwise_bias = normal(problem.convolved, 3, 0.3, 0.5);
-    problem.grouped = normal(problem.convolved * h->head_dim * 2, 4, 0, 1 / sqrt(h->head_dim));
+    problem.grouped = normal(problem.convolved * h->qk_dim * 2, 4, 0, 1 / sqrt(h->qk_dim));
     problem.grouped_bias = normal(problem.convolved, 5, 0.3, 0.5);
     problem.temperature = normal(h->kv_heads, 6, 1.5, 0.3);
     problem.table = memory_allocate(c->rows * c->rotated * sizeof(double));
@@ -169,7 +168,7 @@ static double depthwise(const Problem *p, int64_t r, int back, int64_t channel) 
 }
 
 static double grouped(const Problem *p, int64_t r, int64_t channel) {
-    int64_t dim = p->c->spec.heads.head_dim, head = channel / dim;
+    int64_t dim = p->c->spec.heads.qk_dim, head = channel / dim;
     double sum = p->grouped_bias[channel];
     for (int64_t i = 0; i < dim; i++) {
         const double *w = p->grouped + (channel * dim + i) * 2;
@@ -180,7 +179,7 @@ static double grouped(const Problem *p, int64_t r, int64_t channel) {
 
 static double qk_mean(const Problem *p, int64_t r, int64_t channel) {
     const Heads *h = &p->c->spec.heads;
-    int64_t dim = h->head_dim, head = channel / dim, i = channel % dim, group = h->heads / h->kv_heads;
+    int64_t dim = h->qk_dim, head = channel / dim, i = channel % dim, group = h->heads / h->kv_heads;
     if (head < h->heads) return (raw(p, r, 0, channel) + raw(p, r, 0, (h->heads + head / group) * dim + i)) / 2;
     double sum = 0;
     for (int64_t j = 0; j < group; j++) sum += raw(p, r, 0, ((head - h->heads) * group + j) * dim + i);
@@ -189,7 +188,7 @@ static double qk_mean(const Problem *p, int64_t r, int64_t channel) {
 
 static void reference_row(const Problem *p, int64_t r, double *out) {
     const Heads *h = &p->c->spec.heads;
-    int64_t dim = h->head_dim, half = p->c->rotated / 2, values = h->kv_heads * dim;
+    int64_t dim = h->qk_dim, half = p->c->rotated / 2, values = h->kv_heads * dim;
     for (int64_t head = 0; head < h->heads + h->kv_heads; head++) {
         double x[128], sum = 0;
         for (int64_t i = 0; i < dim; i++) {
@@ -248,7 +247,7 @@ static void run_rows(const Problem *p, Rows rows, Precision precision, bool trai
     CcaParameters parameters = {
         .depthwise_weight = graph_parameter(graph, "dw", PARAMETER_CONVOLUTION, 3, (int64_t[]){p->convolved, 1, 2}, 0, 1, false),
         .depthwise_bias = graph_parameter(graph, "db", PARAMETER_BIAS, 1, &p->convolved, 0, 1, false),
-        .grouped_weight = graph_parameter(graph, "gw", PARAMETER_CONVOLUTION, 3, (int64_t[]){p->convolved, h->head_dim, 2}, 0, 1, false),
+        .grouped_weight = graph_parameter(graph, "gw", PARAMETER_CONVOLUTION, 3, (int64_t[]){p->convolved, h->qk_dim, 2}, 0, 1, false),
         .grouped_bias = graph_parameter(graph, "gb", PARAMETER_BIAS, 1, &p->convolved, 0, 1, false),
         .temperature = graph_parameter(graph, "temp", PARAMETER_NORM, 1, &h->kv_heads, 1, 0, false),
     };
@@ -315,7 +314,7 @@ static void expect_chunks_equal_whole(const Problem *p, const float *whole, cons
 /* The same bits: an element's sums do not depend on the number of rows. Documents begin at rows 0, 1, 3, 6, 31. */
 static void a_sequence_in_chunks_equals_the_whole(void **state) {
     (void)state;
-    static const Case c = {{{4, 2, 16}, 16}, 8, SEQUENCE, {1, 2, 3, 25, 11}};
+    static const Case c = {{{4, 2, 16, 16}, 16}, 8, SEQUENCE, {1, 2, 3, 25, 11}};
     Problem problem = problem_create(&c, positions_of(&c, GENERATED));
     float *whole = memory_allocate(SEQUENCE * problem.columns * sizeof *whole);
     run_rows(&problem, (Rows){0, SEQUENCE, 1, 0}, PRECISION_FP32, true, NULL, whole);
@@ -329,7 +328,7 @@ static void a_sequence_in_chunks_equals_the_whole(void **state) {
  * 31: at, before and after the first rows of chunks. */
 static void chunks_with_their_halo_equal_the_whole(void **state) {
     (void)state;
-    static const Case c = {{{4, 2, 16}, 16}, 8, SEQUENCE, {1, 2, 3, 25, 11}};
+    static const Case c = {{{4, 2, 16, 16}, 16}, 8, SEQUENCE, {1, 2, 3, 25, 11}};
     Problem problem = problem_create(&c, positions_of(&c, GENERATED));
     float *whole = memory_allocate(SEQUENCE * problem.columns * sizeof *whole),
           *out = memory_allocate(SEQUENCE * problem.columns * sizeof *out);

@@ -37,21 +37,19 @@ typedef struct Cca {
 static int32_t positions[2][POSITIONS]; /* of a call, and of the one that goes on where it ended */
 
 static CcaParameters cca_parameters(Check *check, const Heads *h) {
-    int64_t convolved = (h->heads + h->kv_heads) * h->head_dim;
+    int64_t convolved = heads_query_columns(h) + heads_key_columns(h);
     return (CcaParameters){
         .depthwise_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, 1, 2}, 0.2, 0.7),
         .depthwise_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
-        .grouped_weight =
-            check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->head_dim, 2}, 0, 1 / sqrt(h->head_dim)),
+        .grouped_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->qk_dim, 2}, 0, 1 / sqrt(h->qk_dim)),
         .grouped_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
         .temperature = check_parameter(check, PARAMETER_NORM, 1, &h->kv_heads, 1.5, 0.3),
     };
 }
 
 static void add_cca(Check *check, const Cca *c, const int32_t *at, TensorId table, const CcaParameters *parameters, TensorId kept) {
-    TensorId u =
-        check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim}, 0.1, 1);
-    CcaSpec spec = {.heads = c->heads, .delayed = c->heads.kv_heads * c->heads.head_dim / 2};
+    TensorId u = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, heads_columns(&c->heads)}, 0.1, 1);
+    CcaSpec spec = {.heads = c->heads, .delayed = heads_value_columns(&c->heads) / 2};
     check_output(check, op_cca(check->graph, u, check_integers(check, 1, &c->rows, at), table, parameters, kept, &spec));
 }
 
@@ -64,9 +62,7 @@ static void build_cca(Check *check, const void *argument) {
     for (int r = 0; r < c->rows; r++) positions[0][r] = r % (int)((c->rows + c->documents - 1) / c->documents);
     CcaParameters parameters = cca_parameters(check, &c->heads);
     TensorId halo = TENSOR_NONE;
-    if (c->chunks)
-        halo = check_input(check, TYPE_COMPUTE, 2,
-            (int64_t[]){c->chunks * CCA_HALO_ROWS, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim}, 0.1, 1);
+    if (c->chunks) halo = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->chunks * CCA_HALO_ROWS, heads_columns(&c->heads)}, 0.1, 1);
     add_cca(check, c, positions[0], rope_table(check, c), &parameters, halo);
 }
 
@@ -74,16 +70,16 @@ static void build_cca(Check *check, const void *argument) {
  * cancel to a tenth of their magnitude. */
 static void heads_of_whole_chunks_are_convolved(void **state) {
     (void)state;
-    static const Cca cases[] = {{70, {2, 1, 64}, 32, 3, 0}, {70, {2, 1, 64}, 32, 3, 2}, {144, {2, 1, 128}, 64, 1, 4},
-        {140, {2, 2, 16}, 16, 1}, {40, {4, 2, 128}, 64, 2}, {130, {4, 2, 128}, 128, 4, 2}, {33, {1, 1, 96}, 96, 33},
-        {1, {1, 1, 128}, 16, 1}};
+    static const Cca cases[] = {{70, {2, 1, 64, 64}, 32, 3, 0}, {70, {2, 1, 64, 64}, 32, 3, 2}, {144, {2, 1, 128, 128}, 64, 1, 4},
+        {140, {2, 2, 16, 16}, 16, 1}, {40, {4, 2, 128, 128}, 64, 2}, {130, {4, 2, 128, 128}, 128, 4, 2}, {33, {1, 1, 96, 96}, 96, 33},
+        {1, {1, 1, 128, 128}, 16, 1}};
     CHECK_ALL(build_cca, cases, .bf16 = 0.05);
 }
 
 /* The second call begins with the two rows that the first one kept. */
 static void build_cca_in_chunks(Check *check, const void *argument) {
     const Cca *c = argument;
-    int64_t shape[] = {2, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim};
+    int64_t shape[] = {2, heads_columns(&c->heads)};
     check->graph->training = false;
     TensorId kept = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kept"), table = rope_table(check, c);
     CcaParameters parameters = cca_parameters(check, &c->heads);
@@ -95,7 +91,7 @@ static void build_cca_in_chunks(Check *check, const void *argument) {
 
 static void a_sequence_goes_on_where_its_first_chunk_ended(void **state) {
     (void)state;
-    static const Cca cases[] = {{20, {2, 1, 64}, 32}, {1, {4, 2, 128}, 64}, {2, {3, 1, 10}, 10}};
+    static const Cca cases[] = {{20, {2, 1, 64, 64}, 32}, {1, {4, 2, 128, 128}, 64}, {2, {3, 1, 10, 10}, 10}};
     CHECK_ALL(build_cca_in_chunks, cases, .forward_only = true);
 }
 
@@ -116,15 +112,15 @@ static Norm group_norm(Check *check, NormKind kind, int64_t columns) {
 static void build_qk_norm(Check *check, const void *argument) {
     const Qkv *c = argument;
     const Heads *h = &c->heads;
-    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (h->heads + 2 * h->kv_heads) * h->head_dim}, 0.2, 1);
-    Norm query = group_norm(check, c->kind, h->heads * h->head_dim), key = group_norm(check, c->kind, h->kv_heads * h->head_dim);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, heads_columns(h)}, 0.2, 1);
+    Norm query = group_norm(check, c->kind, heads_query_columns(h)), key = group_norm(check, c->kind, heads_key_columns(h));
     check_output(check, op_qk_norm(check->graph, qkv, &query, &key, h));
 }
 
 static void groups_of_heads_are_normed_in_every_width(void **state) {
     (void)state;
-    static const Qkv cases[] = {{9, {8, 4, 128}, NORM_RMS}, {3, {64, 16, 128}, NORM_RMS}, {5, {32, 4, 128}, NORM_LAYER},
-        {1541, {1, 1, 20}, NORM_RMS}, {1541, {1, 1, 20}, NORM_LAYER}};
+    static const Qkv cases[] = {{9, {8, 4, 128, 128}, NORM_RMS}, {3, {64, 16, 128, 128}, NORM_RMS}, {5, {32, 4, 128, 128}, NORM_LAYER},
+        {1541, {1, 1, 20, 20}, NORM_RMS}, {1541, {1, 1, 20, 20}, NORM_LAYER}};
     CHECK_ALL(build_qk_norm, cases, .bf16 = 0.006); /* as in test_gpu_widths.c */
 }
 

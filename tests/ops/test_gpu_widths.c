@@ -213,8 +213,7 @@ static void build_qkv(Check *check, const void *argument) {
     static const int32_t positions[] = {0, 1, 2, 79, 0, 1, 40, 41, 42, 0, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
     const Qkv *c = argument;
     RopeSpec spec = {.theta = 10000, .dimensions = c->rotated, .positions = 80};
-    TensorId qkv =
-        check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim}, 0.2, 1);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, heads_columns(&c->heads)}, 0.2, 1);
     Norm query = check_norm(check, c->kind, c->biased, c->query), key = check_norm(check, c->kind, c->biased, c->key);
     TensorId normed = op_qk_norm(check->graph, qkv, &query, &key, &c->heads);
     check_output(check, op_rope(check->graph, normed, check_integers(check, 1, &c->rows, positions), op_rope_table(check->graph, &spec),
@@ -224,16 +223,16 @@ static void build_qkv(Check *check, const void *argument) {
 static void heads_of_every_width_are_normed_and_turned(void **state) {
     (void)state;
     static const Qkv cases[] = {
-        {17, {5, 2, 128}, 128, 128, 128, NORM_RMS, false},
-        {20, {4, 1, 64}, 64, 64, 32, NORM_LAYER, true},
-        {17, {2, 1, 256}, 512, 256, 64, NORM_RMS, false},
-        {17, {8, 8, 128}, 1024, 1024, 128, NORM_LAYER, true},
-        {17, {16, 8, 128}, 2048, 1024, 16, NORM_LAYER, false},
-        {3, {32, 16, 128}, 4096, 2048, 128, NORM_RMS, false},
-        {2, {64, 1, 128}, 8192, 128, 128, NORM_LAYER, true},
-        {17, {3, 1, 90}, 270, 90, 36, NORM_RMS, false},
-        {2, {65, 1, 128}, 8320, 128, 128, NORM_LAYER, true},
-        {17, {3, 2, 34}, 34, 68, 34, NORM_LAYER, true},
+        {17, {5, 2, 128, 128}, 128, 128, 128, NORM_RMS, false},
+        {20, {4, 1, 64, 64}, 64, 64, 32, NORM_LAYER, true},
+        {17, {2, 1, 256, 256}, 512, 256, 64, NORM_RMS, false},
+        {17, {8, 8, 128, 128}, 1024, 1024, 128, NORM_LAYER, true},
+        {17, {16, 8, 128, 128}, 2048, 1024, 16, NORM_LAYER, false},
+        {3, {32, 16, 128, 128}, 4096, 2048, 128, NORM_RMS, false},
+        {2, {64, 1, 128, 128}, 8192, 128, 128, NORM_LAYER, true},
+        {17, {3, 1, 90, 90}, 270, 90, 36, NORM_RMS, false},
+        {2, {65, 1, 128, 128}, 8320, 128, 128, NORM_LAYER, true},
+        {17, {3, 2, 34, 34}, 34, 68, 34, NORM_LAYER, true},
     };
     CHECK_ALL(build_qkv, cases);
 }

@@ -83,11 +83,11 @@ static Program build_tanh(const Layer *layer) {
 static Program build_attention(const Layer *layer) {
     Program p = program_begin(layer);
     const Heads *h = &layer->heads;
-    int64_t one = 1, cached[] = {POSITIONS, 2 * h->kv_heads * h->head_dim};
+    int64_t one = 1, cached[] = {POSITIONS, heads_kv_columns(h)};
     p.positions = graph_tensor(p.graph, ARENA_INPUT, TYPE_INT32, 1, &one, "positions");
     p.cache = graph_tensor(p.graph, ARENA_STATE, TYPE_COMPUTE, 2, cached, "cache");
-    TensorId table = op_rope_table(p.graph, &(RopeSpec){.theta = 1e4, .dimensions = h->head_dim, .positions = POSITIONS, .factor = 1});
-    TensorId qkv = linear(&p, layer, (h->heads + 2 * h->kv_heads) * h->head_dim);
+    TensorId table = op_rope_table(p.graph, &(RopeSpec){.theta = 1e4, .dimensions = h->qk_dim, .positions = POSITIONS, .factor = 1});
+    TensorId qkv = linear(&p, layer, heads_columns(h));
     qkv = keep(layer, p.graph, op_rope(p.graph, qkv, p.positions, table, h, ROPE_HALVES));
     p.result = op_attention_cached(p.graph, qkv, p.positions, p.cache, &(AttentionSpec){.heads = *h, .length = 1});
     return p;
@@ -201,9 +201,9 @@ static void a_function_is_of_what_its_kernel_makes(void **state) {
 
 static void keys_and_values_go_from_their_projection_to_the_cache(void **state) {
     (void)state;
-    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 8}}, 2);
-    expect_same(build_attention, (Layer){.in = 520, .heads = {6, 2, 24}, .biased = true}, 2);
-    expect_same(build_attention, (Layer){.in = 4104, .heads = {4, 1, 64}}, 2);
+    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 8, 8}}, 2);
+    expect_same(build_attention, (Layer){.in = 520, .heads = {6, 2, 24, 24}, .biased = true}, 2);
+    expect_same(build_attention, (Layer){.in = 4104, .heads = {4, 1, 64, 64}}, 2);
 }
 
 /* Gate, up and each expert's row are rounded to bf16, 2^-9 of each, from sums that differ in their last bits: a part of the
@@ -221,7 +221,7 @@ static void what_a_kernel_does_not_serve_stays_apart(void **state) {
     (void)state;
     expect_same(build_mlp, (Layer){.in = 20, .ffn = 12}, 0);
     expect_same(build_mlp, (Layer){.in = 64, .ffn = 10}, 0);
-    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 6}}, 0);
+    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 6, 6}}, 0);
     expect_same(build_experts, (Layer){.in = 64, .ffn = 12, .k = 1}, 0);
 }
 

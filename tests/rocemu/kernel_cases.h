@@ -72,8 +72,7 @@ static inline void build_decode_case(Check *check, const void *argument) {
     case_positions[0] = (int32_t)(c->in - 1);
     AttentionSpec spec = {.heads = c->heads, .length = 1};
     TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){1, heads_columns(&c->heads)}, 0, 1);
-    TensorId cache =
-        graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){c->in, 2 * c->heads.kv_heads * c->heads.head_dim}, "cache");
+    TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){c->in, heads_kv_columns(&c->heads)}, "cache");
     check_output(check, op_attention_cached(check->graph, qkv, case_rows(check, 1, case_positions), cache, &spec));
 }
 static inline void run_decode(const KernelCase *c) { check_launch(build_decode_case, c, false); }
@@ -114,8 +113,8 @@ static inline void run_adaptive_norm(const KernelCase *c) { check_launch(build_a
 static inline void build_qk_norm_case(Check *check, const void *argument) {
     const KernelCase *c = argument;
     const Heads *h = &c->heads;
-    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (h->heads + 2 * h->kv_heads) * h->head_dim}, 0, 1);
-    Norm query = check_norm(check, NORM_RMS, false, h->head_dim), key = check_norm(check, NORM_RMS, false, h->head_dim);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, heads_columns(h)}, 0, 1);
+    Norm query = check_norm(check, NORM_RMS, false, h->qk_dim), key = check_norm(check, NORM_RMS, false, h->qk_dim);
     check_output(check, op_qk_norm(check->graph, qkv, &query, &key, h));
 }
 static inline void run_qk_norm(const KernelCase *c) { check_launch(build_qk_norm_case, c, true); }
@@ -137,7 +136,7 @@ static inline void run_join(const KernelCase *c) { check_launch(build_join_case,
 
 static inline void build_rope_case(Check *check, const void *argument) {
     const KernelCase *c = argument;
-    RopeSpec spec = {.theta = 10000, .dimensions = c->heads.head_dim, .positions = c->in, .factor = 1};
+    RopeSpec spec = {.theta = 10000, .dimensions = c->heads.qk_dim, .positions = c->in, .factor = 1};
     for (int64_t r = 0; r < c->rows; r++) case_positions[r] = (int32_t)(r % c->in);
     TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, heads_columns(&c->heads)}, 0, 1);
     check_output(check,
@@ -148,19 +147,19 @@ static inline void run_rope(const KernelCase *c) { check_launch(build_rope_case,
 static inline void build_cca_case(Check *check, const void *argument) {
     const KernelCase *c = argument;
     const Heads *h = &c->heads;
-    int64_t convolved = (h->heads + h->kv_heads) * h->head_dim, columns = convolved + h->kv_heads * h->head_dim;
-    RopeSpec rope = {.theta = 10000, .dimensions = h->head_dim / 2, .positions = c->in, .factor = 1};
+    int64_t convolved = heads_query_columns(h) + heads_key_columns(h), columns = convolved + heads_value_columns(h);
+    RopeSpec rope = {.theta = 10000, .dimensions = h->qk_dim / 2, .positions = c->in, .factor = 1};
     for (int64_t r = 0; r < c->rows; r++) case_positions[r] = (int32_t)(r % c->in);
     CcaParameters parameters = {
         .depthwise_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, 1, 2}, 0, 1),
         .depthwise_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0, 1),
-        .grouped_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->head_dim, 2}, 0, 1),
+        .grouped_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->qk_dim, 2}, 0, 1),
         .grouped_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0, 1),
         .temperature = check_parameter(check, PARAMETER_NORM, 1, &h->kv_heads, 1, 0),
     };
     TensorId u = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, columns}, 0, 1);
     check_output(check, op_cca(check->graph, u, case_rows(check, c->rows, case_positions), op_rope_table(check->graph, &rope), &parameters,
-                            TENSOR_NONE, &(CcaSpec){.heads = *h, .delayed = h->kv_heads * h->head_dim / 2}));
+                            TENSOR_NONE, &(CcaSpec){.heads = *h, .delayed = heads_value_columns(h) / 2}));
 }
 static inline void run_cca(const KernelCase *c) { check_launch(build_cca_case, c, true); }
 
@@ -187,9 +186,9 @@ static inline void run_adamw(const KernelCase *c) { run_optimizer(c, OPTIMIZER_a
 static inline void run_lion(const KernelCase *c) { run_optimizer(c, OPTIMIZER_lion); }
 static inline void run_muon(const KernelCase *c) { run_optimizer(c, OPTIMIZER_muon); }
 
-#define HEADS_1B {32, 8, 64}
-#define HEADS_8B {32, 8, 128}
-#define HEADS_ZAYA {8, 2, 128}
+#define HEADS_1B {32, 8, 64, 64}
+#define HEADS_8B {32, 8, 128, 128}
+#define HEADS_ZAYA {8, 2, 128, 128}
 static const KernelCase kernel_cases[] = {
     {"gemm 4096 cubed", run_linear, .rows = 4096, .in = 4096, .out = 4096},
     {"gemm 8192 cubed", run_linear, .rows = 8192, .in = 8192, .out = 8192},
@@ -207,14 +206,14 @@ static const KernelCase kernel_cases[] = {
     {"experts small", run_experts, .rows = 2048, .in = 512, .out = 1024, .experts = 8, .small = true},
     {"attention 64", run_attention, .rows = 4096, .in = 4096, .heads = HEADS_1B},
     {"attention 128", run_attention, .rows = 4096, .in = 4096, .heads = HEADS_8B},
-    {"attention 256", run_attention, .rows = 4096, .in = 4096, .heads = {16, 4, 256}},
+    {"attention 256", run_attention, .rows = 4096, .in = 4096, .heads = {16, 4, 256, 256}},
     {"attention of four 64", run_attention, .rows = 16384, .in = 4096, .heads = HEADS_1B},
     {"attention of four 128", run_attention, .rows = 16384, .in = 4096, .heads = HEADS_8B},
-    {"attention of four 256", run_attention, .rows = 16384, .in = 4096, .heads = {16, 4, 256}},
+    {"attention of four 256", run_attention, .rows = 16384, .in = 4096, .heads = {16, 4, 256, 256}},
     {"attention zaya1", run_attention, .rows = 16384, .in = 4096, .heads = HEADS_ZAYA},
     {"attention 64 small", run_attention, .rows = 1024, .in = 1024, .heads = HEADS_1B, .small = true},
     {"attention 128 small", run_attention, .rows = 1024, .in = 1024, .heads = HEADS_8B, .small = true},
-    {"attention 256 small", run_attention, .rows = 1024, .in = 1024, .heads = {16, 4, 256}, .small = true},
+    {"attention 256 small", run_attention, .rows = 1024, .in = 1024, .heads = {16, 4, 256, 256}, .small = true},
     {"decode llama-1b", run_decode, .in = 32768, .heads = HEADS_1B},
     {"decode llama-8b", run_decode, .in = 32768, .heads = HEADS_8B},
     {"decode zaya1", run_decode, .in = 32768, .heads = HEADS_ZAYA},
@@ -229,7 +228,7 @@ static const KernelCase kernel_cases[] = {
     {"swiglu small", run_swiglu, .rows = 2048, .in = 2048, .small = true},
     {"llama-8b rope", run_rope, .rows = 8192, .in = 8192, .heads = HEADS_8B},
     {"flux adaptive norm", run_adaptive_norm, .rows = 4608, .in = 3072},
-    {"flux qk norm", run_qk_norm, .rows = 4608, .heads = {24, 24, 128}},
+    {"flux qk norm", run_qk_norm, .rows = 4608, .heads = {24, 24, 128, 128}},
     {"flux join", run_join, .rows = 4096, .in = 9216},
     {"join small", run_join, .rows = 1024, .in = 1024, .small = true},
     {"zaya1 cca", run_cca, .rows = 16384, .in = 4096, .heads = HEADS_ZAYA},

@@ -21,7 +21,7 @@
 typedef struct AttentionSpec {
     Heads heads;
     int64_t length, window; /* window 0: no limit */
-    double scale;           /* of scores; 0: 1 / sqrt(head_dim) */
+    double scale;           /* of scores; 0: 1 / sqrt(qk_dim) */
     double alibi;           /* 0: no bias */
     bool bidirectional;
     /* For slopes: the index of the first head here among all heads of the model, and their number.
@@ -36,11 +36,11 @@ typedef struct AttentionSpec {
 static inline int64_t attention_all_heads(const AttentionSpec *spec) { return spec->all_heads ? spec->all_heads : spec->heads.heads; }
 
 /* Appends attention with grouped queries over packed qkv [R, heads_columns]; the output is COMPUTE
- * [R, heads * head_dim]. If the mesh has several ranks on AXIS_CP, R is this rank's rows of the
+ * [R, heads_out_columns]. If the mesh has several ranks on AXIS_CP, R is this rank's rows of the
  * sequences (ops/attention/tokens.h), which see the keys of the other ranks too. */
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec);
 
-/* The same for queries [R, heads * head_dim] and keys and values `kv` [R', 2 * kv_heads * head_dim]
+/* The same for queries [R, heads_query_columns] and keys and values `kv` [R', heads_kv_columns]
  * that are different rows of the same sequences; spec->queries and spec->keys identify them. A
  * query that sees none of the keys gets zeros. */
 TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec);
@@ -48,25 +48,25 @@ TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, T
  * own. */
 TensorId op_attention_ring(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec);
 
-/* Splits packed qkv [R, heads_columns] into queries [R, heads * head_dim] and keys with values
- * [R, 2 * kv_heads * head_dim]. */
+/* Splits packed qkv [R, heads_columns] into queries [R, heads_query_columns] and keys with values
+ * [R, heads_kv_columns]. */
 typedef struct AttentionParts { TensorId queries, kv; } AttentionParts;
 AttentionParts op_attention_split(Graph *graph, TensorId qkv, const Heads *heads);
 /* Reorders rows of `ranks` ranks, one rank after another, into whole sequences of `length` rows. */
 TensorId op_attention_order(Graph *graph, TensorId x, int64_t length, int64_t ranks);
 /* Joins two attention results over different keys: the sum of `sum`, WIDE or none yet, and `part`,
- * COMPUTE, both [R, heads * head_dim], weighted by their log-sum-exps, WIDE [R, heads]. The result
+ * COMPUTE, both [R, heads_out_columns], weighted by their log-sum-exps, WIDE [R, heads]. The result
  * has type `type`. No gradient. */
 TensorId op_attention_sum(Graph *graph, TensorId sum, TensorId log, TensorId part, TensorId part_log, TypeClass type);
 
 /* Appends attention of new rows of one sequence in generation: writes their keys and values to rows
- * positions[r] of `cache`, STATE COMPUTE [context, 2 * kv_heads * head_dim], and attends to cache
+ * positions[r] of `cache`, STATE COMPUTE [context, heads_kv_columns], and attends to cache
  * rows 0 .. positions[r] (the last `window` of them). No gradient.
  *
  * The ranks of AXIS_CP divide the cache (ops/attention/deal.h): `cache` is a rank's part,
  * [attention_cache_rows, ...]. Every rank computes all new rows, attends to its part of the keys,
  * and gathers the results of all ranks; each rank then computes the same output (tree attention,
- * arXiv 2408.04093). A rank sends R heads (head_dim + 1) numbers for a sequence of any length. One
+ * arXiv 2408.04093). A rank sends R heads (v_dim + 1) numbers for a sequence of any length. One
  * all-gather takes one latency; all-reduces of the maximum and then of the sums would take two. The
  * all-gather moves `ranks` times as much, still a few KiB per row with 8 ranks. */
 TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec);
@@ -74,14 +74,14 @@ TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, Ten
  * AXIS_CP. */
 int64_t attention_cache_rows(const Graph *graph, int64_t context);
 /* The two computing halves of op_attention_cached over ranks, for tests. A part is WIDE
- * [R, heads * (head_dim + 1)]: the outputs of all heads over the rank's keys, then the
+ * [R, heads * (v_dim + 1)]: the outputs of all heads over the rank's keys, then the
  * log2-sum-exp2 of their scores, -inf without a key. The second half joins parts WIDE
- * [ranks * R, heads * (head_dim + 1)] -> COMPUTE [R, heads * head_dim]. */
+ * [ranks * R, heads * (v_dim + 1)] -> COMPUTE [R, heads_out_columns]. */
 TensorId op_attention_part(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec);
 TensorId op_attention_merge(Graph *graph, TensorId parts, const AttentionSpec *spec);
 
 /* qkv COMPUTE [R, heads_columns], or only queries if kv is given; positions int32 [R] within the
- * document; kv as in op_attention_over, or none -> out COMPUTE [R, heads * head_dim]; log_sum WIDE
+ * document; kv as in op_attention_over, or none -> out COMPUTE [R, heads_out_columns]; log_sum WIDE
  * [R, heads], the natural log-sum-exp of each row's scores, only in training; optional amax of out
  * (Op.amax) */
 enum { ATTENTION_QKV, ATTENTION_POSITIONS, ATTENTION_KV };
@@ -118,6 +118,6 @@ enum { ATTENTION_CACHED_OUT, ATTENTION_CACHED_CACHE };
 enum { ATTENTION_MERGE_PARTS };
 enum { ATTENTION_MERGE_OUT };
 
-static inline int64_t attention_part_columns(const Heads *heads) { return heads->heads * (heads->head_dim + 1); }
+static inline int64_t attention_part_columns(const Heads *heads) { return heads->heads * (heads->v_dim + 1); }
 /* Returns the rank's share of the block-cyclic cache. */
 static inline Deal attention_deal(const Mesh *mesh) { return (Deal){mesh_index(mesh, MESH(AXIS_CP)), mesh_size(mesh, MESH(AXIS_CP))}; }

@@ -15,7 +15,7 @@ static inline int64_t cached_tiles(const Heads *heads, int64_t rows) {
 /* Returns the scratch elements of a tile: its queries and sums, and one block of keys and
  * values. */
 static inline int64_t cached_elements(const Heads *heads) {
-    return attention_tile_elements(heads->head_dim) + 2 * ATTENTION_TILE * attention_width(heads->head_dim);
+    return attention_tile_elements(heads) + ATTENTION_TILE * (attention_width(heads->qk_dim) + attention_width(heads->v_dim));
 }
 
 static int64_t workspace(const Graph *graph, const Node *node) {
@@ -35,7 +35,7 @@ typedef struct Cached {
 } Cached;
 
 static void append(const Cached *c, T *cache) {
-    int64_t queries = c->spec->heads.heads * c->spec->heads.head_dim, columns = c->columns - queries;
+    int64_t queries = heads_query_columns(&c->spec->heads), columns = c->columns - queries;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++)
         if (deal_has(c->deal, c->positions[r]))
@@ -53,11 +53,11 @@ static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, 
         tile->mask.low[i] = (W)(window > 0 ? int_max(position - window + 1, 0) : 0);
         tile->mask.high[i] = tile->mask.token[i] = (W)position;
         if (tile->mask.sloped) tile->mask.slope[i] = attention_slope(c->spec, head);
-        attention_load_row(tile->out + i * tile->width, c->qkv + row * c->columns + head * tile->head_dim, tile->head_dim, scale);
+        attention_load_row(tile->out + i * tile->qk_width, c->qkv + row * c->columns + head * tile->qk_dim, tile->qk_dim, scale);
     }
     attention_mask_finish(&tile->mask, count);
-    memset(tile->out + count * tile->width, 0, (tile->mask.queries - count) * tile->width * sizeof(W));
-    attention_transpose(tile->queries, tile->out, tile->mask.queries, tile->width);
+    memset(tile->out + count * tile->qk_width, 0, (tile->mask.queries - count) * tile->qk_width * sizeof(W));
+    attention_transpose(tile->queries, tile->out, tile->mask.queries, tile->qk_width);
 }
 
 /* Writes a query's result to this rank's part. */
@@ -65,30 +65,30 @@ static void store_part(const Cached *c, const AttentionTile *tile, int64_t query
     const Heads *h = &c->spec->heads;
     bool seen = tile->maximum[query] > attention_masked / 2; /* any key */
     W *part = c->part + row * attention_part_columns(h), factor = seen ? 1 / tile->sum[query] : 0;
-    for (int64_t j = 0; j < h->head_dim; j++) part[head * h->head_dim + j] = factor * tile->out[query * tile->width + j];
-    part[h->heads * h->head_dim + head] = seen ? tile->maximum[query] + attention_log2(tile->sum[query]) : -(W)INFINITY;
+    for (int64_t j = 0; j < h->v_dim; j++) part[head * h->v_dim + j] = factor * tile->out[query * tile->v_width + j];
+    part[heads_out_columns(h) + head] = seen ? tile->maximum[query] + attention_log2(tile->sum[query]) : -(W)INFINITY;
 }
 
 static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scratch) {
     const Heads *heads = &c->spec->heads;
-    int64_t count = int_min(ATTENTION_TILE, c->rows * c->group - first), stride = 2 * heads->kv_heads * heads->head_dim;
+    int64_t count = int_min(ATTENTION_TILE, c->rows * c->group - first), stride = heads_kv_columns(heads);
     AttentionTile tile;
-    attention_tile_place(&tile, scratch, heads->head_dim);
-    W *keys = scratch + attention_tile_elements(heads->head_dim), *values = keys + ATTENTION_TILE * tile.width;
+    attention_tile_place(&tile, scratch, heads);
+    W *keys = scratch + attention_tile_elements(heads), *values = keys + ATTENTION_TILE * tile.qk_width;
     load_queries(c, &tile, kv_head, first, count);
     attention_tile_begin(&tile);
     int32_t end = deal_rows(c->deal, (int32_t)tile.mask.last_key + 1);
     for (int32_t at = deal_rows(c->deal, (int32_t)tile.mask.first_key) / ATTENTION_TILE * ATTENTION_TILE; at < end; at += ATTENTION_TILE) {
         int64_t rows = int_min(ATTENTION_TILE, end - at), padded = attention_width(rows);
-        const T *from = c->cache + at * stride + kv_head * heads->head_dim;
-        attention_load(keys, from, stride, rows, padded, heads->head_dim, 1);
-        attention_load(values, from + heads->kv_heads * heads->head_dim, stride, rows, padded, heads->head_dim, 1);
+        const T *from = c->cache + at * stride;
+        attention_load(keys, from + kv_head * heads->qk_dim, stride, rows, padded, heads->qk_dim, 1);
+        attention_load(values, from + heads_key_columns(heads) + kv_head * heads->v_dim, stride, rows, padded, heads->v_dim, 1);
         attention_tile_add_block(&tile, keys, values, deal_position(c->deal, at), rows);
     }
     for (int64_t i = 0; i < count; i++) {
         int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;
         if (c->part) store_part(c, &tile, i, row, head);
-        else attention_tile_store(&tile, i, c->out + (row * heads->heads + head) * heads->head_dim);
+        else attention_tile_store(&tile, i, c->out + (row * heads->heads + head) * heads->v_dim);
     }
 }
 
@@ -119,7 +119,7 @@ CPU_OP(attention_merge) {
     const Heads *h = &((const AttentionSpec *)call->attributes)->heads;
     const W *parts = call->in[ATTENTION_MERGE_PARTS];
     T *out = call->out[ATTENTION_MERGE_OUT];
-    int64_t rows = call->out_shape[ATTENTION_MERGE_OUT][0], columns = attention_part_columns(h), dim = h->head_dim;
+    int64_t rows = call->out_shape[ATTENTION_MERGE_OUT][0], columns = attention_part_columns(h), dim = h->v_dim;
     int ranks = attention_deal(call->mesh).ranks;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows * h->heads; i++) {

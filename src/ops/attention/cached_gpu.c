@@ -255,7 +255,7 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), context = graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
     int64_t chunks = chunks_of(h, rows, context, MOST_PLACES);
     if (!are_joined(h, rows, chunks, attention_deal(graph->mesh))) return 0;
-    return chunks * rows * h->heads * (h->head_dim + 1) * (int64_t)sizeof(float);
+    return chunks * rows * attention_part_columns(h) * (int64_t)sizeof(float);
 }
 
 static void launch_few(Device *device, const AttentionForward *forward) {
@@ -287,15 +287,15 @@ static void append(const OpCall *call, const Attention *new) {
 GPU_OP(attention_cached, workspace, attention_absorbs_projection) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
-    int64_t rows = call->in_shape[ATTENTION_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0],
-            columns = 2 * h->kv_heads * h->head_dim, places = PLACES * (int64_t)device_info(call->device)->processors;
+    int64_t rows = call->in_shape[ATTENTION_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0], columns = heads_kv_columns(h),
+            places = PLACES * (int64_t)device_info(call->device)->processors;
     const Deal deal = attention_deal(call->mesh);
     AttentionForward forward = {.attention = attention_of(call), .out = call->out[ATTENTION_CACHED_OUT]};
     Attention *a = &forward.attention;
     if (call->absorbs) attention_project(call);
     else append(call, a);
     a->keys = call->out[ATTENTION_CACHED_CACHE];
-    a->values = a->keys + h->kv_heads * h->head_dim;
+    a->values = a->keys + heads_key_columns(h);
     a->key_stride = columns;
     a->query_rows = token_rows(rows, 1, 0);
     a->key_rows = token_rows(INT32_MAX, 1, 0);
@@ -306,7 +306,7 @@ GPU_OP(attention_cached, workspace, attention_absorbs_projection) {
     bool joined = are_joined(h, rows, forward.chunks, deal);
     if (joined) {
         forward.partial_out = call->workspace;
-        forward.partial_sum = forward.partial_out + forward.chunks * rows * h->heads * h->head_dim;
+        forward.partial_sum = forward.partial_out + forward.chunks * rows * heads_out_columns(h);
     }
     if (are_few(h, rows)) launch_few(call->device, &forward);
     else attention_launch(call->device, &forward, 1);
@@ -315,14 +315,14 @@ GPU_OP(attention_cached, workspace, attention_absorbs_projection) {
     join(call->device, rows,
         &(AttentionJoin){.outs = forward.partial_out,
             .sums = forward.partial_sum,
-            .part_of_outs = rows * h->heads * h->head_dim,
-            .row_of_outs = h->heads * h->head_dim,
+            .part_of_outs = rows * heads_out_columns(h),
+            .row_of_outs = heads_out_columns(h),
             .part_of_sums = rows * h->heads,
             .row_of_sums = h->heads,
             .out = whole ? call->out[ATTENTION_CACHED_OUT] : NULL,
             .part = whole ? NULL : call->out[ATTENTION_CACHED_OUT],
             .heads = (int32_t)h->heads,
-            .head_dim = (int32_t)h->head_dim,
+            .head_dim = (int32_t)h->v_dim,
             .parts = forward.chunks});
 }
 
@@ -332,14 +332,14 @@ GPU_OP(attention_merge) {
     const float *parts = call->in[ATTENTION_MERGE_PARTS];
     join(call->device, rows,
         &(AttentionJoin){.outs = parts,
-            .sums = parts + h->heads * h->head_dim,
+            .sums = parts + heads_out_columns(h),
             .part_of_outs = rows * columns,
             .row_of_outs = columns,
             .part_of_sums = rows * columns,
             .row_of_sums = columns,
             .out = call->out[ATTENTION_MERGE_OUT],
             .heads = (int32_t)h->heads,
-            .head_dim = (int32_t)h->head_dim,
+            .head_dim = (int32_t)h->v_dim,
             .parts = attention_deal(call->mesh).ranks});
 }
 

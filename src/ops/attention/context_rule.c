@@ -21,8 +21,8 @@ static TensorId join(Graph *graph, TensorId queries, TensorId kv) {
 AttentionParts op_attention_split(Graph *graph, TensorId qkv, const Heads *heads) {
     int64_t rows = graph_rows(graph, qkv);
     AttentionParts parts = {
-        .queries = graph_activation(graph, TYPE_COMPUTE, rows, heads->heads * heads->head_dim, "queries"),
-        .kv = graph_activation(graph, TYPE_COMPUTE, rows, 2 * heads->kv_heads * heads->head_dim, "kv"),
+        .queries = graph_activation(graph, TYPE_COMPUTE, rows, heads_query_columns(heads), "queries"),
+        .kv = graph_activation(graph, TYPE_COMPUTE, rows, heads_kv_columns(heads), "kv"),
     };
     assert(graph_get(graph, qkv)->type == TYPE_COMPUTE && graph_columns(graph, qkv) == heads_columns(heads));
     Outputs out = {[ATTENTION_SPLIT_QUERIES] = parts.queries, [ATTENTION_SPLIT_KV] = parts.kv};

@@ -22,7 +22,8 @@ enum { ATTENTION_TASKS = 64 };
  * parts of a pair cover all its query blocks. */
 typedef struct AttentionPlan {
     const AttentionSpec *spec;
-    int64_t heads, kv_heads, group, head_dim, width, window;
+    Heads heads;
+    int64_t group, qk_width, v_width, window;
     int64_t columns, key_columns;       /* strides between rows of queries, and of keys and values; set by attention_begin */
     TokenRows queries, keys;            /* of a sequence */
     int64_t blocks, key_blocks, padded; /* of a sequence: query blocks, key blocks, rows of keys in scratch */
@@ -71,11 +72,10 @@ static void cut_parts(AttentionPlan *plan) {
 static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, bool backward) {
     const Heads *h = &spec->heads;
     AttentionPlan plan = {.spec = spec,
-        .heads = h->heads,
-        .kv_heads = h->kv_heads,
+        .heads = *h,
         .group = h->heads / h->kv_heads,
-        .head_dim = h->head_dim,
-        .width = attention_width(h->head_dim),
+        .qk_width = attention_width(h->qk_dim),
+        .v_width = attention_width(h->v_dim),
         .window = spec->window,
         .queries = token_rows(spec->length, spec->queries.ranks, spec->queries.rank),
         .keys = token_rows(spec->length, spec->keys.ranks, spec->keys.rank)};
@@ -83,13 +83,12 @@ static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, boo
     plan.key_blocks = plan.padded / ATTENTION_TILE;
     plan.blocks = attention_padded_rows(plan.queries.rows) / ATTENTION_TILE;
     plan.sequences = rows / plan.queries.rows;
-    plan.pairs = plan.sequences * plan.kv_heads;
+    plan.pairs = plan.sequences * h->kv_heads;
     plan.parts = int_max(1, int_min(plan.blocks, (ATTENTION_TASKS + plan.pairs - 1) / int_max(plan.pairs, 1)));
     cut_parts(&plan);
-    plan.pair_elements = 2 * plan.padded * plan.width;
-    int64_t rows_of_tile = ATTENTION_TILE * plan.width;
+    plan.pair_elements = plan.padded * (plan.qk_width + plan.v_width);
     plan.tile_elements =
-        backward ? 5 * rows_of_tile + (ATTENTION_GROUP + ATTENTION_TILE) * ATTENTION_TILE : attention_tile_elements(plan.head_dim);
+        backward ? ATTENTION_TILE * (3 * plan.qk_width + 2 * plan.v_width + ATTENTION_GROUP + ATTENTION_TILE) : attention_tile_elements(h);
     plan.part_elements = plan.tile_elements + (backward ? plan.pair_elements : 0);
     return plan;
 }
@@ -120,8 +119,8 @@ typedef struct Part {
     int64_t pair, index;
     int64_t row, kv_head; /* first query row of the sequence */
     int64_t begin, end;   /* query blocks */
-    W *keys, *values;     /* [padded][width] */
-    W *d_keys, *d_values; /* [padded][width]; backward pass only */
+    W *keys, *values;     /* [padded][qk_width] and [padded][v_width] */
+    W *d_keys, *d_values; /* likewise; backward pass only */
     W *scratch;
 } Part;
 
@@ -139,25 +138,27 @@ static Part part_of_task(const Attention *a, int64_t task) {
         .end = plan->begin[index + 1]};
     part.keys = a->pairs + (plan->parts == 1 ? thread : pair) * plan->pair_elements;
     part.d_keys = a->gradients + (plan->parts == 1 ? thread : pair * plan->parts + index) * plan->pair_elements;
-    part.values = part.keys + plan->padded * plan->width;
-    part.d_values = part.d_keys + plan->padded * plan->width;
+    part.values = part.keys + plan->padded * plan->qk_width;
+    part.d_values = part.d_keys + plan->padded * plan->qk_width;
     part.scratch = a->tiles + thread * plan->tile_elements;
     return part;
 }
 
-/* Returns the elements from the first key or value to that of a block of a pair. */
-static int64_t block_offset(const AttentionPlan *plan, int64_t pair, int64_t block) {
+/* Returns the elements from the first key, or value, to that of a block of a pair; `dim` is qk_dim
+ * or v_dim. */
+static int64_t block_offset(const AttentionPlan *plan, int64_t pair, int64_t block, int64_t dim) {
     int64_t row = pair % plan->sequences * plan->keys.rows + block * ATTENTION_TILE;
-    return row * plan->key_columns + pair / plan->sequences * plan->head_dim;
+    return row * plan->key_columns + pair / plan->sequences * dim;
 }
 
 /* Casts keys and values of a block of a pair; `to` is the start of the pair's scratch. */
 static void load_block(const Attention *a, int64_t pair, int64_t block, W *to) {
     const AttentionPlan *plan = &a->plan;
-    int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->keys.rows - first), at = block_offset(plan, pair, block);
-    to += first * plan->width;
-    attention_load(to, a->keys + at, plan->key_columns, rows, ATTENTION_TILE, plan->head_dim, 1);
-    attention_load(to + plan->padded * plan->width, a->values + at, plan->key_columns, rows, ATTENTION_TILE, plan->head_dim, 1);
+    int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->keys.rows - first), qk_dim = plan->heads.qk_dim,
+            v_dim = plan->heads.v_dim;
+    W *keys = to + first * plan->qk_width, *values = to + plan->padded * plan->qk_width + first * plan->v_width;
+    attention_load(keys, a->keys + block_offset(plan, pair, block, qk_dim), plan->key_columns, rows, ATTENTION_TILE, qk_dim, 1);
+    attention_load(values, a->values + block_offset(plan, pair, block, v_dim), plan->key_columns, rows, ATTENTION_TILE, v_dim, 1);
 }
 
 /* Casts the key blocks that a query block reaches; `loaded` is the end of the blocks that earlier
@@ -179,8 +180,8 @@ static Attention attention_begin(const OpCall *call, bool backward) {
     bool packed = !call->in[ATTENTION_KV];
     plan->columns = call->in_shape[ATTENTION_QKV][1];
     plan->key_columns = call->in_shape[packed ? ATTENTION_QKV : ATTENTION_KV][1];
-    a.keys = packed ? a.queries + plan->heads * plan->head_dim : call->in[ATTENTION_KV];
-    a.values = a.keys + plan->kv_heads * plan->head_dim;
+    a.keys = packed ? a.queries + heads_query_columns(&plan->heads) : call->in[ATTENTION_KV];
+    a.values = a.keys + heads_key_columns(&plan->heads);
     a.tiles = a.pairs + plan->pairs * plan->pair_elements;
     a.gradients = a.tiles + plan->pairs * plan->parts * plan->tile_elements;
     if (plan->parts == 1) return a;
@@ -233,35 +234,36 @@ static int64_t next_tile(const Part *part, int64_t block, int64_t head, int64_t 
 
 static void forward_tile(const Part *part, AttentionTile *tile, int64_t block, int64_t head, int64_t rows, T *out, W *sums) {
     const AttentionPlan *plan = &part->attention->plan;
+    const int64_t qk_dim = plan->heads.qk_dim, v_dim = plan->heads.v_dim, out_columns = heads_out_columns(&plan->heads);
     int64_t row = part->row + block * ATTENTION_TILE, end = tile->mask.last_key + 1;
-    attention_load_transposed(tile->queries, part->attention->queries + row * plan->columns + head * plan->head_dim, plan->columns, rows,
-        tile->mask.queries, plan->head_dim, attention_scale(plan->spec), tile->out);
+    attention_load_transposed(tile->queries, part->attention->queries + row * plan->columns + head * qk_dim, plan->columns, rows,
+        tile->mask.queries, qk_dim, attention_scale(plan->spec), tile->out);
     set_slope(&tile->mask, plan->spec, head);
     attention_tile_begin(tile);
     int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
     tile->prefetch = (AttentionPrefetch){{
-        {out + (row * plan->heads + head) * plan->head_dim, plan->heads * plan->head_dim, rows, true},
-        {part->attention->queries + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
+        {out + row * out_columns + head * v_dim, v_dim, out_columns, rows, true},
+        {part->attention->queries + next_row * plan->columns + next_head * qk_dim, qk_dim, plan->columns, next_rows, false},
     }};
     for (int64_t key = first_block_key(&tile->mask); key < end; key += ATTENTION_TILE)
         attention_tile_add_block(
-            tile, part->keys + key * plan->width, part->values + key * plan->width, key, int_min(ATTENTION_TILE, end - key));
+            tile, part->keys + key * plan->qk_width, part->values + key * plan->v_width, key, int_min(ATTENTION_TILE, end - key));
     for (int64_t i = 0; i < rows; i++) {
-        T *to = out + ((row + i) * plan->heads + head) * plan->head_dim;
-        if (attention_sees_none(&tile->mask, i)) memset(to, 0, plan->head_dim * sizeof *to);
+        T *to = out + (row + i) * out_columns + head * v_dim;
+        if (attention_sees_none(&tile->mask, i)) memset(to, 0, v_dim * sizeof *to);
         else attention_tile_store(tile, i, to);
     }
     if (!sums) return;
     W log_sum[ATTENTION_TILE];
     for (int i = 0; i < ATTENTION_TILE; i++) log_sum[i] = (tile->maximum[i] + attention_log2(tile->sum[i])) * (W)M_LN2;
     for (int64_t i = 0; i < rows; i++)
-        sums[(row + i) * plan->heads + head] = attention_sees_none(&tile->mask, i) ? -(W)INFINITY : log_sum[i];
+        sums[(row + i) * plan->heads.heads + head] = attention_sees_none(&tile->mask, i) ? -(W)INFINITY : log_sum[i];
 }
 
 static void forward_part(const Part *part, T *out, W *sums) {
     const AttentionPlan *plan = &part->attention->plan;
     AttentionTile tile;
-    attention_tile_place(&tile, part->scratch, plan->head_dim);
+    attention_tile_place(&tile, part->scratch, &plan->heads);
     for (int64_t block = part->begin, loaded = 0; block < part->end; block++) {
         if (plan->parts == 1) loaded = load_blocks(part, block, loaded);
         int64_t rows = mask_of_block(part, block, &tile.mask);
@@ -285,32 +287,32 @@ CPU_OP(attention, workspace) {
 typedef struct GradTile {
     AttentionMask mask;
     AttentionPrefetch prefetch;
-    W *rows, *queries;                                             /* scaled Q: [64][width] and [width][64] */
-    W *d_rows, *d_outs;                                            /* dO: [64][width] and [width][64] */
-    W *d_queries;                                                  /* dQ: [64][width] */
+    W *rows, *queries;                                             /* scaled Q: [64][qk_width] and [qk_width][64] */
+    W *d_rows, *d_outs;                                            /* dO: [64][v_width] and [v_width][64] */
+    W *d_queries;                                                  /* dQ: [64][qk_width] */
     W *weights, *d_scores;                                         /* [16 keys][64] and [64 keys][64] */
     _Alignas(64) W log_sum[ATTENTION_TILE], delta[ATTENTION_TILE]; /* negative: the initial values of matmuls */
 } GradTile;
 
 static void grad_tile_place(GradTile *tile, W *scratch, const AttentionPlan *plan) {
-    int64_t size = ATTENTION_TILE * plan->width;
+    int64_t qk_size = ATTENTION_TILE * plan->qk_width, v_size = ATTENTION_TILE * plan->v_width;
     tile->rows = scratch;
-    tile->queries = tile->rows + size;
-    tile->d_rows = tile->queries + size;
-    tile->d_outs = tile->d_rows + size;
-    tile->d_queries = tile->d_outs + size;
-    tile->weights = tile->d_queries + size;
+    tile->queries = tile->rows + qk_size;
+    tile->d_rows = tile->queries + qk_size;
+    tile->d_outs = tile->d_rows + v_size;
+    tile->d_queries = tile->d_outs + v_size;
+    tile->weights = tile->d_queries + qk_size;
     tile->d_scores = tile->weights + ATTENTION_GROUP * ATTENTION_TILE;
 }
 
 /* tile->delta[row] = -(d_rows[row] . out[row]). The lanes of a vector hold partial sums of each
  * row; transposing a square of them adds them. */
-static void grad_tile_delta(GradTile *tile, const T *out, int64_t stride, int64_t rows, int64_t head_dim) {
-    int64_t width = attention_width(head_dim);
+static void grad_tile_delta(GradTile *tile, const T *out, int64_t stride, int64_t rows, int64_t v_dim) {
+    int64_t width = attention_width(v_dim);
     W *block = tile->d_scores, *transposed = tile->weights;
     for (int64_t i = 0; i < tile->mask.queries; i += ATTENTION_LANES) {
         AttentionVector parts[ATTENTION_LANES];
-        attention_load(block, out + i * stride, stride, int_max(int_min(rows - i, ATTENTION_LANES), 0), ATTENTION_LANES, head_dim, 1);
+        attention_load(block, out + i * stride, stride, int_max(int_min(rows - i, ATTENTION_LANES), 0), ATTENTION_LANES, v_dim, 1);
         for (int lane = 0; lane < ATTENTION_LANES; lane++) {
             const AttentionVector *a = (const AttentionVector *)(tile->d_rows + (i + lane) * width);
             const AttentionVector *b = (const AttentionVector *)(block + lane * width);
@@ -326,17 +328,18 @@ static void grad_tile_delta(GradTile *tile, const T *out, int64_t stride, int64_
 
 static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call, int64_t row, int64_t head, int64_t rows) {
     const AttentionPlan *plan = &part->attention->plan;
-    int64_t at = (row * plan->heads + head) * plan->head_dim, stride = plan->heads * plan->head_dim, queries = tile->mask.queries;
+    const int64_t heads = plan->heads.heads, qk_dim = plan->heads.qk_dim, v_dim = plan->heads.v_dim;
+    int64_t at = (row * heads + head) * v_dim, stride = heads * v_dim, queries = tile->mask.queries;
     const T *d_out = (const T *)call->in[ATTENTION_GRAD_D_OUT] + at, *out = (const T *)call->in[ATTENTION_GRAD_OUT] + at;
-    const W *sums = (const W *)call->in[ATTENTION_GRAD_LOG_SUM] + row * plan->heads + head;
-    attention_load(tile->rows, part->attention->queries + row * plan->columns + head * plan->head_dim, plan->columns, rows, queries,
-        plan->head_dim, attention_scale(plan->spec));
-    attention_load(tile->d_rows, d_out, stride, rows, queries, plan->head_dim, 1);
-    attention_transpose(tile->queries, tile->rows, queries, plan->width);
-    attention_transpose(tile->d_outs, tile->d_rows, queries, plan->width);
-    grad_tile_delta(tile, out, stride, rows, plan->head_dim);
-    memset(tile->d_queries, 0, queries * plan->width * sizeof(W));
-    for (int64_t i = 0; i < queries; i++) tile->log_sum[i] = i < rows ? -sums[i * plan->heads] * (W)M_LOG2E : 0;
+    const W *sums = (const W *)call->in[ATTENTION_GRAD_LOG_SUM] + row * heads + head;
+    attention_load(tile->rows, part->attention->queries + row * plan->columns + head * qk_dim, plan->columns, rows, queries, qk_dim,
+        attention_scale(plan->spec));
+    attention_load(tile->d_rows, d_out, stride, rows, queries, v_dim, 1);
+    attention_transpose(tile->queries, tile->rows, queries, plan->qk_width);
+    attention_transpose(tile->d_outs, tile->d_rows, queries, plan->v_width);
+    grad_tile_delta(tile, out, stride, rows, v_dim);
+    memset(tile->d_queries, 0, queries * plan->qk_width * sizeof(W));
+    for (int64_t i = 0; i < queries; i++) tile->log_sum[i] = i < rows ? -sums[i * heads] * (W)M_LOG2E : 0;
 }
 
 /* Converts weights from scores to P, and d_scores from dP to dS = P * dP. Under ALiBi, distant keys
@@ -363,77 +366,78 @@ static void sum_over_queries(W *d_rows, const W *weights, const W *rows, const A
 
 static void grad_tile_block(GradTile *tile, const Part *part, int64_t key, int64_t keys) {
     const AttentionPlan *plan = &part->attention->plan;
-    const W *block_keys = part->keys + key * plan->width, *block_values = part->values + key * plan->width;
+    const int64_t qk_width = plan->qk_width, v_width = plan->v_width;
+    const W *block_keys = part->keys + key * qk_width, *block_values = part->values + key * v_width;
     AttentionMask *mask = &tile->mask;
-    int64_t width = plan->width;
     attention_mask_block(mask, key, keys);
     for (int64_t panel = 0; panel < mask->panels; panel++) {
         int first = mask->first[panel], end = mask->end[panel], at = (int)panel * ATTENTION_GROUP;
         if (first >= end) continue;
         W *weights = tile->weights, *d_scores = tile->d_scores + at * ATTENTION_TILE;
-        attention_panel_scores(mask, panel, weights, tile->log_sum, block_keys + at * width, tile->queries, plan->head_dim);
+        attention_panel_scores(mask, panel, weights, tile->log_sum, block_keys + at * qk_width, tile->queries, plan->heads.qk_dim);
         attention_scores(
-            d_scores + first, tile->delta + first, block_values + at * width, tile->d_outs + first, plan->head_dim, end - first);
-        attention_prefetch_rows(&tile->prefetch, plan->head_dim);
+            d_scores + first, tile->delta + first, block_values + at * v_width, tile->d_outs + first, plan->heads.v_dim, end - first);
+        attention_prefetch_rows(&tile->prefetch);
         grad_panel(tile, panel, weights, d_scores);
         AttentionRange ranges[ATTENTION_GROUP_QUADS]; /* earlier queries come before the keys of the quad */
         for (int q = 0; q < ATTENTION_GROUP_QUADS; q++) {
             while (first < end && mask->high[first] < (W)(key + at + q * ATTENTION_QUAD)) first++;
             ranges[q] = (AttentionRange){first, end};
         }
-        sum_over_queries(part->d_values + (key + at) * width, weights, tile->d_rows, ranges, width);
-        sum_over_queries(part->d_keys + (key + at) * width, d_scores, tile->rows, ranges, width);
+        sum_over_queries(part->d_values + (key + at) * v_width, weights, tile->d_rows, ranges, v_width);
+        sum_over_queries(part->d_keys + (key + at) * qk_width, d_scores, tile->rows, ranges, qk_width);
     }
     for (int64_t query = 0; query < mask->queries; query += ATTENTION_GROUP)
         attention_sum_over_keys(
-            tile->d_queries + query * width, NULL, tile->d_scores + query, block_keys, mask->keys + query / ATTENTION_QUAD, width);
+            tile->d_queries + query * qk_width, NULL, tile->d_scores + query, block_keys, mask->keys + query / ATTENTION_QUAD, qk_width);
 }
 
 static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int64_t block, int64_t head, int64_t rows) {
     const AttentionPlan *plan = &part->attention->plan;
+    const int64_t qk_dim = plan->heads.qk_dim, v_dim = plan->heads.v_dim, out_columns = heads_out_columns(&plan->heads);
     int64_t row = part->row + block * ATTENTION_TILE, end = tile->mask.last_key + 1;
     set_slope(&tile->mask, plan->spec, head);
     grad_tile_load(tile, part, call, row, head, rows);
     int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
-    int64_t at = (next_row * plan->heads + next_head) * plan->head_dim, stride = plan->heads * plan->head_dim;
-    T *to = (T *)call->out[ATTENTION_GRAD_D_QKV] + row * plan->columns + head * plan->head_dim;
+    int64_t at = next_row * out_columns + next_head * v_dim;
+    T *to = (T *)call->out[ATTENTION_GRAD_D_QKV] + row * plan->columns + head * qk_dim;
     tile->prefetch = (AttentionPrefetch){{
-        {to, plan->columns, rows, true},
-        {part->attention->queries + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
-        {(const T *)call->in[ATTENTION_GRAD_D_OUT] + at, stride, next_rows, false},
-        {(const T *)call->in[ATTENTION_GRAD_OUT] + at, stride, next_rows, false},
+        {to, qk_dim, plan->columns, rows, true},
+        {part->attention->queries + next_row * plan->columns + next_head * qk_dim, qk_dim, plan->columns, next_rows, false},
+        {(const T *)call->in[ATTENTION_GRAD_D_OUT] + at, v_dim, out_columns, next_rows, false},
+        {(const T *)call->in[ATTENTION_GRAD_OUT] + at, v_dim, out_columns, next_rows, false},
     }};
     for (int64_t key = first_block_key(&tile->mask); key < end; key += ATTENTION_TILE)
         grad_tile_block(tile, part, key, int_min(ATTENTION_TILE, end - key));
-    W scale = plan->spec->scale > 0 ? (W)plan->spec->scale : 1 / wide_sqrt((W)plan->head_dim);
-    for (int64_t i = 0; i < rows; i++)
-        attention_store_row(to + i * plan->columns, tile->d_queries + i * plan->width, plan->head_dim, scale);
+    W scale = plan->spec->scale > 0 ? (W)plan->spec->scale : 1 / wide_sqrt((W)qk_dim);
+    for (int64_t i = 0; i < rows; i++) attention_store_row(to + i * plan->columns, tile->d_queries + i * plan->qk_width, qk_dim, scale);
 }
 
-/* to = scale * (sum over the parts of a pair, in order, of their dK or dV of one block), cast to
- * COMPUTE. `d_rows` belongs to the first part. */
-static void store_sum(const AttentionPlan *plan, W *d_rows, int64_t block, W scale, T *to) {
-    int64_t rows = int_min(ATTENTION_TILE, plan->keys.rows - block * ATTENTION_TILE);
+/* to = scale * (sum over the parts of a pair, in order, of their dK or dV of one block, of `dim`
+ * columns), cast to COMPUTE. `d_rows` belongs to the first part. */
+static void store_sum(const AttentionPlan *plan, W *d_rows, int64_t block, int64_t dim, W scale, T *to) {
+    int64_t width = attention_width(dim), rows = int_min(ATTENTION_TILE, plan->keys.rows - block * ATTENTION_TILE);
     W *sum = NULL;
     for (int64_t part = 0; part < plan->parts; part++) {
         int64_t begin = plan->begin[part], end = plan->begin[part + 1];
         if (begin == end || block < first_block(plan, begin) || block >= end_block(plan, end - 1)) continue;
-        W *more = d_rows + part * plan->pair_elements + block * ATTENTION_TILE * plan->width;
-        for (int64_t i = 0; sum && i < rows * plan->width; i++) sum[i] += more[i];
+        W *more = d_rows + part * plan->pair_elements + block * ATTENTION_TILE * width;
+        for (int64_t i = 0; sum && i < rows * width; i++) sum[i] += more[i];
         if (!sum) sum = more;
     }
     for (int64_t i = 0; i < rows; i++)
-        if (sum) attention_store_row(to + i * plan->key_columns, sum + i * plan->width, plan->head_dim, scale);
-        else memset(to + i * plan->key_columns, 0, plan->head_dim * sizeof *to); /* no query comes after these keys */
+        if (sum) attention_store_row(to + i * plan->key_columns, sum + i * width, dim, scale);
+        else memset(to + i * plan->key_columns, 0, dim * sizeof *to); /* no query comes after these keys */
 }
 
 /* Stores dK and dV of a block of a pair; `d_keys` belongs to its first part. */
 static void store_block_grad(const AttentionPlan *plan, int64_t pair, int64_t block, W *d_keys, const OpCall *call) {
+    const Heads *h = &plan->heads;
     T *packed = call->out[ATTENTION_GRAD_D_QKV],
-      *all = call->out[ATTENTION_GRAD_D_KV] ? call->out[ATTENTION_GRAD_D_KV] : packed + plan->heads * plan->head_dim;
-    T *to = all + block_offset(plan, pair, block);
-    store_sum(plan, d_keys, block, (W)M_LN2, to); /* the scale of queries includes log2(e) */
-    store_sum(plan, d_keys + plan->padded * plan->width, block, 1, to + plan->kv_heads * plan->head_dim);
+      *to = call->out[ATTENTION_GRAD_D_KV] ? call->out[ATTENTION_GRAD_D_KV] : packed + heads_query_columns(h);
+    store_sum(plan, d_keys, block, h->qk_dim, (W)M_LN2, to + block_offset(plan, pair, block, h->qk_dim)); /* queries times log2(e) */
+    store_sum(plan, d_keys + plan->padded * plan->qk_width, block, h->v_dim, 1,
+        to + heads_key_columns(h) + block_offset(plan, pair, block, h->v_dim));
 }
 
 static void grad_part(const Part *part, const OpCall *call) {
@@ -443,8 +447,8 @@ static void grad_part(const Part *part, const OpCall *call) {
     grad_tile_place(&tile, part->scratch, plan);
     int64_t first = first_block(plan, part->begin) * ATTENTION_TILE;
     int64_t rows = int_max(end_block(plan, part->end - 1) * ATTENTION_TILE - first, 0);
-    memset(part->d_keys + first * plan->width, 0, rows * plan->width * sizeof(W));
-    memset(part->d_values + first * plan->width, 0, rows * plan->width * sizeof(W));
+    memset(part->d_keys + first * plan->qk_width, 0, rows * plan->qk_width * sizeof(W));
+    memset(part->d_values + first * plan->v_width, 0, rows * plan->v_width * sizeof(W));
     for (int64_t block = part->begin, loaded = 0; block < part->end; block++) {
         if (plan->parts == 1) loaded = load_blocks(part, block, loaded);
         int64_t rows_of_block = mask_of_block(part, block, &tile.mask);

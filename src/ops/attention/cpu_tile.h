@@ -23,12 +23,13 @@ enum {
     ATTENTION_GROUP_QUADS = ATTENTION_GROUP / ATTENTION_QUAD,
 };
 
-/* Returns the columns of a head's rows in scratch: whole vectors, zero-padded. */
-static inline int64_t attention_width(int64_t head_dim) { return (head_dim + ATTENTION_GROUP - 1) / ATTENTION_GROUP * ATTENTION_GROUP; }
+/* Returns the columns of rows of `columns` columns of a head in scratch: whole vectors, zero-padded. */
+static inline int64_t attention_width(int64_t columns) { return (columns + ATTENTION_GROUP - 1) / ATTENTION_GROUP * ATTENTION_GROUP; }
 static inline int64_t attention_padded_rows(int64_t rows) { return (rows + ATTENTION_TILE - 1) / ATTENTION_TILE * ATTENTION_TILE; }
 /* Returns the scratch elements of one tile in the forward pass: queries, scores, output. */
-static inline int64_t attention_tile_elements(int64_t head_dim) {
-    return ATTENTION_TILE * (2 * attention_width(head_dim) + ATTENTION_TILE);
+static inline int64_t attention_tile_elements(const Heads *h) {
+    int64_t queries = attention_width(h->qk_dim), out = attention_width(h->v_dim);
+    return ATTENTION_TILE * (queries + (out > queries ? out : queries) + ATTENTION_TILE);
 }
 
 #ifdef KERNEL_VARIANT
@@ -100,7 +101,7 @@ static inline W attention_log2(W x) {
 
 /* Returns the factor of queries: scale * log2(e). */
 static inline W attention_scale(const AttentionSpec *spec) {
-    return (W)(spec->scale > 0 ? M_LOG2E * spec->scale : M_LOG2E / sqrt((double)spec->heads.head_dim));
+    return (W)(spec->scale > 0 ? M_LOG2E * spec->scale : M_LOG2E / sqrt((double)spec->heads.qk_dim));
 }
 /* Returns the ALiBi slope of a head, times log2(e): the decrease of a score per row of distance. */
 static inline W attention_slope(const AttentionSpec *spec, int64_t head) {
@@ -180,9 +181,9 @@ static inline __attribute__((always_inline)) void attention_matmul(W *c, int64_t
 }
 
 /* scores[key][query] = start[query] + rows[key] . columns[..][query] for a group of keys and `queries` queries. */
-static void attention_scores(W *scores, const W *start, const W *rows, const W *columns, int64_t head_dim, int64_t queries) {
-    AttentionRange all = {0, (int)head_dim}, ranges[ATTENTION_GROUP_QUADS] = {all, all, all, all};
-    AttentionRows keys = {rows, attention_width(head_dim), 1};
+static void attention_scores(W *scores, const W *start, const W *rows, const W *columns, int64_t depth, int64_t queries) {
+    AttentionRange all = {0, (int)depth}, ranges[ATTENTION_GROUP_QUADS] = {all, all, all, all};
+    AttentionRows keys = {rows, attention_width(depth), 1};
     attention_matmul(scores, ATTENTION_TILE, start, NULL, keys, columns, ATTENTION_TILE, ranges, queries);
 }
 
@@ -203,24 +204,24 @@ static inline AttentionVector attention_load_vector(const T *from) {
     return x;
 }
 
-/* Loads a row of a head: to = scale * from, zero after head_dim. */
-static inline void attention_load_row(W *restrict to, const T *restrict from, int64_t head_dim, W scale) {
-    int64_t j = 0, width = attention_width(head_dim);
-    for (; j + ATTENTION_LANES <= head_dim; j += ATTENTION_LANES) *(AttentionVector *)(to + j) = scale * attention_load_vector(from + j);
-    for (; j < head_dim; j++) to[j] = scale * to_wide(from[j]);
+/* Loads a row of a head: to = scale * from, zero after `columns`. */
+static inline void attention_load_row(W *restrict to, const T *restrict from, int64_t columns, W scale) {
+    int64_t j = 0, width = attention_width(columns);
+    for (; j + ATTENTION_LANES <= columns; j += ATTENTION_LANES) *(AttentionVector *)(to + j) = scale * attention_load_vector(from + j);
+    for (; j < columns; j++) to[j] = scale * to_wide(from[j]);
     for (; j < width; j++) to[j] = 0;
 }
 
 /* to = scale * from, cast to COMPUTE, without padding. */
-static inline void attention_store_row(T *restrict to, const W *restrict from, int64_t head_dim, W scale) {
+static inline void attention_store_row(T *restrict to, const W *restrict from, int64_t columns, W scale) {
     assert(from);
-    for (int64_t j = 0; j < head_dim; j++) to[j] = to_compute(scale * from[j]);
+    for (int64_t j = 0; j < columns; j++) to[j] = to_compute(scale * from[j]);
 }
 
 /* Loads `rows` rows of a head, `stride` elements apart, and zero rows up to `padded`. */
-static inline void attention_load(W *to, const T *from, int64_t stride, int64_t rows, int64_t padded, int64_t head_dim, W scale) {
-    int64_t width = attention_width(head_dim);
-    for (int64_t r = 0; r < rows; r++) attention_load_row(to + r * width, from + r * stride, head_dim, scale);
+static inline void attention_load(W *to, const T *from, int64_t stride, int64_t rows, int64_t padded, int64_t columns, W scale) {
+    int64_t width = attention_width(columns);
+    for (int64_t r = 0; r < rows; r++) attention_load_row(to + r * width, from + r * stride, columns, scale);
     memset(to + rows * width, 0, (padded - rows) * width * sizeof(W));
 }
 
@@ -269,11 +270,11 @@ static inline void attention_transpose(W *to, const W *from, int64_t queries, in
 /* to[column][query] = scale * from[query][column] for `rows` rows in storage, zero up to `padded`,
  * a multiple of ATTENTION_GROUP. Partial squares pass through `scratch` of ATTENTION_LANES rows. */
 static inline void attention_load_transposed(
-    W *to, const T *from, int64_t stride, int64_t rows, int64_t padded, int64_t head_dim, W scale, W *scratch) {
-    int64_t width = attention_width(head_dim);
+    W *to, const T *from, int64_t stride, int64_t rows, int64_t padded, int64_t columns, W scale, W *scratch) {
+    int64_t width = attention_width(columns);
     for (int64_t query = 0; query < padded; query += ATTENTION_LANES, from += ATTENTION_LANES * stride) {
-        if (width > head_dim || query + ATTENTION_LANES > rows) {
-            attention_load(scratch, from, stride, int_max(int_min(rows - query, ATTENTION_LANES), 0), ATTENTION_LANES, head_dim, scale);
+        if (width > columns || query + ATTENTION_LANES > rows) {
+            attention_load(scratch, from, stride, int_max(int_min(rows - query, ATTENTION_LANES), 0), ATTENTION_LANES, columns, scale);
             attention_transpose(to + query, scratch, ATTENTION_LANES, width);
             continue;
         }
@@ -292,20 +293,21 @@ static inline void attention_load_transposed(
 typedef struct AttentionPrefetch {
     struct {
         const T *at;
-        int64_t stride, rows;
+        int64_t columns, stride, rows;
         bool written;
     } streams[4];
 } AttentionPrefetch;
 
-static inline void attention_prefetch_rows(AttentionPrefetch *prefetch, int64_t head_dim) {
+static inline void attention_prefetch_rows(AttentionPrefetch *prefetch) {
     const int64_t line = 64 / (int64_t)sizeof(T);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
+        int64_t columns = prefetch->streams[i].columns;
         for (int r = 0; r < ATTENTION_GROUP && prefetch->streams[i].rows > 0; r++, prefetch->streams[i].rows--) {
-            for (int64_t j = 0; j < head_dim && prefetch->streams[i].written; j += line) __builtin_prefetch(prefetch->streams[i].at + j, 1);
-            for (int64_t j = 0; j < head_dim && !prefetch->streams[i].written; j += line)
-                __builtin_prefetch(prefetch->streams[i].at + j, 0);
+            for (int64_t j = 0; j < columns && prefetch->streams[i].written; j += line) __builtin_prefetch(prefetch->streams[i].at + j, 1);
+            for (int64_t j = 0; j < columns && !prefetch->streams[i].written; j += line) __builtin_prefetch(prefetch->streams[i].at + j, 0);
             prefetch->streams[i].at += prefetch->streams[i].stride;
         }
+    }
 }
 
 /* -- Masks --------------------------------------------------------------------------------------------------------- */
@@ -414,9 +416,9 @@ static inline void attention_panel_bias(const AttentionMask *mask, int64_t panel
 /* Computes biased and masked scores of a panel: scores[key][query] = start[query] + rows[key] .
  * columns[..][query]. */
 static inline void attention_panel_scores(
-    const AttentionMask *mask, int64_t panel, W *scores, const W *start, const W *rows, const W *columns, int64_t head_dim) {
+    const AttentionMask *mask, int64_t panel, W *scores, const W *start, const W *rows, const W *columns, int64_t qk_dim) {
     int first = mask->first[panel];
-    attention_scores(scores + first, start + first, rows, columns + first, head_dim, mask->end[panel] - first);
+    attention_scores(scores + first, start + first, rows, columns + first, qk_dim, mask->end[panel] - first);
     if (mask->sloped) attention_panel_bias(mask, panel, scores);
     if (!mask->whole) attention_panel_mask(mask, panel, scores);
 }
@@ -426,28 +428,28 @@ static inline void attention_panel_scores(
 typedef struct AttentionTile {
     AttentionMask mask;
     AttentionPrefetch prefetch;
-    int64_t head_dim, width;
-    W *queries; /* [width][64], times attention_scale */
+    int64_t qk_dim, v_dim, qk_width, v_width;
+    W *queries; /* [qk_width][64], times attention_scale */
     W *scores;  /* [64 keys][64] */
-    W *out;     /* [64][width], not yet divided by `sum` */
+    W *out;     /* [64][v_width], not yet divided by `sum`; before that, room for 64 rows of queries */
     _Alignas(64) W maximum[ATTENTION_TILE], sum[ATTENTION_TILE], rescale[ATTENTION_TILE];
     W shift[ATTENTION_TILE]; /* attention_magic - maximum, where maximum is rounded to match; weights are 2^(score - maximum) */
 } AttentionTile;
 
 /* Places a tile in `scratch` of attention_tile_elements. The caller then writes scaled queries and
  * the mask, and calls attention_tile_begin. */
-static inline void attention_tile_place(AttentionTile *tile, W *scratch, int64_t head_dim) {
+static inline void attention_tile_place(AttentionTile *tile, W *scratch, const Heads *h) {
     tile->prefetch = (AttentionPrefetch){0};
     tile->mask.key_tokens = (TokenRows){0}; /* keys are numbered by token, unless the caller sets another mapping */
-    tile->head_dim = head_dim;
-    tile->width = attention_width(head_dim);
+    tile->qk_dim = h->qk_dim, tile->v_dim = h->v_dim;
+    tile->qk_width = attention_width(h->qk_dim), tile->v_width = attention_width(h->v_dim);
     tile->queries = scratch;
-    tile->out = tile->queries + ATTENTION_TILE * tile->width;
-    tile->scores = tile->out + ATTENTION_TILE * tile->width;
+    tile->scores = tile->queries + ATTENTION_TILE * tile->qk_width;
+    tile->out = tile->scores + ATTENTION_TILE * ATTENTION_TILE;
 }
 
 static void attention_tile_begin(AttentionTile *tile) {
-    memset(tile->out, 0, tile->mask.queries * tile->width * sizeof(W));
+    memset(tile->out, 0, tile->mask.queries * tile->v_width * sizeof(W));
     for (int i = 0; i < ATTENTION_TILE; i++) tile->maximum[i] = attention_masked, tile->sum[i] = 0;
 }
 
@@ -493,8 +495,8 @@ static void attention_panel_exponents(AttentionTile *tile, int64_t panel) {
 
 static const _Alignas(64) W attention_zeros[ATTENTION_TILE];
 
-/* Adds the block of `keys` keys from key `key` on to the tile's output; keys and values are
- * [whole groups of keys][width]. A query that has seen no key yet gives masked keys the weight 2^0;
+/* Adds the block of `keys` keys from key `key` on to the tile's output; keys are
+ * [whole groups of keys][qk_width], values [..][v_width]. A query that has seen no key yet gives masked keys the weight 2^0;
  * its first real key rescales their sum by 2^-1e30 = 0. */
 static void attention_tile_add_block(AttentionTile *tile, const W *block_keys, const W *block_values, int64_t key, int64_t keys) {
     AttentionMask *mask = &tile->mask;
@@ -503,20 +505,20 @@ static void attention_tile_add_block(AttentionTile *tile, const W *block_keys, c
     attention_mask_block(mask, key, keys);
     for (int64_t panel = 0; panel < mask->panels; panel++) {
         attention_panel_scores(mask, panel, tile->scores + panel * ATTENTION_GROUP * ATTENTION_TILE, attention_zeros,
-            block_keys + panel * ATTENTION_GROUP * tile->width, tile->queries, tile->head_dim);
+            block_keys + panel * ATTENTION_GROUP * tile->qk_width, tile->queries, tile->qk_dim);
         attention_panel_maximum(tile, panel);
-        attention_prefetch_rows(&tile->prefetch, tile->head_dim);
+        attention_prefetch_rows(&tile->prefetch);
     }
     attention_tile_rescale(tile, before);
     for (int64_t panel = 0; panel < mask->panels; panel++) attention_panel_exponents(tile, panel);
     for (int64_t query = 0; query < mask->queries; query += ATTENTION_GROUP)
-        attention_sum_over_keys(tile->out + query * tile->width, tile->rescale + query, tile->scores + query, block_values,
-            mask->keys + query / ATTENTION_QUAD, tile->width);
+        attention_sum_over_keys(tile->out + query * tile->v_width, tile->rescale + query, tile->scores + query, block_values,
+            mask->keys + query / ATTENTION_QUAD, tile->v_width);
 }
 
 /* Stores one finished row of the output. */
 static inline void attention_tile_store(const AttentionTile *tile, int64_t query, T *to) {
-    attention_store_row(to, tile->out + query * tile->width, tile->head_dim, 1 / tile->sum[query]);
+    attention_store_row(to, tile->out + query * tile->v_width, tile->v_dim, 1 / tile->sum[query]);
 }
 
 #endif

@@ -147,14 +147,14 @@ Attention attention_of(const OpCall *call) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
     bool packed = !call->in[ATTENTION_KV];
-    const bf16 *queries = call->in[ATTENTION_QKV], *keys = packed ? queries + h->heads * h->head_dim : call->in[ATTENTION_KV];
-    double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)h->head_dim);
+    const bf16 *queries = call->in[ATTENTION_QKV], *keys = packed ? queries + heads_query_columns(h) : call->in[ATTENTION_KV];
+    double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)h->qk_dim);
     int32_t slopes = 1;
     while (slopes < attention_all_heads(spec)) slopes *= 2;
-    assert(h->head_dim <= 256);
+    assert(h->qk_dim == h->v_dim && h->qk_dim <= 256);
     return (Attention){.queries = queries,
         .keys = keys,
-        .values = keys + h->kv_heads * h->head_dim,
+        .values = keys + heads_key_columns(h),
         .positions = call->in[ATTENTION_POSITIONS],
         .query_stride = call->in_shape[ATTENTION_QKV][1],
         .key_stride = call->in_shape[packed ? ATTENTION_QKV : ATTENTION_KV][1],
@@ -162,7 +162,7 @@ Attention attention_of(const OpCall *call) {
         .key_rows = token_rows(spec->length, spec->keys.ranks, spec->keys.rank),
         .heads = (int32_t)h->heads,
         .kv_heads = (int32_t)h->kv_heads,
-        .head_dim = (int32_t)h->head_dim,
+        .head_dim = (int32_t)h->qk_dim,
         .window = (int32_t)spec->window,
         .bidirectional = spec->bidirectional,
         .packed = 1,

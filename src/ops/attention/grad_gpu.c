@@ -610,11 +610,11 @@ static KeysPass keys_constants(int wave, int width) {
 /* The number of blocks that divide the heads of a group on AMD: several if one per group leaves
  * compute units idle, more if blocks are short. Their sums take about as much memory as those of
  * Hopper's kernels. */
-static bool can_part(const Heads *heads) { return heads->heads / heads->kv_heads % 4 == 0 && heads->head_dim % 8 == 0; }
-static int32_t most_parts(const Heads *heads) { return !can_part(heads) ? 1 : heads->head_dim <= 64 ? 4 : 2; }
+static bool can_part(const Heads *heads) { return heads->heads / heads->kv_heads % 4 == 0 && heads->qk_dim % 8 == 0; }
+static int32_t most_parts(const Heads *heads) { return !can_part(heads) ? 1 : heads->qk_dim <= 64 ? 4 : 2; }
 static int32_t parts_of(const Device *device, const AttentionGrad *g, int64_t blocks) {
     const Attention *a = &g->attention;
-    Heads heads = {a->heads, a->kv_heads, a->head_dim};
+    Heads heads = {a->heads, a->kv_heads, a->head_dim, a->head_dim};
     bool few = blocks < 4 * (int64_t)device_info(device)->processors;
     return device_info(device)->wave == 64 && few && a->key_stride % 8 == 0 ? most_parts(&heads) : 1;
 }
@@ -672,21 +672,21 @@ static int32_t hopper_parts(int64_t sequences, int64_t keys, const Heads *heads)
  * HopperRows, marks with the next item, and parts of dK and dV. */
 typedef struct HopperScratch { int64_t places, list_at, rows_at, marks_at, parts_at, bytes; } HopperScratch;
 static HopperScratch hopper_scratch(int64_t sequences, int64_t queries, int64_t keys, const Heads *heads) {
-    GradShape shape = grad_shape(heads->head_dim);
+    GradShape shape = grad_shape(heads->qk_dim);
     int64_t parts = hopper_parts(sequences, keys, heads), blocks = sequences * heads->kv_heads * parts * divide_up(keys, GRAD_KEYS);
     HopperScratch s = {.places = sequences * heads->heads * divide_up(queries, shape.tile)};
     s.list_at = s.places * GRAD_GROUPS * GRAD_PART * (int64_t)sizeof(float);
     s.rows_at = s.list_at + blocks * (int64_t)sizeof(GradItem);
     s.marks_at = s.rows_at + s.places * (shape.tile / 64) * (int64_t)sizeof(HopperRows);
     s.parts_at = round_up(s.marks_at + (s.places + 1) * (int64_t)sizeof(int32_t), 16);
-    s.bytes = s.parts_at + (parts > 1 ? parts * sequences * keys * 2 * heads->kv_heads * heads->head_dim * (int64_t)sizeof(float) : 0);
+    s.bytes = s.parts_at + (parts > 1 ? parts * sequences * keys * heads_kv_columns(heads) * (int64_t)sizeof(float) : 0);
     return s;
 }
 
 /* Returns all fields except the tensor maps. */
 static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratch, int64_t sequences, int processors) {
     const Attention *a = &g->attention;
-    const Heads heads = {a->heads, a->kv_heads, a->head_dim};
+    const Heads heads = {a->heads, a->kv_heads, a->head_dim, a->head_dim};
     HopperScratch at = hopper_scratch(sequences, a->query_rows.rows, a->key_rows.rows, &heads);
     int32_t parts = hopper_parts(sequences, a->key_rows.rows, &heads);
     int64_t groups = sequences * a->kv_heads * parts, blocks = divide_up(a->key_rows.rows, GRAD_KEYS);
@@ -749,8 +749,7 @@ typedef struct GradScratch { int64_t reach_at, parts_at, bytes; } GradScratch;
 static GradScratch grad_scratch(int64_t sequences, int64_t queries, int64_t keys, const Heads *heads) {
     GradScratch s = {.reach_at = sequences * divide_up(queries, 32) * heads->heads * GRAD_NUMBERS * (int64_t)sizeof(float)};
     s.parts_at = round_up(s.reach_at + sequences * divide_up(queries, 32) * 2 * (int64_t)sizeof(int32_t), 16);
-    s.bytes = s.parts_at +
-              (can_part(heads) ? most_parts(heads) * sequences * keys * 2 * heads->kv_heads * heads->head_dim * (int64_t)sizeof(float) : 0);
+    s.bytes = s.parts_at + (can_part(heads) ? most_parts(heads) * sequences * keys * heads_kv_columns(heads) * (int64_t)sizeof(float) : 0);
     return s;
 }
 
@@ -759,7 +758,7 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     int64_t queries = token_rows(spec->length, spec->queries.ranks, spec->queries.rank).rows,
             keys = token_rows(spec->length, spec->keys.ranks, spec->keys.rank).rows;
-    int64_t sequences = graph_rows(graph, node->in[ATTENTION_QKV]) / queries, width = spec->heads.head_dim;
+    int64_t sequences = graph_rows(graph, node->in[ATTENTION_QKV]) / queries, width = spec->heads.qk_dim;
     int64_t bytes = grad_scratch(sequences, queries, keys, &spec->heads).bytes;
     if (width != 64 && width != 128) return bytes;
     int64_t hopper = hopper_scratch(sequences, queries, keys, &spec->heads).bytes;

@@ -61,7 +61,7 @@ int attention_absorbs_projection(const Backend *backend, const Graph *graph, int
     TensorId w = linear->in[LINEAR_W];
     bool halves =
              ((const RopeAttributes *)rope->attributes)->pairs == ROPE_HALVES && rope->in[ROPE_POSITIONS] == node->in[ATTENTION_POSITIONS],
-         whole = graph_columns(graph, rope->in[ROPE_TABLE]) == h->head_dim && h->head_dim % 8 == 0;
+         whole = graph_columns(graph, rope->in[ROPE_TABLE]) == h->qk_dim && h->qk_dim == h->v_dim && h->qk_dim % 8 == 0;
     return halves && whole && gemv_reads(graph_columns(graph, w), graph_get(graph, w)->offset) ? 2 : 0;
 }
 
@@ -76,9 +76,9 @@ void attention_project(const OpCall *call) {
         .positions = rope->in[ROPE_POSITIONS],
         .queries = rope->out[ROPE_Y],
         .cache = call->out[ATTENTION_CACHED_CACHE],
-        .half = (int32_t)h->head_dim / 2,
-        .turned = (int32_t)((h->heads + h->kv_heads) * h->head_dim),
-        .kept = (int32_t)(h->heads * h->head_dim),
+        .half = (int32_t)h->qk_dim / 2,
+        .turned = (int32_t)(heads_query_columns(h) + heads_key_columns(h)),
+        .kept = (int32_t)heads_query_columns(h),
         .deal = attention_deal(call->mesh)};
     launch_project(call->device, gemv_is_shallow(w_shape[1]), gemv_shape(&projection.gemv), &projection);
 }

@@ -19,7 +19,7 @@ TensorId op_attention_ring(Graph *graph, TensorId queries, TensorId positions, T
     assert(graph_rows(graph, kv) == rows && spec->queries.ranks == mesh_size(graph->mesh, MESH(AXIS_CP)));
     Inputs in = {[ATTENTION_QKV] = queries, [ATTENTION_POSITIONS] = positions, [ATTENTION_KV] = kv};
     Outputs out = {
-        [ATTENTION_OUT] = graph_activation_like(graph, TYPE_COMPUTE, queries, "attended"),
+        [ATTENTION_OUT] = graph_activation(graph, TYPE_COMPUTE, rows, heads_out_columns(&spec->heads), "attended"),
         [ATTENTION_LOG_SUM] = graph_activation(graph, TYPE_WIDE, rows, spec->heads.heads, "log_sum_exp"),
     };
     graph_node(graph, OP_attention_ring, in, out, spec, sizeof *spec);
@@ -54,7 +54,7 @@ const Op op_rule_attention_ring_grad = {
 /* Memory of a pass, in its scratch. Blocks and their gradients have two buffers, which alternate
  * between steps. */
 typedef struct RingMemory {
-    char *keys[2], *part, *sum;        /* COMPUTE [R, kv columns]; COMPUTE and WIDE [R, query columns] */
+    char *keys[2], *part, *sum;        /* COMPUTE [R, kv columns]; COMPUTE and WIDE [R, columns of the result] */
     char *part_log, *logs[2];          /* forward: WIDE [R, heads] */
     char *d_keys_part, *d_keys_sum[2]; /* backward: COMPUTE and WIDE [R, kv columns] */
     char *scratch;                     /* of the kernels of attention */
@@ -66,7 +66,7 @@ typedef struct Ring {
     Comm *group;
     AttentionSpec spec;
     RingMemory memory;
-    int64_t rows, queries, keys, heads; /* R; columns */
+    int64_t rows, columns, keys, heads; /* R; columns of the result: out, or d_queries; of keys and values */
     int rank, size;
 } Ring;
 
@@ -77,11 +77,11 @@ static char *take(uintptr_t *at, int64_t bytes) {
 }
 
 /* Places the memory from `at` on; it ends where `scratch` begins. */
-static RingMemory place(uintptr_t at, int64_t rows, int64_t queries, int64_t keys, int64_t heads, const RingKernels *by, bool backward) {
+static RingMemory place(uintptr_t at, int64_t rows, int64_t columns, int64_t keys, int64_t heads, const RingKernels *by, bool backward) {
     RingMemory m = {0};
     for (int i = 0; i < 2; i++) m.keys[i] = take(&at, rows * keys * by->compute);
-    m.part = take(&at, rows * queries * by->compute);
-    m.sum = take(&at, rows * queries * by->wide);
+    m.part = take(&at, rows * columns * by->compute);
+    m.sum = take(&at, rows * columns * by->wide);
     if (!backward) {
         m.part_log = take(&at, rows * heads * by->wide);
         for (int i = 0; i < 2; i++) m.logs[i] = take(&at, rows * heads * by->wide);
@@ -104,8 +104,10 @@ static int64_t workspace(const Graph *graph, const Node *node, const RingKernels
     AttentionSpec spec = spec_of_block(node->attributes, 0);
     Node block = *node;
     block.attributes = &spec;
-    int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), queries = graph_columns(graph, node->in[ATTENTION_QKV]);
-    RingMemory m = place(0, rows, queries, graph_columns(graph, node->in[ATTENTION_KV]), spec.heads.heads, by, op == OP_attention_grad);
+    bool backward = op == OP_attention_grad;
+    int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), keys = graph_columns(graph, node->in[ATTENTION_KV]);
+    int64_t columns = graph_columns(graph, node->out[backward ? ATTENTION_GRAD_D_QKV : ATTENTION_OUT]);
+    RingMemory m = place(0, rows, columns, keys, spec.heads.heads, by, backward);
     const OpKernel *kernel = by->kernels[op];
     return (int64_t)(uintptr_t)m.scratch + (kernel->workspace ? kernel->workspace(graph, &block) : 0);
 }
@@ -116,17 +118,17 @@ int64_t ring_gradient_workspace(const Graph *graph, const Node *node, const Ring
 }
 
 static Ring ring_of(const OpCall *call, const RingKernels *by, bool backward) {
-    const int64_t *queries = call->in_shape[ATTENTION_QKV], *keys = call->in_shape[ATTENTION_KV];
+    const int64_t *result = call->out_shape[backward ? ATTENTION_GRAD_D_QKV : ATTENTION_OUT];
     Ring r = {.call = call,
         .by = by,
         .group = mesh_inner_group(call->mesh, MESH(AXIS_CP)),
         .rank = mesh_index(call->mesh, MESH(AXIS_CP)),
         .size = mesh_size(call->mesh, MESH(AXIS_CP)),
-        .rows = queries[0],
-        .queries = queries[1],
-        .keys = keys[1],
+        .rows = result[0],
+        .columns = result[1],
+        .keys = call->in_shape[ATTENTION_KV][1],
         .heads = ((const AttentionSpec *)call->attributes)->heads.heads};
-    r.memory = place((uintptr_t)call->workspace, r.rows, r.queries, r.keys, r.heads, by, backward);
+    r.memory = place((uintptr_t)call->workspace, r.rows, r.columns, r.keys, r.heads, by, backward);
     return r;
 }
 
@@ -192,7 +194,7 @@ void ring_attend(const OpCall *call, const RingKernels *by) {
             .next = last ? NULL : m->sum,
             .last = last ? call->out[ATTENTION_OUT] : NULL,
             .next_log = last ? call->out[ATTENTION_LOG_SUM] : m->logs[(step + 1) % 2]};
-        add(&r, &sum, r.queries);
+        add(&r, &sum, r.columns);
         await(&r, arriving);
     }
 }
@@ -213,7 +215,7 @@ void ring_gradient(const OpCall *call, const RingKernels *by) {
             .part = m->part,
             .next = last ? NULL : m->sum,
             .last = last ? call->out[ATTENTION_GRAD_D_QKV] : NULL};
-        add(&r, &queries, r.queries);
+        add(&r, &queries, r.columns);
         await(&r, arriving);
         if (first) continue;
         await(&r, sums_arriving);

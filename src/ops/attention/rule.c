@@ -1,6 +1,6 @@
 /* Attention, causal or bidirectional, with grouped queries over packed rows, and its gradient
- * (FlashAttention-2, arXiv 2307.08691). For each query head, with Q, K, V [length, head_dim] of a
- * sequence:
+ * (FlashAttention-2, arXiv 2307.08691). For each query head, with Q, K [length, qk_dim] and V [length,
+ * v_dim] of a sequence:
  *     P = softmax(scale * Q K^T + bias),  O = P V
  *     delta = rowsum(dO * O),  dV = P^T dO,  dS = P * (dO V^T - delta),  dQ = scale * dS K,  dK = scale * dS^T Q
  * Only one block of scores exists at a time. The forward pass keeps O and one log-sum-exp per row
@@ -21,7 +21,7 @@ static void assert_shapes(const Graph *graph, TensorId queries, int64_t columns,
 static TensorId append(Graph *graph, const Inputs in, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
     int64_t rows = graph_rows(graph, in[ATTENTION_QKV]);
-    Outputs out = {[ATTENTION_OUT] = graph_activation(graph, TYPE_COMPUTE, rows, h->heads * h->head_dim, "attended")};
+    Outputs out = {[ATTENTION_OUT] = graph_activation(graph, TYPE_COMPUTE, rows, heads_out_columns(h), "attended")};
     if (graph->training) out[ATTENTION_LOG_SUM] = graph_activation(graph, TYPE_WIDE, rows, h->heads, "log_sum_exp");
     graph_node(graph, OP_attention, in, out, spec, sizeof *spec);
     return out[ATTENTION_OUT];
@@ -39,8 +39,8 @@ TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const Atte
 
 TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
-    assert_shapes(graph, queries, h->heads * h->head_dim, positions, spec);
-    assert(graph_get(graph, kv)->type == TYPE_COMPUTE && graph_columns(graph, kv) == 2 * h->kv_heads * h->head_dim);
+    assert_shapes(graph, queries, heads_query_columns(h), positions, spec);
+    assert(graph_get(graph, kv)->type == TYPE_COMPUTE && graph_columns(graph, kv) == heads_kv_columns(h));
     assert(graph_rows(graph, queries) * int_max(spec->queries.ranks, 1) == graph_rows(graph, kv) * int_max(spec->keys.ranks, 1));
     return append(graph, (Inputs){[ATTENTION_QKV] = queries, [ATTENTION_POSITIONS] = positions, [ATTENTION_KV] = kv}, spec);
 }
@@ -66,19 +66,24 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     attention_append_gradient(graph, OP_attention_grad, node, d_out, d_in);
 }
 
-/* Returns the flops of `matmuls` matmuls over all pairs of a query and a key that it sees. Every
- * rank of queries, and of keys, has about an equal part. Documents are not known here. */
-static double matmul_flops(const Graph *graph, const Node *node, int matmuls) {
+/* Returns the flops of matmuls over all pairs of a query and a key that it sees, for matmuls of
+ * `columns` columns of a head in all. Every rank of queries, and of keys, has about an equal part. Documents are not known here. */
+static double matmul_flops(const Graph *graph, const Node *node, int64_t columns) {
     const AttentionSpec *spec = node->attributes;
     int64_t seen = spec->window > 0 ? int_min(spec->window, spec->length) : spec->length, keys = int_max(spec->keys.ranks, 1);
     double pairs = seen * (seen + 1) / 2.0 + (double)(spec->length - seen) * seen;
     if (spec->bidirectional) pairs = (double)spec->length * (double)spec->length;
     double sequences = (double)graph_rows(graph, node->in[ATTENTION_QKV]) / (double)spec->length;
-    return 2.0 * matmuls * pairs * sequences / (double)keys * spec->heads.heads * spec->heads.head_dim;
+    return 2.0 * columns * pairs * sequences / (double)keys * spec->heads.heads;
 }
 
-double attention_flops(const Graph *graph, const Node *node) { return matmul_flops(graph, node, 2); }
-double attention_grad_flops(const Graph *graph, const Node *node) { return matmul_flops(graph, node, 5); }
+static const Heads *heads_of(const Node *node) { return &((const AttentionSpec *)node->attributes)->heads; }
+double attention_flops(const Graph *graph, const Node *node) {
+    return matmul_flops(graph, node, heads_of(node)->qk_dim + heads_of(node)->v_dim);
+}
+double attention_grad_flops(const Graph *graph, const Node *node) {
+    return matmul_flops(graph, node, 3 * heads_of(node)->qk_dim + 2 * heads_of(node)->v_dim);
+}
 
 const Op op_rule_attention = {.name = "attention",
     .class = OP_CLASS_ATTENTION,
@@ -100,7 +105,7 @@ static void append_cached(Graph *graph, TensorId qkv, TensorId positions, Tensor
     const Heads *h = &spec->heads;
     assert_shapes(graph, qkv, heads_columns(h), positions, spec);
     assert(graph_get(graph, cache)->type == TYPE_COMPUTE && graph_get(graph, cache)->arena == ARENA_STATE);
-    assert(graph_columns(graph, cache) == 2 * h->kv_heads * h->head_dim);
+    assert(graph_columns(graph, cache) == heads_kv_columns(h));
     graph_node(graph, OP_attention_cached, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions},
         (Outputs){[ATTENTION_CACHED_OUT] = out, [ATTENTION_CACHED_CACHE] = cache}, spec, sizeof *spec);
 }
@@ -116,7 +121,7 @@ TensorId op_attention_merge(Graph *graph, TensorId parts, const AttentionSpec *s
     int ranks = attention_deal(graph->mesh).ranks;
     assert(graph_get(graph, parts)->type == TYPE_WIDE && graph_columns(graph, parts) == attention_part_columns(h));
     assert(graph_rows(graph, parts) % ranks == 0);
-    TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, parts) / ranks, h->heads * h->head_dim, "attended");
+    TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, parts) / ranks, heads_out_columns(h), "attended");
     graph_node(
         graph, OP_attention_merge, (Inputs){[ATTENTION_MERGE_PARTS] = parts}, (Outputs){[ATTENTION_MERGE_OUT] = out}, spec, sizeof *spec);
     return out;
@@ -127,7 +132,7 @@ TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, Ten
         TensorId part = op_attention_part(graph, qkv, positions, cache, spec);
         return op_attention_merge(graph, op_all_gather(graph, part, MESH(AXIS_CP)), spec);
     }
-    TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, qkv), spec->heads.heads * spec->heads.head_dim, "attended");
+    TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, qkv), heads_out_columns(&spec->heads), "attended");
     append_cached(graph, qkv, positions, cache, out, spec);
     return out;
 }
@@ -137,7 +142,7 @@ TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, Ten
 static double cached_flops(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     double pairs = (double)graph_rows(graph, node->in[ATTENTION_QKV]) * graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
-    return 4 * pairs * spec->heads.heads * spec->heads.head_dim;
+    return 2 * pairs * spec->heads.heads * (spec->heads.qk_dim + spec->heads.v_dim);
 }
 
 const Op op_rule_attention_cached = {

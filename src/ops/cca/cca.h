@@ -5,10 +5,10 @@
 #include "graph/op.h"
 #include "ops/heads.h"
 
-/* C = (heads + kv_heads) * head_dim. */
+/* C = (heads + kv_heads) * qk_dim; heads have one width, qk_dim = v_dim. */
 typedef struct CcaParameters {
     TensorId depthwise_weight, depthwise_bias; /* [C, 1, 2], tap 1 is the current token; [C] */
-    TensorId grouped_weight, grouped_bias;     /* [C, head_dim, 2] and [C]; one group per head */
+    TensorId grouped_weight, grouped_bias;     /* [C, qk_dim, 2] and [C]; one group per head */
     TensorId temperature;                      /* [kv_heads] */
 } CcaParameters;
 
@@ -19,7 +19,7 @@ typedef struct CcaSpec {
     int64_t delayed;
 } CcaSpec;
 
-/* Computes rotated, normalized, packed qkv, COMPUTE [R, (heads + 2 kv_heads) * head_dim], from raw
+/* Computes rotated, normalized, packed qkv, COMPUTE [R, heads_columns], from raw
  * projections u = [q | k | v] (arXiv 2510.04476, as in the ZAYA1 code). `halo`, COMPUTE
  * [chunks * 2, columns of u], has the two rows before each of the equal chunks of u (op_halo);
  * TENSOR_NONE: u is one chunk with nothing before it. In generation it is a tensor of the state
@@ -29,7 +29,7 @@ TensorId op_cca(
 
 /* u COMPUTE [R, columns], positions int32 [R] within the document, rope_table CONSTANT WIDE
  * [positions, rotated channels of a head], halo, CcaParameters (weights COMPUTE, the others WIDE)
- * -> qkv COMPUTE [R, columns]; in training unit_keys COMPUTE [R, kv_heads * head_dim], rotated keys
+ * -> qkv COMPUTE [R, columns]; in training unit_keys COMPUTE [R, heads_key_columns], rotated keys
  * before their temperature, and head_scales WIDE [R, heads + kv_heads], the factor of each head's
  * norm; in generation the updated halo, as a state */
 enum {
@@ -66,13 +66,13 @@ typedef struct CcaShape { int64_t rows, heads, kv_heads, group, dim, convolved, 
 
 static inline CcaShape cca_shape(const CcaSpec *spec, int64_t rows) {
     const Heads *heads = &spec->heads;
-    assert(heads->kv_heads > 0 && heads->heads % heads->kv_heads == 0 && rows >= 0);
-    int64_t convolved = (heads->heads + heads->kv_heads) * heads->head_dim, values = heads->kv_heads * heads->head_dim;
+    assert(heads->kv_heads > 0 && heads->heads % heads->kv_heads == 0 && heads->qk_dim == heads->v_dim && rows >= 0);
+    int64_t convolved = heads_query_columns(heads) + heads_key_columns(heads), values = heads_value_columns(heads);
     return (CcaShape){.rows = rows,
         .heads = heads->heads,
         .kv_heads = heads->kv_heads,
         .group = heads->heads / heads->kv_heads,
-        .dim = heads->head_dim,
+        .dim = heads->qk_dim,
         .convolved = convolved,
         .values = values,
         .current = values - spec->delayed,

@@ -3,7 +3,7 @@
  *
  * The grouped convolution is a GEMM per head. Its weight is stored [out, in, tap]. Instead of
  * reordering the weight by taps, the two taps of the activations are interleaved: a row of `pairs`
- * [rows, 2 * head_dim] holds (previous, current) for every channel, so that the stored weight and
+ * [rows, 2 * qk_dim] holds (previous, current) for every channel, so that the stored weight and
  * its gradient can be operands directly. */
 #pragma once
 

@@ -2,7 +2,7 @@
  * code). For each token of u = [q | k | v] [R, columns], with history reset when positions[r] is 0:
  *     c = depthwise(q | k), then y = grouped(c), causal convolutions over time of two taps each, one group per head
  *     y += qk-mean: for a query head (q + its k) / 2, for a key head (k + the mean of its group's q) / 2
- *     y = y / |y| * sqrt(head_dim) per head, keys times their temperature, then RoPE of the first channels
+ *     y = y / |y| * sqrt(qk_dim) per head, keys times their temperature, then RoPE of the first channels
  *     v = [first half of this token's v | second half of the previous token's v]
  * The halves are those of the model's values; rows may have only a part of the values
  * (CcaSpec.delayed). Training keeps one factor per head and row, and the rotated keys before their
@@ -13,7 +13,7 @@
  *   1. through rotation, temperature and norm, row by row, to g [R, C], the gradient of
  *      (convolution + mean). The norm is undone in the rotated frame, since a rotation keeps
  *      lengths: with y the rotated, normalized vector and s its factor,
- *      g = s (dy - y (y . dy) / head_dim), rotated back; g = s dy if the norm is at its lower
+ *      g = s (dy - y (y . dy) / qk_dim), rotated back; g = s dy if the norm is at its lower
  *      limit, a constant;
  *   2. through the grouped convolution: g times its weight is the gradient of its input, g times
  *      that input the gradient of its weight; then through the depthwise convolution and the mean

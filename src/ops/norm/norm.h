@@ -29,7 +29,7 @@ typedef struct ResidualNorm { TensorId stream, normed; } ResidualNorm;
 ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const AffineMerge *affine, const Norm *norm);
 
 /* Normalizes queries and keys in packed qkv; values are copied. A gain's length is the number of
- * columns of one norm: head_dim for a norm per head (Qwen3), all columns of the heads for one norm
+ * columns of one norm: qk_dim for a norm per head (Qwen3), all columns of the heads for one norm
  * over all of them (MPT), or any divisor of these. */
 TensorId op_qk_norm(Graph *graph, TensorId qkv, const Norm *query, const Norm *key, const Heads *heads);
 
@@ -67,9 +67,9 @@ typedef struct QkNormAttributes {
 } QkNormAttributes;
 
 /* The columns of a part, and its first column; QK_PARTS: the first column of the values. */
-static inline int64_t qk_columns(const Heads *h, int part) { return (part == QK_QUERIES ? h->heads : h->kv_heads) * h->head_dim; }
+static inline int64_t qk_columns(const Heads *h, int part) { return part == QK_QUERIES ? heads_query_columns(h) : heads_key_columns(h); }
 static inline int64_t qk_begin(const Heads *h, int part) {
-    return part == QK_QUERIES ? 0 : (h->heads + (part - 1) * h->kv_heads) * h->head_dim;
+    return (part > QK_QUERIES ? heads_query_columns(h) : 0) + (part > QK_KEYS ? heads_key_columns(h) : 0);
 }
 
 /* Asserts that gain and bias fit norms of `columns` columns. */

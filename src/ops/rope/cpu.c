@@ -19,24 +19,24 @@ CPU_OP(rope_table) {
     }
 }
 
-static void rope_head(T *y, const T *x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t head_dim) {
+static void rope_head(T *y, const T *x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t dim) {
 #pragma omp simd /* the halves of one head do not overlap; y may be x */
     for (int64_t i = 0; i < half; i++) {
         W a = to_wide(x[i]), b = to_wide(x[half + i]), s = sign * sine[i];
         y[i] = to_compute(a * cosine[i] - b * s);
         y[half + i] = to_compute(b * cosine[i] + a * s);
     }
-    if (y != x) memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(T));
+    if (y != x) memcpy(y + 2 * half, x + 2 * half, (dim - 2 * half) * sizeof(T));
 }
 
-static void rope_neighbours(T *y, const T *x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t head_dim) {
+static void rope_neighbours(T *y, const T *x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t dim) {
 #pragma omp simd
     for (int64_t i = 0; i < half; i++) {
         W a = to_wide(x[2 * i]), b = to_wide(x[2 * i + 1]), s = sign * sine[i];
         y[2 * i] = to_compute(a * cosine[i] - b * s);
         y[2 * i + 1] = to_compute(b * cosine[i] + a * s);
     }
-    if (y != x) memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(T));
+    if (y != x) memcpy(y + 2 * half, x + 2 * half, (dim - 2 * half) * sizeof(T));
 }
 
 CPU_OP(rope) {
@@ -47,7 +47,7 @@ CPU_OP(rope) {
     const W *table = call->in[ROPE_TABLE];
     T *y = call->out[ROPE_Y];
     int64_t rows = call->in_shape[ROPE_X][0], columns = call->in_shape[ROPE_X][1], half = call->in_shape[ROPE_TABLE][1] / 2;
-    int64_t rotated = heads->heads + heads->kv_heads, dim = heads->head_dim;
+    int64_t rotated = heads->heads + heads->kv_heads, dim = heads->qk_dim;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
         assert(positions[r] >= 0 && positions[r] < call->in_shape[ROPE_TABLE][0]);

@@ -117,7 +117,7 @@ GPU_OP(rope_table) {
 GPU_OP(rope, .codes = FP8_KIND(FP8_E5M2)) {
     const RopeAttributes *attributes = call->attributes;
     int64_t rows = call->in_shape[ROPE_X][0], columns = call->in_shape[ROPE_X][1], half = call->in_shape[ROPE_TABLE][1] / 2;
-    int64_t rotated = attributes->heads.heads + attributes->heads.kv_heads, dim = attributes->heads.head_dim;
+    int64_t rotated = attributes->heads.heads + attributes->heads.kv_heads, dim = attributes->heads.qk_dim;
     RopeArguments arguments = {.x = call->in[ROPE_X],
         .positions = call->in[ROPE_POSITIONS],
         .table = call->in[ROPE_TABLE],

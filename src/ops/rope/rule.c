@@ -31,8 +31,8 @@ TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table,
     assert(graph_get(graph, qkv)->type == TYPE_COMPUTE && graph_get(graph, table)->type == TYPE_WIDE);
     assert(graph_columns(graph, qkv) == heads_columns(heads));
     assert(graph_elements(graph, positions) == graph_rows(graph, qkv));
-    assert(pairs == ROPE_HALVES || heads->head_dim % 2 == 0);
-    assert(graph_columns(graph, table) % 2 == 0 && graph_columns(graph, table) <= heads->head_dim);
+    assert(pairs == ROPE_HALVES || heads->qk_dim % 2 == 0);
+    assert(graph_columns(graph, table) % 2 == 0 && graph_columns(graph, table) <= heads->qk_dim);
     return rotate(graph, qkv, positions, table, &(RopeAttributes){.heads = *heads, .sign = 1, .pairs = pairs});
 }
 
