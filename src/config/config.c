@@ -34,6 +34,15 @@ static const char optimizer_choices[] =
 #undef OPTIMIZER
 #define OPTIMIZER_CHOICES (optimizer_choices + 1)
 
+/* "auto|gelu|..." */
+#define ACTIVATION(name, ...) "|" #name
+#define GATED ACTIVATION
+static const char activation_choices[] = "auto"
+#include "config/activation_list.h"
+    ;
+#undef ACTIVATION
+#undef GATED
+
 static const Option rows[] = {
     STRING_OPTION(run, "runs/first", "", "run folder: checkpoints, metrics, report; a run that exists there is continued", FREE),
     STRING_OPTION(
@@ -156,6 +165,9 @@ static const Option rows[] = {
     REAL_OPTION(model.rope_beta_slow, "1", 1e-6, 1e6, "turns", "frequencies of fewer turns are divided by the factor (beta_slow)"),
     BOOL_OPTION(model.rope_truncate, "true", "the bounds between the two are whole channels"),
     BOOL_OPTION(model.qkv_bias, "false", "biases of queries, keys and values (Qwen2)", STATE),
+    CHOICE_OPTION(model.activation, "auto", activation_choices,
+        "activation function of the MLP or of each expert, gated or not as the family's own, which auto is: SwiGLU (llama), GELU by tanh "
+        "(gpt2)"),
     BOOL_OPTION(model.qk_norm, "false", "RMSNorm of each query and key head (Qwen3); mpt: qk_ln", STATE),
     REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "bound to which queries, keys and values are clamped; 0: none"),
     REAL_OPTION(model.alibi_max, "8", 1e-3, 1000, "", "the smallest ALiBi slope is 2^-this (alibi_bias_max)"),
@@ -349,6 +361,11 @@ static bool check_model(ModelConfig *model, Error *error) {
         return error_set(error, ERROR_USAGE, "model.experts_per_token=%lld is more than model.experts=%lld",
             (long long)model->experts_per_token, (long long)model->experts);
     const FamilyRule *family = family_of(model);
+    if (activation_rules[model_activation(model)].gated != activation_rules[family->activation].gated)
+        return error_set(error, ERROR_USAGE, "model.activation=%s: the MLP of family %s %s, as %s does: give another function",
+            activation_rules[model->activation].name, family->name,
+            activation_rules[family->activation].gated ? "multiplies a gate by an up projection" : "has one matrix before the function",
+            activation_rules[family->activation].name);
     return (!family->check || family->check(model, error)) && (!family_has(family, "model.rope_fraction") || check_rotation(model, error));
 }
 

@@ -64,6 +64,7 @@ typedef struct ModelConfig {
     double clip_qkv;      /* mpt: bound of queries, keys and values; 0: none */
     double alibi_max;     /* mpt: the largest exponent of ALiBi slopes */
     double softmax_scale; /* mpt: scale of attention scores; 0: 1 / sqrt(head_dim) */
+    int activation;       /* Activation of the MLP (config/activation_rule.h) */
     double norm_epsilon, init_std;
     bool tied;
     /* flux: number of layers with one stream; channels of an image token, of an embedded text

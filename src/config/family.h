@@ -3,6 +3,7 @@
  * add a family, write that file and add its line to config/family_list.h. */
 #pragma once
 
+#include "config/activation_rule.h"
 #include "config/config.h"
 
 struct Builder;
@@ -28,7 +29,8 @@ typedef struct FamilyRule {
     /* ERROR_USAGE for a model whose settings the family cannot combine. Checks of all families,
      * except those of RoPE, have run before. NULL: any combination is valid. */
     bool (*check)(const ModelConfig *model, Error *error);
-    const char *layers; /* "model.layers": parameters of layer N are called LAYERS.N.NAME */
+    Activation activation; /* of the MLP if model.activation=auto */
+    const char *layers;    /* "model.layers": parameters of layer N are called LAYERS.N.NAME */
     /* Classes of transformers or diffusers (formats/hf_class.h), ended by NULL: at least one, and the
      * last one fits any model. */
     const struct HfClass *const *classes;
@@ -46,6 +48,10 @@ enum {
 /* Indexed by model.family. */
 extern const FamilyRule *const family_rules[FAMILY_COUNT];
 static inline const FamilyRule *family_of(const ModelConfig *model) { return family_rules[model->family]; }
+/* Returns the function that model.activation selects. */
+static inline Activation model_activation(const ModelConfig *model) {
+    return model->activation == ACTIVATION_AUTO ? family_of(model)->activation : (Activation)model->activation;
+}
 /* Returns whether the family lists the setting "model.NAME". */
 bool family_has(const FamilyRule *family, const char *setting);
 

@@ -158,6 +158,7 @@ static const Need rows[] = {
     {"model.rope_truncate", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
     {"model.qkv_bias", OF_RULE, REFUSE},
     {"model.qk_norm", OF_RULE, REFUSE},
+    {"model.activation", OF_RULE, REFUSE},
     {"model.clip_qkv", OF_RULE, REFUSE},
     {"model.alibi_max", OF_RULE, WARN},
     {"model.softmax_scale", OF_RULE, REFUSE},

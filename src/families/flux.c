@@ -52,13 +52,14 @@ static TensorId embed(Builder *b, TensorId x, const char *name) {
     char first[96], second[96];
     snprintf(first, sizeof first, "time_text_embed.%s.linear_1", name);
     snprintf(second, sizeof second, "time_text_embed.%s.linear_2", name);
-    return linear(b, op_silu(b->graph, linear(b, x, first, b->config->width, false)), second, b->config->width, false);
+    return linear(
+        b, op_activation(b->graph, linear(b, x, first, b->config->width, false), ACTIVATION_silu), second, b->config->width, false);
 }
 
 static TensorId conditions(Builder *b) {
     TensorId sum = embed(b, b->image.time, "timestep_embedder");
     if (b->config->guidance) sum = op_add(b->graph, sum, embed(b, b->image.guidance, "guidance_embedder"));
-    return op_silu(b->graph, op_add(b->graph, sum, embed(b, b->image.pooled, "text_embedder")));
+    return op_activation(b->graph, op_add(b->graph, sum, embed(b, b->image.pooled, "text_embedder")), ACTIVATION_silu);
 }
 
 /* Splits the output of the layer NAME.linear into `count` WIDE vectors [S, D]. */
@@ -143,7 +144,8 @@ static void double_block(const Flux *f, Branch x[KINDS]) {
         x[i].block = output(b, attended[i], names[i].out, c->heads * c->head_dim, LORA_ATTENTION);
         x[i].gate = parts[i][GATE];
         TensorId normed = merge(f, &x[i], parts[i][MLP_SHIFT], parts[i][MLP_SCALE]);
-        x[i].block = output(b, op_gelu(b->graph, widen(b, normed, names[i].up), GELU_TANH), names[i].down, c->ffn, LORA_MLP);
+        x[i].block =
+            output(b, op_activation(b->graph, widen(b, normed, names[i].up), model_activation(c)), names[i].down, c->ffn, LORA_MLP);
         x[i].gate = parts[i][MLP_GATE];
     }
 }
@@ -300,6 +302,7 @@ const FamilyRule family_flux = {.name = "flux",
     .settings = settings,
     .makes_images = true,
     .check = check,
+    .activation = ACTIVATION_gelu_tanh,
     .layers = "transformer_blocks",
     .classes = classes,
     .build = build};

@@ -23,7 +23,7 @@ static LayerSpec layer(Builder *b, int index) {
             .biased = true,
             .output_biased = true,
             .scores = {.window = b->config->window}},
-        .mlp = {.up = "mlp.c_fc", .down = "mlp.c_proj", .gelu = GELU_TANH, .biased = true}};
+        .mlp = {.up = "mlp.c_fc", .down = "mlp.c_proj", .biased = true}};
 }
 
 static Trunk build(Builder *b) {
@@ -53,7 +53,7 @@ static const HfField fields[] = {
     INTEGER("n_inner", ffn, "0 null"),
     REAL("layer_norm_epsilon", norm_epsilon, "1e-5"),
     BOOLEAN("tie_word_embeddings", tied, "true"),
-    FIXED("activation_function", "gelu_new gelu_pytorch_tanh gelu_fast"), /* three spellings of one formula */
+    READ("activation_function", hf_read_activation),
     FIXED("scale_attn_weights", "true"),
     FIXED("scale_attn_by_inverse_layer_idx", "false"),
     FIXED("add_cross_attention", "false"),
@@ -87,7 +87,7 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put_integer(object, "n_inner", c->ffn);
     hf_put_integer(object, "n_positions", c->context);
     hf_put(object, "layer_norm_epsilon", json_real(c->norm_epsilon));
-    hf_put_text(object, "activation_function", "gelu_new");
+    hf_put_activation(object, "activation_function", c);
     hf_put(object, "attn_pdrop", json_real(0));
     hf_put(object, "embd_pdrop", json_real(0));
     hf_put(object, "resid_pdrop", json_real(0));
@@ -134,13 +134,14 @@ static const HfClass *const classes[] = {&class, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
 
-static const char *const settings[] = {NULL};
+static const char *const settings[] = {"activation", NULL};
 
 static bool check(const ModelConfig *c, Error *error) { return family_check_width(c, error) && family_check_key_heads(c, error); }
 
 const FamilyRule family_gpt2 = {.name = "gpt2",
     .settings = settings,
     .learns_positions = true,
+    .activation = ACTIVATION_gelu_tanh,
     .check = check,
     .layers = "transformer.h",
     .classes = classes,

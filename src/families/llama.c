@@ -284,7 +284,13 @@ static const HfClass *const classes[] = {&mixtral, &qwen3, &qwen2, &mistral, &ll
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
 
-static const char *const settings[] = {"experts", "padding", "qk_norm", "qkv_bias", "rope_factor", "rope_fraction", "rope_theta", NULL};
+static const char *const settings[] = {
+    "activation", "experts", "padding", "qk_norm", "qkv_bias", "rope_factor", "rope_fraction", "rope_theta", NULL};
 
-const FamilyRule family_llama = {
-    .name = "llama", .settings = settings, .repeats_key_heads = true, .layers = "model.layers", .classes = classes, .build = build};
+const FamilyRule family_llama = {.name = "llama",
+    .settings = settings,
+    .repeats_key_heads = true,
+    .activation = ACTIVATION_swiglu,
+    .layers = "model.layers",
+    .classes = classes,
+    .build = build};

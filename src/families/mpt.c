@@ -18,7 +18,7 @@ static LayerSpec layer(Builder *b, int index) {
             .output = "attn.out_proj",
             .clip = c->clip_qkv,
             .scores = {.window = c->window, .scale = c->softmax_scale, .alibi = c->alibi_max}},
-        .mlp = {.up = "ffn.up_proj", .down = "ffn.down_proj", .gelu = GELU_EXACT}};
+        .mlp = {.up = "ffn.up_proj", .down = "ffn.down_proj"}};
     if (c->qk_norm) spec.attention.query_norm = "attn.q_ln", spec.attention.key_norm = "attn.k_ln";
     return spec;
 }
@@ -240,6 +240,7 @@ static const char *const settings[] = {"alibi_max", "clip_qkv", "qk_norm", "soft
 const FamilyRule family_mpt = {.name = "mpt",
     .settings = settings,
     .norms_all_heads = true,
+    .activation = ACTIVATION_gelu,
     .check = family_check_width,
     .layers = "transformer.blocks",
     .classes = classes,

@@ -19,6 +19,7 @@
 #include "base/json_reader.h"
 #include "formats/hf_class.h"
 #include "model/layer_spec.h"
+#include "ops/activation/activation.h"
 #include "ops/add/add.h"
 #include "ops/cca/cca.h"
 #include "ops/halo/halo.h"
@@ -106,7 +107,8 @@ static TensorId experts(Builder *b, TensorId x) {
     TensorId state = router_state(b, x);
     Norm norm = builder_norm(b, "mlp.gate.router_mlp.norm", NORM_RMS, false, width);
     TensorId hidden = op_norm(graph, state, &norm);
-    for (int i = 0; i < 2; i++) hidden = op_gelu(graph, builder_router_linear(b, hidden, hidden_layers[i], width, true, false), GELU_EXACT);
+    for (int i = 0; i < 2; i++)
+        hidden = op_activation(graph, builder_router_linear(b, hidden, hidden_layers[i], width, true, false), ACTIVATION_gelu);
     TensorId logits = builder_router_linear(b, hidden, "mlp.gate.router_mlp.out_proj", classes, false, true); /* [R, E + 1] */
     TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, classes, 0, NULL);
     return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, true));
@@ -480,6 +482,7 @@ const FamilyRule family_zaya = {.name = "zaya",
     .chains_routers = true,
     .looks_back = true,
     .check = check,
+    .activation = ACTIVATION_swiglu,
     .layers = "model.layers",
     .classes = classes,
     .build = build};

@@ -342,6 +342,9 @@ bool gguf_check(const ModelConfig *c, Error *error) {
     if (!gguf)
         return error_set(
             error, ERROR_USAGE, "GGUF has no architecture for %s, so llama.cpp could not run it: write a folder", class->architecture);
+    if (model_activation(c) != family_of(c)->activation)
+        return error_set(error, ERROR_USAGE, "model.activation=%s: llama.cpp computes with %s only; write a folder",
+            activation_rules[c->activation].name, activation_rules[family_of(c)->activation].name);
     bool scaled = c->rope_factor > 1 && gguf->rotary;
     if (scaled && c->rope_scaling == ROPE_DYNAMIC)
         return error_set(error, ERROR_USAGE, "model.rope_scaling=dynamic: GGUF has no such scaling of positions");

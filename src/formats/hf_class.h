@@ -77,6 +77,8 @@ static inline const json_t *hf_field(const HfFieldReader *r, const char *name) {
 /* Return the value of a field, or `fallback` if it is absent; an integer is at least `least`. */
 int64_t hf_integer_or(HfFieldReader *r, const char *name, int64_t least, int64_t fallback);
 bool hf_boolean_or(HfFieldReader *r, const char *name, bool fallback);
+/* Reads the activation function of the MLP. */
+void hf_read_activation(HfFieldReader *r, const char *name, const json_t *value);
 void hf_read_padding(HfFieldReader *r, const char *name, const json_t *value);
 /* Checks that layer_types has an entry per layer; it has no effect. */
 void hf_read_unused_layers(HfFieldReader *r, const char *name, const json_t *value);
@@ -95,6 +97,8 @@ void hf_read_rope_object(HfFieldReader *r, const char *path, const json_t *rope,
 void hf_put(json_t *object, const char *key, json_t *value);
 static inline void hf_put_integer(json_t *object, const char *key, int64_t value) { hf_put(object, key, json_integer(value)); }
 static inline void hf_put_text(json_t *object, const char *key, const char *value) { hf_put(object, key, json_string(value)); }
+/* Writes the activation function of the MLP. */
+void hf_put_activation(json_t *object, const char *key, const ModelConfig *config);
 /* Writes the sizes of a Llama-like decoder. */
 void hf_put_decoder(json_t *object, const ModelConfig *config);
 /* Writes rope_theta and rope_scaling as separate fields. */

@@ -201,6 +201,11 @@ void hf_put(json_t *object, const char *key, json_t *value) {
     if (json_object_set_new(object, key, value)) memory_refused(strlen(key)); /* the strings are ours and valid */
 }
 
+void hf_put_activation(json_t *object, const char *key, const ModelConfig *c) {
+    const char *spellings = activation_rules[model_activation(c)].hf;
+    hf_put(object, key, json_stringn(spellings, strcspn(spellings, " ")));
+}
+
 /* Uses the spelling that transformers 4 and other readers also know; transformers 5 converts it to
  * rope_parameters. */
 void hf_put_rope(json_t *object, const ModelConfig *c) {
@@ -216,7 +221,7 @@ void hf_put_decoder(json_t *object, const ModelConfig *c) {
     hf_put_integer(object, "num_attention_heads", c->heads);
     hf_put_integer(object, "num_key_value_heads", c->kv_heads);
     hf_put_integer(object, "head_dim", c->head_dim);
-    hf_put_text(object, "hidden_act", "silu");
+    hf_put_activation(object, "hidden_act", c);
     hf_put_integer(
         object, "max_position_embeddings", c->rope_factor > 1 && c->rope_scaling == ROPE_DYNAMIC ? c->rope_original_context : c->context);
     hf_put(object, "rms_norm_eps", json_real(c->norm_epsilon));

@@ -128,7 +128,7 @@ const HfField hf_decoder_fields[] = {
     INTEGER("max_position_embeddings", context, "32768"),
     REAL("rms_norm_eps", norm_epsilon, "1e-6"),
     BOOLEAN("tie_word_embeddings", tied, "false"),
-    FIXED("hidden_act", "silu swish"),
+    READ("hidden_act", hf_read_activation),
     READ("pad_token_id", hf_read_padding),
     READ("rope_parameters", hf_read_rope), /* reads rope_scaling and the next fields too */
     NO_EFFECT("rope_scaling"),
@@ -217,6 +217,25 @@ static void check_fixed(HfFieldReader *r, const HfField *f, const json_t *value)
     if (!word || !has_word(f->values, word))
         hf_refuse(
             r, f->name, "is %.64s, and smelt computes with %.*s only", text ? text : "unreadable", (int)strcspn(f->values, " "), f->values);
+}
+
+void hf_read_activation(HfFieldReader *r, const char *name, const json_t *value) {
+    const ActivationRule *usual = &activation_rules[family_of(r->model)->activation];
+    bool chooses = family_has(family_of(r->model), "model.activation");
+    const char *word = json_string_value(value);
+    char known[200] = "";
+    if (!value) return;
+    for (int i = 1; i < ACTIVATION_COUNT; i++) {
+        const ActivationRule *rule = &activation_rules[i];
+        if (rule != usual && (!chooses || rule->gated != usual->gated)) continue;
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%.*s", used ? ", " : "", (int)strcspn(rule->hf, " "), rule->hf);
+        if (!word || !has_word(rule->hf, word)) continue;
+        r->model->activation = rule == usual ? ACTIVATION_AUTO : i;
+        return;
+    }
+    SCOPED_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
+    hf_refuse(r, name, "is %.64s, and smelt computes with %s only", text ? text : "unreadable", known);
 }
 
 /* transformers sets synonyms last, so they take precedence. */

@@ -195,9 +195,11 @@ void llmc_state_close(LlmcState *state) {
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
 static bool check(const ModelConfig *c, const char *path, bool overwrite, Error *error) {
-    if (!hf_class(c)->is_llmc || c->window || !c->tied || c->ffn != 4 * c->width || c->norm_epsilon != 1e-5)
+    if (!hf_class(c)->is_llmc || c->window || !c->tied || c->ffn != 4 * c->width || c->norm_epsilon != 1e-5 ||
+        model_activation(c) != family_of(c)->activation)
         return error_set(error, ERROR_USAGE,
-            "llm.c's files hold family gpt2 with model.tied=true, model.ffn=4 x model.width and model.norm_epsilon=1e-5 only: "
+            "llm.c's files hold family gpt2 with model.tied=true, model.ffn=4 x model.width, model.norm_epsilon=1e-5 and "
+            "model.activation=auto only: "
             "write a folder instead");
     return file_check_overwrite(path, overwrite, llmc_is_model, "a model of llm.c", error);
 }

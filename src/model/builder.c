@@ -309,7 +309,8 @@ TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing rou
     ExpertExchange exchange = splits_experts(b) ? (ExpertExchange){.local = dispatch} : op_moe_exchange(graph, &dispatch);
     TensorId arrived = op_moe_dispatch(graph, slots, &exchange);
     TensorId both = apply_experts(b, arrived, gate_up, &exchange.local);
-    TensorId hidden = op_swiglu(graph, builder_adapt_experts(b, graph_get(graph, gate_up)->name, arrived, both, &exchange.local));
+    TensorId hidden = op_activation(
+        graph, builder_adapt_experts(b, graph_get(graph, gate_up)->name, arrived, both, &exchange.local), model_activation(c));
     TensorId done = apply_experts(b, hidden, down, &exchange.local);
     done = builder_adapt_experts(b, graph_get(graph, down)->name, hidden, done, &exchange.local);
     TensorId y = op_moe_combine(graph, op_moe_return(graph, done, &exchange, &dispatch), routing.gate, &dispatch);

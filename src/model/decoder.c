@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "model/layer_spec.h"
+#include "ops/activation/activation.h"
 #include "ops/rope/rope.h"
 
 /* -- Linear layers ------------------------------------------------------------------------------------------------- */
@@ -74,7 +75,7 @@ static TensorId mlp(Builder *b, const Decoder *d, const MlpLayer *layer, TensorI
                             : declare_input(b, d, layer->up, &c->ffn, 1, layer->biased);  /* [F, D] */
     Linear down = declare_output(b, d, layer->down, c->ffn, layer->biased);
     TensorId hidden = builder_linear(b, x, &up, LORA_MLP);
-    hidden = layer->gate ? op_swiglu(b->graph, hidden) : op_gelu(b->graph, hidden, layer->gelu);
+    hidden = op_activation(b->graph, hidden, model_activation(b->config));
     return builder_linear(b, hidden, &down, LORA_MLP);
 }
 

@@ -11,7 +11,6 @@
 #pragma once
 
 #include "model/builder.h"
-#include "ops/activation/activation.h"
 
 typedef struct AttentionLayer {
     const char *queries, *keys, *values; /* keys NULL: `queries` is one matrix of queries, keys and values */
@@ -27,8 +26,7 @@ typedef struct AttentionLayer {
 } AttentionLayer;
 
 typedef struct MlpLayer {
-    const char *gate, *up, *down; /* gate NULL: gelu(up), not silu(gate) * up */
-    GeluKind gelu;
+    const char *gate, *up, *down; /* gate NULL: the activation function of up; it is gated if there is a gate */
     bool biased;
     const char *router, *experts; /* a mixture of experts in place of gate, up and down; NULL: none */
     /* Appends another kind of MLP, [R, D] to [R, D]. NULL: an MLP by the fields above. */

@@ -19,7 +19,12 @@ static void an_operation(void **state) {
     check_recipe("Add an operation");
 }
 
+static void an_activation_function(void **state) {
+    (void)state;
+    check_recipe("Add an activation function");
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(an_operation)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(an_operation), cmocka_unit_test(an_activation_function)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

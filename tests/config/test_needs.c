@@ -37,7 +37,7 @@ enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */
 static const char *const values[] = {"true", "delayed", "false", "x", "2", "3", "0.5", "100", "1e6", "0", "fp8", "shared", "best_fit",
-    "model", "linear", "dpo", "wsd", "interleaved", "ring", "bf16"};
+    "model", "linear", "dpo", "wsd", "interleaved", "ring", "bf16", "silu"};
 enum { VALUES = sizeof values / sizeof *values };
 
 static const RunFacts none, all = {true, true, true, true, true, true, true, true, true, true, true, true, true, true, true};

@@ -140,7 +140,7 @@ def mpt_edits():
 
 
 def gpt2_edits():
-    for value in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu", "relu", "quick_gelu", "gelu_10"):
+    for value in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu", "relu", "quick_gelu", "gelu_10", "relu2", "silu"):
         yield {"activation_function": value}
     yield {"n_head": 2, "num_attention_heads": 4}
     yield {"n_head": 4, "num_attention_heads": 2}
@@ -158,7 +158,7 @@ def own_edits(family):
         return mpt_edits()
     if family == "gpt2":
         return gpt2_edits()
-    edits = [{"hidden_act": act} for act in ("silu", "swish", "gelu", "relu", "SiLU")]
+    edits = [{"hidden_act": act} for act in ("silu", "swish", "gelu", "relu", "SiLU", "gelu_pytorch_tanh")]
     edits += [{"pad_token_id": token} for token in (0, PADDING, 63, 64, -1, -64, -65, 1.5, None, ...)]
     edits += list(zaya_edits() if family == "zaya" else rope_edits())
     if family == "mixtral":  # whose YaRN and dynamic scaling need it

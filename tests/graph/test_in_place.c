@@ -101,7 +101,7 @@ static void inputs_of_the_program_are_left_alone(void **state) {
 static void what_is_not_as_large_gets_its_own_memory(void **state) {
     (void)state;
     Chain c = chain();
-    TensorId gated = op_swiglu(c.graph, c.rotated); /* half as wide */
+    TensorId gated = op_activation(c.graph, c.rotated, ACTIVATION_swiglu); /* half as wide */
     plan_bytes(c.graph);
     assert_false(same_memory(c.graph, c.rotated, gated));
     graph_free(c.graph);

@@ -30,7 +30,7 @@ typedef struct Case {
     int64_t rows, columns; /* of its input; SwiGLU makes half as many */
     NormKind kind;
     bool affine;
-    GeluKind gelu;
+    Activation function;
     Heads heads; /* of attention, rope and qk_norm, whose columns are theirs */
     int64_t rotated;
     RopePairs pairs;
@@ -93,7 +93,7 @@ static TensorId build_experts(Run *run) {
     Dispatch dispatch = op_moe_sort(run->graph, run->index, EXPERTS);
     TensorId x_slots = op_moe_permute(run->graph, input(run, TYPE_COMPUTE, c->columns), &dispatch);
     if (c->op == OP_moe_permute) return x_slots;
-    return op_moe_combine(run->graph, op_silu(run->graph, x_slots), input(run, TYPE_WIDE, c->k), &dispatch);
+    return op_moe_combine(run->graph, op_add(run->graph, x_slots, x_slots), input(run, TYPE_WIDE, c->k), &dispatch);
 }
 
 static TensorId build_forward(Run *run) {
@@ -101,9 +101,8 @@ static TensorId build_forward(Run *run) {
     if (c->op == OP_qk_norm_grad) return build_qk_norm(run);
     if (c->op == OP_moe_permute || c->op == OP_moe_combine_grad) return build_experts(run);
     if (c->op == OP_attention || c->op == OP_rope) return build_heads(run);
-    if (c->op == OP_swiglu || c->op == OP_swiglu_grad || c->op == OP_gelu || c->op == OP_gelu_grad) {
-        TensorId x = op_scale(run->graph, input(run, TYPE_COMPUTE, c->columns), 1); /* its memory may be taken in place */
-        return c->op == OP_swiglu || c->op == OP_swiglu_grad ? op_swiglu(run->graph, x) : op_gelu(run->graph, x, c->gelu);
+    if (c->function) { /* the memory of its input may be taken in place */
+        return op_activation(run->graph, op_scale(run->graph, input(run, TYPE_COMPUTE, c->columns), 1), c->function);
     }
     Norm norm = {c->kind, vector(run, "gain"), c->kind == NORM_LAYER ? vector(run, "bias") : TENSOR_NONE, 1e-5};
     if (c->op == OP_norm) return op_norm(run->graph, input(run, TYPE_WIDE, c->columns), &norm);
@@ -121,7 +120,8 @@ static Node *node_of(Graph *graph, int op) {
 }
 
 static bool is_gradient(const Case *c) {
-    static const int gradients[] = {OP_swiglu_grad, OP_gelu_grad, OP_residual_norm_grad, OP_qk_norm_grad, OP_moe_combine_grad};
+    static const int gradients[] = {
+        OP_gated_activation_grad, OP_activation_grad, OP_residual_norm_grad, OP_qk_norm_grad, OP_moe_combine_grad};
     for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
         if (c->op == gradients[i]) return true;
     return false;
@@ -255,21 +255,26 @@ static void check_case(const Case *c) {
 
 /* -- Tests --------------------------------------------------------------------------------------------------------- */
 
+/* Checks each function and its gradient. */
+static void each_activation(void (*check)(const Case *c), int64_t rows, int64_t columns) {
+    for (Activation f = ACTIVATION_AUTO + 1; f < ACTIVATION_COUNT; f++) {
+        bool gated = activation_rules[f].gated;
+        check(&(Case){.op = gated ? OP_gated_activation : OP_activation, .rows = rows, .columns = columns, .function = f});
+        check(&(Case){.op = gated ? OP_gated_activation_grad : OP_activation_grad, .rows = rows, .columns = columns, .function = f});
+    }
+}
+
 static void activations_find_what_a_pass_finds(void **state) {
     (void)state;
-    static const int ops[] = {OP_swiglu, OP_swiglu_grad, OP_gelu, OP_gelu_grad};
     static const int64_t shapes[][2] = {{1, 64}, {3, 192}, {67, 96}, {9, 4128}, {131, 448}, {64, 64}};
-    for (int i = 0; i < 4; i++)
-        for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++)
-            for (int kind = 0; kind < (i < 2 ? 1 : GELU_KINDS); kind++)
-                check_case(&(Case){.op = ops[i], .rows = shapes[j][0], .columns = shapes[j][1], .gelu = (GeluKind)kind});
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) each_activation(check_case, shapes[i][0], shapes[i][1]);
 }
 
 /* Of narrow and odd columns too, where kernels take one at a time; the pass takes multiples of 8 elements. */
 static void activations_find_it_one_column_at_a_time(void **state) {
     (void)state;
-    check_case(&(Case){.op = OP_swiglu, .rows = 24, .columns = 2 * 33});
-    check_case(&(Case){.op = OP_swiglu_grad, .rows = 24, .columns = 2 * 33});
+    check_case(&(Case){.op = OP_gated_activation, .rows = 24, .columns = 2 * 33, .function = ACTIVATION_swiglu});
+    check_case(&(Case){.op = OP_gated_activation_grad, .rows = 24, .columns = 2 * 33, .function = ACTIVATION_swiglu});
 }
 
 static void norms_and_merges_of_every_width_find_what_a_pass_finds(void **state) {
@@ -361,7 +366,7 @@ static void other_tensors_are_left_to_a_pass(void **state) {
     TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){16, 32}, "x");
     assert_int_equal(op_find_amax(graph, x), TENSOR_NONE);
     assert_int_equal(op_find_amax(graph, op_add(graph, x, x)), TENSOR_NONE);
-    assert_int_equal(op_find_amax(graph, op_silu(graph, x)), TENSOR_NONE);
+    assert_int_equal(op_find_amax(graph, op_clamp(graph, x, 1)), TENSOR_NONE);
     graph_free(graph);
 }
 
@@ -379,10 +384,10 @@ typedef struct Cast {
 /* The gradient of an activation, which may take the memory of its x. */
 static TensorId build_activation_grad(Run *run) {
     const Case *c = run->c;
-    TensorId d_y = input(run, TYPE_COMPUTE, c->op == OP_swiglu_grad ? c->columns / 2 : c->columns);
+    TensorId d_y = input(run, TYPE_COMPUTE, c->op == OP_gated_activation_grad ? c->columns / 2 : c->columns);
     TensorId x = op_scale(run->graph, input(run, TYPE_COMPUTE, c->columns), 1);
     TensorId d_x = graph_activation_like(run->graph, TYPE_COMPUTE, x, "d_x");
-    ActivationAttributes attributes = {.kind = c->gelu};
+    ActivationAttributes attributes = {.function = c->function};
     graph_node(run->graph, c->op, (Inputs){[ACTIVATION_GRAD_D_Y] = d_y, [ACTIVATION_GRAD_X] = x}, (Outputs){[ACTIVATION_GRAD_D_X] = d_x},
         &attributes, sizeof attributes);
     return d_x;
@@ -391,7 +396,7 @@ static TensorId build_activation_grad(Run *run) {
 /* The node of the case, right before the cast. */
 static TensorId build_last(Run *run) {
     const Case *c = run->c;
-    if (c->op == OP_swiglu_grad || c->op == OP_gelu_grad) return build_activation_grad(run);
+    if (c->op == OP_gated_activation_grad || c->op == OP_activation_grad) return build_activation_grad(run);
     TensorId y = build_forward(run);
     if (c->op != OP_residual_norm_grad) return y;
     TensorId merged = node_of(run->graph, OP_residual_norm)->out[RESIDUAL_NORM_MERGED];
@@ -438,7 +443,7 @@ static void cast_create(Cast *cast, const Case *c, Form form, bool columns, bool
     cast->run.plan = graph_plan(graph, &backend);
     assert_int_equal(graph->nodes[node].absorbs, form != APART);
     assert_int_equal(graph_get(graph, x)->elided, form == TOGETHER);
-    if (c->op == OP_swiglu_grad || c->op == OP_gelu || c->op == OP_rope)
+    if (c->op == OP_gated_activation_grad || c->op == OP_activation || c->op == OP_rope)
         assert_int_equal(op_in_place(graph, &graph->nodes[maker]), form != TOGETHER);
     cast->run.executor = executor_create(graph, &cast->run.plan, &backend, NULL, &error);
     if (!cast->run.executor) fail_msg("%s", error.message);
@@ -518,13 +523,9 @@ static void check_all_codes(const Case *c) {
 /* On a GPU: as its cast absorbs it (OpKernel.codes). */
 static void activations_write_the_codes_of_their_casts(void **state) {
     (void)state;
-    static const int ops[] = {OP_swiglu, OP_swiglu_grad, OP_gelu, OP_gelu_grad};
     static const int64_t shapes[][2] = {{16, 32}, {48, 160}, {144, 544}, {32, 4128}};
     check_gpu();
-    for (int i = 0; i < 4; i++)
-        for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++)
-            for (int kind = 0; kind < (i < 2 ? 1 : GELU_KINDS); kind++)
-                check_all_codes(&(Case){.op = ops[i], .rows = shapes[j][0], .columns = shapes[j][1], .gelu = (GeluKind)kind});
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) each_activation(check_all_codes, shapes[i][0], shapes[i][1]);
 }
 
 /* Of every width that has kernels of its own, and of odd numbers of rows where nothing is transposed. */

@@ -196,8 +196,8 @@ static void a_frozen_layer_with_adapters_passes(void **state) {
 static void build_two_readers(Check *check, const void *argument) {
     const Case *c = argument;
     TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 1);
-    TensorId y = op_gelu(check->graph, x, GELU_EXACT);
-    check_output(check, op_add(check->graph, y, op_gelu(check->graph, y, GELU_EXACT)));
+    TensorId y = op_activation(check->graph, x, ACTIVATION_gelu);
+    check_output(check, op_add(check->graph, y, op_activation(check->graph, y, ACTIVATION_gelu)));
 }
 
 static void a_tensor_with_two_readers_gets_the_sum_of_their_gradients(void **state) {
@@ -219,12 +219,6 @@ static void scale_add_passes(void **state) {
     CHECK_ALL(build_scale_add, cases);
 }
 
-static void build_activation(Check *check, const void *argument) {
-    const Case *c = argument;
-    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 2);
-    check_output(check, c->flag ? op_swiglu(check->graph, x) : op_gelu(check->graph, x, c->flag2 ? GELU_TANH : GELU_EXACT));
-}
-
 static void build_join_gelu(Check *check, const void *argument) {
     const int64_t *c = argument; /* rows, columns of a and x */
     TensorId a = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c[0], c[1]}, 0, 1),
@@ -236,33 +230,6 @@ static void gelu_beside_other_columns_passes(void **state) {
     (void)state;
     static const int64_t cases[][3] = {{1, 8, 8}, {3, 16, 40}, {5, 3, 8}, {33, 8, 264}, {2, 1, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_op(build_join_gelu, cases[i], (CheckBounds){0});
-}
-
-static void gelu_and_swiglu_pass(void **state) {
-    (void)state;
-    static const Case cases[] = {{1, 2, 0, false, false}, {1, 2, 0, true, false}, {9, 34, 0, false, false}, {9, 34, 0, true, false},
-        {1, 1, 0, false, true}, {9, 35, 0, false, true}};
-    CHECK_ALL(build_activation, cases);
-}
-
-static void gelu_is_that_of_its_definitions(void **state) {
-    (void)state;
-    static const double x[] = {-300, -12, -3, -0.5, 0, 0.1, 1, 4, 12, 300};
-    const int count = sizeof x / sizeof *x;
-    for (GeluKind kind = GELU_EXACT; kind <= GELU_TANH; kind++) {
-        Run run = {.graph = graph_create(PRECISION_FP64, false)};
-        TensorId input = graph_tensor(run.graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){1, count}, "x"),
-                 y = op_gelu(run.graph, input, kind);
-        run.graph->tensors[y].keep = true;
-        run_plan(&run);
-        memcpy(executor_tensor(run.executor, input), x, sizeof x);
-        executor_run(run.executor);
-        for (int i = 0; i < count; i++) {
-            double inner = kind == GELU_TANH ? tanh(sqrt(2 / M_PI) * (x[i] + 0.044715 * pow(x[i], 3))) : erf(x[i] / sqrt(2));
-            assert_true(fabs(((double *)executor_tensor(run.executor, y))[i] - 0.5 * x[i] * (1 + inner)) < 1e-13); /* a few roundings */
-        }
-        run_end(&run);
-    }
 }
 
 static void build_clamp(Check *check, const void *argument) {
@@ -417,8 +384,6 @@ int main(void) {
         cmocka_unit_test(a_tensor_with_two_readers_gets_the_sum_of_their_gradients),
         cmocka_unit_test(scale_add_passes),
         cmocka_unit_test(gelu_beside_other_columns_passes),
-        cmocka_unit_test(gelu_and_swiglu_pass),
-        cmocka_unit_test(gelu_is_that_of_its_definitions),
         cmocka_unit_test(clamp_passes),
         cmocka_unit_test(embed_passes_with_repeated_tokens),
         cmocka_unit_test(rows_of_a_frozen_table_get_the_gradients_of_their_tokens),

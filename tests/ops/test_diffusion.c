@@ -159,7 +159,7 @@ static void joined_rows_are_the_sample_s_own(void **state) {
 
 static void build_silu(Check *check, const void *argument) {
     const int64_t *shape = argument;
-    check_output(check, op_silu(check->graph, check_input(check, TYPE_COMPUTE, 2, shape, 0, 2)));
+    check_output(check, op_activation(check->graph, check_input(check, TYPE_COMPUTE, 2, shape, 0, 2), ACTIVATION_silu));
 }
 
 static void silu_passes(void **state) {

@@ -70,7 +70,7 @@ static void build(Run *run, const Case *c, bool apart) {
     run->from = run->x = input(run, c->swiglu ? 2 * c->in : c->in, "x");
     Dispatch dispatch = {.offset = run->offset, .rows = run->slots};
     if (!apart) fp8_tiles(run->graph, &dispatch, run->slots); /* else the layer makes them */
-    if (c->swiglu) run->x = op_swiglu(run->graph, op_scale(run->graph, run->from, 1));
+    if (c->swiglu) run->x = op_activation(run->graph, op_scale(run->graph, run->from, 1), ACTIVATION_swiglu);
     run->d_y = input(run, c->out, "d_y");
     run->y = op_fp8_grouped_linear(run->graph, run->x, run->w, &dispatch, &c->fp8);
     graph_differentiate(run->graph, RECOMPUTE_NONE, &(Seed){run->y, run->d_y}, 1);
@@ -200,7 +200,7 @@ static void cast_by_definition(const Run *run, double *x, int64_t columns, Fp8Ro
                 cast_part(run, x, d, columns, (Part){first, int_min(first + d.size, run->begin[e + 1]), i, 1}, 0);
 }
 
-/* As op_swiglu: gate and up side by side. */
+/* Gate and up side by side. */
 static double *swiglu_of(const Run *run, const double *from) {
     int64_t in = run->c->in;
     double *x = memory_allocate(run->slots * in * sizeof *x);

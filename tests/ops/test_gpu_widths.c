@@ -182,8 +182,11 @@ static void build_elementwise(Check *check, const void *argument) {
     const Rows *c = argument;
     int64_t shape[] = {c->rows, 2 * c->columns};
     TensorId x = check_input(check, TYPE_COMPUTE, 2, shape, 0, 2);
-    check_output(
-        check, op_swiglu(check->graph, op_gelu(check->graph, op_gelu(check->graph, op_clamp(check->graph, x, 3), GELU_EXACT), GELU_TANH)));
+    TensorId y = op_clamp(check->graph, x, 3);
+    for (Activation f = ACTIVATION_AUTO + 1; f < ACTIVATION_COUNT; f++)
+        if (!activation_rules[f].gated) y = op_activation(check->graph, y, f);
+    check_output(check, op_activation(check->graph, y, ACTIVATION_swiglu));
+    check_output(check, op_activation(check->graph, y, ACTIVATION_geglu_tanh));
 }
 
 static void build_scale_add(Check *check, const void *argument) {

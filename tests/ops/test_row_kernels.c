@@ -37,6 +37,7 @@ typedef struct Layer {
     bool biased, keeps; /* keeps what nodes hand on: each node has its own kernel */
     Heads heads;
     int64_t ffn, k;
+    Activation function;
     int32_t chosen[3]; /* experts; EXPERTS: skipped */
 } Layer;
 
@@ -64,19 +65,8 @@ static Program program_begin(const Layer *layer) {
 
 static Program build_mlp(const Layer *layer) {
     Program p = program_begin(layer);
-    p.result = op_swiglu(p.graph, linear(&p, layer, 2 * layer->ffn));
-    return p;
-}
-
-static Program build_exact(const Layer *layer) {
-    Program p = program_begin(layer);
-    p.result = op_gelu(p.graph, linear(&p, layer, layer->ffn), GELU_EXACT);
-    return p;
-}
-
-static Program build_tanh(const Layer *layer) {
-    Program p = program_begin(layer);
-    p.result = op_gelu(p.graph, linear(&p, layer, layer->ffn), GELU_TANH);
+    int64_t width = activation_rules[layer->function].gated ? 2 * layer->ffn : layer->ffn;
+    p.result = op_activation(p.graph, linear(&p, layer, width), layer->function);
     return p;
 }
 
@@ -104,7 +94,7 @@ static Program build_experts(const Layer *layer) {
     TensorId gate_up = experts(p.graph, 2 * layer->ffn, layer->in), down = experts(p.graph, layer->in, layer->ffn);
     Dispatch dispatch = op_moe_sort(p.graph, p.index, EXPERTS);
     TensorId slots = keep(layer, p.graph, op_moe_permute(p.graph, p.x, &dispatch));
-    TensorId hidden = op_swiglu(p.graph, op_grouped_linear(p.graph, slots, gate_up, &dispatch));
+    TensorId hidden = op_activation(p.graph, op_grouped_linear(p.graph, slots, gate_up, &dispatch), layer->function);
     p.result = op_moe_combine(p.graph, op_grouped_linear(p.graph, hidden, down, &dispatch), p.gate, &dispatch);
     return p;
 }
@@ -183,20 +173,15 @@ static void expect_close(Program (*build)(const Layer *), Layer layer, int absor
 static void expect_same(Program (*build)(const Layer *), Layer layer, int absorbed) { expect_close(build, layer, absorbed, 0); }
 
 /* Whose blocks have eight lines and four. */
-static void a_gate_is_opened_by_the_kernel_that_makes_it(void **state) {
-    (void)state;
-    expect_same(build_mlp, (Layer){.in = 64, .ffn = 12}, 1);
-    expect_same(build_mlp, (Layer){.in = 520, .ffn = 300, .biased = true}, 1);
-    expect_same(build_mlp, (Layer){.in = 4104, .ffn = 36}, 1);
-}
-
-/* Blocks that are not full, too. */
+/* Blocks that are not full, too, but for gated functions. */
 static void a_function_is_of_what_its_kernel_makes(void **state) {
     (void)state;
-    expect_same(build_exact, (Layer){.in = 64, .ffn = 13, .biased = true}, 1);
-    expect_same(build_exact, (Layer){.in = 4104, .ffn = 8}, 1);
-    expect_same(build_tanh, (Layer){.in = 256, .ffn = 40}, 1);
-    expect_same(build_tanh, (Layer){.in = 4104, .ffn = 11, .biased = true}, 1);
+    for (Activation f = ACTIVATION_AUTO + 1; f < ACTIVATION_COUNT; f++) {
+        bool gated = activation_rules[f].gated;
+        expect_same(build_mlp, (Layer){.in = 64, .ffn = gated ? 12 : 13, .biased = !gated, .function = f}, 1);
+        expect_same(build_mlp, (Layer){.in = 520, .ffn = gated ? 300 : 40, .biased = gated, .function = f}, 1);
+        expect_same(build_mlp, (Layer){.in = 4104, .ffn = gated ? 36 : 11, .function = f}, 1);
+    }
 }
 
 static void keys_and_values_go_from_their_projection_to_the_cache(void **state) {
@@ -207,27 +192,29 @@ static void keys_and_values_go_from_their_projection_to_the_cache(void **state) 
 }
 
 /* Gate, up and each expert's row are rounded to bf16, 2^-9 of each, from sums that differ in their last bits: a part of the
- * elements is one unit off, 2^-8. One choice is skipped in the last case. */
+ * elements is one unit off, 2^-8. One choice is skipped in the last cases. */
 static void experts_of_a_row_are_two_kernels(void **state) {
     (void)state;
     const double tolerance = 0.004;
-    expect_close(build_experts, (Layer){.in = 64, .ffn = 24, .k = 1, .chosen = {3}}, 5, tolerance);
-    expect_close(build_experts, (Layer){.in = 520, .ffn = 4104, .k = 2, .chosen = {4, 1}}, 5, tolerance);
-    expect_close(build_experts, (Layer){.in = 4104, .ffn = 48, .k = 3, .chosen = {2, EXPERTS, 0}}, 5, tolerance);
+    expect_close(build_experts, (Layer){.in = 520, .ffn = 4104, .k = 2, .chosen = {4, 1}, .function = ACTIVATION_swiglu}, 5, tolerance);
+    for (Activation f = ACTIVATION_AUTO + 1; f < ACTIVATION_COUNT; f++) {
+        if (!activation_rules[f].gated) continue;
+        expect_close(build_experts, (Layer){.in = 64, .ffn = 24, .k = 1, .chosen = {3}, .function = f}, 5, tolerance);
+        expect_close(build_experts, (Layer){.in = 4104, .ffn = 48, .k = 3, .chosen = {2, EXPERTS, 0}, .function = f}, 5, tolerance);
+    }
 }
 
 /* Lines that whole loads do not read, and widths that blocks of pairs do not divide. */
 static void what_a_kernel_does_not_serve_stays_apart(void **state) {
     (void)state;
-    expect_same(build_mlp, (Layer){.in = 20, .ffn = 12}, 0);
-    expect_same(build_mlp, (Layer){.in = 64, .ffn = 10}, 0);
+    expect_same(build_mlp, (Layer){.in = 20, .ffn = 12, .function = ACTIVATION_swiglu}, 0);
+    expect_same(build_mlp, (Layer){.in = 64, .ffn = 10, .function = ACTIVATION_swiglu}, 0);
     expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 6, 6}}, 0);
-    expect_same(build_experts, (Layer){.in = 64, .ffn = 12, .k = 1}, 0);
+    expect_same(build_experts, (Layer){.in = 64, .ffn = 12, .k = 1, .function = ACTIVATION_swiglu}, 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_gate_is_opened_by_the_kernel_that_makes_it),
         cmocka_unit_test(a_function_is_of_what_its_kernel_makes),
         cmocka_unit_test(keys_and_values_go_from_their_projection_to_the_cache),
         cmocka_unit_test(experts_of_a_row_are_two_kernels),

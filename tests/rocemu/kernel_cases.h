@@ -121,7 +121,8 @@ static inline void run_qk_norm(const KernelCase *c) { check_launch(build_qk_norm
 
 static inline void build_swiglu_case(Check *check, const void *argument) {
     const KernelCase *c = argument;
-    check_output(check, op_swiglu(check->graph, check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, 2 * c->in}, 0, 1)));
+    check_output(
+        check, op_activation(check->graph, check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, 2 * c->in}, 0, 1), ACTIVATION_swiglu));
 }
 static inline void run_swiglu(const KernelCase *c) { check_launch(build_swiglu_case, c, true); }
 

@@ -2,21 +2,14 @@
  * tensors are COMPUTE. */
 #pragma once
 
+#include "config/activation_rule.h"
 #include "graph/op.h"
 
-/* GELU_EXACT: y = x Phi(x), with Phi of the normal distribution. GELU_TANH: GPT-2's approximation,
- * 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
-typedef enum GeluKind { GELU_EXACT, GELU_TANH, GELU_KINDS } GeluKind;
-TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind);
+/* y = a function of config/activation_list.h: [R, D] -> [R, D]; if it is gated, [R, 2F] -> [R, F]. */
+TensorId op_activation(Graph *graph, TensorId x, Activation function);
 
 /* Returns [a | y] with y = gelu(x) by the tanh approximation: [R, A] and [R, D] -> [R, A + D]. */
 TensorId op_join_gelu(Graph *graph, TensorId a, TensorId x);
-
-/* y = x / (1 + e^-x) */
-TensorId op_silu(Graph *graph, TensorId x);
-
-/* y = silu(x[:, :F]) * x[:, F:], [R, 2F] -> [R, F]. */
-TensorId op_swiglu(Graph *graph, TensorId x);
 
 /* y = x clamped to -limit .. limit. */
 TensorId op_clamp(Graph *graph, TensorId x, double limit);
@@ -27,9 +20,9 @@ TensorId op_scale(Graph *graph, TensorId x, double factor);
 /* Operands of all functions except join_gelu, and of their gradients; scale has no gradient
  * operation of its own. */
 typedef enum ActivationOperand {
-    ACTIVATION_X,     /* [R, D], for swiglu [R, 2F] */
-    ACTIVATION_Y = 0, /* [R, D], for swiglu [R, F] */
-    ACTIVATION_AMAX,  /* WIDE [1], for gelu and swiglu, optional: the amax of y (Op.amax) */
+    ACTIVATION_X,     /* [R, D], for gated_activation [R, 2F] */
+    ACTIVATION_Y = 0, /* [R, D], for gated_activation [R, F] */
+    ACTIVATION_AMAX,  /* WIDE [1], not for clamp and scale, optional: the amax of y (Op.amax) */
 } ActivationOperand;
 
 typedef enum ActivationGradOperand {
@@ -54,6 +47,6 @@ typedef enum JoinGeluGradOperand {
 
 /* Attributes of all functions except join_gelu, and of their gradients. */
 typedef struct ActivationAttributes {
-    GeluKind kind;    /* for gelu */
-    double parameter; /* limit of clamp, factor of scale */
+    Activation function; /* unless clamp or scale */
+    double parameter;    /* limit of clamp, factor of scale */
 } ActivationAttributes;

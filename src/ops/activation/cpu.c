@@ -19,51 +19,113 @@ static void each_row(const OpCall *call, int x_input, Row *row) {
     for (int64_t r = 0; r < rows; r++) row(out + r * columns, x + r * columns, d_y + r * columns, columns, parameter);
 }
 
-/* Defines row NAME: out[i] = formula, with v = x[i]. */
-#define ROW(name, formula)                                                                    \
-    static void name(T *out, const T *x, const T *d_y, int64_t count, W parameter) {          \
-        (void)d_y, (void)parameter;                                                           \
-        _Pragma("omp simd") for (int64_t i = 0; i < count; i++) {                             \
-            W v = to_wide(x[i]);                                                              \
-            out[i] = formula;                                                                 \
-        }                                                                                     \
+/* Defines row NAME: out[i] = formula, of x = x[i]. */
+#define ROW(name, formula) \
+    static void name(T *out, const T *xs, const T *d_y, int64_t count, W parameter) { \
+        (void)d_y, (void)parameter; \
+        _Pragma("omp simd") for (int64_t i = 0; i < count; i++) { \
+            W x = to_wide(xs[i]); \
+            out[i] = formula; \
+        } \
     }
 
-/* Return the normal distribution's Phi(v), and its density. */
-static inline W cumulative(W v) { return (W)0.5 * (1 + wide_erf(v * (W)0.70710678118654752440)); }
-static inline W density(W v) { return (W)0.39894228040143267794 * wide_exp((W)-0.5 * v * v); }
+/* -- The functions of formulas (backend/gpu/formulas.h) ------------------------------------------------------------ */
 
-/* 0.5 (1 + tanh(u)) = 1 / (1 + e^(-2u)): the tanh form is v times a sigmoid of 2u = v (a + b v^2). */
-static const W tanh_a = (W)1.59576912160573071176, tanh_b = (W)(1.59576912160573071176 * 0.044715);
-static inline W tanh_sigmoid(W v) { return 1 / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v))); }
-static inline W tanh_slope(W v, W s) { return s + v * s * (1 - s) * (tanh_a + 3 * tanh_b * v * v); }
+#define NUMBER(x) ((W)(x))
 
-static inline W silu_slope(W v, W s) { return s + v * s * (1 - s); }
+static inline W over_sigmoid(W x, W u) { return x / (1 + wide_exp(-u)); }
+static inline W sigmoid(W u) { return over_sigmoid(1, u); }
+static inline W over_sigmoid_slope(W x, W s, W slope) { return s + x * s * (1 - s) * slope; }
+static inline W normal_cumulative(W x) { return (W)0.5 * (1 + wide_erf(x * (W)0.70710678118654752440)); }
+static inline W normal_slope(W x) { return normal_cumulative(x) + x * ((W)0.39894228040143267794 * wide_exp((W)-0.5 * x * x)); }
 
-static inline W at_least(W v, W least) { return v < least ? least : v; }
+/* -- Activation functions ------------------------------------------------------------------------------------------ */
 
-ROW(gelu_exact, to_compute((W)0.5 * v * (1 + wide_erf(v * (W)0.70710678118654752440))))
-ROW(gelu_exact_grad, to_compute(to_wide(d_y[i]) * (cumulative(v) + v * density(v))))
-ROW(gelu_tanh, to_compute(v / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v)))))
-ROW(gelu_tanh_grad, to_compute(to_wide(d_y[i]) * tanh_slope(v, tanh_sigmoid(v))))
-ROW(silu, to_compute(v / (1 + wide_exp(-v))))
-ROW(silu_grad, to_compute(to_wide(d_y[i]) * silu_slope(v, 1 / (1 + wide_exp(-v)))))
-ROW(clamped, to_compute(at_least(v > parameter ? parameter : v, -parameter)))
-ROW(clamped_grad, v > parameter || v < -parameter ? 0 : d_y[i])
-ROW(scaled, to_compute(parameter *v))
+/* Computes a row of y from the halves of x. */
+typedef void GatedRow(T *restrict y, const T *restrict gates, const T *restrict ups, int64_t count);
+/* Computes a row of both halves of d_x, which may share memory with the halves of x. */
+typedef void GatedGradRow(T *d_gates, T *d_ups, const T *gates, const T *ups, const T *d_y, int64_t count);
 
-static bool is_tanh(const OpCall *call) { return ((const ActivationAttributes *)call->attributes)->kind == GELU_TANH; }
+#define ACTIVATION(name, hf, value, slope) \
+    ROW(name, to_compute(value)) \
+    ROW(name##_grad, to_compute(to_wide(d_y[i]) * (slope)))
+#define GATED(name, hf, value, d_gate, d_up) \
+    static void name(T *restrict y, const T *restrict gates, const T *restrict ups, int64_t count) { \
+        for (int64_t i = 0; i < count; i++) { \
+            W gate = to_wide(gates[i]), up = to_wide(ups[i]); \
+            y[i] = to_compute(value); \
+        } \
+    } \
+    static void name##_grad(T *d_gates, T *d_ups, const T *gates, const T *ups, const T *d_y, int64_t count) { \
+        _Pragma("omp simd") for (int64_t i = 0; i < count; i++) { \
+            W gate = to_wide(gates[i]), up = to_wide(ups[i]), d = to_wide(d_y[i]); \
+            d_gates[i] = to_compute(d_gate); \
+            d_ups[i] = to_compute(d_up); \
+        } \
+    }
+#include "config/activation_list.h"
+#undef ACTIVATION
+#undef GATED
 
-CPU_OP(gelu) {
-    each_row(call, ACTIVATION_X, is_tanh(call) ? gelu_tanh : gelu_exact);
+static const struct Functions {
+    Row *plain, *plain_grad;
+    GatedRow *gated;
+    GatedGradRow *gated_grad;
+} functions[ACTIVATION_COUNT] = {
+#define ACTIVATION(name, ...) [ACTIVATION_##name] = {.plain = name, .plain_grad = name##_grad},
+#define GATED(name, ...) [ACTIVATION_##name] = {.gated = name, .gated_grad = name##_grad},
+#include "config/activation_list.h"
+};
+
+static const struct Functions *functions_of(const OpCall *call) {
+    return &functions[((const ActivationAttributes *)call->attributes)->function];
+}
+
+CPU_OP(activation) {
+    each_row(call, ACTIVATION_X, functions_of(call)->plain);
     kernel_put_amax(call, ACTIVATION_Y, ACTIVATION_AMAX);
 }
-CPU_OP(gelu_grad) {
-    each_row(call, ACTIVATION_GRAD_X, is_tanh(call) ? gelu_tanh_grad : gelu_exact_grad);
+CPU_OP(activation_grad) {
+    each_row(call, ACTIVATION_GRAD_X, functions_of(call)->plain_grad);
     kernel_put_amax(call, ACTIVATION_GRAD_D_X, ACTIVATION_GRAD_AMAX);
 }
-CPU_OP(silu) { each_row(call, ACTIVATION_X, silu); }
-CPU_OP(silu_grad) { each_row(call, ACTIVATION_GRAD_X, silu_grad); }
+
+CPU_OP(gated_activation) {
+    const T *x = call->in[ACTIVATION_X];
+    T *y = call->out[ACTIVATION_Y];
+    int64_t rows = call->out_shape[ACTIVATION_Y][0], width = call->out_shape[ACTIVATION_Y][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        const T *gates = x + 2 * r * width;
+        kernel_prefetch(gates + 2 * width, 2 * width);
+        functions_of(call)->gated(y + r * width, gates, gates + width, width);
+    }
+    kernel_put_amax(call, ACTIVATION_Y, ACTIVATION_AMAX);
+}
+
+CPU_OP(gated_activation_grad) {
+    const T *d_y = call->in[ACTIVATION_GRAD_D_Y], *x = call->in[ACTIVATION_GRAD_X];
+    T *d_x = call->out[ACTIVATION_GRAD_D_X];
+    int64_t rows = call->in_shape[ACTIVATION_GRAD_D_Y][0], width = call->in_shape[ACTIVATION_GRAD_D_Y][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        const T *gates = x + 2 * r * width, *d_out = d_y + r * width;
+        T *d_gates = d_x + 2 * r * width;
+        kernel_prefetch(gates + 2 * width, 2 * width);
+        kernel_prefetch(d_out + width, width);
+        functions_of(call)->gated_grad(d_gates, d_gates + width, gates, gates + width, d_out, width);
+    }
+    kernel_put_amax(call, ACTIVATION_GRAD_D_X, ACTIVATION_GRAD_AMAX);
+}
+
+/* -- Others -------------------------------------------------------------------------------------------------------- */
+
+static inline W at_least(W x, W least) { return x < least ? least : x; }
+
+ROW(clamped, to_compute(at_least(x > parameter ? parameter : x, -parameter)))
+ROW(clamped_grad, x > parameter || x < -parameter ? 0 : d_y[i])
+ROW(scaled, to_compute(parameter *x))
+
 CPU_OP(clamp) { each_row(call, ACTIVATION_X, clamped); }
 CPU_OP(clamp_grad) { each_row(call, ACTIVATION_GRAD_X, clamped_grad); }
 CPU_OP(scale) { each_row(call, ACTIVATION_X, scaled); }
@@ -91,42 +153,4 @@ CPU_OP(join_gelu_grad) {
         if (d_a) memcpy(d_a + r * width, from, width * sizeof(T));
         if (d_x) gelu_tanh_grad(d_x + r * columns, x + r * columns, from + width, columns, 0);
     }
-}
-
-CPU_OP(swiglu) {
-    const T *x = call->in[ACTIVATION_X];
-    T *y = call->out[ACTIVATION_Y];
-    int64_t rows = call->out_shape[ACTIVATION_Y][0], width = call->out_shape[ACTIVATION_Y][1];
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-        const T *restrict gate = x + 2 * r * width, *restrict up = gate + width;
-        T *restrict out = y + r * width;
-        kernel_prefetch(gate + 2 * width, 2 * width);
-        for (int64_t j = 0; j < width; j++) {
-            W g = to_wide(gate[j]);
-            out[j] = to_compute(g / (1 + wide_exp(-g)) * to_wide(up[j]));
-        }
-    }
-    kernel_put_amax(call, ACTIVATION_Y, ACTIVATION_AMAX);
-}
-
-/* With s = sigmoid(gate): d_gate = d_y * up * s * (1 + gate * (1 - s)), d_up = d_y * gate * s. */
-CPU_OP(swiglu_grad) {
-    const T *d_y = call->in[ACTIVATION_GRAD_D_Y], *x = call->in[ACTIVATION_GRAD_X];
-    T *d_x = call->out[ACTIVATION_GRAD_D_X];
-    int64_t rows = call->in_shape[ACTIVATION_GRAD_D_Y][0], width = call->in_shape[ACTIVATION_GRAD_D_Y][1];
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-        const T *gate = x + 2 * r * width, *up = gate + width, *d_out = d_y + r * width;
-        T *d_gate = d_x + 2 * r * width, *d_up = d_gate + width;
-        kernel_prefetch(gate + 2 * width, 2 * width);
-        kernel_prefetch(d_out + width, width);
-#pragma omp simd
-        for (int64_t j = 0; j < width; j++) {
-            W g = to_wide(gate[j]), d = to_wide(d_out[j]), s = 1 / (1 + wide_exp(-g));
-            d_gate[j] = to_compute(d * to_wide(up[j]) * s * (1 + g * (1 - s)));
-            d_up[j] = to_compute(d * g * s);
-        }
-    }
-    kernel_put_amax(call, ACTIVATION_GRAD_D_X, ACTIVATION_GRAD_AMAX);
 }

@@ -1,22 +1,22 @@
 /* Elementwise functions and their gradients on a GPU: each thread takes 8 adjacent elements, or
- * columns for SwiGLU; one by one if widths are not a multiple of 8. No scratch. */
+ * columns of a gated function; one by one if widths are not a multiple of 8. No scratch. */
+#include "backend/gpu/formulas.h"
 #include "backend/gpu/fp8_codes.h"
 #include "backend/gpu/vector.h"
-#include "ops/activation/activation_row.h"
 
 typedef struct FlatArguments {
     const bf16 GLOBAL *d_y, *x;
-    bf16 GLOBAL *y; /* d_x in gradients; so in SwigluArguments */
+    bf16 GLOBAL *y; /* d_x in gradients; so in GatedArguments */
     int64_t count;
     float limit, factor;
-    Fp8Codes to; /* for y; so in SwigluArguments */
+    Fp8Codes to; /* for y; so in GatedArguments */
 } FlatArguments;
-typedef struct SwigluArguments {
+typedef struct GatedArguments {
     const bf16 GLOBAL *d_y, *x;
     bf16 GLOBAL *y;
     Tiling tiling;
     Fp8Codes to;
-} SwigluArguments;
+} GatedArguments;
 
 /* Arguments of join_gelu and its gradient: columns of the whole row; the first `width` are a's. */
 typedef struct JoinGeluArguments {
@@ -30,28 +30,16 @@ typedef struct JoinGeluArguments {
 
 #define FOR_UNIT(i, unit) UNROLL for (int i = 0; i < (unit); i++)
 
-INLINE float silu_slope(float x) {
-    float s = sigmoid(x);
-    return s + x * s * (1 - s);
-}
-
-INLINE float gelu_exact_slope(float x) {
-    float gauss = fast_exp(-0.5f * x * x);
-    return normal_cumulative(x, gauss) + x * 0.39894228040143267794f * gauss;
-}
-
-INLINE float gelu_tanh_slope(float x) {
-    float s = sigmoid(x * (TANH_A + TANH_B * x * x));
-    return s + x * s * (1 - s) * (TANH_A + 3 * TANH_B * x * x);
-}
-
-/* Defines kernel NAME of a function or a gradient: a->y[i] = formula. NAME_made is for the variant
- * that also writes fp8 values, which are e5m2 for gradients. */
+/* Defines kernel NAME of a function or a gradient: a->y[i] = formula, of x and d = d_y. NAME_made is
+ * for the variant that also writes fp8 values, which are e5m2 for gradients. */
 #define FORMULA(name, is_gradient, formula) \
     INLINE void name##_made(const FlatArguments *a, int64_t at, int unit, Maker *maker) { \
-        f32x8 x = load8_bf16(a->x + at, unit), d_y = is_gradient ? load8_bf16(a->d_y + at, unit) : (f32x8)0, y = 0; \
-        (void)d_y; \
-        FOR_UNIT(i, unit) y[i] = formula; \
+        f32x8 xs = load8_bf16(a->x + at, unit), ds = is_gradient ? load8_bf16(a->d_y + at, unit) : (f32x8)0, y = 0; \
+        FOR_UNIT(i, unit) { \
+            float x = xs[i], d = ds[i]; \
+            (void)d; \
+            y[i] = formula; \
+        } \
         store8_made(maker, a->y, at, y, unit, is_gradient); \
     } \
     INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) { \
@@ -60,15 +48,9 @@ INLINE float gelu_tanh_slope(float x) {
     } \
     FLAT_KERNEL(name, FlatArguments, name##_at)
 
-FORMULA(exact, false, gelu_exact(x[i]))
-FORMULA(tanh, false, gelu_tanh(x[i]))
-FORMULA(silu, false, x[i] * sigmoid(x[i]))
-FORMULA(clamp, false, x[i] > a->limit ? a->limit : x[i] < -a->limit ? -a->limit : x[i])
-FORMULA(scale, false, a->factor *x[i])
-FORMULA(exact_grad, true, d_y[i] * gelu_exact_slope(x[i]))
-FORMULA(tanh_grad, true, d_y[i] * gelu_tanh_slope(x[i]))
-FORMULA(silu_grad, true, d_y[i] * silu_slope(x[i]))
-FORMULA(clamp_grad, true, x[i] > a->limit || x[i] < -a->limit ? 0 : d_y[i])
+FORMULA(clamp, false, x > a->limit ? a->limit : x < -a->limit ? -a->limit : x)
+FORMULA(scale, false, a->factor *x)
+FORMULA(clamp_grad, true, x > a->limit || x < -a->limit ? 0 : d)
 
 /* Defines kernel NAME_fp8; a.count is a multiple of 8, as for all quantized tensors. */
 #define FP8_FORMULA(name) \
@@ -79,48 +61,54 @@ FORMULA(clamp_grad, true, x[i] > a->limit || x[i] < -a->limit ? 0 : d_y[i])
         end_making(&maker); \
     }
 
-FP8_FORMULA(exact)
-FP8_FORMULA(tanh)
-FP8_FORMULA(exact_grad)
-FP8_FORMULA(tanh_grad)
-
-INLINE void swiglu_made(const SwigluArguments *a, int unit, Maker *maker) {
-    Place place = place_in(a->tiling, unit);
-    if (!place.inside) return;
-    int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column;
-    f32x8 gate = load8_bf16(a->x + at, unit), up = load8_bf16(a->x + at + width, unit), y = 0;
-    FOR_UNIT(i, unit) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
-    store8_made(maker, a->y, place.row * width + place.column, y, unit, false);
-}
-
-INLINE void swiglu_grad_made(const SwigluArguments *a, int unit, Maker *maker) {
-    Place place = place_in(a->tiling, unit);
-    if (!place.inside) return;
-    int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column;
-    f32x8 gate = load8_bf16(a->x + at, unit), up = load8_bf16(a->x + at + width, unit), d_gate = 0, d_up = 0;
-    f32x8 d_y = load8_bf16(a->d_y + place.row * width + place.column, unit);
-    FOR_UNIT(i, unit) {
-        float s = sigmoid(gate[i]);
-        d_gate[i] = d_y[i] * up[i] * s * (1 + gate[i] * (1 - s));
-        d_up[i] = d_y[i] * gate[i] * s;
-    }
-    store8_made(maker, a->y, at, d_gate, unit, true);
-    store8_made(maker, a->y, at + width, d_up, unit, true);
-}
-
-/* Defines the units of NAME and of NAME_fp8. */
-#define SWIGLU_UNITS(name) \
-    INLINE void name##_unit(const SwigluArguments *a, int unit) { \
+/* Defines kernels NAME_8, NAME_1, NAME_fp8_8 and NAME_fp8_1 of NAME_made. */
+#define GATED_KERNELS(name) \
+    INLINE void name##_unit(const GatedArguments *a, int unit) { \
         Maker maker = make_maker(AS_BF16); \
         name##_made(a, unit, &maker); \
     } \
-    INLINE void name##_fp8_unit(const SwigluArguments *a, int unit) { \
+    INLINE void name##_fp8_unit(const GatedArguments *a, int unit) { \
         Maker maker = make_maker(&a->to); \
         name##_made(a, unit, &maker); \
         end_making(&maker); \
-    }
-SWIGLU_UNITS(swiglu)
-SWIGLU_UNITS(swiglu_grad)
+    } \
+    UNIT_KERNELS(name, GatedArguments, name##_unit, 8) \
+    UNIT_KERNELS(name##_fp8, GatedArguments, name##_fp8_unit, 8)
+
+#define ACTIVATION(name, hf, value, slope) \
+    FORMULA(name, false, value) \
+    FORMULA(name##_grad, true, d *(slope)) \
+    FP8_FORMULA(name) \
+    FP8_FORMULA(name##_grad)
+#define GATED(name, hf, value, d_gate, d_up) \
+    INLINE void name##_made(const GatedArguments *a, int unit, Maker *maker) { \
+        Place place = place_in(a->tiling, unit); \
+        if (!place.inside) return; \
+        int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column; \
+        f32x8 gates = load8_bf16(a->x + at, unit), ups = load8_bf16(a->x + at + width, unit), y = 0; \
+        FOR_UNIT(i, unit) { \
+            float gate = gates[i], up = ups[i]; \
+            y[i] = value; \
+        } \
+        store8_made(maker, a->y, place.row * width + place.column, y, unit, false); \
+    } \
+    INLINE void name##_grad_made(const GatedArguments *a, int unit, Maker *maker) { \
+        Place place = place_in(a->tiling, unit); \
+        if (!place.inside) return; \
+        int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column; \
+        f32x8 gates = load8_bf16(a->x + at, unit), ups = load8_bf16(a->x + at + width, unit), d_gates = 0, d_ups = 0; \
+        f32x8 ds = load8_bf16(a->d_y + place.row * width + place.column, unit); \
+        FOR_UNIT(i, unit) { \
+            float gate = gates[i], up = ups[i], d = ds[i]; \
+            d_gates[i] = d_gate; \
+            d_ups[i] = d_up; \
+        } \
+        store8_made(maker, a->y, at, d_gates, unit, true); \
+        store8_made(maker, a->y, at + width, d_ups, unit, true); \
+    } \
+    GATED_KERNELS(name) \
+    GATED_KERNELS(name##_grad)
+#include "config/activation_list.h"
 
 /* A unit of the whole row, and its place in a or x. */
 typedef struct JoinedUnit {
@@ -143,7 +131,7 @@ INLINE void join_gelu_unit(const JoinGeluArguments *a, int unit) {
     const bf16 GLOBAL *from = a->a;
     if (u.in_x) from = a->x;
     f32x8 y = load8_bf16(from + u.part, unit);
-    if (u.in_x) FOR_UNIT(i, unit) y[i] = gelu_tanh(y[i]);
+    if (u.in_x) FOR_UNIT(i, unit) y[i] = GELU_TANH(y[i]);
     store8_bf16(a->whole + u.whole, y, unit);
 }
 
@@ -154,35 +142,42 @@ INLINE void join_gelu_grad_unit(const JoinGeluArguments *a, int unit) {
     f32x8 d = load8_bf16(a->d_whole + u.whole, unit);
     if (u.in_x) {
         f32x8 x = load8_bf16(a->x + u.part, unit);
-        FOR_UNIT(i, unit) d[i] *= gelu_tanh_slope(x[i]);
+        FOR_UNIT(i, unit) d[i] *= GELU_TANH_SLOPE(x[i]);
     }
     store8_bf16(to + u.part, d, unit);
 }
 
 UNIT_KERNELS(join_gelu, JoinGeluArguments, join_gelu_unit, 8)
 UNIT_KERNELS(join_gelu_grad, JoinGeluArguments, join_gelu_grad_unit, 8)
-UNIT_KERNELS(swiglu, SwigluArguments, swiglu_unit, 8)
-UNIT_KERNELS(swiglu_grad, SwigluArguments, swiglu_grad_unit, 8)
-UNIT_KERNELS(swiglu_fp8, SwigluArguments, swiglu_fp8_unit, 8)
-UNIT_KERNELS(swiglu_grad_fp8, SwigluArguments, swiglu_grad_fp8_unit, 8)
 
 #else
 
 #include "ops/activation/activation.h"
+#include "ops/activation/activation_row.h"
 
-LAUNCHERS(gelu, FlatArguments, exact, tanh, exact_fp8, tanh_fp8) /* indexed by form_of */
-LAUNCHERS(gelu_grad, FlatArguments, exact_grad, tanh_grad, exact_grad_fp8, tanh_grad_fp8)
-LAUNCHER(silu, FlatArguments)
-LAUNCHER(silu_grad, FlatArguments)
+/* The kernels of a function that computes bf16, and those that write fp8 values too; `tiled` ones
+ * by units of 8 columns and of one. */
+typedef struct Kernels { GpuKernel flat[2], tiled[2][2]; } Kernels;
+#define FLAT(name) {.flat = {{GPU_MODULE, #name}, {GPU_MODULE, #name "_fp8"}}}
+#define TILED(name) {.tiled = {{{GPU_MODULE, #name "_8"}, {GPU_MODULE, #name "_1"}}, {{GPU_MODULE, #name "_fp8_8"}, {GPU_MODULE, #name "_fp8_1"}}}}
+
+static const struct FunctionKernels {
+    Kernels value, grad;
+} functions[ACTIVATION_COUNT] = {
+#define ACTIVATION(name, ...) [ACTIVATION_##name] = {FLAT(name), FLAT(name##_grad)},
+#define GATED(name, ...) [ACTIVATION_##name] = {TILED(name), TILED(name##_grad)},
+#include "config/activation_list.h"
+};
+
+static const struct FunctionKernels *kernels_of(const OpCall *call) {
+    return &functions[((const ActivationAttributes *)call->attributes)->function];
+}
+
 LAUNCHER(clamp, FlatArguments)
 LAUNCHER(clamp_grad, FlatArguments)
 LAUNCHER(scale, FlatArguments)
 TILED_LAUNCHER(join_gelu, JoinGeluArguments, 8)
 TILED_LAUNCHER(join_gelu_grad, JoinGeluArguments, 8)
-TILED_LAUNCHER(swiglu, SwigluArguments, 8)
-TILED_LAUNCHER(swiglu_grad, SwigluArguments, 8)
-TILED_LAUNCHER(swiglu_fp8, SwigluArguments, 8)
-TILED_LAUNCHER(swiglu_grad_fp8, SwigluArguments, 8)
 
 /* Returns the arguments of a call whose x is input `x_input`. In the forward pass d_y is x and is
  * not read. */
@@ -197,25 +192,40 @@ static FlatArguments flat(const OpCall *call, int x_input) {
         .factor = (float)attributes->parameter};
 }
 
-/* Returns the index of gelu's kernel. */
-static int form_of(const OpCall *call, const FlatArguments *arguments) {
-    return (int)((const ActivationAttributes *)call->attributes)->kind + (fp8_is_wanted(&arguments->to) ? GELU_KINDS : 0);
+static void launch_flat(const OpCall *call, const Kernels *kernels, int x_input, int amax) {
+    FlatArguments arguments = flat(call, x_input);
+    arguments.to = fp8_codes_of(call, amax);
+    gpu_launch(call->device, &kernels->flat[fp8_is_wanted(&arguments.to)], flat_shape(arguments.count), &arguments);
 }
 
-GPU_OP(gelu, .absorbs = activation_absorbs_row, .codes = FP8_KIND(FP8_E4M3)) {
-    if (call->absorbs) {
-        activation_launch_row(call);
-        return;
-    }
-    FlatArguments arguments = flat(call, ACTIVATION_X);
-    arguments.to = fp8_codes_of(call, ACTIVATION_AMAX);
-    launch_gelu(call->device, form_of(call, &arguments), flat_shape(arguments.count), &arguments);
+GPU_OP(activation, .absorbs = activation_absorbs_row, .codes = FP8_KIND(FP8_E4M3)) {
+    if (call->absorbs) activation_launch_row(call);
+    else launch_flat(call, &kernels_of(call)->value, ACTIVATION_X, ACTIVATION_AMAX);
 }
 
-GPU_OP(gelu_grad, .codes = FP8_KIND(FP8_E5M2)) {
-    FlatArguments arguments = flat(call, ACTIVATION_GRAD_X);
-    arguments.to = fp8_codes_of(call, ACTIVATION_GRAD_AMAX);
-    launch_gelu_grad(call->device, form_of(call, &arguments), flat_shape(arguments.count), &arguments);
+GPU_OP(activation_grad, .codes = FP8_KIND(FP8_E5M2)) {
+    launch_flat(call, &kernels_of(call)->grad, ACTIVATION_GRAD_X, ACTIVATION_GRAD_AMAX);
+}
+
+/* `y_shape`: that of y or of its gradient. */
+static void launch_tiled(const OpCall *call, const Kernels *kernels, const int64_t *y_shape, GatedArguments arguments) {
+    arguments.tiling = tile_matrix(y_shape[0], y_shape[1], 8);
+    gpu_launch(call->device, &kernels->tiled[fp8_is_wanted(&arguments.to)][arguments.tiling.unit == 1], tiling_shape(arguments.tiling),
+        &arguments);
+}
+
+GPU_OP(gated_activation, .absorbs = activation_absorbs_row, .codes = FP8_KIND(FP8_E4M3)) {
+    GatedArguments arguments = {.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .to = fp8_codes_of(call, ACTIVATION_AMAX)};
+    if (call->absorbs) activation_launch_row(call);
+    else launch_tiled(call, &kernels_of(call)->value, call->out_shape[ACTIVATION_Y], arguments);
+}
+
+GPU_OP(gated_activation_grad, .codes = FP8_KIND(FP8_E5M2)) {
+    GatedArguments arguments = {.d_y = call->in[ACTIVATION_GRAD_D_Y],
+        .x = call->in[ACTIVATION_GRAD_X],
+        .y = call->out[ACTIVATION_GRAD_D_X],
+        .to = fp8_codes_of(call, ACTIVATION_GRAD_AMAX)};
+    launch_tiled(call, &kernels_of(call)->grad, call->in_shape[ACTIVATION_GRAD_D_Y], arguments);
 }
 
 static Tiling joined_tiling(int64_t rows, int64_t width, int64_t columns) {
@@ -243,16 +253,6 @@ GPU_OP(join_gelu_grad) {
     launch_join_gelu_grad(call->device, &arguments);
 }
 
-GPU_OP(silu) {
-    FlatArguments arguments = flat(call, ACTIVATION_X);
-    launch_silu(call->device, flat_shape(arguments.count), &arguments);
-}
-
-GPU_OP(silu_grad) {
-    FlatArguments arguments = flat(call, ACTIVATION_GRAD_X);
-    launch_silu_grad(call->device, flat_shape(arguments.count), &arguments);
-}
-
 GPU_OP(clamp) {
     FlatArguments arguments = flat(call, ACTIVATION_X);
     launch_clamp(call->device, flat_shape(arguments.count), &arguments);
@@ -266,29 +266,6 @@ GPU_OP(clamp_grad) {
 GPU_OP(scale) {
     FlatArguments arguments = flat(call, ACTIVATION_X);
     launch_scale(call->device, flat_shape(arguments.count), &arguments);
-}
-
-GPU_OP(swiglu, .absorbs = activation_absorbs_row, .codes = FP8_KIND(FP8_E4M3)) {
-    const int64_t *shape = call->out_shape[ACTIVATION_Y];
-    if (call->absorbs) {
-        activation_launch_row(call);
-        return;
-    }
-    SwigluArguments arguments = {.x = call->in[ACTIVATION_X],
-        .y = call->out[ACTIVATION_Y],
-        .tiling = tile_matrix(shape[0], shape[1], 8),
-        .to = fp8_codes_of(call, ACTIVATION_AMAX)};
-    (fp8_is_wanted(&arguments.to) ? launch_swiglu_fp8 : launch_swiglu)(call->device, &arguments);
-}
-
-GPU_OP(swiglu_grad, .codes = FP8_KIND(FP8_E5M2)) {
-    const int64_t *shape = call->in_shape[ACTIVATION_GRAD_D_Y];
-    SwigluArguments arguments = {.d_y = call->in[ACTIVATION_GRAD_D_Y],
-        .x = call->in[ACTIVATION_GRAD_X],
-        .y = call->out[ACTIVATION_GRAD_D_X],
-        .tiling = tile_matrix(shape[0], shape[1], 8),
-        .to = fp8_codes_of(call, ACTIVATION_GRAD_AMAX)};
-    (fp8_is_wanted(&arguments.to) ? launch_swiglu_grad_fp8 : launch_swiglu_grad)(call->device, &arguments);
 }
 
 #endif

@@ -1,8 +1,8 @@
-/* Elementwise functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or with the tanh
- * approximation; SiLU; SwiGLU (arXiv 2002.05202; the gate half first, then the up half); MPT's
- * clamp of queries, keys and values, with a zero gradient for clamped elements; the scale of
- * adapters; and GELU that writes its result beside other columns. They are cheap to compute and
- * large to keep, so the recompute policies treat them like norms. */
+/* Elementwise functions over COMPUTE rows: the activation functions of config/activation_list.h,
+ * plain and gated (the gate half first, then the up half); MPT's clamp of queries, keys and values,
+ * with a zero gradient for clamped elements; the scale of adapters; and GELU that writes its result
+ * beside other columns. They are cheap to compute and large to keep, so the recompute policies
+ * treat them like norms. */
 #include "ops/activation/activation.h"
 
 static TensorId append(Graph *graph, int op, TensorId x, int64_t columns, const char *name, ActivationAttributes attributes) {
@@ -12,15 +12,12 @@ static TensorId append(Graph *graph, int op, TensorId x, int64_t columns, const 
     return y;
 }
 
-TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind) {
-    return append(graph, OP_gelu, x, graph_columns(graph, x), "gelu", (ActivationAttributes){.kind = kind});
-}
-
-TensorId op_silu(Graph *graph, TensorId x) { return append(graph, OP_silu, x, graph_columns(graph, x), "silu", (ActivationAttributes){0}); }
-
-TensorId op_swiglu(Graph *graph, TensorId x) {
-    assert(graph_columns(graph, x) % 2 == 0);
-    return append(graph, OP_swiglu, x, graph_columns(graph, x) / 2, "swiglu", (ActivationAttributes){0});
+TensorId op_activation(Graph *graph, TensorId x, Activation function) {
+    const ActivationRule *rule = &activation_rules[function];
+    int64_t columns = graph_columns(graph, x);
+    assert(function != ACTIVATION_AUTO && (!rule->gated || columns % 2 == 0));
+    return append(graph, rule->gated ? OP_gated_activation : OP_activation, x, rule->gated ? columns / 2 : columns, rule->name,
+        (ActivationAttributes){.function = function});
 }
 
 TensorId op_clamp(Graph *graph, TensorId x, double limit) {
@@ -49,10 +46,7 @@ static void join_gelu_gradient(Graph *graph, const Node *node, const TensorId *d
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    int op = node->op == OP_gelu    ? OP_gelu_grad
-             : node->op == OP_silu  ? OP_silu_grad
-             : node->op == OP_clamp ? OP_clamp_grad
-                                    : OP_swiglu_grad;
+    int op = node->op == OP_clamp ? OP_clamp_grad : node->op == OP_activation ? OP_activation_grad : OP_gated_activation_grad;
     TensorId x = node->in[ACTIVATION_X];
     TensorId d_x = d_in[ACTIVATION_X] = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), graph_columns(graph, x), "d_x");
     graph_node(graph, op, (Inputs){[ACTIVATION_GRAD_D_Y] = d_out[ACTIVATION_Y], [ACTIVATION_GRAD_X] = x},
@@ -70,20 +64,20 @@ enum { SMOOTH_FLOPS = 25, CLAMP_FLOPS = 2 };
 /* The amax of y in the forward pass, and of d_x in gradients. */
 #define FINDS_AMAX .measured = OPERAND(ACTIVATION_Y), .amax = OPERAND(ACTIVATION_AMAX)
 
-const Op op_rule_gelu = {.name = "gelu",
+const Op op_rule_activation = {.name = "activation",
     .class = OP_CLASS_NORM,
     FINDS_AMAX,
     .in_place = OPERAND(ACTIVATION_X),
     .gradient = gradient,
     .element_flops = SMOOTH_FLOPS};
-const Op op_rule_gelu_grad = {.name = "gelu_grad", FINDS_AMAX, .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
+const Op op_rule_activation_grad = {
+    .name = "activation_grad", FINDS_AMAX, .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
+const Op op_rule_gated_activation = {
+    .name = "gated_activation", .class = OP_CLASS_NORM, FINDS_AMAX, .gradient = gradient, .element_flops = SMOOTH_FLOPS};
+const Op op_rule_gated_activation_grad = {
+    .name = "gated_activation_grad", FINDS_AMAX, .in_place = OPERAND(ACTIVATION_GRAD_X), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_join_gelu = {.name = "join_gelu", .class = OP_CLASS_NORM, .gradient = join_gelu_gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_join_gelu_grad = {.name = "join_gelu_grad", .element_flops = SMOOTH_FLOPS};
-const Op op_rule_silu = {
-    .name = "silu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
-const Op op_rule_silu_grad = {.name = "silu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
-const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, FINDS_AMAX, .gradient = gradient, .element_flops = SMOOTH_FLOPS};
-const Op op_rule_swiglu_grad = {.name = "swiglu_grad", FINDS_AMAX, .in_place = OPERAND(ACTIVATION_GRAD_X), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_clamp = {
     .name = "clamp", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = CLAMP_FLOPS};
 const Op op_rule_clamp_grad = {.name = "clamp_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = CLAMP_FLOPS};

@@ -2,6 +2,7 @@
  * only by the weights of these experts (backend/gpu/gemv.h). They replace ten kernels: a sort,
  * copies to slots and back, batches of GEMMs, and zeroing of unused slots. Choice j has slot j.
  * Called by moe_combine, the last of these nodes (ops/moe/gpu.c); no scratch. */
+#include "backend/gpu/formulas.h"
 #include "backend/gpu/gemv.h"
 
 typedef struct MoeRowArguments {
@@ -18,20 +19,6 @@ INLINE Gemv layer_of(const MoeRowArguments *a, int32_t expert) {
     Gemv layer = a->layer;
     layer.b += (int64_t)expert * layer.n * layer.ldb;
     return layer;
-}
-
-/* y[choice] = SwiGLU of x B for its expert; 0 if the expert is skipped. */
-INLINE void gate_and_up(const MoeRowArguments *a, const int lines) {
-    await_kernel_ahead();
-    int32_t expert = a->index[block_y()], width = a->layer.n / 2, column = block_x() * (lines / 2) + thread_id();
-    GemvPair pair = {0, 0};
-    if (expert < a->experts) {
-        Gemv layer = layer_of(a, expert);
-        pair = multiply_pairs(&layer, width, lines);
-    }
-    if (thread_id() >= lines / 2) return;
-    float gate = to_float(to_bf16(pair.first)), up = to_float(to_bf16(pair.second));
-    a->y[(int64_t)block_y() * width + column] = to_bf16(gate * fast_reciprocal(1 + fast_exp(-gate)) * up);
 }
 
 /* y = the sum over choices that are not skipped, in order, of gate x[choice] B for the choice's
@@ -53,8 +40,26 @@ INLINE void down(const MoeRowArguments *a, const int lines) {
     if (thread_id() < lines && first + thread_id() < a->layer.n) a->y[first + thread_id()] = to_bf16(total);
 }
 
-KERNEL(gate_and_up_4, MoeRowArguments) { gate_and_up(&a, 4); }
-KERNEL(gate_and_up_8, MoeRowArguments) { gate_and_up(&a, 8); }
+/* Defines kernels NAME_4 and NAME_8: y[choice] = the gated function of x B for its expert; 0 if the
+ * expert is skipped. */
+#define ACTIVATION(...)
+#define GATED(name, hf, value, d_gate, d_up) \
+    INLINE void name##_row(const MoeRowArguments *a, const int lines) { \
+        await_kernel_ahead(); \
+        int32_t expert = a->index[block_y()], width = a->layer.n / 2, column = block_x() * (lines / 2) + thread_id(); \
+        GemvPair pair = {0, 0}; \
+        if (expert < a->experts) { \
+            Gemv layer = layer_of(a, expert); \
+            pair = multiply_pairs(&layer, width, lines); \
+        } \
+        if (thread_id() >= lines / 2) return; \
+        float gate = to_float(to_bf16(pair.first)), up = to_float(to_bf16(pair.second)); \
+        a->y[(int64_t)block_y() * width + column] = to_bf16(value); \
+    } \
+    KERNEL(name##_4, MoeRowArguments) { name##_row(&a, 4); } \
+    KERNEL(name##_8, MoeRowArguments) { name##_row(&a, 8); }
+#include "config/activation_list.h"
+
 KERNEL(down_4, MoeRowArguments) { down(&a, 4); }
 KERNEL(down_8, MoeRowArguments) { down(&a, 8); }
 
@@ -65,11 +70,15 @@ KERNEL(down_8, MoeRowArguments) { down(&a, 8); }
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/moe/moe.h"
 
-LAUNCHERS(gate_and_up, MoeRowArguments, gate_and_up_4, gate_and_up_8)
+static const GpuKernel gated[ACTIVATION_COUNT][2] = {
+#define ACTIVATION(...)
+#define GATED(name, ...) [ACTIVATION_##name] = {{GPU_MODULE, #name "_4"}, {GPU_MODULE, #name "_8"}},
+#include "config/activation_list.h"
+};
 LAUNCHERS(down, MoeRowArguments, down_4, down_8)
 
 /* The nodes before moe_combine, by their distance from it. */
-enum { DOWN = 1, SWIGLU, GATE_UP, PERMUTE, SORT };
+enum { DOWN = 1, GATED_ACTIVATION, GATE_UP, PERMUTE, SORT };
 
 static bool is_layer(const Graph *graph, const Node *node, TensorId x) {
     if (node->op != OP_grouped_linear || node->in[GROUPED_LINEAR_X] != x || node->in[GROUPED_LINEAR_SUM]) return false;
@@ -81,11 +90,12 @@ int moe_absorbs_row(const Backend *backend, const Graph *graph, int index) {
     (void)backend;
     const Node *n = &graph->nodes[index];
     if (index < SORT || graph_rows(graph, n->in[MOE_COMBINE_SLOT]) != 1) return 0;
-    const Node *sort = n - SORT, *permute = n - PERMUTE, *swiglu = n - SWIGLU;
-    bool sorted = sort->op == OP_moe_sort && permute->op == OP_moe_permute && swiglu->op == OP_swiglu &&
+    const Node *sort = n - SORT, *permute = n - PERMUTE, *function = n - GATED_ACTIVATION;
+    bool sorted = sort->op == OP_moe_sort && permute->op == OP_moe_permute && function->op == OP_gated_activation &&
                   permute->in[MOE_PERMUTE_SLOT] == sort->out[MOE_SORT_SLOT] && n->in[MOE_COMBINE_SLOT] == sort->out[MOE_SORT_SLOT];
     if (!sorted || !is_layer(graph, n - GATE_UP, permute->out[MOE_PERMUTE_X_SLOTS])) return 0;
-    if (swiglu->in[ACTIVATION_X] != (n - GATE_UP)->out[GROUPED_LINEAR_Y] || !is_layer(graph, n - DOWN, swiglu->out[ACTIVATION_Y])) return 0;
+    if (function->in[ACTIVATION_X] != (n - GATE_UP)->out[GROUPED_LINEAR_Y] || !is_layer(graph, n - DOWN, function->out[ACTIVATION_Y]))
+        return 0;
     return n->in[MOE_COMBINE_Y_SLOTS] == (n - DOWN)->out[GROUPED_LINEAR_Y] ? SORT : 0;
 }
 
@@ -99,13 +109,14 @@ static MoeRowArguments arguments_of(const OpCall *layer, const OpCall *sort, con
 }
 
 void moe_launch_row(const OpCall *call) {
-    const OpCall *sort = call - SORT, *swiglu = call - SWIGLU;
-    MoeRowArguments both = arguments_of(call - GATE_UP, sort, (call - PERMUTE)->in[MOE_PERMUTE_X], swiglu->out[ACTIVATION_Y]);
-    MoeRowArguments last = arguments_of(call - DOWN, sort, swiglu->out[ACTIVATION_Y], call->out[MOE_COMBINE_Y]);
+    const OpCall *sort = call - SORT, *function = call - GATED_ACTIVATION;
+    MoeRowArguments both = arguments_of(call - GATE_UP, sort, (call - PERMUTE)->in[MOE_PERMUTE_X], function->out[ACTIVATION_Y]);
+    MoeRowArguments last = arguments_of(call - DOWN, sort, function->out[ACTIVATION_Y], call->out[MOE_COMBINE_Y]);
     LaunchShape shape = gemv_shape(&both.layer);
     shape.y = both.k;
     last.gate = call->in[MOE_COMBINE_GATE];
-    launch_gate_and_up(call->device, gemv_is_shallow(both.layer.k), shape, &both);
+    Activation activation = ((const ActivationAttributes *)function->attributes)->function;
+    gpu_launch(call->device, &gated[activation][gemv_is_shallow(both.layer.k)], shape, &both);
     launch_down(call->device, gemv_is_shallow(last.layer.k), gemv_shape(&last.layer), &last);
 }
 

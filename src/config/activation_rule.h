@@ -1,0 +1,23 @@
+/* Activation functions by name, from config/activation_list.h; model.activation selects one. */
+#pragma once
+
+#include <stdbool.h>
+
+typedef enum Activation {
+    ACTIVATION_AUTO, /* that of the family (FamilyRule.activation) */
+#define ACTIVATION(name, ...) ACTIVATION_##name,
+#define GATED ACTIVATION
+#include "config/activation_list.h"
+#undef ACTIVATION
+#undef GATED
+    ACTIVATION_COUNT
+} Activation;
+
+typedef struct ActivationRule {
+    const char *name; /* the value of model.activation */
+    const char *hf;   /* spellings in config.json, separated by spaces; the first one is written */
+    bool gated;       /* reads rows [gate | up]: one result for two inputs */
+} ActivationRule;
+
+/* By Activation. */
+extern const ActivationRule activation_rules[ACTIVATION_COUNT];
