@@ -24,9 +24,11 @@ import concurrent.futures
 import ctypes
 import errno
 import json
+import multiprocessing
 import os
 import random
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -511,19 +513,25 @@ class Table:
             if result.code:
                 raise Broken(" ".join(command), result)
 
+    def ends(self, process):
+        """Whether a process ends in time. Popen.wait would ask again and again, in each of hundreds of threads."""
+        handle, ended = os.pidfd_open(process.pid), select.poll()
+        ended.register(handle, select.POLLIN)
+        try:
+            return bool(ended.poll(1000 * max(0, min(self.options.limit, self.end - time.monotonic()))))
+        finally:
+            os.close(handle)
+
     def execute(self, folder, words, environment=()):
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(words, cwd=folder, env={**self.environment, **dict(environment)}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                        start_new_session=True)
-            try:
-                code, hung = process.wait(max(0, min(self.options.limit, self.end - time.monotonic()))), False
-            except subprocess.TimeoutExpired:
-                code, hung = -1, True
+            hung = not self.ends(process)
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-            process.wait()
+            code = process.wait()
             output.seek(0)
             return Result(code, output.read().decode(errors="replace"), hung, hung and time.monotonic() >= self.end)
 
@@ -536,6 +544,8 @@ class Table:
         result = self.execute(folder, [self.supervisor, os.path.join(folder, "root"), log, *fault, "--", self.program, *words], environment)
         if result.code == CANNOT:
             sys.exit("the kernel, or a container, permits no filter of system calls here")
+        if result.stopped:
+            return result, []
         with open(log) as file:
             calls = [line[:-1].split(" ", 2) for line in file if line.endswith("\n")]  # the last line of one that was killed is torn
             return result, [[seconds, kind, *rest.rsplit(" ", 1)] for seconds, kind, rest in calls]
@@ -576,16 +586,29 @@ class Table:
 
     def measure(self, chosen, report):
         """Calls `report` with each cell that has run. Returns how many cells and how many broken scenarios there are."""
-        if any(isinstance(scenario, S3Training) for scenario in chosen):
-            self.buckets = [Bucket(os.path.join(self.folder, "bucket-%d" % i)) for i in range((self.options.jobs + 3) // 4)]
-        with concurrent.futures.ThreadPoolExecutor(self.options.jobs) as busy, concurrent.futures.ThreadPoolExecutor(self.options.waiting) as waiting:
+        with concurrent.futures.ThreadPoolExecutor(self.options.jobs) as busy:
+            if any(isinstance(scenario, S3Training) for scenario in chosen):
+                self.buckets = list(busy.map(Bucket, [os.path.join(self.folder, "bucket-%d" % i) for i in range((self.options.jobs + 1) // 2)]))
             prepared = list(busy.map(self.prepare, chosen))
-            cells = self.draw(chosen, prepared)
-            futures = [(waiting if cell.duration in WAITING else busy).submit(self.cell, scenario, cell, number)
-                       for number, (_, _, scenario, cell) in enumerate(cells)]
-            for future in concurrent.futures.as_completed(futures):
-                report(*future.result())
+        cells = list(enumerate(self.draw(chosen, prepared)))
+        verdicts, workers = multiprocessing.SimpleQueue(), []
+        for first in range(self.options.drivers):
+            workers.append(multiprocessing.Process(target=self.work, args=(first, cells[first::self.options.drivers], verdicts.put)))
+            workers[-1].start()
+        for _ in cells:
+            report(*verdicts.get())
+        for worker in workers:
+            worker.join()
         return len(cells), sum(isinstance(calls, Broken) for calls in prepared)
+
+    def work(self, first, cells, report):
+        """Runs the share of cells of one driver, on its share of the processors: a Python process runs one thread at a time, and judging a cell is work."""
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[first::self.options.drivers] or os.sched_getaffinity(0))
+        share = -(-self.options.jobs // self.options.drivers), -(-self.options.waiting // self.options.drivers)
+        with concurrent.futures.ThreadPoolExecutor(share[0]) as busy, concurrent.futures.ThreadPoolExecutor(share[1]) as waiting:
+            futures = [(waiting if cell.duration in WAITING else busy).submit(self.cell, scenario, cell, number) for number, (_, _, scenario, cell) in cells]
+            for future in concurrent.futures.as_completed(futures):
+                report(future.result())
 
 
 class Report:
@@ -598,15 +621,20 @@ class Report:
 
     def add(self, cell, verdict):
         self.counts[cell.scenario, cell.duration, verdict.outcome] += 1
+        if verdict.outcome == UNKNOWN:
+            self.keep("left.txt", " ".join(map(str, cell)))
         if verdict.outcome not in (*GOOD[self.given:], UNKNOWN):
             self.wrong += 1
             line = "%s: %s: %s" % (" ".join(map(str, cell)), verdict.outcome, verdict.text)
             print(line, file=sys.stderr, flush=True)
-            if self.folder:
-                with open(os.path.join(self.folder, "wrong.txt"), "a") as file:
-                    file.write(line + "\n")
+            self.keep("wrong.txt", line)
         if self.folder and time.monotonic() > self.written + 20:
             self.write(self.text())
+
+    def keep(self, name, line):
+        if self.folder:
+            with open(os.path.join(self.folder, name), "a") as file:
+                file.write(line + "\n")
 
     def write(self, text):
         self.written = time.monotonic()
@@ -631,6 +659,7 @@ def main():
     parser.add_argument("--every", action="store_true", help="every call of each sequence")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn (1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once (the processors)")
+    parser.add_argument("--drivers", type=int, default=1, help="processes that share the cells (1)")
     parser.add_argument("--waiting", type=int, default=0, help="runs beside them with faults that last, which mostly wait (as many)")
     parser.add_argument("--seconds", type=float, default=5, help="how long a fault lasts that passes with time (5)")
     parser.add_argument("--durations", default=",".join(DURATIONS), help="of " + ", ".join(DURATIONS))
@@ -639,7 +668,7 @@ def main():
     parser.add_argument("--only", default="", help="scenarios, with commas between them")
     parser.add_argument("--without", default="", help="scenarios that are left out")
     parser.add_argument("--cells", help="a file of cells, which run in place of drawn ones")
-    parser.add_argument("--out", help="a folder that gets table.md and wrong.txt as cells end")
+    parser.add_argument("--out", help="a folder that gets table.md, wrong.txt and, for --cells, left.txt: what was not run")
     parser.add_argument("--folder", help="where runs lie (the folder for temporary files)")
     parser.add_argument("--keep", action="store_true", help="keep the folder of a cell that went wrong")
     options = parser.parse_args()
