@@ -15,13 +15,6 @@
 static const double skew = 0.03;  /* of compute time: ranks wait for the slowest rank (docs/forecast.md) */
 static const double hidden = 0.5; /* fraction of the exchange of gradients and weights that compute hides, if there is enough compute */
 
-double forecast_all_gather(const Cluster *cluster, double bytes) {
-    Mesh mesh = mesh_alone;
-    mesh.size[AXIS_DP] = (int)cluster->gpus;
-    Traffic traffic = cluster_gather(&mesh, MESH(AXIS_DP), bytes);
-    return cluster_seconds(cluster, &mesh, &traffic);
-}
-
 /* -- A microbatch -------------------------------------------------------------------------------------------------- */
 
 ProgramTimes forecast_program(const Graph *graph, const Cluster *cluster) {

@@ -42,10 +42,6 @@ typedef struct Forecast {
  * supported on GPUs. */
 bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cluster, const ForecastLayout *layout, Error *error);
 
-/* Returns the seconds of an all-gather or a reduce-scatter over all GPUs of the cluster, in which
- * every GPU receives or gives `bytes` in total. An all-reduce takes twice as long. */
-double forecast_all_gather(const Cluster *cluster, double bytes);
-
 /* -- Search -------------------------------------------------------------------------------------------------------- */
 
 /* The freedom of a search; all else stays as configured. Axes that are not 1 are kept. */

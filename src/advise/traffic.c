@@ -8,7 +8,8 @@
 #include "advise/cluster.h"
 #include "graph/op.h"
 
-int64_t traffic_microbatches(const Session *session) {
+/* Returns the microbatches per step of the rank that has the most. */
+static int64_t count_microbatches(const Session *session) {
     return session_step_rows(session) / (session->config->batch.sequences * session->config->data.length);
 }
 
@@ -82,7 +83,7 @@ static void count_transfers(TrafficTable *table, const Session *session, double 
 
 void traffic_count(TrafficTable *table, const Session *session) {
     const Graph *graph = session->training.model.graph;
-    double microbatches = (double)traffic_microbatches(session);
+    double microbatches = (double)count_microbatches(session);
     *table = (TrafficTable){0};
     for (int i = 0; i < graph->node_count; i++) {
         const Op *op = op_table[graph->nodes[i].op];

@@ -29,6 +29,3 @@ typedef struct TrafficTable {
 void traffic_count(TrafficTable *table, const Session *session);
 /* Writes the axes of a group that have more than one rank, with the user's names: "tp", "dp.cp". */
 void traffic_name_axes(const Mesh *mesh, MeshAxes axes, char *text, size_t size);
-
-/* Returns the microbatches per step of the rank that has the most. */
-int64_t traffic_microbatches(const Session *session);

@@ -42,7 +42,7 @@ static void close_decoding(Decoding *decoding) {
 }
 
 static bool random_weights(Generator *generator, const Config *config, Device *device, Error *error) {
-    return model_initialize_on(
+    return model_initialize(
         generator_graph(generator), &config->model, config->seed, device, generator_master(generator), generator_weights(generator), error);
 }
 

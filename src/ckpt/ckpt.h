@@ -123,16 +123,15 @@ typedef struct CheckpointPlan {
  * unreadable checkpoint is not counted and is kept, and a damaged one is renamed to
  * step-00000040.damaged-ID. If the new checkpoint cannot be read back now, a later save removes the
  * older ones. The disk needs room for one checkpoint more than are kept. An existing checkpoint of
- * the same step is replaced atomically. On rank 0, true means that the checkpoint is complete; on
- * other ranks, that their shard is. `stats` may be NULL.
+ * the same step is replaced atomically. On rank 0, success means that the checkpoint is complete; on
+ * other ranks, that their shard is.
  *
  * Sharing applies to whole files of the older checkpoint; at least half of a file must be
  * unchanged. A file system links the file, and a bucket's server copies it. So every checkpoint is
  * complete in its own folder, whichever others are removed. Damage to a hard-linked file damages
- * all checkpoints that share it. */
-bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error *error);
-
-/* Runs checkpoint_write in a thread. The data that `plan` points to must not change until
+ * all checkpoints that share it.
+ *
+ * The job runs in a thread. The data that `plan` points to must not change until
  * checkpoint_finish. */
 typedef struct CheckpointJob CheckpointJob;
 CheckpointJob *checkpoint_start(const CheckpointPlan *plan);
@@ -142,7 +141,7 @@ const Error *checkpoint_failure(const CheckpointJob *job);
 /* Makes rank 0's job fail with the reason instead of waiting for the other ranks' shards, after one
  * of these ranks has failed. */
 void checkpoint_give_up(CheckpointJob *job, const char *reason);
-/* Waits for the end of the job and frees it. */
+/* Waits for the end of the job and frees it. `stats` may be NULL. */
 bool checkpoint_finish(CheckpointJob *job, CheckpointStats *stats, Error *error);
 
 /* Lists the steps of all complete checkpoints, newest first, without verifying them. The caller

@@ -128,7 +128,7 @@ static bool ranks_wait(const Save *save, Error *error) {
     const double longest_pause = 1, start = log_seconds();
     for (double pause = 0.01;; pause = pause * 2 < longest_pause ? pause * 2 : longest_pause) {
         int there, missing;
-        if (save->job && atomic_load(&save->job->given_up)) return error_set(error, ERROR_CHECKPOINT, "%s", save->job->reason);
+        if (atomic_load(&save->job->given_up)) return error_set(error, ERROR_CHECKPOINT, "%s", save->job->reason);
         if (!ranks_count(save, &there, &missing, error) || !is_ours(save, error)) return false;
         if (there == save->plan->ranks) return true;
         if (log_seconds() - start > save->plan->timeout)
@@ -362,7 +362,9 @@ static bool save_first_rank(Save *save, Error *error) {
     return good;
 }
 
-static bool save_run(const CheckpointPlan *plan, CheckpointJob *job, CheckpointStats *stats, Error *error) {
+static bool save_run(CheckpointJob *job) {
+    const CheckpointPlan *plan = &job->plan;
+    Error *error = &job->error;
     assert(plan->step >= 0 && plan->keep >= 1 && plan->rank >= 0 && plan->rank < plan->ranks);
     double start = log_seconds();
     Save save = {.plan = plan, .job = job, .store = store_open(plan->where, error)};
@@ -373,12 +375,10 @@ static bool save_run(const CheckpointPlan *plan, CheckpointJob *job, CheckpointS
     save.aside = folder_aside(plan->step);
     bool good = plan->rank == 0 ? save_first_rank(&save, error) : shard_write(&save, error);
     if (!good) failure_explain(&save, error);
-    else if (stats) *stats = (CheckpointStats){.seconds = log_seconds() - start, .bytes = save.bytes, .shared = save.shared};
+    else job->stats = (CheckpointStats){.seconds = log_seconds() - start, .bytes = save.bytes, .shared = save.shared};
     store_close(save.store);
     return good;
 }
-
-bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error *error) { return save_run(plan, NULL, stats, error); }
 
 bool checkpoint_probe(const char *where, int rank, Error *error) {
     SCOPED(store_release) Store *store = store_open(where, error);
@@ -398,7 +398,7 @@ bool checkpoint_probe(const char *where, int rank, Error *error) {
 
 static void *job_run(void *context) {
     CheckpointJob *job = context;
-    job->saved = save_run(&job->plan, job, &job->stats, &job->error);
+    job->saved = save_run(job);
     atomic_store(&job->done, true);
     return NULL;
 }

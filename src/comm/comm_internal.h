@@ -162,7 +162,6 @@ void task_free(Task *task);
  * a count of -1: no message. */
 Interval task_sends(const Task *task, int peer);
 Interval task_receives(const Task *task, int peer);
-int64_t task_bytes(const Task *task);
 const char *operation_name(Operation operation);
 
 /* -- Collectives of GPUs (nccl.c) ---------------------------------------------------------------------------------- */

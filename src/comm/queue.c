@@ -20,7 +20,7 @@ const char *operation_name(Operation operation) {
     return operation < sizeof names / sizeof *names ? names[operation] : names[0];
 }
 
-int64_t task_bytes(const Task *task) {
+static int64_t task_bytes(const Task *task) {
     int64_t most = task->count > task->send_count ? task->count : task->send_count;
     return most * type_bytes(task->type);
 }

@@ -128,7 +128,7 @@ char *remote_folder(const char *cache, const char *path);
 bool remote_mirror(const RemoteOptions *options, const char *path, Error *error);
 
 /* Writes a shard: tokens arrive document by document. PREFIX.bin and PREFIX.idx get their names
- * only when shard_writer_finish succeeds (temporary names, fsync, rename). A cancel leaves no
+ * only when shard_writers_finish succeeds (temporary names, fsync, rename). A cancel leaves no
  * files; neither does a failure before the files get their names; a later failure leaves no index.
  * An existing shard with the same name is replaced; a PREFIX.tokenizer with files that do not
  * belong to a tokenizer is refused (ERROR_USAGE). */
@@ -139,7 +139,6 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
  * no such folder. `template` is the source of the chat template of its conversations; "": the
  * tokenizer's own, if it has one. */
 void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer, const char *template);
-bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 /* Appends to the open document, so that one document can take several calls. A failed writer can
  * only be cancelled. */
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
@@ -152,9 +151,8 @@ void shard_writer_pairs(ShardWriter *writer);
  * the first token. */
 void shard_writer_mask(ShardWriter *writer);
 bool shard_writer_end_span(ShardWriter *writer, Error *error);
-/* Completes the shard; always frees the writer. A shard without tokens is ERROR_DATA. */
-bool shard_writer_finish(ShardWriter *writer, Error *error);
-/* Completes shards that belong together, and the file that describes them (NULL: none). They get
+/* Completes shards that belong together, and the file that describes them (NULL: none). Always frees
+ * the writers. A shard without tokens is ERROR_DATA. They get
  * their names in this order, after older indexes with these names are removed. With a file, they
  * survive a failure or a kill once all are on disk: shard_names_resume (data_internal.h). */
 #define SHARDS_FILE ".pack.json" /* PREFIX.pack.json; PREFIX is that of the last shard */

@@ -173,8 +173,7 @@ typedef size_t PieceCut(const void *context, const char *text, size_t size);
 RecordReader *record_reader_open(const PackOptions *options, const PackFiles *files, PieceCut *cut, const void *context, Position start);
 /* Fills an empty block with the next records; none at the end. ERROR_DATA. */
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error);
-int64_t record_reader_files(const RecordReader *reader); /* number of files that held text */
-void record_reader_free(RecordReader *reader);           /* NULL is fine */
+void record_reader_free(RecordReader *reader); /* NULL is fine */
 
 /* Records a fault. Returns false. */
 bool record_mark(Record *record, PackBad bad, const char *what);

@@ -43,8 +43,8 @@ struct RecordReader {
     char *rest; /* its remaining text, cut off for the next block */
     size_t rest_size, rest_capacity;
     bool continued;
-    int64_t files_read, first_document; /* first_document of the open file; -1: records have come from it */
-    Error fault;                        /* for compressed data: the file ends there */
+    int64_t first_document; /* first_document of the open file; -1: records have come from it */
+    Error fault;            /* for compressed data: the file ends there */
 };
 
 /* -- Blocks ------------------------------------------------------------------------------------------------------ */
@@ -443,7 +443,6 @@ static bool open_file(RecordReader *reader, Block *block, Error *error) {
     if (!take_format(reader, path, &why, error)) return false;
     if (why.what) leave_out(reader, block, &why);
     if (why.what) return true;
-    reader->files_read++;
     reader->scan = record_scan_start(&reader->format, start > 0);
     if (!find_split(reader, path, error)) return false;
     if (start > 0) return skip_to(reader, path, start, error);
@@ -494,8 +493,6 @@ bool record_reader_fill(RecordReader *reader, Block *block, Error *error) {
     block->done = reader->before + (reader->input ? input_position(reader->input) : 0);
     return true;
 }
-
-int64_t record_reader_files(const RecordReader *reader) { return reader->files_read; }
 
 void record_reader_free(RecordReader *reader) {
     if (!reader) return;

@@ -306,10 +306,6 @@ bool shard_writer_end_document(ShardWriter *writer, Error *error) {
     return spool_append(&writer->ends, writer->folder, &writer->sequence_count, sizeof writer->sequence_count, error);
 }
 
-bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {
-    return shard_writer_append(writer, tokens, count, error) && shard_writer_end_document(writer, error);
-}
-
 /* -- Finishing --------------------------------------------------------------------------------------------------- */
 
 static bool write_u64(OutputFile *file, uint64_t value, Error *error) { return output_write(file, &value, sizeof value, error); }
@@ -425,5 +421,3 @@ bool shard_writers_finish(ShardWriter *const *writers, int count, const ShardsFi
     for (int i = 0; i < count; i++) shard_writer_cancel(writers[i]);
     return good;
 }
-
-bool shard_writer_finish(ShardWriter *writer, Error *error) { return shard_writers_finish(&writer, 1, NULL, error); }

@@ -30,11 +30,6 @@ const char *arena_name(Arena arena) {
     return names[arena];
 }
 
-const char *parameter_kind_name(ParameterKind kind) {
-    static const char *const names[PARAMETER_KIND_COUNT] = {"matrix", "embedding", "convolution", "norm", "bias", "controller"};
-    return names[kind];
-}
-
 static void *own(Graph *graph, void *block) { return array_append(graph->owned, graph->owned_count, block); }
 
 Graph *graph_create(Precision precision, bool training) {

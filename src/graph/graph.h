@@ -114,7 +114,6 @@ typedef enum ParameterKind {
     PARAMETER_BALANCE_BIAS, /* load-balancing biases: AdamW with its own settings; their gradient is load - 1/E */
     PARAMETER_KIND_COUNT
 } ParameterKind;
-const char *parameter_kind_name(ParameterKind kind);
 
 /* How ranks divide a parameter. Dimension `dimension` of the whole shape consists of `blocks`
  * blocks of rows[i] rows. Rank i of the n ranks on `axes` holds rows [i B / n, (i + 1) B / n) of

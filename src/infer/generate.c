@@ -250,9 +250,6 @@ void generator_free(Generator *g) {
 const Graph *generator_graph(const Generator *g) { return g->programs[0].model.graph; }
 void *generator_master(Generator *g) { return g->shared[ARENA_MASTER]; }
 void *generator_weights(Generator *g) { return g->shared[ARENA_WEIGHT]; }
-void generator_use_weights(Generator *g) {
-    model_cast_weights(g->programs[0].model.graph, g->device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]);
-}
 
 /* -- Tokens -------------------------------------------------------------------------------------------------------- */
 

@@ -28,13 +28,11 @@ typedef struct Generator Generator;
 Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error);
 void generator_free(Generator *generator); /* NULL is allowed */
 
-/* For setting the weights directly: the graph that describes the WIDE arena, the arenas (device
- * memory), and the call that puts their values into use. run/source.h fills both arenas from a
- * run or a model folder. */
+/* For setting the weights directly: the graph that describes the WIDE arena, and the arenas, device
+ * memory. session/weights.h fills both from a run or a model folder. */
 const Graph *generator_graph(const Generator *generator);
 void *generator_master(Generator *generator);
 void *generator_weights(Generator *generator);
-void generator_use_weights(Generator *generator);
 
 /* Returns the free positions of the context. */
 int64_t generator_room(const Generator *generator);

@@ -236,26 +236,18 @@ void model_initialize_interval(
     }
 }
 
-static void initialize_all(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights) {
+bool model_initialize(
+    const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->quantization) continue; /* model/quantized.h */
         void *to = graph_is_base(graph, p) ? (char *)weights + graph_get(graph, p->tensor)->offset : parameter_in(p, master);
         model_initialize_interval(graph, config, seed, &(ParameterInterval){.parameter = i, .count = p->count}, device, to);
     }
-}
-
-void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master) {
-    initialize_all(graph, config, seed, device, master, master);
+    model_cast_weights(graph, device, master, weights);
+    return device_ok(device, error);
 }
 
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights) {
     if (graph->precision == PRECISION_BF16) device_cast_to_bf16(device, weights, master, graph->trained_bytes / (int64_t)sizeof(float));
-}
-
-bool model_initialize_on(
-    const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error) {
-    initialize_all(graph, config, seed, device, master, weights);
-    model_cast_weights(graph, device, master, weights);
-    return device_ok(device, error);
 }

@@ -119,14 +119,12 @@ ModelSize model_size(const ModelConfig *config, const LoraConfig *lora, Precisio
  * weights). `to` is device memory. */
 void model_initialize_interval(
     const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterInterval *interval, Device *device, void *to);
-/* Writes all initial weights into a MASTER arena of the device; no parameter is frozen. */
-void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master);
 /* Copies the master arena into the COMPUTE type (no-op if the arenas are the same). Both are device
  * memory. */
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights);
 /* Writes the initial weights of all parameters, frozen ones to `weights`, then calls
  * model_cast_weights. ERROR_DEVICE. */
-bool model_initialize_on(
+bool model_initialize(
     const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error);
 
 /* -- Linear layers in fp8 (fp8_layers.c) ---------------------------------------------------------------------------- */

@@ -247,7 +247,8 @@ json_t *identity_of_base(const char *path, const char *run, bool keeps, Error *e
     return read ? json_sprintf("%s%s%016" PRIx64, json_string_value(sampled), whole_mark, sum) : NULL;
 }
 
-json_t *identity_of_tokenizer(const char *run, Error *error) {
+/* Returns the content of a run's copy of its tokenizer. NULL on failure. */
+static json_t *content_of_tokenizer(const char *run, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/tokenizer", run);
     return sample_files(folder, error);
 }
@@ -287,7 +288,7 @@ static bool describe_data(json_t *identity, const Config *config, const Phases *
 }
 
 static bool describe_tokenizer(json_t *identity, const Config *config, const Corpus *corpus, Error *error) {
-    json_t *tokenizer = corpus->tokenizer ? identity_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
+    json_t *tokenizer = corpus->tokenizer ? content_of_tokenizer(config->run, error) : json_string(corpus->bytes ? "bytes" : "not known");
     return json_object_set_new(identity, "data.tokenizer.content", tokenizer) == 0;
 }
 

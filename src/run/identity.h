@@ -47,8 +47,6 @@ json_t *identity_of_adapters(const char *name, Error *error);
 /* Returns the content of a file or folder of text: names, sizes, and samples of the files;
  * `held_out`: for validation, as in PackOptions. NULL on failure. */
 json_t *identity_of_text(const char *path, bool held_out, Error *error);
-/* Returns the content of a run's copy of its tokenizer. NULL on failure. */
-json_t *identity_of_tokenizer(const char *run, Error *error);
 /* Makes the identity of a start: `run` is the run's number; `corpus` is open. `started`: there is a
  * checkpoint, so the weights of init= are no longer read, unless adapters train on them. `whole`:
  * this rank reads the base of adapters whole, as one rank of each node does; the others read

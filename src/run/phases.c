@@ -369,7 +369,8 @@ int64_t phases_next(const Phases *phases, const Position *position) {
     return int_min(batch, phase_end(phase) - position->samples);
 }
 
-int64_t phases_last_step(const Phases *phases, const Position *position, int64_t last) {
+/* Returns the last step of the phase of the next sample, at most `last`. */
+static int64_t last_step_of_phase(const Phases *phases, const Position *position, int64_t last) {
     const Phase *phase = &phases->items[phases_find(phases, position->samples)];
     if (phase->samples == INT64_MAX) return last;
     return int_min(last, position->step + steps_for(phase, position->step - position->phase_step, phase_end(phase) - position->samples));
@@ -388,7 +389,7 @@ Position phases_advance(const Phases *phases, Position from, int64_t steps) {
     int64_t last = from.step + steps, whole = phases->last ? int_min(last, phases->steps - 1) : last;
     while (from.step < last) {
         const Phase *phase = &phases->items[phases_find(phases, from.samples)];
-        int64_t done = from.step - from.phase_step, step = phases_last_step(phases, &from, from.step < whole ? whole : from.step + 1);
+        int64_t done = from.step - from.phase_step, step = last_step_of_phase(phases, &from, from.step < whole ? whole : from.step + 1);
         int64_t taken = samples_of_steps(phase, step - from.phase_step) - samples_of_steps(phase, done);
         if (step > whole) taken = phases_next(phases, &from);
         from = move(from, step, int_min(taken, phase_end(phase) - from.samples), phase_end(phase));
@@ -397,7 +398,7 @@ Position phases_advance(const Phases *phases, Position from, int64_t steps) {
 }
 
 Position phases_advance_phase(const Phases *phases, Position from, int64_t last) {
-    return phases_advance(phases, from, phases_last_step(phases, &from, last) - from.step);
+    return phases_advance(phases, from, last_step_of_phase(phases, &from, last) - from.step);
 }
 
 char *phases_line(const Phases *phases, const Position *position, int64_t steps) {

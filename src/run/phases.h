@@ -103,5 +103,3 @@ Position phases_advance(const Phases *phases, Position from, int64_t steps);
 /* Returns the position at the end of the phase of the next sample, or of the run of `last`
  * steps. */
 Position phases_advance_phase(const Phases *phases, Position from, int64_t last);
-/* Returns the last step of the phase of the next sample, at most `last`. */
-int64_t phases_last_step(const Phases *phases, const Position *position, int64_t last);

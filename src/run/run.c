@@ -31,7 +31,9 @@ bool run_lock(const char *run, int *lock, Error *error) {
 
 const char *run_checkpoints(const char *run, const Config *config) { return config->checkpoint.store[0] ? config->checkpoint.store : run; }
 
-bool run_started(const Config *config, bool *started, Error *error) {
+/* Returns whether there is a checkpoint, good or not. Before the first one a run is not bound to its
+ * settings or its packed text. */
+static bool has_checkpoint(const Config *config, bool *started, Error *error) {
     SCOPED_FREE int64_t *steps = NULL;
     size_t count = 0;
     bool listed = checkpoint_list(run_checkpoints(config->run, config), &steps, &count, error);
@@ -117,7 +119,7 @@ static bool may_start_anew(const Config *config, Error *error) {
     if (!read_settings(config->run, &saved, &strings, error)) return false;
     if (!strcmp(saved.checkpoint.store, config->checkpoint.store)) return true;
     saved.run = config->run;
-    if (!run_started(&saved, &started, error)) return false;
+    if (!has_checkpoint(&saved, &started, error)) return false;
     return !started ||
            error_set(error, ERROR_USAGE,
                "%s has checkpoints in %s, and %s has none: move them, or give the checkpoint.store that the run was started with",
@@ -148,7 +150,7 @@ bool run_is_ours(const char *run) {
 bool run_open(const Config *config, Error *error) {
     bool started;
     remove_leftovers(config->run);
-    if (!file_make_folder(config->run, error) || !run_started(config, &started, error)) return false;
+    if (!file_make_folder(config->run, error) || !has_checkpoint(config, &started, error)) return false;
     SCOPED_FREE char *path = memory_format("%s/config.yaml", config->run);
     bool exists = file_exists(path), replaced = exists && !started && is_marked(path);
     if (exists && !replaced) return same_run(path, config, error);

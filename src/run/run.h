@@ -15,9 +15,6 @@ enum { RUN_FORMAT = 1 };
 bool run_lock(const char *run, int *lock, Error *error);
 /* Returns whether the folder is absent, or holds only files that a training writes. */
 bool run_is_ours(const char *run);
-/* Returns whether there is a checkpoint, good or not. Before the first one a run is not bound to
- * its settings or its packed text. */
-bool run_started(const Config *config, bool *started, Error *error);
 /* Returns where the checkpoints of `run` with this configuration are (ckpt.h). */
 const char *run_checkpoints(const char *run, const Config *config);
 /* Makes the folder and, except for a fork, its config.yaml before the first checkpoint. Settings

@@ -308,7 +308,7 @@ static bool initialize(Session *session, Error *error) {
          *weights = executor_arena(session->training.executor, ARENA_WEIGHT);
     quantized_fill(session->training.executor);
     if (!session->layout->stage)
-        return model_initialize_on(
+        return model_initialize(
             session->training.model.graph, &session->config->model, session->config->seed, session->device, master, weights, error);
     for (int i = 0; i < session->layout->shard.interval_count; i++) {
         const ShardInterval *interval = &session->layout->shard.intervals[i];
@@ -346,7 +346,7 @@ static void note_kernels(Session *session) {
          *weights = executor_arena(session->training.executor, ARENA_WEIGHT);
     const void *gradients = executor_arena(session->training.executor, ARENA_GRADIENT);
     if (!device_prepare_begin(device)) return;
-    model_initialize_on(session->training.model.graph, &session->config->model, session->config->seed, device, master, weights, &ignored);
+    model_initialize(session->training.model.graph, &session->config->model, session->config->seed, device, master, weights, &ignored);
     optimizer_gradient_squares(session->optimizer, gradients);
     optimizer_step(session->optimizer, master, weights, gradients, 1, 0, 1);
     device_prepare_end(device);

@@ -135,7 +135,7 @@ static bool load_folder(
     return loaded;
 }
 
-bool weights_load_arenas(
+static bool load_arenas(
     const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
     if (source_is_model_folder(folder)) return load_folder(folder, config, graph, device, master, weights, error);
     int64_t bytes = graph->parameter_bytes;
@@ -149,12 +149,12 @@ bool weights_load_arenas(
 Generator *weights_open_generator(
     const char *folder, const Mesh *mesh, const Config *config, Precision precision, Device *device, bool cache, Error *error) {
     Generator *g = generator_create(mesh, &config->model, precision, device, cache, error);
-    if (g && weights_load_arenas(folder, config, generator_graph(g), device, generator_master(g), generator_weights(g), error)) return g;
+    if (g && load_arenas(folder, config, generator_graph(g), device, generator_master(g), generator_weights(g), error)) return g;
     generator_free(g);
     return NULL;
 }
 
 bool weights_load_program(const char *folder, const Config *config, Executor *executor, Error *error) {
-    return weights_load_arenas(folder, config, executor_graph(executor), executor_backend(executor)->device,
-        executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT), error);
+    return load_arenas(folder, config, executor_graph(executor), executor_backend(executor)->device, executor_arena(executor, ARENA_MASTER),
+        executor_arena(executor, ARENA_WEIGHT), error);
 }

@@ -12,10 +12,6 @@ bool weights_load(const char *folder, const Config *config, const Graph *graph, 
 /* Copies the trained parameters from a MASTER arena of a whole model to that of a graph, which may
  * have another precision and be cut. Both are host memory. */
 void weights_convert(const Graph *to, void *target, const Graph *from, const void *source);
-/* Fills both weight arenas of a planned program on its device. Model folders are read parameter by
- * parameter. */
-bool weights_load_arenas(
-    const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error);
 /* The source of whole parameters: a model folder's reader, or a MASTER arena of the host. */
 typedef struct WeightSource {
     const HfReader *reader; /* opened for `graph`; or NULL */
@@ -32,6 +28,8 @@ void weights_take_shards(Session *session, const WeightSource *source);
  * configuration is `config`. */
 Generator *weights_open_generator(
     const char *folder, const Mesh *mesh, const Config *config, Precision precision, Device *device, bool cache, Error *error);
+/* Fills both weight arenas of a planned program on its device. Model folders are read parameter by
+ * parameter. */
 bool weights_load_program(const char *folder, const Config *config, Executor *executor, Error *error);
 
 /* The parameters of a model in host memory, with the offsets of the graph that describes them.

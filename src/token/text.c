@@ -58,7 +58,8 @@ uint32_t text_character(const char *text, size_t *size) {
     return (uint32_t)character;
 }
 
-bool text_is_space(uint32_t character) {
+/* Unicode's White_Space */
+static bool is_space(uint32_t character) {
     return (character >= 0x9 && character <= 0xD) || character == 0x20 || character == 0x85 || character == 0xA0 || character == 0x1680 ||
            (character >= 0x2000 && character <= 0x200A) || character == 0x2028 || character == 0x2029 || character == 0x202F ||
            character == 0x205F || character == 0x3000;
@@ -69,7 +70,7 @@ bool text_is_space(uint32_t character) {
 size_t text_spaces(const char *text, size_t length) {
     size_t at = 0, size;
     utf8proc_int32_t character;
-    while (at < length && (size = read_character(text + at, length - at, &character)) > 0 && text_is_space((uint32_t)character)) at += size;
+    while (at < length && (size = read_character(text + at, length - at, &character)) > 0 && is_space((uint32_t)character)) at += size;
     return at;
 }
 
@@ -79,7 +80,7 @@ size_t text_trailing_spaces(const char *text, size_t length) {
     for (size_t start; end > 0; end = start) {
         start = end - 1;
         while (start > 0 && end - start < 4 && (text[start] & 0xC0) == 0x80) start--;
-        if (read_character(text + start, end - start, &character) != end - start || !text_is_space((uint32_t)character)) break;
+        if (read_character(text + start, end - start, &character) != end - start || !is_space((uint32_t)character)) break;
     }
     return length - end;
 }

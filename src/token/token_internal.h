@@ -41,7 +41,6 @@ size_t text_ill_formed(const char *text, size_t length);
 size_t text_character_size(const char *text, size_t length);
 /* Returns the character at text[0..] of well-formed text; *size is its bytes. */
 uint32_t text_character(const char *text, size_t *size);
-bool text_is_space(uint32_t character);                       /* Unicode's White_Space */
 size_t text_spaces(const char *text, size_t length);          /* bytes of leading white space */
 size_t text_trailing_spaces(const char *text, size_t length); /* bytes of trailing white space */
 

@@ -200,7 +200,7 @@ static Run run_model(const Variety *variety, RecomputePolicy policy, bool apart)
     run.executor = executor_create(run.model.graph, &run.plan, &backend, NULL, &error);
     if (!run.executor) fail_msg("%s", error.message);
     void *master = executor_arena(run.executor, ARENA_MASTER), *weights = executor_arena(run.executor, ARENA_WEIGHT);
-    if (!model_initialize_on(run.model.graph, &run.config.model, 5, device, master, weights, &error)) fail_msg("%s", error.message);
+    if (!model_initialize(run.model.graph, &run.config.model, 5, device, master, weights, &error)) fail_msg("%s", error.message);
     fill_inputs(&run);
     device_fill(device, executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
     executor_zero(run.executor);

@@ -1,4 +1,5 @@
 /* Context parallelism: sequences of packed documents, shared out over real ranks under mpirun, against one process. */
+#include "support/data_files.h"
 #include "support/ranks_run.h"
 
 #include "data/data.h"

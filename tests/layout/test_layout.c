@@ -257,7 +257,7 @@ static double run_program(const Session *session, Stops *stops) {
     Executor *executor = executor_create(session->training.model.graph, &session->training.plan, &session->training.backend, NULL, &error);
     if (!executor) fail_msg("%s", error.message);
     const Model *model = &session->training.model;
-    assert_true(model_initialize_on(model->graph, &session->config->model, 1, session->device, executor_arena(executor, ARENA_MASTER),
+    assert_true(model_initialize(model->graph, &session->config->model, 1, session->device, executor_arena(executor, ARENA_MASTER),
         executor_arena(executor, ARENA_WEIGHT), &error));
     if (stops)
         executor_set_comm_points(executor, session->training.schedule->points, session->training.schedule->point_count, at_stop, stops);

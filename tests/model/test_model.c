@@ -98,8 +98,9 @@ static Fixture fixture(const Variety *family, Precision precision, RecomputePoli
     f.model = model_build(&f.config.model, precision, MODEL_TRAIN, SEQUENCES, LENGTH, recompute);
     f.executor = check_executor(f.model.graph, &f.plan);
     void *master = executor_arena(f.executor, ARENA_MASTER);
-    model_initialize(f.model.graph, &f.config.model, 5, device_cpu(), master);
-    model_cast_weights(f.model.graph, device_cpu(), master, executor_arena(f.executor, ARENA_WEIGHT));
+    Error error = {0};
+    assert_true(
+        model_initialize(f.model.graph, &f.config.model, 5, device_cpu(), master, executor_arena(f.executor, ARENA_WEIGHT), &error));
     fill_inputs(&f);
     return f;
 }

@@ -756,9 +756,14 @@ static void build_sum(Check *check, const void *argument) {
     TensorId sum = o->keys ? check_input(check, TYPE_WIDE, 2, shape, 0, 1) : TENSOR_NONE;
     TensorId log = o->keys ? check_input(check, TYPE_WIDE, 2, logs, 0, 3) : TENSOR_NONE;
     TypeClass type = o->queries ? TYPE_WIDE : TYPE_COMPUTE;
-    TensorId next = op_attention_sum(check->graph, sum, log, part, part_log, type);
+    TensorId next = graph_activation_like(check->graph, type, part, "sum"),
+             next_log = graph_activation_like(check->graph, TYPE_WIDE, part_log, "log_sum_exp");
+    Inputs in = {[ATTENTION_SUM_SUM] = sum, [ATTENTION_SUM_LOG] = log, [ATTENTION_SUM_PART] = part, [ATTENTION_SUM_PART_LOG] = part_log};
+    Outputs out = {[ATTENTION_SUM_NEXT_LOG] = next_log};
+    out[type == TYPE_WIDE ? ATTENTION_SUM_NEXT : ATTENTION_SUM_LAST] = next;
+    graph_node(check->graph, OP_attention_sum, in, out, NULL, 0);
     check_output(check, next);
-    check_output(check, check->graph->nodes[graph_get(check->graph, next)->producer].out[ATTENTION_SUM_NEXT_LOG]);
+    check_output(check, next_log);
 }
 
 static void build_ring(Check *check, const void *argument) {

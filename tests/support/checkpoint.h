@@ -5,6 +5,10 @@
 
 #include "ckpt/ckpt.h"
 
+static inline bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error *error) {
+    return checkpoint_finish(checkpoint_start(plan), stats, error);
+}
+
 static inline bool checkpoint_save(const char *where, int64_t step, const Interval *intervals, size_t count, json_t *metadata, int keep,
     CheckpointStats *stats, Error *error) {
     const uint64_t attempt = (uint64_t)getpid();

@@ -7,6 +7,12 @@
 #include "data/data.h"
 #include "files.h"
 
+static inline bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {
+    return shard_writer_append(writer, tokens, count, error) && shard_writer_end_document(writer, error);
+}
+
+static inline bool shard_writer_finish(ShardWriter *writer, Error *error) { return shard_writers_finish(&writer, 1, NULL, error); }
+
 static inline void write_shard(const char *prefix, int token_bytes, const int32_t *tokens, const int64_t *lengths, int64_t documents) {
     Error error = {0};
     ShardWriter *writer = shard_writer_open(prefix, token_bytes, &error);

@@ -62,7 +62,7 @@ static inline Generator *create(const Mesh *mesh, const Config *config, Precisio
     Generator *generator = generator_create(mesh, &config->model, precision, device_cpu(), cache, &error);
     if (!generator) fail_msg("%s", error.message);
     random_run_weights(generator_graph(generator), &config->model, generator_master(generator));
-    generator_use_weights(generator);
+    model_cast_weights(generator_graph(generator), device_cpu(), generator_master(generator), generator_weights(generator));
     return generator;
 }
 

@@ -22,10 +22,19 @@ static inline bool random_run_configure(Config *config, OptionStrings *strings, 
     return good && config_check(config, error);
 }
 
+/* Writes the initial weights of a graph without frozen parameters into a MASTER arena. */
+static inline void random_run_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master) {
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        ParameterInterval whole = {.parameter = i, .count = p->count};
+        model_initialize_interval(graph, config, seed, &whole, device_cpu(), parameter_in(p, master));
+    }
+}
+
 /* The model's initial weights, and noise on what they leave constant. Mixtral's routers have no biases in other
  * programs: they stay equal. */
 static inline void random_run_weights(const Graph *graph, const ModelConfig *config, void *master) {
-    model_initialize(graph, config, 1, device_cpu(), master);
+    random_run_initialize(graph, config, 1, master);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         bool balance_bias = p->kind == PARAMETER_BALANCE_BIAS;

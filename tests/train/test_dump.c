@@ -16,6 +16,7 @@
 #include "comm/comm.h"
 #include "data/data.h"
 #include "run/source.h"
+#include "support/data_files.h"
 #include "train/train.h"
 
 enum { TOKENS = 400 };

@@ -54,10 +54,6 @@ typedef struct AttentionParts { TensorId queries, kv; } AttentionParts;
 AttentionParts op_attention_split(Graph *graph, TensorId qkv, const Heads *heads);
 /* Reorders rows of `ranks` ranks, one rank after another, into whole sequences of `length` rows. */
 TensorId op_attention_order(Graph *graph, TensorId x, int64_t length, int64_t ranks);
-/* Joins two attention results over different keys: the sum of `sum`, WIDE or none yet, and `part`,
- * COMPUTE, both [R, heads_out_columns], weighted by their log-sum-exps, WIDE [R, heads]. The result
- * has type `type`. No gradient. */
-TensorId op_attention_sum(Graph *graph, TensorId sum, TensorId log, TensorId part, TensorId part_log, TypeClass type);
 
 /* Appends attention of new rows of one sequence in generation: writes their keys and values to rows
  * positions[r] of `cache`, STATE COMPUTE [context, heads_kv_columns], and attends to cache
@@ -105,8 +101,10 @@ typedef struct AttentionOrder {
     bool back; /* from sequences to ranks */
 } AttentionOrder;
 
-/* operands of op_attention_sum: NEXT if the result is WIDE, LAST if it is COMPUTE; a plain sum
- * without log-sum-exps */
+/* operands of attention_sum, which joins two attention results over different keys, without a
+ * gradient: the sum of SUM, WIDE or none yet, and PART, COMPUTE, both [R, heads_out_columns], weighted
+ * by their log-sum-exps, WIDE [R, heads]; a plain sum without these. The result is NEXT if it is WIDE,
+ * LAST if it is COMPUTE. */
 enum { ATTENTION_SUM_SUM, ATTENTION_SUM_LOG, ATTENTION_SUM_PART, ATTENTION_SUM_PART_LOG };
 enum { ATTENTION_SUM_NEXT, ATTENTION_SUM_NEXT_LOG, ATTENTION_SUM_LAST };
 

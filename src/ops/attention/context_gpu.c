@@ -13,7 +13,7 @@ typedef struct AttentionCopy {
     int32_t back;
 } AttentionCopy;
 
-/* Pointers may be NULL as in op_attention_sum. */
+/* Pointers may be NULL (ops/attention/attention.h). */
 typedef struct AttentionSum {
     GLOBAL const float *sum, *log, *part_log;
     GLOBAL const bf16 *part;

@@ -56,19 +56,6 @@ static void order_gradient(Graph *graph, const Node *node, const TensorId *d_out
     d_in[ATTENTION_ORDER_X] = order(graph, d_out[ATTENTION_ORDER_Y], &attributes);
 }
 
-/* -- Sums over blocks of keys -------------------------------------------------------------------------------------- */
-
-TensorId op_attention_sum(Graph *graph, TensorId sum, TensorId log, TensorId part, TensorId part_log, TypeClass type) {
-    int64_t rows = graph_rows(graph, part), heads = graph_columns(graph, part_log);
-    Inputs in = {[ATTENTION_SUM_SUM] = sum, [ATTENTION_SUM_LOG] = log, [ATTENTION_SUM_PART] = part, [ATTENTION_SUM_PART_LOG] = part_log};
-    TensorId next = graph_activation_like(graph, type, part, "sum"),
-             next_log = graph_activation(graph, TYPE_WIDE, rows, heads, "log_sum_exp");
-    Outputs out = {[ATTENTION_SUM_NEXT_LOG] = next_log};
-    out[type == TYPE_WIDE ? ATTENTION_SUM_NEXT : ATTENTION_SUM_LAST] = next;
-    graph_node(graph, OP_attention_sum, in, out, NULL, 0);
-    return next;
-}
-
 /* -- All of it ----------------------------------------------------------------------------------------------------- */
 
 TensorId attention_of_context(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec) {

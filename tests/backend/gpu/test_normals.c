@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "support/check.h"
+#include "support/random_run.h"
 #include "config/config.h"
 #include "backend/backend.h"
 #include "model/model.h"
@@ -106,7 +107,7 @@ static void a_models_initial_weights_have_the_hosts_bits(void **state) {
         }
     }
     device_download(check_device(), found, memory, bytes);
-    model_initialize(model.graph, &config.model, SEED, device_cpu(), expected);
+    random_run_initialize(model.graph, &config.model, SEED, expected);
     assert_memory_equal(found, expected, bytes);
     device_free(check_device(), memory, bytes);
     free(expected);
