@@ -44,7 +44,7 @@ static void sum_parameters(ProgramSums *sums, const Graph *graph, const Optimize
         group->bytes += bytes;
         group->largest = fmax(group->largest, bytes);
         group->update += forecast_update(graph, p, optimizer, rates);
-        if (!p->frozen) group->moments += optimizer_state_count(optimizer, p) * bytes;
+        if (!p->frozen) group->moments += optimizer_element_bytes(optimizer, p) * (double)p->count;
     }
 }
 

@@ -27,4 +27,6 @@ bool optimizer_has(const OptimizerRule *optimizer, const char *setting) { return
  * matrices leaves to AdamW; everything. */
 static int variances(const OptimizerRule *optimizer) { return optimizer->keeps_variance ? 2 : optimizer->takes_matrices; }
 
-bool optimizer_may_follow(const OptimizerRule *next, const OptimizerRule *last) { return variances(next) <= variances(last); }
+bool optimizer_may_follow(const OptimizerRule *next, const OptimizerRule *last) {
+    return variances(next) <= variances(last) && next->codes_moments == last->codes_moments;
+}

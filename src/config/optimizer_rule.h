@@ -15,7 +15,10 @@ typedef struct OptimizerRule {
     const char *const *settings;
     bool takes_matrices; /* updates only hidden projections, each as a whole; AdamW updates all other parameters */
     bool keeps_variance; /* has a second state per element in addition to the momentum */
-    double moves;        /* elements of state dtype that an update reads or writes per parameter element, including the norm's read */
+    bool codes_moments;  /* both states of matrices are 8-bit codes (optim/adamw_8bit.c); AdamW updates all other parameters */
+    /* Elements of state dtype that an update reads or writes per parameter element, including the
+     * norm's read, without codes. */
+    double moves;
     /* Computes the rates of an element's update (optim/optim_internal.h). NULL if it takes
      * matrices. */
     struct ElementRates (*rates)(const OptimizerConfig *config, const struct RateTerms *terms);

@@ -11,10 +11,7 @@ INLINE void update(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit) {
     int64_t at = u->index + i;
     f32x4 p = load_state(a->master, at, pure_bf16, unit), g = load_state(a->gradients, at, pure_bf16, unit) * u->scale;
     f32x4 m = load_state(a->momentum, at, pure_bf16, unit), v = load_state(a->variance, u->second_index + i, pure_bf16, unit);
-    m += (g - m) * u->one_minus_beta1;
-    v = v * u->beta2 + g * g * u->one_minus_beta2;
-    p *= u->keep;
-    UNROLL for (int j = 0; j < unit; j++) p[j] -= u->step_size * m[j] / (__builtin_sqrtf(v[j]) * u->inverse_root_bias2 + u->epsilon);
+    p = adamw_step(u, p, g, &m, &v, unit);
     u32x4 of_weights = 0, of_state = 0;
     if (pure_bf16) of_weights = noise_of(u->seed, u->first + i), of_state = noise_of(~u->seed, u->first + i);
     store_state(a->master, at, p, of_weights, pure_bf16, unit);

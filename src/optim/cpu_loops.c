@@ -5,6 +5,7 @@
  * by optimizer.c and muon.c through OptimBackend. */
 #include "base/math.h"
 #include "base/memory.h"
+#include "optim/moment_codes_internal.h"
 #include "optim/optim_internal.h"
 
 #include <math.h>
@@ -57,6 +58,14 @@ static void *scratch_at(const Work *work, int64_t bytes) { return (char *)work->
 static void *current(const Work *work, const Matrix *m) { return scratch_at(work, work->swapped ? m->y : m->x); }
 static void *next(const Work *work, const Matrix *m) { return scratch_at(work, work->swapped ? m->x : m->y); }
 
+/* Points a pass to the codes from element `at` on. */
+static void point_to_codes(PassMemory *memory, const MomentCodes *codes, int64_t at) {
+    memory->momentum = codes->momentum + at;
+    memory->variance = codes->variance + at;
+    memory->momentum_scales = codes->momentum_scales + at / MOMENT_BLOCK;
+    memory->variance_scales = codes->variance_scales + at / MOMENT_BLOCK;
+}
+
 /* Runs a pass over chunk `i`. Updates of elements and sums of squares have no matrices, hence no
  * x. */
 static PreciseSum run_pass(const Work *work, int64_t i, OptimPass pass, const PassRates *rates) {
@@ -68,8 +77,9 @@ static PreciseSum run_pass(const Work *work, int64_t i, OptimPass pass, const Pa
         .master = optim_at(update->master, c->index, bytes),
         .weights = optim_at(update->weights, c->index, o->compute),
         .gradient = optim_at(update->gradients, c->index, bytes),
-        .momentum = optim_at(o->momentum, c->index, bytes),
+        .momentum = optim_at(optim_momentum(o, work->segment), c->index, bytes),
         .variance = optim_at(o->variance, c->second_index, bytes)};
+    if (optimizer_rules[work->segment->optimizer]->codes_moments) point_to_codes(&memory, &o->codes, c->second_index);
     if (!memory.weights) memory.weights = memory.master;
     const Matrix *matrix = work->count ? &o->matrices[c->matrix] : NULL;
     if (matrix) memory.x = optim_at((pass == PASS_APPLY ? muon_result : muon_direction)(o, matrix), c->second_index, o->compute);

@@ -5,7 +5,7 @@
  * AdamW (arXiv 1711.05101) in one fused pass over master, gradient, moments and compute weights.
  * Muon (Jordan 2024; scaling and decay of arXiv 2502.16982) for matrices, each projection of a
  * fused or stacked parameter by itself; AdamW for all other parameters. Lion (arXiv 2302.06675) in
- * one pass too, with the momentum as its only state. The routers' load-balancing biases use AdamW
+ * one pass too, with the momentum as its only state. AdamW with moments in 8 bits (arXiv 2110.02861). The routers' load-balancing biases use AdamW
  * without decay, at their own rate, on the load error that the router left in their gradient. Their
  * gradients are integers (ops/router/rule.c); optimizer_set_load_unit sets the unit. */
 #pragma once
@@ -20,8 +20,8 @@ typedef struct Optimizer Optimizer;
 /* Returns whether the optimizer updates the parameter's matrices, each as a whole (Muon); otherwise
  * it updates each element by itself. */
 bool optimizer_takes_matrices(const OptimizerConfig *config, const Parameter *parameter);
-/* Returns the number of states of the parameter. 1: momentum; 2: momentum and variance. */
-int optimizer_state_count(const OptimizerConfig *config, const Parameter *parameter);
+/* Returns the bytes of state per element of the parameter. */
+double optimizer_element_bytes(const OptimizerConfig *config, const Parameter *parameter);
 /* Returns the elements of state dtype that an update moves per element of the parameter
  * (OptimizerRule.moves). */
 double optimizer_moves(const OptimizerConfig *config, const Parameter *parameter);
@@ -95,9 +95,12 @@ typedef void (*OptimizerHook)(void *context, int bucket);
 void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context);
 
 /* The state as named intervals in device memory, for checkpoints: "momentum" for all, "variance" if
- * the optimizer keeps one. */
+ * the optimizer keeps one; or codes and scales of both. */
+typedef enum StateForm { STATE_WIDE, STATE_CODES, STATE_SCALES } StateForm; /* in the state dtype; bytes; fp32 */
 typedef struct OptimizerState {
     const char *kind;
+    StateForm form;
+    int64_t each; /* elements per number of the state; `elements` consists of multiples of it */
     ParameterInterval elements;
     void *data;
     int holders, holder; /* as in ShardInterval */

@@ -33,8 +33,8 @@ typedef struct ElementArguments {
 #include "optim/optim_internal.h"
 
 static inline OptimArenas optim_arenas(const Optimizer *optimizer, const Segment *segment, const Update *update) {
-    return (OptimArenas){
-        update->master, update->weights, update->gradients, optimizer->momentum, optimizer->variance, update->step, segment->pure_bf16};
+    return (OptimArenas){update->master, update->weights, update->gradients, optim_momentum(optimizer, segment), optimizer->variance,
+        update->step, segment->pure_bf16};
 }
 
 ElementArguments optim_element_arguments(
@@ -116,6 +116,15 @@ INLINE ChunkUpdate update_of(const Chunk GLOBAL *chunk, const OptimArenas *arena
         .first = chunk->first,
         .seed = optim_noise_seed(chunk->key, arenas->step),
     };
+}
+
+/* Returns `unit` parameters p after AdamW's update with gradients g; updates both moments. */
+INLINE f32x4 adamw_step(const ChunkUpdate *u, f32x4 p, f32x4 g, f32x4 *m, f32x4 *v, int unit) {
+    *m += (g - *m) * u->one_minus_beta1;
+    *v = *v * u->beta2 + g * g * u->one_minus_beta2;
+    p *= u->keep;
+    UNROLL for (int j = 0; j < unit; j++) p[j] -= u->step_size * (*m)[j] / (__builtin_sqrtf((*v)[j]) * u->inverse_root_bias2 + u->epsilon);
+    return p;
 }
 
 /* Updates the block's chunk with `update` for elements i .. i + unit - 1. */

@@ -50,7 +50,8 @@ typedef struct MuonExchange {
 typedef struct Segment {
     int64_t first, end;
     int64_t shift;
-    int bucket, optimizer; /* an OptimizerName */
+    int64_t momentum_shift; /* their momentum lies this many bytes after these offsets */
+    int bucket, optimizer;  /* an OptimizerName */
     bool primary, pure_bf16;
     int exchange; /* of its matrices, or -1 */
 } Segment;
@@ -77,6 +78,7 @@ typedef struct PassRates {
 typedef struct PassMemory {
     int64_t count; /* elements */
     void *master, *weights, *momentum, *variance, *x;
+    float *momentum_scales, *variance_scales; /* if both moments are codes (moment_codes_internal.h): one per block */
     const void *gradient;
 } PassMemory;
 
@@ -84,11 +86,11 @@ typedef struct PassMemory {
  * is the WIDE type and the type of all arithmetic. */
 typedef struct OptimKernels {
     GemmType compute, wide;
-    PreciseSum (*pass[PASS_COUNT])(const PassRates *rates, const PassMemory *memory); /* returns the sum of squares, or 0 */
     /* Replaces rows `first` to `end` of the lower triangle of gram by a I + b gram + c square. */
     void (*polynomial)(void *gram, const void *square, int64_t order, int64_t first, int64_t end);
     /* Copies the part of these rows left of the diagonal to its mirror image. */
     void (*mirror)(void *gram, int64_t order, int64_t first, int64_t end);
+    PreciseSum (*pass[PASS_COUNT])(const PassRates *rates, const PassMemory *memory); /* returns the sum of squares, or 0 */
 } OptimKernels;
 
 /* Return the variant for an instruction set, or NULL if there is none (cpu_loops.c); and the best
@@ -97,6 +99,18 @@ const OptimKernels *optim_kernels(Precision precision, CpuIsa isa);
 const OptimKernels *optim_best_kernels(Precision precision);
 
 typedef struct OptimBackend OptimBackend;
+
+/* The place of an interval's state; -1: it has no such state. */
+typedef struct StatePlace {
+    int64_t momentum, variance; /* byte offsets in their arenas */
+    int64_t codes;              /* first element among those whose moments are codes, a multiple of MOMENT_BLOCK */
+} StatePlace;
+
+/* Moments of matrices as 8-bit codes (moment_codes_internal.h). */
+typedef struct MomentCodes {
+    uint8_t *momentum, *variance;
+    float *momentum_scales, *variance_scales; /* one per MOMENT_BLOCK elements */
+} MomentCodes;
 
 /* Chunks are ordered: load-balancing biases, then other parameters that are updated by element,
  * then Muon's chunks matrix by matrix. Segments follow the same order. */
@@ -108,7 +122,7 @@ struct Optimizer {
     const OptimKernels *kernels; /* of the CPU */
     size_t wide, compute;        /* bytes of W and T */
     OptimizerShard shard;        /* its list belongs to the optimizer */
-    int64_t *variance_offset;    /* by interval; -1: its optimizer keeps none */
+    StatePlace *places;          /* by interval */
     double load_unit;            /* of gradients of balancing biases */
     OptimizerHook updated;       /* or NULL */
     void *updated_context;
@@ -124,8 +138,9 @@ struct Optimizer {
 
     /* Device memory. Scratch holds Muon's scratch, then `segment_squares`, `partials`, `squares`
      * and, if the back end reads it, `device_chunks`. */
-    void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena */
-    int64_t momentum_bytes, variance_bytes, muon_bytes, scratch_bytes;
+    void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena, unless moments are codes */
+    MomentCodes codes;                   /* one arena, which starts with the momentum */
+    int64_t momentum_bytes, variance_bytes, coded, muon_bytes, scratch_bytes; /* coded: elements whose moments are codes */
     PreciseSum *segment_squares; /* of each segment's gradients, or of the latest other sum; a GPU sets only `high` */
     void *partials;              /* one per chunk: PreciseSum; double on a GPU */
     double *squares;             /* of each matrix's direction */
@@ -144,6 +159,11 @@ static inline size_t optim_state_bytes(const Optimizer *optimizer, const Segment
  * added. */
 static inline const void *optim_gradients(const Optimizer *optimizer, const Segment *segment, const void *gradients) {
     return (const char *)gradients + (optimizer->shard.local_gradients ? 0 : segment->shift);
+}
+
+/* Returns the address to which the chunks' offsets of their momentum are added. */
+static inline void *optim_momentum(const Optimizer *optimizer, const Segment *segment) {
+    return (char *)optimizer->momentum + segment->momentum_shift;
 }
 
 /* One update: the arguments of optimizer_step, shifted so that all arenas use the offsets of the

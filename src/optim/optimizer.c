@@ -1,12 +1,14 @@
 /* The optimizer's interface: which method updates which parameter, the state and its layout, the
  * gradient norm, the step. Owns the list of chunks. In device memory it owns the scratch and the
  * state: momentum for all parameters at the offsets of the master arena, and variance for those
- * whose optimizer keeps one, one after another. Called by the training loop, checkpoints and the
- * memory table. */
+ * whose optimizer keeps one, one after another. If moments of matrices are codes, these have an
+ * arena of their own, and the momentum of the other parameters is one after another too. Called by
+ * the training loop, checkpoints and the memory table. */
 #include "base/hash.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "optim/moment_codes_internal.h"
 #include "optim/optim_internal.h"
 
 #include <assert.h>
@@ -29,20 +31,38 @@ bool optimizer_takes_matrices(const OptimizerConfig *config, const Parameter *pa
     return optimizer_of(config)->takes_matrices && parameter->kind == PARAMETER_MATRIX && parameter->rank >= 2 && parameter->count > 0;
 }
 
+enum { LEAST_CODED = 4096 }; /* elements of the smallest matrix whose moments are codes: smaller ones save nothing */
+
+/* Returns whether both moments of a parameter are codes, on any rank of any layout. */
+static bool codes_moments(const OptimizerConfig *config, const Parameter *p) {
+    int64_t count = 1;
+    for (int i = 0; i < p->rank; i++) count *= p->whole[i];
+    return optimizer_of(config)->codes_moments && p->kind == PARAMETER_MATRIX && p->rank >= 2 && count >= LEAST_CODED &&
+           p->whole[p->rank - 1] % MOMENT_BLOCK == 0;
+}
+
 /* Returns the optimizer of a parameter: AdamW for what an optimizer of matrices leaves, and for
  * load-balancing biases. */
 static OptimizerName name_of(const OptimizerConfig *config, const Parameter *parameter) {
-    if (optimizer_takes_matrices(config, parameter)) return config->name;
-    bool other = optimizer_of(config)->takes_matrices || parameter->kind == PARAMETER_BALANCE_BIAS;
-    return other ? OPTIMIZER_adamw : config->name;
+    const OptimizerRule *rule = optimizer_of(config);
+    bool taken = rule->takes_matrices  ? optimizer_takes_matrices(config, parameter)
+                 : rule->codes_moments ? codes_moments(config, parameter)
+                                       : parameter->kind != PARAMETER_BALANCE_BIAS;
+    return taken ? config->name : OPTIMIZER_adamw;
 }
 
-int optimizer_state_count(const OptimizerConfig *config, const Parameter *parameter) {
-    return optimizer_rules[name_of(config, parameter)]->keeps_variance ? 2 : 1;
+static bool keeps_variance(const OptimizerConfig *config, const Parameter *parameter) {
+    return optimizer_rules[name_of(config, parameter)]->keeps_variance;
+}
+
+double optimizer_element_bytes(const OptimizerConfig *config, const Parameter *parameter) {
+    if (codes_moments(config, parameter)) return 2 * (1 + sizeof(float) / (double)MOMENT_BLOCK);
+    return (double)parameter->element_bytes * (keeps_variance(config, parameter) ? 2 : 1);
 }
 
 double optimizer_moves(const OptimizerConfig *config, const Parameter *parameter) {
-    return optimizer_rules[name_of(config, parameter)]->moves;
+    double codes = codes_moments(config, parameter) ? 2 * optimizer_element_bytes(config, parameter) / (double)parameter->element_bytes : 0;
+    return optimizer_rules[name_of(config, parameter)]->moves + codes;
 }
 
 /* Returns the elements that this rank holds of one expert, or of the single matrix, with all its
@@ -105,19 +125,52 @@ static const Parameter *parameter_of(const Optimizer *optimizer, int interval) {
     return &optimizer->graph->parameters[optimizer->shard.intervals[interval].elements.parameter];
 }
 
-/* Sets variance_offset; returns the bytes of the variance arena. */
-static int64_t place_variance(Optimizer *optimizer) {
-    int64_t bytes = 0, count = optimizer->shard.interval_count, alignment = precision_alignment(optimizer->graph->precision);
-    optimizer->variance_offset = memory_allocate((size_t)count * sizeof *optimizer->variance_offset);
-    for (int i = 0; i < count; i++) {
-        const Parameter *parameter = parameter_of(optimizer, i);
-        bool kept = optimizer_state_count(&optimizer->config, parameter) == 2;
-        optimizer->variance_offset[i] = kept ? bytes : -1;
-        if (!kept) continue;
-        bytes = round_up(bytes + optimizer->shard.intervals[i].elements.count * parameter->element_bytes, alignment);
+/* Places the state of an interval without codes. A momentum that does not follow the master arena
+ * is at the same distance from a multiple of `alignment`. */
+static StatePlace place_moments(Optimizer *o, int index, int64_t alignment) {
+    const ShardInterval *interval = &o->shard.intervals[index];
+    int64_t bytes = interval->elements.count * parameter_of(o, index)->element_bytes;
+    StatePlace place = {.momentum = interval->offset, .variance = -1, .codes = -1};
+    if (optimizer_of(&o->config)->codes_moments) {
+        place.momentum = round_up(o->momentum_bytes, alignment) + interval->offset % alignment;
+        o->momentum_bytes = place.momentum + bytes;
     }
-    return bytes;
+    if (keeps_variance(&o->config, parameter_of(o, index))) {
+        place.variance = o->variance_bytes;
+        o->variance_bytes = round_up(o->variance_bytes + bytes, alignment);
+    }
+    return place;
 }
+
+/* Sets the places of all states, and the sizes of their arenas. */
+static void place_states(Optimizer *o) {
+    int64_t count = o->shard.interval_count, alignment = precision_alignment(o->graph->precision);
+    o->places = memory_allocate((size_t)count * sizeof *o->places);
+    for (int i = 0; i < count; i++) {
+        if (codes_moments(&o->config, parameter_of(o, i))) {
+            o->places[i] = (StatePlace){.momentum = -1, .variance = -1, .codes = o->coded};
+            o->coded += o->shard.intervals[i].elements.count;
+        } else o->places[i] = place_moments(o, i, alignment);
+    }
+    if (!optimizer_of(&o->config)->codes_moments) o->momentum_bytes = o->shard.bytes;
+}
+
+/* Checks that no block of codes has elements of two ranks. Shards begin at multiples of
+ * MOMENT_BLOCK elements, so only a cut of columns can be in the way. */
+static bool check_blocks(const Optimizer *o, Error *error) {
+    for (int i = 0; i < o->shard.interval_count; i++) {
+        const Parameter *p = parameter_of(o, i);
+        if (o->places[i].codes < 0 || p->shape[p->rank - 1] % MOMENT_BLOCK == 0) continue;
+        return error_set(error, ERROR_USAGE,
+            "optimizer.name=%s: layout.tp leaves a rank %lld columns of %s, which is not a multiple of %d, the elements of a block of "
+            "8-bit states. Use another layout.tp or optimizer.name=adamw.",
+            optimizer_of(&o->config)->name, (long long)p->shape[p->rank - 1], p->name, MOMENT_BLOCK);
+    }
+    return true;
+}
+
+/* Returns the bytes of the arena of codes. */
+static int64_t codes_bytes(const Optimizer *o) { return 2 * (o->coded + o->coded / MOMENT_BLOCK * (int64_t)sizeof(float)); }
 
 /* ---- Chunks ---- */
 
@@ -129,6 +182,7 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index, int 
     Segment segment = {.first = first,
         .end = optimizer->chunk_count,
         .shift = parameter->offset + interval->elements.first * parameter->element_bytes - interval->offset,
+        .momentum_shift = int_max(optimizer->places[index].momentum, 0) - (optimizer->places[index].codes < 0 ? interval->offset : 0),
         .bucket = interval->bucket,
         .optimizer = name_of(&optimizer->config, parameter),
         .primary = interval->holder == 0,
@@ -137,8 +191,9 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index, int 
     bool opens = first == 0 || first == optimizer->balance_end || first == optimizer->elements_end;
     if (first == segment.end) return;
     Segment *last = opens ? NULL : &optimizer->segments[optimizer->segment_count - 1];
-    if (last && last->shift == segment.shift && last->bucket == segment.bucket && last->primary == segment.primary &&
-        last->pure_bf16 == segment.pure_bf16 && last->exchange == segment.exchange) {
+    if (last && last->shift == segment.shift && last->momentum_shift == segment.momentum_shift && last->optimizer == segment.optimizer &&
+        last->bucket == segment.bucket && last->primary == segment.primary && last->pure_bf16 == segment.pure_bf16 &&
+        last->exchange == segment.exchange) {
         last->end = segment.end;
         return;
     }
@@ -179,7 +234,9 @@ static void append_element_chunks(Optimizer *optimizer, bool balance_biases) {
         assert(interval->offset % parameter->element_bytes == 0);
         whole.index = interval->offset / parameter->element_bytes;
         whole.count = interval->elements.count;
-        whole.second_index = int_max(optimizer->variance_offset[i], 0) / parameter->element_bytes;
+        StatePlace place = optimizer->places[i];
+        whole.second_index = place.codes >= 0 ? place.codes : int_max(place.variance, 0) / parameter->element_bytes;
+        assert(place.codes < 0 || (whole.first % MOMENT_BLOCK == 0 && whole.count % MOMENT_BLOCK == 0));
         whole.rates = rates;
         append_chunks(optimizer, whole);
         extend_segments(optimizer, first, i, -1);
@@ -218,8 +275,7 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     optimizer->wide = precision_bytes(graph->precision, TYPE_WIDE);
     optimizer->compute = precision_bytes(graph->precision, TYPE_COMPUTE);
     optimizer->shard = shard ? copy_shard(shard) : whole_shard(graph);
-    optimizer->momentum_bytes = optimizer->shard.bytes;
-    optimizer->variance_bytes = place_variance(optimizer);
+    place_states(optimizer);
     muon_lay_out(optimizer);
     append_element_chunks(optimizer, true);
     optimizer->balance_end = optimizer->chunk_count;
@@ -242,6 +298,7 @@ static bool allocate(Device *device, void **arena, int64_t bytes, const char *wh
 static bool allocate_arenas(Optimizer *o, Error *error) {
     return allocate(o->device, &o->momentum, o->momentum_bytes, "momentum", error) &&
            allocate(o->device, &o->variance, o->variance_bytes, "variance", error) &&
+           allocate(o->device, (void **)&o->codes.momentum, codes_bytes(o), "codes", error) &&
            allocate(o->device, &o->scratch, o->scratch_bytes, "scratch", error);
 }
 
@@ -250,10 +307,13 @@ Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, c
     assert(optimizer->backend == &cpu || precision_is_bf16(graph->precision));
     optimizer->device = device;
     optimizer->busy = (int64_t)device_info(device)->processors * USUAL_TILE;
-    if (!allocate_arenas(optimizer, error)) {
+    if (!check_blocks(optimizer, error) || !allocate_arenas(optimizer, error)) {
         optimizer_free(optimizer);
         return NULL;
     }
+    optimizer->codes.variance = optimizer->codes.momentum + optimizer->coded;
+    optimizer->codes.momentum_scales = (float *)(optimizer->codes.variance + optimizer->coded);
+    optimizer->codes.variance_scales = optimizer->codes.momentum_scales + optimizer->coded / MOMENT_BLOCK;
     optimizer->segment_squares = optim_at(optimizer->scratch, optimizer->muon_bytes, 1);
     optimizer->partials = optimizer->segment_squares + optimizer->segment_count;
     optimizer->squares = (double *)((PreciseSum *)optimizer->partials + optimizer->chunk_count);
@@ -268,10 +328,11 @@ void optimizer_free(Optimizer *optimizer) {
     if (optimizer->device) {
         device_free(optimizer->device, optimizer->momentum, optimizer->momentum_bytes);
         device_free(optimizer->device, optimizer->variance, optimizer->variance_bytes);
+        device_free(optimizer->device, optimizer->codes.momentum, codes_bytes(optimizer));
         device_free(optimizer->device, optimizer->scratch, optimizer->scratch_bytes);
     }
     free(optimizer->shard.intervals);
-    free(optimizer->variance_offset);
+    free(optimizer->places);
     free(optimizer->segments);
     free(optimizer->chunks);
     muon_free(optimizer);
@@ -280,7 +341,7 @@ void optimizer_free(Optimizer *optimizer) {
 
 int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard) {
     Optimizer *optimizer = lay_out(graph, config, shard, &cpu); /* a GPU needs as much */
-    int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes;
+    int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes + codes_bytes(optimizer);
     optimizer_free(optimizer);
     return bytes;
 }
@@ -374,20 +435,39 @@ void optimizer_step(Optimizer *optimizer, void *master, void *weights, const voi
         optimizer_step_bucket(optimizer, bucket, master, weights, gradients, step, lr, scale);
 }
 
-static OptimizerState state_of(const ShardInterval *interval, const char *kind, void *arena, int64_t offset) {
-    return (OptimizerState){kind, interval->elements, (char *)arena + offset, interval->holders, interval->holder};
+static OptimizerState state_of(const ShardInterval *interval, const char *kind, StateForm form, void *data) {
+    return (OptimizerState){.kind = kind,
+        .form = form,
+        .each = form == STATE_SCALES ? MOMENT_BLOCK : 1,
+        .elements = interval->elements,
+        .data = data,
+        .holders = interval->holders,
+        .holder = interval->holder};
+}
+
+/* Lists the states of an interval; returns their number. */
+static size_t states_of(const Optimizer *o, int index, OptimizerState states[4]) {
+    const ShardInterval *interval = &o->shard.intervals[index];
+    StatePlace place = o->places[index];
+    int64_t block = place.codes / MOMENT_BLOCK;
+    size_t count = 0;
+    if (place.momentum >= 0) states[count++] = state_of(interval, "momentum", STATE_WIDE, (char *)o->momentum + place.momentum);
+    if (place.variance >= 0) states[count++] = state_of(interval, "variance", STATE_WIDE, (char *)o->variance + place.variance);
+    if (place.codes < 0) return count;
+    states[count++] = state_of(interval, "momentum_codes", STATE_CODES, o->codes.momentum + place.codes);
+    states[count++] = state_of(interval, "variance_codes", STATE_CODES, o->codes.variance + place.codes);
+    states[count++] = state_of(interval, "momentum_scales", STATE_SCALES, o->codes.momentum_scales + block);
+    states[count++] = state_of(interval, "variance_scales", STATE_SCALES, o->codes.variance_scales + block);
+    return count;
 }
 
 size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size_t capacity) {
     size_t count = 0;
     for (int i = 0; i < optimizer->shard.interval_count; i++) {
-        const ShardInterval *interval = &optimizer->shard.intervals[i];
-        int64_t variance = optimizer->variance_offset[i];
-        if (count < capacity) states[count] = state_of(interval, "momentum", optimizer->momentum, interval->offset);
-        count++;
-        if (variance < 0) continue;
-        if (count < capacity) states[count] = state_of(interval, "variance", optimizer->variance, variance);
-        count++;
+        OptimizerState own[4];
+        size_t more = states_of(optimizer, i, own);
+        for (size_t k = 0; k < more; k++, count++)
+            if (count < capacity) states[count] = own[k];
     }
     return count;
 }

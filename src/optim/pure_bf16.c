@@ -5,6 +5,7 @@
  * memory. */
 #include "base/bf16.h"
 #include "base/math.h"
+#include "optim/moment_codes_internal.h"
 #include "optim/optim_internal.h"
 
 #include <string.h>
@@ -23,7 +24,8 @@ static const Touched touched[PASS_UPDATE] = {
 
 static Touched touched_by(OptimPass pass) {
     if (pass < PASS_UPDATE) return touched[pass];
-    int state = optimizer_rules[pass - PASS_UPDATE]->keeps_variance ? MOMENTUM | VARIANCE : MOMENTUM;
+    const OptimizerRule *rule = optimizer_rules[pass - PASS_UPDATE];
+    int state = rule->codes_moments ? 0 : rule->keeps_variance ? MOMENTUM | VARIANCE : MOMENTUM;
     return (Touched){MASTER | GRADIENT | state, MASTER | state};
 }
 
@@ -49,7 +51,12 @@ PreciseSum bf16_pass(
     PreciseSum sum = {0};
     for (int64_t at = 0; at < memory->count; at += BLOCK) {
         int64_t count = int_min(BLOCK, memory->count - at), element = first + at;
-        PassMemory block = {count, p, ignored, m, v, optim_at(memory->x, at, sizeof(uint16_t)), g};
+        PassMemory block = {count, p, ignored, m, v, optim_at(memory->x, at, sizeof(uint16_t)), .gradient = g};
+        if (memory->momentum_scales) { /* codes are no bf16 */
+            block.momentum = (uint8_t *)memory->momentum + at, block.variance = (uint8_t *)memory->variance + at;
+            block.momentum_scales = memory->momentum_scales + at / MOMENT_BLOCK;
+            block.variance_scales = memory->variance_scales + at / MOMENT_BLOCK;
+        }
         if (reads & MASTER) load_block(p, master + at, count);
         if (reads & GRADIENT) load_block(g, gradient + at, count);
         if (reads & MOMENTUM) load_block(m, momentum + at, count);

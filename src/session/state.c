@@ -48,34 +48,49 @@ StoredType session_stored_type(const Parameter *parameter) {
     return bytes == 8 ? STORED_F64 : bytes == 4 ? STORED_F32 : STORED_BF16;
 }
 
+/* The stored numbers of a parameter or of one of its states: their type, and the elements of the
+ * parameter that each of them is for, consecutive ones of a row. */
+typedef struct Numbers {
+    StoredType type;
+    int64_t each;
+} Numbers;
+
+static Slice slice_of_numbers(Slice s, int64_t each) {
+    return (Slice){s.first / each, s.count / each, s.run / each, s.stride / each, s.skip / each};
+}
+
 /* Appends an interval of a parameter, or of its optimizer state, at `memory`, as slices of the
  * whole tensor. */
-static void append(IntervalList *list, const Graph *graph, const char *name, ParameterInterval elements, char *memory) {
+static void append(IntervalList *list, const Graph *graph, const char *name, ParameterInterval elements, Numbers numbers, char *memory) {
     const Parameter *p = &graph->parameters[elements.parameter];
-    Interval interval = {.type = session_stored_type(p), .rank = p->rank};
+    Interval interval = {.type = numbers.type, .rank = p->rank};
     memcpy(interval.shape, p->whole, sizeof p->whole);
+    interval.shape[p->rank - 1] /= numbers.each;
     while (elements.count > 0) {
         size_t also = list->count;
         interval.name = memory_copy_string(name);
-        interval.slice = graph_take_slice(graph, &elements);
+        interval.slice = slice_of_numbers(graph_take_slice(graph, &elements), numbers.each);
         array_append(list->memory, also, memory);
         array_append(list->items, list->count, interval);
         memory += interval_bytes(&interval);
     }
 }
 
-/* Appends an interval that this rank holds at `memory` as number `holder` of `holders`. With
+/* Appends an interval that this rank holds, of a state or of weights in the place of one. With
  * `writes`, appends only the part that this rank writes: an even share in stage 0, which has the
  * most data; otherwise all of it on holder 0. */
-static void append_held(IntervalList *list, const Session *session, const char *name, ParameterInterval elements, int holders, int holder,
-    char *memory, bool writes) {
+static void append_held(
+    IntervalList *list, const Session *session, const char *name, const OptimizerState *state, Numbers numbers, bool writes) {
+    ParameterInterval elements = state->elements;
+    char *memory = state->data;
     if (writes && !session->layout->stage) {
-        CutShare share = cut_share(elements.count, holder, holders);
-        elements.first += share.first;
-        elements.count = share.count;
-        memory += share.first * session->training.model.graph->parameters[elements.parameter].element_bytes;
+        CutShare share = cut_share(elements.count / numbers.each, state->holder, state->holders);
+        elements.first += share.first * numbers.each;
+        elements.count = share.count * numbers.each;
+        memory += share.first * (int64_t)stored_type_bytes(numbers.type);
     }
-    if (!writes || !session->layout->stage || holder == 0) append(list, session->training.model.graph, name, elements, memory);
+    if (!writes || !session->layout->stage || state->holder == 0)
+        append(list, session->training.model.graph, name, elements, numbers, memory);
 }
 
 static Interval history_interval(const AmaxTensor *tensor, int64_t length) {
@@ -105,16 +120,20 @@ static IntervalList session_intervals(const Session *session, bool writes) {
     IntervalList list = {0};
     for (int i = 0; i < shard->interval_count; i++) {
         const ShardInterval *held = &shard->intervals[i];
-        const char *name = graph->parameters[held->elements.parameter].name;
-        append_held(&list, session, name, held->elements, held->holders, held->holder, master + held->offset, writes);
+        const Parameter *p = &graph->parameters[held->elements.parameter];
+        OptimizerState weights = {
+            .elements = held->elements, .data = master + held->offset, .holders = held->holders, .holder = held->holder};
+        append_held(&list, session, p->name, &weights, (Numbers){session_stored_type(p), 1}, writes);
     }
     size_t count = optimizer_states(session->optimizer, NULL, 0);
     SCOPED_FREE OptimizerState *states = memory_allocate((count + 1) * sizeof *states);
     optimizer_states(session->optimizer, states, count);
     for (size_t i = 0; i < count; i++) {
         const OptimizerState *state = &states[i];
-        SCOPED_FREE char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->elements.parameter].name);
-        append_held(&list, session, name, state->elements, state->holders, state->holder, state->data, writes);
+        const Parameter *p = &graph->parameters[state->elements.parameter];
+        StoredType type = state->form == STATE_CODES ? STORED_U8 : state->form == STATE_SCALES ? STORED_F32 : session_stored_type(p);
+        SCOPED_FREE char *name = memory_format("optimizer/%s/%s", state->kind, p->name);
+        append_held(&list, session, name, state, (Numbers){type, state->each}, writes);
     }
     list.on_device = list.count;
     if (writes && mesh_index(session->mesh, AXES_ALL & ~MESH(AXIS_PP)) == 0) append_history(&list, session->history);
@@ -596,7 +615,7 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
-        append(&list, graph, p->name, (ParameterInterval){i, 0, p->count}, parameter_in(p, master));
+        append(&list, graph, p->name, (ParameterInterval){i, 0, p->count}, (Numbers){session_stored_type(p), 1}, parameter_in(p, master));
     }
     for (size_t i = 0; i < list.count; i++) list.items[i].data = list.memory[i];
     SCOPED(run_point_free) RunPoint point = run_point(name);

@@ -24,7 +24,22 @@ static void an_activation_function(void **state) {
     check_recipe("Add an activation function");
 }
 
+static void an_optimizer(void **state) {
+    (void)state;
+    check_recipe("Add an optimizer");
+}
+
+static void a_data_source(void **state) {
+    (void)state;
+    check_recipe("Add a data source");
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(an_operation), cmocka_unit_test(an_activation_function)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_operation),
+        cmocka_unit_test(an_activation_function),
+        cmocka_unit_test(an_optimizer),
+        cmocka_unit_test(a_data_source),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

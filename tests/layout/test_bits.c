@@ -18,12 +18,12 @@ static void the_same_layout_gives_the_same_bits(void **state) {
  * who holds what alone. Muon has whole matrices on every rank that updates them. */
 static void stages_that_add_alike_give_the_same_bits(void **state) {
     (void)state;
-    static const char *const optimizers[] = {"adamw", "muon", "lion"};
+    static const char *const optimizers[] = {"adamw", "muon", "lion", "adamw_8bit"};
     if (!has_mpi()) skip();
     for (size_t i = 0; i < sizeof optimizers / sizeof *optimizers; i++) {
         for (int stage = 0; stage <= 3; stage++)
-            train_ranks(
-                3, "steps=8 batch.tokens=768 optimizer.name=%s layout.zero=%d run=%s-%d", optimizers[i], stage, optimizers[i], stage);
+            train_ranks(3, "steps=8 batch.tokens=768 model.width=64 model.ffn=64 optimizer.name=%s layout.zero=%d run=%s-%d", optimizers[i],
+                stage, optimizers[i], stage);
         for (int stage = 0; stage <= 2; stage += 2) {
             SCOPED_FREE char *one = memory_format("%s-%d", optimizers[i], stage), *two = memory_format("%s-%d", optimizers[i], stage + 1);
             assert_same_steps(one, two);

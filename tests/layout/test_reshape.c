@@ -66,6 +66,13 @@ static void a_tied_model_keeps_its_bits_from_layout_to_layout(void **state) {
         {4, "layout.tp=4"}, {4, "layout.tp=2 layout.zero=1"});
 }
 
+/* Moments in 8 bits: shards of ranks begin inside of rows, at blocks of codes. */
+static void coded_moments_keep_their_bits_from_layout_to_layout(void **state) {
+    (void)state;
+    CHECK_CHAIN("model.family=llama model.experts=0 model.width=128 model.head_dim=32 model.ffn=128 optimizer.name=adamw_8bit",
+        {4, "layout.tp=2 layout.zero=3"}, {3, "layout.zero=1"}, {0, ""}, {4, "layout.pp=2 layout.tp=2"}, {2, "layout.zero=0"});
+}
+
 /* The whole weights of a run in layouts are what one process trains, to the rounding of sums. */
 static void an_export_of_shared_out_weights_is_that_of_one_process(void **state) {
     (void)state;
@@ -104,6 +111,7 @@ int main(void) {
         TRAIN_TEST(zaya_keeps_its_bits_from_layout_to_layout),
         TRAIN_TEST(llama_keeps_its_bits_from_layout_to_layout),
         TRAIN_TEST(a_tied_model_keeps_its_bits_from_layout_to_layout),
+        TRAIN_TEST(coded_moments_keep_their_bits_from_layout_to_layout),
         TRAIN_TEST(an_export_of_shared_out_weights_is_that_of_one_process),
     };
     train_main();

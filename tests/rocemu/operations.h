@@ -122,7 +122,9 @@
     X(cvt_f32_i32, F, u32, u32, u32, u32, "v_cvt_f32_i32 %0, %1", 0, fb((float)(int)a))                                                       \
     X(cvt_f32_u32, F, u32, u32, u32, u32, "v_cvt_f32_u32 %0, %1", 0, fb((float)a))                                                            \
     X(cvt_f32_ubyte0, F, u32, u32, u32, u32, "v_cvt_f32_ubyte0 %0, %1", 0, fb((float)(a & 255)))                                              \
+    X(cvt_f32_ubyte1, F, u32, u32, u32, u32, "v_cvt_f32_ubyte1 %0, %1", 0, fb((float)(a >> 8 & 255)))                                         \
     X(cvt_f32_ubyte2, F, u32, u32, u32, u32, "v_cvt_f32_ubyte2 %0, %1", 0, fb((float)(a >> 16 & 255)))                                        \
+    X(cvt_f32_ubyte3, F, u32, u32, u32, u32, "v_cvt_f32_ubyte3 %0, %1", 0, fb((float)(a >> 24)))                                              \
     X(cvt_i32_f32, I, u32, u32, u32, u32, "v_cvt_i32_f32 %0, %1", 0, (u32)saturated(g64(f(a)), -2147483648.0, 2147483647.0))                  \
     X(cvt_u32_f32, I, u32, u32, u32, u32, "v_cvt_u32_f32 %0, %1", 0, (u32)saturated(g64(f(a)), 0, 4294967295.0))                              \
     X(cvt_pk_fp8, I, u32, u32, u32, u32, "v_mov_b32 %0, %3\n v_cvt_pk_fp8_f32 %0, %1, %2", 0, (c & 0xffff0000) | e4m3_pair(f(a), f(b)))       \

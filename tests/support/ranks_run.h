@@ -81,9 +81,10 @@ static inline json_t *checkpoint_shapes(const char *run, int64_t step) {
     return shapes;
 }
 
-/* A whole fp32 tensor of a checkpoint, for the caller to free. */
+/* A whole fp32 tensor of a checkpoint, or codes as numbers, for the caller to free. */
 static inline float *checkpoint_tensor(const char *run, int64_t step, const char *name, const json_t *shape, int64_t *count) {
-    Interval interval = {.name = name, .type = STORED_F32, .rank = (int)json_array_size(shape)};
+    bool codes = strstr(name, "_codes/");
+    Interval interval = {.name = name, .type = codes ? STORED_U8 : STORED_F32, .rank = (int)json_array_size(shape)};
     Error error = {0};
     *count = 1;
     for (int i = 0; i < interval.rank; i++) *count *= interval.shape[i] = json_integer_value(json_array_get(shape, (size_t)i));
@@ -91,6 +92,7 @@ static inline float *checkpoint_tensor(const char *run, int64_t step, const char
     interval.slice.count = *count;
     interval.data = values;
     if (!checkpoint_load(run, step, &interval, 1, NULL, &error)) fail_msg("%s: %s", run, error.message);
+    for (int64_t i = *count - 1; codes && i >= 0; i--) values[i] = ((unsigned char *)values)[i];
     return values;
 }
 
