@@ -21,7 +21,7 @@ static const Config *largest_phase(const Phases *phases) {
 
 /* Combines the layout of a run with the given settings. Keeps given axes that are not 1, and
  * everything that layout=auto does not choose. Returns false if the run has other axes. */
-static bool combine(Config *config, const Config *run) {
+static bool apply_choice(Config *config, const Config *run) {
     LayoutConfig *now = &config->layout;
     const LayoutConfig *before = &run->layout;
     const struct {
@@ -48,13 +48,14 @@ static bool take_from_run(Config *config, int64_t ranks, FILE *file) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Config remembered, trial = *config;
     if (!source_is_run(config->run) || !run_read_config(config->run, &remembered, &strings, &ignored)) return false;
-    if (!combine(&trial, &remembered) || layout_asked_ranks(&trial.layout) != ranks || !layout_check(&trial, ranks, &ignored)) return false;
+    if (!apply_choice(&trial, &remembered) || layout_asked_ranks(&trial.layout) != ranks || !layout_check(&trial, ranks, &ignored))
+        return false;
     *config = trial;
     fprintf(file, "layout=auto: %s goes on with its layout\n", config->run);
     return true;
 }
 
-static bool choose(Config *config, const Cluster *cluster, FILE *file, Error *error) {
+static bool choose_candidate(Config *config, const Cluster *cluster, FILE *file, Error *error) {
     ForecastSearch search;
     SCOPED(phases_close) Phases phases = {0};
     if (!phases_open(&phases, config, error)) return false;
@@ -80,7 +81,7 @@ bool auto_layout(Config *config, const Cluster *cluster, FILE *file, Error *erro
     config->layout.choice = LAYOUT_GIVEN;
     const Config given = *config;
     char changes[1024];
-    if (!take_from_run(config, cluster->gpus, file) && !choose(config, cluster, file, error)) return false;
+    if (!take_from_run(config, cluster->gpus, file) && !choose_candidate(config, cluster, file, error)) return false;
     needs_drop_layout(config);
     if (options_difference(&config_table, &given, config, changes, sizeof changes))
         fprintf(file, "layout=auto changes (given -> chosen)\n%s", changes);

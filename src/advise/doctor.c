@@ -23,7 +23,7 @@ static void make_printable(char *text) {
         if ((unsigned char)*text < ' ' || *text == 127) *text = ' ';
 }
 
-void doctor_add(Doctor *doctor, Health health, const char *check, const char *fix, const char *format, ...) {
+void doctor_add(Doctor *doctor, Severity health, const char *check, const char *fix, const char *format, ...) {
     char text[1024];
     va_list arguments;
     va_start(arguments, format);
@@ -79,7 +79,7 @@ void doctor_print(const Doctor *doctor, FILE *file) {
 }
 
 /* Returns the text as JSON; a text that is not UTF-8 becomes "?". */
-static json_t *json_text(const char *text) {
+static json_t *escape_json(const char *text) {
     json_t *string = json_string(text);
     return string ? string : json_string("?");
 }
@@ -90,7 +90,7 @@ void doctor_print_json(const Doctor *doctor, FILE *file) {
     for (int i = 0; i < doctor->count; i++) {
         const DoctorLine *line = &doctor->lines[i];
         json_array_append_new(lines, json_pack("{s:s, s:s, s:o, s:o}", "check", line->check, "health", words[line->health], "text",
-                                         json_text(line->text), "fix", json_text(line->fix)));
+                                         escape_json(line->text), "fix", escape_json(line->fix)));
     }
     int worst = doctor_worst(doctor, &warnings, &errors);
     json_t *all = json_pack("{s:s, s:i, s:i, s:o}", "health", words[worst], "errors", errors, "warnings", warnings, "lines", lines);
@@ -125,7 +125,7 @@ bool doctor_exists(const Doctor *doctor, const char *path) {
     return file_exists(full);
 }
 
-static bool read_file(const char *path, char *text, size_t size) {
+static bool read_system_file(const char *path, char *text, size_t size) {
     int64_t length = file_read_start(path, text, size);
     while (length > 0 && isspace((unsigned char)text[length - 1])) text[--length] = '\0';
     return length >= 0;
@@ -133,13 +133,13 @@ static bool read_file(const char *path, char *text, size_t size) {
 
 bool doctor_read(const Doctor *doctor, char *text, size_t size, const char *format, ...) {
     FORMAT_PATH(SCOPED_FREE, path);
-    return read_file(path, text, size);
+    return read_system_file(path, text, size);
 }
 
 int64_t doctor_read_number(const Doctor *doctor, int64_t otherwise, const char *format, ...) {
     char text[64], *end;
     FORMAT_PATH(SCOPED_FREE, path);
-    bool done = read_file(path, text, sizeof text);
+    bool done = read_system_file(path, text, sizeof text);
     errno = 0;
     int64_t number = strtoll(text, &end, 0);
     return !done || end == text || errno ? otherwise : number;

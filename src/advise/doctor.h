@@ -11,10 +11,10 @@
 
 #include "base/scope.h"
 
-typedef enum Health { HEALTH_OK, HEALTH_WARNING, HEALTH_ERROR } Health;
+typedef enum Severity { HEALTH_OK, HEALTH_WARNING, HEALTH_ERROR } Severity;
 
 typedef struct DoctorLine {
-    Health health;
+    Severity health;
     const char *check; /* "memory.huge_pages": for scripts, never changes */
     char *text, *fix;  /* fix: a command or a setting; "" if there is nothing to do */
 } DoctorLine;
@@ -42,7 +42,7 @@ void doctor_examine(Doctor *doctor, const char *root, const char *folder, bool s
 /* Adds a line for each variable or tool of CUDA, with the ROCm equivalent. */
 void doctor_list_names(Doctor *doctor);
 void doctor_free(Doctor *doctor);
-int doctor_worst(const Doctor *doctor, int *warnings, int *errors); /* returns a Health */
+int doctor_worst(const Doctor *doctor, int *warnings, int *errors); /* returns a Severity */
 void doctor_print(const Doctor *doctor, FILE *file);
 void doctor_print_json(const Doctor *doctor, FILE *file);
 
@@ -64,7 +64,7 @@ void doctor_check_work(Doctor *doctor);
 /* -- For the checks (doctor.c) ------------------------------------------------------------------------------------- */
 
 /* Adds a line; `fix` is "" if there is nothing to do. */
-void doctor_add(Doctor *doctor, Health health, const char *check, const char *fix, const char *format, ...)
+void doctor_add(Doctor *doctor, Severity health, const char *check, const char *fix, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 #define doctor_ok(doctor, check, ...) doctor_add(doctor, HEALTH_OK, check, "", __VA_ARGS__)
 #define doctor_warn(doctor, check, fix, ...) doctor_add(doctor, HEALTH_WARNING, check, fix, __VA_ARGS__)

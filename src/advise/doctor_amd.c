@@ -7,7 +7,7 @@
 
 #include "advise/doctor.h"
 
-static void check_driver(Doctor *doctor) {
+static void check_amd_driver(Doctor *doctor) {
     char version[128];
     if (!doctor_exists(doctor, "/sys/module/amdgpu")) {
         doctor_error(doctor, "gpu.driver", "sudo apt-get install amdgpu-dkms (ROCm's repository) && sudo modprobe amdgpu",
@@ -52,7 +52,7 @@ static void count_errors(const Doctor *doctor, const char *card, int64_t *uncorr
     }
 }
 
-static void check_errors(Doctor *doctor, const char *card) {
+static void check_amd_errors(Doctor *doctor, const char *card) {
     int64_t uncorrected, corrected;
     count_errors(doctor, card, &uncorrected, &corrected);
     if (uncorrected < 0) doctor_ok(doctor, "gpu.ecc", "%s: ECC counters are not shown", card);
@@ -64,7 +64,7 @@ static void check_errors(Doctor *doctor, const char *card) {
             "%s: no uncorrected, %lld corrected memory errors", card, (long long)corrected);
 }
 
-static void check_clock(Doctor *doctor, const char *card) {
+static void check_amd_clock(Doctor *doctor, const char *card) {
     char level[64];
     if (!doctor_read(doctor, level, sizeof level, "/sys/bus/pci/devices/%s/power_dpm_force_performance_level", card)) return;
     bool slow = strcmp(level, "auto") && strcmp(level, "high") && strcmp(level, "perf_determinism");
@@ -72,7 +72,7 @@ static void check_clock(Doctor *doctor, const char *card) {
 }
 
 /* hwmon's units are microwatts and thousandths of a degree. */
-static void check_power(Doctor *doctor, const char *card) {
+static void check_amd_power(Doctor *doctor, const char *card) {
     char names[4][DOCTOR_NAME];
     if (doctor_list(doctor, names, 4, "/sys/bus/pci/devices/%s/hwmon", card) == 0) return;
     int64_t values[4];
@@ -96,7 +96,7 @@ static int64_t property(const char *text, const char *key) {
 }
 
 /* Counts the xGMI links of a node: type 11 in the kernel's topology. */
-static int count_links(const Doctor *doctor, const char *node) {
+static int count_xgmi_links(const Doctor *doctor, const char *node) {
     char links[64][DOCTOR_NAME], text[2048];
     int count = 0, listed = doctor_list(doctor, links, 64, "/sys/class/kfd/kfd/topology/nodes/%s/io_links", node);
     for (int i = 0; i < listed; i++)
@@ -114,7 +114,7 @@ static void check_topology(Doctor *doctor) {
         bool gpu = doctor_read(doctor, text, sizeof text, "/sys/class/kfd/kfd/topology/nodes/%s/properties", nodes[i]) &&
                    property(text, "simd_count ") > 0;
         if (!gpu) continue;
-        int links = count_links(doctor, nodes[i]);
+        int links = count_xgmi_links(doctor, nodes[i]);
         gpus++;
         fewest = links < fewest ? links : fewest;
         most = links > most ? links : most;
@@ -130,13 +130,13 @@ static void check_topology(Doctor *doctor) {
 }
 
 void doctor_check_amd(Doctor *doctor) {
-    check_driver(doctor);
+    check_amd_driver(doctor);
     check_iommu(doctor);
     for (int i = 0; i < doctor->gpu_count; i++) {
         if (doctor->gpus[i].vendor != GPU_AMD) continue;
-        check_errors(doctor, doctor->gpus[i].address);
-        check_clock(doctor, doctor->gpus[i].address);
-        check_power(doctor, doctor->gpus[i].address);
+        check_amd_errors(doctor, doctor->gpus[i].address);
+        check_amd_clock(doctor, doctor->gpus[i].address);
+        check_amd_power(doctor, doctor->gpus[i].address);
     }
     check_topology(doctor);
 }

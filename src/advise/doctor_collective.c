@@ -15,10 +15,10 @@
 
 enum { RANKS = 2, COUNT = 4 << 20, ROUNDS = 4, LIMIT = 20 };
 
-typedef struct Outcome {
+typedef struct ChildOutcome {
     double seconds;
     char message[256];
-} Outcome; /* of an all-reduce; empty message: no error */
+} ChildOutcome; /* of an all-reduce; empty message: no error */
 
 /* Sets torchrun's variables, from which comm_open finds the place of a rank. */
 static ChildVariables describe_place(int rank, int port, const Secret *secret) {
@@ -34,7 +34,7 @@ static ChildVariables describe_place(int rank, int port, const Secret *secret) {
 }
 
 /* The ranks contribute 1 and 2, so all values become 3, then 6, 12 and so on. */
-static bool sum(Comm *comm, Outcome *outcome, Error *error) {
+static bool sum(Comm *comm, ChildOutcome *outcome, Error *error) {
     SCOPED_FREE float *values = memory_allocate(COUNT * sizeof *values);
     float expected = 1.5f;
     for (int64_t i = 0; i < COUNT; i++) values[i] = (float)(comm_rank(comm) + 1);
@@ -53,8 +53,8 @@ static bool sum(Comm *comm, Outcome *outcome, Error *error) {
 }
 
 /* Runs in a child; `context` is the descriptor of the pipe to the doctor. */
-static int run_rank(void *context) {
-    Outcome outcome = {0};
+static int run_child_rank(void *context) {
+    ChildOutcome outcome = {0};
     Error error = {0};
     Comm *comm = comm_open(&(CommOptions){.transport = COMM_TCP, .appear = LIMIT / 2, .lost = LIMIT / 2, .timeout = LIMIT / 2}, &error);
     bool good = comm && sum(comm, &outcome, &error);
@@ -64,9 +64,9 @@ static int run_rank(void *context) {
     return !told;
 }
 
-static pid_t start_rank(int rank, int port, const Secret *secret, int pipe) {
+static pid_t start_child_rank(int rank, int port, const Secret *secret, int pipe) {
     ChildVariables variables = describe_place(rank, port, secret);
-    pid_t child = child_start(&(ChildOptions){.run = run_rank, .context = &pipe, .variables = &variables, .limit_seconds = LIMIT});
+    pid_t child = child_start(&(ChildOptions){.run = run_child_rank, .context = &pipe, .variables = &variables, .limit_seconds = LIMIT});
     child_free_variables(&variables);
     return child;
 }
@@ -76,13 +76,13 @@ void doctor_check_collective(Doctor *doctor) {
     Secret secret;
     Error error = {0};
     pid_t children[RANKS];
-    Outcome outcome, worst = {0};
+    ChildOutcome outcome, worst = {0};
     if (!port || !secret_random(&secret, sizeof secret, &error) || pipe(ends)) {
         doctor_warn(
             doctor, "self_test.collective", "bring the loopback up: sudo ip link set lo up", "there is no port on 127.0.0.1 to listen on");
         return;
     }
-    for (int rank = 0; rank < RANKS; rank++) children[rank] = start_rank(rank, port, &secret, ends[1]);
+    for (int rank = 0; rank < RANKS; rank++) children[rank] = start_child_rank(rank, port, &secret, ends[1]);
     close(ends[1]);
     while (read(ends[0], &outcome, sizeof outcome) == sizeof outcome) {
         told++;

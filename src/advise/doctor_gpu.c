@@ -67,13 +67,13 @@ static void check_node(Doctor *doctor, const DoctorGpu *gpu) {
 /* -- Libraries ----------------------------------------------------------------------------------------------------- */
 
 typedef enum LibraryUse { USE_AMD, USE_NVIDIA, USE_ANY } LibraryUse;
-typedef struct Library {
+typedef struct VendorLibrary {
     LibraryUse use;
     bool needed;
     const char *files[4], *purpose, *package;
-} Library;
+} VendorLibrary;
 
-static const Library libraries[] = {
+static const VendorLibrary libraries[] = {
     {USE_AMD, true, {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"}, "HIP runtime",
         "sudo apt-get install hip-runtime-amd (ROCm's repository; Debian: libamdhip64-5)"},
     {USE_AMD, false, {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, "quick GEMMs; without it smelt's own",
@@ -131,7 +131,7 @@ static bool loads(const char *file, char *why, size_t size) {
 
 /* Uses the first of the library's files that loads, and reports the last earlier file that exists
  * but does not load. */
-static void check_library(Doctor *doctor, const Library *library) {
+static void check_library(Doctor *doctor, const VendorLibrary *library) {
     const char *loaded = NULL, *broken = NULL;
     char why[512], reason[512] = "";
     for (int i = 0; library->files[i] && !loaded; i++) {
@@ -141,7 +141,7 @@ static void check_library(Doctor *doctor, const Library *library) {
             memcpy(reason, why, sizeof reason);
         }
     }
-    Health bad = library->needed ? HEALTH_ERROR : HEALTH_WARNING;
+    Severity bad = library->needed ? HEALTH_ERROR : HEALTH_WARNING;
     if (loaded && library->use != USE_ANY && library->needed) doctor->loadable[library->use] = true;
     if (broken)
         doctor_add(doctor, loaded ? HEALTH_WARNING : bad, "library", library->package, "%s is there and cannot be loaded: %s%s%s", broken,
@@ -168,14 +168,14 @@ static void check_library_path(Doctor *doctor) {
 void doctor_check_libraries(Doctor *doctor) {
     check_library_path(doctor);
     for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++) {
-        const Library *library = &libraries[i];
+        const VendorLibrary *library = &libraries[i];
         if (library->use == USE_ANY || doctor->of_vendor[library->use] > 0) check_library(doctor, library);
     }
 }
 
 /* -- What smelt sees ----------------------------------------------------------------------------------------------- */
 
-static void describe(Doctor *doctor, const Device *device) {
+static void describe_gpu(Doctor *doctor, const Device *device) {
     const DeviceInfo *info = device_info(device);
     Hardware hardware;
     char memory[32], available[32];
@@ -193,7 +193,7 @@ static void open_vendor(Doctor *doctor, GpuVendor vendor) {
     Error error = {0};
     Device *device = device_open(kinds[vendor], 0, &error);
     if (device) {
-        describe(doctor, device);
+        describe_gpu(doctor, device);
         device_close(device);
         return;
     }

@@ -19,7 +19,7 @@ static int shared_folders(const char *a, const char *b) {
     return shared;
 }
 
-static char *place_of(const Doctor *doctor, const char *format, const char *name) {
+static char *format_place(const Doctor *doctor, const char *format, const char *name) {
     SCOPED_FREE char *path = memory_format(format, doctor->root, name);
     return realpath(path, NULL);
 }
@@ -37,9 +37,9 @@ static void check_port(Doctor *doctor, const char *card) {
 static void check_nearest(Doctor *doctor, char cards[][DOCTOR_NAME], int count) {
     int users[CARDS] = {0};
     char *places[CARDS];
-    for (int i = 0; i < count; i++) places[i] = place_of(doctor, "%s/sys/class/infiniband/%s/device", cards[i]);
+    for (int i = 0; i < count; i++) places[i] = format_place(doctor, "%s/sys/class/infiniband/%s/device", cards[i]);
     for (int g = 0; g < doctor->gpu_count; g++) {
-        SCOPED_FREE char *gpu = place_of(doctor, "%s/sys/bus/pci/devices/%s", doctor->gpus[g].address);
+        SCOPED_FREE char *gpu = format_place(doctor, "%s/sys/bus/pci/devices/%s", doctor->gpus[g].address);
         int best = 0;
         for (int i = 1; i < count; i++) { /* among equally near cards, the one with the fewest GPUs */
             int difference = shared_folders(gpu, places[i]) - shared_folders(gpu, places[best]);
@@ -101,9 +101,9 @@ static bool names_exist(const Doctor *doctor, const char *folder, const char *li
     return true;
 }
 
-typedef struct Rule { const char *name, *value, *harm, *fix; } Rule; /* value NULL: any */
+typedef struct NetworkRule { const char *name, *value, *harm, *fix; } NetworkRule; /* value NULL: any */
 
-static const Rule rules[] = {
+static const NetworkRule rules[] = {
     {"NCCL_DEBUG", "TRACE", "logs every call and slows training down", "export NCCL_DEBUG=WARN"},
     {"NCCL_IB_DISABLE", "1", "sends everything between nodes over TCP", "unset NCCL_IB_DISABLE"},
     {"NCCL_P2P_DISABLE", "1", "sends everything between GPUs of a node through host memory", "unset NCCL_P2P_DISABLE"},
@@ -124,7 +124,7 @@ static void check_rules(Doctor *doctor) {
     }
 }
 
-static void check_names(Doctor *doctor) {
+static void check_host_names(Doctor *doctor) {
     const char *interface = getenv("NCCL_SOCKET_IFNAME"), *card = getenv("NCCL_IB_HCA");
     if (interface && *interface && !names_exist(doctor, "/sys/class/net", interface))
         doctor_error(doctor, "variable", "list them with: ls /sys/class/net", "NCCL_SOCKET_IFNAME=%s names an interface that is not here",
@@ -154,7 +154,7 @@ static const Pair pairs[] = {
 
 void doctor_check_variables(Doctor *doctor) {
     check_rules(doctor);
-    check_names(doctor);
+    check_host_names(doctor);
 }
 
 void doctor_list_names(Doctor *doctor) {

@@ -33,12 +33,12 @@ enum { SLOWED_BY_POWER_CAP = 0x4, SLOWED_BY_HARDWARE = 0x8, SLOWED_BY_HEAT = 0x2
     CALL(link, nvmlDeviceGetNvLinkState, (NvmlDevice device, unsigned link, int *active))
 
 /* A function that an old library lacks is NULL. All return 0 on success. */
-typedef struct Nvml { NVML(LIBRARY_FIELD) } Nvml;
+typedef struct DoctorNvml { NVML(LIBRARY_FIELD) } DoctorNvml;
 
-#define TELLS(nvml, name, ...) is_answer((nvml)->name ? (nvml)->name(__VA_ARGS__) : -1)
-static bool is_answer(int result) { return result == 0; }
+#define TELLS(nvml, name, ...) has_answered((nvml)->name ? (nvml)->name(__VA_ARGS__) : -1)
+static bool has_answered(int result) { return result == 0; }
 
-static void *open_nvml(Nvml *nvml) {
+static void *open_nvml(DoctorNvml *nvml) {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) return NULL;
 #define FIND(name, symbol, arguments) *(void **)&nvml->name = dlsym(library, #symbol);
@@ -49,7 +49,7 @@ static void *open_nvml(Nvml *nvml) {
     return NULL;
 }
 
-static void check_driver(Doctor *doctor) {
+static void check_nvidia_driver(Doctor *doctor) {
     char text[512];
     bool loaded = doctor_read(doctor, text, sizeof text, "/proc/driver/nvidia/version");
     if (!loaded) {
@@ -68,7 +68,7 @@ static void check_driver(Doctor *doctor) {
 
 /* -- One card ------------------------------------------------------------------------------------------------------ */
 
-static void check_errors(Doctor *doctor, const Nvml *nvml, NvmlDevice device, unsigned index) {
+static void check_nvidia_errors(Doctor *doctor, const DoctorNvml *nvml, NvmlDevice device, unsigned index) {
     int now = 0, later = 0;
     unsigned long long bad = 0, ever = 0, good = 0;
     unsigned corrected = 0, uncorrected = 0, pending = 0, failed = 0;
@@ -81,7 +81,7 @@ static void check_errors(Doctor *doctor, const Nvml *nvml, NvmlDevice device, un
     TELLS(nvml, errors, device, UNCORRECTED, AGGREGATE, &ever);
     TELLS(nvml, errors, device, CORRECTED, SINCE_BOOT, &good);
     bool remapped = TELLS(nvml, remapped, device, &corrected, &uncorrected, &pending, &failed);
-    Health health = bad || failed ? HEALTH_ERROR : pending || ever ? HEALTH_WARNING : HEALTH_OK;
+    Severity health = bad || failed ? HEALTH_ERROR : pending || ever ? HEALTH_WARNING : HEALTH_OK;
     doctor_add(doctor, health, "gpu.ecc",
         bad || failed ? "take the GPU out of service; nvidia-smi -q -d ECC,ROW_REMAPPER tells more"
         : pending     ? "sudo nvidia-smi --gpu-reset, once it is idle"
@@ -90,7 +90,7 @@ static void check_errors(Doctor *doctor, const Nvml *nvml, NvmlDevice device, un
         remapped && pending ? "; a row waits to be replaced" : "", remapped && failed ? "; a row could not be replaced" : "");
 }
 
-static void check_clock(Doctor *doctor, const Nvml *nvml, NvmlDevice device, unsigned index) {
+static void check_nvidia_clock(Doctor *doctor, const DoctorNvml *nvml, NvmlDevice device, unsigned index) {
     unsigned now = 0, most = 0;
     unsigned long long reasons = 0;
     if (!TELLS(nvml, clock, device, CLOCK_SM, &now) || !TELLS(nvml, most_clock, device, CLOCK_SM, &most)) return;
@@ -105,7 +105,7 @@ static void check_clock(Doctor *doctor, const Nvml *nvml, NvmlDevice device, uns
         reasons & SLOWED_BY_POWER_CAP ? " (at the power cap)" : "");
 }
 
-static void check_power(Doctor *doctor, const Nvml *nvml, NvmlDevice device, unsigned index) {
+static void check_nvidia_power(Doctor *doctor, const DoctorNvml *nvml, NvmlDevice device, unsigned index) {
     unsigned cap = 0, usual = 0, power = 0, degrees = 0;
     if (TELLS(nvml, cap, device, &cap) && TELLS(nvml, usual_cap, device, &usual)) {
         TELLS(nvml, power, device, &power);
@@ -116,7 +116,7 @@ static void check_power(Doctor *doctor, const Nvml *nvml, NvmlDevice device, uns
         doctor_warn_if(doctor, degrees > 85, "gpu.temperature", "look at fans and air", "GPU %u: %u C", index, degrees);
 }
 
-static void check_modes(Doctor *doctor, const Nvml *nvml, NvmlDevice device, unsigned index) {
+static void check_modes(Doctor *doctor, const DoctorNvml *nvml, NvmlDevice device, unsigned index) {
     int on = 1;
     unsigned now = 0, later = 0;
     if (TELLS(nvml, persistence, device, &on) && !on)
@@ -127,7 +127,7 @@ static void check_modes(Doctor *doctor, const Nvml *nvml, NvmlDevice device, uns
             "GPU %u: MIG is on, a process sees only a part of it", index);
 }
 
-static int count_links(const Nvml *nvml, NvmlDevice device) {
+static int count_nvlinks(const DoctorNvml *nvml, NvmlDevice device) {
     int links = 0;
     for (unsigned i = 0; i < MOST_LINKS; i++) {
         int active = 0;
@@ -136,7 +136,7 @@ static int count_links(const Nvml *nvml, NvmlDevice device) {
     return links;
 }
 
-static void check_device(Doctor *doctor, const Nvml *nvml, unsigned index, unsigned count) {
+static void check_nvidia_device(Doctor *doctor, const DoctorNvml *nvml, unsigned index, unsigned count) {
     NvmlDevice device;
     char name[96] = "";
     if (nvml->handle(index, &device)) {
@@ -144,21 +144,21 @@ static void check_device(Doctor *doctor, const Nvml *nvml, unsigned index, unsig
         return;
     }
     TELLS(nvml, name, device, name, sizeof name);
-    int links = count_links(nvml, device);
+    int links = count_nvlinks(nvml, device);
     bool alone = count > 1 && links == 0;
     doctor_warn_if(doctor, alone, "gpu.nvlink",
         "nvidia-smi nvlink --status; is the fabric manager running? sudo systemctl start nvidia-fabricmanager",
         "GPU %u, %s: %d NVLink%s active", index, name, links, links == 1 ? "" : "s");
-    check_errors(doctor, nvml, device, index);
-    check_clock(doctor, nvml, device, index);
-    check_power(doctor, nvml, device, index);
+    check_nvidia_errors(doctor, nvml, device, index);
+    check_nvidia_clock(doctor, nvml, device, index);
+    check_nvidia_power(doctor, nvml, device, index);
     check_modes(doctor, nvml, device, index);
 }
 
 void doctor_check_nvidia(Doctor *doctor) {
-    Nvml nvml = {0};
+    DoctorNvml nvml = {0};
     unsigned count = 0;
-    check_driver(doctor);
+    check_nvidia_driver(doctor);
     bool here = !*doctor->root && doctor->loadable[GPU_NVIDIA];
     void *library = here ? open_nvml(&nvml) : NULL;
     if (!library) {
@@ -167,7 +167,7 @@ void doctor_check_nvidia(Doctor *doctor) {
         return;
     }
     nvml.count(&count);
-    for (unsigned i = 0; i < count; i++) check_device(doctor, &nvml, i, count);
+    for (unsigned i = 0; i < count; i++) check_nvidia_device(doctor, &nvml, i, count);
     if (nvml.shutdown) nvml.shutdown();
     dlclose(library);
 }

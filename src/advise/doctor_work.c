@@ -74,7 +74,7 @@ static uint16_t *random_matrix(uint64_t seed) {
 
 /* Counts the wrong elements of C among samples spread over all tiles. A and B are in host
  * memory. */
-static int count_wrong(const Device *device, const Gemm *gemm, const float *c) {
+static int count_wrong_elements(const Device *device, const Gemm *gemm, const float *c) {
     int wrong = 0;
     for (int64_t s = 0; s < SAMPLES; s++) {
         int64_t at = (int64_t)rng_permute(1, RNG_STREAM_SAMPLE, (uint64_t)s, SIZE * SIZE), row = at / SIZE;
@@ -89,28 +89,28 @@ typedef struct Buffers {
     int64_t input, output; /* bytes of a and of b; of c */
 } Buffers;
 
-static bool allocate(Device *device, Buffers *buffers, int64_t input, int64_t output, Error *error) {
+static bool allocate_buffers(Device *device, Buffers *buffers, int64_t input, int64_t output, Error *error) {
     *buffers = (Buffers){.device = device, .a = device_allocate(device, input, error), .input = input, .output = output};
     buffers->b = buffers->a ? device_allocate(device, input, error) : NULL;
     buffers->c = buffers->b ? device_allocate(device, output, error) : NULL;
     return buffers->c != NULL;
 }
 
-static void release(Buffers *buffers) {
+static void release_buffers(Buffers *buffers) {
     if (buffers->a) device_free(buffers->device, buffers->a, buffers->input);
     if (buffers->b) device_free(buffers->device, buffers->b, buffers->input);
     if (buffers->c) device_free(buffers->device, buffers->c, buffers->output);
 }
 
-static void check_gemm(Doctor *doctor, Device *device, const char *name) {
+static void check_gemm_result(Doctor *doctor, Device *device, const char *name) {
     const int64_t input = SIZE * SIZE * sizeof(uint16_t), output = SIZE * SIZE * sizeof(float);
     SCOPED_FREE uint16_t *a = random_matrix(1), *b = random_matrix(2);
     SCOPED_FREE float *c = memory_allocate((size_t)output);
     Gemm gemm = {.transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .lda = SIZE, .ldb = SIZE, .ldc = SIZE};
     gemm.m = gemm.n = gemm.k = SIZE;
-    SCOPED(release) Buffers buffers;
+    SCOPED(release_buffers) Buffers buffers;
     Error error = {0};
-    bool done = allocate(device, &buffers, input, output, &error);
+    bool done = allocate_buffers(device, &buffers, input, output, &error);
     if (done) {
         device_upload(device, buffers.a, a, input);
         device_upload(device, buffers.b, b, input);
@@ -120,7 +120,7 @@ static void check_gemm(Doctor *doctor, Device *device, const char *name) {
         done = device_ok(device, &error);
     }
     gemm.a = a, gemm.b = b;
-    int wrong = done ? count_wrong(device, &gemm, c) : 0;
+    int wrong = done ? count_wrong_elements(device, &gemm, c) : 0;
     if (!done) doctor_error(doctor, "self_test.gemm", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
     else if (wrong)
         doctor_error(doctor, "self_test.gemm", "take it out of service: it computes wrong",
@@ -144,14 +144,14 @@ static double copy_rate(Device *device, Copy copy, void *to, const void *from, i
     return (double)bytes / best;
 }
 
-static void check_copies(Doctor *doctor, Device *device, const char *name) {
+static void check_device_copies(Doctor *doctor, Device *device, const char *name) {
     const int64_t bytes = device_info(device)->massively_parallel ? 1 << 30 : 64 << 20, part = bytes / 16;
     Hardware hardware;
-    SCOPED(release) Buffers buffers;
+    SCOPED(release_buffers) Buffers buffers;
     Error error = {0};
     SCOPED_FREE char *host = memory_allocate((size_t)part);
     memset(host, 1, (size_t)part);
-    if (!allocate(device, &buffers, bytes, 1, &error)) {
+    if (!allocate_buffers(device, &buffers, bytes, 1, &error)) {
         doctor_warn(doctor, "self_test.copy", "end what else uses its memory", "%s: %s", name, error.message);
     } else {
         double rate = 2 * copy_rate(device, device_copy, buffers.b, buffers.a, bytes),
@@ -168,14 +168,14 @@ static void check_copies(Doctor *doctor, Device *device, const char *name) {
     }
 }
 
-static void check_device(Doctor *doctor, Device *device, const char *name) {
-    check_gemm(doctor, device, name);
-    check_copies(doctor, device, name);
+static void check_device_work(Doctor *doctor, Device *device, const char *name) {
+    check_gemm_result(doctor, device, name);
+    check_device_copies(doctor, device, name);
 }
 
 void doctor_check_work(Doctor *doctor) {
     static const DeviceKind kinds[GPU_VENDORS] = {DEVICE_HIP, DEVICE_CUDA};
-    check_device(doctor, device_cpu(), "CPU");
+    check_device_work(doctor, device_cpu(), "CPU");
     for (int vendor = 0; vendor < GPU_VENDORS; vendor++)
         for (int index = 0; doctor->loadable[vendor] && index < doctor->of_vendor[vendor]; index++) {
             Error error = {0};
@@ -183,7 +183,7 @@ void doctor_check_work(Doctor *doctor) {
             Device *device = device_open(kinds[vendor], index, &error);
             if (!device) break; /* fewer are visible than on the bus; if none can be opened, that was reported before */
             snprintf(name, sizeof name, "GPU %d", index);
-            check_device(doctor, device, name);
+            check_device_work(doctor, device, name);
             device_close(device);
         }
 }

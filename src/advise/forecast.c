@@ -165,7 +165,7 @@ static void add_stage(Forecast *forecast, const Session *session, const Cluster 
     forecast->mesh = *session->mesh;
 }
 
-static void finish(Forecast *forecast, const Config *config, const Cluster *cluster) {
+static void finish_forecast(Forecast *forecast, const Config *config, const Cluster *cluster) {
     double count = (double)forecast->microbatches, stages = (double)config->layout.pp;
     forecast->memory.total += (int64_t)cluster->hardware.runtime;
     forecast->fits = cluster->hardware.memory <= 0 || (double)forecast->memory.total <= cluster->hardware.memory;
@@ -207,6 +207,6 @@ bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cl
         stage = next_stage(session.pipeline, stage);
     }
     device_close(device);
-    if (planned) finish(forecast, &rank, cluster);
+    if (planned) finish_forecast(forecast, &rank, cluster);
     return planned;
 }

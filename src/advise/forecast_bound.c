@@ -16,7 +16,7 @@
 
 /* -- Small programs ------------------------------------------------------------------------------------------------ */
 
-static ParameterGroup *group_of(ProgramSums *sums, const Graph *graph, const Parameter *p) {
+static ParameterGroup *find_group(ProgramSums *sums, const Graph *graph, const Parameter *p) {
     MeshAxes axes = parameter_sum_axes(p);
     bool vectors = graph_get(graph, p->tensor)->type == TYPE_WIDE;
     int i = 0;
@@ -38,7 +38,7 @@ static double quantized_bytes(const Graph *graph, const Parameter *p) {
 static void sum_parameters(ProgramSums *sums, const Graph *graph, const OptimizerConfig *optimizer, const Rates *rates) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        ParameterGroup *group = group_of(sums, graph, p);
+        ParameterGroup *group = find_group(sums, graph, p);
         double bytes = (double)p->count * (double)p->element_bytes;
         if (p->quantization) bytes = quantized_bytes(graph, p);
         group->bytes += bytes;
@@ -48,7 +48,7 @@ static void sum_parameters(ProgramSums *sums, const Graph *graph, const Optimize
     }
 }
 
-static void sum_head(ProgramSums *sums, const Graph *graph, const Cluster *cluster) {
+static void sum_output_head(ProgramSums *sums, const Graph *graph, const Cluster *cluster) {
     int last = graph->node_count - 1;
     while (last > 0 && (graph->nodes[last].layer < 0 || graph->nodes[last].backward)) last--; /* the last node of the forward layers */
     for (int i = last + 1; i < graph->node_count && graph->nodes[i].layer < 0; i++) {
@@ -70,7 +70,7 @@ static ProgramSums sum_program(const Config *config, const Mesh *mesh, const Bac
     sums.backward = times.work.backward;
     sums.forward = times.work.total - sums.backward;
     sums.waits = times.waits;
-    sum_head(&sums, model.graph, cluster);
+    sum_output_head(&sums, model.graph, cluster);
     sums.activations = (double)graph_plan(model.graph, backend).activation_floor;
     sums.guess = graph_time(model.graph);
     sum_parameters(&sums, model.graph, &config->optimizer, &cluster->hardware.rates);
@@ -103,7 +103,7 @@ static double slope(const SmallPrograms *small, double first, double second) {
 
 /* Returns the even share of one of several stages of a model with `layers` layers; its activations
  * are those of all stages. */
-static ProgramSums share_of(const SmallPrograms *small, double layers, double stages) {
+static ProgramSums program_share(const SmallPrograms *small, double layers, double stages) {
     const ProgramSums *a = &small->sums[0], *b = &small->sums[1];
     ProgramSums share = *a;
     double more = layers - (double)small->layers[0];
@@ -124,7 +124,7 @@ static ProgramSums share_of(const SmallPrograms *small, double layers, double st
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
 /* Returns the number of ranks that shard a group's parameters. */
-static double sharing_ranks(const Layout *layout, const ParameterGroup *group) {
+static double group_sharing_ranks(const Layout *layout, const ParameterGroup *group) {
     return layout->stage && !group->vectors && !group->frozen ? mesh_size(layout->mesh, group->axes & ~MESH(AXIS_REPLICA)) : 1;
 }
 
@@ -136,7 +136,7 @@ static double parameter_bytes(const ProgramSums *share, const Layout *layout, Pr
     bool copies = layout->stage || precision == PRECISION_BF16; /* weights have their own arena */
     for (int i = 0; i < share->group_count; i++) {
         const ParameterGroup *group = &share->groups[i];
-        double ranks = sharing_ranks(layout, group), trained = group->frozen ? 0 : group->bytes;
+        double ranks = group_sharing_ranks(layout, group), trained = group->frozen ? 0 : group->bytes;
         if (copies) all += cast * group->bytes / (layout->shard.local_weights ? ranks : 1);
         all += trained / ranks + group->moments / ranks;
         if (!layout->in_backward) all += trained / (layout->shard.local_gradients ? ranks : 1);
@@ -166,7 +166,7 @@ static ExchangeTimes time_groups(const ProgramSums *share, Layout *layout, Preci
     layout->bucket_count = share->group_count;
     for (int i = 0; i < share->group_count; i++) {
         const ParameterGroup *group = &share->groups[i];
-        double ranks = sharing_ranks(layout, group);
+        double ranks = group_sharing_ranks(layout, group);
         buckets[i] = (LayoutBucket){.end = (int64_t)group->bytes,
             .vectors = group->vectors,
             .frozen = group->frozen,
@@ -222,13 +222,13 @@ ForecastBound forecast_bound(const SmallPrograms *small, const Config *config, c
     Layout empty = layout_empty(&mesh, &rank.layout, config->precision);
     empty.in_backward = config->optimizer.in_backward;
     double count = (double)microbatches, update = 0;
-    ProgramSums share = share_of(small, (double)layers, shape.stages);
+    ProgramSums share = program_share(small, (double)layers, shape.stages);
     ExchangeTimes exchange = time_groups(&share, &empty, config->precision, cluster, count);
-    for (int i = 0; i < share.group_count; i++) update += share.groups[i].update / sharing_ranks(&empty, &share.groups[i]);
+    for (int i = 0; i < share.group_count; i++) update += share.groups[i].update / group_sharing_ranks(&empty, &share.groups[i]);
     ForecastBound bound = {.seconds = least_part * computing(small, &share, &shape, layers) + update + exchange.exposed};
     /* if the layers do not divide evenly, a stage has one layer fewer */
     double whole = (double)(layers / pipeline_pieces(&shape) * pipeline_pieces(&shape));
-    share = share_of(small, whole, shape.stages);
+    share = program_share(small, whole, shape.stages);
     bound.memory =
         cluster->hardware.runtime + parameter_bytes(&share, &empty, config->precision) + activation_bytes(small, &share, &shape, whole);
     return bound;

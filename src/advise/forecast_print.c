@@ -9,7 +9,7 @@
 
 static const char *const policies[] = {"none", "norm", "attention", "block", "auto"};
 
-static void print_memory(const Forecast *forecast, const Hardware *hardware, FILE *file) {
+static void print_forecast_memory(const Forecast *forecast, const Hardware *hardware, FILE *file) {
     const Budget *m = &forecast->memory;
     const struct {
         const char *name;
@@ -34,7 +34,7 @@ static void print_time_row(FILE *file, const char *name, double seconds, double 
     if (seconds > 0) fprintf(file, "  %-34s %9.1f ms %6.1f%%\n", name, 1e3 * seconds, 100 * seconds / step);
 }
 
-static void print_time(const Forecast *forecast, FILE *file) {
+static void print_forecast_time(const Forecast *forecast, FILE *file) {
     double count = (double)forecast->microbatches;
     fprintf(file, "time of a step (%lld microbatch%s)\n", (long long)forecast->microbatches, forecast->microbatches == 1 ? "" : "es");
     for (int class = 0; class < WORK_CLASSES; class++)
@@ -126,7 +126,7 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
 
 /* Writes "dp 4, tp 2, zero 1, batch.sequences=2, recompute=none": dp, the axes larger than 1, and
  * the schedule of a pipeline unless it is 1F1B. */
-static void describe(const ForecastLayout *layout, char *text, size_t size) {
+static void describe_layout(const ForecastLayout *layout, char *text, size_t size) {
     const LayoutConfig *r = &layout->ranks;
     const struct {
         const char *name;
@@ -150,11 +150,11 @@ void forecast_print(const Forecast *forecast, const Config *config, const Cluste
     char text[160];
     fprintf(
         file, "modelled, not measured: %lld x %s (%lld to a node)\n", (long long)cluster->gpus, cluster->hardware.title, (long long)local);
-    describe(layout, text, sizeof text);
+    describe_layout(layout, text, sizeof text);
     fprintf(file, "layout: %s; %.0f tokens per step\n\n", text, forecast->tokens);
-    print_memory(forecast, &cluster->hardware, file);
+    print_forecast_memory(forecast, &cluster->hardware, file);
     print_traffic(forecast, cluster, file);
-    print_time(forecast, file);
+    print_forecast_time(forecast, file);
     print_rates(forecast, config, cluster, file);
     print_assumptions(forecast, config, cluster, file);
 }
@@ -169,7 +169,7 @@ void forecast_print_search(const ForecastSearch *search, const Config *config, F
     for (int i = 0; i < (search->count ? search->count : 1); i++) {
         const Forecast *found = &search->found[i];
         char text[160], bytes[32];
-        describe(&found->layout, text, sizeof text);
+        describe_layout(&found->layout, text, sizeof text);
         log_format_bytes((double)found->memory.total, bytes);
         fprintf(
             file, "  %14.0f %7.3g s %10s  %s%s\n", found->tokens_per_second, found->step, bytes, text, found->fits ? "" : ": does not fit");

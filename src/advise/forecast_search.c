@@ -32,7 +32,7 @@ static bool may_fit(const Space *space, const ForecastCandidate *candidate) {
 
 /* -- Enumeration --------------------------------------------------------------------------------------------------- */
 
-static void refuse(ForecastSearch *search, const char *reason) {
+static void refuse_layout(ForecastSearch *search, const char *reason) {
     int at = 0;
     while (at < search->refusal_count && strcmp(search->refusals[at].reason, reason)) at++;
     if (at == FORECAST_REFUSALS) return;
@@ -102,7 +102,7 @@ static void list_pipeline(const Space *space, Pipelines *list, const ForecastLay
     bool searched = may_resize(space) && layout->sequences > 1;
     if (searched && (layout->sequences > most_sequences(space, &layout->ranks) || !is_whole(space->config, layout->sequences))) return;
     if (!layout_breaks(&trial, space->cluster->gpus, broken, sizeof broken)) array_append(list->items, list->count, *layout);
-    else if (!searched) refuse(space->search, broken);
+    else if (!searched) refuse_layout(space->search, broken);
 }
 
 /* Lists each number of stages with each schedule, unless these were given. */

@@ -5,7 +5,7 @@
 
 #include "base/element.h"
 
-static double element(const void *data, GemmType type, bool fnuz, int64_t index) {
+static double gemm_element(const void *data, GemmType type, bool fnuz, int64_t index) {
     if (gemm_is_fp8(type)) return fp8_to_float(((const uint8_t *)data)[index], gemm_fp8_format(type, fnuz));
     return element_get(type == GEMM_BF16 ? 2 : 4, data, index);
 }
@@ -16,9 +16,9 @@ typedef struct Exact { double sum, peak, squares; } Exact;
 static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column) {
     Exact e = {0};
     for (int64_t p = 0; p < g->k; p++) {
-        double a = element(g->a, g->input, fnuz, g->transpose_a ? p * g->lda + row : row * g->lda + p);
-        double b =
-            element(g->b, gemm_is_fp8(g->input) ? GEMM_E4M3 : g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
+        double a = gemm_element(g->a, g->input, fnuz, g->transpose_a ? p * g->lda + row : row * g->lda + p);
+        double b = gemm_element(
+            g->b, gemm_is_fp8(g->input) ? GEMM_E4M3 : g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
         e.sum += a * b;
         e.squares += a * b * a * b / (double)g->k;
         e.peak = fmax(e.peak, fabs(e.sum));
@@ -42,6 +42,6 @@ static double bound_of(const Gemm *g, const Exact *e, double rounding) {
 bool gemm_element_is_right(const Gemm *gemm, const Device *device, int64_t row, int64_t column, const void *c) {
     bool fnuz = device_info(device)->fp8_fnuz;
     Exact exact = exact_element(gemm, fnuz, row, column);
-    double value = element(c, gemm->output, fnuz, column);
+    double value = gemm_element(c, gemm->output, fnuz, column);
     return fabs(value - exact.sum) <= bound_of(gemm, &exact, device_gemm_rounding(device, gemm->input));
 }

@@ -237,7 +237,7 @@ bool hardware_check_fp8(const Hardware *hardware, const Config *config, Error *e
                hardware->title);
 }
 
-static Device *describe(const Hardware *hardware) {
+static Device *describe_processor(const Hardware *hardware) {
     DeviceInfo info = {
         .kind = hardware->kind, .processors = hardware->processors, .wave = hardware->wave, .memory = (int64_t)hardware->memory};
     snprintf(info.name, sizeof info.name, "%s", hardware->title);
@@ -248,7 +248,7 @@ static Device *describe(const Hardware *hardware) {
 static const unsigned fp8_inputs = 1u << GEMM_E4M3 | 1u << GEMM_E5M2;
 
 bool hardware_trains_fp8(const Hardware *hardware) {
-    Device *device = describe(hardware);
+    Device *device = describe_processor(hardware);
     bool trains = (device_info(device)->gemm_inputs & fp8_inputs) == fp8_inputs;
     device_close(device);
     return trains;
@@ -256,7 +256,7 @@ bool hardware_trains_fp8(const Hardware *hardware) {
 
 /* FP8 programs are also planned for processors for which smelt has no FP8 kernels yet. */
 Device *hardware_device(const Hardware *hardware) {
-    Device *device = describe(hardware);
+    Device *device = describe_processor(hardware);
     if (hardware->peak_fp8 > 0) device->info.gemm_inputs |= fp8_inputs;
     return device;
 }

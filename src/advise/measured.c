@@ -44,7 +44,7 @@ static void add_gemm(Measured *measured, MeasuredGemm gemm) {
     array_append(measured->gemms, measured->count, gemm);
 }
 
-static void read_row(Measured *measured, const json_t *row) {
+static void read_measured_row(Measured *measured, const json_t *row) {
     MeasuredGemm gemm = {.tflops = get_rate(row, "tflops")};
     const char *type = get_text(row, "type");
     bool sized = get_size(row, "m", &gemm.m) && get_size(row, "n", &gemm.n) && get_size(row, "k", &gemm.k);
@@ -53,7 +53,7 @@ static void read_row(Measured *measured, const json_t *row) {
         measured->bandwidth = fmax(measured->bandwidth, 1e9 * get_rate(row, "gbps"));
 }
 
-static const json_t *find_rows(const json_t *root) {
+static const json_t *find_measured_rows(const json_t *root) {
     if (json_is_array(root)) return root;
     const json_t *rows = json_object_get(root, "rows");
     return json_is_array(rows) ? rows : json_object_get(root, "results");
@@ -71,8 +71,8 @@ bool measured_read(Measured *measured, const char *path, Error *error) {
     if (!root)
         return error_set(
             error, ERROR_DATA, "bench=%s: %s (line %d); give the JSON that smelt bench wrote", path, one_line(wrong.text), wrong.line);
-    const json_t *rows = find_rows(root);
-    for (size_t i = 0; i < json_array_size(rows); i++) read_row(measured, json_array_get(rows, i));
+    const json_t *rows = find_measured_rows(root);
+    for (size_t i = 0; i < json_array_size(rows); i++) read_measured_row(measured, json_array_get(rows, i));
     json_decref(root);
     if (measured->count > 0 || measured->bandwidth > 0) return true;
     return error_set(error, ERROR_DATA,

@@ -17,7 +17,7 @@ static int count_changes(const ModelConfig *a, const ModelConfig *b) {
            (a->vocabulary != b->vocabulary) + (a->experts != b->experts) + (a->router_width != b->router_width);
 }
 
-static bool is_better(const Neighbour *a, const Neighbour *b) {
+static bool saves_more(const Neighbour *a, const Neighbour *b) {
     double x = a->estimate.seconds, y = b->estimate.seconds;
     return fabs(x / y - 1) < 1e-3 ? a->changes < b->changes : x < y;
 }
@@ -27,7 +27,7 @@ static void insert(Neighbour *list, int *count, const Neighbour *item) {
     for (int i = 0; i < *count; i++)
         if (fabs(list[i].estimate.seconds / item->estimate.seconds - 1) < 1e-3 && list[i].changes <= item->changes) return;
     int at = *count;
-    while (at > 0 && is_better(item, &list[at - 1])) at--;
+    while (at > 0 && saves_more(item, &list[at - 1])) at--;
     if (at == SIZE_NEIGHBOURS) return;
     if (*count < SIZE_NEIGHBOURS) ++*count;
     memmove(&list[at + 1], &list[at], (size_t)(*count - 1 - at) * sizeof *list);
@@ -35,7 +35,7 @@ static void insert(Neighbour *list, int *count, const Neighbour *item) {
 }
 
 /* Returns whether the rest of the configuration allows the model and no rule finds a fault. */
-static bool is_good(const SizeQuestion *question, ModelConfig *model) {
+static bool is_usable(const SizeQuestion *question, ModelConfig *model) {
     Config config = *question->config;
     Error ignored = {0};
     Sizing sizing;
@@ -47,17 +47,17 @@ static bool is_good(const SizeQuestion *question, ModelConfig *model) {
     return sizing.faults == 0;
 }
 
-typedef struct Search {
+typedef struct NeighbourSearch {
     const SizeQuestion *question;
     SizeEstimate now;
     bool faulty; /* the model itself has faults: slower models without faults are then neighbours too */
     Neighbour *list;
     int count;
     Neighbour simplest; /* with the fewest changes; 0 changes: none yet */
-} Search;
+} NeighbourSearch;
 
 /* Tries widths of the MLP around the one that preserves the number of parameters. */
-static void try_widths(Search *search, ModelConfig model) {
+static void try_widths(NeighbourSearch *search, ModelConfig model) {
     static const int64_t units[] = {256, 128, 64};
     const SizeQuestion *question = search->question;
     model.ffn = 1024;
@@ -71,10 +71,10 @@ static void try_widths(Search *search, ModelConfig model) {
         if (fabs((neighbour.model.ffn - wanted) * slope / search->now.parameters) > tolerance) continue;
         neighbour.estimate = size_estimate(question, &neighbour.model);
         neighbour.changes = count_changes(&neighbour.model, &question->config->model);
-        bool full = search->count == SIZE_NEIGHBOURS, quick = !full || is_better(&neighbour, &search->list[SIZE_NEIGHBOURS - 1]);
+        bool full = search->count == SIZE_NEIGHBOURS, quick = !full || saves_more(&neighbour, &search->list[SIZE_NEIGHBOURS - 1]);
         bool simple = search->simplest.changes == 0 || neighbour.changes < search->simplest.changes;
         if (neighbour.changes == 0 || (!search->faulty && neighbour.estimate.seconds >= search->now.seconds) || (!quick && !simple) ||
-            !is_good(question, &neighbour.model))
+            !is_usable(question, &neighbour.model))
             continue;
         if (simple) search->simplest = neighbour;
         insert(search->list, &search->count, &neighbour);
@@ -85,7 +85,7 @@ int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIG
     const ModelConfig *from = &question->config->model;
     Sizing sizing;
     size_check(&sizing, question);
-    Search search = {.question = question, .now = size_estimate(question, from), .faulty = sizing.faults > 0, .list = neighbours};
+    NeighbourSearch search = {.question = question, .now = size_estimate(question, from), .faulty = sizing.faults > 0, .list = neighbours};
     const int64_t unit = 128, shards = 64 * question->tensor,
                   widths[] = {round_near((double)from->width, unit), round_near((double)from->width, 256),
                       round_near(from->width * 0.94, 256), round_near(from->width * 1.06, 256)};

@@ -76,7 +76,7 @@ static bool print_without_fp8(const Session *session, FILE *file, Error *error) 
     return true;
 }
 
-static bool print_memory(const Session *session, int64_t available, FILE *file, Error *error) {
+static bool print_plan_memory(const Session *session, int64_t available, FILE *file, Error *error) {
     Budget budget = session_budget(session);
     int ranks = layout_all_ranks(session->layout);
     if (ranks > 1) fprintf(file, "of one of %d ranks, ", ranks);
@@ -90,7 +90,7 @@ static bool print_memory(const Session *session, int64_t available, FILE *file, 
     return true;
 }
 
-static void print_traffic(const Session *session, FILE *file) {
+static void print_plan_traffic(const Session *session, FILE *file) {
     TrafficTable table;
     traffic_count(&table, session);
     if (table.count) fprintf(file, "\ncollectives of a rank and step\n");
@@ -256,9 +256,9 @@ bool plan_print(const Config *config, int ranks, int64_t done, Device *device, i
     print_model(&session, &phases, file);
     if (config->recompute == RECOMPUTE_AUTO)
         fprintf(file, "recompute   %s, as auto comes to here\n", policies[phases.items[largest].config.recompute]);
-    if (!print_memory(&session, available, file, error)) return false;
+    if (!print_plan_memory(&session, available, file, error)) return false;
     fp8_print(session.training.model.graph, session.config, file);
-    print_traffic(&session, file);
+    print_plan_traffic(&session, file);
     if (!mixed) print_forecast(&session, done, file);
     print_settings(config, file);
     if (config->plan != PLAN_PROGRAM) return true;

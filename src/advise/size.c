@@ -28,15 +28,15 @@ static SizeEstimate estimate_layers(const SizeQuestion *question, const ModelCon
                    ((double)config->batch.sequences * (double)config->data.length)};
 }
 
-static double extend(double two, double three, int64_t layers) { return two + (three - two) * (double)(layers - 2); }
+static double extrapolate(double two, double three, int64_t layers) { return two + (three - two) * (double)(layers - 2); }
 
 SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *model) {
     bool alike = model->single_layers == 0; /* all layers are alike */
     if (model->layers <= 3 || !alike) return estimate_layers(question, model, model->layers);
     SizeEstimate two = estimate_layers(question, model, 2), three = estimate_layers(question, model, 3);
-    return (SizeEstimate){.seconds = extend(two.seconds, three.seconds, model->layers),
-        .parameters = extend(two.parameters, three.parameters, model->layers),
-        .active = extend(two.active, three.active, model->layers)};
+    return (SizeEstimate){.seconds = extrapolate(two.seconds, three.seconds, model->layers),
+        .parameters = extrapolate(two.parameters, three.parameters, model->layers),
+        .active = extrapolate(two.active, three.active, model->layers)};
 }
 
 /* Returns the fraction of the time per active parameter that `fixed` saves; a larger model may take
@@ -103,7 +103,7 @@ static void check_head(Sizing *sizing, const SizeQuestion *question) {
     }
 }
 
-static void check_tensor(Sizing *sizing, const SizeQuestion *question) {
+static void check_tensor_bytes(Sizing *sizing, const SizeQuestion *question) {
     const ModelConfig *model = &question->config->model;
     const Hardware *hardware = &question->hardware;
     int64_t parts = question->tensor;
@@ -194,7 +194,7 @@ void size_check(Sizing *sizing, const SizeQuestion *question) {
     check_multiple(sizing, question, "model.ffn", offsetof(ModelConfig, ffn));
     if (family_has(family_of(&question->config->model), "model.router_width"))
         check_multiple(sizing, question, "model.router_width", offsetof(ModelConfig, router_width));
-    check_tensor(sizing, question);
+    check_tensor_bytes(sizing, question);
     if (question->config->model.experts) {
         if (question->hardware.per_node > 1) check_expert_count(sizing, question);
         check_expert_tokens(sizing, question);

@@ -24,39 +24,39 @@ static void print_findings(const Sizing *sizing, FILE *file) {
 
 /* -- GEMMs ------------------------------------------------------------------------------------------------------ */
 
-typedef struct Row {
+typedef struct SizeRow {
     const char *name;
     GemmShape shape;
     int calls;
     double seconds;
     bool fp8;
-} Row;
+} SizeRow;
 
 static bool same_shape(const GemmShape *a, const GemmShape *b) {
     return a->m == b->m && a->n == b->n && a->k == b->k && a->count == b->count;
 }
 
-static int dearest_first(const void *a, const void *b) {
-    const Row *x = a, *y = b;
+static int by_bytes(const void *a, const void *b) {
+    const SizeRow *x = a, *y = b;
     return (x->seconds < y->seconds) - (x->seconds > y->seconds);
 }
 
-static int collect(Row *rows, const Graph *graph, const SizeQuestion *question) {
+static int collect_rows(SizeRow *rows, const Graph *graph, const SizeQuestion *question) {
     int count = 0;
     for (int i = 0; i < graph->node_count; i++) {
         Work work = work_of_node(graph, &graph->nodes[i]);
         if (work.class > WORK_EXPERT_WEIGHTS) continue;
         int at = 0;
         while (at < count && !(same_shape(&rows[at].shape, &work.gemm) && !strcmp(rows[at].name, op_table[graph->nodes[i].op]->name))) at++;
-        if (at == count) rows[count++] = (Row){.name = op_table[graph->nodes[i].op]->name, .shape = work.gemm, .fp8 = work.fp8};
+        if (at == count) rows[count++] = (SizeRow){.name = op_table[graph->nodes[i].op]->name, .shape = work.gemm, .fp8 = work.fp8};
         rows[at].calls++;
         rows[at].seconds += work_seconds(&work, &question->hardware, question->measured);
     }
-    qsort(rows, (size_t)count, sizeof *rows, dearest_first);
+    qsort(rows, (size_t)count, sizeof *rows, by_bytes);
     return count;
 }
 
-static void print_row(const Row *row, const SizeQuestion *question, double total, FILE *file) {
+static void print_size_row(const SizeRow *row, const SizeQuestion *question, double total, FILE *file) {
     const GemmShape *p = &row->shape;
     GemmFit fit = gemm_fit(p, &question->hardware);
     const MeasuredGemm *near =
@@ -75,13 +75,13 @@ static void print_gemms(const SizeQuestion *question, FILE *file) {
     SCOPED(model_free)
     Model model =
         model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config_recompute(config));
-    SCOPED_FREE Row *rows = memory_allocate((size_t)model.graph->node_count * sizeof *rows);
+    SCOPED_FREE SizeRow *rows = memory_allocate((size_t)model.graph->node_count * sizeof *rows);
     double total = work_times(model.graph, &question->hardware, question->measured).total;
-    int count = collect(rows, model.graph, question);
+    int count = collect_rows(rows, model.graph, question);
     fprintf(file, "\nGEMMs of a microbatch of %lld x %lld tokens (modelled%s)\n", (long long)config->batch.sequences,
         (long long)config->data.length, question->measured ? ", by the measured rates" : "");
     fprintf(file, "%-26s %3s %18s %5s %5s %4s %7s %5s\n", "operation", "n", "groups: m x n x k", "tiles", "waves", "ramp", "ms", "share");
-    for (int i = 0; i < count && i < 16; i++) print_row(&rows[i], question, total, file);
+    for (int i = 0; i < count && i < 16; i++) print_size_row(&rows[i], question, total, file);
     fp8_print(model.graph, config, file);
 }
 

@@ -37,7 +37,7 @@ double traffic_reductions(const Layout *layout, double microbatches) { return la
 
 /* -- The table ----------------------------------------------------------------------------------------------------- */
 
-static void add(TrafficTable *table, const Mesh *mesh, const char *operation, const Traffic *traffic, double times) {
+static void add_traffic(TrafficTable *table, const Mesh *mesh, const char *operation, const Traffic *traffic, double times) {
     MeshAxes axes = mesh_significant(mesh, traffic->axes);
     int at = 0;
     if (!axes || traffic->bytes <= 0) return;
@@ -54,14 +54,14 @@ static void count_buckets(TrafficTable *table, const Session *session, double mi
     for (int b = 0; b < layout->bucket_count; b++) {
         const LayoutBucket *bucket = &layout->buckets[b];
         BucketTraffic traffic = traffic_of_bucket(layout, bucket, session->config->precision);
-        add(table, layout->mesh, bucket->sharded ? "reduce_scatter" : "all_reduce", &traffic.reduce, bucket->sharded ? reduces : 1);
-        add(table, layout->mesh, "all_reduce", &traffic.replicas, reduces);
-        add(table, layout->mesh, "all_gather", &traffic.gather, gathers);
+        add_traffic(table, layout->mesh, bucket->sharded ? "reduce_scatter" : "all_reduce", &traffic.reduce, bucket->sharded ? reduces : 1);
+        add_traffic(table, layout->mesh, "all_reduce", &traffic.replicas, reduces);
+        add_traffic(table, layout->mesh, "all_gather", &traffic.gather, gathers);
     }
     for (int i = 0; i < session->training.schedule->gathering_count; i++) {
         BucketTraffic traffic =
             traffic_of_bucket(layout, &layout->buckets[session->training.schedule->gatherings[i].bucket], session->config->precision);
-        add(table, layout->mesh, "all_gather", &traffic.gather, microbatches);
+        add_traffic(table, layout->mesh, "all_gather", &traffic.gather, microbatches);
     }
 }
 
@@ -75,7 +75,7 @@ static void count_transfers(TrafficTable *table, const Session *session, double 
             const TensorId sent[] = {chunk->out[i], chunk->d_in[i]};
             for (int j = 0; j < 2; j++) {
                 Traffic traffic = {.axes = MESH(AXIS_PP), .bytes = (double)graph_bytes(graph, sent[j]), .pairwise = true};
-                add(table, graph->mesh, "exchange", &traffic, microbatches);
+                add_traffic(table, graph->mesh, "exchange", &traffic, microbatches);
             }
         }
     }
@@ -89,7 +89,7 @@ void traffic_count(TrafficTable *table, const Session *session) {
         const Op *op = op_table[graph->nodes[i].op];
         if (!op->communicates) continue;
         Traffic traffic = op->traffic(graph, &graph->nodes[i]);
-        add(table, graph->mesh, op->name, &traffic, microbatches);
+        add_traffic(table, graph->mesh, op->name, &traffic, microbatches);
     }
     count_transfers(table, session, microbatches);
     count_buckets(table, session, microbatches);

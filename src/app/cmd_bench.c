@@ -17,7 +17,7 @@ static const Benchmark *const benchmarks[] = {&bench_gemm, &bench_memory, &bench
 enum { BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
 
 /* Reads CONFIG.yaml and the settings on top of it; defaults without CONFIG.yaml. */
-static bool read_config(Bench *bench, Invocation *invocation, Error *error) {
+static bool read_bench_config(Bench *bench, Invocation *invocation, Error *error) {
     const OptionStrings *settings = &invocation->settings;
     const char *word = invocation->words[0];
     bench->positional = word ? word : "";
@@ -48,7 +48,7 @@ static bool check_outputs(const BenchOptions *options, Error *error) {
 }
 
 /* Runs the benchmark. Results that precede a failure are written too. */
-static bool measure(Bench *bench, Error *error) {
+static bool measure_parts(Bench *bench, Error *error) {
     Error unwritten = {0};
     process_set_threads(((const BenchOptions *)bench->options)->threads, 1);
     bool done = bench->benchmark->run(bench, error), written = bench_write(bench, &unwritten);
@@ -56,7 +56,7 @@ static bool measure(Bench *bench, Error *error) {
     return done && written;
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_bench(Invocation *invocation, Error *error) {
     const Benchmark *benchmark = benchmarks[0];
     for (int i = 1; strcmp(benchmark->name, invocation->argv[0]); i++) benchmark = benchmarks[i];
     SCOPED_FREE Bench *bench = memory_allocate(sizeof *bench);
@@ -66,7 +66,7 @@ static bool run(Invocation *invocation, Error *error) {
         .open_local_device = command_open_local_device,
         .recommend = process_recommend,
         .results = {.columns = benchmark->columns, .column_count = benchmark->column_count, .plot = benchmark->plot}};
-    bool done = read_config(bench, invocation, error) && check_outputs(bench->options, error) && measure(bench, error);
+    bool done = read_bench_config(bench, invocation, error) && check_outputs(bench->options, error) && measure_parts(bench, error);
     device_close(bench->device);
     bench_free_results(bench);
     return done;
@@ -91,7 +91,7 @@ static const Command *bench_member(int index) {
         .takes_config = benchmark->config,
         .ranks = benchmark->ranks,
         .alone = true,
-        .run = run};
+        .run = run_bench};
     return &command;
 }
 

@@ -96,7 +96,7 @@ static void begin(Talk *talk) {
 
 /* Reads the next line of standard input without its end; returns false if there is none. On a
  * terminal Ctrl-C restarts the line. */
-static bool read_line(Talk *talk, char **line, size_t *capacity, size_t *size) {
+static bool read_prompt_line(Talk *talk, char **line, size_t *capacity, size_t *size) {
     for (;;) {
         if (talk->terminal) fputs("> ", stdout), fflush(stdout);
         errno = 0;
@@ -129,7 +129,7 @@ static bool feed(Talk *talk, Error *error) {
     return true;
 }
 
-static void keep(Talk *talk, int32_t token) {
+static void keep_token(Talk *talk, int32_t token) {
     char byte;
     size_t length;
     TokenizerDecoder decoder = talk->text.decoder; /* restored, because printing the token advances it */
@@ -141,7 +141,7 @@ static void keep(Talk *talk, int32_t token) {
 }
 
 /* Generates and prints an answer, until a token ends it, there is no room, or Ctrl-C. */
-static bool draw(Talk *talk, Error *error) {
+static bool draw_answer(Talk *talk, Error *error) {
     Sampling sampling = generation_sampling(talk->options);
     int64_t most = talk->options->tokens ? talk->options->tokens : INT64_MAX;
     talk->answer_size = 0;
@@ -151,7 +151,7 @@ static bool draw(Talk *talk, Error *error) {
         if (!generator_next(talk->generator, &sampling, model_text_limit(&talk->text), &token, error)) return false;
         token_ids_append(&talk->read, token);
         if (model_text_stops(&talk->text, token)) break;
-        keep(talk, token);
+        keep_token(talk, token);
         model_text_put(&talk->text, token, i == 0);
         if (!model_text_flush(&talk->text, error)) return false;
     }
@@ -159,10 +159,11 @@ static bool draw(Talk *talk, Error *error) {
     return model_text_flush(&talk->text, error);
 }
 
-static bool answer(Talk *talk, const char *line, size_t size, Error *error) {
+static bool answer_line(Talk *talk, const char *line, size_t size, Error *error) {
     add_message(talk, "user", line, size);
     talk->stop.signal = 0;
-    if (!chat_prompt(talk->encoder, talk->messages, &talk->document, error) || !feed(talk, error) || !draw(talk, error)) return false;
+    if (!chat_prompt(talk->encoder, talk->messages, &talk->document, error) || !feed(talk, error) || !draw_answer(talk, error))
+        return false;
     add_message(talk, "assistant", talk->answer ? talk->answer : "", talk->answer_size);
     return true;
 }
@@ -182,9 +183,9 @@ static bool converse(Talk *talk, Error *error) {
     size_t capacity = 0, size;
     bool good = true;
     begin(talk);
-    while (good && read_line(talk, &line, &capacity, &size)) {
+    while (good && read_prompt_line(talk, &line, &capacity, &size)) {
         if (!strcmp(line, "/new")) begin(talk);
-        else good = answer(talk, line, size, error) || refuse_message(talk, error);
+        else good = answer_line(talk, line, size, error) || refuse_message(talk, error);
     }
     if (good && ferror(stdin)) good = error_set(error, ERROR_DATA, "standard input cannot be read: %s", strerror(errno));
     if (talk->terminal) putchar('\n');
@@ -213,7 +214,7 @@ static bool run_alone(Inference *inference, Invocation *invocation, Error *error
     return good;
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_chat(Invocation *invocation, Error *error) {
     Inference inference = {0};
     bool done = inference_join(&inference, error) && run_alone(&inference, invocation, error);
     inference_close(&inference, done ? NULL : error);
@@ -231,5 +232,5 @@ const Command command_chat = {
         "  echo \"What is a rank?\" | smelt chat MODEL temperature=0\n",
     .table = &table,
     .options_size = sizeof(GenerationOptions),
-    .run = run,
+    .run = run_chat,
 };

@@ -262,7 +262,7 @@ static bool convert_adapters(const char *in, const char *out, const Config *conf
     return true;
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_convert(Invocation *invocation, Error *error) {
     const ConvertOptions *options = invocation->options;
     const char *in = invocation->words[0], *out = invocation->words[1];
     Config config;
@@ -312,5 +312,5 @@ const Command command_convert = {
         "on it run, with tokenizer and chat template; where OUT ends in .bin, as a file of llm.c.\n",
     .table = &table,
     .options_size = sizeof(ConvertOptions),
-    .run = run,
+    .run = run_convert,
 };

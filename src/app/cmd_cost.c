@@ -83,7 +83,7 @@ static void print_offers(const NamedOffer *offers, int count, FILE *file) {
     }
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_cost(Invocation *invocation, Error *error) {
     NamedOffer offers[MOST_OFFERS];
     int count = 0;
     bool read = read_offers(invocation->argc, invocation->argv, offers, &count, &invocation->strings, error);
@@ -104,5 +104,5 @@ const Command command_cost = {
         "  smelt cost tokens=1T h100 price=5.01 rate=2750 mi300x price=2.05 rate=2500\n"
         "  smelt cost tokens=100G rate=2500 h price=2.05 spot price=0.95 interruptions=1\n",
     .table = &table,
-    .run = run,
+    .run = run_cost,
 };

@@ -167,7 +167,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
 /* -- train-tokenizer ----------------------------------------------------------------------------------------------- */
 
 /* Returns whether an existing file is inside a folder, under any name. */
-static bool lies_in(const char *path, const char *folder) {
+static bool output_lies_in(const char *path, const char *folder) {
     SCOPED_FREE char *file = realpath(path, NULL), *root = realpath(folder, NULL);
     size_t length = root ? strlen(root) : 0;
     return file && root && starts_with(file, root) && (root[length - 1] == '/' || file[length] == '/' || !file[length]);
@@ -192,7 +192,7 @@ static bool run_train_tokenizer(Invocation *invocation, Error *error) {
     TokenizerTraining training = {pattern_names[options->pattern], (int32_t)options->vocabulary, options->minimum_count};
     PackResult result;
     int32_t learned;
-    if (lies_in(output, text)) return error_set(error, ERROR_USAGE, "%s is both input and output; name another output", output);
+    if (output_lies_in(output, text)) return error_set(error, ERROR_USAGE, "%s is both input and output; name another output", output);
     if (!file_check_overwrite(output, options->overwrite, is_tokenizer, "a tokenizer", error)) return false;
     double start = log_seconds();
     if (!pack_train_tokenizer(&input, &training, &result, &learned, error)) return false;
@@ -265,14 +265,14 @@ static bool find_shown(const ShardSet *set, int64_t number, int64_t *start, int6
 }
 
 /* Prints the start or end mark of trained tokens: green on a terminal, otherwise {+ and +}. */
-static void mark_trained(bool trained, bool colour) {
+static void trained_mark(bool trained, bool colour) {
     if (colour) fputs(trained ? "\033[32m" : "\033[0m", stdout);
     else fputs(trained ? "{+" : "+}", stdout);
 }
 
 /* Prints a part of a text with its line ends, in whole characters; control characters are
  * escaped. */
-static void print_part(Utf8Stream *stream, const char *text, size_t length) {
+static void print_text_part(Utf8Stream *stream, const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         char piece[UTF8_OUTPUT];
         int size = utf8_put(stream, (uint8_t)text[i], piece);
@@ -284,7 +284,7 @@ static void print_part(Utf8Stream *stream, const char *text, size_t length) {
 }
 
 /* Counts the trained tokens in [start, end); parts are read into `tokens` and `marks`. */
-static bool count_trained(
+static bool count_trained_tokens(
     const ShardSet *set, int64_t start, int64_t end, int32_t *tokens, uint8_t *marks, int64_t *trained, Error *error) {
     *trained = 0;
     for (int64_t count; start < end; start += count) {
@@ -302,7 +302,7 @@ static bool print_document(const ShardSet *set, const char *record, const DataOp
     int64_t count = int_min(end - start, MOST_SHOWN);
     SCOPED_FREE int32_t *tokens = memory_allocate((size_t)(count + 1) * sizeof *tokens);
     SCOPED_FREE uint8_t *marks = memory_allocate((size_t)(count + 1));
-    if (!count_trained(set, start, end, tokens, marks, &trained, error)) return false;
+    if (!count_trained_tokens(set, start, end, tokens, marks, &trained, error)) return false;
     if (count && !shard_set_read(set, start, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
     Tokenizer *tokenizer = record && *record ? tokenizer_open(record, error) : NULL;
     if (record && *record && !tokenizer) return false;
@@ -320,12 +320,12 @@ static bool print_document(const ShardSet *set, const char *record, const DataOp
         char byte = (char)tokens[i];
         size_t length = 1;
         const char *text = tokenizer ? tokenizer_decode(&decoder, tokens[i], &length) : &byte;
-        if (now != marked) mark_trained(marked = now, colour);
+        if (now != marked) trained_mark(marked = now, colour);
         if (!record) printf("%s%" PRId32, i > 0 ? " " : "", tokens[i]);
         else if (!tokenizer && tokens[i] == BYTE_SEPARATOR) fputs("<end>", stdout);
-        else print_part(&stream, text, length);
+        else print_text_part(&stream, text, length);
     }
-    if (marked) mark_trained(false, colour);
+    if (marked) trained_mark(false, colour);
     printf("%s\n", count < end - start ? " ..." : "");
     tokenizer_free(tokenizer);
     return true;

@@ -45,12 +45,12 @@ static const Option decode_rows[] = {
 
 /* -- The tokenizer ------------------------------------------------------------------------------------------------- */
 
-typedef struct Text {
+typedef struct InputText {
     Tokenizer *tokenizer; /* NULL: bytes */
     char *name;
-} Text;
+} InputText;
 
-static void text_close(Text *text) {
+static void text_close(InputText *text) {
     tokenizer_free(text->tokenizer);
     free(text->name);
 }
@@ -67,7 +67,7 @@ static char *tokenizer_path(const char *name, Error *error) {
     return source_read_config(name, &config, &strings, error) ? source_tokenizer(name, &config) : NULL;
 }
 
-static bool text_open(Text *text, const char *name, Error *error) {
+static bool text_open(InputText *text, const char *name, Error *error) {
     text->name = tokenizer_path(name, error);
     if (!text->name)
         return error->code == ERROR_NONE ? error_set(error, ERROR_USAGE, "%s records no tokenizer: give a tokenizer's file instead", name)
@@ -83,7 +83,7 @@ static bool text_open(Text *text, const char *name, Error *error) {
 
 typedef struct Encoding {
     const TokensOptions *options;
-    Text text;
+    InputText text;
     TokenizerEncoder *encoder;
     TokenIds ids;
     char *bytes; /* bytes of a document that are read and not encoded yet */
@@ -124,7 +124,7 @@ static bool print_ids(Encoding *encoding, const char *bytes, size_t size, bool l
 }
 
 /* Encodes the text of a JSON line: a string, or the field of an object. */
-static bool print_json(Encoding *encoding, Error *error) {
+static bool print_encoding_json(Encoding *encoding, Error *error) {
     Error problem;
     json_auto_t *value = json_parse(encoding->bytes, encoding->size, JSON_DECODE_ANY, &problem);
     const char *field = encoding->options->field;
@@ -137,7 +137,7 @@ static bool print_json(Encoding *encoding, Error *error) {
 }
 
 /* Encodes the part of an unfinished document that ends at a safe place. */
-static bool print_part(Encoding *encoding, Error *error) {
+static bool print_ids_part(Encoding *encoding, Error *error) {
     size_t cut = encoding->size;
     if (encoding->encoder) cut = tokenizer_safe_cut(encoding->text.tokenizer, encoding->bytes, encoding->size, encoding->size);
     if (cut == 0 && encoding->size > DOCUMENT_LIMIT)
@@ -151,9 +151,9 @@ static bool print_part(Encoding *encoding, Error *error) {
     return true;
 }
 
-static bool print_document(Encoding *encoding, Error *error) {
+static bool print_encoded(Encoding *encoding, Error *error) {
     bool json = encoding->options->documents == DOCUMENTS_JSON;
-    bool good = json ? print_json(encoding, error) : print_ids(encoding, encoding->bytes, encoding->size, true, error);
+    bool good = json ? print_encoding_json(encoding, error) : print_ids(encoding, encoding->bytes, encoding->size, true, error);
     encoding->begun = false;
     encoding->size = 0;
     return good;
@@ -165,7 +165,7 @@ static bool encode_input(Encoding *encoding, Error *error) {
     size_t next_part = PART_BYTES;
     for (int byte; (byte = getc_unlocked(stdin)) != EOF;) {
         if (lines && byte == '\n') {
-            if (!print_document(encoding, error)) return false;
+            if (!print_encoded(encoding, error)) return false;
             encoding->line++;
             next_part = PART_BYTES;
             continue;
@@ -173,11 +173,11 @@ static bool encode_input(Encoding *encoding, Error *error) {
         array_reserve(encoding->bytes, encoding->capacity, encoding->size + 1);
         encoding->bytes[encoding->size++] = (char)byte;
         if (encoding->size < next_part) continue;
-        if (parts && !print_part(encoding, error)) return false;
+        if (parts && !print_ids_part(encoding, error)) return false;
         next_part = encoding->size + (encoding->size > PART_BYTES ? encoding->size : PART_BYTES);
     }
     if (ferror(stdin)) return file_fail(error, "read", "standard input"), error_recode(error, ERROR_DATA);
-    return (encoding->size == 0 && !encoding->begun) || print_document(encoding, error);
+    return (encoding->size == 0 && !encoding->begun) || print_encoded(encoding, error);
 }
 
 static bool run_encode(Invocation *invocation, Error *error) {
@@ -194,24 +194,24 @@ static bool run_encode(Invocation *invocation, Error *error) {
 
 /* -- decode -------------------------------------------------------------------------------------------------------- */
 
-typedef struct Decoding {
+typedef struct TokenDecoding {
     const TokensOptions *options;
-    Text text;
+    InputText text;
     TokenizerDecoder decoder;
     Utf8Stream stream; /* JSON cannot hold bytes that are not UTF-8 */
     char *json;
     size_t size, capacity;
     int64_t line;
     bool pipe;
-} Decoding;
+} TokenDecoding;
 
-static void put_json(Decoding *decoding, const char *bytes, size_t size) {
+static void put_json(TokenDecoding *decoding, const char *bytes, size_t size) {
     array_reserve(decoding->json, decoding->capacity, decoding->size + (size + 1) * UTF8_OUTPUT);
     for (size_t i = 0; i < size; i++)
         decoding->size += (size_t)utf8_put(&decoding->stream, (uint8_t)bytes[i], decoding->json + decoding->size);
 }
 
-static bool put_id(Decoding *decoding, int64_t id, Error *error) {
+static bool put_id(TokenDecoding *decoding, int64_t id, Error *error) {
     const Tokenizer *tokenizer = decoding->text.tokenizer;
     int64_t limit = tokenizer ? tokenizer_vocabulary(tokenizer) : BYTE_VOCABULARY;
     const char byte = (char)id, *bytes = &byte;
@@ -224,12 +224,12 @@ static bool put_id(Decoding *decoding, int64_t id, Error *error) {
     return true;
 }
 
-static void begin_document(Decoding *decoding) {
+static void begin_document(TokenDecoding *decoding) {
     const Tokenizer *tokenizer = decoding->text.tokenizer;
     if (tokenizer) decoding->decoder = tokenizer_decoder(tokenizer, decoding->options->skip_special);
 }
 
-static void end_document(Decoding *decoding) {
+static void end_document(TokenDecoding *decoding) {
     if (decoding->options->documents == DOCUMENTS_ALL) return;
     if (decoding->options->documents == DOCUMENTS_JSON) {
         put_json(decoding, "", 0);
@@ -243,7 +243,7 @@ static void end_document(Decoding *decoding) {
 }
 
 /* Decodes numbers between blanks, commas or brackets, including JSON lists. */
-static bool decode_input(Decoding *decoding, Error *error) {
+static bool decode_input(TokenDecoding *decoding, Error *error) {
     enum { NONE = -1 };
     int64_t id = NONE;
     bool empty = true;
@@ -269,7 +269,7 @@ static bool decode_input(Decoding *decoding, Error *error) {
 }
 
 static bool run_decode(Invocation *invocation, Error *error) {
-    Decoding decoding = {.options = invocation->options, .line = 1, .pipe = file_kind("/dev/stdin", NULL) != FILE_REGULAR};
+    TokenDecoding decoding = {.options = invocation->options, .line = 1, .pipe = file_kind("/dev/stdin", NULL) != FILE_REGULAR};
     bool good = text_open(&decoding.text, invocation->words[0], error);
     if (good) begin_document(&decoding);
     good = good && (decode_input(&decoding, error) || error_context(error, "standard input, line %" PRId64, decoding.line));

@@ -23,13 +23,13 @@ static const Option rows[] = {
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
 
-static void print_page(const Doctor *doctor) {
+static void print_doctor_page(const Doctor *doctor) {
     SCOPED(command_page_print) CommandPage page;
     command_page_open(&page);
     doctor_print(doctor, page.file);
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_doctor(Invocation *invocation, Error *error) {
     const DoctorOptions *options = invocation->options;
     Doctor doctor;
     int warnings, errors;
@@ -37,7 +37,7 @@ static bool run(Invocation *invocation, Error *error) {
     doctor_examine(&doctor, "", options->folder, options->self_test);
     if (options->names) doctor_list_names(&doctor);
     if (options->json) doctor_print_json(&doctor, stdout); /* for programs: no line wrapping */
-    else print_page(&doctor);
+    else print_doctor_page(&doctor);
     int worst = doctor_worst(&doctor, &warnings, &errors);
     if (worst == HEALTH_ERROR || (options->strict && worst == HEALTH_WARNING)) invocation->code = ERROR_INTERNAL;
     doctor_free(&doctor);
@@ -56,5 +56,5 @@ const Command command_doctor = {
     .table = &table,
     .options_size = sizeof(DoctorOptions),
     .alone = true,
-    .run = run,
+    .run = run_doctor,
 };

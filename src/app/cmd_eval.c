@@ -65,11 +65,11 @@ static const OptionTable table = OPTION_TABLE(rows);
 /* -- Data ---------------------------------------------------------------------------------------------------------- */
 
 /* The data, and the tokenizer that made its tokens: NULL with `bytes`, or if it is unknown. */
-typedef struct Input {
+typedef struct EvalInput {
     ShardSet set;
     Tokenizer *tokenizer;
     bool bytes;
-} Input;
+} EvalInput;
 
 /* Packs into a folder in $TMPDIR that is removed once the shard is open: its files stay open. */
 static bool open_text(ShardSet *set, const char *data, const char *tokenizer, const Config *config, const char *separator, Error *error) {
@@ -91,7 +91,7 @@ static bool open_text(ShardSet *set, const char *data, const char *tokenizer, co
 
 /* Finds the tokenizer of a shard: the recorded one, which must be the model's `tokenizer`, or else
  * the model's. */
-static bool find_record(const char *data, const char *tokenizer, char **found, Error *error) {
+static bool find_shard_record(const char *data, const char *tokenizer, char **found, Error *error) {
     bool differs = false;
     if (!shard_set_tokenizer(data, found, error)) return false;
     const char *record = *found;
@@ -102,17 +102,17 @@ static bool find_record(const char *data, const char *tokenizer, char **found, E
                *record ? record : "the byte tokenizer", *tokenizer ? tokenizer : "the byte tokenizer");
 }
 
-static bool check_input(const Input *input, const Config *config, const char *tokenizer, Error *error) {
+static bool check_input(const EvalInput *input, const Config *config, const char *tokenizer, Error *error) {
     return (!input->tokenizer && !input->bytes) ||
            source_check_rows(config->model.vocabulary, input->tokenizer, *tokenizer ? tokenizer : "the byte tokenizer",
                "the model was made for another", error);
 }
 
 /* Opens a shard. It needs no tokenizer: without one only the bits per byte are missing. */
-static bool open_tokens(Input *input, const char *data, const char *tokenizer, const Config *config, Error *error) {
+static bool open_tokens(EvalInput *input, const char *data, const char *tokenizer, const Config *config, Error *error) {
     Error ignored = {0};
     SCOPED_FREE char *known = NULL;
-    if (!find_record(data, tokenizer, &known, error)) return false;
+    if (!find_shard_record(data, tokenizer, &known, error)) return false;
     input->bytes = known && !*known;
     if (known && *known) input->tokenizer = tokenizer_open(known, &ignored);
     if (!check_input(input, config, known, error) || !shard_set_open(&input->set, data, error)) return false;
@@ -121,7 +121,7 @@ static bool open_tokens(Input *input, const char *data, const char *tokenizer, c
 }
 
 static bool open_input(
-    Input *input, const char *data, const char *tokenizer, const Config *config, const EvalOptions *options, Error *error) {
+    EvalInput *input, const char *data, const char *tokenizer, const Config *config, const EvalOptions *options, Error *error) {
     static const char *const of_text[] = {"separator", NULL};
     if (shard_set_exists(data))
         return command_refuse_idle(&table, options, of_text, "it divides text, and these are tokens", error) &&
@@ -152,7 +152,7 @@ static char *find_own_data(const char *folder, const Config *config, Error *erro
     return data;
 }
 
-static void close_input(Input *input) {
+static void close_input(EvalInput *input) {
     shard_set_close(&input->set);
     tokenizer_free(input->tokenizer);
 }
@@ -171,7 +171,7 @@ static int64_t choose_length(const char *model, const Config *config, const Eval
     return length < most || set->token_count < 2 ? length : int_max(most / unit * unit, unit);
 }
 
-static bool check_memory(const Plan *plan, Device *device, Error *error) {
+static bool check_plan_memory(const Plan *plan, Device *device, Error *error) {
     int64_t needed = 0, available = device_available(device);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) needed += plan->bytes[arena];
     if (device_info(device)->host_memory) return memory_check(needed, "evaluation", "give a smaller batch or length", error);
@@ -208,8 +208,8 @@ static bool open_program(Program *program, Inference *ranks, const char *folder,
         model_build_adapted(&ranks->mesh, &config->model, NULL, ranks->precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
     inference_check_fp8(ranks, config, program->model.graph);
     program->plan = graph_plan_lasting(program->model.graph);
-    return check_memory(&program->plan, ranks->device, error) && program_plan(program, ranks->device, error) &&
-           check_memory(&program->plan, ranks->device, error) && program_start(program, NULL, error) &&
+    return check_plan_memory(&program->plan, ranks->device, error) && program_plan(program, ranks->device, error) &&
+           check_plan_memory(&program->plan, ranks->device, error) && program_start(program, NULL, error) &&
            weights_load_program(folder, config, program->executor, error);
 }
 
@@ -221,7 +221,7 @@ static void print_json(json_t *object) {
     json_decref(object);
 }
 
-static void print_result(const Evaluation *result, bool json) {
+static void print_evaluation(const Evaluation *result, bool json) {
     bool bits = !isnan(result->bits_per_byte);
     if (json) {
         print_json(json_pack("{s:s, s:I, s:f, s:f, s:o}", "kind", "evaluation", "tokens", (json_int_t)result->tokens, "loss", result->loss,
@@ -235,7 +235,7 @@ static void print_result(const Evaluation *result, bool json) {
 }
 
 static bool eval_input(
-    Inference *ranks, const char *folder, const Config *config, const Input *data, const EvalOptions *options, Error *error) {
+    Inference *ranks, const char *folder, const Config *config, const EvalInput *data, const EvalOptions *options, Error *error) {
     SCOPED(program_free) Program program = {0};
     int64_t length = choose_length(folder, config, options, &data->set);
     if (!open_program(&program, ranks, folder, config, options, options->batch, length, error)) return false;
@@ -254,13 +254,13 @@ static bool eval_input(
             "the loss of %s is %g: its weights hold NaN or infinity, or its activations overflow; give an older checkpoint, or "
             "precision=fp32",
             folder, result.loss);
-    if (inference_leads(ranks)) print_result(&result, options->json);
+    if (inference_leads(ranks)) print_evaluation(&result, options->json);
     return true;
 }
 
 static bool eval_tokens(
     Inference *ranks, const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
-    SCOPED(close_input) Input input = {0};
+    SCOPED(close_input) EvalInput input = {0};
     SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
     if (!open_input(&input, data, tokenizer, config, options, error))
         return !starts_with(error->message, data) && error_context(error, "%s", data); /* a message about the file names it already */
@@ -366,7 +366,7 @@ static bool eval_state(
 
 /* -- The command --------------------------------------------------------------------------------------------------- */
 
-static bool run_rank(Inference *ranks, Invocation *invocation, Error *error) {
+static bool evaluate_rank(Inference *ranks, Invocation *invocation, Error *error) {
     const EvalOptions *options = invocation->options;
     const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;
@@ -385,9 +385,9 @@ static bool run_rank(Inference *ranks, Invocation *invocation, Error *error) {
     return eval_tokens(ranks, folder, data, &config, options, error);
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_eval(Invocation *invocation, Error *error) {
     Inference ranks = {0};
-    bool done = inference_join(&ranks, error) && run_rank(&ranks, invocation, error);
+    bool done = inference_join(&ranks, error) && evaluate_rank(&ranks, invocation, error);
     inference_close(&ranks, done ? NULL : error);
     return done;
 }
@@ -410,5 +410,5 @@ const Command command_eval = {
     .table = &table,
     .options_size = sizeof(EvalOptions),
     .ranks = true,
-    .run = run,
+    .run = run_eval,
 };

@@ -33,7 +33,7 @@ static const Option rows[] = {
 static const OptionTable table = OPTION_TABLE(rows);
 
 /* Prints one page per phase of a mixture, or a single page. */
-static bool print_phases(const ForecastOptions *options, const Cluster *cluster, FILE *file, bool *fits, Error *error) {
+static bool print_forecast_phases(const ForecastOptions *options, const Cluster *cluster, FILE *file, bool *fits, Error *error) {
     SCOPED(phases_close) Phases phases = {0};
     *fits = true;
     if (!phases_open(&phases, &options->config, error)) return false;
@@ -56,7 +56,7 @@ static bool print_phases(const ForecastOptions *options, const Cluster *cluster,
     return true;
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_forecast(Invocation *invocation, Error *error) {
     ForecastOptions *options = invocation->options;
     Config *config = &options->config;
     if (!settings_read(config, invocation->words[0], &invocation->settings, &invocation->strings, error)) return false;
@@ -73,7 +73,7 @@ static bool run(Invocation *invocation, Error *error) {
     SCOPED(command_page_print) CommandPage page;
     command_page_open(&page);
     bool fits;
-    if (!print_phases(options, &cluster, page.file, &fits, error)) return false;
+    if (!print_forecast_phases(options, &cluster, page.file, &fits, error)) return false;
     return fits || error_set(error, ERROR_MEMORY, "no layout that was tried fits: give gpus=N of them, or ones with more memory%s",
                        options->search ? "" : ", or search=true");
 }
@@ -92,5 +92,5 @@ const Command command_forecast = {
     .table = &table,
     .options_size = sizeof(ForecastOptions),
     .takes_config = true,
-    .run = run,
+    .run = run_forecast,
 };

@@ -56,7 +56,7 @@ static const OptionTable table = OPTION_TABLE(rows);
 /* -- The prompt ---------------------------------------------------------------------------------------------------- */
 
 /* Encodes a prompt, including the tokens that the tokenizer puts around a text. */
-static bool encode(const Tokenizer *tokenizer, const char *prompt, TokenIds *tokens, Error *error) {
+static bool encode_prompt_text(const Tokenizer *tokenizer, const char *prompt, TokenIds *tokens, Error *error) {
     TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
     bool encoded = tokenizer_encode(encoder, prompt, strlen(prompt), TOKENIZER_ADD_SPECIAL, tokens, error);
     tokenizer_encoder_free(encoder);
@@ -64,7 +64,7 @@ static bool encode(const Tokenizer *tokenizer, const char *prompt, TokenIds *tok
 }
 
 /* Reads numbers like "17 4 1203". */
-static bool read_numbers(const char *prompt, TokenIds *tokens, Error *error) {
+static bool parse_token_ids(const char *prompt, TokenIds *tokens, Error *error) {
     for (const char *at = prompt + strspn(prompt, " \n"); *at; at += strspn(at, " \n")) {
         char *end;
         long token = strtol(at, &end, 10);
@@ -78,7 +78,7 @@ static bool read_numbers(const char *prompt, TokenIds *tokens, Error *error) {
 }
 
 /* Returns the prompt, or with "-" standard input without a final newline; the caller frees. */
-static char *take_prompt(const char *word, Error *error) {
+static char *take_prompt_word(const char *word, Error *error) {
     char *text = NULL, *prompt = NULL;
     size_t size = 0;
     if (strcmp(word, "-")) return memory_copy_string(word);
@@ -96,8 +96,8 @@ static char *take_prompt(const char *word, Error *error) {
 static bool read_prompt(const char *prompt, const ModelText *text, TokenIds *tokens, Error *error) {
     bool bytes = !text->numbers && !text->tokenizer;
     for (const char *at = prompt; bytes && *at; at++) token_ids_append(tokens, (uint8_t)*at);
-    if (text->numbers && !read_numbers(prompt, tokens, error)) return false;
-    if (text->tokenizer && !encode(text->tokenizer, prompt, tokens, error)) return false;
+    if (text->numbers && !parse_token_ids(prompt, tokens, error)) return false;
+    if (text->tokenizer && !encode_prompt_text(text->tokenizer, prompt, tokens, error)) return false;
     return tokens->count > 0 ||
            error_set(error, ERROR_USAGE, "the prompt is empty: give at least one %s", text->numbers ? "token" : "character");
 }
@@ -157,10 +157,10 @@ typedef struct PromptRead {
 } PromptRead;
 
 /* Reads the tokens of the prompt on the first rank, for all ranks, so that they fail together. */
-static bool take_tokens(const char *word, const ModelText *text, Comm *comm, TokenIds *prompt, Error *error) {
+static bool take_prompt_tokens(const char *word, const ModelText *text, Comm *comm, TokenIds *prompt, Error *error) {
     PromptRead result = {0};
     if (comm_rank(comm) == 0) {
-        SCOPED_FREE char *words = take_prompt(word, &result.error);
+        SCOPED_FREE char *words = take_prompt_word(word, &result.error);
         if (words && read_prompt(words, text, prompt, &result.error)) result.count = (int64_t)prompt->count;
     }
     if (!comm_host_broadcast(comm, "prompt length", &result, sizeof result, COMM_U8, 0, error)) return false;
@@ -172,7 +172,7 @@ static bool take_tokens(const char *word, const ModelText *text, Comm *comm, Tok
     return comm_host_broadcast(comm, "prompt", prompt->items, result.count * (int64_t)sizeof *prompt->items, COMM_U8, 0, error);
 }
 
-static bool check_idle(const GenerationOptions *options, const ModelConfig *model, Error *error) {
+static bool check_idle_options(const GenerationOptions *options, const ModelConfig *model, Error *error) {
     static const char *const of_text[] = {
         "tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp", NULL};
     static const char *const of_images[] = {"guidance", "out", "png", "vae", "overwrite", "steps", "shift", "height", "width", NULL};
@@ -184,7 +184,7 @@ static bool check_idle(const GenerationOptions *options, const ModelConfig *mode
 }
 
 /* Refuses a file of encodings as a prompt, because a path is not a text to continue. */
-static bool check_prompt(const char *prompt, const char *folder, Error *error) {
+static bool check_prompt_option(const char *prompt, const char *folder, Error *error) {
     static const char end[] = ".safetensors";
     size_t length = strlen(prompt), tail = sizeof end - 1;
     if (length < tail || strcmp(prompt + length - tail, end) != 0 || !file_exists(prompt)) return true;
@@ -193,7 +193,7 @@ static bool check_prompt(const char *prompt, const char *folder, Error *error) {
         folder);
 }
 
-static bool run_rank(Inference *inference, Invocation *invocation, Error *error) {
+static bool generate_rank(Inference *inference, Invocation *invocation, Error *error) {
     const GenerationOptions *options = invocation->options;
     const char *folder = invocation->words[0];
     Config config;
@@ -202,18 +202,18 @@ static bool run_rank(Inference *inference, Invocation *invocation, Error *error)
     SCOPED(token_ids_free) TokenIds prompt = {0};
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
     if (!inference_choose_fp8(&config, &options->fp8, error)) return false;
-    if (!check_idle(options, &config.model, error)) return false;
+    if (!check_idle_options(options, &config.model, error)) return false;
     if (model_makes_images(&config.model)) return generate_images(inference, folder, invocation->words[1], &config, options, error);
-    if (!check_prompt(invocation->words[1], folder, error)) return false;
+    if (!check_prompt_option(invocation->words[1], folder, error)) return false;
     if (text.numbers ? !generation_end_tokens(folder, &config, NULL, &text.ends, error) : !model_text_open(&text, folder, &config, error))
         return false;
-    return take_tokens(invocation->words[1], &text, inference->comm, &prompt, error) &&
+    return take_prompt_tokens(invocation->words[1], &text, inference->comm, &prompt, error) &&
            run_model(inference, folder, &config, options, &prompt, &text, error);
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_generate(Invocation *invocation, Error *error) {
     Inference inference = {0};
-    bool done = inference_join(&inference, error) && run_rank(&inference, invocation, error);
+    bool done = inference_join(&inference, error) && generate_rank(&inference, invocation, error);
     inference_close(&inference, done ? NULL : error);
     return done;
 }
@@ -235,5 +235,5 @@ const Command command_generate = {
     .table = &table,
     .options_size = sizeof(GenerationOptions),
     .ranks = true,
-    .run = run,
+    .run = run_generate,
 };

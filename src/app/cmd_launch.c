@@ -41,7 +41,7 @@ static bool check_shrink(const Command *command, char **arguments, Error *error)
 }
 
 /* Returns the place of the command after "--", or NULL. */
-static char **read_arguments(int argc, char **argv, LaunchOptions *options, OptionStrings *strings, Error *error) {
+static char **read_launch_arguments(int argc, char **argv, LaunchOptions *options, OptionStrings *strings, Error *error) {
     bool short_form = false, long_form = false; /* forms of the number of ranks */
     for (int i = 1; i < argc;) {
         SCOPED_FREE char *assignment = NULL;
@@ -67,11 +67,11 @@ static char **read_arguments(int argc, char **argv, LaunchOptions *options, Opti
     return NULL;
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_launch(Invocation *invocation, Error *error) {
     static StopRequest stop = {.heeded = 1}; /* static: signals may arrive until the process ends */
     LaunchOptions *options = invocation->options;
     options_defaults(&launch_table, options, &invocation->strings);
-    char **command = read_arguments(invocation->argc, invocation->argv, options, &invocation->strings, error);
+    char **command = read_launch_arguments(invocation->argc, invocation->argv, options, &invocation->strings, error);
     const Command *named = command ? find_command(command, error) : NULL;
     if (!named || (options->shrink && !check_shrink(named, command, error))) return false;
     if (!named->resumes) options->restarts = 0; /* a restart would repeat all work and output */
@@ -93,5 +93,5 @@ const Command command_launch = {
         "docs/cluster.md tells more.\n",
     .table = &launch_table,
     .options_size = sizeof(LaunchOptions),
-    .run = run,
+    .run = run_launch,
 };

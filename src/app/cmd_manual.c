@@ -47,7 +47,7 @@ static void put_explanation(const char *text) {
     }
 }
 
-static void put_rows(const OptionTable *table) {
+static void print_option_rows(const OptionTable *table) {
     for (size_t i = 0; i < table->count; i++) {
         char text[OPTIONS_EXPLANATION];
         const Option *option = &table->rows[i];
@@ -70,7 +70,7 @@ static void print_page(void) {
     for (int i = 0, j = 0; (command = next_command(&i, &j));) {
         printf(".SS \"smelt %s %s\"\n", command->name, command->usage ? command->usage : command->words);
         put_explanation(command->explanation);
-        put_rows(command->table);
+        print_option_rows(command->table);
     }
     printf(
         ".SH EXIT STATUS\n0 after success. 2 for a wrong command line or setting, 3 for data, 4 for memory, 5 for NaN or infinity, 6 for\n"
@@ -224,7 +224,7 @@ static void print_fish(void) {
 
 /* -- The command --------------------------------------------------------------------------------------------------- */
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_manual(Invocation *invocation, Error *error) {
     static const struct {
         const char *name;
         void (*print)(void);
@@ -248,5 +248,5 @@ const Command command_manual = {
     .table = &(const OptionTable){NULL, 0},
     .options_size = 1,
     .alone = true,
-    .run = run,
+    .run = run_manual,
 };

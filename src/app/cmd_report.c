@@ -25,7 +25,7 @@ static void warn_of_ignored(const char *run, int64_t lines) {
             lines == 1 ? "was" : "were");
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_report(Invocation *invocation, Error *error) {
     const char *const *runs = invocation->words, *out = ((const ReportOptions *)invocation->options)->out;
     const int count = invocation->word_count;
     SCOPED_FREE char *path = *out        ? memory_copy_string(out)
@@ -49,5 +49,5 @@ const Command command_report = {
                    "Of two to eight runs the page compares figures, settings that differ, and curves.\n",
     .table = &table,
     .options_size = sizeof(ReportOptions),
-    .run = run,
+    .run = run_report,
 };

@@ -67,7 +67,7 @@ static void print_given(const json_t *identity, const char *name, const char *la
 
 /* Prints the sources and phases of a mixture, whose names in the identity have one part after the
  * prefix. */
-static void print_mixture(json_t *identity, FILE *out) {
+static void print_mixture_identity(json_t *identity, FILE *out) {
     static const char data[] = "data.train.";
     const char *name;
     json_t *value;
@@ -83,7 +83,7 @@ static void print_identity(const char *run, json_t *identity, FILE *out) {
     fprintf(out, "%s\n  run             %s\n  version         %s\n", run, text_in(identity, "run", "unknown"),
         text_in(identity, "version", "unknown"));
     print_given(identity, "data.train", "data.train", out);
-    print_mixture(identity, out);
+    print_mixture_identity(identity, out);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) print_given(identity, names[i], names[i], out);
 }
 
@@ -130,7 +130,7 @@ static void print_checkpoints(const char *where, const json_t *checkpoints, cons
     }
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_show_command(Invocation *invocation, Error *error) {
     const char *folder = invocation->words[0];
     Config config;
     if (!run_read_config(folder, &config, &invocation->strings, error)) return false;
@@ -169,5 +169,5 @@ const Command command_show = {
                    "and the validation loss that was measured with it.\n",
     .table = &table,
     .options_size = sizeof(ShowOptions),
-    .run = run,
+    .run = run_show_command,
 };

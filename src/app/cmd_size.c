@@ -22,7 +22,7 @@ static const Option rows[] = {
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_size(Invocation *invocation, Error *error) {
     SizeOptions *options = invocation->options;
     if (!settings_read(&options->config, invocation->words[0], &invocation->settings, &invocation->strings, error)) return false;
     SizeQuestion question = {.config = &options->config, .tensor = options->tensor};
@@ -54,5 +54,5 @@ const Command command_size = {
     .table = &table,
     .options_size = sizeof(SizeOptions),
     .takes_config = true,
-    .run = run,
+    .run = run_size,
 };

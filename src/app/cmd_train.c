@@ -71,7 +71,7 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
 /* Takes the tokenizer of init=FOLDER when no other is given, because its model knows no other
  * tokens. Token shards may come from elsewhere. Text is never read as bytes for a model that is not
  * known to be trained on bytes. */
-static bool take_tokenizer(const char *folder, const Config *origin, Config *config, OptionStrings *strings, Error *error) {
+static bool take_origin_tokenizer(const char *folder, const Config *origin, Config *config, OptionStrings *strings, Error *error) {
     if (config->data.tokenizer[0] || model_makes_images(&config->model)) return true;
     SCOPED_FREE char *path = source_tokenizer(folder, origin);
     if (!path && corpus_has_text(config))
@@ -118,7 +118,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     wanted.model = origin.model;
     take_free(&wanted.model, &config->model);
     if (!options_difference(&config_table, &wanted, config, text, sizeof text))
-        return take_tokenizer(folder, &origin, config, strings, error);
+        return take_origin_tokenizer(folder, &origin, config, strings, error);
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
 }
 
@@ -354,7 +354,7 @@ static bool can_shrink(int argc, char **argv, Error *error) {
     return true;
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_train(Invocation *invocation, Error *error) {
     Config *config = invocation->options, said;
     if (!strcmp(invocation->argv[1], "--example")) return example_print(invocation->argc > 2 ? invocation->argv[2] : "", error);
     return read_arguments(invocation->argc, invocation->argv, config, &said, &invocation->strings, error) &&
@@ -383,5 +383,5 @@ const Command command_train = {
     .ranks = true,
     .resumes = true,
     .can_shrink = can_shrink,
-    .run = run,
+    .run = run_train,
 };

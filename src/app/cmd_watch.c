@@ -58,7 +58,7 @@ static bool watch_in_terminal(Report *report, const StopRequest *stop, Error *er
     return true;
 }
 
-static bool run(Invocation *invocation, Error *error) {
+static bool run_watch(Invocation *invocation, Error *error) {
     static StopRequest stop;
     Report *report = report_open(invocation->words, invocation->word_count, error);
     if (!report) return false;
@@ -80,5 +80,5 @@ const Command command_watch = {
         "ssh -L 6160:127.0.0.1:6160 MACHINE, and open http://127.0.0.1:6160/ there. With terminal=true it fills this terminal.\n",
     .table = &table,
     .options_size = sizeof(WatchOptions),
-    .run = run,
+    .run = run_watch,
 };

@@ -53,7 +53,7 @@ static bool check_output(const char *path, bool overwrite, bool (*is_kind)(const
     return file_check_overwrite(path, overwrite, is_kind, kind, error) && (file_can_output(path) || file_fail(error, "write", path));
 }
 
-static bool check_outputs(const Gallery *gallery, Error *error) {
+static bool check_pictures(const Gallery *gallery, Error *error) {
     const ImageOptions *images = &gallery->options->images;
     bool pixels = gallery->channels == 1 || gallery->channels == VAE_COLOURS;
     if (!*images->out && !*images->png)
@@ -72,7 +72,7 @@ static bool gallery_open(Gallery *gallery, const char *encodings, const ModelCon
     const char *vae = gallery->options->images.vae;
     gallery->channels = model->channels / 4;
     if (!encodings_open(&gallery->set, encodings, model, ENCODINGS_PROMPT, error) || !choose_size(gallery, error) ||
-        !check_outputs(gallery, error))
+        !check_pictures(gallery, error))
         return false;
     if (*vae && !(gallery->vae = vae_open(vae, gallery->channels, error))) return error_context(error, "vae=%s", vae);
     gallery->latents = memory_allocate((size_t)(gallery->set.samples * image_values(gallery)) * sizeof *gallery->latents);
@@ -129,7 +129,7 @@ static bool write_latents(const Gallery *gallery, Error *error) {
 }
 
 /* Decodes the latents of all images into `pixels`. */
-static bool decode(const Gallery *gallery, float *pixels, Error *error) {
+static bool decode_latents(const Gallery *gallery, float *pixels, Error *error) {
     int64_t scale = vae_scale(gallery->vae), area = VAE_COLOURS * scale * gallery->height * scale * gallery->width;
     Progress progress = progress_start("decoding", "images", gallery->set.samples);
     bool good = true;
@@ -151,7 +151,7 @@ static bool write_pictures(const Gallery *gallery, Error *error) {
     if (!*png) return true;
     SCOPED_FREE float *decoded = gallery->vae ? memory_allocate((size_t)(samples * area) * sizeof *decoded) : NULL;
     SCOPED_FREE Picture *pictures = memory_allocate((size_t)samples * sizeof *pictures);
-    if (decoded && !decode(gallery, decoded, error)) return false;
+    if (decoded && !decode_latents(gallery, decoded, error)) return false;
     for (int64_t i = 0; i < samples; i++) {
         pictures[i] = form;
         pictures[i].pixels = (decoded ? decoded : gallery->latents) + i * area;

@@ -106,7 +106,7 @@ Sampling generation_sampling(const GenerationOptions *options) {
 /* Sets the layout: layout.tp ranks divide the model, and layout.cp ranks the cache. The layout
  * rules check the sequences of a configuration, which are those of training. Generation has one
  * sequence of any length, so its length is set to one that all rules allow. */
-static void lay_out(Config *config, int64_t tp, int64_t cp) {
+static void lay_out_ranks(Config *config, int64_t tp, int64_t cp) {
     config->layout = (LayoutConfig){.dp = 1, .tp = tp, .pp = 1, .cp = cp, .ep = 1};
     config->data.length = config->batch.tokens = round_up(config->model.context, 4 * cp * tp);
     config->batch.sequences = 1;
@@ -118,7 +118,7 @@ static int64_t nearest_tp(const Config *config, int64_t tp, int ranks) {
     Config trial = *config;
     char broken[256];
     for (tp = int_min(tp, ranks); tp > 1; tp--) {
-        lay_out(&trial, tp, ranks / tp);
+        lay_out_ranks(&trial, tp, ranks / tp);
         if (ranks % tp == 0 && !layout_breaks(&trial, ranks, broken, sizeof broken)) break;
     }
     return tp;
@@ -132,13 +132,13 @@ static void advise_tp(int64_t given, int64_t nearest, bool cp_given, char *text,
 }
 
 /* Chooses the layout. Without layout.cp, the ranks that layout.tp leaves share the cache. */
-static bool choose_layout(const GenerationOptions *options, int ranks, Config *config, Error *error) {
+static bool choose_generation_layout(const GenerationOptions *options, int ranks, Config *config, Error *error) {
     int64_t tp = options->layout.tp, given = options->layout.cp, cp = given ? given : int_max(ranks / tp, 1);
     char broken[256], advice[64];
     advise_tp(tp, nearest_tp(config, tp, ranks), given, advice, sizeof advice);
     if (ranks > 1 && !options->cache)
         return error_set(error, ERROR_USAGE, "cache=false is for one process, and there are %d: start one alone", ranks);
-    lay_out(config, tp, cp);
+    lay_out_ranks(config, tp, cp);
     if (layout_breaks(config, 0, broken, sizeof broken)) return error_set(error, ERROR_USAGE, "%s: %s", broken, advice);
     return cp * tp == ranks || error_set(error, ERROR_USAGE,
                                    "layout.tp=%" PRId64 " x layout.cp=%" PRId64 " and %d rank%s: start it as smelt launch -n %" PRId64
@@ -149,7 +149,7 @@ static bool choose_layout(const GenerationOptions *options, int ranks, Config *c
 Generator *generation_open(Inference *inference, const char *folder, Config *config, const GenerationOptions *options, Error *error) {
     bool fixed = family_of(&config->model)->learns_positions;
     if (!fixed && options->context && options->context < config->model.context) config->model.context = options->context;
-    if (!choose_layout(options, comm_size(inference->comm), config, error) ||
+    if (!choose_generation_layout(options, comm_size(inference->comm), config, error) ||
         !inference_open(inference, config, options->device, options->precision, options->threads, error))
         return NULL;
     Generator *generator =

@@ -40,7 +40,7 @@ static void arrange_help(int argc, char **argv) {
 }
 
 /* Reports output that could not be written, because it is the result of a command. */
-static int check_output(void) {
+static int flush_output(void) {
     bool flushed = fflush(stdout) == 0;
     int code = errno;
     if (flushed && !ferror(stdout)) return 0;
@@ -62,5 +62,5 @@ int main(int argc, char **argv) {
         return process_end_explained((int)error.code);
     }
     int code = asks_version(argc, argv) ? print_version() : command_run(&command_smelt, argc, argv);
-    return process_end_explained(code ? code : check_output());
+    return process_end_explained(code ? code : flush_output());
 }

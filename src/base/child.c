@@ -24,7 +24,7 @@ void child_free_variables(ChildVariables *variables) {
 }
 
 /* Ends a child that has not started its program yet. */
-static _Noreturn void fail(const char *reason, int code) {
+static _Noreturn void child_fail(const char *reason, int code) {
     dprintf(STDERR_FILENO, "error: process %d could not start: %s\n", (int)getpid(), reason);
     _exit(code);
 }
@@ -33,7 +33,7 @@ static _Noreturn void fail(const char *reason, int code) {
 static _Noreturn void become(const ChildOptions *options, pid_t parent) {
     if (!options->outlives) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent) fail("its parent has ended", 1);
+        if (getppid() != parent) child_fail("its parent has ended", 1);
     }
     setpgid(0, 0);
     signal(SIGTERM, SIG_DFL);
@@ -45,7 +45,7 @@ static _Noreturn void become(const ChildOptions *options, pid_t parent) {
     if (options->kept) fcntl(options->kept, F_SETFD, 0);
     if (options->run) _exit(options->run(options->context));
     execv("/proc/self/exe", options->arguments);
-    fail(strerror(errno), 127);
+    child_fail(strerror(errno), 127);
 }
 
 pid_t child_start(const ChildOptions *options) {

@@ -61,7 +61,7 @@ void cpu_isa_use(CpuIsa isa) {
 }
 
 /* Fails with the list of names that SMELT_CPU_ISA may have on this CPU. */
-static bool refuse(const char *name, bool known, Error *error) {
+static bool refuse_isa(const char *name, bool known, Error *error) {
     char list[128] = "";
     for (CpuIsa isa = 0; isa < CPU_ISA_COUNT; isa++)
         if (cpu_has(isa)) snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", isa ? ", " : "", cpu_isa_name(isa));
@@ -74,7 +74,7 @@ bool cpu_isa_use_environment(Error *error) {
     CpuIsa isa = 0;
     if (!name || !*name) return true;
     while (isa < CPU_ISA_COUNT && strcmp(name, cpu_isa_name(isa))) isa++;
-    if (isa == CPU_ISA_COUNT || !cpu_has(isa)) return refuse(name, isa < CPU_ISA_COUNT, error);
+    if (isa == CPU_ISA_COUNT || !cpu_has(isa)) return refuse_isa(name, isa < CPU_ISA_COUNT, error);
     cpu_isa_use(isa);
     return true;
 }

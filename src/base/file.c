@@ -63,13 +63,13 @@ static char *folder_of(const char *path) {
 /* Returns whether the folder of a name that the system calls absent lists it, or cannot be listed
  * now. A link to an absent file is absent. A folder that forbids listing, and one with more than
  * MOST names, do not contradict the system. */
-static bool is_listed(const char *path) {
+static bool is_listed_name(const char *path) {
     enum { MOST = 1024 };
     SCOPED_FREE char *whole = memory_format("%.*s", (int)path_length(path), path), *folder = folder_of(whole);
     const char *slash = strrchr(whole, '/'), *name = slash ? slash + 1 : whole;
     if (!*name || !strcmp(name, ".")) return false;
     DIR *stream = opendir(folder);
-    if (!stream && errno == ENOENT) return is_listed(folder);
+    if (!stream && errno == ENOENT) return is_listed_name(folder);
     if (!stream) return errno != EACCES && errno != EPERM && !is_absence(errno);
     bool found = false;
     const struct dirent *entry;
@@ -87,7 +87,7 @@ static bool is_listed(const char *path) {
 static bool ask_again(const char *path, int *repeated) {
     enum { MOST = 4 };
     int code = errno;
-    if (code == ENOENT && is_listed(path)) code = ESTALE;
+    if (code == ENOENT && is_listed_name(path)) code = ESTALE;
     bool again = !is_absence(code) && *repeated < MOST;
     if (again) thread_sleep(1e-3 * (1 << (*repeated)++));
     errno = code;
@@ -105,7 +105,7 @@ static int descriptor_open_old(const char *path) {
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
 
-static FileKind kind_of(mode_t mode) { return S_ISREG(mode) ? FILE_REGULAR : S_ISDIR(mode) ? FILE_FOLDER : FILE_OTHER; }
+static FileKind kind_of_mode(mode_t mode) { return S_ISREG(mode) ? FILE_REGULAR : S_ISDIR(mode) ? FILE_FOLDER : FILE_OTHER; }
 
 /* Calls stat, and retries if the system cannot answer: callers that ask twice should get equal
  * answers. */
@@ -118,7 +118,7 @@ static int status_of(const char *path, struct stat *status) {
 
 FileKind file_kind(const char *path, int64_t *bytes) {
     struct stat status = {0};
-    FileKind kind = status_of(path, &status) == 0 ? kind_of(status.st_mode) : is_absence(errno) ? FILE_ABSENT : FILE_UNREADABLE;
+    FileKind kind = status_of(path, &status) == 0 ? kind_of_mode(status.st_mode) : is_absence(errno) ? FILE_ABSENT : FILE_UNREADABLE;
     if (bytes) *bytes = kind == FILE_REGULAR ? status.st_size : 0;
     return kind;
 }
@@ -632,9 +632,9 @@ void file_list_free(FileList *list) {
 
 static FileKind entry_kind(const char *folder, const struct dirent *entry) {
     struct stat status;
-    if (entry->d_type != DT_UNKNOWN) return kind_of(DTTOIF(entry->d_type));
+    if (entry->d_type != DT_UNKNOWN) return kind_of_mode(DTTOIF(entry->d_type));
     SCOPED_FREE char *path = memory_format("%s/%s", folder, entry->d_name);
-    return lstat(path, &status) == 0 ? kind_of(status.st_mode) : FILE_UNREADABLE;
+    return lstat(path, &status) == 0 ? kind_of_mode(status.st_mode) : FILE_UNREADABLE;
 }
 
 static int is_named(const struct dirent *entry) { return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0; }
@@ -697,7 +697,7 @@ static bool replace_by_turns(const char *from, const char *to, const char *aside
     return file_fail(error, "rename", from);
 }
 
-static bool exchange(const char *from, const char *to, const char *aside, Error *error) {
+static bool exchange_names(const char *from, const char *to, const char *aside, Error *error) {
     if (rename(from, to) == 0) return true;
     if (!aside || (errno != ENOTEMPTY && errno != EEXIST)) return file_fail(error, "rename", from);
     if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) {
@@ -709,7 +709,7 @@ static bool exchange(const char *from, const char *to, const char *aside, Error 
 }
 
 bool file_exchange_folder(const char *from, const char *to, const char *aside, Error *error) {
-    return exchange(from, to, aside, error) && file_sync_name(to, error);
+    return exchange_names(from, to, aside, error) && file_sync_name(to, error);
 }
 
 bool file_replace_folder(const char *from, const char *to, Error *error) {

@@ -19,22 +19,22 @@
 
 /* -- Numbers ------------------------------------------------------------------------------------------------------- */
 
-typedef struct Bytes {
+typedef struct JsonBytes {
     char *at;
     size_t size, capacity;
-} Bytes;
+} JsonBytes;
 
-static void append(Bytes *out, const char *bytes, size_t size) {
+static void append_output(JsonBytes *out, const char *bytes, size_t size) {
     array_reserve(out->at, out->capacity, out->size + size + 1);
     memcpy(out->at + out->size, bytes, size);
     out->size += size;
     out->at[out->size] = '\0';
 }
 
-static void append_wide(Bytes *out, const char *number, size_t size) {
-    append(out, WIDE_START, strlen(WIDE_START));
-    append(out, number, size);
-    append(out, WIDE_END, strlen(WIDE_END));
+static void append_wide(JsonBytes *out, const char *number, size_t size) {
+    append_output(out, WIDE_START, strlen(WIDE_START));
+    append_output(out, number, size);
+    append_output(out, WIDE_END, strlen(WIDE_END));
 }
 
 static size_t digits_at(const char *bytes, size_t size) {
@@ -87,7 +87,7 @@ static size_t string_end(const char *bytes, size_t size, size_t at) {
 
 /* Copies a text with its wide numbers as objects, until the copy has `wanted` bytes. Returns how
  * much of the text was read. */
-static size_t rewrite(const char *bytes, size_t size, size_t wanted, Bytes *out) {
+static size_t rewrite_json(const char *bytes, size_t size, size_t wanted, JsonBytes *out) {
     size_t at = 0;
     while (at < size && out->size < wanted) {
         size_t next = at + 1, number = 0;
@@ -96,7 +96,7 @@ static size_t rewrite(const char *bytes, size_t size, size_t wanted, Bytes *out)
         else if (strchr("-0123456789NI", bytes[at]) && bytes[at]) wide = wide_at(bytes + at, size - at, &number);
         if (number) next = at + number;
         if (wide) append_wide(out, wide, wide == bytes + at ? number : strlen(wide));
-        else append(out, bytes + at, next - at);
+        else append_output(out, bytes + at, next - at);
         at = !wide && out->size > wanted ? next - (out->size - wanted) : next;
     }
     return at;
@@ -120,12 +120,12 @@ json_t *json_parse(const char *bytes, size_t size, size_t flags, Error *error) {
     json_t *value = json_loadb(bytes, size, flags | JSON_ALLOW_NUL, &reason);
     if (value) return value;
     SCOPED_FREE char *text = NULL;
-    Bytes out = {0};
-    rewrite(bytes, size, SIZE_MAX, &out);
+    JsonBytes out = {0};
+    rewrite_json(bytes, size, SIZE_MAX, &out);
     text = out.at;
     if (text && (value = json_loadb(text, out.size, flags | JSON_ALLOW_NUL, &reason))) return value;
-    Bytes before = {0};
-    size_t at = rewrite(bytes, size, reason.position > 0 ? (size_t)reason.position : 0, &before);
+    JsonBytes before = {0};
+    size_t at = rewrite_json(bytes, size, reason.position > 0 ? (size_t)reason.position : 0, &before);
     free(before.at);
     fail_at(bytes, size, at, one_line(reason.text), error);
     return NULL;
@@ -182,7 +182,7 @@ double json_finite_value(const json_t *value) {
  * white space, "}". */
 static char *without_wide(const char *text) {
     static const char key[] = "\"" WIDE_KEY "\": \"", blanks[] = " \n";
-    Bytes out = {0};
+    JsonBytes out = {0};
     const char *from = text;
     for (const char *found = text; (found = strstr(found, key));) {
         const char *start = found, *number = found + strlen(key);
@@ -193,11 +193,11 @@ static char *without_wide(const char *text) {
         if (*start != '{' || size == 0 || *found != '"') continue;
         found += 1 + strspn(found + 1, blanks);
         if (*found != '}') continue;
-        append(&out, from, (size_t)(start - from));
-        append(&out, number, size);
+        append_output(&out, from, (size_t)(start - from));
+        append_output(&out, number, size);
         from = ++found;
     }
-    append(&out, from, strlen(from));
+    append_output(&out, from, strlen(from));
     return out.at;
 }
 

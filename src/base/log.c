@@ -57,7 +57,7 @@ static void print_whole(const char *line, const char *colour, size_t label) {
     free(text);
 }
 
-static void print_line(const char *label, const char *colour, const char *format, va_list arguments) {
+static void print_log_line(const char *label, const char *colour, const char *format, va_list arguments) {
     char message[8192], line[sizeof message + 64];
     int needed = vsnprintf(message, sizeof message, format, arguments);
     if (needed >= (int)sizeof message) memcpy(message + sizeof message - 4, "...", 4);
@@ -72,7 +72,7 @@ static void print_line(const char *label, const char *colour, const char *format
         va_list arguments;                              \
         if (!(SHOWN)) return;                           \
         va_start(arguments, format);                    \
-        print_line(LABEL, COLOUR, format, arguments);   \
+        print_log_line(LABEL, COLOUR, format, arguments);   \
         va_end(arguments);                              \
     }
 LOG_FUNCTION(log_info, "", "", !only_errors)

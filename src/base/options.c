@@ -72,13 +72,13 @@ const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t 
 /* -- Numbers ---------------------------------------------------------------------------------------------------- */
 
 /* A number as written: (-1)^negative * mantissa * 10^exponent * scale. */
-typedef struct Number {
+typedef struct NumberText {
     bool negative;
     uint64_t mantissa;
     bool too_long; /* the mantissa has more than 64 bits */
     int64_t exponent;
     uint64_t scale;
-} Number;
+} NumberText;
 
 typedef struct Suffix {
     const char *text;
@@ -89,7 +89,7 @@ static const Suffix suffixes[] = {{"", 1}, {"k", 1000}, {"M", 1000000}, {"G", 10
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-static void append_digit(Number *number, int digit) {
+static void append_digit(NumberText *number, int digit) {
     if (__builtin_mul_overflow(number->mantissa, 10, &number->mantissa) ||
         __builtin_add_overflow(number->mantissa, (uint64_t)digit, &number->mantissa))
         number->too_long = true;
@@ -97,7 +97,7 @@ static void append_digit(Number *number, int digit) {
 
 /* Scans digits, with or without a point. Trailing zeros of the fraction are dropped, so that 1.500
  * is 15 * 10^-1. */
-static const char *scan_digits(const char *c, Number *number, bool *any) {
+static const char *scan_digits(const char *c, NumberText *number, bool *any) {
     for (; is_digit(*c); c++, *any = true) append_digit(number, *c - '0');
     if (*c != '.') return c;
     const char *fraction = c + 1, *end = fraction + strspn(fraction, "0123456789"), *last = end;
@@ -110,8 +110,8 @@ static const char *scan_digits(const char *c, Number *number, bool *any) {
 
 /* Scans [+-] digits [. digits] [e [+-] digits] [suffix], and nothing else: no hexadecimal, NaN or
  * infinity. */
-static bool scan_number(const char *text, Number *number) {
-    *number = (Number){.scale = 1};
+static bool scan_number(const char *text, NumberText *number) {
+    *number = (NumberText){.scale = 1};
     const char *c = text;
     bool any = false;
     if (*c == '+' || *c == '-') number->negative = *c++ == '-';
@@ -141,7 +141,7 @@ static const char not_a_number[] = "is not a finite number such as 4096, 4k, 16K
 /* Returns NULL, or why the text is not a value. */
 static const char *parse_integer(const char *text, int64_t *value) {
     static const char too_large[] = "does not fit into 64 bits";
-    Number number;
+    NumberText number;
     if (!scan_number(text, &number)) return not_a_number;
     if (number.too_long) return too_large;
     uint64_t size = number.mantissa;
@@ -158,7 +158,7 @@ static const char *parse_integer(const char *text, int64_t *value) {
 }
 
 static const char *parse_real(const char *text, double *value) {
-    Number number;
+    NumberText number;
     if (!scan_number(text, &number)) return not_a_number;
     *value = strtod(text, NULL) * (double)number.scale;
     if (*value == 0 && (number.mantissa || number.too_long)) return "is closer to 0 than any double";
@@ -249,18 +249,18 @@ static const char *check_range(const Option *option, double value) {
 }
 
 /* A value of any type, as in its field. */
-typedef union Value {
+typedef union OptionValue {
     bool flag;
     int64_t integer;
     double real;
     const char *string;
     int choice;
-} Value;
+} OptionValue;
 /* By OptionType. */
 static const size_t value_bytes[] = {sizeof(bool), sizeof(int64_t), sizeof(double), sizeof(char *), sizeof(int)};
 
-static Value value_get(const Option *option, const void *values) {
-    Value value = {0};
+static OptionValue value_get(const Option *option, const void *values) {
+    OptionValue value = {0};
     memcpy(&value, (const char *)values + option->offset, value_bytes[option->type]);
     return value;
 }
@@ -272,10 +272,10 @@ static bool is_for_shell(const char *path) {
 }
 
 /* Returns NULL, or why the text is not a value of this row. A string value is `text` itself. */
-static const char *parse_text(const Option *option, const char *text, size_t length, Value *result) {
+static const char *parse_text_option(const Option *option, const char *text, size_t length, OptionValue *result) {
     size_t at = 0;
     const char *reason = options_check_utf8(text, length, &at);
-    Value value = {0};
+    OptionValue value = {0};
     if (reason) return reason;
     switch (option->type) {
     case OPTION_BOOL: reason = parse_bool(text, &value.flag); break;
@@ -301,8 +301,8 @@ static const char *parse_text(const Option *option, const char *text, size_t len
 /* Parses into the field; returns NULL, or why the text is not a value of this row. On failure
  * nothing changes. */
 static const char *parse_value(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length) {
-    Value value;
-    const char *reason = parse_text(option, text, length, &value);
+    OptionValue value;
+    const char *reason = parse_text_option(option, text, length, &value);
     if (reason) return reason;
     if (option->type == OPTION_STRING) value.string = keep_string(strings, text);
     memcpy((char *)values + option->offset, &value, value_bytes[option->type]);
@@ -355,7 +355,7 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
 const char *options_string(const Option *option, const void *values) { return value_get(option, values).string; }
 
 void options_format_value(const Option *option, const void *values, char *text, size_t size) {
-    const Value value = value_get(option, values);
+    const OptionValue value = value_get(option, values);
     char number[32];
     const char *start;
     size_t length;
@@ -385,15 +385,15 @@ bool options_opens_group(const OptionTable *table, size_t row) {
     return !before || options_group_length(before) != length || memcmp(before, name, length) != 0;
 }
 
-static bool same_value(const Option *option, Value left, Value right) {
+static bool same_value(const Option *option, OptionValue left, OptionValue right) {
     if (option->type == OPTION_STRING) return strcmp(left.string, right.string) == 0;
     if (option->type == OPTION_REAL) return left.real == right.real;
     return memcmp(&left, &right, value_bytes[option->type]) == 0;
 }
 
 bool options_is_initial(const Option *option, const void *values) {
-    Value initial = {0};
-    const char *reason = parse_text(option, option->initial, strlen(option->initial), &initial);
+    OptionValue initial = {0};
+    const char *reason = parse_text_option(option, option->initial, strlen(option->initial), &initial);
     assert(!reason);
     (void)reason;
     return same_value(option, value_get(option, values), initial);

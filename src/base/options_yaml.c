@@ -30,7 +30,7 @@ typedef struct Seen {
     size_t group_line[DEPTH_LIMIT];
 } Seen;
 
-typedef struct Reader {
+typedef struct YamlReader {
     yaml_parser_t parser;
     const OptionTable *table;
     void *values;
@@ -44,14 +44,14 @@ typedef struct Reader {
     char name[OPTIONS_NAME_LIMIT + 1];           /* full name of the present key; groups keep their prefix of it */
     char where[WHERE_SIZE], key[OPTIONS_QUOTED]; /* for messages, by at_line and quoted_name */
     Error *error;
-} Reader;
+} YamlReader;
 
-static const char *at_line(Reader *reader, size_t line) {
+static const char *at_line(YamlReader *reader, size_t line) {
     snprintf(reader->where, WHERE_SIZE, "at %.480s:%zu", reader->origin, line);
     return reader->where;
 }
 
-static const char *quoted_name(Reader *reader) { return options_quote(reader->key, reader->name, strlen(reader->name)); }
+static const char *quoted_name(YamlReader *reader) { return options_quote(reader->key, reader->name, strlen(reader->name)); }
 
 static size_t line_at(const char *text, size_t offset) {
     size_t line = 1;
@@ -61,7 +61,7 @@ static size_t line_at(const char *text, size_t offset) {
 
 static size_t event_line(const yaml_event_t *event) { return event->start_mark.line + 1; }
 
-static bool parser_failed(Reader *reader) {
+static bool parser_failed(YamlReader *reader) {
     const yaml_parser_t *parser = &reader->parser;
     if (parser->error == YAML_MEMORY_ERROR) return error_set(reader->error, ERROR_MEMORY, "out of memory while reading %s", reader->origin);
     bool offset_known = parser->error == YAML_READER_ERROR;
@@ -103,7 +103,7 @@ static const Option *first_of_group(const OptionTable *table, const char *name) 
 }
 
 /* Reads the next event, which the caller deletes if the result is true. */
-static bool next_event(Reader *reader, yaml_event_t *event) {
+static bool next_event(YamlReader *reader, yaml_event_t *event) {
     if (!yaml_parser_parse(&reader->parser, event)) return parser_failed(reader);
     const char *thing = refused(event, reader->lists);
     if (!thing) return true;
@@ -127,7 +127,7 @@ static bool is_null(const yaml_event_t *event) {
 }
 
 /* Stores the line of the first occurrence; fails at the second. */
-static bool first_time(Reader *reader, size_t *first_line, size_t line) {
+static bool first_time(YamlReader *reader, size_t *first_line, size_t line) {
     if (*first_line)
         return error_set(reader->error, ERROR_USAGE, "duplicate key %s %s; it already stands in line %zu: keep one", quoted_name(reader),
             at_line(reader, line), *first_line);
@@ -135,7 +135,7 @@ static bool first_time(Reader *reader, size_t *first_line, size_t line) {
     return true;
 }
 
-static bool read_scalar(Reader *reader, const yaml_event_t *event, size_t line) {
+static bool read_scalar(YamlReader *reader, const yaml_event_t *event, size_t line) {
     const OptionTable *table = reader->table;
     char value[OPTIONS_QUOTED];
     const char *where = at_line(reader, line), *text = (const char *)event->data.scalar.value;
@@ -160,7 +160,7 @@ static bool read_scalar(Reader *reader, const yaml_event_t *event, size_t line) 
 }
 
 /* Appends a key to the group name in reader->name[0 .. prefix). */
-static bool append_key(Reader *reader, size_t prefix, const yaml_event_t *event) {
+static bool append_key(YamlReader *reader, size_t prefix, const yaml_event_t *event) {
     const char *where = at_line(reader, event_line(event));
     if (event->type != YAML_SCALAR_EVENT) return error_set(reader->error, ERROR_USAGE, "a key %s is not a name; write 'key: value'", where);
     const char *key = (const char *)event->data.scalar.value;
@@ -177,7 +177,7 @@ static bool append_key(Reader *reader, size_t prefix, const yaml_event_t *event)
     return true;
 }
 
-static bool open_group(Reader *reader, size_t line, int depth) {
+static bool open_option_group(YamlReader *reader, size_t line, int depth) {
     if (depth >= DEPTH_LIMIT)
         return error_set(reader->error, ERROR_USAGE, "key %s %s is nested more than %d deep; --help lists the known ones",
             quoted_name(reader), at_line(reader, line), DEPTH_LIMIT);
@@ -190,7 +190,7 @@ static bool open_group(Reader *reader, size_t line, int depth) {
 }
 
 /* Reads the keys of a mapping up to and including its end. DEPTH_LIMIT bounds the recursion. */
-static bool read_mapping(Reader *reader, size_t line, int depth) {
+static bool read_mapping(YamlReader *reader, size_t line, int depth) {
     size_t prefix = strlen(reader->name);
     bool empty = true;
     for (;;) {
@@ -207,7 +207,7 @@ static bool read_mapping(Reader *reader, size_t line, int depth) {
         yaml_event_delete(&event);
         if (!good || !next_event(reader, &event)) return false;
         if (event.type == YAML_MAPPING_START_EVENT)
-            good = open_group(reader, key_line, depth + 1) && read_mapping(reader, key_line, depth + 1);
+            good = open_option_group(reader, key_line, depth + 1) && read_mapping(reader, key_line, depth + 1);
         else good = read_scalar(reader, &event, key_line);
         yaml_event_delete(&event);
         if (!good) return false;
@@ -218,7 +218,7 @@ static bool read_mapping(Reader *reader, size_t line, int depth) {
 }
 
 /* Skips the rest of a value; its start event was read and deleted. */
-static bool skip_rest(Reader *reader) {
+static bool skip_rest(YamlReader *reader) {
     for (int64_t depth = 1; depth > 0;) {
         yaml_event_t event;
         if (!next_event(reader, &event)) return false;
@@ -230,7 +230,7 @@ static bool skip_rest(Reader *reader) {
 }
 
 /* Reads an item whose mapping has begun. */
-static bool read_item(Reader *reader, size_t line) {
+static bool read_item(YamlReader *reader, size_t line) {
     OptionList *list = reader->list;
     if (list->count == list->most)
         return error_set(reader->error, ERROR_USAGE, "%s %s has more than %d items", list->key, at_line(reader, line), list->most);
@@ -245,7 +245,7 @@ static bool read_item(Reader *reader, size_t line) {
 }
 
 /* Reads the items of the wanted list, up to and including its end. */
-static bool read_items(Reader *reader) {
+static bool read_items(YamlReader *reader) {
     for (;;) {
         yaml_event_t event;
         if (!next_event(reader, &event)) return false;
@@ -261,7 +261,7 @@ static bool read_items(Reader *reader) {
 }
 
 /* Reads the value of the key in reader->name. */
-static bool read_list(Reader *reader, size_t line) {
+static bool read_list(YamlReader *reader, size_t line) {
     const char *const *keys = reader->list->keys;
     int key = 0;
     while (keys[key] && strcmp(keys[key], reader->name) != 0) key++;
@@ -282,7 +282,7 @@ static bool read_list(Reader *reader, size_t line) {
 }
 
 /* Reads the keys of a file of lists, up to and including its end. */
-static bool read_lists(Reader *reader) {
+static bool read_lists(YamlReader *reader) {
     for (;;) {
         yaml_event_t event;
         reader->lists = true;
@@ -297,7 +297,7 @@ static bool read_lists(Reader *reader) {
 }
 
 /* Reads a stream without a document, or with one that is a mapping or null. */
-static bool read_stream(Reader *reader) {
+static bool read_yaml_stream(YamlReader *reader) {
     yaml_event_t event;
     bool good = true, rooted = false;
     for (bool more = true; good && more;) {
@@ -317,7 +317,7 @@ static bool read_stream(Reader *reader) {
 }
 
 /* libyaml's messages say less, and it accepts UTF-16. */
-static bool check_text(const char *text, size_t length, const char *origin, Error *error) {
+static bool check_yaml_text(const char *text, size_t length, const char *origin, Error *error) {
     if (length > TEXT_LIMIT)
         return error_set(error, ERROR_USAGE, "%s is larger than %d bytes; that is no configuration", origin, TEXT_LIMIT);
     size_t at;
@@ -331,10 +331,10 @@ static bool check_text(const char *text, size_t length, const char *origin, Erro
 
 /* `reader` has the table, the destinations of values and strings, and the name of the text in
  * errors. */
-static bool parse(Reader *reader, const char *text, size_t length) {
+static bool parse_yaml(YamlReader *reader, const char *text, size_t length) {
     static const char byte_order_mark[] = "\xEF\xBB\xBF";
     Error *error = reader->error;
-    if (!check_text(text, length, reader->origin, error)) return false;
+    if (!check_yaml_text(text, length, reader->origin, error)) return false;
     size_t skipped = length >= 3 && memcmp(text, byte_order_mark, 3) == 0 ? 3 : 0;
     SCOPED_FREE Seen *seen = memory_allocate(reader->table->count * sizeof *seen);
     reader->seen = seen;
@@ -342,35 +342,35 @@ static bool parse(Reader *reader, const char *text, size_t length) {
     if (!yaml_parser_initialize(&reader->parser)) return error_set(error, ERROR_MEMORY, "out of memory while reading %s", reader->origin);
     yaml_parser_set_encoding(&reader->parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&reader->parser, (const unsigned char *)reader->text, length - skipped);
-    bool good = read_stream(reader);
+    bool good = read_yaml_stream(reader);
     yaml_parser_delete(&reader->parser);
     return good;
 }
 
-static bool parse_file(Reader *reader) {
+static bool parse_yaml_file(YamlReader *reader) {
     SCOPED_FREE char *text = memory_allocate(TEXT_LIMIT + 2); /* one byte more than allowed reveals a file that is too large; and a NUL */
     int64_t length = file_read_start(reader->origin, text, TEXT_LIMIT + 2);
     if (length < 0)
         return error_set(reader->error, ERROR_USAGE, "cannot read the configuration %s: %s", reader->origin,
             errno == EINVAL ? "it is not a regular file" : strerror(errno));
-    return parse(reader, text, (size_t)length);
+    return parse_yaml(reader, text, (size_t)length);
 }
 
 bool options_parse_yaml(
     const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length, const char *origin, Error *error) {
-    Reader reader = {.table = table, .values = values, .strings = strings, .origin = origin, .error = error};
-    return parse(&reader, text, length);
+    YamlReader reader = {.table = table, .values = values, .strings = strings, .origin = origin, .error = error};
+    return parse_yaml(&reader, text, length);
 }
 
 bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error) {
-    Reader reader = {.table = table, .values = values, .strings = strings, .origin = path, .error = error};
-    return parse_file(&reader);
+    YamlReader reader = {.table = table, .values = values, .strings = strings, .origin = path, .error = error};
+    return parse_yaml_file(&reader);
 }
 
 bool options_read_yaml_list(OptionList *list, OptionStrings *strings, const char *path, Error *error) {
-    Reader reader = {.table = list->table, .list = list, .strings = strings, .origin = path, .error = error};
+    YamlReader reader = {.table = list->table, .list = list, .strings = strings, .origin = path, .error = error};
     list->count = 0;
-    return parse_file(&reader);
+    return parse_yaml_file(&reader);
 }
 
 /* -- Writing ---------------------------------------------------------------------------------------------------- */

@@ -25,7 +25,7 @@ static const float nf4_values[16] = {-1.0f, -0.6961928009986877f, -0.52507305145
     -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f,
     0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
 
-static int ascending(const void *a, const void *b) {
+static int ascending_floats(const void *a, const void *b) {
     return (*(const float *)a > *(const float *)b) - (*(const float *)a < *(const float *)b);
 }
 
@@ -51,7 +51,7 @@ static void fill_map(float map[256]) {
     }
     map[count++] = 0;
     map[count] = 1;
-    qsort(map, 256, sizeof *map, ascending);
+    qsort(map, 256, sizeof *map, ascending_floats);
 }
 
 /* -- NF4 ----------------------------------------------------------------------------------------------------------- */
@@ -73,7 +73,7 @@ static uint8_t nearest(const float map[256], float x) {
     return (uint8_t)(x - map[low] <= map[high] - x ? low : high);
 }
 
-static float largest_of(const float *values, int64_t count) {
+static float block_amax(const float *values, int64_t count) {
     float largest = 0;
     for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, fabsf(values[i]));
     return largest;
@@ -114,7 +114,7 @@ static void quantize_nf4(const float *values, int64_t count, uint8_t *codes, Nf4
 #pragma omp parallel for schedule(static)
     for (int64_t b = 0; b < blocks; b++) {
         int64_t first = b * NF4_BLOCK, here = first + NF4_BLOCK < count ? NF4_BLOCK : count - first;
-        largest[b] = largest_of(values + first, here);
+        largest[b] = block_amax(values + first, here);
         round_block(values + first, here, largest[b], codes + first / 2);
     }
     round_scales(largest, count, head);
@@ -127,7 +127,7 @@ static void quantize_fp8(const float *values, int64_t count, int64_t columns, ui
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < count / columns; r++) {
         const float *row = values + r * columns;
-        float multiplier = fp8_multiplier(largest_of(row, columns), fp8_largest(FP8_E4M3, false), false);
+        float multiplier = fp8_multiplier(block_amax(row, columns), fp8_largest(FP8_E4M3, false), false);
         scales[r] = 1 / multiplier;
         for (int64_t c = 0; c < columns; c++) codes[r * columns + c] = fp8_from_float(row[c] * multiplier, format);
     }

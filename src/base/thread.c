@@ -16,12 +16,12 @@ int thread_start(pthread_t *thread, void *(*run)(void *context), void *context) 
     return status;
 }
 
-static struct timespec time_of(double seconds) {
+static struct timespec deadline_after(double seconds) {
     return (struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
 }
 
 void thread_sleep(double seconds) {
-    struct timespec time = time_of(seconds);
+    struct timespec time = deadline_after(seconds);
     nanosleep(&time, NULL);
 }
 
@@ -36,6 +36,6 @@ bool thread_pause(int *attempts) {
 bool thread_try_again(const Error *error, int *attempts) { return error->finding == FINDING_UNREADABLE && thread_pause(attempts); }
 
 bool thread_wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, double until) {
-    struct timespec time = time_of(until);
+    struct timespec time = deadline_after(until);
     return pthread_cond_clockwait(condition, lock, CLOCK_MONOTONIC, &time) == 0;
 }

@@ -104,9 +104,9 @@ typedef struct Benchmark {
 } Benchmark;
 
 /* The parts that every benchmark's file defines under these names: `rows` of options for the struct
- * Options, `columns` and `run`. */
-#define BENCH_PARTS(Options)                                                                                                                                   \
-    .table = OPTION_TABLE(rows), .options_size = sizeof(Options), .columns = columns, .column_count = sizeof columns / sizeof *columns, .run = run
+ * Options, and `columns`. `function` runs it. */
+#define BENCH_PARTS(Options, function) \
+    .table = OPTION_TABLE(rows), .options_size = sizeof(Options), .columns = columns, .column_count = sizeof columns / sizeof *columns, .run = function
 
 extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimizer, bench_storage, bench_loader, bench_train, bench_suite,
     bench_collective, bench_decode;

@@ -53,7 +53,7 @@ static bool add_seconds(void *context, const Graph *graph, int node, double seco
     return true;
 }
 
-static void fill(const Program *program, TensorId tensor, uint64_t seed) {
+static void fill_tensor(const Program *program, TensorId tensor, uint64_t seed) {
     const Graph *graph = program->model.graph;
     int bytes = (int)precision_bytes(graph->precision, TYPE_COMPUTE);
     Normals normals = {.seed = seed, .stream = RNG_STREAM_BENCH, .deviation = 1};
@@ -62,7 +62,8 @@ static void fill(const Program *program, TensorId tensor, uint64_t seed) {
 }
 
 /* Opens a program of attention and its gradient. */
-static bool open_program(Program *program, Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
+static bool open_attention(
+    Program *program, Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
     const Heads *h = &spec->heads;
     int64_t tokens = sequences * spec->length, attended = heads_out_columns(h), packed = heads_columns(h);
     Graph *graph = program->model.graph = graph_create(precision, true);
@@ -74,8 +75,8 @@ static bool open_program(Program *program, Bench *bench, const AttentionSpec *sp
     if (!program_plan(program, bench->device, error)) return false;
     int64_t needed = program->plan.bytes[ARENA_INPUT] + program->plan.bytes[ARENA_ACTIVATION];
     if (!bench_fits(bench->device, needed, "attention", "fewer tokens", error) || !program_start(program, NULL, error)) return false;
-    fill(program, qkv, 1);
-    fill(program, gradient, 2);
+    fill_tensor(program, qkv, 1);
+    fill_tensor(program, gradient, 2);
     int32_t *positions = executor_tensor(program->executor, places);
     for (int64_t i = 0; i < tokens; i++) positions[i] = (int32_t)(i % spec->length);
     return true;
@@ -101,12 +102,12 @@ static bool time_passes(Bench *bench, const Program *program, double *median, do
     return device_ok(bench->device, error);
 }
 
-static bool measure(Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
+static bool measure_attention(Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
     static const char *const names[] = {"forward", "backward"};
     SCOPED(program_free) Program program = {0};
     Passes cost = {0};
     double median[2] = {0}, best[2] = {0};
-    if (!open_program(&program, bench, spec, sequences, precision, error) || !time_passes(bench, &program, median, best, &cost, error))
+    if (!open_attention(&program, bench, spec, sequences, precision, error) || !time_passes(bench, &program, median, best, &cost, error))
         return false;
     for (int pass = 0; pass < 2; pass++)
         bench_row(bench, (BenchCell[]){TEXT(names[pass]), TEXT(precision_name(precision)), NUMBER(spec->length), NUMBER(sequences),
@@ -140,7 +141,7 @@ static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
                                                                 (long long)spec->heads.heads, (long long)spec->heads.kv_heads);
 }
 
-static bool run(Bench *bench, Error *error) {
+static bool run_attention(Bench *bench, Error *error) {
     const AttentionOptions *options = bench->options;
     const int64_t most_length = 1 << 24, most_head_dim = 1024;
     AttentionSpec spec = {0};
@@ -161,7 +162,7 @@ static bool run(Bench *bench, Error *error) {
         for (int l = 0; l < lengths.count; l++) {
             spec.length = lengths.numbers[l];
             spec.heads.qk_dim = spec.heads.v_dim = head_dims.numbers[d];
-            if (!measure(bench, &spec, int_max(tokens / spec.length, 1), (Precision)options->precision, error)) return false;
+            if (!measure_attention(bench, &spec, int_max(tokens / spec.length, 1), (Precision)options->precision, error)) return false;
         }
     return true;
 }
@@ -173,6 +174,6 @@ const Benchmark bench_attention = {
                    "2 forward, 5 backward.\n"
                    "With CONFIG.yaml its heads, window and bias.\n",
     .config = BENCH_CONFIG_OPTIONAL,
-    BENCH_PARTS(AttentionOptions),
+    BENCH_PARTS(AttentionOptions, run_attention),
     .plot = {"Attention", "length", "tflops", {"pass", "head_dim"}, "tokens of a sequence", "TFLOP/s", .x_logarithmic = true},
 };

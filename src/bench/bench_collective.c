@@ -22,7 +22,7 @@ typedef struct CollectiveOptions {
     int operation, type;
 } CollectiveOptions;
 
-typedef enum Operation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, SEND_RECV, OPERATIONS } Operation;
+typedef enum BenchOperation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, SEND_RECV, OPERATIONS } BenchOperation;
 static const char *const names[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv"};
 
 #define FIELD(name) offsetof(CollectiveOptions, name)
@@ -41,7 +41,7 @@ static const BenchColumn columns[] = {{"operation", BENCH_TEXT, 14}, {"ranks", 0
 typedef struct Job {
     Comm *comm;
     Device *device;
-    Operation operation;
+    BenchOperation operation;
     CommType type;
     int64_t count;           /* elements of the whole message */
     int64_t *offsets;        /* of each rank's shard, and the end of the last */
@@ -50,14 +50,16 @@ typedef struct Job {
 
 /* -- Operations ---------------------------------------------------------------------------------------------------- */
 
-static int64_t unit_of(CommType type) { return type == COMM_BF16 ? 2 : 4; }
-static bool is_in_place(Operation operation) { return operation != ALL_TO_ALL && operation != SEND_RECV; }
+static int64_t unit_bytes(CommType type) { return type == COMM_BF16 ? 2 : 4; }
+static bool is_in_place(BenchOperation operation) { return operation != ALL_TO_ALL && operation != SEND_RECV; }
 /* Returns whether the message is divided into equal shards; its size is then rounded down to a
  * multiple of the ranks. */
-static bool has_shards(Operation operation) { return operation == REDUCE_SCATTER || operation == ALL_GATHER || operation == ALL_TO_ALL; }
-static bool is_sum(Operation operation) { return operation == ALL_REDUCE || operation == REDUCE_SCATTER; }
+static bool divides_data(BenchOperation operation) {
+    return operation == REDUCE_SCATTER || operation == ALL_GATHER || operation == ALL_TO_ALL;
+}
+static bool is_sum(BenchOperation operation) { return operation == ALL_REDUCE || operation == REDUCE_SCATTER; }
 
-static CommTicket issue(const Job *job) {
+static CommTicket issue_collective(const Job *job) {
     int rank = comm_rank(job->comm), size = comm_size(job->comm);
     switch (job->operation) {
     case ALL_REDUCE: return comm_all_reduce(job->comm, "bench", job->buffer, job->count, job->type, COMM_SUM);
@@ -74,7 +76,7 @@ static CommTicket issue(const Job *job) {
 }
 
 /* Returns the ratio of bus bandwidth to algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md). */
-static double bus_factor(Operation operation, int ranks) {
+static double bus_factor(BenchOperation operation, int ranks) {
     double others = (double)(ranks - 1) / (double)ranks;
     return operation == ALL_REDUCE ? 2 * others : operation == BROADCAST || operation == SEND_RECV ? 1 : others;
 }
@@ -84,9 +86,9 @@ static double bus_factor(Operation operation, int ranks) {
 /* Returns rank `rank`'s input at an element: 0 to 7, so that sums are exact. */
 static int brought(int rank, int64_t index) { return (int)((index * 3 + rank * 5) % 8); }
 
-static void fill(const Job *job, void *data) {
+static void fill_data(const Job *job, void *data) {
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < job->count; i++) element_set((size_t)unit_of(job->type), data, i, brought(comm_rank(job->comm), i));
+    for (int64_t i = 0; i < job->count; i++) element_set((size_t)unit_bytes(job->type), data, i, brought(comm_rank(job->comm), i));
 }
 
 /* Returns the rank that owns the shard of element `index`. */
@@ -115,18 +117,18 @@ static int64_t count_wrong(const Job *job, const void *data) {
     int64_t first = job->operation == REDUCE_SCATTER ? job->offsets[rank] : 0,
             last = job->operation == REDUCE_SCATTER ? job->offsets[rank + 1] : job->count, wrong = 0;
 #pragma omp parallel for schedule(static) reduction(+ : wrong)
-    for (int64_t i = first; i < last; i++) wrong += element_get((size_t)unit_of(job->type), data, i) != expected(job, i);
+    for (int64_t i = first; i < last; i++) wrong += element_get((size_t)unit_bytes(job->type), data, i) != expected(job, i);
     return wrong;
 }
 
-static bool check(const Job *job, int64_t *wrong, Error *error) {
-    int64_t bytes = job->count * unit_of(job->type);
+static bool check_received(const Job *job, int64_t *wrong, Error *error) {
+    int64_t bytes = job->count * unit_bytes(job->type);
     void *host = memory_map((size_t)bytes, error);
     if (!host) return false;
-    fill(job, host);
+    fill_data(job, host);
     device_upload(job->device, job->buffer, host, bytes);
     if (job->received) device_fill(job->device, job->received, 0xff, bytes);
-    comm_wait(job->comm, issue(job));
+    comm_wait(job->comm, issue_collective(job));
     device_download(job->device, host, is_in_place(job->operation) ? job->buffer : job->received, bytes);
     *wrong = count_wrong(job, host);
     memory_unmap(host, (size_t)bytes);
@@ -136,10 +138,10 @@ static bool check(const Job *job, int64_t *wrong, Error *error) {
 /* -- Timing -------------------------------------------------------------------------------------------------------- */
 
 /* Measures the seconds per call of `calls` calls on this rank. All ranks start together. */
-static bool time_calls(const Job *job, int64_t calls, double *seconds, Error *error) {
+static bool time_collective(const Job *job, int64_t calls, double *seconds, Error *error) {
     if (!comm_barrier(job->comm, "bench.start", error)) return false;
     double start = log_seconds();
-    for (int64_t i = 0; i < calls; i++) comm_wait(job->comm, issue(job));
+    for (int64_t i = 0; i < calls; i++) comm_wait(job->comm, issue_collective(job));
     device_synchronize(job->device);
     *seconds = (log_seconds() - start) / (double)calls;
     return comm_ok(job->comm, error) && device_ok(job->device, error);
@@ -150,12 +152,12 @@ static bool time_job(const Job *job, const BenchOptions *options, double *median
     const int64_t warm = 5;
     double one = 0;
     for (int run = 0; run < 2; run++)
-        if (!time_calls(job, warm, &one, error)) return false;
+        if (!time_collective(job, warm, &one, error)) return false;
     if (!comm_host_all_reduce(job->comm, "bench.one", &one, 1, COMM_F64, COMM_MAX, error)) return false;
     int64_t calls = bench_calls(options, one);
     SCOPED_FREE double *samples = memory_allocate((size_t)options->repeats * sizeof *samples);
     for (int64_t i = 0; i < options->repeats; i++)
-        if (!time_calls(job, calls, &samples[i], error)) return false;
+        if (!time_collective(job, calls, &samples[i], error)) return false;
     if (!comm_host_all_reduce(job->comm, "bench.times", samples, options->repeats, COMM_F64, COMM_SUM, error)) return false;
     *median = sort_median(samples, options->repeats) / comm_size(job->comm);
     return true;
@@ -163,17 +165,17 @@ static bool time_job(const Job *job, const BenchOptions *options, double *median
 
 /* -- Sweep --------------------------------------------------------------------------------------------------------- */
 
-static bool measure(Bench *bench, Job *job, int64_t bytes, int64_t *wrong_sum, Error *error) {
+static bool measure_bytes(Bench *bench, Job *job, int64_t bytes, int64_t *wrong_sum, Error *error) {
     int size = comm_size(job->comm);
     double seconds;
     int64_t wrong;
-    job->count = bytes / unit_of(job->type);
-    if (has_shards(job->operation)) job->count -= job->count % size;
+    job->count = bytes / unit_bytes(job->type);
+    if (divides_data(job->operation)) job->count -= job->count % size;
     for (int r = 0; r <= size; r++) job->offsets[r] = job->count / size * r;
-    if (!check(job, &wrong, error) || !time_job(job, bench->options, &seconds, error))
+    if (!check_received(job, &wrong, error) || !time_job(job, bench->options, &seconds, error))
         return error_context(error, "%s of %lld bytes", names[job->operation], (long long)bytes);
-    double rate = (double)(job->count * unit_of(job->type)) / seconds / 1e9;
-    bench_row(bench, (BenchCell[]){TEXT(names[job->operation]), NUMBER(size), NUMBER((double)(job->count * unit_of(job->type))),
+    double rate = (double)(job->count * unit_bytes(job->type)) / seconds / 1e9;
+    bench_row(bench, (BenchCell[]){TEXT(names[job->operation]), NUMBER(size), NUMBER((double)(job->count * unit_bytes(job->type))),
                          NUMBER(job->count), TEXT(job->type == COMM_BF16 ? "bf16" : "float"), TEXT(is_sum(job->operation) ? "sum" : "none"),
                          NUMBER(job->operation == BROADCAST ? 0 : -1), NUMBER(1e6 * seconds), NUMBER(rate),
                          NUMBER(rate * bus_factor(job->operation, size)), NUMBER(wrong)});
@@ -193,7 +195,7 @@ static bool measure_group(Bench *bench, Comm *comm, const BenchList *sizes, int6
     for (job.operation = 0; good && job.operation < OPERATIONS; job.operation++) {
         job.received = is_in_place(job.operation) ? NULL : received;
         bool wanted = options->operation == 0 || options->operation == (int)job.operation + 1;
-        for (int i = 0; good && wanted && i < sizes->count; i++) good = measure(bench, &job, sizes->numbers[i], wrong_sum, error);
+        for (int i = 0; good && wanted && i < sizes->count; i++) good = measure_bytes(bench, &job, sizes->numbers[i], wrong_sum, error);
     }
     if (received) device_free(bench->device, received, most);
     if (buffer) device_free(bench->device, buffer, most);
@@ -235,7 +237,7 @@ static bool run_on(Bench *bench, Comm *comm, Error *error) {
         error, ERROR_COMMUNICATION, "%lld elements came out wrong (column wrong above): do not train over this network", (long long)wrong);
 }
 
-static bool run(Bench *bench, Error *error) {
+static bool run_collective(Bench *bench, Error *error) {
     Comm *comm = comm_open(&(CommOptions){.recommend = bench->recommend}, error);
     if (!comm) return false;
     char text[256];
@@ -253,7 +255,7 @@ const Benchmark bench_collective = {
                    "of ranks and size, in nccl-tests' columns\n"
                    "and conventions: time in microseconds, algbw and busbw in GB/s, wrong elements of a first run on whole numbers.\n",
     .ranks = true,
-    BENCH_PARTS(CollectiveOptions),
+    BENCH_PARTS(CollectiveOptions, run_collective),
     .plot = {"Collectives", "size", "busbw", {"operation", "ranks"}, "bytes of a message", "bus bandwidth, GB/s", .x_logarithmic = true,
         .y_logarithmic = true},
 };

@@ -27,15 +27,15 @@ static const BenchColumn columns[] = {{"type", BENCH_TEXT, 9}, {"ranks", 0, 6}, 
 
 enum { WARM = 2 /* tokens: a device chooses algorithms in a program's first run and records it in the second run */ };
 
-typedef struct Decoding {
+typedef struct DecodeRun {
     Mesh mesh;
     Comm *comm;
     Generator *generator;
     int64_t prompt, tokens;
     double prompt_seconds, token_seconds, best_seconds; /* median and minimum of a token */
-} Decoding;
+} DecodeRun;
 
-static void close_decoding(Decoding *decoding) {
+static void close_decoding(DecodeRun *decoding) {
     generator_free(decoding->generator);
     mesh_close(&decoding->mesh);
     comm_close(decoding->comm);
@@ -46,7 +46,7 @@ static bool random_weights(Generator *generator, const Config *config, Device *d
         generator_graph(generator), &config->model, config->seed, device, generator_master(generator), generator_weights(generator), error);
 }
 
-static bool open_ranks(Bench *bench, Decoding *decoding, Precision precision, Error *error) {
+static bool open_ranks(Bench *bench, DecodeRun *decoding, Precision precision, Error *error) {
     const DecodeOptions *options = bench->options;
     const Config *config = &bench->config;
     Comm *comm = decoding->comm = comm_open(&(CommOptions){.recommend = bench->recommend}, error);
@@ -61,7 +61,7 @@ static bool open_ranks(Bench *bench, Decoding *decoding, Precision precision, Er
     return layout_open_mesh(&decoding->mesh, config, comm, error);
 }
 
-static bool feed_prompt(Decoding *decoding, const Config *config, Error *error) {
+static bool feed_tokens(DecodeRun *decoding, const Config *config, Error *error) {
     SCOPED_FREE int32_t *tokens = memory_allocate((size_t)decoding->prompt * sizeof *tokens);
     for (int64_t i = 0; i < decoding->prompt; i++)
         tokens[i] = (int32_t)(rng_uniform(1, RNG_STREAM_BENCH, (uint64_t)i) * (double)config->model.vocabulary);
@@ -84,7 +84,7 @@ static double sent_bytes(const Graph *graph) {
 }
 
 /* Times drawing tokens, including all work of generation per token. */
-static bool time_tokens(Decoding *decoding, Error *error) {
+static bool time_tokens(DecodeRun *decoding, Error *error) {
     SCOPED_FREE double *seconds = memory_allocate((size_t)decoding->tokens * sizeof *seconds);
     for (int64_t i = -WARM; i < decoding->tokens; i++) {
         int32_t token;
@@ -97,12 +97,12 @@ static bool time_tokens(Decoding *decoding, Error *error) {
     return true;
 }
 
-static bool run(Bench *bench, Error *error) {
+static bool run_decoding(Bench *bench, Error *error) {
     const DecodeOptions *options = bench->options;
     const Config *config = &bench->config;
     Precision precision = precision_for_inference((Precision)config->precision);
     SCOPED(close_decoding)
-    Decoding decoding = {
+    DecodeRun decoding = {
         .tokens = options->tokens, .prompt = options->prompt ? options->prompt : config->model.context - options->tokens - WARM};
     if (decoding.prompt < 1 || decoding.prompt + decoding.tokens + WARM > config->model.context)
         return error_set(error, ERROR_USAGE, "prompt=%lld and tokens=%lld, and %d more, do not fit into model.context=%lld",
@@ -110,7 +110,7 @@ static bool run(Bench *bench, Error *error) {
     if (!open_ranks(bench, &decoding, precision, error)) return false;
     decoding.generator = generator_create(&decoding.mesh, &config->model, precision, bench->device, true, error);
     if (!decoding.generator || !random_weights(decoding.generator, config, bench->device, error) ||
-        !feed_prompt(&decoding, config, error) || !time_tokens(&decoding, error))
+        !feed_tokens(&decoding, config, error) || !time_tokens(&decoding, error))
         return false;
     bench_row(bench, (BenchCell[]){TEXT(precision_name(precision)), NUMBER(comm_size(decoding.comm)), NUMBER(config->layout.cp),
                          NUMBER(config->layout.tp), NUMBER(config->model.context), NUMBER(decoding.prompt),
@@ -129,6 +129,6 @@ const Benchmark bench_decode = {
                    "sends for a token.\n",
     .config = BENCH_CONFIG_REQUIRED,
     .ranks = true,
-    BENCH_PARTS(DecodeOptions),
+    BENCH_PARTS(DecodeOptions, run_decoding),
     .plot = {"Generation", "context", "tokens_s", {"ranks"}, "context, tokens", "tokens/s", .x_logarithmic = true},
 };

@@ -48,23 +48,23 @@ static const Option rows[] = {
 /* -- Shapes -------------------------------------------------------------------------------------------------------- */
 
 /* A GEMM without its memory; gemm.count is how often a microbatch has it. `wide`: C is in fp32. */
-typedef struct Shape {
+typedef struct BenchShape {
     char name[48];
     int layout;
     bool wide;
     GemmShape gemm;
-} Shape;
+} BenchShape;
 typedef struct Shapes {
-    Shape *items;
+    BenchShape *items;
     int count;
 } Shapes;
 
 static void free_shapes(Shapes *shapes) { free(shapes->items); }
 
-static void add_shape(Shapes *shapes, const Shape *shape) {
+static void add_shape(Shapes *shapes, const BenchShape *shape) {
     const GemmShape *new = &shape->gemm;
     for (int i = 0; i < shapes->count; i++) {
-        Shape *s = &shapes->items[i];
+        BenchShape *s = &shapes->items[i];
         GemmShape *old = &s->gemm;
         if (s->layout != shape->layout || s->wide != shape->wide || old->m != new->m || old->n != new->n || old->k != new->k) continue;
         old->count += new->count;
@@ -76,7 +76,7 @@ static void add_shape(Shapes *shapes, const Shape *shape) {
 /* Adds the GEMM of a layer's forward pass (nt), input gradient (nn) or weight gradient (tn). `name`
  * is shortened: "self_attn.q_proj" for "d_model.layers.3.self_attn.q_proj.weight". */
 static void add_layer(Shapes *shapes, int layout, const char *name, bool wide, GemmShape gemm) {
-    Shape shape = {.layout = layout, .wide = layout == LAYOUT_TN || (wide && layout == LAYOUT_NT), .gemm = gemm};
+    BenchShape shape = {.layout = layout, .wide = layout == LAYOUT_TN || (wide && layout == LAYOUT_NT), .gemm = gemm};
     const char *layers = strstr(name, "layers.");
     if (layers) name = layers + strlen("layers.") + strspn(layers + strlen("layers."), "0123456789.");
     snprintf(shape.name, sizeof shape.name, "%s", name);
@@ -85,7 +85,7 @@ static void add_layer(Shapes *shapes, int layout, const char *name, bool wide, G
     add_shape(shapes, &shape);
 }
 
-static int layout_of(int op) {
+static int operand_layout(int op) {
     if (op == OP_linear || op == OP_grouped_linear) return LAYOUT_NT;
     return op == OP_linear_grad_input || op == OP_grouped_linear_grad_input ? LAYOUT_NN : LAYOUT_TN;
 }
@@ -98,9 +98,9 @@ static void add_node(Shapes *shapes, const Graph *graph, const Node *node) {
     GemmShape g = work.gemm;
     if (work.class == WORK_GEMM) {
         bool wide = ((const LinearAttributes *)node->attributes)->wide;
-        add_layer(shapes, layout_of(node->op), graph_get(graph, linear_node_weight(node))->name, wide, g);
+        add_layer(shapes, operand_layout(node->op), graph_get(graph, linear_node_weight(node))->name, wide, g);
     } else if (work.class == WORK_EXPERTS || work.class == WORK_EXPERT_WEIGHTS) {
-        add_layer(shapes, layout_of(node->op), graph_get(graph, grouped_linear_node_weight(node))->name, false, g);
+        add_layer(shapes, operand_layout(node->op), graph_get(graph, grouped_linear_node_weight(node))->name, false, g);
     } else if (work.class == WORK_HEAD) {
         int64_t chunk = int_min(g.m, head_rows), chunks = divide_up(g.m, chunk);
         add_layer(shapes, LAYOUT_NT, "head", false, (GemmShape){chunk, g.n, g.k, chunks});
@@ -127,7 +127,7 @@ static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, const Be
             if (options->layout != LAYOUT_ALL && options->layout != layout) continue;
             int64_t rows_of_c = m.numbers[i / (n.count * k.count)], columns_of_c = n.numbers[i / k.count % n.count],
                     depth = k.numbers[i % k.count];
-            Shape shape = {.name = "sweep", .layout = layout, .wide = layout == LAYOUT_TN};
+            BenchShape shape = {.name = "sweep", .layout = layout, .wide = layout == LAYOUT_TN};
             shape.gemm = (GemmShape){rows_of_c, columns_of_c ? columns_of_c : rows_of_c, depth ? depth : rows_of_c, 1};
             add_shape(shapes, &shape);
         }
@@ -139,16 +139,16 @@ static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, const Be
 /* Bytes of the operands; A and B are adjacent. */
 typedef struct Sizes { int64_t a, inputs, output; } Sizes;
 
-static GemmType output_of(const Shape *shape, GemmType type) { return shape->wide ? GEMM_F32 : gemm_is_fp8(type) ? GEMM_BF16 : type; }
+static GemmType output_of(const BenchShape *shape, GemmType type) { return shape->wide ? GEMM_F32 : gemm_is_fp8(type) ? GEMM_BF16 : type; }
 
-static Sizes sizes_of(const Shape *shape, GemmType type) {
+static Sizes sizes_of(const BenchShape *shape, GemmType type) {
     const GemmShape *g = &shape->gemm;
     int64_t unit = bench_type_bytes(type), a = bench_round(g->m * g->k * unit), b = bench_round(g->k * g->n * unit);
     return (Sizes){.a = a, .inputs = a + b, .output = bench_round(g->m * g->n * bench_type_bytes(output_of(shape, type)))};
 }
 
 /* Returns the GEMM as training calls it: weight gradients are accumulated. */
-static Gemm gemm_of(const Shape *shape, GemmType type, const char *inputs, char *output) {
+static Gemm gemm_of(const BenchShape *shape, GemmType type, const char *inputs, char *output) {
     const GemmShape *s = &shape->gemm;
     bool tn = shape->layout == LAYOUT_TN, nt = shape->layout == LAYOUT_NT;
     return (Gemm){.transpose_a = tn,
@@ -177,16 +177,16 @@ typedef int (*Sgemm)(char transpose_a, char transpose_b, int64_t m, int64_t n, i
 
 /* A and B rotate in one arena, C in another that is never read as A or B: the sums of one shape
  * would not be random inputs for the next. */
-typedef struct Trial {
-    const Shape *shape;
+typedef struct BenchTrial {
+    const BenchShape *shape;
     GemmType type;
     Provider provider;
     void *library; /* oneDNN; NULL: missing */
     Sgemm sgemm;
     BenchArena inputs, outputs;
-} Trial;
+} BenchTrial;
 
-static void find_sgemm(Trial *trial) {
+static void find_sgemm(BenchTrial *trial) {
     static const char *const libraries[] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"};
     for (size_t i = 0; i < sizeof libraries / sizeof *libraries && !trial->library; i++)
         trial->library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
@@ -194,7 +194,7 @@ static void find_sgemm(Trial *trial) {
 }
 
 /* Returns false if no provider computes it, which happens only to FP8 GEMMs. */
-static bool run_gemm(const Trial *trial, const Gemm *g) {
+static bool run_gemm(const BenchTrial *trial, const Gemm *g) {
     Device *device = trial->inputs.device;
     if (trial->provider == PROVIDER_OWN) return device_gemm_own(device, g);
     if (trial->provider == PROVIDER_CHOSEN && gemm_is_fp8(g->input)) return device_gemm_fp8(device, g);
@@ -206,7 +206,7 @@ static bool run_gemm(const Trial *trial, const Gemm *g) {
 }
 
 static void run_trial(void *context, int64_t call) {
-    const Trial *trial = context;
+    const BenchTrial *trial = context;
     Sizes sizes = sizes_of(trial->shape, trial->type);
     Gemm g = gemm_of(trial->shape, trial->type, bench_arena_set(&trial->inputs, sizes.inputs, call),
         bench_arena_set(&trial->outputs, sizes.output, call));
@@ -227,7 +227,7 @@ static bool row_is_right(const Gemm *g, const Device *device, int64_t row, const
 
 /* Runs the GEMM once, with C zeroed before, and checks its first, middle and last row. `made` is
  * false if no provider computes it. */
-static bool check_gemm(const Trial *trial, bool *made, bool *right, Error *error) {
+static bool check_gemm(const BenchTrial *trial, bool *made, bool *right, Error *error) {
     Device *device = trial->inputs.device;
     Sizes sizes = sizes_of(trial->shape, trial->type);
     Gemm g = gemm_of(trial->shape, trial->type, trial->inputs.memory, trial->outputs.memory);
@@ -263,9 +263,9 @@ typedef struct Tally {
     GemmType best_type;
 } Tally;
 
-static bool measure(Bench *bench, const Trial *trial, Tally *tally, Error *error) {
+static bool measure_trial(Bench *bench, const BenchTrial *trial, Tally *tally, Error *error) {
     static const char *const layouts[] = {"nt", "nn", "tn"};
-    const Shape *s = trial->shape;
+    const BenchShape *s = trial->shape;
     const GemmShape *g = &s->gemm;
     bool made, right;
     BenchTime time;
@@ -290,7 +290,7 @@ static bool measure(Bench *bench, const Trial *trial, Tally *tally, Error *error
 
 /* Returns whether to measure the provider on a device. On a CPU these are smelt's own kernels,
  * which training runs, and oneDNN. */
-static bool is_wanted(const Trial *trial, int provider_option) {
+static bool wants_provider(const BenchTrial *trial, int provider_option) {
     bool cpu = device_info(trial->inputs.device)->kind == DEVICE_CPU;
     if (provider_option && provider_option != (int)trial->provider + 1) return false;
     switch (trial->provider) {
@@ -300,12 +300,12 @@ static bool is_wanted(const Trial *trial, int provider_option) {
     }
 }
 
-static bool open_operands(Trial *trial, Device *device, const Sizes *sizes, bool cold, Error *error) {
+static bool allocate_operands(BenchTrial *trial, Device *device, const Sizes *sizes, bool cold, Error *error) {
     return bench_arena_open(&trial->inputs, device, sizes->inputs, cold, trial->type, error) &&
            bench_arena_open(&trial->outputs, device, sizes->output, cold, trial->type, error);
 }
 
-static void close_trial(Trial *trial) {
+static void close_trial(BenchTrial *trial) {
     bench_arena_close(&trial->inputs);
     bench_arena_close(&trial->outputs);
     if (trial->library) dlclose(trial->library);
@@ -319,20 +319,20 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
         most.inputs = int_max(most.inputs, sizes.inputs);
         most.output = int_max(most.output, sizes.output);
     }
-    SCOPED(close_trial) Trial trial = {.type = type};
+    SCOPED(close_trial) BenchTrial trial = {.type = type};
     bool cold = options->cache == CACHE_COLD;
     find_sgemm(&trial);
-    if (!open_operands(&trial, bench->device, &most, cold, error)) return false;
+    if (!allocate_operands(&trial, bench->device, &most, cold, error)) return false;
     for (int i = 0; i < shapes->count; i++)
         for (trial.provider = PROVIDER_OWN; trial.provider < PROVIDER_COUNT; trial.provider++) {
-            Trial one = trial;
-            if (!is_wanted(&trial, options->provider)) continue;
+            BenchTrial one = trial;
+            if (!wants_provider(&trial, options->provider)) continue;
             one.shape = &shapes->items[i];
             if (!cold) {
                 one.inputs.bytes = sizes_of(one.shape, type).inputs;
                 one.outputs.bytes = sizes_of(one.shape, type).output;
             }
-            if (!measure(bench, &one, tally, error)) return false;
+            if (!measure_trial(bench, &one, tally, error)) return false;
         }
     return true;
 }
@@ -367,7 +367,7 @@ static bool measure_types(Bench *bench, const Shapes *shapes, Tally *tally, Erro
     return good;
 }
 
-static bool run(Bench *bench, Error *error) {
+static bool run_gemms(Bench *bench, Error *error) {
     const GemmOptions *options = bench->options;
     SCOPED(free_shapes) Shapes shapes = {0};
     Tally tally = {0};
@@ -403,7 +403,7 @@ const Benchmark bench_gemm = {
         "On a GPU smelt's own kernels (own) stand beside what training runs (chosen: the vendor's library where it is there), also in fp8\n"
         "(A in e4m3 and in e5m2, C in bf16, scales of one); on a CPU oneDNN's GEMM in fp32 (onednn), where libdnnl is installed.\n",
     .config = BENCH_CONFIG_OPTIONAL,
-    BENCH_PARTS(GemmOptions),
+    BENCH_PARTS(GemmOptions, run_gemms),
     .plot = {"GEMM", "m", "tflops", {"type", "provider", "layout"}, "rows of C", "TFLOP/s", .x_logarithmic = true},
 };
 
@@ -415,12 +415,12 @@ double bench_best_gemm(Bench *bench, Precision precision) {
     double best = 0;
     if (precision == PRECISION_FP64) return 0;
     for (int64_t size = order[0]; size <= order[1]; size *= 2) {
-        Shape shape = {.layout = LAYOUT_NT, .gemm = {size, size, size, 1}};
-        SCOPED(close_trial) Trial trial = {.shape = &shape, .type = type, .provider = PROVIDER_CHOSEN};
+        BenchShape shape = {.layout = LAYOUT_NT, .gemm = {size, size, size, 1}};
+        SCOPED(close_trial) BenchTrial trial = {.shape = &shape, .type = type, .provider = PROVIDER_CHOSEN};
         Sizes sizes = sizes_of(&shape, type);
         BenchTime time;
         Error ignored = {0};
-        if (open_operands(&trial, bench->device, &sizes, false, &ignored) && bench_time(bench, run_trial, &trial, &time, &ignored))
+        if (allocate_operands(&trial, bench->device, &sizes, false, &ignored) && bench_time(bench, run_trial, &trial, &time, &ignored))
             best = fmax(best, gemm_shape_flops(&shape.gemm) / time.seconds);
     }
     return best;

@@ -62,7 +62,7 @@ static bool drop_file(const char *path, Error *error) {
 }
 
 /* Drops the cached pages of a shard, or of the shards in a folder, while it is not mapped. */
-static bool drop_pages(const char *path, Error *error) {
+static bool drop_file_pages(const char *path, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     SCOPED_FREE char *single = memory_format("%s.bin", path);
     if (file_kind(path, NULL) != FILE_FOLDER) return drop_file(single, error);
@@ -96,7 +96,7 @@ static bool read_samples(const LoaderBenchOptions *options, const ShardSet *set,
 
 /* `token_bytes` is the mean of the set. Without reads from a disk, the disk's columns are
  * unknown. */
-static void report(Bench *bench, const char *test, double seconds, double cpu, double disk, double token_bytes) {
+static void report_rate(Bench *bench, const char *test, double seconds, double cpu, double disk, double token_bytes) {
     const LoaderBenchOptions *options = bench->options;
     double samples = (double)round_up(options->samples, options->sequences), tokens = samples * (double)options->length;
     double pages = disk > 0 ? disk / PAGE / seconds : NAN, scatter = disk > 0 ? disk / (tokens * token_bytes) : NAN;
@@ -105,17 +105,17 @@ static void report(Bench *bench, const char *test, double seconds, double cpu, d
                          NUMBER((double)options->step_tokens / (tokens / seconds))});
 }
 
-static bool run(Bench *bench, Error *error) {
+static bool run_loader(Bench *bench, Error *error) {
     static const char *const tests[] = {"cold", "warm"};
     for (int i = 0; i < 2; i++) {
         SCOPED(shard_set_close) ShardSet set = {0};
-        if (i == 0 && !drop_pages(bench->positional, error)) return error_recode(error, ERROR_DATA);
+        if (i == 0 && !drop_file_pages(bench->positional, error)) return error_recode(error, ERROR_DATA);
         if (!shard_set_open(&set, bench->positional, error)) return false;
         int64_t disk = disk_bytes();
         double start = log_seconds(), cpu = cpu_seconds();
         if (!read_samples(bench->options, &set, error)) return false;
         double seconds = log_seconds() - start, token_bytes = (double)shard_set_bytes(&set) / (double)set.token_count;
-        report(bench, tests[i], seconds, cpu_seconds() - cpu, disk < 0 ? NAN : (double)(disk_bytes() - disk), token_bytes);
+        report_rate(bench, tests[i], seconds, cpu_seconds() - cpu, disk < 0 ? NAN : (double)(disk_bytes() - disk), token_bytes);
     }
     return true;
 }
@@ -130,7 +130,7 @@ const Benchmark bench_loader = {
         "storage would hold up a\n"
         "training that reads step_tokens for a step on this machine.\n",
     .positional = "SHARDS",
-    BENCH_PARTS(LoaderBenchOptions),
+    BENCH_PARTS(LoaderBenchOptions, run_loader),
     .plot = {"Loader", "length", "tokens_per_s", {"test"}, "tokens of a sequence", "tokens/s", .x_logarithmic = true,
         .y_logarithmic = true},
 };

@@ -60,10 +60,10 @@ static const double FACTOR = 3;
 typedef double Line __attribute__((vector_size(64)));
 
 /* The data of one thread. */
-typedef struct Part {
+typedef struct MemoryPart {
     Line *a, *b, *c;
     int64_t lines; /* a multiple of 8 */
-} Part;
+} MemoryPart;
 
 #if defined __x86_64__
 #define FOR_EACH_CPU __attribute__((target_clones("default", "avx2", "avx512f")))
@@ -72,7 +72,7 @@ typedef struct Part {
 #endif
 
 #define STREAM(name, statement)                                                                                                           \
-    FOR_EACH_CPU static void name(const Part *part) {                                                                                   \
+    FOR_EACH_CPU static void name(const MemoryPart *part) {                                                                                   \
         for (int64_t i = 0; i < part->lines; i++) statement;                                                                             \
     }
 STREAM(cpu_scale, part->b[i] = FACTOR * part->c[i])
@@ -80,10 +80,10 @@ STREAM(cpu_add, part->c[i] = part->a[i] + part->b[i])
 STREAM(cpu_triad, part->a[i] = part->b[i] + FACTOR * part->c[i])
 STREAM(cpu_write, part->a[i] = FACTOR - (Line){0})
 
-static void cpu_copy(const Part *part) { memcpy(part->c, part->a, (size_t)part->lines * sizeof(Line)); }
+static void copy_on_cpu(const MemoryPart *part) { memcpy(part->c, part->a, (size_t)part->lines * sizeof(Line)); }
 
 /* Uses several sums, so that no sum waits for the previous one. */
-FOR_EACH_CPU static void cpu_read(const Part *part) {
+FOR_EACH_CPU static void cpu_read(const MemoryPart *part) {
     Line s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0}, s5 = {0}, s6 = {0}, s7 = {0};
     const Line *from = part->a;
     for (int64_t i = 0; i < part->lines; i += 8) {
@@ -99,10 +99,10 @@ FOR_EACH_CPU static void cpu_read(const Part *part) {
 static const struct {
     const char *name;
     int arrays, order[MOST_ARRAYS];
-    void (*cpu)(const Part *part);
+    void (*cpu)(const MemoryPart *part);
     GpuKernel gpu;
 } kernels[KERNEL_COUNT] = {
-    [KERNEL_COPY] = {"copy", 2, {0, 0, 1}, cpu_copy, {"stream", "stream_copy"}},
+    [KERNEL_COPY] = {"copy", 2, {0, 0, 1}, copy_on_cpu, {"stream", "stream_copy"}},
     [KERNEL_SCALE] = {"scale", 2, {0, 0, 1}, cpu_scale, {"stream", "stream_scale"}},
     [KERNEL_ADD] = {"add", 3, {0, 1, 2}, cpu_add, {"stream", "stream_add"}},
     [KERNEL_TRIAD] = {"triad", 3, {0, 1, 2}, cpu_triad, {"stream", "stream_triad"}},
@@ -120,24 +120,24 @@ static bool is_gpu(const Device *device) { return device_info(device)->kind != D
 
 /* -- A measurement ------------------------------------------------------------------------------------------------- */
 
-typedef struct Work {
+typedef struct MemoryWork {
     Device *device;
     Kernel kernel;
     char *arrays[MOST_ARRAYS];
     int64_t bytes;  /* of one array */
     int64_t passes; /* over the arrays in one call */
     void *host;     /* for copies between host and device */
-} Work;
+} MemoryWork;
 
 static void run_cpu(void *context, int64_t call) {
-    const Work *work = context;
+    const MemoryWork *work = context;
     (void)call;
 #pragma omp parallel
     {
         const int64_t unit = 8 * sizeof(Line);
         int64_t units = work->bytes / unit, threads = omp_get_num_threads(), thread = omp_get_thread_num();
         int64_t first = units * thread / threads, last = units * (thread + 1) / threads;
-        Part part = {(Line *)(work->arrays[0] + first * unit), (Line *)(work->arrays[1] + first * unit),
+        MemoryPart part = {(Line *)(work->arrays[0] + first * unit), (Line *)(work->arrays[1] + first * unit),
             (Line *)(work->arrays[2] + first * unit), 8 * (last - first)};
         for (int64_t pass = 0; pass < work->passes; pass++) {
             kernels[work->kernel].cpu(&part);
@@ -148,7 +148,7 @@ static void run_cpu(void *context, int64_t call) {
 
 static void run_gpu(void *context, int64_t call) {
     enum { READERS_A_PROCESSOR = 8, MOST_BLOCKS = 1 << 22, BLOCK_BYTES = 16 * STREAM_THREADS };
-    const Work *work = context;
+    const MemoryWork *work = context;
     (void)call;
     StreamArguments arguments = {.a = (float *)work->arrays[0],
         .b = (float *)work->arrays[1],
@@ -166,7 +166,7 @@ static void run_gpu(void *context, int64_t call) {
 }
 
 static void run_copy(void *context, int64_t call) {
-    const Work *work = context;
+    const MemoryWork *work = context;
     bool up = work->kernel == UPLOAD || work->kernel == UPLOAD_PINNED;
     (void)call;
     if (work->kernel == DRIVER_COPY) device_copy(work->device, work->arrays[1], work->arrays[0], work->bytes);
@@ -189,7 +189,7 @@ static const char *level_of(const Device *device, int64_t bytes) {
     return bytes <= sysconf(_SC_LEVEL3_CACHE_SIZE) ? "L3" : "memory";
 }
 
-static bool add_row(Bench *bench, const Work *work, BenchWork run, Error *error) {
+static bool add_memory_row(Bench *bench, const MemoryWork *work, BenchWork run, Error *error) {
     BenchTime time;
     if (!bench_time(bench, run, (void *)work, &time, error)) return false;
     int64_t set = kernels[work->kernel].arrays * work->bytes;
@@ -212,10 +212,10 @@ static bool measure_kernel(Bench *bench, const Room *room, int64_t set, Kernel k
     int64_t each = set / kernels[kernel].arrays / ALIGNMENT * ALIGNMENT;
     if (each == 0) return true;
     bool gpu = is_gpu(bench->device);
-    Work work = {.device = bench->device, .kernel = kernel, .bytes = each, .passes = gpu ? 1 : divide_up(worth, set)};
+    MemoryWork work = {.device = bench->device, .kernel = kernel, .bytes = each, .passes = gpu ? 1 : divide_up(worth, set)};
     for (int i = 0; i < MOST_ARRAYS; i++) work.arrays[i] = room->memory + kernels[kernel].order[i] * (each + SKEW);
     if (gpu && kernel == KERNEL_READ) work.arrays[MOST_ARRAYS - 1] = room->memory + bench_round(each);
-    return add_row(bench, &work, gpu ? run_gpu : run_cpu, error);
+    return add_memory_row(bench, &work, gpu ? run_gpu : run_cpu, error);
 }
 
 /* Measures the driver's copies, of half the set like STREAM's copy; with the host only up to the
@@ -223,9 +223,10 @@ static bool measure_kernel(Bench *bench, const Room *room, int64_t set, Kernel k
 static bool measure_copy(Bench *bench, const Room *room, int64_t set, Kernel kernel, Error *error) {
     int64_t each = set / 2 / ALIGNMENT * ALIGNMENT;
     if (each == 0 || (kernel != DRIVER_COPY && each > room->host_bytes)) return true;
-    Work work = {.device = bench->device, .kernel = kernel, .arrays = {room->memory, room->memory + each}, .bytes = each, .passes = 1};
+    MemoryWork work = {
+        .device = bench->device, .kernel = kernel, .arrays = {room->memory, room->memory + each}, .bytes = each, .passes = 1};
     if (kernel != DRIVER_COPY) work.host = kernel == UPLOAD || kernel == DOWNLOAD ? room->pageable : room->pinned;
-    return add_row(bench, &work, run_copy, error);
+    return add_memory_row(bench, &work, run_copy, error);
 }
 
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */
@@ -239,7 +240,7 @@ static void default_sizes(BenchList *sizes, const Device *device) {
     if (free_bytes / 2 > largest) sizes->numbers[sizes->count++] = free_bytes / 2 / ALIGNMENT * ALIGNMENT;
 }
 
-static bool is_wanted(const Bench *bench, Kernel kernel) {
+static bool wants_kernel(const Bench *bench, Kernel kernel) {
     int option = ((const MemoryOptions *)bench->options)->kernel;
     return (option == 0 || option == (int)kernel + 1) && (kernel < DRIVER_COPY || is_gpu(bench->device));
 }
@@ -263,7 +264,7 @@ static bool open_room(Room *room, const Bench *bench, int64_t most, Error *error
         if (plain) madvise(room->memory, (size_t)room->bytes, MADV_NOHUGEPAGE); /* a hint that may fail */
         touch(room->memory, room->bytes);
     }
-    for (Kernel kernel = UPLOAD; kernel < KERNEL_COUNT; kernel++) copies = copies || is_wanted(bench, kernel);
+    for (Kernel kernel = UPLOAD; kernel < KERNEL_COUNT; kernel++) copies = copies || wants_kernel(bench, kernel);
     if (!copies) return true;
     room->host_bytes = host_bytes;
     room->pageable = memory_map((size_t)host_bytes, error);
@@ -280,7 +281,7 @@ static void close_room(Room *room) {
     if (room->memory) device_free(room->device, room->memory, room->bytes);
 }
 
-static bool run(Bench *bench, Error *error) {
+static bool run_memory(Bench *bench, Error *error) {
     const MemoryOptions *options = bench->options;
     const int64_t most = (int64_t)1 << 46;
     if (!bench_open_device(bench, PRECISION_BF16, error)) return false;
@@ -295,7 +296,7 @@ static bool run(Bench *bench, Error *error) {
     if (!bench_fits(bench->device, largest, "bytes=", "fewer", error) || !open_room(&room, bench, largest, error)) return false;
     for (int i = 0; i < sizes.count; i++)
         for (Kernel kernel = 0; kernel < KERNEL_COUNT; kernel++)
-            if (is_wanted(bench, kernel) &&
+            if (wants_kernel(bench, kernel) &&
                 !(kernel < DRIVER_COPY ? measure_kernel : measure_copy)(bench, &room, sizes.numbers[i], kernel, error))
                 return false;
     return true;
@@ -308,6 +309,6 @@ const Benchmark bench_memory = {
                    "counted as STREAM counts them.\n"
                    "On a GPU also the driver's own copy, and copies from ordinary host memory (upload), to it (download), and the same "
                    "with pinned memory.\n",
-    BENCH_PARTS(MemoryOptions),
+    BENCH_PARTS(MemoryOptions, run_memory),
     .plot = {"Memory bandwidth", "bytes", "gbps", {"kernel"}, "bytes of all arrays", "GB/s", .x_logarithmic = true},
 };

@@ -42,20 +42,20 @@ static Graph *matrices(Precision precision, int64_t width, int64_t count) {
     return graph;
 }
 
-typedef struct Update {
+typedef struct BenchUpdate {
     Optimizer *optimizer;
     /* One set each: an update exceeds all caches, or is as small as in training. */
     BenchArena master, gradients, weights;
-} Update;
+} BenchUpdate;
 
-static void step(void *context, int64_t call) {
-    const Update *update = context;
+static void update_once(void *context, int64_t call) {
+    const BenchUpdate *update = context;
     const double lr = 1e-5;
     void *weights = update->weights.memory ? update->weights.memory : update->master.memory;
     optimizer_step(update->optimizer, update->master.memory, weights, update->gradients.memory, call + 1, lr, 1);
 }
 
-static bool open_update(Update *update, Bench *bench, const Graph *graph, const OptimizerConfig *config, Error *error) {
+static bool open_update(BenchUpdate *update, Bench *bench, const Graph *graph, const OptimizerConfig *config, Error *error) {
     Device *device = bench->device;
     int64_t kept = bench_round(graph->parameter_bytes);
     GemmType type = graph->precision == PRECISION_PURE_BF16 ? GEMM_BF16 : GEMM_F32;
@@ -69,29 +69,29 @@ static bool open_update(Update *update, Bench *bench, const Graph *graph, const 
            (update->optimizer = optimizer_create(graph, config, NULL, device, error));
 }
 
-static void close_update(Update *update) {
+static void close_update(BenchUpdate *update) {
     optimizer_free(update->optimizer);
     bench_arena_close(&update->weights);
     bench_arena_close(&update->gradients);
     bench_arena_close(&update->master);
 }
 
-static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
+static bool measure_step(Bench *bench, const Graph *graph, int name, Error *error) {
     OptimizerConfig config = bench->config.optimizer;
     config.name = name;
-    SCOPED(close_update) Update update = {0};
+    SCOPED(close_update) BenchUpdate update = {0};
     BenchTime time;
     double parameters = (double)model_parameters(graph), state = (double)optimizer_state_bytes(graph, &config, NULL);
     double kept = (double)precision_state_bytes(graph->precision, TYPE_COMPUTE), copy = graph->precision == PRECISION_BF16 ? 2 : 0;
     double bytes = parameters * (3 * kept + copy) + 2 * state;
-    if (!open_update(&update, bench, graph, &config, error) || !bench_time(bench, step, &update, &time, error)) return false;
+    if (!open_update(&update, bench, graph, &config, error) || !bench_time(bench, update_once, &update, &time, error)) return false;
     bench_row(bench, (BenchCell[]){TEXT(optimizer_rules[name]->name), TEXT(precision_name(graph->precision)), NUMBER(parameters),
                          NUMBER(bytes), NUMBER(1e3 * time.seconds), NUMBER(bytes / time.seconds / 1e9), NUMBER(bytes / time.best / 1e9),
                          NUMBER(parameters / time.seconds / 1e9), NUMBER(state)});
     return true;
 }
 
-static bool run(Bench *bench, Error *error) {
+static bool run_optimizer(Bench *bench, Error *error) {
     const OptimizerOptions *options = bench->options;
     Precision precision = bench->configured ? bench->config.precision : PRECISION_BF16;
     if (precision == PRECISION_FP64) return error_set(error, ERROR_USAGE, "precision=fp64 is for checks, not for speed: give bf16 or fp32");
@@ -102,7 +102,7 @@ static bool run(Bench *bench, Error *error) {
                        : matrices(precision, options->width, int_max(wanted / options->width / options->width, 1));
     bool good = true; /* choice 0 is all */
     for (int i = 0; i < OPTIMIZER_COUNT && good; i++)
-        if (!options->optimizer || options->optimizer == i + 1) good = measure(bench, graph, i, error);
+        if (!options->optimizer || options->optimizer == i + 1) good = measure_step(bench, graph, i, error);
     graph_free(graph);
     return good;
 }
@@ -114,6 +114,6 @@ const Benchmark bench_optimizer = {
                    "read and write once: master weights,\n"
                    "gradients, state and weights. Muon also multiplies matrices, so it is slower than its bytes.\n",
     .config = BENCH_CONFIG_OPTIONAL,
-    BENCH_PARTS(OptimizerOptions),
+    BENCH_PARTS(OptimizerOptions, run_optimizer),
     .plot = {"Optimizers", "parameters", "gbps", {"optimizer"}, "parameters", "GB/s", .x_logarithmic = true},
 };

@@ -65,7 +65,7 @@ static void fill_block(const Disk *disk) {
 static int64_t length_at(const Disk *disk, int64_t at) { return int_min(disk->bytes - at, disk->block); }
 
 /* The first 8 bytes of a block are its offset. */
-static bool write_all(const Disk *disk, Error *error) {
+static bool write_whole_file(const Disk *disk, Error *error) {
     for (int64_t at = 0; at < disk->bytes; at += disk->block) {
         memcpy(disk->buffer, &at, sizeof at);
         int64_t length = length_at(disk, at);
@@ -74,7 +74,7 @@ static bool write_all(const Disk *disk, Error *error) {
     return true;
 }
 
-static bool read_all(const Disk *disk, Error *error) {
+static bool read_whole_file(const Disk *disk, Error *error) {
     for (int64_t at = 0; at < disk->bytes; at += disk->block) {
         int64_t length = length_at(disk, at), found = at;
         if (!file_read_at(&disk->file, disk->buffer, length, at, error)) return false;
@@ -118,7 +118,7 @@ static bool write_pages(const Disk *disk, Error *error) {
     return true;
 }
 
-static void drop_pages(const Disk *disk, int advice) {
+static void drop_disk_pages(const Disk *disk, int advice) {
     if (posix_fadvise(disk->file.descriptor, 0, 0, POSIX_FADV_DONTNEED) || posix_fadvise(disk->file.descriptor, 0, 0, advice))
         log_warn("%s: the system keeps what it read: cold reads may come from memory", disk->file.path);
 }
@@ -139,16 +139,16 @@ static bool run_tests(Bench *bench, const Disk *disk, Error *error) {
         int64_t bytes, block, operations;
         int cold; /* access hint after the page cache was dropped; -1: keep the cache */
         bool reads;
-    } tests[] = {{"write", write_all, disk->bytes, disk->block, blocks, -1, false},
+    } tests[] = {{"write", write_whole_file, disk->bytes, disk->block, blocks, -1, false},
         {"write and fsync", sync_all, disk->bytes, disk->block, blocks, -1, false},
-        {"read, cold", read_all, disk->bytes, disk->block, blocks, POSIX_FADV_SEQUENTIAL, true},
-        {"read, in memory", read_all, disk->bytes, disk->block, blocks, -1, true},
+        {"read, cold", read_whole_file, disk->bytes, disk->block, blocks, POSIX_FADV_SEQUENTIAL, true},
+        {"read, in memory", read_whole_file, disk->bytes, disk->block, blocks, -1, true},
         {"random reads, cold", read_pages, reads * PAGE, PAGE, reads, POSIX_FADV_RANDOM, true},
         {"the same, 256 ahead", read_pages_ahead, reads * PAGE, PAGE, reads, POSIX_FADV_RANDOM, true},
         {"small writes, each sync", write_pages, writes * PAGE, PAGE, writes, -1, false}};
     double start = 0;
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
-        if (tests[i].cold >= 0) drop_pages(disk, tests[i].cold);
+        if (tests[i].cold >= 0) drop_disk_pages(disk, tests[i].cold);
         if (tests[i].run != sync_all) start = log_seconds();
         if (!tests[i].run(disk, error)) return false;
         double seconds = log_seconds() - start, bytes = (double)tests[i].bytes, operations = (double)tests[i].operations;
@@ -159,7 +159,7 @@ static bool run_tests(Bench *bench, const Disk *disk, Error *error) {
     return true;
 }
 
-static bool run(Bench *bench, Error *error) {
+static bool run_storage(Bench *bench, Error *error) {
     const StorageOptions *options = bench->options;
     Disk disk = {
         .bytes = options->bytes, .block = options->block / PAGE * PAGE, .reads = options->reads, .writes = divide_up(options->reads, 10)};
@@ -183,6 +183,6 @@ const Benchmark bench_storage = {
         "writes small pieces that are each made durable. Give bytes above the memory of the machine where the system keeps "
         "pages that it was told to drop. step_s is the time of a step below which reading would hold up a training of step_tokens.\n",
     .positional = "FOLDER",
-    BENCH_PARTS(StorageOptions),
+    BENCH_PARTS(StorageOptions, run_storage),
     .plot = {"Storage", "block", "gbps", {"test"}, "bytes of an operation", "GB/s", .x_logarithmic = true, .y_logarithmic = true},
 };

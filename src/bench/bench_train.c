@@ -28,8 +28,8 @@ typedef struct Trainer {
 
 static void close_session(Trainer *trainer) { session_free(&trainer->session); }
 
-static int64_t microbatch_rows(const Config *config) { return config->batch.sequences * config->data.length; }
-static int64_t microbatches(const Config *config) { return config->batch.tokens / microbatch_rows(config); }
+static int64_t rows_per_microbatch(const Config *config) { return config->batch.sequences * config->data.length; }
+static int64_t microbatches(const Config *config) { return config->batch.tokens / rows_per_microbatch(config); }
 
 static void set_microbatch(Config *config, int64_t sequences, int64_t accumulation) {
     assert(sequences > 0 && config->data.length > 0);
@@ -50,7 +50,7 @@ static int64_t bytes_needed(const Trainer *trainer, int64_t sequences) {
     return session_budget(&session).total;
 }
 
-static bool fits(const Trainer *trainer, int64_t sequences) {
+static bool batch_fits(const Trainer *trainer, int64_t sequences) {
     const double part = 0.97; /* of the free memory: libraries allocate some while they run */
     int64_t bytes = bytes_needed(trainer, sequences);
     return bytes >= 0 && (trainer->available < 0 || (double)bytes <= part * (double)trainer->available);
@@ -73,10 +73,10 @@ static void fill_pairs(const Session *session) {
 }
 
 /* Fills random tokens; each token's target is the next token. */
-static void fill_tokens(const Session *session) {
+static void fill_random_tokens(const Session *session) {
     const Config *config = session->config;
     const Model *model = &session->training.model;
-    int64_t rows = microbatch_rows(config);
+    int64_t rows = rows_per_microbatch(config);
     int32_t *tokens = executor_tensor(session->training.executor, model->tokens),
             *targets = executor_tensor(session->training.executor, model->targets),
             *positions = executor_tensor(session->training.executor, model->positions);
@@ -98,7 +98,7 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
     fp8_warn_if_idle(&trainer->config.model, &use, "");
     if (model_makes_images(&trainer->config.model))
         image_put_synthetic(&trainer->session.training.model, trainer->session.training.executor);
-    else fill_tokens(&trainer->session);
+    else fill_random_tokens(&trainer->session);
     return true;
 }
 
@@ -106,7 +106,7 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
 
 /* Runs a training step: zero, microbatches, norm, clipped update. `profile`, if not NULL, receives
  * its times. */
-static bool run_step(Session *session, Profile *profile, Error *error) {
+static bool run_timed_step(Session *session, Profile *profile, Error *error) {
     const Config *config = session->config;
     const Program *training = &session->training;
     Executor *executor = training->executor;
@@ -138,11 +138,11 @@ static bool time_steps(Session *session, int64_t steps, double *seconds, Error *
     Device *device = session->device;
     int64_t warm = device_info(device)->records && microbatches(session->config) == 1 ? 2 : 1;
     for (int64_t i = 0; i < warm; i++)
-        if (!run_step(session, NULL, error)) return false;
+        if (!run_timed_step(session, NULL, error)) return false;
     device_synchronize(device);
     double start = log_seconds();
     for (int64_t i = 0; i < steps; i++)
-        if (!run_step(session, NULL, error)) return false;
+        if (!run_timed_step(session, NULL, error)) return false;
     device_synchronize(device);
     *seconds = (log_seconds() - start) / (double)steps;
     return device_ok(device, error);
@@ -153,7 +153,7 @@ static bool time_steps(Session *session, int64_t steps, double *seconds, Error *
 static bool profile_steps(Session *session, int64_t steps, Error *error) {
     Profile profile = {0};
     for (int64_t i = 0; i < steps; i++)
-        if (!run_step(session, &profile, error)) return false;
+        if (!run_timed_step(session, &profile, error)) return false;
     profile_print(&profile, 0, stderr);
     return device_ok(session->device, error);
 }
@@ -173,7 +173,7 @@ static bool try_microbatch(Trainer *trainer, int64_t sequences, int64_t accumula
 
 static int64_t largest_fitting(const Trainer *trainer, int64_t most) {
     int64_t largest = 0;
-    for (int64_t sequences = 1; sequences <= most && fits(trainer, sequences); sequences *= 2) largest = sequences;
+    for (int64_t sequences = 1; sequences <= most && batch_fits(trainer, sequences); sequences *= 2) largest = sequences;
     return largest;
 }
 
@@ -202,12 +202,12 @@ static bool search(Trainer *trainer, int64_t largest, int64_t *best, Error *erro
 static bool check_fit(Trainer *trainer, int64_t sequences, Error *error) {
     char needed[32], have[32];
     if (trainer->config.recompute == RECOMPUTE_AUTO)
-        for (trainer->config.recompute = RECOMPUTE_NONE; trainer->config.recompute < RECOMPUTE_BLOCK && !fits(trainer, sequences);)
+        for (trainer->config.recompute = RECOMPUTE_NONE; trainer->config.recompute < RECOMPUTE_BLOCK && !batch_fits(trainer, sequences);)
             trainer->config.recompute++;
     Config config = trainer->config;
     set_microbatch(&config, sequences, 1);
     if (!config_check(&config, error)) return false;
-    if (fits(trainer, sequences)) return true;
+    if (batch_fits(trainer, sequences)) return true;
     log_format_bytes((double)bytes_needed(trainer, sequences), needed);
     log_format_bytes((double)trainer->available, have);
     return error_set(error, ERROR_MEMORY,
@@ -260,7 +260,7 @@ const char *bench_type_name(const Config *config) {
     return config->model.fp8.recipe ? "fp8" : precision_name((Precision)config->precision);
 }
 
-static bool run(Bench *bench, Error *error) {
+static bool run_training(Bench *bench, Error *error) {
     const TrainOptions *options = bench->options;
     const Config *config = &bench->config;
     Precision precision = (Precision)config->precision;
@@ -287,6 +287,6 @@ const Benchmark bench_train = {
         "large GEMM in the configuration's precision measured here. profile=N measures N more steps and prints the time of each "
         "operation.\n",
     .config = BENCH_CONFIG_REQUIRED,
-    BENCH_PARTS(TrainOptions),
+    BENCH_PARTS(TrainOptions, run_training),
     .plot = {"Training", "microbatch", "tokens_s", {"type"}, "sequences of a microbatch", "tokens/s"},
 };

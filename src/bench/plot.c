@@ -18,17 +18,17 @@ enum { TICKS = 8, MOST_CURVES = 16, LABEL = 96 };
 static const char *const colours[] = {"#2a6f97", "#c2571a", "#3d8361", "#8a5a9e", "#b3261e", "#7a7a2a", "#4a7ab8", "#a35d3a"};
 static const char *colour_of(int curve) { return colours[curve % (int)(sizeof colours / sizeof *colours)]; }
 
-typedef struct Point { double x, y; } Point; /* a row of the results */
+typedef struct PlotPoint { double x, y; } PlotPoint; /* a row of the results */
 
-typedef struct Curve {
+typedef struct PlotCurve {
     char label[LABEL];
-    Point *points; /* sorted by x */
+    PlotPoint *points; /* sorted by x */
     int count;
-} Curve;
+} PlotCurve;
 
 typedef struct Drawing {
     FILE *file;
-    Curve curves[MOST_CURVES];
+    PlotCurve curves[MOST_CURVES];
     int count;
     Axis x, y;
 } Drawing;
@@ -56,7 +56,7 @@ static void format_label(const BenchResults *results, const BenchCell *row, char
 }
 
 /* Returns the curve with this label, adding it if it is new; NULL if there are too many. */
-static Curve *find_curve(Drawing *drawing, const char *label) {
+static PlotCurve *find_curve(Drawing *drawing, const char *label) {
     int i = 0;
     while (i < drawing->count && strcmp(drawing->curves[i].label, label)) i++;
     if (i == MOST_CURVES) return NULL;
@@ -64,33 +64,33 @@ static Curve *find_curve(Drawing *drawing, const char *label) {
     return &drawing->curves[i];
 }
 
-static int compare_points(const void *a, const void *b) { return compare_doubles(&((const Point *)a)->x, &((const Point *)b)->x); }
+static int compare_points(const void *a, const void *b) { return compare_doubles(&((const PlotPoint *)a)->x, &((const PlotPoint *)b)->x); }
 
 /* Also sets the axes; a linear y axis begins at 0. */
 static void collect_points(Drawing *drawing, const BenchResults *results) {
     const BenchPlot *plot = &results->plot;
     int x = bench_column(results, plot->x), y = bench_column(results, plot->y);
-    Point low = {INFINITY, plot->y_logarithmic ? INFINITY : 0}, high = {-INFINITY, -INFINITY};
+    PlotPoint low = {INFINITY, plot->y_logarithmic ? INFINITY : 0}, high = {-INFINITY, -INFINITY};
     for (int i = 0; i < results->row_count; i++) {
         const BenchCell *row = results->cells + i * results->column_count;
-        Point point = {row[x].number, row[y].number};
+        PlotPoint point = {row[x].number, row[y].number};
         char label[LABEL];
         if (!isfinite(point.x) || !isfinite(point.y)) continue;
         format_label(results, row, label);
-        Curve *curve = find_curve(drawing, label);
+        PlotCurve *curve = find_curve(drawing, label);
         if (!curve) continue;
         array_append(curve->points, curve->count, point);
-        low = (Point){fmin(low.x, point.x), fmin(low.y, point.y)};
-        high = (Point){fmax(high.x, point.x), fmax(high.y, point.y)};
+        low = (PlotPoint){fmin(low.x, point.x), fmin(low.y, point.y)};
+        high = (PlotPoint){fmax(high.x, point.x), fmax(high.y, point.y)};
     }
     for (int i = 0; i < drawing->count; i++)
-        qsort(drawing->curves[i].points, (size_t)drawing->curves[i].count, sizeof(Point), compare_points);
+        qsort(drawing->curves[i].points, (size_t)drawing->curves[i].count, sizeof(PlotPoint), compare_points);
     drawing->x = axis_padded(low.x, high.x, plot->x_logarithmic, TICKS);
     drawing->y = axis_padded(low.y, high.y, plot->y_logarithmic, TICKS);
 }
 
 static void draw_curve(const Drawing *drawing, int index) {
-    const Point *points = drawing->curves[index].points;
+    const PlotPoint *points = drawing->curves[index].points;
     fprintf(drawing->file, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\" d=\"", colour_of(index));
     for (int i = 0; i < drawing->curves[index].count; i++)
         fprintf(drawing->file, "%c%.1f %.1f", i ? 'L' : 'M', place_x(drawing, points[i].x), place_y(drawing, points[i].y));

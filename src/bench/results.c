@@ -73,7 +73,7 @@ static void free_machine(Machine *machine) { free(machine->cpu); }
 
 static bool has_gpu(const Bench *bench) { return bench->device && device_info(bench->device)->kind != DEVICE_CPU; }
 
-static void describe(Machine *machine, const Bench *bench) {
+static void fill_machine(Machine *machine, const Bench *bench) {
     time_t now = time(NULL);
     struct tm parts;
     *machine = (Machine){.cpu = run_describe_machine(), .device = has_gpu(bench) ? device_info(bench->device)->name : "cpu"};
@@ -168,7 +168,7 @@ bool bench_is_json(const char *path) {
     return file_begins(path, start, sizeof start - 1);
 }
 
-static void write_json(const Bench *bench, const Machine *machine, FILE *file) {
+static void write_results_json(const Bench *bench, const Machine *machine, FILE *file) {
     const BenchResults *results = &bench->results;
     json_t *rows = json_array();
     for (int row = 0; row < results->row_count; row++) {
@@ -197,7 +197,7 @@ static void write_plot(const Bench *bench, const Machine *machine, FILE *file) {
 
 typedef void (*Writer)(const Bench *bench, const Machine *machine, FILE *file);
 
-static bool write_file(const Bench *bench, const Machine *machine, const char *option, const char *path, Writer writer, Error *error) {
+static bool write_results(const Bench *bench, const Machine *machine, const char *option, const char *path, Writer writer, Error *error) {
     if (!*path) return true;
     SCOPED_FREE char *text = NULL;
     size_t length = 0;
@@ -211,10 +211,10 @@ bool bench_write(const Bench *bench, Error *error) {
     const BenchOptions *options = bench->options;
     SCOPED(free_machine) Machine machine = {0};
     if (bench->silent || !bench->results.row_count) return true;
-    describe(&machine, bench);
-    return write_file(bench, &machine, "csv", options->csv, write_csv, error) &&
-           write_file(bench, &machine, "json", options->json, write_json, error) &&
-           write_file(bench, &machine, "plot", options->plot, write_plot, error);
+    fill_machine(&machine, bench);
+    return write_results(bench, &machine, "csv", options->csv, write_csv, error) &&
+           write_results(bench, &machine, "json", options->json, write_results_json, error) &&
+           write_results(bench, &machine, "plot", options->plot, write_plot, error);
 }
 
 /* -- The device ---------------------------------------------------------------------------------------------------- */

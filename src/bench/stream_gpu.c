@@ -6,17 +6,17 @@
 
 enum { IN_FLIGHT = 4, FLOATS = 4, TILE = IN_FLIGHT * STREAM_THREADS }; /* a tile in vectors of 4 floats */
 
-typedef const f32x4 GLOBAL *Source;
-typedef f32x4 GLOBAL *Target;
+typedef const f32x4 GLOBAL *StreamSource;
+typedef f32x4 GLOBAL *StreamTarget;
 
 /* A thread processes one vector at a time, and only one in total if there are enough blocks. A few
  * blocks per processor copied 5% less on an H100, with 1 to 8 vectors in flight. */
 #define STREAM(name, to, value)                                                                                                                       \
     KERNEL(name, StreamArguments) {                                                                                                                   \
         for (int64_t i = (int64_t)block_x() * STREAM_THREADS + thread_id(); i < a.count / FLOATS; i += (int64_t)a.blocks * STREAM_THREADS)            \
-            ((Target)a.to)[i] = value;                                                                                                                \
+            ((StreamTarget)a.to)[i] = value;                                                                                                                \
     }
-#define AT(from) ((Source)a.from)[i]
+#define AT(from) ((StreamSource)a.from)[i]
 
 STREAM(stream_copy, c, AT(a))
 STREAM(stream_scale, b, AT(c) * a.factor)
@@ -26,7 +26,7 @@ STREAM(stream_write, a, (f32x4)a.factor)
 
 KERNEL(stream_read, StreamArguments) {
     static SHARED float sums[STREAM_THREADS / WAVE];
-    Source source = (Source)a.b;
+    StreamSource source = (StreamSource)a.b;
     int64_t vectors = a.count / FLOATS;
     f32x4 sum = 0;
     for (int64_t tile = (int64_t)block_x() * TILE; tile < vectors; tile += (int64_t)a.blocks * TILE) {

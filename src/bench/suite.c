@@ -48,13 +48,13 @@ static const BenchColumn columns[] = {{"model", BENCH_TEXT, 20}, {"mode", BENCH_
     {"peak_percent", 1, 12}, {"best_percent", 1, 12}, {"memory_bytes", 0, 14}, {"status", BENCH_TEXT, 8}};
 
 /* One line of the table. */
-typedef struct Entry {
+typedef struct SuiteEntry {
     char model[64];
     Config config;
     bool done;
     TrainSpeed speed;
     double seconds; /* that the measurement took */
-} Entry;
+} SuiteEntry;
 
 /* -- perf.csv ------------------------------------------------------------------------------------------------------ */
 
@@ -64,7 +64,7 @@ static const char perf_header[] = "model,n_gpus,nnodes,gpus_per_node,training_pr
                                   "dataname,data_provider_type,data_size,data_download_duration,"
                                   "build_number,additional_docker_run_options\n";
 
-static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
+static void print_perf(const Bench *bench, const SuiteEntry *entry, FILE *file) {
     const SuiteOptions *options = bench->options;
     const DeviceInfo *info = device_info(bench->device);
     const char *type = bench_type_name(&entry->config), *mode = modes[options->mode];
@@ -84,7 +84,7 @@ static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
         performance, unit, entry->done ? "SUCCESS" : "FAILURE", entry->seconds, unit);
 }
 
-static bool append_perf(const Bench *bench, const Entry *entry, Error *error) {
+static bool append_perf(const Bench *bench, const SuiteEntry *entry, Error *error) {
     const char *path = ((const SuiteOptions *)bench->options)->perf;
     SCOPED_FREE char *text = NULL;
     char first[sizeof perf_header];
@@ -105,7 +105,7 @@ static bool append_perf(const Bench *bench, const Entry *entry, Error *error) {
 /* -- Models -------------------------------------------------------------------------------------------------------- */
 
 /* Derives "mpt-1b" from "configs/mpt-1b.yaml". Commas and quotes would break the table. */
-static void name_of(const char *path, char name[64]) {
+static void config_name(const char *path, char name[64]) {
     const char *slash = strrchr(path, '/');
     snprintf(name, 64, "%s", slash ? slash + 1 : path);
     char *end = strstr(name, ".yaml");
@@ -114,7 +114,7 @@ static void name_of(const char *path, char name[64]) {
         if (*c == ',' || *c == '"' || *c == '\n') *c = '_';
 }
 
-static bool read_config(
+static bool read_suite_config(
     const char *path, const SuiteOptions *options, int64_t length, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
@@ -130,7 +130,7 @@ static bool read_config(
     return needs_check(config, &said, error) && config_check(config, error);
 }
 
-static void add_row(Bench *bench, const Entry *entry, double best) {
+static void add_suite_row(Bench *bench, const SuiteEntry *entry, double best) {
     const SuiteOptions *options = bench->options;
     const TrainSpeed *speed = &entry->speed;
     Precision precision = (Precision)entry->config.precision;
@@ -147,14 +147,14 @@ static void add_row(Bench *bench, const Entry *entry, double best) {
 
 /* Returns false only if the suite cannot continue; `failed` counts models that did not run. `best`:
  * of bf16 and of fp32 GEMMs. */
-static bool measure(Bench *bench, const char *path, int64_t length, double best[2], int *failed, Error *error) {
+static bool measure_config(Bench *bench, const char *path, int64_t length, double best[2], int *failed, Error *error) {
     const SuiteOptions *options = bench->options;
-    Entry entry = {0};
+    SuiteEntry entry = {0};
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Error reason = {0};
     double start = log_seconds();
-    name_of(path, entry.model);
-    entry.done = read_config(path, options, length, &entry.config, &strings, &reason);
+    config_name(path, entry.model);
+    entry.done = read_suite_config(path, options, length, &entry.config, &strings, &reason);
     Precision precision = (Precision)entry.config.precision;
     entry.done = entry.done && bench_train_measure(bench, &entry.config, &options->train.measure, &entry.speed, &reason);
     entry.seconds = log_seconds() - start;
@@ -162,28 +162,28 @@ static bool measure(Bench *bench, const char *path, int64_t length, double best[
     if (entry.done && *of_type == 0) *of_type = bench_best_gemm(bench, precision);
     if (!entry.done) log_warn("%s: %s", path, reason.message);
     *failed += !entry.done;
-    add_row(bench, &entry, precision == PRECISION_FP64 ? 0 : *of_type);
+    add_suite_row(bench, &entry, precision == PRECISION_FP64 ? 0 : *of_type);
     return append_perf(bench, &entry, error) && device_ok(bench->device, error);
 }
 
-static bool measure_all(Bench *bench, const BenchList *lengths, Error *error) {
+static bool measure_lengths(Bench *bench, const BenchList *lengths, Error *error) {
     SCOPED_FREE char *paths = memory_copy_string(((const SuiteOptions *)bench->options)->configs);
     char *rest = paths;
     double best[2] = {0};
     int failed = 0;
     for (char *path; (path = strsep(&rest, ","));)
         for (int i = 0; *path && i < lengths->count; i++)
-            if (!measure(bench, path, lengths->numbers[i], best, &failed, error)) return false;
+            if (!measure_config(bench, path, lengths->numbers[i], best, &failed, error)) return false;
     return !failed || error_set(error, ERROR_INTERNAL, "%d of %d rows failed; the reasons are above", failed, bench->results.row_count);
 }
 
-static bool run(Bench *bench, Error *error) {
+static bool run_suite(Bench *bench, Error *error) {
     const SuiteOptions *options = bench->options;
     const int64_t most_length = 1 << 24;
     BenchList lengths = {{0}, 1}; /* 0: the configured length */
     if (*options->lengths && !bench_list(&lengths, "lengths", options->lengths, most_length, error)) return false;
     Precision precision = options->precision == PRECISION_OF_CONFIG ? PRECISION_BF16 : (Precision)(options->precision - 1);
-    return bench_open_device(bench, precision, error) && measure_all(bench, &lengths, error);
+    return bench_open_device(bench, precision, error) && measure_lengths(bench, &lengths, error);
 }
 
 const Benchmark bench_suite = {
@@ -192,6 +192,6 @@ const Benchmark bench_suite = {
     .explanation = "bench train for each of several configurations, in one training mode and data type, at one or more sequence lengths. "
                    "perf= appends each row to a perf.csv\n"
                    "in the 29 columns of ROCm's MAD harness; failures are rows there too.\n",
-    BENCH_PARTS(SuiteOptions),
+    BENCH_PARTS(SuiteOptions, run_suite),
     .plot = {"Training", "length", "tflops_per_gpu", {"model", "type"}, "tokens of a sequence", "TFLOP/s per GPU", .x_logarithmic = true},
 };

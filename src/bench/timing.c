@@ -63,7 +63,7 @@ static void upload_fp8(const BenchArena *arena, int64_t count) {
     device_upload(arena->device, arena->memory, codes, count);
 }
 
-static void fill(const BenchArena *arena, GemmType type) {
+static void fill_arena(const BenchArena *arena, GemmType type) {
     const Normals normals = {.seed = 1, .stream = RNG_STREAM_BENCH, .deviation = 1};
     int64_t size = bench_type_bytes(type), count = int_min(arena->bytes / size, POOL), filled = count * size;
     if (gemm_is_fp8(type)) upload_fp8(arena, count);
@@ -88,7 +88,7 @@ bool bench_arena_open(BenchArena *arena, Device *device, int64_t set_bytes, bool
     if (!bench_fits(device, arena->bytes, "a set of operands", "smaller sizes, or cache=hot", error)) return false;
     arena->memory = device_allocate(device, arena->bytes, error);
     if (!arena->memory) return false;
-    fill(arena, type);
+    fill_arena(arena, type);
     return device_ok(device, error);
 }
 

@@ -37,7 +37,7 @@ static bool add_template(Chat *chat, ChatTemplate **to, const char *source, size
     return *to != NULL;
 }
 
-static bool read_template(Chat *chat, const char *path, Error *error) {
+static bool read_template_file(Chat *chat, const char *path, Error *error) {
     int64_t size;
     SCOPED_FREE char *source = file_read(path, FILE_LIMIT, &size, error);
     return source ? add_template(chat, &chat->plain, source, (size_t)size, path, error) : error_recode(error, ERROR_DATA);
@@ -59,7 +59,7 @@ static bool take_templates(Chat *chat, const json_t *given, const char *name, Er
 }
 
 /* Takes bos_token and similar members: a string, or an object with the text. */
-static void take_tokens(Chat *chat, const json_t *config) {
+static void take_special_tokens(Chat *chat, const json_t *config) {
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)config, name, value) {
@@ -68,11 +68,11 @@ static void take_tokens(Chat *chat, const json_t *config) {
     }
 }
 
-static bool take_source(Chat *chat, const ChatOptions *options, Error *error) {
+static bool take_template_source(Chat *chat, const ChatOptions *options, Error *error) {
     json_auto_t *config = tokenizer_config(options->source, error);
     SCOPED_FREE char *name = memory_format("the chat_template of %s", options->source);
     if (!config) return false;
-    take_tokens(chat, config);
+    take_special_tokens(chat, config);
     return *options->template || take_templates(chat, json_object_get(config, "chat_template"), name, error);
 }
 
@@ -86,9 +86,9 @@ Chat *chat_open(const ChatOptions *options, const Tokenizer *tokenizer, Error *e
         .now = time(NULL)};
     chat->identity = (uint64_t)options->turns;
     bool own = !strcmp(options->template, "chatml");
-    bool good = !*options->source || take_source(chat, options, error);
+    bool good = !*options->source || take_template_source(chat, options, error);
     if (good && own) good = add_template(chat, &chat->plain, chatml, sizeof chatml - 1, "chatml", error);
-    else if (good && *options->template) good = read_template(chat, options->template, error);
+    else if (good && *options->template) good = read_template_file(chat, options->template, error);
     if (good) return chat;
     chat_free(chat);
     return NULL;

@@ -196,7 +196,7 @@ static bool take_marks(ChatEncoder *encoder, const ChatRecord *record, const Cha
 
 /* -- Tokens ------------------------------------------------------------------------------------------------------------ */
 
-static bool encode(ChatEncoder *encoder, const char *text, size_t size, unsigned flags, TokenIds *ids, Error *error) {
+static bool encode_span(ChatEncoder *encoder, const char *text, size_t size, unsigned flags, TokenIds *ids, Error *error) {
     ids->count = 0;
     if (encoder->encoder) return tokenizer_encode(encoder->encoder, text, size, flags, ids, error);
     for (size_t i = 0; i < size; i++) token_ids_append(ids, (unsigned char)text[i]);
@@ -204,7 +204,7 @@ static bool encode(ChatEncoder *encoder, const char *text, size_t size, unsigned
 }
 
 /* Decodes tokens to text, in encoder->decoded. */
-static void decode(ChatEncoder *encoder, const TokenIds *ids) {
+static void decode_ids(ChatEncoder *encoder, const TokenIds *ids) {
     TokenizerDecoder decoder = {0};
     if (encoder->encoder) decoder = tokenizer_decoder(encoder->chat->tokenizer, false);
     encoder->decoded_size = 0;
@@ -226,8 +226,8 @@ static bool move_place(ChatEncoder *encoder, const ChatText *text, size_t *place
     size_t size = encoder->decoded_size;
     if (size) memcpy(whole, encoder->decoded, size);
     start.size = *place;
-    if (!encode(encoder, start.bytes, start.size, 0, &encoder->scratch, error)) return false;
-    decode(encoder, &encoder->scratch);
+    if (!encode_span(encoder, start.bytes, start.size, 0, &encoder->scratch, error)) return false;
+    decode_ids(encoder, &encoder->scratch);
     *place = encoder->decoded_size;
     bool fits = *place <= size && (!*place || !memcmp(whole, encoder->decoded, *place));
     array_reserve(encoder->decoded, encoder->decoded_capacity, size + 1);
@@ -238,7 +238,7 @@ static bool move_place(ChatEncoder *encoder, const ChatText *text, size_t *place
 
 /* Converts the spans to bytes of the decoded tokens. */
 static bool place_spans(ChatEncoder *encoder, const ChatText *text, const TokenIds *ids, Error *error) {
-    decode(encoder, ids);
+    decode_ids(encoder, ids);
     if (encoder->decoded_size == text->size && (!text->size || !memcmp(encoder->decoded, text->bytes, text->size))) return true;
     for (size_t i = 0; i < encoder->span_count; i++)
         if (!move_place(encoder, text, &encoder->spans[i].start, error) || !move_place(encoder, text, &encoder->spans[i].end, error))
@@ -272,9 +272,9 @@ static bool spells_special(ChatEncoder *encoder, const json_t *value, bool *spel
         TokenIds *ids = &encoder->scratch;
         const char *text = json_string_value(value);
         size_t size = json_string_length(value);
-        if (!encode(encoder, text, size, TOKENIZER_PLAIN_SPECIAL, ids, error)) return false;
+        if (!encode_span(encoder, text, size, TOKENIZER_PLAIN_SPECIAL, ids, error)) return false;
         SCOPED(token_ids_free) TokenIds matched = {0};
-        if (!encode(encoder, text, size, 0, &matched, error)) return false;
+        if (!encode_span(encoder, text, size, 0, &matched, error)) return false;
         *spells = *spells || matched.count != ids->count ||
                   (ids->count && memcmp(matched.items, ids->items, ids->count * sizeof *ids->items) != 0);
     }
@@ -378,7 +378,7 @@ static bool encode_messages(ChatEncoder *encoder, const ChatRecord *record, Chat
     find_lost(encoder, record, document);
     bool marks = chat_template_marks(template_for(chat, record->tools));
     if (!(marks ? take_marks : find_answers)(encoder, record, text, error)) return false;
-    return encode(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
+    return encode_span(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
 }
 
 /* Encodes two texts in sequence; frame_texts adds the end token. */
@@ -394,7 +394,7 @@ static bool encode_texts(ChatEncoder *encoder, const ChatRecord *record, ChatDoc
     json_auto_t *whole = json_stringn(text->bytes, text->size); /* both texts together may spell a special token */
     if (!check_special(encoder, whole, error)) return false;
     add_span(encoder, prompt, text->size);
-    return encode(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
+    return encode_span(encoder, text->bytes, text->size, 0, &document->ids, error) && place_spans(encoder, text, &document->ids, error);
 }
 
 /* Puts the tokens that the tokenizer adds at the start of any text before the document, and the end
@@ -402,7 +402,7 @@ static bool encode_texts(ChatEncoder *encoder, const ChatRecord *record, ChatDoc
 static bool frame_texts(ChatEncoder *encoder, ChatDocument *document, Error *error) {
     TokenIds *ids = &document->ids, *framed = &encoder->scratch;
     const ChatText *text = &document->text;
-    if (!encode(encoder, text->bytes, text->size, TOKENIZER_ADD_SPECIAL, framed, error)) return false;
+    if (!encode_span(encoder, text->bytes, text->size, TOKENIZER_ADD_SPECIAL, framed, error)) return false;
     size_t before = 0, count = ids->count;
     while (before + count < framed->count && (!count || memcmp(framed->items + before, ids->items, count * sizeof *ids->items) != 0))
         before++;
@@ -460,7 +460,7 @@ bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *doc
     ChatRecord record = {.messages = (json_t *)messages};
     ChatText *text = &document->text;
     return check_special(encoder, messages, error) && render(encoder->chat, &record, json_array_size(messages), true, text, error) &&
-           encode(encoder, text->bytes, text->size, 0, &document->ids, error);
+           encode_span(encoder, text->bytes, text->size, 0, &document->ids, error);
 }
 
 /* Returns whether a token is special: decoding can skip it. */
@@ -485,6 +485,6 @@ int32_t chat_answer_end(ChatEncoder *encoder) {
     if (!end) return -1;
     end += sizeof answer - 1;
     end += strspn(end, spaces);
-    if (!encode(encoder, end, text->size - (size_t)(end - text->bytes), 0, ids, &ignored) || !ids->count) return -1;
+    if (!encode_span(encoder, end, text->size - (size_t)(end - text->bytes), 0, ids, &ignored) || !ids->count) return -1;
     return is_special(chat->tokenizer, ids->items[0]) ? ids->items[0] : -1;
 }

@@ -180,7 +180,7 @@ static bool read_completion(ChatRecord *record, const json_t *json, Error *error
 }
 
 /* Returns a text that may be missing; sets *good to false if the value has another type. */
-static const char *text_of(const json_t *json, const char *name, bool *good) {
+static const char *member_text(const json_t *json, const char *name, bool *good) {
     const json_t *value = json_object_get(json, name);
     *good = *good && (!value || json_is_null(value) || json_is_string(value));
     return json_is_string(value) ? json_string_value(value) : "";
@@ -189,8 +189,8 @@ static const char *text_of(const json_t *json, const char *name, bool *good) {
 /* Reads Alpaca's form: an instruction, an optional input below it, and the answer. */
 static bool read_instruction(ChatRecord *record, const json_t *json, Error *error) {
     bool good = true;
-    const char *instruction = text_of(json, "instruction", &good), *input = text_of(json, "input", &good),
-               *system = text_of(json, "system", &good);
+    const char *instruction = member_text(json, "instruction", &good), *input = member_text(json, "input", &good),
+               *system = member_text(json, "system", &good);
     const json_t *output = json_object_get(json, "output");
     if (!good || !json_is_string(output))
         return error_set(error, ERROR_DATA, "instruction and output, and input and system where they are given, must be texts");
@@ -205,7 +205,7 @@ static bool read_instruction(ChatRecord *record, const json_t *json, Error *erro
 }
 
 /* Refuses variables that come from other members of the record, or that control rendering. */
-static bool check_settings(const json_t *settings, Error *error) {
+static bool check_chat_settings(const json_t *settings, Error *error) {
     static const char *const taken[] = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"};
     if (settings && !json_is_object(settings)) return error_set(error, ERROR_DATA, "chat_template_kwargs is not an object");
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
@@ -229,7 +229,7 @@ bool chat_record_read(ChatRecord *record, const json_t *json, bool decode, Error
     for (size_t i = 0; i < json_array_size(record->tools); i++)
         if (!json_is_object(json_array_get(record->tools, i)))
             return error_set(error, ERROR_DATA, "tools[%zu] is not an object, which describes a function", i);
-    if (!check_settings(record->settings, error) || !chat_check_members(json, error)) return false;
+    if (!check_chat_settings(record->settings, error) || !chat_check_members(json, error)) return false;
     const json_t *messages = chat_member(json, "messages"), *completion = chat_member(json, "completion");
     const json_t *first = json_array_get(messages ? messages : chat_member(json, "prompt"), 0);
     if ((messages || completion) && !check_system(json, first, error)) return false;

@@ -47,7 +47,7 @@ typedef struct OlderFile {
     size_t index;
 } OlderFile;
 
-static int entry_compare(const void *left, const void *right) {
+static int compare_chunks(const void *left, const void *right) {
     return interval_compare(*(ManifestInterval *const *)left, *(ManifestInterval *const *)right);
 }
 
@@ -68,10 +68,10 @@ static const ManifestInterval **chunks_match(const Chunks *chunks, const Manifes
     const ManifestInterval **matches = memory_allocate((chunks->count + 1) * sizeof *matches);
     SCOPED_FREE const ManifestInterval **sorted = memory_allocate((older->interval_count + 1) * sizeof *sorted);
     for (size_t i = 0; i < older->interval_count; i++) sorted[i] = &older->intervals[i];
-    qsort(sorted, older->interval_count, sizeof *sorted, entry_compare);
+    qsort(sorted, older->interval_count, sizeof *sorted, compare_chunks);
     for (size_t i = 0; i < chunks->count; i++) {
         const ManifestInterval *key = &chunks->entries[i];
-        const ManifestInterval **found = bsearch(&key, sorted, older->interval_count, sizeof *sorted, entry_compare);
+        const ManifestInterval **found = bsearch(&key, sorted, older->interval_count, sizeof *sorted, compare_chunks);
         if (!found || !same_contents(*found, key)) continue;
         matches[i] = *found;
         files[(*found)->file].unchanged_bytes += interval_bytes(&key->interval);

@@ -68,7 +68,7 @@ static bool add_final(FolderListing *listing, Store *store, int64_t step, Error 
 }
 
 /* Sorts one entry into the listing; other names are ignored. */
-static bool add(FolderListing *listing, Store *store, const char *name, Error *error) {
+static bool add_listed(FolderListing *listing, Store *store, const char *name, Error *error) {
     static const char prefix[] = "step-";
     const size_t prefix_length = sizeof prefix - 1;
     size_t digits = strncmp(name, prefix, prefix_length) == 0 ? strspn(name + prefix_length, "0123456789") : 0;
@@ -108,7 +108,7 @@ bool folder_list(Store *store, FolderListing *listing, Error *error) {
     SCOPED(file_list_free) FileList entries = {0};
     bool good = store_list(store, FOLDER, &entries, error);
     for (const FileEntry *entry = entries.entries; entry < entries.entries + entries.count && good; entry++) {
-        if (entry->kind == FILE_FOLDER) good = add(listing, store, entry->name, error);
+        if (entry->kind == FILE_FOLDER) good = add_listed(listing, store, entry->name, error);
         else if (starts_with(entry->name, PROBE))
             array_append(listing->leftovers, listing->leftover_count, store_format("%s/%s", FOLDER, entry->name));
     }

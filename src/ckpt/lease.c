@@ -140,10 +140,10 @@ static bool create_lease(Lease *lease, bool *exists, Error *error) {
     return good;
 }
 
-static FileId place_of(const Lease *lease) { return file_id(store_path(lease->store, "").text); }
+static FileId lease_place(const Lease *lease) { return file_id(store_path(lease->store, "").text); }
 
 /* Returns whether the lease that was found is this process's. */
-static bool is_ours(const Lease *lease, const json_t *found, Error *error) {
+static bool lease_is_ours(const Lease *lease, const json_t *found, Error *error) {
     return !strcmp(field(found, "holder"), lease->holder) ||
            error_set(error, ERROR_USAGE,
                "%s is of run %s in %s (host, process and its start: %s) now: two runs must not save there; give another checkpoint.store",
@@ -151,17 +151,17 @@ static bool is_ours(const Lease *lease, const json_t *found, Error *error) {
            error_find(error, FINDING_FOREIGN);
 }
 
-static int64_t newest_step(const FolderListing *listing) { return listing->count ? listing->steps[0] : -1; }
+static int64_t newest_listed_step(const FolderListing *listing) { return listing->count ? listing->steps[0] : -1; }
 
 /* Checks that no other run saved into the store while the lease was gone for `seconds`. */
 static bool is_untouched(const Lease *lease, double seconds, Error *error) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     if (seconds <= MISSED_BEATS * RENEW_SECONDS) return true;
     if (!folder_list(lease->store, &listing, error)) return false;
-    return newest_step(&listing) <= lease->saved ||
+    return newest_listed_step(&listing) <= lease->saved ||
            error_set(error, ERROR_USAGE,
                "%s was gone for %.0f s, and step %lld, which this process has not saved, is there now: another run had the store meanwhile",
-               store_path(lease->store, object).text, seconds, (long long)newest_step(&listing)) ||
+               store_path(lease->store, object).text, seconds, (long long)newest_listed_step(&listing)) ||
            error_find(error, FINDING_FOREIGN);
 }
 
@@ -172,7 +172,7 @@ static bool restore_lease(Lease *lease, Error *error) {
     bool exists, created = create_lease(lease, &exists, error);
     if (!created && !exists) return false;
     json_auto_t *found = read_lease(lease->store, error);
-    if (found) return is_ours(lease, found, error) && (!created || is_untouched(lease, gone, error));
+    if (found) return lease_is_ours(lease, found, error) && (!created || is_untouched(lease, gone, error));
     StorePath path = store_path(lease->store, object);
     error_set(error, ERROR_CHECKPOINT, "%s is there and cannot be read as a file: mend or remove it, or give another checkpoint.store",
         path.text);
@@ -181,10 +181,10 @@ static bool restore_lease(Lease *lease, Error *error) {
 
 bool lease_check(Lease *lease, Error *error) {
     json_auto_t *found = read_lease(lease->store, error);
-    if (found) return is_ours(lease, found, error);
+    if (found) return lease_is_ours(lease, found, error);
     if (error->finding == FINDING_DAMAGED) return write_lease(lease, error);
     if (error->finding != FINDING_ABSENT) return error_context(error, "the lease of the store, without which nothing is saved");
-    if (file_id_same(place_of(lease), lease->place)) return restore_lease(lease, error);
+    if (file_id_same(lease_place(lease), lease->place)) return restore_lease(lease, error);
     if (file_kind(store_path(lease->store, "").text, NULL) == FILE_UNREADABLE)
         return file_fail(error, "look for", store_path(lease->store, "").text);
     return error_set(error, ERROR_CHECKPOINT,
@@ -199,7 +199,7 @@ void lease_note_saved(Lease *lease, int64_t step) {
 
 /* Renews the lease until the holder ends. A failed renewal is retried soon, so that no other
  * process considers the lease ended. */
-static void *renew(void *context) {
+static void *renew_lease(void *context) {
     Lease *lease = context;
     double pause = RENEW_SECONDS, failing = 1;
     pthread_mutex_lock(&lease->lock);
@@ -292,7 +292,7 @@ static bool replace_lease(Lease *lease, const json_t *ended, Error *error) {
     return good;
 }
 
-static bool take(Lease *lease, Error *error) {
+static bool take_lease(Lease *lease, Error *error) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     if (!store_make(lease->store, error)) return false;
     json_auto_t *found = read_lease_patiently(lease->store, error);
@@ -300,12 +300,12 @@ static bool take(Lease *lease, Error *error) {
         return error_context(error, "the lease of the store cannot be read; mend what is named here, or give another checkpoint.store");
     if (is_own_run(lease, found) ? !write_lease(lease, error) : !is_free(lease, found, error) || !replace_lease(lease, found, error))
         return false;
-    lease->place = place_of(lease);
+    lease->place = lease_place(lease);
     for (int attempts = 0; !lease_check(lease, error);)
         if (!thread_try_again(error, &attempts)) return false;
     for (int attempts = 0; !folder_list(lease->store, &listing, error);)
         if (!thread_try_again(error, &attempts)) return false;
-    lease->saved = newest_step(&listing);
+    lease->saved = newest_listed_step(&listing);
     return true;
 }
 
@@ -322,8 +322,8 @@ Lease *lease_take(const char *where, const char *number, const char *folder, Err
     name_holder(lease->holder);
     pthread_mutex_init(&lease->lock, NULL);
     pthread_cond_init(&lease->changed, NULL);
-    if (take(lease, error)) {
-        lease->renewed = thread_start(&lease->thread, renew, lease) == 0;
+    if (take_lease(lease, error)) {
+        lease->renewed = thread_start(&lease->thread, renew_lease, lease) == 0;
         if (lease->renewed) return lease;
         error_set(
             error, ERROR_INTERNAL, "the system refused a thread for the lease: look at the limits of this user's processes (ulimit -u)");

@@ -17,13 +17,13 @@
 /* -- Reading and verifying ---------------------------------------------------------------------------------------- */
 
 /* A pass over a checkpoint that fills the `wanted` intervals, sorted by name. */
-typedef struct Reading {
+typedef struct LoadReading {
     Store *store;
     const char *folder;
     const Manifest *manifest;
     const Interval *wanted;
     size_t wanted_count;
-} Reading;
+} LoadReading;
 
 int interval_compare(const void *left, const void *right) {
     const Interval *a = left, *b = right;
@@ -36,7 +36,7 @@ bool interval_same_tensor(const Interval *a, const Interval *b) {
 }
 
 /* Returns the wanted intervals of a tensor, which are adjacent. */
-static const Interval *wanted_find(const Reading *reading, const char *name, size_t *count) {
+static const Interval *wanted_find(const LoadReading *reading, const char *name, size_t *count) {
     size_t low = 0, high = reading->wanted_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -96,7 +96,7 @@ static bool chunk_read(
     return good;
 }
 
-static bool chunk_needed(const Reading *reading, const Interval *chunk) {
+static bool chunk_needed(const LoadReading *reading, const Interval *chunk) {
     size_t count;
     const Interval *wanted = wanted_find(reading, chunk->name, &count);
     for (size_t i = 0; i < count; i++)
@@ -105,7 +105,7 @@ static bool chunk_needed(const Reading *reading, const Interval *chunk) {
 }
 
 static bool chunks_read(
-    const Reading *reading, const StoreObject *shard, const ManifestInterval *const *chunks, size_t count, Error *error) {
+    const LoadReading *reading, const StoreObject *shard, const ManifestInterval *const *chunks, size_t count, Error *error) {
     bool good = true;
 #pragma omp parallel num_threads(store_parallelism(reading->store)) if (shard -> bytes >= PARALLEL_BYTES)
     {
@@ -151,7 +151,7 @@ static bool shard_open(StoreObject *shard, Store *store, const char *folder, con
            error_find(error, FINDING_DAMAGED);
 }
 
-static bool shard_read(const Reading *reading, size_t file, const ManifestInterval *const *chunks, size_t count, Error *error) {
+static bool shard_read(const LoadReading *reading, size_t file, const ManifestInterval *const *chunks, size_t count, Error *error) {
     const ManifestFile *listed = &reading->manifest->files[file];
     SCOPED(store_object_close) StoreObject shard;
     return shard_open(&shard, reading->store, reading->folder, listed, error) && shard_header_check(&shard, listed, error) &&
@@ -165,7 +165,7 @@ static int chunk_compare(const void *left, const void *right) {
 }
 
 /* Reads the chunks that the pass needs, file by file. */
-static bool shards_read(const Reading *reading, Error *error) {
+static bool shards_read(const LoadReading *reading, Error *error) {
     const Manifest *manifest = reading->manifest;
     SCOPED_FREE const ManifestInterval **chunks = memory_allocate((manifest->interval_count + 1) * sizeof *chunks);
     size_t needed = 0;
@@ -280,7 +280,7 @@ static bool coverage_check(const Interval *wanted, const Interval *stored, const
     return true;
 }
 
-static bool coverages_check(const Reading *reading, Error *error) {
+static bool coverages_check(const LoadReading *reading, Error *error) {
     size_t count = reading->manifest->interval_count;
     SCOPED_FREE Interval *stored = memory_allocate((count + 1) * sizeof *stored);
     const Interval *at = stored, *end = stored + count;
@@ -302,7 +302,7 @@ bool checkpoint_load(const char *where, int64_t step, const Interval *intervals,
     if (!step_manifest_read(&manifest, store, folder.text, step, error)) return settle_failure(store, step, error);
     if (count > 0) memcpy(wanted, intervals, count * sizeof *wanted);
     qsort(wanted, count, sizeof *wanted, interval_compare);
-    Reading reading = {.store = store, .folder = folder.text, .manifest = &manifest, .wanted = wanted, .wanted_count = count};
+    LoadReading reading = {.store = store, .folder = folder.text, .manifest = &manifest, .wanted = wanted, .wanted_count = count};
     if (!coverages_check(&reading, error)) return error_find(error, FINDING_DAMAGED);
     if (!shards_read(&reading, error)) return settle_failure(store, step, error);
     if (metadata) *metadata = json_incref(manifest.metadata);

@@ -101,7 +101,7 @@ bool stored_check_finite(const StoredTensor *tensor, Error *error) {
                                  (long long)first, (long long)count);
 }
 
-static uint16_t half_at(const char *from, int64_t index) {
+static uint16_t f16_element(const char *from, int64_t index) {
     uint16_t half;
     memcpy(&half, from + index * (int64_t)sizeof half, sizeof half);
     return half;
@@ -113,9 +113,9 @@ void stored_to_floats(const StoredTensor *tensor, int64_t first, int64_t count, 
     assert(tensor->type <= STORED_F16);
     if (tensor->type == STORED_F32) memcpy(values, from, (size_t)count * bytes);
     else if (tensor->type == STORED_BF16)
-        for (int64_t i = 0; i < count; i++) values[i] = bf16_to_float(half_at(from, i));
+        for (int64_t i = 0; i < count; i++) values[i] = bf16_to_float(f16_element(from, i));
     else
-        for (int64_t i = 0; i < count; i++) values[i] = fp16_to_float(half_at(from, i));
+        for (int64_t i = 0; i < count; i++) values[i] = fp16_to_float(f16_element(from, i));
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------ */
@@ -240,7 +240,7 @@ static bool header_parse(Safetensors *file, const char *path, size_t *data_begin
 }
 
 /* Returns the bytes of a tensor whose header entry was checked. */
-static int64_t tensor_bytes(const StoredTensor *tensor) {
+static int64_t stored_tensor_bytes(const StoredTensor *tensor) {
     int64_t bytes = 0;
     stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes);
     return bytes;
@@ -271,17 +271,17 @@ static bool tensor_parse(StoredTensor *tensor, const char *path, json_t *entry, 
 }
 
 /* Sorts by address, empty tensors first. */
-static int place_compare(const void *left, const void *right) {
+static int compare_offsets(const void *left, const void *right) {
     const StoredTensor *a = left, *b = right;
     const char *begin = a->data, *other = b->data;
-    int64_t bytes = tensor_bytes(a), other_bytes = tensor_bytes(b);
+    int64_t bytes = stored_tensor_bytes(a), other_bytes = stored_tensor_bytes(b);
     return begin != other ? (begin > other) - (begin < other) : (bytes > other_bytes) - (bytes < other_bytes);
 }
 
 /* Tensors, sorted by address, must tile the data, because overlaps and holes can hide data. */
 static bool tiles_check(const char *path, const StoredTensor *tensors, size_t count, const char *data, int64_t available, Error *error) {
     int64_t end = 0;
-    for (size_t i = 0; i < count; end += tensor_bytes(&tensors[i++])) {
+    for (size_t i = 0; i < count; end += stored_tensor_bytes(&tensors[i++])) {
         int64_t begin = (const char *)tensors[i].data - data;
         if (begin != end)
             return error_set(error, ERROR_CHECKPOINT,
@@ -294,7 +294,7 @@ static bool tiles_check(const char *path, const StoredTensor *tensors, size_t co
     return true;
 }
 
-static int tensor_compare(const void *left, const void *right) {
+static int compare_tensor_names(const void *left, const void *right) {
     return strcmp(((const StoredTensor *)left)->name, ((const StoredTensor *)right)->name);
 }
 
@@ -316,9 +316,9 @@ static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin
         if (!good) break;
         file->count++;
     }
-    qsort(file->tensors, file->count, sizeof *file->tensors, place_compare);
+    qsort(file->tensors, file->count, sizeof *file->tensors, compare_offsets);
     good = good && tiles_check(path, file->tensors, file->count, data, available, error);
-    qsort(file->tensors, file->count, sizeof *file->tensors, tensor_compare);
+    qsort(file->tensors, file->count, sizeof *file->tensors, compare_tensor_names);
     return good;
 }
 
@@ -348,5 +348,5 @@ bool safetensors_is_file(const char *path) {
 
 const StoredTensor *safetensors_find(const Safetensors *file, const char *name) {
     StoredTensor wanted = {.name = name};
-    return file->count > 0 ? bsearch(&wanted, file->tensors, file->count, sizeof wanted, tensor_compare) : NULL;
+    return file->count > 0 ? bsearch(&wanted, file->tensors, file->count, sizeof wanted, compare_tensor_names) : NULL;
 }

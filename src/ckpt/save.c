@@ -102,7 +102,7 @@ static bool shard_write(Save *save, Error *error) {
 /* -- Joining the rank manifests, on rank 0 ------------------------------------------------------------------------ */
 
 /* Retries while the lease is unreadable. */
-static bool is_ours(const Save *save, Error *error) {
+static bool store_is_ours(const Save *save, Error *error) {
     Lease *lease = save->plan->lease;
     for (int attempts = 0; lease && !lease_check(lease, error);)
         if (!thread_try_again(error, &attempts)) return false;
@@ -129,7 +129,7 @@ static bool ranks_wait(const Save *save, Error *error) {
     for (double pause = 0.01;; pause = pause * 2 < longest_pause ? pause * 2 : longest_pause) {
         int there, missing;
         if (atomic_load(&save->job->given_up)) return error_set(error, ERROR_CHECKPOINT, "%s", save->job->reason);
-        if (!ranks_count(save, &there, &missing, error) || !is_ours(save, error)) return false;
+        if (!ranks_count(save, &there, &missing, error) || !store_is_ours(save, error)) return false;
         if (there == save->plan->ranks) return true;
         if (log_seconds() - start > save->plan->timeout)
             return error_set(error, ERROR_CHECKPOINT, "%d of %d ranks wrote their shard within %g s, rank %d is the first that did not",
@@ -214,7 +214,7 @@ static void leftovers_remove(const Save *save) {
     if (!store_clean(save->store, "checkpoints", save->suffix, &error)) log_warn("%s", error.message);
 }
 
-static bool is_listed(const Manifest *manifest, const char *name) {
+static bool manifest_lists(const Manifest *manifest, const char *name) {
     bool listed = strcmp(name, "manifest.json") == 0;
     for (size_t i = 0; i < manifest->file_count && !listed; i++) listed = strcmp(manifest->files[i].name, name) == 0;
     return listed;
@@ -229,7 +229,8 @@ static void draft_sweep(const Save *save) {
     if (manifest_read(&manifest, save->store, folder_manifest(save->draft.text).text, &error) &&
         store_list(save->store, save->draft.text, &listing, &error))
         for (size_t i = 0; i < listing.count; i++)
-            if (!is_listed(&manifest, listing.entries[i].name)) remove_or_warn(save->store, draft_path(save, listing.entries[i].name).text);
+            if (!manifest_lists(&manifest, listing.entries[i].name))
+                remove_or_warn(save->store, draft_path(save, listing.entries[i].name).text);
 }
 
 /* -- Older checkpoints, on rank 0 ---------------------------------------------------------------------------------- */
@@ -261,7 +262,7 @@ static void checkpoint_discard(const Save *save, StorePath folder, int64_t step,
 
 /* Renames a damaged checkpoint so that starts and saves ignore it; a bucket, which cannot rename,
  * keeps it. */
-static void set_aside(const Save *save, int64_t step, const char *reason) {
+static void set_damaged_aside(const Save *save, int64_t step, const char *reason) {
     StorePath final = folder_step(step), aside = folder_damaged(step, save->plan->attempt);
     Error error = {0};
     bool moved = store_renames(save->store) && store_rename(save->store, final.text, aside.text, NULL, &error);
@@ -277,10 +278,10 @@ static bool read_back(const Save *save, Proof *proof, Error *error) {
     *proof = (Proof){.folder = folder_step(step)};
     for (int attempts = 0; !proof->good;) {
         proof->good = checkpoint_open(&manifest, save->store, step, error);
-        if (!proof->good && (error->finding == FINDING_DAMAGED || !is_ours(save, error) || !thread_pause(&attempts))) break;
+        if (!proof->good && (error->finding == FINDING_DAMAGED || !store_is_ours(save, error) || !thread_pause(&attempts))) break;
     }
     if (proof->good) return true;
-    if (error->finding == FINDING_DAMAGED) set_aside(save, step, error->message);
+    if (error->finding == FINDING_DAMAGED) set_damaged_aside(save, step, error->message);
     snprintf(proof->reason, sizeof proof->reason, "%.250s", error->message);
     return error->finding == FINDING_UNREADABLE || error_context(error, "it was written, but reads back otherwise");
 }
@@ -291,12 +292,12 @@ static bool stays(const CheckpointPlan *plan, int64_t step) {
 
 /* Returns true if a checkpoint counts as one of the `keep` good ones. A damaged one is set aside.
  * An unreadable one is kept and not counted. */
-static bool is_good(const Save *save, int64_t step, bool *known) {
+static bool is_intact(const Save *save, int64_t step, bool *known) {
     SCOPED(manifest_free) Manifest manifest = {0};
     Error error = {0};
     bool good = checkpoint_open(&manifest, save->store, step, &error);
     *known = good || error.finding == FINDING_DAMAGED;
-    if (!good && *known) set_aside(save, step, error.message);
+    if (!good && *known) set_damaged_aside(save, step, error.message);
     if (!*known) log_warn("the checkpoint of step %lld cannot be read now, and stays: %s", (long long)step, error.message);
     return good;
 }
@@ -317,7 +318,7 @@ static void checkpoints_prune(const Save *save, const Proof *proof) {
         int64_t step = listing.steps[i];
         bool known = true;
         if (step >= plan->step) continue;
-        if (kept < plan->keep) kept += is_good(save, step, &known);
+        if (kept < plan->keep) kept += is_intact(save, step, &known);
         else if (!stays(plan, step)) checkpoint_discard(save, folder_step(step), step, proof);
     }
     for (size_t i = 0; i < listing.replaced_count; i++)
@@ -347,9 +348,9 @@ static bool publish(const Save *save, Error *error) {
 
 static bool save_first_rank(Save *save, Error *error) {
     Proof proof;
-    if (!is_ours(save, error)) return false;
+    if (!store_is_ours(save, error)) return false;
     leftovers_remove(save);
-    bool written = shard_write(save, error) && (save->plan->ranks == 1 || ranks_join(save, error)) && is_ours(save, error);
+    bool written = shard_write(save, error) && (save->plan->ranks == 1 || ranks_join(save, error)) && store_is_ours(save, error);
     bool good = written && publish(save, error) && read_back(save, &proof, error);
     if (!written && store_renames(save->store)) remove_or_warn(save->store, save->draft.text);
     if (good) {
@@ -357,7 +358,7 @@ static bool save_first_rank(Save *save, Error *error) {
         if (save->plan->lease) lease_note_saved(save->plan->lease, save->plan->step);
         checkpoints_prune(save, &proof);
     } else {
-        is_ours(save, error); /* if the folder was moved away, that caused the failure */
+        store_is_ours(save, error); /* if the folder was moved away, that caused the failure */
     }
     return good;
 }

@@ -101,15 +101,15 @@ bool file_write_spans(const char *path, const StoreSpan *spans, size_t count, Er
 
 /* -- The kind of stores on a file system ---------------------------------------------------------------------------- */
 
-static bool make(Store *store, Error *error) { return file_make_folder(store->where, error); }
+static bool make_store_folder(Store *store, Error *error) { return file_make_folder(store->where, error); }
 
 static bool make_parents(const Store *store, const char *path, Error *error) { return file_make_parents_below(store->where, path, error); }
 
-static bool put(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error) {
+static bool put_file(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error) {
     return make_parents(store, path, error) && file_write_spans(path, spans, count, error);
 }
 
-static bool create(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error) {
+static bool create_file(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error) {
     bool created = make_parents(store, path, error) && file_create(path, span->data, span->bytes, error);
     *exists = !created && errno == EEXIST;
     return created;
@@ -125,7 +125,7 @@ static bool object_read(const StoreObject *object, void *data, int64_t bytes, in
     return file_read_at(&object->file, data, bytes, offset, error);
 }
 
-static bool list(Store *store, const char *folder, FileList *list, Error *error) {
+static bool list_store_folder(Store *store, const char *folder, FileList *list, Error *error) {
     (void)store;
     return file_list(folder, list, error) || error->finding == FINDING_ABSENT;
 }
@@ -146,12 +146,12 @@ static bool rename_folder(Store *store, const char *from, const char *to, const 
 
 static const StoreKind files_kind = {
     .block_bytes = BLOCK_BYTES,
-    .make = make,
-    .put = put,
-    .create = create,
+    .make = make_store_folder,
+    .put = put_file,
+    .create = create_file,
     .object_open = object_open,
     .object_read = object_read,
-    .list = list,
+    .list = list_store_folder,
     .link = link_object,
     .remove = remove_object,
     .rename = rename_folder,

@@ -35,7 +35,7 @@ static S3 *s3_of(const Store *store) { return ((const S3Store *)store)->s3; }
 static const char *key_of(const Store *store, const char *path) { return path + ((const S3Store *)store)->bucket_length; }
 
 /* Sends a request about the object of this path, and fills in its key and path. */
-static bool send(Store *store, const char *path, S3Request request, S3Reply *reply, bool *absent, Error *error) {
+static bool send_request(Store *store, const char *path, S3Request request, S3Reply *reply, bool *absent, Error *error) {
     request.key = key_of(store, path);
     request.path = path;
     return s3_send(s3_of(store), request, reply, absent, error);
@@ -46,7 +46,7 @@ static bool send(Store *store, const char *path, S3Request request, S3Reply *rep
 static bool send_simple(Store *store, const char *path, S3Request request, Error *error) {
     SCOPED(s3_reply_free) S3Reply reply = {0};
     bool absent;
-    return send(store, path, request, &reply, strcmp(request.method, "DELETE") == 0 ? &absent : NULL, error);
+    return send_request(store, path, request, &reply, strcmp(request.method, "DELETE") == 0 ? &absent : NULL, error);
 }
 
 /* -- Multipart uploads -------------------------------------------------------------------------------------------- */
@@ -67,7 +67,7 @@ typedef struct Upload {
 static bool upload_begin(Upload *upload, Error *error) {
     SCOPED(s3_reply_free) S3Reply reply = {0};
     S3Request request = {.method = "POST", .query = memory_copy_string("uploads=")};
-    if (!send(upload->store, upload->path, request, &reply, NULL, error)) return false;
+    if (!send_request(upload->store, upload->path, request, &reply, NULL, error)) return false;
     const char *at = reply.text;
     SCOPED_FREE char *id = s3_next_tag(&at, "UploadId");
     upload->id = id ? s3_encode(id, false) : NULL;
@@ -87,7 +87,7 @@ static bool upload_part(Upload *upload, int part, Error *error) {
         request.body = (S3Body){.spans = upload->spans, .count = upload->count, .offset = begin, .bytes = bytes};
     }
     SCOPED(s3_reply_free) S3Reply reply = {0};
-    if (!send(upload->store, upload->path, request, &reply, NULL, error)) return false;
+    if (!send_request(upload->store, upload->path, request, &reply, NULL, error)) return false;
     const char *at = reply.text;
     SCOPED_FREE char *etag = upload->source ? s3_next_tag(&at, "ETag") : NULL;
     snprintf(upload->etags[part], sizeof upload->etags[part], "%s", etag ? etag : reply.etag);
@@ -152,7 +152,7 @@ static int64_t spans_hash(const StoreSpan *spans, size_t count) {
     return total;
 }
 
-static bool put(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error) {
+static bool put_object(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error) {
     int64_t bytes = spans_hash(spans, count), part_bytes = PART_BYTES;
     while (bytes > part_bytes * MOST_PARTS) part_bytes *= 2;
     Upload upload = {.store = store, .path = path, .bytes = bytes, .part_bytes = part_bytes, .spans = spans, .count = count};
@@ -162,18 +162,18 @@ static bool put(Store *store, const char *path, const StoreSpan *spans, size_t c
 
 /* Some servers implement If-None-Match but not for uploads, and answer 501. The object is then sent
  * without it. */
-static bool create(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error) {
+static bool create_object(Store *store, const char *path, const StoreSpan *span, bool *exists, Error *error) {
     SCOPED(s3_reply_free) S3Reply reply = {0};
     S3Request request = {
         .method = "PUT", .headers = {memory_copy_string("If-None-Match: *")}, .body = {.spans = span, .count = 1, .bytes = span->bytes}};
-    if (send(store, path, request, &reply, NULL, error)) return true;
+    if (send_request(store, path, request, &reply, NULL, error)) return true;
     *exists = reply.status == S3_PRECONDITION_FAILED || reply.status == S3_CONFLICT;
-    return reply.status == S3_NOT_IMPLEMENTED && put(store, path, span, 1, error);
+    return reply.status == S3_NOT_IMPLEMENTED && put_object(store, path, span, 1, error);
 }
 
 static bool object_size(Store *store, const char *path, int64_t *bytes, Error *error) {
     SCOPED(s3_reply_free) S3Reply reply = {0};
-    if (!send(store, path, (S3Request){.method = "HEAD"}, &reply, NULL, error)) return false;
+    if (!send_request(store, path, (S3Request){.method = "HEAD"}, &reply, NULL, error)) return false;
     *bytes = reply.length;
     return *bytes >= 0 || error_set(error, ERROR_CHECKPOINT, "the server does not tell the size of %s", path);
 }
@@ -213,7 +213,7 @@ static bool keys_list(Store *store, const char *folder, bool deep, FileList *nam
     return true;
 }
 
-static bool list(Store *store, const char *folder, FileList *listing, Error *error) {
+static bool list_objects(Store *store, const char *folder, FileList *listing, Error *error) {
     return keys_list(store, folder, false, listing, error);
 }
 
@@ -258,11 +258,11 @@ static void close_store(Store *store) { s3_close(s3_of(store)); }
 static const StoreKind s3_kind = {
     .block_bytes = CHUNK_BYTES,
     .parallelism = CONNECTIONS,
-    .put = put,
-    .create = create,
+    .put = put_object,
+    .create = create_object,
     .object_open = object_open,
     .object_read = object_read,
-    .list = list,
+    .list = list_objects,
     .link = link_object,
     .remove = remove_all,
     .clean = clean,

@@ -20,19 +20,19 @@ enum { HELD = 256, BURST = 64 };
 static const double least_seconds = 0.05;
 
 /* A connection whose first bytes are being read. */
-typedef struct Candidate {
+typedef struct Arrival {
     int socket;
     double since; /* log_seconds() */
     Opening opening;
     size_t count; /* bytes received */
     char *first;  /* room for channel_first_bytes() */
-} Candidate;
+} Arrival;
 
 /* Candidates are ordered by age, the oldest first. */
 struct Acceptor {
     AcceptorOptions options;
     int listener, count;
-    Candidate candidates[HELD];
+    Arrival candidates[HELD];
     int64_t strangers, next_warning;
 };
 
@@ -55,7 +55,7 @@ int acceptor_port(const Acceptor *acceptor) {
 
 /* Returns the socket, which stays open. */
 static int remove_candidate(Acceptor *acceptor, int at) {
-    Candidate *candidate = &acceptor->candidates[at];
+    Arrival *candidate = &acceptor->candidates[at];
     int socket = candidate->socket;
     free(candidate->first);
     memmove(candidate, candidate + 1, (size_t)(--acceptor->count - at) * sizeof *candidate);
@@ -103,9 +103,9 @@ static bool accept_candidate(Acceptor *acceptor) {
     if (taken < 0) return make_descriptor(acceptor);
     if (acceptor->count == HELD) turn_away(acceptor, 0, "made room for another");
     socket_prepare(taken, acceptor->options.lost);
-    Candidate *candidate = &acceptor->candidates[acceptor->count++];
+    Arrival *candidate = &acceptor->candidates[acceptor->count++];
     *candidate =
-        (Candidate){.socket = taken, .since = log_seconds(), .first = memory_allocate(channel_first_bytes(acceptor->options.hello_bytes))};
+        (Arrival){.socket = taken, .since = log_seconds(), .first = memory_allocate(channel_first_bytes(acceptor->options.hello_bytes))};
     if (!channel_opening(acceptor->options.service, &candidate->opening, &error) ||
         send(taken, &candidate->opening, sizeof candidate->opening, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof candidate->opening)
         turn_away(acceptor, acceptor->count - 1, "was gone at once");
@@ -118,7 +118,7 @@ static bool accept_candidate(Acceptor *acceptor) {
  * candidate that can no longer prove it. */
 static bool read_candidate(Acceptor *acceptor, int at, Channel *channel, void *hello) {
     const AcceptorOptions *options = &acceptor->options;
-    Candidate *candidate = &acceptor->candidates[at];
+    Arrival *candidate = &acceptor->candidates[at];
     size_t wanted = channel_first_bytes(options->hello_bytes);
     ssize_t got = recv(candidate->socket, candidate->first + candidate->count, wanted - candidate->count, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;

@@ -12,7 +12,7 @@
 #include "base/scope.h"
 #include "comm/socket.h"
 
-typedef enum Kind { HELLO = 1, VERDICT, DATA } Kind;
+typedef enum MessageKind { HELLO = 1, VERDICT, DATA } MessageKind;
 
 /* Precedes the content of a message. */
 typedef struct Header { uint32_t kind, bytes; } Header;
@@ -20,11 +20,11 @@ typedef struct Header { uint32_t kind, bytes; } Header;
 /* Covered by a proof in addition to the message itself. */
 typedef struct Context { uint64_t from_server, number; } Context;
 
-typedef struct Verdict {
+typedef struct HandshakeVerdict {
     int32_t verdict;
     char reason[252];
-} Verdict;
-_Static_assert(sizeof(Header) == 8 && sizeof(Context) == 16 && sizeof(Verdict) == 256, "messages have no padding");
+} HandshakeVerdict;
+_Static_assert(sizeof(Header) == 8 && sizeof(Context) == 16 && sizeof(HandshakeVerdict) == 256, "messages have no padding");
 
 /* -- Openings ------------------------------------------------------------------------------------------------------ */
 
@@ -41,7 +41,7 @@ static Channel make_channel(const Secret *secret, const Opening *server, const O
 /* -- Messages ------------------------------------------------------------------------------------------------------ */
 
 /* Returns the message in its wire format, for the caller to free; its length goes to *total. */
-static char *wrap(const Channel *channel, Kind kind, const void *data, size_t bytes, size_t *total) {
+static char *wrap(const Channel *channel, MessageKind kind, const void *data, size_t bytes, size_t *total) {
     Context context = {channel->server, channel->sent};
     Header header = {kind, (uint32_t)bytes};
     size_t signed_bytes = sizeof context + sizeof header + bytes;
@@ -56,11 +56,11 @@ static char *wrap(const Channel *channel, Kind kind, const void *data, size_t by
     return whole;
 }
 
-static bool header_fits(const Header *header, Kind kind, size_t bytes) { return header->kind == kind && header->bytes == bytes; }
+static bool header_fits(const Header *header, MessageKind kind, size_t bytes) { return header->kind == kind && header->bytes == bytes; }
 
 /* Returns whether `message`, in its wire format, is the peer's next one and has this kind and
  * length. If so, fills `data`. */
-static bool unwrap(Channel *channel, Kind kind, const char *message, void *data, size_t bytes) {
+static bool unwrap(Channel *channel, MessageKind kind, const char *message, void *data, size_t bytes) {
     Context context = {!channel->server, channel->received};
     size_t signed_bytes = sizeof(Header) + bytes;
     Header header;
@@ -77,7 +77,7 @@ static bool unwrap(Channel *channel, Kind kind, const char *message, void *data,
     return true;
 }
 
-static bool send_message(Channel *channel, Kind kind, const void *data, size_t bytes, double until) {
+static bool send_message(Channel *channel, MessageKind kind, const void *data, size_t bytes, double until) {
     size_t total;
     SCOPED_FREE char *message = wrap(channel, kind, data, bytes, &total);
     channel->sent++;
@@ -85,7 +85,7 @@ static bool send_message(Channel *channel, Kind kind, const void *data, size_t b
 }
 
 /* Allocates only the expected length, whatever length the peer claims. */
-static bool receive_message(Channel *channel, Kind kind, void *data, size_t bytes, double until) {
+static bool receive_message(Channel *channel, MessageKind kind, void *data, size_t bytes, double until) {
     size_t rest = bytes + SECRET_BYTES;
     Header header;
     if (!channel->open || !socket_receive(channel->socket, &header, sizeof header, until) || !header_fits(&header, kind, bytes))
@@ -115,7 +115,7 @@ void channel_close(Channel *channel) {
 
 /* -- The client ---------------------------------------------------------------------------------------------------- */
 
-static bool fail(Channel *channel, Error *error, const char *reason) {
+static bool channel_fail(Channel *channel, Error *error, const char *reason) {
     channel_close(channel);
     return error_set(error, ERROR_COMMUNICATION, "%s", reason);
 }
@@ -124,8 +124,9 @@ bool channel_greet(Channel *channel, int socket, const Secret *secret, ChannelSe
     double until, Error *error) {
     Opening server, client;
     *channel = (Channel){.socket = socket, .open = true};
-    if (!socket_receive(socket, &server, sizeof server, until)) return fail(channel, error, "it is busy, or another program listens there");
-    if (server.magic != CHANNEL_MAGIC || server.service != service) return fail(channel, error, "another program listens there");
+    if (!socket_receive(socket, &server, sizeof server, until))
+        return channel_fail(channel, error, "it is busy, or another program listens there");
+    if (server.magic != CHANNEL_MAGIC || server.service != service) return channel_fail(channel, error, "another program listens there");
     if (server.version != CHANNEL_VERSION) {
         channel_close(channel);
         return error_set(error, ERROR_COMMUNICATION,
@@ -140,16 +141,16 @@ bool channel_greet(Channel *channel, int socket, const Secret *secret, ChannelSe
     channel->socket = socket;
     channel->open = true;
     return (socket_send(socket, &client, sizeof client, until) && send_message(channel, HELLO, hello, bytes, until)) ||
-           fail(channel, error, "it ended the connection");
+           channel_fail(channel, error, "it ended the connection");
 }
 
 bool channel_await_welcome(Channel *channel, double until, Error *error) {
-    Verdict verdict;
+    HandshakeVerdict verdict;
     if (!receive_message(channel, VERDICT, &verdict, sizeof verdict, until))
-        return fail(channel, error, "it did not prove, or did not accept, the secret: SMELT_SECRET must be the same for all");
+        return channel_fail(channel, error, "it did not prove, or did not accept, the secret: SMELT_SECRET must be the same for all");
     if (verdict.verdict == CHANNEL_WELCOME) return true;
     verdict.reason[sizeof verdict.reason - 1] = 0;
-    fail(channel, error, verdict.reason);
+    channel_fail(channel, error, verdict.reason);
     return verdict.verdict == CHANNEL_REFUSED ? error_recode(error, ERROR_USAGE) : false;
 }
 
@@ -177,7 +178,7 @@ bool channel_accept(Channel *channel, const Secret *secret, const Opening *openi
 }
 
 bool channel_answer(Channel *channel, ChannelVerdict verdict, const char *reason, double until) {
-    Verdict message = {.verdict = (int32_t)verdict};
+    HandshakeVerdict message = {.verdict = (int32_t)verdict};
     snprintf(message.reason, sizeof message.reason, "%s", reason);
     bool sent = send_message(channel, VERDICT, &message, sizeof message, until);
     if (!sent || verdict != CHANNEL_WELCOME) channel_close(channel);

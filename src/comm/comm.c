@@ -32,7 +32,7 @@ static Comm *new_group(Engine *engine, uint32_t id, const char *name, int rank, 
     return comm;
 }
 
-static void free_group(Comm *comm) {
+static void close_comm_group(Comm *comm) {
     free(comm->ranks);
     free(comm->sent);
     free(comm->received);
@@ -103,7 +103,7 @@ void comm_close(Comm *comm) {
     windows_close(comm);
     if (comm->nccl) nccl_leave(comm);
     if (comm->id == 0) close_engine(comm->engine);
-    free_group(comm);
+    close_comm_group(comm);
 }
 
 Comm *comm_split(Comm *comm, int colour, const char *name, Error *error) {

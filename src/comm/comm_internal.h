@@ -55,8 +55,10 @@ typedef struct Transfer {
     int64_t moved; /* bytes of label and data together that the transport has moved */
 } Transfer;
 
-typedef struct Interval { int64_t start, count; } Interval; /* of elements */
-static inline Interval shard_of(const int64_t *shards, int rank) { return (Interval){shards[rank], shards[rank + 1] - shards[rank]}; }
+typedef struct ByteInterval { int64_t start, count; } ByteInterval; /* of elements */
+static inline ByteInterval shard_of(const int64_t *shards, int rank) {
+    return (ByteInterval){shards[rank], shards[rank + 1] - shards[rank]};
+}
 
 struct Engine;
 /* A transport for messages. Used by one thread at a time. Messages between two ranks arrive in
@@ -160,8 +162,8 @@ void engine_record_state(Engine *engine, int64_t record, CommState state);
 void task_free(Task *task);
 /* Return the elements that this rank sends to or receives from a peer in an ALL_TO_ALL or EXCHANGE;
  * a count of -1: no message. */
-Interval task_sends(const Task *task, int peer);
-Interval task_receives(const Task *task, int peer);
+ByteInterval task_sends(const Task *task, int peer);
+ByteInterval task_receives(const Task *task, int peer);
 const char *operation_name(Operation operation);
 
 /* -- Collectives of GPUs (nccl.c) ---------------------------------------------------------------------------------- */

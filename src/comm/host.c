@@ -17,19 +17,19 @@ enum {
 };
 
 /* The messages of one round, sent and received at once. */
-typedef struct Round {
+typedef struct ExchangeRound {
     const Task *task;
     uint8_t phase; /* round of the collective, written to the labels */
     Transfer *transfers;
     int count;
-} Round;
+} ExchangeRound;
 
-static Round start_round(const Task *task, uint8_t phase) {
-    return (Round){.task = task, .phase = phase, .transfers = memory_allocate((size_t)task->comm->size * 2 * sizeof(Transfer))};
+static ExchangeRound start_round(const Task *task, uint8_t phase) {
+    return (ExchangeRound){.task = task, .phase = phase, .transfers = memory_allocate((size_t)task->comm->size * 2 * sizeof(Transfer))};
 }
 
 /* Adds a message with elements of `base` to or from a rank of the group. */
-static void add_transfer(Round *round, bool receive, int rank, char *base, Interval elements) {
+static void add_transfer(ExchangeRound *round, bool receive, int rank, char *base, ByteInterval elements) {
     const Task *task = round->task;
     Transfer *transfer = &round->transfers[round->count++];
     int64_t width = type_bytes(task->type), bytes = elements.count * width;
@@ -47,13 +47,15 @@ static void add_transfer(Round *round, bool receive, int rank, char *base, Inter
     memcpy(transfer->label.name, task->name, NAME_BYTES);
 }
 
-static void add_send(Round *round, int rank, const char *base, Interval elements) {
+static void add_send(ExchangeRound *round, int rank, const char *base, ByteInterval elements) {
     add_transfer(round, false, rank, (char *)base, elements);
 }
 
-static void add_receive(Round *round, int rank, char *base, Interval elements) { add_transfer(round, true, rank, base, elements); }
+static void add_receive(ExchangeRound *round, int rank, char *base, ByteInterval elements) {
+    add_transfer(round, true, rank, base, elements);
+}
 
-static bool run_round(Round *round, Error *error) {
+static bool run_round(ExchangeRound *round, Error *error) {
     Transport *transport = round->task->comm->engine->transport;
     bool done = transport->exchange(transport, round->transfers, round->count, error);
     free(round->transfers);
@@ -70,7 +72,7 @@ static int64_t *even_shards(const Task *task) {
 /* Every rank contributes its shard of `buffer` and has all shards afterwards. */
 static bool all_gather(const Task *task, char *buffer, const int64_t *shards, uint8_t phase, Error *error) {
     int rank = task->comm->rank;
-    Round round = start_round(task, phase);
+    ExchangeRound round = start_round(task, phase);
     for (int i = 0; i < task->comm->size; i++) {
         if (i == rank) continue;
         add_send(&round, i, buffer, shard_of(shards, rank));
@@ -82,9 +84,9 @@ static bool all_gather(const Task *task, char *buffer, const int64_t *shards, ui
 /* -- Reductions ---------------------------------------------------------------------------------------------------- */
 
 /* Returns the elements of a rank's shard that round `index` handles. */
-static Interval segment_of(const int64_t *shards, int rank, int64_t segment, int64_t index) {
+static ByteInterval segment_of(const int64_t *shards, int rank, int64_t segment, int64_t index) {
     int64_t start = shards[rank] + segment * index, left = shards[rank + 1] - start;
-    return (Interval){start, left < 0 ? 0 : left < segment ? left : segment};
+    return (ByteInterval){start, left < 0 ? 0 : left < segment ? left : segment};
 }
 
 /* Returns the destination of this rank's reduced elements that begin at `start`. */
@@ -98,16 +100,16 @@ static char *reduced_at(const Task *task, const int64_t *shards, int64_t start) 
 static bool reduce_segment(const Task *task, const int64_t *shards, int64_t segment, int64_t index, char *scratch, Error *error) {
     int rank = task->comm->rank, size = task->comm->size;
     int64_t width = type_bytes(task->type);
-    Interval mine = segment_of(shards, rank, segment, index);
+    ByteInterval mine = segment_of(shards, rank, segment, index);
     assert(size > 0);
     const void *inputs[size];
-    Round round = start_round(task, 1);
+    ExchangeRound round = start_round(task, 1);
     for (int i = 0; i < size; i++) {
-        Interval theirs = segment_of(shards, i, segment, index);
+        ByteInterval theirs = segment_of(shards, i, segment, index);
         inputs[i] = i == rank ? task->buffer + mine.start * width : scratch + segment * width * i;
         if (i == rank) continue;
         if (theirs.count || index == 0) add_send(&round, i, task->buffer, theirs);
-        if (mine.count || index == 0) add_receive(&round, i, scratch, (Interval){segment * i, mine.count});
+        if (mine.count || index == 0) add_receive(&round, i, scratch, (ByteInterval){segment * i, mine.count});
     }
     if (!run_round(&round, error)) return false;
     if (mine.count) reduce_inputs(task->type, task->reduce, mine.count, size, inputs, reduced_at(task, shards, mine.start));
@@ -149,9 +151,9 @@ static bool all_reduce(const Task *task, Error *error) {
 
 static bool broadcast_shards(const Task *task, const int64_t *shards, bool whole, Error *error) {
     int rank = task->comm->rank;
-    Round round = start_round(task, 1);
+    ExchangeRound round = start_round(task, 1);
     for (int i = 0; i < task->comm->size; i++) {
-        Interval sent = whole ? (Interval){0, task->count} : shard_of(shards, i);
+        ByteInterval sent = whole ? (ByteInterval){0, task->count} : shard_of(shards, i);
         if (rank == task->root && i != rank) add_send(&round, i, task->buffer, sent);
         if (rank != task->root && i == rank) add_receive(&round, task->root, task->buffer, sent);
     }
@@ -165,15 +167,15 @@ static bool broadcast(const Task *task, Error *error) {
 }
 
 /* ALL_TO_ALL and EXCHANGE. */
-static bool exchange(const Task *task, Error *error) {
+static bool exchange_on_host(const Task *task, Error *error) {
     int rank = task->comm->rank;
     int64_t width = type_bytes(task->type);
-    Interval out = task_sends(task, rank), in = task_receives(task, rank);
+    ByteInterval out = task_sends(task, rank), in = task_receives(task, rank);
     if (out.count != in.count)
         return error_set(error, ERROR_COMMUNICATION, "rank %d sends itself %lld elements and expects %lld", rank, (long long)out.count,
             (long long)in.count);
     if (out.count > 0) memcpy(task->buffer + in.start * width, task->send + out.start * width, (size_t)(out.count * width));
-    Round round = start_round(task, 0);
+    ExchangeRound round = start_round(task, 0);
     for (int i = 0; i < task->comm->size; i++) {
         if (i == rank) continue;
         out = task_sends(task, i);
@@ -186,13 +188,13 @@ static bool exchange(const Task *task, Error *error) {
 
 /* Dissemination barrier (Hensgen, Finkel, Manber 1988): after round k every rank has heard from
  * 2^(k+1) - 1 others. */
-static bool barrier(const Task *task, Error *error) {
+static bool host_barrier(const Task *task, Error *error) {
     int rank = task->comm->rank, size = task->comm->size;
     uint8_t phase = 0;
     for (int distance = 1; distance < size; distance *= 2) {
-        Round round = start_round(task, phase++);
-        add_send(&round, (rank + distance) % size, NULL, (Interval){0});
-        add_receive(&round, (rank - distance + size) % size, NULL, (Interval){0});
+        ExchangeRound round = start_round(task, phase++);
+        add_send(&round, (rank + distance) % size, NULL, (ByteInterval){0});
+        add_receive(&round, (rank - distance + size) % size, NULL, (ByteInterval){0});
         if (!run_round(&round, error)) return false;
     }
     return true;
@@ -205,8 +207,8 @@ bool host_run(const Task *task, Error *error) {
     case ALL_GATHER: return all_gather(task, task->buffer, task->shards, 0, error);
     case BROADCAST: return broadcast(task, error);
     case ALL_TO_ALL:
-    case EXCHANGE: return exchange(task, error);
-    case BARRIER: return barrier(task, error);
+    case EXCHANGE: return exchange_on_host(task, error);
+    case BARRIER: return host_barrier(task, error);
     }
     return false;
 }

@@ -43,7 +43,7 @@ typedef struct Mpi {
 
 /* -- The library --------------------------------------------------------------------------------------------------- */
 
-static bool load(Mpi *mpi, Error *error) {
+static bool open_mpi_library(Mpi *mpi, Error *error) {
     static const char *const names[] = {MPI_CALLS(LIBRARY_NAME) "ompi_mpi_comm_world", "ompi_mpi_byte", "ompi_mpi_errors_return"};
     void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL); /* the library's plug-ins look for its symbols */
     if (!library)
@@ -53,7 +53,7 @@ static bool load(Mpi *mpi, Error *error) {
     return !missing || error_set(error, ERROR_USAGE, "libmpi.so.40 has no %s: it is not Open MPI 4 or 5", missing);
 }
 
-static bool check(Mpi *mpi, int result, Error *error) {
+static bool mpi_check(Mpi *mpi, int result, Error *error) {
     char text[ERROR_TEXT] = "";
     int length = 0;
     if (result == 0) return true;
@@ -63,16 +63,16 @@ static bool check(Mpi *mpi, int result, Error *error) {
 
 /* -- The start ----------------------------------------------------------------------------------------------------- */
 
-typedef struct Start {
+typedef struct StartArguments {
     int ends[2]; /* of a pipe: the rank writes a byte to the second one after MPI has started */
     const Place *place;
-} Start;
+} StartArguments;
 
 /* Runs in a child process. If MPI_Init_thread fails, Open MPI 4 ends the process by _exit, before
  * any error handler can be set. Open MPI's own messages name no rank, and mpirun sometimes loses
  * them. */
 static int report_failed_start(void *context) {
-    const Start *start = context;
+    const StartArguments *start = context;
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
     char byte;
     close(start->ends[1]);
@@ -83,11 +83,11 @@ static int report_failed_start(void *context) {
     return 0;
 }
 
-static bool initialize(Mpi *mpi, int *given, Error *error) {
-    Start start = {.place = &mpi->transport.engine->place};
+static bool initialize_mpi(Mpi *mpi, int *given, Error *error) {
+    StartArguments start = {.place = &mpi->transport.engine->place};
     if (pipe2(start.ends, O_CLOEXEC) != 0) return error_set(error, ERROR_COMMUNICATION, "MPI: no pipe: %s", strerror(errno));
     pid_t child = child_start(&(ChildOptions){.run = report_failed_start, .context = &start, .outlives = true});
-    bool done = check(mpi, mpi->call.initialize(NULL, NULL, THREAD_SERIALIZED, given), error);
+    bool done = mpi_check(mpi, mpi->call.initialize(NULL, NULL, THREAD_SERIALIZED, given), error);
     ssize_t ignored = write(start.ends[1], "", 1);
     (void)ignored;
     close(start.ends[0]);
@@ -110,7 +110,7 @@ typedef struct Requests {
 static bool post_part(Mpi *mpi, Requests *requests, Transfer *transfer, bool label, void *data, int64_t bytes, Error *error) {
     Request *request = &requests->items[requests->count++];
     request->labels = label && transfer->receive ? transfer : NULL;
-    return check(mpi,
+    return mpi_check(mpi,
         transfer->receive ? mpi->call.receive(data, (int)bytes, mpi->call.byte, transfer->peer, TAG, mpi->call.world, &request->handle)
                           : mpi->call.send(data, (int)bytes, mpi->call.byte, transfer->peer, TAG, mpi->call.world, &request->handle),
         error);
@@ -130,7 +130,7 @@ static int progress(Mpi *mpi, Requests *requests, Error *error) {
     for (int i = 0; i < before; i++) {
         Request request = requests->items[i];
         int done = 0;
-        if (!check(mpi, mpi->call.test(&request.handle, &done, NULL), error)) return -1;
+        if (!mpi_check(mpi, mpi->call.test(&request.handle, &done, NULL), error)) return -1;
         if (done && request.labels && !label_check(request.labels, error)) return -1;
         if (!done) requests->items[kept++] = request;
     }
@@ -157,7 +157,7 @@ static bool complete(Mpi *mpi, Requests *requests, const Transfer *transfers, Er
     return true;
 }
 
-static bool exchange(Transport *transport, Transfer *transfers, int count, Error *error) {
+static bool mpi_exchange(Transport *transport, Transfer *transfers, int count, Error *error) {
     Mpi *mpi = (Mpi *)transport;
     Requests requests = {0};
     int64_t most = 0;
@@ -169,7 +169,7 @@ static bool exchange(Transport *transport, Transfer *transfers, int count, Error
     return complete(mpi, &requests, transfers, error);
 }
 
-static bool watch(Transport *transport, Error *error) {
+static bool watch_mpi(Transport *transport, Error *error) {
     (void)transport, (void)error;
     return true;
 }
@@ -185,11 +185,11 @@ static void mpi_close(Transport *transport, bool orderly) {
 Transport *mpi_open(Engine *engine, Error *error) {
     Mpi *mpi = memory_allocate(sizeof *mpi);
     int given = 0;
-    mpi->transport = (Transport){.name = "MPI", .exchange = exchange, .watch = watch, .close = mpi_close, .engine = engine};
-    bool opened = load(mpi, error) && initialize(mpi, &given, error) &&
-                  check(mpi, mpi->call.set_handler(mpi->call.world, mpi->call.errors_return), error) &&
-                  check(mpi, mpi->call.rank(mpi->call.world, &engine->place.rank), error) &&
-                  check(mpi, mpi->call.size(mpi->call.world, &engine->place.size), error);
+    mpi->transport = (Transport){.name = "MPI", .exchange = mpi_exchange, .watch = watch_mpi, .close = mpi_close, .engine = engine};
+    bool opened = open_mpi_library(mpi, error) && initialize_mpi(mpi, &given, error) &&
+                  mpi_check(mpi, mpi->call.set_handler(mpi->call.world, mpi->call.errors_return), error) &&
+                  mpi_check(mpi, mpi->call.rank(mpi->call.world, &engine->place.rank), error) &&
+                  mpi_check(mpi, mpi->call.size(mpi->call.world, &engine->place.size), error);
     if (opened && given < THREAD_SERIALIZED)
         opened = error_set(error, ERROR_USAGE,
             "this MPI allows calls from the first thread only: smelt needs one built with threads, or TCP (smelt launch, torchrun)");

@@ -50,7 +50,7 @@ static const int types[] = {NCCL_TYPES(NUMBER)}, reductions[] = {NCCL_REDUCTIONS
 
 /* -- The library --------------------------------------------------------------------------------------------------- */
 
-static bool load(Nccl *nccl, DeviceKind kind, Error *error) {
+static bool open_nccl_library(Nccl *nccl, DeviceKind kind, Error *error) {
     static const char *const names[] = {NCCL_CALLS(LIBRARY_NAME) "ncclGetErrorString"};
     const char *file = kind == DEVICE_HIP ? "librccl.so.1" : "libnccl.so.2";
     nccl->name = kind == DEVICE_HIP ? "RCCL" : "NCCL";
@@ -61,7 +61,7 @@ static bool load(Nccl *nccl, DeviceKind kind, Error *error) {
     return !missing || error_set(error, ERROR_USAGE, "%s has no %s: it is too old, 2.7 is needed", file, missing);
 }
 
-static bool check(const Nccl *nccl, int result, Error *error) {
+static bool nccl_check(const Nccl *nccl, int result, Error *error) {
     return result == 0 || error_set(error, ERROR_COMMUNICATION, "%s: %s (%d); NCCL_DEBUG=INFO tells more", nccl->name,
                               nccl->call.error_text(result), result);
 }
@@ -76,7 +76,7 @@ bool nccl_open(Engine *engine, Error *error) {
     Device *device = engine->device;
     Nccl *nccl = memory_allocate(sizeof *nccl);
     pthread_mutex_init(&nccl->lock, NULL);
-    bool opened = load(nccl, device_info(device)->kind, error);
+    bool opened = open_nccl_library(nccl, device_info(device)->kind, error);
     if (opened) {
         nccl->stream = device_stream_open(device, false);
         nccl->ready = device_event_open(device, false);
@@ -125,9 +125,9 @@ bool nccl_join(Comm *comm, Error *error) {
     NcclId id = {{0}};
     void *group = NULL;
     if (comm->size == 1) return true;
-    if (comm->rank == 0 && !check(nccl, nccl->call.make_id(&id), error)) return false;
+    if (comm->rank == 0 && !nccl_check(nccl, nccl->call.make_id(&id), error)) return false;
     if (!comm_host_broadcast(comm, "id", id.bytes, ID_BYTES, COMM_U8, 0, error)) return false;
-    if (!check(nccl, nccl->call.join(&group, comm->size, id, comm->rank), error)) return false;
+    if (!nccl_check(nccl, nccl->call.join(&group, comm->size, id, comm->rank), error)) return false;
     pthread_mutex_lock(&nccl->lock);
     bool noted = note_group(nccl, group);
     pthread_mutex_unlock(&nccl->lock);
@@ -165,7 +165,7 @@ static int end_group(const Nccl *nccl, int result) {
 
 static char *shard_at(const Task *task, int rank) { return task->buffer + task->shards[rank] * type_bytes(task->type); }
 
-static DeviceStream *stream_of(const Task *task) { return task->comm->stream ? task->comm->stream : task->comm->engine->nccl->stream; }
+static DeviceStream *task_stream(const Task *task) { return task->comm->stream ? task->comm->stream : task->comm->engine->nccl->stream; }
 
 /* Issues REDUCE_SCATTER or ALL_GATHER: one call if all shards are equal, else one call per
  * shard. */
@@ -177,15 +177,15 @@ static int issue_shards(const Nccl *nccl, const Task *task) {
     char *first = shard_at(task, 0), *mine = task->result ? task->result : shard_at(task, task->comm->rank);
     size_t count = (size_t)(shards[1] - shards[0]);
     if (are_even(shards, size))
-        return gather ? nccl->call.all_gather(mine, first, count, type, group, stream_of(task))
-                      : nccl->call.reduce_scatter(first, mine, count, type, reduce, group, stream_of(task));
+        return gather ? nccl->call.all_gather(mine, first, count, type, group, task_stream(task))
+                      : nccl->call.reduce_scatter(first, mine, count, type, reduce, group, task_stream(task));
     nccl->call.begin();
     for (int i = 0; i < size && !result; i++) {
         char *shard = shard_at(task, i), *to = i == task->comm->rank ? mine : shard;
         count = (size_t)(shards[i + 1] - shards[i]);
         if (count == 0) continue;
-        result = gather ? nccl->call.broadcast(shard, shard, count, type, i, group, stream_of(task))
-                        : nccl->call.reduce(shard, to, count, type, reduce, i, group, stream_of(task));
+        result = gather ? nccl->call.broadcast(shard, shard, count, type, i, group, task_stream(task))
+                        : nccl->call.reduce(shard, to, count, type, reduce, i, group, task_stream(task));
     }
     return end_group(nccl, result);
 }
@@ -197,22 +197,23 @@ static int issue_messages(const Nccl *nccl, const Task *task) {
     void *group = task->comm->nccl;
     nccl->call.begin();
     for (int i = 0; i < task->comm->size && !result; i++) {
-        Interval out = task_sends(task, i), in = task_receives(task, i);
-        if (out.count > 0) result = nccl->call.send(task->send + out.start * width, (size_t)out.count, type, i, group, stream_of(task));
+        ByteInterval out = task_sends(task, i), in = task_receives(task, i);
+        if (out.count > 0) result = nccl->call.send(task->send + out.start * width, (size_t)out.count, type, i, group, task_stream(task));
         if (in.count > 0 && !result)
-            result = nccl->call.receive(task->buffer + in.start * width, (size_t)in.count, type, i, group, stream_of(task));
+            result = nccl->call.receive(task->buffer + in.start * width, (size_t)in.count, type, i, group, task_stream(task));
     }
     return end_group(nccl, result);
 }
 
-static int issue(const Nccl *nccl, const Task *task) {
+static int issue_task(const Nccl *nccl, const Task *task) {
     void *group = task->comm->nccl;
     switch (task->operation) {
     case ALL_REDUCE:
         return nccl->call.all_reduce(
-            task->buffer, task->buffer, (size_t)task->count, types[task->type], reductions[task->reduce], group, stream_of(task));
+            task->buffer, task->buffer, (size_t)task->count, types[task->type], reductions[task->reduce], group, task_stream(task));
     case BROADCAST:
-        return nccl->call.broadcast(task->buffer, task->buffer, (size_t)task->count, types[task->type], task->root, group, stream_of(task));
+        return nccl->call.broadcast(
+            task->buffer, task->buffer, (size_t)task->count, types[task->type], task->root, group, task_stream(task));
     case REDUCE_SCATTER:
     case ALL_GATHER: return issue_shards(nccl, task);
     case ALL_TO_ALL:
@@ -254,8 +255,9 @@ CommTicket nccl_queue(Task *task) {
     bool done = true;
     if (!nccl->together) pthread_mutex_lock(&nccl->lock);
     if (!engine->failed && !nccl->aborted) {
-        ticket = nccl->open ? nccl->open : open_ticket(engine, nccl, stream_of(task));
-        done = check(nccl, issue(nccl, task), &error) || error_context(&error, "%s '%s'", operation_name(task->operation), task->name);
+        ticket = nccl->open ? nccl->open : open_ticket(engine, nccl, task_stream(task));
+        done = nccl_check(nccl, issue_task(nccl, task), &error) ||
+               error_context(&error, "%s '%s'", operation_name(task->operation), task->name);
         note_record(&nccl->issued[ticket % EVENTS], engine_record(engine, task, COMM_RUNNING));
         if (nccl->together) nccl->open = ticket;
         else close_ticket(engine, nccl, ticket);
@@ -276,7 +278,7 @@ void nccl_begin_together(Engine *engine) {
 void nccl_end_together(Engine *engine) {
     Nccl *nccl = engine->nccl;
     Error error = {0};
-    bool done = nccl->aborted || check(nccl, nccl->call.end(), &error);
+    bool done = nccl->aborted || nccl_check(nccl, nccl->call.end(), &error);
     if (nccl->open) close_ticket(engine, nccl, nccl->open);
     nccl->open = 0;
     nccl->together = false;
@@ -325,7 +327,7 @@ static bool all_well(Engine *engine, Error *error) {
     for (int i = 0; i < MOST_GROUPS; i++) {
         int result = 0;
         if (nccl->groups[i] && (nccl->call.error_of(nccl->groups[i], &result) != 0 || result != 0))
-            return check(nccl, result ? result : -1, error);
+            return nccl_check(nccl, result ? result : -1, error);
     }
     if (nccl->done == nccl->last || log_seconds() - oldest->since < engine->options.timeout) return true;
     return error_set(error, ERROR_COMMUNICATION, "a collective of the GPUs has not ended for %.0f s", engine->options.timeout);

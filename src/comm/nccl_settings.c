@@ -37,7 +37,7 @@ static const Setting settings[] = {
 };
 enum { SETTINGS = sizeof settings / sizeof *settings, GPUS_OF_A_NODE = 8 };
 
-static bool exists(const char *root, const char *pattern) {
+static bool matches_file(const char *root, const char *pattern) {
     glob_t found = {0};
     char *path = memory_format("%s%s", root, pattern);
     bool there = glob(path, 0, NULL, &found) == 0;
@@ -48,7 +48,7 @@ static bool exists(const char *root, const char *pattern) {
 
 void settings_recommend(const char *root, void (*recommend)(const char *name, const char *value)) {
     for (int i = 0; recommend && i < SETTINGS; i++)
-        if (exists(root, AMD_GPU) && exists(root, settings[i].hardware)) recommend(settings[i].name, settings[i].value);
+        if (matches_file(root, AMD_GPU) && matches_file(root, settings[i].hardware)) recommend(settings[i].name, settings[i].value);
 }
 
 /* Each pair of MI300X has one link. A collective of few GPUs uses few links, and more channels fill

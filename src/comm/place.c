@@ -34,14 +34,14 @@ bool comm_read_number(const char *name, long least, long most, int *number, Erro
         error, ERROR_USAGE, "the environment has %s=%s; it must be a number from %ld to %ld", name, one_line(shown), least, most);
 }
 
-static bool copy_text(const char *name, char text[PLACE_TEXT], Error *error) {
+static bool copy_variable(const char *name, char text[PLACE_TEXT], Error *error) {
     if (strlen(getenv(name)) >= PLACE_TEXT)
         return error_set(error, ERROR_USAGE, "%s in the environment is longer than %d bytes", name, PLACE_TEXT - 1);
     snprintf(text, PLACE_TEXT, "%s", getenv(name));
     return true;
 }
 
-static bool read_rank(const char *rank, const char *size, Place *place, Error *error) {
+static bool read_rank_variables(const char *rank, const char *size, Place *place, Error *error) {
     if (!comm_read_number(size, 1, MOST_RANKS, &place->size, error)) return false;
     if (!present(rank)) return error_set(error, ERROR_USAGE, "the environment has %s and no %s", size, rank);
     return comm_read_number(rank, 0, place->size - 1, &place->rank, error);
@@ -75,11 +75,11 @@ static bool read_slurm(Place *place, Error *error) {
                                                        : "";
     place->transport = COMM_TCP;
     place->port = slurm_port();
-    if (!read_rank("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", place, error)) return false;
+    if (!read_rank_variables("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", place, error)) return false;
     if (!comm_read_number("SLURM_LOCALID", 0, place->size - 1, &place->local_rank, error)) return false;
     if (present("SLURM_NODEID")) snprintf(place->node, sizeof place->node, "%.200s", getenv("SLURM_NODEID"));
     if (present("MASTER_ADDR")) {
-        if (!copy_text("MASTER_ADDR", place->address, error)) return false;
+        if (!copy_variable("MASTER_ADDR", place->address, error)) return false;
     } else if (!comm_first_host(list, place->address, PLACE_TEXT)) {
         return error_set(error, ERROR_USAGE, "SLURM_STEP_NODELIST names no host: give MASTER_ADDR, the host of rank 0");
     }
@@ -91,11 +91,12 @@ static bool read_slurm(Place *place, Error *error) {
 static bool read_torchrun(Place *place, Error *error) {
     place->transport = COMM_TCP;
     place->port = 29500;
-    if (!read_rank("RANK", "WORLD_SIZE", place, error) || !comm_read_number("LOCAL_RANK", 0, place->size - 1, &place->local_rank, error))
+    if (!read_rank_variables("RANK", "WORLD_SIZE", place, error) ||
+        !comm_read_number("LOCAL_RANK", 0, place->size - 1, &place->local_rank, error))
         return false;
     if (place->size > 1 && !present("MASTER_ADDR"))
         return error_set(error, ERROR_USAGE, "the environment has RANK and WORLD_SIZE but no MASTER_ADDR, the host of rank 0");
-    if (present("MASTER_ADDR") && !copy_text("MASTER_ADDR", place->address, error)) return false;
+    if (present("MASTER_ADDR") && !copy_variable("MASTER_ADDR", place->address, error)) return false;
     if (!comm_read_number("MASTER_PORT", 1, 65534, &place->port, error)) return false;
     /* torchrun's agent listens on the port itself. */
     if (present("TORCHELASTIC_USE_AGENT_STORE") && !strcmp(getenv("TORCHELASTIC_USE_AGENT_STORE"), "True")) place->port++;

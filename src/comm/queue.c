@@ -41,14 +41,14 @@ static int64_t task_traffic(const Task *task) {
     return 0;
 }
 
-Interval task_sends(const Task *task, int peer) {
+ByteInterval task_sends(const Task *task, int peer) {
     if (task->operation == ALL_TO_ALL) return shard_of(task->send_shards, peer);
-    return (Interval){0, peer == task->to ? task->send_count : -1};
+    return (ByteInterval){0, peer == task->to ? task->send_count : -1};
 }
 
-Interval task_receives(const Task *task, int peer) {
+ByteInterval task_receives(const Task *task, int peer) {
     if (task->operation == ALL_TO_ALL) return shard_of(task->shards, peer);
-    return (Interval){0, peer == task->from ? task->count : -1};
+    return (ByteInterval){0, peer == task->from ? task->count : -1};
 }
 
 void task_free(Task *task) {
@@ -60,7 +60,7 @@ void task_free(Task *task) {
 /* -- Records ------------------------------------------------------------------------------------------------------- */
 
 /* The lock is held. */
-static int64_t add_record(Engine *engine, const Task *task) {
+static int64_t add_trace_record(Engine *engine, const Task *task) {
     CommRecord *record = &engine->records[engine->recorded % COMM_RECORDS];
     *record = (CommRecord){
         .sequence = task->sequence ? task->sequence : task->receive_sequence, .bytes = task_bytes(task), .queued = log_seconds()};
@@ -83,7 +83,7 @@ static void set_record(Engine *engine, int64_t number, CommState state) {
 
 int64_t engine_record(Engine *engine, const Task *task, CommState state) {
     pthread_mutex_lock(&engine->lock);
-    int64_t number = add_record(engine, task);
+    int64_t number = add_trace_record(engine, task);
     set_record(engine, number, state);
     pthread_mutex_unlock(&engine->lock);
     return number;
@@ -124,7 +124,7 @@ bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Erro
 
 /* -- The worker ---------------------------------------------------------------------------------------------------- */
 
-static void run_task(Engine *engine, Task *task) {
+static void run_queued_task(Engine *engine, Task *task) {
     Error error = {0};
     engine_record_state(engine, task->record, COMM_RUNNING);
     bool done = !engine->failed && host_run(task, &error);
@@ -141,7 +141,7 @@ static void run_task(Engine *engine, Task *task) {
     task_free(task);
 }
 
-static void watch(Engine *engine) {
+static void watch_engine(Engine *engine) {
     Error error = {0};
     if (!engine->failed && !engine->transport->watch(engine->transport, &error)) engine_fail(engine, &error);
     pthread_mutex_lock(&engine->lock);
@@ -165,8 +165,8 @@ static void *work(void *argument) {
     pthread_mutex_lock(&engine->lock);
     for (Task *task; (task = next_task(engine)) || !engine->closing;) {
         pthread_mutex_unlock(&engine->lock);
-        if (task) run_task(engine, task);
-        if (!task || engine->failed) watch(engine);
+        if (task) run_queued_task(engine, task);
+        if (!task || engine->failed) watch_engine(engine);
         pthread_mutex_lock(&engine->lock);
     }
     pthread_mutex_unlock(&engine->lock);
@@ -199,7 +199,7 @@ void engine_stop(Engine *engine) {
 CommTicket engine_queue(Engine *engine, Task *task) {
     pthread_mutex_lock(&engine->lock);
     CommTicket ticket = task->ticket = ++engine->issued;
-    task->record = add_record(engine, task);
+    task->record = add_trace_record(engine, task);
     if (engine->working) {
         *(engine->first ? &engine->last->next : &engine->first) = task;
         engine->last = task;

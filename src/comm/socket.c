@@ -37,7 +37,7 @@ bool socket_await(int socket, short events, double until) {
     return false;
 }
 
-static bool move(int socket, bool receive, char *data, size_t bytes, double until) {
+static bool move_all(int socket, bool receive, char *data, size_t bytes, double until) {
     while (bytes > 0) {
         if (!socket_await(socket, receive ? POLLIN : POLLOUT, until)) return false;
         ssize_t moved = receive ? recv(socket, data, bytes, MSG_DONTWAIT) : send(socket, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -47,9 +47,9 @@ static bool move(int socket, bool receive, char *data, size_t bytes, double unti
     return true;
 }
 
-bool socket_send(int socket, const void *data, size_t bytes, double until) { return move(socket, false, (char *)data, bytes, until); }
+bool socket_send(int socket, const void *data, size_t bytes, double until) { return move_all(socket, false, (char *)data, bytes, until); }
 
-bool socket_receive(int socket, void *data, size_t bytes, double until) { return move(socket, true, data, bytes, until); }
+bool socket_receive(int socket, void *data, size_t bytes, double until) { return move_all(socket, true, data, bytes, until); }
 
 /* -- Addresses ----------------------------------------------------------------------------------------------------- */
 

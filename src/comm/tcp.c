@@ -67,7 +67,7 @@ static int remaining(Transfer *transfer, Label *label, struct iovec *parts) {
 }
 
 /* Makes one system call. Data is received only after its label was checked. */
-static bool move(Transfer *transfer, int socket, Error *error) {
+static bool move_some(Transfer *transfer, int socket, Error *error) {
     struct iovec parts[2];
     struct msghdr message = {.msg_iov = parts};
     bool labelled = transfer->moved >= LABEL_BYTES;
@@ -79,7 +79,7 @@ static bool move(Transfer *transfer, int socket, Error *error) {
     return !transfer->receive || labelled || transfer->moved < LABEL_BYTES || label_check(transfer, error);
 }
 
-static bool exchange(Transport *transport, Transfer *transfers, int count, Error *error) {
+static bool tcp_exchange(Transport *transport, Transfer *transfers, int count, Error *error) {
     Tcp *tcp = (Tcp *)transport;
     double start = log_seconds();
     SCOPED_FREE struct pollfd *ready = memory_allocate((size_t)(count + 1) * sizeof *ready);
@@ -87,7 +87,7 @@ static bool exchange(Transport *transport, Transfer *transfers, int count, Error
     for (;;) {
         int waiting = -1;
         for (int i = 0; i < count; i++) {
-            if (ready[i].revents && !move(&transfers[i], ready[i].fd, error)) return false;
+            if (ready[i].revents && !move_some(&transfers[i], ready[i].fd, error)) return false;
             if (finished(&transfers[i])) ready[i].fd = -1;
             else waiting = i;
         }
@@ -100,7 +100,7 @@ static bool exchange(Transport *transport, Transfer *transfers, int count, Error
 
 /* Detects dead peers. tcp_meet.c makes a process that dies reset its connections; tcp_close does
  * not reset them. */
-static bool watch(Transport *transport, Error *error) {
+static bool watch_tcp(Transport *transport, Error *error) {
     Tcp *tcp = (Tcp *)transport;
     for (int peer = 0; peer < tcp->size; peer++) {
         struct pollfd ready = {tcp->sockets[peer], 0, 0};
@@ -130,7 +130,7 @@ Transport *tcp_open(Engine *engine, Error *error) {
     snprintf(who, sizeof who, "%d ranks", engine->place.size);
     if (!secret_find(who, &engine->place.secret, error)) return NULL;
     Tcp *tcp = memory_allocate(sizeof *tcp);
-    *tcp = (Tcp){.transport = {.name = "TCP", .exchange = exchange, .watch = watch, .close = tcp_close, .engine = engine},
+    *tcp = (Tcp){.transport = {.name = "TCP", .exchange = tcp_exchange, .watch = watch_tcp, .close = tcp_close, .engine = engine},
         .size = engine->place.size};
     tcp->sockets = tcp_meet(&engine->place, &engine->options, error);
     if (tcp->sockets) return &tcp->transport;

@@ -21,16 +21,16 @@
 
 enum { RETRY_MILLISECONDS = 100, TRY_SECONDS = 5 };
 
-typedef struct Hello {
+typedef struct MeetHello {
     int32_t rank, size;
     uint64_t job;
     uint32_t port, unused; /* where the sender listens */
-} Hello;
-_Static_assert(sizeof(Hello) == 24, "messages have no padding: they are the same on every host");
+} MeetHello;
+_Static_assert(sizeof(MeetHello) == 24, "messages have no padding: they are the same on every host");
 
 /* The address where a rank listens, as rank 0 sees it: a sockaddr_in or sockaddr_in6, as its family
  * says. */
-typedef struct sockaddr_in6 Entry;
+typedef struct sockaddr_in6 MeetEntry;
 
 typedef struct Meeting {
     const Place *place;
@@ -39,7 +39,7 @@ typedef struct Meeting {
     struct sockaddr_storage first; /* rank 0's address */
     Acceptor *acceptor;
     Channel *seats; /* by rank; this rank's own stays closed */
-    Entry *table;
+    MeetEntry *table;
 } Meeting;
 
 /* Retries while an earlier run that is about to end still holds the port. */
@@ -50,7 +50,7 @@ static bool listen_on(Meeting *meeting, const struct sockaddr_storage *address, 
         .host = place->address,
         .address = address,
         .lost = meeting->options->lost,
-        .hello_bytes = sizeof(Hello)};
+        .hello_bytes = sizeof(MeetHello)};
     while (!(meeting->acceptor = acceptor_open(&options)) && errno == EADDRINUSE && log_seconds() < meeting->until)
         usleep(RETRY_MILLISECONDS * 1000);
     return meeting->acceptor || error_set(error, ERROR_COMMUNICATION, "rank %d cannot listen at port %d: %s; give another MASTER_PORT",
@@ -60,7 +60,7 @@ static bool listen_on(Meeting *meeting, const struct sockaddr_storage *address, 
 /* -- Ranks above this one ------------------------------------------------------------------------------------------ */
 
 /* Returns the permanent fault of a hello that proves the secret; NULL: none. */
-static const char *find_fault(const Place *place, const Hello *hello) {
+static const char *find_fault(const Place *place, const MeetHello *hello) {
     if (hello->size != place->size) return "there is another number of ranks: look at WORLD_SIZE";
     if (hello->rank <= place->rank || hello->rank >= place->size || hello->port >= 65536)
         return "no such rank connects there: look at RANK and WORLD_SIZE";
@@ -70,7 +70,7 @@ static const char *find_fault(const Place *place, const Hello *hello) {
 /* Seats the next rank that comes. A taken seat is given again only if the connection of its rank
  * has ended. Returns false when the time is over. */
 static bool seat_rank(Meeting *meeting) {
-    Hello hello;
+    MeetHello hello;
     Channel channel;
     if (!acceptor_next(meeting->acceptor, meeting->until, &channel, &hello)) return false;
     const char *fault = find_fault(meeting->place, &hello);
@@ -132,7 +132,7 @@ static bool meet_as_first(Meeting *meeting, Error *error) {
  * rank 0; they answer once they have reached the ranks below them. */
 static bool try_rank(Meeting *meeting, int rank, const struct sockaddr_storage *address, Error *error) {
     const Place *place = meeting->place;
-    Hello hello = {.rank = place->rank, .size = place->size, .job = place->job, .port = (uint32_t)acceptor_port(meeting->acceptor)};
+    MeetHello hello = {.rank = place->rank, .size = place->size, .job = place->job, .port = (uint32_t)acceptor_port(meeting->acceptor)};
     double now = log_seconds(), until = now + TRY_SECONDS < meeting->until ? now + TRY_SECONDS : meeting->until;
     int made = socket_connect(address, meeting->options->lost, until);
     if (made < 0)
@@ -167,7 +167,7 @@ static bool reach_rank(Meeting *meeting, int rank, const struct sockaddr_storage
 
 /* Returns the address of a rank. A rank that rank 0 reached over the loopback is on the host of
  * rank 0. */
-static struct sockaddr_storage address_of(const Meeting *meeting, int rank) {
+static struct sockaddr_storage rank_address(const Meeting *meeting, int rank) {
     struct sockaddr_storage address = {0};
     memcpy(&address, &meeting->table[rank], sizeof *meeting->table);
     if (!socket_is_loopback(&address)) return address;
@@ -192,7 +192,7 @@ static bool listen_anywhere(Meeting *meeting, Error *error) {
 static bool meet_as_other(Meeting *meeting, Error *error) {
     if (!listen_anywhere(meeting, error) || !reach_rank(meeting, 0, &meeting->first, error)) return false;
     for (int rank = 1; rank < meeting->place->rank; rank++) {
-        struct sockaddr_storage address = address_of(meeting, rank);
+        struct sockaddr_storage address = rank_address(meeting, rank);
         if (!reach_rank(meeting, rank, &address, error)) return false;
     }
     return seat_all(meeting, error);
@@ -201,7 +201,7 @@ static bool meet_as_other(Meeting *meeting, Error *error) {
 int *tcp_meet(const Place *place, const CommOptions *options, Error *error) {
     Meeting meeting = {.place = place, .options = options, .until = log_seconds() + options->appear};
     SCOPED_FREE Channel *seats = meeting.seats = memory_allocate((size_t)place->size * sizeof *seats);
-    SCOPED_FREE Entry *table = meeting.table = memory_allocate((size_t)place->size * sizeof *table);
+    SCOPED_FREE MeetEntry *table = meeting.table = memory_allocate((size_t)place->size * sizeof *table);
     bool met = socket_resolve(place->address, place->port, &meeting.first, error) &&
                (place->rank == 0 ? meet_as_first : meet_as_other)(&meeting, error);
     acceptor_close(meeting.acceptor);

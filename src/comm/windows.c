@@ -12,13 +12,13 @@
 #include "base/scope.h"
 #include "comm/comm_internal.h"
 
-typedef struct Offer {
+typedef struct WindowOffer {
     DeviceHandle handle;
     int32_t node, valid;
-} Offer;
+} WindowOffer;
 
 /* Returns whether all ranks are on one node and each has a window. */
-static bool can_open(const Offer *offers, int size) {
+static bool can_open(const WindowOffer *offers, int size) {
     for (int i = 0; i < size; i++)
         if (!offers[i].valid || offers[i].node != offers[0].node) return false;
     return true;
@@ -39,7 +39,7 @@ static void close_others(Comm *comm) {
 }
 
 /* Opens the windows of the other ranks; false if the GPUs do not reach each other. */
-static bool open_others(Comm *comm, const Offer *offers) {
+static bool open_others(Comm *comm, const WindowOffer *offers) {
     bool opened = true;
     for (int i = 0; i < comm->size && opened; i++)
         if (i != comm->rank) opened = (comm->windows->window[i] = device_share_open(comm->engine->device, &offers[i].handle));
@@ -61,8 +61,8 @@ bool comm_open_windows(Comm *comm, int64_t bytes, Error *error) {
     if (!stop) return false;
     comm->windows = memory_allocate(sizeof *comm->windows);
     *comm->windows = (CommWindows){.size = comm->size, .rank = comm->rank, .stop = stop};
-    SCOPED_FREE Offer *offers = memory_allocate((size_t)comm->size * sizeof *offers);
-    Offer *own = &offers[comm->rank];
+    SCOPED_FREE WindowOffer *offers = memory_allocate((size_t)comm->size * sizeof *offers);
+    WindowOffer *own = &offers[comm->rank];
     own->node = engine->node;
     own->valid = (comm->windows->window[comm->rank] = device_share(engine->device, bytes, &own->handle)) != NULL;
     bool agreed = false, told = comm_host_all_gather(comm, "windows", offers, sizeof *offers, COMM_U8, error);

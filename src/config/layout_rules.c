@@ -117,7 +117,7 @@ static const LayoutRule rules[] = {
 };
 enum { RULES = sizeof rules / sizeof *rules };
 
-static bool holds(const LayoutRule *rule, const Config *config, int64_t ranks) {
+static bool rule_holds(const LayoutRule *rule, const Config *config, int64_t ranks) {
     if (rule->applies && !rule->applies(config, ranks)) return true;
     int64_t part = rule->part_value(config, ranks), whole = rule->whole_value(config, ranks);
     return rule->relation == DIVIDES ? whole > 0 && whole % part == 0 : rule->relation == AT_MOST ? part <= whole : part == whole;
@@ -125,7 +125,7 @@ static bool holds(const LayoutRule *rule, const Config *config, int64_t ranks) {
 
 static const LayoutRule *find_broken(const Config *config, int64_t ranks) {
     for (const LayoutRule *rule = rules; rule < rules + RULES; rule++)
-        if (!holds(rule, config, ranks)) return rule;
+        if (!rule_holds(rule, config, ranks)) return rule;
     return NULL;
 }
 
@@ -171,19 +171,19 @@ enum { AXES = sizeof axes / sizeof *axes };
 
 static int64_t *axis(LayoutConfig *layout, int index) { return (int64_t *)((char *)layout + axes[index].offset); }
 
-typedef struct Search {
+typedef struct LayoutSearch {
     const LayoutConfig *given;
     int64_t ranks;
     Config trial;
     LayoutConfig best;
     double distance; /* of the best layout */
-} Search;
+} LayoutSearch;
 
 /* Returns how far a setting is from the given value, on a logarithmic scale. */
 static double distance(int64_t value, int64_t given) { return given ? fabs(log2((double)value / (double)given)) : 0; }
 
 /* The number of copies follows from the number of ranks, if the latter is known. */
-static void try_layout(Search *search, double far) {
+static void try_layout(LayoutSearch *search, double far) {
     LayoutConfig *layout = &search->trial.layout;
     int64_t copy = layout_copy_ranks(layout), given = search->given->dp;
     layout->dp = given && search->ranks >= copy ? search->ranks / copy : given;
@@ -193,9 +193,9 @@ static void try_layout(Search *search, double far) {
     search->distance = far;
 }
 
-static void search_axes(Search *search, int index, double far);
+static void search_axes(LayoutSearch *search, int index, double far);
 
-static void try_size(Search *search, int index, double far, int64_t size) {
+static void try_size(LayoutSearch *search, int index, double far, int64_t size) {
     int64_t *setting = axis(&search->trial.layout, index), given = *setting;
     *setting = size;
     search_axes(search, index + 1, far + distance(size, given));
@@ -204,7 +204,7 @@ static void try_size(Search *search, int index, double far, int64_t size) {
 
 /* Tries the given size and all other possible sizes of the axes from `index` on; an omitted setting
  * stays omitted. The distance bounds the search. */
-static void search_axes(Search *search, int index, double far) {
+static void search_axes(LayoutSearch *search, int index, double far) {
     if (far >= search->distance) return;
     if (index == AXES) {
         try_layout(search, far);
@@ -223,7 +223,7 @@ static void search_axes(Search *search, int index, double far) {
 
 /* "layout.dp=4 layout.tp=2" */
 static void describe_nearest(const Config *config, int64_t ranks, char *text, size_t size) {
-    Search search = {.given = &config->layout, .ranks = ranks, .trial = *config, .distance = INFINITY};
+    LayoutSearch search = {.given = &config->layout, .ranks = ranks, .trial = *config, .distance = INFINITY};
     size_t used = 0;
     search_axes(&search, 0, 0);
     Config nearest = *config;
@@ -239,7 +239,7 @@ static void describe_nearest(const Config *config, int64_t ranks, char *text, si
 }
 
 /* Checks the rules for `ranks` ranks, with advice for `advised` ranks. */
-static bool check(const Config *config, int64_t ranks, int64_t advised, Error *error) {
+static bool check_layout(const Config *config, int64_t ranks, int64_t advised, Error *error) {
     char text[256], nearest[256] = "";
     const LayoutRule *rule = find_broken(config, ranks);
     if (!rule) return true;
@@ -248,6 +248,6 @@ static bool check(const Config *config, int64_t ranks, int64_t advised, Error *e
     return error_set(error, ERROR_USAGE, "%s: %s; give %s", text, rule->reason, nearest);
 }
 
-bool layout_check(const Config *config, int64_t ranks, Error *error) { return check(config, ranks, ranks, error); }
+bool layout_check(const Config *config, int64_t ranks, Error *error) { return check_layout(config, ranks, ranks, error); }
 
-bool layout_check_early(const Config *config, int64_t started, Error *error) { return check(config, 0, started, error); }
+bool layout_check_early(const Config *config, int64_t started, Error *error) { return check_layout(config, 0, started, error); }

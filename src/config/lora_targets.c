@@ -9,7 +9,9 @@
 static const char *const groups[] = {
     [LORA_ATTENTION] = "attention", [LORA_MLP] = "mlp", [LORA_EXPERTS] = "experts", [LORA_ROUTER] = "router"};
 
-static bool is_word(const char *target, size_t length, const char *word) { return strlen(word) == length && !memcmp(target, word, length); }
+static bool is_target_word(const char *target, size_t length, const char *word) {
+    return strlen(word) == length && !memcmp(target, word, length);
+}
 
 /* Returns true if `target` is the module's name or a suffix of it after a dot. */
 static bool is_end(const char *target, size_t length, const char *module) {
@@ -18,7 +20,7 @@ static bool is_end(const char *target, size_t length, const char *module) {
 }
 
 bool lora_target_is(const char *target, size_t length, const char *module, LoraGroup group) {
-    if (is_word(target, length, groups[group]) || (group != LORA_ROUTER && is_word(target, length, "all"))) return true;
+    if (is_target_word(target, length, groups[group]) || (group != LORA_ROUTER && is_target_word(target, length, "all"))) return true;
     return is_end(target, length, module);
 }
 
@@ -36,7 +38,7 @@ bool lora_saves(const LoraConfig *lora, const char *module, bool tied) {
     if (!lora || !lora->rank || !lora->modules_to_save) return false;
     for (const char *at = lora->modules_to_save; *at; at += *at == ',') {
         size_t length = strcspn(at, ",");
-        if (is_end(at, length, module) || (tied && is_word(at, length, "lm_head"))) return true;
+        if (is_end(at, length, module) || (tied && is_target_word(at, length, "lm_head"))) return true;
         at += length;
     }
     return false;
@@ -72,7 +74,7 @@ static bool read_range(const char **at, int64_t *first, int64_t *last) {
 
 /* ERROR_USAGE if lora.tokens is not a list of ascending ids and ranges, or has more than
  * TOKEN_MOST_RUNS runs. */
-static bool read_tokens(const LoraConfig *lora, TokenRuns *runs, Error *error) {
+static bool read_token_runs(const LoraConfig *lora, TokenRuns *runs, Error *error) {
     *runs = (TokenRuns){0};
     for (const char *at = lora && lora->rank && lora->tokens ? lora->tokens : ""; *at; at += *at == ',') {
         int64_t first, last, rows = token_runs_rows(runs);
@@ -96,7 +98,7 @@ static bool read_tokens(const LoraConfig *lora, TokenRuns *runs, Error *error) {
 TokenRuns lora_token_runs(const LoraConfig *lora) {
     TokenRuns runs;
     Error error;
-    return read_tokens(lora, &runs, &error) ? runs : (TokenRuns){0};
+    return read_token_runs(lora, &runs, &error) ? runs : (TokenRuns){0};
 }
 
 bool lora_check_list(const LoraConfig *lora, Error *error) {
@@ -106,7 +108,7 @@ bool lora_check_list(const LoraConfig *lora, Error *error) {
             "(q_proj,v_proj)",
             lora->targets);
     TokenRuns runs;
-    if (!read_tokens(lora, &runs, error)) return false;
+    if (!read_token_runs(lora, &runs, error)) return false;
     return !lora->modules_to_save || !*lora->modules_to_save || is_list(lora->modules_to_save) ||
            error_set(error, ERROR_USAGE,
                "lora.modules_to_save=%s is not a list: give names of tables between commas (embed_tokens,lm_head)", lora->modules_to_save);

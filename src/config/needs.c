@@ -262,7 +262,8 @@ char *needs_describe(const Need *need) {
 }
 
 /* Returns the first row from `need` on whose answer is wanted, or the end. */
-static const Need *find(const Need *need, const Config *config, const Config *said, const RunFacts *facts, bool (*wanted)(const Need *)) {
+static const Need *find_met(
+    const Need *need, const Config *config, const Config *said, const RunFacts *facts, bool (*wanted)(const Need *)) {
     for (; need < rows + needs_table.count; need++)
         if (wanted(need) && (facts || need->answer != NEED_AT_START) && !options_is_initial(config_find(need->name), said) &&
             !is_met(need, config, facts))
@@ -272,9 +273,9 @@ static const Need *find(const Need *need, const Config *config, const Config *sa
 
 static bool is_refused(const Need *need) { return need->answer == NEED_OR_REFUSE && !is_of_layout(need); }
 static bool is_refused_of_layout(const Need *need) { return need->answer == NEED_OR_REFUSE && is_of_layout(need); }
-static bool is_named(const Need *need) { return need->answer != NEED_OR_REFUSE; }
+static bool names_value(const Need *need) { return need->answer != NEED_OR_REFUSE; }
 
-static bool refuse(const Need *need, const Config *said, Error *error) {
+static bool refuse_need(const Need *need, const Config *said, Error *error) {
     if (need == rows + needs_table.count) return true;
     const Option *option = config_find(need->name);
     char value[128];
@@ -285,17 +286,17 @@ static bool refuse(const Need *need, const Config *said, Error *error) {
 }
 
 bool needs_check(const Config *config, const Config *said, Error *error) {
-    return refuse(find(rows, config, said, NULL, is_refused), said, error);
+    return refuse_need(find_met(rows, config, said, NULL, is_refused), said, error);
 }
 
 bool needs_check_layout(const Config *config, const Config *said, Error *error) {
-    return refuse(find(rows, config, said, NULL, is_refused_of_layout), said, error);
+    return refuse_need(find_met(rows, config, said, NULL, is_refused_of_layout), said, error);
 }
 
 void needs_drop_layout(Config *config) {
     Error impossible = {0};
     const Need *need = rows;
-    while ((need = find(rows, config, config, NULL, is_refused_of_layout)) < rows + needs_table.count) {
+    while ((need = find_met(rows, config, config, NULL, is_refused_of_layout)) < rows + needs_table.count) {
         SCOPED_FREE char *assignment = memory_format("%s=%s", need->name, config_find(need->name)->initial);
         options_set(&config_table, config, &(OptionStrings){0}, assignment, &impossible); /* none is a string */
     }
@@ -305,7 +306,7 @@ void needs_drop_layout(Config *config) {
 char *needs_list_idle(const Config *config, const Config *said, const RunFacts *facts) {
     char *list = NULL;
     const char *before = "";
-    for (const Need *need = rows; (need = find(need, config, said, facts, is_named)) < rows + needs_table.count; need++) {
+    for (const Need *need = rows; (need = find_met(need, config, said, facts, names_value)) < rows + needs_table.count; need++) {
         char value[128];
         SCOPED_FREE char *start = list;
         if (!strcmp(before, need->name)) {

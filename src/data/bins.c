@@ -148,19 +148,19 @@ static void window_free(Window *window) {
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
-typedef struct Plan {
+typedef struct BinPlanner {
     Window window;
     File file, firsts; /* the plan under a temporary name; first parts of bins, in an unnamed file */
     XXH3_state_t *hash;
     BinFooter footer;
-} Plan;
+} BinPlanner;
 
-static bool plan_append(Plan *plan, const void *data, int64_t bytes, Error *error) {
+static bool plan_append(BinPlanner *plan, const void *data, int64_t bytes, Error *error) {
     XXH3_64bits_update(plan->hash, data, (size_t)bytes);
     return file_append(&plan->file, data, bytes, error);
 }
 
-static bool write_window(Plan *plan, Error *error) {
+static bool write_window(BinPlanner *plan, Error *error) {
     Window *window = &plan->window;
     fit_parts(window);
     order_parts(window);
@@ -173,7 +173,7 @@ static bool write_window(Plan *plan, Error *error) {
     return written;
 }
 
-static bool add_document(Plan *plan, int64_t start, int64_t end, Error *error) {
+static bool add_document(BinPlanner *plan, int64_t start, int64_t end, Error *error) {
     Window *window = &plan->window;
     for (int64_t count; start < end; start += count) {
         count = int_min(end - start, window->length);
@@ -191,7 +191,7 @@ static bool next_unit(DocumentCursor *cursor, int64_t *start, int64_t *end, Erro
     return !cursor->set->pairs || *end < 0 || document_cursor_next(cursor, &middle, end, error);
 }
 
-static bool add_documents(Plan *plan, const ShardSet *set, Error *error) {
+static bool add_documents(BinPlanner *plan, const ShardSet *set, Error *error) {
     DocumentCursor cursor = {.set = set};
     int64_t start, end;
     Progress progress = progress_start("packing documents", "tokens", set->token_count);
@@ -205,7 +205,7 @@ static bool add_documents(Plan *plan, const ShardSet *set, Error *error) {
     return good && (plan->window.count == 0 || write_window(plan, error));
 }
 
-static bool append_firsts(Plan *plan, Error *error) {
+static bool append_firsts(BinPlanner *plan, Error *error) {
     SCOPED_FREE char *block = memory_allocate(COPY_BYTES);
     int64_t bytes = plan->footer.bins * (int64_t)sizeof(int64_t);
     for (int64_t at = 0; at < bytes; at += COPY_BYTES) {
@@ -215,14 +215,14 @@ static bool append_firsts(Plan *plan, Error *error) {
     return plan_append(plan, &plan->footer.parts, sizeof plan->footer.parts, error);
 }
 
-static bool append_footer(Plan *plan, Error *error) {
+static bool append_footer(BinPlanner *plan, Error *error) {
     XXH3_64bits_update(plan->hash, &plan->footer, offsetof(BinFooter, checksum));
     plan->footer.checksum = XXH3_64bits_digest(plan->hash);
     return file_append(&plan->file, &plan->footer, sizeof plan->footer, error);
 }
 
 static bool make_plan(const char *path, const char *folder, const ShardSet *set, uint64_t content, int64_t length, Error *error) {
-    Plan plan = {.window = window_open(length), .hash = XXH3_createState()};
+    BinPlanner plan = {.window = window_open(length), .hash = XXH3_createState()};
     plan.footer = (BinFooter){.magic = BINS_MAGIC, .length = length, .content = content};
     XXH3_64bits_reset(plan.hash);
     bool made = file_replace_begin(&plan.file, path, error) && file_open_unnamed(&plan.firsts, folder, error) &&
@@ -259,7 +259,7 @@ static bool map_plan(BinPlan *plan, const char *path, uint64_t content, int64_t 
 }
 
 /* Refuses a set of pairs that are all too long, because no pair is left. */
-static bool check_pairs(BinPlan *plan, const ShardSet *set, Error *error) {
+static bool check_bin_pairs(BinPlan *plan, const ShardSet *set, Error *error) {
     int64_t length = plan->length;
     if (!set->pairs || plan->bins > 0) return true;
     bin_plan_close(plan);
@@ -272,10 +272,10 @@ bool bin_plan_open(BinPlan *plan, const char *folder, const char *name, const Sh
     uint64_t content;
     *plan = (BinPlan){0};
     if (!shard_set_checksum(set, &content, error)) return false;
-    if (map_plan(plan, path, content, length)) return check_pairs(plan, set, error);
+    if (map_plan(plan, path, content, length)) return check_bin_pairs(plan, set, error);
     bin_plan_close(plan);
     if (!file_make_folder(folder, error) || !make_plan(path, folder, set, content, length, error)) return error_recode(error, ERROR_DATA);
-    if (map_plan(plan, path, content, length)) return check_pairs(plan, set, error);
+    if (map_plan(plan, path, content, length)) return check_bin_pairs(plan, set, error);
     bin_plan_close(plan);
     return error_set(error, ERROR_DATA, "%s does not hold what was just written: check the disk", path);
 }

@@ -15,13 +15,13 @@
 
 enum { WAYS = 16 };
 
-typedef struct Entry {
+typedef struct CacheEntry {
     uint64_t object, block;
     uint64_t written; /* nanoseconds since 1970; 0: an empty slot */
     uint64_t checksum;
-} Entry;
+} CacheEntry;
 
-static const int64_t SET_BYTES = WAYS * (int64_t)(sizeof(Entry) + CACHE_BLOCK_BYTES);
+static const int64_t SET_BYTES = WAYS * (int64_t)(sizeof(CacheEntry) + CACHE_BLOCK_BYTES);
 
 bool block_cache_open(BlockCache *cache, const char *folder, int64_t bytes, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/blocks", folder);
@@ -36,7 +36,7 @@ static int64_t set_of(const BlockCache *cache, uint64_t object, int64_t block) {
     return (int64_t)(hash_bytes(key, sizeof key) % (uint64_t)cache->sets);
 }
 
-static int64_t entry_offset(int64_t set, int way) { return (set * WAYS + way) * (int64_t)sizeof(Entry); }
+static int64_t entry_offset(int64_t set, int way) { return (set * WAYS + way) * (int64_t)sizeof(CacheEntry); }
 
 static int64_t data_offset(const BlockCache *cache, int64_t set, int way) {
     return entry_offset(cache->sets, 0) + (set * WAYS + way) * CACHE_BLOCK_BYTES;
@@ -48,7 +48,7 @@ static uint64_t checksum_of(uint64_t object, int64_t block, const void *data, in
 }
 
 /* Reads the entries of the block's set; returns its way, or -1. */
-static int find(const BlockCache *cache, uint64_t object, int64_t block, Entry entries[WAYS]) {
+static int find_block(const BlockCache *cache, uint64_t object, int64_t block, CacheEntry entries[WAYS]) {
     Error ignored;
     if (!file_read_at(&cache->file, entries, WAYS * (int64_t)sizeof *entries, entry_offset(set_of(cache, object, block), 0), &ignored))
         return -1;
@@ -58,29 +58,29 @@ static int find(const BlockCache *cache, uint64_t object, int64_t block, Entry e
 }
 
 bool block_cache_has(const BlockCache *cache, uint64_t object, int64_t block) {
-    Entry entries[WAYS];
-    return find(cache, object, block, entries) >= 0;
+    CacheEntry entries[WAYS];
+    return find_block(cache, object, block, entries) >= 0;
 }
 
 bool block_cache_get(const BlockCache *cache, uint64_t object, int64_t block, void *data, int64_t size) {
-    Entry entries[WAYS];
+    CacheEntry entries[WAYS];
     Error ignored;
-    int way = find(cache, object, block, entries);
+    int way = find_block(cache, object, block, entries);
     return way >= 0 && file_read_at(&cache->file, data, size, data_offset(cache, set_of(cache, object, block), way), &ignored) &&
            entries[way].checksum == checksum_of(object, block, data, size);
 }
 
 bool block_cache_put(const BlockCache *cache, uint64_t object, int64_t block, const void *data, int64_t size, Error *error) {
-    Entry entries[WAYS] = {0};
+    CacheEntry entries[WAYS] = {0};
     struct timespec now;
     int64_t set = set_of(cache, object, block);
-    int way = find(cache, object, block, entries);
+    int way = find_block(cache, object, block, entries);
     if (way < 0) way = 0;
     else entries[way].written = 0;
     for (int i = 0; i < WAYS; i++)
         if (entries[i].written < entries[way].written) way = i;
     clock_gettime(CLOCK_REALTIME, &now);
-    Entry entry = {.object = object,
+    CacheEntry entry = {.object = object,
         .block = (uint64_t)block,
         .written = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec,
         .checksum = checksum_of(object, block, data, size)};

@@ -50,7 +50,7 @@ HashSet *hash_set_open(const char *folder) {
     return set;
 }
 
-static bool grow(HashSet *set, Error *error) {
+static bool hash_set_grow(HashSet *set, Error *error) {
     Table larger;
     bool good = table_open(&larger, set->folder, set->table.count ? 2 * set->table.count : FIRST_SLOTS, error);
     if (!good) table_close(&larger);
@@ -64,7 +64,7 @@ static bool grow(HashSet *set, Error *error) {
 
 bool hash_set_add(HashSet *set, uint64_t hash, bool *seen, Error *error) {
     if (hash == 0) hash = 1;
-    if (2 * set->used >= set->table.count && !grow(set, error)) return false;
+    if (2 * set->used >= set->table.count && !hash_set_grow(set, error)) return false;
     uint64_t *slot = table_find(&set->table, hash);
     *seen = *slot == hash;
     set->used += !*seen;

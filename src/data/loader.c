@@ -23,12 +23,12 @@
 enum { LOADER_RING = 4, LOADER_ARRAYS = 3 };
 
 /* The writable side of a Batch. */
-typedef struct Slot {
+typedef struct BatchSlot {
     int32_t *tokens, *targets, *positions;
     BatchPair *pairs; /* [pair_capacity] */
     size_t pair_count, pair_capacity;
     int64_t number; /* the number of its batch among all batches from the first sample on */
-} Slot;
+} BatchSlot;
 
 struct Loader {
     LoaderOptions options;
@@ -37,7 +37,7 @@ struct Loader {
     int64_t end; /* end of the samples that are read */
     int32_t *arena;
     size_t arena_bytes;
-    Slot slots[LOADER_RING];
+    BatchSlot slots[LOADER_RING];
     Batch batch; /* the batch that the consumer holds */
     bool holding;
     int64_t filled, released; /* under the mutex */
@@ -55,7 +55,7 @@ struct Loader {
 /* -- Filling ----------------------------------------------------------------------------------------------------- */
 
 /* Restarts positions after each end of a document; the last token of a document has no target. */
-static void mask_documents(const Loader *loader, const Slot *at, int64_t count) {
+static void mask_documents(const Loader *loader, const BatchSlot *at, int64_t count) {
     int32_t position = 0;
     for (int64_t i = 0; i < count; i++) {
         at->positions[i] = position++;
@@ -66,14 +66,14 @@ static void mask_documents(const Loader *loader, const Slot *at, int64_t count) 
 }
 
 /* Removes untrained tokens from the targets. `read` is the number of places, or one more. */
-static void mask_targets(const Loader *loader, const Slot *at, int64_t read) {
+static void mask_targets(const Loader *loader, const BatchSlot *at, int64_t read) {
     for (int64_t i = 1; i < read; i++)
         if (loader->marks[i] & TOKEN_UNTRAINED) at->targets[i - 1] = -1;
 }
 
 /* Fills `count` places with tokens of the stream from `start` on. The token after them is the last
  * target, if it exists. */
-static bool fill_tokens(Loader *loader, const ShardSet *set, int64_t start, int64_t count, const Slot *at, Error *error) {
+static bool fill_tokens(Loader *loader, const ShardSet *set, int64_t start, int64_t count, const BatchSlot *at, Error *error) {
     const LoaderOptions *options = &loader->options;
     int64_t read = int_min(count + 1, set->token_count - start);
     uint8_t *marks = options->document_mask || set->masked ? loader->marks : NULL;
@@ -87,11 +87,11 @@ static bool fill_tokens(Loader *loader, const ShardSet *set, int64_t start, int6
     return true;
 }
 
-static Slot slot_at(const Slot *slot, int64_t offset) {
-    return (Slot){.tokens = slot->tokens + offset, .targets = slot->targets + offset, .positions = slot->positions + offset};
+static BatchSlot slot_at(const BatchSlot *slot, int64_t offset) {
+    return (BatchSlot){.tokens = slot->tokens + offset, .targets = slot->targets + offset, .positions = slot->positions + offset};
 }
 
-static void fill_padding(const Slot *at, int64_t count) {
+static void fill_padding(const BatchSlot *at, int64_t count) {
     size_t bytes = (size_t)count * sizeof *at->tokens;
     memset(at->tokens, 0, bytes);
     memset(at->targets, -1, bytes);
@@ -111,7 +111,7 @@ static const BinPart *sample_parts(const Loader *loader, const Draw *draw, BinPa
 
 /* Records the pair in the slot from `row` on: its first document ends at the start of the
  * second. */
-static bool add_pair(const ShardSet *set, Slot *slot, int64_t row, const BinPart *part, Error *error) {
+static bool add_pair(const ShardSet *set, BatchSlot *slot, int64_t row, const BinPart *part, Error *error) {
     int64_t middle = row + 1, end = row + part->count;
     while (middle < end && slot->positions[middle] != 0) middle++;
     if (end - middle < 2 || middle - row < 2)
@@ -124,7 +124,7 @@ static bool add_pair(const ShardSet *set, Slot *slot, int64_t row, const BinPart
 }
 
 /* Fills the places of the slot from `first` on with a sequence. */
-static bool fill_sequence(Loader *loader, int64_t sample, Slot *slot, int64_t first, Error *error) {
+static bool fill_sequence(Loader *loader, int64_t sample, BatchSlot *slot, int64_t first, Error *error) {
     int64_t filled = 0, count = 0;
     if (sample < loader->end) {
         BinPart cut;
@@ -132,12 +132,12 @@ static bool fill_sequence(Loader *loader, int64_t sample, Slot *slot, int64_t fi
         const BinPart *parts = sample_parts(loader, &draw, &cut, &count);
         for (int64_t i = 0; i < count; filled += parts[i++].count) {
             const ShardSet *set = loader->options.sources[draw.source].set;
-            Slot at = slot_at(slot, first + filled);
+            BatchSlot at = slot_at(slot, first + filled);
             if (!fill_tokens(loader, set, parts[i].start, parts[i].count, &at, error)) return false;
             if (set->pairs && !add_pair(set, slot, first + filled, &parts[i], error)) return false;
         }
     }
-    Slot rest = slot_at(slot, first + filled);
+    BatchSlot rest = slot_at(slot, first + filled);
     fill_padding(&rest, loader->length - filled);
     return true;
 }
@@ -166,7 +166,7 @@ static void request_batches(Loader *loader, int64_t filled) {
 }
 
 static bool fill_batch(Loader *loader, int64_t batch, Error *error) {
-    Slot *slot = &loader->slots[batch % LOADER_RING];
+    BatchSlot *slot = &loader->slots[batch % LOADER_RING];
     request_batches(loader, batch);
     slot->number = loader->numbers[batch % loader->ahead];
     slot->pair_count = 0;
@@ -204,7 +204,7 @@ static void *loader_run(void *argument) {
 
 /* -- Opening ----------------------------------------------------------------------------------------------------- */
 
-static bool check_options(const LoaderOptions *options, int64_t first_sample, Error *error) {
+static bool check_loader_options(const LoaderOptions *options, int64_t first_sample, Error *error) {
     int64_t values, length = order_phase_length(options->order, options->phase);
     if (options->sequences < 1 || length > INT32_MAX)
         return error_set(error, ERROR_USAGE,
@@ -254,7 +254,7 @@ static bool allocate_ring(Loader *loader, Error *error) {
     loader->arena_bytes = bytes;
     for (int i = 0; i < LOADER_RING; i++) {
         int32_t *base = loader->arena + (size_t)i * LOADER_ARRAYS * values;
-        loader->slots[i] = (Slot){.tokens = base, .targets = base + values, .positions = base + 2 * values};
+        loader->slots[i] = (BatchSlot){.tokens = base, .targets = base + values, .positions = base + 2 * values};
     }
     return true;
 }
@@ -278,7 +278,7 @@ static void loader_free(Loader *loader) {
 }
 
 Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *error) {
-    if (!check_options(options, first_sample, error) || !check_sources(options, error)) return NULL;
+    if (!check_loader_options(options, first_sample, error) || !check_sources(options, error)) return NULL;
     Loader *loader = memory_allocate(sizeof *loader);
     size_t sources = (size_t)order_sources(options->order) * sizeof(LoaderSource);
     loader->options = *options;
@@ -317,7 +317,7 @@ const Batch *loader_next(Loader *loader, Error *error) {
     if (!loader->holding && error->code == ERROR_NONE) error_set(error, ERROR_DATA, "a stop was asked for while data were waited for");
     pthread_mutex_unlock(&loader->mutex);
     if (!loader->holding) return NULL;
-    const Slot *slot = &loader->slots[number % LOADER_RING];
+    const BatchSlot *slot = &loader->slots[number % LOADER_RING];
     loader->batch =
         (Batch){slot->tokens, slot->targets, slot->positions, first_of_batch(loader, slot->number), slot->pairs, (int64_t)slot->pair_count};
     return &loader->batch;

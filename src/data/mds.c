@@ -23,7 +23,7 @@
 
 enum { INDEX_LIMIT = 1 << 28, COLUMNS_LIMIT = 1 << 20, MOST_COLUMNS = 64, UNPACK_BYTES = 1 << 18 };
 
-static const char *text_of(const json_t *object, const char *key) {
+static const char *mds_text(const json_t *object, const char *key) {
     const char *text = json_string_value(json_object_get(object, key));
     return text ? text : "";
 }
@@ -47,9 +47,9 @@ bool mds_list(const char *folder, FileList *shards, Error *error) {
     const json_t *list = json_object_get(index, "shards");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *shard = json_array_get(list, i);
-        const char *raw = text_of(json_object_get(shard, "raw_data"), "basename"),
-                   *packed = text_of(json_object_get(shard, "zip_data"), "basename");
-        if (strcmp(text_of(shard, "format"), "mds") != 0 || !*raw || strchr(raw, '/') || strchr(packed, '/')) continue;
+        const char *raw = mds_text(json_object_get(shard, "raw_data"), "basename"),
+                   *packed = mds_text(json_object_get(shard, "zip_data"), "basename");
+        if (strcmp(mds_text(shard, "format"), "mds") != 0 || !*raw || strchr(raw, '/') || strchr(packed, '/')) continue;
         char *name = memory_format("%s/%s", folder, raw);
         if (*packed && !file_exists(name)) {
             free(name);
@@ -77,7 +77,7 @@ static bool find_unpacked_bytes(const char *shard, int64_t *most, Error *error) 
     const json_t *list = json_object_get(index, "shards");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *entry = json_array_get(list, i), *bytes = json_object_get(json_object_get(entry, "raw_data"), "bytes");
-        if (!strcmp(text_of(json_object_get(entry, "zip_data"), "basename"), name) && json_is_integer(bytes))
+        if (!strcmp(mds_text(json_object_get(entry, "zip_data"), "basename"), name) && json_is_integer(bytes))
             *most = json_integer_value(bytes);
     }
     return true;

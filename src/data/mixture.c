@@ -134,7 +134,7 @@ static void make_rows(const Mixture *mixture, Option *rows) {
             .help = ""};
 }
 
-static bool check_weights(const Mixture *mixture, const MixturePhase *phase, const char *path, Error *error) {
+static bool check_source_weights(const Mixture *mixture, const MixturePhase *phase, const char *path, Error *error) {
     double sum = 0;
     for (int i = 0; i < mixture->source_count; i++) sum += phase->weights[i];
     if (!(sum > 0))
@@ -151,7 +151,7 @@ static bool check_weights(const Mixture *mixture, const MixturePhase *phase, con
     return true;
 }
 
-static bool check_phase(Mixture *mixture, int index, const char *path, Error *error) {
+static bool check_mixture_phase(Mixture *mixture, int index, const char *path, Error *error) {
     MixturePhase *phase = &mixture->phases[index];
     SCOPED_FREE char *number = memory_format("name=%d", index + 1);
     if (!*phase->name && !options_set(&phase_table, phase, &mixture->strings, number, error)) return false;
@@ -165,7 +165,7 @@ static bool check_phase(Mixture *mixture, int index, const char *path, Error *er
     if ((phase->ramp_tokens > 0) != (phase->ramp_steps > 0))
         return error_set(
             error, ERROR_USAGE, "%s: phase %s gives one of batch.ramp_tokens and batch.ramp_steps: give both, or none", path, phase->name);
-    return check_weights(mixture, phase, path, error);
+    return check_source_weights(mixture, phase, path, error);
 }
 
 static bool read_phases(Mixture *mixture, const char *path, Error *error) {
@@ -184,7 +184,7 @@ static bool read_phases(Mixture *mixture, const char *path, Error *error) {
     mixture->phase_count = list.count;
     if (good && list.count == 0)
         return error_set(error, ERROR_USAGE, "%s has no phases: give 'phases: [{weights: {%s: 1}}]'", path, mixture->sources[0].name);
-    for (int i = 0; good && i < list.count; i++) good = check_phase(mixture, i, path, error);
+    for (int i = 0; good && i < list.count; i++) good = check_mixture_phase(mixture, i, path, error);
     return good;
 }
 

@@ -22,34 +22,34 @@
 #include "data/mixture.h"
 
 /* 0 <= offset < the source's inputs. */
-typedef struct Cursor { int64_t epoch, offset; } Cursor;
+typedef struct SourceCursor { int64_t epoch, offset; } SourceCursor;
 
 /* A source in a phase. */
-typedef struct Share {
-    int64_t whole, rest; /* its samples in a block of ORDER_BLOCK, and in the phase's last block if it is shorter */
-    Cursor start, end;   /* of the phase; the end of an unlimited phase is never reached */
-    int64_t first_piece; /* counted from the run's first piece, as if all phases had this phase's length */
-    int64_t skipped;     /* inputs of the first piece that earlier phases have read */
-} Share;
+typedef struct SourceShare {
+    int64_t whole, rest;     /* its samples in a block of ORDER_BLOCK, and in the phase's last block if it is shorter */
+    SourceCursor start, end; /* of the phase; the end of an unlimited phase is never reached */
+    int64_t first_piece;     /* counted from the run's first piece, as if all phases had this phase's length */
+    int64_t skipped;         /* inputs of the first piece that earlier phases have read */
+} SourceShare;
 
-typedef struct Phase {
+typedef struct OrderedPhase {
     int64_t first, samples, length;
     int sources; /* number of sources with samples in it */
-    Share *shares;
-} Phase;
+    SourceShare *shares;
+} OrderedPhase;
 
-typedef struct Source {
+typedef struct OrderSource {
     char *name;
     int64_t inputs, unit;
     uint64_t seed;
-} Source;
+} OrderSource;
 
 struct Order {
     uint64_t seed;
     bool shuffle;
     int source_count, phase_count;
-    Source *sources;
-    Phase *phases;
+    OrderSource *sources;
+    OrderedPhase *phases;
 };
 
 static uint64_t derive_seed(uint64_t seed, uint64_t stream, uint64_t index) {
@@ -59,18 +59,18 @@ static uint64_t derive_seed(uint64_t seed, uint64_t stream, uint64_t index) {
 
 /* -- Places ------------------------------------------------------------------------------------------------------ */
 
-static int64_t pieces_of_epoch(const Source *source, int64_t length) { return divide_up(source->inputs, length); }
+static int64_t pieces_of_epoch(const OrderSource *source, int64_t length) { return divide_up(source->inputs, length); }
 
 /* Returns the cursor after `samples` pieces of a phase that begins at `start`. */
-static Cursor advance(const Source *source, int64_t length, Cursor start, int64_t samples) {
+static SourceCursor advance_source(const OrderSource *source, int64_t length, SourceCursor start, int64_t samples) {
     if (samples == 0) return start;
     int64_t pieces = pieces_of_epoch(source, length), piece = start.epoch * pieces + start.offset / length + samples;
-    return (Cursor){.epoch = piece / pieces, .offset = piece % pieces * length};
+    return (SourceCursor){.epoch = piece / pieces, .offset = piece % pieces * length};
 }
 
 /* Counts the samples of a source among the first `samples` of a phase, which end at a whole block
  * or at the phase's end. */
-static int64_t samples_of_blocks(const Phase *phase, const Share *share, int64_t samples) {
+static int64_t samples_of_blocks(const OrderedPhase *phase, const SourceShare *share, int64_t samples) {
     int64_t rest = samples % ORDER_BLOCK;
     assert(rest == 0 || samples == phase->samples);
     return samples / ORDER_BLOCK * share->whole + (rest ? share->rest : 0);
@@ -86,7 +86,7 @@ typedef struct Turn {
 } Turn;
 
 static Turn take_turn(const Order *order, int number, int64_t sample) {
-    const Phase *phase = &order->phases[number];
+    const OrderedPhase *phase = &order->phases[number];
     int64_t block = sample / ORDER_BLOCK, size = int_min(ORDER_BLOCK, phase->samples - block * ORDER_BLOCK);
     uint64_t place = (uint64_t)(sample % ORDER_BLOCK);
     if (phase->sources > 1) {
@@ -96,7 +96,7 @@ static Turn take_turn(const Order *order, int number, int64_t sample) {
     int64_t left = (int64_t)place;
     for (int source = 0;; source++) {
         assert(source < order->source_count);
-        const Share *share = &phase->shares[source];
+        const SourceShare *share = &phase->shares[source];
         int64_t count = size == ORDER_BLOCK ? share->whole : share->rest;
         if (left < count) return (Turn){source, block * share->whole + left};
         left -= count;
@@ -104,7 +104,8 @@ static Turn take_turn(const Order *order, int number, int64_t sample) {
 }
 
 /* Shuffles the pieces of an epoch that a phase reads among themselves. */
-static int64_t shuffle_piece(const Source *source, const Phase *phase, const Share *share, uint64_t seed, int64_t epoch, int64_t piece) {
+static int64_t shuffle_piece(
+    const OrderSource *source, const OrderedPhase *phase, const SourceShare *share, uint64_t seed, int64_t epoch, int64_t piece) {
     int64_t low = epoch == share->start.epoch ? share->start.offset / phase->length : 0;
     int64_t high = epoch == share->end.epoch ? share->end.offset / phase->length : pieces_of_epoch(source, phase->length);
     return low + (int64_t)rng_permute(seed, RNG_STREAM_PIECES, (uint64_t)(piece - low), (uint64_t)(high - low));
@@ -112,7 +113,7 @@ static int64_t shuffle_piece(const Source *source, const Phase *phase, const Sha
 
 /* Returns the place of the input that is read as number `offset`, after the units of the epoch are
  * shuffled. The rest after the last whole unit stays at the end. */
-static int64_t shuffle_unit(const Source *source, uint64_t seed, int64_t offset) {
+static int64_t shuffle_unit(const OrderSource *source, uint64_t seed, int64_t offset) {
     int64_t units = source->inputs / source->unit, unit = offset / source->unit;
     if (unit >= units) return offset;
     return (int64_t)rng_permute(seed, RNG_STREAM_SHUFFLE, (uint64_t)unit, (uint64_t)units) * source->unit + offset % source->unit;
@@ -120,10 +121,10 @@ static int64_t shuffle_unit(const Source *source, uint64_t seed, int64_t offset)
 
 Draw order_draw(const Order *order, int64_t n) {
     int number = order_phase(order, n);
-    const Phase *phase = &order->phases[number];
+    const OrderedPhase *phase = &order->phases[number];
     Turn turn = take_turn(order, number, n - phase->first);
-    const Source *source = &order->sources[turn.source];
-    const Share *share = &phase->shares[turn.source];
+    const OrderSource *source = &order->sources[turn.source];
+    const SourceShare *share = &phase->shares[turn.source];
     int64_t pieces = pieces_of_epoch(source, phase->length), index = share->first_piece + turn.index;
     int64_t epoch = index / pieces, piece = index % pieces;
     uint64_t seed = derive_seed(source->seed, RNG_STREAM_SHUFFLE, (uint64_t)epoch);
@@ -145,7 +146,7 @@ int order_phase(const Order *order, int64_t n) {
 
 int64_t order_phase_start(const Order *order, int phase) {
     if (phase < order->phase_count) return order->phases[phase].first;
-    const Phase *last = &order->phases[order->phase_count - 1];
+    const OrderedPhase *last = &order->phases[order->phase_count - 1];
     return last->samples == INT64_MAX ? INT64_MAX : last->first + last->samples;
 }
 
@@ -160,8 +161,8 @@ int64_t order_sequences(int64_t tokens, int64_t length) { return divide_up(token
 /* Counts the samples of a source among the first `samples` of a phase. Inside a block of several
  * sources they are counted one by one. */
 static int64_t count_samples(const Order *order, int number, int source, int64_t samples) {
-    const Phase *phase = &order->phases[number];
-    const Share *share = &phase->shares[source];
+    const OrderedPhase *phase = &order->phases[number];
+    const SourceShare *share = &phase->shares[source];
     if (samples == phase->samples) return samples_of_blocks(phase, share, samples);
     if (phase->sources == 1) return share->whole ? samples : 0;
     int64_t blocks = samples / ORDER_BLOCK * ORDER_BLOCK, count = samples_of_blocks(phase, share, blocks);
@@ -170,7 +171,7 @@ static int64_t count_samples(const Order *order, int number, int source, int64_t
 }
 
 /* Returns the number of samples of a phase among the first n of the run. */
-static int64_t samples_in_phase(const Phase *phase, int64_t n) { return int_max(0, int_min(n - phase->first, phase->samples)); }
+static int64_t samples_in_phase(const OrderedPhase *phase, int64_t n) { return int_max(0, int_min(n - phase->first, phase->samples)); }
 
 int64_t order_samples(const Order *order, int source, int64_t n) {
     int64_t count = 0;
@@ -181,10 +182,10 @@ int64_t order_samples(const Order *order, int source, int64_t n) {
 
 double order_epochs(const Order *order, int source, int64_t n) {
     int number = n > 0 ? order_phase(order, n - 1) : 0;
-    const Phase *phase = &order->phases[number];
-    const Source *of = &order->sources[source];
+    const OrderedPhase *phase = &order->phases[number];
+    const OrderSource *of = &order->sources[source];
     int64_t samples = count_samples(order, number, source, n - phase->first);
-    Cursor end = advance(of, phase->length, phase->shares[source].start, samples);
+    SourceCursor end = advance_source(of, phase->length, phase->shares[source].start, samples);
     return (double)end.epoch + (double)end.offset / (double)of->inputs;
 }
 
@@ -207,7 +208,7 @@ static int64_t longest_run(const Order *order, int source, double allowed, int64
 
 bool order_check_epochs(const Order *order, const double *allowed, int64_t n, Error *error) {
     for (int i = 0; i < order->source_count; i++) {
-        const Source *source = &order->sources[i];
+        const OrderSource *source = &order->sources[i];
         double epochs = order_epochs(order, i, n);
         if (epochs <= allowed[i]) continue;
         return error_set(error, ERROR_USAGE,
@@ -245,7 +246,7 @@ static void apportion(const double *weights, int count, int64_t total, int64_t *
 /* Sets the unit of a source, the longest sequence length at which it is read; the source must fill
  * at least one unit. */
 static bool set_unit(Order *order, const OrderOptions *options, int index, Error *error) {
-    Source *source = &order->sources[index];
+    OrderSource *source = &order->sources[index];
     for (int i = 0; i < options->phase_count; i++)
         if (options->phases[i].weights[index] > 0) source->unit = int_max(source->unit, options->phases[i].length);
     for (int i = 0; i < options->phase_count; i++) {
@@ -263,7 +264,7 @@ static bool set_unit(Order *order, const OrderOptions *options, int index, Error
 }
 
 static bool add_source(Order *order, const OrderOptions *options, int index, Error *error) {
-    order->sources[index] = (Source){.name = memory_copy_string(options->names[index]),
+    order->sources[index] = (OrderSource){.name = memory_copy_string(options->names[index]),
         .inputs = options->inputs[index],
         .unit = 1,
         .seed = index ? derive_seed(options->seed, RNG_STREAM_MIXTURE, UINT64_MAX - (uint64_t)index) : options->seed};
@@ -271,10 +272,11 @@ static bool add_source(Order *order, const OrderOptions *options, int index, Err
 }
 
 /* Sets the places at which the phase starts and ends reading a source. */
-static void place_share(const Source *source, const Phase *phase, Share *share, Cursor start) {
+static void place_share(const OrderSource *source, const OrderedPhase *phase, SourceShare *share, SourceCursor start) {
     share->start = start;
-    share->end = phase->samples == INT64_MAX ? (Cursor){INT64_MAX, 0}
-                                             : advance(source, phase->length, start, samples_of_blocks(phase, share, phase->samples));
+    share->end = phase->samples == INT64_MAX
+                     ? (SourceCursor){INT64_MAX, 0}
+                     : advance_source(source, phase->length, start, samples_of_blocks(phase, share, phase->samples));
     share->first_piece = start.epoch * pieces_of_epoch(source, phase->length) + start.offset / phase->length;
     share->skipped = start.offset % phase->length;
 }
@@ -282,22 +284,22 @@ static void place_share(const Source *source, const Phase *phase, Share *share, 
 static void add_phase(Order *order, const OrderPhase *given, int index) {
     int count = order->source_count;
     int64_t whole[MIXTURE_MOST_SOURCES], rest[MIXTURE_MOST_SOURCES];
-    Phase *phase = &order->phases[index];
-    *phase = (Phase){.first = index ? order->phases[index - 1].first + order->phases[index - 1].samples : 0,
+    OrderedPhase *phase = &order->phases[index];
+    *phase = (OrderedPhase){.first = index ? order->phases[index - 1].first + order->phases[index - 1].samples : 0,
         .samples = given->samples ? given->samples : INT64_MAX,
         .length = given->length,
-        .shares = memory_allocate((size_t)count * sizeof(Share))};
+        .shares = memory_allocate((size_t)count * sizeof(SourceShare))};
     apportion(given->weights, count, ORDER_BLOCK, whole);
     apportion(given->weights, count, phase->samples % ORDER_BLOCK, rest);
     for (int i = 0; i < count; i++) {
-        Share *share = &phase->shares[i];
-        *share = (Share){.whole = whole[i], .rest = rest[i]};
-        place_share(&order->sources[i], phase, share, index ? order->phases[index - 1].shares[i].end : (Cursor){0});
+        SourceShare *share = &phase->shares[i];
+        *share = (SourceShare){.whole = whole[i], .rest = rest[i]};
+        place_share(&order->sources[i], phase, share, index ? order->phases[index - 1].shares[i].end : (SourceCursor){0});
         phase->sources += whole[i] > 0;
     }
 }
 
-static void check_options(const OrderOptions *options) {
+static void check_order_options(const OrderOptions *options) {
     assert(options->source_count >= 1 && options->source_count <= MIXTURE_MOST_SOURCES && options->phase_count >= 1);
     assert(options->shuffle || (options->source_count == 1 && options->phase_count == 1));
     for (int i = 0; i < options->phase_count; i++) {
@@ -307,13 +309,13 @@ static void check_options(const OrderOptions *options) {
 }
 
 Order *order_create(const OrderOptions *options, Error *error) {
-    check_options(options);
+    check_order_options(options);
     Order *order = memory_allocate(sizeof *order);
     *order = (Order){.seed = options->seed,
         .shuffle = options->shuffle,
         .source_count = options->source_count,
-        .sources = memory_allocate((size_t)options->source_count * sizeof(Source)),
-        .phases = memory_allocate((size_t)options->phase_count * sizeof(Phase))};
+        .sources = memory_allocate((size_t)options->source_count * sizeof(OrderSource)),
+        .phases = memory_allocate((size_t)options->phase_count * sizeof(OrderedPhase))};
     for (int i = 0; i < options->source_count; i++) {
         if (add_source(order, options, i, error)) continue;
         order_free(order);

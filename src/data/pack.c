@@ -28,18 +28,18 @@
 #define RECORD "pack.json"
 
 /* The training part or, if requested, the validation part. */
-typedef struct Part {
+typedef struct PackPart {
     char *name;  /* OUTPUT, OUTPUT-train or OUTPUT-valid; NULL: there is no such part */
     char *place; /* for a folder of shards: the path it is written to, which is NAME, or NAME.next beside an older result */
     ShardWriter *writer;
     int64_t open_tokens; /* tokens of the open shard */
-} Part;
+} PackPart;
 
 typedef struct Packer {
     PackOptions options;
     PackFiles files;
     PackReport report;
-    Part train, valid;
+    PackPart train, valid;
     Tokenizer *tokenizer;      /* NULL: byte tokens */
     Chat *chat;                /* for conversations; otherwise NULL */
     TokenizerTrainer *trainer; /* if set, it receives the documents, and nothing is packed */
@@ -64,7 +64,7 @@ typedef struct Packer {
 
 static bool in_folder(const Packer *packer) { return packer->options.shard_tokens > 0; }
 
-static char *part_path(const Part *part, const char *name) { return memory_format("%s/%s", part->place, name); }
+static char *part_path(const PackPart *part, const char *name) { return memory_format("%s/%s", part->place, name); }
 
 static char *record_path(const Packer *packer) {
     return in_folder(packer) ? part_path(&packer->train, RECORD) : memory_format("%s%s", packer->train.name, SHARDS_FILE);
@@ -72,7 +72,7 @@ static char *record_path(const Packer *packer) {
 
 /* -- Shards ------------------------------------------------------------------------------------------------------- */
 
-static int64_t *part_shards(Packer *packer, const Part *part) {
+static int64_t *part_shards(Packer *packer, const PackPart *part) {
     return part == &packer->train ? &packer->report.result.shards : &packer->report.valid_shards;
 }
 
@@ -81,7 +81,7 @@ static const char *tokenizer_name(const Packer *packer) { return packer->options
 /* Returns the template of conversations, which the shards record; "" for text. */
 static const char *template_source(const Packer *packer) { return packer->chat ? chat_template_source(packer->chat) : ""; }
 
-static bool part_open(Packer *packer, Part *part, Error *error) {
+static bool part_open(Packer *packer, PackPart *part, Error *error) {
     if (part->writer) return true;
     int64_t number = *part_shards(packer, part);
     SCOPED_FREE char *prefix =
@@ -96,7 +96,7 @@ static bool part_open(Packer *packer, Part *part, Error *error) {
 /* Completes the open shards. The validation part gets its name first: if the training part then
  * fails, no run can start on half of a split. */
 static bool finish_shards(Packer *packer, Error *error) {
-    Part *parts[] = {&packer->valid, &packer->train};
+    PackPart *parts[] = {&packer->valid, &packer->train};
     ShardWriter *writers[2];
     int count = 0;
     for (int i = 0; i < 2; i++) {
@@ -113,19 +113,19 @@ static bool finish_shards(Packer *packer, Error *error) {
 
 /* -- The record, and resuming a killed packing ----------------------------------------------------------------------- */
 
-static bool write_record(const Packer *packer, bool complete, Error *error) {
+static bool write_pack_record(const Packer *packer, bool complete, Error *error) {
     SCOPED_FREE char *path = record_path(packer), *text = pack_report_text(&packer->report, &packer->options, complete);
     return file_write(path, text, (int64_t)strlen(text), error);
 }
 
 /* Writes the hashes first, because the record says how many of them are valid. */
-static bool write_place(Packer *packer, Position position, Error *error) {
+static bool write_place(Packer *packer, RecordPosition position, Error *error) {
     size_t bytes = packer->new_hash_count * sizeof(uint64_t);
     if (!file_append(&packer->hashes, packer->new_hashes, (int64_t)bytes, error) || !file_sync(&packer->hashes, error)) return false;
     packer->report.hashes += (int64_t)packer->new_hash_count;
     packer->new_hash_count = 0;
     packer->report.position = position;
-    return write_record(packer, false, error);
+    return write_pack_record(packer, false, error);
 }
 
 /* Returns whether a name is a temporary record. A packing that was killed before its first record
@@ -150,7 +150,7 @@ static bool list_own(const char *folder, FileList *list, Error *error) {
 }
 
 /* Empties the folder of a part; the record is removed first. */
-static bool clear_part(const Part *part, Error *error) {
+static bool clear_part(const PackPart *part, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     if (!list_own(part->place, &list, error)) return false;
     SCOPED_FREE char *record = part_path(part, RECORD);
@@ -163,7 +163,7 @@ static bool clear_part(const Part *part, Error *error) {
 }
 
 /* Writes the tokenizer into the folder of a part, once for all its shards. */
-static bool keep_tokenizer(const Packer *packer, const Part *part, Error *error) {
+static bool write_pack_tokenizer(const Packer *packer, const PackPart *part, Error *error) {
     if (!part->name) return true;
     SCOPED_FREE char *draft = part_path(part, "tokenizer.partial"), *folder = part_path(part, "tokenizer");
     return shard_tokenizer_write(tokenizer_name(packer), template_source(packer), draft, error) &&
@@ -171,11 +171,11 @@ static bool keep_tokenizer(const Packer *packer, const Part *part, Error *error)
 }
 
 static bool begin_folder(Packer *packer, Error *error) {
-    const Part *parts[] = {&packer->train, &packer->valid};
+    const PackPart *parts[] = {&packer->train, &packer->valid};
     for (int i = 0; i < 2; i++)
         if (parts[i]->name && !(clear_part(parts[i], error) && file_make_folder(parts[i]->place, error))) return false;
-    return write_record(packer, false, error) && keep_tokenizer(packer, &packer->train, error) &&
-           keep_tokenizer(packer, &packer->valid, error);
+    return write_pack_record(packer, false, error) && write_pack_tokenizer(packer, &packer->train, error) &&
+           write_pack_tokenizer(packer, &packer->valid, error);
 }
 
 static bool read_hashes(Packer *packer, Error *error) {
@@ -211,7 +211,7 @@ static bool reads_standard_input(const Packer *packer) {
 }
 
 /* Reads the record, and how it differs from this packing. */
-static bool read_record(Packer *packer, PackFound *found, char **difference, Error *error) {
+static bool read_pack_record(Packer *packer, PackFound *found, char **difference, Error *error) {
     bool same;
     SCOPED_FREE char *record = record_path(packer);
     if (!same_tokenizer(packer, &same, error)) return false;
@@ -223,7 +223,7 @@ static bool read_record(Packer *packer, PackFound *found, char **difference, Err
 static bool was_this_one(Packer *packer, Error *error) {
     PackFound found;
     SCOPED_FREE char *difference = NULL;
-    if (!read_record(packer, &found, &difference, error)) return false;
+    if (!read_pack_record(packer, &found, &difference, error)) return false;
     packer->report.result.resumed = packer->done = found == PACK_FOUND_WHOLE && !difference;
     return true;
 }
@@ -244,7 +244,7 @@ static bool lock_folder(const Packer *packer, const char *folder, int *lock, Err
 }
 
 /* Moves a folder aside that a complete one is about to replace. */
-static bool set_aside(const char *name, const char *next, const char *aside, Error *error) {
+static bool set_shard_aside(const char *name, const char *next, const char *aside, Error *error) {
     if (file_kind(next, NULL) == FILE_ABSENT || file_kind(name, NULL) == FILE_ABSENT) return true;
     return file_remove(aside, error) && file_exchange_folder(name, aside, NULL, error);
 }
@@ -253,7 +253,7 @@ static bool set_aside(const char *name, const char *next, const char *aside, Err
  * validation part has its own, so that no run starts on parts of two packings. After a kill or an
  * error the same command continues here. */
 static bool take_names(Packer *packer, Error *error) {
-    Part *parts[] = {&packer->train, &packer->valid};
+    PackPart *parts[] = {&packer->train, &packer->valid};
     char *next[2] = {0}, *aside[2] = {0};
     int count = packer->valid.name ? 2 : 1;
     bool good = true;
@@ -261,7 +261,7 @@ static bool take_names(Packer *packer, Error *error) {
         next[i] = shard_next(parts[i]->name);
         aside[i] = memory_format("%s.replaced", parts[i]->name);
     }
-    for (int i = 0; i < count && good; i++) good = set_aside(parts[i]->name, next[i], aside[i], error);
+    for (int i = 0; i < count && good; i++) good = set_shard_aside(parts[i]->name, next[i], aside[i], error);
     for (int i = count - 1; i >= 0 && good; i--)
         good = file_kind(next[i], NULL) == FILE_ABSENT || file_exchange_folder(next[i], parts[i]->name, aside[i], error);
     for (int i = 0; i < count && good; i++) good = file_remove(aside[i], error);
@@ -275,7 +275,7 @@ static bool take_names(Packer *packer, Error *error) {
 }
 
 /* Sets *has if a part has a result. The result stays until another one is complete. */
-static bool has_result(const Part *part, bool *has, Error *error) {
+static bool has_result(const PackPart *part, bool *has, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     if (part->name && !list_own(part->name, &list, error)) return false;
     for (size_t i = 0; i < list.count; i++) *has = *has || !is_draft(list.entries[i].name);
@@ -285,7 +285,7 @@ static bool has_result(const Part *part, bool *has, Error *error) {
 /* Returns whether the folder is made beside an older one. */
 static bool is_beside(const Packer *packer) { return strcmp(packer->train.name, packer->train.place) != 0; }
 
-static void use_next(Part *part) {
+static void use_next(PackPart *part) {
     if (!part->name) return;
     free(part->place);
     part->place = shard_next(part->name);
@@ -313,12 +313,12 @@ static bool choose_place(Packer *packer, bool *ended, Error *error) {
 static bool begin_or_resume(Packer *packer, bool *resume, Error *error) {
     PackFound found = PACK_FOUND_NOTHING;
     SCOPED_FREE char *difference = NULL;
-    if (!read_record(packer, &found, &difference, error)) return false;
+    if (!read_pack_record(packer, &found, &difference, error)) return false;
     *resume = found == PACK_FOUND_PART && !difference;
     if (found == PACK_FOUND_PART && !*resume && !packer->options.overwrite) return refuse_other(packer, found, difference, error);
     if (!*resume) return begin_folder(packer, error);
-    return keep_tokenizer(packer, &packer->train, error) && (!packer->valid.name || file_make_folder(packer->valid.place, error)) &&
-           keep_tokenizer(packer, &packer->valid, error);
+    return write_pack_tokenizer(packer, &packer->train, error) && (!packer->valid.name || file_make_folder(packer->valid.place, error)) &&
+           write_pack_tokenizer(packer, &packer->valid, error);
 }
 
 static bool open_folder(Packer *packer, Error *error) {
@@ -331,7 +331,7 @@ static bool open_folder(Packer *packer, Error *error) {
     if (!begin_or_resume(packer, &resume, error)) return false;
     if (is_beside(packer) && !lock_folder(packer, packer->train.place, &packer->next_lock, error)) return false;
     packer->report.result.resumed = packer->report.result.shards > 0;
-    for (const Part *const *part = (const Part *const[]){&packer->train, &packer->valid, NULL}; *part; part++)
+    for (const PackPart *const *part = (const PackPart *const[]){&packer->train, &packer->valid, NULL}; *part; part++)
         if ((*part)->name) file_remove_partials((*part)->place, "", NULL);
     SCOPED_FREE char *hashes = part_path(&packer->train, "hashes");
     if (!file_open_append(&packer->hashes, hashes, false, error) ||
@@ -344,7 +344,7 @@ static bool open_folder(Packer *packer, Error *error) {
 /* Writes the final record last; only then can the folder be read. */
 static bool complete_folder(Packer *packer, Error *error) {
     SCOPED_FREE char *hashes = part_path(&packer->train, "hashes"), *stale = NULL;
-    const Part *parts[] = {&packer->train, &packer->valid};
+    const PackPart *parts[] = {&packer->train, &packer->valid};
     file_close(&packer->hashes);
     packer->hashes = (File){0};
     for (int i = 0; i < 2; i++) { /* a shard with a name that the record lacks, from a killed packing that ended differently */
@@ -353,7 +353,7 @@ static bool complete_folder(Packer *packer, Error *error) {
         stale = memory_format("%s/shard-%05" PRId64 ".idx", parts[i]->place, *part_shards(packer, parts[i]));
         if (!file_remove(stale, error)) return false;
     }
-    if (!write_record(packer, true, error)) return false;
+    if (!write_pack_record(packer, true, error)) return false;
     Error left = {0};
     if (!file_remove(hashes, &left)) log_warn("%s; the shards do not need it", left.message);
     return !is_beside(packer) || take_names(packer, error);
@@ -380,7 +380,7 @@ static bool count_file(Packer *packer, const Record *record, Error *error) {
 }
 
 /* Counts a bad record; returns false if it ends the job. */
-static bool count_bad(Packer *packer, const Record *record, Error *error) {
+static bool count_bad_record(Packer *packer, const Record *record, Error *error) {
     const char *file = file_name(packer, record->file);
     pack_report_bad(&packer->report, record, file);
     if (record->fatal) return error_set(error, ERROR_USAGE, "line %" PRId64 " of %s: %s", record->line, file, record->what);
@@ -399,7 +399,7 @@ static void count_document(Packer *packer, const Record *record, int64_t tokens,
 }
 
 /* Adds a hash to the set; a folder of shards also saves it for the next start. */
-static bool remember(Packer *packer, uint64_t hash, bool *seen, Error *error) {
+static bool remember_document(Packer *packer, uint64_t hash, bool *seen, Error *error) {
     if (!hash_set_add(packer->seen, hash, seen, error)) return false;
     if (!in_folder(packer) || *seen) return true;
     array_reserve(packer->new_hashes, packer->new_hash_capacity, packer->new_hash_count + 1);
@@ -410,13 +410,13 @@ static bool remember(Packer *packer, uint64_t hash, bool *seen, Error *error) {
 /* Decides whether a document is kept, by its text and, unless they are NULL, its keys. Keys of
  * near-duplicates are not added to the set, so a document that resembles only a near-duplicate is
  * kept. */
-static bool judge(Packer *packer, uint64_t hash, const uint64_t *keys, bool *stays, Error *error) {
+static bool judge_duplicate(Packer *packer, uint64_t hash, const uint64_t *keys, bool *stays, Error *error) {
     PackResult *result = &packer->report.result;
     bool seen, near = false, known;
-    if (!remember(packer, hash, &seen, error)) return false;
+    if (!remember_document(packer, hash, &seen, error)) return false;
     for (int i = 0; i < MINHASH_KEYS && keys && !seen; i++) near = near || hash_set_has(packer->seen, keys[i]);
     for (int i = 0; i < MINHASH_KEYS && keys && !seen && !near; i++)
-        if (!remember(packer, keys[i], &known, error)) return false;
+        if (!remember_document(packer, keys[i], &known, error)) return false;
     result->duplicates += seen;
     result->near += near;
     *stays = !near && (!seen || packer->options.dedup == PACK_DEDUP_NONE);
@@ -425,27 +425,28 @@ static bool judge(Packer *packer, uint64_t hash, const uint64_t *keys, bool *sta
 }
 
 /* Ends a document, and the shard if it is full. */
-static bool end_document(Packer *packer, Part *part, const Record *record, Error *error) {
+static bool end_packed_document(Packer *packer, PackPart *part, const Record *record, Error *error) {
     if (!shard_writer_end_document(part->writer, error)) return false;
     bool full = in_folder(packer) && packer->train.open_tokens >= packer->options.shard_tokens;
     return !full || (finish_shards(packer, error) && write_place(packer, record->end, error));
 }
 
-static bool append(Packer *packer, Part *part, const int32_t *tokens, size_t count, Error *error) {
+static bool append_tokens(Packer *packer, PackPart *part, const int32_t *tokens, size_t count, Error *error) {
     part->open_tokens += (int64_t)count;
     return part_open(packer, part, error) && shard_writer_append(part->writer, tokens, (int64_t)count, error);
 }
 
 /* Appends the tokens of a conversation, span by span; the chosen answer of a pair becomes a
  * separate document. */
-static bool append_spans(Packer *packer, Part *part, const int32_t *tokens, const Record *record, Error *error) {
+static bool append_spans(Packer *packer, PackPart *part, const int32_t *tokens, const Record *record, Error *error) {
     int64_t *trained = record->valid ? &packer->report.result.trained_valid : &packer->report.result.trained_train;
     packer->report.result.empty_answers += (int64_t)record->counts.empty_answers;
     packer->report.result.decoded_arguments += (int64_t)record->counts.decoded_arguments;
     packer->report.result.text_arguments += (int64_t)record->counts.text_arguments;
     for (int i = 0; i < CHAT_PARTS; i++) packer->report.result.lost[i] += record->lost[i];
     for (size_t i = 0; i < record->span_count; i++) {
-        if (!append(packer, part, tokens, (size_t)record->spans[i], error) || !shard_writer_end_span(part->writer, error)) return false;
+        if (!append_tokens(packer, part, tokens, (size_t)record->spans[i], error) || !shard_writer_end_span(part->writer, error))
+            return false;
         tokens += record->spans[i];
         if ((i - (i < record->chosen_spans ? 0 : record->chosen_spans)) % 2) *trained += record->spans[i];
         if (i + 1 == record->chosen_spans && !shard_writer_end_document(part->writer, error)) return false;
@@ -455,49 +456,53 @@ static bool append_spans(Packer *packer, Part *part, const int32_t *tokens, cons
 
 /* Returns whether documents are held until their end, because they may be dropped then. This limits
  * their length. */
-static bool holds(const Packer *packer) { return packer->options.dedup != PACK_DEDUP_NONE || packer->options.invalid == PACK_INVALID_SKIP; }
+static bool holds_output(const Packer *packer) {
+    return packer->options.dedup != PACK_DEDUP_NONE || packer->options.invalid == PACK_INVALID_SKIP;
+}
 
-static bool is_too_long(const Packer *packer, size_t bytes) { return holds(packer) && bytes > RECORD_LIMIT; }
+static bool is_too_long(const Packer *packer, size_t bytes) { return holds_output(packer) && bytes > RECORD_LIMIT; }
 
 static bool drop_long(Packer *packer, Record *record, Error *error) {
     record->bad = PACK_BAD_LONG;
-    return count_bad(packer, record, error);
+    return count_bad_record(packer, record, error);
 }
 
 /* Takes a document that is one record, as nearly all are. */
 static bool take_whole(Packer *packer, const Block *block, Record *record, Error *error) {
     bool stays;
-    Part *part = record->valid ? &packer->valid : &packer->train;
+    PackPart *part = record->valid ? &packer->valid : &packer->train;
     if (record->text_size == 0) return true;
     if (is_too_long(packer, record->text_size)) return drop_long(packer, record, error);
-    if (!judge(packer, record->hash, record->keys, &stays, error)) return false;
+    if (!judge_duplicate(packer, record->hash, record->keys, &stays, error)) return false;
     if (!stays) return true;
     count_document(packer, record, (int64_t)record->id_count, (int64_t)record->text_size);
     const int32_t *tokens = block->ids.items + record->ids;
-    bool good = record->spans ? append_spans(packer, part, tokens, record, error) : append(packer, part, tokens, record->id_count, error);
-    return good && end_document(packer, part, record, error);
+    bool good =
+        record->spans ? append_spans(packer, part, tokens, record, error) : append_tokens(packer, part, tokens, record->id_count, error);
+    return good && end_packed_document(packer, part, record, error);
 }
 
-static bool take_piece_tokens(Packer *packer, Part *part, const int32_t *tokens, size_t count, Error *error) {
+static bool take_piece_tokens(Packer *packer, PackPart *part, const int32_t *tokens, size_t count, Error *error) {
     if (packer->long_dropped) return true;
-    if (!holds(packer)) return append(packer, part, tokens, count, error);
+    if (!holds_output(packer)) return append_tokens(packer, part, tokens, count, error);
     array_reserve(packer->held, packer->held_capacity, packer->held_count + count);
     if (count > 0) memcpy(packer->held + packer->held_count, tokens, count * sizeof *tokens);
     packer->held_count += count;
     return true;
 }
 
-static bool end_pieces(Packer *packer, Part *part, const Record *record, Error *error) {
+static bool end_pieces(Packer *packer, PackPart *part, const Record *record, Error *error) {
     bool stays = true;
     if (packer->long_dropped) return true;
-    if (!judge(packer, XXH3_64bits_digest(packer->long_hash), NULL, &stays, error)) return false;
+    if (!judge_duplicate(packer, XXH3_64bits_digest(packer->long_hash), NULL, &stays, error)) return false;
     if (!stays) return true;
     count_document(packer, record, packer->long_tokens, packer->long_bytes);
-    return (!holds(packer) || append(packer, part, packer->held, packer->held_count, error)) && end_document(packer, part, record, error);
+    return (!holds_output(packer) || append_tokens(packer, part, packer->held, packer->held_count, error)) &&
+           end_packed_document(packer, part, record, error);
 }
 
 static bool take_piece(Packer *packer, const Block *block, Record *record, Error *error) {
-    Part *part = record->valid ? &packer->valid : &packer->train;
+    PackPart *part = record->valid ? &packer->valid : &packer->train;
     if (record->first) {
         XXH3_64bits_reset(packer->long_hash);
         packer->held_count = 0;
@@ -543,7 +548,7 @@ static bool take_block(void *context, Block *block, Error *error) {
             continue;
         }
         packer->long_bad = packer->long_bad && !record->first;
-        bool good = record->bad == PACK_GOOD || packer->long_bad || count_bad(packer, record, error);
+        bool good = record->bad == PACK_GOOD || packer->long_bad || count_bad_record(packer, record, error);
         packer->long_bad = packer->long_bad || record->bad != PACK_GOOD;
         good = good && count_file(packer, record, error);
         if (good && packer->trainer) good = train_on(packer, record, error);
@@ -559,7 +564,7 @@ static bool take_block(void *context, Block *block, Error *error) {
 
 /* Refuses settings for conversations with text, and settings for text with conversations: they
  * would have no effect. */
-static bool check_idle(const PackOptions *options, Error *error) {
+static bool check_idle_pack_options(const PackOptions *options, Error *error) {
     bool chat = pack_is_chat(options->format), field = options->field && strcmp(options->field, "text") != 0;
     const char *idle = chat && field                                      ? "field"
                        : chat && *options->separator                      ? "separator"
@@ -570,8 +575,8 @@ static bool check_idle(const PackOptions *options, Error *error) {
                         chat ? "another format" : "format=chat or preference");
 }
 
-static bool check_options(const PackOptions *options, Error *error) {
-    if (!check_idle(options, error)) return false;
+static bool check_pack_options(const PackOptions *options, Error *error) {
+    if (!check_idle_pack_options(options, error)) return false;
     if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
         return error_set(
             error, ERROR_USAGE, "valid is %g but it must be 0 to 0.5, the validation part of each file", options->valid_fraction);
@@ -595,7 +600,7 @@ static bool refuse_output(const Packer *packer, const char *input, Error *error)
     return !output || error_set(error, ERROR_USAGE, "%s is both input and output; name another output", input);
 }
 
-static bool open_tokenizer(Packer *packer, Error *error) {
+static bool open_pack_tokenizer(Packer *packer, Error *error) {
     const char *path = packer->options.tokenizer;
     if (path && *path && !(packer->tokenizer = tokenizer_open(path, error))) return false;
     if (!tokenizer_set_bos(packer->tokenizer, packer->options.bos, error)) return false;
@@ -617,7 +622,7 @@ static void warn_endless(const Packer *packer) {
 }
 
 /* Opens the chat templates; their special tokens are the tokenizer's. */
-static bool open_chat(Packer *packer, Error *error) {
+static bool open_chat_template(Packer *packer, Error *error) {
     const PackOptions *options = &packer->options;
     ChatOptions chat = {.source = options->tokenizer ? options->tokenizer : "",
         .template = options->template ? options->template : "",
@@ -632,7 +637,7 @@ static bool open_chat(Packer *packer, Error *error) {
 }
 
 static Packer *packer_open(const PackOptions *options, TokenizerTrainer *trainer, Error *error) {
-    if (!check_options(options, error)) return tokenizer_trainer_free(trainer), NULL;
+    if (!check_pack_options(options, error)) return tokenizer_trainer_free(trainer), NULL;
     Packer *packer = memory_allocate(sizeof *packer);
     bool split = options->valid_fraction > 0;
     packer->options = *options;
@@ -677,7 +682,7 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
 }
 
 /* Returns the folder of OUTPUT; "" for the current one. The caller frees. */
-static char *folder_of(const char *output) {
+static char *output_folder(const char *output) {
     const char *slash = strrchr(output, '/');
     return memory_format("%.*s", slash ? (int)(slash + 1 - output) : 0, output);
 }
@@ -738,7 +743,7 @@ static bool resume_shards(const Packer *packer, bool *ended, Error *error) {
 
 /* Opens a shard for each part at once, so that a name that cannot be written fails before any text
  * is read. */
-static bool open_shards(Packer *packer, Error *error) {
+static bool open_outputs(Packer *packer, Error *error) {
     bool ended, again = reads_standard_input(packer);
     if (!resume_shards(packer, &ended, error)) return false;
     if (ended && !again && !was_this_one(packer, error)) return false;
@@ -749,15 +754,15 @@ static bool open_shards(Packer *packer, Error *error) {
 
 /* Opens the output: the folders, or a shard for each part. */
 static bool open_output(Packer *packer, Error *error) {
-    SCOPED_FREE char *beside = folder_of(packer->train.name);
+    SCOPED_FREE char *beside = output_folder(packer->train.name);
     if (!refuse_twin(packer, error) || !make_folder(beside, error)) return false;
     packer->seen = hash_set_open(in_folder(packer) ? packer->train.name : *beside ? beside : ".");
-    return in_folder(packer) ? open_folder(packer, error) : open_shards(packer, error);
+    return in_folder(packer) ? open_folder(packer, error) : open_outputs(packer, error);
 }
 
 /* Returns the fault of the first record of a kind; its file and line in *sample, unless it is
  * NULL. */
-static const char *first_bad(const Packer *packer, PackBad kind, const json_t **sample) {
+static const char *note_first_bad(const Packer *packer, PackBad kind, const json_t **sample) {
     size_t at;
     const json_t *each;
     json_array_foreach(packer->report.samples, at, each) {
@@ -775,7 +780,7 @@ static void warn_bad(const Packer *packer) {
     for (int kind = 1; kind < PACK_BAD_KINDS; kind++) {
         const json_t *first = NULL;
         if (result->bad[kind] == 0) continue;
-        const char *what = first_bad(packer, (PackBad)kind, &first);
+        const char *what = note_first_bad(packer, (PackBad)kind, &first);
         (kind == PACK_BAD_EMPTY ? log_info : log_warn)("%" PRId64 " record%s: %s: %s; the first at line %" PRId64 " of %s%s%s%s",
             result->bad[kind], plural(result->bad[kind]), pack_bad_name((PackBad)kind),
             kind == PACK_BAD_UTF8 ? became[packer->options.invalid] : "left out",
@@ -807,7 +812,7 @@ static void warn_of_lost(const PackResult *result) {
     if (*list) log_warn("the text of some conversations, by the chat template or their form, lacks what they have: %s", list);
 }
 
-static bool read_all(Packer *packer, Error *error) {
+static bool read_all_inputs(Packer *packer, Error *error) {
     packer->pipeline = (PipelineOptions){packer->options.field, packer->options.invalid, packer->tokenizer, packer->options.special,
         packer->trainer, packer->options.dedup == PACK_DEDUP_NEAR, packer->chat, packer->options.format == PACK_PREFERENCE};
     packer->last_file = packer->report.position.file - (packer->report.position.byte == 0);
@@ -838,14 +843,14 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
     for (int i = 1; i < PACK_BAD_KINDS; i++) bad += packer->report.result.bad[i];
     if (bad > 0 && bad == packer->report.result.bad[none])
         return error_set(error, ERROR_DATA, "no record of %s is a %s that can be packed: %s", options->inputs[0],
-            pairs ? "pair of answers" : "conversation", first_bad(packer, none, NULL));
+            pairs ? "pair of answers" : "conversation", note_first_bad(packer, none, NULL));
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_FIELD])
         return error_set(error, ERROR_DATA,
             "no record of %s has a text in the field %s; give field=NAME to smelt data pack, where another one holds it",
-            options->inputs[0], first_bad(packer, PACK_BAD_FIELD, NULL));
+            options->inputs[0], note_first_bad(packer, PACK_BAD_FIELD, NULL));
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_JSON])
         return error_set(
-            error, ERROR_DATA, "no line of %s is a record in JSON: %s", options->inputs[0], first_bad(packer, PACK_BAD_JSON, NULL));
+            error, ERROR_DATA, "no line of %s is a record in JSON: %s", options->inputs[0], note_first_bad(packer, PACK_BAD_JSON, NULL));
     return error_set(error, ERROR_DATA,
         "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " file%s left out, %" PRId64
         " bad record%s; name a file or folder with text",
@@ -897,7 +902,7 @@ static bool finish_without_input(Packer *packer, Error *error) {
     if (!find_waiting(packer, &waits, error)) return false;
     if (waits) {
         pack_report_name(&packer->report, &packer->options, &packer->files);
-        if (!open_tokenizer(packer, error) || !open_chat(packer, error) ||
+        if (!open_pack_tokenizer(packer, error) || !open_chat_template(packer, error) ||
             !(in_folder(packer) ? lock_folder(packer, packer->train.name, &packer->lock, error) && choose_place(packer, &ended, error)
                                 : resume_shards(packer, &ended, error)) ||
             !was_this_one(packer, error))
@@ -912,8 +917,8 @@ static bool finish_without_input(Packer *packer, Error *error) {
 
 static bool pack_all(Packer *packer, Error *error) {
     if (!list_inputs(packer, error)) return finish_without_input(packer, error);
-    bool opened = open_tokenizer(packer, error) && open_chat(packer, error) && open_output(packer, error);
-    return opened && (packer->done || (read_all(packer, error) && check_result(packer, error) && finish_shards(packer, error) &&
+    bool opened = open_pack_tokenizer(packer, error) && open_chat_template(packer, error) && open_output(packer, error);
+    return opened && (packer->done || (read_all_inputs(packer, error) && check_result(packer, error) && finish_shards(packer, error) &&
                                           (!in_folder(packer) || complete_folder(packer, error))));
 }
 
@@ -929,8 +934,8 @@ bool pack_train_tokenizer(
     TokenizerTrainer *trainer = tokenizer_trainer_open(training, error);
     Packer *packer = trainer ? packer_open(options, trainer, error) : NULL;
     if (!packer) return false;
-    SCOPED_FREE char *folder = folder_of(options->output);
-    bool good = list_inputs(packer, error) && make_folder(folder, error) && read_all(packer, error) &&
+    SCOPED_FREE char *folder = output_folder(options->output);
+    bool good = list_inputs(packer, error) && make_folder(folder, error) && read_all_inputs(packer, error) &&
                 tokenizer_trainer_finish(packer->trainer, options->output, learned, error);
     return packer_close(packer, good, result);
 }

@@ -65,7 +65,7 @@ void pack_files_warn(const PackFiles *files) {
 /* -- Folders --------------------------------------------------------------------------------------------------------- */
 
 /* Returns whether `path` is `folder` or inside it; both are real paths. */
-static bool lies_in(const char *path, const char *folder) {
+static bool path_lies_in(const char *path, const char *folder) {
     size_t length = strlen(folder);
     return starts_with(path, folder) && (!path[length] || path[length] == '/' || folder[length - 1] == '/');
 }
@@ -82,7 +82,7 @@ static FileKind look_for_link(const char *path) {
 static FileKind follow(PackFiles *files, const char *root, const char *path) {
     SCOPED_FREE char *target = realpath(path, NULL);
     if (!target && errno != ENOENT && errno != ENOTDIR && errno != ELOOP && errno != ENAMETOOLONG) return FILE_UNREADABLE;
-    if (!target || !lies_in(target, root) || !strcmp(target, root)) return FILE_ABSENT;
+    if (!target || !path_lies_in(target, root) || !strcmp(target, root)) return FILE_ABSENT;
     FileKind kind = file_kind(path, NULL);
     if (kind != FILE_FOLDER) return kind;
     if (file_list_has(&files->followed, target)) return FILE_ABSENT;
@@ -157,7 +157,7 @@ static bool is_data(const char *path, bool records) {
     return false;
 }
 
-static const char *name_of(const char *path) {
+static const char *last_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
@@ -193,7 +193,7 @@ static void choose_split(PackFiles *files, const char *input, size_t first, bool
     Split wanted = !held_out ? SPLIT_TRAIN : counts[SPLIT_VALID] ? SPLIT_VALID : SPLIT_TEST;
     for (size_t i = 0; i < count; i++) {
         const char *path = files->list.entries[first + i].name;
-        bool is_readme = records && !strcmp(name_of(path), "README.md");
+        bool is_readme = records && !strcmp(last_name(path), "README.md");
         keeps[i] = !is_readme && (!several || splits[i] == wanted);
         if (!keeps[i]) pack_files_leave(files, path, is_readme ? readme : reasons[splits[i]], true);
     }

@@ -125,9 +125,9 @@ void pack_files_free(PackFiles *files);
 /* -- Records (record_reader.c, record.c) --------------------------------------------------------------------------- */
 
 /* A place between two documents. A reader that starts there continues with the next document. */
-typedef struct Position {
+typedef struct RecordPosition {
     int64_t file, byte, line, document; /* file in the list, byte in it (decompressed), line from 1, documents of all files before */
-} Position;
+} RecordPosition;
 
 /* A document, or one of the pieces of a long one, in the order of the text. */
 typedef struct Record {
@@ -137,7 +137,7 @@ typedef struct Record {
     bool first, last;   /* piece of its document */
     PackBad bad;
     int64_t file, line; /* its start; if record_text has set `bad`, the line of the fault */
-    Position end;       /* for a last piece: the position after it */
+    RecordPosition end; /* for a last piece: the position after it */
     /* Set by record_text: the document's text, in the block or `owned`. Set by the pipeline: its
      * tokens and hash. */
     const char *text;
@@ -170,7 +170,8 @@ typedef struct RecordReader RecordReader;
 /* Returns where a document of `size` bytes or more may be cut so that its pieces can be encoded
  * separately: at most `size`; 0: nowhere. */
 typedef size_t PieceCut(const void *context, const char *text, size_t size);
-RecordReader *record_reader_open(const PackOptions *options, const PackFiles *files, PieceCut *cut, const void *context, Position start);
+RecordReader *record_reader_open(
+    const PackOptions *options, const PackFiles *files, PieceCut *cut, const void *context, RecordPosition start);
 /* Fills an empty block with the next records; none at the end. ERROR_DATA. */
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error);
 void record_reader_free(RecordReader *reader); /* NULL is fine */
@@ -232,7 +233,7 @@ typedef struct PackReport {
     uint64_t chat;            /* chat_identity, or 0 */
     bool bos;                 /* texts begin with the ids that the tokenizer puts before a text */
     bool named;               /* only the paths of the inputs are known */
-    Position position;        /* where an interrupted packing continues */
+    RecordPosition position;  /* where an interrupted packing continues */
 } PackReport;
 /* Opens a report. ERROR_DATA: an input cannot be read any more. */
 bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files, Error *error);

@@ -19,24 +19,24 @@ static const char *const bad_names[PACK_BAD_KINDS] = {
 
 const char *pack_bad_name(PackBad kind) { return bad_names[kind]; }
 
-typedef struct Number {
+typedef struct ReportNumber {
     const char *name;
     size_t offset;
-} Number;
+} ReportNumber;
 #define RESULT(name) {#name, offsetof(PackReport, result.name)}
 #define LOST(name, part) {"lost_" #name, offsetof(PackReport, result.lost[part])}
-static const Number numbers[] = {RESULT(documents), RESULT(train_tokens), RESULT(valid_tokens), RESULT(trained_train),
+static const ReportNumber numbers[] = {RESULT(documents), RESULT(train_tokens), RESULT(valid_tokens), RESULT(trained_train),
     RESULT(trained_valid), RESULT(text_bytes), RESULT(files), RESULT(bytes), RESULT(duplicates), RESULT(empty_answers),
     RESULT(decoded_arguments), RESULT(text_arguments), RESULT(near), RESULT(left_out), RESULT(shards), LOST(tool_calls, CHAT_TOOL_CALLS),
     LOST(tools, CHAT_TOOLS), LOST(thoughts, CHAT_THOUGHTS), LOST(history, CHAT_HISTORY), LOST(documents, CHAT_DOCUMENTS),
     LOST(functions, CHAT_FUNCTIONS), LOST(function_call, CHAT_FUNCTION_CALL), LOST(names, CHAT_NAMES),
     {"valid_shards", offsetof(PackReport, valid_shards)}};
-static const Number places[] = {{"file", offsetof(PackReport, position.file)}, {"byte", offsetof(PackReport, position.byte)},
+static const ReportNumber places[] = {{"file", offsetof(PackReport, position.file)}, {"byte", offsetof(PackReport, position.byte)},
     {"line", offsetof(PackReport, position.line)}, {"document", offsetof(PackReport, position.document)},
     {"hashes", offsetof(PackReport, hashes)}};
 enum { NUMBERS = sizeof numbers / sizeof *numbers, PLACES = sizeof places / sizeof *places };
 
-static json_t *write_numbers(const PackReport *report, const Number *table, size_t count) {
+static json_t *write_numbers(const PackReport *report, const ReportNumber *table, size_t count) {
     json_t *object = json_object();
     for (size_t i = 0; i < count; i++) {
         int64_t value;
@@ -46,7 +46,7 @@ static json_t *write_numbers(const PackReport *report, const Number *table, size
     return object;
 }
 
-static bool read_numbers(PackReport *report, const Number *table, size_t count, const json_t *object) {
+static bool read_report_numbers(PackReport *report, const ReportNumber *table, size_t count, const json_t *object) {
     for (size_t i = 0; i < count; i++) {
         const json_t *number = json_object_get(object, table[i].name);
         int64_t value = json_integer_value(number);
@@ -137,7 +137,7 @@ static json_t *describe_bad(const PackResult *result) {
     return bad;
 }
 
-static json_t *describe_lengths(const PackResult *result) {
+static json_t *print_length_table(const PackResult *result) {
     json_t *lengths = json_array();
     for (int i = 0; i < PACK_LENGTHS; i++) json_array_append_new(lengths, json_integer(result->lengths[i]));
     return lengths;
@@ -148,7 +148,7 @@ char *pack_report_text(const PackReport *report, const PackOptions *options, boo
     json_auto_t *record = json_pack("{ss sb so so sO so so so sO sO sO}", "smelt", SMELT_VERSION, "complete", complete, "settings",
         describe_settings(report, options), "tokenizer", json_text(tokenizer), "inputs", report->inputs, "counts",
         write_numbers(report, numbers, NUMBERS), "bad", describe_bad(&report->result), "document_lengths",
-        describe_lengths(&report->result), "samples", report->samples, "files_taken", report->files->taken, "files_left_out",
+        print_length_table(&report->result), "samples", report->samples, "files_taken", report->files->taken, "files_left_out",
         report->files->left_out);
     if (record && !complete) json_object_set_new(record, "position", write_numbers(report, places, PLACES));
     char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
@@ -180,8 +180,8 @@ static char *find_difference(const PackReport *report, const PackOptions *option
 
 static bool take_counts(PackReport *report, const json_t *record, bool whole) {
     const json_t *bad = json_object_get(record, "bad"), *lengths = json_object_get(record, "document_lengths");
-    bool good = read_numbers(report, numbers, NUMBERS, json_object_get(record, "counts")) &&
-                (whole || read_numbers(report, places, PLACES, json_object_get(record, "position")));
+    bool good = read_report_numbers(report, numbers, NUMBERS, json_object_get(record, "counts")) &&
+                (whole || read_report_numbers(report, places, PLACES, json_object_get(record, "position")));
     for (int i = 1; i < PACK_BAD_KINDS; i++) report->result.bad[i] = json_integer_value(json_object_get(bad, bad_names[i]));
     for (int i = 0; i < PACK_LENGTHS; i++) report->result.lengths[i] = json_integer_value(json_array_get(lengths, (size_t)i));
     json_t *taken = json_object_get(record, "files_taken"), *left_out = json_object_get(record, "files_left_out");
@@ -195,7 +195,7 @@ static bool take_counts(PackReport *report, const json_t *record, bool whole) {
 }
 
 /* Reads a record. *record is NULL if there is none; otherwise the caller owns it. */
-static bool read_record(const char *path, json_t **record, PackFound *found, Error *error) {
+static bool read_report_record(const char *path, json_t **record, PackFound *found, Error *error) {
     enum { RECORD_BYTES = 64 << 20 };
     SCOPED_FREE char *text = file_read(path, RECORD_BYTES, NULL, error);
     *record = NULL;
@@ -213,14 +213,14 @@ static bool read_record(const char *path, json_t **record, PackFound *found, Err
 
 bool pack_report_find(const char *path, PackFound *found, Error *error) {
     json_t *record;
-    bool good = read_record(path, &record, found, error);
+    bool good = read_report_record(path, &record, found, error);
     json_decref(record);
     return good;
 }
 
 bool pack_report_read(PackReport *report, const PackOptions *options, const char *path, PackFound *found, char **difference, Error *error) {
     json_t *read;
-    bool good = read_record(path, &read, found, error);
+    bool good = read_report_record(path, &read, found, error);
     json_auto_t *record = read;
     if (!good || *found == PACK_FOUND_NOTHING) return good;
     char *other = find_difference(report, options, record);

@@ -18,11 +18,11 @@
 #include "data/pack_internal.h"
 
 typedef enum SlotState { SLOT_FREE, SLOT_FILLED, SLOT_TAKEN, SLOT_ENCODED } SlotState;
-typedef struct Slot {
+typedef struct BlockSlot {
     SlotState state;
     bool last; /* the reader has ended: with this block, or by its error */
     Block block;
-} Slot;
+} BlockSlot;
 
 /* Block n is in slot n % count. Every field below the lock is accessed under it, except blocks: a
  * FREE one belongs to the reader, a TAKEN one to an encoder, an ENCODED one to the writer. */
@@ -31,7 +31,7 @@ typedef struct Pipeline {
     RecordReader *reader;
     pthread_mutex_t lock;
     pthread_cond_t freed, filled, encoded;
-    Slot *slots;
+    BlockSlot *slots;
     int64_t count;
     int64_t taken; /* the next block for an encoder */
     bool stopped;
@@ -181,7 +181,7 @@ static void encode_block(const PipelineOptions *options, Encoders *encoders, Blo
 /* -- Threads --------------------------------------------------------------------------------------------------------- */
 
 /* Waits for a state of a slot; returns false if the pipeline has stopped. The lock is held. */
-static bool await(Pipeline *pipeline, pthread_cond_t *condition, const Slot *slot, SlotState state) {
+static bool await_condition(Pipeline *pipeline, pthread_cond_t *condition, const BlockSlot *slot, SlotState state) {
     while (!pipeline->stopped && slot->state != state) pthread_cond_wait(condition, &pipeline->lock);
     return !pipeline->stopped;
 }
@@ -190,8 +190,8 @@ static void *run_reader(void *context) {
     Pipeline *pipeline = context;
     pthread_mutex_lock(&pipeline->lock);
     for (int64_t number = 0;; number++) {
-        Slot *slot = &pipeline->slots[number % pipeline->count];
-        if (!await(pipeline, &pipeline->freed, slot, SLOT_FREE)) break;
+        BlockSlot *slot = &pipeline->slots[number % pipeline->count];
+        if (!await_condition(pipeline, &pipeline->freed, slot, SLOT_FREE)) break;
         pthread_mutex_unlock(&pipeline->lock);
         block_clear(&slot->block);
         bool good = record_reader_fill(pipeline->reader, &slot->block, &slot->block.error), last = !good || slot->block.count == 0;
@@ -212,7 +212,7 @@ static void *run_encoder(void *context) {
     Encoders encoders = {.text = tokenizer ? tokenizer_encoder_open(tokenizer) : NULL, .chat = chat ? chat_encoder_open(chat) : NULL};
     pthread_mutex_lock(&pipeline->lock);
     for (;;) {
-        Slot *slot;
+        BlockSlot *slot;
         while (slot = &pipeline->slots[pipeline->taken % pipeline->count], !pipeline->stopped && slot->state != SLOT_FILLED)
             pthread_cond_wait(&pipeline->filled, &pipeline->lock);
         if (pipeline->stopped) break;
@@ -232,12 +232,12 @@ static void *run_encoder(void *context) {
     return NULL;
 }
 
-static bool take_all(Pipeline *pipeline, TakeBlock *take, void *context, Error *error) {
+static bool take_blocks(Pipeline *pipeline, TakeBlock *take, void *context, Error *error) {
     bool good = true;
     for (int64_t number = 0; good; number++) {
-        Slot *slot = &pipeline->slots[number % pipeline->count];
+        BlockSlot *slot = &pipeline->slots[number % pipeline->count];
         pthread_mutex_lock(&pipeline->lock);
-        await(pipeline, &pipeline->encoded, slot, SLOT_ENCODED);
+        await_condition(pipeline, &pipeline->encoded, slot, SLOT_ENCODED);
         pthread_mutex_unlock(&pipeline->lock);
         if (slot->block.error.code) *error = slot->block.error;
         good = !slot->block.error.code && take(context, &slot->block, error);
@@ -271,7 +271,7 @@ bool pipeline_run(const PipelineOptions *options, RecordReader *reader, TakeBloc
     pthread_t *handles = memory_allocate((size_t)(threads + 1) * sizeof *handles);
     pipeline.slots = memory_allocate((size_t)pipeline.count * sizeof *pipeline.slots);
     while (started <= threads && thread_start(&handles[started], started ? run_encoder : run_reader, &pipeline) == 0) started++;
-    bool good = started > 1 ? take_all(&pipeline, take, context, error)
+    bool good = started > 1 ? take_blocks(&pipeline, take, context, error)
                             : error_set(error, ERROR_MEMORY, "cannot start two threads to encode text: raise the limit (ulimit -u)");
     stop(&pipeline);
     while (started > 0) pthread_join(handles[--started], NULL);

@@ -15,7 +15,7 @@
 /* Returns the bytes of the well-formed character at `at`, or, negative, the bytes of the ill-formed
  * sequence there: the longest prefix of a character, or else one byte (Unicode 15, section 3.9,
  * "U+FFFD substitution of maximal subparts"). */
-static int character_bytes(const unsigned char *at, size_t left) {
+static int utf8_bytes(const unsigned char *at, size_t left) {
     unsigned char lead = at[0], low = 0x80, high = 0xbf;
     if (lead < 0x80) return 1;
     int more = lead >= 0xc2 && lead < 0xe0 ? 1 : lead >= 0xe0 && lead < 0xf0 ? 2 : lead >= 0xf0 && lead < 0xf5 ? 3 : 0;
@@ -36,7 +36,7 @@ static size_t well_formed(const char *text, size_t size) {
         while (size - at >= sizeof eight && (memcpy(&eight, text + at, sizeof eight), (eight & 0x8080808080808080u) == 0))
             at += sizeof eight;
         if (at == size) break;
-        int bytes = character_bytes((const unsigned char *)text + at, size - at);
+        int bytes = utf8_bytes((const unsigned char *)text + at, size - at);
         if (bytes < 0) break;
         at += (size_t)bytes;
     }
@@ -55,7 +55,7 @@ char *utf8_replace(const char *text, size_t size, size_t *result) {
         if (at == size) break;
         memcpy(out + *result, replacement, 3);
         *result += 3;
-        at += (size_t)-character_bytes((const unsigned char *)text + at, size - at);
+        at += (size_t)-utf8_bytes((const unsigned char *)text + at, size - at);
     }
     return out;
 }

@@ -27,7 +27,7 @@ struct RecordReader {
     const PackFiles *files;
     PieceCut *cut;
     const void *context;
-    Position at;
+    RecordPosition at;
     int64_t before; /* bytes of the files before this one */
     /* The open file; the window holds bytes `begin` to `end`, which start at byte at.byte. */
     Input *input;
@@ -80,7 +80,7 @@ static void block_append(Block *block, const char *bytes, size_t size) {
 }
 
 /* Adds the record that begins here. */
-static Record *open_record(RecordReader *reader, Block *block) {
+static Record *open_record_format(RecordReader *reader, Block *block) {
     array_reserve(block->records, block->record_capacity, block->count + 1);
     Record *record = &block->records[block->count++];
     *record = (Record){.start = block->size,
@@ -96,25 +96,25 @@ static Record *open_record(RecordReader *reader, Block *block) {
 /* -- Start of the validation part of a plain text ------------------------------------------------------------------ */
 
 /* A mapped file. */
-typedef struct Text {
+typedef struct WindowText {
     const char *bytes;
     size_t size;
-} Text;
+} WindowText;
 
 /* Returns one past the newline that ends the line with byte `at`, or the size. */
-static size_t line_end(Text text, size_t at) {
+static size_t line_end(WindowText text, size_t at) {
     const char *newline = memchr(text.bytes + at, '\n', text.size - at);
     return newline ? (size_t)(newline - text.bytes) + 1 : text.size;
 }
 
-static size_t line_start(Text text, size_t at) {
+static size_t line_start(WindowText text, size_t at) {
     const char *newline = memrchr(text.bytes, '\n', at);
     return newline ? (size_t)(newline - text.bytes) + 1 : 0;
 }
 
 /* Returns the bytes of the separator line that `text` begins with, including the line end; 0:
  * none. */
-static size_t separator_bytes(Text text, const char *separator) {
+static size_t separator_bytes(WindowText text, const char *separator) {
     size_t size = strlen(separator);
     if (text.size < size || memcmp(text.bytes, separator, size) != 0) return 0;
     if (size < text.size && text.bytes[size] == '\r') size++;
@@ -123,13 +123,13 @@ static size_t separator_bytes(Text text, const char *separator) {
 }
 
 /* Returns whether a file may be cut after the line [start, end): any line, or only separators. */
-static bool is_cut(Text text, size_t start, size_t end, const char *separator) {
-    return !*separator || separator_bytes((Text){text.bytes + start, end - start}, separator) > 0;
+static bool is_cut(WindowText text, size_t start, size_t end, const char *separator) {
+    return !*separator || separator_bytes((WindowText){text.bytes + start, end - start}, separator) > 0;
 }
 
 /* Returns the first cut at or after `wanted` (>= 1), or else the last one before it that leaves
  * half of the file in the head, or else 0. */
-static size_t find_cut(Text text, size_t wanted, const char *separator) {
+static size_t find_cut(WindowText text, size_t wanted, const char *separator) {
     size_t start, end;
     for (start = line_start(text, wanted - 1); start < text.size; start = end) {
         end = line_end(text, start);
@@ -142,7 +142,7 @@ static size_t find_cut(Text text, size_t wanted, const char *separator) {
     return 0;
 }
 
-static int64_t split_point(Text text, const PackOptions *options) {
+static int64_t split_point(WindowText text, const PackOptions *options) {
     size_t tail = (size_t)((double)text.size * options->valid_fraction);
     if (text.size < 2) return INT64_MAX;
     size_t wanted = text.size - (tail > 0 ? tail : 1);
@@ -164,7 +164,7 @@ static bool find_split(RecordReader *reader, const char *path, Error *error) {
             path);
     SCOPED(file_unmap) FileMap map;
     if (!file_map(&map, path, error)) return error_recode(error, ERROR_DATA);
-    reader->split = split_point((Text){(const char *)map.bytes, map.size}, reader->options);
+    reader->split = split_point((WindowText){(const char *)map.bytes, map.size}, reader->options);
     return true;
 }
 
@@ -203,7 +203,7 @@ static void step_over(RecordReader *reader, size_t size) {
 
 /* -- Documents of text ----------------------------------------------------------------------------------------------- */
 
-static void begin_document(RecordReader *reader) {
+static void begin_record_document(RecordReader *reader) {
     if (reader->open) return;
     double part = reader->options->valid_fraction;
     int64_t number = reader->at.document++;
@@ -218,7 +218,7 @@ static void begin_document(RecordReader *reader) {
  * separator after it; `*ends`: the document ends. */
 static size_t find_text(const RecordReader *reader, size_t *behind, bool *ends) {
     const char *separator = reader->options->separator;
-    Text text = {reader->window + reader->begin, reader->end - reader->begin};
+    WindowText text = {reader->window + reader->begin, reader->end - reader->begin};
     int64_t to_split = reader->split - reader->at.byte;
     bool split = to_split > 0 && to_split <= (int64_t)text.size, whole = split || reader->ended;
     if (split) text.size = (size_t)to_split;
@@ -231,7 +231,7 @@ static size_t find_text(const RecordReader *reader, size_t *behind, bool *ends) 
         at = (size_t)(found - text.bytes);
         bool starts = at == 0 ? reader->line_start : text.bytes[at - 1] == '\n';
         if (starts && !whole && text.size - at < length + 2) return at; /* its line end is not in the window yet */
-        *behind = starts ? separator_bytes((Text){found, text.size - at}, separator) : 0;
+        *behind = starts ? separator_bytes((WindowText){found, text.size - at}, separator) : 0;
         if (*behind > 0) *ends = true;
         if (*behind > 0) return at;
         at++;
@@ -267,8 +267,8 @@ static bool cut_piece(RecordReader *reader, Block *block, Record *record) {
 static bool read_text(RecordReader *reader, Block *block, Error *error) {
     if (reader->begin == reader->end && !reader->ended && !refill(reader, error)) return false;
     if (!reader->open && reader->begin == reader->end) return true;
-    begin_document(reader);
-    Record *record = open_record(reader, block);
+    begin_record_document(reader);
+    Record *record = open_record_format(reader, block);
     size_t room = BLOCK_BYTES;
     block_append(block, reader->rest, reader->rest_size);
     reader->rest_size = 0;
@@ -295,8 +295,8 @@ static bool read_text(RecordReader *reader, Block *block, Error *error) {
 
 /* Adds a record that reports a fault at this place of the file. */
 static void add_fault(RecordReader *reader, Block *block, PackBad bad, const char *what) {
-    begin_document(reader);
-    Record *record = open_record(reader, block);
+    begin_record_document(reader);
+    Record *record = open_record_format(reader, block);
     record_mark(record, bad, what);
     record->last = true;
     record->end = reader->at;
@@ -325,12 +325,12 @@ static bool find_record(RecordReader *reader, Block *block, bool *found, Error *
 }
 
 /* Adds one record; one above the limit is skipped. */
-static bool read_record(RecordReader *reader, Block *block, Error *error) {
+static bool read_next_record(RecordReader *reader, Block *block, Error *error) {
     bool ends = false, found;
     if (!find_record(reader, block, &found, error)) return false;
     if (!found) return true;
-    begin_document(reader);
-    Record *record = open_record(reader, block);
+    begin_record_document(reader);
+    Record *record = open_record_format(reader, block);
     int64_t start = reader->at.byte;
     for (;;) {
         size_t used = record_scan(&reader->scan, reader->window + reader->begin, reader->end - reader->begin, &ends);
@@ -417,16 +417,16 @@ static bool skip_to(RecordReader *reader, const char *path, int64_t byte, Error 
 }
 
 /* Adds a record that says why a file is skipped. */
-static void leave_out(RecordReader *reader, Block *block, const NotText *why) {
+static void leave_file_out(RecordReader *reader, Block *block, const NotText *why) {
     reader->format = (RecordFormat){0};
-    Record *record = open_record(reader, block);
+    Record *record = open_record_format(reader, block);
     record->left_out = *why;
     reader->first_document = -1;
     reader->begin = reader->end;
     reader->ended = true;
 }
 
-static bool open_file(RecordReader *reader, Block *block, Error *error) {
+static bool open_input_file(RecordReader *reader, Block *block, Error *error) {
     const char *path = reader->files->list.entries[reader->at.file].name;
     int64_t start = reader->at.byte;
     reader->input = input_open(path, error);
@@ -441,7 +441,7 @@ static bool open_file(RecordReader *reader, Block *block, Error *error) {
     NotText why;
     if (reader->end == 0 && !reader->fault.code) return true;
     if (!take_format(reader, path, &why, error)) return false;
-    if (why.what) leave_out(reader, block, &why);
+    if (why.what) leave_file_out(reader, block, &why);
     if (why.what) return true;
     reader->scan = record_scan_start(&reader->format, start > 0);
     if (!find_split(reader, path, error)) return false;
@@ -458,19 +458,20 @@ static void close_file(RecordReader *reader, Block *block) {
     input_close(reader->input);
     reader->input = NULL;
     static const NotText nothing = {"without a document", NULL};
-    if (reader->first_document == reader->at.document && !reader->fault.code) leave_out(reader, block, &nothing);
+    if (reader->first_document == reader->at.document && !reader->fault.code) leave_file_out(reader, block, &nothing);
     reader->line = reader->at.line;
-    Record *record = reader->fault.code || record_scan_open(&reader->scan) ? open_record(reader, block) : NULL;
+    Record *record = reader->fault.code || record_scan_open(&reader->scan) ? open_record_format(reader, block) : NULL;
     if (record && reader->fault.code) record_mark(record, PACK_BAD_FILE, reader->fault.message);
     else if (record) record_mark(record, PACK_BAD_JSON, "the array does not end");
     reader->before += bytes;
-    reader->at = (Position){reader->at.file + 1, 0, 1, reader->at.document};
+    reader->at = (RecordPosition){reader->at.file + 1, 0, 1, reader->at.document};
     if (record) record->last = true, record->end = reader->at;
 }
 
 /* -- Reading --------------------------------------------------------------------------------------------------------- */
 
-RecordReader *record_reader_open(const PackOptions *options, const PackFiles *files, PieceCut *cut, const void *context, Position start) {
+RecordReader *record_reader_open(
+    const PackOptions *options, const PackFiles *files, PieceCut *cut, const void *context, RecordPosition start) {
     RecordReader *reader = memory_allocate(sizeof *reader);
     *reader = (RecordReader){.options = options, .files = files, .cut = cut, .context = context, .at = start};
     for (int64_t i = 0; i < start.file; i++) {
@@ -484,10 +485,11 @@ RecordReader *record_reader_open(const PackOptions *options, const PackFiles *fi
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error) {
     array_reserve(block->text, block->capacity, BLOCK_BYTES);
     while (reader->at.file < (int64_t)reader->files->list.count && block->size < BLOCK_BYTES && block->count < BLOCK_RECORDS) {
-        if (!reader->input && !open_file(reader, block, error)) return false;
+        if (!reader->input && !open_input_file(reader, block, error)) return false;
         bool left = reader->open || reader->begin < reader->end || !reader->ended;
         if (!left) close_file(reader, block);
-        else if (!(reader->format.shape == SHAPE_TEXT ? read_text(reader, block, error) : read_record(reader, block, error))) return false;
+        else if (!(reader->format.shape == SHAPE_TEXT ? read_text(reader, block, error) : read_next_record(reader, block, error)))
+            return false;
         if (reader->continued && reader->open) break; /* the piece fills the block */
     }
     block->done = reader->before + (reader->input ? input_position(reader->input) : 0);

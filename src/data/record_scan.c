@@ -103,7 +103,7 @@ size_t record_scan(RecordScan *scan, const char *bytes, size_t size, bool *ends)
 
 /* Copies a field without its quotes to `to`, which may be its own place; NULL: nothing is copied.
  * Returns the end of the field: its delimiter, or `end`. NULL: its quotes do not end. */
-static const char *take_field(const char *at, const char *end, char delimiter, char *to, size_t *size) {
+static const char *scan_field(const char *at, const char *end, char delimiter, char *to, size_t *size) {
     *size = 0;
     if (at < end && *at == '"') {
         for (at++; at < end && (*at != '"' || (at + 1 < end && at[1] == '"')); at++) {
@@ -133,7 +133,7 @@ bool table_field(const char *row, size_t size, const TablePlace *place, char *to
     *length = 0;
     for (bool more = true; more; at += more, count++) {
         bool wanted = count == place->column;
-        at = take_field(at, end, place->delimiter, wanted ? to : NULL, wanted ? length : &other);
+        at = scan_field(at, end, place->delimiter, wanted ? to : NULL, wanted ? length : &other);
         if (!at) return snprintf(what, TABLE_FAULT, "a quote that does not end"), false;
         more = at < end;
     }
@@ -151,9 +151,9 @@ bool table_header(const char *bytes, size_t size, const char *field, RecordForma
     format->place = (TablePlace){.delimiter = format->delimiter, .column = -1};
     for (bool more = true; more; at += more) {
         const char *start = at;
-        at = take_field(at, end, format->delimiter, NULL, &length);
+        at = scan_field(at, end, format->delimiter, NULL, &length);
         if (!at) return false;
-        if (length < sizeof name) take_field(start, end, format->delimiter, name, &length);
+        if (length < sizeof name) scan_field(start, end, format->delimiter, name, &length);
         else length = 0;
         if (length == strlen(field) && !memcmp(name, field, length)) format->place.column = format->place.columns;
         if (used < room)

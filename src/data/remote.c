@@ -49,15 +49,15 @@ struct RemoteObject {
 };
 
 /* Blocks first to first + count - 1 of an object. */
-typedef struct Range {
+typedef struct ByteRange {
     const RemoteObject *object;
     int64_t first, count;
-} Range;
+} ByteRange;
 
 typedef struct Worker {
     Remote *remote;
     pthread_t thread;
-    Range range; /* in progress; count 0: none */
+    ByteRange range; /* in progress; count 0: none */
 } Worker;
 
 struct Remote {
@@ -71,7 +71,7 @@ struct Remote {
 
     pthread_mutex_t mutex; /* protects the fields below */
     pthread_cond_t changed;
-    Range *queue;
+    ByteRange *queue;
     size_t head, count, capacity;
     Worker workers[WORKERS];
     int worker_count;
@@ -100,7 +100,7 @@ static int64_t block_size(const RemoteObject *object, int64_t block) {
 }
 
 /* Stores a fetched block, unless its checksum is wrong: *good. */
-static bool keep(const RemoteObject *object, int64_t block, const void *data, bool *good, Error *error) {
+static bool keep_block(const RemoteObject *object, int64_t block, const void *data, bool *good, Error *error) {
     int64_t size = block_size(object, block);
     *good = !object->sums || shard_wrong_block(object->sums, data, block * CACHE_BLOCK_BYTES, size) < 0;
     return !*good || block_cache_put(&object->remote->cache, object->id, block, data, size, error);
@@ -110,7 +110,7 @@ static bool keep(const RemoteObject *object, int64_t block, const void *data, bo
 
 /* Notes the outcome of a request; NULL: success. Returns for how many seconds the store has been
  * away. */
-static double note(Remote *remote, const Error *failure) {
+static double count_failure(Remote *remote, const Error *failure) {
     pthread_mutex_lock(&remote->mutex);
     double now = log_seconds(), away = remote->away_since > 0 ? now - remote->away_since : 0;
     bool back = !failure && remote->warned, warn = failure && !remote->warned && away >= WARN_SECONDS;
@@ -145,10 +145,10 @@ static bool stopped(Remote *remote) {
 
 /* -- Fetching ------------------------------------------------------------------------------------------------------ */
 
-typedef enum Fetched { FETCHED, FETCH_AGAIN, FETCH_FAILED } Fetched;
+typedef enum FetchedRange { FETCHED, FETCH_AGAIN, FETCH_FAILED } FetchedRange;
 
 /* Sends one request for a range; *got whole blocks came, also before a broken connection. */
-static Fetched request(const Range *range, void *buffer, int64_t *got, Error *error) {
+static FetchedRange request(const ByteRange *range, void *buffer, int64_t *got, Error *error) {
     enum { PRECONDITION_FAILED = S3_PRECONDITION_FAILED, NOT_FOUND = 404 };
     const RemoteObject *object = range->object;
     int64_t from = range->first * CACHE_BLOCK_BYTES, bytes = int_min(range->count * CACHE_BLOCK_BYTES, object->bytes - from);
@@ -173,17 +173,18 @@ static Fetched request(const Range *range, void *buffer, int64_t *got, Error *er
 
 /* Fetches the blocks of a range that are not in the cache, as long as it takes. A permanent failure
  * is left to the reader, which meets it too. */
-static void fetch(Range range, unsigned char *buffer) {
+static void fetch_range(ByteRange range, unsigned char *buffer) {
     Remote *remote = range.object->remote;
     for (int attempt = 0; range.count > 0 && !stopped(remote);) {
         int64_t absent = 0, got = 0;
         Error error = {0};
         while (absent < range.count && !block_cache_has(&remote->cache, range.object->id, range.first + absent)) absent++;
-        Range wanted = {range.object, range.first, absent};
-        Fetched fetched = absent ? request(&wanted, buffer, &got, &error) : FETCHED;
+        ByteRange wanted = {range.object, range.first, absent};
+        FetchedRange fetched = absent ? request(&wanted, buffer, &got, &error) : FETCHED;
         bool good, kept = true;
-        if (absent && !stopped(remote)) note(remote, fetched == FETCH_AGAIN ? &error : NULL);
-        for (int64_t i = 0; i < got && kept; i++) kept = keep(range.object, range.first + i, buffer + i * CACHE_BLOCK_BYTES, &good, &error);
+        if (absent && !stopped(remote)) count_failure(remote, fetched == FETCH_AGAIN ? &error : NULL);
+        for (int64_t i = 0; i < got && kept; i++)
+            kept = keep_block(range.object, range.first + i, buffer + i * CACHE_BLOCK_BYTES, &good, &error);
         if (fetched == FETCH_FAILED || !kept) return;
         if (absent == 0) got = 1;
         range.first += got;
@@ -207,7 +208,7 @@ static void *worker_run(void *context) {
         remote->head = (remote->head + 1) % remote->capacity;
         remote->count--;
         pthread_mutex_unlock(&remote->mutex);
-        fetch(worker->range, buffer);
+        fetch_range(worker->range, buffer);
         pthread_mutex_lock(&remote->mutex);
         worker->range.count = 0;
         pthread_cond_broadcast(&remote->changed);
@@ -217,10 +218,10 @@ static void *worker_run(void *context) {
 }
 
 /* Appends a range; the caller holds the mutex. */
-static void enqueue(Remote *remote, Range range) {
+static void enqueue(Remote *remote, ByteRange range) {
     if (remote->count == remote->capacity) {
         size_t capacity = remote->capacity ? 2 * remote->capacity : 1024;
-        Range *queue = memory_allocate(capacity * sizeof *queue);
+        ByteRange *queue = memory_allocate(capacity * sizeof *queue);
         for (size_t i = 0; i < remote->count; i++) queue[i] = remote->queue[(remote->head + i) % remote->capacity];
         free(remote->queue);
         remote->queue = queue;
@@ -234,7 +235,7 @@ void remote_prefetch(RemoteObject *object, int64_t offset, int64_t bytes) {
     Remote *remote = object->remote;
     int64_t first = offset / CACHE_BLOCK_BYTES, end = divide_up(int_min(offset + bytes, object->bytes), CACHE_BLOCK_BYTES);
     pthread_mutex_lock(&remote->mutex);
-    for (int64_t at = first; at < end; at += RANGE_BLOCKS) enqueue(remote, (Range){object, at, int_min(RANGE_BLOCKS, end - at)});
+    for (int64_t at = first; at < end; at += RANGE_BLOCKS) enqueue(remote, (ByteRange){object, at, int_min(RANGE_BLOCKS, end - at)});
     pthread_cond_broadcast(&remote->changed);
     pthread_mutex_unlock(&remote->mutex);
 }
@@ -248,7 +249,7 @@ static bool await_worker(const RemoteObject *object, int64_t block) {
     bool busy = false;
     pthread_mutex_lock(&remote->mutex);
     for (int i = 0; i < remote->worker_count; i++) {
-        const Range *range = &remote->workers[i].range;
+        const ByteRange *range = &remote->workers[i].range;
         busy |= range->object == object && block >= range->first && block < range->first + range->count;
     }
     if (busy) thread_wait_until(&remote->changed, &remote->mutex, log_seconds() + moment);
@@ -287,12 +288,12 @@ static bool read_block(RemoteObject *object, int64_t block, unsigned char *data,
         int64_t got;
         bool good;
         Error failure = {0};
-        Range range = {object, block, 1};
-        Fetched fetched = request(&range, data, &got, &failure);
-        note(remote, fetched == FETCH_AGAIN ? &failure : NULL);
+        ByteRange range = {object, block, 1};
+        FetchedRange fetched = request(&range, data, &got, &failure);
+        count_failure(remote, fetched == FETCH_AGAIN ? &failure : NULL);
         if (fetched == FETCH_FAILED) return error_set(error, ERROR_DATA, "%s", failure.message);
         if (fetched == FETCHED) {
-            if (!keep(object, block, data, &good, error)) return error_recode(error, ERROR_DATA);
+            if (!keep_block(object, block, data, &good, error)) return error_recode(error, ERROR_DATA);
             if (good) return true;
             wrong++;
         } else {
@@ -353,7 +354,7 @@ static bool start_workers(Remote *remote, Error *error) {
     return true;
 }
 
-static bool open_record(Remote *remote, const char *path, json_t *record, Error *error) {
+static bool open_remote_record(Remote *remote, const char *path, json_t *record, Error *error) {
     const char *url, *bucket, *prefix, *cache;
     json_int_t bytes;
     json_t *objects;
@@ -378,7 +379,7 @@ bool remote_open(Remote **opened, const char *folder, Error *error) {
     Remote *remote = memory_allocate(sizeof *remote);
     pthread_mutex_init(&remote->mutex, NULL);
     pthread_cond_init(&remote->changed, NULL);
-    if (open_record(remote, path, record, error)) {
+    if (open_remote_record(remote, path, record, error)) {
         *opened = remote;
         return true;
     }

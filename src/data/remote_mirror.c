@@ -102,7 +102,7 @@ static bool copy_parts(const Mirror *mirror, const S3Entry *entry, const File *f
     return good;
 }
 
-static bool copy(const Mirror *mirror, const S3Entry *entry, Error *error) {
+static bool copy_object(const Mirror *mirror, const S3Entry *entry, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s", mirror->folder, entry->name);
     SCOPED(file_close) File file = {0};
     return is_here(mirror, entry) || (file_make_parents(path, error) && file_replace_begin(&file, path, error) &&
@@ -125,20 +125,20 @@ static bool remove_others(const Mirror *mirror, Error *error) {
 
 /* -- The source ---------------------------------------------------------------------------------------------------- */
 
-static const S3Entry *entry_of(const Mirror *mirror, const char *name) {
+static const S3Entry *find_object(const Mirror *mirror, const char *name) {
     for (size_t i = 0; i < mirror->listing.count; i++)
         if (!strcmp(mirror->listing.entries[i].name, name)) return &mirror->listing.entries[i];
     return NULL;
 }
 
 /* Checks that each shard has both of its files. */
-static bool check_pairs(const Mirror *mirror, Error *error) {
+static bool check_shard_files(const Mirror *mirror, Error *error) {
     int64_t shards = 0;
     for (size_t i = 0; i < mirror->listing.count; i++) {
         const char *name = mirror->listing.entries[i].name;
         bool tokens = is_tokens(name), index = !strchr(name, '/') && ends_with(name, ".idx");
         SCOPED_FREE char *other = memory_format("%.*s%s", (int)strlen(name) - 4, name, tokens ? ".idx" : ".bin");
-        if ((tokens || index) && !entry_of(mirror, other))
+        if ((tokens || index) && !find_object(mirror, other))
             return error_set(error, ERROR_DATA, "%s has %s but not %s: in a bucket a shard is both, in Megatron's format; upload it again",
                 mirror->url, name, other);
         shards += tokens;
@@ -148,7 +148,7 @@ static bool check_pairs(const Mirror *mirror, Error *error) {
                "%s holds no token shards: give the folder of a bucket into which NAME.bin and NAME.idx were uploaded", mirror->url);
 }
 
-static json_t *describe(const Mirror *mirror, bool which(const char *name)) {
+static json_t *describe_objects(const Mirror *mirror, bool which(const char *name)) {
     json_t *list = json_array();
     for (size_t i = 0; i < mirror->listing.count; i++) {
         const S3Entry *entry = &mirror->listing.entries[i];
@@ -160,7 +160,7 @@ static json_t *describe(const Mirror *mirror, bool which(const char *name)) {
 }
 
 /* Takes over the two lists. */
-static bool write_record(const Mirror *mirror, const RemoteOptions *options, json_t *objects, json_t *copies, Error *error) {
+static bool write_mirror_record(const Mirror *mirror, const RemoteOptions *options, json_t *objects, json_t *copies, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s", mirror->folder, REMOTE_RECORD);
     json_auto_t *record = json_pack("{s:s, s:s, s:s, s:s, s:I, s:f, s:o, s:o}", "url", mirror->url, "bucket", mirror->bucket, "prefix",
         mirror->prefix, "cache", options->cache, "cache_bytes", (json_int_t)options->bytes, "patience", options->patience, "objects",
@@ -170,11 +170,11 @@ static bool write_record(const Mirror *mirror, const RemoteOptions *options, jso
     return file_write(path, text, (int64_t)strlen(text), error);
 }
 
-static bool update(Mirror *mirror, const RemoteOptions *options, Error *error) {
-    if (!check_pairs(mirror, error) || !remove_others(mirror, error)) return false;
+static bool update_mirror(Mirror *mirror, const RemoteOptions *options, Error *error) {
+    if (!check_shard_files(mirror, error) || !remove_others(mirror, error)) return false;
     for (size_t i = 0; i < mirror->listing.count; i++)
-        if (is_copied(mirror->listing.entries[i].name) && !copy(mirror, &mirror->listing.entries[i], error)) return false;
-    return write_record(mirror, options, describe(mirror, is_tokens), describe(mirror, is_copied), error);
+        if (is_copied(mirror->listing.entries[i].name) && !copy_object(mirror, &mirror->listing.entries[i], error)) return false;
+    return write_mirror_record(mirror, options, describe_objects(mirror, is_tokens), describe_objects(mirror, is_copied), error);
 }
 
 /* Continues with the existing folder when the store does not answer. */
@@ -182,7 +182,7 @@ static bool go_on(const Mirror *mirror, const RemoteOptions *options, Error *err
     if (!mirror->before) return false;
     log_warn("%s does not answer: what was fetched before is used (%s)", mirror->url, error->message);
     *error = (Error){0};
-    return write_record(mirror, options, json_incref(json_object_get(mirror->before, "objects")),
+    return write_mirror_record(mirror, options, json_incref(json_object_get(mirror->before, "objects")),
         json_incref(json_object_get(mirror->before, "copies")), error);
 }
 
@@ -204,7 +204,7 @@ static bool mirror_make(const RemoteOptions *options, const char *url, Error *er
     SCOPED(block_cache_close) BlockCache cache = {0};
     SCOPED(mirror_free) Mirror mirror;
     if (!mirror_open(&mirror, options, url, error) || !block_cache_open(&cache, options->cache, options->bytes, error)) return false;
-    return s3_list(mirror.s3, mirror.prefix, true, url, &mirror.listing, error) ? update(&mirror, options, error)
+    return s3_list(mirror.s3, mirror.prefix, true, url, &mirror.listing, error) ? update_mirror(&mirror, options, error)
                                                                                 : go_on(&mirror, options, error);
 }
 

@@ -163,7 +163,7 @@ void shard_prefetch(const Shard *shard, int64_t first, int64_t count) {
 
 /* Hashes another program's shard: size and samples of its files; for tokens in a bucket, their
  * path, size and ETag. */
-static bool sample_files(const Shard *shard, XXH3_state_t *hash, Error *error) {
+static bool hash_shard_samples(const Shard *shard, XXH3_state_t *hash, Error *error) {
     SCOPED_FREE char *index = memory_format("%s.idx", shard->prefix);
     uint64_t identity = shard->object ? remote_identity(shard->object) : 0;
     if (shard->object) XXH3_64bits_update(hash, &identity, sizeof identity);
@@ -181,7 +181,7 @@ bool shard_checksum(const Shard *shard, uint64_t *checksum, Error *error) {
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", shard->file.path);
     XXH3_64bits_reset(hash);
-    bool good = sample_files(shard, hash, error);
+    bool good = hash_shard_samples(shard, hash, error);
     *checksum = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     return good;

@@ -43,7 +43,7 @@ static bool open_megatron(Shard *shard, Error *error) {
 enum { HEADER_BYTES = 1024 };
 
 /* Checks the size of an open file after its header is read. */
-static bool check_size(Shard *shard, int64_t tokens, Error *error) {
+static bool check_shard_size(Shard *shard, int64_t tokens, Error *error) {
     int64_t described = HEADER_BYTES + tokens * shard->token_bytes;
     shard->start = HEADER_BYTES;
     shard->token_count = tokens;
@@ -88,7 +88,7 @@ static bool open_llmc(Shard *shard, Error *error) {
         return error_set(
             error, ERROR_DATA, "%s has version %" PRId32 " of llm.c's format, which is not known", shard->prefix, header.version);
     shard->token_bytes = kind->token_bytes;
-    return check_size(shard, header.tokens, error);
+    return check_shard_size(shard, header.tokens, error);
 }
 
 /* "BIN.TOK\n", then i32 version, bytes per token, number of tokens, vocabulary, and whether loss
@@ -114,7 +114,7 @@ static bool open_llmq(Shard *shard, Error *error) {
         return error_set(
             error, ERROR_DATA, "%s masks the loss of some tokens, which smelt would train on: write it without masks", shard->prefix);
     shard->token_bytes = 4;
-    return check_size(shard, header.tokens, error);
+    return check_shard_size(shard, header.tokens, error);
 }
 
 /* -- The table ------------------------------------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
 char *shard_next(const char *name) { return memory_format("%s.next", name); }
 
 /* Sets *there. Returns false if the system cannot tell, which is not the same as absent. */
-static bool find(const char *path, bool *there, Error *error) {
+static bool find_prefix(const char *path, bool *there, Error *error) {
     FileKind kind = file_kind(path, NULL);
     *there = kind != FILE_ABSENT;
     return kind != FILE_UNREADABLE || file_fail(error, "look for", path);
@@ -22,14 +22,14 @@ static bool find(const char *path, bool *there, Error *error) {
 
 static bool find_next(const char *name, bool *there, Error *error) {
     SCOPED_FREE char *next = shard_next(name);
-    return find(next, there, error);
+    return find_prefix(next, there, error);
 }
 
 /* The old file is removed first, so that a second try after a kill finds NAME.next until it has its name. */
-static bool take_name(const char *name, Error *error) {
+static bool take_shard_name(const char *name, Error *error) {
     bool there;
     SCOPED_FREE char *next = shard_next(name);
-    if (!find(next, &there, error)) return false;
+    if (!find_prefix(next, &there, error)) return false;
     return !there || (file_remove(name, error) && file_replace_folder(next, name, error));
 }
 
@@ -46,7 +46,7 @@ static bool take_shard(const char *prefix, Error *error) {
     bool good = true;
     for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes && good; i++) {
         SCOPED_FREE char *name = memory_format("%s%s", prefix, suffixes[i]);
-        good = take_name(name, error);
+        good = take_shard_name(name, error);
     }
     return good;
 }
@@ -55,7 +55,7 @@ static bool take_shard(const char *prefix, Error *error) {
  * an older file under the name, or none. */
 static bool has_name(const char *name, bool optional, Error *error) {
     bool there, waits;
-    if (!find(name, &there, error) || !find_next(name, &waits, error)) return false;
+    if (!find_prefix(name, &there, error) || !find_next(name, &waits, error)) return false;
     return (!waits && (there || optional)) ||
            error_set(error, ERROR_CHECKPOINT, "%s is not there after it was put there: look at the file system", name);
 }
@@ -66,12 +66,12 @@ static bool has_names(const char *prefix, Error *error) {
     return has_name(tokenizer, true, error) && has_name(tokens, false, error) && has_name(index, false, error);
 }
 
-static bool take_all(const char *const *prefixes, const char *record, Error *error) {
+static bool take_every_name(const char *const *prefixes, const char *record, Error *error) {
     bool good = true;
     for (const char *const *prefix = prefixes; *prefix && good; prefix++) good = retire_index(*prefix, error);
     for (const char *const *prefix = prefixes; *prefix && good; prefix++) good = take_shard(*prefix, error);
     for (const char *const *prefix = prefixes; *prefix && good; prefix++) good = has_names(*prefix, error);
-    return good && (!record || (take_name(record, error) && has_name(record, false, error)));
+    return good && (!record || (take_shard_name(record, error) && has_name(record, false, error)));
 }
 
 bool shard_names_take(const char *const *prefixes, const char *record, Error *error) {
@@ -79,7 +79,7 @@ bool shard_names_take(const char *const *prefixes, const char *record, Error *er
     SCOPED_FREE char *promise = record ? shard_next(record) : NULL;
     if (promise && !file_lock(promise, &lock))
         return error_set(error, ERROR_USAGE, "another process gives the files of %s their names: wait for it", prefixes[0]);
-    bool good = take_all(prefixes, record, error);
+    bool good = take_every_name(prefixes, record, error);
     if (lock >= 0) close(lock);
     if (!good && record) error_context(error, "%s is packed, and the same command gives its files their names", prefixes[0]);
     return good;

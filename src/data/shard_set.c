@@ -131,7 +131,7 @@ static bool check_tokenizers(const FileList *prefixes, Error *error) {
     return true;
 }
 
-static bool open_shards(ShardSet *set, const FileList *prefixes, Error *error) {
+static bool open_prefixes(ShardSet *set, const FileList *prefixes, Error *error) {
     size_t count = prefixes->count;
     set->shards = memory_allocate(count * sizeof *set->shards);
     set->first_token = memory_allocate((count + 1) * sizeof *set->first_token);
@@ -180,7 +180,7 @@ bool shard_set_open(ShardSet *set, const char *path, Error *error) {
     bool listed = list_shards(path, &prefixes, error);
     if (listed && !prefixes.count) file_list_add(&prefixes, memory_copy_string(path), FILE_REGULAR); /* opening it reports it missing */
     if (listed && check_complete(path, error) && check_parts(path, &prefixes, error) && check_tokenizers(&prefixes, error) &&
-        remote_open(&set->remote, path, error) && open_shards(set, &prefixes, error)) {
+        remote_open(&set->remote, path, error) && open_prefixes(set, &prefixes, error)) {
         if (!set->remote) warn_of_others(path);
         return true;
     }

@@ -255,7 +255,7 @@ static bool writer_end_sequence(ShardWriter *writer, Error *error) {
     return spool_append(&writer->lengths, writer->folder, &length, sizeof length, error);
 }
 
-static bool refuse_token(const ShardWriter *writer, const int32_t *tokens, int64_t limit, Error *error) {
+static bool refuse_written_token(const ShardWriter *writer, const int32_t *tokens, int64_t limit, Error *error) {
     while (*tokens >= 0 && *tokens <= limit) tokens++;
     return error_set(error, ERROR_DATA,
         "token %" PRId32 " does not fit into %s.bin, which holds 0 to %" PRId64 " in %d bytes each; write the shard with wider tokens",
@@ -273,7 +273,7 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
         int64_t room = (int64_t)((BUFFER_BYTES - file->used) / width);
         int64_t part = int_min(int_min(room, count), INT32_MAX - writer->open_tokens);
         uint32_t largest = store_tokens(file->buffer + file->used, tokens, (size_t)part, writer->token_bytes);
-        if (largest > (uint32_t)limit) return refuse_token(writer, tokens, limit, error);
+        if (largest > (uint32_t)limit) return refuse_written_token(writer, tokens, limit, error);
         if (largest > writer->max_token) writer->max_token = largest;
         file->used += (size_t)part * width;
         writer->open_tokens += part;
@@ -374,7 +374,7 @@ static bool prepare_tokenizer(const ShardWriter *writer, Error *error) {
 }
 
 /* Writes both files to disk, under their temporary names. */
-static bool prepare(ShardWriter *writer, Error *error) {
+static bool prepare_shard(ShardWriter *writer, Error *error) {
     assert(writer->open_tokens == 0);
     if (writer->sequence_count == 0)
         return error_set(error, ERROR_DATA, "no tokens were written to %s.bin; give a corpus that is not empty", writer->prefix);
@@ -414,7 +414,7 @@ bool shard_writers_finish(ShardWriter *const *writers, int count, const ShardsFi
     const char *prefixes[SHARDS_TOGETHER + 1] = {0};
     assert(count <= SHARDS_TOGETHER);
     for (int i = 0; i < count; i++) prefixes[i] = writers[i]->prefix;
-    for (int i = 0; i < count && good; i++) good = prepare(writers[i], error);
+    for (int i = 0; i < count && good; i++) good = prepare_shard(writers[i], error);
     good = good && commit_all(writers, count, file, error);
     for (int i = 0; i < count && good; i++) good = retire_tokenizer(writers[i], error);
     good = good && shard_names_take(prefixes, file ? file->path : NULL, error);

@@ -33,7 +33,7 @@ static double wide(const Check *c, const void *values, int64_t index) {
 
 /* -- Comparing ----------------------------------------------------------------------------------------------------- */
 
-static const char *judge(Check *c, bool good) {
+static const char *judge_difference(Check *c, bool good) {
     c->differences += !good;
     return good ? "ok" : "DIFFERS";
 }
@@ -49,11 +49,11 @@ static void compare_tensor(Check *c, const char *name, const void *ours, const v
         largest = fabs(off) > largest || isnan(off) ? fabs(off) : largest;
     }
     double relative = difference > 0 ? sqrt(difference / norm) : difference;
-    fprintf(c->report, "%-44s %12.3e %12.3e  %s\n", name, largest, relative, judge(c, relative <= c->limits.tensor));
+    fprintf(c->report, "%-44s %12.3e %12.3e  %s\n", name, largest, relative, judge_difference(c, relative <= c->limits.tensor));
 }
 
 static void compare_loss(Check *c, const char *name, double ours, double expected) {
-    fprintf(c->report, "%-44s %12.6f %12.6f  %s\n", name, ours, expected, judge(c, fabs(ours - expected) <= c->limits.loss));
+    fprintf(c->report, "%-44s %12.6f %12.6f  %s\n", name, ours, expected, judge_difference(c, fabs(ours - expected) <= c->limits.loss));
 }
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
@@ -73,7 +73,7 @@ static void load_batch(const Check *c) {
     executor_set_scalar(executor, model->share, 1);
 }
 
-static double run_step(const Check *c) {
+static double run_checked_step(const Check *c) {
     program_run(&c->session.training, &(ProgramWork){.microbatches = 1});
     return wide(c, executor_tensor(c->session.training.executor, c->session.training.model.loss), 0);
 }
@@ -103,10 +103,10 @@ static bool check_gradients(Check *c, Error *error) {
 static const OptimizerConfig optimizer_settings = {
     .name = OPTIMIZER_adamw, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .clip = 1};
 
-static void check_steps(Check *c) {
+static void check_ten_steps(Check *c) {
     for (int step = 1; step <= DEBUG_STATE_STEPS; step++) {
         char name[32];
-        double loss = run_step(c);
+        double loss = run_checked_step(c);
         snprintf(name, sizeof name, "loss before step %d", step);
         if (c->given->losses) compare_loss(c, name, loss, c->given->losses[step - 1]);
         else fprintf(c->report, "%-44s %12.6f\n", name, loss);
@@ -117,7 +117,7 @@ static void check_steps(Check *c) {
 
 /* -- The whole ----------------------------------------------------------------------------------------------------- */
 
-static bool start(Check *c, Error *error) {
+static bool start_session(Check *c, Error *error) {
     const DebugStateCheck *given = c->given;
     int64_t rows = c->state.sequences * c->state.length;
     c->config = (Config){.model = given->config->model,
@@ -138,22 +138,22 @@ static bool start(Check *c, Error *error) {
     return true;
 }
 
-static bool check_batch(Check *c, Error *error) {
+static bool check_state_batch(Check *c, Error *error) {
     fprintf(c->report, "%-44s %12s %12s\n", "", "difference", "relative");
-    double loss = run_step(c);
+    double loss = run_checked_step(c);
     check_logits(c);
     if (!check_gradients(c, error)) return false;
     fprintf(c->report, "\n%-44s %12s %12s\n", "", "smelt", "expected");
     compare_loss(c, "loss", loss, c->state.loss);
-    check_steps(c);
+    check_ten_steps(c);
     return true;
 }
 
 bool debug_state_check(const DebugStateCheck *given, FILE *report, int *differences, Error *error) {
     bool rough = given->precision == PRECISION_BF16;
     Check check = {.given = given, .report = report, .limits = rough ? (Limits){0.05, 0.05} : (Limits){1e-4, 1e-5}};
-    bool done =
-        llmc_state_open(&check.state, given->state, &given->config->model, error) && start(&check, error) && check_batch(&check, error);
+    bool done = llmc_state_open(&check.state, given->state, &given->config->model, error) && start_session(&check, error) &&
+                check_state_batch(&check, error);
     session_free(&check.session);
     llmc_state_close(&check.state);
     *differences = check.differences;

@@ -41,8 +41,8 @@ typedef struct Counts { int64_t targets, bytes, pairs; } Counts;
 
 /* The sums over all runs. */
 enum { SUM_REWARDS = 1, SUM_COUNT = SUM_REWARDS + REWARD_COUNT };
-typedef struct Sums { double loss, rewards[REWARD_COUNT]; } Sums;
-static_assert(sizeof(Sums) == SUM_COUNT * sizeof(double), "ranks exchange it as numbers");
+typedef struct LossSums { double loss, rewards[REWARD_COUNT]; } LossSums;
+static_assert(sizeof(LossSums) == SUM_COUNT * sizeof(double), "ranks exchange it as numbers");
 
 /* Batches that run together: one, or in a pipeline enough to keep its stages busy. */
 typedef struct Group {
@@ -90,7 +90,7 @@ static void take_batch(Group *group, int64_t index, const Batch *batch, int64_t 
 }
 
 /* Copies this rank's rows of a batch of the group to the program. */
-static void load(void *context, int64_t index) {
+static void load_group(void *context, int64_t index) {
     const Group *group = context;
     const Program *program = group->input->program;
     const Model *model = &program->model;
@@ -105,9 +105,9 @@ static void load(void *context, int64_t index) {
 }
 
 /* Runs the group and accumulates its losses. */
-static bool run_group(Group *group, Sums *sums, Error *error) {
+static bool run_group(Group *group, LossSums *sums, Error *error) {
     const Program *program = group->input->program;
-    program_run(program, &(ProgramWork){.microbatches = group->size, .load = load, .context = group});
+    program_run(program, &(ProgramWork){.microbatches = group->size, .load = load_group, .context = group});
     if (!executor_finish(program->executor, error)) return false;
     sums->loss += executor_get_metric(program->executor, program->model.loss, 0);
     pairs_add_rewards(program, sums->rewards);
@@ -129,36 +129,38 @@ static void give_answers(const Group *group, const Batch *batch) {
 }
 
 /* Returns the mesh of the model. */
-static const Mesh *mesh_of(const EvaluationInput *input) { return model_of(input)->graph ? model_of(input)->graph->mesh : &mesh_alone; }
+static const Mesh *evaluation_mesh(const EvaluationInput *input) {
+    return model_of(input)->graph ? model_of(input)->graph->mesh : &mesh_alone;
+}
 
 /* The data in order; groups of ranks take batches in turn, and `next` is this rank's next one. */
-typedef struct Reading {
+typedef struct SetReading {
     Order *order;
     LoaderSource source;
     Loader *loader;
     int64_t next;
     int size;
-} Reading;
+} SetReading;
 
 static int64_t pick(void *context) {
-    Reading *reading = context;
+    SetReading *reading = context;
     int64_t batch = reading->next;
     reading->next += reading->size;
     return batch;
 }
 
-static void close_reading(Reading *reading) {
+static void close_reading(SetReading *reading) {
     loader_close(reading->loader);
     order_free(reading->order);
 }
 
 /* Sums over the ranks, in rank order. */
-static bool sum_up(Comm *comm, Sums *sums, Counts *counts, Error *error) {
-    SCOPED_FREE Sums *all = memory_allocate((size_t)comm_size(comm) * sizeof *all);
+static bool sum_up(Comm *comm, LossSums *sums, Counts *counts, Error *error) {
+    SCOPED_FREE LossSums *all = memory_allocate((size_t)comm_size(comm) * sizeof *all);
     all[comm_rank(comm)] = *sums;
     bool done = comm_host_all_gather(comm, "evaluation", all, SUM_COUNT, COMM_F64, error) &&
                 comm_host_all_reduce(comm, "evaluation", counts, sizeof *counts / sizeof(int64_t), COMM_I64, COMM_SUM, error);
-    *sums = (Sums){0};
+    *sums = (LossSums){0};
     for (int r = 0; r < comm_size(comm); r++) {
         sums->loss += all[r].loss;
         for (int i = 0; i < REWARD_COUNT; i++) sums->rewards[i] += all[r].rewards[i];
@@ -172,12 +174,12 @@ static int64_t input_tokens(const EvaluationInput *input) {
 }
 
 /* The caller always closes it; it must not move meanwhile. */
-static bool open_reading(Reading *reading, const EvaluationInput *input, Error *error) {
+static bool open_reading(SetReading *reading, const EvaluationInput *input, Error *error) {
     const ShardSet *set = input->set;
-    *reading = (Reading){.order = order_of_one(0, false, set->path, input_tokens(input), model_of(input)->length, error),
+    *reading = (SetReading){.order = order_of_one(0, false, set->path, input_tokens(input), model_of(input)->length, error),
         .source = {.set = set, .bins = input->bins},
-        .next = mesh_index(mesh_of(input), AXES_DATA),
-        .size = mesh_size(mesh_of(input), AXES_DATA)};
+        .next = mesh_index(evaluation_mesh(input), AXES_DATA),
+        .size = mesh_size(evaluation_mesh(input), AXES_DATA)};
     LoaderOptions options = {.order = reading->order,
         .sources = &reading->source,
         .sequences = model_of(input)->sequences,
@@ -202,7 +204,7 @@ static bool agree_to_go_on(const EvaluationInput *input, const Error *unread, bo
 }
 
 /* Returns how many of the first sequences are evaluated. */
-static int64_t count_samples(const EvaluationInput *input) {
+static int64_t count_evaluated(const EvaluationInput *input) {
     int64_t samples = order_sequences(input_tokens(input) + 1, model_of(input)->length);
     return input->sequences && samples > input->sequences ? input->sequences : samples;
 }
@@ -217,14 +219,14 @@ static bool refuse_untrained(int64_t samples, Error *error) {
 
 bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error) {
     const Model *model = model_of(input);
-    SCOPED(close_reading) Reading reading;
+    SCOPED(close_reading) SetReading reading;
     if (!open_reading(&reading, input, error)) return false;
-    int index = mesh_index(mesh_of(input), AXES_DATA), size = mesh_size(mesh_of(input), AXES_DATA);
-    bool counted = mesh_index(mesh_of(input), AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same batches */
-    int64_t samples = count_samples(input), batches = divide_up(samples, model->sequences);
+    int index = mesh_index(evaluation_mesh(input), AXES_DATA), size = mesh_size(evaluation_mesh(input), AXES_DATA);
+    bool counted = mesh_index(evaluation_mesh(input), AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same batches */
+    int64_t samples = count_evaluated(input), batches = divide_up(samples, model->sequences);
     Counts counts = {0};
     SCOPED_FREE uint32_t *text = model->rewards ? NULL : list_text_bytes(input);
-    Sums sums = {0};
+    LossSums sums = {0};
     double start = log_seconds();
     Progress progress = progress_start(input->label ? input->label : "evaluating", "batches", batches);
     bool done = true, stop = false;
@@ -277,8 +279,8 @@ static bool name_source(const Config *config, Error *error) {
 }
 
 /* For conversations, reads up to the first token that is trained. */
-static bool check_trained(const EvaluationInput *input, Reading *reading, Error *error) {
-    int64_t samples = count_samples(input), rows = batch_rows(model_of(input));
+static bool check_trained(const EvaluationInput *input, SetReading *reading, Error *error) {
+    int64_t samples = count_evaluated(input), rows = batch_rows(model_of(input));
     if (!input->set->masked) return true;
     for (int64_t first = 0; first < samples; first += model_of(input)->sequences) {
         const Batch *batch = loader_next(reading->loader, error);
@@ -297,7 +299,7 @@ bool evaluate_check(const Config *config, const Corpus *corpus, Error *error) {
     if (!corpus->has_valid || corpus->image_length) return true;
     const Program shape = {.model = {.sequences = config->batch.sequences, .length = config->data.length}};
     EvaluationInput input = input_of(config, corpus, &shape);
-    SCOPED(close_reading) Reading reading;
+    SCOPED(close_reading) SetReading reading;
     return (open_reading(&reading, &input, error) && check_trained(&input, &reading, error)) || name_source(config, error);
 }
 

@@ -20,7 +20,7 @@ static ImageSample fixed_sample(const EncodingSet *set, const Config *config, in
 }
 
 /* Accumulates the losses of a batch. */
-static bool run_batch(Session *session, const EncodingSet *set, int64_t first, int64_t samples, double *sum, Error *error) {
+static bool evaluate_batch(Session *session, const EncodingSet *set, int64_t first, int64_t samples, double *sum, Error *error) {
     const Model *model = &session->evaluation.model;
     Executor *executor = session->evaluation.executor;
     executor_set_scalar(executor, model->scale, 1);
@@ -47,7 +47,7 @@ static bool add_up(Comm *comm, double *sum, Error *error) {
 }
 
 /* A NaN loss is the model's fault, unless its data have a NaN. All ranks find the same. */
-static bool check_images(const Session *session, const EncodingSet *set, int64_t samples, Error *error) {
+static bool check_validation_images(const Session *session, const EncodingSet *set, int64_t samples, Error *error) {
     char where[256];
     for (int64_t i = 0; i < samples; i++) {
         if (encodings_are_finite(set, i, where, sizeof where)) continue;
@@ -75,13 +75,13 @@ bool evaluate_images(
         int64_t batch = round * size + mesh_index(session->mesh, AXES_DATA);
         stopped = stop && stop->signal;
         done = comm_host_all_reduce(session->comm, "go on", &stopped, 1, COMM_I64, COMM_SUM, error);
-        if (done && !stopped) done = run_batch(session, set, batch * sequences, samples, &sum, error);
+        if (done && !stopped) done = evaluate_batch(session, set, batch * sequences, samples, &sum, error);
         if (comm_rank(session->comm) == 0) progress_update(&progress, int_min((round + 1) * size, batches));
         if (watchdog) watchdog_alive(watchdog, session->step);
     }
     progress_finish(&progress);
     done = done && add_up(session->comm, &sum, error);
-    if (done && !isfinite(sum)) done = check_images(session, set, samples, error);
+    if (done && !isfinite(sum)) done = check_validation_images(session, set, samples, error);
     *result = (Evaluation){
         .loss = sum / (double)samples, .bits_per_byte = NAN, .tokens = samples, .seconds = log_seconds() - start, .stopped = stopped};
     return done;

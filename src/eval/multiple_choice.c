@@ -31,7 +31,7 @@ bool multiple_choice_is_file(const char *path) {
 static void skip(ChoiceText *rest, int64_t count) { *rest = (ChoiceText){rest->tokens + count, rest->count - count}; }
 
 /* Takes a text, which follows its count of tokens, from the rest of an example. */
-static bool take_text(ChoiceText *rest, ChoiceText *text) {
+static bool take_choice_text(ChoiceText *rest, ChoiceText *text) {
     int64_t count = rest->count > 0 ? *rest->tokens : 0;
     if (count < 1 || count >= rest->count) return false;
     *text = (ChoiceText){rest->tokens + 1, count};
@@ -72,8 +72,8 @@ static const char *parse_example(ChoiceText *rest, int64_t index, ChoiceExample 
         return "is longer than the file, or shorter than its own header";
     const char *wrong = parse_header(header, index, example);
     ChoiceText texts = {header + EXAMPLE_HEADER, length - EXAMPLE_HEADER};
-    bool good = !wrong && take_text(&texts, &example->context);
-    for (int i = 0; i < example->endings && good; i++) good = take_text(&texts, &example->ending[i]);
+    bool good = !wrong && take_choice_text(&texts, &example->context);
+    for (int i = 0; i < example->endings && good; i++) good = take_choice_text(&texts, &example->ending[i]);
     skip(rest, length);
     if (wrong) return wrong;
     return good && texts.count == 0 ? NULL : "has a text without tokens, or texts that do not fill it";
@@ -81,7 +81,7 @@ static const char *parse_example(ChoiceText *rest, int64_t index, ChoiceExample 
 
 /* -- The file ------------------------------------------------------------------------------------------------------ */
 
-static bool parse(MultipleChoice *set, int64_t length, const char *path, Error *error) {
+static bool parse_examples(MultipleChoice *set, int64_t length, const char *path, Error *error) {
     const int32_t *header = (const int32_t *)set->content;
     if (length < HEADER_BYTES || header[AT_MAGIC] != MAGIC || header[AT_VERSION] != VERSION)
         return error_set(error, ERROR_DATA, "%s is no file of multiple-choice examples in version 1 of llm.c's format", path);
@@ -106,7 +106,7 @@ bool multiple_choice_open(MultipleChoice *set, const char *path, Error *error) {
     int64_t length;
     *set = (MultipleChoice){0};
     set->content = file_read(path, FILE_LIMIT, &length, error);
-    return set->content ? parse(set, length, path, error) : error_recode(error, ERROR_DATA);
+    return set->content ? parse_examples(set, length, path, error) : error_recode(error, ERROR_DATA);
 }
 
 void multiple_choice_close(MultipleChoice *set) {
@@ -150,7 +150,7 @@ static bool score_example(const Program *program, const ChoiceExample *example, 
     return true;
 }
 
-static void choose(const ChoiceExample *example, ChoiceScore *score) {
+static void choose_ending(const ChoiceExample *example, ChoiceScore *score) {
     double best = INFINITY, best_mean = INFINITY;
     for (int i = 0; i < example->endings; i++) {
         double loss = score->loss[i], mean = loss / example->ending[i].count;
@@ -185,7 +185,7 @@ bool multiple_choice_evaluate(
     if (!score_all(program, comm, set, count, losses, error)) return false;
     for (int64_t i = 0; i < count; i++) {
         memcpy(scores[i].loss, losses + i * CHOICE_ENDINGS, sizeof scores[i].loss);
-        choose(&set->examples[i], &scores[i]);
+        choose_ending(&set->examples[i], &scores[i]);
     }
     return true;
 }

@@ -83,11 +83,11 @@ bool text_sample_prompt(const Session *session, const Corpus *corpus, TokenIds *
 
 /* -- Tokens to text ------------------------------------------------------------------------------------------------ */
 
-typedef struct Text {
+typedef struct SampleText {
     const Corpus *corpus;
     TokenizerDecoder decoder;
     Utf8Stream stream;
-} Text;
+} SampleText;
 
 /* Replaces zeros, which would end the text. */
 static void put_piece(FILE *out, const char *piece, int length) {
@@ -97,7 +97,7 @@ static void put_piece(FILE *out, const char *piece, int length) {
 }
 
 /* Returns UTF-8; the caller frees it. */
-static char *decode(Text *text, const int32_t *tokens, size_t count, bool last) {
+static char *decode_sample(SampleText *text, const int32_t *tokens, size_t count, bool last) {
     char *all = NULL, piece[UTF8_OUTPUT];
     size_t size;
     FILE *out = open_memstream(&all, &size);
@@ -120,7 +120,7 @@ typedef struct Loading {
     const TokenIds *text;
 } Loading;
 
-static void load(void *context, int64_t microbatch) {
+static void load_sample(void *context, int64_t microbatch) {
     const Loading *loading = context;
     const Model *model = &loading->program->model;
     Executor *executor = loading->program->executor;
@@ -134,11 +134,11 @@ static void load(void *context, int64_t microbatch) {
 }
 
 static bool run_text(const Program *program, const TokenIds *text, Error *error) {
-    program_run(program, &(ProgramWork){.microbatches = 1, .load = load, .context = &(Loading){program, text}});
+    program_run(program, &(ProgramWork){.microbatches = 1, .load = load_sample, .context = &(Loading){program, text}});
     return executor_finish(program->executor, error);
 }
 
-static int64_t draw(const Session *session, const Corpus *corpus, size_t count) {
+static int64_t draw_token(const Session *session, const Corpus *corpus, size_t count) {
     const Config *config = session->config;
     size_t bytes = precision_bytes(config->precision, TYPE_WIDE);
     int64_t vocabulary = config->model.vocabulary;
@@ -167,7 +167,7 @@ static bool next_token(const TextSampleInput *input, const TokenIds *text, int64
     int root = drawing_rank(session);
     bool leads = comm_rank(session->comm) == root, alone = mesh_size(session->mesh, AXES_ROWS | AXES_EXPERTS | MESH(AXIS_PP)) == 1;
     if ((leads || !alone || session->layout->stage == 3) && !run_text(&session->sampling, text, error)) return false;
-    if (leads) *token = input->stop->signal ? STOPPED : draw(session, input->corpus, text->count);
+    if (leads) *token = input->stop->signal ? STOPPED : draw_token(session, input->corpus, text->count);
     return comm_host_broadcast(session->comm, "sample", token, 1, COMM_I64, root, error);
 }
 
@@ -194,10 +194,10 @@ bool text_sample(const TextSampleInput *input, TextSample *sample, Error *error)
     if (!session->sampling.exchange && !program_start_beside(&session->sampling, &session->training, error)) return false;
     exchange_finish_weights(session->training.exchange);
     if (!draw_all(input, &text, sample, error)) return false;
-    Text decoded = {.corpus = input->corpus};
+    SampleText decoded = {.corpus = input->corpus};
     if (input->corpus->tokenizer) decoded.decoder = tokenizer_decoder(input->corpus->tokenizer, true);
-    sample->prompt = decode(&decoded, text.items, input->prompt->count, false);
-    sample->text = decode(&decoded, text.items + input->prompt->count, text.count - input->prompt->count, true);
+    sample->prompt = decode_sample(&decoded, text.items, input->prompt->count, false);
+    sample->text = decode_sample(&decoded, text.items + input->prompt->count, text.count - input->prompt->count, true);
     sample->seconds = log_seconds() - start;
     return true;
 }

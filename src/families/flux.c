@@ -31,7 +31,7 @@ typedef struct Flux {
     TensorId rope_table;
 } Flux;
 
-static TensorId linear(Builder *b, TensorId x, const char *name, int64_t out, bool wide) {
+static TensorId flux_linear(Builder *b, TensorId x, const char *name, int64_t out, bool wide) {
     TensorId w = builder_matrix(b, name, out, graph_columns(b->graph, x), b->config->init_std, NULL);
     return op_linear(b->graph, x, w, builder_bias(b, name, out, NULL), wide);
 }
@@ -52,8 +52,8 @@ static TensorId embed(Builder *b, TensorId x, const char *name) {
     char first[96], second[96];
     snprintf(first, sizeof first, "time_text_embed.%s.linear_1", name);
     snprintf(second, sizeof second, "time_text_embed.%s.linear_2", name);
-    return linear(
-        b, op_activation(b->graph, linear(b, x, first, b->config->width, false), ACTIVATION_silu), second, b->config->width, false);
+    return flux_linear(
+        b, op_activation(b->graph, flux_linear(b, x, first, b->config->width, false), ACTIVATION_silu), second, b->config->width, false);
 }
 
 static TensorId conditions(Builder *b) {
@@ -66,7 +66,7 @@ static TensorId conditions(Builder *b) {
 static void modulate(const Flux *f, const char *name, TensorId *parts, int count) {
     char full[96];
     snprintf(full, sizeof full, "%s.linear", name);
-    op_split_columns(f->b->graph, linear(f->b, f->conditions, full, count * f->b->config->width, true), parts, count);
+    op_split_columns(f->b->graph, flux_linear(f->b, f->conditions, full, count * f->b->config->width, true), parts, count);
 }
 
 /* -- Attention ----------------------------------------------------------------------------------------------------- */
@@ -80,7 +80,7 @@ static const Names names[] = {
 };
 
 /* Returns the packed qkv of rows, with normalized queries and keys. */
-static TensorId project(const Flux *f, TensorId x, const Names *n) {
+static TensorId project_branch(const Flux *f, TensorId x, const Names *n) {
     Builder *b = f->b;
     const ModelConfig *c = b->config;
     Heads heads = builder_heads(b);
@@ -93,7 +93,7 @@ static TensorId project(const Flux *f, TensorId x, const Names *n) {
 }
 
 /* Attends over all rows of each sample. */
-static TensorId attend(const Flux *f, TensorId qkv) {
+static TensorId attend_flux(const Flux *f, TensorId qkv) {
     Builder *b = f->b;
     AttentionSpec spec = {.heads = builder_heads(b), .length = f->rows[IMAGE] + f->rows[TEXT], .bidirectional = true};
     return op_attention(
@@ -125,7 +125,7 @@ static void begin_block(Builder *b, const char *layers, int number, int layer) {
  * to it yet. */
 typedef struct Branch { TensorId stream, block, gate; } Branch;
 
-static TensorId merge(const Flux *f, Branch *x, TensorId shift, TensorId scale) {
+static TensorId residual_add_flux(const Flux *f, Branch *x, TensorId shift, TensorId scale) {
     ResidualNorm h = op_adaptive_norm(f->b->graph, x->block, x->gate, x->stream, (Modulation){shift, scale}, f->b->config->norm_epsilon);
     *x = (Branch){.stream = h.stream};
     return h.normed;
@@ -137,13 +137,13 @@ static void double_block(const Flux *f, Branch x[KINDS]) {
     TensorId parts[KINDS][DOUBLE_PARTS], qkv[KINDS], attended[KINDS];
     for (int i = 0; i < KINDS; i++) {
         modulate(f, names[i].modulation, parts[i], DOUBLE_PARTS);
-        qkv[i] = project(f, merge(f, &x[i], parts[i][SHIFT], parts[i][SCALE]), &names[i]);
+        qkv[i] = project_branch(f, residual_add_flux(f, &x[i], parts[i][SHIFT], parts[i][SCALE]), &names[i]);
     }
-    op_split_rows(b->graph, attend(f, op_join_rows(b->graph, qkv, KINDS, f->samples)), f->rows, attended, KINDS, f->samples);
+    op_split_rows(b->graph, attend_flux(f, op_join_rows(b->graph, qkv, KINDS, f->samples)), f->rows, attended, KINDS, f->samples);
     for (int i = 0; i < KINDS; i++) {
         x[i].block = output(b, attended[i], names[i].out, c->heads * c->head_dim, LORA_ATTENTION);
         x[i].gate = parts[i][GATE];
-        TensorId normed = merge(f, &x[i], parts[i][MLP_SHIFT], parts[i][MLP_SCALE]);
+        TensorId normed = residual_add_flux(f, &x[i], parts[i][MLP_SHIFT], parts[i][MLP_SCALE]);
         x[i].block =
             output(b, op_activation(b->graph, widen(b, normed, names[i].up), model_activation(c)), names[i].down, c->ffn, LORA_MLP);
         x[i].gate = parts[i][MLP_GATE];
@@ -154,23 +154,23 @@ static void single_block(const Flux *f, Branch *x) {
     Builder *b = f->b;
     TensorId parts[SINGLE_PARTS];
     modulate(f, "norm", parts, SINGLE_PARTS);
-    TensorId normed = merge(f, x, parts[SHIFT], parts[SCALE]);
-    TensorId both = op_join_gelu(b->graph, attend(f, project(f, normed, &names[IMAGE])), widen(b, normed, "proj_mlp"));
+    TensorId normed = residual_add_flux(f, x, parts[SHIFT], parts[SCALE]);
+    TensorId both = op_join_gelu(b->graph, attend_flux(f, project_branch(f, normed, &names[IMAGE])), widen(b, normed, "proj_mlp"));
     x->block = output(b, both, "proj_out", graph_columns(b->graph, both), LORA_MLP);
     x->gate = parts[GATE];
 }
 
 /* Adds the last block's output to the streams and returns them as one stream. */
-static TensorId join(const Flux *f, Branch x[KINDS]) {
+static TensorId join_branches(const Flux *f, Branch x[KINDS]) {
     TensorId streams[KINDS];
     for (int i = 0; i < KINDS; i++) {
-        merge(f, &x[i], TENSOR_NONE, TENSOR_NONE);
+        residual_add_flux(f, &x[i], TENSOR_NONE, TENSOR_NONE);
         streams[i] = x[i].stream;
     }
     return op_join_rows(f->b->graph, streams, KINDS, f->samples);
 }
 
-static Trunk build(Builder *b) {
+static Trunk build_flux(Builder *b) {
     const ModelConfig *c = b->config;
     Graph *graph = b->graph;
     int64_t samples = graph_rows(graph, b->image.time);
@@ -182,26 +182,26 @@ static Trunk build(Builder *b) {
                                             .positions = IMAGE_GRID * IMAGE_GRID,
                                             .axes = {c->rope_first, other, other},
                                             .grid = IMAGE_GRID});
-    Branch x[KINDS] = {{.stream = linear(b, b->image.latents, "x_embedder", c->width, true)},
-        {.stream = linear(b, b->image.text, "context_embedder", c->width, true)}};
+    Branch x[KINDS] = {{.stream = flux_linear(b, b->image.latents, "x_embedder", c->width, true)},
+        {.stream = flux_linear(b, b->image.text, "context_embedder", c->width, true)}};
     f.conditions = conditions(b);
     int doubles = (int)(c->layers - c->single_layers);
     for (int i = 0; i < doubles; i++) {
         begin_block(b, "transformer_blocks", i, i);
         double_block(&f, x);
     }
-    Branch all = {.stream = join(&f, x)};
+    Branch all = {.stream = join_branches(&f, x)};
     for (int i = 0; i < c->single_layers; i++) {
         begin_block(b, "single_transformer_blocks", i, doubles + i);
         single_block(&f, &all);
     }
-    if (c->single_layers) merge(&f, &all, TENSOR_NONE, TENSOR_NONE);
+    if (c->single_layers) residual_add_flux(&f, &all, TENSOR_NONE, TENSOR_NONE);
     builder_layer(b, -1);
     TensorId rows[KINDS], out[OUT_PARTS];
     op_split_rows(graph, all.stream, f.rows, rows, KINDS, samples);
     modulate(&f, "norm_out", out, OUT_PARTS); /* here the scale comes first */
     Branch last = {.stream = rows[IMAGE]};
-    return (Trunk){.velocity = linear(b, merge(&f, &last, out[1], out[0]), "proj_out", c->channels, true)};
+    return (Trunk){.velocity = flux_linear(b, residual_add_flux(&f, &last, out[1], out[0]), "proj_out", c->channels, true)};
 }
 
 /* -- Class of diffusers -------------------------------------------------------------------------------------------- */
@@ -249,7 +249,7 @@ static const HfField fields[] = {
     END,
 };
 
-static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
+static bool check_flux_class(const ModelConfig *c, const char *architecture, Error *error) {
     if (c->ffn != 4 * c->width)
         return error_set(error, ERROR_USAGE, "model.ffn=%lld: %s has four times model.width", (long long)c->ffn, architecture);
     return (c->norm_epsilon == 1e-6 && c->rope_theta == 10000) ||
@@ -258,7 +258,7 @@ static bool check_class(const ModelConfig *c, const char *architecture, Error *e
 }
 
 /* Writes the fields as diffusers does; it takes the dtype from the tensors. */
-static void put(json_t *object, const ModelConfig *c) {
+static void put_flux(json_t *object, const ModelConfig *c) {
     int64_t other = (c->head_dim - c->rope_first) / 2;
     hf_put(object, "axes_dims_rope", json_pack("[I, I, I]", (json_int_t)c->rope_first, (json_int_t)other, (json_int_t)other));
     hf_put_integer(object, "patch_size", 1);
@@ -274,7 +274,7 @@ static void put(json_t *object, const ModelConfig *c) {
 }
 
 static const HfClass class = {
-    .architecture = "FluxTransformer2DModel", .tables = {{fields, hf_metadata_fields}}, .check = check_class, .put = put};
+    .architecture = "FluxTransformer2DModel", .tables = {{fields, hf_metadata_fields}}, .check = check_flux_class, .put = put_flux};
 static const HfClass *const classes[] = {&class, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
@@ -284,7 +284,7 @@ static const char *const settings[] = {
 
 /* The norm kernels need a width that is a multiple of 4 and at most 8192 (ops/norm/norm.h). RoPE
  * rotates pairs of channels. */
-static bool check(const ModelConfig *c, Error *error) {
+static bool check_flux(const ModelConfig *c, Error *error) {
     int64_t rest = c->head_dim - c->rope_first;
     if (c->single_layers >= c->layers)
         return error_set(error, ERROR_USAGE, "model.single_layers=%lld of model.layers=%lld: the first layer has two streams",
@@ -301,8 +301,8 @@ static bool check(const ModelConfig *c, Error *error) {
 const FamilyRule family_flux = {.name = "flux",
     .settings = settings,
     .makes_images = true,
-    .check = check,
+    .check = check_flux,
     .activation = ACTIVATION_gelu_tanh,
     .layers = "transformer_blocks",
     .classes = classes,
-    .build = build};
+    .build = build_flux};

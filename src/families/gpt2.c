@@ -26,7 +26,7 @@ static LayerSpec layer(Builder *b, int index) {
         .mlp = {.up = "mlp.c_fc", .down = "mlp.c_proj", .biased = true}};
 }
 
-static Trunk build(Builder *b) {
+static Trunk build_gpt2(Builder *b) {
     static const Decoder decoder = {.embedding = "transformer.wte.weight",
         .last_norm = "transformer.ln_f",
         .norm = NORM_LAYER,
@@ -75,12 +75,12 @@ static const HfField fields[] = {
     END,
 };
 
-static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
+static bool check_gpt2_class(const ModelConfig *c, const char *architecture, Error *error) {
     return !c->window || error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window", (long long)c->window, architecture);
 }
 
 /* transformers applies dropout while it trains; smelt does not. */
-static void put(json_t *object, const ModelConfig *c) {
+static void put_gpt2(json_t *object, const ModelConfig *c) {
     hf_put_integer(object, "n_embd", c->width);
     hf_put_integer(object, "n_head", c->heads);
     hf_put_integer(object, "n_layer", c->layers);
@@ -113,20 +113,20 @@ static const GgufRow gguf_rows[] = {
     {NULL, ROW_READ, 0, false, NULL},
 };
 
-static bool read_gguf(const GgufKeys *keys) {
+static bool read_gpt2_gguf(const GgufKeys *keys) {
     int64_t heads = gguf_field(keys, "num_attention_heads"), key_heads = heads;
     return gguf_key_integer(keys, "attention.head_count_kv", &key_heads) &&
            (key_heads == heads || gguf_key_refuse(keys, "attention.head_count_kv", "is not attention.head_count"));
 }
 
 static const char *const buffers[] = {".attn.bias", ".attn.masked_bias", NULL};
-static const GgufClass gguf = {.architecture = "gpt2", .rows = gguf_rows, .names = gguf_names, .read = read_gguf};
+static const GgufClass gguf = {.architecture = "gpt2", .rows = gguf_rows, .names = gguf_names, .read = read_gpt2_gguf};
 static const HfClass class = {.model_type = "gpt2",
     .architecture = "GPT2LMHeadModel",
     .tables = {{fields, hf_shared_fields, hf_metadata_fields}},
     .is_llmc = true,
-    .check = check_class,
-    .put = put,
+    .check = check_gpt2_class,
+    .put = put_gpt2,
     .layouts = {{"wte.weight", hf_list_bare}},
     .buffers = buffers,
     .gguf = &gguf};
@@ -136,13 +136,13 @@ static const HfClass *const classes[] = {&class, NULL};
 
 static const char *const settings[] = {"activation", NULL};
 
-static bool check(const ModelConfig *c, Error *error) { return family_check_width(c, error) && family_check_key_heads(c, error); }
+static bool check_gpt2(const ModelConfig *c, Error *error) { return family_check_width(c, error) && family_check_key_heads(c, error); }
 
 const FamilyRule family_gpt2 = {.name = "gpt2",
     .settings = settings,
     .learns_positions = true,
     .activation = ACTIVATION_gelu_tanh,
-    .check = check,
+    .check = check_gpt2,
     .layers = "transformer.h",
     .classes = classes,
-    .build = build};
+    .build = build_gpt2};

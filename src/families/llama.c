@@ -27,7 +27,7 @@ static LayerSpec layer(Builder *b, int index) {
     return spec;
 }
 
-static Trunk build(Builder *b) {
+static Trunk build_llama(Builder *b) {
     static const Decoder decoder = {
         .embedding = "model.embed_tokens.weight", .last_norm = "model.norm", .norm = NORM_RMS, .norms_heads = true, .layer = layer};
     return builder_decoder(b, &decoder);
@@ -115,7 +115,7 @@ static const HfField qwen2_fields[] = {INTEGER("head_dim", head_dim, "0"), END};
 static const HfField qwen3_fields[] = {INTEGER("head_dim", head_dim, "128"), FIXED("attention_bias", "false"), END};
 
 /* Refuses settings that other classes of the family support and this one does not. */
-static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
+static bool check_llama_class(const ModelConfig *c, const char *architecture, Error *error) {
     if (c->rope_fraction != 1)
         return error_set(error, ERROR_USAGE, "model.rope_fraction=%g: %s rotates whole heads", c->rope_fraction, architecture);
     if (c->experts && !c->renormalise)
@@ -238,7 +238,7 @@ static const HfClass llama = {.model_type = "llama",
     .architecture = "LlamaForCausalLM",
     .tables = {{llama_fields, TABLES}},
     .runs_fp8 = true,
-    .check = check_class,
+    .check = check_llama_class,
     .put = put_llama,
     .gguf = &gguf_llama};
 static const HfClass mistral = {.model_type = "mistral",
@@ -246,7 +246,7 @@ static const HfClass mistral = {.model_type = "mistral",
     .tables = {{mistral_fields, TABLES}},
     .runs_fp8 = true,
     .fits = fits_mistral,
-    .check = check_class,
+    .check = check_llama_class,
     .put = put_mistral,
     .gguf = &gguf_llama};
 static const HfClass mixtral = {.model_type = "mixtral",
@@ -258,7 +258,7 @@ static const HfClass mixtral = {.model_type = "mixtral",
     .router_is_parameter = true,
     .start = start_mixtral,
     .fits = fits_mixtral,
-    .check = check_class,
+    .check = check_llama_class,
     .put = put_mixtral,
     .list = list_mixtral,
     .gguf = &gguf_mixtral};
@@ -268,7 +268,7 @@ static const HfClass qwen2 = {.model_type = "qwen2",
     .runs_fp8 = true,
     .start = start_qwen2,
     .fits = fits_qwen2,
-    .check = check_class,
+    .check = check_llama_class,
     .put = put_qwen,
     .gguf = &gguf_qwen2};
 static const HfClass qwen3 = {.model_type = "qwen3",
@@ -277,7 +277,7 @@ static const HfClass qwen3 = {.model_type = "qwen3",
     .runs_fp8 = true,
     .start = start_qwen3,
     .fits = fits_qwen3,
-    .check = check_class,
+    .check = check_llama_class,
     .put = put_qwen,
     .gguf = &gguf_qwen3};
 static const HfClass *const classes[] = {&mixtral, &qwen3, &qwen2, &mistral, &llama, NULL};
@@ -293,4 +293,4 @@ const FamilyRule family_llama = {.name = "llama",
     .activation = ACTIVATION_swiglu,
     .layers = "model.layers",
     .classes = classes,
-    .build = build};
+    .build = build_llama};

@@ -23,7 +23,7 @@ static LayerSpec layer(Builder *b, int index) {
     return spec;
 }
 
-static Trunk build(Builder *b) {
+static Trunk build_mpt(Builder *b) {
     static const Decoder decoder = {.embedding = "transformer.wte.weight",
         .last_norm = "transformer.norm_f",
         .norm = NORM_LAYER,
@@ -62,7 +62,7 @@ static void read_alibi(HfFieldReader *r, const char *name, const json_t *value) 
     if (r->model->alibi_max != 8) hf_warn(r, "%s%s %s", r->path, name, mpt_own);
 }
 
-static void read_scale(HfFieldReader *r, const char *name, const json_t *value) {
+static void read_mpt_scale(HfFieldReader *r, const char *name, const json_t *value) {
     bool given = value && !json_is_null(value);
     if (given && !(json_finite_value(value) > 0)) hf_refuse(r, name, "is not a number above 0");
     r->model->softmax_scale = given ? json_finite_value(value) : 0;
@@ -78,7 +78,7 @@ static void read_key_heads(HfFieldReader *r, const char *name, const json_t *val
 /* The fields of mpt's object attn_config. */
 static const HfField attention_fields[] = {
     REAL("clip_qkv", clip_qkv, "0 null"),
-    READ("softmax_scale", read_scale),
+    READ("softmax_scale", read_mpt_scale),
     READ("alibi_bias_max", read_alibi),
     READ("attn_type", read_key_heads), /* reads kv_n_heads too */
     NO_EFFECT("kv_n_heads"),
@@ -142,7 +142,7 @@ static const HfField fields[] = {
     END,
 };
 
-static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
+static bool check_mpt_class(const ModelConfig *c, const char *architecture, Error *error) {
     if (c->qk_norm) return error_set(error, ERROR_USAGE, "model.qk_norm=true: %s has no such norms", architecture);
     if (c->window) return error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window", (long long)c->window, architecture);
     if (c->kv_heads != c->heads)
@@ -154,7 +154,7 @@ static bool check_class(const ModelConfig *c, const char *architecture, Error *e
            error_set(error, ERROR_USAGE, "model.ffn=%lld: %s has four times model.width", (long long)c->ffn, architecture);
 }
 
-static void put(json_t *object, const ModelConfig *c) {
+static void put_mpt(json_t *object, const ModelConfig *c) {
     json_t *attention = json_object();
     hf_put_integer(object, "d_model", c->width);
     hf_put_integer(object, "n_heads", c->heads);
@@ -197,7 +197,7 @@ static const GgufRow gguf_rows[] = {
     {NULL, ROW_READ, 0, false, NULL},
 };
 
-static bool read_gguf(const GgufKeys *keys) {
+static bool read_mpt_gguf(const GgufKeys *keys) {
     int64_t ffn = 0, width = gguf_field(keys, "hidden_size"), key_heads = gguf_field(keys, "num_attention_heads");
     double clip = 0, alibi = 0;
     if (!gguf_key_integer(keys, "attention.head_count_kv", &key_heads) || !gguf_key_integer(keys, "feed_forward_length", &ffn) ||
@@ -221,12 +221,12 @@ static bool check_gguf(const ModelConfig *c, Error *error) {
            error_set(error, ERROR_USAGE, "model.softmax_scale=%g: llama.cpp computes with 1 / sqrt(head_dim)", c->softmax_scale);
 }
 
-static const GgufClass gguf = {.architecture = "mpt", .rows = gguf_rows, .names = gguf_names, .read = read_gguf, .check = check_gguf};
+static const GgufClass gguf = {.architecture = "mpt", .rows = gguf_rows, .names = gguf_names, .read = read_mpt_gguf, .check = check_gguf};
 static const HfClass class = {.model_type = "mpt",
     .architecture = "MptForCausalLM",
     .tables = {{fields, hf_shared_fields, hf_metadata_fields}},
-    .check = check_class,
-    .put = put,
+    .check = check_mpt_class,
+    .put = put_mpt,
     .layouts = {{"wte.weight", hf_list_bare}},
     .logit_scale = logit_scale,
     .scaled = "transformer.norm_f.weight",
@@ -244,4 +244,4 @@ const FamilyRule family_mpt = {.name = "mpt",
     .check = family_check_width,
     .layers = "transformer.blocks",
     .classes = classes,
-    .build = build};
+    .build = build_mpt};

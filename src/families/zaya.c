@@ -26,7 +26,7 @@
 #include "ops/linear/linear.h"
 
 /* Declares the vectors of a residual add. Scales start at 1 and biases at 0: no change. */
-static AffineMerge merge(Builder *b, bool after_mlp) {
+static AffineMerge residual_add_zaya(Builder *b, bool after_mlp) {
     static const char *const parts[AFFINE_VECTORS] = {"hidden_states_scale", "hidden_states_bias", "residual_scale", "residual_bias"};
     AffineMerge merge;
     char name[96];
@@ -48,14 +48,14 @@ static TensorId declare_convolution(Builder *b, const char *name, int64_t channe
  * the first half of the key heads and from the previous token in the second half. A rank may
  * therefore need rows of only one of the two value matrices. All ranks hold both matrices whole and
  * multiply by the rows of their own heads. Sets the number of delayed columns. */
-static void take_values(Builder *b, Linear *input, int64_t values, int64_t *delayed) {
+static void split_values(Builder *b, Linear *input, int64_t values, int64_t *delayed) {
     const Mesh *mesh = b->graph->mesh;
     CutShare share = cut_share(values, mesh_index(mesh, AXES_KEYS), mesh_size(mesh, AXES_KEYS));
     *delayed = int_min(share.count, int_max(0, share.first + share.count - values / 2));
     if (input->parts[1].w) input->rows[1] = share;
 }
 
-static TensorId attention(Builder *b, TensorId x, const AttentionLayer *layer) {
+static TensorId zaya_attention(Builder *b, TensorId x, const AttentionLayer *layer) {
     const ModelConfig *c = b->config;
     int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim, channels = queries + keys;
     const Stacked projections[] = {
@@ -68,7 +68,7 @@ static TensorId attention(Builder *b, TensorId x, const AttentionLayer *layer) {
               by_head = {.axes = AXES_KEYS, .dimension = 0, .blocks = 1, .rows = {c->kv_heads}};
     CcaSpec spec = {.heads = builder_heads(b)};
     Linear input = builder_stacked(b, projections, 4, c->width, false);
-    take_values(b, &input, keys, &spec.delayed);
+    split_values(b, &input, keys, &spec.delayed);
     CcaParameters cca;
     cca.depthwise_weight = declare_convolution(b, "self_attn.qkv_proj.conv_qk_depthwise.weight", channels, 1, &cut);
     cca.depthwise_bias = builder_bias(b, "self_attn.qkv_proj.conv_qk_depthwise", channels, &cut);
@@ -99,7 +99,7 @@ static TensorId router_state(Builder *b, TensorId x) {
 }
 
 /* The router chooses among E + 1 classes; class E skips the experts. */
-static TensorId experts(Builder *b, TensorId x) {
+static TensorId zaya_experts(Builder *b, TensorId x) {
     static const char *const hidden_layers[] = {"mlp.gate.router_mlp.fc1", "mlp.gate.router_mlp.fc2"};
     const ModelConfig *c = b->config;
     Graph *graph = b->graph;
@@ -127,15 +127,15 @@ static LayerSpec layer(Builder *b, int index) {
     double theta = slides && c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta;
     return (LayerSpec){.before_attention = "input_layernorm",
         .before_mlp = "post_attention_layernorm",
-        .attention = {.rope_table = builder_rope_table(b, theta), .scores = {.window = slides ? c->window : 0}, .build = attention},
-        .mlp = {.build = experts}};
+        .attention = {.rope_table = builder_rope_table(b, theta), .scores = {.window = slides ? c->window : 0}, .build = zaya_attention},
+        .mlp = {.build = zaya_experts}};
 }
 
-static Trunk build(Builder *b) {
+static Trunk build_zaya(Builder *b) {
     static const Decoder decoder = {.embedding = "model.embed_tokens.weight",
         .last_norm = "model.norm",
         .norm = NORM_RMS,
-        .merge = merge,
+        .merge = residual_add_zaya,
         .embed = embed,
         .layer = layer};
     return builder_decoder(b, &decoder);
@@ -243,7 +243,7 @@ static int64_t read_first_steps(HfFieldReader *r, const json_t *steps) {
     return (int64_t)json_array_size(steps);
 }
 
-static int64_t first_of(HfFieldReader *r, const char *const *names) {
+static int64_t read_first_of(HfFieldReader *r, const char *const *names) {
     while (names[1] && !hf_field(r, names[0])) names++;
     return largest(r, names[0]);
 }
@@ -255,15 +255,15 @@ static void read_first_layers(HfFieldReader *r, const char *name, const json_t *
                              *const key_heads[] = {"num_query_groups_list", "num_query_groups", "num_key_value_heads", NULL},
                              *const rows[] = {"ffn_hidden_size_list", "ffn_hidden_size", NULL};
     ModelConfig *c = r->model;
-    int64_t steps = read_first_steps(r, value), gate_up = first_of(r, rows);
+    int64_t steps = read_first_steps(r, value), gate_up = read_first_of(r, rows);
     (void)name;
     if (steps % 2) hf_refuse(r, "num_hidden_layers", "is odd, and steps of attention and experts take turns");
     if (gate_up % 2) hf_refuse(r, "ffn_hidden_size", "is odd, and half of it are the rows of the gate");
     c->layers = steps / 2;
     c->ffn = gate_up / 2;
-    c->heads = first_of(r, heads);
-    c->kv_heads = first_of(r, key_heads);
-    c->head_dim = first_of(r, dims);
+    c->heads = read_first_of(r, heads);
+    c->kv_heads = read_first_of(r, key_heads);
+    c->head_dim = read_first_of(r, dims);
     if (hf_field(r, "swa_layers") && largest(r, "swa_layers"))
         hf_refuse(r, "swa_layers", "is set, which smelt reads in the layout of transformers only");
     if (!hf_field(r, "rope_theta")) hf_refuse(r, "rope_theta", "is missing");
@@ -339,12 +339,12 @@ static const HfField first_fields[] = {
     END,
 };
 
-static const HfTables *tables_of(const json_t *object) {
+static const HfTables *zaya_tables(const json_t *object) {
     static const HfTables first = {{first_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}};
     return json_object_get(object, "zaya_layers") || json_object_get(object, "ffn_hidden_size") ? &first : NULL;
 }
 
-static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
+static bool check_zaya_class(const ModelConfig *c, const char *architecture, Error *error) {
     if (c->experts_per_token != 1)
         return error_set(
             error, ERROR_USAGE, "model.experts_per_token=%lld: %s has one expert per token", (long long)c->experts_per_token, architecture);
@@ -361,7 +361,7 @@ static json_t *zaya_rope(const ModelConfig *c, bool slides) {
     return rope;
 }
 
-static void put(json_t *object, const ModelConfig *c) {
+static void put_zaya(json_t *object, const ModelConfig *c) {
     static const char *const names[] = {"hybrid", "hybrid_sliding"};
     json_t *by_type = json_object(), *types = json_array();
     for (int64_t i = 0; i < c->layers; i++) {
@@ -447,12 +447,12 @@ static void list_first(HfTensorList *list, const HfParameter *parameter) {
 static const HfClass class = {.model_type = "zaya",
     .architecture = "ZayaForCausalLM",
     .tables = {{fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
-    .tables_of = tables_of,
+    .tables_of = zaya_tables,
     .rotates_part = true,
     .rounds_rope_bounds = true,
     .scales_no_attention = true,
-    .check = check_class,
-    .put = put,
+    .check = check_zaya_class,
+    .put = put_zaya,
     .layouts = {{FIRST_MARK, list_first}}};
 static const HfClass *const classes[] = {&class, NULL};
 
@@ -461,7 +461,7 @@ static const HfClass *const classes[] = {&class, NULL};
 static const char *const settings[] = {"experts", "padding", "rope_factor", "rope_fraction", "rope_theta", "router_width", "window_first",
     "window_period", "window_rope_theta", NULL};
 
-static bool check(const ModelConfig *c, Error *error) {
+static bool check_zaya(const ModelConfig *c, Error *error) {
     if (c->experts == 0)
         return error_set(error, ERROR_USAGE,
             "model.experts=0: model.family=zaya is a mixture of experts: give model.experts, or a family that may have none, such as "
@@ -481,8 +481,8 @@ const FamilyRule family_zaya = {.name = "zaya",
     .skips_experts = true,
     .chains_routers = true,
     .looks_back = true,
-    .check = check,
+    .check = check_zaya,
     .activation = ACTIVATION_swiglu,
     .layers = "model.layers",
     .classes = classes,
-    .build = build};
+    .build = build_zaya};

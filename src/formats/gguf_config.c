@@ -50,11 +50,13 @@ static const GgufRow rotary_rows[] = {
 /* The tables of a class; NULL: none. */
 enum { GGUF_TABLES = 3 };
 typedef struct GgufTables { const GgufRow *rows[GGUF_TABLES]; } GgufTables;
-static GgufTables tables_of(const GgufClass *class) { return (GgufTables){{shared_rows, class->rotary ? rotary_rows : NULL, class->rows}}; }
+static GgufTables gguf_tables(const GgufClass *class) {
+    return (GgufTables){{shared_rows, class->rotary ? rotary_rows : NULL, class->rows}};
+}
 
 /* Loops over the rows of `class`; `row` is the current one. */
 #define EACH_ROW(class, row) \
-    for (GgufTables all_ = tables_of(class), *once_ = &all_; once_; once_ = NULL) \
+    for (GgufTables all_ = gguf_tables(class), *once_ = &all_; once_; once_ = NULL) \
         for (int table_ = 0; table_ < GGUF_TABLES; table_++) \
             for (const GgufRow *row = all_.rows[table_]; row && row->key; row++)
 
@@ -98,7 +100,7 @@ static double shortest_within(double value, double tolerance) {
 
 double gguf_shortest(double value) { return shortest_within(value, 0x1p-25); }
 
-static bool read_row(const GgufKeys *r, const GgufRow *row) {
+static bool read_gguf_row(const GgufKeys *r, const GgufRow *row) {
     int64_t integer = 0;
     double real = 0;
     if (!value_of(r, row->key)) return !row->required || gguf_key_refuse(r, row->key, "is missing");
@@ -184,7 +186,7 @@ static bool read_llama3(const GgufKeys *r, json_t *rope, double theta) {
 /* llama.cpp multiplies queries and keys by attn_factor times the value of yarn's paper. */
 static double yarn_attention(double factor) { return 1 + 0.1 * log(factor); }
 
-static bool read_yarn(const GgufKeys *r, json_t *rope, double factor) {
+static bool read_gguf_yarn(const GgufKeys *r, json_t *rope, double factor) {
     int64_t original = gguf_field(r, "max_position_embeddings");
     double attention = 1, fast = 32, slow = 1;
     if (!gguf_key_integer(r, "rope.scaling.original_context_length", &original) ||
@@ -199,7 +201,9 @@ static bool read_yarn(const GgufKeys *r, json_t *rope, double factor) {
     return true;
 }
 
-static bool text_is(GgufText text, const char *wanted) { return text.size == strlen(wanted) && !memcmp(text.bytes, wanted, text.size); }
+static bool gguf_text_is(GgufText text, const char *wanted) {
+    return text.size == strlen(wanted) && !memcmp(text.bytes, wanted, text.size);
+}
 
 static bool read_positions(const GgufKeys *r) {
     const GgufValue *type_value = value_of(r, "rope.scaling.type");
@@ -211,14 +215,14 @@ static bool read_positions(const GgufKeys *r) {
     if (!gguf_key_real(r, "rope.freq_base", &theta) || !gguf_key_real(r, "rope.scaling.factor", &factor)) return false;
     theta = gguf_shortest(theta);
     hf_put(rope, "rope_theta", json_real(theta));
-    bool none = text_is(type, "none"), linear = text_is(type, "linear"), yarn = text_is(type, "yarn");
+    bool none = gguf_text_is(type, "none"), linear = gguf_text_is(type, "linear"), yarn = gguf_text_is(type, "yarn");
     if (!none && !linear && !yarn) return gguf_key_refuse(r, "rope.scaling.type", "is none of none, linear and yarn");
     if (gguf_tensor(r->file, GGUF_ROPE_FACTORS))
         return none ? read_llama3(r, rope, theta) : gguf_key_refuse(r, "rope.scaling.type", "stands beside rope_freqs.weight");
     if (none) return true;
     hf_put(rope, "rope_type", json_string(linear ? "linear" : "yarn"));
     hf_put(rope, "factor", json_real(gguf_shortest(factor)));
-    return linear || read_yarn(r, rope, factor);
+    return linear || read_gguf_yarn(r, rope, factor);
 }
 
 /* -- The whole ----------------------------------------------------------------------------------------------------- */
@@ -231,7 +235,7 @@ static bool has_experts(const Gguf *file, const char *architecture) {
 
 /* Returns the class of a file's architecture. If several classes match the architecture and the
  * presence of experts, the last one wins: it has no condition. NULL with an error. */
-static const HfClass *find_class(const Gguf *file, Error *error) {
+static const HfClass *find_gguf_class(const Gguf *file, Error *error) {
     GgufText text;
     char name[32], known[256] = "";
     const HfClass *found = NULL;
@@ -278,7 +282,7 @@ static bool read_table(const GgufKeys *r) {
 }
 
 /* Returns the type of a matrix in a layer. */
-static const GgufType *type_of(const Gguf *file) {
+static const GgufType *gguf_model_type(const Gguf *file) {
     for (size_t i = 0; i < file->tensor_count; i++)
         if (file->tensors[i].rank > 1 && starts_with(file->tensors[i].name, "blk.")) return file->tensors[i].type;
     return gguf_type_named("F32");
@@ -286,10 +290,10 @@ static const GgufType *type_of(const Gguf *file) {
 
 static bool read_keys(GgufKeys *r, ModelConfig *config, Precision *precision, char **warnings) {
     const GgufClass *gguf;
-    if (!(r->class = find_class(r->file, r->error)) || !check_keys(r) || !read_table(r)) return false;
+    if (!(r->class = find_gguf_class(r->file, r->error)) || !check_keys(r) || !read_table(r)) return false;
     gguf = r->class->gguf;
     EACH_ROW(gguf, row)
-    if (row->use != ROW_READ && !read_row(r, row)) return false;
+    if (row->use != ROW_READ && !read_gguf_row(r, row)) return false;
     hf_put_text(r->object, "model_type", r->class->model_type);
     if ((gguf->rotary && (!read_heads(r) || !read_positions(r))) || (gguf->read && !gguf->read(r))) return false;
     return hf_parse_config(r->object, config, precision, warnings, r->error);
@@ -323,7 +327,7 @@ bool gguf_read_model(const char *path, HfModel *model, Error *error) {
         hf_release(model);
         return error_context(error, "%s", path);
     }
-    const GgufType *type = type_of(&file);
+    const GgufType *type = gguf_model_type(&file);
     bool bf16 = type == gguf_type_named("BF16");
     model->precision = type == gguf_type_named("F32") ? PRECISION_FP32 : PRECISION_BF16;
     const GgufValue *merges = gguf_find(&file, "tokenizer.ggml.merges");

@@ -21,7 +21,7 @@
 
 /* Vectors, positions and routers stay in fp32, as llama.cpp expects; rows that are not whole blocks
  * become fp16. */
-static const GgufType *type_of(const GgufType *wanted, const HfTensor *tensor) {
+static const GgufType *export_type(const GgufType *wanted, const HfTensor *tensor) {
     bool wide = tensor->rank == 1 || ends_with(tensor->name, ".ffn_gate_inp.weight") || !strcmp(tensor->name, "position_embd.weight");
     if (wide) return gguf_type_named("F32");
     return tensor->shape[tensor->rank - 1] % wanted->elements ? gguf_type_named("F16") : wanted;
@@ -30,12 +30,12 @@ static const GgufType *type_of(const GgufType *wanted, const HfTensor *tensor) {
 static void add_tensors(GgufWriter *writer, const HfTensorList *list, const GgufType *type) {
     for (size_t i = 0; i < list->count; i++) {
         const HfTensor *tensor = &list->items[i];
-        if (tensor->offset == 0) gguf_add_tensor(writer, tensor->name, type_of(type, tensor), tensor->rank, tensor->shape);
+        if (tensor->offset == 0) gguf_add_tensor(writer, tensor->name, export_type(type, tensor), tensor->rank, tensor->shape);
     }
 }
 
 /* Encodes a part of a tensor row by row; returns its amax, or infinity if it has a NaN. */
-static float encode(const HfTensor *tensor, const GgufType *type, const float *values, unsigned char *blocks) {
+static float encode_tensor(const HfTensor *tensor, const GgufType *type, const float *values, unsigned char *blocks) {
     int64_t columns = tensor->shape[tensor->rank - 1], row_bytes = gguf_bytes(type, columns);
     float most = 0;
 #pragma omp parallel for schedule(static) reduction(max : most)
@@ -49,12 +49,12 @@ static float encode(const HfTensor *tensor, const GgufType *type, const float *v
     return most;
 }
 
-static bool write_part(GgufWriter *writer, const HfTensor *tensor, const GgufType *type, const float *values, Error *error) {
+static bool write_tensor_part(GgufWriter *writer, const HfTensor *tensor, const GgufType *type, const float *values, Error *error) {
     size_t bytes = (size_t)gguf_bytes(type, tensor->count);
     unsigned char *blocks = memory_map(bytes, error);
     if (!blocks) return false;
     const StoredTensor stored = {.name = tensor->name, .type = STORED_F32, .rank = 1, .shape = {tensor->count}, .data = values};
-    float most = encode(tensor, type, values, blocks);
+    float most = encode_tensor(tensor, type, values, blocks);
     bool good = isfinite(most) || stored_check_finite(&stored, error);
     good =
         good && (most <= type->most || error_set(error, ERROR_NUMERICS, "tensor %s has %g, which %s cannot hold: give dtype=bf16 or fp32",
@@ -64,11 +64,12 @@ static bool write_part(GgufWriter *writer, const HfTensor *tensor, const GgufTyp
     return good;
 }
 
-static bool write_tensors(GgufWriter *writer, HfWriter *values, const HfTensorList *list, const GgufType *type, Error *error) {
+static bool write_gguf_tensors(GgufWriter *writer, HfWriter *values, const HfTensorList *list, const GgufType *type, Error *error) {
     for (size_t i = 0; i < list->count; i++) {
         const HfTensor *tensor = &list->items[i];
         bool last = i + 1 == list->count || tensor[1].offset == 0;
-        if (!write_part(writer, tensor, type_of(type, tensor), hf_writer_values(values, tensor->parameter) + tensor->first, error) ||
+        if (!write_tensor_part(
+                writer, tensor, export_type(type, tensor), hf_writer_values(values, tensor->parameter) + tensor->first, error) ||
             (last && !gguf_end_tensor(writer, error)))
             return false;
     }
@@ -129,7 +130,7 @@ static void warn_of_settings(const HfExport *export) {
 }
 
 /* None of these decides ids, or the tokenizer was refused. */
-static void name_fields(const json_t *tokenizer, const json_t *config) {
+static void name_unwritten(const json_t *tokenizer, const json_t *config) {
     SCOPED_FREE char *parts = left_out(tokenizer, held_parts), *fields = left_out(config, held_fields);
     if (*parts || *fields)
         log_info("the GGUF file does not hold these fields of the tokenizer: %s%s%s", parts, *parts && *fields ? ", " : "", fields);
@@ -145,7 +146,7 @@ static bool put_source(GgufWriter *writer, const HfExport *export, Error *error)
         return error_set(error, ERROR_USAGE,
             "%s has no tokenizer.json, of which GGUF's tokenizer is made: put one there, or give tokenizer=none", export->source);
     json_auto_t *ids = token_ids(export);
-    name_fields(tokenizer, files.config);
+    name_unwritten(tokenizer, files.config);
     return (files.made || tokenizer_add_side_tokens(tokenizer, files.config, error)) &&
            gguf_put_tokenizer(writer, tokenizer, files.config, ids, export->config->vocabulary, error);
 }
@@ -181,7 +182,7 @@ static bool put_keys(GgufWriter *writer, const HfExport *export, const GgufType 
     return put_tokenizer(writer, export, error);
 }
 
-static bool write_file(
+static bool write_gguf_file(
     GgufWriter *writer, const HfExport *export, const Graph *graph, const GgufType *type, const char *path, Error *error) {
     HfTensorList list = hf_tensors(export->config, graph, hf_list_gguf);
     HfWriter values = {0};
@@ -189,7 +190,7 @@ static bool write_file(
         gguf_add_tensor(writer, GGUF_ROPE_FACTORS, gguf_type_named("F32"), 1, (int64_t[]){export->config->head_dim / 2});
     add_tensors(writer, &list, type);
     bool good = hf_writer_start(&values, export, graph, error) && gguf_begin(writer, path, error) &&
-                write_rope_factors(writer, export->config, error) && write_tensors(writer, &values, &list, type, error) &&
+                write_rope_factors(writer, export->config, error) && write_gguf_tensors(writer, &values, &list, type, error) &&
                 gguf_commit(writer, error);
     hf_writer_end(&values);
     hf_tensors_free(&list);
@@ -202,5 +203,5 @@ bool hf_write_gguf(const HfExport *export, const GgufType *type, const char *pat
     if (!file_check_overwrite(path, overwrite, gguf_is_file, "a GGUF file", error)) return false;
     SCOPED(model_free) Model model = model_describe(export->config, NULL, export->precision);
     return hf_check_biases(export, model.graph, error) && put_keys(&writer, export, type, error) &&
-           write_file(&writer, export, model.graph, type, path, error);
+           write_gguf_file(&writer, export, model.graph, type, path, error);
 }

@@ -57,7 +57,7 @@ static StoredType written_type(const HfWriter *w, const HfTensor *tensor) {
     return stored ? stored->type : rearranged_type(w, tensor);
 }
 
-static int64_t tensor_bytes(const HfWriter *w, const HfTensor *tensor) {
+static int64_t hf_tensor_bytes(const HfWriter *w, const HfTensor *tensor) {
     return tensor->count * (int64_t)stored_type_bytes(written_type(w, tensor));
 }
 
@@ -66,7 +66,7 @@ static size_t shard_count(const HfWriter *w, const HfTensorList *list, size_t fi
     size_t count = 0;
     *bytes = 0;
     while (first + count < list->count) {
-        int64_t more = tensor_bytes(w, &list->items[first + count]);
+        int64_t more = hf_tensor_bytes(w, &list->items[first + count]);
         if (count && w->export->shard_bytes && *bytes + more > w->export->shard_bytes) break;
         *bytes += more;
         count++;
@@ -175,17 +175,17 @@ bool hf_is_tokenizer_file(const char *name) {
     return tokenizer_copies(name);
 }
 
-static bool is_ours(const char *name) { return is_weights(name) || hf_is_tokenizer_file(name) || !strcmp(name, "config.json"); }
+static bool is_written_by_us(const char *name) { return is_weights(name) || hf_is_tokenizer_file(name) || !strcmp(name, "config.json"); }
 
 /* Checks that `folder` may be replaced. */
-static bool check_folder(const char *folder, bool overwrite, Error *error) {
+static bool check_model_folder(const char *folder, bool overwrite, Error *error) {
     FileList list;
     bool good = file_list(folder, &list, error) || error->finding == FINDING_ABSENT;
     for (size_t i = 0; good && i < list.count; i++) {
         const char *name = list.entries[i].name;
         if (!overwrite)
             good = error_set(error, ERROR_USAGE, "%s is not empty: give another folder, or overwrite=true to replace an export", folder);
-        else if (!is_ours(name))
+        else if (!is_written_by_us(name))
             good = error_set(error, ERROR_USAGE, "%s holds %s, which no export writes: give another folder", folder, name);
     }
     file_list_free(&list);
@@ -193,7 +193,7 @@ static bool check_folder(const char *folder, bool overwrite, Error *error) {
 }
 
 /* Takes ownership of `content`. */
-static bool write_json(const char *folder, const char *name, json_t *content, Error *error) {
+static bool write_model_json(const char *folder, const char *name, json_t *content, Error *error) {
     char *path = memory_format("%s/%s", folder, name), *text = json_format(content);
     json_decref(content);
     bool written = text ? file_write(path, text, (int64_t)strlen(text), error) : error_set(error, ERROR_INTERNAL, "%s: no memory", path);
@@ -230,7 +230,7 @@ static size_t count_shards(const HfWriter *w, const HfTensorList *list) {
 
 /* Writes all files of tensors. If there are several files, also writes the index from tensors to
  * files. */
-static bool write_tensors(HfWriter *w, const HfTensorList *list, const char *folder, Error *error) {
+static bool write_hf_tensors(HfWriter *w, const HfTensorList *list, const char *folder, Error *error) {
     const char *stem = hf_stem(w->export->config);
     size_t shards = count_shards(w, list), first = 0;
     json_t *map = json_object();
@@ -248,8 +248,8 @@ static bool write_tensors(HfWriter *w, const HfTensorList *list, const char *fol
     }
     SCOPED_FREE char *index = memory_format("%s.safetensors.index.json", stem);
     if (shards > 1 && written)
-        written =
-            write_json(folder, index, json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map), error);
+        written = write_model_json(
+            folder, index, json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map), error);
     json_decref(map);
     return written;
 }
@@ -258,7 +258,7 @@ static bool write_weights(const HfExport *export, const Graph *graph, const char
     HfWriter writer;
     HfTensorList numbers = hf_tensors(export->config, graph, NULL), list = numbers;
     if (export->fp8) list = hf_fp8_tensors(&numbers, graph);
-    bool written = hf_writer_start(&writer, export, graph, error) && write_tensors(&writer, &list, folder, error);
+    bool written = hf_writer_start(&writer, export, graph, error) && write_hf_tensors(&writer, &list, folder, error);
     hf_writer_end(&writer);
     if (export->fp8) hf_tensors_free(&list);
     hf_tensors_free(&numbers);
@@ -281,7 +281,7 @@ static bool copy_file(const char *from, const char *to, const char *name, Error 
 static bool write_missing(const char *folder, const char *name, json_t *content, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
     FileKind kind = file_kind(path, NULL);
-    if (kind == FILE_ABSENT) return write_json(folder, name, content, error);
+    if (kind == FILE_ABSENT) return write_model_json(folder, name, content, error);
     json_decref(content);
     return kind != FILE_UNREADABLE || file_fail(error, "look for", path);
 }
@@ -299,19 +299,19 @@ bool hf_write_tokenizer(const HfExport *export, const char *folder, Error *error
     const char *end = export->bytes ? BYTE_SEPARATOR_TEXT : json_string_value(json_object_get(export->origin, "eos_token"));
     SCOPED_FREE char *tokenizer = memory_format("%s/tokenizer.json", folder);
     return write_missing(folder, "generation_config.json", generation_config(export), error) &&
-           (!export->bytes || write_json(folder, "tokenizer.json", byte_tokenizer(), error)) &&
+           (!export->bytes || write_model_json(folder, "tokenizer.json", byte_tokenizer(), error)) &&
            (!file_exists(tokenizer) || write_missing(folder, "tokenizer_config.json", hf_tokenizer_config(export->config, end), error));
 }
 
 static bool write_files(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
-    return write_json(folder, "config.json", hf_config(export), error) && hf_write_tokenizer(export, folder, error) &&
+    return write_model_json(folder, "config.json", hf_config(export), error) && hf_write_tokenizer(export, folder, error) &&
            (!export->new_tokens || tokenizer_add_new(folder, export->new_tokens, export->first_new, error)) &&
            write_weights(export, graph, folder, error);
 }
 
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error) {
     if (!hf_check(export->config, error) || (export->fp8 && !hf_check_fp8(export->config, error)) ||
-        !check_folder(folder, overwrite, error))
+        !check_model_folder(folder, overwrite, error))
         return false;
     SCOPED(file_folder_close) FolderDraft draft = {0};
     Model model = model_describe(export->config, NULL, export->precision);

@@ -120,7 +120,7 @@ static bool check_bounds(const Config *config, Error *error) {
 }
 
 /* Checks the bounds, and what config_check requires of models. */
-static bool check_model(ModelConfig *model, Error *error) {
+static bool check_readable(ModelConfig *model, Error *error) {
     Config config = {0};
     OptionStrings strings = {0};
     options_defaults(&config_table, &config, &strings);
@@ -192,7 +192,7 @@ bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precis
     hf_read_fields(&reader, hf_tables(reader.class, object));
     derive_sizes(&reader);
     *precision = read_precision(object);
-    return reader.good && (check_model(model, error) || name_fields(hf_tables(reader.class, object), object, error));
+    return reader.good && (check_readable(model, error) || name_fields(hf_tables(reader.class, object), object, error));
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
@@ -248,7 +248,7 @@ static json_t *dtype(const HfExport *export) {
     return json_string(export->precision == PRECISION_BF16 ? "bfloat16" : "float32");
 }
 
-static json_t *describe(const HfExport *export) {
+static json_t *describe_config(const HfExport *export) {
     const ModelConfig *c = export->config;
     const HfClass *class = hf_class(c);
     json_t *object = json_object();
@@ -282,7 +282,7 @@ json_t *hf_config(const HfExport *export) {
     bool described = json_object_get(export->origin, "model_type") || json_object_get(export->origin, "_class_name");
     const HfClass *class = hf_class(export->config);
     bool copied = described && hf_tables(class, export->origin) == &class->tables;
-    json_t *object = copied ? describe_copy(export) : describe(export);
+    json_t *object = copied ? describe_copy(export) : describe_config(export);
     if (export->fp8) hf_put(object, "quantization_config", hf_fp8_config());
     return object;
 }

@@ -195,7 +195,7 @@ static bool has_word(const char *values, const char *word) {
     return false;
 }
 
-static void read_number(HfFieldReader *r, const HfField *f, const json_t *value) {
+static void read_number_field(HfFieldReader *r, const HfField *f, const json_t *value) {
     bool whole = f->use == FIELD_INTEGER, absent = !value || (json_is_null(value) && has_word(f->values, "null"));
     double number = !value ? strtod(f->values, NULL) : absent ? 0 : json_finite_value(value);
     if (!absent && (whole ? !json_is_integer(value) : !json_is_finite(value)))
@@ -246,13 +246,13 @@ const char *hf_used_name(const HfTables *t, const json_t *object, const char *na
     return name;
 }
 
-static void read_row(HfFieldReader *r, const HfTables *t, const HfField *f) {
+static void read_field_row(HfFieldReader *r, const HfTables *t, const HfField *f) {
     HfField used = *f;
     used.name = hf_used_name(t, r->object, f->name);
     const json_t *value = json_object_get(r->object, used.name);
     switch (f->use) {
     case FIELD_INTEGER:
-    case FIELD_REAL: read_number(r, &used, value); break;
+    case FIELD_REAL: read_number_field(r, &used, value); break;
     case FIELD_BOOLEAN: read_boolean(r, &used, value); break;
     case FIELD_FIXED: check_fixed(r, &used, value); break;
     case FIELD_READ: f->read(r, f->name, value); break;
@@ -279,6 +279,6 @@ void hf_read_fields(HfFieldReader *r, const HfTables *t) {
     for (int functions = 0; functions < 2; functions++)
         for (int i = 0; i < HF_TABLES && t->rows[i]; i++)
             for (const HfField *f = t->rows[i]; f->name; f++)
-                if ((f->use == FIELD_READ) == functions && hf_find_field(t, f->name) == f) read_row(r, t, f);
+                if ((f->use == FIELD_READ) == functions && hf_find_field(t, f->name) == f) read_field_row(r, t, f);
     warn_of_unknown_fields(r, t);
 }

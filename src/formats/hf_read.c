@@ -22,7 +22,7 @@
 
 enum { FILE_LIMIT = 10000 }; /* files per folder */
 
-static bool exists(const char *folder, const char *name) {
+static bool has_file(const char *folder, const char *name) {
     char *path = memory_format("%s/%s", folder, name);
     bool there = file_exists(path);
     free(path);
@@ -34,16 +34,16 @@ static json_t *read_json(const char *folder, const char *name, Error *error) {
     return json_read(path, ERROR_CHECKPOINT, error);
 }
 
-bool hf_is_model(const char *folder) { return exists(folder, "config.json") || gguf_is_file(folder); }
+bool hf_is_model(const char *folder) { return has_file(folder, "config.json") || gguf_is_file(folder); }
 
 /* -- The files ----------------------------------------------------------------------------------------------------- */
 
-typedef struct Entry {
+typedef struct WeightEntry {
     const StoredTensor *tensor;
     const GgufType *type; /* for GGUF, whose StoredTensor has a type only if it is BF16; NULL: safetensors */
     const char *path;     /* of the tensor's file */
     bool used;
-} Entry;
+} WeightEntry;
 
 /* The files of a model: safetensors, or one GGUF file. */
 typedef struct Folder {
@@ -52,28 +52,28 @@ typedef struct Folder {
     StoredTensor *gguf_tensors;
     char **paths;
     size_t count;
-    Entry *entries; /* of all files, sorted by name */
+    WeightEntry *entries; /* of all files, sorted by name */
     size_t entry_count;
 } Folder;
 
 struct HfReader {
     Folder folder;
     const Graph *graph;
-    HfTensorList list; /* items to read, in parameter order */
-    Entry **entries;   /* the entry of each item */
-    int *first;        /* the first item of each parameter, followed by the end */
-    double scale;      /* factor of the logits, applied to parameter `scaled` */
+    HfTensorList list;     /* items to read, in parameter order */
+    WeightEntry **entries; /* the entry of each item */
+    int *first;            /* the first item of each parameter, followed by the end */
+    double scale;          /* factor of the logits, applied to parameter `scaled` */
     const char *scaled;
 };
 
-static int entry_compare(const void *left, const void *right) {
-    return strcmp(((const Entry *)left)->tensor->name, ((const Entry *)right)->tensor->name);
+static int compare_entries(const void *left, const void *right) {
+    return strcmp(((const WeightEntry *)left)->tensor->name, ((const WeightEntry *)right)->tensor->name);
 }
 
-static Entry *find(const Folder *folder, const char *name) {
+static WeightEntry *find_tensor_file(const Folder *folder, const char *name) {
     StoredTensor wanted = {.name = name};
-    Entry key = {.tensor = &wanted};
-    return folder->entry_count ? bsearch(&key, folder->entries, folder->entry_count, sizeof key, entry_compare) : NULL;
+    WeightEntry key = {.tensor = &wanted};
+    return folder->entry_count ? bsearch(&key, folder->entries, folder->entry_count, sizeof key, compare_entries) : NULL;
 }
 
 static void folder_close(Folder *folder) {
@@ -88,7 +88,7 @@ static void folder_close(Folder *folder) {
     free(folder->entries);
 }
 
-static bool open_file(Folder *folder, const char *name, const char *file, Error *error) {
+static bool open_weight_file(Folder *folder, const char *name, const char *file, Error *error) {
     folder->files = memory_resize(folder->files, (folder->count + 1) * sizeof *folder->files);
     folder->paths = memory_resize(folder->paths, (folder->count + 1) * sizeof *folder->paths);
     folder->files[folder->count] = (Safetensors){0};
@@ -100,7 +100,7 @@ static bool open_file(Folder *folder, const char *name, const char *file, Error 
 
 /* Opens each file of the index once. Names with a slash are refused, because they would lead out of
  * the folder. */
-static bool open_shards(Folder *folder, const char *name, const json_t *map, Error *error) {
+static bool open_weight_files(Folder *folder, const char *name, const json_t *map, Error *error) {
     const char *tensor;
     json_t *value, *opened = json_object();
     bool good = true;
@@ -112,7 +112,7 @@ static bool open_shards(Folder *folder, const char *name, const json_t *map, Err
             good = error_set(error, ERROR_CHECKPOINT, "weight_map gives tensor %s no file of this folder", tensor);
         else if (!json_object_get(opened, file))
             good = (folder->count < FILE_LIMIT || error_set(error, ERROR_CHECKPOINT, "it names more than %d files", FILE_LIMIT)) &&
-                   open_file(folder, name, file, error) && json_object_set_new(opened, file, json_true()) == 0;
+                   open_weight_file(folder, name, file, error) && json_object_set_new(opened, file, json_true()) == 0;
         if (!good) break;
     }
     json_decref(opened);
@@ -124,7 +124,7 @@ static bool check_index(const Folder *folder, const char *name, const json_t *ma
     const char *tensor;
     json_t *value;
     json_object_foreach((json_t *)map, tensor, value) {
-        const Entry *entry = find(folder, tensor);
+        const WeightEntry *entry = find_tensor_file(folder, tensor);
         const char *file = json_string_value(value);
         if (!entry || strcmp(strrchr(entry->path, '/') + 1, file))
             return error_set(error, ERROR_CHECKPOINT, "%s/%s: tensor %s is missing, which the index places there", name, file, tensor);
@@ -142,10 +142,10 @@ static bool list_entries(Folder *folder, Error *error) {
     folder->entries = memory_allocate((total + 1) * sizeof *folder->entries);
     for (size_t i = 0; i < folder->count; i++)
         for (size_t j = 0; j < folder->files[i].count; j++)
-            folder->entries[folder->entry_count++] = (Entry){.tensor = &folder->files[i].tensors[j], .path = folder->paths[i]};
-    qsort(folder->entries, total, sizeof *folder->entries, entry_compare);
+            folder->entries[folder->entry_count++] = (WeightEntry){.tensor = &folder->files[i].tensors[j], .path = folder->paths[i]};
+    qsort(folder->entries, total, sizeof *folder->entries, compare_entries);
     for (size_t i = 1; i < total; i++)
-        if (!entry_compare(&folder->entries[i - 1], &folder->entries[i]))
+        if (!compare_entries(&folder->entries[i - 1], &folder->entries[i]))
             return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is in %s too", folder->entries[i].path,
                 folder->entries[i].tensor->name, folder->entries[i - 1].path);
     return true;
@@ -155,7 +155,7 @@ static bool open_indexed(Folder *folder, const char *name, const char *index_nam
     json_t *index = read_json(name, index_name, error);
     const json_t *map = json_object_get(index, "weight_map");
     bool good = index && (json_object_size(map) > 0 || error_set(error, ERROR_CHECKPOINT, "it has no weight_map"));
-    good = good && open_shards(folder, name, map, error);
+    good = good && open_weight_files(folder, name, map, error);
     if (index && !good) error_context(error, "%s/%s", name, index_name);
     good = good && list_entries(folder, error) && check_index(folder, name, map, error);
     json_decref(index);
@@ -174,7 +174,7 @@ static bool open_gguf(Folder *folder, const char *name, Error *error) {
         bool bf16 = from->type == gguf_type_named("BF16");
         *tensor = (StoredTensor){.name = from->name, .type = bf16 ? STORED_BF16 : STORED_F32, .rank = from->rank, .data = from->data};
         memcpy(tensor->shape, from->shape, sizeof from->shape);
-        folder->entries[folder->entry_count] = (Entry){.tensor = tensor, .type = from->type, .path = folder->paths[0]};
+        folder->entries[folder->entry_count] = (WeightEntry){.tensor = tensor, .type = from->type, .path = folder->paths[0]};
     }
     return true;
 }
@@ -183,8 +183,8 @@ static bool folder_open(Folder *folder, const char *name, const ModelConfig *con
     *folder = (Folder){0};
     if (gguf_is_file(name)) return open_gguf(folder, name, error);
     SCOPED_FREE char *file = memory_format("%s.safetensors", hf_stem(config)), *index = memory_format("%s.index.json", file);
-    if (exists(name, file)) return open_file(folder, name, file, error) && list_entries(folder, error);
-    if (exists(name, index)) return open_indexed(folder, name, index, error);
+    if (has_file(name, file)) return open_weight_file(folder, name, file, error) && list_entries(folder, error);
+    if (has_file(name, index)) return open_indexed(folder, name, index, error);
     return error_set(error, ERROR_CHECKPOINT, "%s has neither %s nor %s", name, file, index);
 }
 
@@ -267,7 +267,7 @@ static void convert_row(size_t to, char *target, const GgufType *type, const uns
     for (int64_t i = 0; i < columns; i++) element_set(to, target, i, space[i]);
 }
 
-static void convert_blocks(size_t to, char *target, const Entry *entry, const HfTensor *item) {
+static void convert_blocks(size_t to, char *target, const WeightEntry *entry, const HfTensor *item) {
     int64_t columns = item->shape[item->rank - 1], row_bytes = gguf_bytes(entry->type, columns);
     const unsigned char *blocks = (const unsigned char *)entry->tensor->data + gguf_bytes(entry->type, item->offset);
 #pragma omp parallel
@@ -287,7 +287,7 @@ static void format_shape(char text[128], int rank, const int64_t *shape) {
     snprintf(text + used, 128 - used, "]");
 }
 
-static bool check_tensor(const Entry *entry, const HfTensor *wanted, Error *error) {
+static bool check_wanted_tensor(const WeightEntry *entry, const HfTensor *wanted, Error *error) {
     const StoredTensor *tensor = entry->tensor;
     char stored[128], expected[128];
     if (tensor->type != STORED_F32 && tensor->type != STORED_BF16 && tensor->type != STORED_F16)
@@ -306,11 +306,11 @@ static bool match_tensors(HfReader *reader, const char *name, Error *error) {
     reader->entries = memory_allocate((reader->list.count + 1) * sizeof *reader->entries);
     for (size_t i = 0; i < reader->list.count; i++) {
         const HfTensor *wanted = &reader->list.items[i];
-        Entry *entry = reader->entries[i] = find(folder, wanted->name);
+        WeightEntry *entry = reader->entries[i] = find_tensor_file(folder, wanted->name);
         if (!entry)
             return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is missing, which %s for",
                 folder->count == 1 ? folder->paths[0] : name, wanted->name, folder->gguf_tensors ? "its keys ask" : "config.json asks");
-        if (!check_tensor(entry, wanted, error)) return false;
+        if (!check_wanted_tensor(entry, wanted, error)) return false;
         entry->used = true;
     }
     return true;
@@ -318,36 +318,36 @@ static bool match_tensors(HfReader *reader, const char *name, Error *error) {
 
 /* Returns the embedding table among the model's tensors (`used`): another family's tensor of such a
  * name was never checked. */
-static const Entry *embedding_of(const Folder *folder) {
+static const WeightEntry *embedding_of(const Folder *folder) {
     static const char *const names[] = {"model.embed_tokens.weight", "transformer.wte.weight", "wte.weight", "token_embd.weight"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const Entry *entry = find(folder, names[i]);
+        const WeightEntry *entry = find_tensor_file(folder, names[i]);
         if (entry && entry->used) return entry;
     }
     return NULL;
 }
 
 /* Returns the bytes of `count` elements of a tensor. */
-static int64_t entry_bytes(const Entry *entry, int64_t count) {
+static int64_t entry_bytes(const WeightEntry *entry, int64_t count) {
     return entry->type ? gguf_bytes(entry->type, count) : count * (int64_t)stored_type_bytes(entry->tensor->type);
 }
 
-static bool same_matrix(const Entry *left, const Entry *right) {
+static bool same_matrix(const WeightEntry *left, const WeightEntry *right) {
     const StoredTensor *a = left->tensor, *b = right->tensor;
     bool same_form = a->rank == 2 && b->rank == 2 && left->type == right->type && a->type == b->type &&
                      !memcmp(a->shape, b->shape, 2 * sizeof *a->shape);
     return same_form && !memcmp(a->data, b->data, (size_t)entry_bytes(left, a->shape[0] * a->shape[1]));
 }
 
-static bool is_head(const Entry *entry) {
+static bool is_head(const WeightEntry *entry) {
     return !strcmp(entry->tensor->name, "lm_head.weight") || (entry->type && !strcmp(entry->tensor->name, "output.weight"));
 }
 
 /* Files may hold a copy of the table as the head of a tied model, and buffers of older programs:
  * frequencies and masks. A GGUF file's frequencies were read with its configuration. */
-static bool is_redundant(const Folder *folder, const Entry *entry, const ModelConfig *config) {
+static bool is_redundant(const Folder *folder, const WeightEntry *entry, const ModelConfig *config) {
     const StoredTensor *tensor = entry->tensor;
-    const Entry *table = embedding_of(folder);
+    const WeightEntry *table = embedding_of(folder);
     if (ends_with(tensor->name, ".rotary_emb.inv_freq") || (entry->type && !strcmp(tensor->name, GGUF_ROPE_FACTORS))) return true;
     for (const char *const *end = hf_class(config)->buffers; end && *end; end++)
         if (ends_with(tensor->name, *end)) return true;
@@ -356,7 +356,7 @@ static bool is_redundant(const Folder *folder, const Entry *entry, const ModelCo
 
 static bool check_rest(const Folder *folder, const ModelConfig *config, Error *error) {
     for (size_t i = 0; i < folder->entry_count; i++) {
-        const Entry *entry = &folder->entries[i];
+        const WeightEntry *entry = &folder->entries[i];
         if (entry->used || is_redundant(folder, entry, config)) continue;
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s %s", entry->path, entry->tensor->name,
             config->tied && is_head(entry) ? "differs from the embedding, and config.json says that they are tied"
@@ -367,7 +367,7 @@ static bool check_rest(const Folder *folder, const ModelConfig *config, Error *e
 }
 
 /* Reads the factor of HfClass.scaled. */
-static bool read_scale(HfReader *reader, const char *name, const ModelConfig *config, Error *error) {
+static bool read_fp8_scale(HfReader *reader, const char *name, const ModelConfig *config, Error *error) {
     HfModel model;
     reader->scale = 1;
     if (!hf_class(config)->logit_scale) return true;
@@ -400,10 +400,10 @@ static void index_parameters(HfReader *reader) {
 }
 
 /* Returns the lister for the tensor names of a folder. */
-static HfLister *layout_of(const Folder *folder, const ModelConfig *config) {
+static HfLister *folder_layout(const Folder *folder, const ModelConfig *config) {
     if (folder->gguf_tensors) return hf_list_gguf;
     for (const HfLayout *layout = hf_class(config)->layouts; layout->mark; layout++)
-        if (find(folder, layout->mark)) return layout->list;
+        if (find_tensor_file(folder, layout->mark)) return layout->list;
     return NULL;
 }
 
@@ -412,9 +412,10 @@ HfReader *hf_reader_open(const char *name, const ModelConfig *config, const Grap
     *reader = (HfReader){.graph = graph};
     bool good = folder_open(&reader->folder, name, config, error);
     if (good) {
-        reader->list = hf_tensors(config, graph, layout_of(&reader->folder, config));
+        reader->list = hf_tensors(config, graph, folder_layout(&reader->folder, config));
         index_parameters(reader);
-        good = match_tensors(reader, name, error) && check_rest(&reader->folder, config, error) && read_scale(reader, name, config, error);
+        good =
+            match_tensors(reader, name, error) && check_rest(&reader->folder, config, error) && read_fp8_scale(reader, name, config, error);
     }
     if (good) return reader;
     hf_reader_close(reader);
@@ -431,7 +432,7 @@ void hf_reader_close(HfReader *reader) {
 }
 
 /* Drops the whole pages of an item from memory; a later use reads them from the file again. */
-static void drop_pages(const Entry *entry, const HfTensor *item) {
+static void drop_tensor_pages(const WeightEntry *entry, const HfTensor *item) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)entry->tensor->data + entry_bytes(entry, item->offset),
               end = begin + entry_bytes(entry, item->count);
     begin = (begin + page - 1) / page * page;
@@ -440,16 +441,16 @@ static void drop_pages(const Entry *entry, const HfTensor *item) {
 }
 
 /* Converts a parameter to elements of `to` bytes (base/element.h). */
-static void load_parameter(const HfReader *reader, int parameter, size_t to, void *values) {
+static void read_parameter_values(const HfReader *reader, int parameter, size_t to, void *values) {
     for (int i = reader->first[parameter]; i < reader->first[parameter + 1]; i++) {
         const HfTensor *item = &reader->list.items[i];
-        const Entry *entry = reader->entries[i];
+        const WeightEntry *entry = reader->entries[i];
         const StoredTensor *tensor = entry->tensor;
         char *target = (char *)values + item->first * (int64_t)to;
         if (entry->type) convert_blocks(to, target, entry, item);
         else if (item->transposed) convert_transposed(to, target, tensor->type, tensor->data, item->shape[1], item->shape[0]);
         else hf_convert(to, target, tensor->type, tensor->data, item->count);
-        drop_pages(entry, item);
+        drop_tensor_pages(entry, item);
     }
 }
 
@@ -458,13 +459,13 @@ void hf_reader_load(const HfReader *reader, int parameter, void *values) {
     Precision precision = reader->graph->precision;
     size_t to = precision_bytes(precision, TYPE_WIDE);
     if (reader->first[parameter] == reader->first[parameter + 1]) memset(values, 0, p->count * to);
-    load_parameter(reader, parameter, to, values);
+    read_parameter_values(reader, parameter, to, values);
     if (is_scaled(reader, parameter)) scale_values(precision, values, p->count, reader->scale);
 }
 
 void hf_reader_load_bf16(const HfReader *reader, int parameter, uint16_t *values) {
     assert(!is_scaled(reader, parameter) && reader->first[parameter] < reader->first[parameter + 1]);
-    load_parameter(reader, parameter, sizeof *values, values);
+    read_parameter_values(reader, parameter, sizeof *values, values);
 }
 
 /* Consecutive items of the list are parts of one parameter. GGUF tensors are never used as they
@@ -490,7 +491,7 @@ StoredType hf_reader_type(const HfReader *reader, int parameter) {
 
 void hf_reader_done(const HfReader *reader, const HfTensor *wanted) {
     int item = find_item(reader, wanted);
-    if (item >= 0) drop_pages(reader->entries[item], wanted);
+    if (item >= 0) drop_tensor_pages(reader->entries[item], wanted);
 }
 
 bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph *graph, void *master, Error *error) {

@@ -97,7 +97,7 @@ static void read_scaling(HfFieldReader *r, const json_t *rope, RopeScaling scali
 }
 
 /* Refuses RoPE settings by layer type; warns of fields that a later transformers may add. */
-static void check_fields(HfFieldReader *r, const json_t *rope) {
+static void check_rope_fields(HfFieldReader *r, const json_t *rope) {
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)rope, name, value) {
@@ -113,7 +113,7 @@ static void read_object(HfFieldReader *r, const json_t *rope, double theta, doub
     int scaling = read_type(r, rope);
     const json_t *given = json_object_get(rope, "partial_rotary_factor");
     double rotated = given ? json_finite_value(given) : fraction;
-    check_fields(r, rope);
+    check_rope_fields(r, rope);
     if (given && !json_is_finite(given)) hf_refuse(r, "partial_rotary_factor", "is not a number");
     c->rope_theta = json_object_get(rope, "rope_theta") ? real(r, rope, "rope_theta") : theta;
     if (isnan(c->rope_theta)) hf_refuse(r, "rope_theta", "is missing or not a number");
@@ -131,7 +131,7 @@ void hf_read_rope_object(HfFieldReader *r, const char *path, const json_t *rope,
 }
 
 /* Returns whether Python counts the value as false. */
-static bool is_empty(const json_t *value) {
+static bool is_empty_rope(const json_t *value) {
     return !value || json_is_null(value) || json_is_false(value) || (json_is_object(value) && !json_object_size(value)) ||
            (json_is_array(value) && !json_array_size(value));
 }
@@ -144,7 +144,7 @@ static double number_or(const json_t *value, double fallback) {
 /* Without scaling, these classes rotate whole heads whatever partial_rotary_factor says. */
 void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value) {
     const json_t *scaling = json_object_get(r->object, "rope_scaling"), *fraction = json_object_get(r->object, "partial_rotary_factor");
-    bool scaled = !is_empty(scaling);
+    bool scaled = !is_empty_rope(scaling);
     const json_t *rope = scaled ? scaling : value;
     double theta = number_or(json_object_get(r->object, "rope_theta"), r->class->rope_theta > 0 ? r->class->rope_theta : 1e4);
     if (rope && !json_is_null(rope) && !json_is_object(rope)) hf_refuse(r, scaled ? "rope_scaling" : name, "is not an object");

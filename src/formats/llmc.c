@@ -27,7 +27,7 @@ enum { LAYER_NAMES = sizeof layer_names / sizeof *layer_names };
 
 static int64_t padded_rows(int64_t vocabulary) { return round_up(vocabulary, PADDING); }
 
-static const Parameter *find(const Graph *graph, const char *name) {
+static const Parameter *find_parameter(const Graph *graph, const char *name) {
     int found = graph_find_parameter(graph, name);
     assert(found >= 0); /* every GPT-2 has them */
     return &graph->parameters[found];
@@ -37,16 +37,16 @@ static const Parameter *find(const Graph *graph, const char *name) {
 static const Parameter **in_file_order(const Graph *graph, int64_t layers) {
     const Parameter **order = memory_allocate(graph->parameter_count * sizeof *order);
     int count = 0;
-    order[count++] = find(graph, "transformer.wte.weight");
-    order[count++] = find(graph, "transformer.wpe.weight");
+    order[count++] = find_parameter(graph, "transformer.wte.weight");
+    order[count++] = find_parameter(graph, "transformer.wpe.weight");
     for (int i = 0; i < LAYER_NAMES; i++)
         for (int64_t layer = 0; layer < layers; layer++) {
             char name[96];
             snprintf(name, sizeof name, "transformer.h.%lld.%s", (long long)layer, layer_names[i]);
-            order[count++] = find(graph, name);
+            order[count++] = find_parameter(graph, name);
         }
-    order[count++] = find(graph, "transformer.ln_f.weight");
-    order[count++] = find(graph, "transformer.ln_f.bias");
+    order[count++] = find_parameter(graph, "transformer.ln_f.weight");
+    order[count++] = find_parameter(graph, "transformer.ln_f.bias");
     return order;
 }
 
@@ -109,7 +109,8 @@ bool llmc_read(const char *path, ModelConfig *model, Precision *precision, Error
     return good;
 }
 
-static void load(const Graph *graph, const ModelConfig *model, Precision precision, const char *source, int64_t padded, char *master) {
+static void load_model(
+    const Graph *graph, const ModelConfig *model, Precision precision, const char *source, int64_t padded, char *master) {
     StoredType type = precision == PRECISION_BF16 ? STORED_BF16 : STORED_F32;
     const Parameter **order = in_file_order(graph, model->layers);
     for (int i = 0; i < graph->parameter_count; i++) {
@@ -129,7 +130,7 @@ bool llmc_load_weights(const char *path, const Graph *graph, void *master, Error
     FileMap map;
     bool there = read_header(path, MAGIC, header, &bytes) || error_set(error, ERROR_CHECKPOINT, "%s changed while it was read", path);
     if (!there || !map_file(&map, path, bytes, error)) return false;
-    load(graph, &model, precision, (const char *)map.bytes + HEADER_BYTES, header[AT_PADDED], master);
+    load_model(graph, &model, precision, (const char *)map.bytes + HEADER_BYTES, header[AT_PADDED], master);
     file_unmap(&map);
     return true;
 }
@@ -146,7 +147,7 @@ static double state_bytes(const ModelConfig *c, double rows) {
     return HEADER_BYTES + 4 * (2 * rows + rows * c->vocabulary + 1 + elements(padded_rows(c->vocabulary), c->context, c->layers, c->width));
 }
 
-static bool check_tokens(const LlmcState *state, int64_t vocabulary, const char *path, Error *error) {
+static bool check_state_tokens(const LlmcState *state, int64_t vocabulary, const char *path, Error *error) {
     for (int64_t i = 0; i < state->sequences * state->length; i++)
         if (state->tokens[i] < 0 || state->tokens[i] >= vocabulary || state->targets[i] < -1 || state->targets[i] >= vocabulary)
             return error_set(error, ERROR_CHECKPOINT, "%s: row %lld has token %d and target %d, and the model's vocabulary is %lld", path,
@@ -179,12 +180,12 @@ bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *mode
     state->targets = state->tokens + rows;
     state->logits = (const float *)(state->targets + rows);
     state->loss = state->logits[rows * model->vocabulary];
-    return check_tokens(state, model->vocabulary, path, error);
+    return check_state_tokens(state, model->vocabulary, path, error);
 }
 
 void llmc_state_gradients(const LlmcState *state, const Graph *graph, const ModelConfig *model, void *gradients) {
     const float *first = state->logits + state->sequences * state->length * model->vocabulary + 1;
-    load(graph, model, PRECISION_FP32, (const char *)first, padded_rows(model->vocabulary), gradients);
+    load_model(graph, model, PRECISION_FP32, (const char *)first, padded_rows(model->vocabulary), gradients);
 }
 
 void llmc_state_close(LlmcState *state) {
@@ -194,7 +195,7 @@ void llmc_state_close(LlmcState *state) {
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
-static bool check(const ModelConfig *c, const char *path, bool overwrite, Error *error) {
+static bool check_export(const ModelConfig *c, const char *path, bool overwrite, Error *error) {
     if (!hf_class(c)->is_llmc || c->window || !c->tied || c->ffn != 4 * c->width || c->norm_epsilon != 1e-5 ||
         model_activation(c) != family_of(c)->activation)
         return error_set(error, ERROR_USAGE,
@@ -209,7 +210,7 @@ static bool check_values(const Parameter *p, const float *values, Error *error) 
     return stored_check_finite(&tensor, error);
 }
 
-static bool put(File *file, const float *values, int64_t count, Precision precision, Error *error) {
+static bool write_values(File *file, const float *values, int64_t count, Precision precision, Error *error) {
     if (precision == PRECISION_FP32) return file_append(file, values, count * (int64_t)sizeof *values, error);
     uint16_t *rounded = memory_allocate(count * sizeof *rounded);
     bf16_from_floats(rounded, values, count);
@@ -228,8 +229,8 @@ static bool put_all(File *file, const ModelConfig *c, Precision precision, const
     bool good = file_append(file, header, HEADER_BYTES, error);
     for (int i = 0; i < model.graph->parameter_count && good; i++)
         good = check_values(order[i], parameter_in(order[i], master), error) &&
-               put(file, parameter_in(order[i], master), order[i]->count, precision, error) &&
-               (i > 0 || put(file, zeros, padding, precision, error));
+               write_values(file, parameter_in(order[i], master), order[i]->count, precision, error) &&
+               (i > 0 || write_values(file, zeros, padding, precision, error));
     free(zeros);
     free(order);
     model_free(&model);
@@ -238,7 +239,7 @@ static bool put_all(File *file, const ModelConfig *c, Precision precision, const
 
 bool llmc_write(const char *path, const ModelConfig *model, Precision precision, const float *master, bool overwrite, Error *error) {
     File file;
-    if (!check(model, path, overwrite, error) || !file_replace_begin(&file, path, error)) return false;
+    if (!check_export(model, path, overwrite, error) || !file_replace_begin(&file, path, error)) return false;
     bool written = put_all(&file, model, precision, master, error) && file_replace_commit(&file, error);
     file_close(&file);
     return written;

@@ -97,13 +97,13 @@ static const struct {
     {"velora_config", PEFT_OBJECT},
 };
 
-static PeftFieldKind kind_of(const json_t *value) {
+static PeftFieldKind kind_of_value(const json_t *value) {
     if (json_is_number(value) || json_wide_number(value)) return PEFT_NUMBER;
     return json_is_boolean(value) ? PEFT_BOOLEAN : json_is_string(value) ? PEFT_TEXT : json_is_array(value) ? PEFT_LIST : PEFT_OBJECT;
 }
 
 /* Names and numbers alone are members of lists. */
-static bool is_plain(const json_t *value) {
+static bool is_plain_value(const json_t *value) {
     bool plain = true;
     for (size_t i = 0; i < json_array_size(value); i++)
         plain = plain && (json_is_string(json_array_get(value, i)) || json_is_integer(json_array_get(value, i)));
@@ -115,7 +115,7 @@ static bool check_field(const char *field, const json_t *value, const char *path
     if (json_is_null(value)) return true;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(known[i].name, field) != 0) continue;
-        return ((known[i].kinds & kind_of(value)) && is_plain(value)) ||
+        return ((known[i].kinds & kind_of_value(value)) && is_plain_value(value)) ||
                error_set(error, ERROR_CHECKPOINT, "%s: %s is of another type than PEFT writes (%s)", path, field,
                    known[i].kinds & PEFT_BOOLEAN  ? "true or false"
                    : known[i].kinds & PEFT_NUMBER ? "a number"
@@ -145,7 +145,7 @@ static bool check_texts(const json_t *content, const char *path, Error *error) {
     return true;
 }
 
-static bool check_fields(const json_t *content, const char *path, Error *error) {
+static bool check_peft_fields(const json_t *content, const char *path, Error *error) {
     const char *field;
     json_t *value;
     json_object_foreach((json_t *)content, field, value) if (!check_field(field, value, path, error)) return false;
@@ -163,7 +163,7 @@ static bool check_fields(const json_t *content, const char *path, Error *error) 
     return true;
 }
 
-static bool read_number(
+static bool read_peft_number(
     const json_t *content, const char *field, const char *path, double least, double most, double *number, Error *error) {
     const json_t *value = json_object_get(content, field);
     *number = json_finite_value(value);
@@ -179,10 +179,10 @@ static bool is_set(const json_t *content, const char *field) {
 static bool take_config(PeftFolder *peft, const json_t *content, const char *path, Error *error) {
     enum { MOST_RANK = 4096 };
     double rank = 0;
-    if (!check_texts(content, path, error) || !check_fields(content, path, error) ||
-        !read_number(content, "r", path, 1, MOST_RANK, &rank, error) ||
-        !read_number(content, "lora_alpha", path, 1e-6, 1e6, &peft->lora.alpha, error) ||
-        (is_set(content, "lora_dropout") && !read_number(content, "lora_dropout", path, 0, 1, &peft->dropout, error)))
+    if (!check_texts(content, path, error) || !check_peft_fields(content, path, error) ||
+        !read_peft_number(content, "r", path, 1, MOST_RANK, &rank, error) ||
+        !read_peft_number(content, "lora_alpha", path, 1e-6, 1e6, &peft->lora.alpha, error) ||
+        (is_set(content, "lora_dropout") && !read_peft_number(content, "lora_dropout", path, 0, 1, &peft->dropout, error)))
         return false;
     const char *base = json_string_value(json_object_get(content, "base_model_name_or_path"));
     peft->lora.rank = (int64_t)rank;
@@ -350,7 +350,7 @@ static bool check_missing(const PeftFolder *peft, const Graph *graph, Error *err
 
 /* Returns the ids of a module's table whose rows the folder holds. The field is a list of ids, or
  * an object of lists by suffixes of module names. */
-static const json_t *find_rows(const PeftFolder *peft, const char *module) {
+static const json_t *find_module_rows(const PeftFolder *peft, const char *module) {
     const json_t *indices = json_object_get(peft->content, "trainable_token_indices"), *list;
     const char *name;
     json_object_foreach((json_t *)indices, name, list) {
@@ -364,13 +364,13 @@ static const json_t *find_rows(const PeftFolder *peft, const char *module) {
  * reads. */
 static bool is_copy(const char *name) { return ends_with(name, ".modules_to_save.weight") || ends_with(name, ".original_module.weight"); }
 
-static bool refuse_tensor(const PeftFolder *peft, const StoredTensor *tensor, const char *why, Error *error) {
+static bool refuse_adapter_tensor(const PeftFolder *peft, const StoredTensor *tensor, const char *why, Error *error) {
     return error_set(error, ERROR_CHECKPOINT, "%s: %s %s", peft->path, tensor->name, why);
 }
 
 /* Returns the row of an id among the rows of the runs or, without runs, of a table; -1: there is
  * none. */
-static int64_t row_of(const Parameter *p, const TokenRuns *runs, int64_t id) {
+static int64_t trained_row(const Parameter *p, const TokenRuns *runs, int64_t id) {
     if (!runs->count) return id < p->shape[0] ? id : -1;
     for (const TokenRun *run = runs->items; run < runs->items + runs->count; run++)
         if (id >= run->first && id < run->first + run->count) return run->row + id - run->first;
@@ -378,17 +378,17 @@ static int64_t row_of(const Parameter *p, const TokenRuns *runs, int64_t id) {
 }
 
 /* Writes values [count, width] over rows of a table, or over the rows of lora.tokens. */
-static bool put_rows(const PeftFolder *peft, const StoredTensor *tensor, const char *module, const Parameter *p, const TokenRuns *runs,
-    const float *values, void *master, Error *error) {
-    const json_t *rows = find_rows(peft, module);
+static bool put_trained_rows(const PeftFolder *peft, const StoredTensor *tensor, const char *module, const Parameter *p,
+    const TokenRuns *runs, const float *values, void *master, Error *error) {
+    const json_t *rows = find_module_rows(peft, module);
     size_t count = json_array_size(rows);
     if (p->rank != 2 || tensor->rank != 2 || tensor->shape[1] != p->shape[1] || count != (size_t)tensor->shape[0])
-        return refuse_tensor(peft, tensor, "does not have a row for each id of trainable_token_indices", error);
+        return refuse_adapter_tensor(peft, tensor, "does not have a row for each id of trainable_token_indices", error);
     for (size_t i = 0; i < count; i++) {
         const json_t *id = json_array_get(rows, i);
-        int64_t row = json_is_integer(id) && json_integer_value(id) >= 0 ? row_of(p, runs, json_integer_value(id)) : -1;
+        int64_t row = json_is_integer(id) && json_integer_value(id) >= 0 ? trained_row(p, runs, json_integer_value(id)) : -1;
         if (row < 0 || (runs->count && count != (size_t)p->shape[0]))
-            return refuse_tensor(
+            return refuse_adapter_tensor(
                 peft, tensor, runs->count ? "is of other ids than lora.tokens names" : "is of ids that the base has no rows for", error);
         for (int64_t c = 0; c < p->shape[1]; c++)
             element_set((size_t)p->element_bytes, parameter_in(p, master), row * p->shape[1] + c, values[(int64_t)i * p->shape[1] + c]);
@@ -401,7 +401,7 @@ static bool put_whole(
     bool fits = tensor->rank == p->rank && !p->transposed;
     for (int i = 0; i < p->rank && fits; i++) fits = tensor->shape[i] == p->shape[i];
     if (!fits)
-        return refuse_tensor(peft, tensor,
+        return refuse_adapter_tensor(peft, tensor,
             "does not have the shape that the base has; for new tokens give a base with rows for them, which smelt convert BASE FOLDER "
             "tokens.add=A,B makes, as ADAPTER@FOLDER",
             error);
@@ -443,7 +443,7 @@ static bool check_tied(const PeftFolder *peft, const StoredTensor *tensor, const
     bool alike = a && b && a->type == b->type && a->rank == 2 && b->rank == 2 && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
     if (!b && strcmp(part, ".weight") != 0) return true; /* rows of a tied table are saved once, unless it was resized */
     return (alike && !memcmp(a->data, b->data, (size_t)(a->shape[0] * a->shape[1]) * stored_type_bytes(a->type))) ||
-           refuse_tensor(peft, tensor,
+           refuse_adapter_tensor(peft, tensor,
                "was trained apart from the head or the embedding, and both are one table in this base: train it with ensure_weight_tying "
                "and both names in modules_to_save",
                error);
@@ -454,16 +454,17 @@ static bool replace_one(
     const PeftFolder *peft, const StoredTensor *tensor, const Graph *graph, int index, const TokenRuns *runs, void *master, Error *error) {
     bool rows = ends_with(tensor->name, LORA_ROWS), tied = graph_find_parameter(graph, HEAD) < 0;
     SCOPED_FREE char *module = replaced_module(tensor->name);
-    if (index < 0) return refuse_tensor(peft, tensor, "belongs to no layer of the model", error);
+    if (index < 0) return refuse_adapter_tensor(peft, tensor, "belongs to no layer of the model", error);
     const Parameter *p = &graph->parameters[index];
     if (tied && index == find_table(graph) && !check_tied(peft, tensor, p, error)) return false;
     if (tied && rows && !strcmp(module, "lm_head")) return true; /* the same rows as the embedding's */
-    if (tensor->type > STORED_F16) return refuse_tensor(peft, tensor, "is not in F32, BF16 or F16", error);
+    if (tensor->type > STORED_F16) return refuse_adapter_tensor(peft, tensor, "is not in F32, BF16 or F16", error);
     int64_t count = 1;
     for (int i = 0; i < tensor->rank; i++) count *= tensor->shape[i];
     SCOPED_FREE float *values = memory_allocate((size_t)(count + 1) * sizeof *values);
     hf_convert(sizeof *values, values, tensor->type, tensor->data, count);
-    return rows ? put_rows(peft, tensor, module, p, runs, values, master, error) : put_whole(peft, tensor, p, values, master, error);
+    return rows ? put_trained_rows(peft, tensor, module, p, runs, values, master, error)
+                : put_whole(peft, tensor, p, values, master, error);
 }
 
 /* Checks that the folder has a tensor with this suffix, which a field of the configuration
@@ -475,7 +476,7 @@ static bool check_end(const PeftFolder *peft, const char *end, const char *field
 }
 
 /* PEFT would silently use the base's weights if a module of modules_to_save has no tensor. */
-static bool check_saved(const PeftFolder *peft, Error *error) {
+static bool check_saved_modules(const PeftFolder *peft, Error *error) {
     const json_t *modules = json_object_get(peft->content, "modules_to_save"),
                  *rows = json_object_get(peft->content, "trainable_token_indices"), *list;
     const char *module;
@@ -492,7 +493,7 @@ static bool check_saved(const PeftFolder *peft, Error *error) {
 }
 
 bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
-    if (!check_saved(peft, error)) return false;
+    if (!check_saved_modules(peft, error)) return false;
     for (int rows = 0; rows < 2; rows++) /* whole tables before their rows */
         for (size_t i = 0; i < peft->file.count; i++) {
             const StoredTensor *tensor = &peft->file.tensors[i];
@@ -570,12 +571,12 @@ bool peft_load(const PeftFolder *peft, const LoraConfig *lora, const Graph *grap
 
 /* Returns "self_attn.q_proj" for "model.layers.3.self_attn.q_proj": the text after the layer's
  * number. PEFT compares suffixes of names. */
-static const char *end_of(const char *module) {
+static const char *module_end(const char *module) {
     const char *begin = module + strcspn(module, "0123456789");
     return begin + strspn(begin, "0123456789.");
 }
 
-static bool holds(const json_t *array, const char *text) {
+static bool array_holds(const json_t *array, const char *text) {
     for (size_t i = 0; i < json_array_size(array); i++)
         if (!strcmp(json_string_value(json_array_get(array, i)), text)) return true;
     return false;
@@ -588,12 +589,12 @@ static const char *last_part(const char *module) {
 }
 
 /* How many modules with this end have adapters. */
-static int64_t count_ends(const Graph *graph, const char *end) {
+static int64_t count_name_ends(const Graph *graph, const char *end) {
     int64_t count = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         SCOPED_FREE char *module = p->frozen || !ends_with(p->name, DOWN) ? NULL : module_of(p->name);
-        count += module && !strcmp(end_of(module), end);
+        count += module && !strcmp(module_end(module), end);
     }
     return count;
 }
@@ -606,7 +607,7 @@ static bool is_parameter(const char *module, const HfClass *class) {
 
 /* Returns the ids of lora.tokens, by the names of the modules whose rows the graph trains; NULL: it
  * trains none. */
-static json_t *describe_tokens(const LoraConfig *lora, const Graph *graph) {
+static json_t *trained_token_list(const LoraConfig *lora, const Graph *graph) {
     json_t *modules = json_object();
     const TokenRuns runs = lora_token_runs(lora);
     for (int i = 0; i < graph->parameter_count; i++) {
@@ -623,7 +624,7 @@ static json_t *describe_tokens(const LoraConfig *lora, const Graph *graph) {
     return NULL;
 }
 
-static json_t *describe(const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph) {
+static json_t *adapter_config_json(const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph) {
     json_t *modules = json_array(), *parameters = json_array(), *saved = json_array();
     bool transposed = false;
     for (int i = 0; i < graph->parameter_count; i++) {
@@ -632,11 +633,11 @@ static json_t *describe(const char *base, const LoraConfig *lora, const ModelCon
         SCOPED_FREE char *module = p->frozen ? NULL : module_of(p->name), *table = parameter_module(p->name);
         if (!p->frozen && !module && !ends_with(table, LORA_ROWS)) json_array_append_new(saved, json_string(last_part(table)));
         if (!module || !ends_with(p->name, DOWN)) continue;
-        const char *name = count_ends(graph, end_of(module)) == model->layers ? end_of(module) : module;
+        const char *name = count_name_ends(graph, module_end(module)) == model->layers ? module_end(module) : module;
         bool parameter = is_parameter(module, hf_class(model));
         SCOPED_FREE char *target = memory_format("%s%s", name, parameter && ends_with(module, ROUTER) ? ".weight" : "");
         json_t *list = parameter ? parameters : modules;
-        if (!holds(list, target)) json_array_append_new(list, json_string(target));
+        if (!array_holds(list, target)) json_array_append_new(list, json_string(target));
     }
     const char *task = model_makes_images(model) ? NULL : "CAUSAL_LM";
     json_t *content = json_pack("{s:s, s:s?, s:s, s:I, s:f, s:b, s:f, s:s, s:b, s:b, s:o}", "peft_type", "LORA", "task_type", task,
@@ -648,7 +649,7 @@ static json_t *describe(const char *base, const LoraConfig *lora, const ModelCon
         json_array_append_new(saved, json_string("lm_head"));
         json_object_set_new(content, "ensure_weight_tying", json_true());
     }
-    json_t *tokens = describe_tokens(lora, graph);
+    json_t *tokens = trained_token_list(lora, graph);
     if (content && tokens) json_object_set(content, "trainable_token_indices", tokens);
     json_decref(parameters);
     json_decref(saved);
@@ -656,9 +657,9 @@ static json_t *describe(const char *base, const LoraConfig *lora, const ModelCon
     return content;
 }
 
-static bool write_config(
+static bool write_adapter_config(
     const char *folder, const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph, Error *error) {
-    json_auto_t *content = describe(base, lora, model, graph);
+    json_auto_t *content = adapter_config_json(base, lora, model, graph);
     SCOPED_FREE char *text = content ? json_dumps(content, JSON_INDENT(2)) : NULL;
     SCOPED_FREE char *path = memory_format("%s/adapter_config.json", folder);
     if (!text) return error_set(error, ERROR_USAGE, "%s: the base %s is not UTF-8", path, base);
@@ -688,7 +689,7 @@ static StoredTensor store_half(const Graph *graph, const Parameter *p, const voi
         .data = values};
 }
 
-static bool write_tensors(const char *folder, int64_t experts, const Graph *graph, const void *master, Error *error) {
+static bool write_peft_tensors(const char *folder, int64_t experts, const Graph *graph, const void *master, Error *error) {
     SCOPED_FREE StoredTensor *tensors = memory_allocate((size_t)(graph->parameter_count + 2) * sizeof *tensors);
     bool tied = graph_find_parameter(graph, HEAD) < 0;
     size_t count = 0;
@@ -717,5 +718,6 @@ static bool write_tensors(const char *folder, int64_t experts, const Graph *grap
 
 bool peft_write(const char *folder, const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph,
     const void *master, Error *error) {
-    return write_tensors(folder, model->experts, graph, master, error) && write_config(folder, base, lora, model, graph, error);
+    return write_peft_tensors(folder, model->experts, graph, master, error) &&
+           write_adapter_config(folder, base, lora, model, graph, error);
 }

@@ -26,7 +26,7 @@ static bool is_all_linear(const json_t *targets) {
 }
 
 /* Compiles the field as a pattern; none if it is a list or absent. */
-static bool compile(struct pcre2_real_code_8 **code, const json_t *content, const char *field, const char *path, Error *error) {
+static bool compile_target(struct pcre2_real_code_8 **code, const json_t *content, const char *field, const char *path, Error *error) {
     const json_t *value = json_object_get(content, field);
     int reason;
     size_t offset;
@@ -44,7 +44,7 @@ static bool compile(struct pcre2_real_code_8 **code, const json_t *content, cons
 
 /* Sets *found if the pattern matches the whole name, as re.fullmatch does. Names are short; a step
  * limit stops endless backtracking. */
-static bool matches(const PeftModules *modules, const pcre2_code *code, const char *module, bool *found, Error *error) {
+static bool module_matches(const PeftModules *modules, const pcre2_code *code, const char *module, bool *found, Error *error) {
     enum { MOST_STEPS = 100000 };
     pcre2_match_data *data = pcre2_match_data_create(1, NULL);
     pcre2_match_context *context = pcre2_match_context_create(NULL);
@@ -62,8 +62,8 @@ static bool matches(const PeftModules *modules, const pcre2_code *code, const ch
 
 bool peft_modules_open(PeftModules *modules, const json_t *content, const char *path, Error *error) {
     *modules = (PeftModules){.content = content, .path = path};
-    return compile(&modules->targets, content, "target_modules", path, error) &&
-           compile(&modules->excluded, content, "exclude_modules", path, error);
+    return compile_target(&modules->targets, content, "target_modules", path, error) &&
+           compile_target(&modules->excluded, content, "exclude_modules", path, error);
 }
 
 void peft_modules_close(PeftModules *modules) {
@@ -87,7 +87,7 @@ static bool lists_module(const json_t *list, const char *module, bool whole) {
 }
 
 /* Returns a module's layer, the first numeric part of its name; -1: none. */
-static int64_t layer_of(const char *module) {
+static int64_t module_layer(const char *module) {
     enum { MOST_DIGITS = 9 };
     for (const char *part = module; *part; part += strcspn(part, "."), part += *part == '.') {
         size_t length = strcspn(part, "."), digits = strspn(part, "0123456789");
@@ -113,7 +113,7 @@ static bool has_layer(const json_t *layers, int64_t layer) {
 bool peft_leaves_out_layer(const json_t *content, const char *module) {
     const json_t *targets = json_object_get(content, "target_modules");
     return lists_module(targets, module, false) && !lists_module(targets, module, true) &&
-           !has_layer(json_object_get(content, "layers_to_transform"), layer_of(module));
+           !has_layer(json_object_get(content, "layers_to_transform"), module_layer(module));
 }
 
 /* -- Both together --------------------------------------------------------------------------------------------------- */
@@ -122,14 +122,14 @@ bool peft_leaves_out_layer(const json_t *content, const char *module) {
 static bool excludes(const PeftModules *modules, const char *module, bool *excluded, Error *error) {
     const json_t *field = json_object_get(modules->content, "exclude_modules");
     *excluded = lists_module(field, module, false);
-    return !modules->excluded || peft_is_empty(field) || matches(modules, modules->excluded, module, excluded, error);
+    return !modules->excluded || peft_is_empty(field) || module_matches(modules, modules->excluded, module, excluded, error);
 }
 
 bool peft_modules_has(const PeftModules *modules, const char *module, bool linear, bool *has, Error *error) {
     const json_t *targets = json_object_get(modules->content, "target_modules");
     bool excluded = false;
     *has = is_all_linear(targets) ? linear : lists_module(targets, module, false) && !peft_leaves_out_layer(modules->content, module);
-    if (modules->targets && !matches(modules, modules->targets, module, has, error)) return false;
+    if (modules->targets && !module_matches(modules, modules->targets, module, has, error)) return false;
     if (*has && !excludes(modules, module, &excluded, error)) return false;
     *has = *has && !excluded;
     return true;

@@ -33,18 +33,18 @@ bool gguf_is_file(const char *path) { return file_begins(path, magic, sizeof mag
 
 /* -- Bytes --------------------------------------------------------------------------------------------------------- */
 
-typedef struct Cursor {
+typedef struct GgufCursor {
     const unsigned char *at;
     size_t left;
     Error *error;
-} Cursor;
+} GgufCursor;
 
-static bool fail_short(Cursor *cursor) {
+static bool fail_short(GgufCursor *cursor) {
     return error_set(cursor->error, ERROR_CHECKPOINT, "it ends too early: it is truncated or damaged");
 }
 
 /* Returns the next `bytes` and advances past them; NULL with an error if the file has fewer. */
-static const unsigned char *take(Cursor *cursor, uint64_t bytes) {
+static const unsigned char *take_span(GgufCursor *cursor, uint64_t bytes) {
     const unsigned char *at = cursor->at;
     if (bytes > cursor->left) return fail_short(cursor), NULL;
     cursor->at += bytes;
@@ -52,23 +52,23 @@ static const unsigned char *take(Cursor *cursor, uint64_t bytes) {
     return at;
 }
 
-static bool take_number(Cursor *cursor, void *number, size_t bytes) {
-    const unsigned char *at = take(cursor, bytes);
+static bool take_number(GgufCursor *cursor, void *number, size_t bytes) {
+    const unsigned char *at = take_span(cursor, bytes);
     if (at) memcpy(number, at, bytes);
     return at != NULL;
 }
 
-static bool take_text(Cursor *cursor, GgufText *text) {
+static bool take_gguf_text(GgufCursor *cursor, GgufText *text) {
     uint64_t size;
-    const unsigned char *at = take_number(cursor, &size, sizeof size) ? take(cursor, size) : NULL;
+    const unsigned char *at = take_number(cursor, &size, sizeof size) ? take_span(cursor, size) : NULL;
     if (at) *text = (GgufText){(const char *)at, size};
     return at != NULL;
 }
 
 /* Returns a copy of a key or of the name of a tensor; NULL with an error. */
-static char *take_name(Cursor *cursor, const char *what) {
+static char *take_tensor_name(GgufCursor *cursor, const char *what) {
     GgufText text;
-    if (!take_text(cursor, &text)) return NULL;
+    if (!take_gguf_text(cursor, &text)) return NULL;
     bool plain = text.size > 0 && text.size <= NAME_LIMIT;
     for (size_t i = 0; i < text.size && plain; i++) plain = (unsigned char)text.bytes[i] >= 0x20 && text.bytes[i] != 0x7f;
     if (plain) return memory_format("%.*s", (int)text.size, text.bytes);
@@ -79,25 +79,25 @@ static char *take_name(Cursor *cursor, const char *what) {
 /* -- Values -------------------------------------------------------------------------------------------------------- */
 
 /* Skips `count` items of a kind. */
-static bool skip_items(Cursor *cursor, GgufKind kind, uint64_t count) {
+static bool skip_items(GgufCursor *cursor, GgufKind kind, uint64_t count) {
     GgufText text;
     uint64_t bytes;
     if (kind == GGUF_TEXT) {
-        while (count > 0 && take_text(cursor, &text)) count--;
+        while (count > 0 && take_gguf_text(cursor, &text)) count--;
         return count == 0;
     }
     if (__builtin_mul_overflow(count, kind_bytes[kind], &bytes)) return fail_short(cursor);
-    return take(cursor, bytes) != NULL;
+    return take_span(cursor, bytes) != NULL;
 }
 
-static bool take_kind(Cursor *cursor, GgufKind *kind) {
+static bool take_kind(GgufCursor *cursor, GgufKind *kind) {
     uint32_t number;
     if (!take_number(cursor, &number, sizeof number)) return false;
     *kind = number < GGUF_KINDS ? (GgufKind)number : GGUF_KINDS;
     return number < GGUF_KINDS || error_set(cursor->error, ERROR_CHECKPOINT, "it has a value of kind %u, which GGUF has not", number);
 }
 
-static bool take_value(Cursor *cursor, GgufValue *value) {
+static bool take_value(GgufCursor *cursor, GgufValue *value) {
     value->count = 1;
     if (!take_kind(cursor, &value->kind)) return false;
     if (value->kind == GGUF_ARRAY) {
@@ -116,9 +116,9 @@ static int value_compare(const void *left, const void *right) {
     return strcmp(((const GgufValue *)left)->key, ((const GgufValue *)right)->key);
 }
 
-static bool take_values(Gguf *file, Cursor *cursor, uint64_t count) {
+static bool take_array_values(Gguf *file, GgufCursor *cursor, uint64_t count) {
     while (file->value_count < count) {
-        GgufValue value = {.key = take_name(cursor, "a key")};
+        GgufValue value = {.key = take_tensor_name(cursor, "a key")};
         if (!value.key) return false;
         array_append(file->values, file->value_count, value);
         if (!take_value(cursor, &file->values[file->value_count - 1])) return error_context(cursor->error, "key %s", value.key);
@@ -210,7 +210,7 @@ static int place_compare(const void *left, const void *right) {
 }
 
 /* The file has the row length first. */
-static bool take_shape(Cursor *cursor, GgufTensor *tensor, int64_t *count) {
+static bool take_shape(GgufCursor *cursor, GgufTensor *tensor, int64_t *count) {
     uint32_t rank;
     if (!take_number(cursor, &rank, sizeof rank)) return false;
     if (rank > GGUF_MAX_RANK)
@@ -224,7 +224,7 @@ static bool take_shape(Cursor *cursor, GgufTensor *tensor, int64_t *count) {
     return true;
 }
 
-static bool take_tensor(Cursor *cursor, GgufTensor *tensor) {
+static bool take_tensor(GgufCursor *cursor, GgufTensor *tensor) {
     int64_t count = 1;
     uint32_t code;
     if (!take_shape(cursor, tensor, &count) || !take_number(cursor, &code, sizeof code) ||
@@ -251,7 +251,7 @@ static bool find_alignment(const Gguf *file, int64_t *alignment, Error *error) {
 }
 
 /* Sets the tensors' data pointers. */
-static bool place_tensors(Gguf *file, Cursor *cursor) {
+static bool place_tensors(Gguf *file, GgufCursor *cursor) {
     int64_t alignment;
     if (!find_alignment(file, &alignment, cursor->error)) return false;
     size_t here = (size_t)(cursor->at - file->map.bytes), begin = (size_t)round_up((int64_t)here, alignment);
@@ -283,9 +283,9 @@ static bool check_tensors(Gguf *file, Error *error) {
     return true;
 }
 
-static bool take_tensors(Gguf *file, Cursor *cursor, uint64_t count) {
+static bool take_tensors(Gguf *file, GgufCursor *cursor, uint64_t count) {
     while (file->tensor_count < count) {
-        GgufTensor tensor = {.name = take_name(cursor, "a tensor's name")};
+        GgufTensor tensor = {.name = take_tensor_name(cursor, "a tensor's name")};
         if (!tensor.name) return false;
         bool good = take_tensor(cursor, &tensor);
         array_append(file->tensors, file->tensor_count, tensor);
@@ -301,24 +301,24 @@ const GgufTensor *gguf_tensor(const Gguf *file, const char *name) {
 
 /* -- The file ------------------------------------------------------------------------------------------------------ */
 
-static bool parse(Gguf *file, Error *error) {
-    Cursor cursor = {file->map.bytes, file->map.size, error};
+static bool parse_gguf(Gguf *file, Error *error) {
+    GgufCursor cursor = {file->map.bytes, file->map.size, error};
     uint32_t version;
     uint64_t tensors, values;
-    const unsigned char *start = take(&cursor, sizeof magic);
+    const unsigned char *start = take_span(&cursor, sizeof magic);
     if (!start || memcmp(start, magic, sizeof magic)) return error_set(error, ERROR_CHECKPOINT, "it does not begin with GGUF");
     if (!take_number(&cursor, &version, sizeof version)) return false;
     if (version != 2 && version != 3)
         return error_set(error, ERROR_CHECKPOINT, "it has version %u of GGUF%s, and smelt reads 2 and 3 in little-endian order", version,
             version > 0xffff ? " or the other byte order" : "");
     return take_number(&cursor, &tensors, sizeof tensors) && take_number(&cursor, &values, sizeof values) &&
-           take_values(file, &cursor, values) && take_tensors(file, &cursor, tensors);
+           take_array_values(file, &cursor, values) && take_tensors(file, &cursor, tensors);
 }
 
 bool gguf_open(Gguf *file, const char *path, Error *error) {
     *file = (Gguf){0};
     if (!file_map(&file->map, path, error)) return false;
-    if (parse(file, error)) return true;
+    if (parse_gguf(file, error)) return true;
     gguf_close(file);
     return error_context(error, "%s", path);
 }

@@ -11,36 +11,36 @@
 
 enum { VERSION = 3, ALIGNMENT = 32 };
 
-static void append(char **bytes, size_t *size, size_t *room, const void *more, size_t more_size) {
+static void append_room(char **bytes, size_t *size, size_t *room, const void *more, size_t more_size) {
     array_reserve(*bytes, *room, *size + more_size);
     if (more_size) memcpy(*bytes + *size, more, more_size);
     *size += more_size;
 }
 
-static void put(GgufWriter *writer, const void *bytes, size_t size) {
-    append(&writer->values, &writer->values_size, &writer->values_room, bytes, size);
+static void put_bytes_once(GgufWriter *writer, const void *bytes, size_t size) {
+    append_room(&writer->values, &writer->values_size, &writer->values_room, bytes, size);
 }
 
-static void describe(GgufWriter *writer, const void *bytes, size_t size) {
-    append(&writer->tensors, &writer->tensors_size, &writer->tensors_room, bytes, size);
+static void write_description(GgufWriter *writer, const void *bytes, size_t size) {
+    append_room(&writer->tensors, &writer->tensors_size, &writer->tensors_room, bytes, size);
 }
 
 void gguf_append_text(GgufWriter *writer, const char *bytes, size_t size) {
-    put(writer, &(uint64_t){size}, sizeof(uint64_t));
-    put(writer, bytes, size);
+    put_bytes_once(writer, &(uint64_t){size}, sizeof(uint64_t));
+    put_bytes_once(writer, bytes, size);
 }
 
 /* Little-endian: writes the lower bytes of the number. */
 void gguf_append_integer(GgufWriter *writer, GgufKind kind, int64_t value) {
     bool single = kind == GGUF_BOOL || kind == GGUF_U8 || kind == GGUF_I8;
-    put(writer, &value, single ? 1 : kind == GGUF_U64 || kind == GGUF_I64 ? 8 : 4);
+    put_bytes_once(writer, &value, single ? 1 : kind == GGUF_U64 || kind == GGUF_I64 ? 8 : 4);
 }
 
-void gguf_append_real(GgufWriter *writer, double value) { put(writer, &(float){(float)value}, sizeof(float)); }
+void gguf_append_real(GgufWriter *writer, double value) { put_bytes_once(writer, &(float){(float)value}, sizeof(float)); }
 
 static void put_key(GgufWriter *writer, const char *key, GgufKind kind) {
     gguf_append_text(writer, key, strlen(key));
-    put(writer, &(uint32_t){kind}, sizeof(uint32_t));
+    put_bytes_once(writer, &(uint32_t){kind}, sizeof(uint32_t));
     writer->value_count++;
 }
 
@@ -63,21 +63,21 @@ void gguf_put_text(GgufWriter *writer, const char *key, const char *bytes, size_
 
 void gguf_put_array(GgufWriter *writer, const char *key, GgufKind kind, uint64_t count) {
     put_key(writer, key, GGUF_ARRAY);
-    put(writer, &(uint32_t){kind}, sizeof(uint32_t));
-    put(writer, &count, sizeof count);
+    put_bytes_once(writer, &(uint32_t){kind}, sizeof(uint32_t));
+    put_bytes_once(writer, &count, sizeof count);
 }
 
 void gguf_add_tensor(GgufWriter *writer, const char *name, const GgufType *type, int rank, const int64_t *shape) {
     int64_t count = 1;
-    describe(writer, &(uint64_t){strlen(name)}, sizeof(uint64_t));
-    describe(writer, name, strlen(name));
-    describe(writer, &(uint32_t){(uint32_t)rank}, sizeof(uint32_t));
+    write_description(writer, &(uint64_t){strlen(name)}, sizeof(uint64_t));
+    write_description(writer, name, strlen(name));
+    write_description(writer, &(uint32_t){(uint32_t)rank}, sizeof(uint32_t));
     for (int i = rank - 1; i >= 0; i--) {
-        describe(writer, &shape[i], sizeof shape[i]);
+        write_description(writer, &shape[i], sizeof shape[i]);
         count *= shape[i];
     }
-    describe(writer, &type->code, sizeof type->code);
-    describe(writer, &writer->data_bytes, sizeof writer->data_bytes);
+    write_description(writer, &type->code, sizeof type->code);
+    write_description(writer, &writer->data_bytes, sizeof writer->data_bytes);
     writer->data_bytes += (uint64_t)round_up(gguf_bytes(type, count), ALIGNMENT);
     writer->tensor_count++;
 }

@@ -33,7 +33,7 @@ static void check_order(const Graph *graph, int index) {
 }
 
 /* Skips parameters and their gradients: the layout places them, not the planner. */
-static void check_place(const Graph *graph, const Plan *plan, TensorId id) {
+static void check_tensor_place(const Graph *graph, const Plan *plan, TensorId id) {
     const Tensor *tensor = graph_get(graph, id);
     if (id == TENSOR_NONE || tensor->elided || tensor->arena == ARENA_WEIGHT || tensor->arena == ARENA_MASTER ||
         tensor->arena == ARENA_GRADIENT)
@@ -77,10 +77,10 @@ void graph_check(const Graph *graph, const Backend *backend, const Plan *plan) {
         const Node *node = &graph->nodes[i];
         int64_t workspace = op_workspace(backend, graph, node);
         check_order(graph, i);
-        for (int j = 0; j < node->inputs; j++) check_place(graph, plan, node->in[j]);
+        for (int j = 0; j < node->inputs; j++) check_tensor_place(graph, plan, node->in[j]);
         for (int j = 0; j < node->outputs; j++) {
             const Tensor *tensor = graph_get(graph, node->out[j]);
-            check_place(graph, plan, node->out[j]);
+            check_tensor_place(graph, plan, node->out[j]);
             if (tensor->elided || tensor->arena != ARENA_ACTIVATION || tensor->producer != i) continue;
             int64_t end = tensor->offset + graph_bytes(graph, node->out[j]);
             alive_count = add_extent(alive, alive_count, i, (Extent){tensor->offset, end, last[node->out[j]]});

@@ -148,14 +148,14 @@ static void mark_crossing(Recompute *r) {
 enum { EARLIER = 2 };
 
 /* Appends the collective that gathers `tensor` again. */
-static void begin_gathering(Recompute *r, TensorId tensor) {
+static void begin_regathering(Recompute *r, TensorId tensor) {
     int producer = graph_get(r->graph, tensor)->producer;
     if (producer < 0 || producer >= r->forward) return;
     Node node = r->graph->nodes[producer];
     const Op *op = op_table[node.op];
     if (op->class != OP_CLASS_GATHER) return;
     if (op->communicates) recomputed(r, tensor);
-    for (int i = 0; i < node.inputs && !op->communicates; i++) begin_gathering(r, node.in[i]);
+    for (int i = 0; i < node.inputs && !op->communicates; i++) begin_regathering(r, node.in[i]);
 }
 
 static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
@@ -173,7 +173,7 @@ static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
     for (int i = 0; i < backward; i++) {
         graph->part = nodes[i].part;
         for (int j = i; j <= i + EARLIER && j < backward && nodes[j].part == nodes[i].part; j++)
-            for (int k = 0; k < nodes[j].inputs; k++) begin_gathering(&r, nodes[j].in[k]);
+            for (int k = 0; k < nodes[j].inputs; k++) begin_regathering(&r, nodes[j].in[k]);
         for (int j = 0; j < nodes[i].inputs; j++) nodes[i].in[j] = recomputed(&r, nodes[i].in[j]);
         graph_append(graph, &nodes[i]);
     }

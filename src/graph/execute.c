@@ -212,7 +212,7 @@ static void free_arena(const Executor *executor, Arena arena) {
     (arena == ARENA_HOST ? device_free_host : device_free)(executor->backend.device, executor->arena[arena], executor->bytes[arena]);
 }
 
-static bool allocate(Executor *executor, void *const *shared, Error *error) {
+static bool map_arenas(Executor *executor, void *const *shared, Error *error) {
     bool host_memory = device_info(executor->backend.device)->host_memory;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         executor->owned[arena] = !(shared && shared[arena]) && executor->bytes[arena];
@@ -225,7 +225,7 @@ static bool allocate(Executor *executor, void *const *shared, Error *error) {
 }
 
 /* Loads all kernels at once with a dry run of all nodes. */
-static void prepare(Executor *executor) {
+static void prepare_program(Executor *executor) {
     if (!device_prepare_begin(executor->backend.device)) return;
     for (int i = 0; i < executor->graph->node_count; i++)
         if (!graph_communicates(executor->graph, i)) run_nodes(executor, i, i + 1);
@@ -237,7 +237,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
     executor->graph = graph;
     executor->backend = *backend;
     memcpy(executor->bytes, plan->bytes, sizeof executor->bytes);
-    if (!check_kernels(executor, error) || !allocate(executor, shared, error)) {
+    if (!check_kernels(executor, error) || !map_arenas(executor, shared, error)) {
         executor_free(executor);
         return NULL;
     }
@@ -246,7 +246,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
     executor_set_comm_points(executor, NULL, 0, NULL, NULL);
     bind(executor);
     find_gaps(executor);
-    prepare(executor);
+    prepare_program(executor);
     for (int i = 0; i < graph->node_count; i++)
         if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op]->run(&executor->calls[i]);
     return executor;

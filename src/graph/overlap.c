@@ -34,13 +34,13 @@ typedef struct Held {
     int64_t time;
 } Held;
 
-typedef struct Order {
+typedef struct OverlapOrder {
     Graph *graph;
     Held held[MOST_HELD]; /* in program order */
     int count;
     int64_t now, links_free; /* nanoseconds */
     int64_t *ready;          /* by tensor: the time at which its collective ends; 0: no collective makes it */
-} Order;
+} OverlapOrder;
 
 /* -- Times --------------------------------------------------------------------------------------------------------- */
 
@@ -53,13 +53,13 @@ static int64_t link_time(const Graph *graph, const Node *node) {
 }
 
 /* Returns how long the node would wait for its inputs if it ran now. */
-static int64_t wait_time(const Order *order, const Node *node) {
+static int64_t wait_time(const OverlapOrder *order, const Node *node) {
     int64_t ready = 0;
     for (int i = 0; i < node->inputs; i++) ready = int_max(ready, order->ready[node->in[i]]);
     return int_max(0, ready - order->now);
 }
 
-static void append(Order *order, const Node *node) {
+static void append_node(OverlapOrder *order, const Node *node) {
     int64_t link = link_time(order->graph, node);
     order->now += wait_time(order, node) + op_time(order->graph, node);
     graph_append(order->graph, node);
@@ -95,10 +95,10 @@ static bool may_run_later(const Graph *graph, const Node *node) {
     return graph_only_adds_to_gradients(graph, node) && is_shared_out(graph, node);
 }
 
-static void release(Order *order, int index) {
+static void release_node(OverlapOrder *order, int index) {
     Node node = order->held[index].node;
     memmove(order->held + index, order->held + index + 1, (size_t)(--order->count - index) * sizeof *order->held);
-    append(order, &node);
+    append_node(order, &node);
 }
 
 static bool is_gradient(const Graph *graph, TensorId tensor) { return tensor && graph_get(graph, tensor)->arena == ARENA_GRADIENT; }
@@ -113,13 +113,13 @@ static bool add_to_the_same(const Graph *graph, const Node *a, const Node *b) {
     return false;
 }
 
-static void release_all(Order *order) {
-    while (order->count) release(order, 0);
+static void release_all(OverlapOrder *order) {
+    while (order->count) release_node(order, 0);
 }
 
 /* Releases all held nodes before a node that adds to the same gradient as one of them, so that each
  * sum keeps its order. */
-static void keep_order_of_sums(Order *order, const Node *node) {
+static void keep_order_of_sums(OverlapOrder *order, const Node *node) {
     for (int i = 0; i < order->count; i++)
         if (add_to_the_same(order->graph, &order->held[i].node, node)) {
             release_all(order);
@@ -129,20 +129,20 @@ static void keep_order_of_sums(Order *order, const Node *node) {
 
 /* Returns the shortest held node that would not wait for its inputs; the oldest if all would
  * wait. */
-static int least_useful(const Order *order) {
+static int least_useful(const OverlapOrder *order) {
     int least = -1;
     for (int i = 0; i < order->count; i++)
         if (!wait_time(order, &order->held[i].node) && (least < 0 || order->held[i].time < order->held[least].time)) least = i;
     return least < 0 ? 0 : least;
 }
 
-static void hold(Order *order, const Node *node) {
-    if (order->count == MOST_HELD) release(order, least_useful(order));
+static void hold(OverlapOrder *order, const Node *node) {
+    if (order->count == MOST_HELD) release_node(order, least_useful(order));
     order->held[order->count++] = (Held){*node, op_time(order->graph, node)};
 }
 
 /* Returns the held node that fits the wait best, or -1. */
-static int fitting(const Order *order, int64_t wait) {
+static int fitting(const OverlapOrder *order, int64_t wait) {
     int best = -1;
     for (int i = 0; i < order->count; i++) {
         int64_t time = order->held[i].time;
@@ -152,19 +152,19 @@ static int fitting(const Order *order, int64_t wait) {
     return best;
 }
 
-static void append_beside_others(Order *order, const Node *node) {
+static void append_beside_others(OverlapOrder *order, const Node *node) {
     for (int64_t wait; (wait = wait_time(order, node)) > 0;) {
         int beside = fitting(order, wait);
         if (beside < 0) break;
-        release(order, beside);
+        release_node(order, beside);
     }
-    append(order, node);
+    append_node(order, node);
 }
 
 void graph_overlap_collectives(Graph *graph, int forward) {
     int backward = graph->node_count - forward, part = -1;
     if (mesh_size(graph->mesh, AXES_ROWS | AXES_EXPERTS) == 1) return;
-    Order order = {.graph = graph};
+    OverlapOrder order = {.graph = graph};
     SCOPED_FREE Node *nodes = memory_allocate((size_t)(backward + 1) * sizeof *nodes);
     SCOPED_FREE int64_t *ready = order.ready = memory_allocate((size_t)graph->tensor_count * sizeof *ready);
     memcpy(nodes, graph->nodes + forward, (size_t)backward * sizeof *nodes);

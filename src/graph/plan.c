@@ -103,15 +103,15 @@ static TensorId overwritten(const Graph *graph, int index, const int *last) {
 }
 
 /* The blocks of a graph while they are listed. The arrays except `blocks` are indexed by tensor. */
-typedef struct Listing {
+typedef struct PlanListing {
     PlanBlock *blocks;
     int count;
     int *last;        /* last node that works on the tensor */
     int *block;       /* index of the tensor's block */
     TensorId *source; /* the tensor whose memory this one takes, or TENSOR_NONE */
-} Listing;
+} PlanListing;
 
-static void list_output(Listing *list, Graph *graph, int node, int index) {
+static void list_output(PlanListing *list, Graph *graph, int node, int index) {
     TensorId id = graph->nodes[node].out[index];
     Tensor *tensor = &graph->tensors[id];
     if (!id || tensor->elided || tensor->arena != ARENA_ACTIVATION || tensor->producer != node) return;
@@ -125,7 +125,7 @@ static void list_output(Listing *list, Graph *graph, int node, int index) {
 
 /* Lists one block per scratch and per activation. Activations that take each other's memory share
  * one block. */
-static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int64_t *workspace) {
+static void list_blocks(PlanListing *list, Graph *graph, const Backend *backend, int64_t *workspace) {
     for (int i = 0; i < graph->node_count; i++) {
         int end = graph_node_end(graph, i);
         for (int j = 0; j < graph->nodes[i].inputs; j++)
@@ -213,7 +213,7 @@ void plan_set_slots(Plan *plan, int slots) {
 /* ------------------------------------------------------------------------------------------------------------------ */
 
 static void place_activations(Graph *graph, const Backend *backend, Plan *plan) {
-    Listing list = {.blocks = memory_allocate((graph->tensor_count + graph->node_count + 1) * sizeof *list.blocks),
+    PlanListing list = {.blocks = memory_allocate((graph->tensor_count + graph->node_count + 1) * sizeof *list.blocks),
         .last = memory_allocate(graph->tensor_count * sizeof *list.last),
         .block = memory_allocate(graph->tensor_count * sizeof *list.block),
         .source = memory_allocate(graph->tensor_count * sizeof *list.source)};

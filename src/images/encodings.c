@@ -13,7 +13,7 @@
 #include "base/strings.h"
 #include "images/images.h"
 
-static bool refuse_tensor(const char *path, const StoredTensor *tensor, const char *wanted, Error *error) {
+static bool refuse_encoding(const char *path, const StoredTensor *tensor, const char *wanted, Error *error) {
     char shape[128] = "";
     size_t used = 0;
     for (int i = 0; i < tensor->rank; i++)
@@ -37,12 +37,12 @@ static const StoredTensor *find_tensor(
     bool good = tensor->rank == rank && tensor->type <= STORED_F16;
     for (int i = 0; good && i < rank; i++) good = sizes[i] < 0 ? tensor->shape[i] > 0 : tensor->shape[i] == sizes[i];
     if (good) return tensor;
-    refuse_tensor(path, tensor, wanted, error);
+    refuse_encoding(path, tensor, wanted, error);
     return NULL;
 }
 
 /* `tokens` -1: any number. */
-static bool take_text(EncodingFile *file, const char *path, const ModelConfig *model, int64_t tokens, Error *error) {
+static bool take_encoding_text(EncodingFile *file, const char *path, const ModelConfig *model, int64_t tokens, Error *error) {
     char wanted[128], length[32] = "tokens";
     if (tokens >= 0) snprintf(length, sizeof length, "%" PRId64, tokens);
     snprintf(wanted, sizeof wanted, "[samples, %s, %" PRId64 "] (text tokens, model.text_width)", length, model->text_width);
@@ -66,14 +66,14 @@ static bool take_latents(EncodingFile *file, const char *path, const ModelConfig
     file->height = latents->shape[2];
     file->width = latents->shape[3];
     if (file->height % 2 || file->width % 2 || file->height > most || file->width > most)
-        return refuse_tensor(path, latents, wanted, error);
+        return refuse_encoding(path, latents, wanted, error);
     file->latents = latents;
     return true;
 }
 
 /* Refuses tensors that training does not read, such as a mask of the text: users must not believe
  * that they have an effect. */
-static bool check_names(const EncodingFile *file, Error *error) {
+static bool check_tensor_names(const EncodingFile *file, Error *error) {
     static const char *const names[] = {ENCODING_LATENTS, ENCODING_TEXT, ENCODING_POOLED};
     for (size_t i = 0; i < file->file.count; i++) {
         const char *name = file->file.tensors[i].name;
@@ -84,12 +84,13 @@ static bool check_names(const EncodingFile *file, Error *error) {
     return true;
 }
 
-static bool open_file(EncodingFile *file, const char *path, const ModelConfig *model, EncodingUse use, int64_t tokens, Error *error) {
+static bool open_encoding_file(
+    EncodingFile *file, const char *path, const ModelConfig *model, EncodingUse use, int64_t tokens, Error *error) {
     file->path = memory_copy_string(path);
     if (!safetensors_open(&file->file, path, error)) return error_recode(error, ERROR_DATA);
     bool latents = use == ENCODINGS_TRAIN || safetensors_find(&file->file, ENCODING_LATENTS);
-    return take_text(file, path, model, tokens, error) && (!latents || take_latents(file, path, model, error)) &&
-           (use != ENCODINGS_TRAIN || check_names(file, error));
+    return take_encoding_text(file, path, model, tokens, error) && (!latents || take_latents(file, path, model, error)) &&
+           (use != ENCODINGS_TRAIN || check_tensor_names(file, error));
 }
 
 /* File names copied from other systems may be in capitals. */
@@ -126,7 +127,7 @@ static bool open_files(EncodingSet *set, const ModelConfig *model, EncodingUse u
     for (size_t i = 0; i < paths.count; i++) {
         EncodingFile *file = &set->files[set->file_count++];
         int64_t text = use == ENCODINGS_TRAIN ? model->text_tokens : i ? set->text_tokens : -1;
-        if (!open_file(file, paths.entries[i].name, model, use, text, error)) return false;
+        if (!open_encoding_file(file, paths.entries[i].name, model, use, text, error)) return false;
         int64_t tokens = file->height / 2 * (file->width / 2);
         if (tokens > set->most_tokens) set->most_tokens = tokens;
         set->samples += file->samples;
@@ -169,7 +170,7 @@ const EncodingFile *encodings_find(const EncodingSet *set, int64_t sample, int64
 }
 
 /* Returns a tensor of one sample of `tensor`. */
-static StoredTensor row_of(const StoredTensor *tensor, int64_t row, int64_t *bytes) {
+static StoredTensor encoding_row(const StoredTensor *tensor, int64_t row, int64_t *bytes) {
     StoredTensor part = *tensor;
     *bytes = (int64_t)stored_type_bytes(tensor->type);
     for (int d = 1; d < tensor->rank; d++) *bytes *= tensor->shape[d];
@@ -185,7 +186,7 @@ bool encodings_are_finite(const EncodingSet *set, int64_t sample, char *text, si
     for (int i = 0; i < 3; i++) {
         Error error = {0};
         if (!tensors[i]) continue;
-        StoredTensor part = row_of(tensors[i], row, &bytes);
+        StoredTensor part = encoding_row(tensors[i], row, &bytes);
         if (stored_check_finite(&part, &error)) continue;
         snprintf(text, size, "%s of sample %" PRId64 " of %s", part.name, row, file->path);
         return false;
@@ -199,7 +200,7 @@ void encodings_prefetch(const EncodingSet *set, int64_t sample) {
     const StoredTensor *const tensors[] = {file->latents, file->text, file->pooled};
     for (int i = 0; i < 3; i++) {
         if (!tensors[i]) continue;
-        StoredTensor part = row_of(tensors[i], row, &bytes);
+        StoredTensor part = encoding_row(tensors[i], row, &bytes);
         file_map_prefetch(part.data, (size_t)bytes);
     }
 }

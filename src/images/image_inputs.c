@@ -65,7 +65,7 @@ static void from_tokens(const float *tokens, int64_t height, int64_t width, int6
 }
 
 /* Fills `rows` rows of an input from row `first` with a value. */
-static void fill(const Model *model, Executor *executor, TensorId tensor, int64_t first, int64_t rows, float value) {
+static void fill_input(const Model *model, Executor *executor, TensorId tensor, int64_t first, int64_t rows, float value) {
     int64_t columns = graph_columns(model->graph, tensor);
     SCOPED_FREE float *row = memory_allocate((size_t)columns * sizeof *row);
     for (int64_t i = 0; i < columns; i++) row[i] = value;
@@ -75,7 +75,7 @@ static void fill(const Model *model, Executor *executor, TensorId tensor, int64_
 /* Fills all rows of sample `at` of an input with zeros. */
 static void clear(const Model *model, Executor *executor, TensorId tensor, int64_t at) {
     int64_t rows = graph_rows(model->graph, tensor) / model->sequences;
-    fill(model, executor, tensor, at * rows, rows, 0);
+    fill_input(model, executor, tensor, at * rows, rows, 0);
 }
 
 /* Copies row `row` of a stored tensor [samples, ...] to sample `at` of an input in the COMPUTE
@@ -125,7 +125,7 @@ static void put_grid(const Model *model, Executor *executor, int64_t at, int64_t
     }
 }
 
-static void put_text(const Model *model, Executor *executor, int64_t at, const EncodingSet *set, int64_t sample) {
+static void put_text_encoding(const Model *model, Executor *executor, int64_t at, const EncodingSet *set, int64_t sample) {
     int64_t row;
     const EncodingFile *file = encodings_find(set, sample, &row);
     put_stored(model, executor, model->image.text, at, file->text, row);
@@ -133,7 +133,7 @@ static void put_text(const Model *model, Executor *executor, int64_t at, const E
 }
 
 /* Puts image tokens [H / 2 x W / 2, channels] into an input. */
-static void put_tokens(
+static void put_text_tokens(
     const Model *model, Executor *executor, TensorId tensor, int64_t at, int64_t height, int64_t width, const float *latents) {
     int64_t channels = channels_of(model), first = first_token(model, height, width), count = (room(model) - first) * channels;
     SCOPED_FREE float *tokens = memory_allocate((size_t)count * sizeof *tokens);
@@ -142,7 +142,7 @@ static void put_tokens(
 }
 
 void image_put_latents(const Model *model, Executor *executor, int64_t at, int64_t height, int64_t width, const float *latents) {
-    put_tokens(model, executor, model->image.latents, at, height, width, latents);
+    put_text_tokens(model, executor, model->image.latents, at, height, width, latents);
 }
 
 void image_take_latents(const Model *model, const float *rows, int64_t at, int64_t height, int64_t width, float *latents) {
@@ -153,8 +153,8 @@ void image_take_latents(const Model *model, const float *rows, int64_t at, int64
 /* Sets the weight of each token from `first` on; earlier tokens have weight 0. */
 static void put_weights(const Model *model, Executor *executor, int64_t at, int64_t first) {
     int64_t begin = at * room(model), tokens = room(model) - first;
-    fill(model, executor, model->image.weights, begin, first, 0);
-    fill(model, executor, model->image.weights, begin + first, tokens, 1 / (float)tokens);
+    fill_input(model, executor, model->image.weights, begin, first, 0);
+    fill_input(model, executor, model->image.weights, begin + first, tokens, 1 / (float)tokens);
 }
 
 /* -- Samples ------------------------------------------------------------------------------------------------------- */
@@ -162,15 +162,15 @@ static void put_weights(const Model *model, Executor *executor, int64_t at, int6
 /* Zeroes the first rows, which an image with fewer tokens leaves unused. They hold numbers of
  * another sample, and a NaN would not stay in its row. */
 static void clear_images(const Model *model, Executor *executor, int64_t at, int64_t rows) {
-    fill(model, executor, model->image.latents, at * room(model), rows, 0);
-    if (model->image.target) fill(model, executor, model->image.target, at * room(model), rows, 0);
+    fill_input(model, executor, model->image.latents, at * room(model), rows, 0);
+    if (model->image.target) fill_input(model, executor, model->image.target, at * room(model), rows, 0);
 }
 
 void image_put_prompt(const Model *model, Executor *executor, int64_t at, const EncodingSet *set, int64_t sample, int64_t height,
     int64_t width, double guidance) {
     clear_images(model, executor, at, first_token(model, height, width));
     put_grid(model, executor, at, height, width);
-    put_text(model, executor, at, set, sample);
+    put_text_encoding(model, executor, at, set, sample);
     put_guidance(model, executor, at, guidance);
 }
 
@@ -188,8 +188,8 @@ void image_put_sample(const Model *model, Executor *executor, int64_t at, const 
     }
     image_put_prompt(model, executor, at, sample->set, sample->sample, height, width, sample->guidance);
     image_put_time(model, executor, at, sample->time);
-    put_tokens(model, executor, model->image.latents, at, height, width, image);
-    put_tokens(model, executor, model->image.target, at, height, width, noise);
+    put_text_tokens(model, executor, model->image.latents, at, height, width, image);
+    put_text_tokens(model, executor, model->image.target, at, height, width, noise);
     put_weights(model, executor, at, first_token(model, height, width));
 }
 

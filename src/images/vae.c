@@ -33,31 +33,31 @@ struct Vae {
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
 /* A decoding, which stops at the first error. */
-typedef struct Decoding {
+typedef struct VaeDecoding {
     const Vae *vae;
     Error *error;
     bool failed;
-} Decoding;
+} VaeDecoding;
 
-typedef struct Map {
+typedef struct FeatureMap {
     int64_t height, width, channels;
     float *values;
-} Map;
+} FeatureMap;
 
-static int64_t pixels_of(const Map *map) { return map->height * map->width; }
+static int64_t pixels_of(const FeatureMap *map) { return map->height * map->width; }
 
-static Map new_map(int64_t height, int64_t width, int64_t channels) {
-    return (Map){height, width, channels, memory_allocate((size_t)(height * width * channels) * sizeof(float))};
+static FeatureMap new_map(int64_t height, int64_t width, int64_t channels) {
+    return (FeatureMap){height, width, channels, memory_allocate((size_t)(height * width * channels) * sizeof(float))};
 }
 
-static void map_free(Map *map) { free(map->values); }
+static void map_free(FeatureMap *map) { free(map->values); }
 
-static void replace(Map *map, Map with) {
+static void replace_map(FeatureMap *map, FeatureMap with) {
     free(map->values);
     *map = with;
 }
 
-static void refuse_tensor(Decoding *d, const char *prefix, const char *name, const char *reason) {
+static void refuse_vae_tensor(VaeDecoding *d, const char *prefix, const char *name, const char *reason) {
     if (!d->failed)
         error_set(d->error, ERROR_CHECKPOINT, "%s: tensor %s.%s %s: give the folder vae of a FLUX.1", d->vae->folder, prefix, name, reason);
     d->failed = true;
@@ -65,7 +65,7 @@ static void refuse_tensor(Decoding *d, const char *prefix, const char *name, con
 
 /* Returns the tensor PREFIX.NAME of `rank` sizes, the ones from the second on being `rest`; NULL
  * fails the decoding. */
-static const StoredTensor *find(Decoding *d, const char *prefix, const char *name, int rank, const int64_t *rest) {
+static const StoredTensor *find_vae_tensor(VaeDecoding *d, const char *prefix, const char *name, int rank, const int64_t *rest) {
     char full[NAME_BYTES];
     snprintf(full, sizeof full, "%s.%s", prefix, name);
     if (d->failed) return NULL;
@@ -73,7 +73,7 @@ static const StoredTensor *find(Decoding *d, const char *prefix, const char *nam
     bool good = tensor && tensor->rank == rank && tensor->type <= STORED_F16 && tensor->shape[0] > 0;
     for (int i = 1; good && i < rank; i++) good = tensor->shape[i] == rest[i - 1];
     if (good) return tensor;
-    refuse_tensor(d, prefix, name, tensor ? "has another shape or type than a decoder's" : "is missing");
+    refuse_vae_tensor(d, prefix, name, tensor ? "has another shape or type than a decoder's" : "is missing");
     return NULL;
 }
 
@@ -86,24 +86,24 @@ static float *values_of(const StoredTensor *tensor) {
 }
 
 /* Returns the vector PREFIX.NAME [count], for the caller to free; NULL fails the decoding. */
-static float *vector_of(Decoding *d, const char *prefix, const char *name, int64_t count) {
-    const StoredTensor *tensor = find(d, prefix, name, 1, NULL);
+static float *vector_of(VaeDecoding *d, const char *prefix, const char *name, int64_t count) {
+    const StoredTensor *tensor = find_vae_tensor(d, prefix, name, 1, NULL);
     if (!tensor || tensor->shape[0] == count) return tensor ? values_of(tensor) : NULL;
-    refuse_tensor(d, prefix, name, "has another number of elements than its layer has channels");
+    refuse_vae_tensor(d, prefix, name, "has another number of elements than its layer has channels");
     return NULL;
 }
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */
 
 /* y [rows, out] = x [rows, in] w [out, in]^T + bias */
-static void multiply(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y) {
+static void multiply_pixels(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y) {
     gemm(
         &(Gemm){.transpose_b = true, .m = rows, .n = out, .k = in, .a = x, .lda = in, .b = w, .ldb = in, .c = y, .ldc = out, .bias = bias});
 }
 
 /* Gathers the patches of `rows` lines of pixels from `first`, [rows x width, size x size x
  * channels], with zeros around the map. */
-static void gather_patches(const Map *map, int64_t first, int64_t rows, int64_t size, float *patches) {
+static void gather_patches(const FeatureMap *map, int64_t first, int64_t rows, int64_t size, float *patches) {
     int64_t width = map->width, channels = map->channels, reach = size / 2;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows * width; i++) {
@@ -128,25 +128,25 @@ static float *weights_of(const StoredTensor *tensor) {
     return weights;
 }
 
-static void convolve(Decoding *d, const char *name, int64_t size, Map *map) {
+static void convolve_map(VaeDecoding *d, const char *name, int64_t size, FeatureMap *map) {
     enum { PATCHES = 4096 };
-    const StoredTensor *tensor = find(d, name, "weight", 4, (const int64_t[]){map->channels, size, size});
+    const StoredTensor *tensor = find_vae_tensor(d, name, "weight", 4, (const int64_t[]){map->channels, size, size});
     SCOPED_FREE float *bias = tensor ? vector_of(d, name, "bias", tensor->shape[0]) : NULL;
     if (!bias) return;
     SCOPED_FREE float *weights = weights_of(tensor);
     int64_t rows = int_min(int_max(PATCHES / map->width, 1), map->height), in = size * size * map->channels;
     SCOPED_FREE float *patches = memory_allocate((size_t)(rows * map->width * in) * sizeof *patches);
-    Map out = new_map(map->height, map->width, tensor->shape[0]);
+    FeatureMap out = new_map(map->height, map->width, tensor->shape[0]);
     for (int64_t y = 0; y < map->height; y += rows) {
         int64_t some = int_min(rows, map->height - y);
         gather_patches(map, y, some, size, patches);
-        multiply(patches, weights, bias, some * map->width, in, out.channels, out.values + y * out.width * out.channels);
+        multiply_pixels(patches, weights, bias, some * map->width, in, out.channels, out.values + y * out.width * out.channels);
     }
-    replace(map, out);
+    replace_map(map, out);
 }
 
 /* Computes mean and 1 / deviation of the group of channels that begins at `first`. */
-static void group_statistics(const Map *map, int64_t first, int64_t count, double *mean, double *factor) {
+static void group_statistics(const FeatureMap *map, int64_t first, int64_t count, double *mean, double *factor) {
     const double epsilon = 1e-6;
     double sum = 0, squares = 0, all = (double)(pixels_of(map) * count);
     for (int64_t i = 0; i < pixels_of(map); i++)
@@ -160,11 +160,11 @@ static void group_statistics(const Map *map, int64_t first, int64_t count, doubl
 }
 
 /* Computes a group norm into a new map, then silu if requested. */
-static Map normalise(Decoding *d, const char *name, const Map *map, bool silu) {
+static FeatureMap normalise_map(VaeDecoding *d, const char *name, const FeatureMap *map, bool silu) {
     int64_t groups = d->vae->groups, channels = map->channels, count = channels / groups;
     SCOPED_FREE float *gain = vector_of(d, name, "weight", channels), *bias = gain ? vector_of(d, name, "bias", channels) : NULL;
-    if (channels % groups) refuse_tensor(d, name, "weight", "has channels that norm_num_groups does not divide");
-    Map out = new_map(map->height, map->width, channels);
+    if (channels % groups) refuse_vae_tensor(d, name, "weight", "has channels that norm_num_groups does not divide");
+    FeatureMap out = new_map(map->height, map->width, channels);
     if (d->failed || !gain || !bias) return out;
 #pragma omp parallel for schedule(static)
     for (int64_t g = 0; g < groups; g++) {
@@ -179,12 +179,12 @@ static Map normalise(Decoding *d, const char *name, const Map *map, bool silu) {
     return out;
 }
 
-static void add(Map *map, const Map *other) {
+static void add_map(FeatureMap *map, const FeatureMap *other) {
     for (int64_t i = 0; i < pixels_of(map) * map->channels; i++) map->values[i] += other->values[i];
 }
 
-static char *name_of(char text[NAME_BYTES], const char *format, ...) __attribute__((format(printf, 2, 3)));
-static char *name_of(char text[NAME_BYTES], const char *format, ...) {
+static char *format_tensor_name(char text[NAME_BYTES], const char *format, ...) __attribute__((format(printf, 2, 3)));
+static char *format_tensor_name(char text[NAME_BYTES], const char *format, ...) {
     va_list values;
     va_start(values, format);
     vsnprintf(text, NAME_BYTES, format, values);
@@ -193,35 +193,35 @@ static char *name_of(char text[NAME_BYTES], const char *format, ...) {
 }
 
 /* Computes map + convolutions of it, each after a norm and silu. */
-static void residual_block(Decoding *d, const char *name, Map *map) {
+static void residual_block(VaeDecoding *d, const char *name, FeatureMap *map) {
     char part[NAME_BYTES];
     if (d->failed) return;
-    SCOPED(map_free) Map h = normalise(d, name_of(part, "%s.norm1", name), map, true);
-    convolve(d, name_of(part, "%s.conv1", name), 3, &h);
+    SCOPED(map_free) FeatureMap h = normalise_map(d, format_tensor_name(part, "%s.norm1", name), map, true);
+    convolve_map(d, format_tensor_name(part, "%s.conv1", name), 3, &h);
     if (d->failed) return;
-    replace(&h, normalise(d, name_of(part, "%s.norm2", name), &h, true));
-    convolve(d, name_of(part, "%s.conv2", name), 3, &h);
-    if (h.channels != map->channels) convolve(d, name_of(part, "%s.conv_shortcut", name), 1, map);
-    if (h.channels != map->channels) refuse_tensor(d, name, "conv_shortcut.weight", "has other channels than the block");
-    if (!d->failed) add(map, &h);
+    replace_map(&h, normalise_map(d, format_tensor_name(part, "%s.norm2", name), &h, true));
+    convolve_map(d, format_tensor_name(part, "%s.conv2", name), 3, &h);
+    if (h.channels != map->channels) convolve_map(d, format_tensor_name(part, "%s.conv_shortcut", name), 1, map);
+    if (h.channels != map->channels) refuse_vae_tensor(d, name, "conv_shortcut.weight", "has other channels than the block");
+    if (!d->failed) add_map(map, &h);
 }
 
 /* Applies a linear layer over channels. */
-static Map project(Decoding *d, const char *name, const char *layer, const Map *map) {
+static FeatureMap project_map(VaeDecoding *d, const char *name, const char *layer, const FeatureMap *map) {
     char full[NAME_BYTES];
     int64_t channels = map->channels;
-    Map out = new_map(map->height, map->width, channels);
-    const StoredTensor *tensor = find(d, name_of(full, "%s.%s", name, layer), "weight", 2, &channels);
+    FeatureMap out = new_map(map->height, map->width, channels);
+    const StoredTensor *tensor = find_vae_tensor(d, format_tensor_name(full, "%s.%s", name, layer), "weight", 2, &channels);
     SCOPED_FREE float *bias = tensor ? vector_of(d, full, "bias", channels) : NULL;
-    if (bias && tensor->shape[0] != channels) refuse_tensor(d, full, "weight", "has other channels than its input");
+    if (bias && tensor->shape[0] != channels) refuse_vae_tensor(d, full, "weight", "has other channels than its input");
     if (d->failed) return out;
     SCOPED_FREE float *weights = values_of(tensor);
-    multiply(map->values, weights, bias, pixels_of(map), channels, channels, out.values);
+    multiply_pixels(map->values, weights, bias, pixels_of(map), channels, channels, out.values);
     return out;
 }
 
 /* exp(scale (x - max)) / sum */
-static void softmax(float *row, int64_t count, float scale) {
+static void softmax_row(float *row, int64_t count, float scale) {
     float most = row[0], sum = 0;
     for (int64_t i = 1; i < count; i++) most = fmaxf(most, row[i]);
     for (int64_t i = 0; i < count; i++) sum += row[i] = expf(scale * (row[i] - most));
@@ -229,15 +229,15 @@ static void softmax(float *row, int64_t count, float scale) {
 }
 
 /* Each pixel attends to all pixels, some queries at a time; the result replaces the queries. */
-static void attend(Map *q, const Map *k, const Map *v) {
+static void attend_pixels(FeatureMap *q, const FeatureMap *k, const FeatureMap *v) {
     enum { QUERIES = 256 };
     int64_t count = pixels_of(q), channels = q->channels;
     SCOPED_FREE float *scores = memory_allocate((size_t)(QUERIES * count) * sizeof *scores);
     for (int64_t first = 0; first < count; first += QUERIES) {
         int64_t some = int_min(QUERIES, count - first);
-        multiply(q->values + first * channels, k->values, NULL, some, channels, count, scores);
+        multiply_pixels(q->values + first * channels, k->values, NULL, some, channels, count, scores);
 #pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < some; i++) softmax(scores + i * count, count, 1 / sqrtf((float)channels));
+        for (int64_t i = 0; i < some; i++) softmax_row(scores + i * count, count, 1 / sqrtf((float)channels));
         gemm(&(Gemm){.m = some,
             .n = channels,
             .k = count,
@@ -250,56 +250,57 @@ static void attend(Map *q, const Map *k, const Map *v) {
     }
 }
 
-static void attention_block(Decoding *d, const char *name, Map *map) {
+static void attention_block(VaeDecoding *d, const char *name, FeatureMap *map) {
     char part[NAME_BYTES];
     if (d->failed) return;
-    SCOPED(map_free) Map normed = normalise(d, name_of(part, "%s.group_norm", name), map, false);
+    SCOPED(map_free) FeatureMap normed = normalise_map(d, format_tensor_name(part, "%s.group_norm", name), map, false);
     SCOPED(map_free)
-    Map q = project(d, name, "to_q", &normed), k = project(d, name, "to_k", &normed), v = project(d, name, "to_v", &normed);
+    FeatureMap q = project_map(d, name, "to_q", &normed), k = project_map(d, name, "to_k", &normed),
+               v = project_map(d, name, "to_v", &normed);
     if (d->failed) return;
-    attend(&q, &k, &v);
-    replace(&q, project(d, name, "to_out.0", &q));
-    add(map, &q);
+    attend_pixels(&q, &k, &v);
+    replace_map(&q, project_map(d, name, "to_out.0", &q));
+    add_map(map, &q);
 }
 
 /* Repeats each pixel 2 x 2 times. */
-static void enlarge(Map *map) {
-    Map out = new_map(2 * map->height, 2 * map->width, map->channels);
+static void enlarge(FeatureMap *map) {
+    FeatureMap out = new_map(2 * map->height, 2 * map->width, map->channels);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < pixels_of(&out); i++) {
         int64_t from = i / out.width / 2 * map->width + i % out.width / 2;
         memcpy(out.values + i * out.channels, map->values + from * map->channels, (size_t)map->channels * sizeof *map->values);
     }
-    replace(map, out);
+    replace_map(map, out);
 }
 
 /* -- The decoder --------------------------------------------------------------------------------------------------- */
 
-static void run_decoder(Decoding *d, Map *map) {
+static void run_decoder(VaeDecoding *d, FeatureMap *map) {
     char name[NAME_BYTES];
     const Vae *vae = d->vae;
-    if (vae->post_convolution) convolve(d, "post_quant_conv", 1, map);
-    convolve(d, "decoder.conv_in", 3, map);
+    if (vae->post_convolution) convolve_map(d, "post_quant_conv", 1, map);
+    convolve_map(d, "decoder.conv_in", 3, map);
     residual_block(d, "decoder.mid_block.resnets.0", map);
     attention_block(d, "decoder.mid_block.attentions.0", map);
     residual_block(d, "decoder.mid_block.resnets.1", map);
     for (int64_t b = 0; b < vae->blocks && !d->failed; b++) {
         for (int64_t i = 0; i <= vae->layers; i++)
-            residual_block(d, name_of(name, "decoder.up_blocks.%lld.resnets.%lld", (long long)b, (long long)i), map);
+            residual_block(d, format_tensor_name(name, "decoder.up_blocks.%lld.resnets.%lld", (long long)b, (long long)i), map);
         if (b + 1 == vae->blocks || d->failed) continue;
         enlarge(map);
-        convolve(d, name_of(name, "decoder.up_blocks.%lld.upsamplers.0.conv", (long long)b), 3, map);
+        convolve_map(d, format_tensor_name(name, "decoder.up_blocks.%lld.upsamplers.0.conv", (long long)b), 3, map);
     }
     if (d->failed) return;
-    replace(map, normalise(d, "decoder.conv_norm_out", map, true));
-    convolve(d, "decoder.conv_out", 3, map);
+    replace_map(map, normalise_map(d, "decoder.conv_norm_out", map, true));
+    convolve_map(d, "decoder.conv_out", 3, map);
 }
 
 int64_t vae_scale(const Vae *vae) { return (int64_t)1 << (vae->blocks - 1); }
 
 bool vae_decode(const Vae *vae, int64_t height, int64_t width, const float *latents, float *pixels, Error *error) {
-    Decoding d = {.vae = vae, .error = error};
-    SCOPED(map_free) Map map = new_map(height, width, vae->channels);
+    VaeDecoding d = {.vae = vae, .error = error};
+    SCOPED(map_free) FeatureMap map = new_map(height, width, vae->channels);
     for (int64_t c = 0; c < vae->channels; c++)
         for (int64_t i = 0; i < height * width; i++) map.values[i * vae->channels + c] = (float)(*latents++ / vae->scaling + vae->shift);
     run_decoder(&d, &map);
@@ -325,7 +326,7 @@ static bool read_integer(const json_t *config, const char *folder, const char *f
 }
 
 /* `other` replaces null and missing values. */
-static bool read_number(const json_t *config, const char *folder, const char *field, double other, double *value, Error *error) {
+static bool read_vae_number(const json_t *config, const char *folder, const char *field, double other, double *value, Error *error) {
     const json_t *json = json_object_get(config, field);
     bool given = json && !json_is_null(json);
     *value = given ? json_finite_value(json) : other;
@@ -333,7 +334,7 @@ static bool read_number(const json_t *config, const char *folder, const char *fi
 }
 
 /* Checks that the fields that change the decoder's computation have the supported values. */
-static bool check_fixed(const json_t *config, const char *folder, Error *error) {
+static bool check_vae_field(const json_t *config, const char *folder, Error *error) {
     static const struct { const char *field, *value; } fixed[] = {{"_class_name", "AutoencoderKL"}, {"act_fn", "silu"}};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
         const char *value = json_string_value(json_object_get(config, fixed[i].field));
@@ -348,12 +349,12 @@ static bool check_fixed(const json_t *config, const char *folder, Error *error) 
     return !json_is_false(attention) || refuse_config(folder, "mid_block_add_attention", "true", error);
 }
 
-static bool read_config(Vae *vae, Error *error) {
+static bool read_vae_config(Vae *vae, Error *error) {
     enum { MOST = 65536 };
     SCOPED_FREE char *path = memory_format("%s/config.json", vae->folder);
     json_auto_t *config = json_read(path, ERROR_CHECKPOINT, error);
     const char *folder = vae->folder;
-    if (!config || !check_fixed(config, folder, error)) return false;
+    if (!config || !check_vae_field(config, folder, error)) return false;
     vae->blocks = (int64_t)json_array_size(json_object_get(config, "block_out_channels"));
     const json_t *post = json_object_get(config, "use_post_quant_conv");
     vae->post_convolution = !json_is_false(post);
@@ -361,14 +362,14 @@ static bool read_config(Vae *vae, Error *error) {
     return read_integer(config, folder, "latent_channels", MOST, &vae->channels, error) &&
            read_integer(config, folder, "layers_per_block", MOST_BLOCKS, &vae->layers, error) &&
            read_integer(config, folder, "norm_num_groups", MOST, &vae->groups, error) &&
-           read_number(config, folder, "scaling_factor", 0.18215, &vae->scaling, error) &&
-           read_number(config, folder, "shift_factor", 0, &vae->shift, error) &&
+           read_vae_number(config, folder, "scaling_factor", 0.18215, &vae->scaling, error) &&
+           read_vae_number(config, folder, "shift_factor", 0, &vae->shift, error) &&
            (vae->scaling > 0 || refuse_config(folder, "scaling_factor", "positive", error));
 }
 
 /* Decodes one latent, which reads every tensor, so that faults are found before the work of a
  * sampling. */
-static bool check_tensors(const Vae *vae, Error *error) {
+static bool check_vae_tensors(const Vae *vae, Error *error) {
     SCOPED_FREE float *latents = memory_allocate((size_t)vae->channels * sizeof *latents);
     SCOPED_FREE float *pixels = memory_allocate((size_t)(VAE_COLOURS * vae_scale(vae) * vae_scale(vae)) * sizeof *pixels);
     return vae_decode(vae, 1, 1, latents, pixels, error);
@@ -378,11 +379,11 @@ Vae *vae_open(const char *folder, int64_t channels, Error *error) {
     Vae *vae = memory_allocate(sizeof *vae);
     SCOPED_FREE char *path = memory_format("%s/diffusion_pytorch_model.safetensors", folder);
     vae->folder = memory_copy_string(folder);
-    bool good = read_config(vae, error) && safetensors_open(&vae->file, path, error);
+    bool good = read_vae_config(vae, error) && safetensors_open(&vae->file, path, error);
     if (good && vae->channels != channels)
         good = error_set(error, ERROR_USAGE, "%s decodes latents of %lld channels, and the model makes %lld", folder,
             (long long)vae->channels, (long long)channels);
-    if (good && check_tensors(vae, error)) return vae;
+    if (good && check_vae_tensors(vae, error)) return vae;
     vae_free(vae);
     return NULL;
 }

@@ -139,7 +139,7 @@ static double position_bytes(const Generator *g) {
 
 /* Returns the smallest number of ranks, by doubling, with which the memory fits. An axis of `ranks`
  * shards `shared` of the `needed` bytes. 0: none. */
-static int64_t more_ranks(int64_t ranks, int64_t shared, int64_t needed, int64_t available) {
+static int64_t suggest_ranks(int64_t ranks, int64_t shared, int64_t needed, int64_t available) {
     for (int64_t more = 2 * ranks; more <= MOST_RANKS && needed - shared < available; more *= 2)
         if (needed - shared + shared * ranks / more <= available) return more;
     return 0;
@@ -152,8 +152,8 @@ static void name_remedy(const Generator *g, int64_t needed, int64_t available, c
     int64_t cp = mesh_size(&g->mesh, MESH(AXIS_CP)), tp = mesh_size(&g->mesh, AXES_TENSOR),
             weights = bytes[ARENA_WEIGHT] + bytes[ARENA_MASTER];
     int64_t context = g->config->context - (int64_t)ceil((double)(needed - available) / position_bytes(g)) - cp * DEAL_BLOCK;
-    int64_t more_cp = more_ranks(cp, bytes[ARENA_STATE], needed, available);
-    int64_t more_tp = more_ranks(tp, bytes[ARENA_STATE] + weights, needed, available);
+    int64_t more_cp = suggest_ranks(cp, bytes[ARENA_STATE], needed, available);
+    int64_t more_tp = suggest_ranks(tp, bytes[ARENA_STATE] + weights, needed, available);
     size_t used = 0;
     if (context > 0) used = (size_t)snprintf(text, size, "give context=%" PRId64 " or less, or ", context);
     if (g->cache && more_cp)
@@ -164,7 +164,7 @@ static void name_remedy(const Generator *g, int64_t needed, int64_t available, c
 }
 
 /* Fails on all ranks if one rank lacks the memory. Ranks of a node share the memory of its CPU. */
-static bool check_memory(const Generator *g, Error *error) {
+static bool check_cache_memory(const Generator *g, Error *error) {
     Device *device = g->device;
     int64_t needed = needed_bytes(g), available = device_available(device);
     if (available < 0) available = INT64_MAX;
@@ -182,16 +182,16 @@ static bool check_memory(const Generator *g, Error *error) {
 
 /* Builds and plans the programs. The first check precedes the placement of activations, which takes
  * long for large models. */
-static bool plan(Generator *g, Error *error) {
+static bool plan_programs(Generator *g, Error *error) {
     build_program(&g->programs[g->program_count++], g, g->cache ? MODEL_GENERATE : MODEL_SCORE, lengths[0]);
-    if (!check_memory(g, error) || !program_plan(&g->programs[0], g->device, error)) return false;
+    if (!check_cache_memory(g, error) || !program_plan(&g->programs[0], g->device, error)) return false;
     while (g->cache && g->program_count < PROGRAMS && lengths[g->program_count] <= g->config->context) {
         Program *next = &g->programs[g->program_count];
         build_program(next, g, MODEL_GENERATE, lengths[g->program_count++]);
         if (!program_plan(next, g->device, error)) return false;
         assert_same_states(&g->programs[0], next);
     }
-    return check_memory(g, error);
+    return check_cache_memory(g, error);
 }
 
 static int64_t wide_bytes(const Generator *g) {
@@ -199,8 +199,8 @@ static int64_t wide_bytes(const Generator *g) {
     return int_max(g->config->vocabulary, largest) * (int64_t)precision_bytes(g->precision, TYPE_WIDE);
 }
 
-static bool start(Generator *g, Error *error) {
-    if (!plan(g, error)) return false;
+static bool start_programs(Generator *g, Error *error) {
+    if (!plan_programs(g, error)) return false;
     if (!(g->wide_logits = device_allocate_host(g->device, wide_bytes(g), error))) return error_context(error, "logits");
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         int64_t bytes = is_shared(arena) ? g->programs[0].plan.bytes[arena] : 0;
@@ -230,7 +230,7 @@ Generator *generator_create(const Mesh *mesh, const ModelConfig *config, Precisi
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
     g->logits = memory_allocate(config->vocabulary * sizeof *g->logits);
     g->mesh.direct = cache;
-    if (open_windows(g, error) && start(g, error)) return g;
+    if (open_windows(g, error) && start_programs(g, error)) return g;
     generator_free(g);
     return NULL;
 }
@@ -288,7 +288,7 @@ static Program *choose_program(Generator *g) {
 }
 
 /* Computes all tokens; their logits stay on the device. */
-static bool compute(Generator *g, Error *error) {
+static bool compute_logits(Generator *g, Error *error) {
     assert(g->count > 0);
     if (!g->cache && g->computed < g->count) return compute_whole(g, error);
     while (g->computed < g->count) {
@@ -299,7 +299,7 @@ static bool compute(Generator *g, Error *error) {
 }
 
 const double *generator_logits(Generator *g, Error *error) {
-    if (!compute(g, error)) return NULL;
+    if (!compute_logits(g, error)) return NULL;
     if (g->unread) read_logits(g, g->unread);
     if (!comm_ok(g->comm, error)) return NULL;
     if (g->not_finite < g->config->vocabulary) {
@@ -329,9 +329,9 @@ static bool end_agreement(Generator *g, Error *error) {
 
 /* Draws among the first `count` tokens; -1 after an error. The most likely token comes from the
  * program's few largest logits, unless the program ran with another limit. */
-static int32_t draw(Generator *g, const Sampling *sampling, int32_t count, Error *error) {
+static int32_t draw_next(Generator *g, const Sampling *sampling, int32_t count, Error *error) {
     if (g->computed < g->count) g->limit = count;
-    if (!compute(g, error)) return -1;
+    if (!compute_logits(g, error)) return -1;
     int32_t token = sampling->temperature == 0 && g->unread && g->limit == count ? likeliest(g, g->unread) : -1;
     if (token >= 0) return comm_ok(g->comm, error) ? token : -1;
     const double *logits = generator_logits(g, error);
@@ -340,7 +340,7 @@ static int32_t draw(Generator *g, const Sampling *sampling, int32_t count, Error
 
 bool generator_next(Generator *g, const Sampling *sampling, int64_t limit, int32_t *token, Error *error) {
     assert(generator_room(g) > 0);
-    int32_t drawn = draw(g, sampling, (int32_t)int_min(limit, g->config->vocabulary), error);
+    int32_t drawn = draw_next(g, sampling, (int32_t)int_min(limit, g->config->vocabulary), error);
     if (drawn < 0 || !end_agreement(g, error)) return false;
     g->drawn = drawn;
     begin_agreement(g);

@@ -10,13 +10,13 @@
 #include "base/memory.h"
 #include "base/scope.h"
 
-typedef struct Candidate {
+typedef struct SampleCandidate {
     double logit;
     int32_t token;
-} Candidate;
+} SampleCandidate;
 
 static int likelier_first(const void *a, const void *b) {
-    const Candidate *x = a, *y = b;
+    const SampleCandidate *x = a, *y = b;
     if (x->logit != y->logit) return x->logit < y->logit ? 1 : -1;
     return (x->token > y->token) - (x->token < y->token);
 }
@@ -49,22 +49,22 @@ static int64_t find_sum(const double *weights, int64_t count, double target) {
 }
 
 /* Moves a candidate down to its position in a heap whose root is the least likely. */
-static void sink(Candidate *heap, int64_t count, int64_t at) {
+static void sink(SampleCandidate *heap, int64_t count, int64_t at) {
     for (int64_t child; (child = 2 * at + 1) < count; at = child) {
         child += child + 1 < count && likelier_first(&heap[child], &heap[child + 1]) < 0;
         if (likelier_first(&heap[at], &heap[child]) > 0) return;
-        Candidate lower = heap[at];
+        SampleCandidate lower = heap[at];
         heap[at] = heap[child];
         heap[child] = lower;
     }
 }
 
 /* Collects the `kept` most likely of `count` tokens, in any order. */
-static void take_likeliest(const double *logits, int64_t count, Candidate *candidates, int64_t kept) {
-    for (int64_t i = 0; i < kept; i++) candidates[i] = (Candidate){logits[i], (int32_t)i};
+static void take_likeliest(const double *logits, int64_t count, SampleCandidate *candidates, int64_t kept) {
+    for (int64_t i = 0; i < kept; i++) candidates[i] = (SampleCandidate){logits[i], (int32_t)i};
     for (int64_t i = kept / 2; i-- > 0;) sink(candidates, kept, i);
     for (int64_t i = kept; i < count; i++) {
-        Candidate next = {logits[i], (int32_t)i};
+        SampleCandidate next = {logits[i], (int32_t)i};
         if (likelier_first(&next, candidates) > 0) continue;
         candidates[0] = next;
         sink(candidates, kept, 0);
@@ -72,10 +72,10 @@ static void take_likeliest(const double *logits, int64_t count, Candidate *candi
 }
 
 /* Collects the tokens of at least this weight, in any order; returns their number. */
-static int64_t take_heaviest(const double *logits, const double *weights, int64_t count, double least, Candidate *candidates) {
+static int64_t take_heaviest(const double *logits, const double *weights, int64_t count, double least, SampleCandidate *candidates) {
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++)
-        if (weights[i] >= least) candidates[kept++] = (Candidate){logits[i], (int32_t)i};
+        if (weights[i] >= least) candidates[kept++] = (SampleCandidate){logits[i], (int32_t)i};
     return kept;
 }
 
@@ -86,7 +86,7 @@ static int32_t draw_likely(
     const double *logits, const double *weights, double total, int64_t count, const Sampling *sampling, double uniform) {
     bool cut = sampling->top_k > 0 && sampling->top_k < count;
     int64_t kept = cut ? sampling->top_k : count, at = 0;
-    SCOPED_FREE Candidate *candidates = memory_allocate((size_t)count * sizeof *candidates);
+    SCOPED_FREE SampleCandidate *candidates = memory_allocate((size_t)count * sizeof *candidates);
     if (cut) take_likeliest(logits, count, candidates, kept);
     else kept = take_heaviest(logits, weights, count, fmin((1 - sampling->top_p) * total / (double)count, 1), candidates);
     qsort(candidates, (size_t)kept, sizeof *candidates, likelier_first);

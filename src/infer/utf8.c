@@ -23,20 +23,20 @@ static bool continues(const Utf8Stream *stream, uint8_t byte) {
     return byte >= low && byte <= high;
 }
 
-static int replace(char *text) {
+static int replace_malformed(char *text) {
     memcpy(text, "\xef\xbf\xbd", 3);
     return 3;
 }
 
 int utf8_finish(Utf8Stream *stream, char text[UTF8_OUTPUT]) {
-    int used = stream->count ? replace(text) : 0;
+    int used = stream->count ? replace_malformed(text) : 0;
     stream->count = 0;
     return used;
 }
 
 int utf8_put(Utf8Stream *stream, uint8_t byte, char text[UTF8_OUTPUT]) {
     int used = stream->count && !continues(stream, byte) ? utf8_finish(stream, text) : 0;
-    if (stream->count == 0 && sequence_length(byte) == 0) return used + replace(text + used);
+    if (stream->count == 0 && sequence_length(byte) == 0) return used + replace_malformed(text + used);
     stream->held[stream->count++] = byte;
     if (stream->count < sequence_length(stream->held[0])) return used;
     memcpy(text + used, stream->held, stream->count);

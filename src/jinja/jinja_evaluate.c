@@ -44,9 +44,9 @@ bool arguments_check(Render *render, const Arguments *arguments, const char *wha
     return true;
 }
 
-static Arguments evaluate_arguments(Render *render, const Node *items) {
+static Arguments evaluate_arguments(Render *render, const JinjaNode *items) {
     Arguments arguments = {0};
-    for (const Node *node = items; node && !render->failed; node = node->next) {
+    for (const JinjaNode *node = items; node && !render->failed; node = node->next) {
         Value value = jinja_evaluate(render, node->left);
         if (node->text.size) map_set(render, &arguments.named, value_text(node->text), value);
         else items_append(render, &arguments.positional, value);
@@ -61,17 +61,17 @@ static Value call(Render *render, Value function, const Arguments *arguments) {
     if (function.kind == VALUE_UNDEFINED)
         return jinja_fail(render, "'%.*s' is undefined and cannot be called", (int)function.text.size, function.text.bytes);
     if (function.kind != VALUE_FUNCTION) return jinja_fail(render, "%s cannot be called", value_kind_name(function));
-    const Function *known = function.function;
+    const JinjaFunction *known = function.function;
     return arguments_check(render, arguments, known->name, known->most, known->names) ? known->call(render, arguments) : value_none();
 }
 
-static Value evaluate_call(Render *render, const Node *node) {
+static Value evaluate_call(Render *render, const JinjaNode *node) {
     Value function = jinja_evaluate(render, node->left);
     Arguments arguments = evaluate_arguments(render, node->items);
     return call(render, function, &arguments);
 }
 
-static Value evaluate_filter(Render *render, const Node *node) {
+static Value evaluate_filter(Render *render, const JinjaNode *node) {
     Value value = jinja_evaluate(render, node->left);
     Arguments arguments = evaluate_arguments(render, node->items);
     const Filter *filter = node->filter;
@@ -80,7 +80,7 @@ static Value evaluate_filter(Render *render, const Node *node) {
     return filter->apply(render, value, &arguments);
 }
 
-static Value evaluate_test(Render *render, const Node *node) {
+static Value evaluate_test(Render *render, const JinjaNode *node) {
     Value value = jinja_evaluate(render, node->left);
     Value other = node->items ? jinja_evaluate(render, node->items->left) : value_none();
     return render->failed ? value_none() : value_bool(node->test->holds(render, value, other));
@@ -88,16 +88,16 @@ static Value evaluate_test(Render *render, const Node *node) {
 
 /* -- Elements ---------------------------------------------------------------------------------------------------------- */
 
-static Value evaluate_items(Render *render, const Node *node, ValueKind kind) {
+static Value evaluate_items(Render *render, const JinjaNode *node, ValueKind kind) {
     Value list = value_items(render, kind);
-    for (const Node *item = node->items; item && !render->failed; item = item->next)
+    for (const JinjaNode *item = node->items; item && !render->failed; item = item->next)
         items_append(render, list.items, jinja_evaluate(render, item));
     return list;
 }
 
-static Value evaluate_dict(Render *render, const Node *node) {
+static Value evaluate_dict(Render *render, const JinjaNode *node) {
     Value dict = value_map(render, VALUE_DICT);
-    for (const Node *pair = node->items; pair && !render->failed; pair = pair->next) {
+    for (const JinjaNode *pair = node->items; pair && !render->failed; pair = pair->next) {
         Value key = jinja_evaluate(render, pair->left), value = jinja_evaluate(render, pair->right);
         bool fits = value_is_text(key) || value_is_number(key) || key.kind == VALUE_NONE;
         if (!fits) return jinja_unknown(render, "%s as a key of a dict is not known", value_kind_name(key));
@@ -107,7 +107,7 @@ static Value evaluate_dict(Render *render, const Node *node) {
 }
 
 /* Evaluates a bound of a slice; returns false if it is absent. */
-static bool take_bound(Render *render, const Node *node, int64_t *bound) {
+static bool take_bound(Render *render, const JinjaNode *node, int64_t *bound) {
     Value value = node ? jinja_evaluate(render, node) : value_none();
     if (value.kind == VALUE_NONE) return false;
     if (!value_as_integer(value, bound)) jinja_fail(render, "%s is no bound of a slice", value_kind_name(value));
@@ -120,7 +120,7 @@ static int64_t clamp_bound(int64_t bound, int64_t count, int64_t low, int64_t hi
     return bound < low ? low : bound > high ? high : bound;
 }
 
-static Value evaluate_slice(Render *render, const Node *node) {
+static Value evaluate_slice(Render *render, const JinjaNode *node) {
     Value value = jinja_evaluate(render, node->left);
     int64_t start = 0, stop = 0, step = 1;
     bool from = take_bound(render, node->condition, &start), to = take_bound(render, node->right, &stop);
@@ -153,7 +153,7 @@ static Value refuse_operands(Render *render, Text operator, Value left, Value ri
 static Value add_values(Render *render, Value left, Value right) {
     if (left.markup || right.markup) return jinja_unknown(render, "adding to what safe gives is not known");
     if (value_is_text(left) && value_is_text(right)) {
-        Builder builder = {.render = render};
+        SequenceBuilder builder = {.render = render};
         build(&builder, left.text);
         build(&builder, right.text);
         return value_text(built(&builder));
@@ -165,10 +165,10 @@ static Value add_values(Render *render, Value left, Value right) {
     return list;
 }
 
-static Value repeat(Render *render, Value value, int64_t count) {
+static Value repeat_value(Render *render, Value value, int64_t count) {
     if (!value_truth(value)) return value;
     if (value_is_text(value)) {
-        Builder builder = {.render = render};
+        SequenceBuilder builder = {.render = render};
         for (int64_t i = 0; i < count && jinja_step(render, 1); i++) build(&builder, value.text);
         return value_text(built(&builder));
     }
@@ -209,7 +209,7 @@ static Value compute_reals(Render *render, Text operator, double left, double ri
     return right != 0 ? value_real(left / right) : jinja_fail(render, "a division by zero");
 }
 
-static Value evaluate_binary(Render *render, const Node *node) {
+static Value evaluate_binary(Render *render, const JinjaNode *node) {
     Value left = jinja_evaluate(render, node->left), right = jinja_evaluate(render, node->right);
     int64_t a, b;
     if (render->failed) return value_none();
@@ -219,20 +219,20 @@ static Value evaluate_binary(Render *render, const Node *node) {
         return compute_reals(render, node->text, value_as_real(left), value_as_real(right));
     if (str_is(node->text, "+")) return add_values(render, left, right);
     bool times = str_is(node->text, "*");
-    if (times && value_as_integer(right, &b) && (value_is_text(left) || value_is_sequence(left))) return repeat(render, left, b);
-    if (times && value_as_integer(left, &a) && (value_is_text(right) || value_is_sequence(right))) return repeat(render, right, a);
+    if (times && value_as_integer(right, &b) && (value_is_text(left) || value_is_sequence(left))) return repeat_value(render, left, b);
+    if (times && value_as_integer(left, &a) && (value_is_text(right) || value_is_sequence(right))) return repeat_value(render, right, a);
     if (str_is(node->text, "%") && value_is_text(left)) return jinja_unknown(render, "formatting with %% is not known");
     return refuse_operands(render, node->text, left, right);
 }
 
-static Value evaluate_join(Render *render, const Node *node) {
-    Builder builder = {.render = render};
+static Value evaluate_join(Render *render, const JinjaNode *node) {
+    SequenceBuilder builder = {.render = render};
     build(&builder, value_string(render, jinja_evaluate(render, node->left)));
     build(&builder, value_string(render, jinja_evaluate(render, node->right)));
     return value_text(built(&builder));
 }
 
-static Value evaluate_sign(Render *render, const Node *node) {
+static Value evaluate_sign(Render *render, const JinjaNode *node) {
     Value value = jinja_evaluate(render, node->left);
     int64_t sign = node->kind == NODE_NEGATIVE ? -1 : 1, integer;
     if (value.kind == VALUE_REAL) return value_real((double)sign * value.real);
@@ -241,7 +241,7 @@ static Value evaluate_sign(Render *render, const Node *node) {
     return integer_result(render, __builtin_mul_overflow(sign, integer, &result), &result);
 }
 
-static bool holds(Render *render, Text operator, Value left, Value right) {
+static bool comparison_holds(Render *render, Text operator, Value left, Value right) {
     if (str_is(operator, "==")) return value_equal(render, left, right);
     if (str_is(operator, "!=")) return !value_equal(render, left, right);
     if (str_is(operator, "in")) return jinja_test(TEXT("in"))->holds(render, left, right);
@@ -252,34 +252,34 @@ static bool holds(Render *render, Text operator, Value left, Value right) {
 }
 
 /* Evaluates a < b < c as a < b and b < c. */
-static Value evaluate_compare(Render *render, const Node *node) {
+static Value evaluate_compare(Render *render, const JinjaNode *node) {
     Value left = jinja_evaluate(render, node->left);
-    for (const Node *each = node->items; each && !render->failed; each = each->next) {
+    for (const JinjaNode *each = node->items; each && !render->failed; each = each->next) {
         Value right = jinja_evaluate(render, each->right);
-        if (render->failed || !holds(render, each->text, left, right)) return value_bool(false);
+        if (render->failed || !comparison_holds(render, each->text, left, right)) return value_bool(false);
         left = right;
     }
     return value_bool(true);
 }
 
-static Value evaluate_logic(Render *render, const Node *node) {
+static Value evaluate_logic(Render *render, const JinjaNode *node) {
     Value left = jinja_evaluate(render, node->left);
     return value_truth(left) == (node->kind == NODE_OR) ? left : jinja_evaluate(render, node->right);
 }
 
-static Value evaluate_conditional(Render *render, const Node *node) {
+static Value evaluate_conditional(Render *render, const JinjaNode *node) {
     if (value_truth(jinja_evaluate(render, node->condition))) return jinja_evaluate(render, node->left);
     return node->right ? jinja_evaluate(render, node->right) : value_undefined(TEXT("a condition without else"));
 }
 
-static Value evaluate_member(Render *render, const Node *node) {
+static Value evaluate_member(Render *render, const JinjaNode *node) {
     Value value = jinja_evaluate(render, node->left);
     if (node->kind == NODE_ATTRIBUTE) return render->failed ? value_none() : jinja_attribute(render, value, node->text);
     Value key = jinja_evaluate(render, node->right);
     return render->failed ? value_none() : jinja_item(render, value, key);
 }
 
-static Value dispatch(Render *render, const Node *node) {
+static Value dispatch(Render *render, const JinjaNode *node) {
     switch (node->kind) {
     case NODE_CONSTANT: return node->constant;
     case NODE_NAME: return jinja_lookup(render, node->text);
@@ -304,7 +304,7 @@ static Value dispatch(Render *render, const Node *node) {
     }
 }
 
-Value jinja_evaluate(Render *render, const Node *node) {
+Value jinja_evaluate(Render *render, const JinjaNode *node) {
     if (!jinja_step(render, 1)) return value_none();
     if (render->depth >= JINJA_CALL_DEPTH) return jinja_fail(render, "more than %d levels are nested", JINJA_CALL_DEPTH);
     render->line = node->line;

@@ -66,7 +66,7 @@ static Value filter_safe(Render *render, Value value, const Arguments *arguments
 }
 
 static Text join_texts(Render *render, const Items *items, Text separator, Value attribute) {
-    Builder builder = {.render = render};
+    SequenceBuilder builder = {.render = render};
     for (size_t i = 0; items && i < items->count && jinja_step(render, 1); i++) {
         Value item = items->at[i];
         if (value_is_text(attribute)) item = jinja_item(render, item, attribute);
@@ -89,7 +89,7 @@ static Value filter_tojson(Render *render, Value value, const Arguments *argumen
         .lines = indent.kind != VALUE_NONE,
         .item_separator = indent.kind == VALUE_NONE ? TEXT(", ") : TEXT(","),
         .key_separator = TEXT(": ")};
-    Builder level = {.render = render};
+    SequenceBuilder level = {.render = render};
     int64_t width = 0;
     if (value_is_text(indent)) style.indent = indent.text;
     else if (style.lines && !value_as_integer(indent, &width))
@@ -233,7 +233,7 @@ static bool chosen(Render *render, Value value, const Arguments *arguments, size
     return test->holds(render, value, test->compares ? arguments->positional.at[at + 1] : value_none());
 }
 
-static Value choose(Render *render, Value value, const Arguments *arguments, bool member, bool keep) {
+static Value choose_items(Render *render, Value value, const Arguments *arguments, bool member, bool keep) {
     const Items *items = value_iterate(render, value);
     Value list = value_items(render, VALUE_GENERATOR);
     if (member && !arguments->positional.count) return jinja_fail(render, "the name of a member is missing");
@@ -245,16 +245,16 @@ static Value choose(Render *render, Value value, const Arguments *arguments, boo
 }
 
 static Value filter_select(Render *render, Value value, const Arguments *arguments) {
-    return choose(render, value, arguments, false, true);
+    return choose_items(render, value, arguments, false, true);
 }
 static Value filter_reject(Render *render, Value value, const Arguments *arguments) {
-    return choose(render, value, arguments, false, false);
+    return choose_items(render, value, arguments, false, false);
 }
 static Value filter_selectattr(Render *render, Value value, const Arguments *arguments) {
-    return choose(render, value, arguments, true, true);
+    return choose_items(render, value, arguments, true, true);
 }
 static Value filter_rejectattr(Render *render, Value value, const Arguments *arguments) {
-    return choose(render, value, arguments, true, false);
+    return choose_items(render, value, arguments, true, false);
 }
 
 static Value map_one(Render *render, Value value, const Arguments *arguments, Value attribute, Value otherwise) {

@@ -76,7 +76,7 @@ typedef struct Items {
 /* A dict, in insertion order of the keys. */
 typedef struct Map { Items keys, values; } Map;
 
-typedef struct Function Function;
+typedef struct JinjaFunction JinjaFunction;
 typedef struct Method Method;
 typedef struct Macro Macro;
 typedef struct LoopState LoopState;
@@ -90,7 +90,7 @@ struct Value {
         Text text;    /* also the name of an undefined value, and the digits of a wide integer */
         Items *items; /* for the kinds from list to generator */
         Map *map;     /* for dicts and namespaces */
-        const Function *function;
+        const JinjaFunction *function;
         const Method *method;
         const Macro *macro;
         const LoopState *loop;
@@ -133,24 +133,24 @@ typedef enum NodeKind {
     NODE_CONTINUE,
 } NodeKind;
 
-typedef struct Node Node;
-struct Node {
+typedef struct JinjaNode JinjaNode;
+struct JinjaNode {
     NodeKind kind;
     int line;
     Text text;
     Value constant;
-    Node *left, *right, *condition, *otherwise;
-    Node *items;                 /* the first of a list, linked by `next` */
-    Node *parameters;            /* of a macro: text, and `right`, the default, or NULL */
+    JinjaNode *left, *right, *condition, *otherwise;
+    JinjaNode *items;            /* the first of a list, linked by `next` */
+    JinjaNode *parameters;       /* of a macro: text, and `right`, the default, or NULL */
     const struct Filter *filter; /* for NODE_FILTER */
     const struct Test *test;     /* for NODE_TEST */
-    Node *next;
+    JinjaNode *next;
 };
 
 struct ChatTemplate {
     char *name, *source;
     Pool pool;
-    Node *statements;
+    JinjaNode *statements;
     bool marks;
 };
 
@@ -194,7 +194,7 @@ typedef struct Scope {
 } Scope;
 
 struct Macro {
-    const Node *node;
+    const JinjaNode *node;
     Scope *scope; /* where it was defined */
 };
 struct LoopState {
@@ -207,7 +207,7 @@ struct Method {
     const struct MethodEntry *entry;
 };
 
-typedef struct Builder Builder;
+typedef struct SequenceBuilder SequenceBuilder;
 typedef struct Render {
     const ChatTemplate *template;
     Pool pool;
@@ -219,12 +219,12 @@ typedef struct Render {
     time_t now;
     Scope *scope;
     Scope *globals;
-    Builder *capture; /* destination of statements; NULL: the text */
+    SequenceBuilder *capture; /* destination of statements; NULL: the text */
     ChatText *text;
     enum { CONTROL_NONE, CONTROL_BREAK, CONTROL_CONTINUE } control;
 } Render;
 
-/* Record the first failure. `_unknown`: for a feature that jinja2 may support. */
+/* Record the first failure; jinja_unknown is for a feature that jinja2 may support. */
 Value jinja_fail(Render *render, const char *format, ...) __attribute__((format(printf, 2, 3)));
 Value jinja_unknown(Render *render, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Spends work; every function that reads `bytes` of a text calls it. Returns false if the budget is
@@ -251,7 +251,7 @@ Value argument(const Arguments *arguments, size_t at, const char *name, Value ot
  * `names` ("a|b"). */
 bool arguments_check(Render *render, const Arguments *arguments, const char *what, size_t most, const char *names);
 
-Value jinja_evaluate(Render *render, const Node *node);
+Value jinja_evaluate(Render *render, const JinjaNode *node);
 Value jinja_lookup(Render *render, Text name); /* undefined if it does not exist */
 Value jinja_call_macro(Render *render, const Macro *macro, const Arguments *arguments);
 
@@ -299,14 +299,14 @@ Value value_from_json(Render *render, const json_t *json, int depth);
 /* -- Texts (jinja_text.c): Python's rules for characters ----------------------------------------------------------- */
 
 /* A text that grows in the pool. */
-struct Builder {
+struct SequenceBuilder {
     Render *render;
     char *bytes;
     size_t size, capacity;
 };
-void build(Builder *builder, Text text);
-void build_format(Builder *builder, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static inline Text built(const Builder *builder) { return (Text){builder->bytes ? builder->bytes : "", builder->size}; }
+void build(SequenceBuilder *builder, Text text);
+void build_format(SequenceBuilder *builder, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static inline Text built(const SequenceBuilder *builder) { return (Text){builder->bytes ? builder->bytes : "", builder->size}; }
 
 static inline bool str_is(Text text, const char *other) { return text.size == strlen(other) && !memcmp(text.bytes, other, text.size); }
 static inline Text str_of(const char *string) { return (Text){string, strlen(string)}; }
@@ -349,13 +349,13 @@ extern const Test jinja_tests[];
 const Filter *jinja_filter(Text name); /* NULL: not supported */
 const Test *jinja_test(Text name);
 
-struct Function {
+struct JinjaFunction {
     const char *name;
     Value (*call)(Render *render, const Arguments *arguments);
     size_t most;
     const char *names; /* NULL: any */
 };
-extern const Function jinja_functions[];
+extern const JinjaFunction jinja_functions[];
 void jinja_define_functions(Render *render);
 
 typedef struct MethodEntry {

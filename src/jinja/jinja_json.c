@@ -10,7 +10,7 @@
 
 /* -- Reading ----------------------------------------------------------------------------------------------------------- */
 
-static Text copy_text(Render *render, const char *bytes, size_t size) {
+static Text copy_json_text(Render *render, const char *bytes, size_t size) {
     char *copy = jinja_take(render, size + 1);
     if (copy && size) memcpy(copy, bytes, size);
     return (Text){copy, copy ? size : 0};
@@ -31,7 +31,7 @@ static Value from_object(Render *render, const json_t *json, int depth) {
     json_t *member;
     json_object_keylen_foreach((json_t *)json, name, size, member) {
         if (render->failed) break;
-        items_append(render, &dict.map->keys, value_text(copy_text(render, name, size)));
+        items_append(render, &dict.map->keys, value_text(copy_json_text(render, name, size)));
         items_append(render, &dict.map->values, value_from_json(render, member, depth + 1));
     }
     return dict;
@@ -39,7 +39,7 @@ static Value from_object(Render *render, const json_t *json, int depth) {
 
 static Value from_wide(Render *render, const char *number) {
     if (number[strspn(number, "-0123456789")]) return value_real(strtod(number, NULL)); /* NaN or infinity */
-    return (Value){.kind = VALUE_WIDE, .text = copy_text(render, number, strlen(number))};
+    return (Value){.kind = VALUE_WIDE, .text = copy_json_text(render, number, strlen(number))};
 }
 
 Value value_from_json(Render *render, const json_t *json, int depth) {
@@ -48,7 +48,7 @@ Value value_from_json(Render *render, const json_t *json, int depth) {
     switch (json_typeof(json)) {
     case JSON_OBJECT: return json_wide_number(json) ? from_wide(render, json_wide_number(json)) : from_object(render, json, depth);
     case JSON_ARRAY: return from_array(render, json, depth);
-    case JSON_STRING: return value_text(copy_text(render, json_string_value(json), json_string_length(json)));
+    case JSON_STRING: return value_text(copy_json_text(render, json_string_value(json), json_string_length(json)));
     case JSON_INTEGER: return value_int(json_integer_value(json));
     case JSON_REAL: return value_real(json_real_value(json));
     case JSON_TRUE: return value_bool(true);
@@ -59,13 +59,13 @@ Value value_from_json(Render *render, const json_t *json, int depth) {
 
 /* -- Writing ----------------------------------------------------------------------------------------------------------- */
 
-static void build_escaped(Builder *builder, uint32_t code) {
+static void build_escaped(SequenceBuilder *builder, uint32_t code) {
     if (code < 0x10000) return build_format(builder, "\\u%04x", code);
     code -= 0x10000;
     build_format(builder, "\\u%04x\\u%04x", 0xd800 + (code >> 10), 0xdc00 + (code & 0x3ff));
 }
 
-static void build_string(Builder *builder, Text text, bool ascii) {
+static void build_string(SequenceBuilder *builder, Text text, bool ascii) {
     static const char letters[] = "\"\\\n\r\t\f\b", meanings[] = "\"\\nrtfb";
     build(builder, TEXT("\""));
     for (size_t at = 0, from = 0; at <= text.size;) {
@@ -83,15 +83,15 @@ static void build_string(Builder *builder, Text text, bool ascii) {
     build(builder, TEXT("\""));
 }
 
-static void build_line(Builder *builder, const JsonStyle *style, int level) {
+static void build_line(SequenceBuilder *builder, const JsonStyle *style, int level) {
     if (!style->lines) return;
     build(builder, TEXT("\n"));
     for (int i = 0; i < level; i++) build(builder, style->indent);
 }
 
-static void build_json(Builder *builder, Value value, const JsonStyle *style, int level);
+static void build_json(SequenceBuilder *builder, Value value, const JsonStyle *style, int level);
 
-static void build_array(Builder *builder, const Items *items, const JsonStyle *style, int level) {
+static void build_array(SequenceBuilder *builder, const Items *items, const JsonStyle *style, int level) {
     if (items->count == 0) return build(builder, TEXT("[]"));
     build(builder, TEXT("["));
     for (size_t i = 0; i < items->count && !builder->render->failed; i++) {
@@ -110,7 +110,7 @@ static int compare_keys(const void *a, const void *b) {
 
 /* Returns the keys in the order of writing. Only texts are supported; Python also writes numbers as
  * keys. */
-static const Value **ordered_keys(Builder *builder, const Map *map, bool sorted) {
+static const Value **ordered_keys(SequenceBuilder *builder, const Map *map, bool sorted) {
     const Value **keys = jinja_take(builder->render, (map->keys.count + 1) * sizeof *keys);
     size_t work = 0; /* cost of one comparison of each key */
     for (size_t i = 0; i < map->keys.count && keys; i++) {
@@ -123,7 +123,7 @@ static const Value **ordered_keys(Builder *builder, const Map *map, bool sorted)
     return keys;
 }
 
-static void build_object(Builder *builder, const Map *map, const JsonStyle *style, int level) {
+static void build_object(SequenceBuilder *builder, const Map *map, const JsonStyle *style, int level) {
     const Value **keys = ordered_keys(builder, map, style->sorted);
     if (!keys) return;
     if (map->keys.count == 0) return build(builder, TEXT("{}"));
@@ -139,13 +139,13 @@ static void build_object(Builder *builder, const Map *map, const JsonStyle *styl
     build(builder, TEXT("}"));
 }
 
-static void build_number(Builder *builder, Value value) {
+static void build_number(SequenceBuilder *builder, Value value) {
     if (value.kind == VALUE_REAL && !isfinite(value.real))
         build(builder, isnan(value.real) ? TEXT("NaN") : value.real > 0 ? TEXT("Infinity") : TEXT("-Infinity"));
     else build(builder, value_repr(builder->render, value));
 }
 
-static void build_json(Builder *builder, Value value, const JsonStyle *style, int level) {
+static void build_json(SequenceBuilder *builder, Value value, const JsonStyle *style, int level) {
     if (level > JINJA_DEPTH) jinja_fail(builder->render, "data are nested more than %d deep", JINJA_DEPTH);
     if (!jinja_step(builder->render, 1)) return;
     if (value.kind == VALUE_NONE) build(builder, TEXT("null"));
@@ -158,7 +158,7 @@ static void build_json(Builder *builder, Value value, const JsonStyle *style, in
 }
 
 Text value_json(Render *render, Value value, const JsonStyle *style) {
-    Builder builder = {.render = render};
+    SequenceBuilder builder = {.render = render};
     build_json(&builder, value, style, 0);
     return built(&builder);
 }

@@ -33,23 +33,23 @@ bool jinja_refuse(Error *error, const char *name, int line, const char *format, 
 
 static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
-static bool is_space(char c) { return c && strchr(" \t\n\r\v\f", c); }
+static bool is_blank(char c) { return c && strchr(" \t\n\r\v\f", c); }
 
-static char peek(const Lexer *lexer, size_t ahead) {
+static char peek_byte(const Lexer *lexer, size_t ahead) {
     return lexer->at + ahead < lexer->source.size ? lexer->source.bytes[lexer->at + ahead] : '\0';
 }
 
-static void step(Lexer *lexer, size_t bytes) {
+static void step_bytes(Lexer *lexer, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) lexer->line += lexer->source.bytes[lexer->at + i] == '\n';
     lexer->at += bytes;
 }
 
-static void add(Lexer *lexer, TokenKind kind, Text text) {
+static void add_lexeme(Lexer *lexer, TokenKind kind, Text text) {
     array_append(lexer->tokens->at, lexer->tokens->count, ((Token){.kind = kind, .line = lexer->line, .text = text}));
 }
 
 static void skip_space(Lexer *lexer) {
-    while (lexer->at < lexer->source.size && is_space(peek(lexer, 0))) step(lexer, 1);
+    while (lexer->at < lexer->source.size && is_blank(peek_byte(lexer, 0))) step_bytes(lexer, 1);
 }
 
 /* -- Text between tags ----------------------------------------------------------------------------------------------- */
@@ -69,15 +69,15 @@ static Text trim_before(const Lexer *lexer, Text text, char kind, char sign) {
 /* Skips the end of a tag, with or without a sign before it, and the white space that the tag
  * removes. */
 static void step_over_end(Lexer *lexer, char kind) {
-    char sign = peek(lexer, 0);
+    char sign = peek_byte(lexer, 0);
     bool signed_end = sign == '-' || sign == '+';
     size_t first = lexer->at;
-    step(lexer, signed_end ? 3 : 2);
+    step_bytes(lexer, signed_end ? 3 : 2);
     if (sign == '-') {
         Text rest = {lexer->source.bytes + lexer->at, lexer->source.size - lexer->at};
-        step(lexer, rest.size - str_strip(rest, NULL, STRIP_LEFT).size);
-    } else if (!signed_end && kind != '{' && peek(lexer, 0) == '\n') {
-        step(lexer, 1);
+        step_bytes(lexer, rest.size - str_strip(rest, NULL, STRIP_LEFT).size);
+    } else if (!signed_end && kind != '{' && peek_byte(lexer, 0) == '\n') {
+        step_bytes(lexer, 1);
     }
     lexer->line_starting = lexer->at > first && lexer->source.bytes[lexer->at - 1] == '\n';
 }
@@ -87,7 +87,7 @@ static bool skip_comment(Lexer *lexer) {
     if (end < 0) return jinja_refuse(lexer->error, lexer->name, lexer->line, "a comment {# has no end #}");
     size_t stop = (size_t)end;
     if (stop > lexer->at && strchr("-+", lexer->source.bytes[stop - 1])) stop--;
-    step(lexer, stop - lexer->at);
+    step_bytes(lexer, stop - lexer->at);
     step_over_end(lexer, '#');
     return true;
 }
@@ -153,43 +153,43 @@ static bool unescape(Lexer *lexer, Text raw, Text *text) {
 }
 
 static bool lex_string(Lexer *lexer) {
-    char quote = peek(lexer, 0);
+    char quote = peek_byte(lexer, 0);
     size_t end = lexer->at + 1;
     while (end < lexer->source.size && lexer->source.bytes[end] != quote) end += lexer->source.bytes[end] == '\\' ? 2 : 1;
     if (end >= lexer->source.size) return jinja_refuse(lexer->error, lexer->name, lexer->line, "a string has no end");
     Text raw = {lexer->source.bytes + lexer->at + 1, end - lexer->at - 1}, text;
     if (!unescape(lexer, raw, &text)) return false;
-    add(lexer, TOKEN_STRING, text);
-    step(lexer, end + 1 - lexer->at);
+    add_lexeme(lexer, TOKEN_STRING, text);
+    step_bytes(lexer, end + 1 - lexer->at);
     return true;
 }
 
 static bool lex_number(Lexer *lexer) {
     size_t size = 0, limit = 30;
     bool real = false, member = lexer->at > 0 && lexer->source.bytes[lexer->at - 1] == '.';
-    while (is_digit(peek(lexer, size))) size++;
-    if (!member && peek(lexer, size) == '.' && is_digit(peek(lexer, size + 1))) {
+    while (is_digit(peek_byte(lexer, size))) size++;
+    if (!member && peek_byte(lexer, size) == '.' && is_digit(peek_byte(lexer, size + 1))) {
         real = true;
         size++;
-        while (is_digit(peek(lexer, size))) size++;
+        while (is_digit(peek_byte(lexer, size))) size++;
     }
-    if (size > limit || is_letter(peek(lexer, size)) || (size > 1 && !real && peek(lexer, 0) == '0'))
+    if (size > limit || is_letter(peek_byte(lexer, size)) || (size > 1 && !real && peek_byte(lexer, 0) == '0'))
         return jinja_refuse(lexer->error, lexer->name, lexer->line, "a number is written in a way that is not known");
     char digits[32] = {0};
     memcpy(digits, lexer->source.bytes + lexer->at, size);
-    add(lexer, real ? TOKEN_REAL : TOKEN_INTEGER, (Text){lexer->source.bytes + lexer->at, size});
+    add_lexeme(lexer, real ? TOKEN_REAL : TOKEN_INTEGER, (Text){lexer->source.bytes + lexer->at, size});
     if (!real && size > 18) return jinja_refuse(lexer->error, lexer->name, lexer->line, "a number is too large");
     lexer->tokens->at[lexer->tokens->count - 1].number = real ? value_real(strtod(digits, NULL)) : value_int(strtoll(digits, NULL, 10));
-    step(lexer, size);
+    step_bytes(lexer, size);
     return true;
 }
 
 static bool lex_operator(Lexer *lexer, char *open, int *depth) {
     static const char *const operators[] = {"==", "!=", ">=", "<=", "//", "**"};
-    char c = peek(lexer, 0);
+    char c = peek_byte(lexer, 0);
     size_t size = strchr("+-*/%~[](){}<>=.:|,", c) && c ? 1 : 0;
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
-        if (c == operators[i][0] && peek(lexer, 1) == operators[i][1]) size = 2;
+        if (c == operators[i][0] && peek_byte(lexer, 1) == operators[i][1]) size = 2;
     if (size == 0) return jinja_refuse(lexer->error, lexer->name, lexer->line, "'%c' is not known here", c);
     if (strchr("([{", c)) {
         if (*depth == JINJA_DEPTH)
@@ -199,14 +199,14 @@ static bool lex_operator(Lexer *lexer, char *open, int *depth) {
         char wanted = c == ')' ? '(' : c == ']' ? '[' : '{';
         if (*depth == 0 || open[--*depth] != wanted) return jinja_refuse(lexer->error, lexer->name, lexer->line, "'%c' closes nothing", c);
     }
-    add(lexer, TOKEN_OPERATOR, (Text){lexer->source.bytes + lexer->at, size});
-    step(lexer, size);
+    add_lexeme(lexer, TOKEN_OPERATOR, (Text){lexer->source.bytes + lexer->at, size});
+    step_bytes(lexer, size);
     return true;
 }
 
 static bool at_end(const Lexer *lexer, char closing) {
-    size_t sign = peek(lexer, 0) == '-' || (closing == '%' && peek(lexer, 0) == '+');
-    return peek(lexer, sign) == closing && peek(lexer, sign + 1) == '}';
+    size_t sign = peek_byte(lexer, 0) == '-' || (closing == '%' && peek_byte(lexer, 0) == '+');
+    return peek_byte(lexer, sign) == closing && peek_byte(lexer, sign + 1) == '}';
 }
 
 /* Reads the tokens of a tag after its start. */
@@ -215,19 +215,19 @@ static bool lex_tag(Lexer *lexer, char kind) {
     int depth = 0;
     for (;;) {
         skip_space(lexer);
-        char c = peek(lexer, 0);
+        char c = peek_byte(lexer, 0);
         if (lexer->at >= lexer->source.size) return jinja_refuse(lexer->error, lexer->name, lexer->line, "a tag has no end");
         if (depth == 0 && at_end(lexer, closing)) break;
         if (is_letter(c)) {
             size_t size = 0;
-            while (is_letter(peek(lexer, size)) || is_digit(peek(lexer, size))) size++;
-            add(lexer, TOKEN_NAME, (Text){lexer->source.bytes + lexer->at, size});
-            step(lexer, size);
+            while (is_letter(peek_byte(lexer, size)) || is_digit(peek_byte(lexer, size))) size++;
+            add_lexeme(lexer, TOKEN_NAME, (Text){lexer->source.bytes + lexer->at, size});
+            step_bytes(lexer, size);
         } else if (is_digit(c) ? !lex_number(lexer) : c == '"' || c == '\'' ? !lex_string(lexer) : !lex_operator(lexer, open, &depth)) {
             return false;
         }
     }
-    add(lexer, kind == '{' ? TOKEN_VARIABLE_END : TOKEN_BLOCK_END, TEXT(""));
+    add_lexeme(lexer, kind == '{' ? TOKEN_VARIABLE_END : TOKEN_BLOCK_END, TEXT(""));
     step_over_end(lexer, kind);
     return true;
 }
@@ -238,17 +238,17 @@ static bool lex_next(Lexer *lexer) {
     size_t tag = find_tag(lexer), first = lexer->at;
     Text text = {lexer->source.bytes + first, tag - first};
     if (tag == lexer->source.size) {
-        if (text.size) add(lexer, TOKEN_TEXT, text);
+        if (text.size) add_lexeme(lexer, TOKEN_TEXT, text);
         lexer->at = tag;
         return true;
     }
     char kind = lexer->source.bytes[tag + 1], sign = tag + 2 < lexer->source.size ? lexer->source.bytes[tag + 2] : '\0';
     text = trim_before(lexer, text, kind, sign);
-    if (text.size) add(lexer, TOKEN_TEXT, text);
-    step(lexer, tag - first);
-    step(lexer, sign == '-' || sign == '+' ? 3 : 2);
+    if (text.size) add_lexeme(lexer, TOKEN_TEXT, text);
+    step_bytes(lexer, tag - first);
+    step_bytes(lexer, sign == '-' || sign == '+' ? 3 : 2);
     if (kind == '#') return skip_comment(lexer);
-    add(lexer, kind == '{' ? TOKEN_VARIABLE_BEGIN : TOKEN_BLOCK_BEGIN, TEXT(""));
+    add_lexeme(lexer, kind == '{' ? TOKEN_VARIABLE_BEGIN : TOKEN_BLOCK_BEGIN, TEXT(""));
     return lex_tag(lexer, kind);
 }
 
@@ -267,6 +267,6 @@ bool jinja_lex(const char *name, Text source, Pool *pool, Tokens *tokens, Error 
     Lexer lexer = {name, normalize(source, pool), pool, tokens, error, 0, 1, true};
     while (lexer.at < lexer.source.size)
         if (!lex_next(&lexer)) return false;
-    add(&lexer, TOKEN_END, TEXT(""));
+    add_lexeme(&lexer, TOKEN_END, TEXT(""));
     return true;
 }

@@ -10,19 +10,23 @@ static Value first_argument(const Arguments *arguments) { return argument(argume
 
 /* -- Methods of texts -------------------------------------------------------------------------------------------------- */
 
-static Value strip(Render *render, Value self, const Arguments *arguments, int sides) {
+static Value strip_method(Render *render, Value self, const Arguments *arguments, int sides) {
     Value set = first_argument(arguments);
     if (set.kind != VALUE_NONE && !value_is_text(set)) return jinja_fail(render, "strip takes a text");
     return value_text(str_trim(render, self.text, value_is_text(set) ? &set.text : NULL, sides));
 }
 
 static Value method_strip(Render *render, Value self, const Arguments *arguments) {
-    return strip(render, self, arguments, STRIP_LEFT | STRIP_RIGHT);
+    return strip_method(render, self, arguments, STRIP_LEFT | STRIP_RIGHT);
 }
-static Value method_lstrip(Render *render, Value self, const Arguments *arguments) { return strip(render, self, arguments, STRIP_LEFT); }
-static Value method_rstrip(Render *render, Value self, const Arguments *arguments) { return strip(render, self, arguments, STRIP_RIGHT); }
+static Value method_lstrip(Render *render, Value self, const Arguments *arguments) {
+    return strip_method(render, self, arguments, STRIP_LEFT);
+}
+static Value method_rstrip(Render *render, Value self, const Arguments *arguments) {
+    return strip_method(render, self, arguments, STRIP_RIGHT);
+}
 
-static Value split(Render *render, Value self, const Arguments *arguments, bool from_right) {
+static Value split_text(Render *render, Value self, const Arguments *arguments, bool from_right) {
     Value separator = argument(arguments, 0, "sep", value_none()), most = argument(arguments, 1, "maxsplit", value_int(-1));
     int64_t limit;
     if ((separator.kind != VALUE_NONE && !value_is_text(separator)) || !value_as_integer(most, &limit))
@@ -30,8 +34,8 @@ static Value split(Render *render, Value self, const Arguments *arguments, bool 
     return str_split(render, self.text, value_is_text(separator) ? &separator.text : NULL, limit, from_right);
 }
 
-static Value method_split(Render *render, Value self, const Arguments *arguments) { return split(render, self, arguments, false); }
-static Value method_rsplit(Render *render, Value self, const Arguments *arguments) { return split(render, self, arguments, true); }
+static Value method_split(Render *render, Value self, const Arguments *arguments) { return split_text(render, self, arguments, false); }
+static Value method_rsplit(Render *render, Value self, const Arguments *arguments) { return split_text(render, self, arguments, true); }
 
 static Value method_splitlines(Render *render, Value self, const Arguments *arguments) {
     return str_split_lines(render, self.text, value_truth(argument(arguments, 0, "keepends", value_bool(false))));
@@ -101,7 +105,7 @@ static Value method_capitalize(Render *render, Value self, const Arguments *argu
 }
 
 static Value method_join(Render *render, Value self, const Arguments *arguments) {
-    Builder builder = {.render = render};
+    SequenceBuilder builder = {.render = render};
     const Items *items = value_iterate(render, first_argument(arguments));
     for (size_t i = 0; items && i < items->count && jinja_step(render, 1); i++) {
         if (!value_is_text(items->at[i])) return jinja_fail(render, "join takes texts, and not %s", value_kind_name(items->at[i]));
@@ -351,7 +355,7 @@ static Value function_range(Render *render, const Arguments *arguments) {
     return list;
 }
 
-const Function jinja_functions[] = {
+const JinjaFunction jinja_functions[] = {
     {"dict", function_dict, 1, NULL},
     {"namespace", function_namespace, 1, NULL},
     {"raise_exception", function_raise, 1, "message"},
@@ -361,6 +365,6 @@ const Function jinja_functions[] = {
 };
 
 void jinja_define_functions(Render *render) {
-    for (const Function *each = jinja_functions; each->name; each++)
+    for (const JinjaFunction *each = jinja_functions; each->name; each++)
         map_set(render, &render->globals->names, value_text(str_of(each->name)), (Value){.kind = VALUE_FUNCTION, .function = each});
 }

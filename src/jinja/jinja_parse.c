@@ -16,12 +16,12 @@ typedef struct Parser {
     Error *error;
 } Parser;
 
-static const Token *peek(const Parser *parser) { return &parser->tokens.at[parser->at]; }
-static const Token *peek_behind(const Parser *parser) { return peek(parser) + (peek(parser)->kind != TOKEN_END); }
-static void advance(Parser *parser) { parser->at += peek(parser)->kind != TOKEN_END; }
+static const Token *peek_token(const Parser *parser) { return &parser->tokens.at[parser->at]; }
+static const Token *peek_behind(const Parser *parser) { return peek_token(parser) + (peek_token(parser)->kind != TOKEN_END); }
+static void take_token(Parser *parser) { parser->at += peek_token(parser)->kind != TOKEN_END; }
 
-static Node *refuse(Parser *parser, const char *what) {
-    const Token *token = peek(parser);
+static JinjaNode *refuse_syntax(Parser *parser, const char *what) {
+    const Token *token = peek_token(parser);
     static const char *const kinds[] = {[TOKEN_TEXT] = "text",
         [TOKEN_BLOCK_BEGIN] = "{%",
         [TOKEN_BLOCK_END] = "%}",
@@ -40,39 +40,39 @@ static bool is_operator(const Token *token, const char *text) { return token->ki
 static bool is_name(const Token *token, const char *text) { return token->kind == TOKEN_NAME && str_is(token->text, text); }
 
 static bool skip_operator(Parser *parser, const char *text) {
-    bool there = is_operator(peek(parser), text);
-    if (there) advance(parser);
+    bool there = is_operator(peek_token(parser), text);
+    if (there) take_token(parser);
     return there;
 }
 
 static bool skip_name(Parser *parser, const char *text) {
-    bool there = is_name(peek(parser), text);
-    if (there) advance(parser);
+    bool there = is_name(peek_token(parser), text);
+    if (there) take_token(parser);
     return there;
 }
 
 static bool expect_operator(Parser *parser, const char *text) {
     char what[32];
     snprintf(what, sizeof what, "'%s' is expected", text);
-    return skip_operator(parser, text) || refuse(parser, what);
+    return skip_operator(parser, text) || refuse_syntax(parser, what);
 }
 
-static bool expect(Parser *parser, TokenKind kind, const char *what) {
-    if (peek(parser)->kind != kind) return refuse(parser, what) != NULL;
-    advance(parser);
+static bool expect_token(Parser *parser, TokenKind kind, const char *what) {
+    if (peek_token(parser)->kind != kind) return refuse_syntax(parser, what) != NULL;
+    take_token(parser);
     return true;
 }
 
-static Node *make(Parser *parser, NodeKind kind) {
-    Node *node = pool_take(&parser->template->pool, sizeof *node);
+static JinjaNode *make_node(Parser *parser, NodeKind kind) {
+    JinjaNode *node = pool_take(&parser->template->pool, sizeof *node);
     node->kind = kind;
-    node->line = peek(parser)->line;
+    node->line = peek_token(parser)->line;
     return node;
 }
 
-static Node *make_pair(Parser *parser, NodeKind kind, Text text, Node *left, Node *right) {
+static JinjaNode *make_pair(Parser *parser, NodeKind kind, Text text, JinjaNode *left, JinjaNode *right) {
     if (!left || !right) return NULL;
-    Node *node = make(parser, kind);
+    JinjaNode *node = make_node(parser, kind);
     node->line = left->line;
     node->text = text;
     node->left = left;
@@ -82,174 +82,174 @@ static Node *make_pair(Parser *parser, NodeKind kind, Text text, Node *left, Nod
 
 /* -- Expressions ------------------------------------------------------------------------------------------------------- */
 
-static Node *parse_expression(Parser *parser);
-static Node *parse_unary(Parser *parser, bool with_filter);
-static Node *parse_primary(Parser *parser);
-static Node *parse_postfix(Parser *parser, Node *node);
+static JinjaNode *parse_expression(Parser *parser);
+static JinjaNode *parse_unary(Parser *parser, bool with_filter);
+static JinjaNode *parse_primary(Parser *parser);
+static JinjaNode *parse_postfix(Parser *parser, JinjaNode *node);
 
 /* Enters one level of nesting; the caller leaves it. */
 static bool enter(Parser *parser) {
     if (parser->depth++ < JINJA_DEPTH) return true;
     if (parser->error->code == ERROR_NONE)
-        jinja_refuse(parser->error, parser->template->name, peek(parser)->line, "more than %d levels are nested", JINJA_DEPTH);
+        jinja_refuse(parser->error, parser->template->name, peek_token(parser)->line, "more than %d levels are nested", JINJA_DEPTH);
     return false;
 }
 
-static void append(Node ***last, Node *node) {
+static void append_child(JinjaNode ***last, JinjaNode *node) {
     **last = node;
     *last = &node->next;
 }
 
 /* Parses comma-separated expressions up to `closing`, which is consumed. */
-static bool parse_elements(Parser *parser, const char *closing, Node **items, bool *comma) {
-    Node **last = items;
+static bool parse_elements(Parser *parser, const char *closing, JinjaNode **items, bool *comma) {
+    JinjaNode **last = items;
     *comma = false;
-    while (!is_operator(peek(parser), closing)) {
+    while (!is_operator(peek_token(parser), closing)) {
         if (last != items && !expect_operator(parser, ",")) return false;
         *comma = *comma || last != items;
-        if (is_operator(peek(parser), closing)) break;
-        Node *item = parse_expression(parser);
+        if (is_operator(peek_token(parser), closing)) break;
+        JinjaNode *item = parse_expression(parser);
         if (!item) return false;
-        append(&last, item);
+        append_child(&last, item);
     }
-    advance(parser);
+    take_token(parser);
     return true;
 }
 
-static Node *parse_list(Parser *parser) {
+static JinjaNode *parse_list(Parser *parser) {
     bool comma;
-    Node *node = make(parser, NODE_LIST);
-    advance(parser);
+    JinjaNode *node = make_node(parser, NODE_LIST);
+    take_token(parser);
     return parse_elements(parser, "]", &node->items, &comma) ? node : NULL;
 }
 
 /* Parses parentheses: (a) is a, (a,) and () are tuples. */
-static Node *parse_parentheses(Parser *parser) {
+static JinjaNode *parse_parentheses(Parser *parser) {
     bool comma;
-    Node *node = make(parser, NODE_TUPLE);
-    advance(parser);
+    JinjaNode *node = make_node(parser, NODE_TUPLE);
+    take_token(parser);
     if (!parse_elements(parser, ")", &node->items, &comma)) return NULL;
     return node->items && !comma ? node->items : node;
 }
 
-static Node *parse_dict(Parser *parser) {
-    Node *node = make(parser, NODE_DICT), **last = &node->items;
-    advance(parser);
-    while (!is_operator(peek(parser), "}")) {
+static JinjaNode *parse_dict(Parser *parser) {
+    JinjaNode *node = make_node(parser, NODE_DICT), **last = &node->items;
+    take_token(parser);
+    while (!is_operator(peek_token(parser), "}")) {
         if (last != &node->items && !expect_operator(parser, ",")) return NULL;
-        if (is_operator(peek(parser), "}")) break;
-        Node *pair = make(parser, NODE_DICT);
+        if (is_operator(peek_token(parser), "}")) break;
+        JinjaNode *pair = make_node(parser, NODE_DICT);
         pair->left = parse_expression(parser);
         if (!pair->left || !expect_operator(parser, ":")) return NULL;
         pair->right = parse_expression(parser);
         if (!pair->right) return NULL;
-        append(&last, pair);
+        append_child(&last, pair);
     }
-    advance(parser);
+    take_token(parser);
     return node;
 }
 
-static Node *parse_constant(Parser *parser, Value value) {
-    Node *node = make(parser, NODE_CONSTANT);
+static JinjaNode *parse_constant(Parser *parser, Value value) {
+    JinjaNode *node = make_node(parser, NODE_CONSTANT);
     node->constant = value;
-    advance(parser);
+    take_token(parser);
     return node;
 }
 
 /* Concatenates adjacent strings. */
-static Node *parse_strings(Parser *parser) {
-    Node *node = make(parser, NODE_CONSTANT);
-    const Token *first = peek(parser);
+static JinjaNode *parse_strings(Parser *parser) {
+    JinjaNode *node = make_node(parser, NODE_CONSTANT);
+    const Token *first = peek_token(parser);
     size_t size = 0;
     for (const Token *each = first; each->kind == TOKEN_STRING; each++) size += each->text.size;
     char *joined = pool_take(&parser->template->pool, size + 1), *out = joined;
-    for (const Token *each; (each = peek(parser))->kind == TOKEN_STRING; advance(parser))
+    for (const Token *each; (each = peek_token(parser))->kind == TOKEN_STRING; take_token(parser))
         if (each->text.size) out = (char *)memcpy(out, each->text.bytes, each->text.size) + each->text.size;
     node->constant = value_text((Text){joined, size});
     return node;
 }
 
-static Node *parse_name(Parser *parser) {
-    const Token *token = peek(parser);
+static JinjaNode *parse_name(Parser *parser) {
+    const Token *token = peek_token(parser);
     if (str_is(token->text, "true") || str_is(token->text, "True")) return parse_constant(parser, value_bool(true));
     if (str_is(token->text, "false") || str_is(token->text, "False")) return parse_constant(parser, value_bool(false));
     if (str_is(token->text, "none") || str_is(token->text, "None")) return parse_constant(parser, value_none());
-    Node *node = make(parser, NODE_NAME);
+    JinjaNode *node = make_node(parser, NODE_NAME);
     node->text = token->text;
-    advance(parser);
+    take_token(parser);
     return node;
 }
 
-static Node *parse_primary(Parser *parser) {
-    const Token *token = peek(parser);
+static JinjaNode *parse_primary(Parser *parser) {
+    const Token *token = peek_token(parser);
     if (token->kind == TOKEN_NAME) return parse_name(parser);
     if (token->kind == TOKEN_STRING) return parse_strings(parser);
     if (token->kind == TOKEN_INTEGER || token->kind == TOKEN_REAL) return parse_constant(parser, token->number);
-    Node *node = NULL;
+    JinjaNode *node = NULL;
     if (!enter(parser)) return NULL;
     if (is_operator(token, "(")) node = parse_parentheses(parser);
     else if (is_operator(token, "[")) node = parse_list(parser);
     else if (is_operator(token, "{")) node = parse_dict(parser);
-    else refuse(parser, "an expression is expected");
+    else refuse_syntax(parser, "an expression is expected");
     parser->depth--;
     return node;
 }
 
 /* Parses the arguments of a call after its parenthesis. */
-static bool parse_arguments(Parser *parser, Node **arguments) {
-    Node **last = arguments;
+static bool parse_arguments(Parser *parser, JinjaNode **arguments) {
+    JinjaNode **last = arguments;
     bool named = false;
-    while (!is_operator(peek(parser), ")")) {
+    while (!is_operator(peek_token(parser), ")")) {
         if (last != arguments && !expect_operator(parser, ",")) return false;
-        if (is_operator(peek(parser), ")")) break;
-        Node *argument = make(parser, NODE_CALL);
-        if (peek(parser)->kind == TOKEN_NAME && is_operator(peek_behind(parser), "=")) {
-            argument->text = peek(parser)->text;
-            advance(parser);
-            advance(parser);
+        if (is_operator(peek_token(parser), ")")) break;
+        JinjaNode *argument = make_node(parser, NODE_CALL);
+        if (peek_token(parser)->kind == TOKEN_NAME && is_operator(peek_behind(parser), "=")) {
+            argument->text = peek_token(parser)->text;
+            take_token(parser);
+            take_token(parser);
             named = true;
         } else if (named) {
-            return refuse(parser, "an argument with a name is expected") != NULL;
+            return refuse_syntax(parser, "an argument with a name is expected") != NULL;
         }
         argument->left = parse_expression(parser);
         if (!argument->left) return false;
-        append(&last, argument);
+        append_child(&last, argument);
     }
-    advance(parser);
+    take_token(parser);
     return true;
 }
 
-static Node *parse_call(Parser *parser, Node *function) {
-    Node *node = make(parser, NODE_CALL);
+static JinjaNode *parse_call(Parser *parser, JinjaNode *function) {
+    JinjaNode *node = make_node(parser, NODE_CALL);
     node->left = function;
-    advance(parser);
+    take_token(parser);
     return parse_arguments(parser, &node->items) ? node : NULL;
 }
 
-static Node *parse_attribute(Parser *parser, Node *of) {
-    Node *node = make(parser, NODE_ATTRIBUTE);
-    advance(parser);
+static JinjaNode *parse_attribute(Parser *parser, JinjaNode *of) {
+    JinjaNode *node = make_node(parser, NODE_ATTRIBUTE);
+    take_token(parser);
     node->left = of;
-    node->text = peek(parser)->text;
-    if (peek(parser)->kind == TOKEN_INTEGER) {
+    node->text = peek_token(parser)->text;
+    if (peek_token(parser)->kind == TOKEN_INTEGER) {
         node->kind = NODE_ITEM;
-        node->right = parse_constant(parser, peek(parser)->number);
+        node->right = parse_constant(parser, peek_token(parser)->number);
         return node;
     }
-    return expect(parser, TOKEN_NAME, "the name of a member is expected") ? node : NULL;
+    return expect_token(parser, TOKEN_NAME, "the name of a member is expected") ? node : NULL;
 }
 
 /* Parses one part of [a:b:c], which may be absent. */
-static bool parse_bound(Parser *parser, Node **bound) {
-    const Token *token = peek(parser);
+static bool parse_bound(Parser *parser, JinjaNode **bound) {
+    const Token *token = peek_token(parser);
     if (is_operator(token, ":") || is_operator(token, "]")) return true;
     *bound = parse_expression(parser);
     return *bound != NULL;
 }
 
-static Node *parse_subscript(Parser *parser, Node *of) {
-    Node *node = make(parser, NODE_ITEM);
-    advance(parser);
+static JinjaNode *parse_subscript(Parser *parser, JinjaNode *of) {
+    JinjaNode *node = make_node(parser, NODE_ITEM);
+    take_token(parser);
     node->left = of;
     if (!parse_bound(parser, &node->right)) return NULL;
     if (skip_operator(parser, ":")) {
@@ -259,15 +259,15 @@ static Node *parse_subscript(Parser *parser, Node *of) {
         if (!parse_bound(parser, &node->right)) return NULL;
         if (skip_operator(parser, ":") && !parse_bound(parser, &node->otherwise)) return NULL;
     } else if (!node->right) {
-        return refuse(parser, "an index is expected");
+        return refuse_syntax(parser, "an index is expected");
     }
     return expect_operator(parser, "]") ? node : NULL;
 }
 
-static Node *parse_postfix(Parser *parser, Node *node) {
+static JinjaNode *parse_postfix(Parser *parser, JinjaNode *node) {
     int depth = parser->depth;
     while (node) {
-        const Token *token = peek(parser);
+        const Token *token = peek_token(parser);
         if (!enter(parser)) return NULL; /* each link of a chain counts as a level */
         if (is_operator(token, ".")) node = parse_attribute(parser, node);
         else if (is_operator(token, "[")) node = parse_subscript(parser, node);
@@ -278,14 +278,14 @@ static Node *parse_postfix(Parser *parser, Node *node) {
     return node;
 }
 
-static Node *parse_filter(Parser *parser, Node *of) {
-    Node *node = make(parser, NODE_FILTER);
-    advance(parser);
+static JinjaNode *parse_filter(Parser *parser, JinjaNode *of) {
+    JinjaNode *node = make_node(parser, NODE_FILTER);
+    take_token(parser);
     node->left = of;
-    node->text = peek(parser)->text;
+    node->text = peek_token(parser)->text;
     node->filter = jinja_filter(node->text);
-    if (peek(parser)->kind == TOKEN_NAME && !node->filter) return refuse(parser, "a filter that is known is expected");
-    if (!expect(parser, TOKEN_NAME, "the name of a filter is expected")) return NULL;
+    if (peek_token(parser)->kind == TOKEN_NAME && !node->filter) return refuse_syntax(parser, "a filter that is known is expected");
+    if (!expect_token(parser, TOKEN_NAME, "the name of a filter is expected")) return NULL;
     return !skip_operator(parser, "(") || parse_arguments(parser, &node->items) ? node : NULL;
 }
 
@@ -296,36 +296,36 @@ static bool begins_operand(const Token *token) {
            is_operator(token, "[") || is_operator(token, "{");
 }
 
-static Node *parse_test(Parser *parser, Node *of) {
-    Node *node = make(parser, NODE_TEST);
-    advance(parser);
+static JinjaNode *parse_test(Parser *parser, JinjaNode *of) {
+    JinjaNode *node = make_node(parser, NODE_TEST);
+    take_token(parser);
     bool negated = skip_name(parser, "not");
     node->left = of;
-    node->text = peek(parser)->text;
+    node->text = peek_token(parser)->text;
     node->test = jinja_test(node->text);
-    if (peek(parser)->kind == TOKEN_NAME && !node->test) return refuse(parser, "a test that is known is expected");
-    if (!expect(parser, TOKEN_NAME, "the name of a test is expected")) return NULL;
+    if (peek_token(parser)->kind == TOKEN_NAME && !node->test) return refuse_syntax(parser, "a test that is known is expected");
+    if (!expect_token(parser, TOKEN_NAME, "the name of a test is expected")) return NULL;
     if (skip_operator(parser, "(")) {
         if (!parse_arguments(parser, &node->items)) return NULL;
-    } else if (begins_operand(peek(parser))) {
-        if (is_name(peek(parser), "is")) return refuse(parser, "one test at a time is expected");
-        node->items = make(parser, NODE_CALL);
+    } else if (begins_operand(peek_token(parser))) {
+        if (is_name(peek_token(parser), "is")) return refuse_syntax(parser, "one test at a time is expected");
+        node->items = make_node(parser, NODE_CALL);
         node->items->left = parse_postfix(parser, parse_primary(parser));
         if (!node->items->left) return NULL;
     }
     bool one = node->items && !node->items->next;
     if (node->test->compares ? !one : node->items != NULL)
-        return refuse(parser, "another number of arguments is expected for the test before");
+        return refuse_syntax(parser, "another number of arguments is expected for the test before");
     if (!negated) return node;
-    Node *negation = make(parser, NODE_NOT);
+    JinjaNode *negation = make_node(parser, NODE_NOT);
     negation->left = node;
     return negation;
 }
 
-static Node *parse_filters(Parser *parser, Node *node) {
+static JinjaNode *parse_filters(Parser *parser, JinjaNode *node) {
     int depth = parser->depth;
     while (node) {
-        const Token *token = peek(parser);
+        const Token *token = peek_token(parser);
         if (!enter(parser)) return NULL;
         if (is_operator(token, "|")) node = parse_filter(parser, node);
         else if (is_name(token, "is")) node = parse_test(parser, node);
@@ -336,16 +336,16 @@ static Node *parse_filters(Parser *parser, Node *node) {
     return node;
 }
 
-static Node *parse_sign(Parser *parser, NodeKind kind) {
-    Node *node = make(parser, kind);
-    advance(parser);
+static JinjaNode *parse_sign(Parser *parser, NodeKind kind) {
+    JinjaNode *node = make_node(parser, kind);
+    take_token(parser);
     node->left = parse_unary(parser, false);
     return node->left ? node : NULL;
 }
 
-static Node *parse_unary(Parser *parser, bool with_filter) {
-    const Token *token = peek(parser);
-    Node *node = NULL;
+static JinjaNode *parse_unary(Parser *parser, bool with_filter) {
+    const Token *token = peek_token(parser);
+    JinjaNode *node = NULL;
     if (!enter(parser)) return NULL;
     if (is_operator(token, "-")) node = parse_sign(parser, NODE_NEGATIVE);
     else if (is_operator(token, "+")) node = parse_sign(parser, NODE_POSITIVE);
@@ -359,66 +359,66 @@ static Node *parse_unary(Parser *parser, bool with_filter) {
 /* The binary operators, from the tightest level to the loosest; all are left-associative. */
 static const char *const levels[][5] = {{"**"}, {"*", "/", "//", "%"}, {"~"}, {"+", "-"}};
 
-static Node *parse_level(Parser *parser, int level) {
-    Node *left = level < 0 ? parse_unary(parser, true) : parse_level(parser, level - 1);
+static JinjaNode *parse_level(Parser *parser, int level) {
+    JinjaNode *left = level < 0 ? parse_unary(parser, true) : parse_level(parser, level - 1);
     int depth = parser->depth;
     while (left && level >= 0) {
-        Text text = peek(parser)->text;
+        Text text = peek_token(parser)->text;
         bool found = false;
-        for (int i = 0; levels[level][i]; i++) found = found || is_operator(peek(parser), levels[level][i]);
+        for (int i = 0; levels[level][i]; i++) found = found || is_operator(peek_token(parser), levels[level][i]);
         if (!found) break;
         if (!enter(parser)) return NULL;
-        advance(parser);
+        take_token(parser);
         left = make_pair(parser, str_is(text, "~") ? NODE_JOIN : NODE_BINARY, text, left, parse_level(parser, level - 1));
     }
     parser->depth = depth;
     return left;
 }
 
-static Node *parse_sum(Parser *parser) { return parse_level(parser, 3); }
+static JinjaNode *parse_sum(Parser *parser) { return parse_level(parser, 3); }
 
 /* Consumes the comparison that begins here and returns it; {NULL}: none. */
 static Text parse_comparison(Parser *parser) {
     static const char *const operators[] = {"==", "!=", "<", "<=", ">", ">="};
-    const Token *token = peek(parser);
+    const Token *token = peek_token(parser);
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
         if (skip_operator(parser, operators[i])) return token->text;
     if (skip_name(parser, "in")) return TEXT("in");
     if (!is_name(token, "not") || !is_name(peek_behind(parser), "in")) return (Text){NULL, 0};
-    advance(parser);
-    advance(parser);
+    take_token(parser);
+    take_token(parser);
     return TEXT("not in");
 }
 
-static Node *parse_compare(Parser *parser) {
-    Node *left = parse_sum(parser), *node = NULL, **last = NULL;
+static JinjaNode *parse_compare(Parser *parser) {
+    JinjaNode *left = parse_sum(parser), *node = NULL, **last = NULL;
     for (Text text; left && (text = parse_comparison(parser)).bytes;) {
         if (!node) {
-            node = make(parser, NODE_COMPARE);
+            node = make_node(parser, NODE_COMPARE);
             node->left = left;
             last = &node->items;
         }
-        Node *other = make(parser, NODE_COMPARE);
+        JinjaNode *other = make_node(parser, NODE_COMPARE);
         other->text = text;
         other->right = parse_sum(parser);
         if (!other->right) return NULL;
-        append(&last, other);
+        append_child(&last, other);
     }
     return node ? node : left;
 }
 
-static Node *parse_not(Parser *parser) {
-    if (!is_name(peek(parser), "not")) return parse_compare(parser);
-    Node *node = make(parser, NODE_NOT);
+static JinjaNode *parse_not(Parser *parser) {
+    if (!is_name(peek_token(parser), "not")) return parse_compare(parser);
+    JinjaNode *node = make_node(parser, NODE_NOT);
     if (!enter(parser)) return NULL;
-    advance(parser);
+    take_token(parser);
     node->left = parse_not(parser);
     parser->depth--;
     return node->left ? node : NULL;
 }
 
-static Node *parse_logic(Parser *parser, NodeKind kind) {
-    Node *left = kind == NODE_OR ? parse_logic(parser, NODE_AND) : parse_not(parser);
+static JinjaNode *parse_logic(Parser *parser, NodeKind kind) {
+    JinjaNode *left = kind == NODE_OR ? parse_logic(parser, NODE_AND) : parse_not(parser);
     int depth = parser->depth;
     while (left && skip_name(parser, kind == NODE_OR ? "or" : "and")) {
         if (!enter(parser)) return NULL;
@@ -428,12 +428,12 @@ static Node *parse_logic(Parser *parser, NodeKind kind) {
     return left;
 }
 
-static Node *parse_expression(Parser *parser) {
+static JinjaNode *parse_expression(Parser *parser) {
     int depth = parser->depth;
     if (!enter(parser)) return NULL;
-    Node *left = parse_logic(parser, NODE_OR);
+    JinjaNode *left = parse_logic(parser, NODE_OR);
     while (left && skip_name(parser, "if")) {
-        Node *node = make(parser, NODE_CONDITIONAL);
+        JinjaNode *node = make_node(parser, NODE_CONDITIONAL);
         if (!enter(parser)) return NULL;
         node->left = left;
         node->condition = parse_logic(parser, NODE_OR);
@@ -446,102 +446,102 @@ static Node *parse_expression(Parser *parser) {
 }
 
 /* Parses a tuple that may lack parentheses: {% for a in b, c %}. */
-static Node *parse_tuple(Parser *parser) {
-    Node *first = parse_expression(parser), *node = NULL, **last = NULL;
+static JinjaNode *parse_tuple(Parser *parser) {
+    JinjaNode *first = parse_expression(parser), *node = NULL, **last = NULL;
     while (first && skip_operator(parser, ",")) {
         if (!node) {
-            node = make(parser, NODE_TUPLE);
+            node = make_node(parser, NODE_TUPLE);
             node->items = first;
             last = &first->next;
         }
-        if (peek(parser)->kind == TOKEN_BLOCK_END || peek(parser)->kind == TOKEN_VARIABLE_END) break;
-        Node *item = parse_expression(parser);
+        if (peek_token(parser)->kind == TOKEN_BLOCK_END || peek_token(parser)->kind == TOKEN_VARIABLE_END) break;
+        JinjaNode *item = parse_expression(parser);
         if (!item) return NULL;
-        append(&last, item);
+        append_child(&last, item);
     }
     return node ? node : first;
 }
 
 /* -- Statements -------------------------------------------------------------------------------------------------------- */
 
-static bool parse_statements(Parser *parser, Node **items, const char *const *ends);
+static bool parse_statements(Parser *parser, JinjaNode **items, const char *const *ends);
 
-static Node *parse_target_name(Parser *parser, bool members) {
-    Node *node = make(parser, NODE_NAME);
-    node->text = peek(parser)->text;
-    if (!expect(parser, TOKEN_NAME, "the name of a variable is expected")) return NULL;
-    if (!members || !is_operator(peek(parser), ".")) return node;
-    Node *member = make(parser, NODE_ATTRIBUTE);
-    advance(parser);
+static JinjaNode *parse_target_name(Parser *parser, bool members) {
+    JinjaNode *node = make_node(parser, NODE_NAME);
+    node->text = peek_token(parser)->text;
+    if (!expect_token(parser, TOKEN_NAME, "the name of a variable is expected")) return NULL;
+    if (!members || !is_operator(peek_token(parser), ".")) return node;
+    JinjaNode *member = make_node(parser, NODE_ATTRIBUTE);
+    take_token(parser);
     member->left = node;
-    member->text = peek(parser)->text;
-    return expect(parser, TOKEN_NAME, "the name of a member is expected") ? member : NULL;
+    member->text = peek_token(parser)->text;
+    return expect_token(parser, TOKEN_NAME, "the name of a member is expected") ? member : NULL;
 }
 
 /* Parses "a", "a, b", "(a, b)", or a namespace's member. */
-static Node *parse_target(Parser *parser, bool members) {
+static JinjaNode *parse_target(Parser *parser, bool members) {
     bool parentheses = skip_operator(parser, "(");
-    Node *first = parse_target_name(parser, members), *node = NULL, **last = NULL;
+    JinjaNode *first = parse_target_name(parser, members), *node = NULL, **last = NULL;
     while (first && skip_operator(parser, ",")) {
         if (!node) {
-            node = make(parser, NODE_TUPLE);
+            node = make_node(parser, NODE_TUPLE);
             node->items = first;
             last = &first->next;
         }
-        if (peek(parser)->kind != TOKEN_NAME || is_name(peek(parser), "in")) break;
-        Node *item = parse_target_name(parser, members);
+        if (peek_token(parser)->kind != TOKEN_NAME || is_name(peek_token(parser), "in")) break;
+        JinjaNode *item = parse_target_name(parser, members);
         if (!item) return NULL;
-        append(&last, item);
+        append_child(&last, item);
     }
     if (first && parentheses && !expect_operator(parser, ")")) return NULL;
     return node ? node : first;
 }
 
-static bool end_tag(Parser *parser) { return expect(parser, TOKEN_BLOCK_END, "%} is expected"); }
+static bool end_tag(Parser *parser) { return expect_token(parser, TOKEN_BLOCK_END, "%} is expected"); }
 
-static Node *parse_if(Parser *parser) {
+static JinjaNode *parse_if(Parser *parser) {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
-    Node *node = make(parser, NODE_IF), *each = node;
+    JinjaNode *node = make_node(parser, NODE_IF), *each = node;
     for (;;) {
-        advance(parser); /* if or elif */
+        take_token(parser); /* if or elif */
         each->condition = parse_tuple(parser);
         if (!each->condition || !end_tag(parser) || !parse_statements(parser, &each->items, ends)) return NULL;
-        if (!is_name(peek(parser), "elif")) break;
-        each = each->otherwise = make(parser, NODE_IF);
+        if (!is_name(peek_token(parser), "elif")) break;
+        each = each->otherwise = make_node(parser, NODE_IF);
     }
     if (skip_name(parser, "else")) {
         static const char *const last[] = {"endif", NULL};
         if (!end_tag(parser) || !parse_statements(parser, &each->otherwise, last)) return NULL;
     }
-    advance(parser);
+    take_token(parser);
     return end_tag(parser) ? node : NULL;
 }
 
-static Node *parse_for(Parser *parser) {
+static JinjaNode *parse_for(Parser *parser) {
     static const char *const ends[] = {"else", "endfor", NULL}, *const last[] = {"endfor", NULL};
-    Node *node = make(parser, NODE_FOR);
-    advance(parser);
+    JinjaNode *node = make_node(parser, NODE_FOR);
+    take_token(parser);
     node->left = parse_target(parser, false);
     if (!node->left) return NULL;
-    if (!skip_name(parser, "in")) return refuse(parser, "'in' is expected");
+    if (!skip_name(parser, "in")) return refuse_syntax(parser, "'in' is expected");
     /* An `if` after the list filters it; a conditional expression needs parentheses here. */
     node->right = parse_logic(parser, NODE_OR);
     if (!node->right) return NULL;
-    if (is_operator(peek(parser), ",")) return refuse(parser, "a list in brackets is expected");
+    if (is_operator(peek_token(parser), ",")) return refuse_syntax(parser, "a list in brackets is expected");
     if (skip_name(parser, "if") && !(node->condition = parse_expression(parser))) return NULL;
     parser->loops++;
     bool body = end_tag(parser) && parse_statements(parser, &node->items, ends);
     parser->loops--;
     if (!body) return NULL;
     if (skip_name(parser, "else") && (!end_tag(parser) || !parse_statements(parser, &node->otherwise, last))) return NULL;
-    advance(parser);
+    take_token(parser);
     return end_tag(parser) ? node : NULL;
 }
 
-static Node *parse_set(Parser *parser) {
+static JinjaNode *parse_set(Parser *parser) {
     static const char *const ends[] = {"endset", NULL};
-    Node *node = make(parser, NODE_SET);
-    advance(parser);
+    JinjaNode *node = make_node(parser, NODE_SET);
+    take_token(parser);
     node->left = parse_target(parser, true);
     if (!node->left) return NULL;
     if (skip_operator(parser, "=")) {
@@ -549,57 +549,57 @@ static Node *parse_set(Parser *parser) {
         return node->right && end_tag(parser) ? node : NULL;
     }
     if (!end_tag(parser) || !parse_statements(parser, &node->items, ends)) return NULL;
-    advance(parser);
+    take_token(parser);
     return end_tag(parser) ? node : NULL;
 }
 
 /* Parses a body in which break and continue do not see the loops around it. */
-static bool parse_body(Parser *parser, Node **items, const char *const *ends) {
+static bool parse_body(Parser *parser, JinjaNode **items, const char *const *ends) {
     int loops = parser->loops;
     parser->loops = 0;
     bool good = parse_statements(parser, items, ends);
     parser->loops = loops;
-    if (good) advance(parser);
+    if (good) take_token(parser);
     return good && end_tag(parser);
 }
 
-static Node *parse_macro(Parser *parser) {
+static JinjaNode *parse_macro(Parser *parser) {
     static const char *const ends[] = {"endmacro", NULL};
-    Node *node = make(parser, NODE_MACRO), **last = &node->parameters;
-    advance(parser);
-    node->text = peek(parser)->text;
-    if (!expect(parser, TOKEN_NAME, "the name of a macro is expected") || !expect_operator(parser, "(")) return NULL;
-    while (!is_operator(peek(parser), ")")) {
+    JinjaNode *node = make_node(parser, NODE_MACRO), **last = &node->parameters;
+    take_token(parser);
+    node->text = peek_token(parser)->text;
+    if (!expect_token(parser, TOKEN_NAME, "the name of a macro is expected") || !expect_operator(parser, "(")) return NULL;
+    while (!is_operator(peek_token(parser), ")")) {
         if (last != &node->parameters && !expect_operator(parser, ",")) return NULL;
-        Node *parameter = parse_target_name(parser, false);
+        JinjaNode *parameter = parse_target_name(parser, false);
         if (!parameter || (skip_operator(parser, "=") && !(parameter->right = parse_expression(parser)))) return NULL;
-        append(&last, parameter);
+        append_child(&last, parameter);
     }
-    advance(parser);
+    take_token(parser);
     parser->functions++;
     bool good = end_tag(parser) && parse_body(parser, &node->items, ends);
     parser->functions--;
     return good ? node : NULL;
 }
 
-static Node *parse_generation(Parser *parser) {
+static JinjaNode *parse_generation(Parser *parser) {
     static const char *const ends[] = {"endgeneration", NULL};
-    Node *node = make(parser, NODE_GENERATION);
-    if (parser->functions) return refuse(parser, "generation is known outside macros only");
-    advance(parser);
+    JinjaNode *node = make_node(parser, NODE_GENERATION);
+    if (parser->functions) return refuse_syntax(parser, "generation is known outside macros only");
+    take_token(parser);
     parser->template->marks = true;
     return end_tag(parser) && parse_body(parser, &node->items, ends) ? node : NULL;
 }
 
-static Node *parse_jump(Parser *parser, NodeKind kind) {
-    if (parser->loops == 0) return refuse(parser, "a loop is expected around this");
-    Node *node = make(parser, kind);
-    advance(parser);
+static JinjaNode *parse_jump(Parser *parser, NodeKind kind) {
+    if (parser->loops == 0) return refuse_syntax(parser, "a loop is expected around this");
+    JinjaNode *node = make_node(parser, kind);
+    take_token(parser);
     return end_tag(parser) ? node : NULL;
 }
 
-static Node *parse_statement(Parser *parser) {
-    const Token *token = peek(parser);
+static JinjaNode *parse_statement(Parser *parser) {
+    const Token *token = peek_token(parser);
     if (is_name(token, "if")) return parse_if(parser);
     if (is_name(token, "for")) return parse_for(parser);
     if (is_name(token, "set")) return parse_set(parser);
@@ -607,43 +607,43 @@ static Node *parse_statement(Parser *parser) {
     if (is_name(token, "generation")) return parse_generation(parser);
     if (is_name(token, "break")) return parse_jump(parser, NODE_BREAK);
     if (is_name(token, "continue")) return parse_jump(parser, NODE_CONTINUE);
-    return refuse(parser, "a statement that is known is expected");
+    return refuse_syntax(parser, "a statement that is known is expected");
 }
 
-static Node *parse_output(Parser *parser) {
-    Node *node = make(parser, NODE_OUTPUT);
-    advance(parser);
+static JinjaNode *parse_output(Parser *parser) {
+    JinjaNode *node = make_node(parser, NODE_OUTPUT);
+    take_token(parser);
     node->left = parse_tuple(parser);
-    return node->left && expect(parser, TOKEN_VARIABLE_END, "}} is expected") ? node : NULL;
+    return node->left && expect_token(parser, TOKEN_VARIABLE_END, "}} is expected") ? node : NULL;
 }
 
-static Node *parse_text(Parser *parser) {
-    Node *node = make(parser, NODE_TEXT);
-    node->text = peek(parser)->text;
-    advance(parser);
+static JinjaNode *parse_text(Parser *parser) {
+    JinjaNode *node = make_node(parser, NODE_TEXT);
+    node->text = peek_token(parser)->text;
+    take_token(parser);
     return node;
 }
 
 /* Parses statements up to a tag that begins with one of `ends`, and stops at its name, or up to the
  * end of the template. */
-static bool parse_statements(Parser *parser, Node **items, const char *const *ends) {
-    Node **last = items;
+static bool parse_statements(Parser *parser, JinjaNode **items, const char *const *ends) {
+    JinjaNode **last = items;
     if (!enter(parser)) return false;
-    while (peek(parser)->kind != TOKEN_END) {
-        TokenKind kind = peek(parser)->kind;
+    while (peek_token(parser)->kind != TOKEN_END) {
+        TokenKind kind = peek_token(parser)->kind;
         if (kind == TOKEN_BLOCK_BEGIN) {
-            advance(parser);
+            take_token(parser);
             for (const char *const *end = ends; *end; end++)
-                if (is_name(peek(parser), *end)) return parser->depth--, true;
+                if (is_name(peek_token(parser), *end)) return parser->depth--, true;
         }
-        Node *node = kind == TOKEN_TEXT             ? parse_text(parser)
-                     : kind == TOKEN_VARIABLE_BEGIN ? parse_output(parser)
-                                                    : parse_statement(parser);
+        JinjaNode *node = kind == TOKEN_TEXT             ? parse_text(parser)
+                          : kind == TOKEN_VARIABLE_BEGIN ? parse_output(parser)
+                                                         : parse_statement(parser);
         if (!node) return false;
-        append(&last, node);
+        append_child(&last, node);
     }
     parser->depth--;
-    return !*ends || refuse(parser, "the end of the block before is expected");
+    return !*ends || refuse_syntax(parser, "the end of the block before is expected");
 }
 
 bool jinja_parse(ChatTemplate *template, Text source, Error *error) {

@@ -13,7 +13,7 @@
 
 /* -- Failures and limits ----------------------------------------------------------------------------------------------- */
 
-static void note(Render *render, ErrorCode code, const char *format, va_list arguments) {
+static void note_error(Render *render, ErrorCode code, const char *format, va_list arguments) {
     char what[1024];
     if (render->failed) return;
     render->failed = true;
@@ -24,7 +24,7 @@ static void note(Render *render, ErrorCode code, const char *format, va_list arg
 Value jinja_fail(Render *render, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    note(render, ERROR_DATA, format, arguments);
+    note_error(render, ERROR_DATA, format, arguments);
     va_end(arguments);
     return value_none();
 }
@@ -32,7 +32,7 @@ Value jinja_fail(Render *render, const char *format, ...) {
 Value jinja_unknown(Render *render, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    note(render, ERROR_USAGE, format, arguments);
+    note_error(render, ERROR_USAGE, format, arguments);
     va_end(arguments);
     return value_none();
 }
@@ -72,7 +72,7 @@ static void append_text(Render *render, ChatText *out, Text text) {
     out->bytes[out->size] = '\0';
 }
 
-static void put(Render *render, Text text) {
+static void put_output(Render *render, Text text) {
     if (render->capture) build(render->capture, text);
     else append_text(render, render->text, text);
 }
@@ -85,7 +85,7 @@ static Scope *open_scope(Render *render, Scope *parent) {
     return scope;
 }
 
-static void assign_member(Render *render, const Node *target, Value value) {
+static void assign_member(Render *render, const JinjaNode *target, Value value) {
     Value namespace = jinja_lookup(render, target->left->text);
     if (namespace.kind != VALUE_NAMESPACE) jinja_fail(render, "only members of a namespace can be set");
     else if (target->text.bytes[0] == '_') jinja_fail(render, "a member of a namespace cannot begin with _");
@@ -93,23 +93,23 @@ static void assign_member(Render *render, const Node *target, Value value) {
 }
 
 /* Binds `target`: a name, a tuple of names, or a namespace's member. */
-static void assign(Render *render, const Node *target, Value value) {
+static void assign(Render *render, const JinjaNode *target, Value value) {
     if (render->failed) return;
     if (target->kind == NODE_NAME) return map_set(render, &render->scope->names, value_text(target->text), value);
     if (target->kind == NODE_ATTRIBUTE) return assign_member(render, target, value);
     const Items *items = value_iterate(render, value);
     size_t count = 0, at = 0;
     if (!items) return;
-    for (const Node *each = target->items; each; each = each->next) count++;
+    for (const JinjaNode *each = target->items; each; each = each->next) count++;
     if (items->count != count) jinja_fail(render, "%zu values are assigned to %zu names", items->count, count);
-    for (const Node *each = target->items; each && !render->failed; each = each->next) assign(render, each, items->at[at++]);
+    for (const JinjaNode *each = target->items; each && !render->failed; each = each->next) assign(render, each, items->at[at++]);
 }
 
 /* -- Statements -------------------------------------------------------------------------------------------------------- */
 
-static void run_statements(Render *render, const Node *items);
+static void run_statements(Render *render, const JinjaNode *items);
 
-static void run_scoped(Render *render, const Node *items) {
+static void run_scoped(Render *render, const JinjaNode *items) {
     Scope *outer = render->scope;
     render->scope = open_scope(render, outer);
     run_statements(render, items);
@@ -117,17 +117,17 @@ static void run_scoped(Render *render, const Node *items) {
 }
 
 /* Returns the output of statements as a text. */
-static Text capture(Render *render, const Node *items) {
-    Builder builder = {.render = render}, *outer = render->capture;
+static Text capture(Render *render, const JinjaNode *items) {
+    SequenceBuilder builder = {.render = render}, *outer = render->capture;
     render->capture = &builder;
     run_scoped(render, items);
     render->capture = outer;
     return built(&builder);
 }
 
-static void run_if(Render *render, const Node *node) {
+static void run_if(Render *render, const JinjaNode *node) {
     while (!value_truth(jinja_evaluate(render, node->condition)) && !render->failed) {
-        const Node *otherwise = node->otherwise;
+        const JinjaNode *otherwise = node->otherwise;
         /* An elif is stored as a single `if` in otherwise, just like an `else` that contains one
          * `if`. */
         if (!otherwise || otherwise->kind != NODE_IF || otherwise->next) return run_statements(render, otherwise);
@@ -137,7 +137,7 @@ static void run_if(Render *render, const Node *node) {
 }
 
 /* Returns the items of a loop that meet its condition. */
-static const Items *filter_items(Render *render, const Node *node, const Items *all) {
+static const Items *loop_items(Render *render, const JinjaNode *node, const Items *all) {
     if (!node->condition || !all) return all;
     Value list = value_items(render, VALUE_LIST);
     Scope *outer = render->scope;
@@ -150,8 +150,8 @@ static const Items *filter_items(Render *render, const Node *node, const Items *
     return list.items;
 }
 
-static void run_for(Render *render, const Node *node) {
-    const Items *items = filter_items(render, node, value_iterate(render, jinja_evaluate(render, node->right)));
+static void run_for(Render *render, const JinjaNode *node) {
+    const Items *items = loop_items(render, node, value_iterate(render, jinja_evaluate(render, node->right)));
     Scope *outer = render->scope;
     if (render->failed) return;
     LoopState *loop = jinja_take(render, sizeof *loop);
@@ -170,12 +170,12 @@ static void run_for(Render *render, const Node *node) {
     if (!completed) run_scoped(render, node->otherwise);
 }
 
-static void run_set(Render *render, const Node *node) {
+static void run_set(Render *render, const JinjaNode *node) {
     Value value = node->right ? jinja_evaluate(render, node->right) : value_text(capture(render, node->items));
     assign(render, node->left, value);
 }
 
-static void define_macro(Render *render, const Node *node) {
+static void define_macro(Render *render, const JinjaNode *node) {
     Macro *macro = jinja_take(render, sizeof *macro);
     if (!macro) return;
     *macro = (Macro){node, render->scope};
@@ -183,9 +183,9 @@ static void define_macro(Render *render, const Node *node) {
 }
 
 /* Binds parameters in order; a default may refer to earlier ones. */
-static void bind_parameters(Render *render, const Node *node, const Arguments *arguments) {
+static void bind_parameters(Render *render, const JinjaNode *node, const Arguments *arguments) {
     size_t at = 0, named = 0;
-    for (const Node *parameter = node->parameters; parameter && !render->failed; parameter = parameter->next, at++) {
+    for (const JinjaNode *parameter = node->parameters; parameter && !render->failed; parameter = parameter->next, at++) {
         const Value *by_name = map_find_text(render, &arguments->named, parameter->text);
         bool by_place = at < arguments->positional.count;
         named += by_name != NULL;
@@ -211,7 +211,7 @@ Value jinja_call_macro(Render *render, const Macro *macro, const Arguments *argu
     return value_text(text);
 }
 
-static void run_generation(Render *render, const Node *node) {
+static void run_generation(Render *render, const JinjaNode *node) {
     ChatText *text = render->text;
     size_t start = text->size;
     if (render->capture) return (void)jinja_unknown(render, "generation inside of set is not known");
@@ -220,11 +220,11 @@ static void run_generation(Render *render, const Node *node) {
     text->marked[text->marked_count++] = (ChatSpan){start, text->size};
 }
 
-static void run_statement(Render *render, const Node *node) {
+static void run_statement(Render *render, const JinjaNode *node) {
     render->line = node->line;
     switch (node->kind) {
-    case NODE_TEXT: return put(render, node->text);
-    case NODE_OUTPUT: return put(render, value_string(render, jinja_evaluate(render, node->left)));
+    case NODE_TEXT: return put_output(render, node->text);
+    case NODE_OUTPUT: return put_output(render, value_string(render, jinja_evaluate(render, node->left)));
     case NODE_IF: return run_if(render, node);
     case NODE_FOR: return run_for(render, node);
     case NODE_SET: return run_set(render, node);
@@ -234,13 +234,13 @@ static void run_statement(Render *render, const Node *node) {
     }
 }
 
-static void run_statements(Render *render, const Node *items) {
+static void run_statements(Render *render, const JinjaNode *items) {
     if (render->depth >= JINJA_CALL_DEPTH) {
         jinja_fail(render, "more than %d levels are nested", JINJA_CALL_DEPTH);
         return;
     }
     render->depth++;
-    for (const Node *node = items; node && render->control == CONTROL_NONE && jinja_step(render, 1); node = node->next)
+    for (const JinjaNode *node = items; node && render->control == CONTROL_NONE && jinja_step(render, 1); node = node->next)
         run_statement(render, node);
     render->depth--;
 }

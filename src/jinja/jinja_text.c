@@ -72,7 +72,7 @@ int64_t str_search(Render *render, Text text, Text part, size_t from) {
 
 /* -- Building ---------------------------------------------------------------------------------------------------------- */
 
-void build(Builder *builder, Text text) {
+void build(SequenceBuilder *builder, Text text) {
     if (text.size == 0) return;
     if (builder->capacity - builder->size < text.size) {
         size_t capacity = 2 * (builder->size + text.size);
@@ -86,7 +86,7 @@ void build(Builder *builder, Text text) {
     builder->size += text.size;
 }
 
-void build_format(Builder *builder, const char *format, ...) {
+void build_format(SequenceBuilder *builder, const char *format, ...) {
     char text[64];
     va_list arguments;
     va_start(arguments, format);
@@ -134,7 +134,7 @@ Text str_trim(Render *render, Text text, const Text *set, int sides) {
 
 /* Returns `count` characters from number `start` on, `step` apart. */
 Value str_slice(Render *render, Text text, int64_t start, int64_t step, int64_t count) {
-    Builder builder = {.render = render};
+    SequenceBuilder builder = {.render = render};
     uint32_t *places = jinja_take(render, (text.size + 1) * sizeof *places);
     if (!places) return value_none();
     size_t characters = 0;
@@ -201,7 +201,7 @@ Value str_split(Render *render, Text text, const Text *separator, int64_t most, 
 }
 
 /* Returns the bytes of the line end at `at`; 0: there is none. */
-static size_t line_end(Text text, size_t at) {
+static size_t text_line_end(Text text, size_t at) {
     Text character = str_character(text, at);
     uint32_t code = str_code(character);
     if (code == '\r' && at + 1 < text.size && text.bytes[at + 1] == '\n') return 2;
@@ -214,7 +214,7 @@ Value str_split_lines(Render *render, Text text, bool keep) {
     size_t from = 0;
     if (!jinja_charge(render, text.size)) return list;
     for (size_t at = 0; at < text.size && !render->failed;) {
-        size_t end = line_end(text, at);
+        size_t end = text_line_end(text, at);
         if (end > 0) {
             add_part(render, list, text, from, keep ? at + end : at);
             from = at + end;
@@ -226,7 +226,7 @@ Value str_split_lines(Render *render, Text text, bool keep) {
 }
 
 Text str_replace(Render *render, Text text, Text old, Text by, int64_t most) {
-    Builder builder = {.render = render};
+    SequenceBuilder builder = {.render = render};
     size_t from = 0;
     if (!jinja_charge(render, text.size)) return text;
     while (most != 0 && !render->failed) {

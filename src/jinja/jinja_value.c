@@ -200,7 +200,7 @@ const Items *value_iterate(Render *render, Value value) {
 /* -- Text -------------------------------------------------------------------------------------------------------------- */
 
 /* Builds the shortest digits that give the number back, in Python's form. */
-static void build_real(Builder *builder, double real) {
+static void build_real(SequenceBuilder *builder, double real) {
     enum { WORK = 4096 }; /* cost of 17 conversions */
     char digits[40];
     if (!jinja_charge(builder->render, WORK)) return;
@@ -235,7 +235,7 @@ static bool is_printable(uint32_t code) {
     }
 }
 
-static void build_quoted(Builder *builder, Text text) {
+static void build_quoted(SequenceBuilder *builder, Text text) {
     bool single = text.size && memchr(text.bytes, '\'', text.size), both = single && memchr(text.bytes, '"', text.size);
     char quote = single && !both ? '"' : '\'';
     build(builder, (Text){&quote, 1});
@@ -251,9 +251,9 @@ static void build_quoted(Builder *builder, Text text) {
     build(builder, (Text){&quote, 1});
 }
 
-static void build_repr(Builder *builder, Value value);
+static void build_repr(SequenceBuilder *builder, Value value);
 
-static void build_items(Builder *builder, Value value) {
+static void build_items(SequenceBuilder *builder, Value value) {
     bool tuple = value.kind == VALUE_TUPLE;
     build(builder, tuple ? TEXT("(") : TEXT("["));
     for (size_t i = 0; i < value.items->count; i++) {
@@ -264,7 +264,7 @@ static void build_items(Builder *builder, Value value) {
     build(builder, tuple ? TEXT(")") : TEXT("]"));
 }
 
-static void build_dict(Builder *builder, const Map *map) {
+static void build_dict(SequenceBuilder *builder, const Map *map) {
     build(builder, TEXT("{"));
     for (size_t i = 0; i < map->keys.count; i++) {
         if (i > 0) build(builder, TEXT(", "));
@@ -275,7 +275,7 @@ static void build_dict(Builder *builder, const Map *map) {
     build(builder, TEXT("}"));
 }
 
-static void build_repr(Builder *builder, Value value) {
+static void build_repr(SequenceBuilder *builder, Value value) {
     Render *render = builder->render;
     if (!jinja_step(render, 1)) return;
     if (render->depth++ >= JINJA_DEPTH) jinja_fail(render, "data are nested more than %d deep", JINJA_DEPTH);
@@ -293,7 +293,7 @@ static void build_repr(Builder *builder, Value value) {
 }
 
 Text value_repr(Render *render, Value value) {
-    Builder builder = {.render = render};
+    SequenceBuilder builder = {.render = render};
     build_repr(&builder, value);
     return built(&builder);
 }

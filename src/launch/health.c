@@ -16,8 +16,8 @@
 #include "base/memory.h"
 #include "base/scope.h"
 
-typedef struct Source { const char *pattern, *meaning; } Source;
-static const Source sources[] = {
+typedef struct HealthSource { const char *pattern, *meaning; } HealthSource;
+static const HealthSource sources[] = {
     {"/sys/class/net/*/carrier_down_count", "the link went down"},
     {"/sys/class/net/*/statistics/rx_errors", "packets were received with errors"},
     {"/sys/class/net/*/statistics/tx_errors", "packets could not be sent"},
@@ -31,7 +31,7 @@ static const Source sources[] = {
 
 typedef struct Counter {
     char *path;
-    const Source *source;
+    const HealthSource *source;
     int64_t value;
 } Counter;
 

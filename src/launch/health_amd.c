@@ -23,24 +23,24 @@ static const char *const blocks[] = {AMD_BLOCKS(BLOCK_NAME)};
 static const uint64_t bits[] = {AMD_BLOCKS(BLOCK_BIT)};
 enum { BLOCKS = sizeof blocks / sizeof *blocks };
 
-typedef struct Gpu {
+typedef struct AmdGpu {
     ErrorCount errors[BLOCKS];
     int xgmi;
     bool hot, slowed;
-} Gpu;
+} AmdGpu;
 
 struct HealthAmd {
     void *library;
     struct { AMD_CALLS(LIBRARY_FIELD) } call;
     bool initialized;
     uint32_t count;
-    Gpu gpus[MOST_GPUS];
+    AmdGpu gpus[MOST_GPUS];
     unsigned char *metrics;
 };
 
 /* -- The library --------------------------------------------------------------------------------------------------- */
 
-static void *load(const char *root) {
+static void *open_rocm_smi(const char *root) {
     static const char *const files[] = {
         "librocm_smi64.so", "librocm_smi64.so.1", "librocm_smi64.so.7", "librocm_smi64.so.6", "librocm_smi64.so.5"};
     void *library = NULL;
@@ -61,7 +61,7 @@ HealthAmd *health_amd_open(const char *root) {
     static const char *const names[] = {AMD_CALLS(LIBRARY_NAME)};
     if (!has_driver(root)) return NULL;
     HealthAmd *amd = memory_allocate(sizeof *amd);
-    *amd = (HealthAmd){.library = load(root), .metrics = memory_allocate(METRICS_BYTES)};
+    *amd = (HealthAmd){.library = open_rocm_smi(root), .metrics = memory_allocate(METRICS_BYTES)};
     amd->initialized = amd->library && !library_find(amd->library, names, &amd->call) && amd->call.initialize(0) == 0;
     if (amd->initialized && amd->call.count(&amd->count) != 0) amd->count = 0;
     if (amd->count > MOST_GPUS) amd->count = MOST_GPUS;
@@ -121,7 +121,7 @@ static bool is_slowed_by_heat(const HealthAmd *amd, uint32_t index) {
 }
 
 static void look_at_heat(HealthAmd *amd, uint32_t index, HealthListener listener) {
-    Gpu *gpu = &amd->gpus[index];
+    AmdGpu *gpu = &amd->gpus[index];
     int64_t junction = 0, memory = 0;
     bool hot = is_too_hot(amd, index, SENSOR_JUNCTION, &junction), warm = is_too_hot(amd, index, SENSOR_MEMORY, &memory);
     bool slowed = is_slowed_by_heat(amd, index), began = ((hot || warm) && !gpu->hot) || (slowed && !gpu->slowed);

@@ -103,9 +103,9 @@ void ranks_free(Ranks *ranks) {
 
 /* -- Output -------------------------------------------------------------------------------------------------------- */
 
-static bool is_shown(const Ranks *ranks, int rank) { return ranks->plan->show_all || ranks_number(ranks->plan, rank) == 0; }
+static bool shows_rank(const Ranks *ranks, int rank) { return ranks->plan->show_all || ranks_number(ranks->plan, rank) == 0; }
 
-static void write_all(int file, const char *text, size_t length) {
+static void write_to_terminal(int file, const char *text, size_t length) {
     while (length) {
         ssize_t written = write(file, text, length);
         if (written < 0 && errno != EINTR) return;
@@ -113,7 +113,7 @@ static void write_all(int file, const char *text, size_t length) {
     }
 }
 
-static void keep(Rank *rank, const char *line, size_t length) {
+static void keep_line(Rank *rank, const char *line, size_t length) {
     if (rank->tail_length + length + 1 > TAIL_BYTES) {
         size_t dropped = TAIL_BYTES / 2 < rank->tail_length ? TAIL_BYTES / 2 : rank->tail_length;
         memmove(rank->tail, rank->tail + dropped, rank->tail_length - dropped);
@@ -124,30 +124,30 @@ static void keep(Rank *rank, const char *line, size_t length) {
     rank->tail[rank->tail_length++] = '\n';
 }
 
-static void end_line(Ranks *ranks, int rank, int stream) {
+static void end_rank_line(Ranks *ranks, int rank, int stream) {
     Stream *s = &ranks->ranks[rank].streams[stream];
     char text[LINE_BYTES + 32];
     s->line[s->length] = 0;
     int length = snprintf(text, sizeof text, "[%d] %s\n", ranks_number(ranks->plan, rank), s->line);
-    if (ranks->plan->show_all) write_all(stream + 1, text, (size_t)length);
-    else keep(&ranks->ranks[rank], s->line, s->length);
+    if (ranks->plan->show_all) write_to_terminal(stream + 1, text, (size_t)length);
+    else keep_line(&ranks->ranks[rank], s->line, s->length);
     if (ranks->on_line) ranks->on_line(ranks->context, rank, s->line);
     s->length = 0;
 }
 
-static void read_stream(Ranks *ranks, int rank, int stream) {
+static void read_rank_stream(Ranks *ranks, int rank, int stream) {
     Stream *s = &ranks->ranks[rank].streams[stream];
     char text[LINE_BYTES];
     ssize_t length;
     while ((length = read(s->file, text, sizeof text)) > 0) {
-        if (is_shown(ranks, rank) && !ranks->plan->show_all) write_all(stream + 1, text, (size_t)length);
+        if (shows_rank(ranks, rank) && !ranks->plan->show_all) write_to_terminal(stream + 1, text, (size_t)length);
         for (ssize_t i = 0; i < length; i++) {
             if (text[i] != '\n') s->line[s->length++] = text[i];
-            if (text[i] == '\n' || s->length == LINE_BYTES - 1) end_line(ranks, rank, stream);
+            if (text[i] == '\n' || s->length == LINE_BYTES - 1) end_rank_line(ranks, rank, stream);
         }
     }
     if (length < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (s->length) end_line(ranks, rank, stream);
+    if (s->length) end_rank_line(ranks, rank, stream);
     close(s->file);
     s->file = -1;
 }
@@ -157,14 +157,14 @@ static void read_stream(Ranks *ranks, int rank, int stream) {
 static bool was_shown(const Ranks *ranks, int rank) {
     const Rank *r = &ranks->ranks[rank], *first = &ranks->ranks[0];
     bool same = r->tail_length == first->tail_length && !memcmp(r->tail, first->tail, r->tail_length);
-    return is_shown(ranks, rank) || (is_shown(ranks, 0) && same);
+    return shows_rank(ranks, rank) || (shows_rank(ranks, 0) && same);
 }
 
 void ranks_print_tail(const Ranks *ranks, int rank) {
     const Rank *r = &ranks->ranks[rank];
     if (!r->tail_length || was_shown(ranks, rank)) return;
     log_info("the last output of rank %d:", ranks_number(ranks->plan, rank));
-    write_all(STDERR_FILENO, r->tail, r->tail_length);
+    write_to_terminal(STDERR_FILENO, r->tail, r->tail_length);
 }
 
 /* -- Ends ---------------------------------------------------------------------------------------------------------- */
@@ -180,7 +180,7 @@ static void reap(Ranks *ranks, int rank) {
     r->status = status;
     r->id = 0;
     for (int i = 0; i < STREAMS; i++)
-        if (r->streams[i].file >= 0) read_stream(ranks, rank, i);
+        if (r->streams[i].file >= 0) read_rank_stream(ranks, rank, i);
 }
 
 int ranks_poll(Ranks *ranks, int milliseconds) {
@@ -189,7 +189,7 @@ int ranks_poll(Ranks *ranks, int milliseconds) {
     for (int i = 0; i < count * STREAMS; i++) ready[i] = (struct pollfd){ranks->ranks[i / STREAMS].streams[i % STREAMS].file, POLLIN, 0};
     int found = poll(ready, (nfds_t)(count * STREAMS), milliseconds);
     for (int i = 0; found > 0 && i < count * STREAMS; i++)
-        if (ready[i].revents) read_stream(ranks, i / STREAMS, i % STREAMS);
+        if (ready[i].revents) read_rank_stream(ranks, i / STREAMS, i % STREAMS);
     for (int rank = 0; rank < count; rank++) {
         reap(ranks, rank);
         alive += ranks->ranks[rank].id != 0;

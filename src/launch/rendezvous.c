@@ -22,18 +22,18 @@
 enum { LOST_SECONDS = 60, HELLO_SECONDS = 2, END_SECONDS = 30, MOST_RANKS = 1024, MOST_COPY = 1 << 20 };
 static const double slice = 0.1; /* seconds between two checks of place.stop */
 
-typedef struct Hello {
+typedef struct NodeHello {
     int32_t node, nodes;
     uint64_t job;
     NodeReport report;
-} Hello;
+} NodeHello;
 
 typedef struct Reply {
     int32_t verdict;
     RendezvousAnswer answer;
 } Reply;
 
-_Static_assert(sizeof(Hello) == 288 && sizeof(Reply) == 812, "messages have no padding: they are the same on every host");
+_Static_assert(sizeof(NodeHello) == 288 && sizeof(Reply) == 812, "messages have no padding: they are the same on every host");
 
 /* A node's state at node 0. */
 typedef struct Seat {
@@ -73,7 +73,7 @@ static bool listen_for_nodes(Rendezvous *rendezvous, Error *error) {
         .host = place->address,
         .address = &rendezvous->first,
         .lost = LOST_SECONDS,
-        .hello_bytes = sizeof(Hello)};
+        .hello_bytes = sizeof(NodeHello)};
     double until = log_seconds() + LOST_SECONDS; /* an earlier run may be about to end */
     while (!(rendezvous->acceptor = acceptor_open(&options)) && errno == EADDRINUSE && log_seconds() < until && !place->stop->signal)
         usleep((useconds_t)(slice * 1e6));
@@ -120,7 +120,7 @@ static void take_seat(Seat *seat, const Channel *channel, const NodeReport *repo
     seat->report.name[sizeof report->name - 1] = seat->report.reason[sizeof report->reason - 1] = 0;
 }
 
-static bool is_sound(const Rendezvous *rendezvous, const Hello *hello) {
+static bool is_sound(const Rendezvous *rendezvous, const NodeHello *hello) {
     const NodeReport *report = &hello->report;
     return hello->job == rendezvous->job && hello->nodes == rendezvous->place.nodes && hello->node > 0 && hello->node < hello->nodes &&
            report->state >= NODE_READY && report->state <= NODE_ENDS && report->ranks > 0 && report->ranks <= MOST_RANKS &&
@@ -140,7 +140,7 @@ static void note_address(const Rendezvous *rendezvous, Seat *seat) {
 
 /* Seats a node that connects. A node keeps its seat while its connection lasts, even if another one
  * claims its number. */
-static void admit(Rendezvous *rendezvous, Channel *channel, const Hello *hello) {
+static void admit(Rendezvous *rendezvous, Channel *channel, const NodeHello *hello) {
     double until = log_seconds() + HELLO_SECONDS;
     Seat *seat = is_sound(rendezvous, hello) ? &rendezvous->seats[hello->node] : NULL;
     if (!seat) channel_answer(channel, CHANNEL_REFUSED, "node 0 runs another command, or with another number of nodes", until);
@@ -153,7 +153,7 @@ static void admit(Rendezvous *rendezvous, Channel *channel, const Hello *hello) 
 }
 
 static void admit_until(Rendezvous *rendezvous, double until) {
-    Hello hello;
+    NodeHello hello;
     Channel channel;
     while (acceptor_next(rendezvous->acceptor, until, &channel, &hello)) admit(rendezvous, &channel, &hello);
 }
@@ -234,7 +234,7 @@ static RendezvousAnswer count_members(const Rendezvous *rendezvous) {
     return answer;
 }
 
-static void reply(Seat *seat, RendezvousVerdict verdict, const RendezvousAnswer *answer) {
+static void reply_to_node(Seat *seat, RendezvousVerdict verdict, const RendezvousAnswer *answer) {
     Reply message = {.verdict = (int32_t)verdict, .answer = *answer};
     channel_send(&seat->channel, &message, sizeof message, log_seconds() + HELLO_SECONDS);
     leave_seat(seat);
@@ -251,7 +251,7 @@ static RendezvousVerdict answer_all(Rendezvous *rendezvous, RendezvousVerdict al
         bool starts = all == RENDEZVOUS_START && takes_part(seat);
         RendezvousVerdict verdict = all == RENDEZVOUS_START && !starts ? RENDEZVOUS_LEFT_OUT : all;
         if (node == 0) *own = answer, own_verdict = verdict;
-        if (seat->here) reply(seat, verdict, &answer);
+        if (seat->here) reply_to_node(seat, verdict, &answer);
         if (all == RENDEZVOUS_START) seat->member = starts;
         if (starts) answer.member++, answer.first += ranks;
     }
@@ -308,9 +308,9 @@ static int connect_to_first(const Rendezvous *rendezvous) {
 
 /* Reports to node 0 over `connection`; -1: there is none. ERROR_COMMUNICATION: node 0 is not there
  * now. ERROR_USAGE: it refuses this node. */
-static bool report(const Rendezvous *rendezvous, int connection, const NodeReport *own, Channel *channel, Error *error) {
+static bool report_missing(const Rendezvous *rendezvous, int connection, const NodeReport *own, Channel *channel, Error *error) {
     const RendezvousPlace *place = &rendezvous->place;
-    Hello hello = {.node = place->node, .nodes = place->nodes, .job = rendezvous->job, .report = *own};
+    NodeHello hello = {.node = place->node, .nodes = place->nodes, .job = rendezvous->job, .report = *own};
     double until = log_seconds() + HELLO_SECONDS;
     if (connection < 0) return error_set(error, ERROR_COMMUNICATION, "nobody answers there");
     return channel_greet(channel, connection, place->secret, CHANNEL_NODES, &hello, sizeof hello, until, error) &&
@@ -345,7 +345,7 @@ static RendezvousVerdict join_as_other(Rendezvous *rendezvous, const NodeReport 
     RendezvousVerdict verdict;
     while (!rendezvous->place.stop->signal) {
         Error error = {0};
-        if (!channel.open && !report(rendezvous, connect_to_first(rendezvous), own, &channel, &error)) {
+        if (!channel.open && !report_missing(rendezvous, connect_to_first(rendezvous), own, &channel, &error)) {
             if (error.code != ERROR_COMMUNICATION || log_seconds() - heard > rendezvous->place.away)
                 return give_up(rendezvous, &error, answer);
             usleep((useconds_t)(slice * 1e6));
@@ -390,7 +390,7 @@ static void tell_first(Rendezvous *rendezvous, const NodeReport *end) {
     for (int connection; (connection = connect_to_first(rendezvous)) >= 0; usleep((useconds_t)(slice * 1e6))) {
         Error error = {0};
         SCOPED(channel_close) Channel channel = {0};
-        bool told = report(rendezvous, connection, end, &channel, &error);
+        bool told = report_missing(rendezvous, connection, end, &channel, &error);
         if (told || error.code != ERROR_COMMUNICATION || rendezvous->place.stop->signal || log_seconds() > until) return;
     }
 }

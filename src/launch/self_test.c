@@ -56,7 +56,7 @@ static void find_error(const char *output, char *reason, size_t size) {
 }
 
 /* Waits for the child. A process that a broken driver holds cannot be killed and is abandoned. */
-static void reap(pid_t child, bool killed, int *status) {
+static void reap_test(pid_t child, bool killed, int *status) {
     setpgid(child, child); /* in case the child has not done this yet */
     if (killed) kill(-child, SIGKILL);
     for (double until = log_seconds() + LEAVE_SECONDS; waitpid(child, status, WNOHANG) == 0 && log_seconds() < until;) usleep(1000);
@@ -71,7 +71,7 @@ bool self_test(const char *devices, Rendezvous *rendezvous, const StopRequest *s
     int code = errno; /* why no process could be started */
     close(ends[1]);
     bool ended = child > 0 && read_output(ends[0], rendezvous, stop, output);
-    if (child > 0) reap(child, !ended, &status);
+    if (child > 0) reap_test(child, !ended, &status);
     close(ends[0]);
     bool passed = stop->signal || (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     if (child < 0) snprintf(reason, size, "the system refused a process: %s", strerror(code));

@@ -51,11 +51,11 @@ static const Option rows[] = {
 const OptionTable launch_table = OPTION_TABLE(rows);
 
 /* The end of an attempt, by the rank that is nearest to the cause. */
-typedef struct Verdict {
+typedef struct RuleVerdict {
     const Rule *rule;
     int rank, value; /* exit code or signal */
     bool shared;     /* other ranks of this node ended alike, and any of them may be the first */
-} Verdict;
+} RuleVerdict;
 
 /* A regular expression for lines of output. If it is not present, no line matches. */
 typedef struct LinePattern {
@@ -83,7 +83,7 @@ typedef struct Supervisor {
     Mesh mesh;         /* of the latest attempt that had one, else mesh_alone */
     int64_t best_step; /* over all attempts */
     Ranks ranks;
-    Verdict verdict;
+    RuleVerdict verdict;
     LinePattern restart_on, stop_on;
     Health *health;
     double next_health;
@@ -91,21 +91,21 @@ typedef struct Supervisor {
 
 /* -- Verdicts ------------------------------------------------------------------------------------------------------ */
 
-static void judge(Supervisor *supervisor, Event event, int value, int rank) {
+static void judge_event(Supervisor *supervisor, Event event, int value, int rank) {
     const Rule *rule = rules_find(event, value, supervisor->options);
-    Verdict *verdict = &supervisor->verdict;
-    if (!verdict->rule || rule < verdict->rule) *verdict = (Verdict){rule, rank, value, false};
+    RuleVerdict *verdict = &supervisor->verdict;
+    if (!verdict->rule || rule < verdict->rule) *verdict = (RuleVerdict){rule, rank, value, false};
     else if (rule == verdict->rule && value == verdict->value && rank != verdict->rank) verdict->shared = true;
 }
 
-static bool matches(const LinePattern *pattern, const char *line) {
+static bool line_matches(const LinePattern *pattern, const char *line) {
     return pattern->present && regexec(&pattern->expression, line, 0, NULL, 0) == 0;
 }
 
 static void judge_line(void *context, int rank, const char *line) {
     Supervisor *supervisor = context;
-    if (matches(&supervisor->stop_on, line)) judge(supervisor, EVENT_STOP_LINE, 0, rank);
-    if (matches(&supervisor->restart_on, line)) judge(supervisor, EVENT_RESTART_LINE, 0, rank);
+    if (line_matches(&supervisor->stop_on, line)) judge_event(supervisor, EVENT_STOP_LINE, 0, rank);
+    if (line_matches(&supervisor->restart_on, line)) judge_event(supervisor, EVENT_RESTART_LINE, 0, rank);
 }
 
 /* Returns the exit code of a rank that has ended; -1: a signal ended it. */
@@ -116,10 +116,10 @@ static int exit_code(const Rank *rank) { return WIFEXITED(rank->status) ? WEXITS
 static void judge_ends(Supervisor *supervisor) {
     for (int rank = 0; rank < supervisor->plan.count; rank++) {
         const Rank *r = &supervisor->ranks.ranks[rank];
-        if (exit_code(r) >= 0) judge(supervisor, EVENT_EXIT, exit_code(r), rank);
-        else if (!r->killed) judge(supervisor, EVENT_SIGNAL, WTERMSIG(r->status), rank);
+        if (exit_code(r) >= 0) judge_event(supervisor, EVENT_EXIT, exit_code(r), rank);
+        else if (!r->killed) judge_event(supervisor, EVENT_SIGNAL, WTERMSIG(r->status), rank);
     }
-    if (!supervisor->verdict.rule) judge(supervisor, EVENT_SIGNAL, SIGKILL, 0);
+    if (!supervisor->verdict.rule) judge_event(supervisor, EVENT_SIGNAL, SIGKILL, 0);
 }
 
 /* Judges hangs. One rank that hangs makes the others wait: it is the one that has been silent
@@ -133,10 +133,12 @@ static void judge_hangs(Supervisor *supervisor) {
         oldest = alive;
         silent = rank;
     }
-    if (silent >= 0) judge(supervisor, EVENT_HANG, 0, silent);
+    if (silent >= 0) judge_event(supervisor, EVENT_HANG, 0, silent);
 }
 
-static bool ended_with(const Verdict *verdict, ErrorCode code) { return verdict->rule->event == EVENT_EXIT && verdict->value == (int)code; }
+static bool ended_with(const RuleVerdict *verdict, ErrorCode code) {
+    return verdict->rule->event == EVENT_EXIT && verdict->value == (int)code;
+}
 
 /* Returns whether a rank has failed while others run. */
 static bool has_failed(const Supervisor *supervisor) {
@@ -202,7 +204,7 @@ static void report_held(const Supervisor *supervisor) {
 /* Returns when all ranks have ended. After a failure the other ranks have LEAVE_SECONDS to notice
  * and to report it. After a request to stop they have the grace time, unless only ranks remain that
  * cannot use it. */
-static void watch(Supervisor *supervisor) {
+static void watch_ranks(Supervisor *supervisor) {
     int seen = 0;     /* requests that were passed on */
     double until = 0; /* when the ranks that still run are killed; 0: never */
     Ranks *ranks = &supervisor->ranks;
@@ -222,7 +224,7 @@ static void watch(Supervisor *supervisor) {
     }
 }
 
-static int64_t last_step(const Supervisor *supervisor) {
+static int64_t last_reported_step(const Supervisor *supervisor) {
     int64_t step = 0;
     for (int rank = 0; rank < supervisor->plan.count; rank++)
         if (supervisor->ranks.heartbeats[rank].step > step) step = supervisor->ranks.heartbeats[rank].step;
@@ -237,16 +239,16 @@ static int choose_port(void) {
 
 /* Describes a rank. A rank that is lost before it has laid out the run has only a number, because
  * the latest known layout may be of other ranks. */
-static void describe_rank(const Supervisor *supervisor, int rank, char *text, size_t size) {
+static void name_rank(const Supervisor *supervisor, int rank, char *text, size_t size) {
     int number = ranks_number(&supervisor->plan, rank);
     if (mesh_size(&supervisor->mesh, AXES_ALL) != supervisor->plan.total) snprintf(text, size, "rank %d", number);
     else mesh_describe_rank(&supervisor->mesh, number, text, size);
 }
 
 static void describe_end(const Supervisor *supervisor, char text[256]) {
-    const Verdict *verdict = &supervisor->verdict;
+    const RuleVerdict *verdict = &supervisor->verdict;
     char name[128];
-    describe_rank(supervisor, verdict->rank, name, sizeof name);
+    name_rank(supervisor, verdict->rank, name, sizeof name);
     int length = snprintf(text, 256, "%s %s", name, verdict->rule->meaning), left = 256 - length;
     if (verdict->rule->event == EVENT_SIGNAL)
         snprintf(text + length, (size_t)left, " by signal %d (%s)", verdict->value, strsignal(verdict->value));
@@ -264,11 +266,11 @@ static void print_tails(const Supervisor *supervisor) {
 /* Runs all ranks once. Returns the step that they reached, or -1 with *error if they could not be
  * started. */
 static int64_t attempt(Supervisor *supervisor, Error *error) {
-    supervisor->verdict = (Verdict){0};
+    supervisor->verdict = (RuleVerdict){0};
     supervisor->ranks = (Ranks){.on_line = judge_line, .context = supervisor};
     if (!ranks_start(&supervisor->ranks, &supervisor->plan, error)) return -1;
-    watch(supervisor);
-    int64_t step = last_step(supervisor);
+    watch_ranks(supervisor);
+    int64_t step = last_reported_step(supervisor);
     Mesh mesh;
     if (heartbeat_get_mesh(&supervisor->ranks.heartbeats[0], &mesh)) supervisor->mesh = mesh;
     judge_ends(supervisor);
@@ -288,7 +290,7 @@ static char *device_name(int device) {
 
 /* Removes the rank's device from the used devices. Ranks start in whole copies of the model;
  * devices beyond them stay in reserve. */
-static void leave_out(Supervisor *supervisor, int rank, const char *reason) {
+static void leave_rank_out(Supervisor *supervisor, int rank, const char *reason) {
     RankPlan *plan = &supervisor->plan;
     char *visible = NULL;
     int copy = mesh_copy_ranks(&supervisor->mesh), left = --supervisor->left;
@@ -337,13 +339,13 @@ static void wait_before_start(const Supervisor *supervisor) {
 
 /* Returns whether the cause lies on this node. Ranks that lose another rank, or hang, do so on all
  * nodes together. */
-static bool is_local(const Verdict *verdict) {
+static bool is_local(const RuleVerdict *verdict) {
     return verdict->rule->event == EVENT_SIGNAL || (verdict->rule->event == EVENT_EXIT && verdict->value != ERROR_COMMUNICATION);
 }
 
 /* Returns the error code of a run that the verdict ends. A rank counts as lost if it hangs or a
  * signal ends it. */
-static ErrorCode code_of(const Verdict *verdict) {
+static ErrorCode code_of(const RuleVerdict *verdict) {
     Event event = verdict->rule->event;
     if (event == EVENT_HANG || event == EVENT_SIGNAL) return ERROR_COMMUNICATION;
     bool known = event == EVENT_EXIT && verdict->value != ERROR_NONE && verdict->value <= ERROR_DEVICE;
@@ -352,7 +354,7 @@ static ErrorCode code_of(const Verdict *verdict) {
 
 /* Returns whether all ranks start again; if not, *error says how the run ended. */
 static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
-    const Verdict *verdict = &supervisor->verdict;
+    const RuleVerdict *verdict = &supervisor->verdict;
     const LaunchOptions *options = supervisor->options;
     bool progress = step > supervisor->best_step, same = supervisor->failed_device == supervisor->devices[verdict->rank];
     char end[256];
@@ -368,7 +370,8 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
             (long long)step, end, supervisor->failures, plural(supervisor->failures), (long long)options->restarts);
     log_warn("after step %lld %s: starting all ranks again, failure %d of %lld without progress", (long long)step, end,
         supervisor->failures, (long long)options->restarts);
-    if (may_shrink(supervisor) && !progress && same) leave_out(supervisor, verdict->rank, "which failed twice in a row without progress");
+    if (may_shrink(supervisor) && !progress && same)
+        leave_rank_out(supervisor, verdict->rank, "which failed twice in a row without progress");
     supervisor->failed_device = supervisor->devices[verdict->rank];
     if (verdict->rule->action == ACTION_RESTART_SKIPPING) skip_nan(supervisor->plan.command);
     supervisor->suspect = supervisor->suspect || verdict->rule->action == ACTION_TEST_AND_RESTART;
@@ -394,7 +397,7 @@ static bool prepare_alone(Supervisor *supervisor, Error *error) {
     char reason[192];
     bool fit = passes_test(supervisor, reason, sizeof reason);
     if (!fit && may_shrink(supervisor)) {
-        leave_out(supervisor, supervisor->verdict.rank, "which failed");
+        leave_rank_out(supervisor, supervisor->verdict.rank, "which failed");
         fit = passes_test(supervisor, reason, sizeof reason);
     }
     plan->port = choose_port();
@@ -464,7 +467,7 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
 
 /* Tells the other nodes that the run is over. If this node alone gives up, the others continue,
  * unless it is node 0. */
-static void report_end(const Supervisor *supervisor, bool done, const Error *error) {
+static void report_ranks_end(const Supervisor *supervisor, bool done, const Error *error) {
     bool for_all = done || supervisor->node == 0 || (supervisor->verdict.rule && supervisor->verdict.rule->action == ACTION_STOP);
     if (supervisor->rendezvous && !supervisor->over && for_all)
         rendezvous_end(supervisor->rendezvous, done ? ERROR_NONE : (int)error->code, done ? "" : error->message);
@@ -482,7 +485,7 @@ static bool report_stop(const Supervisor *supervisor, int64_t step, Error *error
     return error_set(error, ERROR_PREEMPTED, "stopped %s: %s", after, next_start(supervisor));
 }
 
-static bool run(Supervisor *supervisor, Error *error) {
+static bool run_attempt(Supervisor *supervisor, Error *error) {
     for (;;) {
         if (!(supervisor->rendezvous ? prepare_with_others : prepare_alone)(supervisor, error)) return error->code == ERROR_NONE;
         int64_t step = attempt(supervisor, error);
@@ -572,8 +575,8 @@ bool launch(const LaunchOptions *options, const LaunchCommand *command, const St
     supervisor->health = health_open("");
     bool done = find_node(supervisor, error) && open_rendezvous(supervisor, error) &&
                 compile_pattern("restart_on", options->restart_on, &supervisor->restart_on, error) &&
-                compile_pattern("stop_on", options->stop_on, &supervisor->stop_on, error) && run(supervisor, error);
-    report_end(supervisor, done, error);
+                compile_pattern("stop_on", options->stop_on, &supervisor->stop_on, error) && run_attempt(supervisor, error);
+    report_ranks_end(supervisor, done, error);
     rendezvous_close(supervisor->rendezvous);
     health_close(supervisor->health);
     if (supervisor->restart_on.present) regfree(&supervisor->restart_on.expression);

@@ -131,7 +131,7 @@ static void end_hang(Watchdog *watchdog) {
     if (!pause_for(watchdog, LEAVE_SECONDS) && watchdog->actions.end) watchdog->actions.end(ERROR_COMMUNICATION);
 }
 
-static void *watch(void *argument) {
+static void *watch_steps(void *argument) {
     Watchdog *watchdog = argument;
     double interval = watchdog->seconds / 10 < 1 ? watchdog->seconds / 10 : 1, before = log_seconds();
     pthread_mutex_lock(&watchdog->lock);
@@ -163,7 +163,7 @@ Watchdog *watchdog_start(const Mesh *mesh, Comm *comm, int64_t step, double seco
     heartbeat(watchdog)->alive = log_seconds();
     pthread_mutex_init(&watchdog->lock, NULL);
     pthread_cond_init(&watchdog->stopped, NULL);
-    watchdog->running = seconds > 0 && pthread_create(&watchdog->thread, NULL, watch, watchdog) == 0;
+    watchdog->running = seconds > 0 && pthread_create(&watchdog->thread, NULL, watch_steps, watchdog) == 0;
     if (watchdog->running || seconds <= 0) return watchdog;
     error_set(
         error, ERROR_INTERNAL, "the system refused a thread for the watchdog: look at the limits of this user's processes (ulimit -u)");

@@ -19,19 +19,19 @@ static int bucket_at(const Layout *layout, int64_t offset) {
 /* -- Reads and writes ---------------------------------------------------------------------------------------------- */
 
 /* Returns the node at which a node runs: its absorber, or itself. */
-static int run_of(const Graph *graph, int node) { return graph->nodes[node].absorber ? graph->nodes[node].absorber : node; }
+static int find_run(const Graph *graph, int node) { return graph->nodes[node].absorber ? graph->nodes[node].absorber : node; }
 
-static void extend(NodeSpan *span, int node) {
+static void extend_span(NodeSpan *span, int node) {
     if (node < span->first) span->first = node;
     if (node > span->last) span->last = node;
 }
 
-static void note(CommSchedule *schedule, const Layout *layout, const Graph *graph, int node, TensorId id) {
+static void note_use(CommSchedule *schedule, const Layout *layout, const Graph *graph, int node, TensorId id) {
     const Tensor *tensor = graph_get(graph, id);
     bool gradient = tensor->arena == ARENA_GRADIENT;
     if (!gradient && !graph_is_parameter(graph, id)) return;
     BucketTimes *times = &schedule->buckets[bucket_at(layout, graph_state_span(graph, id).begin)];
-    extend(gradient ? &times->writes : &times->reads[graph->nodes[node].backward ? PASS_BACKWARD : PASS_FORWARD], node);
+    extend_span(gradient ? &times->writes : &times->reads[graph->nodes[node].backward ? PASS_BACKWARD : PASS_FORWARD], node);
 }
 
 static void note_all(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
@@ -46,8 +46,8 @@ static void note_all(CommSchedule *schedule, const Layout *layout, const Graph *
     }
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
-        for (int j = 0; j < node->inputs; j++) note(schedule, layout, graph, run_of(graph, i), node->in[j]);
-        for (int j = 0; j < node->outputs; j++) note(schedule, layout, graph, run_of(graph, i), node->out[j]);
+        for (int j = 0; j < node->inputs; j++) note_use(schedule, layout, graph, find_run(graph, i), node->in[j]);
+        for (int j = 0; j < node->outputs; j++) note_use(schedule, layout, graph, find_run(graph, i), node->out[j]);
     }
 }
 
@@ -104,7 +104,7 @@ static void list_updates(CommSchedule *schedule, const Layout *layout, const Gra
 
 /* -- Slots --------------------------------------------------------------------------------------------------------- */
 
-static int earlier_first(const void *a, const void *b) {
+static int by_node(const void *a, const void *b) {
     const Gathering *x = a, *y = b;
     if (x->reads.first != y->reads.first) return x->reads.first < y->reads.first ? -1 : 1;
     return x->bucket - y->bucket;
@@ -121,7 +121,7 @@ static void list_gatherings(CommSchedule *schedule, const Layout *layout, const 
         for (int pass = 0; pass < PASS_COUNT && layout->buckets[b].sharded; pass++)
             if (!span_is_empty(schedule->buckets[b].reads[pass]))
                 list[count++] = (Gathering){.bucket = b, .reads = schedule->buckets[b].reads[pass]};
-    qsort(list, count, sizeof *list, earlier_first);
+    qsort(list, count, sizeof *list, by_node);
     for (int i = 0; i < count; i++) {
         Gathering *last = schedule->gathering_count ? &list[schedule->gathering_count - 1] : NULL;
         bool same_part = last && part_of(graph, last) == part_of(graph, &list[i]);
@@ -133,7 +133,9 @@ static void list_gatherings(CommSchedule *schedule, const Layout *layout, const 
     }
 }
 
-static PlanBlock slot_of(int64_t bytes, int64_t *target) { return (PlanBlock){.bytes = bytes, .life = {NEVER, NEVER}, .target = target}; }
+static PlanBlock reserve_slot(int64_t bytes, int64_t *target) {
+    return (PlanBlock){.bytes = bytes, .life = {NEVER, NEVER}, .target = target};
+}
 
 enum { SLOT_ALIGNMENT = 128 }; /* 64 bf16 elements of a matrix, as buckets are aligned in the other arenas */
 
@@ -146,7 +148,7 @@ static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Preci
         const LayoutBucket *bucket = &layout->buckets[b];
         int64_t bytes = precision_weight_offset(precision, bucket->end - bucket->begin);
         if (schedule->buckets[b].codes) bytes = round_up((bucket->end - bucket->begin) / bucket->element_bytes, SLOT_ALIGNMENT);
-        PlanBlock slot = slot_of(bytes, &schedule->buckets[b].weights);
+        PlanBlock slot = reserve_slot(bytes, &schedule->buckets[b].weights);
         int lives = 0;
         for (int i = 0; i < schedule->gathering_count; i++)
             if (schedule->gatherings[i].bucket == b)
@@ -165,7 +167,7 @@ static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
     int count = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
         NodeSpan writes = schedule->buckets[b].writes;
-        PlanBlock slot = slot_of(layout->buckets[b].end - layout->buckets[b].begin, &schedule->buckets[b].gradients);
+        PlanBlock slot = reserve_slot(layout->buckets[b].end - layout->buckets[b].begin, &schedule->buckets[b].gradients);
         int update = schedule->buckets[b].update;
         slot.life[0] = (NodeSpan){writes.first, update < 0 ? next_complete(schedule, layout, writes.last) : update - 1};
         if (comm_schedule_has_slot(layout, b) && !span_is_empty(writes)) slots[count++] = slot;
@@ -206,7 +208,7 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
 
 /* -- Comm points --------------------------------------------------------------------------------------------------- */
 
-static int ascending(const void *a, const void *b) { return (*(const int *)a > *(const int *)b) - (*(const int *)a < *(const int *)b); }
+static int by_offset(const void *a, const void *b) { return (*(const int *)a > *(const int *)b) - (*(const int *)a < *(const int *)b); }
 
 /* A point interrupts what a GPU has recorded, so updates in one process have only the points that
  * they need. */
@@ -226,7 +228,7 @@ static void list_points(CommSchedule *schedule, const Layout *layout) {
         if (all || is_reduced(layout, b)) points[count++] = times->writes.last + 1;
         if (times->update >= 0) points[count++] = times->update;
     }
-    qsort(points, count, sizeof *points, ascending);
+    qsort(points, count, sizeof *points, by_offset);
     for (int i = 0; i < count; i++)
         if (i == 0 || points[i] != points[i - 1]) points[schedule->point_count++] = points[i];
 }

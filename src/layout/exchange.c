@@ -62,18 +62,18 @@ static void wait_for(Exchange *exchange, CommTicket *ticket) {
 /* This rank's shard of a bucket in bytes of MASTER, from an aligned offset on. The bytes before the
  * shard's begin belong to another rank; values written there are never read.
  * precision_weight_offset converts these distances for the WEIGHT arena. */
-typedef struct Shard { int64_t in_bucket, local, bytes; } Shard;
+typedef struct BucketShard { int64_t in_bucket, local, bytes; } BucketShard;
 
-static Shard shard_of(const Exchange *exchange, const LayoutBucket *bucket) {
+static BucketShard bucket_shard(const Exchange *exchange, const LayoutBucket *bucket) {
     ByteSpan span = layout_bucket_shard(bucket);
     int64_t slack = span.begin < span.end ? span.begin % precision_alignment(precision_of(exchange)) : 0;
-    return (Shard){span.begin - bucket->begin - slack, bucket->local - slack, span.end - span.begin + slack};
+    return (BucketShard){span.begin - bucket->begin - slack, bucket->local - slack, span.end - span.begin + slack};
 }
 
 /* -- Gradients ----------------------------------------------------------------------------------------------------- */
 
 /* Casts a bucket's fp32 gradients to bf16, in place. */
-static void cast_gradients(const Exchange *exchange, const LayoutBucket *bucket, void *gradients) {
+static void cast_bucket_gradients(const Exchange *exchange, const LayoutBucket *bucket, void *gradients) {
     Device *device = device_of(exchange);
     int64_t count = bucket_bytes(bucket) / (int64_t)sizeof(float);
     device_cast_to_bf16(device, exchange->bf16_buffer, gradients, count);
@@ -84,7 +84,7 @@ static void cast_gradients(const Exchange *exchange, const LayoutBucket *bucket,
  * bf16 after cast_gradients. */
 static void cast_gradients_back(const Exchange *exchange, const LayoutBucket *bucket, char *gradients) {
     Device *device = device_of(exchange);
-    Shard shard = shard_of(exchange, bucket);
+    BucketShard shard = bucket_shard(exchange, bucket);
     float *to = (float *)(gradients + shard.in_bucket);
     int64_t first = shard.in_bucket / (int64_t)sizeof *to, count = shard.bytes / (int64_t)sizeof *to;
     assert(exchange->bf16_buffer);
@@ -99,7 +99,7 @@ static void send_gradients(Exchange *exchange, int b) {
     char *gradients = gradients_at(exchange, b);
     int64_t element = bucket->element_bytes;
     if (reduces_in_bf16(layout, bucket)) {
-        cast_gradients(exchange, bucket, gradients);
+        cast_bucket_gradients(exchange, bucket, gradients);
         element = sizeof *exchange->bf16_buffer;
     }
     CommType type = comm_real_type(element);
@@ -117,9 +117,9 @@ static void send_gradients(Exchange *exchange, int b) {
 }
 
 /* Adds this rank's shard of a slot to its sums. */
-static void add_gradients(const Exchange *exchange, int b) {
+static void add_bucket_gradients(const Exchange *exchange, int b) {
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
-    Shard shard = shard_of(exchange, bucket);
+    BucketShard shard = bucket_shard(exchange, bucket);
     void *sum = at_offset(exchange, ARENA_GRADIENT, shard.local);
     int64_t count = shard.bytes / bucket->element_bytes;
     bool wide = precision_state_type(precision_of(exchange), TYPE_COMPUTE) == TYPE_WIDE;
@@ -131,7 +131,7 @@ static void finish_gradients(Exchange *exchange, int b) {
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     wait_for(exchange, &exchange->gradients[b]);
     if (reduces_in_bf16(exchange->layout, bucket)) cast_gradients_back(exchange, bucket, gradients_at(exchange, b));
-    if (exchange->layout->shard.local_gradients && bucket->sharded) add_gradients(exchange, b);
+    if (exchange->layout->shard.local_gradients && bucket->sharded) add_bucket_gradients(exchange, b);
 }
 
 const void *exchange_gradients(const Exchange *exchange, int bucket) {
@@ -242,7 +242,7 @@ void exchange_send_weights(void *context, int b) {
 void exchange_make_weights(Exchange *exchange, int b) {
     if (exchange->layout->buckets[b].frozen) return;
     Device *device = device_of(exchange);
-    Shard shard = shard_of(exchange, &exchange->layout->buckets[b]);
+    BucketShard shard = bucket_shard(exchange, &exchange->layout->buckets[b]);
     void *master = at_offset(exchange, ARENA_MASTER, shard.local), *weights = weights_at(exchange, b, shard.in_bucket);
     if (exchange->layout->stage >= STAGE_WEIGHTS) weights = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, shard.local));
     int64_t count = shard.bytes / (int64_t)sizeof(float);

@@ -12,7 +12,7 @@
 #include "config/layout_rules.h"
 #include "graph/op.h"
 
-static PartKind kind_of(const Graph *graph, const Node *node, bool splits_backward) {
+static PartKind kind_of_node(const Graph *graph, const Node *node, bool splits_backward) {
     if (!node->backward) return PART_FORWARD;
     return splits_backward && graph_only_adds_to_gradients(graph, node) ? PART_WEIGHTS : PART_BACKWARD;
 }
@@ -29,7 +29,7 @@ static PieceCost *list_costs(const Graph *graph, int layers, bool splits_backwar
         const Node *node = &graph->nodes[i];
         int at = node->layer >= 0 ? node->layer : i < inside.first || i > inside.last ? layers : layers + 1;
         if (op_table[node->op]->once) continue;
-        costs[at].part[kind_of(graph, node, splits_backward)] += (double)op_time(graph, node);
+        costs[at].part[kind_of_node(graph, node, splits_backward)] += (double)op_time(graph, node);
         costs[at].flops += op_cost(graph, node).flops;
     }
     return costs;

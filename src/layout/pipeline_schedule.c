@@ -75,7 +75,7 @@ typedef struct Simulation {
     double *start, *end;
 } Simulation;
 
-static int piece_of(const PipelineShape *shape, int stage, int chunk) { return chunk * shape->stages + stage; }
+static int stage_piece(const PipelineShape *shape, int stage, int chunk) { return chunk * shape->stages + stage; }
 
 static int64_t cell(const PipelineShape *shape, PartKind part, int piece, int microbatch) {
     return ((int64_t)part * pipeline_pieces(shape) + piece) * shape->microbatches + microbatch;
@@ -89,11 +89,11 @@ static int source_of(const PipelineShape *shape, PartKind part, int piece) {
 
 /* Runs the stage's next parts until one waits for a part that has not run. Returns whether a part
  * ran. */
-static bool advance(Simulation *s, int stage, int *next, double *now) {
+static bool advance_stage(Simulation *s, int stage, int *next, double *now) {
     int before = *next;
     for (; *next < s->runs[stage].count; ++*next) {
         PipelineAction *run = &s->runs[stage].items[*next];
-        int piece = piece_of(s->shape, stage, run->chunk), source = source_of(s->shape, run->part, piece);
+        int piece = stage_piece(s->shape, stage, run->chunk), source = source_of(s->shape, run->part, piece);
         double ready = source >= 0 ? s->end[cell(s->shape, run->part, source, run->microbatch)] : 0;
         if (isinf(ready)) break;
         run->start = fmax(*now, ready);
@@ -110,7 +110,7 @@ static void simulate(Simulation *s) {
     SCOPED_FREE double *now = memory_allocate((size_t)stages * sizeof *now);
     for (bool moved = true; moved;) {
         moved = false;
-        for (int stage = 0; stage < stages; stage++) moved |= advance(s, stage, &next[stage], &now[stage]);
+        for (int stage = 0; stage < stages; stage++) moved |= advance_stage(s, stage, &next[stage], &now[stage]);
     }
     for (int stage = 0; stage < stages; stage++) assert(next[stage] == s->runs[stage].count);
 }
@@ -125,7 +125,7 @@ typedef struct End {
     int64_t number;
 } End;
 
-static int earlier_first(const void *a, const void *b) {
+static int sooner_first(const void *a, const void *b) {
     const End *x = a, *y = b;
     if (x->needed != y->needed) return x->needed < y->needed ? -1 : 1;
     return (x->number > y->number) - (x->number < y->number);
@@ -134,7 +134,7 @@ static int earlier_first(const void *a, const void *b) {
 /* Adds the end of a transfer for a pass that sends or receives. */
 static void list_end(const Simulation *s, int stage, const PipelineAction *run, PipelineAct act, End *ends, int *count) {
     const PipelineShape *shape = s->shape;
-    int piece = piece_of(shape, stage, run->chunk), step = run->part == PART_FORWARD ? 1 : -1;
+    int piece = stage_piece(shape, stage, run->chunk), step = run->part == PART_FORWARD ? 1 : -1;
     int to = act == PIPELINE_SEND ? piece + step : piece, from = to - step;
     if (run->part == PART_WEIGHTS || to < 0 || from < 0 || to >= pipeline_pieces(shape) || from >= pipeline_pieces(shape)) return;
     End end = {.action = *run, .number = cell(shape, run->part, to, run->microbatch)};
@@ -152,7 +152,7 @@ static End *list_ends(const Simulation *s, int stage, int *count) {
         list_end(s, stage, &s->runs[stage].items[i], PIPELINE_SEND, ends, count);
         list_end(s, stage, &s->runs[stage].items[i], PIPELINE_RECEIVE, ends, count);
     }
-    qsort(ends, (size_t)*count, sizeof *ends, earlier_first);
+    qsort(ends, (size_t)*count, sizeof *ends, sooner_first);
     return ends;
 }
 
@@ -160,34 +160,34 @@ static End *list_ends(const Simulation *s, int stage, int *count) {
 
 /* A slot while a stage's actions are listed. The next holder's input may arrive while the previous
  * holder's results still wait to be sent, but no part may run in the slot until then. */
-typedef struct Slot {
+typedef struct ScheduleSlot {
     int64_t holder; /* 1 + chunk * microbatches + microbatch; 0: none */
     int unsent;
-} Slot;
+} ScheduleSlot;
 
 /* A stage's list of actions while it is built with a given number of slots. */
-typedef struct Listing {
+typedef struct ActionListing {
     const Simulation *s;
     int stage;
     PipelineStage *result;
     const End *ends;
     int end_count, next;
-    Slot *slots;
+    ScheduleSlot *slots;
     int *ran_in;   /* by cell: 1 + the slot in which a pass ran; 0: it has not run */
     bool *arrived; /* by cell: a pass's input is received */
-} Listing;
+} ActionListing;
 
-static int64_t cell_of(const Listing *list, const PipelineAction *action) {
-    return cell(list->s->shape, action->part, piece_of(list->s->shape, list->stage, action->chunk), action->microbatch);
+static int64_t cell_of(const ActionListing *list, const PipelineAction *action) {
+    return cell(list->s->shape, action->part, stage_piece(list->s->shape, list->stage, action->chunk), action->microbatch);
 }
 
-static int find_slot(const Listing *list, int64_t holder) {
+static int find_slot(const ActionListing *list, int64_t holder) {
     for (int i = 0; i < list->result->slots; i++)
         if (list->slots[i].holder == holder) return i;
     return -1;
 }
 
-static int find_free_slot(const Listing *list) {
+static int find_free_slot(const ActionListing *list) {
     for (int i = 0; i < list->result->slots; i++)
         if (!list->slots[i].holder && !list->slots[i].unsent) return i;
     return find_slot(list, 0);
@@ -195,7 +195,7 @@ static int find_free_slot(const Listing *list) {
 
 /* Returns the slot of an action's microbatch, taking a free one at its first action; -1 if none is
  * free. */
-static int take_slot(Listing *list, const PipelineAction *action) {
+static int take_slot(ActionListing *list, const PipelineAction *action) {
     int64_t holder = 1 + (int64_t)action->chunk * list->s->shape->microbatches + action->microbatch;
     int slot = find_slot(list, holder);
     if (slot < 0) slot = find_free_slot(list);
@@ -203,13 +203,13 @@ static int take_slot(Listing *list, const PipelineAction *action) {
     return slot;
 }
 
-static void append(Listing *list, PipelineAction action, int slot) {
+static void append_action(ActionListing *list, PipelineAction action, int slot) {
     action.slot = slot;
     array_append(list->result->actions, list->result->count, action);
 }
 
 /* Issues transfers in the global order until one has no data yet or no free slot. */
-static void issue(Listing *list) {
+static void issue_receives(ActionListing *list) {
     for (; list->next < list->end_count; list->next++) {
         const PipelineAction *action = &list->ends[list->next].action;
         bool send = action->act == PIPELINE_SEND;
@@ -217,7 +217,7 @@ static void issue(Listing *list) {
         if (slot < 0) return;
         if (send) list->slots[slot].unsent--;
         else list->arrived[cell_of(list, action)] = true;
-        append(list, *action, slot);
+        append_action(list, *action, slot);
     }
 }
 
@@ -227,7 +227,7 @@ static bool is_final(PipelineKind kind, PartKind part) {
 }
 
 /* Returns the number of transfers of this kind that a pass makes. */
-static int count_ends(const Listing *list, const PipelineAction *run, PipelineAct act) {
+static int count_ends(const ActionListing *list, const PipelineAction *run, PipelineAct act) {
     End unused[1];
     int count = 0;
     list_end(list->s, list->stage, run, act, unused, &count);
@@ -235,24 +235,24 @@ static int count_ends(const Listing *list, const PipelineAction *run, PipelineAc
 }
 
 /* Returns whether a pass has received its input, or needs none. */
-static bool has_arrived(const Listing *list, const PipelineAction *run) {
+static bool has_arrived(const ActionListing *list, const PipelineAction *run) {
     return list->arrived[cell_of(list, run)] || !count_ends(list, run, PIPELINE_RECEIVE);
 }
 
 /* Lists all actions with result->slots; returns false if these slots do not suffice. */
-static bool list_actions(Listing *list) {
+static bool list_actions(ActionListing *list) {
     const RunList *runs = &list->s->runs[list->stage];
     for (int i = 0; i < runs->count; i++) {
         const PipelineAction *run = &runs->items[i];
-        issue(list);
+        issue_receives(list);
         int slot = has_arrived(list, run) ? take_slot(list, run) : -1;
         if (slot < 0 || (run->part == PART_FORWARD && list->slots[slot].unsent)) return false;
-        append(list, *run, slot);
+        append_action(list, *run, slot);
         list->ran_in[cell_of(list, run)] = slot + 1;
         list->slots[slot].unsent += count_ends(list, run, PIPELINE_SEND);
         if (is_final(list->s->shape->kind, run->part)) list->slots[slot].holder = 0;
     }
-    issue(list);
+    issue_receives(list);
     assert(list->next == list->end_count);
     return true;
 }
@@ -263,10 +263,10 @@ static void list_stage(const Simulation *s, int stage, PipelineStage *result) {
     int64_t cells = (int64_t)PART_KINDS * pipeline_pieces(s->shape) * s->shape->microbatches;
     SCOPED_FREE End *ends = list_ends(s, stage, &count);
     for (bool listed = false; !listed;) {
-        SCOPED_FREE Slot *slots = memory_allocate((size_t)++result->slots * sizeof *slots);
+        SCOPED_FREE ScheduleSlot *slots = memory_allocate((size_t)++result->slots * sizeof *slots);
         SCOPED_FREE int *ran_in = memory_allocate((size_t)cells * sizeof *ran_in);
         SCOPED_FREE bool *arrived = memory_allocate((size_t)cells * sizeof *arrived);
-        Listing list = {s, stage, result, ends, count, .slots = slots, .ran_in = ran_in, .arrived = arrived};
+        ActionListing list = {s, stage, result, ends, count, .slots = slots, .ran_in = ran_in, .arrived = arrived};
         result->count = 0;
         listed = list_actions(&list);
     }

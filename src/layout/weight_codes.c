@@ -20,18 +20,18 @@ typedef struct Weight {
 } Weight;
 
 /* `count` elements of a matrix that are in this rank's shard; offsets are in the WEIGHT arena. */
-typedef struct Piece {
+typedef struct CodesPiece {
     int bucket;
     int64_t local, slot, count;
     int weight;
     int64_t matrix; /* of the weight */
-} Piece;
+} CodesPiece;
 
 struct WeightCodes {
     Executor *executor;
     const Mesh *mesh;
     Weight *weights;
-    Piece *pieces;
+    CodesPiece *pieces;
     int weight_count, piece_count;
     int64_t count;  /* matrices of all weights */
     float *largest; /* [count]: amax of the current weights */
@@ -40,7 +40,7 @@ struct WeightCodes {
 
 /* -- Pieces -------------------------------------------------------------------------------------------------------- */
 
-static int bucket_of(const Layout *layout, int64_t offset) {
+static int codes_bucket(const Layout *layout, int64_t offset) {
     int b = layout->bucket_count - 1;
     while (b > 0 && layout->buckets[b].begin > offset) b--;
     return b;
@@ -53,7 +53,7 @@ static void add_piece(WeightCodes *codes, const Layout *layout, const CommSchedu
     ByteSpan shard = layout_bucket_shard(bucket);
     int64_t first = int_max(begin, shard.begin), end = int_min(begin + elements * bucket->element_bytes, shard.end);
     if (first >= end) return;
-    Piece piece = {.bucket = b,
+    CodesPiece piece = {.bucket = b,
         .local = precision_weight_offset(precision, bucket->local + first - shard.begin),
         .slot = schedule->buckets[b].weights + (first - bucket->begin) / bucket->element_bytes,
         .count = (end - first) / bucket->element_bytes,
@@ -67,7 +67,7 @@ static void add_weight(
     const Tensor *w = graph_get(graph, operand->weight);
     const Parameter *p = &graph->parameters[graph_find_parameter(graph, w->name)];
     Fp8Stack stack = fp8_stack(w->shape, w->rank);
-    int b = bucket_of(layout, p->offset);
+    int b = codes_bucket(layout, p->offset);
     int64_t elements = stack.rows * stack.columns;
     assert(schedule->buckets[b].codes);
     Weight weight = {operand->amax, operand->found, stack.count, codes->count, layout->buckets[b].axes & ~MESH(AXIS_REPLICA)};
@@ -174,7 +174,7 @@ void weight_codes_put(const WeightCodes *codes) {
 
 void weight_codes_cast(const WeightCodes *codes, int bucket) {
     for (int i = 0; i < codes->piece_count; i++) {
-        const Piece *piece = &codes->pieces[i];
+        const CodesPiece *piece = &codes->pieces[i];
         if (piece->bucket != bucket) continue;
         const float *amax = executor_device_tensor(codes->executor, codes->weights[piece->weight].amax);
         fp8_cast_run(executor_backend(codes->executor), weight_arena(codes) + piece->local, piece->count, amax + piece->matrix,

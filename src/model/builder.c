@@ -22,7 +22,7 @@
 /* -- Parameters ---------------------------------------------------------------------------------------------------- */
 
 /* `fused`: starts right after the previous parameter, so that graph_fuse can view both as one. */
-static TensorId declare(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape,
+static TensorId declare_weight(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape,
     const Cut *cut, double mean, double std, bool fused) {
     char full[160];
     if (b->layer >= 0) snprintf(full, sizeof full, "%s.%d.%s%s", b->layer_names, b->layer, name, suffix);
@@ -31,19 +31,19 @@ static TensorId declare(Builder *b, const char *name, const char *suffix, Parame
 }
 
 TensorId builder_parameter(Builder *b, const char *name, ParameterKind kind, int rank, const int64_t *shape, const Cut *cut) {
-    return declare(b, name, "", kind, rank, shape, cut, 0, b->config->init_std, false);
+    return declare_weight(b, name, "", kind, rank, shape, cut, 0, b->config->init_std, false);
 }
 
 TensorId builder_vector(Builder *b, const char *name, ParameterKind kind, int64_t count, double value, const Cut *cut) {
-    return declare(b, name, "", kind, 1, &count, cut, value, 0, false);
+    return declare_weight(b, name, "", kind, 1, &count, cut, value, 0, false);
 }
 
 TensorId builder_matrix(Builder *b, const char *name, int64_t out, int64_t in, double std, const Cut *cut) {
-    return declare(b, name, ".weight", PARAMETER_MATRIX, 2, (int64_t[]){out, in}, cut, 0, std, false);
+    return declare_weight(b, name, ".weight", PARAMETER_MATRIX, 2, (int64_t[]){out, in}, cut, 0, std, false);
 }
 
 TensorId builder_bias(Builder *b, const char *name, int64_t count, const Cut *cut) {
-    return declare(b, name, ".bias", PARAMETER_BIAS, 1, &count, cut, 0, 0, false);
+    return declare_weight(b, name, ".bias", PARAMETER_BIAS, 1, &count, cut, 0, 0, false);
 }
 
 TensorId builder_read(Builder *b, TensorId weight) { return b->lora ? op_dequantize(b->graph, weight) : weight; }
@@ -94,9 +94,9 @@ static void declare_stacked(Builder *b, const Stacked *layers, int count, int64_
     for (int i = 0; i < count; i++) {
         Cut cut = {.axes = layers[i].axes, .dimension = 0, .blocks = 1, .rows = {layers[i].out}};
         bool fused = i > 0 && !begins_part(b, layers, i);
-        if (biases) declared[i] = declare(b, layers[i].name, ".bias", PARAMETER_BIAS, 1, &layers[i].out, &cut, 0, 0, fused);
+        if (biases) declared[i] = declare_weight(b, layers[i].name, ".bias", PARAMETER_BIAS, 1, &layers[i].out, &cut, 0, 0, fused);
         else
-            declared[i] = declare(
+            declared[i] = declare_weight(
                 b, layers[i].name, ".weight", PARAMETER_MATRIX, 2, (int64_t[]){layers[i].out, in}, &cut, 0, b->config->init_std, fused);
         if (i + 1 < count && !begins_part(b, layers, i + 1)) continue;
         assert(part < LINEAR_PARTS);
@@ -207,7 +207,7 @@ Heads builder_heads(const Builder *b) {
 
 Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int64_t columns) {
     Norm norm = {.kind = kind, .epsilon = b->config->norm_epsilon};
-    norm.gain = declare(b, name, ".weight", PARAMETER_NORM, 1, &columns, NULL, 1, 0, false);
+    norm.gain = declare_weight(b, name, ".weight", PARAMETER_NORM, 1, &columns, NULL, 1, 0, false);
     if (biased) norm.bias = builder_bias(b, name, columns, NULL);
     return norm;
 }
@@ -282,7 +282,7 @@ static TensorId declare_experts(Builder *b, const char *prefix, const char *suff
     int64_t shape[] = {b->config->experts, out, in};
     quantize_next(b, true);
     TensorId experts =
-        declare(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, splits_experts(b) ? split : &whole, 0, b->config->init_std, false);
+        declare_weight(b, prefix, suffix, PARAMETER_MATRIX, 3, shape, splits_experts(b) ? split : &whole, 0, b->config->init_std, false);
     quantize_next(b, false);
     return experts;
 }

@@ -35,7 +35,7 @@ Fp8Choice fp8_choose_head(const Graph *graph, const ModelConfig *config, int64_t
 
 /* Returns "self_attn.q_proj" for "model.layers.3.self_attn.q_proj.weight": the text after the last
  * number between dots. */
-static void kind_of(const char *name, char kind[FP8_LAYER_NAME]) {
+static void kind_of_layer(const char *name, char kind[FP8_LAYER_NAME]) {
     const char *start = name;
     for (const char *at = strchr(name, '.'); at; at = strchr(at + 1, '.')) {
         size_t digits = strspn(at + 1, "0123456789");
@@ -54,7 +54,7 @@ static void name_layer(const Graph *graph, TensorId weight, char name[FP8_LAYER_
         const Parameter *p = &graph->parameters[i];
         size_t used = strlen(name);
         char kind[FP8_LAYER_NAME];
-        kind_of(p->name, kind);
+        kind_of_layer(p->name, kind);
         const char *dot = strrchr(kind, '.'), *first = used ? strrchr(name, '.') : NULL;
         if (first && !strchr(name, ',')) memmove(name, first + 1, strlen(first)), used = strlen(name);
         snprintf(name + used, FP8_LAYER_NAME - used, "%s%s", used ? ", " : "", used && dot ? dot + 1 : kind);
@@ -90,7 +90,7 @@ static bool find_weight(const Graph *graph, const Node *node, TensorId *weight, 
     return false;
 }
 
-static bool describe(const Graph *graph, const ModelConfig *config, const Node *node, Fp8Layer *layer) {
+static bool describe_layer(const Graph *graph, const ModelConfig *config, const Node *node, Fp8Layer *layer) {
     TensorId weight, second;
     *layer = (Fp8Layer){.experts = 1};
     if (!find_weight(graph, node, &weight, &second, &layer->rows)) return false;
@@ -123,7 +123,7 @@ int fp8_list_layers(const Graph *graph, const ModelConfig *config, Fp8Layer laye
     for (int i = 0; i < graph->node_count; i++) {
         Fp8Layer layer;
         int at = 0;
-        if (!describe(graph, config, &graph->nodes[i], &layer)) continue;
+        if (!describe_layer(graph, config, &graph->nodes[i], &layer)) continue;
         while (at < count && !same_kind(&layers[at], &layer)) at++;
         if (at == FP8_LAYERS) continue;
         if (at == count) layers[count++] = layer;

@@ -73,7 +73,7 @@ static int find_adapted(
 /* Declares NAME.lora_A.weight [rank, in] or NAME.lora_B.weight [out, rank] for each layer,
  * contiguously, and views them as one matrix. Ranks divide it as they divide the layer, along the
  * dimension that both have. */
-static TensorId declare(Graph *graph, const Adapted *adapted, int count, bool down, int64_t rank, double std) {
+static TensorId declare_adapter(Graph *graph, const Adapted *adapted, int count, bool down, int64_t rank, double std) {
     TensorId matrices[LORA_MAX_ADAPTERS];
     for (int i = 0; i < count; i++) {
         const Parameter *layer = &adapted[i].layer;
@@ -105,8 +105,8 @@ static Adapters adapters_of(Builder *b, TensorId weight, CutShare rows, int64_t 
     if (!count) return adapters;
     graph->frozen = false;
     /* [count * rank, in] and [sum of out, rank] */
-    TensorId down = declare(graph, found, count, true, rank, deviation(found[0].layer.whole[1]));
-    TensorId up = declare(graph, found, count, false, rank, 0);
+    TensorId down = declare_adapter(graph, found, count, true, rank, deviation(found[0].layer.whole[1]));
+    TensorId up = declare_adapter(graph, found, count, false, rank, 0);
     graph->frozen = true;
     int64_t before = 0, sum = 0;
     for (int i = 0; i < count; i++) {
@@ -156,7 +156,7 @@ static TensorId multiply_adapted(Builder *b, TensorId x, const Linear *linear, c
     return op_adapted_linear(b->graph, x, &layer);
 }
 
-static TensorId multiply(Builder *b, TensorId x, const Linear *linear) {
+static TensorId multiply_base(Builder *b, TensorId x, const Linear *linear) {
     const LinearPart *part = &linear->parts[0];
     MeshAxes sum = summed_axes(linear);
     if (!multiplies_in_fp8(b, x, linear) || linear->parts[1].w) {
@@ -181,7 +181,7 @@ TensorId builder_linear(Builder *b, TensorId x, const Linear *linear, LoraGroup 
         column += rows;
     }
     bool together = adapters[0].count && !own.parts[1].w && !multiplies_in_fp8(b, x, &own);
-    TensorId y = together ? multiply_adapted(b, x, &own, &adapters[0]) : multiply(b, x, &own);
+    TensorId y = together ? multiply_adapted(b, x, &own, &adapters[0]) : multiply_base(b, x, &own);
     for (int i = 0; i < LINEAR_PARTS && !together; i++) y = adapt(b, x, y, &adapters[i]);
     return linear->split == SPLIT_INPUT ? builder_scatter(b, y) : y;
 }
@@ -230,7 +230,7 @@ TensorId builder_adapt_experts(Builder *b, const char *name, TensorId x, TensorI
 
 /* -- The list of targets -------------------------------------------------------------------------------------------- */
 
-static LoraGroup group_of(const char *module) {
+static LoraGroup module_group(const char *module) {
     if (strstr(module, ".mlp.experts.")) return LORA_EXPERTS;
     if (strstr(module, ".mlp.gate.") || ends_with(module, ".mlp.gate")) return LORA_ROUTER;
     return strstr(module, "attn.") ? LORA_ATTENTION : LORA_MLP;
@@ -241,19 +241,19 @@ static bool chooses_any(const char *target, size_t length, const Graph *graph) {
         const char *name = graph->parameters[i].name;
         if (!ends_with(name, ".lora_A.weight")) continue;
         SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(name) - strlen(".lora_A.weight")), name);
-        if (lora_target_is(target, length, module, group_of(module))) return true;
+        if (lora_target_is(target, length, module, module_group(module))) return true;
     }
     return false;
 }
 
 static bool has_adapted_experts(const Graph *graph) {
     for (int i = 0; i < graph->parameter_count; i++)
-        if (ends_with(graph->parameters[i].name, ".lora_A.weight") && group_of(graph->parameters[i].name) == LORA_EXPERTS) return true;
+        if (ends_with(graph->parameters[i].name, ".lora_A.weight") && module_group(graph->parameters[i].name) == LORA_EXPERTS) return true;
     return false;
 }
 
 /* Checks that each name of lora.modules_to_save is the name of a table in the graph. */
-static bool check_saved(const Graph *graph, const ModelConfig *config, const LoraConfig *lora, Error *error) {
+static bool check_saved_tables(const Graph *graph, const ModelConfig *config, const LoraConfig *lora, Error *error) {
     for (const char *at = lora->modules_to_save ? lora->modules_to_save : ""; *at; at += *at == ',') {
         size_t length = strcspn(at, ",");
         SCOPED_FREE char *name = memory_format("%.*s", (int)length, at);
@@ -275,7 +275,7 @@ static bool check_saved(const Graph *graph, const ModelConfig *config, const Lor
 }
 
 /* Checks that the model has the rows of lora.tokens. */
-static bool check_tokens(const ModelConfig *config, const LoraConfig *lora, Error *error) {
+static bool check_lora_tokens(const ModelConfig *config, const LoraConfig *lora, Error *error) {
     const TokenRuns runs = lora_token_runs(lora);
     if (!runs.count) return true;
     int64_t last = runs.items[runs.count - 1].first + runs.items[runs.count - 1].count - 1;
@@ -309,9 +309,9 @@ bool lora_check_named(const ModelConfig *config, const LoraConfig *lora, Error *
 
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error) {
     if (!lora->rank) return true;
-    if (!check_tokens(config, lora, error)) return false;
+    if (!check_lora_tokens(config, lora, error)) return false;
     SCOPED(model_free) Model model = model_describe(config, lora, PRECISION_FP32);
-    if (!check_saved(model.graph, config, lora, error)) return false;
+    if (!check_saved_tables(model.graph, config, lora, error)) return false;
     size_t length;
     const char *unknown = find_unknown(lora, model.graph, &length);
     if (unknown)

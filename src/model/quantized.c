@@ -11,7 +11,7 @@
 #include "base/rng.h"
 #include "base/scope.h"
 
-static void send(const Executor *executor, const Parameter *p, const void *codes, const void *scales) {
+static void upload_quantized(const Executor *executor, const Parameter *p, const void *codes, const void *scales) {
     const Graph *graph = executor_graph(executor);
     Device *device = executor_backend(executor)->device;
     device_upload(device, executor_tensor(executor, p->codes), codes, graph_bytes(graph, p->codes));
@@ -24,12 +24,12 @@ bool quantized_put(const Executor *executor, const Parameter *p, const float *va
     SCOPED_FREE void *scales = memory_allocate((size_t)graph_bytes(graph, p->scales));
     if (!quantize(p->quantization, values, p->count, p->shape[p->rank - 1], codes, scales))
         return error_set(error, ERROR_NUMERICS, "tensor %s has NaN or infinite values: the model is broken", p->name);
-    send(executor, p, codes, scales);
+    upload_quantized(executor, p, codes, scales);
     return true;
 }
 
 /* Repeats the first `size` bytes of `to` until `bytes` bytes are filled. */
-static void repeat(void *to, int64_t size, int64_t bytes) {
+static void repeat_bytes(void *to, int64_t size, int64_t bytes) {
     for (int64_t filled = size; filled < bytes; filled *= 2)
         memcpy((char *)to + filled, to, (size_t)(filled < bytes - filled ? filled : bytes - filled));
 }
@@ -40,10 +40,10 @@ enum { NORMALS = NF4_BLOCK * NF4_OUTER };
 static void repeat_codes(const Parameter *p, const uint8_t *codes, const void *scales, uint8_t *all_codes, char *all_scales) {
     int64_t bytes = quantized_code_bytes(p->quantization, p->count), chunk = quantized_code_bytes(p->quantization, NORMALS);
     memcpy(all_codes, codes, (size_t)int_min(chunk, bytes));
-    repeat(all_codes, chunk, bytes);
+    repeat_bytes(all_codes, chunk, bytes);
     if (p->quantization == QUANTIZE_FP8) {
         memcpy(all_scales, scales, sizeof(float));
-        repeat(all_scales, sizeof(float), quantized_scale_bytes(p->quantization, p->count, p->shape[p->rank - 1]));
+        repeat_bytes(all_scales, sizeof(float), quantized_scale_bytes(p->quantization, p->count, p->shape[p->rank - 1]));
         return;
     }
     const Nf4Head *head = scales;
@@ -52,9 +52,9 @@ static void repeat_codes(const Parameter *p, const uint8_t *codes, const void *s
     int64_t outer_bytes = nf4_outers(p->count) * (int64_t)sizeof(float), blocks = nf4_blocks(p->count);
     memcpy(all_scales, head, sizeof *head);
     memcpy(to, outer, sizeof(float));
-    repeat(to, sizeof(float), outer_bytes);
+    repeat_bytes(to, sizeof(float), outer_bytes);
     memcpy(to + outer_bytes, outer + 1, (size_t)int_min(NF4_OUTER, blocks));
-    repeat(to + outer_bytes, NF4_OUTER, blocks);
+    repeat_bytes(to + outer_bytes, NF4_OUTER, blocks);
 }
 
 void quantized_fill(const Executor *executor) {
@@ -69,6 +69,6 @@ void quantized_fill(const Executor *executor) {
         for (int j = 0; j < NORMALS; j++) values[j] = (float)(p->init_std * rng_normal(1, 0, (uint64_t)j));
         quantize(p->quantization, values, NORMALS, NORMALS, codes, scales);
         repeat_codes(p, codes, scales, all_codes, all_scales);
-        send(executor, p, all_codes, all_scales);
+        upload_quantized(executor, p, all_codes, all_scales);
     }
 }

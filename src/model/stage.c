@@ -11,8 +11,8 @@ bool builder_is_first_stage(const Builder *b) { return !b->cut || stage_of(b) ==
 bool builder_is_last_stage(const Builder *b) { return !b->cut || stage_of(b) == stages_of(b) - 1; }
 int builder_chunks(const Builder *b) { return b->cut ? b->cut->chunks : 1; }
 
-static int piece_of(const Builder *b, int chunk) { return chunk * stages_of(b) + stage_of(b); }
-bool builder_is_last_piece(const Builder *b, int chunk) { return !b->cut || piece_of(b, chunk) == stages_of(b) * b->cut->chunks - 1; }
+static int chunk_piece(const Builder *b, int chunk) { return chunk * stages_of(b) + stage_of(b); }
+bool builder_is_last_piece(const Builder *b, int chunk) { return !b->cut || chunk_piece(b, chunk) == stages_of(b) * b->cut->chunks - 1; }
 /* The last piece may have only the head, which reads nothing but the stream. */
 static bool has_layers(const Builder *b, int piece) { return b->cut->begin[piece] < b->cut->begin[piece + 1]; }
 
@@ -23,7 +23,7 @@ static TensorId received(Builder *b, int64_t rows, int64_t columns, const char *
     return tensor;
 }
 
-static void receive(Builder *b, int piece, TensorId *in) {
+static void receive_piece(Builder *b, int piece, TensorId *in) {
     const ModelConfig *c = b->config;
     int64_t rows = graph_elements(b->graph, b->tokens) / (builder_shares_rows(b) ? mesh_size(b->graph->mesh, AXES_TENSOR) : 1);
     bool loads = b->graph->training && c->experts && c->auxiliary_scope == AUXILIARY_MODEL && c->auxiliary_loss > 0;
@@ -35,11 +35,11 @@ static void receive(Builder *b, int piece, TensorId *in) {
 
 LayerRange builder_begin_chunk(Builder *b, int chunk, TensorId *stream) {
     if (!b->cut) return (LayerRange){0, (int)b->config->layers};
-    int piece = piece_of(b, chunk);
+    int piece = chunk_piece(b, chunk);
     b->graph->part = chunk;
     if (piece > 0) {
         TensorId *in = b->chunks[chunk].in;
-        receive(b, piece, in);
+        receive_piece(b, piece, in);
         *stream = in[EDGE_STREAM];
         b->router_state = in[EDGE_ROUTER_STATE];
         b->loads = in[EDGE_LOADS];
@@ -51,7 +51,7 @@ void builder_end_chunk(Builder *b, int chunk, TensorId stream) {
     if (builder_is_last_piece(b, chunk)) return;
     TensorId *out = b->chunks[chunk].out;
     out[EDGE_STREAM] = stream;
-    if (has_layers(b, piece_of(b, chunk) + 1)) {
+    if (has_layers(b, chunk_piece(b, chunk) + 1)) {
         out[EDGE_ROUTER_STATE] = b->router_state;
         out[EDGE_LOADS] = b->loads;
     }

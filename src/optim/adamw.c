@@ -17,10 +17,10 @@ ElementRates adamw_rates(double beta1, double beta2, double epsilon, const RateT
         .keep = 1 - t->lr * t->decay};
 }
 
-static ElementRates rates(const OptimizerConfig *config, const RateTerms *terms) {
+static ElementRates rates_of_adamw(const OptimizerConfig *config, const RateTerms *terms) {
     return adamw_rates(config->beta1, config->beta2, config->epsilon, terms);
 }
 
 static const char *const settings[] = {"epsilon", NULL};
 
-const OptimizerRule optimizer_adamw = {.name = "adamw", .settings = settings, .keeps_variance = true, .moves = 8, .rates = rates};
+const OptimizerRule optimizer_adamw = {.name = "adamw", .settings = settings, .keeps_variance = true, .moves = 8, .rates = rates_of_adamw};

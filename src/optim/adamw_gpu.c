@@ -6,7 +6,7 @@
 #ifdef GPU_DEVICE
 
 /* Updates the elements i .. i + unit - 1. */
-INLINE void update(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit) {
+INLINE void adamw_element(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit) {
     const OptimArenas *a = &u->arenas;
     int64_t at = u->index + i;
     f32x4 p = load_state(a->master, at, pure_bf16, unit), g = load_state(a->gradients, at, pure_bf16, unit) * u->scale;
@@ -22,8 +22,8 @@ INLINE void update(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit) {
     else store4_bf16(a->weights + at, p, unit);
 }
 
-KERNEL(adamw, ElementArguments) { update_chunk(&a, update, false); }
-KERNEL(adamw_bf16, ElementArguments) { update_chunk(&a, update, true); }
+KERNEL(adamw, ElementArguments) { update_chunk(&a, adamw_element, false); }
+KERNEL(adamw_bf16, ElementArguments) { update_chunk(&a, adamw_element, true); }
 
 #else
 

@@ -44,7 +44,7 @@ const OptimKernels *optim_best_kernels(Precision precision) {
 /* ---- Passes over chunks ---- */
 
 /* An update of a segment's chunks; for Muon, of the chunks of a group of matrices. */
-typedef struct Work {
+typedef struct CpuWork {
     const Optimizer *optimizer;
     const Segment *segment;
     const Update *update;
@@ -52,11 +52,11 @@ typedef struct Work {
     int count;
     Gemm *gemms;  /* room for one batch */
     bool swapped; /* X is in y, and the memory of x is free */
-} Work;
+} CpuWork;
 
-static void *scratch_at(const Work *work, int64_t bytes) { return (char *)work->optimizer->scratch + bytes; }
-static void *current(const Work *work, const Matrix *m) { return scratch_at(work, work->swapped ? m->y : m->x); }
-static void *next(const Work *work, const Matrix *m) { return scratch_at(work, work->swapped ? m->x : m->y); }
+static void *cpu_scratch(const CpuWork *work, int64_t bytes) { return (char *)work->optimizer->scratch + bytes; }
+static void *current(const CpuWork *work, const Matrix *m) { return cpu_scratch(work, work->swapped ? m->y : m->x); }
+static void *next(const CpuWork *work, const Matrix *m) { return cpu_scratch(work, work->swapped ? m->x : m->y); }
 
 /* Points a pass to the codes from element `at` on. */
 static void point_to_codes(PassMemory *memory, const MomentCodes *codes, int64_t at) {
@@ -68,7 +68,7 @@ static void point_to_codes(PassMemory *memory, const MomentCodes *codes, int64_t
 
 /* Runs a pass over chunk `i`. Updates of elements and sums of squares have no matrices, hence no
  * x. */
-static PreciseSum run_pass(const Work *work, int64_t i, OptimPass pass, const PassRates *rates) {
+static PreciseSum run_cpu_pass(const CpuWork *work, int64_t i, OptimPass pass, const PassRates *rates) {
     const Optimizer *o = work->optimizer;
     const Update *update = work->update;
     const Chunk *c = &o->chunks[i];
@@ -91,20 +91,20 @@ static PreciseSum run_pass(const Work *work, int64_t i, OptimPass pass, const Pa
 
 void cpu_sum_squares(const Optimizer *optimizer, const Segment *segment, const void *arena, PreciseSum *sum) {
     Update update = {.gradients = arena};
-    Work work = {.optimizer = optimizer, .segment = segment, .update = &update};
+    CpuWork work = {.optimizer = optimizer, .segment = segment, .update = &update};
     PreciseSum *partials = optimizer->partials;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = segment->first; i < segment->end; i++) partials[i] = run_pass(&work, i, PASS_SQUARES, NULL);
+    for (int64_t i = segment->first; i < segment->end; i++) partials[i] = run_cpu_pass(&work, i, PASS_SQUARES, NULL);
     *sum = (PreciseSum){0};
     for (int64_t i = segment->first; i < segment->end; i++) precise_join(sum, partials[i]);
 }
 
 void cpu_elements(const Optimizer *optimizer, const Segment *segment, const Update *update, const ElementRates rates[RATES_COUNT]) {
-    Work work = {.optimizer = optimizer, .segment = segment, .update = update};
+    CpuWork work = {.optimizer = optimizer, .segment = segment, .update = update};
     OptimPass pass = PASS_UPDATE + segment->optimizer;
 #pragma omp parallel for schedule(static)
     for (int64_t i = segment->first; i < segment->end; i++)
-        run_pass(&work, i, pass, &(PassRates){.elements = &rates[optimizer->chunks[i].rates]});
+        run_cpu_pass(&work, i, pass, &(PassRates){.elements = &rates[optimizer->chunks[i].rates]});
 }
 
 /* ---- Muon's GEMMs ---- */
@@ -126,23 +126,24 @@ static int64_t append_symmetric(const Optimizer *o, Gemm *gemms, Gemm full) {
 }
 
 /* Computes gram of X, or the square of gram. */
-static void multiply_symmetric(const Work *work, bool square) {
+static void multiply_symmetric(const CpuWork *work, bool square) {
     const OptimKernels *kernels = work->optimizer->kernels;
     int64_t n = 0;
     for (int i = 0; i < work->count; i++) {
         const Matrix *m = &work->matrices[i];
-        void *gram = scratch_at(work, m->gram);
-        Gemm full = square ? muon_square_gemm(m, kernels->compute, kernels->wide, gram, scratch_at(work, m->square))
+        void *gram = cpu_scratch(work, m->gram);
+        Gemm full = square ? muon_square_gemm(m, kernels->compute, kernels->wide, gram, cpu_scratch(work, m->square))
                            : muon_gram_gemm(m, kernels->compute, current(work, m), gram);
         n += append_symmetric(work->optimizer, work->gemms + n, full);
     }
     gemm_batch(work->gemms, n);
 }
 
-static void multiply_update(const Work *work) {
+static void multiply_update_cpu(const CpuWork *work) {
     for (int i = 0; i < work->count; i++) {
         const Matrix *m = &work->matrices[i];
-        work->gemms[i] = muon_update_gemm(m, work->optimizer->kernels->compute, current(work, m), scratch_at(work, m->gram), next(work, m));
+        work->gemms[i] =
+            muon_update_gemm(m, work->optimizer->kernels->compute, current(work, m), cpu_scratch(work, m->gram), next(work, m));
     }
     gemm_batch(work->gemms, work->count);
 }
@@ -151,7 +152,7 @@ static void multiply_update(const Work *work) {
 
 /* Completes gram from its lower tiles; with `polynomial`, replaces it by aI + b gram + c square on
  * the way. Values do not depend on which thread takes which rows, so the schedule is dynamic. */
-static void complete_gram(const Work *work, bool polynomial) {
+static void complete_gram(const CpuWork *work, bool polynomial) {
     const OptimKernels *kernels = work->optimizer->kernels;
     int64_t most = 0;
     for (int i = 0; i < work->count; i++) most = int_max(most, divide_up(work->matrices[i].order, MIRROR_ROWS));
@@ -161,28 +162,28 @@ static void complete_gram(const Work *work, bool polynomial) {
             const Matrix *m = &work->matrices[i];
             int64_t first = task * MIRROR_ROWS, end = int_min(m->order, first + MIRROR_ROWS);
             if (first >= end) continue;
-            if (polynomial) kernels->polynomial(scratch_at(work, m->gram), scratch_at(work, m->square), m->order, first, end);
-            kernels->mirror(scratch_at(work, m->gram), m->order, first, end);
+            if (polynomial) kernels->polynomial(cpu_scratch(work, m->gram), cpu_scratch(work, m->square), m->order, first, end);
+            kernels->mirror(cpu_scratch(work, m->gram), m->order, first, end);
         }
 }
 
-static Work work_on(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
-    return (Work){
+static CpuWork work_on(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
+    return (CpuWork){
         .optimizer = optimizer, .segment = segment, .update = update, .matrices = optimizer->matrices + first, .count = end - first};
 }
 
-static PassRates momentum_rates(const Work *work) {
+static PassRates momentum_rates(const CpuWork *work) {
     return (PassRates){.decay = work->optimizer->config.momentum, .scale = work->update->scale};
 }
 
 /* Sums squares of whole directions, or of slices, from their chunks in order. */
 void cpu_muon_momenta(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
-    Work work = work_on(o, segment, update, first, end);
+    CpuWork work = work_on(o, segment, update, first, end);
     PassRates momentum = momentum_rates(&work);
     PreciseSum *partials = o->partials;
 #pragma omp parallel for schedule(static)
     for (int64_t i = o->matrices[first].first_chunk; i < o->matrices[end - 1].end_chunk; i++)
-        partials[i] = run_pass(&work, i, PASS_MOMENTUM, &momentum);
+        partials[i] = run_cpu_pass(&work, i, PASS_MOMENTUM, &momentum);
     for (int k = first; k < end; k++) {
         PreciseSum sum = {0};
         for (int64_t i = o->matrices[k].first_chunk; i < o->matrices[k].end_chunk; i++) precise_join(&sum, partials[i]);
@@ -192,21 +193,21 @@ void cpu_muon_momenta(const Optimizer *o, const Segment *segment, const Update *
 
 /* x = u / |u| with u = g + momentum * m, using the updated m. */
 void cpu_muon_directions(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
-    Work work = work_on(o, segment, update, first, end);
+    CpuWork work = work_on(o, segment, update, first, end);
 #pragma omp parallel for schedule(static)
     for (int64_t i = o->matrices[first].first_chunk; i < o->matrices[end - 1].end_chunk; i++) {
         PassRates direction = momentum_rates(&work);
         direction.factor = 1 / (sqrt(o->squares[o->chunks[i].matrix]) + MUON_EPSILON);
-        run_pass(&work, i, PASS_DIRECTION, &direction);
+        run_cpu_pass(&work, i, PASS_DIRECTION, &direction);
     }
 }
 
 void cpu_muon_apply(const Optimizer *o, const Segment *segment, const Update *update, int first, int end) {
-    Work work = work_on(o, segment, update, first, end);
+    CpuWork work = work_on(o, segment, update, first, end);
     double lr = update->lr, keep = 1 - lr * o->config.weight_decay;
 #pragma omp parallel for schedule(static)
     for (int64_t i = o->matrices[first].first_chunk; i < o->matrices[end - 1].end_chunk; i++)
-        run_pass(&work, i, PASS_APPLY, &(PassRates){.keep = keep, .rate = muon_rate(&o->matrices[o->chunks[i].matrix], lr)});
+        run_cpu_pass(&work, i, PASS_APPLY, &(PassRates){.keep = keep, .rate = muon_rate(&o->matrices[o->chunks[i].matrix], lr)});
 }
 
 /* ---- Muon's iterations ---- */
@@ -214,14 +215,14 @@ void cpu_muon_apply(const Optimizer *o, const Segment *segment, const Update *up
 void cpu_muon_iterate(const Optimizer *optimizer, int first, int end) {
     int64_t tiles = 0;
     for (int i = first; i < end; i++) tiles += divide_up(optimizer->matrices[i].order, TILE);
-    Work work = work_on(optimizer, NULL, NULL, first, end);
+    CpuWork work = work_on(optimizer, NULL, NULL, first, end);
     work.gemms = memory_allocate((size_t)tiles * sizeof(Gemm));
     for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) {
         multiply_symmetric(&work, false);
         complete_gram(&work, false);
         multiply_symmetric(&work, true);
         complete_gram(&work, true);
-        multiply_update(&work);
+        multiply_update_cpu(&work);
         work.swapped = !work.swapped;
     }
     free(work.gemms);

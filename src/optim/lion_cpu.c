@@ -4,7 +4,7 @@
 PreciseSum KERNEL(update_lion)(const PassRates *rates, const PassMemory *memory);
 
 /* Updates `count` elements without the cast. All loads come first, as in adamw_cpu.c. */
-static inline void update(const ElementRates *rates, int64_t count, W *p_at, const W *g_at, W *m_at) {
+static inline void lion_chunk(const ElementRates *rates, int64_t count, W *p_at, const W *g_at, W *m_at) {
     const W scale = (W)rates->scale, one_minus_beta1 = (W)(1 - rates->beta1), one_minus_beta2 = (W)(1 - rates->beta2);
     const W keep = (W)rates->keep, step_size = (W)rates->step_size;
 #pragma omp simd
@@ -22,7 +22,7 @@ PreciseSum KERNEL(update_lion)(const PassRates *rates, const PassMemory *memory)
     const W *g = memory->gradient;
     for (int64_t first = 0; first < memory->count; first += UPDATE_BLOCK) {
         int64_t block = int_min(UPDATE_BLOCK, memory->count - first);
-        update(rates->elements, block, p + first, g + first, m + first);
+        lion_chunk(rates->elements, block, p + first, g + first, m + first);
         cast_weights(block, p + first, (T *)memory->weights + first);
     }
     return (PreciseSum){0};

@@ -51,33 +51,33 @@ static void append_matrices(Optimizer *o, int index) {
     }
 }
 
-static int compare(int64_t a, int64_t b) { return (a > b) - (a < b); }
+static int compare_costs(int64_t a, int64_t b) { return (a > b) - (a < b); }
 
-static int bucket_of(const Optimizer *o, const Matrix *matrix) { return o->shard.intervals[matrix->interval].bucket; }
+static int matrix_bucket(const Optimizer *o, const Matrix *matrix) { return o->shard.intervals[matrix->interval].bucket; }
 
 /* Orders matrices by bucket; within a bucket, cut matrices first, with equal shapes next to each
  * other if this matters; then in memory order. All ranks of a cut get the same order. */
 static int by_shape(const void *first, const void *second, void *optimizer) {
     const Optimizer *o = optimizer;
     const Matrix *a = first, *b = second;
-    int order = compare(bucket_of(o, a), bucket_of(o, b));
-    if (!order) order = compare(b->exchange, a->exchange);
-    if (!order && o->backend->uniform_groups) order = compare(a->rows, b->rows);
-    if (!order && o->backend->uniform_groups) order = compare(a->columns, b->columns);
-    if (!order && o->backend->uniform_groups) order = compare(a->by_columns, b->by_columns);
-    return order ? order : compare(a->offset, b->offset);
+    int order = compare_costs(matrix_bucket(o, a), matrix_bucket(o, b));
+    if (!order) order = compare_costs(b->exchange, a->exchange);
+    if (!order && o->backend->uniform_groups) order = compare_costs(a->rows, b->rows);
+    if (!order && o->backend->uniform_groups) order = compare_costs(a->columns, b->columns);
+    if (!order && o->backend->uniform_groups) order = compare_costs(a->by_columns, b->by_columns);
+    return order ? order : compare_costs(a->offset, b->offset);
 }
 
 /* ---- Slices ---- */
 
 /* Returns the rows (or columns) of a cut matrix that a rank holds. */
-static int64_t share_of(const Optimizer *o, const Matrix *matrix, int rank) {
+static int64_t matrix_share(const Optimizer *o, const Matrix *matrix, int rank) {
     return cut_share(matrix->by_columns ? matrix->columns : matrix->rows, rank, o->exchanges[matrix->exchange].size).count;
 }
 
 /* Returns the elements between the slices that a rank holds of one matrix and of the next. */
 static int64_t slice_room(const Optimizer *o, const Matrix *matrix, int rank) {
-    return round_up(share_of(o, matrix, rank) * (matrix->by_columns ? matrix->rows : matrix->columns), 8);
+    return round_up(matrix_share(o, matrix, rank) * (matrix->by_columns ? matrix->rows : matrix->columns), 8);
 }
 
 static double cost_of(const Matrix *matrix) { return (double)matrix->rows * (double)matrix->columns * (double)matrix->order; }
@@ -130,7 +130,7 @@ static void list_exchanges(Optimizer *o) {
     for (int first = 0, end; first < o->matrix_count; first = end) {
         const Matrix *matrix = &o->matrices[first];
         for (end = first + 1; end < o->matrix_count; end++)
-            if (bucket_of(o, &o->matrices[end]) != bucket_of(o, matrix) || o->matrices[end].exchange != matrix->exchange) break;
+            if (matrix_bucket(o, &o->matrices[end]) != matrix_bucket(o, matrix) || o->matrices[end].exchange != matrix->exchange) break;
         if (matrix->exchange >= 0) append_exchange(o, first, end);
     }
 }
@@ -142,7 +142,7 @@ static const MuonExchange *exchange_of(const Optimizer *o, const Matrix *matrix)
 /* ---- Groups ---- */
 
 /* Places the scratch of a matrix at `start`; returns its end. */
-static int64_t place(const Optimizer *o, Matrix *matrix, int64_t start) {
+static int64_t place_matrix(const Optimizer *o, Matrix *matrix, int64_t start) {
     int64_t compute = (int64_t)o->compute, wide = o->backend->wide_square ? (int64_t)o->wide : compute;
     int64_t whole = aligned(matrix->rows * matrix->columns * compute), square = matrix->order * matrix->order;
     matrix->x = start;
@@ -155,12 +155,13 @@ static int64_t place(const Optimizer *o, Matrix *matrix, int64_t start) {
 /* Returns whether the matrices have one shape, and on every rank slices of one shape. */
 static bool alike(const Optimizer *o, const Matrix *a, const Matrix *b) {
     bool same = a->rows == b->rows && a->columns == b->columns && a->by_columns == b->by_columns && a->exchange == b->exchange;
-    for (int r = 0; same && a->exchange >= 0 && r < o->exchanges[a->exchange].size; r++) same = share_of(o, a, r) == share_of(o, b, r);
+    for (int r = 0; same && a->exchange >= 0 && r < o->exchanges[a->exchange].size; r++)
+        same = matrix_share(o, a, r) == matrix_share(o, b, r);
     return same;
 }
 
 static bool may_join(const Optimizer *o, const Matrix *last, const Matrix *next) {
-    if (bucket_of(o, last) != bucket_of(o, next) || last->exchange != next->exchange) return false;
+    if (matrix_bucket(o, last) != matrix_bucket(o, next) || last->exchange != next->exchange) return false;
     return !o->backend->uniform_groups || alike(o, last, next);
 }
 
@@ -174,10 +175,10 @@ static void place_groups(Optimizer *o) {
         int64_t start = exchange ? exchange->behind : 0;
         matrix->group = -1;
         if (exchange && (i < exchange->owned[exchange->rank] || i >= exchange->owned[exchange->rank + 1])) continue;
-        bool joins = last && may_join(o, last, matrix) && place(o, matrix, used) - start <= o->backend->group_bytes;
+        bool joins = last && may_join(o, last, matrix) && place_matrix(o, matrix, used) - start <= o->backend->group_bytes;
         if (!joins) group++;
         matrix->group = group;
-        used = place(o, matrix, joins ? used : start);
+        used = place_matrix(o, matrix, joins ? used : start);
         o->muon_bytes = int_max(o->muon_bytes, used);
         last = matrix;
     }
@@ -251,20 +252,20 @@ Gemm muon_update_gemm(const Matrix *matrix, GemmType type, const void *x, const 
 
 double muon_rate(const Matrix *matrix, double lr) { return lr * 0.2 * sqrt((double)int_max(matrix->rows, matrix->columns)); }
 
-static void *scratch_at(const Optimizer *o, int64_t offset) { return (char *)o->scratch + offset; }
+static void *muon_scratch(const Optimizer *o, int64_t offset) { return (char *)o->scratch + offset; }
 
 void *muon_iterated(const Optimizer *o, const Matrix *matrix) {
-    return scratch_at(o, o->config.newton_schulz_steps % 2 ? matrix->y : matrix->x);
+    return muon_scratch(o, o->config.newton_schulz_steps % 2 ? matrix->y : matrix->x);
 }
 
-void *muon_direction(const Optimizer *o, const Matrix *matrix) { return scratch_at(o, matrix->exchange < 0 ? matrix->x : 0); }
+void *muon_direction(const Optimizer *o, const Matrix *matrix) { return muon_scratch(o, matrix->exchange < 0 ? matrix->x : 0); }
 
 void *muon_result(const Optimizer *o, const Matrix *matrix) {
     return matrix->exchange < 0 ? muon_iterated(o, matrix) : muon_direction(o, matrix);
 }
 
 /* Runs a pass over matrices first .. end - 1, on a GPU shape by shape. */
-static void run_pass(const Optimizer *o, MuonPass *pass, const Segment *segment, const Update *update, int first, int end) {
+static void run_muon_pass(const Optimizer *o, MuonPass *pass, const Segment *segment, const Update *update, int first, int end) {
     for (int next = first; first < end; first = next) {
         next = o->backend->uniform_groups ? first + 1 : end;
         while (next < end && alike(o, &o->matrices[first], &o->matrices[next])) next++;
@@ -285,7 +286,7 @@ static void place_slices(const Optimizer *o, const MuonExchange *exchange, int f
     const Matrix *m = &o->matrices[first];
     for (int64_t r = 0, at = 0, share; r < exchange->size; r++, at += share) {
         int64_t element = exchange->received[r];
-        share = share_of(o, m, (int)r);
+        share = matrix_share(o, m, (int)r);
         for (int i = exchange->owned[exchange->rank]; i < first; i++) element += slice_room(o, &o->matrices[i], (int)r);
         MuonMove move = {.first = first,
             .end = end,
@@ -294,7 +295,7 @@ static void place_slices(const Optimizer *o, const MuonExchange *exchange, int f
             .rows = m->by_columns ? m->rows : share,
             .columns = m->by_columns ? share : m->columns,
             .distance = slice_room(o, m, (int)r),
-            .slices = optim_at(scratch_at(o, exchange->gathered), element, o->compute)};
+            .slices = optim_at(muon_scratch(o, exchange->gathered), element, o->compute)};
         o->backend->muon_place(o, &move);
     }
 }
@@ -313,10 +314,10 @@ static void step_slices(const Optimizer *o, const Segment *segment, const Update
     const MuonExchange *exchange = &o->exchanges[segment->exchange];
     const CommType type = comm_real_type((int64_t)o->compute);
     Comm *group = mesh_group(o->graph->mesh, exchange->axes);
-    void *slices = o->scratch, *gathered = scratch_at(o, exchange->gathered);
-    run_pass(o, o->backend->muon_momenta, segment, update, first, end);
+    void *slices = o->scratch, *gathered = muon_scratch(o, exchange->gathered);
+    run_muon_pass(o, o->backend->muon_momenta, segment, update, first, end);
     comm_wait(group, comm_all_reduce(group, "muon.squares", o->squares + first, end - first, COMM_F64, COMM_SUM));
-    run_pass(o, o->backend->muon_directions, segment, update, first, end);
+    run_muon_pass(o, o->backend->muon_directions, segment, update, first, end);
     comm_wait(group, comm_all_to_all(group, "muon.directions", slices, exchange->sent, gathered, exchange->received, type));
     for (int i = exchange->owned[exchange->rank], last = exchange->owned[exchange->rank + 1], next; i < last; i = next) {
         next = group_end(o, i);
@@ -325,7 +326,7 @@ static void step_slices(const Optimizer *o, const Segment *segment, const Update
         place_group(o, exchange, i, next, true);
     }
     comm_wait(group, comm_all_to_all(group, "muon.updates", gathered, exchange->received, slices, exchange->sent, type));
-    run_pass(o, o->backend->muon_apply, segment, update, first, end);
+    run_muon_pass(o, o->backend->muon_apply, segment, update, first, end);
 }
 
 void muon_step(const Optimizer *optimizer, const Segment *segment, const Update *update) {

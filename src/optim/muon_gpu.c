@@ -231,7 +231,7 @@ static GroupGemms gemms_of(const Optimizer *o, int first, int end) {
 }
 
 /* Computes c = alpha a b + beta d for every matrix of the group. */
-static void multiply(const GroupGemms *p, Gemm first, bool symmetric, double alpha, double beta, const bf16 *d) {
+static void multiply_group(const GroupGemms *p, Gemm first, bool symmetric, double alpha, double beta, const bf16 *d) {
     int64_t stride = p->stride;
     gpu_gemm_batch(p->device, &(GemmBatch){first, p->count, stride, stride, stride, alpha, beta, d, symmetric});
 }
@@ -241,7 +241,7 @@ static void multiply(const GroupGemms *p, Gemm first, bool symmetric, double alp
 static void multiply_square(const GroupGemms *p) {
     int64_t order = p->matrix->order;
     Gemm square = muon_square_gemm(p->matrix, GEMM_BF16, GEMM_BF16, p->gram, p->square);
-    multiply(p, square, true, NEWTON_SCHULZ_C, NEWTON_SCHULZ_B, p->gram);
+    multiply_group(p, square, true, NEWTON_SCHULZ_C, NEWTON_SCHULZ_B, p->gram);
     LaunchShape shape = {.x = divide_up(order, OPTIM_THREADS / device_info(p->device)->wave), .y = p->count, .threads = OPTIM_THREADS};
     IdentityArguments arguments = {p->gram, p->square, order, p->stride, NEWTON_SCHULZ_A, NEWTON_SCHULZ_B, NEWTON_SCHULZ_C};
     launch_add_identity(p->device, shape, &arguments);
@@ -252,7 +252,7 @@ static void multiply_square(const GroupGemms *p) {
 static void multiply_update(const GroupGemms *p, bool busy) {
     Gemm update = muon_update_gemm(p->matrix, GEMM_BF16, p->x, p->square, p->y);
     if (!busy) {
-        multiply(p, update, false, 1, 0, NULL);
+        multiply_group(p, update, false, 1, 0, NULL);
         return;
     }
     for (int64_t i = 0; i < p->count; i++) {
@@ -264,7 +264,7 @@ static void multiply_update(const GroupGemms *p, bool busy) {
 }
 
 static void iterate(GroupGemms *p, bool busy) {
-    multiply(p, muon_gram_gemm(p->matrix, GEMM_BF16, p->x, p->gram), true, 1, 0, NULL);
+    multiply_group(p, muon_gram_gemm(p->matrix, GEMM_BF16, p->x, p->gram), true, 1, 0, NULL);
     multiply_square(p);
     multiply_update(p, busy);
     bf16 *x = p->x;
@@ -280,7 +280,7 @@ void gpu_muon_iterate(const Optimizer *optimizer, int first, int end) {
 
 /* -- The passes ---------------------------------------------------------------------------------------------------- */
 
-static MuonGroup group_of(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
+static MuonGroup muon_group(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
     const Matrix *m = &optimizer->matrices[first];
     return (MuonGroup){
         .arenas = optim_arenas(optimizer, segment, update),
@@ -299,19 +299,19 @@ static MuonGroup group_of(const Optimizer *optimizer, const Segment *segment, co
 }
 
 void gpu_muon_momenta(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
-    MuonGroup group = group_of(optimizer, segment, update, first, end);
+    MuonGroup group = muon_group(optimizer, segment, update, first, end);
     launch_momentum(optimizer->device, segment->pure_bf16, block_per_chunk(&group), &group);
     gpu_sum_partials(optimizer->device, group.chunks_each, group.matrices, group.partials, group.squares + first);
 }
 
 void gpu_muon_directions(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
-    MuonGroup group = group_of(optimizer, segment, update, first, end);
+    MuonGroup group = muon_group(optimizer, segment, update, first, end);
     group.x = muon_direction(optimizer, &optimizer->matrices[first]);
     launch_direction(optimizer->device, segment->pure_bf16, blocks_of_chunks(optimizer, &group), &group);
 }
 
 void gpu_muon_apply(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
-    MuonGroup group = group_of(optimizer, segment, update, first, end);
+    MuonGroup group = muon_group(optimizer, segment, update, first, end);
     group.x = muon_result(optimizer, &optimizer->matrices[first]);
     launch_apply(optimizer->device, segment->pure_bf16, blocks_of_chunks(optimizer, &group), &group);
 }

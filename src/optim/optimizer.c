@@ -43,7 +43,7 @@ static bool codes_moments(const OptimizerConfig *config, const Parameter *p) {
 
 /* Returns the optimizer of a parameter: AdamW for what an optimizer of matrices leaves, and for
  * load-balancing biases. */
-static OptimizerName name_of(const OptimizerConfig *config, const Parameter *parameter) {
+static OptimizerName state_name(const OptimizerConfig *config, const Parameter *parameter) {
     const OptimizerRule *rule = optimizer_of(config);
     bool taken = rule->takes_matrices  ? optimizer_takes_matrices(config, parameter)
                  : rule->codes_moments ? codes_moments(config, parameter)
@@ -52,7 +52,7 @@ static OptimizerName name_of(const OptimizerConfig *config, const Parameter *par
 }
 
 static bool keeps_variance(const OptimizerConfig *config, const Parameter *parameter) {
-    return optimizer_rules[name_of(config, parameter)]->keeps_variance;
+    return optimizer_rules[state_name(config, parameter)]->keeps_variance;
 }
 
 double optimizer_element_bytes(const OptimizerConfig *config, const Parameter *parameter) {
@@ -62,7 +62,7 @@ double optimizer_element_bytes(const OptimizerConfig *config, const Parameter *p
 
 double optimizer_moves(const OptimizerConfig *config, const Parameter *parameter) {
     double codes = codes_moments(config, parameter) ? 2 * optimizer_element_bytes(config, parameter) / (double)parameter->element_bytes : 0;
-    return optimizer_rules[name_of(config, parameter)]->moves + codes;
+    return optimizer_rules[state_name(config, parameter)]->moves + codes;
 }
 
 /* Returns the elements that this rank holds of one expert, or of the single matrix, with all its
@@ -184,7 +184,7 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index, int 
         .shift = parameter->offset + interval->elements.first * parameter->element_bytes - interval->offset,
         .momentum_shift = int_max(optimizer->places[index].momentum, 0) - (optimizer->places[index].codes < 0 ? interval->offset : 0),
         .bucket = interval->bucket,
-        .optimizer = name_of(&optimizer->config, parameter),
+        .optimizer = state_name(&optimizer->config, parameter),
         .primary = interval->holder == 0,
         .pure_bf16 = graph_state_type(optimizer->graph, parameter) == TYPE_COMPUTE,
         .exchange = exchange};
@@ -202,7 +202,7 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index, int 
 }
 
 /* Returns a chunk with the fields that depend on its parameter. */
-static Chunk chunk_of(const Parameter *parameter, int64_t first) {
+static Chunk parameter_chunk(const Parameter *parameter, int64_t first) {
     return (Chunk){.first = first, .key = (uint32_t)hash_bytes(parameter->name, strlen(parameter->name))};
 }
 
@@ -230,7 +230,7 @@ static void append_element_chunks(Optimizer *optimizer, bool balance_biases) {
         const Parameter *parameter = parameter_of(optimizer, i);
         bool matrices = optimizer_takes_matrices(&optimizer->config, parameter);
         if (matrices || (rates == RATES_BALANCE_BIAS) != balance_biases) continue;
-        Chunk whole = chunk_of(parameter, interval->elements.first);
+        Chunk whole = parameter_chunk(parameter, interval->elements.first);
         assert(interval->offset % parameter->element_bytes == 0);
         whole.index = interval->offset / parameter->element_bytes;
         whole.count = interval->elements.count;
@@ -249,7 +249,7 @@ static void append_muon_chunks(Optimizer *optimizer) {
         matrix->first_chunk = optimizer->chunk_count;
         const Parameter *parameter = parameter_of(optimizer, matrix->interval);
         const ShardInterval *interval = &optimizer->shard.intervals[matrix->interval];
-        Chunk whole = chunk_of(parameter, interval->elements.first + (matrix->offset - interval->offset) / parameter->element_bytes);
+        Chunk whole = parameter_chunk(parameter, interval->elements.first + (matrix->offset - interval->offset) / parameter->element_bytes);
         whole.index = matrix->offset / parameter->element_bytes;
         whole.count = matrix->held;
         whole.second_index = matrix->packed;
@@ -265,7 +265,8 @@ static void append_muon_chunks(Optimizer *optimizer) {
 static int64_t chunk_list_bytes(const Optimizer *optimizer) { return optimizer->chunk_count * (int64_t)sizeof(Chunk); }
 
 /* Creates everything except the device and its memory. */
-static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, const OptimBackend *backend) {
+static Optimizer *lay_out_states(
+    const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, const OptimBackend *backend) {
     Optimizer *optimizer = memory_allocate(sizeof *optimizer);
     optimizer->graph = graph;
     optimizer->config = *config;
@@ -290,20 +291,20 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     return optimizer;
 }
 
-static bool allocate(Device *device, void **arena, int64_t bytes, const char *what, Error *error) {
+static bool allocate_state(Device *device, void **arena, int64_t bytes, const char *what, Error *error) {
     *arena = device_allocate(device, bytes, error);
     return *arena || error_context(error, "optimizer %s", what);
 }
 
 static bool allocate_arenas(Optimizer *o, Error *error) {
-    return allocate(o->device, &o->momentum, o->momentum_bytes, "momentum", error) &&
-           allocate(o->device, &o->variance, o->variance_bytes, "variance", error) &&
-           allocate(o->device, (void **)&o->codes.momentum, codes_bytes(o), "codes", error) &&
-           allocate(o->device, &o->scratch, o->scratch_bytes, "scratch", error);
+    return allocate_state(o->device, &o->momentum, o->momentum_bytes, "momentum", error) &&
+           allocate_state(o->device, &o->variance, o->variance_bytes, "variance", error) &&
+           allocate_state(o->device, (void **)&o->codes.momentum, codes_bytes(o), "codes", error) &&
+           allocate_state(o->device, &o->scratch, o->scratch_bytes, "scratch", error);
 }
 
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error) {
-    Optimizer *optimizer = lay_out(graph, config, shard, backend_of(device));
+    Optimizer *optimizer = lay_out_states(graph, config, shard, backend_of(device));
     assert(optimizer->backend == &cpu || precision_is_bf16(graph->precision));
     optimizer->device = device;
     optimizer->busy = (int64_t)device_info(device)->processors * USUAL_TILE;
@@ -340,14 +341,14 @@ void optimizer_free(Optimizer *optimizer) {
 }
 
 int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard) {
-    Optimizer *optimizer = lay_out(graph, config, shard, &cpu); /* a GPU needs as much */
+    Optimizer *optimizer = lay_out_states(graph, config, shard, &cpu); /* a GPU needs as much */
     int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes + codes_bytes(optimizer);
     optimizer_free(optimizer);
     return bytes;
 }
 
 int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, const Device *device) {
-    Optimizer *optimizer = lay_out(graph, config, shard, backend_of(device));
+    Optimizer *optimizer = lay_out_states(graph, config, shard, backend_of(device));
     int64_t bytes = optimizer->scratch_bytes;
     optimizer_free(optimizer);
     return bytes;
@@ -357,7 +358,7 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* Returns the sum over segments from `first` on, or over the primary ones, of the back end's sum
  * for each. Waits. */
-static PreciseSum add_squares(const Optimizer *optimizer, int first, bool primary) {
+static PreciseSum add_parameter_squares(const Optimizer *optimizer, int first, bool primary) {
     int count = optimizer->segment_count - first;
     SCOPED_FREE PreciseSum *squares = memory_allocate((size_t)count * sizeof *squares);
     PreciseSum sum = {0};
@@ -376,7 +377,9 @@ void optimizer_note_squares(Optimizer *optimizer, int bucket, const void *gradie
     }
 }
 
-PreciseSum optimizer_noted_squares(const Optimizer *optimizer) { return add_squares(optimizer, optimizer->balance_segments, true); }
+PreciseSum optimizer_noted_squares(const Optimizer *optimizer) {
+    return add_parameter_squares(optimizer, optimizer->balance_segments, true);
+}
 
 PreciseSum optimizer_gradient_squares(Optimizer *optimizer, const void *gradients) {
     for (int bucket = 0; bucket < optimizer->shard.bucket_count; bucket++) optimizer_note_squares(optimizer, bucket, gradients);
@@ -386,7 +389,7 @@ PreciseSum optimizer_gradient_squares(Optimizer *optimizer, const void *gradient
 bool optimizer_is_finite(Optimizer *optimizer, const void *master) {
     for (int i = 0; i < optimizer->segment_count; i++)
         optimizer->backend->sum_squares(optimizer, &optimizer->segments[i], master, &optimizer->segment_squares[i]);
-    return isfinite(precise_value(add_squares(optimizer, 0, false)));
+    return isfinite(precise_value(add_parameter_squares(optimizer, 0, false)));
 }
 
 static void update_elements(const Optimizer *optimizer, const Segment *segment, const Update *update) {

@@ -29,7 +29,7 @@ static Touched touched_by(OptimPass pass) {
     return (Touched){MASTER | GRADIENT | state, MASTER | state};
 }
 
-static void load_block(float *restrict to, const uint16_t *restrict from, int64_t count) {
+static void load_bf16_block(float *restrict to, const uint16_t *restrict from, int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] = bf16_to_float(from[i]);
 }
 
@@ -37,7 +37,8 @@ static uint16_t round_one(float x, uint32_t noise) { return (uint16_t)optim_roun
 
 /* `element` is the index of the block's first element in its parameter. `shift` selects 16 bits of
  * the noise. */
-static void round_block(uint16_t *restrict to, const float *restrict from, int64_t count, uint32_t seed, int64_t element, int shift) {
+static void round_block_stochastic(
+    uint16_t *restrict to, const float *restrict from, int64_t count, uint32_t seed, int64_t element, int shift) {
     for (int64_t i = 0; i < count; i++) to[i] = round_one(from[i], optim_noise(seed, element + i) >> shift);
 }
 
@@ -57,14 +58,14 @@ PreciseSum bf16_pass(
             block.momentum_scales = memory->momentum_scales + at / MOMENT_BLOCK;
             block.variance_scales = memory->variance_scales + at / MOMENT_BLOCK;
         }
-        if (reads & MASTER) load_block(p, master + at, count);
-        if (reads & GRADIENT) load_block(g, gradient + at, count);
-        if (reads & MOMENTUM) load_block(m, momentum + at, count);
-        if (reads & VARIANCE) load_block(v, variance + at, count);
+        if (reads & MASTER) load_bf16_block(p, master + at, count);
+        if (reads & GRADIENT) load_bf16_block(g, gradient + at, count);
+        if (reads & MOMENTUM) load_bf16_block(m, momentum + at, count);
+        if (reads & VARIANCE) load_bf16_block(v, variance + at, count);
         precise_join(&sum, kernels->pass[pass](rates, &block));
-        if (writes & MASTER) round_block(master + at, p, count, seed, element, 0);
-        if (writes & MOMENTUM) round_block(momentum + at, m, count, ~seed, element, 0);
-        if (writes & VARIANCE) round_block(variance + at, v, count, ~seed, element, 16);
+        if (writes & MASTER) round_block_stochastic(master + at, p, count, seed, element, 0);
+        if (writes & MOMENTUM) round_block_stochastic(momentum + at, m, count, ~seed, element, 0);
+        if (writes & VARIANCE) round_block_stochastic(variance + at, v, count, ~seed, element, 16);
         if (writes & MASTER && weights != master) memcpy(weights + at, master + at, (size_t)count * sizeof *weights);
     }
     return sum;

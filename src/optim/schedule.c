@@ -9,7 +9,7 @@
 
 /* Falls from 1 at progress 0 to `minimum` at progress 1. */
 static double cosine(double minimum, double progress) { return minimum + (1 - minimum) * 0.5 * (1 + cos(M_PI * progress)); }
-static double linear(double minimum, double progress) { return 1 - (1 - minimum) * progress; }
+static double decay_linear(double minimum, double progress) { return 1 - (1 - minimum) * progress; }
 
 /* Returns the position of `step` between `first` (0) and `last` (1). */
 static double progress_between(int64_t first, int64_t last, int64_t step) {
@@ -22,9 +22,9 @@ double schedule_lr(const ScheduleConfig *schedule, double peak, int64_t step, in
     double progress = progress_between(schedule->warmup, steps, step);
     switch ((ScheduleKind)schedule->kind) {
     case SCHEDULE_COSINE: return peak * cosine(schedule->minimum, progress);
-    case SCHEDULE_LINEAR: return peak * linear(schedule->minimum, progress);
+    case SCHEDULE_LINEAR: return peak * decay_linear(schedule->minimum, progress);
     case SCHEDULE_WSD:
-        return schedule->decay ? peak * linear(schedule->minimum, progress_between(steps - schedule->decay, steps, step)) : peak;
+        return schedule->decay ? peak * decay_linear(schedule->minimum, progress_between(steps - schedule->decay, steps, step)) : peak;
     case SCHEDULE_CONSTANT: break;
     }
     return peak;

@@ -122,8 +122,8 @@ void chart_escape(FILE *out, const char *text) {
 
 /* -- Drawing ----------------------------------------------------------------------------------------------------- */
 
-static double place_x(const Chart *chart, double x) { return WIDTH * axis_place(&chart->x, x); }
-static double place_y(const Chart *chart, double y) { return HEIGHT * (1 - axis_place(&chart->y, y)); }
+static double chart_x(const Chart *chart, double x) { return WIDTH * axis_place(&chart->x, x); }
+static double chart_y(const Chart *chart, double y) { return HEIGHT * (1 - axis_place(&chart->y, y)); }
 
 static void print_labels(const Chart *chart, const Axis *axis, const char *side) {
     enum { DIGITS = 6 };
@@ -147,7 +147,7 @@ void chart_begin(const Chart *chart, const char *label, const char *size) {
     fprintf(out, "<svg viewBox=\"0 0 %d %d\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"", WIDTH, HEIGHT);
     chart_escape(out, label);
     fputs("\">\n<path class=\"grid\" d=\"", out);
-    for (int i = 0; i < chart->y.count; i++) fprintf(out, "M0 %.1fH%d", place_y(chart, chart->y.ticks[i]), WIDTH);
+    for (int i = 0; i < chart->y.count; i++) fprintf(out, "M0 %.1fH%d", chart_y(chart, chart->y.ticks[i]), WIDTH);
     fputs("\"/>\n", out);
 }
 
@@ -163,7 +163,7 @@ void chart_clip_end(const Chart *chart) { fputs("</svg>\n", chart->out); }
 /* Prints a zero-length stroke with round ends: a dot that stays round when the drawing is
  * stretched. */
 static void print_dot(const Chart *chart, double x, double y) {
-    fprintf(chart->out, "M%.1f %.1fh.01", place_x(chart, x), place_y(chart, y));
+    fprintf(chart->out, "M%.1f %.1fh.01", chart_x(chart, x), chart_y(chart, y));
 }
 
 static bool is_alone(const double *y, size_t i, size_t count) {
@@ -177,7 +177,7 @@ void chart_curve(const Chart *chart, const char *style, const double *x, const d
         alone += is_alone(y, i, count);
         if (!isfinite(y[i]) || is_alone(y, i, count)) continue;
         bool starts = i == 0 || !isfinite(y[i - 1]);
-        fprintf(chart->out, "%c%.1f %.1f", starts ? 'M' : 'L', place_x(chart, x[i]), place_y(chart, y[i]));
+        fprintf(chart->out, "%c%.1f %.1f", starts ? 'M' : 'L', chart_x(chart, x[i]), chart_y(chart, y[i]));
     }
     fputs("\"/>\n", chart->out);
     if (alone == 0) return;
@@ -191,8 +191,8 @@ void chart_band(const Chart *chart, const char *style, const double *x, const do
     fprintf(chart->out, "<path class=\"%s\" d=\"", style);
     for (size_t from = 0, to; from < count; from = to + 1) {
         for (to = from; to < count && isfinite(low[to]); to++)
-            fprintf(chart->out, "%c%.1f %.1f", to == from ? 'M' : 'L', place_x(chart, x[to]), place_y(chart, high[to]));
-        for (size_t i = to; i-- > from;) fprintf(chart->out, "L%.1f %.1f", place_x(chart, x[i]), place_y(chart, low[i]));
+            fprintf(chart->out, "%c%.1f %.1f", to == from ? 'M' : 'L', chart_x(chart, x[to]), chart_y(chart, high[to]));
+        for (size_t i = to; i-- > from;) fprintf(chart->out, "L%.1f %.1f", chart_x(chart, x[i]), chart_y(chart, low[i]));
         if (to > from) fputs("Z", chart->out);
     }
     fputs("\"/>\n", chart->out);
@@ -214,13 +214,13 @@ void chart_dot(const Chart *chart, const char *style, double x, double y, const 
 
 void chart_stroke(const Chart *chart, const char *style, double x, double from, double to, const char *title) {
     fprintf(
-        chart->out, "<path class=\"stroke %s\" d=\"M%.1f %.1fV%.1f\">", style, place_x(chart, x), HEIGHT * (1 - from), HEIGHT * (1 - to));
+        chart->out, "<path class=\"stroke %s\" d=\"M%.1f %.1fV%.1f\">", style, chart_x(chart, x), HEIGHT * (1 - from), HEIGHT * (1 - to));
     print_title(chart, title);
     fputs("</path>\n", chart->out);
 }
 
 void chart_stripe(const Chart *chart, double from, double to, const char *title) {
-    double left = place_x(chart, from), right = place_x(chart, to);
+    double left = chart_x(chart, from), right = chart_x(chart, to);
     fprintf(chart->out, "<rect class=\"stripe\" x=\"%.1f\" width=\"%.1f\" height=\"%d\">", left, right - left, HEIGHT);
     print_title(chart, title);
     fputs("</rect>\n", chart->out);

@@ -135,7 +135,7 @@ static double print_steps(const RunView *view, const RunView *first, char text[C
     return NAN;
 }
 
-static double print_tokens(const RunView *view, const RunView *first, char text[CELL]) {
+static double print_run_tokens(const RunView *view, const RunView *first, char text[CELL]) {
     (void)first;
     chart_number(view->history->tokens > 0 ? view->history->tokens : NAN, 4, text);
     return NAN;
@@ -158,7 +158,7 @@ static double print_time(const RunView *view, const RunView *first, char text[CE
     return NAN;
 }
 
-static double print_memory(const RunView *view, const RunView *first, char text[CELL]) {
+static double print_run_memory(const RunView *view, const RunView *first, char text[CELL]) {
     double bytes = view->history->memory_bytes;
     (void)first;
     log_format_bytes(bytes, text);
@@ -167,14 +167,14 @@ static double print_memory(const RunView *view, const RunView *first, char text[
 }
 
 static double print_parameters(const RunView *view, const RunView *first, char text[CELL]) {
-    const Start *start = page_last_start(view->history);
+    const RunStart *start = page_last_start(view->history);
     (void)first;
     chart_number(start ? start->parameters : NAN, 4, text);
     return NAN;
 }
 
 static double print_machine(const RunView *view, const RunView *first, char text[CELL]) {
-    const Start *start = page_last_start(view->history);
+    const RunStart *start = page_last_start(view->history);
     (void)first;
     snprintf(text, CELL, "%s", start ? start->machine : "unknown");
     return NAN;
@@ -230,9 +230,9 @@ void page_figures(const Page *page) {
         {"validation targets", BETTER_NONE, false, print_targets},
         {"speed", BETTER_HIGH, false, print_speed},
         {"steps", BETTER_NONE, false, print_steps},
-        {"tokens", BETTER_NONE, false, print_tokens},
+        {"tokens", BETTER_NONE, false, print_run_tokens},
         {"time in steps", BETTER_NONE, false, print_time},
-        {"memory", BETTER_LOW, false, print_memory},
+        {"memory", BETTER_LOW, false, print_run_memory},
         {"parameters", BETTER_NONE, false, print_parameters},
         {"machine", BETTER_NONE, false, print_machine},
         {"forked from", BETTER_NONE, false, print_origin},

@@ -47,7 +47,7 @@ static void line_make(const Plot *plot, const History *history, Line *line) {
     line->count = history->thin.count;
     line->smoothed = plot->curve->smoothed && line->count >= SMOOTHED_FROM;
     for (size_t i = 0; i < line->count; i++) {
-        const Span *span = &history->points[i].series[plot->curve->series];
+        const StepSpan *span = &history->points[i].series[plot->curve->series];
         double x = point_x(plot, &history->points[i]);
         bool known = span->count > 0 && isfinite(x);
         line->x[i] = isfinite(x) ? x : 0;
@@ -68,9 +68,9 @@ double plot_x(const Plot *plot, const History *history, int64_t step) {
 
 /* -- Axes ---------------------------------------------------------------------------------------------------------- */
 
-typedef struct Range { double low, high; } Range;
+typedef struct ValueRange { double low, high; } ValueRange;
 
-static void grow(Range *range, double value) {
+static void range_grow(ValueRange *range, double value) {
     if (!isfinite(value)) return;
     range->low = fmin(range->low, value);
     range->high = fmax(range->high, value);
@@ -79,24 +79,24 @@ static void grow(Range *range, double value) {
 /* Extends the ranges for the y axis. A training loss first falls from far above. The axis covers
  * the whole curve only if that leaves most of the height for the rest. Smoothing removes late
  * single peaks. */
-static void add_ranges(const Plot *plot, const History *history, const Line *line, Range *whole, Range *late) {
+static void add_ranges(const Plot *plot, const History *history, const Line *line, ValueRange *whole, ValueRange *late) {
     const size_t early = plot->curve->fitted && line->smoothed ? line->count / 5 : 0;
     for (size_t i = 0; i < line->count; i++) {
-        grow(whole, line->lows[i]);
-        grow(whole, line->highs[i]);
-        if (i >= early) grow(late, early > 0 ? line->soft[i] : line->highs[i]);
+        range_grow(whole, line->lows[i]);
+        range_grow(whole, line->highs[i]);
+        if (i >= early) range_grow(late, early > 0 ? line->soft[i] : line->highs[i]);
     }
     for (size_t i = 0; plot->curve->series == SERIES_LOSS && i < history->evaluations.thin.count; i++) {
         const Mark *mark = &history->evaluations.items[i];
-        grow(whole, mark->value);
-        if (early == 0 || mark->step >= history->points[early].first) grow(late, mark->value);
+        range_grow(whole, mark->value);
+        if (early == 0 || mark->step >= history->points[early].first) range_grow(late, mark->value);
     }
 }
 
 static Axis y_axis(Plot *plot) {
     const Curve *curve = plot->curve;
     const double most = 1.5; /* times the height of the late part */
-    Range whole = {INFINITY, -INFINITY}, late = whole;
+    ValueRange whole = {INFINITY, -INFINITY}, late = whole;
     for (int i = 0; i < plot->page->count; i++) add_ranges(plot, plot->page->views[i].history, &plot->lines[i], &whole, &late);
     bool cut = whole.high - whole.low > most * (late.high - whole.low);
     double low = curve->from_zero && whole.low > 0 ? 0 : whole.low, high = cut ? late.high : whole.high;
@@ -106,15 +106,15 @@ static Axis y_axis(Plot *plot) {
 
 /* Makes the x axis. Steps and tokens are integers. */
 static Axis x_axis(const Plot *plot) {
-    Range range = {INFINITY, -INFINITY};
+    ValueRange range = {INFINITY, -INFINITY};
     bool from_zero = false;
     for (int i = 0; i < plot->page->count; i++) {
         const History *history = plot->page->views[i].history;
         if (history->steps == 0) continue;
         from_zero = from_zero || history->first_step == 1;
         int64_t last = history->last_step > history->evaluations.last.step ? history->last_step : history->evaluations.last.step;
-        grow(&range, plot_x(plot, history, history->first_step));
-        grow(&range, plot_x(plot, history, last));
+        range_grow(&range, plot_x(plot, history, history->first_step));
+        range_grow(&range, plot_x(plot, history, last));
     }
     double air = range.low == range.high ? 1 : 0;
     Axis axis = axis_make(from_zero ? 0 : range.low - air, range.high + air, false, TICKS_X);
@@ -155,7 +155,7 @@ Plot plot_make(const Page *page, const Curve *curve) {
 static void draw_starts(const Chart *chart, const History *history) {
     int64_t oldest = history->start_count > HISTORY_STARTS ? history->start_count - HISTORY_STARTS : 0;
     for (int64_t i = oldest; i < history->start_count; i++) {
-        const Start *start = &history->starts[i % HISTORY_STARTS];
+        const RunStart *start = &history->starts[i % HISTORY_STARTS];
         char title[PAGE_TEXT];
         if (start->step < history->first_step || start->last_step == start->step) continue;
         snprintf(title, sizeof title, "process %lld started after step %lld", (long long)i + 1, (long long)start->step);
@@ -238,10 +238,10 @@ static void draw_evaluations(const Plot *plot, const History *history, const cha
 static void line_stripes(const Plot *plot, const History *history, const Line *line) {
     size_t each = (line->count + STRIPES - 1) / STRIPES;
     for (size_t i = 0; i < line->count; i += each) {
-        Span span = {0};
+        StepSpan span = {0};
         size_t end = i + each < line->count ? i + each : line->count;
         for (size_t j = i; j < end; j++) {
-            const Span *more = &history->points[j].series[plot->curve->series];
+            const StepSpan *more = &history->points[j].series[plot->curve->series];
             span.sum += more->sum;
             span.count += more->count;
         }

@@ -56,7 +56,7 @@ double sample_median(const Sample *sample) {
     return sort_median(sorted, (int64_t)sample->thin.count);
 }
 
-static void span_add(Span *span, const Span *more) {
+static void span_add(StepSpan *span, const StepSpan *more) {
     if (more->count == 0) return;
     span->low = span->count ? fmin(span->low, more->low) : more->low;
     span->high = span->count ? fmax(span->high, more->high) : more->high;
@@ -85,7 +85,7 @@ static double number(const json_t *record, const char *name) {
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-static Span span_of(double value) { return isfinite(value) ? (Span){value, value, value, 1} : (Span){0}; }
+static StepSpan span_of(double value) { return isfinite(value) ? (StepSpan){value, value, value, 1} : (StepSpan){0}; }
 
 /* Cuts at a character boundary. */
 static void copy_cut(char *to, size_t size, const char *from) {
@@ -124,7 +124,7 @@ static bool add_step(History *history, int64_t step, const json_t *record) {
     history->memory_bytes = fmax(history->memory_bytes, memory);
     history->tokens = fmax(history->tokens, number(record, "tokens_seen"));
     if (history->start_count > 0) {
-        Start *start = &history->starts[(history->start_count - 1) % HISTORY_STARTS];
+        RunStart *start = &history->starts[(history->start_count - 1) % HISTORY_STARTS];
         history->restarts += start->last_step == start->step;
         start->last_step = step;
     }
@@ -166,7 +166,7 @@ static bool has_column(const char *name) {
 }
 
 /* Writes "name value, name value" for all fields without a column. */
-static void describe(char *text, size_t size, json_t *record) {
+static void describe_record(char *text, size_t size, json_t *record) {
     SCOPED_FREE char *all = NULL;
     size_t length;
     FILE *stream = open_memstream(&all, &length);
@@ -183,16 +183,16 @@ static void describe(char *text, size_t size, json_t *record) {
 }
 
 static bool add_start(History *history, int64_t step, json_t *record) {
-    Start *start = &history->starts[history->start_count++ % HISTORY_STARTS];
-    *start = (Start){step, step, number(record, "time"), number(record, "parameters"), number(record, "active_parameters"), "", ""};
+    RunStart *start = &history->starts[history->start_count++ % HISTORY_STARTS];
+    *start = (RunStart){step, step, number(record, "time"), number(record, "parameters"), number(record, "active_parameters"), "", ""};
     const char *machine = json_string_value(json_object_get(record, "machine"));
     copy_cut(start->machine, sizeof start->machine, machine ? machine : "unknown");
-    describe(start->details, sizeof start->details, record);
+    describe_record(start->details, sizeof start->details, record);
     return true;
 }
 
 /* A phase that begins again replaces its earlier record and removes later phases. */
-static bool add_phase(History *history, json_t *record) {
+static bool add_phase_record(History *history, json_t *record) {
     size_t number = (size_t)json_integer_value(json_object_get(record, "phase"));
     size_t before = json_array_size(history->phases);
     if (!json_is_string(json_object_get(record, "name")) || number < 1 || number > before + 1 || number > HISTORY_PHASES) return false;
@@ -260,7 +260,7 @@ static bool add_record(History *history, json_t *record) {
     if (strcmp(kind, "sample") == 0) return add_sample(history, step, record);
     if (strcmp(kind, "checkpoint") == 0) return add_checkpoint(history, step, record);
     if (strcmp(kind, "start") == 0) return add_start(history, step, record);
-    if (strcmp(kind, "phase") == 0) return add_phase(history, record);
+    if (strcmp(kind, "phase") == 0) return add_phase_record(history, record);
     if (strcmp(kind, "mixture") == 0) return add_mixture(history, record);
     return false;
 }
@@ -275,27 +275,27 @@ History *history_new(const char *path) {
     return history;
 }
 
-static void release(History *history) {
+static void release_records(History *history) {
     free(history->load.columns);
     json_decref(history->phases);
     json_decref(history->mixture);
 }
 
-static void forget(History *history) {
-    release(history);
+static void forget_records(History *history) {
+    release_records(history);
     *history = history_empty(history->path);
 }
 
-static size_t tail_bytes(const Place *place) { return place->offset < HISTORY_TAIL ? (size_t)place->offset : HISTORY_TAIL; }
+static size_t tail_bytes(const RecordPlace *place) { return place->offset < HISTORY_TAIL ? (size_t)place->offset : HISTORY_TAIL; }
 
-static bool read_tail(const Place *place, const File *file, char tail[HISTORY_TAIL], Error *error) {
+static bool read_tail(const RecordPlace *place, const File *file, char tail[HISTORY_TAIL], Error *error) {
     size_t bytes = tail_bytes(place);
     return file_read_at(file, tail, (int64_t)bytes, place->offset - (int64_t)bytes, error);
 }
 
 /* Returns whether `file` is the file that was read up to `place`, with the bytes before it
  * unchanged. */
-static bool goes_on(const Place *place, const File *file, const struct stat *status) {
+static bool goes_on(const RecordPlace *place, const File *file, const struct stat *status) {
     char tail[HISTORY_TAIL];
     Error ignored = {0};
     return place->device == status->st_dev && place->number == status->st_ino && place->offset <= status->st_size &&
@@ -320,11 +320,11 @@ static bool read_lines(History *history, FileReader *reader) {
 
 static bool read_on(History *history, FileReader *reader, bool *changed, Error *error) {
     struct stat status;
-    Place *place = &history->place;
+    RecordPlace *place = &history->place;
     if (fstat(reader->file.descriptor, &status) != 0) return file_fail(error, "read", history->path);
     if (!goes_on(place, &reader->file, &status)) {
         *changed = *changed || history->lines > 0;
-        forget(history);
+        forget_records(history);
     }
     place->device = status.st_dev;
     place->number = status.st_ino;
@@ -348,7 +348,7 @@ bool history_update(History *history, bool *changed, Error *error) {
 
 void history_free(History *history) {
     if (!history) return;
-    release(history);
+    release_records(history);
     free(history->path);
     free(history);
 }

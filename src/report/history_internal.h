@@ -27,16 +27,16 @@ enum {
 
 typedef enum SeriesName { SERIES_LOSS, SERIES_NORM, SERIES_LR, SERIES_SPEED, SERIES_MARGIN, SERIES_ACCURACY, SERIES_COUNT } SeriesName;
 
-typedef struct Span {
+typedef struct StepSpan {
     double sum, low, high;
     int64_t count; /* finite values; 0: none */
-} Span;
+} StepSpan;
 
 /* A number of consecutive steps. */
 typedef struct Point {
     int64_t first, last;
     double tokens; /* of the run up to `last`; NaN: unknown */
-    Span series[SERIES_COUNT];
+    StepSpan series[SERIES_COUNT];
 } Point;
 
 /* An evaluation (loss, bits per byte), a checkpoint (bytes, seconds), a skipped or a broken step. NaN: unknown. */
@@ -73,13 +73,13 @@ typedef struct Excerpts {
     Thinning thin;
 } Excerpts;
 
-typedef struct Start {
+typedef struct RunStart {
     int64_t step, last_step; /* the step after which it began; its last step */
     double time;             /* Unix seconds; NaN: unknown */
     double parameters, active_parameters;
     char machine[160];
     char details[400]; /* "precision bf16, threads 16" */
-} Start;
+} RunStart;
 
 /* Expert load of consecutive records: sums of the fractions of the tokens that each expert
  * received. */
@@ -98,16 +98,16 @@ typedef struct LoadMap {
 
 /* The position where reading continues. A file that was replaced, truncated or rewritten has
  * another number, fewer bytes, or other bytes before the offset. */
-typedef struct Place {
+typedef struct RecordPlace {
     dev_t device;
     ino_t number;
     int64_t offset;          /* after the last complete line that was read */
     char tail[HISTORY_TAIL]; /* the bytes before the offset */
-} Place;
+} RecordPlace;
 
 typedef struct History {
     char *path;
-    Place place;
+    RecordPlace place;
     int64_t lines, ignored; /* total lines; lines that are not records or are out of order */
     int64_t first_step, last_step, steps;
     Point points[HISTORY_POINTS];
@@ -120,7 +120,7 @@ typedef struct History {
     int64_t losses;                    /* number of finite losses */
     double step_seconds, memory_bytes; /* the sum of step times; the maximum */
     double tokens;
-    Start starts[HISTORY_STARTS];
+    RunStart starts[HISTORY_STARTS];
     int64_t start_count;     /* total; number i is starts[i % HISTORY_STARTS] */
     int64_t restarts;        /* starts that made a step, minus one; -1: none */
     double evaluated_tokens; /* by the last evaluation; NaN: unknown */
@@ -143,4 +143,4 @@ static inline LoadColumn *load_column(const LoadMap *map, size_t i) { return (Lo
 
 double sample_median(const Sample *sample); /* NaN if empty */
 double history_recent_loss(const History *history, int64_t *steps);
-static inline double span_mean(const Span *span) { return span->count ? span->sum / (double)span->count : __builtin_nan(""); }
+static inline double span_mean(const StepSpan *span) { return span->count ? span->sum / (double)span->count : __builtin_nan(""); }

@@ -21,7 +21,7 @@ void page_loss(double value, char text[32]);
 void page_steps(int64_t first, int64_t last, char text[64]); /* "step 4", "steps 1-4" with an en dash */
 /* Returns the seconds that the remaining steps will take at the mean step time; NaN: unknown. */
 double page_seconds_left(const RunView *view);
-const Start *page_last_start(const History *history); /* NULL: unknown */
+const RunStart *page_last_start(const History *history); /* NULL: unknown */
 bool page_tells_setting(const Option *option);
 
 /* -- Curves -------------------------------------------------------------------------------------------------------- */

@@ -32,7 +32,7 @@ static void print_head(const Page *page) {
     if (page->count > 1) {
         page_run_names(page);
     } else {
-        const Start *start = page_last_start(page->views->history);
+        const RunStart *start = page_last_start(page->views->history);
         fputs("<p>", page->out);
         chart_escape(page->out, start ? start->machine : "unknown machine");
         fputs("</p>\n", page->out);
@@ -48,22 +48,22 @@ static void print_foot(const Page *page) {
     fprintf(page->out, "<footer>Written by smelt from %lld records.</footer>\n", (long long)records);
 }
 
-typedef struct PartKind {
+typedef struct PagePartKind {
     const char *id;
     void (*print)(const Page *page);
-} PartKind;
+} PagePartKind;
 
-static const PartKind of_one[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_numbers}, {"loss", page_loss_section},
-    {"curves", page_other_curves}, {"load", page_load}, {"samples", page_samples}, {"data", page_data}, {"settings", page_settings},
-    {"changes", page_changes}, {"starts", page_starts}, {"foot", print_foot}};
-static const PartKind of_several[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_figures},
+static const PagePartKind of_one[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_numbers},
+    {"loss", page_loss_section}, {"curves", page_other_curves}, {"load", page_load}, {"samples", page_samples}, {"data", page_data},
+    {"settings", page_settings}, {"changes", page_changes}, {"starts", page_starts}, {"foot", print_foot}};
+static const PagePartKind of_several[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_figures},
     {"settings", page_differences}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"foot", print_foot}};
 static_assert(sizeof of_one / sizeof *of_one <= MOST_PARTS && sizeof of_several / sizeof *of_several <= MOST_PARTS, "room for parts");
 
 Page report_page(const Report *report, FILE *out) { return (Page){out, report->views, report->count}; }
 
 /* The caller frees. */
-static char *print_part(const Report *report, const PartKind *kind) {
+static char *print_page_part(const Report *report, const PagePartKind *kind) {
     char *html = NULL;
     size_t length;
     FILE *out = open_memstream(&html, &length);
@@ -75,10 +75,10 @@ static char *print_part(const Report *report, const PartKind *kind) {
 }
 
 static void print_parts(Report *report) {
-    const PartKind *kinds = report->count > 1 ? of_several : of_one;
+    const PagePartKind *kinds = report->count > 1 ? of_several : of_one;
     for (int i = 0; i < report->part_count; i++) {
         ReportPart *part = &report->parts[i];
-        char *html = print_part(report, &kinds[i]);
+        char *html = print_page_part(report, &kinds[i]);
         if (part->html && strcmp(part->html, html) == 0) {
             free(html);
             continue;

@@ -33,7 +33,7 @@ double page_seconds_left(const RunView *view) {
     return known ? (double)left * history->step_seconds / (double)history->steps : NAN;
 }
 
-const Start *page_last_start(const History *history) {
+const RunStart *page_last_start(const History *history) {
     return history->start_count ? &history->starts[(history->start_count - 1) % HISTORY_STARTS] : NULL;
 }
 
@@ -101,7 +101,7 @@ static void time_item(const Page *page) {
 
 void page_numbers(const Page *page) {
     const History *history = page->views->history;
-    const Start *start = page_last_start(history);
+    const RunStart *start = page_last_start(history);
     char value[32], other[32];
     fputs("<dl class=\"numbers\">\n", page->out);
     loss_items(page);
@@ -356,7 +356,7 @@ void page_changes(const Page *page) {
 
 /* -- Process starts ------------------------------------------------------------------------------------------------ */
 
-static void start_item(const Page *page, const Start *start, int64_t number) {
+static void start_item(const Page *page, const RunStart *start, int64_t number) {
     char date[64] = "date unknown", steps[64] = "no step yet";
     struct tm parts;
     time_t seconds = fabs(start->time) < 1e11 ? (time_t)start->time : 0;
@@ -378,7 +378,7 @@ void page_starts(const Page *page) {
     if (count == 0) return;
     fputs("<section>\n<h2>History</h2>\n<ol>\n", page->out);
     for (int64_t i = count; i-- > oldest;) {
-        const Start *start = &history->starts[i % HISTORY_STARTS];
+        const RunStart *start = &history->starts[i % HISTORY_STARTS];
         if (start->last_step > start->step || i + 1 == count) start_item(page, start, i + 1);
         else idle++;
     }

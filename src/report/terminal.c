@@ -36,7 +36,7 @@ typedef struct Frame {
 
 /* Reads one character of untrusted text; anything that a terminal could interpret becomes a
  * question mark. Returns its bytes. */
-static int read_character(const char *text, int32_t *code) {
+static int decode_character(const char *text, int32_t *code) {
     utf8proc_ssize_t bytes = utf8proc_iterate((const uint8_t *)text, -1, code);
     if (bytes <= 0) {
         *code = 0xFFFD;
@@ -57,8 +57,8 @@ static void put_character(Frame *frame, int32_t code) {
 }
 
 /* Prints as much of the text as fits in the row. */
-static void put(Frame *frame, const char *style, const char *format, ...) __attribute__((format(printf, 3, 4)));
-static void put(Frame *frame, const char *style, const char *format, ...) {
+static void put_styled(Frame *frame, const char *style, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void put_styled(Frame *frame, const char *style, const char *format, ...) {
     char text[TEXT];
     int32_t code;
     va_list arguments;
@@ -68,7 +68,7 @@ static void put(Frame *frame, const char *style, const char *format, ...) {
     bool styled = frame->color && *style;
     if (styled) fprintf(frame->out, "\x1b[%sm", style);
     for (const char *at = text; *at;) {
-        at += read_character(at, &code);
+        at += decode_character(at, &code);
         put_character(frame, code);
     }
     if (styled) fputs("\x1b[0m", frame->out);
@@ -80,7 +80,7 @@ static void go_to(Frame *frame, int column) {
 
 static int text_columns(const char *text) {
     int columns = 0;
-    for (int32_t code; *text; columns += utf8proc_charwidth(code)) text += read_character(text, &code);
+    for (int32_t code; *text; columns += utf8proc_charwidth(code)) text += decode_character(text, &code);
     return columns;
 }
 
@@ -88,7 +88,7 @@ static void put_right(Frame *frame, const char *style, const char *text) {
     int from = frame->columns - text_columns(text);
     if (from < frame->column + 2) return;
     go_to(frame, from);
-    put(frame, style, "%s", text);
+    put_styled(frame, style, "%s", text);
 }
 
 static bool has_room(const Frame *frame) { return frame->row < frame->rows; }
@@ -156,7 +156,7 @@ static void draw_line(Canvas *canvas, const Chart *chart, const Line *line, cons
     }
 }
 
-static void draw_evaluations(Canvas *canvas, const Plot *plot) {
+static void draw_evaluation_marks(Canvas *canvas, const Plot *plot) {
     const History *history = plot->page->views->history;
     for (size_t i = 0; i < history->evaluations.thin.count; i++) {
         const Mark *mark = &history->evaluations.items[i];
@@ -172,11 +172,11 @@ static void put_y_label(Frame *frame, const Canvas *canvas, const Axis *axis, in
         if (dot_y(canvas, axis, axis->ticks[i]) / 4 != row) continue;
         chart_number(axis->ticks[i], 4, text);
         go_to(frame, LABEL - 2 - (int)strlen(text));
-        put(frame, SOFT, "%s", text);
+        put_styled(frame, SOFT, "%s", text);
         break;
     }
     go_to(frame, LABEL - 1);
-    put(frame, SOFT, "\xE2\x94\x82");
+    put_styled(frame, SOFT, "\xE2\x94\x82");
 }
 
 static void put_x_labels(Frame *frame, const Canvas *canvas, const Chart *chart) {
@@ -188,10 +188,10 @@ static void put_x_labels(Frame *frame, const Canvas *canvas, const Chart *chart)
         int from = LABEL + dot_x(canvas, &chart->x, chart->x.ticks[i]) / 2 - (int)strlen(text) / 2;
         if (from <= frame->column || from + (int)strlen(text) >= end) continue;
         go_to(frame, from);
-        put(frame, SOFT, "%s", text);
+        put_styled(frame, SOFT, "%s", text);
     }
     go_to(frame, end + 1);
-    put(frame, SOFT, "%s", title);
+    put_styled(frame, SOFT, "%s", title);
 }
 
 static void put_canvas(Frame *frame, const Canvas *canvas, const Chart *chart) {
@@ -199,9 +199,9 @@ static void put_canvas(Frame *frame, const Canvas *canvas, const Chart *chart) {
         put_y_label(frame, canvas, &chart->y, row);
         for (int column = 0; column < canvas->columns; column++) {
             const int cell = row * canvas->columns + column;
-            if (canvas->marked[cell]) put(frame, VALIDATION, "\xE2\x97\x8F");
+            if (canvas->marked[cell]) put_styled(frame, VALIDATION, "\xE2\x97\x8F");
             else if (canvas->dots[cell])
-                put(frame, canvas->style[cell], "\xE2%c%c", 0xA0 + (canvas->dots[cell] >> 6), 0x80 + (canvas->dots[cell] & 0x3F));
+                put_styled(frame, canvas->style[cell], "\xE2%c%c", 0xA0 + (canvas->dots[cell] >> 6), 0x80 + (canvas->dots[cell] & 0x3F));
             else put_character(frame, ' ');
         }
         next_row(frame);
@@ -212,12 +212,12 @@ static void put_canvas(Frame *frame, const Canvas *canvas, const Chart *chart) {
 
 static void chart_title(Frame *frame, const Plot *plot) {
     const Page *page = plot->page;
-    put(frame, "", " %s", plot->chart.y_title);
+    put_styled(frame, "", " %s", plot->chart.y_title);
     if (page->count > 1) {
-        for (int i = 0; i < page->count; i++) put(frame, run_colors[i], "  \xE2\x94\x81 %s", page->views[i].name);
+        for (int i = 0; i < page->count; i++) put_styled(frame, run_colors[i], "  \xE2\x94\x81 %s", page->views[i].name);
     } else {
-        put(frame, TRAINING, "  \xE2\x94\x81 training%s", plot->lines->smoothed ? ", smoothed" : "");
-        if (page->views->history->evaluations.thin.seen > 0) put(frame, VALIDATION, "  \xE2\x97\x8F validation");
+        put_styled(frame, TRAINING, "  \xE2\x94\x81 training%s", plot->lines->smoothed ? ", smoothed" : "");
+        if (page->views->history->evaluations.thin.seen > 0) put_styled(frame, VALIDATION, "  \xE2\x97\x8F validation");
     }
     next_row(frame);
 }
@@ -227,7 +227,7 @@ static void put_chart(Frame *frame, const Page *page, int rows) {
     SCOPED(plot_free) Plot plot = plot_make(page, &curve_loss);
     SCOPED(canvas_free) Canvas canvas = canvas_make(frame->columns - LABEL, rows - 2);
     for (int i = 0; i < page->count; i++) draw_line(&canvas, &plot.chart, &plot.lines[i], page->count > 1 ? run_colors[i] : TRAINING);
-    if (page->count == 1) draw_evaluations(&canvas, &plot);
+    if (page->count == 1) draw_evaluation_marks(&canvas, &plot);
     chart_title(frame, &plot);
     put_canvas(frame, &canvas, &plot.chart);
 }
@@ -250,9 +250,9 @@ typedef struct Cell {
     char text[CELL];
 } Cell;
 
-static void fill_cells(const RunView *view, Cell cells[CELLS]) {
+static void fill_run_cells(const RunView *view, Cell cells[CELLS]) {
     const History *history = view->history;
-    const Start *start = page_last_start(history);
+    const RunStart *start = page_last_start(history);
     int64_t steps;
     char number[32];
     static const char *const names[CELLS] = {
@@ -279,13 +279,13 @@ static void put_figures(Frame *frame, const RunView *view) {
     enum { NAME = 12, WIDE = 76 };
     Cell cells[CELLS];
     const int across = frame->columns >= WIDE ? 2 : 1;
-    fill_cells(view, cells);
+    fill_run_cells(view, cells);
     for (int i = 0; i < CELLS && has_room(frame); i += across) {
         for (int j = 0; j < across; j++) {
             go_to(frame, 1 + j * frame->columns / 2);
-            put(frame, SOFT, "%s", cells[i + j].name);
+            put_styled(frame, SOFT, "%s", cells[i + j].name);
             go_to(frame, 1 + j * frame->columns / 2 + NAME);
-            put(frame, "", "%s", cells[i + j].text);
+            put_styled(frame, "", "%s", cells[i + j].text);
         }
         next_row(frame);
     }
@@ -297,7 +297,7 @@ static void put_runs(Frame *frame, const Page *page) {
     const int name = frame->columns - COUNT * WIDTH > 12 ? frame->columns - COUNT * WIDTH : 12;
     for (int i = 0; i < COUNT; i++) {
         go_to(frame, name + i * WIDTH);
-        put(frame, SOFT, "%*s", WIDTH, heads[i]);
+        put_styled(frame, SOFT, "%*s", WIDTH, heads[i]);
     }
     next_row(frame);
     for (int i = 0; i < page->count && has_room(frame); i++) {
@@ -311,11 +311,11 @@ static void put_runs(Frame *frame, const Page *page) {
         chart_number(sample_median(&history->speed), 4, texts[3]);
         snprintf(texts[4], sizeof texts[4], "%lld", (long long)history->last_step);
         part.columns = name < frame->columns ? name : frame->columns;
-        put(&part, run_colors[i], " %s", page->views[i].name);
+        put_styled(&part, run_colors[i], " %s", page->views[i].name);
         frame->column = part.column;
         for (int j = 0; j < COUNT; j++) {
             go_to(frame, name + j * WIDTH);
-            put(frame, "", "%*s", WIDTH, strcmp(texts[j], "not finite") == 0 ? "none" : texts[j]);
+            put_styled(frame, "", "%*s", WIDTH, strcmp(texts[j], "not finite") == 0 ? "none" : texts[j]);
         }
         next_row(frame);
     }
@@ -323,14 +323,14 @@ static void put_runs(Frame *frame, const Page *page) {
 
 /* -- Events -------------------------------------------------------------------------------------------------------- */
 
-typedef struct Event {
+typedef struct RunEvent {
     int64_t step;
     const char *style;
     char text[512];
-} Event;
+} RunEvent;
 
 typedef struct Events {
-    Event items[EVENTS];
+    RunEvent items[EVENTS];
     int count;
 } Events;
 
@@ -338,8 +338,8 @@ static void add_event(Events *events, int64_t step, const char *style, const cha
 static void add_event(Events *events, int64_t step, const char *style, const char *format, ...) {
     va_list arguments;
     if (events->count == EVENTS) return;
-    Event *event = &events->items[events->count++];
-    *event = (Event){step, style, ""};
+    RunEvent *event = &events->items[events->count++];
+    *event = (RunEvent){step, style, ""};
     va_start(arguments, format);
     vsnprintf(event->text, sizeof event->text, format, arguments);
     va_end(arguments);
@@ -352,11 +352,11 @@ static void add_marks(Events *events, const Marks *marks, const char *what) {
 }
 
 static int newer_first(const void *a, const void *b) {
-    int64_t x = ((const Event *)a)->step, y = ((const Event *)b)->step;
+    int64_t x = ((const RunEvent *)a)->step, y = ((const RunEvent *)b)->step;
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-static void collect(const History *history, Events *events) {
+static void collect_events(const History *history, Events *events) {
     enum { NEWEST = 8 };
     const Marks *evaluations = &history->evaluations, *checkpoints = &history->checkpoints;
     for (size_t i = evaluations->thin.count > NEWEST ? evaluations->thin.count - NEWEST : 0; i < evaluations->thin.count; i++) {
@@ -370,7 +370,7 @@ static void collect(const History *history, Events *events) {
         add_event(events, checkpoints->items[i].step, "", "checkpoint, %s", bytes);
     }
     for (int64_t i = history->start_count > NEWEST ? history->start_count - NEWEST : 0; i < history->start_count; i++) {
-        const Start *start = &history->starts[i % HISTORY_STARTS];
+        const RunStart *start = &history->starts[i % HISTORY_STARTS];
         add_event(events, start->step, SOFT, "process %lld started", (long long)i + 1);
     }
     if (history->excerpts.thin.seen > 0) {
@@ -385,10 +385,10 @@ static void collect(const History *history, Events *events) {
 
 static void put_events(Frame *frame, const History *history) {
     Events *events = memory_allocate(sizeof *events);
-    collect(history, events);
+    collect_events(history, events);
     for (int i = 0; i < events->count && frame->row < frame->rows - 1; i++) {
-        put(frame, SOFT, " step %-8lld", (long long)events->items[i].step);
-        put(frame, events->items[i].style, "%s", events->items[i].text);
+        put_styled(frame, SOFT, " step %-8lld", (long long)events->items[i].step);
+        put_styled(frame, events->items[i].style, "%s", events->items[i].text);
         next_row(frame);
     }
     free(events);
@@ -403,11 +403,11 @@ static void put_head(Frame *frame, const Page *page) {
     const double left = page_seconds_left(view);
     char text[96] = "", rest[32];
     if (page->count > 1) {
-        put(frame, BOLD, " %d runs", page->count);
+        put_styled(frame, BOLD, " %d runs", page->count);
         next_row(frame);
         return;
     }
-    put(frame, BOLD, " %s", view->name);
+    put_styled(frame, BOLD, " %s", view->name);
     log_format_duration(left, rest);
     if (!known) snprintf(text, sizeof text, "step %lld ", step);
     else snprintf(text, sizeof text, left > 0 ? "step %lld of %lld, %s left " : "step %lld of %lld ", step, steps, rest);
@@ -415,7 +415,7 @@ static void put_head(Frame *frame, const Page *page) {
     next_row(frame);
     const int whole = frame->columns - 2, done = known ? (int)((double)whole * (double)step / (double)steps) : 0;
     go_to(frame, 1);
-    for (int i = 0; i < whole && known; i++) put(frame, i < done ? TRAINING : SOFT, i < done ? "\xE2\x94\x81" : "\xE2\x94\x80");
+    for (int i = 0; i < whole && known; i++) put_styled(frame, i < done ? TRAINING : SOFT, i < done ? "\xE2\x94\x81" : "\xE2\x94\x80");
     next_row(frame);
 }
 
@@ -423,8 +423,8 @@ static void put_foot(Frame *frame, const Report *report) {
     const Error *trouble = report_trouble(report);
     while (frame->row < frame->rows - 1) next_row(frame);
     if (!has_room(frame)) return;
-    if (trouble) put(frame, RED, " %s", trouble->message);
-    else put(frame, SOFT, " q ends");
+    if (trouble) put_styled(frame, RED, " %s", trouble->message);
+    else put_styled(frame, SOFT, " q ends");
 }
 
 char *terminal_frame(const Report *report, int columns, int rows, bool color) {

@@ -120,7 +120,8 @@ static void note_connection(
 
 /* -- Answers ------------------------------------------------------------------------------------------------------- */
 
-static enum MHD_Result reply(Watch *watch, struct MHD_Connection *connection, unsigned status, const char *type, const char *text) {
+static enum MHD_Result reply_to_browser(
+    Watch *watch, struct MHD_Connection *connection, unsigned status, const char *type, const char *text) {
     static const char *const headers[][2] = {
         {"Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; "
                                     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
@@ -147,7 +148,7 @@ static enum MHD_Result reply_page(Watch *watch, struct MHD_Connection *connectio
     if (!out) return MHD_NO;
     report_print(watch->report, "<script src=\"/watch.js\" defer></script>\n", out);
     fclose(out);
-    return reply(watch, connection, MHD_HTTP_OK, "text/html; charset=utf-8", page);
+    return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/html; charset=utf-8", page);
 }
 
 static enum MHD_Result reply_changes(Watch *watch, struct MHD_Connection *connection) {
@@ -159,7 +160,7 @@ static enum MHD_Result reply_changes(Watch *watch, struct MHD_Connection *connec
     for (int i = 0; i < count; i++)
         if (parts[i].version > version) json_object_set_new(json_object_get(changes, "parts"), parts[i].id, json_string(parts[i].html));
     SCOPED_FREE char *text = json_dumps(changes, JSON_COMPACT);
-    return text ? reply(watch, connection, MHD_HTTP_OK, "application/json", text) : MHD_NO;
+    return text ? reply_to_browser(watch, connection, MHD_HTTP_OK, "application/json", text) : MHD_NO;
 }
 
 /* Returns true if `text` is empty or ":DIGITS". */
@@ -179,27 +180,27 @@ static bool host_is_ours(const Watch *watch, const char *host) {
            strcasecmp(name, watch->host) == 0;
 }
 
-static enum MHD_Result answer(void *context, struct MHD_Connection *connection, const char *path, const char *method, const char *version,
-    const char *upload, size_t *upload_bytes, void **request) {
+static enum MHD_Result answer_request(void *context, struct MHD_Connection *connection, const char *path, const char *method,
+    const char *version, const char *upload, size_t *upload_bytes, void **request) {
     static const char plain[] = "text/plain; charset=utf-8";
     Watch *watch = context;
     (void)version, (void)upload, (void)upload_bytes, (void)request;
     Caller *caller = watch->http.get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
     if (caller->asked != CLOSING) caller->asked = ++watch->asked;
     if (!host_is_ours(watch, watch->http.lookup_connection_value(connection, MHD_HEADER_KIND, "Host")))
-        return reply(watch, connection, MHD_HTTP_FORBIDDEN, plain,
+        return reply_to_browser(watch, connection, MHD_HTTP_FORBIDDEN, plain,
             "This host name is not served: open the address that smelt watch printed, or start it with host=NAME.\n");
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
-        return reply(watch, connection, MHD_HTTP_METHOD_NOT_ALLOWED, plain, "Only GET and HEAD are answered.\n");
+        return reply_to_browser(watch, connection, MHD_HTTP_METHOD_NOT_ALLOWED, plain, "Only GET and HEAD are answered.\n");
     if (strcmp(path, "/") == 0) return reply_page(watch, connection);
-    if (strcmp(path, "/watch.js") == 0) return reply(watch, connection, MHD_HTTP_OK, "text/javascript; charset=utf-8", script);
+    if (strcmp(path, "/watch.js") == 0) return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/javascript; charset=utf-8", script);
     if (strcmp(path, "/changes") == 0) return reply_changes(watch, connection);
-    return reply(watch, connection, MHD_HTTP_NOT_FOUND, plain, "There is only the page at /.\n");
+    return reply_to_browser(watch, connection, MHD_HTTP_NOT_FOUND, plain, "There is only the page at /.\n");
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
-static bool open_library(Watch *watch, Error *error) {
+static bool open_microhttpd(Watch *watch, Error *error) {
     static const char *const files[] = {"libmicrohttpd.so.12", NULL}, *const names[] = {HTTP_API(HTTP_NAME)};
     watch->library = library_open(files, RTLD_NOW | RTLD_LOCAL);
     if (!watch->library)
@@ -247,7 +248,7 @@ static bool open_socket(Watch *watch, int port, Error *error) {
 }
 
 static bool open_server(Watch *watch, Error *error) {
-    watch->server = watch->http.start_daemon(MHD_USE_EPOLL, 0, NULL, NULL, answer, watch, MHD_OPTION_LISTEN_SOCKET, watch->socket,
+    watch->server = watch->http.start_daemon(MHD_USE_EPOLL, 0, NULL, NULL, answer_request, watch, MHD_OPTION_LISTEN_SOCKET, watch->socket,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
         MHD_OPTION_NOTIFY_CONNECTION, note_connection, watch, MHD_OPTION_END);
     if (!watch->server) return error_set(error, ERROR_INTERNAL, "libmicrohttpd could not start a server at %s", watch->url);
@@ -260,7 +261,7 @@ Watch *watch_open(const Report *report, const char *host, int port, Error *error
     watch->report = report;
     watch->host = memory_copy_string(host);
     watch->socket = -1;
-    if (open_library(watch, error) && open_socket(watch, port, error) && open_server(watch, error)) return watch;
+    if (open_microhttpd(watch, error) && open_socket(watch, port, error) && open_server(watch, error)) return watch;
     watch_close(watch);
     return NULL;
 }

@@ -55,7 +55,7 @@ static bool append_to_file(Console *console, const char *text, size_t bytes, Err
     return file_append(&console->log, text, (int64_t)bytes, error);
 }
 
-static bool append(Console *console, const char *text, size_t bytes, Error *error) {
+static bool append_log(Console *console, const char *text, size_t bytes, Error *error) {
     if (console->open) return append_to_file(console, text, bytes, error);
     if (console->early_bytes + bytes > MOST_EARLY) return true;
     console->early = memory_resize(console->early, console->early_bytes + bytes);
@@ -82,7 +82,7 @@ static void log_line(Console *console, const char *line) {
     strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &calendar));
     SCOPED_FREE char *text = memory_format("%s %s\n", stamp, line);
     pthread_mutex_lock(&console->lock);
-    note_failure(console, !append(console, text, strlen(text), &error), &error);
+    note_failure(console, !append_log(console, text, strlen(text), &error), &error);
 }
 
 void console_take(void *console, const char *line) { log_line(console, line); }
@@ -92,7 +92,7 @@ void console_open_log(Console *console, const char *run) {
     SCOPED_FREE char *path = memory_format("%s/log.txt", run);
     pthread_mutex_lock(&console->lock);
     console->open = file_open_journal(&console->log, path, &error);
-    bool good = console->open && (console->early_bytes == 0 || append(console, console->early, console->early_bytes, &error));
+    bool good = console->open && (console->early_bytes == 0 || append_log(console, console->early, console->early_bytes, &error));
     note_failure(console, !good, &error);
 }
 

@@ -47,7 +47,7 @@ static char *cache_folder(const Config *config) {
 
 /* Returns where data is read: the local folder of a source in a bucket, or the path itself. The
  * caller frees it. */
-static char *place_of(const Config *config, const char *path) {
+static char *packed_place(const Config *config, const char *path) {
     SCOPED_FREE char *cache = cache_folder(config);
     return remote_is(path) ? remote_folder(cache, path) : memory_copy_string(path);
 }
@@ -76,7 +76,7 @@ static bool fetch_sources(const Config *config, Error *error) {
 static bool take_template(const Config *config, const char *path, const char *folder, char **taken, Error *error) {
     enum { TEMPLATE_LIMIT = 1 << 24 };
     SCOPED(shard_set_close) ShardSet set = {0};
-    SCOPED_FREE char *place = place_of(config, path), *record = NULL;
+    SCOPED_FREE char *place = packed_place(config, path), *record = NULL;
     if (shard_set_exists(place) && !shard_set_tokenizer(place, &record, error)) return false;
     SCOPED_FREE char *file = record && *record ? tokenizer_chat_template(record) : NULL;
     if (!file) return true;
@@ -93,7 +93,7 @@ static bool take_template(const Config *config, const char *path, const char *fo
     return tokenizer_copy_templates(record, folder, error);
 }
 
-static bool take_templates(const Config *config, const char *folder, Error *error) {
+static bool copy_templates(const Config *config, const char *folder, Error *error) {
     SCOPED(mixture_free) Mixture mixture = {0};
     SCOPED_FREE char *taken = NULL;
     const char *train = config->data.train;
@@ -104,18 +104,18 @@ static bool take_templates(const Config *config, const char *folder, Error *erro
 }
 
 /* Updates RUN/tokenizer from the settings. */
-static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
+static bool copy_tokenizer(const Config *config, const char *folder, Error *error) {
     SCOPED_FREE char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name this folder itself */
     if (!file_remove(copy, error)) return false;
     if (!names_tokenizer(config)) return file_remove(folder, error);
-    return tokenizer_copy(config->data.tokenizer, copy, error) && take_templates(config, copy, error) &&
+    return tokenizer_copy(config->data.tokenizer, copy, error) && copy_templates(config, copy, error) &&
            file_replace_folder(copy, folder, error);
 }
 
 /* `*path` receives the path of the copy, for the caller to free; "" if there is none. */
 static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char **path, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
-    bool kept = made || (keep_tokenizer(config, folder, error) && generation_keep(config, error)), given = names_tokenizer(config);
+    bool kept = made || (copy_tokenizer(config, folder, error) && generation_keep(config, error)), given = names_tokenizer(config);
     *path = memory_copy_string(given ? folder : "");
     corpus->tokenizer = kept && given ? tokenizer_open(*path, error) : NULL;
     if (!kept || (given && !corpus->tokenizer)) return kept && error_context(error, "data.tokenizer=%s", config->data.tokenizer);
@@ -169,8 +169,8 @@ static bool open_in_run(ShardSet *set, const Config *config, const char *name, E
 }
 
 /* Opens a token shard, or text that is packed to RUN/data/NAME. */
-static bool open_input(ShardSet *set, const Config *config, bool made, const char *input, const char *name, Error *error) {
-    SCOPED_FREE char *place = place_of(config, input);
+static bool open_text_input(ShardSet *set, const Config *config, bool made, const char *input, const char *name, Error *error) {
+    SCOPED_FREE char *place = packed_place(config, input);
     if (shard_set_exists(place)) return shard_set_open(set, place, error);
     return pack_once(config, made, input, name, 0, error) && open_in_run(set, config, name, error);
 }
@@ -203,7 +203,7 @@ static char *name_of_valid(const Config *config, bool made, Error *error) {
 static bool is_split(const Config *config, bool made) {
     const DataConfig *data = &config->data;
     bool wanted = !data->valid[0] && data->valid_fraction > 0;
-    SCOPED_FREE char *place = place_of(config, data->train);
+    SCOPED_FREE char *place = packed_place(config, data->train);
     if (shard_set_exists(place)) return false;
     return (made && is_in_run(config->run, "text-train")) || (wanted && !(made && is_in_run(config->run, "text")));
 }
@@ -218,7 +218,7 @@ char *corpus_valid(const Config *config, Error *error) {
     const char *given = config->data.valid;
     SCOPED_FREE char *name = given[0] ? name_of_valid(config, true, error) : memory_copy_string("text-valid");
     if (!name) return NULL;
-    SCOPED_FREE char *place = place_of(config, given);
+    SCOPED_FREE char *place = packed_place(config, given);
     if (given[0] && shard_set_exists(place)) return memory_copy_string(place);
     if (is_in_run(config->run, name)) return memory_format("%s/data/%s", config->run, name);
     error_set(error, ERROR_USAGE, "%s has no validation data of its own", config->run);
@@ -227,7 +227,7 @@ char *corpus_valid(const Config *config, Error *error) {
 
 bool corpus_map_train(ShardSet *train, const Config *config, bool *found, Error *error) {
     SCOPED_FREE char *split = memory_format("%s/data/text-train", config->run), *whole = memory_format("%s/data/text", config->run);
-    SCOPED_FREE char *place = place_of(config, config->data.train);
+    SCOPED_FREE char *place = packed_place(config, config->data.train);
     const char *const prefixes[] = {place, split, whole};
     *found = false;
     for (int i = 0; i < 3 && !*found; i++)
@@ -251,7 +251,7 @@ static bool open_source(ShardSet *set, const Config *config, bool made, const Mi
     SCOPED_FREE char *name = name_of_source(source);
     SCOPED_FREE char *text = memory_format("data.train.source.%s.text", source->name);
     bool again = identity_accepts(config->resume.accept, text);
-    return open_input(set, config, made && !again, source->path, name, error) ||
+    return open_text_input(set, config, made && !again, source->path, name, error) ||
            error_context(error, "source %s of data.train=%s", source->name, config->data.train);
 }
 
@@ -271,7 +271,7 @@ static bool open_bins(Corpus *corpus, const Config *config, const Phases *phases
 }
 
 /* Preference pairs require a pair loss, and a pair loss requires preference pairs. */
-static bool check_pairs(const Config *config, const char *setting, const char *path, const ShardSet *set, Error *error) {
+static bool check_preference_pairs(const Config *config, const char *setting, const char *path, const ShardSet *set, Error *error) {
     bool wanted = config->model.preference.loss != PREFERENCE_NONE;
     if (set->pairs == wanted) return true;
     return error_set(error, ERROR_USAGE,
@@ -287,8 +287,8 @@ static bool check_all_pairs(const Corpus *corpus, const Config *config, Error *e
             "preference.loss takes one source of pairs: give data.train a shard or a folder of shards in place of the mixture %s",
             data->train);
     for (int i = 0; i < corpus->train_count; i++)
-        if (!check_pairs(config, "data.train", data->train, &corpus->train[i], error)) return false;
-    return !corpus->has_valid || check_pairs(config, "data.valid", data->valid, &corpus->valid, error);
+        if (!check_preference_pairs(config, "data.train", data->train, &corpus->train[i], error)) return false;
+    return !corpus->has_valid || check_preference_pairs(config, "data.valid", data->valid, &corpus->valid, error);
 }
 
 /* Warns of pairs that are longer than a sequence. */
@@ -377,13 +377,13 @@ static bool open_train(Corpus *corpus, const Config *config, const Mixture *mixt
     if (mixed) return opened;
     opened = split ? pack_once(config, made, data->train, "text", data->valid_fraction, error) &&
                          open_in_run(corpus->train, config, "text-train", error)
-                   : open_input(corpus->train, config, made, data->train, "text", error);
+                   : open_text_input(corpus->train, config, made, data->train, "text", error);
     return opened || error_context(error, "data.train=%s", data->train);
 }
 
 /* Without data.valid, a fraction of text becomes the validation part, except in a mixture. A run
  * with a split text keeps the training part when it gets other validation data. */
-static bool open_shards(Corpus *corpus, const Config *config, const Phases *phases, bool made, Error *error) {
+static bool open_run_shards(Corpus *corpus, const Config *config, const Phases *phases, bool made, Error *error) {
     const DataConfig *data = &config->data;
     bool split = !mixture_is(data->train) && is_split(config, made);
     if (!made && !split && !remove_split(config, error)) return false;
@@ -392,7 +392,7 @@ static bool open_shards(Corpus *corpus, const Config *config, const Phases *phas
     if (!split && !data->valid[0]) return true;
     SCOPED_FREE char *name = data->valid[0] ? name_of_valid(config, made, error) : memory_copy_string("text-valid");
     corpus->has_valid = !name            ? false
-                        : data->valid[0] ? open_input(&corpus->valid, config, made, data->valid, name, error)
+                        : data->valid[0] ? open_text_input(&corpus->valid, config, made, data->valid, name, error)
                                          : open_in_run(&corpus->valid, config, name, error);
     return corpus->has_valid || error_context(error, "data.valid=%s", data->valid);
 }
@@ -403,7 +403,7 @@ static bool open_shards(Corpus *corpus, const Config *config, const Phases *phas
 static bool check_record(const Config *config, const char *setting, const char *prefix, Error *error) {
     const DataConfig *data = &config->data;
     if (!mixture_refuse(prefix, error)) return error_context(error, "%s", setting);
-    SCOPED_FREE char *place = place_of(config, prefix), *record = NULL;
+    SCOPED_FREE char *place = packed_place(config, prefix), *record = NULL;
     bool differs = false;
     if (prefix[0] && shard_set_exists(place) && !shard_set_tokenizer(place, &record, error)) return error_context(error, "%s", setting);
     if (!record || !strcmp(data->tokenizer, NO_TOKENIZER)) return true;
@@ -413,9 +413,9 @@ static bool check_record(const Config *config, const char *setting, const char *
                            prefix, *record ? record : "the byte tokenizer", data->tokenizer[0] ? data->tokenizer : "the byte tokenizer");
 }
 
-static bool take_tokenizer(Config *config, OptionStrings *strings, const char *path, Error *error) {
+static bool take_shard_tokenizer(Config *config, OptionStrings *strings, const char *path, Error *error) {
     const DataConfig *data = &config->data;
-    SCOPED_FREE char *place = place_of(config, path);
+    SCOPED_FREE char *place = packed_place(config, path);
     if (data->tokenizer[0] || !shard_set_exists(place)) return true;
     SCOPED_FREE char *record = NULL;
     if (!shard_set_tokenizer(place, &record, error)) return false;
@@ -427,9 +427,9 @@ static bool take_tokenizer(Config *config, OptionStrings *strings, const char *p
 static bool take_tokenizers(Config *config, OptionStrings *strings, Error *error) {
     SCOPED(mixture_free) Mixture mixture = {0};
     const char *train = config->data.train;
-    if (!mixture_is(train)) return take_tokenizer(config, strings, train, error) && check_record(config, "data.train", train, error);
+    if (!mixture_is(train)) return take_shard_tokenizer(config, strings, train, error) && check_record(config, "data.train", train, error);
     bool good = mixture_read(&mixture, train, error);
-    for (int i = 0; good && i < mixture.source_count; i++) good = take_tokenizer(config, strings, mixture.sources[i].path, error);
+    for (int i = 0; good && i < mixture.source_count; i++) good = take_shard_tokenizer(config, strings, mixture.sources[i].path, error);
     for (int i = 0; good && i < mixture.source_count; i++) {
         SCOPED_FREE char *name = memory_format("%s: path of source %s", train, mixture.sources[i].name);
         good = check_record(config, name, mixture.sources[i].path, error);
@@ -507,7 +507,7 @@ bool corpus_resolve_steps(Config *config, int64_t inputs, Position from, Error *
 static bool count_source(const Config *config, const MixtureSource *source, int64_t *inputs, Error *error) {
     const int64_t unknown = (int64_t)1e15;
     SCOPED(shard_set_close) ShardSet set = {0};
-    SCOPED_FREE char *place = place_of(config, source->path), *name = name_of_source(source);
+    SCOPED_FREE char *place = packed_place(config, source->path), *name = name_of_source(source);
     bool shards = shard_set_exists(place), packed = shards || is_in_run(config->run, name);
     bool known = packed && config->data.packing == PACKING_CUT;
     if (!known) log_info("how often source %s is read is checked when the run starts, which packs it", source->name);
@@ -545,7 +545,7 @@ static bool name_bos(const Corpus *corpus, const Config *config, bool new, Error
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 /* Called by the process that holds the run's lock, so that no other process packs there. */
-static void remove_leftovers(const Config *config) {
+static void remove_data_leftovers(const Config *config) {
     SCOPED_FREE char *folder = memory_format("%s/data", config->run);
     file_remove_partials(folder, "", NULL);
 }
@@ -581,7 +581,7 @@ bool corpus_fork(const Config *config, Error *error) {
 bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, CorpusState state, Error *error) {
     SCOPED_FREE char *tokenizer = NULL;
     *corpus = (Corpus){0};
-    if (state != CORPUS_MADE) remove_leftovers(config);
+    if (state != CORPUS_MADE) remove_data_leftovers(config);
     bool made = state == CORPUS_MADE || (state == CORPUS_PACKED && !identity_accepts_packing(config->resume.accept));
     if (model_makes_images(&config->model)) return image_corpus_open(corpus, config, error);
     if (config->data.train[0] == '\0')
@@ -590,7 +590,7 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     Config kept = *config; /* the run has its own copy of the tokenizer; NO_TOKENIZER is kept */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
     if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process repacks what resume.accept allows */
-    opened = opened && open_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error) &&
+    opened = opened && open_run_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error) &&
              (state == CORPUS_MADE || (warn_of_all_cut(corpus, &kept, error) && name_bos(corpus, &kept, state == CORPUS_NEW, error)));
     int32_t end_token = corpus->bytes ? BYTE_SEPARATOR : corpus->tokenizer ? tokenizer_end_of_text(corpus->tokenizer) : -1;
     for (int i = 0; i < corpus->train_count; i++) corpus->train[i].end_token = end_token;

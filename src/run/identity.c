@@ -63,7 +63,7 @@ static bool describe_set(json_t *identity, const char *name, const ShardSet *set
     return json_object_set_new(identity, name, content) == 0;
 }
 
-static bool describe_images(json_t *identity, const char *name, const EncodingSet *set, Error *error) {
+static bool identify_images(json_t *identity, const char *name, const EncodingSet *set, Error *error) {
     uint64_t checksum;
     return encodings_checksum(set, &checksum, error) &&
            json_object_set_new(
@@ -98,7 +98,7 @@ static json_t *sample_path(const char *path, bool (*add)(const char *path, XXH3_
     return read ? json_sprintf("xxh3 %016" PRIx64, sum) : NULL;
 }
 
-static json_t *sample_files(const char *path, Error *error) {
+static json_t *hash_folder(const char *path, Error *error) {
     return sample_path(path, file_kind(path, NULL) == FILE_FOLDER ? sample_folder : hash_file_samples, error);
 }
 
@@ -142,7 +142,7 @@ static json_t *describe_run(const char *name, Error *error) {
 
 json_t *identity_of_adapters(const char *name, Error *error) {
     SCOPED_FREE char *folder = adapter_folder(name);
-    return sample_files(folder, error);
+    return hash_folder(folder, error);
 }
 
 static json_t *describe_adapters(const char *name, Error *error) {
@@ -155,7 +155,7 @@ static json_t *describe_adapters(const char *name, Error *error) {
 
 json_t *identity_of_source(const char *path, Error *error) {
     if (adapter_is_folder(path)) return describe_adapters(path, error);
-    return source_is_run(path) ? describe_run(path, error) : sample_files(path, error);
+    return source_is_run(path) ? describe_run(path, error) : hash_folder(path, error);
 }
 
 /* -- The whole base of adapters ------------------------------------------------------------------------------------ */
@@ -250,39 +250,39 @@ json_t *identity_of_base(const char *path, const char *run, bool keeps, Error *e
 /* Returns the content of a run's copy of its tokenizer. NULL on failure. */
 static json_t *content_of_tokenizer(const char *run, Error *error) {
     SCOPED_FREE char *folder = memory_format("%s/tokenizer", run);
-    return sample_files(folder, error);
+    return hash_folder(folder, error);
 }
 
-static void put_text(json_t *object, char *name, json_t *text) {
+static void put_identity_text(json_t *object, char *name, json_t *text) {
     json_object_set_new(object, name, text);
     free(name);
 }
 
-static bool describe_mixture(json_t *identity, const Phases *phases, const Corpus *corpus, Error *error) {
+static bool identify_mixture(json_t *identity, const Phases *phases, const Corpus *corpus, Error *error) {
     const Mixture *mixture = &phases->mixture;
     for (int i = 0; i < mixture->source_count; i++) {
         const char *name = mixture->sources[i].name;
-        put_text(identity, memory_format(SOURCE "%s", name), json_string(mixture->sources[i].path));
+        put_identity_text(identity, memory_format(SOURCE "%s", name), json_string(mixture->sources[i].path));
         SCOPED_FREE char *content = memory_format(SOURCE "%s.content", name);
         if (!describe_set(identity, content, &corpus->train[i], error)) return false;
-        put_text(identity, memory_format(SOURCE "%s.order", name),
+        put_identity_text(identity, memory_format(SOURCE "%s.order", name),
             json_sprintf("number %d, in pieces of %" PRId64 " tokens", i + 1, phases_piece(phases, i)));
     }
     for (int i = 0; i < phases->count; i++) {
         SCOPED_FREE char *text = phases_text(phases, i), *batch = phases_batch_text(phases, i);
-        put_text(identity, memory_format(PHASE "%d", i + 1), json_string(text));
-        put_text(identity, memory_format(PHASE "%d.batch", i + 1), json_string(batch));
+        put_identity_text(identity, memory_format(PHASE "%d", i + 1), json_string(text));
+        put_identity_text(identity, memory_format(PHASE "%d.batch", i + 1), json_string(batch));
     }
     return true;
 }
 
 /* Describes the content of training and validation data. */
-static bool describe_data(json_t *identity, const Config *config, const Phases *phases, const Corpus *corpus, Error *error) {
+static bool identify_data(json_t *identity, const Config *config, const Phases *phases, const Corpus *corpus, Error *error) {
     static const char train[] = "data.train.content", valid[] = "data.valid.content";
     if (corpus->image_length)
-        return describe_images(identity, train, &corpus->images, error) &&
-               (!corpus->has_valid || describe_images(identity, valid, &corpus->valid_images, error));
-    bool good = mixture_is(config->data.train) ? describe_mixture(identity, phases, corpus, error)
+        return identify_images(identity, train, &corpus->images, error) &&
+               (!corpus->has_valid || identify_images(identity, valid, &corpus->valid_images, error));
+    bool good = mixture_is(config->data.train) ? identify_mixture(identity, phases, corpus, error)
                                                : describe_set(identity, train, &corpus->train[0], error);
     return good && (!corpus->has_valid || describe_set(identity, valid, &corpus->valid, error));
 }
@@ -301,7 +301,7 @@ json_t *identity_create(
     bool init = config->init[0] && (!started || config->lora.rank);
     json_t *identity = json_pack("{s:s, s:s}", "run", run, "version", SMELT_VERSION);
     json_object_update_new(identity, identity_settings(config, false));
-    bool good = describe_data(identity, config, phases, corpus, error);
+    bool good = identify_data(identity, config, phases, corpus, error);
     good = (corpus->image_length || describe_tokenizer(identity, config, corpus, error)) && good;
     if (started && reference_is_open(&corpus->reference)) identity_put_reference(identity, &corpus->reference);
     json_t *source = !good || !init               ? NULL
@@ -320,7 +320,7 @@ json_t *identity_create(
 typedef void Report(void *context, const char *name, const char *saved, const char *now);
 
 /* Returns a text, or "none" if the object lacks it. */
-static const char *text_of(const json_t *object, const char *name) {
+static const char *identity_text(const json_t *object, const char *name) {
     const char *text = json_string_value(json_object_get(object, name));
     return text ? text : "none";
 }
@@ -339,7 +339,7 @@ bool identity_same_content(const char *content, const char *other) {
 }
 
 static bool differs(const json_t *saved, const json_t *now, const char *name) {
-    const char *before = text_of(saved, name), *after = text_of(now, name);
+    const char *before = identity_text(saved, name), *after = identity_text(now, name);
     return ends_with(name, ".content") ? !identity_same_content(before, after) : strcmp(before, after) != 0;
 }
 
@@ -347,7 +347,7 @@ static bool differs(const json_t *saved, const json_t *now, const char *name) {
  * the setting is too. A path that was not given has not moved. */
 static bool is_moved(const json_t *saved, const json_t *now, const char *name) {
     const Option *option = config_find(name);
-    bool path = option && option->path && option_decides(option) && *text_of(saved, name) && *text_of(now, name);
+    bool path = option && option->path && option_decides(option) && *identity_text(saved, name) && *identity_text(now, name);
     SCOPED_FREE char *content = memory_format("%s.content", name);
     bool text = !strcmp(name, "data.train") && differs(saved, now, "data.train.text");
     bool source = starts_with(name, SOURCE) && !ends_with(name, ".content") && !ends_with(name, ".order"); /* its content decides */
@@ -361,19 +361,19 @@ bool identity_restore(const json_t *saved, const json_t *now, Config *config, Op
     json_object_foreach((json_t *)saved, name, value) {
         const Option *option = config_find(name);
         if (!option || !option_decides(option) || is_moved(saved, now, name)) continue;
-        SCOPED_FREE char *setting = memory_format("%s=%s", name, text_of(saved, name));
+        SCOPED_FREE char *setting = memory_format("%s=%s", name, identity_text(saved, name));
         if (!options_set(&config_table, config, strings, setting, error)) return false;
     }
     return true;
 }
 
-static void compare(const json_t *saved, const json_t *now, bool may_move, Report *report, void *context) {
+static void compare_texts(const json_t *saved, const json_t *now, bool may_move, Report *report, void *context) {
     const char *name;
     json_t *value;
     json_auto_t *all = json_copy((json_t *)now);
     json_object_update_missing(all, (json_t *)saved);
     json_object_foreach(all, name, value) if (differs(saved, now, name) && !(may_move && is_moved(saved, now, name)))
-        report(context, name, shown(text_of(saved, name)), shown(text_of(now, name)));
+        report(context, name, shown(identity_text(saved, name)), shown(identity_text(now, name)));
 }
 
 bool identity_accepts(const char *list, const char *name) {
@@ -441,7 +441,7 @@ static bool is_open(const char *name, const Phases *phases, int begun) {
 
 bool identity_settle_reference(const json_t *identity, json_t *changes) {
     static const char name[] = "preference.reference: ", arrow[] = " -> ";
-    const char *now = text_of(identity, "preference.reference");
+    const char *now = identity_text(identity, "preference.reference");
     for (size_t i = 0; i < json_array_size(changes); i++) {
         const char *line = json_string_value(json_array_get(changes, i));
         if (!starts_with(line, name)) continue;
@@ -462,13 +462,13 @@ void identity_settle_mixture(json_t *saved, const json_t *now, const Phases *pha
     json_object_foreach(all, name, value) {
         if (!is_open(name, phases, begun) || !differs(saved, now, name)) continue;
         if (!is_moved(saved, now, name))
-            json_array_append_new(changes, json_sprintf("%s: %s -> %s", name, text_of(saved, name), text_of(now, name)));
+            json_array_append_new(changes, json_sprintf("%s: %s -> %s", name, identity_text(saved, name), identity_text(now, name)));
         if (json_object_get(now, name)) json_object_set(saved, name, json_object_get(now, name));
         else json_object_del(saved, name);
     }
 }
 
-static bool follows(const char *saved, const char *now) {
+static bool follows_origin(const char *saved, const char *now) {
     const OptimizerRule *last = optimizer_named(saved), *next = optimizer_named(now);
     return last && next && optimizer_may_follow(next, last);
 }
@@ -478,7 +478,7 @@ static bool follows(const char *saved, const char *now) {
 static bool is_bound(const Option *option, const char *saved, const char *now, bool adapters) {
     if (!option || !option->state) return false;
     if (!strcmp(option->name, "precision")) return !keeps_fp32(saved) || !keeps_fp32(now);
-    if (!strcmp(option->name, "optimizer.name")) return !follows(saved, now);
+    if (!strcmp(option->name, "optimizer.name")) return !follows_origin(saved, now);
     return strcmp(option->name, "init") != 0 || !adapters;
 }
 
@@ -520,13 +520,13 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
     size_t sizes[3];
     json_auto_t *complete = identity_saved_settings(saved);
     json_object_update_missing(complete, (json_t *)saved);
-    if (*text_of(complete, "data.train") && !*text_of(now, "data.train"))
+    if (*identity_text(complete, "data.train") && !*identity_text(now, "data.train"))
         return error_set(error, ERROR_USAGE,
             "data.train is missing: the run in %s trains on %s; give that, or another folder (run=FOLDER) for another run, or continue "
             "with smelt train %s",
-            what, text_of(complete, "data.train"), what);
+            what, identity_text(complete, "data.train"), what);
     Differences differences = {.accepted = accepted,
-        .adapters = strcmp(text_of(now, "lora.rank"), "0") != 0,
+        .adapters = strcmp(identity_text(now, "lora.rank"), "0") != 0,
         .allowed = changes,
         .refused = open_memstream(&refused, &sizes[0]),
         .words = open_memstream(&words, &sizes[1]),
@@ -534,7 +534,7 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
         .weights = true};
     if (!differences.refused || !differences.words || !differences.bound)
         return error_set(error, ERROR_MEMORY, "no memory to compare runs; free some");
-    compare(complete, now, true, sort_difference, &differences);
+    compare_texts(complete, now, true, sort_difference, &differences);
     fclose(differences.refused);
     fclose(differences.words);
     fclose(differences.bound);
@@ -556,7 +556,7 @@ bool identity_check_model(const char *run, const json_t *saved, const Config *co
     json_auto_t *model = identity_settings(config, false), *before = json_copy(model);
     Error difference = {0};
     json_object_update_existing(before, (json_t *)saved); /* settings that the saving program did not know are not differences */
-    compare(before, model, true, note_model, &difference);
+    compare_texts(before, model, true, note_model, &difference);
     return !difference.code || error_set(error, difference.code, "%s: %s", run, difference.message);
 }
 
@@ -591,7 +591,7 @@ bool identity_agree(Comm *comm, const char *what, const json_t *mine, Error *err
     if (!strcmp(first, text)) return true;
     RankReport report = {0};
     json_auto_t *theirs = json_loads(first, 0, NULL);
-    compare(theirs, mine, false, append_rank, &report);
+    compare_texts(theirs, mine, false, append_rank, &report);
     if (!report.count) return true; /* both have the checksum of samples, and only one has that of whole files */
     return error_set(error, ERROR_USAGE, "rank %d has other %s than rank 0: %s%s; start all ranks with the same command and files",
         comm_rank(comm), what, report.text, report.count > 8 ? "; and more" : "");

@@ -167,7 +167,7 @@ static json_t *find_step(const char *where, const int64_t *steps, size_t count, 
     return NULL;
 }
 
-static void list_steps(const int64_t *steps, size_t count, char *text, size_t size) {
+static void steps_text(const int64_t *steps, size_t count, char *text, size_t size) {
     size_t used = (size_t)snprintf(text, size, count ? "there are those of steps " : "there is none at all");
     for (size_t i = 0; i < count && i < 10; i++)
         used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : "", (long long)steps[i]);
@@ -185,7 +185,7 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
     if (!count && !lineage_check_never_saved(point->run, config, error)) return NULL;
     json_t *metadata = point->step == RUN_BEST ? find_best(where, steps, count, step, error) : find_step(where, steps, count, *step, error);
     if (metadata || (error->code && error->finding == FINDING_UNREADABLE)) return metadata;
-    list_steps(steps, count, known, sizeof known);
+    steps_text(steps, count, known, sizeof known);
     if (point->step == RUN_BEST)
         error_set(error, ERROR_CHECKPOINT,
             "%s has no checkpoint that was evaluated when it was saved, so none is known as the best: train with eval.every and "
@@ -295,7 +295,7 @@ static bool check_copy(const Config *config, const char *run, const json_t *save
                           setting, path, run, run, setting));
 }
 
-static bool check_copies(const Config *config, const Origin *origin, const json_t *newest, Error *error) {
+static bool check_store_copies(const Config *config, const Origin *origin, const json_t *newest, Error *error) {
     const json_t *saved = json_object_get(newest, "identity");
     const char *run = origin->forked ? config->fork : config->run;
     return check_copy(config, run, saved, false, error) && check_copy(config, run, saved, true, error);
@@ -343,7 +343,7 @@ bool lineage_find(const Config *config, Origin *origin, Error *error) {
     if (strlen(known) == RUN_NUMBER_DIGITS) memcpy(origin->number, known, RUN_NUMBER_DIGITS + 1);
     else if (!draw_number(origin->number, error)) return false;
     return !origin->step || (compare_settings(config, origin, newest, error) && check_given(config, origin, saved, error) &&
-                                check_copies(config, origin, newest, error));
+                                check_store_copies(config, origin, newest, error));
 }
 
 char *lineage_store(const Config *config, const Origin *origin, Error *error) {
@@ -380,7 +380,7 @@ static void warn_of_other_bits(const json_t *before, const json_t *start) {
             plural(ranks), device, (long long)here, now);
 }
 
-static bool write_record(const Config *config, const Origin *origin, const json_t *identity, json_t *start, Error *error) {
+static bool write_run_record(const Config *config, const Origin *origin, const json_t *identity, json_t *start, Error *error) {
     json_auto_t *record = lineage_record(config->run, error);
     if (!record) {
         json_decref(start);
@@ -397,15 +397,15 @@ static bool write_record(const Config *config, const Origin *origin, const json_
 }
 
 /* A setting whose path a started run does not read: it continues with its copy. */
-typedef struct Kept {
+typedef struct KeptIdentity {
     const char *setting, *path; /* "data.train" and its present value */
     const char *content;        /* the identity's name of its content */
     const char *copy;           /* the copy, for messages */
-} Kept;
+} KeptIdentity;
 
 /* Settles the content of `kept` in `identity`. It is the saved content, unless the path is another
  * one with other content: then it is `there` (NULL: missing), for the comparison that follows. */
-static void settle(const Kept *kept, const json_t *saved, json_t *identity, json_t *there) {
+static void settle(const KeptIdentity *kept, const json_t *saved, json_t *identity, json_t *there) {
     json_t *before = json_object_get(saved, kept->content), *path = json_object_get(saved, kept->setting);
     bool same_path = json_equal(path, json_object_get(identity, kept->setting)), changed = there && before && !json_equal(there, before);
     if (before && !there) log_info("%s=%s is gone: %s is used", kept->setting, kept->path, kept->copy);
@@ -424,7 +424,8 @@ static bool settle_text(const Config *config, const char *setting, const char *p
     json_auto_t *there = read ? identity_of_text(path, !strcmp(setting, "data.valid"), error) : NULL;
     json_t *before = json_object_get(saved, name);
     if (read && !there) return false;
-    if (text && saved && !identity_accepts(config->resume.accept, name)) settle(&(Kept){setting, path, name, copy}, saved, identity, there);
+    if (text && saved && !identity_accepts(config->resume.accept, name))
+        settle(&(KeptIdentity){setting, path, name, copy}, saved, identity, there);
     else if (there || before) json_object_set(identity, name, there ? there : before); /* if a shard replaces text, the content decides */
     return true;
 }
@@ -454,7 +455,7 @@ static bool settle_tokenizer(const Config *config, const json_t *saved, json_t *
     bool differs = false, given = is_there(path);
     if (given && !tokenizer_differs(path, copy, &differs, error)) return false;
     json_auto_t *there = !given ? NULL : differs ? json_sprintf("that of %s", path) : json_incref(now);
-    settle(&(Kept){"data.tokenizer", path, "data.tokenizer.content", copy}, saved, identity, there);
+    settle(&(KeptIdentity){"data.tokenizer", path, "data.tokenizer.content", copy}, saved, identity, there);
     return true;
 }
 
@@ -467,7 +468,7 @@ static bool settle_init(const Config *config, const json_t *saved, json_t *ident
     bool exists = is_there(path);
     json_auto_t *there = !exists ? NULL : same_path ? json_incref(before) : identity_of_source(path, error);
     if (exists && !same_path && !there) return false;
-    settle(&(Kept){"init", path, "init.content", "the newest checkpoint"}, saved, identity, there);
+    settle(&(KeptIdentity){"init", path, "init.content", "the newest checkpoint"}, saved, identity, there);
     return true;
 }
 
@@ -515,7 +516,7 @@ bool lineage_write(
     char when[64] = " once the run goes on"; /* the run is finished */
     if (origin->step < config->steps) snprintf(when, sizeof when, " from step %lld on", (long long)origin->step + 1);
     for (size_t i = 0; i < json_array_size(changes); i++) log_info("%s%s", json_string_value(json_array_get(changes, i)), when);
-    return write_record(config, origin, identity, describe_start(origin->step, computer, changes), error) &&
+    return write_run_record(config, origin, identity, describe_start(origin->step, computer, changes), error) &&
            (is_remembered(config) || run_write_config(config, error));
 }
 

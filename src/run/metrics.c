@@ -18,14 +18,14 @@
 #include "run/tensorboard_internal.h"
 
 /* Summary of the records that were kept. */
-typedef struct Kept {
+typedef struct KeptRecords {
     int64_t checkpoint;         /* step of the latest one; -1: none */
     int64_t step, missing, gap; /* the latest step; number of earlier steps without a record, and the first of them */
-} Kept;
+} KeptRecords;
 
 struct Metrics {
     File journal;
-    Kept kept;
+    KeptRecords kept;
     Tensorboard *tensorboard; /* NULL if disabled */
 };
 
@@ -38,7 +38,7 @@ static double unix_seconds(void) {
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 /* Notes that the next record of a step is that of step `at`. */
-static void note_step(Kept *kept, int64_t at) {
+static void note_step(KeptRecords *kept, int64_t at) {
     if (at <= kept->step) return;
     if (at > kept->step + 1 && !kept->missing) kept->gap = kept->step + 1;
     kept->missing += at - kept->step - 1;
@@ -47,16 +47,16 @@ static void note_step(Kept *kept, int64_t at) {
 
 /* The records to keep: those up to `step`, and starts. A fork keeps only its origin's starts before
  * `step`. */
-typedef struct Cut {
+typedef struct RecordCut {
     int64_t step;
     bool fork, evaluates; /* evaluates: drop those of the step, which are made again */
-} Cut;
+} RecordCut;
 
 /* Returns whether a line is kept. Records begin as record_new and json_dumps write them, so
  * hundreds of megabytes need no parser before the first step. Lines with another beginning are
  * unknown and kept, unless they contain zeros, which a power cut leaves in unsynced records.
  * Incomplete records are dropped. */
-static bool keeps(const FileReader *reader, Cut cut, Kept *kept) {
+static bool keeps(const FileReader *reader, RecordCut cut, KeptRecords *kept) {
     char kind[16];
     long long at;
     if (memchr(reader->line, '\0', reader->length)) return false;
@@ -74,7 +74,7 @@ static bool keeps(const FileReader *reader, Cut cut, Kept *kept) {
 
 /* Copies the lines that are kept to `copy`, if it is not NULL. `*dropped`: there are other lines.
  * `*kept`: the summary of the kept ones. */
-static bool filter(const char *path, Cut cut, File *copy, bool *dropped, Kept *kept, Error *error) {
+static bool filter(const char *path, RecordCut cut, File *copy, bool *dropped, KeptRecords *kept, Error *error) {
     FileReader reader;
     bool good = true;
     if (!file_reader_open(&reader, path, error)) return false;
@@ -91,35 +91,35 @@ static bool filter(const char *path, Cut cut, File *copy, bool *dropped, Kept *k
 }
 
 /* Other processes see either the old file or the new one. */
-static bool rewrite(const char *from, const char *to, Cut cut, Error *error) {
+static bool rewrite_records(const char *from, const char *to, RecordCut cut, Error *error) {
     SCOPED(file_close) File copy = {0};
     bool dropped;
-    Kept kept = {0};
+    KeptRecords kept = {0};
     return file_replace_begin(&copy, to, error) && filter(from, cut, &copy, &dropped, &kept, error) && file_replace_commit(&copy, error);
 }
 
-static bool drop_later_records(const char *path, Cut cut, Kept *kept, Error *error) {
+static bool drop_later_records(const char *path, RecordCut cut, KeptRecords *kept, Error *error) {
     bool dropped = false;
-    *kept = (Kept){.checkpoint = -1};
-    return !file_exists(path) || (filter(path, cut, NULL, &dropped, kept, error) && (!dropped || rewrite(path, path, cut, error)));
+    *kept = (KeptRecords){.checkpoint = -1};
+    return !file_exists(path) || (filter(path, cut, NULL, &dropped, kept, error) && (!dropped || rewrite_records(path, path, cut, error)));
 }
 
 bool metrics_last_checkpoint(const char *run, int64_t *step, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run);
-    Kept kept = {.checkpoint = -1};
+    KeptRecords kept = {.checkpoint = -1};
     bool dropped;
-    if (file_exists(path) && !filter(path, (Cut){.step = INT64_MAX}, NULL, &dropped, &kept, error)) return false;
+    if (file_exists(path) && !filter(path, (RecordCut){.step = INT64_MAX}, NULL, &dropped, &kept, error)) return false;
     *step = kept.checkpoint > 0 ? kept.checkpoint : 0;
     return true;
 }
 
 bool metrics_fork(const char *base, const char *run, int64_t step, Error *error) {
     SCOPED_FREE char *from = memory_format("%s/metrics.jsonl", base), *to = memory_format("%s/metrics.jsonl", run);
-    return !file_exists(from) || rewrite(from, to, (Cut){.step = step, .fork = true}, error);
+    return !file_exists(from) || rewrite_records(from, to, (RecordCut){.step = step, .fork = true}, error);
 }
 
 /* Reports draw no line over missing records. */
-static void warn_of_gaps(const char *path, int64_t step, Kept *kept) {
+static void warn_of_gaps(const char *path, int64_t step, KeptRecords *kept) {
     note_step(kept, step + 1);
     if (kept->missing)
         log_warn(
@@ -131,7 +131,8 @@ static void warn_of_gaps(const char *path, int64_t step, Kept *kept) {
 Metrics *metrics_open(const char *run, int64_t step, bool evaluates, bool tensorboard, Error *error) {
     Metrics *metrics = memory_allocate(sizeof *metrics);
     SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
-    if (file_make_folder(run, error) && drop_later_records(path, (Cut){.step = step, .evaluates = evaluates}, &metrics->kept, error) &&
+    if (file_make_folder(run, error) &&
+        drop_later_records(path, (RecordCut){.step = step, .evaluates = evaluates}, &metrics->kept, error) &&
         file_open_journal(&metrics->journal, path, error) && file_sync_name(path, error) &&
         (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error)))) {
         warn_of_gaps(path, step, &metrics->kept);

@@ -98,7 +98,7 @@ static void take_settings(Config *config, const MixturePhase *phase, bool first)
     batch->sequences = phase->sequences ? phase->sequences : int_max(microbatch / config->data.length, 1);
 }
 
-static bool check_phase(Phase *phase, const MixturePhase *given, const char *path, Error *error) {
+static bool check_phase_config(Phase *phase, const MixturePhase *given, const char *path, Error *error) {
     bool rotates = family_has(family_of(&phase->config.model), "model.rope_theta");
     if (given->rope_theta > 0 && !rotates)
         error_set(error, ERROR_USAGE, "rope_theta=%g: this model.family has no rotary embedding: leave it out", given->rope_theta);
@@ -148,7 +148,7 @@ bool phases_open(Phases *phases, const Config *config, Error *error) {
         Phase *phase = &phases->items[i];
         *phase = (Phase){.config = *config, .name = given->name, .first_sample = sample, .first_token = token, .samples = INT64_MAX};
         take_settings(&phase->config, given, i == 0);
-        if (mixed && !check_phase(phase, given, config->data.train, error)) return false;
+        if (mixed && !check_phase_config(phase, given, config->data.train, error)) return false;
         if (i + 1 == phases->count) continue;
         phase->samples = divide_up(given->tokens, phase->config.data.length);
         sample += phase->samples;
@@ -378,7 +378,7 @@ static int64_t last_step_of_phase(const Phases *phases, const Position *position
 
 /* Returns the position at step `step` of the phase that ends at `phase_end`, after `samples` more
  * samples. */
-static Position move(Position from, int64_t step, int64_t samples, int64_t phase_end) {
+static Position move_position(Position from, int64_t step, int64_t samples, int64_t phase_end) {
     from.samples += samples;
     from.step = step;
     if (from.samples == phase_end) from.phase_step = step;
@@ -392,7 +392,7 @@ Position phases_advance(const Phases *phases, Position from, int64_t steps) {
         int64_t done = from.step - from.phase_step, step = last_step_of_phase(phases, &from, from.step < whole ? whole : from.step + 1);
         int64_t taken = samples_of_steps(phase, step - from.phase_step) - samples_of_steps(phase, done);
         if (step > whole) taken = phases_next(phases, &from);
-        from = move(from, step, int_min(taken, phase_end(phase) - from.samples), phase_end(phase));
+        from = move_position(from, step, int_min(taken, phase_end(phase) - from.samples), phase_end(phase));
     }
     return from;
 }
@@ -447,7 +447,7 @@ bool phases_count_steps(const Phases *phases, double tokens, Position from, int6
         int64_t more = steps_for(phase, done, left), rest = left + samples_of_steps(phase, done) - samples_of_steps(phase, done + more - 1);
         bool whole = rest == samples_of_steps(phase, done + more) - samples_of_steps(phase, done + more - 1);
         *last = whole ? 0 : rest * phase->config.data.length;
-        from = move(from, from.step + more, left, phase_end(phase));
+        from = move_position(from, from.step + more, left, phase_end(phase));
     }
     *steps = from.step;
     return true;

@@ -24,7 +24,7 @@ static bool is_in_order(const Reference *reference) {
     return true;
 }
 
-static bool read_file(Reference *reference, const ReferenceKey *key) {
+static bool map_reference(Reference *reference, const ReferenceKey *key) {
     ReferenceFooter footer;
     size_t size = reference->map.size;
     if (size < sizeof footer || (size - sizeof footer) % sizeof(ReferencePair)) return false;
@@ -43,7 +43,7 @@ static bool read_file(Reference *reference, const ReferenceKey *key) {
 bool reference_open(Reference *reference, const char *path, const ReferenceKey *key, Error *error) {
     *reference = (Reference){0};
     if (!file_map(&reference->map, path, error)) return error->finding == FINDING_ABSENT;
-    if (!read_file(reference, key)) reference_close(reference);
+    if (!map_reference(reference, key)) reference_close(reference);
     return true;
 }
 

@@ -127,7 +127,7 @@ static bool may_start_anew(const Config *config, Error *error) {
 }
 
 /* Removes leftovers of the files that only a training writes; their lock is held. */
-static void remove_leftovers(const char *run) {
+static void remove_run_leftovers(const char *run) {
     static const char *const names[] = {"config.yaml", "run.json", "metrics.jsonl", "lease.json"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) file_remove_partials(run, names[i], NULL);
 }
@@ -149,7 +149,7 @@ bool run_is_ours(const char *run) {
 
 bool run_open(const Config *config, Error *error) {
     bool started;
-    remove_leftovers(config->run);
+    remove_run_leftovers(config->run);
     if (!file_make_folder(config->run, error) || !has_checkpoint(config, &started, error)) return false;
     SCOPED_FREE char *path = memory_format("%s/config.yaml", config->run);
     bool exists = file_exists(path), replaced = exists && !started && is_marked(path);

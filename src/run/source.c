@@ -15,24 +15,24 @@
 #include "run/lineage.h"
 #include "run/run.h"
 
-static bool exists(const char *folder, const char *name) {
+static bool is_in_folder(const char *folder, const char *name) {
     SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
     return file_exists(path);
 }
 
 bool source_is_run(const char *folder) {
     SCOPED(run_point_free) RunPoint point = run_point(folder);
-    return *point.run && exists(point.run, "config.yaml"); /* an empty folder name does not mean / */
+    return *point.run && is_in_folder(point.run, "config.yaml"); /* an empty folder name does not mean / */
 }
 
 bool source_is_model_folder(const char *folder) { return hf_is_model(folder) && !source_is_run(folder) && !adapter_is_folder(folder); }
 
-static bool is_weights(const char *name) {
+static bool is_weights_file(const char *name) {
     return ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json") || starts_with(name, "pytorch_model");
 }
 
 static bool is_model_file(const char *name) {
-    return !strcmp(name, "config.json") || !strcmp(name, "adapter_config.json") || ends_with(name, ".gguf") || is_weights(name);
+    return !strcmp(name, "config.json") || !strcmp(name, "adapter_config.json") || ends_with(name, ".gguf") || is_weights_file(name);
 }
 
 bool source_check_run(const char *run, const char *init, Error *error) {
@@ -53,10 +53,10 @@ bool source_check_run(const char *run, const char *init, Error *error) {
 
 bool source_check_run_alone(const char *run, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
-    if (!exists(run, "config.json") && !exists(run, "adapter_config.json")) return true;
+    if (!is_in_folder(run, "config.json") && !is_in_folder(run, "adapter_config.json")) return true;
     if (!file_list(run, &list, error)) return false;
     for (size_t i = 0; i < list.count; i++)
-        if (is_weights(list.entries[i].name))
+        if (is_weights_file(list.entries[i].name))
             return error_set(error, ERROR_CHECKPOINT,
                 "%s holds a run (config.yaml) and a model (%s), so that its name means both: move the files of the run (config.yaml, "
                 "run.json, metrics.jsonl, log.txt, checkpoints, data) or those of the model into a folder of their own",
@@ -65,7 +65,7 @@ bool source_check_run_alone(const char *run, Error *error) {
 }
 
 /* The data settings are those that any model passes config_check with. */
-static bool take_model(const ModelConfig *model, Precision precision, Config *config, OptionStrings *strings, Error *error) {
+static bool set_model(const ModelConfig *model, Precision precision, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     config->model = *model;
     config->precision = precision;
@@ -97,11 +97,11 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
     if (hf_is_model(folder)) {
         bool read = hf_read(folder, &model, error);
         if (model.warnings) log_warn("%s%s: %s", folder, gguf_is_file(folder) ? "" : "/config.json", model.warnings);
-        return read && take_model(&model.config, model.precision, config, strings, error);
+        return read && set_model(&model.config, model.precision, config, strings, error);
     }
     if (llmc_is_model(folder))
         return llmc_read(folder, &model.config, &model.precision, error) &&
-               take_model(&model.config, model.precision, config, strings, error);
+               set_model(&model.config, model.precision, config, strings, error);
     if (is_hub_name(folder))
         return error_set(error, ERROR_CHECKPOINT,
             "there is no folder %s, and smelt downloads no models: hf download %s --local-dir my-model (pip install huggingface_hub) gets "

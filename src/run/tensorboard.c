@@ -19,14 +19,14 @@
 #include "base/scope.h"
 #include "run/tensorboard_internal.h"
 
-typedef struct Buffer {
+typedef struct EventBuffer {
     uint8_t *data;
     size_t length, capacity;
-} Buffer;
+} EventBuffer;
 
 struct Tensorboard {
     File journal;
-    Buffer part, value, summary, event, record;
+    EventBuffer part, value, summary, event, record;
 };
 
 enum { WIRE_VARINT = 0, WIRE_FIXED64 = 1, WIRE_BYTES = 2, WIRE_FIXED32 = 5 };
@@ -47,62 +47,62 @@ uint32_t tensorboard_crc32c(const void *data, size_t bytes) {
 
 /* -- Encoding ------------------------------------------------------------------------------------------------------ */
 
-static void put_bytes(Buffer *buffer, const void *data, size_t bytes) {
+static void put_buffer(EventBuffer *buffer, const void *data, size_t bytes) {
     array_reserve(buffer->data, buffer->capacity, buffer->length + bytes);
     if (bytes > 0) memcpy(buffer->data + buffer->length, data, bytes);
     buffer->length += bytes;
 }
 
-static void put_varint(Buffer *buffer, uint64_t value) {
+static void put_varint(EventBuffer *buffer, uint64_t value) {
     uint8_t encoded[10];
     int length = 0;
     for (; value >= 0x80; value >>= 7) encoded[length++] = (uint8_t)(value | 0x80);
     encoded[length++] = (uint8_t)value;
-    put_bytes(buffer, encoded, (size_t)length);
+    put_buffer(buffer, encoded, (size_t)length);
 }
 
-static void put_field(Buffer *buffer, int field, int wire) { put_varint(buffer, (uint64_t)(field << 3 | wire)); }
+static void put_field(EventBuffer *buffer, int field, int wire) { put_varint(buffer, (uint64_t)(field << 3 | wire)); }
 
-static void put_field_bytes(Buffer *buffer, int field, const void *data, size_t bytes) {
+static void put_field_bytes(EventBuffer *buffer, int field, const void *data, size_t bytes) {
     put_field(buffer, field, WIRE_BYTES);
     put_varint(buffer, bytes);
-    put_bytes(buffer, data, bytes);
+    put_buffer(buffer, data, bytes);
 }
 
-static void put_field_integer(Buffer *buffer, int field, int64_t value) {
+static void put_field_integer(EventBuffer *buffer, int field, int64_t value) {
     put_field(buffer, field, WIRE_VARINT);
     put_varint(buffer, (uint64_t)value);
 }
 
-static void put_field_double(Buffer *buffer, int field, double value) {
+static void put_field_double(EventBuffer *buffer, int field, double value) {
     put_field(buffer, field, WIRE_FIXED64);
-    put_bytes(buffer, &value, sizeof value);
+    put_buffer(buffer, &value, sizeof value);
 }
 
-static void put_field_float(Buffer *buffer, int field, float value) {
+static void put_field_float(EventBuffer *buffer, int field, float value) {
     put_field(buffer, field, WIRE_FIXED32);
-    put_bytes(buffer, &value, sizeof value);
+    put_buffer(buffer, &value, sizeof value);
 }
 
 /* -- Records ------------------------------------------------------------------------------------------------------- */
 
 /* The mask keeps the CRC of data that itself contains CRCs from being trivial (TFRecord format). */
-static void put_masked_crc(Buffer *buffer, const void *data, size_t bytes) {
+static void put_masked_crc(EventBuffer *buffer, const void *data, size_t bytes) {
     uint32_t crc = tensorboard_crc32c(data, bytes), masked = ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
-    put_bytes(buffer, &masked, sizeof masked);
+    put_buffer(buffer, &masked, sizeof masked);
 }
 
 /* Appends an event with one field besides its time and step; negative: without a step. */
 static bool write_event(Tensorboard *tensorboard, double time, int64_t step, int field, const void *data, size_t bytes, Error *error) {
-    Buffer *event = &tensorboard->event, *record = &tensorboard->record;
+    EventBuffer *event = &tensorboard->event, *record = &tensorboard->record;
     event->length = record->length = 0;
     put_field_double(event, EVENT_TIME, time);
     if (step >= 0) put_field_integer(event, EVENT_STEP, step);
     put_field_bytes(event, field, data, bytes);
     uint64_t length = event->length;
-    put_bytes(record, &length, sizeof length);
+    put_buffer(record, &length, sizeof length);
     put_masked_crc(record, &length, sizeof length);
-    put_bytes(record, event->data, event->length);
+    put_buffer(record, event->data, event->length);
     put_masked_crc(record, event->data, event->length);
     return file_append(&tensorboard->journal, record->data, record->length, error);
 }
@@ -114,7 +114,7 @@ static bool write_version(Tensorboard *tensorboard, double time, Error *error) {
 
 /* A session start at a step makes TensorBoard drop that step and later ones from earlier files. */
 static bool write_session_start(Tensorboard *tensorboard, int64_t step, double time, Error *error) {
-    Buffer *log = &tensorboard->summary;
+    EventBuffer *log = &tensorboard->summary;
     log->length = 0;
     put_field_integer(log, SESSION_STATUS, SESSION_START);
     return write_event(tensorboard, time, step, EVENT_SESSION_LOG, log->data, log->length, error);
@@ -122,7 +122,7 @@ static bool write_session_start(Tensorboard *tensorboard, int64_t step, double t
 
 bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error) {
     if (!tensorboard) return true;
-    Buffer *value = &tensorboard->value, *summary = &tensorboard->summary;
+    EventBuffer *value = &tensorboard->value, *summary = &tensorboard->summary;
     summary->length = 0;
     for (size_t i = 0; i < count; i++) {
         value->length = 0;
@@ -136,7 +136,7 @@ bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, cons
 bool tensorboard_write_text(Tensorboard *tensorboard, int64_t step, double time, const char *tag, const char *text, Error *error) {
     static const char plugin[] = "text";
     if (!tensorboard) return true;
-    Buffer *part = &tensorboard->part, *value = &tensorboard->value, *summary = &tensorboard->summary;
+    EventBuffer *part = &tensorboard->part, *value = &tensorboard->value, *summary = &tensorboard->summary;
     value->length = summary->length = part->length = 0;
     put_field_bytes(value, VALUE_TAG, tag, strlen(tag));
     put_field_integer(part, TENSOR_TYPE, TYPE_STRING);

@@ -80,7 +80,7 @@ static void take_tables(Session *session, const WeightSource *source) {
 
 /* Fills the frozen parameters of the session; matrices go into the weight arena, cast to its type.
  * In a run without steps, trained tables start with the source's values, and are not spread yet. */
-static bool take_all(Session *session, const WeightSource *source, Error *error) {
+static bool take_base_parameters(Session *session, const WeightSource *source, Error *error) {
     const Graph *graph = session->training.model.graph;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
@@ -100,27 +100,27 @@ static bool take_all(Session *session, const WeightSource *source, Error *error)
 }
 
 /* Fills the frozen parameters from a model folder, one after the other. */
-static bool take_folder(Session *session, const char *folder, const Config *origin, Error *error) {
+static bool take_base_folder(Session *session, const char *folder, const Config *origin, Error *error) {
     const Config *config = session->config;
     SCOPED(model_free) Model base = model_describe(&config->model, NULL, config->precision);
     HfReader *reader = hf_reader_open(folder, &origin->model, base.graph, error);
     if (!reader) return false;
-    bool taken = take_all(session, &(WeightSource){.reader = reader, .graph = base.graph}, error);
+    bool taken = take_base_parameters(session, &(WeightSource){.reader = reader, .graph = base.graph}, error);
     hf_reader_close(reader);
     return taken;
 }
 
-static bool take_source(Session *session, const char *folder, const Config *origin, Error *error) {
+static bool take_base_source(Session *session, const char *folder, const Config *origin, Error *error) {
     SCOPED(host_model_close) HostModel base = {0};
     if (!host_model_open(&base, &session->config->model, NULL, session->config->precision, error) ||
         !weights_load(folder, origin, base.model.graph, base.master, NULL, error))
         return false;
-    return take_all(session, &(WeightSource){.graph = base.model.graph, .master = base.master}, error);
+    return take_base_parameters(session, &(WeightSource){.graph = base.model.graph, .master = base.master}, error);
 }
 
 bool adapter_load_base(Session *session, const char *folder, const Config *origin, Error *error) {
     return check_base(folder, origin, error) &&
-           (source_is_model_folder(folder) ? take_folder : take_source)(session, folder, origin, error) &&
+           (source_is_model_folder(folder) ? take_base_folder : take_base_source)(session, folder, origin, error) &&
            device_ok(session->device, error);
 }
 
@@ -268,7 +268,7 @@ static int replace_tables(const HostModel *adapters, const LoraConfig *lora, con
     return replaced;
 }
 
-static void merge(const HostModel *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
+static void merge_adapters(const HostModel *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
     int merged = replace_tables(adapters, lora, graph, master), trained = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
@@ -294,7 +294,7 @@ bool adapter_load_merged(const char *name, const Config *config, const Graph *gr
     }
     if (!folder && !lineage_check_base(name, config, error)) return false;
     if (!open_adapters(&adapters, name, config, PRECISION_FP64, step, error) || !replace_parts(name, graph, master, error)) return false;
-    merge(&adapters, &config->lora, graph, master);
+    merge_adapters(&adapters, &config->lora, graph, master);
     return true;
 }
 
@@ -315,7 +315,7 @@ static bool compared_open(Program *c, const Config *config, const LoraConfig *lo
 /* Returns its output for random inputs: logits of tokens, or velocities of image tokens. */
 static TensorId result_of(const Program *c) { return c->model.velocity ? c->model.velocity : c->model.logits; }
 
-static void put_tokens(const Program *c, const Config *config) {
+static void put_random_tokens(const Program *c, const Config *config) {
     int32_t *tokens = executor_tensor(c->executor, c->model.tokens), *positions = executor_tensor(c->executor, c->model.positions);
     for (int i = 0; i < COMPARED_TOKENS; i++) {
         tokens[i] = (int32_t)(rng_bits(1, 0, (uint64_t)i).word[0] % (uint64_t)config->model.vocabulary);
@@ -324,10 +324,10 @@ static void put_tokens(const Program *c, const Config *config) {
 }
 
 /* The caller frees the result. */
-static float *compute(const Program *c, const Config *config) {
+static float *compute_result(const Program *c, const Config *config) {
     float *result = memory_allocate((size_t)graph_elements(c->model.graph, result_of(c)) * sizeof *result);
     if (c->model.velocity) image_put_synthetic(&c->model, c->executor);
-    else put_tokens(c, config);
+    else put_random_tokens(c, config);
     executor_run(c->executor);
     executor_read(c->executor, result_of(c), result);
     return result;
@@ -351,7 +351,7 @@ static bool take_base(const HostModel *adapted, const char *name, const Config *
     return true;
 }
 
-static bool expect(MergedCheck *check, const char *name, const Config *config, Error *error) {
+static bool compute_expected(MergedCheck *check, const char *name, const Config *config, Error *error) {
     int64_t step;
     SCOPED(host_model_close) HostModel adapted = {0};
     SCOPED(program_free) Program with = {0};
@@ -360,7 +360,7 @@ static bool expect(MergedCheck *check, const char *name, const Config *config, E
         !compared_open(&with, config, &lora, adapted.master, error))
         return false;
     check->count = graph_elements(with.model.graph, result_of(&with));
-    check->expected = compute(&with, config);
+    check->expected = compute_result(&with, config);
     for (int64_t i = 0; i < check->count; i++) check->largest = fmax(check->largest, fabs((double)check->expected[i]));
     return true;
 }
@@ -372,7 +372,8 @@ bool adapter_check_start(MergedCheck *check, const char *name, const Config *con
     Error little;
     model_free(&size);
     *check = (MergedCheck){0};
-    if (memory_check(bytes, "comparing the merged model with base and adapters", "", &little)) return expect(check, name, config, error);
+    if (memory_check(bytes, "comparing the merged model with base and adapters", "", &little))
+        return compute_expected(check, name, config, error);
     log_warn("not compared with base and adapters: %s", little.message);
     return true;
 }
@@ -380,10 +381,10 @@ bool adapter_check_start(MergedCheck *check, const char *name, const Config *con
 void adapter_check_end(MergedCheck *check) { free(check->expected); }
 
 /* The difference is infinity if the model produces NaN. */
-static bool measure(const MergedCheck *check, const Config *config, void *master, double *difference, Error *error) {
+static bool measure_difference(const MergedCheck *check, const Config *config, void *master, double *difference, Error *error) {
     SCOPED(program_free) Program merged = {0};
     if (!compared_open(&merged, config, NULL, master, error)) return false;
-    SCOPED_FREE float *result = compute(&merged, config);
+    SCOPED_FREE float *result = compute_result(&merged, config);
     *difference = 0;
     for (int64_t i = 0; i < check->count; i++) {
         double off = fabs((double)result[i] - check->expected[i]);
@@ -398,7 +399,7 @@ bool adapter_check_merged(const MergedCheck *check, const char *name, const Conf
     const double bound = 1e-3; /* fraction of the largest number: rounding leaves about 1e-6, a wrong sign the adapters' whole effect */
     double difference;
     if (!check->expected) return true;
-    if (!measure(check, config, master, &difference, error)) return false;
+    if (!measure_difference(check, config, master, &difference, error)) return false;
     return difference <= bound * check->largest ||
            error_set(error, ERROR_NUMERICS, "%s of the merged model differ by %.2g from those of %s with its base, of at most %.2g",
                results_of(config), difference, name, check->largest);
@@ -410,7 +411,7 @@ bool adapter_check_written(
     double difference;
     plain.lora.rank = 0;
     if (!check->expected) return true;
-    if (!weights_load(out, &plain, graph, master, NULL, error) || !measure(check, config, master, &difference, error))
+    if (!weights_load(out, &plain, graph, master, NULL, error) || !measure_difference(check, config, master, &difference, error))
         return error_context(error, "reading back what was written");
     log_info("merged: %s of %d tokens differ by at most %.1e, as written, from those with adapters, of at most %.2g", results_of(config),
         COMPARED_TOKENS, difference, check->largest);
@@ -419,19 +420,19 @@ bool adapter_check_written(
 
 /* -- PEFT's folder ------------------------------------------------------------------------------------------------- */
 
-static bool is_ours(const char *name) {
+static bool is_adapter_file(const char *name) {
     return !strcmp(name, "adapter_config.json") || !strcmp(name, "adapter_model.safetensors") || hf_is_tokenizer_file(name);
 }
 
 /* Returns whether `folder` may be replaced. */
-static bool check_folder(const char *folder, bool overwrite, Error *error) {
+static bool check_adapter_folder(const char *folder, bool overwrite, Error *error) {
     SCOPED(file_list_free) FileList list = {0};
     if (!file_list(folder, &list, error)) return error->finding == FINDING_ABSENT;
     for (size_t i = 0; i < list.count; i++) {
         const char *name = list.entries[i].name;
         if (!overwrite)
             return error_set(error, ERROR_USAGE, "%s is not empty: give another folder, or overwrite=true to replace adapters", folder);
-        if (!is_ours(name))
+        if (!is_adapter_file(name))
             return error_set(error, ERROR_USAGE, "%s holds %s, which is none of adapters: give another folder", folder, name);
     }
     return true;
@@ -452,7 +453,8 @@ bool adapter_write(
     const char *run, const Config *config, const HfExport *tokenizer, const char *folder, bool overwrite, int64_t *step, Error *error) {
     SCOPED(host_model_close) HostModel adapters = {0};
     if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
-    if (!check_folder(folder, overwrite, error) || !open_adapters(&adapters, run, config, PRECISION_FP32, step, error)) return false;
+    if (!check_adapter_folder(folder, overwrite, error) || !open_adapters(&adapters, run, config, PRECISION_FP32, step, error))
+        return false;
     SCOPED(file_folder_close) FolderDraft draft = {0};
     return file_folder_begin(&draft, folder, error) &&
            peft_write(draft.temporary, config->init, &config->lora, &config->model, adapters.model.graph, adapters.master, error) &&

@@ -13,18 +13,18 @@
 #include "base/scope.h"
 #include "ops/fp8/fp8.h"
 
-typedef struct Entry {
+typedef struct HistoryEntry {
     char *name;
     Fp8Operand operand;
     int64_t magnitudes;  /* 1, or one per expert of the model */
     int64_t first, held; /* the ones that this rank casts */
     int64_t at;          /* index among the amax values of all entries */
-} Entry;
+} HistoryEntry;
 
 struct AmaxHistory {
     const Graph *graph;
     int64_t length, count; /* amax values of all entries */
-    Entry *entries;
+    HistoryEntry *entries;
     int entry_count;
     float *rings;   /* [count, length]: step s is at s % length; 0: none */
     float *largest; /* [count]: maxima of the rings */
@@ -37,11 +37,11 @@ static const char *const roles[FP8_ROLES] = {[FP8_ROLE_X] = "x", [FP8_ROLE_W] = 
 
 /* A weight has the name of the first parameter that it is a view of. Experts are whole on ranks, or
  * cut along the first dimension. */
-static Entry entry_of(const Graph *graph, const Fp8Operand *operand) {
+static HistoryEntry operand_entry(const Graph *graph, const Fp8Operand *operand) {
     const Parameter *p = &graph->parameters[graph_find_parameter(graph, graph_get(graph, operand->weight)->name)];
     int64_t held = graph_elements(graph, operand->amax);
     bool experts = operand->role == FP8_ROLE_W && p->rank == 3;
-    Entry entry = {.operand = *operand, .magnitudes = experts ? p->whole[0] : held, .held = held};
+    HistoryEntry entry = {.operand = *operand, .magnitudes = experts ? p->whole[0] : held, .held = held};
     if (entry.magnitudes > held)
         entry.first = cut_share(entry.magnitudes, mesh_index(graph->mesh, p->cut.axes), mesh_size(graph->mesh, p->cut.axes)).first;
     entry.name = memory_format("amax_history/%s/%s", roles[operand->role], p->name);
@@ -67,8 +67,8 @@ AmaxHistory *amax_history_create(const Graph *graph, int64_t length) {
     AmaxHistory *history = memory_allocate(sizeof *history);
     *history = (AmaxHistory){.graph = graph, .length = length, .entries = memory_allocate((size_t)count * sizeof *history->entries)};
     for (int i = 0; i < count; i++) {
-        Entry *entry = &history->entries[history->entry_count++];
-        *entry = entry_of(graph, &operands[i]);
+        HistoryEntry *entry = &history->entries[history->entry_count++];
+        *entry = operand_entry(graph, &operands[i]);
         entry->at = history->count;
         history->count += entry->magnitudes;
     }
@@ -101,7 +101,7 @@ int64_t amax_history_bytes(const Graph *graph, int64_t length) {
 void amax_history_put(const AmaxHistory *history, Executor *executor, double target) {
     bool fnuz = device_info(executor_backend(executor)->device)->fp8_fnuz;
     for (int i = 0; history && i < history->entry_count; i++) {
-        const Entry *entry = &history->entries[i];
+        const HistoryEntry *entry = &history->entries[i];
         float *amax = executor_tensor(executor, entry->operand.amax), first = fp8_largest(entry->operand.kind, fnuz);
         if (entry->operand.role == FP8_ROLE_D_Y) first *= (float)target;
         for (int64_t j = 0; j < entry->held; j++) {
@@ -116,7 +116,7 @@ bool amax_history_agree(AmaxHistory *history, const Executor *executor, Error *e
     SCOPED_FREE int64_t *bits = memory_allocate((size_t)history->count * sizeof *bits);
     for (int64_t i = 0; i < history->count; i++) bits[i] = 0;
     for (int i = 0; i < history->entry_count; i++) {
-        const Entry *entry = &history->entries[i];
+        const HistoryEntry *entry = &history->entries[i];
         const float *seen = executor_tensor(executor, entry->operand.seen);
         for (int64_t j = 0; j < entry->held; j++) bits[entry->at + entry->first + j] = float_to_bits(seen[j]);
     }
@@ -132,7 +132,7 @@ bool amax_history_is_finite(const AmaxHistory *history) {
     return finite;
 }
 
-static float largest_of(const float *values, int64_t count) {
+static float history_amax(const float *values, int64_t count) {
     float most = 0;
     for (int64_t i = 0; i < count; i++) most = values[i] > most ? values[i] : most;
     return most;
@@ -143,7 +143,7 @@ void amax_history_note(AmaxHistory *history, int64_t step, bool updated) {
         float *ring = history->rings + i * history->length, *place = &ring[step % history->length], oldest = *place;
         *place = updated ? history->seen[i] : 0;
         if (*place >= history->largest[i]) history->largest[i] = *place;
-        else if (oldest == history->largest[i]) history->largest[i] = largest_of(ring, history->length);
+        else if (oldest == history->largest[i]) history->largest[i] = history_amax(ring, history->length);
     }
 }
 
@@ -152,7 +152,7 @@ void amax_history_note(AmaxHistory *history, int64_t step, bool updated) {
 int amax_history_tensors(const AmaxHistory *history) { return history ? history->entry_count : 0; }
 
 AmaxTensor amax_history_tensor(const AmaxHistory *history, int index) {
-    const Entry *entry = &history->entries[index];
+    const HistoryEntry *entry = &history->entries[index];
     return (AmaxTensor){entry->name, entry->magnitudes, history->length, history->rings + entry->at * history->length};
 }
 
@@ -163,6 +163,6 @@ void amax_history_take(AmaxHistory *history, int index, const float *values, int
     for (int64_t i = 0; i < to.magnitudes; i++) {
         for (int64_t s = int_max(0, step - int_min(length, to.length) + 1); s <= step; s++)
             to.values[i * to.length + s % to.length] = values[i * length + s % length];
-        history->largest[at + i] = largest_of(to.values + i * to.length, to.length);
+        history->largest[at + i] = history_amax(to.values + i * to.length, to.length);
     }
 }

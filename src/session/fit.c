@@ -14,32 +14,32 @@
 
 enum { MOST_RANKS = 1024, USUAL_LORA_RANK = 16 };
 
-typedef struct Trial {
+typedef struct FitTrial {
     Config config;
     int rank, ranks;
     bool more; /* more ranks than available */
-} Trial;
+} FitTrial;
 
 /* -- Kinds of changes ---------------------------------------------------------------------------------------------- */
 
 /* Each function makes the trial's change stronger by one step; false: it is at its maximum. */
 
-static bool without_copy(Trial *trial) {
+static bool without_copy(FitTrial *trial) {
     bool had = trial->config.checkpoint.async;
     trial->config.checkpoint.async = false;
     return had;
 }
 
-static bool without_kept_weights(Trial *trial) {
+static bool without_kept_weights(FitTrial *trial) {
     bool had = trial->config.model.fp8.recipe != FP8_NONE && trial->config.model.fp8.keep_weights;
     trial->config.model.fp8.keep_weights = false;
     return had;
 }
 
-static bool higher_stage(Trial *trial) { return trial->ranks > 1 && ++trial->config.layout.zero <= 3; }
+static bool higher_stage(FitTrial *trial) { return trial->ranks > 1 && ++trial->config.layout.zero <= 3; }
 
 /* Doubles the ranks of each layer, within the same ranks. */
-static bool more_tensor(Trial *trial) {
+static bool more_tensor(FitTrial *trial) {
     char broken[256];
     LayoutConfig *layout = &trial->config.layout;
     layout->tp *= 2;
@@ -47,15 +47,15 @@ static bool more_tensor(Trial *trial) {
     return !layout_breaks(&trial->config, trial->ranks, broken, sizeof broken);
 }
 
-static bool more_recomputation(Trial *trial) { return ++trial->config.recompute <= RECOMPUTE_BLOCK; }
+static bool more_recomputation(FitTrial *trial) { return ++trial->config.recompute <= RECOMPUTE_BLOCK; }
 
-static bool smaller_microbatch(Trial *trial) {
+static bool smaller_microbatch(FitTrial *trial) {
     bool even = trial->config.batch.sequences % 2 == 0 && !config_needs_microbatch(&trial->config);
     if (even) trial->config.batch.sequences /= 2;
     return even;
 }
 
-static bool without_gradients(Trial *trial) {
+static bool without_gradients(FitTrial *trial) {
     OptimizerConfig *optimizer = &trial->config.optimizer;
     bool may = !optimizer->in_backward && !trial->config.lora.rank;
     optimizer->in_backward = true;
@@ -63,14 +63,14 @@ static bool without_gradients(Trial *trial) {
     return may;
 }
 
-static bool pure_bf16(Trial *trial) {
+static bool pure_bf16(FitTrial *trial) {
     bool may = trial->config.precision == PRECISION_BF16;
     trial->config.precision = PRECISION_PURE_BF16;
     return may;
 }
 
 /* Tries ZeRO stages 1 to 3 with twice as many ranks, then with four times as many, and so on. */
-static bool more_ranks(Trial *trial) {
+static bool more_ranks(FitTrial *trial) {
     LayoutConfig *layout = &trial->config.layout;
     if (!trial->more || layout->zero >= 3) {
         trial->ranks *= 2;
@@ -85,7 +85,7 @@ static bool more_ranks(Trial *trial) {
 }
 
 /* Sets the maximum: if this does not suffice, no number of ranks does. */
-static void most_ranks(Trial *trial) {
+static void most_ranks(FitTrial *trial) {
     LayoutConfig *layout = &trial->config.layout;
     int64_t copy = layout_copy_ranks(layout);
     layout->dp = divide_up(MOST_RANKS, copy);
@@ -95,20 +95,20 @@ static void most_ranks(Trial *trial) {
     trial->rank = 0;
 }
 
-static bool adapters(Trial *trial) {
+static bool adapters(FitTrial *trial) {
     bool may = trial->config.lora.rank == 0;
     trial->config.lora.rank = USUAL_LORA_RANK;
     return may;
 }
 
-typedef struct Kind {
-    bool (*stronger)(Trial *trial);
+typedef struct FitKind {
+    bool (*stronger)(FitTrial *trial);
     const char *price;
-    bool alone;                      /* not on top of other changes */
-    void (*strongest)(Trial *trial); /* tried first, because there are many steps; NULL: there are few */
-} Kind;
+    bool alone;                         /* not on top of other changes */
+    void (*strongest)(FitTrial *trial); /* tried first, because there are many steps; NULL: there are few */
+} FitKind;
 
-static const Kind kinds[] = {
+static const FitKind kinds[] = {
     {without_copy, "training waits for checkpoints", true},
     {without_kept_weights, "same results, casts in each microbatch", true},
     {higher_stage, "more communication", true},
@@ -132,7 +132,7 @@ typedef struct Question {
 } Question;
 
 /* Returns INT64_MAX for a configuration that training would refuse. */
-static int64_t plan_bytes(const Trial *trial, Device *device) {
+static int64_t trial_bytes(const FitTrial *trial, Device *device) {
     SCOPED(session_free) Session session = {0};
     Error ignored = {0};
     bool planned = session_plan_rank(&session, &trial->config, device, trial->rank, trial->ranks, &ignored);
@@ -140,7 +140,7 @@ static int64_t plan_bytes(const Trial *trial, Device *device) {
 }
 
 /* Writes "recompute=block layout.zero=3 on 8 such machines". */
-static void describe(const Config *before, int ranks, const char *device, const Trial *trial, char *text, size_t size) {
+static void describe_change(const Config *before, int ranks, const char *device, const FitTrial *trial, char *text, size_t size) {
     size_t length = 0;
     Config now = trial->config;
     if (trial->ranks != ranks) {
@@ -164,10 +164,10 @@ static void describe(const Config *before, int ranks, const char *device, const 
 /* The bases of a kind: nothing, full recomputation, and also the smallest microbatch if that keeps
  * the objective. */
 enum { BASES = 3 };
-static int count_bases(const Kind *kind, const Config *config) { return kind->alone ? 1 : config_needs_microbatch(config) ? 2 : BASES; }
+static int count_bases(const FitKind *kind, const Config *config) { return kind->alone ? 1 : config_needs_microbatch(config) ? 2 : BASES; }
 
-static Trial base_trial(const Question *question, int base) {
-    Trial trial = {.config = *question->config, .rank = question->rank, .ranks = question->ranks};
+static FitTrial base_trial(const Question *question, int base) {
+    FitTrial trial = {.config = *question->config, .rank = question->rank, .ranks = question->ranks};
     BatchConfig *batch = &trial.config.batch;
     if (base >= 1) trial.config.recompute = RECOMPUTE_BLOCK;
     if (base == 2) batch->sequences >>= __builtin_ctzll((unsigned long long)batch->sequences);
@@ -175,21 +175,21 @@ static Trial base_trial(const Question *question, int base) {
 }
 
 /* Plans a trial, which becomes the answer if it needs less memory. Returns whether it fits. */
-static bool try_trial(const Question *question, const Trial *trial, Fit *best) {
-    int64_t bytes = plan_bytes(trial, question->device);
+static bool try_trial(const Question *question, const FitTrial *trial, Fit *best) {
+    int64_t bytes = trial_bytes(trial, question->device);
     if (bytes >= best->bytes) return best->fits;
     best->bytes = bytes;
     best->fits = bytes <= question->available;
     const char *device = device_info(question->device)->host_memory ? "machines" : "devices";
-    describe(question->config, question->ranks, device, trial, best->change, sizeof best->change);
+    describe_change(question->config, question->ranks, device, trial, best->change, sizeof best->change);
     return best->fits;
 }
 
 /* Returns the first step of the kind that fits, else the one that needs the least memory. */
-static Fit try_kind(const Kind *kind, const Question *question) {
+static Fit try_kind(const FitKind *kind, const Question *question) {
     Fit best = {.bytes = INT64_MAX, .price = kind->price};
     for (int base = 0; base < count_bases(kind, question->config) && !best.fits; base++) {
-        Trial trial = base_trial(question, base), strongest = trial;
+        FitTrial trial = base_trial(question, base), strongest = trial;
         if (kind->strongest) kind->strongest(&strongest);
         if (kind->strongest && !try_trial(question, &strongest, &best)) continue;
         if (kind->strongest) best = (Fit){.bytes = INT64_MAX, .price = kind->price};
@@ -201,9 +201,9 @@ static Fit try_kind(const Kind *kind, const Question *question) {
 int fit_recompute(const Config *config, Device *device, int rank, int ranks, int64_t available) {
     const double part = 0.97; /* of the free memory: libraries allocate some while they run */
     if (config->recompute != RECOMPUTE_AUTO) return config->recompute;
-    Trial trial = {.config = *config, .rank = rank, .ranks = ranks};
+    FitTrial trial = {.config = *config, .rank = rank, .ranks = ranks};
     for (trial.config.recompute = RECOMPUTE_NONE; trial.config.recompute < RECOMPUTE_BLOCK; trial.config.recompute++)
-        if (available < 0 || (double)plan_bytes(&trial, device) <= part * (double)available) break;
+        if (available < 0 || (double)trial_bytes(&trial, device) <= part * (double)available) break;
     return trial.config.recompute;
 }
 
@@ -211,8 +211,8 @@ int fit_search(const Config *config, Device *device, int rank, int ranks, int64_
     Config settled = *config;
     settled.recompute = config_recompute(config);
     const Question question = {&settled, device, rank, ranks, available};
-    Trial now = base_trial(&question, 0);
-    int64_t before = plan_bytes(&now, device);
+    FitTrial now = base_trial(&question, 0);
+    int64_t before = trial_bytes(&now, device);
     int count = 0;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         fits[count] = try_kind(&kinds[i], &question);

@@ -17,7 +17,7 @@ VocabularyGrowth vocabulary_growth(int64_t rows, int64_t tokens, int64_t added) 
 }
 
 /* values [grown_rows, width]; the first [rows, width] are filled */
-static void fill_rows(float *values, int64_t width, const VocabularyGrowth *growth) {
+static void fill_new_rows(float *values, int64_t width, const VocabularyGrowth *growth) {
     SCOPED_FREE double *mean = memory_allocate((size_t)width * sizeof *mean);
     int64_t known = int_min(growth->tokens, growth->rows);
     for (int64_t row = 0; row < known; row++)
@@ -39,7 +39,7 @@ bool vocabulary_grow(
         float *values = parameter_in(p, master);
         memcpy(values, parameter_in(q, old.master), (size_t)q->count * sizeof *values);
         bool table = p->kind == PARAMETER_EMBEDDING && p->shape[0] == growth->grown_rows && q->shape[0] == growth->rows;
-        if (table && !ends_with(p->name, ".wpe.weight")) fill_rows(values, p->shape[1], growth);
+        if (table && !ends_with(p->name, ".wpe.weight")) fill_new_rows(values, p->shape[1], growth);
     }
     return true;
 }

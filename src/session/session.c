@@ -22,19 +22,19 @@
 
 /* Returns buckets that are large enough for the network's full bandwidth; links between AMD GPUs
  * need larger ones. */
-static int64_t bucket_bytes(const Config *config, const Device *device) {
+static int64_t choose_bucket_bytes(const Config *config, const Device *device) {
     double usual = device_info(device)->kind == DEVICE_HIP ? 256 : 64;
     return (int64_t)((config->layout.bucket_mb > 0 ? config->layout.bucket_mb : usual) * (1 << 20));
 }
 
 /* Returns the maximum of microbatches per step on this rank. */
-static int64_t step_microbatches(const Session *session) {
+static int64_t count_step_microbatches(const Session *session) {
     const Config *config = session->config;
     return divide_up(config->batch.tokens / (config->batch.sequences * config->data.length), mesh_size(session->mesh, AXES_DATA));
 }
 
 int64_t session_step_rows(const Session *session) {
-    return step_microbatches(session) * session->config->batch.sequences * session->config->data.length;
+    return count_step_microbatches(session) * session->config->batch.sequences * session->config->data.length;
 }
 
 /* Chooses how FP8 weights are held. With one microbatch per step, weights are quantized once by
@@ -43,12 +43,12 @@ int64_t session_step_rows(const Session *session) {
 static Fp8Weights fp8_weights(const Session *session) {
     const Fp8Config *fp8 = &session->config->model.fp8;
     bool sharded = layout_empty(session->mesh, &session->config->layout, session->config->precision).stage >= 3;
-    bool again = step_microbatches(session) > 1 || session->config->batch.ramp_steps > 0;
+    bool again = count_step_microbatches(session) > 1 || session->config->batch.ramp_steps > 0;
     if (sharded) return fp8->recipe == FP8_TENSOR ? FP8_WEIGHTS_GATHERED : FP8_WEIGHTS_CAST;
     return fp8->keep_weights && again ? FP8_WEIGHTS_KEPT : FP8_WEIGHTS_CAST;
 }
 
-static Model build(const Session *session, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length) {
+static Model build_model(const Session *session, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length) {
     const Config *config = session->config;
     ModelConfig model = config->model;
     model.fp8.weights = fp8_weights(session);
@@ -73,7 +73,7 @@ static bool plan_program(Session *session, Program *program, Error *error) {
 /* Builds and plans a program of the same model, which shares training's weights. */
 static bool plan_beside(
     Session *session, Program *program, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length, Error *error) {
-    program->model = build(session, mesh, mode, sequences, length);
+    program->model = build_model(session, mesh, mode, sequences, length);
     layout_place(session->layout, program->model.graph);
     return plan_program(session, program, error);
 }
@@ -116,9 +116,10 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     if (!lora_check_targets(&config->model, &config->lora, error)) return false;
     if (!session_check_fp8(config, device, error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length, sampled = sample_rows(config);
-    session->pipeline = pipeline_plan_create(session->mesh, config, step_microbatches(session));
-    session->training.model = build(session, session->mesh, MODEL_TRAIN, sequences, length);
-    session->layout = layout_create(session->training.model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device));
+    session->pipeline = pipeline_plan_create(session->mesh, config, count_step_microbatches(session));
+    session->training.model = build_model(session, session->mesh, MODEL_TRAIN, sequences, length);
+    session->layout =
+        layout_create(session->training.model.graph, &config->optimizer, &config->layout, choose_bucket_bytes(config, device));
     return plan_program(session, &session->training, error) &&
            plan_beside(session, &session->evaluation, session->mesh, MODEL_EVALUATE, sequences, length, error) &&
            (!sampled || plan_beside(session, &session->sampling, session->whole, MODEL_SCORE, 1, sampled, error));
@@ -185,7 +186,7 @@ Budget session_budget(const Session *session) {
     return budget;
 }
 
-static void print_row(FILE *file, const char *name, int64_t bytes, int64_t total, const char *note) {
+static void print_budget_row(FILE *file, const char *name, int64_t bytes, int64_t total, const char *note) {
     char text[32];
     log_format_bytes((double)bytes, text);
     fprintf(file, "  %-20s %12s %5.1f%%  %s\n", name, text, total ? 100.0 * bytes / total : 0, note);
@@ -212,17 +213,17 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     log_format_bytes((double)budget->activation_floor, text);
     snprintf(floor, sizeof floor, "one microbatch; at least %s", text);
     print_sum(budget, available, file);
-    print_row(file, "weights", budget->weights, budget->total, budget->weights ? "in the compute type" : "the master weights serve");
-    if (budget->codes) print_row(file, "weights in fp8", budget->codes, budget->total, "magnitudes; codes if kept");
-    print_row(file, "master weights", budget->master, budget->total, "");
-    print_row(file, "gradients", budget->gradients, budget->total, budget->updated ? "until their weights are updated" : "");
-    print_row(file, "optimizer state", budget->optimizer, budget->total, "");
-    print_row(file, "activations", budget->activations, budget->total, floor);
-    print_row(file, "optimizer scratch", budget->scratch, budget->total, "");
-    print_row(file, "evaluation", budget->evaluation, budget->total, "beyond the activations");
-    print_row(file, "inputs and constants", budget->other, budget->total, "");
+    print_budget_row(file, "weights", budget->weights, budget->total, budget->weights ? "in the compute type" : "the master weights serve");
+    if (budget->codes) print_budget_row(file, "weights in fp8", budget->codes, budget->total, "magnitudes; codes if kept");
+    print_budget_row(file, "master weights", budget->master, budget->total, "");
+    print_budget_row(file, "gradients", budget->gradients, budget->total, budget->updated ? "until their weights are updated" : "");
+    print_budget_row(file, "optimizer state", budget->optimizer, budget->total, "");
+    print_budget_row(file, "activations", budget->activations, budget->total, floor);
+    print_budget_row(file, "optimizer scratch", budget->scratch, budget->total, "");
+    print_budget_row(file, "evaluation", budget->evaluation, budget->total, "beyond the activations");
+    print_budget_row(file, "inputs and constants", budget->other, budget->total, "");
     log_format_bytes((double)budget->copy, text);
-    if (budget->host) print_row(file, "checkpoint copy", budget->copy, budget->total, "none with checkpoint.async=false");
+    if (budget->host) print_budget_row(file, "checkpoint copy", budget->copy, budget->total, "none with checkpoint.async=false");
     else if (budget->copy) fprintf(file, "memory of the host: %s for checkpoints; none with checkpoint.async=false\n", text);
 }
 
@@ -251,7 +252,7 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
 
 /* -- Updates ------------------------------------------------------------------------------------------------------- */
 
-static void update_bucket(Session *session, int bucket, double scale) {
+static void update_bucket_within(Session *session, int bucket, double scale) {
     optimizer_step_bucket(session->optimizer, bucket, executor_arena(session->training.executor, ARENA_MASTER),
         executor_arena(session->training.executor, ARENA_WEIGHT), exchange_gradients(session->training.exchange, bucket),
         session->update.step, session->update.lr, scale);
@@ -276,7 +277,7 @@ static void update_within(void *context, int bucket) {
     update->judged = true;
     if (!update->made) return;
     optimizer_note_squares(session->optimizer, bucket, exchange_gradients(session->training.exchange, bucket));
-    update_bucket(session, bucket, 1);
+    update_bucket_within(session, bucket, 1);
     if (!session->config->profile) return;
     device_synchronize(session->device);
     update->seconds += log_seconds() - start;
@@ -298,12 +299,12 @@ PreciseSum session_gradient_squares(Session *session) {
 void session_update(Session *session, double norm) {
     double clip = session->config->optimizer.clip, scale = clip > 0 && norm > clip ? clip / norm : 1;
     if (session->layout->in_backward) return;
-    for (int b = 0; b < session->layout->bucket_count; b++) update_bucket(session, b, scale);
+    for (int b = 0; b < session->layout->bucket_count; b++) update_bucket_within(session, b, scale);
 }
 
 /* -- Starting and ending ------------------------------------------------------------------------------------------- */
 
-static bool initialize(Session *session, Error *error) {
+static bool initialize_weights(Session *session, Error *error) {
     void *master = executor_arena(session->training.executor, ARENA_MASTER),
          *weights = executor_arena(session->training.executor, ARENA_WEIGHT);
     quantized_fill(session->training.executor);
@@ -367,7 +368,7 @@ bool session_start(Session *session, Comm *comm, Error *error) {
     note_kernels(session);
     optimizer_set_hook(session->optimizer, exchange_send_weights, training->exchange);
     exchange_set_update(training->exchange, update_within, session);
-    return initialize(session, error);
+    return initialize_weights(session, error);
 }
 
 void session_free(Session *session) {

@@ -41,7 +41,7 @@ typedef struct IntervalList {
 } IntervalList;
 
 static int64_t element_bytes(const Interval *interval) { return (int64_t)stored_type_bytes(interval->type); }
-static int64_t interval_bytes(const Interval *interval) { return interval->slice.count * element_bytes(interval); }
+static int64_t held_bytes(const Interval *interval) { return interval->slice.count * element_bytes(interval); }
 
 StoredType session_stored_type(const Parameter *parameter) {
     int64_t bytes = parameter->element_bytes;
@@ -61,7 +61,7 @@ static Slice slice_of_numbers(Slice s, int64_t each) {
 
 /* Appends an interval of a parameter, or of its optimizer state, at `memory`, as slices of the
  * whole tensor. */
-static void append(IntervalList *list, const Graph *graph, const char *name, ParameterInterval elements, Numbers numbers, char *memory) {
+static void append_interval(IntervalList *list, const Graph *graph, const char *name, ParameterInterval elements, Numbers numbers, char *memory) {
     const Parameter *p = &graph->parameters[elements.parameter];
     Interval interval = {.type = numbers.type, .rank = p->rank};
     memcpy(interval.shape, p->whole, sizeof p->whole);
@@ -72,7 +72,7 @@ static void append(IntervalList *list, const Graph *graph, const char *name, Par
         interval.slice = slice_of_numbers(graph_take_slice(graph, &elements), numbers.each);
         array_append(list->memory, also, memory);
         array_append(list->items, list->count, interval);
-        memory += interval_bytes(&interval);
+        memory += held_bytes(&interval);
     }
 }
 
@@ -90,7 +90,7 @@ static void append_held(
         memory += share.first * (int64_t)stored_type_bytes(numbers.type);
     }
     if (!writes || !session->layout->stage || state->holder == 0)
-        append(list, session->training.model.graph, name, elements, numbers, memory);
+        append_interval(list, session->training.model.graph, name, elements, numbers, memory);
 }
 
 static Interval history_interval(const AmaxTensor *tensor, int64_t length) {
@@ -150,7 +150,7 @@ static void list_free(IntervalList *list) {
 static bool list_view(IntervalList *list, Device *device, ViewAccess access, Error *error) {
     for (size_t i = 0; i < list->count; i++) list->items[i].data = i < list->on_device ? NULL : list->memory[i];
     for (size_t i = 0; i < list->on_device; i++) {
-        list->items[i].data = device_view(device, list->memory[i], interval_bytes(&list->items[i]), access, error);
+        list->items[i].data = device_view(device, list->memory[i], held_bytes(&list->items[i]), access, error);
         if (!list->items[i].data) return error_context(error, "the host's copy of %s", list->items[i].name);
     }
     return device_ok(device, error);
@@ -159,7 +159,7 @@ static bool list_view(IntervalList *list, Device *device, ViewAccess access, Err
 /* With VIEW_WRITE, closing a view uploads loaded data to the device. */
 static void list_close_views(IntervalList *list, Device *device, ViewAccess access) {
     for (size_t i = 0; i < list->on_device; i++)
-        device_view_close(device, list->items[i].data, list->memory[i], interval_bytes(&list->items[i]), access);
+        device_view_close(device, list->items[i].data, list->memory[i], held_bytes(&list->items[i]), access);
 }
 
 /* -- Saving -------------------------------------------------------------------------------------------------------- */
@@ -184,9 +184,7 @@ struct Saver {
     int64_t noted;
 };
 
-static int64_t copy_room(const Interval *interval) {
-    return (interval_bytes(interval) + COPY_ALIGNMENT - 1) / COPY_ALIGNMENT * COPY_ALIGNMENT;
-}
+static int64_t copy_room(const Interval *interval) { return (held_bytes(interval) + COPY_ALIGNMENT - 1) / COPY_ALIGNMENT * COPY_ALIGNMENT; }
 
 int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer, int64_t alone) {
     int64_t held = master + optimizer, holders = layout->stage ? 1 : mesh_size(layout->mesh, AXES_DATA);
@@ -253,15 +251,15 @@ static bool copy_state(Saver *saver, Error *error) {
         for (size_t i = 0; i < saver->list.count; i++) {
             Interval *interval = &saver->list.items[i];
             void *from = saver->list.memory[i];
-            if (i < saver->list.on_device) device_download(saver->device, interval->data, from, interval_bytes(interval));
-            else memcpy(interval->data, from, (size_t)interval_bytes(interval));
+            if (i < saver->list.on_device) device_download(saver->device, interval->data, from, held_bytes(interval));
+            else memcpy(interval->data, from, (size_t)held_bytes(interval));
         }
         return device_ok(saver->device, error);
     }
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < saver->list.count; i++) {
         const Interval *interval = &saver->list.items[i];
-        for (int64_t at = 0, bytes = interval_bytes(interval); at < bytes; at += COPY_BYTES)
+        for (int64_t at = 0, bytes = held_bytes(interval); at < bytes; at += COPY_BYTES)
 #pragma omp task firstprivate(at) if (bytes > COPY_BYTES)
             memcpy((char *)interval->data + at, (char *)saver->list.memory[i] + at, bytes - at < COPY_BYTES ? bytes - at : COPY_BYTES);
     }
@@ -489,7 +487,7 @@ static bool load_history(const char *where, int64_t step, const json_t *metadata
         AmaxTensor tensor = amax_history_tensor(history, i);
         Interval interval = history_interval(&tensor, length);
         interval.optional = true;
-        interval.data = memory_allocate((size_t)interval_bytes(&interval));
+        interval.data = memory_allocate((size_t)held_bytes(&interval));
         size_t also = list.count;
         array_append(list.memory, also, interval.data);
         array_append(list.items, list.count, interval);
@@ -615,7 +613,7 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
-        append(&list, graph, p->name, (ParameterInterval){i, 0, p->count}, (Numbers){session_stored_type(p), 1}, parameter_in(p, master));
+        append_interval(&list, graph, p->name, (ParameterInterval){i, 0, p->count}, (Numbers){session_stored_type(p), 1}, parameter_in(p, master));
     }
     for (size_t i = 0; i < list.count; i++) list.items[i].data = list.memory[i];
     SCOPED(run_point_free) RunPoint point = run_point(name);

@@ -28,7 +28,7 @@ void weights_convert(const Graph *to, void *target, const Graph *from, const voi
     }
 }
 
-static bool load_state(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
+static bool load_source(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
     if (config->lora.rank) return adapter_load_merged(folder, config, graph, master, step, error);
     if (source_is_run(folder)) return session_load_weights(graph, config, folder, master, step, error);
     return llmc_is_model(folder) ? llmc_load_weights(folder, graph, master, error)
@@ -53,10 +53,10 @@ bool weights_load(const char *folder, const Config *config, const Graph *graph, 
     bool as_kept = source_is_run(folder) && !config->lora.rank; /* the merged weights of a run with adapters are read like a folder's */
     Precision given = as_kept ? config->precision : graph->precision == PRECISION_FP64 ? PRECISION_FP64 : PRECISION_FP32;
     bool same_layout = precision_state_bytes(given, TYPE_COMPUTE) == precision_state_bytes(graph->precision, TYPE_COMPUTE);
-    if (same_layout && (as_kept || graph_is_whole(graph))) return load_state(folder, config, graph, master, step, error);
+    if (same_layout && (as_kept || graph_is_whole(graph))) return load_source(folder, config, graph, master, step, error);
     SCOPED(host_model_close) HostModel kept = {0};
     if (!host_model_open(&kept, &config->model, NULL, given, error) ||
-        !load_state(folder, config, kept.model.graph, kept.master, step, error))
+        !load_source(folder, config, kept.model.graph, kept.master, step, error))
         return false;
     weights_convert(graph, master, kept.model.graph, kept.master);
     return true;

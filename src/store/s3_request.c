@@ -67,7 +67,7 @@ struct S3 {
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */
 
-static bool open_library(S3 *s3, Error *error) {
+static bool open_curl(S3 *s3, Error *error) {
     static const char *const files[] = {"libcurl.so.4", NULL}, *const names[] = {CURL_API(CURL_NAME)};
     s3->library = library_open(files, RTLD_NOW | RTLD_LOCAL);
     if (!s3->library) return error_set(error, ERROR_USAGE, "s3:// needs libcurl, which is not here: install it (Debian: libcurl4)");
@@ -99,7 +99,7 @@ S3 *s3_open(const char *bucket, Error *error) {
     }
     S3 *s3 = memory_allocate(sizeof *s3);
     pthread_mutex_init(&s3->mutex, NULL);
-    if (!open_library(s3, error) || !s3_settings_read(&s3->settings, error)) {
+    if (!open_curl(s3, error) || !s3_settings_read(&s3->settings, error)) {
         s3_close(s3);
         return NULL;
     }
@@ -358,7 +358,7 @@ static bool is_passing(CURLcode code, const Attempt *attempt) {
 
 /* Exponential backoff with full jitter, so that a thousand ranks do not retry at the same
  * moment. */
-static void pause_before(S3 *s3, int attempt) {
+static void pause_before_attempt(S3 *s3, int attempt) {
     const double first = 0.25, longest = 16;
     double most = first * (double)(1 << (attempt < 10 ? attempt : 10));
     uint64_t index = __atomic_fetch_add(&s3->pauses, 1, __ATOMIC_RELAXED);
@@ -374,7 +374,7 @@ static void sanitize(char *text, const char *key) {
 }
 
 /* Reports the server's error, without its copy of the signed data. */
-static bool fail(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply, Error *error) {
+static bool s3_fail(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply, Error *error) {
     if (code != CURLE_OK)
         return error_set(error, ERROR_CHECKPOINT, "%s %s: %s", request->method, request->path, s3->curl.easy_strerror(code));
     const char *at = reply->text, *also = reply->text;
@@ -394,7 +394,7 @@ static char *request_url(const S3 *s3, const S3Request *request) {
 /* Warns that a request is retried after `attempts`, which takes some seconds. */
 static void warn_of_waiting(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply, int attempts) {
     Error error = {0};
-    fail(s3, request, code, &(S3Reply){.status = reply->status}, &error);
+    s3_fail(s3, request, code, &(S3Reply){.status = reply->status}, &error);
     log_warn("%s; the server is asked again, %d times at most (AWS_MAX_ATTEMPTS)", error.message, s3->settings.attempts - attempts);
 }
 
@@ -419,7 +419,7 @@ static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool 
                 warn_of_waiting(s3, request, code, reply, i + 1);
                 warned = true;
             }
-            pause_before(s3, i);
+            pause_before_attempt(s3, i);
         } else if (code == CURLE_OK && reply->passing) {
             reply->status = reply->status == 200 ? 500 : reply->status;
         }
@@ -427,7 +427,7 @@ static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool 
     if (absent) *absent = code == CURLE_OK && reply->status == 404;
     bool good = code == CURLE_OK && (reply->status / 100 == 2 || (absent && *absent));
     if (!good) {
-        fail(s3, request, code, reply, error);
+        s3_fail(s3, request, code, reply, error);
         free(reply->text);
         reply->text = NULL;
     }

@@ -12,11 +12,11 @@
 
 /* The sources of each string of S3Settings: its key in a profile, and its variables; the first one
  * that is set wins. The credentials come first. */
-typedef struct Source {
+typedef struct CredentialSource {
     size_t offset;
     const char *key, *variables[2];
-} Source;
-static const Source sources[] = {
+} CredentialSource;
+static const CredentialSource sources[] = {
     {offsetof(S3Settings, key), "aws_access_key_id", {"AWS_ACCESS_KEY_ID"}},
     {offsetof(S3Settings, secret), "aws_secret_access_key", {"AWS_SECRET_ACCESS_KEY"}},
     {offsetof(S3Settings, token), "aws_session_token", {"AWS_SESSION_TOKEN"}},
@@ -34,11 +34,11 @@ static const char *variable(const char *name) {
 }
 
 /* Sets a setting unless it has a value. */
-static void offer(char **setting, const char *value) {
+static void offer_setting(char **setting, const char *value) {
     if (!*setting && value && value[0]) *setting = memory_copy_string(value);
 }
 
-static char *strip(char *text) {
+static char *strip_blanks(char *text) {
     text += strspn(text, " \t");
     size_t length = strlen(text);
     while (length > 0 && strchr(" \t\r\n", text[length - 1])) text[--length] = '\0';
@@ -51,8 +51,8 @@ static bool is_section(char *line, const char *profile) {
     char *end = strchr(line, ']');
     if (!end) return false;
     *end = '\0';
-    char *name = strip(line + 1);
-    if (strncmp(name, label, sizeof label - 1) == 0) name = strip(name + sizeof label - 1);
+    char *name = strip_blanks(line + 1);
+    if (strncmp(name, label, sizeof label - 1) == 0) name = strip_blanks(name + sizeof label - 1);
     return strcmp(name, profile) == 0;
 }
 
@@ -61,9 +61,9 @@ static void offer_line(S3Settings *settings, char *line) {
     if (!equals || line[0] == ' ' || line[0] == '\t') /* indented lines belong to nested settings */
         return;
     *equals = '\0';
-    const char *name = strip(line), *value = strip(equals + 1);
+    const char *name = strip_blanks(line), *value = strip_blanks(equals + 1);
     for (int i = 0; i < SOURCES; i++)
-        if (strcmp(name, sources[i].key) == 0) offer(setting_of(settings, i), value);
+        if (strcmp(name, sources[i].key) == 0) offer_setting(setting_of(settings, i), value);
 }
 
 /* An absent file sets nothing. */
@@ -110,10 +110,10 @@ bool s3_settings_read(S3Settings *settings, Error *error) {
     for (int i = 0; i < SOURCES; i++) {
         char **setting = setting_of(settings, i);
         if (i >= CREDENTIALS || from_variables)
-            for (int j = 0; j < 2; j++) offer(setting, variable(sources[i].variables[j]));
-        if (i >= CREDENTIALS || !from_variables) offer(setting, *setting_of(&files, i));
+            for (int j = 0; j < 2; j++) offer_setting(setting, variable(sources[i].variables[j]));
+        if (i >= CREDENTIALS || !from_variables) offer_setting(setting, *setting_of(&files, i));
     }
-    offer(&settings->region, "us-east-1");
+    offer_setting(&settings->region, "us-east-1");
     int attempts = variable("AWS_MAX_ATTEMPTS") ? atoi(variable("AWS_MAX_ATTEMPTS")) : 0;
     settings->attempts = attempts >= 1 && attempts <= MOST_ATTEMPTS ? attempts : ATTEMPTS;
     if (settings->key && settings->secret) return true;

@@ -21,7 +21,7 @@ static char *next_text(const char **rest) {
     return memory_format("%.*s", (int)(comma ? comma - text : (ptrdiff_t)strlen(text)), text);
 }
 
-static bool check_text(const Tokenizer *tokenizer, const char *list, const char *text, int32_t before, Error *error) {
+static bool check_token_text(const Tokenizer *tokenizer, const char *list, const char *text, int32_t before, Error *error) {
     const char *rest = list;
     if (!*text || text_well_formed(text, strlen(text)) != strlen(text))
         return error_set(
@@ -45,12 +45,12 @@ bool tokenizer_check_new(const Tokenizer *tokenizer, const char *list, int32_t *
     for (;; ++*count) {
         SCOPED_FREE char *text = next_text(&rest);
         if (!text) return true;
-        if (!check_text(tokenizer, list, text, *count, error)) return false;
+        if (!check_token_text(tokenizer, list, text, *count, error)) return false;
     }
 }
 
 /* Describes an added token as `tokenizers` writes it. `id` becomes a member unless it is negative. */
-static json_t *describe(const char *text, int32_t id) {
+static json_t *describe_token(const char *text, int32_t id) {
     json_t *token = json_object();
     if (id >= 0) json_object_set_new(token, "id", json_integer(id));
     json_object_set_new(token, "content", json_string(text));
@@ -62,14 +62,14 @@ static json_t *describe(const char *text, int32_t id) {
 
 /* Adds each text to the list of a tokenizer.json, or to the object keyed by id in the
  * tokenizer_config.json of older folders. */
-static void put_tokens(json_t *into, const char *list, int32_t first) {
+static void put_added_tokens(json_t *into, const char *list, int32_t first) {
     const char *rest = list;
     for (int32_t id = first;; id++) {
         SCOPED_FREE char *text = next_text(&rest);
         if (!text) return;
         SCOPED_FREE char *key = memory_format("%d", id);
-        if (json_is_array(into)) json_array_append_new(into, describe(text, id));
-        else json_object_set_new(into, key, describe(text, -1));
+        if (json_is_array(into)) json_array_append_new(into, describe_token(text, id));
+        else json_object_set_new(into, key, describe_token(text, -1));
     }
 }
 
@@ -81,7 +81,7 @@ static bool add_to_file(const char *folder, const char *name, const char *member
     if (!content) return false;
     json_t *into = json_object_get(content, member);
     if (!json_is_array(into) && !json_is_object(into)) return true;
-    put_tokens(into, list, first);
+    put_added_tokens(into, list, first);
     SCOPED_FREE char *text = json_format(content);
     if (!text) memory_refused(1 << 20);
     return file_write(path, text, (int64_t)strlen(text), error);

@@ -19,11 +19,11 @@ enum { END_OF_TEXT = 0, FIRST_BYTE = 1, CHUNK = 1 << 22, WORDS_LIMIT = INT32_MAX
 
 /* A pair that may be merged, its count when it became a candidate, and the words that may contain
  * it. */
-typedef struct Candidate {
+typedef struct PairCandidate {
     int64_t count;
     uint64_t pair;
     uint32_t *words, word_count;
-} Candidate;
+} PairCandidate;
 
 /* Words by their bytes; the map's id is the index of the count. */
 typedef struct WordCounts {
@@ -42,7 +42,7 @@ struct TokenizerTrainer {
     size_t *start;
     uint32_t *length;
     PairMap pairs; /* counts by pair, never negative */
-    Candidate *heap;
+    PairCandidate *heap;
     size_t heap_count, heap_capacity;
 
     TokenMap spelled; /* ids by the tokens' bytes */
@@ -153,11 +153,11 @@ bool tokenizer_trainer_add(TokenizerTrainer *trainer, const char *text, size_t l
 
 /* -- The heap of candidates ---------------------------------------------------------------------------------------- */
 
-static bool comes_before(const Candidate *left, const Candidate *right) {
+static bool comes_before(const PairCandidate *left, const PairCandidate *right) {
     return left->count != right->count ? left->count > right->count : left->pair < right->pair;
 }
 
-static void heap_push(TokenizerTrainer *trainer, Candidate candidate) {
+static void queue_push(TokenizerTrainer *trainer, PairCandidate candidate) {
     array_reserve(trainer->heap, trainer->heap_capacity, trainer->heap_count + 1);
     size_t at = trainer->heap_count++;
     for (; at > 0 && comes_before(&candidate, &trainer->heap[(at - 1) / 2]); at = (at - 1) / 2)
@@ -165,8 +165,8 @@ static void heap_push(TokenizerTrainer *trainer, Candidate candidate) {
     trainer->heap[at] = candidate;
 }
 
-static Candidate heap_pop(TokenizerTrainer *trainer) {
-    Candidate *heap = trainer->heap, top = heap[0], last = heap[--trainer->heap_count];
+static PairCandidate queue_pop(TokenizerTrainer *trainer) {
+    PairCandidate *heap = trainer->heap, top = heap[0], last = heap[--trainer->heap_count];
     size_t at = 0;
     for (size_t child; (child = at * 2 + 1) < trainer->heap_count; at = child) {
         if (child + 1 < trainer->heap_count && comes_before(&heap[child + 1], &heap[child])) child++;
@@ -186,36 +186,36 @@ static int64_t *count_of(TokenizerTrainer *trainer, uint64_t pair) {
 }
 
 /* Pairs that one step found, with the words that contain them; not counted yet. */
-typedef struct Found {
+typedef struct PairFound {
     PairMap index;
-    Candidate *items;
+    PairCandidate *items;
     size_t count;
-} Found;
+} PairFound;
 
-static void note_found(Found *found, uint64_t pair, uint32_t word) {
+static void note_found(PairFound *found, uint64_t pair, uint32_t word) {
     uint64_t *index = pair_map_put(&found->index, pair);
     if (*index == PAIR_NONE) {
         *index = found->count;
-        array_append(found->items, found->count, (Candidate){.pair = pair});
+        array_append(found->items, found->count, (PairCandidate){.pair = pair});
     }
-    Candidate *item = &found->items[*index];
+    PairCandidate *item = &found->items[*index];
     if (item->word_count == 0 || item->words[item->word_count - 1] != word) array_append(item->words, item->word_count, word);
 }
 
 /* Turns the found pairs into candidates, which take over their words. */
-static void push_found(TokenizerTrainer *trainer, Found *found) {
+static void push_found(TokenizerTrainer *trainer, PairFound *found) {
     for (size_t i = 0; i < found->count; i++) {
-        Candidate item = found->items[i];
+        PairCandidate item = found->items[i];
         item.count = *count_of(trainer, item.pair);
-        if (item.count > 0) heap_push(trainer, item);
+        if (item.count > 0) queue_push(trainer, item);
         else free(item.words);
     }
     pair_map_free(&found->index);
     free(found->items);
-    *found = (Found){0};
+    *found = (PairFound){0};
 }
 
-static void add_token(TokenizerTrainer *trainer, const char *bytes, size_t size) {
+static void add_trained_token(TokenizerTrainer *trainer, const char *bytes, size_t size) {
     char *copy = memory_allocate(size);
     memcpy(copy, bytes, size);
     token_map_put(&trainer->spelled, bytes, size, trainer->token_count);
@@ -228,15 +228,15 @@ static void add_bytes(TokenizerTrainer *trainer, int32_t byte_id[BYTES]) {
         for (int byte = 0; byte < BYTES; byte++) {
             if (text_byte_character(byte) != character) continue;
             byte_id[byte] = trainer->token_count;
-            add_token(trainer, &(char){(char)byte}, 1);
+            add_trained_token(trainer, &(char){(char)byte}, 1);
         }
 }
 
 /* Converts words to symbols and counts all their pairs. */
-static void lay_out(TokenizerTrainer *trainer) {
+static void lay_out_words(TokenizerTrainer *trainer) {
     const TokenMap *words = &trainer->total.words;
     int32_t byte_id[BYTES];
-    Found found = {0};
+    PairFound found = {0};
     size_t at = 0;
     trainer->token = memory_allocate((size_t)trainer->options.vocabulary * sizeof *trainer->token);
     trainer->token[trainer->token_count++] = (Span){"<|endoftext|>", 13};
@@ -262,14 +262,14 @@ static void lay_out(TokenizerTrainer *trainer) {
     push_found(trainer, &found);
 }
 
-static void change(TokenizerTrainer *trainer, Found *found, int32_t left, int32_t right, int64_t times, uint32_t word) {
+static void change(TokenizerTrainer *trainer, PairFound *found, int32_t left, int32_t right, int64_t times, uint32_t word) {
     uint64_t pair = pair_key((uint32_t)left, (uint32_t)right);
     *count_of(trainer, pair) += times;
     if (times > 0) note_found(found, pair, word);
 }
 
 /* Replaces the pair in one word, from left to right. */
-static void merge_in_word(TokenizerTrainer *trainer, uint32_t word, int32_t left, int32_t right, int32_t joined, Found *found) {
+static void merge_in_word(TokenizerTrainer *trainer, uint32_t word, int32_t left, int32_t right, int32_t joined, PairFound *found) {
     int32_t *symbols = trainer->symbols + trainer->start[word];
     uint32_t length = trainer->length[word], kept = 0;
     int64_t times = trainer->total.counts[word];
@@ -293,33 +293,33 @@ static void merge_in_word(TokenizerTrainer *trainer, uint32_t word, int32_t left
 }
 
 /* Returns the token that two tokens form; other parts may have formed it already. */
-static int32_t join(TokenizerTrainer *trainer, int32_t left, int32_t right) {
+static int32_t join_pair(TokenizerTrainer *trainer, int32_t left, int32_t right) {
     SCOPED(buffer_free) Buffer bytes = {0};
     buffer_append(&bytes, trainer->token[left].bytes, trainer->token[left].size);
     buffer_append(&bytes, trainer->token[right].bytes, trainer->token[right].size);
     int32_t id = token_map_get(&trainer->spelled, bytes.bytes, bytes.size);
     if (id == TOKEN_NONE) {
         id = trainer->token_count;
-        add_token(trainer, bytes.bytes, bytes.size);
+        add_trained_token(trainer, bytes.bytes, bytes.size);
     }
     return id;
 }
 
 static void learn(TokenizerTrainer *trainer) {
     while (trainer->token_count < trainer->options.vocabulary && trainer->heap_count > 0) {
-        Candidate top = heap_pop(trainer);
+        PairCandidate top = queue_pop(trainer);
         int64_t count = *count_of(trainer, top.pair);
         if (count != top.count) {
             top.count = count;
-            heap_push(trainer, top);
+            queue_push(trainer, top);
             continue;
         }
         if (count < trainer->options.minimum_count) {
             free(top.words);
             break;
         }
-        Found found = {0};
-        int32_t left = (int32_t)(top.pair >> 32), right = (int32_t)(uint32_t)top.pair, joined = join(trainer, left, right);
+        PairFound found = {0};
+        int32_t left = (int32_t)(top.pair >> 32), right = (int32_t)(uint32_t)top.pair, joined = join_pair(trainer, left, right);
         array_append(trainer->merges, trainer->merge_count, top.pair);
         for (uint32_t i = 0; i < top.word_count; i++) merge_in_word(trainer, top.words[i], left, right, joined, &found);
         push_found(trainer, &found);
@@ -371,7 +371,7 @@ static json_t *pre_tokenizer(const TokenizerTrainer *trainer) {
         trainer->pattern->json, "behavior", "Isolated", "invert", 0, byte_level(false));
 }
 
-static json_t *describe(const TokenizerTrainer *trainer) {
+static json_t *trained_json(const TokenizerTrainer *trainer) {
     json_t *added = json_pack("[{s:i, s:s, s:b, s:b, s:b, s:b, s:b}]", "id", END_OF_TEXT, "content", trainer->token[END_OF_TEXT].bytes,
         "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
     json_t *model = json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout", "unk_token",
@@ -381,7 +381,7 @@ static json_t *describe(const TokenizerTrainer *trainer) {
         "normalizer", "pre_tokenizer", pre_tokenizer(trainer), "post_processor", "decoder", byte_level(true), "model", model);
 }
 
-static bool write_file(const char *path, const json_t *root, Error *error) {
+static bool write_tokenizer_file(const char *path, const json_t *root, Error *error) {
     SCOPED_FREE char *json = json_dumps(root, JSON_INDENT(1));
     SCOPED_FREE char *text = json ? memory_format("%s\n", json) : NULL;
     if (!text) return error_set(error, ERROR_DATA, "no memory for %s; free some", path);
@@ -413,11 +413,11 @@ TokenizerTrainer *tokenizer_trainer_open(const TokenizerTraining *training, Erro
 
 bool tokenizer_trainer_finish(TokenizerTrainer *trainer, const char *path, int32_t *learned, Error *error) {
     if (trainer->total.words.count == 0) return error_set(error, ERROR_DATA, "there is no text to train on; name a file with text");
-    lay_out(trainer);
+    lay_out_words(trainer);
     learn(trainer);
     *learned = trainer->token_count;
-    json_auto_t *root = describe(trainer);
-    return root ? write_file(path, root, error) : error_set(error, ERROR_INTERNAL, "the vocabulary cannot be written as JSON");
+    json_auto_t *root = trained_json(trainer);
+    return root ? write_tokenizer_file(path, root, error) : error_set(error, ERROR_INTERNAL, "the vocabulary cannot be written as JSON");
 }
 
 void tokenizer_trainer_free(TokenizerTrainer *trainer) {

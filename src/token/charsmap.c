@@ -63,7 +63,7 @@ bool charsmap_read(Charsmap *map, Span blob, Error *error) {
 
 /* Finds the longest, or shortest, sequence that `text` begins with, and its replacement. Returns
  * the sequence's bytes; 0: none. */
-static size_t find_sequence(const Charsmap *map, Span text, bool shortest, Span *to) {
+static size_t find_replacement(const Charsmap *map, Span text, bool shortest, Span *to) {
     if (!map->texts) return 0;
     size_t base = double_array_base(&map->trie, 0), found = 0;
     int32_t value, last = 0;
@@ -88,14 +88,14 @@ static size_t next_piece(const Tokenizer *tokenizer, const Charsmap *map, Span t
         *to = (Span){text.bytes, size};
         return size;
     }
-    if ((size = find_sequence(map, text, false, to)) > 0) return size;
+    if ((size = find_replacement(map, text, false, to)) > 0) return size;
     *to = (Span){replacement, sizeof replacement - 1};
     character = text_character_size(text.bytes, text.size);
     if (character > 0) *to = (Span){text.bytes, character};
     return character > 0 ? character : 1;
 }
 
-static bool ends_with(Span text, Span end) {
+static bool span_ends_with(Span text, Span end) {
     return text.size >= end.size && memcmp(text.bytes + text.size - end.size, end.bytes, end.size) == 0;
 }
 
@@ -125,7 +125,7 @@ void charsmap_normalize(const Tokenizer *tokenizer, const NormalStep *step, Span
         size = next_piece(tokenizer, &step->charsmap, (Span){text.bytes + at, text.size - at}, &piece);
         spaced = append_piece(rules, space, spaced, piece, out);
     }
-    while (rules->squeeze && ends_with(buffer_span(out), space)) out->size -= space.size;
+    while (rules->squeeze && span_ends_with(buffer_span(out), space)) out->size -= space.size;
     if (rules->prefix && rules->suffix) buffer_append(out, space.bytes, space.size);
 }
 
@@ -146,14 +146,14 @@ void charsmap_normalize_clusters(const Charsmap *map, Span text, Buffer *out) {
     Span to;
     for (size_t at = 0, size; at < text.size; at += size) {
         size = cluster_size(text.bytes + at, text.size - at);
-        if (size < SHORT_CLUSTER && find_sequence(map, (Span){text.bytes + at, size}, true, &to) > 0) {
+        if (size < SHORT_CLUSTER && find_replacement(map, (Span){text.bytes + at, size}, true, &to) > 0) {
             buffer_append(out, to.bytes, to.size);
             continue;
         }
         for (size_t i = 0, bytes; i < size; i += bytes) {
             text_character(text.bytes + at + i, &bytes);
             Span character = {text.bytes + at + i, bytes};
-            if (find_sequence(map, character, true, &to) == 0) to = character;
+            if (find_replacement(map, character, true, &to) == 0) to = character;
             buffer_append(out, to.bytes, to.size);
         }
     }

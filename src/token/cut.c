@@ -16,7 +16,7 @@ static const char metaspace[] = "\xE2\x96\x81";
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
-static bool is_space(const Pattern *pattern) { return !pattern->regex && pattern->text.size == 1 && pattern->text.bytes[0] == ' '; }
+static bool cuts_at_space(const Pattern *pattern) { return !pattern->regex && pattern->text.size == 1 && pattern->text.bytes[0] == ' '; }
 
 /* Returns whether the step treats parts like the whole. Scores rule it out, because sums from the
  * start of a text differ from sums of its parts. */
@@ -30,8 +30,8 @@ static bool normals_keep_apart(const Tokenizer *tokenizer) {
         if (step->kind == NORMAL_SENTENCEPIECE && !pieces_keep_apart(tokenizer, step)) return false;
         if (step->kind == NORMAL_PRECOMPILED && step->charsmap.joins_spaces) return false;
         if (step->kind == NORMAL_SENTENCEPIECE || step->kind == NORMAL_PRECOMPILED) continue;
-        bool replaces =
-            step->kind == NORMAL_REPLACE && is_space(&step->pattern) && step->with.size == 3 && !memcmp(step->with.bytes, metaspace, 3);
+        bool replaces = step->kind == NORMAL_REPLACE && cuts_at_space(&step->pattern) && step->with.size == 3 &&
+                        !memcmp(step->with.bytes, metaspace, 3);
         if (step->kind != NORMAL_FORM && (tokenizer->byte_level || (step->kind != NORMAL_PREPEND && !replaces))) return false;
     }
     return true;
@@ -65,7 +65,7 @@ static unsigned cuts_of_metaspaces(const Tokenizer *tokenizer) {
         bool spaces = step->kind == SPLIT_PATTERN && step->pattern.regex && regex_division(step->pattern.regex) == DIVIDES_SPACES;
         if (step->kind == SPLIT_METASPACE || (spaces && step->behavior == SPLIT_REMOVED && !step->invert))
             divided = divided || !step->whole;
-        else if (!replaced || !is_space(&step->pattern)) return 0;
+        else if (!replaced || !cuts_at_space(&step->pattern)) return 0;
     }
     return divided ? CUT_SPACE : 0;
 }
@@ -97,7 +97,7 @@ static bool is_visible(const char *text, size_t at) {
     return at >= 2 && !is_ascii_letter(text[at - 2]) && begins_with_letter(text + at - 2, 3);
 }
 
-static bool is_cut(unsigned cuts, const char *text, size_t size, size_t at) {
+static bool cuts_before(unsigned cuts, const char *text, size_t size, size_t at) {
     if (text[at] == ' ') return (cuts & CUT_SPACE) && at + 1 < size && is_ascii_letter(text[at - 1]) && is_ascii_letter(text[at + 1]);
     return text[at - 1] == '\n' && (cuts & CUT_LINE) && at >= 2 && is_visible(text, at - 2) && begins_with_letter(text + at, size - at);
 }
@@ -105,7 +105,7 @@ static bool is_cut(unsigned cuts, const char *text, size_t size, size_t at) {
 size_t tokenizer_safe_cut(const Tokenizer *tokenizer, const char *text, size_t size, size_t wanted) {
     if (tokenizer->cuts == 0 || size == 0) return 0;
     size_t at = wanted < size ? wanted : size - 1;
-    while (at > 0 && !is_cut(tokenizer->cuts, text, size, at)) at--;
+    while (at > 0 && !cuts_before(tokenizer->cuts, text, size, at)) at--;
     return at;
 }
 

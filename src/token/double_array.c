@@ -28,23 +28,23 @@ bool double_array_copy(DoubleArray *array, const char *bytes, size_t size) {
 
 /* -- Building ------------------------------------------------------------------------------------------------------ */
 
-typedef struct Builder {
+typedef struct ArrayBuilder {
     DoubleArray *array;
     const TrieKey *keys;
     unsigned char *marks; /* per unit: TAKEN, and BASE if it is the base of a node */
     size_t capacity;
-} Builder;
+} ArrayBuilder;
 
-typedef struct Task { size_t node, first, end, depth; /* the keys [first, end) share `depth` bytes */ } Task;
+typedef struct ArrayTask { size_t node, first, end, depth; /* the keys [first, end) share `depth` bytes */ } ArrayTask;
 
-static int compare_keys(const void *left, const void *right) {
+static int compare_key_spans(const void *left, const void *right) {
     const TrieKey *a = left, *b = right;
     size_t size = a->text.size < b->text.size ? a->text.size : b->text.size;
     int order = memcmp(a->text.bytes, b->text.bytes, size);
     return order ? order : (a->text.size > b->text.size) - (a->text.size < b->text.size);
 }
 
-static void grow(Builder *builder) {
+static void double_array_grow(ArrayBuilder *builder) {
     size_t old = builder->array->count;
     builder->array->count = old + BLOCK;
     if (builder->array->count <= builder->capacity) return;
@@ -57,7 +57,7 @@ static void grow(Builder *builder) {
 }
 
 /* Lists the next bytes of a range of keys, in order; 0 first if a key ends. Returns their count. */
-static int labels_of(const Builder *builder, const Task *task, unsigned char labels[BLOCK]) {
+static int labels_of(const ArrayBuilder *builder, const ArrayTask *task, unsigned char labels[BLOCK]) {
     int count = 0;
     for (size_t i = task->first; i < task->end; i++) {
         Span text = builder->keys[i].text;
@@ -67,7 +67,7 @@ static int labels_of(const Builder *builder, const Task *task, unsigned char lab
     return count;
 }
 
-static bool fits(const Builder *builder, size_t node, size_t base, const unsigned char *labels, int count) {
+static bool node_fits(const ArrayBuilder *builder, size_t node, size_t base, const unsigned char *labels, int count) {
     size_t offset = node ^ base;
     if ((builder->marks[base] & BASE) || (offset >= 1u << 21 && (offset & 0xFF) != 0)) return false;
     for (int i = 0; i < count; i++)
@@ -75,15 +75,15 @@ static bool fits(const Builder *builder, size_t node, size_t base, const unsigne
     return true;
 }
 
-static size_t find_base(Builder *builder, size_t node, const unsigned char *labels, int count) {
+static size_t find_base(ArrayBuilder *builder, size_t node, const unsigned char *labels, int count) {
     size_t from = builder->array->count > OPEN_UNITS ? builder->array->count - OPEN_UNITS : 0;
-    for (;; from = builder->array->count, grow(builder))
+    for (;; from = builder->array->count, double_array_grow(builder))
         for (size_t at = from; at < builder->array->count; at++)
-            if (!(builder->marks[at] & TAKEN) && fits(builder, node, at ^ labels[0], labels, count)) return at ^ labels[0];
+            if (!(builder->marks[at] & TAKEN) && node_fits(builder, node, at ^ labels[0], labels, count)) return at ^ labels[0];
 }
 
 /* Places the children of a node, and adds a task for each child that is not a value. */
-static void place(Builder *builder, const Task *task, Task **tasks, size_t *count) {
+static void place_node(ArrayBuilder *builder, const ArrayTask *task, ArrayTask **tasks, size_t *count) {
     unsigned char labels[BLOCK];
     int children = labels_of(builder, task, labels);
     size_t base = find_base(builder, task->node, labels, children), offset = task->node ^ base, first = task->first;
@@ -100,23 +100,23 @@ static void place(Builder *builder, const Task *task, Task **tasks, size_t *coun
             continue;
         }
         while (end < task->end && (unsigned char)builder->keys[end].text.bytes[task->depth] == labels[i]) end++;
-        array_append(*tasks, *count, (Task){child, first, end, task->depth + 1});
+        array_append(*tasks, *count, (ArrayTask){child, first, end, task->depth + 1});
         first = end;
     }
 }
 
 bool double_array_build(DoubleArray *array, TrieKey *keys, size_t count) {
-    Builder builder = {.array = array, .keys = keys};
+    ArrayBuilder builder = {.array = array, .keys = keys};
     *array = (DoubleArray){0};
-    SCOPED_FREE Task *tasks = NULL;
+    SCOPED_FREE ArrayTask *tasks = NULL;
     size_t waiting = 0;
-    if (count > 0) qsort(keys, count, sizeof *keys, compare_keys);
-    grow(&builder);
+    if (count > 0) qsort(keys, count, sizeof *keys, compare_key_spans);
+    double_array_grow(&builder);
     builder.marks[0] |= TAKEN;
-    if (count > 0) array_append(tasks, waiting, (Task){0, 0, count, 0});
+    if (count > 0) array_append(tasks, waiting, (ArrayTask){0, 0, count, 0});
     while (waiting > 0 && array->count < UNITS_LIMIT) {
-        Task task = tasks[--waiting];
-        place(&builder, &task, &tasks, &waiting);
+        ArrayTask task = tasks[--waiting];
+        place_node(&builder, &task, &tasks, &waiting);
     }
     free(builder.marks);
     return waiting == 0;

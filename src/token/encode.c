@@ -65,7 +65,7 @@ void token_ids_free(TokenIds *ids) {
 
 /* -- Words --------------------------------------------------------------------------------------------------------- */
 
-static CacheSlot *remember(TokenizerEncoder *encoder, CacheSlot *slot, uint64_t hash, Span word, const int32_t *ids, size_t count) {
+static CacheSlot *remember_word(TokenizerEncoder *encoder, CacheSlot *slot, uint64_t hash, Span word, const int32_t *ids, size_t count) {
     size_t size = count * sizeof *ids + ((word.size + 3) & ~(size_t)3);
     if (encoder->arena_used + size > CACHE_BYTES || encoder->cache_count > CACHE_SLOTS / 2) { /* full: start over */
         memset(encoder->cache, 0, CACHE_SLOTS * sizeof *encoder->cache);
@@ -81,7 +81,7 @@ static CacheSlot *remember(TokenizerEncoder *encoder, CacheSlot *slot, uint64_t 
 }
 
 /* Returns the slot of a word; if the word is not cached, the free slot for it. */
-static CacheSlot *find_slot(const TokenizerEncoder *encoder, uint64_t hash, Span word) {
+static CacheSlot *find_cache_slot(const TokenizerEncoder *encoder, uint64_t hash, Span word) {
     for (size_t place = hash & (CACHE_SLOTS - 1);; place = (place + 1) & (CACHE_SLOTS - 1)) {
         CacheSlot *slot = &encoder->cache[place];
         bool same = slot->hash == hash && slot->bytes == word.size;
@@ -123,14 +123,14 @@ static uint64_t hash_word(const TokenizerEncoder *encoder, Span word) {
 static void encode_unigram_word(TokenizerEncoder *encoder, Span word) {
     if (word.size <= CACHE_WORD) {
         uint64_t hash = hash_word(encoder, word);
-        CacheSlot *slot = find_slot(encoder, hash, word);
+        CacheSlot *slot = find_cache_slot(encoder, hash, word);
         if (slot->ids == 0) {
             SCOPED(token_ids_free) TokenIds ids = {0};
             float holds = unigram_encode_word(encoder->tokenizer, &encoder->lattice, word, &ids);
             int32_t last;
             memcpy(&last, &holds, sizeof last);
             token_ids_append(&ids, last);
-            slot = remember(encoder, slot, hash, word, ids.items, ids.count);
+            slot = remember_word(encoder, slot, hash, word, ids.items, ids.count);
         }
         if (use_cached_unigram(encoder, slot)) return;
     }
@@ -148,12 +148,12 @@ static void encode_word(TokenizerEncoder *encoder, Span word) {
         return;
     }
     uint64_t hash = hash_word(encoder, word);
-    CacheSlot *slot = find_slot(encoder, hash, word);
+    CacheSlot *slot = find_cache_slot(encoder, hash, word);
     for (int i = 0; i < slot->ids; i++) token_ids_append(out, cached_id(encoder, slot, i));
     if (slot->ids > 0) return;
     size_t before = out->count;
     merge_word(encoder->tokenizer, &encoder->merger, word.bytes, word.size, out);
-    if (out->count > before && !encoder->merger.lost) remember(encoder, slot, hash, word, out->items + before, out->count - before);
+    if (out->count > before && !encoder->merger.lost) remember_word(encoder, slot, hash, word, out->items + before, out->count - before);
 }
 
 static const char metaspace[] = "\xE2\x96\x81";
@@ -192,7 +192,7 @@ typedef struct Division {
     size_t start, end; /* bounds of the waiting part */
 } Division;
 
-static bool pass_on(Division *division, size_t start, size_t end, Error *error) {
+static bool pass_text_on(Division *division, size_t start, size_t end, Error *error) {
     return divide(
         division->encoder, division->next, (Span){division->text.bytes + start, end - start}, division->at_start && start == 0, error);
 }
@@ -200,7 +200,7 @@ static bool pass_on(Division *division, size_t start, size_t end, Error *error) 
 static bool pass_waiting(Division *division, Error *error) {
     bool waiting = division->waiting;
     division->waiting = false;
-    return !waiting || pass_on(division, division->start, division->end, error);
+    return !waiting || pass_text_on(division, division->start, division->end, error);
 }
 
 static bool joins(const Division *division, bool matched) {
@@ -212,9 +212,9 @@ static bool joins(const Division *division, bool matched) {
     }
 }
 
-static bool take(Division *division, bool matched, size_t start, size_t end, Error *error) {
-    if (division->behavior == SPLIT_ISOLATED) return pass_on(division, start, end, error);
-    if (division->behavior == SPLIT_REMOVED) return matched || pass_on(division, start, end, error);
+static bool take_match(Division *division, bool matched, size_t start, size_t end, Error *error) {
+    if (division->behavior == SPLIT_ISOLATED) return pass_text_on(division, start, end, error);
+    if (division->behavior == SPLIT_REMOVED) return matched || pass_text_on(division, start, end, error);
     if (division->waiting && joins(division, matched)) {
         division->end = end;
     } else {
@@ -236,12 +236,12 @@ static bool divide_by_pattern(Division *division, const SplitStep *step, Error *
         int found = pattern_find(&step->pattern, &search, from, &start, &end, error);
         if (found < 0) return false;
         if (found == 0) break;
-        if (start > taken && !take(division, step->invert, taken, start, error)) return false;
-        if (!take(division, !step->invert, start, end, error)) return false;
+        if (start > taken && !take_match(division, step->invert, taken, start, error)) return false;
+        if (!take_match(division, !step->invert, start, end, error)) return false;
         taken = from = end;
         if (start == end) from += end < text.size ? (text_character(text.bytes + end, &size), size) : 1;
     }
-    if (taken < text.size && !take(division, step->invert, taken, text.size, error)) return false;
+    if (taken < text.size && !take_match(division, step->invert, taken, text.size, error)) return false;
     return pass_waiting(division, error);
 }
 

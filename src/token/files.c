@@ -85,7 +85,7 @@ static bool add_old_files(const char *file, json_t *config, Error *error) {
     return good;
 }
 
-static bool add_template(json_t *list, const char *name, const char *path, Error *error) {
+static bool add_template_file(json_t *list, const char *name, const char *path, Error *error) {
     int64_t bytes;
     char *source;
     if (!read_optional(path, &source, &bytes, error)) return false;
@@ -102,10 +102,10 @@ static bool add_templates(const char *file, json_t *config, Error *error) {
     SCOPED(file_list_free) FileList names = {0};
     SCOPED_FREE char *plain = beside(file, TEMPLATE_FILE), *folder = beside(file, TEMPLATE_FOLDER);
     json_auto_t *list = json_array();
-    bool good = add_template(list, "default", plain, error) && list_templates(folder, &names, error);
+    bool good = add_template_file(list, "default", plain, error) && list_templates(folder, &names, error);
     for (size_t i = 0; good && i < names.count; i++) {
         SCOPED_FREE char *path = memory_format("%s/%s.jinja", folder, names.entries[i].name);
-        good = add_template(list, names.entries[i].name, path, error);
+        good = add_template_file(list, names.entries[i].name, path, error);
     }
     if (json_array_size(list)) json_object_set(config, "chat_template", list);
     return good;
@@ -141,7 +141,7 @@ static bool take_made(TokenizerFiles *files, const json_t *made, size_t flags, E
     return files->made = true;
 }
 
-static bool read_gguf(TokenizerFiles *files, const char *file, Error *error) {
+static bool read_gguf_tokenizer(TokenizerFiles *files, const char *file, Error *error) {
     json_auto_t *made = gguf_tokenizer(file, false, error);
     files->config = made ? gguf_tokenizer(file, true, error) : NULL;
     return files->config && take_made(files, made, JSON_INDENT(1), error);
@@ -159,7 +159,7 @@ static bool use_side_files(TokenizerFiles *files, const char *file, Error *error
 bool tokenizer_files(TokenizerFiles *files, const char *path, Error *error) {
     SCOPED_FREE char *file = file_of(path);
     *files = (TokenizerFiles){0};
-    if (gguf_is_file(file) ? read_gguf(files, file, error)
+    if (gguf_is_file(file) ? read_gguf_tokenizer(files, file, error)
                            : read_optional(file, &files->tokens, &files->bytes, error) && (files->config = read_side_files(file, error)) &&
                                  (!files->tokens || use_side_files(files, file, error)))
         return true;
@@ -217,7 +217,7 @@ char *tokenizer_read(const char *path, int64_t *bytes, Error *error) {
 /* -- Copies ---------------------------------------------------------------------------------------------------------- */
 
 /* Returns the name that other programs look for. */
-static const char *name_of(const char *content, size_t size) {
+static const char *content_name(const char *content, size_t size) {
     static const char tekken[] = "\"default_num_special_tokens\"";
     bool json = content[strspn(content, " \t\r\n")] == '{';
     return token_files[!json ? 1 : memmem(content, size, tekken, sizeof tekken - 1) ? 2 : 0];
@@ -272,7 +272,7 @@ bool tokenizer_copy_side_files(const char *path, const char *folder, Error *erro
 
 /* Writes the configuration of a converted tokenizer; templates in files beside the tokenizer are
  * copied. */
-static bool write_config(const TokenizerFiles *files, const char *path, const char *folder, Error *error) {
+static bool write_tokenizer_config(const TokenizerFiles *files, const char *path, const char *folder, Error *error) {
     SCOPED_FREE char *to = memory_format("%s/" CONFIG_FILE, folder), *template = memory_format("%s/" TEMPLATE_FILE, folder);
     if (!gguf_is_file(path) && !tokenizer_copy_templates(path, folder, error)) return false;
     if (file_exists(template)) json_object_del(files->config, "chat_template");
@@ -284,9 +284,9 @@ bool tokenizer_copy(const char *path, const char *folder, Error *error) {
     SCOPED(tokenizer_files_free) TokenizerFiles files = {0};
     if (!tokenizer_files(&files, path, error)) return false;
     if (!files.tokens) return tokenizer_refuse_absent(path, error);
-    SCOPED_FREE char *to = memory_format("%s/%s", folder, name_of(files.tokens, (size_t)files.bytes));
+    SCOPED_FREE char *to = memory_format("%s/%s", folder, content_name(files.tokens, (size_t)files.bytes));
     return file_make_folder(folder, error) && file_write(to, files.tokens, files.bytes, error) &&
-           (files.made ? write_config(&files, path, folder, error) : tokenizer_copy_side_files(path, folder, error));
+           (files.made ? write_tokenizer_config(&files, path, folder, error) : tokenizer_copy_side_files(path, folder, error));
 }
 
 bool tokenizer_copies(const char *name) {

@@ -63,7 +63,7 @@ static const char *pattern_of(const char *name) { return strcmp(name, "digit") ?
 
 /* -- JSON ---------------------------------------------------------------------------------------------------------- */
 
-static void put(json_t *object, const char *key, json_t *value) {
+static void put_member(json_t *object, const char *key, json_t *value) {
     if (json_object_set_new(object, key, value)) memory_refused(strlen(key));
 }
 
@@ -88,54 +88,54 @@ static const json_t *step_of(const json_t *part, const char *members, size_t ind
 
 /* -- Merges of scores ---------------------------------------------------------------------------------------------- */
 
-typedef struct Token {
+typedef struct GgufToken {
     const char *bytes;
     size_t size;
     int type;
     double score;
-} Token;
+} GgufToken;
 
-typedef struct Tokens {
-    Token *items; /* by id */
+typedef struct GgufTokens {
+    GgufToken *items; /* by id */
     size_t count;
     TokenMap ids; /* only of tokens that merge */
-} Tokens;
+} GgufTokens;
 
-static void tokens_free(Tokens *tokens) {
+static void tokens_free(GgufTokens *tokens) {
     free(tokens->items);
     token_map_free(&tokens->ids);
 }
 
 /* Two tokens that form one. */
-typedef struct Merge {
+typedef struct GgufMerge {
     double score;
     const char *bytes;
     size_t left, size; /* bytes of the left token, and of both */
     int32_t id;
-} Merge;
+} GgufMerge;
 
 /* Compares in transformers' order (SentencePieceExtractor): the better score first, then the longer
  * left token. */
 static int merge_compare(const void *left, const void *right) {
-    const Merge *a = left, *b = right;
+    const GgufMerge *a = left, *b = right;
     if (a->score != b->score) return a->score < b->score ? 1 : -1;
     if (a->left != b->left) return a->left < b->left ? 1 : -1;
     return a->size != b->size ? (a->size < b->size ? 1 : -1) : (a->id > b->id) - (a->id < b->id);
 }
 
 /* Lists every division of a token into two tokens. */
-static bool list_merges(const Tokens *tokens, Merge **merges, size_t *count, Error *error) {
+static bool list_merges(const GgufTokens *tokens, GgufMerge **merges, size_t *count, Error *error) {
     *merges = NULL;
     *count = 0;
     for (size_t id = 0; id < tokens->count; id++) {
-        const Token *token = &tokens->items[id];
+        const GgufToken *token = &tokens->items[id];
         if (token->type != TYPE_NORMAL) continue;
         if (token->size > TOKEN_LIMIT)
             return error_set(error, ERROR_DATA, "token %zu has %zu bytes, and at most %d are read", id, token->size, TOKEN_LIMIT);
         for (size_t left = 1; left < token->size; left++)
             if (token_map_get(&tokens->ids, token->bytes, left) != TOKEN_NONE &&
                 token_map_get(&tokens->ids, token->bytes + left, token->size - left) != TOKEN_NONE)
-                array_append(*merges, *count, (Merge){token->score, token->bytes, left, token->size, (int32_t)id});
+                array_append(*merges, *count, (GgufMerge){token->score, token->bytes, left, token->size, (int32_t)id});
     }
     if (*count) qsort(*merges, *count, sizeof **merges, merge_compare);
     return true;
@@ -143,13 +143,13 @@ static bool list_merges(const Tokens *tokens, Merge **merges, size_t *count, Err
 
 /* -- From keys to a tokenizer.json --------------------------------------------------------------------------------- */
 
-typedef struct Source {
+typedef struct GgufSource {
     const Gguf *file;
-    Tokens tokens;
+    GgufTokens tokens;
     Error *error;
-} Source;
+} GgufSource;
 
-static const GgufValue *value_of(const Gguf *file, const char *key) {
+static const GgufValue *gguf_value(const Gguf *file, const char *key) {
     char full[80];
     snprintf(full, sizeof full, KEY "%s", key);
     return gguf_find(file, full);
@@ -157,7 +157,7 @@ static const GgufValue *value_of(const Gguf *file, const char *key) {
 
 static bool boolean_of(const Gguf *file, const char *key, bool usual) {
     bool given = usual;
-    gguf_boolean(value_of(file, key), &given);
+    gguf_boolean(gguf_value(file, key), &given);
     return given;
 }
 
@@ -166,10 +166,10 @@ static bool text_is(const GgufValue *value, const char *wanted) {
     return gguf_text(value, &text) && text.size == strlen(wanted) && !memcmp(text.bytes, wanted, text.size);
 }
 
-static bool read_tokens(Source *source) {
-    const GgufValue *list = value_of(source->file, "tokens"), *types = value_of(source->file, "token_type"),
-                    *scores = value_of(source->file, "scores");
-    Tokens *tokens = &source->tokens;
+static bool read_gguf_tokens(GgufSource *source) {
+    const GgufValue *list = gguf_value(source->file, "tokens"), *types = gguf_value(source->file, "token_type"),
+                    *scores = gguf_value(source->file, "scores");
+    GgufTokens *tokens = &source->tokens;
     GgufText text;
     size_t at = 0;
     if (!list || !list->array || list->kind != GGUF_TEXT || list->count == 0 || list->count > MAXIMUM_ID)
@@ -182,18 +182,18 @@ static bool read_tokens(Source *source) {
             return error_set(source->error, ERROR_DATA, KEY "scores has no number for token %zu", tokens->count);
         if (!(type >= TYPE_NORMAL && type <= TYPE_BYTE))
             return error_set(source->error, ERROR_DATA, "token %zu is of type %g, which llama.cpp has not", tokens->count, type);
-        array_append(tokens->items, tokens->count, (Token){text.bytes, text.size, (int)type, isfinite(score) ? score : 0});
+        array_append(tokens->items, tokens->count, (GgufToken){text.bytes, text.size, (int)type, isfinite(score) ? score : 0});
     }
     return true;
 }
 
 /* Returns the token whose id a key gives; NULL: the key gives none. */
-static const Token *token_of(const Source *source, const char *key, int64_t *id) {
-    bool given = gguf_integer(value_of(source->file, key), id) && *id >= 0 && (uint64_t)*id < source->tokens.count;
+static const GgufToken *token_of(const GgufSource *source, const char *key, int64_t *id) {
+    bool given = gguf_integer(gguf_value(source->file, key), id) && *id >= 0 && (uint64_t)*id < source->tokens.count;
     return given ? &source->tokens.items[*id] : NULL;
 }
 
-static json_t *text_json(const Source *source, size_t id) {
+static json_t *text_json(const GgufSource *source, size_t id) {
     json_t *text = json_stringn(source->tokens.items[id].bytes, source->tokens.items[id].size);
     if (!text) error_set(source->error, ERROR_DATA, "token %zu is not UTF-8", id);
     return text;
@@ -202,8 +202,8 @@ static json_t *text_json(const Source *source, size_t id) {
 /* Special tokens after all ordinary tokens become added tokens only, as `tokenizers` writes them.
  * Unused tokens after all other tokens are padding. An unused token before the end becomes a word
  * without merges, because `tokenizers` numbers added tokens after the words without gaps. */
-static bool put_vocabulary(const Source *source, json_t *vocabulary, json_t *added) {
-    const Tokens *tokens = &source->tokens;
+static bool put_vocabulary(const GgufSource *source, json_t *vocabulary, json_t *added) {
+    const GgufTokens *tokens = &source->tokens;
     size_t ordinary = 0, unused = 0;
     for (size_t id = 0; id < tokens->count; id++) {
         if (tokens->items[id].type == TYPE_UNUSED) unused = id + 1;
@@ -211,7 +211,7 @@ static bool put_vocabulary(const Source *source, json_t *vocabulary, json_t *add
         if (tokens->items[id].type == TYPE_NORMAL || tokens->items[id].type == TYPE_BYTE) ordinary = id + 1;
     }
     for (size_t id = 0; id < tokens->count; id++) {
-        const Token *token = &tokens->items[id];
+        const GgufToken *token = &tokens->items[id];
         bool extra = token->type == TYPE_CONTROL || token->type == TYPE_USER || token->type == TYPE_UNKNOWN;
         if (token->type == TYPE_UNUSED && id >= ordinary) continue;
         json_t *text = text_json(source, id);
@@ -235,8 +235,8 @@ static json_t *byte_level_json(void) {
     return json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 0, "use_regex", 0);
 }
 
-static const PreTokenizer *find_pre_tokenizer(const Source *source) {
-    const GgufValue *name = value_of(source->file, "pre");
+static const PreTokenizer *find_pre_tokenizer(const GgufSource *source) {
+    const GgufValue *name = gguf_value(source->file, "pre");
     GgufText text = {"", 0};
     for (int i = 0; i < PRE_TOKENIZERS; i++)
         if (text_is(name, pre_tokenizers[i].name)) return &pre_tokenizers[i];
@@ -247,7 +247,7 @@ static const PreTokenizer *find_pre_tokenizer(const Source *source) {
 }
 
 /* Without merges every byte is a token, so no pattern is needed. */
-static json_t *pre_tokenizer_json(const PreTokenizer *pre, bool merges) {
+static json_t *gguf_pre_tokenizer_json(const PreTokenizer *pre, bool merges) {
     json_t *steps = json_array();
     if (!merges) {
         json_decref(steps);
@@ -260,8 +260,8 @@ static json_t *pre_tokenizer_json(const PreTokenizer *pre, bool merges) {
     return json_pack("{s:s, s:o}", "type", "Sequence", "pretokenizers", steps);
 }
 
-static bool put_listed_merges(const Source *source, json_t *merges) {
-    const GgufValue *list = value_of(source->file, "merges");
+static bool put_listed_merges(const GgufSource *source, json_t *merges) {
+    const GgufValue *list = gguf_value(source->file, "merges");
     GgufText text;
     size_t at = 0;
     if (!list || !list->array || list->kind != GGUF_TEXT) return error_set(source->error, ERROR_DATA, KEY "merges is no list of texts");
@@ -271,9 +271,9 @@ static bool put_listed_merges(const Source *source, json_t *merges) {
     return true;
 }
 
-static bool put_scored_merges(Source *source, json_t *merges) {
-    Tokens *tokens = &source->tokens;
-    SCOPED_FREE Merge *list = NULL;
+static bool put_scored_merges(GgufSource *source, json_t *merges) {
+    GgufTokens *tokens = &source->tokens;
+    SCOPED_FREE GgufMerge *list = NULL;
     size_t count;
     for (size_t id = 0; id < tokens->count; id++)
         if (tokens->items[id].type == TYPE_NORMAL)
@@ -286,13 +286,13 @@ static bool put_scored_merges(Source *source, json_t *merges) {
 }
 
 /* Returns {"type": "TemplateProcessing"} with the tokens around a text; null if there are none. */
-static json_t *template_json(const Source *source, bool begins) {
+static json_t *template_json(const GgufSource *source, bool begins) {
     static const char *const ids[] = {"bos_token_id", "eos_token_id"};
     bool put[] = {boolean_of(source->file, "add_bos_token", begins), boolean_of(source->file, "add_eos_token", false)}, any = false;
     json_t *single = json_pack("[{s:{s:s, s:i}}]", "Sequence", "id", "A", "type_id", 0), *special = json_object();
     for (int i = 0; i < 2; i++) {
         int64_t id;
-        const Token *token = put[i] ? token_of(source, ids[i], &id) : NULL;
+        const GgufToken *token = put[i] ? token_of(source, ids[i], &id) : NULL;
         json_t *text = token ? json_stringn(token->bytes, token->size) : NULL;
         if (!text) continue;
         json_t *item = json_pack("{s:{s:O, s:i}}", "SpecialToken", "id", text, "type_id", 0);
@@ -323,39 +323,39 @@ static json_t *model_json(json_t *unknown, bool scored, bool whole_words, json_t
         "vocab", vocabulary, "merges", merges);
 }
 
-static json_t *byte_level_tokenizer(Source *source, json_t *added, json_t *vocabulary, json_t *merges) {
+static json_t *byte_level_tokenizer(GgufSource *source, json_t *added, json_t *vocabulary, json_t *merges) {
     const PreTokenizer *pre = find_pre_tokenizer(source);
     if (!pre || !put_listed_merges(source, merges)) return NULL;
     bool merge = json_array_size(merges) > 0;
     return assemble(json_incref(added), merge && pre->composed ? json_pack("{s:s}", "type", "NFC") : json_null(),
-        pre_tokenizer_json(pre, merge), template_json(source, pre->begins), byte_level_json(),
+        gguf_pre_tokenizer_json(pre, merge), template_json(source, pre->begins), byte_level_json(),
         model_json(json_null(), false, merge && pre->whole_words, vocabulary, merges));
 }
 
-static json_t *replace_json(const char *from, const char *to) {
+static json_t *gguf_replace_json(const char *from, const char *to) {
     return json_pack("{s:s, s:{s:s}, s:s}", "type", "Replace", "pattern", "String", from, "content", to);
 }
 
-static json_t *scored_tokenizer(Source *source, json_t *added, json_t *vocabulary, json_t *merges) {
+static json_t *scored_tokenizer(GgufSource *source, json_t *added, json_t *vocabulary, json_t *merges) {
     bool prefix = boolean_of(source->file, "add_space_prefix", true);
     int64_t id;
-    const Token *unknown = token_of(source, "unknown_token_id", &id);
-    if (boolean_of(source->file, "remove_extra_whitespaces", false) || value_of(source->file, "precompiled_charsmap")) {
+    const GgufToken *unknown = token_of(source, "unknown_token_id", &id);
+    if (boolean_of(source->file, "remove_extra_whitespaces", false) || gguf_value(source->file, "precompiled_charsmap")) {
         error_set(source->error, ERROR_DATA, "it changes text before it is divided, which smelt does not read");
         return NULL;
     }
     if (!put_scored_merges(source, merges)) return NULL;
-    json_t *normals = json_pack("[o]", replace_json(" ", META_SPACE));
+    json_t *normals = json_pack("[o]", gguf_replace_json(" ", META_SPACE));
     if (prefix) json_array_insert_new(normals, 0, json_pack("{s:s, s:s}", "type", "Prepend", "prepend", META_SPACE));
-    json_t *decoders = json_pack("[o, {s:s}, {s:s}]", replace_json(META_SPACE, " "), "type", "ByteFallback", "type", "Fuse");
+    json_t *decoders = json_pack("[o, {s:s}, {s:s}]", gguf_replace_json(META_SPACE, " "), "type", "ByteFallback", "type", "Fuse");
     if (prefix) json_array_append_new(decoders, json_pack("{s:s, s:s, s:i, s:i}", "type", "Strip", "content", " ", "start", 1, "stop", 0));
     return assemble(json_incref(added), json_pack("{s:s, s:o}", "type", "Sequence", "normalizers", normals), json_null(),
         template_json(source, true), json_pack("{s:s, s:o}", "type", "Sequence", "decoders", decoders),
         model_json(unknown ? json_stringn(unknown->bytes, unknown->size) : json_null(), true, false, vocabulary, merges));
 }
 
-static json_t *tokenizer_json(Source *source) {
-    const GgufValue *model = value_of(source->file, "model");
+static json_t *tokenizer_json(GgufSource *source) {
+    const GgufValue *model = gguf_value(source->file, "model");
     bool listed = text_is(model, "gpt2");
     json_auto_t *added = json_array(), *vocabulary = json_object(), *merges = json_array();
     if (!listed && !text_is(model, "llama")) {
@@ -365,7 +365,7 @@ static json_t *tokenizer_json(Source *source) {
             (int)(text.size < 64 ? text.size : 64), text.bytes);
         return NULL;
     }
-    if (!read_tokens(source) || !put_vocabulary(source, vocabulary, added)) return NULL;
+    if (!read_gguf_tokens(source) || !put_vocabulary(source, vocabulary, added)) return NULL;
     return (listed ? byte_level_tokenizer : scored_tokenizer)(source, added, vocabulary, merges);
 }
 
@@ -391,17 +391,17 @@ static void put_templates(const Gguf *file, json_t *config) {
 }
 
 /* Returns the tokenizer_config.json: the special tokens and the chat templates. */
-static json_t *config_json(Source *source) {
+static json_t *config_json(GgufSource *source) {
     static const char *const tokens[][2] = {{"bos_token", "bos_token_id"}, {"eos_token", "eos_token_id"}, {"unk_token", "unknown_token_id"},
         {"pad_token", "padding_token_id"}, {"sep_token", "seperator_token_id"}, {"cls_token", "cls_token_id"},
         {"mask_token", "mask_token_id"}};
     int64_t id;
-    if (!read_tokens(source)) return NULL;
+    if (!read_gguf_tokens(source)) return NULL;
     json_t *config = json_pack("{s:s, s:b}", "tokenizer_class", "PreTrainedTokenizerFast", "clean_up_tokenization_spaces", 0);
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
-        const Token *token = token_of(source, tokens[i][1], &id);
+        const GgufToken *token = token_of(source, tokens[i][1], &id);
         json_t *text = token ? json_stringn(token->bytes, token->size) : NULL;
-        if (text) put(config, tokens[i][0], text);
+        if (text) put_member(config, tokens[i][0], text);
     }
     put_templates(source->file, config);
     return config;
@@ -410,13 +410,13 @@ static json_t *config_json(Source *source) {
 bool gguf_has_tokenizer(const char *path) {
     SCOPED(gguf_close) Gguf file = {0};
     Error ignored;
-    return gguf_is_file(path) && gguf_open(&file, path, &ignored) && value_of(&file, "tokens");
+    return gguf_is_file(path) && gguf_open(&file, path, &ignored) && gguf_value(&file, "tokens");
 }
 
 json_t *gguf_tokenizer(const char *path, bool config, Error *error) {
     SCOPED(gguf_close) Gguf file = {0};
     if (!gguf_open(&file, path, error)) return error_recode(error, ERROR_DATA), NULL;
-    Source source = {.file = &file, .error = error};
+    GgufSource source = {.file = &file, .error = error};
     json_t *content = (config ? config_json : tokenizer_json)(&source);
     tokens_free(&source.tokens);
     return content;
@@ -424,28 +424,28 @@ json_t *gguf_tokenizer(const char *path, bool config, Error *error) {
 
 /* -- From a tokenizer.json to keys --------------------------------------------------------------------------------- */
 
-typedef struct Target {
+typedef struct GgufTarget {
     GgufWriter *writer;
     const json_t *tokenizer, *config, *origin;
-    Tokens tokens;
+    GgufTokens tokens;
     char *padding; /* texts of tokens that only pad the rows of the table */
     Error *error;
-} Target;
+} GgufTarget;
 
-static bool refuse(const Target *target, const char *what) {
+static bool refuse_target(const GgufTarget *target, const char *what) {
     return error_set(target->error, ERROR_USAGE, "the tokenizer %s, which llama.cpp cannot do; tokenizer=none leaves it out", what);
 }
 
-static bool set_token(const Target *target, const json_t *id, const char *bytes, size_t size, int type) {
+static bool set_token(const GgufTarget *target, const json_t *id, const char *bytes, size_t size, int type) {
     json_int_t at = json_is_integer(id) ? json_integer_value(id) : -1;
     if (at < 0 || (size_t)at >= target->tokens.count)
         return error_set(
             target->error, ERROR_USAGE, "the tokenizer's token '%.40s' has no row among the %zu of the model", bytes, target->tokens.count);
-    target->tokens.items[at] = (Token){bytes, size, type, 0};
+    target->tokens.items[at] = (GgufToken){bytes, size, type, 0};
     return true;
 }
 
-static int type_of_word(const Target *target, const char *text, size_t size, bool scored) {
+static int type_of_word(const GgufTarget *target, const char *text, size_t size, bool scored) {
     unsigned byte;
     int used = 0;
     if (scored && size == 6 && sscanf(text, "<0x%2X>%n", &byte, &used) == 1 && used == 6) return TYPE_BYTE;
@@ -453,7 +453,7 @@ static int type_of_word(const Target *target, const char *text, size_t size, boo
 }
 
 /* Collects the tokens by id; rows without a token are padded as in llama.cpp's converter. */
-static bool collect_tokens(Target *target, int64_t rows, bool scored) {
+static bool collect_tokens(GgufTarget *target, int64_t rows, bool scored) {
     enum { PADDING_SIZE = 20 };
     const char *text;
     size_t size, index;
@@ -464,7 +464,7 @@ static bool collect_tokens(Target *target, int64_t rows, bool scored) {
     for (int64_t i = 0; i < rows; i++) {
         char *name = target->padding + i * PADDING_SIZE;
         int length = snprintf(name, PADDING_SIZE, "[PAD%lld]", (long long)i);
-        target->tokens.items[i] = (Token){name, (size_t)length, TYPE_UNUSED, 0};
+        target->tokens.items[i] = (GgufToken){name, (size_t)length, TYPE_UNUSED, 0};
     }
     json_object_keylen_foreach(json_object_get(json_object_get(target->tokenizer, "model"), "vocab"), text, size, value) {
         if (!set_token(target, value, text, size, type_of_word(target, text, size, scored))) return false;
@@ -516,7 +516,7 @@ static bool patterns_are(const PreTokenizer *pre, const char *const *found, int 
 
 /* Chooses the pre-tokenizer's name. llama.cpp never composes characters, so `composed` only selects
  * between names with equal patterns. */
-static const PreTokenizer *choose_pre_tokenizer(const Target *target, bool composed) {
+static const PreTokenizer *choose_pre_tokenizer(const GgufTarget *target, bool composed) {
     const json_t *model = json_object_get(target->tokenizer, "model");
     const char *found[SPLITS];
     int count = 0;
@@ -527,16 +527,16 @@ static const PreTokenizer *choose_pre_tokenizer(const Target *target, bool compo
         const PreTokenizer *pre = &pre_tokenizers[i];
         if (patterns_are(pre, found, count) && pre->whole_words == whole && pre->composed == composed) chosen = pre;
     }
-    if (!chosen) refuse(target, "divides text in a way of its own");
+    if (!chosen) refuse_target(target, "divides text in a way of its own");
     return chosen;
 }
 
-static bool put_byte_level(Target *target) {
+static bool put_byte_level(GgufTarget *target) {
     const json_t *normalizer = json_object_get(target->tokenizer, "normalizer"), *merge;
     json_t *merges = json_object_get(json_object_get(target->tokenizer, "model"), "merges");
     bool composed = is_type(normalizer, "NFC");
     size_t index;
-    if (normalizer && !json_is_null(normalizer) && !composed) return refuse(target, "changes text before it is divided");
+    if (normalizer && !json_is_null(normalizer) && !composed) return refuse_target(target, "changes text before it is divided");
     const PreTokenizer *pre = choose_pre_tokenizer(target, composed);
     if (!pre) return false;
     gguf_put_text(target->writer, KEY "model", "gpt2", strlen("gpt2"));
@@ -546,7 +546,7 @@ static bool put_byte_level(Target *target) {
         const char *left = json_string_value(json_array_get(merge, 0)), *right = json_string_value(json_array_get(merge, 1));
         SCOPED_FREE char *pair = left && right ? memory_format("%s %s", left, right) : NULL;
         const char *text = pair ? pair : json_string_value(merge);
-        if (!text || strchr(text, ' ') != strrchr(text, ' ')) return refuse(target, "merges tokens that have a space");
+        if (!text || strchr(text, ' ') != strrchr(text, ' ')) return refuse_target(target, "merges tokens that have a space");
         gguf_append_text(target->writer, text, strlen(text));
     }
     return true;
@@ -584,10 +584,10 @@ static size_t merged_text(const json_t *merge, char space[2 * TOKEN_LIMIT + 2]) 
 /* Gives each token a score by the place of its first merge in the list: -1, -2, and so on. The
  * merges that these scores imply must be the merges of the list, except for the order among merges
  * that form the same token. */
-static bool score_tokens(Target *target) {
-    Tokens *tokens = &target->tokens;
+static bool score_tokens(GgufTarget *target) {
+    GgufTokens *tokens = &target->tokens;
     json_t *list = json_object_get(json_object_get(target->tokenizer, "model"), "merges"), *merge;
-    SCOPED_FREE Merge *merges = NULL;
+    SCOPED_FREE GgufMerge *merges = NULL;
     size_t index, count;
     double score = 0;
     char text[2 * TOKEN_LIMIT + 2];
@@ -602,15 +602,15 @@ static bool score_tokens(Target *target) {
     bool same = count == json_array_size(list);
     for (size_t i = 0; i < count && same; i++)
         same = merged_text(json_array_get(list, i), text) == merges[i].size && !memcmp(text, merges[i].bytes, merges[i].size);
-    return same || refuse(target, "has merges that are no scores of tokens");
+    return same || refuse_target(target, "has merges that are no scores of tokens");
 }
 
-static bool put_scored(Target *target) {
+static bool put_scored(GgufTarget *target) {
     const json_t *model = json_object_get(target->tokenizer, "model");
     bool prefix;
-    if (!marks_spaces(target->tokenizer, &prefix)) return refuse(target, "changes or divides text in a way of its own");
+    if (!marks_spaces(target->tokenizer, &prefix)) return refuse_target(target, "changes or divides text in a way of its own");
     if (!is_true(model, "byte_fallback", false) || is_true(model, "ignore_merges", false))
-        return refuse(target, "has no tokens for bytes, or ignores merges");
+        return refuse_target(target, "has no tokens for bytes, or ignores merges");
     if (!score_tokens(target)) return false;
     gguf_put_text(target->writer, KEY "model", "llama", strlen("llama"));
     gguf_put_text(target->writer, KEY "pre", "default", strlen("default"));
@@ -622,7 +622,7 @@ static bool put_scored(Target *target) {
 
 /* Returns the id of a special token: by its text in tokenizer_config.json, or else by its id in
  * config.json; -1: none. */
-static int64_t special_id(const Target *target, const char *text_name, const char *id_name) {
+static int64_t special_id(const GgufTarget *target, const char *text_name, const char *id_name) {
     const json_t *token = json_object_get(target->config, text_name), *id = json_object_get(target->origin, id_name);
     const char *text = json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
     for (size_t i = 0; text && i < target->tokens.count; i++)
@@ -633,20 +633,20 @@ static int64_t special_id(const Target *target, const char *text_name, const cha
 
 /* Reads the tokens that a template puts before and after a text; llama.cpp supports one each. -1:
  * none. */
-static bool read_template(const Target *target, int64_t around[2]) {
+static bool read_gguf_template(const GgufTarget *target, int64_t around[2]) {
     const json_t *step, *item;
     size_t index;
     around[0] = around[1] = -1;
     for (size_t i = 0; (step = step_of(json_object_get(target->tokenizer, "post_processor"), "processors", i)) != NULL; i++) {
         bool seen = false;
         if (is_type(step, "ByteLevel")) continue;
-        if (!is_type(step, "TemplateProcessing")) return refuse(target, "has a post_processor that is no template");
+        if (!is_type(step, "TemplateProcessing")) return refuse_target(target, "has a post_processor that is no template");
         json_array_foreach(json_object_get(step, "single"), index, item) {
             const char *name = string_of(json_object_get(item, "SpecialToken"), "id");
             const json_t *ids = json_object_get(json_object_get(json_object_get(step, "special_tokens"), name), "ids");
             seen = seen || json_object_get(item, "Sequence");
             if (json_object_get(item, "Sequence")) continue;
-            if (around[seen] >= 0 || json_array_size(ids) != 1) return refuse(target, "puts several tokens before or after a text");
+            if (around[seen] >= 0 || json_array_size(ids) != 1) return refuse_target(target, "puts several tokens before or after a text");
             around[seen] = json_integer_value(json_array_get(ids, 0));
         }
     }
@@ -654,7 +654,7 @@ static bool read_template(const Target *target, int64_t around[2]) {
 }
 
 /* Writes additional tokens that end a text: a GGUF file has room for two beside the first. */
-static void put_further_ends(const Target *target, int64_t written) {
+static void put_further_ends(const GgufTarget *target, int64_t written) {
     static const char *const keys[] = {KEY "eot_token_id", KEY "eom_token_id"};
     const json_t *ends = json_object_get(target->origin, "eos_token_id");
     size_t used = 0, left = 0, count = json_is_array(ends) ? json_array_size(ends) : json_is_integer(ends);
@@ -669,7 +669,7 @@ static void put_further_ends(const Target *target, int64_t written) {
 
 /* The keys are those of gguf-py's constants.py, except cls_token_id, which only its older versions
  * have. */
-static bool put_special(const Target *target) {
+static bool put_special(const GgufTarget *target) {
     enum { ENDS = 1, PUT = 2, NAMES = 7 }; /* PUT: the first two may be put around a text */
     static const struct {
         const char *text, *id, *key;
@@ -679,13 +679,13 @@ static bool put_special(const Target *target) {
         {"mask_token", "mask_token_id", KEY "mask_token_id"}};
     static const char *const adds[] = {KEY "add_bos_token", KEY "add_eos_token"};
     int64_t around[2];
-    if (!read_template(target, around)) return false;
+    if (!read_gguf_template(target, around)) return false;
     for (int i = 0; i < NAMES; i++) {
         int64_t id = special_id(target, names[i].text, names[i].id);
         if (i < PUT && id < 0) id = around[i];
         if (i < PUT && around[i] >= 0 && around[i] != id)
-            return refuse(target, "puts another token around a text than those that begin and end one");
-        if (i == ENDS && id < 0) return refuse(target, "names no token that ends a text, for which llama.cpp would take token 11");
+            return refuse_target(target, "puts another token around a text than those that begin and end one");
+        if (i == ENDS && id < 0) return refuse_target(target, "names no token that ends a text, for which llama.cpp would take token 11");
         if (id >= 0) gguf_put_integer(target->writer, names[i].key, GGUF_U32, id);
         if (i < PUT) gguf_put_boolean(target->writer, adds[i], around[i] >= 0);
         if (i == ENDS) put_further_ends(target, id);
@@ -693,8 +693,8 @@ static bool put_special(const Target *target) {
     return true;
 }
 
-static void put_tokens(const Target *target) {
-    const Tokens *tokens = &target->tokens;
+static void put_gguf_tokens(const GgufTarget *target) {
+    const GgufTokens *tokens = &target->tokens;
     gguf_put_array(target->writer, KEY "tokens", GGUF_TEXT, tokens->count);
     for (size_t i = 0; i < tokens->count; i++) gguf_append_text(target->writer, tokens->items[i].bytes, tokens->items[i].size);
     gguf_put_array(target->writer, KEY "token_type", GGUF_I32, tokens->count);
@@ -702,7 +702,7 @@ static void put_tokens(const Target *target) {
 }
 
 /* Writes the chat template: one text, or several by name, the usual one being "default". */
-static void put_chat_templates(const Target *target) {
+static void put_chat_templates(const GgufTarget *target) {
     json_t *given = json_object_get(target->config, "chat_template"), *item;
     json_auto_t *names = json_array();
     size_t index;
@@ -722,7 +722,7 @@ static void put_chat_templates(const Target *target) {
 
 /* llama.cpp matches added tokens literally: it keeps the spaces beside them, and finds them within
  * words. */
-static void warn_of_flags(const Target *target) {
+static void warn_of_flags(const GgufTarget *target) {
     static const char *const flags[] = {"lstrip", "rstrip", "single_word"};
     const json_t *list = json_object_get(target->tokenizer, "added_tokens"), *token, *first = NULL;
     size_t index, count = 0;
@@ -740,13 +740,13 @@ static void warn_of_flags(const Target *target) {
 
 bool gguf_put_tokenizer(
     GgufWriter *writer, const json_t *tokenizer, const json_t *config, const json_t *origin, int64_t rows, Error *error) {
-    Target target = {.writer = writer, .tokenizer = tokenizer, .config = config, .origin = origin, .error = error};
+    GgufTarget target = {.writer = writer, .tokenizer = tokenizer, .config = config, .origin = origin, .error = error};
     bool level = false;
     const json_t *pre = json_object_get(tokenizer, "pre_tokenizer"), *step;
-    if (!json_is_object(json_object_get(json_object_get(tokenizer, "model"), "vocab"))) return refuse(&target, "is no BPE");
+    if (!json_is_object(json_object_get(json_object_get(tokenizer, "model"), "vocab"))) return refuse_target(&target, "is no BPE");
     for (size_t i = 0; (step = step_of(pre, "pretokenizers", i)) != NULL; i++) level = level || is_type(step, "ByteLevel");
     bool good = collect_tokens(&target, rows, !level) && (level ? put_byte_level : put_scored)(&target) && put_special(&target);
-    if (good) put_tokens(&target);
+    if (good) put_gguf_tokens(&target);
     if (good) put_chat_templates(&target);
     if (good) warn_of_flags(&target);
     tokens_free(&target.tokens);

@@ -125,7 +125,7 @@ static uint64_t heap_pop(Merger *merger) {
 }
 
 /* Looks up the pair that begins at `at` again. */
-static void renew(const Tokenizer *tokenizer, Merger *merger, uint32_t at) {
+static void renew_pair(const Tokenizer *tokenizer, Merger *merger, uint32_t at) {
     uint32_t next = merger->next[at];
     merger->pair[at] = next < merger->count ? find_merge(tokenizer, merger, merger->symbol[at], merger->symbol[next]) : PAIR_NONE;
     if (merger->pair[at] != PAIR_NONE) heap_push(merger, (merger->pair[at] >> 32) << 32 | at);
@@ -138,7 +138,7 @@ static void merge_by_heap(const Tokenizer *tokenizer, Merger *merger) {
     for (uint32_t i = 0; i < count; i++) {
         merger->next[i] = i + 1;
         merger->previous[i] = i - 1; /* UINT32_MAX for the first */
-        renew(tokenizer, merger, i);
+        renew_pair(tokenizer, merger, i);
     }
     while (merger->heap_count > 0) {
         uint64_t top = heap_pop(merger);
@@ -148,8 +148,8 @@ static void merge_by_heap(const Tokenizer *tokenizer, Merger *merger) {
         merger->pair[right] = PAIR_NONE;
         merger->next[at] = merger->next[right];
         if (merger->next[at] < count) merger->previous[merger->next[at]] = at;
-        renew(tokenizer, merger, at);
-        if (merger->previous[at] != UINT32_MAX) renew(tokenizer, merger, merger->previous[at]);
+        renew_pair(tokenizer, merger, at);
+        if (merger->previous[at] != UINT32_MAX) renew_pair(tokenizer, merger, merger->previous[at]);
     }
     uint32_t kept = 0;
     for (uint32_t i = 0; i < count; i = merger->next[i]) merger->symbol[kept++] = merger->symbol[i];

@@ -67,7 +67,7 @@ static Span stripped(const NormalStep *step, Span text) {
     return (Span){text.bytes + left, text.size - left};
 }
 
-static bool apply(const NormalStep *step, RegexScratch *scratch, Span text, bool continued, Buffer *out, Error *error) {
+static bool apply_step(const NormalStep *step, RegexScratch *scratch, Span text, bool continued, Buffer *out, Error *error) {
     switch (step->kind) {
     case NORMAL_PREPEND:
         buffer_append(out, step->with.bytes, text.size > 0 && !continued ? step->with.size : 0);
@@ -91,7 +91,7 @@ bool normalize(
         out->size = 0;
         bool pieces = tokenizer->normals[i].kind == NORMAL_SENTENCEPIECE;
         if (pieces) charsmap_normalize(tokenizer, &tokenizer->normals[i], *result, continued, out);
-        else if (!apply(&tokenizer->normals[i], scratch, *result, continued, out, error)) return false;
+        else if (!apply_step(&tokenizer->normals[i], scratch, *result, continued, out, error)) return false;
         *result = buffer_span(out);
         Buffer *used = out;
         out = spare;

@@ -18,16 +18,16 @@ enum { TEMPLATE_LIMIT = 64 };
 
 /* -- JSON values --------------------------------------------------------------------------------------------------- */
 
-static bool refuse(Error *error, const char *part, const char *what) {
+static bool refuse_part(Error *error, const char *part, const char *what) {
     return error_set(error, ERROR_DATA, "its %s %s; smelt does not read that", part, what);
 }
 
-static Span text_of(const json_t *value) {
+static Span string_value(const json_t *value) {
     return json_is_string(value) ? (Span){json_string_value(value), json_string_length(value)} : (Span){NULL, 0};
 }
 
 static bool is_text(const json_t *value, const char *text) {
-    Span span = text_of(value);
+    Span span = string_value(value);
     return span.bytes && span.size == strlen(text) && memcmp(span.bytes, text, span.size) == 0;
 }
 
@@ -40,16 +40,16 @@ static bool flag_of(const json_t *object, const char *name, bool usual) {
 }
 
 static bool refuse_kind(Error *error, const char *part, const json_t *object) {
-    Span kind = text_of(json_object_get(object, "type"));
+    Span kind = string_value(json_object_get(object, "type"));
     char what[120];
     snprintf(
         what, sizeof what, "is of type '%.*s'", kind.bytes ? (int)(kind.size < 80 ? kind.size : 80) : 4, kind.bytes ? kind.bytes : "none");
-    return refuse(error, part, what);
+    return refuse_part(error, part, what);
 }
 
-static bool copy_text(Buffer *buffer, const json_t *value, const char *part, Error *error) {
-    Span span = text_of(value);
-    if (!span.bytes) return refuse(error, part, "lacks a text where one belongs");
+static bool copy_member(Buffer *buffer, const json_t *value, const char *part, Error *error) {
+    Span span = string_value(value);
+    if (!span.bytes) return refuse_part(error, part, "lacks a text where one belongs");
     buffer_append(buffer, span.bytes, span.size);
     return true;
 }
@@ -65,10 +65,10 @@ static bool read_id(const json_t *value, int32_t *id, Error *error) {
 
 /* Reads {"String": "..."} or {"Regex": "..."}. A fixed text is never empty. */
 static bool read_pattern(Pattern *pattern, const json_t *value, const char *part, Error *error) {
-    Span expression = text_of(json_object_get(value, "Regex"));
+    Span expression = string_value(json_object_get(value, "Regex"));
     if (expression.bytes) return (pattern->regex = regex_open(expression.bytes, expression.size, REGEX_ONIGURUMA, error)) != NULL;
-    if (!copy_text(&pattern->text, json_is_string(value) ? value : json_object_get(value, "String"), part, error)) return false;
-    return pattern->text.size > 0 || refuse(error, part, "replaces or splits at an empty text");
+    if (!copy_member(&pattern->text, json_is_string(value) ? value : json_object_get(value, "String"), part, error)) return false;
+    return pattern->text.size > 0 || refuse_part(error, part, "replaces or splits at an empty text");
 }
 
 /* Calls `read` for the object, or for each member of a Sequence, in order. */
@@ -79,7 +79,7 @@ static bool read_steps(Tokenizer *tokenizer, const json_t *object, const char *m
     size_t index;
     json_t *member;
     json_array_foreach(json_object_get(object, members), index, member) {
-        if (is_kind(member, "Sequence")) return refuse(error, members, "hold a Sequence in a Sequence");
+        if (is_kind(member, "Sequence")) return refuse_part(error, members, "hold a Sequence in a Sequence");
         if (!read(tokenizer, member, error)) return false;
     }
     return true;
@@ -87,7 +87,7 @@ static bool read_steps(Tokenizer *tokenizer, const json_t *object, const char *m
 
 /* -- Normalizer ---------------------------------------------------------------------------------------------------- */
 
-static int form_of(const json_t *object) {
+static int normalizer_form(const json_t *object) {
     int composed = UTF8PROC_STABLE | UTF8PROC_COMPOSE, decomposed = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE;
     if (is_kind(object, "NFC")) return composed;
     if (is_kind(object, "NFD")) return decomposed;
@@ -96,18 +96,18 @@ static int form_of(const json_t *object) {
 }
 
 static bool read_charsmap(Charsmap *map, const json_t *value, Error *error) {
-    Span text = text_of(value);
+    Span text = string_value(value);
     SCOPED_FREE char *bytes = memory_allocate(text.size + 2);
     size_t size = 0;
     if (text.bytes && !text_from_base64(text.bytes, text.size, bytes, &size))
-        return refuse(error, "normalizer", "has a map that is not base64");
+        return refuse_part(error, "normalizer", "has a map that is not base64");
     return charsmap_read(map, (Span){bytes, size}, error);
 }
 
 static bool read_normal(Tokenizer *tokenizer, const json_t *object, Error *error) {
-    if (tokenizer->normal_count == STEPS) return refuse(error, "normalizer", "has more than 16 steps");
+    if (tokenizer->normal_count == STEPS) return refuse_part(error, "normalizer", "has more than 16 steps");
     NormalStep *step = &tokenizer->normals[tokenizer->normal_count++];
-    step->form = form_of(object);
+    step->form = normalizer_form(object);
     if (step->form != 0) {
         step->kind = NORMAL_FORM;
     } else if (is_kind(object, "Precompiled")) {
@@ -115,11 +115,11 @@ static bool read_normal(Tokenizer *tokenizer, const json_t *object, Error *error
         return read_charsmap(&step->charsmap, json_object_get(object, "precompiled_charsmap"), error);
     } else if (is_kind(object, "Prepend")) {
         step->kind = NORMAL_PREPEND;
-        return copy_text(&step->with, json_object_get(object, "prepend"), "normalizer", error);
+        return copy_member(&step->with, json_object_get(object, "prepend"), "normalizer", error);
     } else if (is_kind(object, "Replace")) {
         step->kind = NORMAL_REPLACE;
         return read_pattern(&step->pattern, json_object_get(object, "pattern"), "normalizer", error) &&
-               copy_text(&step->with, json_object_get(object, "content"), "normalizer", error);
+               copy_member(&step->with, json_object_get(object, "content"), "normalizer", error);
     } else if (is_kind(object, "Strip")) {
         step->kind = NORMAL_STRIP;
         step->left = flag_of(object, "strip_left", true);
@@ -138,7 +138,7 @@ static bool read_behavior(SplitBehavior *behavior, const json_t *value, Error *e
         *behavior = (SplitBehavior)i;
         if (is_text(value, names[i])) return true;
     }
-    return refuse(error, "pre_tokenizer", "has an unknown behavior");
+    return refuse_part(error, "pre_tokenizer", "has an unknown behavior");
 }
 
 static bool set_pattern(SplitStep *step, const char *pattern, SplitBehavior behavior, Error *error) {
@@ -156,13 +156,13 @@ static bool read_metaspace(SplitStep *step, const json_t *object, Error *error) 
     if (is_text(scheme, "never")) step->prepend = PREPEND_NEVER;
     else if (is_text(scheme, "first")) step->prepend = PREPEND_FIRST;
     else if (!scheme && !flag_of(object, "add_prefix_space", true)) step->prepend = PREPEND_NEVER;
-    return copy_text(&step->pattern.text, json_object_get(object, "replacement"), "pre_tokenizer", error) &&
-           (step->pattern.text.size > 0 || refuse(error, "pre_tokenizer", "replaces spaces by nothing"));
+    return copy_member(&step->pattern.text, json_object_get(object, "replacement"), "pre_tokenizer", error) &&
+           (step->pattern.text.size > 0 || refuse_part(error, "pre_tokenizer", "replaces spaces by nothing"));
 }
 
 static SplitStep *new_split(Tokenizer *tokenizer, Error *error) {
     if (tokenizer->split_count < STEPS) return &tokenizer->splits[tokenizer->split_count++];
-    refuse(error, "pre_tokenizer", "has more than 16 steps");
+    refuse_part(error, "pre_tokenizer", "has more than 16 steps");
     return NULL;
 }
 
@@ -179,7 +179,7 @@ static bool read_byte_level(Tokenizer *tokenizer, const json_t *object, Error *e
 }
 
 static bool read_split(Tokenizer *tokenizer, const json_t *object, Error *error) {
-    if (tokenizer->byte_level) return refuse(error, "pre_tokenizer", "has a step after ByteLevel");
+    if (tokenizer->byte_level) return refuse_part(error, "pre_tokenizer", "has a step after ByteLevel");
     if (is_kind(object, "ByteLevel")) return read_byte_level(tokenizer, object, error);
     SplitStep *step = new_split(tokenizer, error);
     if (!step) return false;
@@ -211,7 +211,7 @@ static bool read_vocabulary(Tokenizer *tokenizer, json_t *vocabulary, Error *err
     size_t length;
     json_t *value;
     SCOPED(buffer_free) Buffer zeroed = {0};
-    if (!json_is_object(vocabulary)) return refuse(error, "model", "has no vocab object");
+    if (!json_is_object(vocabulary)) return refuse_part(error, "model", "has no vocab object");
     json_object_keylen_foreach(vocabulary, key, length, value) {
         int32_t id = 0;
         Span token = {key, length};
@@ -229,11 +229,11 @@ static bool read_vocabulary(Tokenizer *tokenizer, json_t *vocabulary, Error *err
 /* Reads a merge: "left right" or ["left", "right"]. */
 static bool read_merge(const json_t *merge, Span *left, Span *right) {
     if (json_is_array(merge) && json_array_size(merge) == 2) {
-        *left = text_of(json_array_get(merge, 0));
-        *right = text_of(json_array_get(merge, 1));
+        *left = string_value(json_array_get(merge, 0));
+        *right = string_value(json_array_get(merge, 1));
         return left->bytes && right->bytes;
     }
-    *left = text_of(merge);
+    *left = string_value(merge);
     const char *space = left->bytes ? memchr(left->bytes, ' ', left->size) : NULL;
     if (!space) return false;
     size_t size = (size_t)(space - left->bytes);
@@ -258,7 +258,7 @@ static bool read_merges(Tokenizer *tokenizer, json_t *merges, Error *error) {
     size_t index;
     json_t *merge;
     SCOPED(buffer_free) Buffer joined = {0};
-    if (!json_is_array(merges)) return refuse(error, "model", "has no merges");
+    if (!json_is_array(merges)) return refuse_part(error, "model", "has no merges");
     json_array_foreach(merges, index, merge) {
         Span left = {0}, right = {0};
         if (!(read_merge(merge, &left, &right) || error_set(error, ERROR_DATA, "it is not two tokens")) ||
@@ -291,7 +291,7 @@ static double score_of(const json_t *value) {
 /* Reads ["token", score]. */
 static bool add_scored(Tokenizer *tokenizer, const json_t *pair, int32_t id, TrieKey *key, Error *error) {
     const json_t *score = json_array_get(pair, 1);
-    *key = (TrieKey){text_of(json_array_get(pair, 0)), id};
+    *key = (TrieKey){string_value(json_array_get(pair, 0)), id};
     if (!key->text.bytes || !json_is_number(score) || json_array_size(pair) != 2)
         return error_set(error, ERROR_DATA, "it is not a text and a score");
     tokenizer->scores[id] = score_of(score);
@@ -302,10 +302,10 @@ static bool add_scored(Tokenizer *tokenizer, const json_t *pair, int32_t id, Tri
 static bool read_unigram(Tokenizer *tokenizer, const json_t *model, Error *error) {
     const json_t *list = json_object_get(model, "vocab"), *pair;
     size_t count = json_array_size(list), index;
-    if (count == 0 || count > MAXIMUM_ID) return refuse(error, "model", "has no vocab list, or one that is too long");
+    if (count == 0 || count > MAXIMUM_ID) return refuse_part(error, "model", "has no vocab list, or one that is too long");
     if (!is_empty(json_object_get(model, "alpha")) || !is_empty(json_object_get(model, "nbest_size")))
-        return refuse(error, "model", "draws its tokens at random (alpha or nbest_size)");
-    if (tokenizer->byte_level) return refuse(error, "model", "is Unigram behind ByteLevel");
+        return refuse_part(error, "model", "draws its tokens at random (alpha or nbest_size)");
+    if (tokenizer->byte_level) return refuse_part(error, "model", "is Unigram behind ByteLevel");
     SCOPED_FREE TrieKey *keys = memory_allocate(count * sizeof *keys);
     tokenizer->scores = memory_allocate(count * sizeof *tokenizer->scores);
     tokenizer->unknown_score = INFINITY;
@@ -315,7 +315,7 @@ static bool read_unigram(Tokenizer *tokenizer, const json_t *model, Error *error
     }
     tokenizer->unknown_score -= 10;
     if (!read_id(json_object_get(model, "unk_id"), &tokenizer->unknown, error) || (size_t)tokenizer->unknown >= count)
-        return refuse(error, "model", "has no unk_id in its vocab");
+        return refuse_part(error, "model", "has no unk_id in its vocab");
     bool good = unigram_build(tokenizer, keys, count, error);
     tokenizer->space_begins_words = false;
     return good;
@@ -326,17 +326,18 @@ static bool read_model(Tokenizer *tokenizer, const json_t *model, Error *error) 
     if (is_kind(model, "Unigram")) return read_unigram(tokenizer, model, error);
     const json_t *merges = json_object_get(model, "merges"), *unknown = json_object_get(model, "unk_token");
     if (!is_kind(model, "BPE") && !(merges && !json_object_get(model, "type"))) return refuse_kind(error, "model", model);
-    if (!is_empty(json_object_get(model, "dropout"))) return refuse(error, "model", "has a dropout");
-    if (!is_empty(json_object_get(model, "continuing_subword_prefix"))) return refuse(error, "model", "has a continuing_subword_prefix");
-    if (!is_empty(json_object_get(model, "end_of_word_suffix"))) return refuse(error, "model", "has an end_of_word_suffix");
+    if (!is_empty(json_object_get(model, "dropout"))) return refuse_part(error, "model", "has a dropout");
+    if (!is_empty(json_object_get(model, "continuing_subword_prefix")))
+        return refuse_part(error, "model", "has a continuing_subword_prefix");
+    if (!is_empty(json_object_get(model, "end_of_word_suffix"))) return refuse_part(error, "model", "has an end_of_word_suffix");
     tokenizer->fuse_unknown = flag_of(model, "fuse_unk", false);
     tokenizer->whole_words = flag_of(model, "ignore_merges", false);
     tokenizer->space_begins_words = !tokenizer->byte_level && !tokenizer->whole_words;
-    if (tokenizer->byte_level && tokenizer->byte_fallback) return refuse(error, "model", "has byte_fallback beside ByteLevel");
+    if (tokenizer->byte_level && tokenizer->byte_fallback) return refuse_part(error, "model", "has byte_fallback beside ByteLevel");
     if (!read_vocabulary(tokenizer, json_object_get(model, "vocab"), error)) return false;
     if (json_is_string(unknown)) {
         tokenizer->unknown = token_map_get(&tokenizer->contents, json_string_value(unknown), json_string_length(unknown));
-        if (tokenizer->unknown == TOKEN_NONE) return refuse(error, "model", "has an unk_token that is not in the vocabulary");
+        if (tokenizer->unknown == TOKEN_NONE) return refuse_part(error, "model", "has an unk_token that is not in the vocabulary");
     }
     if (token_map_get(&tokenizer->contents, "\xE2\x96\x81", 3) == TOKEN_NONE) tokenizer->space_begins_words = false;
     return read_merges(tokenizer, json_object_get(model, "merges"), error);
@@ -360,7 +361,7 @@ static bool read_added(Tokenizer *tokenizer, const json_t *list, Error *error) {
     size_t index;
     json_t *object;
     int32_t words = (int32_t)tokenizer->contents.count, most = TOKEN_NONE;
-    if (list && !json_is_null(list) && !json_is_array(list)) return refuse(error, "added_tokens", "are no list");
+    if (list && !json_is_null(list) && !json_is_array(list)) return refuse_part(error, "added_tokens", "are no list");
     json_array_foreach(list, index, object) {
         AddedToken token = {.special = flag_of(object, "special", false),
             .single_word = flag_of(object, "single_word", false),
@@ -368,7 +369,7 @@ static bool read_added(Tokenizer *tokenizer, const json_t *list, Error *error) {
             .right_strip = flag_of(object, "rstrip", false)};
         token.match = flag_of(object, "normalized", !token.special) ? MATCH_NORMALIZED : MATCH_RAW;
         if (!read_id(json_object_get(object, "id"), &token.id, error) ||
-            !copy_text(&token.content, json_object_get(object, "content"), "added token", error) ||
+            !copy_member(&token.content, json_object_get(object, "content"), "added token", error) ||
             !check_added_id(tokenizer, &token, words, most, error)) {
             buffer_free(&token.content);
             return error_context(error, "added token %zu", index);
@@ -382,21 +383,21 @@ static bool read_added(Tokenizer *tokenizer, const json_t *list, Error *error) {
 /* -- Post-processor ------------------------------------------------------------------------------------------------ */
 
 static bool read_template_token(TokenIds *out, const json_t *tokens, const json_t *item, Error *error) {
-    Span name = text_of(json_object_get(item, "id"));
+    Span name = string_value(json_object_get(item, "id"));
     const json_t *token = name.bytes ? json_object_getn(tokens, name.bytes, name.size) : NULL, *value;
     size_t index;
     if (!json_is_array(json_object_get(token, "ids")))
-        return refuse(error, "post_processor", "names a special token that it does not define");
+        return refuse_part(error, "post_processor", "names a special token that it does not define");
     json_array_foreach(json_object_get(token, "ids"), index, value) {
         int32_t id = 0;
         if (!read_id(value, &id, error)) return false;
-        if (out->count == TEMPLATE_LIMIT) return refuse(error, "post_processor", "adds more than 64 tokens");
+        if (out->count == TEMPLATE_LIMIT) return refuse_part(error, "post_processor", "adds more than 64 tokens");
         token_ids_append(out, id);
     }
     return true;
 }
 
-static bool read_template(Tokenizer *tokenizer, const json_t *object, Error *error) {
+static bool read_post_processor(Tokenizer *tokenizer, const json_t *object, Error *error) {
     size_t index;
     json_t *item;
     bool seen = false;
@@ -405,10 +406,10 @@ static bool read_template(Tokenizer *tokenizer, const json_t *object, Error *err
         const json_t *special = json_object_get(item, "SpecialToken");
         if (special && !read_template_token(seen ? &tokenizer->after : &tokenizer->before, tokens, special, error)) return false;
         if (!special && (seen || !json_object_get(item, "Sequence")))
-            return refuse(error, "post_processor", "has a template with more than one text");
+            return refuse_part(error, "post_processor", "has a template with more than one text");
         seen = seen || !special;
     }
-    return seen || refuse(error, "post_processor", "has a template without a text");
+    return seen || refuse_part(error, "post_processor", "has a template without a text");
 }
 
 /* Reads ["[CLS]", 101]. */
@@ -421,8 +422,8 @@ static bool read_named_id(TokenIds *out, const json_t *pair, Error *error) {
 
 static bool read_post(Tokenizer *tokenizer, const json_t *object, Error *error) {
     if (is_kind(object, "ByteLevel")) return true;
-    if (tokenizer->before.count + tokenizer->after.count > 0) return refuse(error, "post_processor", "adds tokens more than once");
-    if (is_kind(object, "TemplateProcessing")) return read_template(tokenizer, object, error);
+    if (tokenizer->before.count + tokenizer->after.count > 0) return refuse_part(error, "post_processor", "adds tokens more than once");
+    if (is_kind(object, "TemplateProcessing")) return read_post_processor(tokenizer, object, error);
     if (is_kind(object, "RobertaProcessing") || is_kind(object, "BertProcessing"))
         return read_named_id(&tokenizer->before, json_object_get(object, "cls"), error) &&
                read_named_id(&tokenizer->after, json_object_get(object, "sep"), error);
@@ -435,7 +436,7 @@ static bool read_strip(Decoding *decoding, const json_t *object, Error *error) {
     json_int_t start = json_integer_value(json_object_get(object, "start"));
     if (!decoding->fused || !is_text(json_object_get(object, "content"), " ") || start < 0 || start > INT32_MAX ||
         json_integer_value(json_object_get(object, "stop")) != 0)
-        return refuse(error, "decoder", "strips something else than spaces at the start of the text");
+        return refuse_part(error, "decoder", "strips something else than spaces at the start of the text");
     decoding->strip = (int)start;
     return true;
 }
@@ -444,28 +445,28 @@ static bool read_decoder(Tokenizer *tokenizer, const json_t *object, Error *erro
     Decoding *decoding = &tokenizer->decoding;
     if (is_kind(object, "Fuse")) return decoding->fused = true;
     if (is_kind(object, "Strip")) return read_strip(decoding, object, error);
-    if (decoding->fused) return refuse(error, "decoder", "has a step after Fuse that is not Strip");
+    if (decoding->fused) return refuse_part(error, "decoder", "has a step after Fuse that is not Strip");
     if (is_kind(object, "ByteLevel")) return decoding->byte_level = true;
     if (is_kind(object, "ByteFallback")) return decoding->byte_fallback = true;
     if (is_kind(object, "Metaspace")) {
         decoding->metaspace_first =
             !is_text(json_object_get(object, "prepend_scheme"), "never") && flag_of(object, "add_prefix_space", true);
-        return copy_text(&decoding->metaspace, json_object_get(object, "replacement"), "decoder", error);
+        return copy_member(&decoding->metaspace, json_object_get(object, "replacement"), "decoder", error);
     }
     if (!is_kind(object, "Replace")) return refuse_kind(error, "decoder", object);
     const json_t *text = json_object_get(json_object_get(object, "pattern"), "String");
     if (decoding->replaces == STEPS || decoding->byte_fallback || !json_string_length(text))
-        return refuse(error, "decoder", "replaces by a regular expression, an empty text, after ByteFallback or more than 16 times");
+        return refuse_part(error, "decoder", "replaces by a regular expression, an empty text, after ByteFallback or more than 16 times");
     int index = decoding->replaces++;
-    return copy_text(&decoding->from[index], text, "decoder", error) &&
-           copy_text(&decoding->to[index], json_object_get(object, "content"), "decoder", error);
+    return copy_member(&decoding->from[index], text, "decoder", error) &&
+           copy_member(&decoding->to[index], json_object_get(object, "content"), "decoder", error);
 }
 
 /* -- The file ------------------------------------------------------------------------------------------------------ */
 
 /* Returns the end of a JSON string after its opening quote: the closing quote, or the end of the
  * text. */
-static size_t string_end(const char *bytes, size_t size, size_t at) {
+static size_t json_string_end(const char *bytes, size_t size, size_t at) {
     while (at < size && bytes[at] != '"') at += bytes[at] == '\\' ? 2 : 1;
     return at < size ? at : size;
 }
@@ -487,7 +488,7 @@ static char *without_zero_keys(const char *bytes, size_t size, char stand_in[4])
     for (size_t at = 0, end, next; at < size; at = end + 1) {
         end = at;
         if (copy[at] != '"') continue;
-        next = end = string_end(copy, size, at + 1);
+        next = end = json_string_end(copy, size, at + 1);
         do next++;
         while (next < size && memchr(" \t\r\n", copy[next], 4));
         for (size_t i = at + 1; next < size && copy[next] == ':' && i + 6 <= end; i += copy[i] == '\\' ? 2 : 1)

@@ -26,7 +26,7 @@ static void add_symbol(Tokenizer *tokenizer, const SentencePieceModel *model, Sp
     tokenizer_add_added(tokenizer, &token);
 }
 
-static bool add_piece(Tokenizer *tokenizer, const SentencePieceModel *model, int32_t id, Error *error) {
+static bool add_sentencepiece(Tokenizer *tokenizer, const SentencePieceModel *model, int32_t id, Error *error) {
     const Piece *piece = &model->pieces[id];
     if (!token_map_put(&tokenizer->contents, piece->text.bytes, piece->text.size, id))
         return error_set(error, ERROR_DATA, "token %d is there twice", id);
@@ -47,7 +47,7 @@ static bool add_piece(Tokenizer *tokenizer, const SentencePieceModel *model, int
 static bool add_pieces(Tokenizer *tokenizer, const SentencePieceModel *model, Error *error) {
     tokenizer->vocabulary = (int32_t)model->count;
     for (int32_t id = 0; id < tokenizer->vocabulary; id++)
-        if (!add_piece(tokenizer, model, id, error)) return false;
+        if (!add_sentencepiece(tokenizer, model, id, error)) return false;
     if (tokenizer->unknown == TOKEN_NONE) return error_set(error, ERROR_DATA, "it has no unknown token");
     for (int byte = 0; byte < BYTES && model->byte_fallback; byte++)
         if (tokenizer->byte_id[byte] == TOKEN_NONE)
@@ -163,7 +163,7 @@ static void build_decoding(Tokenizer *tokenizer, const SentencePieceModel *model
     }
 }
 
-static bool build(Tokenizer *tokenizer, const SentencePieceModel *model, Error *error) {
+static bool build_tokenizer(Tokenizer *tokenizer, const SentencePieceModel *model, Error *error) {
     if (model->count == 0) return error_set(error, ERROR_DATA, "it is binary, but not a SentencePiece model: it has no tokens");
     if (model->type != MODEL_UNIGRAM && model->type != MODEL_BPE)
         return error_set(error, ERROR_DATA, "its model is of %s; smelt reads BPE and unigram models",
@@ -182,7 +182,7 @@ static bool build(Tokenizer *tokenizer, const SentencePieceModel *model, Error *
 bool read_sentencepiece(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
     SentencePieceModel model;
     tokenizer->sentencepiece = true;
-    bool good = sentencepiece_parse(&model, (Span){bytes, size}, error) && build(tokenizer, &model, error);
+    bool good = sentencepiece_parse(&model, (Span){bytes, size}, error) && build_tokenizer(tokenizer, &model, error);
     free(model.pieces);
     return good;
 }

@@ -32,7 +32,7 @@ static char *special_text(const json_t *list, int32_t id) {
     return text ? memory_copy_string(text) : memory_format("<SPECIAL_%" PRId32 ">", id);
 }
 
-static bool add_specials(Tokenizer *tokenizer, const json_t *list, int32_t count, Error *error) {
+static bool add_tekken_specials(Tokenizer *tokenizer, const json_t *list, int32_t count, Error *error) {
     for (int32_t id = 0; id < count; id++) {
         SCOPED_FREE char *text = special_text(list, id);
         const json_t *rank = json_object_get(json_array_get(list, (size_t)id), "rank");
@@ -67,7 +67,7 @@ bool read_tekken(Tokenizer *tokenizer, const json_t *root, Error *error) {
     if (all < specials || (size_t)(all - specials) > json_array_size(list) || json_array_size(special) > (size_t)specials)
         return error_set(
             error, ERROR_DATA, "its config promises %" PRId32 " tokens, %" PRId32 " of them special, which it has not", all, specials);
-    if (!add_specials(tokenizer, json_is_array(special) ? special : NULL, specials, error)) return false;
+    if (!add_tekken_specials(tokenizer, json_is_array(special) ? special : NULL, specials, error)) return false;
     for (int32_t rank = 0; rank < all - specials; rank++)
         if (!add_token(tokenizer, json_array_get(list, (size_t)rank), rank, specials, error)) return false;
     token_ids_append(&tokenizer->before, tokenizer_id(tokenizer, "<s>"));

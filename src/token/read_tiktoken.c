@@ -43,7 +43,7 @@ static bool read_token(const char *text, size_t length, char *out, size_t *size)
     return length * 3 / 4 <= TOKEN_BYTES && text_from_base64(text, length, out, size);
 }
 
-static bool read_rank(const char *text, size_t length, int32_t *rank) {
+static bool parse_rank(const char *text, size_t length, int32_t *rank) {
     int64_t value = 0;
     for (size_t i = 0; i < length; i++) {
         if (text[i] < '0' || text[i] > '9' || value >= MAXIMUM_ID) return false;
@@ -61,24 +61,24 @@ bool ranks_add(Tokenizer *tokenizer, const char *bytes, size_t size, int32_t id,
     return true;
 }
 
-static bool read_line(Tokenizer *tokenizer, const char *line, size_t length, Error *error) {
+static bool read_token_line(Tokenizer *tokenizer, const char *line, size_t length, Error *error) {
     char token[TOKEN_BYTES + 3];
     size_t size;
     int32_t id;
     if (length > 0 && line[length - 1] == '\r') length--;
     const char *space = memchr(line, ' ', length);
     if (!space || space == line || !read_token(line, (size_t)(space - line), token, &size) ||
-        !read_rank(space + 1, length - (size_t)(space + 1 - line), &id))
+        !parse_rank(space + 1, length - (size_t)(space + 1 - line), &id))
         return error_set(error, ERROR_DATA, "it is not base64 of at most %d bytes, a space and a rank below %d", TOKEN_BYTES, MAXIMUM_ID);
     return ranks_add(tokenizer, token, size, id, error);
 }
 
-static bool read_lines(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
+static bool read_token_lines(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
     int64_t number = 1;
     for (size_t at = 0; at < size; number++) {
         const char *newline = memchr(bytes + at, '\n', size - at);
         size_t length = newline ? (size_t)(newline - bytes) - at : size - at;
-        bool good = length == 0 || read_line(tokenizer, bytes + at, length, error);
+        bool good = length == 0 || read_token_line(tokenizer, bytes + at, length, error);
         if (!good && number == 1) return error_set(error, ERROR_DATA, "it is no " TOKENIZER_FILES);
         if (!good) return error_context(error, "line %" PRId64, number);
         at += length + 1;
@@ -94,7 +94,7 @@ static bool ranks_complete(const Tokenizer *tokenizer, Error *error) {
 }
 
 /* Lists the merges. Two tokens with the same rank would make ids ambiguous. */
-static bool add_merges(Tokenizer *tokenizer, Error *error) {
+static bool add_tiktoken_merges(Tokenizer *tokenizer, Error *error) {
     const TokenMap *words = &tokenizer->words;
     SCOPED_FREE bool *seen = memory_allocate((size_t)tokenizer->vocabulary);
     for (size_t i = 0; i <= words->mask; i++) {
@@ -162,14 +162,14 @@ static const Family *find_family(const char *pattern, int32_t ranks) {
 bool ranks_finish(Tokenizer *tokenizer, Span pattern, Error *error) {
     tokenizer->byte_level = tokenizer->whole_words = true;
     SplitStep *step = &tokenizer->splits[tokenizer->split_count++];
-    if (!ranks_complete(tokenizer, error) || !add_merges(tokenizer, error)) return false;
+    if (!ranks_complete(tokenizer, error) || !add_tiktoken_merges(tokenizer, error)) return false;
     step->pattern.regex = regex_open(pattern.bytes, pattern.size, REGEX_RUST, error);
     if (step->pattern.regex) decoding_build(tokenizer);
     return step->pattern.regex;
 }
 
 /* Returns whether the pattern is a word. A word is a name, which must be known. */
-static bool is_word(const char *pattern) {
+static bool is_word_pattern(const char *pattern) {
     return pattern[strspn(pattern, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")] == '\0';
 }
 
@@ -184,10 +184,10 @@ static bool add_config_tokens(Tokenizer *tokenizer, const json_t *config, Error 
 
 bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const json_t *config, Error *error) {
     const char *given = json_string_value(json_object_get(config, "pattern")), *pattern = given ? given : "";
-    if (!read_lines(tokenizer, bytes, size, error) || !ranks_complete(tokenizer, error)) return false;
+    if (!read_token_lines(tokenizer, bytes, size, error) || !ranks_complete(tokenizer, error)) return false;
     int32_t ranks = (int32_t)tokenizer->contents.count;
     const Family *family = find_family(pattern, ranks);
-    if (!family && is_word(pattern))
+    if (!family && is_word_pattern(pattern))
         return error_set(error, ERROR_USAGE,
             "%s%s%s of a file of %d ranks is not known: write {\"pattern\": \"...\"} into a tokenizer_config.json beside it, with its "
             "regular expression, "

@@ -124,12 +124,12 @@ typedef struct Rewriter {
     Buffer out;
 } Rewriter;
 
-static void put(Rewriter *rewriter, const char *text) { buffer_append(&rewriter->out, text, strlen(text)); }
+static void put_pattern(Rewriter *rewriter, const char *text) { buffer_append(&rewriter->out, text, strlen(text)); }
 
 static void put_set(Rewriter *rewriter, const char *set) {
-    if (!rewriter->in_class) put(rewriter, "[");
-    put(rewriter, set);
-    if (!rewriter->in_class) put(rewriter, "]");
+    if (!rewriter->in_class) put_pattern(rewriter, "[");
+    put_pattern(rewriter, set);
+    if (!rewriter->in_class) put_pattern(rewriter, "]");
 }
 
 /* Rewrites \p{Han} to \p{sc:Han}, because PCRE2 would include script extensions. */
@@ -140,7 +140,7 @@ static void put_property(Rewriter *rewriter) {
     size_t size = (size_t)(end - name) + 1;
     rewriter->at += size;
     if (size > 4 && !memchr(name, '=', size) && !memchr(name, ':', size) && name[1] != '^') {
-        put(rewriter, "{sc:");
+        put_pattern(rewriter, "{sc:");
         buffer_append(&rewriter->out, name + 1, size - 1);
     } else {
         buffer_append(&rewriter->out, name, size);
@@ -155,8 +155,8 @@ static bool put_escape(Rewriter *rewriter, Error *error) {
     switch (letter) {
     case 's': put_set(rewriter, SPACES); break;
     case 'S': put_set(rewriter, NOT_SPACES); break;
-    case 'd': put(rewriter, "\\p{Nd}"); break;
-    case 'D': put(rewriter, "\\P{Nd}"); break;
+    case 'd': put_pattern(rewriter, "\\p{Nd}"); break;
+    case 'D': put_pattern(rewriter, "\\P{Nd}"); break;
     case 'w': put_set(rewriter, WORDS); break;
     case 'p':
     case 'P': put_property(rewriter); break;
@@ -175,7 +175,7 @@ static bool check_interval(const Rewriter *rewriter, Error *error) {
     return true;
 }
 
-static bool rewrite(Rewriter *rewriter, RegexSyntax syntax, Error *error) {
+static bool rewrite_pattern(Rewriter *rewriter, RegexSyntax syntax, Error *error) {
     while (rewriter->at < rewriter->length) {
         char byte = rewriter->pattern[rewriter->at];
         if (byte == '\\') {
@@ -189,7 +189,7 @@ static bool rewrite(Rewriter *rewriter, RegexSyntax syntax, Error *error) {
             rewriter->in_class = true;
             buffer_append(&rewriter->out, &byte, 1);
             if (++rewriter->at < rewriter->length && rewriter->pattern[rewriter->at] == '^') {
-                put(rewriter, "^");
+                put_pattern(rewriter, "^");
                 rewriter->at++;
             }
             continue;
@@ -238,7 +238,7 @@ Regex *regex_open(const char *pattern, size_t length, RegexSyntax syntax, Error 
     Regex *regex = memory_allocate(sizeof *regex);
     regex->pattern = memory_format("%.*s", length < 200 ? (int)length : 200, pattern);
     regex->division = division_of((Span){pattern, length});
-    bool good = rewrite(&rewriter, syntax, error);
+    bool good = rewrite_pattern(&rewriter, syntax, error);
     good = good && compile_all(regex, (Span){rewriter.out.bytes ? rewriter.out.bytes : "", rewriter.out.size}, syntax, error);
     free(rewriter.out.bytes);
     if (good) return regex;

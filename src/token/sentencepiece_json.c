@@ -34,7 +34,7 @@ static bool choose_class(Making *making, const char *model_type, Error *error) {
                         "smelt does not know which class transformers gives it beside model_type '%.80s'" SAVE_AGAIN, model_type);
 }
 
-static bool check_model(const Making *making, Error *error) {
+static bool check_sentencepiece(const Making *making, Error *error) {
     const SentencePieceModel *model = making->model;
     const char *has = NULL;
     if (model->type != MODEL_BPE) has = "is not a BPE model";
@@ -208,7 +208,7 @@ json_t *sentencepiece_json(const char *bytes, size_t size, json_t *config, const
     Making making = {.model = &model, .config = config};
     json_t *tokenizer = NULL;
     if (choose_class(&making, model_type, error) && sentencepiece_parse(&model, (Span){bytes, size}, error) &&
-        check_model(&making, error)) {
+        check_sentencepiece(&making, error)) {
         const json_t *legacy = json_object_get(config, "legacy");
         making.legacy = json_is_true(legacy) || (!legacy && !making.llama);
         making.prefix = making.llama ? !json_is_false(json_object_get(config, "add_prefix_space")) : model.whitespace.prefix;

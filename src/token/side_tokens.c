@@ -22,29 +22,29 @@ enum { NAMED = sizeof named / sizeof *named, UNNAMED = sizeof unnamed / sizeof *
 /* -- Tokens of a configuration ------------------------------------------------------------------------------------- */
 
 /* Returns the text of a token, which is a string or an object with the text; NULL: neither. */
-static const json_t *text_of(const json_t *token) {
+static const json_t *token_text(const json_t *token) {
     const json_t *text = json_is_object(token) ? json_object_get(token, "content") : token;
     return json_is_string(text) ? text : NULL;
 }
 
-static bool is_text(const json_t *token, const json_t *text) { return json_equal(text_of(token), text); }
+static bool token_is_text(const json_t *token, const json_t *text) { return json_equal(token_text(token), text); }
 
 /* Returns whether a member of the configuration names a token. image_token and other custom names
  * count too. */
 static bool is_token_name(const char *name, const json_t *value) {
     for (int i = 0; i < NAMED; i++)
         if (!strcmp(name, named[i])) return true;
-    return ends_with(name, "_token") && text_of(value);
+    return ends_with(name, "_token") && token_text(value);
 }
 
-static bool is_special(const json_t *config, const json_t *text) {
+static bool is_special_token(const json_t *config, const json_t *text) {
     const char *name;
     json_t *value;
-    json_object_foreach((json_t *)config, name, value) if (is_token_name(name, value) && is_text(value, text)) return true;
+    json_object_foreach((json_t *)config, name, value) if (is_token_name(name, value) && token_is_text(value, text)) return true;
     for (int i = 0; i < UNNAMED; i++) {
         const json_t *list = json_object_get(config, unnamed[i]);
         for (size_t j = 0; j < json_array_size(list); j++)
-            if (is_text(json_array_get(list, j), text)) return true;
+            if (token_is_text(json_array_get(list, j), text)) return true;
     }
     return false;
 }
@@ -55,7 +55,7 @@ bool side_tokens_from_old(json_t *config, const json_t *added, Error *error) {
     json_object_foreach((json_t *)added, content, id) {
         char key[24];
         json_auto_t *text = json_string(content);
-        int special = is_special(config, text);
+        int special = is_special_token(config, text);
         json_int_t number = json_is_integer(id) ? json_integer_value(id) : -1;
         snprintf(key, sizeof key, "%lld", (long long)number);
         if (number < 0 || number >= MAXIMUM_ID || json_object_get(decoder, key)) {
@@ -70,7 +70,7 @@ bool side_tokens_from_old(json_t *config, const json_t *added, Error *error) {
 }
 
 bool side_token_id(const Tokenizer *tokenizer, const json_t *config, const char *name, int32_t *id, Error *error) {
-    const json_t *token = json_object_get(config, name), *text = text_of(token);
+    const json_t *token = json_object_get(config, name), *text = token_text(token);
     *id = text ? token_map_get(&tokenizer->contents, json_string_value(text), json_string_length(text)) : TOKEN_NONE;
     if (*id != TOKEN_NONE || !token || json_is_null(token)) return true;
     return text ? error_set(error, ERROR_DATA, "%s of its side files is '%.80s', which is not a token of it", name, json_string_value(text))
@@ -90,7 +90,7 @@ NumberedToken *side_tokens_numbered(const json_t *config, size_t *count, Error *
     json_object_foreach(decoder, key, token) {
         char *end;
         long long id = strtoll(key, &end, 10);
-        const json_t *text = json_is_object(token) ? text_of(token) : NULL;
+        const json_t *text = json_is_object(token) ? token_text(token) : NULL;
         if (*end || end == key || id < 0 || id >= MAXIMUM_ID || !json_string_length(text)) bad = key;
         else tokens[(*count)++] = (NumberedToken){(int32_t)id, token, json_string_value(text)};
     }
@@ -136,7 +136,7 @@ typedef struct Adding {
 static json_t *index_list(const json_t *list, bool added) {
     json_t *found = json_object();
     for (size_t i = 0; i < json_array_size(list); i++) {
-        const json_t *item = json_array_get(list, i), *text = added ? text_of(item) : json_array_get(item, 0);
+        const json_t *item = json_array_get(list, i), *text = added ? token_text(item) : json_array_get(item, 0);
         if (json_is_string(text))
             json_object_setn_new(found, json_string_value(text), json_string_length(text), json_integer((json_int_t)i));
     }
@@ -150,8 +150,8 @@ static json_int_t next_id(const Adding *adding, const json_t *text) {
 
 /* Adds a token; with `replace`, replaces the flags of an existing one. `wanted` is its id, or
  * -1. */
-static bool add(Adding *adding, const json_t *token, bool replace, json_int_t wanted, Error *error) {
-    const json_t *text = text_of(token);
+static bool add_side_token(Adding *adding, const json_t *token, bool replace, json_int_t wanted, Error *error) {
+    const json_t *text = token_text(token);
     if (!text || json_string_length(text) == 0)
         return error_set(error, ERROR_DATA, "its side files have a special or added token without a text");
     const json_t *place = json_object_getn(adding->places, json_string_value(text), json_string_length(text));
@@ -163,7 +163,7 @@ static bool add(Adding *adding, const json_t *token, bool replace, json_int_t wa
             "token '%.80s' has the id %lld in tokenizer_config.json or added_tokens.json, and transformers gives it %lld, since it counts "
             "added tokens without gaps behind the vocabulary: save the tokenizer again with transformers",
             json_string_value(text), (long long)wanted, (long long)id);
-    bool special = !json_is_object(token) || json_is_true(json_object_get(token, "special")) || is_special(adding->config, text);
+    bool special = !json_is_object(token) || json_is_true(json_object_get(token, "special")) || is_special_token(adding->config, text);
     json_t *made = json_pack("{s:I, s:O}", "id", id, "content", text);
     for (int i = 0; i < FLAGS; i++) {
         const json_t *given = json_is_object(token) ? json_object_get(token, flags[i]) : NULL;
@@ -181,7 +181,7 @@ static bool add_numbered(Adding *adding, Error *error) {
     size_t count;
     SCOPED_FREE NumberedToken *tokens = side_tokens_numbered(adding->config, &count, error);
     bool good = tokens;
-    for (size_t i = 0; i < count && good; i++) good = add(adding, tokens[i].token, true, tokens[i].id, error);
+    for (size_t i = 0; i < count && good; i++) good = add_side_token(adding, tokens[i].token, true, tokens[i].id, error);
     return good;
 }
 
@@ -190,10 +190,10 @@ static bool add_named(Adding *adding, Error *error) {
     json_t *value;
     for (int i = 0; i < NAMED; i++) {
         const json_t *token = json_object_get(adding->config, named[i]);
-        if (token && !json_is_null(token) && !add(adding, token, false, -1, error)) return error_context(error, "%s", named[i]);
+        if (token && !json_is_null(token) && !add_side_token(adding, token, false, -1, error)) return error_context(error, "%s", named[i]);
     }
     json_object_foreach((json_t *)adding->config, name, value) {
-        if (is_token_name(name, value) && !json_is_null(value) && !add(adding, value, false, -1, error)) return false;
+        if (is_token_name(name, value) && !json_is_null(value) && !add_side_token(adding, value, false, -1, error)) return false;
     }
     return true;
 }
@@ -207,8 +207,10 @@ static bool add_unnamed(Adding *adding, Error *error) {
         json_t *tokens = json_object_get(adding->config, unnamed[i]);
         if (tokens && !json_is_null(tokens) && !json_is_array(tokens) && (!json_is_object(tokens) || json_wide_number(tokens)))
             return error_set(error, ERROR_DATA, "%s of its side files is not a list of tokens", unnamed[i]);
-        json_array_foreach(tokens, index, value) if (!add(adding, value, false, -1, error)) return error_context(error, "%s", unnamed[i]);
-        json_object_foreach(tokens, name, value) if (!add(adding, value, false, -1, error)) return error_context(error, "%s", unnamed[i]);
+        json_array_foreach(tokens, index, value) if (!add_side_token(adding, value, false, -1, error)) return error_context(
+            error, "%s", unnamed[i]);
+        json_object_foreach(tokens, name, value) if (!add_side_token(adding, value, false, -1, error)) return error_context(
+            error, "%s", unnamed[i]);
     }
     return true;
 }

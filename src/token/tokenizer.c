@@ -75,7 +75,7 @@ static bool build_tries(Tokenizer *tokenizer, Error *error) {
     return good;
 }
 
-static bool finish(Tokenizer *tokenizer, Error *error) {
+static bool finish_tokenizer(Tokenizer *tokenizer, Error *error) {
     if (tokenizer->vocabulary == 0) return error_set(error, ERROR_DATA, "it has no tokens");
     for (const TokenIds *list = &tokenizer->before; list; list = list == &tokenizer->before ? &tokenizer->after : NULL)
         for (size_t i = 0; i < list->count; i++)
@@ -113,7 +113,7 @@ static bool read_any(Tokenizer *tokenizer, const TokenizerFiles *files, Error *e
     if (memchr(bytes, 0, size)) good = read_sentencepiece(tokenizer, bytes, size, error);
     else if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, files->config, error);
     else good = read_json(tokenizer, bytes, size, files->made ? NULL : files->config, error);
-    good = good && finish(tokenizer, error);
+    good = good && finish_tokenizer(tokenizer, error);
     return good || fail_in_one_line(error, tokenizer->path);
 }
 

@@ -38,7 +38,7 @@ void lattice_free(Lattice *lattice) {
 }
 
 /* Among equal ways the first offered wins. */
-static void offer(LatticeNode *node, double candidate, int32_t id, size_t length) {
+static void offer_node(LatticeNode *node, double candidate, int32_t id, size_t length) {
     if (candidate > node->best) {
         *node = (LatticeNode){candidate, node->best, (uint32_t)length, id};
     } else if (candidate > node->second) {
@@ -48,7 +48,7 @@ static void offer(LatticeNode *node, double candidate, int32_t id, size_t length
 
 static void offer_unknown(const Tokenizer *tokenizer, const Lattice *lattice, size_t at, size_t size, bool single) {
     double candidate = tokenizer->unknown_score + lattice->nodes[at].best;
-    offer(&lattice->nodes[at + size], single ? (float)candidate : candidate, tokenizer->unknown, size);
+    offer_node(&lattice->nodes[at + size], single ? (float)candidate : candidate, tokenizer->unknown, size);
 }
 
 /* Offers all tokens that begin with the character at text[at]; returns the end of the longest. */
@@ -61,7 +61,7 @@ static size_t offer_tokens(const Tokenizer *tokenizer, const Lattice *lattice, S
         if (id == TOKEN_NONE || token_is_barred(tokenizer, lattice->plain, id)) continue;
         reach = i + 1;
         double candidate = tokenizer->scores[id] + best;
-        offer(&lattice->nodes[reach], single ? (float)candidate : candidate, id, reach - at);
+        offer_node(&lattice->nodes[reach], single ? (float)candidate : candidate, id, reach - at);
         whole = whole || reach - at == character;
     }
     if (!whole) offer_unknown(tokenizer, lattice, at, character, single);

@@ -13,7 +13,7 @@
 #include "ckpt/ckpt.h"
 #include "formats/hf.h"
 
-static bool write_file(const char *folder, const char *name, const StoredTensor *tensors, size_t count, Error *error) {
+static bool write_dump_file(const char *folder, const char *name, const StoredTensor *tensors, size_t count, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
     return safetensors_write(path, tensors, count, NULL, error);
 }
@@ -40,7 +40,7 @@ static StoredTensor parameter_tensor(const Parameter *p, const char *arena, doub
 
 /* Returns the value of 1 in an arena: gradients of load-balancing biases count in integers
  * (ops/router/rule.c). */
-static double unit_of(const Session *session, const Parameter *p, Arena which) {
+static double gradient_unit(const Session *session, const Parameter *p, Arena which) {
     return which == ARENA_GRADIENT && p->kind == PARAMETER_BALANCE_BIAS ? session->update.load_unit : 1;
 }
 
@@ -55,9 +55,9 @@ static bool write_arena(const Session *session, const char *folder, const char *
     SCOPED_FREE char **copies = memory_allocate(graph->parameter_count * sizeof *copies);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        tensors[i] = parameter_tensor(p, arena, unit_of(session, p, which), &copies[i]);
+        tensors[i] = parameter_tensor(p, arena, gradient_unit(session, p, which), &copies[i]);
     }
-    bool written = write_file(folder, name, tensors, graph->parameter_count, error);
+    bool written = write_dump_file(folder, name, tensors, graph->parameter_count, error);
     for (int i = 0; i < graph->parameter_count; i++) free(copies[i]);
     device_view_close(device, arena, memory, session->training.plan.bytes[which], VIEW_READ);
     return written;
@@ -77,7 +77,7 @@ static bool write_step(const Session *session, const char *folder, const StepInp
             .data = executor_tensor(session->training.executor, session->training.model.loss)},
         {.name = "logits", .type = wide, .rank = 2, .shape = {inputs->rows, config->model.vocabulary}, .data = logits},
     };
-    return write_file(folder, "step.safetensors", tensors, sizeof tensors / sizeof *tensors, error);
+    return write_dump_file(folder, "step.safetensors", tensors, sizeof tensors / sizeof *tensors, error);
 }
 
 bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, const char *logits, Error *error) {

@@ -5,7 +5,7 @@
 #include "train/loop_internal.h"
 
 /* Returns sample `number` of the run. */
-static ImageSample sample_of(const Loop *loop, int64_t number) {
+static ImageSample run_sample(const Loop *loop, int64_t number) {
     const Config *config = loop->config;
     Draw draw = order_draw(loop->order, number);
     NoiseKey key = {.seed = (uint64_t)config->seed, .sample = draw.start / config->data.length, .epoch = draw.epoch};
@@ -25,7 +25,7 @@ void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples) {
             image_put_nothing(&session->training.model, session->training.executor, s);
             continue;
         }
-        ImageSample sample = sample_of(loop, session->samples + number), next = sample_of(loop, session->samples + number + ahead);
+        ImageSample sample = run_sample(loop, session->samples + number), next = run_sample(loop, session->samples + number + ahead);
         encodings_prefetch(next.set, next.sample);
         image_put_sample(&session->training.model, session->training.executor, s, &sample);
     }
@@ -34,7 +34,7 @@ void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples) {
 void loop_find_bad_image(const Loop *loop, int64_t microbatch, int64_t samples, char *text, size_t size) {
     int64_t sequences = loop->config->batch.sequences, first = microbatch * sequences;
     for (int64_t number = first; number < first + sequences && number < samples && !text[0]; number++) {
-        ImageSample sample = sample_of(loop, loop->session.samples + number);
+        ImageSample sample = run_sample(loop, loop->session.samples + number);
         encodings_are_finite(sample.set, sample.sample, text, size);
     }
 }

@@ -90,14 +90,14 @@ bool numerics_check_parameters(const Session *session, Error *error) {
         (long long)bad.values, plural(bad.values), others);
 }
 
-typedef struct Search {
+typedef struct NanSearch {
     const Session *session;
     int node;
     TensorId tensor;
     int64_t index;
-} Search; /* node -1: none so far */
+} NanSearch; /* node -1: none so far */
 
-static void inspect_node(Search *search, const Graph *graph, int node) {
+static void inspect_node(NanSearch *search, const Graph *graph, int node) {
     for (int i = 0; i < graph->nodes[node].outputs && search->node < 0; i++) {
         TensorId tensor = graph->nodes[node].out[i];
         const Tensor *t = graph_get(graph, tensor);
@@ -114,7 +114,7 @@ static void inspect_node(Search *search, const Graph *graph, int node) {
  * Nodes absorbed by this node ran with it; their outputs may not be written unless the kernel
  * elides. */
 static bool inspect(void *context, const Graph *graph, int node, double seconds) {
-    Search *search = context;
+    NanSearch *search = context;
     bool alone = layout_all_ranks(search->session->layout) == 1;
     const OpKernel *kernel = search->session->training.backend.kernels[graph->nodes[node].op];
     (void)seconds;
@@ -123,7 +123,7 @@ static bool inspect(void *context, const Graph *graph, int node, double seconds)
 }
 
 /* Writes "tensor NAME[3], made by NODE". */
-static void describe_found(const Search *search, char *text, size_t size) {
+static void describe_found(const NanSearch *search, char *text, size_t size) {
     const Graph *graph = search->session->training.model.graph;
     if (search->node < 0 || text[0]) return;
     snprintf(text, size, "tensor %s[%lld], made by %s%s", graph_get(graph, search->tensor)->name, (long long)search->index,
@@ -132,7 +132,7 @@ static void describe_found(const Search *search, char *text, size_t size) {
 
 void numerics_find(const Session *session, const ProgramWork *work, char *text, size_t size) {
     const char *parameter = numerics_bad_parameter(session);
-    Search search = {.session = session, .node = -1};
+    NanSearch search = {.session = session, .node = -1};
     ProgramWork inspected = *work;
     inspected.hook = inspect;
     inspected.hook_context = &search;

@@ -18,7 +18,7 @@ bool profile_node(void *context, const Graph *graph, int node, double seconds) {
     return true;
 }
 
-static int dearest_first(const void *a, const void *b) {
+static int by_seconds(const void *a, const void *b) {
     const ProfileRow *x = a, *y = b;
     return (x->seconds < y->seconds) - (x->seconds > y->seconds);
 }
@@ -30,7 +30,7 @@ void profile_print(const Profile *profile, double measured_flops, FILE *file) {
         rows[i] = profile->rows[i];
         inside += rows[i].seconds;
     }
-    qsort(rows, OP_COUNT, sizeof *rows, dearest_first);
+    qsort(rows, OP_COUNT, sizeof *rows, by_seconds);
     fprintf(file, "%-28s %9s %9s %7s %9s %7s %8s\n", "operation", "calls", "ms/step", "%step", "GFLOP/s", "%best", "GB/s");
     for (int i = 0; i < OP_COUNT && rows[i].calls; i++)
         fprintf(file, "%-28s %9.0f %9.3f %7.2f %9.1f %7.1f %8.1f\n", op_table[rows[i].op]->name, rows[i].calls / steps,

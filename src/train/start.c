@@ -70,7 +70,7 @@ static bool report_start(Loop *loop, Error *error) {
 /* -- First weights ------------------------------------------------------------------------------------------------- */
 
 /* Fills shards from a model folder's weights, holding one parameter at a time in memory. */
-static bool take_folder(Session *session, const char *folder, const Config *origin, Error *error) {
+static bool take_model_folder(Session *session, const char *folder, const Config *origin, Error *error) {
     SCOPED(model_free) Model whole = model_describe(&session->config->model, NULL, session->config->precision);
     HfReader *reader = hf_reader_open(folder, &origin->model, whole.graph, error);
     if (reader) weights_take_shards(session, &(WeightSource){.reader = reader, .graph = whole.graph});
@@ -85,10 +85,10 @@ static bool has_shards(const Session *session) {
     return !session->config->lora.rank && (session->layout->stage || !graph_is_whole(session->training.model.graph));
 }
 
-static bool load_weights(Session *session, const char *folder, const Config *origin, Error *error) {
+static bool load_first_weights(Session *session, const char *folder, const Config *origin, Error *error) {
     if (session->config->lora.rank) return adapter_load_base(session, folder, origin, error);
     if (!has_shards(session)) return weights_load_program(folder, origin, session->training.executor, error);
-    if (source_is_model_folder(folder)) return take_folder(session, folder, origin, error);
+    if (source_is_model_folder(folder)) return take_model_folder(session, folder, origin, error);
     SCOPED(host_model_close) HostModel whole = {0};
     if (!host_model_open(&whole, &session->config->model, NULL, session->config->precision, error) ||
         !weights_load(folder, origin, whole.model.graph, whole.master, NULL, error))
@@ -108,7 +108,7 @@ static bool load_initial(Loop *loop, Error *error) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     if (!folder[0] || (loop->session.step && !loop->config->lora.rank)) return true;
     Session *session = &loop->session;
-    bool loaded = source_read_config(folder, &origin, &strings, error) && load_weights(session, folder, &origin, error);
+    bool loaded = source_read_config(folder, &origin, &strings, error) && load_first_weights(session, folder, &origin, error);
     if (!loaded) error_context(error, "init=%s", folder);
     if (loaded && has_start(session) && !adapter_load_start(session, error))
         loaded = error_context(error, "lora.start=%s", session->config->lora.start);
@@ -210,7 +210,7 @@ static bool make_order(Loop *loop, Error *error) {
 }
 
 /* Returns whether a path, whose end need not exist, is that of the folder or leads into it. */
-static bool lies_in(const char *path, const char *folder) {
+static bool run_lies_in(const char *path, const char *folder) {
     SCOPED_FREE char *part = memory_copy_string(path);
     char *slash = part;
     while (file_kind(part, NULL) == FILE_ABSENT && (slash = strrchr(part, '/')) && slash > part) *slash = '\0';
@@ -224,12 +224,12 @@ static bool lies_in(const char *path, const char *folder) {
 }
 
 /* A run writes text, such as its log, which must not be read as training data. */
-static bool check_place(const Loop *loop, Error *error) {
+static bool check_run_place(const Loop *loop, Error *error) {
     const Config *config = &loop->settings;
     const Mixture *mixture = &loop->phases.mixture;
     for (int i = 0; i <= mixture->source_count; i++) {
         const char *data = i < mixture->source_count ? mixture->sources[i].path : config->data.valid;
-        if (file_kind(data, NULL) != FILE_FOLDER || !lies_in(config->run, data)) continue;
+        if (file_kind(data, NULL) != FILE_FOLDER || !run_lies_in(config->run, data)) continue;
         return error_set(error, ERROR_USAGE, "run=%s lies in the data, %s, where its own files would be read: give run=FOLDER elsewhere",
             config->run, data);
     }
@@ -241,7 +241,7 @@ static bool lock_run(Loop *loop, Error *error) {
     const char *run = loop->settings.run;
     bool absent = file_kind(run, NULL) == FILE_ABSENT, is_run = source_is_run(run);
     Error both = {0};
-    if (!source_check_run(run, loop->settings.init, error) || (!is_run && !check_place(loop, error))) return false;
+    if (!source_check_run(run, loop->settings.init, error) || (!is_run && !check_run_place(loop, error))) return false;
     if (is_run && !source_check_run_alone(run, &both)) log_warn("%s", both.message);
     if (loop->settings.fork[0] && !run_is_ours(run))
         return error_set(error, ERROR_USAGE, "fork=%s is a folder that holds other files than those of a run: give a new one", run);
@@ -280,7 +280,7 @@ static bool plan_phase(Loop *loop, int phase, Error *error) {
 }
 
 /* Resolves recompute=auto for a phase: all ranks recompute what the fullest rank must recompute. */
-static bool choose_recompute(Loop *loop, int phase, Error *error) {
+static bool choose_phase_recompute(Loop *loop, int phase, Error *error) {
     Config *config = &loop->phases.items[phase].config;
     if (config->recompute != RECOMPUTE_AUTO) return true;
     int64_t policy = fit_recompute(config, loop->device, comm_rank(loop->comm), comm_size(loop->comm), loop->available);
@@ -300,11 +300,11 @@ static void say_recompute(const Loop *loop) {
 
 /* Checks that every phase fits before the first step of any, so that a run is not refused after
  * days. */
-static bool plan(Loop *loop, Error *error) {
+static bool plan_session(Loop *loop, Error *error) {
     loop->available = train_memory(loop->comm, loop->device);
     if (!phases_open(&loop->phases, &loop->settings, error)) return false;
     for (int i = loop->phases.count; i-- > 0;) {
-        if (choose_recompute(loop, i, error) && plan_phase(loop, i, error)) {
+        if (choose_phase_recompute(loop, i, error) && plan_phase(loop, i, error)) {
             say_recompute(loop);
             if (session_check_memory(&loop->session, loop->available, error)) continue;
         }
@@ -505,10 +505,10 @@ bool loop_next_phase(Loop *loop, Error *error) {
     return true;
 }
 
-static bool start(Loop *loop, Error *error) {
+static bool start_session_of_run(Loop *loop, Error *error) {
     const Config *config = &loop->settings;
     Session *session = &loop->session;
-    bool ready = loop_agree(loop, "plan", plan(loop, error), error) && open_run(loop, error);
+    bool ready = loop_agree(loop, "plan", plan_session(loop, error), error) && open_run(loop, error);
     for (int i = 0; i < loop->phases.count; i++) ready = ready && evaluate_check(&loop->phases.items[i].config, &loop->corpus, error);
     if (!loop_agree(loop, "data", ready, error)) return false;
     if (!open_phase(loop, loop->origin.at.samples, error) || !check_steps(config, session->step, loop->origin.forked, error)) return false;
@@ -532,7 +532,7 @@ static bool start(Loop *loop, Error *error) {
 }
 
 bool loop_start(Loop *loop, Error *error) {
-    bool started = start(loop, error);
+    bool started = start_session_of_run(loop, error);
     loop->new_folder = loop->new_folder && !started;
     return started;
 }

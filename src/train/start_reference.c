@@ -84,7 +84,7 @@ static bool make_file(Loop *loop, bool valid, uint64_t weights, Error *error) {
 
 /* A run with steps computes a missing reference with the weights of init=, which must be those of
  * its other reference. */
-static bool check_weights(const Loop *loop, uint64_t weights, Error *error) {
+static bool check_reference_weights(const Loop *loop, uint64_t weights, Error *error) {
     const Reference *train = &loop->corpus.reference;
     return !reference_is_open(train) || train->weights == weights ||
            error_set(error, ERROR_USAGE,
@@ -97,7 +97,7 @@ bool loop_make_reference(Loop *loop, Error *error) {
     uint64_t weights = 0;
     double start = log_seconds();
     int64_t pairs = 0;
-    if (!find_weights(loop, &weights, error) || !check_weights(loop, weights, error)) return false;
+    if (!find_weights(loop, &weights, error) || !check_reference_weights(loop, weights, error)) return false;
     for (int valid = 0; valid <= loop->corpus.has_valid; valid++) {
         if (reference_is_open(reference_of(loop, valid))) continue;
         if (!make_file(loop, valid, weights, error)) return false;

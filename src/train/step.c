@@ -34,7 +34,7 @@ static int64_t step_microbatches(const Config *config, int64_t step) {
     return schedule_batch_tokens(&config->batch, rows, step) / rows;
 }
 
-static int64_t pick(void *context) {
+static int64_t pick_batch(void *context) {
     BatchPicker *picker = context;
     for (int64_t count; picker->next >= (count = step_microbatches(picker->config, picker->step)); picker->step++) {
         if (picker->rank >= count && picker->step > picker->config->batch.ramp_steps)
@@ -50,28 +50,28 @@ static int64_t pick(void *context) {
 
 /* mine <= rounds, and the sum of `mine` over ranks is `all`. Empty sequences may fill up the last
  * microbatch of a phase. */
-typedef struct Share {
+typedef struct StepShare {
     int64_t all;     /* microbatches of the step on all ranks */
     int64_t samples; /* in them */
     int64_t mine;    /* microbatches of this rank */
     int64_t rounds;  /* runs of the program, equal on every rank */
     int64_t rows;    /* tokens of a microbatch */
     int64_t targets; /* of the whole step, or its preference pairs; from fetch on */
-} Share;
+} StepShare;
 
-static Share share_of(const Loop *loop) {
+static StepShare step_share(const Loop *loop) {
     Position position = loop_position(loop);
     int64_t samples = phases_next(&loop->phases, &position), sequences = loop->config->batch.sequences;
     const Mesh *mesh = loop->session.mesh;
     int64_t all = divide_up(samples, sequences), size = mesh_size(mesh, AXES_DATA);
-    return (Share){.all = all,
+    return (StepShare){.all = all,
         .samples = samples,
         .mine = divide_up(all - mesh_index(mesh, AXES_DATA), size),
         .rounds = divide_up(all, size),
         .rows = microbatch_rows(loop->config)};
 }
 
-static int64_t share_tokens(const Loop *loop, const Share *share) { return share->samples * loop->config->data.length; }
+static int64_t share_tokens(const Loop *loop, const StepShare *share) { return share->samples * loop->config->data.length; }
 
 static void note_wait(DataWait *wait, double seconds) {
     if (wait->steps++) wait->later += seconds;
@@ -82,7 +82,7 @@ static void note_wait(DataWait *wait, double seconds) {
 /* Copies the rank's microbatches out of the loader; counts the targets, or preference pairs, of the
  * whole step. If a rank cannot read its data, all ranks learn of it together: ERROR_DATA, and
  * loop->unread. */
-static bool fetch(Loop *loop, Share *share, Error *error) {
+static bool fetch_batches(Loop *loop, StepShare *share, Error *error) {
     const Model *model = &loop->session.training.model;
     int64_t rows = share->rows;
     share->targets = share->samples; /* for images, whose losses are means */
@@ -124,7 +124,7 @@ static int64_t image_microbatch(const Loop *loop, int64_t index) {
 
 /* Loads a microbatch. After the rank's last one it loads an empty one, without targets and without
  * a share of the load: its loss and gradients are 0. */
-static void load_microbatch(const Loop *loop, const Share *share, int64_t index) {
+static void load_microbatch(const Loop *loop, const StepShare *share, int64_t index) {
     const Model *model = &loop->session.training.model;
     Executor *executor = loop->session.training.executor;
     const StepInputs *inputs = &loop->inputs;
@@ -153,7 +153,7 @@ static size_t logits_bytes(const Loop *loop) {
 }
 
 /* Allocates the logits of the next step if it is to be dumped. */
-static bool prepare_dump(Loop *loop, const Share *share, Error *error) {
+static bool prepare_dump(Loop *loop, const StepShare *share, Error *error) {
     if (!loop->config->dump[0] || loop->dumped) return true;
     loop->logits = memory_map(logits_bytes(loop) * (size_t)share->mine, error);
     return loop->logits || error_context(error, "the logits of a step");
@@ -194,7 +194,7 @@ bool loop_open_loader(Loop *loop, Error *error) {
         .vocabulary = (int32_t)config->model.vocabulary,
         .separator = loop->corpus.bytes ? BYTE_SEPARATOR : -1,
         .document_mask = config->data.document_mask,
-        .pick = pick,
+        .pick = pick_batch,
         .pick_context = &loop->picker,
         .stop = loop->host->stop};
     Position now = loop_position(loop);
@@ -222,14 +222,14 @@ void loop_close_loader(Loop *loop) {
 /* -- One step ------------------------------------------------------------------------------------------------------ */
 
 /* The result of a step, over all ranks. */
-typedef struct Outcome {
+typedef struct StepOutcome {
     double loss, auxiliary, norm;
     double rewards[REWARD_COUNT]; /* sums over preference pairs */
-} Outcome;
+} StepOutcome;
 
 /* Adds in rank order, so that all ranks have the same bits. An infinity that FP8 casts hide shows
  * in the norm. */
-static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
+static bool sum_outcome(Loop *loop, StepOutcome *outcome, Error *error) {
     const Session *session = &loop->session;
     enum { LOSS, AUXILIARY, SQUARES, SQUARES_LOW, REWARDS, VALUES = REWARDS + REWARD_COUNT };
     int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
@@ -245,20 +245,22 @@ static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
     for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
     for (double *of = values; of < values + size * VALUES; of += VALUES) precise_join(&squares, (PreciseSum){of[SQUARES], of[SQUARES_LOW]});
-    *outcome = (Outcome){sum[LOSS], sum[AUXILIARY], sqrt(precise_value(squares)), {0}};
+    *outcome = (StepOutcome){sum[LOSS], sum[AUXILIARY], sqrt(precise_value(squares)), {0}};
     memcpy(outcome->rewards, sum + REWARDS, sizeof outcome->rewards);
     return done;
 }
 
-static bool is_finite(const Outcome *outcome) { return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm); }
+static bool is_finite(const StepOutcome *outcome) {
+    return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm);
+}
 
 /* The context of the program's run over a share. */
 typedef struct Running {
     Loop *loop;
-    const Share *share;
+    const StepShare *share;
 } Running;
 
-static void load(void *context, int64_t microbatch) {
+static void load_inputs(void *context, int64_t microbatch) {
     const Running *running = context;
     const Program *training = &running->loop->session.training;
     int64_t targets = running->share->targets;
@@ -272,10 +274,10 @@ static void keep_logits(void *context, int64_t microbatch) {
     if (loop->logits) executor_read(training->executor, training->model.logits, loop->logits + (size_t)microbatch * logits_bytes(loop));
 }
 
-static bool run_share(Loop *loop, const Share *share, Error *error) {
+static bool run_share(Loop *loop, const StepShare *share, Error *error) {
     const Program *training = &loop->session.training;
     ProgramWork work = {.microbatches = share->rounds,
-        .load = load,
+        .load = load_inputs,
         .ran = keep_logits,
         .context = &(Running){loop, share},
         .hook = loop->config->profile ? profile_node : NULL,
@@ -303,7 +305,7 @@ static void load_again(void *context, int64_t microbatch) {
     Searching *searching = context;
     const Loop *loop = searching->running.loop;
     FoundNan *found = searching->found;
-    load(&searching->running, microbatch);
+    load_inputs(&searching->running, microbatch);
     if (!loop->corpus.image_length || found->text[0]) return;
     loop_find_bad_image(loop, image_microbatch(loop, microbatch), searching->running.share->samples, found->text, sizeof found->text);
     found->in_data = found->text[0];
@@ -311,7 +313,7 @@ static void load_again(void *context, int64_t microbatch) {
 
 /* Runs the step's microbatches again, on all ranks, and describes the first NaN of the first rank
  * that has one. */
-static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, bool *in_data, Error *error) {
+static bool find_nan(Loop *loop, const StepShare *share, char *where, size_t size, bool *in_data, Error *error) {
     int ranks = comm_size(loop->comm);
     SCOPED_FREE FoundNan *found = memory_allocate((size_t)ranks * sizeof *found);
     FoundNan *mine = &found[comm_rank(loop->comm)];
@@ -339,7 +341,7 @@ bool loop_refuse_skips(const Skips *skips, int64_t step, Error *error) {
 
 /* Reports the location of the step's NaN or infinity; an error unless on_nan=skip allows one more
  * skipped update. */
-static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *error) {
+static bool handle_nan(Loop *loop, int64_t step, const StepShare *share, Error *error) {
     char where[320];
     bool in_data;
     if (!find_nan(loop, share, where, sizeof where, &in_data, error)) return false;
@@ -358,7 +360,7 @@ static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *erro
 }
 
 /* Returns the model's layer for index `index` of this rank's layers. */
-static int64_t layer_of(const Session *session, int64_t index) {
+static int64_t load_layer(const Session *session, int64_t index) {
     const PipelinePlan *pipeline = session->pipeline;
     if (!pipeline) return index;
     const int *begin = &pipeline->cut.begin[session->mesh->at[AXIS_PP]];
@@ -382,7 +384,7 @@ static void report_load(Loop *loop, int64_t step) {
         if (p->kind != PARAMETER_BALANCE_BIAS) continue;
         const void *gradient = executor_device_tensor(loop->session.training.executor, graph_get(graph, p->tensor)->gradient);
         device_download(loop->session.device, excess, gradient, model->experts * sizeof *excess);
-        double *of_layer = load + layer_of(&loop->session, layer++) * model->experts;
+        double *of_layer = load + load_layer(&loop->session, layer++) * model->experts;
         for (int64_t e = 0; e < model->experts; e++) of_layer[e] = excess[e] * loop->session.update.load_unit + 1.0 / model->experts;
     }
     Comm *stages = mesh_group(loop->session.mesh, MESH(AXIS_PP));
@@ -416,7 +418,7 @@ static double step_waiting(Loop *loop) {
 
 /* Records and prints a step that took `seconds`. A step faster than the measured GEMM raises the
  * measured peak: the GEMM was measured at a bad moment. */
-static void report_step(Loop *loop, const Share *share, const Outcome *outcome, double lr, double seconds) {
+static void report_step(Loop *loop, const StepShare *share, const StepOutcome *outcome, double lr, double seconds) {
     const Config *config = loop->config;
     int64_t step = loop->session.step;
     Error error = {0};
@@ -462,7 +464,7 @@ static bool refuse_broken_update(const Loop *loop, int64_t step, Error *error) {
 }
 
 /* Updates the weights, or skips the update after NaN. */
-static bool apply_gradients(Loop *loop, int64_t step, const Share *share, const Outcome *outcome, Error *error) {
+static bool apply_gradients(Loop *loop, int64_t step, const StepShare *share, const StepOutcome *outcome, Error *error) {
     if (!is_finite(outcome))
         return loop->session.update.made ? refuse_broken_update(loop, step, error) : handle_nan(loop, step, share, error);
     report_load(loop, step);
@@ -494,11 +496,11 @@ bool loop_step(Loop *loop, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
     int64_t step = session->step + 1;
-    Share share = share_of(loop);
-    Outcome outcome;
+    StepShare share = step_share(loop);
+    StepOutcome outcome;
     double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
     session_begin_step(session, step, lr, share.all * share.rows);
-    if (!fetch(loop, &share, error) || !prepare_dump(loop, &share, error) || !run_share(loop, &share, error))
+    if (!fetch_batches(loop, &share, error) || !prepare_dump(loop, &share, error) || !run_share(loop, &share, error))
         return error_context(error, "step %lld", (long long)step);
     if (!share.targets) report_untrained(loop, step);
     double executed = log_seconds();

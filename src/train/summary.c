@@ -17,16 +17,16 @@
 #include "run/run.h"
 #include "token/tokenizer.h"
 
-typedef struct Text { char text[32]; } Text;
+typedef struct SummaryText { char text[32]; } SummaryText;
 
-static Text count(int64_t number) {
-    Text text;
+static SummaryText format_count(int64_t number) {
+    SummaryText text;
     log_format_count((double)number, text.text);
     return text;
 }
 
-static Text bytes(int64_t number) {
-    Text text;
+static SummaryText format_bytes(int64_t number) {
+    SummaryText text;
     log_format_bytes((double)number, text.text);
     return text;
 }
@@ -37,12 +37,12 @@ static void describe_model(Console *console, const Session *session) {
     const Config *config = session->config;
     const ModelSize *size = &session->size;
     char used[64] = "", part[64] = "all trained";
-    if (size->active != size->parameters) snprintf(used, sizeof used, ", %s active per token", count(size->active).text);
+    if (size->active != size->parameters) snprintf(used, sizeof used, ", %s active per token", format_count(size->active).text);
     if (config->lora.rank)
-        snprintf(part, sizeof part, "%s trained (lora.rank=%lld)", count(size->trained).text, (long long)config->lora.rank);
+        snprintf(part, sizeof part, "%s trained (lora.rank=%lld)", format_count(size->trained).text, (long long)config->lora.rank);
     console_print(console, "model    %s, %lld layer%s of width %lld: %s parameters%s, %s", family_of(&config->model)->name,
-        (long long)config->model.layers, plural(config->model.layers), (long long)config->model.width, count(size->parameters).text, used,
-        part);
+        (long long)config->model.layers, plural(config->model.layers), (long long)config->model.width, format_count(size->parameters).text,
+        used, part);
 }
 
 /* Writes "bf16, linear layers in fp8 by recipe row; %peak is of 1979 TFLOP/s, the vendor's for
@@ -77,7 +77,7 @@ static void describe_device(Console *console, const Loop *loop, double peak) {
 }
 
 /* Returns the position at the end of the run. */
-static Position end_of(const Loop *loop) {
+static Position run_end(const Loop *loop) {
     Position now = loop_position(loop);
     return phases_advance(&loop->phases, now, loop->settings.steps - now.step);
 }
@@ -93,7 +93,8 @@ static void describe_last(const Loop *loop, int64_t unit, char *text, size_t siz
 /* Writes " in 12k documents"; "" if the format of the shards has no index of documents. */
 static void describe_documents(const ShardSet *set, char *text, size_t size) {
     text[0] = '\0';
-    if (set->document_count >= 0) snprintf(text, size, " in %s document%s", count(set->document_count).text, plural(set->document_count));
+    if (set->document_count >= 0)
+        snprintf(text, size, " in %s document%s", format_count(set->document_count).text, plural(set->document_count));
 }
 
 /* Writes ", packed by best fit with 1.23% padding"; "" if documents are cut. */
@@ -109,31 +110,32 @@ static void describe_text(const Loop *loop, const char *valid, const char *token
     Console *console = loop->host->console;
     const Config *config = loop->config;
     const ShardSet *train = &loop->corpus.train[0];
-    int64_t samples = divide_up(corpus_inputs(&loop->corpus, 0), config->data.length), drawn = end_of(loop).samples;
+    int64_t samples = divide_up(corpus_inputs(&loop->corpus, 0), config->data.length), drawn = run_end(loop).samples;
     char padding[96], documents[64], last[48];
     describe_last(loop, 1, last, sizeof last);
     describe_padding(&loop->corpus, 0, padding, sizeof padding);
     describe_documents(train, documents, sizeof documents);
-    console_print(console, "data     %s tokens%s: %s sequence%s of %lld%s; validation %s; tokenizer %s", count(train->token_count).text,
-        documents, count(samples).text, plural(samples), (long long)config->data.length, padding, valid, tokenizer);
+    console_print(console, "data     %s tokens%s: %s sequence%s of %lld%s; validation %s; tokenizer %s",
+        format_count(train->token_count).text, documents, format_count(samples).text, plural(samples), (long long)config->data.length,
+        padding, valid, tokenizer);
     console_print(console, "steps    %lld of %lld tokens%s: %s tokens, %.3g epoch%s", (long long)config->steps,
-        (long long)config->batch.tokens, last, count(drawn * config->data.length).text, (double)drawn / (double)samples,
+        (long long)config->batch.tokens, last, format_count(drawn * config->data.length).text, (double)drawn / (double)samples,
         drawn == samples ? "" : "s");
 }
 
 /* Prints "1.80k images of up to 64 tokens, in 3 files; validation 200 images". */
-static void describe_images(const Loop *loop) {
+static void image_lines(const Loop *loop) {
     Console *console = loop->host->console;
     const Config *config = loop->config;
     const EncodingSet *train = &loop->corpus.images;
-    int64_t drawn = end_of(loop).samples;
+    int64_t drawn = run_end(loop).samples;
     char valid[64] = "none", last[48];
     describe_last(loop, config->data.length, last, sizeof last);
-    if (loop->corpus.has_valid) snprintf(valid, sizeof valid, "%s images", count(loop->corpus.valid_images.samples).text);
-    console_print(console, "data     %s image%s of up to %lld tokens, in %lld file%s; validation %s", count(train->samples).text,
+    if (loop->corpus.has_valid) snprintf(valid, sizeof valid, "%s images", format_count(loop->corpus.valid_images.samples).text);
+    console_print(console, "data     %s image%s of up to %lld tokens, in %lld file%s; validation %s", format_count(train->samples).text,
         plural(train->samples), (long long)train->most_tokens, (long long)train->file_count, plural(train->file_count), valid);
     console_print(console, "steps    %lld of %lld images%s: %s images, %.3g epochs", (long long)config->steps,
-        (long long)(config->batch.tokens / config->data.length), last, count(drawn).text, (double)drawn / (double)train->samples);
+        (long long)(config->batch.tokens / config->data.length), last, format_count(drawn).text, (double)drawn / (double)train->samples);
 }
 
 void summary_phase(const Loop *loop) {
@@ -142,11 +144,11 @@ void summary_phase(const Loop *loop) {
     console_print(loop->host->console, "phase    %s", line);
 }
 
-static void describe_mixture(const Loop *loop, const char *valid, const char *tokenizer) {
+static void mixture_lines(const Loop *loop, const char *valid, const char *tokenizer) {
     Console *console = loop->host->console;
     const Mixture *mixture = &loop->phases.mixture;
     int64_t steps = loop->settings.steps;
-    Position end = end_of(loop);
+    Position end = run_end(loop);
     console_print(console, "data     %s; validation %s; tokenizer %s", loop->settings.data.train, valid, tokenizer);
     for (int i = 0; i < mixture->source_count; i++) {
         const ShardSet *set = &loop->corpus.train[i];
@@ -154,7 +156,7 @@ static void describe_mixture(const Loop *loop, const char *valid, const char *to
         describe_padding(&loop->corpus, i, padding, sizeof padding);
         describe_documents(set, documents, sizeof documents);
         console_print(console, "source   %s: %s tokens%s%s, to be read %.3g times of at most %g", mixture->sources[i].name,
-            count(set->token_count).text, documents, padding, order_epochs(loop->order, i, end.samples), mixture->sources[i].epochs);
+            format_count(set->token_count).text, documents, padding, order_epochs(loop->order, i, end.samples), mixture->sources[i].epochs);
     }
     for (Position at = loop_position(loop); at.step < steps; at = phases_advance_phase(&loop->phases, at, steps)) {
         SCOPED_FREE char *line = phases_line(&loop->phases, &at, steps);
@@ -165,31 +167,32 @@ static void describe_mixture(const Loop *loop, const char *valid, const char *to
     describe_last(loop, 1, last, sizeof last);
     if (own && own != steps)
         snprintf(other, sizeof other, "; the phases of the file come to %lld, which steps=%lld follows", (long long)own, (long long)own);
-    console_print(
-        console, "steps    %lld%s, %s tokens%s", (long long)steps, last, count(phases_tokens(&loop->phases, end.samples)).text, other);
+    console_print(console, "steps    %lld%s, %s tokens%s", (long long)steps, last,
+        format_count(phases_tokens(&loop->phases, end.samples)).text, other);
 }
 
-static void describe_data(const Loop *loop) {
+static void data_lines(const Loop *loop) {
     const Corpus *corpus = &loop->corpus;
     const char *tokenizer = corpus->bytes ? "bytes" : corpus->tokenizer ? loop->config->data.tokenizer : "not known";
     char valid[64] = "none";
     if (corpus->image_length) {
-        describe_images(loop);
+        image_lines(loop);
         return;
     }
-    if (corpus->has_valid) snprintf(valid, sizeof valid, "%s tokens", count(corpus->valid.token_count).text);
-    (loop_phase(loop)->name ? describe_mixture : describe_text)(loop, valid, tokenizer);
+    if (corpus->has_valid) snprintf(valid, sizeof valid, "%s tokens", format_count(corpus->valid.token_count).text);
+    (loop_phase(loop)->name ? mixture_lines : describe_text)(loop, valid, tokenizer);
 }
 
 static void describe_memory(Console *console, const Session *session, int64_t available) {
     Budget budget = session_budget(session);
     char of[64] = "", copy[80] = "";
     bool host = device_info(session->device)->host_memory;
-    if (available >= 0) snprintf(of, sizeof of, " of %s", bytes(available).text);
-    if (budget.copy) snprintf(copy, sizeof copy, "%s checkpoint copy %s", host ? "," : "; in host memory", bytes(budget.copy).text);
-    console_print(console, "memory   %s%s: weights %s, gradients %s, optimizer %s, activations %s, other %s%s", bytes(budget.total).text,
-        of, bytes(budget.weights + budget.codes + budget.master).text, bytes(budget.gradients).text,
-        bytes(budget.optimizer + budget.scratch).text, bytes(budget.activations).text, bytes(budget.evaluation + budget.other).text, copy);
+    if (available >= 0) snprintf(of, sizeof of, " of %s", format_bytes(available).text);
+    if (budget.copy) snprintf(copy, sizeof copy, "%s checkpoint copy %s", host ? "," : "; in host memory", format_bytes(budget.copy).text);
+    console_print(console, "memory   %s%s: weights %s, gradients %s, optimizer %s, activations %s, other %s%s",
+        format_bytes(budget.total).text, of, format_bytes(budget.weights + budget.codes + budget.master).text,
+        format_bytes(budget.gradients).text, format_bytes(budget.optimizer + budget.scratch).text, format_bytes(budget.activations).text,
+        format_bytes(budget.evaluation + budget.other).text, copy);
 }
 
 void summary_start(const Loop *loop) {
@@ -202,7 +205,7 @@ void summary_start(const Loop *loop) {
     else console_print(console, "run      %s, new", config->run);
     describe_model(console, session);
     describe_device(console, loop, loop->host->peak_flops);
-    describe_data(loop);
+    data_lines(loop);
     describe_memory(console, session, loop->available);
 }
 
@@ -216,8 +219,8 @@ static void print_result(const Loop *loop, const SummaryEnd *end) {
     ConsoleLoss loss = console_loss(console);
     int64_t done = end->step - end->first;
     log_format_duration(end->seconds, text);
-    console_print(console, "done     %lld step%s, %s %s in %s: %s %s/s", (long long)done, plural(done), count(amount).text,
-        image ? "images" : "tokens", text, count((int64_t)((double)amount / end->seconds)).text, image ? "img" : "tok");
+    console_print(console, "done     %lld step%s, %s %s in %s: %s %s/s", (long long)done, plural(done), format_count(amount).text,
+        image ? "images" : "tokens", text, format_count((int64_t)((double)amount / end->seconds)).text, image ? "img" : "tok");
     if (loss.steps)
         console_print(console, "loss     %.5f at step %lld; %.5f smoothed over %lld step%s", loss.last, (long long)end->step, loss.smooth,
             (long long)loss.steps, plural(loss.steps));

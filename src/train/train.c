@@ -329,7 +329,7 @@ static void report_data(const Loop *loop) {
 
 /* Sets the error of a run that ends before its last step, or before its last evaluation is
  * complete. If it has a supervisor, the supervisor says how it continues. */
-static bool report_stop(const Loop *loop, int signal, Error *error) {
+static bool report_run_stop(const Loop *loop, int signal, Error *error) {
     const char *name = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : "SIGHUP";
     int64_t step = loop->session.step;
     if (step == 0)
@@ -341,7 +341,7 @@ static bool report_stop(const Loop *loop, int signal, Error *error) {
 }
 
 /* `end` has the first step, and the negative of the tokens until then. */
-static void report_end(const Loop *loop, SummaryEnd end, double seconds) {
+static void report_run_end(const Loop *loop, SummaryEnd end, double seconds) {
     end.step = loop->session.step;
     end.tokens += phases_tokens(&loop->phases, loop->session.samples);
     end.seconds = seconds;
@@ -355,7 +355,7 @@ static void report_end(const Loop *loop, SummaryEnd end, double seconds) {
  * take long, so that a kill during the evaluation loses no step. The checkpoint gets the validation
  * loss afterwards (session_note_validation). A step that is saved because it is the best is
  * evaluated first. *saved: the step of the newest checkpoint. */
-static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
+static bool advance_run(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     if (!loop_step(loop, error)) return false;
     int64_t step = loop->session.step;
     if (step == loop->config->steps && 2 * loop->session.skips.all > step) return loop_refuse_skips(&loop->session.skips, step, error);
@@ -431,7 +431,7 @@ static bool run_steps(Loop *loop, Error *error) {
     if (loop_leads(loop)) report_nothing_to_do(config, saved);
     while (loop->session.step < last && !is_exhausted(loop) && (signal = agree_on_signal(loop, error)) == 0) {
         if (loop_ends_phase(loop) && !next_phase(loop, error)) return false;
-        if (advance(loop, last, &saved, error)) continue;
+        if (advance_run(loop, last, &saved, error)) continue;
         if (!loop->unread || !stops_unread(loop, &signal, saved, error)) return false;
         break;
     }
@@ -441,11 +441,11 @@ static bool run_steps(Loop *loop, Error *error) {
     report_data(loop);
     if (is_exhausted(loop)) report_exhaustion(loop);
     if ((loop->session.step >= last || is_exhausted(loop)) && !loop->unevaluated) {
-        if (loop_leads(loop) && loop->session.step > end.first) report_end(loop, end, log_seconds() - start);
+        if (loop_leads(loop) && loop->session.step > end.first) report_run_end(loop, end, log_seconds() - start);
         return true;
     }
     if (!signal && (signal = agree_on_signal(loop, error)) < 0) return false;
-    return report_stop(loop, signal, error);
+    return report_run_stop(loop, signal, error);
 }
 
 bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error) {

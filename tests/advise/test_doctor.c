@@ -97,7 +97,7 @@ static void put_amd_node(const char *root) {
 }
 
 /* The first line of a check that is at least this ill, or NULL. */
-static const DoctorLine *find(const Doctor *doctor, const char *check, Health least) {
+static const DoctorLine *find(const Doctor *doctor, const char *check, Severity least) {
     for (int i = 0; i < doctor->count; i++)
         if (!strcmp(doctor->lines[i].check, check) && doctor->lines[i].health >= least) return &doctor->lines[i];
     return NULL;
@@ -106,7 +106,7 @@ static const DoctorLine *find(const Doctor *doctor, const char *check, Health le
 static void examine(Doctor *doctor, const char *root) { doctor_examine(doctor, root, "", false); }
 
 /* One file differs from the good node: the check must tell, with what fixes it. */
-static void assert_reported(const char *root, const char *path, const char *text, const char *check, Health health, const char *fix) {
+static void assert_reported(const char *root, const char *path, const char *text, const char *check, Severity health, const char *fix) {
     Doctor doctor;
     put_amd_node(root);
     if (text) put(root, path, text);

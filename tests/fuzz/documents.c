@@ -28,7 +28,7 @@ static void require_utf8(const char *text, size_t size) {
 }
 
 /* The raw text of the first document behind a position; the caller frees. NULL: there is none. */
-static char *next_document(const PackOptions *options, const PackFiles *files, Position start, size_t *size) {
+static char *next_document(const PackOptions *options, const PackFiles *files, RecordPosition start, size_t *size) {
     RecordReader *reader = record_reader_open(options, files, cut, NULL, start);
     Block block = {0};
     Error error = {0};
@@ -47,7 +47,7 @@ static char *next_document(const PackOptions *options, const PackFiles *files, P
 }
 
 static void require_resumable(
-    const PackOptions *options, const PackFiles *files, Position start, const Block *block, const Record *record) {
+    const PackOptions *options, const PackFiles *files, RecordPosition start, const Block *block, const Record *record) {
     size_t size;
     if (!record->first || !record->last || record->bad == PACK_BAD_FILE) return;
     char *text = next_document(options, files, start, &size);
@@ -68,7 +68,7 @@ FUZZ(documents) {
     PackFiles files;
     Error error = {0};
     require(pack_files_list(&files, options.inputs, false, &error));
-    Position before = {.line = 1};
+    RecordPosition before = {.line = 1};
     RecordReader *reader = record_reader_open(&options, &files, cut, NULL, before);
     Block block = {0};
     bool good;

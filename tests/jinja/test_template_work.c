@@ -141,7 +141,7 @@ static void every_method_is_charged(void **state) {
 
 static void every_function_is_charged(void **state) {
     (void)state;
-    for (const Function *each = jinja_functions; each->name; each++) assert_charged(row_of(functions, each->name));
+    for (const JinjaFunction *each = jinja_functions; each->name; each++) assert_charged(row_of(functions, each->name));
 }
 
 static void every_form_is_charged(void **state) {

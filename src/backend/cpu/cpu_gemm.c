@@ -50,9 +50,9 @@ typedef struct Scratch {
 } Scratch;
 
 /* The number of tiles of C, and the index of the first one among all tiles of a batch. */
-typedef struct Tiling { int64_t row_tiles, column_tiles, first_task; } Tiling;
+typedef struct CpuTiling { int64_t row_tiles, column_tiles, first_task; } CpuTiling;
 
-typedef struct Tile { int64_t row, rows, column, columns; } Tile;
+typedef struct CpuTile { int64_t row, rows, column, columns; } CpuTile;
 
 /* ---- Choosing the kernel ---- */
 
@@ -148,7 +148,7 @@ static void pack_columns(const GemmKernel *kernel, char *to, GemmSource source, 
 /* Returns the epilogue of block `index` of `blocks`, from row `row` of the tile: the first block
  * adds C and the bias, the last one writes C. Between them sums are kept in C, or in scratch if C
  * is bf16. */
-static GemmUpdate update_for(const Gemm *g, Tile t, float *sums, int64_t index, int64_t blocks, int64_t row) {
+static GemmUpdate update_for(const Gemm *g, CpuTile t, float *sums, int64_t index, int64_t blocks, int64_t row) {
     bool first = index == 0, last = index == blocks - 1, to_bf16 = g->output == GEMM_BF16;
     int64_t offset = (t.row + row) * g->ldc + t.column;
     sums += row * t.columns;
@@ -166,38 +166,38 @@ static GemmUpdate update_for(const Gemm *g, Tile t, float *sums, int64_t index, 
 typedef struct TilePlan {
     const GemmKernel *kernel;
     const Gemm *g;
-    Tile tile;
+    CpuTile tile;
     int64_t blocks, block_k;
     int height; /* rows in a panel of A */
 } TilePlan;
 
 /* A block of K and some panels of rows of the tile. */
-typedef struct Block {
+typedef struct GemmBlock {
     int64_t index, p, depth; /* along K: its index, first k and length */
     int64_t row, rows;       /* of the tile */
-} Block;
+} GemmBlock;
 
-static TilePlan plan_of(const GemmKernel *kernel, const Gemm *g, Tile t) {
+static TilePlan plan_of(const GemmKernel *kernel, const Gemm *g, CpuTile t) {
     int64_t whole = kernel->scaled ? kernel->scaled : 1, depth = divide_up(g->k, kernel->unit * whole) * whole;
     int64_t blocks = depth <= WHOLE_DEPTH ? 1 : divide_up(depth, DEPTH);
     int height = (int)divide_up(t.rows, divide_up(t.rows, kernel->panel_rows));
     return (TilePlan){kernel, g, t, blocks, divide_up(depth, blocks * whole) * whole * kernel->unit, height};
 }
 
-static Block block_at(const TilePlan *plan, int64_t index, int64_t row) {
+static GemmBlock block_at(const TilePlan *plan, int64_t index, int64_t row) {
     int64_t p = index * plan->block_k;
-    return (Block){index, p, int_min(plan->block_k, plan->g->k - p), row, int_min(plan->height * BLOCK_PANELS, plan->tile.rows - row)};
+    return (GemmBlock){index, p, int_min(plan->block_k, plan->g->k - p), row, int_min(plan->height * BLOCK_PANELS, plan->tile.rows - row)};
 }
 
-static Block block_after(const TilePlan *plan, Block s) {
+static GemmBlock block_after(const TilePlan *plan, GemmBlock s) {
     bool more_rows = s.row + s.rows < plan->tile.rows;
     return more_rows ? block_at(plan, s.index, s.row + s.rows) : block_at(plan, s.index + 1, 0);
 }
 
-static GemmSource a_of(const TilePlan *plan, Block s) {
+static GemmSource a_of(const TilePlan *plan, GemmBlock s) {
     return source_at(plan->g->a, plan->g->lda, !plan->g->transpose_a, plan->g->input, plan->tile.row + s.row, s.p);
 }
-static GemmSource b_of(const TilePlan *plan, Block s) {
+static GemmSource b_of(const TilePlan *plan, GemmBlock s) {
     return source_at(plan->g->b, plan->g->ldb, plan->g->transpose_b, plan->g->input, plan->tile.column, s.p);
 }
 
@@ -219,8 +219,8 @@ static bool same_b(const TilePlan *a, const TilePlan *b) {
 /* Plans the prefetches during a block: A of the next block and, from the first rows of a block of K
  * on, B of the next block of K. Last come the operands of `following` (or NULL), the thread's
  * probable next tile. */
-static void plan_prefetch(const TilePlan *plan, Block block, const TilePlan *following, GemmPrefetch prefetch[2]) {
-    Block next = block_after(plan, block);
+static void plan_prefetch(const TilePlan *plan, GemmBlock block, const TilePlan *following, GemmPrefetch prefetch[2]) {
+    GemmBlock next = block_after(plan, block);
     bool last = next.index == plan->blocks, last_block = block.index == plan->blocks - 1;
     const TilePlan *a = last ? following : plan, *b = !last_block ? plan : following && !same_b(plan, following) ? following : NULL;
     prefetch[0] = (GemmPrefetch){0};
@@ -229,7 +229,7 @@ static void plan_prefetch(const TilePlan *plan, Block block, const TilePlan *fol
     if (block.row > 0) return;
     prefetch[1] = (GemmPrefetch){0};
     if (!b) return;
-    Block of_b = block_at(b, last_block ? 0 : block.index + 1, 0);
+    GemmBlock of_b = block_at(b, last_block ? 0 : block.index + 1, 0);
     prefetch[1] = prefetch_of(b_of(b, of_b), b->tile.columns, of_b.depth, b->g->input);
 }
 
@@ -238,12 +238,12 @@ static void plan_prefetch(const TilePlan *plan, Block block, const TilePlan *fol
  * slower; packing costs a tenth at most. */
 static bool in_place(GemmSource a, int64_t element) { return !a.depth_contiguous && !a.bf16 && a.ld * element % CROWDED != 0; }
 
-static void multiply_block(const TilePlan *plan, Scratch *s, Block block, GemmPrefetch prefetch[2]) {
+static void multiply_block(const TilePlan *plan, Scratch *s, GemmBlock block, GemmPrefetch prefetch[2]) {
     const GemmKernel *kernel = plan->kernel;
     int64_t tiles = divide_up(block.rows, plan->height) * divide_up(plan->tile.columns, kernel->panel_columns);
     int64_t share = divide_up(prefetch[0].left + prefetch[1].left * block.rows / (plan->tile.rows - block.row), tiles) + 1;
     for (int64_t row = 0; row < block.rows; row += plan->height) {
-        Block panel = {block.index, block.p, block.depth, block.row + row, int_min(plan->height, block.rows - row)};
+        GemmBlock panel = {block.index, block.p, block.depth, block.row + row, int_min(plan->height, block.rows - row)};
         GemmSource source = a_of(plan, panel);
         const void *a = s->a;
         int64_t apart = kernel->stride_rows;
@@ -256,10 +256,10 @@ static void multiply_block(const TilePlan *plan, Scratch *s, Block block, GemmPr
 
 /* Computes a tile. `before` (or NULL) left its B packed; the operands of `following` (or NULL) are
  * prefetched. */
-static void multiply_tile(const TilePlan *plan, const TilePlan *before, const TilePlan *following) {
+static void run_tile(const TilePlan *plan, const TilePlan *before, const TilePlan *following) {
     Scratch *s = scratch();
     GemmPrefetch prefetch[2];
-    for (Block block = block_at(plan, 0, 0); block.index < plan->blocks; block = block_after(plan, block)) {
+    for (GemmBlock block = block_at(plan, 0, 0); block.index < plan->blocks; block = block_after(plan, block)) {
         if (block.row == 0 && !same_b(before, plan)) pack_columns(plan->kernel, s->b, b_of(plan, block), plan->tile.columns, block.depth);
         plan_prefetch(plan, block, following, prefetch);
         multiply_block(plan, s, block, prefetch);
@@ -271,8 +271,8 @@ static void multiply_tile(const TilePlan *plan, const TilePlan *before, const Ti
 /* Cuts C into at least `wanted` tiles if it is large enough, dividing the longer side of a tile
  * first, because square tiles pack least. The tiles of one GEMM are a multiple of the threads, so
  * that no thread computes the last tile while others wait. */
-static Tiling tiling_of(const GemmKernel *kernel, const Gemm *g, int64_t wanted, int threads) {
-    if (g->m == 0 || g->n == 0) return (Tiling){0};
+static CpuTiling tiling_of(const GemmKernel *kernel, const Gemm *g, int64_t wanted, int threads) {
+    if (g->m == 0 || g->n == 0) return (CpuTiling){0};
     int64_t panels = divide_up(g->n, kernel->panel_columns), most_rows = divide_up(g->m, kernel->panel_rows);
     int64_t rows = divide_up(g->m, TILE_ROWS), columns = divide_up(panels, TILE_COLUMNS / kernel->panel_columns);
     while (rows * columns < wanted && (rows < most_rows || columns < panels)) {
@@ -281,7 +281,7 @@ static Tiling tiling_of(const GemmKernel *kernel, const Gemm *g, int64_t wanted,
         else columns++;
     }
     while (rows * columns > threads && rows * columns % threads && rows < most_rows) rows++;
-    return (Tiling){rows, columns, 0};
+    return (CpuTiling){rows, columns, 0};
 }
 
 /* Returns where range `index` of `parts` begins when `lines` are divided by whole panels. */
@@ -289,19 +289,19 @@ static int64_t border(int64_t lines, int64_t panel, int64_t index, int64_t parts
     return int_min(lines, divide_up(lines, panel) * index / parts * panel);
 }
 
-static Tile tile_of(const GemmKernel *kernel, const Gemm *g, Tiling tiling, int64_t index) {
+static CpuTile tile_of(const GemmKernel *kernel, const Gemm *g, CpuTiling tiling, int64_t index) {
     int64_t r = index % tiling.row_tiles, c = index / tiling.row_tiles;
     int64_t row = border(g->m, kernel->panel_rows, r, tiling.row_tiles),
             row_end = border(g->m, kernel->panel_rows, r + 1, tiling.row_tiles);
     int64_t column = border(g->n, kernel->panel_columns, c, tiling.column_tiles);
     int64_t column_end = border(g->n, kernel->panel_columns, c + 1, tiling.column_tiles);
-    return (Tile){row, row_end - row, column, column_end - column};
+    return (CpuTile){row, row_end - row, column, column_end - column};
 }
 
 static double work_of(const Gemm *g) { return (double)g->m * (double)g->n * (double)(g->k + 1); }
 
 /* Cuts every GEMM in proportion to its share of the work; returns the number of tiles. */
-static int64_t tile_batch(const Gemm *gemms, int64_t count, Tiling *tilings, int threads) {
+static int64_t tile_batch(const Gemm *gemms, int64_t count, CpuTiling *tilings, int threads) {
     double total = 0, tasks = threads > 1 ? threads * TASKS_A_THREAD : 1;
     for (int64_t i = 0; i < count; i++) total += work_of(&gemms[i]);
     double work_a_task = total / tasks > MIN_WORK ? total / tasks : MIN_WORK;
@@ -317,7 +317,7 @@ static int64_t tile_batch(const Gemm *gemms, int64_t count, Tiling *tilings, int
 
 /* Returns the last GEMM whose first task is at most `task`: empty GEMMs share their first task with
  * the next one. */
-static int64_t gemm_of_task(const Tiling *tilings, int64_t count, int64_t task) {
+static int64_t gemm_of_task(const CpuTiling *tilings, int64_t count, int64_t task) {
     int64_t low = 0, high = count;
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
@@ -327,7 +327,7 @@ static int64_t gemm_of_task(const Tiling *tilings, int64_t count, int64_t task) 
     return low;
 }
 
-static TilePlan plan_of_task(const Gemm *gemms, const Tiling *tilings, int64_t count, int64_t task) {
+static TilePlan plan_of_task(const Gemm *gemms, const CpuTiling *tilings, int64_t count, int64_t task) {
     int64_t i = gemm_of_task(tilings, count, task);
     const GemmKernel *kernel = kernel_for(gemms[i].input);
     return plan_of(kernel, &gemms[i], tile_of(kernel, &gemms[i], tilings[i], task - tilings[i].first_task));
@@ -335,11 +335,12 @@ static TilePlan plan_of_task(const Gemm *gemms, const Tiling *tilings, int64_t c
 
 /* Runs a task. `before` is the tile that this thread ran last; on return it is this one. Under
  * round-robin scheduling, task + threads is this thread's next task. */
-static void run_task(const Gemm *gemms, const Tiling *tilings, int64_t count, int64_t task, int64_t tasks, int threads, TilePlan *before) {
+static void run_task(
+    const Gemm *gemms, const CpuTiling *tilings, int64_t count, int64_t task, int64_t tasks, int threads, TilePlan *before) {
     TilePlan plan = plan_of_task(gemms, tilings, count, task), following;
     bool more = task + threads < tasks;
     if (more) following = plan_of_task(gemms, tilings, count, task + threads);
-    multiply_tile(&plan, before, more ? &following : NULL);
+    run_tile(&plan, before, more ? &following : NULL);
     *before = plan;
 }
 
@@ -348,11 +349,11 @@ static void run_task(const Gemm *gemms, const Tiling *tilings, int64_t count, in
 /* GEMMs that are computed at once. A GEMM with a long k and a small C is split along K: the first
  * part adds to C; each other part makes a partial sum, which is added to C at the end. This gives
  * all threads work while tiles stay large. */
-typedef struct Batch {
+typedef struct CpuBatch {
     Gemm parts[MOST_GEMMS];
     int splits[MOST_GEMMS];  /* number of parts of the GEMM whose first part this is; 0 for other parts */
     int64_t count, partials; /* parts; bytes of the partial sums */
-} Batch;
+} CpuBatch;
 
 static int64_t bytes_of_partial(const Gemm *g) { return round_up(g->m * g->n * (int64_t)size_of_sum(g), CACHE_LINE); }
 
@@ -365,7 +366,7 @@ static int64_t splits_of(const Gemm *g) {
 }
 
 /* Returns false if the batch has no room for the GEMM; an empty batch always has. */
-static bool batch_add(Batch *batch, const Gemm *g) {
+static bool batch_add(CpuBatch *batch, const Gemm *g) {
     int64_t splits = splits_of(g), size = (int64_t)size_of(g->input);
     if (batch->count + splits > MOST_GEMMS || (splits > 1 && batch->partials + (splits - 1) * bytes_of_partial(g) > PARTIALS)) return false;
     for (int64_t i = 0; i < splits; i++) {
@@ -403,8 +404,8 @@ static void add_partials(const Gemm *parts, int splits, int64_t row) {
     }
 }
 
-static void run_at_once(const Batch *batch, int threads) {
-    Tiling tilings[MOST_GEMMS];
+static void run_at_once(const CpuBatch *batch, int threads) {
+    CpuTiling tilings[MOST_GEMMS];
     int64_t tasks = tile_batch(batch->parts, batch->count, tilings, threads);
 #pragma omp parallel if (threads > 1 && tasks > 1)
     {
@@ -420,7 +421,7 @@ static void run_at_once(const Batch *batch, int threads) {
 }
 
 static void run_batch(const Gemm *gemms, int64_t count, int threads) {
-    Batch batch;
+    CpuBatch batch;
     for (int64_t next = 0; next < count;) {
         batch.count = batch.partials = 0;
         while (next < count && batch_add(&batch, &gemms[next])) next++;

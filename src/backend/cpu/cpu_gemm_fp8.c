@@ -17,24 +17,24 @@
 enum { BLOCK = 1024 };
 
 /* One operand: the number of each quantized value, the values, and their scales. */
-typedef struct Operand {
+typedef struct DecodedOperand {
     float numbers[256];
     const uint8_t *codes;
     int64_t ld, k;
     GemmScaling scaling;
     const float *scales;
-} Operand;
+} DecodedOperand;
 
 static void operand_open(
-    Operand *o, GemmType type, bool fnuz, const void *codes, int64_t ld, int64_t k, GemmScaling scaling, const float *scales) {
+    DecodedOperand *o, GemmType type, bool fnuz, const void *codes, int64_t ld, int64_t k, GemmScaling scaling, const float *scales) {
     Fp8Format format = gemm_fp8_format(type, fnuz);
-    *o = (Operand){.codes = codes, .ld = ld, .k = k, .scaling = scaling, .scales = scales};
+    *o = (DecodedOperand){.codes = codes, .ld = ld, .k = k, .scaling = scaling, .scales = scales};
     for (int code = 0; code < 256; code++) o->numbers[code] = fp8_to_float((uint8_t)code, format);
 }
 
 /* Returns the factor of the numbers of one line from element `at` on, up to the next multiple of
  * the group size. */
-static float group_scale(const Operand *o, int64_t line, int64_t at) {
+static float group_scale(const DecodedOperand *o, int64_t line, int64_t at) {
     const int64_t size = gemm_scale_size(o->scaling), groups = (o->k + size - 1) / size;
     if (o->scaling == GEMM_SCALE_GROUP || o->scaling == GEMM_SCALE_MX) return o->scales[line * groups + at / size];
     if (o->scaling == GEMM_SCALE_BLOCK) return o->scales[line / size * groups + at / size];
@@ -42,12 +42,12 @@ static float group_scale(const Operand *o, int64_t line, int64_t at) {
 }
 
 /* Returns the factor of the sums of a line. */
-static float line_scale(const Operand *o, int64_t line) {
+static float line_scale(const DecodedOperand *o, int64_t line) {
     if (o->scaling == GEMM_SCALE_TENSOR) return o->scales[0];
     return o->scaling == GEMM_SCALE_LINE ? o->scales[line] : 1;
 }
 
-static void decode(const Operand *o, int64_t first, int64_t count, float *to) {
+static void decode_operand(const DecodedOperand *o, int64_t first, int64_t count, float *to) {
     const int64_t size = gemm_scale_size(o->scaling);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < count; i++)
@@ -58,8 +58,8 @@ static void decode(const Operand *o, int64_t first, int64_t count, float *to) {
         }
 }
 
-static void finish(
-    const Gemm *g, const Operand *a, const Operand *b, int64_t row, int64_t rows, int64_t column, int64_t columns, const float *sums) {
+static void finish_tile(const Gemm *g, const DecodedOperand *a, const DecodedOperand *b, int64_t row, int64_t rows, int64_t column,
+    int64_t columns, const float *sums) {
     const float *bias = g->bias;
     size_t bytes = g->output == GEMM_BF16 ? sizeof(uint16_t) : sizeof(float);
 #pragma omp parallel for schedule(static)
@@ -74,7 +74,7 @@ static void finish(
 }
 
 void cpu_gemm_fp8(const Gemm *g, bool fnuz) {
-    Operand a, b;
+    DecodedOperand a, b;
     assert(gemm_is_fp8(g->input) && g->transpose_b && !g->transpose_a && (g->output == GEMM_F32 || g->output == GEMM_BF16));
     SCOPED_FREE float *a_kept = memory_allocate((size_t)(int_min(BLOCK, g->m) * g->k + 1) * sizeof(float)),
                       *b_kept = memory_allocate((size_t)(int_min(BLOCK, g->n) * g->k + 1) * sizeof(float)),
@@ -83,10 +83,10 @@ void cpu_gemm_fp8(const Gemm *g, bool fnuz) {
     operand_open(&b, GEMM_E4M3, fnuz, g->b, g->ldb, g->k, g->scaling_b, g->scale_b);
     for (int64_t row = 0; row < g->m; row += BLOCK) {
         int64_t rows = int_min(BLOCK, g->m - row);
-        decode(&a, row, rows, a_kept);
+        decode_operand(&a, row, rows, a_kept);
         for (int64_t column = 0; column < g->n; column += BLOCK) {
             int64_t columns = int_min(BLOCK, g->n - column);
-            decode(&b, column, columns, b_kept);
+            decode_operand(&b, column, columns, b_kept);
             gemm(&(Gemm){.transpose_b = true,
                 .input = GEMM_F32,
                 .output = GEMM_F32,
@@ -99,7 +99,7 @@ void cpu_gemm_fp8(const Gemm *g, bool fnuz) {
                 .ldb = g->k,
                 .c = sums,
                 .ldc = columns});
-            finish(g, &a, &b, row, rows, column, columns, sums);
+            finish_tile(g, &a, &b, row, rows, column, columns, sums);
         }
     }
 }

@@ -1,6 +1,6 @@
 /* The packed kernels of our GEMM, over vectors of LANES sums; compiled once per instruction set and
  * type (Makefile: GEMM_VARIANTS). cpu_gemm.c packs operands with `pack` and multiplies packed
- * panels with `multiply`; it also has the table of variants. Owns no memory.
+ * panels with `multiply_panel`; it also has the table of variants. Owns no memory.
  *
  * The register tile is ROWS x 2 vectors: every step of depth broadcasts ROWS values of A against
  * two vectors of B, so the two FMA ports are kept busy while the load ports have room. A sum over
@@ -96,7 +96,7 @@ enum { ROWS = 4, STRIDE = 4 };
 #define MULTIPLY_ADD(sum, scalar, vector) (Vector)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)_mm512_set1_ps(scalar), (__m512bh)(vector))
 #elif defined KERNEL_BF16
 #define MULTIPLY_ADD(sum, scalar, vector) \
-    (Accumulator)_mm512_dpwssd_epi32((__m512i)(sum), (__m512i)_mm512_set1_ps(scalar), (__m512i)(vector))
+    (VectorSums)_mm512_dpwssd_epi32((__m512i)(sum), (__m512i)_mm512_set1_ps(scalar), (__m512i)(vector))
 #elif defined __AVX512F__ && defined KERNEL_FP64
 #define MULTIPLY_ADD(sum, scalar, vector) (Vector)_mm512_fmadd_pd(_mm512_set1_pd(scalar), (__m512d)(vector), (__m512d)(sum))
 #elif defined __AVX512F__
@@ -114,7 +114,7 @@ enum { ROWS = 4, STRIDE = 4 };
 typedef Sum Vector __attribute__((vector_size(LANES * sizeof(Sum))));
 typedef Vector Unaligned __attribute__((aligned(2), may_alias));
 
-INLINE Vector load(const void *from) { return *(const Unaligned *)from; }
+INLINE Vector load_vector(const void *from) { return *(const Unaligned *)from; }
 INLINE void store(void *to, Vector v) { *(Unaligned *)to = v; }
 
 /* Loads the first `bytes` bytes of a vector, fewer than it has; the rest is zero. */
@@ -159,7 +159,7 @@ INLINE void load_square(Vector *square, const char *from, int64_t stride, int64_
     if (bytes >= sizeof(Vector)) {
         UNROLL for (int i = 0; i < LANES; i++) {
             const char *line = from + (i < lines ? i : lines - 1) * stride;
-            square[i] = load(line);
+            square[i] = load_vector(line);
             __builtin_prefetch(line + AHEAD);
         }
     } else {
@@ -203,8 +203,8 @@ INLINE Bits load_halves(const void *from, int64_t lines) {
 #if SCALED
 /* Adds the squares of a vector of bf16 pairs, with separate sums for each half. The low bits of a
  * pair change the high half's value slightly. */
-INLINE void add_squares(__m512 sums[2], const Sum *from) {
-    __m512i pair = (__m512i)load(from);
+INLINE void fold_squares(__m512 sums[2], const Sum *from) {
+    __m512i pair = (__m512i)load_vector(from);
     __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), high = _mm512_castsi512_ps(pair);
     sums[0] = _mm512_fmadd_ps(low, low, sums[0]), sums[1] = _mm512_fmadd_ps(high, high, sums[1]);
 }
@@ -218,10 +218,10 @@ INLINE __m512i bound_squares(const Sum *pairs, int width, int64_t lines, int64_t
     __m512 sums[4] = {0};
     int64_t p = 0;
     for (; p + 1 < depths; p += 2) {
-        add_squares(sums, pairs + p * width);
-        add_squares(sums + 2, pairs + (p + 1) * width);
+        fold_squares(sums, pairs + p * width);
+        fold_squares(sums + 2, pairs + (p + 1) * width);
     }
-    if (p < depths) add_squares(sums, pairs + p * width);
+    if (p < depths) fold_squares(sums, pairs + p * width);
     __m512 sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
     /* a thousandth covers the rounding of the sums and of the integers */
     __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(_mm512_mul_ps(sum, _mm512_set1_ps(1.001f))), 23);
@@ -233,7 +233,7 @@ INLINE __m512i bound_squares(const Sum *pairs, int width, int64_t lines, int64_t
     if (!lost) return bound;
     __m512i most = _mm512_setzero_si512();
     for (p = 0; p < depths; p++)
-        most = _mm512_max_epu16(most, _mm512_and_si512((__m512i)load(pairs + p * width), _mm512_set1_epi16(MAGNITUDE)));
+        most = _mm512_max_epu16(most, _mm512_and_si512((__m512i)load_vector(pairs + p * width), _mm512_set1_epi16(MAGNITUDE)));
     exponent = _mm512_srli_epi32(_mm512_max_epu32(_mm512_slli_epi32(most, 16), most), 23);
     *infinite = _mm512_mask_cmpeq_epi32_mask(lost, exponent, _mm512_set1_epi32(SPECIAL));
     return _mm512_mask_add_epi32(bound, lost, _mm512_add_epi32(exponent, exponent), _mm512_set1_epi32(BITS_OF_512));
@@ -254,7 +254,7 @@ static void scale_lines(Sum *to, int width, int64_t lines, int64_t depths) {
     __m512 factor = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(2 * BIAS << 23), scale));
     store(to, (Vector)_mm512_mask_mov_epi32(scale, infinite, _mm512_set1_epi32(QUIET_NAN)));
     for (int64_t p = 0; p < depths; p++) {
-        __m512i pair = (__m512i)load(pairs + p * width), upper = _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000));
+        __m512i pair = (__m512i)load_vector(pairs + p * width), upper = _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000));
         __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), factor));
         __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(upper), factor));
         store(pairs + p * width, (Vector)_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16)));
@@ -300,7 +300,7 @@ static void pack_transposed_bf16(Sum *to, int width, const char *from, int64_t s
 static void pack_straight(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
     size_t bytes = (size_t)lines * sizeof(Sum);
     if (lines >= LANES)
-        for (int64_t p = 0; p < depth; p++) store(to + p * width, load(from + p * stride));
+        for (int64_t p = 0; p < depth; p++) store(to + p * width, load_vector(from + p * stride));
     else
         for (int64_t p = 0; p < depth; p++) store(to + p * width, load_bytes(from + p * stride, bytes));
 }
@@ -317,8 +317,8 @@ static void pack_wide(Sum *to, const char *from, int64_t stride, int64_t depth, 
         return;
     }
     for (int64_t p = 0; p < depth; p++, from += stride, to += 2 * LANES) {
-        store(to, load(from));
-        store(to + LANES, load(from + sizeof(Vector)));
+        store(to, load_vector(from));
+        store(to + LANES, load_vector(from + sizeof(Vector)));
     }
 }
 #endif
@@ -374,23 +374,23 @@ INLINE __m512i round_bits(Vector sum) {
 #endif
 
 #if SCALED
-typedef int32_t Accumulator __attribute__((vector_size(LANES * 4)));
+typedef int32_t VectorSums __attribute__((vector_size(LANES * 4)));
 #else
-typedef Vector Accumulator;
+typedef Vector VectorSums;
 #endif
 
 /* Position in the multiplication of a register tile. */
-typedef struct Cursor {
+typedef struct PanelCursor {
     const Sum *a, *b;
     GemmPrefetch next;
     int64_t share;
-} Cursor;
+} PanelCursor;
 
 /* Adds the products of `depth` depths to sums. `rows` and `vectors` are constants in every caller,
  * so sums stay in registers. Every fourth step of depth also prefetches a cache line of the next
  * operands. Prefetching more often would leave no line-fill buffers for the loop's own loads from
  * the L2 cache. */
-INLINE void add_products(Accumulator sums[ROWS][2], Cursor *at, int64_t step, int64_t depth, int rows, int vectors) {
+INLINE void add_products(VectorSums sums[ROWS][2], PanelCursor *at, int64_t step, int64_t depth, int rows, int vectors) {
     const Sum *a = at->a, *b = at->b;
     for (int64_t p = 0; p < depth; p++) {
         if (p % 4 == 0 && at->share > 0) {
@@ -400,8 +400,8 @@ INLINE void add_products(Accumulator sums[ROWS][2], Cursor *at, int64_t step, in
             if (next->at == next->row_end) next->at += next->stride - next->width, next->row_end += next->stride;
             at->share--, next->left--;
         }
-        Vector b0 = load(b), b1 = b0;
-        if (vectors == 2) b1 = load(b + LANES);
+        Vector b0 = load_vector(b), b1 = b0;
+        if (vectors == 2) b1 = load_vector(b + LANES);
         UNROLL for (int i = 0; i < rows; i++) {
             sums[i][0] = MULTIPLY_ADD(sums[i][0], a[i], b0);
             if (vectors == 2) sums[i][1] = MULTIPLY_ADD(sums[i][1], a[i], b1);
@@ -416,24 +416,24 @@ INLINE void add_products(Accumulator sums[ROWS][2], Cursor *at, int64_t step, in
 /* Adds the sums of integer products, times their lines' scales, for each group of depths that share
  * scales. It multiplies by one scale after the other: if lines are zero or tiny, the product of two
  * scales is a subnormal number, which takes a hundred cycles. */
-INLINE void add_scaled(Vector sums[ROWS][2], Cursor *at, int64_t step, int64_t depth, int rows, int vectors) {
+INLINE void add_scaled(Vector sums[ROWS][2], PanelCursor *at, int64_t step, int64_t depth, int rows, int vectors) {
     for (int64_t here; depth > 0; depth -= 1 + here) {
         const Sum *a_scales = at->a, *b_scales = at->b;
-        Accumulator integers[ROWS][2];
-        UNROLL for (int i = 0; i < rows; i++) integers[i][0] = integers[i][1] = (Accumulator){0};
+        VectorSums integers[ROWS][2];
+        UNROLL for (int i = 0; i < rows; i++) integers[i][0] = integers[i][1] = (VectorSums){0};
         here = depth <= SCALED ? depth - 1 : SCALED;
         at->a += step, at->b += vectors * LANES;
         add_products(integers, at, step, here, rows, vectors);
         UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < vectors; v++) sums[i][v] +=
-            __builtin_convertvector(integers[i][v], Vector) * load(b_scales + v * LANES) * a_scales[i];
+            __builtin_convertvector(integers[i][v], Vector) * load_vector(b_scales + v * LANES) * a_scales[i];
     }
 }
 #endif
 
 /* Computes one register tile. */
-INLINE void multiply(const GemmTile *t, int rows, int vectors) {
+INLINE void multiply_panel(const GemmTile *t, int rows, int vectors) {
     Vector sums[ROWS][2];
-    Cursor at = {t->a, t->b, *t->prefetch, t->share < t->prefetch->left ? t->share : t->prefetch->left};
+    PanelCursor at = {t->a, t->b, *t->prefetch, t->share < t->prefetch->left ? t->share : t->prefetch->left};
     int64_t ld = t->ld;
     UNROLL for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (Vector){0};
 #if SCALED
@@ -454,8 +454,8 @@ INLINE void multiply(const GemmTile *t, int rows, int vectors) {
     Sum *to = t->to;
     if (t->store == GEMM_ADD) {
         UNROLL for (int i = 0; i < rows; i++) {
-            sums[i][0] += load(to + i * ld);
-            if (vectors == 2) sums[i][1] += load(to + i * ld + LANES);
+            sums[i][0] += load_vector(to + i * ld);
+            if (vectors == 2) sums[i][1] += load_vector(to + i * ld + LANES);
         }
     }
     UNROLL for (int i = 0; i < rows; i++, to += ld) {
@@ -467,8 +467,8 @@ INLINE void multiply(const GemmTile *t, int rows, int vectors) {
 typedef void Multiply(const GemmTile *t);
 
 #define DEFINE(rows) \
-    static void multiply_##rows##_1(const GemmTile *t) { multiply(t, rows, 1); } \
-    static void multiply_##rows##_2(const GemmTile *t) { multiply(t, rows, 2); }
+    static void multiply_##rows##_1(const GemmTile *t) { multiply_panel(t, rows, 1); } \
+    static void multiply_##rows##_2(const GemmTile *t) { multiply_panel(t, rows, 2); }
 #define ENTRY(rows) {multiply_##rows##_1, multiply_##rows##_2},
 FOR_ROWS(DEFINE) static Multiply *const multiplies[ROWS][2] = {FOR_ROWS(ENTRY)};
 #undef DEFINE
@@ -495,7 +495,7 @@ INLINE Vector load_bf16(const uint16_t *from, int64_t columns) {
 #endif
 
 /* Stores one vector of a row: sums + addend + bias. */
-INLINE void finish(Vector v, const GemmUpdate *u, int64_t row, int64_t column, int64_t columns) {
+INLINE void finish_vector(Vector v, const GemmUpdate *u, int64_t row, int64_t column, int64_t columns) {
     bool whole = columns >= LANES;
     size_t bytes = whole ? sizeof v : (size_t)columns * sizeof(Sum);
 #if FROM_BF16
@@ -504,11 +504,11 @@ INLINE void finish(Vector v, const GemmUpdate *u, int64_t row, int64_t column, i
 #endif
         if (u->addend) {
         const Sum *from = (const Sum *)u->addend + row * u->ld_addend + column;
-        v += whole ? load(from) : load_bytes(from, bytes);
+        v += whole ? load_vector(from) : load_bytes(from, bytes);
     }
     if (u->bias) {
         const Sum *from = (const Sum *)u->bias + column;
-        v += whole ? load(from) : load_bytes(from, bytes);
+        v += whole ? load_vector(from) : load_bytes(from, bytes);
     }
 #if FROM_BF16
     if (u->out_bf16) {
@@ -523,8 +523,8 @@ INLINE void finish(Vector v, const GemmUpdate *u, int64_t row, int64_t column, i
 
 static void update_tile(const Sum *tile, const GemmUpdate *u, int rows, int64_t column, int64_t columns) {
     for (int i = 0; i < rows; i++, tile += 2 * LANES) {
-        finish(load(tile), u, i, column, columns);
-        if (columns > LANES) finish(load(tile + LANES), u, i, column + LANES, columns - LANES);
+        finish_vector(load_vector(tile), u, i, column, columns);
+        if (columns > LANES) finish_vector(load_vector(tile + LANES), u, i, column + LANES, columns - LANES);
     }
 }
 

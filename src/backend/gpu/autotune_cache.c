@@ -11,15 +11,15 @@
 #include "base/memory.h"
 #include "base/scope.h"
 
-typedef struct Entry {
+typedef struct AutotuneEntry {
     char *shape;
     unsigned char algorithm[GEMM_ALGORITHM_MOST_BYTES];
-} Entry;
+} AutotuneEntry;
 
 struct AutotuneCache {
     char *path, *prefix; /* prefix: DEVICE <tab> LIBRARY <tab> */
     size_t algorithm_bytes;
-    Entry *items;
+    AutotuneEntry *items;
     int count;
 };
 
@@ -37,29 +37,29 @@ static bool read_algorithm(const char *text, size_t bytes, unsigned char *algori
     return true;
 }
 
-static Entry *find(const AutotuneCache *cache, const char *shape) {
+static AutotuneEntry *find_entry(const AutotuneCache *cache, const char *shape) {
     for (int i = 0; i < cache->count; i++)
         if (!strcmp(cache->items[i].shape, shape)) return &cache->items[i];
     return NULL;
 }
 
-static void keep(AutotuneCache *cache, const char *shape, const unsigned char *algorithm) {
-    Entry *entry = find(cache, shape);
+static void keep_entry(AutotuneCache *cache, const char *shape, const unsigned char *algorithm) {
+    AutotuneEntry *entry = find_entry(cache, shape);
     if (!entry) {
-        array_append(cache->items, cache->count, (Entry){.shape = memory_copy_string(shape)});
+        array_append(cache->items, cache->count, (AutotuneEntry){.shape = memory_copy_string(shape)});
         entry = &cache->items[cache->count - 1];
     }
     memcpy(entry->algorithm, algorithm, cache->algorithm_bytes);
 }
 
-static void read_line(AutotuneCache *cache, char *line) {
+static void read_cache_line(AutotuneCache *cache, char *line) {
     size_t prefix = strlen(cache->prefix);
     unsigned char algorithm[GEMM_ALGORITHM_MOST_BYTES];
     if (strncmp(line, cache->prefix, prefix)) return;
     char *shape = line + prefix, *tab = strchr(shape, '\t');
     if (!tab || !read_algorithm(tab + 1, cache->algorithm_bytes, algorithm)) return;
     *tab = '\0';
-    keep(cache, shape, algorithm);
+    keep_entry(cache, shape, algorithm);
 }
 
 AutotuneCache *autotune_cache_open(const char *path, const char *device, const char *library, size_t algorithm_bytes) {
@@ -72,7 +72,7 @@ AutotuneCache *autotune_cache_open(const char *path, const char *device, const c
     cache->path = memory_copy_string(path);
     for (char *line = text, *end; text && (end = memchr(line, '\n', (size_t)(text + bytes - line))); line = end + 1) {
         *end = '\0';
-        read_line(cache, line);
+        read_cache_line(cache, line);
     }
     return cache;
 }
@@ -86,7 +86,7 @@ void autotune_cache_close(AutotuneCache *cache) {
 }
 
 bool autotune_cache_find(const AutotuneCache *cache, const char *shape, void *algorithm) {
-    const Entry *entry = find(cache, shape);
+    const AutotuneEntry *entry = find_entry(cache, shape);
     if (entry) memcpy(algorithm, entry->algorithm, cache->algorithm_bytes);
     return entry != NULL;
 }
@@ -108,7 +108,7 @@ static void append_line(const char *path, const char *line) {
 void autotune_cache_add(AutotuneCache *cache, const char *shape, const void *algorithm) {
     char hexadecimal[2 * GEMM_ALGORITHM_MOST_BYTES + 1] = "";
     const unsigned char *bytes = algorithm;
-    keep(cache, shape, bytes);
+    keep_entry(cache, shape, bytes);
     if (!cache->path) return;
     for (size_t i = 0; i < cache->algorithm_bytes; i++) snprintf(hexadecimal + 2 * i, 3, "%02x", bytes[i]);
     SCOPED_FREE char *line = memory_format("%s%s\t%s\n", cache->prefix, shape, hexadecimal);

@@ -36,7 +36,7 @@ INLINE int64_t sum_column(void) { return (int64_t)block_x() * SUM_COLUMNS + thre
 
 /* Adds this thread's partials of a column, starting at `block`: sixteen loads in flight, then four
  * (loads after the end repeat an earlier one and do not count), then a single one. */
-INLINE float add_rows(const AddPartialsArguments *a, const float GLOBAL *partials, int64_t block) {
+INLINE float add_partial_rows(const AddPartialsArguments *a, const float GLOBAL *partials, int64_t block) {
     enum { MANY = 2 * SUM_LOADS, FEW = SUM_LOADS / 2 };
     float sum = 0;
     for (; block + (MANY - 1) * SUM_PARTS < a->blocks; block += MANY * SUM_PARTS) {
@@ -65,7 +65,7 @@ INLINE float add_column(const AddPartialsArguments *a, const float GLOBAL *parti
     int64_t column = sum_column();
     float sum = 0;
     partials += block_y() * a->columns + column;
-    if (column < a->columns) sum = add_rows(a, partials, part);
+    if (column < a->columns) sum = add_partial_rows(a, partials, part);
     sums[part][lane] = sum;
     barrier();
     if (part == 0)

@@ -60,7 +60,7 @@ bool gpu_check(Gpu *gpu, int result, const char *call) {
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
-static bool load_library(Gpu *gpu, Error *error) {
+static bool open_driver_library(Gpu *gpu, Error *error) {
     const Vendor *vendor = &vendors[gpu->device.info.kind];
     gpu->library = library_open(vendor->libraries, RTLD_NOW | RTLD_LOCAL);
     if (!gpu->library)
@@ -82,7 +82,7 @@ static bool find_device(Gpu *gpu, int index, Error *error) {
     return GPU_CALL(gpu, device_get, &gpu->ordinal, index);
 }
 
-static bool describe(Gpu *gpu) {
+static bool read_properties(Gpu *gpu) {
     DeviceInfo *info = &gpu->device.info;
     const Attributes *attributes = &vendors[info->kind].attributes;
     size_t available, total = 0;
@@ -118,7 +118,7 @@ void *driver_open_stream(Gpu *gpu, bool urgent) {
 }
 
 bool driver_open(Gpu *gpu, int index, Error *error) {
-    bool opened = load_library(gpu, error) && find_device(gpu, index, error) && use_device(gpu) && describe(gpu) &&
+    bool opened = open_driver_library(gpu, error) && find_device(gpu, index, error) && use_device(gpu) && read_properties(gpu) &&
                   (gpu->stream = driver_open_stream(gpu, false));
     if (gpu_failed(gpu)) *error = gpu->failure;
     if (opened && !strcmp(gpu->device.info.target, "sm_90a")) *(void **)&gpu->launch_early = dlsym(gpu->library, "cuLaunchKernelEx");

@@ -55,7 +55,7 @@ INLINE void multiply_lines(const Gemv *a, GLOBAL const bf16 *const *line, const 
 }
 
 /* Runs multiply_lines for the lines from `first` on; lines after the last one repeat it. */
-INLINE void multiply_block(const Gemv *a, int32_t first, const int lines, float *sums) {
+INLINE void gemv_block(const Gemv *a, int32_t first, const int lines, float *sums) {
     GLOBAL const bf16 *line[GEMV_MOST_LINES];
     UNROLL for (int l = 0; l < lines; l++) line[l] = a->b + (first + l < a->n ? first + l : a->n - 1) * a->ldb;
     multiply_lines(a, line, lines, sums);

@@ -24,7 +24,7 @@
 
 /* Multiplies all stages of a tile for a wave with `rows` rows of the tile. Stages after the last
  * are zeros. */
-INLINE void multiply_stages(Work *work, Sums *sums, TileSize size, Layout a, Layout b, const int rows) {
+INLINE void multiply_stages(BlockWork *work, Sums *sums, TileSize size, TileLayout a, TileLayout b, const int rows) {
     for (int32_t step = 0; step < work->tile.steps; step += STAGES) UNROLL for (int at = 0; at < STAGES; at++) {
             Operands operands;
             work_begin(work, size, &operands, at, a, b, rows);
@@ -33,8 +33,8 @@ INLINE void multiply_stages(Work *work, Sums *sums, TileSize size, Layout a, Lay
         }
 }
 
-INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) {
-    Work work;
+INLINE void multiply_tiles(const GemmArguments *g, TileSize size, TileLayout a, TileLayout b) {
+    BlockWork work;
     Sums sums;
     Tile tile = block_tile(g, size);
     if (tile.steps == 0) return;
@@ -51,12 +51,12 @@ INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) 
 
 /* The loop over stages exists once per tile height: branches inside it would cost every stage.
  * Arguments are read again, because no registers are left to keep them. */
-INLINE void multiply_large(const GemmLarge *l, Layout a, Layout b) {
+INLINE void multiply_large(const GemmLarge *l, TileLayout a, TileLayout b) {
     const TileSize size = TILE_LARGE;
     Tile tile;
     Round round = rounds_open(l);
     _Pragma("clang loop unroll(disable)") while (rounds_next(&round, arguments_again(l), &tile)) {
-        Work work;
+        BlockWork work;
         Sums sums;
         work_open(&work, arguments_again(l), size, &tile, a, b);
         sums_clear(&sums, size);
@@ -80,7 +80,7 @@ typedef struct Prefetch {
     Reader a, b;
 } Prefetch;
 
-INLINE void prefetch_open(Prefetch *p, const GemmArguments *g, Layout a, Layout b) {
+INLINE void prefetch_open(Prefetch *p, const GemmArguments *g, TileLayout a, TileLayout b) {
     Tile tile = tile_find(g, TILE_SMALL, tile_rows(TILE_SMALL), &p->walk, p->index);
     p->steps = tile.steps;
     if (tile.steps == 0) return;
@@ -89,13 +89,13 @@ INLINE void prefetch_open(Prefetch *p, const GemmArguments *g, Layout a, Layout 
 }
 
 /* Advances after a stage was loaded. */
-INLINE void prefetch_step(Prefetch *p, const GemmArguments *g, Layout a, Layout b) {
+INLINE void prefetch_step(Prefetch *p, const GemmArguments *g, TileLayout a, TileLayout b) {
     if (--p->steps > 0) return;
     p->index += p->stride;
     prefetch_open(p, g, a, b);
 }
 
-INLINE void prefetch_stage(Prefetch *p, const GemmArguments *g, int stage, Layout a, Layout b) {
+INLINE void prefetch_stage(Prefetch *p, const GemmArguments *g, int stage, TileLayout a, TileLayout b) {
     const TileSize size = TILE_SMALL;
     if (p->steps > 0) {
         LOCAL bf16 *to = stages + stage % STAGES * both_elements(size);
@@ -115,11 +115,11 @@ INLINE void tile_prefetch(const GemmArguments *g, const Tile *t) {
         i += tile_threads(size)) {
         int32_t row = t->row + i / across, column = t->column + i % across * line;
         if (row < t->rows && column < g->n)
-            prefetch((GLOBAL const char *)g->d + place_of(g, t->slot, t->problem, row, column) * (128 / line));
+            prefetch((GLOBAL const char *)g->d + tile_place(g, t->slot, t->problem, row, column) * (128 / line));
     }
 }
 
-INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) {
+INLINE void multiply_tiles(const GemmArguments *g, TileSize size, TileLayout a, TileLayout b) {
     Prefetch loads = {.index = block_x(), .stride = __nvvm_read_ptx_sreg_nctaid_x()};
     Walk walk = {0};
     int stage = 0;
@@ -150,8 +150,8 @@ INLINE void multiply(const GemmArguments *g, TileSize size, Layout a, Layout b) 
 
 #endif
 
-#define SMALL(left, right) WAVE_BOUNDS(256, 2); multiply(&a, TILE_SMALL, left, right)
-#define SPLIT(left, right) WAVE_BOUNDS(512, 2); multiply(&a, TILE_SPLIT, left, right)
+#define SMALL(left, right) WAVE_BOUNDS(256, 2); multiply_tiles(&a, TILE_SMALL, left, right)
+#define SPLIT(left, right) WAVE_BOUNDS(512, 2); multiply_tiles(&a, TILE_SPLIT, left, right)
 #define LARGE(left, right) WAVE_BOUNDS(512, 2); multiply_large(&a, left, right)
 KERNEL(gemm_nn, GemmArguments) { SMALL(LAYOUT_DEPTH, LAYOUT_LINES); }
 KERNEL(gemm_nt, GemmArguments) { SMALL(LAYOUT_DEPTH, LAYOUT_DEPTH); }
@@ -232,7 +232,7 @@ bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h,
     return true;
 }
 
-static bool launch_hopper(Device *device, const GemmArguments *g) {
+static bool launch_hopper_bf16(Device *device, const GemmArguments *g) {
     GemmHopper h;
     LaunchShape shape;
     if (!gpu_gemm_hopper_open(device, g, &h, &shape)) return false;
@@ -303,7 +303,7 @@ static double time_of_experts(const Device *device, const GemmArguments *g, doub
 
 /* Returns how long a GEMM takes on AMD, in the unit of TileTimes: all compute units are as late as
  * the last one. */
-static double time_of(const Device *device, const GemmArguments *g, TileSize size, int32_t height) {
+static double time_gemm(const Device *device, const GemmArguments *g, TileSize size, int32_t height) {
     TileTimes t = tile_times(device);
     int64_t rounds = rounds_of(g, size, height, device_info(device)->processors);
     double stages = (double)(g->slots_are_depth ? divide_up(g->k, g->problems) : g->k) / AMD_DEPTH, tile = 0;
@@ -333,10 +333,10 @@ typedef struct TileChoice {
 static TileChoice choose_tiles(const Device *device, const GemmArguments *g) {
     int32_t small = tile_rows(TILE_SMALL), first = (g->lda | g->ldb) >= 1 << 22 ? 0 : tile_rows(TILE_LARGE);
     TileChoice best = {TILE_SMALL, small};
-    double least = time_of(device, g, TILE_SMALL, small), split = time_of(device, g, TILE_SPLIT, small);
+    double least = time_gemm(device, g, TILE_SMALL, small), split = time_gemm(device, g, TILE_SPLIT, small);
     if (split < least) best = (TileChoice){TILE_SPLIT, small}, least = split;
     for (int32_t rows = first; rows >= least_rows(g); rows -= LARGE_STEP) {
-        double time = time_of(device, g, TILE_LARGE, rows);
+        double time = time_gemm(device, g, TILE_LARGE, rows);
         if (time < least) best = (TileChoice){TILE_LARGE, rows}, least = time;
     }
     return best;
@@ -372,7 +372,7 @@ static void launch_amd(Device *device, GemmArguments *g, int form) {
 static void launch_cuda(Device *device, GemmArguments *g, int form) {
     const TileSize size = TILE_SMALL;
     LaunchShape shape = gpu_gemm_count_tiles(g, size, tile_rows(size));
-    if (form != FORM_ANY && launch_hopper(device, g)) return;
+    if (form != FORM_ANY && launch_hopper_bf16(device, g)) return;
     int64_t most = most_tiles(g, size, tile_rows(size)), lines = tile_rows(size) + tile_columns(size),
             processors = device_info(device)->processors;
     shape.shared = (int)(NVIDIA_STAGES * lines * NVIDIA_DEPTH * (int64_t)sizeof(bf16));

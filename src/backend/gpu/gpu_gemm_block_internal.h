@@ -75,14 +75,14 @@ INLINE int height_of(const Tile *t, TileSize size) { return (void)size, t->heigh
 INLINE int height_of(const Tile *t, TileSize size) { return (void)t, tile_rows(size); }
 #endif
 
-INLINE Reader reader_of_a(const GemmArguments *g, TileSize size, const Tile *t, Layout layout) {
+INLINE Reader reader_of_a(const GemmArguments *g, TileSize size, const Tile *t, TileLayout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && g->transpose_a);
     GLOBAL const bf16 *data = g->a + (g->offset ? t->slot * g->lda : t->problem * g->stride_a);
     return reader_at(size, layout, tile_rows(size), height_of(t, size) / 2, data + t->row * (lines ? 1 : g->lda), lines ? 1 : g->lda,
         lines ? g->lda : 1, t->rows - t->row, t->depth);
 }
 
-INLINE Reader reader_of_b(const GemmArguments *g, TileSize size, const Tile *t, Layout layout) {
+INLINE Reader reader_of_b(const GemmArguments *g, TileSize size, const Tile *t, TileLayout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && !g->transpose_b);
     GLOBAL const bf16 *data = g->b + (g->slots_are_depth ? t->slot * g->ldb : t->problem * g->stride_b);
     return reader_at(size, layout, tile_columns(size), tile_columns(size) / 2, data + t->column * (lines ? 1 : g->ldb), lines ? 1 : g->ldb,
@@ -110,12 +110,12 @@ INLINE void write_elements(const GemmArguments *g, const Tile *t, int32_t row, i
     _Pragma("clang loop unroll(disable)") for (int i = lane_id(); i < PASS_ROWS * PASS_COLUMNS; i += WAVE) {
         int32_t r = row + i / PASS_COLUMNS, c = column + i % PASS_COLUMNS;
         if (r >= t->rows || c >= g->n || (g->symmetric && r < c)) continue;
-        int64_t at = place_of(g, t->slot, t->problem, r, c);
+        int64_t at = tile_place(g, t->slot, t->problem, r, c);
         float x = g->alpha * pass[pass_at(i / PASS_COLUMNS, i % PASS_COLUMNS)];
         if (g->bias) x += g->bias[c];
         if (g->d) x += g->beta * (g->wide ? ((GLOBAL const float *)g->d)[at] : to_float(((GLOBAL const bf16 *)g->d)[at]));
         write_one(g->c, at, x, g->wide);
-        if (g->symmetric && r > c) write_one(g->c, place_of(g, t->slot, t->problem, c, r), x, g->wide);
+        if (g->symmetric && r > c) write_one(g->c, tile_place(g, t->slot, t->problem, c, r), x, g->wide);
     }
 }
 
@@ -131,7 +131,7 @@ enum {
 INLINE void write_fours(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL float *pass, bool wide) {
     int lane = opaque(lane_id()), down = lane / FOURS_ACROSS, across = lane % FOURS_ACROSS * 4;
     int32_t rows = column + across < g->n ? t->rows - row - down : 0;
-    int64_t at = place_of(g, t->slot, t->problem, row + down, column + across), step = FOURS_STEP * g->ldc;
+    int64_t at = tile_place(g, t->slot, t->problem, row + down, column + across), step = FOURS_STEP * g->ldc;
     f32x4 d[FOURS], bias = 0;
     UNROLL for (int i = 0; i < FOURS; i++) {
         d[i] = 0;
@@ -154,7 +154,7 @@ INLINE void write_mirrored(const GemmArguments *g, const Tile *t, int32_t row, i
         f32x4 x;
         UNROLL for (int e = 0; e < 4; e++) x[e] = pass[pass_at(down + e, across)];
         if (column + across < g->n && row + down < t->rows)
-            write_four(g->c, place_of(g, t->slot, t->problem, column + across, row + down), x, false);
+            write_four(g->c, tile_place(g, t->slot, t->problem, column + across, row + down), x, false);
     }
 }
 
@@ -165,15 +165,15 @@ typedef f32x8 f32x8_aligned_16 __attribute__((aligned(16)));
 
 /* Rows of C or D as a buffer that ends after the last one: loads after its end return 0, and stores
  * do nothing. */
-typedef __amdgpu_buffer_rsrc_t Buffer;
-INLINE Buffer buffer_of(GLOBAL const void *data, int64_t offset, int32_t bytes) {
+typedef __amdgpu_buffer_rsrc_t StageBuffer;
+INLINE StageBuffer buffer_of(GLOBAL const void *data, int64_t offset, int32_t bytes) {
     return __builtin_amdgcn_make_buffer_rsrc((void *)((GLOBAL const char *)data + offset), 0, bytes, 0x00020000);
 }
 enum { BEYOND = INT32_MIN, HALF_OF_EIGHT = 16 }; /* beyond the end of all buffers; bytes */
 
 /* Eight adjacent elements as stored in memory; `high` only for fp32. */
 typedef struct Eight { u32x4 low, high; } Eight;
-INLINE Eight eight_load(Buffer from, int32_t at, bool wide) {
+INLINE Eight eight_load(StageBuffer from, int32_t at, bool wide) {
     Eight e = {__builtin_amdgcn_raw_buffer_load_b128(from, at, 0, 0), 0};
     if (wide) e.high = __builtin_amdgcn_raw_buffer_load_b128(from, at + HALF_OF_EIGHT, 0, 0);
     return e;
@@ -185,7 +185,7 @@ INLINE f32x8 eight_floats(Eight e, bool wide) {
     return x;
 }
 /* `numbers`: none is NaN, so the cast takes fewer instructions. */
-INLINE void eight_store(Buffer to, int32_t at, f32x8 x, bool wide, bool numbers) {
+INLINE void eight_store(StageBuffer to, int32_t at, f32x8 x, bool wide, bool numbers) {
     u32x4 pairs;
     UNROLL for (int i = 0; i < 4; i++) pairs[i] = (numbers ? numbers_to_bf16_pair : to_bf16_pair)(x[2 * i], x[2 * i + 1]);
     f32x4 low = x.lo, high = x.hi; /* clang miscompiles bit casts of parts of vectors */
@@ -200,7 +200,7 @@ typedef struct Places { int32_t at[LANE_ROWS][BLOCKS_ACROSS]; } Places; /* in by
 /* Loads D, of which `bytes` bytes remain: 0 if there is no D. This avoids a branch, at which the
  * compiler would wait for all loads. */
 INLINE void eights_load(Eights *d, const GemmArguments *g, int64_t offset, int32_t bytes, const Places *places, bool wide) {
-    Buffer from = buffer_of(g->d, offset, g->d ? bytes : 0);
+    StageBuffer from = buffer_of(g->d, offset, g->d ? bytes : 0);
     UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) d->x[r][j] =
         eight_load(from, places->at[r][j], wide);
 }
@@ -209,7 +209,7 @@ INLINE void eights_load(Eights *d, const GemmArguments *g, int64_t offset, int32
  * NaN if C is bf16. All of D for a row of blocks is loaded before it is used. */
 INLINE void write_eights(const GemmArguments *g, TileSize size, const Tile *part, const Sums *sums, bool wide, bool plain) {
     int32_t width = wide ? 4 : 2, row_bytes = (int32_t)g->ldc * width, rows = part->rows - part->row;
-    int64_t first = place_of(g, part->slot, part->problem, part->row, part->column) * width;
+    int64_t first = tile_place(g, part->slot, part->problem, part->row, part->column) * width;
     Places places;
     f32x8 bias[BLOCKS_ACROSS];
     UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
@@ -225,7 +225,7 @@ INLINE void write_eights(const GemmArguments *g, TileSize size, const Tile *part
         int64_t offset = first + (int64_t)i * MMA * row_bytes;
         if (left <= 0) continue; /* the loop must be unrolled, so no break */
         if (!plain) eights_load(&d, g, offset, least(left, MMA) * row_bytes, &places, wide);
-        Buffer to = buffer_of(g->c, offset, least(left, MMA) * row_bytes);
+        StageBuffer to = buffer_of(g->c, offset, least(left, MMA) * row_bytes);
         UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) {
             f32x8 x;
             UNROLL for (int c = 0; c < LANE_COLUMNS; c++) x[c] = accumulator_get(&sums->block[i][j], r, c);
@@ -467,14 +467,14 @@ INLINE bool rounds_next(Round *round, const GemmLarge *l, Tile *tile) {
  * have two waves on every SIMD. The later ones run one phase behind, so that one wave multiplies
  * while the other accesses memory (as in HazyResearch's HipKittens). With blocks of four waves, two
  * blocks share a compute unit and interleave in much the same way. */
-typedef struct Work {
+typedef struct BlockWork {
     Tile tile;
     LOCAL bf16 *stages; /* the wave's */
     Reader left, right;
     Fetched left_on_its_way[STAGES], right_on_its_way[STAGES];
     OperandPlaces places;
     bool in_turns, later;
-} Work;
+} BlockWork;
 
 /* A barrier across which the compiler moves nothing. Above all, it must not move products to a
  * place where they would wait for their operands. */
@@ -486,7 +486,7 @@ INLINE void phase_barrier(void) {
 
 /* Writes a stage to place `at` of the STAGES, and starts to fetch the stage that is STAGES
  * later. */
-INLINE void work_advance(Work *w, TileSize size, const int at, Layout a, Layout b) {
+INLINE void work_advance(BlockWork *w, TileSize size, const int at, TileLayout a, TileLayout b) {
     LOCAL bf16 *stage = w->stages + at * both_elements(size);
     reader_put(&w->left, &w->left_on_its_way[at], stage, size, a, tile_rows(size));
     reader_put(&w->right, &w->right_on_its_way[at], stage + a_elements(size), size, b, tile_columns(size));
@@ -500,7 +500,7 @@ INLINE void reader_split(Reader *r, bool later) {
     r->data += r->step / 2;
     r->left -= TILE_DEPTH;
 }
-INLINE void work_split(Work *w) {
+INLINE void work_split(BlockWork *w) {
     reader_split(&w->left, w->later);
     reader_split(&w->right, w->later);
     w->tile.steps = divide_up(w->tile.steps, 2);
@@ -509,7 +509,7 @@ INLINE void work_split(Work *w) {
 
 /* Adds the later waves' sums of a split tile to those of the others, through shared memory, which
  * they fill. */
-INLINE void work_join(const Work *w, Sums *sums) {
+INLINE void work_join(const BlockWork *w, Sums *sums) {
     LOCAL f32x4 *room = (LOCAL f32x4 *)stages + chunk_thread(TILE_SPLIT);
     UNROLL for (int i = 0; i < blocks_down(TILE_SPLIT); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
         UNROLL for (int part = 0; part < 4; part++) if (w->later) room[((i * BLOCKS_ACROSS + j) * 4 + part) * SPLIT_WAVES * WAVE] =
@@ -522,7 +522,7 @@ INLINE void work_join(const Work *w, Sums *sums) {
 }
 
 /* Starts with a tile. */
-INLINE void work_open(Work *w, const GemmArguments *g, TileSize size, const Tile *tile, Layout a, Layout b) {
+INLINE void work_open(BlockWork *w, const GemmArguments *g, TileSize size, const Tile *tile, TileLayout a, TileLayout b) {
     w->tile = *tile;
     w->left = reader_of_a(g, size, &w->tile, a), w->right = reader_of_b(g, size, &w->tile, b);
     w->in_turns = size != TILE_SMALL,
@@ -542,20 +542,20 @@ INLINE void work_open(Work *w, const GemmArguments *g, TileSize size, const Tile
 
 /* Reads the operands of the next stage, in place `at` of the STAGES, for `rows` rows of the wave.
  * Afterwards it is the wave's turn at the matrix unit. */
-INLINE void work_begin(Work *w, TileSize size, Operands *operands, const int at, Layout a, Layout b, const int rows) {
+INLINE void work_begin(BlockWork *w, TileSize size, Operands *operands, const int at, TileLayout a, TileLayout b, const int rows) {
     operands_read(operands, w->stages + at * both_elements(size), size, w->places, rows);
     work_advance(w, size, (at + 1) % STAGES, a, b);
     phase_barrier();
     __builtin_amdgcn_s_setprio(1);
 }
-INLINE void work_end(const Work *w) {
+INLINE void work_end(const BlockWork *w) {
     __builtin_amdgcn_s_setprio(0);
     if (w->in_turns) phase_barrier();
     else __builtin_amdgcn_sched_barrier(0);
 }
 
 /* Ends the last stage: all waves have used the stages. */
-INLINE void work_close(const Work *w) {
+INLINE void work_close(const BlockWork *w) {
     if (w->in_turns && !w->later) phase_barrier();
     phase_barrier();
 }

@@ -73,7 +73,7 @@ static Gemm in_pairs(const Gemm *gemm) {
     return pairs;
 }
 
-static GemmScales scales_of(const Gemm *g, bool shared) {
+static GemmScales shared_scales(const Gemm *g, bool shared) {
     return (GemmScales){.a = g->scale_a,
         .b = g->scale_b,
         .by_row = g->scaling_a == GEMM_SCALE_LINE,
@@ -82,18 +82,18 @@ static GemmScales scales_of(const Gemm *g, bool shared) {
 }
 
 /* `g` counts pairs (in_pairs). */
-static bool launch_hopper(Device *device, const Gemm *gemm, const GemmArguments *g, Fp8Kernel kernel) {
+static bool launch_hopper_fp8(Device *device, const Gemm *gemm, const GemmArguments *g, Fp8Kernel kernel) {
     GemmHopper h;
     LaunchShape shape;
     if (!gpu_gemm_hopper_open(device, g, &h, &shape)) return false;
-    h.scales = scales_of(gemm, g->slots_are_depth);
+    h.scales = shared_scales(gemm, g->slots_are_depth);
     if (kernel != FP8_KERNEL_E4M3) shape.threads = PROMOTED_THREADS;
     launch_gemm_fp8_hopper(device, kernel, shape, &h);
     return true;
 }
 
-static bool launch_amd(Device *device, const Gemm *gemm, const GemmArguments *g, Fp8Kernel kernel) {
-    GemmFp8Amd a = {.gemm = *g, .scales = scales_of(gemm, g->slots_are_depth)};
+static bool launch_amd_fp8(Device *device, const Gemm *gemm, const GemmArguments *g, Fp8Kernel kernel) {
+    GemmFp8Amd a = {.gemm = *g, .scales = shared_scales(gemm, g->slots_are_depth)};
     LaunchShape shape = gpu_gemm_count_tiles(&a.gemm, TILE_SMALL, tile_rows(TILE_SMALL));
     launch_gemm_fp8_amd(device, kernel, shape, &a);
     return true;
@@ -109,27 +109,27 @@ static bool is_aligned(const Gemm *g) {
     return (g->n | g->k | g->lda | g->ldb) % 16 == 0 && g->k > 0 && ((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->scale_b) % 16 == 0;
 }
 
-static bool launch_gemm(Device *device, const Gemm *gemm, const GemmArguments *g) {
+static bool launch_gemm_fp8(Device *device, const Gemm *gemm, const GemmArguments *g) {
     assert(gemm_is_fp8(gemm->input) && gemm->transpose_b && !gemm->transpose_a && gemm->output != GEMM_F64);
     if (gemm->m == 0 || gemm->n == 0) return true;
     const DeviceInfo *info = device_info(device);
     Fp8Kernel kernel = kernel_for(gemm);
     if (kernel == FP8_KERNEL_NONE || !is_aligned(gemm) || !gpu_gemm_has_fp8(info->target)) return false;
     if (kernel == FP8_KERNEL_MX && !info->fp8_mx) return false;
-    return (info->kind == DEVICE_CUDA ? launch_hopper : launch_amd)(device, gemm, g, kernel);
+    return (info->kind == DEVICE_CUDA ? launch_hopper_fp8 : launch_amd_fp8)(device, gemm, g, kernel);
 }
 
 bool gpu_gemm_fp8(Device *device, const Gemm *gemm) {
     Gemm pairs = in_pairs(gemm);
     GemmArguments g = gpu_gemm_arguments(&pairs);
-    return launch_gemm(device, gemm, &g);
+    return launch_gemm_fp8(device, gemm, &g);
 }
 
 bool gpu_gemm_grouped_fp8(Device *device, const GemmGrouped *grouped) {
     GemmGrouped pairs = *grouped;
     pairs.first = in_pairs(&grouped->first);
     GemmArguments g = gpu_gemm_grouped_arguments(&pairs);
-    return launch_gemm(device, &grouped->first, &g);
+    return launch_gemm_fp8(device, &grouped->first, &g);
 }
 
 #endif

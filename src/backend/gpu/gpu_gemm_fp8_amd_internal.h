@@ -135,7 +135,7 @@ INLINE void sums_add_mx(Sums *sums, const Operands *operands, const MxScales *sc
 }
 
 INLINE void multiply_mx(const GemmFp8Amd *a) {
-    Work work;
+    BlockWork work;
     Sums sums;
     MxScales scales;
     Tile tile = block_tile(&a->gemm, FP8_TILE);
@@ -160,7 +160,7 @@ INLINE void multiply_mx(const GemmFp8Amd *a) {
 #endif
 
 INLINE void multiply_fp8(const GemmFp8Amd *a, CodesOfA type, bool groups) {
-    Work work;
+    BlockWork work;
     Sums sums, group;
     Tile tile = block_tile(&a->gemm, FP8_TILE);
     if (tile.steps == 0) return;

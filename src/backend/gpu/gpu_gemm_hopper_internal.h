@@ -227,7 +227,7 @@ INLINE LOCAL bf16 *stage_at(const Ring *r) { return hopper_shared->stages[r->sta
 /* Loads 64 lines x 64 steps along k of an operand. `ranks`: mask of the blocks of the cluster that
  * get it; 0: this block. */
 INLINE void load_box(
-    LOCAL bf16 *to, uint64_t map, Layout layout, int32_t line, int32_t depth, int32_t sheet, SharedBarrier full, const int ranks) {
+    LOCAL bf16 *to, uint64_t map, TileLayout layout, int32_t line, int32_t depth, int32_t sheet, SharedBarrier full, const int ranks) {
     int32_t column = layout == LAYOUT_LINES ? line : depth, row = layout == LAYOUT_LINES ? depth : line;
     if (ranks) copy_box_to_cluster(to, map, column, row, sheet, full, ranks);
     else copy_box(to, map, column, row, sheet, full);
@@ -254,8 +254,8 @@ INLINE SecondPlace second_place(const HopperSecond *second, int32_t column) {
 
 /* Loads the operands of a tile, except its last `later` stages. Each block of the cluster loads
  * every second box of B and multicasts it to both. */
-INLINE void load_operands(
-    const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int32_t rank, int32_t round, int32_t later, Layout a, Layout b) {
+INLINE void load_operands(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int32_t rank, int32_t round, int32_t later,
+    TileLayout a, TileLayout b) {
     const GemmArguments *g = &h->gemm;
     uint64_t map_a = maps + __builtin_offsetof(GemmHopper, a), map_b = maps + __builtin_offsetof(GemmHopper, b);
     int32_t row = map_row(g, t), depth = g->slots_are_depth ? t->slot : 0, groups = t->half ? 1 : 2;
@@ -275,7 +275,8 @@ INLINE void load_operands(
 }
 
 /* Loads the last stages of a tile, which belong to a second product, in the same way. */
-INLINE void load_second(uint64_t maps, const HopperTile *t, const SecondPlace *place, Ring *ring, int32_t rank, Layout a, Layout b) {
+INLINE void load_second(
+    uint64_t maps, const HopperTile *t, const SecondPlace *place, Ring *ring, int32_t rank, TileLayout a, TileLayout b) {
     uint64_t map_a = maps + __builtin_offsetof(GemmHopperTwo, second.a), map_b = maps + __builtin_offsetof(GemmHopperTwo, second.b);
     int32_t groups = t->half ? 1 : 2;
     for (int32_t depth = 0; depth < place->steps * TILE_DEPTH; depth += TILE_DEPTH) {
@@ -307,7 +308,7 @@ INLINE void load_d(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring
 
 /* Runs the producer thread: all tiles of its block, then a tile without steps, which ends the
  * warpgroups. `second` may be NULL. */
-INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const HopperSecond *second, const Schedule *s, Layout a, Layout b) {
+INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const HopperSecond *second, const Schedule *s, TileLayout a, TileLayout b) {
     HopperWalk walk = {0};
     Ring ring = {0};
     int32_t rank = block_x() % HOPPER_CLUSTER, cluster = block_x() / HOPPER_CLUSTER;
@@ -357,14 +358,14 @@ typedef enum HopperPromotion { PROMOTE_NOTHING, PROMOTE_SUMS, PROMOTE_BLOCKS, PR
 
 /* The types and layouts of a kernel, as constants. */
 typedef struct HopperForm {
-    Layout a, b;
+    TileLayout a, b;
     HopperTypes types;
     HopperPromotion promotion;
 } HopperForm;
 
 /* Returns the increment of a descriptor per step of 32 bytes along k, in units of 16 bytes: 32
  * bytes of each row, or 16 rows. */
-INLINE int descriptor_step(Layout layout) { return layout == LAYOUT_LINES ? 16 * 128 / 16 : 2; }
+INLINE int descriptor_step(TileLayout layout) { return layout == LAYOUT_LINES ? 16 * 128 / 16 : 2; }
 
 #define WGMMA_STEP(shape, sums, transposes) \
     "wgmma.mma_async.sync.aligned." shape " {" sums "}, a, b, add, 1, 1" transposes ";\n" \
@@ -516,7 +517,7 @@ INLINE void write_pairs(const GemmArguments *g, const HopperTile *t, int group, 
     int32_t column = t->column + lane_id() % 4 * 2;
     UNROLL for (int r = 0; r < 2; r++) {
         int32_t row = t->row + group * GROUP_ROWS + wave_id() % 4 * 16 + lane_id() / 4 + 8 * r, columns = row < t->end ? g->n - column : 0;
-        int64_t at = place_of(g, t->slot, t->problem, row, column);
+        int64_t at = tile_place(g, t->slot, t->problem, row, column);
         UNROLL for (int j = 0; j < SUMS / 4; j++) {
             const float *pair = x + 4 * j + 2 * r;
             if (j * 8 >= columns) continue;
@@ -539,7 +540,7 @@ INLINE void exchange_rows(uint32_t *w, const int count) {
  * from `first` on become columns. A lane stores four adjacent elements. */
 INLINE void write_mirror(const GemmArguments *g, const HopperTile *t, int32_t first, const float *x) {
     int32_t row = first + lane_id() % 4 * 4, column = t->column + lane_id() / 4, columns = row < t->end ? first / 64 * 64 - column : 0;
-    GLOBAL bf16 *to = (GLOBAL bf16 *)g->c + place_of(g, t->slot, t->problem, column, row);
+    GLOBAL bf16 *to = (GLOBAL bf16 *)g->c + tile_place(g, t->slot, t->problem, column, row);
     uint32_t w[SUMS / 2];
     UNROLL for (int i = 0; i < SUMS / 2; i++) w[i] = transpose_matrix(to_bf16_pair(x[2 * i], x[2 * i + 1]));
     exchange_rows(w, SUMS / 2);

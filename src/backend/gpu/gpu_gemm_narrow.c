@@ -44,20 +44,21 @@ typedef struct NarrowArguments {
 #ifdef GPU_DEVICE
 
 /* Returns the tile at `line` and `depth`; zeros after the operand's end. */
-INLINE Source side_tile(const NarrowSide *side, const Layout layout, int32_t line, int32_t depth, int32_t k) {
+INLINE Source side_tile(const NarrowSide *side, const TileLayout layout, int32_t line, int32_t depth, int32_t k) {
     int32_t lines = side->lines - line, steps = k - depth;
     if (layout == LAYOUT_DEPTH) return (Source){side->from + line * side->stride + depth, side->stride, steps > 0 ? lines : 0, steps};
     return (Source){side->from + depth * side->stride + line, side->stride, steps, lines};
 }
-INLINE void side_begin(Stage *stage, LOCAL bf16 *tile, const Layout layout, const int lines, const Source *source) {
+INLINE void side_begin(Stage *stage, LOCAL bf16 *tile, const TileLayout layout, const int lines, const Source *source) {
     if (layout == LAYOUT_DEPTH) stage_begin(stage, tile, STEP, lines, WAVE, source);
     else columns_begin(stage, tile, lines, STEP, WAVE, source);
 }
-INLINE void side_end(const Stage *stage, LOCAL bf16 *tile, const Layout layout, const int lines, const Source *source, const int later) {
+INLINE void side_end(
+    const Stage *stage, LOCAL bf16 *tile, const TileLayout layout, const int lines, const Source *source, const int later) {
     if (layout == LAYOUT_DEPTH) stage_end(stage, tile, STEP, lines, WAVE, source, later);
     else columns_end(stage, tile, lines, STEP, WAVE, source, later);
 }
-INLINE void side_operand(Operand *o, LOCAL const bf16 *tile, const Layout layout, const int lines, const int line, const int depth) {
+INLINE void side_operand(Operand *o, LOCAL const bf16 *tile, const TileLayout layout, const int lines, const int line, const int depth) {
     if (layout == LAYOUT_DEPTH) operand_load(o, tile, STEP, line, depth);
     else operand_load_columns(o, tile, lines, depth, line);
 }
@@ -70,7 +71,7 @@ typedef struct NarrowPair {
 
 /* The constants of a kernel: layouts, and lines of the small operand's tile. */
 typedef struct NarrowForm {
-    Layout small, large;
+    TileLayout small, large;
     int lines;
 } NarrowForm;
 

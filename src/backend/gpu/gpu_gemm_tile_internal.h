@@ -97,7 +97,7 @@ INLINE int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
 INLINE bool slots_are_rows(const GemmArguments *g) { return g->offset && !g->slots_are_depth; }
 
 /* Returns the offset of element (row, column) of C or D of a problem whose first slot is `slot`. */
-INLINE int64_t place_of(const GemmArguments *g, int64_t slot, int32_t problem, int32_t row, int32_t column) {
+INLINE int64_t tile_place(const GemmArguments *g, int64_t slot, int32_t problem, int32_t row, int32_t column) {
     return (slots_are_rows(g) ? slot * g->ldc : problem * g->stride_c) + row * g->ldc + column;
 }
 
@@ -138,7 +138,7 @@ extern LOCAL bf16 stages[] __attribute__((aligned(1024)));
 
 /* The contiguous dimension in memory, in aligned chunks of eight: steps along k, or lines.
  * LAYOUT_ELEMENTS: neither. */
-typedef enum Layout { LAYOUT_DEPTH, LAYOUT_LINES, LAYOUT_ELEMENTS } Layout;
+typedef enum TileLayout { LAYOUT_DEPTH, LAYOUT_LINES, LAYOUT_ELEMENTS } TileLayout;
 
 enum { CHUNKS = WAVE == 64 ? 2 : 4 }; /* chunks that a thread reads per stage of one operand */
 
@@ -159,18 +159,18 @@ INLINE unsigned chunk_thread(TileSize size) { return size == TILE_SPLIT ? thread
 /* The first line and the first step, in memory, of a thread's chunk i of a stage of `lines` lines.
  * For LAYOUT_LINES a thread has two steps of the same eight lines, and a wave four pairs of steps
  * of 128 lines, so its transposed writes cover every bank. */
-INLINE int chunk_line(TileSize size, Layout layout, int lines, int i) {
+INLINE int chunk_line(TileSize size, TileLayout layout, int lines, int i) {
     unsigned thread = chunk_thread(size);
     return (int)(layout == LAYOUT_DEPTH ? thread / 4 + i * lines / CHUNKS : thread / 4 % (lines / 8) * 8);
 }
-INLINE int chunk_depth(TileSize size, Layout layout, int lines, int i) {
+INLINE int chunk_depth(TileSize size, TileLayout layout, int lines, int i) {
     unsigned thread = chunk_thread(size);
     return (int)(layout == LAYOUT_DEPTH ? thread % 4 * 8 : (thread % 4 + thread / (lines / 2) * 4) * 2 + i);
 }
 /* Returns the offset from line 0 and step 0 of the stage, in elements; `lines` lines exist. Each
  * half of the stage has `half` lines, followed by copies of the last one. */
 INLINE int32_t chunk_offset(
-    TileSize size, Layout layout, int count, int half, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
+    TileSize size, TileLayout layout, int count, int half, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
     int line = chunk_line(size, layout, count, i), depth = chunk_depth(size, layout, count, i), of_chunk = layout == LAYOUT_DEPTH ? 1 : 8;
     int32_t in_memory = least(line / (count / 2) * half + least(line % (count / 2), half - of_chunk), lines - of_chunk);
     return layout == LAYOUT_DEPTH ? in_memory * (int32_t)line_stride + depth : depth * (int32_t)depth_stride + in_memory;
@@ -183,17 +183,19 @@ enum { PANEL_LINES = 32 }; /* a wave reads constant parts of a panel */
 
 /* The elements in a row of shared memory; and the row, and the first element in it, of a thread's
  * chunk i. */
-INLINE int row_width(Layout layout) { return layout == LAYOUT_LINES ? PANEL_LINES : TILE_DEPTH; }
-INLINE int chunk_row(Layout layout, int i) { return (thread_id() + i * tile_threads(TILE_SMALL)) / (row_width(layout) / 8); }
-INLINE int chunk_column(Layout layout) { return thread_id() % (row_width(layout) / 8) * 8; }
-INLINE LOCAL bf16 *chunk_at(LOCAL bf16 *tile, Layout layout, int i) {
+INLINE int row_width(TileLayout layout) { return layout == LAYOUT_LINES ? PANEL_LINES : TILE_DEPTH; }
+INLINE int chunk_row(TileLayout layout, int i) { return (thread_id() + i * tile_threads(TILE_SMALL)) / (row_width(layout) / 8); }
+INLINE int chunk_column(TileLayout layout) { return thread_id() % (row_width(layout) / 8) * 8; }
+INLINE LOCAL bf16 *chunk_at(LOCAL bf16 *tile, TileLayout layout, int i) {
     int width = row_width(layout), rows = tile_threads(TILE_SMALL) / (width / 8);
     return tile + tile_at(width, chunk_row(layout, 0), chunk_column(layout)) +
            i * rows * width; /* rows are a multiple of the swizzle's period */
 }
-INLINE int chunk_depth(Layout layout, int i) { return layout == LAYOUT_DEPTH ? chunk_column(layout) : chunk_row(layout, i) % TILE_DEPTH; }
+INLINE int chunk_depth(TileLayout layout, int i) {
+    return layout == LAYOUT_DEPTH ? chunk_column(layout) : chunk_row(layout, i) % TILE_DEPTH;
+}
 INLINE int32_t chunk_offset(
-    TileSize size, Layout layout, int count, int half, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
+    TileSize size, TileLayout layout, int count, int half, int i, int64_t line_stride, int64_t depth_stride, int32_t lines) {
     int row = chunk_row(layout, i), column = chunk_column(layout);
     (void)size, (void)count, (void)half;
     return layout == LAYOUT_DEPTH ? least(row, lines - 1) * (int32_t)line_stride + column
@@ -205,7 +207,7 @@ INLINE LOCAL bf16 *chunk_of_line(LOCAL bf16 *stage, int line, int depth) { retur
 
 /* Returns a reader. `data` is line 0 at k = 0 of a tile of `count` lines, of which 2 `half` are
  * used; `lines` and `depth` are the lines and steps along k that exist from there on. */
-INLINE Reader reader_at(TileSize size, Layout layout, int count, int half, GLOBAL const bf16 *data, int64_t line_stride,
+INLINE Reader reader_at(TileSize size, TileLayout layout, int count, int half, GLOBAL const bf16 *data, int64_t line_stride,
     int64_t depth_stride, int32_t lines, int32_t depth) {
     Reader r = {.data = data, .step = depth_to_next(size) * depth_stride, .left = depth};
     if (layout == LAYOUT_ELEMENTS) {
@@ -241,7 +243,7 @@ typedef struct Fetched { u32x4 chunk[CHUNKS]; } Fetched;
 
 /* Reads through a buffer descriptor of the remaining steps, so that steps after k are 0: with
  * adjacent lines they are beyond the buffer's end; along a line the offset -1 is. */
-INLINE void reader_fetch(Reader *r, Fetched *fetched, TileSize size, Layout layout, int count) {
+INLINE void reader_fetch(Reader *r, Fetched *fetched, TileSize size, TileLayout layout, int count) {
     if (layout == LAYOUT_ELEMENTS) return;
     int bytes = r->left >= TILE_DEPTH    ? -1
                 : r->left <= 0           ? 0
@@ -255,7 +257,7 @@ INLINE void reader_fetch(Reader *r, Fetched *fetched, TileSize size, Layout layo
     reader_advance(r, size);
 }
 
-INLINE void reader_put(Reader *r, const Fetched *fetched, LOCAL bf16 *stage, TileSize size, Layout layout, int count) {
+INLINE void reader_put(Reader *r, const Fetched *fetched, LOCAL bf16 *stage, TileSize size, TileLayout layout, int count) {
     int line = chunk_line(size, layout, count, 0), depth = chunk_depth(size, layout, count, 0);
     if (layout == LAYOUT_ELEMENTS) reader_gather(r, stage, count, tile_threads(size));
     else if (layout == LAYOUT_LINES) lines_put_transposed(stage, line, depth / 2, fetched->chunk[0], fetched->chunk[1]);
@@ -266,7 +268,7 @@ INLINE void reader_put(Reader *r, const Fetched *fetched, LOCAL bf16 *stage, Til
 
 #elif defined __NVPTX__
 
-INLINE void reader_copy(Reader *r, LOCAL bf16 *tile, Layout layout, int count) {
+INLINE void reader_copy(Reader *r, LOCAL bf16 *tile, TileLayout layout, int count) {
     if (layout == LAYOUT_ELEMENTS) {
         reader_gather(r, tile, count, tile_threads(TILE_SMALL));
         return;
@@ -338,11 +340,11 @@ INLINE void operands_read(Operands *o, LOCAL const bf16 *stage, TileSize size, O
 INLINE int sum_row(TileSize size, int r) { return (void)size, accumulator_row(r); }
 
 /* Reads 32 lines from `line` on, at step `depth`. */
-INLINE void operand_read(Operand *o, LOCAL const bf16 *stage, Layout layout, int line, const int depth) {
+INLINE void operand_read(Operand *o, LOCAL const bf16 *stage, TileLayout layout, int line, const int depth) {
     if (layout == LAYOUT_LINES) operand_load_transposed(o, stage + line * TILE_DEPTH, PANEL_LINES, depth, 0);
     else operand_load(o, stage + line * TILE_DEPTH, TILE_DEPTH, 0, depth);
 }
-INLINE void operands_read(Operands *o, LOCAL const bf16 *stage, TileSize size, Layout a, Layout b, const int depth) {
+INLINE void operands_read(Operands *o, LOCAL const bf16 *stage, TileSize size, TileLayout a, TileLayout b, const int depth) {
     int row = wave_row(size), column = wave_column(size);
     UNROLL for (int i = 0; i < blocks_down(size); i++) operand_read(&o->left[i], stage, a, row + i * MMA, depth);
     UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) operand_read(&o->right[j], stage + a_elements(size), b, column + j * MMA, depth);

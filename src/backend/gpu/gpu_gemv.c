@@ -11,7 +11,7 @@ typedef struct GemvArguments {
 
 #ifdef GPU_DEVICE
 
-INLINE void write_element(const GemvArguments *a, int32_t column, float sum) {
+INLINE void write_gemv_element(const GemvArguments *a, int32_t column, float sum) {
     GLOBAL float *wide = (GLOBAL float *)a->y + column;
     GLOBAL bf16 *narrow = (GLOBAL bf16 *)a->y + column;
     if (a->bias) sum += a->bias[column];
@@ -24,9 +24,9 @@ INLINE void write_element(const GemvArguments *a, int32_t column, float sum) {
 INLINE void make_elements(const GemvArguments *a, const int lines) {
     int32_t first = block_x() * lines;
     float sums[GEMV_MOST_LINES];
-    multiply_block(&a->gemv, first, lines, sums);
+    gemv_block(&a->gemv, first, lines, sums);
     float sum = add_threads(sums, lines);
-    if (thread_id() < lines && first + thread_id() < a->gemv.n) write_element(a, first + thread_id(), sum);
+    if (thread_id() < lines && first + thread_id() < a->gemv.n) write_gemv_element(a, first + thread_id(), sum);
 }
 
 KERNEL(gemv_4, GemvArguments) { make_elements(&a, 4); }

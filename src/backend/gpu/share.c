@@ -8,13 +8,13 @@
  * together. */
 static const size_t LEAST_BYTES = 2 << 20;
 
-static void *refuse(Gpu *gpu, void *memory) {
+static void *refuse_share(Gpu *gpu, void *memory) {
     if (memory) gpu->call.release(memory);
     return NULL;
 }
 
 /* On AMD, caches must not keep data that another GPU writes. */
-static void *allocate(Gpu *gpu, size_t bytes) {
+static void *allocate_share(Gpu *gpu, size_t bytes) {
     void *memory = NULL;
     int result = gpu->device.info.kind == DEVICE_HIP ? gpu->call.allocate_shared(&memory, bytes, SHARED_COHERENT)
                                                      : gpu->call.allocate(&memory, bytes);
@@ -24,10 +24,10 @@ static void *allocate(Gpu *gpu, size_t bytes) {
 void *gpu_share(Device *device, int64_t bytes, DeviceHandle *handle) {
     Gpu *gpu = gpu_of(device);
     size_t size = (size_t)bytes > LEAST_BYTES ? (size_t)bytes : LEAST_BYTES;
-    void *memory = gpu_failed(gpu) ? NULL : allocate(gpu, size);
+    void *memory = gpu_failed(gpu) ? NULL : allocate_share(gpu, size);
     bool shared = memory && gpu->call.handle_get(handle, memory) == 0 && gpu->call.fill(memory, 0, size, gpu->stream) == 0 &&
                   gpu->call.stream_synchronize(gpu->stream) == 0;
-    return shared ? memory : refuse(gpu, memory);
+    return shared ? memory : refuse_share(gpu, memory);
 }
 
 void *gpu_share_open(Device *device, const DeviceHandle *handle) {

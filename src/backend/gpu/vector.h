@@ -18,16 +18,16 @@ typedef struct Tiling {
 
 #ifdef GPU_DEVICE
 
-typedef struct Place {
+typedef struct UnitPlace {
     int64_t row;
     int column;
     bool inside;
-} Place;
+} UnitPlace;
 
 /* Returns the place of this thread's unit. */
-INLINE Place place_in(Tiling tiling, int unit) {
+INLINE UnitPlace place_in(Tiling tiling, int unit) {
     int line = block_x() / tiling.tiles, tile = block_x() - line * tiling.tiles, lane = thread_id() & ((1 << tiling.shift) - 1);
-    Place place = {.row = (int64_t)line * (TILE_THREADS >> tiling.shift) + (thread_id() >> tiling.shift),
+    UnitPlace place = {.row = (int64_t)line * (TILE_THREADS >> tiling.shift) + (thread_id() >> tiling.shift),
         .column = ((tile << tiling.shift) + lane) * unit};
     place.inside = place.row < tiling.rows && place.column < tiling.columns;
     return place;

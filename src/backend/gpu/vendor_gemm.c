@@ -39,13 +39,13 @@ typedef struct LtNumbers { LT_NUMBERS(LT_FIELD) } LtNumbers;
 #define HIP_NUMBER(name, hip, hip_name, cuda, cuda_name) .name = hip,
 #define CUDA_NUMBER(name, hip, hip_name, cuda, cuda_name) .name = cuda,
 
-typedef struct Library {
+typedef struct GemmLibrary {
     const char *name, *files[4];
     bool nvidia;
     LtNumbers is;
-} Library;
+} GemmLibrary;
 
-static const Library libraries[] = {
+static const GemmLibrary libraries[] = {
     [DEVICE_HIP] = {"hipBLASLt", {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, false, {LT_NUMBERS(HIP_NUMBER)}},
     [DEVICE_CUDA] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, true, {LT_NUMBERS(CUDA_NUMBER)}},
 };
@@ -54,18 +54,18 @@ enum { HIP_OLDEST_VERSION = 800 }; /* 0.8.0; earlier versions number compute typ
 /* -- What is remembered -------------------------------------------------------------------------------------------- */
 
 /* All properties of a GEMM that an algorithm depends on. Compared as bytes. */
-typedef struct Shape {
+typedef struct ProductShape {
     int64_t m, n, k, lda, ldb, ldc;
     int16_t align_a, align_b, align_c; /* bytes, at most 256 */
     uint8_t transpose_a, transpose_b, accumulate, f32_output, bias, input, scaling_a, scaling_b, zero[2];
-} Shape;
-static_assert(sizeof(Shape) == 6 * 8 + 3 * 2 + 10, "Shape has no padding");
+} ProductShape;
+static_assert(sizeof(ProductShape) == 6 * 8 + 3 * 2 + 10, "Shape has no padding");
 
 /* A GEMM in the library's column-major terms: its D is our C transposed, so its A is our B and its B our A. */
 typedef struct Problem { void *operation, *a, *b, *d; } Problem;
 
 typedef struct Solution {
-    Shape shape;
+    ProductShape shape;
     Problem problem;
     bool trusted; /* `algorithm` computes this shape; otherwise smelt's kernel does */
     bool decided; /* final: its operands could tell algorithms with different bits apart */
@@ -84,7 +84,7 @@ typedef struct Proposal {
 } Proposal;
 
 struct VendorGemm {
-    const Library *library;
+    const GemmLibrary *library;
     VendorGemmHost host;
     LtApi call;
     void *file, *handle, *workspace;
@@ -96,7 +96,7 @@ struct VendorGemm {
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
-static bool load_library(VendorGemm *v, Error *error) {
+static bool open_gemm_library(VendorGemm *v, Error *error) {
     /* it stays loaded when closed, because its kernels live as long as the GPU's context */
     v->file = library_open(v->library->files, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!v->file) return error_set(error, ERROR_USAGE, "%s was not found", v->library->files[0]);
@@ -119,7 +119,7 @@ VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error) {
     VendorGemm *v = memory_allocate(sizeof *v);
     v->library = &libraries[info->kind];
     v->host = *host;
-    bool opened = load_library(v, error);
+    bool opened = open_gemm_library(v, error);
     int result = opened ? v->call.create(&v->handle) : 0;
     if (result) opened = error_set(error, ERROR_DEVICE, "%s cannot start: error %d", v->library->name, result);
     opened = opened && read_version(v, error);
@@ -167,13 +167,13 @@ static int16_t alignment_of(const void *memory) {
     return (int16_t)(bits & -bits);
 }
 
-static Shape shape_of(const Gemm *g) {
-    return (Shape){g->m, g->n, g->k, g->lda, g->ldb, g->ldc, alignment_of(g->a), alignment_of(g->b), alignment_of(g->c), g->transpose_a,
-        g->transpose_b, g->accumulate, .f32_output = g->output == GEMM_F32, .bias = g->bias != NULL, .input = (uint8_t)g->input,
-        .scaling_a = (uint8_t)g->scaling_a, .scaling_b = (uint8_t)g->scaling_b};
+static ProductShape shape_of(const Gemm *g) {
+    return (ProductShape){g->m, g->n, g->k, g->lda, g->ldb, g->ldc, alignment_of(g->a), alignment_of(g->b), alignment_of(g->c),
+        g->transpose_a, g->transpose_b, g->accumulate, .f32_output = g->output == GEMM_F32, .bias = g->bias != NULL,
+        .input = (uint8_t)g->input, .scaling_a = (uint8_t)g->scaling_a, .scaling_b = (uint8_t)g->scaling_b};
 }
 
-static void describe(const Shape *s, char text[256]) {
+static void describe_shape(const ProductShape *s, char text[256]) {
     char input[32] = "";
     if (s->input != GEMM_BF16)
         snprintf(input, sizeof input, "%s scaled=%d,%d>", s->input == GEMM_E5M2 ? "e5m2" : "e4m3", s->scaling_a, s->scaling_b);
@@ -233,7 +233,7 @@ static bool set_fp8(VendorGemm *v, Problem *problem, const Gemm *g) {
 }
 
 static bool problem_open(VendorGemm *v, const Gemm *g, Problem *problem) {
-    const Library *library = v->library;
+    const GemmLibrary *library = v->library;
     int output = g->output == GEMM_BF16 ? TYPE_BF16 : TYPE_F32;
     bool done = v->call.operation_create(&problem->operation, library->is.compute_f32, TYPE_F32) == 0 &&
                 problem_set(v, problem, library->is.set_transpose_a, g->transpose_b ? library->is.transposed : library->is.straight) &&
@@ -292,23 +292,23 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
  * numbers of the size of A B: only then does a library show that it rounds A B before it adds C, or
  * that it rounds the bias; real biases begin as zeros. If there is room, A and B are normal numbers
  * too: the operands of a first step may have sums that are exact in any order. */
-typedef struct Trial {
+typedef struct GemmTrial {
     Gemm gemm;
     Problem problem;
     uint16_t *bias;                        /* the solution's */
     void *scratch, *offsets, *operands[2]; /* replace C, the bias, A and B; NULL: the caller's is used */
     int64_t scratch_bytes, operand_bytes[2];
     double size; /* standard deviation of their values */
-} Trial;
+} GemmTrial;
 
 /* The rows of C that are verified: `bands` bands of `rows` rows starting at first[i], at start,
  * middle and end. */
-typedef struct Sample {
+typedef struct GemmSample {
     int bands;
     int64_t first[BANDS], rows;
-} Sample;
+} GemmSample;
 
-static bool set_preferences(VendorGemm *v, void *preference, const Shape *shape) {
+static bool set_preferences(VendorGemm *v, void *preference, const ProductShape *shape) {
     bool done = v->call.preference_set(preference, PREFERENCE_WORKSPACE, &WORKSPACE_BYTES, sizeof WORKSPACE_BYTES) == 0;
     if (!v->library->nvidia) return done;
     uint32_t reduction = NVIDIA_REDUCTION_COMPUTE_TYPE;
@@ -349,7 +349,7 @@ static int propose(VendorGemm *v, const Solution *solution, Proposal proposals[M
     return count;
 }
 
-static int run_once(VendorGemm *v, const Trial *trial, const Proposal *proposal) {
+static int run_once(VendorGemm *v, const GemmTrial *trial, const Proposal *proposal) {
     if (!proposal->smelt) return launch(v, &trial->problem, proposal->algorithm, &trial->gemm, trial->bias);
     v->host.reference(v->host.device, &trial->gemm);
     return 0;
@@ -358,7 +358,7 @@ static int run_once(VendorGemm *v, const Trial *trial, const Proposal *proposal)
 /* Returns the seconds of one run, the median of three; infinite if it fails. Runs shorter than 100
  * us are repeated. An algorithm whose first run is over 10% and 100 us slower than `best` is not
  * measured again. */
-static double measure(VendorGemm *v, const Trial *trial, const Proposal *proposal, double best) {
+static double time_proposal(VendorGemm *v, const GemmTrial *trial, const Proposal *proposal, double best) {
     enum { RUNS = 3, MOST_REPEATS = 20 };
     const double enough = 100e-6;
     double times[RUNS];
@@ -381,10 +381,10 @@ static int compare_proposals(const void *a, const void *b) {
 
 /* Times all proposals and sorts them, fastest first. Those within 3% of the best count as equal and stay in the
  * library's order, so that noise seldom decides. */
-static void measure_all(VendorGemm *v, const Trial *trial, Proposal *proposals, int count) {
+static void time_proposals(VendorGemm *v, const GemmTrial *trial, Proposal *proposals, int count) {
     double best = INFINITY;
     for (int i = 0; i < count; i++) {
-        proposals[i].seconds = measure(v, trial, &proposals[i], best);
+        proposals[i].seconds = time_proposal(v, trial, &proposals[i], best);
         if (proposals[i].seconds < best) best = proposals[i].seconds;
     }
     for (int i = 0; i < count; i++)
@@ -394,9 +394,9 @@ static void measure_all(VendorGemm *v, const Trial *trial, Proposal *proposals, 
 
 /* -- Verifying ----------------------------------------------------------------------------------------------------- */
 
-static Sample sample_of(const Gemm *g, int64_t band_rows) {
-    if (g->m <= BANDS * band_rows) return (Sample){.bands = 1, .rows = g->m};
-    Sample sample = {.bands = BANDS, .rows = band_rows};
+static GemmSample gemm_sample(const Gemm *g, int64_t band_rows) {
+    if (g->m <= BANDS * band_rows) return (GemmSample){.bands = 1, .rows = g->m};
+    GemmSample sample = {.bands = BANDS, .rows = band_rows};
     for (int i = 0; i < BANDS; i++) sample.first[i] = (g->m - band_rows) / BAND_ROWS * i / (BANDS - 1) * BAND_ROWS;
     sample.first[BANDS - 1] = g->m - band_rows;
     return sample;
@@ -405,14 +405,14 @@ static Sample sample_of(const Gemm *g, int64_t band_rows) {
 /* Returns the sample on which algorithms are compared bit by bit. Sums in another order differ by
  * an ulp of fp32; after rounding to bf16 about one element in 30,000 shows it, so millions are
  * compared. */
-static Sample sample_of_bits(const Gemm *g) {
+static GemmSample sample_of_bits(const Gemm *g) {
     const int64_t elements = 16 << 20;
-    return sample_of(g, int_max(elements / BANDS / g->n / BAND_ROWS * BAND_ROWS, BAND_ROWS));
+    return gemm_sample(g, int_max(elements / BANDS / g->n / BAND_ROWS * BAND_ROWS, BAND_ROWS));
 }
 
-static int64_t band_bytes(const Gemm *g, const Sample *sample) { return ((sample->rows - 1) * g->ldc + g->n) * output_bytes(g); }
+static int64_t band_bytes(const Gemm *g, const GemmSample *sample) { return ((sample->rows - 1) * g->ldc + g->n) * output_bytes(g); }
 
-static void start_scratch(VendorGemm *v, const Trial *trial) {
+static void start_scratch(VendorGemm *v, const GemmTrial *trial) {
     const Gemm *g = &trial->gemm;
     if (!g->accumulate) return;
     device_normals(v->host.device, trial->scratch, (int)output_bytes(g), &(Slice){.count = trial->scratch_bytes / output_bytes(g)},
@@ -421,7 +421,7 @@ static void start_scratch(VendorGemm *v, const Trial *trial) {
 
 /* Returns the sample's rows of C as a proposal computes them, band after band; NULL if it fails.
  * The caller frees them. */
-static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sample, const Proposal *proposal) {
+static char *sampled_rows(VendorGemm *v, const GemmTrial *trial, const GemmSample *sample, const Proposal *proposal) {
     const Gemm *g = &trial->gemm;
     start_scratch(v, trial);
     if (run_once(v, trial, proposal) != 0) return NULL;
@@ -434,7 +434,7 @@ static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sampl
 
 /* Returns the sample's rows of C as smelt's kernel computes them, band after band; NULL without
  * memory or kernel. The caller frees them. */
-static char *reference_rows(VendorGemm *v, const Trial *trial, const Sample *sample) {
+static char *reference_rows(VendorGemm *v, const GemmTrial *trial, const GemmSample *sample) {
     Error error;
     const Gemm *g = &trial->gemm;
     int64_t bytes = band_bytes(g, sample);
@@ -460,7 +460,7 @@ static char *reference_rows(VendorGemm *v, const Trial *trial, const Sample *sam
 }
 
 /* Returns the root mean square of the finite elements of the rows. */
-static double rows_size(const Gemm *g, const Sample *sample, const char *rows) {
+static double rows_size(const Gemm *g, const GemmSample *sample, const char *rows) {
     const size_t bytes = (size_t)output_bytes(g);
     double squares = 0;
     for (int band = 0; band < sample->bands; band++, rows += band_bytes(g, sample))
@@ -475,11 +475,11 @@ static double rows_size(const Gemm *g, const Sample *sample, const char *rows) {
  * an element or, if terms cancel, by a small part of the band's root mean square. Twice this is
  * allowed; a wrong element is off by about the root mean square. Elements that are not finite in
  * the reference are not compared. */
-static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, const char *reference, char why[128]) {
+static bool rows_agree(const Gemm *g, const GemmSample *sample, const char *rows, const char *reference, char why[128]) {
     const double tolerance = 1.0 / 64;
     const size_t bytes = (size_t)output_bytes(g);
     for (int band = 0; band < sample->bands; band++, rows += band_bytes(g, sample), reference += band_bytes(g, sample)) {
-        double size = rows_size(g, &(Sample){.bands = 1, .rows = sample->rows}, reference);
+        double size = rows_size(g, &(GemmSample){.bands = 1, .rows = sample->rows}, reference);
         for (int64_t i = 0; i < sample->rows * g->n; i++) {
             int64_t at = i / g->n * g->ldc + i % g->n;
             double x = element_get(bytes, rows, at), expected = element_get(bytes, reference, at);
@@ -492,7 +492,7 @@ static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, co
     return true;
 }
 
-static void trial_close(VendorGemm *v, Trial *trial) {
+static void trial_close(VendorGemm *v, GemmTrial *trial) {
     if (trial->gemm.accumulate) problem_close(v, &trial->problem);
     if (trial->scratch) device_free(v->host.device, trial->scratch, trial->scratch_bytes);
     if (trial->offsets) device_free(v->host.device, trial->offsets, trial->gemm.n * (int64_t)sizeof(float));
@@ -500,7 +500,7 @@ static void trial_close(VendorGemm *v, Trial *trial) {
         if (trial->operands[i]) device_free(v->host.device, trial->operands[i], trial->operand_bytes[i]);
 }
 
-static bool open_operands(VendorGemm *v, Trial *trial) {
+static bool open_operands(VendorGemm *v, GemmTrial *trial) {
     Error error;
     Gemm *g = &trial->gemm;
     const int64_t bytes[2] = {(g->transpose_a ? g->k : g->m) * g->lda * 2, (g->transpose_b ? g->n : g->k) * g->ldb * 2};
@@ -517,7 +517,7 @@ static bool open_operands(VendorGemm *v, Trial *trial) {
     return true;
 }
 
-static bool open_scratch(VendorGemm *v, Trial *trial) {
+static bool open_scratch(VendorGemm *v, GemmTrial *trial) {
     Error error;
     Gemm *g = &trial->gemm;
     int64_t row = g->ldc * output_bytes(g), room = int_min(device_available(v->host.device) / 2, SCRATCH_BYTES);
@@ -528,7 +528,7 @@ static bool open_scratch(VendorGemm *v, Trial *trial) {
     return trial->scratch && problem_open(v, g, &trial->problem);
 }
 
-static bool open_offsets(VendorGemm *v, Trial *trial) {
+static bool open_offsets(VendorGemm *v, GemmTrial *trial) {
     Error error;
     int64_t bytes = trial->gemm.n * (int64_t)sizeof(float);
     trial->offsets = device_allocate(v->host.device, bytes, &error);
@@ -539,9 +539,9 @@ static bool open_offsets(VendorGemm *v, Trial *trial) {
 
 /* Sets `size` to that of A B, computed without scratch and bias, and fills the bias with values of
  * this size. */
-static bool set_size(VendorGemm *v, Trial *trial) {
+static bool set_size(VendorGemm *v, GemmTrial *trial) {
     const Gemm *g = &trial->gemm;
-    Sample sample = sample_of(g, BAND_ROWS);
+    GemmSample sample = gemm_sample(g, BAND_ROWS);
     SCOPED_FREE char *rows = reference_rows(v, trial, &sample);
     if (!rows) return false;
     trial->size = rows_size(g, &sample, rows);
@@ -551,14 +551,14 @@ static bool set_size(VendorGemm *v, Trial *trial) {
     return true;
 }
 
-static bool trial_open(VendorGemm *v, const Solution *solution, const Gemm *gemm, Trial *trial) {
-    *trial = (Trial){.gemm = *gemm, .problem = gemm->accumulate ? (Problem){0} : solution->problem, .bias = solution->bias};
+static bool trial_open(VendorGemm *v, const Solution *solution, const Gemm *gemm, GemmTrial *trial) {
+    *trial = (GemmTrial){.gemm = *gemm, .problem = gemm->accumulate ? (Problem){0} : solution->problem, .bias = solution->bias};
     return open_operands(v, trial) && (!gemm->accumulate || open_scratch(v, trial)) && (!gemm->bias || open_offsets(v, trial)) &&
            ((!gemm->accumulate && !gemm->bias) || set_size(v, trial));
 }
 
-static bool verify(VendorGemm *v, const Trial *trial, const Proposal *proposal, char why[128]) {
-    Sample sample = sample_of(&trial->gemm, BAND_ROWS);
+static bool verify(VendorGemm *v, const GemmTrial *trial, const Proposal *proposal, char why[128]) {
+    GemmSample sample = gemm_sample(&trial->gemm, BAND_ROWS);
     SCOPED_FREE char *rows = sampled_rows(v, trial, &sample, proposal), *again = sampled_rows(v, trial, &sample, proposal);
     snprintf(why, 128, "it does not run");
     if (!rows || !again) return false;
@@ -571,7 +571,7 @@ static bool verify(VendorGemm *v, const Trial *trial, const Proposal *proposal, 
 
 /* Returns whether the algorithm may be used; warns if not. A failure of the device proves
  * nothing. */
-static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape) {
+static bool is_trusted(VendorGemm *v, const GemmTrial *trial, const Proposal *proposal, const char *shape) {
     char why[128];
     Error error;
     bool good = proposal->smelt || verify(v, trial, proposal, why);
@@ -581,9 +581,9 @@ static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *propos
 }
 
 /* Returns whether algorithms with other bits would show it: at least a quarter of C is not zero. */
-static bool tells(VendorGemm *v, const Trial *trial, const Proposal *proposal) {
+static bool tells(VendorGemm *v, const GemmTrial *trial, const Proposal *proposal) {
     const Gemm *g = &trial->gemm;
-    Sample sample = sample_of(g, BAND_ROWS);
+    GemmSample sample = gemm_sample(g, BAND_ROWS);
     SCOPED_FREE char *rows = sampled_rows(v, trial, &sample, proposal);
     int64_t count = 0;
     for (int band = 0; rows && band < sample.bands; band++)
@@ -599,8 +599,8 @@ static bool is_raced(const Gemm *g) {
     return g->m * g->n * as_bf16 >= enough;
 }
 
-static bool has_bits(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *bits) {
-    Sample sample = sample_of_bits(&trial->gemm);
+static bool has_bits(VendorGemm *v, const GemmTrial *trial, const Proposal *proposal, const char *bits) {
+    GemmSample sample = sample_of_bits(&trial->gemm);
     SCOPED_FREE char *rows = sampled_rows(v, trial, &sample, proposal);
     return rows && !memcmp(rows, bits, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)));
 }
@@ -616,8 +616,9 @@ static const Proposal *find_remembered(VendorGemm *v, const Proposal *proposals,
 
 /* Chooses what computes the shape; NULL: no proposal is trusted. Sets *decided if the choice is
  * final. */
-static const Proposal *choose(VendorGemm *v, const Trial *trial, Proposal *proposals, int count, const char *shape, bool *decided) {
-    Sample sample = sample_of_bits(&trial->gemm);
+static const Proposal *choose_solution(
+    VendorGemm *v, const GemmTrial *trial, Proposal *proposals, int count, const char *shape, bool *decided) {
+    GemmSample sample = sample_of_bits(&trial->gemm);
     int first = 0;
     while (first < count && !is_trusted(v, trial, &proposals[first], shape)) first++;
     bool raced = is_raced(&trial->gemm);
@@ -627,7 +628,7 @@ static const Proposal *choose(VendorGemm *v, const Trial *trial, Proposal *propo
     SCOPED_FREE char *bits = sampled_rows(v, trial, &sample, &proposals[first]);
     const Proposal *remembered = bits ? find_remembered(v, proposals, count, shape) : NULL;
     if (remembered && is_trusted(v, trial, remembered, shape) && has_bits(v, trial, remembered, bits)) return remembered;
-    measure_all(v, trial, proposals, count);
+    time_proposals(v, trial, proposals, count);
     for (int i = 0; bits && i < count && proposals[i].seconds < INFINITY; i++)
         if (is_trusted(v, trial, &proposals[i], shape) && has_bits(v, trial, &proposals[i], bits)) {
             autotune_cache_add(v->cache, shape, proposals[i].algorithm);
@@ -638,13 +639,13 @@ static const Proposal *choose(VendorGemm *v, const Trial *trial, Proposal *propo
 
 /* -- Running ------------------------------------------------------------------------------------------------------- */
 
-static Solution *find_solution(VendorGemm *v, const Shape *shape) {
+static Solution *find_solution(VendorGemm *v, const ProductShape *shape) {
     for (int i = 0; i < v->solution_count; i++)
         if (!memcmp(&v->solutions[i].shape, shape, sizeof *shape)) return &v->solutions[i];
     return NULL;
 }
 
-static Solution *add_solution(VendorGemm *v, const Gemm *gemm, const Shape *shape) {
+static Solution *add_solution(VendorGemm *v, const Gemm *gemm, const ProductShape *shape) {
     Error error;
     array_append(v->solutions, v->solution_count, (Solution){.shape = *shape});
     Solution *solution = &v->solutions[v->solution_count - 1];
@@ -657,13 +658,13 @@ static Solution *add_solution(VendorGemm *v, const Gemm *gemm, const Shape *shap
  * content is undefined. */
 static void solve(VendorGemm *v, const Gemm *gemm, Solution *solution) {
     Proposal proposals[MOST_PROPOSALS + 1];
-    Trial trial = {0};
+    GemmTrial trial = {0};
     char text[256];
-    describe(&solution->shape, text);
+    describe_shape(&solution->shape, text);
     int count = propose(v, solution, proposals);
     solution->decided = true;
     if (trial_open(v, solution, gemm, &trial)) {
-        const Proposal *choice = choose(v, &trial, proposals, count, text, &solution->decided);
+        const Proposal *choice = choose_solution(v, &trial, proposals, count, text, &solution->decided);
         solution->trusted = choice && !choice->smelt;
         if (choice) memcpy(solution->algorithm, choice->algorithm, sizeof solution->algorithm);
     }
@@ -673,7 +674,7 @@ static void solve(VendorGemm *v, const Gemm *gemm, Solution *solution) {
 
 bool vendor_gemm_run(VendorGemm *v, const Gemm *gemm, bool recording) {
     if (!is_offered(gemm)) return false;
-    Shape shape = shape_of(gemm);
+    ProductShape shape = shape_of(gemm);
     Solution *solution = find_solution(v, &shape);
     if (!solution && !recording) solution = add_solution(v, gemm, &shape);
     if (solution && !solution->decided && !recording) solve(v, gemm, solution);

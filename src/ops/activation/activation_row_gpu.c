@@ -20,7 +20,7 @@ typedef struct ActivationRowArguments {
 INLINE bool make_element(const ActivationRowArguments *a, const int lines, float *x) {
     int32_t first = block_x() * lines, column = first + thread_id();
     float sums[GEMV_MOST_LINES];
-    multiply_block(&a->gemv, first, lines, sums);
+    gemv_block(&a->gemv, first, lines, sums);
     float sum = add_threads(sums, lines);
     if (thread_id() >= lines || column >= a->gemv.n) return false;
     *x = to_float(to_bf16(a->bias ? sum + a->bias[column] : sum));

@@ -82,7 +82,7 @@ FORMULA(clamp_grad, true, x > a->limit || x < -a->limit ? 0 : d)
     FP8_FORMULA(name##_grad)
 #define GATED(name, hf, value, d_gate, d_up) \
     INLINE void name##_made(const GatedArguments *a, int unit, Maker *maker) { \
-        Place place = place_in(a->tiling, unit); \
+        UnitPlace place = place_in(a->tiling, unit); \
         if (!place.inside) return; \
         int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column; \
         f32x8 gates = load8_bf16(a->x + at, unit), ups = load8_bf16(a->x + at + width, unit), y = 0; \
@@ -93,7 +93,7 @@ FORMULA(clamp_grad, true, x > a->limit || x < -a->limit ? 0 : d)
         store8_made(maker, a->y, place.row * width + place.column, y, unit, false); \
     } \
     INLINE void name##_grad_made(const GatedArguments *a, int unit, Maker *maker) { \
-        Place place = place_in(a->tiling, unit); \
+        UnitPlace place = place_in(a->tiling, unit); \
         if (!place.inside) return; \
         int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column; \
         f32x8 gates = load8_bf16(a->x + at, unit), ups = load8_bf16(a->x + at + width, unit), d_gates = 0, d_ups = 0; \
@@ -116,7 +116,7 @@ typedef struct JoinedUnit {
     bool in_x, inside;
 } JoinedUnit;
 INLINE JoinedUnit joined_unit(const JoinGeluArguments *a, int unit) {
-    Place place = place_in(a->tiling, unit);
+    UnitPlace place = place_in(a->tiling, unit);
     bool in_x = place.column >= a->width;
     int64_t columns = in_x ? a->tiling.columns - a->width : a->width;
     return (JoinedUnit){.whole = place.row * a->tiling.columns + place.column,
@@ -181,7 +181,7 @@ TILED_LAUNCHER(join_gelu_grad, JoinGeluArguments, 8)
 
 /* Returns the arguments of a call whose x is input `x_input`. In the forward pass d_y is x and is
  * not read. */
-static FlatArguments flat(const OpCall *call, int x_input) {
+static FlatArguments flat_arguments(const OpCall *call, int x_input) {
     const ActivationAttributes *attributes = call->attributes;
     const int64_t *shape = call->in_shape[x_input];
     return (FlatArguments){.d_y = call->in[ACTIVATION_GRAD_D_Y],
@@ -193,7 +193,7 @@ static FlatArguments flat(const OpCall *call, int x_input) {
 }
 
 static void launch_flat(const OpCall *call, const Kernels *kernels, int x_input, int amax) {
-    FlatArguments arguments = flat(call, x_input);
+    FlatArguments arguments = flat_arguments(call, x_input);
     arguments.to = fp8_codes_of(call, amax);
     gpu_launch(call->device, &kernels->flat[fp8_is_wanted(&arguments.to)], flat_shape(arguments.count), &arguments);
 }
@@ -254,17 +254,17 @@ GPU_OP(join_gelu_grad) {
 }
 
 GPU_OP(clamp) {
-    FlatArguments arguments = flat(call, ACTIVATION_X);
+    FlatArguments arguments = flat_arguments(call, ACTIVATION_X);
     launch_clamp(call->device, flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(clamp_grad) {
-    FlatArguments arguments = flat(call, ACTIVATION_GRAD_X);
+    FlatArguments arguments = flat_arguments(call, ACTIVATION_GRAD_X);
     launch_clamp_grad(call->device, flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(scale) {
-    FlatArguments arguments = flat(call, ACTIVATION_X);
+    FlatArguments arguments = flat_arguments(call, ACTIVATION_X);
     launch_scale(call->device, flat_shape(arguments.count), &arguments);
 }
 

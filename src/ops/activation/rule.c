@@ -5,7 +5,7 @@
  * treat them like norms. */
 #include "ops/activation/activation.h"
 
-static TensorId append(Graph *graph, int op, TensorId x, int64_t columns, const char *name, ActivationAttributes attributes) {
+static TensorId append_activation(Graph *graph, int op, TensorId x, int64_t columns, const char *name, ActivationAttributes attributes) {
     TensorId y = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), columns, name);
     assert(graph_get(graph, x)->type == TYPE_COMPUTE);
     graph_node(graph, op, (Inputs){[ACTIVATION_X] = x}, (Outputs){[ACTIVATION_Y] = y}, &attributes, sizeof attributes);
@@ -16,17 +16,17 @@ TensorId op_activation(Graph *graph, TensorId x, Activation function) {
     const ActivationRule *rule = &activation_rules[function];
     int64_t columns = graph_columns(graph, x);
     assert(function != ACTIVATION_AUTO && (!rule->gated || columns % 2 == 0));
-    return append(graph, rule->gated ? OP_gated_activation : OP_activation, x, rule->gated ? columns / 2 : columns, rule->name,
+    return append_activation(graph, rule->gated ? OP_gated_activation : OP_activation, x, rule->gated ? columns / 2 : columns, rule->name,
         (ActivationAttributes){.function = function});
 }
 
 TensorId op_clamp(Graph *graph, TensorId x, double limit) {
     assert(limit > 0);
-    return append(graph, OP_clamp, x, graph_columns(graph, x), "clamped", (ActivationAttributes){.parameter = limit});
+    return append_activation(graph, OP_clamp, x, graph_columns(graph, x), "clamped", (ActivationAttributes){.parameter = limit});
 }
 
 TensorId op_scale(Graph *graph, TensorId x, double factor) {
-    return append(graph, OP_scale, x, graph_columns(graph, x), "scaled", (ActivationAttributes){.parameter = factor});
+    return append_activation(graph, OP_scale, x, graph_columns(graph, x), "scaled", (ActivationAttributes){.parameter = factor});
 }
 
 TensorId op_join_gelu(Graph *graph, TensorId a, TensorId x) {
@@ -45,7 +45,7 @@ static void join_gelu_gradient(Graph *graph, const Node *node, const TensorId *d
         (Outputs){[JOIN_GELU_GRAD_D_A] = d_in[JOIN_GELU_A], [JOIN_GELU_GRAD_D_X] = d_in[JOIN_GELU_X]}, NULL, 0);
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void activation_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     int op = node->op == OP_clamp ? OP_clamp_grad : node->op == OP_activation ? OP_activation_grad : OP_gated_activation_grad;
     TensorId x = node->in[ACTIVATION_X];
     TensorId d_x = d_in[ACTIVATION_X] = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), graph_columns(graph, x), "d_x");
@@ -68,17 +68,20 @@ const Op op_rule_activation = {.name = "activation",
     .class = OP_CLASS_NORM,
     FINDS_AMAX,
     .in_place = OPERAND(ACTIVATION_X),
-    .gradient = gradient,
+    .gradient = activation_gradient,
     .element_flops = SMOOTH_FLOPS};
 const Op op_rule_activation_grad = {
     .name = "activation_grad", FINDS_AMAX, .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_gated_activation = {
-    .name = "gated_activation", .class = OP_CLASS_NORM, FINDS_AMAX, .gradient = gradient, .element_flops = SMOOTH_FLOPS};
+    .name = "gated_activation", .class = OP_CLASS_NORM, FINDS_AMAX, .gradient = activation_gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_gated_activation_grad = {
     .name = "gated_activation_grad", FINDS_AMAX, .in_place = OPERAND(ACTIVATION_GRAD_X), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_join_gelu = {.name = "join_gelu", .class = OP_CLASS_NORM, .gradient = join_gelu_gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_join_gelu_grad = {.name = "join_gelu_grad", .element_flops = SMOOTH_FLOPS};
-const Op op_rule_clamp = {
-    .name = "clamp", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = CLAMP_FLOPS};
+const Op op_rule_clamp = {.name = "clamp",
+    .class = OP_CLASS_NORM,
+    .in_place = OPERAND(ACTIVATION_X),
+    .gradient = activation_gradient,
+    .element_flops = CLAMP_FLOPS};
 const Op op_rule_clamp_grad = {.name = "clamp_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = CLAMP_FLOPS};
 const Op op_rule_scale = {.name = "scale", .in_place = OPERAND(ACTIVATION_X), .gradient = scale_gradient};

@@ -4,7 +4,7 @@
 #include "backend/cpu/kernel.h"
 #include "ops/add/add.h"
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t add_grad_cpu_workspace(const Graph *graph, const Node *node) {
     return kernel_partials_bytes(
         graph, graph_rows(graph, node->in[SCALE_ADD_GRAD_D_SUM]), graph_columns(graph, node->in[SCALE_ADD_GRAD_D_SUM]));
 }
@@ -36,7 +36,7 @@ CPU_OP(scale_add) {
         for (int64_t j = 0; j < columns; j++) sum[r * columns + j] = x[r * columns + j] + previous[r * columns + j] * scale[j];
 }
 
-CPU_OP(scale_add_grad, grad_workspace) {
+CPU_OP(scale_add_grad, add_grad_cpu_workspace) {
     const W *d_sum = call->in[SCALE_ADD_GRAD_D_SUM], *previous = call->in[SCALE_ADD_GRAD_PREVIOUS];
     const W *scale = call->in[SCALE_ADD_GRAD_SCALE];
     W *d_previous = call->out[SCALE_ADD_GRAD_D_PREVIOUS], *d_scale = call->out[SCALE_ADD_GRAD_D_SCALE], *partials = call->workspace;

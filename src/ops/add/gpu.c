@@ -38,7 +38,7 @@ FLAT_KERNEL(add_bf16, AddArguments, add_bf16_at)
 FLAT_KERNEL(add_fp32, AddArguments, add_fp32_at)
 
 INLINE void scale_add_unit(const ScaleAddArguments *a, int unit) {
-    Place place = place_in(a->tiling, unit);
+    UnitPlace place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int64_t at = place.row * a->tiling.columns + place.column;
     f32x4 scaled = load4_wide(a->previous + at, unit) * load4_wide(a->scale + place.column, unit);
@@ -98,12 +98,12 @@ GPU_OP(scale_add) {
     launch_scale_add(call->device, &arguments);
 }
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t add_grad_gpu_workspace(const Graph *graph, const Node *node) {
     TensorId d_sum = node->in[SCALE_ADD_GRAD_D_SUM];
     return divide_up(graph_rows(graph, d_sum), REDUCE_ROWS) * graph_columns(graph, d_sum) * (int64_t)sizeof(float);
 }
 
-GPU_OP(scale_add_grad, grad_workspace) {
+GPU_OP(scale_add_grad, add_grad_gpu_workspace) {
     int64_t rows = call->in_shape[SCALE_ADD_GRAD_D_SUM][0], columns = call->in_shape[SCALE_ADD_GRAD_D_SUM][1];
     int64_t blocks = divide_up(rows, REDUCE_ROWS);
     ScaleAddGradArguments arguments = {.d_sum = call->in[SCALE_ADD_GRAD_D_SUM],

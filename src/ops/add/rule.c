@@ -14,7 +14,7 @@ TensorId op_add(Graph *graph, TensorId a, TensorId b) {
     return sum;
 }
 
-static void add_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void add_rule_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)graph;
     (void)node;
     d_in[ADD_A] = d_in[ADD_B] = d_out[ADD_SUM];
@@ -49,6 +49,6 @@ static void scale_add_gradient(Graph *graph, const Node *node, const TensorId *d
     d_in[SCALE_ADD_PREVIOUS] = d_previous;
 }
 
-const Op op_rule_add = {.name = "add", .in_place = OPERAND(ADD_A), .gradient = add_gradient, .element_flops = 1};
+const Op op_rule_add = {.name = "add", .in_place = OPERAND(ADD_A), .gradient = add_rule_gradient, .element_flops = 1};
 const Op op_rule_scale_add = {.name = "scale_add", .in_place = OPERAND(SCALE_ADD_X), .gradient = scale_add_gradient, .element_flops = 2};
 const Op op_rule_scale_add_grad = {.name = "scale_add_grad", .adds_to = OPERAND(SCALE_ADD_GRAD_D_SCALE), .element_flops = 3};

@@ -18,7 +18,7 @@ static inline int64_t cached_elements(const Heads *heads) {
     return attention_tile_elements(heads) + ATTENTION_TILE * (attention_width(heads->qk_dim) + attention_width(heads->v_dim));
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t cached_cpu_workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     int64_t tiles = cached_tiles(&spec->heads, graph_rows(graph, node->in[ATTENTION_QKV])) * spec->heads.kv_heads;
     return tiles * cached_elements(&spec->heads) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
@@ -34,7 +34,7 @@ typedef struct Cached {
     int64_t rows, columns, group;
 } Cached;
 
-static void append(const Cached *c, T *cache) {
+static void append_rows(const Cached *c, T *cache) {
     int64_t queries = heads_query_columns(&c->spec->heads), columns = c->columns - queries;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++)
@@ -44,7 +44,7 @@ static void append(const Cached *c, T *cache) {
 
 /* Loads queries first .. first + count - 1 of a key-value head; query i is query head i % group of
  * row i / group. */
-static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, int64_t first, int64_t count) {
+static void load_cached_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, int64_t first, int64_t count) {
     W scale = attention_scale(c->spec);
     tile->mask.sloped = c->spec->alibi > 0;
     for (int64_t i = 0; i < count; i++) {
@@ -75,7 +75,7 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scra
     AttentionTile tile;
     attention_tile_place(&tile, scratch, heads);
     W *keys = scratch + attention_tile_elements(heads), *values = keys + ATTENTION_TILE * tile.qk_width;
-    load_queries(c, &tile, kv_head, first, count);
+    load_cached_queries(c, &tile, kv_head, first, count);
     attention_tile_begin(&tile);
     int32_t end = deal_rows(c->deal, (int32_t)tile.mask.last_key + 1);
     for (int32_t at = deal_rows(c->deal, (int32_t)tile.mask.first_key) / ATTENTION_TILE * ATTENTION_TILE; at < end; at += ATTENTION_TILE) {
@@ -92,7 +92,7 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scra
     }
 }
 
-CPU_OP(attention_cached, workspace) {
+CPU_OP(attention_cached, cached_cpu_workspace) {
     const AttentionSpec *spec = call->attributes;
     const Heads *heads = &spec->heads;
     Deal deal = attention_deal(call->mesh);
@@ -109,7 +109,7 @@ CPU_OP(attention_cached, workspace) {
     int64_t tiles = cached_tiles(heads, c.rows), elements = cached_elements(heads);
     for (int64_t r = 0; r < c.rows; r++)
         assert(c.positions[r] >= 0 && deal_rows(deal, c.positions[r] + 1) <= call->out_shape[ATTENTION_CACHED_CACHE][0]);
-    append(&c, call->out[ATTENTION_CACHED_CACHE]);
+    append_rows(&c, call->out[ATTENTION_CACHED_CACHE]);
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < tiles * heads->kv_heads; i++)
         cached_tile(&c, i % heads->kv_heads, i / heads->kv_heads * ATTENTION_TILE, (W *)call->workspace + i * elements);

@@ -117,7 +117,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
     const Attention *a = &f->attention;
     const AttentionPlace place = place_of_block(a, FEW_ROWS, 1);
     KeyBounds seen = attention_bounds(a, 0, 0, FEW_ROWS, place.total);
-    Interval chunk = keys_of_chunk(f, &seen, place.chunk, FEW_KEYS);
+    RowInterval chunk = keys_of_chunk(f, &seen, place.chunk, FEW_KEYS);
     int64_t start = (int64_t)place.kv_head * a->head_dim;
     int key = of_wave(chunk.low + wave_id() * FEW_KEYS);
 
@@ -156,7 +156,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
             attention_mask(&scores, 1, FEW_ROWS, a, 0, place.head, 0, place.total, key);
         Operand weights;
         softmax_step(&softmax, &scores, &weights, 1, FEW_ROWS, a->scale, out, width / MMA);
-        add_values(out, &weights, 1, FEW_ROWS, values, width);
+        add_weighted_values(out, &weights, 1, FEW_ROWS, values, width);
         wave_barrier();
         LOCAL bf16 *used = values;
         values = keys, keys = next, next = used;
@@ -250,7 +250,7 @@ static bool are_joined(const Heads *heads, int64_t rows, int64_t chunks, Deal de
     return chunks > 1 || deal.ranks > 1 || are_few(heads, rows);
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t cached_gpu_workspace(const Graph *graph, const Node *node) {
     const Heads *h = &((const AttentionSpec *)node->attributes)->heads;
     int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), context = graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
     int64_t chunks = chunks_of(h, rows, context, MOST_PLACES);
@@ -268,13 +268,13 @@ static void launch_few(Device *device, const AttentionForward *forward) {
 }
 
 /* Uses four columns per thread if all rows are aligned to four. */
-static void join(Device *device, int64_t rows, const AttentionJoin *join) {
+static void join_rows(Device *device, int64_t rows, const AttentionJoin *join) {
     int64_t part_columns = join->part ? (int64_t)join->heads * (join->head_dim + 1) : 0;
     bool fours = (join->head_dim | join->row_of_outs | join->part_of_outs | part_columns) % 4 == 0;
     launch_attention_join(device, fours, (LaunchShape){.x = rows * join->heads, .threads = JOIN_THREADS}, join);
 }
 
-static void append(const OpCall *call, const Attention *new) {
+static void append_keys(const OpCall *call, const Attention *new) {
     AttentionAppend arguments = {.from = new->keys,
         .cache = call->out[ATTENTION_CACHED_CACHE],
         .positions = new->positions,
@@ -284,7 +284,7 @@ static void append(const OpCall *call, const Attention *new) {
     launch_attention_append(call->device, (LaunchShape){.x = call->in_shape[ATTENTION_QKV][0], .threads = THREADS}, &arguments);
 }
 
-GPU_OP(attention_cached, workspace, attention_absorbs_projection) {
+GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
     int64_t rows = call->in_shape[ATTENTION_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0], columns = heads_kv_columns(h),
@@ -293,7 +293,7 @@ GPU_OP(attention_cached, workspace, attention_absorbs_projection) {
     AttentionForward forward = {.attention = attention_of(call), .out = call->out[ATTENTION_CACHED_OUT]};
     Attention *a = &forward.attention;
     if (call->absorbs) attention_project(call);
-    else append(call, a);
+    else append_keys(call, a);
     a->keys = call->out[ATTENTION_CACHED_CACHE];
     a->values = a->keys + heads_key_columns(h);
     a->key_stride = columns;
@@ -312,7 +312,7 @@ GPU_OP(attention_cached, workspace, attention_absorbs_projection) {
     else attention_launch(call->device, &forward, 1);
     if (!joined) return;
     bool whole = deal.ranks == 1;
-    join(call->device, rows,
+    join_rows(call->device, rows,
         &(AttentionJoin){.outs = forward.partial_out,
             .sums = forward.partial_sum,
             .part_of_outs = rows * heads_out_columns(h),
@@ -330,7 +330,7 @@ GPU_OP(attention_merge) {
     const Heads *h = &((const AttentionSpec *)call->attributes)->heads;
     int64_t rows = call->out_shape[ATTENTION_MERGE_OUT][0], columns = attention_part_columns(h);
     const float *parts = call->in[ATTENTION_MERGE_PARTS];
-    join(call->device, rows,
+    join_rows(call->device, rows,
         &(AttentionJoin){.outs = parts,
             .sums = parts + heads_out_columns(h),
             .part_of_outs = rows * columns,

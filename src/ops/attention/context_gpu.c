@@ -66,7 +66,7 @@ KERNEL(attention_sum, AttentionSum) {
 LAUNCHERS(copy, AttentionCopy, attention_copy_8, attention_copy_1)
 LAUNCHER(attention_sum, AttentionSum)
 
-static void copy(const OpCall *call, AttentionCopy a, int64_t columns) {
+static void copy_columns(const OpCall *call, AttentionCopy a, int64_t columns) {
     bool wide = ((uintptr_t)a.from | (uintptr_t)a.to) % 16 == 0 && (columns | a.from_stride | a.to_stride) % 8 == 0;
     a.units = wide ? columns / 8 : columns;
     if (a.ranks == 0) a.length = a.ranks = 1;
@@ -79,8 +79,8 @@ GPU_OP(attention_split) {
     int64_t queries = call->out_shape[ATTENTION_SPLIT_QUERIES][1], kv = all - queries;
     AttentionCopy to_queries = {qkv, call->out[ATTENTION_SPLIT_QUERIES], .rows = rows, .from_stride = all, .to_stride = queries};
     AttentionCopy to_kv = {qkv + queries, call->out[ATTENTION_SPLIT_KV], .rows = rows, .from_stride = all, .to_stride = kv};
-    copy(call, to_queries, queries);
-    copy(call, to_kv, kv);
+    copy_columns(call, to_queries, queries);
+    copy_columns(call, to_kv, kv);
 }
 
 GPU_OP(attention_join) {
@@ -89,8 +89,8 @@ GPU_OP(attention_join) {
     int64_t queries = call->in_shape[ATTENTION_JOIN_QUERIES][1], kv = all - queries;
     AttentionCopy from_queries = {call->in[ATTENTION_JOIN_QUERIES], qkv, .rows = rows, .from_stride = queries, .to_stride = all};
     AttentionCopy from_kv = {call->in[ATTENTION_JOIN_KV], qkv + queries, .rows = rows, .from_stride = kv, .to_stride = all};
-    copy(call, from_queries, queries);
-    copy(call, from_kv, kv);
+    copy_columns(call, from_queries, queries);
+    copy_columns(call, from_kv, kv);
 }
 
 GPU_OP(attention_order) {
@@ -99,7 +99,7 @@ GPU_OP(attention_order) {
     AttentionCopy a = {
         call->in[ATTENTION_ORDER_X], call->out[ATTENTION_ORDER_Y], .rows = rows, .from_stride = columns, .to_stride = columns};
     a.length = order->length, a.ranks = order->ranks, a.back = order->back;
-    copy(call, a, columns);
+    copy_columns(call, a, columns);
 }
 
 GPU_OP(attention_sum) {

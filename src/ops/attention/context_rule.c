@@ -10,7 +10,7 @@
 
 /* -- Queries apart from keys --------------------------------------------------------------------------------------- */
 
-static TensorId join(Graph *graph, TensorId queries, TensorId kv) {
+static TensorId join_queries(Graph *graph, TensorId queries, TensorId kv) {
     int64_t columns = graph_columns(graph, queries) + graph_columns(graph, kv);
     TensorId qkv = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, queries), columns, "joined");
     Inputs in = {[ATTENTION_JOIN_QUERIES] = queries, [ATTENTION_JOIN_KV] = kv};
@@ -33,7 +33,7 @@ AttentionParts op_attention_split(Graph *graph, TensorId qkv, const Heads *heads
 static void split_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)node;
     assert(d_out[ATTENTION_SPLIT_QUERIES] && d_out[ATTENTION_SPLIT_KV]);
-    d_in[ATTENTION_SPLIT_QKV] = join(graph, d_out[ATTENTION_SPLIT_QUERIES], d_out[ATTENTION_SPLIT_KV]);
+    d_in[ATTENTION_SPLIT_QKV] = join_queries(graph, d_out[ATTENTION_SPLIT_QUERIES], d_out[ATTENTION_SPLIT_KV]);
 }
 
 /* -- The order of the sequence ------------------------------------------------------------------------------------- */

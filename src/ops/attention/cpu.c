@@ -34,7 +34,7 @@ typedef struct AttentionPlan {
 } AttentionPlan;
 
 /* Returns the query rows of a block. */
-static int64_t block_rows(const AttentionPlan *plan, int64_t block) {
+static int64_t key_block_rows(const AttentionPlan *plan, int64_t block) {
     return int_min(ATTENTION_TILE, plan->queries.rows - block * ATTENTION_TILE);
 }
 
@@ -51,7 +51,7 @@ static int64_t first_block(const AttentionPlan *plan, int64_t block) {
     return plan->window > 0 ? row_from_token(&plan->keys, token - (int32_t)plan->window + 1) / ATTENTION_TILE : 0;
 }
 static int64_t end_block(const AttentionPlan *plan, int64_t block) {
-    int32_t token = token_of_row(&plan->queries, (int32_t)(block * ATTENTION_TILE + block_rows(plan, block) - 1));
+    int32_t token = token_of_row(&plan->queries, (int32_t)(block * ATTENTION_TILE + key_block_rows(plan, block) - 1));
     return divide_up(keys_end(plan, token), ATTENTION_TILE);
 }
 /* Returns the number of these key blocks, but at least one, so that every query block has a
@@ -99,37 +99,37 @@ static int64_t plan_bytes(const Graph *graph, const Node *node, bool backward) {
     return elements * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, false); }
-static int64_t grad_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, true); }
+static int64_t attention_cpu_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, false); }
+static int64_t attention_grad_cpu_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, true); }
 
 /* A call, in either pass. */
-typedef struct Attention {
+typedef struct CpuAttention {
     AttentionPlan plan;
     const T *queries, *keys, *values; /* of head 0 of the first row */
     const int32_t *positions;
     W *pairs, *tiles, *gradients; /* scratch: keys and values of each pair, tiles, dK and dV of each part */
-} Attention;
+} CpuAttention;
 
 /* Returns the threads of a call: each has the scratch of one task. */
 static int thread_count(const AttentionPlan *plan) { return (int)int_max(1, int_min(plan->pairs * plan->parts, omp_get_max_threads())); }
 
 /* One part of one pair: a task. */
-typedef struct Part {
-    const Attention *attention;
+typedef struct KeyPart {
+    const CpuAttention *attention;
     int64_t pair, index;
     int64_t row, kv_head; /* first query row of the sequence */
     int64_t begin, end;   /* query blocks */
     W *keys, *values;     /* [padded][qk_width] and [padded][v_width] */
     W *d_keys, *d_values; /* likewise; backward pass only */
     W *scratch;
-} Part;
+} KeyPart;
 
 /* Tasks are numbered from the last part on: if parts cannot be equal, later ones are longer, and
  * long tasks go first. */
-static Part part_of_task(const Attention *a, int64_t task) {
+static KeyPart part_of_task(const CpuAttention *a, int64_t task) {
     const AttentionPlan *plan = &a->plan;
     int64_t pair = task % plan->pairs, index = plan->parts - 1 - task / plan->pairs, thread = omp_get_thread_num();
-    Part part = {.attention = a,
+    KeyPart part = {.attention = a,
         .pair = pair,
         .index = index,
         .row = pair % plan->sequences * plan->queries.rows,
@@ -152,7 +152,7 @@ static int64_t block_offset(const AttentionPlan *plan, int64_t pair, int64_t blo
 }
 
 /* Casts keys and values of a block of a pair; `to` is the start of the pair's scratch. */
-static void load_block(const Attention *a, int64_t pair, int64_t block, W *to) {
+static void load_block(const CpuAttention *a, int64_t pair, int64_t block, W *to) {
     const AttentionPlan *plan = &a->plan;
     int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->keys.rows - first), qk_dim = plan->heads.qk_dim,
             v_dim = plan->heads.v_dim;
@@ -163,16 +163,16 @@ static void load_block(const Attention *a, int64_t pair, int64_t block, W *to) {
 
 /* Casts the key blocks that a query block reaches; `loaded` is the end of the blocks that earlier
  * calls cast. Returns the new end. */
-static int64_t load_blocks(const Part *part, int64_t block, int64_t loaded) {
-    const Attention *a = part->attention;
+static int64_t load_blocks(const KeyPart *part, int64_t block, int64_t loaded) {
+    const CpuAttention *a = part->attention;
     int64_t end = end_block(&a->plan, block);
     for (int64_t key = int_max(loaded, first_block(&a->plan, block)); key < end; key++) load_block(a, part->pair, key, part->keys);
     return int_max(loaded, end);
 }
 
 /* Begins a call. If pairs have several parts, casts all their keys and values. */
-static Attention attention_begin(const OpCall *call, bool backward) {
-    Attention a = {.plan = attention_plan(call->attributes, call->in_shape[ATTENTION_QKV][0], backward),
+static CpuAttention attention_begin(const OpCall *call, bool backward) {
+    CpuAttention a = {.plan = attention_plan(call->attributes, call->in_shape[ATTENTION_QKV][0], backward),
         .queries = call->in[ATTENTION_QKV],
         .positions = call->in[ATTENTION_POSITIONS],
         .pairs = call->workspace};
@@ -193,9 +193,9 @@ static Attention attention_begin(const OpCall *call, bool backward) {
 
 /* Sets the keys that each row of a query block sees, numbered within the sequence. Returns the
  * number of rows. */
-static int64_t mask_of_block(const Part *part, int64_t block, AttentionMask *mask) {
+static int64_t mask_of_block(const KeyPart *part, int64_t block, AttentionMask *mask) {
     const AttentionPlan *plan = &part->attention->plan;
-    int64_t first = block * ATTENTION_TILE, rows = block_rows(plan, block);
+    int64_t first = block * ATTENTION_TILE, rows = key_block_rows(plan, block);
     mask->key_tokens = plan->keys;
     for (int64_t i = 0; i < rows; i++) {
         int64_t token = token_of_row(&plan->queries, (int32_t)(first + i)),
@@ -221,18 +221,18 @@ static int64_t first_block_key(const AttentionMask *mask) { return mask->first_k
 
 /* Finds the tile after (block, head) in a part: the next head of the block, or the first head of
  * the next block. Returns its rows, 0 after the last tile. */
-static int64_t next_tile(const Part *part, int64_t block, int64_t head, int64_t *next_row, int64_t *next_head) {
+static int64_t next_tile(const KeyPart *part, int64_t block, int64_t head, int64_t *next_row, int64_t *next_head) {
     const AttentionPlan *plan = &part->attention->plan;
     bool last = (head + 1) % plan->group == 0;
     int64_t next = last ? block + 1 : block;
     *next_head = last ? head + 1 - plan->group : head + 1;
     *next_row = part->row + next * ATTENTION_TILE;
-    return next < part->end ? block_rows(plan, next) : 0;
+    return next < part->end ? key_block_rows(plan, next) : 0;
 }
 
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
-static void forward_tile(const Part *part, AttentionTile *tile, int64_t block, int64_t head, int64_t rows, T *out, W *sums) {
+static void forward_tile(const KeyPart *part, AttentionTile *tile, int64_t block, int64_t head, int64_t rows, T *out, W *sums) {
     const AttentionPlan *plan = &part->attention->plan;
     const int64_t qk_dim = plan->heads.qk_dim, v_dim = plan->heads.v_dim, out_columns = heads_out_columns(&plan->heads);
     int64_t row = part->row + block * ATTENTION_TILE, end = tile->mask.last_key + 1;
@@ -260,7 +260,7 @@ static void forward_tile(const Part *part, AttentionTile *tile, int64_t block, i
         sums[(row + i) * plan->heads.heads + head] = attention_sees_none(&tile->mask, i) ? -(W)INFINITY : log_sum[i];
 }
 
-static void forward_part(const Part *part, T *out, W *sums) {
+static void forward_part(const KeyPart *part, T *out, W *sums) {
     const AttentionPlan *plan = &part->attention->plan;
     AttentionTile tile;
     attention_tile_place(&tile, part->scratch, &plan->heads);
@@ -271,11 +271,11 @@ static void forward_part(const Part *part, T *out, W *sums) {
     }
 }
 
-CPU_OP(attention, workspace) {
-    Attention a = attention_begin(call, false);
+CPU_OP(attention, attention_cpu_workspace) {
+    CpuAttention a = attention_begin(call, false);
 #pragma omp parallel for schedule(dynamic) num_threads(thread_count(&a.plan))
     for (int64_t task = 0; task < a.plan.pairs * a.plan.parts; task++) {
-        Part part = part_of_task(&a, task);
+        KeyPart part = part_of_task(&a, task);
         forward_part(&part, call->out[ATTENTION_OUT], call->out[ATTENTION_LOG_SUM]);
     }
     kernel_put_amax(call, ATTENTION_OUT, ATTENTION_AMAX);
@@ -326,7 +326,7 @@ static void grad_tile_delta(GradTile *tile, const T *out, int64_t stride, int64_
     }
 }
 
-static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call, int64_t row, int64_t head, int64_t rows) {
+static void grad_tile_load(GradTile *tile, const KeyPart *part, const OpCall *call, int64_t row, int64_t head, int64_t rows) {
     const AttentionPlan *plan = &part->attention->plan;
     const int64_t heads = plan->heads.heads, qk_dim = plan->heads.qk_dim, v_dim = plan->heads.v_dim;
     int64_t at = (row * heads + head) * v_dim, stride = heads * v_dim, queries = tile->mask.queries;
@@ -364,7 +364,7 @@ static void sum_over_queries(W *d_rows, const W *weights, const W *rows, const A
     attention_matmul(d_rows, width, NULL, NULL, (AttentionRows){weights, ATTENTION_TILE, 1}, rows, width, ranges, width);
 }
 
-static void grad_tile_block(GradTile *tile, const Part *part, int64_t key, int64_t keys) {
+static void grad_tile_block(GradTile *tile, const KeyPart *part, int64_t key, int64_t keys) {
     const AttentionPlan *plan = &part->attention->plan;
     const int64_t qk_width = plan->qk_width, v_width = plan->v_width;
     const W *block_keys = part->keys + key * qk_width, *block_values = part->values + key * v_width;
@@ -392,7 +392,7 @@ static void grad_tile_block(GradTile *tile, const Part *part, int64_t key, int64
             tile->d_queries + query * qk_width, NULL, tile->d_scores + query, block_keys, mask->keys + query / ATTENTION_QUAD, qk_width);
 }
 
-static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int64_t block, int64_t head, int64_t rows) {
+static void grad_tile(GradTile *tile, const KeyPart *part, const OpCall *call, int64_t block, int64_t head, int64_t rows) {
     const AttentionPlan *plan = &part->attention->plan;
     const int64_t qk_dim = plan->heads.qk_dim, v_dim = plan->heads.v_dim, out_columns = heads_out_columns(&plan->heads);
     int64_t row = part->row + block * ATTENTION_TILE, end = tile->mask.last_key + 1;
@@ -440,7 +440,7 @@ static void store_block_grad(const AttentionPlan *plan, int64_t pair, int64_t bl
         to + heads_key_columns(h) + block_offset(plan, pair, block, h->v_dim));
 }
 
-static void grad_part(const Part *part, const OpCall *call) {
+static void grad_part(const KeyPart *part, const OpCall *call) {
     const AttentionPlan *plan = &part->attention->plan;
     if (part->begin == part->end) return;
     GradTile tile;
@@ -458,12 +458,12 @@ static void grad_part(const Part *part, const OpCall *call) {
         store_block_grad(plan, part->pair, block, part->d_keys, call);
 }
 
-CPU_OP(attention_grad, grad_workspace) {
-    Attention a = attention_begin(call, true);
+CPU_OP(attention_grad, attention_grad_cpu_workspace) {
+    CpuAttention a = attention_begin(call, true);
     const AttentionPlan *plan = &a.plan;
 #pragma omp parallel for schedule(dynamic) num_threads(thread_count(plan))
     for (int64_t task = 0; task < plan->pairs * plan->parts; task++) {
-        Part part = part_of_task(&a, task);
+        KeyPart part = part_of_task(&a, task);
         grad_part(&part, call);
     }
     if (plan->parts == 1) return;

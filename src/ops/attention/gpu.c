@@ -19,7 +19,7 @@ enum { MOST_COLUMNS = 128, KEY_BLOCKS = ATTENTION_KEYS / MMA };
 /* -- The pass ------------------------------------------------------------------------------------------------------ */
 
 /* Stores the output rows of a wave. */
-INLINE void store_rows(
+INLINE void store_attended_rows(
     const AttentionForward *f, const AttentionPlace *p, const Softmax *softmax, const Accumulator *out, const int columns) {
     const Attention *a = &f->attention;
     int first = p->first + opaque_of_wave(wave_id()) * ATTENTION_ROWS;
@@ -62,7 +62,7 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
     int first = place.first + wave_id() * ATTENTION_ROWS;
     KeyBounds block = attention_bounds(a, place.base, place.first, rows, place.total);
     KeyBounds wave = attention_bounds(a, place.base, first, ATTENTION_ROWS, place.total);
-    Interval chunk = keys_of_chunk(f, &block, place.chunk, ATTENTION_KEYS);
+    RowInterval chunk = keys_of_chunk(f, &block, place.chunk, ATTENTION_KEYS);
     int key = chunk.low, last = chunk.high;
 
     Operand held[MOST_WIDTH / MMA];
@@ -102,11 +102,11 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
         }
         Operand weights[KEY_BLOCKS];
         softmax_step(&softmax, scores, weights, KEY_BLOCKS, ATTENTION_ROWS, a->scale, out, columns / MMA);
-        add_values(out, weights, KEY_BLOCKS, ATTENTION_ROWS, values, columns);
+        add_weighted_values(out, weights, KEY_BLOCKS, ATTENTION_ROWS, values, columns);
     }
     f = arguments_again(f);
     AttentionPlace again = place_of_block(&f->attention, rows, width / columns);
-    store_rows(f, &again, &softmax, out, columns);
+    store_attended_rows(f, &again, &softmax, out, columns);
 }
 
 #endif
@@ -200,7 +200,7 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
 }
 
 /* Launches the Hopper kernel; returns false if device or shape do not allow it. */
-static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
+static bool launch_hopper_forward(const OpCall *call, const AttentionForward *forward) {
     const Attention *a = &forward->attention;
     int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->query_rows.rows;
     int width = a->head_dim;
@@ -221,7 +221,7 @@ GPU_OP(attention) {
     AttentionForward forward = {
         .attention = attention_of(call), .out = call->out[ATTENTION_OUT], .log_sum = call->out[ATTENTION_LOG_SUM], .chunks = 1};
     forward.amax = amax_to_record(call, ATTENTION_AMAX);
-    if (launch_hopper(call, &forward)) return;
+    if (launch_hopper_forward(call, &forward)) return;
     attention_launch(call->device, &forward, call->in_shape[ATTENTION_QKV][0] / forward.attention.query_rows.rows);
 }
 

@@ -58,12 +58,12 @@ INLINE void load_queries(
 /* Returns the keys of chunk `chunk`, which begins with a whole tile of `keys` keys. The keys that
  * the block's rows see are divided into chunks of equally many tiles, so that all blocks read
  * equally much however full a cache is. The last chunks may be empty. */
-INLINE Interval keys_of_chunk(const AttentionForward *f, const KeyBounds *seen, int chunk, const int keys) {
+INLINE RowInterval keys_of_chunk(const AttentionForward *f, const KeyBounds *seen, int chunk, const int keys) {
     const int least = ATTENTION_CHUNK_TILES * min_int(keys, ATTENTION_KEYS) / keys;
     int low = seen->low_min / keys * keys;
-    if (f->chunks == 1) return (Interval){low, seen->high_max};
+    if (f->chunks == 1) return (RowInterval){low, seen->high_max};
     int tiles = (seen->high_max - low) / keys + 1, each = max_int((tiles + f->chunks - 1) / f->chunks, least) * keys;
-    return (Interval){low + chunk * each, min_int(seen->high_max, low + chunk * each + each - 1)};
+    return (RowInterval){low + chunk * each, min_int(seen->high_max, low + chunk * each + each - 1)};
 }
 
 /* Returns rows `key` .. `last` of keys or values, from column `column` of a head on; the head
@@ -92,7 +92,7 @@ INLINE void compute_scores(Accumulator *scores, const int blocks, const int rows
 }
 
 /* out += weights times the values of `blocks` * MMA keys, in `columns` columns. */
-INLINE void add_values(
+INLINE void add_weighted_values(
     Accumulator *out, const Operand *weights, const int blocks, const int rows, LOCAL const bf16 *values, const int columns) {
     UNROLL for (int k = 0; k < blocks; k++) UNROLL for (int n = 0; n < columns / MMA; n++) {
         Operand operand;

@@ -94,7 +94,7 @@ INLINE void attend_tile(
     if (masked && !bounds_touch(&p->wave, key, key + count - 1)) return;
     Operand weights[MOST_KEYS / MMA];
     softmax_step(&p->softmax, scores, weights, count / MMA, ATTENTION_ROWS, a->scale, p->out, columns / MMA);
-    add_values(p->out, weights, count / MMA, ATTENTION_ROWS, values, columns);
+    add_weighted_values(p->out, weights, count / MMA, ATTENTION_ROWS, values, columns);
 }
 
 /* Runs the forward pass of a block: `width` columns of queries and keys, `columns` of the output.
@@ -108,7 +108,7 @@ INLINE void attend_by(const AttentionForward *f, const int width, const int colu
     const AttentionPlace place = place_of_block(a, rows, parts);
     int first = place.first + opaque_of_wave(wave_id()) * ATTENTION_ROWS;
     KeyBounds block = attention_bounds(a, place.base, place.first, rows, place.total);
-    Interval chunk = keys_of_chunk(f, &block, place.chunk, count);
+    RowInterval chunk = keys_of_chunk(f, &block, place.chunk, count);
     int64_t start = place.key_base * a->key_stride + place.kv_head * a->head_dim;
     Pass p = {.keys = source_at(a, a->keys, start, chunk.low, chunk.high, 0),
         .values = source_at(a, a->values, start, chunk.low, chunk.high, place.part * columns),
@@ -131,7 +131,7 @@ INLINE void attend_by(const AttentionForward *f, const int width, const int colu
     }
     f = arguments_again(f);
     AttentionPlace again = place_of_block(&f->attention, rows, parts);
-    store_rows(f, &again, &p.softmax, p.out, columns);
+    store_attended_rows(f, &again, &p.softmax, p.out, columns);
 }
 
 INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves) {

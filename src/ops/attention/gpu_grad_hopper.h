@@ -112,7 +112,7 @@ INLINE void hopper_rows(const AttentionGradHopper *g, const GradShape s) {
     if (wave_id() > 0) return;
     KeyBounds seen = hopper_bounds(a, base, first, 64);
     UNROLL for (int i = 0; i < 64; i += WAVE) {
-        Interval own = attention_interval(a, base, min_int(first + i + lane_id(), a->query_rows.rows - 1));
+        RowInterval own = attention_interval(a, base, min_int(first + i + lane_id(), a->query_rows.rows - 1));
         to->low[i + lane_id()] = own.low, to->high[i + lane_id()] = own.high;
     }
     if (lane_id() > 0) return;

@@ -241,7 +241,7 @@ INLINE void pass_of_pairs(const AttentionGrad *g, PairShape s) {
     PairPass p = {.key = first_key + pair * MMA};
     p.exchange = (LOCAL u32x4 *)(tiles + s.buffers * 2 * TILE * s.width) + pair * PAIR_ROUND * WAVE;
     for (int of_values = 0; of_values < 2; of_values++) {
-        Source source = rows_of(of_values ? a->values : a->keys, a->key_stride, base + first_key, kv_head * a->head_dim,
+        Source source = matrix_rows(of_values ? a->values : a->keys, a->key_stride, base + first_key, kv_head * a->head_dim,
             a->key_rows.rows - first_key, a->head_dim);
         tile_load(tiles, s.width, rows, threads, &source);
         barrier();

@@ -64,7 +64,7 @@ INLINE void pass_of_waves(const AttentionGrad *g, PairShape s) {
     LOCAL bf16 *tiles = attention_tiles;
     Operand held[2][MOST_WIDTH / MMA];
     UNROLL for (int of_values = 0; of_values < 2; of_values++) {
-        Source source = rows_of(of_values ? a->values : a->keys, a->key_stride, base + first_key, kv_head * a->head_dim,
+        Source source = matrix_rows(of_values ? a->values : a->keys, a->key_stride, base + first_key, kv_head * a->head_dim,
             a->key_rows.rows - first_key, a->head_dim);
         tile_load(tiles, s.width, rows, threads, &source);
         barrier();

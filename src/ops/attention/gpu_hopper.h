@@ -111,7 +111,7 @@ INLINE void hopper_mask(float *x, const int keys, const Attention *a, int64_t ba
     int jump = attention_jump(a, key, keys);
     UNROLL for (int r = 0; r < 2; r++) {
         int row = min_int(first + group_row(r), a->query_rows.rows - 1), after = opaque(lane_id()) % 4 * 2, from = key + after;
-        Interval seen = attention_interval(a, base, row);
+        RowInterval seen = attention_interval(a, base, row);
         int low = seen.low - from;
         unsigned count = seen.high + 1 - seen.low;
         if (a->alibi > 0) {

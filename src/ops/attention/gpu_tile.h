@@ -86,7 +86,7 @@ INLINE bool attention_holds(int width) { return WAVE == 64 || width <= 64; }
 INLINE int attention_token(const Attention *a, int row) { return a->packed == 1 ? row : row / a->packed; }
 INLINE int attention_packed_head(const Attention *a, int row) { return a->packed == 1 ? 0 : row % a->packed; }
 
-typedef struct Interval { int low, high; } Interval;
+typedef struct RowInterval { int low, high; } RowInterval;
 
 /* Returns the last key that a query at `token` sees, -1: none. It does not decrease with the
  * token. */
@@ -101,15 +101,15 @@ INLINE int attention_first_query(const Attention *a, int key) {
 
 /* Returns the keys that row `row` sees, given its element of `positions`; none if high = low -
  * 1. */
-INLINE Interval attention_interval_at(const Attention *a, int row, const int *position_of_row) {
+INLINE RowInterval attention_interval_at(const Attention *a, int row, const int *position_of_row) {
     int position = *position_of_row, token = a->cached ? position : token_of_row(&a->query_rows, row);
     int back = position < 0 ? 0 : position < token ? position : token;
     if (a->window > 0 && back > a->window - 1) back = a->window - 1;
-    if (a->deal.ranks > 0) return (Interval){deal_rows(a->deal, token - back), deal_rows(a->deal, token + 1) - 1};
-    return (Interval){row_from_token(&a->key_rows, token - back), attention_last_key(a, token)};
+    if (a->deal.ranks > 0) return (RowInterval){deal_rows(a->deal, token - back), deal_rows(a->deal, token + 1) - 1};
+    return (RowInterval){row_from_token(&a->key_rows, token - back), attention_last_key(a, token)};
 }
 /* The same for row `row` of the sequence that begins at row `base`. */
-INLINE Interval attention_interval(const Attention *a, int64_t base, int row) {
+INLINE RowInterval attention_interval(const Attention *a, int64_t base, int row) {
     int position = a->positions[base + row];
     return attention_interval_at(a, row, &position);
 }
@@ -153,7 +153,7 @@ INLINE KeyBounds attention_bounds(const Attention *a, int64_t base, int first, i
     KeyBounds e = {INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN};
     UNROLL for (int i = 0; i < rows; i += WAVE) {
         int row = first + i + lane_id() % min_int(rows, WAVE);
-        Interval seen = attention_interval(a, base, attention_token(a, min_int(row, total - 1)));
+        RowInterval seen = attention_interval(a, base, attention_token(a, min_int(row, total - 1)));
         if (row < total) e = bounds_join(e, (KeyBounds){seen.low, seen.low, seen.high, seen.high});
     }
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) {
@@ -175,7 +175,7 @@ INLINE void attention_mask(
     int jump = attention_jump(a, key, blocks * MMA);
     UNROLL for (int r = 0; r < lane_rows(rows); r++) {
         int row = min_int(first + lane_row(rows, r), total - 1);
-        Interval seen = attention_interval(a, base, attention_token(a, row));
+        RowInterval seen = attention_interval(a, base, attention_token(a, row));
         float slope = attention_slope(a, head + attention_packed_head(a, row));
         int from = key + accumulator_first(), low = seen.low - from, high = seen.high - from;
         if (WAVE == 32 || a->alibi > 0) {

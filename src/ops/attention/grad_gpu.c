@@ -70,7 +70,7 @@ INLINE void store_numbers(const AttentionGrad *g, GLOBAL TileNumbers *numbers, i
     int i = thread_id(), row = first + i;
     bool there = row < a->query_rows.rows;
     if (i >= TILE) return;
-    Interval seen = attention_interval(a, base, there ? row : first);
+    RowInterval seen = attention_interval(a, base, there ? row : first);
     numbers->log_sum[number_place(i)] = there ? attention_log_sum(g->log_sum[(base + row) * a->heads + head]) : __builtin_inff();
     numbers->low[i] = there ? seen.low : 0;
     numbers->high[i] = seen.high;
@@ -228,7 +228,7 @@ INLINE QueryPlace query_place(const AttentionGrad *g, const int rows, const int 
         .part = opaque_of_wave(block_z())};
 }
 
-INLINE Source rows_of(GLOBAL const bf16 *matrix, int64_t stride, int64_t row, int64_t column, int rows, int columns) {
+INLINE Source matrix_rows(GLOBAL const bf16 *matrix, int64_t stride, int64_t row, int64_t column, int rows, int columns) {
     return (Source){matrix + row * stride + column, stride, rows, columns};
 }
 
@@ -252,8 +252,8 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
 
     Operand held_queries[MOST_WIDTH / MMA], held_d_outs[MOST_WIDTH / MMA];
     int64_t row = place.base + place.first, out_stride = (int64_t)a->heads * a->head_dim;
-    Source q = rows_of(a->queries, a->query_stride, row, place.head * a->head_dim, length - place.first, a->head_dim);
-    Source d = rows_of(g->d_out, out_stride, row, place.head * a->head_dim, length - place.first, a->head_dim);
+    Source q = matrix_rows(a->queries, a->query_stride, row, place.head * a->head_dim, length - place.first, a->head_dim);
+    Source d = matrix_rows(g->d_out, out_stride, row, place.head * a->head_dim, length - place.first, a->head_dim);
     if (HOLDS)
         load_held_rows(held_queries, queries, width, rows, threads, &q), load_held_rows(held_d_outs, d_outs, width, rows, threads, &d);
     else tile_load(queries, width, rows, threads, &q), tile_load(d_outs, width, rows, threads, &d);
@@ -277,8 +277,8 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     int64_t column = place.kv_head * a->head_dim;
     Stage k_stage, v_stage;
     LOCAL bf16 *keys = tiles, *values = tiles + MMA * width;
-    Source k = rows_of(a->keys, a->key_stride, place.key_base + key, column, last + 1 - key, a->head_dim);
-    Source v = rows_of(a->values, a->key_stride, place.key_base + key, column, last + 1 - key, a->head_dim);
+    Source k = matrix_rows(a->keys, a->key_stride, place.key_base + key, column, last + 1 - key, a->head_dim);
+    Source v = matrix_rows(a->values, a->key_stride, place.key_base + key, column, last + 1 - key, a->head_dim);
     if (key <= last) {
         stage_begin(&k_stage, keys, width, MMA, threads, &k);
         stage_begin(&v_stage, values, width, MMA, threads, &v);
@@ -290,8 +290,9 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
         buffer = (buffer + 1) % buffers;
         LOCAL bf16 *next = tiles + buffer * 2 * MMA * width;
         if (key + MMA <= last) {
-            k = rows_of(a->keys, a->key_stride, place.key_base + opaque_of_wave(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
-            v = rows_of(a->values, a->key_stride, place.key_base + opaque_of_wave(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
+            k = matrix_rows(a->keys, a->key_stride, place.key_base + opaque_of_wave(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
+            v = matrix_rows(
+                a->values, a->key_stride, place.key_base + opaque_of_wave(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
             stage_begin(&k_stage, next, width, MMA, threads, &k);
             stage_begin(&v_stage, next + MMA * width, width, MMA, threads, &v);
         }
@@ -346,9 +347,9 @@ INLINE int last_touched_tile(const AttentionGrad *g, int sequence, int first, in
 
 /* Iteration of the keys pass: over the heads of the group, and within each over the tiles of
  * queries in order. */
-typedef struct Walk { int sequence, head, heads_left, first_tile, tile, last_tile; } Walk;
+typedef struct KeyWalk { int sequence, head, heads_left, first_tile, tile, last_tile; } KeyWalk;
 
-INLINE bool walk_next(Walk *walk) {
+INLINE bool walk_next(KeyWalk *walk) {
     if (walk->tile++ < walk->last_tile) return true;
     walk->tile = walk->first_tile;
     walk->head++;
@@ -389,12 +390,12 @@ typedef struct QueryStage {
 
 /* Queries after the last one get weights of zero. */
 INLINE void query_stage_begin(
-    QueryStage *stage, LOCAL bf16 *tile, const int width, const int threads, const AttentionGrad *g, const Walk *walk) {
+    QueryStage *stage, LOCAL bf16 *tile, const int width, const int threads, const AttentionGrad *g, const KeyWalk *walk) {
     const Attention *a = &g->attention;
     int first = opaque_of_wave(walk->tile) * TILE, length = a->query_rows.rows, rows = length - first, row = first + thread_id() % TILE;
     int64_t base = (int64_t)walk->sequence * length, at = (base + row) * a->heads + walk->head;
-    stage->q = rows_of(a->queries, a->query_stride, base + first, walk->head * a->head_dim, rows, a->head_dim);
-    stage->d = rows_of(g->d_out, (int64_t)a->heads * a->head_dim, base + first, walk->head * a->head_dim, rows, a->head_dim);
+    stage->q = matrix_rows(a->queries, a->query_stride, base + first, walk->head * a->head_dim, rows, a->head_dim);
+    stage->d = matrix_rows(g->d_out, (int64_t)a->heads * a->head_dim, base + first, walk->head * a->head_dim, rows, a->head_dim);
     stage_begin(&stage->queries, tile, width, TILE, threads, &stage->q);
     stage_begin(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d);
     stage->log_sum = row < length ? attention_log_sum(g->log_sum[at]) : __builtin_inff();
@@ -461,8 +462,8 @@ INLINE void gradient_of_keys(
     LOCAL u32x4 *exchange = (LOCAL u32x4 *)(tiles + buffers * 2 * TILE * width);
     LOCAL RowTile *row_tiles = (LOCAL RowTile *)(exchange + (split > 1 ? waves * 2 * sizeof(Operand) / 16 * WAVE : 0));
     Operand held_keys[MOST_WIDTH / MMA], held_values[MOST_WIDTH / MMA];
-    Source k = rows_of(a->keys, a->key_stride, base + first_key, kv_head * a->head_dim, a->key_rows.rows - first_key, a->head_dim);
-    Source v = rows_of(a->values, a->key_stride, base + first_key, kv_head * a->head_dim, a->key_rows.rows - first_key, a->head_dim);
+    Source k = matrix_rows(a->keys, a->key_stride, base + first_key, kv_head * a->head_dim, a->key_rows.rows - first_key, a->head_dim);
+    Source v = matrix_rows(a->values, a->key_stride, base + first_key, kv_head * a->head_dim, a->key_rows.rows - first_key, a->head_dim);
     tile_load(keys, width, rows, threads, &k);
     tile_load(values, width, rows, threads, &v);
 
@@ -470,7 +471,7 @@ INLINE void gradient_of_keys(
     UNROLL for (int n = 0; n < own_columns / MMA; n++) accumulator_clear(&d_keys[n]), accumulator_clear(&d_values[n]);
 
     int first_tile = attention_first_query(a, first_key) / TILE;
-    Walk walk = {.sequence = sequence, .head = kv_head * group, .heads_left = group, .first_tile = first_tile, .tile = first_tile};
+    KeyWalk walk = {.sequence = sequence, .head = kv_head * group, .heads_left = group, .first_tile = first_tile, .tile = first_tile};
     walk.last_tile = last_touched_tile(g, sequence, walk.first_tile, first_key + rows - 1);
     QueryStage stage;
     LOCAL bf16 *tile = tiles;
@@ -715,7 +716,7 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
 }
 
 /* Launches the Hopper kernels; returns false if device or shape do not allow them. */
-static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t sequences) {
+static bool launch_grad_on_hopper(const OpCall *call, const AttentionGrad *g, int64_t sequences) {
     const Attention *a = &g->attention;
     int width = a->head_dim, processors = device_info(call->device)->processors;
     bool fits = (width == 64 || width == 128) && ((uintptr_t)g->out | (uintptr_t)g->d_queries | (uintptr_t)call->workspace) % 16 == 0;
@@ -754,7 +755,7 @@ static GradScratch grad_scratch(int64_t sequences, int64_t queries, int64_t keys
 }
 
 /* Returns scratch for the most demanding pass, because the device is not known here. */
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t attention_grad_gpu_workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     int64_t queries = token_rows(spec->length, spec->queries.ranks, spec->queries.rank).rows,
             keys = token_rows(spec->length, spec->keys.ranks, spec->keys.rank).rows;
@@ -765,7 +766,7 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     return hopper > bytes ? hopper : bytes;
 }
 
-GPU_OP(attention_grad, workspace) {
+GPU_OP(attention_grad, attention_grad_gpu_workspace) {
     Attention attention = attention_of(call);
     int64_t rows = call->in_shape[ATTENTION_QKV][0], length = attention.query_rows.rows, sequences = rows / length,
             queries = (int64_t)attention.heads * attention.head_dim;
@@ -787,7 +788,7 @@ GPU_OP(attention_grad, workspace) {
         .rows = sequences * attention.key_rows.rows,
         .parts = 1,
         .partial_keys = (float *)(scratch + at.parts_at)};
-    if (launch_hopper(call, &g, sequences)) return;
+    if (launch_grad_on_hopper(call, &g, sequences)) return;
     LaunchShape shape = {.x = sequences * g.tiles, .y = attention.heads, .threads = 4 * device_info(call->device)->wave};
     launch_attention_delta(call->device, shape, &g);
     queries_pass(call->device, &g, sequences);

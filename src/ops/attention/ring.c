@@ -26,7 +26,7 @@ TensorId op_attention_ring(Graph *graph, TensorId queries, TensorId positions, T
     return out[ATTENTION_OUT];
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void append_ring_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     attention_append_gradient(graph, OP_attention_ring_grad, node, d_out, d_in);
 }
 
@@ -34,7 +34,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 static double sent(const Graph *graph, const Node *node) {
     return (mesh_size(graph->mesh, MESH(AXIS_CP)) - 1) * (double)graph_bytes(graph, node->in[ATTENTION_KV]);
 }
-static Traffic traffic(const Graph *graph, const Node *node) { return (Traffic){MESH(AXIS_CP), sent(graph, node)}; }
+static Traffic ring_traffic(const Graph *graph, const Node *node) { return (Traffic){MESH(AXIS_CP), sent(graph, node)}; }
 static Traffic grad_traffic(const Graph *graph, const Node *node) {
     double ratio = (double)precision_bytes(graph->precision, TYPE_WIDE) / (double)precision_bytes(graph->precision, TYPE_COMPUTE);
     return (Traffic){MESH(AXIS_CP), (1 + ratio) * sent(graph, node)};
@@ -43,8 +43,8 @@ static Traffic grad_traffic(const Graph *graph, const Node *node) {
 const Op op_rule_attention_ring = {.name = "attention_ring",
     .class = OP_CLASS_ATTENTION,
     .communicates = true,
-    .traffic = traffic,
-    .gradient = gradient,
+    .traffic = ring_traffic,
+    .gradient = append_ring_gradient,
     .flops = attention_flops};
 const Op op_rule_attention_ring_grad = {
     .name = "attention_ring_grad", .communicates = true, .traffic = grad_traffic, .flops = attention_grad_flops};
@@ -60,7 +60,7 @@ typedef struct RingMemory {
     char *scratch;                     /* of the kernels of attention */
 } RingMemory;
 
-typedef struct Ring {
+typedef struct RingRun {
     const OpCall *call;
     const RingKernels *by;
     Comm *group;
@@ -68,26 +68,27 @@ typedef struct Ring {
     RingMemory memory;
     int64_t rows, columns, keys, heads; /* R; columns of the result: out, or d_queries; of keys and values */
     int rank, size;
-} Ring;
+} RingRun;
 
-static char *take(uintptr_t *at, int64_t bytes) {
+static char *take_room(uintptr_t *at, int64_t bytes) {
     char *memory = (char *)*at;
     *at += (uintptr_t)round_up(bytes, 256);
     return memory;
 }
 
 /* Places the memory from `at` on; it ends where `scratch` begins. */
-static RingMemory place(uintptr_t at, int64_t rows, int64_t columns, int64_t keys, int64_t heads, const RingKernels *by, bool backward) {
+static RingMemory place_buffers(
+    uintptr_t at, int64_t rows, int64_t columns, int64_t keys, int64_t heads, const RingKernels *by, bool backward) {
     RingMemory m = {0};
-    for (int i = 0; i < 2; i++) m.keys[i] = take(&at, rows * keys * by->compute);
-    m.part = take(&at, rows * columns * by->compute);
-    m.sum = take(&at, rows * columns * by->wide);
+    for (int i = 0; i < 2; i++) m.keys[i] = take_room(&at, rows * keys * by->compute);
+    m.part = take_room(&at, rows * columns * by->compute);
+    m.sum = take_room(&at, rows * columns * by->wide);
     if (!backward) {
-        m.part_log = take(&at, rows * heads * by->wide);
-        for (int i = 0; i < 2; i++) m.logs[i] = take(&at, rows * heads * by->wide);
+        m.part_log = take_room(&at, rows * heads * by->wide);
+        for (int i = 0; i < 2; i++) m.logs[i] = take_room(&at, rows * heads * by->wide);
     } else {
-        m.d_keys_part = take(&at, rows * keys * by->compute);
-        for (int i = 0; i < 2; i++) m.d_keys_sum[i] = take(&at, rows * keys * by->wide);
+        m.d_keys_part = take_room(&at, rows * keys * by->compute);
+        for (int i = 0; i < 2; i++) m.d_keys_sum[i] = take_room(&at, rows * keys * by->wide);
     }
     m.scratch = (char *)at;
     return m;
@@ -100,26 +101,28 @@ static AttentionSpec spec_of_block(const AttentionSpec *spec, int keys) {
     return block;
 }
 
-static int64_t workspace(const Graph *graph, const Node *node, const RingKernels *by, OpId op) {
+static int64_t ring_workspace_of(const Graph *graph, const Node *node, const RingKernels *by, OpId op) {
     AttentionSpec spec = spec_of_block(node->attributes, 0);
     Node block = *node;
     block.attributes = &spec;
     bool backward = op == OP_attention_grad;
     int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), keys = graph_columns(graph, node->in[ATTENTION_KV]);
     int64_t columns = graph_columns(graph, node->out[backward ? ATTENTION_GRAD_D_QKV : ATTENTION_OUT]);
-    RingMemory m = place(0, rows, columns, keys, spec.heads.heads, by, backward);
+    RingMemory m = place_buffers(0, rows, columns, keys, spec.heads.heads, by, backward);
     const OpKernel *kernel = by->kernels[op];
     return (int64_t)(uintptr_t)m.scratch + (kernel->workspace ? kernel->workspace(graph, &block) : 0);
 }
 
-int64_t ring_workspace(const Graph *graph, const Node *node, const RingKernels *by) { return workspace(graph, node, by, OP_attention); }
+int64_t ring_workspace(const Graph *graph, const Node *node, const RingKernels *by) {
+    return ring_workspace_of(graph, node, by, OP_attention);
+}
 int64_t ring_gradient_workspace(const Graph *graph, const Node *node, const RingKernels *by) {
-    return workspace(graph, node, by, OP_attention_grad);
+    return ring_workspace_of(graph, node, by, OP_attention_grad);
 }
 
-static Ring ring_of(const OpCall *call, const RingKernels *by, bool backward) {
+static RingRun ring_of(const OpCall *call, const RingKernels *by, bool backward) {
     const int64_t *result = call->out_shape[backward ? ATTENTION_GRAD_D_QKV : ATTENTION_OUT];
-    Ring r = {.call = call,
+    RingRun r = {.call = call,
         .by = by,
         .group = mesh_inner_group(call->mesh, MESH(AXIS_CP)),
         .rank = mesh_index(call->mesh, MESH(AXIS_CP)),
@@ -128,22 +131,22 @@ static Ring ring_of(const OpCall *call, const RingKernels *by, bool backward) {
         .columns = result[1],
         .keys = call->in_shape[ATTENTION_KV][1],
         .heads = ((const AttentionSpec *)call->attributes)->heads.heads};
-    r.memory = place((uintptr_t)call->workspace, r.rows, r.columns, r.keys, r.heads, by, backward);
+    r.memory = place_buffers((uintptr_t)call->workspace, r.rows, r.columns, r.keys, r.heads, by, backward);
     return r;
 }
 
 /* Returns the block of a step. */
-static void *block_of(const Ring *r, int step) { return step == 0 ? r->call->in[ATTENTION_KV] : r->memory.keys[step % 2]; }
+static void *block_of(const RingRun *r, int step) { return step == 0 ? r->call->in[ATTENTION_KV] : r->memory.keys[step % 2]; }
 
 /* Sends to the next rank and receives from the previous one. */
-static CommTicket pass_on(const Ring *r, const char *name, const void *from, void *to, int64_t bytes) {
+static CommTicket pass_block_on(const RingRun *r, const char *name, const void *from, void *to, int64_t bytes) {
     return comm_exchange(r->group, name, from, bytes, (r->rank + 1) % r->size, to, bytes, (r->rank + r->size - 1) % r->size, COMM_U8);
 }
-static CommTicket next_block(const Ring *r, int step) {
+static CommTicket next_block(const RingRun *r, int step) {
     if (step + 1 == r->size) return 0;
-    return pass_on(r, "keys", block_of(r, step), r->memory.keys[(step + 1) % 2], r->rows * r->keys * r->by->compute);
+    return pass_block_on(r, "keys", block_of(r, step), r->memory.keys[(step + 1) % 2], r->rows * r->keys * r->by->compute);
 }
-static void await(const Ring *r, CommTicket ticket) {
+static void await_ticket(const RingRun *r, CommTicket ticket) {
     if (ticket) comm_wait(r->group, ticket);
 }
 
@@ -151,7 +154,7 @@ static void set_shape(int64_t *shape, int64_t rows, int64_t columns) { shape[0] 
 
 /* Returns the call of an attention kernel for the block of a step; *spec receives its
  * attributes. */
-static OpCall call_of_block(const Ring *r, int step, AttentionSpec *spec) {
+static OpCall call_of_block(const RingRun *r, int step, AttentionSpec *spec) {
     *spec = spec_of_block(r->call->attributes, (r->rank + r->size - step) % r->size);
     OpCall call = *r->call;
     call.attributes = spec;
@@ -163,7 +166,7 @@ static OpCall call_of_block(const Ring *r, int step, AttentionSpec *spec) {
 /* Arguments of attention_sum: next or last = sum + part, weighted by their log-sum-exps if there
  * are any. */
 typedef struct RingSum { void *sum, *log, *part, *part_log, *next, *next_log, *last; } RingSum;
-static void add(const Ring *r, const RingSum *s, int64_t columns) {
+static void add_ring_part(const RingRun *r, const RingSum *s, int64_t columns) {
     OpCall call = {.device = r->call->device,
         .in = {[ATTENTION_SUM_SUM] = s->sum,
             [ATTENTION_SUM_LOG] = s->log,
@@ -178,7 +181,7 @@ static void add(const Ring *r, const RingSum *s, int64_t columns) {
 /* -- Passes -------------------------------------------------------------------------------------------------------- */
 
 void ring_attend(const OpCall *call, const RingKernels *by) {
-    Ring r = ring_of(call, by, false);
+    RingRun r = ring_of(call, by, false);
     const RingMemory *m = &r.memory;
     for (int step = 0; step < r.size; step++) {
         bool first = step == 0, last = step + 1 == r.size;
@@ -194,13 +197,13 @@ void ring_attend(const OpCall *call, const RingKernels *by) {
             .next = last ? NULL : m->sum,
             .last = last ? call->out[ATTENTION_OUT] : NULL,
             .next_log = last ? call->out[ATTENTION_LOG_SUM] : m->logs[(step + 1) % 2]};
-        add(&r, &sum, r.columns);
-        await(&r, arriving);
+        add_ring_part(&r, &sum, r.columns);
+        await_ticket(&r, arriving);
     }
 }
 
 void ring_gradient(const OpCall *call, const RingKernels *by) {
-    Ring r = ring_of(call, by, true);
+    RingRun r = ring_of(call, by, true);
     const RingMemory *m = &r.memory;
     CommTicket sums_arriving = 0;
     for (int step = 0; step < r.size; step++) {
@@ -215,16 +218,16 @@ void ring_gradient(const OpCall *call, const RingKernels *by) {
             .part = m->part,
             .next = last ? NULL : m->sum,
             .last = last ? call->out[ATTENTION_GRAD_D_QKV] : NULL};
-        add(&r, &queries, r.columns);
-        await(&r, arriving);
+        add_ring_part(&r, &queries, r.columns);
+        await_ticket(&r, arriving);
         if (first) continue;
-        await(&r, sums_arriving);
+        await_ticket(&r, sums_arriving);
         RingSum keys = {.sum = step == 1 ? NULL : m->d_keys_sum[1], .part = m->d_keys_part, .next = m->d_keys_sum[0]};
-        add(&r, &keys, r.keys);
-        sums_arriving = pass_on(&r, "d_keys", m->d_keys_sum[0], m->d_keys_sum[1], r.rows * r.keys * by->wide);
+        add_ring_part(&r, &keys, r.keys);
+        sums_arriving = pass_block_on(&r, "d_keys", m->d_keys_sum[0], m->d_keys_sum[1], r.rows * r.keys * by->wide);
     }
     if (r.size == 1) return;
-    await(&r, sums_arriving);
+    await_ticket(&r, sums_arriving);
     void *own = call->out[ATTENTION_GRAD_D_KV];
-    add(&r, &(RingSum){.sum = m->d_keys_sum[1], .part = own, .last = own}, r.keys);
+    add_ring_part(&r, &(RingSum){.sum = m->d_keys_sum[1], .part = own, .last = own}, r.keys);
 }

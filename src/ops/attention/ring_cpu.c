@@ -5,8 +5,8 @@
 extern const OpKernel *const KERNEL(table)[OP_COUNT];
 static const RingKernels by = {KERNEL(table), sizeof(T), sizeof(W)};
 
-static int64_t workspace(const Graph *graph, const Node *node) { return ring_workspace(graph, node, &by); }
-static int64_t grad_workspace(const Graph *graph, const Node *node) { return ring_gradient_workspace(graph, node, &by); }
+static int64_t ring_cpu_workspace(const Graph *graph, const Node *node) { return ring_workspace(graph, node, &by); }
+static int64_t ring_grad_cpu_workspace(const Graph *graph, const Node *node) { return ring_gradient_workspace(graph, node, &by); }
 
-CPU_OP(attention_ring, workspace) { ring_attend(call, &by); }
-CPU_OP(attention_ring_grad, grad_workspace) { ring_gradient(call, &by); }
+CPU_OP(attention_ring, ring_cpu_workspace) { ring_attend(call, &by); }
+CPU_OP(attention_ring_grad, ring_grad_cpu_workspace) { ring_gradient(call, &by); }

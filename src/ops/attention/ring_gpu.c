@@ -8,10 +8,10 @@
 
 static const RingKernels by = {gpu_kernels, sizeof(bf16), sizeof(float)};
 
-static int64_t workspace(const Graph *graph, const Node *node) { return ring_workspace(graph, node, &by); }
-static int64_t grad_workspace(const Graph *graph, const Node *node) { return ring_gradient_workspace(graph, node, &by); }
+static int64_t ring_gpu_workspace(const Graph *graph, const Node *node) { return ring_workspace(graph, node, &by); }
+static int64_t ring_grad_gpu_workspace(const Graph *graph, const Node *node) { return ring_gradient_workspace(graph, node, &by); }
 
-GPU_OP(attention_ring, workspace) { ring_attend(call, &by); }
-GPU_OP(attention_ring_grad, grad_workspace) { ring_gradient(call, &by); }
+GPU_OP(attention_ring, ring_gpu_workspace) { ring_attend(call, &by); }
+GPU_OP(attention_ring_grad, ring_grad_gpu_workspace) { ring_gradient(call, &by); }
 
 #endif

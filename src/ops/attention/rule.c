@@ -10,7 +10,7 @@
 #include "ops/attention/rule_internal.h"
 #include "ops/collective/collective.h"
 
-static void assert_shapes(const Graph *graph, TensorId queries, int64_t columns, TensorId positions, const AttentionSpec *spec) {
+static void assert_attention_shapes(const Graph *graph, TensorId queries, int64_t columns, TensorId positions, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
     assert(graph_get(graph, queries)->type == TYPE_COMPUTE && graph_columns(graph, queries) == columns);
     assert(h->kv_heads > 0 && h->heads % h->kv_heads == 0 && spec->window >= 0);
@@ -18,7 +18,7 @@ static void assert_shapes(const Graph *graph, TensorId queries, int64_t columns,
     assert(graph_elements(graph, positions) == graph_rows(graph, queries));
 }
 
-static TensorId append(Graph *graph, const Inputs in, const AttentionSpec *spec) {
+static TensorId append_attention(Graph *graph, const Inputs in, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
     int64_t rows = graph_rows(graph, in[ATTENTION_QKV]);
     Outputs out = {[ATTENTION_OUT] = graph_activation(graph, TYPE_COMPUTE, rows, heads_out_columns(h), "attended")};
@@ -28,21 +28,21 @@ static TensorId append(Graph *graph, const Inputs in, const AttentionSpec *spec)
 }
 
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec) {
-    assert_shapes(graph, qkv, heads_columns(&spec->heads), positions, spec);
+    assert_attention_shapes(graph, qkv, heads_columns(&spec->heads), positions, spec);
     if (mesh_size(graph->mesh, MESH(AXIS_CP)) > 1) {
         assert(!spec->bidirectional);
         return attention_of_context(graph, qkv, positions, spec);
     }
     assert(spec->length > 0 && graph_rows(graph, qkv) % spec->length == 0);
-    return append(graph, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions}, spec);
+    return append_attention(graph, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions}, spec);
 }
 
 TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
-    assert_shapes(graph, queries, heads_query_columns(h), positions, spec);
+    assert_attention_shapes(graph, queries, heads_query_columns(h), positions, spec);
     assert(graph_get(graph, kv)->type == TYPE_COMPUTE && graph_columns(graph, kv) == heads_kv_columns(h));
     assert(graph_rows(graph, queries) * int_max(spec->queries.ranks, 1) == graph_rows(graph, kv) * int_max(spec->keys.ranks, 1));
-    return append(graph, (Inputs){[ATTENTION_QKV] = queries, [ATTENTION_POSITIONS] = positions, [ATTENTION_KV] = kv}, spec);
+    return append_attention(graph, (Inputs){[ATTENTION_QKV] = queries, [ATTENTION_POSITIONS] = positions, [ATTENTION_KV] = kv}, spec);
 }
 
 void attention_append_gradient(Graph *graph, int op, const Node *node, const TensorId *d_out, TensorId *d_in) {
@@ -62,7 +62,7 @@ void attention_append_gradient(Graph *graph, int op, const Node *node, const Ten
     graph_node(graph, op, in, out, node->attributes, 0);
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void append_attention_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     attention_append_gradient(graph, OP_attention_grad, node, d_out, d_in);
 }
 
@@ -89,7 +89,7 @@ const Op op_rule_attention = {.name = "attention",
     .class = OP_CLASS_ATTENTION,
     .measured = OPERAND(ATTENTION_OUT),
     .amax = OPERAND(ATTENTION_AMAX),
-    .gradient = gradient,
+    .gradient = append_attention_gradient,
     .flops = attention_flops,
     .teraflops = 400};
 const Op op_rule_attention_grad = {.name = "attention_grad", .flops = attention_grad_flops, .teraflops = 420};
@@ -103,7 +103,7 @@ int64_t attention_cache_rows(const Graph *graph, int64_t context) {
 /* Appends the node of attention over a cache, whose output is `out`. */
 static void append_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, TensorId out, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
-    assert_shapes(graph, qkv, heads_columns(h), positions, spec);
+    assert_attention_shapes(graph, qkv, heads_columns(h), positions, spec);
     assert(graph_get(graph, cache)->type == TYPE_COMPUTE && graph_get(graph, cache)->arena == ARENA_STATE);
     assert(graph_columns(graph, cache) == heads_kv_columns(h));
     graph_node(graph, OP_attention_cached, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions},

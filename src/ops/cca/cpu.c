@@ -16,7 +16,7 @@ static CcaScratch forward_scratch(const CcaShape *s, int64_t compute, int64_t wi
     return cca_scratch(s->dim, tall, tall, s->dim, compute, wide);
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t cca_cpu_workspace(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
     int64_t compute = precision_bytes(graph->precision, TYPE_COMPUTE), wide = precision_bytes(graph->precision, TYPE_WIDE);
     return cca_threads(task_count(&s)) * forward_scratch(&s, compute, wide).bytes;
@@ -47,7 +47,7 @@ static W sum_of_squares(const W *restrict y, int64_t dim) {
 
 /* out = y * scale, with the first `rotated` channels rotated by the angles of one row of the
  * table. */
-static void rotate(T *restrict out, const W *restrict y, W scale, const W *restrict table, int64_t rotated, int64_t dim) {
+static void rotate_head(T *restrict out, const W *restrict y, W scale, const W *restrict table, int64_t rotated, int64_t dim) {
     int64_t half = rotated / 2;
 #pragma omp simd simdlen(8)
     for (int64_t i = 0; i < half; i++) {
@@ -70,7 +70,7 @@ typedef struct Forward {
 } Forward;
 
 /* Normalizes and rotates row y of one head, and stores it to qkv. */
-static void finish_row(const Forward *f, W *y, int64_t r, int64_t head) {
+static void finish_cca_row(const Forward *f, W *y, int64_t r, int64_t head) {
     const CcaShape *s = &f->s;
     const W *angles = f->table + f->rows.positions[r] * f->rotated;
     W length = wide_sqrt(sum_of_squares(y, s->dim)), least = (W)cca_least_norm(sizeof(T));
@@ -78,12 +78,12 @@ static void finish_row(const Forward *f, W *y, int64_t r, int64_t head) {
     if (f->scales) f->scales[r * (s->heads + s->kv_heads) + head] = scale;
     T *out = f->qkv + r * s->columns + head * s->dim;
     if (head < s->heads) {
-        rotate(out, y, scale, angles, f->rotated, s->dim);
+        rotate_head(out, y, scale, angles, f->rotated, s->dim);
         return;
     }
     int64_t g = head - s->heads;
-    if (f->units) rotate(f->units + r * s->values + g * s->dim, y, scale, angles, f->rotated, s->dim);
-    rotate(out, y, scale * f->temperature[g], angles, f->rotated, s->dim);
+    if (f->units) rotate_head(f->units + r * s->values + g * s->dim, y, scale, angles, f->rotated, s->dim);
+    rotate_head(out, y, scale * f->temperature[g], angles, f->rotated, s->dim);
 }
 
 static void shift_values(const Forward *f, int64_t r) {
@@ -118,7 +118,7 @@ static void convolve_block(const Forward *f, int64_t first, int64_t end, int64_t
     for (int64_t r = first; r < end; r++) add_qk_mean(products + (r - first) * dim, cca_row(&f->rows, r), head, &f->s);
     for (int64_t r = first; r < end; r++) {
         if (r + CCA_PREFETCH_ROWS < end) kernel_prefetch(f->qkv + (r + CCA_PREFETCH_ROWS) * f->s.columns + column, dim);
-        finish_row(f, products + (r - first) * dim, r, head);
+        finish_cca_row(f, products + (r - first) * dim, r, head);
     }
 }
 
@@ -129,7 +129,7 @@ static void update_state(T *state, const T *u, const CcaShape *s) {
     memcpy(state + (2 - kept) * s->columns, u + (s->rows - kept) * s->columns, kept * s->columns * sizeof(T));
 }
 
-CPU_OP(cca, workspace) {
+CPU_OP(cca, cca_cpu_workspace) {
     CcaShape s = cca_shape(call->attributes, call->in_shape[CCA_U][0]);
     Forward f = {.s = s,
         .rows = cca_rows(call),

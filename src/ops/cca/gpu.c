@@ -24,7 +24,7 @@ typedef struct CcaStateArguments {
 
 /* Rotates eight channels of row `row`, whose products are complete, by the angles of its
  * position. */
-INLINE f32x8 rotate(
+INLINE f32x8 rotate_eight(
     f32x8 own, LOCAL const float *products, int row, int channel, const CcaInput *in, const float GLOBAL *angles, const int DIM) {
     int half = in->rotated / 2;
     if (channel >= in->rotated) return own;
@@ -46,7 +46,7 @@ INLINE f32x8 rotate(
 
 /* Stores eight channels of one head times their scale to qkv, and the values that training
  * keeps. */
-INLINE void finish(const CcaArguments *a, f32x8 y, float scale, int64_t r, int head, int channel) {
+INLINE void finish_eight(const CcaArguments *a, f32x8 y, float scale, int64_t r, int head, int channel) {
     const CcaInput *in = &a->in;
     int left = in->dim - channel, key = head - in->heads;
     bool whole = in->whole;
@@ -99,7 +99,7 @@ INLINE f32x8 rotate_by(
 }
 
 /* Applies norm and RoPE to a chunk whose products are complete. */
-INLINE void finish_chunk(const CcaArguments *a, const Angles *angles, const float GLOBAL *table, LOCAL const float *products, int row,
+INLINE void finish_cca_chunk(const CcaArguments *a, const Angles *angles, const float GLOBAL *table, LOCAL const float *products, int row,
     int64_t r, int head, int channel, const int DIM) {
     const CcaInput *in = &a->in;
     f32x8 y = load_products(products, row, channel, DIM);
@@ -108,8 +108,8 @@ INLINE void finish_chunk(const CcaArguments *a, const Angles *angles, const floa
     float scale = fast_sqrt((float)in->dim) * fast_rsqrt(__builtin_fmaxf(sum_of_row(squares, DIM), CCA_LEAST_NORM * CCA_LEAST_NORM));
     if (r >= in->rows) return;
     y = in->whole && in->rotated ? rotate_by(angles, y, products, row, channel, in, DIM)
-                                 : rotate(y, products, row, channel, in, table, DIM);
-    finish(a, y, scale, r, head, channel);
+                                 : rotate_eight(y, products, row, channel, in, table, DIM);
+    finish_eight(a, y, scale, r, head, channel);
 }
 
 /* Processes the tiles of a block, from row `first` on. Products start with bias and mean. */
@@ -121,27 +121,27 @@ INLINE void convolve_tiles(
     PairWeights pair_weights = load_pair_weights(in, column, left);
     f32x8 bias = load_wide(a->grouped_bias + column, left, in->whole);
     TileChunk ahead[CCA_CHUNKS];
-    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) ahead[i] = load_tile_chunk(in, (int)first + chunk_row(i, DIM), head, channel);
+    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) ahead[i] = load_tile_chunk(in, (int)first + cca_chunk_row(i, DIM), head, channel);
     for (; first < in->rows; first += a->stride) {
         Angles angles[CCA_CHUNKS] = {0};
         const float GLOBAL *table[CCA_CHUNKS];
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
-            int row = chunk_row(i, DIM);
+            int row = cca_chunk_row(i, DIM);
             table[i] = a->table + offset_of(ahead[i].pair.row.position, in->rotated);
             store_loaded_pairs(tile, 2 * DIM, row, channel, in, first + row < in->rows, &ahead[i].pair, &pair_weights);
             store_products(products, row, channel, bias + loaded_mean(in, &ahead[i], head, channel), DIM);
         }
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
             if (by_chunks) angles[i] = load_angles(in, table[i], channel);
-            int64_t next = first + a->stride + chunk_row(i, DIM);
+            int64_t next = first + a->stride + cca_chunk_row(i, DIM);
             ahead[i] = load_tile_chunk(in, (int)(next < in->rows ? next : in->rows - 1), head, channel);
         }
         barrier();
         multiply_tile(products, tile, weights, true, DIM);
         barrier();
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
-            int row = chunk_row(i, DIM);
-            finish_chunk(a, &angles[i], table[i], products, row, first + row, head, channel, DIM);
+            int row = cca_chunk_row(i, DIM);
+            finish_cca_chunk(a, &angles[i], table[i], products, row, first + row, head, channel, DIM);
         }
         barrier();
     }
@@ -168,7 +168,7 @@ INLINE void convolve_tile(
     int channel = chunk_channel(DIM), left = in->dim - channel;
     int64_t column = head * in->dim + channel;
     UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
-        int row = chunk_row(i, DIM);
+        int row = cca_chunk_row(i, DIM);
         store_pairs(tile, 2 * DIM, row, channel, in, first + row, column, left);
         store_products(
             products, row, channel, load_wide(a->grouped_bias + column, left, in->whole) + mean_of(in, first + row, head, channel), DIM);
@@ -177,15 +177,15 @@ INLINE void convolve_tile(
     multiply_tile(products, tile, weights, true, DIM);
     barrier();
     UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
-        int row = chunk_row(i, DIM);
+        int row = cca_chunk_row(i, DIM);
         int64_t r = first + row;
         f32x8 y = load_products(products, row, channel, DIM);
         float squares = 0;
         UNROLL for (int j = 0; j < CHUNK; j++) squares += y[j] * y[j];
         float scale = fast_sqrt((float)in->dim) * fast_rsqrt(__builtin_fmaxf(sum_of_row(squares, DIM), CCA_LEAST_NORM * CCA_LEAST_NORM));
         if (r >= in->rows) continue;
-        y = rotate(y, products, row, channel, in, a->table + (int64_t)in->positions[r] * in->rotated, DIM);
-        finish(a, y, scale, r, head, channel);
+        y = rotate_eight(y, products, row, channel, in, a->table + (int64_t)in->positions[r] * in->rotated, DIM);
+        finish_eight(a, y, scale, r, head, channel);
     }
     barrier();
 }
@@ -204,7 +204,7 @@ INLINE void load_weights(Operand *weights, const CcaInput *in, int head, LOCAL b
         stage_begin(&stage, tile, 2 * DIM, MMA, CCA_THREADS, &source);
         stage_end(&stage, tile, 2 * DIM, MMA, CCA_THREADS, &source, 0);
         barrier();
-        if (wave_column(DIM) == n) UNROLL for (int k = 0; k < 2 * DIM / MMA; k++) operand_load(&weights[k], tile, 2 * DIM, 0, k * MMA);
+        if (cca_wave_column(DIM) == n) UNROLL for (int k = 0; k < 2 * DIM / MMA; k++) operand_load(&weights[k], tile, 2 * DIM, 0, k * MMA);
         barrier();
     }
 }
@@ -224,7 +224,7 @@ INLINE void shift_values(const CcaArguments *a, int64_t first, int rows) {
     }
 }
 
-INLINE void convolve(const CcaArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
+INLINE void convolve_rows(const CcaArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
     int head = block_y();
     int64_t first = (int64_t)block_x() * (CCA_TILE / DIM);
     if (head == a->in.heads + a->in.kv_heads) {
@@ -245,9 +245,9 @@ INLINE void convolve(const CcaArguments *a, LOCAL bf16 *tile, LOCAL float *produ
         own.in.whole = in_chunks;                                                                                                          \
         if (fills(&own.in, DIM)) {                                                                                                         \
             own.in.dim = DIM;                                                                                                              \
-            convolve(&own, tile, products, DIM);                                                                                           \
+            convolve_rows(&own, tile, products, DIM);                                                                                           \
         } else {                                                                                                                           \
-            convolve(&own, tile, products, DIM);                                                                                           \
+            convolve_rows(&own, tile, products, DIM);                                                                                           \
         }                                                                                                                                  \
     }
 CCA(cca_64, 64, true)
@@ -276,7 +276,7 @@ INLINE void shift_all_values(const CcaArguments *a, int thread, int threads) {
         u32x4 x[TOGETHER];
         UNROLL for (int k = 0; k < TOGETHER; k++) {
             int i = first + k * threads < count ? first + k * threads : first, column = i % chunks * CHUNK;
-            RowPlace row = place_row(in, i / chunks);
+            RowPlace row = tile_place_row(in, i / chunks);
             bool delayed = column >= in->current;
             const bf16 GLOBAL *from = delayed ? placed_before(in, row, 1) : in->u + offset_of(row.row, in->columns);
             x[k] = *(const u32x4 GLOBAL *)(from + in->convolved + column);
@@ -353,7 +353,7 @@ INLINE void finish_fragments(const CcaArguments *a, FragmentSums *sums, const Ro
         }
         int64_t own = first + fragment_row(r);
         if (own >= in->rows) continue;
-        UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) finish(a, fragment_chunk(sums, q, r), scale, own, head, fragment_channel(q));
+        UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) finish_eight(a, fragment_chunk(sums, q, r), scale, own, head, fragment_channel(q));
     }
 }
 
@@ -368,7 +368,7 @@ INLINE void fragment_tiles(const CcaArguments *a) {
     for (int64_t first = (block_x() * FRAGMENT_WARPS + wave_id()) * FRAGMENT_ROWS; first < in->rows; first += a->stride) {
         FragmentSums sums;
         RowPlace row[2];
-        UNROLL for (int r = 0; r < 2; r++) row[r] = place_row(in, (int)first + fragment_row(r));
+        UNROLL for (int r = 0; r < 2; r++) row[r] = tile_place_row(in, (int)first + fragment_row(r));
         begin_fragment_sums(&sums, a, row, head);
         convolve_fragments(&sums, in, (int)first, head);
         finish_fragments(a, &sums, row, first, head);

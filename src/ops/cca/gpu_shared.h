@@ -106,24 +106,28 @@ INLINE f32x8 later_taps(const TapWords *taps) {
 
 /* The chunk of row r, and the row's index in the chunk. Here and below there are no branches, so
  * that loads start at once. */
-INLINE int64_t chunk_of(const CcaInput *in, int64_t r) { return (int64_t)((uint64_t)(uint32_t)r * in->chunk_factor >> in->chunk_shift); }
-INLINE int64_t place(const CcaInput *in, int64_t r) { return r - chunk_of(in, r) * in->chunk; }
+INLINE int64_t chunk_of_row(const CcaInput *in, int64_t r) {
+    return (int64_t)((uint64_t)(uint32_t)r * in->chunk_factor >> in->chunk_shift);
+}
+INLINE int64_t place_in_sequence(const CcaInput *in, int64_t r) { return r - chunk_of_row(in, r) * in->chunk; }
 
 /* Returns the number of rows before row r that belong to its document and are available. */
 INLINE int64_t history(const CcaInput *in, int64_t r) {
-    int64_t rows = place(in, r) + in->reach, position = in->positions[r];
+    int64_t rows = place_in_sequence(in, r) + in->reach, position = in->positions[r];
     return position < rows ? position : rows;
 }
 
 /* Returns whether row r exists and belongs to the document and the chunk of row r - 1, so that it
  * sends gradients back to it. */
-INLINE bool follows(const CcaInput *in, int64_t r) { return r < in->rows && place(in, r) > 0 && in->positions[r] > 0; }
+INLINE bool follows_in_document(const CcaInput *in, int64_t r) {
+    return r < in->rows && place_in_sequence(in, r) > 0 && in->positions[r] > 0;
+}
 
 /* Return row r of u, and the row `back` rows before it; any readable row if it does not exist. */
 INLINE const bf16 GLOBAL *row_of_u(const CcaInput *in, int64_t r) { return in->u + (r < in->rows ? r : in->rows - 1) * in->columns; }
 INLINE const bf16 GLOBAL *row_before(const CcaInput *in, int64_t r, int back) {
     r = r < in->rows ? r : in->rows - 1;
-    int64_t at = place(in, r) - back, in_halo = (chunk_of(in, r) + 1) * HALO_ROWS + at;
+    int64_t at = place_in_sequence(in, r) - back, in_halo = (chunk_of_row(in, r) + 1) * HALO_ROWS + at;
     return at >= 0 ? in->u + (r - back) * in->columns : in->halo + in_halo * in->halo_columns;
 }
 
@@ -132,7 +136,7 @@ INLINE const bf16 GLOBAL *row_before(const CcaInput *in, int64_t r, int back) {
  * its chunk, and its position. */
 typedef struct RowPlace { int32_t row, place, position; } RowPlace;
 
-INLINE RowPlace place_row(const CcaInput *in, int r) {
+INLINE RowPlace tile_place_row(const CcaInput *in, int r) {
     int row = r < in->rows ? r : in->rows - 1;
     int chunk = (int)((uint64_t)(uint32_t)row * in->chunk_factor >> in->chunk_shift);
     return (RowPlace){row, row - chunk * in->chunk, in->positions[row]};
@@ -173,7 +177,7 @@ INLINE f32x8 add_all_queries(f32x8 sum, const bf16 GLOBAL *from, const CcaInput 
 
 /* Chunk i of this thread: its row of the tile and its first channel, which is the same for every i.
  * The DIM / CHUNK lanes of a row are adjacent. */
-INLINE int chunk_row(int i, const int DIM) { return (thread_id() + i * CCA_THREADS) / (DIM / CHUNK); }
+INLINE int cca_chunk_row(int i, const int DIM) { return (thread_id() + i * CCA_THREADS) / (DIM / CHUNK); }
 INLINE int chunk_channel(const int DIM) { return thread_id() % (DIM / CHUNK) * CHUNK; }
 
 INLINE float sum_of_row(float x, const int DIM) {
@@ -206,7 +210,7 @@ typedef struct PairChunk {
 } PairChunk;
 
 INLINE PairChunk load_pair_chunk(const CcaInput *in, int r, int column, int left) {
-    RowPlace row = place_row(in, r);
+    RowPlace row = tile_place_row(in, r);
     return (PairChunk){.own = load_chunk(in->u + offset_of(row.row, in->columns) + column, left, in->whole),
         .before = load_chunk(placed_before(in, row, 1) + column, left, in->whole),
         .older = load_chunk(placed_before(in, row, 2) + column, left, in->whole),
@@ -242,8 +246,8 @@ INLINE void store_loaded_pairs(
 /* -- Matmul of a tile ---------------------------------------------------------------------------------------------- */
 
 /* Each wave computes an MMA x MMA block of the tile's products. */
-INLINE int wave_row(const int DIM) { return wave_id() / (DIM / MMA) * MMA; }
-INLINE int wave_column(const int DIM) { return wave_id() % (DIM / MMA) * MMA; }
+INLINE int cca_wave_row(const int DIM) { return wave_id() / (DIM / MMA) * MMA; }
+INLINE int cca_wave_column(const int DIM) { return wave_id() % (DIM / MMA) * MMA; }
 
 /* Returns the place of four products, swizzled against bank conflicts. */
 INLINE int product_at(int row, int column, const int DIM) { return row * DIM + (column / 4 ^ (row & 7)) * 4; }
@@ -260,10 +264,10 @@ INLINE void store_products(LOCAL float *products, int row, int channel, f32x8 x,
 
 /* Stores the products of a wave whose lanes have eight adjacent columns, with 16-byte accesses;
  * `onto`: adds them. */
-INLINE void add_products(LOCAL float *products, const Accumulator *sum, const bool onto, const int DIM) {
-    int column = wave_column(DIM) + accumulator_column(0);
+INLINE void spread_products(LOCAL float *products, const Accumulator *sum, const bool onto, const int DIM) {
+    int column = cca_wave_column(DIM) + accumulator_column(0);
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        int row = wave_row(DIM) + accumulator_row(r);
+        int row = cca_wave_row(DIM) + accumulator_row(r);
         f32x8 own = onto ? load_products(products, row, column, DIM) : (f32x8)0;
         UNROLL for (int c = 0; c < LANE_COLUMNS; c++) own[c] += accumulator_get(sum, r, c);
         store_products(products, row, column, own, DIM);
@@ -277,16 +281,16 @@ INLINE void multiply_tile(LOCAL float *products, LOCAL const bf16 *tile, const O
     accumulator_clear(&sum);
     UNROLL for (int k = 0; k < 2 * DIM / MMA; k++) {
         Operand rows;
-        operand_load(&rows, tile + wave_row(DIM) * 2 * DIM, 2 * DIM, 0, k * MMA);
+        operand_load(&rows, tile + cca_wave_row(DIM) * 2 * DIM, 2 * DIM, 0, k * MMA);
         mma(&sum, &rows, &weights[k]);
     }
     if (WAVE == 64) { /* a lane has eight adjacent columns */
-        add_products(products, &sum, onto, DIM);
+        spread_products(products, &sum, onto, DIM);
         return;
     }
     UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
-        int column = wave_column(DIM) + accumulator_column(c);
-        LOCAL float *product = &products[product_at(wave_row(DIM) + accumulator_row(r), column, DIM) + column % 4];
+        int column = cca_wave_column(DIM) + accumulator_column(c);
+        LOCAL float *product = &products[product_at(cca_wave_row(DIM) + accumulator_row(r), column, DIM) + column % 4];
         *product = (onto ? *product : 0) + accumulator_get(&sum, r, c);
     }
 }

@@ -12,30 +12,30 @@ enum { CCA_CHUNK = 1024 }; /* rows whose parameter gradients one task sums */
 
 /* The workspace, as byte offsets: g COMPUTE [rows, convolved]; the sums of step 1 per KERNEL_BLOCK rows, those of step
  * 2 per chunk; then scratch of threads. */
-typedef struct Layout { int64_t g, temperature, grouped_bias, grouped, depthwise, depthwise_bias, scratch, bytes; } Layout;
+typedef struct GradCpuLayout { int64_t g, temperature, grouped_bias, grouped, depthwise, depthwise_bias, scratch, bytes; } GradCpuLayout;
 
-static int64_t task_count(const CcaShape *s) { return cca_blocks(s->rows, CCA_CHUNK) * (s->heads + s->kv_heads); }
+static int64_t grad_task_count(const CcaShape *s) { return cca_blocks(s->rows, CCA_CHUNK) * (s->heads + s->kv_heads); }
 
 static CcaScratch thread_scratch(const CcaShape *s, int64_t compute, int64_t wide) {
     int64_t tall = int_min(s->rows, CCA_BLOCK);
     return cca_scratch(s->dim, tall, tall + 2, 2 * s->dim, compute, wide);
 }
 
-static Layout workspace_layout(const CcaShape *s, int64_t compute, int64_t wide) {
+static GradCpuLayout cca_grad_cpu_layout(const CcaShape *s, int64_t compute, int64_t wide) {
     int64_t blocks = kernel_blocks(s->rows), chunks = cca_blocks(s->rows, CCA_CHUNK);
-    Layout l = {.temperature = cca_align(s->rows * s->convolved * compute)};
+    GradCpuLayout l = {.temperature = cca_align(s->rows * s->convolved * compute)};
     l.grouped_bias = l.temperature + cca_align(blocks * s->kv_heads * wide);
     l.grouped = l.grouped_bias + cca_align(blocks * s->convolved * wide);
     l.depthwise = l.grouped + cca_align(chunks * s->convolved * 2 * s->dim * wide);
     l.depthwise_bias = l.depthwise + cca_align(chunks * s->convolved * 2 * wide);
     l.scratch = l.depthwise_bias + cca_align(chunks * s->convolved * wide);
-    l.bytes = l.scratch + cca_threads(task_count(s)) * thread_scratch(s, compute, wide).bytes;
+    l.bytes = l.scratch + cca_threads(grad_task_count(s)) * thread_scratch(s, compute, wide).bytes;
     return l;
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t cca_grad_cpu_workspace(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
-    return workspace_layout(&s, precision_bytes(graph->precision, TYPE_COMPUTE), precision_bytes(graph->precision, TYPE_WIDE)).bytes;
+    return cca_grad_cpu_layout(&s, precision_bytes(graph->precision, TYPE_COMPUTE), precision_bytes(graph->precision, TYPE_WIDE)).bytes;
 }
 
 /* Operands of a call, and its workspace. `y` and `units` are the forward outputs qkv and
@@ -99,7 +99,7 @@ static void normalise_row_grad(const Backward *b, int64_t r, W *temperature_sum,
 
 /* Returns whether row r belongs to the document and the chunk of row r - 1, so that it sends
  * gradients back to it. */
-static bool follows(const Backward *b, int64_t r) { return r < b->s.rows && cca_place(&b->rows, r) > 0 && b->rows.positions[r] > 0; }
+static bool row_follows(const Backward *b, int64_t r) { return r < b->s.rows && cca_place(&b->rows, r) > 0 && b->rows.positions[r] > 0; }
 
 /* Returns the destination of the gradient of the older of the two rows before row r; NULL unless r
  * is the first row of a chunk. */
@@ -115,7 +115,7 @@ static void shift_values_grad(const Backward *b, int64_t r) {
     const T *dy = b->dy + r * s->columns + s->convolved;
     T *du = b->du + r * s->columns + s->convolved, *halo = halo_of(b, r);
     memcpy(du, dy, current * sizeof(T));
-    if (follows(b, r + 1)) memcpy(du + current, dy + s->columns + current, delayed_bytes);
+    if (row_follows(b, r + 1)) memcpy(du + current, dy + s->columns + current, delayed_bytes);
     else memset(du + current, 0, delayed_bytes);
     if (!halo) return;
     memset(halo + s->convolved, 0, s->values * sizeof(T));
@@ -137,21 +137,21 @@ static void normalise_block_grad(const Backward *b, int64_t block) {
 /* -- Step 2 -------------------------------------------------------------------------------------------------------- */
 
 /* One head of one chunk, with its thread's scratch and the task's sums. */
-typedef struct Task {
+typedef struct GradTask {
     int64_t head, column, first, end;     /* first column of the head; rows of the current block */
     W *taps, *mean, *current, *following; /* rows of scratch */
     const W *zeros;
     T *pairs;
     W *d_pairs;                           /* gradient of `pairs`, from row `first` on */
     W *grouped_sum, *tap_sums, *bias_sum; /* tap_sums in the order of cca_split_taps */
-} Task;
+} GradTask;
 
 /* d = gradient of row r of the depthwise convolution's output, which pairs row r reads as current
  * and row r + 1 as previous. */
-static void depthwise_output_grad(W *restrict d, const Backward *b, const Task *t, int64_t r) {
+static void depthwise_output_grad(W *restrict d, const Backward *b, const GradTask *t, int64_t r) {
     int64_t dim = b->s.dim;
     const W *restrict own = t->d_pairs + (r - t->first) * 2 * dim, *restrict next = own + 2 * dim;
-    if (follows(b, r + 1))
+    if (row_follows(b, r + 1))
         for (int64_t i = 0; i < dim; i++) d[i] = own[2 * i + 1] + next[2 * i];
     else
         for (int64_t i = 0; i < dim; i++) d[i] = own[2 * i + 1];
@@ -177,7 +177,7 @@ static void mean_row_grad(W *restrict d, const Backward *b, int64_t head, int64_
 /* Computes what pairs row r, the first of a chunk, sends back for its previous row: to the
  * depthwise convolution of that row, and through it to the halo. The convolution of row r
  * (`current`) reads the halo too. */
-static void halo_grad(const Backward *b, const Task *t, int64_t r, const W *restrict current, T *restrict halo) {
+static void halo_grad(const Backward *b, const GradTask *t, int64_t r, const W *restrict current, T *restrict halo) {
     int64_t dim = b->s.dim, history = cca_history(&b->rows, r);
     const T *restrict older = history > 1 ? cca_row_before(&b->rows, r, 2) + t->column : (const T *)t->zeros;
     const T *restrict newer = history > 0 ? cca_row_before(&b->rows, r, 1) + t->column : (const T *)t->zeros;
@@ -193,7 +193,7 @@ static void halo_grad(const Backward *b, const Task *t, int64_t r, const W *rest
 
 /* Computes du of row r, and adds to the sums of the depthwise weights and bias, from the gradients
  * of rows r (`current`) and r + 1 (`following`) of the depthwise convolution. */
-static void depthwise_row_grad(const Backward *b, const Task *t, int64_t r, const W *restrict current, const W *restrict following) {
+static void depthwise_row_grad(const Backward *b, const GradTask *t, int64_t r, const W *restrict current, const W *restrict following) {
     int64_t dim = b->s.dim;
     bool starts = cca_history(&b->rows, r) == 0;
     const T *restrict u = cca_row(&b->rows, r) + t->column;
@@ -215,7 +215,7 @@ static void depthwise_row_grad(const Backward *b, const Task *t, int64_t r, cons
     if (halo) halo_grad(b, t, r, current, halo);
 }
 
-static void convolve_block_grad(const Backward *b, Task *t, bool accumulate, T *rows) {
+static void convolve_block_grad(const Backward *b, GradTask *t, bool accumulate, T *rows) {
     const CcaShape *s = &b->s;
     int64_t dim = s->dim, count = t->end - t->first;
     const T *g = b->g + t->first * s->convolved + t->column;
@@ -246,7 +246,7 @@ static void convolve_block_grad(const Backward *b, Task *t, bool accumulate, T *
         .ldc = 2 * dim});
     depthwise_output_grad(t->current, b, t, t->first);
     for (int64_t r = t->first; r < t->end; r++) {
-        bool followed = follows(b, r + 1);
+        bool followed = row_follows(b, r + 1);
         if (r + 1 < s->rows) depthwise_output_grad(t->following, b, t, r + 1);
         if (r + CCA_PREFETCH_ROWS < t->end) kernel_prefetch(b->du + (r + CCA_PREFETCH_ROWS) * s->columns + t->column, dim);
         mean_row_grad(t->mean, b, t->head, r);
@@ -261,7 +261,7 @@ static void convolve_chunk_grad(const Backward *b, int64_t chunk, int64_t head, 
     const CcaShape *s = &b->s;
     int64_t dim = s->dim, column = head * dim, channel = chunk * s->convolved + column;
     W *rows = (W *)(scratch + layout->rows);
-    Task t = {.head = head,
+    GradTask t = {.head = head,
         .column = column,
         .taps = (W *)(scratch + layout->taps),
         .mean = rows,
@@ -302,9 +302,9 @@ static void add_taps(const OpCall *call, W *sums, int64_t chunks, const CcaShape
             kernel_add_to_gradient(call, call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT], 2 * (column + i), (W[]){sums[i], sums[s->dim + i]}, 2);
 }
 
-CPU_OP(cca_grad, workspace) {
+CPU_OP(cca_grad, cca_grad_cpu_workspace) {
     CcaShape s = cca_shape(call->attributes, call->in_shape[CCA_U][0]);
-    Layout l = workspace_layout(&s, sizeof(T), sizeof(W));
+    GradCpuLayout l = cca_grad_cpu_layout(&s, sizeof(T), sizeof(W));
     CcaScratch layout = thread_scratch(&s, sizeof(T), sizeof(W));
     char *at = call->workspace;
     Backward b = {.s = s,
@@ -328,7 +328,7 @@ CPU_OP(cca_grad, workspace) {
         .depthwise_sums = (W *)(at + l.depthwise),
         .depthwise_bias_sums = (W *)(at + l.depthwise_bias)};
     int64_t blocks = kernel_blocks(s.rows), chunks = cca_blocks(s.rows, CCA_CHUNK), all_heads = s.heads + s.kv_heads;
-    int64_t tasks = task_count(&s), next = 0;
+    int64_t tasks = grad_task_count(&s), next = 0;
 #pragma omp parallel for schedule(static) if (cca_parallel(&s))
     for (int64_t block = 0; block < blocks; block++) normalise_block_grad(&b, block);
 #pragma omp parallel if (cca_parallel(&s))

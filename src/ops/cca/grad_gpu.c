@@ -239,7 +239,7 @@ INLINE void shift_values_grad(const CcaNormGradArguments *a) {
         int64_t r = (int64_t)block_x() * NORM_ROWS(WAVE) + i / chunks, at = r * in->columns + in->convolved + column;
         if (r >= in->rows) return;
         f32x8 own = load_channels(a->dy + at, left, in->whole), next = (f32x8)0;
-        if (follows(in, r + 1)) next = load_channels(a->dy + at + in->columns, left, in->whole);
+        if (follows_in_document(in, r + 1)) next = load_channels(a->dy + at + in->columns, left, in->whole);
         UNROLL for (int j = 0; j < CHUNK; j++) own[j] = column + j < current ? own[j] : next[j];
         store_channels(a->du + at, own, left, in->whole);
     }
@@ -374,7 +374,7 @@ INLINE void load_transposed_weights(Operand *weights, const CcaInput *in, int he
             *(LOCAL u32x4 *)(earlier + tile_at(DIM, row, channel)) = lower_taps(&taps);
         }
         barrier();
-        UNROLL for (int n = 0; n < DIM; n += MMA) if (wave_column(DIM) == n) {
+        UNROLL for (int n = 0; n < DIM; n += MMA) if (cca_wave_column(DIM) == n) {
             operand_load_transposed(&weights[k], tile, DIM, 0, n);
             operand_load_transposed(&weights[DIM / MMA + k], earlier, DIM, 0, n);
         }
@@ -389,7 +389,7 @@ typedef struct TapSums { f32x8 earlier, later; } TapSums;
 INLINE void store_tap_sums(const CcaInputGradArguments *a, const TapSums *sums, LOCAL float *scratch, int head, const int DIM) {
     const int groups = CCA_THREADS / (DIM / CHUNK);
     LOCAL float *later = scratch + groups * DIM;
-    int at = chunk_row(0, DIM) * DIM + chunk_channel(DIM);
+    int at = cca_chunk_row(0, DIM) * DIM + chunk_channel(DIM);
     barrier();
     UNROLL for (int i = 0; i < CHUNK; i++) {
         scratch[at + i] = sums->earlier[i];
@@ -415,7 +415,7 @@ typedef struct InputChunk {
 INLINE InputChunk load_input_chunk(const CcaInputGradArguments *a, int r, int head, int channel) {
     const CcaInput *in = &a->in;
     int left = in->dim - channel, keys = head < in->heads ? in->heads + head / in->group : head, whole = in->whole;
-    RowPlace row = place_row(in, r), after = place_row(in, r + 1);
+    RowPlace row = tile_place_row(in, r), after = tile_place_row(in, r + 1);
     const bf16 GLOBAL *g = a->g + offset_of(row.row, in->convolved) + channel;
     int column = head * in->dim + channel;
     return (InputChunk){.own = load_chunk(g + head * in->dim, left, whole),
@@ -463,24 +463,25 @@ INLINE void input_grad_tiles(const CcaInputGradArguments *a, TapSums *sums, int6
     int channel = chunk_channel(DIM), left = in->dim - channel;
     TapWords taps = load_taps(in->depthwise + 2 * (head * in->dim + channel), left, in->whole);
     InputChunk ahead[CCA_CHUNKS];
-    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) ahead[i] = load_input_chunk(a, (int)first + chunk_row(i, DIM), head, channel);
+    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) ahead[i] = load_input_chunk(a, (int)first + cca_chunk_row(i, DIM), head, channel);
     for (; first < end; first += rows) {
         InputChunk chunks[CCA_CHUNKS];
         f32x8 means[CCA_CHUNKS];
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
-            int row = chunk_row(i, DIM), r = (int)first + row;
+            int row = cca_chunk_row(i, DIM), r = (int)first + row;
             chunks[i] = ahead[i];
             bool follows = next_follows(in, r, &chunks[i]);
             *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, channel)) = r < in->rows ? chunks[i].own : (u32x4)0;
             *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = follows ? chunks[i].next : (u32x4)0;
         }
         mean_grads(means, a, chunks, head, channel);
-        UNROLL for (int i = 0; i < CCA_CHUNKS; i++) ahead[i] = load_input_chunk(a, (int)first + rows + chunk_row(i, DIM), head, channel);
+        UNROLL for (int i = 0; i < CCA_CHUNKS; i++) ahead[i] =
+            load_input_chunk(a, (int)first + rows + cca_chunk_row(i, DIM), head, channel);
         barrier();
         multiply_tile(products, tile, weights, false, DIM);
         barrier();
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
-            int row = chunk_row(i, DIM);
+            int row = cca_chunk_row(i, DIM);
             if (row < rows && first + row < end)
                 depthwise_grad(a, sums, &chunks[i], means[i], &taps, products, row, first + row, head, channel, DIM);
         }
@@ -510,7 +511,7 @@ INLINE void store_gradients(
     u32x4 own = load_chunk(g + (r < last ? r : last) * in->convolved, left, in->whole);
     u32x4 next = load_chunk(g + (r < last ? r + 1 : last) * in->convolved, left, in->whole);
     *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, channel)) = r < in->rows ? own : (u32x4)0;
-    *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = follows(in, r + 1) ? next : (u32x4)0;
+    *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = follows_in_document(in, r + 1) ? next : (u32x4)0;
 }
 
 /* Returns the gradient through the qk-mean of eight channels of head `head` of row r. */
@@ -539,7 +540,7 @@ INLINE void depthwise_grad(
     f32x8 before = load_channels(row_before(in, r, 1) + column, left, whole);
     TapWords taps = load_taps(in->depthwise + 2 * column, left, whole);
     f32x8 d = load_products(products, row, channel, DIM), following = load_products(products, row + 1, channel, DIM);
-    following = follows(in, r + 1) ? following : (f32x8)0;
+    following = follows_in_document(in, r + 1) ? following : (f32x8)0;
     store_channels(a->du + r * in->columns + column, mean + later_taps(&taps) * d + earlier_taps(&taps) * following, left, whole);
     sums->later += d * u;
     sums->earlier += history(in, r) > 0 ? d * before : (f32x8)0;
@@ -558,12 +559,12 @@ INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL f
     load_transposed_weights(weights, in, head, tile, DIM);
     for (; first < end; first += rows) {
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++)
-            store_gradients(tile, chunk_row(i, DIM), channel, in, g, first + chunk_row(i, DIM), left, DIM);
+            store_gradients(tile, cca_chunk_row(i, DIM), channel, in, g, first + cca_chunk_row(i, DIM), left, DIM);
         barrier();
         multiply_tile(products, tile, weights, false, DIM);
         barrier();
         _Pragma("clang loop unroll_count(2)") for (int i = 0; i < CCA_CHUNKS; i++) {
-            int row = chunk_row(i, DIM);
+            int row = cca_chunk_row(i, DIM);
             if (row < rows && first + row < end) depthwise_grad(a, &sums, products, row, first + row, head, channel, DIM);
         }
     }
@@ -596,7 +597,7 @@ INLINE void head_halo_grad(const CcaHaloGradArguments *a, int64_t r, int64_t kno
     const CcaInput *in = &a->in;
     int64_t column = head * in->dim + c;
     const bf16 GLOBAL *g = a->g + r * in->convolved + head * in->dim;
-    bool next = follows(in, r + 1);
+    bool next = follows_in_document(in, r + 1);
     float d = 0, current = 0;
     for (int k = 0; k < in->dim; k++) {
         uint32_t taps = *(const uint32_t GLOBAL *)(in->grouped + ((int64_t)(head * in->dim + k) * in->dim + c) * 2);
@@ -714,33 +715,35 @@ LAUNCHERS(cca_grad_input, CcaInputGradArguments, cca_grad_input_64, cca_grad_inp
 LAUNCHERS(cca_grad_weight, CcaWeightGradArguments, cca_grad_weight_any, cca_grad_weight_128)
 
 /* The workspace, as byte offsets: g [rows, convolved] in bf16, then the sums of each kernel. */
-typedef struct Layout { int64_t norm_blocks, input_chunks, tap_sums, weight_chunks, bias, temperature, taps, weight, bytes; } Layout;
+typedef struct GradGpuLayout {
+    int64_t norm_blocks, input_chunks, tap_sums, weight_chunks, bias, temperature, taps, weight, bytes;
+} GradGpuLayout;
 
-static int64_t align(int64_t bytes) { return divide_up(bytes, 256) * 256; }
+static int64_t align_workspace(int64_t bytes) { return divide_up(bytes, 256) * 256; }
 
-static Layout workspace_layout(CcaShape s, int64_t halo_rows, int64_t tile_rows, int wave) {
+static GradGpuLayout cca_grad_gpu_layout(CcaShape s, int64_t halo_rows, int64_t tile_rows, int wave) {
     const int64_t wide = sizeof(float);
-    Layout l = {.norm_blocks = divide_up(s.rows, NORM_ROWS(wave)),
+    GradGpuLayout l = {.norm_blocks = divide_up(s.rows, NORM_ROWS(wave)),
         .input_chunks = divide_up(s.rows, INPUT_TILES(wave) * (tile_rows - 1)),
         .weight_chunks = divide_up(s.rows, WEIGHT_ROWS(wave)),
-        .bias = align(s.rows * s.convolved * (int64_t)sizeof(bf16))};
+        .bias = align_workspace(s.rows * s.convolved * (int64_t)sizeof(bf16))};
     l.tap_sums = l.input_chunks + halo_rows / HALO_ROWS;
-    l.temperature = l.bias + align(l.norm_blocks * s.convolved * wide);
-    l.taps = l.temperature + align(l.norm_blocks * s.kv_heads * wide);
-    l.weight = l.taps + align(l.tap_sums * s.convolved * 2 * wide);
-    l.bytes = l.weight + align(l.weight_chunks * s.convolved * 2 * s.dim * wide);
+    l.temperature = l.bias + align_workspace(l.norm_blocks * s.convolved * wide);
+    l.taps = l.temperature + align_workspace(l.norm_blocks * s.kv_heads * wide);
+    l.weight = l.taps + align_workspace(l.tap_sums * s.convolved * 2 * wide);
+    l.bytes = l.weight + align_workspace(l.weight_chunks * s.convolved * 2 * s.dim * wide);
     return l;
 }
 
 /* Returns enough for every form of the kernels and every GPU: tiles of the fewest rows give the
  * most chunks, with the blocks of AMD. */
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t cca_grad_gpu_workspace(const Graph *graph, const Node *node) {
     int64_t halo_rows = node->in[CCA_HALO] ? graph_rows(graph, node->in[CCA_HALO]) : 0;
-    return workspace_layout(cca_node_shape(graph, node), halo_rows, CCA_TILE / CCA_MAX_DIM, 64).bytes;
+    return cca_grad_gpu_layout(cca_node_shape(graph, node), halo_rows, CCA_TILE / CCA_MAX_DIM, 64).bytes;
 }
 
 /* Adds the sums over chunks to the gradients of both weights. */
-static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
+static void add_sums(const OpCall *call, const CcaInput *in, const GradGpuLayout *l) {
     const char *at = call->workspace;
     gpu_add_partials_to_gradient(
         call, call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT], (const float *)(at + l->taps), l->tap_sums, in->convolved * 2);
@@ -748,11 +751,11 @@ static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
         call, call->out[CCA_GRAD_D_GROUPED_WEIGHT], (const float *)(at + l->weight), l->weight_chunks, in->convolved * 2 * in->dim);
 }
 
-GPU_OP(cca_grad, workspace) {
+GPU_OP(cca_grad, cca_grad_gpu_workspace) {
     Device *device = call->device;
     CcaInput in = cca_input(call);
     int wave = device_info(device)->wave, threads = CCA_WAVES * wave;
-    Layout l = workspace_layout(cca_shape(call->attributes, in.rows), call->in_shape[CCA_HALO][0], cca_tile_rows(&in), wave);
+    GradGpuLayout l = cca_grad_gpu_layout(cca_shape(call->attributes, in.rows), call->in_shape[CCA_HALO][0], cca_tile_rows(&in), wave);
     int64_t heads = in.heads + in.kv_heads;
     char *at = call->workspace;
     bf16 *g = call->workspace;

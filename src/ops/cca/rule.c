@@ -29,7 +29,7 @@
 
 static bool is_state(const Graph *graph, TensorId halo) { return halo != TENSOR_NONE && graph_get(graph, halo)->arena == ARENA_STATE; }
 
-static void assert_shapes(
+static void assert_cca_shapes(
     const Graph *graph, TensorId u, TensorId rope_table, const CcaParameters *parameters, TensorId halo, const CcaSpec *spec) {
     CcaShape s = cca_shape(spec, graph_rows(graph, u));
     assert(s.current >= 0 && s.current <= s.values && graph_columns(graph, u) == s.columns);
@@ -47,7 +47,7 @@ static void assert_shapes(
 
 TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId halo,
     const CcaSpec *spec) {
-    assert_shapes(graph, u, rope_table, parameters, halo, spec);
+    assert_cca_shapes(graph, u, rope_table, parameters, halo, spec);
     CcaShape s = cca_shape(spec, graph_rows(graph, u));
     Inputs in = {[CCA_U] = u, [CCA_POSITIONS] = positions, [CCA_ROPE_TABLE] = rope_table, [CCA_HALO] = halo};
     in[CCA_DEPTHWISE_WEIGHT] = parameters->depthwise_weight, in[CCA_DEPTHWISE_BIAS] = parameters->depthwise_bias;
@@ -63,7 +63,7 @@ TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_tabl
     return out[CCA_QKV];
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void cca_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     if (d_out[CCA_QKV] == TENSOR_NONE) return;
     Inputs in;
     memcpy(in, node->in, sizeof in);
@@ -80,19 +80,25 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 
 /* Counts flops of the grouped convolution and, per channel, of the depthwise one (4), the mean (3),
  * the norm (4) and RoPE (3). */
-static double flops(const Graph *graph, const Node *node) {
+static double cca_flops(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
     return s.rows * s.convolved * (4.0 * s.dim + 14);
 }
 
 /* Counts flops of two matmuls and, per channel, of norm and RoPE (12), the mean (4), the depthwise
  * convolution again (4) and its backward pass (9). */
-static double grad_flops(const Graph *graph, const Node *node) {
+static double cca_grad_flops(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
     return s.rows * s.convolved * (8.0 * s.dim + 29);
 }
 
-const Op op_rule_cca = {
-    .name = "cca", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(CCA_STATE), .gradient = gradient, .flops = flops, .teraflops = 40};
-const Op op_rule_cca_grad = {
-    .name = "cca_grad", .adds_to = OPERANDS(CCA_GRAD_D_DEPTHWISE_WEIGHT, CCA_GRAD_D_GROUPED_BIAS), .flops = grad_flops, .teraflops = 40};
+const Op op_rule_cca = {.name = "cca",
+    .class = OP_CLASS_ATTENTION,
+    .adds_to = OPERAND(CCA_STATE),
+    .gradient = cca_gradient,
+    .flops = cca_flops,
+    .teraflops = 40};
+const Op op_rule_cca_grad = {.name = "cca_grad",
+    .adds_to = OPERANDS(CCA_GRAD_D_DEPTHWISE_WEIGHT, CCA_GRAD_D_GROUPED_BIAS),
+    .flops = cca_grad_flops,
+    .teraflops = 40};

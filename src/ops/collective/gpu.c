@@ -14,7 +14,7 @@ typedef struct Direct {
 #ifdef GPU_DEVICE
 
 /* Counts a collective of the block's words after all its threads have their words. */
-INLINE void count(GLOBAL uint64_t *own, uint32_t number) {
+INLINE void count_arrivals(GLOBAL uint64_t *own, uint32_t number) {
     barrier();
     if (thread_id() == 0) count_group(own, block_x(), number);
 }
@@ -30,12 +30,12 @@ INLINE void sum_directly(const Direct *a, const bool wide) {
     if (has_word) {
         FOR_OTHERS(windows, r) send_to(windows, windows->window[r], word, x, number);
         for (int r = 0; r < windows->size; r++) {
-            uint32_t term = r == windows->rank ? x : receive(windows, own, r, word, number);
+            uint32_t term = r == windows->rank ? x : receive_words(windows, own, r, word, number);
             sum += wide ? (f32x2){__builtin_bit_cast(float, term), 0} : (f32x2){to_float_low(term), to_float_high(term)};
         }
         a->y[word] = wide ? __builtin_bit_cast(uint32_t, sum.x) : to_bf16_pair(sum.x, sum.y);
     }
-    count(own, number);
+    count_arrivals(own, number);
 }
 
 KERNEL(direct_sum_bf16, Direct) { sum_directly(&a, false); }
@@ -52,8 +52,8 @@ KERNEL(direct_gather, Direct) {
         FOR_OTHERS(windows, other) send_to(windows, windows->window[other], word, x, number);
         a.y[a.first[r] + word] = x;
     }
-    FOR_OTHERS(windows, r) if (word < a.first[r + 1] - a.first[r]) a.y[a.first[r] + word] = receive(windows, own, r, word, number);
-    count(own, number);
+    FOR_OTHERS(windows, r) if (word < a.first[r + 1] - a.first[r]) a.y[a.first[r] + word] = receive_words(windows, own, r, word, number);
+    count_arrivals(own, number);
 }
 
 #else
@@ -68,19 +68,19 @@ static_assert(SLOT_WORDS * sizeof(uint32_t) == COLLECTIVE_DIRECT_BYTES, "a slot 
 
 int64_t collective_window_bytes(int size) { return window_bytes(size); }
 
-static const CollectiveAttributes *attributes_of(const OpCall *call) { return call->attributes; }
+static const CollectiveAttributes *collective_axes(const OpCall *call) { return call->attributes; }
 
 static Direct direct_of(const OpCall *call) {
     return (Direct){.x = call->in[COLLECTIVE_X],
         .y = call->out[COLLECTIVE_Y],
-        .windows = windows_of(comm_windows(mesh_group(call->mesh, attributes_of(call)->axes)))};
+        .windows = windows_of(comm_windows(mesh_group(call->mesh, collective_axes(call)->axes)))};
 }
 
 static LaunchShape shape_for(int64_t words) { return (LaunchShape){.x = divide_up(words, WORDS), .threads = WORDS}; }
 
 /* Returns the number of words of this rank's x. */
 static int64_t words_of(const OpCall *call) {
-    int64_t element = attributes_of(call)->type == TYPE_COMPUTE ? sizeof(bf16) : sizeof(float);
+    int64_t element = collective_axes(call)->type == TYPE_COMPUTE ? sizeof(bf16) : sizeof(float);
     return call->in_shape[COLLECTIVE_X][0] * call->in_shape[COLLECTIVE_X][1] * element / (int64_t)sizeof(uint32_t);
 }
 
@@ -88,7 +88,7 @@ static void sum_direct(const OpCall *call) {
     Direct direct = direct_of(call);
     int64_t words = words_of(call);
     for (int i = 1; i <= direct.windows.size; i++) direct.first[i] = words;
-    launch_direct_sum(call->device, attributes_of(call)->type == TYPE_WIDE, shape_for(words), &direct);
+    launch_direct_sum(call->device, collective_axes(call)->type == TYPE_WIDE, shape_for(words), &direct);
 }
 
 static void gather_direct(const OpCall *call) {

@@ -7,7 +7,7 @@
 
 /* -- Builders ------------------------------------------------------------------------------------------------------ */
 
-static TensorId append(Graph *graph, int op, TensorId x, MeshAxes axes, int64_t rows, const char *name) {
+static TensorId append_collective(Graph *graph, int op, TensorId x, MeshAxes axes, int64_t rows, const char *name) {
     const Tensor *tensor = graph_get(graph, x);
     int64_t shape[TENSOR_MAX_RANK] = {rows, graph_columns(graph, x)};
     CollectiveAttributes attributes = {.axes = axes, .blocks = axes == AXES_TENSOR ? graph->mesh->row_blocks : 1, .type = tensor->type};
@@ -19,17 +19,17 @@ static TensorId append(Graph *graph, int op, TensorId x, MeshAxes axes, int64_t 
 
 TensorId op_all_gather(Graph *graph, TensorId x, MeshAxes axes) {
     int size = mesh_size(graph->mesh, axes);
-    return size == 1 ? x : append(graph, OP_all_gather, x, axes, graph_rows(graph, x) * size, "gathered");
+    return size == 1 ? x : append_collective(graph, OP_all_gather, x, axes, graph_rows(graph, x) * size, "gathered");
 }
 
 TensorId op_reduce_scatter(Graph *graph, TensorId x, MeshAxes axes) {
     int size = mesh_size(graph->mesh, axes);
     assert(graph_rows(graph, x) % ((int64_t)size * graph->mesh->row_blocks) == 0 || axes != AXES_TENSOR);
-    return size == 1 ? x : append(graph, OP_reduce_scatter, x, axes, graph_rows(graph, x) / size, "scattered");
+    return size == 1 ? x : append_collective(graph, OP_reduce_scatter, x, axes, graph_rows(graph, x) / size, "scattered");
 }
 
 TensorId op_all_reduce(Graph *graph, TensorId x, MeshAxes axes) {
-    return mesh_size(graph->mesh, axes) == 1 ? x : append(graph, OP_all_reduce, x, axes, graph_rows(graph, x), "reduced");
+    return mesh_size(graph->mesh, axes) == 1 ? x : append_collective(graph, OP_all_reduce, x, axes, graph_rows(graph, x), "reduced");
 }
 
 TensorId op_gather_columns(Graph *graph, TensorId x, int64_t columns, MeshAxes axes) {

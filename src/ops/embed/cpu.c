@@ -4,13 +4,13 @@
 #include "backend/cpu/kernel.h"
 #include "ops/embed/embed.h"
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t embed_grad_cpu_workspace(const Graph *graph, const Node *node) {
     return (2 * graph_elements(graph, node->in[EMBED_GRAD_TOKENS]) + graph_rows(graph, node->in[EMBED_GRAD_TABLE])) *
            (int64_t)sizeof(int32_t);
 }
 
 /* Returns the row of a token in the table, which has `entries` rows; -1: none. */
-static inline int64_t entry_of(const OpCall *call, int32_t token, int64_t entries) {
+static inline int64_t table_row(const OpCall *call, int32_t token, int64_t entries) {
     int64_t at = token - ((const EmbedSpec *)call->attributes)->first;
     return at < entries ? int_max(at, -1) : -1;
 }
@@ -23,7 +23,7 @@ CPU_OP(embed) {
     int64_t rows = call->out_shape[EMBED_STREAM][0], columns = call->out_shape[EMBED_STREAM][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
-        int64_t at = entry_of(call, tokens[r], call->in_shape[EMBED_TABLE][0]);
+        int64_t at = table_row(call, tokens[r], call->in_shape[EMBED_TABLE][0]);
         const T *restrict entry = table + at * columns;
         W *restrict row = stream + r * columns;
         if (at < 0) memset(row, 0, columns * sizeof(W));
@@ -50,7 +50,7 @@ static int64_t chain_rows(const OpCall *call, int64_t count, int32_t *next, int3
     int64_t found = 0;
     memset(last, -1, entries * sizeof *last);
     for (int64_t r = 0; r < count; r++) {
-        int64_t entry = entry_of(call, tokens[r], entries);
+        int64_t entry = table_row(call, tokens[r], entries);
         if (entry < 0) continue;
         if (last[entry] < 0) firsts[found++] = (int32_t)r;
         else next[last[entry]] = (int32_t)r;
@@ -67,7 +67,7 @@ static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int6
     const int32_t *tokens = call->in[EMBED_GRAD_TOKENS];
     W *d_bias = call->out[EMBED_GRAD_D_BIAS], *d_scale = call->out[EMBED_GRAD_D_SCALE], sum[KERNEL_BLOCK] = {0};
     int64_t columns = call->in_shape[EMBED_GRAD_D_STREAM][1], token = tokens[row];
-    int64_t at = entry_of(call, tokens[row], call->in_shape[EMBED_GRAD_TABLE][0]) * columns + first;
+    int64_t at = table_row(call, tokens[row], call->in_shape[EMBED_GRAD_TABLE][0]) * columns + first;
     const T *restrict entry = (const T *)call->in[EMBED_GRAD_TABLE] + at;
     for (; row >= 0; row = next[row]) {
         const W *restrict d_row = d_stream + row * columns + first;
@@ -83,7 +83,7 @@ static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int6
         kernel_add_to_gradient(call, call->out[EMBED_GRAD_D_TABLE], at, sum, end - first);
 }
 
-CPU_OP(embed_grad, grad_workspace) {
+CPU_OP(embed_grad, embed_grad_cpu_workspace) {
     int64_t count = call->in_shape[EMBED_GRAD_D_STREAM][0], columns = call->in_shape[EMBED_GRAD_D_STREAM][1];
     int64_t entries = call->in_shape[EMBED_GRAD_TABLE][0];
     int32_t *next = call->workspace, *firsts = next + count, *last = firsts + count;

@@ -65,7 +65,7 @@ typedef struct EmbedGradArguments {
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
 INLINE void embed_unit(const EmbedArguments *a, int unit) {
-    Place place = place_in(a->tiling, unit);
+    UnitPlace place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int64_t columns = a->tiling.columns;
     int32_t token = a->tokens[place.row] - a->first;
@@ -304,7 +304,7 @@ static GradWorkspace workspace_of(int64_t rows, int64_t columns, bool affine) {
         .partials = affine ? runs : 0};
 }
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t embed_grad_gpu_workspace(const Graph *graph, const Node *node) {
     TensorId d_stream = node->in[EMBED_GRAD_D_STREAM];
     bool affine = node->in[EMBED_GRAD_SCALE] != TENSOR_NONE;
     GradWorkspace bytes = workspace_of(graph_rows(graph, d_stream), graph_columns(graph, d_stream), affine);
@@ -331,7 +331,7 @@ static const SortedRow *sort_rows(const OpCall *call, SortedRow *list, SortedRow
     return arguments.from;
 }
 
-GPU_OP(embed_grad, grad_workspace) {
+GPU_OP(embed_grad, embed_grad_gpu_workspace) {
     int64_t rows = call->in_shape[EMBED_GRAD_D_STREAM][0], columns = call->in_shape[EMBED_GRAD_D_STREAM][1];
     int64_t unit = columns % 4 == 0 ? 4 : 1, chunks = divide_up(rows, CHUNK);
     bool affine = call->in[EMBED_GRAD_SCALE] != NULL;

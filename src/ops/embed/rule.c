@@ -38,7 +38,7 @@ static void append_gradient(Graph *graph, const Node *node, TensorId d_stream, T
     if (out[EMBED_GRAD_D_TABLE]) graph_node(graph, OP_embed_grad, in, out, spec, sizeof *spec);
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void embed_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)d_in;
     const EmbedSpec *spec = node->attributes;
     TensorId rows = node->in[EMBED_ROWS];
@@ -56,14 +56,14 @@ void op_put_rows(Graph *graph, TensorId rows, TensorId table, const TokenRuns *r
 }
 
 /* Counts each row as read and written. */
-static double put_bytes(const Graph *graph, const Node *node) { return 2.0 * (double)graph_bytes(graph, node->in[PUT_ROWS_ROWS]); }
+static double embed_put_bytes(const Graph *graph, const Node *node) { return 2.0 * (double)graph_bytes(graph, node->in[PUT_ROWS_ROWS]); }
 
 /* Bytes of as many rows of the table as there are tokens: the rest of it is not touched. */
 static double row_bytes(const Graph *graph, TensorId tokens, TensorId table, TypeClass type) {
     return (double)graph_elements(graph, tokens) * graph_columns(graph, table) * precision_bytes(graph->precision, type);
 }
 
-static double bytes(const Graph *graph, const Node *node) {
+static double embed_bytes(const Graph *graph, const Node *node) {
     TensorId tokens = node->in[EMBED_TOKENS], table = node->in[EMBED_TABLE];
     return row_bytes(graph, tokens, table, TYPE_COMPUTE) + row_bytes(graph, tokens, table, TYPE_WIDE);
 }
@@ -72,13 +72,13 @@ static double grad_bytes(const Graph *graph, const Node *node) {
     TensorId tokens = node->in[EMBED_GRAD_TOKENS], table = node->in[EMBED_GRAD_TABLE];
     return row_bytes(graph, tokens, table, TYPE_COMPUTE) + 3 * row_bytes(graph, tokens, table, TYPE_WIDE);
 }
-static double grad_flops(const Graph *graph, const Node *node) { return 5.0 * graph_elements(graph, node->in[EMBED_GRAD_D_STREAM]); }
+static double embed_grad_flops(const Graph *graph, const Node *node) { return 5.0 * graph_elements(graph, node->in[EMBED_GRAD_D_STREAM]); }
 
-const Op op_rule_embed = {.name = "embed", .gradient = gradient, .element_flops = 2, .bytes = bytes};
+const Op op_rule_embed = {.name = "embed", .gradient = embed_gradient, .element_flops = 2, .bytes = embed_bytes};
 const Op op_rule_embed_grad = {
     .name = "embed_grad",
     .adds_to = OPERAND(EMBED_GRAD_D_TABLE) | OPERAND(EMBED_GRAD_D_BIAS) | OPERAND(EMBED_GRAD_D_SCALE),
-    .flops = grad_flops,
+    .flops = embed_grad_flops,
     .bytes = grad_bytes,
 };
-const Op op_rule_put_rows = {.name = "put_rows", .adds_to = OPERAND(PUT_ROWS_TABLE), .bytes = put_bytes};
+const Op op_rule_put_rows = {.name = "put_rows", .adds_to = OPERAND(PUT_ROWS_TABLE), .bytes = embed_put_bytes};

@@ -69,7 +69,7 @@ INLINE void look_at(Largest *most, uint32_t pair) {
     most->odd = larger(most->odd, pair & 0x7fffffff);
 }
 
-INLINE uint32_t largest_of(Largest seen) { return larger(seen.even >> 1, seen.odd & 0xffff0000); }
+INLINE uint32_t amax_of_seen(Largest seen) { return larger(seen.even >> 1, seen.odd & 0xffff0000); }
 
 /* block_y: the matrix. */
 KERNEL(fp8_amax, Fp8AmaxArguments) {
@@ -79,7 +79,7 @@ KERNEL(fp8_amax, Fp8AmaxArguments) {
     Largest most = {0};
     UNROLL for (int i = 0; i < AMAX_LOADS; i++) pairs[i] = first + i * THREADS < a.units ? x[first + i * THREADS] : (u32x4)0;
     UNROLL for (int i = 0; i < AMAX_LOADS; i++) UNROLL for (int j = 0; j < 4; j++) look_at(&most, pairs[i][j]);
-    record_largest(a.amax + block_y(), largest_of(most));
+    record_largest(a.amax + block_y(), amax_of_seen(most));
 }
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
@@ -91,7 +91,7 @@ typedef struct TilePlace {
     int down, across, first, end, row, column, depth;
 } TilePlace;
 
-INLINE TilePlace place_of(const Fp8CastArguments *a) {
+INLINE TilePlace cast_place(const Fp8CastArguments *a) {
     int across = a->rows.groups, down = a->columns.groups, tile = a->tiles - 1 - block_x(), line = tile / across;
     int unit_row = thread_id() / UNITS * UNIT;
     TilePlace p = {.matrix = line / down, .down = line % down, .across = tile - line * across, .end = a->rows.lines};
@@ -129,7 +129,7 @@ INLINE void load_unit(const Fp8CastArguments *a, TilePlace p, Unit *x) {
 }
 
 /* Keeps values computed from x from filling registers until they are needed again. */
-INLINE void forget(Unit *x) {
+INLINE void forget_unit(Unit *x) {
     UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int j = 0; j < 4; j++) x->row[i][j] = (uint32_t)opaque((int)x->row[i][j]);
 }
 
@@ -147,7 +147,7 @@ INLINE float line_amax(const Fp8CastArguments *a, Unit *x) {
             UNROLL for (int mask = UNITS / 2; mask > 0; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
             if (lane % UNITS == 0) of_rows[thread_id() / UNITS * UNIT + i] = most;
         }
-    forget(x);
+    forget_unit(x);
     if (a->columns.codes) UNROLL for (int j = 0; j < UNIT; j++) {
             float most = 0;
             UNROLL for (int i = 0; i < UNIT; i++) most = larger_magnitude(most, element(x, i, j));
@@ -174,18 +174,18 @@ INLINE float tile_amax(const Unit *x) {
 }
 
 /* The line of the matrix that this thread has in line_amax, and the tile's group in it. */
-typedef struct Line {
+typedef struct CastLine {
     float GLOBAL *scales;
     uint32_t GLOBAL *amax;
     int64_t index; /* among the lines of all matrices */
     int group, groups;
     bool inside; /* and wanted */
-} Line;
+} CastLine;
 
-INLINE Line line_of(const Fp8CastArguments *a, TilePlace p) {
+INLINE CastLine line_of(const Fp8CastArguments *a, TilePlace p) {
     bool row = thread_id() < TILE;
     int line = (row ? p.first : p.across * TILE) + thread_id() % TILE, lines = row ? a->rows.lines : a->columns.lines;
-    return (Line){.scales = row ? a->rows.scales : a->columns.scales,
+    return (CastLine){.scales = row ? a->rows.scales : a->columns.scales,
         .amax = row ? a->rows.line_amax : a->columns.line_amax,
         .index = p.matrix * lines + line,
         .group = row ? p.across : p.down,
@@ -196,12 +196,12 @@ INLINE Line line_of(const Fp8CastArguments *a, TilePlace p) {
 /* Computes the amax of each line of all matrices, for GEMM_SCALE_LINE. */
 KERNEL(fp8_line_amax, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
-    TilePlace p = place_of(&a);
+    TilePlace p = cast_place(&a);
     Unit x;
     if (is_spare(p)) return;
     load_unit(&a, p, &x);
     float most = line_amax(&a, &x);
-    Line line = line_of(&a, p);
+    CastLine line = line_of(&a, p);
     if (line.inside) atomic_max(line.amax + line.index, __builtin_bit_cast(uint32_t, most));
 }
 
@@ -226,7 +226,7 @@ INLINE void transpose_bytes(uint32_t to[4], const uint32_t from[4]) {
 /* Quantized values of a unit: half[h][i] holds row i, columns 4 h .. 4 h + 3. */
 typedef struct UnitCodes { uint32_t half[2][UNIT]; } UnitCodes;
 
-INLINE void store_rows(const Fp8CastArguments *a, TilePlace p, const UnitCodes *codes) {
+INLINE void store_cast_rows(const Fp8CastArguments *a, TilePlace p, const UnitCodes *codes) {
     uint8_t GLOBAL *to = a->rows.codes + (p.matrix * a->rows.lines + p.row) * a->columns.lines + p.column;
     UNROLL for (int i = 0; i < UNIT; i++) if (p.row + i < p.end && p.column < a->columns.lines) *
         (u32x2 GLOBAL *)(to + (int64_t)i * a->columns.lines) = (u32x2){codes->half[0][i], codes->half[1][i]};
@@ -260,7 +260,7 @@ INLINE void store_columns(const Fp8CastArguments *a, TilePlace p, const UnitCode
 INLINE void record_unit(uint32_t GLOBAL *seen, const Unit *x) {
     Largest most = {0};
     UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int j = 0; j < 4; j++) look_at(&most, x->row[i][j]);
-    record_largest(seen, largest_of(most));
+    record_largest(seen, amax_of_seen(most));
 }
 
 /* Writes the scale of all elements of a matrix, in the block of its first tile. */
@@ -272,7 +272,7 @@ INLINE void store_tensor_scale(const Fp8CastArguments *a, TilePlace p, float m) 
 
 /* Casts with one multiplier for the tile: that of the matrix, or of GEMM_SCALE_BLOCK. */
 INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
-    TilePlace p = place_of(a);
+    TilePlace p = cast_place(a);
     Unit x;
     UnitCodes codes;
     if (is_spare(p)) return;
@@ -280,7 +280,7 @@ INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
     bool block = a->scaling == GEMM_SCALE_BLOCK;
     float m = block ? fp8_multiplier(tile_amax(&x), a->largest, true) : fp8_multiplier(a->amax[p.matrix], a->largest, false);
     if (a->seen) record_unit(a->seen + p.matrix, &x);
-    forget(&x);
+    forget_unit(&x);
     if (!block) store_tensor_scale(a, p, m);
     else if (thread_id() == 0) {
         int across = a->rows.groups, down = a->columns.groups;
@@ -289,7 +289,7 @@ INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
     }
     UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
         to_codes(four_elements(&x, i, 4 * h) * m, a->largest, e5m2);
-    if (a->rows.codes) store_rows(a, p, &codes);
+    if (a->rows.codes) store_cast_rows(a, p, &codes);
     if (a->columns.codes) store_columns(a, p, &codes);
 }
 
@@ -297,12 +297,12 @@ INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
  * GEMM_SCALE_GROUP. */
 INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
     static SHARED float multipliers[2 * TILE]; /* of rows, of columns */
-    TilePlace p = place_of(a);
+    TilePlace p = cast_place(a);
     Unit x;
     UnitCodes codes;
     if (is_spare(p)) return;
     load_unit(a, p, &x);
-    Line line = line_of(a, p);
+    CastLine line = line_of(a, p);
     bool grouped = a->scaling == GEMM_SCALE_GROUP;
     float most = grouped ? line_amax(a, &x) : line.inside ? __builtin_bit_cast(float, line.amax[line.index]) : 0;
     float own = fp8_multiplier(most, a->largest, true);
@@ -310,13 +310,13 @@ INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
     if (line.inside && grouped) line.scales[line.index * line.groups + line.group] = 1 / own;
     if (line.inside && !grouped && line.group == 0) line.scales[line.index] = 1 / own;
     barrier();
-    forget(&x);
+    forget_unit(&x);
     if (a->rows.codes) {
         LOCAL float *m = multipliers + thread_id() / UNITS * UNIT;
         UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
             to_codes(four_elements(&x, i, 4 * h) * m[i], a->largest, e5m2);
-        store_rows(a, p, &codes);
-        forget(&x);
+        store_cast_rows(a, p, &codes);
+        forget_unit(&x);
     }
     if (a->columns.codes) {
         LOCAL float *m = multipliers + TILE + thread_id() % UNITS * UNIT;
@@ -338,7 +338,7 @@ INLINE void store_mx_scale(const CastOperand *o, TilePlace p, int line, int end,
 /* Casts with one multiplier per 32 elements of a row, and of a column: four units, in adjacent
  * lanes or in the wave's four rows of lanes. */
 INLINE void cast_tile_mx(const Fp8CastArguments *a) {
-    TilePlace p = place_of(a);
+    TilePlace p = cast_place(a);
     Unit x;
     UnitCodes codes;
     if (is_spare(p)) return;
@@ -352,8 +352,8 @@ INLINE void cast_tile_mx(const Fp8CastArguments *a) {
             store_mx_scale(&a->rows, p, p.row + i, p.end, p.column, m);
             UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] = to_codes(four_elements(&x, i, 4 * h) * m, a->largest, false);
         }
-        store_rows(a, p, &codes);
-        forget(&x);
+        store_cast_rows(a, p, &codes);
+        forget_unit(&x);
     }
     if (a->columns.codes) {
         float m[UNIT];
@@ -377,7 +377,7 @@ KERNEL(fp8_cast_mx, Fp8CastArguments) { cast_tile_mx(&a); }
  * the values. */
 KERNEL(fp8_move_codes, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
-    TilePlace p = place_of(&a);
+    TilePlace p = cast_place(&a);
     UnitCodes codes;
     if (is_spare(p)) return;
     UNROLL for (int i = 0; i < UNIT; i++) {
@@ -388,7 +388,7 @@ KERNEL(fp8_move_codes, Fp8CastArguments) {
     if (a.amax) store_tensor_scale(&a, p, fp8_multiplier(a.amax[p.matrix], a.largest, false));
     if (a.seen && thread_id() == 0 && p.down == 0 && p.across == 0)
         atomic_max(a.seen + p.matrix, __builtin_bit_cast(uint32_t, a.found[p.matrix]));
-    if (a.rows.codes) store_rows(&a, p, &codes);
+    if (a.rows.codes) store_cast_rows(&a, p, &codes);
     if (a.columns.codes) store_columns(&a, p, &codes);
 }
 
@@ -428,7 +428,7 @@ GPU_OP(fp8_amax) {
 }
 
 /* Returns room for the amax of lines: rows, then columns. */
-static int64_t cast_workspace(const Graph *graph, const Node *node) {
+static int64_t fp8_cast_workspace(const Graph *graph, const Node *node) {
     const Tensor *x = graph_get(graph, node->in[FP8_CAST_X]);
     const Fp8CastAttributes *attributes = node->attributes;
     Fp8Stack s = fp8_stack(x->shape, x->rank);
@@ -513,7 +513,7 @@ static void run_maker(const OpCall *call) {
     maker.kernel->run(&maker);
 }
 
-GPU_OP(fp8_cast, cast_workspace, absorbs_maker, .elides = true) {
+GPU_OP(fp8_cast, fp8_cast_workspace, absorbs_maker, .elides = true) {
     const Fp8CastAttributes *attributes = call->attributes;
     bool rows = call->out[FP8_CAST_ROWS], columns = call->out[FP8_CAST_COLUMNS];
     if (call->absorbs) {

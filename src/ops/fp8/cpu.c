@@ -8,7 +8,7 @@
 enum { SIZE = GEMM_SCALE_GROUP_SIZE };
 
 /* Returns the larger magnitude, with NaN above all: their bits have this order. */
-static inline W larger(W a, W b) { return b > a || b != b ? b : a; }
+static inline W larger_value(W a, W b) { return b > a || b != b ? b : a; }
 static inline uint32_t bits_max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 CPU_OP(fp8_amax) {
@@ -21,7 +21,7 @@ CPU_OP(fp8_amax) {
 /* One operand of a matrix: line i, element k is x[i * line_stride + k * depth_stride]. `tiles`
  * (fp8_tiles) is set for slots of experts by columns: each 128 elements k are the slots that the
  * table gives, then zeros; elements from `end` on are unused. */
-typedef struct Operand {
+typedef struct CpuOperand {
     const T *x;
     const int32_t *tiles; /* or NULL */
     int64_t lines, k, end, line_stride, depth_stride;
@@ -32,21 +32,21 @@ typedef struct Operand {
     bool looks; /* whether to compute the amax */
     uint8_t *codes;
     W *scales;
-} Operand;
+} CpuOperand;
 
-typedef struct Tile {
+typedef struct CastTile {
     int64_t first, lines, at, depth; /* of the operand */
     float x[SIZE][SIZE];             /* by line */
-} Tile;
+} CastTile;
 
 /* The rows of x that an operand by columns has from element `at` on. */
 typedef struct Rows { int64_t first, count; } Rows;
-static inline Rows rows_at(const Operand *o, int64_t at) {
+static inline Rows rows_at(const CpuOperand *o, int64_t at) {
     const int32_t *tile = o->tiles ? o->tiles + 2 * (at / SIZE) : NULL;
     return tile ? (Rows){tile[0], tile[1]} : (Rows){at, int_min(SIZE, o->k - at)};
 }
 
-static void read_tile(const Operand *o, Tile *tile) {
+static void read_tile(const CpuOperand *o, CastTile *tile) {
     Rows rows = rows_at(o, tile->at);
     const T *from = o->x + tile->first * o->line_stride + rows.first * o->depth_stride;
     if (o->depth_stride == 1) {
@@ -61,23 +61,23 @@ static void read_tile(const Operand *o, Tile *tile) {
 }
 
 /* A NaN compares as no magnitude: a NaN element becomes a NaN value with any scale. */
-static float part_amax(const Tile *tile, int64_t line, int64_t at, int64_t count) {
+static float part_amax(const CastTile *tile, int64_t line, int64_t at, int64_t count) {
     const float *x = tile->x[line] + at;
     float most = 0;
 #pragma omp simd reduction(max : most)
     for (int64_t k = 0; k < count; k++) most = fabsf(x[k]) > most ? fabsf(x[k]) : most;
     return most;
 }
-static float line_amax(const Tile *tile, int64_t line) { return part_amax(tile, line, 0, tile->depth); }
+static float line_amax(const CastTile *tile, int64_t line) { return part_amax(tile, line, 0, tile->depth); }
 
-static float tile_amax(const Tile *tile) {
+static float tile_amax(const CastTile *tile) {
     float most = 0;
     for (int64_t i = 0; i < tile->lines; i++) most = fmaxf(most, line_amax(tile, i));
     return most;
 }
 
 /* Returns the bits of the amax; their order is that of the numbers, with NaN above all. */
-static uint32_t tile_amax_bits(const Tile *tile) {
+static uint32_t tile_amax_bits(const CastTile *tile) {
     uint32_t most = 0;
     for (int64_t i = 0; i < tile->lines; i++) {
 #pragma omp simd reduction(max : most)
@@ -89,7 +89,7 @@ static uint32_t tile_amax_bits(const Tile *tile) {
     return most;
 }
 
-static void write_part(const Operand *o, const Tile *tile, int64_t line, int64_t at, int64_t count, float m) {
+static void write_cast_part(const CpuOperand *o, const CastTile *tile, int64_t line, int64_t at, int64_t count, float m) {
     uint8_t *restrict codes = o->codes + (tile->first + line) * o->k + tile->at + at;
     const float *restrict x = tile->x[line] + at;
     Fp8Format format = o->format;
@@ -98,20 +98,20 @@ static void write_part(const Operand *o, const Tile *tile, int64_t line, int64_t
 }
 
 /* Casts a line of the tile in groups of elements along k, each with its own scale. */
-static void write_groups(const Operand *o, const Tile *tile, int64_t line) {
+static void write_groups(const CpuOperand *o, const CastTile *tile, int64_t line) {
     int64_t size = gemm_scale_size(o->scaling), groups = (o->k + size - 1) / size;
     for (int64_t at = 0; at < tile->depth; at += size) {
         int64_t count = int_min(size, tile->depth - at);
         float m = fp8_multiplier(part_amax(tile, line, at, count), o->largest, true);
         o->scales[(tile->first + line) * groups + (tile->at + at) / size] = 1 / m;
-        write_part(o, tile, line, at, count, m);
+        write_cast_part(o, tile, line, at, count, m);
     }
 }
 
 /* Casts lines [first, first + lines), at most SIZE of them. Returns the bits of their amax if the
  * operand computes it, else 0. */
-static uint32_t cast_lines(const Operand *o, int64_t first, int64_t lines) {
-    Tile tile = {.first = first, .lines = lines};
+static uint32_t cast_lines(const CpuOperand *o, int64_t first, int64_t lines) {
+    CastTile tile = {.first = first, .lines = lines};
     uint32_t most = 0;
     float line_m[SIZE], m = fp8_multiplier(o->amax, o->largest, false);
     int64_t groups = (o->k + SIZE - 1) / SIZE;
@@ -135,7 +135,7 @@ static uint32_t cast_lines(const Operand *o, int64_t first, int64_t lines) {
         }
         for (int64_t i = 0; i < lines; i++) {
             if (o->scaling == GEMM_SCALE_GROUP || o->scaling == GEMM_SCALE_MX) write_groups(o, &tile, i);
-            else write_part(o, &tile, i, 0, tile.depth, o->scaling == GEMM_SCALE_LINE ? line_m[i] : m);
+            else write_cast_part(o, &tile, i, 0, tile.depth, o->scaling == GEMM_SCALE_LINE ? line_m[i] : m);
         }
     }
     return most;
@@ -143,7 +143,7 @@ static uint32_t cast_lines(const Operand *o, int64_t first, int64_t lines) {
 
 /* Writes values quantized by rows as an operand whose lines are their rows or, with another
  * `line_stride`, their columns. */
-static void move_codes(const Operand *o, const uint8_t *codes) {
+static void move_codes(const CpuOperand *o, const uint8_t *codes) {
 #pragma omp parallel for schedule(static)
     for (int64_t line = 0; line < o->lines; line++)
         for (int64_t at = 0; at < o->end; at += SIZE) {
@@ -160,11 +160,11 @@ static int64_t end_of_tiles(const int32_t *tiles, int64_t count) {
     return count * SIZE;
 }
 
-static void cast_operand(const Operand *o, W *seen) {
+static void cast_operand(const CpuOperand *o, W *seen) {
     uint32_t most = 0;
 #pragma omp parallel for schedule(static) reduction(max : most)
     for (int64_t first = 0; first < o->lines; first += SIZE) most = bits_max(most, cast_lines(o, first, int_min(SIZE, o->lines - first)));
-    if (o->looks) *seen = larger(*seen, (W)float_from_bits(most));
+    if (o->looks) *seen = larger_value(*seen, (W)float_from_bits(most));
 }
 
 /* Casts matrix `index` of x into the operand whose quantized values are output `codes`, if the call
@@ -176,7 +176,7 @@ static void cast_matrix(const OpCall *call, int64_t index, int codes) {
     if (!call->out[codes]) return;
     const int32_t *tiles = rows ? NULL : call->in[FP8_CAST_TILES];
     int64_t depth = tiles ? call->out_shape[codes][1] : s.rows;
-    Operand o = {.x = (const T *)call->in[FP8_CAST_X] + index * s.rows * s.columns,
+    CpuOperand o = {.x = (const T *)call->in[FP8_CAST_X] + index * s.rows * s.columns,
         .looks = call->out[FP8_CAST_SEEN] && (rows || !call->out[FP8_CAST_ROWS]), /* once */
         .lines = rows ? s.rows : s.columns,
         .k = rows ? s.columns : depth,
@@ -196,7 +196,7 @@ static void cast_matrix(const OpCall *call, int64_t index, int codes) {
     W *seen = o.looks ? (W *)call->out[FP8_CAST_SEEN] + index : NULL;
     if (!attributes->coded) cast_operand(&o, seen);
     else move_codes(&o, (const uint8_t *)call->in[FP8_CAST_X] + index * s.rows * s.columns);
-    if (attributes->coded && seen) *seen = larger(*seen, ((const W *)call->in[FP8_CAST_FOUND])[index]);
+    if (attributes->coded && seen) *seen = larger_value(*seen, ((const W *)call->in[FP8_CAST_FOUND])[index]);
 }
 
 CPU_OP(fp8_cast) {
@@ -213,7 +213,7 @@ CPU_OP(fp8_linear_grad_weight) { (void)call, assert(false); }
 #else
 
 /* Runs one GEMM per expert: its rows of A, its matrix of B, and the scales of both. */
-static void run_experts(const OpCall *call, const Gemm *all) {
+static void run_fp8_experts(const OpCall *call, const Gemm *all) {
     const int32_t *offset = call->in[FP8_LINEAR_OFFSET];
     int64_t experts = call->in_shape[FP8_LINEAR_B][0], scales = gemm_scale_count(all->scaling_b, all->n, all->k);
     for (int64_t e = 0; e < experts; e++) {
@@ -232,7 +232,7 @@ static void run_experts(const OpCall *call, const Gemm *all) {
 
 CPU_OP(fp8_linear) {
     Gemm g = fp8_call_gemm(call, KERNEL_GEMM_COMPUTE);
-    if (call->in[FP8_LINEAR_OFFSET]) run_experts(call, &g);
+    if (call->in[FP8_LINEAR_OFFSET]) run_fp8_experts(call, &g);
     else device_gemm_fp8(call->device, &g);
 }
 

@@ -8,13 +8,13 @@
 #include "backend/gpu/kernel_launch.h"
 #include "ops/fp8/fp8.h"
 
-static void expect(const OpCall *call, bool done) {
+static void expect_done(const OpCall *call, bool done) {
     if (!done)
         gpu_fail(call->device,
             "the GPU has no GEMM of fp8 for a linear layer of this model: leave out fp8.recipe, or give a larger fp8.min_size");
 }
 
-void fp8_multiply_on_gpu(const OpCall *call, const Gemm *gemm) { expect(call, device_gemm_fp8(call->device, gemm)); }
+void fp8_multiply_on_gpu(const OpCall *call, const Gemm *gemm) { expect_done(call, device_gemm_fp8(call->device, gemm)); }
 
 GPU_OP(fp8_linear) {
     const int32_t *offset = call->in[FP8_LINEAR_OFFSET];
@@ -24,7 +24,7 @@ GPU_OP(fp8_linear) {
         return;
     }
     int64_t experts = call->in_shape[FP8_LINEAR_B][0];
-    expect(call, gpu_gemm_grouped_fp8(call->device, &(GemmGrouped){.first = g, .offset = offset, .experts = experts}));
+    expect_done(call, gpu_gemm_grouped_fp8(call->device, &(GemmGrouped){.first = g, .offset = offset, .experts = experts}));
     gpu_zero_unused(call->device, g.c, offset, experts, g.m, g.n);
 }
 
@@ -35,7 +35,7 @@ GPU_OP(fp8_linear_grad_weight) {
     g.accumulate = !call->overwrite;
     if (!begin) fp8_multiply_on_gpu(call, &g);
     else
-        expect(call,
+        expect_done(call,
             gpu_gemm_grouped_fp8(call->device, &(GemmGrouped){.first = g, .offset = begin, .experts = experts, .slots_are_depth = true}));
 }
 

@@ -108,7 +108,7 @@ int fp8_append_cast(Graph *graph, TensorId x, bool columns, bool kept) {
     return append_cast(graph, kept ? ARENA_STATE : ARENA_ACTIVATION, x, TENSOR_NONE, TENSOR_NONE, false, &attributes);
 }
 
-static void cast_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void fp8_cast_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     if (!graph_is_parameter(graph, node->in[FP8_CAST_X])) d_in[FP8_CAST_X] = d_out[FP8_CAST_ROWS];
 }
 
@@ -169,7 +169,7 @@ static int append_weight_backward(Graph *graph, int forward, const Recipe *recip
                : append_cast(graph, ARENA_ACTIVATION, cast->in[FP8_CAST_X], cast->in[FP8_CAST_AMAX], TENSOR_NONE, false, &attributes);
 }
 
-static TensorId append(
+static TensorId append_fp8(
     Graph *graph, TensorId x, TensorId w, TensorId bias, const Dispatch *dispatch, const Fp8Config *fp8, const Fp8LinearAttributes *like) {
     const Recipe *recipe = &recipes[like->recipe];
     Fp8CastAttributes x_cast = recipe->x;
@@ -184,16 +184,16 @@ static TensorId append(
 
 TensorId op_fp8_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, MeshAxes sum, const Fp8Config *fp8) {
     Fp8LinearAttributes like = {.recipe = (Fp8Recipe)fp8->recipe, .sum = sum, .rows = graph_rows(graph, x)};
-    return append(graph, x, w, bias, NULL, fp8, &like);
+    return append_fp8(graph, x, w, bias, NULL, fp8, &like);
 }
 
 TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const Dispatch *dispatch, const Fp8Config *fp8) {
     Fp8LinearAttributes like = {.recipe = (Fp8Recipe)fp8->recipe, .rows = dispatch->rows};
-    return append(graph, x_slots, w, TENSOR_NONE, dispatch, fp8, &like);
+    return append_fp8(graph, x_slots, w, TENSOR_NONE, dispatch, fp8, &like);
 }
 
 /* Appends the weight gradient in COMPUTE, from x and d_y themselves. */
-static void append_weight_gradient(Graph *graph, TensorId x, TensorId d_y, TensorId d_w, TensorId d_bias, MeshAxes sum) {
+static void append_quantized_weight_gradient(Graph *graph, TensorId x, TensorId d_y, TensorId d_w, TensorId d_bias, MeshAxes sum) {
     graph_node(graph, OP_linear_grad_weight, (Inputs){[LINEAR_GRAD_WEIGHT_D_Y] = d_y, [LINEAR_GRAD_WEIGHT_X] = x},
         (Outputs){[LINEAR_GRAD_WEIGHT_D_W] = d_w, [LINEAR_GRAD_WEIGHT_D_BIAS] = d_bias}, &(LinearAttributes){.sum = sum},
         sizeof(LinearAttributes));
@@ -215,7 +215,7 @@ static void append_fp8_weight_gradient(Graph *graph, int d_y, int x, TensorId d_
     graph_node(graph, OP_fp8_linear_grad_weight, in, (Outputs){[FP8_LINEAR_C] = d_w}, &attributes, sizeof attributes);
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void fp8_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const Fp8LinearAttributes *like = node->attributes;
     const Recipe *recipe = &recipes[like->recipe];
     TensorId d_y = d_out[FP8_LINEAR_C], offset = node->in[FP8_LINEAR_OFFSET];
@@ -234,7 +234,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
                 &(LinearAttributes){.sum = like->sum}, sizeof(LinearAttributes));
     } else if (d_w) {
         if (offset) append_expert_gradient(graph, x, d_y, offset, d_w, like->rows);
-        else append_weight_gradient(graph, x, d_y, d_w, d_bias, like->sum);
+        else append_quantized_weight_gradient(graph, x, d_y, d_w, d_bias, like->sum);
     }
     int w_node = append_weight_backward(graph, graph_get(graph, node->in[FP8_LINEAR_B])->producer, recipe);
     d_in[FP8_LINEAR_A] = append_product(
@@ -266,14 +266,14 @@ int fp8_operands(const Graph *graph, Fp8Operand *operands) {
 }
 
 /* Returns the elements as a matrix with rows as wide as a tile, or half a tile. */
-static Fp8Stack flat(int64_t count) {
+static Fp8Stack flat_dispatch(int64_t count) {
     int64_t columns = count % GEMM_SCALE_GROUP_SIZE ? GEMM_SCALE_GROUP_SIZE / 2 : GEMM_SCALE_GROUP_SIZE;
     assert(count % columns == 0);
     return (Fp8Stack){1, count / columns, columns};
 }
 
 void fp8_amax_run(const Backend *backend, const void *x, int64_t count, float *amax) {
-    Fp8Stack s = flat(count);
+    Fp8Stack s = flat_dispatch(count);
     OpCall call = {.in = {[FP8_AMAX_X] = (void *)x},
         .out = {[FP8_AMAX_Y] = amax},
         .in_shape = {[FP8_AMAX_X] = {s.rows, s.columns, 1, 1}},
@@ -282,7 +282,7 @@ void fp8_amax_run(const Backend *backend, const void *x, int64_t count, float *a
 }
 
 void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const float *amax, void *codes, float *scale) {
-    Fp8Stack s = flat(count);
+    Fp8Stack s = flat_dispatch(count);
     OpCall call = {.in = {[FP8_CAST_X] = (void *)x, [FP8_CAST_AMAX] = (void *)amax},
         .out = {[FP8_CAST_ROWS] = codes, [FP8_CAST_ROW_SCALES] = scale},
         .in_shape = {[FP8_CAST_X] = {s.rows, s.columns, 1, 1}},
@@ -293,15 +293,15 @@ void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const fl
 
 /* -- Costs --------------------------------------------------------------------------------------------------------- */
 
-static double rows_of(const Node *node) { return (double)((const Fp8LinearAttributes *)node->attributes)->rows; }
+static double fp8_rows(const Node *node) { return (double)((const Fp8LinearAttributes *)node->attributes)->rows; }
 
-static double flops(const Graph *graph, const Node *node) {
+static double fp8_flops(const Graph *graph, const Node *node) {
     const Tensor *b = graph_get(graph, node->in[FP8_LINEAR_B]);
-    return 2.0 * rows_of(node) * (double)b->shape[b->rank - 2] * (double)b->shape[b->rank - 1];
+    return 2.0 * fp8_rows(node) * (double)b->shape[b->rank - 2] * (double)b->shape[b->rank - 1];
 }
 
 static double weight_flops(const Graph *graph, const Node *node) {
-    return 2.0 * rows_of(node) * (double)graph_rows(graph, node->in[FP8_LINEAR_A]) * (double)graph_rows(graph, node->in[FP8_LINEAR_B]);
+    return 2.0 * fp8_rows(node) * (double)graph_rows(graph, node->in[FP8_LINEAR_A]) * (double)graph_rows(graph, node->in[FP8_LINEAR_B]);
 }
 
 Gemm fp8_call_gemm(const OpCall *call, GemmType output) {
@@ -346,9 +346,9 @@ const Op op_rule_fp8_cast = {.name = "fp8_cast",
     .adds_to = OPERAND(FP8_CAST_SEEN),
     .once_a_step = true,
     .bytes = cast_bytes,
-    .gradient = cast_gradient,
+    .gradient = fp8_cast_gradient,
     .element_flops = CAST_FLOPS};
-const Op op_rule_fp8_linear = {.name = "fp8_linear", .gradient = gradient, .flops = flops, .teraflops = 1000};
+const Op op_rule_fp8_linear = {.name = "fp8_linear", .gradient = fp8_gradient, .flops = fp8_flops, .teraflops = 1000};
 const Op op_rule_fp8_linear_grad_weight = {
     .name = "fp8_linear_grad_weight",
     .adds_to = OPERAND(FP8_LINEAR_C),

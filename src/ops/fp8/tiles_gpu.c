@@ -14,17 +14,18 @@ typedef struct Fp8TilesArguments {
 #ifdef GPU_DEVICE
 
 /* Returns the tiles of one expert: at least one. */
-INLINE int32_t tiles_of(const Fp8TilesArguments *a, int32_t expert) {
+INLINE int32_t tiles_of_expert(const Fp8TilesArguments *a, int32_t expert) {
     int32_t slots = a->offset[expert + 1] - a->offset[expert];
     return slots > 0 ? (slots + TILE - 1) / TILE : 1;
 }
 
 KERNEL(fp8_tiles, Fp8TilesArguments) {
     int32_t expert = block_x(), first = 0;
-    for (int32_t e = lane_id(); e < expert; e += WAVE) first += tiles_of(&a, e);
+    for (int32_t e = lane_id(); e < expert; e += WAVE) first += tiles_of_expert(&a, e);
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) first += (int32_t)shuffle((uint32_t)first, lane_id() ^ mask);
     bool rest = expert == a.experts;
-    int32_t end = rest ? a.tiles : first + tiles_of(&a, expert), slot = a.offset[expert], slots = rest ? 0 : a.offset[expert + 1] - slot;
+    int32_t end = rest ? a.tiles : first + tiles_of_expert(&a, expert), slot = a.offset[expert],
+            slots = rest ? 0 : a.offset[expert + 1] - slot;
     if (thread_id() == 0) a.begin[expert] = first * (TILE / 2);
     for (int32_t tile = first + thread_id(); tile < end; tile += THREADS) {
         int32_t before = (tile - first) * TILE, left = slots - before;

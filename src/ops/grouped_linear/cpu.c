@@ -3,7 +3,7 @@
 #include "backend/cpu/kernel.h"
 #include "ops/grouped_linear/grouped_linear.h"
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t grouped_linear_cpu_workspace(const Graph *graph, const Node *node) {
     return graph_get(graph, grouped_linear_node_weight(node))->shape[0] * (int64_t)sizeof(Gemm);
 }
 
@@ -26,7 +26,7 @@ static void run_experts(const OpCall *call, Gemm first, const int32_t *offset, i
     gemm_batch(gemms, experts);
 }
 
-CPU_OP(grouped_linear, workspace) {
+CPU_OP(grouped_linear, grouped_linear_cpu_workspace) {
     const T *x = call->in[GROUPED_LINEAR_X], *w = call->in[GROUPED_LINEAR_W];
     const int32_t *offset = call->in[GROUPED_LINEAR_OFFSET];
     const int64_t *w_shape = call->in_shape[GROUPED_LINEAR_W];
@@ -40,7 +40,7 @@ CPU_OP(grouped_linear, workspace) {
     kernel_zero_unused(y, offset, w_shape[0], shape.rows, shape.out);
 }
 
-CPU_OP(grouped_linear_grad_input, workspace) {
+CPU_OP(grouped_linear_grad_input, grouped_linear_cpu_workspace) {
     const T *d_y = call->in[GROUPED_LINEAR_GRAD_INPUT_D_Y], *w = call->in[GROUPED_LINEAR_GRAD_INPUT_W];
     const int32_t *offset = call->in[GROUPED_LINEAR_GRAD_INPUT_OFFSET];
     const int64_t *w_shape = call->in_shape[GROUPED_LINEAR_GRAD_INPUT_W];
@@ -50,7 +50,7 @@ CPU_OP(grouped_linear_grad_input, workspace) {
     kernel_zero_unused(d_x, offset, w_shape[0], shape.rows, shape.in);
 }
 
-CPU_OP(grouped_linear_grad_weight, workspace) {
+CPU_OP(grouped_linear_grad_weight, grouped_linear_cpu_workspace) {
     const T *d_y = call->in[GROUPED_LINEAR_GRAD_WEIGHT_D_Y], *x = call->in[GROUPED_LINEAR_GRAD_WEIGHT_X];
     const int64_t *w_shape = call->out_shape[GROUPED_LINEAR_GRAD_WEIGHT_D_W];
     LinearShape shape = {.rows = call->in_shape[GROUPED_LINEAR_GRAD_WEIGHT_X][0], .out = w_shape[1], .in = w_shape[2]};

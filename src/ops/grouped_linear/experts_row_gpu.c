@@ -15,7 +15,7 @@ typedef struct MoeRowArguments {
 
 #ifdef GPU_DEVICE
 
-INLINE Gemv layer_of(const MoeRowArguments *a, int32_t expert) {
+INLINE Gemv expert_gemv(const MoeRowArguments *a, int32_t expert) {
     Gemv layer = a->layer;
     layer.b += (int64_t)expert * layer.n * layer.ldb;
     return layer;
@@ -30,10 +30,10 @@ INLINE void down(const MoeRowArguments *a, const int lines) {
     for (int32_t j = 0; j < a->k; j++) {
         int32_t expert = a->index[j];
         if (expert >= a->experts) continue;
-        Gemv layer = layer_of(a, expert);
+        Gemv layer = expert_gemv(a, expert);
         float sums[GEMV_MOST_LINES];
         layer.x += (int64_t)j * layer.k;
-        multiply_block(&layer, first, lines, sums);
+        gemv_block(&layer, first, lines, sums);
         barrier(); /* the sums of the previous choice have been read */
         total += a->gate[j] * to_float(to_bf16(add_threads(sums, lines)));
     }
@@ -49,7 +49,7 @@ INLINE void down(const MoeRowArguments *a, const int lines) {
         int32_t expert = a->index[block_y()], width = a->layer.n / 2, column = block_x() * (lines / 2) + thread_id(); \
         GemvPair pair = {0, 0}; \
         if (expert < a->experts) { \
-            Gemv layer = layer_of(a, expert); \
+            Gemv layer = expert_gemv(a, expert); \
             pair = multiply_pairs(&layer, width, lines); \
         } \
         if (thread_id() >= lines / 2) return; \
@@ -99,7 +99,7 @@ int moe_absorbs_row(const Backend *backend, const Graph *graph, int index) {
     return n->in[MOE_COMBINE_Y_SLOTS] == (n - DOWN)->out[GROUPED_LINEAR_Y] ? SORT : 0;
 }
 
-static MoeRowArguments arguments_of(const OpCall *layer, const OpCall *sort, const void *x, void *y) {
+static MoeRowArguments experts_row_arguments(const OpCall *layer, const OpCall *sort, const void *x, void *y) {
     const int64_t *w_shape = layer->in_shape[GROUPED_LINEAR_W];
     return (MoeRowArguments){.layer = gemv_of(x, layer->in[GROUPED_LINEAR_W], w_shape[1], w_shape[2], false),
         .index = sort->in[MOE_SORT_INDEX],
@@ -110,8 +110,8 @@ static MoeRowArguments arguments_of(const OpCall *layer, const OpCall *sort, con
 
 void moe_launch_row(const OpCall *call) {
     const OpCall *sort = call - SORT, *function = call - GATED_ACTIVATION;
-    MoeRowArguments both = arguments_of(call - GATE_UP, sort, (call - PERMUTE)->in[MOE_PERMUTE_X], function->out[ACTIVATION_Y]);
-    MoeRowArguments last = arguments_of(call - DOWN, sort, function->out[ACTIVATION_Y], call->out[MOE_COMBINE_Y]);
+    MoeRowArguments both = experts_row_arguments(call - GATE_UP, sort, (call - PERMUTE)->in[MOE_PERMUTE_X], function->out[ACTIVATION_Y]);
+    MoeRowArguments last = experts_row_arguments(call - DOWN, sort, function->out[ACTIVATION_Y], call->out[MOE_COMBINE_Y]);
     LaunchShape shape = gemv_shape(&both.layer);
     shape.y = both.k;
     last.gate = call->in[MOE_COMBINE_GATE];

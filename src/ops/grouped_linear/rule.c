@@ -22,7 +22,7 @@ TensorId op_grouped_linear_add(Graph *graph, TensorId sum, TensorId x_slots, Ten
     return y;
 }
 
-static void append_weight_gradient(Graph *graph, const Node *node, TensorId d_y, TensorId d_w) {
+static void append_grouped_weight_gradient(Graph *graph, const Node *node, TensorId d_y, TensorId d_w) {
     Inputs in = {
         [GROUPED_LINEAR_GRAD_WEIGHT_D_Y] = d_y,
         [GROUPED_LINEAR_GRAD_WEIGHT_X] = node->in[GROUPED_LINEAR_X],
@@ -32,7 +32,7 @@ static void append_weight_gradient(Graph *graph, const Node *node, TensorId d_y,
     graph_node(graph, OP_grouped_linear_grad_weight, in, out, node->attributes, 0);
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void grouped_linear_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     TensorId d_y = d_out[GROUPED_LINEAR_Y], x = node->in[GROUPED_LINEAR_X], w = node->in[GROUPED_LINEAR_W];
     if (d_y == TENSOR_NONE) return;
     TensorId d_w = graph_parameter_gradient(graph, w);
@@ -45,7 +45,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     TensorId d_x = d_in[GROUPED_LINEAR_X] = graph_activation_like(graph, TYPE_COMPUTE, x, "d_x_slots");
     Outputs out = {[GROUPED_LINEAR_GRAD_INPUT_D_X] = d_x};
     graph_node(graph, OP_grouped_linear_grad_input, in, out, node->attributes, 0);
-    if (d_w) append_weight_gradient(graph, node, d_y, d_w);
+    if (d_w) append_grouped_weight_gradient(graph, node, d_y, d_w);
 }
 
 TensorId grouped_linear_node_weight(const Node *node) {
@@ -63,17 +63,17 @@ LinearShape grouped_linear_node_shape(const Graph *graph, const Node *node) {
 
 /* Counts every slot that is expected to have a row, multiplied by one matrix of in * out
  * weights. */
-static double gemm_flops(const Graph *graph, const Node *node) {
+static double grouped_gemm_flops(const Graph *graph, const Node *node) {
     LinearShape s = grouped_linear_node_shape(graph, node);
     return 2.0 * s.rows * s.in * s.out;
 }
 
 const Op op_rule_grouped_linear = {
-    .name = "grouped_linear", .in_place = OPERAND(GROUPED_LINEAR_SUM), .gradient = gradient, .flops = gemm_flops};
-const Op op_rule_grouped_linear_grad_input = {.name = "grouped_linear_grad_input", .flops = gemm_flops};
+    .name = "grouped_linear", .in_place = OPERAND(GROUPED_LINEAR_SUM), .gradient = grouped_linear_gradient, .flops = grouped_gemm_flops};
+const Op op_rule_grouped_linear_grad_input = {.name = "grouped_linear_grad_input", .flops = grouped_gemm_flops};
 const Op op_rule_grouped_linear_grad_weight = {
     .name = "grouped_linear_grad_weight",
     .adds_to = OPERAND(GROUPED_LINEAR_GRAD_WEIGHT_D_W),
     .overwrites = OPERAND(GROUPED_LINEAR_GRAD_WEIGHT_D_W),
-    .flops = gemm_flops,
+    .flops = grouped_gemm_flops,
 };

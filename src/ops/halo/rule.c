@@ -15,7 +15,7 @@ TensorId op_halo(Graph *graph, TensorId x, const HaloSpec *spec) {
 }
 
 /* Later readers of x have already sent their gradients, which the sum replaces. */
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void halo_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)d_in;
     TensorId x = node->in[HALO_X], d_x = graph->tensors[x].gradient;
     assert(d_x != TENSOR_NONE);
@@ -65,16 +65,16 @@ void halo_send(const OpCall *call, size_t element) {
 }
 
 /* Returns the bytes sent, received, and added to. */
-static double bytes(const Graph *graph, const Node *node) { return 2.0 * graph_bytes(graph, node->out[HALO_Y]); }
+static double halo_bytes(const Graph *graph, const Node *node) { return 2.0 * graph_bytes(graph, node->out[HALO_Y]); }
 
-static Traffic traffic(const Graph *graph, const Node *node) {
+static Traffic halo_traffic(const Graph *graph, const Node *node) {
     return (Traffic){MESH(AXIS_CP), (double)graph_bytes(graph, node->out[HALO_Y])};
 }
 
-static double add_bytes(const Graph *graph, const Node *node) {
+static double halo_add_bytes(const Graph *graph, const Node *node) {
     double copied = op_in_place(graph, node) ? 0 : 2.0 * graph_bytes(graph, node->in[HALO_ADD_X]);
     return copied + 3.0 * graph_bytes(graph, node->in[HALO_ADD_ENDS]);
 }
 
-const Op op_rule_halo = {.name = "halo", .communicates = true, .traffic = traffic, .gradient = gradient, .bytes = bytes};
-const Op op_rule_halo_add = {.name = "halo_add", .in_place = OPERAND(HALO_ADD_X), .bytes = add_bytes};
+const Op op_rule_halo = {.name = "halo", .communicates = true, .traffic = halo_traffic, .gradient = halo_gradient, .bytes = halo_bytes};
+const Op op_rule_halo_add = {.name = "halo_add", .in_place = OPERAND(HALO_ADD_X), .bytes = halo_add_bytes};

@@ -26,7 +26,7 @@ INLINE char GLOBAL *part_place(const JoinArguments *a, int64_t group, int64_t at
     return part ? part + (group * (end - begin) + at - begin) * bytes : 0;
 }
 
-INLINE u32x4 load_unit(const char GLOBAL *from, const int bytes) {
+INLINE u32x4 load_join_unit(const char GLOBAL *from, const int bytes) {
     if (!from) return (u32x4){0, 0, 0, 0};
     return bytes == 16 ? *(const u32x4 GLOBAL *)from : (u32x4){*(const uint16_t GLOBAL *)from, 0, 0, 0};
 }
@@ -48,7 +48,7 @@ INLINE void join_group(const JoinArguments *a, const int bytes) {
             char GLOBAL *place = inside ? part_place(a, group, at, bytes) : 0;
             char GLOBAL *own = inside ? whole + at * bytes : 0;
             to[e] = a->to_parts ? place : own;
-            units[e] = load_unit(a->to_parts ? own : place, bytes);
+            units[e] = load_join_unit(a->to_parts ? own : place, bytes);
         }
         UNROLL for (int e = 0; e < UNITS_EACH; e++) if (to[e]) store_unit(to[e], units[e], bytes);
     }

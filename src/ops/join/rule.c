@@ -5,7 +5,7 @@
  * like norms. */
 #include "ops/join/join.h"
 
-static JoinAttributes describe(const Graph *graph, const TensorId *parts, int count, int64_t groups) {
+static JoinAttributes describe_join(const Graph *graph, const TensorId *parts, int count, int64_t groups) {
     JoinAttributes a = {.wide = graph_get(graph, parts[0])->type == TYPE_WIDE, .count = count, .groups = groups};
     assert(count > 0 && count <= JOIN_MOST_PARTS);
     for (int i = 0; i < count; i++) {
@@ -16,7 +16,7 @@ static JoinAttributes describe(const Graph *graph, const TensorId *parts, int co
     return a;
 }
 
-static TensorId join(Graph *graph, const TensorId *parts, int64_t rows, const JoinAttributes *a) {
+static TensorId append_join(Graph *graph, const TensorId *parts, int64_t rows, const JoinAttributes *a) {
     Inputs in = {0};
     int64_t elements = 0;
     for (int i = 0; i < a->count; i++) {
@@ -28,7 +28,7 @@ static TensorId join(Graph *graph, const TensorId *parts, int64_t rows, const Jo
     return whole;
 }
 
-static void split(Graph *graph, TensorId whole, TensorId *parts, const JoinAttributes *a) {
+static void append_split(Graph *graph, TensorId whole, TensorId *parts, const JoinAttributes *a) {
     Outputs out = {0};
     for (int i = 0; i < a->count; i++)
         out[SPLIT_PART + i] = parts[i] =
@@ -37,10 +37,10 @@ static void split(Graph *graph, TensorId whole, TensorId *parts, const JoinAttri
 }
 
 TensorId op_join_rows(Graph *graph, const TensorId *parts, int count, int64_t samples) {
-    JoinAttributes a = describe(graph, parts, count, samples);
+    JoinAttributes a = describe_join(graph, parts, count, samples);
     int64_t rows = 0;
     for (int i = 0; i < count; i++) rows += a.rows[i];
-    return join(graph, parts, rows, &a);
+    return append_join(graph, parts, rows, &a);
 }
 
 void op_split_columns(Graph *graph, TensorId x, TensorId *parts, int count) {
@@ -50,7 +50,7 @@ void op_split_columns(Graph *graph, TensorId x, TensorId *parts, int count) {
         a.elements[i] = graph_columns(graph, x) / count;
         a.rows[i] = a.groups;
     }
-    split(graph, x, parts, &a);
+    append_split(graph, x, parts, &a);
 }
 
 void op_split_rows(Graph *graph, TensorId x, const int64_t *rows, TensorId *parts, int count, int64_t samples) {
@@ -63,16 +63,16 @@ void op_split_rows(Graph *graph, TensorId x, const int64_t *rows, TensorId *part
         all += a.rows[i];
     }
     assert(all == graph_rows(graph, x));
-    split(graph, x, parts, &a);
+    append_split(graph, x, parts, &a);
 }
 
 static void join_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    split(graph, d_out[JOIN_WHOLE], d_in + JOIN_PART, node->attributes);
+    append_split(graph, d_out[JOIN_WHOLE], d_in + JOIN_PART, node->attributes);
 }
 
-static void split_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    d_in[SPLIT_WHOLE] = join(graph, d_out + SPLIT_PART, graph_rows(graph, node->in[SPLIT_WHOLE]), node->attributes);
+static void join_split_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    d_in[SPLIT_WHOLE] = append_join(graph, d_out + SPLIT_PART, graph_rows(graph, node->in[SPLIT_WHOLE]), node->attributes);
 }
 
 const Op op_rule_join = {.name = "join", .class = OP_CLASS_NORM, .gradient = join_gradient};
-const Op op_rule_split = {.name = "split", .gradient = split_gradient};
+const Op op_rule_split = {.name = "split", .gradient = join_split_gradient};

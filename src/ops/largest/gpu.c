@@ -14,32 +14,32 @@ typedef struct LargestArguments {
 #ifdef GPU_DEVICE
 
 /* The result of some columns; NaN if one of them is not finite. */
-typedef struct Found {
+typedef struct LargestFound {
     float element;
     int32_t column;
-} Found;
+} LargestFound;
 
 /* Returns the larger of both, the first of equals; NaN precedes all. */
-INLINE Found larger(Found a, Found b) {
+INLINE LargestFound larger_found(LargestFound a, LargestFound b) {
     bool second = b.element > a.element || (b.element == a.element && b.column < a.column) || b.element != b.element;
     return a.element == a.element && second ? b : a;
 }
 
 KERNEL(largest, LargestArguments) {
-    static SHARED Found found[THREADS];
+    static SHARED LargestFound found[THREADS];
     int64_t first = block_y() * a.part_columns, end = first + a.part_columns, limit = *a.limit - a.first;
     const float GLOBAL *x = a.x + block_x() * a.columns;
-    Found mine = {-__builtin_inff(), (int32_t)first};
+    LargestFound mine = {-__builtin_inff(), (int32_t)first};
     if (end > a.columns) end = a.columns;
     if (end > limit) end = limit;
     for (int64_t j = first + thread_id(); j < end; j += THREADS) {
-        Found next = {x[j] + 0 * x[j], (int32_t)j};
-        mine = larger(mine, next);
+        LargestFound next = {x[j] + 0 * x[j], (int32_t)j};
+        mine = larger_found(mine, next);
     }
     found[thread_id()] = mine;
     for (int step = THREADS / 2; step > 0; step /= 2) {
         barrier();
-        if (thread_id() < step) found[thread_id()] = larger(found[thread_id()], found[thread_id() + step]);
+        if (thread_id() < step) found[thread_id()] = larger_found(found[thread_id()], found[thread_id() + step]);
     }
     if (thread_id() > 0) return;
     float GLOBAL *y = a.y + ((int64_t)block_x() * PARTS + block_y()) * VALUES;

@@ -91,11 +91,13 @@ GPU_OP(linear) {
 
 /* Returns the bytes of d_y in bf16 if it is WIDE; a multiple of 256, so that the following data is
  * aligned. */
-static int64_t cast_bytes(const LinearAttributes *attributes, LinearShape shape) {
+static int64_t cast_scratch_bytes(const LinearAttributes *attributes, LinearShape shape) {
     return attributes->wide ? divide_up(shape.rows * shape.out * (int64_t)sizeof(bf16), 256) * 256 : 0;
 }
 
-static int64_t cast_workspace(const Graph *graph, const Node *node) { return cast_bytes(node->attributes, linear_node_shape(graph, node)); }
+static int64_t cast_workspace(const Graph *graph, const Node *node) {
+    return cast_scratch_bytes(node->attributes, linear_node_shape(graph, node));
+}
 
 /* Returns the part's columns of d_y in bf16; `buffer` receives them if d_y is WIDE, which has one
  * part. */
@@ -118,7 +120,7 @@ GPU_OP(linear_grad_input, cast_workspace) {
 static int64_t weight_workspace(const Graph *graph, const Node *node) {
     LinearShape shape = linear_node_shape(graph, node);
     int64_t partials = divide_up(shape.rows, REDUCE_ROWS) * shape.out * (int64_t)sizeof(float);
-    return cast_bytes(node->attributes, shape) + (node->out[LINEAR_GRAD_WEIGHT_D_BIAS] ? partials : 0);
+    return cast_scratch_bytes(node->attributes, shape) + (node->out[LINEAR_GRAD_WEIGHT_D_BIAS] ? partials : 0);
 }
 
 /* Workspace: d_y in bf16 if it is WIDE, then partial sums of d_bias, if there is one. */
@@ -133,7 +135,7 @@ GPU_OP(linear_grad_weight, weight_workspace) {
     gemm.lda = y_shape[1];
     device_gemm(call->device, &gemm);
     if (!d_bias || !linear_has_bias(call)) return;
-    float *partials = (float *)((char *)call->workspace + cast_bytes(call->attributes, shape));
+    float *partials = (float *)((char *)call->workspace + cast_scratch_bytes(call->attributes, shape));
     add_column_sums(call->device, d_bias, d_y, y_shape[1], partials, shape.rows, shape.out);
 }
 

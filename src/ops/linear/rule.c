@@ -4,7 +4,7 @@
  * it enters a GEMM. */
 #include "ops/linear/linear.h"
 
-static TensorId append(Graph *graph, TensorId x, const LinearPart parts[LINEAR_PARTS], const LinearAttributes *attributes) {
+static TensorId append_linear(Graph *graph, TensorId x, const LinearPart parts[LINEAR_PARTS], const LinearAttributes *attributes) {
     Inputs in = {[LINEAR_X] = x};
     int64_t shape[] = {graph_rows(graph, x), 0};
     LinearAttributes own = *attributes;
@@ -24,14 +24,14 @@ static TensorId append(Graph *graph, TensorId x, const LinearPart parts[LINEAR_P
 }
 
 TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wide) {
-    return append(graph, x, (LinearPart[LINEAR_PARTS]){{w, bias}}, &(LinearAttributes){.wide = wide});
+    return append_linear(graph, x, (LinearPart[LINEAR_PARTS]){{w, bias}}, &(LinearAttributes){.wide = wide});
 }
 
 TensorId op_linear_parts(Graph *graph, TensorId x, const LinearPart parts[LINEAR_PARTS], MeshAxes sum) {
-    return append(graph, x, parts, &(LinearAttributes){.sum = sum});
+    return append_linear(graph, x, parts, &(LinearAttributes){.sum = sum});
 }
 
-static void append_weight_gradient(Graph *graph, const Node *node, int part, TensorId d_y, const LinearAttributes *attributes) {
+static void append_linear_weight_gradient(Graph *graph, const Node *node, int part, TensorId d_y, const LinearAttributes *attributes) {
     TensorId d_w = graph_parameter_gradient(graph, node->in[LINEAR_W + part]),
              d_bias = graph_parameter_gradient(graph, node->in[LINEAR_BIAS + part]);
     assert(d_w || !d_bias);
@@ -47,10 +47,10 @@ static TensorId append_input_gradient(Graph *graph, const Node *node, int part, 
     return d_x;
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void linear_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     LinearAttributes attributes = *(const LinearAttributes *)node->attributes;
     for (int i = 0; i < LINEAR_PARTS && node->in[LINEAR_W + i]; i++) {
-        append_weight_gradient(graph, node, i, d_out[LINEAR_Y], &attributes);
+        append_linear_weight_gradient(graph, node, i, d_out[LINEAR_Y], &attributes);
         TensorId d_x = append_input_gradient(graph, node, i, d_out[LINEAR_Y], &attributes);
         d_in[LINEAR_X] = i ? op_add(graph, d_in[LINEAR_X], d_x) : d_x;
         attributes.first += graph_rows(graph, node->in[LINEAR_W + i]);
@@ -82,12 +82,12 @@ static double gemm_flops(const Graph *graph, const Node *node) {
     LinearShape s = linear_node_shape(graph, node);
     return 2.0 * s.rows * s.in * s.out;
 }
-static double flops(const Graph *graph, const Node *node) {
+static double linear_flops(const Graph *graph, const Node *node) {
     LinearShape s = linear_node_shape(graph, node);
     return 2.0 * s.rows * s.in * graph_columns(graph, node->out[LINEAR_Y]);
 }
 
-const Op op_rule_linear = {.name = "linear", .gradient = gradient, .flops = flops};
+const Op op_rule_linear = {.name = "linear", .gradient = linear_gradient, .flops = linear_flops};
 const Op op_rule_linear_grad_input = {.name = "linear_grad_input", .flops = gemm_flops};
 const Op op_rule_linear_grad_weight = {
     .name = "linear_grad_weight",

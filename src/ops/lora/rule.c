@@ -13,7 +13,7 @@
 #include "ops/lora/lora.h"
 
 /* Checks the columns of adapters of y [R, out] against their u and b. */
-static LoraAttributes attributes_of(const Graph *graph, int64_t out, TensorId u, TensorId b, const LoraColumns *columns, int adapters) {
+static LoraAttributes lora_attributes(const Graph *graph, int64_t out, TensorId u, TensorId b, const LoraColumns *columns, int adapters) {
     LoraAttributes attributes = {.adapters = adapters};
     int64_t sum = 0;
     assert(adapters > 0 && adapters <= LORA_MAX_ADAPTERS);
@@ -30,7 +30,7 @@ static LoraAttributes attributes_of(const Graph *graph, int64_t out, TensorId u,
 
 TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const LoraColumns *columns, int adapters) {
     int64_t rows = graph_rows(graph, y), out = graph_columns(graph, y);
-    LoraAttributes attributes = attributes_of(graph, out, u, b, columns, adapters);
+    LoraAttributes attributes = lora_attributes(graph, out, u, b, columns, adapters);
     assert(graph_get(graph, y)->type == TYPE_COMPUTE);
     TensorId adapted = graph_activation(graph, TYPE_COMPUTE, rows, out, "adapted");
     graph_node(graph, OP_lora, (Inputs){[LORA_Y] = y, [LORA_U] = u, [LORA_B] = b}, (Outputs){[LORA_ADAPTED] = adapted}, &attributes,
@@ -48,7 +48,7 @@ static TensorId up_gradient(Graph *graph, TensorId d_adapted, TensorId u, Tensor
     return d_u;
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void lora_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     d_in[LORA_Y] = d_out[LORA_ADAPTED];
     d_in[LORA_U] = up_gradient(graph, d_out[LORA_ADAPTED], node->in[LORA_U], node->in[LORA_B], node->attributes);
 }
@@ -58,7 +58,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 TensorId op_adapted_linear(Graph *graph, TensorId x, const AdaptedLinear *layer) {
     int64_t out = graph_rows(graph, layer->w), in = graph_columns(graph, layer->w);
     AdaptedLinearAttributes attributes = {
-        .lora = attributes_of(graph, out, layer->u, layer->b, layer->columns, layer->adapters),
+        .lora = lora_attributes(graph, out, layer->u, layer->b, layer->columns, layer->adapters),
         .sum = layer->sum,
         .lasts = graph_is_parameter(graph, layer->w),
         .factor = layer->factor,
@@ -104,27 +104,28 @@ LinearShape adapted_linear_shape(const Graph *graph, const Node *node) {
 /* -- Costs --------------------------------------------------------------------------------------------------------- */
 
 /* Returns the flops of the GEMMs of all adapters. */
-static double gemm_flops(const Graph *graph, TensorId y, TensorId b) { return 2.0 * graph_rows(graph, y) * graph_elements(graph, b); }
+static double lora_gemm_flops(const Graph *graph, TensorId y, TensorId b) { return 2.0 * graph_rows(graph, y) * graph_elements(graph, b); }
 
-static double flops(const Graph *graph, const Node *node) { return gemm_flops(graph, node->in[LORA_Y], node->in[LORA_B]); }
+static double lora_flops(const Graph *graph, const Node *node) { return lora_gemm_flops(graph, node->in[LORA_Y], node->in[LORA_B]); }
 static double grad_input_flops(const Graph *graph, const Node *node) {
-    return gemm_flops(graph, node->in[LORA_GRAD_INPUT_D_ADAPTED], node->in[LORA_GRAD_INPUT_B]);
+    return lora_gemm_flops(graph, node->in[LORA_GRAD_INPUT_D_ADAPTED], node->in[LORA_GRAD_INPUT_B]);
 }
 static double frozen_flops(const Graph *graph, const Node *node) {
     LinearShape s = adapted_linear_shape(graph, node);
     return 2.0 * s.rows * s.in * s.out;
 }
 static double adapted_linear_flops(const Graph *graph, const Node *node) {
-    return frozen_flops(graph, node) + gemm_flops(graph, node->in[ADAPTED_LINEAR_X], node->in[ADAPTED_LINEAR_B]);
+    return frozen_flops(graph, node) + lora_gemm_flops(graph, node->in[ADAPTED_LINEAR_X], node->in[ADAPTED_LINEAR_B]);
 }
 static double adapted_linear_grad_input_flops(const Graph *graph, const Node *node) {
-    return frozen_flops(graph, node) + gemm_flops(graph, node->in[ADAPTED_LINEAR_GRAD_INPUT_D_Y], node->in[ADAPTED_LINEAR_GRAD_INPUT_A]);
+    return frozen_flops(graph, node) +
+           lora_gemm_flops(graph, node->in[ADAPTED_LINEAR_GRAD_INPUT_D_Y], node->in[ADAPTED_LINEAR_GRAD_INPUT_A]);
 }
 static double grad_weight_flops(const Graph *graph, const Node *node) {
-    return gemm_flops(graph, node->in[LORA_GRAD_WEIGHT_D_ADAPTED], node->out[LORA_GRAD_WEIGHT_D_B]);
+    return lora_gemm_flops(graph, node->in[LORA_GRAD_WEIGHT_D_ADAPTED], node->out[LORA_GRAD_WEIGHT_D_B]);
 }
 
-const Op op_rule_lora = {.name = "lora", .in_place = OPERAND(LORA_Y), .gradient = gradient, .flops = flops};
+const Op op_rule_lora = {.name = "lora", .in_place = OPERAND(LORA_Y), .gradient = lora_gradient, .flops = lora_flops};
 const Op op_rule_lora_grad_input = {.name = "lora_grad_input", .flops = grad_input_flops};
 const Op op_rule_lora_grad_weight = {
     .name = "lora_grad_weight",

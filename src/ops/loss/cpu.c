@@ -15,13 +15,14 @@ static inline int64_t chunk_rows(int64_t rows, int64_t vocabulary, int ranks) {
     return int_min(rows, int_max(16, int_min(1024, ((int64_t)1 << 22) / loss_largest_share(vocabulary, ranks))));
 }
 
-static int64_t chunk_of(const Graph *graph, const Node *node) {
+static int64_t chunk_rows_of(const Graph *graph, const Node *node) {
     const LossAttributes *attributes = node->attributes;
     return chunk_rows(graph_rows(graph, node->in[LOSS_X]), attributes->vocabulary, mesh_size(graph->mesh, AXES_TENSOR));
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) {
-    int64_t rows = graph_rows(graph, node->in[LOSS_X]), vocabulary = graph_rows(graph, node->in[LOSS_W]), chunk = chunk_of(graph, node);
+static int64_t loss_cpu_workspace(const Graph *graph, const Node *node) {
+    int64_t rows = graph_rows(graph, node->in[LOSS_X]), vocabulary = graph_rows(graph, node->in[LOSS_W]),
+            chunk = chunk_rows_of(graph, node);
     int64_t wide = precision_bytes(graph->precision, TYPE_WIDE), compute = precision_bytes(graph->precision, TYPE_COMPUTE);
     int64_t peaks = mesh_size(graph->mesh, AXES_TENSOR) * chunk * PEAK_NUMBERS;
     return (chunk * vocabulary + rows + peaks) * wide + (node->out[LOSS_D_X] ? chunk * vocabulary * compute : 0);
@@ -29,17 +30,17 @@ static int64_t workspace(const Graph *graph, const Node *node) {
 
 /* Adds the quantized d_logits by rows and by columns, and their scale, at the end. */
 static int64_t codes_workspace(const Graph *graph, const Node *node) {
-    int64_t codes = chunk_of(graph, node) * graph_rows(graph, node->in[LOSS_W]);
-    return workspace(graph, node) + (int64_t)sizeof(float) + (node->out[LOSS_D_X] ? 2 * codes : 0);
+    int64_t codes = chunk_rows_of(graph, node) * graph_rows(graph, node->in[LOSS_W]);
+    return loss_cpu_workspace(graph, node) + (int64_t)sizeof(float) + (node->out[LOSS_D_X] ? 2 * codes : 0);
 }
 
 /* Of some logits of a row: the largest, the sum of e^(logit - most), and the target's logit, or
  * -infinity without it. */
-typedef struct Peak { W most, sum, picked; } Peak;
-static_assert(sizeof(Peak) == PEAK_NUMBERS * sizeof(W), "ranks exchange it as numbers");
+typedef struct CpuPeak { W most, sum, picked; } CpuPeak;
+static_assert(sizeof(CpuPeak) == PEAK_NUMBERS * sizeof(W), "ranks exchange it as numbers");
 
 /* Replaces logits by e^(logit - most). */
-static Peak find_peak(W *restrict logits, int64_t target, int64_t vocabulary) {
+static CpuPeak find_peak(W *restrict logits, int64_t target, int64_t vocabulary) {
     W most = logits[0], sum = 0, picked = target >= 0 && target < vocabulary ? logits[target] : (W)-INFINITY;
 #pragma omp simd reduction(max : most)
     for (int64_t j = 0; j < vocabulary; j++) most = logits[j] > most ? logits[j] : most;
@@ -49,14 +50,14 @@ static Peak find_peak(W *restrict logits, int64_t target, int64_t vocabulary) {
         logits[j] = e;
         sum += e;
     }
-    return (Peak){most, sum, picked};
+    return (CpuPeak){most, sum, picked};
 }
 
 /* Returns the peak of all logits of a row from the peaks of `count` ranks, `stride` peaks apart. */
-static Peak merge_peaks(const Peak *peaks, int count, int64_t stride) {
-    Peak all = peaks[0];
+static CpuPeak merge_peaks(const CpuPeak *peaks, int count, int64_t stride) {
+    CpuPeak all = peaks[0];
     for (int i = 1; i < count; i++) {
-        const Peak *next = &peaks[i * stride];
+        const CpuPeak *next = &peaks[i * stride];
         W most = next->most > all.most ? next->most : all.most;
         all.sum = all.sum * wide_exp(all.most - most) + next->sum * wide_exp(next->most - most);
         all.most = most;
@@ -68,23 +69,23 @@ static Peak merge_peaks(const Peak *peaks, int count, int64_t stride) {
 /* Writes the gradient of -log softmax(logits)[target] times scale; `powers` are the values of
  * find_peak, which returned `own`. */
 static void row_gradient(
-    T *restrict d_logits, const W *restrict powers, const Peak *own, const Peak *all, int64_t target, W scale, int64_t vocabulary) {
+    T *restrict d_logits, const W *restrict powers, const CpuPeak *own, const CpuPeak *all, int64_t target, W scale, int64_t vocabulary) {
     W share = wide_exp(own->most - all->most), factor = share * scale / all->sum;
     for (int64_t j = 0; j < vocabulary; j++) d_logits[j] = to_compute(powers[j] * factor);
     if (target >= 0 && target < vocabulary) d_logits[target] = to_compute((powers[target] * share / all->sum - 1) * scale);
 }
 
 /* The work on a chunk of rows. Targets count from the rank's first row of the vocabulary. */
-typedef struct Chunk {
+typedef struct LossChunk {
     W *logits, *losses;
     T *d_logits; /* NULL: not wanted */
     const int32_t *targets;
     int64_t rows, vocabulary, first_token;
     const W *scale; /* of row r: scale[r * scale_step] */
     int scale_step;
-} Chunk;
+} LossChunk;
 
-static void finish_row(const Chunk *c, int64_t r, const Peak *own, const Peak *all) {
+static void finish_row(const LossChunk *c, int64_t r, const CpuPeak *own, const CpuPeak *all) {
     c->losses[r] = (W)log(all->sum) - (all->picked - all->most);
     if (c->d_logits)
         row_gradient(c->d_logits + r * c->vocabulary, c->logits + r * c->vocabulary, own, all, c->targets[r] - c->first_token,
@@ -92,27 +93,27 @@ static void finish_row(const Chunk *c, int64_t r, const Peak *own, const Peak *a
 }
 
 /* Skips a row without a target. */
-static void skip_row(const Chunk *c, int64_t r) {
+static void skip_row(const LossChunk *c, int64_t r) {
     c->losses[r] = 0;
     if (c->d_logits) memset(c->d_logits + r * c->vocabulary, 0, c->vocabulary * sizeof(T));
 }
 
-static void finish_chunk(const Chunk *c) {
+static void finish_chunk(const LossChunk *c) {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++) {
         if (c->targets[r] < 0) skip_row(c, r);
         else {
-            Peak peak = find_peak(c->logits + r * c->vocabulary, c->targets[r] - c->first_token, c->vocabulary);
+            CpuPeak peak = find_peak(c->logits + r * c->vocabulary, c->targets[r] - c->first_token, c->vocabulary);
             finish_row(c, r, &peak, &peak);
         }
     }
 }
 
 /* finish_chunk for ranks that divide the vocabulary. `peaks` is [ranks, rows]. */
-static void finish_shared_chunk(const Chunk *c, const Mesh *mesh, Peak *peaks) {
+static void finish_shared_chunk(const LossChunk *c, const Mesh *mesh, CpuPeak *peaks) {
     Comm *group = mesh_inner_group(mesh, AXES_TENSOR);
     int size = mesh_size(mesh, AXES_TENSOR);
-    Peak *own = peaks + mesh_index(mesh, AXES_TENSOR) * c->rows;
+    CpuPeak *own = peaks + mesh_index(mesh, AXES_TENSOR) * c->rows;
     int64_t shards[size + 1];
     for (int i = 0; i <= size; i++) shards[i] = i * c->rows * PEAK_NUMBERS;
 #pragma omp parallel for schedule(static)
@@ -120,7 +121,7 @@ static void finish_shared_chunk(const Chunk *c, const Mesh *mesh, Peak *peaks) {
     comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, comm_real_type(sizeof(W))));
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++) {
-        Peak all = merge_peaks(peaks + r, size, c->rows);
+        CpuPeak all = merge_peaks(peaks + r, size, c->rows);
         if (c->targets[r] < 0) skip_row(c, r);
         else finish_row(c, r, &own[r], &all);
     }
@@ -144,13 +145,13 @@ static void cast_gradients(const OpCall *call, const T *d_logits, const LossCode
         for (int64_t r = 0; r < codes->rows; r++) codes->by_columns[j * codes->rows + r] = codes->by_rows[r * codes->stride + j];
 }
 
-static void multiply(const OpCall *call, const Gemm *g) {
+static void run_gemm_cpu(const OpCall *call, const Gemm *g) {
     if (gemm_is_fp8(g->input)) device_gemm_fp8(call->device, g);
     else gemm(g);
 }
 
 /* Adds the gradient of trained rows of w, from their columns of d_logits. */
-static void add_row_gradients(const OpCall *call, const Chunk *c, const T *x) {
+static void add_row_gradients(const OpCall *call, const LossChunk *c, const T *x) {
     const TokenRuns *runs = &((const LossAttributes *)call->attributes)->runs;
     int64_t columns = call->in_shape[LOSS_X][1], bytes = columns * (int64_t)(call->compute_gradients ? sizeof(T) : sizeof(W));
     for (const TokenRun *run = runs->items; run < runs->items + runs->count; run++) {
@@ -164,7 +165,7 @@ static void add_row_gradients(const OpCall *call, const Chunk *c, const T *x) {
 }
 
 /* The gradients of x and w, of a chunk's d_logits. */
-static void add_gradients(const OpCall *call, const Chunk *c, const LossCodes *codes) {
+static void add_gradients(const OpCall *call, const LossChunk *c, const LossCodes *codes) {
     int64_t columns = call->in_shape[LOSS_X][1];
     LinearShape shape = {.rows = c->rows, .in = columns, .out = c->vocabulary};
     T *d_x = (T *)call->out[LOSS_D_X] + codes->first * columns;
@@ -173,7 +174,7 @@ static void add_gradients(const OpCall *call, const Chunk *c, const LossCodes *c
     Gemm grad_input = coded ? loss_codes_grad_input(call, codes, d_x)
                             : linear_grad_input_gemm(shape, KERNEL_GEMM_COMPUTE, c->d_logits, call->in[LOSS_W], d_x);
     grad_input.output = KERNEL_GEMM_COMPUTE;
-    multiply(call, &grad_input);
+    run_gemm_cpu(call, &grad_input);
     if (call->out[LOSS_D_TOKENS]) add_row_gradients(call, c, (const T *)call->in[LOSS_X] + codes->first * columns);
     if (!call->out[LOSS_D_W]) return;
     Gemm grad_weight =
@@ -181,7 +182,7 @@ static void add_gradients(const OpCall *call, const Chunk *c, const LossCodes *c
               : linear_grad_weight_gemm(shape, KERNEL_GEMM_COMPUTE, c->d_logits, (const T *)call->in[LOSS_X] + codes->first * columns,
                     call->out[LOSS_D_W], codes->first == 0 && call->overwrite);
     grad_weight.output = kernel_gradient_type(call);
-    multiply(call, &grad_weight);
+    run_gemm_cpu(call, &grad_weight);
 }
 
 /* Workspace: logits WIDE [chunk, vocabulary], losses WIDE [R], peaks WIDE
@@ -199,7 +200,7 @@ static void run_head(const OpCall *call) {
     bool trains = call->out[LOSS_D_X];
     W *logits = call->workspace, *scratch = logits + chunk * vocabulary;
     W *row_losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : scratch;
-    Peak *peaks = (Peak *)(scratch + rows);
+    CpuPeak *peaks = (CpuPeak *)(scratch + rows);
     T *d_logits = (T *)(peaks + ranks * chunk);
     float *codes_scale = (float *)(d_logits + (trains ? chunk * vocabulary : 0));
     uint8_t *by_rows = (uint8_t *)(codes_scale + 1);
@@ -215,9 +216,9 @@ static void run_head(const OpCall *call) {
                                               : linear_gemm(shape, KERNEL_GEMM_COMPUTE, (const T *)call->in[LOSS_X] + first * columns,
                                                     call->in[LOSS_W], logits);
         forward.output = KERNEL_GEMM_WIDE;
-        multiply(call, &forward);
+        run_gemm_cpu(call, &forward);
         if (kept) memcpy(kept + first * vocabulary, logits, (size_t)(codes.rows * vocabulary) * sizeof *logits);
-        Chunk work = {logits, row_losses + first, trains ? d_logits : NULL, targets + first, codes.rows, vocabulary, first_token,
+        LossChunk work = {logits, row_losses + first, trains ? d_logits : NULL, targets + first, codes.rows, vocabulary, first_token,
             scale + first * scale_step, scale_step};
         if (ranks == 1) finish_chunk(&work);
         else finish_shared_chunk(&work, call->mesh, peaks);
@@ -229,7 +230,7 @@ static void run_head(const OpCall *call) {
     *loss += (W)(sum * *scale);
 }
 
-CPU_OP(linear_cross_entropy, workspace) { run_head(call); }
+CPU_OP(linear_cross_entropy, loss_cpu_workspace) { run_head(call); }
 CPU_OP(fp8_linear_cross_entropy, codes_workspace) { run_head(call); }
 
 CPU_OP(last_row) {

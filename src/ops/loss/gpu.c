@@ -28,12 +28,12 @@ enum {
 
 /* The numbers that ranks that divide the vocabulary exchange per row: log2 of the sum of e^x over
  * their logits, and the target's logit, or -infinity without it. */
-typedef struct Peak { float log2_sum, target; } Peak;
+typedef struct GpuPeak { float log2_sum, target; } GpuPeak;
 
 /* `logits` as above, with this rank's columns; targets count from `first`; peaks [ranks, count]. */
 typedef struct SharedLossArguments {
     RowLossArguments row;
-    Peak GLOBAL *peaks;
+    GpuPeak GLOBAL *peaks;
     int32_t first, rank, ranks;
 } SharedLossArguments;
 
@@ -59,14 +59,14 @@ enum { STEP = THREADS * AHEAD, WAVES = THREADS / WAVE };
 
 /* Of the logits seen so far: their maximum, and the sums of e^(x - most) over low and over high
  * halves. */
-typedef struct Softmax { float most, low, high; } Softmax;
+typedef struct LossSoftmax { float most, low, high; } LossSoftmax;
 
-INLINE void softmax_raise(Softmax *s, float most) {
+INLINE void softmax_raise(LossSoftmax *s, float most) {
     float factor = power(s->most, most);
-    *s = (Softmax){most, s->low * factor, s->high * factor};
+    *s = (LossSoftmax){most, s->low * factor, s->high * factor};
 }
 
-INLINE void softmax_add(Softmax *s, const u32x4 values[AHEAD]) {
+INLINE void softmax_add(LossSoftmax *s, const u32x4 values[AHEAD]) {
     float most = s->most;
     UNROLL for (int k = 0; k < AHEAD; k++) UNROLL for (int i = 0; i < 4; i++) most =
         __builtin_fmaxf(most, __builtin_fmaxf(to_float_low(values[k][i]), to_float_high(values[k][i])));
@@ -77,13 +77,13 @@ INLINE void softmax_add(Softmax *s, const u32x4 values[AHEAD]) {
     }
 }
 
-INLINE void softmax_add_one(Softmax *s, float x) {
+INLINE void softmax_add_one(LossSoftmax *s, float x) {
     softmax_raise(s, __builtin_fmaxf(s->most, x));
     s->low += power(x, s->most);
 }
 
 /* Returns log2 of the sum of e^x over the block's logits, in every thread. */
-INLINE float softmax_log2(Softmax s) {
+INLINE float softmax_log2(LossSoftmax s) {
     static SHARED float mosts[WAVES], sums[WAVES];
     softmax_raise(&s, wave_max(s.most));
     float sum = wave_sum(s.low + s.high), most = FAR_BELOW, total = 0;
@@ -100,17 +100,17 @@ INLINE float softmax_log2(Softmax s) {
 
 /* How threads divide a row: thread v % THREADS takes vector v, in whole groups of STEP and one
  * partial group; then fewer than 8 single logits. */
-typedef struct Row {
+typedef struct LossRow {
     bf16 GLOBAL *logits;
     u32x4 GLOBAL *vectors;
     RowGradients gradients;
     int32_t count, whole, rest;
-} Row;
+} LossRow;
 
-INLINE Row row_of(const RowLossArguments *a, int64_t row, const bool coded) {
+INLINE LossRow loss_row(const RowLossArguments *a, int64_t row, const bool coded) {
     bf16 GLOBAL *logits = a->logits + row * a->stride;
     int32_t count = a->vocabulary / 8;
-    return (Row){.logits = logits,
+    return (LossRow){.logits = logits,
         .vectors = (u32x4 GLOBAL *)logits,
         .gradients = row_gradients(a, row, 0, coded),
         .count = count,
@@ -119,15 +119,15 @@ INLINE Row row_of(const RowLossArguments *a, int64_t row, const bool coded) {
 }
 
 /* `cut` is a constant in every caller: whether vectors may be after the end. */
-INLINE void row_load(const Row *row, int32_t first, bool cut, u32x4 values[AHEAD]) {
+INLINE void row_load(const LossRow *row, int32_t first, bool cut, u32x4 values[AHEAD]) {
     UNROLL for (int k = 0; k < AHEAD; k++) {
         int32_t v = first + k * THREADS + thread_id();
         values[k] = !cut || v < row->count ? row->vectors[v] : (u32x4)NO_LOGITS;
     }
 }
 
-INLINE float row_log2(const Row *row) {
-    Softmax s = {FAR_BELOW, 0, 0};
+INLINE float row_log2(const LossRow *row) {
+    LossSoftmax s = {FAR_BELOW, 0, 0};
     u32x4 values[AHEAD];
     for (int32_t first = 0; first < row->whole; first += STEP) {
         row_load(row, first, false, values);
@@ -141,7 +141,7 @@ INLINE float row_log2(const Row *row) {
 
 INLINE float gradient_of(float x, float log2_sum, float scale) { return fast_exp2(x * LOG2_E - log2_sum) * scale; }
 
-INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum, float scale, const bool coded) {
+INLINE void write_group(const LossRow *row, int32_t first, bool cut, float log2_sum, float scale, const bool coded) {
     u32x4 values[AHEAD];
     row_load(row, first, cut, values);
     UNROLL for (int k = 0; k < AHEAD; k++) {
@@ -155,7 +155,7 @@ INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum,
 
 /* Writes (softmax - one hot of target) * scale. A target that is not in the row is ignored. */
 INLINE void write_gradient(
-    const Row *row, int32_t vocabulary, float log2_sum, float scale, int32_t target, float x_target, const bool coded) {
+    const LossRow *row, int32_t vocabulary, float log2_sum, float scale, int32_t target, float x_target, const bool coded) {
     int32_t single = row->count * 8 + thread_id();
     if (thread_id() < row->rest) put_gradient(&row->gradients, single, gradient_of(to_float(row->logits[single]), log2_sum, scale), coded);
     write_group(row, row->whole, true, log2_sum, scale, coded);
@@ -166,14 +166,14 @@ INLINE void write_gradient(
     if (thread_id() == writer) put_gradient(&row->gradients, target, (gradient_of(x_target, log2_sum, 1) - 1) * scale, coded);
 }
 
-INLINE void write_zeros(const Row *row, const bool coded) {
+INLINE void write_zeros(const LossRow *row, const bool coded) {
     for (int32_t v = thread_id(); v < row->count; v += THREADS) put_gradients(&row->gradients, v, (u32x4)0, coded);
     if (thread_id() < row->rest) put_gradient(&row->gradients, row->count * 8 + thread_id(), 0, coded);
 }
 
 INLINE void rows_loss(const RowLossArguments *a, const bool coded) {
     for (int64_t i = block_x(); i < a->count; i += a->blocks) {
-        Row row = row_of(a, i, coded);
+        LossRow row = loss_row(a, i, coded);
         int32_t target = a->targets[i];
         float loss = 0;
         if (target >= 0) {
@@ -202,19 +202,19 @@ ROW_LOSS_CLUSTER(8)
 /* Computes this rank's peaks. */
 KERNEL(row_peaks, SharedLossArguments) {
     for (int64_t i = block_x(); i < a.row.count; i += a.row.blocks) {
-        Row row = row_of(&a.row, i, false);
+        LossRow row = loss_row(&a.row, i, false);
         int32_t target = a.row.targets[i] - a.first;
         float x_target = target >= 0 && target < a.row.vocabulary ? to_float(row.logits[target]) : -__builtin_inff();
         float log2_sum = row_log2(&row);
-        if (thread_id() == 0) a.peaks[a.rank * a.row.count + i] = (Peak){log2_sum, x_target};
+        if (thread_id() == 0) a.peaks[a.rank * a.row.count + i] = (GpuPeak){log2_sum, x_target};
     }
 }
 
 /* Returns the peak of a row over all ranks, in rank order. */
-INLINE Peak merge_peaks(const SharedLossArguments *a, int64_t row) {
-    Peak all = a->peaks[row];
+INLINE GpuPeak merge_peaks(const SharedLossArguments *a, int64_t row) {
+    GpuPeak all = a->peaks[row];
     for (int r = 1; r < a->ranks; r++) {
-        Peak next = a->peaks[r * a->row.count + row];
+        GpuPeak next = a->peaks[r * a->row.count + row];
         float most = __builtin_fmaxf(all.log2_sum, next.log2_sum);
         all.log2_sum = most + fast_log2(fast_exp2(all.log2_sum - most) + fast_exp2(next.log2_sum - most));
         all.target = __builtin_fmaxf(all.target, next.target);
@@ -226,8 +226,8 @@ INLINE Peak merge_peaks(const SharedLossArguments *a, int64_t row) {
 INLINE void shared_rows_loss(const SharedLossArguments *a, const bool coded) {
     const RowLossArguments *rows = &a->row;
     for (int64_t i = block_x(); i < rows->count; i += rows->blocks) {
-        Row row = row_of(rows, i, coded);
-        Peak all = merge_peaks(a, i);
+        LossRow row = loss_row(rows, i, coded);
+        GpuPeak all = merge_peaks(a, i);
         int32_t target = rows->targets[i];
         if (thread_id() == 0) rows->losses[i] = target >= 0 ? (all.log2_sum - all.target * LOG2_E) * LN_2 : 0;
         if (rows->gradient && target >= 0)
@@ -296,20 +296,20 @@ static int64_t blocks_of(const DeviceInfo *info, int64_t row_bytes) {
 /* The workspace, as byte offsets after the logits bf16 [chunk, stride]: in fp8 the quantized
  * d_logits by rows [chunk, stride] and their scale (those by columns use the logits' memory); peaks
  * [ranks, chunk] for several ranks; losses [R]. */
-typedef struct Layout { int64_t codes, codes_scale, peaks, losses, bytes; } Layout;
+typedef struct LossWorkspace { int64_t codes, codes_scale, peaks, losses, bytes; } LossWorkspace;
 
-static Layout workspace_layout(int64_t chunk, int64_t stride, int64_t rows, int ranks, bool coded) {
+static LossWorkspace loss_gpu_layout(int64_t chunk, int64_t stride, int64_t rows, int ranks, bool coded) {
     enum { SCALE_BYTES = 256 };
-    Layout l = {.codes = chunk * stride * (int64_t)sizeof(bf16)};
+    LossWorkspace l = {.codes = chunk * stride * (int64_t)sizeof(bf16)};
     l.codes_scale = l.codes + (coded ? chunk * stride : 0);
     l.peaks = l.codes_scale + (coded ? SCALE_BYTES : 0);
-    l.losses = l.peaks + (ranks > 1 ? ranks * chunk * (int64_t)sizeof(Peak) : 0);
+    l.losses = l.peaks + (ranks > 1 ? ranks * chunk * (int64_t)sizeof(GpuPeak) : 0);
     l.bytes = l.losses + rows * (int64_t)sizeof(float);
     return l;
 }
 
 /* Returns the arguments for the rows of `codes`. */
-static RowLossArguments rows_of(const OpCall *call, bf16 *logits, float *losses, const LossCodes *codes) {
+static RowLossArguments loss_arguments(const OpCall *call, bf16 *logits, float *losses, const LossCodes *codes) {
     const DeviceInfo *info = device_info(call->device);
     int64_t vocabulary = call->in_shape[LOSS_W][0], blocks = blocks_of(info, stride_of(vocabulary) * (int64_t)sizeof *logits);
     int64_t first = codes->first, count = codes->rows;
@@ -346,7 +346,7 @@ static bool finish_by_clusters(Device *device, const RowLossArguments *rows) {
 
 /* Computes the losses of a chunk, and its d_logits in place of the logits, or their quantized
  * values. `peaks` is scratch [ranks, rows of the chunk]. */
-static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak *peaks) {
+static void finish_chunk(const OpCall *call, const RowLossArguments *rows, GpuPeak *peaks) {
     const LossAttributes *attributes = call->attributes;
     Comm *group = mesh_inner_group(call->mesh, AXES_TENSOR);
     int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
@@ -356,7 +356,7 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak 
         return;
     }
     int64_t shards[ranks + 1];
-    for (int i = 0; i <= ranks; i++) shards[i] = i * rows->count * (int64_t)(sizeof(Peak) / sizeof(float));
+    for (int i = 0; i <= ranks; i++) shards[i] = i * rows->count * (int64_t)(sizeof(GpuPeak) / sizeof(float));
     SharedLossArguments arguments = {
         .row = *rows, .peaks = peaks, .first = (int32_t)cut_share(attributes->vocabulary, rank, ranks).first, .rank = rank, .ranks = ranks};
     launch_row_peaks(call->device, shape, &arguments);
@@ -364,15 +364,15 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, Peak 
     launch_shared_row_loss(call->device, rows->codes != NULL, shape, &arguments);
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t loss_gpu_workspace(const Graph *graph, const Node *node) {
     const LossAttributes *attributes = node->attributes;
     int ranks = mesh_size(graph->mesh, AXES_TENSOR);
     int64_t rows = graph_rows(graph, node->in[LOSS_X]), stride = stride_of(graph_rows(graph, node->in[LOSS_W]));
     bool coded = node->in[LOSS_X_SCALE];
-    return workspace_layout(chunk_rows(rows, attributes->vocabulary, ranks, coded), stride, rows, ranks, coded).bytes;
+    return loss_gpu_layout(chunk_rows(rows, attributes->vocabulary, ranks, coded), stride, rows, ranks, coded).bytes;
 }
 
-static void multiply(const OpCall *call, const Gemm *gemm) {
+static void run_gemm_gpu(const OpCall *call, const Gemm *gemm) {
     if (gemm_is_fp8(gemm->input)) fp8_multiply_on_gpu(call, gemm);
     else device_gemm(call->device, gemm);
 }
@@ -424,7 +424,7 @@ static void run_head(const OpCall *call) {
     int64_t rows = call->in_shape[LOSS_X][0], columns = call->in_shape[LOSS_X][1], vocabulary = call->in_shape[LOSS_W][0];
     bool coded = call->in[LOSS_X_SCALE];
     int64_t chunk = chunk_rows(rows, attributes->vocabulary, ranks, coded), stride = stride_of(vocabulary);
-    Layout l = workspace_layout(chunk, stride, rows, ranks, coded);
+    LossWorkspace l = loss_gpu_layout(chunk, stride, rows, ranks, coded);
     char *at = call->workspace;
     bf16 *logits = call->workspace;
     float *kept = call->out[LOSS_LOGITS], *losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : (float *)(at + l.losses);
@@ -439,13 +439,13 @@ static void run_head(const OpCall *call) {
         Gemm forward = coded ? loss_codes_forward(call, &codes, logits)
                              : linear_gemm(shape, GEMM_BF16, (const bf16 *)call->in[LOSS_X] + first * columns, call->in[LOSS_W], logits);
         forward.output = GEMM_BF16, forward.ldc = stride;
-        multiply(call, &forward);
+        run_gemm_gpu(call, &forward);
         if (kept) {
             forward.c = kept + first * vocabulary, forward.output = GEMM_F32, forward.ldc = vocabulary;
-            multiply(call, &forward);
+            run_gemm_gpu(call, &forward);
         }
-        RowLossArguments arguments = rows_of(call, logits, losses, &codes);
-        finish_chunk(call, &arguments, (Peak *)(at + l.peaks));
+        RowLossArguments arguments = loss_arguments(call, logits, losses, &codes);
+        finish_chunk(call, &arguments, (GpuPeak *)(at + l.peaks));
         if (!call->out[LOSS_D_X]) continue;
         if (coded) add_gradients_of_codes(call, &codes);
         else add_gradients(call, shape, first, logits);
@@ -455,8 +455,8 @@ static void run_head(const OpCall *call) {
         &(AddLossesArguments){.loss = call->out[LOSS_LOSS], .losses = losses, .scale = call->in[LOSS_SCALE], .count = rows});
 }
 
-GPU_OP(linear_cross_entropy, workspace) { run_head(call); }
-GPU_OP(fp8_linear_cross_entropy, workspace) { run_head(call); }
+GPU_OP(linear_cross_entropy, loss_gpu_workspace) { run_head(call); }
+GPU_OP(fp8_linear_cross_entropy, loss_gpu_workspace) { run_head(call); }
 
 GPU_OP(last_row) {
     const bf16 *x = call->in[LAST_ROW_X];

@@ -34,22 +34,22 @@ typedef struct SliceSum { float most, sum; } SliceSum;
 
 /* A block's part of its row: `count` vectors from `first` on; the vocabulary may end within the
  * last one. */
-typedef struct Slice {
+typedef struct ClusterSlice {
     u32x4 GLOBAL *vectors;
     int32_t first, count, vocabulary;
-} Slice;
+} ClusterSlice;
 
-INLINE Slice slice_of(const RowLossArguments *a, int64_t row, int rank, const int size) {
+INLINE ClusterSlice slice_of(const RowLossArguments *a, int64_t row, int rank, const int size) {
     int32_t share = (int32_t)slice_vectors(a->vocabulary, size), all = (a->vocabulary + 7) / 8, first = rank * share;
     int32_t count = all - first < share ? all - first : share;
-    return (Slice){.vectors = (u32x4 GLOBAL *)(a->logits + row * a->stride) + first,
+    return (ClusterSlice){.vectors = (u32x4 GLOBAL *)(a->logits + row * a->stride) + first,
         .first = first,
         .count = count < 0 ? 0 : count,
         .vocabulary = a->vocabulary};
 }
 
 /* One thread requests the slice, with one copy per segment. */
-INLINE void slice_request(const Slice *slice, SharedBarrier arrived) {
+INLINE void slice_request(const ClusterSlice *slice, SharedBarrier arrived) {
     for (int i = 0; i * SEGMENT_VECTORS < slice->count; i++) {
         int left = slice->count - i * SEGMENT_VECTORS, bytes = (left < SEGMENT_VECTORS ? left : SEGMENT_VECTORS) * (int)sizeof(u32x4);
         shared_barrier_expect(&arrived[i], bytes);
@@ -58,7 +58,7 @@ INLINE void slice_request(const Slice *slice, SharedBarrier arrived) {
 }
 
 /* Returns vector v of the slice; elements after the vocabulary's end add nothing. */
-INLINE u32x4 slice_vector(const Slice *slice, int v) {
+INLINE u32x4 slice_vector(const ClusterSlice *slice, int v) {
     u32x4 x = slice_vectors_shared[v];
     int left = slice->vocabulary - (slice->first + v) * 8;
     if (left >= 8) return x;
@@ -72,7 +72,7 @@ INLINE u32x4 slice_vector(const Slice *slice, int v) {
 INLINE float cluster_power(float x, float log2_most) { return exp2_or_zero(x * LOG2_E - log2_most); }
 
 /* Returns this thread's maximum, computed as segments arrive. */
-INLINE float thread_most(const Slice *slice, SharedBarrier arrived) {
+INLINE float thread_most(const ClusterSlice *slice, SharedBarrier arrived) {
     uint32_t most = FAR_BELOW_PAIR;
     for (int i = 0; i * SEGMENT_VECTORS < slice->count; i++) {
         shared_barrier_wait(&arrived[i], 0);
@@ -86,7 +86,7 @@ INLINE float thread_most(const Slice *slice, SharedBarrier arrived) {
     return __builtin_fmaxf(to_float_low(most), to_float_high(most));
 }
 
-INLINE SliceSum thread_sum(const Slice *slice, SharedBarrier arrived) {
+INLINE SliceSum thread_sum(const ClusterSlice *slice, SharedBarrier arrived) {
     float most = thread_most(slice, arrived), low = 0, high = 0;
     for (int v = thread_id(); v < slice->count; v += CLUSTER_THREADS) {
         u32x4 x = slice_vector(slice, v);
@@ -128,7 +128,7 @@ INLINE SliceSum cluster_join(SliceSum block, int rank, const int size) {
 
 /* Writes (softmax - one hot of target) * scale; `target` is an index in the slice. */
 INLINE void slice_gradient(
-    const Slice *slice, const RowGradients *to, float log2_sum, float scale, int32_t target, float x_target, const bool coded) {
+    const ClusterSlice *slice, const RowGradients *to, float log2_sum, float scale, int32_t target, float x_target, const bool coded) {
     for (int v = thread_id(); v < slice->count; v += CLUSTER_THREADS) {
         u32x4 x = slice_vector(slice, v), out;
         UNROLL for (int i = 0; i < 4; i++) out[i] =
@@ -140,7 +140,7 @@ INLINE void slice_gradient(
     put_gradient(to, target, (cluster_power(x_target, log2_sum) - 1) * scale, coded);
 }
 
-INLINE void slice_zeros(const Slice *slice, const RowGradients *to, const bool coded) {
+INLINE void slice_zeros(const ClusterSlice *slice, const RowGradients *to, const bool coded) {
     for (int v = thread_id(); v < slice->count; v += CLUSTER_THREADS) put_gradients(to, v, (u32x4)0, coded);
 }
 
@@ -149,7 +149,7 @@ INLINE void cluster_row_loss(const RowLossArguments *a, const int size, const bo
     static SHARED uint64_t arrived[SEGMENTS];
     int rank = block_x() % size;
     int64_t row = block_x() / size;
-    Slice slice = slice_of(a, row, rank, size);
+    ClusterSlice slice = slice_of(a, row, rank, size);
     RowGradients to = row_gradients(a, row, slice.first, coded);
     int32_t target = a->targets[row];
     if (target < 0) {

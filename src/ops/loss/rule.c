@@ -23,7 +23,7 @@
 
 /* Appends either operation with these inputs and outputs and, if `gradients`, the gradients of x
  * and of the parameter w. */
-static void append(Graph *graph, int op, Inputs in, Outputs out, TensorId w, bool gradients, int64_t vocabulary) {
+static void append_loss_node(Graph *graph, int op, Inputs in, Outputs out, TensorId w, bool gradients, int64_t vocabulary) {
     int64_t rows = graph_rows(graph, in[LOSS_X]), columns = graph_columns(graph, in[LOSS_X]);
     const Mesh *mesh = graph->mesh;
     assert(graph_columns(graph, w) == columns && graph_elements(graph, in[LOSS_TARGETS]) == rows);
@@ -38,7 +38,7 @@ static void append(Graph *graph, int op, Inputs in, Outputs out, TensorId w, boo
 
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss, int64_t vocabulary) {
     Inputs in = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets, [LOSS_SCALE] = scale};
-    append(graph, OP_linear_cross_entropy, in, (Outputs){[LOSS_LOSS] = loss}, w, graph->training, vocabulary);
+    append_loss_node(graph, OP_linear_cross_entropy, in, (Outputs){[LOSS_LOSS] = loss}, w, graph->training, vocabulary);
 }
 
 void op_fp8_linear_cross_entropy(
@@ -55,7 +55,7 @@ void op_fp8_linear_cross_entropy(
         [LOSS_W_COLUMNS] = w_codes[FP8_CAST_COLUMNS],
         [LOSS_TARGETS] = targets,
         [LOSS_SCALE] = scale};
-    append(graph, OP_fp8_linear_cross_entropy, in, (Outputs){[LOSS_LOSS] = loss}, w, trains, vocabulary);
+    append_loss_node(graph, OP_fp8_linear_cross_entropy, in, (Outputs){[LOSS_LOSS] = loss}, w, trains, vocabulary);
 }
 
 TensorId loss_weight(const Graph *graph, const Node *node) {
@@ -67,14 +67,14 @@ TensorId op_token_losses(Graph *graph, TensorId x, TensorId w, TensorId targets,
     int64_t rows = graph_rows(graph, x);
     TensorId losses = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &rows, "token_losses");
     Inputs in = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets};
-    append(graph, OP_linear_cross_entropy, in, (Outputs){[LOSS_ROWS] = losses}, w, false, vocabulary);
+    append_loss_node(graph, OP_linear_cross_entropy, in, (Outputs){[LOSS_ROWS] = losses}, w, false, vocabulary);
     return losses;
 }
 
 void op_token_losses_gradient(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId weights, int64_t vocabulary) {
     assert(graph->training && graph_elements(graph, weights) == graph_rows(graph, x));
     Inputs in = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets, [LOSS_SCALE] = weights};
-    append(graph, OP_linear_cross_entropy, in, (Outputs){0}, w, true, vocabulary);
+    append_loss_node(graph, OP_linear_cross_entropy, in, (Outputs){0}, w, true, vocabulary);
 }
 
 void op_train_head_rows(Graph *graph, TensorId rows, const TokenRuns *runs) {
@@ -103,13 +103,13 @@ TensorId op_keep_logits(Graph *graph) {
     return TENSOR_NONE;
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void loss_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)graph;
     (void)d_out;
     d_in[LOSS_X] = node->out[LOSS_D_X];
 }
 
-static double flops(const Graph *graph, const Node *node) {
+static double loss_flops(const Graph *graph, const Node *node) {
     double rows = graph_rows(graph, node->in[LOSS_X]), columns = graph_columns(graph, node->in[LOSS_X]);
     double vocabulary = graph_rows(graph, node->in[LOSS_W]);
     double gemms = 1 + (node->out[LOSS_D_X] != TENSOR_NONE) + (node->out[LOSS_D_W] != TENSOR_NONE);
@@ -117,7 +117,7 @@ static double flops(const Graph *graph, const Node *node) {
 }
 
 /* Each rank receives three numbers per row. */
-static Traffic traffic(const Graph *graph, const Node *node) {
+static Traffic loss_traffic(const Graph *graph, const Node *node) {
     double others = mesh_size(graph->mesh, AXES_TENSOR) - 1;
     return (Traffic){
         AXES_TENSOR, 3 * others * (double)(graph_rows(graph, node->in[LOSS_X]) * precision_bytes(graph->precision, TYPE_WIDE))};
@@ -136,9 +136,9 @@ TensorId op_last_row(Graph *graph, TensorId x) {
         .overwrites = OPERAND(LOSS_D_W), \
         .loss = true, \
         .communicates = true, \
-        .traffic = traffic, \
-        .gradient = gradient, \
-        .flops = flops, \
+        .traffic = loss_traffic, \
+        .gradient = loss_gradient, \
+        .flops = loss_flops, \
         .teraflops = rate}
 const Op op_rule_linear_cross_entropy = HEAD_RULE("linear_cross_entropy", 700);
 const Op op_rule_fp8_linear_cross_entropy = HEAD_RULE("fp8_linear_cross_entropy", 1000);

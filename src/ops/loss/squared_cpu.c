@@ -3,11 +3,11 @@
 #include "backend/cpu/kernel.h"
 #include "ops/loss/loss.h"
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t squared_cpu_workspace(const Graph *graph, const Node *node) {
     return graph_rows(graph, node->in[SQUARED_X]) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
-CPU_OP(squared_error, workspace) {
+CPU_OP(squared_error, squared_cpu_workspace) {
     const W *x = call->in[SQUARED_X], *target = call->in[SQUARED_TARGET], *weights = call->in[SQUARED_WEIGHTS],
             *scale = call->in[SQUARED_SCALE];
     W *loss = call->out[SQUARED_LOSS], *d_x = call->out[SQUARED_D_X], *losses = call->workspace;

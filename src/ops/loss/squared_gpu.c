@@ -40,9 +40,11 @@ KERNEL(add_squared_errors, SquaredArguments) {
 LAUNCHER(squared_error, SquaredArguments)
 LAUNCHER(add_squared_errors, SquaredArguments)
 
-static int64_t workspace(const Graph *graph, const Node *node) { return graph_rows(graph, node->in[SQUARED_X]) * (int64_t)sizeof(float); }
+static int64_t squared_gpu_workspace(const Graph *graph, const Node *node) {
+    return graph_rows(graph, node->in[SQUARED_X]) * (int64_t)sizeof(float);
+}
 
-GPU_OP(squared_error, workspace) {
+GPU_OP(squared_error, squared_gpu_workspace) {
     const int64_t *shape = call->in_shape[SQUARED_X];
     SquaredArguments arguments = {.x = call->in[SQUARED_X],
         .target = call->in[SQUARED_TARGET],

@@ -13,14 +13,14 @@ void op_squared_error(Graph *graph, TensorId x, TensorId target, TensorId weight
     graph_node(graph, OP_squared_error, in, out, NULL, 0);
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void squared_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)graph;
     (void)d_out;
     d_in[SQUARED_X] = node->out[SQUARED_D_X];
 }
 
 /* Counts per element a difference, its square and the sum; the gradient is one more product. */
-static double flops(const Graph *graph, const Node *node) { return 4.0 * graph_elements(graph, node->in[SQUARED_X]); }
+static double squared_flops(const Graph *graph, const Node *node) { return 4.0 * graph_elements(graph, node->in[SQUARED_X]); }
 
 const Op op_rule_squared_error = {
-    .name = "squared_error", .adds_to = OPERAND(SQUARED_LOSS), .loss = true, .gradient = gradient, .flops = flops};
+    .name = "squared_error", .adds_to = OPERAND(SQUARED_LOSS), .loss = true, .gradient = squared_gradient, .flops = squared_flops};

@@ -34,7 +34,7 @@ ExpertExchange op_moe_exchange(Graph *graph, const Dispatch *dispatch) {
 }
 
 /* Appends a send of x to `rows` slots of other ranks or of this one. */
-static TensorId send(Graph *graph, int op, TensorId x, TensorId offsets, int64_t rows) {
+static TensorId append_send(Graph *graph, int op, TensorId x, TensorId offsets, int64_t rows) {
     TensorId y = graph_activation(graph, TYPE_COMPUTE, rows, graph_columns(graph, x), op == OP_moe_send ? "arrived" : "returned");
     assert(graph_get(graph, x)->type == TYPE_COMPUTE);
     graph_node(graph, op, (Inputs){[MOE_SEND_X] = x, [MOE_SEND_OFFSETS] = offsets}, (Outputs){[MOE_SEND_Y] = y}, NULL, 0);
@@ -43,20 +43,21 @@ static TensorId send(Graph *graph, int op, TensorId x, TensorId offsets, int64_t
 
 TensorId op_moe_dispatch(Graph *graph, TensorId x_slots, const ExpertExchange *exchange) {
     if (!exchange->offsets) return x_slots;
-    TensorId arrived = send(graph, OP_moe_send, x_slots, exchange->offsets, graph_rows(graph, exchange->local.slot));
+    TensorId arrived = append_send(graph, OP_moe_send, x_slots, exchange->offsets, graph_rows(graph, exchange->local.slot));
     return op_moe_permute(graph, arrived, &exchange->local);
 }
 
 TensorId op_moe_return(Graph *graph, TensorId y_slots, const ExpertExchange *exchange, const Dispatch *dispatch) {
     if (!exchange->offsets) return y_slots;
     TensorId leaving = op_moe_unpermute(graph, y_slots, &exchange->local);
-    return send(graph, OP_moe_send_back, leaving, exchange->offsets, graph_elements(graph, dispatch->slot));
+    return append_send(graph, OP_moe_send_back, leaving, exchange->offsets, graph_elements(graph, dispatch->slot));
 }
 
 static void send_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     int other = node->op == OP_moe_send ? OP_moe_send_back : OP_moe_send;
     if (d_out[MOE_SEND_Y])
-        d_in[MOE_SEND_X] = send(graph, other, d_out[MOE_SEND_Y], node->in[MOE_SEND_OFFSETS], graph_rows(graph, node->in[MOE_SEND_X]));
+        d_in[MOE_SEND_X] =
+            append_send(graph, other, d_out[MOE_SEND_Y], node->in[MOE_SEND_OFFSETS], graph_rows(graph, node->in[MOE_SEND_X]));
 }
 
 /* -- Kernels ------------------------------------------------------------------------------------------------------- */
@@ -80,7 +81,7 @@ void moe_offsets_run(const OpCall *call) {
 
 /* The slots of a rank for the experts of rank `to`: begin and end. */
 typedef struct Run { int64_t begin, end; } Run;
-static Run run_of(const OpCall *call, int64_t from, int64_t to) {
+static Run exchange_run(const OpCall *call, int64_t from, int64_t to) {
     int64_t ranks = call->in_shape[MOE_SEND_OFFSETS][0], row = call->in_shape[MOE_SEND_OFFSETS][1], own = (row - 1) / ranks;
     const int32_t *offset = (const int32_t *)call->in[MOE_SEND_OFFSETS] + from * row;
     return (Run){offset[to * own], offset[(to + 1) * own]};
@@ -92,8 +93,8 @@ void moe_send_run(const OpCall *call, bool back, size_t compute) {
     int64_t slots[ranks + 1], arrivals[ranks + 1]; /* for each rank's experts; from each rank */
     slots[0] = arrivals[0] = 0;
     for (int64_t i = 0; i < ranks; i++) {
-        Run arriving = run_of(call, i, rank);
-        slots[i + 1] = run_of(call, rank, i).end * row_bytes;
+        Run arriving = exchange_run(call, i, rank);
+        slots[i + 1] = exchange_run(call, rank, i).end * row_bytes;
         arrivals[i + 1] = arrivals[i] + (arriving.end - arriving.begin) * row_bytes;
     }
     const int64_t *sent = back ? arrivals : slots, *received = back ? slots : arrivals;

@@ -181,7 +181,7 @@ INLINE int64_t own_row(void) { return (int64_t)block_x() * WAVES + wave_id(); }
  * UNIT * WAVE apart. */
 #define FOR_UNITS(at, base) UNROLL for (int64_t unit = 0, at = base; unit < UNITS; unit++, at += UNIT * WAVE)
 
-INLINE f32x8 to_float8(u32x4 x) { return join(to_float4(x.lo), to_float4(x.hi)); }
+INLINE f32x8 unpack_float8(u32x4 x) { return join(to_float4(x.lo), to_float4(x.hi)); }
 
 /* columns % UNIT == 0. A wavefront reads its row once and writes it to all its slots; `measures` is
  * a constant of the kernel. */
@@ -232,7 +232,7 @@ KERNEL(moe_combine, MoeCombineArguments) {
             float gate = a.gate ? a.gate[r * a.k + j] : 1;
             u32x4 values[UNITS];
             FOR_UNITS(at, base) values[unit] = at < a.columns ? *(const u32x4 GLOBAL *)(from + at) : (u32x4)0;
-            UNROLL for (int unit = 0; unit < UNITS; unit++) sum[unit] += gate * to_float8(values[unit]);
+            UNROLL for (int unit = 0; unit < UNITS; unit++) sum[unit] += gate * unpack_float8(values[unit]);
         }
         FOR_UNITS(at, base) if (at < a.columns) store8_bf16(a.rows + r * a.columns + at, sum[unit], UNIT);
     }
@@ -261,7 +261,7 @@ INLINE float combine_slot_grad(
         FOR_UNITS(at, base) d[unit] = at < columns ? *(const u32x4 GLOBAL *)(d_y + at) : (u32x4)0;
         FOR_UNITS(at, base) y[unit] = at < columns ? *(const u32x4 GLOBAL *)(y_slot + at) : (u32x4)0;
         FOR_UNITS(at, base) {
-            f32x8 wide = to_float8(d[unit]), product = wide * to_float8(y[unit]);
+            f32x8 wide = unpack_float8(d[unit]), product = wide * unpack_float8(y[unit]);
             UNROLL for (int i = 0; i < UNIT; i++) dot += product[i];
             if (at < columns) store8_bf16(d_y_slot + at, gate * wide, UNIT);
             if (most) UNROLL for (int i = 0; i < UNIT; i++) *most = larger_of(*most, gate * wide[i]); /* 0 after the last column */
@@ -338,7 +338,7 @@ static LaunchShape row_shape(const OpCall *call, int64_t rows) {
     return (LaunchShape){.x = divide_up(rows, THREADS / device_info(call->device)->wave), .threads = THREADS};
 }
 
-static int form_of(int64_t columns, const uint32_t *amax) { return columns % UNIT ? 1 : amax ? 2 : 0; }
+static int permute_form(int64_t columns, const uint32_t *amax) { return columns % UNIT ? 1 : amax ? 2 : 0; }
 
 GPU_OP(moe_permute) {
     int64_t rows = call->in_shape[MOE_PERMUTE_X][0], columns = call->in_shape[MOE_PERMUTE_X][1];
@@ -351,12 +351,12 @@ GPU_OP(moe_permute) {
         .count = (int32_t)rows,
         .k = (int32_t)k,
         .columns = columns};
-    launch_moe_permute(call->device, form_of(columns, arguments.amax), row_shape(call, rows), &arguments);
+    launch_moe_permute(call->device, permute_form(columns, arguments.amax), row_shape(call, rows), &arguments);
     gpu_zero_unused(call->device, x_slots, call->in[MOE_PERMUTE_OFFSET], experts, rows * k, columns);
 }
 
 /* rows = sums over the slots [R, k] of input `slot`; `gate` NULL: all ones. */
-static void combine(const OpCall *call, const bf16 *slots, const float *gate, int slot, bf16 *rows) {
+static void combine_rows(const OpCall *call, const bf16 *slots, const float *gate, int slot, bf16 *rows) {
     const int64_t *slot_shape = call->in_shape[slot];
     MoeCombineArguments arguments = {.slots = slots,
         .gate = gate,
@@ -370,7 +370,7 @@ static void combine(const OpCall *call, const bf16 *slots, const float *gate, in
 
 GPU_OP(moe_unpermute) {
     static_assert((int)MOE_UNPERMUTE_X_SLOTS == (int)MOE_COMBINE_Y_SLOTS, "combine reads its columns");
-    combine(call, call->in[MOE_UNPERMUTE_X_SLOTS], NULL, MOE_UNPERMUTE_SLOT, call->out[MOE_UNPERMUTE_X]);
+    combine_rows(call, call->in[MOE_UNPERMUTE_X_SLOTS], NULL, MOE_UNPERMUTE_SLOT, call->out[MOE_UNPERMUTE_X]);
 }
 
 GPU_OP(moe_combine, .absorbs = moe_absorbs_row) {
@@ -378,7 +378,7 @@ GPU_OP(moe_combine, .absorbs = moe_absorbs_row) {
         moe_launch_row(call);
         return;
     }
-    combine(call, call->in[MOE_COMBINE_Y_SLOTS], call->in[MOE_COMBINE_GATE], MOE_COMBINE_SLOT, call->out[MOE_COMBINE_Y]);
+    combine_rows(call, call->in[MOE_COMBINE_Y_SLOTS], call->in[MOE_COMBINE_GATE], MOE_COMBINE_SLOT, call->out[MOE_COMBINE_Y]);
 }
 
 GPU_OP(moe_combine_grad) {
@@ -395,7 +395,7 @@ GPU_OP(moe_combine_grad) {
         .count = (int32_t)rows,
         .k = (int32_t)k,
         .columns = columns};
-    launch_moe_combine_grad(call->device, form_of(columns, arguments.amax), row_shape(call, rows), &arguments);
+    launch_moe_combine_grad(call->device, permute_form(columns, arguments.amax), row_shape(call, rows), &arguments);
     gpu_zero_unused(call->device, d_y_slots, call->in[MOE_COMBINE_GRAD_OFFSET], experts, rows * k, columns);
 }
 

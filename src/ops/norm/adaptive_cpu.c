@@ -13,9 +13,9 @@ static void make_gains(W *gains, const W *scale, int64_t count) {
     for (int64_t i = 0; i < count; i++) gains[i] = 1 + scale[i];
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) { return graph_bytes(graph, node->in[ADAPTIVE_NORM_SCALE]); }
+static int64_t adaptive_cpu_workspace(const Graph *graph, const Node *node) { return graph_bytes(graph, node->in[ADAPTIVE_NORM_SCALE]); }
 
-CPU_OP(adaptive_norm, workspace) {
+CPU_OP(adaptive_norm, adaptive_cpu_workspace) {
     const T *block = call->in[ADAPTIVE_NORM_BLOCK];
     const W *gate = call->in[ADAPTIVE_NORM_GATE], *stream = call->in[ADAPTIVE_NORM_STREAM], *shift = call->in[ADAPTIVE_NORM_SHIFT];
     W *merged = call->out[ADAPTIVE_NORM_MERGED], *statistics = call->out[ADAPTIVE_NORM_STATISTICS], *gains = call->workspace;
@@ -38,7 +38,7 @@ CPU_OP(adaptive_norm, workspace) {
 
 static int64_t sample_blocks(int64_t rows, int64_t samples) { return samples ? kernel_blocks(rows / samples) : 0; }
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t adaptive_grad_cpu_workspace(const Graph *graph, const Node *node) {
     bool norms = node->in[ADAPTIVE_NORM_GRAD_SCALE] != TENSOR_NONE;
     TensorId vectors = node->in[norms ? ADAPTIVE_NORM_GRAD_SCALE : ADAPTIVE_NORM_GRAD_GATE];
     int64_t rows = graph_rows(graph, node->in[norms ? ADAPTIVE_NORM_GRAD_MERGED : ADAPTIVE_NORM_GRAD_BLOCK]);
@@ -76,7 +76,7 @@ static void add_blocks(W *target, const W *sums, int which, int64_t samples, int
     }
 }
 
-CPU_OP(adaptive_norm_grad, grad_workspace) {
+CPU_OP(adaptive_norm_grad, adaptive_grad_cpu_workspace) {
     bool norms = call->in[ADAPTIVE_NORM_GRAD_SCALE] != NULL;
     const W *gate = call->in[ADAPTIVE_NORM_GRAD_GATE];
     const int64_t *shape = call->in_shape[norms ? ADAPTIVE_NORM_GRAD_MERGED : ADAPTIVE_NORM_GRAD_BLOCK];

@@ -184,17 +184,17 @@ GPU_OP(adaptive_norm) {
 }
 
 /* The rows of a block in the backward pass, and the blocks per sample. */
-static int64_t block_rows(int64_t rows) { return int_max(divide_up(rows, GRAD_BLOCKS), GRAD_LEAST_ROWS); }
-static int64_t sample_blocks(int64_t rows, int64_t samples) { return divide_up(rows / samples, block_rows(rows)); }
+static int64_t adaptive_block_rows(int64_t rows) { return int_max(divide_up(rows, GRAD_BLOCKS), GRAD_LEAST_ROWS); }
+static int64_t sample_blocks(int64_t rows, int64_t samples) { return divide_up(rows / samples, adaptive_block_rows(rows)); }
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t adaptive_grad_gpu_workspace(const Graph *graph, const Node *node) {
     bool norms = node->in[ADAPTIVE_NORM_GRAD_SCALE] != TENSOR_NONE;
     TensorId vectors = node->in[norms ? ADAPTIVE_NORM_GRAD_SCALE : ADAPTIVE_NORM_GRAD_GATE];
     int64_t rows = graph_rows(graph, node->in[norms ? ADAPTIVE_NORM_GRAD_MERGED : ADAPTIVE_NORM_GRAD_BLOCK]);
     return sample_blocks(rows, graph_rows(graph, vectors)) * SUMS * graph_elements(graph, vectors) * (int64_t)sizeof(float);
 }
 
-GPU_OP(adaptive_norm_grad, grad_workspace) {
+GPU_OP(adaptive_norm_grad, adaptive_grad_gpu_workspace) {
     bool norms = call->in[ADAPTIVE_NORM_GRAD_SCALE] != NULL;
     const int64_t *shape = call->in_shape[norms ? ADAPTIVE_NORM_GRAD_MERGED : ADAPTIVE_NORM_GRAD_BLOCK];
     int64_t samples = call->in_shape[norms ? ADAPTIVE_NORM_GRAD_SCALE : ADAPTIVE_NORM_GRAD_GATE][0];
@@ -210,7 +210,7 @@ GPU_OP(adaptive_norm_grad, grad_workspace) {
         .partials = call->workspace,
         .sample_rows = shape[0] / samples,
         .blocks = sample_blocks(shape[0], samples),
-        .block_rows = block_rows(shape[0]),
+        .block_rows = adaptive_block_rows(shape[0]),
         .columns = (int32_t)shape[1]};
     LaunchShape rows = {.x = samples * arguments.blocks, .threads = NORM_THREADS};
     launch_adaptive_grad(call->device, grad_width(shape[1]), rows, &arguments);

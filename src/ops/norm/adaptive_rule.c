@@ -41,7 +41,7 @@ static TensorId vector_gradient(Graph *graph, TensorId vector, const char *name)
     return graph_get(graph, vector)->trains ? graph_activation_like(graph, TYPE_WIDE, vector, name) : TENSOR_NONE;
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void adaptive_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const TensorId *x = node->in, *y = node->out, stream = x[ADAPTIVE_NORM_STREAM];
     bool merges = x[ADAPTIVE_NORM_BLOCK] != TENSOR_NONE, norms = d_out[ADAPTIVE_NORM_NORMED] != TENSOR_NONE;
     Inputs in = {[ADAPTIVE_NORM_GRAD_D_MERGED] = d_out[ADAPTIVE_NORM_MERGED]};
@@ -68,7 +68,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 }
 
 /* Recomputes only the norm, from the stream, which is kept. */
-static TensorId recompute(Graph *graph, const Node *node, int index) {
+static TensorId recompute_adaptive(Graph *graph, const Node *node, int index) {
     const NormAttributes *attributes = node->attributes;
     bool merges = node->in[ADAPTIVE_NORM_BLOCK] != TENSOR_NONE;
     if (index != ADAPTIVE_NORM_NORMED) return TENSOR_NONE;
@@ -79,16 +79,19 @@ static TensorId recompute(Graph *graph, const Node *node, int index) {
 
 /* Per element: the residual add takes two flops, its gradient four; the norm takes one more than a
  * LayerNorm with parameters. */
-static double flops(const Graph *graph, const Node *node) {
+static double adaptive_flops(const Graph *graph, const Node *node) {
     double norm = node->in[ADAPTIVE_NORM_SCALE] ? 1 + norm_flops(node->attributes) : 0, merge = node->in[ADAPTIVE_NORM_BLOCK] ? 2 : 0;
     return (norm + merge) * graph_elements(graph, node->in[ADAPTIVE_NORM_STREAM]);
 }
-static double grad_flops(const Graph *graph, const Node *node) {
+static double adaptive_grad_flops(const Graph *graph, const Node *node) {
     bool norms = node->in[ADAPTIVE_NORM_GRAD_SCALE] != TENSOR_NONE;
     double norm = norms ? 1 + 2 * norm_flops(node->attributes) : 0, merge = node->in[ADAPTIVE_NORM_GRAD_BLOCK] ? 4 : 0;
     return (norm + merge) * graph_elements(graph, node->in[norms ? ADAPTIVE_NORM_GRAD_MERGED : ADAPTIVE_NORM_GRAD_BLOCK]);
 }
 
-const Op op_rule_adaptive_norm = {
-    .name = "adaptive_norm", .class = OP_CLASS_NORM, .gradient = gradient, .recompute = recompute, .flops = flops};
-const Op op_rule_adaptive_norm_grad = {.name = "adaptive_norm_grad", .flops = grad_flops};
+const Op op_rule_adaptive_norm = {.name = "adaptive_norm",
+    .class = OP_CLASS_NORM,
+    .gradient = adaptive_gradient,
+    .recompute = recompute_adaptive,
+    .flops = adaptive_flops};
+const Op op_rule_adaptive_norm_grad = {.name = "adaptive_norm_grad", .flops = adaptive_grad_flops};

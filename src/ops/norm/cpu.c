@@ -5,7 +5,7 @@
 #include "ops/norm/cpu_rows.h"
 #include "ops/norm/norm.h"
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t norm_grad_cpu_workspace(const Graph *graph, const Node *node) {
     TensorId x = node->in[NORM_GRAD_X];
     return (node->out[NORM_GRAD_D_BIAS] ? 2 : 1) * kernel_partials_bytes(graph, graph_rows(graph, x), graph_columns(graph, x));
 }
@@ -21,7 +21,7 @@ CPU_OP(norm) {
     kernel_put_amax(call, NORM_Y, NORM_AMAX);
 }
 
-CPU_OP(norm_grad, grad_workspace) {
+CPU_OP(norm_grad, norm_grad_cpu_workspace) {
     const NormAttributes *attributes = call->attributes;
     const T *dy = call->in[NORM_GRAD_D_Y];
     const W *x = call->in[NORM_GRAD_X], *gain = call->in[NORM_GRAD_GAIN], *statistics = call->in[NORM_GRAD_STATISTICS];

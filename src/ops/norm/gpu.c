@@ -49,13 +49,13 @@ GPU_OP(norm, .codes = FP8_KIND(FP8_E4M3)) {
     else (layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
 }
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t norm_grad_gpu_workspace(const Graph *graph, const Node *node) {
     const NormAttributes *attributes = node->attributes;
     TensorId x = node->in[NORM_GRAD_X];
     return norm_grad_scratch(graph_rows(graph, x), graph_columns(graph, x), attributes->kind == NORM_LAYER ? 2 : 1);
 }
 
-GPU_OP(norm_grad, grad_workspace) {
+GPU_OP(norm_grad, norm_grad_gpu_workspace) {
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER;
     int64_t rows = call->in_shape[NORM_GRAD_X][0], columns = call->in_shape[NORM_GRAD_X][1];

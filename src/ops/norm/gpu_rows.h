@@ -21,7 +21,7 @@ enum { NORM_THREADS = 256, NORM_UNITS = 8, NORM_WAVE_COLUMNS = 512 };
 /* X(most columns, threads of a team, units: groups of 4 columns per thread) */
 #define NORM_WIDTHS(X) X(512, WAVE, 128 / WAVE) X(1024, 256, 1) X(2048, 256, 2) X(4096, 256, 4) X(8192, 256, 8)
 
-typedef enum Merge { MERGE_NONE, MERGE_SUM, MERGE_AFFINE } Merge;
+typedef enum ResidualAdd { MERGE_NONE, MERGE_SUM, MERGE_AFFINE } ResidualAdd;
 
 typedef struct NormArguments {
     const bf16 GLOBAL *block;
@@ -187,7 +187,7 @@ INLINE f32x4 normalise_grad(f32x4 dy, f32x4 x, f32x4 gain, Statistics s, Means m
     return s.rstd * (dy * gain - m.shift - (x - s.mean) * m.pull);
 }
 
-INLINE f32x4 merge_branches(Merge merge, f32x4 block, f32x4 stream, const f32x4 affine[AFFINE_VECTORS]) {
+INLINE f32x4 merge_branches(ResidualAdd merge, f32x4 block, f32x4 stream, const f32x4 affine[AFFINE_VECTORS]) {
     if (merge == MERGE_SUM) return block + stream;
     return (block + affine[BLOCK_BIAS]) * affine[BLOCK_SCALE] + (stream + affine[STREAM_BIAS]) * affine[STREAM_SCALE];
 }
@@ -195,7 +195,7 @@ INLINE f32x4 merge_branches(Merge merge, f32x4 block, f32x4 stream, const f32x4 
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
 /* `to` is &a->to or AS_BF16, here and below (backend/gpu/fp8_codes.h). */
-INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threads, int units, const Fp8Codes *to) {
+INLINE void norm_rows(const NormArguments *a, bool layer, ResidualAdd merge, int threads, int units, const Fp8Codes *to) {
     Team t = make_team(threads, units, a->columns);
     Row gain, bias, affine[AFFINE_VECTORS], x;
     Bf16Row block;
@@ -268,10 +268,10 @@ INLINE void norm_rows_any(const NormArguments *a, const Fp8Codes *to) {
 
 /* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds; and the state for writing its
  * d_block. */
-typedef struct Sums {
+typedef struct RowSums {
     Row gain, bias, block, stream, merged;
     Maker maker;
-} Sums;
+} RowSums;
 
 /* Gain and affine vectors: held in registers if this leaves room for two blocks on a multiprocessor
  * (AMD has twice as many registers); otherwise loaded at each use, from the L1 cache. */
@@ -280,7 +280,7 @@ typedef struct Parameters {
     Row gain, affine[AFFINE_VECTORS];
 } Parameters;
 
-INLINE void load_parameters(const NormGradArguments *a, Merge merge, Team t, Parameters *parameters) {
+INLINE void load_parameters(const NormGradArguments *a, ResidualAdd merge, Team t, Parameters *parameters) {
     parameters->held = t.units <= (merge == MERGE_AFFINE && WAVE == 32 ? 1 : 2);
     if (!parameters->held) return;
     load_row_wide(t, parameters->gain, a->gain);
@@ -295,8 +295,8 @@ INLINE f32x4 affine_at(const NormGradArguments *a, Team t, const Parameters *hel
 
 /* Computes the gradients of both branches and the column sums from ds, the gradient of the residual
  * add's result. */
-INLINE void split_branches(const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, const Row ds,
-    const Bf16Row block, const Row stream, Sums *sums) {
+INLINE void split_branches(const NormGradArguments *a, ResidualAdd merge, Team t, const Parameters *parameters, int64_t at, const Row ds,
+    const Bf16Row block, const Row stream, RowSums *sums) {
     FOR_UNITS(t) {
         f32x4 d_block = ds[i], d_stream = ds[i];
         if (merge == MERGE_AFFINE) {
@@ -312,8 +312,8 @@ INLINE void split_branches(const NormGradArguments *a, Merge merge, Team t, cons
 }
 
 /* Recomputes an affine residual add, with the same bits, because both branches are read anyway. */
-INLINE void load_merged(
-    const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, Row merged, Bf16Row block, Row stream) {
+INLINE void load_merged(const NormGradArguments *a, ResidualAdd merge, Team t, const Parameters *parameters, int64_t at, Row merged,
+    Bf16Row block, Row stream) {
     if (merge != MERGE_AFFINE) {
         load_row_wide(t, merged, a->merged + at);
         return;
@@ -328,7 +328,7 @@ INLINE void load_merged(
 }
 
 INLINE void norm_grad_row(
-    const NormGradArguments *a, bool layer, Merge merge, Team t, const Parameters *parameters, int64_t row, Sums *sums) {
+    const NormGradArguments *a, bool layer, ResidualAdd merge, Team t, const Parameters *parameters, int64_t row, RowSums *sums) {
     int64_t at = row * t.columns;
     Row x, ds, stream;
     Bf16Row dy, block;
@@ -366,10 +366,10 @@ INLINE void store_affine_sums(const NormGradArguments *a, Team t, float GLOBAL *
     store_block_sums(t, to + a->columns, d_bias);
 }
 
-INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, int threads, int units, const Fp8Codes *made) {
+INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, ResidualAdd merge, int threads, int units, const Fp8Codes *made) {
     Team t = make_team(threads, units, a->columns);
     Parameters parameters;
-    Sums sums;
+    RowSums sums;
     load_parameters(a, merge, t, &parameters);
     clear_row(t, sums.gain);
     clear_row(t, sums.bias);

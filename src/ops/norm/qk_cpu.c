@@ -6,12 +6,12 @@
 #include "ops/norm/cpu_rows.h"
 #include "ops/norm/norm.h"
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t qk_cpu_workspace(const Graph *graph, const Node *node) {
     int64_t query = graph_elements(graph, node->in[QK_NORM_GAIN]), key = graph_elements(graph, node->in[QK_NORM_KEY_GAIN]);
     return kernel_partials_bytes(graph, graph_rows(graph, node->in[QK_NORM_QKV]), int_max(query, key));
 }
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t qk_grad_cpu_workspace(const Graph *graph, const Node *node) {
     int64_t query = graph_elements(graph, node->in[QK_NORM_GRAD_GAIN]), key = graph_elements(graph, node->in[QK_NORM_GRAD_KEY_GAIN]);
     return kernel_partials_bytes(graph, graph_rows(graph, node->in[QK_NORM_GRAD_QKV]), 2 * (query + key + int_max(query, key)));
 }
@@ -31,7 +31,7 @@ static void part_row(const OpCall *call, int part, int64_t row, W *restrict buff
     }
 }
 
-CPU_OP(qk_norm, workspace) {
+CPU_OP(qk_norm, qk_cpu_workspace) {
     const QkNormAttributes *attributes = call->attributes;
     int64_t rows = call->in_shape[QK_NORM_QKV][0], columns = call->in_shape[QK_NORM_QKV][1];
     int64_t values = qk_begin(&attributes->heads, QK_PARTS);
@@ -70,7 +70,7 @@ static void part_row_grad(const OpCall *call, int part, int64_t row, W *restrict
 }
 
 /* Scratch: for each part the sums of all blocks, gain then bias; then two groups per block. */
-CPU_OP(qk_norm_grad, grad_workspace) {
+CPU_OP(qk_norm_grad, qk_grad_cpu_workspace) {
     const QkNormAttributes *attributes = call->attributes;
     int64_t rows = call->in_shape[QK_NORM_GRAD_QKV][0], columns = call->in_shape[QK_NORM_GRAD_QKV][1], blocks = kernel_blocks(rows);
     int64_t values = qk_begin(&attributes->heads, QK_PARTS);

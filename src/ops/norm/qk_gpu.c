@@ -36,7 +36,7 @@ typedef struct CopyArguments {
 
 #ifdef GPU_DEVICE
 
-INLINE int64_t pair_begin(const QkArguments *a, int pair) {
+INLINE int64_t qk_pair_begin(const QkArguments *a, int pair) {
     uint32_t row = (uint32_t)pair / a->groups, group = (uint32_t)pair - row * a->groups;
     return (int64_t)row * a->stride + (int64_t)group * a->group;
 }
@@ -56,7 +56,7 @@ INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int uni
     if (layer && a->bias) load_row_wide(t, bias, a->bias);
     for (int next = team_index(t); wave_goes_on(t, next, a->pairs); next += a->teams) {
         int pair = pair_or_last(next, a->pairs);
-        int64_t at = pair_begin(a, pair);
+        int64_t at = qk_pair_begin(a, pair);
         load_row_as_float(t, x, a->x + at);
         Statistics s = row_statistics(t, x, layer, a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, pair, s, layer);
@@ -65,10 +65,10 @@ INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int uni
 }
 
 /* Returns the pairs of a block in the backward pass. */
-typedef struct Span { int begin, end; } Span;
-INLINE Span block_pairs(const QkArguments *a, int block) {
+typedef struct PairSpan { int begin, end; } PairSpan;
+INLINE PairSpan block_pairs(const QkArguments *a, int block) {
     int begin = block * a->block_pairs;
-    return (Span){begin, begin + a->block_pairs < a->pairs ? begin + a->block_pairs : a->pairs};
+    return (PairSpan){begin, begin + a->block_pairs < a->pairs ? begin + a->block_pairs : a->pairs};
 }
 
 /* The inputs of the gradient of a pair. */
@@ -79,7 +79,7 @@ typedef struct GradPair {
 } GradPair;
 
 INLINE GradPair load_grad_pair(const QkArguments *a, Team t, bool layer, int pair) {
-    GradPair p = {.at = pair_begin(a, pair), .statistics = load_statistics(a->statistics, pair, layer)};
+    GradPair p = {.at = qk_pair_begin(a, pair), .statistics = load_statistics(a->statistics, pair, layer)};
     load_row_bf16(t, p.x, a->x + p.at);
     load_row_bf16(t, p.dy, a->d_y + p.at);
     return p;
@@ -114,7 +114,7 @@ INLINE void qk_norm_grad_pairs(const QkArguments *a, bool layer, int threads, in
     clear_row(t, gain_sum);
     clear_row(t, bias_sum);
     load_row_wide(t, gain, a->gain);
-    Span span = block_pairs(a, block_x());
+    PairSpan span = block_pairs(a, block_x());
     int pair = span.begin + thread_id() / threads;
     GradPair next = load_grad_pair(a, t, layer, pair_or_last(pair, span.end));
     for (; wave_goes_on(t, pair, span.end); pair += NORM_THREADS / threads) {
@@ -142,7 +142,7 @@ QK_WIDTHS(KERNELS)
 KERNEL(any, QkArguments) {
     Team t = make_team(NORM_THREADS, 1, a.group);
     int pair = block_x();
-    int64_t at = pair_begin(&a, pair);
+    int64_t at = qk_pair_begin(&a, pair);
     Statistics s = {0};
     float sum = 0, squares = 0;
     for (int j = t.lane; j < a.group; j += NORM_THREADS) sum += to_float(a.x[at + j]);
@@ -158,7 +158,7 @@ KERNEL(any, QkArguments) {
 KERNEL(any_grad_rows, QkArguments) {
     Team t = make_team(NORM_THREADS, 1, a.group);
     int pair = block_x();
-    int64_t at = pair_begin(&a, pair);
+    int64_t at = qk_pair_begin(&a, pair);
     Statistics s = load_statistics(a.statistics, pair, a.layer);
     float sum = 0, dot = 0;
     for (int j = t.lane; j < a.group; j += NORM_THREADS) {
@@ -182,9 +182,9 @@ KERNEL(any_grad_columns, QkArguments) {
         j = (block_x() - block * tiles) * NORM_THREADS + thread_id();
     if (j >= a.group) return;
     float gain_sum = 0, bias_sum = 0;
-    Span span = block_pairs(&a, block);
+    PairSpan span = block_pairs(&a, block);
     for (int pair = span.begin; pair < span.end; pair++) {
-        int64_t at = pair_begin(&a, pair) + j;
+        int64_t at = qk_pair_begin(&a, pair) + j;
         Statistics s = load_statistics(a.statistics, pair, a.layer);
         gain_sum += to_float(a.d_y[at]) * (to_float(a.x[at]) - s.mean) * s.rstd;
         bias_sum += to_float(a.d_y[at]);
@@ -194,8 +194,8 @@ KERNEL(any_grad_columns, QkArguments) {
     if (a.layer) to[a.group] = bias_sum;
 }
 
-INLINE void copy_unit(const CopyArguments *a, int unit) {
-    Place place = place_in(a->tiling, unit);
+INLINE void copy_qk_unit(const CopyArguments *a, int unit) {
+    UnitPlace place = place_in(a->tiling, unit);
     int64_t at = place.row * a->stride + place.column;
     f32x8 x = 0;
     uint32_t most = 0;
@@ -205,7 +205,7 @@ INLINE void copy_unit(const CopyArguments *a, int unit) {
     if (a->amax) record_rounded_of_wave(a->amax, most);
 }
 
-UNIT_KERNELS(copy, CopyArguments, copy_unit, 8)
+UNIT_KERNELS(copy, CopyArguments, copy_qk_unit, 8)
 
 #else
 
@@ -278,11 +278,11 @@ GPU_OP(qk_norm) {
 }
 
 /* Returns the rows of a block in the backward pass. */
-static int64_t block_rows(int64_t rows) { return int_max(divide_up(rows, GRAD_BLOCKS), GRAD_LEAST_ROWS); }
-static int64_t grad_blocks(int64_t rows) { return divide_up(rows, block_rows(rows)); }
+static int64_t qk_block_rows(int64_t rows) { return int_max(divide_up(rows, GRAD_BLOCKS), GRAD_LEAST_ROWS); }
+static int64_t grad_blocks(int64_t rows) { return divide_up(rows, qk_block_rows(rows)); }
 
 /* Queries, then keys use the scratch. */
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t qk_grad_gpu_workspace(const Graph *graph, const Node *node) {
     const QkNormAttributes *attributes = node->attributes;
     int64_t most = 0;
     for (int part = 0; part < QK_PARTS; part++) {
@@ -297,7 +297,7 @@ static void launch_part_grad(const OpCall *call, int part, uint32_t *amax) {
     int64_t group = call->in_shape[QK_NORM_GRAD_GAIN + part][0], begin = qk_begin(&attributes->heads, part);
     int64_t rows = call->in_shape[QK_NORM_GRAD_QKV][0], blocks = grad_blocks(rows);
     QkArguments arguments = part_arguments(call, call->in_shape[QK_NORM_GRAD_QKV], part, group);
-    arguments.block_pairs = block_rows(rows) * arguments.groups;
+    arguments.block_pairs = qk_block_rows(rows) * arguments.groups;
     arguments.d_y = (const bf16 *)call->in[QK_NORM_GRAD_D_OUT] + begin;
     arguments.x = (const bf16 *)call->in[QK_NORM_GRAD_QKV] + begin;
     arguments.y = (bf16 *)call->out[QK_NORM_GRAD_D_QKV] + begin;
@@ -317,7 +317,7 @@ static void launch_part_grad(const OpCall *call, int part, uint32_t *amax) {
     gpu_add_partial_sums(call->device, targets, arguments.layer ? 2 : 1, call->workspace, blocks, group);
 }
 
-GPU_OP(qk_norm_grad, grad_workspace) {
+GPU_OP(qk_norm_grad, qk_grad_gpu_workspace) {
     uint32_t *amax = amax_to_record(call, QK_NORM_GRAD_AMAX);
     for (int part = 0; part < QK_PARTS; part++) launch_part_grad(call, part, amax);
     copy_values(call, call->in_shape[QK_NORM_GRAD_QKV], call->out[QK_NORM_GRAD_D_QKV], call->in[QK_NORM_GRAD_D_OUT], amax);

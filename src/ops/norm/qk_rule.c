@@ -23,7 +23,7 @@ TensorId op_qk_norm(Graph *graph, TensorId qkv, const Norm *query, const Norm *k
     return out[QK_NORM_OUT];
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void qk_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     d_in[QK_NORM_QKV] = graph_activation_like(graph, TYPE_COMPUTE, node->in[QK_NORM_QKV], "d_qkv");
     Inputs in = {[QK_NORM_GRAD_D_OUT] = d_out[QK_NORM_OUT], [QK_NORM_GRAD_QKV] = node->in[QK_NORM_QKV]};
     Outputs out = {[QK_NORM_GRAD_D_QKV] = d_in[QK_NORM_QKV]};
@@ -37,18 +37,18 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 }
 
 /* Counts at most six flops per column of queries and keys; twice as many in the backward pass. */
-static double flops(const Graph *graph, const Node *node) {
+static double qk_flops(const Graph *graph, const Node *node) {
     const QkNormAttributes *attributes = node->attributes;
     return 6.0 * qk_begin(&attributes->heads, QK_PARTS) * graph_rows(graph, node->in[QK_NORM_QKV]);
 }
-static double grad_flops(const Graph *graph, const Node *node) {
+static double qk_grad_flops(const Graph *graph, const Node *node) {
     static_assert((int)QK_NORM_QKV == (int)QK_NORM_GRAD_D_OUT, "qkv or its gradient, of R rows");
-    return 2 * flops(graph, node);
+    return 2 * qk_flops(graph, node);
 }
 
-const Op op_rule_qk_norm = {.name = "qk_norm", .class = OP_CLASS_NORM, .gradient = gradient, .flops = flops};
+const Op op_rule_qk_norm = {.name = "qk_norm", .class = OP_CLASS_NORM, .gradient = qk_gradient, .flops = qk_flops};
 const Op op_rule_qk_norm_grad = {.name = "qk_norm_grad",
     .adds_to = OPERANDS(QK_NORM_GRAD_D_GAIN, QK_NORM_GRAD_D_KEY_BIAS),
     .measured = OPERAND(QK_NORM_GRAD_D_QKV),
     .amax = OPERAND(QK_NORM_GRAD_AMAX),
-    .flops = grad_flops};
+    .flops = qk_grad_flops};

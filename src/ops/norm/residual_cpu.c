@@ -9,7 +9,7 @@
  * * stream and ds. */
 enum { PLAIN_SUMS = 1, AFFINE_SUMS = 4 };
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t residual_grad_cpu_workspace(const Graph *graph, const Node *node) {
     int64_t rows = graph_rows(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]),
             columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
     int64_t bias = node->out[RESIDUAL_NORM_GRAD_D_BIAS] ? kernel_partials_bytes(graph, rows, columns) : 0;
@@ -82,7 +82,7 @@ static void branch_grad(const OpCall *call, const Affine *affine, int scale, con
     }
 }
 
-CPU_OP(residual_norm_grad, grad_workspace) {
+CPU_OP(residual_norm_grad, residual_grad_cpu_workspace) {
     const NormAttributes *attributes = call->attributes;
     const W *d_merged = call->in[RESIDUAL_NORM_GRAD_D_MERGED], *stream = call->in[RESIDUAL_NORM_GRAD_STREAM],
             *merged = call->in[RESIDUAL_NORM_GRAD_MERGED];

@@ -89,14 +89,14 @@ GPU_OP(residual_norm, .absorbs = norm_absorbs_sum, .codes = FP8_KIND(FP8_E4M3)) 
 
 static int sums(bool layer, bool affine) { return 1 + layer + (affine ? AFFINE_VECTORS : 0); }
 
-static int64_t grad_workspace(const Graph *graph, const Node *node) {
+static int64_t residual_grad_gpu_workspace(const Graph *graph, const Node *node) {
     const NormAttributes *attributes = node->attributes;
     int64_t rows = graph_rows(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]),
             columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
     return norm_grad_scratch(rows, columns, sums(attributes->kind == NORM_LAYER, node->in[RESIDUAL_NORM_GRAD_AFFINE] != TENSOR_NONE));
 }
 
-static void add_sums(const OpCall *call, bool layer, bool affine, int64_t blocks, int64_t columns) {
+static void add_residual_sums(const OpCall *call, bool layer, bool affine, int64_t blocks, int64_t columns) {
     float *targets[2 + AFFINE_VECTORS];
     int count = 0;
     targets[count++] = call->out[RESIDUAL_NORM_GRAD_D_GAIN];
@@ -105,7 +105,7 @@ static void add_sums(const OpCall *call, bool layer, bool affine, int64_t blocks
     gpu_add_partial_sums(call->device, targets, count, call->workspace, blocks, columns);
 }
 
-GPU_OP(residual_norm_grad, grad_workspace, .codes = FP8_KIND(FP8_E5M2)) {
+GPU_OP(residual_norm_grad, residual_grad_gpu_workspace, .codes = FP8_KIND(FP8_E5M2)) {
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_GRAD_AFFINE] != NULL;
     NormGradArguments arguments = {
@@ -135,7 +135,7 @@ GPU_OP(residual_norm_grad, grad_workspace, .codes = FP8_KIND(FP8_E5M2)) {
     } else if (fp8)
         (affine ? launch_affine_grad_fp8 : layer ? launch_layer_grad_fp8 : launch_rms_grad_fp8)(call->device, width, shape, &arguments);
     else (affine ? launch_affine_grad : layer ? launch_layer_grad : launch_rms_grad)(call->device, width, shape, &arguments);
-    add_sums(call, layer, affine, shape.x, arguments.columns);
+    add_residual_sums(call, layer, affine, shape.x, arguments.columns);
 }
 
 #endif

@@ -26,7 +26,7 @@ ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, con
     return (ResidualNorm){.stream = out[RESIDUAL_NORM_MERGED], .normed = out[RESIDUAL_NORM_NORMED]};
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void residual_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const TensorId *x = node->in, *y = node->out, stream = x[RESIDUAL_NORM_STREAM];
     Inputs in = {[RESIDUAL_NORM_GRAD_GAIN] = x[RESIDUAL_NORM_GAIN]};
     in[RESIDUAL_NORM_GRAD_D_MERGED] = d_out[RESIDUAL_NORM_MERGED], in[RESIDUAL_NORM_GRAD_D_NORMED] = d_out[RESIDUAL_NORM_NORMED];
@@ -45,7 +45,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 }
 
 /* Recomputes only the norm, from the stream, which is kept. */
-static TensorId recompute(Graph *graph, const Node *node, int index) {
+static TensorId recompute_residual(Graph *graph, const Node *node, int index) {
     const NormAttributes *attributes = node->attributes;
     if (index != RESIDUAL_NORM_NORMED) return TENSOR_NONE;
     Norm norm = {attributes->kind, node->in[RESIDUAL_NORM_GAIN], node->in[RESIDUAL_NORM_BIAS], attributes->epsilon};
@@ -54,11 +54,11 @@ static TensorId recompute(Graph *graph, const Node *node, int index) {
 
 /* An element of an affine residual add takes four flops, of a plain one one; in the backward pass
  * seven and none. */
-static double flops(const Graph *graph, const Node *node) {
+static double residual_flops(const Graph *graph, const Node *node) {
     double merge = node->in[RESIDUAL_NORM_AFFINE] ? 4 : 1;
     return (merge + norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_STREAM]);
 }
-static double grad_flops(const Graph *graph, const Node *node) {
+static double residual_grad_flops(const Graph *graph, const Node *node) {
     double merge = node->in[RESIDUAL_NORM_GRAD_AFFINE] ? 7 : 0;
     return (merge + 2 * norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
 }
@@ -67,11 +67,11 @@ const Op op_rule_residual_norm = {.name = "residual_norm",
     .class = OP_CLASS_NORM,
     .measured = OPERAND(RESIDUAL_NORM_NORMED),
     .amax = OPERAND(RESIDUAL_NORM_AMAX),
-    .gradient = gradient,
-    .recompute = recompute,
-    .flops = flops};
+    .gradient = residual_gradient,
+    .recompute = recompute_residual,
+    .flops = residual_flops};
 const Op op_rule_residual_norm_grad = {.name = "residual_norm_grad",
     .adds_to = OPERANDS(RESIDUAL_NORM_GRAD_D_GAIN, RESIDUAL_NORM_GRAD_D_AFFINE + STREAM_BIAS),
     .measured = OPERAND(RESIDUAL_NORM_GRAD_D_BLOCK),
     .amax = OPERAND(RESIDUAL_NORM_GRAD_AMAX),
-    .flops = grad_flops};
+    .flops = residual_grad_flops};

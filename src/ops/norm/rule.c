@@ -14,7 +14,7 @@ TensorId op_norm(Graph *graph, TensorId x, const Norm *norm) {
     return y;
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void norm_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     TensorId x = node->in[NORM_X], gain = node->in[NORM_GAIN], statistics = node->out[NORM_STATISTICS];
     Outputs out = {[NORM_GRAD_D_GAIN] = graph_parameter_gradient(graph, gain)};
     out[NORM_GRAD_D_BIAS] = graph_parameter_gradient(graph, node->in[NORM_BIAS]);
@@ -24,11 +24,18 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
         node->attributes, 0);
 }
 
-static double flops(const Graph *graph, const Node *node) { return norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_X]); }
-static double grad_flops(const Graph *graph, const Node *node) {
+static double plain_norm_flops(const Graph *graph, const Node *node) {
+    return norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_X]);
+}
+static double norm_grad_flops(const Graph *graph, const Node *node) {
     return 2 * norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_GRAD_X]);
 }
 
-const Op op_rule_norm = {
-    .name = "norm", .class = OP_CLASS_NORM, .measured = OPERAND(NORM_Y), .amax = OPERAND(NORM_AMAX), .gradient = gradient, .flops = flops};
-const Op op_rule_norm_grad = {.name = "norm_grad", .adds_to = OPERAND(NORM_GRAD_D_GAIN) | OPERAND(NORM_GRAD_D_BIAS), .flops = grad_flops};
+const Op op_rule_norm = {.name = "norm",
+    .class = OP_CLASS_NORM,
+    .measured = OPERAND(NORM_Y),
+    .amax = OPERAND(NORM_AMAX),
+    .gradient = norm_gradient,
+    .flops = plain_norm_flops};
+const Op op_rule_norm_grad = {
+    .name = "norm_grad", .adds_to = OPERAND(NORM_GRAD_D_GAIN) | OPERAND(NORM_GRAD_D_BIAS), .flops = norm_grad_flops};

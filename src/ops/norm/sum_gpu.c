@@ -44,7 +44,7 @@ INLINE void send_row(const SumNormArguments *a, Team t, GLOBAL uint64_t *own, Bf
 }
 
 /* block = the sum over ranks of their terms, added in rank order. */
-INLINE void add_rows(
+INLINE void add_peer_rows(
     const Windows *windows, Team t, GLOBAL uint64_t *own, const Bf16Row term, const uint32_t number[NORM_UNITS], Bf16Row block) {
     Row sum;
     clear_row(t, sum);
@@ -60,7 +60,7 @@ INLINE void add_rows(
 
 /* Processes the row in a block of one team. Parameters are read before the preceding kernel has
  * made this rank's term. */
-INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, Merge merge, int threads, int units) {
+INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, ResidualAdd merge, int threads, int units) {
     const NormArguments *a = &arguments->norm;
     Team t = make_team(threads, units, a->columns);
     GLOBAL uint64_t *own = own_window(&arguments->windows);
@@ -74,7 +74,7 @@ INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, Merge me
     await_kernel_ahead();
     send_row(arguments, t, own, term, number);
     load_row_wide(t, x, a->stream);
-    add_rows(&arguments->windows, t, own, term, number, block);
+    add_peer_rows(&arguments->windows, t, own, term, number, block);
     FOR_UNITS(t) {
         f32x4 at_column[AFFINE_VECTORS];
         if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) at_column[p] = affine[p][i];

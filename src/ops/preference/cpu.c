@@ -3,21 +3,21 @@
 #include "backend/cpu/kernel.h"
 #include "ops/preference/preference.h"
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t preference_cpu_workspace(const Graph *graph, const Node *node) {
     return graph_rows(graph, node->in[PREFERENCE_PAIRS]) * PAIR_NUMBERS * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
 /* The log-probability of an answer, and its factor in the margin. */
-typedef struct Answer { W sum, share; } Answer;
+typedef struct CpuAnswer { W sum, share; } CpuAnswer;
 
-static Answer add_tokens(const W *losses, const int32_t *targets, int64_t first, int64_t end, bool mean) {
+static CpuAnswer add_tokens(const W *losses, const int32_t *targets, int64_t first, int64_t end, bool mean) {
     double sum = 0;
     int64_t tokens = 0;
     for (int64_t r = first; r < end; r++) {
         sum -= losses[r];
         tokens += targets[r] >= 0;
     }
-    return (Answer){(W)sum, mean && tokens ? 1 / (W)tokens : 1};
+    return (CpuAnswer){(W)sum, mean && tokens ? 1 / (W)tokens : 1};
 }
 
 /* log(1 + e^x), without overflow. */
@@ -46,8 +46,8 @@ static void finish_pair(const OpCall *call, const int32_t *pair, const W *refere
     const W *losses = call->in[PREFERENCE_LOSSES], *scale = call->in[PREFERENCE_SCALE];
     const int32_t *targets = call->in[PREFERENCE_TARGETS];
     bool mean = config->loss == PREFERENCE_IPO;
-    Answer chosen = add_tokens(losses, targets, pair[PAIR_FIRST], pair[PAIR_MIDDLE], mean);
-    Answer rejected = add_tokens(losses, targets, pair[PAIR_MIDDLE], pair[PAIR_END], mean);
+    CpuAnswer chosen = add_tokens(losses, targets, pair[PAIR_FIRST], pair[PAIR_MIDDLE], mean);
+    CpuAnswer rejected = add_tokens(losses, targets, pair[PAIR_MIDDLE], pair[PAIR_END], mean);
     double chosen_reward = config->beta * (chosen.sum - reference[0]), rejected_reward = config->beta * (rejected.sum - reference[1]);
     double slope, margin = chosen_reward * chosen.share - rejected_reward * rejected.share;
     result->answers[0] = chosen.sum;
@@ -68,7 +68,7 @@ static double add_pairs(const W *numbers, int64_t pairs, int which) {
     return sum;
 }
 
-CPU_OP(preference, workspace) {
+CPU_OP(preference, preference_cpu_workspace) {
     const int32_t *pairs = call->in[PREFERENCE_PAIRS];
     const W *reference = call->in[PREFERENCE_REFERENCE], *scale = call->in[PREFERENCE_SCALE];
     W *loss = call->out[PREFERENCE_LOSS], *rewards = call->out[PREFERENCE_REWARDS], *answers = call->out[PREFERENCE_ANSWERS];

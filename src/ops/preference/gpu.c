@@ -18,10 +18,10 @@ typedef struct PreferenceArguments {
 #ifdef GPU_DEVICE
 
 /* The log-probability of an answer, and its factor in the margin. */
-typedef struct Answer { float sum, share; } Answer;
+typedef struct GpuAnswer { float sum, share; } GpuAnswer;
 
 /* Returns the answer of rows [first, end), in every thread. */
-INLINE Answer add_tokens(const PreferenceArguments *a, int32_t first, int32_t end) {
+INLINE GpuAnswer add_tokens(const PreferenceArguments *a, int32_t first, int32_t end) {
     static SHARED float scratch[THREADS / WAVE];
     float sum = 0, tokens = 0;
     for (int32_t r = first + thread_id(); r < end; r += THREADS) {
@@ -30,7 +30,7 @@ INLINE Answer add_tokens(const PreferenceArguments *a, int32_t first, int32_t en
     }
     sum = block_sum(sum, scratch, THREADS);
     tokens = block_sum(tokens, scratch, THREADS);
-    return (Answer){sum, a->squared && tokens > 0 ? 1 / tokens : 1};
+    return (GpuAnswer){sum, a->squared && tokens > 0 ? 1 / tokens : 1};
 }
 
 /* log(1 + e^x), without overflow. */
@@ -52,7 +52,7 @@ KERNEL(preference_pair, PreferenceArguments) {
     float GLOBAL *numbers = a.numbers + block_x() * PAIR_NUMBERS, *answers = a.answers + block_x() * 2;
     const float GLOBAL *reference = a.reference + block_x() * 2;
     if (pair[PAIR_END] <= pair[PAIR_FIRST]) return;
-    Answer chosen = add_tokens(&a, pair[PAIR_FIRST], pair[PAIR_MIDDLE]), rejected = add_tokens(&a, pair[PAIR_MIDDLE], pair[PAIR_END]);
+    GpuAnswer chosen = add_tokens(&a, pair[PAIR_FIRST], pair[PAIR_MIDDLE]), rejected = add_tokens(&a, pair[PAIR_MIDDLE], pair[PAIR_END]);
     float chosen_reward = a.beta * (chosen.sum - reference[0]), rejected_reward = a.beta * (rejected.sum - reference[1]);
     float slope, loss = pair_loss(&a, chosen_reward * chosen.share - rejected_reward * rejected.share, &slope),
                  weight = slope * a.beta * *a.scale;
@@ -94,11 +94,11 @@ KERNEL(preference_sums, PreferenceArguments) {
 LAUNCHER(preference_pair, PreferenceArguments)
 LAUNCHER(preference_sums, PreferenceArguments)
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t preference_gpu_workspace(const Graph *graph, const Node *node) {
     return graph_rows(graph, node->in[PREFERENCE_PAIRS]) * PAIR_NUMBERS * (int64_t)sizeof(float);
 }
 
-GPU_OP(preference, workspace) {
+GPU_OP(preference, preference_gpu_workspace) {
     const PreferenceConfig *config = call->attributes;
     int64_t rows = call->in_shape[PREFERENCE_LOSSES][0], count = call->in_shape[PREFERENCE_PAIRS][0];
     PreferenceArguments arguments = {.losses = call->in[PREFERENCE_LOSSES],

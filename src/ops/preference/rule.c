@@ -34,6 +34,7 @@ TensorId op_preference(Graph *graph, TensorId x, TensorId w, const PreferenceInp
 }
 
 /* Counts two flops per row: its sum, and its weight. */
-static double flops(const Graph *graph, const Node *node) { return 2.0 * graph_elements(graph, node->in[PREFERENCE_LOSSES]); }
+static double preference_flops(const Graph *graph, const Node *node) { return 2.0 * graph_elements(graph, node->in[PREFERENCE_LOSSES]); }
 
-const Op op_rule_preference = {.name = "preference", .adds_to = OPERAND(PREFERENCE_LOSS) | OPERAND(PREFERENCE_REWARDS), .flops = flops};
+const Op op_rule_preference = {
+    .name = "preference", .adds_to = OPERAND(PREFERENCE_LOSS) | OPERAND(PREFERENCE_REWARDS), .flops = preference_flops};

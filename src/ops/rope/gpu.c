@@ -25,7 +25,7 @@ typedef struct RopeArguments {
 #ifdef GPU_DEVICE
 
 INLINE void rope_made(const RopeArguments *a, int unit, Maker *maker) {
-    Place place = place_in(a->tiling, unit);
+    UnitPlace place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int head = place.column / a->places, within = place.column - head * a->places;
     bool paired = head < a->rotated && within < a->half;
@@ -48,7 +48,7 @@ INLINE void rope_made(const RopeArguments *a, int unit, Maker *maker) {
 /* Rotates pairs of neighboring channels; the `places` of a head are its channels, or only the
  * rotated ones. */
 INLINE void rope_neighbours_made(const RopeArguments *a, const int unit, Maker *maker) {
-    Place place = place_in(a->tiling, unit);
+    UnitPlace place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int head = place.column / a->places, within = place.column - head * a->places;
     int64_t at = place.row * a->columns + (head < a->rotated ? head * a->dim + within : place.column);

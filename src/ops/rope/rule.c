@@ -20,7 +20,7 @@ TensorId op_rope_table(Graph *graph, const RopeSpec *spec) {
     return table;
 }
 
-static TensorId rotate(Graph *graph, TensorId x, TensorId positions, TensorId table, const RopeAttributes *attributes) {
+static TensorId append_rope(Graph *graph, TensorId x, TensorId positions, TensorId table, const RopeAttributes *attributes) {
     TensorId y = graph_activation_like(graph, TYPE_COMPUTE, x, attributes->sign > 0 ? "rotated" : "d_qkv");
     graph_node(graph, OP_rope, (Inputs){[ROPE_X] = x, [ROPE_POSITIONS] = positions, [ROPE_TABLE] = table}, (Outputs){[ROPE_Y] = y},
         attributes, sizeof *attributes);
@@ -33,13 +33,13 @@ TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table,
     assert(graph_elements(graph, positions) == graph_rows(graph, qkv));
     assert(pairs == ROPE_HALVES || heads->qk_dim % 2 == 0);
     assert(graph_columns(graph, table) % 2 == 0 && graph_columns(graph, table) <= heads->qk_dim);
-    return rotate(graph, qkv, positions, table, &(RopeAttributes){.heads = *heads, .sign = 1, .pairs = pairs});
+    return append_rope(graph, qkv, positions, table, &(RopeAttributes){.heads = *heads, .sign = 1, .pairs = pairs});
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void rope_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     RopeAttributes attributes = *(const RopeAttributes *)node->attributes;
     attributes.sign = -attributes.sign;
-    d_in[ROPE_X] = rotate(graph, d_out[ROPE_Y], node->in[ROPE_POSITIONS], node->in[ROPE_TABLE], &attributes);
+    d_in[ROPE_X] = append_rope(graph, d_out[ROPE_Y], node->in[ROPE_POSITIONS], node->in[ROPE_TABLE], &attributes);
 }
 
 static double angles(const Graph *graph, const Node *node) {
@@ -52,8 +52,8 @@ static double rotated(const Graph *graph, const Node *node) {
 
 /* Counts two multiplications and an addition per rotated channel, and a row of the table per row.
  * In place only rotated channels move; for the amax all channels are read. */
-static double flops(const Graph *graph, const Node *node) { return 3 * rotated(graph, node); }
-static double bytes(const Graph *graph, const Node *node) {
+static double rope_flops(const Graph *graph, const Node *node) { return 3 * rotated(graph, node); }
+static double rope_bytes(const Graph *graph, const Node *node) {
     double all = (double)graph_elements(graph, node->in[ROPE_X]), moved = op_in_place(graph, node) ? rotated(graph, node) : all;
     double read = op_amax(node) ? all : moved, written = graph_get(graph, node->out[ROPE_Y])->elided ? 0 : moved;
     return (read + written) * precision_bytes(graph->precision, TYPE_COMPUTE) +
@@ -66,6 +66,6 @@ const Op op_rule_rope = {.name = "rope",
     .measured = OPERAND(ROPE_Y),
     .amax = OPERAND(ROPE_AMAX),
     .in_place = OPERAND(ROPE_X),
-    .gradient = gradient,
-    .flops = flops,
-    .bytes = bytes};
+    .gradient = rope_gradient,
+    .flops = rope_flops,
+    .bytes = rope_bytes};

@@ -35,7 +35,8 @@ KERNEL(balance_loss_grad, BalanceLossArguments) {
 LAUNCHER(balance_loss, BalanceLossArguments)
 LAUNCHER(balance_loss_grad, BalanceLossArguments)
 
-static BalanceLossArguments arguments_of(const BalanceLossSpec *spec, const void *loads, const void *share, void *result, int64_t classes) {
+static BalanceLossArguments balance_arguments(
+    const BalanceLossSpec *spec, const void *loads, const void *share, void *result, int64_t classes) {
     return (BalanceLossArguments){.loads = loads,
         .share = share,
         .result = result,
@@ -45,14 +46,14 @@ static BalanceLossArguments arguments_of(const BalanceLossSpec *spec, const void
 }
 
 GPU_OP(balance_loss) {
-    BalanceLossArguments arguments = arguments_of(call->attributes, call->in[BALANCE_LOSS_LOADS], call->in[BALANCE_LOSS_SHARE],
+    BalanceLossArguments arguments = balance_arguments(call->attributes, call->in[BALANCE_LOSS_LOADS], call->in[BALANCE_LOSS_SHARE],
         call->out[BALANCE_LOSS_LOSS], call->in_shape[BALANCE_LOSS_LOADS][1]);
     launch_balance_loss(call->device, (LaunchShape){.x = 1, .threads = THREADS}, &arguments);
 }
 
 GPU_OP(balance_loss_grad) {
-    BalanceLossArguments arguments = arguments_of(call->attributes, call->in[BALANCE_LOSS_GRAD_LOADS], call->in[BALANCE_LOSS_GRAD_SHARE],
-        call->out[BALANCE_LOSS_GRAD_D_LOADS], call->in_shape[BALANCE_LOSS_GRAD_LOADS][1]);
+    BalanceLossArguments arguments = balance_arguments(call->attributes, call->in[BALANCE_LOSS_GRAD_LOADS],
+        call->in[BALANCE_LOSS_GRAD_SHARE], call->out[BALANCE_LOSS_GRAD_D_LOADS], call->in_shape[BALANCE_LOSS_GRAD_LOADS][1]);
     launch_balance_loss_grad(call->device, (LaunchShape){.x = 1, .threads = THREADS}, &arguments);
 }
 

@@ -4,7 +4,7 @@
 #include "backend/cpu/kernel.h"
 #include "ops/router/router.h"
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t router_cpu_workspace(const Graph *graph, const Node *node) {
     int64_t rows = graph_rows(graph, node->in[ROUTER_LOGITS]), classes = graph_columns(graph, node->in[ROUTER_LOGITS]);
     int64_t counts = kernel_blocks(rows) * classes * (int64_t)sizeof(int32_t);
     return kernel_partials_bytes(graph, rows, classes) + counts;
@@ -110,7 +110,7 @@ static void sum_rows(const OpCall *call, int64_t begin, int64_t end, int32_t *co
         for (int64_t c = 0; c < classes; c++) sum[c] += probabilities[r * classes + c];
 }
 
-CPU_OP(router, workspace) {
+CPU_OP(router, router_cpu_workspace) {
     const RouterSpec *spec = call->attributes;
     const W *share = call->in[ROUTER_SHARE];
     int32_t *count = call->out[ROUTER_COUNT];

@@ -94,7 +94,8 @@ INLINE int32_t best_class(const float *score, const int own) {
 
 /* Writes index and gate of a row and counts its choices. Lane j % LANES writes and renormalizes
  * choice j. */
-INLINE void choose(const RouterArguments *a, int64_t r, bool there, const float *p, float *score, LOCAL int32_t *count, const int own) {
+INLINE void choose_expert(
+    const RouterArguments *a, int64_t r, bool there, const float *p, float *score, LOCAL int32_t *count, const int own) {
     float sum = 0;
     for (int32_t j = 0; j < a->k; j++) {
         int32_t best = best_class(score, own);
@@ -115,7 +116,7 @@ INLINE void choose(const RouterArguments *a, int64_t r, bool there, const float 
 }
 
 /* Adds the sums of a class over the groups in order and stores the block's sum. */
-INLINE void store_sums(const RouterArguments *a, const float *own_sums, LOCAL float (*sums)[CLASSES], const int own) {
+INLINE void store_expert_sums(const RouterArguments *a, const float *own_sums, LOCAL float (*sums)[CLASSES], const int own) {
     UNROLL for (int i = 0; i < own; i++) sums[thread_id() / LANES][i * LANES + lane_of_row()] = own_sums[i];
     barrier();
     for (int c = thread_id(); c < a->classes; c += THREADS) {
@@ -152,11 +153,11 @@ INLINE void route(const RouterArguments *a, LOCAL int32_t *count, LOCAL float (*
             a->probabilities[r * a->classes + c] = p[i];
             total[i] += p[i];
         }
-        choose(a, r, there, p, score, count, own);
+        choose_expert(a, r, there, p, score, count, own);
     }
     barrier();
     for (int c = thread_id(); a->counts && c < a->classes; c += THREADS) a->counts[(int64_t)c * a->blocks + block_x()] = count[c];
-    if (a->sums) store_sums(a, total, sums, own);
+    if (a->sums) store_expert_sums(a, total, sums, own);
 }
 
 #define ROUTER(name, own)                                                                                                                  \
@@ -244,14 +245,14 @@ LAUNCHERS(router_grad, RouterGradArguments, router_grad_32, router_grad_128, rou
 /* Returns which of the three kernels fits this number of classes. */
 static int form(int64_t classes) { return (classes > 32) + (classes > 128); }
 
-static int64_t workspace(const Graph *graph, const Node *node) {
+static int64_t router_gpu_workspace(const Graph *graph, const Node *node) {
     TensorId logits = node->in[ROUTER_LOGITS];
     int64_t classes = graph_columns(graph, logits), blocks = divide_up(graph_rows(graph, logits), ROWS);
     return classes * 2 * blocks * (int64_t)sizeof(float);
 }
 
 /* Workspace: counts [classes, blocks], sums [classes, blocks]; 4 bytes each. */
-GPU_OP(router, workspace) {
+GPU_OP(router, router_gpu_workspace) {
     const RouterSpec *spec = call->attributes;
     int64_t rows = call->in_shape[ROUTER_LOGITS][0], classes = call->in_shape[ROUTER_LOGITS][1], blocks = divide_up(rows, ROWS);
     int32_t *count = call->out[ROUTER_COUNT], *counts = call->workspace;

@@ -49,7 +49,7 @@ Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, 
     return routing;
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+static void router_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const RouterSpec *spec = node->attributes;
     TensorId logits = node->in[ROUTER_LOGITS], d_gate = d_out[ROUTER_GATE], d_loads = d_out[ROUTER_LOADS];
     if (d_gate == TENSOR_NONE && d_loads == TENSOR_NONE) return;
@@ -66,12 +66,12 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 
 /* Counts maximum, subtraction, exponential (about ten), sum, scale, and one comparison per
  * choice. */
-static double flops(const Graph *graph, const Node *node) {
+static double router_flops(const Graph *graph, const Node *node) {
     const RouterSpec *spec = node->attributes;
     return (14.0 + spec->k) * graph_elements(graph, node->in[ROUTER_LOGITS]);
 }
 
-const Op op_rule_router = {.name = "router", .adds_to = OPERAND(ROUTER_D_BIAS), .gradient = gradient, .flops = flops};
+const Op op_rule_router = {.name = "router", .adds_to = OPERAND(ROUTER_D_BIAS), .gradient = router_gradient, .flops = router_flops};
 const Op op_rule_router_grad = {.name = "router_grad", .element_flops = 4};
 
 /* -- The load-balancing loss --------------------------------------------------------------------------------------- */
