@@ -61,7 +61,8 @@ static Slice slice_of_numbers(Slice s, int64_t each) {
 
 /* Appends an interval of a parameter, or of its optimizer state, at `memory`, as slices of the
  * whole tensor. */
-static void append_interval(IntervalList *list, const Graph *graph, const char *name, ParameterInterval elements, Numbers numbers, char *memory) {
+static void append_interval(
+    IntervalList *list, const Graph *graph, const char *name, ParameterInterval elements, Numbers numbers, char *memory) {
     const Parameter *p = &graph->parameters[elements.parameter];
     Interval interval = {.type = numbers.type, .rank = p->rank};
     memcpy(interval.shape, p->whole, sizeof p->whole);
@@ -613,7 +614,8 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
-        append_interval(&list, graph, p->name, (ParameterInterval){i, 0, p->count}, (Numbers){session_stored_type(p), 1}, parameter_in(p, master));
+        append_interval(
+            &list, graph, p->name, (ParameterInterval){i, 0, p->count}, (Numbers){session_stored_type(p), 1}, parameter_in(p, master));
     }
     for (size_t i = 0; i < list.count; i++) list.items[i].data = list.memory[i];
     SCOPED(run_point_free) RunPoint point = run_point(name);

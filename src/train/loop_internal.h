@@ -115,7 +115,7 @@ bool loop_make_reference(Loop *loop, Error *error);
 bool loop_open_loader(Loop *loop, Error *error);
 void loop_close_loader(Loop *loop); /* fine if none is open */
 /* Fills the program with images of a microbatch of the next step, which has `samples` samples. The
- * rest of the last microbatch is empty, and so are later microbatches (image_training.c). */
+ * rest of the last microbatch is empty, and so are later microbatches (image_steps.c). */
 void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples);
 /* Describes the first NaN or infinity in the encodings of such a microbatch; leaves `text`
  * unchanged if there is none. */
