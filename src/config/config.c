@@ -204,7 +204,8 @@ static const Option rows[] = {
 
     CHOICE_OPTION(optimizer.name, "adamw", OPTIMIZER_CHOICES,
         "adamw: steps of the first moment over the root of the second; muon: Newton-Schulz on each hidden projection by itself, AdamW on "
-        "all other parameters; lion: steps of the sign of the momentum, at a third to a tenth of AdamW's rate (docs/finetune.md)",
+        "all other parameters; lion: steps of the sign of the momentum, at a third to a tenth of AdamW's rate; adamw_8bit: "
+        "AdamW with moments of matrices in 8 bits (docs/finetune.md)",
         STATE),
     REAL_OPTION(optimizer.lr, "1e-3", 0, 100, "", "peak learning rate", CHANGES),
     REAL_OPTION(
