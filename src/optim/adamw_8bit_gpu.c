@@ -2,7 +2,7 @@
  * threads have a block of codes. The pass reads and writes 18.25 bytes per parameter, AdamW's 30.
  * Owns no memory. */
 #include "optim/moment_codes_internal.h"
-#include "optim/optim_gpu_internal.h"
+#include "optim/optim_gpu_kernels.h"
 
 /* The moments of a segment are at Chunk.second_index of these arenas, scales at 1 / MOMENT_BLOCK of
  * it. */

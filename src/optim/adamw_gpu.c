@@ -1,7 +1,7 @@
 /* AdamW on a GPU (optim/adamw.c explains the method) in one pass. It reads master, gradient,
  * momentum and variance once and writes three of them and the bf16 weights: 30 bytes per parameter
  * (14 if all of them are bf16). The pass is bound by memory bandwidth. Owns no memory. */
-#include "optim/optim_gpu_internal.h"
+#include "optim/optim_gpu_kernels.h"
 
 #ifdef GPU_DEVICE
 

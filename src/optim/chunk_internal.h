@@ -1,5 +1,5 @@
 /* How the optimizer's work is divided; shared by its CPU loops (optim_internal.h) and its GPU
- * kernels (optim_gpu_internal.h).
+ * kernels (optim_gpu_kernels.h).
  *
  * A chunk is at most OPTIM_CHUNK consecutive elements of one parameter, or of one matrix under
  * Muon. Chunks are listed once, at creation. Every pass is one parallel loop over chunks, or one

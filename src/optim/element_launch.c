@@ -2,7 +2,7 @@
  * by optimizer.c through OptimBackend; owns no memory. */
 #include <string.h>
 
-#include "optim/optim_gpu_internal.h"
+#include "optim/optim_gpu_kernels.h"
 
 ElementArguments optim_element_arguments(
     const Optimizer *optimizer, const Segment *segment, const Update *update, const ElementRates rates[RATES_COUNT]) {

@@ -3,7 +3,7 @@
  * chunks t, t + OPTIM_THREADS, ..., and a tree adds the threads' sums. The bits depend only on the
  * list of chunks. Reads every gradient once: 4 bytes per parameter, or 2 in pure bf16. Owns no
  * memory. */
-#include "optim/optim_gpu_internal.h"
+#include "optim/optim_gpu_kernels.h"
 
 enum { SUMS_AHEAD = 8 }; /* loads in flight per thread */
 

@@ -1,7 +1,7 @@
 /* Lion on a GPU (optim/lion.c has the formula): one pass that reads master, gradient and momentum
  * once and writes two of them and the bf16 weights: 22 bytes per parameter (10 if all of them are
  * bf16). Owns no memory. */
-#include "optim/optim_gpu_internal.h"
+#include "optim/optim_gpu_kernels.h"
 
 #ifdef GPU_DEVICE
 

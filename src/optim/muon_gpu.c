@@ -6,7 +6,7 @@
  * GEMMs move 34 bytes per parameter in total, or 20 if everything is bf16. The pass that writes
  * directions reads momentum and gradient again instead of rounding a direction twice. Owns no
  * memory. */
-#include "optim/optim_gpu_internal.h"
+#include "optim/optim_gpu_kernels.h"
 
 /* Arguments of the passes before and after the GEMMs, for a group of `matrices` of one shape, each
  * of `chunks_each` chunks. */

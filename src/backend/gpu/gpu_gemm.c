@@ -11,10 +11,10 @@
  * tiles are cut so that their last round is full.
  *
  * On Hopper these kernels run only if TMA cannot read or write the operands;
- * gpu_gemm_hopper_internal.h has the kernels for all others. The choice depends only on the
+ * gpu_gemm_hopper_kernels.h has the kernels for all others. The choice depends only on the
  * arguments, so the same arguments always give the same bits. */
-#include "backend/gpu/gpu_gemm_block_internal.h"
-#include "backend/gpu/gpu_gemm_hopper_internal.h"
+#include "backend/gpu/gpu_gemm_block_kernels.h"
+#include "backend/gpu/gpu_gemm_hopper_kernels.h"
 
 #ifdef GPU_DEVICE
 

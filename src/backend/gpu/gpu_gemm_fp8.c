@@ -1,14 +1,14 @@
 /* GEMM of fp8 on a GPU: C = A B^T, scaled, for one problem or one per expert (gpu_gemm.h). Owns no
  * memory.
  *
- * Hopper uses the kernels of gpu_gemm_hopper_internal.h. Its matrix unit keeps about 14 bits of fp8
+ * Hopper uses the kernels of gpu_gemm_hopper_kernels.h. Its matrix unit keeps about 14 bits of fp8
  * sums. With scales of a tensor or of lines, sums stay in the unit at full speed, unless A is e5m2,
  * as gradients are. Sums with e5m2, and sums of groups and blocks, which have their own scales, are
  * added in fp32 every 128 steps along k (arXiv 2412.19437, 3.3.2).
  *
- * AMD's gfx942 and gfx950 use the kernels of gpu_gemm_fp8_amd_internal.h. */
-#include "backend/gpu/gpu_gemm_fp8_amd_internal.h"
-#include "backend/gpu/gpu_gemm_hopper_internal.h"
+ * AMD's gfx942 and gfx950 use the kernels of gpu_gemm_fp8_amd_kernels.h. */
+#include "backend/gpu/gpu_gemm_fp8_amd_kernels.h"
+#include "backend/gpu/gpu_gemm_hopper_kernels.h"
 
 #ifdef GPU_DEVICE
 

@@ -7,7 +7,7 @@
  * k in turn. Each wave has its own tiles in shared memory and fills them without waiting for other
  * waves; at the end their sums are added in order. The number of waves is limited by shared memory,
  * so bits depend on shapes and the kind of GPU. Owns no memory. */
-#include "backend/gpu/gpu_gemm_tile_internal.h"
+#include "backend/gpu/gpu_gemm_tile_kernels.h"
 
 enum {
     SMALL_MOST = 64, /* most lines of the small operand */

@@ -1,8 +1,8 @@
 /* The sum of two products on Hopper, C = A B + bias + A2 B2, where the second product has a small k
  * (gpu_gemm.h): a frozen layer and its low-rank adapters. The second product is the last stages of
- * a tile (gpu_gemm_hopper_internal.h), so C is written once and never read, and its sums are
+ * a tile (gpu_gemm_hopper_kernels.h), so C is written once and never read, and its sums are
  * rounded once. Owns no memory. */
-#include "backend/gpu/gpu_gemm_hopper_internal.h"
+#include "backend/gpu/gpu_gemm_hopper_kernels.h"
 
 #ifdef GPU_DEVICE
 

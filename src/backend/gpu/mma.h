@@ -26,7 +26,7 @@
  * these functions; all threads of a block call those of staging. */
 #pragma once
 
-#include "backend/gpu/mma_gfx950_internal.h"
+#include "backend/gpu/mma_gfx950_kernels.h"
 #include "backend/gpu/mma_tile.h"
 
 #ifdef GPU_DEVICE
@@ -35,7 +35,7 @@ enum { MMA = 32, LANE_COLUMNS = 8 };
 
 /* -- AMD ----------------------------------------------------------------------------------------------------------- */
 
-#if defined __AMDGCN__ && !defined __gfx950__ /* gfx950 has mma_gfx950_internal.h */
+#if defined __AMDGCN__ && !defined __gfx950__ /* gfx950 has mma_gfx950_kernels.h */
 
 enum { LANE_ROWS = 2 };
 typedef short Bf16x4 __attribute__((ext_vector_type(4)));
@@ -237,7 +237,7 @@ INLINE unsigned lines_at(unsigned line, unsigned chunk) { return line / 2 * 64 +
 
 /* half[s] of a lane is line `line` + s * step of block `block` of 32 lines. `step` is OPERAND_STEP
  * and `line` is operand_row, or the equivalents for other rows of a left Operand
- * (gpu_gemm_tile_internal.h). `at` is lines_lane plus the place of block 0, which starts at a
+ * (gpu_gemm_tile_kernels.h). `at` is lines_lane plus the place of block 0, which starts at a
  * multiple of 64 lines. */
 INLINE unsigned lines_lane(unsigned line) { return lines_at(line, (unsigned)lane_id() / 16); }
 INLINE void operand_load_lines(Operand *o, LOCAL const bf16 *tile, unsigned at, const unsigned block, const unsigned step) {

@@ -1,10 +1,10 @@
-/* Attention over a key-value cache, or a rank's part of one, on a CPU. A tile (cpu_tile.h) holds
+/* Attention over a key-value cache, or a rank's part of one, on a CPU. A tile (cpu_tile_kernels.h) holds
  * pairs of a row and a query head that share a key-value head, row by row, so that even one new row
  * fills vectors with the heads of its group. Keys are numbered by position: a block of keys is one
  * of the block-cyclic blocks of the ranks. A thread takes a tile. Scratch per tile: its queries and
  * sums, and one block of keys and values. */
 #include "backend/cpu/kernel.h"
-#include "ops/attention/cpu_tile.h"
+#include "ops/attention/cpu_tile_kernels.h"
 #include "ops/attention/attention.h"
 
 static_assert((int)ATTENTION_TILE == DEAL_BLOCK, "positions of a block of keys are consecutive");

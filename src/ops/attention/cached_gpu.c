@@ -15,7 +15,7 @@
  * is. So bits depend on shapes, the row's position and the number of multiprocessors of the GPU.
  * Scratch: the output and log-sum-exp of each chunk. */
 #include "backend/gpu/vector.h"
-#include "ops/attention/gpu_forward.h"
+#include "ops/attention/gpu_forward_kernels.h"
 #include "ops/attention/project.h"
 
 typedef struct AttentionAppend {

@@ -1,4 +1,4 @@
-/* Attention and its gradient on a CPU (formulas in rule.c, inner loops in cpu_tile.h). Work is cut
+/* Attention and its gradient on a CPU (formulas in rule.c, inner loops in cpu_tile_kernels.h). Work is cut
  * by shapes only, so that bits do not depend on threads. A pair is a sequence and a key-value head.
  * The query blocks of a pair are cut into the fewest parts of about equal cost that give
  * ATTENTION_TASKS tasks.
@@ -12,7 +12,7 @@
 #include <omp.h>
 
 #include "backend/cpu/kernel.h"
-#include "ops/attention/cpu_tile.h"
+#include "ops/attention/cpu_tile_kernels.h"
 #include "ops/attention/attention.h"
 
 enum { ATTENTION_TASKS = 64 };

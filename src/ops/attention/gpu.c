@@ -2,15 +2,15 @@
  * of queries of one head, 32 per wave, and iterates over tiles of 64 keys and values with a running
  * softmax. Scores never leave registers: the accumulator of the first matmul becomes an operand of
  * the second. Keys and values have one buffer each: values arrive while scores are computed, the
- * next keys while values are used. AMD's pass (gpu_forward_amd.h) requests both earlier, and uses
+ * next keys while values are used. AMD's pass (gpu_forward_amd_kernels.h) requests both earlier, and uses
  * tiles of 128 keys for narrow heads.
  *
  * Heads wider than 128 are cut into parts of 128 output columns, one block each; every block
  * computes the scores, because sums of 256 columns do not fit in registers. Heads of 64 and 128
- * have separate kernels on NVIDIA's Hopper (gpu_hopper.h). Launched for op attention and by
+ * have separate kernels on NVIDIA's Hopper (gpu_hopper_kernels.h). Launched for op attention and by
  * cached_gpu.c: over a cache, for the rows of a prompt and in chunks of keys. No scratch. */
-#include "ops/attention/gpu_forward.h"
-#include "ops/attention/gpu_hopper.h"
+#include "ops/attention/gpu_forward_kernels.h"
+#include "ops/attention/gpu_hopper_kernels.h"
 
 #ifdef GPU_DEVICE
 
@@ -46,7 +46,7 @@ INLINE void store_attended_rows(
     if (f->amax) record_largest_of_wave(f->amax, most);
 }
 
-#include "ops/attention/gpu_forward_amd.h"
+#include "ops/attention/gpu_forward_amd_kernels.h"
 
 #if defined __NVPTX__
 

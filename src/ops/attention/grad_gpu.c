@@ -11,13 +11,13 @@
  * leaving registers. If sums of all columns of dK and dV do not fit in registers, `split` waves
  * share 32 keys: each computes the scores of its 32 queries of a tile and owns its share of the
  * columns, and they exchange P^T and dS^T through shared memory in register layout. On AMD two
- * waves share 32 keys in another way (gpu_grad_pairs.h); for narrow heads a wave has 16 keys
- * (gpu_grad_waves.h). Heads of 256 are cut into two blocks of 128 output columns in both passes.
- * Heads of 64 and 128 have one fused pass on NVIDIA's Hopper (gpu_grad_hopper.h). Scratch: delta
+ * waves share 32 keys in another way (gpu_grad_pairs_kernels.h); for narrow heads a wave has 16 keys
+ * (gpu_grad_waves_kernels.h). Heads of 256 are cut into two blocks of 128 output columns in both passes.
+ * Heads of 64 and 128 have one fused pass on NVIDIA's Hopper (gpu_grad_hopper_kernels.h). Scratch: delta
  * (on AMD, TileNumbers of each tile of queries), and two bounds per tile; on Hopper mainly dQ in
  * fp32; on AMD and Hopper also parts of dK and dV. */
-#include "ops/attention/gpu_tile.h"
-#include "ops/attention/gpu_grad_hopper.h"
+#include "ops/attention/gpu_tile_kernels.h"
+#include "ops/attention/gpu_grad_hopper_kernels.h"
 
 /* Queries of a tile in the keys pass, and words of a tile's numbers on AMD. */
 #define GRAD_TILE(wave) ((wave) == 64 ? 32 : 64)
@@ -529,8 +529,8 @@ INLINE void gradient_of_keys(
 
 #endif
 
-#include "ops/attention/gpu_grad_pairs.h"
-#include "ops/attention/gpu_grad_waves.h"
+#include "ops/attention/gpu_grad_pairs_kernels.h"
+#include "ops/attention/gpu_grad_waves_kernels.h"
 
 /* `share`: waves that share a SIMD on AMD. */
 #define QUERIES_PASS(width, columns, waves, share) \

@@ -5,7 +5,7 @@
 #include <omp.h>
 
 #include "backend/cpu/kernel.h"
-#include "ops/cca/cpu_shared.h"
+#include "ops/cca/cpu_shared_kernels.h"
 #include "ops/cca/cca.h"
 
 /* Returns the number of tasks: a task is a block of rows of one head, or of the values. */

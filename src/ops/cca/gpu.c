@@ -1,9 +1,9 @@
 /* The prologue of compressed convolutional attention on a GPU in one pass (formulas in rule.c). A
- * block takes tiles of one head, `stride` rows apart (gpu_shared.h): depthwise convolution into
+ * block takes tiles of one head, `stride` rows apart (gpu_shared_kernels.h): depthwise convolution into
  * pairs, the matmul of the grouped convolution, qk-mean, norm, RoPE. Concurrent blocks of other
  * heads find the shared rows in the cache. One more row of blocks shifts the values. In generation
  * a last kernel updates the state. No scratch. */
-#include "ops/cca/gpu_fragments.h"
+#include "ops/cca/gpu_fragments_kernels.h"
 
 /* `units` and `scales` are NULL outside training; `stride` is the number of rows of all concurrent tiles. */
 typedef struct CcaArguments {

@@ -5,7 +5,7 @@
 #include <omp.h>
 
 #include "backend/cpu/kernel.h"
-#include "ops/cca/cpu_shared.h"
+#include "ops/cca/cpu_shared_kernels.h"
 #include "ops/cca/cca.h"
 
 enum { CCA_CHUNK = 1024 }; /* rows whose parameter gradients one task sums */

@@ -13,7 +13,7 @@
  *   5. cca_grad_halo, if there is a halo: what the first row of each chunk sends back to it.
  * Sums over rows are computed per chunk of rows and added in chunk order. Scratch: g and these sums
  * (Layout). */
-#include "ops/cca/gpu_shared.h"
+#include "ops/cca/gpu_shared_kernels.h"
 
 enum {
     NORM_THREADS = 256,

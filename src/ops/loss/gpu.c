@@ -14,10 +14,10 @@
  * often and take up to a fifth longer.
  *
  * A row of 524 KB does not fit any multiprocessor's cache. On Hopper a cluster of multiprocessors
- * holds it (gpu_cluster.h). Elsewhere, and if ranks divide the vocabulary, a row is read twice:
+ * holds it (gpu_cluster_kernels.h). Elsewhere, and if ranks divide the vocabulary, a row is read twice:
  * forwards for its maximum and sum, and backwards for the gradient. Few rows are in flight at once,
  * so much of the second read hits the GPU's last-level cache. */
-#include "ops/loss/gpu_cluster.h"
+#include "ops/loss/gpu_cluster_kernels.h"
 
 enum {
     AMD_THREADS = 256,

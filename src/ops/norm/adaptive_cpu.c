@@ -2,7 +2,7 @@
  * KERNEL_BLOCK rows of a sample, whose sums for the gradients of the sample's vectors are added in
  * block order. Scratch: 1 + scale of each sample, those sums, and ds if it is not an output. */
 #include "backend/cpu/kernel.h"
-#include "ops/norm/cpu_rows.h"
+#include "ops/norm/cpu_rows_kernels.h"
 #include "ops/norm/norm.h"
 
 enum { SUMS = 3 }; /* for gate, scale, shift */

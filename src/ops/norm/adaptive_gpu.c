@@ -1,10 +1,10 @@
-/* Adaptive LayerNorm on a GPU, with the teams and rows of gpu_rows.h: once per width, with and
+/* Adaptive LayerNorm on a GPU, with the teams and rows of gpu_rows_kernels.h: once per width, with and
  * without residual add and norm. In the backward pass a block takes adjacent rows of one sample and
  * writes their column sums for gate, scale and shift to partials [S, blocks per sample, 3, D],
  * which are then added in order. Scratch: these partials. Rows are divided among about GRAD_BLOCKS
  * blocks: a block waits for memory at each of its rows, so every multiprocessor needs at least two
  * blocks at once, and all need equally many. */
-#include "ops/norm/gpu_rows.h"
+#include "ops/norm/gpu_rows_kernels.h"
 
 /* Widths of the backward pass: those of NORM_WIDTHS, and FLUX.1's own, for which one unit less
  * leaves registers for a second block on an NVIDIA multiprocessor. */

@@ -2,7 +2,7 @@
  * rows, whose sums for the gain's and bias's gradients are added in block order. Scratch: those
  * sums. */
 #include "backend/cpu/kernel.h"
-#include "ops/norm/cpu_rows.h"
+#include "ops/norm/cpu_rows_kernels.h"
 #include "ops/norm/norm.h"
 
 static int64_t norm_grad_cpu_workspace(const Graph *graph, const Node *node) {

@@ -1,6 +1,6 @@
-/* Norms of rows without residual add on a GPU: the kernels of gpu_rows.h, once per width and kind.
+/* Norms of rows without residual add on a GPU: the kernels of gpu_rows_kernels.h, once per width and kind.
  * Scratch: the column sums of each block in the backward pass. */
-#include "ops/norm/gpu_rows.h"
+#include "ops/norm/gpu_rows_kernels.h"
 
 #ifdef GPU_DEVICE
 

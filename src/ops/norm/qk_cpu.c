@@ -3,7 +3,7 @@
  * such group per block; in the backward pass two, and per block the sums of the gains' and
  * biases' gradients. */
 #include "backend/cpu/kernel.h"
-#include "ops/norm/cpu_rows.h"
+#include "ops/norm/cpu_rows_kernels.h"
 #include "ops/norm/norm.h"
 
 static int64_t qk_cpu_workspace(const Graph *graph, const Node *node) {

@@ -1,10 +1,10 @@
 /* Norms of queries and keys inside packed qkv rows on a GPU, with the teams and formulas of
- * gpu_rows.h. Queries and keys have one launch each, because groups, gains and kinds may differ. A
+ * gpu_rows_kernels.h. Queries and keys have one launch each, because groups, gains and kinds may differ. A
  * team takes one group of columns of one row at a time. In the backward pass a block takes a few
  * adjacent rows, so that there are about GRAD_BLOCKS blocks, and a team loads its next group before
  * it processes the current one. Values are copied. Scratch: the sums of each block for the
  * gradients of gain and bias, used for queries, then for keys. */
-#include "ops/norm/gpu_rows.h"
+#include "ops/norm/gpu_rows_kernels.h"
 
 enum { HEAD_THREADS = 16, GRAD_BLOCKS = 512, GRAD_LEAST_ROWS = 2 };
 

@@ -2,7 +2,7 @@
  * thread per KERNEL_BLOCK rows, whose column sums are added in block order. Scratch: those sums,
  * and the total. */
 #include "backend/cpu/kernel.h"
-#include "ops/norm/cpu_rows.h"
+#include "ops/norm/cpu_rows_kernels.h"
 #include "ops/norm/norm.h"
 
 /* Column sums of the backward pass: of the gain; for an affine residual add also of ds * block, ds

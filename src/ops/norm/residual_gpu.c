@@ -1,9 +1,9 @@
-/* The residual add and the following norm on a GPU: the kernels of gpu_rows.h, once per width, kind
+/* The residual add and the following norm on a GPU: the kernels of gpu_rows_kernels.h, once per width, kind
  * and residual add. The kernels for any width also serve an affine residual add before a LayerNorm,
  * which no model has, and the gradient of an affine residual add of more than 4,096 columns, whose
  * sums do not fit in a thread's registers. Scratch: the column sums of each block in the backward
  * pass. */
-#include "ops/norm/gpu_rows.h"
+#include "ops/norm/gpu_rows_kernels.h"
 
 #ifdef GPU_DEVICE
 

@@ -1,5 +1,5 @@
 /* RMSNorm (arXiv 1910.07467) and LayerNorm (arXiv 1607.06450) over rows of the WIDE residual stream
- * x [R, D]. norm.h has the formulas, cpu_rows.h those of the backward pass, which needs x, the gain
+ * x [R, D]. norm.h has the formulas, cpu_rows_kernels.h those of the backward pass, which needs x, the gain
  * and one or two statistics per row. */
 #include "ops/norm/norm.h"
 

@@ -3,7 +3,7 @@
  * add and norm. This saves two kernels per layer, each of which takes some microseconds for a few
  * KiB. The bits equal those of the separate kernels. Called by residual_gpu.c; no scratch. */
 #include "backend/gpu/words.h"
-#include "ops/norm/gpu_rows.h"
+#include "ops/norm/gpu_rows_kernels.h"
 
 /* norm.block is this rank's term. */
 typedef struct SumNormArguments {

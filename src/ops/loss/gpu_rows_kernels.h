@@ -1,4 +1,4 @@
-/* Shared by the two forms of the row loss (gpu.c, gpu_cluster.h): its arguments and its
+/* Shared by the two forms of the row loss (gpu.c, gpu_cluster_kernels.h): its arguments and its
  * arithmetic. */
 #pragma once
 

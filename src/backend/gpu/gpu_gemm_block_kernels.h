@@ -1,8 +1,8 @@
 /* Finding, reading and writing tiles of C, independent of the multiplication: for gpu_gemm.c and,
- * on AMD, for gpu_gemm_fp8_amd_internal.h. gpu_gemm.c explains the order and the sizes of tiles. */
+ * on AMD, for gpu_gemm_fp8_amd_kernels.h. gpu_gemm.c explains the order and the sizes of tiles. */
 #pragma once
 
-#include "backend/gpu/gpu_gemm_tile_internal.h"
+#include "backend/gpu/gpu_gemm_tile_kernels.h"
 
 #ifdef GPU_DEVICE
 

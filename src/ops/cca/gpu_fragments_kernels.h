@@ -13,7 +13,7 @@
  * (mma.h has the layout of mma.m16n8k16.) */
 #pragma once
 
-#include "ops/cca/gpu_shared.h"
+#include "ops/cca/gpu_shared_kernels.h"
 
 enum {
     FRAGMENT_DIM = 128,

@@ -1,7 +1,7 @@
 /* The gradients of keys and values on AMD for heads of at most 64 columns: a wave owns dV and dK of
  * 16 keys, whose sums fit with everything else into a quarter of a SIMD's registers. Waves exchange
  * nothing, so that products of one wave overlap with exponentials of another. The tiles of queries
- * and dO are loaded as in gpu_grad_pairs.h, with one barrier per tile. Owns no memory. */
+ * and dO are loaded as in gpu_grad_pairs_kernels.h, with one barrier per tile. Owns no memory. */
 #pragma once
 
 #if defined __AMDGCN__

@@ -6,8 +6,8 @@
  * throughout. */
 #pragma once
 
-#include "backend/gpu/gpu_gemm_block_internal.h"
-#include "backend/gpu/gpu_gemm_hopper_internal.h" /* GemmScales */
+#include "backend/gpu/gpu_gemm_block_kernels.h"
+#include "backend/gpu/gpu_gemm_hopper_kernels.h" /* GemmScales */
 #include "device/gemm.h"
 
 typedef struct GemmFp8Amd {
@@ -85,7 +85,7 @@ INLINE void sums_add_codes(Sums *sums, const Operands *o, CodesOfA type) {
 
 /* Scales of 32 elements along k, as gfx950's matrix unit takes them: 2^(code - 127), the exponent
  * bits of fp32 powers of two. Lane 16 q + m has the scales of elements 32 q .. 32 q + 31 of a
- * group, for the row of an Operand's half[s] (mma_gfx950_internal.h). */
+ * group, for the row of an Operand's half[s] (mma_gfx950_kernels.h). */
 typedef struct ScaleCodes { int half[2]; } ScaleCodes;
 
 /* Returns the scales of the block of 32 lines from `line` on; `lines` lines exist. Lines after the

@@ -1,5 +1,5 @@
 /* Shared by gpu.c and grad_gpu.c: access to rows in chunks of eight channels, the pairs that are
- * the input of the grouped convolution (see cpu_shared.h), and a matmul whose weights stay in
+ * the input of the grouped convolution (see cpu_shared_kernels.h), and a matmul whose weights stay in
  * registers. Owns no memory.
  *
  * A block owns one head and one tile of rows at a time. Its four waves hold the head's weights as

@@ -20,7 +20,7 @@
  * other lists the blocks of keys. A kernel after the pass casts dQ to bf16. */
 #pragma once
 
-#include "ops/attention/gpu_hopper.h"
+#include "ops/attention/gpu_hopper_kernels.h"
 
 /* Numbers of 64 queries. Queries after the last one have log_sum = infinity, so that their weights
  * are zero. */

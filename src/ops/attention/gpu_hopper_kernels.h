@@ -11,7 +11,7 @@
  * when all four warps have arrived. */
 #pragma once
 
-#include "ops/attention/gpu_tile.h"
+#include "ops/attention/gpu_tile_kernels.h"
 
 enum {
     HOPPER_GROUPS = 2, /* warpgroups of a block that multiply */

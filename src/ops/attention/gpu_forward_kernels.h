@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "ops/attention/gpu_tile.h"
+#include "ops/attention/gpu_tile_kernels.h"
 
 #ifdef GPU_DEVICE
 

@@ -8,7 +8,7 @@
  * bits depend only on the vocabulary. A row that one block holds needs no cluster. */
 #pragma once
 
-#include "ops/loss/gpu_rows.h"
+#include "ops/loss/gpu_rows_kernels.h"
 
 enum {
     CLUSTER_THREADS = 512,

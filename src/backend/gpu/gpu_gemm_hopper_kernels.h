@@ -23,7 +23,7 @@
  * dimensions in pairs. Only the instruction differs, and sums are multiplied by scales. */
 #pragma once
 
-#include "backend/gpu/gpu_gemm_tile_internal.h"
+#include "backend/gpu/gpu_gemm_tile_kernels.h"
 
 enum {
     HOPPER_ROWS = 128,

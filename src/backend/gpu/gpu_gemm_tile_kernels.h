@@ -1,6 +1,6 @@
 /* One block's part of a GEMM: bf16 tiles of A and B go from global to shared memory, and the sums
- * of a tile of C stay in registers. For gpu_gemm_block_internal.h; the Hopper kernels
- * (gpu_gemm_hopper_internal.h) share the arguments.
+ * of a tile of C stay in registers. For gpu_gemm_block_kernels.h; the Hopper kernels
+ * (gpu_gemm_hopper_kernels.h) share the arguments.
  *
  * A stage is TILE_DEPTH steps along k of the lines (rows of A, columns of B) of a tile. On NVIDIA
  * it is stored in swizzled rows of shared memory (mma.h); a row is a line, or one step along k of a

@@ -1,5 +1,5 @@
 /* RMSNorm and LayerNorm of rows on a GPU, shared by gpu.c, residual_gpu.c and qk_gpu.c; formulas
- * are in norm.h and, for the backward pass, in cpu_rows.h. A team of threads, a wave or the whole
+ * are in norm.h and, for the backward pass, in cpu_rows_kernels.h. A team of threads, a wave or the whole
  * block, holds a row in registers, so memory is read once. Each of NORM_WIDTHS has its kernels.
  * Rows that are wider, or not a multiple of 4 columns, use the kernels for any width, which read a
  * row once per sum over it.
