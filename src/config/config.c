@@ -367,7 +367,7 @@ static bool check_model(ModelConfig *model, Error *error) {
             activation_rules[model->activation].name, family->name,
             activation_rules[family->activation].gated ? "multiplies a gate by an up projection" : "has one matrix before the function",
             activation_rules[family->activation].name);
-    return (!family->check || family->check(model, error)) && (!family_has(family, "model.rope_fraction") || check_rotation(model, error));
+    return (!family->check || family->check(model, error)) && (!family_has(family, "model.rope_factor") || check_rotation(model, error));
 }
 
 /* Returns the multiple of `part` that is nearest to a number of tokens, at most `most`. */

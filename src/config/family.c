@@ -27,3 +27,14 @@ bool family_check_key_heads(const ModelConfig *model, Error *error) {
            error_set(error, ERROR_USAGE, "model.kv_heads=%lld: family %s has as many key heads as query heads, give model.kv_heads=%lld",
                (long long)model->kv_heads, family_of(model)->name, (long long)model->heads);
 }
+
+bool family_norms_all_heads(const ModelConfig *model) {
+    const FamilyRule *family = family_of(model);
+    return family->norms_all_heads && (model->qk_norm || !family_has(family, "model.qk_norm"));
+}
+
+bool family_check_fused_norms(const ModelConfig *model, Error *error) {
+    return (model->width % 4 == 0 && model->width <= 8192) ||
+           error_set(error, ERROR_USAGE, "model.width=%lld: family %s takes multiples of 4, at most 8192", (long long)model->width,
+               family_of(model)->name);
+}

@@ -24,8 +24,10 @@ typedef struct FamilyRule {
      * of a neighboring key head. Therefore several tensor-parallel ranks may hold the same key
      * head. */
     bool repeats_key_heads;
-    bool norms_all_heads; /* model.qk_norm normalizes all heads together, which tensor parallelism would divide */
-    bool looks_back;      /* layers read earlier tokens by means other than attention */
+    /* Norms of queries and keys act on all heads together, which tensor parallelism would divide. A
+     * family that does not list model.qk_norm always has these norms. */
+    bool norms_all_heads;
+    bool looks_back; /* layers read earlier tokens by means other than attention */
     /* ERROR_USAGE for a model whose settings the family cannot combine. Checks of all families,
      * except those of RoPE, have run before. NULL: any combination is valid. */
     bool (*check)(const ModelConfig *model, Error *error);
@@ -54,8 +56,11 @@ static inline Activation model_activation(const ModelConfig *model) {
 }
 /* Returns whether the family lists the setting "model.NAME". */
 bool family_has(const FamilyRule *family, const char *setting);
+bool family_norms_all_heads(const ModelConfig *model);
 
 /* Checks that families share. This one checks that heads x head_dim = width. */
 bool family_check_width(const ModelConfig *model, Error *error);
 /* Checks that there are as many key heads as query heads. */
 bool family_check_key_heads(const ModelConfig *model, Error *error);
+/* Checks that model.width is one of those of op_post_norm and op_adaptive_norm (ops/norm/norm.h). */
+bool family_check_fused_norms(const ModelConfig *model, Error *error);

@@ -67,7 +67,7 @@ CONDITION(makes_images, family_of(&config->model)->makes_images)
 CONDITION(is_tensor, config->layout.tp > 1)
 CONDITION(copies_keys, config->layout.tp > config->model.kv_heads && family_of(&config->model)->repeats_key_heads)
 CONDITION(shares_keys, config->layout.tp > 1 && !copies_keys(config, ranks))
-CONDITION(is_normed_over_heads, config->layout.tp > 1 && config->model.qk_norm && family_of(&config->model)->norms_all_heads)
+CONDITION(is_normed_over_heads, config->layout.tp > 1 && family_norms_all_heads(&config->model))
 CONDITION(is_quantized, config->lora.rank > 0 && config->lora.base != LORA_BASE_SAME)
 CONDITION(is_dense, config->layout.tp > 1 && config->model.experts == 0)
 CONDITION(shares_experts, config->layout.ep > 1 || (config->layout.tp > 1 && config->model.experts > 0))
@@ -96,8 +96,7 @@ static const LayoutRule rules[] = {
     {is_tensor, "layout.tp", tp, DIVIDES, "model.heads", heads, "tensor-parallel ranks share out the heads"},
     {shares_keys, "layout.tp", tp, DIVIDES, "model.kv_heads", kv_heads, "they share out the key heads too"},
     {copies_keys, "model.kv_heads", kv_heads, DIVIDES, "layout.tp", tp, "each key head is on as many ranks"},
-    {is_normed_over_heads, "layout.tp", tp, AT_MOST, "the ranks of one norm", one,
-        "model.qk_norm of this family is over all heads together"},
+    {is_normed_over_heads, "layout.tp", tp, AT_MOST, "the ranks of one norm", one, "queries and keys of all heads are normalized together"},
     {is_quantized, "layout.tp x ep", ep_tp, AT_MOST, "the ranks of a quantized matrix", one, "lora.base rounds whole matrices"},
     {is_dense, "layout.tp", tp, DIVIDES, "model.ffn", ffn, "they share out the MLP's columns"},
     {is_tensor, "layout.tp", tp, AT_MOST, "model.vocabulary", vocabulary, "they share out the rows of embedding and head"},

@@ -282,15 +282,13 @@ static const HfClass *const classes[] = {&class, NULL};
 static const char *const settings[] = {
     "channels", "guidance", "pooled_width", "rope_first", "rope_theta", "single_layers", "text_tokens", "text_width", NULL};
 
-/* The norm kernels need a width that is a multiple of 4 and at most 8192 (ops/norm/norm.h). RoPE
- * rotates pairs of channels. */
+/* RoPE rotates pairs of channels. */
 static bool check_flux(const ModelConfig *c, Error *error) {
     int64_t rest = c->head_dim - c->rope_first;
     if (c->single_layers >= c->layers)
         return error_set(error, ERROR_USAGE, "model.single_layers=%lld of model.layers=%lld: the first layer has two streams",
             (long long)c->single_layers, (long long)c->layers);
-    if (c->width % 4 || c->width > 8192)
-        return error_set(error, ERROR_USAGE, "model.width=%lld: family flux takes multiples of 4, at most 8192", (long long)c->width);
+    if (!family_check_fused_norms(c, error)) return false;
     if (c->rope_first % 2 || rest < 4 || rest % 4)
         return error_set(error, ERROR_USAGE,
             "model.rope_first=%lld of model.head_dim=%lld: it must be even, and half of the rest an even number, at least 2",

@@ -97,7 +97,6 @@ static const GgufName gguf_names[] = {
     {"transformer.wte.", "token_embd."},
     {"transformer.wpe.", "position_embd."},
     {"transformer.ln_f.", "output_norm."},
-    {"lm_head.", "output."},
     {"ln_1.", "attn_norm."},
     {"ln_2.", "ffn_norm."},
     {"attn.c_attn.", "attn_qkv."},

@@ -199,24 +199,6 @@ static void list_mixtral(HfTensorList *list, const HfParameter *parameter) {
             parameter, i, parts);
 }
 
-static const GgufName gguf_names[] = {
-    {"model.embed_tokens.", "token_embd."},
-    {"model.norm.", "output_norm."},
-    {"lm_head.", "output."},
-    {"input_layernorm.", "attn_norm."},
-    {"post_attention_layernorm.", "ffn_norm."},
-    {"self_attn.q_proj.", "attn_q."},
-    {"self_attn.k_proj.", "attn_k."},
-    {"self_attn.v_proj.", "attn_v."},
-    {"self_attn.o_proj.", "attn_output."},
-    {"self_attn.q_norm.", "attn_q_norm."},
-    {"self_attn.k_norm.", "attn_k_norm."},
-    {"mlp.gate_proj.", "ffn_gate."},
-    {"mlp.up_proj.", "ffn_up."},
-    {"mlp.down_proj.", "ffn_down."},
-    {"mlp.gate.", "ffn_gate_inp."},
-    {NULL, NULL},
-};
 static const GgufRow gguf_dense_rows[] = {
     {"expert_count", ROW_READ, 0, false, NULL}, /* 0 */
     {"expert_used_count", ROW_READ, 0, false, NULL},
@@ -227,11 +209,10 @@ static const GgufRow gguf_expert_rows[] = {
     {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"},
     {NULL, ROW_READ, 0, false, NULL},
 };
-static const GgufClass gguf_llama = {.architecture = "llama", .rotary = true, .pairs = true, .rows = gguf_dense_rows, .names = gguf_names};
-static const GgufClass gguf_mixtral = {
-    .architecture = "llama", .experts = true, .rotary = true, .pairs = true, .rows = gguf_expert_rows, .names = gguf_names};
-static const GgufClass gguf_qwen2 = {.architecture = "qwen2", .rotary = true, .names = gguf_names};
-static const GgufClass gguf_qwen3 = {.architecture = "qwen3", .rotary = true, .names = gguf_names};
+static const GgufClass gguf_llama = {.architecture = "llama", .rotary = true, .pairs = true, .rows = gguf_dense_rows};
+static const GgufClass gguf_mixtral = {.architecture = "llama", .experts = true, .rotary = true, .pairs = true, .rows = gguf_expert_rows};
+static const GgufClass gguf_qwen2 = {.architecture = "qwen2", .rotary = true};
+static const GgufClass gguf_qwen3 = {.architecture = "qwen3", .rotary = true};
 
 #define TABLES hf_decoder_fields, hf_shared_fields, hf_metadata_fields
 static const HfClass llama = {.model_type = "llama",

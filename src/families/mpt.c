@@ -177,7 +177,6 @@ static void put_mpt(json_t *object, const ModelConfig *c) {
 static const GgufName gguf_names[] = {
     {"transformer.wte.", "token_embd."},
     {"transformer.norm_f.", "output_norm."},
-    {"lm_head.", "output."},
     {"norm_1.", "attn_norm."},
     {"norm_2.", "ffn_norm."},
     {"attn.Wqkv.", "attn_qkv."},

@@ -196,8 +196,8 @@ typedef struct GgufClass {
     bool experts;             /* the class of this architecture that has experts */
     bool rotary;              /* has the keys of heads with RoPE */
     bool pairs;               /* RoPE rotates neighboring channels: rows of queries and keys are stored in another order */
-    const GgufRow *rows;      /* in addition to the rows of all architectures, and of all with RoPE */
-    const GgufName *names;
+    const GgufRow *rows;      /* in addition to the rows of all architectures, and of all with RoPE; NULL: none */
+    const GgufName *names;    /* other names than those of Llama-like decoders (hf_tensors.c); NULL: none */
     /* Sets the fields that no row sets. NULL: none. */
     bool (*read)(const GgufKeys *keys);
     /* ERROR_USAGE names the setting that llama.cpp cannot compute. NULL: llama.cpp computes all

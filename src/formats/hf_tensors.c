@@ -59,16 +59,40 @@ void hf_list_bare(HfTensorList *list, const HfParameter *parameter) {
 
 /* -- GGUF ---------------------------------------------------------------------------------------------------------- */
 
+/* The names of Llama-like decoders. */
+static const GgufName decoder_names[] = {
+    {"model.embed_tokens.", "token_embd."},
+    {"model.norm.", "output_norm."},
+    {"lm_head.", "output."},
+    {"input_layernorm.", "attn_norm."},
+    {"post_attention_layernorm.", "ffn_norm."},
+    {"self_attn.q_proj.", "attn_q."},
+    {"self_attn.k_proj.", "attn_k."},
+    {"self_attn.v_proj.", "attn_v."},
+    {"self_attn.o_proj.", "attn_output."},
+    {"self_attn.q_norm.", "attn_q_norm."},
+    {"self_attn.k_norm.", "attn_k_norm."},
+    {"mlp.gate_proj.", "ffn_gate."},
+    {"mlp.up_proj.", "ffn_up."},
+    {"mlp.down_proj.", "ffn_down."},
+    {"mlp.gate.", "ffn_gate_inp."},
+    {NULL, NULL},
+};
+
+/* Returns the row whose prefix `name` begins with; NULL: none. */
+static const GgufName *find_name(const GgufName *row, const char *name) {
+    while (row && row->ours && !starts_with(name, row->ours)) row++;
+    return row && row->ours ? row : NULL;
+}
+
 static char *gguf_name(const HfParameter *parameter) {
     const char *rest;
     int layer = hf_split_layer(parameter, &rest);
-    for (const GgufName *name = hf_class(parameter->config)->gguf->names; name->ours; name++) {
-        size_t length = strlen(name->ours);
-        if (strncmp(rest, name->ours, length)) continue;
-        if (layer < 0) return memory_format("%s%s", name->gguf, rest + length);
-        return memory_format("blk.%d.%s%s", layer, name->gguf, rest + length);
-    }
-    return memory_copy_string(parameter->p->name);
+    const GgufName *row = find_name(hf_class(parameter->config)->gguf->names, rest);
+    if (!row) row = find_name(decoder_names, rest);
+    if (!row) return memory_copy_string(parameter->p->name);
+    rest += strlen(row->ours);
+    return layer < 0 ? memory_format("%s%s", row->gguf, rest) : memory_format("blk.%d.%s%s", layer, row->gguf, rest);
 }
 
 /* Experts are stacked as ours, with separate tensors for gate, up and down projections: a tensor

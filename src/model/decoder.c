@@ -6,6 +6,7 @@
 #include "base/scope.h"
 #include "model/layer_spec.h"
 #include "ops/activation/activation.h"
+#include "ops/narrow/narrow.h"
 #include "ops/rope/rope.h"
 
 /* -- Linear layers ------------------------------------------------------------------------------------------------- */
@@ -81,8 +82,9 @@ static TensorId mlp(Builder *b, const Decoder *d, const MlpLayer *layer, TensorI
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */
 
+/* Returns a norm without a gain if there is no name. */
 static Norm declare_norm(Builder *b, const Decoder *d, const char *name) {
-    return builder_norm(b, name, d->norm, d->norm_biased, b->config->width);
+    return name ? builder_norm(b, name, d->norm, d->norm_biased, b->config->width) : (Norm){0};
 }
 
 /* Declares the norm that `layer` begins with, or the last norm if there is no such layer. */
@@ -92,29 +94,43 @@ static Norm declare_first_norm(Builder *b, const Decoder *d, const LayerSpec *la
     return declare_norm(b, d, exists ? layers[layer].before_attention : d->last_norm);
 }
 
-/* Adds a block's output to the stream and applies the norm before the next block, in one pass. */
-static ResidualNorm add_block(Builder *b, const Decoder *d, TensorId block, TensorId stream, bool after_mlp, const Norm *next) {
+/* What the next block reads: the stream, normalized if the norm has a gain. */
+static TensorId read_stream(Builder *b, TensorId stream, const Norm *norm) {
+    return norm->gain ? op_norm(b->graph, stream, norm) : op_narrow(b->graph, stream);
+}
+
+/* The norms around a residual add: of the block's output, and of the stream before the next block. */
+typedef struct Norms { Norm after, next; } Norms;
+
+/* Adds a block's output to the stream. Returns the stream, and what the next block reads. */
+static ResidualNorm add_block(Builder *b, const Decoder *d, TensorId block, TensorId stream, bool after_mlp, const Norms *norms) {
     AffineMerge affine = {0};
     if (d->merge) affine = d->merge(b, after_mlp);
-    return op_residual_norm(b->graph, block, stream, d->merge ? &affine : NULL, next);
+    if (!norms->after.gain) return op_residual_norm(b->graph, block, stream, d->merge ? &affine : NULL, &norms->next);
+    ResidualNorm h = op_post_norm(b->graph, block, stream, &norms->after);
+    if (norms->next.gain) h.normed = op_norm(b->graph, h.stream, &norms->next);
+    return h;
 }
 
 /* Appends layers [first, end), possibly none. The first norm has no preceding residual add to be
  * fused with. The last residual add of a chunk has no following norm, unless the chunk is the
  * model's last. It recomputes the previous norm, whose output is unused. Returns the last norm. */
 static TensorId append_layers(Builder *b, const Decoder *d, const LayerSpec *layers, TensorId *stream, LayerRange range, bool last) {
-    Norm norm = declare_first_norm(b, d, layers, range.first);
-    ResidualNorm h = {.stream = *stream, .normed = op_norm(b->graph, *stream, &norm)};
+    Norms norms = {.next = declare_first_norm(b, d, layers, range.first)};
+    ResidualNorm h = {.stream = *stream, .normed = read_stream(b, *stream, &norms.next)};
     for (int i = range.first; i < range.end; i++) {
         const LayerSpec *layer = &layers[i];
         bool cut = i + 1 == range.end && !last;
         TensorId block = attention(b, d, &layer->attention, h.normed);
-        norm = declare_norm(b, d, layer->before_mlp);
-        h = add_block(b, d, block, h.stream, false, &norm);
+        norms.after = declare_norm(b, d, layer->after_attention);
+        norms.next = declare_norm(b, d, layer->before_mlp);
+        h = add_block(b, d, block, h.stream, false, &norms);
         block = mlp(b, d, &layer->mlp, h.normed);
-        if (!cut) norm = declare_first_norm(b, d, layers, i + 1); /* fused with this layer's residual add, but named after the next layer */
+        norms.after = declare_norm(b, d, layer->after_mlp);
+        if (!cut)
+            norms.next = declare_first_norm(b, d, layers, i + 1); /* fused with this layer's residual add, but named after the next layer */
         builder_layer(b, i);
-        h = add_block(b, d, block, h.stream, true, &norm);
+        h = add_block(b, d, block, h.stream, true, &norms);
         builder_layer(b, i + 1 < b->config->layers ? i + 1 : -1);
     }
     *stream = h.stream;

@@ -6,7 +6,7 @@
  *                 h = h + after_mlp(mlp(before_mlp(h)))
  *     the result is last_norm(h)
  *
- * The norms are optional; each block has at least one. Strings are names of parameters, without
+ * A norm whose name is NULL is absent, but each block has one before or after it. Strings are names of parameters, without
  * ".weight", and within the layer if it is a layer's. */
 #pragma once
 
@@ -34,7 +34,7 @@ typedef struct MlpLayer {
 } MlpLayer;
 
 typedef struct LayerSpec {
-    const char *before_attention, *before_mlp; /* norms of the stream */
+    const char *before_attention, *after_attention, *before_mlp, *after_mlp; /* norms */
     AttentionLayer attention;
     MlpLayer mlp;
 } LayerSpec;

@@ -52,8 +52,10 @@ static const Case cases[] = {
     {"model.vocabulary=3 layout.tp=4", 0,
         "layout.tp=4 is more than model.vocabulary=3: they share out the rows of embedding and head; give layout.tp=2"},
     {"model.family=mpt layout.tp=4", 0, "layout.tp=4 does not divide model.kv_heads=2: they share out the key heads too; give layout.tp=2"},
+    {"model.family=olmo layout.tp=2", 0,
+        "layout.tp=2 is more than the ranks of one norm = 1: queries and keys of all heads are normalized together; give layout.tp=1"},
     {"model.family=mpt model.qk_norm=true layout.tp=2", 0,
-        "layout.tp=2 is more than the ranks of one norm = 1: model.qk_norm of this family is over all heads together; give layout.tp=1"},
+        "layout.tp=2 is more than the ranks of one norm = 1: queries and keys of all heads are normalized together; give layout.tp=1"},
     {"data.length=95 batch.sequences=1 batch.tokens=380 model.kv_heads=1 layout.tp=2", 0,
         "layout.tp=2 does not divide batch.sequences x data.length / layout.cp = 95: they share out the tokens between layers; give "
         "layout.tp=1"},

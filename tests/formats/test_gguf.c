@@ -145,6 +145,8 @@ static FixtureSettings qwen3 = {"model.family=llama", "model.heads=4", "model.kv
     "model.layers=1", "model.head_dim=12", "model.qk_norm=true", "model.tied=false"};
 static FixtureSettings mpt = {
     "model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128", "model.layers=2", "model.clip_qkv=2"};
+static FixtureSettings olmo2 = {
+    "model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64", "model.layers=2", "model.tied=false"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=64", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
@@ -155,7 +157,7 @@ static FixtureSettings linear = {"model.family=llama", "model.heads=4", "model.k
 static FixtureSettings published = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.head_dim=64", "model.width=32",
     "model.ffn=64", "model.layers=1", "model.rope_theta=500000", "model.rope_factor=32", "model.rope_original_context=8192",
     "model.context=16384"};
-static const char *const *const models[] = {llama, published, mixtral, qwen2, qwen3, mpt, gpt2, yarn, linear};
+static const char *const *const models[] = {llama, published, mixtral, qwen2, qwen3, mpt, olmo2, gpt2, yarn, linear};
 enum { MODELS = sizeof models / sizeof *models };
 
 static void write_gguf(const Fixture *f, const char *type, const char *path) {

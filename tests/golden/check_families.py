@@ -68,6 +68,10 @@ MODELS = {
               transformers.Qwen3ForCausalLM,
               transformers.Qwen3Config(hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
                                        head_dim=20, tie_word_embeddings=True, **LLAMA)),
+    "olmo2": (["model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=48", "model.ffn=96", "model.layers=3", "model.tied=false"],
+              transformers.Olmo2ForCausalLM,
+              transformers.Olmo2Config(hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+                                       tie_word_embeddings=False, **LLAMA)),
 }
 
 

@@ -26,6 +26,7 @@ FAMILIES = {
     "mistral": dict(model_type="mistral", intermediate_size=40, head_dim=12, sliding_window=7, tie_word_embeddings=True),
     "qwen2": dict(model_type="qwen2", intermediate_size=40, tie_word_embeddings=True),
     "qwen3": dict(model_type="qwen3", intermediate_size=40, head_dim=12),
+    "olmo2": dict(model_type="olmo2", intermediate_size=40),
     "mpt": dict(model_type="mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, attn_config=dict(alibi=True, clip_qkv=2.0, softmax_scale=0.3)),
     "gpt2": dict(model_type="gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
     "zaya-window": dict(model_type="zaya", head_dim=8, moe_intermediate_size=20, num_experts=3, router_hidden_size=12, sliding_window=6,

@@ -50,6 +50,8 @@ static const Variety families[] = {
     {"mpt with qk_ln, clip_qkv, grouped queries and a scale",
         {"model.family=mpt", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40",
             "model.qk_norm=true", "model.clip_qkv=1.6", "model.softmax_scale=0.3", "model.alibi_max=4"}},
+    {"olmo2", {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2",
+                  "model.vocabulary=40", "model.tied=false"}},
     {"gpt2", {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=21", "model.ffn=20", "model.layers=2",
                  "model.vocabulary=40"}},
 };

@@ -17,6 +17,7 @@
 #include "ops/linear/linear.h"
 #include "ops/lora/lora.h"
 #include "ops/loss/loss.h"
+#include "ops/narrow/narrow.h"
 #include "ops/norm/norm.h"
 
 typedef struct Case {
@@ -113,6 +114,60 @@ static void residual_layernorm_passes_likewise(void **state) {
     static const Case cases[] = {
         {1, 5, 1, true, false}, {1, 16, 2, false, false}, {3, 17, 2, true, true}, {70, 24, 1, false, false}, {130, 7, 2, false, true}};
     CHECK_ALL(build_residual_norm, cases);
+}
+
+/* flag: without a gradient of the sum; flag2: without one of the rounded sum. */
+static void build_post_norm(Check *check, const void *argument) {
+    const Case *c = argument;
+    int64_t shape[] = {c->rows, c->columns};
+    TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0.2, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1);
+    Norm norm = check_norm(check, NORM_RMS, false, c->columns);
+    ResidualNorm out = op_post_norm(check->graph, block, stream, &norm);
+    if (!c->flag) check_output(check, out.stream);
+    if (!c->flag2) check_output(check, out.normed);
+}
+
+static void post_norm_passes_with_one_reader_or_two(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 4}, {3, 12, 0, true}, {70, 24, 0, false, true}, {130, 8}};
+    CHECK_ALL(build_post_norm, cases);
+}
+
+static void post_norm_is_that_of_its_definition(void **state) {
+    (void)state;
+    const int64_t columns = 4;
+    static const double x[] = {3, -1, 4, 1}; /* mean square 6.75 */
+    Run run = {.graph = graph_create(PRECISION_FP64, false)};
+    TensorId block = graph_tensor(run.graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){1, columns}, "block");
+    TensorId stream = graph_tensor(run.graph, ARENA_INPUT, TYPE_WIDE, 2, (int64_t[]){1, columns}, "stream");
+    Norm norm = {.kind = NORM_RMS, .epsilon = 0.01, .gain = graph_parameter(run.graph, "gain", PARAMETER_NORM, 1, &columns, 1, 0, false)};
+    ResidualNorm out = op_post_norm(run.graph, block, stream, &norm);
+    run.graph->tensors[out.stream].keep = run.graph->tensors[out.normed].keep = true;
+    run_plan(&run);
+    for (int j = 0; j < columns; j++) {
+        ((double *)executor_tensor(run.executor, block))[j] = x[j];
+        ((double *)executor_tensor(run.executor, stream))[j] = 10 * j;
+        ((double *)executor_tensor(run.executor, norm.gain))[j] = 2 + j;
+    }
+    executor_run(run.executor);
+    for (int j = 0; j < columns; j++) {
+        double expected = 10 * j + x[j] / sqrt(6.76) * (2 + j);
+        assert_true(
+            fabs(((double *)executor_tensor(run.executor, out.stream))[j] - expected) < 1e-13); /* a few roundings of values up to 40 */
+        assert_true(fabs(((double *)executor_tensor(run.executor, out.normed))[j] - expected) < 1e-13);
+    }
+    run_end(&run);
+}
+
+static void build_narrow(Check *check, const void *argument) {
+    const Case *c = argument;
+    check_output(check, op_narrow(check->graph, check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, c->columns}, 0, 1)));
+}
+
+static void narrow_passes(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1}, {5, 7}, {64, 32}};
+    CHECK_ALL(build_narrow, cases);
 }
 
 static void build_linear(Check *check, const void *argument) {
@@ -377,6 +432,9 @@ int main(void) {
         cmocka_unit_test(norms_are_those_of_their_definitions),
         cmocka_unit_test(residual_layernorm_passes_likewise),
         cmocka_unit_test(residual_norm_passes_with_and_without_scales_and_a_dead_stream),
+        cmocka_unit_test(post_norm_passes_with_one_reader_or_two),
+        cmocka_unit_test(post_norm_is_that_of_its_definition),
+        cmocka_unit_test(narrow_passes),
         cmocka_unit_test(linear_passes_with_and_without_bias_and_wide),
         cmocka_unit_test(lora_and_scale_pass),
         cmocka_unit_test(equal_adapters_pass),

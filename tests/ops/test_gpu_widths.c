@@ -86,6 +86,22 @@ static void adaptive_norms_of_every_width_pass(void **state) {
     CHECK_ALL(build_adaptive, cases);
 }
 
+static void build_post_norm(Check *check, const void *argument) {
+    const Case *c = argument;
+    int64_t shape[] = {c->rows, c->columns};
+    TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0.2, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1);
+    Norm norm = check_norm(check, NORM_RMS, false, c->columns);
+    ResidualNorm out = op_post_norm(check->graph, block, stream, &norm);
+    check_output(check, out.stream);
+    check_output(check, out.normed);
+}
+
+static void post_norms_of_every_width_pass(void **state) {
+    (void)state;
+    static const Case cases[] = {{70, 256}, {33, 516}, {33, 1028}, {33, 2048}, {3, 4096}, {2, 4100}, {2, 8192}, {1030, 8}};
+    CHECK_ALL(build_post_norm, cases);
+}
+
 static void build_residual_norm(Check *check, const void *argument) {
     const Case *c = argument;
     int64_t shape[] = {c->rows, c->columns};
@@ -292,6 +308,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norms_of_every_width_pass),
         cmocka_unit_test(adaptive_norms_of_every_width_pass),
+        cmocka_unit_test(post_norms_of_every_width_pass),
         cmocka_unit_test(merges_of_every_width_pass),
         cmocka_unit_test(tokens_that_repeat_over_blocks_add_to_their_entry),
         cmocka_unit_test(wide_rows_pass_through_elementwise_kernels),

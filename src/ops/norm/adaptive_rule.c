@@ -17,7 +17,7 @@ static void assert_vectors(const Graph *graph, TensorId stream, const TensorId *
 ResidualNorm op_adaptive_norm(Graph *graph, TensorId block, TensorId gate, TensorId stream, Modulation modulation, double epsilon) {
     bool merges = block != TENSOR_NONE, norms = modulation.scale != TENSOR_NONE;
     int64_t columns = graph_columns(graph, stream);
-    assert(graph_get(graph, stream)->type == TYPE_WIDE && columns % 4 == 0 && columns <= ADAPTIVE_MOST_COLUMNS && (merges || norms));
+    assert(graph_get(graph, stream)->type == TYPE_WIDE && columns % 4 == 0 && columns <= FUSED_NORM_MOST_COLUMNS && (merges || norms));
     assert_vectors(graph, stream, &gate, 1, merges);
     assert_vectors(graph, stream, (TensorId[]){modulation.shift, modulation.scale}, 2, norms);
     assert(!merges || !norms || graph_rows(graph, gate) == graph_rows(graph, modulation.scale));

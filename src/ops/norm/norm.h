@@ -28,6 +28,13 @@ typedef struct AffineMerge { TensorId vectors[AFFINE_VECTORS]; } AffineMerge;
 typedef struct ResidualNorm { TensorId stream, normed; } ResidualNorm;
 ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const AffineMerge *affine, const Norm *norm);
 
+/* Appends the RMSNorm of a block's output and the residual add after it, in one pass:
+ *     merged = stream + norm(block)
+ *     normed = merged rounded to COMPUTE
+ * Operands as in op_residual_norm. D is a multiple of 4 and at most FUSED_NORM_MOST_COLUMNS. */
+enum { FUSED_NORM_MOST_COLUMNS = 8192 };
+ResidualNorm op_post_norm(Graph *graph, TensorId block, TensorId stream, const Norm *norm);
+
 /* Normalizes queries and keys in packed qkv; values are copied. A gain's length is the number of
  * columns of one norm: qk_dim for a norm per head (Qwen3), all columns of the heads for one norm
  * over all of them (MPT), or any divisor of these. */
@@ -39,8 +46,7 @@ TensorId op_qk_norm(Graph *graph, TensorId qkv, const Norm *query, const Norm *k
  *     normed = layernorm(merged) * (1 + scale) + shift     TENSOR_NONE if `shift` and `scale` are: a gated residual add
  * block COMPUTE [R, D], stream WIDE [R, D]; gate, shift and scale are vectors of each sample, WIDE
  * [S, D]; the LayerNorm has neither gain nor bias. D is a multiple of 4 and at most
- * ADAPTIVE_MOST_COLUMNS. */
-enum { ADAPTIVE_MOST_COLUMNS = 8192 };
+ * FUSED_NORM_MOST_COLUMNS. */
 typedef struct Modulation { TensorId shift, scale; } Modulation;
 ResidualNorm op_adaptive_norm(Graph *graph, TensorId block, TensorId gate, TensorId stream, Modulation modulation, double epsilon);
 
@@ -116,6 +122,16 @@ enum {
     RESIDUAL_NORM_GRAD_D_AFFINE,
     RESIDUAL_NORM_GRAD_AMAX = RESIDUAL_NORM_GRAD_D_AFFINE + AFFINE_VECTORS
 };
+
+/* block COMPUTE [R, D], stream WIDE [R, D], gain WIDE [D] -> merged WIDE [R, D], narrow COMPUTE
+ * [R, D], statistics WIDE [R, 1]. The attributes are NormAttributes. */
+enum { POST_NORM_BLOCK, POST_NORM_STREAM, POST_NORM_GAIN };
+enum { POST_NORM_MERGED, POST_NORM_NARROW, POST_NORM_STATISTICS };
+
+/* d_merged and d_narrow, or none: zero; the forward operands -> d_block like block, d_stream like
+ * stream; d_gain, which is added to */
+enum { POST_NORM_GRAD_D_MERGED, POST_NORM_GRAD_D_NARROW, POST_NORM_GRAD_BLOCK, POST_NORM_GRAD_GAIN, POST_NORM_GRAD_STATISTICS };
+enum { POST_NORM_GRAD_D_BLOCK, POST_NORM_GRAD_D_STREAM, POST_NORM_GRAD_D_GAIN };
 
 /* as in op_adaptive_norm -> merged WIDE [R, D] and normed COMPUTE [R, D], or none; statistics WIDE
  * [R, 2] with normed. The attributes are NormAttributes. */

@@ -1,0 +1,18 @@
+/* narrow: the residual stream as the next matrix reads it, where no norm stands between. Builder and
+ * operands, which the rule and the kernels of both back ends share. */
+#pragma once
+
+#include "graph/op.h"
+
+/* x WIDE [R, D], rounded to COMPUTE [R, D]. */
+TensorId op_narrow(Graph *graph, TensorId x);
+
+typedef enum NarrowOperand {
+    NARROW_X,     /* WIDE [R, D] */
+    NARROW_Y = 0, /* COMPUTE [R, D] */
+} NarrowOperand;
+
+typedef enum WidenOperand {
+    WIDEN_X,     /* COMPUTE [R, D] */
+    WIDEN_Y = 0, /* WIDE [R, D] */
+} WidenOperand;
