@@ -159,7 +159,7 @@ static void check_device_copies(Doctor *doctor, Device *device, const char *name
         bool slow = expected > 0 && rate < 0.6 * expected;
         doctor_warn_if(doctor, slow, "self_test.copy", "look at who else uses it, at clocks and at ECC",
             "%s: copies %.1f GB/s, read and written%s", name, rate / 1e9, slow ? ", less than 60% of its memory's rate" : "");
-        if (device_info(device)->kind != DEVICE_CPU)
+        if (!device_info(device)->host_memory)
             doctor_ok(doctor, "self_test.host_copy", "%s: from the host %.1f GB/s, to it %.1f GB/s (pageable memory)", name,
                 copy_rate(device, device_upload, buffers.a, host, part) / 1e9,
                 copy_rate(device, device_download, host, buffers.a, part) / 1e9);

@@ -67,7 +67,7 @@ static void print_traffic(const Forecast *forecast, const Cluster *cluster, FILE
 
 static void print_rates(const Forecast *forecast, const Config *config, const Cluster *cluster, FILE *file) {
     const Hardware *hardware = &cluster->hardware;
-    const char *processor = hardware->kind == DEVICE_CPU ? "CPU" : "GPU";
+    const char *processor = hardware->host_memory ? "CPU" : "GPU";
     char all[32];
     log_format_count(forecast->tokens_per_second * (double)cluster->gpus, all);
     fprintf(file, "tokens/s of a %s        %.0f\ntokens/s in all          %s\n", processor, forecast->tokens_per_second, all);
@@ -102,7 +102,7 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
         fprintf(file, "- no measured GEMM of this processor is known%s\n", hardware->source == RATES_SCALED ? ": 0.6 of its peak" : "");
     if (config->model.fp8.recipe != FP8_NONE)
         fprintf(file, "- GEMMs in fp8 take 1/%.2f of their time in bf16, casts the time of their bytes%s\n", hardware->fp8_gain,
-            hardware->kind == DEVICE_CPU         ? "; a CPU computes them in fp32"
+            hardware->host_memory                ? "; a CPU computes them in fp32"
             : hardware->source == RATES_MEASURED ? ""
                                                  : "; the gain is an H100's in proportion to the peaks of the data sheets");
     if (config->model.fp8.recipe != FP8_NONE && !hardware_trains_fp8(hardware))

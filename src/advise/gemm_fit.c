@@ -29,7 +29,7 @@ static double alignment_rate(const GemmShape *shape) {
 
 static GemmFit fit_tile(const GemmShape *shape, const Hardware *hardware, int rows, int columns, int splits) {
     int64_t down = divide_up(shape->m, rows), across = divide_up(shape->n, columns);
-    int64_t processors = hardware->kind == DEVICE_CPU ? 1 : hardware->processors;
+    int64_t processors = hardware->host_memory ? 1 : hardware->processors;
     GemmFit fit = {.tile_rows = rows, .tile_columns = columns, .splits = splits, .tiles = down * across * shape->count * splits};
     fit.waves = divide_up(fit.tiles, processors);
     fit.tile = (double)shape->m * shape->n / ((double)down * rows * across * columns);

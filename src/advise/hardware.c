@@ -42,7 +42,7 @@
 #define AMD(short_name, model, code) .name = short_name, .title = "AMD Instinct " model, .target = code, .kind = DEVICE_HIP, .wave = 64, .per_node = 8, .latency = 50e-6
 #define NVIDIA(short_name, model, code)                                                                                                         \
     .name = short_name, .title = "NVIDIA " model, .target = code, .kind = DEVICE_CUDA, .wave = 32, .per_node = 8, .switched = true, .latency = 50e-6
-#define CPU(short_name, model) .name = short_name, .title = model, .kind = DEVICE_CPU, .wave = 1, .per_node = 1, .switched = true, .latency = 50e-6
+#define CPU(short_name, model) .name = short_name, .title = model, .kind = DEVICE_CPU, .host_memory = true, .wave = 1, .per_node = 1, .switched = true, .latency = 50e-6
 #define CORES(count, rows, columns, heads) .processors = count, .tile_rows = rows, .tile_columns = columns, .head_dim = heads
 #define FLOPS(peak, best) .peak_bf16 = peak * TERA, .best_bf16 = best * TERA
 #define FP8(peak) .peak_fp8 = peak * TERA
@@ -188,11 +188,11 @@ static void describe_machine(Hardware *cpu) {
 static Hardware complete_row(int index) {
     Hardware hardware = table[index];
     hardware.rates = h100_rates;
-    if (hardware.kind == DEVICE_CPU) describe_machine(&hardware);
+    if (hardware.host_memory) describe_machine(&hardware);
     else hardware.runtime = 0.9 * GIBI;
     const Hardware *known = measured_row();
     double ratio = hardware.peak_fp8 / hardware.peak_bf16, known_ratio = known->peak_fp8 / known->peak_bf16;
-    hardware.fp8_gain = hardware.kind == DEVICE_CPU ? cpu_fp8_gain : h100_fp8_gain * ratio / known_ratio;
+    hardware.fp8_gain = hardware.host_memory ? cpu_fp8_gain : h100_fp8_gain * ratio / known_ratio;
     const ModelledShares *shares = modelled_shares(hardware.target);
     if (shares) take_modelled_rates(&hardware, shares);
     else if (hardware.source == RATES_SCALED) scale_rates(&hardware);
@@ -214,7 +214,7 @@ bool hardware_find(Hardware *hardware, const char *name, Error *error) {
 bool hardware_of_device(Hardware *hardware, const Device *device) {
     const DeviceInfo *info = device_info(device);
     for (int i = 0; i < ROWS; i++) {
-        if (table[i].kind != info->kind || (info->kind != DEVICE_CPU && !strcasestr(info->name, table[i].name))) continue;
+        if (table[i].kind != info->kind || (!info->host_memory && !strcasestr(info->name, table[i].name))) continue;
         *hardware = complete_row(i);
         return true;
     }
@@ -229,7 +229,7 @@ double hardware_peak(const Device *device, Precision precision, bool fp8) {
 }
 
 bool hardware_check_fp8(const Hardware *hardware, const Config *config, Error *error) {
-    if (config->model.fp8.recipe == FP8_NONE || hardware->kind == DEVICE_CPU) return true;
+    if (config->model.fp8.recipe == FP8_NONE || hardware->host_memory) return true;
     if (!(hardware->peak_fp8 > 0))
         return error_set(error, ERROR_USAGE, "fp8.recipe: %s has no GEMMs of fp8: leave it out, or name another GPU", hardware->title);
     return config->model.fp8.recipe != FP8_MXFP8 || (hardware->target && !strcmp(hardware->target, "gfx950")) ||

@@ -31,6 +31,7 @@ typedef struct Hardware {
     const char *name, *title; /* name as in gpu=mi300x; title for people */
     const char *target;       /* as for a device; NULL: a CPU */
     DeviceKind kind;
+    bool host_memory;                 /* as in DeviceInfo: the CPU of this machine */
     int processors, wave;             /* compute units or multiprocessors, lanes */
     int tile_rows, tile_columns;      /* the largest tile of a good GEMM */
     int head_dim;                     /* smallest head size that its attention runs well */

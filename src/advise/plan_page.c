@@ -50,7 +50,7 @@ static void print_model(const Session *session, const Phases *phases, FILE *file
         plural(config->model.layers), (long long)config->model.width);
     fprintf(file, "parameters  %lld, %lld active per token\n", (long long)size.parameters, (long long)size.active);
     if (config->lora.rank) fprintf(file, "trained     %lld\n", (long long)size.trained);
-    fprintf(file, "device      %s, %s\n", device->kind == DEVICE_CPU ? "CPU" : device->name, precision_name(config->precision));
+    fprintf(file, "device      %s, %s\n", device->host_memory ? "CPU" : device->name, precision_name(config->precision));
     fprintf(file, "step        %lld tokens: %lld microbatch%s of %lld x %lld, over %d rank%s\n", (long long)config->batch.tokens,
         (long long)(config->batch.tokens / microbatch), config->batch.tokens == microbatch ? "" : "es", (long long)config->batch.sequences,
         (long long)config->data.length, ranks, plural(ranks));

@@ -60,7 +60,7 @@ __attribute__((format(printf, 6, 7))) static void add(
     sizing->faults += verdict == VERDICT_FAULT;
 }
 
-static int64_t alignment(const SizeQuestion *question) { return question->hardware.kind == DEVICE_CPU ? CPU_ALIGNMENT : ALIGNMENT; }
+static int64_t alignment(const SizeQuestion *question) { return question->hardware.host_memory ? CPU_ALIGNMENT : ALIGNMENT; }
 
 /* Checks a dimension of GEMMs, `offset` bytes into the model's configuration: rows of 16-byte
  * loads, whole tiles. */
@@ -85,7 +85,7 @@ static void check_head(Sizing *sizing, const SizeQuestion *question) {
     const ModelConfig *model = &question->config->model;
     const Hardware *hardware = &question->hardware;
     int64_t width = work_head_width(model->head_dim), unit = alignment(question);
-    if (hardware->kind != DEVICE_CPU && model->head_dim > LARGEST_HEAD) {
+    if (!hardware->host_memory && model->head_dim > LARGEST_HEAD) {
         add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, 0, "above %d, the most that the attention kernels for GPUs have",
             LARGEST_HEAD);
     } else if (model->head_dim % unit && width != model->head_dim) {

@@ -194,18 +194,21 @@ static bool use_own_names(Error *error) {
     return false;
 }
 
-/* Opens a MODEL_EVALUATE program with the newest weights; the ranks are laid out for sequences of
- * this length. */
-static bool open_program(Program *program, Inference *ranks, const char *folder, const Config *given, const EvalOptions *options,
-    int64_t sequences, int64_t length, Error *error) {
-    Config settings = *given;
-    const Config *config = &settings;
+/* Returns the configuration with microbatches of this shape, for which the ranks are laid out. */
+static Config shaped(const Config *config, int64_t sequences, int64_t length) {
+    Config settings = *config;
     settings.data.length = length;
     settings.batch.sequences = sequences;
     settings.batch.tokens = sequences * length;
+    return settings;
+}
+
+/* Opens a MODEL_EVALUATE program of one microbatch with the newest weights. */
+static bool open_program(
+    Program *program, Inference *ranks, const char *folder, const Config *config, const EvalOptions *options, Error *error) {
     if (!inference_open(ranks, config, options->device, options->precision, options->threads, error)) return use_own_names(error);
-    program->model =
-        model_build_adapted(&ranks->mesh, &config->model, NULL, ranks->precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
+    program->model = model_build_adapted(
+        &ranks->mesh, &config->model, NULL, ranks->precision, MODEL_EVALUATE, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
     inference_check_fp8(ranks, config, program->model.graph);
     program->plan = graph_plan_lasting(program->model.graph);
     return check_plan_memory(&program->plan, ranks->device, error) && program_plan(program, ranks->device, error) &&
@@ -238,7 +241,8 @@ static bool eval_input(
     Inference *ranks, const char *folder, const Config *config, const EvalInput *data, const EvalOptions *options, Error *error) {
     SCOPED(program_free) Program program = {0};
     int64_t length = choose_length(folder, config, options, &data->set);
-    if (!open_program(&program, ranks, folder, config, options, options->batch, length, error)) return false;
+    const Config settings = shaped(config, options->batch, length);
+    if (!open_program(&program, ranks, folder, &settings, options, error)) return false;
     EvaluationInput input = {.program = &program,
         .comm = ranks->comm,
         .set = &data->set,
@@ -308,7 +312,8 @@ static bool eval_multiple_choice(
     int64_t count = options->sequences && options->sequences < set->count ? options->sequences : set->count;
     SCOPED(program_free) Program program = {0};
     SCOPED_FREE ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
-    if (!open_program(&program, ranks, folder, config, options, 1, round_up(set->longest - 1, length_unit(config)), error) ||
+    const Config settings = shaped(config, 1, round_up(set->longest - 1, length_unit(config)));
+    if (!open_program(&program, ranks, folder, &settings, options, error) ||
         !multiple_choice_evaluate(&program, ranks->comm, set, count, scores, error))
         return false;
     if (inference_leads(ranks)) print_multiple_choice(set, count, scores, options->json);

@@ -64,7 +64,7 @@ static bool run_forecast(Invocation *invocation, Error *error) {
     SCOPED(measured_free) Measured measured = {0};
     if (!settings_hardware(options->gpu, options->bench, &cluster.hardware, &measured, error)) return false;
     if (!hardware_check_fp8(&cluster.hardware, config, error)) return false;
-    if (!*options->gpu && cluster.hardware.kind == DEVICE_CPU && options->gpus > 1)
+    if (!*options->gpu && cluster.hardware.host_memory && options->gpus > 1)
         return error_set(error, ERROR_USAGE, "gpus=%lld, and this machine has no GPU: name theirs, one of %s, as in gpu=h100",
             (long long)options->gpus, hardware_names());
     cluster.per_node = options->per_node ? options->per_node : cluster.hardware.per_node;

@@ -10,6 +10,7 @@
 #include "app/command.h"
 #include "app/process.h"
 #include "backend/backend.h"
+#include "base/array.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -25,8 +26,30 @@
 #include "run/source.h"
 #include "train/train.h"
 
-/* Reads the first argument: a configuration file, or a run or one of its checkpoints, whose
- * configuration is then the base. */
+typedef struct TrainArguments {
+    const char *base;       /* a configuration file, or a run or one of its checkpoints; "": none */
+    OptionStrings settings; /* "key=value" */
+} TrainArguments;
+
+static void free_arguments(TrainArguments *arguments) { options_free_strings(&arguments->settings); }
+
+static bool parse_arguments(int argc, char **argv, TrainArguments *arguments, Error *error) {
+    bool base = argc > 1 && !strchr(argv[1], '=') && !starts_with(argv[1], "--");
+    arguments->base = base ? argv[1] : "";
+    for (int i = 1 + base; i < argc;) {
+        if (!strchr(argv[i], '=') && !starts_with(argv[i], "--"))
+            return error_set(error, ERROR_USAGE,
+                base ? "'%s' is not key=value, and a configuration file was given already: see smelt train --help"
+                     : "'%s': the configuration file comes first, then key=value",
+                argv[i]);
+        char *assignment = command_assignment(&config_table, argc, argv, &i, error);
+        if (!assignment) return false;
+        array_append(arguments->settings.items, arguments->settings.count, assignment);
+    }
+    return true;
+}
+
+/* Reads a configuration file, or the configuration of a run. */
 static bool read_base(const char *path, Config *config, OptionStrings *strings, Error *error) {
     if (source_is_run(path)) {
         SCOPED(run_point_free) RunPoint point = run_point(path);
@@ -43,29 +66,19 @@ static bool read_base(const char *path, Config *config, OptionStrings *strings, 
     return false;
 }
 
-static bool has_base(int argc, char **argv) { return argc > 1 && !strchr(argv[1], '=') && !starts_with(argv[1], "--"); }
-
-static bool apply_settings(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
-    bool file = has_base(argc, argv);
+static bool apply_settings(const TrainArguments *arguments, Config *config, OptionStrings *strings, Error *error) {
     const Config base = *config;
     config->steps = config->tokens = 0;
     config->epochs = 0;
     config->batch.last = 0;
-    for (int i = 1 + file; i < argc;) {
-        if (!strchr(argv[i], '=') && !starts_with(argv[i], "--"))
-            return error_set(error, ERROR_USAGE,
-                file ? "'%s' is not key=value, and a configuration file was given already: see smelt train --help"
-                     : "'%s': the configuration file comes first, then key=value",
-                argv[i]);
-        SCOPED_FREE char *assignment = command_assignment(&config_table, argc, argv, &i, error);
-        if (!assignment || !options_set(&config_table, config, strings, assignment, error)) return false;
-    }
+    for (size_t i = 0; i < arguments->settings.count; i++)
+        if (!options_set(&config_table, config, strings, arguments->settings.items[i], error)) return false;
     return config_settle_length(config, &base, error);
 }
 
-static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+static bool apply_arguments(const TrainArguments *arguments, Config *config, OptionStrings *strings, Error *error) {
     config->steps = 0; /* not given */
-    return (!has_base(argc, argv) || read_base(argv[1], config, strings, error)) && apply_settings(argc, argv, config, strings, error);
+    return (!*arguments->base || read_base(arguments->base, config, strings, error)) && apply_settings(arguments, config, strings, error);
 }
 
 /* Takes the tokenizer of init=FOLDER when no other is given, because its model knows no other
@@ -100,7 +113,7 @@ static void take_free(ModelConfig *model, const ModelConfig *from) {
 
 /* Takes the model of init=FOLDER, and its tokenizer for text. Given settings of the model must
  * agree with it, except those that may change from one training to the next. */
-static bool take_model(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+static bool take_model(const TrainArguments *arguments, Config *config, OptionStrings *strings, Error *error) {
     Config origin, wanted;
     char text[1024];
     const char *folder = config->init;
@@ -112,7 +125,7 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     origin.model.preference = config->model.preference;
     config->model = origin.model;
     if (model_makes_images(&config->model)) config->model.context = 0; /* from the images of this run */
-    if (!apply_arguments(argc, argv, config, strings, error)) return false;
+    if (!apply_arguments(arguments, config, strings, error)) return false;
     if (!config->model.vocabulary) config->model.vocabulary = origin.model.vocabulary;
     wanted = *config;
     wanted.model = origin.model;
@@ -130,7 +143,7 @@ static bool same_store(const char *a, const char *b) {
 /* smelt train RUN fork=NEW: NEW is the run of this start, and RUN is its origin. The base is the
  * configuration of RUN's checkpoint, or NEW's own configuration once NEW is a run, so that the same
  * command continues it. */
-static bool choose_fork(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+static bool choose_fork(const TrainArguments *arguments, Config *config, OptionStrings *strings, Error *error) {
     Config base;
     const char *run = config->run, *fork = config->fork;
     int64_t from = config->from;
@@ -139,7 +152,7 @@ static bool choose_fork(int argc, char **argv, Config *config, OptionStrings *st
     RunPoint point = {(char *)run, from};
     *config = base;
     bool based = source_is_run(fork) ? run_read_config(fork, config, strings, error) : lineage_settings(&point, config, strings, error);
-    if (!based || !apply_settings(argc, argv, config, strings, error)) return false;
+    if (!based || !apply_settings(arguments, config, strings, error)) return false;
     if (same_store(run_checkpoints(run, &base), run_checkpoints(fork, config)))
         return error_set(error, ERROR_USAGE,
             "%s holds the checkpoints of %s: give checkpoint.store=ANOTHER for fork=%s, or checkpoint.store= for the run folder itself",
@@ -151,33 +164,34 @@ static bool choose_fork(int argc, char **argv, Config *config, OptionStrings *st
 }
 
 /* Chooses the run: after a configuration file any run, after a run only that run or its fork. */
-static bool choose_run(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
-    SCOPED(run_point_free) RunPoint point = run_point(has_base(argc, argv) ? argv[1] : "");
+static bool choose_run(const TrainArguments *arguments, Config *config, OptionStrings *strings, Error *error) {
+    SCOPED(run_point_free) RunPoint point = run_point(arguments->base);
     bool continues = source_is_run(point.run);
     if (continues && !file_same(config->run, point.run))
         return error_set(
             error, ERROR_USAGE, "run=%s, but %s is continued: leave run= out, or give fork=%s", config->run, point.run, config->run);
     if (continues && point.step && config->from != point.step)
-        return error_set(error, ERROR_USAGE, "%s and from=%lld choose two checkpoints: give one of them", argv[1], (long long)config->from);
-    if (continues && config->fork[0]) return choose_fork(argc, argv, config, strings, error);
+        return error_set(
+            error, ERROR_USAGE, "%s and from=%lld choose two checkpoints: give one of them", arguments->base, (long long)config->from);
+    if (continues && config->fork[0]) return choose_fork(arguments, config, strings, error);
     if (config->fork[0])
         return error_set(
             error, ERROR_USAGE, "fork=%s goes on from a run: give its folder first, smelt train RUN fork=%s", config->fork, config->fork);
     if (config->from)
         return error_set(
             error, ERROR_USAGE, "a run goes on from its newest checkpoint: to go on from another, give a new run folder, fork=NEW");
-    return continues || !config->init[0] || take_model(argc, argv, config, strings, error); /* a run has remembered its model */
+    return continues || !config->init[0] || take_model(arguments, config, strings, error); /* a run has remembered its model */
 }
 
 /* Reads the settings that this start gives (config/needs.h). Settings that a run remembers do not
  * count, and neither do settings of the model that agree with init=FOLDER. */
-static bool read_said(int argc, char **argv, const Config *config, Config *said, OptionStrings *strings, Error *error) {
-    bool file = has_base(argc, argv) && !source_is_run(argv[1]);
+static bool read_said(const TrainArguments *arguments, const Config *config, Config *said, OptionStrings *strings, Error *error) {
+    bool file = *arguments->base && !source_is_run(arguments->base);
     options_defaults(&config_table, said, strings);
     said->steps = 0; /* not given */
     const ModelConfig initial = said->model;
-    if (file && !options_read_yaml(&config_table, said, strings, argv[1], error)) return false;
-    if (!apply_settings(argc, argv, said, strings, error)) return false;
+    if (file && !options_read_yaml(&config_table, said, strings, arguments->base, error)) return false;
+    if (!apply_settings(arguments, said, strings, error)) return false;
     const ModelConfig model = said->model;
     if (!config->init[0]) return true;
     said->model = initial;
@@ -196,10 +210,10 @@ static int64_t advised_ranks(const Config *config) {
     return config->layout.choice == LAYOUT_AUTO || (config->plan && started == 1) ? 0 : started;
 }
 
-static bool read_arguments(int argc, char **argv, Config *config, Config *said, OptionStrings *strings, Error *error) {
+static bool read_configuration(const TrainArguments *arguments, Config *config, Config *said, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
-    return apply_arguments(argc, argv, config, strings, error) && choose_run(argc, argv, config, strings, error) &&
-           read_said(argc, argv, config, said, strings, error) && check_needs(config, said, error) && phases_resolve(config, error) &&
+    return apply_arguments(arguments, config, strings, error) && choose_run(arguments, config, strings, error) &&
+           read_said(arguments, config, said, strings, error) && check_needs(config, said, error) && phases_resolve(config, error) &&
            corpus_resolve(config, strings, error) && config_check_started(config, advised_ranks(config), error);
 }
 
@@ -342,9 +356,10 @@ static bool plan_together(const Config *given, const Config *said, Error *error)
 static bool can_shrink(int argc, char **argv, Error *error) {
     static const char *const fixed[] = {"layout.dp", "layout.shard"};
     SCOPED(options_free_strings) OptionStrings strings = {0};
+    SCOPED(free_arguments) TrainArguments arguments = {0};
     Config config;
     options_defaults(&config_table, &config, &strings);
-    if (!apply_arguments(argc, argv, &config, &strings, error)) return false;
+    if (!parse_arguments(argc, argv, &arguments, error) || !apply_arguments(&arguments, &config, &strings, error)) return false;
     const int64_t given[] = {config.layout.dp, config.layout.shard};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed && config.layout.choice != LAYOUT_AUTO; i++)
         if (given[i])
@@ -357,7 +372,9 @@ static bool can_shrink(int argc, char **argv, Error *error) {
 static bool run_train(Invocation *invocation, Error *error) {
     Config *config = invocation->options, said;
     if (!strcmp(invocation->argv[1], "--example")) return example_print(invocation->argc > 2 ? invocation->argv[2] : "", error);
-    return read_arguments(invocation->argc, invocation->argv, config, &said, &invocation->strings, error) &&
+    SCOPED(free_arguments) TrainArguments arguments = {0};
+    return parse_arguments(invocation->argc, invocation->argv, &arguments, error) &&
+           read_configuration(&arguments, config, &said, &invocation->strings, error) &&
            (config->plan ? plan_together : train_together)(config, &said, error);
 }
 

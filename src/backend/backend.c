@@ -31,8 +31,14 @@ Device *device_describe(const DeviceInfo *info) {
     static const DeviceMethods described = {.close = close_described};
     Device *device = memory_allocate(sizeof *device);
     *device = (Device){.info = *info, .methods = &described};
-    if (info->kind != DEVICE_CPU) gpu_set_properties(&device->info);
-    else device->info.host_memory = true, device->info.gemm_inputs = device_info(device_cpu())->gemm_inputs;
+    if (info->kind != DEVICE_CPU) {
+        gpu_set_properties(&device->info);
+        return device;
+    }
+    const DeviceInfo *cpu = device_info(device_cpu());
+    device->info.host_memory = true;
+    device->info.gemm_inputs = cpu->gemm_inputs;
+    device->info.collective_bytes = cpu->collective_bytes;
     return device;
 }
 

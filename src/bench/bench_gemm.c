@@ -291,7 +291,7 @@ static bool measure_trial(Bench *bench, const BenchTrial *trial, Tally *tally, E
 /* Returns whether to measure the provider on a device. On a CPU these are smelt's own kernels,
  * which training runs, and oneDNN. */
 static bool wants_provider(const BenchTrial *trial, int provider_option) {
-    bool cpu = device_info(trial->inputs.device)->kind == DEVICE_CPU;
+    bool cpu = device_info(trial->inputs.device)->host_memory;
     if (provider_option && provider_option != (int)trial->provider + 1) return false;
     switch (trial->provider) {
     case PROVIDER_OWN: return true;
@@ -340,7 +340,7 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
 /* A CPU computes FP8 GEMMs in fp32, for checks and not for speed. */
 static bool has_gemms(const Bench *bench, GemmType type) {
     const DeviceInfo *info = device_info(bench->device);
-    return info->gemm_inputs >> type & 1 && !(gemm_is_fp8(type) && info->kind == DEVICE_CPU);
+    return info->gemm_inputs >> type & 1 && !(gemm_is_fp8(type) && info->host_memory);
 }
 
 /* FP8 has only the forward layout. A line reports the number of missing shapes. */

@@ -116,7 +116,7 @@ static const struct {
 };
 
 /* Returns whether the device uses the kernels of stream_gpu.c and driver copies. */
-static bool is_gpu(const Device *device) { return device_info(device)->kind != DEVICE_CPU; }
+static bool is_gpu(const Device *device) { return !device_info(device)->host_memory; }
 
 /* -- A measurement ------------------------------------------------------------------------------------------------- */
 

@@ -71,7 +71,7 @@ typedef struct Machine {
 
 static void free_machine(Machine *machine) { free(machine->cpu); }
 
-static bool has_gpu(const Bench *bench) { return bench->device && device_info(bench->device)->kind != DEVICE_CPU; }
+static bool has_gpu(const Bench *bench) { return bench->device && !device_info(bench->device)->host_memory; }
 
 static void fill_machine(Machine *machine, const Bench *bench) {
     time_t now = time(NULL);

@@ -80,7 +80,7 @@ static void print_perf(const Bench *bench, const SuiteEntry *entry, FILE *file) 
         ",\"smelt,%s,%s\",,,,,,%s,local,smelt,%s,%s,"
         "%s_per_second_per_gpu,,%s,,%.1f,random %s,,,,,\n",
         entry->model, type, mode, entry->config.data.length, entry->speed.microbatch, entry->speed.accumulation, fp8 ? " fp8.recipe=" : "",
-        fp8 ? recipe : "", mode, type, uname(&names) == 0 ? names.nodename : "unknown", info->kind == DEVICE_CPU ? "cpu" : info->target,
+        fp8 ? recipe : "", mode, type, uname(&names) == 0 ? names.nodename : "unknown", info->host_memory ? "cpu" : info->target,
         performance, unit, entry->done ? "SUCCESS" : "FAILURE", entry->seconds, unit);
 }
 

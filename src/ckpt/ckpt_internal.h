@@ -56,7 +56,7 @@ typedef struct ManifestFile {
 
 typedef struct ManifestInterval {
     Interval interval; /* `data` is unused */
-    size_t file;       /* index into `files` */
+    int64_t file;      /* index into `files` */
     StoredRange range;
 } ManifestInterval;
 

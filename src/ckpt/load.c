@@ -173,7 +173,7 @@ static bool shards_read(const LoadReading *reading, Error *error) {
         if (chunk_needed(reading, &manifest->intervals[i].interval)) chunks[needed++] = &manifest->intervals[i];
     qsort(chunks, needed, sizeof *chunks, chunk_compare);
     for (size_t file = 0, begin = 0, end = 0; file < manifest->file_count; file++, begin = end) {
-        while (end < needed && chunks[end]->file == file) end++;
+        while (end < needed && chunks[end]->file == (int64_t)file) end++;
         if (end > begin && !shard_read(reading, file, chunks + begin, end - begin, error)) return false;
     }
     return true;

@@ -6,6 +6,7 @@
  * every number is checked as well. A Manifest that was read owns its arrays and the parsed JSON
  * that its strings point into. Called by save.c and load.c. */
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,11 +21,6 @@
 static const char FORMAT[] = "smelt checkpoint 1", FORMAT_OF_RUNS[] = "smelt checkpoint 2";
 static const char HASH_LABEL[] = ",\n\"manifest_xxh3\": \"";
 static const char TAIL[] = "\"\n}\n";
-/* Formats of the entries of "files" and "intervals" for jansson's pack and unpack. */
-#define FILE_FORMAT "{s:s, s:I, s:I, s:s}"
-#define INTERVAL_FORMAT "{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:s"
-#define PACK_RUNS ", s:o*}"      /* contiguous intervals have no "runs" */
-#define UNPACK_RUNS ", s?[III!]}"
 enum { HASH_DIGITS = 16, MANIFEST_MAX_BYTES = 1 << 30 };
 
 typedef char HashText[HASH_DIGITS + 1];
@@ -40,30 +36,114 @@ static bool hash_parse(const char *text, uint64_t *hash) {
     return true;
 }
 
-/* -- Writing ------------------------------------------------------------------------------------------------------ */
+/* -- Fields ------------------------------------------------------------------------------------------------------- */
 
-static json_t *runs_to_json(const Slice *slice) {
-    return slice->run ? json_pack("[I, I, I]", (json_int_t)slice->run, (json_int_t)slice->stride, (json_int_t)slice->skip) : NULL;
+typedef enum FieldKind {
+    FIELD_TEXT,   /* const char *; read, it points into the JSON */
+    FIELD_NUMBER, /* int64_t, not negative */
+    FIELD_HASH,   /* uint64_t */
+    FIELD_TYPE,   /* StoredType */
+    FIELD_SHAPE,  /* `shape` and `rank` of the Interval at the offset */
+    FIELD_RUNS,   /* of the Slice at the offset; a contiguous one has no such field */
+} FieldKind;
+
+/* A field of an entry: its name in the JSON, and the place of its value in the entry's struct. To
+ * add a field, add it to the struct and add a row. */
+typedef struct ManifestField {
+    const char *name;
+    FieldKind kind;
+    size_t offset;
+} ManifestField;
+
+#define FILE_FIELD(name, kind, member) {name, kind, offsetof(ManifestFile, member)}
+static const ManifestField file_fields[] = {
+    FILE_FIELD("name", FIELD_TEXT, name),
+    FILE_FIELD("bytes", FIELD_NUMBER, bytes),
+    FILE_FIELD("header_bytes", FIELD_NUMBER, header.end),
+    FILE_FIELD("header_xxh3", FIELD_HASH, header.hash),
+    {0},
+};
+
+#define INTERVAL_FIELD(name, kind, member) {name, kind, offsetof(ManifestInterval, member)}
+static const ManifestField interval_fields[] = {
+    INTERVAL_FIELD("tensor", FIELD_TEXT, interval.name),
+    INTERVAL_FIELD("dtype", FIELD_TYPE, interval.type),
+    INTERVAL_FIELD("shape", FIELD_SHAPE, interval),
+    INTERVAL_FIELD("first", FIELD_NUMBER, interval.slice.first),
+    INTERVAL_FIELD("count", FIELD_NUMBER, interval.slice.count),
+    INTERVAL_FIELD("file", FIELD_NUMBER, file),
+    INTERVAL_FIELD("begin", FIELD_NUMBER, range.begin),
+    INTERVAL_FIELD("end", FIELD_NUMBER, range.end),
+    INTERVAL_FIELD("xxh3", FIELD_HASH, range.hash),
+    INTERVAL_FIELD("runs", FIELD_RUNS, interval.slice),
+    {0},
+};
+
+static json_t *field_to_json(FieldKind kind, const void *value) {
+    HashText hash;
+    const Interval *interval = value;
+    const Slice *slice = value;
+    switch (kind) {
+    case FIELD_TEXT: return json_string(*(const char *const *)value);
+    case FIELD_NUMBER: return json_integer(*(const int64_t *)value);
+    case FIELD_HASH: return json_string(hash_format(*(const uint64_t *)value, hash));
+    case FIELD_TYPE: return json_string(stored_type_name(*(const StoredType *)value));
+    case FIELD_SHAPE: return stored_shape_to_json(interval->shape, interval->rank);
+    case FIELD_RUNS:
+        return slice->run ? json_pack("[I, I, I]", (json_int_t)slice->run, (json_int_t)slice->stride, (json_int_t)slice->skip) : NULL;
+    }
+    return NULL;
 }
 
+static bool runs_parse(json_t *json, Slice *slice) {
+    json_int_t run, stride, skip;
+    if (!json) return true;
+    if (json_unpack(json, "[III!]", &run, &stride, &skip) != 0) return false;
+    slice->run = run;
+    slice->stride = stride;
+    slice->skip = skip;
+    return true;
+}
+
+/* `json` is NULL if the entry lacks the field. */
+static bool field_parse(FieldKind kind, json_t *json, void *value) {
+    const char *text = json_string_value(json);
+    Interval *interval = value;
+    switch (kind) {
+    case FIELD_TEXT: return (*(const char **)value = text) != NULL;
+    case FIELD_NUMBER: return json_is_integer(json) && (*(int64_t *)value = json_integer_value(json)) >= 0;
+    case FIELD_HASH: return text && hash_parse(text, value);
+    case FIELD_TYPE: return text && stored_type_parse(text, value);
+    case FIELD_SHAPE: return stored_shape_parse(json, interval->shape, &interval->rank);
+    case FIELD_RUNS: return runs_parse(json, value);
+    }
+    return false;
+}
+
+static json_t *entry_to_json(const ManifestField *fields, const void *entry) {
+    json_t *json = json_object();
+    for (; fields->name; fields++) {
+        json_t *value = field_to_json(fields->kind, (const char *)entry + fields->offset);
+        if (value) json_object_set_new(json, fields->name, value);
+    }
+    return json;
+}
+
+/* Returns the name of the first field that is missing or impossible; NULL: none. */
+static const char *entry_parse(const ManifestField *fields, json_t *json, void *entry) {
+    while (fields->name && field_parse(fields->kind, json_object_get(json, fields->name), (char *)entry + fields->offset)) fields++;
+    return fields->name;
+}
+
+/* -- Writing ------------------------------------------------------------------------------------------------------ */
+
 static json_t *manifest_to_json(const Manifest *manifest) {
-    HashText hash;
     json_t *files = json_array(), *intervals = json_array();
     bool runs = false;
-    for (size_t i = 0; i < manifest->file_count; i++) {
-        const ManifestFile *file = &manifest->files[i];
-        json_array_append_new(files, json_pack(FILE_FORMAT, "name", file->name, "bytes", (json_int_t)file->bytes, "header_bytes",
-                                         (json_int_t)file->header.end, "header_xxh3", hash_format(file->header.hash, hash)));
-    }
+    for (size_t i = 0; i < manifest->file_count; i++) json_array_append_new(files, entry_to_json(file_fields, &manifest->files[i]));
     for (size_t i = 0; i < manifest->interval_count; i++) {
-        const Interval *interval = &manifest->intervals[i].interval;
-        const StoredRange *range = &manifest->intervals[i].range;
-        json_array_append_new(intervals,
-            json_pack(INTERVAL_FORMAT PACK_RUNS, "tensor", interval->name, "dtype", stored_type_name(interval->type), "shape",
-                stored_shape_to_json(interval->shape, interval->rank), "first", (json_int_t)interval->slice.first, "count",
-                (json_int_t)interval->slice.count, "file", (json_int_t)manifest->intervals[i].file, "begin", (json_int_t)range->begin,
-                "end", (json_int_t)range->end, "xxh3", hash_format(range->hash, hash), "runs", runs_to_json(&interval->slice)));
-        runs = runs || interval->slice.run;
+        json_array_append_new(intervals, entry_to_json(interval_fields, &manifest->intervals[i]));
+        runs = runs || manifest->intervals[i].interval.slice.run;
     }
     return json_pack("{s:s, s:I, s:O?, s:o, s:o}", "format", runs ? FORMAT_OF_RUNS : FORMAT, "step", (json_int_t)manifest->step, "metadata",
         manifest->metadata, "files", files, "intervals", intervals);
@@ -100,61 +180,53 @@ static bool checksum_check(const char *text, int64_t length) {
 
 static bool in_range(int64_t value, int64_t minimum, int64_t maximum) { return value >= minimum && value <= maximum; }
 
-static bool file_parse(ManifestFile *file, json_t *json) {
-    const char *hash;
-    json_int_t bytes, header_bytes;
-    if (json_unpack(json, FILE_FORMAT, "name", &file->name, "bytes", &bytes, "header_bytes", &header_bytes, "header_xxh3", &hash) != 0)
-        return false;
-    file->bytes = bytes;
-    file->header.end = header_bytes;
-    return !strchr(file->name, '/') && bytes >= 0 && in_range(header_bytes, 0, bytes) && hash_parse(hash, &file->header.hash);
+/* Return the name of the first field with an impossible value; NULL: none. */
+static const char *file_parse(ManifestFile *file, json_t *json) {
+    const char *bad = entry_parse(file_fields, json, file);
+    if (bad) return bad;
+    if (strchr(file->name, '/')) return "name";
+    return file->header.end <= file->bytes ? NULL : "header_bytes";
 }
 
-static bool interval_parse(const Manifest *manifest, ManifestInterval *stored, json_t *json) {
-    Interval *interval = &stored->interval;
-    const char *type, *hash;
-    json_t *shape;
-    json_int_t first, count, file, begin, end, run = 0, stride = 0, skip = 0;
-    int64_t tensor_bytes;
-    if (json_unpack(json, INTERVAL_FORMAT UNPACK_RUNS, "tensor", &interval->name, "dtype", &type, "shape", &shape, "first", &first, "count",
-            &count, "file", &file, "begin", &begin, "end", &end, "xxh3", &hash, "runs", &run, &stride, &skip) != 0 ||
-        !stored_type_parse(type, &interval->type) || !stored_shape_parse(shape, interval->shape, &interval->rank) ||
-        !stored_bytes(interval->type, interval->shape, interval->rank, &tensor_bytes) ||
-        !in_range(file, 0, (int64_t)manifest->file_count - 1))
-        return false;
-    const ManifestFile *holder = &manifest->files[file];
-    const int64_t element = (int64_t)stored_type_bytes(interval->type), elements = tensor_bytes / element;
-    stored->file = (size_t)file;
-    interval->slice = (Slice){.first = first, .count = count, .run = run, .stride = stride, .skip = skip};
-    stored->range.begin = begin;
-    stored->range.end = end;
-    return slice_is_valid(&interval->slice, elements) && count <= elements && in_range(begin, holder->header.end, holder->bytes) &&
-           in_range(end, begin, holder->bytes) && end - begin == count * element && hash_parse(hash, &stored->range.hash);
+static const char *interval_parse(const Manifest *manifest, ManifestInterval *stored, json_t *json) {
+    const char *bad = entry_parse(interval_fields, json, stored);
+    if (bad) return bad;
+    const Interval *interval = &stored->interval;
+    const Slice *slice = &interval->slice;
+    const StoredRange *range = &stored->range;
+    int64_t bytes, element = (int64_t)stored_type_bytes(interval->type);
+    if (!stored_bytes(interval->type, interval->shape, interval->rank, &bytes)) return "shape";
+    if (!slice_is_valid(slice, bytes / element) || slice->count > bytes / element) return "count";
+    if (!in_range(stored->file, 0, (int64_t)manifest->file_count - 1)) return "file";
+    const ManifestFile *file = &manifest->files[stored->file];
+    if (!in_range(range->begin, file->header.end, file->bytes)) return "begin";
+    return in_range(range->end, range->begin, file->bytes) && range->end - range->begin == slice->count * element ? NULL : "end";
 }
 
-/* Fills `manifest` from its JSON; returns the fault, or NULL. */
-static const char *manifest_parse(Manifest *manifest) {
-    const char *format = json_string_value(json_object_get(manifest->json, "format"));
+/* Fills `manifest` from its JSON. */
+static bool manifest_parse(Manifest *manifest, Error *error) {
+    const char *format = json_string_value(json_object_get(manifest->json, "format")), *bad;
     if (!format || (strcmp(format, FORMAT) != 0 && strcmp(format, FORMAT_OF_RUNS) != 0))
-        return "its format is neither \"smelt checkpoint 1\" nor \"smelt checkpoint 2\", which this build reads: use the build that wrote "
-               "it";
+        return error_set(error, ERROR_CHECKPOINT,
+            "its format is neither \"smelt checkpoint 1\" nor \"smelt checkpoint 2\", which this build reads: use the build that wrote it");
     json_t *files, *intervals;
     json_int_t step;
     if (json_unpack(manifest->json, "{s:I, s:o, s:o}", "step", &step, "files", &files, "intervals", &intervals) != 0 || step < 0 ||
         !json_is_array(files) || !json_is_array(intervals))
-        return "step, files or intervals are missing";
+        return error_set(error, ERROR_CHECKPOINT, "step, files or intervals are missing");
     manifest->step = step;
     manifest->metadata = json_object_get(manifest->json, "metadata");
     if (json_is_null(manifest->metadata)) manifest->metadata = NULL;
 
     manifest->files = memory_allocate((json_array_size(files) + 1) * sizeof *manifest->files);
     for (size_t *i = &manifest->file_count; *i < json_array_size(files); ++*i)
-        if (!file_parse(&manifest->files[*i], json_array_get(files, *i))) return "a file has an impossible entry";
+        if ((bad = file_parse(&manifest->files[*i], json_array_get(files, *i))))
+            return error_set(error, ERROR_CHECKPOINT, "%s of file %zu is missing or impossible", bad, *i);
     manifest->intervals = memory_allocate((json_array_size(intervals) + 1) * sizeof *manifest->intervals);
     for (size_t *i = &manifest->interval_count; *i < json_array_size(intervals); ++*i)
-        if (!interval_parse(manifest, &manifest->intervals[*i], json_array_get(intervals, *i)))
-            return "an interval has an impossible entry";
-    return NULL;
+        if ((bad = interval_parse(manifest, &manifest->intervals[*i], json_array_get(intervals, *i))))
+            return error_set(error, ERROR_CHECKPOINT, "%s of interval %zu is missing or impossible", bad, *i);
+    return true;
 }
 
 bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *error) {
@@ -169,8 +241,8 @@ bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *er
     if (good) {
         json_error_t reason;
         manifest->json = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);
-        const char *fault = manifest->json ? manifest_parse(manifest) : one_line(reason.text);
-        if (fault) good = error_set(error, ERROR_CHECKPOINT, "%s is not a valid manifest: %s", path.text, fault);
+        good = manifest->json ? manifest_parse(manifest, error) : error_set(error, ERROR_CHECKPOINT, "%s", one_line(reason.text));
+        if (!good) error_context(error, "%s is not a valid manifest", path.text);
     }
     if (!good) manifest_free(manifest);
     return good;

@@ -136,7 +136,7 @@ bool comm_use_device(Comm *comm, Device *device, Error *error) {
     if (!nccl_open(engine, error) || !nccl_join(comm, error)) return false;
     nccl_describe(engine, version, sizeof version);
     settings_describe(settings, sizeof settings);
-    if (comm->rank == 0 && device_info(device)->kind == DEVICE_HIP && settings[0]) log_info("%s with %s", version, settings);
+    if (comm->rank == 0 && settings[0]) log_info("%s with %s", version, settings);
     return true;
 }
 

@@ -50,10 +50,10 @@ static const int types[] = {NCCL_TYPES(NUMBER)}, reductions[] = {NCCL_REDUCTIONS
 
 /* -- The library --------------------------------------------------------------------------------------------------- */
 
-static bool open_nccl_library(Nccl *nccl, DeviceKind kind, Error *error) {
+static bool open_nccl_library(Nccl *nccl, const DeviceInfo *device, Error *error) {
     static const char *const names[] = {NCCL_CALLS(LIBRARY_NAME) "ncclGetErrorString"};
-    const char *file = kind == DEVICE_HIP ? "librccl.so.1" : "libnccl.so.2";
-    nccl->name = kind == DEVICE_HIP ? "RCCL" : "NCCL";
+    const char *file = device->collectives_file;
+    nccl->name = device->collectives;
     nccl->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!nccl->library)
         return error_set(error, ERROR_USAGE, "several GPUs need %s: %s; install it, or train on one GPU", nccl->name, dlerror());
@@ -76,7 +76,7 @@ bool nccl_open(Engine *engine, Error *error) {
     Device *device = engine->device;
     Nccl *nccl = memory_allocate(sizeof *nccl);
     pthread_mutex_init(&nccl->lock, NULL);
-    bool opened = open_nccl_library(nccl, device_info(device)->kind, error);
+    bool opened = open_nccl_library(nccl, device_info(device), error);
     if (opened) {
         nccl->stream = device_stream_open(device, false);
         nccl->ready = device_event_open(device, false);

@@ -23,7 +23,7 @@
 typedef enum DeviceKind { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceKind; /* AUTO only to request one */
 
 typedef struct DeviceInfo {
-    DeviceKind kind;     /* for reports, and for differences between vendors */
+    DeviceKind kind;     /* for back ends alone */
     char name[128];      /* from the vendor's library */
     char target[16];     /* gfx942, sm_90a: the architecture whose code objects run */
     int processors;      /* compute units or multiprocessors; 0 on the CPU */
@@ -35,11 +35,15 @@ typedef struct DeviceInfo {
      * machine share it, and it counts in the process's resident set. If false, only copies and
      * kernels reach it. */
     bool host_memory;
-    bool massively_parallel; /* CPU-sized work leaves most of it idle: measurements use larger problems */
-    bool records;            /* device_record_begin may succeed */
-    unsigned gemm_inputs;    /* bit t: A and B of a GEMM may be of GemmType t */
-    bool fp8_fnuz;           /* its fp8 formats are the FNUZ ones (base/float8.h) */
-    bool fp8_mx;             /* it has GEMMs of fp8 with scales of GEMM_SCALE_MX */
+    bool emulated;            /* runs in software: for checks, not for speed */
+    bool massively_parallel;  /* CPU-sized work leaves most of it idle: measurements use larger problems */
+    bool records;             /* device_record_begin may succeed */
+    unsigned gemm_inputs;     /* bit t: A and B of a GEMM may be of GemmType t */
+    bool fp8_fnuz;            /* its fp8 formats are the FNUZ ones (base/float8.h) */
+    bool fp8_mx;              /* it has GEMMs of fp8 with scales of GEMM_SCALE_MX */
+    int64_t collective_bytes; /* a collective of this size reaches the full bandwidth of the links */
+    /* The library of collectives and its file, with NCCL's interface; NULL: ranks use the host's. */
+    const char *collectives, *collectives_file;
 } DeviceInfo;
 
 /* Back ends embed it as the first member of their own struct. */

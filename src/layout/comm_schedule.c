@@ -97,7 +97,7 @@ static void list_updates(CommSchedule *schedule, const Layout *layout, const Gra
         BucketTimes *times = &schedule->buckets[b];
         if (!comm_schedule_has_slot(layout, b)) continue;
         int last = is_reduced(layout, b) ? next_complete(schedule, layout, times->writes.last) : times->writes.last;
-        for (int pass = 0; pass < PASS_COUNT; pass++) last = int_max(last, times->reads[pass].last);
+        for (int pass = 0; pass < BUCKET_PASSES; pass++) last = int_max(last, times->reads[pass].last);
         times->update = layout->buckets[b].vectors ? end : last + 1;
     }
 }
@@ -115,10 +115,10 @@ static int part_of(const Graph *graph, const Gathering *gathering) { return grap
 /* A bucket that is read again before any other bucket is needed stays gathered, unless another part
  * reads it. Other parts run between the parts of a pipeline's program, and may need its memory. */
 static void list_gatherings(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
-    Gathering *list = schedule->gatherings = memory_allocate((layout->bucket_count * PASS_COUNT + 1) * sizeof *list);
+    Gathering *list = schedule->gatherings = memory_allocate((layout->bucket_count * BUCKET_PASSES + 1) * sizeof *list);
     int count = 0;
     for (int b = 0; b < layout->bucket_count && layout->stage >= 3; b++)
-        for (int pass = 0; pass < PASS_COUNT && layout->buckets[b].sharded; pass++)
+        for (int pass = 0; pass < BUCKET_PASSES && layout->buckets[b].sharded; pass++)
             if (!span_is_empty(schedule->buckets[b].reads[pass]))
                 list[count++] = (Gathering){.bucket = b, .reads = schedule->buckets[b].reads[pass]};
     qsort(list, count, sizeof *list, by_node);
@@ -213,11 +213,11 @@ static int by_offset(const void *a, const void *b) { return (*(const int *)a > *
 /* A point interrupts what a GPU has recorded, so updates in one process have only the points that
  * they need. */
 static void list_points(CommSchedule *schedule, const Layout *layout) {
-    int count = 0, *points = schedule->points = memory_allocate((layout->bucket_count * (PASS_COUNT + 3) + 1) * sizeof *points);
+    int count = 0, *points = schedule->points = memory_allocate((layout->bucket_count * (BUCKET_PASSES + 3) + 1) * sizeof *points);
     for (int b = 0; b < layout->bucket_count; b++) {
         const BucketTimes *times = &schedule->buckets[b];
         bool sharded = layout->buckets[b].sharded;
-        for (int pass = 0; pass < PASS_COUNT && sharded; pass++) {
+        for (int pass = 0; pass < BUCKET_PASSES && sharded; pass++) {
             if (span_is_empty(times->reads[pass])) continue;
             points[count++] = times->reads[pass].first;
             if (layout->stage < 3) break; /* the weights stay gathered */

@@ -20,11 +20,9 @@
 
 /* -- Plan ---------------------------------------------------------------------------------------------------------- */
 
-/* Returns buckets that are large enough for the network's full bandwidth; links between AMD GPUs
- * need larger ones. */
 static int64_t choose_bucket_bytes(const Config *config, const Device *device) {
-    double usual = device_info(device)->kind == DEVICE_HIP ? 256 : 64;
-    return (int64_t)((config->layout.bucket_mb > 0 ? config->layout.bucket_mb : usual) * (1 << 20));
+    double given = config->layout.bucket_mb;
+    return given > 0 ? (int64_t)(given * (1 << 20)) : device_info(device)->collective_bytes;
 }
 
 /* Returns the maximum of microbatches per step on this rank. */
@@ -59,23 +57,16 @@ static Model build_model(const Session *session, const Mesh *mesh, ModelMode mod
     return built;
 }
 
-/* Plans a program whose parameters the layout has placed. The arena of weights is training's, which
- * has room for the slots of every program. */
+/* Plans a program in the layout. The arena of weights is training's, which has room for the slots of
+ * every program. */
 static bool plan_program(Session *session, Program *program, Error *error) {
     int64_t *most = &session->training.plan.bytes[ARENA_WEIGHT];
     program->layout = session->layout;
     program->pipeline = session->pipeline;
+    if (program != &session->training) layout_place(session->layout, program->model.graph);
     if (!program_plan(program, session->device, error)) return false;
     *most = int_max(*most, program->plan.bytes[ARENA_WEIGHT]);
     return true;
-}
-
-/* Builds and plans a program of the same model, which shares training's weights. */
-static bool plan_beside(
-    Session *session, Program *program, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length, Error *error) {
-    program->model = build_model(session, mesh, mode, sequences, length);
-    layout_place(session->layout, program->model.graph);
-    return plan_program(session, program, error);
 }
 
 /* Returns the rows of the program that writes text samples; 0: a run with these settings writes
@@ -120,9 +111,10 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     session->training.model = build_model(session, session->mesh, MODEL_TRAIN, sequences, length);
     session->layout =
         layout_create(session->training.model.graph, &config->optimizer, &config->layout, choose_bucket_bytes(config, device));
-    return plan_program(session, &session->training, error) &&
-           plan_beside(session, &session->evaluation, session->mesh, MODEL_EVALUATE, sequences, length, error) &&
-           (!sampled || plan_beside(session, &session->sampling, session->whole, MODEL_SCORE, 1, sampled, error));
+    session->evaluation.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length);
+    if (sampled) session->sampling.model = build_model(session, session->whole, MODEL_SCORE, 1, sampled);
+    return plan_program(session, &session->training, error) && plan_program(session, &session->evaluation, error) &&
+           (!sampled || plan_program(session, &session->sampling, error));
 }
 
 bool session_plan(Session *session, const Config *config, Device *device, Error *error) {

@@ -435,7 +435,7 @@ bool session_write_note(Session *session, Error *error) {
            checkpoint_annotate(run_checkpoints(session->config->run, session->config), saver->noted, note, error);
 }
 
-/* -- Loading ------------------------------------------------------------------------------------------------------- */
+/* -- CheckpointLoading ------------------------------------------------------------------------------------------------------- */
 
 enum { MOST_CANDIDATES = 1000 };
 
@@ -504,50 +504,60 @@ static bool load_history(const char *where, int64_t step, const json_t *metadata
 /* A rank's result of loading a checkpoint; the largest over all ranks is the run's. */
 typedef enum LoadResult { LOAD_GOOD, LOAD_ABSENT, LOAD_DAMAGED, LOAD_UNREADABLE } LoadResult;
 
-/* *reason: why this rank could not load it. */
-static LoadResult load_one(
-    const char *where, int64_t step, const IntervalList *list, AmaxHistory *history, json_t **metadata, Error *reason) {
-    json_decref(*metadata);
-    *metadata = NULL;
+/* The loading of a checkpoint of the run at `where` by all ranks. */
+typedef struct CheckpointLoading {
+    const char *where;
+    Comm *comm;
+    const IntervalList *list;
+    AmaxHistory *history; /* NULL: it is not loaded */
+    int64_t step;         /* of the loaded checkpoint; 0: none */
+    json_t *metadata;     /* of the loaded checkpoint; the caller's */
+    int64_t result;       /* the latest LoadResult of all ranks */
+    Error reason;         /* why this rank could not load the latest one */
+} CheckpointLoading;
+
+static LoadResult load_one(CheckpointLoading *loading, int64_t step) {
+    Error *reason = &loading->reason;
+    json_decref(loading->metadata);
+    loading->metadata = NULL;
     *reason = (Error){0};
-    if (checkpoint_load(where, step, list->items, list->count, metadata, reason) && load_history(where, step, *metadata, history, reason))
+    if (checkpoint_load(loading->where, step, loading->list->items, loading->list->count, &loading->metadata, reason) &&
+        load_history(loading->where, step, loading->metadata, loading->history, reason))
         return LOAD_GOOD;
     return reason->finding == FINDING_ABSENT ? LOAD_ABSENT : reason->finding == FINDING_DAMAGED ? LOAD_DAMAGED : LOAD_UNREADABLE;
 }
 
 /* Loads a checkpoint on all ranks, and retries together while some rank cannot read it now. */
-static bool load_together(const char *where, int64_t step, Comm *comm, const IntervalList *list, AmaxHistory *history, json_t **metadata,
-    int64_t *result, Error *reason, Error *error) {
+static bool load_together(CheckpointLoading *loading, int64_t step, Error *error) {
     int attempts = 0;
     do {
-        *result = load_one(where, step, list, history, metadata, reason);
-        if (*result == LOAD_DAMAGED) log_warn("checkpoint of step %lld is skipped: %s", (long long)step, reason->message);
-        if (!comm_host_all_reduce(comm, "checkpoint loaded", result, 1, COMM_I64, COMM_MAX, error)) return false;
-    } while (*result == LOAD_UNREADABLE && thread_pause(&attempts));
+        loading->result = load_one(loading, step);
+        if (loading->result == LOAD_DAMAGED) log_warn("checkpoint of step %lld is skipped: %s", (long long)step, loading->reason.message);
+        if (!comm_host_all_reduce(loading->comm, "checkpoint loaded", &loading->result, 1, COMM_I64, COMM_MAX, error)) return false;
+    } while (loading->result == LOAD_UNREADABLE && thread_pause(&attempts));
     return true;
 }
 
-/* Loads the newest checkpoint whose data for all ranks is good, with `history` unless it is NULL.
- * Damaged checkpoints are reported and skipped; removed ones are skipped. An unreadable one is not
- * skipped, because the run would continue from an older one and replace it. *step is 0 if there is
- * none, else the caller owns *metadata. Returns false if there are some and none is good. */
-static bool load_newest(const char *where, int64_t only, Comm *comm, const IntervalList *list, AmaxHistory *history, int64_t *step,
-    json_t **metadata, Error *error) {
+/* Loads the newest checkpoint whose data for all ranks is good, or only the one of step `only` (0:
+ * all). Damaged checkpoints are reported and skipped; removed ones are skipped. An unreadable one
+ * is not skipped, because the run would continue from an older one and replace it. Returns false if
+ * there are some and none is good. */
+static bool load_newest(CheckpointLoading *loading, int64_t only, Error *error) {
     SCOPED_FREE int64_t *steps = memory_allocate(MOST_CANDIDATES * sizeof *steps);
-    int count = list_steps(where, only, comm, steps, error), i = 0;
-    int64_t result = LOAD_ABSENT;
-    Error reason = {0};
-    *step = 0;
+    const char *where = loading->where;
+    int count = list_steps(where, only, loading->comm, steps, error), i = 0;
+    loading->result = LOAD_ABSENT;
+    loading->step = 0;
     for (; i < count; i++) {
-        if (!load_together(where, steps[i], comm, list, history, metadata, &result, &reason, error)) return false;
-        if (result == LOAD_GOOD || result == LOAD_UNREADABLE) break;
+        if (!load_together(loading, steps[i], error)) return false;
+        if (loading->result == LOAD_GOOD || loading->result == LOAD_UNREADABLE) break;
     }
-    const char *why = reason.code ? reason.message : "another rank cannot read it";
-    if (count > 0 && result == LOAD_GOOD) *step = steps[i];
+    const char *why = loading->reason.code ? loading->reason.message : "another rank cannot read it";
+    if (count > 0 && loading->result == LOAD_GOOD) loading->step = steps[i];
     else if (count > 0 && only)
         error_set(error, ERROR_CHECKPOINT, "the checkpoint of step %lld in %s cannot be loaded: %s; choose another one, from=STEP",
             (long long)only, where, why);
-    else if (count > 0 && result == LOAD_UNREADABLE)
+    else if (count > 0 && loading->result == LOAD_UNREADABLE)
         error_set(error, ERROR_CHECKPOINT,
             "the checkpoint of step %lld in %s cannot be read now: %s. Nothing was changed: start again once it can be read, or move its "
             "folder away to go on from an older one",
@@ -555,20 +565,19 @@ static bool load_newest(const char *where, int64_t only, Comm *comm, const Inter
     else if (count > 0)
         error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoint%s and none is good; the oldest: %s", where, count,
             plural(count), why);
-    return count == 0 || *step;
+    return count == 0 || loading->step;
 }
 
 bool session_resume(Session *session, const char *where, int64_t only, Error *error) {
     Device *device = session->device;
     SCOPED(list_free) IntervalList list = session_intervals(session, false);
-    json_auto_t *metadata = NULL;
-    int64_t step = 0;
+    CheckpointLoading loading = {.where = where, .comm = session->comm, .list = &list, .history = session->history};
     /* This process holds the run, so half-written checkpoints are not saves in progress. */
     if (comm_rank(session->comm) == 0 && !only) checkpoint_report_leftovers(where);
-    bool loaded = list_view(&list, device, VIEW_WRITE, error) &&
-                  load_newest(where, only, session->comm, &list, session->history, &step, &metadata, error);
+    bool loaded = list_view(&list, device, VIEW_WRITE, error) && load_newest(&loading, only, error);
+    json_auto_t *metadata = loading.metadata;
+    int64_t step = session->step = loading.step;
     list_close_views(&list, device, loaded && step ? VIEW_WRITE : VIEW_READ);
-    session->step = step;
     loaded = loaded && (!step || take_state(session, metadata, error));
     bool begins = session->config->model.fp8.scaling == FP8_DELAYED && !json_object_get(metadata, history_length);
     if (loaded && step && begins && comm_rank(session->comm) == 0)
@@ -583,28 +592,27 @@ bool session_resume(Session *session, const char *where, int64_t only, Error *er
 
 /* Like load_newest, but during a training, which removes older checkpoints when it has a new one.
  * Between listing and reading, all listed ones may have been replaced by newer ones. */
-static bool load_newest_of_living(const char *where, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
-    int64_t before, newest = newest_step(where, INT64_MAX);
+static bool load_newest_of_living(CheckpointLoading *loading, Error *error) {
+    int64_t before, newest = newest_step(loading->where, INT64_MAX);
     bool loaded;
     do {
         before = newest;
-        loaded = load_newest(where, 0, comm_alone(), list, NULL, step, metadata, error);
-        newest = newest_step(where, INT64_MAX);
-    } while (!(loaded && *step) && newest > before);
+        loaded = load_newest(loading, 0, error);
+        newest = newest_step(loading->where, INT64_MAX);
+    } while (!(loaded && loading->step) && newest > before);
     return loaded;
 }
 
 /* Loads exactly the chosen checkpoint; during a training a better one may have replaced the
  * best. */
-static bool load_chosen(
-    const RunPoint *point, const Config *config, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
-    const char *where = run_checkpoints(point->run, config);
+static bool load_chosen(CheckpointLoading *loading, const RunPoint *point, const Config *config, Error *error) {
     int64_t before = 0;
     bool loaded = false;
-    for (bool found = true; found && !loaded; before = *step) {
-        json_auto_t *chosen = lineage_at(point, config, step, error);
-        found = chosen && *step != before;
-        loaded = found && checkpoint_load(where, *step, list->items, list->count, metadata, error);
+    for (bool found = true; found && !loaded; before = loading->step) {
+        json_auto_t *chosen = lineage_at(point, config, &loading->step, error);
+        found = chosen && loading->step != before;
+        loaded =
+            found && checkpoint_load(loading->where, loading->step, loading->list->items, loading->list->count, &loading->metadata, error);
     }
     return loaded;
 }
@@ -619,12 +627,12 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     }
     for (size_t i = 0; i < list.count; i++) list.items[i].data = list.memory[i];
     SCOPED(run_point_free) RunPoint point = run_point(name);
-    const char *where = run_checkpoints(point.run, config);
-    json_auto_t *metadata = NULL;
-    if (!(point.step == RUN_NEWEST ? load_newest_of_living(where, &list, step, &metadata, error)
-                                   : load_chosen(&point, config, &list, step, &metadata, error)))
-        return false;
+    CheckpointLoading loading = {.where = run_checkpoints(point.run, config), .comm = comm_alone(), .list = &list};
+    bool loaded = point.step == RUN_NEWEST ? load_newest_of_living(&loading, error) : load_chosen(&loading, &point, config, error);
+    json_auto_t *metadata = loading.metadata;
+    *step = loading.step;
+    if (!loaded) return false;
     if (*step && !lineage_check_weights(point.run, metadata, config, error)) return false;
     if (!*step && !lineage_check_never_saved(point.run, config, error)) return false;
-    return *step || error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", where);
+    return *step || error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", loading.where);
 }

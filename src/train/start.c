@@ -41,7 +41,7 @@ static double measure_gemm(const Config *config, Device *device) {
     GemmType type = precision_is_bf16(config->precision) ? GEMM_BF16 : config->precision == PRECISION_FP32 ? GEMM_F32 : GEMM_F64;
     int64_t size = device_info(device)->massively_parallel ? 8192 : 768,
             bytes = size * size * (int64_t)precision_bytes(config->precision, TYPE_COMPUTE);
-    if (type == GEMM_F64 || strstr(device_info(device)->name, "emulated")) return 0; /* these devices are for checks, not for speed */
+    if (type == GEMM_F64 || device_info(device)->emulated) return 0; /* both are for checks, not for speed */
     Error ignored = {0};
     char *memory = device_allocate(device, 3 * bytes, &ignored);
     if (!memory) return 0;
@@ -63,7 +63,7 @@ static bool report_start(Loop *loop, Error *error) {
     SCOPED_FREE char *machine = run_describe_machine();
     json_auto_t *details = json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)loop->session.size.parameters,
         "active_parameters", (json_int_t)loop->session.size.active, "machine", machine, "threads", omp_get_max_threads(), "precision",
-        precision_name(loop->config->precision), "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
+        precision_name(loop->config->precision), "device", device->host_memory ? "cpu" : device->name);
     return metrics_start(loop->metrics, loop->session.step, details, error);
 }
 

@@ -64,7 +64,7 @@ static void describe_device(Console *console, const Loop *loop, double peak) {
     const Layout *layout = session->layout;
     SCOPED_FREE char *machine = run_describe_machine(), *kernels = op_describe(&session->training.backend);
     int threads = omp_get_max_threads();
-    if (device->kind == DEVICE_CPU)
+    if (device->host_memory)
         console_print(console, "device   %s: %s, %d thread%s, %s", machine, kernels, threads, plural(threads), precision);
     else console_print(console, "device   %s (%s), %s", device->name, device->target, precision);
     if (comm_size(session->comm) == 1) return;

@@ -117,23 +117,23 @@ static bool compute(const Golden *g, const ModelConfig *config, const json_t *sc
     whole.model = *config;
     const StoredTensor *tokens = safetensors_find(&g->expected, "tokens");
     for (int i = 0; i < 2 && good; i++) {
-        Plan plan;
-        Model model = model_build(config, PRECISION_FP32, modes[i], tokens->shape[0], tokens->shape[1] - 1, RECOMPUTE_NONE);
-        Executor *executor = check_executor(model.graph, &plan);
+        Program program = check_program(
+            model_build(config, PRECISION_FP32, modes[i], tokens->shape[0], tokens->shape[1] - 1, RECOMPUTE_NONE), device_cpu());
+        Executor *executor = program.executor;
+        const Model *model = &program.model;
         good = weights_load_program(folder, &whole, executor, error);
         if (good) {
-            put_tokens(g, &model, executor);
-            scale_parameters(model.graph, executor, scale);
+            put_tokens(g, model, executor);
+            scale_parameters(model->graph, executor, scale);
             executor_zero(executor);
             executor_run(executor);
         }
         if (good && modes[i] == MODEL_TRAIN) {
-            const float *loss = executor_tensor(executor, model.loss);
+            const float *loss = executor_tensor(executor, model->loss);
             numbers->loss = (double)loss[0] + loss[1];
-            take_gradients(&model, executor, config, numbers);
-        } else if (good) take_logits(g, &model, executor, config, numbers);
-        executor_free(executor);
-        model_free(&model);
+            take_gradients(model, executor, config, numbers);
+        } else if (good) take_logits(g, model, executor, config, numbers);
+        program_free(&program);
     }
     free(folder);
     return good;

@@ -1,8 +1,9 @@
 /* A libFuzzer entry for files of encodings: they are refused, or each sample fits a small model and fills its inputs with what
  * the file holds. */
-#include "backend/backend.h"
+#include "backend/cpu/cpu_device.h"
 #include "fuzz.h"
 #include "images/images.h"
+#include "program/program.h"
 
 static const ModelConfig config = {.family = FAMILY_flux,
     .layers = 1,
@@ -21,18 +22,14 @@ static const ModelConfig config = {.family = FAMILY_flux,
 
 static void put_samples(const EncodingSet *set) {
     enum { MOST_TOKENS = 64, MOST_SAMPLES = 8 };
-    Backend backend;
     Error error = {0};
     if (set->most_tokens > MOST_TOKENS) return;
-    Model model = model_build(&config, PRECISION_FP32, MODEL_EVALUATE, 1, set->most_tokens + config.text_tokens, RECOMPUTE_NONE);
-    require(op_backend(&backend, device_cpu(), PRECISION_FP32, &error));
-    Plan plan = graph_plan(model.graph, &backend);
-    Executor *executor = executor_create(model.graph, &plan, &backend, NULL, &error);
-    require(executor);
+    Program program = {
+        .model = model_build(&config, PRECISION_FP32, MODEL_EVALUATE, 1, set->most_tokens + config.text_tokens, RECOMPUTE_NONE)};
+    require(program_plan(&program, device_cpu(), &error) && program_start(&program, NULL, &error));
     for (int64_t i = 0; i < set->samples && i < MOST_SAMPLES; i++)
-        image_put_sample(&model, executor, 0, &(ImageSample){.set = set, .sample = i, .time = 0.5});
-    executor_free(executor);
-    model_free(&model);
+        image_put_sample(&program.model, program.executor, 0, &(ImageSample){.set = set, .sample = i, .time = 0.5});
+    program_free(&program);
 }
 
 FUZZ(encodings) {

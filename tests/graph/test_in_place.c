@@ -157,9 +157,7 @@ enum { VARIETIES = sizeof varieties / sizeof *varieties };
 typedef struct Run {
     Config config;
     OptionStrings strings;
-    Model model;
-    Plan plan;
-    Executor *executor;
+    Program program;
 } Run;
 
 static void configure(Run *run, const Variety *variety) {
@@ -175,15 +173,16 @@ static void configure(Run *run, const Variety *variety) {
 }
 
 static void fill_inputs(const Run *run) {
-    int32_t *tokens = executor_tensor(run->executor, run->model.tokens), *targets = executor_tensor(run->executor, run->model.targets);
-    int32_t *positions = executor_tensor(run->executor, run->model.positions);
+    int32_t *tokens = executor_tensor(run->program.executor, run->program.model.tokens),
+            *targets = executor_tensor(run->program.executor, run->program.model.targets);
+    int32_t *positions = executor_tensor(run->program.executor, run->program.model.positions);
     for (int i = 0; i < TOKENS; i++) {
         tokens[i] = (int32_t)(rng_uniform(1, 2, i) * run->config.model.vocabulary);
         targets[i] = (int32_t)(rng_uniform(1, 3, i) * run->config.model.vocabulary);
         positions[i] = i % LENGTH;
     }
-    executor_set_scalar(run->executor, run->model.scale, 1.0 / TOKENS);
-    executor_set_scalar(run->executor, run->model.share, 1);
+    executor_set_scalar(run->program.executor, run->program.model.scale, 1.0 / TOKENS);
+    executor_set_scalar(run->program.executor, run->program.model.share, 1);
 }
 
 /* Forward and backward. `apart`: all tensors are kept, so that each has memory of its own. */
@@ -191,34 +190,29 @@ static Run run_model(const Variety *variety, RecomputePolicy policy, bool apart)
     Run run = {0};
     Error error = {0};
     Device *device = check_device() ? check_device() : device_cpu();
-    Backend backend;
     configure(&run, variety);
-    run.model = model_build(&run.config.model, PRECISION_BF16, MODEL_TRAIN, SEQUENCES, LENGTH, policy);
-    for (int i = 1; i < run.model.graph->tensor_count && apart; i++) run.model.graph->tensors[i].keep = true;
-    if (!op_backend(&backend, device, PRECISION_BF16, &error)) fail_msg("%s", error.message);
-    run.plan = graph_plan(run.model.graph, &backend);
-    run.executor = executor_create(run.model.graph, &run.plan, &backend, NULL, &error);
-    if (!run.executor) fail_msg("%s", error.message);
-    void *master = executor_arena(run.executor, ARENA_MASTER), *weights = executor_arena(run.executor, ARENA_WEIGHT);
-    if (!model_initialize(run.model.graph, &run.config.model, 5, device, master, weights, &error)) fail_msg("%s", error.message);
+    run.program.model = model_build(&run.config.model, PRECISION_BF16, MODEL_TRAIN, SEQUENCES, LENGTH, policy);
+    for (int i = 1; i < run.program.model.graph->tensor_count && apart; i++) run.program.model.graph->tensors[i].keep = true;
+    run.program = check_program(run.program.model, device);
+    void *master = executor_arena(run.program.executor, ARENA_MASTER), *weights = executor_arena(run.program.executor, ARENA_WEIGHT);
+    if (!model_initialize(run.program.model.graph, &run.config.model, 5, device, master, weights, &error)) fail_msg("%s", error.message);
     fill_inputs(&run);
-    device_fill(device, executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
-    executor_zero(run.executor);
-    executor_run(run.executor);
-    if (!executor_finish(run.executor, &error)) fail_msg("%s", error.message);
+    device_fill(device, executor_arena(run.program.executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
+    executor_zero(run.program.executor);
+    executor_run(run.program.executor);
+    if (!executor_finish(run.program.executor, &error)) fail_msg("%s", error.message);
     return run;
 }
 
 static void release(Run *run) {
-    executor_free(run->executor);
-    model_free(&run->model);
+    program_free(&run->program);
     options_free_strings(&run->strings);
 }
 
 static void *gradients(const Run *run) {
-    void *values = memory_allocate((size_t)run->plan.bytes[ARENA_GRADIENT]);
-    device_download(
-        executor_backend(run->executor)->device, values, executor_arena(run->executor, ARENA_GRADIENT), run->plan.bytes[ARENA_GRADIENT]);
+    void *values = memory_allocate((size_t)run->program.plan.bytes[ARENA_GRADIENT]);
+    device_download(executor_backend(run->program.executor)->device, values, executor_arena(run->program.executor, ARENA_GRADIENT),
+        run->program.plan.bytes[ARENA_GRADIENT]);
     return values;
 }
 
@@ -235,13 +229,13 @@ static void models_have_the_same_bits_as_with_memory_of_its_own_for_every_tensor
         for (RecomputePolicy policy = RECOMPUTE_NONE; policy <= RECOMPUTE_BLOCK; policy += step) {
             Run shared = run_model(&varieties[i], policy, false), apart = run_model(&varieties[i], policy, true);
             void *a = gradients(&shared), *b = gradients(&apart);
-            assert_int_equal(count_places(apart.model.graph), 0);
-            if (count_places(shared.model.graph) < varieties[i].places)
-                fail_msg("%s: %d operations are done in place", varieties[i].name, count_places(shared.model.graph));
-            if (memcmp(executor_tensor(shared.executor, shared.model.loss), executor_tensor(apart.executor, apart.model.loss),
-                    2 * sizeof(float)))
+            assert_int_equal(count_places(apart.program.model.graph), 0);
+            if (count_places(shared.program.model.graph) < varieties[i].places)
+                fail_msg("%s: %d operations are done in place", varieties[i].name, count_places(shared.program.model.graph));
+            if (memcmp(executor_tensor(shared.program.executor, shared.program.model.loss),
+                    executor_tensor(apart.program.executor, apart.program.model.loss), 2 * sizeof(float)))
                 fail_msg("%s: another loss", varieties[i].name);
-            if (memcmp(a, b, (size_t)shared.plan.bytes[ARENA_GRADIENT])) fail_msg("%s: other gradients", varieties[i].name);
+            if (memcmp(a, b, (size_t)shared.program.plan.bytes[ARENA_GRADIENT])) fail_msg("%s: other gradients", varieties[i].name);
             free(a);
             free(b);
             release(&shared);

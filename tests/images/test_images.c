@@ -21,9 +21,9 @@ static Golden open_model(int64_t spare) {
     if (!source_read_config(g.folder, &g.config, &g.strings, &error) || !safetensors_open(&g.expected, SAMPLING, &error))
         fail_msg("%s", error.message);
     g.config.model.text_tokens = TEXT;
-    g.model = model_build(&g.config.model, PRECISION_FP32, MODEL_SCORE, 1, TOKENS + spare + TEXT, RECOMPUTE_NONE);
-    g.executor = check_executor(g.model.graph, &g.plan);
-    if (!weights_load_program(g.folder, &g.config, g.executor, &error)) fail_msg("%s", error.message);
+    g.program =
+        check_program(model_build(&g.config.model, PRECISION_FP32, MODEL_SCORE, 1, TOKENS + spare + TEXT, RECOMPUTE_NONE), device_cpu());
+    if (!weights_load_program(g.folder, &g.config, g.program.executor, &error)) fail_msg("%s", error.message);
     return g;
 }
 
@@ -43,10 +43,10 @@ static void latents_become_the_tokens_of_diffusers_and_back(void **state) {
         SCOPED(golden_stop) Golden g = open_model(spare);
         float noise[VALUES], back[VALUES];
         stored_to_floats(golden_expect(&g, "noise"), 0, VALUES, noise);
-        image_put_latents(&g.model, g.executor, 0, HEIGHT, WIDTH, noise);
-        const float *rows = executor_tensor(g.executor, g.model.image.latents);
+        image_put_latents(&g.program.model, g.program.executor, 0, HEIGHT, WIDTH, noise);
+        const float *rows = executor_tensor(g.program.executor, g.program.model.image.latents);
         for (int64_t i = 0; i < VALUES; i++) assert_true(rows[spare * 4 * CHANNELS + i] == golden_value(golden_expect(&g, "packed"), i));
-        image_take_latents(&g.model, rows, 0, HEIGHT, WIDTH, back);
+        image_take_latents(&g.program.model, rows, 0, HEIGHT, WIDTH, back);
         assert_memory_equal(back, noise, sizeof noise);
     }
 }
@@ -72,7 +72,7 @@ static void sampling_is_that_of_the_pipeline(void **state) {
         for (int64_t sample = 0; sample < 2; sample++) {
             float latents[VALUES];
             stored_to_floats(golden_expect(&g, "noise"), sample * VALUES, VALUES, latents);
-            assert_true(image_sample(&g.model, g.executor, &set, sample, &sampling, HEIGHT, WIDTH, latents, &error));
+            assert_true(image_sample(&g.program.model, g.program.executor, &set, sample, &sampling, HEIGHT, WIDTH, latents, &error));
             for (int64_t i = 0; i < VALUES; i++)
                 assert_float_equal(latents[i], golden_value(golden_expect(&g, end), sample * VALUES + i), 5e-5);
         }
@@ -229,25 +229,26 @@ static void encodings_in_any_type_fill_the_same_inputs(void **state) {
     write_encodings("half.safetensors", 2, 2, 4, 6, 3, true);
     for (int p = 0; p < 3; p++) {
         static const char *const files[] = {"wide.safetensors", "half.safetensors"};
-        Model model = model_build(&config, precisions[p], MODEL_EVALUATE, 3, 8 + 3, RECOMPUTE_NONE);
-        Plan plan;
-        Executor *executors[2];
+        Program programs[2];
         for (int f = 0; f < 2; f++) {
             Error error = {0};
             SCOPED(encodings_close) EncodingSet set;
-            executors[f] = check_executor(model.graph, &plan);
+            Program *program = &programs[f];
+            *program = check_program(model_build(&config, precisions[p], MODEL_EVALUATE, 3, 8 + 3, RECOMPUTE_NONE), device_cpu());
             assert_true(encodings_open(&set, files[f], &config, ENCODINGS_TRAIN, &error));
-            image_put_sample(&model, executors[f], 0, &(ImageSample){.set = &set, .sample = 1, .time = 0.25});
-            image_put_sample(&model, executors[f], 1, &(ImageSample){.set = &set, .sample = 0, .time = 0.75});
-            image_put_nothing(&model, executors[f], 2);
+            image_put_sample(&program->model, program->executor, 0, &(ImageSample){.set = &set, .sample = 1, .time = 0.25});
+            image_put_sample(&program->model, program->executor, 1, &(ImageSample){.set = &set, .sample = 0, .time = 0.75});
+            image_put_nothing(&program->model, program->executor, 2);
         }
-        assert_memory_equal(executor_arena(executors[0], ARENA_INPUT), executor_arena(executors[1], ARENA_INPUT), plan.bytes[ARENA_INPUT]);
+        const Executor *half = programs[1].executor;
+        const ImageInputs *inputs = &programs[1].model.image;
+        assert_memory_equal(
+            executor_arena(programs[0].executor, ARENA_INPUT), executor_arena(half, ARENA_INPUT), programs[1].plan.bytes[ARENA_INPUT]);
         size_t bytes = precision_bytes(precisions[p], TYPE_COMPUTE);
-        const void *text = executor_tensor(executors[1], model.image.text), *pooled = executor_tensor(executors[1], model.image.pooled);
+        const void *text = executor_tensor(half, inputs->text), *pooled = executor_tensor(half, inputs->pooled);
         for (int i = 0; i < 12; i++) assert_true(element_get(bytes, text, i) == 12 + i && element_get(bytes, text, 12 + i) == i);
         for (int i = 0; i < 5; i++) assert_true(element_get(bytes, pooled, i) == 5 + i && element_get(bytes, pooled, 10 + i) == 0);
-        for (int f = 0; f < 2; f++) executor_free(executors[f]);
-        model_free(&model);
+        for (int f = 0; f < 2; f++) program_free(&programs[f]);
     }
 }
 

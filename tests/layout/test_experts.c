@@ -25,8 +25,7 @@ enum { COLUMNS = 24 };
 
 typedef struct Block {
     Graph *graph;
-    Plan plan;
-    Executor *executor;
+    Program program;
     TensorId index, gate, x, d_y, w, y;
 } Block;
 
@@ -59,14 +58,14 @@ static double get_real(const Block *b, TensorId tensor, const void *from, int64_
 /* Elements from `first` on of the values that all ranks agree on. */
 static void fill_input(const Block *b, TensorId tensor, uint64_t stream, int64_t first) {
     for (int64_t i = 0; i < graph_elements(b->graph, tensor); i++)
-        put_real(b, tensor, executor_tensor(b->executor, tensor), i, real_of(stream, first + i));
+        put_real(b, tensor, executor_tensor(b->program.executor, tensor), i, real_of(stream, first + i));
 }
 
 static void fill_weight(const Block *b, int64_t first) {
     int64_t count = graph_elements(b->graph, b->w), bytes = graph_bytes(b->graph, b->w);
     char *values = memory_allocate((size_t)bytes);
     for (int64_t i = 0; i < count; i++) put_real(b, b->w, values, i, real_of(9, first + i));
-    device_upload(executor_backend(b->executor)->device, executor_tensor(b->executor, b->w), values, bytes);
+    device_upload(executor_backend(b->program.executor)->device, executor_tensor(b->program.executor, b->w), values, bytes);
     free(values);
 }
 
@@ -96,14 +95,9 @@ static Block block_start(const Case *c, const Mesh *mesh, int64_t rows, Device *
     Precision precision = device_info(device)->host_memory ? PRECISION_FP64 : PRECISION_BF16;
     Block b = block_build(c, mesh, rows, precision);
     int64_t index = mesh_index(mesh, AXES_EXPERTS), own = c->experts / mesh_size(mesh, AXES_EXPERTS);
-    Backend backend;
-    Error error = {0};
-    assert_true(op_backend(&backend, device, precision, &error));
-    b.plan = graph_plan(b.graph, &backend);
-    b.executor = executor_create(b.graph, &b.plan, &backend, NULL, &error);
-    if (!b.executor) fail_msg("%s", error.message);
+    b.program = check_program((Model){.graph = b.graph}, device);
     for (int64_t i = 0; i < rows * c->k; i++)
-        ((int32_t *)executor_tensor(b.executor, b.index))[i] = choice_of(c, index * rows + i / c->k, i % c->k);
+        ((int32_t *)executor_tensor(b.program.executor, b.index))[i] = choice_of(c, index * rows + i / c->k, i % c->k);
     fill_input(&b, b.gate, 1, index * rows * c->k);
     fill_input(&b, b.x, 2, index * rows * COLUMNS);
     fill_input(&b, b.d_y, 3, index * rows * COLUMNS);
@@ -112,23 +106,20 @@ static Block block_start(const Case *c, const Mesh *mesh, int64_t rows, Device *
 }
 
 static void block_run(const Block *b) {
-    Device *device = executor_backend(b->executor)->device;
+    Device *device = executor_backend(b->program.executor)->device;
     Error error = {0};
-    device_fill(device, executor_arena(b->executor, ARENA_ACTIVATION), 0xff, b->plan.bytes[ARENA_ACTIVATION]); /* NaN */
-    executor_zero(b->executor);
-    executor_run(b->executor);
-    if (!executor_finish(b->executor, &error)) fail_msg("%s", error.message);
+    device_fill(device, executor_arena(b->program.executor, ARENA_ACTIVATION), 0xff, b->program.plan.bytes[ARENA_ACTIVATION]); /* NaN */
+    executor_zero(b->program.executor);
+    executor_run(b->program.executor);
+    if (!executor_finish(b->program.executor, &error)) fail_msg("%s", error.message);
 }
 
-static void block_free(const Block *b) {
-    executor_free(b->executor);
-    graph_free(b->graph);
-}
+static void block_free(Block *b) { program_free(&b->program); }
 
 /* What it computed; to be freed. */
 static void *block_read(const Block *b, TensorId tensor) {
     void *values = memory_allocate((size_t)graph_bytes(b->graph, tensor));
-    executor_read(b->executor, tensor, values);
+    executor_read(b->program.executor, tensor, values);
     return values;
 }
 

@@ -320,8 +320,8 @@ static void check_slots(const Session *ranks, int size) {
                     y_bytes = layout->buckets[b].end - layout->buckets[b].begin;
             int64_t x_weights = precision_weight_offset(precision, x_bytes), y_weights = precision_weight_offset(precision, y_bytes);
             if (meet(x->writes, y->writes)) assert_true(x->gradients + x_bytes <= y->gradients || y->gradients + y_bytes <= x->gradients);
-            for (int i = 0; i < PASS_COUNT * PASS_COUNT; i++)
-                if (meet(x->reads[i / PASS_COUNT], y->reads[i % PASS_COUNT]))
+            for (int i = 0; i < BUCKET_PASSES * BUCKET_PASSES; i++)
+                if (meet(x->reads[i / BUCKET_PASSES], y->reads[i % BUCKET_PASSES]))
                     assert_true(x->weights + x_weights <= y->weights || y->weights + y_weights <= x->weights);
         }
 }

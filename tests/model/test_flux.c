@@ -26,15 +26,16 @@ enum { FOLDERS = sizeof folders / sizeof *folders };
 
 /* Element `index` of a real input. */
 static void put(const Golden *g, TensorId tensor, int64_t index, double value) {
-    executor_set_values(g->executor, tensor, index, &(float){(float)value}, 1);
+    executor_set_values(g->program.executor, tensor, index, &(float){(float)value}, 1);
 }
 
-static int64_t columns_of(const Golden *g, TensorId tensor) { return graph_columns(g->model.graph, tensor); }
+static int64_t columns_of(const Golden *g, TensorId tensor) { return graph_columns(g->program.model.graph, tensor); }
 
 /* Rows of the samples in a stored tensor to the last rows of each sample of an input. */
 static void put_rows(const Golden *g, TensorId tensor, const char *name) {
     const StoredTensor *stored = golden_expect(g, name);
-    int64_t samples = g->model.sequences, columns = columns_of(g, tensor), rows = graph_rows(g->model.graph, tensor) / samples;
+    int64_t samples = g->program.model.sequences, columns = columns_of(g, tensor),
+            rows = graph_rows(g->program.model.graph, tensor) / samples;
     int64_t given = stored->rank == 3 ? stored->shape[1] : 1, skipped = rows - given;
     for (int64_t i = 0; i < samples * rows * columns; i++) put(g, tensor, i, 0.7); /* where there is none, anything */
     for (int64_t s = 0; s < samples; s++)
@@ -44,7 +45,7 @@ static void put_rows(const Golden *g, TensorId tensor, const char *name) {
 
 static void put_time(const Golden *g, TensorId tensor, const char *name) {
     float features[IMAGE_TIME_WIDTH];
-    for (int64_t s = 0; tensor && s < g->model.sequences; s++) {
+    for (int64_t s = 0; tensor && s < g->program.model.sequences; s++) {
         image_time_features(golden_value(golden_expect(g, name), s), features);
         for (int i = 0; i < IMAGE_TIME_WIDTH; i++) put(g, tensor, s * IMAGE_TIME_WIDTH + i, features[i]);
     }
@@ -52,35 +53,24 @@ static void put_time(const Golden *g, TensorId tensor, const char *name) {
 
 /* `spare`: image tokens that the images leave empty. */
 static void put_inputs(const Golden *g, int64_t spare) {
-    const ImageInputs *x = &g->model.image;
+    const ImageInputs *x = &g->program.model.image;
     int64_t image = HEIGHT * WIDTH + spare;
-    int32_t *places = executor_tensor(g->executor, x->places), *positions = executor_tensor(g->executor, x->positions);
+    int32_t *places = executor_tensor(g->program.executor, x->places), *positions = executor_tensor(g->program.executor, x->positions);
     put_rows(g, x->latents, "latents");
     put_rows(g, x->text, "text");
     put_rows(g, x->pooled, "pooled");
     put_time(g, x->time, "sigma");
     put_time(g, x->guidance, "guidance");
-    for (int64_t r = 0; r < g->model.rows; r++) {
-        int64_t at = r % g->model.length - spare;
+    for (int64_t r = 0; r < g->program.model.rows; r++) {
+        int64_t at = r % g->program.model.length - spare;
         positions[r] = (int32_t)(at < 0 ? 0 : at);
         places[r] = (int32_t)(at < 0 || at >= HEIGHT * WIDTH ? 0 : at / WIDTH * IMAGE_GRID + at % WIDTH);
     }
     if (!x->target) return;
     put_rows(g, x->target, "target");
-    for (int64_t r = 0; r < g->model.sequences * image; r++) put(g, x->weights, r, r % image < spare ? 0 : 1.0 / (HEIGHT * WIDTH));
-    executor_set_scalar(g->executor, g->model.scale, 1.0 / g->model.sequences);
-    executor_set_scalar(g->executor, g->model.share, 1);
-}
-
-/* The program and its memory on a device. */
-static Executor *execute(Golden *g, Device *device) {
-    Error error = {0};
-    Backend backend;
-    if (!op_backend(&backend, device, g->model.graph->precision, &error)) fail_msg("%s", error.message);
-    g->plan = graph_plan(g->model.graph, &backend);
-    Executor *executor = executor_create(g->model.graph, &g->plan, &backend, NULL, &error);
-    if (!executor) fail_msg("%s", error.message);
-    return executor;
+    for (int64_t r = 0; r < g->program.model.sequences * image; r++) put(g, x->weights, r, r % image < spare ? 0 : 1.0 / (HEIGHT * WIDTH));
+    executor_set_scalar(g->program.executor, g->program.model.scale, 1.0 / g->program.model.sequences);
+    executor_set_scalar(g->program.executor, g->program.model.share, 1);
 }
 
 static void start_on(
@@ -91,9 +81,8 @@ static void start_on(
     if (!source_read_config(g->folder, &g->config, &g->strings, &error) || !safetensors_open(&g->expected, path, &error))
         fail_msg("%s", error.message);
     g->config.model.text_tokens = TEXT;
-    g->model = model_build(&g->config.model, precision, mode, 2, HEIGHT * WIDTH + spare + TEXT, recompute);
-    g->executor = execute(g, device);
-    if (!weights_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
+    g->program = check_program(model_build(&g->config.model, precision, mode, 2, HEIGHT * WIDTH + spare + TEXT, recompute), device);
+    if (!weights_load_program(g->folder, &g->config, g->program.executor, &error)) fail_msg("%s", error.message);
     put_inputs(g, spare);
 }
 
@@ -103,7 +92,7 @@ static void start(Golden *g, const char *name, Precision precision, ModelMode mo
 
 /* Cosine and largest difference of velocities, of the last tokens of each sample. */
 static double compare_velocity(const Golden *g, int64_t spare, double *worst) {
-    const float *ours = executor_tensor(g->executor, g->model.velocity);
+    const float *ours = executor_tensor(g->program.executor, g->program.model.velocity);
     const StoredTensor *theirs = golden_expect(g, "velocity");
     int64_t channels = theirs->shape[2], count = theirs->shape[1] * channels;
     double dot = 0, a = 0, b = 0;
@@ -123,7 +112,7 @@ static void velocity_is_that_of_diffusers(void **state) {
             Golden g;
             double worst;
             start(&g, folders[f], PRECISION_FP32, MODEL_SCORE, spare, RECOMPUTE_NONE);
-            executor_run(g.executor);
+            executor_run(g.program.executor);
             compare_velocity(&g, spare, &worst);
             if (!(worst < 2e-5)) fail_msg("%s: velocities differ by %g", g.folder, worst); /* values below 10, sums in other orders */
             golden_stop(&g);
@@ -161,7 +150,7 @@ static void bf16_points_the_same_way(void **state) {
         Golden g;
         double worst;
         start(&g, folders[f], PRECISION_BF16, MODEL_SCORE, 0, RECOMPUTE_NONE);
-        executor_run(g.executor);
+        executor_run(g.program.executor);
         double cosine = compare_velocity(&g, 0, &worst);
         if (!(cosine >= 0.999)) fail_msg("%s: velocities have cosine %.6f", g.folder, cosine);
         golden_stop(&g);
@@ -181,13 +170,14 @@ static void a_gpu_points_the_same_way_as_pytorch(void **state) {
         Error error = {0};
         start_on(&g, device, folders[f], PRECISION_BF16, MODEL_TRAIN, 9, RECOMPUTE_NORM);
         start(&host, folders[f], PRECISION_BF16, MODEL_TRAIN, 9, RECOMPUTE_NORM);
-        executor_zero(g.executor);
-        executor_run(g.executor);
-        assert_true(executor_finish(g.executor, &error));
-        assert_float_equal(executor_get_metric(g.executor, g.model.loss, 0), golden_value(golden_expect(&g, "loss"), 0), 0.03);
-        assert_int_equal(g.plan.bytes[ARENA_GRADIENT], host.plan.bytes[ARENA_GRADIENT]);
-        device_download(device, executor_arena(host.executor, ARENA_GRADIENT), executor_arena(g.executor, ARENA_GRADIENT),
-            g.plan.bytes[ARENA_GRADIENT]);
+        executor_zero(g.program.executor);
+        executor_run(g.program.executor);
+        assert_true(executor_finish(g.program.executor, &error));
+        assert_float_equal(
+            executor_get_metric(g.program.executor, g.program.model.loss, 0), golden_value(golden_expect(&g, "loss"), 0), 0.03);
+        assert_int_equal(g.program.plan.bytes[ARENA_GRADIENT], host.program.plan.bytes[ARENA_GRADIENT]);
+        device_download(device, executor_arena(host.program.executor, ARENA_GRADIENT), executor_arena(g.program.executor, ARENA_GRADIENT),
+            g.program.plan.bytes[ARENA_GRADIENT]);
         golden_each_gradient(&host, "gradient/", check_direction);
         golden_stop(&host);
         golden_stop(&g);
@@ -199,18 +189,18 @@ static void check_steps_of_adamw(Device *device, Precision precision, double bou
         Golden g;
         Error error = {0};
         start_on(&g, device, folders[f], precision, MODEL_TRAIN, 0, RECOMPUTE_NONE);
-        Optimizer *optimizer = optimizer_create(g.model.graph, &g.config.optimizer, NULL, device, &error);
+        Optimizer *optimizer = optimizer_create(g.program.model.graph, &g.config.optimizer, NULL, device, &error);
         assert_non_null(optimizer);
         for (int step = 1; step <= STEPS; step++) {
-            executor_zero(g.executor);
-            executor_run(g.executor);
-            assert_true(executor_finish(g.executor, &error));
-            double loss = executor_get_metric(g.executor, g.model.loss, 0),
+            executor_zero(g.program.executor);
+            executor_run(g.program.executor);
+            assert_true(executor_finish(g.program.executor, &error));
+            double loss = executor_get_metric(g.program.executor, g.program.model.loss, 0),
                    theirs = golden_value(golden_expect(&g, "adamw_losses"), step - 1);
             if (!(fabs(loss - theirs) < bound))
                 fail_msg("%s: the loss before step %d is %.7f, and PyTorch has %.7f", g.folder, step, loss, theirs);
-            optimizer_step(optimizer, executor_arena(g.executor, ARENA_MASTER), executor_arena(g.executor, ARENA_WEIGHT),
-                executor_arena(g.executor, ARENA_GRADIENT), step, 0.003, 1);
+            optimizer_step(optimizer, executor_arena(g.program.executor, ARENA_MASTER), executor_arena(g.program.executor, ARENA_WEIGHT),
+                executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1);
         }
         optimizer_free(optimizer);
         golden_stop(&g);
@@ -298,8 +288,8 @@ static void recomputation_gives_the_same_bits(void **state) {
     for (RecomputePolicy policy = RECOMPUTE_NORM; policy <= RECOMPUTE_BLOCK; policy++) {
         start(&again, folders[0], PRECISION_BF16, MODEL_TRAIN, 4, policy);
         assert_true(golden_run(&again) == loss);
-        assert_memory_equal(executor_arena(again.executor, ARENA_GRADIENT), executor_arena(kept.executor, ARENA_GRADIENT),
-            again.plan.bytes[ARENA_GRADIENT]);
+        assert_memory_equal(executor_arena(again.program.executor, ARENA_GRADIENT), executor_arena(kept.program.executor, ARENA_GRADIENT),
+            again.program.plan.bytes[ARENA_GRADIENT]);
         golden_stop(&again);
     }
     golden_stop(&kept);

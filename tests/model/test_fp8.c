@@ -59,12 +59,12 @@ static Magnitudes count_magnitudes(const char *family, int maker) {
     Golden g;
     Magnitudes count = {0};
     golden_start(&g, family, PRECISION_FP32, MODEL_TRAIN, &(Fp8Config){.recipe = FP8_TENSOR});
-    for (int i = 0; i < g.model.graph->node_count; i++) {
-        const Node *node = &g.model.graph->nodes[i];
+    for (int i = 0; i < g.program.model.graph->node_count; i++) {
+        const Node *node = &g.program.model.graph->nodes[i];
         TensorId x = node->op == OP_fp8_amax ? node->in[FP8_AMAX_X] : TENSOR_NONE;
         count.found += op_amax(node) != TENSOR_NONE;
-        if (!x || graph_is_parameter(g.model.graph, x)) continue;
-        assert_int_equal(g.model.graph->nodes[graph_get(g.model.graph, x)->producer].op, maker);
+        if (!x || graph_is_parameter(g.program.model.graph, x)) continue;
+        assert_int_equal(g.program.model.graph->nodes[graph_get(g.program.model.graph, x)->producer].op, maker);
         count.passed++;
     }
     golden_stop(&g);
@@ -89,29 +89,30 @@ static const float rate = 0.125f;
 
 /* The loss of a step, and its gradients. */
 static double run_delayed(Golden *g, AmaxHistory *history, const StoredTensor *tokens, int step) {
-    int64_t sequences = g->model.sequences, length = g->model.length;
+    int64_t sequences = g->program.model.sequences, length = g->program.model.length;
     float target = 1.0f / (float)(MICROBATCHES * sequences * length);
     Error error = {0};
-    executor_zero(g->executor);
+    executor_zero(g->program.executor);
     for (int i = 0; i < MICROBATCHES; i++) {
         StoredTensor part = *tokens;
         part.data = (const int32_t *)tokens->data + (step * MICROBATCHES + i) * sequences * (length + 1);
         golden_put_inputs(g, sequences, length, &part);
-        executor_set_scalar(g->executor, g->model.scale, target);
-        executor_set_scalar(g->executor, g->model.share, 1.0 / MICROBATCHES);
-        amax_history_put(history, g->executor, target);
-        executor_run(g->executor);
+        executor_set_scalar(g->program.executor, g->program.model.scale, target);
+        executor_set_scalar(g->program.executor, g->program.model.share, 1.0 / MICROBATCHES);
+        amax_history_put(history, g->program.executor, target);
+        executor_run(g->program.executor);
     }
-    if (!executor_finish(g->executor, &error) || !amax_history_agree(history, g->executor, &error)) fail_msg("%s", error.message);
+    if (!executor_finish(g->program.executor, &error) || !amax_history_agree(history, g->program.executor, &error))
+        fail_msg("%s", error.message);
     amax_history_note(history, step + 1, true);
-    return *(const float *)executor_tensor(g->executor, g->model.loss);
+    return *(const float *)executor_tensor(g->program.executor, g->program.model.loss);
 }
 
 static void descend(const Golden *g) {
-    for (int i = 0; i < g->model.graph->parameter_count; i++) {
-        const Parameter *p = &g->model.graph->parameters[i];
-        float *values = parameter_in(p, executor_arena(g->executor, ARENA_MASTER));
-        const float *gradient = parameter_in(p, executor_arena(g->executor, ARENA_GRADIENT));
+    for (int i = 0; i < g->program.model.graph->parameter_count; i++) {
+        const Parameter *p = &g->program.model.graph->parameters[i];
+        float *values = parameter_in(p, executor_arena(g->program.executor, ARENA_MASTER));
+        const float *gradient = parameter_in(p, executor_arena(g->program.executor, ARENA_GRADIENT));
         for (int64_t j = 0; j < p->count && p->kind != PARAMETER_BALANCE_BIAS; j++) values[j] -= rate * gradient[j];
     }
 }
@@ -122,7 +123,7 @@ static void steps_of_delayed_scaling_are_those_of_pytorch(void **state) {
     for (int f = 1; f < FAMILIES; f++) {
         Golden g;
         golden_start(&g, families[f], PRECISION_FP32, MODEL_TRAIN, &(Fp8Config){.recipe = FP8_TENSOR, .scaling = FP8_DELAYED});
-        AmaxHistory *history = amax_history_create(g.model.graph, HISTORY);
+        AmaxHistory *history = amax_history_create(g.program.model.graph, HISTORY);
         assert_non_null(history);
         for (int step = 0; step < STEPS; step++) {
             char *loss = memory_format("delayed/%d/loss", step), *prefix = memory_format("delayed/%d/gradient/", step);
@@ -143,9 +144,9 @@ static void infinity_that_saturates_is_seen(void **state) {
     (void)state;
     Golden g;
     golden_start(&g, "fp8/qwen2", PRECISION_FP32, MODEL_TRAIN, &(Fp8Config){.recipe = FP8_TENSOR, .scaling = FP8_DELAYED});
-    AmaxHistory *history = amax_history_create(g.model.graph, HISTORY);
-    int down = graph_find_parameter(g.model.graph, "model.layers.0.mlp.down_proj.weight");
-    float *weights = parameter_in(&g.model.graph->parameters[down], executor_arena(g.executor, ARENA_MASTER));
+    AmaxHistory *history = amax_history_create(g.program.model.graph, HISTORY);
+    int down = graph_find_parameter(g.program.model.graph, "model.layers.0.mlp.down_proj.weight");
+    float *weights = parameter_in(&g.program.model.graph->parameters[down], executor_arena(g.program.executor, ARENA_MASTER));
     assert_true(isfinite(run_delayed(&g, history, golden_expect(&g, "delayed/tokens"), 0)) && amax_history_is_finite(history));
     weights[5] = INFINITY;
     assert_true(isfinite(run_delayed(&g, history, golden_expect(&g, "delayed/tokens"), 1)) && !amax_history_is_finite(history));
@@ -168,15 +169,16 @@ static void check_kept(const char *family, Fp8Config fp8, RecomputePolicy recomp
     golden_start_with(&kept, family, PRECISION_FP32, MODEL_TRAIN, &fp8, recompute);
     Golden *both[] = {&cast, &kept};
     for (int i = 0; i < 2; i++) {
-        AmaxHistory *history = amax_history_create(both[i]->model.graph, HISTORY);
-        amax_history_put(history, both[i]->executor, 1);
+        AmaxHistory *history = amax_history_create(both[i]->program.model.graph, HISTORY);
+        amax_history_put(history, both[i]->program.executor, 1);
         golden_run(both[i]);
-        executor_run(both[i]->executor);
+        executor_run(both[i]->program.executor);
         amax_history_free(history);
     }
-    assert_memory_equal(
-        executor_arena(cast.executor, ARENA_GRADIENT), executor_arena(kept.executor, ARENA_GRADIENT), cast.plan.bytes[ARENA_GRADIENT]);
-    assert_true(*(float *)executor_tensor(cast.executor, cast.model.loss) == *(float *)executor_tensor(kept.executor, kept.model.loss));
+    assert_memory_equal(executor_arena(cast.program.executor, ARENA_GRADIENT), executor_arena(kept.program.executor, ARENA_GRADIENT),
+        cast.program.plan.bytes[ARENA_GRADIENT]);
+    assert_true(*(float *)executor_tensor(cast.program.executor, cast.program.model.loss) ==
+                *(float *)executor_tensor(kept.program.executor, kept.program.model.loss));
     golden_stop(&cast);
     golden_stop(&kept);
 }
@@ -212,12 +214,12 @@ static double cosine_of(const Products *sums) { return sums->dot / sqrt(sums->sq
  * here, whose errors are independent: 14 to 24%, cosines of 0.99 to 0.97. Gradients of queries, keys and routers are small
  * differences of what a softmax sends back, and lose more: noise as large as the gradient itself leaves a cosine of 0.7. */
 static void check_directions(const Golden *rounded, const Golden *exact, const char *name) {
-    const Graph *graph = exact->model.graph;
+    const Graph *graph = exact->program.model.graph;
     Products all = {0};
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        const float *ours = parameter_in(p, executor_arena(rounded->executor, ARENA_GRADIENT)),
-                    *theirs = parameter_in(p, executor_arena(exact->executor, ARENA_GRADIENT));
+        const float *ours = parameter_in(p, executor_arena(rounded->program.executor, ARENA_GRADIENT)),
+                    *theirs = parameter_in(p, executor_arena(exact->program.executor, ARENA_GRADIENT));
         Products one = {0};
         if (p->kind == PARAMETER_BALANCE_BIAS) continue;
         add_products(&one, p, ours, theirs);

@@ -29,10 +29,10 @@ static void logits_are_those_of_transformers(void **state) {
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
         golden_start(&g, families[f], PRECISION_FP32, MODEL_LOGITS, NULL);
-        executor_run(g.executor);
-        const float *logits = executor_tensor(g.executor, g.model.logits);
+        executor_run(g.program.executor);
+        const float *logits = executor_tensor(g.program.executor, g.program.model.logits);
         const StoredTensor *expected = golden_expect(&g, "logits");
-        assert_int_equal(expected->shape[0], g.model.sequences * g.model.length);
+        assert_int_equal(expected->shape[0], g.program.model.sequences * g.program.model.length);
         assert_int_equal(expected->shape[1], g.config.model.vocabulary);
         double worst = 0, largest = 0;
         for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) {
@@ -51,13 +51,13 @@ static void a_program_without_gradients_has_the_weights_of_one_that_trains(void 
         Golden only, trained;
         golden_start(&only, families[f], PRECISION_BF16, MODEL_LOGITS, NULL);
         golden_start(&trained, families[f], PRECISION_BF16, MODEL_TRAIN, NULL);
-        const Graph *graph = only.model.graph;
+        const Graph *graph = only.program.model.graph;
         for (int i = 0; i < graph->parameter_count; i++) {
             const Parameter *p = &graph->parameters[i];
             const Tensor *tensor = graph_get(graph, p->tensor);
             size_t unit = tensor->arena == ARENA_WEIGHT ? sizeof(uint16_t) : sizeof(float);
-            const void *ours = executor_tensor(only.executor, p->tensor);
-            const void *theirs = executor_tensor(trained.executor, trained.model.graph->parameters[i].tensor);
+            const void *ours = executor_tensor(only.program.executor, p->tensor);
+            const void *theirs = executor_tensor(trained.program.executor, trained.program.model.graph->parameters[i].tensor);
             assert_memory_equal(ours, theirs, p->count * unit);
         }
         golden_stop(&trained);
@@ -88,8 +88,8 @@ static void logits_in_bf16_point_the_same_way(void **state) {
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
         golden_start(&g, families[f], PRECISION_BF16, MODEL_LOGITS, NULL);
-        executor_run(g.executor);
-        const float *logits = executor_tensor(g.executor, g.model.logits);
+        executor_run(g.program.executor);
+        const float *logits = executor_tensor(g.program.executor, g.program.model.logits);
         const StoredTensor *expected = golden_expect(&g, "logits");
         double dot = 0, ours = 0, theirs = 0;
         for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) {
@@ -146,14 +146,14 @@ static void check_losses(OptimizerName name, const char *expected) {
         OptimizerConfig config = g.config.optimizer;
         config.name = name;
         config.balance_lr = 0;
-        Optimizer *optimizer = optimizer_create(g.model.graph, &config, NULL, device_cpu(), &error);
+        Optimizer *optimizer = optimizer_create(g.program.model.graph, &config, NULL, device_cpu(), &error);
         assert_non_null(optimizer);
         for (int step = 1; step <= STEPS; step++) {
             double loss = golden_run(&g), theirs = golden_value(golden_expect(&g, expected), step - 1);
             if (!(fabs(loss - theirs) < 1e-5))
                 fail_msg("%s: %s before step %d is %.7f, and PyTorch has %.7f", g.folder, expected, step, loss, theirs);
-            optimizer_step(optimizer, executor_arena(g.executor, ARENA_MASTER), executor_arena(g.executor, ARENA_WEIGHT),
-                executor_arena(g.executor, ARENA_GRADIENT), step, 0.003, 1);
+            optimizer_step(optimizer, executor_arena(g.program.executor, ARENA_MASTER), executor_arena(g.program.executor, ARENA_WEIGHT),
+                executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1);
         }
         optimizer_free(optimizer);
         golden_stop(&g);

@@ -45,9 +45,7 @@ typedef struct Golden {
     OptionStrings strings;
     Safetensors expected;
     Layout *layout;
-    Model model;
-    Plan plan;
-    Executor *executor;
+    Program program;
 } Golden;
 
 static const StoredTensor *expect(const Golden *g, const char *kind, const char *name) {
@@ -65,8 +63,9 @@ static float value(const StoredTensor *tensor, int64_t index) {
 }
 
 static void put_tokens(const Golden *g, const StoredTensor *stored, int64_t sequences, int64_t length) {
-    int32_t *tokens = executor_tensor(g->executor, g->model.tokens), *positions = executor_tensor(g->executor, g->model.positions);
-    int32_t *targets = g->model.targets ? executor_tensor(g->executor, g->model.targets) : NULL;
+    int32_t *tokens = executor_tensor(g->program.executor, g->program.model.tokens),
+            *positions = executor_tensor(g->program.executor, g->program.model.positions);
+    int32_t *targets = g->program.model.targets ? executor_tensor(g->program.executor, g->program.model.targets) : NULL;
     for (int64_t i = 0; i < sequences * length; i++) {
         const char *at = (const char *)stored->data + (i / length * (length + 1) + i % length) * (int64_t)sizeof(int32_t);
         memcpy(&tokens[i], at, sizeof(int32_t));
@@ -78,9 +77,9 @@ static void put_tokens(const Golden *g, const StoredTensor *stored, int64_t sequ
 /* The base: parameters of the folder by name, for which a graph without adapters is filled. What is trained of them comes later. */
 static void load_base(const Golden *g, const char *folder) {
     Model base = model_build(&g->config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    const Graph *graph = g->model.graph;
+    const Graph *graph = g->program.model.graph;
     Error error = {0};
-    float *master = memory_allocate((size_t)base.graph->parameter_bytes), *to = executor_arena(g->executor, ARENA_MASTER);
+    float *master = memory_allocate((size_t)base.graph->parameter_bytes), *to = executor_arena(g->program.executor, ARENA_MASTER);
     if (!hf_load_weights(folder, &g->config.model, base.graph, master, &error)) fail_msg("%s", error.message);
     for (int i = 0; i < graph->parameter_count; i++) {
         if (!graph->parameters[i].frozen) continue;
@@ -92,9 +91,9 @@ static void load_base(const Golden *g, const char *folder) {
 }
 
 static void load_adapters(const Golden *g, const char *kind) {
-    float *to = executor_arena(g->executor, ARENA_MASTER);
-    for (int i = 0; i < g->model.graph->parameter_count; i++) {
-        const Parameter *p = &g->model.graph->parameters[i];
+    float *to = executor_arena(g->program.executor, ARENA_MASTER);
+    for (int i = 0; i < g->program.model.graph->parameter_count; i++) {
+        const Parameter *p = &g->program.model.graph->parameters[i];
         if (!p->frozen) memcpy(parameter_in(p, to), expect(g, kind, p->name)->data, (size_t)p->count * sizeof *to);
     }
 }
@@ -115,9 +114,9 @@ static void start(Golden *g, int f, ModelMode mode) {
         .modules_to_save = families[f].modules_to_save,
         .tokens = families[f].tokens};
     if (!lora_check_targets(&g->config.model, &lora, &error)) fail_msg("%s", error.message);
-    g->model = model_build_adapted(NULL, &g->config.model, &lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
-    g->layout = layout_create(g->model.graph, &g->config.optimizer, &g->config.layout, 1 << 20);
-    g->executor = check_executor(g->model.graph, &g->plan);
+    g->program.model = model_build_adapted(NULL, &g->config.model, &lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
+    g->layout = layout_create(g->program.model.graph, &g->config.optimizer, &g->config.layout, 1 << 20);
+    g->program = check_program(g->program.model, device_cpu());
     put_tokens(g, tokens, sequences, length);
     load_base(g, folder);
     free(folder);
@@ -125,28 +124,28 @@ static void start(Golden *g, int f, ModelMode mode) {
 }
 
 static void stop(Golden *g) {
-    executor_free(g->executor);
+    executor_free(g->program.executor);
     layout_free(g->layout);
-    model_free(&g->model);
+    model_free(&g->program.model);
     safetensors_close(&g->expected);
     options_free_strings(&g->strings);
 }
 
 static double run(const Golden *g) {
-    executor_set_scalar(g->executor, g->model.scale, 1.0 / (double)(g->model.sequences * g->model.length));
-    executor_set_scalar(g->executor, g->model.share, 1);
-    executor_zero(g->executor);
-    executor_run(g->executor);
-    return executor_get_metric(g->executor, g->model.loss, 0);
+    executor_set_scalar(g->program.executor, g->program.model.scale, 1.0 / (double)(g->program.model.sequences * g->program.model.length));
+    executor_set_scalar(g->program.executor, g->program.model.share, 1);
+    executor_zero(g->program.executor);
+    executor_run(g->program.executor);
+    return executor_get_metric(g->program.executor, g->program.model.loss, 0);
 }
 
 /* Relative error of all adapters' elements of an arena; `count` receives how many adapters there are. */
 static double difference(const Golden *g, Arena arena, const char *kind, size_t *count) {
-    const float *ours = executor_arena(g->executor, arena);
+    const float *ours = executor_arena(g->program.executor, arena);
     double worst = 0;
     *count = 0;
-    for (int i = 0; i < g->model.graph->parameter_count; i++) {
-        const Parameter *p = &g->model.graph->parameters[i];
+    for (int i = 0; i < g->program.model.graph->parameter_count; i++) {
+        const Parameter *p = &g->program.model.graph->parameters[i];
         double sum = 0, norm = 0;
         if (p->frozen) continue;
         const StoredTensor *theirs = expect(g, kind, p->name);
@@ -191,14 +190,14 @@ static void ten_steps_have_the_losses_and_the_adapters_of_peft(void **state) {
         size_t count;
         start(&g, f, MODEL_TRAIN);
         load_adapters(&g, "start/");
-        Optimizer *optimizer = optimizer_create(g.model.graph, &g.config.optimizer, &g.layout->shard, device_cpu(), &error);
+        Optimizer *optimizer = optimizer_create(g.program.model.graph, &g.config.optimizer, &g.layout->shard, device_cpu(), &error);
         assert_non_null(optimizer);
-        void *master = executor_arena(g.executor, ARENA_MASTER);
+        void *master = executor_arena(g.program.executor, ARENA_MASTER);
         for (int step = 1; step <= STEPS; step++) {
             double loss = run(&g), theirs = value(expect(&g, "losses", ""), step - 1);
             if (!(fabs(loss - theirs) < 1e-5))
                 fail_msg("%s: the loss before step %d is %.7f, and PEFT has %.7f", families[f].name, step, loss, theirs);
-            optimizer_step(optimizer, master, master, executor_arena(g.executor, ARENA_GRADIENT), step, 0.003, 1);
+            optimizer_step(optimizer, master, master, executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1);
         }
         double worst = difference(&g, ARENA_MASTER, "trained/", &count);
         if (!(worst < 1e-3)) fail_msg("%s: an adapter differs by %g of its norm", families[f].name, worst);
@@ -213,8 +212,8 @@ static void logits_with_adapters_are_those_of_peft(void **state) {
         Golden g;
         start(&g, f, MODEL_LOGITS);
         load_adapters(&g, "trained/");
-        executor_run(g.executor);
-        const float *logits = executor_tensor(g.executor, g.model.logits);
+        executor_run(g.program.executor);
+        const float *logits = executor_tensor(g.program.executor, g.program.model.logits);
         const StoredTensor *expected = expect(&g, "logits", "");
         double worst = 0;
         for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) worst = fmax(worst, fabs(logits[i] - value(expected, i)));
@@ -234,12 +233,13 @@ static void folders_of_peft_are_read_and_written_as_they_are(void **state) {
         char written[] = "/tmp/smelt-peft-XXXXXX";
         SCOPED_FREE char *folder = memory_format("tests/golden/lora/%s", families[f].name);
         start(&g, f, MODEL_LOGITS);
-        void *master = executor_arena(g.executor, ARENA_MASTER);
-        if (!peft_open(&peft, folder, &error) || !peft_load(&peft, &g.lora, g.model.graph, master, &error)) fail_msg("%s", error.message);
+        void *master = executor_arena(g.program.executor, ARENA_MASTER);
+        if (!peft_open(&peft, folder, &error) || !peft_load(&peft, &g.lora, g.program.model.graph, master, &error))
+            fail_msg("%s", error.message);
         assert_true(difference(&g, ARENA_MASTER, "trained/", &count) == 0);
         assert_true(peft.lora.rslora == families[f].rslora && peft.lora.rank == 3 && peft.lora.alpha == 8);
         assert_non_null(mkdtemp(written));
-        if (!peft_write(written, peft.base, &g.lora, &g.config.model, g.model.graph, master, &error)) fail_msg("%s", error.message);
+        if (!peft_write(written, peft.base, &g.lora, &g.config.model, g.program.model.graph, master, &error)) fail_msg("%s", error.message);
         Safetensors ours;
         SCOPED_FREE char *path = memory_format("%s/adapter_model.safetensors", written);
         assert_true(safetensors_open(&ours, path, &error));
@@ -274,17 +274,16 @@ static void a_folder_of_peft_is_read_as_the_model_that_it_makes_of_its_base(void
         if (!source_read_config(folder, &config, &strings, &error) || !safetensors_open(&g.expected, path, &error))
             fail_msg("%s", error.message);
         const StoredTensor *tokens = expect(&g, "tokens", ""), *expected = expect(&g, "logits", "");
-        g.model = model_build(&config.model, PRECISION_FP32, MODEL_LOGITS, tokens->shape[0], tokens->shape[1] - 1, RECOMPUTE_NONE);
-        g.executor = check_executor(g.model.graph, &g.plan);
+        g.program = check_program(
+            model_build(&config.model, PRECISION_FP32, MODEL_LOGITS, tokens->shape[0], tokens->shape[1] - 1, RECOMPUTE_NONE), device_cpu());
         put_tokens(&g, tokens, tokens->shape[0], tokens->shape[1] - 1);
-        if (!weights_load_program(folder, &config, g.executor, &error)) fail_msg("%s", error.message);
-        executor_run(g.executor);
-        const float *logits = executor_tensor(g.executor, g.model.logits);
+        if (!weights_load_program(folder, &config, g.program.executor, &error)) fail_msg("%s", error.message);
+        executor_run(g.program.executor);
+        const float *logits = executor_tensor(g.program.executor, g.program.model.logits);
         double worst = 0;
         for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) worst = fmax(worst, fabs(logits[i] - value(expected, i)));
         if (!(worst < 1e-4)) fail_msg("%s: logits differ by %g", families[f].name, worst);
-        executor_free(g.executor);
-        model_free(&g.model);
+        program_free(&g.program);
         safetensors_close(&g.expected);
         options_free_strings(&strings);
     }

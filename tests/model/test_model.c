@@ -60,9 +60,7 @@ enum { FAMILIES = sizeof families / sizeof *families };
 typedef struct Fixture {
     Config config;
     OptionStrings strings;
-    Model model;
-    Plan plan;
-    Executor *executor;
+    Program program;
 } Fixture;
 
 static Config configure(const Variety *family, OptionStrings *strings) {
@@ -82,46 +80,44 @@ static Config configure(const Variety *family, OptionStrings *strings) {
 
 /* Random tokens; documents of many lengths, one token among them. */
 static void fill_inputs(const Fixture *f) {
-    int32_t *tokens = executor_tensor(f->executor, f->model.tokens), *targets = executor_tensor(f->executor, f->model.targets);
-    int32_t *positions = executor_tensor(f->executor, f->model.positions);
+    int32_t *tokens = executor_tensor(f->program.executor, f->program.model.tokens),
+            *targets = executor_tensor(f->program.executor, f->program.model.targets);
+    int32_t *positions = executor_tensor(f->program.executor, f->program.model.positions);
     for (int i = 0; i < ROWS; i++) {
         tokens[i] = (int32_t)(rng_uniform(1, 2, i) * f->config.model.vocabulary);
         targets[i] = i % 11 == 3 ? -1 : (int32_t)(rng_uniform(1, 3, i) * f->config.model.vocabulary);
         bool start = i % LENGTH == 0 || i % LENGTH == 6 || i % LENGTH == 7;
         positions[i] = start ? 0 : positions[i - 1] + 1;
     }
-    executor_set_scalar(f->executor, f->model.scale, 1.0 / ROWS);
-    executor_set_scalar(f->executor, f->model.share, 1);
+    executor_set_scalar(f->program.executor, f->program.model.scale, 1.0 / ROWS);
+    executor_set_scalar(f->program.executor, f->program.model.share, 1);
 }
 
 static Fixture fixture(const Variety *family, Precision precision, RecomputePolicy recompute) {
     Fixture f = {0};
     f.config = configure(family, &f.strings);
-    f.model = model_build(&f.config.model, precision, MODEL_TRAIN, SEQUENCES, LENGTH, recompute);
-    f.executor = check_executor(f.model.graph, &f.plan);
-    void *master = executor_arena(f.executor, ARENA_MASTER);
+    f.program = check_program(model_build(&f.config.model, precision, MODEL_TRAIN, SEQUENCES, LENGTH, recompute), device_cpu());
+    void *master = executor_arena(f.program.executor, ARENA_MASTER), *weights = executor_arena(f.program.executor, ARENA_WEIGHT);
     Error error = {0};
-    assert_true(
-        model_initialize(f.model.graph, &f.config.model, 5, device_cpu(), master, executor_arena(f.executor, ARENA_WEIGHT), &error));
+    assert_true(model_initialize(f.program.model.graph, &f.config.model, 5, device_cpu(), master, weights, &error));
     fill_inputs(&f);
     return f;
 }
 
 static void release(Fixture *f) {
-    executor_free(f->executor);
-    model_free(&f->model);
+    program_free(&f->program);
     options_free_strings(&f->strings);
 }
 
 static void run(Fixture *f) {
-    memset(executor_arena(f->executor, ARENA_ACTIVATION), 0xff, f->plan.bytes[ARENA_ACTIVATION]);
-    executor_zero(f->executor);
-    executor_run(f->executor);
+    memset(executor_arena(f->program.executor, ARENA_ACTIVATION), 0xff, f->program.plan.bytes[ARENA_ACTIVATION]);
+    executor_zero(f->program.executor);
+    executor_run(f->program.executor);
 }
 
 static double total_loss(Fixture *f) {
     run(f);
-    const double *loss = executor_tensor(f->executor, f->model.loss);
+    const double *loss = executor_tensor(f->program.executor, f->program.model.loss);
     return loss[0] + loss[1];
 }
 
@@ -131,10 +127,11 @@ static void gradients_of_the_loss_match_central_differences(void **state) {
     const double step = 1e-5;
     for (int i = 0; i < FAMILIES; i++) {
         Fixture f = fixture(&families[i], PRECISION_FP64, RECOMPUTE_NONE);
-        const Graph *graph = f.model.graph;
+        const Graph *graph = f.program.model.graph;
         run(&f);
-        double *gradients = memory_allocate(f.plan.bytes[ARENA_GRADIENT]), *master = executor_arena(f.executor, ARENA_MASTER);
-        memcpy(gradients, executor_arena(f.executor, ARENA_GRADIENT), f.plan.bytes[ARENA_GRADIENT]);
+        double *gradients = memory_allocate(f.program.plan.bytes[ARENA_GRADIENT]),
+               *master = executor_arena(f.program.executor, ARENA_MASTER);
+        memcpy(gradients, executor_arena(f.program.executor, ARENA_GRADIENT), f.program.plan.bytes[ARENA_GRADIENT]);
         for (int p = 0; p < graph->parameter_count; p++) {
             const Parameter *parameter = &graph->parameters[p];
             if (parameter->kind == PARAMETER_BALANCE_BIAS) continue; /* steered by the load, not by the loss */
@@ -166,15 +163,15 @@ static void recomputation_changes_memory_but_no_bit(void **state) {
         for (RecomputePolicy policy = RECOMPUTE_NONE; policy <= RECOMPUTE_BLOCK; policy++) {
             Fixture f = fixture(&families[i], PRECISION_BF16, policy);
             run(&f);
-            assert_memory_equal(
-                executor_tensor(f.executor, f.model.loss), executor_tensor(reference.executor, reference.model.loss), 2 * sizeof(float));
-            assert_memory_equal(executor_arena(f.executor, ARENA_GRADIENT), executor_arena(reference.executor, ARENA_GRADIENT),
-                f.plan.bytes[ARENA_GRADIENT]);
-            if (policy != RECOMPUTE_NONE) assert_true(f.plan.activation_floor <= last_bytes);
-            last_bytes = f.plan.activation_floor;
+            assert_memory_equal(executor_tensor(f.program.executor, f.program.model.loss),
+                executor_tensor(reference.program.executor, reference.program.model.loss), 2 * sizeof(float));
+            assert_memory_equal(executor_arena(f.program.executor, ARENA_GRADIENT),
+                executor_arena(reference.program.executor, ARENA_GRADIENT), f.program.plan.bytes[ARENA_GRADIENT]);
+            if (policy != RECOMPUTE_NONE) assert_true(f.program.plan.activation_floor <= last_bytes);
+            last_bytes = f.program.plan.activation_floor;
             release(&f);
         }
-        assert_true(last_bytes < reference.plan.activation_floor);
+        assert_true(last_bytes < reference.program.plan.activation_floor);
         release(&reference);
     }
 }
@@ -189,13 +186,14 @@ static void bf16_stays_near_fp32(void **state) {
         Fixture wide = fixture(&families[i], PRECISION_FP32, RECOMPUTE_NONE), bf16 = fixture(&families[i], PRECISION_BF16, RECOMPUTE_NONE);
         run(&wide);
         run(&bf16);
-        const float *a = executor_arena(bf16.executor, ARENA_GRADIENT), *b = executor_arena(wide.executor, ARENA_GRADIENT);
-        const float *loss_a = executor_tensor(bf16.executor, bf16.model.loss), *loss_b = executor_tensor(wide.executor, wide.model.loss);
+        const float *a = executor_arena(bf16.program.executor, ARENA_GRADIENT), *b = executor_arena(wide.program.executor, ARENA_GRADIENT);
+        const float *loss_a = executor_tensor(bf16.program.executor, bf16.program.model.loss),
+                    *loss_b = executor_tensor(wide.program.executor, wide.program.model.loss);
         assert_true(fabsf(loss_a[0] - loss_b[0]) < 0.01f * fabsf(loss_b[0]));
         int near = 0, all = 0;
         double squares = 0;
-        for (int p = 0; p < wide.model.graph->parameter_count; p++) {
-            const Parameter *parameter = &wide.model.graph->parameters[p];
+        for (int p = 0; p < wide.program.model.graph->parameter_count; p++) {
+            const Parameter *parameter = &wide.program.model.graph->parameters[p];
             double difference = 0, norm = 0;
             const float *ours = parameter_in(parameter, a), *expected = parameter_in(parameter, b);
             for (int64_t j = 0; j < parameter->count; j++) {
@@ -220,14 +218,15 @@ static const struct { int start, count; } documents[] = {{0, 11}, {11, 7}, {18, 
 enum { DOCUMENTS = sizeof documents / sizeof *documents };
 
 static void fill_padding(const Fixture *f) {
-    memset(executor_tensor(f->executor, f->model.tokens), 0, ROWS * sizeof(int32_t));
-    memset(executor_tensor(f->executor, f->model.targets), -1, ROWS * sizeof(int32_t));
-    memset(executor_tensor(f->executor, f->model.positions), 0, ROWS * sizeof(int32_t));
+    memset(executor_tensor(f->program.executor, f->program.model.tokens), 0, ROWS * sizeof(int32_t));
+    memset(executor_tensor(f->program.executor, f->program.model.targets), -1, ROWS * sizeof(int32_t));
+    memset(executor_tensor(f->program.executor, f->program.model.positions), 0, ROWS * sizeof(int32_t));
 }
 
 static void put_document(const Fixture *f, int document, int row, bool targets) {
-    int32_t *token = executor_tensor(f->executor, f->model.tokens), *target = executor_tensor(f->executor, f->model.targets);
-    int32_t *position = executor_tensor(f->executor, f->model.positions);
+    int32_t *token = executor_tensor(f->program.executor, f->program.model.tokens),
+            *target = executor_tensor(f->program.executor, f->program.model.targets);
+    int32_t *position = executor_tensor(f->program.executor, f->program.model.positions);
     for (int i = 0; i < documents[document].count; i++) {
         bool last = i == documents[document].count - 1;
         token[row + i] = (int32_t)(rng_uniform(1, 20 + document, i) * f->config.model.vocabulary);
@@ -241,7 +240,7 @@ static void a_packed_document_has_the_loss_that_it_has_alone(void **state) {
     (void)state;
     for (int i = 0; i < FAMILIES; i++) {
         Fixture f = fixture(&families[i], PRECISION_FP32, RECOMPUTE_NONE);
-        const float *loss = executor_tensor(f.executor, f.model.loss);
+        const float *loss = executor_tensor(f.program.executor, f.program.model.loss);
         for (int d = 0; d < DOCUMENTS; d++) {
             fill_padding(&f);
             put_document(&f, d, 0, true);

@@ -24,11 +24,10 @@ static void open_program(Golden *g, PreferenceLoss loss, ModelMode mode, int64_t
     assert_true(source_read_config(g->folder, &g->config, &g->strings, &error));
     assert_true(safetensors_open(&g->expected, "tests/golden/preference/expected.safetensors", &error));
     g->config.model.preference = (PreferenceConfig){loss, 0.1, 0};
-    g->model = model_build(&g->config.model, PRECISION_FP32, mode, count, LENGTH, RECOMPUTE_NONE);
-    g->executor = check_executor(g->model.graph, &g->plan);
-    if (!weights_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
-    executor_set_scalar(g->executor, g->model.scale, 1.0 / PAIRS);
-    executor_set_scalar(g->executor, g->model.share, 1);
+    g->program = check_program(model_build(&g->config.model, PRECISION_FP32, mode, count, LENGTH, RECOMPUTE_NONE), device_cpu());
+    if (!weights_load_program(g->folder, &g->config, g->program.executor, &error)) fail_msg("%s", error.message);
+    executor_set_scalar(g->program.executor, g->program.model.scale, 1.0 / PAIRS);
+    executor_set_scalar(g->program.executor, g->program.model.share, 1);
 }
 
 static int32_t integer_at(const Golden *g, const char *name, int64_t index) {
@@ -39,8 +38,9 @@ static int32_t integer_at(const Golden *g, const char *name, int64_t index) {
 
 /* Puts an answer into rows from `row` on; returns the row behind it. */
 static int32_t put_answer(const Golden *g, int64_t answer, int32_t row) {
-    int32_t *tokens = executor_tensor(g->executor, g->model.tokens), *targets = executor_tensor(g->executor, g->model.targets);
-    int32_t *positions = executor_tensor(g->executor, g->model.positions);
+    int32_t *tokens = executor_tensor(g->program.executor, g->program.model.tokens),
+            *targets = executor_tensor(g->program.executor, g->program.model.targets);
+    int32_t *positions = executor_tensor(g->program.executor, g->program.model.positions);
     int64_t width = golden_expect(g, "answers")->shape[1], prompt = integer_at(g, "prompts", answer / 2);
     for (int64_t i = 0; i < width && integer_at(g, "answers", answer * width + i) >= 0; i++, row++) {
         int32_t next = i + 1 < width ? integer_at(g, "answers", answer * width + i + 1) : -1;
@@ -52,12 +52,12 @@ static int32_t put_answer(const Golden *g, int64_t answer, int32_t row) {
 }
 
 static void put_pairs(const Golden *g, int64_t first, int64_t count) {
-    int32_t *pairs = executor_tensor(g->executor, g->model.preference.pairs);
-    float *reference = executor_tensor(g->executor, g->model.preference.reference);
+    int32_t *pairs = executor_tensor(g->program.executor, g->program.model.preference.pairs);
+    float *reference = executor_tensor(g->program.executor, g->program.model.preference.reference);
     int64_t rows = count * LENGTH;
-    memset(executor_tensor(g->executor, g->model.tokens), 0, (size_t)rows * sizeof(int32_t));
-    memset(executor_tensor(g->executor, g->model.targets), -1, (size_t)rows * sizeof(int32_t));
-    memset(executor_tensor(g->executor, g->model.positions), 0, (size_t)rows * sizeof(int32_t));
+    memset(executor_tensor(g->program.executor, g->program.model.tokens), 0, (size_t)rows * sizeof(int32_t));
+    memset(executor_tensor(g->program.executor, g->program.model.targets), -1, (size_t)rows * sizeof(int32_t));
+    memset(executor_tensor(g->program.executor, g->program.model.positions), 0, (size_t)rows * sizeof(int32_t));
     memset(pairs, 0, (size_t)(preference_most_pairs(rows) * PAIR_BOUNDS) * sizeof *pairs);
     for (int64_t p = 0; p < count; p++) {
         int32_t begin = (int32_t)(p * LENGTH), middle = put_answer(g, 2 * (first + p), begin),
@@ -75,7 +75,7 @@ static void the_reference_is_that_of_transformers(void **state) {
     open_program(&g, PREFERENCE_DPO, MODEL_EVALUATE, PAIRS);
     put_pairs(&g, 0, PAIRS);
     golden_run(&g);
-    const float *answers = executor_tensor(g.executor, g.model.answers);
+    const float *answers = executor_tensor(g.program.executor, g.program.model.answers);
     for (int i = 0; i < 2 * PAIRS; i++) assert_float_equal(answers[i], golden_value(golden_expect(&g, "reference"), i), 1e-5);
     golden_stop(&g);
 }
@@ -89,10 +89,10 @@ static void check_relative_error(const Golden *g, const char *name, const Golden
 
 /* Loss, gradients and rewards of all pairs, in so many microbatches. */
 static void run_step(const Golden *g, int64_t microbatches) {
-    executor_zero(g->executor);
+    executor_zero(g->program.executor);
     for (int64_t i = 0; i < microbatches; i++) {
         put_pairs(g, i * PAIRS / microbatches, PAIRS / microbatches);
-        executor_run(g->executor);
+        executor_run(g->program.executor);
     }
 }
 
@@ -110,19 +110,20 @@ static void check_training(PreferenceLoss loss, const char *name, int64_t microb
     open_program(&g, loss, MODEL_TRAIN, PAIRS / microbatches);
     OptimizerConfig config = g.config.optimizer;
     config.name = OPTIMIZER_adamw;
-    Optimizer *optimizer = optimizer_create(g.model.graph, &config, NULL, device_cpu(), &error);
+    Optimizer *optimizer = optimizer_create(g.program.model.graph, &config, NULL, device_cpu(), &error);
     assert_non_null(optimizer);
     for (int step = 1; step <= STEPS; step++) {
         run_step(&g, microbatches);
-        double found = executor_get_metric(g.executor, g.model.loss, 0);
+        double found = executor_get_metric(g.program.executor, g.program.model.loss, 0);
         compare(&g, name, "losses", step, found, 1e-5 * fmax(1, found));
-        compare(&g, name, "chosen", step, executor_get_metric(g.executor, g.model.rewards, REWARD_CHOSEN) / PAIRS, 1e-5);
-        compare(&g, name, "rejected", step, executor_get_metric(g.executor, g.model.rewards, REWARD_REJECTED) / PAIRS, 1e-5);
+        compare(&g, name, "chosen", step, executor_get_metric(g.program.executor, g.program.model.rewards, REWARD_CHOSEN) / PAIRS, 1e-5);
+        compare(
+            &g, name, "rejected", step, executor_get_metric(g.program.executor, g.program.model.rewards, REWARD_REJECTED) / PAIRS, 1e-5);
         if (step > 1) /* where rewards are rounding errors before it */
-            compare(&g, name, "accuracies", step, executor_get_metric(g.executor, g.model.rewards, REWARD_WINS) / PAIRS, 0);
+            compare(&g, name, "accuracies", step, executor_get_metric(g.program.executor, g.program.model.rewards, REWARD_WINS) / PAIRS, 0);
         if (step == 1 && loss == PREFERENCE_DPO) golden_each_gradient(&g, "gradient/", check_relative_error);
-        optimizer_step(optimizer, executor_arena(g.executor, ARENA_MASTER), executor_arena(g.executor, ARENA_WEIGHT),
-            executor_arena(g.executor, ARENA_GRADIENT), step, 0.003, 1);
+        optimizer_step(optimizer, executor_arena(g.program.executor, ARENA_MASTER), executor_arena(g.program.executor, ARENA_WEIGHT),
+            executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1);
     }
     optimizer_free(optimizer);
     golden_stop(&g);

@@ -36,9 +36,9 @@ static void functions_are_those_of_their_definitions(void **state) {
         Graph *graph = graph_create(PRECISION_FP64, false);
         TensorId from = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){1, gated ? 2 * COUNT : COUNT}, "x");
         TensorId to = op_activation(graph, from, f);
-        Plan plan = {0};
         graph->tensors[to].keep = true;
-        Executor *executor = check_executor(graph, &plan);
+        Program program = check_program((Model){.graph = graph}, device_cpu());
+        Executor *executor = program.executor;
         for (int i = 0; i < COUNT; i++) input[i] = x[i], input[COUNT + i] = 1.5 - i;
         memcpy(executor_tensor(executor, from), input, (gated ? 2 * COUNT : COUNT) * sizeof *input);
         executor_run(executor);
@@ -47,8 +47,7 @@ static void functions_are_those_of_their_definitions(void **state) {
             if (!(fabs(y - expected) <= 1e-13 * fmax(1, fabs(expected)))) /* a few roundings */
                 fail_msg("%s of %g: %.17g, not %.17g", activation_rules[f].name, x[i], y, expected);
         }
-        executor_free(executor);
-        graph_free(graph);
+        program_free(&program);
     }
 }
 

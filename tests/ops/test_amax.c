@@ -48,8 +48,7 @@ typedef struct Content {
 typedef struct Run {
     const Case *c;
     Graph *graph;
-    Executor *executor;
-    Plan plan;
+    Program program;
     TensorId inputs[MOST_INPUTS], gains[8], positions, index;
     int input_count, gain_count;
     TensorId made, found, passed; /* the tensor, its amax by the node that makes it and by a pass */
@@ -128,8 +127,6 @@ static bool is_gradient(const Case *c) {
 }
 
 static void run_create(Run *run, const Case *c, bool finds, Device *device, Precision precision) {
-    Error error = {0};
-    Backend backend;
     *run = (Run){.c = c, .graph = graph_create(precision, true)};
     TensorId y = build_forward(run);
     if (is_gradient(c)) {
@@ -142,10 +139,7 @@ static void run_create(Run *run, const Case *c, bool finds, Device *device, Prec
     if (finds) run->found = op_find_amax(run->graph, run->made);
     assert_true(!finds || (run->found && run->found == op_find_amax(run->graph, run->made)));
     run->graph->tensors[run->made].keep = run->graph->tensors[run->found].keep = run->graph->tensors[run->passed].keep = true;
-    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
-    run->plan = graph_plan(run->graph, &backend);
-    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
-    if (!run->executor) fail_msg("%s", error.message);
+    run->program = check_program((Model){.graph = run->graph}, device);
 }
 
 /* -- Runs ---------------------------------------------------------------------------------------------------------- */
@@ -156,20 +150,21 @@ static void fill(Run *run, const Content *content) {
         float *values = memory_allocate((size_t)count * sizeof *values);
         for (int64_t j = 0; j < count; j++) values[j] = (float)rng_normal(7, 10 + i, j);
         values[count - 1 - content->at % count] = content->outlier;
-        executor_set_values(run->executor, run->inputs[i], 0, values, count);
+        executor_set_values(run->program.executor, run->inputs[i], 0, values, count);
         free(values);
     }
     for (int64_t i = 0; run->positions && i < run->c->rows; i++)
-        ((int32_t *)executor_tensor(run->executor, run->positions))[i] = (int32_t)(i % LENGTH);
+        ((int32_t *)executor_tensor(run->program.executor, run->positions))[i] = (int32_t)(i % LENGTH);
     for (int64_t i = 0; run->index && i < run->c->rows * run->c->k; i++) /* some choose none */
-        ((int32_t *)executor_tensor(run->executor, run->index))[i] = (int32_t)(i * 5 / 3 % (EXPERTS + 1));
+        ((int32_t *)executor_tensor(run->program.executor, run->index))[i] = (int32_t)(i * 5 / 3 % (EXPERTS + 1));
     for (int i = 0; i < run->gain_count; i++) {
         int64_t count = graph_elements(run->graph, run->gains[i]), bytes = graph_bytes(run->graph, run->gains[i]);
         double *values = memory_allocate((size_t)count * sizeof *values);
         for (int64_t j = 0; j < count; j++)
             if (bytes / count == sizeof(float)) ((float *)values)[j] = 1 + (float)(j % 5) / 8;
             else values[j] = 1 + (double)(j % 5) / 8;
-        device_upload(executor_backend(run->executor)->device, executor_device_tensor(run->executor, run->gains[i]), values, bytes);
+        device_upload(
+            executor_backend(run->program.executor)->device, executor_device_tensor(run->program.executor, run->gains[i]), values, bytes);
         free(values);
     }
 }
@@ -177,18 +172,18 @@ static void fill(Run *run, const Content *content) {
 /* What nothing writes is NaN. */
 static void run_once(Run *run) {
     Error error = {0};
-    device_fill(
-        executor_backend(run->executor)->device, executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
-    executor_zero(run->executor);
-    executor_run(run->executor);
-    if (!executor_finish(run->executor, &error)) fail_msg("%s", error.message);
+    device_fill(executor_backend(run->program.executor)->device, executor_arena(run->program.executor, ARENA_ACTIVATION), 0xff,
+        run->program.plan.bytes[ARENA_ACTIVATION]);
+    executor_zero(run->program.executor);
+    executor_run(run->program.executor);
+    if (!executor_finish(run->program.executor, &error)) fail_msg("%s", error.message);
 }
 
 static float *read_floats(const Run *run, TensorId tensor) {
     int64_t count = graph_elements(run->graph, tensor);
     float *values = memory_allocate((size_t)count * sizeof *values);
     uint16_t *bits = memory_allocate((size_t)graph_bytes(run->graph, tensor));
-    executor_read(run->executor, tensor, bits);
+    executor_read(run->program.executor, tensor, bits);
     if (graph_bytes(run->graph, tensor) == count * (int64_t)sizeof *values) memcpy(values, bits, (size_t)count * sizeof *values);
     else bf16_to_floats(values, bits, count);
     free(bits);
@@ -238,7 +233,7 @@ static void check_on(const Case *c, Device *device, Precision precision) {
         for (int j = 0; j < (check_device() && i == 0 ? RUNS - 1 : 1); j++) run_once(&run), run_once(&plain), check_amax(&run);
         check_same(&run, &plain);
     }
-    executor_free(run.executor), executor_free(plain.executor);
+    executor_free(run.program.executor), executor_free(plain.program.executor);
     graph_free(run.graph), graph_free(plain.graph);
 }
 
@@ -429,8 +424,6 @@ static int append_cast(Cast *cast, TensorId x, bool columns, bool sees) {
 }
 
 static void cast_create(Cast *cast, const Case *c, Form form, bool columns, bool sees) {
-    Error error = {0};
-    Backend backend;
     *cast = (Cast){.run = {.c = c, .graph = graph_create(PRECISION_BF16, true)}};
     Graph *graph = cast->run.graph;
     TensorId x = cast->run.made = build_last(&cast->run);
@@ -439,24 +432,18 @@ static void cast_create(Cast *cast, const Case *c, Form form, bool columns, bool
     for (int i = 0; i < graph->nodes[maker].outputs; i++) graph->tensors[cast->made[i]].keep = cast->made[i] != x || form != TOGETHER;
     if (form == APART) op_scale(graph, input(&cast->run, TYPE_COMPUTE, 64), 1);
     int node = append_cast(cast, x, columns, sees);
-    if (!op_backend(&backend, check_device(), PRECISION_BF16, &error)) fail_msg("%s", error.message);
-    cast->run.plan = graph_plan(graph, &backend);
+    cast->run.program = check_program((Model){.graph = graph}, check_device());
     assert_int_equal(graph->nodes[node].absorbs, form != APART);
     assert_int_equal(graph_get(graph, x)->elided, form == TOGETHER);
     if (c->op == OP_gated_activation_grad || c->op == OP_activation || c->op == OP_rope)
         assert_int_equal(op_in_place(graph, &graph->nodes[maker]), form != TOGETHER);
-    cast->run.executor = executor_create(graph, &cast->run.plan, &backend, NULL, &error);
-    if (!cast->run.executor) fail_msg("%s", error.message);
 }
 
-static void cast_free(Cast *cast) {
-    executor_free(cast->run.executor);
-    graph_free(cast->run.graph);
-}
+static void cast_free(Cast *cast) { program_free(&cast->run.program); }
 
 static void cast_once(Cast *cast, const Content *content, float amax) {
     fill(&cast->run, content);
-    executor_set_scalar(cast->run.executor, cast->amax, amax);
+    executor_set_scalar(cast->run.program.executor, cast->amax, amax);
     run_once(&cast->run);
 }
 
@@ -466,7 +453,7 @@ static float *read_codes(const Cast *cast, TensorId codes) {
     Fp8Format format = fp8_format(kind_of(cast->run.c), device_info(check_device())->fp8_fnuz);
     uint8_t *bytes = memory_allocate((size_t)count);
     float *values = memory_allocate((size_t)count * sizeof *values);
-    executor_read(cast->run.executor, codes, bytes);
+    executor_read(cast->run.program.executor, codes, bytes);
     for (int64_t i = 0; i < count; i++) values[i] = fp8_to_float(bytes[i], format);
     free(bytes);
     return values;
@@ -494,7 +481,7 @@ static void check_same_casts(const Cast *together, const Cast *apart) {
     if (!together->seen) return;
     float *made = read_floats(&apart->run, apart->run.made);
     float expected = largest_magnitude(made, graph_elements(apart->run.graph, apart->run.made));
-    assert_true(same(*(const float *)executor_tensor(together->run.executor, together->seen), expected));
+    assert_true(same(*(const float *)executor_tensor(together->run.program.executor, together->seen), expected));
     free(made);
 }
 
@@ -569,8 +556,6 @@ static void rotations_write_the_codes_of_their_casts(void **state) {
 /* Only the first of two casts of a tensor comes right behind what makes it; the second reads bf16. */
 static void the_second_cast_of_a_tensor_reads_it(void **state) {
     (void)state;
-    Error error = {0};
-    Backend backend;
     const Case c = {.op = OP_norm, .rows = 32, .columns = 512};
     Cast first = {.run = {.c = &c, .graph = graph_create(PRECISION_BF16, true)}}, second;
     check_gpu();
@@ -578,12 +563,9 @@ static void the_second_cast_of_a_tensor_reads_it(void **state) {
     int node = append_cast(&first, first.run.made, true, true);
     second = first;
     append_cast(&second, first.run.made, true, true);
-    if (!op_backend(&backend, check_device(), PRECISION_BF16, &error)) fail_msg("%s", error.message);
-    first.run.plan = graph_plan(first.run.graph, &backend);
+    first.run.program = second.run.program = check_program((Model){.graph = first.run.graph}, check_device());
     assert_true(first.run.graph->nodes[node].absorbs && !first.run.graph->nodes[node + 1].absorbs);
-    first.run.executor = second.run.executor = executor_create(first.run.graph, &first.run.plan, &backend, NULL, &error);
-    if (!first.run.executor) fail_msg("%s", error.message);
-    executor_set_scalar(first.run.executor, second.amax, 2.5);
+    executor_set_scalar(first.run.program.executor, second.amax, 2.5);
     for (int j = 0; j < RUNS; j++) {
         cast_once(&first, &(Content){40, 3}, 2.5f);
         for (int i = FP8_CAST_ROWS; i <= FP8_CAST_COLUMN_SCALES; i++) check_same_tensors(&first, &second, first.out[i], second.out[i]);

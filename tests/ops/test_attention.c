@@ -46,18 +46,14 @@ static int32_t *make_positions(const Shape *s) {
 
 typedef struct Run {
     Graph *graph;
-    Plan plan;
-    Executor *executor;
+    Program program;
 } Run;
 
 static Run run_begin(bool training) { return (Run){.graph = graph_create(PRECISION_FP64, training)}; }
 
-static void run_plan(Run *run) { run->executor = check_executor(run->graph, &run->plan); }
+static void run_plan(Run *run) { run->program = check_program((Model){.graph = run->graph}, device_cpu()); }
 
-static void run_end(Run *run) {
-    executor_free(run->executor);
-    graph_free(run->graph);
-}
+static void run_end(Run *run) { program_free(&run->program); }
 
 static double random_value(int64_t index) { return rng_normal(11, 1, index); }
 
@@ -91,7 +87,7 @@ static void llama3_scaling_gives_the_frequencies_of_transformers(void **state) {
     Run run = run_begin(false);
     TensorId table = op_rope_table(run.graph, &llama3);
     run_plan(&run);
-    const double *values = executor_tensor(run.executor, table);
+    const double *values = executor_tensor(run.program.executor, table);
     for (size_t i = 0; i < COUNT(llama3_frequencies); i++)
         for (int position = 0; position < 12; position++) {
             double angle = position * llama3_frequencies[i].frequency;
@@ -173,7 +169,7 @@ static void without_scaling_frequencies_are_powers_of_theta(void **state) {
     Run run = run_begin(false);
     TensorId table = op_rope_table(run.graph, &spec);
     run_plan(&run);
-    const double *values = executor_tensor(run.executor, table);
+    const double *values = executor_tensor(run.program.executor, table);
     for (int position = 0; position < 5; position++)
         for (int i = 0; i < 3; i++) {
             double angle = position * exp(-log(10000) * i / 3);
@@ -193,10 +189,10 @@ static void rope_turns_pairs_half_a_rotation_apart(void **state) {
     TensorId y = op_rope(run.graph, x, positions, op_rope_table(run.graph, &spec), &heads, ROPE_HALVES);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
-    double *from = executor_tensor(run.executor, x), *to = executor_tensor(run.executor, y);
+    double *from = executor_tensor(run.program.executor, x), *to = executor_tensor(run.program.executor, y);
     for (int i = 0; i < 24; i++) from[i] = random_value(i);
-    *(int32_t *)executor_tensor(run.executor, positions) = 7;
-    executor_run(run.executor);
+    *(int32_t *)executor_tensor(run.program.executor, positions) = 7;
+    executor_run(run.program.executor);
     for (int i = 0; i < 24; i++) {
         int channel = i % 6, pair = channel % 2;
         double angle = 7 * pow(100, -pair / 2.0), expected = from[i];
@@ -217,11 +213,11 @@ static void rope_over_a_grid_turns_neighbours_by_row_and_column(void **state) {
     TensorId y = op_rope(run.graph, x, positions, op_rope_table(run.graph, &spec), &heads, ROPE_NEIGHBOURS);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
-    double *from = executor_tensor(run.executor, x), *to = executor_tensor(run.executor, y);
+    double *from = executor_tensor(run.program.executor, x), *to = executor_tensor(run.program.executor, y);
     static const double angles[] = {0, 3, 3 * 0.1, 5, 5 * 0.1};
     for (int i = 0; i < 30; i++) from[i] = random_value(i);
-    *(int32_t *)executor_tensor(run.executor, positions) = 3 * 8 + 5;
-    executor_run(run.executor);
+    *(int32_t *)executor_tensor(run.program.executor, positions) = 3 * 8 + 5;
+    executor_run(run.program.executor);
     for (int i = 0; i < 30; i += 2) {
         double angle = i < 20 ? angles[i % 10 / 2] : 0;
         assert_true(fabs(to[i] - (from[i] * cos(angle) - from[i + 1] * sin(angle))) < 1e-12);
@@ -303,13 +299,13 @@ static void qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values(
     TensorId y = op_qk_norm(run.graph, x, &query, &key, &heads);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
-    double *from = executor_tensor(run.executor, x), *to = executor_tensor(run.executor, y);
+    double *from = executor_tensor(run.program.executor, x), *to = executor_tensor(run.program.executor, y);
     for (int i = 0; i < 12; i++) from[i] = random_value(i);
     for (int i = 0; i < 3; i++) {
-        ((double *)executor_tensor(run.executor, query.gain))[i] = 1 + i;
-        ((double *)executor_tensor(run.executor, key.gain))[i] = 5 - i;
+        ((double *)executor_tensor(run.program.executor, query.gain))[i] = 1 + i;
+        ((double *)executor_tensor(run.program.executor, key.gain))[i] = 5 - i;
     }
-    executor_run(run.executor);
+    executor_run(run.program.executor);
     for (int i = 0; i < 12; i++) {
         const double *head = from + i / 3 * 3;
         double square = (head[0] * head[0] + head[1] * head[1] + head[2] * head[2]) / 3;
@@ -538,13 +534,14 @@ static void expect_reference(const Shape *s, const int32_t *values) {
     TensorId gradient = graph_get(run.graph, x)->gradient;
     run.graph->tensors[y].keep = run.graph->tensors[gradient].keep = true;
     run_plan(&run);
-    double *qkv = executor_tensor(run.executor, x), *d_out = executor_tensor(run.executor, seed);
+    double *qkv = executor_tensor(run.program.executor, x), *d_out = executor_tensor(run.program.executor, seed);
     for (int64_t i = 0; i < rows * columns; i++) qkv[i] = 3 * random_value(i);
     for (int64_t i = 0; i < rows * out_columns; i++) d_out[i] = random_value(i + 1000000);
-    memcpy(executor_tensor(run.executor, positions), values, rows * sizeof *values);
-    memset(executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
-    executor_run(run.executor);
-    compare_with_reference(s, qkv, values, executor_tensor(run.executor, y), d_out, executor_tensor(run.executor, gradient));
+    memcpy(executor_tensor(run.program.executor, positions), values, rows * sizeof *values);
+    memset(executor_arena(run.program.executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
+    executor_run(run.program.executor);
+    compare_with_reference(
+        s, qkv, values, executor_tensor(run.program.executor, y), d_out, executor_tensor(run.program.executor, gradient));
     run_end(&run);
 }
 
@@ -609,16 +606,16 @@ static void rank_of_context(
     TensorId d_q = graph_get(run.graph, q)->gradient, d_kv = graph_get(run.graph, kv)->gradient;
     run.graph->tensors[y].keep = run.graph->tensors[d_q].keep = run.graph->tensors[d_kv].keep = true;
     run_plan(&run);
-    move_rows(s, own, queries, qkv, columns, executor_tensor(run.executor, q), TAKE);
-    move_rows(s, whole, kv_columns, qkv + queries, columns, executor_tensor(run.executor, kv), TAKE);
-    move_rows(s, own, outs, d_out, outs, executor_tensor(run.executor, seed), TAKE);
-    int32_t *taken = executor_tensor(run.executor, positions);
+    move_rows(s, own, queries, qkv, columns, executor_tensor(run.program.executor, q), TAKE);
+    move_rows(s, whole, kv_columns, qkv + queries, columns, executor_tensor(run.program.executor, kv), TAKE);
+    move_rows(s, own, outs, d_out, outs, executor_tensor(run.program.executor, seed), TAKE);
+    int32_t *taken = executor_tensor(run.program.executor, positions);
     for (int64_t i = 0; i < rows; i++) taken[i] = values[i / own.rows * spec.length + token_of_row(&own, (int32_t)(i % own.rows))];
-    memset(executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
-    executor_run(run.executor);
-    move_rows(s, own, outs, out, outs, executor_tensor(run.executor, y), PUT);
-    move_rows(s, own, queries, d_qkv, columns, executor_tensor(run.executor, d_q), PUT);
-    const double *partial = executor_tensor(run.executor, d_kv);
+    memset(executor_arena(run.program.executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
+    executor_run(run.program.executor);
+    move_rows(s, own, outs, out, outs, executor_tensor(run.program.executor, y), PUT);
+    move_rows(s, own, queries, d_qkv, columns, executor_tensor(run.program.executor, d_q), PUT);
+    const double *partial = executor_tensor(run.program.executor, d_kv);
     for (int64_t i = 0; i < all * kv_columns; i++) d_qkv[i / kv_columns * columns + queries + i % kv_columns] += partial[i];
     run_end(&run);
 }
@@ -827,14 +824,14 @@ static int64_t run_cached(
     TensorId y = (whole ? op_attention_cached : op_attention_part)(run.graph, x, positions, memory, spec);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
-    memset(executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
-    memcpy(executor_tensor(run.executor, x), qkv + first * columns, rows * columns * sizeof *qkv);
-    memcpy(executor_tensor(run.executor, memory), cache, cells * sizeof *cache);
-    for (int64_t r = 0; r < rows; r++) ((int32_t *)executor_tensor(run.executor, positions))[r] = (int32_t)(first + r);
-    executor_run(run.executor);
-    memcpy(cache, executor_tensor(run.executor, memory), cells * sizeof *cache);
+    memset(executor_arena(run.program.executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
+    memcpy(executor_tensor(run.program.executor, x), qkv + first * columns, rows * columns * sizeof *qkv);
+    memcpy(executor_tensor(run.program.executor, memory), cache, cells * sizeof *cache);
+    for (int64_t r = 0; r < rows; r++) ((int32_t *)executor_tensor(run.program.executor, positions))[r] = (int32_t)(first + r);
+    executor_run(run.program.executor);
+    memcpy(cache, executor_tensor(run.program.executor, memory), cells * sizeof *cache);
     int64_t count = graph_elements(run.graph, y);
-    memcpy(out, executor_tensor(run.executor, y), count * sizeof *out);
+    memcpy(out, executor_tensor(run.program.executor, y), count * sizeof *out);
     run_end(&run);
     return count;
 }
@@ -846,9 +843,9 @@ static void merge_parts(const AttentionSpec *spec, int64_t rows, const Mesh *mes
     TensorId x = input(&run, TYPE_WIDE, ranks * rows, columns), y = op_attention_merge(run.graph, x, spec);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
-    memcpy(executor_tensor(run.executor, x), parts, ranks * rows * columns * sizeof *parts);
-    executor_run(run.executor);
-    memcpy(out, executor_tensor(run.executor, y), graph_elements(run.graph, y) * sizeof *out);
+    memcpy(executor_tensor(run.program.executor, x), parts, ranks * rows * columns * sizeof *parts);
+    executor_run(run.program.executor);
+    memcpy(out, executor_tensor(run.program.executor, y), graph_elements(run.graph, y) * sizeof *out);
     run_end(&run);
 }
 

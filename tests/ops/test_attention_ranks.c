@@ -62,17 +62,16 @@ static void run(const Case *c, const Mesh *mesh, RecomputePolicy policy, const R
     graph_differentiate(graph, policy, &(Seed){y, seed}, 1);
     TensorId gradient = graph_get(graph, x)->gradient;
     graph->tensors[gradient].keep = true;
-    Plan plan;
-    Executor *executor = check_executor(graph, &plan);
+    Program program = check_program((Model){.graph = graph}, device_cpu());
+    Executor *executor = program.executor;
     memcpy(executor_tensor(executor, x), r->qkv, rows * columns_of(c) * sizeof(double));
     memcpy(executor_tensor(executor, seed), r->d_out, rows * out_columns(c) * sizeof(double));
     memcpy(executor_tensor(executor, positions), values, rows * sizeof *values);
-    memset(executor_arena(executor, ARENA_ACTIVATION), 0xff, plan.bytes[ARENA_ACTIVATION]);
+    memset(executor_arena(executor, ARENA_ACTIVATION), 0xff, program.plan.bytes[ARENA_ACTIVATION]);
     executor_run(executor);
     memcpy(r->out, executor_tensor(executor, y), rows * out_columns(c) * sizeof(double));
     memcpy(r->d_qkv, executor_tensor(executor, gradient), rows * columns_of(c) * sizeof(double));
-    executor_free(executor);
-    graph_free(graph);
+    program_free(&program);
 }
 
 /* Largest difference of this rank's rows from theirs in the whole. */

@@ -30,16 +30,12 @@ typedef struct Case {
 /* A graph without parameters' gradients, run once in fp64. */
 typedef struct Run {
     Graph *graph;
-    Plan plan;
-    Executor *executor;
+    Program program;
 } Run;
 
-static void run_plan(Run *run) { run->executor = check_executor(run->graph, &run->plan); }
+static void run_plan(Run *run) { run->program = check_program((Model){.graph = run->graph}, device_cpu()); }
 
-static void run_end(Run *run) {
-    executor_free(run->executor);
-    graph_free(run->graph);
-}
+static void run_end(Run *run) { program_free(&run->program); }
 
 /* flag: LayerNorm; flag2: with a bias. */
 static void build_norm(Check *check, const void *argument) {
@@ -76,14 +72,15 @@ static void norms_are_those_of_their_definitions(void **state) {
         run.graph->tensors[y].keep = true;
         run_plan(&run);
         for (int j = 0; j < columns; j++) {
-            ((double *)executor_tensor(run.executor, input))[j] = x[j];
-            ((double *)executor_tensor(run.executor, norm.gain))[j] = 2 + j;
-            if (norm.bias) ((double *)executor_tensor(run.executor, norm.bias))[j] = 10 * j;
+            ((double *)executor_tensor(run.program.executor, input))[j] = x[j];
+            ((double *)executor_tensor(run.program.executor, norm.gain))[j] = 2 + j;
+            if (norm.bias) ((double *)executor_tensor(run.program.executor, norm.bias))[j] = 10 * j;
         }
-        executor_run(run.executor);
+        executor_run(run.program.executor);
         for (int j = 0; j < columns; j++) {
             double expected = kind == NORM_RMS ? x[j] / sqrt(10.41) * (2 + j) : (x[j] - 0.4) / sqrt(10.25) * (2 + j) + 10 * j;
-            assert_true(fabs(((double *)executor_tensor(run.executor, y))[j] - expected) < 1e-13); /* a few roundings of values up to 40 */
+            assert_true(
+                fabs(((double *)executor_tensor(run.program.executor, y))[j] - expected) < 1e-13); /* a few roundings of values up to 40 */
         }
         run_end(&run);
     }
@@ -390,8 +387,6 @@ static void the_head_keeps_its_logits_where_it_is_told(void **state) {
     (void)state;
     enum { ROWS = 13, WIDTH = 16, VOCABULARY = 37 };
     const int64_t rows = ROWS, one = 1;
-    Error error = {0};
-    Backend backend;
     Device *device = check_device() ? check_device() : device_cpu();
     Graph *graph = graph_create(PRECISION_BF16, true);
     TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){ROWS, WIDTH}, "x");
@@ -401,10 +396,8 @@ static void the_head_keeps_its_logits_where_it_is_told(void **state) {
     TensorId loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &one, "loss");
     op_linear_cross_entropy(graph, x, w, wanted, scale, loss, VOCABULARY);
     TensorId logits = op_keep_logits(graph);
-    if (!op_backend(&backend, device, PRECISION_BF16, &error)) fail_msg("%s", error.message);
-    Plan plan = graph_plan(graph, &backend);
-    Executor *executor = executor_create(graph, &plan, &backend, NULL, &error);
-    if (!executor) fail_msg("%s", error.message);
+    Program program = check_program((Model){.graph = graph}, device);
+    Executor *executor = program.executor;
     uint16_t *in = executor_tensor(executor, x), weights[VOCABULARY * WIDTH];
     for (int i = 0; i < ROWS * WIDTH; i++) in[i] = bf16_from_float((float)(i % 7 - 3));
     for (int i = 0; i < VOCABULARY * WIDTH; i++) weights[i] = bf16_from_float((float)(i % 5 - 2) / 4);
@@ -421,8 +414,7 @@ static void the_head_keeps_its_logits_where_it_is_told(void **state) {
             for (int c = 0; c < WIDTH; c++) sum += bf16_to_float(in[r * WIDTH + c]) * bf16_to_float(weights[v * WIDTH + c]);
             assert_true(kept[r * VOCABULARY + v] == sum);
         }
-    executor_free(executor);
-    graph_free(graph);
+    program_free(&program);
 }
 
 int main(void) {

@@ -39,14 +39,11 @@ static const Case cases[] = {
 
 typedef struct Run {
     Graph *graph;
-    Plan plan;
-    Executor *executor;
+    Program program;
     TensorId weight, x, y, d_y;
 } Run;
 
 static void run_create(Run *run, const Case *c, Device *device, Precision precision) {
-    Error error = {0};
-    Backend backend;
     TensorId matrices[DEQUANTIZE_PARTS];
     *run = (Run){.graph = graph_create(precision, true)};
     run->graph->frozen = true;
@@ -61,10 +58,7 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     run->y = op_linear(run->graph, run->x, run->weight, TENSOR_NONE, false);
     run->d_y = graph_tensor(run->graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){4, graph_rows(run->graph, run->weight)}, "d_y");
     graph_differentiate(run->graph, RECOMPUTE_BLOCK, &(Seed){run->y, run->d_y}, 1);
-    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
-    run->plan = graph_plan(run->graph, &backend);
-    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
-    if (!run->executor) fail_msg("%s", error.message);
+    run->program = check_program((Model){.graph = run->graph}, device);
 }
 
 /* Element `i` of a matrix by its codes. */
@@ -91,21 +85,20 @@ static void check_case(const Case *c, Device *device, Precision precision) {
         SCOPED_FREE void *scales = memory_allocate((size_t)graph_bytes(run.graph, p->scales));
         assert_true(quantize(c->quantization, values + at, p->count, c->columns, codes, scales));
         for (int64_t i = 0; i < p->count; i++) expected[at + i] = element(c->quantization, codes, scales, p->count, c->columns, i);
-        if (!quantized_put(run.executor, p, values + at, &error)) fail_msg("%s", error.message);
+        if (!quantized_put(run.program.executor, p, values + at, &error)) fail_msg("%s", error.message);
     }
-    device_fill(device, executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
-    executor_zero(run.executor);
-    executor_run(run.executor);
-    if (!executor_finish(run.executor, &error)) fail_msg("%s", error.message);
-    executor_read(run.executor, run.weight, made);
+    device_fill(device, executor_arena(run.program.executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
+    executor_zero(run.program.executor);
+    executor_run(run.program.executor);
+    if (!executor_finish(run.program.executor, &error)) fail_msg("%s", error.message);
+    executor_read(run.program.executor, run.weight, made);
     for (int64_t i = 0; i < count; i++) {
         float x = half ? bf16_to_float(((const uint16_t *)made)[i]) : ((const float *)made)[i];
         float bound = (half ? 0x1p-8f : 1e-6f) * (expected[i] < 0 ? -expected[i] : expected[i]);
         if (!(x - expected[i] <= bound && expected[i] - x <= bound))
             fail_msg("element %lld of %lld is %g and not %g", (long long)i, (long long)count, (double)x, (double)expected[i]);
     }
-    executor_free(run.executor);
-    graph_free(run.graph);
+    program_free(&run.program);
 }
 
 static void elements_are_those_that_the_codes_mean(void **state) {

@@ -71,8 +71,8 @@ static void adaptive_norm_is_that_of_its_definition(void **state) {
     Modulation modulation = {input(graph, TYPE_WIDE, SAMPLES, COLUMNS), input(graph, TYPE_WIDE, SAMPLES, COLUMNS)};
     ResidualNorm out = op_adaptive_norm(graph, block, gate, stream, modulation, 0.01);
     graph->tensors[out.stream].keep = graph->tensors[out.normed].keep = true;
-    Plan plan;
-    Executor *executor = check_executor(graph, &plan);
+    Program program = check_program((Model){.graph = graph}, device_cpu());
+    Executor *executor = program.executor;
     const double *blocks = fill(executor, block), *streams = fill(executor, stream), *gates = fill(executor, gate);
     const double *shifts = fill(executor, modulation.shift), *scales = fill(executor, modulation.scale);
     executor_run(executor);
@@ -91,8 +91,7 @@ static void adaptive_norm_is_that_of_its_definition(void **state) {
             assert_true(fabs(normed[r * COLUMNS + j] - y) < 1e-13);
         }
     }
-    executor_free(executor);
-    graph_free(graph);
+    program_free(&program);
 }
 
 /* -- Join and split ------------------------------------------------------------------------------------------------ */
@@ -143,16 +142,15 @@ static void joined_rows_are_the_sample_s_own(void **state) {
     TensorId parts[] = {input(graph, TYPE_WIDE, 4, 2), input(graph, TYPE_WIDE, 2, 2)};
     TensorId whole = op_join_rows(graph, parts, 2, 2);
     graph->tensors[whole].keep = true;
-    Plan plan;
-    Executor *executor = check_executor(graph, &plan);
+    Program program = check_program((Model){.graph = graph}, device_cpu());
+    Executor *executor = program.executor;
     const double *text = fill(executor, parts[0]), *image = fill(executor, parts[1]);
     executor_run(executor);
     const double *rows = executor_tensor(executor, whole);
     const double *const expected[] = {text, text + 2, image, text + 4, text + 6, image + 2};
     for (int r = 0; r < 6; r++)
         for (int j = 0; j < 2; j++) assert_true(rows[2 * r + j] == expected[r][j]);
-    executor_free(executor);
-    graph_free(graph);
+    program_free(&program);
 }
 
 /* -- SiLU and the squared error ------------------------------------------------------------------------------------ */
@@ -190,8 +188,8 @@ static void squared_error_is_that_of_its_definition(void **state) {
     op_squared_error(graph, x, target, weights, scale, loss);
     graph_differentiate(graph, RECOMPUTE_NONE, NULL, 0);
     graph->tensors[graph_get(graph, x)->gradient].keep = true;
-    Plan plan;
-    Executor *executor = check_executor(graph, &plan);
+    Program program = check_program((Model){.graph = graph}, device_cpu());
+    Executor *executor = program.executor;
     const double *targets = fill(executor, target);
     for (int i = 0; i < 6; i++) ((double *)executor_tensor(executor, x))[i] = targets[i] + (i / 2 + 1) * (i % 2 ? 1 : -1);
     for (int r = 0; r < 3; r++) ((double *)executor_tensor(executor, weights))[r] = 0.5 * r;
@@ -201,8 +199,7 @@ static void squared_error_is_that_of_its_definition(void **state) {
     const double *gradient = executor_tensor(executor, graph_get(graph, x)->gradient);
     assert_true(fabs(executor_get_metric(executor, loss, 0) - 10 * (0.5 * 4 + 1 * 9)) < 1e-12);
     for (int i = 0; i < 6; i++) assert_true(fabs(gradient[i] - 10 * 0.5 * (i / 2) * (i / 2 + 1) * (i % 2 ? 1 : -1)) < 1e-12);
-    executor_free(executor);
-    graph_free(graph);
+    program_free(&program);
 }
 
 int main(void) {

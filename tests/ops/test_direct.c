@@ -18,8 +18,7 @@ enum { ROUNDS = 7, ROWS = 3, COLUMNS = 520, FLOATS = 701, WORDS = 37, VOCABULARY
 
 typedef struct Exchanges {
     Graph *graph;
-    Plan plan;
-    Executor *executor;
+    Program program;
     TensorId halves, floats, share, words;           /* inputs */
     TensorId half_sum, float_sum, columns, gathered; /* results */
 } Exchanges;
@@ -30,8 +29,6 @@ static TensorId input(Graph *graph, TypeClass type, int64_t rows, int64_t column
 
 static Exchanges exchanges_open(const Mesh *mesh, Device *device) {
     Exchanges e = {.graph = graph_create(PRECISION_BF16, false)};
-    Error error = {0};
-    Backend backend;
     e.graph->mesh = mesh;
     e.halves = input(e.graph, TYPE_COMPUTE, ROWS, COLUMNS, "halves");
     e.floats = input(e.graph, TYPE_WIDE, 1, FLOATS, "floats");
@@ -44,17 +41,11 @@ static Exchanges exchanges_open(const Mesh *mesh, Device *device) {
     e.gathered = op_all_gather(e.graph, e.words, AXES_TENSOR);
     for (int i = 1; i < e.graph->tensor_count; i++) e.graph->tensors[i].keep = e.graph->tensors[i].arena == ARENA_ACTIVATION;
     for (int i = 0; i < e.graph->node_count; i++) assert_int_equal(graph_communicates(e.graph, i), !mesh->direct);
-    assert_true(op_backend(&backend, device, PRECISION_BF16, &error));
-    e.plan = graph_plan(e.graph, &backend);
-    e.executor = executor_create(e.graph, &e.plan, &backend, NULL, &error);
-    if (!e.executor) fail_msg("%s", error.message);
+    e.program = check_program((Model){.graph = e.graph}, device);
     return e;
 }
 
-static void exchanges_close(const Exchanges *e) {
-    executor_free(e->executor);
-    graph_free(e->graph);
-}
+static void exchanges_close(Exchanges *e) { program_free(&e->program); }
 
 /* Element i of a rank's input in a round. */
 static float value_of(TensorId input, int rank, int round, int64_t i) {
@@ -65,25 +56,25 @@ static float half_of(TensorId input, int rank, int round, int64_t i) {
 }
 
 static void fill_floats(const Exchanges *e, TensorId input, int rank, int round, int64_t first) {
-    float *data = executor_tensor(e->executor, input);
+    float *data = executor_tensor(e->program.executor, input);
     for (int64_t i = 0; i < graph_elements(e->graph, input); i++) data[i] = value_of(input, rank, round, first + i);
 }
 
 static void exchanges_run(const Exchanges *e, const Mesh *mesh, int round) {
     int rank = mesh_index(mesh, AXES_TENSOR);
-    uint16_t *halves = executor_tensor(e->executor, e->halves);
+    uint16_t *halves = executor_tensor(e->program.executor, e->halves);
     for (int64_t i = 0; i < ROWS * COLUMNS; i++) halves[i] = bf16_from_float(value_of(e->halves, rank, round, i));
     fill_floats(e, e->floats, rank, round, 0);
     fill_floats(e, e->share, 0, round, cut_share(VOCABULARY, rank, mesh_size(mesh, AXES_TENSOR)).first);
     fill_floats(e, e->words, 0, round, 2 * WORDS * rank);
-    executor_run(e->executor);
+    executor_run(e->program.executor);
 }
 
 /* -- What is right ------------------------------------------------------------------------------------------------- */
 
 static void check_halves(const Exchanges *e, int ranks, int round) {
     uint16_t sum[ROWS * COLUMNS];
-    executor_read(e->executor, e->half_sum, sum);
+    executor_read(e->program.executor, e->half_sum, sum);
     for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
         float expected = 0;
         for (int r = 0; r < ranks; r++) expected += half_of(e->halves, r, round, i);
@@ -93,7 +84,7 @@ static void check_halves(const Exchanges *e, int ranks, int round) {
 
 static void check_floats(const Exchanges *e, int ranks, int round) {
     float sum[FLOATS];
-    executor_read(e->executor, e->float_sum, sum);
+    executor_read(e->program.executor, e->float_sum, sum);
     for (int64_t i = 0; i < FLOATS; i++) {
         float expected = 0;
         for (int r = 0; r < ranks; r++) expected += value_of(e->floats, r, round, i);
@@ -104,7 +95,7 @@ static void check_floats(const Exchanges *e, int ranks, int round) {
 static void check_gathered(const Exchanges *e, TensorId input, TensorId result, int round) {
     int64_t count = graph_elements(e->graph, result);
     float *all = memory_allocate((size_t)count * sizeof *all);
-    executor_read(e->executor, result, all);
+    executor_read(e->program.executor, result, all);
     for (int64_t i = 0; i < count; i++) assert_true(all[i] == value_of(input, 0, round, i));
     free(all);
 }
@@ -116,8 +107,7 @@ enum { WIDTHS = 6, KINDS = 3 };
 /* Two norms of each width and kind, by one kernel with the sum before it and by kernels of their own. */
 typedef struct SumNorms {
     Graph *graph;
-    Plan plan;
-    Executor *executor;
+    Program program;
     ResidualNorm apart[WIDTHS * KINDS], together[WIDTHS * KINDS];
 } SumNorms;
 
@@ -133,8 +123,6 @@ static ResidualNorm sum_norm(Graph *graph, TensorId term, TensorId stream, const
 static SumNorms sum_norms_open(const Mesh *mesh, Device *device) {
     static const int64_t widths[WIDTHS] = {40, 1000, 1028, 2048, 4096, 8192};
     SumNorms s = {.graph = graph_create(PRECISION_BF16, false)};
-    Error error = {0};
-    Backend backend;
     s.graph->mesh = mesh;
     for (int i = 0; i < WIDTHS * KINDS; i++) {
         int64_t width = widths[i / KINDS];
@@ -148,12 +136,9 @@ static SumNorms sum_norms_open(const Mesh *mesh, Device *device) {
         s.apart[i] = sum_norm(s.graph, term, stream, i % KINDS == 2 ? &affine : NULL, &norm, true);
         s.together[i] = sum_norm(s.graph, term, stream, i % KINDS == 2 ? &affine : NULL, &norm, false);
     }
-    assert_true(op_backend(&backend, device, PRECISION_BF16, &error));
-    s.plan = graph_plan(s.graph, &backend);
+    s.program = check_program((Model){.graph = s.graph}, device);
     for (int i = 0; i < s.graph->node_count; i++)
         if (s.graph->nodes[i].op == OP_residual_norm) assert_int_equal(s.graph->nodes[i].absorbs, i % 4 == 3);
-    s.executor = executor_create(s.graph, &s.plan, &backend, NULL, &error);
-    if (!s.executor) fail_msg("%s", error.message);
     return s;
 }
 
@@ -165,8 +150,8 @@ static void sum_norms_fill(const SumNorms *s, int rank, int round) {
         bool halves = tensor->type == TYPE_COMPUTE;
         for (int64_t i = 0; i < graph_elements(s->graph, t); i++) {
             float value = value_of(t, halves ? rank : 0, round, i);
-            if (halves) ((uint16_t *)executor_tensor(s->executor, t))[i] = bf16_from_float(value);
-            else ((float *)executor_tensor(s->executor, t))[i] = value;
+            if (halves) ((uint16_t *)executor_tensor(s->program.executor, t))[i] = bf16_from_float(value);
+            else ((float *)executor_tensor(s->program.executor, t))[i] = value;
         }
     }
 }
@@ -174,8 +159,8 @@ static void sum_norms_fill(const SumNorms *s, int rank, int round) {
 static void expect_same(const SumNorms *s, TensorId a, TensorId b) {
     int64_t bytes = graph_bytes(s->graph, a);
     char *x = memory_allocate(2 * (size_t)bytes);
-    executor_read(s->executor, a, x);
-    executor_read(s->executor, b, x + bytes);
+    executor_read(s->program.executor, a, x);
+    executor_read(s->program.executor, b, x + bytes);
     assert_memory_equal(x, x + bytes, bytes);
     free(x);
 }
@@ -236,15 +221,14 @@ static void rank_norms_sums(void **state) {
     SumNorms s = sum_norms_open(&rank.mesh, rank.device);
     for (int round = 0; round < ROUNDS; round++) {
         sum_norms_fill(&s, comm_rank(rank.comm), round);
-        executor_run(s.executor);
+        executor_run(s.program.executor);
         for (int i = 0; i < WIDTHS * KINDS; i++) {
             expect_same(&s, s.apart[i].stream, s.together[i].stream);
             expect_same(&s, s.apart[i].normed, s.together[i].normed);
         }
     }
     if (!comm_ok(rank.comm, &error) || !device_ok(rank.device, &error)) fail_msg("%s", error.message);
-    executor_free(s.executor);
-    graph_free(s.graph);
+    program_free(&s.program);
     rank_close(&rank);
 }
 

@@ -153,8 +153,7 @@ static void check_operand(const Operand *o, const uint8_t *codes, const float *s
 
 typedef struct Run {
     Graph *graph;
-    Plan plan;
-    Executor *executor;
+    Program program;
     TensorId x, offset, tiles, amax, given, seen, seen_by_codes;
     Outputs out;
 } Run;
@@ -182,8 +181,6 @@ static void append_codes(Run *run, const Case *c) {
 
 static void run_create(Run *run, const Case *c, Device *device, Precision precision) {
     int64_t count = c->count ? c->count : 1, shape[] = {count, c->rows, c->columns};
-    Error error = {0};
-    Backend backend;
     *run = (Run){.graph = graph_create(precision, true)};
     run->x = graph_tensor(run->graph, ARENA_INPUT, TYPE_COMPUTE, c->count ? 3 : 2, c->count ? shape : shape + 1, "x");
     if (c->offset) {
@@ -204,25 +201,22 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     Inputs in = {[FP8_CAST_X] = run->x, [FP8_CAST_AMAX] = amax, [FP8_CAST_TILES] = run->tiles};
     graph_node(run->graph, OP_fp8_cast, in, run->out, &c->cast, sizeof c->cast);
     append_codes(run, c);
-    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
-    run->plan = graph_plan(run->graph, &backend);
-    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
-    if (!run->executor) fail_msg("%s", error.message);
+    run->program = check_program((Model){.graph = run->graph}, device);
 }
 
 /* What nothing writes is NaN, and as a code 0xff. */
 static void run_once(Run *run) {
     Error error = {0};
-    Device *device = executor_backend(run->executor)->device;
-    device_fill(device, executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
-    executor_zero(run->executor);
-    executor_run(run->executor);
-    if (!executor_finish(run->executor, &error)) fail_msg("%s", error.message);
+    Device *device = executor_backend(run->program.executor)->device;
+    device_fill(device, executor_arena(run->program.executor, ARENA_ACTIVATION), 0xff, run->program.plan.bytes[ARENA_ACTIVATION]);
+    executor_zero(run->program.executor);
+    executor_run(run->program.executor);
+    if (!executor_finish(run->program.executor, &error)) fail_msg("%s", error.message);
 }
 
 static void *read_output(const Run *run, TensorId tensor) {
     void *values = memory_allocate(graph_elements(run->graph, tensor) * sizeof(float));
-    executor_read(run->executor, tensor, values);
+    executor_read(run->program.executor, tensor, values);
     return values;
 }
 
@@ -265,7 +259,8 @@ static void check_amax(const Run *run, const Case *c, const float *x) {
 /* What the cast has seen of each matrix in this run alone: the caller has zeroed it. */
 static void check_seen(const Run *run, const Case *c) {
     float *amax = read_output(run, run->amax);
-    const float *seen = executor_tensor(run->executor, run->seen), *by_codes = executor_tensor(run->executor, run->seen_by_codes);
+    const float *seen = executor_tensor(run->program.executor, run->seen),
+                *by_codes = executor_tensor(run->program.executor, run->seen_by_codes);
     bool coded = run->out[FP8_CAST_SEEN] == run->seen_by_codes;
     for (int64_t i = 0; i < (c->count ? c->count : 1) && c->given > 0; i++) {
         assert_true(seen[i] == amax[i] || (isnan(seen[i]) && isnan(amax[i])));
@@ -279,10 +274,10 @@ static void check_on(const Case *c, Device *device, Precision precision) {
     float *x = make_matrices(c);
     run_create(&run, c, device, precision);
     int64_t count = graph_elements(run.graph, run.x);
-    if (precision == PRECISION_BF16) bf16_from_floats(executor_tensor(run.executor, run.x), x, count);
-    else memcpy(executor_tensor(run.executor, run.x), x, count * sizeof *x);
-    for (int64_t i = 0; i < (c->count ? c->count : 1); i++) ((float *)executor_tensor(run.executor, run.given))[i] = c->given;
-    if (c->offset) memcpy(executor_tensor(run.executor, run.offset), c->offset, (c->experts + 1) * sizeof *c->offset);
+    if (precision == PRECISION_BF16) bf16_from_floats(executor_tensor(run.program.executor, run.x), x, count);
+    else memcpy(executor_tensor(run.program.executor, run.x), x, count * sizeof *x);
+    for (int64_t i = 0; i < (c->count ? c->count : 1); i++) ((float *)executor_tensor(run.program.executor, run.given))[i] = c->given;
+    if (c->offset) memcpy(executor_tensor(run.program.executor, run.offset), c->offset, (c->experts + 1) * sizeof *c->offset);
     for (int i = 0; i < (check_device() ? RUNS : 1); i++) {
         run_once(&run);
         check_amax(&run, c, x);
@@ -290,8 +285,7 @@ static void check_on(const Case *c, Device *device, Precision precision) {
         check_output_of(&run, c, x, FP8_CAST_ROWS, device_info(device)->fp8_fnuz);
         check_output_of(&run, c, x, FP8_CAST_COLUMNS, device_info(device)->fp8_fnuz);
     }
-    executor_free(run.executor);
-    graph_free(run.graph);
+    program_free(&run.program);
     free(x);
 }
 

@@ -44,8 +44,7 @@ typedef struct Case {
 typedef struct Run {
     const Case *c;
     Graph *graph;
-    Plan plan;
-    Executor *executor;
+    Program program;
     TensorId from, x, w, y, d_y, offset; /* `from`: what x is made from */
     int64_t slots;                       /* all */
     int32_t begin[MOST_EXPERTS + 1];
@@ -78,19 +77,11 @@ static void build(Run *run, const Case *c, bool apart) {
 }
 
 static void open_run(Run *run, const Case *c, bool apart) {
-    Error error = {0};
-    Backend backend;
     build(run, c, apart);
-    if (!op_backend(&backend, check_device() ? check_device() : device_cpu(), c->precision, &error)) fail_msg("%s", error.message);
-    run->plan = graph_plan(run->graph, &backend);
-    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
-    if (!run->executor) fail_msg("%s", error.message);
+    run->program = check_program((Model){.graph = run->graph}, check_device() ? check_device() : device_cpu());
 }
 
-static void close_run(Run *run) {
-    executor_free(run->executor);
-    graph_free(run->graph);
-}
+static void close_run(Run *run) { program_free(&run->program); }
 
 /* As the tensor's precision stores it. */
 static double rounded(const Run *run, double x) {
@@ -111,8 +102,9 @@ static double *fill(const Run *run, TensorId tensor, int64_t rows, int64_t colum
         element_set(bytes, stored, i, values[i]);
     }
     if (tensor == run->w)
-        device_upload(executor_backend(run->executor)->device, executor_device_tensor(run->executor, tensor), stored, count * bytes);
-    else memcpy(executor_tensor(run->executor, tensor), stored, count * bytes);
+        device_upload(
+            executor_backend(run->program.executor)->device, executor_device_tensor(run->program.executor, tensor), stored, count * bytes);
+    else memcpy(executor_tensor(run->program.executor, tensor), stored, count * bytes);
     free(stored);
     return values;
 }
@@ -126,7 +118,7 @@ static void give_magnitudes(const Run *run) {
     assert_true(count <= FP8_ROLES);
     fp8_operands(run->graph, operands);
     for (int i = 0; i < count; i++) {
-        float *amax = executor_tensor(run->executor, operands[i].amax);
+        float *amax = executor_tensor(run->program.executor, operands[i].amax);
         for (int64_t j = 0; j < graph_elements(run->graph, operands[i].amax); j++) amax[j] = given[operands[i].role];
     }
 }
@@ -134,12 +126,12 @@ static void give_magnitudes(const Run *run) {
 /* What nothing writes is NaN, and as a code 0xff. */
 static void run_once(const Run *run, bool first) {
     Error error = {0};
-    Device *device = executor_backend(run->executor)->device;
-    device_fill(device, executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
-    if (first) device_fill(device, executor_arena(run->executor, ARENA_GRADIENT), 0xff, run->plan.bytes[ARENA_GRADIENT]);
-    if (first) executor_zero(run->executor);
-    executor_run(run->executor);
-    if (!executor_finish(run->executor, &error)) fail_msg("%s", error.message);
+    Device *device = executor_backend(run->program.executor)->device;
+    device_fill(device, executor_arena(run->program.executor, ARENA_ACTIVATION), 0xff, run->program.plan.bytes[ARENA_ACTIVATION]);
+    if (first) device_fill(device, executor_arena(run->program.executor, ARENA_GRADIENT), 0xff, run->program.plan.bytes[ARENA_GRADIENT]);
+    if (first) executor_zero(run->program.executor);
+    executor_run(run->program.executor);
+    if (!executor_finish(run->program.executor, &error)) fail_msg("%s", error.message);
 }
 
 static int64_t weights(const Run *run) { return graph_elements(run->graph, run->w); }
@@ -147,7 +139,7 @@ static size_t gradient_bytes(const Run *run) { return run->c->precision == PRECI
 
 static void *read_gradient(const Run *run) {
     void *gradient = memory_allocate(weights(run) * gradient_bytes(run));
-    executor_read(run->executor, graph_parameter_gradient(run->graph, run->w), gradient);
+    executor_read(run->program.executor, graph_parameter_gradient(run->graph, run->w), gradient);
     return gradient;
 }
 
@@ -177,7 +169,7 @@ static double largest_of(const double *x, int64_t columns, Part p) {
 
 /* By its largest magnitude, or by the `amax` that is given. */
 static void cast_part(const Run *run, double *x, Definition d, int64_t columns, Part p, double amax) {
-    bool fnuz = device_info(executor_backend(run->executor)->device)->fp8_fnuz;
+    bool fnuz = device_info(executor_backend(run->program.executor)->device)->fp8_fnuz;
     Fp8Format format = fp8_format(d.kind, fnuz);
     float m = fp8_multiplier((float)(amax > 0 ? amax : largest_of(x, columns, p)), fp8_largest(d.kind, fnuz), d.size != 0);
     for (int64_t s = p.first; s < p.end; s++)
@@ -263,7 +255,7 @@ static Given fill_all(const Run *run) {
     const Case *c = run->c;
     Given g = {fill(run, run->from, run->slots, c->swiglu ? 2 * c->in : c->in, 1), fill(run, run->d_y, run->slots, c->out, 2)};
     free(fill(run, run->w, c->load->experts * c->out, c->in, 3));
-    memcpy(executor_tensor(run->executor, run->offset), run->begin, (c->load->experts + 1) * sizeof *run->begin);
+    memcpy(executor_tensor(run->program.executor, run->offset), run->begin, (c->load->experts + 1) * sizeof *run->begin);
     give_magnitudes(run);
     if (!c->swiglu) return g;
     double *made = swiglu_of(run, g.x);

@@ -27,8 +27,7 @@ typedef struct Run {
     const Case *c;
     bool fnuz, narrow;
     Graph *graph;
-    Plan plan;
-    Executor *executor;
+    Program program;
     TensorId x, w, targets, scale, loss, d_x, d_w, logits;
     float *weights; /* [vocabulary, width] */
 } Run;
@@ -55,13 +54,11 @@ static void put(const Run *run, TensorId tensor, const float *values) {
     int64_t count = graph_elements(run->graph, tensor);
     SCOPED_FREE uint16_t *narrow = memory_allocate((size_t)count * sizeof *narrow);
     if (run->narrow) bf16_from_floats(narrow, values, count);
-    device_upload(executor_backend(run->executor)->device, executor_tensor(run->executor, tensor),
+    device_upload(executor_backend(run->program.executor)->device, executor_tensor(run->program.executor, tensor),
         run->narrow ? (void *)narrow : (void *)values, graph_bytes(run->graph, tensor));
 }
 
 static void run_create(Run *run, const Case *c, Device *device, Precision precision) {
-    Error error = {0};
-    Backend backend;
     int64_t one = 1, two = 2, rows = c->rows;
     *run =
         (Run){.c = c, .fnuz = device_info(device)->fp8_fnuz, .narrow = precision == PRECISION_BF16, .graph = graph_create(precision, true)};
@@ -76,16 +73,12 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     run->d_x = head->out[LOSS_D_X], run->d_w = head->out[LOSS_D_W];
     run->graph->tensors[run->d_x].keep = true;
     run->logits = op_keep_logits(run->graph);
-    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
-    run->plan = graph_plan(run->graph, &backend);
-    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
-    if (!run->executor) fail_msg("%s", error.message);
+    run->program = check_program((Model){.graph = run->graph}, device);
     run->weights = make_weights(c, fp8_format(FP8_E4M3, run->fnuz));
 }
 
 static void run_free(Run *run) {
-    executor_free(run->executor);
-    graph_free(run->graph);
+    program_free(&run->program);
     free(run->weights);
 }
 
@@ -95,28 +88,28 @@ static void put_inputs(const Run *run) {
     memset(x, 0, (size_t)(c->rows * c->width) * sizeof *x);
     for (int64_t r = 0; r < c->rows; r++) {
         x[r * c->width + r % c->width] = 1;
-        ((int32_t *)executor_tensor(run->executor, run->targets))[r] = target_of(c, r % c->width);
+        ((int32_t *)executor_tensor(run->program.executor, run->targets))[r] = target_of(c, r % c->width);
     }
-    if (run->narrow) bf16_from_floats(executor_tensor(run->executor, run->x), x, c->rows * c->width);
-    else memcpy(executor_tensor(run->executor, run->x), x, (size_t)(c->rows * c->width) * sizeof *x);
+    if (run->narrow) bf16_from_floats(executor_tensor(run->program.executor, run->x), x, c->rows * c->width);
+    else memcpy(executor_tensor(run->program.executor, run->x), x, (size_t)(c->rows * c->width) * sizeof *x);
     put(run, run->w, run->weights);
-    executor_set_scalar(run->executor, run->scale, loss_scale(c));
+    executor_set_scalar(run->program.executor, run->scale, loss_scale(c));
 }
 
 static void run_once(const Run *run) {
     Error error = {0};
-    executor_zero(run->executor);
-    device_fill(
-        executor_backend(run->executor)->device, executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
-    executor_run(run->executor);
-    if (!executor_finish(run->executor, &error)) fail_msg("%s", error.message);
+    executor_zero(run->program.executor);
+    device_fill(executor_backend(run->program.executor)->device, executor_arena(run->program.executor, ARENA_ACTIVATION), 0xff,
+        run->program.plan.bytes[ARENA_ACTIVATION]);
+    executor_run(run->program.executor);
+    if (!executor_finish(run->program.executor, &error)) fail_msg("%s", error.message);
 }
 
 static float *read_tensor(const Run *run, TensorId tensor, bool narrow) {
     int64_t count = graph_elements(run->graph, tensor);
     float *values = memory_allocate((size_t)count * sizeof *values);
     SCOPED_FREE uint16_t *stored = narrow ? memory_allocate((size_t)count * sizeof *stored) : NULL;
-    executor_read(run->executor, tensor, narrow ? (void *)stored : (void *)values);
+    executor_read(run->program.executor, tensor, narrow ? (void *)stored : (void *)values);
     for (int64_t i = 0; i < count && narrow; i++) values[i] = bf16_to_float(stored[i]);
     return values;
 }
@@ -186,7 +179,7 @@ static void check_kept_logits(const Run *run, const float *logits) {
 
 static void check_loss_of(const Run *run) {
     const Case *c = run->c;
-    double expected = 0, loss = executor_get_metric(run->executor, run->loss, 0);
+    double expected = 0, loss = executor_get_metric(run->program.executor, run->loss, 0);
     for (int64_t unit = 0; unit < c->width; unit++)
         if (unit != WITHOUT_TARGET)
             expected += (log_sum(run, unit) - (double)run->weights[target_of(c, unit) * c->width + unit]) * (double)(c->rows / c->width);

@@ -42,8 +42,8 @@ static void ends_are_added_to_the_last_rows_of_chunks(void **state) {
         TensorId ends = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){all, c->columns}, "ends");
         TensorId sum = append(graph, c, x, ends);
         graph->tensors[sum].keep = true;
-        Plan plan;
-        Executor *executor = check_executor(graph, &plan);
+        Program program = check_program((Model){.graph = graph}, device_cpu());
+        Executor *executor = program.executor;
         double *to = executor_tensor(executor, x), *from = executor_tensor(executor, ends);
         for (int64_t j = 0; j < rows * c->columns; j++) to[j] = (double)j;
         for (int64_t j = 0; j < all * c->columns; j++) from[j] = (double)(1000 * (j + 1));
@@ -54,8 +54,7 @@ static void ends_are_added_to_the_last_rows_of_chunks(void **state) {
             double expected = (double)j + (place < 0 ? 0 : (double)(1000 * (end * c->columns + j % c->columns + 1)));
             if (got[j] != expected) fail_msg("case %zu, element %d: %g, expected %g", i, (int)j, got[j], expected);
         }
-        executor_free(executor);
-        graph_free(graph);
+        program_free(&program);
     }
 }
 

@@ -37,17 +37,13 @@ static void expect_part(const Case *c, const float *row, int part, bool is_broke
 }
 
 static void check_case(const Case *c, Device *device, Precision precision) {
-    Error error = {0};
-    Backend backend;
     Graph *graph = graph_create(precision, false);
     TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, (int64_t[]){ROWS, c->columns}, "x"),
              limit = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, (int64_t[]){1}, "limit"),
              y = op_largest(graph, x, limit, c->columns, AXES_TENSOR);
     graph->tensors[y].keep = true;
-    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
-    Plan plan = graph_plan(graph, &backend);
-    Executor *executor = executor_create(graph, &plan, &backend, NULL, &error);
-    if (!executor) fail_msg("%s", error.message);
+    Program program = check_program((Model){.graph = graph}, device);
+    Executor *executor = program.executor;
     float *rows = executor_tensor(executor, x), parts[ROWS * VALUES];
     for (int64_t i = 0; i < ROWS * c->columns; i++) rows[i] = value_of(i);
     if (c->broken >= 0) rows[c->columns + c->broken] = c->broken % 2 ? INFINITY : NAN;
@@ -56,8 +52,7 @@ static void check_case(const Case *c, Device *device, Precision precision) {
     executor_read(executor, y, parts);
     for (int r = 0; r < ROWS; r++)
         for (int p = 0; p < LARGEST_PARTS; p++) expect_part(c, rows + r * c->columns, p, r == 1, parts + r * VALUES + p * LARGEST_VALUES);
-    executor_free(executor);
-    graph_free(graph);
+    program_free(&program);
 }
 
 static void largest_of_parts_are_those_of_a_loop(void **state) {

@@ -76,7 +76,6 @@ static double *read_tensor(const Executor *executor, TensorId tensor, bool narro
 static void check_rank(const Shape *s, const Mesh *mesh, Device *device, Precision precision, double tolerance) {
     static Expected e;
     Error error = {0};
-    Backend backend;
     int64_t rows = s->rows, one = 1, two = 2;
     CutShare own = cut_share(s->vocabulary, mesh_index(mesh, AXES_TENSOR), mesh_size(mesh, AXES_TENSOR));
     Cut cut = {.axes = AXES_TENSOR, .blocks = 1, .rows = {s->vocabulary}};
@@ -92,10 +91,8 @@ static void check_rank(const Shape *s, const Mesh *mesh, Device *device, Precisi
     const Node *head = &graph->nodes[graph->node_count - 1];
     TensorId d_x = head->out[LOSS_D_X], d_w = head->out[LOSS_D_W];
     graph->tensors[d_x].keep = true;
-    assert_true(op_backend(&backend, device, precision, &error));
-    Plan plan = graph_plan(graph, &backend);
-    Executor *executor = executor_create(graph, &plan, &backend, NULL, &error);
-    if (!executor) fail_msg("%s", error.message);
+    Program program = check_program((Model){.graph = graph}, device);
+    Executor *executor = program.executor;
 
     SCOPED_FREE void *x_values = stored(precision, x_at, 0, s->rows * s->columns);
     SCOPED_FREE void *w_values = stored(precision, w_at, own.first * s->columns, own.count * s->columns);
@@ -117,8 +114,7 @@ static void check_rank(const Shape *s, const Mesh *mesh, Device *device, Precisi
     compare("loss", &sum, &e.loss, 1, tolerance);
     compare("d_x", parts, e.d_x, s->rows * s->columns, tolerance);
     compare("d_w", own_d_w, e.d_w + own.first * s->columns, own.count * s->columns, tolerance);
-    executor_free(executor);
-    graph_free(graph);
+    program_free(&program);
 }
 
 static int be_rank(void) {

@@ -192,28 +192,15 @@ static void gradients_reach_the_logits_through_the_experts(void **state) {
 
 /* -- Meaning, in double precision ---------------------------------------------------------------------------------- */
 
-typedef struct Program {
-    Graph *graph;
-    Plan plan;
-    Executor *executor;
-} Program;
-
-static Program program_start(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count) {
-    Program program = {.graph = graph};
+static Program start_program(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count) {
     if (graph->training) graph_differentiate(graph, policy, seeds, seed_count);
     for (int i = 1; i < graph->tensor_count; i++) graph->tensors[i].keep = true;
-    program.executor = check_executor(graph, &program.plan);
-    return program;
+    return check_program((Model){.graph = graph}, device_cpu());
 }
 
-static void program_run(const Program *program) {
+static void run_program(const Program *program) {
     memset(executor_arena(program->executor, ARENA_ACTIVATION), 0xff, program->plan.bytes[ARENA_ACTIVATION]);
     executor_run(program->executor);
-}
-
-static void program_free(const Program *program) {
-    executor_free(program->executor);
-    graph_free(program->graph);
 }
 
 static double *reals(const Program *program, TensorId tensor) { return executor_tensor(program->executor, tensor); }
@@ -221,7 +208,7 @@ static int32_t *integers(const Program *program, TensorId tensor) { return execu
 
 static void fill(const Program *program, TensorId tensor, uint64_t stream, double scale) {
     double *values = reals(program, tensor);
-    for (int64_t i = 0; i < graph_elements(program->graph, tensor); i++) values[i] = scale * rng_normal(11, stream, i);
+    for (int64_t i = 0; i < graph_elements(program->model.graph, tensor); i++) values[i] = scale * rng_normal(11, stream, i);
 }
 
 static void assert_close(double value, double expected) { assert_true(fabs(value - expected) <= EXACT * (1 + fabs(expected))); }
@@ -244,7 +231,7 @@ static RouterProgram router_start(int64_t rows, const RouterSpec *spec, bool tra
     p.share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, (int64_t[]){1}, "share");
     p.loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, (int64_t[]){2}, "loss");
     p.routing = op_router(graph, p.logits, p.bias, p.share, p.loss, spec);
-    p.program = program_start(graph, RECOMPUTE_NONE, NULL, 0);
+    p.program = start_program(graph, RECOMPUTE_NONE, NULL, 0);
     fill(&p.program, p.logits, 1, 2);
     fill(&p.program, p.bias, 2, 0.2);
     reals(&p.program, p.share)[0] = 0.25;
@@ -273,7 +260,7 @@ static void check_routing(int64_t rows, const RouterSpec *spec) {
     const double *gate = reals(&p.program, p.routing.gate);
     const int32_t *index = integers(&p.program, p.routing.index);
     double probability[64];
-    program_run(&p.program);
+    run_program(&p.program);
     for (int64_t r = 0; r < rows; r++) {
         double chosen = 0;
         softmax(probability, logits + r * p.classes, p.classes);
@@ -300,7 +287,7 @@ static void equal_scores_go_to_the_lower_index(void **state) {
     RouterProgram p = router_start(3, &(RouterSpec){.experts = 5, .k = 2}, false);
     for (int64_t i = 0; i < 15; i++) reals(&p.program, p.logits)[i] = i % 5 == 0 ? -1 : 1;
     memset(reals(&p.program, p.bias), 0, 5 * sizeof(double));
-    program_run(&p.program);
+    run_program(&p.program);
     for (int64_t r = 0; r < 3; r++) {
         assert_int_equal(integers(&p.program, p.routing.index)[2 * r], 1);
         assert_int_equal(integers(&p.program, p.routing.index)[2 * r + 1], 2);
@@ -312,7 +299,7 @@ static void logits_that_are_not_numbers_choose_an_existing_class(void **state) {
     (void)state;
     RouterProgram p = router_start(2, &(RouterSpec){.experts = 3, .k = 2}, false);
     for (int64_t i = 0; i < 6; i++) reals(&p.program, p.logits)[i] = NAN;
-    program_run(&p.program);
+    run_program(&p.program);
     for (int64_t i = 0; i < 4; i++) assert_in_range(integers(&p.program, p.routing.index)[i], 0, 2);
     program_free(&p.program);
 }
@@ -334,15 +321,15 @@ static void balance_bias_gradient_is_the_excess_load_and_leaves_the_skip_bias_al
     RouterProgram p = router_start(150, &(RouterSpec){.experts = 7, .k = 2, .skip = true}, true);
     double fraction[64], mean[64];
     executor_zero(p.program.executor);
-    program_run(&p.program);
-    program_run(&p.program);
+    run_program(&p.program);
+    run_program(&p.program);
     measure_load(&p, fraction, mean);
-    const double *gradient = reals(&p.program, graph_parameter_gradient(p.program.graph, p.bias));
+    const double *gradient = reals(&p.program, graph_parameter_gradient(p.program.model.graph, p.bias));
     for (int64_t e = 0; e < 7; e++) assert_true(gradient[e] == 2 * (7 * round(300 * fraction[e]) - 300));
     assert_true(fraction[7] > 0 && gradient[7] == 0);
     memset(reals(&p.program, p.share), 0, sizeof(double));
     for (int64_t e = 0; e < 7; e++) fraction[e] = gradient[e];
-    program_run(&p.program);
+    run_program(&p.program);
     for (int64_t e = 0; e < 7; e++) assert_true(gradient[e] == fraction[e]); /* an empty microbatch has no load */
     program_free(&p.program);
 }
@@ -357,13 +344,13 @@ static void sum_errors(int64_t experts, int64_t rows, const int *order, float *s
     TensorId share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "share");
     TensorId loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
     op_router(graph, logits, bias, share, loss, &(RouterSpec){.experts = experts, .k = 1});
-    Program program = program_start(graph, RECOMPUTE_NONE, NULL, 0);
+    Program program = start_program(graph, RECOMPUTE_NONE, NULL, 0);
     executor_zero(program.executor);
     executor_set_scalar(program.executor, share, 1.0 / (double)experts);
     for (int64_t m = 0; m < experts; m++) {
         float *values = memset(executor_tensor(program.executor, logits), 0, (size_t)(rows * experts) * sizeof(float));
         for (int64_t r = 0; r < rows; r++) values[r * experts + (r * r + order[m]) % experts] = 1;
-        program_run(&program);
+        run_program(&program);
     }
     executor_read(program.executor, graph_parameter_gradient(graph, bias), sums);
     program_free(&program);
@@ -390,7 +377,7 @@ static void auxiliary_loss_is_that_of_switch_transformers(void **state) {
     double fraction[64], mean[64], dot = 0;
     executor_zero(p.program.executor);
     reals(&p.program, p.loss)[1] = 5;
-    program_run(&p.program);
+    run_program(&p.program);
     measure_load(&p, fraction, mean);
     for (int64_t e = 0; e < 7; e++) dot += fraction[e] * mean[e];
     assert_close(reals(&p.program, p.loss)[1], 5 + 0.25 * 0.01 * 7 * dot);
@@ -401,8 +388,8 @@ static void auxiliary_loss_is_that_of_switch_transformers(void **state) {
 static void generation_has_neither_balance_bias_nor_loss(void **state) {
     (void)state;
     RouterProgram p = router_start(4, &(RouterSpec){.experts = 3, .k = 1, .auxiliary = 1}, false);
-    assert_true(p.program.graph->tensors[p.bias].gradient == TENSOR_NONE);
-    program_run(&p.program);
+    assert_true(p.program.model.graph->tensors[p.bias].gradient == TENSOR_NONE);
+    run_program(&p.program);
     assert_true(reals(&p.program, p.loss)[1] == 0);
     program_free(&p.program);
 }
@@ -410,7 +397,7 @@ static void generation_has_neither_balance_bias_nor_loss(void **state) {
 static void a_router_without_any_gradient_to_pass_on_adds_no_backward_node(void **state) {
     (void)state;
     RouterProgram p = router_start(4, &(RouterSpec){.experts = 3, .k = 1}, true);
-    assert_int_equal(p.program.graph->node_count, 1);
+    assert_int_equal(p.program.model.graph->node_count, 1);
     program_free(&p.program);
 }
 
@@ -419,9 +406,9 @@ static void check_sort(int64_t rows, int64_t k, int64_t experts, int choices) {
     Graph *graph = graph_create(PRECISION_FP64, false);
     TensorId index = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 2, (int64_t[]){rows, k}, "index");
     Dispatch dispatch = op_moe_sort(graph, index, experts);
-    Program program = program_start(graph, RECOMPUTE_NONE, NULL, 0);
+    Program program = start_program(graph, RECOMPUTE_NONE, NULL, 0);
     const int32_t *chosen = memcpy(integers(&program, index), choose_experts(&s), rows * k * sizeof *chosen);
-    program_run(&program);
+    run_program(&program);
     const int32_t *slot = integers(&program, dispatch.slot);
     int32_t next = 0;
     for (int64_t e = 0; e < experts; e++) {
@@ -455,9 +442,9 @@ static void arrivals_of_an_expert_are_in_the_order_of_ranks_and_their_rows(void 
         Graph *graph = graph_create(PRECISION_FP64, false);
         TensorId offsets = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 2, shape, "offsets");
         Dispatch local = add_arrivals(graph, a, offsets);
-        Program program = program_start(graph, RECOMPUTE_NONE, NULL, 0);
+        Program program = start_program(graph, RECOMPUTE_NONE, NULL, 0);
         const int32_t *from = memcpy(integers(&program, offsets), list_offsets(a), (size_t)(a->ranks * row) * sizeof(int32_t));
-        program_run(&program);
+        run_program(&program);
         int32_t next = 0;
         for (int64_t e = 0; e < a->own; e++) {
             assert_int_equal(integers(&program, local.offset)[e], next);
@@ -491,7 +478,7 @@ static BlockProgram block_start(const Shape *s) {
     Dispatch dispatch = op_moe_sort(graph, b.index, s->router.experts);
     TensorId y_slots = op_grouped_linear(graph, op_moe_permute(graph, b.x, &dispatch), b.w, &dispatch);
     b.y = op_moe_combine(graph, y_slots, b.gate, &dispatch);
-    b.program = program_start(graph, RECOMPUTE_NONE, &(Seed){b.y, b.d_y}, 1);
+    b.program = start_program(graph, RECOMPUTE_NONE, &(Seed){b.y, b.d_y}, 1);
     memcpy(integers(&b.program, b.index), choose_experts(s), s->rows * s->router.k * sizeof(int32_t));
     fill(&b.program, b.gate, 1, 1);
     fill(&b.program, b.x, 2, 1);
@@ -507,7 +494,7 @@ static void the_block_is_the_gated_sum_of_its_experts(void **state) {
     BlockProgram b = block_start(&s);
     const int32_t *index = integers(&b.program, b.index);
     const double *gate = reals(&b.program, b.gate), *x = reals(&b.program, b.x), *w = reals(&b.program, b.w);
-    program_run(&b.program);
+    run_program(&b.program);
     for (int64_t r = 0; r < s.rows; r++)
         for (int64_t o = 0; o < s.out; o++) {
             double y = 0;
@@ -523,12 +510,12 @@ static void gradients_of_expert_weights_are_added_up(void **state) {
     (void)state;
     const Shape s = {.rows = 20, .in = 6, .out = 7, .router = {.experts = 3, .k = 1}};
     BlockProgram b = block_start(&s);
-    int64_t count = graph_elements(b.program.graph, b.w);
-    const double *gradient = reals(&b.program, graph_parameter_gradient(b.program.graph, b.w));
+    int64_t count = graph_elements(b.program.model.graph, b.w);
+    const double *gradient = reals(&b.program, graph_parameter_gradient(b.program.model.graph, b.w));
     double *once = memory_allocate(count * sizeof *once);
-    program_run(&b.program);
+    run_program(&b.program);
     memcpy(once, gradient, count * sizeof *once);
-    program_run(&b.program);
+    run_program(&b.program);
     for (int64_t i = 0; i < count; i++) assert_close(gradient[i], 2 * once[i]);
     free(once);
     program_free(&b.program);
@@ -538,9 +525,9 @@ static void a_block_that_every_row_skips_is_zero_and_learns_nothing(void **state
     (void)state;
     const Shape s = {.rows = 20, .in = 6, .out = 7, .router = {.experts = 3, .k = 2}, .choices = CHOOSE_NONE};
     BlockProgram b = block_start(&s);
-    Graph *graph = b.program.graph;
+    Graph *graph = b.program.model.graph;
     TensorId zeros[] = {b.y, graph->tensors[b.x].gradient, graph->tensors[b.gate].gradient, graph->tensors[b.w].gradient};
-    program_run(&b.program);
+    run_program(&b.program);
     for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
         for (int64_t j = 0; j < graph_elements(graph, zeros[i]); j++) assert_true(reals(&b.program, zeros[i])[j] == 0);
     program_free(&b.program);
@@ -550,11 +537,11 @@ static void experts_cost_two_flops_per_weight_and_slot(void **state) {
     (void)state;
     const Shape s = {.rows = 20, .in = 6, .out = 7, .router = {.experts = 3, .k = 2}};
     BlockProgram b = block_start(&s);
-    for (int i = 0; i < b.program.graph->node_count; i++) {
-        const Node *node = &b.program.graph->nodes[i];
+    for (int i = 0; i < b.program.model.graph->node_count; i++) {
+        const Node *node = &b.program.model.graph->nodes[i];
         bool product =
             node->op == OP_grouped_linear || node->op == OP_grouped_linear_grad_input || node->op == OP_grouped_linear_grad_weight;
-        if (product) assert_true(op_cost(b.program.graph, node).flops == 2.0 * 40 * 6 * 7);
+        if (product) assert_true(op_cost(b.program.model.graph, node).flops == 2.0 * 40 * 6 * 7);
     }
     program_free(&b.program);
 }
@@ -576,11 +563,11 @@ static int recomputed_gradients(RecomputePolicy policy, double d_bias[5], double
     Dispatch dispatch = op_moe_sort(graph, routing.index, 4);
     TensorId y_slots = op_grouped_linear(graph, op_moe_permute(graph, x, &dispatch), w, &dispatch);
     TensorId y = op_moe_combine(graph, y_slots, routing.gate, &dispatch);
-    Program program = program_start(graph, policy, &(Seed){y, d_y}, 1);
+    Program program = start_program(graph, policy, &(Seed){y, d_y}, 1);
     const TensorId filled[] = {logits, x, d_y, share, bias, w};
     for (int i = 0; i < 6; i++) fill(&program, filled[i], 20 + i, 1);
     executor_zero(program.executor);
-    program_run(&program);
+    run_program(&program);
     memcpy(d_bias, reals(&program, graph_parameter_gradient(graph, bias)), 5 * sizeof *d_bias);
     memcpy(d_logits, reals(&program, graph->tensors[logits].gradient), 30 * 5 * sizeof *d_logits);
     int nodes = graph->node_count;

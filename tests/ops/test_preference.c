@@ -91,8 +91,8 @@ static void check_definition(PreferenceConfig config) {
     TensorId loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &one, "loss");
     TensorId rewards = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &sums, "rewards");
     TensorId answers = op_preference(graph, x, w, &inputs, &config, loss, rewards, VOCABULARY);
-    Plan plan;
-    Executor *executor = check_executor(graph, &plan);
+    Program program = check_program((Model){.graph = graph}, device_cpu());
+    Executor *executor = program.executor;
     double *x_values = executor_tensor(executor, x), *w_values = executor_tensor(executor, w);
     double *reference = executor_tensor(executor, inputs.reference);
     for (int i = 0; i < ROWS * COLUMNS; i++) x_values[i] = value_at(i);
@@ -124,8 +124,7 @@ static void check_definition(PreferenceConfig config) {
     assert_true(fabs(executor_get_metric(executor, rewards, REWARD_CHOSEN) - chosen_sum) < 1e-12);
     assert_true(fabs(executor_get_metric(executor, rewards, REWARD_REJECTED) - rejected_sum) < 1e-12);
     assert_true(executor_get_metric(executor, rewards, REWARD_WINS) == wins);
-    executor_free(executor);
-    graph_free(graph);
+    program_free(&program);
 }
 
 static void losses_are_those_of_their_definitions(void **state) {

@@ -25,12 +25,11 @@
 enum { RUNS = 3, POSITIONS = 70, POSITION = 66, EXPERTS = 5 };
 
 /* A program of one row, and what it makes. */
-typedef struct Program {
+typedef struct Row {
     Graph *graph;
-    Plan plan;
-    Executor *executor;
+    Program program;
     TensorId x, positions, index, gate, result, cache;
-} Program;
+} Row;
 
 typedef struct Layer {
     int64_t in;
@@ -51,27 +50,27 @@ static TensorId keep(const Layer *layer, Graph *graph, TensorId tensor) {
     return tensor;
 }
 
-static TensorId linear(Program *p, const Layer *layer, int64_t out) {
+static TensorId linear(Row *p, const Layer *layer, int64_t out) {
     TensorId w = parameter(p->graph, PARAMETER_MATRIX, out, layer->in),
              bias = layer->biased ? parameter(p->graph, PARAMETER_BIAS, out, 0) : TENSOR_NONE;
     return keep(layer, p->graph, op_linear(p->graph, p->x, w, bias, false));
 }
 
-static Program program_begin(const Layer *layer) {
-    Program p = {.graph = graph_create(PRECISION_BF16, false)};
+static Row row_begin(const Layer *layer) {
+    Row p = {.graph = graph_create(PRECISION_BF16, false)};
     p.x = graph_tensor(p.graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){1, layer->in}, "x");
     return p;
 }
 
-static Program build_mlp(const Layer *layer) {
-    Program p = program_begin(layer);
+static Row build_mlp(const Layer *layer) {
+    Row p = row_begin(layer);
     int64_t width = activation_rules[layer->function].gated ? 2 * layer->ffn : layer->ffn;
     p.result = op_activation(p.graph, linear(&p, layer, width), layer->function);
     return p;
 }
 
-static Program build_attention(const Layer *layer) {
-    Program p = program_begin(layer);
+static Row build_attention(const Layer *layer) {
+    Row p = row_begin(layer);
     const Heads *h = &layer->heads;
     int64_t one = 1, cached[] = {POSITIONS, heads_kv_columns(h)};
     p.positions = graph_tensor(p.graph, ARENA_INPUT, TYPE_INT32, 1, &one, "positions");
@@ -87,8 +86,8 @@ static TensorId experts(Graph *graph, int64_t out, int64_t in) {
     return graph_cut_parameter(graph, "experts", PARAMETER_MATRIX, 3, (int64_t[]){EXPERTS, out, in}, &(Cut){0}, 0, 1, false);
 }
 
-static Program build_experts(const Layer *layer) {
-    Program p = program_begin(layer);
+static Row build_experts(const Layer *layer) {
+    Row p = row_begin(layer);
     p.index = graph_tensor(p.graph, ARENA_INPUT, TYPE_INT32, 2, (int64_t[]){1, layer->k}, "index");
     p.gate = graph_tensor(p.graph, ARENA_INPUT, TYPE_WIDE, 2, (int64_t[]){1, layer->k}, "gate");
     TensorId gate_up = experts(p.graph, 2 * layer->ffn, layer->in), down = experts(p.graph, layer->in, layer->ffn);
@@ -107,40 +106,36 @@ static void fill(Device *device, void *to, TensorId tensor, int64_t count) {
     free(values);
 }
 
-static void fill_arena(const Program *p, Arena arena) {
-    fill(check_gpu(), executor_arena(p->executor, arena), (TensorId)arena, p->plan.bytes[arena] / (int64_t)sizeof(uint16_t));
+static void fill_arena(const Row *p, Arena arena) {
+    fill(
+        check_gpu(), executor_arena(p->program.executor, arena), (TensorId)arena, p->program.plan.bytes[arena] / (int64_t)sizeof(uint16_t));
 }
 
-static void run(Program *p, const Layer *layer, int absorbed) {
-    Error error = {0};
-    Backend backend;
+static void run(Row *p, const Layer *layer, int absorbed) {
     p->graph->tensors[p->result].keep = true;
-    if (!op_backend(&backend, check_gpu(), PRECISION_BF16, &error)) fail_msg("%s", error.message);
-    p->plan = graph_plan(p->graph, &backend);
+    p->program = check_program((Model){.graph = p->graph}, check_gpu());
     assert_int_equal(p->graph->nodes[p->graph->node_count - 1].absorbs, absorbed);
-    p->executor = executor_create(p->graph, &p->plan, &backend, NULL, &error);
-    if (!p->executor) fail_msg("%s", error.message);
     fill_arena(p, ARENA_WEIGHT);
     if (p->cache) fill_arena(p, ARENA_STATE);
-    uint16_t *x = executor_tensor(p->executor, p->x);
+    uint16_t *x = executor_tensor(p->program.executor, p->x);
     for (int64_t i = 0; i < graph_elements(p->graph, p->x); i++) x[i] = bf16_from_float((float)rng_normal(7, 0, (uint64_t)i) / 32);
-    if (p->positions) *(int32_t *)executor_tensor(p->executor, p->positions) = POSITION;
+    if (p->positions) *(int32_t *)executor_tensor(p->program.executor, p->positions) = POSITION;
     for (int64_t j = 0; j < layer->k; j++) {
-        ((int32_t *)executor_tensor(p->executor, p->index))[j] = layer->chosen[j];
-        ((float *)executor_tensor(p->executor, p->gate))[j] = 0.75f / (float)(j + 1);
+        ((int32_t *)executor_tensor(p->program.executor, p->index))[j] = layer->chosen[j];
+        ((float *)executor_tensor(p->program.executor, p->gate))[j] = 0.75f / (float)(j + 1);
     }
-    for (int i = 0; i < RUNS; i++) executor_run(p->executor);
+    for (int i = 0; i < RUNS; i++) executor_run(p->program.executor);
 }
 
 static double number(uint16_t half) { return bf16_to_float(half); }
 
 /* The same bits, or where there is a tolerance an error of so much of the whole. */
-static void compare(const Program *a, TensorId in_a, const Program *b, TensorId in_b, double tolerance) {
+static void compare(const Row *a, TensorId in_a, const Row *b, TensorId in_b, double tolerance) {
     int64_t count = graph_elements(a->graph, in_a);
     double error = 0, whole = 0;
     uint16_t *x = memory_allocate(2 * (size_t)count * sizeof *x), *y = x + count;
-    executor_read(a->executor, in_a, x);
-    executor_read(b->executor, in_b, y);
+    executor_read(a->program.executor, in_a, x);
+    executor_read(b->program.executor, in_b, y);
     for (int64_t i = 0; i < count; i++) {
         double difference = number(y[i]) - number(x[i]);
         error += difference * difference, whole += number(x[i]) * number(x[i]);
@@ -151,17 +146,14 @@ static void compare(const Program *a, TensorId in_a, const Program *b, TensorId 
     free(x);
 }
 
-static void end(Program *p) {
-    executor_free(p->executor);
-    graph_free(p->graph);
-}
+static void end(Row *p) { program_free(&p->program); }
 
-static void expect_close(Program (*build)(const Layer *), Layer layer, int absorbed, double tolerance) {
+static void expect_close(Row (*build)(const Layer *), Layer layer, int absorbed, double tolerance) {
     check_gpu();
     layer.keeps = true;
-    Program apart = build(&layer);
+    Row apart = build(&layer);
     layer.keeps = false;
-    Program together = build(&layer);
+    Row together = build(&layer);
     run(&apart, &layer, 0);
     run(&together, &layer, absorbed);
     compare(&apart, apart.result, &together, together.result, tolerance);
@@ -170,7 +162,7 @@ static void expect_close(Program (*build)(const Layer *), Layer layer, int absor
     end(&together);
 }
 
-static void expect_same(Program (*build)(const Layer *), Layer layer, int absorbed) { expect_close(build, layer, absorbed, 0); }
+static void expect_same(Row (*build)(const Layer *), Layer layer, int absorbed) { expect_close(build, layer, absorbed, 0); }
 
 /* Whose blocks have eight lines and four. */
 /* Blocks that are not full, too, but for gated functions. */

@@ -40,7 +40,7 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static const OptimizerConfig config = {
     .name = OPTIMIZER_muon, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
 
-typedef struct Model {
+typedef struct Matrices {
     Graph *graph;
     Optimizer *optimizer;
     Device *device;
@@ -48,10 +48,10 @@ typedef struct Model {
     void *device_master, *device_gradients;
     int64_t bytes;
     size_t wide;
-} Model;
+} Matrices;
 
-static Model make(const Mesh *mesh, Device *device, Precision precision) {
-    Model m = {.graph = graph_create(precision, true), .device = device, .wide = precision_bytes(precision, TYPE_WIDE)};
+static Matrices make(const Mesh *mesh, Device *device, Precision precision) {
+    Matrices m = {.graph = graph_create(precision, true), .device = device, .wide = precision_bytes(precision, TYPE_WIDE)};
     Error error = {0};
     m.graph->mesh = mesh;
     for (int i = 0; i < SHAPES; i++) {
@@ -72,7 +72,7 @@ static Model make(const Mesh *mesh, Device *device, Precision precision) {
     return m;
 }
 
-static void drop(Model *m) {
+static void drop(Matrices *m) {
     optimizer_free(m->optimizer);
     device_free(m->device, m->device_master, m->bytes);
     device_free(m->device, m->device_gradients, m->bytes);
@@ -87,17 +87,17 @@ static double value_at(int parameter, int64_t step, int64_t i) {
     return (double)((x * x * 17 + x * 29 + 11) % 1009 - 504) / 256;
 }
 
-static double get(const Model *m, const void *values, int64_t i) {
+static double get(const Matrices *m, const void *values, int64_t i) {
     return m->wide == sizeof(double) ? ((const double *)values)[i] : (double)((const float *)values)[i];
 }
 
-static void put(const Model *m, void *values, int64_t i, double value) {
+static void put(const Matrices *m, void *values, int64_t i, double value) {
     if (m->wide == sizeof(double)) ((double *)values)[i] = value;
     else ((float *)values)[i] = (float)value;
 }
 
 /* Fills what the rank has with the whole parameters' values of a step. */
-static void fill(const Model *m, char *arena, int64_t step) {
+static void fill(const Matrices *m, char *arena, int64_t step) {
     for (int p = 0; p < SHAPES; p++) {
         char *values = parameter_in(&m->graph->parameters[p], arena);
         for (ParameterInterval rest = {p, 0, m->graph->parameters[p].count}; rest.count > 0;) {
@@ -108,7 +108,7 @@ static void fill(const Model *m, char *arena, int64_t step) {
     }
 }
 
-static void train(Model *m) {
+static void train(Matrices *m) {
     fill(m, m->master, 0);
     device_upload(m->device, m->device_master, m->master, m->bytes);
     for (int64_t step = 1; step <= STEPS; step++) {
@@ -120,7 +120,7 @@ static void train(Model *m) {
 }
 
 /* A rank's slices of master weights against the whole ones; where slices are exchanged sums have another order. */
-static void compare(const Model *m, const Model *whole, double tolerance) {
+static void compare(const Matrices *m, const Matrices *whole, double tolerance) {
     double moved = 0;
     for (int p = 0; p < SHAPES; p++) {
         const char *values = parameter_in(&m->graph->parameters[p], m->master),
@@ -141,7 +141,7 @@ static void compare(const Model *m, const Model *whole, double tolerance) {
 }
 
 static void train_and_compare(const Mesh *mesh, Device *device, Precision precision, double tolerance) {
-    Model m = make(mesh, device, precision), again = make(mesh, device, precision), whole = make(&mesh_alone, device, precision);
+    Matrices m = make(mesh, device, precision), again = make(mesh, device, precision), whole = make(&mesh_alone, device, precision);
     train(&m);
     train(&again);
     train(&whole);

@@ -53,8 +53,7 @@ typedef struct Run {
     int loss_count;
     Seed seeds[16];
     int seed_count;
-    Plan plan;
-    Executor *executor;
+    Program program;
 } Run;
 
 typedef struct Result {
@@ -170,7 +169,7 @@ static size_t unit_of(const Run *run, TensorId tensor) {
 
 /* Of tensors in memory that the host sees. */
 static double load(const Run *run, TensorId tensor, int64_t index) {
-    return get(executor_tensor(run->executor, tensor), unit_of(run, tensor), graph_get(run->check.graph, tensor)->type, index);
+    return get(executor_tensor(run->program.executor, tensor), unit_of(run, tensor), graph_get(run->check.graph, tensor)->type, index);
 }
 
 static double normal(const Run *run, uint64_t stream, int64_t index, double shift, double scale) {
@@ -181,19 +180,19 @@ static double normal(const Run *run, uint64_t stream, int64_t index, double shif
 static void fill_normal(const Run *run, TensorId tensor, uint64_t stream, double shift, double scale) {
     int64_t count = graph_elements(run->check.graph, tensor);
     size_t unit = unit_of(run, tensor);
-    void *values = memory_allocate(count * unit + 1), *data = executor_tensor(run->executor, tensor);
+    void *values = memory_allocate(count * unit + 1), *data = executor_tensor(run->program.executor, tensor);
     for (int64_t i = 0; i < count; i++) put(values, unit, i, normal(run, stream, i, shift, scale));
     if (graph_get(run->check.graph, tensor)->arena == ARENA_INPUT) memcpy(data, values, count * unit);
-    else device_upload(executor_backend(run->executor)->device, data, values, count * unit);
+    else device_upload(executor_backend(run->program.executor)->device, data, values, count * unit);
     free(values);
 }
 
 /* -- Runs ---------------------------------------------------------------------------------------------------------- */
 
 static void fill_integers(Run *run) {
-    for (int i = 0; i < run->scalar_count; i++) executor_set_scalar(run->executor, run->scalars[i], run->scalar_values[i]);
+    for (int i = 0; i < run->scalar_count; i++) executor_set_scalar(run->program.executor, run->scalars[i], run->scalar_values[i]);
     for (int i = 0; i < run->check.integer_count; i++)
-        memcpy(executor_tensor(run->executor, run->check.integers[i]), run->check.integer_values[i],
+        memcpy(executor_tensor(run->program.executor, run->check.integers[i]), run->check.integer_values[i],
             graph_elements(run->check.graph, run->check.integers[i]) * sizeof(int32_t));
 }
 
@@ -220,12 +219,7 @@ static Run *run_open(CheckBuild build, const void *argument, Device *device, Pre
         TensorId gradient = graph->tensors[run->check.inputs[i]].gradient;
         if (gradient) graph->tensors[gradient].keep = true;
     }
-    Error error = {0};
-    Backend backend;
-    if (!op_backend(&backend, device, precision, &error)) fail_msg("%s", error.message);
-    run->plan = graph_plan(graph, &backend);
-    run->executor = executor_create(graph, &run->plan, &backend, NULL, &error);
-    if (!run->executor) fail_msg("%s", error.message);
+    run->program = check_program((Model){.graph = graph}, device);
     return run;
 }
 
@@ -236,20 +230,19 @@ static Run *run_create(CheckBuild build, const void *argument, Device *device, P
 }
 
 static void run_free(Run *run) {
-    executor_free(run->executor);
-    graph_free(run->check.graph);
+    program_free(&run->program);
     free(run);
 }
 
 /* Poison first, so that whatever a kernel leaves unwritten or reads too early turns into NaN. */
 static void run_once(Run *run) {
-    Device *device = executor_backend(run->executor)->device;
+    Device *device = executor_backend(run->program.executor)->device;
     Error error = {0};
-    device_fill(device, executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
-    device_fill(device, executor_arena(run->executor, ARENA_STATE), 0, run->plan.bytes[ARENA_STATE]);
-    executor_zero(run->executor);
-    executor_run(run->executor);
-    if (!executor_finish(run->executor, &error)) fail_msg("%s", error.message);
+    device_fill(device, executor_arena(run->program.executor, ARENA_ACTIVATION), 0xff, run->program.plan.bytes[ARENA_ACTIVATION]);
+    device_fill(device, executor_arena(run->program.executor, ARENA_STATE), 0, run->program.plan.bytes[ARENA_STATE]);
+    executor_zero(run->program.executor);
+    executor_run(run->program.executor);
+    if (!executor_finish(run->program.executor, &error)) fail_msg("%s", error.message);
 }
 
 static void collect(const Run *run, Results *results, TensorId tensor, const char *name) {
@@ -260,7 +253,7 @@ static void collect(const Run *run, Results *results, TensorId tensor, const cha
     result->values = memory_allocate((result->count + 1) * sizeof(double));
     size_t unit = unit_of(run, tensor);
     void *data = memory_allocate(result->count * unit + 1);
-    executor_read(run->executor, tensor, data);
+    executor_read(run->program.executor, tensor, data);
     for (int64_t i = 0; i < result->count; i++) result->values[i] = get(data, unit, graph_get(run->check.graph, tensor)->type, i);
     free(data);
 }
@@ -331,7 +324,7 @@ static void check_differences(Run *forward, const Graph *graph, int source, cons
     for (int64_t probe = 0; probe < probes; probe++) {
         int64_t index = count <= MAX_PROBES ? probe : (int64_t)rng_permute(3, source, probe, count);
         double value = load(forward, tensor, index);
-        double *cell = (double *)executor_tensor(forward->executor, tensor) + index;
+        double *cell = (double *)executor_tensor(forward->program.executor, tensor) + index;
         *cell = value + STEP;
         double above = objective(forward);
         *cell = value - STEP;
@@ -396,13 +389,11 @@ double check_median_seconds(void (*run)(const void *what), const void *what) {
     return (seconds[RUNS / 2 - 1] + seconds[RUNS / 2]) / 2;
 }
 
-Executor *check_executor(Graph *graph, Plan *plan) {
+Program check_program(Model model, Device *device) {
     Error error = {0};
-    Backend backend = op_cpu_backend(graph->precision);
-    *plan = graph_plan(graph, &backend);
-    Executor *executor = executor_create(graph, plan, &backend, NULL, &error);
-    if (!executor) fail_msg("%s", error.message);
-    return executor;
+    Program program = {.model = model};
+    if (!program_plan(&program, device, &error) || !program_start(&program, NULL, &error)) fail_msg("%s", error.message);
+    return program;
 }
 
 /* Three runs: the plain one, the one that is recorded, and a replay. */
@@ -424,8 +415,8 @@ void check_launch(CheckBuild build, const void *argument, bool gradients) {
     Run *run = run_open(build, argument, check_device(), PRECISION_BF16, gradients);
     Error error = {0};
     fill_integers(run);
-    executor_run(run->executor);
-    if (!executor_finish(run->executor, &error)) fail_msg("%s", error.message);
+    executor_run(run->program.executor);
+    if (!executor_finish(run->program.executor, &error)) fail_msg("%s", error.message);
     run_free(run);
 }
 

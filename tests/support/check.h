@@ -8,9 +8,11 @@
  * Inputs and parameters are random values that bf16 represents exactly, so all precisions see the same problem. */
 #pragma once
 
+#include "backend/backend.h"
 #include "base/cpu_isa.h"
 #include "graph/graph.h"
 #include "graph/op.h"
+#include "program/program.h"
 #include "ops/norm/norm.h"
 
 typedef struct Check {
@@ -68,9 +70,8 @@ Device *check_device(void);
 /* The GPU of SMELT_TEST_DEVICE; the test is skipped when that is not set. */
 Device *check_gpu(void);
 
-/* Plans the graph for the CPU; the test fails when that fails. The caller frees the executor, and the graph after
- * it. */
-Executor *check_executor(Graph *graph, Plan *plan);
+/* Plans and starts a program on a device; the test fails when that fails. `model` may have only a graph. */
+Program check_program(Model model, Device *device);
 
 /* The median of the seconds that `run(what)` takes on check_device, after one run that is not counted. */
 double check_median_seconds(void (*run)(const void *what), const void *what);

@@ -16,9 +16,7 @@ typedef struct Golden {
     Config config;
     OptionStrings strings;
     Safetensors expected;
-    Model model;
-    Plan plan;
-    Executor *executor;
+    Program program;
 } Golden;
 
 static inline const StoredTensor *golden_expect(const Golden *g, const char *name) {
@@ -34,8 +32,9 @@ static inline float golden_value(const StoredTensor *tensor, int64_t index) {
 }
 
 static inline void golden_put_inputs(const Golden *g, int64_t sequences, int64_t length, const StoredTensor *stored) {
-    int32_t *tokens = executor_tensor(g->executor, g->model.tokens), *positions = executor_tensor(g->executor, g->model.positions);
-    int32_t *targets = g->model.targets ? executor_tensor(g->executor, g->model.targets) : NULL;
+    int32_t *tokens = executor_tensor(g->program.executor, g->program.model.tokens),
+            *positions = executor_tensor(g->program.executor, g->program.model.positions);
+    int32_t *targets = g->program.model.targets ? executor_tensor(g->program.executor, g->program.model.targets) : NULL;
     for (int64_t s = 0; s < sequences; s++)
         for (int64_t i = 0; i < length; i++) {
             const char *at = (const char *)stored->data + (s * (length + 1) + i) * sizeof(int32_t);
@@ -43,9 +42,9 @@ static inline void golden_put_inputs(const Golden *g, int64_t sequences, int64_t
             if (targets) memcpy(&targets[s * length + i], at + sizeof(int32_t), sizeof(int32_t));
             positions[s * length + i] = (int32_t)i;
         }
-    if (g->model.scale) {
-        *(float *)executor_tensor(g->executor, g->model.scale) = 1.0f / (float)(sequences * length);
-        *(float *)executor_tensor(g->executor, g->model.share) = 1;
+    if (g->program.model.scale) {
+        *(float *)executor_tensor(g->program.executor, g->program.model.scale) = 1.0f / (float)(sequences * length);
+        *(float *)executor_tensor(g->program.executor, g->program.model.share) = 1;
     }
 }
 
@@ -61,9 +60,8 @@ static inline void golden_start_with(
     if (fp8) g->config.model.fp8 = *fp8;
     const StoredTensor *tokens = golden_expect(g, "tokens");
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
-    g->model = model_build(&g->config.model, precision, mode, sequences, length, recompute);
-    g->executor = check_executor(g->model.graph, &g->plan);
-    if (!weights_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
+    g->program = check_program(model_build(&g->config.model, precision, mode, sequences, length, recompute), device_cpu());
+    if (!weights_load_program(g->folder, &g->config, g->program.executor, &error)) fail_msg("%s", error.message);
     golden_put_inputs(g, sequences, length, tokens);
 }
 
@@ -72,17 +70,16 @@ static inline void golden_start(Golden *g, const char *family, Precision precisi
 }
 
 static inline void golden_stop(Golden *g) {
-    executor_free(g->executor);
-    model_free(&g->model);
+    program_free(&g->program);
     safetensors_close(&g->expected);
     options_free_strings(&g->strings);
     free(g->folder);
 }
 
 static inline double golden_run(const Golden *g) {
-    executor_zero(g->executor);
-    executor_run(g->executor);
-    return *(const float *)executor_tensor(g->executor, g->model.loss);
+    executor_zero(g->program.executor);
+    executor_run(g->program.executor);
+    return *(const float *)executor_tensor(g->program.executor, g->program.model.loss);
 }
 
 typedef struct GoldenComparison { double dot, ours, theirs, difference; } GoldenComparison;
@@ -103,8 +100,8 @@ static inline GoldenComparison golden_compare(const float *ours, const StoredTen
 /* Calls `check` for every parameter that a gradient trains, with what is expected under `prefix` and its name. */
 static inline void golden_each_gradient(
     const Golden *g, const char *prefix, void (*check)(const Golden *, const char *, const GoldenComparison *)) {
-    const Graph *graph = g->model.graph;
-    const float *gradients = executor_arena(g->executor, ARENA_GRADIENT);
+    const Graph *graph = g->program.model.graph;
+    const float *gradients = executor_arena(g->program.executor, ARENA_GRADIENT);
     size_t count = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];

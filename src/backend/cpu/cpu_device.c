@@ -96,7 +96,8 @@ static Device cpu = {.info = {.kind = DEVICE_CPU,
                          .wave = 1,
                          .host_memory = true,
                          .gemm_inputs = 1u << GEMM_F32 | 1u << GEMM_BF16 | 1u << GEMM_F64 | 1u << GEMM_E4M3 | 1u << GEMM_E5M2,
-                         .fp8_mx = true},
+                         .fp8_mx = true,
+                         .collective_bytes = 64 << 20},
     .methods = &methods};
 
 static void find_cache(void) {

@@ -238,11 +238,16 @@ static const DeviceMethods methods = {
 };
 
 void gpu_set_properties(DeviceInfo *info) {
-    info->cache_bytes = 256 << 20; /* more than any GPU has */
+    bool amd = info->kind == DEVICE_HIP;
+    info->emulated = strstr(info->name, "emulated"); /* tools/rocemu */
+    info->cache_bytes = 256 << 20;                   /* more than any GPU has */
     info->massively_parallel = info->records = true;
     info->gemm_inputs = 1u << GEMM_BF16 | (gpu_gemm_has_fp8(info->target) ? 1u << GEMM_E4M3 | 1u << GEMM_E5M2 : 0);
     info->fp8_fnuz = !strcmp(info->target, "gfx942");
     info->fp8_mx = !strcmp(info->target, "gfx950");
+    info->collective_bytes = amd ? 256 << 20 : 64 << 20;
+    info->collectives = amd ? "RCCL" : "NCCL";
+    info->collectives_file = amd ? "librccl.so.1" : "libnccl.so.2";
 }
 
 Device *gpu_open(DeviceKind kind, int index, Error *error) {

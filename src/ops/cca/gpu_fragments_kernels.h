@@ -85,8 +85,7 @@ INLINE void add_fragment_queries(
 /* Returns whether these kernels support it: RoPE pairs no channels of two lanes, and no chunk of
  * values is partly delayed. */
 static inline bool cca_in_fragments(const Device *device, const CcaInput *in) {
-    return device_info(device)->kind == DEVICE_CUDA && in->whole && in->dim == FRAGMENT_DIM && in->rotated % 64 == 0 &&
-           in->current % CHUNK == 0;
+    return device_info(device)->wave == 32 && in->whole && in->dim == FRAGMENT_DIM && in->rotated % 64 == 0 && in->current % CHUNK == 0;
 }
 
 #endif

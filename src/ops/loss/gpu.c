@@ -288,7 +288,7 @@ static int64_t stride_of(int64_t vocabulary) { return divide_up(vocabulary, 64) 
 /* Returns the blocks, and thus rows, in flight at once: as few as keep memory busy, up to twice as
  * many if their rows fit the last-level cache (H100's, MI300X's). */
 static int64_t blocks_of(const DeviceInfo *info, int64_t row_bytes) {
-    bool nvidia = info->kind == DEVICE_CUDA;
+    bool nvidia = info->wave == 32;
     int64_t least = nvidia ? 1 : 2, cache = (int64_t)(nvidia ? 50 : 256) << 20, fit = cache / (row_bytes * info->processors);
     return info->processors * (fit < least ? least : fit > 2 * least ? 2 * least : fit);
 }
@@ -350,7 +350,7 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, GpuPe
     const LossAttributes *attributes = call->attributes;
     Comm *group = mesh_inner_group(call->mesh, AXES_TENSOR);
     int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
-    LaunchShape shape = {.x = rows->blocks, .threads = device_info(call->device)->kind == DEVICE_CUDA ? NVIDIA_THREADS : AMD_THREADS};
+    LaunchShape shape = {.x = rows->blocks, .threads = device_info(call->device)->wave == 32 ? NVIDIA_THREADS : AMD_THREADS};
     if (ranks <= 1) {
         if (!finish_by_clusters(call->device, rows)) launch_row_loss(call->device, rows->codes != NULL, shape, rows);
         return;
