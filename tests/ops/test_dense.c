@@ -142,16 +142,16 @@ static void post_norm_is_that_of_its_definition(void **state) {
     run.graph->tensors[out.stream].keep = run.graph->tensors[out.normed].keep = true;
     run_plan(&run);
     for (int j = 0; j < columns; j++) {
-        ((double *)executor_tensor(run.executor, block))[j] = x[j];
-        ((double *)executor_tensor(run.executor, stream))[j] = 10 * j;
-        ((double *)executor_tensor(run.executor, norm.gain))[j] = 2 + j;
+        ((double *)executor_tensor(run.program.executor, block))[j] = x[j];
+        ((double *)executor_tensor(run.program.executor, stream))[j] = 10 * j;
+        ((double *)executor_tensor(run.program.executor, norm.gain))[j] = 2 + j;
     }
-    executor_run(run.executor);
+    executor_run(run.program.executor);
     for (int j = 0; j < columns; j++) {
         double expected = 10 * j + x[j] / sqrt(6.76) * (2 + j);
-        assert_true(
-            fabs(((double *)executor_tensor(run.executor, out.stream))[j] - expected) < 1e-13); /* a few roundings of values up to 40 */
-        assert_true(fabs(((double *)executor_tensor(run.executor, out.normed))[j] - expected) < 1e-13);
+        assert_true(fabs(((double *)executor_tensor(run.program.executor, out.stream))[j] - expected) <
+                    1e-13); /* a few roundings of values up to 40 */
+        assert_true(fabs(((double *)executor_tensor(run.program.executor, out.normed))[j] - expected) < 1e-13);
     }
     run_end(&run);
 }
