@@ -65,7 +65,7 @@ static bool refuse_isa(const char *name, bool known, Error *error) {
     char list[128] = "";
     for (CpuIsa isa = 0; isa < CPU_ISA_COUNT; isa++)
         if (cpu_has(isa)) snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", isa ? ", " : "", cpu_isa_name(isa));
-    return error_set(error, ERROR_USAGE, "SMELT_CPU_ISA=%s: %s. Instruction sets here: %s. Unset it for the fastest", name,
+    return error_set(error, ERROR_USAGE, "SMELT_CPU_ISA=%s: %s. This CPU has: %s. Unset the variable to use the fastest", name,
         known ? "this CPU lacks the instruction set" : "unknown instruction set", list);
 }
 

@@ -14,7 +14,7 @@ static void format_message(Error *error, const char *format, va_list arguments) 
     char text[sizeof error->message];
     int needed = vsnprintf(text, sizeof text, format, arguments);
     if (needed < 0) {
-        snprintf(text, sizeof text, "an error whose message could not be formatted");
+        snprintf(text, sizeof text, "an error occurred, but its message could not be formatted");
     } else if ((size_t)needed >= sizeof text) {
         size_t end = sizeof text - 4;
         while (end > 0 && ((unsigned char)text[end] & 0xC0) == 0x80) /* do not cut inside a UTF-8 character */

@@ -35,12 +35,12 @@ bool file_fail(Error *error, const char *action, const char *path) {
     const char *advice = "";
     char reason[256];
     int code = errno;
-    if (code == ENOSPC || code == EDQUOT) advice = "; free some space or choose another folder";
+    if (code == ENOSPC || code == EDQUOT) advice = "; free disk space or choose another folder";
     else if (code == EROFS || code == EACCES || code == EPERM) advice = "; check its permissions or choose another folder";
     else if (code == EIO) advice = "; the disk may be failing";
-    else if (code == EFBIG) advice = "; raise the limit on the size of files (ulimit -f) or choose another file system";
+    else if (code == EFBIG) advice = "; raise the file size limit (ulimit -f) or choose another file system";
     else if (code == EMFILE) advice = "; raise the limit on open files (ulimit -n)";
-    else if (code == ENFILE) advice = "; the machine has too many open files: end some programs";
+    else if (code == ENFILE) advice = "; the system-wide limit on open files is reached: end some programs";
     error_set(error, ERROR_CHECKPOINT, "cannot %s %s: %s%s", action, path, strerror_r(code, reason, sizeof reason), advice);
     errno = code;
     return error_find(error, FINDING_UNREADABLE);
@@ -145,10 +145,11 @@ bool file_check_overwrite(const char *path, bool overwrite, bool (*is_kind)(cons
     int64_t bytes;
     FileKind found = file_kind(path, &bytes);
     if (found == FILE_ABSENT) return true;
-    if (!overwrite) return error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
-    if (found == FILE_UNREADABLE) return file_fail(error, "look at", path);
+    if (!overwrite) return error_set(error, ERROR_USAGE, "%s already exists: choose another name, or set overwrite=true", path);
+    if (found == FILE_UNREADABLE) return file_fail(error, "inspect", path);
     return (found == FILE_REGULAR && !bytes) || is_kind(path) ||
-           error_set(error, ERROR_USAGE, "%s is not %s, which overwrite=true replaces: give another name, or move it away", path, kind);
+           error_set(error, ERROR_USAGE, "%s is not %s, and overwrite=true replaces nothing else: choose another name, or move the file",
+               path, kind);
 }
 
 bool file_id_same(FileId a, FileId b) { return a.device == b.device && a.number == b.number; }
@@ -209,7 +210,7 @@ bool file_open(File *file, const char *path, Error *error) {
 static bool file_ends(const File *file, int64_t needed, Error *error) {
     struct stat now;
     if (fstat(file->descriptor, &now) < 0) return file_fail(error, "read", file->path);
-    return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but is read up to byte %lld", file->path,
+    return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but byte %lld is needed", file->path,
                (long long)now.st_size, (long long)needed) ||
            error_find(error, FINDING_DAMAGED);
 }
@@ -245,7 +246,7 @@ char *file_read(const char *path, int64_t limit, int64_t *bytes, Error *error) {
     if (!file_open(&file, path, error)) return NULL;
     if (bytes) *bytes = file.bytes;
     if (file.bytes > limit) {
-        error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", path, (long long)file.bytes, (long long)limit);
+        error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; the limit is %lld", path, (long long)file.bytes, (long long)limit);
         errno = EFBIG;
         return NULL;
     }
@@ -378,7 +379,7 @@ FileLine file_reader_next(FileReader *reader) {
 }
 
 bool file_reader_close(FileReader *reader, Error *error) {
-    bool good = !ferror(reader->stream) || error_set(error, ERROR_INTERNAL, "cannot read %s to its end", reader->file.path);
+    bool good = !ferror(reader->stream) || error_set(error, ERROR_INTERNAL, "cannot read the end of %s", reader->file.path);
     fclose(reader->stream);
     reader->file.descriptor = -1; /* the stream closed it */
     file_close(&reader->file);
@@ -479,7 +480,7 @@ bool file_open_journal(File *file, const char *path, Error *error) {
     *file = (File){0};
     if (descriptor < 0 && errno == ELOOP)
         return error_set(
-            error, ERROR_CHECKPOINT, "%s is a symbolic link, and a run writes its records through none. Remove the link", path);
+            error, ERROR_CHECKPOINT, "%s is a symbolic link. A run does not write its records through a symbolic link: remove it", path);
     return file_take(file, path, descriptor, "open", error);
 }
 
@@ -501,7 +502,8 @@ bool file_append(File *file, const void *data, int64_t bytes, Error *error) {
         ssize_t written = TEMP_FAILURE_RETRY(write(file->descriptor, from + done, (size_t)(bytes - done)));
         if (written <= 0) {
             int code = written < 0 ? errno : ENOSPC;
-            if (done > 0 && ftruncate(file->descriptor, file->bytes) != 0) return file_fail(error, "cut a torn record off", file->path);
+            if (done > 0 && ftruncate(file->descriptor, file->bytes) != 0)
+                return file_fail(error, "remove an incomplete record from", file->path);
             errno = code;
             return file_fail(error, "write", file->path);
         }
@@ -597,8 +599,8 @@ bool file_check_place(const char *path, bool bucket, Error *error) {
     size_t scheme = file_scheme(path);
     bool s3 = scheme == 2 && starts_with(path, "s3");
     if (!scheme || (s3 && bucket)) return true;
-    return error_set(error, ERROR_USAGE, "%s is in a store of %.*s://, where smelt reads and writes nothing%s: give a path of this machine",
-        path, (int)scheme, path, s3 ? " here" : "");
+    return error_set(error, ERROR_USAGE, "%s is a %.*s:// location, which is not supported%s: give a local path", path, (int)scheme, path,
+        s3 ? " here" : "");
 }
 
 bool file_make_folder(const char *path, Error *error) {
@@ -663,7 +665,7 @@ bool file_remove_partials(const char *folder, const char *prefix, const File *ow
     bool lives = false;
     const char *slash = own ? strrchr(own->temporary, '/') : NULL, *own_name = !own ? "" : slash ? slash + 1 : own->temporary;
     if (!file_list(folder, &list, &error)) {
-        if (error.finding != FINDING_ABSENT) log_warn("%s; what killed processes left there stays", error.message);
+        if (error.finding != FINDING_ABSENT) log_warn("%s; temporary files of killed processes were not removed", error.message);
         return error.finding != FINDING_ABSENT;
     }
     for (const FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
@@ -673,7 +675,7 @@ bool file_remove_partials(const char *folder, const char *prefix, const File *ow
         if (!strcmp(entry->name, own_name)) continue;
         bool held = !file_lock(path, &lock);
         lives = lives || held;
-        if (!held && !file_remove(path, &error)) log_warn("%s; a killed process left it", error.message);
+        if (!held && !file_remove(path, &error)) log_warn("%s; this temporary file of a killed process was not removed", error.message);
         if (lock >= 0) close(lock);
     }
     return lives;
@@ -692,7 +694,7 @@ static bool replace_by_turns(const char *from, const char *to, const char *aside
     if (rename(to, aside) != 0) return file_fail(error, "rename", to);
     if (rename(from, to) == 0) return true;
     int code = errno;
-    if (rename(aside, to) != 0) log_warn("%s could not be put back; it has the name %s", to, aside);
+    if (rename(aside, to) != 0) log_warn("%s could not be restored; it is now named %s", to, aside);
     errno = code;
     return file_fail(error, "rename", from);
 }
@@ -701,7 +703,7 @@ static bool exchange_names(const char *from, const char *to, const char *aside, 
     if (rename(from, to) == 0) return true;
     if (!aside || (errno != ENOTEMPTY && errno != EEXIST)) return file_fail(error, "rename", from);
     if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) {
-        if (rename(from, aside) != 0) log_warn("%s, which was replaced, has the name %s: %s", to, from, strerror(errno));
+        if (rename(from, aside) != 0) log_warn("the replaced %s could not be removed and is now named %s: %s", to, from, strerror(errno));
         return true;
     }
     if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return file_fail(error, "replace", to);

@@ -114,7 +114,7 @@ static void fail_at(const char *bytes, size_t size, size_t at, const char *what,
 json_t *json_parse(const char *bytes, size_t size, size_t flags, Error *error) {
     json_error_t reason;
     if (size >= 3 && !memcmp(bytes, "\xef\xbb\xbf", 3)) {
-        fail_at(bytes, size, 0, "it begins with a byte order mark, which Python's json refuses: save it as UTF-8 without one", error);
+        fail_at(bytes, size, 0, "the text begins with a byte order mark: save it as UTF-8 without one", error);
         return NULL;
     }
     json_t *value = json_loadb(bytes, size, flags | JSON_ALLOW_NUL, &reason);
@@ -136,11 +136,11 @@ static json_t *parse_file(const char *path, char *text, int64_t bytes, ErrorCode
     json_t *value = json_parse(text, (size_t)bytes, 0, error);
     bool object = json_is_object(value);
     free(text);
-    if (value && !object) error_set(error, code, "line 1: it is a list, and not an object");
+    if (value && !object) error_set(error, code, "line 1: the top level is not an object; write {\"key\": value}");
     if (object) return value;
     json_decref(value);
     error_recode(error, code);
-    error_context(error, "%s is not JSON at", path);
+    error_context(error, "%s is not valid JSON at", path);
     return NULL;
 }
 

@@ -23,7 +23,7 @@ void memory_on_refusal(MemoryRefused *handler) { refused_handler = handler; }
 /* Must not allocate; the handler must not either. */
 _Noreturn void memory_refused(size_t bytes) {
     if (refused_handler) refused_handler(bytes);
-    fprintf(stderr, "error: out of memory: the system refused %zu bytes, and no handler ended the process\n", bytes);
+    fprintf(stderr, "error: out of memory: cannot allocate %zu bytes\n", bytes);
     abort();
 }
 
@@ -71,8 +71,7 @@ void *memory_map(size_t bytes, Error *error) {
     if (block == MAP_FAILED) {
         const char *reason = strerror(errno);
         error_set(error, ERROR_MEMORY,
-            "the system refused %zu bytes of memory (%s); %" PRId64
-            " bytes are available: use a smaller model or microbatch, or free memory",
+            "cannot allocate %zu bytes of memory (%s); %" PRId64 " bytes are available: use a smaller model or microbatch, or free memory",
             bytes, reason, memory_available());
         return NULL;
     }
@@ -84,7 +83,7 @@ void *memory_map_shared(int descriptor, size_t bytes, Error *error) {
     int flags = MAP_SHARED | (descriptor < 0 ? MAP_ANONYMOUS : 0);
     void *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
     if (block != MAP_FAILED) return block;
-    error_set(error, ERROR_MEMORY, "the system refused %zu bytes of shared memory: %s", bytes, strerror(errno));
+    error_set(error, ERROR_MEMORY, "cannot allocate %zu bytes of shared memory: %s", bytes, strerror(errno));
     return NULL;
 }
 
@@ -169,7 +168,7 @@ bool memory_check(int64_t bytes, const char *name, const char *advice, Error *er
     char need[32], have[32];
     log_format_bytes((double)bytes, need);
     log_format_bytes((double)available, have);
-    return error_set(error, ERROR_MEMORY, "%s needs %s and %s are available: %s", name, need, have, advice);
+    return error_set(error, ERROR_MEMORY, "%s needs %s, but only %s are available: %s", name, need, have, advice);
 }
 
 int64_t memory_peak(void) {

@@ -136,7 +136,7 @@ static bool scan_number(const char *text, NumberText *number) {
     return false;
 }
 
-static const char not_a_number[] = "is not a finite number such as 4096, 4k, 16Ki, 0.5 or 3e-4";
+static const char not_a_number[] = "is not a finite number like 4096, 4k, 16Ki, 0.5 or 3e-4";
 
 /* Returns NULL, or why the text is not a value. */
 static const char *parse_integer(const char *text, int64_t *value) {
@@ -161,8 +161,8 @@ static const char *parse_real(const char *text, double *value) {
     NumberText number;
     if (!scan_number(text, &number)) return not_a_number;
     *value = strtod(text, NULL) * (double)number.scale;
-    if (*value == 0 && (number.mantissa || number.too_long)) return "is closer to 0 than any double";
-    return isfinite(*value) ? NULL : "is larger than any double";
+    if (*value == 0 && (number.mantissa || number.too_long)) return "is too close to 0 for a double";
+    return isfinite(*value) ? NULL : "is too large for a double";
 }
 
 /* Writes the fewest digits that read back as the same double. */
@@ -192,7 +192,7 @@ static const char *parse_choice(const char *choices, const char *text, int *valu
     size_t length;
     for (*value = 0; choice_at(choices, *value, &start, &length); ++*value)
         if (strlen(text) == length && memcmp(start, text, length) == 0) return NULL;
-    return "is none of the choices";
+    return "is not one of the choices";
 }
 
 static const char *parse_bool(const char *text, bool *value) {
@@ -231,7 +231,7 @@ static const TypeWords type_words[] = {
 static void format_allowed(const Option *option, char text[512]) {
     char range[80];
     format_range(option, range);
-    snprintf(text, 512, "%s%s%s%s%s%s%s", option->path ? "a path in UTF-8, written in full" : type_words[option->type].allowed,
+    snprintf(text, 512, "%s%s%s%s%s%s%s", option->path ? "a literal UTF-8 path" : type_words[option->type].allowed,
         option->choices ? option->choices : "", *range ? ", " : "", range, *option->unit ? " (" : "", option->unit,
         *option->unit ? ")" : "");
 }
@@ -289,8 +289,8 @@ static const char *parse_text_option(const Option *option, const char *text, siz
         break;
     case OPTION_CHOICE: reason = parse_choice(option->choices, text, &value.choice); break;
     case OPTION_STRING:
-        if (option->path && file_scheme(text) && !starts_with(text, "s3://")) reason = "names a store that smelt does not know";
-        else if (option->path && is_for_shell(text)) reason = "a shell expands and smelt does not";
+        if (option->path && file_scheme(text) && !starts_with(text, "s3://")) reason = "has an unsupported URL scheme";
+        else if (option->path && is_for_shell(text)) reason = "is a shell expression that smelt does not expand";
         else value.string = text;
         break;
     }
@@ -315,7 +315,7 @@ bool options_set_row(
     if (!reason) return true;
     char quoted[OPTIONS_QUOTED], allowed[512];
     const char *other = options_reason_of_value(option->name, text);
-    if (other) return error_set(error, ERROR_USAGE, "%s %s is %s, %s", option->name, where, options_quote(quoted, text, length), other);
+    if (other) return error_set(error, ERROR_USAGE, "%s %s is %s: %s", option->name, where, options_quote(quoted, text, length), other);
     format_allowed(option, allowed);
     return error_set(
         error, ERROR_USAGE, "%s %s is %s, which %s; give %s", option->name, where, options_quote(quoted, text, length), reason, allowed);
@@ -339,13 +339,13 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
     char quoted[OPTIONS_QUOTED], where[OPTIONS_QUOTED + 4];
     options_quote(quoted, assignment, strlen(assignment));
     const char *equals = strchr(assignment, '=');
-    if (!equals) return error_set(error, ERROR_USAGE, "%s is not of the form key=value", quoted);
+    if (!equals) return error_set(error, ERROR_USAGE, "%s is not key=value", quoted);
     snprintf(where, sizeof where, "in %s", quoted);
     size_t length = (size_t)(equals - assignment);
     const Option *option = options_find(table, assignment, length);
     if (!option && file_exists(assignment))
         return error_set(error, ERROR_USAGE,
-            "%s is a file or folder, and a name with = in it is read as key=value: rename it, or give a link to it", quoted);
+            "%s is a file or folder, but an argument that contains = is parsed as key=value: rename it, or pass a link to it", quoted);
     if (!option) return options_unknown(table, assignment, length, where, error);
     return options_set_row(option, values, strings, equals + 1, strlen(equals + 1), where, error);
 }

@@ -95,24 +95,23 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"min_frequency", "minimum_count"}, {NULL}};
 
 /* Settings of other programs that smelt does not have, and why. */
-#define RECORDS "every run writes metrics.jsonl and TensorBoard's files, which other programs can read"
-#define ATTENTION "attention is always computed in tiles, without its whole matrix"
-#define QUANTISED "smelt has no quantised weights; precision=pure_bf16 takes 8 bytes a parameter in place of 18"
+#define RECORDS "every run writes metrics.jsonl and TensorBoard event files; no setting is needed"
+#define ATTENTION "attention is always computed in tiles (FlashAttention); no setting is needed"
+#define QUANTISED "smelt quantizes only the frozen base of adapters: set lora.rank and lora.base=nf4 or fp8, or train all weights with precision=pure_bf16 (8 instead of 18 bytes per parameter)"
 static const struct {
     const char *other, *reason;
-} absent_names[] = {{"dropout", "smelt has no dropout"}, {"report_to", RECORDS}, {"wandb_project", RECORDS}, {"wandb", RECORDS},
+} absent_names[] = {{"dropout", "dropout is not supported"}, {"report_to", RECORDS}, {"wandb_project", RECORDS}, {"wandb", RECORDS},
     {"use_wandb", RECORDS}, {"flash_attention", ATTENTION}, {"flash_attn", ATTENTION}, {"use_flash_attention_2", ATTENTION},
     {"attn_implementation", ATTENTION}, {"load_in_8bit", QUANTISED}, {"load_in_4bit", QUANTISED},
     {"compile", "smelt's kernels are compiled with it: leave this out"},
     {"torch_compile", "smelt's kernels are compiled with it: leave this out"},
-    {"sample_packing", "documents are always packed into sequences: data.packing says how, and data.document_mask keeps them apart"}};
+    {"sample_packing", "documents are always packed into sequences; data.packing chooses how, and data.document_mask=true separates them"}};
 
 /* Values that belong to this setting in other programs and to another setting in smelt. */
 static const struct {
     const char *name, *value, *reason;
 } other_values[] = {{"precision", "fp8",
-    "which is a recipe beside it: fp8.recipe=tensor, row, row_gw_hp, block or mxfp8 computes linear layers in fp8, and precision what is "
-    "left"}};
+    "fp8 is a recipe on top of precision; set fp8.recipe=tensor, row, row_gw_hp, block or mxfp8 to compute linear layers in fp8"}};
 
 const char *options_reason_of_value(const char *name, const char *value) {
     for (size_t i = 0; i < sizeof other_values / sizeof *other_values; i++)
@@ -205,5 +204,5 @@ bool options_unknown(const OptionTable *table, const char *name, size_t length, 
     if (reason) return error_set(error, ERROR_USAGE, "unknown key %s %s: %s", quoted, where, reason);
     if (other) return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s' (%s)?", quoted, where, other->name, other->help);
     if (nearest) return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s'?", quoted, where, nearest);
-    return error_set(error, ERROR_USAGE, "unknown key %s %s; --help lists the known ones", quoted, where);
+    return error_set(error, ERROR_USAGE, "unknown key %s %s; --help lists all keys", quoted, where);
 }

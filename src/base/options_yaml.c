@@ -68,26 +68,26 @@ static bool parser_failed(YamlReader *reader) {
     size_t line = offset_known ? line_at(reader->text, parser->problem_offset) : parser->problem_mark.line + 1;
     const char *where = at_line(reader, line);
     if (parser->error == YAML_SCANNER_ERROR && *parser->buffer.pointer == '\t')
-        return error_set(reader->error, ERROR_USAGE, "not valid YAML %s: a tab stands where YAML takes blanks only", where);
-    error_set(reader->error, ERROR_USAGE, "not valid YAML %s: %s", where, parser->problem ? parser->problem : "unknown problem");
+        return error_set(reader->error, ERROR_USAGE, "invalid YAML %s: YAML is indented with spaces, not tabs", where);
+    error_set(reader->error, ERROR_USAGE, "invalid YAML %s: %s", where, parser->problem ? parser->problem : "unknown problem");
     bool elsewhere = parser->context && !offset_known && parser->context_mark.line + 1 != line;
     if (elsewhere)
-        error_set(reader->error, ERROR_USAGE, "%s %s that begins in line %zu", reader->error->message, parser->context,
+        error_set(reader->error, ERROR_USAGE, "%s %s that begins on line %zu", reader->error->message, parser->context,
             parser->context_mark.line + 1);
     return false;
 }
 
 static const char *refused_property(const void *anchor, const void *tag) {
-    return anchor ? "an anchor (&name) stands" : tag ? "a tag (!name) stands" : NULL;
+    return anchor ? "an anchor (&name) is not supported" : tag ? "a tag (!name) is not supported" : NULL;
 }
 
 /* Returns what this YAML must not contain, or NULL. Aliases could expand a small text enormously,
  * and tags could request other types. */
 static const char *refused(const yaml_event_t *event, bool lists) {
     switch (event->type) {
-    case YAML_ALIAS_EVENT: return "an alias (*name) stands";
+    case YAML_ALIAS_EVENT: return "an alias (*name) is not supported";
     case YAML_SEQUENCE_START_EVENT:
-        return lists ? refused_property(event->data.sequence_start.anchor, event->data.sequence_start.tag) : "a list stands";
+        return lists ? refused_property(event->data.sequence_start.anchor, event->data.sequence_start.tag) : "a list is not supported";
     case YAML_SCALAR_EVENT: return refused_property(event->data.scalar.anchor, event->data.scalar.tag);
     case YAML_MAPPING_START_EVENT: return refused_property(event->data.mapping_start.anchor, event->data.mapping_start.tag);
     default: return NULL;
@@ -113,7 +113,7 @@ static bool next_event(YamlReader *reader, yaml_event_t *event) {
     yaml_event_delete(event);
     if (list && *reader->name && !known && !first_of_group(reader->table, reader->name))
         return options_unknown(reader->table, reader->name, strlen(reader->name), where, reader->error);
-    if (!*reader->name) return error_set(reader->error, ERROR_USAGE, "%s %s; write only 'key: value' and groups of them", thing, where);
+    if (!*reader->name) return error_set(reader->error, ERROR_USAGE, "%s %s; write 'key: value' lines and groups of them", thing, where);
     return error_set(
         reader->error, ERROR_USAGE, "%s %s, at key %s; write a single value or a group of 'key: value'", thing, where, quoted_name(reader));
 }
@@ -129,7 +129,7 @@ static bool is_null(const yaml_event_t *event) {
 /* Stores the line of the first occurrence; fails at the second. */
 static bool first_time(YamlReader *reader, size_t *first_line, size_t line) {
     if (*first_line)
-        return error_set(reader->error, ERROR_USAGE, "duplicate key %s %s; it already stands in line %zu: keep one", quoted_name(reader),
+        return error_set(reader->error, ERROR_USAGE, "duplicate key %s %s; line %zu already sets it: keep one", quoted_name(reader),
             at_line(reader, line), *first_line);
     *first_line = line;
     return true;
@@ -154,7 +154,7 @@ static bool read_scalar(YamlReader *reader, const yaml_event_t *event, size_t li
     bool plain = event->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
     if (plain && option->type != OPTION_STRING && event->end_mark.line > event->start_mark.line)
         return error_set(reader->error, ERROR_USAGE,
-            "the value of %s %s goes on in line %zu, which is indented further than its key: keys of a group begin in the same column",
+            "the value of %s %s continues on line %zu, because that line is indented more than the key: indent all keys of a group equally",
             reader->name, where, event->end_mark.line + 1);
     return options_set_row(option, reader->values, reader->strings, text, length, where, reader->error);
 }
@@ -162,15 +162,16 @@ static bool read_scalar(YamlReader *reader, const yaml_event_t *event, size_t li
 /* Appends a key to the group name in reader->name[0 .. prefix). */
 static bool append_key(YamlReader *reader, size_t prefix, const yaml_event_t *event) {
     const char *where = at_line(reader, event_line(event));
-    if (event->type != YAML_SCALAR_EVENT) return error_set(reader->error, ERROR_USAGE, "a key %s is not a name; write 'key: value'", where);
+    if (event->type != YAML_SCALAR_EVENT)
+        return error_set(reader->error, ERROR_USAGE, "a key %s is not a plain name; write 'key: value'", where);
     const char *key = (const char *)event->data.scalar.value;
     size_t length = event->data.scalar.length;
     const char *shown = options_quote(reader->key, key, length);
     if (length == 0 || memchr(key, 0, length))
-        return error_set(reader->error, ERROR_USAGE, "key %s %s is empty or holds a NUL byte; --help lists the known ones", shown, where);
+        return error_set(reader->error, ERROR_USAGE, "key %s %s is empty or contains a NUL byte; --help lists all keys", shown, where);
     if (prefix + 1 + length > OPTIONS_NAME_LIMIT)
-        return error_set(reader->error, ERROR_USAGE, "key %s %s makes a name of more than %d bytes; --help lists the known ones", shown,
-            where, OPTIONS_NAME_LIMIT);
+        return error_set(reader->error, ERROR_USAGE, "key %s %s makes a name longer than %d bytes; --help lists all keys", shown, where,
+            OPTIONS_NAME_LIMIT);
     if (prefix) reader->name[prefix++] = '.';
     memcpy(reader->name + prefix, key, length);
     reader->name[prefix + length] = '\0';
@@ -179,7 +180,7 @@ static bool append_key(YamlReader *reader, size_t prefix, const yaml_event_t *ev
 
 static bool open_option_group(YamlReader *reader, size_t line, int depth) {
     if (depth >= DEPTH_LIMIT)
-        return error_set(reader->error, ERROR_USAGE, "key %s %s is nested more than %d deep; --help lists the known ones",
+        return error_set(reader->error, ERROR_USAGE, "key %s %s is nested more than %d levels deep; --help lists all keys",
             quoted_name(reader), at_line(reader, line), DEPTH_LIMIT);
     const Option *first = first_of_group(reader->table, reader->name);
     if (!first) return true; /* the first key inside will get the suggestion */
@@ -254,7 +255,7 @@ static bool read_items(YamlReader *reader) {
         yaml_event_delete(&event);
         if (type == YAML_SEQUENCE_END_EVENT) return true;
         if (type != YAML_MAPPING_START_EVENT)
-            return error_set(reader->error, ERROR_USAGE, "an item of %s %s is no group; write '- {key: value, ...}'", reader->list->key,
+            return error_set(reader->error, ERROR_USAGE, "an item of %s %s is not a group; write '- {key: value, ...}'", reader->list->key,
                 at_line(reader, line));
         if (!read_item(reader, line)) return false;
     }
@@ -267,7 +268,7 @@ static bool read_list(YamlReader *reader, size_t line) {
     while (keys[key] && strcmp(keys[key], reader->name) != 0) key++;
     assert(key < MOST_LISTS);
     if (!keys[key]) {
-        error_set(reader->error, ERROR_USAGE, "unknown key %s %s; known ones are", quoted_name(reader), at_line(reader, line));
+        error_set(reader->error, ERROR_USAGE, "unknown key %s %s; the known keys are", quoted_name(reader), at_line(reader, line));
         for (key = 0; keys[key]; key++) error_set(reader->error, ERROR_USAGE, "%s%s %s", reader->error->message, key ? "," : "", keys[key]);
         return false;
     }
@@ -276,8 +277,8 @@ static bool read_list(YamlReader *reader, size_t line) {
     yaml_event_type_t type = event.type;
     yaml_event_delete(&event);
     if (type != YAML_SEQUENCE_START_EVENT)
-        return error_set(
-            reader->error, ERROR_USAGE, "%s %s is no list; write '- {key: value, ...}' for each item", reader->name, at_line(reader, line));
+        return error_set(reader->error, ERROR_USAGE, "%s %s is not a list; write '- {key: value, ...}' for each item", reader->name,
+            at_line(reader, line));
     return strcmp(keys[key], reader->list->key) ? skip_rest(reader) : read_items(reader);
 }
 
@@ -305,11 +306,12 @@ static bool read_yaml_stream(YamlReader *reader) {
         const char *where = at_line(reader, event_line(&event));
         more = event.type != YAML_STREAM_END_EVENT;
         if (event.type == YAML_DOCUMENT_START_EVENT && rooted)
-            good = error_set(reader->error, ERROR_USAGE, "a second document starts %s; a configuration is one", where);
+            good = error_set(reader->error, ERROR_USAGE, "a second YAML document starts %s; a configuration is a single document", where);
         else if (event.type == YAML_MAPPING_START_EVENT)
             good = reader->list ? read_lists(reader) : read_mapping(reader, event_line(&event), 0);
         else if (event.type == YAML_SCALAR_EVENT && !is_null(&event))
-            good = error_set(reader->error, ERROR_USAGE, "a configuration is 'key: value' lines, but a lone value stands %s", where);
+            good = error_set(
+                reader->error, ERROR_USAGE, "a configuration consists of 'key: value' lines, but there is a value without a key %s", where);
         rooted = rooted || event.type == YAML_DOCUMENT_START_EVENT;
         yaml_event_delete(&event);
     }
@@ -319,12 +321,12 @@ static bool read_yaml_stream(YamlReader *reader) {
 /* libyaml's messages say less, and it accepts UTF-16. */
 static bool check_yaml_text(const char *text, size_t length, const char *origin, Error *error) {
     if (length > TEXT_LIMIT)
-        return error_set(error, ERROR_USAGE, "%s is larger than %d bytes; that is no configuration", origin, TEXT_LIMIT);
+        return error_set(error, ERROR_USAGE, "%s is larger than %d bytes, the limit for a configuration", origin, TEXT_LIMIT);
     size_t at;
     const char *reason = options_check_utf8(text, length, &at);
     if (!reason) return true;
     if (text[at] == '\0')
-        return error_set(error, ERROR_USAGE, "a NUL byte stands at %s:%zu; a configuration is UTF-8 text", origin, line_at(text, at));
+        return error_set(error, ERROR_USAGE, "there is a NUL byte at %s:%zu; a configuration is UTF-8 text", origin, line_at(text, at));
     return error_set(
         error, ERROR_USAGE, "byte 0x%02x at %s:%zu %s; save the file as UTF-8", (unsigned char)text[at], origin, line_at(text, at), reason);
 }

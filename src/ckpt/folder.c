@@ -93,7 +93,7 @@ static bool recover(FolderListing *listing, Store *store, int64_t step, Error *e
     StorePath replaced = folder_aside(step), final = folder_step(step);
     if (folder_has(listing, step)) return true;
     if (!store_rename(store, replaced.text, final.text, NULL, error)) return false;
-    log_warn("%s is in use again; its replacement was not completed", final.text);
+    log_warn("%s was restored, because its replacement was not completed", final.text);
     array_append(listing->steps, listing->count, step);
     return true;
 }

@@ -118,7 +118,7 @@ static char *lease_text(Lease *lease, Error *error) {
     json_auto_t *content = json_pack("{s:s, s:s, s:s, s:I, s:i, s:I}", "run", lease->number, "folder", lease->folder, "holder",
         lease->holder, "renewed", (json_int_t)time(NULL), "every", RENEW_SECONDS, "beat", (json_int_t)lease->beats++);
     char *text = content ? json_dumps(content, JSON_INDENT(1)) : NULL;
-    if (!text) error_set(error, ERROR_USAGE, "the path %s is not UTF-8, which a lease demands: give another run folder", lease->folder);
+    if (!text) error_set(error, ERROR_USAGE, "the path %s is not UTF-8, and a lease needs UTF-8: choose another run folder", lease->folder);
     return text;
 }
 
@@ -146,7 +146,7 @@ static FileId lease_place(const Lease *lease) { return file_id(store_path(lease-
 static bool lease_is_ours(const Lease *lease, const json_t *found, Error *error) {
     return !strcmp(field(found, "holder"), lease->holder) ||
            error_set(error, ERROR_USAGE,
-               "%s is of run %s in %s (host, process and its start: %s) now: two runs must not save there; give another checkpoint.store",
+               "%s now belongs to run %s in %s (host, process, start: %s). Two runs cannot save in one store: set another checkpoint.store",
                store_path(lease->store, object).text, field(found, "run"), field(found, "folder"), field(found, "holder")) ||
            error_find(error, FINDING_FOREIGN);
 }
@@ -160,7 +160,7 @@ static bool is_untouched(const Lease *lease, double seconds, Error *error) {
     if (!folder_list(lease->store, &listing, error)) return false;
     return newest_listed_step(&listing) <= lease->saved ||
            error_set(error, ERROR_USAGE,
-               "%s was gone for %.0f s, and step %lld, which this process has not saved, is there now: another run had the store meanwhile",
+               "%s was missing for %.0f s, and the store now holds step %lld, which this process did not save: another run used the store. Set another checkpoint.store",
                store_path(lease->store, object).text, seconds, (long long)newest_listed_step(&listing)) ||
            error_find(error, FINDING_FOREIGN);
 }
@@ -174,7 +174,7 @@ static bool restore_lease(Lease *lease, Error *error) {
     json_auto_t *found = read_lease(lease->store, error);
     if (found) return lease_is_ours(lease, found, error) && (!created || is_untouched(lease, gone, error));
     StorePath path = store_path(lease->store, object);
-    error_set(error, ERROR_CHECKPOINT, "%s is there and cannot be read as a file: mend or remove it, or give another checkpoint.store",
+    error_set(error, ERROR_CHECKPOINT, "%s exists but is not readable as a file: repair or remove it, or set another checkpoint.store",
         path.text);
     return error_find(error, FINDING_UNREADABLE);
 }
@@ -183,12 +183,12 @@ bool lease_check(Lease *lease, Error *error) {
     json_auto_t *found = read_lease(lease->store, error);
     if (found) return lease_is_ours(lease, found, error);
     if (error->finding == FINDING_DAMAGED) return write_lease(lease, error);
-    if (error->finding != FINDING_ABSENT) return error_context(error, "the lease of the store, without which nothing is saved");
+    if (error->finding != FINDING_ABSENT) return error_context(error, "nothing is saved without the lease of the store");
     if (file_id_same(lease_place(lease), lease->place)) return restore_lease(lease, error);
     if (file_kind(store_path(lease->store, "").text, NULL) == FILE_UNREADABLE)
         return file_fail(error, "look for", store_path(lease->store, "").text);
     return error_set(error, ERROR_CHECKPOINT,
-               "%s, which this run wrote, is gone: its folder was moved or removed, so nothing is saved there",
+               "%s, written by this run, is gone: its folder was moved or removed, so nothing is saved there. Move the folder back",
                store_path(lease->store, object).text) ||
            error_find(error, FINDING_ABSENT);
 }
@@ -222,10 +222,10 @@ static bool names_own_run(const Lease *lease, const json_t *found) {
 
 static bool refuse_living(const Lease *lease, const json_t *found, const char *sign, Error *error) {
     bool same = names_own_run(lease, found);
-    return error_set(error, ERROR_USAGE, "%s is used by %s %s in %s (host, process and its start: %s), which %s: wait for it%s",
-               store_path(lease->store, "").text, same ? "another process of this same run" : "run", field(found, "run"),
+    return error_set(error, ERROR_USAGE, "%s is in use by %s %s in %s (host, process, start: %s), which %s: wait for it%s",
+               store_path(lease->store, "").text, same ? "another process of the same run" : "run", field(found, "run"),
                field(found, "folder"), field(found, "holder"), sign,
-               same ? " or stop it, then start the run again" : ", stop it, or give another checkpoint.store") ||
+               same ? " or stop it, then start the run again" : ", stop it, or set another checkpoint.store") ||
            error_find(error, FINDING_FOREIGN);
 }
 
@@ -243,7 +243,7 @@ static bool has_fallen_silent(const Lease *lease, const json_t *found, Error *er
     Error failure = {0};
     bool seen = true;
     if (MISSED_BEATS * every >= 1)
-        log_info("%s is of run %s in %s (host, process and its start: %s): waiting up to %.0f s for its next sign of life",
+        log_info("%s belongs to run %s in %s (host, process, start: %s): waiting up to %.0f s for that run to renew it",
             store_path(lease->store, object).text, field(found, "run"), field(found, "folder"), field(found, "holder"),
             MISSED_BEATS * every);
     while (log_seconds() < until) {
@@ -251,7 +251,7 @@ static bool has_fallen_silent(const Lease *lease, const json_t *found, Error *er
         json_auto_t *now = read_lease(lease->store, &failure);
         seen = now || failure.finding != FINDING_UNREADABLE;
         if (!now && seen) return true; /* the lease was released */
-        if (now && !json_equal(now, found)) return refuse_living(lease, now, "has just shown that it lives", error);
+        if (now && !json_equal(now, found)) return refuse_living(lease, now, "just renewed its lease", error);
     }
     if (!seen) *error = failure;
     return seen;
@@ -273,7 +273,7 @@ static bool is_unchanged(const Lease *lease, const json_t *judged, bool *there, 
     json_auto_t *now = read_lease_patiently(lease->store, error);
     *there = now || error->finding == FINDING_DAMAGED;
     if (!now && error->finding == FINDING_UNREADABLE) return false;
-    return !now || json_equal(now, judged) || refuse_living(lease, now, "has just taken it over", error);
+    return !now || json_equal(now, judged) || refuse_living(lease, now, "just took it over", error);
 }
 
 /* Creates this process's lease to replace a lease that has ended; NULL: there is none. In a folder,
@@ -283,7 +283,7 @@ static bool replace_lease(Lease *lease, const json_t *ended, Error *error) {
     int lock = -1;
     bool folder = store_renames(lease->store), there, exists = false;
     if (folder && !file_lock(store_path(lease->store, object).text, &lock))
-        return error_set(error, ERROR_USAGE, "%s is being taken over by another run: give another checkpoint.store",
+        return error_set(error, ERROR_USAGE, "%s is being taken over by another run: set another checkpoint.store",
             store_path(lease->store, object).text);
     bool good = is_unchanged(lease, ended, &there, error) && (!there || store_remove(lease->store, object, error)) &&
                 (create_lease(lease, &exists, error) || exists); /* the read that follows decides the owner */
@@ -297,7 +297,7 @@ static bool take_lease(Lease *lease, Error *error) {
     if (!store_make(lease->store, error)) return false;
     json_auto_t *found = read_lease_patiently(lease->store, error);
     if (!found && error->finding == FINDING_UNREADABLE)
-        return error_context(error, "the lease of the store cannot be read; mend what is named here, or give another checkpoint.store");
+        return error_context(error, "the lease of the store is not readable; repair the named file, or set another checkpoint.store");
     if (is_own_run(lease, found) ? !write_lease(lease, error) : !is_free(lease, found, error) || !replace_lease(lease, found, error))
         return false;
     lease->place = lease_place(lease);
@@ -325,8 +325,7 @@ Lease *lease_take(const char *where, const char *number, const char *folder, Err
     if (take_lease(lease, error)) {
         lease->renewed = thread_start(&lease->thread, renew_lease, lease) == 0;
         if (lease->renewed) return lease;
-        error_set(
-            error, ERROR_INTERNAL, "the system refused a thread for the lease: look at the limits of this user's processes (ulimit -u)");
+        error_set(error, ERROR_INTERNAL, "cannot start a thread for the lease: raise the limit on processes (ulimit -u)");
     }
     lease_release(lease);
     return NULL;
@@ -364,10 +363,10 @@ bool lease_await(const char *where, const char *holder, double seconds, Error *e
     }
     if (failure.code && failure.finding == FINDING_UNREADABLE) {
         *error = failure;
-        return error_context(error, "the lease of rank 0 cannot be read here");
+        return error_context(error, "this rank cannot read the lease of rank 0");
     }
     return error_set(error, ERROR_USAGE,
-        "%s, which rank 0 (host, process and its start: %s) has written, is not seen here after %.0f s: the run folder or checkpoint.store "
-        "must be one place for all ranks, such as a folder on a shared file system or a bucket",
+        "%s, written by rank 0 (host, process, start: %s), is not visible to this rank after %.0f s. All ranks must share the run folder "
+        "or checkpoint.store: use a folder on a shared file system, or a bucket",
         store_path(store, object).text, holder, seconds);
 }

@@ -73,7 +73,7 @@ static bool chunk_read(
     const StoreObject *shard, const ManifestInterval *chunk, const Interval *wanted, size_t wanted_count, char *scratch, Error *error) {
     const int64_t block_bytes = store_block_bytes(shard->store);
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "%s: no memory for a checksum", shard->path.text);
+    if (!hash) return error_set(error, ERROR_MEMORY, "%s: out of memory for a checksum", shard->path.text);
     XXH3_64bits_reset(hash);
     const Interval *interval = &chunk->interval;
     const int64_t element = (int64_t)stored_type_bytes(interval->type), bytes = chunk->range.end - chunk->range.begin;
@@ -89,7 +89,7 @@ static bool chunk_read(
         for (size_t i = 0; i < wanted_count; i++) block_copy(&wanted[i], &part, block);
     }
     if (good && XXH3_64bits_digest(hash) != chunk->range.hash)
-        good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: bytes %lld to %lld (%s) do not match their checksum", shard->path.text,
+        good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: the checksum of bytes %lld to %lld (%s) does not match", shard->path.text,
                    (long long)chunk->range.begin, (long long)chunk->range.end, interval->name) ||
                error_find(error, FINDING_DAMAGED);
     XXH3_freeState(hash);
@@ -146,7 +146,7 @@ static bool shard_open(StoreObject *shard, Store *store, const char *folder, con
     if (!store_object_open(store, store_format("%s/%s", folder, listed->name).text, shard, error))
         return settle_absence(store, folder, listed->name, error);
     return shard->bytes == listed->bytes ||
-           error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, but was written with %lld; it is damaged", shard->path.text,
+           error_set(error, ERROR_CHECKPOINT, "%s is damaged: it has %lld bytes, but %lld were written", shard->path.text,
                (long long)shard->bytes, (long long)listed->bytes) ||
            error_find(error, FINDING_DAMAGED);
 }
@@ -183,7 +183,8 @@ static bool shards_read(const LoadReading *reading, Error *error) {
 static bool step_manifest_read(Manifest *manifest, Store *store, const char *folder, int64_t step, Error *error) {
     if (!manifest_read(manifest, store, folder_manifest(folder).text, error)) return settle_absence(store, folder, FOLDER_MANIFEST, error);
     if (manifest->step == step) return true;
-    error_set(error, ERROR_CHECKPOINT, "%s holds step %lld; it was renamed", store_path(store, folder).text, (long long)manifest->step);
+    error_set(error, ERROR_CHECKPOINT, "%s holds step %lld, which does not match its name: rename it back", store_path(store, folder).text,
+        (long long)manifest->step);
     manifest_free(manifest);
     return error_find(error, FINDING_DAMAGED);
 }
@@ -215,7 +216,8 @@ void checkpoint_report_leftovers(const char *where) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     if (!store || !folder_list(store, &listing, &ignored)) return;
     for (size_t i = 0; i < listing.leftover_count; i++)
-        log_warn("%s is half-written and skipped; the next save removes it", store_path(store, listing.leftovers[i].text).text);
+        log_warn(
+            "skipping %s, which was not completely written; the next save removes it", store_path(store, listing.leftovers[i].text).text);
 }
 
 bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error) {
@@ -262,20 +264,22 @@ static bool coverage_check(const Interval *wanted, const Interval *stored, const
     bool absent = stored == end || strcmp(stored->name, wanted->name) != 0;
     if (absent && wanted->optional) return true;
     if (wanted->slice.count > 0 && absent)
-        return error_set(error, ERROR_CHECKPOINT, "%s has no tensor %s; the model is not the one that was saved", folder, wanted->name);
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s has no tensor %s: the configured model differs from the saved one", folder, wanted->name);
     for (; behind < end && strcmp(behind->name, wanted->name) == 0; behind++) {
         TensorText in_checkpoint, in_model;
         if (!interval_same_tensor(behind, wanted))
-            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is %s there and %s here; the model is not the one that was saved",
-                folder, wanted->name, tensor_format(behind, in_checkpoint), tensor_format(wanted, in_model));
+            return error_set(error, ERROR_CHECKPOINT,
+                "%s: tensor %s is %s in the checkpoint and %s in the configured model: use the configuration of the saved model", folder,
+                wanted->name, tensor_format(behind, in_checkpoint), tensor_format(wanted, in_model));
     }
     for (int64_t number = 0, covered; number < wanted->slice.count; number += int_min(covered, slice_follow(&wanted->slice, number))) {
         int64_t element = slice_at(&wanted->slice, number);
         while (stored < behind && lies_below(&stored->slice, element)) stored++;
         covered = elements_covered(stored, behind, element);
         if (covered == 0)
-            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s lacks element %lld; some rank's shard is missing", folder,
-                wanted->name, (long long)element);
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s lacks element %lld: a rank's shard is missing", folder, wanted->name,
+                (long long)element);
     }
     return true;
 }

@@ -161,7 +161,7 @@ bool manifest_write(const Manifest *manifest, Store *store, const char *name, in
     SCOPED_FREE char *text = memory_format("%s%s%s", hashed, hash_format(XXH3_64bits(hashed, strlen(hashed)), hash), TAIL);
     *bytes = (int64_t)strlen(text);
     if (*bytes > MANIFEST_MAX_BYTES)
-        return error_set(error, ERROR_CHECKPOINT, "%s would have %lld bytes; at most %d are accepted: save fewer tensors", path.text,
+        return error_set(error, ERROR_CHECKPOINT, "%s would have %lld bytes; the limit is %d: save fewer tensors", path.text,
             (long long)*bytes, MANIFEST_MAX_BYTES);
     return store_put(store, name, &(StoreSpan){.data = text, .bytes = *bytes}, 1, error);
 }
@@ -208,7 +208,7 @@ static bool manifest_parse(Manifest *manifest, Error *error) {
     const char *format = json_string_value(json_object_get(manifest->json, "format")), *bad;
     if (!format || (strcmp(format, FORMAT) != 0 && strcmp(format, FORMAT_OF_RUNS) != 0))
         return error_set(error, ERROR_CHECKPOINT,
-            "its format is neither \"smelt checkpoint 1\" nor \"smelt checkpoint 2\", which this build reads: use the build that wrote it");
+            "its format is neither \"smelt checkpoint 1\" nor \"smelt checkpoint 2\"; use the build that wrote it");
     json_t *files, *intervals;
     json_int_t step;
     if (json_unpack(manifest->json, "{s:I, s:o, s:o}", "step", &step, "files", &files, "intervals", &intervals) != 0 || step < 0 ||

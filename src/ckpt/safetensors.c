@@ -97,8 +97,8 @@ bool stored_check_finite(const StoredTensor *tensor, Error *error) {
 #pragma omp parallel for schedule(static) reduction(min : first)
     for (int64_t i = 0; i < count; i++)
         if (!is_finite_at(tensor, type, i)) first = int_min(first, i);
-    return first == count || error_set(error, ERROR_NUMERICS, "tensor %s has NaN or infinity, first in element %lld of %lld", tensor->name,
-                                 (long long)first, (long long)count);
+    return first == count || error_set(error, ERROR_NUMERICS, "tensor %s contains NaN or infinity, first at element %lld of %lld",
+                                 tensor->name, (long long)first, (long long)count);
 }
 
 static uint16_t f16_element(const char *from, int64_t index) {
@@ -125,9 +125,11 @@ static bool metadata_check(const char *path, json_t *metadata, Error *error) {
     const char *key;
     json_t *value;
     json_object_foreach(metadata, key, value) {
-        if (!name_is_plain(key)) return error_set(error, ERROR_CHECKPOINT, "%s: a key of %s holds a control character", path, METADATA_KEY);
+        if (!name_is_plain(key))
+            return error_set(error, ERROR_CHECKPOINT, "%s: a key of %s contains a control character", path, METADATA_KEY);
         if (!json_is_string(value))
-            return error_set(error, ERROR_CHECKPOINT, "%s: %s may hold only strings, but \"%s\" is none", path, METADATA_KEY, key);
+            return error_set(
+                error, ERROR_CHECKPOINT, "%s: %s may hold only strings, but the value of \"%s\" is not a string", path, METADATA_KEY, key);
     }
     return true;
 }
@@ -137,10 +139,10 @@ static bool header_add(json_t *header, const char *path, const StoredTensor *ten
     int64_t bytes;
     if (tensor->rank < 0 || tensor->rank > STORED_MAX_RANK || !stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) ||
         bytes < 0 || __builtin_add_overflow(begin, bytes, &range->end))
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has an impossible shape", path, tensor->name);
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has an invalid shape", path, tensor->name);
     range->begin = begin;
     if (json_object_get(header, tensor->name) || strcmp(tensor->name, METADATA_KEY) == 0)
-        return error_set(error, ERROR_CHECKPOINT, "%s: the name %s is taken; tensors need names of their own", path, tensor->name);
+        return error_set(error, ERROR_CHECKPOINT, "%s: two tensors have the name %s", path, tensor->name);
     json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored_type_name(tensor->type), "shape",
         stored_shape_to_json(tensor->shape, tensor->rank), "data_offsets", (json_int_t)range->begin, (json_int_t)range->end);
     if (json_object_set_new(header, tensor->name, entry) != 0)
@@ -158,7 +160,7 @@ static char *header_format(
     for (size_t i = 0; i < count && good; i++)
         good = header_add(header, path, &tensors[i], i > 0 ? ranges[i - 1].end : 0, &ranges[i], error);
     char *text = good ? json_dumps(header, JSON_COMPACT) : NULL;
-    if (good && !text) error_set(error, ERROR_MEMORY, "%s: no memory for the header", path);
+    if (good && !text) error_set(error, ERROR_MEMORY, "%s: out of memory for the header", path);
     return text;
 }
 
@@ -170,8 +172,8 @@ StoreSpan *safetensors_layout(
     const uint64_t stored_length = total - LENGTH_BYTES;
     int64_t end = count > 0 ? ranges[count].end : 0;
     if (stored_length > HEADER_MAX_BYTES || __builtin_add_overflow(end, (int64_t)total, &end)) {
-        error_set(error, ERROR_CHECKPOINT, "%s: a header of %zu bytes is over the limit of %d; write fewer tensors", path, total,
-            HEADER_MAX_BYTES);
+        error_set(
+            error, ERROR_CHECKPOINT, "%s: the header needs %zu bytes; the limit is %d: write fewer tensors", path, total, HEADER_MAX_BYTES);
         return NULL;
     }
     StoreSpan *spans = memory_allocate((count + 1) * sizeof *spans + total);
@@ -219,15 +221,14 @@ static bool header_parse(Safetensors *file, const char *path, size_t *data_begin
     memcpy(&length, file->map.bytes, LENGTH_BYTES);
     if (length > HEADER_MAX_BYTES || length > file->map.size - LENGTH_BYTES)
         return error_set(error, ERROR_CHECKPOINT,
-            "%s: its first eight bytes announce a header of %llu bytes, but the file has %zu and the "
-            "limit is %d; it is truncated or no safetensors file",
+            "%s: the first eight bytes announce a header of %llu bytes, but the file has %zu bytes and the limit is %d; the file is "
+            "truncated or not in safetensors format",
             path, (unsigned long long)length, file->map.size, HEADER_MAX_BYTES);
     const char *text = (const char *)file->map.bytes + LENGTH_BYTES;
     if (length == 0 || text[0] != '{') return error_set(error, ERROR_CHECKPOINT, "%s: the header does not start with '{'", path);
     if (count_marks(text, (size_t)length) > HEADER_MAX_MARKS)
         return error_set(error, ERROR_CHECKPOINT,
-            "%s: the header of %llu bytes has more than %d commas, colons and brackets, which are enough for 270,000 tensors. Split a "
-            "file of more tensors",
+            "%s: the header of %llu bytes has more than %d commas, colons and brackets. The limit allows 270,000 tensors: split the file",
             path, (unsigned long long)length, HEADER_MAX_MARKS);
     json_error_t reason;
     file->header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);
@@ -252,20 +253,20 @@ static bool tensor_parse(StoredTensor *tensor, const char *path, json_t *entry, 
     json_int_t begin, end;
     int64_t bytes;
     if (!type || !stored_type_parse(type, &tensor->type))
-        return error_set(error, ERROR_CHECKPOINT,
-            "%s: tensor %s has dtype %s; F32, BF16, F16, F64, I32, I64, U8 and F8_E4M3 are understood", path, tensor->name,
-            type ? type : "(none)");
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has dtype %s; supported are F32, BF16, F16, F64, I32, I64, U8 and F8_E4M3",
+            path, tensor->name, type ? type : "(none)");
     if (!stored_shape_parse(json_object_get(entry, "shape"), tensor->shape, &tensor->rank))
-        return error_set(
-            error, ERROR_CHECKPOINT, "%s: tensor %s needs a shape of at most %d sizes, none negative", path, tensor->name, STORED_MAX_RANK);
+        return error_set(error, ERROR_CHECKPOINT, "%s: the shape of tensor %s must have at most %d dimensions, none negative", path,
+            tensor->name, STORED_MAX_RANK);
     if (json_unpack(entry, "{s:[I,I!]}", "data_offsets", &begin, &end) != 0)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s needs two integers as data_offsets", path, tensor->name);
+        return error_set(error, ERROR_CHECKPOINT, "%s: data_offsets of tensor %s must be two integers", path, tensor->name);
     if (begin < 0 || begin > end || end > available)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s claims bytes %lld to %lld of %lld; the file is truncated or damaged", path,
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s: tensor %s has data_offsets %lld to %lld, but the file has %lld bytes of data; it is truncated or damaged", path,
             tensor->name, begin, end, (long long)available);
     if (!stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) || bytes != end - begin)
         return error_set(
-            error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which is not what its shape needs", path, tensor->name, end - begin);
+            error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which do not match its shape", path, tensor->name, end - begin);
     tensor->data = data + begin;
     return true;
 }
@@ -285,12 +286,12 @@ static bool tiles_check(const char *path, const StoredTensor *tensors, size_t co
         int64_t begin = (const char *)tensors[i].data - data;
         if (begin != end)
             return error_set(error, ERROR_CHECKPOINT,
-                "%s: tensor %s starts at byte %lld of the data, and what is before it ends at %lld: the tensors %s; the file is damaged",
-                path, tensors[i].name, (long long)begin, (long long)end, begin < end ? "overlap" : "leave a hole");
+                "%s: tensor %s starts at byte %lld of the data, but the previous tensor ends at %lld: the tensors %s; the file is damaged",
+                path, tensors[i].name, (long long)begin, (long long)end, begin < end ? "overlap" : "leave a gap");
     }
     if (end != available)
         return error_set(
-            error, ERROR_CHECKPOINT, "%s has %lld bytes of data behind the last tensor; it is damaged", path, (long long)(available - end));
+            error, ERROR_CHECKPOINT, "%s has %lld bytes of data after the last tensor; it is damaged", path, (long long)(available - end));
     return true;
 }
 
@@ -311,7 +312,7 @@ static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin
         StoredTensor *tensor = &file->tensors[file->count];
         tensor->name = name;
         good = name_is_plain(name) ||
-               error_set(error, ERROR_CHECKPOINT, "%s: the name of tensor number %zu holds a control character", path, file->count + 1);
+               error_set(error, ERROR_CHECKPOINT, "%s: the name of tensor %zu contains a control character", path, file->count + 1);
         good = good && tensor_parse(tensor, path, entry, data, available, error);
         if (!good) break;
         file->count++;

@@ -65,7 +65,7 @@ static void share_older(Save *save, Chunks *chunks) {
     Error error = {0};
     if (!save->plan->share || !older_read(save, &older)) return;
     if (!chunks_share(chunks, save->store, &older, save->draft.text, &error)) {
-        log_warn("%s: unchanged chunks are written again", error.message);
+        log_warn("%s: unchanged chunks are not reused", error.message);
         chunks_free(chunks);
         *chunks = chunks_cut(save->plan->intervals, save->plan->count);
     }
@@ -132,7 +132,7 @@ static bool ranks_wait(const Save *save, Error *error) {
         if (!ranks_count(save, &there, &missing, error) || !store_is_ours(save, error)) return false;
         if (there == save->plan->ranks) return true;
         if (log_seconds() - start > save->plan->timeout)
-            return error_set(error, ERROR_CHECKPOINT, "%d of %d ranks wrote their shard within %g s, rank %d is the first that did not",
+            return error_set(error, ERROR_CHECKPOINT, "only %d of %d ranks wrote their shards within %g s; the first missing rank is %d",
                 there, save->plan->ranks, save->plan->timeout, missing);
         thread_sleep(pause);
     }
@@ -256,7 +256,7 @@ static void checkpoint_discard(const Save *save, StorePath folder, int64_t step,
     } else if (store_rename(save->store, folder.text, draft.text, NULL, &error)) {
         remove_or_warn(save->store, draft.text);
     } else {
-        log_warn("an old checkpoint stays: %s", error.message);
+        log_warn("an old checkpoint was not removed: %s", error.message);
     }
 }
 
@@ -266,8 +266,9 @@ static void set_damaged_aside(const Save *save, int64_t step, const char *reason
     StorePath final = folder_step(step), aside = folder_damaged(step, save->plan->attempt);
     Error error = {0};
     bool moved = store_renames(save->store) && store_rename(save->store, final.text, aside.text, NULL, &error);
-    log_warn("the checkpoint of step %lld is damaged and %s%s: %s", (long long)step,
-        moved ? "has the name " : "stays, without being counted", moved ? store_path(save->store, aside.text).text : "", reason);
+    log_warn("the checkpoint of step %lld is damaged and was %s%s: %s", (long long)step,
+        moved ? "renamed to " : "not removed; checkpoint.keep does not count it", moved ? store_path(save->store, aside.text).text : "",
+        reason);
 }
 
 /* Reads the new checkpoint. Returns false if it is known to be damaged or missing. A checkpoint
@@ -283,7 +284,7 @@ static bool read_back(const Save *save, Proof *proof, Error *error) {
     if (proof->good) return true;
     if (error->finding == FINDING_DAMAGED) set_damaged_aside(save, step, error->message);
     snprintf(proof->reason, sizeof proof->reason, "%.250s", error->message);
-    return error->finding == FINDING_UNREADABLE || error_context(error, "it was written, but reads back otherwise");
+    return error->finding == FINDING_UNREADABLE || error_context(error, "it was written, but does not read back identically");
 }
 
 static bool stays(const CheckpointPlan *plan, int64_t step) {
@@ -298,7 +299,7 @@ static bool is_intact(const Save *save, int64_t step, bool *known) {
     bool good = checkpoint_open(&manifest, save->store, step, &error);
     *known = good || error.finding == FINDING_DAMAGED;
     if (!good && *known) set_damaged_aside(save, step, error.message);
-    if (!*known) log_warn("the checkpoint of step %lld cannot be read now, and stays: %s", (long long)step, error.message);
+    if (!*known) log_warn("the checkpoint of step %lld is not readable now and was not removed: %s", (long long)step, error.message);
     return good;
 }
 
@@ -308,7 +309,8 @@ static void checkpoints_prune(const Save *save, const Proof *proof) {
     SCOPED(folder_listing_free) FolderListing listing = {0};
     const CheckpointPlan *plan = save->plan;
     if (!proof->good) {
-        log_warn("the checkpoint of step %lld was written and cannot be read back now: no older one is removed before a later save: %s",
+        log_warn(
+            "the checkpoint of step %lld was written but is not readable now, so older checkpoints are not removed until a later save: %s",
             (long long)plan->step, proof->reason);
         return;
     }
@@ -388,10 +390,10 @@ bool checkpoint_probe(const char *where, int rank, Error *error) {
     int64_t length;
     if (!store || !store_put(store, name.text, &span, 1, error)) return false;
     SCOPED_FREE char *text = store_get(store, name.text, span.bytes, &length, error);
-    if (!text) return error_context(error, "what was just written there cannot be read");
+    if (!text) return error_context(error, "a test object that was just written is not readable");
     if (length != span.bytes || memcmp(text, span.data, (size_t)length) != 0)
-        return error_set(error, ERROR_CHECKPOINT, "%s does not hold what was just written there: the store cannot be used",
-            store_path(store, name.text).text);
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s does not read back as it was written: the store is unusable", store_path(store, name.text).text);
     return store_remove(store, name.text, error);
 }
 

@@ -70,8 +70,8 @@ char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, 
     if (!store_object_open(store, name, &object, error)) return NULL;
     *length = object.bytes;
     if (object.bytes > limit) {
-        error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", object.path.text, (long long)object.bytes,
-            (long long)limit);
+        error_set(
+            error, ERROR_CHECKPOINT, "%s has %lld bytes; the limit is %lld", object.path.text, (long long)object.bytes, (long long)limit);
         error_find(error, FINDING_DAMAGED);
         return NULL;
     }

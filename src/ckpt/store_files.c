@@ -159,7 +159,7 @@ static const StoreKind files_kind = {
 
 Store *store_files_open(const char *where, Error *error) {
     if (where[0] == '\0') {
-        error_set(error, ERROR_USAGE, "a folder for checkpoints needs a name");
+        error_set(error, ERROR_USAGE, "the name of the checkpoint folder is empty: give a path");
         return NULL;
     }
     Store *store = memory_allocate(sizeof *store);

@@ -72,7 +72,7 @@ static bool upload_begin(Upload *upload, Error *error) {
     SCOPED_FREE char *id = s3_next_tag(&at, "UploadId");
     upload->id = id ? s3_encode(id, false) : NULL;
     upload->etags = memory_allocate((size_t)upload->parts * sizeof *upload->etags);
-    return upload->id || error_set(error, ERROR_CHECKPOINT, "the server gave no UploadId for %s", upload->path);
+    return upload->id || error_set(error, ERROR_CHECKPOINT, "the server returned no UploadId for %s", upload->path);
 }
 
 static char *copy_header(const char *source) { return memory_format("x-amz-copy-source: /%s", source); }
@@ -108,7 +108,7 @@ static bool upload_end(Upload *upload, Error *error) {
     SCOPED_FREE char *list = NULL;
     size_t length = 0;
     FILE *text = open_memstream(&list, &length);
-    if (!text) return error_set(error, ERROR_MEMORY, "no memory for a list of parts");
+    if (!text) return error_set(error, ERROR_MEMORY, "out of memory for the list of parts");
     fprintf(text, "<CompleteMultipartUpload>");
     for (int i = 0; i < upload->parts; i++)
         fprintf(text, "<Part><PartNumber>%d</PartNumber><ETag>%s</ETag></Part>", i + 1, upload->etags[i]);
@@ -175,7 +175,7 @@ static bool object_size(Store *store, const char *path, int64_t *bytes, Error *e
     SCOPED(s3_reply_free) S3Reply reply = {0};
     if (!send_request(store, path, (S3Request){.method = "HEAD"}, &reply, NULL, error)) return false;
     *bytes = reply.length;
-    return *bytes >= 0 || error_set(error, ERROR_CHECKPOINT, "the server does not tell the size of %s", path);
+    return *bytes >= 0 || error_set(error, ERROR_CHECKPOINT, "the server did not return the size of %s", path);
 }
 
 static bool object_open(StoreObject *object, Error *error) { return object_size(object->store, object->path.text, &object->bytes, error); }
@@ -183,7 +183,7 @@ static bool object_open(StoreObject *object, Error *error) { return object_size(
 static bool object_read(const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
     if (bytes == 0) return true;
     if (offset + bytes > object->bytes)
-        return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but %lld are needed", object->path.text,
+        return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but byte %lld is needed", object->path.text,
             (long long)object->bytes, (long long)(offset + bytes));
     S3Request request = {.method = "GET",
         .headers = {memory_format("Range: bytes=%lld-%lld", (long long)offset, (long long)(offset + bytes - 1))},
@@ -275,7 +275,7 @@ Store *store_s3_open(const char *where, Error *error) {
     while (end > 0 && where[end - 1] == '/') end--;
     S3 *s3 = s3_open(store_format("%.*s", (int)length, bucket).text, error);
     if (!s3) {
-        error_context(error, "a store in a bucket");
+        error_context(error, "the store in a bucket");
         return NULL;
     }
     S3Store *store = memory_allocate(sizeof *store);

@@ -73,8 +73,8 @@ static void turn_away(Acceptor *acceptor, int at, const char *reason) {
     drop(acceptor, at);
     if (++acceptor->strangers < acceptor->next_warning) return;
     acceptor->next_warning *= 10;
-    log_warn("turned away %lld connection%s to port %d without the secret of this job; the last one, from %s, %s",
-        (long long)acceptor->strangers, acceptor->strangers == 1 ? "" : "s", acceptor_port(acceptor), from, reason);
+    log_warn("refused %lld connection%s to port %d without this job's secret; the last one, from %s, %s", (long long)acceptor->strangers,
+        acceptor->strangers == 1 ? "" : "s", acceptor_port(acceptor), from, reason);
 }
 
 static void expire(Acceptor *acceptor) {
@@ -91,7 +91,7 @@ static bool is_full(const Acceptor *acceptor) {
  * one. */
 static bool make_descriptor(Acceptor *acceptor) {
     if (errno != EMFILE && errno != ENFILE) return false;
-    if (acceptor->count > 0) turn_away(acceptor, 0, "made room for another");
+    if (acceptor->count > 0) turn_away(acceptor, 0, "was closed to make room for another");
     else usleep(10000);
     return true;
 }
@@ -101,14 +101,14 @@ static bool accept_candidate(Acceptor *acceptor) {
     Error error = {0};
     int taken = accept4(acceptor->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (taken < 0) return make_descriptor(acceptor);
-    if (acceptor->count == HELD) turn_away(acceptor, 0, "made room for another");
+    if (acceptor->count == HELD) turn_away(acceptor, 0, "was closed to make room for another");
     socket_prepare(taken, acceptor->options.lost);
     Arrival *candidate = &acceptor->candidates[acceptor->count++];
     *candidate =
         (Arrival){.socket = taken, .since = log_seconds(), .first = memory_allocate(channel_first_bytes(acceptor->options.hello_bytes))};
     if (!channel_opening(acceptor->options.service, &candidate->opening, &error) ||
         send(taken, &candidate->opening, sizeof candidate->opening, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof candidate->opening)
-        turn_away(acceptor, acceptor->count - 1, "was gone at once");
+        turn_away(acceptor, acceptor->count - 1, "closed immediately");
     return true;
 }
 
@@ -123,12 +123,12 @@ static bool read_candidate(Acceptor *acceptor, int at, Channel *channel, void *h
     ssize_t got = recv(candidate->socket, candidate->first + candidate->count, wanted - candidate->count, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (got > 0) candidate->count += (size_t)got;
-    if (got <= 0) turn_away(acceptor, at, "ended before its proof was whole");
+    if (got <= 0) turn_away(acceptor, at, "closed before it proved the secret");
     else if (!channel_may_begin(candidate->first, candidate->count, options->service, options->hello_bytes))
         turn_away(acceptor, at, "does not speak this version of smelt's protocol");
     else if (candidate->count < wanted) return false;
     else if (!channel_accept(channel, options->secret, &candidate->opening, candidate->first, hello, options->hello_bytes))
-        turn_away(acceptor, at, "has another secret: SMELT_SECRET must be the same for all of a job");
+        turn_away(acceptor, at, "has a different secret: SMELT_SECRET must be the same for all ranks of a job");
     else {
         channel->socket = remove_candidate(acceptor, at);
         return channel->open = true;

@@ -129,9 +129,8 @@ bool channel_greet(Channel *channel, int socket, const Secret *secret, ChannelSe
     if (server.magic != CHANNEL_MAGIC || server.service != service) return channel_fail(channel, error, "another program listens there");
     if (server.version != CHANNEL_VERSION) {
         channel_close(channel);
-        return error_set(error, ERROR_COMMUNICATION,
-            "a smelt of wire version %d listens there, and this one has wire version %d: use one build on all nodes", server.version,
-            CHANNEL_VERSION);
+        return error_set(error, ERROR_COMMUNICATION, "its smelt has wire version %d, but this one has %d: use the same build on all nodes",
+            server.version, CHANNEL_VERSION);
     }
     if (!channel_opening(service, &client, error)) {
         channel_close(channel);

@@ -172,7 +172,7 @@ static bool exchange_on_host(const Task *task, Error *error) {
     int64_t width = type_bytes(task->type);
     ByteInterval out = task_sends(task, rank), in = task_receives(task, rank);
     if (out.count != in.count)
-        return error_set(error, ERROR_COMMUNICATION, "rank %d sends itself %lld elements and expects %lld", rank, (long long)out.count,
+        return error_set(error, ERROR_COMMUNICATION, "rank %d sends itself %lld elements but expects %lld", rank, (long long)out.count,
             (long long)in.count);
     if (out.count > 0) memcpy(task->buffer + in.start * width, task->send + out.start * width, (size_t)(out.count * width));
     ExchangeRound round = start_round(task, 0);

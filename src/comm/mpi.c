@@ -47,10 +47,10 @@ static bool open_mpi_library(Mpi *mpi, Error *error) {
     static const char *const names[] = {MPI_CALLS(LIBRARY_NAME) "ompi_mpi_comm_world", "ompi_mpi_byte", "ompi_mpi_errors_return"};
     void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL); /* the library's plug-ins look for its symbols */
     if (!library)
-        return error_set(
-            error, ERROR_USAGE, "MPI: %s; install Open MPI 4 or 5, or start with smelt launch or torchrun, which need none", dlerror());
+        return error_set(error, ERROR_USAGE,
+            "MPI: %s; install Open MPI 4 or 5, or start with smelt launch or torchrun, which do not use MPI", dlerror());
     const char *missing = library_find(library, names, &mpi->call);
-    return !missing || error_set(error, ERROR_USAGE, "libmpi.so.40 has no %s: it is not Open MPI 4 or 5", missing);
+    return !missing || error_set(error, ERROR_USAGE, "libmpi.so.40 has no symbol %s: install Open MPI 4 or 5", missing);
 }
 
 static bool mpi_check(Mpi *mpi, int result, Error *error) {
@@ -77,8 +77,8 @@ static int report_failed_start(void *context) {
     char byte;
     close(start->ends[1]);
     if (read(start->ends[0], &byte, 1) == 1) return 0;
-    log_error("rank %s on %s ended while MPI started (MPI_Init_thread); lines of Open MPI, if any, name the reason. Check that TMPDIR is "
-              "writable and that OMPI_MCA_* and PMIX_* are as mpirun sets them, or start with smelt launch, which needs no MPI",
+    log_error("rank %s on %s exited during MPI_Init_thread; see Open MPI's messages above, if any. Check that TMPDIR is writable and that "
+              "OMPI_MCA_* and PMIX_* are as mpirun set them, or start with smelt launch, which does not use MPI",
         rank ? rank : "?", start->place->node);
     return 0;
 }
@@ -192,7 +192,8 @@ Transport *mpi_open(Engine *engine, Error *error) {
                   mpi_check(mpi, mpi->call.size(mpi->call.world, &engine->place.size), error);
     if (opened && given < THREAD_SERIALIZED)
         opened = error_set(error, ERROR_USAGE,
-            "this MPI allows calls from the first thread only: smelt needs one built with threads, or TCP (smelt launch, torchrun)");
+            "this MPI supports calls only from the main thread: use an MPI built with MPI_THREAD_MULTIPLE, or TCP (smelt launch, "
+            "torchrun)");
     if (opened) return &mpi->transport;
     free(mpi);
     return NULL;

@@ -56,9 +56,9 @@ static bool open_nccl_library(Nccl *nccl, const DeviceInfo *device, Error *error
     nccl->name = device->collectives;
     nccl->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!nccl->library)
-        return error_set(error, ERROR_USAGE, "several GPUs need %s: %s; install it, or train on one GPU", nccl->name, dlerror());
+        return error_set(error, ERROR_USAGE, "training on several GPUs needs %s: %s; install it, or use one GPU", nccl->name, dlerror());
     const char *missing = library_find(nccl->library, names, &nccl->call);
-    return !missing || error_set(error, ERROR_USAGE, "%s has no %s: it is too old, 2.7 is needed", file, missing);
+    return !missing || error_set(error, ERROR_USAGE, "%s has no symbol %s: it is too old; install 2.7 or newer", file, missing);
 }
 
 static bool nccl_check(const Nccl *nccl, int result, Error *error) {
@@ -132,7 +132,7 @@ bool nccl_join(Comm *comm, Error *error) {
     bool noted = note_group(nccl, group);
     pthread_mutex_unlock(&nccl->lock);
     comm->nccl = group;
-    return noted || error_set(error, ERROR_INTERNAL, "there are more than %d groups of GPUs", MOST_GROUPS);
+    return noted || error_set(error, ERROR_INTERNAL, "the layout needs more than %d communicators", MOST_GROUPS);
 }
 
 void nccl_leave(Comm *comm) {
@@ -330,7 +330,7 @@ static bool all_well(Engine *engine, Error *error) {
             return nccl_check(nccl, result ? result : -1, error);
     }
     if (nccl->done == nccl->last || log_seconds() - oldest->since < engine->options.timeout) return true;
-    return error_set(error, ERROR_COMMUNICATION, "a collective of the GPUs has not ended for %.0f s", engine->options.timeout);
+    return error_set(error, ERROR_COMMUNICATION, "a GPU collective did not finish in %.0f s", engine->options.timeout);
 }
 
 /* Aborts the groups; kernels that wait for a lost rank do not end otherwise. The compute thread may

@@ -31,19 +31,19 @@ bool comm_read_number(const char *name, long least, long most, int *number, Erro
     }
     snprintf(shown, sizeof shown, "%s", text);
     return error_set(
-        error, ERROR_USAGE, "the environment has %s=%s; it must be a number from %ld to %ld", name, one_line(shown), least, most);
+        error, ERROR_USAGE, "the environment variable %s=%s must be a number from %ld to %ld", name, one_line(shown), least, most);
 }
 
 static bool copy_variable(const char *name, char text[PLACE_TEXT], Error *error) {
     if (strlen(getenv(name)) >= PLACE_TEXT)
-        return error_set(error, ERROR_USAGE, "%s in the environment is longer than %d bytes", name, PLACE_TEXT - 1);
+        return error_set(error, ERROR_USAGE, "the environment variable %s is longer than %d bytes", name, PLACE_TEXT - 1);
     snprintf(text, PLACE_TEXT, "%s", getenv(name));
     return true;
 }
 
 static bool read_rank_variables(const char *rank, const char *size, Place *place, Error *error) {
     if (!comm_read_number(size, 1, MOST_RANKS, &place->size, error)) return false;
-    if (!present(rank)) return error_set(error, ERROR_USAGE, "the environment has %s and no %s", size, rank);
+    if (!present(rank)) return error_set(error, ERROR_USAGE, "the environment variable %s is set, but %s is not: set both", size, rank);
     return comm_read_number(rank, 0, place->size - 1, &place->rank, error);
 }
 
@@ -81,7 +81,7 @@ static bool read_slurm(Place *place, Error *error) {
     if (present("MASTER_ADDR")) {
         if (!copy_variable("MASTER_ADDR", place->address, error)) return false;
     } else if (!comm_first_host(list, place->address, PLACE_TEXT)) {
-        return error_set(error, ERROR_USAGE, "SLURM_STEP_NODELIST names no host: give MASTER_ADDR, the host of rank 0");
+        return error_set(error, ERROR_USAGE, "SLURM_STEP_NODELIST contains no host: set MASTER_ADDR to the host of rank 0");
     }
     return comm_read_number("MASTER_PORT", 1, 65535, &place->port, error);
 }

@@ -117,7 +117,7 @@ bool engine_ok(Engine *engine, Error *error) {
 bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Error *error) {
     if (!engine_ok(engine, error)) return true;
     if (log_seconds() - since < engine->options.timeout) return false;
-    error_set(error, ERROR_COMMUNICATION, "rank %d waited %.0f s for rank %d, which is alive but does not answer", engine->place.rank,
+    error_set(error, ERROR_COMMUNICATION, "rank %d waited %.0f s for rank %d, which is connected but does not answer", engine->place.rank,
         engine->options.timeout, transfer->peer);
     return true;
 }
@@ -129,7 +129,7 @@ static void run_queued_task(Engine *engine, Task *task) {
     engine_record_state(engine, task->record, COMM_RUNNING);
     bool done = !engine->failed && host_run(task, &error);
     if (!done && !engine->failed) {
-        error_context(&error, "%s '%s' number %llu of group %s", operation_name(task->operation), task->name,
+        error_context(&error, "%s '%s' (number %llu of group %s)", operation_name(task->operation), task->name,
             (unsigned long long)task->sequence, task->comm->name);
         engine_fail(engine, &error);
     }
@@ -180,8 +180,7 @@ void engine_start(Engine *engine) {
     engine->working = engine->transport && pthread_create(&engine->worker, NULL, work, engine) == 0;
     if (!engine->transport || engine->working) return;
     Error error = {0};
-    error_set(
-        &error, ERROR_INTERNAL, "the system refused a thread for communication: look at the limits of this user's processes (ulimit -u)");
+    error_set(&error, ERROR_INTERNAL, "cannot start a thread for communication: raise the limit on processes (ulimit -u)");
     engine_fail(engine, &error);
 }
 

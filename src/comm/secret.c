@@ -23,7 +23,8 @@ enum { LEAST_CHARACTERS = 16, MOST_CHARACTERS = 4096 };
 bool secret_random(void *bytes, size_t count, Error *error) {
     for (size_t have = 0; have < count;) {
         ssize_t got = getrandom((char *)bytes + have, count - have, 0);
-        if (got < 0 && errno != EINTR) return error_set(error, ERROR_INTERNAL, "the system has no random bytes: %s", strerror(errno));
+        if (got < 0 && errno != EINTR)
+            return error_set(error, ERROR_INTERNAL, "cannot read random bytes from the system: %s", strerror(errno));
         if (got > 0) have += (size_t)got;
     }
     return true;
@@ -48,8 +49,7 @@ static char *read_secret(const char *path, Error *error) {
     if (!text || stat(path, &status) != 0) {
         error_recode(error, ERROR_USAGE);
     } else if ((status.st_mode & 077) || (status.st_uid != geteuid() && status.st_uid != 0)) {
-        error_set(error, ERROR_USAGE,
-            "%s, with mode %03o and owner %d, is no secret: it must be yours and only you may read it: chmod 600 %s", path,
+        error_set(error, ERROR_USAGE, "%s has mode %03o and owner %d, but only you may own and read it: run chmod 600 %s", path,
             status.st_mode & 0777, (int)status.st_uid, path);
     } else {
         return text;
@@ -68,11 +68,11 @@ bool secret_find(const char *who, Secret *secret, Error *error) {
     while (length > 0 && strchr(" \t\r\n", text[length - 1])) length--;
     if (!length && !in_file)
         return error_set(error, ERROR_USAGE,
-            "%s need a secret, so that strangers cannot pass for them: start all of them with the same " ADVICE
-            " in the environment, or with SMELT_SECRET_FILE, a file with such a text that only you may read",
+            "%s authenticate each other with a secret: start all of them with the same " ADVICE
+            " in the environment, or with SMELT_SECRET_FILE set to a file that contains it and that only you may read",
             who);
     if (length < LEAST_CHARACTERS || length > MOST_CHARACTERS)
-        return error_set(error, ERROR_USAGE, "%s has %zu characters; it must have %d to %d that cannot be guessed: " ADVICE,
+        return error_set(error, ERROR_USAGE, "%s has %zu characters; it must have %d to %d random ones: " ADVICE,
             in_file ? path : "SMELT_SECRET", length, LEAST_CHARACTERS, MOST_CHARACTERS);
     *secret = sign(text, length, "smelt", sizeof "smelt");
     return true;

@@ -150,8 +150,9 @@ int socket_listen_for(const char *host, const struct sockaddr_storage *address) 
     socket_describe(address, number);
     listener = listen_at(&any);
     if (listener >= 0)
-        log_warn("MASTER_ADDR=%.255s (%s here) is %s: listening on all interfaces; give the number of one interface to listen on it alone",
-            host, number, hidden ? "not reached from other machines" : "no address of this machine");
+        log_warn("MASTER_ADDR=%.255s (%s on this machine) is %s: listening on all interfaces; set it to the address of one interface to "
+                 "listen only there",
+            host, number, hidden ? "not reachable from other machines" : "not an address of this machine");
     return listener;
 }
 

@@ -29,25 +29,23 @@ typedef struct Tcp {
 bool label_check(const Transfer *transfer, Error *error) {
     const Label *wanted = &transfer->label, *seen = &transfer->seen;
     if (!memcmp(wanted, seen, sizeof *wanted)) return true;
-    if (seen->magic != LABEL_MAGIC)
-        return error_set(error, ERROR_COMMUNICATION, "rank %d sent something that is no message of smelt", transfer->peer);
+    if (seen->magic != LABEL_MAGIC) return error_set(error, ERROR_COMMUNICATION, "rank %d sent an invalid message", transfer->peer);
     char name[NAME_BYTES + 1];
     snprintf(name, sizeof name, "%.*s", NAME_BYTES, seen->name);
     return error_set(error, ERROR_COMMUNICATION,
-        "rank %d is at another collective: %s '%s' number %llu with %lld elements, message of %lld bytes, in place of %lld "
-        "elements, %lld bytes (group %08x, type %d, reduction %d, phase %d there; %08x, %d, %d, %d here): the ranks do not run the same "
-        "program",
+        "rank %d is in a different collective: %s '%s' (number %llu) with %lld elements in a message of %lld bytes, but this rank expects "
+        "%lld elements, %lld bytes (its group %08x, type %d, reduction %d, phase %d; this rank's %08x, %d, %d, %d): the ranks do not run "
+        "the same program",
         transfer->peer, operation_name(seen->operation), one_line(name), (unsigned long long)seen->sequence, (long long)seen->total,
         (long long)seen->bytes, (long long)wanted->total, (long long)wanted->bytes, seen->group, seen->type, seen->reduce, seen->phase,
         wanted->group, wanted->type, wanted->reduce, wanted->phase);
 }
 
 static bool lost(int peer, int number, Error *error) {
-    if (number == 0) return error_set(error, ERROR_COMMUNICATION, "rank %d has ended already: the ranks do not run the same program", peer);
+    if (number == 0) return error_set(error, ERROR_COMMUNICATION, "rank %d already exited: the ranks do not run the same program", peer);
     if (number == ECONNRESET || number == EPIPE)
-        return error_set(
-            error, ERROR_COMMUNICATION, "rank %d closed its connection: it failed or was killed, its own messages say more", peer);
-    return error_set(error, ERROR_COMMUNICATION, "rank %d is lost: %s; look at its host and the network between", peer, strerror(number));
+        return error_set(error, ERROR_COMMUNICATION, "rank %d closed its connection: it failed or was killed; see its own messages", peer);
+    return error_set(error, ERROR_COMMUNICATION, "rank %d is lost: %s; check its host and the network", peer, strerror(number));
 }
 
 /* -- Messages ------------------------------------------------------------------------------------------------------ */

@@ -53,7 +53,7 @@ static bool listen_on(Meeting *meeting, const struct sockaddr_storage *address, 
         .hello_bytes = sizeof(MeetHello)};
     while (!(meeting->acceptor = acceptor_open(&options)) && errno == EADDRINUSE && log_seconds() < meeting->until)
         usleep(RETRY_MILLISECONDS * 1000);
-    return meeting->acceptor || error_set(error, ERROR_COMMUNICATION, "rank %d cannot listen at port %d: %s; give another MASTER_PORT",
+    return meeting->acceptor || error_set(error, ERROR_COMMUNICATION, "rank %d cannot listen on port %d: %s; set another MASTER_PORT",
                                     place->rank, socket_port(address), strerror(errno));
 }
 
@@ -63,7 +63,7 @@ static bool listen_on(Meeting *meeting, const struct sockaddr_storage *address, 
 static const char *find_fault(const Place *place, const MeetHello *hello) {
     if (hello->size != place->size) return "there is another number of ranks: look at WORLD_SIZE";
     if (hello->rank <= place->rank || hello->rank >= place->size || hello->port >= 65536)
-        return "no such rank connects there: look at RANK and WORLD_SIZE";
+        return "this rank should not connect to it: check RANK and WORLD_SIZE";
     return NULL;
 }
 
@@ -76,10 +76,10 @@ static bool seat_rank(Meeting *meeting) {
     const char *fault = find_fault(meeting->place, &hello);
     Channel *seat = fault ? NULL : &meeting->seats[hello.rank];
     if (hello.job != meeting->place->job)
-        channel_answer(&channel, CHANNEL_LATER, "SLURM_JOB_ID, SLURM_STEP_ID or TORCHELASTIC_RUN_ID differ there", meeting->until);
+        channel_answer(&channel, CHANNEL_LATER, "its SLURM_JOB_ID, SLURM_STEP_ID or TORCHELASTIC_RUN_ID differs", meeting->until);
     else if (fault) channel_answer(&channel, CHANNEL_REFUSED, fault, meeting->until);
     else if (channel_is_alive(seat))
-        channel_answer(&channel, CHANNEL_LATER, "another process has this rank: RANK must differ", meeting->until);
+        channel_answer(&channel, CHANNEL_LATER, "another process has the same rank: set a different RANK for each process", meeting->until);
     else if (channel_answer(&channel, CHANNEL_WELCOME, "", meeting->until)) {
         struct sockaddr_storage from = {0};
         socklen_t size = sizeof from;
@@ -111,7 +111,8 @@ static bool seat_all(Meeting *meeting, Error *error) {
         if (!missing) return true;
         if (!seat_rank(meeting))
             return error_set(error, ERROR_COMMUNICATION,
-                "%d of %d ranks did not reach rank %d in %.0f s, the first of them rank %d: did it start, and does its network reach %s?",
+                "%d of %d ranks did not reach rank %d in %.0f s; the first is rank %d. Check that it started and that its network reaches "
+                "%s",
                 missing, place->size, place->rank, meeting->options->appear, first, place->address);
     }
 }
@@ -121,7 +122,7 @@ static bool meet_as_first(Meeting *meeting, Error *error) {
     if (!listen_on(meeting, &meeting->first, error) || !seat_all(meeting, error)) return false;
     for (int rank = 1; rank < meeting->place->size; rank++)
         if (!channel_send(&meeting->seats[rank], meeting->table, bytes, meeting->until))
-            return error_set(error, ERROR_COMMUNICATION, "rank %d went away while the others appeared", rank);
+            return error_set(error, ERROR_COMMUNICATION, "rank %d disconnected during startup", rank);
     return true;
 }
 
@@ -137,7 +138,7 @@ static bool try_rank(Meeting *meeting, int rank, const struct sockaddr_storage *
     int made = socket_connect(address, meeting->options->lost, until);
     if (made < 0)
         return error_set(
-            error, ERROR_COMMUNICATION, "nobody answers there: did all %d ranks start, and does the network reach it?", place->size);
+            error, ERROR_COMMUNICATION, "no answer; check that all %d ranks started and that the network reaches it", place->size);
     socket_reset_at_close(made);
     if (rank > 0) until = meeting->until;
     return channel_greet(&meeting->seats[rank], made, &place->secret, CHANNEL_RANKS, &hello, sizeof hello, until, error) &&
@@ -153,15 +154,15 @@ static bool reach_rank(Meeting *meeting, int rank, const struct sockaddr_storage
         Error failure = {0};
         if (try_rank(meeting, rank, address, &failure)) {
             if (rank > 0 || channel_receive(&meeting->seats[0], meeting->table, bytes, meeting->until)) return true;
-            error_set(&failure, ERROR_COMMUNICATION, "it ended the connection before all ranks had come");
+            error_set(&failure, ERROR_COMMUNICATION, "it closed the connection before all ranks connected");
             channel_close(&meeting->seats[0]);
         }
         if (failure.code != ERROR_COMMUNICATION)
-            return error_set(error, failure.code, "rank %d cannot take part: %.500s", meeting->place->rank, failure.message);
+            return error_set(error, failure.code, "rank %d cannot join: %.500s", meeting->place->rank, failure.message);
         snprintf(reason, sizeof reason, "%.500s", failure.message);
     }
     socket_describe(address, number);
-    return error_set(error, ERROR_COMMUNICATION, "rank %d did not hear from rank %d at %s:%d in %.0f s: %s", meeting->place->rank, rank,
+    return error_set(error, ERROR_COMMUNICATION, "rank %d could not connect to rank %d at %s:%d in %.0f s: %s", meeting->place->rank, rank,
         number, socket_port(address), meeting->options->appear, reason);
 }
 

@@ -71,7 +71,8 @@ bool comm_open_windows(Comm *comm, int64_t bytes, Error *error) {
     windows_close(comm);
     if (done && comm->rank == 0)
         log_info(
-            "the GPUs of group %s do not reach each other's memory: small collectives take the library's way, which is slower", comm->name);
+            "the GPUs of group %s cannot access each other's memory (no peer access): small collectives use the library, which is slower",
+            comm->name);
     return done;
 }
 

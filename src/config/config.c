@@ -44,163 +44,162 @@ static const char activation_choices[] = "auto"
 #undef GATED
 
 static const Option rows[] = {
-    STRING_OPTION(run, "runs/first", "", "run folder: checkpoints, metrics, report; a run that exists there is continued", FREE),
+    STRING_OPTION(run, "runs/first", "", "run folder with checkpoints, metrics and report; an existing run is continued", FREE),
     STRING_OPTION(
-        init, "", "", "run, checkpoint (RUN@STEP, RUN@best) or model folder whose model and weights a new run starts from", PATH, STATE),
-    INT_OPTION(seed, "1", 0, MANY, "", "decides initial weights and data order, and nothing else"),
-    INT_OPTION(steps, "1000", 1, MANY, "steps", "optimizer steps of the whole run", CHANGES),
-    INT_OPTION(tokens, "0", 0, MANY, "tokens", "in place of steps: train on so many tokens; the last step takes what is left", ONCE),
-    REAL_OPTION(epochs, "0", 0, 1e9, "", "in place of steps: read the training data so many times; the last step takes what is left", ONCE),
+        init, "", "", "run, checkpoint (RUN@STEP, RUN@best) or model folder from which a new run takes its model and weights", PATH, STATE),
+    INT_OPTION(seed, "1", 0, MANY, "", "seed of the initial weights and the data order"),
+    INT_OPTION(steps, "1000", 1, MANY, "steps", "number of optimizer steps of the run", CHANGES),
+    INT_OPTION(tokens, "0", 0, MANY, "tokens", "alternative to steps: number of training tokens; the last step takes the remainder", ONCE),
+    REAL_OPTION(
+        epochs, "0", 0, 1e9, "", "alternative to steps: number of passes over the training data; the last step takes the remainder", ONCE),
     INT_OPTION(stop_at, "0", 0, MANY, "steps", "write a checkpoint and stop after this step of the schedule; 0: run to the end", ONCE),
-    STRING_OPTION(
-        fork, "", "", "new run folder that goes on from a checkpoint of the run that is given first: smelt train RUN fork=NEW", ONCE),
-    INT_OPTION(from, "0", 0, MANY, "step", "fork: the step of that checkpoint; 0: the newest", ONCE),
-    CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to train", CHANGES),
-    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all; results do not depend on it", FREE),
+    STRING_OPTION(fork, "", "", "folder of a new run that continues from a checkpoint of RUN: smelt train RUN fork=NEW", ONCE),
+    INT_OPTION(from, "0", 0, MANY, "step", "with fork: step of that checkpoint; 0: the newest", ONCE),
+    CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "device to train on", CHANGES),
+    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all; does not change results", FREE),
     CHOICE_OPTION(precision, "bf16", "bf16|fp32|fp64|pure_bf16",
-        "type that is computed in; bf16 and fp32 update weights in fp32. pure_bf16 updates bf16 weights, rounding at random so that "
-        "small updates are not lost: 8 bytes a parameter in place of 18",
+        "compute type; bf16 and fp32 keep fp32 master weights. pure_bf16 updates bf16 weights with stochastic rounding, in 8 instead of 18 "
+        "bytes per parameter",
         CHANGES, STATE),
     {"fp8.recipe", OPTION_CHOICE, FIELD(model.fp8.recipe), "none", 0, 0, "none|tensor|row|row_gw_hp|block|mxfp8", "",
-        "GEMMs of linear layers and experts in 8-bit floats, scaled by the largest magnitude: of a tensor, of each row, of each row with "
-        "weight gradients in bf16, of blocks of 128, or of 32 elements in a row (CPU, gfx950); embedding, router, norms, "
-        "attention and, without fp8.head, the head stay as they are",
+        "FP8 GEMMs for linear layers and experts, with one scale per tensor, per row, per row with bf16 weight gradients (row_gw_hp), per "
+        "block of 128, or per 32 elements of a row (mxfp8: CPU, gfx950); embedding, router, norms, attention and, without fp8.head, the "
+        "head keep the compute type",
         CHANGES},
     {"fp8.scaling", OPTION_CHOICE, FIELD(model.fp8.scaling), "dynamic", 0, 0, "dynamic|delayed", "",
-        "fp8.recipe=tensor: scales of the current numbers, for which a pass over each tensor comes before its cast, or of the largest "
-        "magnitude of the steps before, which the cast finds for the next ones",
+        "fp8.recipe=tensor: dynamic computes the scale from the current amax in a separate pass; delayed computes it from the amax history "
+        "of previous steps",
         CHANGES},
     {"fp8.amax_history_len", OPTION_INT, FIELD(model.fp8.amax_history_len), "1024", 1, 65536, NULL, "steps",
-        "fp8.scaling=delayed: how many steps before", CHANGES},
+        "fp8.scaling=delayed: length of the amax history", CHANGES},
     {"fp8.head", OPTION_BOOL, FIELD(model.fp8.head), "false", 0, 0, NULL, "",
-        "the LM head with its loss too, in training and its evaluations: with a large vocabulary much of a small model's time. One scale "
-        "a matrix, whatever the recipe",
+        "FP8 for the LM head and its loss too, in training and evaluation; faster if the vocabulary is large for the model. Scales are per "
+        "tensor with every recipe",
         CHANGES},
     {"fp8.keep_weights", OPTION_BOOL, FIELD(model.fp8.keep_weights), "false", 0, 0, NULL, "",
-        "cast weights once a step, not in each microbatch, and keep their codes, 2 bytes a parameter, where a step has several "
-        "microbatches and weights are whole on each rank",
+        "quantize weights once per step instead of in each microbatch, and keep the quantized values (2 bytes per parameter); needs "
+        "several microbatches and unsharded weights",
         FREE},
     {"fp8.min_size", OPTION_REAL, FIELD(model.fp8.min_size), "400", 0, 1e9, NULL, "",
-        "layers whose 1 / (1 / in + 1 / out) is less, of experts 1 / (1 / in + 1 / out + 1 / rows of one), stay in bf16, since casting "
-        "costs them more than the GEMM gains",
+        "keep a layer in bf16 if 1 / (1 / in + 1 / out) is below this (experts: 1 / (1 / in + 1 / out + 1 / rows per expert)), because the "
+        "cast costs more than the GEMM saves",
         CHANGES},
     BOOL_OPTION(exact_gemm, "false",
-        "bf16 GEMM on the CPU with exact products, as on GPUs, even where scaled 16-bit integers are twice as fast: to compare runs",
+        "compute CPU bf16 GEMMs with exact products, as GPUs do, even if scaled 16-bit integers are twice as fast; to compare runs",
         CHANGES),
     CHOICE_OPTION(recompute, "auto", "none|norm|attention|block|auto",
-        "activations that the backward pass computes again to save memory: same bits, more time; auto: the least that fits into memory",
+        "activations to recompute in the backward pass, which saves memory, costs time and keeps the bits; auto: the least that fits in "
+        "memory",
         FREE),
-    CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN or infinity: name the tensor and stop, or skip the update", CHANGES),
+    CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN or infinity: report the tensor and stop, or skip the update", CHANGES),
     CHOICE_OPTION(plan, "false", "false|true|program",
-        "print a page on memory, speed and settings, with program also each operation, and exit before allocating", ONCE),
+        "print memory, speed and settings (program: also every operation), and exit before allocating", ONCE),
     {"layout", OPTION_CHOICE, FIELD(layout.choice), "given", 0, 0, "given|auto", "",
-        "auto: choose layout.dp, tp, pp with its schedule, cp, ep and zero, batch.sequences and recompute by smelt forecast's model, and "
-        "print why; axes that are not 1 stay, and batch.sequences with model.auxiliary_loss, which depends on it",
+        "auto: choose layout.dp, tp, pp and its schedule, cp, ep, zero, batch.sequences and recompute with smelt forecast's model, and "
+        "print why. It keeps axes that are not 1, and batch.sequences if model.auxiliary_loss depends on it",
         ONCE},
     REAL_OPTION(hang, "1800", 0, 1e9, "seconds",
-        "time without a finished step or evaluation batch after which a rank prints where it is stuck and exits; 0: never", FREE),
+        "if no step or evaluation batch finishes in this time, a rank prints where it is stuck and exits; 0: never", FREE),
     INT_OPTION(profile, "0", 0, 1e6, "steps",
-        "measure this many steps, print the time of each operation, longest first, and exit; 0: train", ONCE),
-    STRING_OPTION(dump, "", "", "folder for inputs, logits, loss, weights and gradients of the first step; empty: none", ONCE),
-    BOOL_OPTION(tensorboard, "true", "write TensorBoard event files into the run folder", FREE),
+        "profile this many steps, print the time of each operation (longest first), and exit; 0: train", ONCE),
+    STRING_OPTION(dump, "", "", "folder to write inputs, logits, loss, weights and gradients of the first step to; empty: none", ONCE),
+    BOOL_OPTION(tensorboard, "true", "write TensorBoard event files to the run folder", FREE),
 
     STRING_OPTION(data.train, "", "",
-        "training data: token shards (a prefix or a folder, also s3://BUCKET/PREFIX), a text file or folder, or MIXTURE.yaml, which mixes "
-        "several in phases",
+        "training data: token shards (prefix, folder or s3://BUCKET/PREFIX), a text file or folder, or a mixture of sources (MIXTURE.yaml)",
         PATH),
-    STRING_OPTION(data.valid, "", "", "validation data, as data.train; empty: split off the training text", CHANGES, PATH),
+    STRING_OPTION(data.valid, "", "", "validation data, like data.train; empty: split off from the training text", CHANGES, PATH),
     STRING_OPTION(
-        data.cache, "", "", "folder in which data of s3:// is cached; runs may share it; empty: data/cache of the run", FREE, PATH),
-    INT_OPTION(data.cache_mib, "4096", 64, 1 << 30, "MiB", "tokens in the cache at most, of which each rank fetches a 32nd ahead", FREE),
-    REAL_OPTION(data.patience, "300", 1, 1e6, "seconds", "how long training waits for a store of s3:// that does not answer", FREE),
-    REAL_OPTION(data.valid_fraction, "0.05", 0, 0.5, "", "fraction of each text that is split off when data.valid is empty"),
-    STRING_OPTION(data.separator, "", "", "line that separates documents in text; empty: one document per file"),
+        data.cache, "", "", "cache folder for data from s3://; runs can share it; empty: data/cache in the run folder", FREE, PATH),
+    INT_OPTION(data.cache_mib, "4096", 64, 1 << 30, "MiB", "size limit of the token cache; each rank prefetches 1/32 of it", FREE),
+    REAL_OPTION(data.patience, "300", 1, 1e6, "seconds", "time to wait for an s3:// server that does not answer", FREE),
+    REAL_OPTION(data.valid_fraction, "0.05", 0, 0.5, "", "fraction of each text used for validation if data.valid is empty"),
+    STRING_OPTION(data.separator, "", "", "line that separates documents in a text file; empty: one document per file"),
     STRING_OPTION(data.tokenizer, "", "",
-        "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: that of the token shards or of "
-        "init, else bytes; none: not known",
+        "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: the tokenizer of the token shards "
+        "or of init, else bytes; none: unknown",
         PATH),
-    BOOL_OPTION(
-        data.special, "false", "special tokens spelled in text are matched; else they are ordinary text, so that no text ends a document"),
+    BOOL_OPTION(data.special, "false",
+        "parse special tokens spelled out in text; false: treat them as ordinary text, so that text cannot end a document"),
     CHOICE_OPTION(data.bos, "auto", "auto|true|false",
-        "whether the tokenizer's bos_token begins each text, in training, evaluation and generation; auto: as the data begins, or as the "
-        "tokenizer's own template says",
-        FREE),
-    INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "length of a training sequence"),
+        "prepend bos_token to each text in training, evaluation and generation; auto: as the data or the tokenizer's template does", FREE),
+    INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "sequence length in training"),
     CHOICE_OPTION(data.packing, "cut", "cut|best_fit",
-        "how documents fill sequences: cut from one stream, or best fit, which cuts only those that are longer and pads the rest"),
-    BOOL_OPTION(data.document_mask, "true", "attention, convolutions and positions start anew at every document"),
+        "how documents fill sequences: stream concatenates and cuts them; best_fit cuts only longer ones and pads the rest"),
+    BOOL_OPTION(data.document_mask, "true", "restart attention, convolutions and positions at every document"),
 
-    CHOICE_OPTION(
-        model.family, "llama", FAMILY_CHOICES, "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3; flux makes images", STATE),
-    INT_OPTION(model.layers, "4", 1, 10000, "layers", "blocks, each of attention and an MLP or experts", STATE),
+    CHOICE_OPTION(model.family, "llama", FAMILY_CHOICES,
+        "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3; flux generates images", STATE),
+    INT_OPTION(model.layers, "4", 1, 10000, "layers", "number of number of blocks, each of attention and an MLP or experts", STATE),
     INT_OPTION(model.width, "256", 8, 1 << 20, "channels", "width of the residual stream", STATE),
     INT_OPTION(model.heads, "4", 1, 65536, "heads", "query heads", STATE),
     INT_OPTION(model.kv_heads, "2", 1, 65536, "heads", "key and value heads", STATE),
-    INT_OPTION(model.head_dim, "0", 0, 1024, "channels", "width of a head; 0: model.width / model.heads", STATE),
+    INT_OPTION(model.head_dim, "0", 0, 1024, "channels", "head dimension; 0: model.width / model.heads", STATE),
     INT_OPTION(model.ffn, "512", 1, 1 << 24, "channels", "hidden width of the MLP or of each expert", STATE),
     INT_OPTION(model.vocabulary, "0", 0, 1 << 24, "tokens",
-        "rows of the embedding; 0: the tokenizer's tokens, rounded up to a multiple of 64, which is fastest", STATE),
-    INT_OPTION(model.context, "0", 0, 1 << 24, "tokens", "largest number of positions; 0: data.length"),
-    INT_OPTION(model.window, "0", 0, 1 << 24, "tokens", "sliding attention window, the token itself included; 0: none"),
-    INT_OPTION(model.window_period, "1", 1, 4096, "layers", "one layer of so many has the window, the others see all; 1: each has it"),
-    INT_OPTION(model.window_first, "0", 0, 4095, "layer", "the first layer that has the window, below model.window_period"),
-    REAL_OPTION(model.window_rope_theta, "0", 0, 1e12, "", "model.rope_theta of layers with the window; 0: the same"),
+        "rows of the embedding; 0: the tokenizer's tokens, rounded up to a multiple of 64 for speed", STATE),
+    INT_OPTION(model.context, "0", 0, 1 << 24, "tokens", "maximum number of positions; 0: data.length"),
+    INT_OPTION(model.window, "0", 0, 1 << 24, "tokens", "sliding attention window, including the token itself; 0: none"),
+    INT_OPTION(
+        model.window_period, "1", 1, 4096, "layers", "every Nth layer has the window, the other layers have full attention; 1: all layers"),
+    INT_OPTION(model.window_first, "0", 0, 4095, "layer", "first layer with the window; less than model.window_period"),
+    REAL_OPTION(model.window_rope_theta, "0", 0, 1e12, "", "model.rope_theta of the layers with the window; 0: the same"),
     INT_OPTION(model.experts, "0", 0, 512, "experts", "experts per layer; 0: one dense MLP", STATE),
     INT_OPTION(model.experts_per_token, "1", 1, 64, "experts", "experts chosen for each token"),
-    INT_OPTION(model.router_width, "64", 1, 65536, "channels", "width of the routers", STATE),
-    BOOL_OPTION(model.renormalise, "false", "scale the gates of a token's experts to sum to 1"),
+    INT_OPTION(model.router_width, "64", 1, 65536, "channels", "hidden hidden width of the routers", STATE),
+    BOOL_OPTION(model.renormalise, "false", "normalize the gates of a token's experts to sum to 1"),
     REAL_OPTION(model.auxiliary_loss, "0", 0, 100, "", "weight of the load-balancing loss"),
     CHOICE_OPTION(model.auxiliary_scope, "layer", "layer|model",
-        "load-balancing loss: one for each layer, or one over the tokens of all layers (transformers); each microbatch has its own, and "
-        "their mean counts"),
-    REAL_OPTION(model.rope_theta, "10000", 1, 1e12, "", "base of the rotary embedding"),
-    REAL_OPTION(model.rope_fraction, "1", 0, 1, "", "fraction of each head that is rotated"),
-    CHOICE_OPTION(model.rope_scaling, "llama3", "llama3|linear|dynamic|yarn", "how model.rope_factor stretches positions (rope_type)"),
-    REAL_OPTION(model.rope_factor, "1", 1, 1e6, "", "by how much positions are stretched; 1: not at all"),
+        "load-balancing loss: one per layer, or one over the tokens of all layers (transformers); averaged over microbatches"),
+    REAL_OPTION(model.rope_theta, "10000", 1, 1e12, "", "base of RoPE"),
+    REAL_OPTION(model.rope_fraction, "1", 0, 1, "", "fraction of each head's channels that RoPE rotates"),
+    CHOICE_OPTION(model.rope_scaling, "llama3", "llama3|linear|dynamic|yarn", "how model.rope_factor scales positions (rope_type)"),
+    REAL_OPTION(model.rope_factor, "1", 1, 1e6, "", "factor by which the context is extended; 1: none"),
     REAL_OPTION(model.rope_low_frequency, "1", 1e-6, 1e6, "", "low_freq_factor"),
     REAL_OPTION(model.rope_high_frequency, "4", 1e-6, 1e6, "", "high_freq_factor"),
     INT_OPTION(model.rope_original_context, "8192", 1, 1 << 24, "tokens", "context before scaling (original_max_position_embeddings)"),
-    REAL_OPTION(model.rope_attention_factor, "1", 1e-6, 1e6, "", "YaRN: queries and keys are scaled by it (attention_factor)"),
-    REAL_OPTION(model.rope_beta_fast, "32", 1e-6, 1e6, "turns", "frequencies of more turns in the first context stay (beta_fast)"),
-    REAL_OPTION(model.rope_beta_slow, "1", 1e-6, 1e6, "turns", "frequencies of fewer turns are divided by the factor (beta_slow)"),
-    BOOL_OPTION(model.rope_truncate, "true", "the bounds between the two are whole channels"),
+    REAL_OPTION(model.rope_attention_factor, "1", 1e-6, 1e6, "", "YaRN: scale of queries and keys (attention_factor)"),
+    REAL_OPTION(model.rope_beta_fast, "32", 1e-6, 1e6, "turns",
+        "frequencies with more rotations than this in the original context stay (beta_fast)"),
+    REAL_OPTION(
+        model.rope_beta_slow, "1", 1e-6, 1e6, "turns", "frequencies with fewer rotations than this are divided by the factor (beta_slow)"),
+    BOOL_OPTION(model.rope_truncate, "true", "round the bounds between the two to whole channels"),
     BOOL_OPTION(model.qkv_bias, "false", "biases of queries, keys and values (Qwen2)", STATE),
     CHOICE_OPTION(model.activation, "auto", activation_choices,
         "activation function of the MLP or of each expert, gated or not as the family's own, which auto is: SwiGLU (llama), GELU by tanh "
         "(gpt2)"),
     BOOL_OPTION(model.qk_norm, "false", "RMSNorm of each query and key head (Qwen3); mpt: qk_ln", STATE),
-    REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "bound to which queries, keys and values are clamped; 0: none"),
-    REAL_OPTION(model.alibi_max, "8", 1e-3, 1000, "", "the smallest ALiBi slope is 2^-this (alibi_bias_max)"),
+    REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "clamp queries, keys and values to this absolute value; 0: none"),
+    REAL_OPTION(model.alibi_max, "8", 1e-3, 1000, "", "ALiBi: the smallest slope is 2^-N for this N (alibi_bias_max)"),
     REAL_OPTION(model.softmax_scale, "0", 0, 1e6, "", "scale of attention scores; 0: 1 / sqrt(head_dim)"),
-    REAL_OPTION(model.norm_epsilon, "1e-5", 1e-12, 1, "", "added to the mean square or variance in norms"),
+    REAL_OPTION(model.norm_epsilon, "1e-5", 1e-12, 1, "", "epsilon of the norms"),
     REAL_OPTION(model.init_std, "0.02", 0, 10, "", "standard deviation of initial weights"),
-    BOOL_OPTION(model.tied, "true", "the head uses the embedding's weights", STATE),
-    INT_OPTION(model.single_layers, "0", 0, 10000, "layers", "how many of model.layers, the last ones, have one stream", STATE),
-    INT_OPTION(model.channels, "64", 1, 65536, "channels", "of an image token, 2 x 2 latents (in_channels)", STATE),
-    INT_OPTION(model.text_width, "4096", 1, 1 << 20, "channels", "of an encoded text token (joint_attention_dim)", STATE),
-    INT_OPTION(model.pooled_width, "768", 1, 1 << 20, "channels", "of the pooled text (pooled_projection_dim)", STATE),
-    INT_OPTION(model.text_tokens, "512", 1, 1 << 24, "tokens", "text tokens of a sample; data.length counts these and the image's"),
+    BOOL_OPTION(model.tied, "true", "share the weights of the embedding and the head", STATE),
+    INT_OPTION(model.single_layers, "0", 0, 10000, "layers", "number of single-stream layers, the last of model.layers", STATE),
+    INT_OPTION(model.channels, "64", 1, 65536, "channels", "width width of an image token, 2 x 2 latents (in_channels)", STATE),
+    INT_OPTION(model.text_width, "4096", 1, 1 << 20, "channels", "width width of an encoded text token (joint_attention_dim)", STATE),
+    INT_OPTION(model.pooled_width, "768", 1, 1 << 20, "channels", "width width of the pooled text (pooled_projection_dim)", STATE),
+    INT_OPTION(model.text_tokens, "512", 1, 1 << 24, "tokens", "text tokens per sample; data.length counts text and image tokens"),
     INT_OPTION(model.rope_first, "16", 2, 1024, "channels",
-        "channels of a head that the first of three coordinates turns; row and column share the rest (axes_dims_rope)"),
-    BOOL_OPTION(model.guidance, "false", "embeds the guidance scale, as FLUX.1-dev does (guidance_embeds)", STATE),
-    INT_OPTION(model.padding, "-1", -1, 1 << 24, "token", "token whose row of the embedding gets no gradient (pad_token_id); -1: none"),
+        "RoPE channels per head of the first of three coordinates; row and column share the rest (axes_dims_rope)"),
+    BOOL_OPTION(model.guidance, "false", "embed the guidance scale, as FLUX.1-dev does (guidance_embeds)", STATE),
+    INT_OPTION(model.padding, "-1", -1, 1 << 24, "token", "token whose embedding row gets no gradient (pad_token_id); -1: none"),
 
-    INT_OPTION(batch.tokens, "8192", 1, MANY, "tokens", "tokens per optimizer step, on all ranks together", CHANGES),
+    INT_OPTION(batch.tokens, "8192", 1, MANY, "tokens", "tokens per optimizer step over all ranks", CHANGES),
     INT_OPTION(batch.sequences, "16", 1, 1 << 24, "sequences",
-        "sequences computed at once (a microbatch); a step adds up the gradients of several; fewer need less memory and round otherwise; "
-        "with model.auxiliary_loss, which each microbatch has of its own, fewer are another loss too",
+        "sequences per microbatch; a step accumulates the gradients of batch.tokens. Fewer need less memory and change rounding, and with "
+        "model.auxiliary_loss, computed per microbatch, also the loss",
         CHANGES),
     INT_OPTION(batch.ramp_tokens, "0", 0, MANY, "tokens", "batch size ramp: tokens of the first step; 0: no ramp", CHANGES),
     INT_OPTION(batch.ramp_steps, "0", 0, MANY, "steps", "batch size ramp: steps in which it grows linearly to batch.tokens", CHANGES),
     INT_OPTION(batch.last, "0", 0, MANY, "tokens",
-        "tokens of the last step; 0: as many as in any other. tokens= and epochs= set it to what is left for that step", CHANGES),
+        "tokens of the last step; 0: as in every other step. tokens= and epochs= set it to the remainder", CHANGES),
 
-    REAL_OPTION(flow.mean, "0", -20, 20, "", "mean of the normal x of which a time of training, from image to noise, is 1 / (1 + exp(-x))",
-        CHANGES),
-    REAL_OPTION(flow.deviation, "1", 0, 20, "", "standard deviation of that normal", CHANGES),
-    REAL_OPTION(
-        flow.shift, "3", 1e-3, 1e3, "", "shifts times towards noise: t becomes shift t / (1 + (shift - 1) t); 1: not at all", CHANGES),
-    REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "the guidance scale that training tells the model", CHANGES),
+    REAL_OPTION(flow.mean, "0", -20, 20, "",
+        "mean of the normal variable x of the logit-normal training time t = 1 / (1 + exp(-x)), from image (0) to noise (1)", CHANGES),
+    REAL_OPTION(flow.deviation, "1", 0, 20, "", "standard deviation of x", CHANGES),
+    REAL_OPTION(flow.shift, "3", 1e-3, 1e3, "", "shifts times toward noise: t becomes shift t / (1 + (shift - 1) t); 1: no shift", CHANGES),
+    REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "guidance scale that the model gets as input in training", CHANGES),
 
     CHOICE_OPTION(optimizer.name, "adamw", OPTIMIZER_CHOICES,
         "adamw: steps of the first moment over the root of the second; muon: Newton-Schulz on each hidden projection by itself, AdamW on "
@@ -208,108 +207,99 @@ static const Option rows[] = {
         "AdamW with moments of matrices in 8 bits (docs/finetune.md)",
         STATE),
     REAL_OPTION(optimizer.lr, "1e-3", 0, 100, "", "peak learning rate", CHANGES),
+    REAL_OPTION(optimizer.beta1, "0.9", 0, 0.999999, "",
+        "AdamW: decay of the first moment; Lion: interpolation of the momentum in the update", CHANGES),
     REAL_OPTION(
-        optimizer.beta1, "0.9", 0, 0.999999, "", "AdamW: decay of the first moment; Lion: of the momentum that gives the sign", CHANGES),
-    REAL_OPTION(
-        optimizer.beta2, "0.95", 0, 0.9999999, "", "AdamW: decay of the second moment; Lion: of the momentum that is kept", CHANGES),
-    REAL_OPTION(optimizer.epsilon, "1e-8", 1e-30, 1, "", "AdamW: added to the root of the second moment", CHANGES),
+        optimizer.beta2, "0.95", 0, 0.9999999, "", "AdamW: decay of the second moment; Lion: decay of the stored momentum", CHANGES),
+    REAL_OPTION(optimizer.epsilon, "1e-8", 1e-30, 1, "", "AdamW: epsilon, added to the root of the second moment", CHANGES),
     REAL_OPTION(optimizer.weight_decay, "0.1", 0, 100, "", "decoupled weight decay of matrices, embeddings and convolutions", CHANGES),
-    BOOL_OPTION(optimizer.decay_vectors, "false", "weight decay of norms and biases too", CHANGES),
-    REAL_OPTION(optimizer.clip, "1", 0, 1e9, "", "largest global gradient norm; 0: no clipping", CHANGES),
-    REAL_OPTION(optimizer.momentum, "0.95", 0, 0.999999, "", "momentum of hidden matrices", CHANGES),
-    INT_OPTION(optimizer.newton_schulz_steps, "5", 1, 20, "", "Newton-Schulz iterations of their updates", CHANGES),
-    REAL_OPTION(optimizer.balance_lr, "1e-3", 0, 10, "",
-        "learning rate of AdamW for the routers' load-balancing biases; 0: they stay as they are", CHANGES),
+    BOOL_OPTION(optimizer.decay_vectors, "false", "apply weight decay to norms and biases too", CHANGES),
+    REAL_OPTION(optimizer.clip, "1", 0, 1e9, "", "maximum global gradient norm; 0: no clipping", CHANGES),
+    REAL_OPTION(optimizer.momentum, "0.95", 0, 0.999999, "", "Muon: Muon: momentum of hidden matrices", CHANGES),
+    INT_OPTION(optimizer.newton_schulz_steps, "5", 1, 20, "", "Muon: Newton-Schulz iterations per update", CHANGES),
+    REAL_OPTION(optimizer.balance_lr, "1e-3", 0, 10, "", "AdamW learning rate of the routers' load-balancing biases; 0: frozen", CHANGES),
     BOOL_OPTION(optimizer.in_backward, "false",
-        "update weights within the backward pass, so that no whole set of gradients takes memory: needs optimizer.clip=0 and one "
-        "microbatch a step; same results as without",
+        "update weights during the backward pass, so that a full set of gradients never exists; needs optimizer.clip=0 and one microbatch "
+        "per step; does not change results",
         FREE),
 
     CHOICE_OPTION(
         schedule.kind, "cosine", "cosine|wsd|linear|constant", "learning rate after warmup; wsd: constant, then linear decay", CHANGES),
     INT_OPTION(schedule.warmup, "0", 0, MANY, "steps", "linear warmup", CHANGES),
-    INT_OPTION(schedule.decay, "0", 0, MANY, "steps", "linear decay at the end", CHANGES),
-    REAL_OPTION(schedule.minimum, "0.1", 0, 1, "", "last learning rate as a fraction of the peak", CHANGES),
+    INT_OPTION(schedule.decay, "0", 0, MANY, "steps", "length of the linear decay at the end", CHANGES),
+    REAL_OPTION(schedule.minimum, "0.1", 0, 1, "", "final learning rate as a fraction of the peak", CHANGES),
 
     INT_OPTION(log.every, "0", 0, MANY, "steps",
-        "steps between printed lines; 0: on a terminal at most one line a second, else each step; files have all steps", FREE),
+        "steps between printed lines; 0: every step, on a terminal at most one line per second; files always have all steps", FREE),
     INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end", FREE),
-    INT_OPTION(eval.sequences, "0", 0, MANY, "sequences", "sequences of an evaluation, the first of the validation data; 0: all", FREE),
+    INT_OPTION(eval.sequences, "0", 0, MANY, "sequences", "sequences per evaluation, from the start of the validation data; 0: all", FREE),
     INT_OPTION(eval.patience, "0", 0, MANY, "evaluations",
-        "stop after this many evaluations in a row without a lower validation loss; 0: never", FREE),
-    INT_OPTION(eval.sample_tokens, "64", 0, 4096, "tokens",
-        "length of the text that the model writes at each evaluation, at temperature 0.8; 0: none", FREE),
-    STRING_OPTION(eval.prompt, "", "", "what that text goes on from; empty: the first 32 tokens of the validation data", FREE),
+        "early stopping: stop after this many consecutive evaluations without a lower validation loss; 0: never", FREE),
+    INT_OPTION(
+        eval.sample_tokens, "64", 0, 4096, "tokens", "length of the text sample at each evaluation (temperature 0.8); 0: none", FREE),
+    STRING_OPTION(eval.prompt, "", "", "prompt of the text sample; empty: the first 32 tokens of the validation data", FREE),
     INT_OPTION(checkpoint.every, "0", 0, MANY, "steps", "steps between checkpoints; 0: only at the end", FREE),
-    INT_OPTION(checkpoint.keep, "2", 1, 1000000, "checkpoints", "newest checkpoints that are kept", FREE),
-    INT_OPTION(checkpoint.keep_every, "0", 0, MANY, "steps", "checkpoints of multiples of it are kept for ever; 0: none", FREE),
+    INT_OPTION(checkpoint.keep, "2", 1, 1000000, "checkpoints", "number of newest checkpoints to keep", FREE),
+    INT_OPTION(checkpoint.keep_every, "0", 0, MANY, "steps", "keep checkpoints of steps that are multiples of this forever; 0: none", FREE),
     BOOL_OPTION(checkpoint.keep_best, "false",
         "save after each evaluation with the lowest validation loss so far, and keep that checkpoint: RUN@best", FREE),
-    STRING_OPTION(checkpoint.store, "", "", "where checkpoints/ is: s3://BUCKET/PREFIX or a folder; empty: the run folder", FREE, PATH),
-    BOOL_OPTION(checkpoint.async, "true", "train on while a copy in host memory is written; false: wait, without a copy", FREE),
+    STRING_OPTION(checkpoint.store, "", "", "parent of checkpoints/: s3://BUCKET/PREFIX or a folder; empty: the run folder", FREE, PATH),
+    BOOL_OPTION(checkpoint.async, "true", "continue training while a copy in host memory is written; false: wait, without a copy", FREE),
     INT_OPTION(checkpoint.whole_every, "0", 0, MANY, "steps",
-        "steps between full checkpoints; the others share files that did not change; 0: all are full", FREE),
-    REAL_OPTION(checkpoint.timeout, "1800", 1, 1e6, "seconds", "time that rank 0 waits for the other ranks' shards of a checkpoint", FREE),
+        "steps between full checkpoints; the others share unchanged files; 0: all are full", FREE),
+    REAL_OPTION(checkpoint.timeout, "1800", 1, 1e6, "seconds", "time that rank 0 waits for the checkpoint shards of other ranks", FREE),
 
-    INT_OPTION(lora.rank, "0", 0, 4096, "", "rank of LoRA adapters beside the frozen weights of init=FOLDER; 0: train all weights", STATE),
-    REAL_OPTION(lora.alpha, "16", 1e-6, 1e6, "", "adapters are scaled by lora.alpha / lora.rank"),
-    BOOL_OPTION(lora.rslora, "false", "scale them by lora.alpha / sqrt(lora.rank) instead (rsLoRA)"),
+    INT_OPTION(lora.rank, "0", 0, 4096, "", "rank of LoRA adapters on the frozen weights of init=FOLDER; 0: train all weights", STATE),
+    REAL_OPTION(lora.alpha, "16", 1e-6, 1e6, "", "numerator of the adapters' scale lora.alpha / lora.rank"),
+    BOOL_OPTION(lora.rslora, "false", "scale adapters by lora.alpha / sqrt(lora.rank) instead (rsLoRA)"),
     STRING_OPTION(lora.targets, "all", "",
-        "modules that get adapters, between commas: groups (attention, mlp, experts, router), names or ends of names (q_proj, "
-        "layers.3.mlp.down_proj); all: all but routers",
+        "comma-separated modules that get adapters: groups (attention, mlp, experts, router), names or suffixes (q_proj, "
+        "layers.3.mlp.down_proj); all: all except routers",
         STATE),
-    STRING_OPTION(lora.modules_to_save, "", "",
-        "tables of tokens that are trained whole beside adapters, by PEFT's names between commas (embed_tokens, wte, lm_head)", STATE),
+    STRING_OPTION(
+        lora.modules_to_save, "", "", "comma-separated token tables to train in full, by PEFT's names (embed_tokens, wte, lm_head)", STATE),
     STRING_OPTION(lora.tokens, "", "",
-        "ids whose rows of the embedding and the head alone are trained beside adapters (PEFT's trainable_token_indices), in ascending "
-        "order: 64000-64002,64010",
+        "token ids whose embedding and head rows are trained (PEFT's trainable_token_indices), in ascending order: 64000-64002,64010",
         STATE),
     CHOICE_OPTION(lora.base, "same", "same|nf4|fp8",
-        "how frozen matrices of linear layers are held; nf4: in 4.13 bits (QLoRA), fp8: in 8, from which each GEMM's are made just before "
-        "it"),
-    STRING_OPTION(lora.start, "", "", "folder of PEFT's (adapter_config.json) with the adapters that a new run begins with", PATH),
+        "storage of frozen linear layers; nf4: 4.13 bits (QLoRA), fp8: 8 bits; each matrix is dequantized right before its GEMM"),
+    STRING_OPTION(lora.start, "", "", "PEFT folder (adapter_config.json) with the initial adapters of a new run", PATH),
     CHOICE_OPTION(
-        lora.experts, "each", "each|shared", "adapters of experts: one for each of them, or one that all of a layer share", STATE),
+        lora.experts, "each", "each|shared", "adapters of experts: one per expert, or one shared by all experts of a layer", STATE),
 
     {"preference.loss", OPTION_CHOICE, FIELD(model.preference.loss), "none", 0, 0, "none|dpo|ipo", "",
-        "loss over pairs of answers, one preferred to the other (smelt data pack format=preference), beside log-probabilities of the "
-        "weights that the run begins with"},
+        "loss over preference pairs (smelt data pack format=preference), relative to the log-probabilities of the initial weights"},
     {"preference.beta", OPTION_REAL, FIELD(model.preference.beta), "0.1", 1e-6, 1e6, NULL, "",
-        "how much a preference weighs against staying with these weights: rewards are beta times the gain in log-probability"},
+        "strength of the pull toward the initial weights: a reward is beta times the gain in log-probability"},
     {"preference.label_smoothing", OPTION_REAL, FIELD(model.preference.label_smoothing), "0", 0, 0.5, NULL, "",
-        "preference.loss=dpo: part of the preferences that are taken to be wrong (cDPO)"},
+        "preference.loss=dpo: assumed fraction of wrong preferences (cDPO)"},
 
     INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks",
-        "groups of ranks (processes with a GPU each) that divide a batch; 0: as many as the run's ranks come to", CHANGES),
+        "data parallelism: groups of ranks that split the batch; 0: derived from the number of ranks", CHANGES),
     INT_OPTION(
-        layout.tp, "1", 1, 1 << 20, "ranks", "ranks that divide every layer: heads, columns, vocabulary (tensor parallelism)", CHANGES),
-    INT_OPTION(layout.pp, "1", 1, 1 << 20, "ranks", "ranks that divide the layers among them (pipeline parallelism)", CHANGES),
+        layout.tp, "1", 1, 1 << 20, "ranks", "tensor parallelism: ranks that split every layer (heads, columns, vocabulary)", CHANGES),
+    INT_OPTION(layout.pp, "1", 1, 1 << 20, "ranks", "pipeline parallelism: ranks that split the layers into stages", CHANGES),
     CHOICE_OPTION(layout.pp_schedule, "1f1b", "1f1b|interleaved|zero-bubble",
-        "order of a pipeline's work: interleaved has several chunks of layers on each rank, zero-bubble computes gradients of weights "
-        "while it would wait",
-        CHANGES),
+        "pipeline schedule; interleaved: several chunks of layers per rank; zero-bubble: weight gradients fill the bubbles", CHANGES),
     INT_OPTION(layout.pp_chunks, "0", 0, 1 << 10, "chunks",
-        "chunks of layers on each rank of an interleaved pipeline, which divide its bubble; 0: 2 where it is interleaved", CHANGES),
-    INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "ranks that divide every sequence (context parallelism)", CHANGES),
+        "layer chunks per rank of an interleaved pipeline, which divide its bubble; 0: 2 if interleaved", CHANGES),
+    INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "context parallelism: ranks that split every sequence", CHANGES),
     CHOICE_OPTION(layout.cp_exchange, "gather", "gather|ring",
-        "how keys and values of whole sequences come to the ranks of layout.cp: gathered, or round the ranks, one rank's at a time, which "
-        "takes no more memory the longer a sequence is",
+        "how the ranks of layout.cp exchange keys and values: gather holds the whole sequence; ring holds one rank's part at a time",
         CHANGES),
-    INT_OPTION(layout.ep, "1", 1, 1 << 20, "ranks", "ranks that divide the experts, and a batch too (expert parallelism)", CHANGES),
-    INT_OPTION(layout.zero, "1", 0, 3, "",
-        "what ranks divide among them in place of whole copies: 1: optimizer state, 2: gradients too, 3: weights too (FSDP); 0: nothing",
-        CHANGES),
-    INT_OPTION(layout.shard, "0", 0, 1 << 20, "ranks",
-        "ranks that share one copy of what ZeRO divides, such as a node's 8 (HSDP); 0: all ranks share one", CHANGES),
+    INT_OPTION(layout.ep, "1", 1, 1 << 20, "ranks", "expert parallelism: ranks that split the experts, and also the batch", CHANGES),
+    INT_OPTION(
+        layout.zero, "1", 0, 3, "", "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also weights (FSDP); 0: nothing", CHANGES),
+    INT_OPTION(layout.shard, "0", 0, 1 << 20, "ranks", "ranks per sharded copy, such as the 8 of a node (HSDP); 0: all ranks", CHANGES),
     REAL_OPTION(
-        layout.bucket_mb, "0", 0, 1 << 20, "MiB", "size of a gradient bucket, reduced as one; 0: 256 on AMD GPUs, else 64", CHANGES),
+        layout.bucket_mb, "0", 0, 1 << 20, "MiB", "size of a gradient bucket, one reduction each; 0: 256 on AMD GPUs, else 64", CHANGES),
     CHOICE_OPTION(layout.reduce, "auto", "auto|fp32|bf16",
-        "type in which the gradients of matrices are reduced over ranks; auto: fp32, but with precision=pure_bf16 always bf16, and with "
-        "fp64 always fp64; bf16 halves the traffic of fp32",
+        "dtype of gradient reductions over ranks, for matrices; bf16 halves the traffic; auto: fp32, but bf16 with precision=pure_bf16, "
+        "and fp64 with fp64",
         CHANGES),
 
     STRING_OPTION(resume.accept, "", "",
-        "differences to the newest checkpoint that are wanted: names of settings or groups, run, version, checkpoints", ONCE),
+        "intended differences from the newest checkpoint: names of settings or groups, run, version, checkpoints", ONCE),
 };
 
 const OptionTable config_table = OPTION_TABLE(rows, .explain = needs_explain);
@@ -318,7 +308,7 @@ const OptionTable config_table = OPTION_TABLE(rows, .explain = needs_explain);
 static bool check_images(const Config *config, Error *error) {
     if (!family_of(&config->model)->makes_images || config->data.length > config->model.text_tokens) return true;
     return error_set(error, ERROR_USAGE,
-        "data.length=%lld: of these tokens model.text_tokens=%lld are text, and no image is left, which has H / 16 x W / 16",
+        "data.length=%lld leaves no image tokens after model.text_tokens=%lld: set data.length to model.text_tokens + H / 16 x W / 16",
         (long long)config->data.length, (long long)config->model.text_tokens);
 }
 
@@ -326,16 +316,16 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
     double rotated = model->rope_fraction * model->head_dim;
     if (rotated < 2 || rotated != (int64_t)rotated || (int64_t)rotated % 2)
         return error_set(error, ERROR_USAGE,
-            "model.rope_fraction=%g of model.head_dim=%lld is %g channels, which must be an even number, at least 2", model->rope_fraction,
+            "model.rope_fraction=%g x model.head_dim=%lld is %g channels; it must be an even number of at least 2", model->rope_fraction,
             (long long)model->head_dim, rotated);
     bool scaled = model->rope_factor > 1;
     if (scaled && model->rope_scaling == ROPE_LLAMA3 && model->rope_high_frequency <= model->rope_low_frequency)
         return error_set(error, ERROR_USAGE, "model.rope_high_frequency=%g must be above model.rope_low_frequency=%g",
             model->rope_high_frequency, model->rope_low_frequency);
     if (scaled && model->rope_scaling == ROPE_DYNAMIC && rotated == 2)
-        return error_set(error, ERROR_USAGE, "model.rope_scaling=dynamic needs more than 2 rotated channels of a head");
+        return error_set(error, ERROR_USAGE, "model.rope_scaling=dynamic needs more than 2 RoPE channels per head");
     if (model->rope_scaling != ROPE_YARN && model->rope_attention_factor != 1)
-        return error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g is for model.rope_scaling=yarn", model->rope_attention_factor);
+        return error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g needs model.rope_scaling=yarn", model->rope_attention_factor);
     return true;
 }
 
@@ -344,7 +334,7 @@ static bool check_model(ModelConfig *model, Error *error) {
     if (model->head_dim == 0) {
         if (model->width % model->heads)
             return error_set(error, ERROR_USAGE,
-                "model.width=%lld is not divisible by model.heads=%lld: change one, or give model.head_dim", (long long)model->width,
+                "model.width=%lld is not a multiple of model.heads=%lld: change one, or set model.head_dim", (long long)model->width,
                 (long long)model->heads);
         model->head_dim = model->width / model->heads;
     }
@@ -353,13 +343,13 @@ static bool check_model(ModelConfig *model, Error *error) {
             (long long)model->kv_heads);
     if (model->window_period == 0) model->window_period = 1; /* as in a folder */
     if (model->window_first >= model->window_period)
-        return error_set(error, ERROR_USAGE, "model.window_first=%lld and model.window_period=%lld: the first is below the second",
+        return error_set(error, ERROR_USAGE, "model.window_first=%lld must be less than model.window_period=%lld",
             (long long)model->window_first, (long long)model->window_period);
     if (model->padding >= model->vocabulary)
-        return error_set(error, ERROR_USAGE, "model.padding=%lld is no token of model.vocabulary=%lld", (long long)model->padding,
+        return error_set(error, ERROR_USAGE, "model.padding=%lld must be less than model.vocabulary=%lld", (long long)model->padding,
             (long long)model->vocabulary);
     if (model->experts && model->experts_per_token > model->experts)
-        return error_set(error, ERROR_USAGE, "model.experts_per_token=%lld is more than model.experts=%lld",
+        return error_set(error, ERROR_USAGE, "model.experts_per_token=%lld must be at most model.experts=%lld",
             (long long)model->experts_per_token, (long long)model->experts);
     const FamilyRule *family = family_of(model);
     if (activation_rules[model_activation(model)].gated != activation_rules[family->activation].gated)
@@ -386,12 +376,12 @@ static bool check_batch(const Config *config, Error *error) {
     for (int i = 0; i < 2; i++)
         if (sizes[i].tokens % microbatch)
             return error_set(error, ERROR_USAGE,
-                "%s=%lld is not a multiple of the microbatch of batch.sequences=%lld x data.length=%lld = %lld tokens: give %s=%lld%s",
+                "%s=%lld is not a multiple of the microbatch, batch.sequences=%lld x data.length=%lld = %lld tokens: set %s=%lld%s",
                 sizes[i].name, (long long)sizes[i].tokens, (long long)config->batch.sequences, (long long)config->data.length,
                 (long long)microbatch, sizes[i].name, (long long)nearest_multiple(sizes[i].tokens, microbatch, sizes[i].most),
-                sizes[i].tokens % config->data.length ? "" : ", or fewer batch.sequences");
+                sizes[i].tokens % config->data.length ? "" : ", or reduce batch.sequences");
     if (config->batch.ramp_tokens > config->batch.tokens)
-        return error_set(error, ERROR_USAGE, "batch.ramp_tokens=%lld is above batch.tokens=%lld: a ramp grows",
+        return error_set(error, ERROR_USAGE, "batch.ramp_tokens=%lld must be at most batch.tokens=%lld",
             (long long)config->batch.ramp_tokens, (long long)config->batch.tokens);
     return true;
 }
@@ -408,17 +398,17 @@ static bool check_size(const Config *config, Error *error) {
     double elements = microbatch * model->layers * (model->width + heads + chosen * model->ffn);
     if (microbatch * chosen > INT32_MAX)
         return error_set(error, ERROR_USAGE,
-            "a microbatch of batch.sequences=%lld x data.length=%lld tokens x %.0f experts per token is more than %d: make "
-            "it smaller, batch.tokens may stay",
+            "the microbatch batch.sequences=%lld x data.length=%lld tokens x %.0f experts per token exceeds %d: reduce batch.sequences; "
+            "batch.tokens can stay",
             (long long)config->batch.sequences, (long long)config->data.length, chosen, INT32_MAX);
     if (parameters > most_parameters)
         return error_set(error, ERROR_USAGE,
-            "the model has about %.1e parameters, at most %.0e are possible: make layers, width, ffn, heads or experts smaller", parameters,
+            "the model has about %.1e parameters; the limit is %.0e: reduce model.layers, width, ffn, heads or experts", parameters,
             most_parameters);
     if (elements > most_elements)
         return error_set(error, ERROR_USAGE,
-            "a microbatch of batch.sequences=%lld x data.length=%lld tokens has about %.1e activations in this model, at most "
-            "%.0e are possible: make one of them smaller",
+            "the microbatch batch.sequences=%lld x data.length=%lld has about %.1e activations in this model; the limit is %.0e: reduce "
+            "one of them",
             (long long)config->batch.sequences, (long long)config->data.length, elements, most_elements);
     return true;
 }
@@ -426,8 +416,7 @@ static bool check_size(const Config *config, Error *error) {
 static bool check_saves(const Config *config, Error *error) {
     const CheckpointConfig *checkpoint = &config->checkpoint;
     if (checkpoint->keep_every && (!checkpoint->every || checkpoint->keep_every % checkpoint->every))
-        return error_set(error, ERROR_USAGE,
-            "checkpoint.keep_every=%lld is no multiple of checkpoint.every=%lld: no checkpoint, or not each of these, would be kept",
+        return error_set(error, ERROR_USAGE, "checkpoint.keep_every=%lld must be a multiple of checkpoint.every=%lld",
             (long long)checkpoint->keep_every, (long long)checkpoint->every);
     return true;
 }
@@ -442,7 +431,7 @@ bool config_settle_length(Config *config, const Config *base, Error *error) {
         if (!config->batch.last) config->batch.last = base->batch.last;
     }
     if (lengths_given(config) > 1)
-        return error_set(error, ERROR_USAGE, "more than one of steps, tokens and epochs is given: one decides the length of a run");
+        return error_set(error, ERROR_USAGE, "more than one of steps, tokens and epochs is set: set exactly one, the length of the run");
     return true;
 }
 
@@ -462,8 +451,8 @@ static bool check_schedule(const Config *config, Error *error) {
     char cure[64] = "";
     if (!known || warmup + decay <= steps) return true;
     if (decay) snprintf(cure, sizeof cure, " schedule.decay=%lld", decay < steps / 5 ? decay : steps / 5);
-    return error_set(error, ERROR_USAGE, "schedule.warmup=%lld + schedule.decay=%lld are more than steps=%lld: give schedule.warmup=%lld%s",
-        warmup, decay, steps, warmup < steps / 10 ? warmup : steps / 10, cure);
+    return error_set(error, ERROR_USAGE, "schedule.warmup=%lld + schedule.decay=%lld exceed steps=%lld: set schedule.warmup=%lld%s", warmup,
+        decay, steps, warmup < steps / 10 ? warmup : steps / 10, cure);
 }
 
 bool config_needs_microbatch(const Config *config) { return config->model.experts > 0 && config->model.auxiliary_loss > 0; }
@@ -480,28 +469,28 @@ void config_recipe_name(const Config *config, char name[16]) { options_format_va
 static bool check_fp8(const Config *config, Error *error) {
     const Fp8Config *fp8 = &config->model.fp8;
     if (fp8->scaling == FP8_DELAYED && fp8->recipe != FP8_TENSOR && fp8->recipe != FP8_NONE)
-        return error_set(error, ERROR_USAGE,
-            "fp8.scaling=delayed is for scales of whole tensors: give fp8.recipe=tensor with it, or fp8.scaling=dynamic");
+        return error_set(error, ERROR_USAGE, "fp8.scaling=delayed needs per-tensor scales: set fp8.recipe=tensor, or fp8.scaling=dynamic");
     if (fp8->recipe == FP8_NONE || config->precision != PRECISION_FP64) return true;
     return error_set(error, ERROR_USAGE,
-        "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use: give precision=bf16, pure_bf16 or fp32");
+        "fp8.recipe does not work with precision=fp64, because FP8 GEMMs accumulate in fp32: set precision=bf16, pure_bf16 or fp32");
 }
 
 static bool check_lora(const Config *config, Error *error) {
     const LoraConfig *lora = &config->lora;
     if (!lora->rank) return true;
     if (lora->start[0] && lora->experts == LORA_SHARED)
-        return error_set(error, ERROR_USAGE, "lora.start=%s is for lora.experts=each, as PEFT has them", lora->start);
+        return error_set(
+            error, ERROR_USAGE, "lora.start=%s needs lora.experts=each, because PEFT's adapters belong to single experts", lora->start);
     if (lora->base != LORA_BASE_SAME && (config->model.fp8.recipe != FP8_NONE || config->precision == PRECISION_FP64))
-        return error_set(error, ERROR_USAGE, "lora.base=%s is not for %s: leave one out", lora->base == LORA_BASE_NF4 ? "nf4" : "fp8",
+        return error_set(error, ERROR_USAGE, "lora.base=%s does not work with %s: remove one", lora->base == LORA_BASE_NF4 ? "nf4" : "fp8",
             config->precision == PRECISION_FP64 ? "precision=fp64" : "fp8.recipe");
     if (lora->tokens[0] && lora->modules_to_save[0])
         return error_set(error, ERROR_USAGE,
-            "lora.tokens=%s trains rows of the tables, and lora.modules_to_save=%s trains tables whole: leave one out", lora->tokens,
+            "lora.tokens=%s (train single rows) does not work with lora.modules_to_save=%s (train whole tables): remove one", lora->tokens,
             lora->modules_to_save);
     if (lora->tokens[0] && config->model.fp8.recipe != FP8_NONE && config->model.fp8.head)
-        return error_set(
-            error, ERROR_USAGE, "lora.tokens=%s trains rows of the head, which fp8.head rounds: leave out fp8.head", lora->tokens);
+        return error_set(error, ERROR_USAGE,
+            "lora.tokens=%s does not work with fp8.head=true, because it trains rows of the head: remove fp8.head", lora->tokens);
     return lora_check_list(lora, error);
 }
 
@@ -510,13 +499,13 @@ static bool check_preference(const Config *config, Error *error) {
     int loss = config->model.preference.loss;
     if (loss == PREFERENCE_NONE) return true;
     if (config->data.packing != PACKING_BEST_FIT)
-        return error_set(error, ERROR_USAGE, "preference.loss keeps the answers of a pair in one sequence: give data.packing=best_fit");
+        return error_set(error, ERROR_USAGE, "preference.loss needs both answers of a pair in one sequence: set data.packing=best_fit");
     if (config->layout.cp > 1)
-        return error_set(error, ERROR_USAGE, "preference.loss adds up whole answers on one rank: give layout.cp=1, not %lld",
+        return error_set(error, ERROR_USAGE, "preference.loss needs whole answers on one rank: set layout.cp=1 instead of %lld",
             (long long)config->layout.cp);
     return config->model.fp8.recipe == FP8_NONE ||
            error_set(error, ERROR_USAGE,
-               "preference.loss compares log-probabilities, which fp8 rounds too much: leave out fp8.recipe or preference.loss");
+               "preference.loss does not work with fp8.recipe, because FP8 is too coarse for log-probability differences: remove one");
 }
 
 bool config_check_started(Config *config, int64_t started, Error *error) {
@@ -525,12 +514,11 @@ bool config_check_started(Config *config, int64_t started, Error *error) {
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
     if (config->model.context == 0) config->model.context = config->data.length;
     if (config->model.context < config->data.length)
-        return error_set(error, ERROR_USAGE,
-            "data.length=%lld is above model.context=%lld: give data.length=%lld, or a longer model.context",
+        return error_set(error, ERROR_USAGE, "data.length=%lld exceeds model.context=%lld: set data.length=%lld, or increase model.context",
             (long long)config->data.length, (long long)config->model.context, (long long)config->model.context);
     if (config->data.packing == PACKING_BEST_FIT && !config->data.document_mask)
-        return error_set(error, ERROR_USAGE,
-            "data.packing=best_fit puts documents side by side that have nothing to do with each other: give data.document_mask=true");
+        return error_set(
+            error, ERROR_USAGE, "data.packing=best_fit packs unrelated documents into one sequence: set data.document_mask=true");
     return check_images(config, error) && check_lora(config, error) && check_fp8(config, error) && check_preference(config, error) &&
            layout_check_early(config, started, error) && check_schedule(config, error);
 }

@@ -18,13 +18,13 @@ bool family_has(const FamilyRule *family, const char *setting) { return rule_lis
 bool family_check_width(const ModelConfig *model, Error *error) {
     return model->heads * model->head_dim == model->width ||
            error_set(error, ERROR_USAGE,
-               "model.heads=%lld x model.head_dim=%lld is not model.width=%lld, as family %s has it: leave model.head_dim out",
+               "model.heads=%lld x model.head_dim=%lld must equal model.width=%lld in family %s: remove model.head_dim",
                (long long)model->heads, (long long)model->head_dim, (long long)model->width, family_of(model)->name);
 }
 
 bool family_check_key_heads(const ModelConfig *model, Error *error) {
     return model->kv_heads == model->heads ||
-           error_set(error, ERROR_USAGE, "model.kv_heads=%lld: family %s has as many key heads as query heads, give model.kv_heads=%lld",
+           error_set(error, ERROR_USAGE, "model.kv_heads=%lld: family %s has no grouped-query attention: set model.kv_heads=%lld",
                (long long)model->kv_heads, family_of(model)->name, (long long)model->heads);
 }
 

@@ -43,22 +43,23 @@ static int64_t one(const Config *config, int64_t groups) {
 static int64_t single_round(const Config *config, int64_t groups) { return groups * microbatch(config); }
 
 static const Conflict conflicts[] = {
-    {"optimizer.clip", clips, "the norm of all gradients is known after the first updates", none},
-    {"batch.tokens", accumulates, "gradients of several microbatches would have to be kept until the last", single_round},
-    {"dump", dumps, "the gradients that it writes are never there together", NULL},
-    {"layout.pp", has_stages, "stages of a pipeline keep gradients of several microbatches", one},
-    {"layout.zero", shares_gradients, "layout.zero=1 has no gradients to share out then", one},
+    {"optimizer.clip", clips, "the global norm is known only after the first updates", none},
+    {"batch.tokens", accumulates, "gradient accumulation would need a full set of gradients", single_round},
+    {"dump", dumps, "the gradients to write never exist at the same time", NULL},
+    {"layout.pp", has_stages, "pipeline stages accumulate gradients of several microbatches", one},
+    {"layout.zero", shares_gradients, "no full gradients remain for layout.zero=1 to shard", one},
 };
 
 bool in_backward_check(const Config *config, int64_t groups, Error *error) {
     if (!config->optimizer.in_backward) return true;
     for (const Conflict *conflict = conflicts; conflict < conflicts + sizeof conflicts / sizeof *conflicts; conflict++) {
-        char value[256], cure[64] = "leave it out";
+        char value[256], cure[64] = "remove it";
         if (!conflict->given(config, groups)) continue;
         options_format_value(config_find(conflict->name), config, value, sizeof value);
-        if (conflict->cure) snprintf(cure, sizeof cure, "give %s=%lld", conflict->name, (long long)conflict->cure(config, groups));
-        return error_set(error, ERROR_USAGE, "optimizer.in_backward=true is not for %s=%s: %s; %s, or optimizer.in_backward=false",
-            conflict->name, value, conflict->reason, cure);
+        if (conflict->cure) snprintf(cure, sizeof cure, "set %s=%lld", conflict->name, (long long)conflict->cure(config, groups));
+        return error_set(error, ERROR_USAGE,
+            "optimizer.in_backward=true does not work with %s=%s: %s; %s, or set optimizer.in_backward=false", conflict->name, value,
+            conflict->reason, cure);
     }
     return true;
 }

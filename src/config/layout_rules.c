@@ -92,27 +92,27 @@ typedef struct LayoutRule {
 
 #define COPY "layout.tp x pp x cp x ep"
 static const LayoutRule rules[] = {
-    {makes_images, COPY, copy_ranks, AT_MOST, "the ranks of a copy", one, "a model of images is shared out by dp and zero alone"},
-    {is_tensor, "layout.tp", tp, DIVIDES, "model.heads", heads, "tensor-parallel ranks share out the heads"},
-    {shares_keys, "layout.tp", tp, DIVIDES, "model.kv_heads", kv_heads, "they share out the key heads too"},
-    {copies_keys, "model.kv_heads", kv_heads, DIVIDES, "layout.tp", tp, "each key head is on as many ranks"},
+    {makes_images, COPY, copy_ranks, AT_MOST, "the ranks of a copy", one, "an image model supports only layout.dp and layout.zero"},
+    {is_tensor, "layout.tp", tp, DIVIDES, "model.heads", heads, "tensor parallelism splits the heads"},
+    {shares_keys, "layout.tp", tp, DIVIDES, "model.kv_heads", kv_heads, "tensor parallelism splits the key heads"},
+    {copies_keys, "model.kv_heads", kv_heads, DIVIDES, "layout.tp", tp, "each key head is copied to the same number of ranks"},
     {is_normed_over_heads, "layout.tp", tp, AT_MOST, "the ranks of one norm", one, "queries and keys of all heads are normalized together"},
-    {is_quantized, "layout.tp x ep", ep_tp, AT_MOST, "the ranks of a quantized matrix", one, "lora.base rounds whole matrices"},
-    {is_dense, "layout.tp", tp, DIVIDES, "model.ffn", ffn, "they share out the MLP's columns"},
-    {is_tensor, "layout.tp", tp, AT_MOST, "model.vocabulary", vocabulary, "they share out the rows of embedding and head"},
-    {is_tensor, "layout.tp", tp, DIVIDES, "batch.sequences x data.length / layout.cp", rows, "they share out the tokens between layers"},
-    {NULL, "layout.pp", pp, AT_MOST, "model.layers", layers, "every pipeline stage has a layer"},
-    {is_chunked, "layout.pp x pp_chunks", pieces, AT_MOST, "model.layers", layers, "every chunk of a stage has a layer"},
+    {is_quantized, "layout.tp x ep", ep_tp, AT_MOST, "the ranks of a quantized matrix", one, "lora.base quantizes whole matrices"},
+    {is_dense, "layout.tp", tp, DIVIDES, "model.ffn", ffn, "tensor parallelism splits the MLP's columns"},
+    {is_tensor, "layout.tp", tp, AT_MOST, "model.vocabulary", vocabulary, "tensor parallelism splits the rows of embedding and head"},
+    {is_tensor, "layout.tp", tp, DIVIDES, "batch.sequences x data.length / layout.cp", rows, "tensor parallelism splits the tokens between layers"},
+    {NULL, "layout.pp", pp, AT_MOST, "model.layers", layers, "every pipeline stage needs a layer"},
+    {is_chunked, "layout.pp x pp_chunks", pieces, AT_MOST, "model.layers", layers, "every chunk of a stage needs a layer"},
     {is_context, "2 x layout.cp", chunks, DIVIDES, "data.length", length,
         "each rank has one chunk from the front of a sequence and one from its end"},
     {looks_back, "4 x layout.cp", tokens_of_chunks, AT_MOST, "data.length", length,
-        "convolutions look back two tokens, no further than into the chunk before"},
-    {shares_experts, "layout.ep x layout.tp", ep_tp, DIVIDES, "model.experts", experts, "these ranks share out the experts"},
+        "convolutions read two tokens back, at most into the previous chunk"},
+    {shares_experts, "layout.ep x layout.tp", ep_tp, DIVIDES, "model.experts", experts, "these ranks split the experts"},
     {copies_asked, "layout.dp", asked_ranks, EQUALS, "the ranks of the run", run_ranks, "start as many, or change the layout"},
     {ranks_asked, "layout.dp x tp x pp x cp x ep", asked_ranks, EQUALS, "the ranks of the run", run_ranks,
         "start as many, or change the layout"},
-    {ranks_known, COPY, copy_ranks, DIVIDES, "the ranks of the run", run_ranks, "so many ranks hold one copy of the model"},
-    {copies_shard, "layout.shard", shard, DIVIDES, "copies of the model", copies, "so many ranks share what ZeRO shards"},
+    {ranks_known, COPY, copy_ranks, DIVIDES, "the ranks of the run", run_ranks, "one copy of the model needs this number of ranks"},
+    {copies_shard, "layout.shard", shard, DIVIDES, "copies of the model", copies, "each sharded copy has this number of ranks"},
 };
 enum { RULES = sizeof rules / sizeof *rules };
 
@@ -136,8 +136,8 @@ static int describe_number(const char *name, int64_t value, char *text, size_t s
 /* Writes the multiples of `part` nearest to a length. */
 static void describe_lengths(int64_t part, int64_t length, char *text, size_t size) {
     long long below = length / part * part, above = below + part;
-    if (below) snprintf(text, size, " (it does data.length=%lld and %lld)", below, above);
-    else snprintf(text, size, " (it does data.length=%lld)", above);
+    if (below) snprintf(text, size, " (it divides data.length=%lld and %lld)", below, above);
+    else snprintf(text, size, " (it divides data.length=%lld)", above);
 }
 
 static void describe_rule(const LayoutRule *rule, const Config *config, int64_t ranks, char *text, size_t size) {
@@ -244,7 +244,7 @@ static bool check_layout(const Config *config, int64_t ranks, int64_t advised, E
     if (!rule) return true;
     describe_rule(rule, config, ranks, text, sizeof text);
     describe_nearest(config, advised, nearest, sizeof nearest);
-    return error_set(error, ERROR_USAGE, "%s: %s; give %s", text, rule->reason, nearest);
+    return error_set(error, ERROR_USAGE, "%s: %s; set %s", text, rule->reason, nearest);
 }
 
 bool layout_check(const Config *config, int64_t ranks, Error *error) { return check_layout(config, ranks, ranks, error); }

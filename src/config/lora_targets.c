@@ -81,14 +81,14 @@ static bool read_token_runs(const LoraConfig *lora, TokenRuns *runs, Error *erro
         TokenRun *before = runs->count ? &runs->items[runs->count - 1] : NULL;
         if (!read_range(&at, &first, &last) || (*at && (*at != ',' || !at[1])) || (before && first < before->first + before->count))
             return error_set(error, ERROR_USAGE,
-                "lora.tokens=%s is not a list: give ids and ranges of ids in ascending order, such as 64000-64002,64010", lora->tokens);
+                "lora.tokens=%s is not a list of ids and id ranges in ascending order: write it as 64000-64002,64010", lora->tokens);
         if (before && first == before->first + before->count) {
             before->count += last - first + 1;
             continue;
         }
         if (runs->count == TOKEN_MOST_RUNS)
             return error_set(error, ERROR_USAGE,
-                "lora.tokens=%s has more than %d runs of consecutive ids: give fewer, or lora.modules_to_save for whole tables",
+                "lora.tokens=%s has more than %d runs of consecutive ids: use fewer, or lora.modules_to_save to train whole tables",
                 lora->tokens, (int)TOKEN_MOST_RUNS);
         runs->items[runs->count++] = (TokenRun){first, last - first + 1, rows};
     }
@@ -104,12 +104,12 @@ TokenRuns lora_token_runs(const LoraConfig *lora) {
 bool lora_check_list(const LoraConfig *lora, Error *error) {
     if (!is_list(lora->targets))
         return error_set(error, ERROR_USAGE,
-            "lora.targets=%s is no list: give all, or names between commas of groups (attention, mlp, experts, router) and modules "
+            "lora.targets=%s is not a list: write all, or comma-separated groups (attention, mlp, experts, router) and modules "
             "(q_proj,v_proj)",
             lora->targets);
     TokenRuns runs;
     if (!read_token_runs(lora, &runs, error)) return false;
     return !lora->modules_to_save || !*lora->modules_to_save || is_list(lora->modules_to_save) ||
-           error_set(error, ERROR_USAGE,
-               "lora.modules_to_save=%s is not a list: give names of tables between commas (embed_tokens,lm_head)", lora->modules_to_save);
+           error_set(error, ERROR_USAGE, "lora.modules_to_save=%s is not a list: write comma-separated tables (embed_tokens,lm_head)",
+               lora->modules_to_save);
 }

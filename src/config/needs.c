@@ -91,8 +91,8 @@ CONDITION(leaves_ramp, facts->leaves_ramp)
 #define REFUSE .answer = NEED_OR_REFUSE
 #define WARN .answer = NEED_OR_WARN
 #define START .answer = NEED_AT_START
-#define TEXT_ONLY "a model of text"
-#define IMAGES_ONLY "a model of images"
+#define TEXT_ONLY "a text model"
+#define IMAGES_ONLY "an image model"
 /* The families or optimizers whose rules list the setting. */
 #define OF_RULE NULL, NULL
 
@@ -103,7 +103,7 @@ static const Need rows[] = {
     {"fp8.head", "fp8.recipe", has_recipe, REFUSE},
     {"fp8.head", TEXT_ONLY, is_text, REFUSE},
     {"fp8.keep_weights", "fp8.recipe", has_recipe, REFUSE},
-    {"fp8.keep_weights", "several microbatches a step, and weights whole on each rank", keeps_codes, START},
+    {"fp8.keep_weights", "several microbatches per step and unsharded weights", keeps_codes, START},
     {"fp8.min_size", "fp8.recipe", has_recipe, REFUSE},
     {"exact_gemm", "bf16 on a CPU", multiplies_bf16, START},
     {"profile", "plan=false", trains, WARN},
@@ -117,20 +117,20 @@ static const Need rows[] = {
     {"data.patience", TEXT_ONLY, is_text, REFUSE},
     {"data.patience", "data of s3://", has_bucket, START},
     {"data.valid_fraction", TEXT_ONLY, is_text, REFUSE},
-    {"data.valid_fraction", "one text as data.train, and no data.valid", splits, START},
+    {"data.valid_fraction", "a single text as data.train and no data.valid", splits, START},
     {"data.separator", TEXT_ONLY, is_text, REFUSE},
     {"data.separator", "text that the run packs", packs, START},
     {"data.tokenizer", TEXT_ONLY, is_text, REFUSE},
     {"data.bos", TEXT_ONLY, is_text, REFUSE},
     {"data.special", TEXT_ONLY, is_text, REFUSE},
-    {"data.special", "text that the run packs by a tokenizer other than bytes", packs_by_tokenizer, START},
+    {"data.special", "text that the run packs with a tokenizer other than bytes", packs_by_tokenizer, START},
     {"data.packing", TEXT_ONLY, is_text, REFUSE},
     {"data.document_mask", TEXT_ONLY, is_text, REFUSE},
 
     {"model.vocabulary", TEXT_ONLY, has_vocabulary, REFUSE},
     {"model.context", TEXT_ONLY, has_context, REFUSE},
     {"model.window", TEXT_ONLY, is_text, REFUSE},
-    {"model.window", "a data.length above it", exceeds_window, START},
+    {"model.window", "a larger data.length", exceeds_window, START},
     {"model.window_period", OF_RULE, REFUSE},
     {"model.window_period", "model.window", has_window, REFUSE},
     {"model.window_first", OF_RULE, WARN},
@@ -144,7 +144,7 @@ static const Need rows[] = {
     {"model.auxiliary_loss", "model.experts", has_experts, WARN},
     {"model.auxiliary_scope", "model.experts and model.auxiliary_loss", balances_experts, WARN},
     {"model.rope_theta", OF_RULE, WARN},
-    {"model.rope_theta", "a phase of data.train that leaves rope_theta out", leaves_theta, START},
+    {"model.rope_theta", "a phase of data.train without rope_theta", leaves_theta, START},
     {"model.rope_fraction", TEXT_ONLY, is_text, REFUSE},
     {"model.rope_fraction", OF_RULE, WARN},
     {"model.rope_scaling", "model.rope_factor above 1", stretches, WARN},
@@ -162,7 +162,7 @@ static const Need rows[] = {
     {"model.clip_qkv", OF_RULE, REFUSE},
     {"model.alibi_max", OF_RULE, WARN},
     {"model.softmax_scale", OF_RULE, REFUSE},
-    {"model.init_std", "new weights, which init=FOLDER has not", has_new_weights, WARN},
+    {"model.init_std", "new weights (no init=FOLDER)", has_new_weights, WARN},
     {"model.tied", TEXT_ONLY, is_text, REFUSE},
     {"model.single_layers", OF_RULE, REFUSE},
     {"model.channels", OF_RULE, REFUSE},
@@ -193,7 +193,7 @@ static const Need rows[] = {
     {"optimizer.balance_lr", "training of all weights", trains_all, REFUSE},
     {"optimizer.balance_lr", "model.experts", moves_biases, WARN},
     {"schedule.decay", "schedule.kind=wsd", is_wsd, WARN},
-    {"schedule.minimum", "a schedule.kind that falls", falls, WARN},
+    {"schedule.minimum", "a decaying schedule.kind", falls, WARN},
 
     {"eval.every", "validation data", has_valid, START},
     {"eval.sequences", "validation data", has_valid, START},
@@ -221,13 +221,13 @@ static const Need rows[] = {
     {"preference.label_smoothing", "preference.loss=dpo", is_dpo, REFUSE},
 
     {"layout.pp_schedule", "layout.pp=2 or more", is_staged, REFUSE},
-    {"layout.pp_schedule", "layout.pp_chunks other than 1, since one chunk is 1f1b", is_interleaved, REFUSE},
+    {"layout.pp_schedule", "layout.pp_chunks other than 1 (1 is 1f1b)", is_interleaved, REFUSE},
     {"layout.pp_chunks", "layout.pp_schedule=interleaved and layout.pp=2 or more", has_chunks, REFUSE},
     {"layout.cp_exchange", "layout.cp=2 or more", is_context, REFUSE},
-    {"layout.zero", "other ranks with the same weights, to share them with", shares_weights, START},
+    {"layout.zero", "replicated weights to shard", shares_weights, START},
     {"layout.shard", "layout.zero=1, 2 or 3", is_sharded, REFUSE},
     {"layout.bucket_mb", "other ranks with the same weights", fills_buckets, START},
-    {"layout.reduce", "precision=bf16 or fp32, since pure_bf16 always reduces in bf16 and fp64 in fp64", may_reduce, WARN},
+    {"layout.reduce", "precision=bf16 or fp32 (pure_bf16 always reduces in bf16, fp64 in fp64)", may_reduce, WARN},
     {"layout.reduce", "other ranks with the same weights", repeats, START},
     {"resume.accept", "a run that was started before", continues, START},
 };
@@ -281,8 +281,8 @@ static bool refuse_need(const Need *need, const Config *said, Error *error) {
     char value[128];
     SCOPED_FREE char *what = needs_describe(need);
     options_format_value(option, said, value, sizeof value);
-    return error_set(error, ERROR_USAGE, "%s=%s has no effect without %s: give that, or %s%s%s", need->name, value, what,
-        *option->initial ? need->name : "leave it out", *option->initial ? "=" : "", option->initial);
+    return error_set(error, ERROR_USAGE, "%s=%s has no effect without %s: set that, or %s%s%s", need->name, value, what,
+        *option->initial ? need->name : "remove it", *option->initial ? "=" : "", option->initial);
 }
 
 bool needs_check(const Config *config, const Config *said, Error *error) {

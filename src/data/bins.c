@@ -263,8 +263,8 @@ static bool check_bin_pairs(BinPlan *plan, const ShardSet *set, Error *error) {
     int64_t length = plan->length;
     if (!set->pairs || plan->bins > 0) return true;
     bin_plan_close(plan);
-    return error_set(
-        error, ERROR_DATA, "each pair of answers of %s has more than data.length=%" PRId64 " tokens: give a longer one", set->path, length);
+    return error_set(error, ERROR_DATA, "every preference pair of %s has more than data.length=%" PRId64 " tokens: increase data.length",
+        set->path, length);
 }
 
 bool bin_plan_open(BinPlan *plan, const char *folder, const char *name, const ShardSet *set, int64_t length, Error *error) {
@@ -277,7 +277,7 @@ bool bin_plan_open(BinPlan *plan, const char *folder, const char *name, const Sh
     if (!file_make_folder(folder, error) || !make_plan(path, folder, set, content, length, error)) return error_recode(error, ERROR_DATA);
     if (map_plan(plan, path, content, length)) return check_bin_pairs(plan, set, error);
     bin_plan_close(plan);
-    return error_set(error, ERROR_DATA, "%s does not hold what was just written: check the disk", path);
+    return error_set(error, ERROR_DATA, "%s does not read back as it was written: check the disk", path);
 }
 
 void bin_plan_close(BinPlan *plan) {

@@ -92,10 +92,9 @@ static RecordShape json_shape(const char *text, size_t size, bool lines) {
 /* -- Whole file ------------------------------------------------------------------------------------------------------- */
 
 static bool is_table(const PackOptions *options, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
-    static const NotText chat = {"a table, which holds no conversations", "write them as JSON lines"};
-    static const NotText commas = {"a table (commas divide its columns) without the column of the text",
-                             "give field=NAME to smelt data pack"},
-                         tabs = {"a table (tabs divide its columns) without the column of the text", "give field=NAME to smelt data pack"};
+    static const NotText chat = {"a table, and a table cannot hold conversations", "write them as JSON lines"};
+    static const NotText commas = {"a CSV table without the text column", "give field=NAME to smelt data pack"},
+                         tabs = {"a TSV table without the text column", "give field=NAME to smelt data pack"};
     format->shape = SHAPE_TABLE;
     *why = pack_is_chat(options->format) ? chat : format->delimiter == ',' ? commas : tabs;
     return !pack_is_chat(options->format) && table_header(bytes, size, options->field, format, format->columns, sizeof format->columns);
@@ -103,7 +102,7 @@ static bool is_table(const PackOptions *options, const char *bytes, size_t size,
 
 bool file_format(const PackOptions *options, const char *path, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
     static const NotText no_records = {"JSON without records",
-        "write an object for each text, as {\"text\": \"...\"}, or give format=text to smelt data pack to read the file as it is"};
+        "write one object per document, as {\"text\": \"...\"}, or pass format=text to smelt data pack to read the file as plain text"};
     PackFormat asked = options->format;
     bool known = asked != PACK_AUTO && asked != PACK_TEXT, lines = name_ends(path, ".jsonl") || name_ends(path, ".ndjson");
     size_t seen = (size_t)int_min((int64_t)size, NOT_TEXT_PROBE_BYTES);

@@ -69,7 +69,7 @@ static const char *decode_deflate(Input *input, unsigned char *out, size_t size,
     input->packed_at = input->packed_end - stream->avail_in;
     if (code == Z_STREAM_END) input->inside = false;
     if (code == Z_OK || code == Z_STREAM_END || code == Z_BUF_ERROR) return NULL;
-    return stream->msg ? stream->msg : "it is not deflate data";
+    return stream->msg ? stream->msg : "not deflate data";
 }
 
 static const char *decode_zstd(Input *input, unsigned char *out, size_t size, size_t *made) {
@@ -97,7 +97,7 @@ static const char *decode_xz(Input *input, unsigned char *out, size_t size, size
     input->packed_at = input->packed_end - stream->avail_in;
     if (code == LZMA_STREAM_END) input->inside = false;
     if (code == LZMA_OK || code == LZMA_STREAM_END || code == LZMA_BUF_ERROR) return NULL;
-    return code == LZMA_MEMLIMIT_ERROR ? "it needs more than 2 GiB of memory" : "it is not xz or lzma data";
+    return code == LZMA_MEMLIMIT_ERROR ? "decompressing needs more than 2 GiB of memory" : "not xz or lzma data";
 }
 
 static bool is_gzip(const unsigned char *bytes, size_t size) { return size >= 2 && bytes[0] == 0x1f && bytes[1] == 0x8b; }
@@ -185,7 +185,7 @@ bool input_read(Input *input, void *bytes, size_t size, size_t *count, Error *er
         for (bool more = true; more && (skip_padding(input), input->packed_at == input->packed_end); more = input->packed_end > 0)
             if (!input_fill(input, error)) return false;
         bool ended = input->packed_at == input->packed_end;
-        if (ended && input->inside) fault = "it ends in the middle";
+        if (ended && input->inside) fault = "the stream is truncated";
         else if (ended) return true;
         else fault = input->codec->decode(input, (unsigned char *)bytes + *count, size - *count, &made);
     }

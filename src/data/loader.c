@@ -116,8 +116,7 @@ static bool add_pair(const ShardSet *set, BatchSlot *slot, int64_t row, const Bi
     while (middle < end && slot->positions[middle] != 0) middle++;
     if (end - middle < 2 || middle - row < 2)
         return error_set(error, ERROR_DATA,
-            "%s has no two documents of two tokens or more at token %" PRId64 ", where a pair of answers should be: pack it again",
-            set->path, part->start);
+            "%s has no preference pair (two documents of at least two tokens) at token %" PRId64 ": pack it again", set->path, part->start);
     array_reserve(slot->pairs, slot->pair_capacity, slot->pair_count + 1);
     slot->pairs[slot->pair_count++] = (BatchPair){(int32_t)row, (int32_t)middle, (int32_t)end, part->start};
     return true;
@@ -208,17 +207,16 @@ static bool check_loader_options(const LoaderOptions *options, int64_t first_sam
     int64_t values, length = order_phase_length(options->order, options->phase);
     if (options->sequences < 1 || length > INT32_MAX)
         return error_set(error, ERROR_USAGE,
-            "a batch of %" PRId64 " sequences of %" PRId64 " tokens was asked for; give at least 1, of at most %d tokens",
+            "a batch of %" PRId64 " sequences of %" PRId64 " tokens is not possible: use at least 1 sequence of 1 to %d tokens",
             options->sequences, length, INT32_MAX);
     if (__builtin_mul_overflow(options->sequences, length, &values) ||
         __builtin_mul_overflow(values, (int64_t)LOADER_RING * LOADER_ARRAYS * (int64_t)sizeof(int32_t), &values))
         return error_set(error, ERROR_USAGE,
-            "a batch of %" PRId64 " sequences of %" PRId64 " tokens does not fit into any memory; make it smaller", options->sequences,
-            length);
+            "a batch of %" PRId64 " sequences of %" PRId64 " tokens exceeds the address space: reduce batch.sequences or data.length",
+            options->sequences, length);
     if (first_sample < 0 || first_sample > INT64_MAX / 2)
         return error_set(error, ERROR_USAGE,
-            "the data cursor is %" PRId64 " but it must be 0 to %" PRId64 "; resume from an intact checkpoint", first_sample,
-            INT64_MAX / 2);
+            "the data cursor is %" PRId64 " but must be 0 to %" PRId64 ": resume from an intact checkpoint", first_sample, INT64_MAX / 2);
     return true;
 }
 
@@ -228,11 +226,11 @@ static bool check_sources(const LoaderOptions *options, Error *error) {
         assert(!options->sources[i].bins || options->document_mask);
         if (set->pairs && !options->sources[i].bins)
             return error_set(error, ERROR_DATA,
-                "%s holds pairs of answers, which smelt train preference.loss=dpo reads, and nothing else: give other data", set->path);
+                "%s holds preference pairs, which only smelt train preference.loss=dpo reads: use other data", set->path);
         if (set->max_token >= options->vocabulary)
             return error_set(error, ERROR_DATA,
-                "%s has tokens up to %" PRId64 " but the vocabulary has %" PRId32
-                " tokens; pack the corpus with the model's tokenizer or give the model a larger vocabulary",
+                "%s has token %" PRId64 ", but the vocabulary has %" PRId32
+                " tokens: pack the corpus with the model's tokenizer, or increase the vocabulary",
                 set->path, set->max_token, options->vocabulary);
     }
     return true;
@@ -262,7 +260,7 @@ static bool allocate_ring(Loader *loader, Error *error) {
 static bool start_thread(Loader *loader, Error *error) {
     int status = thread_start(&loader->thread, loader_run, loader);
     return status == 0 ||
-           error_set(error, ERROR_INTERNAL, "cannot start the data thread: %s; raise the limit on threads (ulimit -u)", strerror(status));
+           error_set(error, ERROR_INTERNAL, "cannot start the data thread: %s; raise the limit on processes (ulimit -u)", strerror(status));
 }
 
 static void loader_free(Loader *loader) {
@@ -314,7 +312,7 @@ const Batch *loader_next(Loader *loader, Error *error) {
     int64_t number = loader->released;
     loader->holding = loader->filled > number;
     if (!loader->holding) *error = loader->error;
-    if (!loader->holding && error->code == ERROR_NONE) error_set(error, ERROR_DATA, "a stop was asked for while data were waited for");
+    if (!loader->holding && error->code == ERROR_NONE) error_set(error, ERROR_DATA, "stopped while waiting for data");
     pthread_mutex_unlock(&loader->mutex);
     if (!loader->holding) return NULL;
     const BatchSlot *slot = &loader->slots[number % LOADER_RING];

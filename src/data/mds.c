@@ -91,7 +91,7 @@ static bool copy_unpacked(Input *input, const char *shard, File *target, Error *
         if (!input_read(input, part, UNPACK_BYTES, &count, error)) return false;
         if ((int64_t)count > most - target->bytes)
             return error_set(
-                error, ERROR_DATA, "%s unpacks to more than the %" PRId64 " bytes that its index.json says: it is corrupt", shard, most);
+                error, ERROR_DATA, "%s decompresses to more than the %" PRId64 " bytes of its index.json: it is corrupt", shard, most);
         if (!file_append(target, part, (int64_t)count, error)) return false;
     }
     return true;
@@ -134,11 +134,12 @@ static int width_of_encoding(const char *encoding, bool fixed) {
 static bool refuse_columns(const Shard *shard, const char *column, const char *encoding, Error *error) {
     if (!*column)
         return error_set(error, ERROR_DATA,
-            "%s has no column of tokens (\"tokens\" or \"input_ids\"): smelt reads MDS of tokens; write its text to a file and pack that",
+            "%s has no token column (\"tokens\" or \"input_ids\"): smelt reads only tokenized MDS; write its text to a file and pack the "
+            "file",
             shard->prefix);
     return error_set(error, ERROR_DATA,
-        "%s has column %s of encoding %s: smelt reads ndarray:TYPE:SHAPE, and bytes (i64) where no other column has a varying size; "
-        "write it again",
+        "%s has column %s with encoding %s: smelt reads ndarray:TYPE:SHAPE, or bytes (i64) if every other column has a fixed size. Write "
+        "the MDS again",
         shard->prefix, column, encoding);
 }
 
@@ -151,7 +152,7 @@ static bool read_columns(Shard *shard, const json_t *columns, Error *error) {
     int64_t tokens_bytes = 0;
     size_t count = json_array_size(names);
     if (count > MOST_COLUMNS || json_array_size(encodings) != count || json_array_size(sizes) != count)
-        return error_set(error, ERROR_DATA, "%s describes no columns, or more than %d: it is corrupt", shard->prefix, MOST_COLUMNS);
+        return error_set(error, ERROR_DATA, "%s has 0 columns or more than %d: it is corrupt", shard->prefix, MOST_COLUMNS);
     for (size_t i = 0; i < count; i++) {
         const char *name = json_string_value(json_array_get(names, i)), *encoding = json_string_value(json_array_get(encodings, i));
         const json_t *size = json_array_get(sizes, i);
@@ -193,9 +194,8 @@ static int64_t tokens_before(const Shard *shard, int64_t sample, uint32_t offset
 }
 
 static bool refuse_offsets(const Shard *shard, int64_t sample, Error *error) {
-    return error_set(error, ERROR_DATA,
-        "%s has sample %" PRId64 " of %" PRId64 " elsewhere than its columns allow: it was cut off or is corrupt", shard->prefix, sample,
-        shard->rows.samples);
+    return error_set(error, ERROR_DATA, "%s has an invalid offset of sample %" PRId64 " of %" PRId64 ": it is truncated or corrupt",
+        shard->prefix, sample, shard->rows.samples);
 }
 
 bool mds_open(Shard *shard, Error *error) {
@@ -207,7 +207,7 @@ bool mds_open(Shard *shard, Error *error) {
     rows->samples = samples;
     if (samples == 0 || table > shard->file.bytes || !read_offsets(shard, 0, offsets, error) || offsets[0] < table ||
         offsets[0] > shard->file.bytes || offsets[0] - table > COLUMNS_LIMIT)
-        return error_set(error, ERROR_DATA, "%s has no samples, or is no MDS: it was cut off or is corrupt", shard->prefix);
+        return error_set(error, ERROR_DATA, "%s has no samples: it is truncated, corrupt or not MDS", shard->prefix);
     rows->first = offsets[0];
     size_t size = (size_t)(rows->first - table);
     SCOPED_FREE char *text = memory_allocate(size + 1);

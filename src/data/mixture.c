@@ -20,24 +20,26 @@ static const char *const keys[] = {"sources", "phases", NULL};
 
 #define FIELD(path) offsetof(MixtureSource, path)
 static const Option source_rows[] = {
-    STRING_OPTION(name, "", "", "by which the phases' weights refer to it"),
-    STRING_OPTION(path, "", "", "a token shard, a folder of shards, or text; relative to the folder of the file", .path = true),
-    REAL_OPTION(epochs, "1", 1e-6, 1e6, "", "how often the run may read it at most"),
+    STRING_OPTION(name, "", "", "name of the source, used in the weights of phases"),
+    STRING_OPTION(path, "", "", "a token shard, a folder of shards, or text; relative to the folder of this file", .path = true),
+    REAL_OPTION(epochs, "1", 1e-6, 1e6, "", "maximum number of passes over the source"),
 };
 #undef FIELD
 static const OptionTable source_table = OPTION_TABLE(source_rows);
 
 #define FIELD(path) offsetof(MixturePhase, path)
 static const Option phase_rows[] = {
-    STRING_OPTION(name, "", "", "of the phase; empty: its number"),
-    INT_OPTION(tokens, "0", 0, MOST_TOKENS, "tokens", "of the phase; 0, for the last one alone: until the run ends"),
-    INT_OPTION(length, "0", 0, 1 << 24, "tokens", "length of a sequence; 0: data.length"),
-    REAL_OPTION(rope_theta, "0", 0, 1e12, "", "base of the rotary embedding; 0: model.rope_theta"),
-    {"batch.tokens", OPTION_INT, FIELD(batch_tokens), "0", 0, MOST_TOKENS, NULL, "tokens", "tokens of a step; 0: batch.tokens"},
+    STRING_OPTION(name, "", "", "name of the phase; empty: its number"),
+    INT_OPTION(tokens, "0", 0, MOST_TOKENS, "tokens", "tokens of the phase; 0 (last phase only): until the run ends"),
+    INT_OPTION(length, "0", 0, 1 << 24, "tokens", "sequence length; 0: data.length"),
+    REAL_OPTION(rope_theta, "0", 0, 1e12, "", "base of RoPE; 0: model.rope_theta"),
+    {"batch.tokens", OPTION_INT, FIELD(batch_tokens), "0", 0, MOST_TOKENS, NULL, "tokens", "tokens per step; 0: batch.tokens"},
     {"batch.sequences", OPTION_INT, FIELD(sequences), "0", 0, 1 << 24, NULL, "sequences",
-        "computed at once (a microbatch); 0: as many as keep the tokens of batch.sequences, at least one"},
-    {"batch.ramp_tokens", OPTION_INT, FIELD(ramp_tokens), "0", 0, MOST_TOKENS, NULL, "tokens", "of the phase's first step; 0: no ramp"},
-    {"batch.ramp_steps", OPTION_INT, FIELD(ramp_steps), "0", 0, MOST_TOKENS, NULL, "steps", "in which a step grows to batch.tokens"},
+        "sequences per microbatch; 0: as many as keep the tokens of batch.sequences, at least one"},
+    {"batch.ramp_tokens", OPTION_INT, FIELD(ramp_tokens), "0", 0, MOST_TOKENS, NULL, "tokens",
+        "tokens of the first step of the phase; 0: no ramp"},
+    {"batch.ramp_steps", OPTION_INT, FIELD(ramp_steps), "0", 0, MOST_TOKENS, NULL, "steps",
+        "steps in which the batch grows to batch.tokens"},
 };
 #undef FIELD
 static const OptionTable phase_table = OPTION_TABLE(phase_rows);
@@ -54,8 +56,8 @@ bool mixture_refuse(const char *path, Error *error) {
     SCOPED_FREE char *text = may ? file_read(path, MOST_BYTES, NULL, error) : NULL;
     if (may && !text) return error_recode(error, ERROR_DATA);
     return !text || !strstr(text, keys[0]) || !strstr(text, keys[1]) ||
-           error_set(error, ERROR_USAGE,
-               "%s is a mixture of sources, which data.train alone reads: give a token shard, a folder of shards, or text", path);
+           error_set(
+               error, ERROR_USAGE, "%s is a mixture, which only data.train reads: use a token shard, a folder of shards, or text", path);
 }
 
 /* -- Sources ----------------------------------------------------------------------------------------------------- */
@@ -66,7 +68,7 @@ static bool check_name(const char *kind, int index, const char *name, const char
     size_t length = strlen(name);
     return (length > 0 && length <= NAME_LIMIT && strspn(name, allowed) == length) ||
            error_set(
-               error, ERROR_USAGE, "%s: the name of %s %d is not 1 to %d letters, digits, '_' and '-'", path, kind, index + 1, NAME_LIMIT);
+               error, ERROR_USAGE, "%s: the name of %s %d is not 1 to %d letters, digits, '_' or '-'", path, kind, index + 1, NAME_LIMIT);
 }
 
 static bool check_source(const Mixture *mixture, int index, const char *path, Error *error) {
@@ -75,9 +77,9 @@ static bool check_source(const Mixture *mixture, int index, const char *path, Er
     for (int i = 0; i < index; i++)
         if (!strcmp(mixture->sources[i].name, source->name))
             return error_set(
-                error, ERROR_USAGE, "%s: sources %d and %d are both called %s: rename one", path, i + 1, index + 1, source->name);
-    return *source->path ||
-           error_set(error, ERROR_USAGE, "%s: source %s has no path: give a token shard, a folder of shards, or text", path, source->name);
+                error, ERROR_USAGE, "%s: sources %d and %d have the same name %s: rename one", path, i + 1, index + 1, source->name);
+    return *source->path || error_set(error, ERROR_USAGE,
+                                "%s: source %s has no path: set path to a token shard, a folder of shards, or text", path, source->name);
 }
 
 /* Converts a path that is relative to the folder of `file` to an absolute one; the caller frees.
@@ -112,7 +114,7 @@ static bool read_sources(Mixture *mixture, const char *path, Error *error) {
         .most = MIXTURE_MOST_SOURCES};
     if (!options_read_yaml_list(&list, &mixture->strings, path, error)) return false;
     mixture->source_count = list.count;
-    if (list.count == 0) return error_set(error, ERROR_USAGE, "%s has no sources: give 'sources: [{name: ..., path: ...}]'", path);
+    if (list.count == 0) return error_set(error, ERROR_USAGE, "%s has no sources: write 'sources: [{name: ..., path: ...}]'", path);
     for (int i = 0; i < list.count; i++)
         if (!check_source(mixture, i, path, error) || !place_source(mixture, &mixture->sources[i], path, error)) return false;
     return true;
@@ -138,14 +140,13 @@ static bool check_source_weights(const Mixture *mixture, const MixturePhase *pha
     double sum = 0;
     for (int i = 0; i < mixture->source_count; i++) sum += phase->weights[i];
     if (!(sum > 0))
-        return error_set(error, ERROR_USAGE, "%s: phase %s has no weights above 0: give 'weights: {%s: 1}'", path, phase->name,
+        return error_set(error, ERROR_USAGE, "%s: phase %s has no weight above 0: write 'weights: {%s: 1}'", path, phase->name,
             mixture->sources[0].name);
     for (int i = 0; i < mixture->source_count; i++) {
         double share = phase->weights[i] / sum;
         if (share > 0 && share * ORDER_BLOCK < 1)
             return error_set(error, ERROR_USAGE,
-                "%s: weights.%s=%g of phase %s is %.2g of its tokens, less than one sample in %d: give at least %.3g, or leave the source "
-                "out",
+                "%s: weights.%s=%g of phase %s is %.2g of its tokens, less than one sample in %d: use at least %.3g, or omit the source",
                 path, mixture->sources[i].name, phase->weights[i], phase->name, share, ORDER_BLOCK, sum / ORDER_BLOCK * 1.01);
     }
     return true;
@@ -158,13 +159,13 @@ static bool check_mixture_phase(Mixture *mixture, int index, const char *path, E
     if (!check_name("phase", index, phase->name, path, error)) return false;
     if (phase->tokens == 0 && index < mixture->phase_count - 1)
         return error_set(error, ERROR_USAGE,
-            "%s: phase %s has no tokens: only the last phase may leave them out, and then ends with the run", path, phase->name);
+            "%s: phase %s has no tokens: set tokens. Only the last phase may omit it, and then ends with the run", path, phase->name);
     if (phase->tokens > 0 && phase->tokens < phase->length)
         return error_set(error, ERROR_USAGE, "%s: phase %s has tokens: %" PRId64 ", fewer than one sequence of length: %" PRId64, path,
             phase->name, phase->tokens, phase->length);
     if ((phase->ramp_tokens > 0) != (phase->ramp_steps > 0))
         return error_set(
-            error, ERROR_USAGE, "%s: phase %s gives one of batch.ramp_tokens and batch.ramp_steps: give both, or none", path, phase->name);
+            error, ERROR_USAGE, "%s: phase %s sets only one of batch.ramp_tokens and batch.ramp_steps: set both or neither", path, phase->name);
     return check_source_weights(mixture, phase, path, error);
 }
 
@@ -183,7 +184,7 @@ static bool read_phases(Mixture *mixture, const char *path, Error *error) {
     for (size_t i = PHASE_ROWS; i < table.count; i++) free((void *)rows[i].name);
     mixture->phase_count = list.count;
     if (good && list.count == 0)
-        return error_set(error, ERROR_USAGE, "%s has no phases: give 'phases: [{weights: {%s: 1}}]'", path, mixture->sources[0].name);
+        return error_set(error, ERROR_USAGE, "%s has no phases: write 'phases: [{weights: {%s: 1}}]'", path, mixture->sources[0].name);
     for (int i = 0; good && i < list.count; i++) good = check_mixture_phase(mixture, i, path, error);
     return good;
 }

@@ -14,11 +14,11 @@ typedef struct Magic {
 } Magic;
 #define MAGIC(offset, bytes, ...) {offset, bytes, sizeof bytes - 1, __VA_ARGS__}
 
-#define UNPACK(program) "unpack it first, as in " program " FILE | smelt data pack - OUTPUT, or compress it with gzip, zstd or xz"
-#define WRITE_TEXT "write its texts to a file first"
+#define UNPACK(program) "unpack it first: " program " FILE | smelt data pack - OUTPUT, or compress it with gzip, zstd or xz"
+#define WRITE_TEXT "write its text to a file first"
 #define LEAVE_OUT "leave it out"
 #define LOAD_DATASET "in Python, datasets.load_from_disk(FOLDER).to_json(OUT) writes JSON lines"
-#define GIVE_TOKENIZER "give it as the tokenizer: tokenizer=, or data.tokenizer="
+#define GIVE_TOKENIZER "set it as the tokenizer: tokenizer=, or data.tokenizer="
 #define CONVERT(from) "convert it first: iconv -f " from " -t UTF-8 FILE > TEXT"
 static const Magic magics[] = {
     MAGIC(0, "BZh", true, {"bzip2 data", UNPACK("bzcat")}),
@@ -28,15 +28,15 @@ static const Magic magics[] = {
     MAGIC(0, "Rar!\x1a\7", false, {"a rar archive", "unpack it first: unrar x FILE"}),
     MAGIC(257, "ustar", true, {"a tar archive", "unpack it first: tar xf FILE"}),
     MAGIC(0, "PAR1", true,
-        {"a parquet table", "convert it first: Debian has no library for it, and in Python pandas.read_parquet(FILE).to_json(OUT, "
-                            "orient='records', lines=True) writes JSON lines"}),
+        {"a parquet table",
+            "convert it to JSON lines first, in Python: pandas.read_parquet(FILE).to_json(OUT, orient='records', lines=True)"}),
     MAGIC(0, "ARROW1\0", false, {"an Arrow table", WRITE_TEXT ", as with pyarrow in Python"}),
-    MAGIC(0, "\xff\xff\xff\xff", true, {"an Arrow stream, as save_to_disk of datasets writes", LOAD_DATASET}),
+    MAGIC(0, "\xff\xff\xff\xff", true, {"an Arrow stream (written by save_to_disk of datasets)", LOAD_DATASET}),
     MAGIC(0, "SQLite format 3\0", false, {"an SQLite database", WRITE_TEXT ": sqlite3 FILE 'select ...'"}),
     MAGIC(0, "\x93NUMPY", false, {"a NumPy array", "write tokens as a token shard (docs/formats.md), or text as text"}),
     MAGIC(0, "\x89HDF\r\n\x1a\n", false, {"an HDF5 file", WRITE_TEXT}),
-    MAGIC(0, "MMIDIDX\0", false, {"the index of a token shard", "name the shard by its prefix, without .idx"}),
-    MAGIC(2, "\n\5<unk>", false, {"a sentencepiece tokenizer", GIVE_TOKENIZER}),
+    MAGIC(0, "MMIDIDX\0", false, {"the index of a token shard", "give the prefix of the shard, without .idx"}),
+    MAGIC(2, "\n\5<unk>", false, {"a SentencePiece tokenizer", GIVE_TOKENIZER}),
     MAGIC(0, "IQ== 0\nIg== 1\n", false, {"a tokenizer (.tiktoken)", GIVE_TOKENIZER}),
     MAGIC(0, "GGUF", true, {"a GGUF model", LEAVE_OUT}),
     MAGIC(2, "\r\n\0\0\0", false, {"compiled Python", LEAVE_OUT}),
@@ -118,7 +118,7 @@ bool not_text(const unsigned char *bytes, size_t size, NotText *found) {
     if (is_json_kind((const char *)bytes, size, found)) return true;
     const char *convert = zero ? utf16_order(bytes, size) : NULL;
     if (convert) *found = (NotText){"UTF-16 text", convert};
-    else if (zero) *found = (NotText){"binary data (it holds zero bytes)", LEAVE_OUT};
+    else if (zero) *found = (NotText){"binary data (it contains zero bytes)", LEAVE_OUT};
     else return false;
     return true;
 }

@@ -212,8 +212,9 @@ bool order_check_epochs(const Order *order, const double *allowed, int64_t n, Er
         double epochs = order_epochs(order, i, n);
         if (epochs <= allowed[i]) continue;
         return error_set(error, ERROR_USAGE,
-            "the run reads source %s (%" PRId64 " tokens) %.3g times but epochs: %g allows %g: give epochs: %.0f, a smaller weight, more "
-            "data, or a run of at most %" PRId64 " tokens",
+            "the run reads source %s (%" PRId64
+            " tokens) %.3g times, but epochs: %g allows %g: set epochs: %.0f, a smaller weight, more data, or a run of at most %" PRId64
+            " tokens",
             source->name, source->inputs + 1, epochs, allowed[i], allowed[i], ceil(epochs),
             order_tokens(order, longest_run(order, i, allowed[i], n)));
     }
@@ -253,13 +254,13 @@ static bool set_unit(Order *order, const OrderOptions *options, int index, Error
         const OrderPhase *phase = &options->phases[i];
         if (phase->weights[index] > 0 && source->unit % phase->length)
             return error_set(error, ERROR_USAGE,
-                "phase %s reads source %s in sequences of %" PRId64 " tokens, which do not divide the %" PRId64
-                " of another phase: give lengths that do",
+                "phase %s reads source %s in sequences of %" PRId64 " tokens, and %" PRId64
+                ", the length of another phase, is not a multiple of it: choose lengths that divide each other",
                 phase->name, source->name, phase->length, source->unit);
     }
     return source->inputs >= source->unit || error_set(error, ERROR_DATA,
-                                                 "%s has %" PRId64 " tokens but one sequence of %" PRId64 " needs %" PRId64
-                                                 " with its last target; pack more text or shorten the sequences",
+                                                 "%s has %" PRId64 " tokens, but a sequence of %" PRId64 " needs %" PRId64
+                                                 ", including its last target: pack more text, or reduce data.length",
                                                  source->name, source->inputs + 1, source->unit, source->unit + 1);
 }
 

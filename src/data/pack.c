@@ -144,7 +144,8 @@ static bool list_own(const char *folder, FileList *list, Error *error) {
     if (!file_list(folder, list, error)) return error->finding == FINDING_ABSENT;
     for (size_t i = 0; i < list->count; i++)
         if (!is_own(list->entries[i].name))
-            return error_set(error, ERROR_USAGE, "%s holds %s, which packing did not write: give another name, or move it away", folder,
+            return error_set(error, ERROR_USAGE,
+                "%s contains %s, which smelt data pack did not write: choose another OUTPUT, or move the file", folder,
                 list->entries[i].name);
     return true;
 }
@@ -232,15 +233,15 @@ static bool refuse_other(const Packer *packer, PackFound found, const char *diff
     if (found == PACK_FOUND_WHOLE)
         return error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true to replace it", packer->train.name);
     return error_set(error, ERROR_USAGE,
-        "%s was begun with another packing, and %s has changed since: give what it was, or overwrite=true to begin anew",
-        packer->train.name, difference);
+        "an unfinished packing of %s differs in %s: restore it to continue, or set overwrite=true to start over", packer->train.name,
+        difference);
 }
 
 static bool lock_folder(const Packer *packer, const char *folder, int *lock, Error *error) {
     if (*lock >= 0 || file_lock(folder, lock)) return true;
-    return errno != EWOULDBLOCK
-               ? file_fail(error, "lock", folder)
-               : error_set(error, ERROR_USAGE, "another process packs into %s: wait for it, or name another OUTPUT", packer->train.name);
+    return errno != EWOULDBLOCK ? file_fail(error, "lock", folder)
+                                : error_set(error, ERROR_USAGE, "another process is packing into %s: wait for it, or choose another OUTPUT",
+                                      packer->train.name);
 }
 
 /* Moves a folder aside that a complete one is about to replace. */
@@ -271,7 +272,7 @@ static bool take_names(Packer *packer, Error *error) {
         packer->lock = packer->next_lock;
         packer->next_lock = -1;
     }
-    return good || error_context(error, "%s is packed, and the same command gives it its name", packer->train.name);
+    return good || error_context(error, "%s is packed but not renamed yet; run the same command again to rename it", packer->train.name);
 }
 
 /* Sets *has if a part has a result. The result stays until another one is complete. */
@@ -337,7 +338,7 @@ static bool open_folder(Packer *packer, Error *error) {
     if (!file_open_append(&packer->hashes, hashes, false, error) ||
         !file_truncate(&packer->hashes, packer->report.hashes * (int64_t)sizeof(uint64_t), error))
         return false;
-    if (resume) log_info("going on with %s behind %" PRId64 " shards", packer->train.place, packer->report.result.shards);
+    if (resume) log_info("continuing %s after %" PRId64 " finished shards", packer->train.place, packer->report.result.shards);
     return read_hashes(packer, error);
 }
 
@@ -355,7 +356,7 @@ static bool complete_folder(Packer *packer, Error *error) {
     }
     if (!write_pack_record(packer, true, error)) return false;
     Error left = {0};
-    if (!file_remove(hashes, &left)) log_warn("%s; the shards do not need it", left.message);
+    if (!file_remove(hashes, &left)) log_warn("%s; the shards are complete without it", left.message);
     return !is_beside(packer) || take_names(packer, error);
 }
 
@@ -385,7 +386,7 @@ static bool count_bad_record(Packer *packer, const Record *record, Error *error)
     pack_report_bad(&packer->report, record, file);
     if (record->fatal) return error_set(error, ERROR_USAGE, "line %" PRId64 " of %s: %s", record->line, file, record->what);
     if (packer->options.invalid != PACK_INVALID_STOP || record->bad == PACK_BAD_EMPTY) return true;
-    return error_set(error, ERROR_DATA, "line %" PRId64 " of %s is a bad record, and invalid=stop: %s%s%s", record->line, file,
+    return error_set(error, ERROR_DATA, "line %" PRId64 " of %s is an invalid record, and invalid=stop: %s%s%s", record->line, file,
         pack_bad_name(record->bad), record->what[0] ? ": " : "", record->what);
 }
 
@@ -571,20 +572,19 @@ static bool check_idle_pack_options(const PackOptions *options, Error *error) {
                        : !chat && options->template && *options->template ? "template"
                        : !chat && options->turns != CHAT_TURNS_ALL        ? "turns"
                                                                           : NULL;
-    return !idle || error_set(error, ERROR_USAGE, "%s is %s conversations: leave it out, or give %s", idle, chat ? "not for" : "for",
-                        chat ? "another format" : "format=chat or preference");
+    return !idle || error_set(error, ERROR_USAGE, "%s is %s conversations: omit it, or set %s", idle, chat ? "not for" : "for",
+                        chat ? "another format=" : "format=chat or preference");
 }
 
 static bool check_pack_options(const PackOptions *options, Error *error) {
     if (!check_idle_pack_options(options, error)) return false;
     if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
-        return error_set(
-            error, ERROR_USAGE, "valid is %g but it must be 0 to 0.5, the validation part of each file", options->valid_fraction);
+        return error_set(error, ERROR_USAGE, "valid=%g must be 0 to 0.5, the validation part of each file", options->valid_fraction);
     if (strpbrk(options->separator, "\r\n"))
-        return error_set(error, ERROR_USAGE, "separator holds a line end but it must be the text of one line; give it without");
+        return error_set(error, ERROR_USAGE, "separator contains a line end but must be the text of one line: remove the line end");
     for (const char *const *input = options->inputs; *input; input++)
-        if (!**input) return error_set(error, ERROR_USAGE, "the name of the input is empty; name a path");
-    if (!*options->output) return error_set(error, ERROR_USAGE, "the name of the output is empty; name a path");
+        if (!**input) return error_set(error, ERROR_USAGE, "the name of an INPUT is empty: give a path");
+    if (!*options->output) return error_set(error, ERROR_USAGE, "the name of OUTPUT is empty: give a path");
     return true;
 }
 
@@ -597,7 +597,7 @@ static bool refuse_output(const Packer *packer, const char *input, Error *error)
             SCOPED_FREE char *name = memory_format("%s%s", prefixes[i], suffixes[j]);
             output = output || (file_same(input, name) && (j > 0 || packer->trainer || in_folder(packer)));
         }
-    return !output || error_set(error, ERROR_USAGE, "%s is both input and output; name another output", input);
+    return !output || error_set(error, ERROR_USAGE, "%s is both INPUT and OUTPUT: choose another OUTPUT", input);
 }
 
 static bool open_pack_tokenizer(Packer *packer, Error *error) {
@@ -607,8 +607,8 @@ static bool open_pack_tokenizer(Packer *packer, Error *error) {
     packer->report.bos = packer->tokenizer && packer->options.bos != BOS_FALSE && tokenizer_bos(packer->tokenizer)->count;
     return !packer->tokenizer ||
            (tokenizer_end_of_text(packer->tokenizer) >= 0 ||
-               error_set(error, ERROR_DATA,
-                   "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it", path));
+               error_set(error, ERROR_DATA, "%s has no end-of-document token: set eos_token in a tokenizer_config.json in the same folder",
+                   path));
 }
 
 /* Warns if answers have no end token, for example with ChatML and a tokenizer without <|im_end|>:
@@ -616,8 +616,7 @@ static bool open_pack_tokenizer(Packer *packer, Error *error) {
 static void warn_endless(const Packer *packer) {
     ChatEncoder *encoder = chat_encoder_open(packer->chat);
     if (packer->tokenizer && chat_has_template(packer->chat) && chat_answer_end(encoder) < 0)
-        log_warn("the chat template puts no special token of the tokenizer behind an answer: a model that learns it cannot tell where to "
-                 "stop");
+        log_warn("the chat template ends an answer without a special token, so a model cannot learn where to stop");
     chat_encoder_free(encoder);
 }
 
@@ -699,7 +698,7 @@ static bool refuse_twin(const Packer *packer, Error *error) {
         SCOPED_FREE char *index = memory_format("%s.idx", names[i]), *folder = memory_format("%s/", names[i]);
         SCOPED_FREE char *record = memory_format("%s/pack.json", names[i]);
         if (in_folder(packer) ? file_exists(index) : file_exists(record) || shard_set_exists(folder))
-            return error_set(error, ERROR_USAGE, "%s is %s already: give another name, or move it away", names[i],
+            return error_set(error, ERROR_USAGE, "%s already exists as %s: choose another OUTPUT, or move it", names[i],
                 in_folder(packer) ? "a single shard" : "a folder of shards");
     }
     return true;
@@ -713,7 +712,8 @@ static bool refuse_foreign(const Packer *packer, const char *name, Error *error)
     bool indexed = file_kind(index, &bytes) != FILE_ABSENT;
     bool shard = indexed && bytes ? file_begins(index, SHARD_MAGIC, sizeof SHARD_MAGIC) : file_exists(record);
     return shard || !(indexed || file_exists(tokens)) ||
-           error_set(error, ERROR_USAGE, "%s is not of a token shard, which overwrite=true replaces: give another name, or move it away",
+           error_set(error, ERROR_USAGE,
+               "%s is not part of a token shard, and overwrite=true replaces nothing else: choose another OUTPUT, or move the file",
                indexed ? index : tokens);
 }
 
@@ -774,8 +774,8 @@ static const char *note_first_bad(const Packer *packer, PackBad kind, const json
 }
 
 static void warn_bad(const Packer *packer) {
-    static const char *const became[] = {"U+FFFD took the place of what is not UTF-8 (invalid=replace)",
-        "their bytes were kept, but for U+FFFD in JSON (invalid=keep)", "they were left out (invalid=skip)", ""};
+    static const char *const became[] = {"invalid UTF-8 was replaced by U+FFFD (invalid=replace)",
+        "their bytes were kept; invalid UTF-8 in JSON became U+FFFD (invalid=keep)", "they were skipped (invalid=skip)", ""};
     const PackResult *result = &packer->report.result;
     for (int kind = 1; kind < PACK_BAD_KINDS; kind++) {
         const json_t *first = NULL;
@@ -791,13 +791,13 @@ static void warn_bad(const Packer *packer) {
 
 static void warn_of_answers(const PackResult *result) {
     if (result->empty_answers)
-        log_warn("%" PRId64 " answer%s empty: the token that ends an answer is all that %s", result->empty_answers,
+        log_warn("%" PRId64 " answer%s empty: %s only the end-of-answer token", result->empty_answers,
             result->empty_answers == 1 ? " is" : "s are", result->empty_answers == 1 ? "it trains" : "they train");
     if (result->decoded_arguments)
-        log_warn("the arguments of %" PRId64 " tool call%s JSON text: they were decoded, since the chat template writes objects as JSON",
+        log_warn("the arguments of %" PRId64 " tool call%s JSON text: smelt decoded them, because the chat template writes objects as JSON",
             result->decoded_arguments, result->decoded_arguments == 1 ? " are" : "s are");
     if (result->text_arguments)
-        log_warn("the arguments of %" PRId64 " tool call%s text, but not of a JSON object: the template got them as they are",
+        log_warn("the arguments of %" PRId64 " tool call%s text, but not a JSON object: smelt passed them to the template unchanged",
             result->text_arguments, result->text_arguments == 1 ? " are" : "s are");
 }
 
@@ -809,7 +809,7 @@ static void warn_of_lost(const PackResult *result) {
         if (result->lost[i])
             used += (size_t)snprintf(
                 list + used, sizeof list - used, "%s%s of %" PRId64, used ? ", " : "", chat_part_name((ChatPart)i), result->lost[i]);
-    if (*list) log_warn("the text of some conversations, by the chat template or their form, lacks what they have: %s", list);
+    if (*list) log_warn("the chat template or the format of some conversations drops part of them: %s", list);
 }
 
 static bool read_all_inputs(Packer *packer, Error *error) {
@@ -830,7 +830,8 @@ static bool read_all_inputs(Packer *packer, Error *error) {
 static bool check_mask(const Packer *packer, int64_t trained, int64_t tokens, Error *error) {
     if (!packer->chat || tokens == 0 || (trained > 0 && trained < tokens)) return true;
     return error_set(error, ERROR_DATA,
-        "%s of the %" PRId64 " tokens that %s gives are trained: what the conversations ask must be left out, and what is answered trained",
+        "%s of the %" PRId64
+        " tokens of %s are trained: a conversation must have both prompt tokens (not trained) and answer tokens (trained)",
         trained ? "all" : "none", tokens, packer->options.inputs[0]);
 }
 
@@ -852,8 +853,8 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
         return error_set(
             error, ERROR_DATA, "no line of %s is a record in JSON: %s", options->inputs[0], note_first_bad(packer, PACK_BAD_JSON, NULL));
     return error_set(error, ERROR_DATA,
-        "%s holds no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " file%s left out, %" PRId64
-        " bad record%s; name a file or folder with text",
+        "%s contains no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " file%s skipped, %" PRId64
+        " invalid record%s; give a file or folder with text",
         options->inputs[0], packer->files.list.count, plural((int64_t)packer->files.list.count), packer->files.bytes, left, plural(left),
         bad, plural(bad));
 }
@@ -867,11 +868,11 @@ static bool check_result(const Packer *packer, Error *error) {
         return false;
     if (packer->valid.name && result->valid_tokens == 0)
         return error_set(error, ERROR_DATA,
-            "%s gives no validation part of %g: no file has a line end at which its tail could be "
-            "cut off; set valid=0 (in training data.valid_fraction=0) or give text with more lines",
+            "%s yields no validation part of %g, because no file has a line end near its end: set valid=0 (in training "
+            "data.valid_fraction=0), or use text with more lines",
             options->inputs[0], options->valid_fraction);
     if (result->train_tokens == 0)
-        return error_set(error, ERROR_DATA, "%s gives no training part: all text lies in its last %g; set a smaller valid",
+        return error_set(error, ERROR_DATA, "%s yields no training part, because all text is in its last %g: set a smaller valid",
             options->inputs[0], options->valid_fraction);
     return true;
 }
@@ -909,8 +910,8 @@ static bool finish_without_input(Packer *packer, Error *error) {
             return false;
     }
     if (packer->done)
-        log_warn(
-            "%s was packed whole before, so its files have their names now; an input is gone (%s)", packer->train.name, missing.message);
+        log_warn("%s was already packed completely, so its files were only renamed; an input is missing (%s)", packer->train.name,
+            missing.message);
     else *error = missing;
     return packer->done;
 }

@@ -57,7 +57,7 @@ int64_t pack_files_left(const PackFiles *files) {
 void pack_files_warn(const PackFiles *files) {
     for (const LeftOut *group = files->left_outs; group < files->left_outs + files->left_out_count; group++) {
         const char *advice = group->why.advice;
-        (group->usual ? log_info : log_warn)("left out %" PRId64 " file%s, the first being %s: %s%s%s", group->count, plural(group->count),
+        (group->usual ? log_info : log_warn)("skipped %" PRId64 " file%s; the first is %s: %s%s%s", group->count, plural(group->count),
             group->first, group->why.what, advice ? "; " : "", advice ? advice : "");
     }
 }
@@ -90,9 +90,9 @@ static FileKind follow(PackFiles *files, const char *root, const char *path) {
     return kind;
 }
 
-static const NotText of_dot = {"a dot begins the name", NULL}, of_kind = {"a pipe or a device", NULL},
+static const NotText of_dot = {"a hidden file", NULL}, of_kind = {"a pipe or a device", NULL},
                      of_link = {
-                         "a link that leads nowhere, back, or out of the folder", "name what it leads to as another INPUT if it is wanted"};
+                         "a link that is broken, cyclic or points out of the folder", "give its target as another INPUT to include it"};
 
 /* Lists the folders and files of one folder; deeper folders follow later, from `folders`. */
 static bool list_folder(PackFiles *files, FileList *folders, const char *root, const char *path, Error *error) {
@@ -176,8 +176,8 @@ static void keep_files(PackFiles *files, size_t first, const bool *keeps) {
  * and a README.md beside records. */
 static void choose_split(PackFiles *files, const char *input, size_t first, bool held_out) {
     static const NotText reasons[SPLITS] = {
-        {"of no split of the folder", NULL}, {"of the split train", NULL}, {"of the split validation", NULL}, {"of the split test", NULL}};
-    static const NotText readme = {"a README beside records", NULL};
+        {"of no known split", NULL}, {"of the split train", NULL}, {"of the split validation", NULL}, {"of the split test", NULL}};
+    static const NotText readme = {"a README next to records", NULL};
     int64_t counts[SPLITS] = {0};
     bool records = false;
     size_t count = files->list.count - first;
@@ -198,7 +198,7 @@ static void choose_split(PackFiles *files, const char *input, size_t first, bool
         if (!keeps[i]) pack_files_leave(files, path, is_readme ? readme : reasons[splits[i]], true);
     }
     if (several)
-        log_info("%s holds several splits by name: %" PRId64 " file%s %s taken", input, counts[wanted], plural(counts[wanted]),
+        log_info("%s contains several splits by name: using %" PRId64 " file%s %s", input, counts[wanted], plural(counts[wanted]),
             reasons[wanted].what);
     keep_files(files, first, keeps);
 }
@@ -208,7 +208,7 @@ static void choose_split(PackFiles *files, const char *input, size_t first, bool
 static bool list_input(PackFiles *files, const char *input, bool held_out, Error *error) {
     FileKind kind = strcmp(input, "-") ? file_kind(input, NULL) : FILE_OTHER;
     if (kind == FILE_ABSENT)
-        return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input, strerror(errno)) ||
+        return error_set(error, ERROR_DATA, "cannot read %s: %s; give a text file or a folder of text files", input, strerror(errno)) ||
                error_find(error, FINDING_ABSENT);
     if (kind != FILE_FOLDER) {
         file_list_add(&files->list, memory_copy_string(input), kind);

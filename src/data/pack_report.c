@@ -204,7 +204,7 @@ static bool read_report_record(const char *path, json_t **record, PackFound *fou
     *record = json_loads(text, 0, NULL);
     const json_t *complete = json_object_get(*record, "complete");
     if (!json_is_boolean(complete)) {
-        error_set(error, ERROR_DATA, "%s is no record of a packing; name another OUTPUT", path);
+        error_set(error, ERROR_DATA, "%s is not a record of smelt data pack: choose another OUTPUT", path);
         return error_find(error, FINDING_DAMAGED);
     }
     *found = json_is_true(complete) ? PACK_FOUND_WHOLE : PACK_FOUND_PART;
@@ -229,5 +229,5 @@ bool pack_report_read(PackReport *report, const PackOptions *options, const char
         *difference = other;
     }
     return *difference || take_counts(report, record, *found == PACK_FOUND_WHOLE) ||
-           error_set(error, ERROR_DATA, "%s is damaged; give overwrite=true to pack anew", path);
+           error_set(error, ERROR_DATA, "%s is damaged: set overwrite=true to start over", path);
 }

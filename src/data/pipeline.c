@@ -103,7 +103,7 @@ static bool encode_conversation(
 /* Checks that a prompt precedes the answer. Each token of an answer must be a target, and the first
  * token of a document is not. */
 static bool has_prompt(const ChatDocument *document, Error *error) {
-    return !document->trained[0] || error_set(error, ERROR_DATA, "no token comes before the answer: its prompt is empty");
+    return !document->trained[0] || error_set(error, ERROR_DATA, "the prompt is empty: an answer needs at least one token before it");
 }
 
 static bool encode_answer(

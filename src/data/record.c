@@ -88,7 +88,7 @@ bool record_mark_json(Record *record, const char *fault) {
     size_t at = 0;
     while (at < record->text_size && strchr(" \t\r\n", record->text[at])) at++;
     bool list = at < record->text_size && record->text[at] == '[';
-    return record_mark(record, PACK_BAD_JSON, list ? "a list, and not a record: jq -c '.[]' FILE writes each on a line" : fault);
+    return record_mark(record, PACK_BAD_JSON, list ? "a list instead of a record: convert it with jq -c '.[]' FILE" : fault);
 }
 
 /* Returns the member that shows that a record is a conversation; NULL: none. */
@@ -107,7 +107,7 @@ static bool mark_missing(Record *record, const json_t *object, const char *field
     json_t *value;
     int count = 0;
     const char *turns = find_turns(object);
-    if (turns) snprintf(what, sizeof what, "%s; it has %s: give format=chat to smelt data pack", field, turns);
+    if (turns) snprintf(what, sizeof what, "%s; it has %s: pass format=chat to smelt data pack", field, turns);
     else
         json_object_foreach((json_t *)object, name, value) if (used < sizeof what) used +=
             (size_t)snprintf(what + used, sizeof what - used, "%s%s", count++ ? ", " : "", name);
@@ -122,7 +122,7 @@ static bool take_field(Record *record, char *place, const char *field) {
     const json_t *text = json_object_get(object, field);
     if (!json_is_object(object)) return record_mark_json(record, object ? "not an object" : fault.message);
     if (!text) return mark_missing(record, object, field);
-    if (!json_is_string(text)) return record_mark(record, PACK_BAD_FIELD, "it is no text");
+    if (!json_is_string(text)) return record_mark(record, PACK_BAD_FIELD, "it is not a string");
     record->text_size = json_string_length(text);
     memcpy(place, json_string_value(text), record->text_size);
     record->text = place;

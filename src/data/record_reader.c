@@ -159,8 +159,8 @@ static bool find_split(RecordReader *reader, const char *path, Error *error) {
     if (reader->split < 0) return true;
     if (stream)
         return error_set(error, ERROR_DATA,
-            "%s is one document whose end is not known before it is read, so that no validation part can be cut off: give separator=, "
-            "unpack it to a file, or set valid=0 (in training data.valid_fraction=0)",
+            "%s is one document of unknown length, so smelt cannot split off a validation part: set separator=, unpack it to a file, or "
+            "set valid=0 (in training data.valid_fraction=0)",
             path);
     SCOPED(file_unmap) FileMap map;
     if (!file_map(&map, path, error)) return error_recode(error, ERROR_DATA);
@@ -283,8 +283,7 @@ static bool read_text(RecordReader *reader, Block *block, Error *error) {
             if (cut_piece(reader, block, record)) return true;
             room = 2 * (block->size - record->start);
             if (room > PIECE_LIMIT)
-                return error_set(error, ERROR_DATA,
-                    "line %" PRId64 " of %s begins a document above 512 MiB without a place to cut it: give separator= to divide it",
+                return error_set(error, ERROR_DATA, "line %" PRId64 " of %s begins a document above 512 MiB: set separator= to divide it",
                     record->line, reader->files->list.entries[reader->at.file].name);
         }
         if (!refill(reader, error)) return false;
@@ -315,7 +314,7 @@ static bool find_record(RecordReader *reader, Block *block, bool *found, Error *
     }
     if (!fault) return true;
     char what[96];
-    snprintf(what, sizeof what, "byte %02x is where a record or the end should be: the rest of the file is left out",
+    snprintf(what, sizeof what, "byte %02x is neither a record nor the end of the array: the rest of the file is skipped",
         (unsigned char)reader->window[reader->begin]);
     add_fault(reader, block, PACK_BAD_JSON, what);
     record_scan_give_up(&reader->scan);
@@ -383,13 +382,13 @@ static bool refuse_file(const RecordReader *reader, const char *path, const NotT
 /* Recognizes the content of the file, from its name and the start of the window. A named file must
  * hold text. */
 static bool take_format(RecordReader *reader, const char *path, NotText *why, Error *error) {
-    static const NotText of_shard = {"a file of a token shard", "name the shard by its prefix, without .bin or .idx"};
+    static const NotText of_shard = {"a file of a token shard", "give the prefix of the shard, without .bin or .idx"};
     SCOPED_FREE char *prefix = NULL;
     bool shard = is_shard_file(path, &prefix);
     if (named(reader) && !mixture_refuse(path, error)) return false;
     if (named(reader) && shard)
         return error_set(
-            error, ERROR_DATA, "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s", path, prefix);
+            error, ERROR_DATA, "%s is part of a token shard, not text: give the prefix of the shard, as in data.train=%s", path, prefix);
     bool text =
         !shard && file_format(reader->options, path, reader->window + reader->begin, reader->end - reader->begin, &reader->format, why);
     if (shard) *why = of_shard;
@@ -409,7 +408,7 @@ static bool skip_to(RecordReader *reader, const char *path, int64_t byte, Error 
     for (reader->at.byte = 0; reader->at.byte < byte;) {
         if (reader->begin == reader->end && !reader->ended && !refill(reader, error)) return false;
         if (reader->begin == reader->end)
-            return error_set(error, ERROR_DATA, "%s is shorter than when the packing began: give overwrite=true to pack anew", path);
+            return error_set(error, ERROR_DATA, "%s became shorter since the packing started: set overwrite=true to start over", path);
         step_over(reader, (size_t)int_min(byte - reader->at.byte, (int64_t)(reader->end - reader->begin)));
     }
     reader->at.line = line;

@@ -137,7 +137,7 @@ bool table_field(const char *row, size_t size, const TablePlace *place, char *to
         if (!at) return snprintf(what, TABLE_FAULT, "a quote that does not end"), false;
         more = at < end;
     }
-    snprintf(what, TABLE_FAULT, "%d fields, where the table has %d columns", count, place->columns);
+    snprintf(what, TABLE_FAULT, "%d fields, but the table has %d columns", count, place->columns);
     return count == place->columns;
 }
 

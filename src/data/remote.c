@@ -119,9 +119,9 @@ static double count_failure(Remote *remote, const Error *failure) {
     remote->warned = failure && (remote->warned || warn);
     pthread_mutex_unlock(&remote->mutex);
     if (warn)
-        log_warn("%s does not answer: training goes on with what was fetched ahead, and waits up to %.0f s for it then (%s)", remote->url,
-            remote->patience, failure->message);
-    if (back) log_info("%s answers again, after %.0f s", remote->url, away);
+        log_warn("%s does not answer: training continues with prefetched data, then waits up to %.0f s (%s)", remote->url, remote->patience,
+            failure->message);
+    if (back) log_info("%s answers again after %.0f s", remote->url, away);
     return away;
 }
 
@@ -166,8 +166,7 @@ static FetchedRange request(const ByteRange *range, void *buffer, int64_t *got, 
     if (sent) return FETCHED;
     error_recode(error, ERROR_DATA);
     if (reply.status == PRECONDITION_FAILED || reply.status == NOT_FOUND)
-        error_set(error, ERROR_DATA, "%s is not what it was when it was opened: it was replaced or removed; bring it back, or start anew",
-            object->path);
+        error_set(error, ERROR_DATA, "%s was replaced or removed after the run opened it: restore it, or start a new run", object->path);
     return reply.passing ? FETCH_AGAIN : FETCH_FAILED;
 }
 
@@ -273,8 +272,9 @@ static bool may_wait(Remote *remote, Error *error) {
     pthread_mutex_unlock(&remote->mutex);
     if (interrupted) return error_set(error, ERROR_DATA, "%s: reading was stopped", remote->url);
     return away <= remote->patience ||
-           error_set(error, ERROR_DATA, "%s has not answered for %.0f s: start again when it does, or give data.patience more (%s)",
-               remote->url, away, reason.message);
+           error_set(error, ERROR_DATA,
+               "%s has not answered for %.0f s: restart the run when the server is back, or increase data.patience (%s)", remote->url, away,
+               reason.message);
 }
 
 /* Reads a block. Bytes that are still wrong after the last attempt are left to the reader's own
@@ -348,7 +348,7 @@ static bool start_workers(Remote *remote, Error *error) {
         worker->remote = remote;
         int status = thread_start(&worker->thread, worker_run, worker);
         if (status)
-            return error_set(error, ERROR_INTERNAL, "cannot start a thread that fetches data: %s; raise the limit on threads (ulimit -u)",
+            return error_set(error, ERROR_INTERNAL, "cannot start a thread that fetches data: %s; raise the limit on processes (ulimit -u)",
                 strerror(status));
     }
     return true;
@@ -360,11 +360,10 @@ static bool open_remote_record(Remote *remote, const char *path, json_t *record,
     json_t *objects;
     if (json_unpack(record, "{s:s, s:s, s:s, s:s, s:I, s:F, s:o}", "url", &url, "bucket", &bucket, "prefix", &prefix, "cache", &cache,
             "cache_bytes", &bytes, "patience", &remote->patience, "objects", &objects) != 0)
-        return error_set(error, ERROR_DATA, "%s is no record of a source in a bucket: remove it, and start again", path);
+        return error_set(error, ERROR_DATA, "%s is not a valid record of a source in a bucket: remove it and restart", path);
     remote->url = memory_copy_string(url);
     remote->ahead = bytes / AHEAD_SHARE;
-    if (!read_objects(remote, objects, prefix))
-        return error_set(error, ERROR_DATA, "%s names no objects: remove it, and start again", path);
+    if (!read_objects(remote, objects, prefix)) return error_set(error, ERROR_DATA, "%s lists no objects: remove it and restart", path);
     remote->s3 = s3_open(bucket, error);
     return remote->s3 && block_cache_open(&remote->cache, cache, bytes, error) && start_workers(remote, error);
 }

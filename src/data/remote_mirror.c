@@ -144,8 +144,7 @@ static bool check_shard_files(const Mirror *mirror, Error *error) {
         shards += tokens;
     }
     return shards > 0 ||
-           error_set(error, ERROR_DATA,
-               "%s holds no token shards: give the folder of a bucket into which NAME.bin and NAME.idx were uploaded", mirror->url);
+           error_set(error, ERROR_DATA, "%s contains no token shards: give the folder with NAME.bin and NAME.idx", mirror->url);
 }
 
 static json_t *describe_objects(const Mirror *mirror, bool which(const char *name)) {
@@ -166,7 +165,7 @@ static bool write_mirror_record(const Mirror *mirror, const RemoteOptions *optio
         mirror->prefix, "cache", options->cache, "cache_bytes", (json_int_t)options->bytes, "patience", options->patience, "objects",
         objects, "copies", copies);
     SCOPED_FREE char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
-    if (!text) return error_set(error, ERROR_MEMORY, "no memory for %s", path);
+    if (!text) return error_set(error, ERROR_MEMORY, "out of memory for %s", path);
     return file_write(path, text, (int64_t)strlen(text), error);
 }
 
@@ -180,7 +179,7 @@ static bool update_mirror(Mirror *mirror, const RemoteOptions *options, Error *e
 /* Continues with the existing folder when the store does not answer. */
 static bool go_on(const Mirror *mirror, const RemoteOptions *options, Error *error) {
     if (!mirror->before) return false;
-    log_warn("%s does not answer: what was fetched before is used (%s)", mirror->url, error->message);
+    log_warn("%s does not answer: using the data that was fetched before (%s)", mirror->url, error->message);
     *error = (Error){0};
     return write_mirror_record(mirror, options, json_incref(json_object_get(mirror->before, "objects")),
         json_incref(json_object_get(mirror->before, "copies")), error);

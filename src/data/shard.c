@@ -24,7 +24,7 @@ const char *shard_type_name(const Shard *shard) { return shard_types[shard_type_
 static bool open_object(Shard *shard, Remote *remote, Error *error) {
     SCOPED_FREE char *path = memory_format("%s.bin", shard->prefix);
     shard->object = remote_find(remote, strrchr(path, '/') + 1);
-    if (!shard->object) return error_set(error, ERROR_DATA, "%s is no object of its source: remove its folder, and start again", path);
+    if (!shard->object) return error_set(error, ERROR_DATA, "%s does not belong to its source: remove its folder and restart", path);
     shard->file = (File){.path = memory_copy_string(remote_path(shard->object)), .descriptor = -1, .bytes = remote_bytes(shard->object)};
     return true;
 }
@@ -37,14 +37,14 @@ bool shard_open(Shard *shard, const char *prefix, Remote *remote, Error *error) 
         shard_close(shard);
         if (file_exists(next))
             return error_set(
-                error, ERROR_DATA, "%s was being packed when its process ended: the same smelt data pack again finishes it", prefix);
-        return error_set(
-            error, ERROR_DATA, "%s is no token shard: there is no %s.idx, and no such file of llm.c, llmq or Mosaic's MDS", prefix, prefix);
+                error, ERROR_DATA, "the packing of %s was interrupted: run the same smelt data pack again to finish it", prefix);
+        return error_set(error, ERROR_DATA,
+            "%s is not a token shard: there is no %s.idx, and it is not a file of llm.c, llmq or Mosaic's MDS", prefix, prefix);
     }
     bool good = (!remote || open_object(shard, remote, error)) && shard->format->open(shard, error);
     if (good && remote) remote_expect(shard->object, shard->index.token_blocks);
     if (good && shard->token_count == 0)
-        good = error_set(error, ERROR_DATA, "%s holds no tokens; pack a corpus that is not empty", shard->file.path);
+        good = error_set(error, ERROR_DATA, "%s contains no tokens: pack a corpus that is not empty", shard->file.path);
     if (!good) shard_close(shard);
     return good;
 }
@@ -98,11 +98,11 @@ static bool refuse_token(const Shard *shard, int64_t first, const void *tokens, 
     while ((token = token_at(tokens, i, shard->token_bytes)) >= 0 && token < vocabulary) i++;
     if (token < 0 || token > INT32_MAX)
         return error_set(error, ERROR_DATA,
-            "%s has token %" PRId64 " at index %" PRId64 " but tokens must be 0 to %d: the file is corrupt; pack the corpus again",
+            "%s has token %" PRId64 " at index %" PRId64 ", but tokens must be 0 to %d: the file is corrupt; pack the corpus again",
             shard->file.path, token, first + i, INT32_MAX);
     return error_set(error, ERROR_DATA,
-        "%s has token %" PRId64 " at index %" PRId64 " but the vocabulary has %" PRId64
-        " tokens; pack the corpus with the model's tokenizer or give the model a larger vocabulary",
+        "%s has token %" PRId64 " at index %" PRId64 ", but the vocabulary has %" PRId64
+        " tokens: pack the corpus with the model's tokenizer, or increase the vocabulary",
         shard->file.path, token, first + i, vocabulary);
 }
 
@@ -179,7 +179,7 @@ bool shard_checksum(const Shard *shard, uint64_t *checksum, Error *error) {
     *checksum = hash_bytes(parts, sizeof parts);
     if (shard->record != SHARD_BARE) return true;
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", shard->file.path);
+    if (!hash) return error_set(error, ERROR_MEMORY, "out of memory for the checksum of %s: free some", shard->file.path);
     XXH3_64bits_reset(hash);
     bool good = hash_shard_samples(shard, hash, error);
     *checksum = XXH3_64bits_digest(hash);
@@ -214,15 +214,15 @@ bool shard_verify(Shard *shard, Error *error) {
     uint64_t documents, largest = 0;
     if (shard->document_count >= 0 && !shard_index_verify(shard, &documents, error)) return false;
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory to check %s; free some", shard->file.path);
+    if (!hash) return error_set(error, ERROR_MEMORY, "out of memory while checking %s: free some", shard->file.path);
     XXH3_64bits_reset(hash);
     bool good = scan_tokens(shard, hash, &largest, error);
     uint64_t checksum = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     if (good && shard->record != SHARD_BARE && checksum != shard->checksum)
         good = error_set(error, ERROR_DATA,
-            "%s has checksum %016" PRIx64 " but was written with %016" PRIx64
-            ": bytes changed since; pack the corpus again or copy it anew",
+            "%s has checksum %016" PRIx64 ", but %016" PRIx64
+            " was recorded when it was written: copy the file again, or pack the corpus again",
             shard->file.path, checksum, shard->checksum);
     if (good) shard->max_token = (int64_t)largest;
     return good;

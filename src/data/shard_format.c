@@ -49,8 +49,8 @@ static bool check_shard_size(Shard *shard, int64_t tokens, Error *error) {
     shard->token_count = tokens;
     return (tokens >= 0 && described == shard->file.bytes) ||
            error_set(error, ERROR_DATA,
-               "%s has %" PRId64 " bytes but its header says %" PRId64 " tokens, which are %" PRId64
-               ": it was cut off or is corrupt; copy it anew",
+               "%s has %" PRId64 " bytes, but the %" PRId64 " tokens of its header need %" PRId64
+               ": it is truncated or corrupt; copy it again",
                shard->prefix, shard->file.bytes, tokens, described);
 }
 
@@ -86,7 +86,7 @@ static bool open_llmc(Shard *shard, Error *error) {
     const struct LlmcKind *kind = llmc_kind(header.magic);
     if (!kind || header.version != kind->version)
         return error_set(
-            error, ERROR_DATA, "%s has version %" PRId32 " of llm.c's format, which is not known", shard->prefix, header.version);
+            error, ERROR_DATA, "%s has version %" PRId32 " of llm.c's format, which is not supported", shard->prefix, header.version);
     shard->token_bytes = kind->token_bytes;
     return check_shard_size(shard, header.tokens, error);
 }
@@ -108,11 +108,12 @@ static bool open_llmq(Shard *shard, Error *error) {
     LlmqHeader header = {0};
     if (!open_header(shard, &header, sizeof header, error)) return false;
     if (header.version != 2 || header.token_bytes != 4)
-        return error_set(error, ERROR_DATA, "%s has version %" PRId32 " of llmq's format with %" PRId32 " bytes a token; 2 and 4 are known",
-            shard->prefix, header.version, header.token_bytes);
+        return error_set(error, ERROR_DATA,
+            "%s has version %" PRId32 " of llmq's format with %" PRId32 " bytes per token; 2 and 4 are supported", shard->prefix,
+            header.version, header.token_bytes);
     if (header.masks)
         return error_set(
-            error, ERROR_DATA, "%s masks the loss of some tokens, which smelt would train on: write it without masks", shard->prefix);
+            error, ERROR_DATA, "%s masks the loss of some tokens, which smelt does not support: write it without masks", shard->prefix);
     shard->token_bytes = 4;
     return check_shard_size(shard, header.tokens, error);
 }

@@ -44,23 +44,23 @@ int shard_type_code(int token_bytes) {
 static bool index_header(Shard *shard, const ShardHeader *header, size_t bytes, Error *error) {
     if (bytes < sizeof *header)
         return error_set(error, ERROR_DATA,
-            "%s.idx has %zu bytes but an index has at least %zu: it was cut off or is not an index; pack the corpus again", shard->prefix,
+            "%s.idx has %zu bytes, but an index has at least %zu: it is truncated or not an index; pack the corpus again", shard->prefix,
             bytes, sizeof *header);
     if (memcmp(header->magic, SHARD_MAGIC, sizeof header->magic) != 0)
         return error_set(error, ERROR_DATA,
-            "%s.idx does not begin with \"MMIDIDX\": it is not a Megatron index; pack the "
-            "corpus with `smelt data pack` or Megatron's preprocess_data.py",
+            "%s.idx does not begin with \"MMIDIDX\", so it is not a Megatron index: pack the corpus with `smelt data pack` or Megatron's "
+            "preprocess_data.py",
             shard->prefix);
     if (header->version != SHARD_VERSION)
-        return error_set(error, ERROR_DATA, "%s.idx has version %" PRIu64 " but only version %d is known; pack the corpus again",
+        return error_set(error, ERROR_DATA, "%s.idx has version %" PRIu64 ", but only version %d is supported: pack the corpus again",
             shard->prefix, header->version, SHARD_VERSION);
     int code = header->type;
     if (code < 1 || code >= SHARD_TYPE_COUNT)
-        return error_set(error, ERROR_DATA, "%s.idx has token type %d but types run from 1 to %d; pack the corpus again", shard->prefix,
-            code, SHARD_TYPE_COUNT - 1);
+        return error_set(error, ERROR_DATA, "%s.idx has token type %d, but types are 1 to %d: pack the corpus again", shard->prefix, code,
+            SHARD_TYPE_COUNT - 1);
     if (shard_types[code].token_bytes == 0)
         return error_set(error, ERROR_DATA,
-            "%s.idx has token type %d (%s) but tokens must be u8, u16, i32 or i64; pack the corpus again with one of these", shard->prefix,
+            "%s.idx has token type %d (%s), but tokens must be u8, u16, i32 or i64: pack the corpus again with one of these", shard->prefix,
             code, shard_types[code].name);
     shard->token_bytes = shard_types[code].token_bytes;
     return true;
@@ -73,14 +73,14 @@ static bool index_arrays(Shard *shard, const ShardHeader *header, Error *error) 
     uint64_t room = index->map.size - sizeof *header;
     if (header->sequences < 1 || header->sequences > room / 12)
         return error_set(error, ERROR_DATA,
-            "%s.idx claims %" PRIu64 " sequences but it must be at least 1, and its %zu bytes hold at most %" PRIu64
-            ": it is empty, cut off or corrupt; pack the corpus again",
+            "%s.idx claims %" PRIu64 " sequences, but it must have at least 1, and its %zu bytes have room for %" PRIu64
+            ": it is empty, truncated or corrupt; pack the corpus again",
             shard->prefix, header->sequences, index->map.size, room / 12);
     room -= header->sequences * 12;
     if (header->entries < 2 || header->entries > room / 8)
         return error_set(error, ERROR_DATA,
-            "%s.idx claims %" PRIu64 " document entries but it must be at least 2, and its %zu bytes hold at most %" PRIu64
-            " behind %" PRIu64 " sequences: it is empty, cut off or corrupt; pack the corpus again",
+            "%s.idx claims %" PRIu64 " document entries, but it must have at least 2, and its %zu bytes have room for %" PRIu64
+            " after %" PRIu64 " sequences: it is empty, truncated or corrupt; pack the corpus again",
             shard->prefix, header->entries, index->map.size, room / 8, header->sequences);
     index->sequences = (int64_t)header->sequences;
     index->lengths = (const UnalignedI32 *)(index->map.bytes + sizeof *header);
@@ -97,24 +97,23 @@ static bool index_ends(Shard *shard, Error *error) {
     const ShardIndex *index = &shard->index;
     int64_t last = index->documents[shard->document_count], described = 0;
     if (index->documents[0] != 0)
-        return error_set(error, ERROR_DATA,
-            "%s.idx starts its first document at sequence %" PRId64 " but it must be 0; pack the corpus again", shard->prefix,
-            index->documents[0]);
+        return error_set(error, ERROR_DATA, "%s.idx starts its first document at sequence %" PRId64 " instead of 0: pack the corpus again",
+            shard->prefix, index->documents[0]);
     if (last != index->sequences)
         return error_set(error, ERROR_DATA,
-            "%s.idx ends document %" PRId64 ", the last document, before sequence %" PRId64 " but has %" PRId64
-            " sequences; pack the corpus again",
+            "%s.idx ends its last document %" PRId64 " before sequence %" PRId64 ", but has %" PRId64 " sequences: pack the corpus again",
             shard->prefix, shard->document_count - 1, last, index->sequences);
     bool fits = !__builtin_add_overflow(
         index->offsets[index->sequences - 1], (int64_t)index->lengths[index->sequences - 1] * shard->token_bytes, &described);
     if (!fits || described != shard->file.bytes)
         return error_set(error, ERROR_DATA,
-            "%s.bin has %" PRId64 " bytes but %s.idx describes %" PRId64 ": the two files do not belong "
-            "together or one is cut off; pack the corpus again",
+            "%s.bin has %" PRId64 " bytes, but %s.idx describes %" PRId64
+            ": the files do not belong together, or one is truncated; pack the corpus again",
             shard->prefix, shard->file.bytes, shard->prefix, described);
     shard->token_count = described / shard->token_bytes;
     return described % shard->token_bytes == 0 ||
-           error_set(error, ERROR_DATA, "%s.bin has %" PRId64 " bytes but its tokens have %d each: one is cut off; pack the corpus again",
+           error_set(error, ERROR_DATA,
+               "%s.bin has %" PRId64 " bytes, which is not a multiple of its token size %d: it is truncated; pack the corpus again",
                shard->prefix, shard->file.bytes, shard->token_bytes);
 }
 
@@ -140,8 +139,8 @@ bool shard_index_refuse(const Shard *shard, bool tokens, int64_t start, int64_t 
         size = bytes;
     }
     return error_set(error, ERROR_DATA,
-        "%s.%s is not as it was written in bytes %" PRId64 " to %" PRId64 ": copy it anew or pack the corpus again", shard->prefix,
-        tokens ? "bin" : "idx", start, start + size - 1);
+        "%s.%s changed since it was written, in bytes %" PRId64 " to %" PRId64 ": copy the file again, or pack the corpus again",
+        shard->prefix, tokens ? "bin" : "idx", start, start + size - 1);
 }
 
 int64_t shard_wrong_block(const UnalignedU64 *sums, const void *bytes, int64_t start, int64_t size) {
@@ -171,8 +170,9 @@ static bool check_blocks(const Shard *shard, const void *place, int64_t bytes, c
 static bool read_trailer(Shard *shard, const ShardTrailer *trailer, Error *error) {
     ShardIndex *index = &shard->index;
     if (trailer->self != hash_bytes(trailer, offsetof(ShardTrailer, self)))
-        return error_set(error, ERROR_DATA, "%s.idx is not as it was written in its last %zu bytes: copy it anew or pack the corpus again",
-            shard->prefix, sizeof *trailer);
+        return error_set(error, ERROR_DATA,
+            "%s.idx changed since it was written, in its last %zu bytes: copy the file again, or pack the corpus again", shard->prefix,
+            sizeof *trailer);
     shard->record = SHARD_BLOCKS;
     shard->max_token = (int64_t)trailer->max_token;
     shard->checksum = trailer->tokens;
@@ -193,16 +193,16 @@ static bool index_record(Shard *shard, Error *error) {
     shard->pairs = left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_PAIRS_MAGIC, 8);
     shard->masked = shard->pairs || (left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_MASKED_MAGIC, 8));
     if (shard->pairs && shard->document_count % 2)
-        return error_set(error, ERROR_DATA, "%s.idx is of pairs of documents and has %" PRId64 " of them: pack the corpus again",
-            shard->prefix, shard->document_count);
+        return error_set(error, ERROR_DATA,
+            "%s.idx describes preference pairs, but has an odd number of documents, %" PRId64 ": pack the corpus again", shard->prefix,
+            shard->document_count);
     if (shard->masked || (left == trailer && !memcmp(end - sizeof(ShardTrailer), SHARD_TRAILER_MAGIC, 8)))
         return read_trailer(shard, trailer_of(shard), error);
     const ShardSums *sums = (const ShardSums *)(end - sizeof *sums);
     if (left != sizeof *sums || memcmp(sums->magic, SHARD_SUMS_MAGIC, sizeof sums->magic) != 0)
         return error_set(error, ERROR_DATA,
-            "%s.idx has %" PRId64 " bytes after its %" PRId64 " document entries but 0, or %" PRId64
-            " of checksums, belong there: its counts are corrupt, or it is a multimodal shard, which smelt does not read; pack the "
-            "corpus again as text",
+            "%s.idx has %" PRId64 " bytes after its %" PRId64 " document entries instead of 0, or %" PRId64
+            " of checksums: its counts are corrupt, or it is a multimodal shard, which smelt does not read; pack the corpus again as text",
             shard->prefix, left, shard->document_count + 1, trailer);
     shard->record = SHARD_SUMS;
     shard->checksum = sums->tokens;
@@ -255,8 +255,8 @@ bool shard_index_document(const Shard *shard, int64_t document, int64_t *start, 
     *end = sequence_start(shard, last);
     return (first <= last && *start >= 0 && *start <= *end) ||
            error_set(error, ERROR_DATA,
-               "%s.idx ends document %" PRId64 " before sequence %" PRId64 ", and it begins with sequence %" PRId64
-               ": one of them lies elsewhere than where the one before ends; pack the corpus again",
+               "%s.idx ends document %" PRId64 " before sequence %" PRId64 ", but the document begins at sequence %" PRId64
+               ": its documents are not contiguous; pack the corpus again",
                shard->prefix, document, last, first);
 }
 
@@ -313,7 +313,7 @@ bool shard_index_marks(const Shard *shard, int64_t first, int64_t count, uint8_t
     if (!shard_index_document(shard, document, &start, &end, checked, error)) return false;
     if (start > first || end <= first)
         return error_set(error, ERROR_DATA,
-            "%s.idx gives no document for token %" PRId64 ": its documents are not in order; pack the corpus again", shard->prefix, first);
+            "%s.idx has no document for token %" PRId64 ": its documents are not in order; pack the corpus again", shard->prefix, first);
     for (;;) {
         if (shard->masked && !mark_untrained(shard, document, first, count, marks, error)) return false;
         if (end > start && end <= first + count) marks[end - 1 - first] |= TOKEN_ENDS;
@@ -331,13 +331,13 @@ static bool verify_sequence(const Shard *shard, int64_t sequence, int64_t *token
     int64_t offset = shard->index.offsets[sequence], expected = *tokens * shard->token_bytes;
     if (offset != expected)
         return error_set(error, ERROR_DATA,
-            "%s.idx puts sequence %" PRId64 " at byte %" PRId64 " but the one before ends at byte %" PRId64
-            ": smelt reads shards whose sequences lie end to end; pack the corpus again",
+            "%s.idx puts sequence %" PRId64 " at byte %" PRId64 ", but the previous sequence ends at byte %" PRId64
+            ": smelt reads only contiguous sequences; pack the corpus again",
             shard->prefix, sequence, offset, expected);
     if (length < 0 || length > shard->token_count - *tokens)
         return error_set(error, ERROR_DATA,
-            "%s.idx gives sequence %" PRId64 " a length of %" PRId32 " tokens but 0 to %" PRId64
-            " are left in the .bin file: one of the two is cut off or corrupt; pack the corpus again",
+            "%s.idx gives sequence %" PRId64 " a length of %" PRId32 " tokens, but the .bin file has %" PRId64
+            " left: one of the two is truncated or corrupt; pack the corpus again",
             shard->prefix, sequence, length, shard->token_count - *tokens);
     *tokens += length;
     return true;
@@ -351,8 +351,8 @@ static bool verify_documents(const Shard *shard, XXH3_state_t *hash, Error *erro
         int64_t end = index->documents[document + 1];
         if (end < sequence || end > index->sequences)
             return error_set(error, ERROR_DATA,
-                "%s.idx ends document %" PRId64 " before sequence %" PRId64 " but %" PRId64 " to %" PRId64
-                " are possible; pack the corpus again",
+                "%s.idx ends document %" PRId64 " before sequence %" PRId64 ", but %" PRId64 " to %" PRId64
+                " are possible: pack the corpus again",
                 shard->prefix, document, end, sequence, index->sequences);
         for (; sequence < end; sequence++) {
             if (!verify_sequence(shard, sequence, &tokens, error)) return false;
@@ -373,20 +373,21 @@ static bool verify_record(const Shard *shard, Error *error) {
     const ShardSums *sums = (const ShardSums *)(index->map.bytes + index->map.size - sizeof *sums);
     uint64_t actual = hash_bytes(index->map.bytes, index->map.size - sizeof sums->index);
     return actual == sums->index || error_set(error, ERROR_DATA,
-                                        "%s.idx has checksum %016" PRIx64 " but was written with %016" PRIx64
-                                        ": bytes changed since; pack the corpus again or copy it anew",
+                                        "%s.idx has checksum %016" PRIx64 ", but %016" PRIx64
+                                        " was recorded when it was written: copy the file again, or pack the corpus again",
                                         shard->prefix, actual, sums->index);
 }
 
 bool shard_index_verify(const Shard *shard, uint64_t *documents, Error *error) {
     if (!verify_record(shard, error)) return false;
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory to check %s.idx; free some", shard->prefix);
+    if (!hash) return error_set(error, ERROR_MEMORY, "out of memory while checking %s.idx: free some", shard->prefix);
     XXH3_64bits_reset(hash);
     bool good = verify_documents(shard, hash, error);
     *documents = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     if (good && shard->record == SHARD_BLOCKS && *documents != shard->documents)
-        good = error_set(error, ERROR_DATA, "%s.idx has other ends of documents than were written: pack the corpus again", shard->prefix);
+        good = error_set(
+            error, ERROR_DATA, "the document ends of %s.idx changed since they were written: pack the corpus again", shard->prefix);
     return good;
 }

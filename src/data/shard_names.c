@@ -17,7 +17,7 @@ char *shard_next(const char *name) { return memory_format("%s.next", name); }
 static bool find_prefix(const char *path, bool *there, Error *error) {
     FileKind kind = file_kind(path, NULL);
     *there = kind != FILE_ABSENT;
-    return kind != FILE_UNREADABLE || file_fail(error, "look for", path);
+    return kind != FILE_UNREADABLE || file_fail(error, "look up", path);
 }
 
 static bool find_next(const char *name, bool *there, Error *error) {
@@ -57,7 +57,7 @@ static bool has_name(const char *name, bool optional, Error *error) {
     bool there, waits;
     if (!find_prefix(name, &there, error) || !find_next(name, &waits, error)) return false;
     return (!waits && (there || optional)) ||
-           error_set(error, ERROR_CHECKPOINT, "%s is not there after it was put there: look at the file system", name);
+           error_set(error, ERROR_CHECKPOINT, "%s is missing right after it was renamed: check the file system", name);
 }
 
 static bool has_names(const char *prefix, Error *error) {
@@ -81,7 +81,8 @@ bool shard_names_take(const char *const *prefixes, const char *record, Error *er
         return error_set(error, ERROR_USAGE, "another process gives the files of %s their names: wait for it", prefixes[0]);
     bool good = take_every_name(prefixes, record, error);
     if (lock >= 0) close(lock);
-    if (!good && record) error_context(error, "%s is packed, and the same command gives its files their names", prefixes[0]);
+    if (!good && record)
+        error_context(error, "%s is packed but not renamed yet; run the same command again to rename its files", prefixes[0]);
     return good;
 }
 

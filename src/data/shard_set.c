@@ -92,13 +92,13 @@ static bool check_parts(const char *path, const FileList *prefixes, Error *error
         SCOPED_FREE char *valid = memory_format("%.*s-valid", (int)(strlen(train) - strlen("-train")), train);
         if (file_list_has(prefixes, valid))
             return error_set(
-                error, ERROR_DATA, "%s holds a training and a validation part: name one of them, %s or %s", path, train, valid);
+                error, ERROR_DATA, "%s contains a training and a validation part: give one of them, %s or %s", path, train, valid);
     }
     for (size_t i = 0; i < prefixes->count; i++) {
         bool valid = strstr(prefixes->entries[i].name, "_val_") != NULL, first = strstr(prefixes->entries[0].name, "_val_") != NULL;
         if (valid != first)
             return error_set(
-                error, ERROR_DATA, "%s holds a training and a validation part: name one of them, as in %s/*_train_*.bin", path, path);
+                error, ERROR_DATA, "%s contains a training and a validation part: give one of them, as in %s/*_train_*.bin", path, path);
     }
     return true;
 }
@@ -112,7 +112,8 @@ static bool check_complete(const char *path, Error *error) {
     json_auto_t *content = text ? json_loads(text, 0, NULL) : NULL;
     if (!text) return error->finding == FINDING_ABSENT || error_recode(error, ERROR_DATA);
     return !json_is_false(json_object_get(content, "complete")) ||
-           error_set(error, ERROR_DATA, "%s is not complete: its packing was interrupted; start the same `smelt data pack` again", path);
+           error_set(
+               error, ERROR_DATA, "%s is incomplete, because its packing was interrupted: run the same `smelt data pack` again", path);
 }
 
 /* Refuses shards of different tokenizers, which are not one stream. */
@@ -125,7 +126,7 @@ static bool check_tokenizers(const FileList *prefixes, Error *error) {
         if (!tokenizer_of(prefixes->entries[i].name, &other, error)) return false;
         if (first && other && !tokenizer_differs(first, other, &differs, error)) return false;
         if (!first != !other || differs)
-            return error_set(error, ERROR_DATA, "%s and %s were not packed with the same tokenizer: put them into folders of their own",
+            return error_set(error, ERROR_DATA, "%s and %s were packed with different tokenizers: put them into separate folders",
                 prefixes->entries[0].name, prefixes->entries[i].name);
     }
     return true;
@@ -144,9 +145,8 @@ static bool open_prefixes(ShardSet *set, const FileList *prefixes, Error *error)
         set->masked = set->masked || shard->masked;
         set->pairs = set->pairs || shard->pairs;
         if (shard->pairs != set->shards[0].pairs)
-            return error_set(error, ERROR_DATA,
-                "of %s and %s one is of pairs of answers and one is not: put them into folders of their own", set->shards[0].prefix,
-                shard->prefix);
+            return error_set(error, ERROR_DATA, "only one of %s and %s contains preference pairs: put them into separate folders",
+                set->shards[0].prefix, shard->prefix);
         set->first_token[i + 1] = set->token_count += shard->token_count;
         bool indexed = shard->document_count >= 0 && set->document_count >= 0;
         set->first_document[i + 1] = set->document_count = indexed ? set->document_count + shard->document_count : -1;
@@ -170,8 +170,8 @@ static void warn_of_others(const char *path) {
         count += other;
     }
     if (count > 0)
-        log_warn("%s is read as a folder of token shards: %" PRId64 " file%s in it that %s none %s left out, the first being %s", path,
-            count, plural(count), count == 1 ? "is" : "are", count == 1 ? "is" : "are", first);
+        log_warn(
+            "%s is a folder of token shards: ignoring %" PRId64 " other file%s in it; the first is %s", path, count, plural(count), first);
 }
 
 bool shard_set_open(ShardSet *set, const char *path, Error *error) {
@@ -284,9 +284,8 @@ bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, 
     *start += set->first_token[i];
     *end += set->first_token[i];
     if (*start != cursor->token)
-        return error_set(error, ERROR_DATA,
-            "%s.idx begins document %" PRId64 " elsewhere than where the one before ends: pack the corpus again", set->shards[i].prefix,
-            cursor->document - set->first_document[i]);
+        return error_set(error, ERROR_DATA, "%s.idx has a gap or overlap before document %" PRId64 ": pack the corpus again",
+            set->shards[i].prefix, cursor->document - set->first_document[i]);
     cursor->document++;
     cursor->token = *end;
     return true;

@@ -104,7 +104,7 @@ static bool output_open(OutputFile *output, const char *prefix, const char *suff
         return errno == ENOSPC || errno == EDQUOT ? false : error_recode(error, ERROR_USAGE);
     output->buffer = memory_allocate(BUFFER_BYTES);
     output->hash = new_hash();
-    return output->hash || error_set(error, ERROR_MEMORY, "no memory to write %s; free some", output->file.path);
+    return output->hash || error_set(error, ERROR_MEMORY, "out of memory while writing %s: free some", output->file.path);
 }
 
 /* Closes a file, also one that failed to open or was committed; a file with only a temporary name
@@ -148,12 +148,14 @@ static bool check_tokenizer(const char *prefix, Error *error) {
     FileKind kind = file_kind(folder, NULL);
     if (kind == FILE_ABSENT) return true;
     if (kind != FILE_FOLDER)
-        return error_set(error, ERROR_USAGE, "%s is no folder, and the shard's tokenizer goes there: give another name", folder);
+        return error_set(
+            error, ERROR_USAGE, "%s is not a folder, so smelt cannot write the shard's tokenizer there: choose another OUTPUT", folder);
     if (!file_list(folder, &list, error)) return false;
     for (size_t i = 0; i < list.count; i++)
         if (!tokenizer_copies(list.entries[i].name))
-            return error_set(error, ERROR_USAGE, "%s holds %s, which is no file of a shard's tokenizer: give another name, or move it away",
-                folder, list.entries[i].name);
+            return error_set(error, ERROR_USAGE,
+                "%s contains %s, which does not belong to a shard's tokenizer: choose another OUTPUT, or move the file", folder,
+                list.entries[i].name);
     return true;
 }
 
@@ -169,7 +171,7 @@ static bool be_alone(ShardWriter *writer, Error *error) {
     }
     writer->owns = !other;
     return !other ||
-           error_set(error, ERROR_USAGE, "another process writes %s, or may write it: wait for it, or name another output", writer->prefix);
+           error_set(error, ERROR_USAGE, "another process may be writing %s: wait for it, or choose another OUTPUT", writer->prefix);
 }
 
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error) {
@@ -181,7 +183,7 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
     writer->folder = slash ? memory_format("%.*s", (int)(slash + 1 - prefix), prefix) : memory_copy_string(".");
     writer->token_bytes = token_bytes;
     writer->document_hash = new_hash();
-    if (!writer->document_hash) error_set(error, ERROR_MEMORY, "no memory to write %s; free some", prefix);
+    if (!writer->document_hash) error_set(error, ERROR_MEMORY, "out of memory while writing %s: free some", prefix);
     else if (output_open(&writer->tokens, prefix, ".bin", writer->folder, &writer->token_blocks, error) && be_alone(writer, error))
         return writer;
     shard_writer_cancel(writer);
@@ -258,8 +260,8 @@ static bool writer_end_sequence(ShardWriter *writer, Error *error) {
 static bool refuse_written_token(const ShardWriter *writer, const int32_t *tokens, int64_t limit, Error *error) {
     while (*tokens >= 0 && *tokens <= limit) tokens++;
     return error_set(error, ERROR_DATA,
-        "token %" PRId32 " does not fit into %s.bin, which holds 0 to %" PRId64 " in %d bytes each; write the shard with wider tokens",
-        *tokens, writer->prefix, limit, writer->token_bytes);
+        "token %" PRId32 " does not fit in %s.bin, which stores 0 to %" PRId64 " in %d bytes: write the shard with wider tokens", *tokens,
+        writer->prefix, limit, writer->token_bytes);
 }
 
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {
@@ -377,7 +379,7 @@ static bool prepare_tokenizer(const ShardWriter *writer, Error *error) {
 static bool prepare_shard(ShardWriter *writer, Error *error) {
     assert(writer->open_tokens == 0);
     if (writer->sequence_count == 0)
-        return error_set(error, ERROR_DATA, "no tokens were written to %s.bin; give a corpus that is not empty", writer->prefix);
+        return error_set(error, ERROR_DATA, "no tokens were written to %s.bin: use a corpus that is not empty", writer->prefix);
     return prepare_tokenizer(writer, error) && output_sync(&writer->tokens, error) &&
            output_open(&writer->index, writer->prefix, ".idx", writer->folder, &writer->index_blocks, error) && write_index(writer, error);
 }

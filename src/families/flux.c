@@ -215,7 +215,7 @@ static void read_axes(HfFieldReader *r, const char *name, const json_t *value) {
     for (size_t i = 0; i < 3; i++) axes[i] = value ? json_integer_value(json_array_get(value, i)) : initial[i];
     int64_t dim = r->model->head_dim;
     if (axes[0] < 2 || axes[0] >= dim || axes[1] != axes[2] || axes[1] < 2 || axes[1] >= dim || axes[0] + 2 * axes[1] != dim)
-        hf_refuse(r, name, "are not two equal numbers after a first one, with attention_head_dim as their sum");
+        hf_refuse(r, name, "must be a first number and two equal ones, with the sum attention_head_dim");
     r->model->rope_first = axes[0];
 }
 
@@ -251,10 +251,10 @@ static const HfField fields[] = {
 
 static bool check_flux_class(const ModelConfig *c, const char *architecture, Error *error) {
     if (c->ffn != 4 * c->width)
-        return error_set(error, ERROR_USAGE, "model.ffn=%lld: %s has four times model.width", (long long)c->ffn, architecture);
+        return error_set(error, ERROR_USAGE, "model.ffn=%lld must be 4 x model.width for %s", (long long)c->ffn, architecture);
     return (c->norm_epsilon == 1e-6 && c->rope_theta == 10000) ||
-           error_set(error, ERROR_USAGE, "model.norm_epsilon=%g, model.rope_theta=%g: %s computes with 1e-6 and 10000 always",
-               c->norm_epsilon, c->rope_theta, architecture);
+           error_set(error, ERROR_USAGE, "model.norm_epsilon=%g and model.rope_theta=%g must be 1e-6 and 10000 for %s", c->norm_epsilon,
+               c->rope_theta, architecture);
 }
 
 /* Writes the fields as diffusers does; it takes the dtype from the tensors. */
@@ -286,12 +286,13 @@ static const char *const settings[] = {
 static bool check_flux(const ModelConfig *c, Error *error) {
     int64_t rest = c->head_dim - c->rope_first;
     if (c->single_layers >= c->layers)
-        return error_set(error, ERROR_USAGE, "model.single_layers=%lld of model.layers=%lld: the first layer has two streams",
+        return error_set(error, ERROR_USAGE,
+            "model.single_layers=%lld must be less than model.layers=%lld, because the first layer has two streams",
             (long long)c->single_layers, (long long)c->layers);
     if (!family_check_fused_norms(c, error)) return false;
     if (c->rope_first % 2 || rest < 4 || rest % 4)
         return error_set(error, ERROR_USAGE,
-            "model.rope_first=%lld of model.head_dim=%lld: it must be even, and half of the rest an even number, at least 2",
+            "model.rope_first=%lld of model.head_dim=%lld must be even, and half of the remaining channels an even number of at least 2",
             (long long)c->rope_first, (long long)c->head_dim);
     return family_check_width(c, error) && family_check_key_heads(c, error);
 }

@@ -76,7 +76,7 @@ static const HfField fields[] = {
 };
 
 static bool check_gpt2_class(const ModelConfig *c, const char *architecture, Error *error) {
-    return !c->window || error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window", (long long)c->window, architecture);
+    return !c->window || error_set(error, ERROR_USAGE, "model.window=%lld must be 0, because %s has no window", (long long)c->window, architecture);
 }
 
 /* transformers applies dropout while it trains; smelt does not. */
@@ -115,7 +115,7 @@ static const GgufRow gguf_rows[] = {
 static bool read_gpt2_gguf(const GgufKeys *keys) {
     int64_t heads = gguf_field(keys, "num_attention_heads"), key_heads = heads;
     return gguf_key_integer(keys, "attention.head_count_kv", &key_heads) &&
-           (key_heads == heads || gguf_key_refuse(keys, "attention.head_count_kv", "is not attention.head_count"));
+           (key_heads == heads || gguf_key_refuse(keys, "attention.head_count_kv", "must equal attention.head_count"));
 }
 
 static const char *const buffers[] = {".attn.bias", ".attn.masked_bias", NULL};

@@ -49,7 +49,7 @@ static const HfField llama_fields[] = {
 /* A mistral config with layer_types is transformers' Ministral, in which each layer has its own
  * type. */
 static void read_ministral_layers(HfFieldReader *r, const char *name, const json_t *value) {
-    if (value && !r->model->window) hf_refuse(r, name, "stands beside a sliding_window of null, with which transformers does not run");
+    if (value && !r->model->window) hf_refuse(r, name, "is set together with sliding_window null, which fails in transformers");
     if (value && !json_is_null(value)) hf_read_layer_types(r, name, value);
 }
 
@@ -97,8 +97,7 @@ static void read_qwen_layers(HfFieldReader *r, const char *name, const json_t *v
     if (!hf_boolean_or(r, "use_sliding_window", false)) c->window = 0;
     if (value && !json_is_null(value)) hf_read_layer_types(r, name, value);
     else if (c->window && first >= c->layers) c->window = 0;
-    else if (c->window && first > 0)
-        hf_refuse(r, "max_window_layers", "gives a window to some of the layers, and smelt's models have layers of one type");
+    else if (c->window && first > 0) hf_refuse(r, "max_window_layers", "gives a window to only some layers, which is not supported");
 }
 
 static const HfField qwen_fields[] = {
@@ -117,12 +116,14 @@ static const HfField qwen3_fields[] = {INTEGER("head_dim", head_dim, "128"), FIX
 /* Refuses settings that other classes of the family support and this one does not. */
 static bool check_llama_class(const ModelConfig *c, const char *architecture, Error *error) {
     if (c->rope_fraction != 1)
-        return error_set(error, ERROR_USAGE, "model.rope_fraction=%g: %s rotates whole heads", c->rope_fraction, architecture);
+        return error_set(
+            error, ERROR_USAGE, "model.rope_fraction=%g must be 1, because %s applies RoPE to whole heads", c->rope_fraction, architecture);
     if (c->experts && !c->renormalise)
-        return error_set(error, ERROR_USAGE, "model.renormalise=false: the gates of %s sum to 1", architecture);
+        return error_set(error, ERROR_USAGE, "model.renormalise must be true, because the gates of %s sum to 1", architecture);
     if (c->qkv_bias && (c->experts || c->qk_norm))
-        return error_set(error, ERROR_USAGE, "model.qkv_bias=true: %s has no such biases", architecture);
-    return !(c->qk_norm && c->experts) || error_set(error, ERROR_USAGE, "model.qk_norm=true: %s has no such norms", architecture);
+        return error_set(error, ERROR_USAGE, "model.qkv_bias must be false, because %s has no such biases", architecture);
+    return !(c->qk_norm && c->experts) ||
+           error_set(error, ERROR_USAGE, "model.qk_norm must be false, because %s has no such norms", architecture);
 }
 
 static void put_sizes(json_t *object, const ModelConfig *c, bool window) {

@@ -47,31 +47,31 @@ static double logit_scale(const json_t *object, const ModelConfig *c) {
 }
 
 /* MosaicML's own code computes these two fields as configured; transformers ignores them. */
-static const char mpt_own[] = "is computed as llm-foundry does; transformers ignores it";
+static const char mpt_own[] = "is applied as in llm-foundry; transformers ignores it";
 
 static void read_logit_scale(HfFieldReader *r, const char *name, const json_t *value) {
     (void)value;
     double scale = logit_scale(r->object, r->model);
-    if (!isfinite(scale) || scale == 0) hf_refuse(r, name, "is neither a number other than 0 nor \"inv_sqrt_d_model\"");
+    if (!isfinite(scale) || scale == 0) hf_refuse(r, name, "is neither a nonzero number nor \"inv_sqrt_d_model\"");
     if (scale != 1) hf_warn(r, "%s %s", name, mpt_own);
 }
 
 static void read_alibi(HfFieldReader *r, const char *name, const json_t *value) {
-    if (value && !(json_finite_value(value) > 0)) hf_refuse(r, name, "is not a number above 0");
+    if (value && !(json_finite_value(value) > 0)) hf_refuse(r, name, "is not a positive number");
     r->model->alibi_max = value ? json_finite_value(value) : 8;
     if (r->model->alibi_max != 8) hf_warn(r, "%s%s %s", r->path, name, mpt_own);
 }
 
 static void read_mpt_scale(HfFieldReader *r, const char *name, const json_t *value) {
     bool given = value && !json_is_null(value);
-    if (given && !(json_finite_value(value) > 0)) hf_refuse(r, name, "is not a number above 0");
+    if (given && !(json_finite_value(value) > 0)) hf_refuse(r, name, "is not a positive number");
     r->model->softmax_scale = given ? json_finite_value(value) : 0;
 }
 
 static void read_key_heads(HfFieldReader *r, const char *name, const json_t *value) {
     const char *type = value ? json_string_value(value) : "multihead_attention";
     bool one = type && !strcmp(type, "multiquery_attention"), all = type && !strcmp(type, "multihead_attention");
-    if (!one && !all && (!type || strcmp(type, "grouped_query_attention"))) hf_refuse(r, name, "is no kind of attention that smelt has");
+    if (!one && !all && (!type || strcmp(type, "grouped_query_attention"))) hf_refuse(r, name, "is not a supported kind of attention");
     r->model->kv_heads = one ? 1 : hf_integer_or(r, "kv_n_heads", 1, r->model->heads);
 }
 
@@ -143,15 +143,14 @@ static const HfField fields[] = {
 };
 
 static bool check_mpt_class(const ModelConfig *c, const char *architecture, Error *error) {
-    if (c->qk_norm) return error_set(error, ERROR_USAGE, "model.qk_norm=true: %s has no such norms", architecture);
-    if (c->window) return error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window", (long long)c->window, architecture);
+    if (c->qk_norm) return error_set(error, ERROR_USAGE, "model.qk_norm must be false, because %s has no such norms", architecture);
+    if (c->window) return error_set(error, ERROR_USAGE, "model.window=%lld must be 0, because %s has no window", (long long)c->window, architecture);
     if (c->kv_heads != c->heads)
-        return error_set(
-            error, ERROR_USAGE, "model.kv_heads=%lld: %s has as many key heads as query heads", (long long)c->kv_heads, architecture);
-    if (c->alibi_max != 8)
-        return error_set(error, ERROR_USAGE, "model.alibi_max=%g: %s computes with 8 always", c->alibi_max, architecture);
+        return error_set(error, ERROR_USAGE, "model.kv_heads=%lld must equal model.heads, because %s has no grouped-query attention",
+            (long long)c->kv_heads, architecture);
+    if (c->alibi_max != 8) return error_set(error, ERROR_USAGE, "model.alibi_max=%g must be 8 for %s", c->alibi_max, architecture);
     return c->ffn == 4 * c->width ||
-           error_set(error, ERROR_USAGE, "model.ffn=%lld: %s has four times model.width", (long long)c->ffn, architecture);
+           error_set(error, ERROR_USAGE, "model.ffn=%lld must be 4 x model.width for %s", (long long)c->ffn, architecture);
 }
 
 static void put_mpt(json_t *object, const ModelConfig *c) {
@@ -202,8 +201,9 @@ static bool read_mpt_gguf(const GgufKeys *keys) {
     if (!gguf_key_integer(keys, "attention.head_count_kv", &key_heads) || !gguf_key_integer(keys, "feed_forward_length", &ffn) ||
         !gguf_key_real(keys, "attention.clamp_kqv", &clip) || !gguf_key_real(keys, "attention.max_alibi_bias", &alibi))
         return false;
-    if (ffn % width) return gguf_key_refuse(keys, "feed_forward_length", "is no multiple of embedding_length");
-    if (!(alibi > 0)) return gguf_key_refuse(keys, "attention.max_alibi_bias", "is not above 0, and smelt's mpt has no other positions");
+    if (ffn % width) return gguf_key_refuse(keys, "feed_forward_length", "is not a multiple of embedding_length");
+    if (!(alibi > 0))
+        return gguf_key_refuse(keys, "attention.max_alibi_bias", "must be above 0, because smelt's mpt has only ALiBi positions");
     json_t *attention = json_object();
     hf_put_text(attention, "attn_type", "grouped_query_attention");
     hf_put_integer(attention, "kv_n_heads", key_heads);
@@ -217,7 +217,7 @@ static bool read_mpt_gguf(const GgufKeys *keys) {
 
 static bool check_gguf(const ModelConfig *c, Error *error) {
     return c->softmax_scale <= 0 || c->softmax_scale == 1 / sqrt((double)c->head_dim) ||
-           error_set(error, ERROR_USAGE, "model.softmax_scale=%g: llama.cpp computes with 1 / sqrt(head_dim)", c->softmax_scale);
+           error_set(error, ERROR_USAGE, "model.softmax_scale=%g must be 0, because llama.cpp uses 1 / sqrt(head_dim)", c->softmax_scale);
 }
 
 static const GgufClass gguf = {.architecture = "mpt", .rows = gguf_rows, .names = gguf_names, .read = read_mpt_gguf, .check = check_gguf};

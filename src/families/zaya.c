@@ -154,7 +154,7 @@ static bool read_window_layers(HfFieldReader *r, const char *name, const json_t 
     ModelConfig *c = r->model;
     int64_t first = -1, second = -1;
     if (!json_is_array(types) || (int64_t)json_array_size(types) != c->layers) {
-        hf_refuse(r, name, "does not hold one name for each of num_hidden_layers");
+        hf_refuse(r, name, "does not have one name for each of num_hidden_layers");
         return false;
     }
     for (int64_t i = 0; i < c->layers && second < 0; i++) {
@@ -169,8 +169,8 @@ static bool read_window_layers(HfFieldReader *r, const char *name, const json_t 
         const char *type = json_string_value(json_array_get(types, (size_t)i));
         bool slides = c->window_period && i % c->window_period == c->window_first;
         if (type && !strcmp(type, slides ? sliding : full)) continue;
-        if (type && (!strcmp(type, full) || !strcmp(type, sliding))) hf_refuse(r, name, "hold \"%s\" at no even distance", sliding);
-        else hf_refuse(r, name, "holds something else than \"%s\" and \"%s\"", full, sliding);
+        if (type && (!strcmp(type, full) || !strcmp(type, sliding))) hf_refuse(r, name, "have \"%s\" at uneven distances", sliding);
+        else hf_refuse(r, name, "contains values other than \"%s\" and \"%s\"", full, sliding);
         return false;
     }
     return true;
@@ -203,7 +203,7 @@ static void read_layers(HfFieldReader *r, const char *name, const json_t *value)
     bool given_types = value && !json_is_null(value), slides = given_types && c->window_period > 0, mixed = slides && c->window_period > 1;
     const char *type = slides && !mixed ? sliding : full;
     int64_t given = json_is_null(window) ? 0 : hf_integer_or(r, "sliding_window", 1, 0);
-    if (slides && !given) hf_refuse(r, "sliding_window", "is missing, and layer_types holds \"%s\"", sliding);
+    if (slides && !given) hf_refuse(r, "sliding_window", "is missing, but layer_types contains \"%s\"", sliding);
     c->window = slides ? given : 0;
     if (!slides) c->window_period = 1;
     bool scaling = hf_field(r, "rope_scaling") != NULL, absent = !scaling && (!rope || json_is_null(rope));
@@ -223,7 +223,7 @@ static int64_t largest(HfFieldReader *r, const char *name) {
     if (json_is_integer(value)) return json_integer_value(value);
     if (!json_is_array(value)) hf_refuse(r, name, value ? "is not an integer" : "is missing");
     json_array_foreach(value, index, item) {
-        if (!json_is_integer(item)) hf_refuse(r, name, "holds something else than integers");
+        if (!json_is_integer(item)) hf_refuse(r, name, "contains values other than integers");
         else if (json_integer_value(item) > most) most = json_integer_value(item);
     }
     return most;
@@ -238,7 +238,7 @@ static int64_t read_first_steps(HfFieldReader *r, const json_t *steps) {
     json_array_foreach(steps, index, step) {
         bool attention = json_is_string(step) && !strcmp(json_string_value(step), "a");
         if (index % 2 ? json_integer_value(step) != r->model->experts : !attention)
-            hf_refuse(r, "zaya_layers", "is not \"a\" and the number of experts in turns");
+            hf_refuse(r, "zaya_layers", "does not alternate between \"a\" and the number of experts");
     }
     return (int64_t)json_array_size(steps);
 }
@@ -257,15 +257,15 @@ static void read_first_layers(HfFieldReader *r, const char *name, const json_t *
     ModelConfig *c = r->model;
     int64_t steps = read_first_steps(r, value), gate_up = read_first_of(r, rows);
     (void)name;
-    if (steps % 2) hf_refuse(r, "num_hidden_layers", "is odd, and steps of attention and experts take turns");
-    if (gate_up % 2) hf_refuse(r, "ffn_hidden_size", "is odd, and half of it are the rows of the gate");
+    if (steps % 2) hf_refuse(r, "num_hidden_layers", "is odd, but attention and experts alternate");
+    if (gate_up % 2) hf_refuse(r, "ffn_hidden_size", "is odd, but half of its rows belong to the gate");
     c->layers = steps / 2;
     c->ffn = gate_up / 2;
     c->heads = read_first_of(r, heads);
     c->kv_heads = read_first_of(r, key_heads);
     c->head_dim = read_first_of(r, dims);
     if (hf_field(r, "swa_layers") && largest(r, "swa_layers"))
-        hf_refuse(r, "swa_layers", "is set, which smelt reads in the layout of transformers only");
+        hf_refuse(r, "swa_layers", "is set, which smelt supports only in the layout of transformers");
     if (!hf_field(r, "rope_theta")) hf_refuse(r, "rope_theta", "is missing");
     const json_t *fraction = hf_field(r, "partial_rotary_factor");
     hf_read_rope_object(r, "rope_scaling.", hf_field(r, "rope_scaling"), json_finite_value(hf_field(r, "rope_theta")),
@@ -347,9 +347,10 @@ static const HfTables *zaya_tables(const json_t *object) {
 static bool check_zaya_class(const ModelConfig *c, const char *architecture, Error *error) {
     if (c->experts_per_token != 1)
         return error_set(
-            error, ERROR_USAGE, "model.experts_per_token=%lld: %s has one expert per token", (long long)c->experts_per_token, architecture);
+            error, ERROR_USAGE, "model.experts_per_token=%lld must be 1 for %s", (long long)c->experts_per_token, architecture);
     return !c->renormalise ||
-           error_set(error, ERROR_USAGE, "model.renormalise=true: %s keeps the probability of the chosen expert as its gate", architecture);
+           error_set(error, ERROR_USAGE, "model.renormalise must be false, because the gate of %s is the probability of the chosen expert",
+               architecture);
 }
 
 static json_t *zaya_rope(const ModelConfig *c, bool slides) {
@@ -464,16 +465,17 @@ static const char *const settings[] = {"experts", "padding", "rope_factor", "rop
 static bool check_zaya(const ModelConfig *c, Error *error) {
     if (c->experts == 0)
         return error_set(error, ERROR_USAGE,
-            "model.experts=0: model.family=zaya is a mixture of experts: give model.experts, or a family that may have none, such as "
+            "model.experts=0, but model.family=zaya is a mixture of experts: set model.experts, or a dense family such as "
             "model.family=llama");
     if (c->experts == 512)
-        return error_set(error, ERROR_USAGE, "model.experts=512: family zaya has at most 511, one class of its routers is to skip them");
+        return error_set(error, ERROR_USAGE,
+            "model.experts=512, but family zaya has at most 511, because its routers have one class that skips all experts");
     if (c->kv_heads * c->head_dim % 2)
         return error_set(error, ERROR_USAGE,
-            "model.kv_heads * model.head_dim = %lld must be even: half of the values are of the token before",
+            "model.kv_heads x model.head_dim = %lld must be even, because half of the values come from the previous token",
             (long long)(c->kv_heads * c->head_dim));
     return c->rope_attention_factor == 1 ||
-           error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g: family zaya computes with 1 only", c->rope_attention_factor);
+           error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g must be 1 in family zaya", c->rope_attention_factor);
 }
 
 const FamilyRule family_zaya = {.name = "zaya",

@@ -25,8 +25,8 @@ static const HealthSource sources[] = {
     {"/sys/class/infiniband/*/ports/*/counters/symbol_error", "symbols were received with errors"},
     {"/sys/class/infiniband/*/ports/*/counters/port_rcv_errors", "packets were received with errors"},
     {"/sys/class/infiniband/*/ports/*/hw_counters/local_ack_timeout_err", "packets were not acknowledged in time"},
-    {"/sys/class/drm/card*/device/ras/*_err_count", "the GPU's memory had errors that cannot be corrected"},
-    {"/sys/devices/system/edac/mc/mc*/ue_count", "the host's memory had errors that cannot be corrected"},
+    {"/sys/class/drm/card*/device/ras/*_err_count", "the GPU memory had uncorrectable errors"},
+    {"/sys/devices/system/edac/mc/mc*/ue_count", "the host memory had uncorrectable errors"},
 };
 
 typedef struct Counter {
@@ -118,11 +118,10 @@ static void look_at_gpu(Health *health, unsigned index, HealthListener listener)
     void *device;
     unsigned long long errors = gpu_errors(&health->nvml, index), before = health->gpu_errors[index], reasons = 0;
     if (errors > before)
-        health_report(
-            listener, "GPU %u: its memory had errors that cannot be corrected, %llu more, %llu in all", index, errors - before, errors);
+        health_report(listener, "GPU %u: its memory had %llu more uncorrectable errors, %llu in total", index, errors - before, errors);
     health->gpu_errors[index] = errors;
     if (health->nvml.device(index, &device) == 0 && health->nvml.throttled(device, &reasons) == 0 && (reasons & NVML_THERMAL))
-        health_report(listener, "GPU %u runs slower because it is too hot", index);
+        health_report(listener, "GPU %u is throttled because it is too hot", index);
 }
 
 void health_look(Health *health, HealthListener listener) {
@@ -130,7 +129,7 @@ void health_look(Health *health, HealthListener listener) {
         Counter *counter = &health->counters[i];
         int64_t value = read_counter(counter->path);
         if (value > counter->value && counter->value >= 0)
-            health_report(listener, "%.300s: %s, %lld more, %lld in all", counter->path + health->root_length, counter->source->meaning,
+            health_report(listener, "%.300s: %s, %lld more, %lld in total", counter->path + health->root_length, counter->source->meaning,
                 (long long)(value - counter->value), (long long)value);
         counter->value = value;
     }

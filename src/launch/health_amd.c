@@ -86,9 +86,8 @@ static void look_at_errors(HealthAmd *amd, uint32_t index, HealthListener listen
         ErrorCount now = {0}, *before = &amd->gpus[index].errors[block];
         if (amd->call.errors(index, bits[block], &now) != 0) continue;
         if (now.uncorrected > before->uncorrected)
-            health_report(listener,
-                "AMD GPU %u: block %s had errors that cannot be corrected, %llu more, %llu in all, beside %llu corrected ones", index,
-                blocks[block], (unsigned long long)(now.uncorrected - before->uncorrected), (unsigned long long)now.uncorrected,
+            health_report(listener, "AMD GPU %u: block %s had %llu more uncorrectable errors, %llu in total, and %llu corrected errors",
+                index, blocks[block], (unsigned long long)(now.uncorrected - before->uncorrected), (unsigned long long)now.uncorrected,
                 (unsigned long long)now.corrected);
         *before = now;
     }
@@ -129,7 +128,7 @@ static void look_at_heat(HealthAmd *amd, uint32_t index, HealthListener listener
     gpu->slowed = slowed;
     if (began)
         health_report(listener, "AMD GPU %u %s: %lld C at the junction, %lld C in its memory", index,
-            slowed ? "runs slower because it is too hot" : "is too hot", (long long)(junction / 1000), (long long)(memory / 1000));
+            slowed ? "is throttled because it is too hot" : "is too hot", (long long)(junction / 1000), (long long)(memory / 1000));
 }
 
 void health_amd_look(HealthAmd *amd, HealthListener listener) {

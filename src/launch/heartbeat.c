@@ -12,7 +12,7 @@
 
 static Heartbeat *map(int file, int ranks, Error *error) {
     void *page = memory_map_shared(file, (size_t)ranks * sizeof(Heartbeat), error);
-    if (!page) error_context(error, "a page for the ranks' heartbeats");
+    if (!page) error_context(error, "the shared page of heartbeats");
     return page;
 }
 
@@ -20,7 +20,7 @@ Heartbeat *heartbeat_create(int ranks, int *file, Error *error) {
     *file = memfd_create("smelt-heartbeats", MFD_CLOEXEC);
     Heartbeat *heartbeats = NULL;
     if (*file < 0 || ftruncate(*file, (off_t)((size_t)ranks * sizeof *heartbeats)) != 0)
-        error_set(error, ERROR_MEMORY, "the system refused a page for the ranks' heartbeats: %s", strerror(errno));
+        error_set(error, ERROR_MEMORY, "cannot map the shared page of heartbeats: %s", strerror(errno));
     else heartbeats = map(*file, ranks, error);
     if (!heartbeats && *file >= 0) close(*file);
     return heartbeats;

@@ -61,7 +61,7 @@ static bool start_rank(Ranks *ranks, int rank, Error *error) {
     Rank *r = &ranks->ranks[rank];
     for (int i = 0; i < STREAMS; i++) {
         if (pipe2(pipes[i], O_CLOEXEC) != 0)
-            return error_set(error, ERROR_INTERNAL, "the system refused a pipe for rank %d: %s", rank, strerror(errno));
+            return error_set(error, ERROR_INTERNAL, "cannot create a pipe for rank %d: %s", rank, strerror(errno));
         fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
         r->streams[i].file = pipes[i][0];
     }
@@ -74,7 +74,7 @@ static bool start_rank(Ranks *ranks, int rank, Error *error) {
     int code = errno;
     for (int i = 0; i < STREAMS; i++) close(pipes[i][1]);
     if (id > 0) r->id = id;
-    return id > 0 || error_set(error, ERROR_INTERNAL, "the system refused a process for rank %d: %s", rank, strerror(code));
+    return id > 0 || error_set(error, ERROR_INTERNAL, "cannot start a process for rank %d: %s", rank, strerror(code));
 }
 
 bool ranks_start(Ranks *ranks, const RankPlan *plan, Error *error) {

@@ -77,7 +77,7 @@ static bool listen_for_nodes(Rendezvous *rendezvous, Error *error) {
     double until = log_seconds() + LOST_SECONDS; /* an earlier run may be about to end */
     while (!(rendezvous->acceptor = acceptor_open(&options)) && errno == EADDRINUSE && log_seconds() < until && !place->stop->signal)
         usleep((useconds_t)(slice * 1e6));
-    return rendezvous->acceptor || error_set(error, ERROR_COMMUNICATION, "node 0 cannot listen at port %d: %s; give another MASTER_PORT",
+    return rendezvous->acceptor || error_set(error, ERROR_COMMUNICATION, "node 0 cannot listen on port %d: %s; set another MASTER_PORT",
                                        place->port, strerror(errno));
 }
 
@@ -143,9 +143,10 @@ static void note_address(const Rendezvous *rendezvous, Seat *seat) {
 static void admit(Rendezvous *rendezvous, Channel *channel, const NodeHello *hello) {
     double until = log_seconds() + HELLO_SECONDS;
     Seat *seat = is_sound(rendezvous, hello) ? &rendezvous->seats[hello->node] : NULL;
-    if (!seat) channel_answer(channel, CHANNEL_REFUSED, "node 0 runs another command, or with another number of nodes", until);
+    if (!seat) channel_answer(channel, CHANNEL_REFUSED, "node 0 runs a different command or expects a different number of nodes", until);
     else if (channel_is_alive(&seat->channel))
-        channel_answer(channel, CHANNEL_LATER, "another supervisor has this node's number: NODE_RANK must differ", until);
+        channel_answer(
+            channel, CHANNEL_LATER, "another supervisor has the same node number: set a different NODE_RANK on each node", until);
     else if (channel_answer(channel, CHANNEL_WELCOME, "", until)) {
         take_seat(seat, channel, &hello->report);
         note_address(rendezvous, seat);
@@ -198,7 +199,7 @@ static void reserve_nodes(Rendezvous *rendezvous) {
         if (!takes_part(seat)) continue;
         ranks -= seat->report.ranks;
         seat->report.state = NODE_SICK;
-        snprintf(seat->report.reason, sizeof seat->report.reason, "in reserve: a copy of the model takes %lld ranks", (long long)copy);
+        snprintf(seat->report.reason, sizeof seat->report.reason, "in reserve: a copy of the model needs %lld ranks", (long long)copy);
     }
 }
 
@@ -211,8 +212,8 @@ static void describe_absent(const Rendezvous *rendezvous, char *text, size_t siz
         char why[sizeof seat->report.name + sizeof seat->report.reason + 8];
         if (takes_part(seat)) continue;
         if (seat->here) snprintf(why, sizeof why, "(%s): %s", seat->report.name, seat->report.reason);
-        else if (seat->member) snprintf(why, sizeof why, "did not come in %.0f s", rendezvous->place.away);
-        else snprintf(why, sizeof why, "is still away");
+        else if (seat->member) snprintf(why, sizeof why, "did not connect in %.0f s", rendezvous->place.away);
+        else snprintf(why, sizeof why, "is still missing");
         length += (size_t)snprintf(text + length, size - length, "%snode %d %s", length ? "; " : "", node, why);
     }
 }
@@ -272,8 +273,8 @@ static RendezvousVerdict decide(Rendezvous *rendezvous, RendezvousAnswer *own) {
         char absent[sizeof answer.reason];
         memcpy(absent, answer.reason, sizeof absent);
         answer.code = ERROR_COMMUNICATION;
-        snprintf(answer.reason, sizeof answer.reason, "%d of %d nodes can go on, and %d are needed (least=): %.400s", answer.members,
-            rendezvous->place.nodes, rendezvous->place.least, absent);
+        snprintf(answer.reason, sizeof answer.reason, "only %d of %d nodes can continue, but %d are needed (least=): %.400s",
+            answer.members, rendezvous->place.nodes, rendezvous->place.least, absent);
     }
     return answer_all(rendezvous, end || answer.members < rendezvous->place.least ? RENDEZVOUS_OVER : RENDEZVOUS_START, &answer, own);
 }
@@ -312,7 +313,7 @@ static bool report_missing(const Rendezvous *rendezvous, int connection, const N
     const RendezvousPlace *place = &rendezvous->place;
     NodeHello hello = {.node = place->node, .nodes = place->nodes, .job = rendezvous->job, .report = *own};
     double until = log_seconds() + HELLO_SECONDS;
-    if (connection < 0) return error_set(error, ERROR_COMMUNICATION, "nobody answers there");
+    if (connection < 0) return error_set(error, ERROR_COMMUNICATION, "no answer");
     return channel_greet(channel, connection, place->secret, CHANNEL_NODES, &hello, sizeof hello, until, error) &&
            channel_await_welcome(channel, until, error);
 }
@@ -331,7 +332,7 @@ static bool hear(Channel *channel, RendezvousVerdict *verdict, RendezvousAnswer 
 static RendezvousVerdict give_up(const Rendezvous *rendezvous, const Error *error, RendezvousAnswer *answer) {
     *answer = (RendezvousAnswer){.code = (int32_t)error->code};
     if (error->code == ERROR_COMMUNICATION)
-        snprintf(answer->reason, sizeof answer->reason, "node 0 at %.200s:%d was not there for %.0f s: %.200s", rendezvous->place.address,
+        snprintf(answer->reason, sizeof answer->reason, "node 0 at %.200s:%d was unreachable for %.0f s: %.200s", rendezvous->place.address,
             rendezvous->place.port, rendezvous->place.away, error->message);
     else snprintf(answer->reason, sizeof answer->reason, "%.500s", error->message);
     return RENDEZVOUS_OVER;

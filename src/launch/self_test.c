@@ -65,7 +65,7 @@ static void reap_test(pid_t child, bool killed, int *status) {
 bool self_test(const char *devices, Rendezvous *rendezvous, const StopRequest *stop, char *reason, size_t size) {
     int ends[2], status = 0;
     reason[0] = 0;
-    if (pipe2(ends, O_CLOEXEC) != 0) return snprintf(reason, size, "the system refused a pipe: %s", strerror(errno)) < 0;
+    if (pipe2(ends, O_CLOEXEC) != 0) return snprintf(reason, size, "cannot create a pipe: %s", strerror(errno)) < 0;
     SCOPED_FREE char *output = memory_allocate(OUTPUT_BYTES);
     pid_t child = start_doctor(devices, ends[1]);
     int code = errno; /* why no process could be started */
@@ -74,11 +74,11 @@ bool self_test(const char *devices, Rendezvous *rendezvous, const StopRequest *s
     if (child > 0) reap_test(child, !ended, &status);
     close(ends[0]);
     bool passed = stop->signal || (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    if (child < 0) snprintf(reason, size, "the system refused a process: %s", strerror(code));
-    else if (!ended) snprintf(reason, size, "its self-test did not end in %d s", LIMIT_SECONDS);
+    if (child < 0) snprintf(reason, size, "cannot start a process: %s", strerror(code));
+    else if (!ended) snprintf(reason, size, "its self-test did not finish in %d s", LIMIT_SECONDS);
     else if (!passed && WIFSIGNALED(status))
         snprintf(reason, size, "its self-test was killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else if (!passed) find_error(output, reason, size);
-    if (!passed && !*reason) snprintf(reason, size, "its self-test ended with exit code %d", WEXITSTATUS(status));
+    if (!passed && !*reason) snprintf(reason, size, "its self-test failed with exit code %d", WEXITSTATUS(status));
     return passed;
 }

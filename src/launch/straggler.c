@@ -66,8 +66,8 @@ static void find_straggler(StragglerDetector *straggler, const RankTime *times) 
     straggler->repeats = slow >= 0 && slow == straggler->slow ? straggler->repeats + 1 : 0;
     straggler->slow = slow;
     if (straggler->repeats == SLOW_REPEATS - 1 && comm_rank(straggler->comm) == 0)
-        log_warn("rank %d (node %.0f, local rank %.0f) is slow: it computes %.1f times as long as the median of the others, which wait for "
-                 "it in every step: %.1f ms",
+        log_warn("rank %d (node %.0f, local rank %.0f) is a straggler: it computes %.1f times as long as the median of the other ranks, "
+                 "which wait %.1f ms for it in every step",
             slow, times[slow].node, times[slow].local_rank, ratio, times[slow].busy * 1e3);
 }
 

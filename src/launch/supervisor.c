@@ -29,23 +29,23 @@ enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, LEAVE_SECONDS = 15, RETEST_
 
 #define FIELD(name) offsetof(LaunchOptions, name)
 static const Option rows[] = {
-    INT_OPTION(ranks, "1", 1, 1024, "ranks", "processes on this node, one for each GPU; -n N is short for it"),
-    CHOICE_OPTION(output, "first", "first|all", "ranks whose output is shown; of the others the last lines when they fail"),
+    INT_OPTION(ranks, "1", 1, 1024, "ranks", "processes on this node, one per GPU; -n N is the short form"),
+    CHOICE_OPTION(output, "first", "first|all", "ranks whose output is shown; for other ranks, only the last lines after a failure"),
     INT_OPTION(restarts, "3", 0, 1e6, "",
-        "restarts in a row without progress before it gives up; of train alone: other commands end with their first failure"),
-    REAL_OPTION(grace, "120", 0, 86400, "s", "time that ranks get for a checkpoint after a request to stop"),
+        "restarts in a row without progress before giving up; only for train: other commands end at their first failure"),
+    REAL_OPTION(grace, "120", 0, 86400, "s", "time for the ranks to write a checkpoint after a request to stop"),
     REAL_OPTION(hang, "1800", 0, 864000, "s", "time without a heartbeat after which a rank counts as hung; 0: never"),
-    CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"),
+    CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN: stop, or return to the last checkpoint and continue with on_nan=skip"),
     BOOL_OPTION(shrink, "false",
-        "leave out a rank that failed twice in a row without progress, and go on with whole copies of the model (one node only)"),
+        "exclude a rank that failed twice in a row without progress, and continue with whole copies of the model (one node only)"),
     BOOL_OPTION(self_test, "true",
-        "test the node (smelt doctor self_test=true) after failures that may be the hardware's; on several nodes also before the first "
+        "test the node (smelt doctor self_test=true) after failures that hardware may have caused; on several nodes also before the first "
         "start"),
     INT_OPTION(least, "0", 0, 1 << 16, "nodes",
-        "several nodes: fewest to go on with when others stay away, fail the self-test, or fail twice in a row without "
-        "progress; 0: all"),
-    REAL_OPTION(away, "300", 1, 86400, "s", "several nodes: time to wait for a node before the others go on"),
-    STRING_OPTION(restart_on, "", "", "start again when a line of output matches this regular expression"),
+        "several nodes: minimum to continue with when others are missing, fail the self-test, or fail twice in a row without progress; 0: "
+        "all"),
+    REAL_OPTION(away, "300", 1, 86400, "s", "several nodes: time to wait for a node before the others continue"),
+    STRING_OPTION(restart_on, "", "", "restart when a line of output matches this regular expression"),
     STRING_OPTION(stop_on, "", "", "stop when a line of output matches this regular expression"),
 };
 const OptionTable launch_table = OPTION_TABLE(rows);
@@ -172,13 +172,13 @@ static void pass_stop_on(Supervisor *supervisor, int seen, double *until) {
     enum { LAST = 3 };
     int count = supervisor->stop->count;
     const char *purpose = supervisor->resumes ? "for a checkpoint" : "to end";
-    const char *loss = supervisor->resumes ? "; what they did after the last checkpoint is lost" : "";
+    const char *loss = supervisor->resumes ? "; their steps after the last checkpoint are lost" : "";
     if (seen == 0) *until = log_seconds() + supervisor->options->grace;
     if (count >= LAST) *until = log_seconds();
-    if (count >= LAST) log_warn("asked to stop for the third time: the ranks are killed%s", loss);
+    if (count >= LAST) log_warn("third request to stop: killing the ranks%s", loss);
     else if (count > 1)
-        log_warn("asked to stop again: the ranks still have %.0f s %s; a third request kills them", *until - log_seconds(), purpose);
-    else log_info("asked to stop: the ranks have %.0f s %s", supervisor->options->grace, purpose);
+        log_warn("second request to stop: the ranks still have %.0f s %s; a third request kills them", *until - log_seconds(), purpose);
+    else log_info("request to stop: the ranks have %.0f s %s", supervisor->options->grace, purpose);
     ranks_signal(&supervisor->ranks, supervisor->stop->signal);
 }
 
@@ -197,8 +197,7 @@ static bool only_held_remain(const Supervisor *supervisor) {
 static void report_held(const Supervisor *supervisor) {
     for (int rank = 0; rank < supervisor->plan.count; rank++)
         if (supervisor->ranks.ranks[rank].id)
-            log_warn(
-                "rank %d was stopped by a signal (SIGSTOP) while all others ended: it is killed", ranks_number(&supervisor->plan, rank));
+            log_warn("rank %d was suspended (SIGSTOP) while all other ranks exited: killing it", ranks_number(&supervisor->plan, rank));
 }
 
 /* Returns when all ranks have ended. After a failure the other ranks have LEAVE_SECONDS to notice
@@ -253,7 +252,7 @@ static void describe_end(const Supervisor *supervisor, char text[256]) {
     if (verdict->rule->event == EVENT_SIGNAL)
         snprintf(text + length, (size_t)left, " by signal %d (%s)", verdict->value, strsignal(verdict->value));
     if (verdict->rule->event == EVENT_EXIT)
-        snprintf(text + length, (size_t)left, " (exit code %d%s)", verdict->value, verdict->shared ? ", as others have" : "");
+        snprintf(text + length, (size_t)left, " (exit code %d%s)", verdict->value, verdict->shared ? ", like others" : "");
 }
 
 static void print_tails(const Supervisor *supervisor) {
@@ -295,9 +294,8 @@ static void leave_rank_out(Supervisor *supervisor, int rank, const char *reason)
     char *visible = NULL;
     int copy = mesh_copy_ranks(&supervisor->mesh), left = --supervisor->left;
     plan->count = left / copy * copy;
-    log_warn("leaving out rank %d, %s: going on with %d rank%s", rank, reason, plan->count, plural(plan->count));
-    if (plan->count < left)
-        log_warn("a copy of the model takes %d ranks: %d of the other devices stay in reserve", copy, left - plan->count);
+    log_warn("excluding rank %d, %s: continuing with %d rank%s", rank, reason, plan->count, plural(plan->count));
+    if (plan->count < left) log_warn("a copy of the model needs %d ranks: %d other devices stay in reserve", copy, left - plan->count);
     supervisor->failures = 0;
     memmove(supervisor->devices + rank, supervisor->devices + rank + 1, (size_t)(left - rank) * sizeof *supervisor->devices);
     for (int i = 0; i < plan->count; i++) {
@@ -364,9 +362,9 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     if (progress) supervisor->best_step = step;
     step = supervisor->best_step;
     if (verdict->rule->action == ACTION_STOP)
-        return error_set(error, code, "after step %lld %s: starting again would not help", (long long)step, end);
+        return error_set(error, code, "after step %lld %s: a restart would not help", (long long)step, end);
     if (supervisor->failures > options->restarts)
-        return error_set(error, code, "after step %lld %s; given up after %d failure%s in a row without progress (restarts=%lld)",
+        return error_set(error, code, "after step %lld %s; giving up after %d failure%s in a row without progress (restarts=%lld)",
             (long long)step, end, supervisor->failures, plural(supervisor->failures), (long long)options->restarts);
     log_warn("after step %lld %s: starting all ranks again, failure %d of %lld without progress", (long long)step, end,
         supervisor->failures, (long long)options->restarts);
@@ -385,8 +383,8 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
 static bool passes_test(Supervisor *supervisor, char *reason, size_t size) {
     if (!supervisor->options->self_test || !supervisor->suspect) return true;
     supervisor->suspect = !self_test(supervisor->plan.devices, supervisor->rendezvous, supervisor->stop, reason, size);
-    if (supervisor->suspect) log_warn("node %d fails its self-test: %s", supervisor->node, reason);
-    else log_info("node %d passes its self-test", supervisor->node);
+    if (supervisor->suspect) log_warn("node %d failed its self-test: %s", supervisor->node, reason);
+    else log_info("node %d passed its self-test", supervisor->node);
     return !supervisor->suspect;
 }
 
@@ -402,7 +400,7 @@ static bool prepare_alone(Supervisor *supervisor, Error *error) {
     }
     plan->port = choose_port();
     plan->total = plan->count;
-    if (!fit) return error_set(error, ERROR_DEVICE, "given up: this node fails its self-test: %s", reason);
+    if (!fit) return error_set(error, ERROR_DEVICE, "giving up, because this node failed its self-test: %s", reason);
     return secret_random(&plan->secret, sizeof plan->secret, error);
 }
 
@@ -419,9 +417,9 @@ static NodeReport report_node(Supervisor *supervisor) {
 static void report_part(Supervisor *supervisor, const RendezvousAnswer *answer) {
     RankPlan *plan = &supervisor->plan;
     bool fewer = answer->members < supervisor->nodes;
-    if (fewer) log_warn("going on with %d of %d nodes, %d ranks: %s", answer->members, supervisor->nodes, answer->ranks, answer->reason);
+    if (fewer) log_warn("continuing with %d of %d nodes, %d ranks: %s", answer->members, supervisor->nodes, answer->ranks, answer->reason);
     else if (supervisor->part.members && supervisor->part.members < answer->members)
-        log_info("all %d nodes take part again", answer->members);
+        log_info("all %d nodes are in the run again", answer->members);
     if (answer->members < supervisor->fewest) supervisor->failures = 0;
     if (answer->members < supervisor->fewest) supervisor->fewest = answer->members;
     supervisor->part = *answer;
@@ -435,7 +433,7 @@ static void report_part(Supervisor *supervisor, const RendezvousAnswer *answer) 
 
 /* Describes the effect of a start after a stop. */
 static const char *next_start(const Supervisor *supervisor) {
-    return supervisor->resumes ? "the same command continues" : "the same command begins anew";
+    return supervisor->resumes ? "the same command continues" : "the same command starts from the beginning";
 }
 
 /* Prepares an attempt on one of several nodes; returns true when this node takes part. False: the
@@ -449,11 +447,12 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
         case RENDEZVOUS_START: report_part(supervisor, &answer); return true;
         case RENDEZVOUS_OVER:
             supervisor->over = true;
-            if (answer.code != ERROR_NONE) return error_set(error, (ErrorCode)answer.code, "the nodes ended the run: %s", answer.reason);
-            log_info("the other nodes have finished the run");
+            if (answer.code != ERROR_NONE)
+                return error_set(error, (ErrorCode)answer.code, "the other nodes ended the run: %s", answer.reason);
+            log_info("the other nodes finished the run");
             return false;
         case RENDEZVOUS_LEFT_OUT:
-            log_warn("node %d is left out: %s; once it passes its self-test it takes part from the next start on", supervisor->node,
+            log_warn("node %d is excluded: %s; it rejoins at the next start after it passes its self-test", supervisor->node,
                 *report.reason ? report.reason : answer.reason);
             supervisor->local_failures = 0;
             break;
@@ -481,7 +480,7 @@ static bool report_stop(const Supervisor *supervisor, int64_t step, Error *error
     if (!supervisor->resumes) snprintf(after, sizeof after, "before the end");
     else if (step > 0) snprintf(after, sizeof after, "after step %lld", (long long)step);
     if (ended_with(&supervisor->verdict, ERROR_PREEMPTED))
-        return error_set(error, ERROR_PREEMPTED, "all ranks have ended: %s", next_start(supervisor));
+        return error_set(error, ERROR_PREEMPTED, "all ranks exited: %s", next_start(supervisor));
     return error_set(error, ERROR_PREEMPTED, "stopped %s: %s", after, next_start(supervisor));
 }
 
@@ -530,11 +529,11 @@ static bool open_rendezvous(Supervisor *supervisor, Error *error) {
     char who[32];
     int64_t least = supervisor->options->least;
     if (least > supervisor->nodes)
-        return error_set(error, ERROR_USAGE, "least=%lld is more than the %d nodes of the run", (long long)least, supervisor->nodes);
+        return error_set(error, ERROR_USAGE, "least=%lld exceeds the %d nodes of the run", (long long)least, supervisor->nodes);
     if (supervisor->nodes == 1) return true;
     if (supervisor->options->shrink)
-        return error_set(error, ERROR_USAGE, "shrink=true is for one node, and the run has %d: least=N goes on without nodes that fail",
-            supervisor->nodes);
+        return error_set(error, ERROR_USAGE,
+            "shrink=true works only on one node, but the run has %d: set least=N to continue without failed nodes", supervisor->nodes);
     snprintf(who, sizeof who, "%d nodes", supervisor->nodes);
     if (!secret_find(who, &supervisor->secret, error)) return false;
     supervisor->fewest = supervisor->nodes;

@@ -60,7 +60,7 @@ static void print_absent(const Watchdog *watchdog, int rank) {
     }
     uint64_t wait = watchdog->heartbeats[local].waits;
     mesh_name_group(heartbeat_wait_axes(wait), group, sizeof group);
-    if (wait) fprintf(stderr, "  %s, which waits in number %llu of %s\n", name, (unsigned long long)heartbeat_wait_number(wait), group);
+    if (wait) fprintf(stderr, "  %s, which is in collective %llu of %s\n", name, (unsigned long long)heartbeat_wait_number(wait), group);
     else fprintf(stderr, "  %s, which is in no collective\n", name);
 }
 
@@ -85,7 +85,7 @@ static void print_wait(const Watchdog *watchdog) {
         if (absent++ < MOST) print_absent(watchdog, rank);
     }
     if (absent > MOST) fprintf(stderr, "  and %d more\n", absent - MOST);
-    if (!absent) fprintf(stderr, "  none: all of the group have come, as far as they are on this node\n");
+    if (!absent) fprintf(stderr, "  none: all ranks of the group on this node have arrived\n");
 }
 
 static void print_collectives(const Watchdog *watchdog) {
@@ -121,7 +121,7 @@ static bool pause_for(Watchdog *watchdog, double seconds) {
 static void end_hang(Watchdog *watchdog) {
     int64_t step = heartbeat(watchdog)->step;
     char reason[160];
-    snprintf(reason, sizeof reason, "rank %d made no progress for %.0f s after step %lld: ended by its watchdog", comm_rank(watchdog->comm),
+    snprintf(reason, sizeof reason, "rank %d made no progress for %.0f s after step %lld: its watchdog ended it", comm_rank(watchdog->comm),
         watchdog->seconds, (long long)step);
     log_error("%s", reason);
     print_wait(watchdog);
@@ -165,8 +165,7 @@ Watchdog *watchdog_start(const Mesh *mesh, Comm *comm, int64_t step, double seco
     pthread_cond_init(&watchdog->stopped, NULL);
     watchdog->running = seconds > 0 && pthread_create(&watchdog->thread, NULL, watch_steps, watchdog) == 0;
     if (watchdog->running || seconds <= 0) return watchdog;
-    error_set(
-        error, ERROR_INTERNAL, "the system refused a thread for the watchdog: look at the limits of this user's processes (ulimit -u)");
+    error_set(error, ERROR_INTERNAL, "cannot start a thread for the watchdog: raise the limit on processes (ulimit -u)");
     watchdog_stop(watchdog);
     return NULL;
 }

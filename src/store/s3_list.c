@@ -80,9 +80,9 @@ bool s3_list(S3 *s3, const char *prefix, bool deep, const char *path, S3Listing 
         bool invents = (page >= IDLE_PAGES && listing->count < (size_t)page * MEAN_NAMES) || listing->count > MOST_NAMES;
         if (more && (repeats || invents || page == MOST_PAGES))
             return error_set(error, ERROR_CHECKPOINT,
-                "the listing of %s does not end: after page %d and %zu names the server announces another page, and the last %d had no new "
-                "names; a listing has at most %d pages and %d names, and on average at least %d names a page. Check the server of the "
-                "bucket, or give a folder of fewer objects",
+                "the listing of %s does not end: after page %d and %zu names the server announces another page, and the last %d pages had "
+                "no new names. A listing has at most %d pages and %d names, and on average at least %d names per page. Check the bucket's "
+                "server, or use a folder with fewer objects",
                 path, page + 1, listing->count, pages.idle, MOST_PAGES, MOST_NAMES, MEAN_NAMES);
     }
     return true;

@@ -70,12 +70,12 @@ struct S3 {
 static bool open_curl(S3 *s3, Error *error) {
     static const char *const files[] = {"libcurl.so.4", NULL}, *const names[] = {CURL_API(CURL_NAME)};
     s3->library = library_open(files, RTLD_NOW | RTLD_LOCAL);
-    if (!s3->library) return error_set(error, ERROR_USAGE, "s3:// needs libcurl, which is not here: install it (Debian: libcurl4)");
+    if (!s3->library) return error_set(error, ERROR_USAGE, "s3:// needs libcurl, which is not installed: install it (Debian: libcurl4)");
     if (library_find(s3->library, names, &s3->curl) || s3->curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
-        return error_set(error, ERROR_USAGE, "libcurl.so.4 cannot be used; s3:// needs libcurl 7.87 or newer");
+        return error_set(error, ERROR_USAGE, "libcurl.so.4 is not usable; s3:// needs libcurl 7.87 or newer");
     const curl_version_info_data *version = s3->curl.version_info(CURLVERSION_NOW);
     if (version->version_num < OLDEST_CURL)
-        return error_set(error, ERROR_USAGE, "s3:// needs libcurl 7.87 or newer, and here is %s", version->version);
+        return error_set(error, ERROR_USAGE, "libcurl %s is too old; s3:// needs 7.87 or newer", version->version);
     return true;
 }
 
@@ -94,7 +94,7 @@ static char *root_url(const S3Settings *settings, const char *bucket) {
 
 S3 *s3_open(const char *bucket, Error *error) {
     if (!bucket_is_possible(bucket)) {
-        error_set(error, ERROR_USAGE, "\"%.63s\" is no name of a bucket: 3 to 63 of a-z, 0-9, dots and hyphens", bucket);
+        error_set(error, ERROR_USAGE, "\"%.63s\" is not a bucket name; use 3 to 63 of a-z, 0-9, dots and hyphens", bucket);
         return NULL;
     }
     S3 *s3 = memory_allocate(sizeof *s3);
@@ -265,7 +265,7 @@ static void warn_of_silence(Attempt *attempt, int64_t moved) {
         attempt->moved = moved;
         attempt->moved_at = now;
     } else if (now - attempt->moved_at > QUIET_SECONDS && atomic_exchange(&attempt->s3->warned_in, minute) != minute) {
-        log_warn("%s %s: the server has not answered for %d s; it is waited for, and then asked again", attempt->request->method,
+        log_warn("%s %s: the server has not answered for %d s; still waiting, then retrying", attempt->request->method,
             attempt->request->path, QUIET_SECONDS);
     }
 }
@@ -401,7 +401,7 @@ static void warn_of_waiting(const S3 *s3, const S3Request *request, CURLcode cod
 static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error) {
     enum { QUIET_ATTEMPTS = 5, QUIET_SECONDS = 5 };
     if (strlen(request->key) > UNENCODED_BYTES)
-        return error_set(error, ERROR_CHECKPOINT, "%s: a key has at most %d bytes", request->path, UNENCODED_BYTES);
+        return error_set(error, ERROR_CHECKPOINT, "%s: the key is too long; the limit is %d bytes", request->path, UNENCODED_BYTES);
     SCOPED_FREE char *url = request_url(s3, request);
     CURLcode code = CURLE_FAILED_INIT;
     double start = log_seconds();

@@ -119,5 +119,5 @@ bool s3_settings_read(S3Settings *settings, Error *error) {
     if (settings->key && settings->secret) return true;
     s3_settings_free(settings);
     return error_set(error, ERROR_USAGE,
-        "no S3 credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write the profile \"%s\" into %s", profile, credentials);
+        "no S3 credentials found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or add the profile \"%s\" to %s", profile, credentials);
 }

@@ -24,13 +24,13 @@ static char *next_text(const char **rest) {
 static bool check_token_text(const Tokenizer *tokenizer, const char *list, const char *text, int32_t before, Error *error) {
     const char *rest = list;
     if (!*text || text_well_formed(text, strlen(text)) != strlen(text))
-        return error_set(
-            error, ERROR_USAGE, "token %d of '%s' is %s: give texts with commas between", before + 1, list, *text ? "not UTF-8" : "empty");
+        return error_set(error, ERROR_USAGE, "token %d of '%s' is %s: write nonempty UTF-8 tokens separated by commas", before + 1, list,
+            *text ? "not UTF-8" : "empty");
     if (tokenizer_id(tokenizer, text) != TOKEN_NONE)
-        return error_set(error, ERROR_USAGE, "%s is token %d already: leave it out", text, tokenizer_id(tokenizer, text));
+        return error_set(error, ERROR_USAGE, "%s is already token %d: remove it from the list", text, tokenizer_id(tokenizer, text));
     for (int32_t i = 0; i < before; i++) {
         SCOPED_FREE char *other = next_text(&rest);
-        if (!strcmp(other, text)) return error_set(error, ERROR_USAGE, "%s is given twice: leave one out", text);
+        if (!strcmp(other, text)) return error_set(error, ERROR_USAGE, "%s is listed twice: remove one", text);
     }
     return true;
 }
@@ -40,7 +40,8 @@ bool tokenizer_check_new(const Tokenizer *tokenizer, const char *list, int32_t *
     *count = 0;
     if (!ends_with(tokenizer->path, "tokenizer.json") && !gguf_is_file(tokenizer->path))
         return error_set(error, ERROR_USAGE,
-            "%s takes no new tokens: give a folder with a tokenizer.json, which AutoTokenizer of transformers writes with save_pretrained",
+            "the tokenizer %s cannot take new tokens: use a folder with a tokenizer.json (written by save_pretrained of transformers' "
+            "AutoTokenizer)",
             tokenizer->path);
     for (;; ++*count) {
         SCOPED_FREE char *text = next_text(&rest);

@@ -146,7 +146,7 @@ bool tokenizer_trainer_add(TokenizerTrainer *trainer, const char *text, size_t l
             free_counts(&parts[i]);
         }
         if (good && trainer->total.words.count > WORDS_LIMIT / 2)
-            good = error_set(error, ERROR_DATA, "the text has more than %d different words; train on a part of it", WORDS_LIMIT / 2);
+            good = error_set(error, ERROR_DATA, "the text has more than %d distinct words: train on a part of it", WORDS_LIMIT / 2);
     }
     return good;
 }
@@ -384,7 +384,7 @@ static json_t *trained_json(const TokenizerTrainer *trainer) {
 static bool write_tokenizer_file(const char *path, const json_t *root, Error *error) {
     SCOPED_FREE char *json = json_dumps(root, JSON_INDENT(1));
     SCOPED_FREE char *text = json ? memory_format("%s\n", json) : NULL;
-    if (!text) return error_set(error, ERROR_DATA, "no memory for %s; free some", path);
+    if (!text) return error_set(error, ERROR_DATA, "out of memory for %s: free some", path);
     return file_write(path, text, (int64_t)strlen(text), error) || error_recode(error, ERROR_DATA);
 }
 
@@ -393,12 +393,12 @@ static bool write_tokenizer_file(const char *path, const json_t *root, Error *er
 TokenizerTrainer *tokenizer_trainer_open(const TokenizerTraining *training, Error *error) {
     const KnownPattern *pattern = known_pattern(training->pattern);
     if (!pattern || !pattern->json) {
-        error_set(error, ERROR_USAGE, "the pattern '%s' is not one to train with; name gpt2, llama3 or qwen", training->pattern);
+        error_set(error, ERROR_USAGE, "pattern='%s' is not a pattern for training: use gpt2, llama3 or qwen", training->pattern);
         return NULL;
     }
     if (training->vocabulary < FIRST_BYTE + BYTES || training->vocabulary > MAXIMUM_ID || training->minimum_count < 1) {
         error_set(error, ERROR_USAGE,
-            "a vocabulary of %d with a minimum count of %" PRId64 " cannot be trained; give %d to %d ids and a count of at least 1",
+            "vocabulary=%d with minimum_count=%" PRId64 " is out of range: use a vocabulary of %d to %d and a count of at least 1",
             training->vocabulary, training->minimum_count, FIRST_BYTE + BYTES, MAXIMUM_ID);
         return NULL;
     }

@@ -54,11 +54,11 @@ bool charsmap_read(Charsmap *map, Span blob, Error *error) {
     if (blob.size == 0) return true;
     if (blob.size > sizeof size) memcpy(&size, blob.bytes, sizeof size);
     if (blob.size <= sizeof size || size >= blob.size - sizeof size || !double_array_copy(&map->trie, blob.bytes + sizeof size, size))
-        return error_set(error, ERROR_DATA, "its map of characters is torn");
+        return error_set(error, ERROR_DATA, "its precompiled_charsmap is truncated");
     map->size = blob.size - sizeof size - size;
     map->texts = memory_allocate(map->size + 1);
     memcpy(map->texts, blob.bytes + sizeof size + size, map->size);
-    return check_nodes(map) || error_set(error, ERROR_DATA, "its map of characters is damaged");
+    return check_nodes(map) || error_set(error, ERROR_DATA, "its precompiled_charsmap is damaged");
 }
 
 /* Finds the longest, or shortest, sequence that `text` begins with, and its replacement. Returns

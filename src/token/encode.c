@@ -361,8 +361,7 @@ static bool encode_raw(TokenizerEncoder *encoder, Span text, bool at_start, Erro
 
 bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length, unsigned flags, TokenIds *out, Error *error) {
     if (length > TEXT_LIMIT)
-        return error_set(
-            error, ERROR_DATA, "a text has %zu bytes but at most %d are encoded at once; divide it into documents", length, TEXT_LIMIT);
+        return error_set(error, ERROR_DATA, "a text has %zu bytes; the limit is %d: divide it into documents", length, TEXT_LIMIT);
     const TokenIds *before = &encoder->tokenizer->before, *after = &encoder->tokenizer->after;
     bool special = flags & TOKENIZER_ADD_SPECIAL, begins = flags & (TOKENIZER_ADD_SPECIAL | TOKENIZER_ADD_BOS);
     encoder->out = out;
@@ -374,6 +373,6 @@ bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length
     if (length > 0 && !encode_around_added(encoder, true, (Span){text, length}, true, error)) return false;
     for (size_t i = 0; special && i < after->count; i++) token_ids_append(out, after->items[i]);
     return !encoder->merger.lost ||
-           error_set(
-               error, ERROR_DATA, "the text has a character that only a special token of the tokenizer spells (special=true allows that)");
+           error_set(error, ERROR_DATA,
+               "the text contains a character that the tokenizer encodes only with a special token: set special=true to allow that");
 }

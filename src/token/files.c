@@ -91,7 +91,7 @@ static bool add_template_file(json_t *list, const char *name, const char *path, 
     if (!read_optional(path, &source, &bytes, error)) return false;
     json_t *text = source ? json_stringn(source, (size_t)bytes) : NULL;
     if (text) json_array_append_new(list, json_pack("{s:s, s:o}", "name", name, "template", text));
-    bool good = !source || text || error_set(error, ERROR_DATA, "%s is not UTF-8: a chat template must be", path);
+    bool good = !source || text || error_set(error, ERROR_DATA, "the chat template %s is not UTF-8: save it as UTF-8", path);
     free(source);
     return good;
 }
@@ -134,7 +134,7 @@ static bool read_model_type(const char *file, char **type, Error *error) {
 
 static bool take_made(TokenizerFiles *files, const json_t *made, size_t flags, Error *error) {
     char *text = json_dumps(made, flags);
-    if (!text) return error_set(error, ERROR_DATA, "a token is not UTF-8, which a tokenizer.json cannot hold");
+    if (!text) return error_set(error, ERROR_DATA, "a token is not UTF-8, and a tokenizer.json can hold only UTF-8");
     free(files->tokens);
     files->tokens = text;
     files->bytes = (int64_t)strlen(text);
@@ -183,11 +183,10 @@ json_t *tokenizer_config(const char *path, Error *error) {
 bool tokenizer_refuse_absent(const char *path, Error *error) {
     SCOPED_FREE char *file = file_of(path), *words = beside(file, "vocab.json");
     return error_set(error, ERROR_DATA, "cannot open %s: No such file or directory; %s", file,
-        file_exists(words)
-            ? "smelt does not read the vocab.json and merges.txt beside it: load the folder with transformers and save the tokenizer, "
-              "which writes a tokenizer.json"
-            : "smelt downloads nothing: give a " TOKENIZER_FILES ", or a folder with one, such as 'hf download "
-              "OWNER/MODEL tokenizer.json --local-dir FOLDER' makes");
+        file_exists(words) ? "smelt does not read the vocab.json and merges.txt in this folder: load and save the tokenizer with "
+                             "transformers to get a tokenizer.json"
+                           : "smelt does not download files: give a " TOKENIZER_FILES
+                             ", or a folder with one; 'hf download OWNER/MODEL tokenizer.json --local-dir FOLDER' downloads one");
 }
 
 /* A list with the default template alone means the same as its text. */

@@ -131,7 +131,7 @@ static bool list_merges(const GgufTokens *tokens, GgufMerge **merges, size_t *co
         const GgufToken *token = &tokens->items[id];
         if (token->type != TYPE_NORMAL) continue;
         if (token->size > TOKEN_LIMIT)
-            return error_set(error, ERROR_DATA, "token %zu has %zu bytes, and at most %d are read", id, token->size, TOKEN_LIMIT);
+            return error_set(error, ERROR_DATA, "token %zu has %zu bytes; the limit is %d", id, token->size, TOKEN_LIMIT);
         for (size_t left = 1; left < token->size; left++)
             if (token_map_get(&tokens->ids, token->bytes, left) != TOKEN_NONE &&
                 token_map_get(&tokens->ids, token->bytes + left, token->size - left) != TOKEN_NONE)
@@ -173,7 +173,7 @@ static bool read_gguf_tokens(GgufSource *source) {
     GgufText text;
     size_t at = 0;
     if (!list || !list->array || list->kind != GGUF_TEXT || list->count == 0 || list->count > MAXIMUM_ID)
-        return error_set(source->error, ERROR_DATA, KEY "tokens is no list of 1 to %d texts", MAXIMUM_ID);
+        return error_set(source->error, ERROR_DATA, KEY "tokens is not a list of 1 to %d strings", MAXIMUM_ID);
     while (gguf_next_text(list, &at, &text)) {
         double type = TYPE_NORMAL, score = 0;
         if (types && !gguf_item(types, tokens->count, &type))
@@ -220,7 +220,7 @@ static bool put_vocabulary(const GgufSource *source, json_t *vocabulary, json_t 
             bool twice = json_object_getn(vocabulary, token->bytes, token->size) != NULL;
             json_object_setn_new(vocabulary, token->bytes, token->size, json_integer((json_int_t)id));
             if (twice) json_decref(text);
-            if (twice) return error_set(source->error, ERROR_DATA, "token %zu is there twice", id);
+            if (twice) return error_set(source->error, ERROR_DATA, "token %zu is a duplicate", id);
         }
         if (extra)
             json_array_append_new(
@@ -241,8 +241,7 @@ static const PreTokenizer *find_pre_tokenizer(const GgufSource *source) {
     for (int i = 0; i < PRE_TOKENIZERS; i++)
         if (text_is(name, pre_tokenizers[i].name)) return &pre_tokenizers[i];
     gguf_text(name, &text);
-    error_set(source->error, ERROR_DATA, "its pre-tokenizer is '%.*s', which smelt does not know", (int)(text.size < 64 ? text.size : 64),
-        text.bytes);
+    error_set(source->error, ERROR_DATA, "its pre-tokenizer '%.*s' is not supported", (int)(text.size < 64 ? text.size : 64), text.bytes);
     return NULL;
 }
 
@@ -264,7 +263,8 @@ static bool put_listed_merges(const GgufSource *source, json_t *merges) {
     const GgufValue *list = gguf_value(source->file, "merges");
     GgufText text;
     size_t at = 0;
-    if (!list || !list->array || list->kind != GGUF_TEXT) return error_set(source->error, ERROR_DATA, KEY "merges is no list of texts");
+    if (!list || !list->array || list->kind != GGUF_TEXT)
+        return error_set(source->error, ERROR_DATA, KEY "merges is not a list of strings");
     while (gguf_next_text(list, &at, &text))
         if (json_array_append_new(merges, json_stringn(text.bytes, text.size)))
             return error_set(source->error, ERROR_DATA, "merge %zu is not UTF-8", json_array_size(merges));
@@ -361,7 +361,7 @@ static json_t *tokenizer_json(GgufSource *source) {
     if (!listed && !text_is(model, "llama")) {
         GgufText text = {"", 0};
         gguf_text(model, &text);
-        error_set(source->error, ERROR_DATA, "its tokenizer is of the kind '%.*s', and smelt reads gpt2 and llama",
+        error_set(source->error, ERROR_DATA, "its tokenizer model '%.*s' is not supported; smelt reads gpt2 and llama",
             (int)(text.size < 64 ? text.size : 64), text.bytes);
         return NULL;
     }
@@ -664,7 +664,7 @@ static void put_further_ends(const GgufTarget *target, int64_t written) {
         if (used < 2) gguf_put_integer(target->writer, keys[used++], GGUF_U32, id);
         else left++;
     }
-    if (left) log_warn("%zu of the tokens that end a text are left out: a GGUF file holds three of them", left);
+    if (left) log_warn("omitting %zu end-of-text tokens, because a GGUF file can hold only three", left);
 }
 
 /* The keys are those of gguf-py's constants.py, except cls_token_id, which only its older versions
@@ -732,9 +732,8 @@ static void warn_of_flags(const GgufTarget *target) {
         if (flagged && !count++) first = token;
     }
     if (count)
-        log_warn(
-            "a GGUF file does not hold lstrip, rstrip and single_word of added tokens, which %zu token%s ha%s, the first being '%.40s': "
-            "llama.cpp may divide text beside them otherwise",
+        log_warn("%zu added token%s ha%s lstrip, rstrip or single_word, which a GGUF file cannot hold; the first is '%.40s'. llama.cpp may "
+                 "split text next to them differently",
             count, plural((int64_t)count), count == 1 ? "s" : "ve", string_of(first, "content"));
 }
 

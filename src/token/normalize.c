@@ -13,7 +13,7 @@ static unsigned char plain_limit(int form) { return form == (UTF8PROC_STABLE | U
 static bool form_run(const char *text, size_t size, int form, Buffer *out, Error *error) {
     utf8proc_uint8_t *formed = NULL;
     utf8proc_ssize_t length = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)size, &formed, (utf8proc_option_t)form);
-    if (length < 0) return error_set(error, ERROR_DATA, "a text cannot be normalised: %s", utf8proc_errmsg(length));
+    if (length < 0) return error_set(error, ERROR_DATA, "cannot normalize a text: %s", utf8proc_errmsg(length));
     buffer_append(out, (const char *)formed, (size_t)length);
     free(formed);
     return true;

@@ -57,8 +57,7 @@ static bool copy_member(Buffer *buffer, const json_t *value, const char *part, E
 static bool read_id(const json_t *value, int32_t *id, Error *error) {
     json_int_t number = json_is_integer(value) ? json_integer_value(value) : -1;
     if (number < 0 || number >= MAXIMUM_ID)
-        return error_set(
-            error, ERROR_DATA, "an id is %" JSON_INTEGER_FORMAT " but it must be a whole number from 0 to %d", number, MAXIMUM_ID - 1);
+        return error_set(error, ERROR_DATA, "the id %" JSON_INTEGER_FORMAT " is not an integer from 0 to %d", number, MAXIMUM_ID - 1);
     *id = (int32_t)number;
     return true;
 }
@@ -261,7 +260,7 @@ static bool read_merges(Tokenizer *tokenizer, json_t *merges, Error *error) {
     if (!json_is_array(merges)) return refuse_part(error, "model", "has no merges");
     json_array_foreach(merges, index, merge) {
         Span left = {0}, right = {0};
-        if (!(read_merge(merge, &left, &right) || error_set(error, ERROR_DATA, "it is not two tokens")) ||
+        if (!(read_merge(merge, &left, &right) || error_set(error, ERROR_DATA, "not a pair of tokens")) ||
             !add_merge(tokenizer, left, right, index, &joined, error))
             return error_context(error, "merge %zu", index);
     }
@@ -293,7 +292,7 @@ static bool add_scored(Tokenizer *tokenizer, const json_t *pair, int32_t id, Tri
     const json_t *score = json_array_get(pair, 1);
     *key = (TrieKey){string_value(json_array_get(pair, 0)), id};
     if (!key->text.bytes || !json_is_number(score) || json_array_size(pair) != 2)
-        return error_set(error, ERROR_DATA, "it is not a text and a score");
+        return error_set(error, ERROR_DATA, "not a string and a score");
     tokenizer->scores[id] = score_of(score);
     return tokenizer_add_word(tokenizer, key->text.bytes, key->text.size, id, error);
 }
@@ -352,8 +351,8 @@ static bool check_added_id(const Tokenizer *tokenizer, const AddedToken *token, 
     int32_t given = (int32_t)added_token_id(own, words, most);
     return token->id == given ||
            error_set(error, ERROR_DATA,
-               "'%.*s' has the id %d, and `tokenizers` gives it %d, since it counts added tokens without gaps behind the %d tokens of the "
-               "vocabulary: save the tokenizer again with transformers",
+               "'%.*s' has id %d, but `tokenizers` assigns %d, because it numbers added tokens after the %d tokens of the vocabulary "
+               "without gaps: save the tokenizer again with transformers",
                token->content.size < 80 ? (int)token->content.size : 80, token->content.bytes, token->id, given, words);
 }
 
@@ -500,7 +499,7 @@ static char *without_zero_keys(const char *bytes, size_t size, char stand_in[4])
 bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, const json_t *config, Error *error) {
     SCOPED_FREE char *changed = without_zero_keys(bytes, size, tokenizer->zero_key);
     json_auto_t *root = json_parse(changed ? changed : bytes, size, JSON_REJECT_DUPLICATES, error);
-    if (!root) return error_context(error, "it is not JSON at");
+    if (!root) return error_context(error, "not valid JSON at");
     if (!json_object_get(root, "model") && json_object_get(root, "config")) return read_tekken(tokenizer, root, error);
     if (!tokenizer_add_side_tokens(root, config, error) || !side_settings_check(root, config, error)) return false;
     const json_t *decoder = json_object_get(root, "decoder");

@@ -11,7 +11,8 @@
 
 static bool add_byte(Tokenizer *tokenizer, const SentencePieceModel *model, const Piece *piece, int32_t id, Error *error) {
     int byte = token_byte(piece->text);
-    if (!model->byte_fallback || byte < 0) return error_set(error, ERROR_DATA, "token %d is a byte, but has no place or no value", id);
+    if (!model->byte_fallback || byte < 0)
+        return error_set(error, ERROR_DATA, "byte token %d is not of the form <0xNN>, or is a duplicate", id);
     tokenizer->byte_id[byte] = id;
     return true;
 }
@@ -29,7 +30,7 @@ static void add_symbol(Tokenizer *tokenizer, const SentencePieceModel *model, Sp
 static bool add_sentencepiece(Tokenizer *tokenizer, const SentencePieceModel *model, int32_t id, Error *error) {
     const Piece *piece = &model->pieces[id];
     if (!token_map_put(&tokenizer->contents, piece->text.bytes, piece->text.size, id))
-        return error_set(error, ERROR_DATA, "token %d is there twice", id);
+        return error_set(error, ERROR_DATA, "token %d is a duplicate", id);
     size_t size = text_character_size(piece->text.bytes, piece->text.size);
     if (size == piece->text.size && (piece->type == PIECE_NORMAL || piece->type == PIECE_USER_DEFINED))
         *pair_map_put(&tokenizer->characters, text_character(piece->text.bytes, &size)) = (uint64_t)id;
@@ -50,8 +51,7 @@ static bool add_pieces(Tokenizer *tokenizer, const SentencePieceModel *model, Er
         if (!add_sentencepiece(tokenizer, model, id, error)) return false;
     if (tokenizer->unknown == TOKEN_NONE) return error_set(error, ERROR_DATA, "it has no unknown token");
     for (int byte = 0; byte < BYTES && model->byte_fallback; byte++)
-        if (tokenizer->byte_id[byte] == TOKEN_NONE)
-            return error_set(error, ERROR_DATA, "it lacks the token of byte 0x%02X", (unsigned)byte);
+        if (tokenizer->byte_id[byte] == TOKEN_NONE) return error_set(error, ERROR_DATA, "it has no token for byte 0x%02X", (unsigned)byte);
     tokenizer->end_of_text =
         model->end.bytes ? token_map_get(&tokenizer->contents, model->end.bytes, model->end.size) : tokenizer_id(tokenizer, "</s>");
     return true;
@@ -90,7 +90,7 @@ static bool add_merges(Tokenizer *tokenizer, const SentencePieceModel *model, in
         size = text_character_size(right.bytes, right.size);
         if (size == 0) return error_set(error, ERROR_DATA, "token %d is not UTF-8", id);
         if (size < text.size && pair_map_get(&tokenizer->characters, text_character(right.bytes, &size)) == PAIR_NONE)
-            return error_set(error, ERROR_DATA, "token %d holds a character that is no token; smelt does not read that", id);
+            return error_set(error, ERROR_DATA, "token %d contains a character that is not itself a token, which is not supported", id);
         if (cut == 0) continue;
         int32_t ids[] = {part_id(tokenizer, model, left), part_id(tokenizer, model, right), id};
         if (ids[0] != TOKEN_NONE && ids[1] != TOKEN_NONE) tokenizer_add_merge(tokenizer, left, right, ids, rank);
@@ -107,7 +107,7 @@ static bool build_bpe(Tokenizer *tokenizer, const SentencePieceModel *model, Err
     for (int32_t id = 0; id < tokenizer->vocabulary; id++) {
         if (model->pieces[id].type == PIECE_UNUSED && tokenizer->byte_fallback && model->pieces[id].text.bytes[0] == 0) continue;
         if (model->pieces[id].type == PIECE_UNUSED)
-            return error_set(error, ERROR_DATA, "token %d is marked as unused in a BPE model; smelt does not read that", id);
+            return error_set(error, ERROR_DATA, "token %d is marked as unused in a BPE model, which is not supported", id);
         if (model->pieces[id].type == PIECE_NORMAL &&
             !add_merges(tokenizer, model, id, rank_of(scores, model->count, model->pieces[id].score), error))
             return false;
@@ -166,11 +166,11 @@ static void build_decoding(Tokenizer *tokenizer, const SentencePieceModel *model
 static bool build_tokenizer(Tokenizer *tokenizer, const SentencePieceModel *model, Error *error) {
     if (model->count == 0) return error_set(error, ERROR_DATA, "it is binary, but not a SentencePiece model: it has no tokens");
     if (model->type != MODEL_UNIGRAM && model->type != MODEL_BPE)
-        return error_set(error, ERROR_DATA, "its model is of %s; smelt reads BPE and unigram models",
-            model->type == MODEL_WORD   ? "words"
-            : model->type == MODEL_CHAR ? "characters"
-                                        : "an unknown type");
-    if (model->denormalizes) return error_set(error, ERROR_DATA, "it rewrites decoded text (denormalizer_spec); smelt does not read that");
+        return error_set(error, ERROR_DATA, "its model type is %s; smelt reads BPE and unigram models",
+            model->type == MODEL_WORD   ? "word"
+            : model->type == MODEL_CHAR ? "char"
+                                        : "unknown");
+    if (model->denormalizes) return error_set(error, ERROR_DATA, "it rewrites decoded text (denormalizer_spec), which is not supported");
     tokenizer->byte_fallback = model->byte_fallback;
     NormalStep *step = &tokenizer->normals[tokenizer->normal_count++];
     *step = (NormalStep){.kind = NORMAL_SENTENCEPIECE, .whitespace = model->whitespace};

@@ -21,7 +21,8 @@ static bool read_count(const json_t *config, const char *name, int32_t *count, E
     const json_t *value = json_object_get(config, name);
     json_int_t number = json_is_integer(value) ? json_integer_value(value) : -1;
     *count = (int32_t)number;
-    return (number >= 0 && number <= MAXIMUM_ID) || error_set(error, ERROR_DATA, "its config has no %s from 0 to %d", name, MAXIMUM_ID);
+    return (number >= 0 && number <= MAXIMUM_ID) ||
+           error_set(error, ERROR_DATA, "%s of its config is missing or not 0 to %d", name, MAXIMUM_ID);
 }
 
 /* Returns the text of special token `id`: from the list, from the usual ones, or made from its
@@ -37,9 +38,9 @@ static bool add_tekken_specials(Tokenizer *tokenizer, const json_t *list, int32_
         SCOPED_FREE char *text = special_text(list, id);
         const json_t *rank = json_object_get(json_array_get(list, (size_t)id), "rank");
         if (rank && json_integer_value(rank) != id)
-            return error_set(error, ERROR_DATA, "special token %" PRId32 " is not in its place in the list", id);
+            return error_set(error, ERROR_DATA, "special token %" PRId32 " has a rank that differs from its position in the list", id);
         if (!*text || tokenizer_id(tokenizer, text) != TOKEN_NONE)
-            return error_set(error, ERROR_DATA, "special token %" PRId32 " is empty, or there twice", id);
+            return error_set(error, ERROR_DATA, "special token %" PRId32 " is empty or a duplicate", id);
         ranks_add_special(tokenizer, text, id);
     }
     return true;
@@ -50,7 +51,7 @@ static bool add_token(Tokenizer *tokenizer, const json_t *item, int32_t rank, in
     size_t length = json_string_length(text), size;
     char bytes[TOKEN_LIMIT + 2];
     if (!json_is_integer(own) || json_integer_value(own) != rank)
-        return error_set(error, ERROR_DATA, "token %" PRId32 " has another rank than its place in the list", rank);
+        return error_set(error, ERROR_DATA, "token %" PRId32 " has a rank that differs from its position in the list", rank);
     if (!text || length * 3 / 4 > TOKEN_LIMIT || !text_from_base64(json_string_value(text), length, bytes, &size) || size == 0)
         return error_set(error, ERROR_DATA, "token %" PRId32 " is not base64 of 1 to %d bytes", rank, TOKEN_LIMIT);
     return ranks_add(tokenizer, bytes, size, rank + specials, error) || error_context(error, "token %" PRId32, rank);

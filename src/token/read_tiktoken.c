@@ -54,7 +54,7 @@ static bool parse_rank(const char *text, size_t length, int32_t *rank) {
 }
 
 bool ranks_add(Tokenizer *tokenizer, const char *bytes, size_t size, int32_t id, Error *error) {
-    if (!token_map_put(&tokenizer->contents, bytes, size, id)) return error_set(error, ERROR_DATA, "the token is there twice");
+    if (!token_map_put(&tokenizer->contents, bytes, size, id)) return error_set(error, ERROR_DATA, "the token is a duplicate");
     if (size > 0) token_map_put(&tokenizer->words, bytes, size, id);
     if (size == 1) tokenizer->byte_id[(unsigned char)bytes[0]] = id;
     if (id >= tokenizer->vocabulary) tokenizer->vocabulary = id + 1;
@@ -89,7 +89,7 @@ static bool read_token_lines(Tokenizer *tokenizer, const char *bytes, size_t siz
 static bool ranks_complete(const Tokenizer *tokenizer, Error *error) {
     for (int byte = 0; byte < BYTES; byte++)
         if (tokenizer->byte_id[byte] == TOKEN_NONE)
-            return error_set(error, ERROR_DATA, "no token is the byte 0x%02x alone", (unsigned)byte);
+            return error_set(error, ERROR_DATA, "it has no token for the single byte 0x%02x", (unsigned)byte);
     return true;
 }
 
@@ -101,7 +101,7 @@ static bool add_tiktoken_merges(Tokenizer *tokenizer, Error *error) {
         const TokenSlot *slot = &words->slots[i];
         if (slot->id == TOKEN_NONE) continue;
         const char *bytes = words->pool.bytes + slot->at;
-        if (seen[slot->id]) return error_set(error, ERROR_DATA, "the rank %d is there twice", slot->id);
+        if (seen[slot->id]) return error_set(error, ERROR_DATA, "rank %d is a duplicate", slot->id);
         seen[slot->id] = true;
         for (uint32_t cut = 1; cut < slot->length; cut++) {
             int32_t left = token_map_get(words, bytes, cut),
@@ -189,9 +189,8 @@ bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const j
     const Family *family = find_family(pattern, ranks);
     if (!family && is_word_pattern(pattern))
         return error_set(error, ERROR_USAGE,
-            "%s%s%s of a file of %d ranks is not known: write {\"pattern\": \"...\"} into a tokenizer_config.json beside it, with its "
-            "regular expression, "
-            "or gpt2, cl100k, o200k, llama3 or qwen",
+            "%s%s%s of a file with %d ranks is unknown: set {\"pattern\": \"...\"} in a tokenizer_config.json in its folder to a regular "
+            "expression, gpt2, cl100k, o200k, llama3 or qwen",
             *pattern ? "the pattern '" : "the pattern", pattern, *pattern ? "'" : "", ranks);
     const KnownPattern *known = family ? known_pattern(family->pattern) : NULL;
     if (known) pattern = known->tiktoken ? known->tiktoken : known->json;

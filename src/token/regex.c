@@ -151,7 +151,7 @@ static bool put_escape(Rewriter *rewriter, Error *error) {
     char letter = rewriter->at + 1 < rewriter->length ? rewriter->pattern[rewriter->at + 1] : '\0';
     rewriter->at += 2;
     if (strchr("WbBhHRXKyY", letter)) /* or NUL */
-        return error_set(error, ERROR_DATA, "smelt does not read \\%c in a regular expression", letter ? letter : ' ');
+        return error_set(error, ERROR_DATA, "\\%c is not supported in a regular expression", letter ? letter : ' ');
     switch (letter) {
     case 's': put_set(rewriter, SPACES); break;
     case 'S': put_set(rewriter, NOT_SPACES); break;
@@ -169,9 +169,9 @@ static bool put_escape(Rewriter *rewriter, Error *error) {
 static bool check_interval(const Rewriter *rewriter, Error *error) {
     const char *end = memchr(rewriter->pattern + rewriter->at, '}', rewriter->length - rewriter->at);
     if (end && end + 1 < rewriter->pattern + rewriter->length && end[1] == '+')
-        return error_set(error, ERROR_DATA, "smelt does not read a + behind {...} in a regular expression");
+        return error_set(error, ERROR_DATA, "+ after {...} is not supported in a regular expression");
     if (end && rewriter->at + 1 < rewriter->length && rewriter->pattern[rewriter->at + 1] == ',')
-        return error_set(error, ERROR_DATA, "smelt does not read {,n} in a regular expression; it is {0,n}");
+        return error_set(error, ERROR_DATA, "{,n} is not supported in a regular expression; write {0,n}");
     return true;
 }
 
@@ -184,7 +184,7 @@ static bool rewrite_pattern(Rewriter *rewriter, RegexSyntax syntax, Error *error
         }
         if (byte == '{' && !rewriter->in_class && syntax == REGEX_ONIGURUMA && !check_interval(rewriter, error)) return false;
         if (rewriter->in_class && (byte == '[' || (byte == '&' && rewriter->pattern[rewriter->at - 1] == '&')))
-            return error_set(error, ERROR_DATA, "smelt does not read sets inside sets ([...[...]] or &&) in a regular expression");
+            return error_set(error, ERROR_DATA, "nested sets ([...[...]] or &&) are not supported in a regular expression");
         if (byte == '[') {
             rewriter->in_class = true;
             buffer_append(&rewriter->out, &byte, 1);
@@ -218,7 +218,7 @@ static pcre2_code *compile(Span pattern, RegexSyntax syntax, uint32_t options, E
         PCRE2_UCHAR message[200];
         pcre2_get_error_message(code, message, sizeof message);
         error_set(
-            error, ERROR_DATA, "the regular expression is refused at byte %zu of %zu: %s", offset, pattern.size, (const char *)message);
+            error, ERROR_DATA, "the regular expression is invalid at byte %zu of %zu: %s", offset, pattern.size, (const char *)message);
     }
     return compiled;
 }
@@ -328,7 +328,7 @@ static int match_within_budget(const Regex *regex, RegexSearch *search, size_t f
 }
 
 static int refuse_text(const Regex *regex, Span text, size_t from, int code, Error *error) {
-    PCRE2_UCHAR message[200] = "it backtracks or looks ahead too far. Leave this text out, or use an expression that does not";
+    PCRE2_UCHAR message[200] = "it backtracks or looks ahead too far. Remove this text, or use another expression";
     char excerpt[41];
     if (code != PCRE2_ERROR_CALLOUT) pcre2_get_error_message(code, message, sizeof message);
     snprintf(excerpt, sizeof excerpt, "%.*s", (int)int_min((int64_t)(text.size - from), 40), text.bytes + from);

@@ -28,23 +28,22 @@ static bool choose_class(Making *making, const char *model_type, Error *error) {
     making->llama = llama && known;
     for (size_t i = 0; i < sizeof backend / sizeof *backend; i++) known = known || !strcmp(model_type, backend[i]);
     if (!llama && strcmp(class, "PreTrainedTokenizerFast") != 0 && strcmp(class, "TokenizersBackend") != 0)
-        return error_set(
-            error, ERROR_DATA, "its tokenizer_class is '%.80s', which smelt does not make of a SentencePiece model" SAVE_AGAIN, class);
-    return known || error_set(error, ERROR_DATA,
-                        "smelt does not know which class transformers gives it beside model_type '%.80s'" SAVE_AGAIN, model_type);
+        return error_set(error, ERROR_DATA, "its tokenizer_class '%.80s' is not supported for a SentencePiece model" SAVE_AGAIN, class);
+    return known || error_set(error, ERROR_DATA, "the tokenizer class that transformers uses for model_type '%.80s' is unknown" SAVE_AGAIN,
+                        model_type);
 }
 
 static bool check_sentencepiece(const Making *making, Error *error) {
     const SentencePieceModel *model = making->model;
     const char *has = NULL;
     if (model->type != MODEL_BPE) has = "is not a BPE model";
-    else if (!model->byte_fallback) has = "has no tokens for bytes";
-    else if (!model->whitespace.escape || model->whitespace.suffix || model->denormalizes) has = "changes text in a way of its own";
-    else if (!making->llama && model->charsmap.size) has = "has a map of characters";
-    else if (!making->llama && model->whitespace.squeeze) has = "leaves out extra white space";
+    else if (!model->byte_fallback) has = "has no byte tokens";
+    else if (!model->whitespace.escape || model->whitespace.suffix || model->denormalizes) has = "has an unsupported normalizer";
+    else if (!making->llama && model->charsmap.size) has = "has a precompiled_charsmap";
+    else if (!making->llama && model->whitespace.squeeze) has = "removes extra white space";
     for (size_t i = 0; i < model->count && !has && !making->llama; i++)
-        if (model->pieces[i].type == PIECE_USER_DEFINED) has = "has tokens that its user defined";
-    return !has || error_set(error, ERROR_DATA, "it %s, which smelt does not read beside side files" SAVE_AGAIN, has);
+        if (model->pieces[i].type == PIECE_USER_DEFINED) has = "has user-defined tokens";
+    return !has || error_set(error, ERROR_DATA, "it %s, which is not supported together with side files" SAVE_AGAIN, has);
 }
 
 /* TokenizersBackend matches added tokens in the raw text, so each part between them gets its own
@@ -80,7 +79,7 @@ static json_t *vocabulary_json(Making *making, Error *error) {
                     json_object_setn_new(vocabulary, text.bytes, text.size, json_integer((json_int_t)i)) == 0;
         if (good) continue;
         json_decref(vocabulary);
-        return error_set(error, ERROR_DATA, "token %zu is not UTF-8, or there twice", i), NULL;
+        return error_set(error, ERROR_DATA, "token %zu is not UTF-8 or a duplicate", i), NULL;
     }
     return vocabulary;
 }

@@ -45,7 +45,7 @@ static bool read_field(Span *message, Field *field, Error *error) {
     case BYTES: good = read_varint(message, &size) && take_bytes(message, size, &field->bytes); break;
     default: good = false;
     }
-    return good || error_set(error, ERROR_DATA, "it is binary, but not a whole SentencePiece model");
+    return good || error_set(error, ERROR_DATA, "it is binary, but not a complete SentencePiece model");
 }
 
 /* -- Messages ------------------------------------------------------------------------------------------------------ */
@@ -61,10 +61,10 @@ static bool read_piece(SentencePieceModel *model, Span message, Error *error) {
     if (model->count == MAXIMUM_ID) return error_set(error, ERROR_DATA, "it has more than %d tokens", MAXIMUM_ID);
     if (piece.text.size == 0) return error_set(error, ERROR_DATA, "token %zu is empty", model->count);
     if (piece.text.size > WORD_LIMIT)
-        return error_set(error, ERROR_DATA, "token %zu has %zu bytes but at most %d are read", model->count, piece.text.size, WORD_LIMIT);
-    if (!isfinite(piece.score)) return error_set(error, ERROR_DATA, "the score of token %zu is no number", model->count);
+        return error_set(error, ERROR_DATA, "token %zu has %zu bytes; the limit is %d", model->count, piece.text.size, WORD_LIMIT);
+    if (!isfinite(piece.score)) return error_set(error, ERROR_DATA, "the score of token %zu is not a number", model->count);
     if (piece.type < PIECE_NORMAL || piece.type > PIECE_BYTE)
-        return error_set(error, ERROR_DATA, "token %zu is of type %d; smelt does not read that", model->count, (int)piece.type);
+        return error_set(error, ERROR_DATA, "token %zu has type %d, which is not supported", model->count, (int)piece.type);
     array_append(model->pieces, model->count, piece);
     return true;
 }

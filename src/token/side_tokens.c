@@ -61,7 +61,8 @@ bool side_tokens_from_old(json_t *config, const json_t *added, Error *error) {
         if (number < 0 || number >= MAXIMUM_ID || json_object_get(decoder, key)) {
             json_decref(decoder);
             return error_set(error, ERROR_DATA,
-                "added_tokens.json: the id of '%.80s' is not an integer from 0 to %d, or is another token's", content, MAXIMUM_ID - 1);
+                "added_tokens.json: the id of '%.80s' is not an integer from 0 to %d, or belongs to another token", content,
+                MAXIMUM_ID - 1);
         }
         json_object_set_new(decoder, key, json_pack("{s:O, s:b, s:b}", "content", text, "normalized", !special, "special", special));
     }
@@ -73,8 +74,8 @@ bool side_token_id(const Tokenizer *tokenizer, const json_t *config, const char 
     const json_t *token = json_object_get(config, name), *text = token_text(token);
     *id = text ? token_map_get(&tokenizer->contents, json_string_value(text), json_string_length(text)) : TOKEN_NONE;
     if (*id != TOKEN_NONE || !token || json_is_null(token)) return true;
-    return text ? error_set(error, ERROR_DATA, "%s of its side files is '%.80s', which is not a token of it", name, json_string_value(text))
-                : error_set(error, ERROR_DATA, "%s of its side files is neither a text nor an object with a content", name);
+    return text ? error_set(error, ERROR_DATA, "%s in its side files is '%.80s', which is not a token", name, json_string_value(text))
+                : error_set(error, ERROR_DATA, "%s in its side files is neither a string nor an object with content", name);
 }
 
 static int by_id(const void *left, const void *right) {
@@ -100,7 +101,7 @@ NumberedToken *side_tokens_numbered(const json_t *config, size_t *count, Error *
     *count = 0;
     if (bad)
         error_set(
-            error, ERROR_DATA, "added_tokens_decoder of its tokenizer_config.json has a token '%.80s' without a number or a text", bad);
+            error, ERROR_DATA, "added_tokens_decoder of its tokenizer_config.json has a token '%.80s' without an id or a string", bad);
     else error_set(error, ERROR_DATA, "added_tokens_decoder of its tokenizer_config.json is not an object of ids and tokens");
     return NULL;
 }
@@ -111,8 +112,8 @@ bool side_settings_check(const json_t *tokenizer, const json_t *config, Error *e
                  *class = json_object_get(config, "tokenizer_class"), *step = json_object_get(tokenizer, "pre_tokenizer");
     if (split && !json_is_false(split) && !json_is_null(split))
         return error_set(error, ERROR_DATA,
-            "split_special_tokens of its tokenizer_config.json is set, so that special tokens in a text are spelled in pieces; smelt does "
-            "not read that: remove it, and smelt matches special tokens where special=true");
+            "split_special_tokens of its tokenizer_config.json is set, which is not supported: remove it; smelt matches special tokens if "
+            "special=true");
     if (!json_is_string(class) || !starts_with(json_string_value(class), "GPT2Tokenizer") || !json_is_boolean(prefix)) return true;
     const json_t *own = json_object_get(step, "add_prefix_space");
     return !json_is_boolean(own) || json_equal(own, prefix) ||
@@ -153,15 +154,15 @@ static json_int_t next_id(const Adding *adding, const json_t *text) {
 static bool add_side_token(Adding *adding, const json_t *token, bool replace, json_int_t wanted, Error *error) {
     const json_t *text = token_text(token);
     if (!text || json_string_length(text) == 0)
-        return error_set(error, ERROR_DATA, "its side files have a special or added token without a text");
+        return error_set(error, ERROR_DATA, "its side files have a special or added token without content");
     const json_t *place = json_object_getn(adding->places, json_string_value(text), json_string_length(text));
     json_t *entry = json_array_get(adding->list, (size_t)json_integer_value(place));
     if (place && !replace) return true;
     json_int_t id = place ? json_integer_value(json_object_get(entry, "id")) : next_id(adding, text);
     if (wanted >= 0 && id != wanted)
         return error_set(error, ERROR_DATA,
-            "token '%.80s' has the id %lld in tokenizer_config.json or added_tokens.json, and transformers gives it %lld, since it counts "
-            "added tokens without gaps behind the vocabulary: save the tokenizer again with transformers",
+            "token '%.80s' has id %lld in tokenizer_config.json or added_tokens.json, but transformers assigns %lld, because it numbers "
+            "added tokens after the vocabulary without gaps: save the tokenizer again with transformers",
             json_string_value(text), (long long)wanted, (long long)id);
     bool special = !json_is_object(token) || json_is_true(json_object_get(token, "special")) || is_special_token(adding->config, text);
     json_t *made = json_pack("{s:I, s:O}", "id", id, "content", text);

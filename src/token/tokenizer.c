@@ -32,8 +32,8 @@ static void add_text_word(Tokenizer *tokenizer, const char *text, size_t length,
 }
 
 bool tokenizer_add_word(Tokenizer *tokenizer, const char *bytes, size_t length, int32_t id, Error *error) {
-    if (length > WORD_LIMIT) return error_set(error, ERROR_DATA, "a token has %zu bytes but at most %d are read", length, WORD_LIMIT);
-    if (!token_map_put(&tokenizer->contents, bytes, length, id)) return error_set(error, ERROR_DATA, "a token is there twice");
+    if (length > WORD_LIMIT) return error_set(error, ERROR_DATA, "a token has %zu bytes; the limit is %d", length, WORD_LIMIT);
+    if (!token_map_put(&tokenizer->contents, bytes, length, id)) return error_set(error, ERROR_DATA, "a token is a duplicate");
     note_id(tokenizer, id);
     if (length == 0) return true;
     if (!tokenizer->byte_level) {
@@ -80,7 +80,8 @@ static bool finish_tokenizer(Tokenizer *tokenizer, Error *error) {
     for (const TokenIds *list = &tokenizer->before; list; list = list == &tokenizer->before ? &tokenizer->after : NULL)
         for (size_t i = 0; i < list->count; i++)
             if (list->items[i] >= tokenizer->vocabulary)
-                return error_set(error, ERROR_DATA, "its template adds token %d of %d", list->items[i], tokenizer->vocabulary);
+                return error_set(
+                    error, ERROR_DATA, "its template adds token %d, but the vocabulary has %d", list->items[i], tokenizer->vocabulary);
     tokenizer->special = memory_allocate((size_t)tokenizer->vocabulary * sizeof *tokenizer->special);
     for (int32_t i = 0; i < tokenizer->added_count; i++)
         if (tokenizer->added[i].special) tokenizer->special[tokenizer->added[i].id] = true;
@@ -195,8 +196,7 @@ bool tokenizer_set_bos(Tokenizer *tokenizer, TokenizerBos bos, Error *error) {
     bool named = tokenizer && (tokenizer->before.count || tokenizer->bos_token != TOKEN_NONE);
     if (bos == BOS_TRUE && !named)
         return error_set(error, ERROR_USAGE,
-            "bos=true, and %s has no token that begins a text: leave bos out, or name its bos_token in a "
-            "tokenizer_config.json beside it",
+            "bos=true, but %s has no beginning-of-text token: remove bos, or set bos_token in a tokenizer_config.json in its folder",
             tokenizer ? tokenizer->path : "the byte tokenizer");
     if (bos == BOS_TRUE && !tokenizer->before.count) token_ids_append(&tokenizer->before, tokenizer->bos_token);
     if (tokenizer) tokenizer->bos = bos;

@@ -29,7 +29,8 @@ bool unigram_build(Tokenizer *tokenizer, TrieKey *keys, size_t count, Error *err
         for (const char *at = keys[i].text.bytes + 1, *end = keys[i].text.bytes + keys[i].text.size; end - at >= 3; at++)
             if (memcmp(at, metaspace, 3) == 0 && (at - keys[i].text.bytes < 3 || memcmp(at - 3, metaspace, 3) != 0))
                 tokenizer->space_begins_words = false;
-    return double_array_build(&tokenizer->pieces, keys, kept) || error_set(error, ERROR_DATA, "its tokens are too many, or too long");
+    return double_array_build(&tokenizer->pieces, keys, kept) ||
+           error_set(error, ERROR_DATA, "it has too many tokens, or tokens that are too long");
 }
 
 void lattice_free(Lattice *lattice) {

@@ -1,4 +1,5 @@
 /* The instruction set that is chosen for all CPU kernels, and SMELT_CPU_ISA, which sets it. */
+#include "support/mentions.h"
 #include "support/train_run.h"
 
 #include "backend/backend.h"
@@ -61,7 +62,7 @@ static void expect_choice(const char *name, bool good) {
     assert_int_equal(cpu_isa_use_environment(&error), good);
     unsetenv("SMELT_CPU_ISA");
     assert_string_equal(cpu_isa_name(cpu_isa()), good && *name ? name : cpu_isa_name(before));
-    if (!good && !(error.code == ERROR_USAGE && strstr(error.message, name) && strstr(error.message, list)))
+    if (!good && !(error.code == ERROR_USAGE && mentions(error.message, name) && mentions(error.message, list)))
         fail_msg("%d: %s", error.code, error.message);
     cpu_isa_use(before);
 }
@@ -95,7 +96,7 @@ static void the_program_keeps_to_it_and_says_so(void **state) {
 static void the_program_refuses_an_unknown_one(void **state) {
     (void)state;
     setenv("SMELT_CPU_ISA", "altivec", 1);
-    train_says(ERROR_USAGE, "SMELT_CPU_ISA=altivec: unknown instruction set. Instruction sets here: generic", "steps=1 run=run");
+    train_says(ERROR_USAGE, "SMELT_CPU_ISA=altivec: generic", "steps=1 run=run");
     unsetenv("SMELT_CPU_ISA");
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/json_reader.h"
 #include "support/files.h"
+#include "support/mentions.h"
 
 static json_t *parse(const char *text) {
     Error error = {0};
@@ -86,7 +87,7 @@ static void of_equal_names_the_last_counts(void **state) {
     assert_string_equal(json_wide_number(json_object_get(object, "a")), "NaN");
     assert_int_equal(json_integer_value(json_object_get(object, "b")), 2);
     assert_null(json_parse(text, strlen(text), JSON_REJECT_DUPLICATES, &error));
-    assert_holds(error.message, "duplicate");
+    assert_mentions(error.message, "duplicate");
 }
 
 /* -- What Python's json refuses ---------------------------------------------------------------------------------------- */
@@ -97,7 +98,7 @@ static void what_python_refuses_is_an_error_with_its_place(void **state) {
         {"{'a': 1}", "column"}, {"[+1]", "column"}, {"[01]", "column"}, {"[.5]", "column"}, {"[1.]", "column"}, {"[0x10]", "column"},
         {"[-]", "column"}, {"[nan]", "column"}, {"[Infinityx]", "column"}, {"[-NaN]", "column"}, {"[+Infinity]", "column"},
         {"[1] x", "column"}, {"[\"a", "column"}, {"[\"\t\"]", "column"}, {"// a\n[1]", "line 1"}, {"[1 2]", "column"},
-        {"{\"a\" 1}", "column"}, {"{1: 2}", "column"}, {"\xef\xbb\xbf[1]", "column 1: it begins with a byte order mark"},
+        {"{\"a\" 1}", "column"}, {"{1: 2}", "column"}, {"\xef\xbb\xbf[1]", "column 1: the text begins with a byte order mark"},
         {"[1e400,\n\n NaN,, 2]", "line 3"}, {"[\"\xff\"]", "column"}, {"[True]", "column"}, {"[099999999999999999999]", "column"},
         {"[1e400.5]", "column"}, {"[1", "column"}, {"{\"a\": \"b}", "column"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -136,12 +137,12 @@ static void absent_present_and_unreadable_are_three_answers(void **state) {
         assert_false(json_read_optional("a.json", &object, ERROR_DATA, &error));
         assert_null(object);
         assert_int_equal(error.code, ERROR_DATA);
-        assert_holds(error.message, "a.json is not JSON at");
+        assert_mentions(error.message, "a.json JSON");
     }
     assert_int_equal(remove("a.json"), 0);
     assert_int_equal(mkdir("a.json", 0700), 0);
     assert_false(json_read_optional("a.json", &object, ERROR_DATA, &error));
-    assert_holds(error.message, "a.json");
+    assert_mentions(error.message, "a.json");
     assert_true(json_read_optional("a.json/b/c.json", &object, ERROR_DATA, &error));
 }
 

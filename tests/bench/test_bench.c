@@ -9,6 +9,7 @@
 #include "data/data.h"
 #include "support/data_files.h"
 #include "support/files.h"
+#include "support/mentions.h"
 #include "support/process.h"
 
 static char folder[] = "/tmp/smelt-test-bench-XXXXXX";
@@ -49,7 +50,7 @@ static void expect_code(const char *arguments, int code, const char *told) {
     ProcessResult result = bench(arguments);
     if (result.code != code) print_message("%s%s", result.output, result.errors);
     assert_int_equal(result.code, code);
-    if (told) assert_non_null(strstr(result.errors, told));
+    if (told) assert_mentions(result.errors, told);
     process_free(&result);
 }
 
@@ -118,7 +119,7 @@ static void lists_refuse_what_is_no_number_in_range(void **state) {
         BenchList list;
         if (bench_list(&list, "m", wrong[i], 1 << 20, &error)) fail_msg("'%s' was taken", wrong[i]);
         assert_int_equal(error.code, ERROR_USAGE);
-        assert_non_null(strstr(error.message, "m="));
+        assert_mentions(error.message, "m=");
     }
 }
 
@@ -533,7 +534,7 @@ static void outputs_that_cannot_be_written_are_refused_before_measuring(void **s
     char *first = read_result("before.csv");
     ProcessResult result = bench("gemm m=16 cache=hot csv=%s/before.csv json=%s/made.json plot=%s/no/such/file" QUICK);
     assert_int_equal(result.code, ERROR_USAGE);
-    assert_non_null(strstr(result.errors, "plot="));
+    assert_mentions(result.errors, "plot=");
     assert_string_equal(result.output, "");
     char *before = read_result("before.csv");
     assert_string_equal(before, first);

@@ -91,30 +91,28 @@ static void safetensors_headers_that_lie_are_refused_with_the_reason(void **stat
         {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", NULL},
         {"{" TENSOR("b", "F32", "[1]", "[4,8]") "," TENSOR("a", "F32", "[1]", "[0,4]") "}  ", NULL},
         {"{" TENSOR("a", "F8_E5M2", "[8]", "[0,8]") "}", "tensor a has dtype F8_E5M2"},
-        {"{" TENSOR("a", "F32", "[1,1,1,1,1,2]", "[0,8]") "}", "at most 5 sizes"},
-        {"{" TENSOR("a", "F32", "[-2]", "[0,8]") "}", "none negative"},
-        {"{" TENSOR("a", "F32", "[2.0]", "[0,8]") "}", "none negative"},
-        {"{" TENSOR("a", "F32", "2", "[0,8]") "}", "none negative"},
-        {"{" TENSOR("a", "F32", "[3]", "[0,8]") "}", "not what its shape needs"},
-        {"{" TENSOR("a", "F32", "[1]", "[0,8]") "}", "not what its shape needs"},
-        {"{" TENSOR("a", "F32", "[4611686018427387906]", "[0,8]") "}", "not what its shape needs"},
-        {"{" TENSOR("a", "F32", "[4294967296,4294967296,0]", "[0,0]") "}", "not what its shape needs"},
-        {"{" TENSOR("a", "F32", "[2]", "[8,0]") "}", "claims bytes 8 to 0"},
-        {"{" TENSOR("a", "F32", "[2]", "[-8,0]") "}", "claims bytes -8 to 0"},
-        {"{" TENSOR("a", "F32", "[4]", "[0,16]") "}", "claims bytes 0 to 16 of 8"},
-        {"{" TENSOR("a", "F32", "[2]", "[0]") "}", "two integers"},
-        {"{" TENSOR("a", "F32", "[2]", "[0,\"8\"]") "}", "two integers"},
-        {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}",
-            "tensor a starts at byte 4 of the data, and what is before it ends at 0: the tensors leave a hole"},
-        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", "4 bytes of data behind the last tensor"},
-        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}",
-            "tensor b starts at byte 4 of the data, and what is before it ends at 8: the tensors overlap"},
+        {"{" TENSOR("a", "F32", "[1,1,1,1,1,2]", "[0,8]") "}", "tensor a 5 dimensions"},
+        {"{" TENSOR("a", "F32", "[-2]", "[0,8]") "}", "tensor a dimensions"},
+        {"{" TENSOR("a", "F32", "[2.0]", "[0,8]") "}", "tensor a dimensions"},
+        {"{" TENSOR("a", "F32", "2", "[0,8]") "}", "tensor a dimensions"},
+        {"{" TENSOR("a", "F32", "[3]", "[0,8]") "}", "tensor a 8 bytes shape"},
+        {"{" TENSOR("a", "F32", "[1]", "[0,8]") "}", "tensor a 8 bytes shape"},
+        {"{" TENSOR("a", "F32", "[4611686018427387906]", "[0,8]") "}", "tensor a 8 bytes shape"},
+        {"{" TENSOR("a", "F32", "[4294967296,4294967296,0]", "[0,0]") "}", "tensor a 0 bytes shape"},
+        {"{" TENSOR("a", "F32", "[2]", "[8,0]") "}", "data_offsets 8 0"},
+        {"{" TENSOR("a", "F32", "[2]", "[-8,0]") "}", "data_offsets -8 0"},
+        {"{" TENSOR("a", "F32", "[4]", "[0,16]") "}", "data_offsets 0 16 8"},
+        {"{" TENSOR("a", "F32", "[2]", "[0]") "}", "data_offsets of tensor a"},
+        {"{" TENSOR("a", "F32", "[2]", "[0,\"8\"]") "}", "data_offsets of tensor a"},
+        {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", "tensor a 4 0 gap"},
+        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", "4 bytes last tensor"},
+        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}", "tensor b 4 8 overlap"},
         {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("a", "F32", "[2]", "[0,8]") "}", "not valid JSON"},
         {"{\"a\":7}", "dtype (none)"},
-        {"{" TENSOR("a\\nb", "F32", "[2]", "[0,8]") "}", "tensor number 1 holds a control character"},
-        {"{\"__metadata__\":{\"\\u001b\":1}," TENSOR("a", "F32", "[2]", "[0,8]") "}", "__metadata__ holds a control character"},
-        {"{\"__metadata__\":{\"n\":1}," TENSOR("a", "F32", "[2]", "[0,8]") "}", "only strings"},
-        {"{\"__metadata__\":[]," TENSOR("a", "F32", "[2]", "[0,8]") "}", "object of strings"},
+        {"{" TENSOR("a\\nb", "F32", "[2]", "[0,8]") "}", "tensor 1 control character"},
+        {"{\"__metadata__\":{\"\\u001b\":1}," TENSOR("a", "F32", "[2]", "[0,8]") "}", "__metadata__ control character"},
+        {"{\"__metadata__\":{\"n\":1}," TENSOR("a", "F32", "[2]", "[0,8]") "}", "__metadata__ \"n\""},
+        {"{\"__metadata__\":[]," TENSOR("a", "F32", "[2]", "[0,8]") "}", "__metadata__ object"},
         {"{" TENSOR("a", "F32", "[2]", "[0,8]"), "not valid JSON"},
         {" {}", "does not start with '{'"},
         {"[]", "does not start with '{'"},
@@ -141,7 +139,7 @@ static void safetensors_headers_of_millions_of_values_are_refused_unparsed(void 
         for (size_t k = 0; k < count; k++) memcpy(header + 1 + k * size, parts[i], size);
         Error error = {0};
         assert_false(header_open(*state, header, 8, &error));
-        assert_message(&error, "more than 3000000 commas, colons and brackets");
+        assert_message(&error, "3000000 commas brackets");
         free(header);
     }
     char *header =
@@ -241,7 +239,7 @@ static void safetensors_never_wait_for_a_named_pipe(void **state) {
     Safetensors file;
     Error error = {0};
     assert_false(safetensors_open(&file, path, &error));
-    assert_message(&error, "not a regular file");
+    assert_message(&error, "regular");
     free(path);
 }
 

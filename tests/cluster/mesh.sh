@@ -32,7 +32,7 @@ await 600 "the checkpoint of step 4" test -e "$folder/killed/checkpoints/step-00
 kill -9 "$(mine killed $((ranks / 2 + 1)) | head -n 1)" || fail "no rank to kill"
 say "rank $((ranks / 2 + 1)) killed"
 ended $second 0 "the run that lost a rank"
-grep -q "starting all ranks again" "$folder/killed.log" || fail "the run did not notice that a rank was lost"
+grep -q "restarting all ranks" "$folder/killed.log" || fail "the run did not notice that a rank was lost"
 same_weights "$folder/calm" "$folder/killed" $steps
 grep -m 1 "was killed by signal 9" "$folder/killed.log"
 echo "passed: a lost rank of $ranks changes nothing"

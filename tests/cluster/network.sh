@@ -40,26 +40,26 @@ mend_link
 await 30 "training after the break" reached "$folder/break" $((before + 1))
 say "training goes on after step $before"
 ended $first 0 "node 0"; ended $second 0 "node 1"
-grep -q "starting all ranks again" "$folder"/break.?.log && fail "the break was not survived: ranks started again"
+grep -q "restarting all ranks" "$folder"/break.?.log && fail "the break was not survived: ranks started again"
 same_weights "$folder/calm" "$folder/break" $calm_steps
 
 start end 1000000 away=10 restarts=1
 cut_link
 ended $first 6 "node 0"; say "node 0 ended with code 6: $(grep -h 'are needed' "$folder/end.a.log" | tail -n 1 | cut -c1-150)"
-ended $second 6 "node 1"; say "node 1 ended with code 6: $(grep -h 'was not there' "$folder/end.b.log" | tail -n 1 | cut -c1-150)"
+ended $second 6 "node 1"; say "node 1 ended with code 6: $(grep -h 'was unreachable' "$folder/end.b.log" | tail -n 1 | cut -c1-150)"
 mend_link
 
 start alone 1000000 least=1 away=10
 cut_link
-await 120 "going on without node 1" grep -q "going on with 1 of 2 nodes" "$folder/alone.a.log"
-say "$(grep -h 'going on with' "$folder/alone.a.log" | cut -c1-150)"
+await 120 "going on without node 1" grep -q "continuing with 1 of 2 nodes" "$folder/alone.a.log"
+say "$(grep -h 'continuing with' "$folder/alone.a.log" | cut -c1-150)"
 ended $second 6 "node 1"
 mend_link
 launch "$b" 1 alone 1000000 least=1 away=10 >"$folder/alone.c.log" 2>&1 & second=$! # as the cluster's manager starts a node's service again
-await 60 "node 1's self-test" grep -q "node 1 passes its self-test" "$folder/alone.c.log"
+await 60 "node 1's self-test" grep -q "node 1 passed its self-test" "$folder/alone.c.log"
 sleep 1
 kill -9 "$(cut -d' ' -f1 "/proc/$first/task/$first/children")"
-await 60 "node 1's return" grep -q "all 2 nodes take part again" "$folder/alone.a.log"
+await 60 "node 1's return" grep -q "all 2 nodes are in the run again" "$folder/alone.a.log"
 say "all 2 nodes take part again"
 kill -TERM $first $second
 ended $first 8 "node 0"; ended $second 8 "node 1"

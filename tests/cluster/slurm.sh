@@ -106,8 +106,8 @@ kill -9 ${daemons#* }
 wait ${daemons#* } 2>/dev/null
 kill_tasks SLURMD_NODENAME=node1
 say "node1 killed"
-await 60 "going on without node1" grep -q "going on with 1 of 2 nodes, 1 ranks: node 1 did not come in 5 s" "$folder/lost.log"
-say "$(grep -h 'going on with' "$folder/lost.log" | tail -n 1 | cut -c1-150)"
+await 60 "going on without node1" grep -q "continuing with 1 of 2 nodes, 1 ranks: node 1 did not connect in 5 s" "$folder/lost.log"
+say "$(grep -h 'continuing with' "$folder/lost.log" | tail -n 1 | cut -c1-150)"
 await 60 "Slurm's notice of it" grep -q "Node failure on node1" "$folder/lost.log"
 say "Slurm has noticed after $(grep -c '"kind": *"step"' "$folder/lost/metrics.jsonl") steps, and lets the job go on"
 await 180 "the end of the training" reached "$folder/lost" 8000

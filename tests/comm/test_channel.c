@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/stat.h>
 
+#include "support/mentions.h"
 #include "support/process.h"
 
 #include "comm/acceptor.h"
@@ -118,7 +119,7 @@ static void another_secret_proves_nothing(void **state) {
     assert_false(accept_first(&pair, first, &said));
     close(pair.server_socket);
     assert_false(channel_await_welcome(&pair.client, soon(), &error));
-    assert_non_null(strstr(error.message, "SMELT_SECRET must be the same"));
+    assert_mentions(error.message, "SMELT_SECRET");
 }
 
 static void a_recorded_hello_proves_nothing_on_another_connection(void **state) {
@@ -216,7 +217,7 @@ static void another_version_or_service_is_named(void **state) {
     opening.version++;
     assert_true(socket_send(ends[1], &opening, sizeof opening, soon()));
     assert_false(channel_greet(&pair.client, ends[0], &secret, CHANNEL_RANKS, &hello, sizeof hello, soon(), &error));
-    assert_non_null(strstr(error.message, "of wire version"));
+    assert_mentions(error.message, "version");
     assert_false(channel_may_begin(&opening, sizeof opening, CHANNEL_RANKS, sizeof hello));
     close(ends[1]);
     close(pair.server_socket);
@@ -320,12 +321,12 @@ static void expect_none(const char *text) {
     Error error = {0};
     assert_false(secret_find("2 ranks", &result, &error));
     assert_int_equal(error.code, ERROR_USAGE);
-    if (!strstr(error.message, text)) fail_msg("no '%s' in: %s", text, error.message);
+    if (!mentions(error.message, text)) fail_msg("no '%s' in: %s", text, error.message);
 }
 
 static void the_secret_comes_from_the_environment_or_a_file_of_ones_own(void **state) {
     (void)state;
-    expect_none("2 ranks need a secret");
+    expect_none("2 ranks secret");
     setenv("SMELT_SECRET_FILE", path, 1);
     Secret in_file = found();
     setenv("SMELT_SECRET", "0123456789abcdef0123", 1);
@@ -336,7 +337,7 @@ static void the_secret_comes_from_the_environment_or_a_file_of_ones_own(void **s
     assert_false(secret_equal(&in_file, &in_variable));
     unsetenv("SMELT_SECRET");
     assert_int_equal(chmod(path, 0640), 0);
-    expect_none("only you may read it: chmod 600");
+    expect_none("read chmod 600");
     assert_int_equal(chmod(path, 0600), 0);
     setenv("SMELT_SECRET_FILE", "/nonexistent/secret", 1);
     expect_none("/nonexistent/secret");

@@ -4,6 +4,7 @@
 
 #include "base/rng.h"
 #include "base/scope.h"
+#include "support/mentions.h"
 
 /* Batches of one source in one phase. */
 typedef struct Reading {
@@ -301,7 +302,7 @@ static void what_cannot_be_read_ends_the_batches_after_those_before(void **state
     for (int i = 0; i < 7; i++) assert_non_null(loader_next(loader, &error));
     assert_null(loader_next(loader, &error));
     assert_int_equal(error.code, ERROR_DATA);
-    assert_holds(error.message, "c.bin is not as it was written in bytes 32768 to 36863");
+    assert_mentions(error.message, "c.bin 32768 36863");
     close_reading(&reading);
     shard_set_close(&set);
 }
@@ -382,14 +383,14 @@ static void assert_loader_fails(Reading *reading, int64_t first, ErrorCode code,
     assert_false(try_reading(reading, first, &error));
     order_free(reading->order);
     assert_int_equal(error.code, code);
-    if (!strstr(error.message, part)) fail_msg("\"%s\" does not contain \"%s\"", error.message, part);
+    if (!mentions(error.message, part)) fail_msg("\"%s\" does not contain \"%s\"", error.message, part);
 }
 
 static void a_corpus_shorter_than_a_sequence_is_bad_data(void **state) {
     (void)state;
     ShardSet set = counting_set((const int64_t[]){8}, 1);
     Reading reading = {.set = &set, .sequences = 1, .length = 8, .vocabulary = 8, .separator = -1};
-    assert_loader_fails(&reading, 0, ERROR_DATA, "c has 8 tokens but one sequence of 8 needs 9");
+    assert_loader_fails(&reading, 0, ERROR_DATA, "8 tokens sequence 8 9");
     shard_set_close(&set);
 }
 
@@ -398,7 +399,7 @@ static void a_token_outside_the_vocabulary_is_bad_data_with_its_value(void **sta
     write_shard("c", 2, (const int32_t[]){1, 2, 300, 4, 500}, (const int64_t[]){5}, 1);
     ShardSet set = open_set("c");
     Reading reading = {.set = &set, .sequences = 1, .length = 2, .vocabulary = 300, .separator = -1};
-    assert_loader_fails(&reading, 0, ERROR_DATA, "c has tokens up to 500 but the vocabulary has 300");
+    assert_loader_fails(&reading, 0, ERROR_DATA, "token 500 vocabulary 300");
     reading.vocabulary = 501;
     open_reading(&reading, 0);
     close_reading(&reading);
@@ -411,7 +412,7 @@ static void senseless_batches_and_cursors_are_usage_errors(void **state) {
     Reading reading = {.set = &set, .sequences = 0, .length = 2, .vocabulary = 8, .separator = -1};
     assert_loader_fails(&reading, 0, ERROR_USAGE, "0 sequences");
     reading.sequences = INT64_MAX;
-    assert_loader_fails(&reading, 0, ERROR_USAGE, "does not fit");
+    assert_loader_fails(&reading, 0, ERROR_USAGE, "9223372036854775807 batch.sequences");
     reading.sequences = 1;
     assert_loader_fails(&reading, -1, ERROR_USAGE, "-1");
     assert_loader_fails(&reading, INT64_MAX, ERROR_USAGE, "cursor");

@@ -98,8 +98,7 @@ static void a_run_that_goes_on_writes_the_same_samples(void **state) {
 static void the_prompt_is_a_setting(void **state) {
     (void)state;
     write_text("prompt.yaml", "eval:\n  prompt: \"one\\ttwo\"\n");
-    train_says(
-        ERROR_USAGE, "eval.prompt: 62 tokens leave no room in model.context=32: give a shorter text", "run=run eval.prompt=%062d", 0);
+    train_says(ERROR_USAGE, "eval.prompt 62 model.context=32", "run=run eval.prompt=%062d", 0);
     ProcessResult result = smelt("train prompt.yaml " TINY " run=run steps=6");
     expect_code(&result, ERROR_NONE, "prompt.yaml");
     assert_non_null(strstr(result.output, "\n  sample  after \"one\\ttwo\": "));

@@ -6,6 +6,7 @@
 #include "base/float8.h"
 #include "data/data.h"
 #include "support/hf_fixture.h"
+#include "support/mentions.h"
 
 static FixtureSettings zaya = {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8",
     "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=3"};
@@ -24,7 +25,7 @@ static void assert_refused(Fixture *f, bool overwrite, const char *fragment) {
     Error error = {0};
     assert_false(hf_write(&f->export, f->out, overwrite, &error));
     assert_int_equal(error.code, ERROR_USAGE);
-    if (!strstr(error.message, fragment)) fail_msg("\"%s\" does not contain \"%s\"", error.message, fragment);
+    if (!mentions(error.message, fragment)) fail_msg("\"%s\" does not contain \"%s\"", error.message, fragment);
 }
 
 static bool exists(const Fixture *f, const char *name) {
@@ -310,7 +311,7 @@ static void a_weight_that_is_not_finite_is_refused_in_fp8_too(void **state) {
         ((float *)parameter(&f, "model.layers.0.mlp.up_proj.weight"))[5] = values[i];
         assert_false(hf_write(&f.export, f.out, false, &error));
         assert_int_equal(error.code, ERROR_NUMERICS);
-        assert_non_null(strstr(error.message, "model.layers.0.mlp.up_proj.weight has NaN or infinity, first in element 5"));
+        assert_mentions(error.message, "model.layers.0.mlp.up_proj.weight 5");
         fixture_stop(&f);
     }
 }
@@ -398,7 +399,7 @@ static void a_folder_in_use_is_not_touched_without_overwrite(void **state) {
     Fixture f;
     fixture_start(&f, llama, PRECISION_FP32);
     put_file(&f, "config.json");
-    assert_refused(&f, false, "is not empty");
+    assert_refused(&f, false, "empty");
     assert_false(exists(&f, "model.safetensors"));
     write_good(&f, true);
     assert_true(exists(&f, "model.safetensors"));

@@ -13,6 +13,7 @@
 #include "formats/llmc.h"
 #include "run/source.h"
 #include "session/weights.h"
+#include "support/mentions.h"
 
 /* The GPT-2 of tests/golden (vocabulary 64, 2 layers, width 32, 64 positions) as a file. */
 typedef struct Fixture {
@@ -102,14 +103,14 @@ static void headers_that_lie_are_refused(void **state) {
         int32_t value;
         const char *message;
     } cases[] = {
-        {0, 7, "is no model of llm.c"},
-        {1, 4, "has version 4"},
-        {2, -1, "must be positive"},
-        {4, 0, "must be positive"},
-        {4, INT32_MAX, "truncated or damaged"},
-        {6, INT32_MAX, "truncated or damaged"},
-        {7, 63, "truncated or damaged"},
-        {5, 5, "model.width=32 is not divisible"},
+        {0, 7, "llm.c"},
+        {1, 4, "version 4"},
+        {2, -1, "positive"},
+        {4, 0, "positive"},
+        {4, INT32_MAX, "truncated"},
+        {6, INT32_MAX, "truncated"},
+        {7, 63, "truncated"},
+        {5, 5, "model.width=32"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Fixture f;
@@ -123,7 +124,7 @@ static void headers_that_lie_are_refused(void **state) {
         assert_true(file_write(f.path, content, length, &error));
         assert_false(llmc_read(f.path, &model, &precision, &error));
         assert_int_equal(error.code, ERROR_CHECKPOINT);
-        if (!strstr(error.message, cases[i].message)) fail_msg("\"%s\" does not contain \"%s\"", error.message, cases[i].message);
+        if (!mentions(error.message, cases[i].message)) fail_msg("\"%s\" does not contain \"%s\"", error.message, cases[i].message);
         free(content);
         stop(&f);
     }

@@ -81,9 +81,8 @@ static void counters_that_grow_are_reported(void **state) {
     expect_look(health, "");
     write_counter("sys/class/net/eth0/carrier_down_count", "3\n");
     write_counter("sys/class/drm/card0/device/ras/umc_err_count", "ue: 1\nce: 9\n");
-    expect_look(health,
-        "/sys/class/net/eth0/carrier_down_count: the link went down, 2 more, 3 in all\n"
-        "/sys/class/drm/card0/device/ras/umc_err_count: the GPU's memory had errors that cannot be corrected, 1 more, 1 in all\n");
+    expect_look(health, "/sys/class/net/eth0/carrier_down_count: the link went down, 2 more, 3 in total\n"
+                        "/sys/class/drm/card0/device/ras/umc_err_count: the GPU memory had uncorrectable errors, 1 more, 1 in total\n");
     expect_look(health, "");
     health_close(health);
     free(root);
@@ -106,8 +105,8 @@ static void errors_of_each_block_and_of_the_links_are_reported(void **state) {
     expect_look(health, "");
     write_counter("gpu", "3 1 2 50 3 0\n");
     write_counter("sys/class/drm/card0/device/ras/umc_err_count", "ue: 3\nce: 4\n"); /* seen before, not reported twice */
-    expect_look(health, "AMD GPU 1: block UMC had errors that cannot be corrected, 2 more, 3 in all, beside 7 corrected ones\n"
-                        "AMD GPU 1: block XGMI_WAFL had errors that cannot be corrected, 1 more, 1 in all, beside 7 corrected ones\n"
+    expect_look(health, "AMD GPU 1: block UMC had 2 more uncorrectable errors, 3 in total, and 7 corrected errors\n"
+                        "AMD GPU 1: block XGMI_WAFL had 1 more uncorrectable errors, 1 in total, and 7 corrected errors\n"
                         "AMD GPU 1: its xGMI links had several errors\n");
     expect_look(health, "");
     health_close(health);
@@ -123,7 +122,7 @@ static void heat_is_reported_when_it_begins(void **state) {
     expect_look(health, "AMD GPU 1 is too hot: 100 C at the junction, 0 C in its memory\n");
     expect_look(health, "");
     write_counter("gpu", "0 0 0 98 3 1000000000\n"); /* bit 36, the hot spot */
-    expect_look(health, "AMD GPU 1 runs slower because it is too hot: 98 C at the junction, 0 C in its memory\n");
+    expect_look(health, "AMD GPU 1 is throttled because it is too hot: 98 C at the junction, 0 C in its memory\n");
     write_counter("gpu", "0 0 0 98 3 10000\n"); /* power, no heat */
     expect_look(health, "");
     write_counter("gpu", "0 0 0 98 4 1000000000\n"); /* another version of the metrics, whose layout differs */

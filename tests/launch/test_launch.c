@@ -63,7 +63,7 @@ static void ranks_killed_at_random_moments_do_not_change_the_result(void **state
 static void a_rank_that_is_lost_before_the_ranks_meet_is_named_and_all_start_again(void **state) {
     (void)state;
     ProcessResult result = run("early", "restarts=3");
-    expect(&result, 0, "after step 0 rank 1 was killed by signal 9 (Killed): starting all ranks again");
+    expect(&result, 0, "step 0 rank 1 signal 9 restarting");
     expect_sum();
     process_free(&result);
 }
@@ -71,12 +71,12 @@ static void a_rank_that_is_lost_before_the_ranks_meet_is_named_and_all_start_aga
 static void a_hang_is_ended_by_the_watchdog_with_collectives_and_stacks(void **state) {
     (void)state;
     ProcessResult result = run("hang", "restarts=3");
-    expect(&result, 0, "made no progress for 5 s after step 7: ended by its watchdog");
+    expect(&result, 0, "5 s step 7 watchdog");
     expect(&result, 0, "last collectives of rank 0, newest first:");
     expect(&result, 0, "all_reduce     'sum' 16 B, running");
     expect(&result, 0, "stack of thread");
     assert_null(strstr(result.errors, "it does not answer"));
-    expect(&result, 0, "starting all ranks again");
+    expect(&result, 0, "restarting all ranks");
     expect_sum();
     process_free(&result);
 }
@@ -84,7 +84,7 @@ static void a_hang_is_ended_by_the_watchdog_with_collectives_and_stacks(void **s
 static void a_rank_that_shows_no_life_is_killed_by_the_supervisor(void **state) {
     (void)state;
     ProcessResult result = run("stop", "hang=5");
-    expect(&result, 0, "hung: starting all ranks again");
+    expect(&result, 0, "hung restarting");
     expect_sum();
     process_free(&result);
 }
@@ -92,8 +92,7 @@ static void a_rank_that_shows_no_life_is_killed_by_the_supervisor(void **state) 
 static void failures_without_progress_are_bounded(void **state) {
     (void)state;
     ProcessResult result = run("crash", "restarts=1");
-    expect(&result, ERROR_COMMUNICATION,
-        "rank 1 was killed by signal 6 (Aborted); given up after 2 failures in a row without progress (restarts=1)");
+    expect(&result, ERROR_COMMUNICATION, "rank 1 signal 6 2 failures (restarts=1)");
     expect(&result, ERROR_COMMUNICATION, "the last output of rank 1:\nrank 1 starts at step");
     process_free(&result);
 }
@@ -104,7 +103,7 @@ static void a_killed_rank_that_is_not_started_again_is_a_lost_one_whichever_it_i
         Process process = start_run("hold", "restarts=0");
         kill_rank(rank);
         ProcessResult result = process_finish(&process);
-        expect(&result, ERROR_COMMUNICATION, "was killed by signal 9 (Killed); given up after 1 failure in a row");
+        expect(&result, ERROR_COMMUNICATION, "signal 9 1 failure in a row");
         process_free(&result);
         remove_folder(state);
         make_folder(state);
@@ -114,18 +113,18 @@ static void a_killed_rank_that_is_not_started_again_is_a_lost_one_whichever_it_i
 static void a_wrong_setting_is_not_tried_again(void **state) {
     (void)state;
     ProcessResult result = run("usage", "restarts=3");
-    expect(&result, ERROR_USAGE, "rank 1 refused its settings (exit code 2): starting again would not help");
-    assert_null(strstr(result.errors, "starting all ranks again"));
+    expect(&result, ERROR_USAGE, "rank 1 settings (exit code 2)");
+    assert_null(strstr(result.errors, "restarting all ranks"));
     process_free(&result);
 }
 
 static void nan_stops_or_goes_back_and_skips_as_configured(void **state) {
     (void)state;
     ProcessResult result = run("nan", "on_nan=stop");
-    expect(&result, ERROR_NUMERICS, "rank 1 met NaN or infinity");
+    expect(&result, ERROR_NUMERICS, "rank 1 NaN");
     process_free(&result);
     result = run("nan", "on_nan=skip");
-    expect(&result, 0, "starting all ranks again");
+    expect(&result, 0, "restarting all ranks");
     expect_sum();
     process_free(&result);
 }
@@ -133,13 +132,13 @@ static void nan_stops_or_goes_back_and_skips_as_configured(void **state) {
 static void a_line_of_output_can_start_all_again_or_stop_them(void **state) {
     (void)state;
     ProcessResult result = run("line", "restart_on=NCCL WARN.*timed out");
-    expect(&result, 0, "rank 1 printed a line that restart_on names: starting all ranks again");
+    expect(&result, 0, "rank 1 restart_on restarting");
     expect_sum();
     process_free(&result);
     remove_folder(state);
     make_folder(state);
     result = run("line", "stop_on=NCCL WARN");
-    expect(&result, ERROR_INTERNAL, "rank 1 printed a line that stop_on names");
+    expect(&result, ERROR_INTERNAL, "rank 1 stop_on");
     process_free(&result);
 }
 
@@ -165,12 +164,12 @@ static void a_stop_promises_checkpoints_of_commands_that_write_them_alone(void *
     await_step(7);
     for (int i = 1; i <= 3; i++) {
         kill(process.id, SIGTERM);
-        process_await_text(&process, "asked to stop", i);
+        process_await_text(&process, "request to stop", i);
     }
     ProcessResult result = process_finish(&process);
-    expect(&result, ERROR_PREEMPTED, "asked to stop: the ranks have 600 s to end");
-    expect(&result, ERROR_PREEMPTED, "for the third time: the ranks are killed\n");
-    expect(&result, ERROR_PREEMPTED, "stopped before the end: the same command begins anew");
+    expect(&result, ERROR_PREEMPTED, "request to stop: 600 s to end");
+    expect(&result, ERROR_PREEMPTED, "third request killing");
+    expect(&result, ERROR_PREEMPTED, "stopped before the same command");
     assert_null(strstr(result.errors, "checkpoint"));
     process_free(&result);
 }
@@ -193,8 +192,8 @@ static void a_stopped_rank_is_not_waited_for_once_all_others_have_ended(void **s
     double start = log_seconds();
     kill(process.id, SIGTERM);
     ProcessResult result = process_finish(&process);
-    expect(&result, ERROR_PREEMPTED, "rank 1 was stopped by a signal (SIGSTOP) while all others ended: it is killed");
-    expect(&result, ERROR_PREEMPTED, "all ranks have ended: the same command continues");
+    expect(&result, ERROR_PREEMPTED, "rank 1 (SIGSTOP)");
+    expect(&result, ERROR_PREEMPTED, "all ranks exited same command");
     assert_true(log_seconds() - start < GRACE / 2.0);
     process_free(&result);
 }
@@ -204,15 +203,15 @@ static void the_third_request_to_stop_kills_and_the_second_does_not(void **state
     Process process = start_run("stubborn", "grace=600");
     await_step(7);
     kill(process.id, SIGTERM);
-    process_await_text(&process, "asked to stop: the ranks have 600 s for a checkpoint", 1);
+    process_await_text(&process, "request 600 checkpoint", 1);
     kill(process.id, SIGTERM);
-    process_await_text(&process, "asked to stop again: the ranks still have", 1);
+    process_await_text(&process, "second request to stop", 1);
     process_sleep(0.5); /* a few looks of the supervisor */
     assert_false(process_has_ended(&process));
     assert_int_equal(kill(process_of(1), 0), 0);
     kill(process.id, SIGTERM);
     ProcessResult result = process_finish(&process);
-    expect(&result, ERROR_PREEMPTED, "for the third time: the ranks are killed");
+    expect(&result, ERROR_PREEMPTED, "third request killing");
     process_free(&result);
 }
 
@@ -221,7 +220,7 @@ static void a_rank_that_fails_again_and_again_is_left_out_if_wanted(void **state
     char *arguments[] = {"/proc/self/exe", "supervise", "ranks=2", "shrink=true", "restarts=5", "--", "train", folder, "crash", NULL};
     Process process = process_start(arguments);
     ProcessResult result = process_finish(&process);
-    expect(&result, 0, "leaving out rank 1, which failed twice in a row without progress: going on with 1 rank");
+    expect(&result, 0, "excluding rank 1, 1 rank");
     process_free(&result);
 }
 
@@ -229,12 +228,12 @@ static void a_node_is_tested_after_a_failure_that_may_be_the_hardwares(void **st
     (void)state;
     make_file(folder, "sick.0");
     ProcessResult result = run("abort", "restarts=3");
-    expect(&result, ERROR_DEVICE, "given up: this node fails its self-test: error self_test.gemm GPU 3: 7 elements are wrong");
+    expect(&result, ERROR_DEVICE, "self-test: self_test.gemm GPU 3: 7");
     process_free(&result);
     remove_file(folder, "sick.0");
     remove_file(folder, "broke");
     result = run("abort", "restarts=3");
-    expect(&result, 0, "was killed by signal 6 (Aborted): starting all ranks again");
+    expect(&result, 0, "signal 6 restarting");
     expect_sum();
     process_free(&result);
 }
@@ -243,7 +242,7 @@ static void the_self_test_can_be_left_out(void **state) {
     (void)state;
     make_file(folder, "sick.0");
     ProcessResult result = run("abort", "self_test=false");
-    expect(&result, 0, "starting all ranks again");
+    expect(&result, 0, "restarting all ranks");
     process_free(&result);
 }
 
@@ -316,8 +315,8 @@ static void ranks_are_left_out_by_whole_copies_of_the_model(void **state) {
     Process process = process_start(arguments);
     ProcessResult result = process_finish(&process);
     expect(&result, 0, "rank 1 (dp 0, tp 1) was killed by signal 6");
-    expect(&result, 0, "leaving out rank 1, which failed twice in a row without progress: going on with 2 ranks\n");
-    expect(&result, 0, "a copy of the model takes 2 ranks: 1 of the other devices stay in reserve");
+    expect(&result, 0, "excluding rank 1, 2 ranks");
+    expect(&result, 0, "2 ranks: 1 reserve");
     process_free(&result);
 }
 

@@ -4,6 +4,7 @@
 #include "support/launch_run.h"
 
 #include "base/file.h"
+#include "support/mentions.h"
 
 enum { MOST_NODES = 3 };
 
@@ -65,8 +66,8 @@ static void a_node_that_does_not_come_back_is_left_out_after_the_time(void **sta
     await_step(7);
     kill_node(&cluster, 1);
     make_file(folder, "go");
-    expect_node(&cluster, 0, 0, "going on with 2 of 3 nodes, 4 ranks: node 1 did not come in 10 s");
-    expect_node(&cluster, 2, 0, "going on with 2 of 3 nodes, 4 ranks: node 1 did not come in 10 s");
+    expect_node(&cluster, 0, 0, "2 of 3 nodes 4 ranks node 1 10");
+    expect_node(&cluster, 2, 0, "2 of 3 nodes 4 ranks node 1 10");
     assert_int_equal(load(folder).step, STEPS);
 }
 
@@ -76,28 +77,28 @@ static void too_few_nodes_end_the_run_on_all_of_them(void **state) {
     await_step(7);
     kill_node(&cluster, 1);
     make_file(folder, "go");
-    expect_node(&cluster, 0, ERROR_COMMUNICATION, "2 of 3 nodes can go on, and 3 are needed (least=): node 1 did not come in 10 s");
-    expect_node(&cluster, 2, ERROR_COMMUNICATION, "2 of 3 nodes can go on, and 3 are needed (least=): node 1 did not come in 10 s");
+    expect_node(&cluster, 0, ERROR_COMMUNICATION, "2 of 3 nodes 3 (least=) node 1 10 s");
+    expect_node(&cluster, 2, ERROR_COMMUNICATION, "2 of 3 nodes 3 (least=) node 1 10 s");
 }
 
 static void a_node_that_fails_its_test_is_left_out_until_it_passes(void **state) {
     (void)state;
     make_file(folder, "sick.1");
     Cluster cluster = start_cluster(3, "hold", "least=2");
-    await_text(&cluster, 1, "node 1 is left out: error self_test.gemm GPU 3: 7 elements are wrong", 1);
-    await_text(&cluster, 1, "node 1 fails its self-test", 2);
+    await_text(&cluster, 1, "node 1 excluded self_test.gemm GPU 3: 7", 1);
+    await_text(&cluster, 1, "node 1 failed self-test", 2);
     await_step(7);
     remove_file(folder, "sick.1");
     kill_rank(0); /* node 1 is left out by its last test once more, and is tested anew */
-    await_text(&cluster, 1, "node 1 is left out", 2);
-    await_text(&cluster, 1, "node 1 passes its self-test", 1);
+    await_text(&cluster, 1, "node 1 excluded", 2);
+    await_text(&cluster, 1, "node 1 passed self-test", 1);
     WAIT_UNTIL(process_port_has_caller(cluster.port), "node 1 does not wait for the next rendezvous");
     kill_rank(2);
-    await_text(&cluster, 0, "all 3 nodes take part again", 1);
+    await_text(&cluster, 0, "all 3 nodes again", 1);
     make_file(folder, "go");
-    expect_node(&cluster, 0, 0, "going on with 2 of 3 nodes, 4 ranks: node 1");
+    expect_node(&cluster, 0, 0, "2 of 3 nodes 4 ranks node 1");
     expect_node(&cluster, 1, 0, "");
-    expect_node(&cluster, 2, 0, "all 3 nodes take part again");
+    expect_node(&cluster, 2, 0, "all 3 nodes again");
     assert_int_equal(load(folder).step, STEPS);
 }
 
@@ -106,7 +107,7 @@ static void node_0_may_be_left_out_too(void **state) {
     make_file(folder, "sick.0");
     Cluster cluster = start_cluster(2, "", "least=1");
     expect_node(&cluster, 1, 0, "rank 0 starts at step 0");
-    expect_node(&cluster, 0, 0, "the other nodes have finished the run");
+    expect_node(&cluster, 0, 0, "other nodes finished");
     assert_int_equal(load(folder).step, STEPS);
 }
 
@@ -114,23 +115,23 @@ static void a_node_that_waits_hears_of_the_end(void **state) {
     (void)state;
     make_file(folder, "sick.1");
     Cluster cluster = start_cluster(2, "", "least=1");
-    expect_node(&cluster, 0, 0, "going on with 1 of 2 nodes, 1 ranks: node 1");
-    expect_node(&cluster, 1, 0, "the other nodes have finished the run");
+    expect_node(&cluster, 0, 0, "1 of 2 nodes 1 ranks node 1");
+    expect_node(&cluster, 1, 0, "other nodes finished");
 }
 
 static void a_node_whose_ranks_fail_again_and_again_is_left_out(void **state) {
     (void)state;
     Cluster cluster = start_cluster(2, "crash", "least=1"); /* rank 1 is node 1's first */
-    expect_node(&cluster, 0, 0, "its ranks failed twice in a row without progress");
-    expect_node(&cluster, 1, 0, "the other nodes have finished the run");
+    expect_node(&cluster, 0, 0, "failed twice");
+    expect_node(&cluster, 1, 0, "other nodes finished");
     assert_int_equal(load(folder).step, STEPS);
 }
 
 static void a_wrong_setting_on_one_node_ends_all(void **state) {
     (void)state;
     Cluster cluster = start_cluster(2, "usage", "least=1");
-    expect_node(&cluster, 0, ERROR_USAGE, "the nodes ended the run: after step 7 rank 1 refused its settings (exit code 2)");
-    expect_node(&cluster, 1, ERROR_USAGE, "rank 1 refused its settings (exit code 2): starting again would not help");
+    expect_node(&cluster, 0, ERROR_USAGE, "step 7 rank 1 settings (exit code 2)");
+    expect_node(&cluster, 1, ERROR_USAGE, "rank 1 settings (exit code 2)");
 }
 
 static void without_node_0_the_others_end(void **state) {
@@ -138,8 +139,8 @@ static void without_node_0_the_others_end(void **state) {
     Cluster cluster = start_cluster(3, "hold", "least=1");
     await_step(7);
     kill_node(&cluster, 0);
-    expect_node(&cluster, 1, ERROR_COMMUNICATION, "was not there for 10 s");
-    expect_node(&cluster, 2, ERROR_COMMUNICATION, "was not there for 10 s");
+    expect_node(&cluster, 1, ERROR_COMMUNICATION, "node 0 10 s");
+    expect_node(&cluster, 2, ERROR_COMMUNICATION, "node 0 10 s");
 }
 
 static void nodes_of_another_run_are_refused(void **state) {
@@ -147,8 +148,8 @@ static void nodes_of_another_run_are_refused(void **state) {
     Cluster cluster = {.count = 2, .port = process_free_port()};
     start_node(&cluster, 0, "", "least=1");
     start_node(&cluster, 1, "slow", "least=1");
-    expect_node(&cluster, 1, ERROR_USAGE, "node 0 runs another command, or with another number of nodes");
-    expect_node(&cluster, 0, 0, "going on with 1 of 2 nodes, 1 ranks: node 1 did not come in 10 s");
+    expect_node(&cluster, 1, ERROR_USAGE, "node 0 command number");
+    expect_node(&cluster, 0, 0, "1 of 2 nodes 1 ranks node 1 10");
 }
 
 /* Of two supervisors with one number, the run has the first that came, and tells the other; it waits for node 2
@@ -166,7 +167,7 @@ static void a_node_keeps_its_place_while_it_lives(void **state) {
         cluster.nodes[1] = twin.nodes[1];
         twin.nodes[1] = ended;
     }
-    expect_node(&twin, 1, ERROR_COMMUNICATION, "another supervisor has this node's number: NODE_RANK must differ");
+    expect_node(&twin, 1, ERROR_COMMUNICATION, "NODE_RANK");
     start_node(&cluster, 2, "", "away=600");
     for (int node = 0; node < 3; node++) expect_node(&cluster, node, 0, "");
     assert_int_equal(load(folder).step, STEPS);
@@ -180,10 +181,10 @@ static void node_0_welcomes_others_while_it_tests_itself(void **state) {
     start_node(&cluster, 0, "", "away=600");
     WAIT_UNTIL(process_port_has_listener(cluster.port), "node 0 does not listen");
     start_node(&cluster, 1, "", "away=6");
-    await_text(&cluster, 1, "node 1 passes its self-test", 1);
+    await_text(&cluster, 1, "node 1 passed self-test", 1);
     process_sleep(8);
     remove_file(folder, "slow.0");
-    expect_node(&cluster, 0, 0, "node 0 passes its self-test");
+    expect_node(&cluster, 0, 0, "node 0 passed self-test");
     expect_node(&cluster, 1, 0, "");
 }
 
@@ -194,8 +195,8 @@ static void a_node_with_another_secret_is_told_so_and_does_not_take_part(void **
     setenv("SMELT_SECRET", "the secret of another job", 1);
     start_node(&cluster, 1, "", "least=1");
     unsetenv("SMELT_SECRET");
-    expect_node(&cluster, 1, ERROR_COMMUNICATION, "SMELT_SECRET must be the same for all");
-    expect_node(&cluster, 0, 0, "going on with 1 of 2 nodes, 1 ranks: node 1 did not come in 10 s");
+    expect_node(&cluster, 1, ERROR_COMMUNICATION, "SMELT_SECRET");
+    expect_node(&cluster, 0, 0, "1 of 2 nodes 1 ranks node 1 10");
 }
 
 static void several_nodes_without_a_secret_are_refused(void **state) {
@@ -204,7 +205,7 @@ static void several_nodes_without_a_secret_are_refused(void **state) {
     setenv("SMELT_SECRET", "", 1);
     start_node(&cluster, 0, "", "least=1");
     unsetenv("SMELT_SECRET");
-    expect_node(&cluster, 0, ERROR_USAGE, "2 nodes need a secret, so that strangers cannot pass for them: ");
+    expect_node(&cluster, 0, ERROR_USAGE, "2 nodes secret them");
 }
 
 /* The whole of a file of /proc, with its NULs as newlines; the caller frees. */
@@ -258,7 +259,7 @@ static void secrets_are_in_no_output_and_on_no_command_line(void **state) {
         ProcessResult result = process_finish(&cluster.nodes[node]);
         assert_int_equal(result.code, 0);
         const char *const hidden[] = {PROCESS_SECRET, secrets[0], secrets[1]};
-        for (int i = 0; i < 3; i++) assert_true(!strstr(result.errors, hidden[i]) && !strstr(result.output, hidden[i]));
+        for (int i = 0; i < 3; i++) assert_true(!mentions(result.errors, hidden[i]) && !mentions(result.output, hidden[i]));
         process_free(&result);
     }
     free(secrets[0]);
@@ -269,7 +270,7 @@ static void more_nodes_needed_than_there_are_is_an_error(void **state) {
     (void)state;
     Cluster cluster = {.count = 2, .port = process_free_port()};
     start_node(&cluster, 0, "", "least=3");
-    expect_node(&cluster, 0, ERROR_USAGE, "least=3 is more than the 2 nodes of the run");
+    expect_node(&cluster, 0, ERROR_USAGE, "least=3 2");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)

@@ -12,6 +12,7 @@
 #include "support/launch_run.h"
 
 #include "comm/channel.h"
+#include "support/mentions.h"
 
 enum { MEMBERS = 3, MOST_OPEN = 500, MOST_FIRST = 1024, TRIES = 5 };
 /* A scenario passes when one of TRIES starts took no longer than this beyond an undisturbed one: a busy machine delays
@@ -91,7 +92,7 @@ static State finish(Run *run, const char *name) {
     for (int i = 0; i < MEMBERS; i++) {
         ProcessResult result = process_finish(&run->members[i]);
         if (result.code != 0) fail_msg("%s: member %d ended with %d: %s", name, i, result.code, result.errors);
-        if (strstr(result.errors, "starting all ranks again")) fail_msg("%s: the run began anew: %s", name, result.errors);
+        if (strstr(result.errors, "restarting all ranks")) fail_msg("%s: the run began anew: %s", name, result.errors);
         if (strstr(result.errors, PROCESS_SECRET)) fail_msg("%s: the secret is shown: %s", name, result.errors);
         process_free(&result);
     }

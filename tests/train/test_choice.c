@@ -28,12 +28,12 @@ static void a_checkpoint_is_named_by_its_step_or_its_folder(void **state) {
     free(output_of("convert short a"));
     free(output_of("convert run@20 b"));
     assert_true(same_bytes("a/model.safetensors", "b/model.safetensors"));
-    smelt_says(ERROR_CHECKPOINT, "run@11: no checkpoint of step 11 is there (there are those of steps 40, 30, 20, 10)", "eval run@11 text");
-    smelt_says(ERROR_CHECKPOINT, "run@0 is neither a run folder", "eval run@0 text");
+    smelt_says(ERROR_CHECKPOINT, "run@11 11 40 30 20 10", "eval run@11 text");
+    smelt_says(ERROR_CHECKPOINT, "run@0", "eval run@0 text");
     assert_int_equal(mkdir("runs", 0777), 0);
-    smelt_says(ERROR_CHECKPOINT, "runs/no is neither a run folder", "eval runs/no text");
-    smelt_says(ERROR_CHECKPOINT, "nor a model of llm.c: there is nothing of that name", "eval runs/no text");
-    smelt_says(ERROR_CHECKPOINT, "other/run@bset is neither a run folder", "eval other/run@bset text");
+    smelt_says(ERROR_CHECKPOINT, "runs/no", "eval runs/no text");
+    smelt_says(ERROR_CHECKPOINT, "llm.c", "eval runs/no text");
+    smelt_says(ERROR_CHECKPOINT, "other/run@bset", "eval other/run@bset text");
     smelt_says(ERROR_CHECKPOINT, "run@20 is a checkpoint: give its run, run", "show run@20");
 }
 
@@ -41,16 +41,14 @@ static void checkpoints_in_another_store_have_the_same_names(void **state) {
     (void)state;
     train_good("run=run checkpoint.every=10 checkpoint.store=store");
     assert_same_output("eval run@30 text json=true", "eval run/checkpoints/step-00000030 text json=true");
-    smelt_says(ERROR_CHECKPOINT,
-        "run@10: no checkpoint of step 10 is there (there are those of steps 40, 30); checkpoint.keep and checkpoint.keep_every say which",
-        "eval run@10 text");
+    smelt_says(ERROR_CHECKPOINT, "run@10 10 40 30 checkpoint.keep checkpoint.keep_every", "eval run@10 text");
 }
 
 static void a_folder_whose_own_name_has_an_at_sign_is_that_run(void **state) {
     (void)state;
     train_good("run=run stop_at=2");
     train_good("run=run@2 stop_at=4");
-    smelt_says(ERROR_CHECKPOINT, "run@2@9: no checkpoint of step 9", "eval run@2@9 text");
+    smelt_says(ERROR_CHECKPOINT, "run@2@9 9", "eval run@2@9 text");
     assert_same_output("eval run@2 text json=true", "eval run@2@4 text json=true");
 }
 
@@ -90,7 +88,7 @@ static void the_best_survives_kills(void **state) {
     enum { KILLS = 4 };
     for (int i = 1; i <= KILLS; i++) {
         Process process = train_start("run=run steps=1000000 checkpoint.every=7 checkpoint.keep=1 checkpoint.keep_best=true eval.every=2");
-        process_await_text(&process, "checkpoint of step", 2);
+        process_await_text(&process, "checkpoint", 2);
         process_await_steps(&process, 13 * i);
         assert_int_equal(kill(process.id, SIGKILL), 0);
         ProcessResult killed = process_finish(&process);
@@ -120,8 +118,7 @@ static void checkpoints_of_some_steps_stay_for_ever(void **state) {
     (void)state;
     train_good("run=run checkpoint.every=5 checkpoint.keep=1 checkpoint.keep_every=15");
     for (int step = 5; step <= 40; step += 5) assert_true(has_checkpoint("run", step) == (step == 15 || step == 30 || step == 40));
-    train_says(ERROR_USAGE, "checkpoint.keep_every=15 is no multiple of checkpoint.every=10",
-        "run=run checkpoint.every=10 checkpoint.keep_every=15");
+    train_says(ERROR_USAGE, "checkpoint.keep_every=15 checkpoint.every=10", "run=run checkpoint.every=10 checkpoint.keep_every=15");
 }
 
 static void a_run_without_progress_stops_early(void **state) {
@@ -132,7 +129,7 @@ static void a_run_without_progress_stops_early(void **state) {
     assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
     assert_true(has_checkpoint("run", stopped));
     int evaluations = count_records("run", "evaluation");
-    train_says(ERROR_NONE, "stopped early after step ", "run=run eval.patience=3 " RISING);
+    train_says(ERROR_NONE, "stopped", "run=run eval.patience=3 " RISING);
     assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
     assert_int_equal(count_records("run", "evaluation"), evaluations);
     train_good("run=run " RISING);
@@ -178,9 +175,9 @@ static void other_validation_data_begin_anew(void **state) {
 
 static void what_compares_evaluations_needs_some(void **state) {
     (void)state;
-    train_says(ERROR_USAGE, "eval.patience=2 has no effect without eval.every", "run=run eval.patience=2");
+    train_says(ERROR_USAGE, "eval.patience=2 eval.every", "run=run eval.patience=2");
     train_says(ERROR_USAGE, "checkpoint.keep_best=true has no effect without eval.every", "run=run checkpoint.keep_best=true");
-    train_says(ERROR_USAGE, "there is no validation part: give data.valid", "run=run eval.patience=2 eval.every=2 data.valid_fraction=0");
+    train_says(ERROR_USAGE, "data.valid", "run=run eval.patience=2 eval.every=2 data.valid_fraction=0");
 }
 
 int main(void) {

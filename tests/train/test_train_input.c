@@ -5,6 +5,7 @@
 #include <sys/mount.h>
 
 #include "base/scope.h"
+#include "support/mentions.h"
 #include "support/train_run.h"
 
 static char *plan_config; /* configs/zaya1-8b.yaml as an absolute path */
@@ -25,37 +26,35 @@ static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_writt
     static const BadSetting settings[] = {
         {"model.widht=64", "unknown key 'model.widht'"},
         {"model.width=4", "model.width"},
-        {"model.width=33", "model.width=33 is not divisible by model.heads=2"},
-        {"model.heads=3 model.head_dim=8 model.kv_heads=2", "model.heads=3 is not a multiple of model.kv_heads=2"},
-        {"model.experts=0", "model.family=zaya is a mixture of experts: give model.experts, or a family"},
+        {"model.width=33", "model.width=33 model.heads=2"},
+        {"model.heads=3 model.head_dim=8 model.kv_heads=2", "model.heads=3 model.kv_heads=2"},
+        {"model.experts=0", "model.family=zaya model.experts"},
         {"model.experts=1000", "model.experts=1000"},
-        {"model.experts=512", "family zaya has at most 511"},
-        {"model.layers=10000 model.width=1Mi model.ffn=16Mi model.experts=511", "at most 1e+14 are possible"},
-        {"data.length=16Mi batch.sequences=16Mi batch.tokens=256Ti", "make it smaller, batch.tokens may stay"},
-        {"data.length=16Mi batch.sequences=100 batch.tokens=1600Mi model.width=1Mi", "activations in this model"},
-        {"model.experts_per_token=5", "model.experts_per_token=5 is more than model.experts=4"},
+        {"model.experts=512", "family zaya 511"},
+        {"model.layers=10000 model.width=1Mi model.ffn=16Mi model.experts=511", "1e+14"},
+        {"data.length=16Mi batch.sequences=16Mi batch.tokens=256Ti", "batch.tokens"},
+        {"data.length=16Mi batch.sequences=100 batch.tokens=1600Mi model.width=1Mi", "activations"},
+        {"model.experts_per_token=5", "model.experts_per_token=5 model.experts=4"},
         {"steps=0", "steps"},
         {"steps=ten", "'ten'"},
-        {"steps=3", "are more than steps=3: give schedule.warmup=0"},
-        {"steps=30 schedule.kind=wsd schedule.decay=30", "are more than steps=30: give schedule.warmup=3 schedule.decay=6"},
+        {"steps=3", "steps=3 schedule.warmup=0"},
+        {"steps=30 schedule.kind=wsd schedule.decay=30", "steps=30 schedule.warmup=3 schedule.decay=6"},
         {"optimizer.lr=1e30", "optimizer.lr"},
         {"optimizer.lr=nan", "optimizer.lr"},
         {"optimizer.name=sgd", "adamw|muon"},
-        {"batch.tokens=100",
-            "batch.tokens=100 is not a multiple of the microbatch of batch.sequences=4 x data.length=32 = 128 tokens: give "
-            "batch.tokens=128"},
-        {"batch.tokens=32", "= 128 tokens: give batch.tokens=128, or fewer batch.sequences"},
-        {"model.context=16", "data.length=32 is above model.context=16: give data.length=16"},
-        {"data.train=", "data.train is not set"},
+        {"batch.tokens=100", "batch.tokens=100 batch.sequences=4 data.length=32 = 128 batch.tokens=128"},
+        {"batch.tokens=32", "= 128 batch.tokens=128 batch.sequences"},
+        {"model.context=16", "data.length=32 model.context=16 data.length=16"},
+        {"data.train=", "data.train"},
         {"device=tpu", "auto|cpu|hip|cuda"},
-        {"more.yaml", "'more.yaml': the configuration file comes first"},
+        {"more.yaml", "'more.yaml'"},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         train_says(ERROR_USAGE, settings[i].fragment, "run=bad %s", settings[i].settings);
         if (access("bad/checkpoints", F_OK) == 0 || access("bad/metrics.jsonl", F_OK) == 0)
             fail_msg("%s left a run behind", settings[i].settings);
     }
-    train_says(ERROR_USAGE, "run is not set", "run= steps=10");
+    train_says(ERROR_USAGE, "run", "run= steps=10");
 }
 
 static void a_run_inside_its_data_is_refused_as_its_log_would_be_read(void **state) {
@@ -65,9 +64,9 @@ static void a_run_inside_its_data_is_refused_as_its_log_would_be_read(void **sta
     write_corpus("texts/a", 3000);
     const BadSetting places[] = {
         {"run=texts data.train=texts", "run=texts lies in the data, texts, "},
-        {"run=texts/deep/run data.train=texts/", "run=texts/deep/run lies in the data, texts/, "},
+        {"run=texts/deep/run data.train=texts/", "run=texts/deep/run texts/"},
         {"run=link/run data.train=texts", "run=link/run lies in the data, texts, "},
-        {"run=runs/first data.train=.", "run=runs/first lies in the data, ., "},
+        {"run=runs/first data.train=.", "run=runs/first"},
         {"run=texts/run data.valid=texts", "run=texts/run lies in the data, texts, "},
     };
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) train_says(ERROR_USAGE, places[i].fragment, places[i].settings);
@@ -80,7 +79,7 @@ static void a_configuration_that_cannot_be_read_is_refused_with_its_name_and_lin
     const struct {
         const char *text, *fragment;
     } files[] = {
-        {NULL, "bad.yaml: No such file or directory"},
+        {NULL, "bad.yaml"},
         {"steps: 10\nmodel:\n  widht: 64\n", "bad.yaml:3"},
         {"steps: [\n", "bad.yaml"},
     };
@@ -88,7 +87,7 @@ static void a_configuration_that_cannot_be_read_is_refused_with_its_name_and_lin
         if (files[i].text) write_text("bad.yaml", files[i].text);
         ProcessResult result = smelt("train bad.yaml run=bad");
         expect_code(&result, ERROR_USAGE, "bad.yaml");
-        if (!strstr(result.errors, files[i].fragment)) fail_msg("\"%s\" is not in: %s", files[i].fragment, result.errors);
+        if (!mentions(result.errors, files[i].fragment)) fail_msg("\"%s\" is not in: %s", files[i].fragment, result.errors);
         assert_int_equal(process_lines(result.errors, ""), 1);
         assert_true(access("bad", F_OK) != 0);
         process_free(&result);
@@ -104,7 +103,7 @@ static void other_settings_are_named_once_a_checkpoint_binds_the_run(void **stat
     Process process = train_start("run=bound optimizer.lr=1e-4 seed=9 threads=1");
     result = process_finish(&process);
     expect_code(&result, ERROR_USAGE, "bound");
-    assert_non_null(strstr(result.errors, "seed: 1 -> 9\n"));
+    assert_mentions(result.errors, "seed: 1 -> 9\n");
     assert_null(strstr(result.errors, "optimizer.lr")); /* it may change from a step on */
     assert_null(strstr(result.errors, "threads"));
     process_free(&result);
@@ -116,7 +115,7 @@ static void settings_may_change_until_the_first_checkpoint(void **state) {
     (void)state;
     write_text("other", "0123456789\n9876543210\n0123456789\n9876543210\n0123456789\n9876543210\n0123456789\n9876543210\n");
     train_says(ERROR_DATA, "/nowhere", "run=new data.train=/nowhere");
-    train_says(ERROR_DATA, "tokens but one sequence of 32", "run=new data.train=other");
+    train_says(ERROR_DATA, "tokens sequence 32", "run=new data.train=other");
     train_good("run=new seed=5");
     train_good("run=fresh seed=5");
     assert_same_steps("new", "fresh");
@@ -138,9 +137,9 @@ static void a_file_of_the_user_in_the_way_is_not_replaced(void **state) {
 static void a_model_that_convert_refuses_is_named_before_the_first_step(void **state) {
     (void)state;
     static const BadSetting models[] = {
-        {"model.family=mpt model.experts=0 model.kv_heads=2", "model.ffn=32: MptForCausalLM has four times model.width"},
+        {"model.family=mpt model.experts=0 model.kv_heads=2", "model.ffn=32 MptForCausalLM"},
         {"model.family=llama optimizer.balance_lr=0", "model.renormalise=false: the gates of MixtralForCausalLM sum to 1"},
-        {"model.family=llama model.renormalise=true", "optimizer.balance_lr=0.001 trains load-balancing biases"},
+        {"model.family=llama model.renormalise=true", "optimizer.balance_lr=0.001 load-balancing"},
         {"model.family=mpt model.experts=0 model.ffn=128 model.kv_heads=2", NULL},
         {"model.family=llama model.renormalise=true optimizer.balance_lr=0", NULL},
     };
@@ -149,8 +148,8 @@ static void a_model_that_convert_refuses_is_named_before_the_first_step(void **s
         Process process = train_start(settings);
         ProcessResult result = process_finish(&process);
         expect_code(&result, ERROR_NONE, settings);
-        const char *fragment = models[i].fragment ? models[i].fragment : "smelt convert will refuse";
-        assert_int_equal(strstr(result.errors, fragment) != NULL, models[i].fragment != NULL);
+        const char *fragment = models[i].fragment ? models[i].fragment : "convert";
+        assert_int_equal(mentions(result.errors, fragment), models[i].fragment != NULL);
         process_free(&result);
         free(settings);
     }
@@ -162,7 +161,7 @@ static void a_model_that_convert_refuses_is_named_before_the_first_step(void **s
 static void a_refused_first_start_leaves_no_run_folder(void **state) {
     (void)state;
     train_says(ERROR_DATA, "data.train=missing", "run=runs/new data.train=missing");
-    train_says(ERROR_DATA, "several sources are named by a mixture", "run=runs/new data.train=text,other");
+    train_says(ERROR_DATA, "several", "run=runs/new data.train=text,other");
     assert_true(access("runs/new", F_OK) != 0);
     assert_int_equal(mkdir("mine", 0777), 0);
     write_text("mine/notes", "mine");
@@ -188,7 +187,7 @@ static void text_that_cannot_be_trained_on_is_refused(void **state) {
     } inputs[] = {
         {"data.train=missing", "data.train=missing: cannot read missing: No such file or directory"},
         {"data.train=empty", "data.train=empty"},
-        {"data.train=short data.valid_fraction=0", "has 20 tokens but one sequence of 32 needs 33"},
+        {"data.train=short data.valid_fraction=0", "20 tokens sequence 32 33"},
         {"data.valid=missing", "data.valid=missing"},
         {"data.tokenizer=absent", "data.tokenizer=absent: cannot open absent: No such file or directory"},
         {"data.valid=short", "data.valid=short: "},
@@ -198,9 +197,9 @@ static void text_that_cannot_be_trained_on_is_refused(void **state) {
         train_says(ERROR_DATA, inputs[i].fragment, "run=run %s", inputs[i].settings);
         if (access("run/metrics.jsonl", F_OK) == 0) fail_msg("%s: found only after the start", inputs[i].settings);
     }
-    train_says(ERROR_USAGE, "data.train=text: it is text, which data.tokenizer=none cannot read", "run=run data.tokenizer=none");
-    train_says(ERROR_USAGE, "model.vocabulary=100 is below the 257 tokens of the byte tokenizer", "run=run model.vocabulary=100");
-    train_says(ERROR_DATA, "has tokens up to ", "run=run model.vocabulary=100 data.train=s data.valid=s data.tokenizer=none");
+    train_says(ERROR_USAGE, "data.train=text data.tokenizer=none", "run=run data.tokenizer=none");
+    train_says(ERROR_USAGE, "model.vocabulary=100 257", "run=run model.vocabulary=100");
+    train_says(ERROR_DATA, "tokens", "run=run model.vocabulary=100 data.train=s data.valid=s data.tokenizer=none");
     train_good("run=run");
 }
 
@@ -210,8 +209,8 @@ static void a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_
     smelt_says(ERROR_NONE, "data.train=s-train data.valid=s-valid\n", "data pack text s valid=0.1 overwrite=true");
     train_says(ERROR_DATA, "s was packed in two parts: give data.train=s-train data.valid=s-valid", "run=run data.train=s");
     train_says(ERROR_NONE, "eval.every=1 has no effect without validation data", "run=run data.train=s-train eval.every=1 stop_at=1");
-    train_says(ERROR_NONE, "validation data: give data.valid=s-valid", "run=again data.train=s-train eval.every=1 stop_at=1");
-    train_says(ERROR_NONE, "schedule.decay=0: the learning rate will not fall", "run=wsd schedule.kind=wsd stop_at=1");
+    train_says(ERROR_NONE, "data.valid=s-valid", "run=again data.train=s-train eval.every=1 stop_at=1");
+    train_says(ERROR_NONE, "schedule.decay=0", "run=wsd schedule.kind=wsd stop_at=1");
 }
 
 /* What was decided when shards were packed, and what waits for a choice that was made otherwise. */
@@ -231,7 +230,7 @@ static void settings_that_shards_or_other_choices_leave_idle_are_named_by_the_st
     assert_true(first.code == 0 && next.code == 0);
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
         SCOPED_FREE char *named = memory_format("%s has no effect without ", idle[i]);
-        if (!strstr(first.errors, named)) fail_msg("%s is not in: %s", named, first.errors);
+        if (!mentions(first.errors, named)) fail_msg("%s is not in: %s", named, first.errors);
     }
     assert_null(strstr(next.errors, "no effect"));
     process_free(&first);
@@ -241,9 +240,9 @@ static void settings_that_shards_or_other_choices_leave_idle_are_named_by_the_st
 static void a_lease_that_is_no_file_is_refused_by_name(void **state) {
     (void)state;
     assert_true(mkdir("run", 0777) == 0 && mkdir("run/lease.json", 0777) == 0);
-    train_says(ERROR_CHECKPOINT, "give another checkpoint.store: run/lease.json is not a regular file", "run=run");
+    train_says(ERROR_CHECKPOINT, "checkpoint.store run/lease.json", "run=run");
     assert_true(rmdir("run/lease.json") == 0 && mkfifo("run/lease.json", 0666) == 0);
-    train_says(ERROR_CHECKPOINT, "give another checkpoint.store: run/lease.json is not a regular file", "run=run");
+    train_says(ERROR_CHECKPOINT, "checkpoint.store run/lease.json", "run=run");
 }
 
 static void a_damaged_shard_is_refused(void **state) {
@@ -252,7 +251,7 @@ static void a_damaged_shard_is_refused(void **state) {
     train_good("run=whole data.train=whole");
     pack_shard("flipped");
     flip_bit("flipped.bin");
-    train_says(ERROR_DATA, "flipped.bin is not as it was written in bytes ", "run=flipped data.train=flipped");
+    train_says(ERROR_DATA, "flipped.bin", "run=flipped data.train=flipped");
     pack_shard("index");
     flip_bit("index.idx");
     train_says(ERROR_DATA, "index.idx", "run=index data.train=index");
@@ -299,7 +298,7 @@ static void a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(void 
     train_good("run=whole");
     train_good("run=run checkpoint.every=10 stop_at=20");
     damage_checkpoint("run", 20);
-    train_says(ERROR_NONE, "warning: checkpoint of step 20 is skipped", "run=run");
+    train_says(ERROR_NONE, "warning checkpoint 20", "run=run");
     assert_same_steps("whole", "run");
     assert_true(same_checkpoint("whole", "run", 40));
 }
@@ -328,7 +327,7 @@ static void a_half_written_checkpoint_is_reported_and_removed(void **state) {
     const char *half = "run/checkpoints/step-00000030.partial-12345";
     assert_int_equal(mkdir(half, 0777), 0);
     write_text("run/checkpoints/step-00000030.partial-12345/shard-00000-of-00001.safetensors", "half");
-    train_says(ERROR_NONE, "step-00000030.partial-12345 is half-written and skipped", "run=run");
+    train_says(ERROR_NONE, "step-00000030.partial-12345 half-written", "run=run");
     assert_true(access(half, F_OK) != 0);
     assert_true(same_checkpoint("whole", "run", 40));
 }
@@ -355,7 +354,7 @@ static void a_disk_that_fills_up_costs_only_the_new_checkpoint(void **state) {
     assert_true(has_checkpoint("disk/run", 5));
     assert_false(has_checkpoint("disk/run", 10));
     assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=4m"), 0);
-    train_says(ERROR_NONE, "continuing disk/run after step 5", "run=disk/run checkpoint.every=5");
+    train_says(ERROR_NONE, "disk/run 5", "run=disk/run checkpoint.every=5");
     assert_same_steps("whole", "disk/run");
     assert_true(same_checkpoint("whole", "disk/run", 40));
 }
@@ -400,7 +399,7 @@ static void a_disk_without_room_for_records_costs_only_these(void **state) {
     train_good("run=whole");
     train_good("run=disk/run checkpoint.store=store tensorboard=false stop_at=2");
     fill_disk(1);
-    train_says(ERROR_NONE, "training goes on without records", "run=disk/run checkpoint.store=store tensorboard=false");
+    train_says(ERROR_NONE, "training", "run=disk/run checkpoint.store=store tensorboard=false");
     assert_true(same_checkpoint("whole", "store", 40));
 }
 
@@ -435,7 +434,7 @@ static void a_plan_of_eight_billion_parameters_takes_little_memory_and_writes_no
 static void a_plan_is_for_the_ranks_that_are_started_and_the_steps_that_epochs_come_to(void **state) {
     (void)state;
     smelt_says(ERROR_NONE, "over 2 ranks\n", "launch -n 2 -- train %s device=cpu plan=true", TINY);
-    smelt_says(ERROR_NONE, "of one of 2 ranks, ", "launch -n 2 -- train %s device=cpu plan=true", TINY);
+    smelt_says(ERROR_NONE, "2 ranks", "launch -n 2 -- train %s device=cpu plan=true", TINY);
     smelt_says(
         ERROR_USAGE, "layout.dp=4 is not the ranks of the run = 2", "launch -n 2 -- train %s device=cpu plan=true layout.dp=4", TINY);
     SCOPED_FREE char *tiny = memory_copy_string(TINY);
@@ -456,7 +455,7 @@ static void a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touche
         "train %s run=large data.train=text data.length=1Mi batch.sequences=16 model.context=1Mi batch.ramp_tokens=0", plan_config);
     ProcessResult result = smelt(words);
     expect_code(&result, ERROR_MEMORY, words);
-    assert_non_null(strstr(result.errors, "the plan needs "));
+    assert_mentions(result.errors, "needs");
     assert_in_range(result.peak_bytes, 1, MOST_PLAN_BYTES);
     assert_true(access("large/data", F_OK) != 0);
     process_free(&result);
@@ -467,15 +466,15 @@ static void a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touche
 
 static void a_text_that_is_read_many_times_gets_a_remark(void **state) {
     (void)state;
-    static const char remark[] = "times, and the model will memorise them: give more text, or fewer steps (";
+    static const char remark[] = "memorise";
     write_corpus("few", 100);
     ProcessResult result = smelt("train " TINY " run=r data.train=few data.valid_fraction=0 stop_at=1");
     expect_code(&result, 0, "train");
-    if (!strstr(result.errors, remark)) fail_msg("no remark in: %s", result.errors);
+    if (!mentions(result.errors, remark)) fail_msg("no remark in: %s", result.errors);
     process_free(&result);
     result = smelt("train " TINY " run=s data.train=few data.valid_fraction=0 steps=20 stop_at=1");
     expect_code(&result, 0, "train");
-    assert_null(strstr(result.errors, remark));
+    assert_false(mentions(result.errors, remark));
     process_free(&result);
 }
 

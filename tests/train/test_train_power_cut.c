@@ -165,7 +165,7 @@ static void checkpoints_that_training_waits_for_survive(void **state) {
 
 static void checkpoints_of_two_ranks_survive(void **state) {
     (void)state;
-    disk_log_free(check_training("two ranks", "launch -n 2 -- ", "layout.zero=1", -1));
+    disk_log_free(check_training("ranks", "launch -n 2 -- ", "layout.zero=1", -1));
 }
 
 /* The tokenizer and the shards of text that the run keeps for itself are as safe as the checkpoint that needs them. */
