@@ -68,8 +68,7 @@ static bool choose_candidate(Config *config, const Cluster *cluster, FILE *file,
     forecast_print_search(&search, &largest, file);
     if (!search.found->fits)
         return error_set(error, ERROR_MEMORY,
-            "layout=auto: no layout of %lld ranks fits into their memory: start more of them, or give recompute=block or "
-            "precision=pure_bf16",
+            "layout=auto: no layout of %lld ranks fits in their memory: start more ranks, or set recompute=block or precision=pure_bf16",
             (long long)cluster->gpus);
     ForecastLayout found = search.found->layout;
     if (mixed) found.sequences = config->batch.sequences;

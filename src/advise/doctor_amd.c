@@ -19,9 +19,9 @@ static void check_amd_driver(Doctor *doctor) {
     SCOPED_FREE char *device = doctor_path(doctor, "/dev/kfd");
     if (access(device, F_OK))
         doctor_error(doctor, "gpu.access", "docker run --device=/dev/kfd --device=/dev/dri --group-add video",
-            "/dev/kfd is missing: compute on AMD's GPUs goes through it");
+            "/dev/kfd is missing, and AMD GPUs need it to compute");
     else if (access(device, R_OK | W_OK))
-        doctor_error(doctor, "gpu.access", "sudo usermod -aG render,video $USER, then log in again", "this user may not open /dev/kfd");
+        doctor_error(doctor, "gpu.access", "sudo usermod -aG render,video $USER, then log in again", "this user cannot open /dev/kfd");
     else doctor_ok(doctor, "gpu.access", "/dev/kfd can be opened");
 }
 
@@ -32,7 +32,7 @@ static void check_iommu(Doctor *doctor) {
     if (!doctor_read(doctor, line, sizeof line, "/proc/cmdline")) return;
     bool well = strstr(line, "iommu=pt") || strstr(line, "iommu=off");
     doctor_warn_if(doctor, !well, "gpu.iommu", "add iommu=pt to GRUB_CMDLINE_LINUX, sudo update-grub, reboot",
-        well ? "the IOMMU lets GPUs through" : "the kernel was started without iommu=pt, which AMD asks for");
+        well ? "the IOMMU is off or in passthrough mode" : "the kernel was booted without iommu=pt, which AMD recommends");
 }
 
 /* -- One card ------------------------------------------------------------------------------------------------------ */
@@ -57,10 +57,10 @@ static void check_amd_errors(Doctor *doctor, const char *card) {
     count_errors(doctor, card, &uncorrected, &corrected);
     if (uncorrected < 0) doctor_ok(doctor, "gpu.ecc", "%s: ECC counters are not shown", card);
     else if (uncorrected > 0)
-        doctor_error(doctor, "gpu.ecc", "take the node out of service; rocm-smi --showrasinfo all tells which block",
+        doctor_error(doctor, "gpu.ecc", "take the node out of service; rocm-smi --showrasinfo all shows the block",
             "%s: %lld uncorrected and %lld corrected memory errors", card, (long long)uncorrected, (long long)corrected);
     else
-        doctor_warn_if(doctor, corrected > 1000, "gpu.ecc", "watch whether it grows: rocm-smi --showrasinfo all",
+        doctor_warn_if(doctor, corrected > 1000, "gpu.ecc", "check if the count grows: rocm-smi --showrasinfo all",
             "%s: no uncorrected, %lld corrected memory errors", card, (long long)corrected);
 }
 
@@ -83,7 +83,7 @@ static void check_amd_power(Doctor *doctor, const char *card) {
         doctor_warn_if(doctor, capped, "gpu.power", "sudo rocm-smi --resetpoweroverdrive", "%s: cap %lld W%s%s", card,
             (long long)(values[0] / 1000000), capped ? ", below the default" : "", values[2] > 0 ? "" : " (use is not shown)");
     if (values[3] > 0)
-        doctor_warn_if(doctor, hot, "gpu.temperature", "look at fans and air; a hot card lowers its clock", "%s: %lld C at the junction",
+        doctor_warn_if(doctor, hot, "gpu.temperature", "check fans and airflow; a hot card lowers its clock", "%s: %lld C at the junction",
             card, (long long)(values[3] / 1000));
 }
 
@@ -121,12 +121,12 @@ static void check_topology(Doctor *doctor) {
     }
     if (gpus < 2) return;
     bool whole = fewest >= gpus - 1;
-    doctor_warn_if(doctor, !whole, "gpu.xgmi", "rocm-smi --showtopo tells which; seat the boards again, or reset the node",
+    doctor_warn_if(doctor, !whole, "gpu.xgmi", "rocm-smi --showtopo shows which; reseat the boards, or reset the node",
         "%d GPUs with %d to %d xGMI links each%s", gpus, fewest, most,
-        whole ? ": every pair is joined" : ": not every pair is joined, and RCCL goes round over PCI");
+        whole ? ": every pair is connected" : ": some pairs are not connected, and RCCL uses PCI for them");
     if (gpus == 8)
         doctor_ok(doctor, "gpu.xgmi",
-            "bandwidth of a GPU is shared by its links: collectives of all 8 are quickest, those of fewer want NCCL_MIN_NCHANNELS=112");
+            "the links share a GPU's bandwidth: collectives of all 8 GPUs are fastest; for fewer GPUs set NCCL_MIN_NCHANNELS=112");
 }
 
 void doctor_check_amd(Doctor *doctor) {

@@ -79,7 +79,7 @@ void doctor_check_collective(Doctor *doctor) {
     ChildOutcome outcome, worst = {0};
     if (!port || !secret_random(&secret, sizeof secret, &error) || pipe(ends)) {
         doctor_warn(
-            doctor, "self_test.collective", "bring the loopback up: sudo ip link set lo up", "there is no port on 127.0.0.1 to listen on");
+            doctor, "self_test.collective", "bring the loopback up: sudo ip link set lo up", "cannot listen on any port of 127.0.0.1");
         return;
     }
     for (int rank = 0; rank < RANKS; rank++) children[rank] = start_child_rank(rank, port, &secret, ends[1]);
@@ -93,9 +93,9 @@ void doctor_check_collective(Doctor *doctor) {
         if (children[rank] > 0) waitpid(children[rank], NULL, 0);
     if (told == RANKS && !*worst.message)
         doctor_ok(doctor, "self_test.collective",
-            "all-reduce of 16 MiB over %d processes and the loopback: right sums, %.2f GB/s bus bandwidth", RANKS,
+            "all-reduce of 16 MiB over %d processes and the loopback: correct sums, %.2f GB/s bus bandwidth", RANKS,
             COUNT * sizeof(float) / 1e9 / worst.seconds);
     else
-        doctor_error(doctor, "self_test.collective", "look at firewall rules of the loopback: sudo iptables -L", "%s",
-            *worst.message ? worst.message : "a process ended or took too long");
+        doctor_error(doctor, "self_test.collective", "check the firewall rules of the loopback: sudo iptables -L", "%s",
+            *worst.message ? worst.message : "a process exited early or took too long");
 }

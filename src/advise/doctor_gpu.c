@@ -47,8 +47,8 @@ static void check_link(Doctor *doctor, const DoctorGpu *gpu) {
     bool known = doctor_read(doctor, now, sizeof now, "/sys/bus/pci/devices/%s/current_link_speed", gpu->address);
     known = doctor_read(doctor, most, sizeof most, "/sys/bus/pci/devices/%s/max_link_speed", gpu->address) && known;
     if (width > 0 && width < widest)
-        doctor_warn(doctor, "gpu.pci", "seat the card again, or look at the slot and the BIOS", "%s runs on %lld of %lld PCI lanes",
-            gpu->address, (long long)width, (long long)widest);
+        doctor_warn(doctor, "gpu.pci", "reseat the card, or check the slot and the BIOS", "%s runs on %lld of %lld PCI lanes", gpu->address,
+            (long long)width, (long long)widest);
     else if (known)
         doctor_ok(
             doctor, "gpu.pci", "%s: x%lld at %s (most %s; an idle card slows its link down)", gpu->address, (long long)width, now, most);
@@ -59,8 +59,8 @@ static void check_link(Doctor *doctor, const DoctorGpu *gpu) {
 static void check_node(Doctor *doctor, const DoctorGpu *gpu) {
     int64_t node = doctor_read_number(doctor, -1, "/sys/bus/pci/devices/%s/numa_node", gpu->address);
     if (node < 0 && doctor_exists(doctor, "/sys/devices/system/node/node1"))
-        doctor_warn(doctor, "gpu.numa", "set NUMA nodes per socket in the BIOS; until then bind processes by hand with numactl",
-            "%s belongs to no NUMA node, though there are several", gpu->address);
+        doctor_warn(doctor, "gpu.numa", "set NUMA nodes per socket in the BIOS; until then, bind processes with numactl",
+            "%s is not assigned to a NUMA node, but there are several", gpu->address);
     else doctor_ok(doctor, "gpu.numa", "%s is at NUMA node %lld", gpu->address, (long long)(node < 0 ? 0 : node));
 }
 
@@ -106,7 +106,7 @@ static int load_in_child(void *context) {
     const char *text = "+";
     if (!dlopen(trial->file, RTLD_NOW | RTLD_LOCAL)) {
         const char *why = dlerror();
-        text = why ? why : "no reason was given";
+        text = why ? why : "no reason reported";
     }
     return write(trial->pipe, text, strlen(text)) < 0;
 }
@@ -123,7 +123,7 @@ static bool loads(const char *file, char *why, size_t size) {
     close(ends[0]);
     if (child > 0) waitpid(child, NULL, 0);
     why[length > 0 ? length : 0] = '\0';
-    if (length <= 0) snprintf(why, size, "it crashes or hangs");
+    if (length <= 0) snprintf(why, size, "it crashes or hangs when loaded");
     bool loaded = !strcmp(why, "+"), absent = strstr(why, "cannot open shared object file") && !strncmp(why, file, strlen(file));
     if (loaded || absent) why[0] = '\0';
     return loaded;
@@ -144,8 +144,8 @@ static void check_library(Doctor *doctor, const VendorLibrary *library) {
     Severity bad = library->needed ? HEALTH_ERROR : HEALTH_WARNING;
     if (loaded && library->use != USE_ANY && library->needed) doctor->loadable[library->use] = true;
     if (broken)
-        doctor_add(doctor, loaded ? HEALTH_WARNING : bad, "library", library->package, "%s is there and cannot be loaded: %s%s%s", broken,
-            reason, loaded ? "; taken in its place: " : "", loaded ? loaded : "");
+        doctor_add(doctor, loaded ? HEALTH_WARNING : bad, "library", library->package, "%s exists but is not loadable: %s%s%s", broken,
+            reason, loaded ? "; using instead: " : "", loaded ? loaded : "");
     else if (loaded) doctor_ok(doctor, "library", "%s: %s", loaded, library->purpose);
     else
         doctor_add(doctor, library->use == USE_ANY ? HEALTH_OK : bad, "library", library->package, "%s was not found (%s)",
@@ -160,8 +160,8 @@ static void check_library_path(Doctor *doctor) {
         snprintf(folder, sizeof folder, "%.*s", length, path);
         if (length == 0) continue;
         if (access(folder, R_OK | X_OK))
-            doctor_warn(doctor, "library.path", "correct LD_LIBRARY_PATH, or unset it", "LD_LIBRARY_PATH names %s, which %s", folder,
-                access(folder, F_OK) ? "does not exist" : "this user may not read");
+            doctor_warn(doctor, "library.path", "correct LD_LIBRARY_PATH, or unset it", "LD_LIBRARY_PATH contains %s, which %s", folder,
+                access(folder, F_OK) ? "does not exist" : "this user cannot read");
     }
 }
 
@@ -184,8 +184,8 @@ static void describe_gpu(Doctor *doctor, const Device *device) {
     log_format_bytes((double)left, available);
     bool known = hardware_of_device(&hardware, device), taken = left >= 0 && left < info->memory * 9 / 10;
     doctor_ok(doctor, "gpu.device", "%s (%s): %d processors, %d lanes, %s%s%s", info->name, info->target, info->processors, info->wave,
-        memory, known ? ", as smelt's table has it: " : ", which smelt's table of hardware does not have", known ? hardware.name : "");
-    doctor_warn_if(doctor, taken, "gpu.memory", "end the programs that hold it: nvidia-smi or rocm-smi --showpids lists them",
+        memory, known ? ", in smelt's table: " : ", which is not in smelt's table of hardware", known ? hardware.name : "");
+    doctor_warn_if(doctor, taken, "gpu.memory", "end the programs that use it: nvidia-smi or rocm-smi --showpids lists them",
         "%s of it can be allocated", available);
 }
 
@@ -198,8 +198,8 @@ static void open_vendor(Doctor *doctor, GpuVendor vendor) {
         return;
     }
     doctor_error(doctor, "gpu.device",
-        vendor == GPU_AMD ? "rocminfo tells more; sudo usermod -aG render,video $USER, then log in again"
-                          : "nvidia-smi tells more; start containers with --gpus all",
+        vendor == GPU_AMD ? "run rocminfo for details; sudo usermod -aG render,video $USER, then log in again"
+                          : "run nvidia-smi for details; start containers with --gpus all",
         "smelt cannot use the GPU: %s", error.message);
 }
 
@@ -216,7 +216,7 @@ static void check_visible(Doctor *doctor) {
 
 void doctor_check_gpus(Doctor *doctor) {
     bool here = !*doctor->root; /* libraries query the real machine */
-    if (doctor->gpu_count == 0) doctor_ok(doctor, "gpu", "no GPU of AMD or NVIDIA on the PCI bus: smelt trains on the CPU");
+    if (doctor->gpu_count == 0) doctor_ok(doctor, "gpu", "no AMD or NVIDIA GPU on the PCI bus: smelt trains on the CPU");
     for (int vendor = 0; vendor < GPU_VENDORS; vendor++)
         if (doctor->of_vendor[vendor]) doctor_ok(doctor, "gpu", "%d of %s on the PCI bus", doctor->of_vendor[vendor], vendor_names[vendor]);
     check_visible(doctor);

@@ -30,8 +30,9 @@ static void check_port(Doctor *doctor, const char *card) {
     doctor_read(doctor, rate, sizeof rate, "/sys/class/infiniband/%s/ports/1/rate", card);
     doctor_read(doctor, layer, sizeof layer, "/sys/class/infiniband/%s/ports/1/link_layer", card);
     bool active = strstr(state, "ACTIVE") != NULL;
-    doctor_warn_if(doctor, !active, "network.card", "look at cable, switch and subnet manager: ibstat; or leave it out with NCCL_IB_HCA",
-        "%s: %s, %s %s", card, state, rate, layer);
+    doctor_warn_if(doctor, !active, "network.card",
+        "check the cable, the switch and the subnet manager (ibstat), or exclude the card with NCCL_IB_HCA", "%s: %s, %s %s", card, state,
+        rate, layer);
 }
 
 static void check_nearest(Doctor *doctor, char cards[][DOCTOR_NAME], int count) {
@@ -50,8 +51,8 @@ static void check_nearest(Doctor *doctor, char cards[][DOCTOR_NAME], int count) 
     }
     for (int i = 0; i < count; i++) free(places[i]);
     if (doctor->gpu_count > 1 && count < doctor->gpu_count)
-        doctor_warn(doctor, "network.affinity", "for several nodes use machines with one card for each GPU",
-            "%d network card%s serve%s %d GPUs: collectives between nodes are slower by as much", count, count == 1 ? "" : "s",
+        doctor_warn(doctor, "network.affinity", "for several nodes, use machines with one card per GPU",
+            "%d network card%s serve%s %d GPUs, which slows down collectives between nodes proportionally", count, count == 1 ? "" : "s",
             count == 1 ? "s" : "", doctor->gpu_count);
 }
 
@@ -68,8 +69,8 @@ static void check_ethernet(Doctor *doctor) {
         up++;
     }
     if (best > 0)
-        doctor_ok(doctor, "network.ethernet", "%d interface%s, the quickest of %lld Mb/s", up, up == 1 ? "" : "s", (long long)best);
-    else doctor_ok(doctor, "network.ethernet", "%d interface%s beside the loopback, of unknown speed", up, up == 1 ? "" : "s");
+        doctor_ok(doctor, "network.ethernet", "%d interface%s; the fastest has %lld Mb/s", up, up == 1 ? "" : "s", (long long)best);
+    else doctor_ok(doctor, "network.ethernet", "%d interface%s besides the loopback, of unknown speed", up, up == 1 ? "" : "s");
 }
 
 void doctor_check_network(Doctor *doctor) {
@@ -77,8 +78,8 @@ void doctor_check_network(Doctor *doctor) {
     int count = doctor_list(doctor, cards, CARDS, "/sys/class/infiniband");
     for (int i = 0; i < count; i++) check_port(doctor, cards[i]);
     if (count == 0)
-        doctor_ok(
-            doctor, "network.card", "no RDMA card%s", doctor->gpu_count > 1 ? ": one node trains well, several would talk over TCP" : "");
+        doctor_ok(doctor, "network.card", "no RDMA card%s",
+            doctor->gpu_count > 1 ? ": one node trains well; several nodes would communicate over TCP" : "");
     else if (doctor->gpu_count > 0) check_nearest(doctor, cards, count);
     check_ethernet(doctor);
 }
@@ -107,9 +108,9 @@ static const NetworkRule rules[] = {
     {"NCCL_DEBUG", "TRACE", "logs every call and slows training down", "export NCCL_DEBUG=WARN"},
     {"NCCL_IB_DISABLE", "1", "sends everything between nodes over TCP", "unset NCCL_IB_DISABLE"},
     {"NCCL_P2P_DISABLE", "1", "sends everything between GPUs of a node through host memory", "unset NCCL_P2P_DISABLE"},
-    {"NCCL_SHM_DISABLE", "1", "takes shared memory away from GPUs that cannot reach each other directly", "unset NCCL_SHM_DISABLE"},
-    {"NCCL_ALGO", NULL, "forbids the library its own choice by message size", "unset NCCL_ALGO, unless it was measured"},
-    {"NCCL_PROTO", NULL, "forbids the library its own choice by message size", "unset NCCL_PROTO, unless it was measured"},
+    {"NCCL_SHM_DISABLE", "1", "disables shared memory for GPUs without peer access", "unset NCCL_SHM_DISABLE"},
+    {"NCCL_ALGO", NULL, "prevents the library from choosing by message size", "unset NCCL_ALGO, unless it was measured"},
+    {"NCCL_PROTO", NULL, "prevents the library from choosing by message size", "unset NCCL_PROTO, unless it was measured"},
     {"CUDA_LAUNCH_BLOCKING", "1", "waits after every kernel", "unset CUDA_LAUNCH_BLOCKING"},
     {"HIP_LAUNCH_BLOCKING", "1", "waits after every kernel", "unset HIP_LAUNCH_BLOCKING"},
     {"AMD_SERIALIZE_KERNEL", NULL, "waits around every kernel", "unset AMD_SERIALIZE_KERNEL"},
@@ -127,10 +128,10 @@ static void check_rules(Doctor *doctor) {
 static void check_host_names(Doctor *doctor) {
     const char *interface = getenv("NCCL_SOCKET_IFNAME"), *card = getenv("NCCL_IB_HCA");
     if (interface && *interface && !names_exist(doctor, "/sys/class/net", interface))
-        doctor_error(doctor, "variable", "list them with: ls /sys/class/net", "NCCL_SOCKET_IFNAME=%s names an interface that is not here",
+        doctor_error(doctor, "variable", "list them with: ls /sys/class/net", "NCCL_SOCKET_IFNAME=%s is not an interface of this machine",
             interface);
     if (card && *card && !names_exist(doctor, "/sys/class/infiniband", card))
-        doctor_error(doctor, "variable", "list them with: ls /sys/class/infiniband", "NCCL_IB_HCA=%s names a card that is not here", card);
+        doctor_error(doctor, "variable", "list them with: ls /sys/class/infiniband", "NCCL_IB_HCA=%s is not a card of this machine", card);
 }
 
 typedef struct Pair { const char *cuda, *rocm, *purpose; } Pair;

@@ -62,7 +62,7 @@ static void check_nvidia_driver(Doctor *doctor) {
     SCOPED_FREE char *device = doctor_path(doctor, "/dev/nvidiactl");
     if (access(device, R_OK | W_OK))
         doctor_error(doctor, "gpu.access", "docker run --gpus all; else sudo nvidia-modprobe -c 0 -u", "/dev/nvidiactl %s",
-            access(device, F_OK) ? "is missing" : "may not be opened by this user");
+            access(device, F_OK) ? "is missing" : "cannot be opened by this user");
     else doctor_ok(doctor, "gpu.access", "/dev/nvidiactl can be opened");
 }
 
@@ -83,11 +83,11 @@ static void check_nvidia_errors(Doctor *doctor, const DoctorNvml *nvml, NvmlDevi
     bool remapped = TELLS(nvml, remapped, device, &corrected, &uncorrected, &pending, &failed);
     Severity health = bad || failed ? HEALTH_ERROR : pending || ever ? HEALTH_WARNING : HEALTH_OK;
     doctor_add(doctor, health, "gpu.ecc",
-        bad || failed ? "take the GPU out of service; nvidia-smi -q -d ECC,ROW_REMAPPER tells more"
+        bad || failed ? "take the GPU out of service; nvidia-smi -q -d ECC,ROW_REMAPPER shows details"
         : pending     ? "sudo nvidia-smi --gpu-reset, once it is idle"
                       : "",
         "GPU %u: memory errors since the start: %llu uncorrected (%llu ever), %llu corrected%s%s", index, bad, ever, good,
-        remapped && pending ? "; a row waits to be replaced" : "", remapped && failed ? "; a row could not be replaced" : "");
+        remapped && pending ? "; a row remap is pending" : "", remapped && failed ? "; a row remap failed" : "");
 }
 
 static void check_nvidia_clock(Doctor *doctor, const DoctorNvml *nvml, NvmlDevice device, unsigned index) {
@@ -97,10 +97,10 @@ static void check_nvidia_clock(Doctor *doctor, const DoctorNvml *nvml, NvmlDevic
     TELLS(nvml, slowed, device, &reasons);
     bool hot = reasons & SLOWED_BY_HEAT, brake = reasons & (SLOWED_BY_HARDWARE | SLOWED_BY_BRAKE);
     doctor_warn_if(doctor, hot || brake, "gpu.clock",
-        hot ? "look at fans and air" : "look at the power supply: nvidia-smi -q -d PERFORMANCE", "GPU %u: %u of %u MHz%s%s", index, now,
+        hot ? "check fans and airflow" : "check the power supply: nvidia-smi -q -d PERFORMANCE", "GPU %u: %u of %u MHz%s%s", index, now,
         most,
-        hot     ? ", slowed down by heat"
-        : brake ? ", slowed down by the power supply"
+        hot     ? ", throttled by heat"
+        : brake ? ", throttled by the power supply"
                 : "",
         reasons & SLOWED_BY_POWER_CAP ? " (at the power cap)" : "");
 }
@@ -109,11 +109,11 @@ static void check_nvidia_power(Doctor *doctor, const DoctorNvml *nvml, NvmlDevic
     unsigned cap = 0, usual = 0, power = 0, degrees = 0;
     if (TELLS(nvml, cap, device, &cap) && TELLS(nvml, usual_cap, device, &usual)) {
         TELLS(nvml, power, device, &power);
-        doctor_warn_if(doctor, cap < usual, "gpu.power", "sudo nvidia-smi -pl with the default", "GPU %u: %u W, cap %u W of usually %u W",
+        doctor_warn_if(doctor, cap < usual, "gpu.power", "sudo nvidia-smi -pl with the default", "GPU %u: %u W, cap %u W (default %u W)",
             index, power / 1000, cap / 1000, usual / 1000);
     }
     if (TELLS(nvml, temperature, device, SENSOR_GPU, &degrees))
-        doctor_warn_if(doctor, degrees > 85, "gpu.temperature", "look at fans and air", "GPU %u: %u C", index, degrees);
+        doctor_warn_if(doctor, degrees > 85, "gpu.temperature", "check fans and airflow", "GPU %u: %u C", index, degrees);
 }
 
 static void check_modes(Doctor *doctor, const DoctorNvml *nvml, NvmlDevice device, unsigned index) {
@@ -123,8 +123,8 @@ static void check_modes(Doctor *doctor, const DoctorNvml *nvml, NvmlDevice devic
         doctor_warn(doctor, "gpu.persistence", "sudo nvidia-smi -pm 1",
             "GPU %u: persistence mode is off, so every start waits for the driver", index);
     if (TELLS(nvml, mig, device, &now, &later) && now)
-        doctor_warn(doctor, "gpu.mig", "sudo nvidia-smi -mig 0, if the whole GPU is to be used",
-            "GPU %u: MIG is on, a process sees only a part of it", index);
+        doctor_warn(doctor, "gpu.mig", "sudo nvidia-smi -mig 0, to use the whole GPU",
+            "GPU %u: MIG is on, so a process sees only a part of it", index);
 }
 
 static int count_nvlinks(const DoctorNvml *nvml, NvmlDevice device) {
@@ -140,14 +140,14 @@ static void check_nvidia_device(Doctor *doctor, const DoctorNvml *nvml, unsigned
     NvmlDevice device;
     char name[96] = "";
     if (nvml->handle(index, &device)) {
-        doctor_error(doctor, "gpu", "nvidia-smi tells more; look for Xid in sudo dmesg", "GPU %u does not answer", index);
+        doctor_error(doctor, "gpu", "run nvidia-smi for details; look for Xid in sudo dmesg", "GPU %u does not answer", index);
         return;
     }
     TELLS(nvml, name, device, name, sizeof name);
     int links = count_nvlinks(nvml, device);
     bool alone = count > 1 && links == 0;
     doctor_warn_if(doctor, alone, "gpu.nvlink",
-        "nvidia-smi nvlink --status; is the fabric manager running? sudo systemctl start nvidia-fabricmanager",
+        "check nvidia-smi nvlink --status and the fabric manager: sudo systemctl start nvidia-fabricmanager",
         "GPU %u, %s: %d NVLink%s active", index, name, links, links == 1 ? "" : "s");
     check_nvidia_errors(doctor, nvml, device, index);
     check_nvidia_clock(doctor, nvml, device, index);
@@ -163,7 +163,7 @@ void doctor_check_nvidia(Doctor *doctor) {
     void *library = here ? open_nvml(&nvml) : NULL;
     if (!library) {
         if (here)
-            doctor_warn(doctor, "gpu.nvml", "nvidia-smi tells more", "NVML does not answer: clocks, power, ECC and NVLink are unknown");
+            doctor_warn(doctor, "gpu.nvml", "nvidia-smi tells more", "NVML does not respond: clocks, power, ECC and NVLink are unknown");
         return;
     }
     nvml.count(&count);

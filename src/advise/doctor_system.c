@@ -37,7 +37,7 @@ static void check_machine(Doctor *doctor) {
     doctor_ok(doctor, "system", "%s, Linux %s", *system ? system : "unknown distribution", named ? names.release : "unknown");
     doctor_ok(doctor, "cpu", "%ld x %s", sysconf(_SC_NPROCESSORS_ONLN), *cpu ? cpu : "unknown processor");
     tokenizer_unicode(text, sizeof text);
-    doctor_ok(doctor, "unicode", "%s; newer characters may be divided otherwise than by other tokenizers", text);
+    doctor_ok(doctor, "unicode", "%s; text with newer characters may be split differently than by other tokenizers", text);
 }
 
 static void check_affinity(Doctor *doctor) {
@@ -46,9 +46,9 @@ static void check_affinity(Doctor *doctor) {
     if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
     int count = CPU_COUNT(&allowed);
     if (count < online)
-        doctor_warn(doctor, "cpu.affinity", "start with more: srun --cpus-per-task=N, taskset, or docker run --cpuset-cpus",
-            "this process may use %d of %ld processors", count, online);
-    else doctor_ok(doctor, "cpu.affinity", "this process may use all %d processors", count);
+        doctor_warn(doctor, "cpu.affinity", "allow more processors: srun --cpus-per-task=N, taskset, or docker run --cpuset-cpus",
+            "this process can use %d of %ld processors", count, online);
+    else doctor_ok(doctor, "cpu.affinity", "this process can use all %d processors", count);
 }
 
 static void check_load(Doctor *doctor) {
@@ -58,18 +58,18 @@ static void check_load(Doctor *doctor) {
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     if (load < 0) return;
     bool busy = load > 0.5 * (double)online;
-    doctor_warn_if(
-        doctor, busy, "cpu.load", "look at who else computes: top", "%.1f of %ld processors were busy in the last minute", load, online);
+    doctor_warn_if(doctor, busy, "cpu.load", "check which other programs run: top", "%.1f of %ld processors were busy in the last minute",
+        load, online);
 }
 
 static void check_governor(Doctor *doctor) {
     char governor[64];
     bool known = doctor_read(doctor, governor, sizeof governor, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
-    if (!known) doctor_ok(doctor, "cpu.governor", "unknown: the system does not tell, as is usual in guests");
+    if (!known) doctor_ok(doctor, "cpu.governor", "unknown: the system does not report it, as is usual in virtual machines");
     else if (!strcmp(governor, "performance")) doctor_ok(doctor, "cpu.governor", "clock governor '%s'", governor);
     else
         doctor_warn(doctor, "cpu.governor", "sudo cpupower frequency-set -g performance",
-            "clock governor '%s': launches and data loading slow down when the clock sinks", governor);
+            "clock governor '%s': kernel launches and data loading slow down when the clock drops", governor);
 }
 
 static void check_numa(Doctor *doctor) {
@@ -80,10 +80,10 @@ static void check_numa(Doctor *doctor) {
     if (!known) doctor_ok(doctor, "numa.balancing", "this kernel has none (%d NUMA node%s)", count, count == 1 ? "" : "s");
     else if (on && (count > 1 || doctor->gpu_count > 0))
         doctor_warn(doctor, "numa.balancing", "sudo sysctl kernel.numa_balancing=0",
-            "automatic NUMA balancing is on (%s): it unmaps pages that GPUs and network cards use, and stalls them", text);
+            "automatic NUMA balancing is on (%s): it unmaps pages that GPUs and network cards use, which stalls them", text);
     else
-        doctor_ok(doctor, "numa.balancing", "%s (%d NUMA node%s)", on ? "on, which does no harm with one node and no GPU" : "off", count,
-            count == 1 ? "" : "s");
+        doctor_ok(doctor, "numa.balancing", "%s (%d NUMA node%s)", on ? "on, which is harmless with one NUMA node and no GPU" : "off",
+            count, count == 1 ? "" : "s");
 }
 
 void doctor_check_system(Doctor *doctor) {
@@ -105,7 +105,7 @@ static int64_t meminfo(const char *text, const char *key) {
 static void check_available(Doctor *doctor) {
     char text[4096], have[32], all[32];
     if (!doctor_read(doctor, text, sizeof text, "/proc/meminfo")) {
-        doctor_warn(doctor, "memory.available", "mount /proc", "unknown: /proc/meminfo cannot be read");
+        doctor_warn(doctor, "memory.available", "mount /proc", "unknown: /proc/meminfo is not readable");
         return;
     }
     int64_t total = meminfo(text, "MemTotal"), available = memory_available_under(doctor->root),
@@ -115,19 +115,19 @@ static void check_available(Doctor *doctor) {
     bool little = available >= 0 && available < total / 10;
     doctor_warn_if(doctor, little, "memory.available",
         "end other programs, or raise the limit of the container or the job (--memory, --mem)",
-        "%s of %s may be taken by this process (cgroup limits included)", available < 0 ? "an unknown part" : have, all);
+        "this process can use %s of %s (cgroup limits included)", available < 0 ? "an unknown part" : have, all);
     if (swap <= total / 100) return;
     log_format_bytes((double)swap, have);
-    doctor_warn(doctor, "memory.swap", "sudo swapoff -a && sudo swapon -a, once there is room", "%s are swapped out", have);
+    doctor_warn(doctor, "memory.swap", "sudo swapoff -a && sudo swapon -a, after freeing memory", "%s are swapped out", have);
 }
 
 static void check_huge_pages(Doctor *doctor) {
     char text[128];
     if (!doctor_read(doctor, text, sizeof text, "/sys/kernel/mm/transparent_hugepage/enabled"))
-        doctor_ok(doctor, "memory.huge_pages", "unknown: this kernel does not tell");
+        doctor_ok(doctor, "memory.huge_pages", "unknown: this kernel does not report it");
     else if (strstr(text, "[never]"))
         doctor_warn(doctor, "memory.huge_pages", "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
-            "transparent huge pages are off: training on the CPU and staging buffers miss in the TLB");
+            "transparent huge pages are off: CPU training and staging buffers have more TLB misses");
     else doctor_ok(doctor, "memory.huge_pages", "transparent huge pages: %s", text);
 }
 
@@ -137,14 +137,14 @@ static void check_shared(Doctor *doctor) {
     char room[32];
     if (statvfs(path, &status)) {
         doctor_warn(doctor, "memory.shared", "mount a tmpfs at /dev/shm",
-            "/dev/shm is missing: RCCL, NCCL and MPI exchange data of one node there");
+            "/dev/shm is missing: RCCL, NCCL and MPI use it to exchange data within a node");
         return;
     }
     double bytes = (double)status.f_blocks * (double)status.f_frsize;
     bool small = bytes < (double)(1LL << 30);
     log_format_bytes(bytes, room);
     doctor_warn_if(doctor, small, "memory.shared", "docker run --shm-size=16g (or --ipc=host), or sudo mount -o remount,size=16G /dev/shm",
-        "/dev/shm has %s%s", room, small ? ": RCCL, NCCL and MPI may fail there with a bus error" : "");
+        "/dev/shm has %s%s", room, small ? ": RCCL, NCCL and MPI may fail with a bus error" : "");
 }
 
 static void check_limits(Doctor *doctor) {
@@ -155,12 +155,12 @@ static void check_limits(Doctor *doctor) {
         log_format_bytes((double)locked.rlim_cur, text);
         bool unlimited = locked.rlim_cur == RLIM_INFINITY, bad = !unlimited && (cards || doctor->gpu_count > 0);
         doctor_warn_if(doctor, bad, "limits.locked_memory",
-            "ulimit -l unlimited (limits.conf: '* - memlock unlimited'; docker run --ulimit memlock=-1)", "%s may be locked%s",
-            unlimited ? "any amount" : text, bad ? ": registering memory with network cards fails beyond it" : "");
+            "ulimit -l unlimited (limits.conf: '* - memlock unlimited'; docker run --ulimit memlock=-1)", "%s can be locked%s",
+            unlimited ? "any amount" : text, bad ? ": registering more memory with network cards fails" : "");
     }
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         bool few = files.rlim_cur < 4096;
-        doctor_warn_if(doctor, few, "limits.open_files", "ulimit -n 65536", "%llu files may be open", (unsigned long long)files.rlim_cur);
+        doctor_warn_if(doctor, few, "limits.open_files", "ulimit -n 65536", "%llu files can be open", (unsigned long long)files.rlim_cur);
     }
 }
 

@@ -40,24 +40,24 @@ static void check_room(Doctor *doctor, const char *folder) {
     bool little = bytes < 10e9;
     if (bytes < 0) return;
     log_format_bytes(bytes, room);
-    doctor_warn_if(doctor, little, "disk.room", "free space, or give another folder=", "%s are free under %s", room, folder);
+    doctor_warn_if(doctor, little, "disk.room", "free disk space, or set another folder=", "%s free in %s", room, folder);
 }
 
 void doctor_check_disk(Doctor *doctor, const char *folder) {
     SCOPED(file_close) File file = {0};
     Error error;
     if (!file_open_unnamed(&file, folder, &error)) {
-        doctor_warn(doctor, "disk.write", "give a folder that this user may write: folder=DIR", "%s cannot be written: %s", folder,
+        doctor_warn(doctor, "disk.write", "set a folder that this user can write to: folder=DIR", "%s is not writable: %s", folder,
             strerror(errno));
     } else {
         double speed = write_speed(&file, &error);
         bool slow = speed < 100e6;
         if (speed < 0)
             doctor_error(
-                doctor, "disk.write", "free space, or look at the disk: dmesg", "writing to %s failed: %s", folder, strerror(errno));
+                doctor, "disk.write", "free disk space, or check the disk: dmesg", "writing to %s failed: %s", folder, strerror(errno));
         else
-            doctor_warn_if(doctor, slow, "disk.write", "put run folders on a quicker disk: a checkpoint of 10 GB takes minutes here",
-                "%.0f MB/s reach the disk under %s (4 MiB at a time)", speed / 1e6, folder);
+            doctor_warn_if(doctor, slow, "disk.write", "put run folders on a faster disk: a checkpoint of 10 GB takes minutes on this one",
+                "%.0f MB/s when writing to %s (4 MiB at a time)", speed / 1e6, folder);
     }
     check_room(doctor, folder);
 }
@@ -121,11 +121,11 @@ static void check_gemm_result(Doctor *doctor, Device *device, const char *name) 
     }
     gemm.a = a, gemm.b = b;
     int wrong = done ? count_wrong_elements(device, &gemm, c) : 0;
-    if (!done) doctor_error(doctor, "self_test.gemm", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
+    if (!done) doctor_error(doctor, "self_test.gemm", "check the driver's log: sudo dmesg", "%s: %s", name, error.message);
     else if (wrong)
-        doctor_error(doctor, "self_test.gemm", "take it out of service: it computes wrong",
+        doctor_error(doctor, "self_test.gemm", "take it out of service: its results are wrong",
             "%s: %d of %d checked elements of a GEMM are wrong", name, wrong, SAMPLES);
-    else doctor_ok(doctor, "self_test.gemm", "%s: a GEMM of 512 x 512 x 512 agrees with sums in double in %d places", name, SAMPLES);
+    else doctor_ok(doctor, "self_test.gemm", "%s: a GEMM of 512 x 512 x 512 agrees with double precision in %d samples", name, SAMPLES);
 }
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
@@ -152,19 +152,19 @@ static void check_device_copies(Doctor *doctor, Device *device, const char *name
     SCOPED_FREE char *host = memory_allocate((size_t)part);
     memset(host, 1, (size_t)part);
     if (!allocate_buffers(device, &buffers, bytes, 1, &error)) {
-        doctor_warn(doctor, "self_test.copy", "end what else uses its memory", "%s: %s", name, error.message);
+        doctor_warn(doctor, "self_test.copy", "end other programs that use its memory", "%s: %s", name, error.message);
     } else {
         double rate = 2 * copy_rate(device, device_copy, buffers.b, buffers.a, bytes),
                expected = hardware_of_device(&hardware, device) ? hardware.bandwidth : 0;
         bool slow = expected > 0 && rate < 0.6 * expected;
-        doctor_warn_if(doctor, slow, "self_test.copy", "look at who else uses it, at clocks and at ECC",
-            "%s: copies %.1f GB/s, read and written%s", name, rate / 1e9, slow ? ", less than 60% of its memory's rate" : "");
+        doctor_warn_if(doctor, slow, "self_test.copy", "check other users of the device, its clocks and ECC",
+            "%s: copies %.1f GB/s (read plus write)%s", name, rate / 1e9, slow ? ", less than 60% of its memory bandwidth" : "");
         if (!device_info(device)->host_memory)
-            doctor_ok(doctor, "self_test.host_copy", "%s: from the host %.1f GB/s, to it %.1f GB/s (pageable memory)", name,
+            doctor_ok(doctor, "self_test.host_copy", "%s: from the host %.1f GB/s, to the host %.1f GB/s (pageable memory)", name,
                 copy_rate(device, device_upload, buffers.a, host, part) / 1e9,
                 copy_rate(device, device_download, host, buffers.a, part) / 1e9);
         if (!device_ok(device, &error))
-            doctor_error(doctor, "self_test.copy", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
+            doctor_error(doctor, "self_test.copy", "check the driver's log: sudo dmesg", "%s: %s", name, error.message);
     }
 }
 

@@ -271,7 +271,7 @@ static bool search_space(Space *space, Error *error) {
         const Config *config = space->config;
         const ForecastLayout given = {config->layout, config->recompute, config->batch.sequences};
         return may_update(space, &given, error) && layout_check(config, space->cluster->gpus, error) &&
-               error_set(error, ERROR_USAGE, "no layout of %lld GPUs passes the rules: give other layout settings",
+               error_set(error, ERROR_USAGE, "no layout of %lld GPUs satisfies the rules: change the layout settings",
                    (long long)space->cluster->gpus);
     }
     search->tried = space->count;

@@ -207,7 +207,7 @@ bool hardware_find(Hardware *hardware, const char *name, Error *error) {
         *hardware = complete_row(i);
         return true;
     }
-    return error_set(error, ERROR_USAGE, "gpu='%s' is not in the table of hardware: give one of %s", name, hardware_names());
+    return error_set(error, ERROR_USAGE, "gpu='%s' is not in the table of hardware: use one of %s", name, hardware_names());
 }
 
 /* Finds the row whose name is part of the driver's name of the GPU: "NVIDIA H100 80GB HBM3". */
@@ -231,9 +231,9 @@ double hardware_peak(const Device *device, Precision precision, bool fp8) {
 bool hardware_check_fp8(const Hardware *hardware, const Config *config, Error *error) {
     if (config->model.fp8.recipe == FP8_NONE || hardware->host_memory) return true;
     if (!(hardware->peak_fp8 > 0))
-        return error_set(error, ERROR_USAGE, "fp8.recipe: %s has no GEMMs of fp8: leave it out, or name another GPU", hardware->title);
+        return error_set(error, ERROR_USAGE, "fp8.recipe: %s has no FP8 GEMMs: remove it, or set another GPU", hardware->title);
     return config->model.fp8.recipe != FP8_MXFP8 || (hardware->target && !strcmp(hardware->target, "gfx950")) ||
-           error_set(error, ERROR_USAGE, "fp8.recipe=mxfp8: %s has no GEMMs with scales of 32 elements: give another recipe or GPU",
+           error_set(error, ERROR_USAGE, "fp8.recipe=mxfp8: %s has no GEMMs with scales per 32 elements: set another recipe or GPU",
                hardware->title);
 }
 

@@ -70,13 +70,13 @@ bool measured_read(Measured *measured, const char *path, Error *error) {
     json_t *root = json_loads(text, 0, &wrong);
     if (!root)
         return error_set(
-            error, ERROR_DATA, "bench=%s: %s (line %d); give the JSON that smelt bench wrote", path, one_line(wrong.text), wrong.line);
+            error, ERROR_DATA, "bench=%s: %s (line %d); use the JSON file of smelt bench", path, one_line(wrong.text), wrong.line);
     const json_t *rows = find_measured_rows(root);
     for (size_t i = 0; i < json_array_size(rows); i++) read_measured_row(measured, json_array_get(rows, i));
     json_decref(root);
     if (measured->count > 0 || measured->bandwidth > 0) return true;
     return error_set(error, ERROR_DATA,
-        "bench=%s has no bf16 GEMM (m, n, k, tflops) and no copy in memory (kernel, level, gbps): give the JSON of smelt bench gemm or "
+        "bench=%s has neither a bf16 GEMM (m, n, k, tflops) nor a memory copy (kernel, level, gbps): use the JSON of smelt bench gemm or "
         "memory",
         path);
 }

@@ -19,7 +19,7 @@ static void assume(Config *config, const char *path) {
     if (!config->batch.sequences) config->batch.sequences = 1;
     if (!config->batch.tokens) config->batch.tokens = SEQUENCES * config->batch.sequences * config->data.length;
     if (!all)
-        log_info("%s is a model without settings of a training: data.length=%lld batch.sequences=%lld batch.tokens=%lld are assumed", path,
+        log_info("%s is a model without training settings: assuming data.length=%lld batch.sequences=%lld batch.tokens=%lld", path,
             (long long)config->data.length, (long long)config->batch.sequences, (long long)config->batch.tokens);
 }
 
@@ -51,7 +51,7 @@ static bool own_hardware(Hardware *hardware, Error *error) {
     if (!device) return false;
     bool found = hardware_of_device(hardware, device);
     if (!found)
-        error_set(error, ERROR_USAGE, "this machine's %s is not in the table of hardware: give gpu=, one of %s", device_info(device)->name,
+        error_set(error, ERROR_USAGE, "this machine's %s is not in the table of hardware: set gpu= to one of %s", device_info(device)->name,
             hardware_names());
     device_close(device);
     return found;

@@ -24,8 +24,8 @@ static bool read_bench_config(Bench *bench, Invocation *invocation, Error *error
     bench->configured = bench->benchmark->config && word;
     if (bench->configured) return settings_read(&bench->config, word, settings, &invocation->strings, error);
     options_defaults(&config_table, &bench->config, &invocation->strings);
-    return !settings->count ||
-           error_set(error, ERROR_USAGE, "%s sets a configuration, and none was given: name CONFIG.yaml first", settings->items[0]);
+    return !settings->count || error_set(error, ERROR_USAGE,
+                                   "%s is a setting of a configuration, but there is none: give CONFIG.yaml first", settings->items[0]);
 }
 
 /* -- The command --------------------------------------------------------------------------------------------------- */
@@ -38,7 +38,7 @@ static bool check_output(const char *option, const char *path, bool (*is_result)
     FileKind found = file_kind(path, NULL);
     if ((found == FILE_REGULAR || found == FILE_UNREADABLE) && !file_check_overwrite(path, true, is_result, kind, error))
         return error_context(error, "%s", option);
-    return file_can_output(path) || error_set(error, ERROR_USAGE, "%s=%s cannot be written: %s", option, path, strerror(errno));
+    return file_can_output(path) || error_set(error, ERROR_USAGE, "cannot write %s=%s: %s", option, path, strerror(errno));
 }
 
 static bool check_outputs(const BenchOptions *options, Error *error) {
@@ -81,7 +81,7 @@ static const Command *bench_member(int index) {
     const Benchmark *benchmark = benchmarks[index];
     snprintf(name, sizeof name, "bench %s", benchmark->name);
     snprintf(explanation, sizeof explanation, "%s%s", benchmark->explanation,
-        benchmark->config ? "Settings of the configuration may be given as well: see smelt train --help.\n" : "");
+        benchmark->config ? "Settings of the configuration are accepted too: see smelt train --help.\n" : "");
     command = (Command){.name = name,
         .summary = benchmark->summary,
         .words = benchmark->positional ? benchmark->positional : config[benchmark->config],
@@ -97,7 +97,7 @@ static const Command *bench_member(int index) {
 
 const Command command_bench = {
     .name = "bench",
-    .summary = "measure what this machine can do",
-    .explanation = "Measures what this machine can do, with the code that trains on it.",
+    .summary = "measure this machine",
+    .explanation = "Measures this machine with the code that trains on it.",
     .member = bench_member,
 };

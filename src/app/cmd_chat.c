@@ -26,13 +26,13 @@
 
 #define FIELD(name) offsetof(GenerationOptions, name)
 static const Option rows[] = {
-    STRING_OPTION(system, "", "", "a system message that begins the conversation"),
-    STRING_OPTION(template, "", "", "a file with the chat template, or chatml; empty: the model's own", .path = true),
-    BOOL_OPTION(special, "false", "special tokens spelled out in a message become those tokens; false: such a message is refused"),
-    INT_OPTION(tokens, "0", 0, 1e9, "tokens", "most tokens of an answer; 0: as many as the context has room for"),
+    STRING_OPTION(system, "", "", "system message at the start of the conversation"),
+    STRING_OPTION(template, "", "", "file with the chat template, or chatml; empty: the model's own", .path = true),
+    BOOL_OPTION(special, "false", "parse special tokens spelled out in a message; false: reject such a message"),
+    INT_OPTION(tokens, "0", 0, 1e9, "tokens", "maximum tokens of an answer; 0: as many as fit in the context"),
     GENERATION_SAMPLING("0.7"),
-    INT_OPTION(
-        context, "0", 0, 1 << 24, "tokens", "most positions of the conversation, which decides the memory of the cache; 0: the model's"),
+    INT_OPTION(context, "0", 0, 1 << 24, "tokens",
+        "maximum positions of the conversation, which determines the memory of the KV cache; 0: the model's"),
     GENERATION_MACHINE,
 };
 #undef FIELD
@@ -76,8 +76,8 @@ static bool open_chat(Talk *talk, const char *folder, const Config *config, Erro
     int32_t end = chat_answer_end(talk->encoder);
     if (end >= 0 && !model_text_stops(&talk->text, end)) token_ids_append(&talk->text.ends, end);
     return chat_has_template(talk->chat) || error_set(error, ERROR_USAGE,
-                                                "%s brings no chat template: give template=FILE, or template=chatml if it was trained with "
-                                                "that; smelt generate continues text",
+                                                "%s has no chat template: set template=FILE, or template=chatml if the model was trained "
+                                                "with it; or continue text with smelt generate",
                                                 folder);
 }
 
@@ -173,7 +173,7 @@ static bool answer_line(Talk *talk, const char *line, size_t size, Error *error)
 static bool refuse_message(Talk *talk, Error *error) {
     if (!talk->terminal || (error->code != ERROR_DATA && error->code != ERROR_USAGE)) return false;
     json_array_remove(talk->messages, json_array_size(talk->messages) - 1);
-    log_error("%s (/new begins a conversation anew)", error->message);
+    log_error("%s (/new starts a new conversation)", error->message);
     *error = (Error){0};
     return true;
 }
@@ -187,7 +187,7 @@ static bool converse(Talk *talk, Error *error) {
         if (!strcmp(line, "/new")) begin(talk);
         else good = answer_line(talk, line, size, error) || refuse_message(talk, error);
     }
-    if (good && ferror(stdin)) good = error_set(error, ERROR_DATA, "standard input cannot be read: %s", strerror(errno));
+    if (good && ferror(stdin)) good = error_set(error, ERROR_DATA, "cannot read standard input: %s", strerror(errno));
     if (talk->terminal) putchar('\n');
     free(line);
     return good;
@@ -204,7 +204,8 @@ static bool run_alone(Inference *inference, Invocation *invocation, Error *error
         .terminal = isatty(STDIN_FILENO)};
     options->layout = (LayoutConfig){.tp = 1, .cp = 1};
     options->cache = true;
-    if (comm_size(inference->comm) > 1) return error_set(error, ERROR_USAGE, "chat is for one process: start it without smelt launch");
+    if (comm_size(inference->comm) > 1)
+        return error_set(error, ERROR_USAGE, "smelt chat runs in one process: start it without smelt launch");
     if (!source_read_config(folder, &config, &invocation->strings, error) || !inference_check_text(&config, error)) return false;
     if (!inference_choose_fp8(&config, &options->fp8, error) || !open_chat(&talk, folder, &config, error)) return false;
     talk.generator = generation_open(inference, folder, &config, options, error);
@@ -226,10 +227,9 @@ const Command command_chat = {
     .summary = "talk to a model in its chat template",
     .words = "MODEL",
     .explanation =
-        "Holds a conversation with a run's checkpoint, a Hugging Face folder, a GGUF file or PEFT's adapters, in the model's own chat "
-        "template. Ctrl-C ends an answer, Ctrl-D the conversation; a line /new begins one anew. Where standard input is no "
-        "terminal each other line of it is a message, and stdout gets the answers alone.\n"
-        "  echo \"What is a rank?\" | smelt chat MODEL temperature=0\n",
+        "Holds a conversation with a run's checkpoint, a Hugging Face folder, a GGUF file or PEFT adapters, in the model's own chat "
+        "template. Ctrl-C ends an answer, Ctrl-D the conversation; the line /new starts a new one. If standard input is not a terminal, "
+        "each line is a message, and stdout gets only the answers.\n  echo \"What is a rank?\" | smelt chat MODEL temperature=0\n",
     .table = &table,
     .options_size = sizeof(GenerationOptions),
     .run = run_chat,

@@ -32,15 +32,14 @@ typedef struct ConvertOptions {
 #define FIELD(name) offsetof(ConvertOptions, name)
 static const Option rows[] = {
     CHOICE_OPTION(dtype, "same", "same|bf16|fp32|fp16|q8_0|fp8",
-        "type of the tensors; same: as in a model folder, bf16 for bf16 runs; fp16 and q8_0: in GGUF files; fp8: linear layers in FP8, the "
-        "rest as with same, in a folder for vLLM and transformers"),
-    CHOICE_OPTION(tokenizer, "own", "own|none", "the model's tokenizer is written beside it, or into a GGUF file; none: it is left out"),
-    INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "most bytes of tensors in one file of a folder, unless one tensor is larger"),
-    BOOL_OPTION(overwrite, "false", "replace a folder that convert wrote before, or a file of the same format"),
+        "dtype of the tensors; same: as in a model folder, bf16 for bf16 runs; fp16 and q8_0: GGUF files; fp8: a folder for vLLM and "
+        "transformers with FP8 linear layers, the rest as with same"),
+    CHOICE_OPTION(tokenizer, "own", "own|none", "write the model's tokenizer to the folder or GGUF file; none: omit it"),
+    INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "maximum bytes of tensors per file of a folder, unless one tensor is larger"),
+    BOOL_OPTION(overwrite, "false", "replace a folder written by convert, or a file of the same format"),
     STRING_OPTION(tokens.add, "", "",
-        "new special tokens, with commas between: OUT, a folder, has them in its tokenizer, and rows for them that are the mean of the "
-        "others"),
-    BOOL_OPTION(adapter, "false", "write the adapters of a run with lora.rank as a PEFT folder; false: merge them"),
+        "comma-separated new special tokens: the folder OUT gets them in its tokenizer, with rows that are the mean of the other rows"),
+    BOOL_OPTION(adapter, "false", "write the adapters of a run with lora.rank as a PEFT folder; false: merge them into the model"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
@@ -58,11 +57,11 @@ static bool check_out(const char *out, const Config *config, const ConvertOption
     int dtype = options->dtype;
     if (kind != OUT_GGUF && (dtype == CONVERT_FP16 || dtype == CONVERT_Q8_0))
         return error_set(
-            error, ERROR_USAGE, "dtype=%s is for GGUF files: give an OUT that ends in .gguf", dtype == CONVERT_FP16 ? "fp16" : "q8_0");
+            error, ERROR_USAGE, "dtype=%s is only for GGUF files: set an OUT that ends in .gguf", dtype == CONVERT_FP16 ? "fp16" : "q8_0");
     if (kind != OUT_FOLDER && dtype == CONVERT_FP8)
         return error_set(
-            error, ERROR_USAGE, "dtype=fp8 is for Hugging Face folders: give dtype=same, or an OUT that does not end in .gguf or .bin");
-    if (kind != OUT_FOLDER && !command_refuse_idle(&table, options, of_folders, "OUT is one file, which holds all tensors", error))
+            error, ERROR_USAGE, "dtype=fp8 is only for Hugging Face folders: set dtype=same, or an OUT that does not end in .gguf or .bin");
+    if (kind != OUT_FOLDER && !command_refuse_idle(&table, options, of_folders, "OUT is a single file with all tensors", error))
         return false;
     if (dtype == CONVERT_FP8 && !hf_check_fp8(&config->model, error)) return false;
     return kind == OUT_LLMC || (kind == OUT_FOLDER ? hf_check : gguf_check)(&config->model, error);
@@ -74,8 +73,8 @@ static bool check_inputs(const char *in, const char *out, const Config *config, 
     SCOPED(run_point_free) RunPoint point = run_point(in);
     SCOPED_FREE char *adapter = adapter_folder(in);
     bool read = file_same(out, point.run) || file_same(out, adapter), base = config->lora.rank && file_same(out, config->init);
-    return !(read || base) || error_set(error, ERROR_USAGE, "%s is %s, which would be replaced: give another OUT", out,
-                                  read ? "what is read" : "the base of the adapters that are read");
+    return !(read || base) || error_set(error, ERROR_USAGE, "%s is %s and would be replaced: choose another OUT", out,
+                                  read ? "the input" : "the base of the input adapters");
 }
 
 static const GgufType *gguf_type_of(int dtype, Precision precision) {
@@ -100,7 +99,7 @@ static bool write_from_folder(
     export.reader = reader;
     bool written = reader && write_model(&export, out, options, error);
     hf_reader_close(reader);
-    if (written) log_info("the model of %s is in %s", in, out);
+    if (written) log_info("wrote the model of %s to %s", in, out);
     return written;
 }
 
@@ -125,23 +124,24 @@ static bool write_from_memory(const char *in, const char *out, const Config *con
         master && weights_load(in, config, graph, master, &step, error) &&
         (config->lora.rank ? write_merged(in, out, config, graph, &export, options, error) : write_model(&export, out, options, error));
     memory_unmap(master, bytes);
-    if (written && step) log_info("step %" PRId64 " of %s is in %s", step, in, out);
-    if (written && !step) log_info("the model of %s is in %s", in, out);
+    if (written && step) log_info("wrote step %" PRId64 " of %s to %s", step, in, out);
+    if (written && !step) log_info("wrote the model of %s to %s", in, out);
     return written;
 }
 
 /* Writes the model with rows for new tokens, and the tokenizer with these tokens. */
 static bool write_grown(
     const char *in, const char *out, const Config *config, HfExport export, const ConvertOptions *options, Error *error) {
-    if (out_kind(out) != OUT_FOLDER) return error_set(error, ERROR_USAGE, "tokens.add writes a folder: convert that to %s then", out);
+    if (out_kind(out) != OUT_FOLDER)
+        return error_set(error, ERROR_USAGE, "tokens.add writes only folders: write a folder first, then convert it to %s", out);
     if (export.bytes)
         return error_set(error, ERROR_USAGE,
-            "tokens.add=%s: the tokens of %s are bytes, and its tokenizer takes no others: train a model with a tokenizer "
-            "(smelt data train-tokenizer TEXT FILE, then data.tokenizer=FILE) and add them to that",
+            "tokens.add=%s: the tokenizer of %s is bytes, which has no room for other tokens: train a model with a tokenizer (smelt data "
+            "train-tokenizer TEXT FILE, then data.tokenizer=FILE) and add tokens to it",
             options->tokens.add, in);
     if (!export.source)
         return error_set(error, ERROR_USAGE,
-            "tokens.add=%s needs a tokenizer, and none is read with %s: give a model folder, a GGUF file or a run, without tokenizer=none",
+            "tokens.add=%s needs a tokenizer, but %s has none: use a model folder, a GGUF file or a run, without tokenizer=none",
             options->tokens.add, in);
     Tokenizer *tokenizer = tokenizer_open(export.source, error);
     int32_t added = 0;
@@ -163,8 +163,8 @@ static bool write_grown(
     good = master && vocabulary_grow(in, config, &growth, model.graph, master, error) && hf_write(&export, out, options->overwrite, error);
     memory_unmap(master, bytes);
     if (good)
-        log_info("%s has %d new tokens from %d on, and %" PRId64 " rows where %s had %" PRId64
-                 ": lora.tokens=%d-%d trains the new rows beside adapters",
+        log_info("%s has %d new tokens, starting at id %d, and %" PRId64 " rows (%s: %" PRId64
+                 "). Set lora.tokens=%d-%d to train the new rows together with adapters",
             out, added, export.first_new, growth.grown_rows, in, growth.rows, export.first_new, export.first_new + added - 1);
     return good;
 }
@@ -202,17 +202,17 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     SCOPED_FREE char *file = source_tokenizer(run, config);
     if (!file)
         return error_set(error, ERROR_USAGE,
-            "%s was trained on token shards that do not tell their tokenizer: put its tokenizer.json into RUN/tokenizer, or give "
+            "%s was trained on token shards that do not record their tokenizer: put its tokenizer.json into RUN/tokenizer, or set "
             "tokenizer=none",
             run);
     found->bytes = !*file;
     Tokenizer *tokenizer = found->bytes ? NULL : tokenizer_open(file, error);
-    if (!tokenizer && !found->bytes) return error_context(error, "the run's tokenizer (tokenizer=none does without)");
+    if (!tokenizer && !found->bytes) return error_context(error, "the run's tokenizer (tokenizer=none omits it)");
     if (tokenizer) found->folder = memory_format("%.*s", (int)(strrchr(file, '/') - file), file);
     found->generation = generation_settings(run, config, tokenizer, error);
     if (found->generation) found->origin = describe_tokens(found->generation, tokenizer);
     bool fits = found->generation && source_check_rows(config->model.vocabulary, tokenizer, *file ? file : "the byte tokenizer",
-                                         "it is another model's tokenizer; give tokenizer=none", error);
+                                         "it belongs to another model; set tokenizer=none", error);
     tokenizer_free(tokenizer);
     return fits || error_context(error, "%s", run);
 }
@@ -230,7 +230,7 @@ static char *find_adapter_tokenizer(const char *in) {
 static bool check_adapter_tokenizer(const char *folder, const Config *config, Error *error) {
     Tokenizer *tokenizer = tokenizer_open(folder, error);
     bool fits = tokenizer && source_check_rows(config->model.vocabulary, tokenizer, folder,
-                                 "its base has another number of rows: give the base that it was trained with, as ADAPTER@BASE", error);
+                                 "its base has a different number of rows: give the base that it was trained with, as ADAPTER@BASE", error);
     tokenizer_free(tokenizer);
     return fits;
 }
@@ -239,26 +239,26 @@ static bool check_adapter_tokenizer(const char *folder, const Config *config, Er
 static bool check_adapter_options(const char *out, const ConvertOptions *options, Error *error) {
     static const char *const idle[] = {"dtype", "tokenizer", "shard_bytes", "tokens.add", NULL};
     if (out_kind(out) != OUT_FOLDER)
-        return error_set(error, ERROR_USAGE, "adapter=true writes a folder: give an OUT that does not end in .gguf or .bin");
+        return error_set(error, ERROR_USAGE, "adapter=true writes a folder: set an OUT that does not end in .gguf or .bin");
     return command_refuse_idle(
-        &table, options, idle, "adapter=true writes fp32 in one file, and a tokenizer only if it is not the base's", error);
+        &table, options, idle, "adapter=true writes one fp32 file, and a tokenizer only if it differs from the base's", error);
 }
 
 static bool convert_adapters(const char *in, const char *out, const Config *config, const ConvertOptions *options, Error *error) {
     int64_t step;
-    if (!source_is_run(in))
-        return error_set(error, ERROR_USAGE, "%s is not a run: adapter=true writes the adapters that a run has trained", in);
+    if (!source_is_run(in)) return error_set(error, ERROR_USAGE, "%s is not a run: adapter=true writes only the adapters of a run", in);
     if (!check_adapter_options(out, options, error)) return false;
     if (!source_is_model_folder(config->init) || gguf_is_file(config->init))
-        log_warn("the base, %s, is no model folder, which PEFT needs: write one with smelt convert, and name it as base_model_name_or_path",
+        log_warn(
+            "the base %s is not a model folder, but PEFT needs one: write it with smelt convert, and set base_model_name_or_path to it",
             config->init);
     SCOPED(run_tokenizer_free) RunTokenizer own = {0};
     bool differs;
     if (!adapter_tokenizer_differs(in, config, &differs, error) || (differs && !find_tokenizer(in, config, &own, error))) return false;
     HfExport tokenizer = {.config = &config->model, .source = own.folder, .origin = own.origin, .generation = own.generation};
     if (!adapter_write(in, config, differs ? &tokenizer : NULL, out, options->overwrite, &step, error)) return false;
-    log_info("the adapters of step %" PRId64 " of %s are in %s%s", step, in, out,
-        differs ? ", with the run's tokenizer and chat template, which are not those of its base" : "");
+    log_info("wrote the adapters of step %" PRId64 " of %s to %s%s", step, in, out,
+        differs ? ", with the run's tokenizer and chat template, which differ from the base's" : "");
     return true;
 }
 
@@ -302,14 +302,12 @@ static bool run_convert(Invocation *invocation, Error *error) {
 
 const Command command_convert = {
     .name = "convert",
-    .summary = "write the model of a run, folder or file as a Hugging Face folder or a GGUF file",
+    .summary = "convert a run, folder or file to a Hugging Face folder or a GGUF file",
     .words = "IN OUT",
     .explanation =
-        "Writes a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), or the model of a Hugging "
-        "Face folder, of PEFT's adapters with their base (ADAPTER, ADAPTER@BASE), of a GGUF file or of one of llm.c's GPT-2 files, as a "
-        "Hugging Face folder,\n"
-        "which transformers and what builds on it load; where OUT ends in .gguf, as a GGUF file, which llama.cpp and what builds\n"
-        "on it run, with tokenizer and chat template; where OUT ends in .bin, as a file of llm.c.\n",
+        "Reads the newest checkpoint of a run (RUN), another one (RUN@STEP, RUN@best, or its folder), a Hugging Face folder, PEFT adapters "
+        "with their base (ADAPTER, ADAPTER@BASE), a GGUF file or a GPT-2 file of llm.c.\nWrites a Hugging Face folder; if OUT ends in "
+        ".gguf, a GGUF file with tokenizer and chat template for llama.cpp; if OUT ends in .bin, a file of llm.c.\n",
     .table = &table,
     .options_size = sizeof(ConvertOptions),
     .run = run_convert,

@@ -24,13 +24,13 @@ typedef struct NamedOffer {
 static const Option rows[] = {
     {"tokens", OPTION_REAL, offsetof(CostOptions, tokens), "1T", 1, 1e18, NULL, "tokens", "tokens to train on"},
     REAL_OPTION(price, "0", 0, 1e6, "$/h", "price of a GPU"),
-    REAL_OPTION(rate, "0", 0, 1e12, "tokens/s", "speed of a GPU, measured or as smelt forecast models it"),
+    REAL_OPTION(rate, "0", 0, 1e12, "tokens/s", "speed per GPU, measured or from smelt forecast"),
     INT_OPTION(gpus, "8", 1, 1e7, "GPUs", "GPUs that train together"),
-    INT_OPTION(per_node, "8", 1, 1024, "GPUs", "GPUs of a node; an interruption takes the whole node"),
-    REAL_OPTION(interruptions, "0", 0, 1e4, "1/day", "interruptions of a node: reclaimed spot instances and failures"),
-    REAL_OPTION(checkpoint, "10", 0, 1e6, "s", "time that training stands still for a checkpoint"),
+    INT_OPTION(per_node, "8", 1, 1024, "GPUs", "GPUs per node; an interruption takes the whole node"),
+    REAL_OPTION(interruptions, "0", 0, 1e4, "1/day", "interruptions per node: reclaimed spot instances and failures"),
+    REAL_OPTION(checkpoint, "10", 0, 1e6, "s", "time that a checkpoint blocks training"),
     REAL_OPTION(restart, "300", 0, 1e6, "s", "time from an interruption to the next step"),
-    REAL_OPTION(warning, "0", 0, 1e6, "s", "warning before an interruption; if enough for a checkpoint, no work is lost"),
+    REAL_OPTION(warning, "0", 0, 1e6, "s", "warning time before an interruption; if it suffices for a checkpoint, no work is lost"),
     REAL_OPTION(interval, "0", 0, 1e9, "s", "time between checkpoints; 0: the optimum, by Daly's formula"),
 };
 #undef FIELD
@@ -43,11 +43,10 @@ static bool read_offers(int argc, char **argv, NamedOffer *offers, int *count, O
         if (strchr(argv[i], '=')) {
             CostOptions *target = *count ? &offers[*count - 1].options : &shared;
             if (*count && !strncmp(argv[i], "tokens=", 7))
-                return error_set(error, ERROR_USAGE, "'%s': the budget comes before the first offer", argv[i]);
+                return error_set(error, ERROR_USAGE, "'%s': give the budget before the first offer", argv[i]);
             if (!options_set(&table, target, strings, argv[i], error)) return false;
         } else {
-            if (*count == MOST_OFFERS)
-                return error_set(error, ERROR_USAGE, "'%s': at most %d offers are compared at a time", argv[i], MOST_OFFERS);
+            if (*count == MOST_OFFERS) return error_set(error, ERROR_USAGE, "'%s': too many offers; the limit is %d", argv[i], MOST_OFFERS);
             offers[(*count)++] = (NamedOffer){argv[i], shared};
         }
     }
@@ -55,7 +54,7 @@ static bool read_offers(int argc, char **argv, NamedOffer *offers, int *count, O
     for (int i = 0; i < *count; i++)
         if (!(offers[i].options.offer.price > 0 && offers[i].options.offer.rate > 0))
             return error_set(error, ERROR_USAGE,
-                "%s has no price or no rate: give price=DOLLARS (of a GPU and hour) and rate=TOKENS_PER_SECOND (of a GPU)", offers[i].name);
+                "%s has no price or no rate: set price=DOLLARS (per GPU and hour) and rate=TOKENS_PER_SECOND (per GPU)", offers[i].name);
     return true;
 }
 
@@ -95,14 +94,12 @@ static bool run_cost(Invocation *invocation, Error *error) {
 
 const Command command_cost = {
     .name = "cost",
-    .summary = "dollars and days of a token budget, offers side by side",
+    .summary = "compare the cost and time of a token budget on several offers",
     .usage = "[tokens=1T] [key=value ...] NAME price=P rate=R [key=value ...] [NAME ...]",
-    .explanation =
-        "Dollars and days of a token budget on several offers side by side. A word opens an offer, and the settings behind it are the "
-        "offer's; those before the\n"
-        "first are everybody's. Dollars = tokens / (rate * 3600) * price. With interruptions, Daly's model of checkpoints and restarts.\n"
-        "  smelt cost tokens=1T h100 price=5.01 rate=2750 mi300x price=2.05 rate=2500\n"
-        "  smelt cost tokens=100G rate=2500 h price=2.05 spot price=0.95 interruptions=1\n",
+    .explanation = "Compares the dollars and days of a token budget on several offers. A word names an offer, and the settings after it "
+                   "belong to that offer; settings before the\nfirst offer apply to all. Dollars = tokens / (rate * 3600) * price. With "
+                   "interruptions, Daly's model of checkpoints and restarts.\n  smelt cost tokens=1T h100 price=5.01 rate=2750 mi300x "
+                   "price=2.05 rate=2500\n  smelt cost tokens=100G rate=2500 h price=2.05 spot price=0.95 interruptions=1\n",
     .table = &table,
     .run = run_cost,
 };

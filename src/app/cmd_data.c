@@ -34,38 +34,36 @@ typedef struct DataOptions {
     STRING_OPTION(separator, "", "", "a line equal to this separates documents (% for fortunes); empty: one document per file")
 
 #define RECORD_ROWS(formats)                                                                                                                  \
-    SEPARATOR_ROW, CHOICE_OPTION(format, "auto", formats, "what the inputs hold; auto: by content and name"),                   \
-        STRING_OPTION(field, "text", "", "of JSON and of tables: the name of the text, or of its column"),                                                     \
+    SEPARATOR_ROW, CHOICE_OPTION(format, "auto", formats, "format of the inputs; auto: by content and name"),                   \
+        STRING_OPTION(field, "text", "", "JSON and tables: name of the text field or column"),                                                     \
         CHOICE_OPTION(invalid, "replace", PACK_INVALIDS,                                                                             \
-            "text that is not UTF-8: with U+FFFD for what is invalid, as it is, left out; stop: any bad record ends the job")
+            "invalid UTF-8: replace it with U+FFFD, keep it, or skip the text; stop: any invalid record ends the job")
 
 static const Option pack_rows[] = {
-    REAL_OPTION(valid, "0", 0, 0.5, "", "fraction of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"),
+    REAL_OPTION(valid, "0", 0, 0.5, "", "fraction of each file written to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"),
     RECORD_ROWS(PACK_FORMATS),
     STRING_OPTION(tokenizer, "", "",
         "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: tokens are bytes", .path = true),
     BOOL_OPTION(special, "false",
-        "special tokens spelled out in the text become those tokens; false: they stay text, and conversations with them are left out"),
+        "parse special tokens spelled out in the text; false: keep them as text, and skip conversations that contain them"),
     CHOICE_OPTION(bos, "auto", BOS_CHOICES,
-        "whether the tokenizer's bos_token begins each text; auto: as the tokenizer's own template says; conversations begin as theirs "
-        "does"),
+        "prepend bos_token to each text; auto: as the tokenizer's template does. Conversations begin as their chat template says"),
     STRING_OPTION(template, "", "",
-        "format=chat and preference: a file with the chat template, or chatml; empty: that of the tokenizer's folder", .path = true),
-    CHOICE_OPTION(
-        turns, "all", CHAT_TURNS, "format=chat and preference: which answers are trained on, where the template does not mark them"),
-    INT_OPTION(
-        shard_tokens, "0", 0, 1e15, "tokens", "make OUTPUT a folder of shards, each ending with the document that fills it; 0: one shard"),
+        "format=chat and preference: file with the chat template, or chatml; empty: the template in the tokenizer's folder", .path = true),
+    CHOICE_OPTION(turns, "all", CHAT_TURNS, "format=chat and preference: answers to train on, if the template does not mark them"),
+    INT_OPTION(shard_tokens, "0", 0, 1e15, "tokens",
+        "size of a shard in the folder OUTPUT (a shard ends with the document that fills it); 0: one shard"),
     CHOICE_OPTION(dedup, "none", PACK_DEDUPS,
-        "exact: of documents with the same text only the first stays; near: also of those that share most of it"),
+        "exact: keep only the first of documents with the same text; near: also of documents that share most of it"),
     BOOL_OPTION(overwrite, "false", "replace a shard or a folder of shards of that name"),
 };
 
 #define PATTERNS "gpt2|llama3|qwen"
 static const char *const pattern_names[] = {"gpt2", "llama3", "qwen"};
 static const Option train_rows[] = {
-    INT_OPTION(vocabulary, "32768", 257, 1 << 22, "tokens", "tokens in all: <|endoftext|>, 256 bytes, and what is learned"),
-    CHOICE_OPTION(pattern, "llama3", PATTERNS, "how text is divided into words"),
-    INT_OPTION(minimum_count, "2", 1, 1e15, "", "a pair that occurs less often does not become a token"),
+    INT_OPTION(vocabulary, "32768", 257, 1 << 22, "tokens", "total number of tokens: <|endoftext|>, 256 bytes and the learned ones"),
+    CHOICE_OPTION(pattern, "llama3", PATTERNS, "pattern that splits text into words"),
+    INT_OPTION(minimum_count, "2", 1, 1e15, "", "minimum occurrences of a pair that becomes a token"),
     RECORD_ROWS("auto|text|jsonl"),
     BOOL_OPTION(overwrite, "false", "replace a tokenizer of that name"),
 };
@@ -73,11 +71,11 @@ static const Option train_rows[] = {
 enum { MOST_SHOWN = 1 << 20 };
 static const Option show_rows[] = {
     BOOL_OPTION(check, "false", "read all tokens and verify the checksums"),
-    INT_OPTION(sample, "0", 0, INT64_MAX / MOST_SHOWN, "number", "which sequence of tokens to print"),
-    INT_OPTION(length, "200", 1, MOST_SHOWN, "tokens", "how many it has"),
+    INT_OPTION(sample, "0", 0, INT64_MAX / MOST_SHOWN, "number", "index of the sequence to print"),
+    INT_OPTION(length, "200", 1, MOST_SHOWN, "tokens", "length of that sequence"),
     INT_OPTION(document, "-1", -1, INT64_MAX / MOST_SHOWN, "number",
-        "print this document, its trained tokens marked; -1: tokens, or the first document of shards with a loss mask"),
-    STRING_OPTION(tokenizer, "", "", "decode with this one where the shard records none", .path = true),
+        "print this document and mark its trained tokens; -1: print tokens, or the first document of shards with a loss mask"),
+    STRING_OPTION(tokenizer, "", "", "decode with this tokenizer if the shard records none", .path = true),
 };
 
 /* -- pack ---------------------------------------------------------------------------------------------------------- */
@@ -140,7 +138,8 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
 static bool run_pack(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
     const char **inputs = invocation->words, *output = inputs[invocation->word_count - 1];
-    if (invocation->word_count < 2) return error_set(error, ERROR_USAGE, "smelt data pack takes INPUT... OUTPUT, and one of 2 was given");
+    if (invocation->word_count < 2)
+        return error_set(error, ERROR_USAGE, "smelt data pack takes INPUT... OUTPUT, but only 1 argument was given");
     inputs[invocation->word_count - 1] = NULL;
     PackOptions pack = {.inputs = inputs,
         .output = output,
@@ -192,7 +191,7 @@ static bool run_train_tokenizer(Invocation *invocation, Error *error) {
     TokenizerTraining training = {pattern_names[options->pattern], (int32_t)options->vocabulary, options->minimum_count};
     PackResult result;
     int32_t learned;
-    if (output_lies_in(output, text)) return error_set(error, ERROR_USAGE, "%s is both input and output; name another output", output);
+    if (output_lies_in(output, text)) return error_set(error, ERROR_USAGE, "%s is both input and output: choose another output", output);
     if (!file_check_overwrite(output, options->overwrite, is_tokenizer, "a tokenizer", error)) return false;
     double start = log_seconds();
     if (!pack_train_tokenizer(&input, &training, &result, &learned, error)) return false;
@@ -201,7 +200,7 @@ static bool run_train_tokenizer(Invocation *invocation, Error *error) {
     log_format_duration(log_seconds() - start, duration);
     printf("%s: %" PRId32 " tokens, learned from %s of input in %s\n", output, learned, size, duration);
     if (learned < training.vocabulary)
-        log_warn("the text has pairs for %" PRId32 " of %" PRId32 " tokens; give more text or a smaller minimum_count", learned,
+        log_warn("the text has enough pairs for only %" PRId32 " of %" PRId32 " tokens: use more text, or a smaller minimum_count", learned,
             training.vocabulary);
     return true;
 }
@@ -235,7 +234,7 @@ static bool print_tokens(const ShardSet *set, const char *record, const DataOpti
     int64_t first = options->sample * options->length, count = int_min(options->length, set->token_count - first);
     if (count < 1)
         return error_set(error, ERROR_USAGE,
-            "sample=%" PRId64 " of length=%" PRId64 " lies behind the last of %" PRId64 " tokens: give a smaller one", options->sample,
+            "sample=%" PRId64 " of length=%" PRId64 " is past the last of %" PRId64 " tokens: use a smaller sample", options->sample,
             options->length, set->token_count);
     SCOPED_FREE int32_t *tokens = memory_allocate((size_t)count * sizeof *tokens);
     if (!shard_set_read(set, first, count, (int64_t)INT32_MAX + 1, tokens, NULL, error)) return false;
@@ -259,7 +258,8 @@ static bool find_shown(const ShardSet *set, int64_t number, int64_t *start, int6
     for (int64_t i = 0; i <= number; i++) {
         if (!document_cursor_next(&cursor, start, end, error)) return false;
         if (*end < 0)
-            return error_set(error, ERROR_USAGE, "document=%" PRId64 " lies behind the last of %" PRId64 ": give a smaller one", number, i);
+            return error_set(
+                error, ERROR_USAGE, "document=%" PRId64 " is past the last of %" PRId64 " documents: use a smaller number", number, i);
     }
     return true;
 }
@@ -404,9 +404,10 @@ static char *prefix_of(const char *path) {
 /* Refuses a folder without shards; names the folder that a run has packed. */
 static bool refuse_folder(const char *folder, Error *error) {
     SCOPED_FREE char *data = memory_format("%s/data", folder);
-    if (shard_set_exists(data)) return error_set(error, ERROR_USAGE, "%s holds no token shards, but %s does", folder, data);
-    return error_set(
-        error, ERROR_USAGE, "%s is a folder without token shards: give one with them, or the prefix of a shard's .bin and .idx", folder);
+    if (shard_set_exists(data))
+        return error_set(error, ERROR_USAGE, "%s contains no token shards, but %s does: give that folder", folder, data);
+    return error_set(error, ERROR_USAGE,
+        "%s is a folder without token shards: give a folder with token shards, or the prefix of a shard's .bin and .idx", folder);
 }
 
 static bool find_end_token(ShardSet *set, const char *tokenizer, Error *error) {
@@ -435,28 +436,27 @@ static bool run_show(Invocation *invocation, Error *error) {
 #define TABLE(rows) &(const OptionTable)OPTION_TABLE(rows)
 static const Command members[] = {
     {.name = "data pack",
-        .summary = "text, JSON, CSV, conversations or preferences to token shards",
+        .summary = "convert text, JSON, CSV, conversations or preference pairs to token shards",
         .words = "INPUT...",
         .usage = "INPUT... OUTPUT [key=value ...]",
-        .explanation =
-            "Writes the text of files and folders, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx. An input "
-            "is text, JSON or CSV, plain or compressed by gzip, zlib, zstd, xz or lzma. With shard_tokens=N OUTPUT is a folder of shards, "
-            "and a job that was killed goes on where it was when the same command is given again.\n",
+        .explanation = "Writes the text of files and folders, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx. An "
+                       "input is text, JSON or CSV, plain or compressed by gzip, zlib, zstd, xz or lzma. With shard_tokens=N, OUTPUT is a "
+                       "folder of shards, and the same command continues a killed job.\n",
         .table = TABLE(pack_rows),
         .options_size = sizeof(DataOptions),
         .run = run_pack},
     {.name = "data train-tokenizer",
-        .summary = "text file or folder to a byte-level BPE vocabulary",
+        .summary = "train a byte-level BPE tokenizer on text",
         .words = "INPUT OUTPUT.json",
-        .explanation = "Learns a byte-level BPE vocabulary from the text of a file or folder, and writes it as a tokenizer.json.\n",
+        .explanation = "Trains a byte-level BPE vocabulary on the text of a file or folder, and writes it as a tokenizer.json.\n",
         .table = TABLE(train_rows),
         .options_size = sizeof(DataOptions),
         .run = run_train_tokenizer},
     {.name = "data show",
-        .summary = "what token shards hold",
+        .summary = "print the contents of token shards",
         .words = "PATH",
-        .explanation = "Prints what token shards hold, and their first tokens. PATH is a prefix, of PATH.bin and PATH.idx, a file "
-                       "of llm.c or llmq, a folder of any of these, or a folder of Mosaic's MDS.\n",
+        .explanation = "Prints the contents of token shards and their first tokens. PATH is the prefix of PATH.bin and PATH.idx, a file of "
+                       "llm.c or llmq, a folder of any of these, or a folder of Mosaic's MDS.\n",
         .table = TABLE(show_rows),
         .options_size = sizeof(DataOptions),
         .run = run_show},
@@ -470,7 +470,7 @@ static const Command *data_member(int index) {
 
 const Command command_data = {
     .name = "data",
-    .summary = "pack text into token shards, show them, learn a vocabulary, encode and decode",
-    .explanation = "Makes and shows the data that a model is trained on.",
+    .summary = "pack text into token shards, show shards, train a tokenizer, encode and decode",
+    .explanation = "Prepares and shows training data.",
     .member = data_member,
 };

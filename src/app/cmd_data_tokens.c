@@ -32,15 +32,15 @@ typedef struct TokensOptions {
 
 #define FIELD(name) offsetof(TokensOptions, name)
 static const Option encode_rows[] = {
-    CHOICE_OPTION(documents, "line", "line|json|all", "what a document is: a line, the text of a line of JSON, or all input"),
-    STRING_OPTION(field, "text", "", "documents=json: the field that holds the text"),
-    BOOL_OPTION(special, "false", "special tokens spelled out in the text become those tokens; false: they stay text"),
-    BOOL_OPTION(template, "false", "add what the tokenizer puts around a text, such as a token for its beginning"),
+    CHOICE_OPTION(documents, "line", "line|json|all", "unit of a document: a line, the text of a line of JSON, or the whole input"),
+    STRING_OPTION(field, "text", "", "documents=json: field with the text"),
+    BOOL_OPTION(special, "false", "parse special tokens spelled out in the text; false: keep them as text"),
+    BOOL_OPTION(template, "false", "add the tokens that the tokenizer puts around a text, such as bos_token"),
 };
 static const Option decode_rows[] = {
     CHOICE_OPTION(
-        documents, "line", "line|json|all", "what a line of ids becomes: its text and a line feed, the text as JSON, or the text alone"),
-    BOOL_OPTION(skip_special, "false", "leave special tokens out of the text"),
+        documents, "line", "line|json|all", "output for a line of ids: its text and a line feed, the text as JSON, or only the text"),
+    BOOL_OPTION(skip_special, "false", "omit special tokens from the text"),
 };
 
 /* -- The tokenizer ------------------------------------------------------------------------------------------------- */
@@ -70,7 +70,7 @@ static char *tokenizer_path(const char *name, Error *error) {
 static bool text_open(InputText *text, const char *name, Error *error) {
     text->name = tokenizer_path(name, error);
     if (!text->name)
-        return error->code == ERROR_NONE ? error_set(error, ERROR_USAGE, "%s records no tokenizer: give a tokenizer's file instead", name)
+        return error->code == ERROR_NONE ? error_set(error, ERROR_USAGE, "%s records no tokenizer: give a tokenizer file instead", name)
                                          : false;
     if (*text->name && !(text->tokenizer = tokenizer_open(text->name, error))) return false;
     if (*text->name) return true;
@@ -129,10 +129,10 @@ static bool print_encoding_json(Encoding *encoding, Error *error) {
     json_auto_t *value = json_parse(encoding->bytes, encoding->size, JSON_DECODE_ANY, &problem);
     const char *field = encoding->options->field;
     const json_t *text = json_is_object(value) ? json_object_get(value, field) : value;
-    if (!value) return error_set(error, ERROR_DATA, "it is not JSON: %s", problem.message);
+    if (!value) return error_set(error, ERROR_DATA, "not valid JSON: %s", problem.message);
     if (!json_is_string(text))
         return error_set(
-            error, ERROR_DATA, "it is neither a text nor an object with the text in \"%s\"; name its field with field=", field);
+            error, ERROR_DATA, "neither a string nor an object with text in \"%s\"; set field= to the name of its field", field);
     return print_ids(encoding, json_string_value(text), json_string_length(text), true, error);
 }
 
@@ -141,8 +141,7 @@ static bool print_ids_part(Encoding *encoding, Error *error) {
     size_t cut = encoding->size;
     if (encoding->encoder) cut = tokenizer_safe_cut(encoding->text.tokenizer, encoding->bytes, encoding->size, encoding->size);
     if (cut == 0 && encoding->size > DOCUMENT_LIMIT)
-        return error_set(
-            error, ERROR_DATA, "a document has more than %d bytes, without a place where this tokenizer may cut it", DOCUMENT_LIMIT);
+        return error_set(error, ERROR_DATA, "a document has more than %d bytes, and this tokenizer cannot split it", DOCUMENT_LIMIT);
     if (cut == 0) return true;
     if (!print_ids(encoding, encoding->bytes, cut, false, error)) return false;
     encoding->begun = true;
@@ -217,7 +216,8 @@ static bool put_id(TokenDecoding *decoding, int64_t id, Error *error) {
     const char byte = (char)id, *bytes = &byte;
     size_t size = id != BYTE_SEPARATOR;
     if (id >= limit)
-        return error_set(error, ERROR_DATA, "%" PRId64 " is no token of %s, which has 0 to %" PRId64, id, decoding->text.name, limit - 1);
+        return error_set(
+            error, ERROR_DATA, "%" PRId64 " is not a token of %s, which has 0 to %" PRId64, id, decoding->text.name, limit - 1);
     if (tokenizer) bytes = tokenizer_decode(&decoding->decoder, (int32_t)id, &size);
     if (decoding->options->documents == DOCUMENTS_JSON) put_json(decoding, bytes, size);
     else fwrite(bytes, 1, size, stdout);
@@ -257,8 +257,8 @@ static bool decode_input(TokenDecoding *decoding, Error *error) {
         }
         if (byte != EOF && !memchr(" \t\r\n,[]", byte, 8))
             return error_set(error, ERROR_DATA,
-                isgraph(byte) ? "'%c' belongs to no token id; ids are whole numbers"
-                              : "the byte 0x%02x belongs to no token id; ids are whole numbers",
+                isgraph(byte) ? "'%c' is not part of a token id; ids are whole numbers"
+                              : "byte 0x%02x is not part of a token id; ids are whole numbers",
                 byte);
         if (id != NONE && !put_id(decoding, id, error)) return false;
         id = NONE;
@@ -280,20 +280,20 @@ static bool run_decode(Invocation *invocation, Error *error) {
 
 /* -- The commands -------------------------------------------------------------------------------------------------- */
 
-#define TOKENIZER_WORD "TOKENIZER is a tokenizer's file, or a run, model folder or token shards that have one.\n"
+#define TOKENIZER_WORD "TOKENIZER is a tokenizer file, or a run, model folder or token shards with one.\n"
 const Command command_data_encode = {
     .name = "data encode",
-    .summary = "text on standard input to token ids",
+    .summary = "encode text from standard input as token ids",
     .words = "TOKENIZER",
     .explanation =
-        "Writes the ids of each document on a line, blanks between them. " TOKENIZER_WORD "  smelt data encode tokenizer.json < text\n",
+        "Writes the ids of each document on one line, separated by spaces. " TOKENIZER_WORD "  smelt data encode tokenizer.json < text\n",
     .table = &(const OptionTable)OPTION_TABLE(encode_rows),
     .options_size = sizeof(TokensOptions),
     .run = run_encode,
 };
 const Command command_data_decode = {
     .name = "data decode",
-    .summary = "token ids on standard input to text",
+    .summary = "decode token ids from standard input to text",
     .words = "TOKENIZER",
     .explanation = "Writes the text of each line of ids. " TOKENIZER_WORD "  echo 1 2 3 | smelt data decode RUN\n",
     .table = &(const OptionTable)OPTION_TABLE(decode_rows),

@@ -14,11 +14,11 @@ typedef struct DoctorOptions {
 
 #define FIELD(name) offsetof(DoctorOptions, name)
 static const Option rows[] = {
-    STRING_OPTION(folder, ".", "", "folder whose disk is tried; empty: none"),
-    BOOL_OPTION(self_test, "false", "compute, copy and communicate too, in under a minute"),
-    BOOL_OPTION(names, "false", "list variables and tools of CUDA and ROCm side by side, too"),
-    BOOL_OPTION(json, "false", "print JSON in place of text"),
-    BOOL_OPTION(strict, "false", "exit with 1 after warnings too"),
+    STRING_OPTION(folder, ".", "", "folder for the disk test; empty: none"),
+    BOOL_OPTION(self_test, "false", "also test compute, copies and communication, in under a minute"),
+    BOOL_OPTION(names, "false", "also list variables and tools of CUDA with their ROCm equivalents"),
+    BOOL_OPTION(json, "false", "print JSON instead of text"),
+    BOOL_OPTION(strict, "false", "exit with 1 also after warnings"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
@@ -46,13 +46,11 @@ static bool run_doctor(Invocation *invocation, Error *error) {
 
 const Command command_doctor = {
     .name = "doctor",
-    .summary = "what this machine has for training, and what would hurt",
+    .summary = "check this machine for training",
     .words = "",
     .explanation =
-        "Says what this machine has for training and what would hurt, line by line: ok, warning or error, with what fixes it. Needs "
-        "no rights and changes nothing;\n"
-        "the disk is tried with a file that is removed again. Exits with 0 when there is no error, 1 when there is one. "
-        "docs/doctor.md shows examples.\n",
+        "Checks this machine for training. Each line is ok, a warning or an error, and names the fix. Needs no privileges and changes "
+        "nothing;\nthe disk test removes its file. Exits with 0 if there is no error, else with 1. docs/doctor.md shows examples.\n",
     .table = &table,
     .options_size = sizeof(DoctorOptions),
     .alone = true,

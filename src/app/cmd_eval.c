@@ -75,7 +75,9 @@ typedef struct EvalInput {
 static bool open_text(ShardSet *set, const char *data, const char *tokenizer, const Config *config, const char *separator, Error *error) {
     Error ignored;
     SCOPED_FREE char *folder = file_make_temporary_folder("smelt-eval", error);
-    if (!folder) return error_recode(error, ERROR_DATA) || error_context(error, "no folder for the packed text; set TMPDIR to another one");
+    if (!folder)
+        return error_recode(error, ERROR_DATA) ||
+               error_context(error, "cannot create a folder for the packed text; set TMPDIR to another folder");
     SCOPED_FREE char *output = memory_format("%s/text", folder);
     PackOptions options = {.inputs = (const char *[]){data, NULL},
         .output = output,
@@ -97,9 +99,9 @@ static bool find_shard_record(const char *data, const char *tokenizer, char **fo
     const char *record = *found;
     if (!record && tokenizer) *found = memory_copy_string(tokenizer);
     if (record && tokenizer && !tokenizer_differs(record, tokenizer, &differs, error)) return false;
-    return !differs ||
-           error_set(error, ERROR_DATA, "it was packed with %s, and the model's tokenizer is %s: give text, or a shard of that one",
-               *record ? record : "the byte tokenizer", *tokenizer ? tokenizer : "the byte tokenizer");
+    return !differs || error_set(error, ERROR_DATA,
+                           "it was packed with %s, but the model's tokenizer is %s: use text, or a shard packed with the model's tokenizer",
+                           *record ? record : "the byte tokenizer", *tokenizer ? tokenizer : "the byte tokenizer");
 }
 
 static bool check_input(const EvalInput *input, const Config *config, const char *tokenizer, Error *error) {
@@ -130,8 +132,7 @@ static bool open_input(
     input->bytes = tokenizer && !*tokenizer;
     if (other) input->tokenizer = tokenizer_open(tokenizer, error);
     if (!tokenizer)
-        return error_set(
-            error, ERROR_USAGE, "the model has no tokenizer: put its tokenizer.json into its folder, or give a token shard's prefix");
+        return error_set(error, ERROR_USAGE, "the model has no tokenizer: put its tokenizer.json into its folder, or use token shards");
     return (!other || input->tokenizer) && check_input(input, config, tokenizer, error) &&
            open_text(&input->set, data, tokenizer, config, options->separator, error);
 }
@@ -145,10 +146,9 @@ static char *find_own_data(const char *folder, const Config *config, Error *erro
     json_auto_t *checkpoint = source_is_run(folder) ? lineage_at(&point, config, &step, error) : NULL;
     if (source_is_run(folder) && !checkpoint) return NULL;
     char *data = checkpoint ? corpus_valid(&here, error) : NULL;
-    if (data) log_info("on the validation data of the run, %s", data);
+    if (data) log_info("evaluating on the run's validation data, %s", data);
     else if (!checkpoint || error->finding == FINDING_ABSENT)
-        error_set(
-            error, ERROR_USAGE, "%s has no validation data of its own: give text or a token shard, smelt eval %s DATA", folder, folder);
+        error_set(error, ERROR_USAGE, "%s has no validation data: give text or token shards, smelt eval %s DATA", folder, folder);
     return data;
 }
 
@@ -177,7 +177,7 @@ static bool check_plan_memory(const Plan *plan, Device *device, Error *error) {
     if (device_info(device)->host_memory) return memory_check(needed, "evaluation", "give a smaller batch or length", error);
     if (available < 0 || needed <= available) return true;
     return error_set(error, ERROR_MEMORY,
-        "evaluation needs %" PRId64 " MiB of %s's memory and %" PRId64 " are free: give a smaller batch or length, or device=cpu",
+        "evaluation needs %" PRId64 " MiB of %s memory, but %" PRId64 " MiB are free: reduce batch or length, or set device=cpu",
         needed >> 20, device_info(device)->name, available >> 20);
 }
 
@@ -255,7 +255,7 @@ static bool eval_input(
     if (!evaluate_set(&input, &result, error)) return error_context(error, "%s", data->set.path);
     if (!isfinite(result.loss))
         return error_set(error, ERROR_NUMERICS,
-            "the loss of %s is %g: its weights hold NaN or infinity, or its activations overflow; give an older checkpoint, or "
+            "the loss of %s is %g: its weights contain NaN or infinity, or its activations overflow; use an older checkpoint, or "
             "precision=fp32",
             folder, result.loss);
     if (inference_leads(ranks)) print_evaluation(&result, options->json);
@@ -298,10 +298,10 @@ static void print_multiple_choice(const MultipleChoice *set, int64_t count, cons
 
 static bool check_multiple_choice(const MultipleChoice *set, const ModelConfig *model, Error *error) {
     if (set->max_token >= model->vocabulary)
-        return error_set(error, ERROR_DATA, "it has token %d, and the model's vocabulary is %" PRId64 ": it was made for another tokenizer",
+        return error_set(error, ERROR_DATA, "it has token %d, but the model's vocabulary is %" PRId64 ": it was made for another tokenizer",
             set->max_token, model->vocabulary);
     if (set->longest - 1 > model->context)
-        return error_set(error, ERROR_DATA, "its longest example needs %" PRId64 " positions, and the model's context is %" PRId64,
+        return error_set(error, ERROR_DATA, "its longest example needs %" PRId64 " positions, but the model's context is %" PRId64,
             set->longest - 1, model->context);
     return true;
 }
@@ -337,8 +337,7 @@ static bool read_losses(const char *text, double losses[DEBUG_STATE_STEPS], Erro
         char *end;
         losses[i] = strtod(at, &end);
         if (end == at || *end != (i + 1 < DEBUG_STATE_STEPS ? ',' : '\0'))
-            return error_set(
-                error, ERROR_USAGE, "losses=%s: number %d does not end where it should; give ten with commas between them", text, i + 1);
+            return error_set(error, ERROR_USAGE, "losses=%s: number %d is invalid; write ten numbers separated by commas", text, i + 1);
         at = end + 1;
     }
     return true;
@@ -352,11 +351,12 @@ static bool eval_state(
     int differences;
     if (comm_size(ranks->comm) > 1)
         return error_set(
-            error, ERROR_USAGE, "a debug state is compared by one process, and there are %d: start one alone", comm_size(ranks->comm));
+            error, ERROR_USAGE, "a debug state is compared by one process, but there are %d: start only one", comm_size(ranks->comm));
     if (!command_refuse_idle(&table, options, idle, "a debug state has its own batch, for one process", error)) return false;
-    if (options->json) return error_set(error, ERROR_USAGE, "json=true: a debug state's comparison is text only");
+    if (options->json)
+        return error_set(error, ERROR_USAGE, "json=true does not work for a debug state, whose comparison is text: remove it");
     if (options->device != DEVICE_AUTO && options->device != DEVICE_CPU)
-        return error_set(error, ERROR_USAGE, "debug states are compared with device=cpu alone");
+        return error_set(error, ERROR_USAGE, "debug states are compared only on the CPU: set device=cpu");
     if (given && !read_losses(options->losses, losses, error)) return false;
     process_set_threads(options->threads, 1);
     gemm_exact(config->exact_gemm);
@@ -366,7 +366,7 @@ static bool eval_state(
         .precision = command_precision(options->precision, config->precision),
         .losses = given ? losses : NULL};
     if (!debug_state_check(&check, stdout, &differences, error)) return false;
-    return differences == 0 || error_set(error, ERROR_INTERNAL, "%d of the numbers above differ from those of %s", differences, data);
+    return differences == 0 || error_set(error, ERROR_INTERNAL, "%d of the numbers above differ from the numbers in %s", differences, data);
 }
 
 /* -- The command --------------------------------------------------------------------------------------------------- */
@@ -383,9 +383,10 @@ static bool evaluate_rank(Inference *ranks, Invocation *invocation, Error *error
     if (!data) return false;
     if (options->length > config.model.context)
         return error_set(
-            error, ERROR_USAGE, "length=%" PRId64 " is above the model's context of %" PRId64, options->length, config.model.context);
+            error, ERROR_USAGE, "length=%" PRId64 " exceeds the model's context of %" PRId64, options->length, config.model.context);
     if (llmc_is_state(data)) return eval_state(ranks, folder, data, &config, options, error);
-    if (*options->losses) return error_set(error, ERROR_USAGE, "losses= is for a debug state of llm.c, and %s is none", data);
+    if (*options->losses)
+        return error_set(error, ERROR_USAGE, "losses= is only for a debug state of llm.c, but %s is not one: remove it", data);
     if (multiple_choice_is_file(data)) return eval_multiple_choice_file(ranks, folder, data, &config, options, error);
     return eval_tokens(ranks, folder, data, &config, options, error);
 }

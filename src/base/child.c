@@ -33,7 +33,7 @@ static _Noreturn void child_fail(const char *reason, int code) {
 static _Noreturn void become(const ChildOptions *options, pid_t parent) {
     if (!options->outlives) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent) child_fail("its parent has ended", 1);
+        if (getppid() != parent) child_fail("its parent exited before the child started", 1);
     }
     setpgid(0, 0);
     signal(SIGTERM, SIG_DFL);

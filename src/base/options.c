@@ -140,7 +140,7 @@ static const char not_a_number[] = "is not a finite number like 4096, 4k, 16Ki, 
 
 /* Returns NULL, or why the text is not a value. */
 static const char *parse_integer(const char *text, int64_t *value) {
-    static const char too_large[] = "does not fit into 64 bits";
+    static const char too_large[] = "does not fit in 64 bits";
     NumberText number;
     if (!scan_number(text, &number)) return not_a_number;
     if (number.too_long) return too_large;

@@ -354,7 +354,7 @@ static bool parse_yaml_file(YamlReader *reader) {
     int64_t length = file_read_start(reader->origin, text, TEXT_LIMIT + 2);
     if (length < 0)
         return error_set(reader->error, ERROR_USAGE, "cannot read the configuration %s: %s", reader->origin,
-            errno == EINVAL ? "it is not a regular file" : strerror(errno));
+            errno == EINVAL ? "not a regular file" : strerror(errno));
     return parse_yaml(reader, text, (size_t)length);
 }
 

@@ -160,7 +160,8 @@ static bool is_untouched(const Lease *lease, double seconds, Error *error) {
     if (!folder_list(lease->store, &listing, error)) return false;
     return newest_listed_step(&listing) <= lease->saved ||
            error_set(error, ERROR_USAGE,
-               "%s was missing for %.0f s, and the store now holds step %lld, which this process did not save: another run used the store. Set another checkpoint.store",
+               "%s was missing for %.0f s, and the store now holds step %lld, which this process did not save: another run used the store. "
+               "Set another checkpoint.store",
                store_path(lease->store, object).text, seconds, (long long)newest_listed_step(&listing)) ||
            error_find(error, FINDING_FOREIGN);
 }

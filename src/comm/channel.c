@@ -125,8 +125,9 @@ bool channel_greet(Channel *channel, int socket, const Secret *secret, ChannelSe
     Opening server, client;
     *channel = (Channel){.socket = socket, .open = true};
     if (!socket_receive(socket, &server, sizeof server, until))
-        return channel_fail(channel, error, "it is busy, or another program listens there");
-    if (server.magic != CHANNEL_MAGIC || server.service != service) return channel_fail(channel, error, "another program listens there");
+        return channel_fail(channel, error, "it is busy, or a different program is listening on that port");
+    if (server.magic != CHANNEL_MAGIC || server.service != service)
+        return channel_fail(channel, error, "a different program is listening on that port");
     if (server.version != CHANNEL_VERSION) {
         channel_close(channel);
         return error_set(error, ERROR_COMMUNICATION, "its smelt has wire version %d, but this one has %d: use the same build on all nodes",
@@ -140,13 +141,13 @@ bool channel_greet(Channel *channel, int socket, const Secret *secret, ChannelSe
     channel->socket = socket;
     channel->open = true;
     return (socket_send(socket, &client, sizeof client, until) && send_message(channel, HELLO, hello, bytes, until)) ||
-           channel_fail(channel, error, "it ended the connection");
+           channel_fail(channel, error, "it closed the connection");
 }
 
 bool channel_await_welcome(Channel *channel, double until, Error *error) {
     HandshakeVerdict verdict;
     if (!receive_message(channel, VERDICT, &verdict, sizeof verdict, until))
-        return channel_fail(channel, error, "it did not prove, or did not accept, the secret: SMELT_SECRET must be the same for all");
+        return channel_fail(channel, error, "the secrets differ: SMELT_SECRET must be the same for all ranks");
     if (verdict.verdict == CHANNEL_WELCOME) return true;
     verdict.reason[sizeof verdict.reason - 1] = 0;
     channel_fail(channel, error, verdict.reason);

@@ -85,7 +85,7 @@ static int report_failed_start(void *context) {
 
 static bool initialize_mpi(Mpi *mpi, int *given, Error *error) {
     StartArguments start = {.place = &mpi->transport.engine->place};
-    if (pipe2(start.ends, O_CLOEXEC) != 0) return error_set(error, ERROR_COMMUNICATION, "MPI: no pipe: %s", strerror(errno));
+    if (pipe2(start.ends, O_CLOEXEC) != 0) return error_set(error, ERROR_COMMUNICATION, "MPI: cannot create a pipe: %s", strerror(errno));
     pid_t child = child_start(&(ChildOptions){.run = report_failed_start, .context = &start, .outlives = true});
     bool done = mpi_check(mpi, mpi->call.initialize(NULL, NULL, THREAD_SERIALIZED, given), error);
     ssize_t ignored = write(start.ends[1], "", 1);

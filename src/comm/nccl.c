@@ -62,7 +62,7 @@ static bool open_nccl_library(Nccl *nccl, const DeviceInfo *device, Error *error
 }
 
 static bool nccl_check(const Nccl *nccl, int result, Error *error) {
-    return result == 0 || error_set(error, ERROR_COMMUNICATION, "%s: %s (%d); NCCL_DEBUG=INFO tells more", nccl->name,
+    return result == 0 || error_set(error, ERROR_COMMUNICATION, "%s: %s (%d); set NCCL_DEBUG=INFO for details", nccl->name,
                               nccl->call.error_text(result), result);
 }
 

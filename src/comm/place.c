@@ -95,7 +95,7 @@ static bool read_torchrun(Place *place, Error *error) {
         !comm_read_number("LOCAL_RANK", 0, place->size - 1, &place->local_rank, error))
         return false;
     if (place->size > 1 && !present("MASTER_ADDR"))
-        return error_set(error, ERROR_USAGE, "the environment has RANK and WORLD_SIZE but no MASTER_ADDR, the host of rank 0");
+        return error_set(error, ERROR_USAGE, "RANK and WORLD_SIZE are set, but MASTER_ADDR is not: set it to the host of rank 0");
     if (present("MASTER_ADDR") && !copy_variable("MASTER_ADDR", place->address, error)) return false;
     if (!comm_read_number("MASTER_PORT", 1, 65534, &place->port, error)) return false;
     /* torchrun's agent listens on the port itself. */

@@ -68,7 +68,7 @@ bool secret_find(const char *who, Secret *secret, Error *error) {
     while (length > 0 && strchr(" \t\r\n", text[length - 1])) length--;
     if (!length && !in_file)
         return error_set(error, ERROR_USAGE,
-            "%s authenticate each other with a secret: start all of them with the same " ADVICE
+            "%s need a secret to authenticate each other: start all of them with the same " ADVICE
             " in the environment, or with SMELT_SECRET_FILE set to a file that contains it and that only you may read",
             who);
     if (length < LEAST_CHARACTERS || length > MOST_CHARACTERS)

@@ -61,7 +61,7 @@ static bool listen_on(Meeting *meeting, const struct sockaddr_storage *address, 
 
 /* Returns the permanent fault of a hello that proves the secret; NULL: none. */
 static const char *find_fault(const Place *place, const MeetHello *hello) {
-    if (hello->size != place->size) return "there is another number of ranks: look at WORLD_SIZE";
+    if (hello->size != place->size) return "the number of ranks differs: check WORLD_SIZE";
     if (hello->rank <= place->rank || hello->rank >= place->size || hello->port >= 65536)
         return "this rank should not connect to it: check RANK and WORLD_SIZE";
     return NULL;

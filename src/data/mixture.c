@@ -164,8 +164,8 @@ static bool check_mixture_phase(Mixture *mixture, int index, const char *path, E
         return error_set(error, ERROR_USAGE, "%s: phase %s has tokens: %" PRId64 ", fewer than one sequence of length: %" PRId64, path,
             phase->name, phase->tokens, phase->length);
     if ((phase->ramp_tokens > 0) != (phase->ramp_steps > 0))
-        return error_set(
-            error, ERROR_USAGE, "%s: phase %s sets only one of batch.ramp_tokens and batch.ramp_steps: set both or neither", path, phase->name);
+        return error_set(error, ERROR_USAGE, "%s: phase %s sets only one of batch.ramp_tokens and batch.ramp_steps: set both or neither",
+            path, phase->name);
     return check_source_weights(mixture, phase, path, error);
 }
 

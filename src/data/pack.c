@@ -781,7 +781,7 @@ static void warn_bad(const Packer *packer) {
         const json_t *first = NULL;
         if (result->bad[kind] == 0) continue;
         const char *what = note_first_bad(packer, (PackBad)kind, &first);
-        (kind == PACK_BAD_EMPTY ? log_info : log_warn)("%" PRId64 " record%s: %s: %s; the first at line %" PRId64 " of %s%s%s%s",
+        (kind == PACK_BAD_EMPTY ? log_info : log_warn)("%" PRId64 " record%s: %s: %s; the first is line %" PRId64 " of %s%s%s%s",
             result->bad[kind], plural(result->bad[kind]), pack_bad_name((PackBad)kind),
             kind == PACK_BAD_UTF8 ? became[packer->options.invalid] : "left out",
             (int64_t)json_integer_value(json_object_get(first, "line")), json_string_value(json_object_get(first, "file")),
@@ -843,15 +843,15 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
     int64_t bad = 0, left = pack_files_left(&packer->files);
     for (int i = 1; i < PACK_BAD_KINDS; i++) bad += packer->report.result.bad[i];
     if (bad > 0 && bad == packer->report.result.bad[none])
-        return error_set(error, ERROR_DATA, "no record of %s is a %s that can be packed: %s", options->inputs[0],
-            pairs ? "pair of answers" : "conversation", note_first_bad(packer, none, NULL));
+        return error_set(error, ERROR_DATA, "no record of %s is a valid %s: %s", options->inputs[0],
+            pairs ? "preference pair" : "conversation", note_first_bad(packer, none, NULL));
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_FIELD])
         return error_set(error, ERROR_DATA,
-            "no record of %s has a text in the field %s; give field=NAME to smelt data pack, where another one holds it",
-            options->inputs[0], note_first_bad(packer, PACK_BAD_FIELD, NULL));
+            "no record of %s has text in the field %s: name the field with text, as field=NAME of smelt data pack", options->inputs[0],
+            note_first_bad(packer, PACK_BAD_FIELD, NULL));
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_JSON])
         return error_set(
-            error, ERROR_DATA, "no line of %s is a record in JSON: %s", options->inputs[0], note_first_bad(packer, PACK_BAD_JSON, NULL));
+            error, ERROR_DATA, "no line of %s is a JSON record: %s", options->inputs[0], note_first_bad(packer, PACK_BAD_JSON, NULL));
     return error_set(error, ERROR_DATA,
         "%s contains no text: %zu file%s, %" PRId64 " bytes, %" PRId64 " file%s skipped, %" PRId64
         " invalid record%s; give a file or folder with text",

@@ -271,8 +271,9 @@ bool pipeline_run(const PipelineOptions *options, RecordReader *reader, TakeBloc
     pthread_t *handles = memory_allocate((size_t)(threads + 1) * sizeof *handles);
     pipeline.slots = memory_allocate((size_t)pipeline.count * sizeof *pipeline.slots);
     while (started <= threads && thread_start(&handles[started], started ? run_encoder : run_reader, &pipeline) == 0) started++;
-    bool good = started > 1 ? take_blocks(&pipeline, take, context, error)
-                            : error_set(error, ERROR_MEMORY, "cannot start two threads to encode text: raise the limit (ulimit -u)");
+    bool good = started > 1
+                    ? take_blocks(&pipeline, take, context, error)
+                    : error_set(error, ERROR_MEMORY, "cannot start two threads that encode text: raise the limit on processes (ulimit -u)");
     stop(&pipeline);
     while (started > 0) pthread_join(handles[--started], NULL);
     for (int64_t i = 0; i < pipeline.count; i++) block_free(&pipeline.slots[i].block);

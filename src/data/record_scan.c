@@ -134,7 +134,7 @@ bool table_field(const char *row, size_t size, const TablePlace *place, char *to
     for (bool more = true; more; at += more, count++) {
         bool wanted = count == place->column;
         at = scan_field(at, end, place->delimiter, wanted ? to : NULL, wanted ? length : &other);
-        if (!at) return snprintf(what, TABLE_FAULT, "a quote that does not end"), false;
+        if (!at) return snprintf(what, TABLE_FAULT, "an unterminated quote"), false;
         more = at < end;
     }
     snprintf(what, TABLE_FAULT, "%d fields, but the table has %d columns", count, place->columns);

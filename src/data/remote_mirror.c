@@ -139,8 +139,9 @@ static bool check_shard_files(const Mirror *mirror, Error *error) {
         bool tokens = is_tokens(name), index = !strchr(name, '/') && ends_with(name, ".idx");
         SCOPED_FREE char *other = memory_format("%.*s%s", (int)strlen(name) - 4, name, tokens ? ".idx" : ".bin");
         if ((tokens || index) && !find_object(mirror, other))
-            return error_set(error, ERROR_DATA, "%s has %s but not %s: in a bucket a shard is both, in Megatron's format; upload it again",
-                mirror->url, name, other);
+            return error_set(error, ERROR_DATA,
+                "%s has %s but not %s: a shard in a bucket needs both files (Megatron's format): upload the missing file", mirror->url,
+                name, other);
         shards += tokens;
     }
     return shards > 0 ||

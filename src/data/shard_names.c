@@ -78,7 +78,7 @@ bool shard_names_take(const char *const *prefixes, const char *record, Error *er
     int lock = -1;
     SCOPED_FREE char *promise = record ? shard_next(record) : NULL;
     if (promise && !file_lock(promise, &lock))
-        return error_set(error, ERROR_USAGE, "another process gives the files of %s their names: wait for it", prefixes[0]);
+        return error_set(error, ERROR_USAGE, "another process is renaming the files of %s: wait for it", prefixes[0]);
     bool good = take_every_name(prefixes, record, error);
     if (lock >= 0) close(lock);
     if (!good && record)

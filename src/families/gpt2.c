@@ -76,7 +76,8 @@ static const HfField fields[] = {
 };
 
 static bool check_gpt2_class(const ModelConfig *c, const char *architecture, Error *error) {
-    return !c->window || error_set(error, ERROR_USAGE, "model.window=%lld must be 0, because %s has no window", (long long)c->window, architecture);
+    return !c->window ||
+           error_set(error, ERROR_USAGE, "model.window=%lld must be 0, because %s has no window", (long long)c->window, architecture);
 }
 
 /* transformers applies dropout while it trains; smelt does not. */

@@ -119,11 +119,14 @@ static bool check_llama_class(const ModelConfig *c, const char *architecture, Er
         return error_set(
             error, ERROR_USAGE, "model.rope_fraction=%g must be 1, because %s applies RoPE to whole heads", c->rope_fraction, architecture);
     if (c->experts && !c->renormalise)
-        return error_set(error, ERROR_USAGE, "model.renormalise must be true, because the gates of %s sum to 1", architecture);
+        return error_set(error, ERROR_USAGE,
+            "model.renormalise=false does not work for %s, whose gates sum to 1: set model.renormalise=true", architecture);
     if (c->qkv_bias && (c->experts || c->qk_norm))
-        return error_set(error, ERROR_USAGE, "model.qkv_bias must be false, because %s has no such biases", architecture);
+        return error_set(error, ERROR_USAGE, "model.qkv_bias=true does not work for %s, which has no such biases: set model.qkv_bias=false",
+            architecture);
     return !(c->qk_norm && c->experts) ||
-           error_set(error, ERROR_USAGE, "model.qk_norm must be false, because %s has no such norms", architecture);
+           error_set(error, ERROR_USAGE, "model.qk_norm=true does not work for %s, which has no such norms: set model.qk_norm=false",
+               architecture);
 }
 
 static void put_sizes(json_t *object, const ModelConfig *c, bool window) {

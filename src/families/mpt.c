@@ -143,8 +143,11 @@ static const HfField fields[] = {
 };
 
 static bool check_mpt_class(const ModelConfig *c, const char *architecture, Error *error) {
-    if (c->qk_norm) return error_set(error, ERROR_USAGE, "model.qk_norm must be false, because %s has no such norms", architecture);
-    if (c->window) return error_set(error, ERROR_USAGE, "model.window=%lld must be 0, because %s has no window", (long long)c->window, architecture);
+    if (c->qk_norm)
+        return error_set(
+            error, ERROR_USAGE, "model.qk_norm=true does not work for %s, which has no such norms: set model.qk_norm=false", architecture);
+    if (c->window)
+        return error_set(error, ERROR_USAGE, "model.window=%lld must be 0, because %s has no window", (long long)c->window, architecture);
     if (c->kv_heads != c->heads)
         return error_set(error, ERROR_USAGE, "model.kv_heads=%lld must equal model.heads, because %s has no grouped-query attention",
             (long long)c->kv_heads, architecture);

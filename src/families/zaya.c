@@ -348,9 +348,10 @@ static bool check_zaya_class(const ModelConfig *c, const char *architecture, Err
     if (c->experts_per_token != 1)
         return error_set(
             error, ERROR_USAGE, "model.experts_per_token=%lld must be 1 for %s", (long long)c->experts_per_token, architecture);
-    return !c->renormalise ||
-           error_set(error, ERROR_USAGE, "model.renormalise must be false, because the gate of %s is the probability of the chosen expert",
-               architecture);
+    return !c->renormalise || error_set(error, ERROR_USAGE,
+                                  "model.renormalise=true does not work for %s, whose gate is the probability of the chosen expert: set "
+                                  "model.renormalise=false",
+                                  architecture);
 }
 
 static json_t *zaya_rope(const ModelConfig *c, bool slides) {

@@ -366,8 +366,8 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     if (supervisor->failures > options->restarts)
         return error_set(error, code, "after step %lld %s; giving up after %d failure%s in a row without progress (restarts=%lld)",
             (long long)step, end, supervisor->failures, plural(supervisor->failures), (long long)options->restarts);
-    log_warn("after step %lld %s: starting all ranks again, failure %d of %lld without progress", (long long)step, end,
-        supervisor->failures, (long long)options->restarts);
+    log_warn("after step %lld %s: restarting all ranks, failure %d of %lld without progress", (long long)step, end, supervisor->failures,
+        (long long)options->restarts);
     if (may_shrink(supervisor) && !progress && same)
         leave_rank_out(supervisor, verdict->rank, "which failed twice in a row without progress");
     supervisor->failed_device = supervisor->devices[verdict->rank];

@@ -395,7 +395,7 @@ static char *request_url(const S3 *s3, const S3Request *request) {
 static void warn_of_waiting(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply, int attempts) {
     Error error = {0};
     s3_fail(s3, request, code, &(S3Reply){.status = reply->status}, &error);
-    log_warn("%s; the server is asked again, %d times at most (AWS_MAX_ATTEMPTS)", error.message, s3->settings.attempts - attempts);
+    log_warn("%s; retrying at most %d times (AWS_MAX_ATTEMPTS)", error.message, s3->settings.attempts - attempts);
 }
 
 static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error) {

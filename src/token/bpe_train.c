@@ -412,7 +412,7 @@ TokenizerTrainer *tokenizer_trainer_open(const TokenizerTraining *training, Erro
 }
 
 bool tokenizer_trainer_finish(TokenizerTrainer *trainer, const char *path, int32_t *learned, Error *error) {
-    if (trainer->total.words.count == 0) return error_set(error, ERROR_DATA, "there is no text to train on; name a file with text");
+    if (trainer->total.words.count == 0) return error_set(error, ERROR_DATA, "the input contains no text: give a file with text");
     lay_out_words(trainer);
     learn(trainer);
     *learned = trainer->token_count;

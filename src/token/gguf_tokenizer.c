@@ -181,7 +181,7 @@ static bool read_gguf_tokens(GgufSource *source) {
         if (scores && !gguf_item(scores, tokens->count, &score))
             return error_set(source->error, ERROR_DATA, KEY "scores has no number for token %zu", tokens->count);
         if (!(type >= TYPE_NORMAL && type <= TYPE_BYTE))
-            return error_set(source->error, ERROR_DATA, "token %zu is of type %g, which llama.cpp has not", tokens->count, type);
+            return error_set(source->error, ERROR_DATA, "token %zu has type %g, which llama.cpp does not define", tokens->count, type);
         array_append(tokens->items, tokens->count, (GgufToken){text.bytes, text.size, (int)type, isfinite(score) ? score : 0});
     }
     return true;
@@ -341,7 +341,7 @@ static json_t *scored_tokenizer(GgufSource *source, json_t *added, json_t *vocab
     int64_t id;
     const GgufToken *unknown = token_of(source, "unknown_token_id", &id);
     if (boolean_of(source->file, "remove_extra_whitespaces", false) || gguf_value(source->file, "precompiled_charsmap")) {
-        error_set(source->error, ERROR_DATA, "it changes text before it is divided, which smelt does not read");
+        error_set(source->error, ERROR_DATA, "it normalizes text before splitting it, which is not supported");
         return NULL;
     }
     if (!put_scored_merges(source, merges)) return NULL;
@@ -433,14 +433,14 @@ typedef struct GgufTarget {
 } GgufTarget;
 
 static bool refuse_target(const GgufTarget *target, const char *what) {
-    return error_set(target->error, ERROR_USAGE, "the tokenizer %s, which llama.cpp cannot do; tokenizer=none leaves it out", what);
+    return error_set(target->error, ERROR_USAGE, "the tokenizer %s, which llama.cpp does not support: set tokenizer=none to omit it", what);
 }
 
 static bool set_token(const GgufTarget *target, const json_t *id, const char *bytes, size_t size, int type) {
     json_int_t at = json_is_integer(id) ? json_integer_value(id) : -1;
     if (at < 0 || (size_t)at >= target->tokens.count)
-        return error_set(
-            target->error, ERROR_USAGE, "the tokenizer's token '%.40s' has no row among the %zu of the model", bytes, target->tokens.count);
+        return error_set(target->error, ERROR_USAGE,
+            "the token '%.40s' has no row in the model's vocabulary of %zu: use the tokenizer of the model", bytes, target->tokens.count);
     target->tokens.items[at] = (GgufToken){bytes, size, type, 0};
     return true;
 }
@@ -546,7 +546,7 @@ static bool put_byte_level(GgufTarget *target) {
         const char *left = json_string_value(json_array_get(merge, 0)), *right = json_string_value(json_array_get(merge, 1));
         SCOPED_FREE char *pair = left && right ? memory_format("%s %s", left, right) : NULL;
         const char *text = pair ? pair : json_string_value(merge);
-        if (!text || strchr(text, ' ') != strrchr(text, ' ')) return refuse_target(target, "merges tokens that have a space");
+        if (!text || strchr(text, ' ') != strrchr(text, ' ')) return refuse_target(target, "merges tokens that contain a space");
         gguf_append_text(target->writer, text, strlen(text));
     }
     return true;
@@ -602,15 +602,15 @@ static bool score_tokens(GgufTarget *target) {
     bool same = count == json_array_size(list);
     for (size_t i = 0; i < count && same; i++)
         same = merged_text(json_array_get(list, i), text) == merges[i].size && !memcmp(text, merges[i].bytes, merges[i].size);
-    return same || refuse_target(target, "has merges that are no scores of tokens");
+    return same || refuse_target(target, "has merges that do not correspond to token scores");
 }
 
 static bool put_scored(GgufTarget *target) {
     const json_t *model = json_object_get(target->tokenizer, "model");
     bool prefix;
-    if (!marks_spaces(target->tokenizer, &prefix)) return refuse_target(target, "changes or divides text in a way of its own");
+    if (!marks_spaces(target->tokenizer, &prefix)) return refuse_target(target, "normalizes or splits text in an unsupported way");
     if (!is_true(model, "byte_fallback", false) || is_true(model, "ignore_merges", false))
-        return refuse_target(target, "has no tokens for bytes, or ignores merges");
+        return refuse_target(target, "has no byte tokens, or sets ignore_merges");
     if (!score_tokens(target)) return false;
     gguf_put_text(target->writer, KEY "model", "llama", strlen("llama"));
     gguf_put_text(target->writer, KEY "pre", "default", strlen("default"));
@@ -640,13 +640,13 @@ static bool read_gguf_template(const GgufTarget *target, int64_t around[2]) {
     for (size_t i = 0; (step = step_of(json_object_get(target->tokenizer, "post_processor"), "processors", i)) != NULL; i++) {
         bool seen = false;
         if (is_type(step, "ByteLevel")) continue;
-        if (!is_type(step, "TemplateProcessing")) return refuse_target(target, "has a post_processor that is no template");
+        if (!is_type(step, "TemplateProcessing")) return refuse_target(target, "has a post_processor that is not a template");
         json_array_foreach(json_object_get(step, "single"), index, item) {
             const char *name = string_of(json_object_get(item, "SpecialToken"), "id");
             const json_t *ids = json_object_get(json_object_get(json_object_get(step, "special_tokens"), name), "ids");
             seen = seen || json_object_get(item, "Sequence");
             if (json_object_get(item, "Sequence")) continue;
-            if (around[seen] >= 0 || json_array_size(ids) != 1) return refuse_target(target, "puts several tokens before or after a text");
+            if (around[seen] >= 0 || json_array_size(ids) != 1) return refuse_target(target, "adds several tokens before or after a text");
             around[seen] = json_integer_value(json_array_get(ids, 0));
         }
     }
@@ -684,8 +684,8 @@ static bool put_special(const GgufTarget *target) {
         int64_t id = special_id(target, names[i].text, names[i].id);
         if (i < PUT && id < 0) id = around[i];
         if (i < PUT && around[i] >= 0 && around[i] != id)
-            return refuse_target(target, "puts another token around a text than those that begin and end one");
-        if (i == ENDS && id < 0) return refuse_target(target, "names no token that ends a text, for which llama.cpp would take token 11");
+            return refuse_target(target, "adds a token around a text that is neither its bos_token nor its eos_token");
+        if (i == ENDS && id < 0) return refuse_target(target, "has no end-of-text token, so llama.cpp would use token 11");
         if (id >= 0) gguf_put_integer(target->writer, names[i].key, GGUF_U32, id);
         if (i < PUT) gguf_put_boolean(target->writer, adds[i], around[i] >= 0);
         if (i == ENDS) put_further_ends(target, id);
@@ -742,7 +742,7 @@ bool gguf_put_tokenizer(
     GgufTarget target = {.writer = writer, .tokenizer = tokenizer, .config = config, .origin = origin, .error = error};
     bool level = false;
     const json_t *pre = json_object_get(tokenizer, "pre_tokenizer"), *step;
-    if (!json_is_object(json_object_get(json_object_get(tokenizer, "model"), "vocab"))) return refuse_target(&target, "is no BPE");
+    if (!json_is_object(json_object_get(json_object_get(tokenizer, "model"), "vocab"))) return refuse_target(&target, "is not BPE");
     for (size_t i = 0; (step = step_of(pre, "pretokenizers", i)) != NULL; i++) level = level || is_type(step, "ByteLevel");
     bool good = collect_tokens(&target, rows, !level) && (level ? put_byte_level : put_scored)(&target) && put_special(&target);
     if (good) put_gguf_tokens(&target);

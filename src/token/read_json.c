@@ -19,7 +19,7 @@ enum { TEMPLATE_LIMIT = 64 };
 /* -- JSON values --------------------------------------------------------------------------------------------------- */
 
 static bool refuse_part(Error *error, const char *part, const char *what) {
-    return error_set(error, ERROR_DATA, "its %s %s; smelt does not read that", part, what);
+    return error_set(error, ERROR_DATA, "its %s %s, which is not supported", part, what);
 }
 
 static Span string_value(const json_t *value) {
@@ -49,7 +49,7 @@ static bool refuse_kind(Error *error, const char *part, const json_t *object) {
 
 static bool copy_member(Buffer *buffer, const json_t *value, const char *part, Error *error) {
     Span span = string_value(value);
-    if (!span.bytes) return refuse_part(error, part, "lacks a text where one belongs");
+    if (!span.bytes) return refuse_part(error, part, "lacks a required string");
     buffer_append(buffer, span.bytes, span.size);
     return true;
 }
@@ -67,7 +67,7 @@ static bool read_pattern(Pattern *pattern, const json_t *value, const char *part
     Span expression = string_value(json_object_get(value, "Regex"));
     if (expression.bytes) return (pattern->regex = regex_open(expression.bytes, expression.size, REGEX_ONIGURUMA, error)) != NULL;
     if (!copy_member(&pattern->text, json_is_string(value) ? value : json_object_get(value, "String"), part, error)) return false;
-    return pattern->text.size > 0 || refuse_part(error, part, "replaces or splits at an empty text");
+    return pattern->text.size > 0 || refuse_part(error, part, "replaces or splits at an empty string");
 }
 
 /* Calls `read` for the object, or for each member of a Sequence, in order. */
@@ -78,7 +78,7 @@ static bool read_steps(Tokenizer *tokenizer, const json_t *object, const char *m
     size_t index;
     json_t *member;
     json_array_foreach(json_object_get(object, members), index, member) {
-        if (is_kind(member, "Sequence")) return refuse_part(error, members, "hold a Sequence in a Sequence");
+        if (is_kind(member, "Sequence")) return refuse_part(error, members, "nest a Sequence in a Sequence");
         if (!read(tokenizer, member, error)) return false;
     }
     return true;
@@ -99,7 +99,7 @@ static bool read_charsmap(Charsmap *map, const json_t *value, Error *error) {
     SCOPED_FREE char *bytes = memory_allocate(text.size + 2);
     size_t size = 0;
     if (text.bytes && !text_from_base64(text.bytes, text.size, bytes, &size))
-        return refuse_part(error, "normalizer", "has a map that is not base64");
+        return refuse_part(error, "normalizer", "has a precompiled_charsmap that is not base64");
     return charsmap_read(map, (Span){bytes, size}, error);
 }
 
@@ -156,7 +156,7 @@ static bool read_metaspace(SplitStep *step, const json_t *object, Error *error) 
     else if (is_text(scheme, "first")) step->prepend = PREPEND_FIRST;
     else if (!scheme && !flag_of(object, "add_prefix_space", true)) step->prepend = PREPEND_NEVER;
     return copy_member(&step->pattern.text, json_object_get(object, "replacement"), "pre_tokenizer", error) &&
-           (step->pattern.text.size > 0 || refuse_part(error, "pre_tokenizer", "replaces spaces by nothing"));
+           (step->pattern.text.size > 0 || refuse_part(error, "pre_tokenizer", "replaces spaces with an empty string"));
 }
 
 static SplitStep *new_split(Tokenizer *tokenizer, Error *error) {
@@ -303,8 +303,8 @@ static bool read_unigram(Tokenizer *tokenizer, const json_t *model, Error *error
     size_t count = json_array_size(list), index;
     if (count == 0 || count > MAXIMUM_ID) return refuse_part(error, "model", "has no vocab list, or one that is too long");
     if (!is_empty(json_object_get(model, "alpha")) || !is_empty(json_object_get(model, "nbest_size")))
-        return refuse_part(error, "model", "draws its tokens at random (alpha or nbest_size)");
-    if (tokenizer->byte_level) return refuse_part(error, "model", "is Unigram behind ByteLevel");
+        return refuse_part(error, "model", "samples tokens randomly (alpha or nbest_size)");
+    if (tokenizer->byte_level) return refuse_part(error, "model", "is Unigram after ByteLevel");
     SCOPED_FREE TrieKey *keys = memory_allocate(count * sizeof *keys);
     tokenizer->scores = memory_allocate(count * sizeof *tokenizer->scores);
     tokenizer->unknown_score = INFINITY;
@@ -332,7 +332,7 @@ static bool read_model(Tokenizer *tokenizer, const json_t *model, Error *error) 
     tokenizer->fuse_unknown = flag_of(model, "fuse_unk", false);
     tokenizer->whole_words = flag_of(model, "ignore_merges", false);
     tokenizer->space_begins_words = !tokenizer->byte_level && !tokenizer->whole_words;
-    if (tokenizer->byte_level && tokenizer->byte_fallback) return refuse_part(error, "model", "has byte_fallback beside ByteLevel");
+    if (tokenizer->byte_level && tokenizer->byte_fallback) return refuse_part(error, "model", "has byte_fallback together with ByteLevel");
     if (!read_vocabulary(tokenizer, json_object_get(model, "vocab"), error)) return false;
     if (json_is_string(unknown)) {
         tokenizer->unknown = token_map_get(&tokenizer->contents, json_string_value(unknown), json_string_length(unknown));
@@ -360,7 +360,7 @@ static bool read_added(Tokenizer *tokenizer, const json_t *list, Error *error) {
     size_t index;
     json_t *object;
     int32_t words = (int32_t)tokenizer->contents.count, most = TOKEN_NONE;
-    if (list && !json_is_null(list) && !json_is_array(list)) return refuse_part(error, "added_tokens", "are no list");
+    if (list && !json_is_null(list) && !json_is_array(list)) return refuse_part(error, "added_tokens", "are not a list");
     json_array_foreach(list, index, object) {
         AddedToken token = {.special = flag_of(object, "special", false),
             .single_word = flag_of(object, "single_word", false),
@@ -408,7 +408,7 @@ static bool read_post_processor(Tokenizer *tokenizer, const json_t *object, Erro
             return refuse_part(error, "post_processor", "has a template with more than one text");
         seen = seen || !special;
     }
-    return seen || refuse_part(error, "post_processor", "has a template without a text");
+    return seen || refuse_part(error, "post_processor", "has a template without a text (Sequence A)");
 }
 
 /* Reads ["[CLS]", 101]. */
@@ -435,7 +435,7 @@ static bool read_strip(Decoding *decoding, const json_t *object, Error *error) {
     json_int_t start = json_integer_value(json_object_get(object, "start"));
     if (!decoding->fused || !is_text(json_object_get(object, "content"), " ") || start < 0 || start > INT32_MAX ||
         json_integer_value(json_object_get(object, "stop")) != 0)
-        return refuse_part(error, "decoder", "strips something else than spaces at the start of the text");
+        return refuse_part(error, "decoder", "strips more than spaces at the start of the text");
     decoding->strip = (int)start;
     return true;
 }
@@ -455,7 +455,8 @@ static bool read_decoder(Tokenizer *tokenizer, const json_t *object, Error *erro
     if (!is_kind(object, "Replace")) return refuse_kind(error, "decoder", object);
     const json_t *text = json_object_get(json_object_get(object, "pattern"), "String");
     if (decoding->replaces == STEPS || decoding->byte_fallback || !json_string_length(text))
-        return refuse_part(error, "decoder", "replaces by a regular expression, an empty text, after ByteFallback or more than 16 times");
+        return refuse_part(
+            error, "decoder", "replaces with a regular expression, an empty string, after ByteFallback or more than 16 times");
     int index = decoding->replaces++;
     return copy_member(&decoding->from[index], text, "decoder", error) &&
            copy_member(&decoding->to[index], json_object_get(object, "content"), "decoder", error);

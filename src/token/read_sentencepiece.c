@@ -164,7 +164,7 @@ static void build_decoding(Tokenizer *tokenizer, const SentencePieceModel *model
 }
 
 static bool build_tokenizer(Tokenizer *tokenizer, const SentencePieceModel *model, Error *error) {
-    if (model->count == 0) return error_set(error, ERROR_DATA, "it is binary, but not a SentencePiece model: it has no tokens");
+    if (model->count == 0) return error_set(error, ERROR_DATA, "it is binary, but not a SentencePiece model, because it has no tokens");
     if (model->type != MODEL_UNIGRAM && model->type != MODEL_BPE)
         return error_set(error, ERROR_DATA, "its model type is %s; smelt reads BPE and unigram models",
             model->type == MODEL_WORD   ? "word"

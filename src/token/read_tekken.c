@@ -67,7 +67,7 @@ bool read_tekken(Tokenizer *tokenizer, const json_t *root, Error *error) {
         return false;
     if (all < specials || (size_t)(all - specials) > json_array_size(list) || json_array_size(special) > (size_t)specials)
         return error_set(
-            error, ERROR_DATA, "its config promises %" PRId32 " tokens, %" PRId32 " of them special, which it has not", all, specials);
+            error, ERROR_DATA, "it does not have the %" PRId32 " tokens, %" PRId32 " of them special, of its config", all, specials);
     if (!add_tekken_specials(tokenizer, json_is_array(special) ? special : NULL, specials, error)) return false;
     for (int32_t rank = 0; rank < all - specials; rank++)
         if (!add_token(tokenizer, json_array_get(list, (size_t)rank), rank, specials, error)) return false;

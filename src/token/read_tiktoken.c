@@ -69,7 +69,7 @@ static bool read_token_line(Tokenizer *tokenizer, const char *line, size_t lengt
     const char *space = memchr(line, ' ', length);
     if (!space || space == line || !read_token(line, (size_t)(space - line), token, &size) ||
         !parse_rank(space + 1, length - (size_t)(space + 1 - line), &id))
-        return error_set(error, ERROR_DATA, "it is not base64 of at most %d bytes, a space and a rank below %d", TOKEN_BYTES, MAXIMUM_ID);
+        return error_set(error, ERROR_DATA, "not base64 of at most %d bytes, a space and a rank below %d", TOKEN_BYTES, MAXIMUM_ID);
     return ranks_add(tokenizer, token, size, id, error);
 }
 
@@ -79,7 +79,7 @@ static bool read_token_lines(Tokenizer *tokenizer, const char *bytes, size_t siz
         const char *newline = memchr(bytes + at, '\n', size - at);
         size_t length = newline ? (size_t)(newline - bytes) - at : size - at;
         bool good = length == 0 || read_token_line(tokenizer, bytes + at, length, error);
-        if (!good && number == 1) return error_set(error, ERROR_DATA, "it is no " TOKENIZER_FILES);
+        if (!good && number == 1) return error_set(error, ERROR_DATA, "it is not a " TOKENIZER_FILES);
         if (!good) return error_context(error, "line %" PRId64, number);
         at += length + 1;
     }

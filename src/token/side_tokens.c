@@ -207,7 +207,7 @@ static bool add_unnamed(Adding *adding, Error *error) {
     for (int i = 0; i < UNNAMED; i++) {
         json_t *tokens = json_object_get(adding->config, unnamed[i]);
         if (tokens && !json_is_null(tokens) && !json_is_array(tokens) && (!json_is_object(tokens) || json_wide_number(tokens)))
-            return error_set(error, ERROR_DATA, "%s of its side files is not a list of tokens", unnamed[i]);
+            return error_set(error, ERROR_DATA, "%s in its side files is not a list of tokens", unnamed[i]);
         json_array_foreach(tokens, index, value) if (!add_side_token(adding, value, false, -1, error)) return error_context(
             error, "%s", unnamed[i]);
         json_object_foreach(tokens, name, value) if (!add_side_token(adding, value, false, -1, error)) return error_context(

@@ -597,11 +597,11 @@ static void a_recipe_makes_gemms_as_much_quicker_as_the_processor_gains(void **s
     Hardware without = hardware("mi250");
     Error error = {0};
     assert_false(hardware_check_fp8(&without, &fp8.config, &error));
-    assert_mentions(error.message, "MI250 (one of two dies) has no GEMMs of fp8");
+    assert_mentions(error.message, "MI250 GEMMs");
     fp8.config.model.fp8.recipe = FP8_MXFP8;
     without = hardware("h200");
     assert_false(hardware_check_fp8(&without, &fp8.config, &error));
-    assert_mentions(error.message, "fp8.recipe=mxfp8: NVIDIA H200 SXM has no GEMMs with scales of 32 elements");
+    assert_mentions(error.message, "fp8.recipe=mxfp8 NVIDIA H200 SXM GEMMs 32");
     assert_true(hardware_check_fp8(&without, &plain.config, &error) && hardware_check_fp8(&cluster.hardware, &fp8.config, &error));
     options_free_strings(&plain.strings);
     options_free_strings(&fp8.strings);

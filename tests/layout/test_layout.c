@@ -532,11 +532,10 @@ static void the_same_layout_continued_has_the_bits_of_an_unbroken_run(void **sta
 
 static void a_layout_for_other_ranks_than_there_are_is_refused(void **state) {
     (void)state;
-    train_says(ERROR_USAGE, "layout.dp=4 is not the ranks of the run = 1: start as many, or change the layout; give layout.dp=1",
-        "layout.dp=4 run=r");
+    train_says(ERROR_USAGE, "layout.dp=4 = 1: layout.dp=1", "layout.dp=4 run=r");
     /* The nearest layout of all would be for ranks that are not there. */
     static const char *const settings[] = {"layout.tp=3", "layout.ep=3", "layout.pp=3"};
-    static const char *const advice[] = {"give layout.tp=1", "give layout.ep=1", "give layout.pp=1"};
+    static const char *const advice[] = {"set layout.tp=1", "set layout.ep=1", "set layout.pp=1"};
     for (int i = 0; i < 3; i++) {
         SCOPED_FREE char *command = memory_format("launch -n 3 self_test=false -- train " TINY " " RANKS_SETTINGS " run=s %s", settings[i]);
         ProcessResult result = smelt(command);

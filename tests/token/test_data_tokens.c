@@ -82,8 +82,8 @@ static void wrong_input_is_named_with_its_line(void **state) {
     expect("printf '1\\n700\\n' | $SMELT data decode $GOLDEN/gpt2.json", ERROR_DATA, "!\n", "line 2 700 token");
     expect("printf '99999999999999999999' | $SMELT data decode $GOLDEN/gpt2.json", ERROR_DATA, "", "token");
     expect("echo 257 | $SMELT data decode $GOLDEN/none.json", ERROR_DATA, "", "open");
-    expect("echo 1 -2 | $SMELT data decode $GOLDEN/gpt2.json", ERROR_DATA, "!", "line 1: '-' belongs to no token id");
-    expect("printf '\"a\"\\n{' | $SMELT data encode $GOLDEN/gpt2.json documents=json", ERROR_DATA, "65\n", "line 2: it is not JSON");
+    expect("echo 1 -2 | $SMELT data decode $GOLDEN/gpt2.json", ERROR_DATA, "!", "line 1: '-'");
+    expect("printf '\"a\"\\n{' | $SMELT data encode $GOLDEN/gpt2.json documents=json", ERROR_DATA, "65\n", "line 2: JSON");
     expect("echo '{\"b\":1}' | $SMELT data encode $GOLDEN/gpt2.json documents=json", ERROR_DATA, "", "field=");
 }
 

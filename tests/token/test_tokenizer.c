@@ -519,7 +519,7 @@ static void what_is_no_tokenizer_is_told_what_is_one(void **state) {
     Error error = {0};
     assert_null(tokenizer_open("gpt2", &error));
     assert_int_equal(error.code, ERROR_DATA);
-    assert_mentions(error.message, "cannot open gpt2: No such file or directory; smelt downloads nothing: give a tokenizer.json, ");
+    assert_mentions(error.message, "gpt2: tokenizer.json");
     write_text("s.yaml", "model:\n  layers: 2\n");
     assert_null(tokenizer_open("s.yaml", &error));
     assert_mentions(error.message, "s.yaml tokenizer.json tokenizer.model tekken.json");

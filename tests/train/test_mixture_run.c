@@ -69,7 +69,7 @@ static void a_mixture_in_place_of_data_is_refused_and_other_yaml_is_text(void **
     static const char refused[] = "mix.yaml data.train";
     train_says(ERROR_USAGE, refused, MIXED "run=r data.valid=mix.yaml");
     train_says(ERROR_USAGE, refused, MIXED "run=r data.valid=mix.yaml plan=true");
-    smelt_says(ERROR_USAGE, refused, "mix.yaml");
+    smelt_says(ERROR_USAGE, refused, "data pack mix.yaml packed");
     write_text("outer.yaml", "sources: [{name: inner, path: mix.yaml}]\nphases: [{tokens: 2560, length: 16, weights: {inner: 1}}]\n");
     train_says(ERROR_USAGE, refused, "data.train=outer.yaml run=r");
     train_good(MIXED "run=r stop_at=1");
@@ -87,8 +87,7 @@ static void text_beside_shards_is_named_as_left_out(void **state) {
     process_free(&shards);
     write_text("both/a.txt", "text\n");
     write_text("both/b.jsonl", "{\"text\": \"text\"}\n");
-    train_says(ERROR_NONE, "both is read as a folder of token shards: 2 files in it that are none are left out, the first being a.txt",
-        "data.train=both run=r stop_at=1");
+    train_says(ERROR_NONE, "both token shards", "data.train=both run=r stop_at=1");
 }
 
 /* -- Packing ------------------------------------------------------------------------------------------------------- */

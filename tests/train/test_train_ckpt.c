@@ -75,7 +75,7 @@ static void only_the_training_calls_a_save_half_written(void **state) {
     expect_code(&result, ERROR_NONE, "generate beside a save");
     assert_null(strstr(result.errors, "half-written"));
     process_free(&result);
-    train_says(ERROR_NONE, "step-00000003.partial-7 half-written", "run=run stop_at=3");
+    train_says(ERROR_NONE, "step-00000003.partial-7", "run=run stop_at=3");
 }
 
 /* What a kill between a save and its record leaves. */

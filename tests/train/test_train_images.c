@@ -235,7 +235,7 @@ static void what_images_have_no_use_for_is_refused(void **state) {
     assert_true(safetensors_write("other/masked.safetensors", tensors, 4, NULL, &error));
     safetensors_close(&valid);
     says(ERROR_DATA, "data.valid=other", "tensor prompt_embeds_mask is not used: leave it out");
-    smelt_says(ERROR_USAGE, "has no effect without a model of images", "train data.train=x run=r flow.shift=2");
+    smelt_says(ERROR_USAGE, "image model", "train data.train=x run=r flow.shift=2");
     smelt_says(ERROR_USAGE, "model.family=flux", "train data.train=x run=r model.text_tokens=77");
 }
 

@@ -78,7 +78,7 @@ static void a_run_goes_on_without_a_lost_node_and_takes_it_back(void **state) {
     await_steps(&nodes[0], 70);
     kill(nodes[1].id, SIGKILL); /* its rank goes with it */
     finish(&nodes[1], -1);
-    process_await_text(&nodes[0], "going 2 3 nodes 2 1 30", 1);
+    process_await_text(&nodes[0], "2 of 3 nodes 2 ranks node 1 30", 1);
     nodes[1] = start_node(1);
     process_await_text(&nodes[1], "1 self-test", 1);
     WAIT_UNTIL(process_port_has_caller(port), "node 1 does not wait for the next rendezvous");
