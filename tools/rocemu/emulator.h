@@ -249,7 +249,7 @@ typedef struct Kernel {
 bool decode_program(Program *program, uint32_t address, uint32_t bytes, char why[256]);
 /* NULL with a message in `why`: not an ELF, another GPU's, damaged. */
 Program *program_load(const void *image, char why[256]);
-void program_free(Program *program);
+void program_unload(Program *program);
 /* Fills `kernel`; false with a message. */
 bool program_kernel(Program *program, const char *name, Kernel *kernel, char why[256]);
 

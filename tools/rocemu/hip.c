@@ -359,7 +359,7 @@ EXPORT int hipModuleLoadData(Module **module, const void *image) {
     const Architecture *architecture = (*module)->program ? (*module)->program->architecture : NULL;
     if (architecture == card()) return finish(0);
     if (architecture) snprintf(why, sizeof why, "a code object for another GPU (%s); this one is %s", architecture->name, card()->name);
-    program_free((*module)->program);
+    program_unload((*module)->program);
     fprintf(stderr, "rocemu: %s\n", why);
     free(*module);
     *module = NULL;
@@ -376,7 +376,7 @@ EXPORT int hipModuleUnload(Module *module) {
         free(function);
         function = next;
     }
-    program_free(module->program);
+    program_unload(module->program);
     free(module);
     return finish(0);
 }

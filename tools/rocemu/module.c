@@ -270,13 +270,13 @@ Program *program_load(const void *image, char why[256]) {
         program->checksum = ledger_checksum(program->object, program->object_bytes);
     }
     if (!program->object || !load_segments(program, why)) {
-        program_free(program);
+        program_unload(program);
         return NULL;
     }
     return program;
 }
 
-void program_free(Program *program) {
+void program_unload(Program *program) {
     if (!program) return;
     for (uint32_t i = 0; program->instruction && i < program->text_bytes / 4; i++) free((char *)program->instruction[i].text);
     free(program->instruction);
