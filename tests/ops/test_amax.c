@@ -268,8 +268,11 @@ static void activations_find_what_a_pass_finds(void **state) {
 /* Of narrow and odd columns too, where kernels take one at a time; the pass takes multiples of 8 elements. */
 static void activations_find_it_one_column_at_a_time(void **state) {
     (void)state;
-    check_case(&(Case){.op = OP_gated_activation, .rows = 24, .columns = 2 * 33, .function = ACTIVATION_swiglu});
-    check_case(&(Case){.op = OP_gated_activation_grad, .rows = 24, .columns = 2 * 33, .function = ACTIVATION_swiglu});
+    for (Activation f = ACTIVATION_AUTO + 1; f < ACTIVATION_COUNT; f++) {
+        if (!activation_rules[f].gated) continue;
+        check_case(&(Case){.op = OP_gated_activation, .rows = 24, .columns = 2 * 33, .function = f});
+        check_case(&(Case){.op = OP_gated_activation_grad, .rows = 24, .columns = 2 * 33, .function = f});
+    }
 }
 
 static void norms_and_merges_of_every_width_find_what_a_pass_finds(void **state) {

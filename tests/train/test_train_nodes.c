@@ -142,7 +142,7 @@ static void an_interrupted_run_says_once_where_it_paused_and_how_to_go_on(void *
     ProcessResult result = process_finish(&run);
     expect_code(&result, ERROR_PREEMPTED, "launch");
     assert_int_equal(process_lines(result.errors, "paused by SIGINT after step "), 1);
-    assert_int_equal(process_lines(result.errors, "all ranks have ended: the same command continues"), 1);
+    assert_int_equal(process_lines(result.errors, "all ranks exited: the same command continues"), 1);
     assert_null(strstr(result.errors, "stopped after"));
     assert_null(strstr(result.errors, "continue with"));
     process_free(&result);
