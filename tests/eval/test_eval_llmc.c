@@ -353,7 +353,7 @@ static void states_and_losses_that_lie_are_refused(void **state) {
         expect_failure("eval model.bin debug_state.bin", ERROR_CHECKPOINT, cases[i].message);
     }
     copy_golden("debug_state.bin");
-    expect_failure("eval model.bin debug_state.bin losses=1,2,3", ERROR_USAGE, "number 3 should");
+    expect_failure("eval model.bin debug_state.bin losses=1,2,3", ERROR_USAGE, "number 3");
     expect_failure("eval model.bin debug_state.bin json=true", ERROR_USAGE, "text");
     expect_failure("eval model.bin debug_state.bin batch=2", ERROR_USAGE, "batch=2");
 }
