@@ -82,19 +82,19 @@ static TensorId mlp(Builder *b, const Decoder *d, const MlpLayer *layer, TensorI
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */
 
-/* Returns a norm without a gain if there is no name. */
+/* Returns a norm without a gain if `name` is NULL. */
 static Norm declare_norm(Builder *b, const Decoder *d, const char *name) {
     return name ? builder_norm(b, name, d->norm, d->norm_biased, b->config->width) : (Norm){0};
 }
 
-/* Declares the norm that `layer` begins with, or the last norm if there is no such layer. */
+/* Declares the first norm of `layer`, or the last norm of the model after the last layer. */
 static Norm declare_first_norm(Builder *b, const Decoder *d, const LayerSpec *layers, int layer) {
     bool exists = layer < b->config->layers;
     builder_layer(b, exists ? layer : -1);
     return declare_norm(b, d, exists ? layers[layer].before_attention : d->last_norm);
 }
 
-/* What the next block reads: the stream, normalized if the norm has a gain. */
+/* Returns the input of the next block: the stream, normalized if the norm has a gain. */
 static TensorId read_stream(Builder *b, TensorId stream, const Norm *norm) {
     return norm->gain ? op_norm(b->graph, stream, norm) : op_narrow(b->graph, stream);
 }

@@ -6,8 +6,8 @@
  *                 h = h + after_mlp(mlp(before_mlp(h)))
  *     the result is last_norm(h)
  *
- * A norm whose name is NULL is absent, but each block has one before or after it. Strings are names of parameters, without
- * ".weight", and within the layer if it is a layer's. */
+ * A NULL name means that the norm is absent; each block has a norm before it, after it, or both. Strings
+ * are names of parameters without ".weight". Names in a LayerSpec are relative to the layer. */
 #pragma once
 
 #include "model/builder.h"

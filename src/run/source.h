@@ -21,7 +21,7 @@ bool source_check_run(const char *run, const char *init, Error *error);
 bool source_check_run_alone(const char *run, Error *error);
 /* Reads the configuration of the model in `folder`; strings go to `strings`. For a folder or file
  * that is not a run, model and precision are set and all else has its default. ERROR_CHECKPOINT if
- * the folder is of no known kind, or smelt does not support its model. */
+ * the kind of the folder is unknown, or smelt does not support its model. */
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error);
 /* Returns the model's tokenizer: a path for tokenizer_open, "" for the byte tokenizer, or NULL if
  * it is unknown. A tokenizer in a folder of adapters has priority over that of the base. The caller

@@ -6,7 +6,7 @@
 #include "session/session.h"
 
 /* Fills `master`, host memory of the size of the MASTER arena of `graph`, with the weights. `graph`
- * is of config->model in any precision, whatever the source's is. `*step` (`step` may be NULL)
+ * is built from config->model; its precision may differ from the source's. `*step` (`step` may be NULL)
  * receives the step of a run's checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
 bool weights_load(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
 /* Copies the trained parameters from a MASTER arena of a whole model to that of a graph, which may

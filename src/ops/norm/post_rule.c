@@ -1,7 +1,7 @@
 /* The RMSNorm of a block's output before it is added to the residual stream, in one pass over memory
  * (OLMo 2, arXiv 2501.00656, section 3.2). The sum is also rounded to COMPUTE for the next block,
- * which has no norm of its own. Recomputation keeps that sum: the stream, which nothing in the
- * backward pass reads, would take twice as much. Backward, with ds = d_merged + d_narrow:
+ * because no norm precedes that block. Recomputation keeps the rounded sum: the stream is twice as
+ * large, and the backward pass does not read it. Backward, with ds = d_merged + d_narrow:
  *     d_stream = ds,   d_block and d_gain are those of a norm of `block` whose output has the gradient ds */
 #include "ops/norm/norm.h"
 
