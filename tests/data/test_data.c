@@ -288,7 +288,7 @@ static void a_mutated_index_is_refused_or_stays_consistent(void **state) {
 
 static void a_shard_that_is_not_there_is_refused_by_name(void **state) {
     (void)state;
-    assert_refused("none", "none is no token shard");
+    assert_refused("none", "none is not a token shard");
     write_bytes("m.bin", hand_tokens, sizeof hand_tokens);
     assert_refused("m", "m.idx");
 }

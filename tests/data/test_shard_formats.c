@@ -128,7 +128,7 @@ static void a_file_of_tokens_that_is_cut_off_or_masked_is_refused_by_name(void *
     assert_refused("tokens", "version 2 of llm.c's format");
     write_text("text", "some text");
     assert_false(shard_set_exists("text"));
-    assert_refused("text", "text is no token shard");
+    assert_refused("text", "text is not a token shard");
 }
 
 static void files_of_a_folder_are_named_by_a_pattern_where_parts_lie_beside_each_other(void **state) {

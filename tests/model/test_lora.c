@@ -983,7 +983,7 @@ static void what_cannot_be_adapted_is_refused(void **state) {
     train_says(ERROR_USAGE, "init=FOLDER", "run=alone lora.rank=4 lora.targets=experts");
     says(ERROR_USAGE, "lora.targets: experts is no linear layer of this model", ADAPT, "run=experts lora.targets=q_proj,experts");
     says(ERROR_USAGE, "lora.targets: roj is no linear layer of this model", ADAPT, "run=end lora.targets=roj");
-    says(ERROR_USAGE, "lora.targets=q_proj,,mlp is no list", ADAPT, "run=list lora.targets=q_proj,,mlp");
+    says(ERROR_USAGE, "lora.targets=q_proj,,mlp is not a list", ADAPT, "run=list lora.targets=q_proj,,mlp");
     says(ERROR_USAGE, "lora.experts=shared", ADAPT, "run=shared lora.experts=shared");
     static const char *const idle[] = {
         "lora.alpha=6", "lora.rslora=true", "lora.targets=mlp", "lora.base=nf4", "lora.start=adapter", "lora.experts=shared"};

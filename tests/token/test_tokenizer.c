@@ -492,7 +492,8 @@ static void parts_that_are_not_known_are_refused_by_name(void **state) {
     assert_refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", ERROR_DATA, "vocab");
     assert_refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",-1]]}}", ERROR_DATA, "unk_id");
     assert_refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",-1],[\"b\"]]}}", ERROR_DATA, "token 1");
-    assert_refused("{\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"AAAA\"}}", ERROR_DATA, "map");
+    assert_refused(
+        "{\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"AAAA\"}}", ERROR_DATA, "precompiled_charsmap truncated");
     assert_refused("{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a(\"},\"content\":\"\"}}", ERROR_DATA, "a(");
     assert_refused(
         "{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a{1,2}+\"},\"content\":\"\"}}", ERROR_DATA, "+ {...}");
