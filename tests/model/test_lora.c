@@ -763,6 +763,32 @@ static void parts_of_the_base_in_a_folder_of_peft_take_their_place(void **state)
     says(ERROR_CHECKPOINT, "other.weight", "eval %s text", "adapter");
 }
 
+/* Trains `whole` into the folder `run`, and `parts` into `other` with a pause. Both have the same bits,
+ * and the run, its merged folder and its adapters have the recorded loss, which is returned. */
+static double train_and_consume(const char *run, const char *whole, const char *other, const char *parts, double bound) {
+    SCOPED_FREE char *first = memory_format("%s stop_at=3", parts);
+    good(ADAPT, whole);
+    good(ADAPT, first);
+    says(ERROR_NONE, "after step 3", ADAPT, parts);
+    assert_true(same_checkpoint(run, other, 8));
+    double trained = recorded(run, "evaluation", -1, "loss");
+    assert_true(fabs(evaluated(run) - trained) < bound);
+    says(ERROR_NONE, "merged logits 16", "convert %s merged overwrite=true dtype=fp32", run);
+    assert_true(fabs(evaluated("merged") - trained) < bound);
+    good("convert %s adapter adapter=true overwrite=true", run);
+    assert_true(fabs(evaluated("adapter") - trained) < bound);
+    return trained;
+}
+
+/* Goes on from PEFT's folder "adapter" of `run` by `on` into the folder `next`: the first loss is lower by more than
+ * `gain`. `less`, which does not train all that the folder holds, is refused. */
+static void continue_adapter(const char *run, const char *on, const char *next, const char *less, double gain) {
+    good(ADAPT, on);
+    double step = recorded(next, "step", 0, "loss"), fresh = recorded(run, "step", 0, "loss");
+    if (!(step < fresh - gain)) fail_msg("the first loss is %g after the adapters, and was %g before", step, fresh);
+    says(ERROR_USAGE, "base_model.model", ADAPT, less);
+}
+
 /* A table that is trained whole has the bits of a run that was not stopped, the loss in each consumer, and goes on from PEFT's folder. */
 static void tables_are_trained_beside_adapters(void **state) {
     (void)state;
@@ -774,28 +800,15 @@ static void tables_are_trained_beside_adapters(void **state) {
         for (int j = 0; j < 2; j++) {
             SCOPED_FREE char *run = memory_format("run%d%d", i, j), *other = memory_format("other%d%d", i, j),
                              *whole = memory_format("run=%s init=of%d precision=%s " TABLES, run, i, precisions[j]),
-                             *parts = memory_format("run=%s init=of%d precision=%s " TABLES, other, i, precisions[j]),
-                             *first = memory_format("%s stop_at=3", parts);
-            good(ADAPT, whole);
-            good(ADAPT, first);
-            says(ERROR_NONE, "after step 3", ADAPT, parts);
-            assert_true(same_checkpoint(run, other, 8));
-            double trained = recorded(run, "evaluation", -1, "loss"), bound = j ? 1e-2 : 1e-5;
-            assert_true(fabs(evaluated(run) - trained) < bound);
-            says(ERROR_NONE, "merged logits 16", "convert %s merged overwrite=true dtype=fp32", run);
-            assert_true(fabs(evaluated("merged") - trained) < bound);
+                             *parts = memory_format("run=%s init=of%d precision=%s " TABLES, other, i, precisions[j]);
+            double bound = j ? 1e-2 : 1e-5, trained = train_and_consume(run, whole, other, parts, bound);
             good("convert %s merged.gguf overwrite=true dtype=fp32", run);
             assert_true(fabs(evaluated("merged.gguf") - trained) < bound);
-            good("convert %s adapter adapter=true overwrite=true", run);
-            assert_true(fabs(evaluated("adapter") - trained) < bound);
             if (j) continue;
             SCOPED_FREE char *on = memory_format("run=on%d init=of%d precision=fp32 lora.start=adapter " TABLES, i, i),
                              *less = memory_format("run=less%d init=of%d lora.start=adapter lora.targets=attention", i, i),
                              *next = memory_format("on%d", i);
-            good(ADAPT, on);
-            double step = recorded(next, "step", 0, "loss"), fresh = recorded(run, "step", 0, "loss");
-            if (!(step < fresh - 0.1)) fail_msg("the first loss is %g after the adapters, and was %g before", step, fresh);
-            says(ERROR_USAGE, "base_model.model", ADAPT, less);
+            continue_adapter(run, on, next, less, 0.1);
         }
     }
 }
@@ -814,28 +827,15 @@ static void rows_of_tokens_are_trained_beside_adapters(void **state) {
             SCOPED_FREE char *run = memory_format("run%d%d", i, j), *other = memory_format("other%d%d", i, j),
                              *init = j == 2 ? memory_copy_string("plain") : memory_format("of%d", i),
                              *whole = memory_format("run=%s init=%s precision=%s " TOKENS, run, init, precisions[j]),
-                             *parts = memory_format("run=%s init=%s precision=%s " TOKENS, other, init, precisions[j]),
-                             *first = memory_format("%s stop_at=3", parts);
-            good(ADAPT, whole);
-            good(ADAPT, first);
-            says(ERROR_NONE, "after step 3", ADAPT, parts);
-            assert_true(same_checkpoint(run, other, 8));
-            double trained = recorded(run, "evaluation", -1, "loss"), bound = j ? 2e-2 : 1e-5;
-            assert_true(fabs(evaluated(run) - trained) < bound);
-            says(ERROR_NONE, "merged logits 16", "convert %s merged overwrite=true dtype=fp32", run);
-            assert_true(fabs(evaluated("merged") - trained) < bound);
-            good("convert %s adapter adapter=true overwrite=true", run);
-            assert_true(fabs(evaluated("adapter") - trained) < bound);
+                             *parts = memory_format("run=%s init=%s precision=%s " TOKENS, other, init, precisions[j]);
+            train_and_consume(run, whole, other, parts, j ? 2e-2 : 1e-5);
             check_rows_differ(i ? "lm_head.weight" : EMBEDDING);
             check_rows_differ(EMBEDDING);
             if (j) continue;
             SCOPED_FREE char *on = memory_format("run=on%d init=of%d precision=fp32 lora.start=adapter " TOKENS, i, i),
                              *less = memory_format("run=less%d init=of%d lora.start=adapter lora.targets=attention", i, i),
                              *others = memory_format("%s lora.tokens=32", less), *next = memory_format("on%d", i);
-            good(ADAPT, on);
-            double step = recorded(next, "step", 0, "loss"), fresh = recorded(run, "step", 0, "loss");
-            if (!(step < fresh - 0.01)) fail_msg("the first loss is %g after the adapters, and was %g before", step, fresh);
-            says(ERROR_USAGE, "base_model.model", ADAPT, less);
+            continue_adapter(run, on, next, less, 0.01);
             says(ERROR_CHECKPOINT, "lora.tokens", ADAPT, others);
         }
     }
