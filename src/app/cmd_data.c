@@ -35,7 +35,7 @@ typedef struct DataOptions {
 
 #define RECORD_ROWS(formats)                                                                                                                  \
     SEPARATOR_ROW, CHOICE_OPTION(format, "auto", formats, "format of the inputs; auto: by content and name"),                   \
-        STRING_OPTION(field, "text", "", "JSON and tables: name of the text field or column"),                                                     \
+        STRING_OPTION(field, "text", "", "JSON, tables and Parquet: name of the text field or column"),                                                     \
         CHOICE_OPTION(invalid, "replace", PACK_INVALIDS,                                                                             \
             "invalid UTF-8: replace it with U+FFFD, keep it, or skip the text; stop: any invalid record ends the job")
 
@@ -436,12 +436,13 @@ static bool run_show(Invocation *invocation, Error *error) {
 #define TABLE(rows) &(const OptionTable)OPTION_TABLE(rows)
 static const Command members[] = {
     {.name = "data pack",
-        .summary = "convert text, JSON, CSV, conversations or preference pairs to token shards",
+        .summary = "convert text, JSON, CSV, Parquet, conversations or preference pairs to token shards",
         .words = "INPUT...",
         .usage = "INPUT... OUTPUT [key=value ...]",
-        .explanation = "Writes the text of files and folders, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx. An "
-                       "input is text, JSON or CSV, plain or compressed by gzip, zlib, zstd, xz or lzma. With shard_tokens=N, OUTPUT is a "
-                       "folder of shards, and the same command continues a killed job.\n",
+        .explanation =
+            "Writes the text of files and folders, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx. An "
+            "input is text, JSON or CSV, plain or compressed by gzip, zlib, zstd, xz or lzma, or Parquet. With shard_tokens=N, OUTPUT is a "
+            "folder of shards, and the same command continues a killed job.\n",
         .table = TABLE(pack_rows),
         .options_size = sizeof(DataOptions),
         .run = run_pack},

@@ -219,6 +219,15 @@ const json_t *chat_member(const json_t *record, const char *name) {
     return json_is_null(value) ? NULL : value;
 }
 
+bool chat_reads(const char *name) {
+    static const char *const names[] = {"messages", "prompt", "completion", "chosen", "rejected", "instruction", "input", "output",
+        "system", "history", "question", "tools", "documents", "functions", "chat_template_kwargs", "images", "image", "videos", "video",
+        "audios", "audio", "label", "weight", "train", "training", "train_on_turn", "loss"};
+    size_t i = 0;
+    while (i < sizeof names / sizeof *names && strcmp(name, names[i]) != 0) i++;
+    return i < sizeof names / sizeof *names;
+}
+
 bool chat_record_read(ChatRecord *record, const json_t *json, bool decode, Error *error) {
     *record = (ChatRecord){.decode = decode,
         .tools = chat_member(json, "tools"),

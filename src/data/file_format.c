@@ -1,4 +1,4 @@
-/* Recognizes whether a file holds text, JSON records or rows of a table, or why it is left out. The
+/* Recognizes whether a file holds text, JSON records, rows of a table or of a Parquet file, or why it is left out. The
  * content decides, or the name if the content is ambiguous. Owns nothing. Called by the record
  * reader for each file. */
 #include <string.h>
@@ -103,10 +103,15 @@ static bool is_table(const PackOptions *options, const char *bytes, size_t size,
 bool file_format(const PackOptions *options, const char *path, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
     static const NotText no_records = {"JSON without records",
         "write one object per document, as {\"text\": \"...\"}, or pass format=text to smelt data pack to read the file as plain text"};
+    static const NotText no_rows = {"named .parquet, but does not begin like a Parquet file",
+        "download it again (git lfs pull, if it is a pointer of Git LFS), or give it another name"};
     PackFormat asked = options->format;
     bool known = asked != PACK_AUTO && asked != PACK_TEXT, lines = name_ends(path, ".jsonl") || name_ends(path, ".ndjson");
     size_t seen = (size_t)int_min((int64_t)size, NOT_TEXT_PROBE_BYTES);
     *format = (RecordFormat){.shape = SHAPE_TEXT, .delimiter = name_ends(path, ".csv") ? ',' : name_ends(path, ".tsv") ? '\t' : '\0'};
+    bool rows = seen >= 4 && !memcmp(bytes, "PAR1", 4) && memchr(bytes, 0, seen), secret = seen >= 4 && !memcmp(bytes, "PARE", 4);
+    *why = no_rows;
+    if (asked != PACK_TEXT && (rows || (name_ends(path, ".parquet") && !secret))) return format->shape = SHAPE_ROWS, rows;
     if (not_text((const unsigned char *)bytes, seen, why)) return false;
     if (asked == PACK_TEXT) return true;
     format->mark = size >= 3 && !memcmp(bytes, "\xef\xbb\xbf", 3) ? 3 : 0;

@@ -37,7 +37,10 @@ void pack_files_take(PackFiles *files, const char *path) {
 void pack_files_leave(PackFiles *files, const char *path, NotText why, bool usual) {
     size_t i = 0;
     while (i < files->left_out_count && strcmp(files->left_outs[i].why.what, why.what) != 0) i++;
-    if (i == files->left_out_count) array_append(files->left_outs, files->left_out_count, ((LeftOut){.why = why, .usual = usual}));
+    if (i == files->left_out_count) {
+        NotText kept = {memory_copy_string(why.what), why.advice ? memory_copy_string(why.advice) : NULL};
+        array_append(files->left_outs, files->left_out_count, ((LeftOut){.why = kept, .usual = usual}));
+    }
     LeftOut *group = &files->left_outs[i];
     group->count++;
     if (!group->first || strcmp(path, group->first) < 0) {
@@ -252,7 +255,11 @@ void pack_files_free(PackFiles *files) {
     file_list_free(&files->list);
     file_list_free(&files->followed);
     free(files->named);
-    for (size_t i = 0; i < files->left_out_count; i++) free(files->left_outs[i].first);
+    for (size_t i = 0; i < files->left_out_count; i++) {
+        free((char *)files->left_outs[i].why.what);
+        free((char *)files->left_outs[i].why.advice);
+        free(files->left_outs[i].first);
+    }
     free(files->left_outs);
     json_decref(files->taken);
     json_decref(files->left_out);

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "data/pack.h"
+#include "parquet/parquet.h"
 
 /* -- Bytes (input.c) ----------------------------------------------------------------------------------------------- */
 
@@ -46,6 +47,7 @@ typedef enum RecordShape {
     SHAPE_VALUES, /* consecutive JSON objects, on any number of lines */
     SHAPE_ARRAY,  /* the elements of one JSON array */
     SHAPE_TABLE,  /* rows of a table, by RFC 4180 */
+    SHAPE_ROWS,   /* rows of a Parquet file */
 } RecordShape;
 /* The place of the text in a table. */
 typedef struct TablePlace {
@@ -96,7 +98,7 @@ bool table_header(const char *bytes, size_t size, const char *field, RecordForma
 
 /* Files and folders that are skipped for the same reason. */
 typedef struct LeftOut {
-    NotText why;
+    NotText why; /* copies; owned */
     int64_t count;
     char *first; /* first path, in byte order */
     bool usual;  /* not worth a warning */
@@ -127,6 +129,7 @@ void pack_files_free(PackFiles *files);
 /* A place between two documents. A reader that starts there continues with the next document. */
 typedef struct RecordPosition {
     int64_t file, byte, line, document; /* file in the list, byte in it (decompressed), line from 1, documents of all files before */
+                                        /* of a Parquet file: row from 0, row from 1 */
 } RecordPosition;
 
 /* A document, or one of the pieces of a long one, in the order of the text. */
@@ -162,9 +165,19 @@ typedef struct Block {
     TokenIds ids;
     int64_t done; /* bytes of all files that are consumed after this block */
     Error error;
+    double valid_fraction;
+    /* A page of a Parquet file as stored, whose records come after the block's others, and its
+     * first row. page.stored NULL: none. */
+    ParquetPage page;
+    RecordPosition page_at;
 } Block;
 void block_clear(Block *block);
 void block_free(Block *block);
+bool block_is_full(const Block *block);
+void block_append(Block *block, const char *bytes, size_t size); /* to its text */
+/* Returns whether the document with this number, from 0, is in the validation part, if every
+ * 1/fraction-th document is. */
+bool record_is_valid(int64_t number, double fraction);
 
 typedef struct RecordReader RecordReader;
 /* Returns where a document of `size` bytes or more may be cut so that its pieces can be encoded
@@ -175,6 +188,20 @@ RecordReader *record_reader_open(
 /* Fills an empty block with the next records; none at the end. ERROR_DATA. */
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error);
 void record_reader_free(RecordReader *reader); /* NULL is fine */
+
+/* -- Rows of Parquet files (parquet_records.c) ---------------------------------------------------------------------- */
+
+typedef struct RowReader RowReader;
+/* Opens a file at a row; `path` is NULL if it cannot be read from its end. NULL with
+ * FINDING_DAMAGED: the file is left out, and the message, which does not name it, says why. */
+RowReader *row_reader_open(const PackOptions *options, const char *path, int64_t row, Error *error);
+/* Adds records of the next rows, or a page of them, to a block without a page. */
+bool row_reader_fill(RowReader *reader, RecordPosition *at, Block *block, Error *error);
+bool row_reader_ended(const RowReader *reader);
+int64_t row_reader_position(const RowReader *reader); /* about the bytes of the file that were consumed */
+void row_reader_close(RowReader *reader);             /* NULL is fine */
+/* Makes records of the block's page, if it has one; `values` is scratch. */
+void block_read_page(Block *block, ParquetValues *values, const char *field);
 
 /* Records a fault. Returns false. */
 bool record_mark(Record *record, PackBad bad, const char *what);

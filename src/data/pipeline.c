@@ -164,10 +164,12 @@ typedef struct Encoders {
     TokenizerEncoder *text; /* NULL: bytes */
     ChatEncoder *chat;      /* if set, records are conversations */
     ChatDocument document;
+    ParquetValues values;
 } Encoders;
 
 static void encode_block(const PipelineOptions *options, Encoders *encoders, Block *block) {
     bool good = true;
+    block_read_page(block, &encoders->values, options->field);
     for (size_t i = 0; i < block->count && good; i++) {
         Record *record = &block->records[i];
         record_text(record, block->text, options->chat ? NULL : options->field, options->invalid);
@@ -194,7 +196,8 @@ static void *run_reader(void *context) {
         if (!await_condition(pipeline, &pipeline->freed, slot, SLOT_FREE)) break;
         pthread_mutex_unlock(&pipeline->lock);
         block_clear(&slot->block);
-        bool good = record_reader_fill(pipeline->reader, &slot->block, &slot->block.error), last = !good || slot->block.count == 0;
+        bool good = record_reader_fill(pipeline->reader, &slot->block, &slot->block.error),
+             last = !good || (slot->block.count == 0 && !slot->block.page.stored);
         pthread_mutex_lock(&pipeline->lock);
         slot->last = last;
         slot->state = SLOT_FILLED;
@@ -229,6 +232,7 @@ static void *run_encoder(void *context) {
     tokenizer_encoder_free(encoders.text);
     chat_encoder_free(encoders.chat);
     chat_document_free(&encoders.document);
+    parquet_values_free(&encoders.values);
     return NULL;
 }
 

@@ -36,6 +36,7 @@ struct RecordReader {
     bool ended, line_start;
     RecordFormat format;
     RecordScan scan; /* unless the format is text */
+    RowReader *rows; /* of a Parquet file, instead of the window */
     int64_t split;   /* byte at which the validation part begins; INT64_MAX: none, -1: every 1/fraction-th document */
     /* The open document. */
     bool open, valid;
@@ -61,19 +62,23 @@ static void free_records(Block *block) {
 void block_clear(Block *block) {
     enum { KEPT_BYTES = 8 * BLOCK_BYTES };
     free_records(block);
+    parquet_page_free(&block->page);
     if (block->capacity > KEPT_BYTES) block_free(block);
     block->size = block->ids.count = 0;
 }
 
 void block_free(Block *block) {
     free_records(block);
+    parquet_page_free(&block->page);
     free(block->text);
     free(block->records);
     token_ids_free(&block->ids);
     *block = (Block){0};
 }
 
-static void block_append(Block *block, const char *bytes, size_t size) {
+bool block_is_full(const Block *block) { return block->size >= BLOCK_BYTES || block->count >= BLOCK_RECORDS; }
+
+void block_append(Block *block, const char *bytes, size_t size) {
     array_reserve(block->text, block->capacity, block->size + size);
     if (size > 0) memcpy(block->text + block->size, bytes, size);
     block->size += size;
@@ -203,15 +208,17 @@ static void step_over(RecordReader *reader, size_t size) {
 
 /* -- Documents of text ----------------------------------------------------------------------------------------------- */
 
+bool record_is_valid(int64_t number, double fraction) {
+    return (int64_t)((double)(number + 1) * fraction) > (int64_t)((double)number * fraction);
+}
+
 static void begin_record_document(RecordReader *reader) {
     if (reader->open) return;
-    double part = reader->options->valid_fraction;
     int64_t number = reader->at.document++;
     reader->open = true;
     reader->continued = false;
     reader->line = reader->at.line;
-    reader->valid =
-        reader->split < 0 ? (int64_t)((double)(number + 1) * part) > (int64_t)((double)number * part) : reader->at.byte >= reader->split;
+    reader->valid = reader->split < 0 ? record_is_valid(number, reader->options->valid_fraction) : reader->at.byte >= reader->split;
 }
 
 /* Returns how many bytes of the window belong to the open document. `*behind`: bytes of the
@@ -375,8 +382,9 @@ static bool is_shard_file(const char *path, char **prefix) {
 
 static bool refuse_file(const RecordReader *reader, const char *path, const NotText *why, Error *error) {
     const char *columns = reader->format.shape == SHAPE_TABLE ? reader->format.columns : "";
-    return error_set(error, ERROR_DATA, "%s is %s%s%s: %s", strcmp(path, "-") ? path : "standard input", why->what,
-        *columns ? "; its columns are " : ", not text", columns, why->advice);
+    const char *after = *columns ? "; its columns are " : reader->format.shape == SHAPE_ROWS ? "" : ", not text";
+    return error_set(
+        error, ERROR_DATA, "%s is %s%s%s: %s", strcmp(path, "-") ? path : "standard input", why->what, after, columns, why->advice);
 }
 
 /* Recognizes the content of the file, from its name and the start of the window. A named file must
@@ -416,13 +424,44 @@ static bool skip_to(RecordReader *reader, const char *path, int64_t byte, Error 
 }
 
 /* Adds a record that says why a file is skipped. */
-static void leave_file_out(RecordReader *reader, Block *block, const NotText *why) {
+static Record *leave_file_out(RecordReader *reader, Block *block, const NotText *why) {
     reader->format = (RecordFormat){0};
     Record *record = open_record_format(reader, block);
     record->left_out = *why;
     reader->first_document = -1;
     reader->begin = reader->end;
     reader->ended = true;
+    return record;
+}
+
+/* Leaves out a Parquet file for the reason that the error gives; for a named file it stays an error. */
+static bool refuse_rows(RecordReader *reader, const char *path, Block *block, Error *error) {
+    if (error->finding != FINDING_DAMAGED) return error_context(error, "%s", path);
+    if (named(reader)) return error_set(error, ERROR_DATA, "%s is %s", strcmp(path, "-") ? path : "standard input", error->message);
+    char *what = memory_copy_string(error->message), *advice = what;
+    for (char *colon = what; (colon = strstr(colon, ": ")); colon++) advice = colon;
+    *advice = '\0';
+    leave_file_out(reader, block, &(NotText){what, advice + 2})->owned = what;
+    *error = (Error){0};
+    return true;
+}
+
+/* Opens a Parquet file, whose footer is at its end. */
+static bool open_rows(RecordReader *reader, const char *path, Block *block, Error *error) {
+    bool stream = !strcmp(path, "-") || input_compressed(reader->input);
+    reader->begin = reader->end = 0;
+    reader->rows = row_reader_open(reader->options, stream ? NULL : path, reader->at.byte, error);
+    reader->ended = !reader->rows || row_reader_ended(reader->rows);
+    return reader->rows || refuse_rows(reader, path, block, error);
+}
+
+static bool read_rows(RecordReader *reader, Block *block, Error *error) {
+    bool good = row_reader_fill(reader->rows, &reader->at, block, error);
+    reader->ended = !good || row_reader_ended(reader->rows);
+    if (good || error->finding != FINDING_DAMAGED) return good;
+    reader->fault = *error;
+    *error = (Error){0};
+    return true;
 }
 
 static bool open_input_file(RecordReader *reader, Block *block, Error *error) {
@@ -442,6 +481,7 @@ static bool open_input_file(RecordReader *reader, Block *block, Error *error) {
     if (!take_format(reader, path, &why, error)) return false;
     if (why.what) leave_file_out(reader, block, &why);
     if (why.what) return true;
+    if (reader->format.shape == SHAPE_ROWS) return open_rows(reader, path, block, error);
     reader->scan = record_scan_start(&reader->format, start > 0);
     if (!find_split(reader, path, error)) return false;
     if (start > 0) return skip_to(reader, path, start, error);
@@ -455,7 +495,9 @@ static void close_file(RecordReader *reader, Block *block) {
     const char *path = reader->files->list.entries[reader->at.file].name;
     if (strcmp(path, "-")) file_kind(path, &bytes);
     input_close(reader->input);
+    row_reader_close(reader->rows);
     reader->input = NULL;
+    reader->rows = NULL;
     static const NotText nothing = {"without a document", NULL};
     if (reader->first_document == reader->at.document && !reader->fault.code) leave_file_out(reader, block, &nothing);
     reader->line = reader->at.line;
@@ -483,21 +525,25 @@ RecordReader *record_reader_open(
 
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error) {
     array_reserve(block->text, block->capacity, BLOCK_BYTES);
-    while (reader->at.file < (int64_t)reader->files->list.count && block->size < BLOCK_BYTES && block->count < BLOCK_RECORDS) {
+    block->valid_fraction = reader->options->valid_fraction;
+    while (reader->at.file < (int64_t)reader->files->list.count && !block_is_full(block) && !block->page.stored) {
         if (!reader->input && !open_input_file(reader, block, error)) return false;
         bool left = reader->open || reader->begin < reader->end || !reader->ended;
         if (!left) close_file(reader, block);
-        else if (!(reader->format.shape == SHAPE_TEXT ? read_text(reader, block, error) : read_next_record(reader, block, error)))
+        else if (reader->rows && !read_rows(reader, block, error)) return false;
+        else if (!reader->rows &&
+                 !(reader->format.shape == SHAPE_TEXT ? read_text(reader, block, error) : read_next_record(reader, block, error)))
             return false;
         if (reader->continued && reader->open) break; /* the piece fills the block */
     }
-    block->done = reader->before + (reader->input ? input_position(reader->input) : 0);
+    block->done = reader->before + (reader->rows ? row_reader_position(reader->rows) : reader->input ? input_position(reader->input) : 0);
     return true;
 }
 
 void record_reader_free(RecordReader *reader) {
     if (!reader) return;
     input_close(reader->input);
+    row_reader_close(reader->rows);
     free(reader->window);
     free(reader->rest);
     free(reader);

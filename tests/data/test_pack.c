@@ -290,7 +290,7 @@ static void what_is_not_text_is_named_with_what_to_do(void **state) {
         int length;
         const char *told;
     } kinds[] = {{"BZh91AY", 7, "in bzip2 bzcat FILE | smelt data pack - OUTPUT"}, {"PK\3\4", 4, "zip unzip FILE"},
-        {"PAR1\x15", 5, "a parquet table"}, {"\xa7\x0d\r\n\0\0\0\0", 8, "compiled Python"},
+        {"PAR1\x15", 5, "a damaged Parquet file (its end is missing)"}, {"\xa7\x0d\r\n\0\0\0\0", 8, "compiled Python"},
         {"\x89PNG\r\n\x1a\n", 8, "a picture, not text: leave it out"}, {"\xff\xd8\xff\xe0", 4, "a picture"},
         {"%PDF-1.7\n", 9, "a PDF document"}, {"\n\x0e\n\5<unk>\x15", 10, "SentencePiece"}, {"\xff\xfet\0e\0", 6, "iconv -f UTF-16 "},
         {"\xfe\xff\0t\0e", 6, "iconv -f UTF-16 "}, {"MMIDIDX\0\0", 9, "the index of a token shard"}, {"\177ELF", 4, "a compiled program"},

@@ -1,0 +1,277 @@
+/* Turns the rows of a Parquet file into records: the text of a column, or for conversations a row as
+ * the JSON line that it would be. The reader's thread decodes pages and collects rows in blocks. A
+ * page of plain text that is neither short nor long goes to the pipeline as it is stored, and a
+ * thread that encodes decompresses it. A RowReader owns the open file and the pages that it reads;
+ * a block owns the page that it takes along. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/memory.h"
+#include "chat/chat.h"
+#include "data/pack_internal.h"
+
+/* Pages of these sizes, decompressed, leave the reader's thread; blocks in flight bound the memory. */
+enum { PAGE_LEAST_BYTES = 1 << 16, PAGE_MOST_BYTES = 1 << 22, PAGE_MOST_ROWS = 1 << 13 };
+
+struct RowReader {
+    ParquetFile *file;
+    const char *field;
+    const ParquetNode **nodes; /* the columns that are read */
+    size_t count;
+    bool chat;                /* rows become JSON; otherwise nodes[0] is text */
+    int64_t group, row, rows; /* the open row group, the next row in it, and its rows; group -1: before the first */
+    int64_t before, bytes;    /* of row groups before, and of the file, for the progress */
+    ParquetColumn column;     /* of the text */
+    ParquetPage page;
+    ParquetValues values;
+    bool decoding; /* `values` are those of `page` */
+    ParquetRows *json;
+};
+
+/* -- Opening --------------------------------------------------------------------------------------------------------- */
+
+static bool refuse_columns(const RowReader *reader, const char *what, const char *advice, Error *error) {
+    char names[256];
+    parquet_names(reader->file, names, sizeof names);
+    return error_set(error, ERROR_DATA, "a Parquet file without %s; its columns are %s: %s", what, names, advice) ||
+           error_find(error, FINDING_DAMAGED);
+}
+
+static bool take_column(RowReader *reader, const ParquetNode *node, Error *error) {
+    array_append(reader->nodes, reader->count, node);
+    return parquet_check(reader->file, node, error);
+}
+
+static bool take_text_column(RowReader *reader, Error *error) {
+    const ParquetNode *node = parquet_find(reader->file, reader->field);
+    bool chat = parquet_find(reader->file, "messages");
+    if (!node)
+        return refuse_columns(
+            reader, "the text column", chat ? "pass format=chat to smelt data pack" : "give field=NAME to smelt data pack", error);
+    if (!take_column(reader, node, error)) return false;
+    if (node->kind == PARQUET_LEAF && node->type == PARQUET_BYTES) return true;
+    const char *is = node->kind == PARQUET_LIST ? "a list" : node->kind == PARQUET_STRUCT ? "a struct" : "a number";
+    return error_set(error, ERROR_DATA, "a Parquet file whose column %s is %s, not text: give field=NAME to smelt data pack", reader->field,
+               is) ||
+           error_find(error, FINDING_DAMAGED);
+}
+
+/* Takes the columns that conversations or pairs of answers are made of. */
+static bool take_chat_columns(RowReader *reader, Error *error) {
+    static const char *const any[] = {"messages", "completion", "instruction", "chosen"};
+    bool found = false;
+    for (size_t i = 0; i < sizeof any / sizeof *any; i++) found = found || parquet_find(reader->file, any[i]);
+    if (!found)
+        return refuse_columns(reader, "a conversation",
+            "they must be messages, prompt and completion, instruction and output, or chosen and rejected", error);
+    for (const ParquetNode *node = NULL; (node = parquet_next(reader->file, node));)
+        if (chat_reads(node->name) && !take_column(reader, node, error)) return false;
+    return true;
+}
+
+/* -- Row groups ------------------------------------------------------------------------------------------------------ */
+
+/* Closes the row group, and opens the next one that has rows. */
+static void next_group(RowReader *reader) {
+    parquet_page_free(&reader->page);
+    parquet_rows_free(reader->json);
+    reader->decoding = false;
+    reader->json = NULL;
+    reader->row = reader->rows = 0;
+    while (reader->rows == 0 && ++reader->group < parquet_groups(reader->file))
+        reader->rows = parquet_group_rows(reader->file, reader->group);
+    if (reader->rows == 0) return;
+    if (reader->chat) reader->json = parquet_rows_open(reader->file, reader->group, reader->nodes, reader->count);
+    else parquet_column_start(&reader->column, reader->file, reader->nodes[0], reader->group);
+}
+
+bool row_reader_ended(const RowReader *reader) { return reader->group == parquet_groups(reader->file); }
+
+int64_t row_reader_position(const RowReader *reader) {
+    int64_t groups = parquet_groups(reader->file);
+    double part = groups ? ((double)reader->group + (reader->rows ? (double)reader->row / (double)reader->rows : 0)) / (double)groups : 1;
+    return (int64_t)(part * (double)reader->bytes);
+}
+
+/* Reads the next page of the text, unless one is open. */
+static bool open_text_page(RowReader *reader, Error *error) {
+    if (reader->page.stored) return true;
+    if (!parquet_column_page(&reader->column, &reader->page, error)) return false;
+    return reader->page.stored || error_set(error, ERROR_DATA, "column %s has fewer values than rows", reader->field) ||
+           error_find(error, FINDING_DAMAGED);
+}
+
+/* -- Records --------------------------------------------------------------------------------------------------------- */
+
+/* Adds the record of the next row, and steps over the row. */
+static Record *add_row(Block *block, RecordPosition *at) {
+    array_reserve(block->records, block->record_capacity, block->count + 1);
+    Record *record = &block->records[block->count++];
+    *record = (Record){.start = block->size,
+        .valid = record_is_valid(at->document, block->valid_fraction),
+        .first = true,
+        .last = true,
+        .file = at->file,
+        .line = at->line};
+    at->byte++;
+    at->line++;
+    at->document++;
+    record->end = *at;
+    return record;
+}
+
+static void set_row_text(Block *block, Record *record, const char *text, size_t size) {
+    if (size > RECORD_LIMIT) record->bad = PACK_BAD_LONG;
+    else if (size == 0) record->bad = PACK_BAD_EMPTY;
+    else block_append(block, text, size);
+    record->size = block->size - record->start;
+}
+
+/* Adds a record that says why this row and the `more` rows after it are lost. */
+static void add_row_fault(Block *block, RecordPosition *at, int64_t more, const char *what) {
+    Record *record = add_row(block, at);
+    record_mark(record, PACK_BAD_FILE, what);
+    at->byte += more;
+    at->line += more;
+    at->document += more;
+    record->end = *at;
+}
+
+/* Adds the texts of a page until it or the block ends. `whole`: the page is read to its end. */
+static void add_texts(Block *block, ParquetValues *values, RecordPosition *at, const char *field, bool whole) {
+    ParquetValue value;
+    Error fault = {0};
+    char null[sizeof((Record *)0)->what];
+    snprintf(null, sizeof null, "%s; it is null", field);
+    while (values->left > 0 && (whole || !block_is_full(block))) {
+        if (!parquet_values_next(values, &value, &fault)) {
+            add_row_fault(block, at, values->left, fault.message);
+            values->left = 0;
+            return;
+        }
+        Record *record = add_row(block, at);
+        if (value.defined < values->defined) record_mark(record, PACK_BAD_FIELD, null);
+        else set_row_text(block, record, (const char *)value.bytes, value.size);
+    }
+}
+
+void block_read_page(Block *block, ParquetValues *values, const char *field) {
+    Error fault = {0};
+    RecordPosition at = block->page_at;
+    if (!block->page.stored) return;
+    if (parquet_values_open(values, &block->page, NULL, &fault)) add_texts(block, values, &at, field, true);
+    else add_row_fault(block, &at, block->page.values - 1, fault.message);
+    parquet_page_free(&block->page);
+}
+
+/* Returns whether a page that no record of has been read goes to the pipeline as it is. */
+static bool is_passed_on(const ParquetPage *page) {
+    return page->stands_alone && page->bytes >= PAGE_LEAST_BYTES && page->bytes <= PAGE_MOST_BYTES && page->values <= PAGE_MOST_ROWS;
+}
+
+static bool fill_texts(RowReader *reader, RecordPosition *at, Block *block, Error *error) {
+    Error fault = {0};
+    if (!open_text_page(reader, error)) return false;
+    int64_t before = at->byte;
+    if (!reader->decoding && is_passed_on(&reader->page)) {
+        block->page_at = *at;
+        at->byte += reader->page.values;
+        at->line += reader->page.values;
+        at->document += reader->page.values;
+        block->page = reader->page;
+        reader->page = (ParquetPage){0};
+    } else if (!reader->decoding && !parquet_values_open(&reader->values, &reader->page,
+                                        reader->column.has_dictionary ? &reader->column.dictionary : NULL, &fault)) {
+        add_row_fault(block, at, reader->page.values - 1, fault.message);
+        parquet_page_free(&reader->page);
+    } else {
+        reader->decoding = true;
+        add_texts(block, &reader->values, at, reader->field, false);
+        reader->decoding = reader->values.left > 0;
+        if (!reader->decoding) parquet_page_free(&reader->page);
+    }
+    reader->row += at->byte - before;
+    return true;
+}
+
+static bool fill_json(RowReader *reader, RecordPosition *at, Block *block, Error *error) {
+    const char *json;
+    size_t size;
+    for (; reader->row < reader->rows && !block_is_full(block); reader->row++) {
+        if (!parquet_rows_next(reader->json, RECORD_LIMIT, &json, &size, error)) return false;
+        Record *record = add_row(block, at);
+        record->json = true;
+        set_row_text(block, record, json, size);
+    }
+    return true;
+}
+
+bool row_reader_fill(RowReader *reader, RecordPosition *at, Block *block, Error *error) {
+    bool good = reader->chat ? fill_json(reader, at, block, error) : fill_texts(reader, at, block, error);
+    if (good && reader->row >= reader->rows) next_group(reader);
+    return good;
+}
+
+/* -- Places ---------------------------------------------------------------------------------------------------------- */
+
+/* Passes over the rows of the open row group before row `row`. */
+static bool pass_rows(RowReader *reader, int64_t row, Error *error) {
+    const char *json;
+    size_t size;
+    ParquetValue value;
+    for (; reader->chat && reader->row < row; reader->row++)
+        if (!parquet_rows_next(reader->json, RECORD_LIMIT, &json, &size, error)) return false;
+    while (reader->row < row) {
+        if (!open_text_page(reader, error)) return false;
+        int64_t rest = row - reader->row;
+        if (reader->page.values <= rest) {
+            reader->row += reader->page.values;
+            parquet_page_free(&reader->page);
+            continue;
+        }
+        if (!parquet_values_open(&reader->values, &reader->page, reader->column.has_dictionary ? &reader->column.dictionary : NULL, error))
+            return false;
+        for (reader->decoding = true; rest > 0; rest--, reader->row++)
+            if (!parquet_values_next(&reader->values, &value, error)) return false;
+    }
+    return true;
+}
+
+static bool go_to(RowReader *reader, int64_t row, Error *error) {
+    next_group(reader);
+    while (!row_reader_ended(reader) && row >= reader->rows) {
+        row -= reader->rows;
+        next_group(reader);
+    }
+    return row_reader_ended(reader) || pass_rows(reader, row, error);
+}
+
+RowReader *row_reader_open(const PackOptions *options, const char *path, int64_t row, Error *error) {
+    static const char piped[] = "a Parquet file in a pipe or a compressed file, but it is read from its end: write it to a file first";
+    if (!path) {
+        error_set(error, ERROR_DATA, "%s", piped);
+        error_find(error, FINDING_DAMAGED);
+        return NULL;
+    }
+    RowReader *reader = memory_allocate(sizeof *reader);
+    *reader = (RowReader){.field = options->field, .chat = pack_is_chat(options->format), .group = -1, .file = parquet_open(path, error)};
+    file_kind(path, &reader->bytes);
+    if (reader->file && (reader->chat ? take_chat_columns(reader, error) : take_text_column(reader, error)) && go_to(reader, row, error))
+        return reader;
+    row_reader_close(reader);
+    return NULL;
+}
+
+void row_reader_close(RowReader *reader) {
+    if (!reader) return;
+    parquet_rows_free(reader->json);
+    parquet_page_free(&reader->page);
+    parquet_column_free(&reader->column);
+    parquet_values_free(&reader->values);
+    parquet_close(reader->file);
+    free(reader->nodes);
+    free(reader);
+}

@@ -1,0 +1,164 @@
+/* Apache Parquet files (parquet.apache.org, "File Format"): flat columns, lists and structs, as
+ * pyarrow, duckdb and polars write them. A ParquetFile knows the schema and the places of
+ * columns. A ParquetColumn walks through the pages of one leaf in one row group, ParquetValues
+ * decode one page, and ParquetRows write rows of any columns as JSON.
+ *
+ * All input is hostile: each length, offset, count and index is checked before it is used. Memory
+ * is that of one page and one dictionary per column, whatever the file says.
+ *
+ * Errors are ERROR_DATA, and do not name the file. FINDING_DAMAGED: the file was read, and it is
+ * damaged or holds what smelt does not read. Otherwise it cannot be read now. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/file.h"
+
+/* Limits; a file beyond one is refused by name. */
+enum {
+    PARQUET_FOOTER_BYTES = 64 << 20,
+    PARQUET_PAGE_BYTES = 1 << 30, /* of a page, decompressed */
+    PARQUET_PAGE_VALUES = 1 << 24,
+    PARQUET_FIELDS = 1 << 16,
+    PARQUET_DEPTH = 32,
+};
+
+/* -- Schema (parquet_file.c) ----------------------------------------------------------------------------------------- */
+
+typedef enum ParquetType { /* numbers of the format */
+    PARQUET_BOOLEAN,
+    PARQUET_INT32,
+    PARQUET_INT64,
+    PARQUET_INT96,
+    PARQUET_FLOAT,
+    PARQUET_DOUBLE,
+    PARQUET_BYTES,
+    PARQUET_FIXED_BYTES,
+    PARQUET_TYPES,
+} ParquetType;
+
+typedef enum ParquetKind { PARQUET_LEAF, PARQUET_STRUCT, PARQUET_LIST } ParquetKind;
+/* A field of the schema. The levels of lists that the format wraps around elements are left out. */
+typedef struct ParquetNode {
+    char *name; /* without control characters */
+    ParquetKind kind;
+    int parent, child, sibling; /* indices of nodes, -1: none; child: the first field of a struct, or a list's elements */
+    int leaf, leaves;           /* the first leaf column at or below it, and their number */
+    int defined;                /* definition level from which on it is not null */
+    int filled, repeats;        /* of a list: the definition level of an element, and the repetition level of all but the first */
+    int lists;                  /* repetition level of a leaf at most */
+    ParquetType type;           /* of a leaf */
+    bool is_unsigned;           /* a leaf of unsigned integers */
+    const char *unread;         /* "a map": why smelt does not read it; NULL: it does */
+} ParquetNode;
+
+typedef struct ParquetFile ParquetFile;
+/* Reads the footer of a file. NULL: an error. */
+ParquetFile *parquet_open(const char *path, Error *error);
+void parquet_close(ParquetFile *file); /* NULL is fine */
+/* Returns the column with this name that is not inside another one; NULL: there is none. */
+const ParquetNode *parquet_find(const ParquetFile *file, const char *name);
+/* Returns the first column, or with `node` the one after it; NULL: there is none. */
+const ParquetNode *parquet_next(const ParquetFile *file, const ParquetNode *node);
+/* Writes the names of all columns, separated by commas. */
+void parquet_names(const ParquetFile *file, char *names, size_t size);
+/* Checks that smelt reads a column in all row groups; the error names the column and the reason. */
+bool parquet_check(const ParquetFile *file, const ParquetNode *node, Error *error);
+int64_t parquet_groups(const ParquetFile *file);
+int64_t parquet_group_rows(const ParquetFile *file, int64_t group);
+
+/* -- Pages (parquet_page.c) ------------------------------------------------------------------------------------------ */
+
+/* A data page as stored. Another thread may decode it if it `stands_alone`. */
+typedef struct ParquetPage {
+    unsigned char *stored; /* owned; NULL: none */
+    int32_t stored_bytes, bytes, values;
+    int32_t repetition_bytes, definition_bytes; /* of levels that are not compressed, in version 2 */
+    int defined, lists;                         /* levels at most */
+    int type, codec, encoding;
+    bool second, packed; /* a page of version 2; compressed */
+    bool summed;
+    uint32_t crc;      /* of the stored bytes, if `summed` */
+    bool stands_alone; /* it needs no dictionary, and its values together are not longer than the page */
+} ParquetPage;
+void parquet_page_free(ParquetPage *page);
+
+/* The dictionary of a column chunk. */
+typedef struct ParquetDictionary {
+    unsigned char *bytes;
+    size_t size, capacity, count, offset_capacity;
+    uint32_t *offsets; /* [count], of PARQUET_BYTES */
+} ParquetDictionary;
+
+typedef struct ParquetColumn {
+    const ParquetFile *file;
+    const ParquetNode *node; /* a leaf */
+    int codec;
+    int64_t at, end, values; /* bytes of the file not read yet; values not read yet */
+    unsigned char *window;   /* for headers of pages */
+    size_t window_capacity;
+    ParquetDictionary dictionary;
+    bool has_dictionary;
+} ParquetColumn;
+/* Begins a leaf that parquet_check has accepted. A column that was used before, or a zeroed one. */
+void parquet_column_start(ParquetColumn *column, const ParquetFile *file, const ParquetNode *leaf, int64_t group);
+/* Reads the next data page; none at the end of the row group. */
+bool parquet_column_page(ParquetColumn *column, ParquetPage *page, Error *error);
+void parquet_column_free(ParquetColumn *column);
+
+/* -- Values (parquet_values.c) --------------------------------------------------------------------------------------- */
+
+typedef struct ParquetValue {
+    int defined, repeated;      /* its levels; the rest is set if `defined` is the page's */
+    const unsigned char *bytes; /* of PARQUET_BYTES; valid until the next value */
+    size_t size;
+    int64_t whole; /* of integers and booleans */
+    double real;
+} ParquetValue;
+
+/* Runs of equal numbers and bit-packed numbers (encoding RLE). */
+typedef struct ParquetRuns {
+    const unsigned char *at, *end, *packed;
+    int width;
+    uint64_t left, bit, value;
+} ParquetRuns;
+
+/* Differences in blocks (encoding DELTA_BINARY_PACKED). */
+typedef struct ParquetDeltas {
+    const unsigned char *at, *end, *widths, *packed;
+    uint64_t left, per_part, part_left, bit, value, least;
+    uint64_t parts, part; /* of a block */
+    int width;
+} ParquetDeltas;
+
+/* The values of one page, and buffers that are used again for the next one. */
+typedef struct ParquetValues {
+    int64_t left;
+    int type, encoding, defined, lists;
+    const ParquetDictionary *dictionary;
+    ParquetRuns repetition, definition, indices;
+    ParquetDeltas deltas, prefixes; /* of integers, or lengths of texts; of what texts share with the one before */
+    const unsigned char *at, *end;
+    uint64_t bit;
+    unsigned char *unpacked, *last;
+    size_t unpacked_capacity, last_size, last_capacity;
+} ParquetValues;
+/* Opens a page, which must outlive its values. `dictionary`: NULL if the page stands alone. */
+bool parquet_values_open(ParquetValues *values, const ParquetPage *page, const ParquetDictionary *dictionary, Error *error);
+/* Decodes the next of values->left values. */
+bool parquet_values_next(ParquetValues *values, ParquetValue *value, Error *error);
+void parquet_values_free(ParquetValues *values);
+
+/* -- Rows (parquet_rows.c) ------------------------------------------------------------------------------------------- */
+
+typedef struct ParquetRows ParquetRows;
+/* Begins the rows of a row group, of the columns `nodes`, which parquet_check has accepted. */
+ParquetRows *parquet_rows_open(const ParquetFile *file, int64_t group, const ParquetNode *const *nodes, size_t count);
+/* Writes the next row as a JSON object, as Python's json.dumps writes pyarrow's to_pylist. Texts are
+ * copied whether they are UTF-8 or not. *size is limit + 1 if the row is longer than `limit`, and
+ * *json is then cut off. *json is valid until the next row. */
+bool parquet_rows_next(ParquetRows *rows, size_t limit, const char **json, size_t *size, Error *error);
+void parquet_rows_free(ParquetRows *rows); /* NULL is fine */
