@@ -6,12 +6,10 @@
 #include <zlib.h>
 #include <zstd.h>
 
-#include "base/math.h"
 #include "base/memory.h"
 #include "parquet/parquet_internal.h"
 
-static const char cut_off[] = "the data is cut off", too_long[] = "the data is longer than its page",
-                  too_short[] = "the data is shorter than its page";
+static const char malformed[] = "it is malformed, or longer than its page";
 
 const char *parquet_unread_codec(int codec) {
     static const char *const unread[CODECS] = {
@@ -19,80 +17,79 @@ const char *parquet_unread_codec(int codec) {
     return codec >= 0 && codec < CODECS ? unread[codec] : "an unknown codec";
 }
 
-/* -- Snappy and LZ4 -------------------------------------------------------------------------------------------------- */
-
-/* A block that is decoded. Copies of 16 bytes may write behind `out`, never behind `out_end`. */
+/* A page that is decoded. Decoders of blocks work on a copy: a byte that is written could belong to
+ * what a pointer points to, which the compiler would load again after each byte. */
 typedef struct Unpacking {
     const unsigned char *in, *in_end;
     unsigned char *start, *out, *out_end;
 } Unpacking;
+#define UNPACK_INLINE static inline __attribute__((always_inline))
 
-static const char *copy_literal(Unpacking *u, size_t size) {
+/* -- Snappy and LZ4 -------------------------------------------------------------------------------------------------- */
+
+UNPACK_INLINE bool copy_literal(Unpacking *u, size_t size) {
     size_t left = (size_t)(u->in_end - u->in), room = (size_t)(u->out_end - u->out);
-    if (size > left) return cut_off;
-    if (size > room) return too_long;
+    if (size > left || size > room) return false;
     if (size <= 16 && left >= 16 && room >= 16) memcpy(u->out, u->in, 16);
     else memcpy(u->out, u->in, size);
     u->in += size;
     u->out += size;
-    return NULL;
+    return true;
 }
 
 /* Repeats `size` bytes from `distance` bytes back, which may overlap with those that it writes. */
-static const char *copy_match(Unpacking *u, size_t distance, size_t size) {
+UNPACK_INLINE bool copy_match(Unpacking *u, size_t distance, size_t size) {
     size_t room = (size_t)(u->out_end - u->out);
-    if (distance == 0 || distance > (size_t)(u->out - u->start)) return "it refers to bytes before its start";
-    if (size > room) return too_long;
+    if (size > room || distance == 0 || distance > (size_t)(u->out - u->start)) return false;
     const unsigned char *from = u->out - distance;
     unsigned char *to = u->out, *end = to + size;
     u->out = end;
-    size_t step = distance >= 16 ? 16 : 8;
-    if (distance < 8 || room - size < step) {
+    if (room - size < 16) {
         while (to < end) *to++ = *from++;
-        return NULL;
+        return true;
     }
-    for (; to < end; to += step, from += step) {
-        if (step == 16) memcpy(to, from, 16);
-        else memcpy(to, from, 8);
-    }
-    return NULL;
+    for (; to < end && to - from < 8; to += to - from) /* doubles a period below 8 bytes */
+        for (ptrdiff_t i = 0, period = to - from; i < period; i++) to[i] = from[i];
+    for (; to < end; to += 8, from += 8) memcpy(to, from, 8);
+    return true;
 }
 
 /* Reads a little-endian number of 1 to 4 bytes; false if they are not there. */
-static bool read_little(Unpacking *u, size_t bytes, size_t *value) {
-    *value = 0;
-    if ((size_t)(u->in_end - u->in) < bytes) return false;
-    for (size_t i = 0; i < bytes; i++) *value |= (size_t)u->in[i] << 8 * i;
+UNPACK_INLINE bool read_little(Unpacking *u, size_t bytes, size_t *value) {
+    uint32_t word = 0;
+    size_t left = (size_t)(u->in_end - u->in);
+    if (left < bytes) return false;
+    if (left >= sizeof word) memcpy(&word, u->in, sizeof word);
+    else
+        for (size_t i = 0; i < bytes; i++) word |= (uint32_t)u->in[i] << 8 * i;
+    *value = word & UINT32_MAX >> (32 - 8 * bytes);
     u->in += bytes;
     return true;
 }
 
 /* Format: google/snappy, format_description.txt. */
-static const char *unpack_snappy(Unpacking *u) {
-    uint64_t declared = 0;
-    size_t value;
+static const char *unpack_snappy(Unpacking *whole) {
+    Unpacking u = *whole;
+    size_t value, declared = 0;
+    bool good = true;
     for (int shift = 0, more = 1; more; shift += 7) {
-        if (shift > 28 || !read_little(u, 1, &value)) return cut_off;
-        declared |= (uint64_t)(value & 0x7f) << shift;
+        if (shift > 28 || !read_little(&u, 1, &value)) return malformed;
+        declared |= (value & 0x7f) << shift;
         more = value & 0x80;
     }
-    if (declared != (uint64_t)(u->out_end - u->out)) return "its length is not that of the page";
-    const char *fault = NULL;
-    while (!fault && u->in < u->in_end) {
-        size_t tag = *u->in++, kind = tag & 3, size = (tag >> 2) + 1;
-        if (kind == 0) {
-            if (size > 60 && !read_little(u, size - 60, &value)) return cut_off;
-            fault = copy_literal(u, size > 60 ? value + 1 : size);
-        } else {
-            if (!read_little(u, kind == 3 ? 4 : kind, &value)) return cut_off;
-            fault = kind == 1 ? copy_match(u, tag >> 5 << 8 | value, 4 + (tag >> 2 & 7)) : copy_match(u, value, size);
-        }
+    if (declared != (size_t)(u.out_end - u.out)) return "its length is not that of the page";
+    while (good && u.in < u.in_end) {
+        size_t tag = *u.in++, kind = tag & 3, size = (tag >> 2) + 1;
+        if (kind == 0) good = size <= 60 ? copy_literal(&u, size) : read_little(&u, size - 60, &value) && copy_literal(&u, value + 1);
+        else if (kind == 1) good = read_little(&u, 1, &value) && copy_match(&u, tag >> 5 << 8 | value, 4 + (size - 1) % 8);
+        else good = read_little(&u, kind == 2 ? 2 : 4, &value) && copy_match(&u, value, size);
     }
-    return fault;
+    whole->out = u.out;
+    return good ? NULL : malformed;
 }
 
 /* Adds the bytes that lengthen a count of 15. */
-static bool lengthen(Unpacking *u, size_t *size) {
+UNPACK_INLINE bool lengthen(Unpacking *u, size_t *size) {
     size_t byte = 255;
     for (bool more = *size == 15; more; more = byte == 255) {
         if (!read_little(u, 1, &byte)) return false;
@@ -102,18 +99,18 @@ static bool lengthen(Unpacking *u, size_t *size) {
 }
 
 /* Format: lz4/lz4, lz4_Block_format.md. */
-static const char *unpack_lz4(Unpacking *u) {
-    const char *fault = NULL;
+static const char *unpack_lz4(Unpacking *whole) {
+    Unpacking u = *whole;
     size_t distance;
-    while (!fault && u->in < u->in_end) {
-        size_t token = *u->in++, literal = token >> 4, match = token & 15;
-        if (!lengthen(u, &literal)) return cut_off;
-        fault = copy_literal(u, literal);
-        if (fault || u->in == u->in_end) break; /* the last sequence has no match */
-        if (!read_little(u, 2, &distance) || !lengthen(u, &match)) return cut_off;
-        fault = copy_match(u, distance, match + 4);
+    bool good = true;
+    while (good && u.in < u.in_end) {
+        size_t token = *u.in++, literal = token >> 4, match = token & 15;
+        good = lengthen(&u, &literal) && copy_literal(&u, literal);
+        if (!good || u.in == u.in_end) break; /* the last sequence has no match */
+        good = read_little(&u, 2, &distance) && lengthen(&u, &match) && copy_match(&u, distance, match + 4);
     }
-    return fault;
+    whole->out = u.out;
+    return good ? NULL : malformed;
 }
 
 /* -- Gzip and zstd --------------------------------------------------------------------------------------------------- */
@@ -131,10 +128,7 @@ static const char *unpack_gzip(Unpacking *u) {
     }
     u->out = stream.next_out;
     inflateEnd(&stream);
-    return code == Z_STREAM_END                           ? NULL
-           : code == Z_BUF_ERROR && stream.avail_out == 0 ? too_long
-           : code == Z_DATA_ERROR                         ? "it is not deflate data"
-                                                          : cut_off;
+    return code == Z_STREAM_END ? NULL : malformed;
 }
 
 static const char *unpack_zstd(Unpacking *u) {
@@ -149,5 +143,5 @@ const char *parquet_unpack(int codec, const unsigned char *in, size_t size, unsi
         [CODEC_SNAPPY] = unpack_snappy, [CODEC_GZIP] = unpack_gzip, [CODEC_ZSTD] = unpack_zstd, [CODEC_LZ4] = unpack_lz4};
     Unpacking u = {in, in + size, out, out, out + made};
     const char *fault = decoders[codec](&u);
-    return fault ? fault : u.out == u.out_end ? NULL : too_short;
+    return fault ? fault : u.out == u.out_end ? NULL : "it is shorter than its page";
 }
