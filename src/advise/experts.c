@@ -9,7 +9,8 @@
 /* Returns the bytes of weights that a decoding step reads: all except the experts that no sequence
  * chose. With even routing, (1 - k / E)^sequences of the experts are unread. */
 static double decode_bytes(const ModelConfig *model, double parameters, double sequences) {
-    double experts = 3.0 * (double)model->layers * (double)model->experts * (double)model->ffn * (double)model->width;
+    double experts =
+        3.0 * (double)model_expert_layers(model, model->layers) * (double)model->experts * (double)model->ffn * (double)model->width;
     double unread = pow(1 - (double)model->experts_per_token / (double)model->experts, sequences);
     /* An embedding that the head does not share gives one row per sequence. */
     double table = model->tied ? 0 : (double)model->vocabulary * (double)model->width;

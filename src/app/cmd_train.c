@@ -382,19 +382,20 @@ const Command command_train = {
     .name = "train",
     .summary = "train a model, or continue a run",
     .usage = "CONFIG.yaml|RUN [key=value ...]",
-    .explanation = "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
-                   "SIGTERM and SIGINT write a checkpoint first; the same command continues, and so does smelt train RUN.\n"
-                   "smelt train RUN fork=NEW goes on from a checkpoint of RUN in a new run folder and leaves RUN as it is.\n\n"
-                   "A run that has started keeps its settings, but for those whose last word below is one of these. changes: another\n"
-                   "value holds from the next step on, and is printed and recorded (smelt show RUN). free: no result depends on it.\n"
-                   "once: of one start alone.\n\n"
-                   "Of the columns, %peak is TFLOP/s in percent of the vendor's peak, known of GPUs alone, and %best in percent of the\n"
-                   "best that was measured here, a large GEMM in the run's precision. With fp8.recipe the vendor's peak is that of GEMMs "
-                   "in fp8. A terminal gets the columns that fit, a pipe and RUN/log.txt always the\n"
-                   "same, where what is not known is called unknown.\n\n"
-                   "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2, flux and finetune.\n"
-                   "  smelt train --example llama > llama.yaml\n"
-                   "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
+    .explanation =
+        "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
+        "SIGTERM and SIGINT write a checkpoint first; the same command continues, and so does smelt train RUN.\n"
+        "smelt train RUN fork=NEW goes on from a checkpoint of RUN in a new run folder and leaves RUN as it is.\n\n"
+        "A run that has started keeps its settings, but for those whose last word below is one of these. changes: another\n"
+        "value holds from the next step on, and is printed and recorded (smelt show RUN). free: no result depends on it.\n"
+        "once: of one start alone.\n\n"
+        "Of the columns, %peak is TFLOP/s in percent of the vendor's peak, known of GPUs alone, and %best in percent of the\n"
+        "best that was measured here, a large GEMM in the run's precision. With fp8.recipe the vendor's peak is that of GEMMs "
+        "in fp8. A terminal gets the columns that fit, a pipe and RUN/log.txt always the\n"
+        "same, where what is not known is called unknown.\n\n"
+        "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2, flux, finetune and qwen3-30b-a3b.\n"
+        "  smelt train --example llama > llama.yaml\n"
+        "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
     .table = &config_table,
     .options_size = sizeof(Config),
     .ranks = true,

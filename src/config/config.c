@@ -129,7 +129,7 @@ static const Option rows[] = {
     BOOL_OPTION(data.document_mask, "true", "restart attention, convolutions and positions at every document"),
 
     CHOICE_OPTION(model.family, "llama", FAMILY_CHOICES,
-        "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3; flux generates images", STATE),
+        "architecture; llama includes Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE; flux generates images", STATE),
     INT_OPTION(model.layers, "4", 1, 10000, "layers", "number of blocks, each of attention and an MLP or experts", STATE),
     INT_OPTION(model.width, "256", 8, 1 << 20, "channels", "width of the residual stream", STATE),
     INT_OPTION(model.heads, "4", 1, 65536, "heads", "query heads", STATE),
@@ -146,6 +146,10 @@ static const Option rows[] = {
     REAL_OPTION(model.window_rope_theta, "0", 0, 1e12, "", "model.rope_theta of the layers with the window; 0: the same"),
     INT_OPTION(model.experts, "0", 0, 512, "experts", "experts per layer; 0: one dense MLP", STATE),
     INT_OPTION(model.experts_per_token, "1", 1, 64, "experts", "experts chosen for each token"),
+    INT_OPTION(model.experts_first, "0", 0, 9999, "layer", "first layer with experts; earlier layers have one MLP", STATE),
+    INT_OPTION(model.experts_period, "1", 1, 10000, "layers",
+        "from model.experts_first on, every Nth layer has experts, the other layers have one MLP; 1: all have experts", STATE),
+    INT_OPTION(model.dense_ffn, "0", 0, 1 << 24, "channels", "hidden width of the MLP in layers without experts; 0: model.ffn", STATE),
     INT_OPTION(model.router_width, "64", 1, 65536, "channels", "hidden width of the routers", STATE),
     BOOL_OPTION(model.renormalise, "false", "normalize the gates of a token's experts to sum to 1"),
     REAL_OPTION(model.auxiliary_loss, "0", 0, 100, "", "weight of the load-balancing loss"),
@@ -351,6 +355,10 @@ static bool check_model(ModelConfig *model, Error *error) {
     if (model->experts && model->experts_per_token > model->experts)
         return error_set(error, ERROR_USAGE, "model.experts_per_token=%lld must be at most model.experts=%lld",
             (long long)model->experts_per_token, (long long)model->experts);
+    if (model->experts && model->experts_first >= model->layers)
+        return error_set(error, ERROR_USAGE, "model.experts_first=%lld must be less than model.layers=%lld",
+            (long long)model->experts_first, (long long)model->layers);
+    if (model_mixes_layers(model) && !model->dense_ffn) model->dense_ffn = model->ffn;
     const FamilyRule *family = family_of(model);
     if (activation_rules[model_activation(model)].gated != activation_rules[family->activation].gated)
         return error_set(error, ERROR_USAGE, "model.activation=%s: the MLP of family %s %s, as %s does: give another function",
@@ -394,8 +402,9 @@ static bool check_size(const Config *config, Error *error) {
     int64_t microbatch = config->batch.sequences * config->data.length;
     double heads = (double)(model->heads + 2 * model->kv_heads) * model->head_dim, experts = model->experts ? model->experts : 1;
     double chosen = model->experts ? model->experts_per_token : 1;
-    double parameters = model->width * (model->layers * (2 * heads + 3 * experts * model->ffn) + 2.0 * model->vocabulary);
-    double elements = microbatch * model->layers * (model->width + heads + chosen * model->ffn);
+    double parameters =
+        model->width * (model->layers * (2 * heads + 3 * experts * model->ffn + 3.0 * model->dense_ffn) + 2.0 * model->vocabulary);
+    double elements = microbatch * model->layers * (model->width + heads + chosen * model->ffn + model->dense_ffn);
     if (microbatch * chosen > INT32_MAX)
         return error_set(error, ERROR_USAGE,
             "the microbatch batch.sequences=%lld x data.length=%lld tokens x %.0f experts per token exceeds %d: reduce batch.sequences; "

@@ -49,7 +49,9 @@ typedef struct ModelConfig {
     int64_t window_period, window_first; /* zaya: layers i with i % window_period == window_first have the window */
     double window_rope_theta;            /* zaya: rope_theta of the layers with the window; 0: the same as the others */
     int64_t experts, experts_per_token, router_width;
-    bool renormalise; /* gates of the chosen experts sum to 1 */
+    int64_t experts_first, experts_period; /* layers experts_first + n * experts_period have experts, the other layers an MLP */
+    int64_t dense_ffn;                     /* hidden width of this MLP */
+    bool renormalise;                      /* gates of the chosen experts sum to 1 */
     double auxiliary_loss;
     int auxiliary_scope; /* AuxiliaryScope */
     double rope_theta, rope_fraction;
@@ -76,6 +78,19 @@ typedef struct ModelConfig {
     Fp8Config fp8;               /* not part of the model: how it is computed */
     PreferenceConfig preference; /* not part of the model: its loss */
 } ModelConfig;
+
+static inline bool model_layer_has_experts(const ModelConfig *model, int64_t layer) {
+    return model->experts && layer >= model->experts_first && (layer - model->experts_first) % model->experts_period == 0;
+}
+/* Returns the number of layers below `end` that have experts. */
+static inline int64_t model_expert_layers(const ModelConfig *model, int64_t end) {
+    if (!model->experts || end <= model->experts_first) return 0;
+    return (end - model->experts_first - 1) / model->experts_period + 1;
+}
+/* Returns whether some layers have experts and others an MLP. */
+static inline bool model_mixes_layers(const ModelConfig *model) {
+    return model->experts && model_expert_layers(model, model->layers) < model->layers;
+}
 
 /* Adapters in place of full training (model/lora.c). */
 typedef enum LoraBase { LORA_BASE_SAME, LORA_BASE_NF4, LORA_BASE_FP8 } LoraBase;

@@ -52,6 +52,7 @@ NUMBER(tokens_of_chunks, 4 * config->layout.cp)
 NUMBER(heads, config->model.heads)
 NUMBER(kv_heads, config->model.kv_heads)
 NUMBER(ffn, config->model.ffn)
+NUMBER(dense_ffn, config->model.dense_ffn)
 NUMBER(vocabulary, config->model.vocabulary)
 NUMBER(layers, config->model.layers)
 NUMBER(layers_of_stage, config->model.layers / config->layout.pp)
@@ -70,6 +71,7 @@ CONDITION(shares_keys, config->layout.tp > 1 && !copies_keys(config, ranks))
 CONDITION(is_normed_over_heads, config->layout.tp > 1 && family_norms_all_heads(&config->model))
 CONDITION(is_quantized, config->lora.rank > 0 && config->lora.base != LORA_BASE_SAME)
 CONDITION(is_dense, config->layout.tp > 1 && config->model.experts == 0)
+CONDITION(mixes_layers, config->layout.tp > 1 && model_mixes_layers(&config->model))
 CONDITION(shares_experts, config->layout.ep > 1 || (config->layout.tp > 1 && config->model.experts > 0))
 CONDITION(is_chunked, layout_chunks(&config->layout) > 1)
 CONDITION(is_context, config->layout.cp > 1)
@@ -99,6 +101,7 @@ static const LayoutRule rules[] = {
     {is_normed_over_heads, "layout.tp", tp, AT_MOST, "the ranks of one norm", one, "queries and keys of all heads are normalized together"},
     {is_quantized, "layout.tp x ep", ep_tp, AT_MOST, "the ranks of a quantized matrix", one, "lora.base quantizes whole matrices"},
     {is_dense, "layout.tp", tp, DIVIDES, "model.ffn", ffn, "tensor parallelism splits the MLP's columns"},
+    {mixes_layers, "layout.tp", tp, DIVIDES, "model.dense_ffn", dense_ffn, "tensor parallelism splits the MLP's columns"},
     {is_tensor, "layout.tp", tp, AT_MOST, "model.vocabulary", vocabulary, "tensor parallelism splits the rows of embedding and head"},
     {is_tensor, "layout.tp", tp, DIVIDES, "batch.sequences x data.length / layout.cp", rows,
         "tensor parallelism splits the tokens between layers"},

@@ -32,6 +32,7 @@ CONDITION(has_context, is_text(config, facts) || config->model.context == config
 
 CONDITION(has_window, config->model.window > 0)
 CONDITION(has_experts, config->model.experts > 0)
+CONDITION(mixes_layers, model_mixes_layers(&config->model))
 CONDITION(balances_experts, config->model.experts > 0 && config->model.auxiliary_loss > 0)
 CONDITION(stretches, config->model.rope_factor > 1)
 CONDITION(stretches_by_parts, config->model.rope_factor > 1 && config->model.rope_scaling == ROPE_LLAMA3)
@@ -139,6 +140,12 @@ static const Need rows[] = {
     {"model.window_rope_theta", "model.window", has_window, REFUSE},
     {"model.experts", OF_RULE, REFUSE},
     {"model.experts_per_token", "model.experts", has_experts, WARN},
+    {"model.experts_first", OF_RULE, REFUSE},
+    {"model.experts_first", "model.experts", has_experts, REFUSE},
+    {"model.experts_period", OF_RULE, REFUSE},
+    {"model.experts_period", "model.experts", has_experts, REFUSE},
+    {"model.dense_ffn", OF_RULE, REFUSE},
+    {"model.dense_ffn", "layers without experts beside others (model.experts_first, model.experts_period)", mixes_layers, REFUSE},
     {"model.router_width", OF_RULE, WARN},
     {"model.renormalise", "model.experts", has_experts, WARN},
     {"model.auxiliary_loss", "model.experts", has_experts, WARN},

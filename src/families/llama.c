@@ -1,17 +1,16 @@
 /* Llama (arXiv 2302.13971, 2407.21783): pre-norm attention with RoPE and grouped queries, SwiGLU
  * MLP, plain residual adds. Settings select its variants: Mistral's sliding window (arXiv
  * 2310.06825), Qwen2's biases of queries, keys and values (arXiv 2407.10671), Qwen3's norms of each
- * query and key head before RoPE (arXiv 2505.09388), and Mixtral's top-k mixture of experts with
- * softmax routing in place of the MLP (arXiv 2401.04088). */
+ * query and key head before RoPE (arXiv 2505.09388), and the top-k mixture of experts with softmax
+ * routing in place of the MLP of all layers (Mixtral, arXiv 2401.04088) or of some (Qwen3-MoE). */
+#include "base/math.h"
 #include "base/memory.h"
-#include "base/strings.h"
-#include "base/json_reader.h"
+#include "base/scope.h"
 #include "formats/hf_class.h"
 #include "model/layer_spec.h"
 
 static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
-    (void)index;
     LayerSpec spec = {.before_attention = "input_layernorm",
         .before_mlp = "post_attention_layernorm",
         .attention = {.queries = "self_attn.q_proj",
@@ -22,7 +21,7 @@ static LayerSpec layer(Builder *b, int index) {
             .rope_table = builder_rope_table(b, c->rope_theta),
             .scores = {.window = c->window}}};
     if (c->qk_norm) spec.attention.query_norm = "self_attn.q_norm", spec.attention.key_norm = "self_attn.k_norm";
-    if (c->experts) spec.mlp = (MlpLayer){.router = "mlp.gate", .experts = "mlp.experts"};
+    if (model_layer_has_experts(c, index)) spec.mlp = (MlpLayer){.router = "mlp.gate", .experts = "mlp.experts"};
     else spec.mlp = (MlpLayer){.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"};
     return spec;
 }
@@ -62,16 +61,7 @@ static const HfField mistral_fields[] = {
     END,
 };
 
-/* load_balancing_loss_func of transformers' Mixtral is one loss over the tokens of all layers: E
- * times the sum over e of f_e P_e. Its f counts choices per token, which add up to k; our f are
- * shares, which add up to 1. */
-static void read_router_loss(HfFieldReader *r, const char *name, const json_t *value) {
-    if (value && !json_is_finite(value)) hf_refuse(r, name, "is not a number");
-    double weight = value ? json_finite_value(value) : 0.001;
-    r->model->auxiliary_scope = AUXILIARY_MODEL;
-    r->model->auxiliary_loss = hf_boolean_or(r, "output_router_logits", false) ? weight * r->model->experts_per_token : 0;
-    if (r->model->auxiliary_loss < 0) hf_refuse(r, name, "is below 0");
-}
+static void read_router_loss(HfFieldReader *r, const char *name, const json_t *value) { hf_read_router_loss(r, name, value, 0.001); }
 
 static const HfField mixtral_fields[] = {
     INTEGER("num_key_value_heads", kv_heads, "8"),
@@ -113,20 +103,88 @@ static const HfField qwen_fields[] = {
 static const HfField qwen2_fields[] = {INTEGER("head_dim", head_dim, "0"), END};
 static const HfField qwen3_fields[] = {INTEGER("head_dim", head_dim, "128"), FIXED("attention_bias", "false"), END};
 
+/* All layers have the window if use_sliding_window is true. */
+static void read_qwen_window(HfFieldReader *r, const char *name, const json_t *value) {
+    int64_t window = value && json_is_null(value) ? 0 : hf_integer_or(r, name, 1, 4096);
+    r->model->window = hf_boolean_or(r, "use_sliding_window", false) ? window : 0;
+}
+
+/* Clears the entries of `experts` that the list names. transformers ignores other numbers. */
+static void clear_dense_layers(HfFieldReader *r, const char *name, const json_t *list, bool *experts) {
+    size_t index;
+    json_t *layer;
+    if (list && !json_is_null(list) && !json_is_array(list)) hf_refuse(r, name, "is not a list of layers");
+    json_array_foreach((json_t *)list, index, layer) {
+        json_int_t at = json_integer_value(layer);
+        if (!json_is_integer(layer)) hf_refuse(r, name, "is not a list of layers");
+        else if (at >= 0 && at < r->model->layers) experts[at] = false;
+    }
+}
+
+/* Reads which layers have experts. The first two of them give the period; a single one has that of
+ * decoder_sparse_step, or a period beyond the last layer. */
+static void read_dense_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    ModelConfig *c = r->model;
+    int64_t step = hf_integer_or(r, "decoder_sparse_step", 1, 1), first = 0, second;
+    if (!r->good || c->layers > (int64_t)config_find("model.layers")->maximum) return; /* refused by its bounds */
+    SCOPED_FREE bool *experts = memory_allocate((size_t)c->layers);
+    for (int64_t i = 0; i < c->layers; i++) experts[i] = (i + 1) % step == 0;
+    clear_dense_layers(r, name, value, experts);
+    while (first < c->layers && !experts[first]) first++;
+    for (second = first + 1; second < c->layers && !experts[second];) second++;
+    if (first == c->layers) hf_refuse(r, name, "and decoder_sparse_step leave no layer with experts: give the model as a qwen3");
+    c->experts_first = first;
+    c->experts_period = second < c->layers ? second - first : int_max(step, c->layers - first);
+    for (int64_t i = 0; i < c->layers; i++)
+        if (experts[i] != model_layer_has_experts(c, i))
+            hf_refuse(r, name, "and decoder_sparse_step leave experts in layers at uneven distances, which is not supported");
+    if (!model_mixes_layers(c)) c->dense_ffn = 0;
+}
+
+static const HfField qwen3_moe_fields[] = {
+    INTEGER("vocab_size", vocabulary, "151936"),
+    INTEGER("hidden_size", width, "2048"),
+    INTEGER("intermediate_size", dense_ffn, "6144"),
+    INTEGER("num_hidden_layers", layers, "24"),
+    INTEGER("num_key_value_heads", kv_heads, "4"),
+    INTEGER("head_dim", head_dim, "0"),
+    READ("sliding_window", read_qwen_window),
+    NO_EFFECT("use_sliding_window"), /* read with sliding_window */
+    FIXED("attention_bias", "false"),
+    INTEGER("moe_intermediate_size", ffn, "768"),
+    INTEGER("num_experts", experts, "128"),
+    SYNONYM("num_local_experts", "num_experts"),
+    INTEGER("num_experts_per_tok", experts_per_token, "8"),
+    BOOLEAN("norm_topk_prob", renormalise, "false"),
+    READ("mlp_only_layers", read_dense_layers),
+    NO_EFFECT("decoder_sparse_step"), /* read with mlp_only_layers */
+    READ("router_aux_loss_coef", read_router_loss),
+    NO_EFFECT("output_router_logits"),
+    END,
+};
+
 /* Refuses settings that other classes of the family support and this one does not. */
 static bool check_llama_class(const ModelConfig *c, const char *architecture, Error *error) {
     if (c->rope_fraction != 1)
         return error_set(
             error, ERROR_USAGE, "model.rope_fraction=%g must be 1, because %s applies RoPE to whole heads", c->rope_fraction, architecture);
-    if (c->experts && !c->renormalise)
-        return error_set(error, ERROR_USAGE,
-            "model.renormalise=false does not work for %s, whose gates sum to 1: set model.renormalise=true", architecture);
     if (c->qkv_bias && (c->experts || c->qk_norm))
         return error_set(error, ERROR_USAGE, "model.qkv_bias=true does not work for %s, which has no such biases: set model.qkv_bias=false",
             architecture);
-    return !(c->qk_norm && c->experts) ||
-           error_set(error, ERROR_USAGE, "model.qk_norm=true does not work for %s, which has no such norms: set model.qk_norm=false",
-               architecture);
+    return true;
+}
+
+static bool check_mixtral(const ModelConfig *c, const char *architecture, Error *error) {
+    if (!c->renormalise)
+        return error_set(error, ERROR_USAGE,
+            "model.renormalise=false does not work for %s, whose gates sum to 1: set model.renormalise=true", architecture);
+    if (model_mixes_layers(c))
+        return error_set(error, ERROR_USAGE,
+            "model.experts_first=%lld and model.experts_period=%lld must be 0 and 1 for %s, which has experts in all layers: change them, "
+            "or "
+            "set model.qk_norm=true",
+            (long long)c->experts_first, (long long)c->experts_period, architecture);
+    return check_llama_class(c, architecture, error);
 }
 
 static void put_sizes(json_t *object, const ModelConfig *c, bool window) {
@@ -151,25 +209,33 @@ static void put_qwen(json_t *object, const ModelConfig *c) {
     hf_put_integer(object, "max_window_layers", 0);
 }
 
-/* Returns the weight as read. For a sum of per-layer losses, returns the weight that gives the same
- * sum if the layers are alike. */
-static double router_loss_weight(const ModelConfig *c) {
-    double weight = c->auxiliary_loss / (double)c->experts_per_token;
-    return c->auxiliary_scope == AUXILIARY_MODEL ? weight : weight * (double)c->layers;
-}
-
 static void put_mixtral(json_t *object, const ModelConfig *c) {
     put_sizes(object, c, true);
     hf_put_integer(object, "num_local_experts", c->experts);
-    hf_put_integer(object, "num_experts_per_tok", c->experts_per_token);
-    hf_put(object, "output_router_logits", json_boolean(c->auxiliary_loss > 0));
-    hf_put(object, "router_aux_loss_coef", json_real(router_loss_weight(c)));
+    hf_put_router(object, c);
+}
+
+static void put_qwen3_moe(json_t *object, const ModelConfig *c) {
+    bool steps = c->experts_first == c->experts_period - 1;
+    json_t *dense = json_array();
+    put_sizes(object, c, true);
+    hf_put(object, "use_sliding_window", json_boolean(c->window > 0));
+    hf_put_integer(object, "intermediate_size", model_mixes_layers(c) ? c->dense_ffn : c->ffn);
+    hf_put_integer(object, "moe_intermediate_size", c->ffn);
+    hf_put_integer(object, "num_experts", c->experts);
+    hf_put(object, "norm_topk_prob", json_boolean(c->renormalise));
+    hf_put_router(object, c);
+    hf_put_integer(object, "decoder_sparse_step", steps ? c->experts_period : 1);
+    hf_put(object, "mlp_only_layers", dense);
+    for (int64_t i = 0; i < c->layers && !steps; i++)
+        if (!model_layer_has_experts(c, i)) json_array_append_new(dense, json_integer(i));
 }
 
 static void start_mixtral(ModelConfig *c) { c->renormalise = true; }
 static void start_qwen2(ModelConfig *c) { c->qkv_bias = true; }
 static void start_qwen3(ModelConfig *c) { c->qk_norm = true; }
 
+static bool fits_qwen3_moe(const ModelConfig *c) { return c->experts && c->qk_norm; }
 static bool fits_mixtral(const ModelConfig *c) { return c->experts; }
 static bool fits_qwen3(const ModelConfig *c) { return c->qk_norm; }
 static bool fits_qwen2(const ModelConfig *c) { return c->qkv_bias; }
@@ -177,30 +243,8 @@ static bool fits_qwen2(const ModelConfig *c) { return c->qkv_bias; }
  * otherwise the same model. */
 static bool fits_mistral(const ModelConfig *c) { return c->window || c->width % c->heads; }
 
-/* Lists experts one by one; routers have no biases. w1 is the gate, w3 the up and w2 the down
- * projection. */
 static void list_mixtral(HfTensorList *list, const HfParameter *parameter) {
-    const char *rest;
-    const Parameter *p = parameter->p;
-    int layer = hf_split_layer(parameter, &rest);
-    if (p->kind == PARAMETER_BALANCE_BIAS) return;
-    if (!strcmp(rest, "mlp.gate.weight")) {
-        hf_append(list, memory_format("model.layers.%d.block_sparse_moe.gate.weight", layer), parameter);
-        return;
-    }
-    if (p->rank != 3) {
-        hf_list_native(list, parameter);
-        return;
-    }
-    bool down = ends_with(p->name, "down_proj");
-    int64_t parts = p->shape[0] * (down ? 1 : 2);
-    for (int64_t i = 0; i < parts; i++)
-        hf_append_part(list,
-            memory_format("model.layers.%d.block_sparse_moe.experts.%lld.%s.weight", layer, (long long)(down ? i : i / 2),
-                down    ? "w2"
-                : i % 2 ? "w3"
-                        : "w1"),
-            parameter, i, parts);
+    hf_list_split_experts(list, parameter, "block_sparse_moe", (const char *const[]){"w1", "w3", "w2"});
 }
 
 static const GgufRow gguf_dense_rows[] = {
@@ -213,10 +257,37 @@ static const GgufRow gguf_expert_rows[] = {
     {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"},
     {NULL, ROW_READ, 0, false, NULL},
 };
+static const GgufRow gguf_qwen3_moe_rows[] = {
+    {"expert_count", ROW_INTEGER, GGUF_AT(experts), true, "num_experts"},
+    {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"},
+    {"expert_feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "moe_intermediate_size"},
+    {NULL, ROW_READ, 0, false, NULL},
+};
+
+/* llama.cpp's models have experts in all layers and gates that sum to 1. */
+static bool read_qwen3_moe_gguf(const GgufKeys *keys) {
+    hf_put(keys->object, "norm_topk_prob", json_true());
+    return true;
+}
+
+static bool check_qwen3_moe_gguf(const ModelConfig *c, Error *error) {
+    if (model_mixes_layers(c))
+        return error_set(error, ERROR_USAGE,
+            "model.experts_first=%lld, model.experts_period=%lld: llama.cpp's qwen3moe has experts in all layers",
+            (long long)c->experts_first, (long long)c->experts_period);
+    return c->renormalise || error_set(error, ERROR_USAGE, "model.renormalise=false: gates of llama.cpp's qwen3moe sum to 1");
+}
+
 static const GgufClass gguf_llama = {.architecture = "llama", .rotary = true, .pairs = true, .rows = gguf_dense_rows};
 static const GgufClass gguf_mixtral = {.architecture = "llama", .experts = true, .rotary = true, .pairs = true, .rows = gguf_expert_rows};
 static const GgufClass gguf_qwen2 = {.architecture = "qwen2", .rotary = true};
 static const GgufClass gguf_qwen3 = {.architecture = "qwen3", .rotary = true};
+static const GgufClass gguf_qwen3_moe = {.architecture = "qwen3moe",
+    .experts = true,
+    .rotary = true,
+    .rows = gguf_qwen3_moe_rows,
+    .read = read_qwen3_moe_gguf,
+    .check = check_qwen3_moe_gguf};
 
 #define TABLES hf_decoder_fields, hf_shared_fields, hf_metadata_fields
 static const HfClass llama = {.model_type = "llama",
@@ -243,7 +314,7 @@ static const HfClass mixtral = {.model_type = "mixtral",
     .router_is_parameter = true,
     .start = start_mixtral,
     .fits = fits_mixtral,
-    .check = check_llama_class,
+    .check = check_mixtral,
     .put = put_mixtral,
     .list = list_mixtral,
     .gguf = &gguf_mixtral};
@@ -265,12 +336,23 @@ static const HfClass qwen3 = {.model_type = "qwen3",
     .check = check_llama_class,
     .put = put_qwen,
     .gguf = &gguf_qwen3};
-static const HfClass *const classes[] = {&mixtral, &qwen3, &qwen2, &mistral, &llama, NULL};
+static const HfClass qwen3_moe = {.model_type = "qwen3_moe",
+    .architecture = "Qwen3MoeForCausalLM",
+    .tables = {{qwen3_moe_fields, TABLES}},
+    .lacks_router_biases = true,
+    .router_is_parameter = true,
+    .start = start_qwen3,
+    .fits = fits_qwen3_moe,
+    .check = check_llama_class,
+    .put = put_qwen3_moe,
+    .list = hf_list_experts,
+    .gguf = &gguf_qwen3_moe};
+static const HfClass *const classes[] = {&qwen3_moe, &mixtral, &qwen3, &qwen2, &mistral, &llama, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
 
-static const char *const settings[] = {
-    "activation", "experts", "padding", "qk_norm", "qkv_bias", "rope_factor", "rope_fraction", "rope_theta", NULL};
+static const char *const settings[] = {"activation", "dense_ffn", "experts", "experts_first", "experts_period", "padding", "qk_norm",
+    "qkv_bias", "rope_factor", "rope_fraction", "rope_theta", NULL};
 
 const FamilyRule family_llama = {.name = "llama",
     .settings = settings,

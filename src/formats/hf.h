@@ -1,10 +1,9 @@
 /* Hugging Face folders and GGUF files, which are read in the same way: `folder` is the name of
  * either. A folder has config.json, model.safetensors or its shards with an index,
  * generation_config.json and, for the byte tokenizer, tokenizer.json with tokenizer_config.json, as
- * transformers 5 loads them (AutoModelForCausalLM, AutoTokenizer). The classes are ZayaForCausalLM,
- * LlamaForCausalLM, MistralForCausalLM (if Llama's code lacks a feature that Mistral's has) and
- * MixtralForCausalLM (a llama with experts). Zyphra's first ZAYA1 folders, with attention and
- * experts as separate layers, are read too. */
+ * transformers 5 loads them (AutoModelForCausalLM, AutoTokenizer). Each family lists its classes
+ * (FamilyRule.classes). Zyphra's first ZAYA1 folders, with attention and experts as separate layers,
+ * are read too. */
 #pragma once
 
 #include <jansson.h>

@@ -85,6 +85,9 @@ void hf_read_unused_layers(HfFieldReader *r, const char *name, const json_t *val
 /* Reads layer_types if all layers have the window, or none has: removes the window or requires
  * it. */
 void hf_read_layer_types(HfFieldReader *r, const char *name, const json_t *types);
+/* Reads the coefficient of the router's loss over all layers, with its default, and
+ * output_router_logits: without it the loss does not count. Needs the experts per token. */
+void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value, double fallback);
 void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value);
 /* Reads one object of RoPE settings at `path` (`rope` NULL: it is absent). `theta` and `fraction`
  * are the defaults of rope_theta and partial_rotary_factor; `theta` NAN: the object must have one.
@@ -101,6 +104,8 @@ static inline void hf_put_text(json_t *object, const char *key, const char *valu
 void hf_put_activation(json_t *object, const char *key, const ModelConfig *config);
 /* Writes the sizes of a Llama-like decoder. */
 void hf_put_decoder(json_t *object, const ModelConfig *config);
+/* Writes the fields of hf_read_router_loss and num_experts_per_tok. */
+void hf_put_router(json_t *object, const ModelConfig *config);
 /* Writes rope_theta and rope_scaling as separate fields. */
 void hf_put_rope(json_t *object, const ModelConfig *config);
 /* Returns whether RoPE positions, or queries and keys with them, are scaled. */
@@ -150,6 +155,12 @@ HfTensor *hf_append(HfTensorList *list, char *name, const HfParameter *parameter
 /* Appends part `index` of `parts` equal parts of a stack of matrices; a part has 1 / parts of the
  * stack's rows. */
 HfTensor *hf_append_part(HfTensorList *list, char *name, const HfParameter *parameter, int64_t index, int64_t parts);
+/* Lists the experts of a layer one by one, LAYERS.N.BLOCK.experts.E.NAME.weight, with `names` of the
+ * gate, up and down projections, and the router as BLOCK.gate.weight; routers have no biases. Lists
+ * other parameters as hf_list_native does. */
+void hf_list_split_experts(HfTensorList *list, const HfParameter *parameter, const char *block, const char *const names[3]);
+/* The same for mlp.experts.E.gate_proj, up_proj and down_proj. */
+HfLister hf_list_experts;
 /* Returns the layer of "LAYERS.N.REST" of a family and sets *rest to REST; -1 and the whole name
  * for other names. */
 int hf_split_layer(const HfParameter *parameter, const char **rest);

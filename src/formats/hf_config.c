@@ -82,6 +82,17 @@ void hf_read_unused_layers(HfFieldReader *r, const char *name, const json_t *val
         hf_refuse(r, name, "does not hold one name for each of num_hidden_layers");
 }
 
+/* load_balancing_loss_func of transformers is one loss over the tokens of all layers: E times the sum
+ * over e of f_e P_e. Its f counts choices per token, which add up to k; our f are shares, which add
+ * up to 1. */
+void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value, double fallback) {
+    if (value && !json_is_finite(value)) hf_refuse(r, name, "is not a number");
+    double weight = value ? json_finite_value(value) : fallback;
+    r->model->auxiliary_scope = AUXILIARY_MODEL;
+    r->model->auxiliary_loss = hf_boolean_or(r, "output_router_logits", false) ? weight * r->model->experts_per_token : 0;
+    if (r->model->auxiliary_loss < 0) hf_refuse(r, name, "is below 0");
+}
+
 /* -- Reading the file ---------------------------------------------------------------------------------------------- */
 
 /* Finds the class of an object, and its family, by model_type, or by _class_name for diffusers. */
@@ -226,6 +237,16 @@ void hf_put_decoder(json_t *object, const ModelConfig *c) {
         object, "max_position_embeddings", c->rope_factor > 1 && c->rope_scaling == ROPE_DYNAMIC ? c->rope_original_context : c->context);
     hf_put(object, "rms_norm_eps", json_real(c->norm_epsilon));
     hf_put(object, "attention_dropout", json_real(0));
+}
+
+/* Writes the coefficient as read. For a sum of per-layer losses, writes the one that gives the same
+ * sum if the layers are alike. */
+void hf_put_router(json_t *object, const ModelConfig *c) {
+    double weight = c->auxiliary_loss / (double)c->experts_per_token;
+    if (c->auxiliary_scope == AUXILIARY_LAYER) weight *= (double)model_expert_layers(c, c->layers);
+    hf_put_integer(object, "num_experts_per_tok", c->experts_per_token);
+    hf_put(object, "output_router_logits", json_boolean(c->auxiliary_loss > 0));
+    hf_put(object, "router_aux_loss_coef", json_real(weight));
 }
 
 static void put_token_ids(json_t *object, const HfExport *export) {

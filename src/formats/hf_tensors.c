@@ -51,6 +51,31 @@ void hf_list_native(HfTensorList *list, const HfParameter *parameter) {
     hf_append(list, memory_copy_string(parameter->p->name), parameter);
 }
 
+void hf_list_split_experts(HfTensorList *list, const HfParameter *parameter, const char *block, const char *const names[3]) {
+    const char *rest, *layers = family_of(parameter->config)->layers;
+    const Parameter *p = parameter->p;
+    int layer = hf_split_layer(parameter, &rest);
+    if (p->kind == PARAMETER_BALANCE_BIAS) return;
+    if (!strcmp(rest, "mlp.gate.weight")) {
+        hf_append(list, memory_format("%s.%d.%s.gate.weight", layers, layer, block), parameter);
+        return;
+    }
+    if (p->rank != 3) {
+        hf_list_native(list, parameter);
+        return;
+    }
+    bool down = ends_with(p->name, "down_proj");
+    int64_t parts = p->shape[0] * (down ? 1 : 2);
+    for (int64_t i = 0; i < parts; i++)
+        hf_append_part(list,
+            memory_format("%s.%d.%s.experts.%lld.%s.weight", layers, layer, block, (long long)(down ? i : i / 2), names[down ? 2 : i % 2]),
+            parameter, i, parts);
+}
+
+void hf_list_experts(HfTensorList *list, const HfParameter *parameter) {
+    hf_list_split_experts(list, parameter, "mlp", (const char *const[]){"gate_proj", "up_proj", "down_proj"});
+}
+
 void hf_list_bare(HfTensorList *list, const HfParameter *parameter) {
     static const char trunk[] = "transformer.";
     const char *name = parameter->p->name;

@@ -716,8 +716,23 @@ static bool write_peft_tensors(const char *folder, int64_t experts, const Graph 
     return written;
 }
 
+/* Beside experts, PEFT takes modules called gate_proj, up_proj and down_proj for parts of the experts
+ * (peft/utils/transformers_weight_conversion.py of 0.21). */
+static bool check_modules(const ModelConfig *model, const Graph *graph, Error *error) {
+    for (int i = 0; i < graph->parameter_count && model->experts; i++) {
+        const char *name = graph->parameters[i].name;
+        if (ends_with(name, DOWN) && strstr(name, ".mlp.") && !strstr(name, ".mlp.experts.") && !strstr(name, ROUTER "."))
+            return error_set(error, ERROR_USAGE,
+                "%s: PEFT has no adapters of MLPs in a model with experts: leave out adapter=true, which writes the whole model, or train "
+                "with "
+                "lora.targets=attention,experts",
+                name);
+    }
+    return true;
+}
+
 bool peft_write(const char *folder, const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph,
     const void *master, Error *error) {
-    return write_peft_tensors(folder, model->experts, graph, master, error) &&
+    return check_modules(model, graph, error) && write_peft_tensors(folder, model->experts, graph, master, error) &&
            write_adapter_config(folder, base, lora, model, graph, error);
 }

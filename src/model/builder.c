@@ -264,9 +264,11 @@ Routing builder_router(Builder *b, TensorId logits, TensorId bias, bool skip) {
     Routing routing = op_router(graph, logits, bias, b->share, b->loss, &spec);
     if (!whole || !routing.loads) return routing;
     b->loads = b->loads ? op_add(graph, b->loads, routing.loads) : routing.loads;
-    BalanceLossSpec balance = {
-        .experts = c->experts, .k = c->experts_per_token, .tokens = c->layers * graph_rows(graph, logits), .weight = c->auxiliary_loss};
-    if (b->layer + 1 == c->layers) op_balance_loss(graph, b->loads, b->share, b->loss, &balance);
+    BalanceLossSpec balance = {.experts = c->experts,
+        .k = c->experts_per_token,
+        .tokens = model_expert_layers(c, c->layers) * graph_rows(graph, logits),
+        .weight = c->auxiliary_loss};
+    if (b->layer + c->experts_period >= c->layers) op_balance_loss(graph, b->loads, b->share, b->loss, &balance);
     return routing;
 }
 

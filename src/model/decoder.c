@@ -71,10 +71,11 @@ static TensorId mlp(Builder *b, const Decoder *d, const MlpLayer *layer, TensorI
     const ModelConfig *c = b->config;
     if (layer->build) return layer->build(b, x);
     if (layer->experts) return experts(b, layer, x);
-    const Stacked projections[] = {{layer->gate, c->ffn, AXES_TENSOR}, {layer->up, c->ffn, AXES_TENSOR}};
+    int64_t ffn = c->experts ? c->dense_ffn : c->ffn;
+    const Stacked projections[] = {{layer->gate, ffn, AXES_TENSOR}, {layer->up, ffn, AXES_TENSOR}};
     Linear up = layer->gate ? builder_stacked(b, projections, 2, c->width, layer->biased) /* [2F, D] */
-                            : declare_input(b, d, layer->up, &c->ffn, 1, layer->biased);  /* [F, D] */
-    Linear down = declare_output(b, d, layer->down, c->ffn, layer->biased);
+                            : declare_input(b, d, layer->up, &ffn, 1, layer->biased);     /* [F, D] */
+    Linear down = declare_output(b, d, layer->down, ffn, layer->biased);
     TensorId hidden = builder_linear(b, x, &up, LORA_MLP);
     hidden = op_activation(b->graph, hidden, model_activation(b->config));
     return builder_linear(b, hidden, &down, LORA_MLP);

@@ -3,6 +3,7 @@
 #include <assert.h>
 
 #include "model/builder.h"
+#include "ops/join/join.h"
 
 static int stage_of(const Builder *b) { return b->graph->mesh->at[AXIS_PP]; }
 static int stages_of(const Builder *b) { return b->graph->mesh->size[AXIS_PP]; }
@@ -16,6 +17,14 @@ bool builder_is_last_piece(const Builder *b, int chunk) { return !b->cut || chun
 /* The last piece may have only the head, which reads nothing but the stream. */
 static bool has_layers(const Builder *b, int piece) { return b->cut->begin[piece] < b->cut->begin[piece + 1]; }
 
+/* Returns whether router loads pass from the layers before `piece` to a router in it or after it. */
+static bool passes_loads(const Builder *b, int piece) {
+    const ModelConfig *c = b->config;
+    int64_t first = b->cut->begin[piece], before = model_expert_layers(c, first);
+    return b->graph->training && c->auxiliary_scope == AUXILIARY_MODEL && c->auxiliary_loss > 0 && before &&
+           before < model_expert_layers(c, c->layers);
+}
+
 /* Returns a received tensor, [rows, columns]. */
 static TensorId received(Builder *b, int64_t rows, int64_t columns, const char *name) {
     TensorId tensor = graph_tensor(b->graph, ARENA_STASH, TYPE_WIDE, 2, (int64_t[]){rows, columns}, name);
@@ -26,11 +35,10 @@ static TensorId received(Builder *b, int64_t rows, int64_t columns, const char *
 static void receive_piece(Builder *b, int piece, TensorId *in) {
     const ModelConfig *c = b->config;
     int64_t rows = graph_elements(b->graph, b->tokens) / (builder_shares_rows(b) ? mesh_size(b->graph->mesh, AXES_TENSOR) : 1);
-    bool loads = b->graph->training && c->experts && c->auxiliary_scope == AUXILIARY_MODEL && c->auxiliary_loss > 0;
     in[EDGE_STREAM] = received(b, rows, c->width, "received_stream");
     if (!has_layers(b, piece)) return;
     if (family_of(c)->chains_routers) in[EDGE_ROUTER_STATE] = received(b, rows, c->router_width, "received_router_state");
-    if (loads) in[EDGE_LOADS] = received(b, 2, c->experts + family_of(c)->skips_experts, "received_loads");
+    if (passes_loads(b, piece)) in[EDGE_LOADS] = received(b, 2, c->experts + family_of(c)->skips_experts, "received_loads");
 }
 
 LayerRange builder_begin_chunk(Builder *b, int chunk, TensorId *stream) {
@@ -51,10 +59,11 @@ void builder_end_chunk(Builder *b, int chunk, TensorId stream) {
     if (builder_is_last_piece(b, chunk)) return;
     TensorId *out = b->chunks[chunk].out;
     out[EDGE_STREAM] = stream;
-    if (has_layers(b, chunk_piece(b, chunk) + 1)) {
-        out[EDGE_ROUTER_STATE] = b->router_state;
-        out[EDGE_LOADS] = b->loads;
-    }
+    int next = chunk_piece(b, chunk) + 1;
+    if (has_layers(b, next)) out[EDGE_ROUTER_STATE] = b->router_state;
+    if (passes_loads(b, next)) out[EDGE_LOADS] = b->loads;
+    if (out[EDGE_LOADS] && out[EDGE_LOADS] == b->chunks[chunk].in[EDGE_LOADS]) /* a chunk without routers sends a copy */
+        out[EDGE_LOADS] = op_join_rows(b->graph, &b->loads, 1, 1);
     for (int i = 0; i < EDGE_TENSORS; i++) {
         Tensor *tensor = &b->graph->tensors[out[i]];
         if (!out[i]) continue;

@@ -66,6 +66,7 @@ static void load_map(const Page *page, int64_t layer) {
     SCOPED_FREE double *ratios = load_ratios(map, layer);
     double most = 0;
     for (int64_t expert = 0; expert < map->experts; expert++) most = fmax(most, ratios[expert * HISTORY_COLUMNS + columns - 1]);
+    if (most == 0) return; /* a layer without experts */
     fprintf(page->out, "<div class=\"map\"><div class=\"head\"><h3>Layer %lld</h3><p>busiest at the end: %.2f\xC3\x97</p></div>\n",
         (long long)layer, most);
     fprintf(

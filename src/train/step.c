@@ -378,13 +378,15 @@ static void report_load(Loop *loop, int64_t step) {
     Error error = {0};
     SCOPED_FREE double *load = memory_allocate(model->layers * model->experts * sizeof *load);
     SCOPED_FREE float *excess = memory_allocate(model->experts * sizeof *excess);
-    int64_t layer = 0;
+    int64_t index = -1, layer; /* rows of layers without experts stay 0 */
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->kind != PARAMETER_BALANCE_BIAS) continue;
+        do layer = load_layer(&loop->session, ++index);
+        while (!model_layer_has_experts(model, layer));
         const void *gradient = executor_device_tensor(loop->session.training.executor, graph_get(graph, p->tensor)->gradient);
         device_download(loop->session.device, excess, gradient, model->experts * sizeof *excess);
-        double *of_layer = load + load_layer(&loop->session, layer++) * model->experts;
+        double *of_layer = load + layer * model->experts;
         for (int64_t e = 0; e < model->experts; e++) of_layer[e] = excess[e] * loop->session.update.load_unit + 1.0 / model->experts;
     }
     Comm *stages = mesh_group(loop->session.mesh, MESH(AXIS_PP));

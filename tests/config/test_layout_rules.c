@@ -47,6 +47,7 @@ static const Case cases[] = {
     {"model.heads=12 model.kv_heads=4 model.head_dim=32 layout.tp=3", 0, "layout.tp=3 model.kv_heads=4 layout.tp=4"},
     {"model.heads=12 model.kv_heads=4 model.head_dim=32 layout.tp=6", 0, "model.kv_heads=4 layout.tp=6 layout.tp=4"},
     {"model.ffn=510 layout.tp=4", 0, "layout.tp=4 model.ffn=510 MLP's layout.tp=2"},
+    {"model.experts=4 model.experts_first=1 model.dense_ffn=510 layout.tp=4", 0, "layout.tp=4 model.dense_ffn=510 MLP's layout.tp=2"},
     {"model.vocabulary=3 layout.tp=4", 0, "layout.tp=4 model.vocabulary=3 layout.tp=2"},
     {"model.family=mpt layout.tp=4", 0, "layout.tp=4 model.kv_heads=2 layout.tp=2"},
     {"model.family=olmo layout.tp=2", 0, "layout.tp=2 = 1 layout.tp=1"},

@@ -144,6 +144,9 @@ static FixtureSettings qwen2 = {
     "model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64", "model.layers=1", "model.qkv_bias=true"};
 static FixtureSettings qwen3 = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
     "model.layers=1", "model.head_dim=12", "model.qk_norm=true", "model.tied=false"};
+static FixtureSettings qwen3_moe = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+    "model.layers=2", "model.head_dim=12", "model.qk_norm=true", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true",
+    "model.tied=false"};
 static FixtureSettings mpt = {
     "model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128", "model.layers=2", "model.clip_qkv=2"};
 static FixtureSettings olmo2 = {
@@ -158,7 +161,7 @@ static FixtureSettings linear = {"model.family=llama", "model.heads=4", "model.k
 static FixtureSettings published = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.head_dim=64", "model.width=32",
     "model.ffn=64", "model.layers=1", "model.rope_theta=500000", "model.rope_factor=32", "model.rope_original_context=8192",
     "model.context=16384"};
-static const char *const *const models[] = {llama, published, mixtral, qwen2, qwen3, mpt, olmo2, gpt2, yarn, linear};
+static const char *const *const models[] = {llama, published, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmo2, gpt2, yarn, linear};
 enum { MODELS = sizeof models / sizeof *models };
 
 static void write_gguf(const Fixture *f, const char *type, const char *path) {
@@ -425,6 +428,12 @@ static void models_that_llama_cpp_lacks_are_refused(void **state) {
         "model.layers=1", "model.rope_scaling=dynamic", "model.rope_factor=2", "model.rope_original_context=128", "model.context=256"};
     static FixtureSettings scaled = {"model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128",
         "model.layers=1", "model.softmax_scale=0.3"};
+    static FixtureSettings mixed = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+        "model.layers=2", "model.qk_norm=true", "model.experts=3", "model.renormalise=true", "model.experts_first=1"};
+    static FixtureSettings plain_gates = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+        "model.layers=2", "model.qk_norm=true", "model.experts=3"};
+    assert_not_written(mixed, "model.experts_first=1 experts in all layers");
+    assert_not_written(plain_gates, "model.renormalise=false");
     assert_not_written(zaya, "no architecture for ZayaForCausalLM");
     assert_not_written(dynamic, "model.rope_scaling=dynamic");
     assert_not_written(scaled, "model.softmax_scale=0.3");

@@ -138,6 +138,7 @@ static void what_a_class_cannot_express_is_refused_by_name(void **state) {
         {zaya, "model.experts_per_token=2", "model.experts_per_token=2"},
         {zaya, "model.renormalise=true", "model.renormalise=true"},
         {mixtral, "model.renormalise=false", "model.renormalise=false"},
+        {mixtral, "model.experts_first=1", "model.experts_first=1 MixtralForCausalLM"},
         {llama, "model.rope_fraction=0.5", "model.rope_fraction=0.5"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -19,7 +19,7 @@
 #include "session/weights.h"
 #include "support/check.h"
 
-static const char *const families[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "mpt", "gpt2", "olmo2"};
+static const char *const families[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2"};
 enum { CLASSES = sizeof families / sizeof *families };
 
 enum { SPOTS = 16 };

@@ -21,6 +21,9 @@ static FixtureSettings qwen2 = {
     "model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=1", "model.qkv_bias=true"};
 static FixtureSettings qwen3 = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
     "model.layers=1", "model.head_dim=12", "model.qk_norm=true", "model.tied=false"};
+static FixtureSettings qwen3_moe = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
+    "model.head_dim=12", "model.qk_norm=true", "model.experts=3", "model.experts_per_token=2", "model.experts_period=2",
+    "model.experts_first=1", "model.dense_ffn=40", "model.window=9", "model.auxiliary_scope=model"};
 static FixtureSettings mpt = {"model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128", "model.layers=2",
     "model.clip_qkv=2", "model.softmax_scale=0.3"};
 static FixtureSettings gpt2 = {
@@ -32,7 +35,7 @@ static FixtureSettings linear = {"model.family=llama", "model.heads=4", "model.k
     "model.layers=1", "model.qkv_bias=true", "model.window=6", "model.rope_scaling=linear", "model.rope_factor=2.5"};
 static FixtureSettings dynamic = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
     "model.layers=1", "model.rope_scaling=dynamic", "model.rope_factor=2", "model.rope_original_context=128", "model.context=256"};
-static const char *const *const models[] = {zaya, yarn, linear, dynamic, llama, mistral, mixtral, qwen2, qwen3, mpt, gpt2};
+static const char *const *const models[] = {zaya, yarn, linear, dynamic, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -161,7 +164,7 @@ static void what_was_written_is_read_back(void **state) {
 /* What transformers wrote for these folders, with fields that say nothing of numbers and one that nobody knows. */
 static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
-    static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "mpt", "gpt2"};
+    static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -265,6 +268,11 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {gpt2, "hidden_size", "0", "hidden_size is less than 1"},
         {mixtral, "num_local_experts", "0", "num_local_experts is less than 1"},
         {mixtral, "num_experts_per_tok", "4", "model.experts_per_token=4"},
+        {qwen3_moe, "decoder_sparse_step", "0", "decoder_sparse_step is not an integer from 1 on"},
+        {qwen3_moe, "decoder_sparse_step", "5", "mlp_only_layers decoder_sparse_step no layer with experts"},
+        {qwen3_moe, "mlp_only_layers", "[1, 3]", "mlp_only_layers decoder_sparse_step no layer with experts"},
+        {qwen3_moe, "mlp_only_layers", "[\"1\"]", "mlp_only_layers is not a list of layers"},
+        {qwen3_moe, "use_sliding_window", "1", "use_sliding_window is neither true nor false"},
         {zaya, "layer_types", "[\"hybrid\", \"hybrid_sliding\"]", "sliding_window is missing"},
         {zaya, "layer_types", "[\"hybrid\"]", "layer_types num_hidden_layers"},
         {zaya, "layer_types", "[\"mamba\", \"mamba\"]", "layer_types hybrid"},

@@ -68,6 +68,13 @@ MODELS = {
               transformers.Qwen3ForCausalLM,
               transformers.Qwen3Config(hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
                                        head_dim=20, tie_word_embeddings=True, **LLAMA)),
+    "qwen3_moe": (["model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=48", "model.head_dim=20", "model.ffn=24", "model.layers=5",
+                   "model.qk_norm=true", "model.experts=6", "model.experts_per_token=3", "model.experts_first=1", "model.experts_period=2",
+                   "model.dense_ffn=96", "model.window=11"],
+                  transformers.Qwen3MoeForCausalLM,
+                  transformers.Qwen3MoeConfig(hidden_size=48, intermediate_size=96, moe_intermediate_size=24, num_hidden_layers=5, num_attention_heads=4,
+                                              num_key_value_heads=2, head_dim=20, num_experts=6, num_experts_per_tok=3, decoder_sparse_step=2,
+                                              use_sliding_window=True, sliding_window=11, tie_word_embeddings=True, **LLAMA)),
     "olmo2": (["model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=48", "model.ffn=96", "model.layers=3", "model.tied=false"],
               transformers.Olmo2ForCausalLM,
               transformers.Olmo2Config(hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -95,9 +102,10 @@ def load(model, tensors):
         if type(module).__name__ == "Conv1D":
             tensors[name + ".weight"] = tensors[name + ".weight"].T.contiguous()
     report = model.load_state_dict(tensors, strict=False)
+    unexpected = [key for key in report.unexpected_keys if not key.endswith("balancing_biases")]  # zeros
     missing = [key for key in report.missing_keys if not (key == "lm_head.weight" and model.config.tie_word_embeddings)]
-    if missing or report.unexpected_keys:
-        raise SystemExit(f"missing {missing}, unexpected {report.unexpected_keys}")
+    if missing or unexpected:
+        raise SystemExit(f"missing {missing}, unexpected {unexpected}")
     return model.float().eval()
 
 

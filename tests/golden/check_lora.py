@@ -22,6 +22,9 @@ MODELS = {
     "mixtral": ["model.family=llama", "model.kv_heads=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "optimizer.balance_lr=0"],
     "qwen2": ["model.family=llama", "model.kv_heads=2", "model.qkv_bias=true"],
     "qwen3": ["model.family=llama", "model.kv_heads=2", "model.qk_norm=true"],
+    "qwen3_moe": ["model.family=llama", "model.kv_heads=2", "model.qk_norm=true", "model.experts=3", "model.experts_per_token=2", "optimizer.balance_lr=0"],
+    "qwen3_moe, MLPs between": ["model.family=llama", "model.kv_heads=2", "model.qk_norm=true", "model.experts=3", "model.experts_per_token=2",
+                                "optimizer.balance_lr=0", "model.experts_first=1"],
     "mpt": ["model.family=mpt", "model.kv_heads=4", "model.ffn=256"],
     "gpt2": ["model.family=gpt2", "model.kv_heads=4"],
     "gpt2, attention alone": ["model.family=gpt2", "model.kv_heads=4"],
@@ -42,7 +45,7 @@ MODELS = {
 
 
 def has_experts(name):
-    return name.startswith(("zaya", "mixtral"))
+    return name.startswith(("zaya", "mixtral", "qwen3_moe"))
 
 
 def logits_of(model):
@@ -61,7 +64,7 @@ def check(name, settings, smelt, scratch):
 
     call("train", "run=" + base + ".run", "data.train=" + text, *SMALL, *settings, *COMMON)
     call("convert", base + ".run", base)
-    targets = "attention" if "attention" in name else "layers.1.mlp.experts.down_proj,q_proj,router" if "some" in name else "all,router" if has_experts(name) else "all"
+    targets = "attention" if "attention" in name else "attention,experts,router" if "between" in name else "layers.1.mlp.experts.down_proj,q_proj,router" if "some" in name else "all,router" if has_experts(name) else "all"
     more = ["lora.tokens=32,97-101,116"] if "rows" in name else ["lora.experts=shared"] if "shared" in name else ["lora.modules_to_save=lm_head,wte" if "gpt2" in name else "lora.modules_to_save=embed_tokens,lm_head"] if "tables" in name else []
     call("train", "run=" + run, "init=" + base, "data.train=" + text, "lora.rank=4", "lora.alpha=12", "lora.targets=" + targets, *more, "optimizer.lr=2e-2", *COMMON)
     call("convert", run, merged)

@@ -78,6 +78,8 @@ static void mixtral_with_muon_learns_the_same_with_experts_on_several_ranks(void
         {4, "layout.ep=4 layout.zero=0 recompute=norm"});
 }
 
+#define QWEN3_MOE MIXTRAL " model.qk_norm=true model.renormalise=false model.experts_first=1"
+
 static void every_gradient_is_that_of_one_rank(void **state) {
     (void)state;
     CHECK_LAYOUTS(
@@ -95,6 +97,7 @@ static void ranks_of_other_axes_learn_the_same(void **state) {
     CHECK_LAYOUTS(assert_same_loss, ZAYA HEADS, ALL_AXES);
     CHECK_LAYOUTS(assert_same_first_step, ZAYA HEADS ONE_STEP, ALL_AXES);
     CHECK_LAYOUTS(assert_same_first_step, MIXTRAL HEADS ONE_STEP " optimizer.name=muon", ALL_AXES);
+    CHECK_LAYOUTS(assert_same_loss, QWEN3_MOE HEADS, ALL_AXES);
 }
 
 static void gradients_that_travel_in_bf16_teach_nearly_the_same(void **state) {

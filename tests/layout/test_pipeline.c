@@ -11,6 +11,9 @@ static const Family llama = {"llama", "model.family=llama model.experts=0 model.
 static const Family tied = {"tied", "model.family=llama model.experts=0 model.tied=true model.kv_heads=2"};
 static const Family mixtral = {
     "mixtral", "model.family=llama model.experts_per_token=2 model.auxiliary_loss=0.01 model.auxiliary_scope=model"};
+/* Layers 0 and 2 have experts: of four pieces the first two pass router loads on. */
+static const Family qwen3_moe = {"qwen3_moe", "model.family=llama model.qk_norm=true model.experts_per_token=2 model.experts_period=2 "
+                                              "model.auxiliary_loss=0.01 model.auxiliary_scope=model"};
 static const Family mpt = {"mpt", "model.family=mpt model.experts=0"};
 static const Family gpt2 = {"gpt2", "model.family=gpt2 model.experts=0 model.kv_heads=2"};
 
@@ -51,6 +54,11 @@ static void a_tied_embedding_is_one_on_both_ends(void **state) {
 static void mixtral_learns_the_same_in_stages(void **state) {
     (void)state;
     check_both(&mixtral, 2, "layout.pp=2 layout.pp_schedule=interleaved", "layout.pp=2 layout.pp_schedule=zero-bubble");
+}
+
+static void qwen3_moe_learns_the_same_in_stages(void **state) {
+    (void)state;
+    check_both(&qwen3_moe, 2, "layout.pp=2 layout.pp_schedule=interleaved", "layout.pp=2");
 }
 
 static void mpt_learns_the_same_in_stages(void **state) {
@@ -96,6 +104,7 @@ int main(void) {
         TRAIN_TEST(llama_learns_the_same_in_stages),
         TRAIN_TEST(a_tied_embedding_is_one_on_both_ends),
         TRAIN_TEST(mixtral_learns_the_same_in_stages),
+        TRAIN_TEST(qwen3_moe_learns_the_same_in_stages),
         TRAIN_TEST(mpt_learns_the_same_in_stages),
         TRAIN_TEST(gpt2_learns_the_same_in_stages),
         TRAIN_TEST(the_head_may_be_a_stage_of_its_own),

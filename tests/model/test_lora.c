@@ -223,6 +223,24 @@ static void logits_with_adapters_are_those_of_peft(void **state) {
     }
 }
 
+/* PEFT gives adapters of gate_proj to the experts, whichever layer has a module of this name. */
+static void adapters_of_mlps_beside_experts_are_not_written(void **state) {
+    (void)state;
+    static const char *const settings[] = {
+        "model.family=llama", "model.layers=2", "model.qk_norm=true", "model.experts=2", "model.experts_first=1", "lora.rank=2"};
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    Config config;
+    Error error = {0};
+    options_defaults(&config_table, &config, &strings);
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        assert_true(options_set(&config_table, &config, &strings, settings[i], &error));
+    assert_true(config_check(&config, &error));
+    SCOPED(model_free) Model model = model_describe(&config.model, &config.lora, PRECISION_FP32);
+    assert_false(peft_write("no-folder", "base", &config.lora, &config.model, model.graph, NULL, &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_mentions(error.message, "model.layers.0.mlp.gate_proj lora.targets=attention,experts");
+}
+
 /* Elements that PEFT trained, through its folder: what is read has their values, what is written is that folder again. */
 static void folders_of_peft_are_read_and_written_as_they_are(void **state) {
     (void)state;
@@ -1012,6 +1030,7 @@ int main(void) {
         cmocka_unit_test(the_first_gradients_are_those_of_peft),
         cmocka_unit_test(ten_steps_have_the_losses_and_the_adapters_of_peft),
         cmocka_unit_test(logits_with_adapters_are_those_of_peft),
+        cmocka_unit_test(adapters_of_mlps_beside_experts_are_not_written),
         cmocka_unit_test(folders_of_peft_are_read_and_written_as_they_are),
         cmocka_unit_test(a_folder_of_peft_is_read_as_the_model_that_it_makes_of_its_base),
         cmocka_unit_test(a_frozen_model_takes_two_bytes_a_parameter_in_bf16_and_four_in_fp32),

@@ -17,8 +17,9 @@ static const char *other_value(const Option *option, const char *value, char oth
         const char *name, *value;
     } given[] = {{"model.family", NULL}, {"model.width", "64"}, {"model.heads", "4"}, {"model.kv_heads", "2"}, {"model.head_dim", "32"},
         {"model.vocabulary", "384"}, {"model.experts", "5"}, {"model.experts_per_token", "2"}, {"model.context", "64"},
-        {"model.window_period", NULL}, {"model.window_first", NULL}, {"model.window_rope_theta", NULL}, {"model.single_layers", NULL},
-        {"model.guidance", NULL}, {"model.qkv_bias", NULL}, {"model.qk_norm", NULL}, {"model.clip_qkv", NULL}, {"model.activation", NULL},
+        {"model.experts_first", NULL}, {"model.experts_period", NULL}, {"model.dense_ffn", NULL}, {"model.window_period", NULL},
+        {"model.window_first", NULL}, {"model.window_rope_theta", NULL}, {"model.single_layers", NULL}, {"model.guidance", NULL},
+        {"model.qkv_bias", NULL}, {"model.qk_norm", NULL}, {"model.clip_qkv", NULL}, {"model.activation", NULL},
         {"model.softmax_scale", NULL}, {"model.rope_fraction", "0.5"}, {"model.rope_attention_factor", NULL}, {"data.length", "16"},
         {"batch.sequences", "8"}, {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"},
         {"fp8.min_size", NULL}, {"fp8.head", NULL}, {"fp8.scaling", NULL}, {"fp8.amax_history_len", NULL}, {"fp8.keep_weights", NULL},

@@ -1,0 +1,275 @@
+"""Models of random shapes and fields in transformers and in smelt, in float32, from folders that transformers saves:
+
+    python tests/golden/check_shapes.py BUILD [FAMILY [COUNT [FIRST]]]
+
+Each of COUNT shapes (20; numbered from FIRST, which is 0) is drawn by its number. Its folder, in one file or in shards, goes through `smelt convert` and comes back bit by
+bit. `smelt train` takes ten steps of AdamW on one batch of packed documents: the first step's logits, loss and gradients, and the losses of all ten,
+are those of transformers; so is the greedy text of `smelt generate`, which has caches. Other bytes in one document change no bit of the others' logits.
+A run that stopped in the middle goes on with equal losses. Every fourth shape is trained on several ranks as well, with the losses of one process.
+
+Needs torch and transformers 5. Exits with 1 when something differs by more than the tolerance that stands beside it.
+"""
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+STEPS, LR, DECAY = 10, 0.002, 0.1
+LOGITS, GRADIENT, LOSSES = 1e-4, 5e-4, 1e-5  # of the largest logit; of a gradient's norm; of a loss
+LAYOUTS = [(2, "layout.tp=2"), (2, "layout.pp=2"), (2, "layout.cp=2"), (2, "layout.ep=2"), (2, "layout.zero=3"), (4, "layout.ep=2 layout.pp=2"),
+           (4, "layout.tp=2 layout.ep=2 layout.zero=1"), (4, "layout.pp=2 layout.pp_schedule=zero-bubble layout.cp=2"), (4, "layout.ep=4 layout.zero=2"),
+           (4, "layout.pp=2 layout.pp_schedule=interleaved layout.zero=1"), (4, "layout.tp=2 layout.pp=2"), (4, "layout.cp=2 layout.ep=2 layout.zero=3")]
+
+
+def draw_common(draw, heads):
+    return dict(vocab_size=draw.randint(257, 400), num_hidden_layers=draw.randint(1, 5), num_attention_heads=heads, max_position_embeddings=128,
+                rms_norm_eps=draw.choice([1e-6, 1e-5]), tie_word_embeddings=draw.random() < 0.4, initializer_range=0.15, bos_token_id=None, eos_token_id=None,
+                pad_token_id=draw.choice([None, 97]), rope_parameters=draw.choice([
+                    dict(rope_type="default", rope_theta=10000.0), dict(rope_type="default", rope_theta=1e6), dict(rope_type="linear", rope_theta=1e4, factor=2.5),
+                    dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)]))
+
+
+def draw_experts(draw):
+    experts = draw.choice([2, 3, 4, 8, 12])
+    return dict(num_experts=experts, num_experts_per_tok=draw.randint(1, min(experts, 4)), norm_topk_prob=draw.random() < 0.5,
+                output_router_logits=draw.random() < 0.5, router_aux_loss_coef=draw.choice([0.001, 0.05]))
+
+
+def draw_qwen3_moe(draw):
+    heads = draw.choice([2, 4, 6])
+    settings = draw_common(draw, heads) | draw_experts(draw)
+    layers = settings["num_hidden_layers"]
+    dense = draw.choice([dict(), dict(), dict(decoder_sparse_step=2), dict(mlp_only_layers=[0]), dict(mlp_only_layers=list(range(1, layers, 2)))])
+    if layers == 1 or (layers == 2 and "decoder_sparse_step" in dense and "mlp_only_layers" in dense):
+        dense = {}
+    return settings | dense | dict(hidden_size=8 * draw.randint(2, 9), head_dim=2 * draw.randint(4, 12), intermediate_size=draw.randint(8, 90),
+        moe_intermediate_size=draw.randint(5, 50), num_key_value_heads=draw.choice([k for k in (1, 2, 3, 6) if heads % k == 0]),
+        use_sliding_window=draw.random() < 0.3, sliding_window=draw.choice([3, 9, 40]), hidden_act=draw.choice(["silu", "silu", "gelu_pytorch_tanh"]))
+
+
+FAMILIES = {"qwen3_moe": draw_qwen3_moe}
+
+
+def smelt(build, *arguments):
+    result = subprocess.run([os.path.join(build, "smelt"), *arguments], capture_output=True)
+    if result.returncode:
+        raise SystemExit(f"smelt {' '.join(arguments)}: {result.stderr.decode()}")
+    return result.stdout.decode()
+
+
+def make_model(family, settings, number):
+    torch.manual_seed(number)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings), dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+    for _, p in model.named_parameters():
+        if p.dim() == 1:
+            p.data += torch.randn_like(p) * 0.2
+    return model.eval()
+
+
+def stored(folder):
+    tensors = {}
+    for name in os.listdir(folder):
+        if name.endswith(".safetensors"):
+            tensors |= load_file(os.path.join(folder, name))
+    return tensors
+
+
+def check_round_trip(build, folder, copy):
+    smelt(build, "convert", folder, copy, "tokenizer=none")
+    theirs, ours = stored(folder), stored(copy)
+    assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in theirs), "tensors changed in a copy"
+    configs = [json.load(open(os.path.join(f, "config.json"))) for f in (folder, copy)]
+    assert configs[0] == configs[1], "config.json changed in a copy"
+
+
+class Batch:
+    """A batch as smelt packs it: documents of random letters, a separator after each."""
+
+    def __init__(self, draw, folder, length, sequences):
+        self.length, self.sequences, self.microbatch = length, sequences, sequences
+        self.path, self.folder = os.path.join(folder, "text"), folder
+        left, self.documents = length * sequences + 1, []  # a line feed and a separator end each document
+        while left > 0:
+            size = draw.randint(1, 2 * length + 2)
+            size = left - 2 if size + 5 > left else size
+            self.documents.append(bytes(draw.choices(range(97, 123), k=size)))
+            left -= size + 2
+        self.write(self.documents)
+
+    def write(self, documents):
+        with open(self.path, "wb") as file:
+            file.write(b"\n%\n".join(documents) + b"\n")
+
+    def settings(self):
+        return ["data.train=" + self.path, "data.tokenizer=bytes", "data.valid_fraction=0", "data.separator=%", f"data.length={self.length}", f"batch.sequences={self.microbatch}",
+                f"batch.tokens={self.length * self.sequences}"]
+
+
+def train(build, model, run, batch, *more, ranks=0):
+    """Returns the reason when smelt refuses the layout."""
+    launch = ["launch", "-n", str(ranks), "--"] if ranks else []
+    arguments = [*launch, "train", "init=" + model, "run=" + run, *batch.settings(), "precision=fp32", "device=cpu", f"steps={STEPS}", f"optimizer.lr={LR}",
+                 f"optimizer.weight_decay={DECAY}", "optimizer.balance_lr=0", "optimizer.clip=0", "schedule.kind=constant", "schedule.warmup=0", "eval.every=0",
+                 "tensorboard=false", *more]
+    result = subprocess.run([os.path.join(build, "smelt"), *arguments], capture_output=True, env=os.environ | ({"OMP_NUM_THREADS": "1"} if ranks else {}))
+    reason = result.stderr.decode()
+    if result.returncode and not (ranks and "layout." in reason and "; set layout." in reason):
+        raise SystemExit(f"smelt {' '.join(arguments)}: {reason}")
+    return reason if result.returncode else None
+
+
+def losses(run):
+    records = [json.loads(line) for line in open(os.path.join(run, "metrics.jsonl"))]
+    steps = {record["step"]: record["loss"] for record in records if record["kind"] == "step"}
+    return [steps[step] for step in sorted(steps)]
+
+
+def read_dump(folder):
+    with safe_open(os.path.join(folder, "step.safetensors"), "pt") as file:
+        step = {name: file.get_tensor(name) for name in file.keys()}
+    return step, load_file(os.path.join(folder, "gradients.safetensors"))
+
+
+def run_theirs(model, step, batch):
+    """Logits, cross-entropy and the router's weighted loss of the packed batch: tokens attend within their document and the window."""
+    shape = (batch.sequences, batch.length)
+    tokens, targets, positions = (step[name].view(shape).long() for name in ("tokens", "targets", "positions"))
+    at = torch.arange(batch.length)
+    starts = at - positions
+    seen = (at[None, :, None] >= at[None, None, :]) & (starts[:, :, None] == starts[:, None, :])
+    if getattr(model.config, "sliding_window", None):
+        seen &= at[None, :, None] - at[None, None, :] < model.config.sliding_window
+    mask = torch.where(seen[:, None], 0.0, torch.finfo(torch.float32).min)
+    out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, output_router_logits=True)
+    logits = model.lm_head(out.last_hidden_state).flatten(0, 1)
+    cross = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-1)
+    balance = torch.zeros(())
+    if model.config.output_router_logits:
+        balance = model.config.router_aux_loss_coef * load_balancing_loss_func(tuple(out.router_logits), model.config.num_experts, model.config.num_experts_per_tok)
+    return logits, cross, balance
+
+
+def relative(ours, theirs):
+    return ((ours - theirs).norm() / theirs.norm().clamp_min(1e-12)).item()
+
+
+def check_first_step(model, step, gradients, batch):
+    logits, cross, balance = run_theirs(model, step, batch)
+    model.zero_grad()
+    (cross + balance).backward()
+    worst = {"logits": ((step["logits"] - logits).abs().max() / logits.abs().max()).item(),
+             "loss": abs(step["loss"][0] - cross).item(), "gradient": 0.0}
+    names = dict(model.named_parameters())
+    whole = torch.sqrt(sum(p.grad.square().sum() for p in names.values() if p.grad is not None)).item()
+    for name, p in names.items():
+        theirs = p.grad if p.grad is not None else torch.zeros_like(p)
+        if theirs.norm() < 1e-6 * whole:  # nothing but rounding
+            assert gradients[name].norm() < 1e-5 * whole, name
+            continue
+        worst["gradient"] = max(worst["gradient"], relative(gradients[name], theirs))
+    assert worst["logits"] < LOGITS and worst["gradient"] < GRADIENT and worst["loss"] < LOSSES, worst
+    return worst
+
+
+def check_steps(model, step, batch, ours):
+    tables = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    adamw = torch.optim.AdamW([dict(params=tables, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)], lr=LR, betas=(0.9, 0.95), eps=1e-8)
+    worst = 0
+    for mine in ours:
+        _, cross, balance = run_theirs(model, step, batch)
+        worst = max(worst, abs(mine - cross.item()) / cross.item())
+        adamw.zero_grad()
+        (cross + balance).backward()
+        adamw.step()
+    assert len(ours) == STEPS and worst < LOSSES, ("losses", worst)
+    return worst
+
+
+@torch.no_grad()
+def check_greedy(build, folder, model, draw):
+    ids = draw.choices(range(97, 123), k=draw.choice([1, 5, 17]))
+    ours = [int(token) for token in smelt(build, "generate", folder, " ".join(map(str, ids)), "text=false", "tokens=24", "temperature=0", "device=cpu").split()]
+    theirs = list(ids)
+    for _ in range(24):
+        theirs.append(model(torch.tensor([theirs]), use_cache=False).logits[0, -1].argmax().item())
+    assert ours == theirs, (ours, theirs)
+
+
+def check_documents(build, folder, batch, step):
+    """Other letters in the longest document change no bit of the logits of others."""
+    longest = max(range(len(batch.documents)), key=lambda i: len(batch.documents[i]))
+    other = list(batch.documents)
+    other[longest] = bytes(219 - letter for letter in other[longest])
+    batch.write(other)
+    train(build, folder, os.path.join(batch.folder, "run-other"), batch, "dump=" + os.path.join(batch.folder, "dump-other"), "stop_at=1")
+    batch.write(batch.documents)
+    changed, _ = read_dump(os.path.join(batch.folder, "dump-other"))
+    begins = (step["positions"] == 0).int()
+    begins.view(batch.sequences, -1)[:, 0] = 1
+    document = begins.cumsum(0) - 1
+    touched = set(document[step["tokens"] != changed["tokens"]].tolist())
+    kept = torch.tensor([number not in touched for number in document.tolist()])
+    assert touched and torch.equal(step["logits"][kept], changed["logits"][kept]), "documents are not isolated"
+    return int(kept.sum())
+
+
+def check_resumed(build, folder, batch, whole):
+    run = os.path.join(batch.folder, "run-parts")
+    train(build, folder, run, batch, f"stop_at={STEPS // 2}")
+    train(build, folder, run, batch)
+    assert losses(run) == whole, "a run that went on has other losses"
+
+
+def check_layouts(build, folder, draw, scratch):
+    """A random layout that the model has, on four microbatches."""
+    batch = Batch(draw, scratch, draw.choice([16, 32, 48]), 4)
+    batch.microbatch = 1
+    one, several = os.path.join(scratch, "run-one"), os.path.join(scratch, "run-several")
+    train(build, folder, one, batch)
+    for ranks, layout in draw.sample(LAYOUTS, len(LAYOUTS)):
+        if not train(build, folder, several, batch, *layout.split(), ranks=ranks):
+            worst = max(abs(a - b) / b for a, b in zip(losses(several), losses(one)))
+            assert worst < LOSSES, (layout, worst)
+            return f"  {layout}: {worst:.1e}"
+    return "  no layout"
+
+
+def check(build, family, number):
+    draw = random.Random(f"{family} {number}")
+    settings = FAMILIES[family](draw)
+    with tempfile.TemporaryDirectory() as scratch:
+        model, folder, run = make_model(family, settings, number), os.path.join(scratch, "model"), os.path.join(scratch, "run")
+        model.save_pretrained(folder, **draw.choice([{}, dict(max_shard_size="20KB")]))
+        check_round_trip(build, folder, os.path.join(scratch, "copy"))
+        batch = Batch(draw, scratch, draw.choice([1, 7, 16, 33, 48, 65]), draw.choice([2, 4]))
+        train(build, folder, run, batch, "dump=" + os.path.join(scratch, "dump"))
+        train(build, folder, run, batch)
+        step, gradients = read_dump(os.path.join(scratch, "dump"))
+        check_greedy(build, folder, model, draw)
+        kept = check_documents(build, folder, batch, step)
+        check_resumed(build, folder, batch, losses(run))
+        worst = check_first_step(model, step, gradients, batch)
+        steps = check_steps(model, step, batch, losses(run))
+        layout = check_layouts(build, folder, draw, scratch) if number % 4 == 0 else ""
+        print(f"{family} {number:2d}: {batch.sequences} x {batch.length:2d} tokens, {kept:3d} rows kept  logits {worst['logits']:.1e}  loss {worst['loss']:.1e}  "
+              f"gradients {worst['gradient']:.1e}  ten steps {steps:.1e}{layout}", flush=True)
+
+
+def main():
+    build, families = sys.argv[1], [sys.argv[2]] if len(sys.argv) > 2 else FAMILIES
+    count, first = (int(sys.argv[3]) if len(sys.argv) > 3 else 20), (int(sys.argv[4]) if len(sys.argv) > 4 else 0)
+    for family in families:
+        for number in range(first, first + count):
+            check(build, family, number)
+
+
+main()
