@@ -8,8 +8,13 @@
 enum { CHAT_MESSAGES = 4096 };
 #define CHAT_RENDERED_BYTES ((size_t)1 << 32)
 
+/* Returns a record in the one shape that is read (chat_shapes.c), for the caller to release. What
+ * is neither of that shape nor of a known one stays as it is. */
+json_t *chat_shape(const json_t *record);
+
 /* A record of a data set: either messages or two texts. */
 typedef struct ChatRecord {
+    json_t *shaped;                             /* the record that the rest is borrowed from; owned */
     json_t *messages;                           /* owned; NULL: the record is texts */
     const json_t *tools, *documents, *settings; /* borrowed from the record, or NULL */
     bool history;                               /* earlier turns beside an instruction, which smelt does not read */
@@ -31,6 +36,8 @@ const json_t *chat_member(const json_t *record, const char *name);
 /* Returns whether each item of the list `name` is a message that can be trained on. ERROR_DATA
  * names the first other item. */
 bool chat_check_messages(const json_t *list, const char *name, Error *error);
+/* Sets "it has no WHAT, only its members"; returns false. */
+bool chat_refuse_shape(const json_t *record, const char *what, Error *error);
 /* Refuses members that smelt does not read and that change the meaning of a whole record: images,
  * video, audio, and weights. */
 bool chat_check_members(const json_t *record, Error *error);

@@ -108,11 +108,13 @@ static json_t *find_prompt(const json_t *prompt, const json_t *chosen, const jso
     return start_of(chosen, *common);
 }
 
-bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, Error *error) {
+bool chat_split_pair(const json_t *given, json_t **chosen, json_t **rejected, Error *error) {
+    json_auto_t *record = chat_shape(given);
     const json_t *first = chat_member(record, "chosen"), *second = chat_member(record, "rejected");
     bool texts = json_is_string(first) && json_is_string(second), lists = json_is_array(first) && json_is_array(second);
     size_t common;
     *chosen = *rejected = NULL;
+    if (!first || !second) return chat_refuse_shape(record, "chosen and rejected answers", error);
     if (!texts && !lists) return error_set(error, ERROR_DATA, "chosen and rejected must be two texts or two lists of messages");
     if (json_equal(first, second)) return error_set(error, ERROR_DATA, "chosen and rejected are the same answer");
     const json_t *asked = chat_member(record, "prompt");

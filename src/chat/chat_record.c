@@ -1,11 +1,13 @@
 /* Converts the forms of conversations in data sets to one: a list of messages, or a prompt and its
  * completion as plain texts. A ChatRecord owns its list; the rest belongs to the record. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "chat/chat_internal.h"
 
 /* Joins content that is a list of text parts, as in OpenAI's form, with newlines. Templates of text
@@ -125,7 +127,8 @@ static bool check_message(const json_t *message, const char *name, size_t i, Err
     if (json_is_array(content) && !text)
         return error_set(
             error, ERROR_DATA, "%s[%zu] has a part of type \"%.20s\" in its content, and smelt trains on text alone", name, i, kind);
-    const char *excluded = excluded_by(message);
+    const char *role = json_string_value(json_object_get(message, "role"));
+    const char *excluded = strcmp(role, "assistant") ? NULL : excluded_by(message); /* other messages are not trained anyway */
     if (excluded)
         return error_set(error, ERROR_DATA,
             "%s[%zu] has %s, which takes it out of the loss or weighs it, and smelt trains all answers alike", name, i, excluded);
@@ -220,16 +223,29 @@ const json_t *chat_member(const json_t *record, const char *name) {
 }
 
 bool chat_reads(const char *name) {
-    static const char *const names[] = {"messages", "prompt", "completion", "chosen", "rejected", "instruction", "input", "output",
-        "system", "history", "question", "tools", "documents", "functions", "chat_template_kwargs", "images", "image", "videos", "video",
-        "audios", "audio", "label", "weight", "train", "training", "train_on_turn", "loss"};
+    static const char *const names[] = {"messages", "conversations", "prompt", "completion", "chosen", "rejected", "instruction", "input",
+        "output", "system", "history", "question", "tools", "documents", "functions", "chat_template_kwargs", "images", "image", "videos",
+        "video", "audios", "audio", "label", "weight", "train", "training", "train_on_turn", "loss"};
     size_t i = 0;
     while (i < sizeof names / sizeof *names && strcmp(name, names[i]) != 0) i++;
     return i < sizeof names / sizeof *names;
 }
 
-bool chat_record_read(ChatRecord *record, const json_t *json, bool decode, Error *error) {
+bool chat_refuse_shape(const json_t *record, const char *what, Error *error) {
+    char names[160] = "nothing";
+    size_t used = 0;
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)record, name, value) {
+        if (used < sizeof names) used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", name);
+    }
+    return error_set(error, ERROR_DATA, "it has no %s, but %s", what, one_line(names));
+}
+
+bool chat_record_read(ChatRecord *record, const json_t *given, bool decode, Error *error) {
+    json_t *json = chat_shape(given);
     *record = (ChatRecord){.decode = decode,
+        .shaped = json,
         .tools = chat_member(json, "tools"),
         .documents = chat_member(json, "documents"),
         .settings = chat_member(json, "chat_template_kwargs"),
@@ -247,7 +263,10 @@ bool chat_record_read(ChatRecord *record, const json_t *json, bool decode, Error
     if (chat_member(json, "instruction")) return read_instruction(record, json, error);
     if (chat_member(json, "chosen"))
         return error_set(error, ERROR_DATA, "it has two answers, one chosen, one rejected: format=preference takes these");
-    return error_set(error, ERROR_DATA, "it has no messages, prompt and completion, or instruction and output");
+    return chat_refuse_shape(json, "messages, conversations, prompt and completion, or instruction and output", error);
 }
 
-void chat_record_free(ChatRecord *record) { json_decref(record->messages); }
+void chat_record_free(ChatRecord *record) {
+    json_decref(record->messages);
+    json_decref(record->shaped);
+}

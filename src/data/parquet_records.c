@@ -61,7 +61,7 @@ static bool take_text_column(RowReader *reader, Error *error) {
 
 /* Takes the columns that conversations or pairs of answers are made of. */
 static bool take_chat_columns(RowReader *reader, Error *error) {
-    static const char *const any[] = {"messages", "completion", "instruction", "chosen"};
+    static const char *const any[] = {"messages", "conversations", "completion", "instruction", "chosen"};
     bool found = false;
     for (size_t i = 0; i < sizeof any / sizeof *any; i++) found = found || parquet_find(reader->file, any[i]);
     if (!found)

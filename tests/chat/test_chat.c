@@ -208,6 +208,7 @@ static void what_is_no_conversation_is_refused(void **state) {
     Fixture fixture;
     open_chat(&fixture, path, CHAT_TURNS_ALL, false);
     assert_refused(&fixture, "{\"text\": \"a\"}", ERROR_DATA, "messages");
+    assert_refused(&fixture, "{\"text\": \"a\", \"id\": 5}", ERROR_DATA, "but text, id");
     assert_refused(&fixture, "{\"messages\": []}", ERROR_DATA, "empty");
     assert_refused(&fixture, "{\"messages\": [{\"content\": \"a\"}]}", ERROR_DATA, "messages[0]");
     assert_refused(&fixture, "{\"messages\": [{\"role\": \"user\", \"content\": 5}]}", ERROR_DATA, "messages[0]");
@@ -359,6 +360,46 @@ static void templates_that_take_text_get_text(void **state) {
     }
 }
 
+/* As FastChat, axolotl and LLaMA-Factory write them: the text is that of the same conversation as messages. */
+static void conversations_of_other_programs_are_those_of_messages(void **state) {
+    (void)state;
+    static const struct {
+        const char *record, *same;
+    } records[] = {
+        {"{\"id\": \"x_0\", \"conversations\": [{\"from\": \"human\", \"value\": \"a\", \"weight\": 0}, {\"from\": \"gpt\", \"value\": "
+         "\"b\", \"weight\": 1}]}",
+            "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}"},
+        {"{\"conversations\": [{\"from\": \"system\", \"value\": \"s\"}, {\"from\": \"user\", \"value\": \"a\"}, {\"from\": "
+         "\"assistant\", \"value\": \"b\"}], \"system\": null, \"tools\": \"\"}",
+            "{\"messages\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"a\"}, {\"role\": "
+            "\"assistant\", \"content\": \"b\"}]}"},
+        {"{\"conversations\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}], \"system\": "
+         "\"s\"}",
+            "{\"messages\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"a\"}, {\"role\": "
+            "\"assistant\", \"content\": \"b\"}]}"},
+        {"{\"messages\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"chatgpt\", \"value\": \"b\"}]}",
+            "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}"},
+        {"{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"function_call\", \"value\": \"{\\\"name\\\": "
+         "\\\"f\\\", \\\"arguments\\\": {\\\"x\\\": 1}}\"}, {\"from\": \"observation\", \"value\": \"2\"}, {\"from\": \"gpt\", \"value\": "
+         "\"b\"}], \"tools\": \"[{\\\"name\\\": \\\"f\\\"}]\"}",
+            "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": "
+            "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": {\"x\": 1}}}]}, {\"role\": \"tool\", \"content\": "
+            "\"2\"}, {\"role\": \"assistant\", \"content\": \"b\"}], \"tools\": [{\"name\": \"f\"}]}"},
+    };
+    Fixture fixture;
+    Error error;
+    open_template(&fixture, calls_template, CHAT_TURNS_ALL);
+    for (size_t i = 0; i < sizeof records / sizeof *records; i++) {
+        if (!encode(&fixture, records[i].same, &error)) fail_msg("%s", error.message);
+        SCOPED_FREE char *text = memory_copy_string(fixture.document.text.bytes), *trained = trained_text(&fixture);
+        assert_trained(&fixture, records[i].record, trained);
+        assert_string_equal(fixture.document.text.bytes, text);
+    }
+    assert_refused(&fixture, "{\"conversations\": [{\"from\": \"human\", \"value\": null}]}", ERROR_DATA, "messages[0]");
+    assert_refused(&fixture, "{\"conversations\": \"a\", \"id\": 1}", ERROR_DATA, "but conversations, id");
+    close_chat(&fixture);
+}
+
 /* A template that looks at the first message renders no text without one. */
 static void an_answer_may_open_a_conversation(void **state) {
     (void)state;
@@ -401,7 +442,7 @@ static void members_that_would_be_lost_are_refused(void **state) {
         assert_refused(&fixture, record, ERROR_DATA, "messages[1] has ");
     }
     assert_trained(&fixture, "{\"messages\": [" USER ", {\"role\": \"assistant\", \"content\": \"b\", \"weight\": 1}]}", "b<|im_end|>\n");
-    assert_refused(&fixture, "{\"tools\": \"\", \"messages\": " AND_ANSWER(USER) "}", ERROR_DATA, "tools");
+    assert_refused(&fixture, "{\"tools\": \"f\", \"messages\": " AND_ANSWER(USER) "}", ERROR_DATA, "tools");
     assert_refused(&fixture, "{\"tools\": [{}, 5], \"messages\": " AND_ANSWER(USER) "}", ERROR_DATA, "tools[1]");
     assert_refused(&fixture, "{\"chat_template_kwargs\": {\"messages\": " AND_ANSWER(USER) "}, \"messages\": " AND_ANSWER(USER) "}",
         ERROR_DATA, "chat_template_kwargs has messages");
@@ -428,6 +469,7 @@ int main(void) {
         cmocka_unit_test(members_that_are_null_are_not_there),
         cmocka_unit_test(arguments_that_are_json_text_are_decoded),
         cmocka_unit_test(templates_that_take_text_get_text),
+        cmocka_unit_test(conversations_of_other_programs_are_those_of_messages),
         cmocka_unit_test(an_answer_may_open_a_conversation),
         cmocka_unit_test(members_that_would_be_lost_are_refused),
     };

@@ -79,7 +79,13 @@ static void prompts_are_given_or_what_both_answers_begin_with(void **state) {
         "{\"chosen\": [" USER("hi") "," ANSWER("yes") "], \"rejected\": [" USER("hi") "," ANSWER("no") "]}\n",
         "{\"prompt\": [" USER("hi") "], \"chosen\": [" USER("hi") "," ANSWER("yes") "], \"rejected\": [" USER("hi") "," ANSWER("no") "]}\n",
         "{\"prompt\": \"hi\", \"chosen\": [" USER("hi") "," ANSWER("yes") "], \"rejected\": [" USER("hi") "," ANSWER("no") "]}\n",
-        "{\"prompt\": \"hi\", \"chosen\": [" ANSWER("yes") "], \"rejected\": [" ANSWER("no") "]}\n"};
+        "{\"prompt\": \"hi\", \"chosen\": [" ANSWER("yes") "], \"rejected\": [" ANSWER("no") "]}\n",
+        "{\"conversations\": [{\"from\": \"human\", \"value\": \"hi\"}], \"chosen\": {\"from\": \"gpt\", \"value\": \"yes\"}, "
+        "\"rejected\": "
+        "{\"from\": \"gpt\", \"value\": \"no\"}}\n",
+        "{\"conversations\": [{\"from\": \"human\", \"value\": \"hi\"}], \"chosen\": \"yes\", \"rejected\": \"no\"}\n",
+        "{\"prompt\": [" USER("hi") "], \"chosen\": " ANSWER("yes") ", \"rejected\": " ANSWER("no") "}\n",
+        "{\"instruction\": \"hi\", \"input\": \"\", \"chosen\": \"yes\", \"rejected\": \"no\"}\n"};
     for (size_t i = 0; i < sizeof records / sizeof *records; i++) assert_packed(records[i], YES NO);
 }
 
