@@ -34,7 +34,7 @@ typedef struct DataOptions {
     STRING_OPTION(separator, "", "", "a line equal to this separates documents (% for fortunes); empty: one document per file")
 
 #define RECORD_ROWS(formats)                                                                                                                  \
-    SEPARATOR_ROW, CHOICE_OPTION(format, "auto", formats, "format of the inputs; auto: by content and name"),                   \
+    SEPARATOR_ROW, CHOICE_OPTION(format, "auto", formats, "format of the inputs; auto: by content and name; conversations and pairs by the first record"),                   \
         STRING_OPTION(field, "text", "", "JSON, tables and Parquet: name of the text field or column"),                                                     \
         CHOICE_OPTION(invalid, "replace", PACK_INVALIDS,                                                                             \
             "invalid UTF-8: replace it with U+FFFD, keep it, or skip the text; stop: any invalid record ends the job")
@@ -49,8 +49,8 @@ static const Option pack_rows[] = {
     CHOICE_OPTION(bos, "auto", BOS_CHOICES,
         "prepend bos_token to each text; auto: as the tokenizer's template does. Conversations begin as their chat template says"),
     STRING_OPTION(template, "", "",
-        "format=chat and preference: file with the chat template, or chatml; empty: the template in the tokenizer's folder", .path = true),
-    CHOICE_OPTION(turns, "all", CHAT_TURNS, "format=chat and preference: answers to train on, if the template does not mark them"),
+        "conversations and pairs: file with the chat template, or chatml; empty: the template in the tokenizer's folder", .path = true),
+    CHOICE_OPTION(turns, "all", CHAT_TURNS, "conversations and pairs: answers to train on, if the template does not mark them"),
     INT_OPTION(shard_tokens, "0", 0, 1e15, "tokens",
         "size of a shard in the folder OUTPUT (a shard ends with the document that fills it); 0: one shard"),
     CHOICE_OPTION(dedup, "none", PACK_DEDUPS,
@@ -115,7 +115,7 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
     log_format_duration(seconds, duration);
     log_format_bytes((double)result->bytes / (seconds > 1e-9 ? seconds : 1e-9), rate);
     int64_t tokens = result->train_tokens + result->valid_tokens;
-    bool split = options->valid > 0, pairs = options->format == PACK_PREFERENCE;
+    bool split = options->valid > 0, pairs = result->format == PACK_PREFERENCE;
     if (result->resumed) printf("packed the rest of %s in %s", size, duration);
     else printf("packed %s of input in %s (%s/s)", size, duration, rate);
     printf(": %" PRId64 " file%s, %" PRId64 " %s%s%s\n", result->files, plural(result->files), result->documents,
@@ -126,7 +126,7 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
     if (options->dedup == PACK_DEDUP_NEAR) printf(", %" PRId64 " with most of one", result->near);
     printf("%s\n", result->left_out ? ", left out" : "");
     print_bad(result);
-    if (pack_is_chat((PackFormat)options->format)) print_trained(result->trained_train + result->trained_valid, tokens);
+    if (pack_is_chat(result->format)) print_trained(result->trained_train + result->trained_valid, tokens);
     printf("%s%s: %" PRId64 " tokens", output, split ? "-train" : "", result->train_tokens);
     if (options->shard_tokens > 0) printf(" in %" PRId64 " shard%s", result->shards, plural(result->shards));
     printf("\n");

@@ -81,6 +81,9 @@ void chat_encoder_free(ChatEncoder *encoder); /* NULL is fine */
  * template uses them. ERROR_DATA: the record is not a conversation, or not one for this template.
  * ERROR_USAGE: the template does not fit the options. */
 bool chat_encode(ChatEncoder *encoder, const json_t *record, ChatDocument *document, Error *error);
+/* Returns what a record is by the names of its members. */
+typedef enum ChatKind { CHAT_NO_RECORD, CHAT_CONVERSATION, CHAT_PAIR } ChatKind;
+ChatKind chat_kind(const json_t *record);
 /* Returns whether the member of a record with this name can change its text or refuse it. All other
  * members are ignored. */
 bool chat_reads(const char *name);

@@ -54,7 +54,8 @@ static const ChatTemplate *template_for(const Chat *chat, const json_t *tools) {
 }
 
 static bool refuse_without_template(Error *error) {
-    return error_set(error, ERROR_USAGE, "the model brings no chat template: give template=FILE, or template=chatml, which smelt has");
+    return error_set(error, ERROR_USAGE,
+        "the model brings no chat template: give template=FILE, or template=chatml, which smelt has, to smelt data pack or smelt chat");
 }
 
 /* Renders the first `count` messages of a record; with `answer`, adds the answer header. */

@@ -222,6 +222,14 @@ const json_t *chat_member(const json_t *record, const char *name) {
     return json_is_null(value) ? NULL : value;
 }
 
+ChatKind chat_kind(const json_t *record) {
+    bool pair = chat_member(record, "chosen") && chat_member(record, "rejected");
+    bool conversation = chat_member(record, "messages") || chat_member(record, "conversations") ||
+                        (chat_member(record, "prompt") && chat_member(record, "completion")) ||
+                        (chat_member(record, "instruction") && chat_member(record, "output"));
+    return pair ? CHAT_PAIR : conversation ? CHAT_CONVERSATION : CHAT_NO_RECORD;
+}
+
 bool chat_reads(const char *name) {
     static const char *const names[] = {"messages", "conversations", "prompt", "completion", "chosen", "rejected", "instruction", "input",
         "output", "system", "history", "question", "tools", "documents", "functions", "chat_template_kwargs", "images", "image", "videos",

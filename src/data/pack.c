@@ -577,7 +577,7 @@ static bool check_idle_pack_options(const PackOptions *options, Error *error) {
 }
 
 static bool check_pack_options(const PackOptions *options, Error *error) {
-    if (!check_idle_pack_options(options, error)) return false;
+    if (options->format != PACK_AUTO && !check_idle_pack_options(options, error)) return false;
     if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
         return error_set(error, ERROR_USAGE, "valid=%g must be 0 to 0.5, the validation part of each file", options->valid_fraction);
     if (strpbrk(options->separator, "\r\n"))
@@ -657,6 +657,7 @@ static Packer *packer_open(const PackOptions *options, TokenizerTrainer *trainer
 /* Frees the packer, and returns its counts after a success. Returns `good`. */
 static bool packer_close(Packer *packer, bool good, PackResult *result) {
     *result = good ? packer->report.result : (PackResult){0};
+    result->format = packer->options.format;
     shard_writer_cancel(packer->train.writer);
     shard_writer_cancel(packer->valid.writer);
     free(packer->train.name);
@@ -868,8 +869,8 @@ static bool check_result(const Packer *packer, Error *error) {
         return false;
     if (packer->valid.name && result->valid_tokens == 0)
         return error_set(error, ERROR_DATA,
-            "%s yields no validation part of %g, because no file has a line end near its end: set valid=0 (in training "
-            "data.valid_fraction=0), or use text with more lines",
+            "%s yields no validation part of %g: it has too few lines or records; set valid=0 (in training data.valid_fraction=0), or use "
+            "more text",
             options->inputs[0], options->valid_fraction);
     if (result->train_tokens == 0)
         return error_set(error, ERROR_DATA, "%s yields no training part, because all text is in its last %g: set a smaller valid",
@@ -916,9 +917,20 @@ static bool finish_without_input(Packer *packer, Error *error) {
     return packer->done;
 }
 
+/* Decides what format=auto is, by the records of the inputs. */
+static bool resolve_format(Packer *packer, Error *error) {
+    if (packer->options.format != PACK_AUTO) return true;
+    packer->options.format = pack_find_format(&packer->options, &packer->files);
+    if (pack_is_chat(packer->options.format))
+        log_info("%s holds %s: packing by the chat template", packer->options.inputs[0],
+            packer->options.format == PACK_CHAT ? "conversations" : "pairs of answers");
+    return check_idle_pack_options(&packer->options, error);
+}
+
 static bool pack_all(Packer *packer, Error *error) {
     if (!list_inputs(packer, error)) return finish_without_input(packer, error);
-    bool opened = open_pack_tokenizer(packer, error) && open_chat_template(packer, error) && open_output(packer, error);
+    bool opened = resolve_format(packer, error) && open_pack_tokenizer(packer, error) && open_chat_template(packer, error) &&
+                  open_output(packer, error);
     return opened && (packer->done || (read_all_inputs(packer, error) && check_result(packer, error) && finish_shards(packer, error) &&
                                           (!in_folder(packer) || complete_folder(packer, error))));
 }

@@ -17,7 +17,8 @@
 #include "chat/chat.h"
 #include "token/tokenizer.h"
 
-/* PACK_CHAT: JSON lines of conversations (chat/chat.h), with a loss mask of the trained tokens.
+/* PACK_AUTO: the content and the name of each file decide, and the first record whether records are
+ * text, conversations or pairs. PACK_CHAT: JSON lines of conversations (chat/chat.h), with a loss mask of the trained tokens.
  * PACK_PREFERENCE: prompts with a chosen and a rejected answer, which become two consecutive
  * documents with such masks. */
 typedef enum PackFormat { PACK_AUTO, PACK_TEXT, PACK_JSON, PACK_CHAT, PACK_PREFERENCE } PackFormat;
@@ -95,6 +96,7 @@ typedef struct PackResult {
     int64_t duplicates, near, left_out; /* documents whose text was seen before, by XXH3, or nearly so; and how many of them were dropped */
     int64_t bad[PACK_BAD_KINDS];
     int64_t lengths[PACK_LENGTHS]; /* documents of [2^i, 2^(i+1)) tokens */
+    PackFormat format;             /* as given; PACK_AUTO became PACK_CHAT or PACK_PREFERENCE if the records are */
     bool resumed;
 } PackResult;
 

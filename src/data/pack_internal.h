@@ -189,6 +189,10 @@ RecordReader *record_reader_open(
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error);
 void record_reader_free(RecordReader *reader); /* NULL is fine */
 
+/* Returns PACK_CHAT or PACK_PREFERENCE if the first record of the files is one, otherwise PACK_AUTO
+ * (pack_format.c). */
+PackFormat pack_find_format(const PackOptions *options, const PackFiles *files);
+
 /* -- Rows of Parquet files (parquet_records.c) ---------------------------------------------------------------------- */
 
 typedef struct RowReader RowReader;

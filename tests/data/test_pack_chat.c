@@ -318,6 +318,37 @@ static void the_template_of_the_tokenizers_folder_is_used_and_travels(void **sta
     assert_string_equal(again, text);
 }
 
+/* format=auto: the first record says what records are; a text field makes them text. */
+static void conversations_are_recognized(void **state) {
+    (void)state;
+    static const char share[] = "{\"conversations\": [{\"from\": \"human\", \"value\": \"hi\"}, {\"from\": \"gpt\", \"value\": \"yes\"}]}";
+    SCOPED_FREE char *array = memory_format("[%s,\n%s]", share, share), *beside = memory_format("{\"text\": \"a\", %s\n", share + 1);
+    PackOptions options = chat_options("in");
+    options.format = PACK_AUTO;
+    write_text("in", three);
+    assert_int_equal(pack_with(options).format, PACK_CHAT);
+    SCOPED_FREE char *text = masked_text("out", 512), *again = NULL;
+    assert_string_equal(text, expected);
+    write_text("in", array);
+    assert_int_equal(pack_with(options).format, PACK_CHAT);
+    again = masked_text("out", 512);
+    assert_string_equal(again, ASKED("hi") "YES<|IM_END|>\n/" ASKED("hi") "YES<|IM_END|>\n/");
+    write_text("in", "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n");
+    assert_int_equal(pack_with(options).format, PACK_PREFERENCE);
+    write_text("in", beside);
+    options.template = NULL;
+    assert_int_equal(pack_with(options).format, PACK_AUTO);
+    assert_shard_text("out", "a|");
+    write_text("in", three);
+    assert_refused(options, ERROR_USAGE, "the model brings no chat template");
+    assert_int_equal(system("rm in && mkdir in"), 0); /* of a folder, the first file of records decides */
+    write_text("in/LICENSE", "words\n");
+    write_text("in/empty.jsonl", "");
+    write_text("in/train.jsonl", three);
+    options.template = "chatml";
+    assert_int_equal(pack_with(options).format, PACK_CHAT);
+}
+
 static void settings_of_the_other_kind_are_refused(void **state) {
     (void)state;
     write_text("in", three);
@@ -327,6 +358,7 @@ static void settings_of_the_other_kind_are_refused(void **state) {
     chat.field = NULL;
     chat.separator = "%";
     assert_refused(chat, ERROR_USAGE, "separator is not for conversations");
+    write_text("in", "{\"text\": \"a\"}\n");
     text.format = PACK_AUTO;
     assert_refused(text, ERROR_USAGE, "template is for conversations");
     text.template = "";
@@ -364,6 +396,7 @@ int main(void) {
         CHAT_TEST(bad_records_are_counted_and_left_out),
         CHAT_TEST(untrained_tokens_are_no_targets),
         CHAT_TEST(the_template_of_the_tokenizers_folder_is_used_and_travels),
+        CHAT_TEST(conversations_are_recognized),
         CHAT_TEST(settings_of_the_other_kind_are_refused),
         CHAT_TEST(a_spoiled_mask_is_noticed),
     };

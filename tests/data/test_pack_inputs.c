@@ -94,7 +94,7 @@ static void the_fields_that_there_are_are_named(void **state) {
     write_text("in", "{\"id\": 1, \"body\": \"b\"}\n{\"id\": 2}\n");
     assert_refused((PackOptions){0}, ERROR_DATA, "field=NAME");
     write_text("in", "{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n{\"messages\": []}\n");
-    assert_refused((PackOptions){0}, ERROR_DATA, "format=chat");
+    assert_refused((PackOptions){.format = PACK_JSON}, ERROR_DATA, "format=chat");
 }
 
 static void the_folder_of_the_output_is_made(void **state) {

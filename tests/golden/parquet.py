@@ -68,7 +68,6 @@ def main():
     refused("text is of type FIXED_LEN_BYTE_ARRAY", pa.table({"text": pa.array([b"ab"], pa.binary(2))}))
     refused("text is of type INT96", pa.table({"text": [datetime.datetime(2020, 1, 1)]}), use_deprecated_int96_timestamps=True)
     refused("its columns are body, id", pa.table({"body": ["a"], "id": [1]}))
-    refused("pass format=chat", pa.table({"messages": [[{"role": "user", "content": "q"}]]}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 /* Tests of training on conversations: the loss and the gradient of a step are means over its trained tokens, however these
  * are shared out: one large batch of single conversations, several packed into a sequence, microbatches, and two ranks. */
+#include "base/scope.h"
 #include "support/mentions.h"
 #include "support/train_run.h"
 
@@ -60,6 +61,27 @@ static void a_step_is_the_mean_over_its_trained_tokens(void **state) {
     assert_same_valid(single, result_of("two"));
 }
 
+/* Conversations as the data of a run and of `smelt eval` are packed by the template of data.tokenizer. */
+static void conversations_are_packed_by_the_run_itself(void **state) {
+    (void)state;
+    write_conversations();
+    SCOPED_FREE char *copy = memory_format("mkdir tokens && cd tokens && cp %s/tests/golden/chat/tokenizer*.json . && cp "
+                                           "%s/tests/golden/chat/templates/system.jinja chat_template.jinja",
+        getenv("REPOSITORY"), getenv("REPOSITORY"));
+    assert_int_equal(system(copy), 0);
+    smelt_good("data pack chats.jsonl packed tokenizer=tokens");
+#define BY_TEMPLATE "precision=fp64 steps=1 schedule.warmup=0 eval.every=1 model.family=llama model.experts=0 model.vocabulary=0 threads=1 "
+    train_good(BY_TEMPLATE "run=first data.train=packed data.valid=packed");
+    train_good(BY_TEMPLATE "run=second data.train=chats.jsonl data.valid=chats.jsonl data.tokenizer=tokens");
+    assert_same_valid(result_of("first"), result_of("second"));
+    ProcessResult of_text = smelt("eval second chats.jsonl device=cpu"), of_shard = smelt("eval second packed device=cpu");
+    expect_code(&of_text, ERROR_NONE, "eval");
+    assert_holds(of_text.output, "loss ");
+    assert_string_equal(of_text.output, of_shard.output);
+    process_free(&of_text);
+    process_free(&of_shard);
+}
+
 static void a_run_without_the_mask_has_another_loss(void **state) {
     (void)state;
     write_conversations();
@@ -102,10 +124,12 @@ static void an_evaluation_without_a_trained_token_is_refused_before_the_first_st
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_step_is_the_mean_over_its_trained_tokens),
+        TRAIN_TEST(conversations_are_packed_by_the_run_itself),
         TRAIN_TEST(a_run_without_the_mask_has_another_loss),
         TRAIN_TEST(conversations_that_are_cut_are_named),
         TRAIN_TEST(an_evaluation_without_a_trained_token_is_refused_before_the_first_step),
     };
     train_main();
+    setenv("REPOSITORY", realpath(".", NULL), 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
