@@ -79,16 +79,16 @@ bool gguf_key_refuse(const GgufKeys *r, const char *key, const char *reason) {
 
 bool gguf_key_real(const GgufKeys *r, const char *key, double *number) {
     const GgufValue *value = value_of(r, key);
-    return !value || gguf_real(value, number) || gguf_key_refuse(r, key, "is no number");
+    return !value || gguf_real(value, number) || gguf_key_refuse(r, key, "is not a number");
 }
 
 bool gguf_key_integer(const GgufKeys *r, const char *key, int64_t *number) {
     const GgufValue *value = value_of(r, key);
-    return !value || (gguf_integer(value, number) && *number > 0) || gguf_key_refuse(r, key, "is no integer from 1 on");
+    return !value || (gguf_integer(value, number) && *number > 0) || gguf_key_refuse(r, key, "is not a positive integer");
 }
 
-/* Returns the number with the fewest digits within `tolerance` of `value`, so that a 1e-5 that was
- * stored in fp32 reads as 1e-5 again. */
+/* Returns the number with the fewest digits within `tolerance` of `value`. A 1e-5 that was stored
+ * in fp32 thus reads as 1e-5 again. */
 static double shortest_within(double value, double tolerance) {
     for (int digits = 6; digits < 9; digits++) {
         char text[40];
@@ -118,8 +118,9 @@ static bool read_heads(const GgufKeys *r) {
     if (!gguf_key_integer(r, "attention.key_length", &columns)) return false;
     values = rotated = columns;
     if (!gguf_key_integer(r, "attention.value_length", &values) || !gguf_key_integer(r, "rope.dimension_count", &rotated)) return false;
-    if (values != columns) return gguf_key_refuse(r, "attention.value_length", "is not attention.key_length");
-    if (rotated != columns) return gguf_key_refuse(r, "rope.dimension_count", "is not the width of a head, and smelt rotates whole heads");
+    if (values != columns)
+        return gguf_key_refuse(r, "attention.value_length", "differs from attention.key_length, but smelt needs equal head dimensions");
+    if (rotated != columns) return gguf_key_refuse(r, "rope.dimension_count", "is not the head dimension, but smelt rotates whole heads");
     hf_put_integer(r->object, "num_key_value_heads", key_heads);
     hf_put_integer(r->object, "head_dim", columns);
     return true;
@@ -158,14 +159,15 @@ static float divisor_at(const GgufTensor *divisors, int64_t i) {
 }
 
 /* A file stores Llama 3's scaling only as a divisor per channel pair. The longest wave gives the
- * factor. A wave between the bounds gives the original context; without one, it is the longest
- * context with the same divisors. The bounds are those of all published models. All divisors must
- * follow from these values. */
+ * factor. A wave between the bounds gives the original context; without one, the original context
+ * is the longest with the same divisors. The bounds are 1 and 4, as in all published models. All
+ * divisors must follow from these values. */
 static bool read_llama3(const GgufKeys *r, json_t *rope, double theta) {
     const GgufTensor *divisors = gguf_tensor(r->file, GGUF_ROPE_FACTORS);
     int64_t columns = gguf_field(r, "head_dim");
     if (divisors->type != gguf_type_named("F32") || divisors->rank != 1 || divisors->shape[0] != columns / 2)
-        return error_set(r->error, ERROR_CHECKPOINT, "tensor %s is no F32 of half the width of a head", divisors->name);
+        return error_set(
+            r->error, ERROR_CHECKPOINT, "tensor %s is not F32 with half as many elements as the head dimension", divisors->name);
     RopeSpec spec = llama3_spec(theta, columns, divisor_at(divisors, columns / 2 - 1), 1, 4, 0);
     for (int64_t i = 0; i < columns / 2 && !spec.original_positions; i++)
         if (divisor_at(divisors, i) > 1.001) spec.original_positions = original_context(spec, i, divisor_at(divisors, i));
@@ -173,7 +175,9 @@ static bool read_llama3(const GgufKeys *r, json_t *rope, double theta) {
         float wanted = rope_divisor(&spec, i);
         if (!(fabsf(divisor_at(divisors, i) - wanted) <= 1e-5F * wanted))
             return error_set(r->error, ERROR_CHECKPOINT,
-                "tensor %s is not Llama 3's scaling of positions with low_freq_factor 1 and high_freq_factor 4", divisors->name);
+                "tensor %s does not match Llama 3's RoPE scaling with low_freq_factor 1 and "
+                "high_freq_factor 4",
+                divisors->name);
     }
     hf_put(rope, "rope_type", json_string("llama3"));
     hf_put(rope, "factor", json_real(spec.factor));
@@ -211,14 +215,15 @@ static bool read_positions(const GgufKeys *r) {
     double theta = 10000, factor = 1;
     json_t *rope = json_object();
     hf_put(r->object, "rope_parameters", rope);
-    if (type_value && !gguf_text(type_value, &type)) return gguf_key_refuse(r, "rope.scaling.type", "is no text");
+    if (type_value && !gguf_text(type_value, &type)) return gguf_key_refuse(r, "rope.scaling.type", "is not a string");
     if (!gguf_key_real(r, "rope.freq_base", &theta) || !gguf_key_real(r, "rope.scaling.factor", &factor)) return false;
     theta = gguf_shortest(theta);
     hf_put(rope, "rope_theta", json_real(theta));
     bool none = gguf_text_is(type, "none"), linear = gguf_text_is(type, "linear"), yarn = gguf_text_is(type, "yarn");
-    if (!none && !linear && !yarn) return gguf_key_refuse(r, "rope.scaling.type", "is none of none, linear and yarn");
+    if (!none && !linear && !yarn) return gguf_key_refuse(r, "rope.scaling.type", "is not none, linear or yarn");
     if (gguf_tensor(r->file, GGUF_ROPE_FACTORS))
-        return none ? read_llama3(r, rope, theta) : gguf_key_refuse(r, "rope.scaling.type", "stands beside rope_freqs.weight");
+        return none ? read_llama3(r, rope, theta)
+                    : gguf_key_refuse(r, "rope.scaling.type", "must be none, because the file has rope_freqs.weight");
     if (none) return true;
     hf_put(rope, "rope_type", json_string(linear ? "linear" : "yarn"));
     hf_put(rope, "factor", json_real(gguf_shortest(factor)));
@@ -254,7 +259,7 @@ static const HfClass *find_gguf_class(const Gguf *file, Error *error) {
             if (!strstr(known, gguf->architecture))
                 snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", gguf->architecture);
         }
-    if (!found) error_set(error, ERROR_CHECKPOINT, "general.architecture is %s, and smelt reads %s", name, known);
+    if (!found) error_set(error, ERROR_CHECKPOINT, "general.architecture is %s, but smelt reads only %s", name, known);
     return found;
 }
 
@@ -265,7 +270,7 @@ static bool check_keys(const GgufKeys *r) {
     for (size_t i = 0; i < r->file->value_count; i++) {
         const char *key = r->file->values[i].key;
         if (!strncmp(key, architecture, length) && key[length] == '.' && !has_key(r->class->gguf, key + length + 1))
-            return error_set(r->error, ERROR_CHECKPOINT, "%s is a key that smelt does not know", key);
+            return error_set(r->error, ERROR_CHECKPOINT, "smelt does not support key %s", key);
     }
     return true;
 }
@@ -273,7 +278,7 @@ static bool check_keys(const GgufKeys *r) {
 /* A head that is present and differs from the table is not tied. */
 static bool read_table(const GgufKeys *r) {
     const GgufTensor *table = gguf_tensor(r->file, "token_embd.weight"), *head = gguf_tensor(r->file, "output.weight");
-    if (!table || table->rank != 2) return error_set(r->error, ERROR_CHECKPOINT, "tensor token_embd.weight is missing or no matrix");
+    if (!table || table->rank != 2) return error_set(r->error, ERROR_CHECKPOINT, "tensor token_embd.weight is missing or is not a matrix");
     bool tied =
         !head || (head->type == table->type && head->bytes == table->bytes && !memcmp(head->data, table->data, (size_t)head->bytes));
     hf_put_integer(r->object, "vocab_size", table->shape[0]);
@@ -321,8 +326,8 @@ bool gguf_read_model(const char *path, HfModel *model, Error *error) {
     int64_t parts = 1;
     if (!gguf_open(&file, path, error)) return false;
     if (gguf_integer(gguf_find(&file, "split.count"), &parts) && parts > 1)
-        return error_set(
-            error, ERROR_CHECKPOINT, "%s is one of %lld files of a model: join them (llama-gguf-split --merge)", path, (long long)parts);
+        return error_set(error, ERROR_CHECKPOINT, "%s is one of %lld files of a split model: join them (llama-gguf-split --merge)", path,
+            (long long)parts);
     if (!read_keys(&reader, &model->config, &model->precision, &model->warnings)) {
         hf_release(model);
         return error_context(error, "%s", path);
@@ -344,19 +349,27 @@ bool gguf_check(const ModelConfig *c, Error *error) {
     const GgufClass *gguf = class->gguf;
     if (!hf_check(c, error)) return false;
     if (!gguf)
-        return error_set(
-            error, ERROR_USAGE, "GGUF has no architecture for %s, so llama.cpp could not run it: write a folder", class->architecture);
+        return error_set(error, ERROR_USAGE,
+            "GGUF has no architecture for %s, so llama.cpp could not run it: export a folder "
+            "instead",
+            class->architecture);
     if (model_activation(c) != family_of(c)->activation)
-        return error_set(error, ERROR_USAGE, "model.activation=%s: llama.cpp computes with %s only; write a folder",
+        return error_set(error, ERROR_USAGE,
+            "model.activation=%s: llama.cpp supports only %s for this family: export a folder "
+            "instead",
             activation_rules[c->activation].name, activation_rules[family_of(c)->activation].name);
     bool scaled = c->rope_factor > 1 && gguf->rotary;
     if (scaled && c->rope_scaling == ROPE_DYNAMIC)
-        return error_set(error, ERROR_USAGE, "model.rope_scaling=dynamic: GGUF has no such scaling of positions");
+        return error_set(error, ERROR_USAGE,
+            "model.rope_scaling=dynamic: GGUF does not support this RoPE scaling: export a folder "
+            "instead");
     if (scaled && c->rope_scaling == ROPE_YARN && !c->rope_truncate)
-        return error_set(error, ERROR_USAGE, "model.rope_truncate=false: llama.cpp computes with whole channels only");
+        return error_set(error, ERROR_USAGE, "model.rope_truncate=false: llama.cpp always truncates: export a folder instead");
     if (gguf->rotary && !scaled && c->rope_attention_factor != 1)
-        return error_set(
-            error, ERROR_USAGE, "model.rope_attention_factor=%g without model.rope_factor: llama.cpp has none", c->rope_attention_factor);
+        return error_set(error, ERROR_USAGE,
+            "model.rope_attention_factor=%g without model.rope_factor: llama.cpp does not "
+            "support it: export a folder instead",
+            c->rope_attention_factor);
     return !gguf->check || gguf->check(c, error);
 }
 

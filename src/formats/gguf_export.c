@@ -56,9 +56,9 @@ static bool write_tensor_part(GgufWriter *writer, const HfTensor *tensor, const 
     const StoredTensor stored = {.name = tensor->name, .type = STORED_F32, .rank = 1, .shape = {tensor->count}, .data = values};
     float most = encode_tensor(tensor, type, values, blocks);
     bool good = isfinite(most) || stored_check_finite(&stored, error);
-    good =
-        good && (most <= type->most || error_set(error, ERROR_NUMERICS, "tensor %s has %g, which %s cannot hold: give dtype=bf16 or fp32",
-                                           tensor->name, (double)most, type->name));
+    good = good && (most <= type->most ||
+                       error_set(error, ERROR_NUMERICS, "tensor %s contains %g, which exceeds the range of %s: set dtype=bf16 or fp32",
+                           tensor->name, (double)most, type->name));
     good = good && gguf_append_data(writer, blocks, (int64_t)bytes, error);
     memory_unmap(blocks, bytes);
     return good;
@@ -105,8 +105,8 @@ static const char *const held_fields[] = {"bos_token", "eos_token", "unk_token",
 static const char *const held_parts[] = {
     "version", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model", NULL}; /* or refused by name */
 
-/* The members of an object that a GGUF file does not hold, with commas between, for the caller to free; those that are null, false or
- * empty are left out. "": there are none. */
+/* Returns the names of the members of an object that a GGUF file cannot hold, separated by commas,
+ * for the caller to free. Members that are null, false or empty do not count. "": none. */
 static char *left_out(const json_t *object, const char *const *held) {
     const char *name;
     json_t *value;
@@ -126,14 +126,14 @@ static char *left_out(const json_t *object, const char *const *held) {
 /* llama.cpp takes these from its user. */
 static void warn_of_settings(const HfExport *export) {
     SCOPED_FREE char *list = left_out(export->generation, held_settings);
-    if (*list) log_warn("the GGUF file does not hold these settings of generation_config.json: give them to llama.cpp: %s", list);
+    if (*list) log_warn("GGUF cannot store these settings of generation_config.json: pass them to llama.cpp: %s", list);
 }
 
 /* None of these decides ids, or the tokenizer was refused. */
 static void name_unwritten(const json_t *tokenizer, const json_t *config) {
     SCOPED_FREE char *parts = left_out(tokenizer, held_parts), *fields = left_out(config, held_fields);
     if (*parts || *fields)
-        log_info("the GGUF file does not hold these fields of the tokenizer: %s%s%s", parts, *parts && *fields ? ", " : "", fields);
+        log_info("GGUF cannot store these fields of the tokenizer: %s%s%s", parts, *parts && *fields ? ", " : "", fields);
 }
 
 /* Writes the tokenizer of `source`. It was opened before, so it is known to be complete. */
@@ -144,7 +144,9 @@ static bool put_source(GgufWriter *writer, const HfExport *export, Error *error)
     json_auto_t *tokenizer = json_parse(files.tokens, (size_t)files.bytes, 0, &unread);
     if (!tokenizer)
         return error_set(error, ERROR_USAGE,
-            "%s has no tokenizer.json, of which GGUF's tokenizer is made: put one there, or give tokenizer=none", export->source);
+            "%s has no tokenizer.json, but a GGUF tokenizer is made from one: add it, or set "
+            "tokenizer=none",
+            export->source);
     json_auto_t *ids = token_ids(export);
     name_unwritten(tokenizer, files.config);
     return (files.made || tokenizer_add_side_tokens(tokenizer, files.config, error)) &&
@@ -172,8 +174,9 @@ static bool put_tokenizer(GgufWriter *writer, const HfExport *export, Error *err
 static bool put_keys(GgufWriter *writer, const HfExport *export, const GgufType *type, Error *error) {
     const ModelConfig *c = export->config;
     if (c->window && c->window < c->context)
-        log_warn(
-            "llama.cpp has no attention window for this model: the file's context is the window, %lld positions", (long long)c->window);
+        log_warn("llama.cpp does not support an attention window for this model: the file's context "
+                 "is set to the window, %lld positions",
+            (long long)c->window);
     gguf_put_model(writer, c);
     gguf_put_text(writer, "general.type", "model", strlen("model"));
     gguf_put_integer(writer, "general.file_type", GGUF_U32, type->file_type);

@@ -29,8 +29,8 @@ bool hf_check_biases(const HfExport *export, const Graph *graph, Error *error) {
         for (int64_t j = 1; p->kind == PARAMETER_BALANCE_BIAS && j < p->count; j++)
             if (biases[j] != biases[0])
                 return error_set(error, ERROR_USAGE,
-                    "%s differs between experts, and %s has no such bias: train with optimizer.balance_lr=0 and model.auxiliary_loss "
-                    "instead",
+                    "%s differs between experts, but %s has no such bias: train with "
+                    "optimizer.balance_lr=0 and model.auxiliary_loss instead",
                     p->name, hf_class(export->config)->architecture);
     }
     return true;
@@ -184,9 +184,12 @@ static bool check_model_folder(const char *folder, bool overwrite, Error *error)
     for (size_t i = 0; good && i < list.count; i++) {
         const char *name = list.entries[i].name;
         if (!overwrite)
-            good = error_set(error, ERROR_USAGE, "%s is not empty: give another folder, or overwrite=true to replace an export", folder);
+            good = error_set(error, ERROR_USAGE,
+                "%s is not empty: choose another folder, or set overwrite=true to replace an "
+                "export",
+                folder);
         else if (!is_written_by_us(name))
-            good = error_set(error, ERROR_USAGE, "%s holds %s, which no export writes: give another folder", folder, name);
+            good = error_set(error, ERROR_USAGE, "%s contains %s, which is not part of an export: choose another folder", folder, name);
     }
     file_list_free(&list);
     return good;
@@ -235,7 +238,7 @@ static bool write_hf_tensors(HfWriter *w, const HfTensorList *list, const char *
     size_t shards = count_shards(w, list), first = 0;
     json_t *map = json_object();
     int64_t total = 0, bytes;
-    bool written = shards < 100000 || error_set(error, ERROR_USAGE, "%zu files are too many: give larger ones", shards);
+    bool written = shards < 100000 || error_set(error, ERROR_USAGE, "the export would have %zu files: set a larger file size", shards);
     for (size_t i = 0; i < shards && written; i++) {
         size_t count = shard_count(w, list, first, &bytes);
         char *name = shard_name(stem, i, shards), *path = memory_format("%s/%s", folder, name);

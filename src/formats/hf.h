@@ -60,8 +60,8 @@ typedef struct HfExport {
     const json_t *generation; /* generation_config.json if `source` has none; NULL: made from `origin` */
 } HfExport;
 
-/* ERROR_USAGE names the setting that the family's class in transformers cannot express, or that
- * llama.cpp cannot compute. */
+/* ERROR_USAGE names a setting that the family's class in transformers, or llama.cpp, does not
+ * support. */
 bool hf_check(const ModelConfig *config, Error *error);
 bool gguf_check(const ModelConfig *config, Error *error);
 /* ERROR_USAGE names the reason why vLLM or transformers cannot read the model in FP8. */
@@ -84,8 +84,8 @@ bool hf_write_tokenizer(const HfExport *export, const char *folder, Error *error
 /* Returns whether hf_write_tokenizer may write a file of this name. */
 bool hf_is_tokenizer_file(const char *name);
 
-/* Writes a GGUF file whose matrices have type `type`, which must have an encoder (gguf_export.c).
- * `source` may be a GGUF file. `keep`, `precision` and `shard_bytes` are ignored. ERROR_USAGE names
- * what llama.cpp cannot compute or tokenize, or says that the file exists and `overwrite` is false;
- * ERROR_NUMERICS if a value is not finite or too large for the type. */
+/* Writes a GGUF file with matrices of type `type`, which must have an encoder (gguf_export.c).
+ * `source` may be a GGUF file. `keep`, `precision` and `shard_bytes` are ignored. ERROR_USAGE if
+ * llama.cpp does not support the model or its tokenizer, or if the file exists and `overwrite` is
+ * false; ERROR_NUMERICS if a value is not finite or too large for the type. */
 bool hf_write_gguf(const HfExport *export, const GgufType *type, const char *path, bool overwrite, Error *error);

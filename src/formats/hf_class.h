@@ -208,7 +208,7 @@ typedef struct GgufClass {
     bool rotary;              /* has the keys of heads with RoPE */
     bool pairs;               /* RoPE rotates neighboring channels: rows of queries and keys are stored in another order */
     const GgufRow *rows;      /* in addition to the rows of all architectures, and of all with RoPE; NULL: none */
-    const GgufName *names;    /* other names than those of Llama-like decoders (hf_tensors.c); NULL: none */
+    const GgufName *names;    /* tensor names that differ from Llama's (hf_tensors.c); NULL: none */
     /* Sets the fields that no row sets. NULL: none. */
     bool (*read)(const GgufKeys *keys);
     /* ERROR_USAGE names the setting that llama.cpp cannot compute. NULL: llama.cpp computes all
@@ -244,7 +244,7 @@ struct HfClass {
     bool router_is_parameter;     /* PEFT lists a router's matrix in target_parameters */
     bool runs_fp8;                /* vLLM and transformers read it in FP8 (hf_fp8.c) */
     bool is_llmc;                 /* llm.c can train it */
-    /* Sets what the class implies and no field says. NULL: nothing. */
+    /* Sets values that the class implies without a field. NULL: none. */
     void (*start)(ModelConfig *model);
     /* A model of the family is written as the first class that fits. NULL: fits any. */
     bool (*fits)(const ModelConfig *model);
@@ -256,8 +256,8 @@ struct HfClass {
     HfLayout layouts[2];        /* other layouts that are read; one without a mark ends them */
     const char *const *buffers; /* name suffixes of tensors without effect in older folders; NULL: none */
     /* Returns the factor of the logits (NAN if it is invalid). `scaled` names the parameter that
-     * takes the factor: the gain of the norm before the head, which has no bias. Programs without
-     * the field then compute the same function. */
+     * absorbs the factor: the gain of the norm before the head, which has no bias. Programs that do
+     * not know the factor then compute the same function. */
     double (*logit_scale)(const json_t *object, const ModelConfig *model);
     const char *scaled;
     const GgufClass *gguf; /* NULL: llama.cpp has no such model */

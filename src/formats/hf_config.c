@@ -33,13 +33,13 @@ int64_t hf_integer_or(HfFieldReader *r, const char *name, int64_t least, int64_t
     const json_t *value = hf_field(r, name);
     if (!value) return fallback;
     if (!json_is_integer(value) || json_integer_value(value) < least)
-        hf_refuse(r, name, "is not an integer from %lld on", (long long)least);
+        hf_refuse(r, name, "is not an integer of at least %lld", (long long)least);
     return json_integer_value(value);
 }
 
 bool hf_boolean_or(HfFieldReader *r, const char *name, bool fallback) {
     const json_t *value = hf_field(r, name);
-    if (value && !json_is_boolean(value)) hf_refuse(r, name, "is neither true nor false");
+    if (value && !json_is_boolean(value)) hf_refuse(r, name, "is not true or false");
     return value ? json_is_true(value) : fallback;
 }
 
@@ -48,7 +48,7 @@ void hf_read_padding(HfFieldReader *r, const char *name, const json_t *value) {
     int64_t vocabulary = r->model->vocabulary, token = json_integer_value(value);
     r->model->padding = -1;
     if (!value || json_is_null(value)) return;
-    if (!json_is_integer(value) || token < -vocabulary || token >= vocabulary) hf_refuse(r, name, "is no token of the vocabulary");
+    if (!json_is_integer(value) || token < -vocabulary || token >= vocabulary) hf_refuse(r, name, "is not a token of the vocabulary");
     else r->model->padding = token < 0 ? token + vocabulary : token;
 }
 
@@ -59,13 +59,13 @@ static const char *layer_type(HfFieldReader *r, const char *name, const json_t *
     size_t index;
     const char *text = json_string_value(first);
     if (!json_is_array(types) || (int64_t)json_array_size(types) != r->model->layers || !text) {
-        hf_refuse(r, name, "does not hold one name for each of num_hidden_layers");
+        hf_refuse(r, name, "does not have one name per layer (num_hidden_layers)");
         return NULL;
     }
     json_array_foreach(types, index, type) if (!json_equal(type, first))
-        hf_refuse(r, name, "differ from layer to layer, and smelt's models have layers of one type");
+        hf_refuse(r, name, "differ between layers, but smelt needs one type for all layers");
     if (!strcmp(text, full) || !strcmp(text, sliding)) return text;
-    hf_refuse(r, name, "holds something else than \"%s\" and \"%s\"", full, sliding);
+    hf_refuse(r, name, "holds a name other than \"%s\" and \"%s\"", full, sliding);
     return NULL;
 }
 
@@ -74,12 +74,12 @@ void hf_read_layer_types(HfFieldReader *r, const char *name, const json_t *types
     const char *type = layer_type(r, name, types, full, sliding);
     if (!type) return;
     if (!strcmp(type, full)) r->model->window = 0;
-    else if (!r->model->window) hf_refuse(r, name, "holds \"%s\", and the model has no sliding_window", sliding);
+    else if (!r->model->window) hf_refuse(r, name, "holds \"%s\", but the model has no sliding_window", sliding);
 }
 
 void hf_read_unused_layers(HfFieldReader *r, const char *name, const json_t *value) {
     if (value && !json_is_null(value) && (int64_t)json_array_size(value) != r->model->layers)
-        hf_refuse(r, name, "does not hold one name for each of num_hidden_layers");
+        hf_refuse(r, name, "does not have one name per layer (num_hidden_layers)");
 }
 
 /* load_balancing_loss_func of transformers is one loss over the tokens of all layers: E times the sum
@@ -112,7 +112,7 @@ static const HfClass *find_class(const json_t *object, int *family, Error *error
             strncat(known, name, sizeof known - strlen(known) - 1);
         }
     SCOPED_FREE char *shown = type ? json_dumps(json_object_get(object, "model_type"), JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
-    error_set(error, ERROR_CHECKPOINT, "model_type is %.64s; smelt has %s", shown ? shown : "missing", known);
+    error_set(error, ERROR_CHECKPOINT, "model_type is %.64s, but smelt supports only %s", shown ? shown : "missing", known);
     return NULL;
 }
 
@@ -125,12 +125,12 @@ static bool check_bounds(const Config *config, Error *error) {
         double value = row->type == OPTION_INT ? (double)*(const int64_t *)at : *(const double *)at;
         if (!(value >= row->minimum && value <= row->maximum))
             return error_set(
-                error, ERROR_CHECKPOINT, "%s would be %g, and smelt takes %g to %g", row->name, value, row->minimum, row->maximum);
+                error, ERROR_CHECKPOINT, "%s would be %g, but smelt allows only %g to %g", row->name, value, row->minimum, row->maximum);
     }
     return true;
 }
 
-/* Checks the bounds, and what config_check requires of models. */
+/* Checks the bounds, and the conditions of config_check. */
 static bool check_readable(ModelConfig *model, Error *error) {
     Config config = {0};
     OptionStrings strings = {0};
@@ -196,7 +196,7 @@ static bool name_fields(const HfTables *tables, const json_t *object, Error *err
 bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precision, char **warnings, Error *error) {
     HfFieldReader reader = {.object = object, .path = "", .model = model, .warnings = warnings, .error = error, .good = true};
     *warnings = NULL;
-    if (!json_is_object(object)) return error_set(error, ERROR_CHECKPOINT, "it is not a JSON object");
+    if (!json_is_object(object)) return error_set(error, ERROR_CHECKPOINT, "the file is not a JSON object");
     int family;
     if (!(reader.class = find_class(object, &family, error))) return false;
     *model = start_model(reader.class, family);

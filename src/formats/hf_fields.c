@@ -25,9 +25,9 @@ static void read_quantization(HfFieldReader *r, const char *name, const json_t *
     const char *method = json_string_value(json_object_get(value, "quant_method"));
     if (!value || json_is_null(value)) return;
     hf_refuse(r, name,
-        "says that weights are quantized (%.32s), and smelt reads F32, BF16 and F16: give the model that this folder was made of; smelt "
-        "convert with dtype=same writes one from a run",
-        method && name_is_plain(method) ? method : "by no quant_method");
+        "says that the weights are quantized (%.32s), but smelt reads only F32, BF16 and F16: "
+        "use the original model; for a run, smelt convert with dtype=same writes one",
+        method && name_is_plain(method) ? method : "no quant_method");
 }
 
 /* Fields of every class. */
@@ -42,9 +42,8 @@ const HfField hf_shared_fields[] = {
     END,
 };
 
-/* Fields of PreTrainedConfig, and those that any of its objects may carry. Dropout probabilities
- * are in the classes' tables: transformers applies them in training, and our models have no
- * dropout. */
+/* Fields of PreTrainedConfig, and fields that any configuration may carry. Dropout probabilities
+ * are in the classes' tables: transformers applies them in training, and smelt has no dropout. */
 const HfField hf_metadata_fields[] = {
     NO_EFFECT("output_attentions"),
     NO_EFFECT("output_hidden_states"),
@@ -206,7 +205,7 @@ static void read_number_field(HfFieldReader *r, const HfField *f, const json_t *
 }
 
 static void read_boolean(HfFieldReader *r, const HfField *f, const json_t *value) {
-    if (value && !json_is_boolean(value)) hf_refuse(r, f->name, "is neither true nor false");
+    if (value && !json_is_boolean(value)) hf_refuse(r, f->name, "is not true or false");
     *(bool *)((char *)r->model + f->offset) = value ? json_is_true(value) : !strcmp(f->values, "true");
 }
 
@@ -216,7 +215,7 @@ static void check_fixed(HfFieldReader *r, const HfField *f, const json_t *value)
     const char *word = json_is_string(value) ? json_string_value(value) : text;
     if (!word || !has_word(f->values, word))
         hf_refuse(
-            r, f->name, "is %.64s, and smelt computes with %.*s only", text ? text : "unreadable", (int)strcspn(f->values, " "), f->values);
+            r, f->name, "is %.64s, but smelt supports only %.*s", text ? text : "unreadable", (int)strcspn(f->values, " "), f->values);
 }
 
 void hf_read_activation(HfFieldReader *r, const char *name, const json_t *value) {
@@ -235,7 +234,7 @@ void hf_read_activation(HfFieldReader *r, const char *name, const json_t *value)
         return;
     }
     SCOPED_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
-    hf_refuse(r, name, "is %.64s, and smelt computes with %s only", text ? text : "unreadable", known);
+    hf_refuse(r, name, "is %.64s, but smelt supports only %s", text ? text : "unreadable", known);
 }
 
 /* transformers sets synonyms last, so they take precedence. */
@@ -271,10 +270,10 @@ static void warn_of_unknown_fields(HfFieldReader *r, const HfTables *t) {
         int more = snprintf(list + used, sizeof list - used, "%s%s%.60s", used ? ", " : "", r->path, name);
         used = used + (size_t)more < sizeof list ? used + (size_t)more : sizeof list - 1;
     }
-    if (used) hf_warn(r, "no field of transformers' class, so without effect: %s", list);
+    if (used) hf_warn(r, "ignoring fields that transformers' class does not have: %s", list);
 }
 
-/* Functions use what rows have set, so they run last. */
+/* Functions run last, because they use fields that rows have read. */
 void hf_read_fields(HfFieldReader *r, const HfTables *t) {
     for (int functions = 0; functions < 2; functions++)
         for (int i = 0; i < HF_TABLES && t->rows[i]; i++)

@@ -22,13 +22,12 @@ bool hf_check_fp8(const ModelConfig *c, Error *error) {
         {"model.kv_heads times model.head_dim", c->kv_heads * c->head_dim}};
     if (!class->runs_fp8)
         return error_set(error, ERROR_USAGE,
-            "dtype=fp8: %s is not read in FP8 by both vLLM and transformers, models of the family llama without experts are: give "
-            "dtype=same",
+            "dtype=fp8: vLLM and transformers do not both read %s in FP8; they read models of "
+            "the family llama without experts: set dtype=same",
             class->architecture);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value % UNIT)
-            return error_set(error, ERROR_USAGE,
-                "dtype=fp8: %s is %lld, and matrices of FP8 have multiples of %d rows and columns: give dtype=same", sizes[i].name,
+            return error_set(error, ERROR_USAGE, "dtype=fp8: %s is %lld, which is not a multiple of %d: set dtype=same", sizes[i].name,
                 (long long)sizes[i].value, UNIT);
     return true;
 }

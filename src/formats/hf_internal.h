@@ -39,8 +39,8 @@ HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLister 
 HfLister hf_list_gguf;
 void hf_tensors_free(HfTensorList *list);
 
-/* Returns the tensor of the reader's folder that holds exactly what `wanted` (an item of the
- * class's own list) holds, in the same order, or NULL. `data` points into the mapped file. */
+/* Returns the tensor of the reader's folder that equals `wanted` (an item of the class's own list)
+ * in content and order, or NULL. `data` points into the mapped file. */
 const StoredTensor *hf_reader_stored(const HfReader *reader, const HfTensor *wanted);
 /* Returns the type of (the first part of) a parameter in the folder; F32 if it is not there. */
 StoredType hf_reader_type(const HfReader *reader, int parameter);
@@ -75,8 +75,8 @@ bool hf_check_biases(const HfExport *export, const Graph *graph, Error *error);
 
 /* Returns "quantization_config" of config.json; the caller owns the reference. */
 json_t *hf_fp8_config(void);
-/* Returns the tensors of an FP8 folder for those in its class's own list: matrices as quantized
- * values, each followed by its scales. */
+/* Returns the tensors of an FP8 folder for the tensors of its class's own list: matrices as
+ * quantized values, each followed by its scales. */
 HfTensorList hf_fp8_tensors(const HfTensorList *list, const Graph *graph);
 /* Casts values [rows, columns], rounded to bf16 first if `half`, to e4m3 with one scale per row:
  * `codes` [rows, columns] and `scales` [rows]; either may be NULL. Rows with infinity or NaN become

@@ -109,9 +109,9 @@ static bool open_weight_files(Folder *folder, const char *name, const json_t *ma
         if (!name_is_plain(tensor) || (file && !name_is_plain(file)))
             good = error_set(error, ERROR_CHECKPOINT, "weight_map has a name with a control character");
         else if (!file || !file[0] || strchr(file, '/'))
-            good = error_set(error, ERROR_CHECKPOINT, "weight_map gives tensor %s no file of this folder", tensor);
+            good = error_set(error, ERROR_CHECKPOINT, "weight_map maps tensor %s to something other than a file of this folder", tensor);
         else if (!json_object_get(opened, file))
-            good = (folder->count < FILE_LIMIT || error_set(error, ERROR_CHECKPOINT, "it names more than %d files", FILE_LIMIT)) &&
+            good = (folder->count < FILE_LIMIT || error_set(error, ERROR_CHECKPOINT, "the index names more than %d files", FILE_LIMIT)) &&
                    open_weight_file(folder, name, file, error) && json_object_set_new(opened, file, json_true()) == 0;
         if (!good) break;
     }
@@ -127,7 +127,7 @@ static bool check_index(const Folder *folder, const char *name, const json_t *ma
         const WeightEntry *entry = find_tensor_file(folder, tensor);
         const char *file = json_string_value(value);
         if (!entry || strcmp(strrchr(entry->path, '/') + 1, file))
-            return error_set(error, ERROR_CHECKPOINT, "%s/%s: tensor %s is missing, which the index places there", name, file, tensor);
+            return error_set(error, ERROR_CHECKPOINT, "%s/%s: tensor %s is missing, although the index lists it there", name, file, tensor);
     }
     for (size_t i = 0; i < folder->entry_count; i++)
         if (!json_object_get(map, folder->entries[i].tensor->name))
@@ -146,7 +146,7 @@ static bool list_entries(Folder *folder, Error *error) {
     qsort(folder->entries, total, sizeof *folder->entries, compare_entries);
     for (size_t i = 1; i < total; i++)
         if (!compare_entries(&folder->entries[i - 1], &folder->entries[i]))
-            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is in %s too", folder->entries[i].path,
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is also in %s", folder->entries[i].path,
                 folder->entries[i].tensor->name, folder->entries[i - 1].path);
     return true;
 }
@@ -154,7 +154,7 @@ static bool list_entries(Folder *folder, Error *error) {
 static bool open_indexed(Folder *folder, const char *name, const char *index_name, Error *error) {
     json_t *index = read_json(name, index_name, error);
     const json_t *map = json_object_get(index, "weight_map");
-    bool good = index && (json_object_size(map) > 0 || error_set(error, ERROR_CHECKPOINT, "it has no weight_map"));
+    bool good = index && (json_object_size(map) > 0 || error_set(error, ERROR_CHECKPOINT, "the index has no weight_map"));
     good = good && open_weight_files(folder, name, map, error);
     if (index && !good) error_context(error, "%s/%s", name, index_name);
     good = good && list_entries(folder, error) && check_index(folder, name, map, error);
@@ -291,13 +291,13 @@ static bool check_wanted_tensor(const WeightEntry *entry, const HfTensor *wanted
     const StoredTensor *tensor = entry->tensor;
     char stored[128], expected[128];
     if (tensor->type != STORED_F32 && tensor->type != STORED_BF16 && tensor->type != STORED_F16)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is of type %s, and weights are read as F32, BF16 and F16", entry->path,
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has type %s, but weights must be F32, BF16 or F16", entry->path,
             tensor->name, stored_type_name(tensor->type));
     if (tensor->rank == wanted->rank && !memcmp(tensor->shape, wanted->shape, wanted->rank * sizeof *wanted->shape)) return true;
     format_shape(stored, tensor->rank, tensor->shape);
     format_shape(expected, wanted->rank, wanted->shape);
-    return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has shape %s, and %s for %s", entry->path, tensor->name, stored,
-        entry->type ? "its keys ask" : "config.json asks", expected);
+    return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has shape %s, but %s %s", entry->path, tensor->name, stored,
+        entry->type ? "the file's keys require" : "config.json requires", expected);
 }
 
 /* Finds and checks the tensor of every item of the list. */
@@ -308,8 +308,8 @@ static bool match_tensors(HfReader *reader, const char *name, Error *error) {
         const HfTensor *wanted = &reader->list.items[i];
         WeightEntry *entry = reader->entries[i] = find_tensor_file(folder, wanted->name);
         if (!entry)
-            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is missing, which %s for",
-                folder->count == 1 ? folder->paths[0] : name, wanted->name, folder->gguf_tensors ? "its keys ask" : "config.json asks");
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is missing, but %s it", folder->count == 1 ? folder->paths[0] : name,
+                wanted->name, folder->gguf_tensors ? "the file's keys require" : "config.json requires");
         if (!check_wanted_tensor(entry, wanted, error)) return false;
         entry->used = true;
     }
@@ -359,9 +359,9 @@ static bool check_rest(const Folder *folder, const ModelConfig *config, Error *e
         const WeightEntry *entry = &folder->entries[i];
         if (entry->used || is_redundant(folder, entry, config)) continue;
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s %s", entry->path, entry->tensor->name,
-            config->tied && is_head(entry) ? "differs from the embedding, and config.json says that they are tied"
-            : entry->type                  ? "is none of the model that its keys describe"
-                                           : "is none of the model that config.json describes");
+            config->tied && is_head(entry) ? "differs from the embedding, but config.json says that they are tied"
+            : entry->type                  ? "is not part of the model that the file's keys describe"
+                                           : "is not part of the model that config.json describes");
     }
     return true;
 }

@@ -23,7 +23,7 @@ static int read_type(HfFieldReader *r, const json_t *rope) {
     if (type && !strcmp(type, "default")) return UNSCALED;
     for (int i = 0; type && i < TYPES; i++)
         if (!strcmp(type, types[i])) return i;
-    hf_refuse(r, "rope_type", "is no scaling of positions that smelt has: default, llama3, linear, dynamic, yarn");
+    hf_refuse(r, "rope_type", "is not a RoPE scaling that smelt supports: default, llama3, linear, dynamic, yarn");
     return UNSCALED;
 }
 
@@ -62,12 +62,12 @@ static void read_yarn(HfFieldReader *r, const json_t *rope) {
     c->rope_attention_factor = given  ? real(r, rope, "attention_factor")
                                : both ? yarn_mscale(c->rope_factor, mscale) / yarn_mscale(c->rope_factor, all)
                                       : yarn_mscale(c->rope_factor, 1);
-    if (!(c->rope_attention_factor > 0)) hf_refuse(r, "attention_factor", "is not above 0");
+    if (!(c->rope_attention_factor > 0)) hf_refuse(r, "attention_factor", "is not positive");
     if (r->class->scales_no_attention && c->rope_attention_factor != 1)
-        hf_refuse(r, "attention_factor", "is %g, and smelt computes this class with 1 only", c->rope_attention_factor);
+        hf_refuse(r, "attention_factor", "is %g, but smelt supports only 1 for this class", c->rope_attention_factor);
     c->rope_beta_fast = real_or(r, rope, "beta_fast", 32);
     c->rope_beta_slow = real_or(r, rope, "beta_slow", 1);
-    if (truncate && !json_is_boolean(truncate)) hf_refuse(r, "truncate", "is neither true nor false");
+    if (truncate && !json_is_boolean(truncate)) hf_refuse(r, "truncate", "is not true or false");
     c->rope_truncate = !truncate || json_is_true(truncate) || r->class->rounds_rope_bounds;
 }
 
@@ -84,8 +84,7 @@ static void read_scaling(HfFieldReader *r, const json_t *rope, RopeScaling scali
     ModelConfig *c = r->model;
     c->rope_scaling = scaling;
     if (r->class->demands_scaled_head_dim && !c->head_dim && (scaling == ROPE_YARN || scaling == ROPE_DYNAMIC))
-        hf_refuse(
-            r, "rope_type", "is %s without a head_dim, with which transformers' %s does not run", types[scaling], r->class->architecture);
+        hf_refuse(r, "rope_type", "is %s without head_dim, but transformers' %s requires it", types[scaling], r->class->architecture);
     if (scaling == ROPE_LLAMA3 || scaling == ROPE_YARN) c->rope_original_context = read_original_context(r, rope);
     if (scaling == ROPE_YARN) read_yarn(r, rope);
     else c->rope_factor = real(r, rope, "factor");
@@ -103,8 +102,9 @@ static void check_rope_fields(HfFieldReader *r, const json_t *rope) {
     json_object_foreach((json_t *)rope, name, value) {
         bool known = false;
         for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) known |= !strcmp(name, fields[i]);
-        if (!known && json_is_object(value)) hf_refuse(r, name, "holds other rotary positions, and smelt reads one object of them");
-        else if (!known) hf_warn(r, "no field of rotary positions, so without effect: %.60s", name);
+        if (!known && json_is_object(value))
+            hf_refuse(r, name, "holds RoPE settings per layer type, but smelt supports one object for all layers");
+        else if (!known) hf_warn(r, "ignoring a field that is not a RoPE parameter: %.60s", name);
     }
 }
 
@@ -119,7 +119,7 @@ static void read_object(HfFieldReader *r, const json_t *rope, double theta, doub
     if (isnan(c->rope_theta)) hf_refuse(r, "rope_theta", "is missing or not a number");
     if (r->class->rotates_part) c->rope_fraction = rotated;
     else if (scaling != UNSCALED && rotated != 1)
-        hf_refuse(r, "partial_rotary_factor", "is %g beside a scaling of positions, with which transformers does not run", rotated);
+        hf_refuse(r, "partial_rotary_factor", "is %g together with RoPE scaling, which transformers does not support", rotated);
     if (scaling != UNSCALED) read_scaling(r, rope, (RopeScaling)scaling);
 }
 

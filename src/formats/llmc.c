@@ -69,7 +69,7 @@ static bool map_file(FileMap *map, const char *path, int64_t bytes, Error *error
     if (!file_map(map, path, error)) return false;
     if (map->size == (size_t)bytes) return true;
     file_unmap(map);
-    return error_set(error, ERROR_CHECKPOINT, "%s changed while it was read", path);
+    return error_set(error, ERROR_CHECKPOINT, "%s changed while it was being read: start again", path);
 }
 
 bool llmc_is_model(const char *path) {
@@ -87,16 +87,16 @@ static double elements(double padded, double context, double layers, double widt
 bool llmc_read(const char *path, ModelConfig *model, Precision *precision, Error *error) {
     int32_t header[HEADER_INTEGERS];
     int64_t bytes;
-    if (!read_header(path, MAGIC, header, &bytes)) return error_set(error, ERROR_CHECKPOINT, "%s is no model of llm.c", path);
+    if (!read_header(path, MAGIC, header, &bytes)) return error_set(error, ERROR_CHECKPOINT, "%s is not a model file of llm.c", path);
     int version = header[AT_VERSION];
     if (version != VERSION_FP32 && version != VERSION_BF16)
-        return error_set(error, ERROR_CHECKPOINT, "%s has version %d of llm.c's models, and 3 (fp32) and 5 (bf16) are read", path, version);
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s has llm.c model version %d, but smelt reads only 3 (fp32) and 5 (bf16)", path, version);
     for (int i = AT_CONTEXT; i <= AT_PADDED; i++)
-        if (header[i] < 1)
-            return error_set(error, ERROR_CHECKPOINT, "%s: number %d of its header is %d, and must be positive", path, i, header[i]);
+        if (header[i] < 1) return error_set(error, ERROR_CHECKPOINT, "%s: header field %d is %d, but must be positive", path, i, header[i]);
     double count = elements(header[AT_PADDED], header[AT_CONTEXT], header[AT_LAYERS], header[AT_WIDTH]);
     if (header[AT_PADDED] < header[AT_VOCABULARY] || count * (version == VERSION_FP32 ? 4 : 2) + HEADER_BYTES != (double)bytes)
-        return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, which is not what its header needs; it is truncated or damaged", path,
+        return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, which does not match its header: it is truncated or damaged", path,
             (long long)bytes);
     json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i}", "model_type", "gpt2", "vocab_size", header[AT_VOCABULARY], "n_positions",
         header[AT_CONTEXT], "n_layer", header[AT_LAYERS], "n_head", header[AT_HEADS], "n_embd", header[AT_WIDTH]);
@@ -128,7 +128,8 @@ bool llmc_load_weights(const char *path, const Graph *graph, void *master, Error
     int64_t bytes;
     if (!llmc_read(path, &model, &precision, error)) return false;
     FileMap map;
-    bool there = read_header(path, MAGIC, header, &bytes) || error_set(error, ERROR_CHECKPOINT, "%s changed while it was read", path);
+    bool there = read_header(path, MAGIC, header, &bytes) ||
+                 error_set(error, ERROR_CHECKPOINT, "%s changed while it was being read: start again", path);
     if (!there || !map_file(&map, path, bytes, error)) return false;
     load_model(graph, &model, precision, (const char *)map.bytes + HEADER_BYTES, header[AT_PADDED], master);
     file_unmap(&map);
@@ -150,8 +151,10 @@ static double state_bytes(const ModelConfig *c, double rows) {
 static bool check_state_tokens(const LlmcState *state, int64_t vocabulary, const char *path, Error *error) {
     for (int64_t i = 0; i < state->sequences * state->length; i++)
         if (state->tokens[i] < 0 || state->tokens[i] >= vocabulary || state->targets[i] < -1 || state->targets[i] >= vocabulary)
-            return error_set(error, ERROR_CHECKPOINT, "%s: row %lld has token %d and target %d, and the model's vocabulary is %lld", path,
-                (long long)i, state->tokens[i], state->targets[i], (long long)vocabulary);
+            return error_set(error, ERROR_CHECKPOINT,
+                "%s: row %lld has token %d and target %d, but the model's vocabulary is %lld: use "
+                "the state of this model",
+                path, (long long)i, state->tokens[i], state->targets[i], (long long)vocabulary);
     return true;
 }
 
@@ -160,21 +163,25 @@ bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *mode
     int64_t bytes;
     *state = (LlmcState){0};
     if (!read_header(path, STATE_MAGIC, header, &bytes) || header[AT_VERSION] != STATE_VERSION)
-        return error_set(error, ERROR_CHECKPOINT, "%s is no state of llm.c in version %d", path, STATE_VERSION);
+        return error_set(error, ERROR_CHECKPOINT, "%s is not a debug state of llm.c in version %d", path, STATE_VERSION);
     state->sequences = header[AT_SEQUENCES];
     state->length = header[AT_LENGTH];
     if (state->sequences < 1 || state->length < 1 || state->length > model->context)
         return error_set(error, ERROR_CHECKPOINT,
-            "%s has %d sequences of %d tokens; there must be at least 1 of at most %lld, the model's context", path, header[AT_SEQUENCES],
-            header[AT_LENGTH], (long long)model->context);
+            "%s has %d sequences of %d tokens, but needs at least 1 of at most %lld, the "
+            "model's context",
+            path, header[AT_SEQUENCES], header[AT_LENGTH], (long long)model->context);
     int64_t rows = state->sequences * state->length;
     if (!hf_class(model)->is_llmc || !model->tied || model->ffn != 4 * model->width)
         return error_set(error, ERROR_CHECKPOINT,
-            "%s is the state of a GPT-2 with a tied head and an MLP of four times its width, and the model is none", path);
+            "%s is a debug state of a GPT-2 with a tied head and an MLP of four times its "
+            "width, but this model differs",
+            path);
     if (state_bytes(model, (double)rows) != (double)bytes)
         return error_set(error, ERROR_CHECKPOINT,
-            "%s has %lld bytes, which is not what %lld x %lld tokens of this model need: it is another model's, or damaged", path,
-            (long long)bytes, (long long)state->sequences, (long long)state->length);
+            "%s has %lld bytes, which does not match %lld x %lld tokens of this model: it "
+            "belongs to another model or is damaged",
+            path, (long long)bytes, (long long)state->sequences, (long long)state->length);
     if (!map_file(&state->map, path, bytes, error)) return false;
     state->tokens = (const int32_t *)(state->map.bytes + HEADER_BYTES);
     state->targets = state->tokens + rows;
@@ -199,9 +206,9 @@ static bool check_export(const ModelConfig *c, const char *path, bool overwrite,
     if (!hf_class(c)->is_llmc || c->window || !c->tied || c->ffn != 4 * c->width || c->norm_epsilon != 1e-5 ||
         model_activation(c) != family_of(c)->activation)
         return error_set(error, ERROR_USAGE,
-            "llm.c's files hold family gpt2 with model.tied=true, model.ffn=4 x model.width, model.norm_epsilon=1e-5 and "
-            "model.activation=auto only: "
-            "write a folder instead");
+            "llm.c files support only family gpt2 with model.tied=true, model.ffn=4 x "
+            "model.width, model.norm_epsilon=1e-5 and model.activation=auto: export a folder "
+            "instead");
     return file_check_overwrite(path, overwrite, llmc_is_model, "a model of llm.c", error);
 }
 

@@ -59,8 +59,8 @@ static char *stored_name(const Graph *graph, const Parameter *p) {
 
 /* -- The configuration ---------------------------------------------------------------------------------------------- */
 
-/* Fields of adapter_config.json that other code reads, or that do not affect what the adapters
- * compute, and the types that they may have besides null. */
+/* Fields of adapter_config.json that other code reads, or that do not affect the computation, with
+ * their types besides null. */
 typedef enum PeftFieldKind { PEFT_BOOLEAN = 1, PEFT_TEXT = 2, PEFT_NUMBER = 4, PEFT_LIST = 8, PEFT_OBJECT = 16 } PeftFieldKind;
 static const struct {
     const char *name;
@@ -110,20 +110,20 @@ static bool is_plain_value(const json_t *value) {
     return plain;
 }
 
-/* A field that smelt does not know may have only a value that switches it off. */
+/* An unknown field is allowed only if its value switches the feature off. */
 static bool check_field(const char *field, const json_t *value, const char *path, Error *error) {
     if (json_is_null(value)) return true;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(known[i].name, field) != 0) continue;
         return ((known[i].kinds & kind_of_value(value)) && is_plain_value(value)) ||
-               error_set(error, ERROR_CHECKPOINT, "%s: %s is of another type than PEFT writes (%s)", path, field,
+               error_set(error, ERROR_CHECKPOINT, "%s: %s does not have the type that PEFT writes (%s)", path, field,
                    known[i].kinds & PEFT_BOOLEAN  ? "true or false"
                    : known[i].kinds & PEFT_NUMBER ? "a number"
                    : known[i].kinds & PEFT_LIST   ? "a list"
-                   : known[i].kinds & PEFT_OBJECT ? "an object"
+                   : known[i].kinds & PEFT_OBJECT ? "a string"
                                                   : "a text");
     }
-    return peft_is_empty(value) || error_set(error, ERROR_CHECKPOINT, "%s: %s is set, which smelt does not compute", path, field);
+    return peft_is_empty(value) || error_set(error, ERROR_CHECKPOINT, "%s: smelt does not support %s: remove it", path, field);
 }
 
 /* Some initializations change the base: PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA subtract from its
@@ -133,14 +133,14 @@ static bool changes_base(const json_t *content) {
     return start && strcmp(start, "gaussian") != 0 && strcmp(start, "eva") != 0 && strcmp(start, "orthogonal") != 0;
 }
 
-/* Checks that the texts that messages quote have no control characters. */
+/* Checks that texts that appear in messages have no control characters. */
 static bool check_texts(const json_t *content, const char *path, Error *error) {
     const char *field;
     json_t *value;
     json_object_foreach((json_t *)content, field, value) {
         const char *text = json_string_value(value);
         if (!name_is_plain(field) || (text && !name_is_plain(text)))
-            return error_set(error, ERROR_CHECKPOINT, "%s: a field or its value holds a control character", path);
+            return error_set(error, ERROR_CHECKPOINT, "%s: a field or its value contains a control character", path);
     }
     return true;
 }
@@ -152,13 +152,13 @@ static bool check_peft_fields(const json_t *content, const char *path, Error *er
     const char *type = json_string_value(json_object_get(content, "peft_type")),
                *bias = json_string_value(json_object_get(content, "bias"));
     if (!type || strcmp(type, "LORA") != 0)
-        return error_set(error, ERROR_CHECKPOINT, "%s: peft_type is \"%s\", and smelt computes LORA alone", path, type ? type : "");
+        return error_set(error, ERROR_CHECKPOINT, "%s: peft_type is \"%s\", but smelt supports only LORA", path, type ? type : "");
     if (bias && strcmp(bias, "none") != 0)
-        return error_set(error, ERROR_CHECKPOINT, "%s: bias is \"%s\", and smelt's adapters have none", path, bias);
+        return error_set(error, ERROR_CHECKPOINT, "%s: bias is \"%s\", but smelt supports only none", path, bias);
     if (changes_base(content))
         return error_set(error, ERROR_CHECKPOINT,
-            "%s: init_lora_weights is \"%s\", which is beside changed weights of the base: save it with PEFT's "
-            "path_initial_model_for_weight_conversion",
+            "%s: init_lora_weights is \"%s\", which changes the base's weights: save the "
+            "adapter with PEFT's path_initial_model_for_weight_conversion",
             path, json_string_value(json_object_get(content, "init_lora_weights")));
     return true;
 }
@@ -168,7 +168,7 @@ static bool read_peft_number(
     const json_t *value = json_object_get(content, field);
     *number = json_finite_value(value);
     return (json_is_finite(value) && *number >= least && *number <= most) ||
-           error_set(error, ERROR_CHECKPOINT, "%s: %s is no number from %g to %g", path, field, least, most);
+           error_set(error, ERROR_CHECKPOINT, "%s: %s is not a number from %g to %g", path, field, least, most);
 }
 
 static bool is_set(const json_t *content, const char *field) {
@@ -186,7 +186,7 @@ static bool take_config(PeftFolder *peft, const json_t *content, const char *pat
         return false;
     const char *base = json_string_value(json_object_get(content, "base_model_name_or_path"));
     peft->lora.rank = (int64_t)rank;
-    if (rank != (double)peft->lora.rank) return error_set(error, ERROR_CHECKPOINT, "%s: r is no whole number", path);
+    if (rank != (double)peft->lora.rank) return error_set(error, ERROR_CHECKPOINT, "%s: r is not an integer", path);
     peft->lora.rslora = json_is_true(json_object_get(content, "use_rslora"));
     peft->base = memory_copy_string(base ? base : "");
     return true;
@@ -218,7 +218,7 @@ static char *named_module(const PeftFolder *peft, const json_t *content, const c
 static bool check_pair(const PeftFolder *peft, const char *name, const char *stem, Error *error) {
     SCOPED_FREE char *other = memory_format(PREFIX "%s%s", stem, ends_with(name, DOWN) ? UP : DOWN);
     return safetensors_find(&peft->file, other) ||
-           error_set(error, ERROR_CHECKPOINT, "%s has %s and no %s: an adapter is both", peft->path, name, other);
+           error_set(error, ERROR_CHECKPOINT, "%s has %s but not %s: an adapter needs both", peft->path, name, other);
 }
 
 /* PEFT ignores an adapter that its configuration does not name. */
@@ -227,11 +227,11 @@ static bool check_named(const PeftFolder *peft, const PeftModules *modules, cons
     bool named = false;
     if (peft_leaves_out_layer(peft->content, stem))
         return error_set(
-            error, ERROR_CHECKPOINT, "%s has %s, and layers_to_transform of its adapter_config.json lacks the layer", peft->path, name);
+            error, ERROR_CHECKPOINT, "%s has %s, but layers_to_transform in its adapter_config.json excludes the layer", peft->path, name);
     if (!peft_modules_has_tensor(modules, stem, module, &named, error)) return false;
     return named || error_set(error, ERROR_CHECKPOINT,
-                        "%s has %s, and its adapter_config.json gives the layer no adapter (target_modules, exclude_modules, "
-                        "target_parameters)",
+                        "%s has %s, but its adapter_config.json gives the layer no adapter "
+                        "(target_modules, exclude_modules, target_parameters)",
                         peft->path, name);
 }
 
@@ -253,7 +253,7 @@ static bool list_targets(PeftFolder *peft, const json_t *content, Error *error) 
         SCOPED_FREE char *stem = starts_with(name, PREFIX) ? module_of(name + strlen(PREFIX)) : NULL;
         if (!stem || strchr(stem, ','))
             return error_set(
-                error, ERROR_CHECKPOINT, "%s: %s is no adapter of a linear layer (" PREFIX "MODULE" DOWN ")", peft->path, name);
+                error, ERROR_CHECKPOINT, "%s: %s is not an adapter of a linear layer (" PREFIX "MODULE" DOWN ")", peft->path, name);
         if (!check_pair(peft, name, stem, error) || !check_named(peft, &modules, name, stem, error)) return false;
         if (!ends_with(name, DOWN)) continue;
         SCOPED_FREE char *module = named_module(peft, content, stem), *before = peft->targets;
@@ -316,7 +316,7 @@ static bool load_half(const PeftFolder *peft, const Graph *graph, const Paramete
     const StoredTensor *stored = safetensors_find(&peft->file, name);
     Half h = half_of(p);
     int64_t rows = h.down ? h.experts * h.rows : h.rows, columns = h.down ? h.columns : h.columns * h.experts;
-    if (!stored) return error_set(error, ERROR_CHECKPOINT, "%s has no %s", peft->path, name);
+    if (!stored) return error_set(error, ERROR_CHECKPOINT, "%s has no tensor %s", peft->path, name);
     if (stored->rank != 2 || stored->shape[0] != rows || stored->shape[1] != columns || stored->type > STORED_F16)
         return error_set(error, ERROR_CHECKPOINT, "%s: %s is not [%lld, %lld] in F32, BF16 or F16", peft->path, name, (long long)rows,
             (long long)columns);
@@ -326,8 +326,7 @@ static bool load_half(const PeftFolder *peft, const Graph *graph, const Paramete
     return true;
 }
 
-/* Checks that each matrix that the configuration selects has an adapter: PEFT would initialize a
- * missing one. */
+/* Checks that each selected matrix has an adapter. PEFT would initialize a missing one. */
 static bool check_missing(const PeftFolder *peft, const Graph *graph, Error *error) {
     static const char end[] = ".weight";
     SCOPED(peft_modules_close) PeftModules modules = {0};
@@ -340,8 +339,10 @@ static bool check_missing(const PeftFolder *peft, const Graph *graph, Error *err
         bool linear = p->kind == PARAMETER_MATRIX && !ends_with(module, ROUTER), named = false;
         if (!peft_modules_has(&modules, module, linear, &named, error)) return false;
         if (named && !safetensors_find(&peft->file, down))
-            return error_set(
-                error, ERROR_CHECKPOINT, "%s has no %s, and target_modules of its adapter_config.json name the layer", peft->path, down);
+            return error_set(error, ERROR_CHECKPOINT,
+                "%s has no tensor %s, although target_modules in its adapter_config.json "
+                "selects the layer",
+                peft->path, down);
     }
     return true;
 }
@@ -360,8 +361,7 @@ static const json_t *find_module_rows(const PeftFolder *peft, const char *module
     return json_is_array(indices) ? indices : NULL;
 }
 
-/* Returns true for copies that PEFT saves of a resized module in addition to the tensor that it
- * reads. */
+/* Returns true for the copies of a resized module that PEFT saves besides the tensor that it reads. */
 static bool is_copy(const char *name) { return ends_with(name, ".modules_to_save.weight") || ends_with(name, ".original_module.weight"); }
 
 static bool refuse_adapter_tensor(const PeftFolder *peft, const StoredTensor *tensor, const char *why, Error *error) {
@@ -383,13 +383,13 @@ static bool put_trained_rows(const PeftFolder *peft, const StoredTensor *tensor,
     const json_t *rows = find_module_rows(peft, module);
     size_t count = json_array_size(rows);
     if (p->rank != 2 || tensor->rank != 2 || tensor->shape[1] != p->shape[1] || count != (size_t)tensor->shape[0])
-        return refuse_adapter_tensor(peft, tensor, "does not have a row for each id of trainable_token_indices", error);
+        return refuse_adapter_tensor(peft, tensor, "does not have one row per id of trainable_token_indices", error);
     for (size_t i = 0; i < count; i++) {
         const json_t *id = json_array_get(rows, i);
         int64_t row = json_is_integer(id) && json_integer_value(id) >= 0 ? trained_row(p, runs, json_integer_value(id)) : -1;
         if (row < 0 || (runs->count && count != (size_t)p->shape[0]))
             return refuse_adapter_tensor(
-                peft, tensor, runs->count ? "is of other ids than lora.tokens names" : "is of ids that the base has no rows for", error);
+                peft, tensor, runs->count ? "has ids other than those of lora.tokens" : "has ids for which the base has no rows", error);
         for (int64_t c = 0; c < p->shape[1]; c++)
             element_set((size_t)p->element_bytes, parameter_in(p, master), row * p->shape[1] + c, values[(int64_t)i * p->shape[1] + c]);
     }
@@ -402,8 +402,8 @@ static bool put_whole(
     for (int i = 0; i < p->rank && fits; i++) fits = tensor->shape[i] == p->shape[i];
     if (!fits)
         return refuse_adapter_tensor(peft, tensor,
-            "does not have the shape that the base has; for new tokens give a base with rows for them, which smelt convert BASE FOLDER "
-            "tokens.add=A,B makes, as ADAPTER@FOLDER",
+            "does not have the base's shape; for new tokens, write a base with their rows "
+            "(smelt convert BASE FOLDER tokens.add=A,B) and give ADAPTER@FOLDER",
             error);
     for (int64_t i = 0; i < p->count; i++) element_set((size_t)p->element_bytes, parameter_in(p, master), i, values[i]);
     return true;
@@ -444,8 +444,9 @@ static bool check_tied(const PeftFolder *peft, const StoredTensor *tensor, const
     if (!b && strcmp(part, ".weight") != 0) return true; /* rows of a tied table are saved once, unless it was resized */
     return (alike && !memcmp(a->data, b->data, (size_t)(a->shape[0] * a->shape[1]) * stored_type_bytes(a->type))) ||
            refuse_adapter_tensor(peft, tensor,
-               "was trained apart from the head or the embedding, and both are one table in this base: train it with ensure_weight_tying "
-               "and both names in modules_to_save",
+               "was trained separately from the tied head or embedding, but this base has one "
+               "table for both: train it with ensure_weight_tying and both names in "
+               "modules_to_save",
                error);
 }
 
@@ -454,11 +455,11 @@ static bool replace_one(
     const PeftFolder *peft, const StoredTensor *tensor, const Graph *graph, int index, const TokenRuns *runs, void *master, Error *error) {
     bool rows = ends_with(tensor->name, LORA_ROWS), tied = graph_find_parameter(graph, HEAD) < 0;
     SCOPED_FREE char *module = replaced_module(tensor->name);
-    if (index < 0) return refuse_adapter_tensor(peft, tensor, "belongs to no layer of the model", error);
+    if (index < 0) return refuse_adapter_tensor(peft, tensor, "does not belong to a layer of the model", error);
     const Parameter *p = &graph->parameters[index];
     if (tied && index == find_table(graph) && !check_tied(peft, tensor, p, error)) return false;
     if (tied && rows && !strcmp(module, "lm_head")) return true; /* the same rows as the embedding's */
-    if (tensor->type > STORED_F16) return refuse_adapter_tensor(peft, tensor, "is not in F32, BF16 or F16", error);
+    if (tensor->type > STORED_F16) return refuse_adapter_tensor(peft, tensor, "is not F32, BF16 or F16", error);
     int64_t count = 1;
     for (int i = 0; i < tensor->rank; i++) count *= tensor->shape[i];
     SCOPED_FREE float *values = memory_allocate((size_t)(count + 1) * sizeof *values);
@@ -467,12 +468,12 @@ static bool replace_one(
                 : put_whole(peft, tensor, p, values, master, error);
 }
 
-/* Checks that the folder has a tensor with this suffix, which a field of the configuration
- * names. */
+/* Checks that the folder has a tensor with the suffix `end`, named by a field of the configuration. */
 static bool check_end(const PeftFolder *peft, const char *end, const char *field, Error *error) {
     for (size_t i = 0; i < peft->file.count; i++)
         if (ends_with(peft->file.tensors[i].name, end)) return true;
-    return error_set(error, ERROR_CHECKPOINT, "%s has no %s, which %s of its adapter_config.json names", peft->path, end, field);
+    return error_set(
+        error, ERROR_CHECKPOINT, "%s has no tensor %s, although %s in its adapter_config.json names it", peft->path, end, field);
 }
 
 /* PEFT would silently use the base's weights if a module of modules_to_save has no tensor. */
@@ -517,8 +518,9 @@ bool peft_check_trained(const PeftFolder *peft, const Graph *graph, Error *error
         const char *name = peft->file.tensors[i].name;
         if (is_of_base(name) && !is_copy(name) && find_trained(graph, name) < 0)
             return error_set(error, ERROR_USAGE,
-                "%s holds parts of the base too, of which this run does not train %s: name tables that were trained whole in "
-                "lora.modules_to_save, and ids of rows in lora.tokens, or make a base with them, smelt convert %s merged",
+                "%s also contains weights of the base, but this run does not train %s: name "
+                "fully trained tables in lora.modules_to_save and ids of rows in lora.tokens, "
+                "or merge them into a base with smelt convert %s merged",
                 peft->path, name, peft->path);
     }
     return true;
@@ -561,8 +563,8 @@ bool peft_load(const PeftFolder *peft, const LoraConfig *lora, const Graph *grap
             used = name && !strcmp(name, peft->file.tensors[i].name);
         }
         if (!used)
-            return error_set(error, ERROR_CHECKPOINT, "%s: %s belongs to no layer of the model that has an adapter", peft->path,
-                peft->file.tensors[i].name);
+            return error_set(
+                error, ERROR_CHECKPOINT, "%s: %s does not belong to a layer with an adapter", peft->path, peft->file.tensors[i].name);
     }
     return true;
 }
@@ -662,7 +664,7 @@ static bool write_adapter_config(
     json_auto_t *content = adapter_config_json(base, lora, model, graph);
     SCOPED_FREE char *text = content ? json_dumps(content, JSON_INDENT(2)) : NULL;
     SCOPED_FREE char *path = memory_format("%s/adapter_config.json", folder);
-    if (!text) return error_set(error, ERROR_USAGE, "%s: the base %s is not UTF-8", path, base);
+    if (!text) return error_set(error, ERROR_USAGE, "%s: the name of the base, %s, is not valid UTF-8: rename it", path, base);
     return file_write(path, text, (int64_t)strlen(text), error);
 }
 
@@ -674,8 +676,8 @@ static StoredTensor store_table(const Graph *graph, const Parameter *p, const vo
         .name = stored_name(graph, p), .type = STORED_F32, .rank = 2, .shape = {p->shape[0], p->shape[1]}, .data = values};
 }
 
-/* Converts one half to fp32 in PEFT's layout. `experts`: the number of experts that share it, each
- * of which gets a copy; otherwise 1. */
+/* Converts one half to fp32 in PEFT's layout. `experts`: the number of experts that share the half,
+ * each of which gets a copy; otherwise 1. */
 static StoredTensor store_half(const Graph *graph, const Parameter *p, const void *master, int64_t experts) {
     Half own = half_of(p), h = own;
     h.experts *= experts;

@@ -22,8 +22,8 @@ typedef struct PeftFolder {
 
 /* Returns whether `folder` has an adapter_config.json. */
 bool peft_is_folder(const char *folder);
-/* Reads the configuration and maps the tensors. It refuses, by name, fields and tensors that change
- * the model in a way that smelt does not compute. ERROR_CHECKPOINT. */
+/* Reads the configuration and maps the tensors. Refuses fields and tensors with an effect on the
+ * model that smelt does not support. ERROR_CHECKPOINT names them. */
 bool peft_open(PeftFolder *peft, const char *folder, Error *error);
 void peft_close(PeftFolder *peft);
 /* Fills the trained parameters of `graph`, which was built with the adapters of `lora`, in its
@@ -31,7 +31,7 @@ void peft_close(PeftFolder *peft);
  * nothing else except parts of the base. It must hold every adapter that its target_modules name.
  * ERROR_CHECKPOINT. */
 bool peft_load(const PeftFolder *peft, const LoraConfig *lora, const Graph *graph, void *master, Error *error);
-/* Freezes tables and rows that the folder lacks: a run that begins with the folder has them from
+/* Freezes tables and rows that the folder lacks. A run that begins with the folder takes them from
  * its base. */
 void peft_freeze_absent(const PeftFolder *peft, Graph *graph);
 /* ERROR_USAGE if the folder holds parts of the base that `graph` does not train. */

@@ -1,6 +1,6 @@
-/* Decides which modules have adapters according to adapter_config.json: a module whose name ends in
- * a name of target_modules, or matches its pattern in full, and which exclude_modules does not
- * select in the same way. PCRE2 replaces Python's re. Called by peft.c. */
+/* Decides which modules have adapters according to adapter_config.json. The name of such a module
+ * ends in a name of target_modules, or matches its pattern in full, and exclude_modules does not
+ * select it in the same way. PCRE2 replaces Python's re. Called by peft.c. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -39,7 +39,8 @@ static bool compile_target(struct pcre2_real_code_8 **code, const json_t *conten
     pcre2_compile_context_free(context);
     if (*code) return true;
     pcre2_get_error_message(reason, message, sizeof message);
-    return error_set(error, ERROR_CHECKPOINT, "%s: %s of its adapter_config.json is no pattern: %s", path, field, (const char *)message);
+    return error_set(
+        error, ERROR_CHECKPOINT, "%s: %s in its adapter_config.json is not a valid pattern: %s", path, field, (const char *)message);
 }
 
 /* Sets *found if the pattern matches the whole name, as re.fullmatch does. Names are short; a step
@@ -56,8 +57,8 @@ static bool module_matches(const PeftModules *modules, const pcre2_code *code, c
     if (count >= 0 || count == PCRE2_ERROR_NOMATCH) return true;
     PCRE2_UCHAR message[200];
     pcre2_get_error_message(count, message, sizeof message);
-    return error_set(error, ERROR_CHECKPOINT, "%s: a pattern of its adapter_config.json cannot be matched with %s: %s", modules->path,
-        module, (const char *)message);
+    return error_set(error, ERROR_CHECKPOINT, "%s: matching a pattern in its adapter_config.json with %s failed: %s", modules->path, module,
+        (const char *)message);
 }
 
 bool peft_modules_open(PeftModules *modules, const json_t *content, const char *path, Error *error) {

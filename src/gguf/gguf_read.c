@@ -40,7 +40,7 @@ typedef struct GgufCursor {
 } GgufCursor;
 
 static bool fail_short(GgufCursor *cursor) {
-    return error_set(cursor->error, ERROR_CHECKPOINT, "it ends too early: it is truncated or damaged");
+    return error_set(cursor->error, ERROR_CHECKPOINT, "the file ends too early: it is truncated or damaged");
 }
 
 /* Returns the next `bytes` and advances past them; NULL with an error if the file has fewer. */
@@ -72,7 +72,7 @@ static char *take_tensor_name(GgufCursor *cursor, const char *what) {
     bool plain = text.size > 0 && text.size <= NAME_LIMIT;
     for (size_t i = 0; i < text.size && plain; i++) plain = (unsigned char)text.bytes[i] >= 0x20 && text.bytes[i] != 0x7f;
     if (plain) return memory_format("%.*s", (int)text.size, text.bytes);
-    error_set(cursor->error, ERROR_CHECKPOINT, "%s is empty, has a control character or more than %d bytes", what, NAME_LIMIT);
+    error_set(cursor->error, ERROR_CHECKPOINT, "%s is empty, contains a control character, or is longer than %d bytes", what, NAME_LIMIT);
     return NULL;
 }
 
@@ -94,7 +94,8 @@ static bool take_kind(GgufCursor *cursor, GgufKind *kind) {
     uint32_t number;
     if (!take_number(cursor, &number, sizeof number)) return false;
     *kind = number < GGUF_KINDS ? (GgufKind)number : GGUF_KINDS;
-    return number < GGUF_KINDS || error_set(cursor->error, ERROR_CHECKPOINT, "it has a value of kind %u, which GGUF has not", number);
+    return number < GGUF_KINDS ||
+           error_set(cursor->error, ERROR_CHECKPOINT, "the file has a value of type %u, which GGUF does not define", number);
 }
 
 static bool take_value(GgufCursor *cursor, GgufValue *value) {
@@ -104,7 +105,7 @@ static bool take_value(GgufCursor *cursor, GgufValue *value) {
         value->array = true;
         if (!take_kind(cursor, &value->kind) || !take_number(cursor, &value->count, sizeof value->count)) return false;
         if (value->kind == GGUF_ARRAY)
-            return error_set(cursor->error, ERROR_CHECKPOINT, "it is an array of arrays, which smelt does not read");
+            return error_set(cursor->error, ERROR_CHECKPOINT, "the file has an array of arrays, which smelt does not read");
     }
     value->data = cursor->at;
     bool good = skip_items(cursor, value->kind, value->count);
@@ -126,7 +127,7 @@ static bool take_array_values(Gguf *file, GgufCursor *cursor, uint64_t count) {
     if (count) qsort(file->values, count, sizeof *file->values, value_compare);
     for (size_t i = 1; i < count; i++)
         if (!value_compare(&file->values[i - 1], &file->values[i]))
-            return error_set(cursor->error, ERROR_CHECKPOINT, "key %s is there twice", file->values[i].key);
+            return error_set(cursor->error, ERROR_CHECKPOINT, "key %s occurs twice", file->values[i].key);
     return true;
 }
 
@@ -214,12 +215,12 @@ static bool take_shape(GgufCursor *cursor, GgufTensor *tensor, int64_t *count) {
     uint32_t rank;
     if (!take_number(cursor, &rank, sizeof rank)) return false;
     if (rank > GGUF_MAX_RANK)
-        return error_set(cursor->error, ERROR_CHECKPOINT, "it has %u dimensions, and GGUF has at most %d", rank, GGUF_MAX_RANK);
+        return error_set(cursor->error, ERROR_CHECKPOINT, "it has %u dimensions, but GGUF allows at most %d", rank, GGUF_MAX_RANK);
     tensor->rank = (int)rank;
     for (int i = tensor->rank - 1; i >= 0; i--) {
         if (!take_number(cursor, &tensor->shape[i], sizeof tensor->shape[i])) return false;
         if (tensor->shape[i] < 1 || __builtin_mul_overflow(*count, tensor->shape[i], count))
-            return error_set(cursor->error, ERROR_CHECKPOINT, "its shape is impossible");
+            return error_set(cursor->error, ERROR_CHECKPOINT, "its shape has a dimension of 0, or too many elements");
     }
     return true;
 }
@@ -233,13 +234,15 @@ static bool take_tensor(GgufCursor *cursor, GgufTensor *tensor) {
     tensor->type = gguf_type(code);
     if (!tensor->type)
         return error_set(cursor->error, ERROR_CHECKPOINT,
-            "it is of ggml's type %u, and smelt reads F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K", code);
+            "its ggml type is %u, but smelt reads only F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K "
+            "and Q6_K",
+            code);
     int64_t row = tensor->rank ? tensor->shape[tensor->rank - 1] : 1;
     if (row % tensor->type->elements)
-        return error_set(
-            cursor->error, ERROR_CHECKPOINT, "rows of %lld elements are not whole blocks of %s", (long long)row, tensor->type->name);
+        return error_set(cursor->error, ERROR_CHECKPOINT, "rows of %lld elements are not a multiple of the block size of %s",
+            (long long)row, tensor->type->name);
     return !__builtin_mul_overflow(count / tensor->type->elements, tensor->type->bytes, &tensor->bytes) ||
-           error_set(cursor->error, ERROR_CHECKPOINT, "its shape is impossible");
+           error_set(cursor->error, ERROR_CHECKPOINT, "its shape has too many elements");
 }
 
 static bool find_alignment(const Gguf *file, int64_t *alignment, Error *error) {
@@ -247,7 +250,7 @@ static bool find_alignment(const Gguf *file, int64_t *alignment, Error *error) {
     *alignment = DEFAULT_ALIGNMENT;
     if (!value) return true;
     return (gguf_integer(value, alignment) && *alignment > 0 && *alignment <= 1 << 20 && (*alignment & (*alignment - 1)) == 0) ||
-           error_set(error, ERROR_CHECKPOINT, "general.alignment is no power of two up to 2^20");
+           error_set(error, ERROR_CHECKPOINT, "general.alignment is not a power of two up to 2^20");
 }
 
 /* Sets the tensors' data pointers. */
@@ -260,12 +263,15 @@ static bool place_tensors(Gguf *file, GgufCursor *cursor) {
         GgufTensor *tensor = &file->tensors[i];
         uint64_t available = file->map.size - begin;
         if (tensor->offset % (uint64_t)alignment)
-            return error_set(cursor->error, ERROR_CHECKPOINT, "tensor %s begins at byte %llu of the data, which is not aligned to %lld",
+            return error_set(cursor->error, ERROR_CHECKPOINT,
+                "tensor %s begins at byte %llu of the data, which is not a multiple of the "
+                "alignment %lld",
                 tensor->name, (unsigned long long)tensor->offset, (long long)alignment);
         if (tensor->offset > available || (uint64_t)tensor->bytes > available - tensor->offset)
             return error_set(cursor->error, ERROR_CHECKPOINT,
-                "tensor %s has %lld bytes from byte %llu on of %llu; the file is truncated or damaged", tensor->name,
-                (long long)tensor->bytes, (unsigned long long)tensor->offset, (unsigned long long)available);
+                "tensor %s has %lld bytes from byte %llu on, but the data has only %llu bytes: "
+                "the file is truncated or damaged",
+                tensor->name, (long long)tensor->bytes, (unsigned long long)tensor->offset, (unsigned long long)available);
         tensor->data = file->map.bytes + begin + tensor->offset;
     }
     return true;
@@ -279,13 +285,13 @@ static bool check_tensors(Gguf *file, Error *error) {
     qsort(file->tensors, file->tensor_count, sizeof *file->tensors, tensor_compare);
     for (size_t i = 1; i < file->tensor_count; i++)
         if (!tensor_compare(&file->tensors[i - 1], &file->tensors[i]))
-            return error_set(error, ERROR_CHECKPOINT, "tensor %s is there twice", file->tensors[i].name);
+            return error_set(error, ERROR_CHECKPOINT, "tensor %s occurs twice", file->tensors[i].name);
     return true;
 }
 
 static bool take_tensors(Gguf *file, GgufCursor *cursor, uint64_t count) {
     while (file->tensor_count < count) {
-        GgufTensor tensor = {.name = take_tensor_name(cursor, "a tensor's name")};
+        GgufTensor tensor = {.name = take_tensor_name(cursor, "the name of a tensor")};
         if (!tensor.name) return false;
         bool good = take_tensor(cursor, &tensor);
         array_append(file->tensors, file->tensor_count, tensor);
@@ -306,11 +312,14 @@ static bool parse_gguf(Gguf *file, Error *error) {
     uint32_t version;
     uint64_t tensors, values;
     const unsigned char *start = take_span(&cursor, sizeof magic);
-    if (!start || memcmp(start, magic, sizeof magic)) return error_set(error, ERROR_CHECKPOINT, "it does not begin with GGUF");
+    if (!start || memcmp(start, magic, sizeof magic))
+        return error_set(error, ERROR_CHECKPOINT, "the file does not begin with GGUF: give a GGUF file");
     if (!take_number(&cursor, &version, sizeof version)) return false;
     if (version != 2 && version != 3)
-        return error_set(error, ERROR_CHECKPOINT, "it has version %u of GGUF%s, and smelt reads 2 and 3 in little-endian order", version,
-            version > 0xffff ? " or the other byte order" : "");
+        return error_set(error, ERROR_CHECKPOINT,
+            "the file has GGUF version %u%s, but smelt reads only 2 and 3 in little-endian byte "
+            "order",
+            version, version > 0xffff ? "  or big-endian byte order" : "");
     return take_number(&cursor, &tensors, sizeof tensors) && take_number(&cursor, &values, sizeof values) &&
            take_array_values(file, &cursor, values) && take_tensors(file, &cursor, tensors);
 }

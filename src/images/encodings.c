@@ -18,7 +18,7 @@ static bool refuse_encoding(const char *path, const StoredTensor *tensor, const 
     size_t used = 0;
     for (int i = 0; i < tensor->rank; i++)
         used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%" PRId64, i ? ", " : "", tensor->shape[i]);
-    return error_set(error, ERROR_DATA, "%s: tensor %s is %s [%s], and this model takes F32, BF16 or F16 %s", path, tensor->name,
+    return error_set(error, ERROR_DATA, "%s: tensor %s is %s [%s], but this model needs F32, BF16 or F16 %s", path, tensor->name,
         stored_type_name(tensor->type), shape, wanted);
 }
 
@@ -27,11 +27,11 @@ static const StoredTensor *find_tensor(
     const EncodingFile *file, const char *path, const char *name, int rank, const int64_t *sizes, const char *wanted, Error *error) {
     const StoredTensor *tensor = safetensors_find(&file->file, name);
     if (!tensor) {
-        error_set(error, ERROR_DATA, "%s has no tensor %s: give a file of encodings (docs/flux.md says what is in one)", path, name);
+        error_set(error, ERROR_DATA, "%s has no tensor %s: give a file of encodings (docs/flux.md describes its tensors)", path, name);
         return NULL;
     }
     if (tensor->rank == rank && tensor->shape[0] == 0) {
-        error_set(error, ERROR_DATA, "%s has 0 samples in tensor %s: leave it out, or encode anew", path, name);
+        error_set(error, ERROR_DATA, "%s has 0 samples in tensor %s: remove the file, or encode the images again", path, name);
         return NULL;
     }
     bool good = tensor->rank == rank && tensor->type <= STORED_F16;
@@ -58,8 +58,9 @@ static bool take_latents(EncodingFile *file, const char *path, const ModelConfig
     char wanted[160];
     int64_t channels = model->channels / 4, most = 2 * (int64_t)IMAGE_GRID;
     snprintf(wanted, sizeof wanted,
-        "[%" PRId64 ", %" PRId64 ", height, width] (samples, model.channels / 4), both even and at most %" PRId64, file->samples, channels,
-        most);
+        "[%" PRId64 ", %" PRId64 ", height, width] (samples, model.channels / 4; height and width "
+        "even and at most %" PRId64 ")",
+        file->samples, channels, most);
     const StoredTensor *latents =
         find_tensor(file, path, ENCODING_LATENTS, 4, (const int64_t[]){file->samples, channels, -1, -1}, wanted, error);
     if (!latents) return false;
@@ -71,14 +72,14 @@ static bool take_latents(EncodingFile *file, const char *path, const ModelConfig
     return true;
 }
 
-/* Refuses tensors that training does not read, such as a mask of the text: users must not believe
- * that they have an effect. */
+/* Refuses tensors that training does not read, such as a mask of the text, because users would
+ * expect an effect. */
 static bool check_tensor_names(const EncodingFile *file, Error *error) {
     static const char *const names[] = {ENCODING_LATENTS, ENCODING_TEXT, ENCODING_POOLED};
     for (size_t i = 0; i < file->file.count; i++) {
         const char *name = file->file.tensors[i].name;
         if (strcmp(name, names[0]) != 0 && strcmp(name, names[1]) != 0 && strcmp(name, names[2]) != 0)
-            return error_set(error, ERROR_DATA, "%s: tensor %s is not used: leave it out; encodings are %s, %s and %s", file->path, name,
+            return error_set(error, ERROR_DATA, "%s: tensor %s is not used: remove it; encodings have only %s, %s and %s", file->path, name,
                 names[0], names[1], names[2]);
     }
     return true;
@@ -113,7 +114,9 @@ static bool list_files(const char *path, FileList *paths, Error *error) {
         if (entry->name[0] == '.') continue; /* hidden: created by editors and copies */
         if (entry->kind == FILE_FOLDER)
             return error_set(error, ERROR_DATA,
-                "%s/%s is a folder: encodings lie side by side in one, so move its files there, or elsewhere", path, entry->name);
+                "%s/%s is a folder, but encodings are not read from subfolders: move its files "
+                "up, or move it elsewhere",
+                path, entry->name);
         if (is_encodings(entry->name)) file_list_add(paths, memory_format("%s/%s", path, entry->name), FILE_REGULAR);
     }
     return paths->count || error_set(error, ERROR_DATA, "%s has no .safetensors files: give a folder of encodings, or one file", path);
@@ -140,8 +143,10 @@ static bool open_files(EncodingSet *set, const ModelConfig *model, EncodingUse u
 bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model, EncodingUse use, Error *error) {
     *set = (EncodingSet){0};
     if (model->channels % 4)
-        return error_set(
-            error, ERROR_USAGE, "model.channels=%" PRId64 ": a token is 2 x 2 latents, so give a multiple of 4", model->channels);
+        return error_set(error, ERROR_USAGE,
+            "model.channels=%" PRId64 " is not a multiple of 4, although a token is 2 x 2 "
+            "latents: use a multiple of 4",
+            model->channels);
     set->path = memory_copy_string(path);
     if (open_files(set, model, use, error)) return true;
     encodings_close(set);
@@ -208,7 +213,7 @@ void encodings_prefetch(const EncodingSet *set, int64_t sample) {
 bool encodings_checksum(const EncodingSet *set, uint64_t *checksum, Error *error) {
     SCOPED(file_list_free) FileList paths = {0};
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", set->path);
+    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s: free some memory", set->path);
     XXH3_64bits_reset(hash);
     bool good = list_files(set->path, &paths, error);
     for (size_t i = 0; good && i < paths.count; i++) good = hash_file_samples(paths.entries[i].name, hash, error);

@@ -51,7 +51,9 @@ bool image_sample(const Model *model, Executor *executor, const EncodingSet *set
     }
     for (int64_t i = 0; i < count; i++)
         if (!isfinite(latents[i]))
-            return error_set(error, ERROR_NUMERICS, "the latents of image %lld are not finite: the model or its encodings are broken",
+            return error_set(error, ERROR_NUMERICS,
+                "the latents of image %lld contain NaN or infinity: use another checkpoint, or "
+                "check the encodings",
                 (long long)sample);
     return true;
 }

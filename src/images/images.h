@@ -50,8 +50,8 @@ bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model
 void encodings_close(EncodingSet *set); /* a zeroed or failed set is fine */
 /* Returns the file of a sample; *index receives the sample's index in the file. */
 const EncodingFile *encodings_find(const EncodingSet *set, int64_t sample, int64_t *index);
-/* Returns whether a sample has no NaN or infinity; if it has, `text` says where: "latents of sample
- * 3 of FILE". */
+/* Returns whether a sample is free of NaN and infinity; otherwise `text` names the place: "latents
+ * of sample 3 of FILE". */
 bool encodings_are_finite(const EncodingSet *set, int64_t sample, char *text, size_t size);
 /* Asks the system to read a sample, and returns at once. */
 void encodings_prefetch(const EncodingSet *set, int64_t sample);

@@ -97,7 +97,7 @@ bool png_write(const char *path, const Picture *pictures, int64_t count, int64_t
     Sheet sheet = lay_out_sheet(pictures, count, columns);
     int64_t bytes = sheet.height * (1 + sheet.width * sheet.channels);
     if (bytes > most)
-        return error_set(error, ERROR_USAGE, "%s: a picture of %lld x %lld pixels is too large: make fewer or smaller images", path,
+        return error_set(error, ERROR_USAGE, "%s: an image of %lld x %lld pixels is too large: make fewer or smaller images", path,
             (long long)sheet.width, (long long)sheet.height);
     sheet.lines = memset(memory_allocate((size_t)bytes), GAP_LEVEL, (size_t)bytes);
     for (int64_t y = 0; y < sheet.height; y++) sheet.lines[y * (1 + sheet.width * sheet.channels)] = 0;

@@ -59,7 +59,8 @@ static void replace_map(FeatureMap *map, FeatureMap with) {
 
 static void refuse_vae_tensor(VaeDecoding *d, const char *prefix, const char *name, const char *reason) {
     if (!d->failed)
-        error_set(d->error, ERROR_CHECKPOINT, "%s: tensor %s.%s %s: give the folder vae of a FLUX.1", d->vae->folder, prefix, name, reason);
+        error_set(
+            d->error, ERROR_CHECKPOINT, "%s: tensor %s.%s %s: use the folder vae of a FLUX.1 model", d->vae->folder, prefix, name, reason);
     d->failed = true;
 }
 
@@ -73,7 +74,7 @@ static const StoredTensor *find_vae_tensor(VaeDecoding *d, const char *prefix, c
     bool good = tensor && tensor->rank == rank && tensor->type <= STORED_F16 && tensor->shape[0] > 0;
     for (int i = 1; good && i < rank; i++) good = tensor->shape[i] == rest[i - 1];
     if (good) return tensor;
-    refuse_vae_tensor(d, prefix, name, tensor ? "has another shape or type than a decoder's" : "is missing");
+    refuse_vae_tensor(d, prefix, name, tensor ? "has a shape or type that does not match the decoder" : "is missing");
     return NULL;
 }
 
@@ -89,7 +90,7 @@ static float *values_of(const StoredTensor *tensor) {
 static float *vector_of(VaeDecoding *d, const char *prefix, const char *name, int64_t count) {
     const StoredTensor *tensor = find_vae_tensor(d, prefix, name, 1, NULL);
     if (!tensor || tensor->shape[0] == count) return tensor ? values_of(tensor) : NULL;
-    refuse_vae_tensor(d, prefix, name, "has another number of elements than its layer has channels");
+    refuse_vae_tensor(d, prefix, name, "does not have one element per channel of its layer");
     return NULL;
 }
 
@@ -163,7 +164,7 @@ static void group_statistics(const FeatureMap *map, int64_t first, int64_t count
 static FeatureMap normalise_map(VaeDecoding *d, const char *name, const FeatureMap *map, bool silu) {
     int64_t groups = d->vae->groups, channels = map->channels, count = channels / groups;
     SCOPED_FREE float *gain = vector_of(d, name, "weight", channels), *bias = gain ? vector_of(d, name, "bias", channels) : NULL;
-    if (channels % groups) refuse_vae_tensor(d, name, "weight", "has channels that norm_num_groups does not divide");
+    if (channels % groups) refuse_vae_tensor(d, name, "weight", "does not have a multiple of norm_num_groups channels");
     FeatureMap out = new_map(map->height, map->width, channels);
     if (d->failed || !gain || !bias) return out;
 #pragma omp parallel for schedule(static)
@@ -202,7 +203,7 @@ static void residual_block(VaeDecoding *d, const char *name, FeatureMap *map) {
     replace_map(&h, normalise_map(d, format_tensor_name(part, "%s.norm2", name), &h, true));
     convolve_map(d, format_tensor_name(part, "%s.conv2", name), 3, &h);
     if (h.channels != map->channels) convolve_map(d, format_tensor_name(part, "%s.conv_shortcut", name), 1, map);
-    if (h.channels != map->channels) refuse_vae_tensor(d, name, "conv_shortcut.weight", "has other channels than the block");
+    if (h.channels != map->channels) refuse_vae_tensor(d, name, "conv_shortcut.weight", "does not have the block's number of channels");
     if (!d->failed) add_map(map, &h);
 }
 
@@ -213,7 +214,7 @@ static FeatureMap project_map(VaeDecoding *d, const char *name, const char *laye
     FeatureMap out = new_map(map->height, map->width, channels);
     const StoredTensor *tensor = find_vae_tensor(d, format_tensor_name(full, "%s.%s", name, layer), "weight", 2, &channels);
     SCOPED_FREE float *bias = tensor ? vector_of(d, full, "bias", channels) : NULL;
-    if (bias && tensor->shape[0] != channels) refuse_vae_tensor(d, full, "weight", "has other channels than its input");
+    if (bias && tensor->shape[0] != channels) refuse_vae_tensor(d, full, "weight", "does not have its input's number of channels");
     if (d->failed) return out;
     SCOPED_FREE float *weights = values_of(tensor);
     multiply_pixels(map->values, weights, bias, pixels_of(map), channels, channels, out.values);
@@ -305,8 +306,10 @@ bool vae_decode(const Vae *vae, int64_t height, int64_t width, const float *late
         for (int64_t i = 0; i < height * width; i++) map.values[i * vae->channels + c] = (float)(*latents++ / vae->scaling + vae->shift);
     run_decoder(&d, &map);
     if (!d.failed && map.channels != VAE_COLOURS)
-        return error_set(
-            error, ERROR_CHECKPOINT, "%s makes pictures of %lld colours in place of %d", vae->folder, (long long)map.channels, VAE_COLOURS);
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s decodes to %lld color channels instead of %d: use the folder vae of a FLUX.1 "
+            "model",
+            vae->folder, (long long)map.channels, VAE_COLOURS);
     for (int64_t c = 0; !d.failed && c < VAE_COLOURS; c++)
         for (int64_t i = 0; i < pixels_of(&map); i++) *pixels++ = map.values[i * VAE_COLOURS + c];
     return !d.failed;
@@ -315,14 +318,16 @@ bool vae_decode(const Vae *vae, int64_t height, int64_t width, const float *late
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 static bool refuse_config(const char *folder, const char *field, const char *wanted, Error *error) {
-    return error_set(error, ERROR_CHECKPOINT, "%s/config.json: %s is not %s, which this decoder needs: give the folder vae of a FLUX.1",
+    return error_set(error, ERROR_CHECKPOINT,
+        "%s/config.json: %s is not %s, as this decoder requires: use the folder vae of a FLUX.1 "
+        "model",
         folder, field, wanted);
 }
 
 static bool read_integer(const json_t *config, const char *folder, const char *field, int64_t most, int64_t *value, Error *error) {
     const json_t *json = json_object_get(config, field);
     *value = json_integer_value(json);
-    return (json_is_integer(json) && *value >= 1 && *value <= most) || refuse_config(folder, field, "a small positive number", error);
+    return (json_is_integer(json) && *value >= 1 && *value <= most) || refuse_config(folder, field, "a small positive integer", error);
 }
 
 /* `other` replaces null and missing values. */
@@ -333,7 +338,7 @@ static bool read_vae_number(const json_t *config, const char *folder, const char
     return (json_is_finite(json) || !given) || refuse_config(folder, field, "a number", error);
 }
 
-/* Checks that the fields that change the decoder's computation have the supported values. */
+/* Checks the fields that change the decoder's computation: only one value of each is supported. */
 static bool check_vae_field(const json_t *config, const char *folder, Error *error) {
     static const struct { const char *field, *value; } fixed[] = {{"_class_name", "AutoencoderKL"}, {"act_fn", "silu"}};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
@@ -367,7 +372,7 @@ static bool read_vae_config(Vae *vae, Error *error) {
            (vae->scaling > 0 || refuse_config(folder, "scaling_factor", "positive", error));
 }
 
-/* Decodes one latent, which reads every tensor, so that faults are found before the work of a
+/* Decodes one latent. This reads every tensor, so faults are found before the long work of
  * sampling. */
 static bool check_vae_tensors(const Vae *vae, Error *error) {
     SCOPED_FREE float *latents = memory_allocate((size_t)vae->channels * sizeof *latents);
@@ -381,8 +386,10 @@ Vae *vae_open(const char *folder, int64_t channels, Error *error) {
     vae->folder = memory_copy_string(folder);
     bool good = read_vae_config(vae, error) && safetensors_open(&vae->file, path, error);
     if (good && vae->channels != channels)
-        good = error_set(error, ERROR_USAGE, "%s decodes latents of %lld channels, and the model makes %lld", folder,
-            (long long)vae->channels, (long long)channels);
+        good = error_set(error, ERROR_USAGE,
+            "%s decodes latents of %lld channels, but the model makes %lld: use the vae of the "
+            "model",
+            folder, (long long)vae->channels, (long long)channels);
     if (good && check_vae_tensors(vae, error)) return vae;
     vae_free(vae);
     return NULL;

@@ -55,7 +55,7 @@ static void build_program(Program *program, const Generator *g, ModelMode mode, 
     program->plan = graph_plan_lasting(program->model.graph);
 }
 
-/* Runs as many tokens from `first` as the program is long. */
+/* Runs the program on its model.length tokens, from `first` on. */
 static void run_tokens(Program *program, Generator *g, int64_t first) {
     int64_t length = program->model.length;
     int32_t *positions = executor_tensor(program->executor, program->model.positions);
@@ -145,8 +145,8 @@ static int64_t suggest_ranks(int64_t ranks, int64_t shared, int64_t needed, int6
     return 0;
 }
 
-/* Writes what would fit into `available` bytes: fewer positions, or more ranks that shard the
- * caches or the model. */
+/* Writes a remedy for too little memory: fewer positions, or more ranks that shard the caches or
+ * the model. */
 static void name_remedy(const Generator *g, int64_t needed, int64_t available, char *text, size_t size) {
     const int64_t *bytes = g->programs[0].plan.bytes;
     int64_t cp = mesh_size(&g->mesh, MESH(AXIS_CP)), tp = mesh_size(&g->mesh, AXES_TENSOR),
@@ -155,11 +155,13 @@ static void name_remedy(const Generator *g, int64_t needed, int64_t available, c
     int64_t more_cp = suggest_ranks(cp, bytes[ARENA_STATE], needed, available);
     int64_t more_tp = suggest_ranks(tp, bytes[ARENA_STATE] + weights, needed, available);
     size_t used = 0;
-    if (context > 0) used = (size_t)snprintf(text, size, "give context=%" PRId64 " or less, or ", context);
+    if (context > 0) used = (size_t)snprintf(text, size, "set context=%" PRId64 " or less, or  ", context);
     if (g->cache && more_cp)
-        snprintf(text + used, size - used, "layout.cp=%" PRId64 " with %" PRId64 " ranks, which share the caches", more_cp, more_cp * tp);
+        snprintf(
+            text + used, size - used, "set layout.cp=%" PRId64 " with %" PRId64 " ranks, which shard the caches", more_cp, more_cp * tp);
     else if (g->cache && more_tp && g->config->heads % more_tp == 0)
-        snprintf(text + used, size - used, "layout.tp=%" PRId64 " with %" PRId64 " ranks, which share the model", more_tp, more_tp * cp);
+        snprintf(
+            text + used, size - used, "set layout.tp=%" PRId64 " with %" PRId64 " ranks, which shard the model", more_tp, more_tp * cp);
     else snprintf(text + used, size - used, "use a machine with more memory");
 }
 
@@ -176,7 +178,9 @@ static bool check_cache_memory(const Generator *g, Error *error) {
     log_format_bytes((double)available, have);
     log_format_bytes((double)g->programs[0].plan.bytes[ARENA_STATE], caches);
     name_remedy(g, needed, available, remedy, sizeof remedy);
-    return error_set(error, ERROR_MEMORY, "generation needs %s%s (%s of it caches for %" PRId64 " positions) and %s are available: %s",
+    return error_set(error, ERROR_MEMORY,
+        "generation needs %s%s (including %s of caches for %" PRId64 " positions), but only %s are "
+        "available: %s",
         need, comm_size(g->comm) > 1 ? " on each rank" : "", caches, g->config->context, have, remedy);
 }
 
@@ -205,7 +209,7 @@ static bool start_programs(Generator *g, Error *error) {
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         int64_t bytes = is_shared(arena) ? g->programs[0].plan.bytes[arena] : 0;
         if (bytes && !(g->shared[arena] = device_allocate(g->device, bytes, error)))
-            return error_context(error, "%s of generation", arena_name(arena));
+            return error_context(error, "the %s of generation", arena_name(arena));
     }
     for (int i = 0; i < g->program_count && g->cache; i++)
         if (!program_start(&g->programs[i], g->shared, error)) return false;
@@ -257,7 +261,9 @@ int64_t generator_room(const Generator *g) { return g->config->context - g->coun
 
 bool generator_feed(Generator *g, const int32_t *tokens, int64_t count, Error *error) {
     if (count > generator_room(g))
-        return error_set(error, ERROR_USAGE, "%" PRId64 " tokens do not fit: %" PRId64 " of model.context=%" PRId64 " positions are left",
+        return error_set(error, ERROR_USAGE,
+            "%" PRId64 " tokens do not fit: only %" PRId64 " of model.context=%" PRId64 " positions are "
+            "left",
             count, generator_room(g), g->config->context);
     for (int64_t i = 0; i < count; i++)
         if (tokens[i] < 0 || tokens[i] >= g->config->vocabulary)
@@ -303,7 +309,9 @@ const double *generator_logits(Generator *g, Error *error) {
     if (g->unread) read_logits(g, g->unread);
     if (!comm_ok(g->comm, error)) return NULL;
     if (g->not_finite < g->config->vocabulary) {
-        error_set(error, ERROR_NUMERICS, "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights are broken",
+        error_set(error, ERROR_NUMERICS,
+            "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights contain NaN or "
+            "infinity, or activations overflow; use an older checkpoint",
             g->not_finite, g->count, g->logits[g->not_finite]);
         return NULL;
     }
@@ -320,11 +328,10 @@ static void begin_agreement(Generator *g) {
 static bool end_agreement(Generator *g, Error *error) {
     comm_wait(g->comm, g->agreement);
     if (!comm_ok(g->comm, error)) return false;
-    return g->first_drew == g->drawn ||
-           error_set(error, ERROR_COMMUNICATION,
-               "rank %d drew token %" PRId32 " where rank 0 drew %" PRId32 ": their processors compute in other ways; generate on machines "
-               "of one kind, or give temperature=0",
-               comm_rank(g->comm), g->drawn, g->first_drew);
+    return g->first_drew == g->drawn || error_set(error, ERROR_COMMUNICATION,
+                                            "rank %d drew token %" PRId32 ", but rank 0 drew %" PRId32 ": their processors "
+                                            "round differently; use machines of one kind, or set temperature=0",
+                                            comm_rank(g->comm), g->drawn, g->first_drew);
 }
 
 /* Draws among the first `count` tokens; -1 after an error. The most likely token comes from the

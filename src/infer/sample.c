@@ -1,6 +1,6 @@
-/* Sampling: the most likely token, or one draw among all tokens or among those that top-k and then
- * top-p keep. A vocabulary has 262,144 tokens, so only candidates are sorted: sorting all would
- * take longer than computing the logits. */
+/* Sampling: the most likely token, or one draw among all tokens, or among the tokens that top-k and
+ * then top-p keep. A vocabulary may have 262,144 tokens, so only candidates are sorted: sorting all
+ * tokens would take longer than computing the logits. */
 #include "infer/generate.h"
 
 #include <math.h>
@@ -79,9 +79,9 @@ static int64_t take_heaviest(const double *logits, const double *weights, int64_
     return kept;
 }
 
-/* Draws among the most likely tokens. Tokens below (1 - top_p) / count of the total together weigh
- * less than what top-p may drop, so it drops all of them. The most likely token, of weight 1,
- * stays. */
+/* Draws among the most likely tokens. Top-p may drop tokens with a total weight of 1 - top_p.
+ * Tokens below (1 - top_p) / count of the total weigh less than this together, so they are dropped
+ * without sorting. The most likely token, of weight 1, stays. */
 static int32_t draw_likely(
     const double *logits, const double *weights, double total, int64_t count, const Sampling *sampling, double uniform) {
     bool cut = sampling->top_k > 0 && sampling->top_k < count;

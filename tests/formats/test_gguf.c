@@ -459,7 +459,7 @@ static void values_that_a_type_cannot_hold_are_refused(void **state) {
     static const struct {
         float value;
         const char *type, *part;
-    } cases[] = {{7e4F, "F16", "F16 cannot hold"}, {NAN, "Q8_0", "NaN or infinity"}, {INFINITY, "F32", "NaN or infinity"}};
+    } cases[] = {{7e4F, "F16", "70000 F16"}, {NAN, "Q8_0", "NaN or infinity"}, {INFINITY, "F32", "NaN or infinity"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Fixture f;
         Error error = {0};

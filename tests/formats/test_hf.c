@@ -322,8 +322,8 @@ static void models_that_not_all_read_in_fp8_are_refused(void **state) {
     static const struct {
         const char *const *settings;
         const char *text;
-    } cases[] = {{zaya, "ZayaForCausalLM is not read in FP8"}, {mixtral, "MixtralForCausalLM is not read in FP8"},
-        {llama, "model.ffn is 40, and matrices of FP8 have multiples of 16"}};
+    } cases[] = {
+        {zaya, "not both ZayaForCausalLM FP8"}, {mixtral, "not both MixtralForCausalLM FP8"}, {llama, "model.ffn is 40, multiple of 16"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Fixture f;
         fixture_start(&f, cases[i].settings, PRECISION_FP32);

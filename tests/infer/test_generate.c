@@ -205,7 +205,7 @@ static void other_folders_are_refused_by_name(void **state) {
     Config config;
     assert_null(open_run(folder, &config, &strings, PRECISION_FP32, &error));
     assert_int_equal(error.code, ERROR_CHECKPOINT);
-    assert_mentions(error.message, "neither");
+    assert_mentions(error.message, "not run folder config.json");
     char *path = memory_format("%s/config.json", folder);
     assert_true(file_write(path, "{}", 2, &error));
     assert_null(open_run(folder, &config, &strings, PRECISION_FP32, &error));

@@ -256,16 +256,16 @@ static void the_command_writes_what_one_process_writes(void **state) {
     }
     process_free(&alone);
     assert_int_equal(system("test \"$(printf the | $SMELT launch -n 2 self_test=false -- generate run - tokens=0 device=cpu)\" = the"), 0);
-    launched_says(ERROR_USAGE, "layout.cp=3 and 2 ranks: start it as smelt launch -n 3 -- generate", 2, "generate run the layout.cp=3");
-    smelt_says(ERROR_USAGE, "layout.cp=2 and 1 rank:", "generate run the layout.cp=2");
-    smelt_says(ERROR_USAGE, "-n 2 -- generate ..., or leave layout.cp out\n", "generate run the layout.cp=2");
+    launched_says(ERROR_USAGE, "layout.cp=3 2 ranks: smelt launch -n 3 -- generate", 2, "generate run the layout.cp=3");
+    smelt_says(ERROR_USAGE, "layout.cp=2 1 rank:", "generate run the layout.cp=2");
+    smelt_says(ERROR_USAGE, "-n 2 -- generate ..., or remove layout.cp\n", "generate run the layout.cp=2");
     smelt_says(ERROR_USAGE, "model.kv_heads=1 layout.tp=1 layout.cp", "generate run the layout.tp=2 layout.cp=1");
-    launched_says(ERROR_USAGE, "model.kv_heads=1: give layout.tp=1\n", 3, "generate run the layout.tp=2");
+    launched_says(ERROR_USAGE, "model.kv_heads=1: set layout.tp=1\n", 3, "generate run the layout.tp=2");
     launched_says(ERROR_USAGE, "model.heads=2 layout.tp=1", 3, "generate run the layout.tp=3");
     launched_says(ERROR_USAGE, "2 layout.cp = 4 length=31 length=28 32", 2, "eval run text layout.cp=2 length=31");
     ProcessResult wrong = launched(2, "generate run the text=false");
     expect_code(&wrong, ERROR_USAGE, "generate");
-    assert_memory_equal(wrong.errors, "error: 'the' in the prompt is not the number of a token", 55);
+    assert_memory_equal(wrong.errors, "error: 'the' in the prompt is not a token id", 44);
     assert_null(strstr(wrong.errors, "closed its connection"));
     process_free(&wrong);
     launched_says(ERROR_USAGE, "cache=false", 2, "generate run the cache=false");
