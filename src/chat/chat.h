@@ -1,6 +1,6 @@
-/* Conversations as tokens: the model's chat template renders a record of a data set to text, which
- * is encoded; a mask says which tokens are trained. Called when conversations are packed and during
- * a chat. */
+/* Conversations as tokens. The model's chat template renders a record of a data set to text, and
+ * the text is encoded. A mask marks the trained tokens. Called when conversations are packed and
+ * during a chat. */
 #pragma once
 
 #include <jansson.h>

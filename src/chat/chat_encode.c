@@ -55,7 +55,7 @@ static const ChatTemplate *template_for(const Chat *chat, const json_t *tools) {
 
 static bool refuse_without_template(Error *error) {
     return error_set(error, ERROR_USAGE,
-        "the model brings no chat template: give template=FILE, or template=chatml, which smelt has, to smelt data pack or smelt chat");
+        "the model has no chat template: set template=FILE, or template=chatml for the built-in one, in smelt data pack or smelt chat");
 }
 
 /* Renders the first `count` messages of a record; with `answer`, adds the answer header. */
@@ -113,10 +113,11 @@ static bool is_answer(const ChatRecord *record, size_t at) {
 /* With turns=last no other setting helps, so the error is about the conversation. */
 static bool refuse_prefix(const ChatEncoder *encoder, size_t at, Error *error) {
     if (encoder->chat->turns == CHAT_TURNS_LAST)
-        return error_set(error, ERROR_DATA, "the template renders the text up to the last answer otherwise than before it is given");
+        return error_set(error, ERROR_DATA, "the template changes the text before the last answer once the answer is given");
     return error_set(error, ERROR_USAGE,
-        "the template renders the text up to answer %zu otherwise once more messages follow (it may leave out earlier thoughts), so that "
-        "answers cannot be trained together: give turns=last, or a template with {%% generation %%} around answers",
+        "the template changes the text up to answer %zu when more messages follow (it may drop "
+        "earlier thoughts), so it cannot train several answers of a conversation together: set "
+        "turns=last, or use a template with {%% generation %%} around answers",
         at);
 }
 
@@ -145,8 +146,7 @@ static bool find_opening(ChatEncoder *encoder, const ChatRecord *record, const C
     const json_t *content = json_object_get(json_array_get(record->messages, 0), "content");
     const char *mark = *header || !json_string_length(content) ? header : json_string_value(content);
     const char *found = *mark ? strstr(behind->bytes, mark) : NULL;
-    if (!found)
-        return error_set(error, ERROR_DATA, "its first message is an answer, and the template does not tell where that answer begins");
+    if (!found) return error_set(error, ERROR_DATA, "the first message is an answer, and the template does not mark where it begins");
     before->size = (size_t)(found - behind->bytes) + strlen(header);
     array_reserve(before->bytes, before->capacity, before->size + 1);
     memcpy(before->bytes, behind->bytes, before->size);
@@ -163,8 +163,10 @@ static bool add_answer(ChatEncoder *encoder, const ChatRecord *record, size_t at
     if (!begins_with(behind, &encoder->before) || !begins_with(whole, behind)) return refuse_prefix(encoder, at, error);
     encoder->rendered += encoder->before.size + behind->size;
     if (encoder->rendered > CHAT_RENDERED_BYTES)
-        return error_set(
-            error, ERROR_DATA, "it is too long for so many answers: %zu GiB of text would be rendered", CHAT_RENDERED_BYTES >> 30);
+        return error_set(error, ERROR_DATA,
+            "the conversation has too many answers for its length: rendering would produce "
+            "more than %zu GiB of text",
+            CHAT_RENDERED_BYTES >> 30);
     add_span(encoder, encoder->before.size, behind->size);
     return true;
 }
@@ -234,7 +236,7 @@ static bool move_place(ChatEncoder *encoder, const ChatText *text, size_t *place
     array_reserve(encoder->decoded, encoder->decoded_capacity, size + 1);
     if (size) memcpy(encoder->decoded, whole, size);
     encoder->decoded_size = size;
-    return fits || error_set(error, ERROR_DATA, "the tokenizer changes the text across the beginning or the end of an answer");
+    return fits || error_set(error, ERROR_DATA, "the tokenizer changes the text at the boundary of an answer");
 }
 
 /* Converts the spans to bytes of the decoded tokens. */
@@ -289,7 +291,7 @@ static bool check_special(ChatEncoder *encoder, const json_t *value, Error *erro
     bool spells = false;
     if (encoder->chat->special) return true;
     if (!spells_special(encoder, value, &spells, error)) return false;
-    return !spells || error_set(error, ERROR_DATA, "a message spells a special token (special=true allows that)");
+    return !spells || error_set(error, ERROR_DATA, "a message contains a special token; special=true allows this");
 }
 
 /* -- Lost parts --------------------------------------------------------------------------------------------------------- */
@@ -339,8 +341,7 @@ static bool is_same_without(ChatEncoder *encoder, const ChatRecord *without, con
            other->size == text->size && !memcmp(other->bytes, text->bytes, text->size);
 }
 
-/* Finds lost parts beside messages or texts: parts that smelt does not read, or that no template
- * writes. */
+/* Finds lost parts: parts of a record that smelt does not read, or that no template writes. */
 static void find_lost_beside(const ChatRecord *record, ChatDocument *document) {
     memset(document->lost, 0, sizeof document->lost);
     document->lost[CHAT_HISTORY] = record->history;
@@ -454,7 +455,7 @@ bool chat_encode(ChatEncoder *encoder, const json_t *json, ChatDocument *documen
     if (!(record.messages ? encode_messages : encode_texts)(encoder, &record, document, error)) return false;
     mark_tokens(encoder, document);
     if (!record.messages && !frame_texts(encoder, document, error)) return false;
-    return document->trained_count > 0 || error_set(error, ERROR_DATA, "no token of it is trained: it has no answer");
+    return document->trained_count > 0 || error_set(error, ERROR_DATA, "the record trains no token: it has no answer");
 }
 
 bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *document, Error *error) {

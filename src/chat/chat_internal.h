@@ -24,20 +24,20 @@ typedef struct ChatRecord {
     size_t first;                               /* the first message whose answers are trained on */
     const json_t *prompt, *completion;          /* texts, borrowed from the record */
 } ChatRecord;
-/* Reads a record. Messages get the form that transformers passes to a template: without null
- * members, and with an assistant's thoughts under each of their names. With `decode`, arguments of
- * tool calls that are JSON text of an object become that object. ERROR_DATA says what the record
- * lacks. */
+/* Reads a record. Messages get the form in which transformers passes them to a template: without
+ * null members, and with an assistant's thoughts under each of their names. With `decode`, the
+ * arguments of a tool call become an object if they are its JSON text. ERROR_DATA names the missing
+ * member. */
 bool chat_record_read(ChatRecord *record, const json_t *json, bool decode, Error *error);
 void chat_record_free(ChatRecord *record);
-/* Returns a member of a record; NULL also for null, which `datasets` writes for each member that
+/* Returns a member of a record, or NULL if it is null: `datasets` writes null for each member that
  * only other records have. */
 const json_t *chat_member(const json_t *record, const char *name);
 /* Returns whether each item of the list `name` is a message that can be trained on. ERROR_DATA
  * names the first other item. */
 bool chat_check_messages(const json_t *list, const char *name, Error *error);
-/* Sets "it has no WHAT, only its members"; returns false. */
+/* Sets "the record has no WHAT, but only its members"; returns false. */
 bool chat_refuse_shape(const json_t *record, const char *what, Error *error);
-/* Refuses members that smelt does not read and that change the meaning of a whole record: images,
+/* Refuses members that smelt does not read although they change the meaning of a record: images,
  * video, audio, and weights. */
 bool chat_check_members(const json_t *record, Error *error);

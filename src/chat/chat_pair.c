@@ -73,13 +73,15 @@ static bool check_prompt_is_whole(const json_t *record, const json_t *messages, 
     if (role && !strcmp(role, "system")) return true;
     for (size_t i = 0; i < count; i++)
         if (is_given(json_object_get(record, parts[i])))
-            return error_set(
-                error, ERROR_DATA, "it has %s, which no form of a pair reads: make it part of prompt, or leave it out", parts[i]);
+            return error_set(error, ERROR_DATA,
+                "the record has %s, but preference pairs cannot use it: move it into prompt, "
+                "or remove it",
+                parts[i]);
     return true;
 }
 
-/* Returns whether a text begins with a prompt that does not end inside a word, which would be a
- * coincidence. */
+/* Returns whether a text begins with the prompt, and the prompt does not end inside a word. A
+ * prompt that ends inside a word matches only by coincidence. */
 static bool repeats(const json_t *text, const json_t *prompt) {
     size_t size = json_string_length(prompt);
     const char *bytes = json_string_value(text);
@@ -97,14 +99,13 @@ static json_t *find_prompt(const json_t *prompt, const json_t *chosen, const jso
     if (lists && common_messages(prompt, chosen) == given && common_messages(prompt, rejected) == given) *common = given;
     if (prompt && (json_is_array(prompt) ? lists : !lists)) return json_incref((json_t *)prompt);
     if (prompt && !json_is_string(prompt))
-        return error_set(error, ERROR_DATA, "prompt, chosen and rejected must be three texts or three lists of messages"), NULL;
+        return error_set(error, ERROR_DATA, "prompt, chosen and rejected must be three strings or three lists of messages"), NULL;
     *common = lists ? common_messages(chosen, rejected) : common_bytes(chosen, rejected);
     if (prompt && *common == 0) return json_pack("[{ss sO}]", "role", "user", "content", prompt);
     const json_t *last = lists && *common ? json_array_get(chosen, *common - 1) : NULL;
     if (prompt && !json_equal(json_object_get(last, "content"), prompt))
-        return error_set(error, ERROR_DATA, "chosen and rejected begin alike, but not with prompt as the last message before they differ"),
-               NULL;
-    if (*common == 0) return error_set(error, ERROR_DATA, "it has no prompt, and chosen and rejected begin with none alike"), NULL;
+        return error_set(error, ERROR_DATA, "chosen and rejected share their first messages, but prompt is not the last of them"), NULL;
+    if (*common == 0) return error_set(error, ERROR_DATA, "the record has no prompt, and chosen and rejected share no beginning"), NULL;
     return start_of(chosen, *common);
 }
 
@@ -115,7 +116,7 @@ bool chat_split_pair(const json_t *given, json_t **chosen, json_t **rejected, Er
     size_t common;
     *chosen = *rejected = NULL;
     if (!first || !second) return chat_refuse_shape(record, "chosen and rejected answers", error);
-    if (!texts && !lists) return error_set(error, ERROR_DATA, "chosen and rejected must be two texts or two lists of messages");
+    if (!texts && !lists) return error_set(error, ERROR_DATA, "chosen and rejected must be two strings or two lists of messages");
     if (json_equal(first, second)) return error_set(error, ERROR_DATA, "chosen and rejected are the same answer");
     const json_t *asked = chat_member(record, "prompt");
     if (!chat_check_members(record, error) || !chat_check_messages(asked, "prompt", error) ||

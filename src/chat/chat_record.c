@@ -109,29 +109,33 @@ bool chat_check_members(const json_t *record, Error *error) {
         const json_t *value = json_object_get(record, media[i]);
         bool empty = !value || json_is_null(value) || (json_is_array(value) && json_array_size(value) == 0) ||
                      (json_is_string(value) && json_string_length(value) == 0);
-        if (!empty) return error_set(error, ERROR_DATA, "it has %s, and smelt trains on text alone", media[i]);
+        if (!empty) return error_set(error, ERROR_DATA, "the record has %s, but smelt trains only on text", media[i]);
     }
     if (json_is_false(json_object_get(record, "label")))
-        return error_set(error, ERROR_DATA, "its label is false, so its answer is one that is not to be learnt");
+        return error_set(error, ERROR_DATA, "label is false: it marks an answer that should not be learned");
     const char *excluded = excluded_by(record);
-    return !excluded || error_set(error, ERROR_DATA, "it has %s, and smelt trains on all records alike", excluded);
+    return !excluded ||
+           error_set(error, ERROR_DATA, "the record has %s, but smelt trains on all records with equal weight: remove it", excluded);
 }
 
 static bool check_message(const json_t *message, const char *name, size_t i, Error *error) {
     if (!is_message(message))
         return error_set(error, ERROR_DATA,
-            "%s[%zu] is no message: it needs a role, and content that is a text or a list, which tool_calls alone do without", name, i);
+            "%s[%zu] is not a message: it needs a role, and content that is a string or a "
+            "list; with tool_calls, content is optional",
+            name, i);
     const json_t *content = json_object_get(message, "content");
     const char *kind = "";
     json_auto_t *text = json_is_array(content) ? text_of_parts(content, &kind) : NULL;
     if (json_is_array(content) && !text)
-        return error_set(
-            error, ERROR_DATA, "%s[%zu] has a part of type \"%.20s\" in its content, and smelt trains on text alone", name, i, kind);
+        return error_set(error, ERROR_DATA, "%s[%zu] has content of type \"%.20s\", but smelt trains only on text", name, i, kind);
     const char *role = json_string_value(json_object_get(message, "role"));
     const char *excluded = strcmp(role, "assistant") ? NULL : excluded_by(message); /* other messages are not trained anyway */
     if (excluded)
         return error_set(error, ERROR_DATA,
-            "%s[%zu] has %s, which takes it out of the loss or weighs it, and smelt trains all answers alike", name, i, excluded);
+            "%s[%zu] has %s, which excludes or weights the message, but smelt trains on all "
+            "answers with equal weight: remove it",
+            name, i, excluded);
     return true;
 }
 
@@ -143,7 +147,7 @@ bool chat_check_messages(const json_t *list, const char *name, Error *error) {
 
 static bool add_messages(ChatRecord *record, const json_t *list, const char *name, Error *error) {
     if (json_array_size(record->messages) + json_array_size(list) > CHAT_MESSAGES)
-        return error_set(error, ERROR_DATA, "it has more than %d messages", CHAT_MESSAGES);
+        return error_set(error, ERROR_DATA, "the record has more than %d messages", CHAT_MESSAGES);
     if (!chat_check_messages(list, name, error)) return false;
     for (size_t i = 0; i < json_array_size(list); i++) {
         json_t *message = normalize_message(json_array_get(list, i));
@@ -159,12 +163,14 @@ static bool check_system(const json_t *json, const json_t *first, Error *error) 
     const json_t *system = json_object_get(json, "system");
     const char *role = json_string_value(json_object_get(first, "role"));
     return json_string_length(system) == 0 || (role && !strcmp(role, "system")) ||
-           error_set(error, ERROR_DATA, "it has system, which is read beside instruction alone: make it the first message");
+           error_set(error, ERROR_DATA,
+               "the record has system, which is read only with instruction: make it the first "
+               "message");
 }
 
 static bool read_messages(ChatRecord *record, const json_t *messages, Error *error) {
     record->messages = json_array();
-    if (!json_is_array(messages)) return error_set(error, ERROR_DATA, "messages is no list");
+    if (!json_is_array(messages)) return error_set(error, ERROR_DATA, "messages is not a list");
     if (json_array_size(messages) == 0) return error_set(error, ERROR_DATA, "messages is empty");
     return add_messages(record, messages, "messages", error);
 }
@@ -176,7 +182,7 @@ static bool read_completion(ChatRecord *record, const json_t *json, Error *error
     record->completion = completion;
     if (json_is_string(prompt) && json_is_string(completion)) return true;
     if (!json_is_array(prompt) || !json_is_array(completion))
-        return error_set(error, ERROR_DATA, "prompt and completion must be two texts or two lists of messages");
+        return error_set(error, ERROR_DATA, "prompt and completion must be two strings or two lists of messages");
     record->messages = json_array();
     record->first = json_array_size(prompt);
     return add_messages(record, prompt, "prompt", error) && add_messages(record, completion, "completion", error);
@@ -196,7 +202,7 @@ static bool read_instruction(ChatRecord *record, const json_t *json, Error *erro
                *system = member_text(json, "system", &good);
     const json_t *output = json_object_get(json, "output");
     if (!good || !json_is_string(output))
-        return error_set(error, ERROR_DATA, "instruction and output, and input and system where they are given, must be texts");
+        return error_set(error, ERROR_DATA, "instruction and output, and input and system if given, must be strings");
     if (!*instruction) return error_set(error, ERROR_DATA, "instruction is empty");
     record->history = json_array_size(json_object_get(json, "history")) > 0;
     record->messages = json_array();
@@ -207,13 +213,14 @@ static bool read_instruction(ChatRecord *record, const json_t *json, Error *erro
     return true;
 }
 
-/* Refuses variables that come from other members of the record, or that control rendering. */
+/* Refuses variables of the template that must come from other members of the record, or that
+ * control rendering. */
 static bool check_chat_settings(const json_t *settings, Error *error) {
     static const char *const taken[] = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"};
     if (settings && !json_is_object(settings)) return error_set(error, ERROR_DATA, "chat_template_kwargs is not an object");
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         if (json_object_get(settings, taken[i]))
-            return error_set(error, ERROR_DATA, "chat_template_kwargs has %s, which is for the record itself", taken[i]);
+            return error_set(error, ERROR_DATA, "chat_template_kwargs has %s, which must be a member of the record itself", taken[i]);
     return true;
 }
 
@@ -247,7 +254,7 @@ bool chat_refuse_shape(const json_t *record, const char *what, Error *error) {
     json_object_foreach((json_t *)record, name, value) {
         if (used < sizeof names) used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", name);
     }
-    return error_set(error, ERROR_DATA, "it has no %s, but %s", what, one_line(names));
+    return error_set(error, ERROR_DATA, "the record has no %s, but only %s", what, one_line(names));
 }
 
 bool chat_record_read(ChatRecord *record, const json_t *given, bool decode, Error *error) {
@@ -261,7 +268,7 @@ bool chat_record_read(ChatRecord *record, const json_t *given, bool decode, Erro
     if (record->tools && !json_is_array(record->tools)) return error_set(error, ERROR_DATA, "tools is not a list");
     for (size_t i = 0; i < json_array_size(record->tools); i++)
         if (!json_is_object(json_array_get(record->tools, i)))
-            return error_set(error, ERROR_DATA, "tools[%zu] is not an object, which describes a function", i);
+            return error_set(error, ERROR_DATA, "tools[%zu] is not an object: it must describe a function", i);
     if (!check_chat_settings(record->settings, error) || !chat_check_members(json, error)) return false;
     const json_t *messages = chat_member(json, "messages"), *completion = chat_member(json, "completion");
     const json_t *first = json_array_get(messages ? messages : chat_member(json, "prompt"), 0);
@@ -270,7 +277,7 @@ bool chat_record_read(ChatRecord *record, const json_t *given, bool decode, Erro
     if (completion) return read_completion(record, json, error);
     if (chat_member(json, "instruction")) return read_instruction(record, json, error);
     if (chat_member(json, "chosen"))
-        return error_set(error, ERROR_DATA, "it has two answers, one chosen, one rejected: format=preference takes these");
+        return error_set(error, ERROR_DATA, "the record has a chosen and a rejected answer: pack it with format=preference");
     return chat_refuse_shape(json, "messages, conversations, prompt and completion, or instruction and output", error);
 }
 

@@ -35,11 +35,12 @@ static bool is_among(const char *names, Text name) {
 
 bool arguments_check(Render *render, const Arguments *arguments, const char *what, size_t most, const char *names) {
     if (render->failed) return false;
-    if (arguments->positional.count > most) return jinja_unknown(render, "%s with more than %zu arguments is not known", what, most), false;
+    if (arguments->positional.count > most)
+        return jinja_unknown(render, "%s with more than %zu arguments is not supported", what, most), false;
     for (size_t i = 0; i < arguments->named.keys.count && names; i++) {
         Text name = arguments->named.keys.at[i].text;
         if (!is_among(names, name))
-            return jinja_unknown(render, "the argument %.*s of %s is not known", (int)name.size, name.bytes, what), false;
+            return jinja_unknown(render, "the argument %.*s of %s is not supported", (int)name.size, name.bytes, what), false;
     }
     return true;
 }
@@ -100,7 +101,7 @@ static Value evaluate_dict(Render *render, const JinjaNode *node) {
     for (const JinjaNode *pair = node->items; pair && !render->failed; pair = pair->next) {
         Value key = jinja_evaluate(render, pair->left), value = jinja_evaluate(render, pair->right);
         bool fits = value_is_text(key) || value_is_number(key) || key.kind == VALUE_NONE;
-        if (!fits) return jinja_unknown(render, "%s as a key of a dict is not known", value_kind_name(key));
+        if (!fits) return jinja_unknown(render, "%s as a key of a dict is not supported", value_kind_name(key));
         map_set(render, dict.map, key, value);
     }
     return dict;
@@ -110,7 +111,7 @@ static Value evaluate_dict(Render *render, const JinjaNode *node) {
 static bool take_bound(Render *render, const JinjaNode *node, int64_t *bound) {
     Value value = node ? jinja_evaluate(render, node) : value_none();
     if (value.kind == VALUE_NONE) return false;
-    if (!value_as_integer(value, bound)) jinja_fail(render, "%s is no bound of a slice", value_kind_name(value));
+    if (!value_as_integer(value, bound)) jinja_fail(render, "%s cannot be a bound of a slice", value_kind_name(value));
     return true;
 }
 
@@ -126,8 +127,7 @@ static Value evaluate_slice(Render *render, const JinjaNode *node) {
     bool from = take_bound(render, node->condition, &start), to = take_bound(render, node->right, &stop);
     take_bound(render, node->otherwise, &step);
     if (render->failed) return value_none();
-    if (!value_is_text(value) && !value_is_sequence(value))
-        return jinja_fail(render, "%s cannot be cut into slices", value_kind_name(value));
+    if (!value_is_text(value) && !value_is_sequence(value)) return jinja_fail(render, "%s cannot be sliced", value_kind_name(value));
     if (step == 0 || step == INT64_MIN) return jinja_fail(render, "the step of a slice is %s", step ? "too large" : "0");
     int64_t count = value_is_text(value) ? str_length(render, value.text) : (int64_t)value.items->count;
     int64_t low = step > 0 ? 0 : -1, high = step > 0 ? count : count - 1;
@@ -146,12 +146,12 @@ static Value evaluate_slice(Render *render, const JinjaNode *node) {
 static Value refuse_operands(Render *render, Text operator, Value left, Value right) {
     const Value *undefined = left.kind == VALUE_UNDEFINED ? &left : right.kind == VALUE_UNDEFINED ? &right : NULL;
     if (undefined) return jinja_fail(render, "'%.*s' is undefined", (int)undefined->text.size, undefined->text.bytes);
-    return jinja_fail(
-        render, "%s %.*s %s is no operation", value_kind_name(left), (int)operator.size, operator.bytes, value_kind_name(right));
+    return jinja_fail(render, "the operation %s %.*s %s is not supported", value_kind_name(left), (int)operator.size, operator.bytes,
+        value_kind_name(right));
 }
 
 static Value add_values(Render *render, Value left, Value right) {
-    if (left.markup || right.markup) return jinja_unknown(render, "adding to what safe gives is not known");
+    if (left.markup || right.markup) return jinja_unknown(render, "adding to the result of safe is not supported");
     if (value_is_text(left) && value_is_text(right)) {
         SequenceBuilder builder = {.render = render};
         build(&builder, left.text);
@@ -179,7 +179,7 @@ static Value repeat_value(Render *render, Value value, int64_t count) {
 }
 
 static Value integer_result(Render *render, bool overflow, const int64_t *result) {
-    return overflow ? jinja_unknown(render, "whole numbers beyond 64 bits are not known") : value_int(*result);
+    return overflow ? jinja_unknown(render, "integers of more than 64 bits are not supported") : value_int(*result);
 }
 
 /* Division rounds down, as Python's does. */
@@ -193,7 +193,7 @@ static Value compute_integers(Render *render, Text operator, int64_t left, int64
         for (result = 1; right > 0 && !overflow; right--) overflow = __builtin_mul_overflow(result, left, &result);
         return integer_result(render, overflow, &result);
     }
-    if (right == 0) return jinja_fail(render, "a division by zero");
+    if (right == 0) return jinja_fail(render, "division by zero");
     if (str_is(operator, "/")) return value_real((double)left / (double)right);
     if (right == -1)
         return str_is(operator, "%") ? value_int(0) : integer_result(render, __builtin_sub_overflow(0, left, &result), &result);
@@ -205,8 +205,8 @@ static Value compute_reals(Render *render, Text operator, double left, double ri
     if (str_is(operator, "+")) return value_real(left + right);
     if (str_is(operator, "-")) return value_real(left - right);
     if (str_is(operator, "*")) return value_real(left * right);
-    if (!str_is(operator, "/")) return jinja_unknown(render, "%.*s of floats is not known", (int)operator.size, operator.bytes);
-    return right != 0 ? value_real(left / right) : jinja_fail(render, "a division by zero");
+    if (!str_is(operator, "/")) return jinja_unknown(render, "%.*s of floats is not supported", (int)operator.size, operator.bytes);
+    return right != 0 ? value_real(left / right) : jinja_fail(render, "division by zero");
 }
 
 static Value evaluate_binary(Render *render, const JinjaNode *node) {
@@ -221,7 +221,7 @@ static Value evaluate_binary(Render *render, const JinjaNode *node) {
     bool times = str_is(node->text, "*");
     if (times && value_as_integer(right, &b) && (value_is_text(left) || value_is_sequence(left))) return repeat_value(render, left, b);
     if (times && value_as_integer(left, &a) && (value_is_text(right) || value_is_sequence(right))) return repeat_value(render, right, a);
-    if (str_is(node->text, "%") && value_is_text(left)) return jinja_unknown(render, "formatting with %% is not known");
+    if (str_is(node->text, "%") && value_is_text(left)) return jinja_unknown(render, "formatting with %% is not supported");
     return refuse_operands(render, node->text, left, right);
 }
 
@@ -236,7 +236,7 @@ static Value evaluate_sign(Render *render, const JinjaNode *node) {
     Value value = jinja_evaluate(render, node->left);
     int64_t sign = node->kind == NODE_NEGATIVE ? -1 : 1, integer;
     if (value.kind == VALUE_REAL) return value_real((double)sign * value.real);
-    if (!value_as_integer(value, &integer)) return jinja_fail(render, "%s has no sign", value_kind_name(value));
+    if (!value_as_integer(value, &integer)) return jinja_fail(render, "a sign before %s is not supported", value_kind_name(value));
     int64_t result = 0;
     return integer_result(render, __builtin_mul_overflow(sign, integer, &result), &result);
 }
@@ -269,7 +269,7 @@ static Value evaluate_logic(Render *render, const JinjaNode *node) {
 
 static Value evaluate_conditional(Render *render, const JinjaNode *node) {
     if (value_truth(jinja_evaluate(render, node->condition))) return jinja_evaluate(render, node->left);
-    return node->right ? jinja_evaluate(render, node->right) : value_undefined(TEXT("a condition without else"));
+    return node->right ? jinja_evaluate(render, node->right) : value_undefined(TEXT("a conditional without else"));
 }
 
 static Value evaluate_member(Render *render, const JinjaNode *node) {
@@ -306,7 +306,7 @@ static Value dispatch(Render *render, const JinjaNode *node) {
 
 Value jinja_evaluate(Render *render, const JinjaNode *node) {
     if (!jinja_step(render, 1)) return value_none();
-    if (render->depth >= JINJA_CALL_DEPTH) return jinja_fail(render, "more than %d levels are nested", JINJA_CALL_DEPTH);
+    if (render->depth >= JINJA_CALL_DEPTH) return jinja_fail(render, "nesting exceeds %d levels", JINJA_CALL_DEPTH);
     render->line = node->line;
     render->depth++;
     Value value = dispatch(render, node);

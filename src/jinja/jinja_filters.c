@@ -47,8 +47,8 @@ static Value filter_replace(Render *render, Value value, const Arguments *argume
     Value count = argument(arguments, 2, "count", value_none());
     int64_t most = -1;
     if (count.kind != VALUE_NONE && !value_as_integer(count, &most))
-        return jinja_fail(render, "replace is limited by %s", value_kind_name(count));
-    if (old.kind == VALUE_UNDEFINED || by.kind == VALUE_UNDEFINED) return jinja_fail(render, "replace lacks an argument");
+        return jinja_fail(render, "the count of replace must be an integer, but it is %s", value_kind_name(count));
+    if (old.kind == VALUE_UNDEFINED || by.kind == VALUE_UNDEFINED) return jinja_fail(render, "replace needs two arguments");
     return value_text(str_replace(render, value_string(render, value), value_string(render, old), value_string(render, by), most));
 }
 
@@ -93,13 +93,13 @@ static Value filter_tojson(Render *render, Value value, const Arguments *argumen
     int64_t width = 0;
     if (value_is_text(indent)) style.indent = indent.text;
     else if (style.lines && !value_as_integer(indent, &width))
-        return jinja_fail(render, "tojson is indented by %s", value_kind_name(indent));
+        return jinja_fail(render, "the indent of tojson must be an integer, but it is %s", value_kind_name(indent));
     for (int64_t i = 0; i < width && jinja_step(render, 1); i++) build(&level, TEXT(" "));
     if (!value_is_text(indent)) style.indent = built(&level);
     if (separators.kind != VALUE_NONE) {
         bool two = value_is_sequence(separators) && separators.items->count == 2 && value_is_text(separators.items->at[0]) &&
                    value_is_text(separators.items->at[1]);
-        if (!two) return jinja_fail(render, "the separators of tojson are two texts");
+        if (!two) return jinja_fail(render, "the separators of tojson must be two strings");
         style.item_separator = separators.items->at[0].text;
         style.key_separator = separators.items->at[1].text;
     }
@@ -133,9 +133,10 @@ static Value filter_int(Render *render, Value value, const Arguments *arguments)
     Text text = str_trim(render, value.text, NULL, STRIP_LEFT | STRIP_RIGHT);
     size_t sign = text.size > 0 && strchr("+-", text.bytes[0]);
     if (text.size == sign || text.size > sign + 18)
-        return text.size == sign ? otherwise : jinja_unknown(render, "int of a long text is not known");
+        return text.size == sign ? otherwise : jinja_unknown(render, "int of a long string is not supported");
     for (integer = 0; sign < text.size; sign++) {
-        if (text.bytes[sign] < '0' || text.bytes[sign] > '9') return jinja_unknown(render, "int of a text that is not digits is not known");
+        if (text.bytes[sign] < '0' || text.bytes[sign] > '9')
+            return jinja_unknown(render, "int of a string that is not a decimal number is not supported");
         integer = 10 * integer + text.bytes[sign] - '0';
     }
     return value_int(text.bytes[0] == '-' ? -integer : integer);
@@ -144,7 +145,7 @@ static Value filter_int(Render *render, Value value, const Arguments *arguments)
 static Value filter_float(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
     return value_is_number(value) ? value_real(value_as_real(value))
-                                  : jinja_unknown(render, "float of %s is not known", value_kind_name(value));
+                                  : jinja_unknown(render, "float of %s is not supported", value_kind_name(value));
 }
 
 static Value filter_abs(Render *render, Value value, const Arguments *arguments) {
@@ -183,16 +184,16 @@ static Value filter_items(Render *render, Value value, const Arguments *argument
 
 static Value filter_first(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
-    if (value.kind == VALUE_GENERATOR) return jinja_unknown(render, "first of a generator is not known: put it into list");
+    if (value.kind == VALUE_GENERATOR) return jinja_unknown(render, "first of a generator is not supported: convert it with list first");
     const Items *items = value_iterate(render, value);
-    return items && items->count ? items->at[0] : value_undefined(TEXT("the first of nothing"));
+    return items && items->count ? items->at[0] : value_undefined(TEXT("first of an empty sequence"));
 }
 
 static Value filter_last(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
-    if (value.kind == VALUE_GENERATOR) return jinja_fail(render, "a generator has no last");
+    if (value.kind == VALUE_GENERATOR) return jinja_fail(render, "last of a generator is not supported: convert it with list first");
     const Items *items = value_iterate(render, value);
-    return items && items->count ? items->at[items->count - 1] : value_undefined(TEXT("the last of nothing"));
+    return items && items->count ? items->at[items->count - 1] : value_undefined(TEXT("last of an empty sequence"));
 }
 
 static Value filter_reverse(Render *render, Value value, const Arguments *arguments) {
@@ -201,7 +202,7 @@ static Value filter_reverse(Render *render, Value value, const Arguments *argume
         int64_t length = str_length(render, value.text);
         return str_slice(render, value.text, length - 1, -1, length);
     }
-    if (value.kind == VALUE_GENERATOR) return jinja_unknown(render, "reverse of a generator is not known: put it into list");
+    if (value.kind == VALUE_GENERATOR) return jinja_unknown(render, "reverse of a generator is not supported: convert it with list first");
     const Items *items = value_iterate(render, value);
     Value list = value_items(render, VALUE_GENERATOR);
     for (size_t i = items ? items->count : 0; i > 0 && jinja_step(render, 1); i--) items_append(render, list.items, items->at[i - 1]);
@@ -216,7 +217,7 @@ static Value take_path(Render *render, Value value, Value path) {
     for (size_t i = 0; !render->failed && i < parts.items->count; i++) {
         Text part = parts.items->at[i].text;
         if (part.size && part.bytes[0] >= '0' && part.bytes[0] <= '9')
-            return jinja_unknown(render, "a number in a path of members is not known");
+            return jinja_unknown(render, "a number in an attribute path is not supported");
         value = jinja_item(render, value, parts.items->at[i]);
     }
     return value;
@@ -228,15 +229,16 @@ static bool chosen(Render *render, Value value, const Arguments *arguments, size
     Value name = arguments->positional.at[at];
     const Test *test = value_is_text(name) ? jinja_test(name.text) : NULL;
     size_t given = arguments->positional.count - at - 1;
-    if (!test) return jinja_unknown(render, "a test that a filter names is not known"), false;
-    if (given != (test->compares ? 1 : 0)) return jinja_fail(render, "the test %s has another number of arguments", test->name), false;
+    if (!test) return jinja_unknown(render, "this test is not supported as an argument of a filter"), false;
+    if (given != (test->compares ? 1 : 0))
+        return jinja_fail(render, "the test %s takes a different number of arguments", test->name), false;
     return test->holds(render, value, test->compares ? arguments->positional.at[at + 1] : value_none());
 }
 
 static Value choose_items(Render *render, Value value, const Arguments *arguments, bool member, bool keep) {
     const Items *items = value_iterate(render, value);
     Value list = value_items(render, VALUE_GENERATOR);
-    if (member && !arguments->positional.count) return jinja_fail(render, "the name of a member is missing");
+    if (member && !arguments->positional.count) return jinja_fail(render, "the attribute name is missing");
     for (size_t i = 0; items && i < items->count && jinja_step(render, 1); i++) {
         Value judged = member ? take_path(render, items->at[i], arguments->positional.at[0]) : items->at[i];
         if (chosen(render, judged, arguments, member) == keep) items_append(render, list.items, items->at[i]);
@@ -264,7 +266,7 @@ static Value map_one(Render *render, Value value, const Arguments *arguments, Va
     }
     Value name = argument(arguments, 0, "", value_none());
     const Filter *filter = value_is_text(name) ? jinja_filter(name.text) : NULL;
-    if (!filter) return jinja_unknown(render, "a filter that map names is not known");
+    if (!filter) return jinja_unknown(render, "this filter is not supported as an argument of map");
     Arguments rest = {.positional = {arguments->positional.at + 1, arguments->positional.count - 1, 0}, .named = arguments->named};
     return arguments_check(render, &rest, filter->name, filter->most, filter->names) ? filter->apply(render, value, &rest) : value_none();
 }
@@ -331,7 +333,7 @@ static Value filter_dictsort(Render *render, Value value, const Arguments *argum
     Value by = argument(arguments, 1, "by", value_text(TEXT("key")));
     bool reverse = value_truth(argument(arguments, 2, "reverse", value_bool(false)));
     bool values = value_is_text(by) && str_is(by.text, "value");
-    if (value.kind != VALUE_DICT) return jinja_fail(render, "%s is not sorted as a dict", value_kind_name(value));
+    if (value.kind != VALUE_DICT) return jinja_fail(render, "dictsort needs a dict, but got %s", value_kind_name(value));
     Value list = copy_items(render, VALUE_LIST, filter_items(render, value, arguments).items);
     return sort_items(render, list, values, value_none(), sensitive, reverse);
 }
@@ -411,12 +413,12 @@ TEST(same) {
     if (value.kind != other.kind) return false;
     if (value.kind == VALUE_BOOL) return value.truth == other.truth;
     if (value.kind == VALUE_NONE) return true;
-    return jinja_unknown(render, "sameas is known for none, true and false only"), false;
+    return jinja_unknown(render, "sameas is supported only for none, true and false"), false;
 }
 
 TEST(in) {
     if (value_is_text(other)) {
-        if (!value_is_text(value)) return jinja_fail(render, "%s is not in a text", value_kind_name(value)), false;
+        if (!value_is_text(value)) return jinja_fail(render, "'in' on a string needs a string, but got %s", value_kind_name(value)), false;
         return str_search(render, other.text, value.text, 0) >= 0;
     }
     if (other.kind == VALUE_DICT) return map_find(render, other.map, value) != NULL;
@@ -429,8 +431,9 @@ TEST(in) {
 TEST(odd) {
     int64_t integer;
     (void)other;
-    return value_as_integer(value, &integer) ? integer % 2 != 0
-                                             : (jinja_fail(render, "%s is not odd or even", value_kind_name(value)), false);
+    return value_as_integer(value, &integer)
+               ? integer % 2 != 0
+               : (jinja_fail(render, "odd and even need an integer, but got %s", value_kind_name(value)), false);
 }
 
 TEST(even) { return !test_odd(render, value, other); }
@@ -438,7 +441,7 @@ TEST(even) { return !test_odd(render, value, other); }
 TEST(divisible) {
     int64_t integer, by;
     bool first = value_as_integer(value, &integer), second = value_as_integer(other, &by);
-    if (!first || !second || by == 0) return jinja_fail(render, "divisibleby is for whole numbers"), false;
+    if (!first || !second || by == 0) return jinja_fail(render, "divisibleby needs integers, and a divisor other than 0"), false;
     return by == -1 || integer % by == 0;
 }
 

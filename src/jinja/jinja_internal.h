@@ -195,7 +195,7 @@ typedef struct Scope {
 
 struct Macro {
     const JinjaNode *node;
-    Scope *scope; /* where it was defined */
+    Scope *scope; /* the scope of its definition */
 };
 struct LoopState {
     const Items *items;

@@ -43,7 +43,7 @@ static Value from_wide(Render *render, const char *number) {
 }
 
 Value value_from_json(Render *render, const json_t *json, int depth) {
-    if (depth > JINJA_DEPTH / 2) return jinja_fail(render, "data are nested more than %d deep", JINJA_DEPTH / 2);
+    if (depth > JINJA_DEPTH / 2) return jinja_fail(render, "data is nested more than %d levels deep", JINJA_DEPTH / 2);
     if (!jinja_step(render, 1)) return value_none();
     switch (json_typeof(json)) {
     case JSON_OBJECT: return json_wide_number(json) ? from_wide(render, json_wide_number(json)) : from_object(render, json, depth);
@@ -115,7 +115,8 @@ static const Value **ordered_keys(SequenceBuilder *builder, const Map *map, bool
     size_t work = 0; /* cost of one comparison of each key */
     for (size_t i = 0; i < map->keys.count && keys; i++) {
         keys[i] = &map->keys.at[i];
-        if (!value_is_text(*keys[i])) return jinja_unknown(builder->render, "JSON of a dict whose keys are not texts is not known"), NULL;
+        if (!value_is_text(*keys[i]))
+            return jinja_unknown(builder->render, "JSON of a dict whose keys are not strings is not supported"), NULL;
         work += JINJA_STEP + keys[i]->text.size;
     }
     if (sorted && keys && !jinja_charge(builder->render, work * (size_t)(64 - __builtin_clzll(map->keys.count | 1)))) return NULL;
@@ -146,7 +147,7 @@ static void build_number(SequenceBuilder *builder, Value value) {
 }
 
 static void build_json(SequenceBuilder *builder, Value value, const JsonStyle *style, int level) {
-    if (level > JINJA_DEPTH) jinja_fail(builder->render, "data are nested more than %d deep", JINJA_DEPTH);
+    if (level > JINJA_DEPTH) jinja_fail(builder->render, "data is nested more than %d levels deep", JINJA_DEPTH);
     if (!jinja_step(builder->render, 1)) return;
     if (value.kind == VALUE_NONE) build(builder, TEXT("null"));
     else if (value.kind == VALUE_BOOL) build(builder, value.truth ? TEXT("true") : TEXT("false"));
@@ -154,7 +155,7 @@ static void build_json(SequenceBuilder *builder, Value value, const JsonStyle *s
     else if (value_is_text(value)) build_string(builder, value.text, style->ascii);
     else if (value_is_sequence(value)) build_array(builder, value.items, style, level);
     else if (value.kind == VALUE_DICT) build_object(builder, value.map, style, level);
-    else jinja_fail(builder->render, "%s cannot be JSON", value_kind_name(value));
+    else jinja_fail(builder->render, "%s cannot be written as JSON", value_kind_name(value));
 }
 
 Text value_json(Render *render, Value value, const JsonStyle *style) {

@@ -55,7 +55,7 @@ static void skip_space(Lexer *lexer) {
 /* -- Text between tags ----------------------------------------------------------------------------------------------- */
 
 /* Returns the text before a tag that begins with `kind` and `sign`, without the white space that
- * the tag removes. */
+ * belongs to the tag. */
 static Text trim_before(const Lexer *lexer, Text text, char kind, char sign) {
     if (sign == '-') return str_strip(text, NULL, STRIP_RIGHT);
     if (sign == '+' || kind == '{') return text; /* lstrip_blocks applies only to blocks and comments */
@@ -84,7 +84,7 @@ static void step_over_end(Lexer *lexer, char kind) {
 
 static bool skip_comment(Lexer *lexer) {
     int64_t end = str_find(lexer->source, TEXT("#}"), lexer->at);
-    if (end < 0) return jinja_refuse(lexer->error, lexer->name, lexer->line, "a comment {# has no end #}");
+    if (end < 0) return jinja_refuse(lexer->error, lexer->name, lexer->line, "a comment {# is not closed by #}");
     size_t stop = (size_t)end;
     if (stop > lexer->at && strchr("-+", lexer->source.bytes[stop - 1])) stop--;
     step_bytes(lexer, stop - lexer->at);
@@ -121,7 +121,7 @@ static bool put_hexadecimal(Lexer *lexer, const char **at, const char *end, int 
         code = code * 16 + (uint32_t)(found - hexadecimal);
     }
     if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-        return jinja_refuse(lexer->error, lexer->name, lexer->line, "an escape in a string is no character");
+        return jinja_refuse(lexer->error, lexer->name, lexer->line, "an escape in a string is not a valid character");
     put_code(out, code);
     return true;
 }
@@ -142,7 +142,7 @@ static bool unescape(Lexer *lexer, Text raw, Text *text) {
         else if (letter == 'x' || letter == 'u' || letter == 'U') {
             if (!put_hexadecimal(lexer, &at, end, letter == 'x' ? 2 : letter == 'u' ? 4 : 8, &out)) return false;
         } else if (is_digit(letter) || letter == 'N') {
-            return jinja_refuse(lexer->error, lexer->name, lexer->line, "the escape \\%c in a string is not known", letter);
+            return jinja_refuse(lexer->error, lexer->name, lexer->line, "the escape \\%c in a string is not supported", letter);
         } else if (letter != '\n') {
             *out++ = '\\';
             *out++ = letter;
@@ -156,7 +156,7 @@ static bool lex_string(Lexer *lexer) {
     char quote = peek_byte(lexer, 0);
     size_t end = lexer->at + 1;
     while (end < lexer->source.size && lexer->source.bytes[end] != quote) end += lexer->source.bytes[end] == '\\' ? 2 : 1;
-    if (end >= lexer->source.size) return jinja_refuse(lexer->error, lexer->name, lexer->line, "a string has no end");
+    if (end >= lexer->source.size) return jinja_refuse(lexer->error, lexer->name, lexer->line, "a string is not closed");
     Text raw = {lexer->source.bytes + lexer->at + 1, end - lexer->at - 1}, text;
     if (!unescape(lexer, raw, &text)) return false;
     add_lexeme(lexer, TOKEN_STRING, text);
@@ -174,7 +174,7 @@ static bool lex_number(Lexer *lexer) {
         while (is_digit(peek_byte(lexer, size))) size++;
     }
     if (size > limit || is_letter(peek_byte(lexer, size)) || (size > 1 && !real && peek_byte(lexer, 0) == '0'))
-        return jinja_refuse(lexer->error, lexer->name, lexer->line, "a number is written in a way that is not known");
+        return jinja_refuse(lexer->error, lexer->name, lexer->line, "this form of a number is not supported");
     char digits[32] = {0};
     memcpy(digits, lexer->source.bytes + lexer->at, size);
     add_lexeme(lexer, real ? TOKEN_REAL : TOKEN_INTEGER, (Text){lexer->source.bytes + lexer->at, size});
@@ -190,14 +190,15 @@ static bool lex_operator(Lexer *lexer, char *open, int *depth) {
     size_t size = strchr("+-*/%~[](){}<>=.:|,", c) && c ? 1 : 0;
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
         if (c == operators[i][0] && peek_byte(lexer, 1) == operators[i][1]) size = 2;
-    if (size == 0) return jinja_refuse(lexer->error, lexer->name, lexer->line, "'%c' is not known here", c);
+    if (size == 0) return jinja_refuse(lexer->error, lexer->name, lexer->line, "'%c' is not supported here", c);
     if (strchr("([{", c)) {
         if (*depth == JINJA_DEPTH)
             return jinja_refuse(lexer->error, lexer->name, lexer->line, "more than %d brackets are open", JINJA_DEPTH);
         open[(*depth)++] = c;
     } else if (strchr(")]}", c)) {
         char wanted = c == ')' ? '(' : c == ']' ? '[' : '{';
-        if (*depth == 0 || open[--*depth] != wanted) return jinja_refuse(lexer->error, lexer->name, lexer->line, "'%c' closes nothing", c);
+        if (*depth == 0 || open[--*depth] != wanted)
+            return jinja_refuse(lexer->error, lexer->name, lexer->line, "'%c' has no opening bracket", c);
     }
     add_lexeme(lexer, TOKEN_OPERATOR, (Text){lexer->source.bytes + lexer->at, size});
     step_bytes(lexer, size);
@@ -216,7 +217,7 @@ static bool lex_tag(Lexer *lexer, char kind) {
     for (;;) {
         skip_space(lexer);
         char c = peek_byte(lexer, 0);
-        if (lexer->at >= lexer->source.size) return jinja_refuse(lexer->error, lexer->name, lexer->line, "a tag has no end");
+        if (lexer->at >= lexer->source.size) return jinja_refuse(lexer->error, lexer->name, lexer->line, "a tag is not closed");
         if (depth == 0 && at_end(lexer, closing)) break;
         if (is_letter(c)) {
             size_t size = 0;

@@ -12,7 +12,7 @@ static Value first_argument(const Arguments *arguments) { return argument(argume
 
 static Value strip_method(Render *render, Value self, const Arguments *arguments, int sides) {
     Value set = first_argument(arguments);
-    if (set.kind != VALUE_NONE && !value_is_text(set)) return jinja_fail(render, "strip takes a text");
+    if (set.kind != VALUE_NONE && !value_is_text(set)) return jinja_fail(render, "strip takes a string");
     return value_text(str_trim(render, self.text, value_is_text(set) ? &set.text : NULL, sides));
 }
 
@@ -30,7 +30,7 @@ static Value split_text(Render *render, Value self, const Arguments *arguments, 
     Value separator = argument(arguments, 0, "sep", value_none()), most = argument(arguments, 1, "maxsplit", value_int(-1));
     int64_t limit;
     if ((separator.kind != VALUE_NONE && !value_is_text(separator)) || !value_as_integer(most, &limit))
-        return jinja_fail(render, "split takes a text and a number");
+        return jinja_fail(render, "split takes a string and an integer");
     return str_split(render, self.text, value_is_text(separator) ? &separator.text : NULL, limit, from_right);
 }
 
@@ -56,7 +56,7 @@ static Value has_side(Render *render, Value self, const Arguments *arguments, bo
         texts = value_is_text(part.items->at[i]);
         found = found || (texts && at_side(render, self.text, part.items->at[i].text, end));
     }
-    return texts ? value_bool(found) : jinja_fail(render, "startswith and endswith take a text or a tuple of texts");
+    return texts ? value_bool(found) : jinja_fail(render, "startswith and endswith take a string or a tuple of strings");
 }
 
 static Value method_startswith(Render *render, Value self, const Arguments *arguments) { return has_side(render, self, arguments, false); }
@@ -64,7 +64,7 @@ static Value method_endswith(Render *render, Value self, const Arguments *argume
 
 static Value remove_side(Render *render, Value self, const Arguments *arguments, bool end) {
     Value part = first_argument(arguments);
-    if (!value_is_text(part)) return jinja_fail(render, "removeprefix and removesuffix take a text");
+    if (!value_is_text(part)) return jinja_fail(render, "removeprefix and removesuffix take a string");
     if (!at_side(render, self.text, part.text, end)) return self;
     return value_text((Text){self.text.bytes + (end ? 0 : part.text.size), self.text.size - part.text.size});
 }
@@ -80,7 +80,8 @@ static Value method_replace(Render *render, Value self, const Arguments *argumen
     Value old = argument(arguments, 0, "", value_none()), by = argument(arguments, 1, "", value_none());
     Value count = argument(arguments, 2, "count", value_int(-1));
     int64_t most;
-    if (!value_is_text(old) || !value_is_text(by) || !value_as_integer(count, &most)) return jinja_fail(render, "replace takes two texts");
+    if (!value_is_text(old) || !value_is_text(by) || !value_as_integer(count, &most))
+        return jinja_fail(render, "replace takes two strings and an integer count");
     return value_text(str_replace(render, self.text, old.text, by.text, most));
 }
 
@@ -108,7 +109,7 @@ static Value method_join(Render *render, Value self, const Arguments *arguments)
     SequenceBuilder builder = {.render = render};
     const Items *items = value_iterate(render, first_argument(arguments));
     for (size_t i = 0; items && i < items->count && jinja_step(render, 1); i++) {
-        if (!value_is_text(items->at[i])) return jinja_fail(render, "join takes texts, and not %s", value_kind_name(items->at[i]));
+        if (!value_is_text(items->at[i])) return jinja_fail(render, "join takes strings, not %s", value_kind_name(items->at[i]));
         if (i > 0) build(&builder, self.text);
         build(&builder, items->at[i].text);
     }
@@ -117,14 +118,14 @@ static Value method_join(Render *render, Value self, const Arguments *arguments)
 
 static Value method_find(Render *render, Value self, const Arguments *arguments) {
     Value part = first_argument(arguments);
-    if (!value_is_text(part)) return jinja_fail(render, "find takes a text");
+    if (!value_is_text(part)) return jinja_fail(render, "find takes a string");
     int64_t at = str_search(render, self.text, part.text, 0);
     return value_int(at < 0 ? -1 : str_length(render, (Text){self.text.bytes, (size_t)at}));
 }
 
 static Value method_count(Render *render, Value self, const Arguments *arguments) {
     Value part = first_argument(arguments);
-    if (!value_is_text(part) || part.text.size == 0) return jinja_fail(render, "count takes a text that is not empty");
+    if (!value_is_text(part) || part.text.size == 0) return jinja_fail(render, "count takes a non-empty string");
     int64_t count = 0;
     for (int64_t at = 0; (at = str_search(render, self.text, part.text, (size_t)at)) >= 0; at += (int64_t)part.text.size) count++;
     return value_int(count);
@@ -229,7 +230,7 @@ static Value find_method(Render *render, Value self, Text name) {
                                                          : no_methods;
     while (entry->name && !str_is(name, entry->name)) entry++;
     if (!entry->name) return value_undefined(name);
-    if (self.markup) return jinja_unknown(render, "methods of what safe gives are not known");
+    if (self.markup) return jinja_unknown(render, "methods of the result of safe are not supported");
     Method *method = jinja_take(render, sizeof *method);
     if (!method) return value_none();
     *method = (Method){self, entry};
@@ -238,9 +239,9 @@ static Value find_method(Render *render, Value self, Text name) {
 
 Value jinja_call_method(Render *render, const Method *method, const Arguments *arguments) {
     const MethodEntry *entry = method->entry;
-    if (!entry->call) return jinja_unknown(render, "the method %s of %s is not known", entry->name, value_kind_name(method->self));
+    if (!entry->call) return jinja_unknown(render, "the method %s of %s is not supported", entry->name, value_kind_name(method->self));
     if (!arguments_check(render, arguments, entry->name, entry->most, entry->names)) return value_none();
-    if (arguments->positional.count < entry->least) return jinja_fail(render, "%s lacks an argument", entry->name);
+    if (arguments->positional.count < entry->least) return jinja_fail(render, "%s needs more arguments", entry->name);
     return entry->call(render, method->self, arguments);
 }
 
@@ -264,7 +265,7 @@ static Value loop_member(Render *render, const LoopState *loop, Text name) {
     if (str_is(name, "depth")) return value_int(1); /* recursive loops are not supported */
     if (str_is(name, "depth0")) return value_int(0);
     if (str_is(name, "cycle") || str_is(name, "changed"))
-        return jinja_unknown(render, "loop.%.*s is not known", (int)name.size, name.bytes);
+        return jinja_unknown(render, "loop.%.*s is not supported", (int)name.size, name.bytes);
     return value_undefined(name);
 }
 
@@ -277,7 +278,7 @@ Value jinja_attribute(Render *render, Value value, Text name) {
     if (value.kind == VALUE_UNDEFINED) return refuse_undefined(render, value);
     if (value.kind == VALUE_LOOP) return loop_member(render, value.loop, name);
     if (value.kind == VALUE_MACRO || value.kind == VALUE_FUNCTION)
-        return jinja_unknown(render, "members of %s are not known", value_kind_name(value));
+        return jinja_unknown(render, "attributes of %s are not supported", value_kind_name(value));
     if (value.kind == VALUE_NAMESPACE) found = map_find_text(render, value.map, name);
     else {
         Value method = find_method(render, value, name);
@@ -290,37 +291,38 @@ Value jinja_attribute(Render *render, Value value, Text name) {
 static Value take_element(Render *render, Value value, int64_t at) {
     int64_t count = value_is_text(value) ? str_length(render, value.text) : (int64_t)value.items->count;
     if (at < 0) at += count;
-    if (at < 0 || at >= count) return value_undefined(TEXT("an element outside of the list"));
+    if (at < 0 || at >= count) return value_undefined(TEXT("an index outside the list"));
     return value_is_text(value) ? str_slice(render, value.text, at, 1, 1) : value.items->at[at];
 }
 
 Value jinja_item(Render *render, Value value, Value key) {
     int64_t at;
     if (value.kind == VALUE_UNDEFINED) return refuse_undefined(render, value);
-    if (value.kind == VALUE_VIEW) return jinja_unknown(render, "elements of a view are not known: put it into list");
+    if (value.kind == VALUE_VIEW) return jinja_unknown(render, "indexing a view is not supported: convert it with list first");
     if (value.kind == VALUE_DICT) {
         const Value *found = map_find(render, value.map, key);
         if (found) return *found;
-        return value_is_text(key) ? find_method(render, value, key.text) : value_undefined(TEXT("a key that the dict lacks"));
+        return value_is_text(key) ? find_method(render, value, key.text) : value_undefined(TEXT("a key missing from the dict"));
     }
     if ((value_is_sequence(value) || value_is_text(value)) && value_as_integer(key, &at)) return take_element(render, value, at);
-    return value_is_text(key) ? jinja_attribute(render, value, key.text) : value_undefined(TEXT("an element of what has none"));
+    return value_is_text(key) ? jinja_attribute(render, value, key.text) : value_undefined(TEXT("an item of a value without items"));
 }
 
 /* -- Functions --------------------------------------------------------------------------------------------------------- */
 
 static Value function_raise(Render *render, const Arguments *arguments) {
     Text message = value_string(render, argument(arguments, 0, "message", value_text(TEXT(""))));
-    return jinja_fail(render, "the template refuses the conversation: %.*s", (int)(message.size < 500 ? message.size : 500), message.bytes);
+    return jinja_fail(render, "the template rejects the conversation: %.*s", (int)(message.size < 500 ? message.size : 500), message.bytes);
 }
 
 static Value function_strftime(Render *render, const Arguments *arguments) {
     Value format = argument(arguments, 0, "format", value_none());
     char *text = jinja_take(render, 1024);
-    if (!value_is_text(format) || format.text.size > 200 || !text) return jinja_fail(render, "strftime_now takes a short text");
+    if (!value_is_text(format) || format.text.size > 200 || !text)
+        return jinja_fail(render, "strftime_now takes a string of at most 200 bytes");
     char *pattern = jinja_take(render, format.text.size + 1);
     struct tm local;
-    if (!pattern || !localtime_r(&render->now, &local)) return jinja_fail(render, "the time is not known");
+    if (!pattern || !localtime_r(&render->now, &local)) return jinja_fail(render, "the local time is not available");
     memcpy(pattern, format.text.bytes, format.text.size);
     return value_text((Text){text, strftime(text, 1024, pattern, &local)});
 }
@@ -328,7 +330,7 @@ static Value function_strftime(Render *render, const Arguments *arguments) {
 static Value make_map(Render *render, const Arguments *arguments, ValueKind kind) {
     Value made = value_map(render, kind), from = first_argument(arguments);
     if (arguments->positional.count && from.kind != VALUE_DICT)
-        return jinja_unknown(render, "dict and namespace are known with a dict and names only");
+        return jinja_unknown(render, "dict and namespace are supported only with a dict and keyword arguments");
     const Map *maps[] = {arguments->positional.count ? from.map : NULL, &arguments->named};
     for (int i = 0; i < 2; i++)
         for (size_t k = 0; maps[i] && k < maps[i]->keys.count; k++) map_set(render, made.map, maps[i]->keys.at[k], maps[i]->values.at[k]);
@@ -344,11 +346,11 @@ static Value function_range(Render *render, const Arguments *arguments) {
     size_t count = arguments->positional.count;
     for (size_t i = 0; i < count; i++)
         if (arguments->positional.at[i].kind != VALUE_INT || !value_as_integer(arguments->positional.at[i], &bounds[count == 1 ? 1 : i]))
-            return jinja_fail(render, "range takes whole numbers");
-    if (count == 0 || bounds[2] == 0) return jinja_fail(render, "range takes one to three numbers, and a step that is not 0");
+            return jinja_fail(render, "range takes integers");
+    if (count == 0 || bounds[2] == 0) return jinja_fail(render, "range takes one to three integers, and a step other than 0");
     Value list = value_items(render, VALUE_VIEW);
     for (int64_t at = bounds[0]; bounds[2] > 0 ? at < bounds[1] : at > bounds[1];) {
-        if (list.items->count == MOST) return jinja_fail(render, "range is limited to %d", MOST);
+        if (list.items->count == MOST) return jinja_fail(render, "range is limited to %d elements", MOST);
         items_append(render, list.items, value_int(at));
         if (__builtin_add_overflow(at, bounds[2], &at) || render->failed) break;
     }

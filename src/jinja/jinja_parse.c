@@ -29,10 +29,8 @@ static JinjaNode *refuse_syntax(Parser *parser, const char *what) {
         [TOKEN_VARIABLE_END] = "}}",
         [TOKEN_END] = "the end of the template"};
     if (parser->error->code != ERROR_NONE) return NULL;
-    if (kinds[token->kind]) jinja_refuse(parser->error, parser->template->name, token->line, "%s, and not %s", what, kinds[token->kind]);
-    else
-        jinja_refuse(
-            parser->error, parser->template->name, token->line, "%s, and not '%.*s'", what, (int)token->text.size, token->text.bytes);
+    if (kinds[token->kind]) jinja_refuse(parser->error, parser->template->name, token->line, "%s, got %s", what, kinds[token->kind]);
+    else jinja_refuse(parser->error, parser->template->name, token->line, "%s, got '%.*s'", what, (int)token->text.size, token->text.bytes);
     return NULL;
 }
 
@@ -53,7 +51,7 @@ static bool skip_name(Parser *parser, const char *text) {
 
 static bool expect_operator(Parser *parser, const char *text) {
     char what[32];
-    snprintf(what, sizeof what, "'%s' is expected", text);
+    snprintf(what, sizeof what, "expected '%s'", text);
     return skip_operator(parser, text) || refuse_syntax(parser, what);
 }
 
@@ -91,7 +89,7 @@ static JinjaNode *parse_postfix(Parser *parser, JinjaNode *node);
 static bool enter(Parser *parser) {
     if (parser->depth++ < JINJA_DEPTH) return true;
     if (parser->error->code == ERROR_NONE)
-        jinja_refuse(parser->error, parser->template->name, peek_token(parser)->line, "more than %d levels are nested", JINJA_DEPTH);
+        jinja_refuse(parser->error, parser->template->name, peek_token(parser)->line, "nesting exceeds %d levels", JINJA_DEPTH);
     return false;
 }
 
@@ -190,7 +188,7 @@ static JinjaNode *parse_primary(Parser *parser) {
     if (is_operator(token, "(")) node = parse_parentheses(parser);
     else if (is_operator(token, "[")) node = parse_list(parser);
     else if (is_operator(token, "{")) node = parse_dict(parser);
-    else refuse_syntax(parser, "an expression is expected");
+    else refuse_syntax(parser, "expected an expression");
     parser->depth--;
     return node;
 }
@@ -209,7 +207,7 @@ static bool parse_arguments(Parser *parser, JinjaNode **arguments) {
             take_token(parser);
             named = true;
         } else if (named) {
-            return refuse_syntax(parser, "an argument with a name is expected") != NULL;
+            return refuse_syntax(parser, "expected a keyword argument") != NULL;
         }
         argument->left = parse_expression(parser);
         if (!argument->left) return false;
@@ -236,7 +234,7 @@ static JinjaNode *parse_attribute(Parser *parser, JinjaNode *of) {
         node->right = parse_constant(parser, peek_token(parser)->number);
         return node;
     }
-    return expect_token(parser, TOKEN_NAME, "the name of a member is expected") ? node : NULL;
+    return expect_token(parser, TOKEN_NAME, "expected an attribute name") ? node : NULL;
 }
 
 /* Parses one part of [a:b:c], which may be absent. */
@@ -259,7 +257,7 @@ static JinjaNode *parse_subscript(Parser *parser, JinjaNode *of) {
         if (!parse_bound(parser, &node->right)) return NULL;
         if (skip_operator(parser, ":") && !parse_bound(parser, &node->otherwise)) return NULL;
     } else if (!node->right) {
-        return refuse_syntax(parser, "an index is expected");
+        return refuse_syntax(parser, "expected an index");
     }
     return expect_operator(parser, "]") ? node : NULL;
 }
@@ -284,8 +282,8 @@ static JinjaNode *parse_filter(Parser *parser, JinjaNode *of) {
     node->left = of;
     node->text = peek_token(parser)->text;
     node->filter = jinja_filter(node->text);
-    if (peek_token(parser)->kind == TOKEN_NAME && !node->filter) return refuse_syntax(parser, "a filter that is known is expected");
-    if (!expect_token(parser, TOKEN_NAME, "the name of a filter is expected")) return NULL;
+    if (peek_token(parser)->kind == TOKEN_NAME && !node->filter) return refuse_syntax(parser, "expected a supported filter");
+    if (!expect_token(parser, TOKEN_NAME, "expected the name of a filter")) return NULL;
     return !skip_operator(parser, "(") || parse_arguments(parser, &node->items) ? node : NULL;
 }
 
@@ -303,19 +301,19 @@ static JinjaNode *parse_test(Parser *parser, JinjaNode *of) {
     node->left = of;
     node->text = peek_token(parser)->text;
     node->test = jinja_test(node->text);
-    if (peek_token(parser)->kind == TOKEN_NAME && !node->test) return refuse_syntax(parser, "a test that is known is expected");
-    if (!expect_token(parser, TOKEN_NAME, "the name of a test is expected")) return NULL;
+    if (peek_token(parser)->kind == TOKEN_NAME && !node->test) return refuse_syntax(parser, "expected a supported test");
+    if (!expect_token(parser, TOKEN_NAME, "expected the name of a test")) return NULL;
     if (skip_operator(parser, "(")) {
         if (!parse_arguments(parser, &node->items)) return NULL;
     } else if (begins_operand(peek_token(parser))) {
-        if (is_name(peek_token(parser), "is")) return refuse_syntax(parser, "one test at a time is expected");
+        if (is_name(peek_token(parser), "is")) return refuse_syntax(parser, "expected one test; combine tests with 'and'");
         node->items = make_node(parser, NODE_CALL);
         node->items->left = parse_postfix(parser, parse_primary(parser));
         if (!node->items->left) return NULL;
     }
     bool one = node->items && !node->items->next;
     if (node->test->compares ? !one : node->items != NULL)
-        return refuse_syntax(parser, "another number of arguments is expected for the test before");
+        return refuse_syntax(parser, "the preceding test takes a different number of arguments");
     if (!negated) return node;
     JinjaNode *negation = make_node(parser, NODE_NOT);
     negation->left = node;
@@ -469,13 +467,13 @@ static bool parse_statements(Parser *parser, JinjaNode **items, const char *cons
 static JinjaNode *parse_target_name(Parser *parser, bool members) {
     JinjaNode *node = make_node(parser, NODE_NAME);
     node->text = peek_token(parser)->text;
-    if (!expect_token(parser, TOKEN_NAME, "the name of a variable is expected")) return NULL;
+    if (!expect_token(parser, TOKEN_NAME, "expected a variable name")) return NULL;
     if (!members || !is_operator(peek_token(parser), ".")) return node;
     JinjaNode *member = make_node(parser, NODE_ATTRIBUTE);
     take_token(parser);
     member->left = node;
     member->text = peek_token(parser)->text;
-    return expect_token(parser, TOKEN_NAME, "the name of a member is expected") ? member : NULL;
+    return expect_token(parser, TOKEN_NAME, "expected an attribute name") ? member : NULL;
 }
 
 /* Parses "a", "a, b", "(a, b)", or a namespace's member. */
@@ -497,7 +495,7 @@ static JinjaNode *parse_target(Parser *parser, bool members) {
     return node ? node : first;
 }
 
-static bool end_tag(Parser *parser) { return expect_token(parser, TOKEN_BLOCK_END, "%} is expected"); }
+static bool end_tag(Parser *parser) { return expect_token(parser, TOKEN_BLOCK_END, "expected %}"); }
 
 static JinjaNode *parse_if(Parser *parser) {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
@@ -523,11 +521,11 @@ static JinjaNode *parse_for(Parser *parser) {
     take_token(parser);
     node->left = parse_target(parser, false);
     if (!node->left) return NULL;
-    if (!skip_name(parser, "in")) return refuse_syntax(parser, "'in' is expected");
+    if (!skip_name(parser, "in")) return refuse_syntax(parser, "expected 'in'");
     /* An `if` after the list filters it; a conditional expression needs parentheses here. */
     node->right = parse_logic(parser, NODE_OR);
     if (!node->right) return NULL;
-    if (is_operator(peek_token(parser), ",")) return refuse_syntax(parser, "a list in brackets is expected");
+    if (is_operator(peek_token(parser), ",")) return refuse_syntax(parser, "expected a list in brackets");
     if (skip_name(parser, "if") && !(node->condition = parse_expression(parser))) return NULL;
     parser->loops++;
     bool body = end_tag(parser) && parse_statements(parser, &node->items, ends);
@@ -568,7 +566,7 @@ static JinjaNode *parse_macro(Parser *parser) {
     JinjaNode *node = make_node(parser, NODE_MACRO), **last = &node->parameters;
     take_token(parser);
     node->text = peek_token(parser)->text;
-    if (!expect_token(parser, TOKEN_NAME, "the name of a macro is expected") || !expect_operator(parser, "(")) return NULL;
+    if (!expect_token(parser, TOKEN_NAME, "expected the name of a macro") || !expect_operator(parser, "(")) return NULL;
     while (!is_operator(peek_token(parser), ")")) {
         if (last != &node->parameters && !expect_operator(parser, ",")) return NULL;
         JinjaNode *parameter = parse_target_name(parser, false);
@@ -585,14 +583,14 @@ static JinjaNode *parse_macro(Parser *parser) {
 static JinjaNode *parse_generation(Parser *parser) {
     static const char *const ends[] = {"endgeneration", NULL};
     JinjaNode *node = make_node(parser, NODE_GENERATION);
-    if (parser->functions) return refuse_syntax(parser, "generation is known outside macros only");
+    if (parser->functions) return refuse_syntax(parser, "generation is supported only outside macros");
     take_token(parser);
     parser->template->marks = true;
     return end_tag(parser) && parse_body(parser, &node->items, ends) ? node : NULL;
 }
 
 static JinjaNode *parse_jump(Parser *parser, NodeKind kind) {
-    if (parser->loops == 0) return refuse_syntax(parser, "a loop is expected around this");
+    if (parser->loops == 0) return refuse_syntax(parser, "expected an enclosing loop");
     JinjaNode *node = make_node(parser, kind);
     take_token(parser);
     return end_tag(parser) ? node : NULL;
@@ -607,14 +605,14 @@ static JinjaNode *parse_statement(Parser *parser) {
     if (is_name(token, "generation")) return parse_generation(parser);
     if (is_name(token, "break")) return parse_jump(parser, NODE_BREAK);
     if (is_name(token, "continue")) return parse_jump(parser, NODE_CONTINUE);
-    return refuse_syntax(parser, "a statement that is known is expected");
+    return refuse_syntax(parser, "expected a supported statement");
 }
 
 static JinjaNode *parse_output(Parser *parser) {
     JinjaNode *node = make_node(parser, NODE_OUTPUT);
     take_token(parser);
     node->left = parse_tuple(parser);
-    return node->left && expect_token(parser, TOKEN_VARIABLE_END, "}} is expected") ? node : NULL;
+    return node->left && expect_token(parser, TOKEN_VARIABLE_END, "expected }}") ? node : NULL;
 }
 
 static JinjaNode *parse_text(Parser *parser) {
@@ -643,7 +641,7 @@ static bool parse_statements(Parser *parser, JinjaNode **items, const char *cons
         append_child(&last, node);
     }
     parser->depth--;
-    return !*ends || refuse_syntax(parser, "the end of the block before is expected");
+    return !*ends || refuse_syntax(parser, "expected the end of the previous block");
 }
 
 bool jinja_parse(ChatTemplate *template, Text source, Error *error) {

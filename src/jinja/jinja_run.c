@@ -39,7 +39,9 @@ Value jinja_unknown(Render *render, const char *format, ...) {
 
 bool jinja_charge(Render *render, size_t bytes) {
     if (bytes > (size_t)(render->work - render->work_done)) {
-        jinja_fail(render, "the template takes more than %lld steps: nodes, elements of lists, and %d bytes of text each",
+        jinja_fail(render,
+            "the template takes more than %lld steps (one per node, list element and %d bytes of "
+            "text)",
             (long long)render->work / JINJA_STEP, JINJA_STEP);
         bytes = (size_t)(render->work - render->work_done);
     }
@@ -49,7 +51,7 @@ bool jinja_charge(Render *render, size_t bytes) {
 
 void *jinja_take(Render *render, size_t bytes) {
     if (bytes > JINJA_POOL_BYTES || render->pool.total + bytes > JINJA_POOL_BYTES)
-        jinja_fail(render, "the template takes more than %d MiB", JINJA_POOL_BYTES >> 20);
+        jinja_fail(render, "the template needs more than %d MiB of memory", JINJA_POOL_BYTES >> 20);
     return jinja_charge(render, bytes) ? pool_take(&render->pool, bytes) : NULL;
 }
 
@@ -63,7 +65,7 @@ void *jinja_take_struct(Render *render, size_t bytes) {
 static void append_text(Render *render, ChatText *out, Text text) {
     if (!jinja_charge(render, text.size)) return;
     if (out->size + text.size > JINJA_OUTPUT_BYTES) {
-        jinja_fail(render, "the text has more than %d MiB", JINJA_OUTPUT_BYTES >> 20);
+        jinja_fail(render, "the output exceeds %d MiB", JINJA_OUTPUT_BYTES >> 20);
         return;
     }
     array_reserve(out->bytes, out->capacity, out->size + text.size + 1);
@@ -87,8 +89,8 @@ static Scope *open_scope(Render *render, Scope *parent) {
 
 static void assign_member(Render *render, const JinjaNode *target, Value value) {
     Value namespace = jinja_lookup(render, target->left->text);
-    if (namespace.kind != VALUE_NAMESPACE) jinja_fail(render, "only members of a namespace can be set");
-    else if (target->text.bytes[0] == '_') jinja_fail(render, "a member of a namespace cannot begin with _");
+    if (namespace.kind != VALUE_NAMESPACE) jinja_fail(render, "only attributes of a namespace can be set");
+    else if (target->text.bytes[0] == '_') jinja_fail(render, "an attribute of a namespace cannot begin with _");
     else map_set(render, namespace.map, value_text(target->text), value);
 }
 
@@ -101,7 +103,7 @@ static void assign(Render *render, const JinjaNode *target, Value value) {
     size_t count = 0, at = 0;
     if (!items) return;
     for (const JinjaNode *each = target->items; each; each = each->next) count++;
-    if (items->count != count) jinja_fail(render, "%zu values are assigned to %zu names", items->count, count);
+    if (items->count != count) jinja_fail(render, "cannot assign %zu values to %zu names", items->count, count);
     for (const JinjaNode *each = target->items; each && !render->failed; each = each->next) assign(render, each, items->at[at++]);
 }
 
@@ -189,7 +191,7 @@ static void bind_parameters(Render *render, const JinjaNode *node, const Argumen
         const Value *by_name = map_find_text(render, &arguments->named, parameter->text);
         bool by_place = at < arguments->positional.count;
         named += by_name != NULL;
-        if (by_name && by_place) jinja_fail(render, "an argument of %.*s comes twice", (int)node->text.size, node->text.bytes);
+        if (by_name && by_place) jinja_fail(render, "an argument of %.*s is given twice", (int)node->text.size, node->text.bytes);
         Value value = by_place           ? arguments->positional.at[at]
                       : by_name          ? *by_name
                       : parameter->right ? jinja_evaluate(render, parameter->right)
@@ -197,7 +199,7 @@ static void bind_parameters(Render *render, const JinjaNode *node, const Argumen
         map_set(render, &render->scope->names, value_text(parameter->text), value);
     }
     if (arguments->positional.count > at || named < arguments->named.keys.count)
-        jinja_fail(render, "%.*s has no such argument", (int)node->text.size, node->text.bytes);
+        jinja_fail(render, "%.*s does not have this argument", (int)node->text.size, node->text.bytes);
 }
 
 Value jinja_call_macro(Render *render, const Macro *macro, const Arguments *arguments) {
@@ -214,7 +216,7 @@ Value jinja_call_macro(Render *render, const Macro *macro, const Arguments *argu
 static void run_generation(Render *render, const JinjaNode *node) {
     ChatText *text = render->text;
     size_t start = text->size;
-    if (render->capture) return (void)jinja_unknown(render, "generation inside of set is not known");
+    if (render->capture) return (void)jinja_unknown(render, "generation inside set is not supported");
     run_scoped(render, node->items);
     array_reserve(text->marked, text->marked_capacity, text->marked_count + 1);
     text->marked[text->marked_count++] = (ChatSpan){start, text->size};
@@ -236,7 +238,7 @@ static void run_statement(Render *render, const JinjaNode *node) {
 
 static void run_statements(Render *render, const JinjaNode *items) {
     if (render->depth >= JINJA_CALL_DEPTH) {
-        jinja_fail(render, "more than %d levels are nested", JINJA_CALL_DEPTH);
+        jinja_fail(render, "nesting exceeds %d levels", JINJA_CALL_DEPTH);
         return;
     }
     render->depth++;
@@ -257,9 +259,10 @@ static bool is_utf8(const char *source, size_t size) {
 ChatTemplate *chat_template_parse(const char *source, size_t size, const char *name, Error *error) {
     ChatTemplate *template = memory_allocate(sizeof *template);
     template->name = memory_copy_string(name);
-    bool good = size <= JINJA_SOURCE_BYTES ||
-                error_set(error, ERROR_USAGE, "%s has %zu bytes, but a chat template has at most %d", name, size, JINJA_SOURCE_BYTES);
-    good = good && (is_utf8(source, size) || error_set(error, ERROR_USAGE, "%s is not UTF-8", name));
+    bool good =
+        size <= JINJA_SOURCE_BYTES ||
+        error_set(error, ERROR_USAGE, "%s has %zu bytes, but a chat template has at most %d: shorten it", name, size, JINJA_SOURCE_BYTES);
+    good = good && (is_utf8(source, size) || error_set(error, ERROR_USAGE, "%s is not valid UTF-8: convert it", name));
     if (good && jinja_parse(template, (Text){source, size}, error)) return template;
     chat_template_free(template);
     return NULL;

@@ -187,9 +187,9 @@ static Value split_from_right(Render *render, Text text, Text separator, int64_t
 /* Splits a text. `most` < 0: at each separator. NULL: at white space. */
 Value str_split(Render *render, Text text, const Text *separator, int64_t most, bool from_right) {
     if (!jinja_charge(render, text.size)) return value_none();
-    if (!separator && from_right && most >= 0) return jinja_unknown(render, "rsplit with a limit and without a separator is not known");
+    if (!separator && from_right && most >= 0) return jinja_unknown(render, "rsplit with a limit and without a separator is not supported");
     if (!separator) return split_at_space(render, text, most);
-    if (separator->size == 0) return jinja_fail(render, "a text cannot be split at an empty separator");
+    if (separator->size == 0) return jinja_fail(render, "the separator of split is empty");
     if (from_right && most >= 0) return split_from_right(render, text, *separator, most);
     Value list = value_items(render, VALUE_LIST);
     size_t from = 0;
@@ -255,7 +255,7 @@ Text str_case(Render *render, Text text, TextCase which) {
     for (size_t i = 0; i < text.size && out; i++) {
         char c = text.bytes[i];
         bool lower = c >= 'a' && c <= 'z', upper = c >= 'A' && c <= 'Z';
-        if ((unsigned char)c >= 0x80) jinja_unknown(render, "upper and lower case are known for ASCII only");
+        if ((unsigned char)c >= 0x80) jinja_unknown(render, "upper and lower case are supported only for ASCII");
         bool raise = which == CASE_UPPER || (which == CASE_TITLE && !inside) || (which == CASE_CAPITAL && i == 0);
         out[i] = (char)(lower && raise ? c - 32 : upper && !raise ? c + 32 : c);
         inside = lower || upper;

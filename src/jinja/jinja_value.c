@@ -92,7 +92,7 @@ void map_set(Render *render, Map *map, Value key, Value value) {
 /* -- Kinds ------------------------------------------------------------------------------------------------------------- */
 
 const char *value_kind_name(Value value) {
-    static const char *const names[] = {"what is undefined", "None", "a bool", "an int", "a float", "an int beyond 64 bits", "a text",
+    static const char *const names[] = {"an undefined value", "None", "a bool", "an int", "a float", "an int beyond 64 bits", "a string",
         "a list", "a tuple", "a view of a dict", "a generator", "a dict", "a namespace", "a function", "a method", "a macro", "a loop"};
     return names[value.kind];
 }
@@ -149,7 +149,7 @@ bool value_equal(Render *render, Value a, Value b) {
     if (value_is_number(a) && value_is_number(b)) return numbers_equal(a, b);
     if (a.kind != b.kind) return false;
     bool equal = false;
-    if (render->depth++ >= JINJA_DEPTH) jinja_fail(render, "data are nested more than %d deep", JINJA_DEPTH);
+    if (render->depth++ >= JINJA_DEPTH) jinja_fail(render, "data is nested more than %d levels deep", JINJA_DEPTH);
     else if (a.kind == VALUE_TEXT || a.kind == VALUE_WIDE) equal = str_equal(a.text, b.text);
     else if (value_is_sequence(a)) equal = items_equal(render, a.items, b.items);
     else if (a.kind == VALUE_DICT) equal = maps_equal(render, a.map, b.map);
@@ -169,8 +169,9 @@ int value_compare(Render *render, Value a, Value b) {
     if (value_is_number(a) && value_is_number(b)) return compare_numbers(a, b);
     if (value_is_text(a) && value_is_text(b))
         return jinja_charge(render, a.text.size < b.text.size ? a.text.size : b.text.size) ? str_compare(a.text, b.text) : 0;
-    if (a.kind != b.kind || !value_is_sequence(a)) jinja_fail(render, "%s and %s have no order", value_kind_name(a), value_kind_name(b));
-    else jinja_unknown(render, "the order of lists is not known");
+    if (a.kind != b.kind || !value_is_sequence(a))
+        jinja_fail(render, "%s and %s cannot be compared", value_kind_name(a), value_kind_name(b));
+    else jinja_unknown(render, "comparing lists is not supported");
     return 0;
 }
 
@@ -219,7 +220,7 @@ static void build_real(SequenceBuilder *builder, double real) {
     }
 }
 
-/* Implements str.isprintable(), which decides what repr() escapes. */
+/* Implements str.isprintable(). repr() escapes the other characters. */
 static bool is_printable(uint32_t code) {
     if (code == ' ') return true;
     switch (utf8proc_category((utf8proc_int32_t)code)) {
@@ -278,7 +279,7 @@ static void build_dict(SequenceBuilder *builder, const Map *map) {
 static void build_repr(SequenceBuilder *builder, Value value) {
     Render *render = builder->render;
     if (!jinja_step(render, 1)) return;
-    if (render->depth++ >= JINJA_DEPTH) jinja_fail(render, "data are nested more than %d deep", JINJA_DEPTH);
+    if (render->depth++ >= JINJA_DEPTH) jinja_fail(render, "data is nested more than %d levels deep", JINJA_DEPTH);
     else if (value.kind == VALUE_NONE) build(builder, TEXT("None"));
     else if (value.kind == VALUE_UNDEFINED) build(builder, TEXT("Undefined"));
     else if (value.kind == VALUE_BOOL) build(builder, value.truth ? TEXT("True") : TEXT("False"));
@@ -288,7 +289,7 @@ static void build_repr(SequenceBuilder *builder, Value value) {
     else if (value.kind == VALUE_TEXT) build_quoted(builder, value.text);
     else if (value_is_sequence(value)) build_items(builder, value);
     else if (value.kind == VALUE_DICT) build_dict(builder, value.map);
-    else jinja_unknown(render, "the text of %s is not known", value_kind_name(value));
+    else jinja_unknown(render, "converting %s to text is not supported", value_kind_name(value));
     render->depth--;
 }
 

@@ -213,10 +213,10 @@ static void what_is_no_conversation_is_refused(void **state) {
     assert_refused(&fixture, "{\"messages\": [{\"content\": \"a\"}]}", ERROR_DATA, "messages[0]");
     assert_refused(&fixture, "{\"messages\": [{\"role\": \"user\", \"content\": 5}]}", ERROR_DATA, "messages[0]");
     assert_refused(&fixture, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", ERROR_DATA, "answer");
-    assert_refused(&fixture, "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}", ERROR_DATA, "19 template refuses");
-    assert_refused(&fixture, "{\"prompt\": \"a\", \"completion\": []}", ERROR_DATA, "texts");
+    assert_refused(&fixture, "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}", ERROR_DATA, "19 template rejects");
+    assert_refused(&fixture, "{\"prompt\": \"a\", \"completion\": []}", ERROR_DATA, "strings");
     assert_refused(&fixture, "{\"instruction\": \"a\"}", ERROR_DATA, "output");
-    assert_refused(&fixture, "{\"instruction\": \"a\", \"input\": 5, \"output\": \"b\"}", ERROR_DATA, "texts");
+    assert_refused(&fixture, "{\"instruction\": \"a\", \"input\": 5, \"output\": \"b\"}", ERROR_DATA, "strings");
     assert_refused(&fixture, "{\"instruction\": \"\", \"output\": \"b\"}", ERROR_DATA, "instruction");
     assert_refused(&fixture, "{\"system\": \"s\", \"prompt\": \"a\", \"completion\": \"b\"}", ERROR_DATA, "system");
     assert_refused(&fixture,

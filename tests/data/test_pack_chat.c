@@ -113,14 +113,14 @@ static void masks_of_nothing_and_of_all_are_refused(void **state) {
     PackOptions options = chat_options("in");
     json_auto_t *tokenizer = byte_tokenizer();
     options.template = "";
-    assert_refused(options, ERROR_USAGE, "line 1 of in: the model brings no chat template");
+    assert_refused(options, ERROR_USAGE, "line 1 of in: model no chat template");
     write_text("in", LINE(USER("a") "," ANSWER(BYTE_SEPARATOR_TEXT)));
     SCOPED_FREE char *tokens = json_dumps(tokenizer, 0);
     assert_int_equal(mkdir("bytes", 0700), 0);
     write_text("bytes/tokenizer.json", tokens);
     write_text("bytes/tokenizer_config.json", "{\"eos_token\": \"" BYTE_SEPARATOR_TEXT "\"}");
     options.tokenizer = "bytes";
-    assert_refused(options, ERROR_USAGE, "line 1 of in: the model brings no chat template"); /* before the special token is looked at */
+    assert_refused(options, ERROR_USAGE, "line 1 of in: model no chat template"); /* before the special token is looked at */
     options.template = "nowhere.jinja";
     assert_refused(options, ERROR_DATA, "nowhere.jinja");
 }
@@ -340,7 +340,7 @@ static void conversations_are_recognized(void **state) {
     assert_int_equal(pack_with(options).format, PACK_AUTO);
     assert_shard_text("out", "a|");
     write_text("in", three);
-    assert_refused(options, ERROR_USAGE, "the model brings no chat template");
+    assert_refused(options, ERROR_USAGE, "model no chat template");
     assert_int_equal(system("rm in && mkdir in"), 0); /* of a folder, the first file of records decides */
     write_text("in/LICENSE", "words\n");
     write_text("in/empty.jsonl", "");

@@ -107,18 +107,18 @@ static void records_that_are_no_pairs_are_refused(void **state) {
     assert_refused("{\"chosen\": \"a\", \"rejected\": \"b\"}\n", "prompt");
     assert_refused("{\"prompt\": [" USER("hi") "], \"chosen\": \"a\", \"rejected\": \"b\"}\n", "three");
     assert_refused("{\"system\": \"s\", \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n", "system");
-    assert_refused("{\"question\": \"q\", \"chosen\": \"a b\", \"rejected\": \"a c\"}\n", "it has question");
+    assert_refused("{\"question\": \"q\", \"chosen\": \"a b\", \"rejected\": \"a c\"}\n", "the record has question");
     assert_refused(
         "{\"system\": \"s\", \"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER("a") "], \"rejected\": [" ANSWER("b") "]}\n", "system");
+    assert_refused("{\"prompt\": \"ho\", \"chosen\": [" USER("hi") "," ANSWER("a") "], \"rejected\": [" USER("hi") "," ANSWER("b") "]}\n",
+        "messages prompt last");
     assert_refused(
-        "{\"prompt\": \"ho\", \"chosen\": [" USER("hi") "," ANSWER("a") "], \"rejected\": [" USER("hi") "," ANSWER("b") "]}\n", "message");
-    assert_refused("{\"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER("a") "], \"rejected\": [" USER("b") "]}\n",
-        "rejected: no token of it is trained: it has no answer");
+        "{\"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER("a") "], \"rejected\": [" USER("b") "]}\n", "rejected: no token: no answer");
     assert_refused("{\"prompt\": [" USER("hi") "], \"chosen\": [{}], \"rejected\": [" USER("b") "]}\n", "chosen[0]");
     assert_refused("{\"prompt\": [{}], \"chosen\": [" ANSWER("a") "], \"rejected\": [" ANSWER("b") "]}\n", "prompt[0]");
     assert_refused("{\"chosen\": [" USER("hi") "," ANSWER("a") "], \"rejected\": [" USER("hi") "," ANSWER("b") ",{}]}\n", "rejected[2]");
-    assert_refused("{\"images\": [\"x.png\"], \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n", "it has images");
-    assert_refused("{\"weight\": 0.5, \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n", "it has weight");
+    assert_refused("{\"images\": [\"x.png\"], \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n", "the record has images");
+    assert_refused("{\"weight\": 0.5, \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n", "the record has weight");
 }
 
 static void bad_pairs_leave_nothing_behind(void **state) {
