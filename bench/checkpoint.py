@@ -24,7 +24,7 @@ import time
 
 MODEL = ["model.family=llama", "model.layers=17", "model.width=1024", "model.heads=16", "model.ffn=2816", "model.vocabulary=320", "data.length=32",
          "batch.sequences=1", "precision=fp32", "seed=1", "schedule.warmup=1", "eval.every=0", "data.valid_fraction=0.01"]
-LINE = re.compile(r"checkpoint of step (\d+): ([\d.]+) (\w+) in ([\d.]+) s, .* training stood still for ([\d.]+) ms")
+LINE = re.compile(r"checkpoint of step (\d+): ([\d.]+) (\w+) in ([\d.]+) s, .* training paused for ([\d.]+) ms")
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 

@@ -25,15 +25,15 @@ typedef struct BenchOptions {
 } BenchOptions;
 
 #define BENCH_OUTPUT_ROWS                                                                                                                                      \
-    {"csv", OPTION_STRING, offsetof(BenchOptions, csv), "", 0, 0, NULL, "", "file for the results as CSV, the machine in every row"},                          \
-    {"json", OPTION_STRING, offsetof(BenchOptions, json), "", 0, 0, NULL, "", "file for the results as JSON, with machine and settings"},                      \
-    {"plot", OPTION_STRING, offsetof(BenchOptions, plot), "", 0, 0, NULL, "", "file for a picture of the results, SVG"}
+    {"csv", OPTION_STRING, offsetof(BenchOptions, csv), "", 0, 0, NULL, "", "CSV file for the results; each row names the machine"},                          \
+    {"json", OPTION_STRING, offsetof(BenchOptions, json), "", 0, 0, NULL, "", "JSON file for the results, the machine and the settings"},                      \
+    {"plot", OPTION_STRING, offsetof(BenchOptions, plot), "", 0, 0, NULL, "", "SVG file for a plot of the results"}
 
 #define BENCH_ROWS                                                                                                                                             \
-    {"device", OPTION_CHOICE, offsetof(BenchOptions, device), "auto", 0, 0, "auto|cpu|hip|cuda", "", "where to measure; auto: a GPU if there is one"},        \
-    {"threads", OPTION_INT, offsetof(BenchOptions, threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0 takes all"},                                       \
-    {"repeats", OPTION_INT, offsetof(BenchOptions, repeats), "9", 1, 1000, NULL, "", "measurements whose median is reported"},                                 \
-    {"seconds", OPTION_REAL, offsetof(BenchOptions, seconds), "0.5", 0, 3600, NULL, "s", "that the repeats of one measurement take together, about"},          \
+    {"device", OPTION_CHOICE, offsetof(BenchOptions, device), "auto", 0, 0, "auto|cpu|hip|cuda", "", "device to measure; auto: a GPU if there is one, else the CPU"},        \
+    {"threads", OPTION_INT, offsetof(BenchOptions, threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0: all"},                                       \
+    {"repeats", OPTION_INT, offsetof(BenchOptions, repeats), "9", 1, 1000, NULL, "", "number of measurements; the median is reported"},                                 \
+    {"seconds", OPTION_REAL, offsetof(BenchOptions, seconds), "0.5", 0, 3600, NULL, "s", "approximate total time of the repeats of one measurement"},          \
     BENCH_OUTPUT_ROWS
 
 /* -- Results ------------------------------------------------------------------------------------------------------- */
@@ -121,7 +121,7 @@ bool bench_open_device(Bench *bench, Precision precision, Error *error);
 void bench_row(Bench *bench, const BenchCell *cells);
 /* Writes csv=, json= and plot= if they were given. ERROR_DATA if a file cannot be written. */
 bool bench_write(const Bench *bench, Error *error);
-/* Whether a file is such a result, which another one may replace. */
+/* Return whether a file is a benchmark result of this kind. Only such files may be replaced. */
 bool bench_is_csv(const char *path);
 bool bench_is_json(const char *path);
 bool bench_is_plot(const char *path);
@@ -172,8 +172,8 @@ typedef struct BenchSizes {
 } BenchSizes;
 const BenchSizes *bench_sizes(const Device *device);
 
-/* Returns whether the device has `bytes` for `what`, as far as it knows; if not, ERROR_MEMORY asks
- * to lower `less`. */
+/* Returns whether the device has `bytes` for `what`, as far as it knows. If not, ERROR_MEMORY
+ * suggests `less`. */
 bool bench_fits(const Device *device, int64_t bytes, const char *what, const char *less, Error *error);
 
 /* Device memory with random normal numbers in `type` (FP8: the device's format), to be cut into
@@ -221,8 +221,8 @@ typedef struct TrainOptions {
     TrainMeasure measure;
 } TrainOptions;
 #define TRAIN_ROWS \
-    {"microbatch", OPTION_INT, offsetof(TrainOptions, measure.microbatch), "0", 0, 1 << 24, NULL, "sequences", "of a microbatch; 0: search"}, \
-    {"accumulation", OPTION_INT, offsetof(TrainOptions, measure.accumulation), "4", 0, 1 << 24, NULL, "microbatches", "of a step; 0: as batch.tokens of the configuration says"}, \
-    {"measured_steps", OPTION_INT, offsetof(TrainOptions, measure.steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"}
+    {"microbatch", OPTION_INT, offsetof(TrainOptions, measure.microbatch), "0", 0, 1 << 24, NULL, "sequences", "sequences per microbatch; 0: search for the fastest number"}, \
+    {"accumulation", OPTION_INT, offsetof(TrainOptions, measure.accumulation), "4", 0, 1 << 24, NULL, "microbatches", "microbatches per step; 0: from batch.tokens of the configuration"}, \
+    {"measured_steps", OPTION_INT, offsetof(TrainOptions, measure.steps), "3", 1, 1000000, NULL, "steps", "steps timed together, after one warm-up step"}
 /* ERROR_MEMORY if not even one sequence fits. */
 bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure *measure, TrainSpeed *speed, Error *error);

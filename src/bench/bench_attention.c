@@ -24,14 +24,14 @@ typedef struct AttentionOptions {
 #define FIELD(name) offsetof(AttentionOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    STRING_OPTION(lengths, "", "tokens", "of a sequence: numbers or ranges; empty: 256..2048, on a GPU 1024..16384"),
-    STRING_OPTION(head_dims, "", "", "channels of a head, likewise; empty: those of the configuration, else 64,128"),
-    INT_OPTION(heads, "0", 0, 4096, "", "query heads; 0: those of the configuration, else 8, on a GPU 32"),
-    INT_OPTION(kv_heads, "0", 0, 4096, "", "key and value heads; 0: those of the configuration, else a quarter of the query heads"),
-    INT_OPTION(tokens, "0", 0, 1 << 24, "tokens", "of all sequences together, at least one sequence; 0: 4096, on a GPU 32768"),
-    INT_OPTION(window, "0", 0, 1 << 24, "tokens", "that a token sees at most; 0: that of the configuration, else all"),
-    BOOL_OPTION(bidirectional, "false", "a token sees the tokens after it too, as in a flux"),
-    CHOICE_OPTION(precision, "bf16", "bf16|fp32", "of queries, keys and values"),
+    STRING_OPTION(lengths, "", "tokens", "sequence lengths: numbers or ranges; empty: 256..2048, on a GPU 1024..16384"),
+    STRING_OPTION(head_dims, "", "", "head dimensions: numbers or ranges; empty: the configuration's, else 64,128"),
+    INT_OPTION(heads, "0", 0, 4096, "", "query heads; 0: the configuration's, else 8, on a GPU 32"),
+    INT_OPTION(kv_heads, "0", 0, 4096, "", "key and value heads; 0: the configuration's, else a quarter of the query heads"),
+    INT_OPTION(tokens, "0", 0, 1 << 24, "tokens", "total tokens of all sequences, at least one sequence; 0: 4096, on a GPU 32768"),
+    INT_OPTION(window, "0", 0, 1 << 24, "tokens", "attention window; 0: the configuration's, else unlimited"),
+    BOOL_OPTION(bidirectional, "false", "tokens also attend to later tokens, as in flux"),
+    CHOICE_OPTION(precision, "bf16", "bf16|fp32", "type of queries, keys and values"),
 };
 
 static const BenchColumn columns[] = {{"pass", BENCH_TEXT, 8}, {"type", BENCH_TEXT, 5}, {"length", 0, 8}, {"sequences", 0, 9},
@@ -136,9 +136,11 @@ static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
     spec->bidirectional = options->bidirectional;
     if (spec->bidirectional && (spec->window || spec->alibi))
         return error_set(error, ERROR_USAGE,
-            "bidirectional=true has no window and no bias of distance: give window=0 and no CONFIG.yaml of a model with ALiBi");
-    return spec->heads.heads % spec->heads.kv_heads == 0 || error_set(error, ERROR_USAGE, "heads=%lld is not a multiple of kv_heads=%lld",
-                                                                (long long)spec->heads.heads, (long long)spec->heads.kv_heads);
+            "bidirectional=true supports neither a window nor ALiBi: set window=0, or use a "
+            "CONFIG.yaml without ALiBi");
+    return spec->heads.heads % spec->heads.kv_heads == 0 ||
+           error_set(error, ERROR_USAGE, "heads=%lld is not a multiple of kv_heads=%lld: change one of them", (long long)spec->heads.heads,
+               (long long)spec->heads.kv_heads);
 }
 
 static bool run_attention(Bench *bench, Error *error) {
@@ -169,11 +171,11 @@ static bool run_attention(Bench *bench, Error *error) {
 
 const Benchmark bench_attention = {
     .name = "attention",
-    .summary = "attention, forward and backward, over lengths and head sizes",
-    .explanation = "The operation of training on random normal queries, keys and values. TFLOP/s count the GEMMs that causality leaves: "
-                   "2 forward, 5 backward.\n"
-                   "With CONFIG.yaml its heads, window and bias.\n",
+    .summary = "attention, forward and backward, over lengths and head dimensions",
+    .explanation = "Measures the attention operation of training on random normal queries, keys and values. "
+                   "TFLOP/s count the GEMMs of the causal half: 2 forward, 5 backward.\n"
+                   "CONFIG.yaml gives heads, window and bias.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     BENCH_PARTS(AttentionOptions, run_attention),
-    .plot = {"Attention", "length", "tflops", {"pass", "head_dim"}, "tokens of a sequence", "TFLOP/s", .x_logarithmic = true},
+    .plot = {"Attention", "length", "tflops", {"pass", "head_dim"}, "tokens per sequence", "TFLOP/s", .x_logarithmic = true},
 };

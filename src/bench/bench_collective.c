@@ -28,10 +28,10 @@ static const char *const names[OPERATIONS] = {"all_reduce", "reduce_scatter", "a
 #define FIELD(name) offsetof(CollectiveOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    CHOICE_OPTION(operation, "all", "all|all_reduce|reduce_scatter|all_gather|broadcast|all_to_all|send_recv", "which to measure"),
-    STRING_OPTION(bytes, "", "bytes", "of a message: numbers or ranges; empty: 1Ki..64Mi, on GPUs 1Ki..1Gi"),
-    STRING_OPTION(ranks, "", "ranks", "that take part: numbers or ranges, the first so many of the run; empty: all"),
-    CHOICE_OPTION(type, "float", "float|bf16", "of the elements"),
+    CHOICE_OPTION(operation, "all", "all|all_reduce|reduce_scatter|all_gather|broadcast|all_to_all|send_recv", "operation to measure"),
+    STRING_OPTION(bytes, "", "bytes", "message sizes: numbers or ranges; empty: 1Ki..64Mi, on GPUs 1Ki..1Gi"),
+    STRING_OPTION(ranks, "", "ranks", "group sizes: numbers or ranges; a group of N is the first N ranks; empty: all ranks"),
+    CHOICE_OPTION(type, "float", "float|bf16", "element type"),
 };
 
 static const BenchColumn columns[] = {{"operation", BENCH_TEXT, 14}, {"ranks", 0, 5}, {"size", 0, 12}, {"count", 0, 12},
@@ -208,7 +208,8 @@ static bool measure_groups(Bench *bench, Comm *all, const BenchList *ranks, cons
     for (int i = 0; good && i < ranks->count; i++) {
         int64_t size = ranks->numbers[i];
         if (size < 2 || size > comm_size(all))
-            return error_set(error, ERROR_USAGE, "ranks=%lld: give 2 to %d, as many as were started", (long long)size, comm_size(all));
+            return error_set(error, ERROR_USAGE, "ranks=%lld: the group size must be from 2 to %d, the number of started ranks",
+                (long long)size, comm_size(all));
         bool member = comm_rank(all) < size, whole = size == comm_size(all);
         Comm *group = whole ? all : comm_split(all, member ? 0 : -1, "bench", error);
         good = group && (!member || measure_group(bench, group, sizes, wrong_sum, error)) && comm_barrier(all, "bench.group", error);
@@ -220,8 +221,7 @@ static bool measure_groups(Bench *bench, Comm *all, const BenchList *ranks, cons
 static bool run_on(Bench *bench, Comm *comm, Error *error) {
     const CollectiveOptions *options = bench->options;
     if (comm_size(comm) < 2)
-        return error_set(error, ERROR_USAGE,
-            "collectives need at least two ranks: start it as mpirun -n 2 smelt bench collective ..., or with smelt launch -n 2");
+        return error_set(error, ERROR_USAGE, "bench collective needs at least two ranks: start it with mpirun -n 2 or smelt launch -n 2");
     bench->silent = comm_rank(comm) > 0;
     bench->device = device_open((DeviceKind)options->common.device, comm_local_rank(comm), error);
     if (!bench->device || !comm_use_device(comm, bench->device, error)) return false;
@@ -234,7 +234,7 @@ static bool run_on(Bench *bench, Comm *comm, Error *error) {
                 measure_groups(bench, comm, &ranks, &sizes, &wrong, error);
     if (!good || !wrong) return good;
     return error_set(
-        error, ERROR_COMMUNICATION, "%lld elements came out wrong (column wrong above): do not train over this network", (long long)wrong);
+        error, ERROR_COMMUNICATION, "%lld received elements are wrong (column wrong): do not train over this network", (long long)wrong);
 }
 
 static bool run_collective(Bench *bench, Error *error) {
@@ -251,11 +251,12 @@ static bool run_collective(Bench *bench, Error *error) {
 const Benchmark bench_collective = {
     .name = "collective",
     .summary = "all-reduce, reduce-scatter, all-gather, broadcast, all-to-all, send-receive",
-    .explanation = "Run it on every rank: mpirun -n 8 smelt bench collective, srun, or smelt launch. One line for each operation, number "
-                   "of ranks and size, in nccl-tests' columns\n"
-                   "and conventions: time in microseconds, algbw and busbw in GB/s, wrong elements of a first run on whole numbers.\n",
+    .explanation = "Run it on every rank: mpirun -n 8 smelt bench collective, srun, or smelt launch. Prints "
+                   "one row per operation, group size and message size, in the columns and\n"
+                   "conventions of nccl-tests: time in microseconds, algbw and busbw in GB/s. Column wrong "
+                   "counts the wrong elements of a first run on integers.\n",
     .ranks = true,
     BENCH_PARTS(CollectiveOptions, run_collective),
-    .plot = {"Collectives", "size", "busbw", {"operation", "ranks"}, "bytes of a message", "bus bandwidth, GB/s", .x_logarithmic = true,
+    .plot = {"Collectives", "size", "busbw", {"operation", "ranks"}, "bytes per message", "bus bandwidth, GB/s", .x_logarithmic = true,
         .y_logarithmic = true},
 };

@@ -18,9 +18,9 @@ typedef struct DecodeOptions {
 
 static const Option rows[] = {BENCH_ROWS,
     {"prompt", OPTION_INT, offsetof(DecodeOptions, prompt), "0", 0, 1 << 24, NULL, "tokens",
-        "before those that are timed; 0: what they leave of the context"},
+        "tokens before the timed ones; 0: the rest of the context"},
     {"tokens", OPTION_INT, offsetof(DecodeOptions, tokens), "64", 1, 1 << 20, NULL, "tokens",
-        "that are timed one by one, after two that are not"}};
+        "tokens timed one by one, after two warm-up tokens"}};
 
 static const BenchColumn columns[] = {{"type", BENCH_TEXT, 9}, {"ranks", 0, 6}, {"cp", 0, 4}, {"tp", 0, 4}, {"context", 0, 9},
     {"prompt", 0, 9}, {"prompt_tokens_s", 1, 16}, {"token_ms", 3, 10}, {"best_ms", 3, 10}, {"tokens_s", 1, 10}, {"sent_bytes", 0, 12}};
@@ -56,8 +56,8 @@ static bool open_ranks(Bench *bench, DecodeRun *decoding, Precision precision, E
     if (!bench->device || !comm_use_device(comm, bench->device, error)) return false;
     int size = comm_size(comm);
     if (size != config->layout.cp * config->layout.tp)
-        return error_set(error, ERROR_USAGE, "%d rank%s: give layout.cp=%d, or layout.cp and layout.tp with that product", size,
-            size > 1 ? "s generate" : " generates", size);
+        return error_set(error, ERROR_USAGE, "%d %s started: set layout.cp=%d, or layout.cp and layout.tp with that product", size,
+            size > 1 ? "ranks are" : "rank is", size);
     return layout_open_mesh(&decoding->mesh, config, comm, error);
 }
 
@@ -105,7 +105,9 @@ static bool run_decoding(Bench *bench, Error *error) {
     DecodeRun decoding = {
         .tokens = options->tokens, .prompt = options->prompt ? options->prompt : config->model.context - options->tokens - WARM};
     if (decoding.prompt < 1 || decoding.prompt + decoding.tokens + WARM > config->model.context)
-        return error_set(error, ERROR_USAGE, "prompt=%lld and tokens=%lld, and %d more, do not fit into model.context=%lld",
+        return error_set(error, ERROR_USAGE,
+            "prompt=%lld plus tokens=%lld plus %d warm-up tokens exceed model.context=%lld: reduce "
+            "prompt or tokens",
             (long long)decoding.prompt, (long long)decoding.tokens, WARM, (long long)config->model.context);
     if (!open_ranks(bench, &decoding, precision, error)) return false;
     decoding.generator = generator_create(&decoding.mesh, &config->model, precision, bench->device, true, error);
@@ -122,13 +124,14 @@ static bool run_decoding(Bench *bench, Error *error) {
 
 const Benchmark bench_decode = {
     .name = "decode",
-    .summary = "how fast a configuration generates, by one rank or several that share the cache",
-    .explanation = "A prompt of random tokens fills the context, then tokens are drawn one by one; weights are random. Started as ranks, "
-                   "smelt launch -n 2 -- bench decode\n"
-                   "CONFIG.yaml layout.cp=2, they share the cache. token_ms is the median, best_ms the least; sent_bytes is what a rank "
-                   "sends for a token.\n",
+    .summary = "speed of generation, on one rank or on several that share the cache",
+    .explanation = "Fills the context with a prompt of random tokens, then generates tokens one by one, with "
+                   "random weights. On several ranks, as in smelt launch -n 2 -- bench decode\n"
+                   "CONFIG.yaml layout.cp=2, the ranks share the cache. token_ms is the median time per "
+                   "token, best_ms the minimum; sent_bytes is the number of bytes that a rank sends per "
+                   "token.\n",
     .config = BENCH_CONFIG_REQUIRED,
     .ranks = true,
     BENCH_PARTS(DecodeOptions, run_decoding),
-    .plot = {"Generation", "context", "tokens_s", {"ranks"}, "context, tokens", "tokens/s", .x_logarithmic = true},
+    .plot = {"Generation", "context", "tokens_s", {"ranks"}, "context in tokens", "tokens/s", .x_logarithmic = true},
 };

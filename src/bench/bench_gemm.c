@@ -36,13 +36,19 @@ static const int64_t MOST = 1 << 22;                       /* of m, n, k: leadin
 static const Option rows[] = {
     BENCH_ROWS,
     STRING_OPTION(m, "", "", "rows of C: numbers, or ranges such as 256..8192; empty: 256..2048, on a GPU 1024..8192"),
-    STRING_OPTION(n, "", "", "columns of C, likewise; empty: n = m"),
-    STRING_OPTION(k, "", "", "depth, likewise; empty: k = m"),
-    CHOICE_OPTION(
-        type, "all", "all|bf16|fp8|fp32", "of A and B; fp32 on CPUs, fp8 (A e4m3 and e5m2, B e4m3, layout nt) on GPUs that have it"),
-    CHOICE_OPTION(layout, "nt", "nt|nn|tn|all", "of a sweep: nt is forward (x w^T), nn the gradient of x, tn that of w, in fp32"),
-    CHOICE_OPTION(cache, "cold", "cold|hot", "cold: operands rotate through twice the last cache; hot: the same ones again"),
-    CHOICE_OPTION(provider, "all", "all|own|chosen|onednn", "whose GEMMs: smelt's own, what training runs, oneDNN's"),
+    STRING_OPTION(n, "", "", "columns of C: numbers or ranges; empty: n = m"),
+    STRING_OPTION(k, "", "", "depth: numbers or ranges; empty: k = m"),
+    CHOICE_OPTION(type, "all", "all|bf16|fp8|fp32",
+        "type of A and B; fp32: CPUs only; fp8: GPUs with fp8 only, with A in e4m3 and e5m2, B "
+        "in e4m3, layout nt"),
+    CHOICE_OPTION(layout, "nt", "nt|nn|tn|all",
+        "layouts of a sweep: nt is the forward pass (x w^T), nn the gradient of x, tn the gradient "
+        "of w in fp32"),
+    CHOICE_OPTION(cache, "cold", "cold|hot",
+        "cold: operands rotate through twice the last-level cache; hot: every call reuses the same "
+        "operands"),
+    CHOICE_OPTION(provider, "all", "all|own|chosen|onednn",
+        "implementation: own: smelt's kernels, chosen: the GEMM that training runs, onednn: oneDNN"),
 };
 
 /* -- Shapes -------------------------------------------------------------------------------------------------------- */
@@ -351,7 +357,8 @@ static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error 
     bool good = !forward.count ||
                 (measure_type(bench, &forward, GEMM_E4M3, tally, error) && measure_type(bench, &forward, GEMM_E5M2, tally, error));
     if (good && tally->missing)
-        log_info("fp8: %s lacks %d GEMMs: of n or k that are no multiples of 16", device_info(bench->device)->name, tally->missing);
+        log_info("fp8: %s has no kernel for %d GEMMs, because their n or k is not a multiple of 16", device_info(bench->device)->name,
+            tally->missing);
     return good;
 }
 
@@ -373,9 +380,10 @@ static bool run_gemms(Bench *bench, Error *error) {
     Tally tally = {0};
     if (!bench_open_device(bench, options->type == CHOICE_FP32 ? PRECISION_FP32 : PRECISION_BF16, error)) return false;
     if (options->type == CHOICE_FP32 && !has_gemms(bench, GEMM_F32))
-        return error_set(error, ERROR_USAGE, "type=fp32: GPUs have GEMMs of bf16 and fp8 only; give device=cpu");
+        return error_set(error, ERROR_USAGE, "type=fp32: GPUs have only bf16 and fp8 GEMMs: set device=cpu");
     if (options->type == CHOICE_FP8 && !has_gemms(bench, GEMM_E4M3))
-        return error_set(error, ERROR_USAGE, "type=fp8: %s has no GEMMs of fp8; some GPUs have", device_info(bench->device)->name);
+        return error_set(
+            error, ERROR_USAGE, "type=fp8: %s has no fp8 GEMMs: use another GPU or another type", device_info(bench->device)->name);
     if (bench->configured) {
         shapes_of_model(&shapes, &bench->config);
         bench->results.plot.x = "us";
@@ -389,19 +397,20 @@ static bool run_gemms(Bench *bench, Error *error) {
         log_info("best: %.3f TFLOP/s, %s %" PRId64 " x %" PRId64 " x %" PRId64, tally.best / 1e12, type_names[tally.best_type], best->m,
             best->n, best->k);
     return !tally.wrong ||
-           error_set(error, ERROR_NUMERICS, "%d GEMMs gave wrong results (WRONG above): do not train with them", tally.wrong);
+           error_set(error, ERROR_NUMERICS, "%d GEMMs gave wrong results (marked WRONG): do not train on this device", tally.wrong);
 }
 
 const Benchmark bench_gemm = {
     .name = "gemm",
-    .summary = "GEMMs (matrix products): of a model's step, or a sweep of m, n, k",
-    .explanation =
-        "With CONFIG.yaml: every GEMM of one microbatch of its training step, and how often it occurs. Without: a sweep over m, n and "
-        "k.\n"
-        "Operands are random normal numbers that rotate through twice the last cache. A sample of every result is checked in double "
-        "precision.\n"
-        "On a GPU smelt's own kernels (own) stand beside what training runs (chosen: the vendor's library where it is there), also in fp8\n"
-        "(A in e4m3 and in e5m2, C in bf16, scales of one); on a CPU oneDNN's GEMM in fp32 (onednn), where libdnnl is installed.\n",
+    .summary = "GEMMs of a model's training step, or a sweep over m, n and k",
+    .explanation = "With CONFIG.yaml: measures every GEMM in one microbatch of its training step, and "
+                   "counts how often each occurs. Without: sweeps over m, n and k.\n"
+                   "Operands are random normal numbers that rotate through twice the last-level cache. A "
+                   "sample of every result is checked in double precision.\n"
+                   "On a GPU, own is smelt's kernel and chosen is the GEMM that training runs (the "
+                   "vendor's library if it is installed), also in fp8\n"
+                   "(A in e4m3 and e5m2, C in bf16, scales of one). On a CPU, onednn is oneDNN's fp32 "
+                   "GEMM if libdnnl is installed.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     BENCH_PARTS(GemmOptions, run_gemms),
     .plot = {"GEMM", "m", "tflops", {"type", "provider", "layout"}, "rows of C", "TFLOP/s", .x_logarithmic = true},

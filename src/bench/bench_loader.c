@@ -26,10 +26,10 @@ typedef struct LoaderBenchOptions {
 static const Option rows[] = {
     BENCH_OUTPUT_ROWS,
     INT_OPTION(length, "4096", 1, 1 << 24, "tokens", "length of a sequence"),
-    INT_OPTION(sequences, "16", 1, 1 << 24, "sequences", "of a batch"),
-    INT_OPTION(samples, "16384", 1, 1e12, "sequences", "that are read, cold and again"),
-    INT_OPTION(step_tokens, "16Mi", 1, 1e15, "tokens", "that this machine reads for a step of training"),
-    INT_OPTION(seed, "1", 0, 1e15, "", "decides which samples"),
+    INT_OPTION(sequences, "16", 1, 1 << 24, "sequences", "sequences per batch"),
+    INT_OPTION(samples, "16384", 1, 1e12, "sequences", "batches to read, first cold, then from memory"),
+    INT_OPTION(step_tokens, "16Mi", 1, 1e15, "tokens", "tokens that this machine reads per training step"),
+    INT_OPTION(seed, "1", 0, 1e15, "", "seed of the sampler"),
 };
 
 static const BenchColumn columns[] = {{"test", BENCH_TEXT, 6}, {"length", 0, 8}, {"sequences", 0, 9}, {"samples", 0, 9}, {"seconds", 3, 9},
@@ -57,7 +57,7 @@ static bool drop_file(const char *path, Error *error) {
     SCOPED(file_close) File file = {0};
     if (!file_open(&file, path, error)) return false;
     if (posix_fadvise(file.descriptor, 0, 0, POSIX_FADV_DONTNEED))
-        log_warn("%s: the system keeps what it read: cold reads may come from memory", path);
+        log_warn("%s: the page cache keeps this file, so cold reads may come from memory", path);
     return true;
 }
 
@@ -122,15 +122,13 @@ static bool run_loader(Bench *bench, Error *error) {
 
 const Benchmark bench_loader = {
     .name = "loader",
-    .summary = "batches from token shards, from the disk and from memory",
-    .explanation =
-        "Reads SHARDS, a token shard or a folder of them, as training does, and prints tokens/s of the loader alone, in all and by "
-        "second of CPU time; pages\n"
-        "read from the disk a second; the scatter factor, bytes read over bytes needed; and the step time below which this "
-        "storage would hold up a\n"
-        "training that reads step_tokens for a step on this machine.\n",
+    .summary = "batches from token shards, read from disk and from memory",
+    .explanation = "Reads token shards (SHARDS: a prefix or a folder) as training does, without training. "
+                   "Prints tokens/s by wall time and by CPU time, pages\n"
+                   "read from disk per second, the scatter factor (bytes read over bytes needed), and "
+                   "step_s: if a training step on this machine reads step_tokens and\n"
+                   "takes less time than step_s, storage is the bottleneck.\n",
     .positional = "SHARDS",
     BENCH_PARTS(LoaderBenchOptions, run_loader),
-    .plot = {"Loader", "length", "tokens_per_s", {"test"}, "tokens of a sequence", "tokens/s", .x_logarithmic = true,
-        .y_logarithmic = true},
+    .plot = {"Loader", "length", "tokens_per_s", {"test"}, "tokens per sequence", "tokens/s", .x_logarithmic = true, .y_logarithmic = true},
 };

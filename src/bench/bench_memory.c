@@ -26,11 +26,11 @@ enum { PAGES_PLAIN, PAGES_HUGE }; /* pages= */
 static const Option rows[] = {
     BENCH_ROWS,
     STRING_OPTION(bytes, "", "bytes",
-        "of all arrays of a kernel together: numbers or ranges such as 16Ki..1Gi; empty: from 16Ki to four times the last cache, and half "
-        "of what is free"),
-    CHOICE_OPTION(pages, "plain", "plain|huge", "of the CPU's memory: as programs have it, or as smelt asks for it"),
+        "total bytes of a kernel's arrays: numbers or ranges such as 16Ki..1Gi; empty: 16Ki to "
+        "four times the last-level cache, and half of the free memory"),
+    CHOICE_OPTION(pages, "plain", "plain|huge", "pages of CPU memory; huge: as training requests them"),
     CHOICE_OPTION(kernel, "all", "all|copy|scale|add|triad|read|write|driver_copy|upload|download|upload_pinned|download_pinned",
-        "which to measure; those after write are a GPU's"),
+        "kernel to measure; driver_copy and the following ones need a GPU"),
 };
 
 /* In the order of kernel=. From DRIVER_COPY on, a GPU's driver makes the copies. */
@@ -94,7 +94,7 @@ FOR_EACH_CPU static void cpu_read(const MemoryPart *part) {
     __asm__ volatile("" : : "m"(sum));
 }
 
-/* The number of device arrays that a kernel uses, the arrays that are a, b and c of STREAM, and its
+/* For each kernel: the number of its device arrays, which of them are a, b and c of STREAM, and its
  * implementations for CPU and GPU. */
 static const struct {
     const char *name;
@@ -286,7 +286,8 @@ static bool run_memory(Bench *bench, Error *error) {
     const int64_t most = (int64_t)1 << 46;
     if (!bench_open_device(bench, PRECISION_BF16, error)) return false;
     if (options->kernel > DRIVER_COPY && !is_gpu(bench->device))
-        return error_set(error, ERROR_USAGE, "kernel=%s: only a GPU has such copies", kernels[options->kernel - 1].name);
+        return error_set(
+            error, ERROR_USAGE, "kernel=%s needs a GPU: choose a kernel from copy to write", kernels[options->kernel - 1].name);
     BenchList sizes;
     if (!*options->bytes) default_sizes(&sizes, bench->device);
     else if (!bench_list(&sizes, "bytes", options->bytes, most, error)) return false;
@@ -305,10 +306,10 @@ static bool run_memory(Bench *bench, Error *error) {
 const Benchmark bench_memory = {
     .name = "memory",
     .summary = "bandwidth: copy, scale, add, triad, read, write; host and GPU",
-    .explanation = "STREAM's kernels, and reading and writing alone, over working sets from the first cache to most of memory. Bytes are "
-                   "counted as STREAM counts them.\n"
-                   "On a GPU also the driver's own copy, and copies from ordinary host memory (upload), to it (download), and the same "
-                   "with pinned memory.\n",
+    .explanation = "Measures STREAM's kernels, and pure reads and writes, over working sets from the "
+                   "first-level cache to most of memory. Bytes are counted as in STREAM.\n"
+                   "On a GPU, it also measures the driver's copy, and copies from pageable host memory "
+                   "(upload), to it (download), and the same with pinned memory.\n",
     BENCH_PARTS(MemoryOptions, run_memory),
-    .plot = {"Memory bandwidth", "bytes", "gbps", {"kernel"}, "bytes of all arrays", "GB/s", .x_logarithmic = true},
+    .plot = {"Memory bandwidth", "bytes", "gbps", {"kernel"}, "total bytes of all arrays", "GB/s", .x_logarithmic = true},
 };

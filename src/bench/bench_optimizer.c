@@ -25,9 +25,9 @@ static const char choices[] = "all"
 #define FIELD(name) offsetof(OptimizerOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    CHOICE_OPTION(optimizer, "all", choices, "which to measure"),
-    INT_OPTION(width, "1024", 1, 65536, "", "of square matrices, without a configuration"),
-    INT_OPTION(parameters, "0", 0, 1e12, "", "in as many matrices, at least one; 0: 32M, on a GPU 1G"),
+    CHOICE_OPTION(optimizer, "all", choices, "optimizer to measure"),
+    INT_OPTION(width, "1024", 1, 65536, "", "dimension of the square matrices, without a configuration"),
+    INT_OPTION(parameters, "0", 0, 1e12, "", "total parameters of all matrices, at least one matrix; 0: 32M, on a GPU 1G"),
 };
 
 static const BenchColumn columns[] = {{"optimizer", BENCH_TEXT, 9}, {"type", BENCH_TEXT, 5}, {"parameters", 0, 13}, {"bytes", 0, 15},
@@ -94,7 +94,7 @@ static bool measure_step(Bench *bench, const Graph *graph, int name, Error *erro
 static bool run_optimizer(Bench *bench, Error *error) {
     const OptimizerOptions *options = bench->options;
     Precision precision = bench->configured ? bench->config.precision : PRECISION_BF16;
-    if (precision == PRECISION_FP64) return error_set(error, ERROR_USAGE, "precision=fp64 is for checks, not for speed: give bf16 or fp32");
+    if (precision == PRECISION_FP64) return error_set(error, ERROR_USAGE, "precision=fp64 exists only for checks: set bf16 or fp32");
     if (!bench_open_device(bench, precision, error)) return false;
     int64_t wanted = options->parameters ? options->parameters : bench_sizes(bench->device)->optimizer_parameters;
     Graph *graph = bench->configured
@@ -109,10 +109,11 @@ static bool run_optimizer(Bench *bench, Error *error) {
 
 const Benchmark bench_optimizer = {
     .name = "optimizer",
-    .summary = "an update of all parameters by each optimizer",
-    .explanation = "With CONFIG.yaml: its parameters and optimizer settings. Without: square matrices. GB/s count what an update has to "
-                   "read and write once: master weights,\n"
-                   "gradients, state and weights. Muon also multiplies matrices, so it is slower than its bytes.\n",
+    .summary = "an update of all parameters, by each optimizer",
+    .explanation = "With CONFIG.yaml: measures its parameters and optimizer settings. Without: square "
+                   "matrices. GB/s count the minimum traffic of an update: master weights,\n"
+                   "gradients, optimizer state and weights. Muon also multiplies matrices, so its GB/s are "
+                   "lower.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     BENCH_PARTS(OptimizerOptions, run_optimizer),
     .plot = {"Optimizers", "parameters", "gbps", {"optimizer"}, "parameters", "GB/s", .x_logarithmic = true},

@@ -22,12 +22,14 @@ typedef struct StorageOptions {
 #define FIELD(name) offsetof(StorageOptions, name)
 static const Option rows[] = {
     BENCH_OUTPUT_ROWS,
-    INT_OPTION(bytes, "1Gi", 4096, 1e15, "bytes", "of the file"),
-    INT_OPTION(block, "8Mi", 4096, 1 << 30, "bytes", "of one sequential read or write"),
-    INT_OPTION(reads, "2000", 1, 1e9, "", "of 4 KiB at random places, and of small durable writes a tenth of it"),
-    INT_OPTION(step_tokens, "16Mi", 1, 1e15, "tokens", "that a step of training reads from here, on all GPUs together"),
-    INT_OPTION(token_bytes, "2", 1, 8, "bytes", "of a token"),
-    REAL_OPTION(scatter, "2", 1, 1e6, "", "bytes read over bytes needed: 1 to 2 for long sequences, to 8 for short or fragmented ones"),
+    INT_OPTION(bytes, "1Gi", 4096, 1e15, "bytes", "size of the file"),
+    INT_OPTION(block, "8Mi", 4096, 1 << 30, "bytes", "size of one sequential read or write"),
+    INT_OPTION(reads, "2000", 1, 1e9, "", "random reads of 4 KiB; small durable writes are a tenth of this number"),
+    INT_OPTION(step_tokens, "16Mi", 1, 1e15, "tokens", "tokens that all GPUs of this machine read per training step"),
+    INT_OPTION(token_bytes, "2", 1, 8, "bytes", "bytes per token"),
+    REAL_OPTION(scatter, "2", 1, 1e6, "",
+        "bytes read over bytes needed: 1 to 2 for long sequences, up to 8 for short or fragmented "
+        "ones"),
 };
 
 static const BenchColumn columns[] = {{"test", BENCH_TEXT, 22}, {"bytes", 0, 14}, {"block", 0, 10}, {"operations", 0, 11},
@@ -46,7 +48,7 @@ typedef struct Disk {
 static bool check_space(const Disk *disk, Error *error) {
     double available = file_free_bytes(disk->file.path);
     return available < 0 || (double)disk->bytes < available ||
-           error_set(error, ERROR_DATA, "%s has %.0f bytes free and bytes=%lld are to be written: give fewer", disk->file.path, available,
+           error_set(error, ERROR_DATA, "%s has only %.0f free bytes, but bytes=%lld: reduce bytes", disk->file.path, available,
                (long long)disk->bytes);
 }
 
@@ -80,8 +82,8 @@ static bool read_whole_file(const Disk *disk, Error *error) {
         if (!file_read_at(&disk->file, disk->buffer, length, at, error)) return false;
         if (length >= (int64_t)sizeof found) memcpy(&found, disk->buffer, sizeof found);
         if (found != at)
-            return error_set(error, ERROR_DATA, "%s gave back other bytes than were written, at %lld: do not keep data there",
-                disk->file.path, (long long)at);
+            return error_set(
+                error, ERROR_DATA, "%s returned wrong data at offset %lld: do not store anything there", disk->file.path, (long long)at);
     }
     return true;
 }
@@ -120,7 +122,7 @@ static bool write_pages(const Disk *disk, Error *error) {
 
 static void drop_disk_pages(const Disk *disk, int advice) {
     if (posix_fadvise(disk->file.descriptor, 0, 0, POSIX_FADV_DONTNEED) || posix_fadvise(disk->file.descriptor, 0, 0, advice))
-        log_warn("%s: the system keeps what it read: cold reads may come from memory", disk->file.path);
+        log_warn("%s: the page cache keeps this file, so cold reads may come from memory", disk->file.path);
 }
 
 /* Returns the shortest step that reading at this rate does not delay: scatter * tokens * bytes per
@@ -176,13 +178,13 @@ static bool run_storage(Bench *bench, Error *error) {
 
 const Benchmark bench_storage = {
     .name = "storage",
-    .summary = "a folder's file system: durable writes, reads in order and at random",
-    .explanation =
-        "Writes a file without a name into FOLDER, makes it durable, reads it without and with the help of the page cache, "
-        "reads pages at random, and\n"
-        "writes small pieces that are each made durable. Give bytes above the memory of the machine where the system keeps "
-        "pages that it was told to drop. step_s is the time of a step below which reading would hold up a training of step_tokens.\n",
+    .summary = "a folder's file system: durable writes, sequential and random reads",
+    .explanation = "Writes an unnamed file into FOLDER and syncs it, reads it from disk and from the page "
+                   "cache, reads random pages, and\n"
+                   "writes small pieces with a sync after each. If the file system ignores requests to "
+                   "drop cached pages, set bytes above the size of memory. step_s: if a training step "
+                   "reads step_tokens and takes less time than step_s, storage is the bottleneck.\n",
     .positional = "FOLDER",
     BENCH_PARTS(StorageOptions, run_storage),
-    .plot = {"Storage", "block", "gbps", {"test"}, "bytes of an operation", "GB/s", .x_logarithmic = true, .y_logarithmic = true},
+    .plot = {"Storage", "block", "gbps", {"test"}, "bytes per operation", "GB/s", .x_logarithmic = true, .y_logarithmic = true},
 };

@@ -122,7 +122,8 @@ static bool run_timed_step(Session *session, Profile *profile, Error *error) {
     amax_history_note(session->history, session->step, true);
     double executed = log_seconds(), norm = sqrt(precise_value(session_gradient_squares(session)));
     if (!isfinite(norm))
-        return error_set(error, ERROR_NUMERICS, "the gradient's norm is %g in step %lld on random tokens", norm, (long long)session->step);
+        return error_set(error, ERROR_NUMERICS, "the gradient norm is %g in step %lld on random tokens: change the configuration", norm,
+            (long long)session->step);
     session_update(session, norm);
     if (!profile) return true;
     device_synchronize(session->device);
@@ -211,8 +212,8 @@ static bool check_fit(Trainer *trainer, int64_t sequences, Error *error) {
     log_format_bytes((double)bytes_needed(trainer, sequences), needed);
     log_format_bytes((double)trainer->available, have);
     return error_set(error, ERROR_MEMORY,
-        "a microbatch of %lld sequences of %lld tokens needs %s and %s are free: give recompute=block, a smaller data.length or a "
-        "smaller model",
+        "a microbatch of %lld sequences of %lld tokens needs %s, but only %s are free: set "
+        "recompute=block, reduce data.length, or use a smaller model",
         (long long)sequences, (long long)trainer->config.data.length, needed, have);
 }
 
@@ -225,7 +226,8 @@ static bool measure_trainer(Trainer *trainer, const TrainMeasure *measure, Train
     double seconds;
     if (config->optimizer.in_backward && measure->accumulation > 1)
         return error_set(error, ERROR_USAGE,
-            "optimizer.in_backward=true has one microbatch a step, and accumulation=%lld: give accumulation=1",
+            "accumulation=%lld: optimizer.in_backward=true allows only one microbatch per "
+            "step: set accumulation=1",
             (long long)measure->accumulation);
     if (!check_fit(trainer, sequences ? sequences : 1, error) ||
         (!sequences && !search(trainer, largest_fitting(trainer, most), &sequences, error)))
@@ -278,15 +280,16 @@ static bool run_training(Bench *bench, Error *error) {
 
 const Benchmark bench_train = {
     .name = "train",
-    .summary = "how fast a configuration trains, with the best microbatch",
-    .explanation =
-        "Whole training steps on random tokens, or on random images and texts of a flux: images/s are tokens_s / data.length. The "
-        "microbatch is searched from the largest whose plan fits downwards. TFLOP/s count what "
-        "the model's operations need,\n"
-        "without recomputation; % of peak is of the vendor's figure for the GPU, with fp8.recipe that in fp8, % of best of the best "
-        "large GEMM in the configuration's precision measured here. profile=N measures N more steps and prints the time of each "
-        "operation.\n",
+    .summary = "training speed of a configuration, with the fastest microbatch",
+    .explanation = "Measures whole training steps on random tokens, or for flux on random images and "
+                   "texts: images/s are tokens_s / data.length. The search for the fastest microbatch "
+                   "starts from the largest one that fits into memory. TFLOP/s count the model's "
+                   "operations\n"
+                   "without recomputation. % of peak relates them to the vendor's figure for the GPU (the "
+                   "fp8 figure if fp8.recipe is set), % of best to the fastest large GEMM measured here "
+                   "in the configuration's precision. profile=N measures N more steps and prints the time "
+                   "of each operation.\n",
     .config = BENCH_CONFIG_REQUIRED,
     BENCH_PARTS(TrainOptions, run_training),
-    .plot = {"Training", "microbatch", "tokens_s", {"type"}, "sequences of a microbatch", "tokens/s"},
+    .plot = {"Training", "microbatch", "tokens_s", {"type"}, "sequences per microbatch", "tokens/s"},
 };

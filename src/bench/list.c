@@ -13,8 +13,9 @@ typedef struct ListText {
 
 static bool refuse_list(const ListText *from, Error *error) {
     return error_set(error, ERROR_USAGE,
-        "%s=%s: give numbers from 1 to %lld, at most %d, such as 64,1Ki or 256..8192 (doubling) or 256..4096+256", from->option, from->text,
-        (long long)from->most, BENCH_LIST_NUMBERS);
+        "%s=%s: must be numbers from 1 to %lld, at most %d of them; for example 64,1Ki or "
+        "256..8192 (doubling) or 256..4096+256",
+        from->option, from->text, (long long)from->most, BENCH_LIST_NUMBERS);
 }
 
 static bool append_number(BenchList *list, const ListText *from, int64_t number, Error *error) {

@@ -1,6 +1,6 @@
-/* A plot of results: curves over axes and a legend, as a self-contained SVG file. The axes are
- * those of the report page (report/chart.h). Owns the points while it draws; called when results
- * are written. */
+/* Plots results as a self-contained SVG file: curves over axes, and a legend. Ticks and labels are
+ * as in the report page (report/chart.h). Owns the points while it draws; called when results are
+ * written. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>

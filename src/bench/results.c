@@ -204,7 +204,7 @@ static bool write_results(const Bench *bench, const Machine *machine, const char
     FILE *file = open_memstream(&text, &length);
     if (file) writer(bench, machine, file);
     bool written = file && fclose(file) == 0 && file_output(path, text, (int64_t)length, error);
-    return written || error_set(error, ERROR_DATA, "%s=%s cannot be written: %s", option, path, strerror(errno));
+    return written || error_set(error, ERROR_DATA, "cannot write %s=%s: %s", option, path, strerror(errno));
 }
 
 bool bench_write(const Bench *bench, Error *error) {

@@ -24,7 +24,7 @@ typedef struct SuiteOptions {
     int mode, precision;
 } SuiteOptions;
 
-enum { PRECISION_OF_CONFIG, RECIPE_OF_CONFIG = 0 }; /* the other choices are those of Precision and Fp8Recipe */
+enum { PRECISION_OF_CONFIG, RECIPE_OF_CONFIG = 0 }; /* otherwise a Precision, or an Fp8Recipe */
 enum { MODE_LORA = 2, USUAL_RANK = 16 };
 static const char *const modes[] = {"pretrain", "finetune", "lora"};
 
@@ -32,15 +32,15 @@ static const char *const modes[] = {"pretrain", "finetune", "lora"};
 static const Option rows[] = {
     BENCH_ROWS,
     STRING_OPTION(configs, "configs/gpt2-124m.yaml,configs/mpt-1b.yaml,configs/mpt-3b.yaml,configs/mpt-7b.yaml,configs/llama3.1-8b.yaml",
-        "", "configuration files with commas between them"),
+        "", "comma-separated configuration files"),
     CHOICE_OPTION(mode, "pretrain", "pretrain|finetune|lora",
-        "finetune: of all weights, which computes the same; lora: of adapters of rank 16, or as the configurations say"),
-    CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64|pure_bf16", "data type; same: as the configurations say"),
-    CHOICE_OPTION(
-        fp8.recipe, "same", "same|none|tensor|row|row_gw_hp|block|mxfp8", "linear layers in fp8; same: as the configurations say"),
-    STRING_OPTION(lengths, "", "tokens", "of a sequence: numbers or ranges; empty: as the configurations say"),
+        "finetune: all weights, same speed as pretrain; lora: adapters of the configuration's "
+        "rank, or of rank 16"),
+    CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64|pure_bf16", "data type; same: the configuration's"),
+    CHOICE_OPTION(fp8.recipe, "same", "same|none|tensor|row|row_gw_hp|block|mxfp8", "linear layers in fp8; same: the configuration's"),
+    STRING_OPTION(lengths, "", "tokens", "sequence lengths: numbers or ranges; empty: the configuration's"),
     TRAIN_ROWS,
-    STRING_OPTION(perf, "", "", "perf.csv of ROCm's MAD harness to append to"),
+    STRING_OPTION(perf, "", "", "file in the format of ROCm MAD's perf.csv, to append to"),
 };
 
 static const BenchColumn columns[] = {{"model", BENCH_TEXT, 20}, {"mode", BENCH_TEXT, 9}, {"type", BENCH_TEXT, 5}, {"gpus", 0, 5},
@@ -92,14 +92,14 @@ static bool append_perf(const Bench *bench, const SuiteEntry *entry, Error *erro
     if (!*path) return true;
     bool empty = file_read_start(path, first, sizeof first) <= 0;
     if (!empty && strcmp(first, perf_header) != 0)
-        return error_set(error, ERROR_USAGE, "perf=%s has other columns than these 29: give another file", path);
+        return error_set(error, ERROR_USAGE, "perf=%s does not have the 29 columns of perf.csv: choose another file", path);
     FILE *stream = open_memstream(&text, &length);
     if (stream && empty) fputs(perf_header, stream);
     if (stream) print_perf(bench, entry, stream);
     bool written = stream && fclose(stream) == 0;
     SCOPED(file_close) File file = {0};
     written = written && file_open_append(&file, path, false, error) && file_append(&file, text, (int64_t)length, error);
-    return written || error_set(error, ERROR_DATA, "perf=%s cannot be written: %s", path, strerror(errno));
+    return written || error_set(error, ERROR_DATA, "cannot write perf=%s: %s", path, strerror(errno));
 }
 
 /* -- Models -------------------------------------------------------------------------------------------------------- */
@@ -174,7 +174,8 @@ static bool measure_lengths(Bench *bench, const BenchList *lengths, Error *error
     for (char *path; (path = strsep(&rest, ","));)
         for (int i = 0; *path && i < lengths->count; i++)
             if (!measure_config(bench, path, lengths->numbers[i], best, &failed, error)) return false;
-    return !failed || error_set(error, ERROR_INTERNAL, "%d of %d rows failed; the reasons are above", failed, bench->results.row_count);
+    return !failed ||
+           error_set(error, ERROR_INTERNAL, "%d of %d rows failed, for the reasons given above", failed, bench->results.row_count);
 }
 
 static bool run_suite(Bench *bench, Error *error) {
@@ -188,10 +189,10 @@ static bool run_suite(Bench *bench, Error *error) {
 
 const Benchmark bench_suite = {
     .name = "suite",
-    .summary = "the table of tokens/s and TFLOP/s per GPU of several models, and perf.csv",
-    .explanation = "bench train for each of several configurations, in one training mode and data type, at one or more sequence lengths. "
-                   "perf= appends each row to a perf.csv\n"
-                   "in the 29 columns of ROCm's MAD harness; failures are rows there too.\n",
+    .summary = "tokens/s and TFLOP/s per GPU of several models, as a table and as perf.csv",
+    .explanation = "Runs bench train for several configurations, in one training mode and data type, at one "
+                   "or more sequence lengths. perf= appends each row to a perf.csv\n"
+                   "with the 29 columns of ROCm's MAD harness; a failure is also a row.\n",
     BENCH_PARTS(SuiteOptions, run_suite),
-    .plot = {"Training", "length", "tflops_per_gpu", {"model", "type"}, "tokens of a sequence", "TFLOP/s per GPU", .x_logarithmic = true},
+    .plot = {"Training", "length", "tflops_per_gpu", {"model", "type"}, "tokens per sequence", "TFLOP/s per GPU", .x_logarithmic = true},
 };

@@ -78,8 +78,8 @@ static void fill_arena(const BenchArena *arena, GemmType type) {
 bool bench_fits(const Device *device, int64_t bytes, const char *what, const char *less, Error *error) {
     int64_t available = device_available(device);
     return available < 0 || bytes <= available ||
-           error_set(
-               error, ERROR_MEMORY, "%s needs %lld bytes and %lld are free: give %s", what, (long long)bytes, (long long)available, less);
+           error_set(error, ERROR_MEMORY, "%s needs %lld bytes, but only %lld are free: use %s", what, (long long)bytes,
+               (long long)available, less);
 }
 
 bool bench_arena_open(BenchArena *arena, Device *device, int64_t set_bytes, bool cold, GemmType type, Error *error) {

@@ -448,8 +448,8 @@ static void generation_is_measured_alone_and_by_ranks(void **state) {
         json_decref(json);
         free(command), free(launch), free(smelt);
     }
-    expect_code("decode %s/decode.yaml device=cpu prompt=1000000", ERROR_USAGE, "do not fit into model.context=");
-    expect_code("decode %s/decode.yaml device=cpu prompt=4 tokens=5 layout.cp=2", ERROR_USAGE, "1 rank generates: give layout.cp=1");
+    expect_code("decode %s/decode.yaml device=cpu prompt=1000000", ERROR_USAGE, "prompt=1000000 tokens=64 exceed model.context=");
+    expect_code("decode %s/decode.yaml device=cpu prompt=4 tokens=5 layout.cp=2", ERROR_USAGE, "1 rank is started: set layout.cp=1");
 }
 
 /* -- Training ------------------------------------------------------------------------------------------------------ */
@@ -507,7 +507,7 @@ static void a_perf_file_with_other_columns_is_left_alone(void **state) {
     write_input("two.yaml", small_llama);
     write_input("other.csv", "model,performance\n");
     expect_code("suite configs=%s/two.yaml microbatch=1 accumulation=1 measured_steps=1 perf=%s/other.csv device=cpu", ERROR_USAGE,
-        "other columns");
+        "other.csv 29 columns");
     char *text = read_result("other.csv");
     assert_string_equal(text, "model,performance\n");
     free(text);
