@@ -1,7 +1,7 @@
-/* Three comparisons on one batch: logits of the training program, its loss and gradients, and the
- * losses of ten updates. An error is that of a whole tensor, the norm of the difference over the
- * norm of the expected values: in bf16, 0.05 is a cosine of 0.999. Owns its training session while
- * it runs. */
+/* Three comparisons on one batch: the logits of the training program, its loss and gradients, and
+ * the losses of ten updates. The error of a tensor is the norm of the difference over the norm of
+ * the expected values. In bf16, an error of 0.05 is a cosine of 0.999. Owns its training session
+ * while it runs. */
 #include "eval/debug_state.h"
 
 #include <math.h>

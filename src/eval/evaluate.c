@@ -1,5 +1,5 @@
-/* The loss on token shards, in order, every sample once. Bits per byte divide all bits, including
- * those of separators, by the bytes of text of the targets. These equal the bytes of the text
+/* The loss on token shards, in order, every sample once. Bits per byte are all bits, including the
+ * bits of separators, over the bytes of text of the targets. These equal the bytes of the text
  * unless the tokenizer normalizes it. Owns nothing after it returns. Called by the training loop
  * and `smelt eval`. */
 #include <assert.h>
@@ -212,8 +212,7 @@ static int64_t count_evaluated(const EvaluationInput *input) {
 /* Prompts may be longer than all evaluated sequences: a mean over no tokens is not a loss, and not
  * a fault of the model. */
 static bool refuse_untrained(int64_t samples, Error *error) {
-    return error_set(error, ERROR_DATA,
-        "its first %lld sequences, all that are evaluated, have no token that is trained, so that there is no loss: evaluate more of them",
+    return error_set(error, ERROR_DATA, "the evaluated sequences (the first %lld) contain no trained token: evaluate more sequences",
         (long long)samples);
 }
 
@@ -274,7 +273,7 @@ static EvaluationInput input_of(const Config *config, const Corpus *corpus, cons
 
 static bool name_source(const Config *config, Error *error) {
     if (config->data.valid[0]) return error_context(error, "data.valid=%s", config->data.valid);
-    return error_context(error, "the validation part, data.valid_fraction=%g of data.train=%s (0: no evaluation)",
+    return error_context(error, "the validation split, data.valid_fraction=%g of data.train=%s (0: no evaluation)",
         config->data.valid_fraction, config->data.train);
 }
 
@@ -294,7 +293,7 @@ static bool check_trained(const EvaluationInput *input, SetReading *reading, Err
 
 bool evaluate_check(const Config *config, const Corpus *corpus, Error *error) {
     if (!corpus->has_valid && (config->eval.patience || config->checkpoint.keep_best))
-        return error_set(error, ERROR_USAGE, "%s compares validation losses, and there is no validation part: give data.valid",
+        return error_set(error, ERROR_USAGE, "%s needs validation losses, but there is no validation data: set data.valid",
             config->eval.patience ? "eval.patience" : "checkpoint.keep_best=true");
     if (!corpus->has_valid || corpus->image_length) return true;
     const Program shape = {.model = {.sequences = config->batch.sequences, .length = config->data.length}};
@@ -348,7 +347,8 @@ static void take_pair(void *context, int64_t token, double chosen, double reject
     answers->values[2 * (pair - answers->pairs) + 1] = rejected;
 }
 
-/* Takes the minimum over all ranks, which is the value of the rank that knows it. */
+/* Takes the minimum over all ranks. Ranks that do not know a value have `unknown`, which is larger.
+ * */
 static bool share_answers(Answers *answers, Comm *comm, Error *error) {
     if (!comm_host_all_reduce(comm, "reference", answers->values, 2 * answers->count, COMM_F64, COMM_MIN, error)) return false;
     for (int64_t i = 0; i < answers->count; i++) {
@@ -357,8 +357,8 @@ static bool share_answers(Answers *answers, Comm *comm, Error *error) {
         answers->pairs[i].rejected = answers->values[2 * i + 1];
         if (!isfinite(answers->pairs[i].chosen) || !isfinite(answers->pairs[i].rejected))
             return error_set(error, ERROR_NUMERICS,
-                "the log-probability of an answer is NaN or infinite with the weights that the run begins "
-                "with, that of the pair at token %lld: are they those of this data's tokenizer?",
+                "the log-probability of the answers at token %lld is NaN or infinite with the "
+                "initial weights: check that the model and the data use the same tokenizer",
                 (long long)answers->pairs[i].token);
     }
     return true;
@@ -381,8 +381,9 @@ ReferencePair *evaluate_reference(Session *session, const Corpus *corpus, bool v
     exchange_finish_weights(session->training.exchange);
     bool good = evaluate_set(&input, &result, error);
     if (good && result.stopped)
-        good =
-            error_set(error, ERROR_PREEMPTED, "a stop was asked for before the first step: nothing is lost, the same command starts again");
+        good = error_set(error, ERROR_PREEMPTED,
+            "stopped by a signal before the first step: nothing is lost; run the same command "
+            "again");
     good = good && share_answers(&answers, session->comm, error);
     free(answers.values);
     if (!good) free(answers.pairs);

@@ -42,6 +42,6 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
 ReferencePair *evaluate_reference(Session *session, const Corpus *corpus, bool valid, const StopRequest *stop, Error *error);
 /* Evaluates a session's model on the validation part of its corpus. */
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error);
-/* Checks that `evaluate` can use the validation part: data that is too short or of another
- * tokenizer is refused before the first step, not after the last. */
+/* Checks that `evaluate` can use the validation data. If the data is too short or belongs to
+ * another tokenizer, the run ends before the first step, not after the last. */
 bool evaluate_check(const Config *config, const Corpus *corpus, Error *error);

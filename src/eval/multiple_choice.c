@@ -56,27 +56,27 @@ static void note_example(MultipleChoice *set, const ChoiceExample *example) {
 static const char *parse_header(const uint16_t *header, int64_t index, ChoiceExample *example) {
     example->label = header[AT_LABEL];
     example->endings = header[AT_ENDINGS];
-    if (header[AT_INDEX] != index) return "has another index";
+    if (header[AT_INDEX] != index) return "has a wrong index";
     if (example->endings < 2 || example->endings > CHOICE_ENDINGS) return "has fewer than 2 or more than 16 endings";
-    if (example->label >= example->endings) return "has a label that is none of its endings";
+    if (example->label >= example->endings) return "has a label that does not match an ending";
     return NULL;
 }
 
 /* Takes the next example from the rest of the file. Returns its fault, or NULL. */
 static const char *parse_example(ChoiceText *rest, int64_t index, ChoiceExample *example) {
     const uint16_t *header = rest->tokens;
-    if (rest->count < EXAMPLE_HEADER) return "is not there: the file is truncated";
+    if (rest->count < EXAMPLE_HEADER) return "is missing: the file is truncated";
     if (header[AT_START] != START) return "does not begin with 65535";
     int64_t length = header[AT_BYTES] / 2;
     if (header[AT_BYTES] % 2 || length < EXAMPLE_HEADER || length > rest->count)
-        return "is longer than the file, or shorter than its own header";
+        return "is longer than the file, or shorter than its header";
     const char *wrong = parse_header(header, index, example);
     ChoiceText texts = {header + EXAMPLE_HEADER, length - EXAMPLE_HEADER};
     bool good = !wrong && take_choice_text(&texts, &example->context);
     for (int i = 0; i < example->endings && good; i++) good = take_choice_text(&texts, &example->ending[i]);
     skip(rest, length);
     if (wrong) return wrong;
-    return good && texts.count == 0 ? NULL : "has a text without tokens, or texts that do not fill it";
+    return good && texts.count == 0 ? NULL : "has an empty text, or texts that do not fill it";
 }
 
 /* -- The file ------------------------------------------------------------------------------------------------------ */
@@ -84,12 +84,12 @@ static const char *parse_example(ChoiceText *rest, int64_t index, ChoiceExample 
 static bool parse_examples(MultipleChoice *set, int64_t length, const char *path, Error *error) {
     const int32_t *header = (const int32_t *)set->content;
     if (length < HEADER_BYTES || header[AT_MAGIC] != MAGIC || header[AT_VERSION] != VERSION)
-        return error_set(error, ERROR_DATA, "%s is no file of multiple-choice examples in version 1 of llm.c's format", path);
+        return error_set(error, ERROR_DATA, "%s is not a file of multiple-choice examples in version 1 of llm.c's format", path);
     ChoiceText rest = {(const uint16_t *)(set->content + HEADER_BYTES), (length - HEADER_BYTES) / 2};
     int64_t count = header[AT_EXAMPLES];
     if (count < 1 || count > rest.count / EXAMPLE_HEADER)
-        return error_set(error, ERROR_DATA, "%s says that it has %lld examples, which do not fit into its %lld bytes", path,
-            (long long)count, (long long)length);
+        return error_set(error, ERROR_DATA, "%s claims %lld examples, but they do not fit into its %lld bytes", path, (long long)count,
+            (long long)length);
     set->examples = memory_allocate((size_t)count * sizeof *set->examples);
     for (; set->count < count; set->count++) {
         ChoiceExample *example = &set->examples[set->count];
@@ -98,7 +98,7 @@ static bool parse_examples(MultipleChoice *set, int64_t length, const char *path
         note_example(set, example);
     }
     if (rest.count || length % 2)
-        return error_set(error, ERROR_DATA, "%s goes on after the %lld examples of its header", path, (long long)count);
+        return error_set(error, ERROR_DATA, "%s has more data after the %lld examples of its header", path, (long long)count);
     return true;
 }
 

@@ -36,9 +36,9 @@ typedef struct ChoiceScore {
     int chosen, chosen_mean;     /* the first ending with the lowest loss, and with the lowest loss per token */
 } ChoiceScore;
 
-/* Scores the first `count` examples. The ranks in `comm` are those of the model's mesh; each group
- * of ranks takes its share, and all ranks get all scores. `program` is a MODEL_EVALUATE program of
- * one sequence of at least set->longest - 1 tokens, with its weights set; tokens must be below its
+/* Scores the first `count` examples. `comm` has the ranks of the model's mesh. Groups of ranks
+ * divide the examples, and all ranks get all scores. `program` is a MODEL_EVALUATE program of one
+ * sequence of at least set->longest - 1 tokens, with its weights set; tokens must be below its
  * vocabulary. ERROR_NUMERICS if a loss is not finite. */
 bool multiple_choice_evaluate(
     const Program *program, Comm *comm, const MultipleChoice *set, int64_t count, ChoiceScore *scores, Error *error);

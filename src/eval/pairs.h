@@ -1,5 +1,5 @@
-/* The inputs of steps and evaluations, and those that programs with a loss over pairs of answers have
- * besides. The functions do nothing for other losses. */
+/* Inputs of steps and evaluations, with the additional inputs of a loss over pairs of answers. For
+ * other losses the functions do nothing. */
 #pragma once
 
 #include "data/data.h"

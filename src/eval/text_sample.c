@@ -64,7 +64,7 @@ static bool encode_prompt(const Corpus *corpus, const char *text, TokenIds *prom
 static bool check_prompt(const Session *session, const TokenIds *prompt, Error *error) {
     const ModelConfig *model = &session->config->model;
     if ((int64_t)prompt->count >= session->sampling.model.length)
-        return error_set(error, ERROR_USAGE, "%zu tokens leave no room in model.context=%lld: give a shorter text", prompt->count,
+        return error_set(error, ERROR_USAGE, "%zu tokens leave no room in model.context=%lld: use a shorter text", prompt->count,
             (long long)model->context);
     for (size_t i = 0; i < prompt->count; i++)
         if (prompt->items[i] >= model->vocabulary)

@@ -6,8 +6,8 @@
 #include "run/corpus.h"
 #include "session/session.h"
 
-/* Appends the tokens that samples continue: those of eval.prompt, else the first ones of the
- * validation data; none if the run writes no samples. ERROR_USAGE, ERROR_DATA. */
+/* Appends the prompt of samples: the tokens of eval.prompt, else the first tokens of the validation
+ * data; nothing if the run writes no samples. ERROR_USAGE, ERROR_DATA. */
 bool text_sample_prompt(const Session *session, const Corpus *corpus, TokenIds *prompt, Error *error);
 
 typedef struct TextSampleInput {

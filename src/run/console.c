@@ -70,8 +70,8 @@ static void note_failure(Console *console, bool failed, const Error *error) {
     console->failed |= failed;
     console->removed = false;
     pthread_mutex_unlock(&console->lock);
-    if (removed) log_warn("%s was removed or replaced while the run trains: its lines so far are lost", console->log.path);
-    if (first) log_warn("%s; training goes on, and this log lacks lines", error->message);
+    if (removed) log_warn("%s was removed or replaced during training: its earlier lines are lost", console->log.path);
+    if (first) log_warn("%s; training continues, but this log is missing lines", error->message);
 }
 
 static void log_line(Console *console, const char *line) {

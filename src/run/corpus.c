@@ -33,9 +33,10 @@ static bool names_tokenizer(const Config *config) { return config->data.tokenize
 static bool check_rows(const Corpus *corpus, const Config *config, Error *error) {
     bool given = config->data.tokenizer[0];
     SCOPED_FREE char *name = given ? memory_format("data.tokenizer=%s", config->data.tokenizer) : memory_copy_string("the byte tokenizer");
-    const char *cure = !config->init[0] ? "give model.vocabulary=0, which follows it"
-                       : given          ? "leave data.tokenizer out, since the model of init was made for another"
-                                        : "give data.tokenizer=FILE, that which the model of init was trained with";
+    const char *cure = !config->init[0] ? "set model.vocabulary=0, which takes the tokenizer's size"
+                       : given          ? "remove data.tokenizer, because the model of init uses another "
+                                          "tokenizer"
+                                        : "set data.tokenizer=FILE to the tokenizer of the model of init";
     return !is_known(config) || source_check_rows(config->model.vocabulary, corpus->tokenizer, name, cure, error);
 }
 
@@ -84,11 +85,15 @@ static bool take_template(const Config *config, const char *path, const char *fo
     SCOPED_FREE char *template = set.masked ? file_read(file, TEMPLATE_LIMIT, NULL, error) : NULL;
     if (!template) return !set.masked || error_recode(error, ERROR_DATA);
     if (*taken && strcmp(*taken, template) != 0)
-        log_warn("%s was packed by another chat template than the data before it: smelt chat uses that of the former", path);
+        log_warn("%s was packed with another chat template than the earlier data: smelt chat uses the "
+                 "template of the earlier data",
+            path);
     if (*taken) return true;
     SCOPED_FREE char *own_file = tokenizer_chat_template(folder), *own = own_file ? file_read(own_file, TEMPLATE_LIMIT, NULL, error) : NULL;
     if (own && strcmp(own, template) != 0)
-        log_info("the chat template is that of data.train=%s, by which it was packed, and not that of data.tokenizer", path);
+        log_info("the chat template comes from data.train=%s, which was packed with it, and not from "
+                 "data.tokenizer",
+            path);
     *taken = memory_copy_string(template);
     return tokenizer_copy_templates(record, folder, error);
 }
@@ -128,7 +133,7 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
 static bool refuse_whole_of_split(const char *input, Error *error) {
     SCOPED_FREE char *train = memory_format("%s-train", input);
     return file_exists(input) || !shard_set_exists(train) ||
-           error_set(error, ERROR_DATA, "%s was packed in two parts: give data.train=%s data.valid=%s-valid", input, train, input);
+           error_set(error, ERROR_DATA, "%s was packed in two parts: set data.train=%s data.valid=%s-valid", input, train, input);
 }
 
 /* Packs `input` to RUN/data/NAME (with valid_fraction: NAME-train and NAME-valid) unless it exists
@@ -149,17 +154,17 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
     if (made && shard_set_exists(last)) return true;
     if (made && !file_exists(input))
         return error_set(error, ERROR_DATA,
-            "no token shard or text is there any more, nor a packed copy in %s/data: if it has moved, give its new place, as in smelt "
-            "train %s data.%s=NEW",
+            "neither a token shard nor a text is at this path, and %s/data has no packed copy: "
+            "if the data has moved, give the new path, as in smelt train %s data.%s=NEW",
             config->run, config->run, starts_with(name, "valid") ? "valid" : "train");
     if (!is_known(config))
         return error_set(error, ERROR_USAGE,
-            "it is text, which data.tokenizer=none cannot read: leave data.tokenizer out, give a tokenizer.json, or the prefix of a token "
-            "shard");
+            "it is text, but data.tokenizer=none reads only token shards: remove "
+            "data.tokenizer, set it to a tokenizer.json, or give the prefix of a token shard");
     if (strchr(input, ',') && !file_exists(input))
         return error_set(error, ERROR_DATA,
-            "there is no file or folder of this name: several sources are named by a mixture, data.train=MIXTURE.yaml (docs/data.md), or "
-            "lie in one folder");
+            "no file or folder has this name: to combine sources, use a mixture, "
+            "data.train=MIXTURE.yaml (docs/data.md), or one folder");
     return refuse_whole_of_split(input, error) && file_make_folder(folder, error) && pack_text(&options, &result, error);
 }
 
@@ -180,7 +185,7 @@ static bool is_in_run(const char *run, const char *name) {
     return shard_set_exists(prefix);
 }
 
-/* Validation text is packed under a name from its path, next to that of the steps so far. */
+/* Validation text is packed under a name from its path, so texts of earlier starts stay. */
 static char *name_of_path(const char *path) { return memory_format("valid-%016llx", (unsigned long long)hash_bytes(path, strlen(path))); }
 
 /* Returns the name of the validation text. If the text of a started run is missing and was not
@@ -221,7 +226,7 @@ char *corpus_valid(const Config *config, Error *error) {
     SCOPED_FREE char *place = packed_place(config, given);
     if (given[0] && shard_set_exists(place)) return memory_copy_string(place);
     if (is_in_run(config->run, name)) return memory_format("%s/data/%s", config->run, name);
-    error_set(error, ERROR_USAGE, "%s has no validation data of its own", config->run);
+    error_set(error, ERROR_USAGE, "%s has no validation data", config->run);
     return error_find(error, FINDING_ABSENT), NULL;
 }
 
@@ -275,8 +280,9 @@ static bool check_preference_pairs(const Config *config, const char *setting, co
     bool wanted = config->model.preference.loss != PREFERENCE_NONE;
     if (set->pairs == wanted) return true;
     return error_set(error, ERROR_USAGE,
-        wanted ? "preference.loss is over pairs of answers, and %s=%s holds none: pack them with smelt data pack format=preference"
-               : "%s=%s holds pairs of answers: give preference.loss=dpo, or conversations to train on",
+        wanted ? "preference.loss needs pairs of answers, but %s=%s has none: pack pairs with smelt "
+                 "data pack format=preference"
+               : "%s=%s contains pairs of answers: set preference.loss=dpo, or train on conversations",
         setting, path);
 }
 
@@ -284,7 +290,8 @@ static bool check_all_pairs(const Corpus *corpus, const Config *config, Error *e
     const DataConfig *data = &config->data;
     if (config->model.preference.loss != PREFERENCE_NONE && mixture_is(data->train))
         return error_set(error, ERROR_USAGE,
-            "preference.loss takes one source of pairs: give data.train a shard or a folder of shards in place of the mixture %s",
+            "preference.loss supports only one source of pairs: set data.train to a shard or a "
+            "folder of shards instead of the mixture %s",
             data->train);
     for (int i = 0; i < corpus->train_count; i++)
         if (!check_preference_pairs(config, "data.train", data->train, &corpus->train[i], error)) return false;
@@ -295,7 +302,7 @@ static bool check_all_pairs(const Corpus *corpus, const Config *config, Error *e
 static void warn_of_long_pairs(const ShardSet *set, const BinPlan *bins) {
     int64_t pairs = set->document_count / 2, left_out = pairs - bins->part_count;
     if (left_out > 0)
-        log_warn("%lld of the %lld pairs of %s have more than data.length=%lld tokens and are left out", (long long)left_out,
+        log_warn("leaving out %lld of %lld pairs of %s, which have more than data.length=%lld tokens", (long long)left_out,
             (long long)pairs, set->path, (long long)bins->length);
 }
 
@@ -306,8 +313,8 @@ static bool warn_of_cut_conversations(const ShardSet *set, const Config *config,
     int64_t start, end, cut = 0, longest = 0;
     if (!set->masked || set->pairs) return true;
     if (config->data.packing != PACKING_BEST_FIT) {
-        log_warn("the conversations of %s are cut where sequences end, and the rest of an answer has no question: give "
-                 "data.packing=best_fit, which keeps them whole",
+        log_warn("data.packing=cut splits conversations of %s at the end of a sequence, so some answers "
+                 "lose their question: set data.packing=best_fit",
             set->path);
         return true;
     }
@@ -317,8 +324,9 @@ static bool warn_of_cut_conversations(const ShardSet *set, const Config *config,
         longest = int_max(longest, end - start);
     } while (end >= 0);
     if (cut)
-        log_warn("%" PRId64 " of the %" PRId64 " conversations of %s have more than data.length=%" PRId64
-                 " tokens and are cut, so the rest of an answer has no question: data.length=%" PRId64 " has room for all",
+        log_warn("%" PRId64 " of %" PRId64 " conversations of %s have more than data.length=%" PRId64 " "
+                 "tokens and are split, so some answers lose their question: data.length=%" PRId64 " fits "
+                 "all of them",
             cut, set->document_count, set->path, length, longest);
     return true;
 }
@@ -408,9 +416,11 @@ static bool check_record(const Config *config, const char *setting, const char *
     if (prefix[0] && shard_set_exists(place) && !shard_set_tokenizer(place, &record, error)) return error_context(error, "%s", setting);
     if (!record || !strcmp(data->tokenizer, NO_TOKENIZER)) return true;
     if (!tokenizer_differs(record, data->tokenizer, &differs, error)) return false;
-    return !differs || error_set(error, ERROR_USAGE,
-                           "%s=%s was packed with %s, and here the tokenizer is %s: pack it again, or give the one that made it", setting,
-                           prefix, *record ? record : "the byte tokenizer", data->tokenizer[0] ? data->tokenizer : "the byte tokenizer");
+    return !differs ||
+           error_set(error, ERROR_USAGE,
+               "%s=%s was packed with %s, but the run's tokenizer is %s: pack the "
+               "data again, or set data.tokenizer to the one that packed it",
+               setting, prefix, *record ? record : "the byte tokenizer", data->tokenizer[0] ? data->tokenizer : "the byte tokenizer");
 }
 
 static bool take_shard_tokenizer(Config *config, OptionStrings *strings, const char *path, Error *error) {
@@ -473,7 +483,7 @@ static bool take_from_tokenizer(Config *config, Error *error) {
     SCOPED_FREE char *copy = memory_format("%s/tokenizer", config->run);
     bool gone = !file_exists(config->data.tokenizer) && file_exists(copy);
     Tokenizer *tokenizer = tokenizer_open(gone ? copy : config->data.tokenizer, error);
-    if (!tokenizer) return error_context(error, "model.vocabulary follows data.tokenizer=%s", config->data.tokenizer);
+    if (!tokenizer) return error_context(error, "taking model.vocabulary from data.tokenizer=%s", config->data.tokenizer);
     if (!config->model.vocabulary) config->model.vocabulary = round_up(tokenizer_vocabulary(tokenizer), MULTIPLE);
     bool good = config->data.bos != BOS_AUTO || take_bos(config, tokenizer, error);
     tokenizer_free(tokenizer);
@@ -510,7 +520,7 @@ static bool count_source(const Config *config, const MixtureSource *source, int6
     SCOPED_FREE char *place = packed_place(config, source->path), *name = name_of_source(source);
     bool shards = shard_set_exists(place), packed = shards || is_in_run(config->run, name);
     bool known = packed && config->data.packing == PACKING_CUT;
-    if (!known) log_info("how often source %s is read is checked when the run starts, which packs it", source->name);
+    if (!known) log_info("source %s is not packed yet, so its number of epochs is checked when the run starts", source->name);
     if (known && !(shards ? shard_set_open(&set, place, error) : open_in_run(&set, config, name, error))) return false;
     *inputs = known ? set.token_count - 1 : unknown;
     return true;
@@ -528,14 +538,15 @@ bool corpus_check_epochs(const Config *config, Error *error) {
     return order != NULL;
 }
 
-/* Reports data whose texts do not begin as data.bos says, and a tokenizer whose template the run does
- * not follow. Refuses a new run if its data.bos was given and differs from the data. */
+/* Warns if texts do not begin as data.bos says, or if the tokenizer's template differs from
+ * data.bos. Refuses a new run if its given data.bos differs from the data. */
 static bool name_bos(const Corpus *corpus, const Config *config, bool new, Error *error) {
     const TokenizerBos bos = (TokenizerBos)config->data.bos;
     const bool refuse = new && config->data.bos_given;
     bool good = true;
     if (bos == BOS_FALSE && corpus->tokenizer && tokenizer_bos(corpus->tokenizer)->count)
-        log_info("data.bos=false: texts begin without token %d, which other programs put before them by this tokenizer's template",
+        log_info("data.bos=false: texts begin without token %d, although the tokenizer's template puts "
+                 "it before each text in other programs",
             tokenizer_bos(corpus->tokenizer)->items[0]);
     for (int i = 0; good && i < corpus->train_count; i++)
         good = source_check_bos(&corpus->train[i], corpus->train[i].path, corpus->tokenizer, bos, refuse, error);
@@ -585,11 +596,13 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     bool made = state == CORPUS_MADE || (state == CORPUS_PACKED && !identity_accepts_packing(config->resume.accept));
     if (model_makes_images(&config->model)) return image_corpus_open(corpus, config, error);
     if (config->data.train[0] == '\0')
-        return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
+        return error_set(error, ERROR_USAGE,
+            "data.train is not set: set it to a text file, a folder of text, or the prefix of a "
+            "token shard");
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error) && (made || check_rows(corpus, config, error));
     Config kept = *config; /* the run has its own copy of the tokenizer; NO_TOKENIZER is kept */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
-    if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process repacks what resume.accept allows */
+    if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process repacks */
     opened = opened && open_run_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error) &&
              (state == CORPUS_MADE || (warn_of_all_cut(corpus, &kept, error) && name_bos(corpus, &kept, state == CORPUS_NEW, error)));
     int32_t end_token = corpus->bytes ? BYTE_SEPARATOR : corpus->tokenizer ? tokenizer_end_of_text(corpus->tokenizer) : -1;
@@ -601,7 +614,9 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
 
 bool corpus_refuse_unread(const Error *unread, int64_t failed, const Comm *comm, Error *error) {
     if (unread->code) return error_set(error, unread->code, "%s", unread->message);
-    return error_set(error, ERROR_DATA, "%lld of %d ranks cannot read their data, as their messages say: this one stops too",
+    return error_set(error, ERROR_DATA,
+        "%lld of %d ranks cannot read their data, for the reasons in their messages; this rank "
+        "stops too",
         (long long)failed, comm_size(comm));
 }
 

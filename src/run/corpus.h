@@ -24,9 +24,9 @@ typedef struct Corpus {
 #define NO_TOKENIZER "none"
 /* The byte tokenizer's name, for when an empty data.tokenizer would leave the choice open. */
 #define BYTE_TOKENIZER "bytes"
-/* Sets what the settings leave to the data, before config_check. BYTE_TOKENIZER becomes "". An
- * empty data.tokenizer becomes the one that the shard of data.train records, or NO_TOKENIZER; text
- * is then bytes. model.vocabulary 0 becomes the tokens of a tokenizer, rounded up to a multiple of
+/* Resolves settings from the data, before config_check. BYTE_TOKENIZER becomes "". An empty
+ * data.tokenizer becomes the tokenizer that the shard of data.train records, or NO_TOKENIZER; for
+ * text it means bytes. model.vocabulary 0 becomes the number of tokens, rounded up to a multiple of
  * 64. ERROR_USAGE if a shard records another tokenizer. */
 bool corpus_resolve(Config *config, OptionStrings *strings, Error *error);
 

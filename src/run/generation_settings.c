@@ -1,5 +1,5 @@
-/* Settings of generation: where each kind of model stores them, and what a run adds. Owns nothing
- * beyond a call. Called at the start of a run, by commands that generate, and by convert. */
+/* Generation settings: finds them in each kind of model, and adds the settings of the run. Owns
+ * nothing beyond a call. Called at the start of a run, by commands that generate, and by convert. */
 #include "run/generation_settings.h"
 
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static json_t *of_model(const char *folder, Error *error) {
     return json_read_optional(config, &content, ERROR_CHECKPOINT, error) ? from_model(content) : NULL;
 }
 
-/* Returns the settings of the model that a run began with; empty if that model is missing. */
+/* Returns the settings of the run's initial model; empty if that model is missing. */
 static json_t *of_init(const Config *config, Error *error) {
     SCOPED(options_free_strings) OptionStrings strings = {0};
     Config origin;
@@ -129,7 +129,7 @@ bool generation_end_tokens(const char *folder, const Config *config, const Token
         if (id >= 0 && id <= INT32_MAX) token_ids_append(ends, (int32_t)id);
         else if (one && (one != found || !json_is_null(one)))
             return error_set(
-                error, ERROR_DATA, "%s: " ENDS " holds something else than tokens: give a number, or a list of numbers", folder);
+                error, ERROR_DATA, "%s: " ENDS "  contains values other than token ids: use an integer, or a list of integers", folder);
     }
     int32_t own = tokenizer ? tokenizer_end_of_text(tokenizer) : -1;
     if (!ends->count && own >= 0) token_ids_append(ends, own);

@@ -1,5 +1,5 @@
-/* Makes and compares identities. Checksums are XXH3, which detects accidents, not attacks. Owns
- * only what it returns. Called when a run starts. */
+/* Makes and compares identities. Checksums are XXH3, which detects accidents, not attacks. The
+ * caller owns the results. Called when a run starts. */
 #include "run/identity.h"
 
 #include <inttypes.h>
@@ -87,10 +87,10 @@ static bool sample_folder(const char *folder, XXH3_state_t *hash, Error *error) 
     return true;
 }
 
-/* Returns the checksum of what `add` adds for a path. */
+/* Returns a checksum for a path; `add` hashes the content. */
 static json_t *sample_path(const char *path, bool (*add)(const char *path, XXH3_state_t *hash, Error *error), Error *error) {
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", path), NULL;
+    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s: free some memory", path), NULL;
     XXH3_64bits_reset(hash);
     bool read = add(path, hash, error);
     uint64_t sum = XXH3_64bits_digest(hash);
@@ -161,8 +161,8 @@ json_t *identity_of_source(const char *path, Error *error) {
 /* -- The whole base of adapters ------------------------------------------------------------------------------------ */
 
 enum { WHOLE_FORMAT = 1, WHOLE_LIMIT = 16 << 20 };
-/* Precedes the checksum of whole files, after that of samples; older checkpoints have only the
- * latter. */
+/* Comes before the checksum of whole files, which follows the checksum of samples. Older
+ * checkpoints have only the checksum of samples. */
 static const char whole_mark[] = ", whole ";
 
 static char *checksum_text(const json_t *files) {
@@ -189,7 +189,7 @@ static void write_checksums(const char *file, const json_t *files) {
     json_auto_t *content = json_pack("{s:i, s:O, s:s}", "format", WHOLE_FORMAT, "files", files, "xxh3", sum);
     SCOPED_FREE char *text = json_dumps(content, JSON_INDENT(1));
     if (!file_write(file, text, (int64_t)strlen(text), &failure))
-        log_warn("the next start reads the base whole again, since its checksums could not be kept: %s", failure.message);
+        log_warn("cannot write the base's checksums, so the next start reads the whole base again: %s", failure.message);
 }
 
 /* Returns the properties of a file that change when it is written. */
@@ -238,7 +238,7 @@ json_t *identity_of_base(const char *path, const char *run, bool keeps, Error *e
     SCOPED_FREE char *file = memory_format("%s/base.json", run), *absolute = options_absolute_path(path);
     json_auto_t *files = read_checksums(file);
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", path), NULL;
+    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s: free some memory", path), NULL;
     XXH3_64bits_reset(hash);
     bool news = false, read = add_whole_files(absolute, files, &news, hash, error);
     uint64_t sum = XXH3_64bits_digest(hash);
@@ -308,7 +308,7 @@ json_t *identity_create(
                      : config->lora.rank && whole ? identity_of_base(config->init, config->run, true, error)
                                                   : identity_of_source(config->init, error);
     if (good && init && json_object_set_new(identity, "init.content", source) != 0)
-        good = error_context(error, "init=%s (if it has moved, smelt train %s init=FOLDER)", config->init, config->run);
+        good = error_context(error, "init=%s (if it has moved: smelt train %s init=FOLDER)", config->init, config->run);
     if (good) return identity;
     json_decref(identity);
     return NULL;
@@ -316,7 +316,8 @@ json_t *identity_create(
 
 /* -- Comparing ----------------------------------------------------------------------------------------------------- */
 
-/* Called for each text that differs between two objects, except paths whose content `may_move`. */
+/* Called for each text that differs between two objects, except for a moved path with equal content
+ * (`may_move`). */
 typedef void Report(void *context, const char *name, const char *saved, const char *now);
 
 /* Returns a text, or "none" if the object lacks it. */
@@ -411,7 +412,9 @@ bool identity_check_words(const char *accepted, Error *error) {
         json_object_foreach(names, name, value) known |= identity_accepts(alone, name);
         if (!known)
             return error_set(error, ERROR_USAGE,
-                "resume.accept=%s: '%s' decides no results; give settings or groups of them, run, version, checkpoints", accepted, alone);
+                "resume.accept=%s: '%s' does not affect results: use settings or groups of "
+                "settings, run, version or checkpoints",
+                accepted, alone);
     }
     return true;
 }
@@ -419,7 +422,7 @@ bool identity_check_words(const char *accepted, Error *error) {
 /* Returns whether the precision keeps fp32 state, which such precisions share. */
 static bool keeps_fp32(const char *precision) { return !strcmp(precision, "bf16") || !strcmp(precision, "fp32"); }
 
-/* Returns the setting behind an identity's name, including the content of what it names. */
+/* Returns the setting of an identity's name; "NAME.content" belongs to setting NAME. */
 static const Option *option_of(const char *name) {
     static const char content[] = ".content";
     return options_find(&config_table, name, strlen(name) - (ends_with(name, content) ? strlen(content) : 0));
@@ -507,12 +510,13 @@ static void sort_difference(void *context, const char *name, const char *saved, 
     differences->weights &= !bound || (!starts_with(name, "model.") && !starts_with(name, "init"));
 }
 
-/* Describes what a user can do about the refused differences. */
+/* Describes remedies for the refused differences. */
 static char *describe_cure(const Differences *differences, const char *run, const char *words, const char *bound) {
-    static const char first[] = "give what it was started with, or another run folder";
-    if (!differences->other) return memory_format("%s; resume.accept=%s continues with what is given now", first, words);
-    SCOPED_FREE char *start = differences->weights ? memory_format(" with init=%s, which starts from these weights", run) : NULL;
-    return memory_format("%s%s; no resume.accept lets its checkpoints go on with another %s", first, start ? start : "", bound);
+    static const char first[] = "use the settings and data that the run was started with, or another run folder";
+    if (!differences->other) return memory_format("%s; resume.accept=%s continues with the given ones", first, words);
+    SCOPED_FREE char *start = differences->weights ? memory_format("  with init=%s, which starts from these weights", run) : NULL;
+    return memory_format(
+        "%s%s; resume.accept does not allow its checkpoints to continue with another %s", first, start ? start : "", bound);
 }
 
 bool identity_check(const char *what, const json_t *saved, const json_t *now, const char *accepted, json_t *changes, Error *error) {
@@ -522,8 +526,8 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
     json_object_update_missing(complete, (json_t *)saved);
     if (*identity_text(complete, "data.train") && !*identity_text(now, "data.train"))
         return error_set(error, ERROR_USAGE,
-            "data.train is missing: the run in %s trains on %s; give that, or another folder (run=FOLDER) for another run, or continue "
-            "with smelt train %s",
+            "data.train is missing: the run in %s trains on %s. Set data.train to it, set "
+            "run=FOLDER to start another run, or continue with smelt train %s",
             what, identity_text(complete, "data.train"), what);
     Differences differences = {.accepted = accepted,
         .adapters = strcmp(identity_text(now, "lora.rank"), "0") != 0,
@@ -533,23 +537,26 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
         .bound = open_memstream(&bound, &sizes[2]),
         .weights = true};
     if (!differences.refused || !differences.words || !differences.bound)
-        return error_set(error, ERROR_MEMORY, "no memory to compare runs; free some");
+        return error_set(error, ERROR_MEMORY, "no memory to compare runs: free some memory");
     compare_texts(complete, now, true, sort_difference, &differences);
     fclose(differences.refused);
     fclose(differences.words);
     fclose(differences.bound);
     if (!differences.acceptable && !differences.other) return true;
     SCOPED_FREE char *cure = describe_cure(&differences, what, words, bound);
-    return error_set(
-        error, ERROR_USAGE, "%s was started with other settings or data, which a run keeps (saved -> given):\n%s%s", what, refused, cure);
+    return error_set(error, ERROR_USAGE,
+        "%s was started with other settings or data, which must stay the same (saved -> "
+        "given):\n"
+        "%s%s",
+        what, refused, cure);
 }
 
 static void note_model(void *context, const char *name, const char *saved, const char *now) {
     Error *error = context;
     if (!strcmp(name, "model.context")) return; /* a user may want fewer; if positions are weights, their shapes reveal a difference */
     if (starts_with(name, "model.") || starts_with(name, "lora."))
-        error_set(error, ERROR_CHECKPOINT, "its checkpoint was saved with %s=%s, and its config.yaml says %s: mend config.yaml", name,
-            saved, now);
+        error_set(
+            error, ERROR_CHECKPOINT, "the checkpoint was saved with %s=%s, but config.yaml has %s: correct config.yaml", name, saved, now);
 }
 
 bool identity_check_model(const char *run, const json_t *saved, const Config *config, Error *error) {
@@ -578,7 +585,7 @@ static void append_rank(void *context, const char *name, const char *first, cons
     RankReport *report = context;
     size_t used = strlen(report->text);
     if (++report->count <= 8)
-        snprintf(report->text + used, sizeof report->text - used, "%s%s is %s on rank 0 and %s here", used ? "; " : "", name, first, mine);
+        snprintf(report->text + used, sizeof report->text - used, "%s%s is %s on rank 0, but %s here", used ? "; " : "", name, first, mine);
 }
 
 bool identity_agree(Comm *comm, const char *what, const json_t *mine, Error *error) {
@@ -592,7 +599,7 @@ bool identity_agree(Comm *comm, const char *what, const json_t *mine, Error *err
     RankReport report = {0};
     json_auto_t *theirs = json_loads(first, 0, NULL);
     compare_texts(theirs, mine, false, append_rank, &report);
-    if (!report.count) return true; /* both have the checksum of samples, and only one has that of whole files */
-    return error_set(error, ERROR_USAGE, "rank %d has other %s than rank 0: %s%s; start all ranks with the same command and files",
+    if (!report.count) return true; /* only one has checksums of whole files */
+    return error_set(error, ERROR_USAGE, "rank %d and rank 0 differ in %s: %s%s; start all ranks with the same command and files",
         comm_rank(comm), what, report.text, report.count > 8 ? "; and more" : "");
 }

@@ -22,7 +22,7 @@
 #include "config/config.h"
 #include "run/corpus.h"
 
-/* Returns the values of all settings, or only of those that decide results, as a run remembers
+/* Returns the values of all settings, or only of settings that decide results, as a run remembers
  * them. */
 json_t *identity_settings(const Config *config, bool all);
 /* Returns the settings of a saved identity that decide results. A setting that the saving program
@@ -36,13 +36,13 @@ bool identity_restore(const json_t *saved, const json_t *now, Config *config, Op
  * checkpoint's step, else a checksum of samples of its files. NULL on failure. */
 json_t *identity_of_source(const char *path, Error *error);
 /* Returns the content of the base of a run's adapters. Its files are read whole, because a change
- * between samples would be missed. RUN/base.json keeps the checksum of each file, which is valid
- * while the file's size, time and inode are unchanged. `keeps`: the caller is a start, which writes
- * that file. NULL on failure. */
+ * between samples would be missed. RUN/base.json keeps the checksum of each file, valid while the
+ * file's size, time and inode are unchanged. `keeps`: a start of the run is the caller, and writes
+ * RUN/base.json. NULL on failure. */
 json_t *identity_of_base(const char *path, const char *run, bool keeps, Error *error);
 /* Compares two contents by the checksums that both have. */
 bool identity_same_content(const char *content, const char *other);
-/* Returns the content of a PEFT folder, without that of the base that it names. NULL on failure. */
+/* Returns the content of a PEFT folder, without its base. NULL on failure. */
 json_t *identity_of_adapters(const char *name, Error *error);
 /* Returns the content of a file or folder of text: names, sizes, and samples of the files;
  * `held_out`: for validation, as in PackOptions. NULL on failure. */
@@ -56,14 +56,13 @@ json_t *identity_create(
 /* Adds the checksum of the reference of data.train to an identity, so that checkpoints continue
  * with no other reference. */
 void identity_put_reference(json_t *identity, const Reference *reference);
-/* Settles the reference, which was computed after `changes` was listed without one. Returns whether
- * the reference of `identity` is that of the checkpoint. If so, the difference is removed from
- * `changes`; if not, the difference names both. */
+/* Settles the reference, which is computed after `changes` is listed. Returns whether the
+ * checkpoint has the same reference as `identity`. If so, removes the difference from `changes`; if
+ * not, the difference names both. */
 bool identity_settle_reference(const json_t *identity, json_t *changes);
 /* Makes `saved` equal to `now` in the allowed differences, and appends each of them to `changes`.
- * `saved` is the identity of a checkpoint before which the first `begun` phases had begun. Allowed
- * are differences of phases that had not begun, of batches, and of sources that had not been
- * read. */
+ * `saved` is the identity of a checkpoint, after `begun` phases have begun. Allowed are differences
+ * of later phases, of batches, and of unread sources. */
 void identity_settle_mixture(json_t *saved, const json_t *now, const Phases *phases, int begun, json_t *changes);
 
 /* Checks that each word of resume.accept is a name of an identity, or the first part of some:
@@ -71,7 +70,7 @@ void identity_settle_mixture(json_t *saved, const json_t *now, const Phases *pha
 bool identity_check_words(const char *accepted, Error *error);
 /* Appends a line "NAME: SAVED -> NOW" to the array `changes` for each allowed difference: the
  * setting may change, or a word of `accepted` names it. Other differences are ERROR_USAGE; `what`
- * names the saved object in the message. */
+ * is the name of the saved object for the message. */
 bool identity_check(const char *what, const json_t *saved, const json_t *now, const char *accepted, json_t *changes, Error *error);
 /* Checks that `saved`, the identity of a checkpoint of `run`, names the model of `config`, the
  * run's config.yaml: ERROR_CHECKPOINT. */
@@ -84,6 +83,6 @@ bool identity_accepts_packing(const char *accepted);
 /* Returns an identity without the settings: run, version and the content of data, which is equal on
  * all ranks, wherever each rank has the data. */
 json_t *identity_content(const json_t *identity);
-/* Checks that all ranks have the same texts in the object `mine`, called `what` in messages. Ranks
- * that differ from rank 0 list the differences: ERROR_USAGE. Collective. */
+/* Checks that all ranks have the same texts in the object `mine`; `what` is its name for messages.
+ * Ranks that differ from rank 0 list the differences: ERROR_USAGE. Collective. */
 bool identity_agree(Comm *comm, const char *what, const json_t *mine, Error *error);

@@ -1,5 +1,5 @@
-/* Reads and writes RUN/run.json. Owns only what it returns. Called when a run starts, and by `smelt
- * show`. */
+/* Reads and writes RUN/run.json. The caller owns the results. Called when a run starts, and by
+ * `smelt show`. */
 #include "run/lineage.h"
 
 #include <errno.h>
@@ -33,7 +33,7 @@ json_t *lineage_read(const char *run, Error *error) {
     SCOPED_FREE char *text = file_read(path, RECORD_LIMIT, NULL, error);
     json_t *record = text ? json_loads(text, JSON_REJECT_DUPLICATES, &reason) : NULL;
     if (!text || record) return record;
-    error_set(error, ERROR_CHECKPOINT, "%s:%d: %s; remove it, and a new one is written when the run continues", path, reason.line,
+    error_set(error, ERROR_CHECKPOINT, "%s:%d: %s; remove the file: the run writes a new one when it continues", path, reason.line,
         one_line(reason.text));
     error_find(error, FINDING_DAMAGED);
     return NULL;
@@ -47,14 +47,14 @@ json_t *lineage_record(const char *run, Error *error) {
     return json_object();
 }
 
-/* Reads the metadata of a listed checkpoint. A failed read is retried; after that the error says
- * that it cannot be read now. */
+/* Reads the metadata of a listed checkpoint. Retries a failed read; after that, the error says that
+ * the checkpoint is not readable at the moment. */
 static json_t *read_checkpoint(const char *where, int64_t step, Error *error) {
     json_t *metadata;
     for (int attempts = 0; !(metadata = checkpoint_metadata(where, step, error));)
         if (!thread_try_again(error, &attempts)) break;
     if (!metadata && error->finding == FINDING_UNREADABLE)
-        error_context(error, "the checkpoint of step %lld cannot be read now", (long long)step);
+        error_context(error, "the checkpoint of step %lld is not readable at the moment", (long long)step);
     return metadata;
 }
 
@@ -116,7 +116,8 @@ bool lineage_check_never_saved(const char *run, const Config *config, Error *err
     if (!known_step(run, &step, error)) return false;
     return !step ||
            error_set(error, ERROR_CHECKPOINT,
-               "%s has saved step %lld, as its records say, and there is no checkpoint in %s now: mount its disk, or bring the folder back",
+               "the records of %s show a checkpoint of step %lld, but %s has none: mount its "
+               "disk, or restore the folder",
                run, (long long)step, run_checkpoints(run, config)) ||
            error_find(error, FINDING_ABSENT);
 }
@@ -162,16 +163,16 @@ static json_t *find_best(const char *where, const int64_t *steps, size_t count, 
 static json_t *find_step(const char *where, const int64_t *steps, size_t count, int64_t step, Error *error) {
     for (size_t i = 0; i < count; i++)
         if (steps[i] == step) return read_checkpoint(where, step, error);
-    error_set(error, ERROR_CHECKPOINT, "no checkpoint of step %lld is there", (long long)step);
+    error_set(error, ERROR_CHECKPOINT, "no checkpoint of step %lld exists", (long long)step);
     error_find(error, FINDING_ABSENT);
     return NULL;
 }
 
 static void steps_text(const int64_t *steps, size_t count, char *text, size_t size) {
-    size_t used = (size_t)snprintf(text, size, count ? "there are those of steps " : "there is none at all");
+    size_t used = (size_t)snprintf(text, size, count ? "existing steps: " : "no checkpoint exists");
     for (size_t i = 0; i < count && i < 10; i++)
         used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : "", (long long)steps[i]);
-    if (count > 10) snprintf(text + used, size - used, " and %zu older ones", count - 10);
+    if (count > 10) snprintf(text + used, size - used, ", and %zu older", count - 10);
 }
 
 json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, Error *error) {
@@ -188,12 +189,12 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
     steps_text(steps, count, known, sizeof known);
     if (point->step == RUN_BEST)
         error_set(error, ERROR_CHECKPOINT,
-            "%s has no checkpoint that was evaluated when it was saved, so none is known as the best: train with eval.every and "
-            "checkpoint.keep_best=true, or choose another (%s)",
+            "%s has no checkpoint with a validation loss, so the best one is not known: train "
+            "with eval.every and checkpoint.keep_best=true, or choose another checkpoint (%s)",
             point->run, known);
     else
         error_set(error, ERROR_CHECKPOINT, "%s@%lld: %s (%s)%s", point->run, (long long)point->step, error->message, known,
-            count && point->step < steps[0] ? "; checkpoint.keep and checkpoint.keep_every say which ones stay" : "");
+            count && point->step < steps[0] ? "; checkpoint.keep and checkpoint.keep_every decide which ones are kept" : "");
     return NULL;
 }
 
@@ -225,7 +226,7 @@ const char *lineage_number(const json_t *identity) {
 static bool draw_number(char number[RUN_NUMBER_DIGITS + 1], Error *error) {
     unsigned char bytes[RUN_NUMBER_DIGITS / 2];
     if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
-        return error_set(error, ERROR_INTERNAL, "no random number for the run: %s", strerror(errno));
+        return error_set(error, ERROR_INTERNAL, "cannot draw a random run number: %s", strerror(errno));
     for (size_t i = 0; i < sizeof bytes; i++) snprintf(number + 2 * i, 3, "%02x", bytes[i]);
     return true;
 }
@@ -266,14 +267,15 @@ static bool check_fork(const Config *config, const json_t *record, const Origin 
     const char *folder = json_string_value(json_object_get(fork, "folder")), *number = json_string_value(json_object_get(fork, "run"));
     int64_t from = json_integer_value(json_object_get(fork, "step"));
     if (!config->fork[0] && fork && !origin->step)
-        return error_set(error, ERROR_USAGE, "%s was forked and has no checkpoint yet: smelt train %s fork=%s from=%lld does it again",
-            config->run, folder, config->run, (long long)from);
+        return error_set(error, ERROR_USAGE, "%s is a fork without a checkpoint: repeat smelt train %s fork=%s from=%lld", config->run,
+            folder, config->run, (long long)from);
     if (!config->fork[0] || origin->forked) return true;
     json_auto_t *base = lineage_record(config->fork, error);
     if (!base) return false;
     bool same = number && !strcmp(number, lineage_number(json_object_get(base, "identity"))) && (config->from <= 0 || config->from == from);
     return same || error_set(error, ERROR_USAGE,
-                       "%s is a run already, and no fork of %s at that step: smelt train %s continues it, and fork= takes a new folder",
+                       "%s is already a run, but not a fork of %s at this step: continue it "
+                       "with smelt train %s, or fork into a new folder",
                        config->run, config->fork, config->run);
 }
 
@@ -288,11 +290,11 @@ static bool check_copy(const Config *config, const char *run, const json_t *save
     if (!before || other || shard_set_exists(path) || !file_exists(path) || identity_accepts(config->resume.accept, name)) return true;
     if (corpus_keeps(run, valid ? absolute : NULL)) return true;
     json_auto_t *now = identity_of_text(path, valid, error);
-    return now && (json_equal(now, before) ||
-                      error_set(error, ERROR_USAGE,
-                          "%s=%s is other text than %s was started with, and the packed copy in %s/data is gone: bring one of them "
-                          "back, or resume.accept=%s packs the text as it is now",
-                          setting, path, run, run, setting));
+    return now && (json_equal(now, before) || error_set(error, ERROR_USAGE,
+                                                  "%s=%s is not the text that %s was started with, and the packed copy "
+                                                  "in %s/data is missing: restore one of them, or set resume.accept=%s "
+                                                  "to pack the current text",
+                                                  setting, path, run, run, setting));
 }
 
 static bool check_store_copies(const Config *config, const Origin *origin, const json_t *newest, Error *error) {
@@ -316,7 +318,9 @@ static bool check_given(const Config *config, const Origin *origin, const json_t
         if (!given || !*given || !strcmp(given, NO_TOKENIZER) || is_there(given) || remote_is(given) || shard_set_exists(given)) continue;
         if (!json_equal(path, json_object_get(saved, option->name)) && !json_equal(path, json_object_get(last, option->name)))
             return error_set(error, strcmp(option->name, "init") ? ERROR_DATA : ERROR_CHECKPOINT,
-                "%s=%s does not exist: give a path that does, or leave it out to go on with what %s has", option->name, given, config->run);
+                "%s=%s does not exist: correct the path, or remove the setting to continue "
+                "with the copy in %s",
+                option->name, given, config->run);
     }
     return true;
 }
@@ -324,9 +328,10 @@ static bool check_given(const Config *config, const Origin *origin, const json_t
 /* Checks that a start without a checkpoint loses nothing: the run never had a checkpoint. */
 static bool may_begin(const Config *config, Error *error) {
     if (identity_accepts(config->resume.accept, "checkpoints") || lineage_check_never_saved(config->run, config, error)) return true;
-    return error->finding == FINDING_ABSENT &&
-           error_set(error, error->code, "%s; resume.accept=checkpoints begins again at step 0, and another run=FOLDER begins another run",
-               error->message);
+    return error->finding == FINDING_ABSENT && error_set(error, error->code,
+                                                   "%s; to start again at step 0, set resume.accept=checkpoints; to start another run, "
+                                                   "set another run=FOLDER",
+                                                   error->message);
 }
 
 /* If run.json is missing, a folder takes the number of the checkpoints inside it; the checkpoints
@@ -408,16 +413,17 @@ typedef struct KeptIdentity {
 static void settle(const KeptIdentity *kept, const json_t *saved, json_t *identity, json_t *there) {
     json_t *before = json_object_get(saved, kept->content), *path = json_object_get(saved, kept->setting);
     bool same_path = json_equal(path, json_object_get(identity, kept->setting)), changed = there && before && !json_equal(there, before);
-    if (before && !there) log_info("%s=%s is gone: %s is used", kept->setting, kept->path, kept->copy);
+    if (before && !there) log_info("%s=%s is missing: using %s", kept->setting, kept->path, kept->copy);
     if (changed && same_path)
-        log_warn("%s=%s has changed since the run was started: %s is used, as before; resume.accept=%s takes it as it is now",
+        log_warn("%s=%s has changed since the run was started: still using %s; resume.accept=%s takes "
+                 "the new content",
             kept->setting, kept->path, kept->copy, kept->setting);
     if (!before) json_object_del(identity, kept->content);
     else json_object_set(identity, kept->content, changed && !same_path ? there : before);
 }
 
-/* Settles the text of `setting`, which is read again only for comparison; `saved` is NULL for a run
- * that has not started. */
+/* Settles the text of `setting`. The text is read again only for comparison. `saved` is NULL for a
+ * run that has not started. */
 static bool settle_text(const Config *config, const char *setting, const char *path, const json_t *saved, json_t *identity, Error *error) {
     SCOPED_FREE char *copy = memory_format("the packed copy in %s/data", config->run), *name = memory_format("%s.text", setting);
     bool text = *path && !remote_is(path) && !shard_set_exists(path), read = text && is_there(path);
@@ -468,7 +474,7 @@ static bool settle_init(const Config *config, const json_t *saved, json_t *ident
     bool exists = is_there(path);
     json_auto_t *there = !exists ? NULL : same_path ? json_incref(before) : identity_of_source(path, error);
     if (exists && !same_path && !there) return false;
-    settle(&(KeptIdentity){"init", path, "init.content", "the newest checkpoint"}, saved, identity, there);
+    settle(&(KeptIdentity){"init", path, "init.content", "the weights of the newest checkpoint"}, saved, identity, there);
     return true;
 }
 
@@ -531,7 +537,9 @@ bool lineage_check_weights(const char *run, const json_t *metadata, const Config
     if (!record) return false;
     const char *own = lineage_number(json_object_get(record, "identity")), *theirs = lineage_number(saved);
     if (*own && *theirs && strcmp(own, theirs))
-        return error_set(error, ERROR_CHECKPOINT, "%s is run %s, but the newest checkpoint in %s is of run %s: give the folder of that run",
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s is run %s, but the newest checkpoint in %s belongs to run %s: use the folder of "
+            "that run",
             run, own, run_checkpoints(run, config), theirs);
     return identity_check_model(run, saved, config, error);
 }
@@ -545,6 +553,7 @@ bool lineage_check_base(const char *run, const Config *config, Error *error) {
     if (!now) return false;
     return !then || identity_same_content(then, json_string_value(now)) ||
            error_set(error, ERROR_CHECKPOINT,
-               "the adapters of %s were trained beside init=%s as %s, and it is %s now: bring the former back", run, config->init, then,
-               json_string_value(now));
+               "the adapters of %s were trained with init=%s as %s, but its content is now %s: "
+               "restore the earlier base",
+               run, config->init, then, json_string_value(now));
 }

@@ -38,19 +38,19 @@ typedef struct Computer {
 bool lineage_find(const Config *config, Origin *origin, Error *error);
 /* Returns where the checkpoint of `origin` is (ckpt.h); the caller frees it. NULL on failure. */
 char *lineage_store(const Config *config, const Origin *origin, Error *error);
-/* Called by the same process, with the identity of this start: compares it with that of the
- * checkpoint, and copies from there what only the first start could read. Appends the allowed
- * changes to the array `changes`; other differences are ERROR_USAGE. */
+/* Called by the same process with the identity of this start. Compares it with the checkpoint's
+ * identity, and copies entries that only the first start could compute. Appends the allowed changes
+ * to the array `changes`; other differences are ERROR_USAGE. */
 bool lineage_compare(const Config *config, const Phases *phases, const Origin *origin, json_t *identity, json_t *changes, Error *error);
-/* Reports the changes, and writes RUN/run.json, and config.yaml if it differs. Called by the same
- * process after everything is loaded, so that a start that fails leaves the run unchanged. */
+/* Reports the changes; writes RUN/run.json, and config.yaml if it differs. Called by the same
+ * process after everything is loaded. A start that fails thus leaves the run unchanged. */
 bool lineage_write(
     const Config *config, const Origin *origin, const Computer *computer, const json_t *identity, json_t *changes, Error *error);
 /* Checks that the newest checkpoint of `run`, with this metadata, was saved by the run of this
  * folder, with the model in its config.yaml, `config`: ERROR_CHECKPOINT. */
 bool lineage_check_weights(const char *run, const json_t *metadata, const Config *config, Error *error);
-/* Checks that init= of a run with adapters still holds the weights on which they trained:
- * ERROR_CHECKPOINT. */
+/* Checks that init= of a run with adapters still has the weights on which the adapters were
+ * trained: ERROR_CHECKPOINT. */
 bool lineage_check_base(const char *run, const Config *config, Error *error);
 /* Returns the content of RUN/run.json; NULL on failure: FINDING_ABSENT, FINDING_DAMAGED, or
  * unreadable now. The caller owns the reference. */
@@ -70,8 +70,8 @@ json_t *lineage_newest(const char *where, int64_t *step, Error *error);
 /* Gives `config`, from the config.yaml of a run, the saved settings of this checkpoint that decide
  * results. If a path has moved since, the last start's path is used. */
 json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, Error *error);
-/* Gives `config`, from the config.yaml of a run, the settings that decide results with which this
- * checkpoint was saved; a path that has moved since is where the last start found it. */
+/* Gives `config`, from the config.yaml of a run, the saved settings of this checkpoint that decide
+ * results. A moved path is the one of the last start. */
 bool lineage_settings(const RunPoint *point, Config *config, OptionStrings *strings, Error *error);
 /* Gives `config`, the settings of a run of a mixture, the settings of the phase in which this
  * checkpoint was last trained. */

@@ -37,7 +37,7 @@ static double unix_seconds(void) {
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
-/* Notes that the next record of a step is that of step `at`. */
+/* Notes a record of step `at`, which follows the last noted step unless records are missing. */
 static void note_step(KeptRecords *kept, int64_t at) {
     if (at <= kept->step) return;
     if (at > kept->step + 1 && !kept->missing) kept->gap = kept->step + 1;
@@ -45,11 +45,11 @@ static void note_step(KeptRecords *kept, int64_t at) {
     kept->step = at;
 }
 
-/* The records to keep: those up to `step`, and starts. A fork keeps only its origin's starts before
- * `step`. */
+/* The records to keep: starts, and records up to `step`. A fork keeps only its origin's starts
+ * before `step`. */
 typedef struct RecordCut {
     int64_t step;
-    bool fork, evaluates; /* evaluates: drop those of the step, which are made again */
+    bool fork, evaluates; /* evaluates: drop the evaluation and sample of `step` */
 } RecordCut;
 
 /* Returns whether a line is kept. Records begin as record_new and json_dumps write them, so
@@ -122,9 +122,9 @@ bool metrics_fork(const char *base, const char *run, int64_t step, Error *error)
 static void warn_of_gaps(const char *path, int64_t step, KeptRecords *kept) {
     note_step(kept, step + 1);
     if (kept->missing)
-        log_warn(
-            "%s lacks the records of %lld of the %lld steps so far, from step %lld on: it was removed or damaged, or its disk was full; "
-            "training goes on, and reports show a gap",
+        log_warn("%s has no records for %lld of the %lld steps so far, from step %lld on: it was "
+                 "removed or damaged, or its disk was full; training continues, and reports show a "
+                 "gap",
             path, (long long)kept->missing, (long long)step, (long long)kept->gap);
 }
 
@@ -180,21 +180,22 @@ static bool reopen_removed(Metrics *metrics, Error *error) {
     bool lost;
     if (!file_follow_name(&metrics->journal, &lost, error)) return false;
     if (lost)
-        log_warn(
-            "%s was removed or replaced while the run trains: its records so far are lost, and reports show a gap", metrics->journal.path);
+        log_warn("%s was removed or replaced during training: its earlier records are lost, and "
+                 "reports show a gap",
+            metrics->journal.path);
     return true;
 }
 
 /* Takes ownership of the record. */
 static bool record_write(Metrics *metrics, json_t *record, double time, Error *error) {
-    enum { DIGITS = 15 }; /* digits that a double keeps of any decimal number, so that 0.1 is written as 0.1 */
+    enum { DIGITS = 15 }; /* survive a double, so 0.1 is written as 0.1 */
     json_object_set_new(record, "time", json_real(time));
     SCOPED_FREE char *text = json_dumps(record, JSON_REAL_PRECISION(DIGITS));
     json_decref(record);
     assert(text);
     size_t length = strlen(text);
     if (length > FILE_LINE_LIMIT)
-        return error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted", length, metrics->journal.path,
+        return error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s exceeds the limit of %d bytes", length, metrics->journal.path,
             (int)FILE_LINE_LIMIT);
     text[length] = '\n'; /* replaces the NUL */
     return reopen_removed(metrics, error) && file_append(&metrics->journal, text, length + 1, error);
@@ -216,7 +217,7 @@ StepRates metrics_rates(const StepMetrics *step) {
 
 /* -- Pairs of answers ------------------------------------------------------------------------------------------------ */
 
-/* The tags are those of TRL. */
+/* The tags follow TRL. */
 static bool write_rewards(Metrics *metrics, int64_t step, double time, const Rewards *rewards, bool validation, Error *error) {
     static const char *const tags[2][4] = {{"rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"},
         {"rewards/chosen/validation", "rewards/rejected/validation", "rewards/margins/validation", "rewards/accuracies/validation"}};
@@ -320,8 +321,7 @@ bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, E
            write_rewards(metrics, evaluation->step, time, &evaluation->rewards, true, error);
 }
 
-/* Writes a code block of indented lines, which are kept as they are, so that no text of the model
- * can end the block. */
+/* Writes a code block of indented lines, so that the model's text cannot end the block. */
 static bool write_text_block(Metrics *metrics, int64_t step, double time, const char *prompt, const char *text, Error *error) {
     static const char indent[] = "    ";
     const char *const parts[] = {prompt, text};

@@ -36,7 +36,7 @@ typedef struct Metrics Metrics;
 
 /* Finds the newest step with a checkpoint in the records of a run; 0: none. */
 bool metrics_last_checkpoint(const char *run, int64_t *step, Error *error);
-/* For a fork, before metrics_open: replaces the records of `run` by those of `base` up to
+/* For a fork, before metrics_open: replaces the records of `run` by the records of `base` up to
  * `step`. */
 bool metrics_fork(const char *base, const char *run, int64_t step, Error *error);
 /* Opens RUN's files to continue after `step` (0: a new run). Later records, of a run that died
@@ -62,10 +62,10 @@ bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, E
 /* `prompt` and `text` are UTF-8. */
 bool metrics_sample(Metrics *metrics, int64_t step, const char *prompt, const char *text, int64_t tokens, double seconds, Error *error);
 /* Records {"kind": "phase", "step", ...}: the phase of a mixture that begins after this step; the
- * other members are those of `details`, from phases_describe. */
+ * other members come from `details` (phases_describe). */
 bool metrics_phase(Metrics *metrics, int64_t step, json_t *details, Error *error);
-/* Records {"kind": "mixture", "step", "phases": [...]}: what was read of each phase so far, from
- * phases_read; takes ownership of `phases`. */
+/* Records {"kind": "mixture", "step", "phases": [...]}: the amounts read in each phase so far, from
+ * phases_read. Takes ownership of `phases`. */
 bool metrics_mixture(Metrics *metrics, int64_t step, json_t *phases, Error *error);
 /* `seconds` NaN and `bytes` -1: unknown. */
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error);

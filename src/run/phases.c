@@ -34,21 +34,24 @@ static int64_t total_tokens(const Mixture *mixture, const Config *config) {
 static bool take_length(Config *config, const Mixture *mixture, Error *error) {
     int64_t total = total_tokens(mixture, config);
     if (config->epochs > 0)
-        return error_set(error, ERROR_USAGE, "epochs=%g: the phases of data.train=%s say how much is read: leave epochs out",
+        return error_set(error, ERROR_USAGE, "epochs=%g: the phases of data.train=%s determine the number of tokens: remove epochs",
             config->epochs, config->data.train);
     if (!total)
         return error_set(error, ERROR_USAGE,
-            "the last phase of data.train=%s has no tokens: give them there, or the steps or tokens of the run", config->data.train);
+            "the last phase of data.train=%s has no number of tokens: set it there, or set "
+            "steps or tokens of the run",
+            config->data.train);
     config->tokens = total;
     return true;
 }
 
-/* Sets a setting that every phase overrides to `target`, so that the run's settings are
+/* Sets a setting to `target` if every phase overrides it, so that the run's settings are
  * consistent. */
 static void follow_phases(const char *name, int64_t *setting, int64_t initial, int64_t target, const char *train) {
     if (*setting != initial && *setting != target)
-        log_warn(
-            "%s=%lld has no effect, since every phase of data.train=%s gives its own: change them there", name, (long long)*setting, train);
+        log_warn("%s=%lld has no effect, because every phase of data.train=%s sets its own value: "
+                 "change the phases",
+            name, (long long)*setting, train);
     *setting = target;
 }
 
@@ -101,7 +104,7 @@ static void take_settings(Config *config, const MixturePhase *phase, bool first)
 static bool check_phase_config(Phase *phase, const MixturePhase *given, const char *path, Error *error) {
     bool rotates = family_has(family_of(&phase->config.model), "model.rope_theta");
     if (given->rope_theta > 0 && !rotates)
-        error_set(error, ERROR_USAGE, "rope_theta=%g: this model.family has no rotary embedding: leave it out", given->rope_theta);
+        error_set(error, ERROR_USAGE, "rope_theta=%g: this model.family has no rotary embedding: remove rope_theta", given->rope_theta);
     else if (config_check(&phase->config, error)) return true;
     return error_context(error, "phase %s of data.train=%s", given->name, path);
 }
@@ -122,8 +125,9 @@ static bool check_bins(const Phases *phases, Error *error) {
             int64_t length = phases->items[j].config.data.length, longest = phases_piece(phases, i);
             if (phases->mixture.phases[j].weights[i] > 0 && length != longest)
                 return error_set(error, ERROR_USAGE,
-                    "data.packing=best_fit: source %s is read in sequences of %lld tokens and of %lld, and its bins have one length: give "
-                    "each length a source of its own, or data.packing=cut",
+                    "data.packing=best_fit: source %s is read in sequences of both %lld and "
+                    "%lld tokens, but its bins have one length: use one source per length, or "
+                    "data.packing=cut",
                     phases->mixture.sources[i].name, (long long)length, (long long)longest);
         }
     return true;
@@ -435,10 +439,12 @@ static int64_t samples_of_tokens(const Phases *phases, int64_t tokens) {
 
 bool phases_count_steps(const Phases *phases, double tokens, Position from, int64_t *steps, int64_t *last, Error *error) {
     const double most = 1e15;
-    if (tokens > most) return error_set(error, ERROR_USAGE, "%.3g tokens are more than a run can count (%.0e): give fewer", tokens, most);
+    if (tokens > most) return error_set(error, ERROR_USAGE, "%.3g tokens exceed the limit of a run (%.0e): use fewer", tokens, most);
     int64_t end = samples_of_tokens(phases, (int64_t)ceil(tokens));
     if (end < from.samples)
-        return error_set(error, ERROR_USAGE, "%.15g tokens are %lld sequences, and the run has read %lld: give more, or another run folder",
+        return error_set(error, ERROR_USAGE,
+            "%.15g tokens are %lld sequences, but the run has already read %lld: use more tokens, "
+            "or another run folder",
             tokens, (long long)end, (long long)from.samples);
     *last = 0;
     while (from.samples < end) {

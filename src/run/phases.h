@@ -25,7 +25,7 @@ typedef struct Phases {
     Mixture mixture; /* without a mixture: one source, data.train */
     Phase *items;    /* [count], at least 1 */
     int count;
-    int64_t steps; /* of the run, once known */
+    int64_t steps; /* steps of the run, once known */
     int64_t last;  /* tokens of its last step; 0: a full step */
 } Phases;
 
@@ -36,8 +36,8 @@ typedef struct Position {
 } Position;
 
 /* Resolves the settings of a run that depend on its mixture; call it before config_check. If every
- * phase sets data.length, batch.sequences or batch.tokens, the setting becomes that of the first
- * phase; a different given value causes a warning. model.context, if 0, becomes the longest length.
+ * phase sets data.length, batch.sequences or batch.tokens, the setting takes the value of the first
+ * phase, and another given value causes a warning. model.context, if 0, becomes the longest length.
  * If the length of the run is not given, tokens becomes the tokens of all phases. Does nothing
  * without a mixture. ERROR_USAGE. */
 bool phases_resolve(Config *config, Error *error);
@@ -61,8 +61,8 @@ Order *phases_order(const Phases *phases, const int64_t *inputs, int64_t steps, 
 
 /* -- What a phase is, in words and numbers -------------------------------------------------------------------------- */
 
-/* Returns what affects the order of the data and the program: "pretrain, 8000000 tokens in
- * sequences of 4096, RoPE base 10000: web 90, code 10". The caller frees it. */
+/* Returns the properties of a phase that affect the order of the data and the program: "pretrain,
+ * 8000000 tokens, in sequences of 4096, RoPE base 10000: web 90, code 10". The caller frees it. */
 char *phases_text(const Phases *phases, int phase);
 /* Returns how the phase is computed: "16384 tokens, 4 sequences at once, from 4096 over 30 steps".
  * The caller frees it. */
@@ -71,8 +71,8 @@ char *phases_batch_text(const Phases *phases, int phase);
  * 8.0k tokens in sequences of 32, 256 a step, RoPE base 10000: web 90%, code 10%". The caller frees
  * it. */
 char *phases_line(const Phases *phases, const Position *position, int64_t steps);
-/* Returns what a begun phase has read in the first `samples` samples of the run: "web 90.01% of
- * 90%, code 9.99% of 10%". The caller frees it. */
+/* Returns the shares that a begun phase has read in the first `samples` samples of the run: "web
+ * 90.01% of 90%, code 9.99% of 10%". The caller frees it. */
 char *phases_read_text(const Phases *phases, const Order *order, int phase, int64_t samples);
 /* Returns the same for a record, for the first `begun` phases: [{"phase": "pretrain", "sources":
  * {"web": {"asked": 0.9, "read": 0.9001, "samples": 1234}}}, ...]. The caller owns the

@@ -59,7 +59,7 @@ bool reference_write(const char *path, const ReferenceKey *key, uint64_t weights
     ReferenceFooter footer = {.magic = REFERENCE_MAGIC, .key = *key, .count = count, .weights = weights};
     int64_t bytes = count * (int64_t)sizeof *pairs;
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory to write %s; free some", path);
+    if (!hash) return error_set(error, ERROR_MEMORY, "no memory to write %s: free some memory", path);
     XXH3_64bits_reset(hash);
     XXH3_64bits_update(hash, pairs, (size_t)bytes);
     XXH3_64bits_update(hash, &footer, offsetof(ReferenceFooter, checksum));

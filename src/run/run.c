@@ -21,12 +21,14 @@
 static const char mark[] = "# Written by smelt train; it changes with the command. `smelt train` and this folder continue the run.\n";
 
 bool run_lock(const char *run, int *lock, Error *error) {
-    if (run[0] == '\0') return error_set(error, ERROR_USAGE, "run is not set: give a folder, such as run=runs/first");
+    if (run[0] == '\0') return error_set(error, ERROR_USAGE, "run is not set: set it to a folder, such as run=runs/first");
     if (!file_make_folder(run, error)) return false;
     if (file_lock(run, lock)) return true;
-    return errno != EWOULDBLOCK
-               ? file_fail(error, "lock", run)
-               : error_set(error, ERROR_USAGE, "another process trains in %s: wait for it, stop it, or give another run folder", run);
+    return errno != EWOULDBLOCK ? file_fail(error, "lock", run)
+                                : error_set(error, ERROR_USAGE,
+                                      "another process is training in %s: wait for it, stop it, or use another run "
+                                      "folder",
+                                      run);
 }
 
 const char *run_checkpoints(const char *run, const Config *config) { return config->checkpoint.store[0] ? config->checkpoint.store : run; }
@@ -67,22 +69,23 @@ static int64_t format_of(const json_t *record) { return json_integer_value(json_
 
 static bool check_format(const char *run, const json_t *record, Error *error) {
     int64_t format = format_of(record);
-    return format <= RUN_FORMAT ||
-           error_set(error, ERROR_CHECKPOINT,
-               "%s has run format %lld, of a newer smelt, and this one reads formats up to %d: go on with the build that wrote it", run,
-               (long long)format, RUN_FORMAT);
+    return format <= RUN_FORMAT || error_set(error, ERROR_CHECKPOINT,
+                                       "%s has run format %lld, but this build reads only formats up to %d: use the "
+                                       "newer build that wrote it",
+                                       run, (long long)format, RUN_FORMAT);
 }
 
-/* Adds to the error of an older build's config.yaml what the user can do. */
+/* Adds remedies to the error of an older build's config.yaml. */
 static bool explain_format(const char *run, const json_t *record, Error *error) {
     const json_t *history = json_object_get(record, "history"), *last = json_array_get(history, json_array_size(history) - 1);
     const char *version = json_string_value(json_object_get(last, "version")), *time = json_string_value(json_object_get(last, "time"));
     Error reason = *error;
     return error_set(error, ERROR_CHECKPOINT,
-        "%s has run format %lld, of smelt %s%s%s, and this build, of run format %d, lacks a setting of it (%s): go on with the build that "
-        "wrote it, or take its weights: smelt convert %s FOLDER by that build, and here init=FOLDER",
-        run, (long long)format_of(record), version ? version : "before it wrote down its version", time ? ", started at " : "",
-        time ? time : "", RUN_FORMAT, reason.message, run);
+        "%s has run format %lld of smelt %s%s%s, and this build (run format %d) does not know "
+        "one of its settings (%s): continue with the build that wrote it, or export its "
+        "weights with that build (smelt convert %s FOLDER) and start from them (init=FOLDER)",
+        run, (long long)format_of(record), version ? version : "of an unknown version", time ? ", started at " : "", time ? time : "",
+        RUN_FORMAT, reason.message, run);
 }
 
 /* Reads the settings of RUN/config.yaml over the present values. */
@@ -92,7 +95,7 @@ static bool read_settings(const char *run, Config *config, OptionStrings *string
     json_auto_t *record = lineage_record(run, &unread);
     if (!record && unread.finding == FINDING_UNREADABLE) {
         *error = unread;
-        return error_context(error, "the format of the run is not known");
+        return error_context(error, "cannot determine the format of the run");
     }
     if (!check_format(run, record, error)) return false;
     return options_read_yaml(&config_table, config, strings, path, error) ||
@@ -120,10 +123,10 @@ static bool may_start_anew(const Config *config, Error *error) {
     if (!strcmp(saved.checkpoint.store, config->checkpoint.store)) return true;
     saved.run = config->run;
     if (!has_checkpoint(&saved, &started, error)) return false;
-    return !started ||
-           error_set(error, ERROR_USAGE,
-               "%s has checkpoints in %s, and %s has none: move them, or give the checkpoint.store that the run was started with",
-               config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
+    return !started || error_set(error, ERROR_USAGE,
+                           "%s has checkpoints in %s, but %s has none: move the checkpoints, or set "
+                           "checkpoint.store as when the run was started",
+                           config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
 }
 
 /* Removes leftovers of the files that only a training writes; their lock is held. */
@@ -162,7 +165,8 @@ bool run_read_config(const char *run, Config *config, OptionStrings *strings, Er
     SCOPED_FREE char *path = memory_format("%s/config.yaml", run);
     options_defaults(&config_table, config, strings);
     SCOPED(run_point_free) RunPoint point = run_point(run);
-    if (point.step != RUN_NEWEST) return error_set(error, ERROR_CHECKPOINT, "%s is a checkpoint: give its run, %s", run, point.run);
+    if (point.step != RUN_NEWEST)
+        return error_set(error, ERROR_CHECKPOINT, "%s is a checkpoint, but a run is needed: use %s", run, point.run);
     if (!file_exists(path)) return error_set(error, ERROR_CHECKPOINT, "%s is not a run folder: it has no config.yaml", run);
     if (!read_settings(run, config, strings, error)) return false;
     options_remember(&config_table, config, strings);

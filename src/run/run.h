@@ -18,8 +18,8 @@ bool run_is_ours(const char *run);
 /* Returns where the checkpoints of `run` with this configuration are (ckpt.h). */
 const char *run_checkpoints(const char *run, const Config *config);
 /* Makes the folder and, except for a fork, its config.yaml before the first checkpoint. Settings
- * that a run keeps must equal those of an existing config.yaml, except the ones that resume.accept
- * names: ERROR_USAGE. */
+ * that must stay the same have to equal those of an existing config.yaml, unless resume.accept
+ * names them: ERROR_USAGE. */
 bool run_open(const Config *config, Error *error);
 bool run_write_config(const Config *config, Error *error);
 /* Reads RUN/config.yaml, as a run remembers it (options_remember); strings go to `strings`.

@@ -1,5 +1,6 @@
-/* Names of sources: what they mean, the configuration of their model, and its tokenizer. Owns nothing
- * beyond a call. Called by commands and when a run starts. */
+/* Names of sources: resolves them to a run, a model or adapters, reads the configuration of the
+ * model, and finds its tokenizer. Owns nothing beyond a call. Called by commands and when a run
+ * starts. */
 #include "run/source.h"
 
 #include <string.h>
@@ -40,14 +41,13 @@ bool source_check_run(const char *run, const char *init, Error *error) {
     SCOPED(run_point_free) RunPoint point = run_point(init);
     SCOPED_FREE char *adapter = adapter_folder(init);
     if (*init && (file_same(run, point.run) || file_same(run, adapter)))
-        return error_set(error, ERROR_USAGE, "run=%s is the model of init=%s, which stays as it is: give another run folder", run, init);
+        return error_set(error, ERROR_USAGE, "run=%s is the model of init=%s, which must not change: use another run folder", run, init);
     if (source_is_run(run) || file_kind(run, NULL) != FILE_FOLDER) return true; /* locking reports the reason */
     if (!file_list(run, &list, error)) return false;
     for (size_t i = 0; i < list.count; i++)
         if (is_model_file(list.entries[i].name))
-            return error_set(error, ERROR_USAGE,
-                "run=%s holds a model (%s), whose name would mean the run from then on: give another run folder", run,
-                list.entries[i].name);
+            return error_set(error, ERROR_USAGE, "run=%s contains a model (%s), so its name would be ambiguous: use another run folder",
+                run, list.entries[i].name);
     return true;
 }
 
@@ -58,13 +58,14 @@ bool source_check_run_alone(const char *run, Error *error) {
     for (size_t i = 0; i < list.count; i++)
         if (is_weights_file(list.entries[i].name))
             return error_set(error, ERROR_CHECKPOINT,
-                "%s holds a run (config.yaml) and a model (%s), so that its name means both: move the files of the run (config.yaml, "
-                "run.json, metrics.jsonl, log.txt, checkpoints, data) or those of the model into a folder of their own",
+                "%s contains a run (config.yaml) and a model (%s), so its name is ambiguous: "
+                "move the files of the run (config.yaml, run.json, metrics.jsonl, log.txt, "
+                "checkpoints, data) or the files of the model into another folder",
                 run, list.entries[i].name);
     return true;
 }
 
-/* The data settings are those that any model passes config_check with. */
+/* The data settings are set so that any model passes config_check. */
 static bool set_model(const ModelConfig *model, Precision precision, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     config->model = *model;
@@ -104,13 +105,14 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
                set_model(&model.config, model.precision, config, strings, error);
     if (is_hub_name(folder))
         return error_set(error, ERROR_CHECKPOINT,
-            "there is no folder %s, and smelt downloads no models: hf download %s --local-dir my-model (pip install huggingface_hub) gets "
-            "it from Hugging Face, then give my-model",
+            "folder %s does not exist, and smelt does not download models: run hf download %s "
+            "--local-dir my-model (pip install huggingface_hub), then use my-model",
             folder, folder);
     return error_set(error, ERROR_CHECKPOINT,
-        "%s is neither a run folder (with config.yaml) or a checkpoint of one (RUN@STEP, RUN@best), nor a model folder (with config.json), "
-        "nor a GGUF file, nor adapters of PEFT (with adapter_config.json), nor a model of llm.c%s",
-        folder, file_exists(point.run) ? "" : ": there is nothing of that name");
+        "%s is not a run folder (with config.yaml), a checkpoint of a run (RUN@STEP, "
+        "RUN@best), a model folder (with config.json), a GGUF file, a folder of PEFT adapters "
+        "(with adapter_config.json) or a model file of llm.c%s",
+        folder, file_exists(point.run) ? "" : ": nothing has this name");
 }
 
 /* -- Text ---------------------------------------------------------------------------------------------------------- */
@@ -144,7 +146,7 @@ bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *nam
     if (rows >= tokens && rows <= MOST_ROWS * tokens) return true;
     return error_set(error, ERROR_USAGE, "model.vocabulary=%lld is %s the %lld tokens of %s: %s%s", (long long)rows,
         rows < tokens ? "below" : "more than twice", tokens, name, cure,
-        rows < tokens ? "; smelt convert MODEL FOLDER tokens.add=A,B makes rows for tokens that are new" : "");
+        rows < tokens ? "; smelt convert MODEL FOLDER tokens.add=A,B adds rows for new tokens" : "");
 }
 
 bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error) {
@@ -164,10 +166,10 @@ bool source_check_bos(const ShardSet *set, const char *name, const Tokenizer *to
     if (!source_begins_with(set, tokenizer_bos(tokenizer), &begins, error)) return false;
     if (begins == wanted) return true;
     error_set(refuse ? error : &warning, ERROR_USAGE,
-        "the texts of %s %s with token %d, and with data.bos=%s %s: leave data.bos out to follow the first data, or pack these with "
-        "smelt data pack bos=%s",
+        "the texts of %s %s with token %d, but with data.bos=%s %s: remove data.bos to follow "
+        "the first data, or pack these texts with smelt data pack bos=%s",
         name, begins ? "begin" : "do not begin", tokenizer_bos(tokenizer)->items[0], wanted ? "true" : "false",
-        wanted ? "every text does" : "no text does", wanted ? "true" : "false");
+        wanted ? "every text must" : "no text may", wanted ? "true" : "false");
     if (!refuse) log_warn("%s", warning.message);
     return !refuse;
 }
@@ -195,7 +197,7 @@ char *adapter_open(PeftFolder *peft, const char *name, Error *error) {
     if (!peft_open(peft, folder, error)) return NULL;
     const char *base = name[length] == '@' ? name + length + 1 : peft->base;
     if (*base && (file_exists(base) || source_is_run(base))) return memory_copy_string(base);
-    error_set(error, ERROR_CHECKPOINT, "the base of the adapters in %s, %s, is no folder here: give %s@FOLDER", folder,
+    error_set(error, ERROR_CHECKPOINT, "the base of the adapters in %s, %s, is not a folder here: use %s@FOLDER", folder,
         *base ? base : "which they do not name", folder);
     peft_close(peft);
     return NULL;
@@ -206,8 +208,10 @@ bool adapter_read_config(const char *name, Config *config, OptionStrings *string
     SCOPED_FREE char *base = adapter_open(&peft, name, error);
     if (!base || !source_read_config(base, config, strings, error)) return false;
     if (config->lora.rank || adapter_is_folder(base))
-        return error_set(
-            error, ERROR_USAGE, "the base of %s, %s, has adapters itself: `smelt convert` makes it a model folder", name, base);
+        return error_set(error, ERROR_USAGE,
+            "the base of %s, %s, has adapters itself: convert it to a model folder with smelt "
+            "convert",
+            name, base);
     SCOPED_FREE char *init = memory_format("init=%s", base), *targets = memory_format("lora.targets=%s", peft.targets);
     if (!options_set(&config_table, config, strings, init, error) || !options_set(&config_table, config, strings, targets, error))
         return false;

@@ -13,19 +13,18 @@
 bool source_is_run(const char *folder);
 /* Returns whether it is a Hugging Face folder or a GGUF file, and not a run. */
 bool source_is_model_folder(const char *folder);
-/* Checks that `run` is not the model of init=, and that the folder holds no model file unless it is
- * already a run: its name would then mean the run. ERROR_USAGE. */
+/* Checks that `run` is not the model of init=. Unless `run` is already a run, checks also that the
+ * folder holds no model file, because its name would then mean the run. ERROR_USAGE. */
 bool source_check_run(const char *run, const char *init, Error *error);
-/* Checks that a run's folder does not also hold a model. ERROR_CHECKPOINT, whose message says what
- * to do. */
+/* Checks that a run's folder does not also hold a model. ERROR_CHECKPOINT suggests a remedy. */
 bool source_check_run_alone(const char *run, Error *error);
 /* Reads the configuration of the model in `folder`; strings go to `strings`. For a folder or file
  * that is not a run, model and precision are set and all else has its default. ERROR_CHECKPOINT if
  * the kind of the folder is unknown, or smelt does not support its model. */
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error);
 /* Returns the model's tokenizer: a path for tokenizer_open, "" for the byte tokenizer, or NULL if
- * it is unknown. A tokenizer in a folder of adapters has priority over that of the base. The caller
- * frees it. */
+ * it is unknown. A tokenizer in a folder of adapters has priority over the base's. The caller frees
+ * it. */
 char *source_tokenizer(const char *folder, const Config *config);
 /* Checks that a model with `rows` rows of the embedding can belong to `tokenizer` (NULL: bytes),
  * called `name` in messages: each token has a row, and there are at most as many padding rows.
@@ -38,7 +37,7 @@ bool source_check_bos(const ShardSet *set, const char *name, const Tokenizer *to
 /* Sets *begins to whether a set of texts begins with these ids. */
 bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error);
 
-/* Returns whether the name is that of a folder of adapters. */
+/* Returns whether the name is a folder of adapters. */
 bool adapter_is_folder(const char *name);
 /* Returns the folder itself, for the caller to free. */
 char *adapter_folder(const char *name);

@@ -30,10 +30,13 @@
 static bool check_base(const char *folder, const Config *origin, Error *error) {
     if (adapter_is_folder(folder))
         return error_set(error, ERROR_USAGE,
-            "%s has adapters: give their base, and them as what training begins with: init=%s lora.start=%s", folder, origin->init, folder);
-    return !origin->lora.rank ||
-           error_set(error, ERROR_USAGE,
-               "%s trains adapters itself: `smelt convert` makes it a model folder, which can be the base of others", folder);
+            "%s has adapters: set init to their base, and lora.start to the adapters: init=%s "
+            "lora.start=%s",
+            folder, origin->init, folder);
+    return !origin->lora.rank || error_set(error, ERROR_USAGE,
+                                     "%s trains adapters itself: convert it to a model folder with smelt convert, "
+                                     "and use that as the base",
+                                     folder);
 }
 
 /* Returns the table of a graph whose trained rows are called `name`. */
@@ -173,10 +176,11 @@ static bool same_name(const char *a, const char *b) {
  * over. */
 static void name_differences(const PeftFolder *peft, const Config *config) {
     if (peft->dropout > 0)
-        log_warn("lora.start=%s was trained with lora_dropout=%g, and here there is no dropout", config->lora.start, peft->dropout);
+        log_warn("lora.start=%s was trained with lora_dropout=%g, but smelt trains without dropout", config->lora.start, peft->dropout);
     if (*peft->base && !same_name(peft->base, config->init))
-        log_warn("lora.start=%s was trained beside %s, and init is %s: adapters of another model start from nonsense", config->lora.start,
-            peft->base, config->init);
+        log_warn("lora.start=%s was trained with %s, but init is %s: adapters of another model are "
+                 "useless as a start",
+            config->lora.start, peft->base, config->init);
 }
 
 /* Fills the parts of a model that the folder has; the other parts are the base's. */
@@ -193,8 +197,10 @@ bool adapter_load_start(Session *session, Error *error) {
     if (!peft_open(&peft, lora->start, error)) return false;
     if (peft.lora.rank != lora->rank || fabs(lora_factor(&peft.lora) - lora_factor(lora)) > 1e-9 * lora_factor(lora))
         return error_set(error, ERROR_USAGE,
-            "%s has adapters of lora.rank=%lld lora.alpha=%g%s, and given are lora.rank=%lld lora.alpha=%g: give the former", lora->start,
-            (long long)peft.lora.rank, peft.lora.alpha, peft.lora.rslora ? " lora.rslora=true" : "", (long long)lora->rank, lora->alpha);
+            "%s has adapters with lora.rank=%lld lora.alpha=%g%s, but lora.rank=%lld "
+            "lora.alpha=%g is set: set the values of the adapters",
+            lora->start, (long long)peft.lora.rank, peft.lora.alpha, peft.lora.rslora ? " lora.rslora=true" : "", (long long)lora->rank,
+            lora->alpha);
     if (!host_model_open(&start, &config->model, lora, config->precision, error) || !peft_check_trained(&peft, start.model.graph, error) ||
         !load_parts(&peft, &start, lora, error))
         return false;
@@ -290,7 +296,7 @@ bool adapter_load_merged(const char *name, const Config *config, const Graph *gr
     if (!source_read_config(config->init, &origin, &strings, error) || !check_base(config->init, &origin, error) ||
         !weights_load(config->init, &origin, graph, master, NULL, error)) {
         if (folder) return error_context(error, "%s has adapters of %s", name, config->init);
-        return error_context(error, "%s has adapters of init=%s (if it has moved, smelt train %s init=FOLDER)", name, config->init, name);
+        return error_context(error, "%s has adapters of init=%s (if it has moved: smelt train %s init=FOLDER)", name, config->init, name);
     }
     if (!folder && !lineage_check_base(name, config, error)) return false;
     if (!open_adapters(&adapters, name, config, PRECISION_FP64, step, error) || !replace_parts(name, graph, master, error)) return false;
@@ -307,7 +313,7 @@ static bool compared_open(Program *c, const Config *config, const LoraConfig *lo
     void *shared[ARENA_COUNT] = {[ARENA_MASTER] = master};
     int64_t tokens = COMPARED_TOKENS + (model_makes_images(&config->model) ? config->model.text_tokens : 0);
     ModelConfig model = config->model;
-    model.fp8.recipe = FP8_NONE; /* FP8 rounds the merged matrices differently from those of the base */
+    model.fp8.recipe = FP8_NONE; /* merged matrices round differently in fp8 */
     c->model = model_build_adapted(NULL, &model, lora, PRECISION_FP32, MODEL_LOGITS, 1, tokens, RECOMPUTE_NONE);
     return program_plan(c, device_cpu(), error) && program_start(c, shared, error);
 }
@@ -374,7 +380,7 @@ bool adapter_check_start(MergedCheck *check, const char *name, const Config *con
     *check = (MergedCheck){0};
     if (memory_check(bytes, "comparing the merged model with base and adapters", "", &little))
         return compute_expected(check, name, config, error);
-    log_warn("not compared with base and adapters: %s", little.message);
+    log_warn("the merged model is not compared with base and adapters: %s", little.message);
     return true;
 }
 
@@ -400,9 +406,10 @@ bool adapter_check_merged(const MergedCheck *check, const char *name, const Conf
     double difference;
     if (!check->expected) return true;
     if (!measure_difference(check, config, master, &difference, error)) return false;
-    return difference <= bound * check->largest ||
-           error_set(error, ERROR_NUMERICS, "%s of the merged model differ by %.2g from those of %s with its base, of at most %.2g",
-               results_of(config), difference, name, check->largest);
+    return difference <= bound * check->largest || error_set(error, ERROR_NUMERICS,
+                                                       "%s of the merged model differ by %.2g from %s with its base (amax "
+                                                       "%.2g): merging failed",
+                                                       results_of(config), difference, name, check->largest);
 }
 
 bool adapter_check_written(
@@ -412,9 +419,10 @@ bool adapter_check_written(
     plain.lora.rank = 0;
     if (!check->expected) return true;
     if (!weights_load(out, &plain, graph, master, NULL, error) || !measure_difference(check, config, master, &difference, error))
-        return error_context(error, "reading back what was written");
-    log_info("merged: %s of %d tokens differ by at most %.1e, as written, from those with adapters, of at most %.2g", results_of(config),
-        COMPARED_TOKENS, difference, check->largest);
+        return error_context(error, "reading the written files");
+    log_info("merged: %s of %d tokens differ by at most %.1e between the written model and the base "
+             "with adapters (amax %.2g)",
+        results_of(config), COMPARED_TOKENS, difference, check->largest);
     return true;
 }
 
@@ -431,9 +439,9 @@ static bool check_adapter_folder(const char *folder, bool overwrite, Error *erro
     for (size_t i = 0; i < list.count; i++) {
         const char *name = list.entries[i].name;
         if (!overwrite)
-            return error_set(error, ERROR_USAGE, "%s is not empty: give another folder, or overwrite=true to replace adapters", folder);
+            return error_set(error, ERROR_USAGE, "%s is not empty: use another folder, or set overwrite=true to replace adapters", folder);
         if (!is_adapter_file(name))
-            return error_set(error, ERROR_USAGE, "%s holds %s, which is none of adapters: give another folder", folder, name);
+            return error_set(error, ERROR_USAGE, "%s contains %s, which is not part of an adapter: use another folder", folder, name);
     }
     return true;
 }
@@ -444,7 +452,7 @@ bool adapter_tokenizer_differs(const char *run, const Config *config, bool *diff
     Config origin;
     Error ignored = {0};
     *differs = own && *own;
-    if (!*differs) return true; /* bytes have no files, and what is not known cannot be written */
+    if (!*differs) return true; /* bytes have no files to write */
     if (source_read_config(config->init, &origin, &strings, &ignored)) base = source_tokenizer(config->init, &origin);
     return !base || (tokenizer_differs(own, base, differs, error) && (*differs || tokenizer_has_other_template(own, base, differs, error)));
 }
@@ -452,7 +460,7 @@ bool adapter_tokenizer_differs(const char *run, const Config *config, bool *diff
 bool adapter_write(
     const char *run, const Config *config, const HfExport *tokenizer, const char *folder, bool overwrite, int64_t *step, Error *error) {
     SCOPED(host_model_close) HostModel adapters = {0};
-    if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
+    if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): remove adapter=true", run);
     if (!check_adapter_folder(folder, overwrite, error) || !open_adapters(&adapters, run, config, PRECISION_FP32, step, error))
         return false;
     SCOPED(file_folder_close) FolderDraft draft = {0};

@@ -38,6 +38,6 @@ bool adapter_check_written(const MergedCheck *check, const char *out, const Conf
  * nothing else. */
 bool adapter_write(
     const char *run, const Config *config, const HfExport *tokenizer, const char *folder, bool overwrite, int64_t *step, Error *error);
-/* Sets *differs if a run with adapters has a tokenizer or chat templates that are not those of its
- * base, or if its base cannot be read. ERROR_DATA if a file of a tokenizer cannot be read. */
+/* Sets *differs if a run with adapters has another tokenizer or other chat templates than its base,
+ * or if its base cannot be read. ERROR_DATA if a file of a tokenizer cannot be read. */
 bool adapter_tokenizer_differs(const char *run, const Config *config, bool *differs, Error *error);

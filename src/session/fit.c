@@ -109,16 +109,16 @@ typedef struct FitKind {
 } FitKind;
 
 static const FitKind kinds[] = {
-    {without_copy, "training waits for checkpoints", true},
-    {without_kept_weights, "same results, casts in each microbatch", true},
+    {without_copy, "training waits while checkpoints are written", true},
+    {without_kept_weights, "same results; casts weights in each microbatch", true},
     {higher_stage, "more communication", true},
-    {more_recomputation, "same results, more time", true},
+    {more_recomputation, "same results; more time", true},
     {more_tensor, "communication in every layer", true},
-    {smaller_microbatch, "same batch, smaller GEMMs", false},
-    {without_gradients, "no clipping of gradients", true},
+    {smaller_microbatch, "same batch; smaller GEMMs", false},
+    {without_gradients, "no gradient clipping", true},
     {pure_bf16, "no fp32 master weights: other results", false},
     {more_ranks, "more devices", false, most_ranks},
-    {adapters, "trains adapters beside frozen weights", false},
+    {adapters, "trains only adapters", false},
 };
 _Static_assert(sizeof kinds / sizeof *kinds <= MOST_FITS, "a fit for each kind");
 
@@ -185,7 +185,7 @@ static bool try_trial(const Question *question, const FitTrial *trial, Fit *best
     return best->fits;
 }
 
-/* Returns the first step of the kind that fits, else the one that needs the least memory. */
+/* Returns the first step of the kind that fits, or else the step that needs the least memory. */
 static Fit try_kind(const FitKind *kind, const Question *question) {
     Fit best = {.bytes = INT64_MAX, .price = kind->price};
     for (int base = 0; base < count_bases(kind, question->config) && !best.fits; base++) {
@@ -222,7 +222,7 @@ int fit_search(const Config *config, Device *device, int rank, int ranks, int64_
 }
 
 void fit_print(const Fit *fits, int count, FILE *file) {
-    if (count) fprintf(file, "what would save memory, from cheap to dear (each planned)\n");
+    if (count) fprintf(file, "ways to save memory, cheapest first (each planned)\n");
     for (int i = 0; i < count; i++) {
         char bytes[32];
         log_format_bytes((double)fits[i].bytes, bytes);

@@ -1,5 +1,4 @@
-/* Finds changes that make a plan fit into memory. Each change is planned, so that its bytes are
- * those of training. */
+/* Finds changes that make a plan fit into memory. Each change is planned, so its bytes are exact. */
 #pragma once
 
 #include <stdio.h>

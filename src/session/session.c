@@ -85,10 +85,11 @@ bool session_check_fp8(const Config *config, const Device *device, Error *error)
     const DeviceInfo *info = device_info(device);
     if (config->model.fp8.recipe == FP8_NONE) return true;
     if (!(info->gemm_inputs >> GEMM_E4M3 & 1))
-        return error_set(error, ERROR_USAGE, "fp8.recipe: %s (%s) has no GEMMs of fp8: leave it out", info->name, info->target);
+        return error_set(error, ERROR_USAGE, "fp8.recipe: %s (%s) has no fp8 GEMMs: remove fp8.recipe", info->name, info->target);
     return config->model.fp8.recipe != FP8_MXFP8 || info->fp8_mx ||
            error_set(error, ERROR_USAGE,
-               "fp8.recipe=mxfp8: %s (%s) has no GEMMs with scales of 32 elements, which gfx950 and the CPU have: give another recipe",
+               "fp8.recipe=mxfp8: %s (%s) has no GEMMs with one scale per 32 elements; only "
+               "gfx950 and the CPU have them: use another recipe",
                info->name, info->target);
 }
 
@@ -101,8 +102,8 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     *session->whole = mesh_without(session->mesh, AXIS_CP);
     if (config->lora.rank && size > 1 && config->layout.zero > 2)
         return error_set(error, ERROR_USAGE,
-            "layout.zero=3 shares out weights that are trained, and with lora.rank=%lld most are not: "
-            "give layout.zero=2 or less",
+            "layout.zero=3 shards trained weights, but with lora.rank=%lld most weights are "
+            "frozen: set layout.zero to 2 or less",
             (long long)config->lora.rank);
     if (!lora_check_targets(&config->model, &config->lora, error)) return false;
     if (!session_check_fp8(config, device, error)) return false;
@@ -134,8 +135,8 @@ ModelSize session_size(const Session *session) {
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
-/* Adds up the small arenas. The state arena of the training program has quantized weights; that of
- * other programs has their amax. */
+/* Adds up the small arenas. The state arena has quantized weights in the training program, and
+ * their amax in other programs. */
 static int64_t small_arenas(const Plan *plan) { return plan->bytes[ARENA_INPUT] + plan->bytes[ARENA_CONSTANT] + plan->bytes[ARENA_METRIC]; }
 
 /* Returns the activations of a program that uses the training activations if they are large
@@ -205,10 +206,10 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     log_format_bytes((double)budget->activation_floor, text);
     snprintf(floor, sizeof floor, "one microbatch; at least %s", text);
     print_sum(budget, available, file);
-    print_budget_row(file, "weights", budget->weights, budget->total, budget->weights ? "in the compute type" : "the master weights serve");
-    if (budget->codes) print_budget_row(file, "weights in fp8", budget->codes, budget->total, "magnitudes; codes if kept");
+    print_budget_row(file, "weights", budget->weights, budget->total, budget->weights ? "in the compute type" : "uses the master weights");
+    if (budget->codes) print_budget_row(file, "weights in fp8", budget->codes, budget->total, "amax, and stored values");
     print_budget_row(file, "master weights", budget->master, budget->total, "");
-    print_budget_row(file, "gradients", budget->gradients, budget->total, budget->updated ? "until their weights are updated" : "");
+    print_budget_row(file, "gradients", budget->gradients, budget->total, budget->updated ? "until the weights are updated" : "");
     print_budget_row(file, "optimizer state", budget->optimizer, budget->total, "");
     print_budget_row(file, "activations", budget->activations, budget->total, floor);
     print_budget_row(file, "optimizer scratch", budget->scratch, budget->total, "");
@@ -229,16 +230,17 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
     int count = fit_search(session->config, session->device, rank, layout_all_ranks(layout), available, fits);
     log_format_bytes((double)budget.total, needed);
     log_format_bytes((double)available, have);
-    const char *whose = budget.host ? " beside what the process itself takes" : "";
+    const char *whose = budget.host ? "  beyond the process's own memory" : "";
     if (rank == 0) budget_print(&budget, available, stderr);
     if (rank == 0) fit_print(fits, count, stderr);
     while (first < count && !fits[first].fits) first++;
     if (first < count)
-        return error_set(
-            error, ERROR_MEMORY, "the plan needs %s and %s are available%s: it fits with %s", needed, have, whose, fits[first].change);
+        return error_set(error, ERROR_MEMORY, "the plan needs %s, but only %s are available%s: it would fit with %s", needed, have, whose,
+            fits[first].change);
     return error_set(error, ERROR_MEMORY,
-        "the plan needs %s and %s are available%s, and no recomputation or smaller microbatch makes it fit, nor do up to 1024 ranks: use a "
-        "machine with more memory, a smaller model, or a shorter data.length",
+        "the plan needs %s, but only %s are available%s. Recomputation, smaller microbatches "
+        "and up to 1024 ranks do not suffice: use a machine with more memory, a smaller model, "
+        "or a shorter data.length",
         needed, have, whose);
 }
 
@@ -330,8 +332,8 @@ static bool open_groups(Session *session, Error *error) {
     return true;
 }
 
-/* Records the kernels of initialization and update, so that they are loaded together with those of
- * the programs. */
+/* Records the kernels of initialization and update, so that they are loaded together with the
+ * programs' kernels. */
 static void note_kernels(Session *session) {
     Error ignored;
     Device *device = session->device;

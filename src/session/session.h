@@ -11,9 +11,9 @@
 
 typedef struct Saver Saver;
 
-/* Updates that on_nan=skip skipped: at present in a row, and in the whole run. `sound` is the
- * newest checkpoint that was saved with row 0 (0: none); later ones do not displace it. Checkpoints
- * keep this. */
+/* Counts of updates that on_nan=skip skipped: consecutive ones up to now, and all of the run.
+ * `sound` is the newest checkpoint that was saved with `row` 0 (0: none). Pruning keeps it.
+ * Checkpoints store this struct. */
 typedef struct Skips { int64_t row, all, sound; } Skips;
 
 /* Results of evaluations, the same on all ranks; checkpoints keep this. Losses are comparable only
@@ -91,8 +91,8 @@ Budget session_budget(const Session *session);
 int64_t session_step_rows(const Session *session);
 /* Prints a table; `available` in bytes, < 0: unknown. */
 void budget_print(const Budget *budget, int64_t available, FILE *file);
-/* Fails with ERROR_MEMORY if the budget exceeds what this process may take, naming a change that
- * would fit (fit.h); rank 0 prints all of them. */
+/* Fails with ERROR_MEMORY if the budget exceeds the memory of this process, and names a change that
+ * would fit (fit.h). Rank 0 prints all such changes. */
 bool session_check_memory(const Session *session, int64_t available, Error *error);
 
 /* Allocates everything and sets the initial weights. `comm` has the ranks that the session was
@@ -142,8 +142,8 @@ bool session_save_holds(const Session *session);
 /* Returns why this rank's shard could not be written in the newest save; NULL: it could be written,
  * or all ranks know of a failed shard. */
 const Error *session_failed_shard(const Session *session);
-/* Called on all ranks after one has told the others: rank 0 stops waiting for the shards, and its
- * save fails with the reason. */
+/* Called on all ranks after one rank has reported a failure: rank 0 stops waiting for the shards,
+ * and its save fails with the reason. */
 void session_give_up_shard(Session *session, const char *reason);
 /* Returns whether a save has ended since the last call; *report has its result. */
 bool session_save_end(Session *session, SaveReport *report);
@@ -163,8 +163,8 @@ bool session_resume(Session *session, const char *where, int64_t only, Error *er
  * into `master` (a WIDE arena of `graph`). Checkpoints have no frozen weights. */
 bool session_load_weights(const Graph *graph, const Config *config, const char *name, void *master, int64_t *step, Error *error);
 
-/* Returns the host memory for saves of a rank that holds `master` and `optimizer` bytes, plus
- * `alone` bytes that only one rank writes. session_close_saver waits for a save in progress and
- * frees that memory. */
+/* Returns the host memory for the saves of a rank with `master` and `optimizer` bytes, and `alone`
+ * bytes that only one rank writes. session_close_saver waits for a save in progress and frees that
+ * memory. */
 int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer, int64_t alone);
 void session_close_saver(Session *session);

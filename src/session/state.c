@@ -77,7 +77,7 @@ static void append_interval(
     }
 }
 
-/* Appends an interval that this rank holds, of a state or of weights in the place of one. With
+/* Appends an interval of this rank: of a state, or of weights if they take the place of one. With
  * `writes`, appends only the part that this rank writes: an even share in stage 0, which has the
  * most data; otherwise all of it on holder 0. */
 static void append_held(
@@ -112,8 +112,8 @@ static void append_history(IntervalList *list, const AmaxHistory *history) {
     }
 }
 
-/* Returns the weights and optimizer state that the session holds on this rank; with `writes`, only
- * what it writes, including FP8 histories. */
+/* Returns this rank's weights and optimizer state, with FP8 histories; with `writes`, only the
+ * parts that it writes. */
 static IntervalList session_intervals(const Session *session, bool writes) {
     const Graph *graph = session->training.model.graph;
     const OptimizerShard *shard = &session->layout->shard;
@@ -152,7 +152,7 @@ static bool list_view(IntervalList *list, Device *device, ViewAccess access, Err
     for (size_t i = 0; i < list->count; i++) list->items[i].data = i < list->on_device ? NULL : list->memory[i];
     for (size_t i = 0; i < list->on_device; i++) {
         list->items[i].data = device_view(device, list->memory[i], held_bytes(&list->items[i]), access, error);
-        if (!list->items[i].data) return error_context(error, "the host's copy of %s", list->items[i].name);
+        if (!list->items[i].data) return error_context(error, "the host copy of %s", list->items[i].name);
     }
     return device_ok(device, error);
 }
@@ -217,9 +217,9 @@ static void map_copy(Saver *saver) {
     Error refused = {0};
     for (size_t i = 0; i < saver->list.count; i++) saver->copy_bytes += copy_room(&saver->list.items[i]);
     if (device_info(saver->device)->host_memory ||
-        memory_check(saver->copy_bytes, "the host's copy of a checkpoint", "set checkpoint.async=false", &refused))
+        memory_check(saver->copy_bytes, "the host copy of a checkpoint", "set checkpoint.async=false", &refused))
         saver->copy = memory_map((size_t)saver->copy_bytes, &refused);
-    if (!saver->copy) log_warn("training will wait for its checkpoints to be written: %s", refused.message);
+    if (!saver->copy) log_warn("training waits while checkpoints are written: %s", refused.message);
     int64_t at = 0;
     for (size_t i = 0; i < saver->list.count && saver->copy; at += copy_room(&saver->list.items[i++]))
         saver->list.items[i].data = saver->copy + at;
@@ -323,8 +323,7 @@ static void take_validation(Session *session, const json_t *metadata) {
     *validation = (Validation){step, best_step, loss, best_loss, tokens, length, waited, kept};
 }
 
-/* Describes a mixture's phase: the settings are those with which the weights were last trained
- * (lineage.h). */
+/* Describes a mixture's phase, with the settings that last trained the weights (lineage.h). */
 static json_t *describe_phase(const Session *session) {
     return json_pack(
         "{s:i, s:I, s:o}", "begun", session->begun, "step", (json_int_t)session->phase_step, "settings", phases_settings(session->config));
@@ -346,7 +345,8 @@ static bool take_state(Session *session, const json_t *metadata, Error *error) {
     if (json_unpack((json_t *)metadata, STATE_FORMAT "}", "step", &step, "parent", &parent, "samples", &samples, "skips", "row", &row,
             "all", &all, "sound", &sound))
         return error_set(error, ERROR_CHECKPOINT,
-            "the checkpoint of step %lld lacks its step, parent, samples or skipped updates: another program wrote it",
+            "the checkpoint of step %lld has no step, parent, samples or skipped updates: "
+            "another program wrote it",
             (long long)session->step);
     Position at = lineage_position(metadata, session->config);
     session->parent = session->step;
@@ -532,7 +532,7 @@ static bool load_together(CheckpointLoading *loading, int64_t step, Error *error
     int attempts = 0;
     do {
         loading->result = load_one(loading, step);
-        if (loading->result == LOAD_DAMAGED) log_warn("checkpoint of step %lld is skipped: %s", (long long)step, loading->reason.message);
+        if (loading->result == LOAD_DAMAGED) log_warn("skipping the checkpoint of step %lld: %s", (long long)step, loading->reason.message);
         if (!comm_host_all_reduce(loading->comm, "checkpoint loaded", &loading->result, 1, COMM_I64, COMM_MAX, error)) return false;
     } while (loading->result == LOAD_UNREADABLE && thread_pause(&attempts));
     return true;
@@ -555,15 +555,16 @@ static bool load_newest(CheckpointLoading *loading, int64_t only, Error *error) 
     const char *why = loading->reason.code ? loading->reason.message : "another rank cannot read it";
     if (count > 0 && loading->result == LOAD_GOOD) loading->step = steps[i];
     else if (count > 0 && only)
-        error_set(error, ERROR_CHECKPOINT, "the checkpoint of step %lld in %s cannot be loaded: %s; choose another one, from=STEP",
+        error_set(error, ERROR_CHECKPOINT, "cannot load the checkpoint of step %lld in %s: %s. Choose another one with from=STEP",
             (long long)only, where, why);
     else if (count > 0 && loading->result == LOAD_UNREADABLE)
         error_set(error, ERROR_CHECKPOINT,
-            "the checkpoint of step %lld in %s cannot be read now: %s. Nothing was changed: start again once it can be read, or move its "
-            "folder away to go on from an older one",
+            "the checkpoint of step %lld in %s is not readable at the moment: %s. Nothing was "
+            "changed: start again when it is readable, or move its folder away to continue "
+            "from an older one",
             (long long)steps[i], where, why);
     else if (count > 0)
-        error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoint%s and none is good; the oldest: %s", where, count,
+        error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoint%s, but all are damaged; the oldest: %s", where, count,
             plural(count), why);
     return count == 0 || loading->step;
 }
@@ -581,7 +582,8 @@ bool session_resume(Session *session, const char *where, int64_t only, Error *er
     loaded = loaded && (!step || take_state(session, metadata, error));
     bool begins = session->config->model.fp8.scaling == FP8_DELAYED && !json_object_get(metadata, history_length);
     if (loaded && step && begins && comm_rank(session->comm) == 0)
-        log_info("fp8.scaling=delayed: the checkpoint of step %lld has no history of largest magnitudes, which begins with this start",
+        log_info("fp8.scaling=delayed: the checkpoint of step %lld has no amax history, so the history "
+                 "starts empty",
             (long long)step);
     if (loaded && only) session->parent = session->skips.sound = session->validation.kept = 0; /* of the other run */
     if (loaded && step) session_spread_weights(session);
@@ -634,5 +636,5 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     if (!loaded) return false;
     if (*step && !lineage_check_weights(point.run, metadata, config, error)) return false;
     if (!*step && !lineage_check_never_saved(point.run, config, error)) return false;
-    return *step || error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", loading.where);
+    return *step || error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or use another folder", loading.where);
 }

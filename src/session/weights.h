@@ -9,8 +9,8 @@
  * is built from config->model; its precision may differ from the source's. `*step` (`step` may be NULL)
  * receives the step of a run's checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
 bool weights_load(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
-/* Copies the trained parameters from a MASTER arena of a whole model to that of a graph, which may
- * have another precision and be cut. Both are host memory. */
+/* Copies the trained parameters from the MASTER arena of a whole model to the MASTER arena of a
+ * graph. The graph may have another precision and be sharded. Both arenas are host memory. */
 void weights_convert(const Graph *to, void *target, const Graph *from, const void *source);
 /* The source of whole parameters: a model folder's reader, or a MASTER arena of the host. */
 typedef struct WeightSource {

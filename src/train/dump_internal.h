@@ -6,6 +6,6 @@
 
 /* Between a step's gradients and its update: writes FOLDER/step.safetensors (tokens, targets,
  * positions, loss, logits), and weights.safetensors and gradients.safetensors under the parameters'
- * names. `logits` are those that the program kept of all rows, WIDE [inputs->rows, vocabulary].
+ * names. `logits`: the program's logits of all rows, WIDE [inputs->rows, vocabulary].
  * ERROR_CHECKPOINT. */
 bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, const char *logits, Error *error);

@@ -1,6 +1,6 @@
 /* Steps of a training on images. Microbatches are filled with noised latents just before they run.
- * The order of samples, steps, ranks, checkpoints and records are those of text: they treat an image
- * with its text as a sequence of data.length tokens. Owns nothing. Called by steps. */
+ * The order of samples, steps, ranks, checkpoints and records work as for text: an image with its
+ * text counts as a sequence of data.length tokens. Owns nothing. Called by steps. */
 #include "images/images.h"
 #include "train/loop_internal.h"
 

@@ -64,7 +64,7 @@ typedef struct Loop {
     bool unrecorded;    /* the last record could not be written */
     bool unevaluated;   /* the last evaluation was stopped by a signal */
     Error save_failure; /* of the last save that ended */
-    double save_wait;   /* seconds that training waited for saves, beyond those in reports */
+    double save_wait;   /* seconds that training waited for saves and that are not reported yet */
     DataWait data_wait;
     double waited;   /* seconds that this rank has waited for collectives, up to the last reported step */
     Profile profile; /* used if config->profile is set */
@@ -102,8 +102,8 @@ bool loop_next_phase(Loop *loop, Error *error);
 /* Frees everything in the loop, even if it did not start. */
 void loop_close(Loop *loop);
 
-/* Sets *has to whether the references of the run's preference pairs exist, computed with its first
- * weights; true if it needs none. Sets what checkpoints must know of them. Equal on all ranks. */
+/* Sets *has to whether the run's preference pairs have references, computed with its initial
+ * weights; true if it needs none. Records their checksum for checkpoints. Equal on all ranks. */
 bool loop_has_reference(Loop *loop, bool *has, Error *error);
 /* Computes the missing references with the session's weights, which are the first ones.
  * Collective. */

@@ -85,8 +85,8 @@ bool numerics_check_parameters(const Session *session, Error *error) {
     BadParameters bad = find_bad_parameters(session, INT64_MAX);
     add_bad_frozen(session, &bad);
     if (!bad.count) return true;
-    if (bad.count > 1) snprintf(others, sizeof others, ", and %lld more tensor%s some", (long long)bad.count - 1, plural(bad.count - 1));
-    return error_set(error, ERROR_NUMERICS, "tensor %s has %lld NaN or infinite value%s%s: the model is broken", bad.first,
+    if (bad.count > 1) snprintf(others, sizeof others, ", like %lld more tensor%s", (long long)bad.count - 1, plural(bad.count - 1));
+    return error_set(error, ERROR_NUMERICS, "tensor %s contains %lld NaN or infinite value%s%s: use another model or checkpoint", bad.first,
         (long long)bad.values, plural(bad.values), others);
 }
 
@@ -126,7 +126,7 @@ static bool inspect(void *context, const Graph *graph, int node, double seconds)
 static void describe_found(const NanSearch *search, char *text, size_t size) {
     const Graph *graph = search->session->training.model.graph;
     if (search->node < 0 || text[0]) return;
-    snprintf(text, size, "tensor %s[%lld], made by %s%s", graph_get(graph, search->tensor)->name, (long long)search->index,
+    snprintf(text, size, "tensor %s[%lld], computed by %s%s", graph_get(graph, search->tensor)->name, (long long)search->index,
         graph->nodes[search->node].backward ? "the backward pass of " : "", graph->nodes[search->node].name);
 }
 

@@ -1,6 +1,6 @@
-/* Starts and ends a training: the settings and data that all ranks agree on, the run folder and its
- * lock, the checkpoint that the run continues from, the first lines and records. Rank 0 makes
- * everything that the others then open. Called by the training loop. */
+/* Starts and ends a training: the settings and data that all ranks must agree on, the run folder
+ * and its lock, the checkpoint to continue from, the first lines and records. Rank 0 creates all
+ * files; the other ranks then open them. Called by the training loop. */
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -140,13 +140,14 @@ int64_t train_memory(const Comm *comm, const Device *device) {
 
 static bool check_settings(const Config *config, int ranks, Error *error) {
     if (config->lora.rank && !config->init[0])
-        return error_set(error, ERROR_USAGE, "lora.rank=%lld trains beside the weights of a model: give its folder, init=FOLDER",
-            (long long)config->lora.rank);
+        return error_set(error, ERROR_USAGE, "lora.rank=%lld needs a base model: set init=FOLDER", (long long)config->lora.rank);
     if (config->lora.rank && config->dump[0])
         return error_set(error, ERROR_USAGE,
-            "dump=%s writes all weights and gradients, of which a run with lora.rank has few: leave one out", config->dump);
+            "dump=%s writes all weights and gradients, but lora.rank trains only adapters: "
+            "remove one of the two",
+            config->dump);
     return ranks == 1 || !config->dump[0] ||
-           error_set(error, ERROR_USAGE, "dump=%s works with one process, and there are %d: start one alone", config->dump, ranks);
+           error_set(error, ERROR_USAGE, "dump=%s needs one process, but there are %d: start only one", config->dump, ranks);
 }
 
 /* Checks that all ranks use the same data. Rank 0 knows the origin, and compares the run with its
@@ -189,16 +190,17 @@ static bool see_store(Loop *loop, Error *error) {
            (loop_leads(loop) || lease_await(run_checkpoints(config->run, config), holder, limit, error)) && probe_store(loop, error);
 }
 
-/* `done`: steps that the run has done, or the step that it is forked from. */
+/* `done`: steps of the run so far, or the step of the fork's origin. */
 static bool check_steps(const Config *config, int64_t done, bool forked, Error *error) {
     if (done <= config->steps) return true;
     if (forked)
         return error_set(error, ERROR_USAGE,
-            "steps=%lld is below step %lld of %s, from which fork=%s would go on: give more, or from=STEP, an earlier checkpoint",
+            "steps=%lld is below step %lld of %s, from which fork=%s would continue: use more "
+            "steps, or fork an earlier checkpoint with from=STEP",
             (long long)config->steps, (long long)done, config->fork, config->run);
     return error_set(error, ERROR_USAGE,
-        "steps=%lld is below the %lld steps that %s has done: give more, or another run folder; smelt train %s fork=NEW from=STEP "
-        "goes on from an earlier checkpoint",
+        "steps=%lld is below the %lld steps that %s has done: use more steps, or another run "
+        "folder; smelt train %s fork=NEW from=STEP continues from an earlier checkpoint",
         (long long)config->steps, (long long)done, config->run, config->run);
 }
 
@@ -209,7 +211,7 @@ static bool make_order(Loop *loop, Error *error) {
     return loop->order != NULL;
 }
 
-/* Returns whether a path, whose end need not exist, is that of the folder or leads into it. */
+/* Returns whether a path is the folder or lies inside it. The end of the path need not exist. */
 static bool run_lies_in(const char *path, const char *folder) {
     SCOPED_FREE char *part = memory_copy_string(path);
     char *slash = part;
@@ -230,7 +232,9 @@ static bool check_run_place(const Loop *loop, Error *error) {
     for (int i = 0; i <= mixture->source_count; i++) {
         const char *data = i < mixture->source_count ? mixture->sources[i].path : config->data.valid;
         if (file_kind(data, NULL) != FILE_FOLDER || !run_lies_in(config->run, data)) continue;
-        return error_set(error, ERROR_USAGE, "run=%s lies in the data, %s, where its own files would be read: give run=FOLDER elsewhere",
+        return error_set(error, ERROR_USAGE,
+            "run=%s is inside the data folder %s, so the run's files would be read as data: use a "
+            "folder elsewhere",
             config->run, data);
     }
     return true;
@@ -244,7 +248,7 @@ static bool lock_run(Loop *loop, Error *error) {
     if (!source_check_run(run, loop->settings.init, error) || (!is_run && !check_run_place(loop, error))) return false;
     if (is_run && !source_check_run_alone(run, &both)) log_warn("%s", both.message);
     if (loop->settings.fork[0] && !run_is_ours(run))
-        return error_set(error, ERROR_USAGE, "fork=%s is a folder that holds other files than those of a run: give a new one", run);
+        return error_set(error, ERROR_USAGE, "fork=%s is a folder with files that do not belong to a run: use a new folder", run);
     if (!run_lock(run, &loop->lock, error)) return false;
     SCOPED(file_list_free) FileList list = {0};
     if (!file_list(run, &list, error)) return false;
@@ -271,7 +275,7 @@ static bool open_run(Loop *loop, Error *error) {
     return loop_agree(loop, "corpus", opened, error) && identify(loop, error);
 }
 
-/* Makes the session that of a phase, planned and not started. */
+/* Turns the session into the session of a phase, planned but not started. */
 static bool plan_phase(Loop *loop, int phase, Error *error) {
     session_free(&loop->session);
     loop->phase = phase;
@@ -279,7 +283,8 @@ static bool plan_phase(Loop *loop, int phase, Error *error) {
     return session_plan_rank(&loop->session, loop->config, loop->device, comm_rank(loop->comm), comm_size(loop->comm), error);
 }
 
-/* Resolves recompute=auto for a phase: all ranks recompute what the fullest rank must recompute. */
+/* Resolves recompute=auto for a phase: all ranks take the policy of the rank that must recompute
+ * most. */
 static bool choose_phase_recompute(Loop *loop, int phase, Error *error) {
     Config *config = &loop->phases.items[phase].config;
     if (config->recompute != RECOMPUTE_AUTO) return true;
@@ -294,12 +299,11 @@ static void say_recompute(const Loop *loop) {
     static const char *const names[] = {"none", "norm", "attention", "block"};
     const Phase *phase = loop_phase(loop);
     if (!loop_leads(loop) || loop->settings.recompute != RECOMPUTE_AUTO || phase->config.recompute == RECOMPUTE_NONE) return;
-    log_info("recompute=%s, the least that fits into memory%s%s", names[phase->config.recompute], phase->name ? ", in phase " : "",
+    log_info("chose recompute=%s, the least that fits into memory%s%s", names[phase->config.recompute], phase->name ? ", in phase " : "",
         phase->name ? phase->name : "");
 }
 
-/* Checks that every phase fits before the first step of any, so that a run is not refused after
- * days. */
+/* Checks before the first step that every phase fits, so that a run does not fail after days. */
 static bool plan_session(Loop *loop, Error *error) {
     loop->available = train_memory(loop->comm, loop->device);
     if (!phases_open(&loop->phases, &loop->settings, error)) return false;
@@ -341,11 +345,11 @@ static bool open_records(Loop *loop, Error *error) {
  * supports it, or its class has no router biases. */
 static void warn_of_export(const Config *config) {
     Error reason = {0};
-    if (!hf_check(&config->model, &reason))
-        log_warn("smelt convert will refuse to write this model as a Hugging Face folder: %s", reason.message);
+    if (!hf_check(&config->model, &reason)) log_warn("smelt convert cannot write this model as a Hugging Face folder: %s", reason.message);
     else if (hf_class(&config->model)->lacks_router_biases && config->optimizer.balance_lr > 0 && !config->lora.rank)
-        log_warn("optimizer.balance_lr=%g trains load-balancing biases, which %s lacks: smelt convert will refuse the model; "
-                 "optimizer.balance_lr=0 with model.auxiliary_loss balances without them",
+        log_warn("optimizer.balance_lr=%g trains load-balancing biases, but %s has none, so smelt "
+                 "convert cannot write the model; to balance without biases, set optimizer.balance_lr=0 "
+                 "with model.auxiliary_loss",
             config->optimizer.balance_lr, hf_class(&config->model)->architecture);
 }
 
@@ -362,9 +366,8 @@ static void warn_of_repetition(const Loop *loop) {
     int64_t held = loop->corpus.train[0].token_count;
     int64_t read = phases_tokens(&loop->phases, phases_advance(&loop->phases, loop_position(loop), config->steps).samples);
     if (loop_phase(loop)->name || read / held < MUCH) return; /* a mixture sets how often its sources may be read */
-    log_warn(
-        "%lld steps read the %lld tokens of data.train %lld times, and the model will memorise them: give more text, or fewer steps (%lld "
-        "read it %d times)",
+    log_warn("%lld steps read the %lld tokens of data.train %lld times, so the model will memorize "
+             "them: use more text, or fewer steps (%lld steps read it %d times)",
         (long long)config->steps, (long long)held, (long long)(read / held), (long long)int_max(1, GOOD * held / config->batch.tokens),
         GOOD);
 }
@@ -376,7 +379,7 @@ static char *advise_valid(const char *train) {
     SCOPED_FREE char *valid = named ? memory_format("%.*s-valid", (int)(strlen(train) - strlen(part)), train) : memory_copy_string("");
     SCOPED_FREE char *index = memory_format("%s.idx", valid);
     bool packed = named && (file_exists(index) || file_exists(valid));
-    return packed ? memory_format("data.valid=%s", valid) : memory_copy_string("data.valid, a text or a shard");
+    return packed ? memory_format("data.valid=%s", valid) : memory_copy_string("data.valid to a text or a shard");
 }
 
 /* Returns whether `is` is true for some source or the validation data. */
@@ -429,14 +432,16 @@ static void warn_of_settings_without_effect(const Loop *loop) {
     const RunFacts facts = collect_facts(loop);
     needs_warn(config, said, &facts);
     if (said->schedule.kind == SCHEDULE_WSD && config->schedule.decay == 0)
-        log_warn("schedule.kind=wsd with schedule.decay=0: the learning rate will not fall; give schedule.decay, the steps of its fall");
+        log_warn("schedule.kind=wsd with schedule.decay=0 never lowers the learning rate: set "
+                 "schedule.decay to the number of decay steps");
     if (said->eval.every && !facts.has_valid) {
         SCOPED_FREE char *cure =
-            model_makes_images(&config->model) ? memory_copy_string("data.valid, encodings") : advise_valid(config->data.train);
-        log_info("validation data: give %s", cure);
+            model_makes_images(&config->model) ? memory_copy_string("data.valid to encodings") : advise_valid(config->data.train);
+        log_info("eval.every has no effect without validation data: set %s", cure);
     }
     if (config->layout.zero == 2 && config->layout.pp > 1 && facts.shares_weights)
-        log_warn("layout.zero=2 is layout.zero=1 in a pipeline, whose gradients stay whole until the step ends: layout.zero=3 saves more");
+        log_warn("layout.zero=2 has the effect of layout.zero=1 in a pipeline, because gradients stay "
+                 "whole until the step ends: layout.zero=3 saves more");
 }
 
 /* -- All of it ----------------------------------------------------------------------------------------------------- */
@@ -495,8 +500,8 @@ bool loop_next_phase(Loop *loop, Error *error) {
     if (!open_phase(loop, loop->session.samples, error)) return false;
     if (loop->session.step != step)
         return error_set(error, ERROR_CHECKPOINT,
-            "the checkpoint of step %lld, with which a phase ended, was saved and cannot be read: the same command continues from that of "
-            "step %lld",
+            "the checkpoint of step %lld, the last of a phase, was saved but cannot be read: "
+            "the same command continues from step %lld",
             (long long)step, (long long)loop->session.step);
     if (!open_data(loop, error)) return false;
     note_phase(loop);
@@ -513,8 +518,8 @@ static bool start_session_of_run(Loop *loop, Error *error) {
     if (!loop_agree(loop, "data", ready, error)) return false;
     if (!open_phase(loop, loop->origin.at.samples, error) || !check_steps(config, session->step, loop->origin.forked, error)) return false;
     if (!session->step && loop->origin.step)
-        return error_set(error, ERROR_CHECKPOINT, "the checkpoint of step %lld was there a moment ago, and none is now: start again",
-            (long long)loop->origin.step);
+        return error_set(
+            error, ERROR_CHECKPOINT, "the checkpoint of step %lld disappeared during the start: start again", (long long)loop->origin.step);
     if (loop_leads(loop)) {
         summary_start(loop);
         warn_of_settings_without_effect(loop);

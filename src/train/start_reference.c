@@ -28,8 +28,7 @@ static bool hash_weights(const Config *config, uint64_t *weights, Error *error) 
     const char *const sources[] = {config->init, config->lora.start};
     for (int i = 0; i < 2; i++) {
         json_t *content = !sources[i][0] ? json_string("") : (i ? identity_of_adapters : identity_of_source)(sources[i], error);
-        if (!content)
-            return error_context(error, "%s=%s, from whose weights the reference is computed", i ? "lora.start" : "init", sources[i]);
+        if (!content) return error_context(error, "%s=%s, whose weights are the reference model", i ? "lora.start" : "init", sources[i]);
         json_object_set_new(facts, i ? "start.content" : "init.content", content);
     }
     SCOPED_FREE char *text = json_dumps(facts, JSON_COMPACT | JSON_SORT_KEYS);
@@ -82,14 +81,15 @@ static bool make_file(Loop *loop, bool valid, uint64_t weights, Error *error) {
     return loop_agree(loop, "reference", made, error);
 }
 
-/* A run with steps computes a missing reference with the weights of init=, which must be those of
- * its other reference. */
+/* A run with steps computes a missing reference from the weights of init=. They must be the weights
+ * of its other reference. */
 static bool check_reference_weights(const Loop *loop, uint64_t weights, Error *error) {
     const Reference *train = &loop->corpus.reference;
     return !reference_is_open(train) || train->weights == weights ||
            error_set(error, ERROR_USAGE,
-               "the reference of data.valid=%s is not there, and init=%s does not hold the weights that %s began with, from which it is "
-               "computed: give them, or the validation data of before",
+               "the reference of data.valid=%s is missing, and init=%s does not have the "
+               "initial weights of %s, which it is computed from: set init to them, or use the "
+               "earlier validation data",
                loop->settings.data.valid, loop->settings.init, loop->settings.run);
 }
 
@@ -106,13 +106,13 @@ bool loop_make_reference(Loop *loop, Error *error) {
     bool opened = corpus_open_references(&loop->corpus, &loop->settings, error);
     if (opened && drop_others(loop, weights))
         opened = error_set(
-            error, ERROR_DATA, "the reference in %s/data does not hold what was just written: check the disk", loop->settings.run);
+            error, ERROR_DATA, "the reference just written into %s/data reads back differently: check the disk", loop->settings.run);
     if (!loop_agree(loop, "reference", opened, error)) return false;
     identity_put_reference(loop->identity, &loop->corpus.reference);
-    if (loop_leads(loop)) log_info("the reference of %lld pairs was computed in %.1f s", (long long)pairs, log_seconds() - start);
+    if (loop_leads(loop)) log_info("computed the reference of %lld pairs in %.1f s", (long long)pairs, log_seconds() - start);
     if (!identity_settle_reference(loop->identity, loop->changes))
-        log_warn("the reference is not the one that %s had: its pairs or the weights of init=%s are others, or this computer rounds "
-                 "otherwise; rewards count from it from now on",
+        log_warn("the reference of %s has changed: its pairs or the weights of init=%s differ, or this "
+                 "machine rounds differently; rewards are relative to the new reference from now on",
             loop->settings.run, loop->settings.init);
     return true;
 }

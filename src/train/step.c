@@ -321,7 +321,7 @@ static bool find_nan(Loop *loop, const StepShare *share, char *where, size_t siz
     numerics_find(&loop->session, &(ProgramWork){.microbatches = share->rounds, .load = load_again, .context = &searching}, mine->text,
         sizeof mine->text);
     bool done = comm_host_all_gather(loop->comm, "NaN", found, sizeof *found, COMM_U8, error);
-    snprintf(where, size, "no tensor when run again: the sum over microbatches overflowed");
+    snprintf(where, size, "a sum over microbatches (every tensor is finite when computed again)");
     *in_data = false;
     for (int r = ranks - 1; r >= 0; r--) {
         char rank[32] = "";
@@ -335,7 +335,8 @@ static bool find_nan(Loop *loop, const StepShare *share, char *where, size_t siz
 
 bool loop_refuse_skips(const Skips *skips, int64_t step, Error *error) {
     return error_set(error, ERROR_NUMERICS,
-        "%lld of %lld updates had NaN or infinity and were skipped: that is no training. Lower optimizer.lr; the checkpoints are untouched",
+        "%lld of %lld updates had NaN or infinity and were skipped, which is too many. Lower "
+        "optimizer.lr and continue from a checkpoint",
         (long long)skips->all, (long long)step);
 }
 
@@ -347,13 +348,16 @@ static bool handle_nan(Loop *loop, int64_t step, const StepShare *share, Error *
     if (!find_nan(loop, share, where, sizeof where, &in_data, error)) return false;
     if (loop->config->on_nan == ON_NAN_STOP)
         return error_set(error, ERROR_NUMERICS,
-            "step %lld: NaN or infinity in %s; the last checkpoint is untouched. %s, or set on_nan=skip to leave such updates out",
-            (long long)step, where, in_data ? "Encode the sample anew, or leave it out" : "Lower optimizer.lr");
+            "step %lld: NaN or infinity in %s; the last checkpoint is intact. %s, or set "
+            "on_nan=skip to skip such updates",
+            (long long)step, where, in_data ? "Encode the sample again, or remove it" : "Lower optimizer.lr");
     Skips *skips = &loop->session.skips;
     skips->all++;
     if (++skips->row > MOST_SKIPS)
-        return error_set(error, ERROR_NUMERICS, "step %lld: %lld updates in a row had NaN or infinity, this time in %s", (long long)step,
-            (long long)skips->row, where);
+        return error_set(error, ERROR_NUMERICS,
+            "step %lld: %lld consecutive updates had NaN or infinity, this time in %s: lower "
+            "optimizer.lr",
+            (long long)step, (long long)skips->row, where);
     if (skips->all > MOST_SKIPS && 2 * skips->all > step) return loop_refuse_skips(skips, step, error);
     if (loop_leads(loop)) log_warn("step %lld: NaN or infinity in %s, update skipped", (long long)step, where);
     return true;
@@ -454,14 +458,15 @@ static void report_step(Loop *loop, const StepShare *share, const StepOutcome *o
 static bool refuse_broken_update(const Loop *loop, int64_t step, Error *error) {
     const Session *session = &loop->session;
     const char *parameter = numerics_bad_parameter(session);
-    char broken[160] = "", from[96] = "begins anew, since there is no checkpoint";
+    char broken[160] = "", from[96] = "starts again at step 0, because there is no checkpoint";
     if (parameter) snprintf(broken, sizeof broken, " and made %s NaN", parameter);
     if (session->parent)
-        snprintf(from, sizeof from, "goes on from the checkpoint of step %lld%s", (long long)session->parent,
-            session_is_saving(session) ? ", or from the one that is being written" : "");
+        snprintf(from, sizeof from, "continues from the checkpoint of step %lld%s", (long long)session->parent,
+            session_is_saving(session) ? ", or from the one being written" : "");
     return error_set(error, ERROR_NUMERICS,
-        "step %lld: a gradient has NaN or infinity%s; optimizer.in_backward=true has updated other weights by then, so the step cannot be "
-        "left out: it is not saved. Lower optimizer.lr; the same command %s",
+        "step %lld: a gradient has NaN or infinity%s. With optimizer.in_backward=true, other "
+        "weights are already updated, so the step cannot be skipped and is not saved. Lower "
+        "optimizer.lr; the same command %s",
         (long long)step, broken, from);
 }
 
@@ -489,8 +494,8 @@ static void pass(Loop *loop, int64_t step, int64_t samples) {
 static void report_untrained(Loop *loop, int64_t step) {
     if (loop->untrained || !loop_leads(loop)) return;
     loop->untrained = true;
-    log_warn("step %lld: no token of its batch is trained, so that its loss of 0 is no loss; there may be more such steps: give more "
-             "batch.tokens, or conversations with shorter prompts",
+    log_warn("step %lld: its batch has no trained token, so its loss of 0 is meaningless, and more such "
+             "steps may follow: increase batch.tokens, or use conversations with shorter prompts",
         (long long)step);
 }
 

@@ -71,7 +71,7 @@ static void describe_device(Console *console, const Loop *loop, double peak) {
     char ranks[256], balance[96] = "";
     comm_describe(session->comm, ranks, sizeof ranks);
     if (layout->muon_balance > 0)
-        snprintf(balance, sizeof balance, "; Muon's work on the busiest rank is %.2f of the mean", layout->muon_balance);
+        snprintf(balance, sizeof balance, "; Muon's work on the busiest rank is %.2f times the mean", layout->muon_balance);
     console_print(console, "ranks    %s, ZeRO stage %d, %d bucket%s%s", ranks, layout->stage, layout->bucket_count,
         plural(layout->bucket_count), balance);
 }
@@ -155,7 +155,7 @@ static void mixture_lines(const Loop *loop, const char *valid, const char *token
         char padding[96], documents[64];
         describe_padding(&loop->corpus, i, padding, sizeof padding);
         describe_documents(set, documents, sizeof documents);
-        console_print(console, "source   %s: %s tokens%s%s, to be read %.3g times of at most %g", mixture->sources[i].name,
+        console_print(console, "source   %s: %s tokens%s%s, to be read %.3g times (at most %g)", mixture->sources[i].name,
             format_count(set->token_count).text, documents, padding, order_epochs(loop->order, i, end.samples), mixture->sources[i].epochs);
     }
     for (Position at = loop_position(loop); at.step < steps; at = phases_advance_phase(&loop->phases, at, steps)) {
@@ -166,7 +166,8 @@ static void mixture_lines(const Loop *loop, const char *valid, const char *token
     char other[96] = "", last[48];
     describe_last(loop, 1, last, sizeof last);
     if (own && own != steps)
-        snprintf(other, sizeof other, "; the phases of the file come to %lld, which steps=%lld follows", (long long)own, (long long)own);
+        snprintf(
+            other, sizeof other, "; the phases in the file have %lld steps: steps=%lld trains them all", (long long)own, (long long)own);
     console_print(console, "steps    %lld%s, %s tokens%s", (long long)steps, last,
         format_count(phases_tokens(&loop->phases, end.samples)).text, other);
 }
@@ -275,7 +276,7 @@ static void print_next(const Loop *loop, const SummaryEnd *end) {
     }
     if (config->lora.rank) console_print(console, "         smelt convert %s my-adapter adapter=true    (for PEFT)", run);
     console_print(console, "         smelt convert %s my-model%s", run, config->lora.rank ? "    (adapters merged)" : "");
-    console_print(console, "         %s    (trains on)", command);
+    console_print(console, "         %s    (continues training)", command);
 }
 
 /* Prints for each begun phase: "read     pretrain: web 90.01% of 90%, code 9.99% of 10%". */

@@ -20,5 +20,5 @@ typedef struct SummaryEnd {
     Validation validation;
     bool exhausted; /* it stopped by eval.patience */
 } SummaryEnd;
-/* Prints the result, what was read of a mixture, and the next commands. */
+/* Prints the result, the amounts read of a mixture, and the next commands. */
 void summary_end(const Loop *loop, const SummaryEnd *end);

@@ -26,9 +26,8 @@
 /* -- Agreement ----------------------------------------------------------------------------------------------------- */
 
 /* Returns the exit code of ranks that could have continued, from the number of ranks that failed
- * with each code. If a restart would not help, it is the code of the reason, so that the run has
- * one code. Other failures may belong to one node, so the other ranks end with
- * ERROR_COMMUNICATION. */
+ * with each code. If a restart would not help, it is the code of the failure, so that the run has
+ * one code. Other failures may belong to one node, so the other ranks end with ERROR_COMMUNICATION. */
 static ErrorCode shared_code(const int64_t failed[ERROR_CODES]) {
     static const ErrorCode shared[] = {ERROR_USAGE, ERROR_DATA, ERROR_MEMORY, ERROR_CHECKPOINT, ERROR_NUMERICS};
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
@@ -43,8 +42,8 @@ bool loop_agree(const Loop *loop, const char *name, bool good, Error *error) {
     if (!comm_host_all_reduce(loop->comm, name, failed, ERROR_CODES, COMM_I64, COMM_SUM, good ? error : &ignored)) return false;
     for (int code = 0; code < ERROR_CODES; code++) all += failed[code];
     if (!good || !all) return good;
-    return error_set(error, shared_code(failed), "%lld of %d ranks cannot go on, as their messages say: this one stops too", (long long)all,
-        comm_size(loop->comm));
+    return error_set(error, shared_code(failed), "%lld of %d ranks cannot continue, for the reasons in their messages; this rank stops too",
+        (long long)all, comm_size(loop->comm));
 }
 
 /* The values that ranks exchange between steps and while they wait for a save. Each value is the maximum over all
@@ -55,8 +54,8 @@ typedef struct News {
     int64_t failed; /* 1 + the rank whose shard could not be written; 0: none */
 } News;
 
-/* Tells rank 0, which waits for all shards in the store, why one will not come. The rank cannot use
- * the store for this, because its connection to the store may be what failed. */
+/* Gives rank 0, which waits for all shards in the store, the reason for a missing shard. The rank
+ * cannot use the store for this, because its connection to the store may have failed. */
 static bool pass_failure(Loop *loop, int rank, Error *error) {
     char reason[1024] = "";
     const Error *own = session_failed_shard(&loop->session);
@@ -82,8 +81,8 @@ static int agree_on_signal(Loop *loop, Error *error) {
 /* -- Records, saves, evaluations ----------------------------------------------------------------------------------- */
 
 void loop_note_record(Loop *loop, bool written, Error *error) {
-    if (!written && !loop->unrecorded) log_warn("%s; training goes on without records until it can", error->message);
-    if (written && loop->unrecorded) log_info("records are written again");
+    if (!written && !loop->unrecorded) log_warn("%s; training continues without records until they can be written", error->message);
+    if (written && loop->unrecorded) log_info("records are being written again");
     loop->unrecorded = !written;
     *error = (Error){0};
 }
@@ -113,21 +112,23 @@ static void report_save(Loop *loop, bool ended) {
     report.stall += loop->save_wait;
     loop->save_wait = 0;
     loop->save_failure = report.error;
-    if (!report.saved && !ended) log_warn("%s; training goes on", report.error.message);
+    if (!report.saved && !ended) log_warn("%s; training continues", report.error.message);
     if (!report.saved || !loop->metrics) return;
     log_format_bytes((double)files->bytes, size);
     log_format_bytes(files->seconds > 0 ? (files->bytes - files->shared) / files->seconds : 0, rate);
     log_format_bytes((double)files->shared, unchanged);
     if (files->shared) snprintf(shared, sizeof shared, " (%s unchanged)", unchanged);
-    console_print(loop->host->console, "checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms",
-        (long long)report.step, size, shared, files->seconds, rate, report.stall * 1e3);
+    console_print(loop->host->console, "checkpoint of step %lld: %s%s in %.2f s, %s/s; training paused for %.1f ms", (long long)report.step,
+        size, shared, files->seconds, rate, report.stall * 1e3);
     loop_note_record(loop, metrics_checkpoint(loop->metrics, report.step, files->seconds, files->bytes, &error), &error);
 }
 
 static void write_note(Loop *loop) {
     Error error = {0};
     if (!session_write_note(&loop->session, &error))
-        log_warn("%s; its checkpoint lacks this evaluation, which is made again where a run goes on from there", error.message);
+        log_warn("%s; the checkpoint lacks this evaluation, so a run that continues from it repeats the "
+                 "evaluation",
+            error.message);
 }
 
 static bool end_save(Loop *loop, bool ended, Error *error) {
@@ -137,8 +138,7 @@ static bool end_save(Loop *loop, bool ended, Error *error) {
     return true;
 }
 
-/* Syncs the records, so that a checkpoint that survives a power cut has the records of its
- * steps. */
+/* Syncs the records. A checkpoint that survives a power cut then has the records of its steps. */
 static void sync_records(Loop *loop) {
     double start = log_seconds();
     Error error = {0};
@@ -152,15 +152,15 @@ static bool holds_store(const Loop *loop, Error *error) {
     Error failure = {0};
     if (!loop->session.lease || lease_check(loop->session.lease, &failure) || failure.code != ERROR_USAGE) return true;
     *error = failure;
-    return error_context(error, "step %lld was not saved", (long long)loop->session.step);
+    return error_context(error, "step %lld is not saved", (long long)loop->session.step);
 }
 
 static bool may_save(Loop *loop, Error *error) {
     const char *bad = numerics_bad_parameter(&loop->session);
     if (bad)
         return error_set(error, ERROR_NUMERICS,
-            "step %lld: its update made NaN or infinity in parameter %s; it was not saved, and the last checkpoint is "
-            "untouched. Lower optimizer.lr",
+            "step %lld: the update made NaN or infinity in parameter %s, so the step is not "
+            "saved; the last checkpoint is intact. Lower optimizer.lr",
             (long long)loop->session.step, bad);
     return holds_store(loop, error);
 }
@@ -189,12 +189,13 @@ static bool finish_saves(Loop *loop, Error *error) {
     double until = log_seconds() + patience;
     saved = saved && agree_on_retry(loop, until, &again, error);
     while (saved && again && thread_pause(&attempts)) {
-        if (loop_leads(loop) && attempts == first + 1) log_warn("%s; it is tried again for a while", loop->save_failure.message);
+        if (loop_leads(loop) && attempts == first + 1) log_warn("%s; trying again for a while", loop->save_failure.message);
         saved = save(loop, error) && end_save(loop, true, error) && agree_on_retry(loop, until, &again, error);
     }
     if (saved && loop->save_failure.code != ERROR_NONE)
         saved = error_set(error, loop->save_failure.code,
-            "%s; training ended after step %lld, and the newest checkpoint is of step %lld: the same command continues from there",
+            "%s; training ended after step %lld, but the newest checkpoint is of step %lld: "
+            "the same command continues from there",
             loop->save_failure.message, (long long)session->step, (long long)session->parent);
     return loop_agree(loop, "last checkpoint", saved, error);
 }
@@ -239,8 +240,8 @@ static void report_exhaustion(const Loop *loop) {
     const Validation *validation = &loop->session.validation;
     if (!loop_leads(loop)) return;
     console_print(loop->host->console,
-        "stopped early after step %lld: %lld evaluation%s since step %lld, whose validation loss is %.5f, brought no lower one; "
-        "eval.patience=0 trains on",
+        "stopped early after step %lld: none of %lld evaluation%s after step %lld had a "
+        "validation loss below %.5f; eval.patience=0 continues training",
         (long long)loop->session.step, (long long)validation->waited, plural(validation->waited), (long long)validation->best_step,
         validation->best_loss);
 }
@@ -274,8 +275,8 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     write_note(loop);
     return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||
            error_set(error, ERROR_NUMERICS,
-               "the validation loss after step %lld is %g: the model is broken. Lower optimizer.lr; smelt train %s fork=NEW from=STEP goes "
-               "on from an earlier checkpoint",
+               "the validation loss after step %lld is %g. Lower optimizer.lr; smelt train %s "
+               "fork=NEW from=STEP continues from an earlier checkpoint",
                (long long)loop->session.step, result.loss, loop->config->run);
 }
 
@@ -313,8 +314,9 @@ static void report_communication(const Loop *loop, const CommTotals *before, dou
     double waited = now.waited + now.stalled - before->waited - before->stalled;
     if (!loop_leads(loop) || comm_size(loop->comm) == 1) return;
     log_format_bytes((double)(now.bytes - before->bytes), sent);
-    log_info("communication of rank 0: %s sent in %lld collectives, %.1f s (%.1f%% of all time) spent waiting for them", sent,
-        (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
+    log_info("communication of rank 0: %s sent in %lld collectives, %.1f s (%.1f%% of all time) spent "
+             "waiting",
+        sent, (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
 }
 
 /* Reports only on data in object stores, because a slow disk shows in the speed of the steps. */
@@ -323,7 +325,8 @@ static void report_data(const Loop *loop) {
     bool remote = false;
     for (int i = 0; i < loop->corpus.train_count; i++) remote |= loop->corpus.train[i].remote != NULL;
     if (!loop_leads(loop) || !remote || wait->steps < 2) return;
-    log_info("data of s3:// on rank 0: the first step waited %.2f s for it, the %lld after it %.3f ms each, and %.1f ms at most",
+    log_info("data of s3:// on rank 0: the first step waited %.2f s; the other %lld waited %.3f ms on "
+             "average and %.1f ms at most",
         wait->first, (long long)(wait->steps - 1), 1e3 * wait->later / (double)(wait->steps - 1), 1e3 * wait->longest);
 }
 
@@ -333,7 +336,7 @@ static bool report_run_stop(const Loop *loop, int signal, Error *error) {
     const char *name = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : "SIGHUP";
     int64_t step = loop->session.step;
     if (step == 0)
-        return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
+        return error_set(error, ERROR_PREEMPTED, "stopped by %s before the first step: nothing is lost; run the same command again", name);
     SCOPED_FREE char *command = summary_command(loop->config, loop->comm, "");
     SCOPED_FREE char *next = watchdog_is_supervised() ? NULL : memory_format("; continue with: %s", command);
     return error_set(
@@ -377,14 +380,16 @@ static bool advance_run(Loop *loop, int64_t last, int64_t *saved, Error *error) 
 static void report_nothing_to_do(const Config *config, int64_t step) {
     const char *run = config->run;
     if (step == config->steps)
-        log_info("%s is finished, with all %lld steps done: smelt train %s steps=%lld goes on, init=%s starts another run from its weights",
+        log_info("%s is finished (%lld steps): smelt train %s steps=%lld continues it, init=%s starts "
+                 "another run from its weights",
             run, (long long)step, run, 2 * (long long)step, run);
     else if (config->stop_at && step >= config->stop_at)
-        log_info("%s has done %lld of %lld steps, and stop_at=%lld is not beyond: leave it out, or give a later step", run, (long long)step,
-            (long long)config->steps, (long long)config->stop_at);
+        log_info("%s has done %lld of %lld steps, and stop_at=%lld is not beyond them: remove stop_at, "
+                 "or set a later step",
+            run, (long long)step, (long long)config->steps, (long long)config->stop_at);
 }
 
-/* Records what was read of a mixture. */
+/* Records the amounts read of a mixture. */
 static void note_mixture(Loop *loop) {
     const Session *session = &loop->session;
     Error error = {0};
@@ -404,7 +409,7 @@ static bool save_unread(Loop *loop, int64_t saved, Error *error) {
     Error reason = *error, failure = {0};
     int64_t step = loop->session.step;
     if (step > saved && !(save(loop, &failure) && finish_saves(loop, &failure))) log_warn("%s", failure.message);
-    return error_set(error, reason.code, "%s; step %lld is saved, and the same command goes on from there", reason.message,
+    return error_set(error, reason.code, "%s; step %lld is saved, and the same command continues from there", reason.message,
         (long long)loop->session.parent);
 }
 

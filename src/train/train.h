@@ -1,4 +1,4 @@
-/* Training: what a program that trains calls. */
+/* Training: the interface for a program that trains. */
 #pragma once
 
 #include "base/stop.h"
@@ -10,7 +10,7 @@
 
 /* The process's services for training. */
 typedef struct TrainHost {
-    const Config *said; /* what the start prints (config/needs.h) */
+    const Config *said; /* settings of this start (config/needs.h) */
     StopRequest *stop;  /* handled from the first step on */
     HangActions hang;
     Console *console;
@@ -21,7 +21,7 @@ typedef struct TrainHost {
  * anything that depends on them. */
 bool train_settings_agree(const Config *config, Comm *comm, Error *error);
 /* Returns the device bytes for this rank's plan (< 0: unknown). The ranks of a node share host
- * memory, minus what each process takes besides its plan. */
+ * memory, minus the memory of each process outside its plan. */
 int64_t train_memory(const Comm *comm, const Device *device);
 /* Trains on the device with all ranks of `comm`, which agree on the settings
  * (train_settings_agree); resumes the run folder if it has checkpoints. ERROR_PREEMPTED after a

@@ -183,10 +183,10 @@ static void files_of_choices_that_lie_are_refused(void **state) {
         const char *message;
     } cases[] = {
         {4, 2, "1 llm.c's"},
-        {8, 0, "says 0 examples"},
+        {8, 0, "claims 0 examples"},
         {10, 1, "into"},
-        {8, EXAMPLES - 1, "goes after 11"},
-        {8, EXAMPLES + 1, "example 12 13 there"},
+        {8, EXAMPLES - 1, "more data after 11"},
+        {8, EXAMPLES + 1, "example 12 13 missing"},
         {HEADER, 7, "example 0 12 begin 65535"},
         {HEADER + 2, 65534, "longer"},
         {HEADER + 2, 4, "shorter"},
@@ -195,7 +195,7 @@ static void files_of_choices_that_lie_are_refused(void **state) {
         {HEADER + 8, 1, "fewer 2"},
         {HEADER + 8, 17, "16 endings"},
         {HEADER + 8, 3, "texts"},
-        {HEADER + 10, 0, "without"},
+        {HEADER + 10, 0, "example 0 empty"},
         {HEADER + 10, 65535, "texts"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -341,7 +341,7 @@ static void states_and_losses_that_lie_are_refused(void **state) {
         {4, 1, "llm.c 2"},
         {8, 0, "0 sequences 24 tokens"},
         {8, 3, "3 24 tokens model"},
-        {8, INT32_MAX, "what 2147483647 24 tokens"},
+        {8, INT32_MAX, "match 2147483647 24 tokens"},
         {12, 33, "32 model's context"},
         {HEADER + 4, VOCABULARY, "row 1 token 40"},
         {HEADER + 4, -1, "row 1 has token -1"},

@@ -221,7 +221,7 @@ static void the_status_line_shows_how_far_the_run_is(void **state) {
 
 static void a_long_line_is_broken_at_blanks_where_the_terminal_ends(void **state) {
     (void)state;
-    const char *line = "checkpoint of step 8: 18.77 MiB in 0.05 s, 383.83 MiB/s; training stood still for 3.1 ms";
+    const char *line = "checkpoint of step 8: 18.77 MiB in 0.05 s, 383.83 MiB/s; training paused for 1203.1 ms";
     for (int width = 0; width <= 80; width += 40) {
         Screen screen;
         screen_open(&screen, width);

@@ -108,7 +108,7 @@ static void a_fixed_setting_is_named_and_refused_with_a_cure(const SettingChange
     assert_mentions(result.errors, line);
     assert_true(access("other/config.yaml", F_OK) != 0);
     const char *cure = strstr(result.errors, advice);
-    if (!cure == !strstr(result.errors, "no resume.accept")) fail_msg("%s: %s", words, result.errors);
+    if (!cure == !strstr(result.errors, "resume.accept does not allow")) fail_msg("%s: %s", words, result.errors);
     if (cure && strcmp(change->option->name, "data.tokenizer") != 0) /* none, which no text has */
         train_good("run=other stop_at=2 %s=%s %.*s", change->option->name, change->value, (int)strcspn(cure + 2, " "), cure + 2);
     process_free(&result);
@@ -190,7 +190,7 @@ static void an_accepted_setting_is_recorded(void **state) {
     (void)state;
     train_good("run=run stop_at=10");
     train_says(ERROR_USAGE, "resume.accept=data.document_mask continues", "run=run data.document_mask=false");
-    train_says(ERROR_USAGE, "'dota' decides no results", "run=run data.document_mask=false resume.accept=dota");
+    train_says(ERROR_USAGE, "'dota' results", "run=run data.document_mask=false resume.accept=dota");
     train_says(ERROR_NONE, "data.document_mask: true -> false (resume.accept) from step 11 on",
         "run=run data.document_mask=false resume.accept=data stop_at=20");
     train_good("run=run data.document_mask=false stop_at=20"); /* does nothing */
@@ -208,7 +208,7 @@ static void an_accepted_setting_is_recorded(void **state) {
 static void a_setting_that_decides_what_a_checkpoint_holds_is_never_accepted(void **state) {
     (void)state;
     train_good("run=run steps=2 schedule.warmup=0");
-    static const char none[] = "no resume.accept lets its checkpoints go on with another ";
+    static const char none[] = "resume.accept does not allow its checkpoints another ";
     static const char *const changes[][2] = {
         {"precision=pure_bf16", "precision"}, {"model.width=64", "model.width"}, {"model.layers=3", "model.layers"}};
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
@@ -217,7 +217,7 @@ static void a_setting_that_decides_what_a_checkpoint_holds_is_never_accepted(voi
     }
     train_says(ERROR_USAGE, "or another run folder with init=run, which starts from these weights", "run=run precision=pure_bf16");
     train_good("run=next init=run precision=pure_bf16 steps=1 schedule.warmup=0");
-    train_says(ERROR_USAGE, "or another run folder; no resume.accept", "run=run model.width=64");
+    train_says(ERROR_USAGE, "or another run folder; resume.accept does not allow", "run=run model.width=64");
     train_says(ERROR_USAGE, none, "run=run init=next resume.accept=init");
 }
 
@@ -236,7 +236,7 @@ static void checkpoints_of_another_run_are_not_evaluated(void **state) {
     train_good("run=second checkpoint.store=store resume.accept=run stop_at=20");
     ProcessResult result = smelt("eval first text");
     expect_code(&result, ERROR_CHECKPOINT, "eval first");
-    assert_mentions(result.errors, "/store is of run ");
+    assert_mentions(result.errors, "/store belongs to run ");
     process_free(&result);
     result = smelt("eval second text");
     expect_code(&result, 0, "eval second");
@@ -384,14 +384,14 @@ static void a_run_folder_that_ranks_do_not_share_is_refused_before_the_first_ste
 
 static void skipped_updates_push_no_sound_checkpoint_out_and_a_restart_does_not_forget_them(void **state) {
     (void)state;
-    train_says(ERROR_NUMERICS, "21 updates row", "run=run checkpoint.every=1 checkpoint.keep=1 " EXPLODING);
+    train_says(ERROR_NUMERICS, "21 consecutive updates", "run=run checkpoint.every=1 checkpoint.keep=1 " EXPLODING);
     json_t *list = records("run", "step");
     size_t first = 0;
     while (!json_is_true(json_object_get(json_array_get(list, first), "skipped"))) first++;
     json_decref(list);
     assert_true(first > 0 && has_checkpoint("run", (int64_t)first));
     assert_true(has_checkpoint("run", (int64_t)first + 20));
-    train_says(ERROR_NUMERICS, "21 updates row", "run=run checkpoint.every=1 checkpoint.keep=1 " EXPLODING);
+    train_says(ERROR_NUMERICS, "21 consecutive updates", "run=run checkpoint.every=1 checkpoint.keep=1 " EXPLODING);
     assert_true(has_checkpoint("run", (int64_t)first));
 }
 
@@ -532,7 +532,7 @@ static void bases_of_two_nodes_are_compared_whole(void **state) {
         Process ranks[2] = {start_beside_base(0, nodes, port, run), start_beside_base(1, nodes, port, run)};
         ProcessResult results[2] = {process_finish(&ranks[0]), process_finish(&ranks[1])};
         for (int rank = 0; rank < 2; rank++) expect_code(&results[rank], code, run);
-        assert_int_equal(strstr(results[1].errors, "rank 1 has other data than rank 0: init.content") != NULL, nodes == 2);
+        assert_int_equal(strstr(results[1].errors, "rank 1 and rank 0 differ in data: init.content") != NULL, nodes == 2);
         for (int rank = 0; rank < 2; rank++) process_free(&results[rank]);
     }
 }

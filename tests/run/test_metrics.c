@@ -263,11 +263,10 @@ static void records_that_are_missing_are_counted(void **state) {
     strstr(text, "\"step\": 4,")[30] = '\n';           /* torn in the middle */
     write_bytes("run/metrics.jsonl", text, length);
     char *garbled = reopened();
-    if (!strstr(garbled, "warning: run/metrics.jsonl lacks the records of 2 of the 5 steps so far, from step 2 on"))
-        fail_msg("%s", garbled);
+    if (!strstr(garbled, "warning: run/metrics.jsonl has no records for 2 of the 5 steps so far, from step 2 on")) fail_msg("%s", garbled);
     assert_int_equal(unlink("run/metrics.jsonl"), 0);
     char *absent = reopened();
-    if (!strstr(absent, "lacks the records of 5 of the 5 steps so far, from step 1 on")) fail_msg("%s", absent);
+    if (!strstr(absent, "has no records for 5 of the 5 steps so far, from step 1 on")) fail_msg("%s", absent);
     free(none);
     free(garbled);
     free(absent);

@@ -14,9 +14,7 @@ static void shards_that_have_moved_are_the_same_data(void **state) {
     assert_int_equal(mkdir("away", 0777), 0);
     move("s-train.bin", "away/t.bin"), move("s-train.idx", "away/t.idx"), move("s-train.tokenizer", "away/t.tokenizer");
     move("s-valid.bin", "away/v.bin"), move("s-valid.idx", "away/v.idx"), move("s-valid.tokenizer", "away/v.tokenizer");
-    train_says(ERROR_DATA,
-        "data.train=s-train: no token shard or text is there any more, nor a packed copy in run/data: if it has moved, give its new place, "
-        "as in smelt train run data.train=NEW",
+    train_says(ERROR_DATA, "data.train=s-train: neither run/data has no packed copy: smelt train run data.train=NEW",
         "run=run data.train=s-train data.valid=s-valid");
     train_good("run=run data.train=away/t data.valid=away/v");
     assert_true(same_checkpoint("whole", "run", 40));
@@ -77,7 +75,7 @@ static void edited_text_is_not_packed_in_place_of_a_lost_copy(void **state) {
     assert_true(access("run/data", F_OK) != 0);
     write_text("text", text);
     write_corpus("v", 1999);
-    train_says(ERROR_USAGE, "data.valid=v is other text than run was started with", "run=run data.valid=v stop_at=20");
+    train_says(ERROR_USAGE, "data.valid=v is not the text that run was started with", "run=run data.valid=v stop_at=20");
     train_good("run=run data.valid=v resume.accept=data.valid stop_at=20");
     free(text);
 }
@@ -91,7 +89,7 @@ static void text_that_is_gone_is_in_the_run(void **state) {
     train_says(ERROR_NONE, "data.train=text run/data", "run=run");
     assert_true(same_checkpoint("whole", "run", 40));
     move("run/data", "lost");
-    train_says(ERROR_DATA, "data.train=text: no token shard or text is there any more", "run=run steps=41");
+    train_says(ERROR_DATA, "data.train=text: neither run/data no packed copy", "run=run steps=41");
 }
 
 static void text_that_was_edited_is_named_and_not_read(void **state) {
@@ -163,11 +161,11 @@ static void a_run_that_has_started_does_not_need_what_it_started_from(void **sta
     move("base", "moved");
     train_good("run=run init=moved stop_at=20");
     move("moved", "again");
-    train_says(ERROR_NONE, "init=moved is gone: the newest checkpoint is used", "run=run init=moved");
+    train_says(ERROR_NONE, "init=moved is missing: newest checkpoint", "run=run init=moved");
     assert_true(same_checkpoint("whole", "run", 40));
     train_good("run=other steps=6 data.tokenizer=%s", gpt2);
     train_says(ERROR_USAGE, "\ninit.content: ", "run=run init=other");
-    train_says(ERROR_CHECKPOINT, "init=base: base is neither", "run=new init=base");
+    train_says(ERROR_CHECKPOINT, "init=base: base is not a run folder", "run=new init=base");
     train_says(ERROR_CHECKPOINT, "meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-1B", "run=new init=meta-llama/Llama-3.2-1B");
 }
 
@@ -210,7 +208,7 @@ static void adapters_follow_their_base_and_need_it(void **state) {
     train_good("run=base steps=5 model.family=llama model.experts=0");
     train_good("%s init=base stop_at=10", adapt);
     move("base", "moved");
-    train_says(ERROR_CHECKPOINT, "init=base (if it has moved, smelt train run init=FOLDER): cannot open base", "%s init=base", adapt);
+    train_says(ERROR_CHECKPOINT, "init=base (if it has moved: smelt train run init=FOLDER): cannot open base", "%s init=base", adapt);
     train_good("%s init=moved", adapt);
     smelt_good("eval run text");
 }

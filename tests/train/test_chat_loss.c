@@ -95,11 +95,12 @@ static void conversations_that_are_cut_are_named(void **state) {
     (void)state;
     write_conversations();
     train_says(ERROR_NONE, "16 data.length=200", CHAT_RUN "run=short data.length=200 batch.sequences=1 batch.tokens=200");
-    train_says(ERROR_NONE, "room", CHAT_RUN "run=short2 data.length=200 batch.sequences=1 batch.tokens=200");
+    train_says(ERROR_NONE, "9 of 16 conversations data.length=200 split",
+        CHAT_RUN "run=short2 data.length=200 batch.sequences=1 batch.tokens=200");
     train_says(ERROR_NONE, "data.packing=best_fit", CHAT_RUN "run=cut data.packing=cut data.length=256 batch.sequences=1 batch.tokens=256");
     ProcessResult whole = smelt("train " TINY " " CHAT_RUN "run=whole data.length=256 batch.sequences=1 batch.tokens=256");
     assert_int_equal(whole.code, 0);
-    assert_null(strstr(whole.errors, "are cut"));
+    assert_null(strstr(whole.errors, "are split"));
     process_free(&whole);
 }
 
@@ -110,14 +111,15 @@ static void an_evaluation_without_a_trained_token_is_refused_before_the_first_st
     fprintf(file, "{\"messages\": [{\"role\": \"user\", \"content\": \"%0300d\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n", 0);
     assert_int_equal(fclose(file), 0);
     smelt_good("data pack chats.jsonl chats format=chat template=chatml");
-    train_says(ERROR_DATA, "data.valid=chats: its first 4 sequences", CHAT_RUN "run=none data.packing=cut data.length=64 eval.sequences=4");
+    train_says(ERROR_DATA, "data.valid=chats: the evaluated sequences (the first 4)",
+        CHAT_RUN "run=none data.packing=cut data.length=64 eval.sequences=4");
     assert_int_not_equal(access("none/checkpoints", F_OK), 0);
     train_says(ERROR_NONE, "trained",
         CHAT_RUN "run=some data.packing=cut data.length=64 batch.sequences=1 batch.tokens=64 steps=2 eval.sequences=6");
     assert_true(result_of("some").valid > 0);
     ProcessResult result = smelt("eval some chats length=64 sequences=4");
     expect_code(&result, ERROR_DATA, "eval");
-    assert_mentions(result.errors, "chats: its first 4 sequences");
+    assert_mentions(result.errors, "chats: the evaluated sequences (the first 4)");
     process_free(&result);
 }
 

@@ -34,7 +34,7 @@ static void a_checkpoint_is_named_by_its_step_or_its_folder(void **state) {
     smelt_says(ERROR_CHECKPOINT, "runs/no", "eval runs/no text");
     smelt_says(ERROR_CHECKPOINT, "llm.c", "eval runs/no text");
     smelt_says(ERROR_CHECKPOINT, "other/run@bset", "eval other/run@bset text");
-    smelt_says(ERROR_CHECKPOINT, "run@20 is a checkpoint: give its run, run", "show run@20");
+    smelt_says(ERROR_CHECKPOINT, "run@20 is a checkpoint, run use run", "show run@20");
 }
 
 static void checkpoints_in_another_store_have_the_same_names(void **state) {
@@ -111,7 +111,7 @@ static void the_best_survives_kills(void **state) {
 static void without_evaluations_no_checkpoint_is_the_best(void **state) {
     (void)state;
     train_good("run=run stop_at=10");
-    smelt_says(ERROR_CHECKPOINT, "run has no checkpoint that was evaluated when it was saved", "eval run@best text");
+    smelt_says(ERROR_CHECKPOINT, "run has no checkpoint with a validation loss", "eval run@best text");
 }
 
 static void checkpoints_of_some_steps_stay_for_ever(void **state) {
@@ -125,7 +125,7 @@ static void a_run_without_progress_stops_early(void **state) {
     (void)state;
     const int stopped = BEST + 6;
     train_to_best("run=run eval.patience=3");
-    train_says(ERROR_NONE, "smelt train run eval.patience=0    (trains on)\n", "run=run eval.patience=3 " RISING);
+    train_says(ERROR_NONE, "smelt train run eval.patience=0    (continues training)\n", "run=run eval.patience=3 " RISING);
     assert_int_equal((int)recorded("run", "step", -1, "step"), stopped);
     assert_true(has_checkpoint("run", stopped));
     int evaluations = count_records("run", "evaluation");

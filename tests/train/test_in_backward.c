@@ -187,8 +187,7 @@ static void a_step_whose_gradients_break_ends_the_run_unsaved(void **state) {
                                                "optimizer.weight_decay=100 run=run";
     train_good("%s stop_at=1", exploding);
     for (int skips = 0; skips < 2; skips++)
-        train_says(
-            ERROR_NUMERICS, "the same command goes on from the checkpoint of step 1", "%s on_nan=%s", exploding, skips ? "skip" : "stop");
+        train_says(ERROR_NUMERICS, "the same command continues checkpoint of step 1", "%s on_nan=%s", exploding, skips ? "skip" : "stop");
     train_says(ERROR_NUMERICS, ": a gradient has NaN or infinity and made ", "%s", exploding);
     train_says(ERROR_NUMERICS, "command", "%s-2", exploding);
     assert_true(has_checkpoint("run", 1) && !has_checkpoint("run", 3));

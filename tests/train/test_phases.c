@@ -41,7 +41,7 @@ static void every_phase_is_checked_before_the_first_step(void **state) {
     assert_int_not_equal(access("r", F_OK), 0);
     change_mixture("path: code, epochs: 1000000", "path: code, epochs: 0.01");
     train_says(ERROR_USAGE, "source code", MIXED "run=r");
-    train_says(ERROR_NONE, "how often source code is read is checked when the run starts", MIXED "run=r plan=true");
+    train_says(ERROR_NONE, "source code epochs", MIXED "run=r plan=true");
     smelt_good("data pack code code-shard");
     change_mixture("path: code, epochs: 1000000", "path: code-shard, epochs: 0.01");
     train_says(ERROR_USAGE, "the run reads source code", MIXED "run=r plan=true");
@@ -65,7 +65,7 @@ static void the_first_phase_gives_its_own_batch(void **state) {
     assert_true(recorded("all", "phase", 0, "sequences") == 3);
     static const char *const without[] = {"data.length=128", "batch.tokens=1280", "batch.sequences=5"};
     for (int i = 0; i < 3; i++) {
-        SCOPED_FREE char *expected = memory_format("%s has no effect, since every phase of data.train=", without[i]);
+        SCOPED_FREE char *expected = memory_format("%s no effect every phase data.train=", without[i]);
         smelt_says(ERROR_NONE, expected, "train all plan=true %s", without[i]);
     }
     ProcessResult plain = smelt("train all plan=true");

@@ -159,7 +159,7 @@ static void a_reference_of_weights_that_changed_is_named(void **state) {
     train_good(LLAMA "run=base stop_at=3 data.length=128 batch.sequences=2");
     assert_int_equal(unlink("r/data/reference-train"), 0);
     train_good(PREFER LLAMA "run=r init=base stop_at=4 resume.accept=preference.reference");
-    assert_true(log_has("r", "warning: the reference is not the one that r had: its pairs or the weights of init=base are others"));
+    assert_true(log_has("r", "warning: the reference of r has changed: its pairs or the weights of init=base differ"));
     assert_false(log_has("r", " -> none"));
     train_good(PREFER LLAMA "run=r init=base");
 }
@@ -224,8 +224,8 @@ static void what_pairs_cannot_be_is_refused(void **state) {
     train_says(ERROR_USAGE, "preference.loss=dpo", PREFER LLAMA "run=r preference.loss=none");
     train_says(ERROR_USAGE, "preference.beta=0.5 preference.loss", PREFER LLAMA "run=r preference.loss=none preference.beta=0.5");
     train_says(ERROR_USAGE, "preference.loss=dpo", PREFER LLAMA "run=r preference.loss=ipo preference.label_smoothing=0.1");
-    train_says(ERROR_USAGE, "data.train=text holds none", PREFER LLAMA "run=r data.train=text");
-    train_says(ERROR_USAGE, "data.valid=text holds none", PREFER LLAMA "run=r data.valid=text");
+    train_says(ERROR_USAGE, "data.train=text has none", PREFER LLAMA "run=r data.train=text");
+    train_says(ERROR_USAGE, "data.valid=text has none", PREFER LLAMA "run=r data.valid=text");
     train_says(ERROR_DATA, "data.length=16", PREFER LLAMA "run=r data.length=16 batch.tokens=1536");
     write_text("mixed.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"a long answer\"}\n"
                               "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n");

@@ -68,7 +68,7 @@ static void a_vocabulary_of_0_is_that_of_init(void **state) {
     train_good("run=run data.tokenizer=%s steps=1 schedule.warmup=0", gpt2);
     train_good("run=next init=run model.vocabulary=0 steps=1 schedule.warmup=0");
     train_good("run=bytes steps=1 schedule.warmup=0");
-    train_says(ERROR_USAGE, "leave data.tokenizer out", "run=other init=bytes data.tokenizer=%s", gpt2);
+    train_says(ERROR_USAGE, "remove data.tokenizer", "run=other init=bytes data.tokenizer=%s", gpt2);
     char *settings = read_text("next/config.yaml");
     assert_non_null(strstr(settings, "  vocabulary: 704"));
     free(settings);
@@ -121,7 +121,7 @@ static void without_a_record_the_tokenizer_is_not_guessed(void **state) {
     remove_folder("s.tokenizer");
     smelt_says(ERROR_NONE, "tokenizer:        not recorded\n", "data show s");
     train_good("run=run data.train=s data.valid=s model.vocabulary=1024 steps=3 schedule.warmup=0");
-    smelt_says(ERROR_USAGE, "the tokenizer of run is not known: put its tokenizer.json into RUN/tokenizer", "generate run the tokens=1");
+    smelt_says(ERROR_USAGE, "run has no known tokenizer: tokenizer.json into RUN/tokenizer", "generate run the tokens=1");
     smelt_says(ERROR_USAGE, "tokenizer", "convert run folder");
     smelt_says(ERROR_USAGE, "tokenizer", "eval run text");
     smelt_good("generate run 5 tokens=1 text=false");
@@ -343,7 +343,7 @@ static void text_is_not_bytes_to_a_model_folder_without_a_tokenizer(void **state
     (void)state;
     train_good("run=run steps=1 schedule.warmup=0");
     smelt_good("convert run folder tokenizer=none");
-    train_says(ERROR_USAGE, "init=folder has no tokenizer, without which data.train=text is not its text", "run=next init=folder");
+    train_says(ERROR_USAGE, "init=folder has no tokenizer, data.train=text", "run=next init=folder");
     train_good("run=next init=folder data.tokenizer=bytes steps=1 schedule.warmup=0");
     smelt_says(ERROR_NONE, "A_model\n", "generate next A_model tokens=0");
     pack("s", "", "");

@@ -215,7 +215,7 @@ static void a_process_that_was_stopped_for_a_while_is_not_taken_for_one_that_han
 static void another_store_does_not_start_a_run_over(void **state) {
     (void)state;
     train_good("run=run stop_at=5");
-    train_says(ERROR_USAGE, "run has checkpoints in run, and store has none", "run=run checkpoint.store=store");
+    train_says(ERROR_USAGE, "run has checkpoints in run, but store has none", "run=run checkpoint.store=store");
     assert_int_equal(count_records("run", "step"), 5);
     assert_int_equal(mkdir("store", 0777), 0);
     assert_int_equal(rename("run/checkpoints", "store/checkpoints"), 0);
@@ -266,7 +266,7 @@ static void only_one_process_trains_in_a_folder(void **state) {
     (void)state;
     Process first = train_start("run=shared steps=100000");
     process_await_steps(&first, 2);
-    train_says(ERROR_USAGE, "another process trains in shared", "run=shared steps=100000");
+    train_says(ERROR_USAGE, "another process is training in shared", "run=shared steps=100000");
     kill(first.id, SIGTERM);
     ProcessResult result = process_finish(&first);
     expect_code(&result, ERROR_PREEMPTED, "first");
@@ -328,12 +328,11 @@ static void weights_that_are_broken_are_never_saved_though_no_loss_shows_it(void
 
 static void no_run_starts_from_weights_that_are_broken(void **state) {
     (void)state;
-    static const char two[] = " has 1 NaN or infinite value, and 1 more tensor some: the model is broken";
+    static const char two[] = " contains 1 NaN or infinite value, like 1 more tensor:";
     static const char llama[] = "model.family=llama model.experts=0";
     train_good("run=bad stop_at=4 %s", llama);
     poison("bad", 4, "model.norm.weight", 3, NAN);
-    train_says(ERROR_NUMERICS, "init=bad: tensor model.norm.weight has 1 NaN or infinite value: the model is broken", "run=one init=bad %s",
-        llama);
+    train_says(ERROR_NUMERICS, "init=bad: tensor model.norm.weight contains 1 NaN or infinite value", "run=one init=bad %s", llama);
     poison("bad", 4, "model.embed_tokens.weight", 300 * 32, -INFINITY);
     train_says(ERROR_NUMERICS, two, "run=one init=bad %s", llama);
     train_says(ERROR_NUMERICS, two, "run=one init=bad lora.rank=2 %s", llama);
@@ -463,9 +462,9 @@ static void a_run_says_what_it_is_at_its_start_and_what_comes_next_at_its_end(vo
             "steps    40 of 256 tokens: 10.2k tokens, ", "memory   ", " of ", ": weights ", "     step/steps ", "          10/40 ",
             "validation at step 10: ", "checkpoint of step 10: ", "done     10 steps, 2.56k tokens in ", "loss     ", "valid    ",
             " at step 10\n", "smelt report r ", "smelt generate r \"", "smelt eval r ", "smelt convert r ",
-            "smelt train r    (trains on)\n", NULL});
+            "smelt train r    (continues training)\n", NULL});
     expect_lines_alone("run=r", (const char *[]){"run      continuing r after step 10\n", "done     30 steps, 7.68k tokens",
-                                    "smelt train r steps=80    (trains on)\n", NULL});
+                                    "smelt train r steps=80    (continues training)\n", NULL});
 }
 
 static void what_comes_next_fits_conversations_and_adapters(void **state) {
@@ -582,8 +581,8 @@ static void training_from_a_model_folder_uses_its_tokenizer(void **state) {
     ProcessResult result = smelt("convert first folder");
     expect_code(&result, ERROR_NONE, "convert");
     process_free(&result);
-    const char *const origins[][2] = {{"folder", "data.tokenizer=folder/tokenizer.json, as of init=folder"},
-        {"first", "data.tokenizer=first/tokenizer/tokenizer.json, as of init=first"}};
+    const char *const origins[][2] = {{"folder", "data.tokenizer=folder/tokenizer.json, taken from init=folder"},
+        {"first", "data.tokenizer=first/tokenizer/tokenizer.json, taken from init=first"}};
     for (int i = 0; i < 2; i++) {
         char *words = memory_format(
             "train init=%s run=from-%s data.train=text data.length=32 batch.sequences=4 batch.tokens=256 steps=2 tensorboard=false",

@@ -68,7 +68,7 @@ static void a_refused_fork_leaves_nothing(void **state) {
     assert_true(access("fork", F_OK) == 0); /* what was there stays */
     smelt_says(ERROR_USAGE, "steps=5 10 fork=fork", "train run fork=fork steps=5");
     write_text("fork/notes", "mine");
-    smelt_says(ERROR_USAGE, "fork=fork is a folder that holds other files than those of a run", "train run fork=fork");
+    smelt_says(ERROR_USAGE, "fork=fork is a folder with files", "train run fork=fork");
     assert_int_equal(unlink("fork/notes"), 0);
     smelt_good("train run fork=fork stop_at=11");
 }
@@ -139,7 +139,7 @@ static void other_validation_data_of_a_finished_run_are_evaluated_printed_and_re
 static void a_fork_that_cannot_be_is_refused_with_what_would_be(void **state) {
     (void)state;
     train_good("run=run stop_at=20 " CONSTANT);
-    smelt_says(ERROR_CHECKPOINT, "there steps 20 10", "train run fork=fork from=15");
+    smelt_says(ERROR_CHECKPOINT, "existing steps 20 10", "train run fork=fork from=15");
     smelt_says(ERROR_USAGE, "fork=run is the run itself", "train run fork=run");
     smelt_says(ERROR_USAGE, "RUN fork=new", "train fork=new data.train=text");
     smelt_says(ERROR_USAGE, "fork=NEW", "train run@10");
@@ -147,11 +147,11 @@ static void a_fork_that_cannot_be_is_refused_with_what_would_be(void **state) {
     smelt_says(ERROR_USAGE, "\nmodel.width: 32 -> 64", "train run fork=fork model.width=64");
     smelt_says(ERROR_USAGE, "\nprecision: bf16 -> fp64", "train run fork=fork precision=fp64"); /* another state; fp32 has the same */
     train_good("run=other stop_at=5 " CONSTANT);
-    smelt_says(ERROR_USAGE, "other is a run already, and no fork of run", "train run fork=other");
+    smelt_says(ERROR_USAGE, "other is already a run, not a fork of run", "train run fork=other");
     train_good("run=stored stop_at=10 checkpoint.store=store " CONSTANT);
-    smelt_says(ERROR_USAGE, "store holds the checkpoints of stored: give checkpoint.store=ANOTHER for fork=fork", "train stored fork=fork");
-    smelt_says(ERROR_USAGE, "/store holds the checkpoints of stored", "train stored fork=fork checkpoint.store=store/");
-    smelt_says(ERROR_USAGE, "run holds the checkpoints of run", "train run fork=fork checkpoint.store=run/");
+    smelt_says(ERROR_USAGE, "store contains the checkpoints of stored: checkpoint.store=ANOTHER for fork=fork", "train stored fork=fork");
+    smelt_says(ERROR_USAGE, "/store contains the checkpoints of stored", "train stored fork=fork checkpoint.store=store/");
+    smelt_says(ERROR_USAGE, "run contains the checkpoints of run", "train run fork=fork checkpoint.store=run/");
     smelt_says(ERROR_USAGE, "run@10 from=20", "train run@10 fork=fork from=20");
     smelt_says(ERROR_NONE, "", "train stored fork=fork checkpoint.store= steps=20");
     assert_true(has_checkpoint("fork", 20));

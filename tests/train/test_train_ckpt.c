@@ -33,7 +33,7 @@ static void another_folder_holds_the_checkpoints_and_an_empty_run_folder_continu
 
 static void each_save_reports_its_rate_and_how_long_training_stood_still(void **state) {
     (void)state;
-    train_says(ERROR_NONE, "/s training stood", "run=run checkpoint.every=10");
+    train_says(ERROR_NONE, "/s; training paused", "run=run checkpoint.every=10");
     train_says(ERROR_NONE, "checkpoint step 50", "run=more steps=50");
 }
 
@@ -105,15 +105,15 @@ static void a_run_whose_checkpoints_vanished_does_not_begin_again_by_itself(void
         train_good("run=run %s stop_at=4 checkpoint.every=2", stores[i]);
         char *records = read_text("run/metrics.jsonl"), *folder = memory_format("%s/checkpoints", gone[i]);
         assert_true(file_remove(folder, &error));
-        train_says(ERROR_CHECKPOINT, "4 records checkpoint", "run=run %s", stores[i]);
-        train_says(ERROR_CHECKPOINT, "resume.accept=checkpoints 0", "run=run %s", stores[i]);
+        train_says(ERROR_CHECKPOINT, "records of run checkpoint 4", "run=run %s", stores[i]);
+        train_says(ERROR_CHECKPOINT, "step 0, set resume.accept=checkpoints", "run=run %s", stores[i]);
         char *after = read_text("run/metrics.jsonl");
         assert_string_equal(after, records);
         static const char *const readers[] = {"generate run the tokens=1", "generate run@best the tokens=1", "generate run@4 the tokens=1",
             "convert run out", "eval run text"};
         for (size_t j = 0; j < sizeof readers / sizeof *readers; j++)
-            smelt_says(ERROR_CHECKPOINT, "run has saved step 4", "%s", readers[j]);
-        smelt_says(ERROR_NONE, "none: run has saved step 4", "show run");
+            smelt_says(ERROR_CHECKPOINT, "records of run checkpoint of step 4", "%s", readers[j]);
+        smelt_says(ERROR_NONE, "none: records of run checkpoint of step 4", "show run");
         train_good("run=run %s stop_at=2 resume.accept=checkpoints", stores[i]);
         assert_int_equal(count_records("run", "checkpoint"), 1);
         assert_true(file_remove("run", &error) && file_remove("elsewhere", &error));

@@ -63,11 +63,11 @@ static void a_run_inside_its_data_is_refused_as_its_log_would_be_read(void **sta
     assert_int_equal(symlink("texts", "link"), 0);
     write_corpus("texts/a", 3000);
     const BadSetting places[] = {
-        {"run=texts data.train=texts", "run=texts lies in the data, texts, "},
+        {"run=texts data.train=texts", "run=texts is inside data folder texts, "},
         {"run=texts/deep/run data.train=texts/", "run=texts/deep/run texts/"},
-        {"run=link/run data.train=texts", "run=link/run lies in the data, texts, "},
+        {"run=link/run data.train=texts", "run=link/run is inside data folder texts, "},
         {"run=runs/first data.train=.", "run=runs/first"},
-        {"run=texts/run data.valid=texts", "run=texts/run lies in the data, texts, "},
+        {"run=texts/run data.valid=texts", "run=texts/run is inside data folder texts, "},
     };
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) train_says(ERROR_USAGE, places[i].fragment, places[i].settings);
     assert_true(access("texts/run", F_OK) != 0 && access("texts/config.yaml", F_OK) != 0);
@@ -161,7 +161,7 @@ static void a_model_that_convert_refuses_is_named_before_the_first_step(void **s
 static void a_refused_first_start_leaves_no_run_folder(void **state) {
     (void)state;
     train_says(ERROR_DATA, "data.train=missing", "run=runs/new data.train=missing");
-    train_says(ERROR_DATA, "several", "run=runs/new data.train=text,other");
+    train_says(ERROR_DATA, "text,other mixture folder", "run=runs/new data.train=text,other");
     assert_true(access("runs/new", F_OK) != 0);
     assert_int_equal(mkdir("mine", 0777), 0);
     write_text("mine/notes", "mine");
@@ -207,7 +207,7 @@ static void a_split_shard_is_named_by_its_parts_and_settings_without_effect_are_
     (void)state;
     smelt_says(ERROR_NONE, "1 file, 2 documents (a divided one counts twice)\n", "data pack text s valid=0.1");
     smelt_says(ERROR_NONE, "data.train=s-train data.valid=s-valid\n", "data pack text s valid=0.1 overwrite=true");
-    train_says(ERROR_DATA, "s was packed in two parts: give data.train=s-train data.valid=s-valid", "run=run data.train=s");
+    train_says(ERROR_DATA, "s was packed in two parts: data.train=s-train data.valid=s-valid", "run=run data.train=s");
     train_says(ERROR_NONE, "eval.every=1 has no effect without validation data", "run=run data.train=s-train eval.every=1 stop_at=1");
     train_says(ERROR_NONE, "data.valid=s-valid", "run=again data.train=s-train eval.every=1 stop_at=1");
     train_says(ERROR_NONE, "schedule.decay=0", "run=wsd schedule.kind=wsd stop_at=1");
@@ -307,7 +307,7 @@ static void when_every_checkpoint_is_damaged_nothing_is_started_or_removed(void 
     damage_checkpoint("run", 10);
     damage_checkpoint("run", 20);
     assert_int_equal(rename("run/metrics.jsonl", "metrics"), 0);
-    train_says(ERROR_CHECKPOINT, "has 2 checkpoints and none is good", "run=run");
+    train_says(ERROR_CHECKPOINT, "has 2 checkpoints, but all damaged", "run=run");
     assert_true(has_checkpoint("run", 10) && has_checkpoint("run", 20));
     assert_true(access("run/metrics.jsonl", F_OK) != 0);
     damage_checkpoint("run", 20); /* the same bit: whole again */
@@ -464,7 +464,7 @@ static void a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touche
 
 static void a_text_that_is_read_many_times_gets_a_remark(void **state) {
     (void)state;
-    static const char remark[] = "memorise";
+    static const char remark[] = "memorize";
     write_corpus("few", 100);
     ProcessResult result = smelt("train " TINY " run=r data.train=few data.valid_fraction=0 stop_at=1");
     expect_code(&result, 0, "train");

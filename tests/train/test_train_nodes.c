@@ -127,7 +127,8 @@ static void several_nodes_are_told_what_each_of_them_starts(void **state) {
         ProcessResult result = process_finish(&nodes[i]);
         expect_code(&result, ERROR_NONE, "a node");
         if (i == 0)
-            assert_non_null(strstr(result.output, "smelt launch -n 1 -- train nodes steps=2, on each of the 2 nodes    (trains on)"));
+            assert_non_null(
+                strstr(result.output, "smelt launch -n 1 -- train nodes steps=2, on each of the 2 nodes    (continues training)"));
         process_free(&result);
     }
 }
