@@ -147,7 +147,7 @@ static const Pair pairs[] = {
     {"NCCL_IB_HCA", "NCCL_IB_HCA", "RDMA cards between nodes"},
     {"NCCL_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "address on RoCE: 3 is usual, 1 on Pollara"},
     {"NCCL_MIN_NCHANNELS", "NCCL_MIN_NCHANNELS", "112 for fewer than 8 MI300X of a node"},
-    {"NCCL_NVLS_ENABLE", "(none)", "sums in the NVLink switch; 0 where a virtual machine lacks it"},
+    {"NCCL_NVLS_ENABLE", "(none)", "sums in the NVLink switch; 0 if a virtual machine lacks it"},
     {"(none)", "RCCL_MSCCL_ENABLE", "algorithms of messages of some sizes"},
     {"nvidia-smi", "rocm-smi", "state of GPUs"},
     {"nsys, ncu", "rocprofv3", "profiles"},

@@ -163,7 +163,8 @@ void doctor_check_nvidia(Doctor *doctor) {
     void *library = here ? open_nvml(&nvml) : NULL;
     if (!library) {
         if (here)
-            doctor_warn(doctor, "gpu.nvml", "nvidia-smi tells more", "NVML does not respond: clocks, power, ECC and NVLink are unknown");
+            doctor_warn(
+                doctor, "gpu.nvml", "see nvidia-smi for details", "NVML does not respond: clocks, power, ECC and NVLink are unknown");
         return;
     }
     nvml.count(&count);

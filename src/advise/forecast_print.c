@@ -110,13 +110,13 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
     fprintf(file, "- every token attends to its whole sequence; experts get equal shares; data is always there\n");
     if (forecast->idle)
         fprintf(file,
-            "- %lld of %lld copies of the model have no microbatch in the last round of a step: batch.tokens=%lld is no multiple of what "
-            "all take\n",
+            "- %lld of %lld copies of the model have no microbatch in the last round of a step: batch.tokens=%lld is not a multiple of "
+            "the tokens that all copies take at once\n",
             (long long)forecast->idle, (long long)forecast->copies, (long long)config->batch.tokens);
     if (cluster->gpus < 2) return;
     fprintf(file,
-        "- collectives at %.0f GB/s bus bandwidth in a node (%s) and %.1f GB/s per GPU between nodes; those of gradients and weights half "
-        "hidden behind computing, gradients in %s; those inside of layers beside what does not wait for them\n",
+        "- collectives run at %.0f GB/s bus bandwidth in a node (%s) and %.1f GB/s per GPU between nodes; gradients are reduced in %s; "
+        "half of the time for gradients and weights overlaps with computing; collectives inside layers overlap with independent work\n",
         1e-9 * cluster_node_bandwidth(cluster, int_min(cluster->per_node, cluster->gpus)),
         hardware->best_link > 0 ? "of a measured all-reduce" : "0.72 of the links' peak", 1e-9 * hardware->network,
         config->precision == PRECISION_FP64                                                ? "fp64"
@@ -160,8 +160,8 @@ void forecast_print(const Forecast *forecast, const Config *config, const Cluste
 }
 
 void forecast_print_search(const ForecastSearch *search, const Config *config, FILE *file) {
-    fprintf(file, "\nlayouts that were tried: %d, of which %d do not fit\n", search->tried, search->unfit);
-    fprintf(file, "  %d were forecast whole; none of the others can be quicker than the first and fit, by a lower bound\n", search->whole);
+    fprintf(file, "\ntried %d layouts; %d do not fit\n", search->tried, search->unfit);
+    fprintf(file, "  %d got a full forecast; by a lower bound, no other layout that fits is faster than the first\n", search->whole);
     if (config_needs_microbatch(config))
         fprintf(file, "  all with batch.sequences=%lld, on which the load-balancing loss depends (model.auxiliary_loss=%g)\n",
             (long long)config->batch.sequences, config->model.auxiliary_loss);

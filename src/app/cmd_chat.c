@@ -115,7 +115,7 @@ static bool read_prompt_line(Talk *talk, char **line, size_t *capacity, size_t *
 
 /* -- Answers ----------------------------------------------------------------------------------------------------------- */
 
-/* Feeds the generator the document's tokens after those that it has read. */
+/* Feeds the generator the document's tokens that it has not read yet. */
 static bool feed(Talk *talk, Error *error) {
     const TokenIds *ids = &talk->document.ids;
     size_t known = talk->read.count;

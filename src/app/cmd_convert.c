@@ -169,7 +169,7 @@ static bool write_grown(
     return good;
 }
 
-/* Returns the token members of config.json: those of `generation`, and eos_token, the end of
+/* Returns the token members of config.json: the members of `generation`, and eos_token, the end of
  * documents, if its bytes are a text. */
 static json_t *describe_tokens(const json_t *generation, const Tokenizer *tokenizer) {
     static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id"};

@@ -50,14 +50,14 @@ static const Option rows[] = {
     INT_OPTION(batch, "4", 1, 1 << 20, "sequences", "sequences computed at once"),
     STRING_OPTION(separator, "", "", "a line that separates documents in text; empty: one document per file"),
     BOOL_OPTION(document_mask, "true", "attention, convolutions and positions start anew at every document"),
-    INT_OPTION(layout.tp, "1", 1, 1 << 20, "ranks", "ranks that share out the layers of a model that does not fit one"),
-    INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "ranks that share out every sequence; all others take batches in turn"),
+    INT_OPTION(layout.tp, "1", 1, 1 << 20, "ranks", "ranks that shard the layers of a model too large for one"),
+    INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "ranks that shard every sequence; groups of ranks take batches in turn"),
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),
     BOOL_OPTION(json, "false", "print JSON lines in place of text, for multiple choice one for each example and the sum"),
     STRING_OPTION(losses, "", "", "ten losses, separated by commas, that the ten steps of a debug state are compared with"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),
     INFERENCE_FP8_OPTIONS,
-    CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to evaluate, in bf16 on a GPU; debug states on the CPU alone"),
+    CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "device, in bf16 on a GPU; debug states need the CPU"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
@@ -403,7 +403,7 @@ const Command command_eval = {
     .summary = "the loss of a model on text or a token shard, or multiple choice",
     .words = "MODEL [DATA]",
     .explanation =
-        "Prints the loss per token, perplexity and, where the model's tokenizer is known, bits per byte of a model on data that it "
+        "Prints the loss per token, perplexity and, if the model's tokenizer is known, bits per byte of a model on data that it "
         "reads in order, in\n"
         "sequences of one length. MODEL is a run, one of its checkpoints (RUN@STEP, RUN@best, or its folder), a Hugging Face folder, a "
         "folder of PEFT's adapters (ADAPTER, ADAPTER@BASE) or a model file of llm.c; DATA is a token shard's "

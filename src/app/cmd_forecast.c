@@ -21,13 +21,15 @@ typedef struct ForecastOptions {
 #define FIELD(name) offsetof(ForecastOptions, name)
 static const Option rows[] = {
     STRING_OPTION(gpu, "", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu; empty: this machine's device"),
-    INT_OPTION(gpus, "0", 0, 1000000, "devices", "devices of the whole run; 0: one node of gpu=X, or one such as this machine has"),
-    INT_OPTION(per_node, "0", 0, 1024, "devices", "devices of a node; 0: what is usual"),
-    CHOICE_OPTION(
-        zero, "best", "best|0|1|2|3", "ZeRO stage: shard 1: master weights and optimizer state, 2: gradients too, 3: weights too"),
+    INT_OPTION(gpus, "0", 0, 1000000, "devices", "total devices; 0: one node of gpu=X, or of this machine's kind"),
+    INT_OPTION(per_node, "0", 0, 1024, "devices", "devices per node; 0: the usual number"),
+    CHOICE_OPTION(zero, "best", "best|0|1|2|3",
+        "ZeRO stage: 1 shards master weights and optimizer state, 2 also gradients, 3 also "
+        "weights"),
     BOOL_OPTION(search, "true",
-        "choose layout.tp, pp, cp and ep where they are 1, batch.sequences and recompute too; false: all as the configuration says"),
-    STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, whose rates replace those of smelt's table"),
+        "also choose batch.sequences, recompute, and each of layout.tp, pp, cp and ep that is "
+        "1; false: use the configuration's"),
+    STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, to replace the rates of the built-in table"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
@@ -65,7 +67,7 @@ static bool run_forecast(Invocation *invocation, Error *error) {
     if (!settings_hardware(options->gpu, options->bench, &cluster.hardware, &measured, error)) return false;
     if (!hardware_check_fp8(&cluster.hardware, config, error)) return false;
     if (!*options->gpu && cluster.hardware.host_memory && options->gpus > 1)
-        return error_set(error, ERROR_USAGE, "gpus=%lld, and this machine has no GPU: name theirs, one of %s, as in gpu=h100",
+        return error_set(error, ERROR_USAGE, "gpus=%lld, but this machine has no GPU: set gpu to one of %s, as in gpu=h100",
             (long long)options->gpus, hardware_names());
     cluster.per_node = options->per_node ? options->per_node : cluster.hardware.per_node;
     if (!cluster.gpus) cluster.gpus = *options->gpu ? cluster.hardware.per_node : 1;
@@ -74,20 +76,19 @@ static bool run_forecast(Invocation *invocation, Error *error) {
     command_page_open(&page);
     bool fits;
     if (!print_forecast_phases(options, &cluster, page.file, &fits, error)) return false;
-    return fits || error_set(error, ERROR_MEMORY, "no layout that was tried fits: give gpus=N of them, or ones with more memory%s",
-                       options->search ? "" : ", or search=true");
+    return fits || error_set(error, ERROR_MEMORY, "none of the tried layouts fits: set a larger gpus, or use GPUs with more memory%s",
+                       options->search ? "" : ", or set search=true");
 }
 
 const Command command_forecast = {
     .name = "forecast",
-    .summary = "model memory and time of a configuration on other hardware",
+    .summary = "model the memory and time of a configuration on other hardware",
     .words = "CONFIG",
     .usage = "CONFIG [gpus=N] [gpu=X] [key=value ...]",
-    .explanation =
-        "Models memory per rank and time per step of a configuration on GPUs that need not be here. CONFIG is a file, a run folder "
-        "or a model folder;\n"
-        "keys of the configuration may be given too. Nothing is measured: the assumptions are printed last. docs/forecast.md "
-        "compares it with measurements.\n",
+    .explanation = "Models memory per rank and time per step of a configuration on GPUs that this machine "
+                   "need not have. CONFIG is a file, a run folder or a model folder;\n"
+                   "settings of the configuration may follow. Nothing is measured: the last lines list "
+                   "the assumptions. docs/forecast.md compares forecasts with measurements.\n",
     .hint = "CONFIG is a configuration file, a run folder or a model folder",
     .table = &table,
     .options_size = sizeof(ForecastOptions),

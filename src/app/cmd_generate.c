@@ -25,29 +25,31 @@
 
 #define FIELD(name) offsetof(GenerationOptions, name)
 static const Option rows[] = {
-    INT_OPTION(tokens, "200", 0, 1e9, "tokens", "most tokens to generate; the end of the document or of the context stops earlier"),
+    INT_OPTION(tokens, "200", 0, 1e9, "tokens", "maximum tokens to generate; the end of the document or of the context ends earlier"),
     GENERATION_SAMPLING("1"),
-    BOOL_OPTION(text, "true", "false: prompt and output are token ids; what ends a text is the folder's eos_token_id"),
-    INT_OPTION(
-        context, "0", 0, 1 << 24, "tokens", "most positions, prompt included, which decides the memory of the cache; 0: the model's"),
-    BOOL_OPTION(cache, "true", "false: compute the whole sequence again for each token, to check the cache"),
-    INT_OPTION(
-        layout.cp, "0", 0, 1 << 20, "ranks", "ranks that share the cache by position; 0: as many as layout.tp leaves of those started"),
-    INT_OPTION(
-        layout.tp, "1", 1, 1 << 20, "ranks", "ranks that share out weights, and the cache by heads, of a model that does not fit one"),
+    BOOL_OPTION(text, "true", "false: prompt and output are token ids, and the folder's eos_token_id ends the output"),
+    INT_OPTION(context, "0", 0, 1 << 24, "tokens",
+        "maximum positions, including the prompt, which determines the memory of the KV cache; "
+        "0: the model's"),
+    BOOL_OPTION(cache, "true", "false: recompute the whole sequence for each token, to check the KV cache"),
+    INT_OPTION(layout.cp, "0", 0, 1 << 20, "ranks", "ranks that shard the KV cache by position; 0: the started ranks divided by layout.tp"),
+    INT_OPTION(layout.tp, "1", 1, 1 << 20, "ranks", "ranks that shard weights, and the KV cache by heads, of a model too large for one"),
     GENERATION_MACHINE,
-    {"out", OPTION_STRING, FIELD(images.out), "", 0, 0, NULL, "", "images: file of safetensors for their latents"},
+    {"out", OPTION_STRING, FIELD(images.out), "", 0, 0, NULL, "", "images: safetensors file for the latents"},
     {"png", OPTION_STRING, FIELD(images.png), "", 0, 0, NULL, "",
-        "images: file for all of them, side by side; latents of one or three channels are pixels, others need vae"},
-    {"vae", OPTION_STRING, FIELD(images.vae), "", 0, 0, NULL, "", "images: folder of the AutoencoderKL that decodes latents, on the CPU"},
-    {"overwrite", OPTION_BOOL, FIELD(images.overwrite), "false", 0, 0, NULL, "", "images: replace the files of out= and png="},
+        "images: PNG file with all images side by side; latents of one or three channels are "
+        "pixels, others need vae"},
+    {"vae", OPTION_STRING, FIELD(images.vae), "", 0, 0, NULL, "",
+        "images: folder of the AutoencoderKL that decodes the latents, on the CPU"},
+    {"overwrite", OPTION_BOOL, FIELD(images.overwrite), "false", 0, 0, NULL, "", "images: replace the files out and png"},
     {"steps", OPTION_INT, FIELD(images.steps), "28", 1, 100000, NULL, "steps", "images: Euler steps from noise to image"},
-    {"guidance", OPTION_REAL, FIELD(images.guidance), "3.5", 0, 1000, NULL, "", "images, of a model that embeds it: guidance scale"},
+    {"guidance", OPTION_REAL, FIELD(images.guidance), "3.5", 0, 1000, NULL, "", "images: guidance scale, for models that embed it"},
     {"shift", OPTION_REAL, FIELD(images.shift), "0", 0, 1000, NULL, "",
-        "images: how far times are shifted towards noise; 1: not at all, as FLUX.1-schnell; 0: with the number of tokens, as FLUX.1-dev"},
+        "images: shift of the times towards noise; 1: none, as for FLUX.1-schnell; 0: by the "
+        "number of tokens, as for FLUX.1-dev"},
     {"height", OPTION_INT, FIELD(images.height), "0", 0, 2 * IMAGE_GRID, NULL, "latents",
-        "images: of FLUX.1, 8 pixels each; 0: that of the encodings' own latents"},
-    {"width", OPTION_INT, FIELD(images.width), "0", 0, 2 * IMAGE_GRID, NULL, "latents", "images: likewise"},
+        "images: height in latents, of 8 pixels each for FLUX.1; 0: as in the encodings"},
+    {"width", OPTION_INT, FIELD(images.width), "0", 0, 2 * IMAGE_GRID, NULL, "latents", "images: width in latents; 0: as in the encodings"},
 };
 #undef FIELD
 
@@ -69,8 +71,7 @@ static bool parse_token_ids(const char *prompt, TokenIds *tokens, Error *error) 
         char *end;
         long token = strtol(at, &end, 10);
         if (end == at || (*end && !strchr(" \n", *end)) || token < 0 || token > INT32_MAX)
-            return error_set(error, ERROR_USAGE,
-                "'%.20s' in the prompt is not the number of a token: with text=false write them with spaces between", at);
+            return error_set(error, ERROR_USAGE, "'%.20s' in the prompt is not a token id: with text=false, separate ids by spaces", at);
         token_ids_append(tokens, (int32_t)token);
         at = end;
     }
@@ -85,8 +86,7 @@ static char *take_prompt_word(const char *word, Error *error) {
     ssize_t length = getdelim(&text, &size, '\0', stdin);
     bool zero = !ferror(stdin) && !feof(stdin);
     if (zero || ferror(stdin))
-        error_set(error, ERROR_DATA, "the prompt cannot be read from standard input: %s",
-            zero ? "it holds a zero byte, which no text has" : strerror(errno));
+        error_set(error, ERROR_DATA, "cannot read the prompt from standard input: %s", zero ? "it contains a zero byte" : strerror(errno));
     else if (length <= 0) prompt = memory_copy_string("");
     else prompt = memory_format("%.*s", (int)length - (text[length - 1] == '\n'), text);
     free(text);
@@ -178,9 +178,9 @@ static bool check_idle_options(const GenerationOptions *options, const ModelConf
     static const char *const of_images[] = {"guidance", "out", "png", "vae", "overwrite", "steps", "shift", "height", "width", NULL};
     static const char *const of_guidance[] = {"guidance", NULL};
     if (!model_makes_images(model))
-        return command_refuse_idle(&table, options, of_images, "it is for models of images, and this one makes text", error);
-    return command_refuse_idle(&table, options, of_text, "it is for models of text, and this one makes images", error) &&
-           (model->guidance || command_refuse_idle(&table, options, of_guidance, "this model embeds no guidance", error));
+        return command_refuse_idle(&table, options, of_images, "only image models use it, but this model makes text", error);
+    return command_refuse_idle(&table, options, of_text, "only text models use it, but this model makes images", error) &&
+           (model->guidance || command_refuse_idle(&table, options, of_guidance, "this model has no guidance embedding", error));
 }
 
 /* Refuses a file of encodings as a prompt, because a path is not a text to continue. */
@@ -189,8 +189,9 @@ static bool check_prompt_option(const char *prompt, const char *folder, Error *e
     size_t length = strlen(prompt), tail = sizeof end - 1;
     if (length < tail || strcmp(prompt + length - tail, end) != 0 || !file_exists(prompt)) return true;
     return error_set(error, ERROR_USAGE,
-        "%s is a file, and %s makes text: encodings are for models of images (the prompt - continues what standard input says)", prompt,
-        folder);
+        "%s is a file of encodings, but %s makes text: give a text (to read the prompt from "
+        "standard input, give -)",
+        prompt, folder);
 }
 
 static bool generate_rank(Inference *inference, Invocation *invocation, Error *error) {
@@ -222,16 +223,19 @@ const Command command_generate = {
     .name = "generate",
     .summary = "continue a prompt, or make images",
     .words = "MODEL \"prompt\"",
-    .explanation =
-        "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), a\n"
-        "Hugging Face folder, or PEFT's adapters (ADAPTER, ADAPTER@BASE). Text goes\n"
-        "through the model's tokenizer. The prompt - is standard input. A prompt that looks like key=value or opens with -- is "
-        "given after --.\n\n"
-        "smelt launch -n 2 -- generate MODEL \"prompt\" shares the cache of a long context out among two processes with a GPU each; "
-        "docs/parallel.md tells more.\n\n"
-        "A model of images (flux) gets a file of encodings in place of the prompt, and makes an image for each text in it, with the "
-        "options from out= on; docs/flux.md tells more.\n",
-    .hint = "a prompt that looks like key=value or opens with -- is given after --",
+    .explanation = "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, "
+                   "RUN@best, or its folder), a\n"
+                   "Hugging Face folder, or PEFT adapters (ADAPTER, ADAPTER@BASE). The prompt and the "
+                   "output go\n"
+                   "through the model's tokenizer. The prompt - means standard input. If a prompt "
+                   "contains = or begins with --, put -- before it.\n"
+                   "\n"
+                   "smelt launch -n 2 -- generate MODEL \"prompt\" shards the KV cache of a long context "
+                   "over two processes with a GPU each; see docs/parallel.md.\n"
+                   "\n"
+                   "An image model (flux) takes a file of encodings instead of a prompt, and makes an "
+                   "image for each text in it. It uses the options from out on; see docs/flux.md.\n",
+    .hint = "if a prompt contains = or begins with --, put -- before it",
     .table = &table,
     .options_size = sizeof(GenerationOptions),
     .ranks = true,

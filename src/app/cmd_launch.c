@@ -20,12 +20,11 @@ static const Command *find_command(char *const *words, Error *error) {
     }
     if (command && command->ranks) return command;
     if (command && command->member)
-        error_set(error, ERROR_USAGE, "'%s' behind \"--\" is a group of commands: smelt %s --help lists them", words[-1], command->name);
+        error_set(error, ERROR_USAGE, "'%s' after \"--\" is a group of commands: smelt %s --help lists them", words[-1], command->name);
     else if (command)
-        error_set(error, ERROR_USAGE, "%s is done by one process, not by ranks: run it without launch, as smelt %s ...", command->name,
-            command->name);
+        error_set(error, ERROR_USAGE, "%s runs in one process: run it without launch, as in smelt %s ...", command->name, command->name);
     else
-        error_set(error, ERROR_USAGE, "'%s%s%s' behind \"--\" is no command of smelt, such as train: smelt --help lists them", group->name,
+        error_set(error, ERROR_USAGE, "'%s%s%s' after \"--\" is not a command of smelt: smelt --help lists the commands", group->name,
             *group->name ? " " : "", words[-1]);
     return NULL;
 }
@@ -36,8 +35,10 @@ static bool check_shrink(const Command *command, char **arguments, Error *error)
     int count = 0;
     while (arguments[count]) count++;
     if (command->can_shrink) return command->can_shrink(count, arguments, error);
-    return error_set(
-        error, ERROR_USAGE, "shrink=true is for training: smelt %s ends with its first failure; leave shrink= out", command->name);
+    return error_set(error, ERROR_USAGE,
+        "shrink=true works only for training, but smelt %s ends with its first failure: remove "
+        "shrink",
+        command->name);
 }
 
 /* Returns the place of the command after "--", or NULL. */
@@ -58,12 +59,14 @@ static char **read_launch_arguments(int argc, char **argv, LaunchOptions *option
             long_form = long_form || (assignment && starts_with(assignment, "ranks="));
         } else {
             error_set(error, ERROR_USAGE,
-                "'%s' is not key=value: \"--\" stands before the command, as in smelt launch -n 4 -- train CONFIG.yaml", argv[i]);
+                "'%s' is not key=value: put \"--\" before the command, as in smelt launch -n 4 "
+                "-- train CONFIG.yaml",
+                argv[i]);
         }
-        if (short_form && long_form) error_set(error, ERROR_USAGE, "-n N is short for ranks=N, and both are given: leave one of them out");
+        if (short_form && long_form) error_set(error, ERROR_USAGE, "-n N is short for ranks=N, but both are given: remove one of them");
         if (error->code || !options_set(&launch_table, options, strings, assignment, error)) return NULL;
     }
-    error_set(error, ERROR_USAGE, "there is no command: smelt launch -n 4 -- train CONFIG.yaml");
+    error_set(error, ERROR_USAGE, "the command is missing: smelt launch -n 4 -- train CONFIG.yaml");
     return NULL;
 }
 
@@ -83,14 +86,14 @@ const Command command_launch = {
     .name = "launch",
     .summary = "start the ranks of a run on this node and keep it alive",
     .usage = "[-n N] [key=value ...] -- COMMAND ...",
-    .explanation =
-        "Starts N ranks of a smelt command on this node (smelt launch -n 4 -- train CONFIG.yaml layout.zero=1), watches them, and "
-        "starts them\n"
-        "again from the newest good checkpoint when one fails or hangs. On several nodes run it on each, with NNODES, NODE_RANK, "
-        "MASTER_ADDR,\n"
-        "MASTER_PORT and SMELT_SECRET=$(openssl rand -hex 32), the same on all, in the environment, or with srun, one task for each "
-        "node.\n"
-        "docs/cluster.md tells more.\n",
+    .explanation = "Starts N ranks of a smelt command on this node (smelt launch -n 4 -- train "
+                   "CONFIG.yaml layout.zero=1) and watches them. If one fails or hangs, launch starts all "
+                   "of them\n"
+                   "again from the newest good checkpoint. For several nodes, run it on each node: with "
+                   "srun, one task per node; or with NNODES, NODE_RANK, MASTER_ADDR,\n"
+                   "MASTER_PORT and SMELT_SECRET=$(openssl rand -hex 32) in the environment. All "
+                   "variables except NODE_RANK are the same on all nodes.\n"
+                   "See docs/cluster.md.\n",
     .table = &launch_table,
     .options_size = sizeof(LaunchOptions),
     .run = run_launch,

@@ -1,6 +1,6 @@
-/* `smelt manual [FORM]`: the manual page and the shell completions, generated from the tables of
- * commands and options, so they always match the program. `make install` puts them where man and
- * the shells look. */
+/* `smelt manual [FORM]`: the manual page and the shell completions. They are generated from the
+ * tables of commands and options, so they always match the program. `make install` puts them into
+ * the folders of man and the shells. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,8 +8,8 @@
 #include "base/version.h"
 #include "config/config.h"
 
-/* Iterates over the commands that can be run: `*i` counts the program's commands, `*j` those of a
- * group. NULL after the last. Valid until the next call. */
+/* Iterates over the commands that can be run: `*i` counts the program's commands, `*j` the commands
+ * of a group. NULL after the last. Valid until the next call. */
 static const Command *next_command(int *i, int *j) {
     const Command *command = command_smelt.member(*i);
     if (!command || !command->member) {
@@ -235,12 +235,12 @@ static bool run_manual(Invocation *invocation, Error *error) {
             forms[i].print();
             return true;
         }
-    return error_set(error, ERROR_USAGE, "'%s' is no form of the manual: give man, bash, zsh or fish", form);
+    return error_set(error, ERROR_USAGE, "'%s' is not a form of the manual: use man, bash, zsh or fish", form);
 }
 
 const Command command_manual = {
     .name = "manual",
-    .summary = "print the manual page, or the completions of a shell",
+    .summary = "print the manual page, or completions for a shell",
     .words = "[FORM]",
     .explanation = "Prints the manual page (man), or completions for bash, zsh or fish, from the tables of options.\n"
                    "  smelt manual | man -l -\n"

@@ -15,14 +15,12 @@ typedef struct ReportOptions { const char *out; } ReportOptions;
 
 #define FIELD(name) offsetof(ReportOptions, name)
 static const Option rows[] = {
-    STRING_OPTION(out, "", "", "the page; empty: RUN/report.html, and of several runs compare.html here"),
+    STRING_OPTION(out, "", "", "output file; empty: RUN/report.html, or compare.html in this folder for several runs"),
 };
 static const OptionTable table = OPTION_TABLE(rows);
 
 static void warn_of_ignored(const char *run, int64_t lines) {
-    if (lines > 0)
-        log_warn("%lld line%s of %s/metrics.jsonl could not be used and %s left out", (long long)lines, plural(lines), run,
-            lines == 1 ? "was" : "were");
+    if (lines > 0) log_warn("ignored %lld invalid line%s of %s/metrics.jsonl", (long long)lines, plural(lines), run);
 }
 
 static bool run_report(Invocation *invocation, Error *error) {
@@ -42,11 +40,12 @@ static bool run_report(Invocation *invocation, Error *error) {
 
 const Command command_report = {
     .name = "report",
-    .summary = "write the page of a run, or of several beside each other",
+    .summary = "write a report page of a run, or of several side by side",
     .words = "RUN...",
     .most_words = REPORT_RUNS,
-    .explanation = "Writes what a run folder tells as one page of HTML with everything in it. It may be run while the run trains.\n"
-                   "Of two to eight runs the page compares figures, settings that differ, and curves.\n",
+    .explanation = "Writes one self-contained HTML page about a run folder. It also works while the run "
+                   "trains.\n"
+                   "For two to eight runs, the page compares figures, differing settings and curves.\n",
     .table = &table,
     .options_size = sizeof(ReportOptions),
     .run = run_report,

@@ -149,7 +149,7 @@ static bool run_show_command(Invocation *invocation, Error *error) {
     SCOPED_FREE char *text = NULL;
     size_t length;
     FILE *out = open_memstream(&text, &length);
-    if (!out) return error_set(error, ERROR_MEMORY, "no memory to show %s; free some", folder);
+    if (!out) return error_set(error, ERROR_MEMORY, "no memory to show %s: free some memory", folder);
     print_identity(folder, json_object_get(record, "identity"), out);
     print_fork(json_object_get(record, "fork"), out);
     print_history(json_object_get(record, "history"), out);
@@ -162,11 +162,12 @@ static bool run_show_command(Invocation *invocation, Error *error) {
 
 const Command command_show = {
     .name = "show",
-    .summary = "tell what a run was made from, and its history",
+    .summary = "show the origin and history of a run",
     .words = "RUN",
-    .explanation = "Tells which run a folder holds: its number, data, tokenizer and first weights by their content, each start with the\n"
-                   "settings that it changed, and its checkpoints, each with the one before it\n"
-                   "and the validation loss that was measured with it.\n",
+    .explanation = "Shows which run a folder contains: its number, data, tokenizer and initial weights by "
+                   "their content; each start with the\n"
+                   "settings that it changed; and each checkpoint with its predecessor\n"
+                   "and its validation loss.\n",
     .table = &table,
     .options_size = sizeof(ShowOptions),
     .run = run_show_command,

@@ -16,7 +16,7 @@ typedef struct SizeOptions {
 #define FIELD(name) offsetof(SizeOptions, name)
 static const Option rows[] = {
     STRING_OPTION(gpu, "", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu; empty: this machine's device"),
-    STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, whose rates replace those of the rules"),
+    STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, to replace the rates of the rules"),
     INT_OPTION(tensor, "1", 1, 1024, "GPUs", "GPUs over which each matrix is split (tensor parallelism)"),
 };
 #undef FIELD
@@ -44,12 +44,11 @@ const Command command_size = {
     .summary = "check a model's dimensions against a processor",
     .words = "CONFIG",
     .usage = "CONFIG [gpu=X] [key=value ...]",
-    .explanation =
-        "Checks whether the dimensions of a model suit a processor: which of them breaks which rule, and what that costs; proposes "
-        "better neighbours with\n"
-        "as many parameters; for a mixture of experts weighs training against decoding. CONFIG is a file, a run folder or a model "
-        "folder; keys of the\n"
-        "configuration may be given too. Exits with 0 when there is no fault, 1 when there is one.\n",
+    .explanation = "Checks whether the dimensions of a model suit a processor. Names each dimension that breaks "
+                   "a rule, and the cost. Suggests better dimensions with\n"
+                   "the same number of parameters. For a mixture of experts, compares training with decoding. CONFIG "
+                   "is a file, a run folder or a model folder; settings of the\n"
+                   "configuration may follow. Exits with 0 if there is no fault, else with 1.\n",
     .hint = "CONFIG is a configuration file, a run folder or a model folder",
     .table = &table,
     .options_size = sizeof(SizeOptions),

@@ -39,8 +39,9 @@ static bool parse_arguments(int argc, char **argv, TrainArguments *arguments, Er
     for (int i = 1 + base; i < argc;) {
         if (!strchr(argv[i], '=') && !starts_with(argv[i], "--"))
             return error_set(error, ERROR_USAGE,
-                base ? "'%s' is not key=value, and a configuration file was given already: see smelt train --help"
-                     : "'%s': the configuration file comes first, then key=value",
+                base ? "'%s' is not key=value, and a configuration file is already given: see smelt "
+                       "train --help"
+                     : "'%s' is not key=value: give the configuration file first, then key=value",
                 argv[i]);
         char *assignment = command_assignment(&config_table, argc, argv, &i, error);
         if (!assignment) return false;
@@ -59,10 +60,13 @@ static bool read_base(const char *path, Config *config, OptionStrings *strings, 
         return read;
     }
     if (file_kind(path, NULL) == FILE_FOLDER)
-        return error_set(error, ERROR_USAGE, "%s is no run folder: it has no config.yaml; a configuration file or a run comes first", path);
+        return error_set(error, ERROR_USAGE,
+            "%s is not a run folder, because it has no config.yaml: give a configuration file or a "
+            "run first",
+            path);
     if (options_read_yaml(&config_table, config, strings, path, error)) return true;
     if (file_exists(path) && !ends_with(path, ".yaml") && !ends_with(path, ".yml"))
-        error_set(error, error->code, "%s; text to train on is given as data.train=%s", error->message, path);
+        error_set(error, error->code, "%s; to train on the text, set data.train=%s", error->message, path);
     return false;
 }
 
@@ -89,13 +93,14 @@ static bool take_origin_tokenizer(const char *folder, const Config *origin, Conf
     SCOPED_FREE char *path = source_tokenizer(folder, origin);
     if (!path && corpus_has_text(config))
         return error_set(error, ERROR_USAGE,
-            "init=%s has no tokenizer, without which data.train=%s is not its text: put its tokenizer.json there, or give "
-            "data.tokenizer=FILE; data.tokenizer=bytes if bytes are its tokens",
+            "init=%s has no tokenizer, so the text data.train=%s cannot be encoded for it: add "
+            "its tokenizer.json, set data.tokenizer=FILE, or set data.tokenizer=bytes if its "
+            "tokens are bytes",
             folder, config->data.train);
     if (!path || !*path) return true;
     SCOPED_FREE char *setting = memory_format("data.tokenizer=%s", path);
     if (!options_set(&config_table, config, strings, setting, error)) return false;
-    log_info("%s, as of init=%s", setting, folder);
+    log_info("%s, taken from init=%s", setting, folder);
     return true;
 }
 
@@ -112,7 +117,7 @@ static void take_free(ModelConfig *model, const ModelConfig *from) {
 }
 
 /* Takes the model of init=FOLDER, and its tokenizer for text. Given settings of the model must
- * agree with it, except those that may change from one training to the next. */
+ * agree with it. Settings that may differ between trainings are exempt. */
 static bool take_model(const TrainArguments *arguments, Config *config, OptionStrings *strings, Error *error) {
     Config origin, wanted;
     char text[1024];
@@ -132,7 +137,10 @@ static bool take_model(const TrainArguments *arguments, Config *config, OptionSt
     take_free(&wanted.model, &config->model);
     if (!options_difference(&config_table, &wanted, config, text, sizeof text))
         return take_origin_tokenizer(folder, &origin, config, strings, error);
-    return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
+    return error_set(error, ERROR_USAGE,
+        "init=%s is another model (its settings -> given):\n"
+        "%sremove these settings",
+        folder, text);
 }
 
 static bool same_store(const char *a, const char *b) {
@@ -147,7 +155,7 @@ static bool choose_fork(const TrainArguments *arguments, Config *config, OptionS
     Config base;
     const char *run = config->run, *fork = config->fork;
     int64_t from = config->from;
-    if (file_same(run, fork)) return error_set(error, ERROR_USAGE, "fork=%s is the run itself: give a new folder", fork);
+    if (file_same(run, fork)) return error_set(error, ERROR_USAGE, "fork=%s is the run itself: use a new folder", fork);
     if (!run_read_config(run, &base, strings, error)) return false;
     RunPoint point = {(char *)run, from};
     *config = base;
@@ -155,7 +163,8 @@ static bool choose_fork(const TrainArguments *arguments, Config *config, OptionS
     if (!based || !apply_settings(arguments, config, strings, error)) return false;
     if (same_store(run_checkpoints(run, &base), run_checkpoints(fork, config)))
         return error_set(error, ERROR_USAGE,
-            "%s holds the checkpoints of %s: give checkpoint.store=ANOTHER for fork=%s, or checkpoint.store= for the run folder itself",
+            "%s contains the checkpoints of %s: set checkpoint.store=ANOTHER for fork=%s, or "
+            "checkpoint.store= for the run folder itself",
             run_checkpoints(run, &base), run, fork);
     config->run = fork;
     config->fork = run;
@@ -169,22 +178,25 @@ static bool choose_run(const TrainArguments *arguments, Config *config, OptionSt
     bool continues = source_is_run(point.run);
     if (continues && !file_same(config->run, point.run))
         return error_set(
-            error, ERROR_USAGE, "run=%s, but %s is continued: leave run= out, or give fork=%s", config->run, point.run, config->run);
+            error, ERROR_USAGE, "run=%s, but %s is being continued: remove run, or set fork=%s", config->run, point.run, config->run);
     if (continues && point.step && config->from != point.step)
         return error_set(
-            error, ERROR_USAGE, "%s and from=%lld choose two checkpoints: give one of them", arguments->base, (long long)config->from);
+            error, ERROR_USAGE, "%s and from=%lld name two checkpoints: remove one of them", arguments->base, (long long)config->from);
     if (continues && config->fork[0]) return choose_fork(arguments, config, strings, error);
     if (config->fork[0])
-        return error_set(
-            error, ERROR_USAGE, "fork=%s goes on from a run: give its folder first, smelt train RUN fork=%s", config->fork, config->fork);
+        return error_set(error, ERROR_USAGE,
+            "fork=%s needs a run to continue from: give its folder first, as in smelt train "
+            "RUN fork=%s",
+            config->fork, config->fork);
     if (config->from)
-        return error_set(
-            error, ERROR_USAGE, "a run goes on from its newest checkpoint: to go on from another, give a new run folder, fork=NEW");
+        return error_set(error, ERROR_USAGE,
+            "a run continues from its newest checkpoint; to continue from another one, set "
+            "fork=NEW to a new run folder");
     return continues || !config->init[0] || take_model(arguments, config, strings, error); /* a run has remembered its model */
 }
 
-/* Reads the settings that this start gives (config/needs.h). Settings that a run remembers do not
- * count, and neither do settings of the model that agree with init=FOLDER. */
+/* Reads the settings that this start gives (config/needs.h). Settings that the run remembers do not
+ * count, nor do settings of the model that agree with init=FOLDER. */
 static bool read_said(const TrainArguments *arguments, const Config *config, Config *said, OptionStrings *strings, Error *error) {
     bool file = *arguments->base && !source_is_run(arguments->base);
     options_defaults(&config_table, said, strings);
@@ -203,8 +215,8 @@ static bool check_needs(const Config *config, const Config *said, Error *error) 
     return needs_check(config, said, error) && (config->layout.choice == LAYOUT_AUTO || needs_check_layout(config, said, error));
 }
 
-/* Returns the number of ranks that a layout is checked for; 0: any, because it is chosen
- * automatically, or planned for ranks that need not exist here. */
+/* Returns the number of ranks for checks of the layout. 0: any number, because the layout is chosen
+ * automatically, or planned for other machines. */
 static int64_t advised_ranks(const Config *config) {
     int started = comm_started_ranks();
     return config->layout.choice == LAYOUT_AUTO || (config->plan && started == 1) ? 0 : started;
@@ -223,7 +235,9 @@ static bool describe_cluster(Cluster *cluster, int ranks, int per_node, const De
     *cluster = (Cluster){.gpus = ranks};
     if (!hardware_of_device(&cluster->hardware, device))
         return error_set(error, ERROR_USAGE,
-            "layout=auto knows no rates of %s: give layout.tp, layout.pp, layout.cp, layout.ep and layout.zero", device_info(device)->name);
+            "layout=auto has no performance data for %s: set layout.tp, layout.pp, layout.cp, "
+            "layout.ep and layout.zero",
+            device_info(device)->name);
     cluster->per_node = per_node ? per_node : cluster->hardware.per_node;
     if (available >= 0) cluster->hardware.memory = (double)available;
     if (available >= 0) cluster->hardware.runtime = 0;
@@ -293,7 +307,7 @@ static bool train_together(const Config *given, const Config *said, Error *error
 static Device *open_planned(const Config *config, Error *error) {
     Device *device = command_open_device(config->device, config->precision, error);
     if (!device && (config->device == DEVICE_HIP || config->device == DEVICE_CUDA))
-        error_set(error, error->code, "%s; smelt forecast CONFIG.yaml gpu=%s plans for a GPU that is not here", error->message,
+        error_set(error, error->code, "%s; smelt forecast CONFIG.yaml gpu=%s plans for other GPUs", error->message,
             config->device == DEVICE_HIP ? "mi300x" : "h100");
     return device;
 }
@@ -318,8 +332,8 @@ static bool count_steps(Config *config, Error *error) {
     return corpus_resolve_steps(config, counted ? train.token_count - 1 : 0, done, error) && corpus_check_epochs(config, error);
 }
 
-/* Plans the layout. One process plans for the ranks that the layout requests, which need not exist
- * here; several processes plan for themselves. */
+/* Plans the layout. One process plans for the ranks that the layout requests, even if this machine
+ * has fewer. Several processes plan for themselves. */
 static bool plan_rank(Config *config, const Comm *comm, Device *device, FILE *file, Error *error) {
     int64_t available = train_memory(comm, device);
     int ranks = comm_size(comm) == 1 ? (int)layout_asked_ranks(&config->layout) : comm_size(comm);
@@ -364,8 +378,9 @@ static bool can_shrink(int argc, char **argv, Error *error) {
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed && config.layout.choice != LAYOUT_AUTO; i++)
         if (given[i])
             return error_set(error, ERROR_USAGE,
-                "shrink=true goes on with fewer ranks, and %s=%lld does not: give %s=0, or layout=auto, or leave shrink= out", fixed[i],
-                (long long)given[i], fixed[i]);
+                "shrink=true reduces the number of ranks, but %s=%lld does not allow this: set "
+                "%s=0 or layout=auto, or remove shrink",
+                fixed[i], (long long)given[i], fixed[i]);
     return true;
 }
 
@@ -382,20 +397,29 @@ const Command command_train = {
     .name = "train",
     .summary = "train a model, or continue a run",
     .usage = "CONFIG.yaml|RUN [key=value ...]",
-    .explanation =
-        "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
-        "SIGTERM and SIGINT write a checkpoint first; the same command continues, and so does smelt train RUN.\n"
-        "smelt train RUN fork=NEW goes on from a checkpoint of RUN in a new run folder and leaves RUN as it is.\n\n"
-        "A run that has started keeps its settings, but for those whose last word below is one of these. changes: another\n"
-        "value holds from the next step on, and is printed and recorded (smelt show RUN). free: no result depends on it.\n"
-        "once: of one start alone.\n\n"
-        "Of the columns, %peak is TFLOP/s in percent of the vendor's peak, known of GPUs alone, and %best in percent of the\n"
-        "best that was measured here, a large GEMM in the run's precision. With fp8.recipe the vendor's peak is that of GEMMs "
-        "in fp8. A terminal gets the columns that fit, a pipe and RUN/log.txt always the\n"
-        "same, where what is not known is called unknown.\n\n"
-        "smelt train --example llama prints a configuration to start from; likewise zaya, mpt, gpt2, flux, finetune and qwen3-30b-a3b.\n"
-        "  smelt train --example llama > llama.yaml\n"
-        "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
+    .explanation = "Trains a model from a configuration. An existing run folder continues from its newest "
+                   "good checkpoint.\n"
+                   "SIGTERM and SIGINT first write a checkpoint; the same command, or smelt train RUN, "
+                   "continues.\n"
+                   "smelt train RUN fork=NEW continues from a checkpoint of RUN in a new run folder, and "
+                   "leaves RUN unchanged.\n"
+                   "\n"
+                   "A started run keeps its settings, except those marked below with one of these words. "
+                   "changes: a new\n"
+                   "value applies from the next step on, and is printed and recorded (smelt show RUN). free: "
+                   "it affects no result.\n"
+                   "once: it applies to one start.\n"
+                   "\n"
+                   "Column %peak is TFLOP/s in percent of the vendor's peak, which is known only for GPUs; "
+                   "with fp8.recipe it is the fp8 peak. Column %best is TFLOP/s in percent of\n"
+                   "the fastest large GEMM measured here in the run's precision. A terminal shows the columns "
+                   "that fit; a pipe and RUN/log.txt always get the same columns,\n"
+                   "with \"unknown\" for unknown values.\n"
+                   "\n"
+                   "smelt train --example llama prints a configuration to start from; other examples are "
+                   "zaya, mpt, gpt2, flux, finetune and qwen3-30b-a3b.\n"
+                   "  smelt train --example llama > llama.yaml\n"
+                   "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
     .table = &config_table,
     .options_size = sizeof(Config),
     .ranks = true,

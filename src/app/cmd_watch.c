@@ -21,9 +21,9 @@ typedef struct WatchOptions {
 
 #define FIELD(name) offsetof(WatchOptions, name)
 static const Option rows[] = {
-    STRING_OPTION(host, "127.0.0.1", "", "address of this machine to listen at; others than the default let other machines read the page"),
-    INT_OPTION(port, "6160", 0, 65535, "", "port to listen at; 0: any that is free"),
-    BOOL_OPTION(terminal, "false", "show the runs in this terminal instead; q ends"),
+    STRING_OPTION(host, "127.0.0.1", "", "address to listen on; any other than the default lets other machines read the page"),
+    INT_OPTION(port, "6160", 0, 65535, "", "port to listen on; 0: any free port"),
+    BOOL_OPTION(terminal, "false", "show the runs in this terminal; q quits"),
 };
 static const OptionTable table = OPTION_TABLE(rows);
 
@@ -72,12 +72,13 @@ static bool run_watch(Invocation *invocation, Error *error) {
 
 const Command command_watch = {
     .name = "watch",
-    .summary = "show a run, or several beside each other, while they train",
+    .summary = "show a run, or several side by side, while they train",
     .words = "RUN...",
     .most_words = REPORT_RUNS,
-    .explanation =
-        "Serves the page of smelt report to browsers of this machine and follows the run each second. From another machine:\n"
-        "ssh -L 6160:127.0.0.1:6160 MACHINE, and open http://127.0.0.1:6160/ there. With terminal=true it fills this terminal.\n",
+    .explanation = "Serves the page of smelt report to browsers on this machine and updates it every "
+                   "second. From another machine, run\n"
+                   "ssh -L 6160:127.0.0.1:6160 MACHINE, and open http://127.0.0.1:6160/ there. "
+                   "terminal=true shows the runs in this terminal.\n",
     .table = &table,
     .options_size = sizeof(WatchOptions),
     .run = run_watch,

@@ -54,7 +54,7 @@ char *command_assignment(const OptionTable *table, int argc, char **argv, int *a
     if (strchr(text, '=')) return memory_copy_string(text);
     bool flag = is_flag(table, text, next);
     if (!flag && !next) {
-        error_set(error, ERROR_USAGE, "--%s has no value; write --%s VALUE or %s=VALUE", text, text, text);
+        error_set(error, ERROR_USAGE, "--%s has no value: write --%s VALUE or %s=VALUE", text, text, text);
         return NULL;
     }
     *at += !flag;
@@ -67,7 +67,7 @@ bool command_refuse_idle(const OptionTable *table, const void *options, const ch
         const Option *option = options_find(table, *names, strlen(*names));
         if (options_is_initial(option, options)) continue;
         options_format_value(option, options, given, sizeof given);
-        return error_set(error, ERROR_USAGE, "%s=%s: %s: leave it out", *names, given, reason);
+        return error_set(error, ERROR_USAGE, "%s=%s: %s: remove it", *names, given, reason);
     }
     return true;
 }
@@ -127,7 +127,7 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
     }
     invocation->word_count = count;
     if (count < least)
-        return error_set(error, ERROR_USAGE, "smelt %s takes %s, and %d of %d were given", command->name, takes, count, least);
+        return error_set(error, ERROR_USAGE, "smelt %s takes %s, but only %d of %d are given", command->name, takes, count, least);
     return check_places(command, invocation, error);
 }
 
@@ -217,7 +217,7 @@ int command_run(const Command *command, int argc, char **argv) {
     if (!done && command->hint) error_set(&error, error.code, "%s; %s", error.message, command->hint);
     done = done && command->run(&invocation, &error);
     if (!done && error.code == ERROR_NONE)
-        error_set(&error, ERROR_INTERNAL, "smelt %s failed and gave no reason, which is a fault of smelt: report the command", argv[0]);
+        error_set(&error, ERROR_INTERNAL, "smelt %s failed without a message, which is a bug in smelt: please report it", argv[0]);
     if (!done) (error.code == ERROR_PREEMPTED ? log_info : log_error)("%s", error.message); /* a pause is not an error */
     options_free_strings(&invocation.strings);
     options_free_strings(&invocation.settings);

@@ -36,7 +36,7 @@ typedef struct Command {
     int most_words;    /* if WORDS ends in "..."; 0: any number */
     bool takes_config; /* keys that `table` lacks may be settings of the configuration */
     bool ranks;        /* can run as the ranks of smelt launch; otherwise only as one process */
-    bool resumes;      /* continues where it stopped when it is started again */
+    bool resumes;      /* a restart continues the work */
     /* Returns whether it can continue with fewer ranks with these arguments, argv[0] being its
      * name; ERROR_USAGE. NULL: never. */
     bool (*can_shrink)(int argc, char **argv, Error *error);
@@ -59,8 +59,8 @@ int command_run(const Command *command, int argc, char **argv);
  * `options`, to its default if it is not given. ERROR_USAGE. */
 bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error);
 
-/* Returns the argument at argv[*at], which is "--key=value", "--key value", "--key" (an option that
- * can be true) or "key=value", as "key=value" for the caller to free; advances *at past it. NULL:
+/* Returns the argument at argv[*at] as "key=value", for the caller to free, and advances *at past
+ * it. Forms: "--key=value", "--key value", "--key" (an option that can be true), "key=value". NULL:
  * ERROR_USAGE. */
 char *command_assignment(const OptionTable *table, int argc, char **argv, int *at, Error *error);
 
@@ -82,8 +82,7 @@ void command_page_print(CommandPage *page); /* also closes it */
  * another name. */
 bool example_print(const char *name, Error *error);
 
-/* Returns the precision that a choice of "same|bf16|fp32|fp64" names for a model that was trained
- * in `own`. */
+/* Returns the precision for a choice of "same|bf16|fp32|fp64"; the model was trained in `own`. */
 Precision command_precision(int choice, Precision own);
 /* Opens the device that `device=` names (DeviceKind). auto is the CPU if GPUs lack the precision.
  * ERROR_USAGE. */

@@ -23,5 +23,7 @@ bool example_print(const char *name, Error *error) {
     for (size_t i = 0; i < sizeof examples / sizeof *examples; i++)
         if (!strcmp(examples[i].name, name)) return fputs(examples[i].text, stdout), true;
     return error_set(error, ERROR_USAGE,
-        "there is no example '%s': give llama, zaya, mpt, gpt2, flux, finetune or qwen3-30b-a3b, as in smelt train --example llama", name);
+        "'%s' is not an example: use llama, zaya, mpt, gpt2, flux, finetune or qwen3-30b-a3b, as in smelt "
+        "train --example llama",
+        name);
 }

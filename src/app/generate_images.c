@@ -39,11 +39,12 @@ static bool choose_size(Gallery *gallery, Error *error) {
     gallery->width = images->width ? images->width : set->files[0].width;
     for (int64_t i = 0; i < set->file_count && !(images->height && images->width); i++)
         if (set->files[i].height != set->files[0].height || set->files[i].width != set->files[0].width)
-            return error_set(error, ERROR_USAGE, "%s has images of several sizes: give height= and width=, or one of its files", set->path);
+            return error_set(
+                error, ERROR_USAGE, "%s has images of several sizes: set height and width, or give one of its files", set->path);
     if (!gallery->height || !gallery->width)
-        return error_set(error, ERROR_USAGE, "%s has no latents whose size images could have: give height= and width=", set->path);
+        return error_set(error, ERROR_USAGE, "%s has no latents to take a size from: set height and width", set->path);
     if (gallery->height % 2 || gallery->width % 2)
-        return error_set(error, ERROR_USAGE, "height=%" PRId64 " width=%" PRId64 ": a token is 2 x 2 latents, so give even numbers",
+        return error_set(error, ERROR_USAGE, "height=%" PRId64 " width=%" PRId64 ": a token is 2 x 2 latents: use even numbers",
             gallery->height, gallery->width);
     return true;
 }
@@ -57,14 +58,15 @@ static bool check_pictures(const Gallery *gallery, Error *error) {
     const ImageOptions *images = &gallery->options->images;
     bool pixels = gallery->channels == 1 || gallery->channels == VAE_COLOURS;
     if (!*images->out && !*images->png)
-        return error_set(error, ERROR_USAGE, "nothing would be written: give out=FILE.safetensors for latents, or png=FILE.png");
+        return error_set(error, ERROR_USAGE, "no output file is set: set out=FILE.safetensors for latents, or png=FILE.png");
     if (*images->vae && !*images->png)
-        return error_set(error, ERROR_USAGE, "vae=%s makes pictures: give png=FILE.png with it", images->vae);
+        return error_set(error, ERROR_USAGE, "vae=%s decodes latents to pixels, but png is not set: set png=FILE.png", images->vae);
     if (*images->png && !*images->vae && !pixels)
         return error_set(error, ERROR_USAGE,
-            "png=%s: latents of %" PRId64 " channels are no pixels: give vae=FOLDER, which decodes them, or out=FILE.safetensors alone",
+            "png=%s: latents of %" PRId64 " channels are not pixels: set vae=FOLDER to decode "
+            "them, or set only out=FILE.safetensors",
             images->png, gallery->channels);
-    return check_output(images->out, images->overwrite, safetensors_is_file, "a file of safetensors", error) &&
+    return check_output(images->out, images->overwrite, safetensors_is_file, "a safetensors file", error) &&
            check_output(images->png, images->overwrite, png_is_file, "a PNG file", error);
 }
 
@@ -166,7 +168,7 @@ bool generate_images(
     inference->images = true;
     if (comm_size(inference->comm) > 1)
         return error_set(
-            error, ERROR_USAGE, "images are made by one process, and there are %d: start it alone", comm_size(inference->comm));
+            error, ERROR_USAGE, "images are made by one process, but there are %d: start only one", comm_size(inference->comm));
     config->layout = (LayoutConfig){.dp = 1, .tp = 1, .pp = 1, .cp = 1, .ep = 1};
     if (!gallery_open(&gallery, encodings, &config->model, error)) return false;
     return inference_open(inference, config, options->device, options->precision, options->threads, error) &&

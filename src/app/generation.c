@@ -1,4 +1,4 @@
-/* Opens a generator for a command, and prints its text to stdout. Owns only what the caller closes.
+/* Opens a generator for a command, and prints its text to stdout. The caller closes what it opens.
  * Called by generate and chat. */
 #include "app/generation.h"
 
@@ -20,23 +20,24 @@
 /* -- Tokens to text ------------------------------------------------------------------------------------------------ */
 
 bool model_text_flush(const ModelText *text, Error *error) {
-    return !text->printed || fflush(stdout) == 0 ||
-           error_set(error, ERROR_INTERNAL, "cannot write the text to stdout: %s", strerror(errno));
+    return !text->printed || fflush(stdout) == 0 || error_set(error, ERROR_INTERNAL, "cannot write text to stdout: %s", strerror(errno));
 }
 
 bool model_text_open(ModelText *text, const char *folder, const Config *config, Error *error) {
     SCOPED_FREE char *path = source_tokenizer(folder, config);
     if (!path)
         return error_set(error, ERROR_USAGE,
-            "the tokenizer of %s is not known: put its tokenizer.json %s, or give text=false and numbers of tokens as the prompt", folder,
+            "%s has no known tokenizer: put its tokenizer.json %s, or set text=false and give "
+            "token ids as the prompt",
+            folder,
             source_is_run(folder)  ? "into RUN/tokenizer"
             : gguf_is_file(folder) ? "into the folder that smelt convert makes of it"
                                    : "there");
     text->tokenizer = *path ? tokenizer_open(path, error) : NULL;
-    if (*path && !text->tokenizer) return error_context(error, "the tokenizer (text=false does without)");
+    if (*path && !text->tokenizer) return error_context(error, "the tokenizer (not needed with text=false)");
     if (!tokenizer_set_bos(text->tokenizer, (TokenizerBos)config->data.bos, error)) return false;
     if (!source_check_rows(config->model.vocabulary, text->tokenizer, *path ? path : "the byte tokenizer",
-            "it is another model's tokenizer; give text=false and numbers of tokens as the prompt", error))
+            "use its own tokenizer, or set text=false and give token ids as the prompt", error))
         return error_context(error, "%s", folder);
     if (*path) text->decoder = tokenizer_decoder(text->tokenizer, true);
     else token_ids_append(&text->ends, BYTE_SEPARATOR);
@@ -104,8 +105,8 @@ Sampling generation_sampling(const GenerationOptions *options) {
 }
 
 /* Sets the layout: layout.tp ranks divide the model, and layout.cp ranks the cache. The layout
- * rules check the sequences of a configuration, which are those of training. Generation has one
- * sequence of any length, so its length is set to one that all rules allow. */
+ * rules check the sequences of training. Generation has one sequence of any length, so its length
+ * is set to one that all rules allow. */
 static void lay_out_ranks(Config *config, int64_t tp, int64_t cp) {
     config->layout = (LayoutConfig){.dp = 1, .tp = tp, .pp = 1, .cp = cp, .ep = 1};
     config->data.length = config->batch.tokens = round_up(config->model.context, 4 * cp * tp);
@@ -126,9 +127,9 @@ static int64_t nearest_tp(const Config *config, int64_t tp, int ranks) {
 
 /* Writes advice such as "give layout.tp=1 and leave layout.cp out". */
 static void advise_tp(int64_t given, int64_t nearest, bool cp_given, char *text, size_t size) {
-    const char *cp = cp_given ? "leave layout.cp out" : "";
+    const char *cp = cp_given ? "remove layout.cp" : "";
     if (nearest == given) snprintf(text, size, "%s", cp);
-    else snprintf(text, size, "give layout.tp=%" PRId64 "%s%s", nearest, cp_given ? " and " : "", cp);
+    else snprintf(text, size, "set layout.tp=%" PRId64 "%s%s", nearest, cp_given ? " and " : "", cp);
 }
 
 /* Chooses the layout. Without layout.cp, the ranks that layout.tp leaves share the cache. */
@@ -137,12 +138,13 @@ static bool choose_generation_layout(const GenerationOptions *options, int ranks
     char broken[256], advice[64];
     advise_tp(tp, nearest_tp(config, tp, ranks), given, advice, sizeof advice);
     if (ranks > 1 && !options->cache)
-        return error_set(error, ERROR_USAGE, "cache=false is for one process, and there are %d: start one alone", ranks);
+        return error_set(error, ERROR_USAGE, "cache=false works with one process, but there are %d: start only one", ranks);
     lay_out_ranks(config, tp, cp);
     if (layout_breaks(config, 0, broken, sizeof broken)) return error_set(error, ERROR_USAGE, "%s: %s", broken, advice);
     return cp * tp == ranks || error_set(error, ERROR_USAGE,
-                                   "layout.tp=%" PRId64 " x layout.cp=%" PRId64 " and %d rank%s: start it as smelt launch -n %" PRId64
-                                   " -- generate ..., or %s",
+                                   "layout.tp=%" PRId64 " x layout.cp=%" PRId64 " does not match "
+                                   "%d rank%s: start them with smelt launch -n %" PRId64 " -- "
+                                   "generate ..., or %s",
                                    tp, cp, ranks, plural(ranks), cp * tp, advice);
 }
 

@@ -30,13 +30,13 @@ typedef struct GenerationOptions {
 /* Options of both commands. FIELD(name) is offsetof(GenerationOptions, name). */
 #define GENERATION_SAMPLING(initial_temperature)                                                                                         \
     REAL_OPTION(temperature, initial_temperature, 0, 100, "",                                                                             \
-        "divides the logits: lower is more predictable; 0: always the most likely token"),                                               \
-        INT_OPTION(top_k, "0", 0, 1e9, "tokens", "draw among this many of the most likely tokens; 0: all"),                              \
-        REAL_OPTION(top_p, "1", 0, 1, "", "draw among the fewest most likely tokens that have this probability together"),               \
-        INT_OPTION(seed, "1", 0, 1e15, "", "the same seed gives the same text")
+        "scale of randomness, a divisor of the logits; 0: always the most likely token"),                                               \
+        INT_OPTION(top_k, "0", 0, 1e9, "tokens", "sample from this many most likely tokens; 0: all"),                              \
+        REAL_OPTION(top_p, "1", 0, 1, "", "sample from the smallest set of most likely tokens with at least this total probability"),               \
+        INT_OPTION(seed, "1", 0, 1e15, "", "seed; the same seed gives the same text")
 #define GENERATION_MACHINE                                                                                                                \
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),                                                                  \
-        CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to generate"),                                                         \
+        CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "device to generate on"),                                                         \
         CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),                \
         INFERENCE_FP8_OPTIONS
 

@@ -20,7 +20,7 @@ bool inference_leads(const Inference *inference) { return comm_rank(inference->c
 
 bool inference_check_text(const Config *config, Error *error) {
     return !model_makes_images(&config->model) ||
-           error_set(error, ERROR_USAGE, "model.family=flux makes images: this command is for models of text");
+           error_set(error, ERROR_USAGE, "model.family=flux makes images, but this command needs a text model");
 }
 
 bool inference_choose_fp8(Config *config, const Fp8Config *given, Error *error) {
@@ -30,7 +30,7 @@ bool inference_choose_fp8(Config *config, const Fp8Config *given, Error *error) 
     fp8->uneven_rows = same && config_has_uneven_rows(config);
     if (given->min_size >= 0) fp8->min_size = given->min_size;
     return given->min_size < 0 || fp8->recipe != FP8_NONE ||
-           error_set(error, ERROR_USAGE, "fp8.min_size=%g is for a recipe: give fp8.recipe=row with it, or another one", given->min_size);
+           error_set(error, ERROR_USAGE, "fp8.min_size=%g needs a recipe: set fp8.recipe=row or another recipe", given->min_size);
 }
 
 void inference_check_fp8(const Inference *inference, const Config *config, const Graph *graph) {
@@ -45,7 +45,7 @@ bool inference_open(Inference *inference, const Config *config, int device, int 
     gemm_exact(config->exact_gemm);
     inference->precision = precision_for_inference(command_precision(precision, config->precision));
     if (config->model.fp8.recipe != FP8_NONE && inference->precision == PRECISION_FP64)
-        return error_set(error, ERROR_USAGE, "fp8.recipe: GEMMs of fp8 add up in fp32, which precision=fp64 cannot use");
+        return error_set(error, ERROR_USAGE, "fp8.recipe with precision=fp64: fp8 GEMMs accumulate in fp32: use another precision");
     inference->device = command_open_local_device(device, inference->precision, comm, error);
     return inference->device && session_check_fp8(config, inference->device, error) && comm_use_device(comm, inference->device, error) &&
            layout_open_mesh(&inference->mesh, config, comm, error);

@@ -21,14 +21,14 @@ bool inference_leads(const Inference *inference);
 /* Refuses an image model with ERROR_USAGE; text commands call it as soon as they know the
  * configuration. */
 bool inference_check_text(const Config *config, Error *error);
-/* Choices of fp8.recipe= for a command that uses a model: those of training and "same", as in
- * training. */
+/* Choices of fp8.recipe= for a command that uses a model: the choices of training, and "same" for
+ * the recipe of training. */
 #define INFERENCE_FP8 "none|tensor|row|row_gw_hp|block|mxfp8|same"
 /* The FP8 options of such a command, whose options struct has the field `fp8`. */
 #define INFERENCE_FP8_OPTIONS                                                                                                              \
     CHOICE_OPTION(fp8.recipe, "none", INFERENCE_FP8,                                                                                       \
-        "GEMMs of linear layers and experts in fp8, whatever the training had; same: as in training"),                                     \
-        REAL_OPTION(fp8.min_size, "-1", -1, 1e9, "", "size below which layers stay in the precision; -1: that of the run, of folders 400")
+        "fp8 GEMMs of linear layers and experts, whatever the run trained with; same: as in training"),                                     \
+        REAL_OPTION(fp8.min_size, "-1", -1, 1e9, "", "smaller layers stay in the precision; -1: the run's value, for folders 400")
 /* Sets the FP8 settings of the configuration from the given ones. ERROR_USAGE. */
 bool inference_choose_fp8(Config *config, const Fp8Config *given, Error *error);
 /* Warns if a program of the configuration has no layer for the recipe. */

@@ -38,9 +38,8 @@ void process_shorten_spinning(char **argv) {
  * program or the machine: the signal is raised again, with its default action. */
 static void on_bus_error(int number, siginfo_t *info, void *context) {
     (void)context;
-    static const char before[] = "error: cannot read ",
-                      after[] = ": it was truncated or replaced while it was in use, or its disk failed; what was "
-                                "saved is untouched: put the file back and start again\n";
+    static const char before[] = "error: cannot read ", after[] = ": it was truncated or replaced while in use, or its disk failed; saved "
+                                                                  "files are intact: restore the file and start again\n";
     const char *path = file_mapped_at(info->si_addr);
     if (!path) {
         signal(number, SIG_DFL);
@@ -72,8 +71,7 @@ void process_open_many_files(void) {
 void process_set_threads(int64_t threads, int ranks) {
     int processors = omp_get_num_procs();
     if (threads > (int64_t)MOST_THREADS_EACH * processors)
-        log_warn(
-            "threads=%lld on %d processors: steps take many times as long as with threads=%d", (long long)threads, processors, processors);
+        log_warn("threads=%lld on %d processors makes steps many times slower than threads=%d", (long long)threads, processors, processors);
     bool shared = ranks > 1 && !getenv("OMP_NUM_THREADS") && processors == sysconf(_SC_NPROCESSORS_ONLN);
     if (threads) omp_set_num_threads((int)threads);
     else if (shared) omp_set_num_threads(processors > ranks ? processors / ranks : 1);
@@ -86,9 +84,9 @@ static bool end_explained;
 static void explain_end(int code, void *context) {
     (void)context;
     if (code && !end_explained)
-        log_error(
-            "a library ended smelt with exit code %d; its message, if any, is above. If the system refused a thread, raise the limits on "
-            "memory and processes (ulimit -v, ulimit -u) or give a smaller threads=",
+        log_error("a library ended smelt with exit code %d; its message, if any, is above. If the "
+                  "system refused to create a thread, raise the limits on memory and processes "
+                  "(ulimit -v, ulimit -u) or set a smaller threads",
             code);
 }
 
@@ -101,7 +99,10 @@ int process_end_explained(int code) {
 
 /* Prints to stderr, which is unbuffered, so that no memory is allocated. */
 void process_end_without_memory(size_t bytes) {
-    fprintf(stderr, "error: out of memory: the system refused %zu bytes; free memory on this machine and start again\n", bytes);
+    fprintf(stderr,
+        "error: out of memory: the system refused %zu bytes: free memory on this machine and start "
+        "again\n",
+        bytes);
     exit(process_end_explained(ERROR_MEMORY));
 }
 
@@ -112,7 +113,7 @@ static StopRequest *stop_request;
 /* Before the first step of a training there is nothing to save, and the current work, such as
  * packing text, may take long. */
 static void on_stop(int number) {
-    static const char text[] = "a signal before the first step: nothing is lost, the same command starts again\n";
+    static const char text[] = "stopped by a signal before the first step: nothing is lost; run the same command again\n";
     if (!stop_request->heeded) {
         ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
         (void)ignored;
@@ -172,7 +173,7 @@ static void print_stacks(void) {
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += STACK_SECONDS;
         if (syscall(SYS_tgkill, getpid(), thread, SIGUSR2) != 0 || sem_timedwait(&stack_printed, &until) != 0)
-            fprintf(stderr, "  (it does not answer)\n");
+            fprintf(stderr, "  (no answer)\n");
     }
 }
 

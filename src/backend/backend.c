@@ -86,7 +86,7 @@ bool op_backend(Backend *backend, Device *device, Precision precision, Error *er
     *backend = (Backend){.device = device, .kernels = gpu_kernels};
     if (device_info(device)->kind == DEVICE_CPU) *backend = (Backend){.device = device, .kernels = cpu_kernels(precision)};
     else if (!precision_is_bf16(precision))
-        return error_set(error, ERROR_USAGE, "GPUs compute in bf16: give precision=bf16 or pure_bf16, or device=cpu");
+        return error_set(error, ERROR_USAGE, "GPUs support only bf16: set precision=bf16 or pure_bf16, or device=cpu");
     return true;
 }
 

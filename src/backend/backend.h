@@ -20,8 +20,9 @@ Device *device_describe(const DeviceInfo *info);
 /* Sets the kernels of a device for a precision; on the CPU, the best that cpu_isa_runs allows. GPUs
  * have kernels only for PRECISION_BF16 and PRECISION_PURE_BF16; otherwise ERROR_USAGE. */
 bool op_backend(Backend *backend, Device *device, Precision precision, Error *error);
-/* Returns what decides the last bits of results besides configuration and ranks: "CPU, kernels for
- * avx512, GEMM for avx512vnni", "NVIDIA H200 (sm_90a), cuBLASLt 130100". The caller frees it. */
+/* Returns a description of the hardware and libraries that affect the last bits of results: "CPU,
+ * kernels for avx512, GEMM for avx512vnni", "NVIDIA H200 (sm_90a), cuBLASLt 130100". The caller
+ * frees it. */
 char *op_describe(const Backend *backend);
 /* Returns the CPU's back end, which cannot fail. */
 Backend op_cpu_backend(Precision precision);

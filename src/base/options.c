@@ -44,7 +44,7 @@ const char *options_check_utf8(const char *text, size_t length, size_t *at) {
     for (*at = 0; *at < length;) {
         int size = options_decode_utf8(text + *at, length - *at, &code_point);
         if (size == 0) return "is not valid UTF-8";
-        if (code_point == 0) return "holds a NUL byte";
+        if (code_point == 0) return "contains a NUL byte";
         *at += (size_t)size;
     }
     return NULL;

@@ -104,8 +104,7 @@ bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error);
 char *shard_set_types(const ShardSet *set);
 char *shard_set_formats(const ShardSet *set); /* "Megatron" */
 int64_t shard_set_bytes(const ShardSet *set); /* total size of the token files */
-/* Counts the trained tokens of all documents: all tokens except those that a loss mask excludes.
- * ERROR_DATA. */
+/* Counts the trained tokens of all documents; a loss mask excludes the others. ERROR_DATA. */
 bool shard_set_trained(const ShardSet *set, int64_t *trained, Error *error);
 bool shard_set_checksummed(const ShardSet *set); /* whether all shards have checksums: smelt's do, other programs' do not */
 

@@ -124,7 +124,7 @@ typedef struct Op {
      * OpCall.ticket: no operand may be touched before the first node that reads an output. */
     bool communicates;
     /* Returns whether the node's kernel exchanges words itself and so needs no collectives
-     * (OpCall.direct). Such a node runs like a local one. NULL: never. */
+     * (OpCall.direct). The node then runs like a local one. NULL: never. */
     bool (*direct)(const Graph *graph, const Node *node);
     Traffic (*traffic)(const Graph *graph, const Node *node); /* for plans and forecasts; set for every operation that communicates */
     /* Appends the backward nodes of `node`, a copy. d_out[i] is the gradient of output i or

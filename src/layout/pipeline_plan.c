@@ -123,11 +123,11 @@ void pipeline_plan_print(const PipelinePlan *plan, FILE *file) {
     const PipelineShape *shape = &plan->shape;
     PipelineSchedule *schedule = pipeline_schedule_create(shape, plan->costs, PIPELINE_ALL_STAGES);
     fprintf(file,
-        "pipeline    %d stages, %s, %d microbatch%s: the busiest stage is idle for %.1f%% of the step, %.1f%% by the formula for even "
-        "stages\n",
+        "pipeline    %d stages, %s, %d microbatch%s: the busiest stage is idle for %.1f%% of the step (%.1f%% if all stages took "
+        "the same time)\n",
         shape->stages, pipeline_kind_name(shape->kind), shape->microbatches, shape->microbatches == 1 ? "" : "es",
         100 * schedule->bubble / schedule->length, 100 * schedule->formula / (schedule->formula + schedule->length - schedule->bubble));
-    if (shape->microbatches < shape->stages) fprintf(file, "            fewer microbatches than stages: some always wait\n");
+    if (shape->microbatches < shape->stages) fprintf(file, "            fewer microbatches than stages: some stages always wait\n");
     double whole = 0;
     for (int stage = 0; stage < shape->stages; stage++) {
         PieceCost cost = pipeline_stage_cost(plan, stage);
@@ -144,7 +144,7 @@ void pipeline_plan_print(const PipelinePlan *plan, FILE *file) {
             100 * cost.part[PART_FORWARD] / whole, 100 * cost.part[PART_BACKWARD] / whole, 100 * cost.part[PART_WEIGHTS] / whole,
             schedule->stages[stage].slots, 100 * (1 - schedule->stages[stage].busy / schedule->length));
     }
-    fprintf(file, "  forward, backward, weights: shares of the time that one GPU would compute for, guessed by fixed rates\n");
+    fprintf(file, "  forward, backward, weights: shares of the computing time of all stages, estimated with fixed rates\n");
     fprintf(file, "\n");
     pipeline_schedule_free(schedule);
 }

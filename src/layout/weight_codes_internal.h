@@ -1,9 +1,9 @@
 /* Weights that are gathered as FP8 quantized values (FP8_WEIGHTS_GATHERED). With ZeRO stage 3 and
  * the recipe `tensor`, a rank quantizes its shards of the weights of FP8 layers, and a bucket is
- * gathered in half the bytes of bf16. The quantized values equal those of quantizing after
- * gathering, because all ranks use the same amax. The amax either comes from previous steps, in the
- * program's inputs, or is that of the current weights. In the latter case the ranks that shard a
- * weight agree on it once a step. Owned by the exchange of a program. */
+ * gathered in half the bytes of bf16. Gathering first and then quantizing would give the same
+ * values, because all ranks use the same amax. The amax comes from previous steps, in the program's
+ * inputs, or from the current weights. For current weights, the ranks that shard a weight agree on
+ * the amax once a step. Owned by the exchange of a program. */
 #pragma once
 
 #include "layout/comm_schedule.h"

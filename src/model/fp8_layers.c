@@ -94,7 +94,7 @@ static bool describe_layer(const Graph *graph, const ModelConfig *config, const 
     TensorId weight, second;
     *layer = (Fp8Layer){.experts = 1};
     if (!find_weight(graph, node, &weight, &second, &layer->rows)) return false;
-    if (!graph_is_parameter(graph, weight)) return false; /* a dequantized matrix, for which there is no recipe */
+    if (!graph_is_parameter(graph, weight)) return false; /* dequantized matrices have no recipe */
     const Tensor *w = graph_get(graph, weight);
     bool in_fp8 = node->op == OP_fp8_linear || node->op == OP_fp8_linear_cross_entropy;
     bool head = layer->head = node->op == OP_linear_cross_entropy || node->op == OP_fp8_linear_cross_entropy;
@@ -144,10 +144,10 @@ Fp8Use fp8_count_use(const Graph *graph, const ModelConfig *config) {
 
 const char *fp8_reason(Fp8Choice choice) {
     static const char *const reasons[] = {[FP8_BY_RULE] = "a router or adapter; a head without fp8.head",
-        [FP8_UNEVEN] = "rows or columns that are no multiple of 16",
-        [FP8_UNEVEN_ROWS] = "a microbatch whose rows are no multiple of 16",
-        [FP8_TOO_SMALL] = "below fp8.min_size, by which casting costs more than is gained",
-        [FP8_TWO_PARTS] = "ranks of layout.tp share out parts of it differently"};
+        [FP8_UNEVEN] = "rows or columns are not a multiple of 16",
+        [FP8_UNEVEN_ROWS] = "the rows of a microbatch are not a multiple of 16",
+        [FP8_TOO_SMALL] = "smaller than fp8.min_size: casting would cost more than FP8 saves",
+        [FP8_TWO_PARTS] = "layout.tp shards its two parts differently"};
     return reasons[choice];
 }
 
@@ -168,5 +168,5 @@ void fp8_warn_if_idle(const ModelConfig *config, const Fp8Use *use, const char *
     if (!use->layers[FP8_CHOSEN])
         log_warn("fp8.recipe: no linear layer is computed in fp8%s: %s", where, reasons[0] ? reasons : "the model has none");
     else if (config->fp8.head && reasons[0])
-        log_warn("fp8.head: the head, of which each rank of layout.tp has its rows, is not computed in fp8%s: %s", where, reasons);
+        log_warn("fp8.head: the head (its rows divided by layout.tp) is not computed in fp8%s: %s", where, reasons);
 }

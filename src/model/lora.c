@@ -1,9 +1,9 @@
-/* Low-rank adapters (LoRA, arXiv 2106.09685, as PEFT builds them): a linear layer W that is frozen gets y = W x +
- * (alpha / rank) B (A x) with A [rank, in] and B [out, rank], which alone are trained, with tables that lora.modules_to_save
- * names and rows of tables that lora.tokens names (builder.c). A starts with normal values
- * of the deviation of PEFT's, which draws them from kaiming_uniform_(a = sqrt(5)), that is U(-1 / sqrt(in), 1 /
- * sqrt(in)) (peft/tuners/lora/layer.py): 1 / sqrt(3 in). B starts at zero, so that the model starts as it was.
- * Called by the families; owns nothing.
+/* Low-rank adapters (LoRA, arXiv 2106.09685, as PEFT builds them): a linear layer W that is frozen
+ * gets y = W x + (alpha / rank) B (A x) with A [rank, in] and B [out, rank]. Only A, B, the tables
+ * of lora.modules_to_save and the rows of lora.tokens are trained (builder.c). A starts with normal
+ * values of deviation 1 / sqrt(3 in). PEFT draws A from kaiming_uniform_(a = sqrt(5)), U(-1 /
+ * sqrt(in), 1 / sqrt(in)), of the same deviation (peft/tuners/lora/layer.py). B starts at zero, so
+ * that the model starts as it was. Called by the families; owns nothing.
  *
  * The adapter of NAME.weight has the parameters NAME.lora_A.weight and NAME.lora_B.weight. The A
  * matrices of layers that share a GEMM are contiguous and share a GEMM too.
@@ -31,7 +31,7 @@
 typedef struct Adapted {
     Parameter layer;     /* a copy, because the graph's own moves when it grows */
     LoraColumns columns; /* the columns of the output that this rank computes with it; count 0: none */
-    int64_t skipped;     /* rows of its B before those columns */
+    int64_t skipped;     /* rows of its B before the first of these columns */
 } Adapted;
 
 /* The adapters of one part of a layer, for the columns that this rank computes. */
@@ -266,8 +266,8 @@ static bool check_saved_tables(const Graph *graph, const ModelConfig *config, co
         }
         if (!found)
             return error_set(error, ERROR_USAGE,
-                "lora.modules_to_save: %s is not a table of tokens of this model: give the embedding (embed_tokens, or wte in GPT-2 and "
-                "MPT) or lm_head; lora.targets gives linear layers adapters",
+                "lora.modules_to_save: %s is not the embedding or the head of this model: give embed_tokens (wte in GPT-2 and MPT) or "
+                "lm_head; for adapters of linear layers, use lora.targets",
                 name);
         at += length;
     }
@@ -279,10 +279,11 @@ static bool check_lora_tokens(const ModelConfig *config, const LoraConfig *lora,
     const TokenRuns runs = lora_token_runs(lora);
     if (!runs.count) return true;
     int64_t last = runs.items[runs.count - 1].first + runs.items[runs.count - 1].count - 1;
-    if (model_makes_images(config)) return error_set(error, ERROR_USAGE, "lora.tokens=%s is for models of text", lora->tokens);
+    if (model_makes_images(config))
+        return error_set(error, ERROR_USAGE, "lora.tokens=%s: a model of images has no tokens; leave it out", lora->tokens);
     return last < config->vocabulary || error_set(error, ERROR_USAGE,
-                                            "lora.tokens=%s: the model has rows for tokens below %lld; smelt convert MODEL FOLDER "
-                                            "tokens.add=A,B makes rows for new tokens",
+                                            "lora.tokens=%s: the model only has tokens below %lld; smelt convert MODEL FOLDER "
+                                            "tokens.add=A,B adds tokens",
                                             lora->tokens, (long long)config->vocabulary);
 }
 
@@ -302,8 +303,8 @@ bool lora_check_named(const ModelConfig *config, const LoraConfig *lora, Error *
     const char *unknown = find_unknown(lora, model.graph, &length);
     return !unknown ||
            error_set(error, ERROR_CHECKPOINT,
-               "target_modules of its adapter_config.json names %.*s, for which smelt has no adapters: it is no linear layer of "
-               "the model's blocks; merge it with PEFT (merge_and_unload), and give that folder",
+               "target_modules in adapter_config.json names %.*s, which is not a linear layer of the model's blocks: smelt has no "
+               "adapters for it; merge the adapters with PEFT (merge_and_unload), and give the merged folder",
                (int)length, unknown);
 }
 
@@ -316,10 +317,10 @@ bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error
     const char *unknown = find_unknown(lora, model.graph, &length);
     if (unknown)
         return error_set(error, ERROR_USAGE,
-            "lora.targets: %.*s is no linear layer of this model: `smelt train CONFIG plan=program` names them, and all, attention, mlp, "
-            "experts and router choose many",
+            "lora.targets: %.*s is not a linear layer of this model: `smelt train CONFIG plan=program` lists them; all, attention, mlp, "
+            "experts and router each name a group",
             (int)length, unknown);
     return lora->experts == LORA_EACH || has_adapted_experts(model.graph) ||
-           error_set(error, ERROR_USAGE, "lora.experts=shared is for adapters of experts, and lora.targets=%s has none here: leave it out",
-               lora->targets);
+           error_set(error, ERROR_USAGE,
+               "lora.experts=shared needs adapters of experts, but lora.targets=%s names none: leave lora.experts out", lora->targets);
 }

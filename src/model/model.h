@@ -129,7 +129,7 @@ bool model_initialize(
 
 /* -- Linear layers in fp8 (fp8_layers.c) ---------------------------------------------------------------------------- */
 
-/* Whether a linear layer is computed in fp8, or why not. */
+/* The decision whether a linear layer is computed in fp8, with the reason if it is not. */
 typedef enum Fp8Choice {
     FP8_NOT_ASKED, /* there is no recipe */
     FP8_CHOSEN,

@@ -1,7 +1,7 @@
 /* AdamW (adamw.c) with moments of matrices in 8 bits each (Dettmers et al., arXiv 2110.02861):
  * 2.125 bytes per element in place of 8. An update decodes the moments, computes as AdamW does, and
  * encodes them again (moment_codes_internal.h). Blocks follow the order of a parameter's elements.
- * As in the paper, embedding and head keep moments in the state dtype; so do vectors, small
+ * Embedding and head keep moments in the state dtype, as in the paper; so do vectors, small
  * matrices, and matrices whose rows are not whole blocks. */
 #include "optim/optim_internal.h"
 

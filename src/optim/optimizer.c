@@ -162,8 +162,8 @@ static bool check_blocks(const Optimizer *o, Error *error) {
         const Parameter *p = parameter_of(o, i);
         if (o->places[i].codes < 0 || p->shape[p->rank - 1] % MOMENT_BLOCK == 0) continue;
         return error_set(error, ERROR_USAGE,
-            "optimizer.name=%s: layout.tp leaves a rank %lld columns of %s, which is not a multiple of %d, the elements of a block of "
-            "8-bit states. Use another layout.tp or optimizer.name=adamw.",
+            "optimizer.name=%s: with layout.tp a rank has %lld columns of %s, but 8-bit states need a multiple of %d: use another "
+            "layout.tp, or optimizer.name=adamw",
             optimizer_of(&o->config)->name, (long long)p->shape[p->rank - 1], p->name, MOMENT_BLOCK);
     }
     return true;

@@ -241,8 +241,9 @@ void page_figures(const Page *page) {
     char cells[REPORT_RUNS][CELL];
     double values[REPORT_RUNS];
     const bool compare = validations_compare(page);
-    fputs(
-        "<section>\n<div class=\"head\"><h2>Figures</h2><p class=\"soft\">speed beside that of the first run; the best is bold</p></div>\n",
+    fputs("<section>\n"
+          "<div class=\"head\"><h2>Figures</h2><p class=\"soft\">speed relative to the first "
+          "run; the best is bold</p></div>\n",
         page->out);
     table_begin(page);
     for (size_t f = 0; f < sizeof figures / sizeof *figures; f++) {
@@ -252,7 +253,8 @@ void page_figures(const Page *page) {
     }
     table_end(page);
     if (!compare)
-        fputs("<p class=\"soft\">Validation losses were taken over different targets: they do not compare, and none is the best.</p>\n",
+        fputs("<p class=\"soft\">Validation losses cover different targets, so they cannot be "
+              "compared.</p>\n",
             page->out);
     fputs("</section>\n", page->out);
 }
@@ -291,7 +293,7 @@ void page_differences(const Page *page) {
         fputs("<p class=\"soft\">", page->out);
         chart_escape(page->out, view->name);
         fputs(": ", page->out);
-        chart_escape(page->out, view->config ? view->unreadable.message : "there is no config.yaml");
+        chart_escape(page->out, view->config ? view->unreadable.message : "config.yaml is missing");
         fputs("</p>\n", page->out);
     }
     fputs("</section>\n", page->out);

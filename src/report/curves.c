@@ -433,9 +433,10 @@ static bool has_rewards(const Page *page) {
 }
 
 static void reward_sections(const Page *page) {
-    static const Curve margin = {SERIES_MARGIN, "Reward margin", "margin", "reward of chosen less rejected answers", 0, false, false, true};
-    static const Curve accuracy = {
-        SERIES_ACCURACY, "Reward accuracy", "accuracy", "part of pairs with the chosen one ahead", 0, true, false, true};
+    static const Curve margin = {SERIES_MARGIN, "reward of chosen minus rejected answers", "margin",
+        "reward of chosen less rejected answers", 0, false, false, true};
+    static const Curve accuracy = {SERIES_ACCURACY, "share of pairs with the higher reward for the chosen answer", "accuracy",
+        "part of pairs with the chosen one ahead", 0, true, false, true};
     fputs("<div class=\"pair\">\n", page->out);
     curve_section(page, &margin);
     curve_section(page, &accuracy);

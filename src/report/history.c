@@ -338,7 +338,7 @@ bool history_update(History *history, bool *changed, Error *error) {
     if (!file_reader_open(&reader, history->path, error)) {
         if (error->finding == FINDING_ABSENT)
             return error_set(
-                error, ERROR_CHECKPOINT, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", history->path);
+                error, ERROR_CHECKPOINT, "%s does not exist: give the folder of a run, as in run=FOLDER of smelt train", history->path);
         return error_recode(error, ERROR_INTERNAL); /* code 7 is for files of a run that cannot be written (docs/exit-codes.md) */
     }
     bool good = read_on(history, &reader, changed, error);

@@ -96,8 +96,8 @@ typedef struct LoadMap {
     bool too_large;
 } LoadMap;
 
-/* The position where reading continues. A file that was replaced, truncated or rewritten has
- * another number, fewer bytes, or other bytes before the offset. */
+/* The position of the next read. A replaced, truncated or rewritten file has another number, fewer
+ * bytes, or other bytes before the offset. */
 typedef struct RecordPlace {
     dev_t device;
     ino_t number;
@@ -126,7 +126,7 @@ typedef struct History {
     double evaluated_tokens; /* by the last evaluation; NaN: unknown */
     LoadMap load;
     json_t *phases;  /* records of the phases of a mixture, in order; NULL: none */
-    json_t *mixture; /* what was read of each source, from the newest record (run/metrics.h); NULL: unknown */
+    json_t *mixture; /* read amounts by source, from the newest record; NULL: unknown */
 } History;
 
 /* Makes an empty history of a file, which may not exist. */

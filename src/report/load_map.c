@@ -54,8 +54,8 @@ static void expert_title(const Page *page, int64_t layer, int64_t expert, const 
     }
     if (low > high) return;
     fprintf(page->out,
-        "<rect class=\"stripe\" y=\"%lld\" width=\"%d\" height=\"1\"><title>layer %lld, expert %lld: from %.2f to %.2f "
-        "of an even share, %.2f at the end</title></rect>\n",
+        "<rect class=\"stripe\" y=\"%lld\" width=\"%d\" height=\"1\"><title>layer %lld, expert "
+        "%lld: %.2f to %.2f times an even share, %.2f at the end</title></rect>\n",
         (long long)expert, columns, (long long)layer, (long long)expert, low, high, row[columns - 1]);
 }
 

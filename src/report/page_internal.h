@@ -54,7 +54,7 @@ typedef struct Plot {
 } Plot;
 
 extern const Curve curve_loss;
-Plot plot_make(const Page *page, const Curve *curve); /* plot_free frees what it owns */
+Plot plot_make(const Page *page, const Curve *curve); /* release with plot_free */
 void plot_free(Plot *plot);
 /* Returns the x value of a step: the step itself, or the run's tokens at that step. */
 double plot_x(const Plot *plot, const History *history, int64_t step);

@@ -185,7 +185,7 @@ static bool write_page(const Report *report, const char *output, int64_t *bytes,
 
 bool report_write(const char *const *runs, int count, const char *output, ReportResult *result, Error *error) {
     if (!may_replace(output))
-        return error_set(error, ERROR_USAGE, "%s exists and is no page of a report; name another file with out=", output);
+        return error_set(error, ERROR_USAGE, "%s exists and is not a report page: choose another file with out=", output);
     Report *report = report_open(runs, count, error);
     if (!report) return false;
     report_update(report);

@@ -24,9 +24,9 @@ typedef struct Report Report;
  * folders is not a folder. */
 Report *report_open(const char *const *runs, int count, Error *error);
 void report_close(Report *report);
-/* Reads new data and prints the parts. Returns whether a part changed; the new version is then
- * higher than all earlier ones, including those of other processes. Read errors appear on the page
- * and in report_trouble. */
+/* Reads new data and prints the parts. Returns whether a part changed. A new version is higher than
+ * all earlier ones, even those of other processes. Read errors appear on the page and in
+ * report_trouble. */
 bool report_update(Report *report);
 /* Returns why a run could not be read at the last update; NULL: all runs could be read. */
 const Error *report_trouble(const Report *report);

@@ -39,7 +39,7 @@ const RunStart *page_last_start(const History *history) {
 
 /* -- Headline numbers ---------------------------------------------------------------------------------------------- */
 
-/* The note of an item without a value says what is missing. */
+/* If an item has no value, the note gives the reason. */
 static void number_item(const Page *page, const char *name, const char *value, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 static void number_item(const Page *page, const char *name, const char *value, const char *format, ...) {
@@ -112,7 +112,7 @@ void page_numbers(const Page *page) {
     chart_number(start ? start->parameters : NAN, 4, value);
     chart_number(start ? start->active_parameters : NAN, 4, other);
     bool known = start && isfinite(start->parameters), active = start && isfinite(start->active_parameters);
-    number_item(page, "Parameters", known ? value : NULL, "%s%s", active ? other : "", active ? " active for a token" : "of the model");
+    number_item(page, "Parameters", known ? value : NULL, "%s%s", active ? other : "", active ? "  active per token" : "of the model");
     log_format_bytes(history->memory_bytes, value);
     number_item(page, "Memory", history->memory_bytes > 0 ? value : NULL, "most in use");
     fputs("</dl>\n", page->out);
@@ -136,7 +136,7 @@ static void warn_of_run(const Page *page, const RunView *view) {
     if (skipped > 0) fprintf(page->out, "<p>%lld update%s skipped.</p>\n", (long long)skipped, skipped == 1 ? " was" : "s were");
     if (broken > 0) fprintf(page->out, "<p>The loss of %lld step%s was not finite.</p>\n", (long long)broken, plural(broken));
     if (ignored > 0)
-        fprintf(page->out, "<p>%lld of %lld lines of metrics.jsonl could not be used and were left out.</p>\n", (long long)ignored,
+        fprintf(page->out, "<p>%lld of %lld lines of metrics.jsonl were invalid and are ignored.</p>\n", (long long)ignored,
             (long long)history->lines);
     fputs("</div>\n", page->out);
 }
@@ -191,8 +191,8 @@ static const char *content_of(const RunView *view, const char *name) {
     return text ? text : "";
 }
 
-/* Writes what a phase read, against its requested shares: "web 80.01% of 80%, code 19.99% of
- * 20%". */
+/* Writes the shares that a phase has read, beside the requested ones: "web 80.01% of 80%, code
+ * 19.99% of 20%". */
 static void describe_read(const json_t *sources, char *text, size_t size) {
     const char *name;
     json_t *source;
@@ -212,7 +212,7 @@ static void phase_rows(const Page *page, const History *history) {
         char name[96], settings[PAGE_TEXT], rope[32], note[PAGE_TEXT] = "";
         chart_number(json_number_value(json_object_get(phase, "rope_theta")), 6, rope);
         snprintf(name, sizeof name, "phase %zu, %.64s", i + 1, json_string_value(json_object_get(phase, "name")));
-        snprintf(settings, sizeof settings, "from step %lld on, sequences of %lld tokens, %lld tokens a step, RoPE base %s",
+        snprintf(settings, sizeof settings, "from step %lld on, sequences of %lld tokens, %lld tokens per step, RoPE base %s",
             (long long)json_integer_value(json_object_get(phase, "step")) + 1,
             (long long)json_integer_value(json_object_get(phase, "length")),
             (long long)json_integer_value(json_object_get(phase, "batch_tokens")), rope);
@@ -252,10 +252,10 @@ void page_data(const Page *page) {
     snprintf(text, sizeof text, "%.4g%% of each text of the training data", 100 * data->valid_fraction);
     bool split = data->valid_fraction > 0 && !view->history->phases; /* mixtures are not split */
     row(page, "validation", *data->valid ? data->valid : split ? text : "none", note);
-    row(page, "tokenizer", *data->tokenizer ? data->tokenizer : "that of the data, or bytes", "");
+    row(page, "tokenizer", *data->tokenizer ? data->tokenizer : "the tokenizer of the data, or bytes", "");
     snprintf(text, sizeof text, "%lld tokens", (long long)data->length);
     const char *mask = data->document_mask ? "attention stays within a document" : "attention crosses documents";
-    row(page, "sequence", view->history->phases ? "that of the phase" : text, mask);
+    row(page, "sequence", view->history->phases ? "the length of the phase" : text, mask);
     snprintf(text, sizeof text, "%lld tokens", (long long)batch->tokens);
     snprintf(note, sizeof note, "in microbatches of %lld sequence%s", (long long)batch->sequences, plural(batch->sequences));
     if (!view->history->phases) row(page, "step", text, note);
@@ -382,7 +382,7 @@ void page_starts(const Page *page) {
         if (start->last_step > start->step || i + 1 == count) start_item(page, start, i + 1);
         else idle++;
     }
-    if (idle > 0) fprintf(page->out, "<li class=\"soft\">and %lld without a step that was kept</li>\n", (long long)idle);
+    if (idle > 0) fprintf(page->out, "<li class=\"soft\">and %lld without a kept step</li>\n", (long long)idle);
     if (oldest > 0) fprintf(page->out, "<li class=\"soft\">and %lld earlier</li>\n", (long long)oldest);
     fputs("</ol>\n</section>\n", page->out);
 }

@@ -24,11 +24,11 @@ bool view_open(RunView *view, const char *folder, Error *error) {
     options_defaults(&config_table, &view->defaults, &view->strings);
     SCOPED(run_point_free) RunPoint point = run_point(folder);
     if (point.step != RUN_NEWEST && source_is_run(point.run))
-        return error_set(error, ERROR_USAGE, "%s is a checkpoint, and the page is that of a whole run: give %s", folder, point.run);
+        return error_set(error, ERROR_USAGE, "%s is a checkpoint, but a report covers a whole run: use %s", folder, point.run);
     FileKind kind = file_kind(folder, NULL);
     if (kind == FILE_UNREADABLE) return file_fail(error, "look at", folder);
     return kind == FILE_FOLDER ||
-           error_set(error, ERROR_CHECKPOINT, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", metrics);
+           error_set(error, ERROR_CHECKPOINT, "%s does not exist: give the folder of a run, as in run=FOLDER of smelt train", metrics);
 }
 
 /* Takes ownership of `text`, of `bytes` bytes. */

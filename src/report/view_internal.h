@@ -13,7 +13,7 @@ typedef struct RunView {
     char *folder, *name; /* name: last part of the real path, so that "." has one too */
     History *history;
     char *config;              /* text of config.yaml; NULL: none */
-    Config settings, defaults; /* `settings`: those that are known */
+    Config settings, defaults; /* `settings`: known settings only */
     OptionStrings strings;
     json_t *record;   /* run.json; NULL: missing or damaged */
     Error trouble;    /* why the files could not be read the last time; code 0: no error */
@@ -26,7 +26,7 @@ bool view_open(RunView *view, const char *folder, Error *error);
 /* Reads new data. Returns whether the page may have changed; a change of `trouble` counts. */
 bool view_update(RunView *view);
 void view_free(RunView *view);
-/* Returns what the run was forked from, by run.json: "/runs/a after step 20"; NULL: not a fork. The
+/* Returns the origin of a fork, from run.json: "/runs/a after step 20"; NULL: not a fork. The
  * caller frees it. */
 char *view_origin(const RunView *view);
 /* Returns the changes of settings from run.json: [{"first": 21, "time": "2026-01-31T12:00:00Z",

@@ -191,11 +191,11 @@ static enum MHD_Result answer_request(void *context, struct MHD_Connection *conn
         return reply_to_browser(watch, connection, MHD_HTTP_FORBIDDEN, plain,
             "This host name is not served: open the address that smelt watch printed, or start it with host=NAME.\n");
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
-        return reply_to_browser(watch, connection, MHD_HTTP_METHOD_NOT_ALLOWED, plain, "Only GET and HEAD are answered.\n");
+        return reply_to_browser(watch, connection, MHD_HTTP_METHOD_NOT_ALLOWED, plain, "Only GET and HEAD are supported.\n");
     if (strcmp(path, "/") == 0) return reply_page(watch, connection);
     if (strcmp(path, "/watch.js") == 0) return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/javascript; charset=utf-8", script);
     if (strcmp(path, "/changes") == 0) return reply_changes(watch, connection);
-    return reply_to_browser(watch, connection, MHD_HTTP_NOT_FOUND, plain, "There is only the page at /.\n");
+    return reply_to_browser(watch, connection, MHD_HTTP_NOT_FOUND, plain, "Only the page at / exists.\n");
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
@@ -204,10 +204,9 @@ static bool open_microhttpd(Watch *watch, Error *error) {
     static const char *const files[] = {"libmicrohttpd.so.12", NULL}, *const names[] = {HTTP_API(HTTP_NAME)};
     watch->library = library_open(files, RTLD_NOW | RTLD_LOCAL);
     if (!watch->library)
-        return error_set(error, ERROR_USAGE,
-            "smelt watch needs libmicrohttpd, which is not here: install it (Debian: libmicrohttpd12), or give terminal=true");
+        return error_set(error, ERROR_USAGE, "smelt watch needs libmicrohttpd: install it (Debian: libmicrohttpd12), or set terminal=true");
     return !library_find(watch->library, names, &watch->http) ||
-           error_set(error, ERROR_USAGE, "libmicrohttpd.so.12 cannot be used; smelt watch needs 0.9.73 or newer");
+           error_set(error, ERROR_USAGE, "libmicrohttpd.so.12 is too old: smelt watch needs 0.9.73 or newer");
 }
 
 static bool is_any(const struct sockaddr_storage *address) {
@@ -237,13 +236,15 @@ static bool open_socket(Watch *watch, int port, Error *error) {
     watch->socket = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (watch->socket < 0 || setsockopt(watch->socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
         bind(watch->socket, (const struct sockaddr *)&address, bytes) != 0 || listen(watch->socket, CONNECTIONS) != 0)
-        return error_set(error, ERROR_USAGE, "cannot listen at port %d of %s: %s; %s", port, watch->host, strerror(errno),
-            errno == EADDRINUSE ? "name another with port=, or port=0 for any" : "name an address of this machine with host=");
+        return error_set(error, ERROR_USAGE, "cannot listen on port %d of %s: %s; %s", port, watch->host, strerror(errno),
+            errno == EADDRINUSE ? "set another port, or port=0 for any free port" : "set host to an address of this machine");
     if (getsockname(watch->socket, (struct sockaddr *)&address, &bytes) != 0)
-        return error_set(error, ERROR_INTERNAL, "cannot tell the port: %s", strerror(errno));
+        return error_set(error, ERROR_INTERNAL, "cannot read the port number: %s", strerror(errno));
     watch->url = describe_url(&address);
     if (!socket_is_loopback(&address))
-        log_warn("host=%s: everybody who reaches this machine over the network can read the page, without a password", watch->host);
+        log_warn("host=%s: everyone who reaches this machine over the network can read the page, "
+                 "without a password",
+            watch->host);
     return true;
 }
 
@@ -251,7 +252,7 @@ static bool open_server(Watch *watch, Error *error) {
     watch->server = watch->http.start_daemon(MHD_USE_EPOLL, 0, NULL, NULL, answer_request, watch, MHD_OPTION_LISTEN_SOCKET, watch->socket,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
         MHD_OPTION_NOTIFY_CONNECTION, note_connection, watch, MHD_OPTION_END);
-    if (!watch->server) return error_set(error, ERROR_INTERNAL, "libmicrohttpd could not start a server at %s", watch->url);
+    if (!watch->server) return error_set(error, ERROR_INTERNAL, "libmicrohttpd cannot start a server at %s", watch->url);
     watch->socket = -1; /* the server closes it */
     return true;
 }

@@ -103,12 +103,12 @@ typedef enum RegexSyntax {
 } RegexSyntax;
 Regex *regex_open(const char *pattern, size_t length, RegexSyntax syntax, Error *error);
 void regex_free(Regex *regex);
-/* How an expression's matches relate to the places of cut.c; decided by its text. */
+/* How the matches of an expression relate to the cuts of cut.c. The expression's text decides it. */
 typedef enum RegexDivision {
     DIVIDES_UNKNOWN,
-    DIVIDES_WORDS,  /* a word ends at each such place */
+    DIVIDES_WORDS,  /* a word ends at each cut */
     DIVIDES_SPACES, /* \s: each white space character separately */
-    DIVIDES_OTHER,  /* digits and the like: no match reaches such a place */
+    DIVIDES_OTHER,  /* digits and the like: no match touches a cut */
 } RegexDivision;
 RegexDivision regex_division(const Regex *regex);
 RegexScratch *regex_scratch_open(void);

@@ -112,7 +112,7 @@ const TokenIds *tokenizer_bos(const Tokenizer *tokenizer);
 enum {
     TOKENIZER_ADD_SPECIAL = 1,   /* add the tokens that the file's template puts around a text, such as bos */
     TOKENIZER_PLAIN_SPECIAL = 2, /* special tokens spelled in the text are ordinary text, not matched */
-    TOKENIZER_CONTINUED = 4,     /* the text continues after a place of tokenizer_safe_cut: nothing is put before it */
+    TOKENIZER_CONTINUED = 4,     /* the text continues after a cut of tokenizer_safe_cut: adds no token or space before it */
     TOKENIZER_ADD_BOS = 8,       /* add only the tokens before a text */
 };
 

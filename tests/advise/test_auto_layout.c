@@ -192,7 +192,7 @@ static void what_only_more_ranks_use_is_named(void **state) {
             "model.kv_heads=2 %s run=alone%d",
             TINY, alone[i], i);
     smelt_says(0, "model.window=64 data.length", "train %s steps=4 model.window=64 run=w", TINY);
-    smelt_says(0, "layout.zero=2 is layout.zero=1 in a pipeline",
+    smelt_says(0, "layout.zero=2 layout.zero=1 in a pipeline",
         "launch -n 4 -- train %s steps=4 layout.pp=2 layout.zero=2 layout.bucket_mb=1 layout.reduce=bf16 run=d", TINY);
     ProcessResult none = smelt("launch -n 2 -- train " TINY " steps=4 layout.zero=3 layout.bucket_mb=1 layout.reduce=bf16 run=e");
     assert_int_equal(none.code, 0);

@@ -87,14 +87,15 @@ static void a_vocabulary_does_not_replace_the_text_that_it_is_learned_from(void 
 
 static void prompts_with_an_equals_sign_go_after_two_dashes(void **state) {
     (void)state;
-    expect("$SMELT generate none a=b", ERROR_USAGE, "after");
+    expect("$SMELT generate none a=b", ERROR_USAGE, "put --");
     expect("$SMELT train " TINY " stop_at=1 run=r", 0, "");
     ProcessResult result = smelt("generate r tokens=0 -- a=b");
     expect_code(&result, 0, "generate");
     assert_string_equal(result.output, "a=b\n");
     expect("test \"$(printf 'a=b\\nc\\n' | $SMELT generate r - tokens=0)\" = \"$(printf 'a=b\\nc')\"", 0, "");
-    expect("touch x.safetensors; $SMELT generate r x.safetensors tokens=0", ERROR_USAGE, "x.safetensors is a file, and r makes text");
-    expect("printf 'a\\0b' | $SMELT generate r - tokens=0", ERROR_DATA, "holds");
+    expect(
+        "touch x.safetensors; $SMELT generate r x.safetensors tokens=0", ERROR_USAGE, "x.safetensors is a file of encodings, r makes text");
+    expect("printf 'a\\0b' | $SMELT generate r - tokens=0", ERROR_DATA, "zero byte");
     expect("$SMELT generate r - tokens=0 </dev/null", ERROR_USAGE, "prompt");
     process_free(&result);
 }
@@ -142,7 +143,7 @@ static void a_launch_without_dashes_before_its_command_says_so(void **state) {
 
 static void ranks_of_a_launch_are_given_once(void **state) {
     (void)state;
-    static const char both[] = "-n N is short for ranks=N, and both are given: leave one of them out";
+    static const char both[] = "-n N is short for ranks=N, both";
     expect("$SMELT launch -n 2 ranks=1 -- train c.yaml", ERROR_USAGE, both);
     expect("$SMELT launch --ranks 1 -n 2 -- train c.yaml", ERROR_USAGE, both);
 }
@@ -151,7 +152,7 @@ static void a_wrong_word_after_the_dashes_of_launch_is_named_once(void **state) 
     (void)state;
     ProcessResult result = smelt("launch -n 2 -- trian c.yaml");
     expect_code(&result, ERROR_USAGE, "launch");
-    assert_string_equal(result.errors, "error: 'trian' behind \"--\" is no command of smelt, such as train: smelt --help lists them\n");
+    assert_string_equal(result.errors, "error: 'trian' after \"--\" is not a command of smelt: smelt --help lists the commands\n");
     process_free(&result);
 }
 
@@ -169,19 +170,19 @@ static void commands_of_one_process_are_not_launched(void **state) {
         process_free(&result);
     }
     expect("test ! -e out -a ! -e dd", 0, "");
-    expect("$SMELT launch -- data", ERROR_USAGE, "'data' behind \"--\" is a group of commands: smelt data --help lists them");
+    expect("$SMELT launch -- data", ERROR_USAGE, "'data' \"--\" group of commands: smelt data --help");
     expect("$SMELT launch -- bench trian", ERROR_USAGE, "'bench \"--\"");
 }
 
 /* When a rank is lost it would be too late. */
 static void shrinking_is_refused_at_the_start_where_it_cannot_be(void **state) {
     (void)state;
-    static const char three[] = "shrink=true goes on with fewer ranks, and layout.dp=3 does not: give layout.dp=0, or layout=auto";
+    static const char three[] = "shrink=true layout.dp=3 layout.dp=0 layout=auto";
     write_text("c.yaml", "layout: {dp: 3}\n");
     expect("$SMELT launch -n 3 shrink=true -- train " TINY " run=s layout.dp=3", ERROR_USAGE, three);
     expect("$SMELT launch -n 3 shrink=true -- train c.yaml " TINY " run=s", ERROR_USAGE, three);
-    expect("$SMELT launch -n 2 shrink=true -- train " TINY " run=s layout.shard=2", ERROR_USAGE, "give layout.shard=0, or");
-    expect("$SMELT launch -n 2 shrink=true -- eval r", ERROR_USAGE, "shrink=true is for training: smelt eval ends with its first failure");
+    expect("$SMELT launch -n 2 shrink=true -- train " TINY " run=s layout.shard=2", ERROR_USAGE, "layout.shard=2 layout.shard=0 or");
+    expect("$SMELT launch -n 2 shrink=true -- eval r", ERROR_USAGE, "shrink=true training, smelt eval");
     expect("NNODES=2 MASTER_ADDR=127.0.0.1 $SMELT launch shrink=true -- train " TINY " run=s", ERROR_USAGE, "shrink=true");
     expect("test ! -e s", 0, "");
     expect("$SMELT launch -n 2 shrink=true -- train c.yaml " TINY " run=s stop_at=1 layout.dp=0", 0, "");
@@ -234,7 +235,7 @@ static void the_manual_page_explains_every_command_and_setting(void **state) {
         "export LC_ALL=C; $SMELT manual >smelt.1 && ! man --warnings -l smelt.1 2>&1 >page | grep . && grep -q 'peak learning rate' page",
         0, "");
     expect("grep -q '^.BI optimizer.lr= \"1e' smelt.1 && grep -q '^.SS \"smelt data pack INPUT... OUTPUT' smelt.1", 0, "");
-    expect("$SMELT manual elvish", ERROR_USAGE, "'elvish' is no form of the manual");
+    expect("$SMELT manual elvish", ERROR_USAGE, "'elvish' is not a form of the manual");
 }
 
 /* What bash would propose at the end of a line, as bash calls a completion: "=" is a word of its own. */
@@ -351,7 +352,7 @@ static void settings_are_read_in_every_spelling_by_train_and_launch(void **state
     expect("$SMELT train " TINY " run=a --stop_at 2 --plan=false && $SMELT show a", 0, "");
     expect("$SMELT train " TINY " run=b --plan && test ! -e b", 0, "");
     expect("$SMELT launch --ranks 2 --self_test=false -- train " TINY " run=c --stop_at=2 && $SMELT show c", 0, "");
-    expect("$SMELT train --steps", ERROR_USAGE, "--steps has no value; write --steps VALUE or steps=VALUE");
+    expect("$SMELT train --steps", ERROR_USAGE, "--steps has no value: write --steps VALUE or steps=VALUE");
     expect("$SMELT train optimizer=adamw", ERROR_USAGE, "'optimizer.name'");
     expect("$SMELT train model=folder", ERROR_USAGE, "did you mean 'init'");
     expect("$SMELT train dropout=0.1", ERROR_USAGE, "'dropout' 'dropout=0.1'");
@@ -387,12 +388,12 @@ static void a_run_is_evaluated_on_its_own_validation_data(void **state) {
         " precision=fp32 run=a stop_at=5 eval.every=5 >trained && mv a b && $SMELT eval b precision=fp32 device=cpu >evaluated && %s",
         same);
     expect(split, 0, "b/data/text-valid");
-    expect("$SMELT eval b separator=%", ERROR_USAGE, "separator=%: it divides text, and these are tokens: leave it out");
+    expect("$SMELT eval b separator=%", ERROR_USAGE, "separator=%: it divides text, and these are tokens: remove it");
     expect("$SMELT convert b b.gguf shard_bytes=1M", ERROR_USAGE, "shard_bytes=1000000 OUT");
     expect("$SMELT eval b@3", ERROR_CHECKPOINT, "error b@3 checkpoint 3");
     expect("$SMELT eval b@3 2>told || ! grep 'on the validation data' told", 0, "");
-    expect("$SMELT report b@best", ERROR_USAGE, "b@best is a checkpoint, and the page is that of a whole run: give b\n");
-    expect("$SMELT watch b/checkpoints/step-00000005", ERROR_USAGE, "is a checkpoint, and the page is that of a whole run: give b\n");
+    expect("$SMELT report b@best", ERROR_USAGE, "b@best is a checkpoint, run: use b\n");
+    expect("$SMELT watch b/checkpoints/step-00000005", ERROR_USAGE, "is a checkpoint, run: use b\n");
     expect("head -c 5000 text >other && $SMELT train " TINY " run=c stop_at=5 data.valid=other && rm other && $SMELT eval c", 0,
         "c/data/valid-");
     expect("$SMELT train " TINY " run=d stop_at=5 data.valid_fraction=0 && $SMELT eval d", ERROR_USAGE, "DATA");

@@ -42,7 +42,7 @@ static void a_model_and_a_run_are_not_in_one_folder(void **state) {
     smelt_says(ERROR_NONE, "", "convert run model");
     smelt_says(
         ERROR_USAGE, "run=model is the model of init=model", "train init=model data.train=text data.length=32 batch.tokens=512 run=model");
-    smelt_says(ERROR_USAGE, "run=model holds a model (", "train " TINY " run=model");
+    smelt_says(ERROR_USAGE, "run=model contains a model", "train " TINY " run=model");
     smelt_says(
         ERROR_USAGE, "run=run is the model of init=run@2", "train init=run@2 data.train=text data.length=32 batch.tokens=512 run=run");
     assert_true(access("model/config.yaml", F_OK) != 0);
@@ -58,9 +58,9 @@ static void a_model_and_a_run_are_not_in_one_folder(void **state) {
     }
     assert_int_equal(rename("model/config.json", "run/config.json"), 0);
     assert_int_equal(rename("model/model.safetensors", "run/model.safetensors"), 0);
-    smelt_says(ERROR_CHECKPOINT, "run holds a run (config.yaml) and a model (model.safetensors)", "eval run text length=32");
+    smelt_says(ERROR_CHECKPOINT, "run contains a run (config.yaml) and a model (model.safetensors)", "eval run text length=32");
     smelt_says(ERROR_CHECKPOINT, "folder", "convert run@2 model");
-    smelt_says(ERROR_NONE, "run holds a run (config.yaml) and a model", "train run steps=3 schedule.warmup=0");
+    smelt_says(ERROR_NONE, "run contains a run (config.yaml) and a model", "train run steps=3 schedule.warmup=0");
     assert_int_equal(unlink("run/model.safetensors"), 0);
     smelt_says(ERROR_NONE, "", "eval run text");
 }

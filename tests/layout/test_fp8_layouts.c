@@ -79,7 +79,7 @@ static void what_is_in_fp8_on_other_stages_is_said(void **state) {
     static const struct {
         const char *settings, *says, *says_not;
     } cases[] = {{"fp8.min_size=53", "linear layers in fp8 by recipe tensor", "no linear layer is computed in fp8"},
-        {"model.vocabulary=330", "fp8.head: the head, of which each rank", "no linear layer"}};
+        {"model.vocabulary=330", "fp8.head: the head (its rows divided by layout.tp)", "no linear layer"}};
     if (!has_mpi()) skip();
     for (int i = 0; i < 2; i++) {
         SCOPED_FREE char *path = memory_format("stages-%d/log.txt", i);

@@ -535,7 +535,7 @@ static void the_adapters_are_written_as_peft_reads_them(void **state) {
     says(ERROR_USAGE, "empty", "convert adapted %s adapter=true", "adapter");
     says(ERROR_NONE, "PEFT", "convert adapted@8 %s adapter=true overwrite=true", "adapter");
     write_text("adapter/notes", "mine");
-    says(ERROR_USAGE, "adapter holds notes", "convert adapted %s adapter=true overwrite=true", "adapter");
+    says(ERROR_USAGE, "adapter contains notes", "convert adapted %s adapter=true overwrite=true", "adapter");
     static const char *const idle[] = {"other.gguf", "other.bin", "other dtype=bf16", "other tokenizer=none", "other shard_bytes=1M"};
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) says(ERROR_USAGE, "adapter=true", "convert adapted %s adapter=true", idle[i]);
     says(ERROR_USAGE, "adapters", "convert base %s adapter=true", "other");
@@ -557,7 +557,8 @@ static void adapters_of_peft_go_on_and_are_read_everywhere(void **state) {
     says(ERROR_USAGE, "lora.rank=4 lora.alpha=6", ADAPT, "run=other lora.start=adapter lora.targets=attention");
     says(ERROR_CHECKPOINT, "adapter has no base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight", ADAPT,
         "run=other lora.start=adapter lora.alpha=6");
-    says(ERROR_CHECKPOINT, "belongs", ADAPT, "run=other lora.start=adapter lora.alpha=6 lora.targets=q_proj");
+    says(ERROR_CHECKPOINT, "does not belong to a layer with an adapter", ADAPT,
+        "run=other lora.start=adapter lora.alpha=6 lora.targets=q_proj");
     says(ERROR_USAGE, "lora.start=adapter", ADAPT, "run=other init=adapter");
     json_t *fields = json_load_file("adapter/adapter_config.json", 0, NULL);
     json_object_set_new(fields, "lora_dropout", json_real(0.25));
@@ -570,11 +571,11 @@ static void adapters_of_peft_go_on_and_are_read_everywhere(void **state) {
     json_object_set_new(fields, "base_model_name_or_path", json_string(base));
     json_object_set_new(fields, "use_rslora", json_string("false"));
     assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
-    says(ERROR_CHECKPOINT, "use_rslora is of another type than PEFT writes (true or false)", ADAPT, "run=truth " ON);
+    says(ERROR_CHECKPOINT, "use_rslora type PEFT (true or false)", ADAPT, "run=truth " ON);
     json_object_set_new(fields, "use_rslora", json_false());
     json_object_set_new(fields, "r", json_real(4.5));
     assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
-    says(ERROR_CHECKPOINT, "number", "eval %s text", "adapter");
+    says(ERROR_CHECKPOINT, "r is not an integer", "eval %s text", "adapter");
     json_object_set_new(fields, "r", json_integer(4));
     json_object_set_new(fields, "layers_to_transform", json_pack("[i]", 0));
     assert_int_equal(json_dump_file(fields, "adapter/adapter_config.json", 0), 0);
@@ -597,7 +598,7 @@ static void adapters_of_peft_go_on_and_are_read_everywhere(void **state) {
     free(base);
     good(ADAPT, "run=full init=adapter lora.rank=0");
     assert_int_equal(rename("base", "moved"), 0);
-    says(ERROR_CHECKPOINT, "is no folder here: give adapter@FOLDER", "eval %s text", "adapter");
+    says(ERROR_CHECKPOINT, "not a folder here: adapter@FOLDER", "eval %s text", "adapter");
     assert_true(fabs(evaluated("adapter@moved") - trained) < 1e-5);
 }
 
@@ -605,8 +606,8 @@ static void adapters_of_peft_go_on_and_are_read_everywhere(void **state) {
 static void the_layers_of_a_configuration_are_those_of_its_tensors(void **state) {
     (void)state;
 #define LAYER "base_model.model.model.layers.0.self_attn."
-#define LACKS_MLP "adapter has no base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight, and target_modules"
-#define NO_ADAPTER ".weight, and its adapter_config.json gives the layer no adapter"
+#define LACKS_MLP "adapter has no base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight, target_modules"
+#define NO_ADAPTER ".weight, adapter_config.json layer no adapter"
     static const struct {
         const char *targets, *excluded, *message; /* in JSON; NULL: it is good */
     } cases[] = {
@@ -627,9 +628,9 @@ static void the_layers_of_a_configuration_are_those_of_its_tensors(void **state)
         {"\".*self_attn\\\\..*\"", "[\"k_proj\"]", LAYER "k_proj.lora_A" NO_ADAPTER},
         {"\".*self_attn\\\\..*\"", "\".*k_proj\"", LAYER "k_proj.lora_A" NO_ADAPTER},
         {"null", "[\"k_proj\"]", LAYER "k_proj.lora_A" NO_ADAPTER},
-        {"\"(q_proj\"", "null", "adapter: target_modules of its adapter_config.json is no pattern: missing closing parenthesis"},
-        {"\".*self_attn\\\\..*\"", "\"[\"", "adapter: exclude_modules of its adapter_config.json is no pattern: "},
-        {"\"(.*.*.*.*)*[!?]\"", "null", "adapter: a pattern of its adapter_config.json cannot be matched with model.layers.0."},
+        {"\"(q_proj\"", "null", "adapter: target_modules adapter_config.json pattern: missing closing parenthesis"},
+        {"\".*self_attn\\\\..*\"", "\"[\"", "adapter: exclude_modules adapter_config.json pattern: "},
+        {"\"(.*.*.*.*)*[!?]\"", "null", "adapter: pattern adapter_config.json model.layers.0."},
     };
     good(ADAPT, "run=adapted lora.targets=attention");
     good("convert adapted %s adapter=true", "adapter");
@@ -663,7 +664,7 @@ static void half_of_an_adapter_is_refused_by_the_name_of_what_is_missing(void **
         assert_true(safetensors_write("half.safetensors", kept, count, NULL, &error));
         safetensors_close(&file);
         assert_int_equal(rename("half.safetensors", "adapter/adapter_model.safetensors"), 0);
-        SCOPED_FREE char *missing = memory_format("and no %s: an adapter is both", name);
+        SCOPED_FREE char *missing = memory_format("not %s: adapter both", name);
         says(ERROR_CHECKPOINT, missing, "eval %s text", "adapter");
     }
 }
@@ -703,8 +704,8 @@ static void an_adapter_of_the_head_is_refused_by_the_folders_field(void **state)
     add_tensor("base_model.model.lm_head.lora_A.weight", 4, 32, zeros);
     add_tensor("base_model.model.lm_head.lora_B.weight", 256, 4, zeros);
     set_field("target_modules", "[\"q_proj\", \"lm_head\"]");
-    says(ERROR_CHECKPOINT, "adapter: target_modules of its adapter_config.json names lm_head, for which smelt has no adapters",
-        "eval %s text", "adapter");
+    says(ERROR_CHECKPOINT, "adapter: target_modules in adapter_config.json names lm_head, which is not a linear layer", "eval %s text",
+        "adapter");
 }
 
 /* Writes the folder `adapter` with one more tensor, and a field of its configuration set to JSON. */
@@ -765,18 +766,18 @@ static void parts_of_the_base_in_a_folder_of_peft_take_their_place(void **state)
         assert_true(safetensors_open(&merged, "merged/model.safetensors", &error));
         for (int64_t row = 0; row < 10; row++) check_row(&merged, row, whole || row == 5 || row == 7);
         safetensors_close(&merged);
-        says(ERROR_USAGE, "adapter holds parts of the base too", ADAPT, "run=other lora.start=adapter lora.targets=q_proj,v_proj");
+        says(ERROR_USAGE, "adapter weights of the base", ADAPT, "run=other lora.start=adapter lora.targets=q_proj,v_proj");
     }
     extend_adapter(ROWS, 2, width, values, "trainable_token_indices", "{\"embed_tokens\": [5, 7]}");
     good("eval %s text", "adapter");
     extend_adapter(ROWS, 2, width, values, "trainable_token_indices", "[5]");
-    says(ERROR_CHECKPOINT, "each", "eval %s text", "adapter");
+    says(ERROR_CHECKPOINT, "does not have one row per id", "eval %s text", "adapter");
     extend_adapter(ROWS, 2, width, values, "trainable_token_indices", "[5, 100000]");
     says(ERROR_CHECKPOINT, "base", "eval %s text", "adapter");
     extend_adapter("base_model.model." EMBEDDING, rows - 1, width, values, "modules_to_save", "[\"embed_tokens\"]");
     says(ERROR_CHECKPOINT, "shape", "eval %s text", "adapter");
     extend_adapter(ROWS, 2, width, values, "modules_to_save", "[\"norm\"]");
-    says(ERROR_CHECKPOINT, "adapter has no norm.weight, which modules_to_save", "eval %s text", "adapter");
+    says(ERROR_CHECKPOINT, "adapter has no tensor norm.weight, although modules_to_save", "eval %s text", "adapter");
     extend_adapter("base_model.model.model.other.weight", 2, width, values, "modules_to_save", "[\"other\"]");
     says(ERROR_CHECKPOINT, "other.weight", "eval %s text", "adapter");
 }
@@ -861,7 +862,7 @@ static void rows_of_tokens_are_trained_beside_adapters(void **state) {
 
 static void what_names_no_table_or_row_is_refused(void **state) {
     (void)state;
-    says(ERROR_USAGE, "lora.modules_to_save: q_proj is not a table of tokens of this model: give the embedding", ADAPT,
+    says(ERROR_USAGE, "lora.modules_to_save: q_proj is not the embedding or the head of this model", ADAPT,
         "run=layer lora.modules_to_save=lm_head,q_proj");
     says(ERROR_USAGE, "lora.modules_to_save=embed_tokens,,lm_head is not a list", ADAPT,
         "run=list lora.modules_to_save=embed_tokens,,lm_head");
@@ -999,8 +1000,8 @@ static void what_cannot_be_adapted_is_refused(void **state) {
     (void)state;
     train_says(ERROR_USAGE, "init=FOLDER", "run=alone lora.rank=4");
     train_says(ERROR_USAGE, "init=FOLDER", "run=alone lora.rank=4 lora.targets=experts");
-    says(ERROR_USAGE, "lora.targets: experts is no linear layer of this model", ADAPT, "run=experts lora.targets=q_proj,experts");
-    says(ERROR_USAGE, "lora.targets: roj is no linear layer of this model", ADAPT, "run=end lora.targets=roj");
+    says(ERROR_USAGE, "lora.targets: experts is not a linear layer of this model", ADAPT, "run=experts lora.targets=q_proj,experts");
+    says(ERROR_USAGE, "lora.targets: roj is not a linear layer of this model", ADAPT, "run=end lora.targets=roj");
     says(ERROR_USAGE, "lora.targets=q_proj,,mlp is not a list", ADAPT, "run=list lora.targets=q_proj,,mlp");
     says(ERROR_USAGE, "lora.experts=shared", ADAPT, "run=shared lora.experts=shared");
     static const char *const idle[] = {
@@ -1022,7 +1023,7 @@ static void a_run_without_its_base_says_which_is_missing(void **state) {
     good(ADAPT, "run=adapted");
     assert_int_equal(rename("base", "moved"), 0);
     says(ERROR_CHECKPOINT, "adapted has adapters of init=/", "eval %s text", "adapted");
-    says(ERROR_CHECKPOINT, "(if it has moved, smelt train adapted init=FOLDER)", "eval %s text", "adapted");
+    says(ERROR_CHECKPOINT, "(if it has moved: smelt train adapted init=FOLDER)", "eval %s text", "adapted");
 }
 
 int main(void) {

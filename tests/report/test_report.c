@@ -215,7 +215,7 @@ static void a_missing_run_is_refused_by_name(void **state) {
     assert_false(changed);
     history_free(history);
     assert_int_equal(error.code, ERROR_CHECKPOINT);
-    assert_has(error.message, "there is no elsewhere/metrics.jsonl");
+    assert_has(error.message, "elsewhere/metrics.jsonl does not exist");
 }
 
 /* -- Following a run that is being written ------------------------------------------------------------------------ */
@@ -292,9 +292,9 @@ static void only_parts_that_became_others_get_a_new_version(void **state) {
     }
     remove("run/metrics.jsonl");
     assert_true(report_update(report));
-    assert_has(report_trouble(report)->message, "there is no run/metrics.jsonl");
+    assert_has(report_trouble(report)->message, "run/metrics.jsonl does not exist");
     assert_true(report_parts(report, &count)[1].version > first + 1);
-    assert_has(report_parts(report, &count)[1].html, "there is no run/metrics.jsonl");
+    assert_has(report_parts(report, &count)[1].html, "run/metrics.jsonl does not exist");
     write_text("run/metrics.jsonl", LINE(1, 5));
     assert_true(report_update(report));
     assert_null(report_trouble(report));
@@ -475,7 +475,7 @@ static void samples_of_evaluations_are_shown_newest_first(void **state) {
     const char *last = strstr(text, "<th scope=\"row\">step 100</th><td class=\"text\">a &lt;b&gt;\nc 100</td>");
     const char *first = strstr(text, "<th scope=\"row\">step 1</th><td class=\"text\"><i>old &lt;p&gt;</i>a &lt;b&gt;\nc 1</td>");
     assert_true(last && first && last < first);
-    assert_has(text, "1 of 101 lines of metrics.jsonl could not be used");
+    assert_has(text, "1 of 101 lines of metrics.jsonl were invalid");
     free(text);
     History *history = read_history();
     assert_in_range(history->excerpts.thin.count, HISTORY_EXCERPTS / 2, HISTORY_EXCERPTS);
@@ -509,7 +509,7 @@ static void what_is_not_utf8_becomes_a_replacement_character(void **state) {
 static void ignored_lines_are_one_warning(void **state) {
     (void)state;
     char *text = page_of("x\ny\n{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
-    assert_has(text, "2 of 3 lines of metrics.jsonl could not be used and were left out.");
+    assert_has(text, "2 of 3 lines of metrics.jsonl were invalid and are ignored.");
     free(text);
 }
 
@@ -587,7 +587,7 @@ static void starts_without_a_step_are_no_restarts(void **state) {
     assert_has(text, "process 2, steps 1\xE2\x80\x93"
                      "2</p>");
     assert_has(text, "process 5, no step yet</p>");
-    assert_has(text, "and 3 without a step that was kept");
+    assert_has(text, "and 3 without a kept step");
     free(text);
     text = page_of(START(0) LINE(1, 3) LINE(2, 2) START(2) START(2) LINE(3, 2));
     assert_has(text, "</i>restart</span>");
@@ -684,7 +684,7 @@ static void losses_over_different_targets_have_no_best(void **state) {
         char *text = compared((const char *[]){"a", "b"}, 2);
         assert_has(text, "<th scope=\"row\">validation targets</th><td><i class=\"key k-c0\"></i>4096 of 90 tokens, xxh3 1</td>");
         (others[i].compare ? assert_has : assert_lacks)(text, "<td class=\"best\">");
-        (others[i].compare ? assert_lacks : assert_has)(text, "Validation losses were taken over different targets");
+        (others[i].compare ? assert_lacks : assert_has)(text, "Validation losses cover different targets");
         assert_lacks(text, "<2>");
         free(text);
     }
@@ -856,7 +856,7 @@ static void the_command_writes_into_the_run_or_where_the_option_says(void **stat
     write_text("run/metrics.jsonl", "x\n{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
     assert_int_equal(run_command(&output, 2, (char *[]){"report", "run", NULL}), 0);
     assert_has(output, "wrote run/report.html (");
-    assert_has(output, "warning: 1 line of run/metrics.jsonl could not be used and was left out");
+    assert_has(output, "warning: ignored 1 invalid line of run/metrics.jsonl");
     free(output);
     assert_int_equal(run_command(&output, 3, (char *[]){"report", "run", "out=other.html", NULL}), 0);
     free(output);
@@ -873,7 +873,7 @@ static void only_pages_and_empty_files_are_replaced(void **state) {
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         write_text("run/metrics.jsonl", kept[i]);
         assert_int_equal(run_command(&output, 3, (char *[]){"report", "run", "out=run/metrics.jsonl", NULL}), ERROR_USAGE);
-        assert_has(output, "run/metrics.jsonl exists and is no page of a report");
+        assert_has(output, "run/metrics.jsonl exists and is not a report page");
         free(output);
         output = read_text("run/metrics.jsonl");
         assert_string_equal(output, kept[i]);
@@ -896,8 +896,8 @@ static void wrong_arguments_are_usage_errors(void **state) {
         ErrorCode code; /* ERROR_NONE: ERROR_USAGE */
     } cases[] = {
         {1, {"report"}, "Usage: smelt report RUN..."},
-        {2, {"report", "elsewhere"}, "there is no elsewhere/metrics.jsonl", ERROR_CHECKPOINT},
-        {3, {"report", "run", "extra"}, "there is no extra/metrics.jsonl", ERROR_CHECKPOINT},
+        {2, {"report", "elsewhere"}, "elsewhere/metrics.jsonl does not exist", ERROR_CHECKPOINT},
+        {3, {"report", "run", "extra"}, "extra/metrics.jsonl does not exist", ERROR_CHECKPOINT},
         {10, {"report", "run", "run", "run", "run", "run", "run", "run", "run", "run"},
             "'run' is one argument too many: smelt report takes RUN..., 8 at most"},
         {3, {"report", "run", "color=1"}, "color"},

@@ -166,7 +166,7 @@ static void the_page_follows_a_run_that_begins_later_is_restarted_or_vanishes(vo
     (void)state;
     assert_int_equal(remove("run/metrics.jsonl"), 0);
     Served served = serve("run", NULL);
-    json_decref(await(&served, 0, "warnings", "there is no run/metrics.jsonl"));
+    json_decref(await(&served, 0, "warnings", "run/metrics.jsonl does not exist"));
     append_text("run/metrics.jsonl", LINE(1, 3) LINE(2, 2.5) "{\"kind\":\"st");
     json_decref(await(&served, 0, "numbers", "in 2 steps"));
     append_text("run/metrics.jsonl", "ep\",\"step\":3,\"loss\":2.25}\n");
@@ -179,7 +179,7 @@ static void the_page_follows_a_run_that_begins_later_is_restarted_or_vanishes(vo
     append_text("run/metrics.jsonl", LINE(1, 1.5));
     json_decref(await(&served, 0, "numbers", "1.5000"));
     assert_int_equal(rename("run", "gone"), 0);
-    json_decref(await(&served, 0, "warnings", "there is no run/metrics.jsonl"));
+    json_decref(await(&served, 0, "warnings", "run/metrics.jsonl does not exist"));
     json_decref(await(&served, 0, "numbers", "1.5000"));
     end(&served, SIGINT);
 }
@@ -316,8 +316,8 @@ static void what_cannot_be_served_is_a_usage_error(void **state) {
         ErrorCode code; /* ERROR_NONE: ERROR_USAGE */
     } cases[] = {
         {{"elsewhere", "port=0", NULL}, "elsewhere/metrics.jsonl", ERROR_CHECKPOINT},
-        {{"run", taken, NULL}, "port= port=0"},
-        {{"run", "port=0", "host=192.0.2.1"}, "Cannot assign requested address; name an address of this machine with host="},
+        {{"run", taken, NULL}, "port port=0"},
+        {{"run", "port=0", "host=192.0.2.1"}, "Cannot assign requested address; set host to an address of this machine"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *const *words = cases[i].words;

@@ -23,7 +23,7 @@ typedef struct Fp8Codes {
 
 #ifdef GPU_DEVICE
 
-/* Whether the target's matrix units multiply fp8 (gpu_gemm_has_fp8): other targets do not use the
+/* 1 if the target's matrix units multiply fp8 (gpu_gemm_has_fp8); other targets do not use the
  * quantized values. */
 #if defined __gfx942__ || defined __gfx950__ || defined __CUDA_ARCH_FEAT_SM90_ALL
 #define GPU_MULTIPLIES_FP8 1

@@ -41,7 +41,7 @@ static void gpu_fill(Device *device, void *memory, int byte, int64_t bytes) {
 static void *gpu_allocate(Device *device, int64_t bytes, Error *error) {
     void *memory = NULL;
     if (gpu_of(device)->call.allocate(&memory, bytes ? (size_t)bytes : 1) != 0) {
-        error_set(error, ERROR_MEMORY, "%s refused %lld bytes: %lld are free", device->info.name, (long long)bytes,
+        error_set(error, ERROR_MEMORY, "%s cannot allocate %lld bytes: only %lld are free", device->info.name, (long long)bytes,
             (long long)gpu_available(device));
         return NULL;
     }
@@ -60,7 +60,8 @@ static void gpu_free(Device *device, void *memory, int64_t bytes) {
 static void *gpu_allocate_host(Device *device, int64_t bytes, Error *error) {
     void *memory = staging_pin(gpu_of(device), bytes);
     if (!memory)
-        error_set(error, ERROR_MEMORY, "the driver of %s refused %lld bytes of the host's memory", device->info.name, (long long)bytes);
+        error_set(
+            error, ERROR_MEMORY, "the driver of %s cannot allocate %lld bytes of pinned host memory", device->info.name, (long long)bytes);
     return memory;
 }
 

@@ -20,9 +20,10 @@ bool modules_open(Gpu *gpu, Error *error) {
     gpu->modules = memory_allocate((objects + 1) * sizeof *gpu->modules);
     for (int i = 0; i < objects; i++)
         if (!strcmp(gpu_objects[i].target, info->target)) gpu->modules[gpu->module_count++] = (Module){.object = &gpu_objects[i]};
-    return gpu->module_count > 0 ||
-           error_set(error, ERROR_USAGE, "%s is %s, for which this smelt has no kernels: build with GPU_TARGETS=%s, or give device=cpu",
-               info->name, info->target, info->target);
+    return gpu->module_count > 0 || error_set(error, ERROR_USAGE,
+                                        "%s is %s, but this build has no kernels for it: build with GPU_TARGETS=%s, or set "
+                                        "device=cpu",
+                                        info->name, info->target, info->target);
 }
 
 void modules_close(Gpu *gpu) {
@@ -56,7 +57,7 @@ static Module *find_module(Gpu *gpu, const GpuKernel *kernel) {
         if (!strcmp(object->module, kernel->module) && (!object->kernel[0] || !strcmp(object->kernel, kernel->name)))
             return &gpu->modules[i];
     }
-    error_set(&gpu->failure, ERROR_DEVICE, "this smelt has no kernel %s of %s for this GPU", kernel->name, kernel->module);
+    error_set(&gpu->failure, ERROR_DEVICE, "this build has no kernel %s of %s for this GPU", kernel->name, kernel->module);
     return NULL;
 }
 

@@ -101,7 +101,7 @@ static bool open_gemm_library(VendorGemm *v, Error *error) {
     v->file = library_open(v->library->files, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!v->file) return error_set(error, ERROR_USAGE, "%s was not found", v->library->files[0]);
     const char *missing = library_find(v->file, symbols[device_info(v->host.device)->kind], &v->call);
-    return !missing || error_set(error, ERROR_USAGE, "%s has no %s", v->library->files[0], missing);
+    return !missing || error_set(error, ERROR_USAGE, "%s has no symbol %s", v->library->files[0], missing);
 }
 
 static bool read_version(VendorGemm *v, Error *error) {
@@ -111,7 +111,7 @@ static bool read_version(VendorGemm *v, Error *error) {
     else if (symbol && ((int (*)(void *, int *))symbol)(v->handle, &version) != 0) version = 0;
     snprintf(v->name, sizeof v->name, "%s %d", v->library->name, version);
     return v->library->nvidia || version >= HIP_OLDEST_VERSION ||
-           error_set(error, ERROR_USAGE, "%s is older than 0.8.0, of ROCm 6.2", v->name);
+           error_set(error, ERROR_USAGE, "%s is older than 0.8.0, the version of ROCm 6.2", v->name);
 }
 
 VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error) {
@@ -562,7 +562,7 @@ static bool verify(VendorGemm *v, const GemmTrial *trial, const Proposal *propos
     SCOPED_FREE char *rows = sampled_rows(v, trial, &sample, proposal), *again = sampled_rows(v, trial, &sample, proposal);
     snprintf(why, 128, "it does not run");
     if (!rows || !again) return false;
-    snprintf(why, 128, "it gives other bits from run to run");
+    snprintf(why, 128, "its results differ from run to run");
     if (memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)))) return false;
     snprintf(why, 128, "smelt has no kernel, or no memory, to check it");
     SCOPED_FREE char *reference = reference_rows(v, trial, &sample);
@@ -576,7 +576,7 @@ static bool is_trusted(VendorGemm *v, const GemmTrial *trial, const Proposal *pr
     Error error;
     bool good = proposal->smelt || verify(v, trial, proposal, why);
     if (!device_ok(v->host.device, &error)) return false;
-    if (!good) log_warn("%s: algorithm %016llx for %s is not used: %s", v->name, (unsigned long long)proposal->algorithm[0], shape, why);
+    if (!good) log_warn("%s: not using algorithm %016llx for %s: %s", v->name, (unsigned long long)proposal->algorithm[0], shape, why);
     return good;
 }
 

@@ -21,7 +21,7 @@ typedef struct GatedArguments {
 /* Arguments of join_gelu and its gradient: columns of the whole row; the first `width` are a's. */
 typedef struct JoinGeluArguments {
     const bf16 GLOBAL *x, *d_whole; /* d_whole: only in the gradient */
-    bf16 GLOBAL *a, *whole, *d_x;   /* a, or its gradient. In the gradient, a and d_x may be NULL: not wanted */
+    bf16 GLOBAL *a, *whole, *d_x;   /* a, or its gradient. In the gradient, a and d_x may be NULL: not needed */
     int64_t width;
     Tiling tiling;
 } JoinGeluArguments;

@@ -1,7 +1,7 @@
 /* The two sums that are separate operations. a + b adds the gradients of a tensor with several
  * readers. x + previous * scale, with WIDE x and previous [R, D] and scale [D], averages a ZAYA1
  * router's states over depth (exponential depth averaging, arXiv 2605.05365 eq. 2; one factor per
- * channel as in the code). Gradients of the latter: d_x = d_sum, d_previous = d_sum * scale,
+ * channel as in the code). Gradients of this average: d_x = d_sum, d_previous = d_sum * scale,
  * d_scale += sum over rows of d_sum * previous. */
 #include "ops/add/add.h"
 

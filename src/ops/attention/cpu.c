@@ -1,7 +1,7 @@
-/* Attention and its gradient on a CPU (formulas in rule.c, inner loops in cpu_tile_kernels.h). Work is cut
- * by shapes only, so that bits do not depend on threads. A pair is a sequence and a key-value head.
- * The query blocks of a pair are cut into the fewest parts of about equal cost that give
- * ATTENTION_TASKS tasks.
+/* Attention and its gradient on a CPU (formulas in rule.c, inner loops in cpu_tile_kernels.h). Work
+ * is cut by shapes only, so that bits do not depend on threads. A pair is a sequence and a
+ * key-value head. The query blocks of a pair are cut into the fewest parts of about equal cost that
+ * give ATTENTION_TASKS tasks.
  *
  * Scratch: keys and values of each pair cast to WIDE, one tile per task, and in the backward pass
  * dK and dV of each part. If a pair is one part, its keys and values are cast block by block, each
@@ -120,7 +120,7 @@ typedef struct KeyPart {
     int64_t row, kv_head; /* first query row of the sequence */
     int64_t begin, end;   /* query blocks */
     W *keys, *values;     /* [padded][qk_width] and [padded][v_width] */
-    W *d_keys, *d_values; /* likewise; backward pass only */
+    W *d_keys, *d_values; /* as keys and values; backward pass only */
     W *scratch;
 } KeyPart;
 

@@ -147,7 +147,7 @@ INLINE void softmax_follow(
         softmax->sum[r] *= rescale;
         UNROLL for (int n = 0; n < out_blocks; n++) {
             if (out_blocks * MMA <= 128) accumulator_scale_in_place(&out[n], r, rescale);
-            else accumulator_scale(&out[n], r, rescale); /* so many sums may be in registers that assembly cannot use */
+            else accumulator_scale(&out[n], r, rescale); /* with this many sums, some may be in registers that assembly cannot use */
         }
     }
 }

@@ -11,11 +11,11 @@
  * leaving registers. If sums of all columns of dK and dV do not fit in registers, `split` waves
  * share 32 keys: each computes the scores of its 32 queries of a tile and owns its share of the
  * columns, and they exchange P^T and dS^T through shared memory in register layout. On AMD two
- * waves share 32 keys in another way (gpu_grad_pairs_kernels.h); for narrow heads a wave has 16 keys
- * (gpu_grad_waves_kernels.h). Heads of 256 are cut into two blocks of 128 output columns in both passes.
- * Heads of 64 and 128 have one fused pass on NVIDIA's Hopper (gpu_grad_hopper_kernels.h). Scratch: delta
- * (on AMD, TileNumbers of each tile of queries), and two bounds per tile; on Hopper mainly dQ in
- * fp32; on AMD and Hopper also parts of dK and dV. */
+ * waves share 32 keys in another way (gpu_grad_pairs_kernels.h); for narrow heads a wave has 16
+ * keys (gpu_grad_waves_kernels.h). Heads of 256 are cut into two blocks of 128 output columns in
+ * both passes. Heads of 64 and 128 have one fused pass on NVIDIA's Hopper
+ * (gpu_grad_hopper_kernels.h). Scratch: delta (on AMD, TileNumbers of each tile of queries), and
+ * two bounds per tile; on Hopper mainly dQ in fp32; on AMD and Hopper also parts of dK and dV. */
 #include "ops/attention/gpu_tile_kernels.h"
 #include "ops/attention/gpu_grad_hopper_kernels.h"
 
@@ -691,8 +691,8 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
     HopperScratch at = hopper_scratch(sequences, a->query_rows.rows, a->key_rows.rows, &heads);
     int32_t parts = hopper_parts(sequences, a->key_rows.rows, &heads);
     int64_t groups = sequences * a->kv_heads * parts, blocks = divide_up(a->key_rows.rows, GRAD_KEYS);
-    /* As many groups at once as fill the multiprocessors: more would not stay in the cache. Twice
-     * as many if a group is one head, because such groups wait less. */
+    /* The number of concurrent groups that fill the multiprocessors: more would not stay in the
+     * cache. Twice as many if a group is one head, because such groups wait less. */
     int64_t fill = processors * (a->heads == a->kv_heads * parts ? 2 : 1) / blocks, at_once = fill > 0 ? fill : 1;
     return (AttentionGradHopper){.attention = *a,
         .d_out = g->d_out,

@@ -60,7 +60,7 @@ static void read_tile(const CpuOperand *o, CastTile *tile) {
     }
 }
 
-/* A NaN compares as no magnitude: a NaN element becomes a NaN value with any scale. */
+/* Returns the amax of a part of a line, without its NaNs: they become NaN with any scale. */
 static float part_amax(const CastTile *tile, int64_t line, int64_t at, int64_t count) {
     const float *x = tile->x[line] + at;
     float most = 0;

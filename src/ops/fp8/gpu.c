@@ -10,8 +10,7 @@
 
 static void expect_done(const OpCall *call, bool done) {
     if (!done)
-        gpu_fail(call->device,
-            "the GPU has no GEMM of fp8 for a linear layer of this model: leave out fp8.recipe, or give a larger fp8.min_size");
+        gpu_fail(call->device, "the GPU has no FP8 GEMM for a linear layer of this model: leave out fp8.recipe, or raise fp8.min_size");
 }
 
 void fp8_multiply_on_gpu(const OpCall *call, const Gemm *gemm) { expect_done(call, device_gemm_fp8(call->device, gemm)); }

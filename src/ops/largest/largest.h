@@ -9,9 +9,9 @@
 enum { LARGEST_PARTS = 32 };
 typedef enum LargestValue { LARGEST_ELEMENT, LARGEST_COLUMN, LARGEST_VALUES } LargestValue;
 
-/* Computes from x WIDE [R, C], the rank's cut_share of `columns` columns over `axes`, WIDE
- * [R, ranks * LARGEST_PARTS * LARGEST_VALUES] on all ranks. Columns count over all ranks; those
- * from limit[0] on (INT32 [1]) are ignored. Of equal elements the first counts. A part without
+/* Computes from x WIDE [R, C], the rank's cut_share of `columns` columns over `axes`, WIDE [R,
+ * ranks * LARGEST_PARTS * LARGEST_VALUES] on all ranks. Columns count over all ranks. Columns from
+ * limit[0] on (INT32 [1]) are ignored. If elements are equal, the first one counts. A part without
  * columns gives -infinity; a part with an element that is not finite gives NaN. No gradient. */
 TensorId op_largest(Graph *graph, TensorId x, TensorId limit, int64_t columns, MeshAxes axes);
 

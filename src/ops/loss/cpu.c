@@ -34,7 +34,7 @@ static int64_t codes_workspace(const Graph *graph, const Node *node) {
     return loss_cpu_workspace(graph, node) + (int64_t)sizeof(float) + (node->out[LOSS_D_X] ? 2 * codes : 0);
 }
 
-/* Of some logits of a row: the largest, the sum of e^(logit - most), and the target's logit, or
+/* For some logits of a row: the largest, the sum of e^(logit - most), and the target's logit, or
  * -infinity without it. */
 typedef struct CpuPeak { W most, sum, picked; } CpuPeak;
 static_assert(sizeof(CpuPeak) == PEAK_NUMBERS * sizeof(W), "ranks exchange it as numbers");

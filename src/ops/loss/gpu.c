@@ -14,9 +14,9 @@
  * often and take up to a fifth longer.
  *
  * A row of 524 KB does not fit any multiprocessor's cache. On Hopper a cluster of multiprocessors
- * holds it (gpu_cluster_kernels.h). Elsewhere, and if ranks divide the vocabulary, a row is read twice:
- * forwards for its maximum and sum, and backwards for the gradient. Few rows are in flight at once,
- * so much of the second read hits the GPU's last-level cache. */
+ * holds it (gpu_cluster_kernels.h). Elsewhere, and if ranks divide the vocabulary, a row is read
+ * twice: forwards for its maximum and sum, and backwards for the gradient. Few rows are in flight
+ * at once, so much of the second read hits the GPU's last-level cache. */
 #include "ops/loss/gpu_cluster_kernels.h"
 
 enum {
@@ -57,7 +57,7 @@ enum { THREADS = AMD_THREADS };
 #endif
 enum { STEP = THREADS * AHEAD, WAVES = THREADS / WAVE };
 
-/* Of the logits seen so far: their maximum, and the sums of e^(x - most) over low and over high
+/* For the logits read so far: their maximum, and the sums of e^(x - most) over low and over high
  * halves. */
 typedef struct LossSoftmax { float most, low, high; } LossSoftmax;
 

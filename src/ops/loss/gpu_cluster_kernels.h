@@ -29,7 +29,7 @@ static inline int64_t slice_vectors(int64_t vocabulary, int size) { return (voca
 
 extern LOCAL u32x4 slice_vectors_shared[] __attribute__((aligned(128)));
 
-/* Of the logits seen: their maximum, and the sum of e^(x - most). */
+/* For the logits read so far: their maximum, and the sum of e^(x - most). */
 typedef struct SliceSum { float most, sum; } SliceSum;
 
 /* A block's part of its row: `count` vectors from `first` on; the vocabulary may end within the

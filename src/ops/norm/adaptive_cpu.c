@@ -1,6 +1,7 @@
 /* Adaptive LayerNorm on a CPU, one thread per row; in the backward pass one thread per block of
  * KERNEL_BLOCK rows of a sample, whose sums for the gradients of the sample's vectors are added in
- * block order. Scratch: 1 + scale of each sample, those sums, and ds if it is not an output. */
+ * block order. Scratch: 1 + scale of each sample, the sums of the blocks, and ds if it is not an
+ * output. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows_kernels.h"
 #include "ops/norm/norm.h"

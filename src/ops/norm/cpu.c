@@ -1,6 +1,6 @@
 /* Norms of rows on a CPU, one thread per row; in the backward pass one thread per KERNEL_BLOCK
- * rows, whose sums for the gain's and bias's gradients are added in block order. Scratch: those
- * sums. */
+ * rows, whose sums for the gain's and bias's gradients are added in block order. Scratch: the sums
+ * of the blocks. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows_kernels.h"
 #include "ops/norm/norm.h"

@@ -1,6 +1,6 @@
 /* The norm of a block's output and its residual add on a CPU, one thread per row; in the backward
- * pass one thread per KERNEL_BLOCK rows, whose sums for the gain's gradient are added in block order.
- * Scratch: those sums. */
+ * pass one thread per KERNEL_BLOCK rows, whose sums for the gain's gradient are added in block
+ * order. Scratch: the sums of the blocks. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/norm.h"
 

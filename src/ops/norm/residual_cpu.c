@@ -1,6 +1,6 @@
 /* The residual add and the following norm on a CPU, one thread per row; in the backward pass one
- * thread per KERNEL_BLOCK rows, whose column sums are added in block order. Scratch: those sums,
- * and the total. */
+ * thread per KERNEL_BLOCK rows, whose column sums are added in block order. Scratch: the sums of
+ * the blocks, and their total. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows_kernels.h"
 #include "ops/norm/norm.h"

@@ -1,6 +1,6 @@
-/* The router on a CPU. A row has few classes, so the forward pass works on one vector of rows at a time, class by
- * class, on stack buffers. Loads are integers counted per KERNEL_BLOCK of rows; sums of probabilities are added in
- * block order. */
+/* The router on a CPU. A row has few classes, so the forward pass works on one vector of rows at a
+ * time, class by class, on stack buffers. Loads are integers counted per KERNEL_BLOCK of rows; sums
+ * of probabilities are added in block order. */
 #include "backend/cpu/kernel.h"
 #include "ops/router/router.h"
 
@@ -137,8 +137,8 @@ CPU_OP(router, router_cpu_workspace) {
 
 /* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (the
  * gradient of the loads, equal for all rows; NULL: zero) plus one number per chosen class: d_gate,
- * or, with renormalized gates, (d_gate - <d_gate, gate>) / sum of the chosen p. In the latter case
- * the dot product with p is zero. */
+ * or, with renormalized gates, (d_gate - <d_gate, gate>) / sum of the chosen p. With renormalized
+ * gates the dot product with p is zero. */
 static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, const W *restrict p, const int32_t *restrict index,
     const W *restrict pull, int64_t classes, const RouterSpec *spec) {
     W chosen = 0, gate_dot = 0, dot = 0, scale = 1, shift = 0;

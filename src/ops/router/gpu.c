@@ -193,8 +193,8 @@ KERNEL(router_totals, RouterTotalsArguments) {
 
 /* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is the gradient
  * of the loads, equal for all rows, plus one number per chosen class: d_gate, or, with renormalized
- * gates, (d_gate - <d_gate, gate>) / sum of the chosen p. In the latter case the dot product with p
- * is zero. */
+ * gates, (d_gate - <d_gate, gate>) / sum of the chosen p. With renormalized gates the dot product
+ * with p is zero. */
 INLINE void route_grad(const RouterGradArguments *a, const int own) {
     int64_t r = (int64_t)block_x() * GROUPS + thread_id() / LANES, row = r < a->rows ? r : a->rows - 1;
     const float GLOBAL *probabilities = a->probabilities + row * a->classes, *d_gate = a->d_gate + row * a->k;
