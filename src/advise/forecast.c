@@ -12,7 +12,7 @@
 #include "base/scope.h"
 #include "config/layout_rules.h"
 
-static const double skew = 0.03;  /* of compute time: ranks wait for the slowest rank (docs/forecast.md) */
+static const double skew = 0.03;  /* fraction of compute time that ranks wait for the slowest rank (docs/forecast.md) */
 static const double hidden = 0.5; /* fraction of the exchange of gradients and weights that compute hides, if there is enough compute */
 
 /* -- A microbatch -------------------------------------------------------------------------------------------------- */

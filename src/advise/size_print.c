@@ -96,7 +96,7 @@ static void print_neighbours(const SizeQuestion *question, FILE *file) {
     Neighbour neighbours[SIZE_NEIGHBOURS];
     SizeEstimate now = size_estimate(question, from);
     int count = size_neighbours(question, neighbours);
-    fprintf(file, "\nneighbors with as many parameters (+-1%%) and no fault, by modelled tokens/s relative to this model\n");
+    fprintf(file, "\nneighbors of equal size (+-1%% parameters), no fault, by modelled relative speed\n");
     if (count == 0) fprintf(file, "  none is quicker\n");
     for (int i = 0; i < count; i++) {
         const ModelConfig *to = &neighbours[i].model;

@@ -170,8 +170,8 @@ static const Option rows[] = {
     BOOL_OPTION(model.rope_truncate, "true", "round the bounds between the two to whole channels"),
     BOOL_OPTION(model.qkv_bias, "false", "biases of queries, keys and values (Qwen2)", STATE),
     CHOICE_OPTION(model.activation, "auto", activation_choices,
-        "activation function of the MLP or of each expert, gated or not as the family's own, which auto is: SwiGLU (llama), GELU by tanh "
-        "(gpt2)"),
+        "activation function of the MLP or of each expert; auto: the family's, such as SwiGLU (llama) or GELU by tanh (gpt2). A gated "
+        "family needs a gated function, others one without gate"),
     BOOL_OPTION(model.qk_norm, "false", "RMSNorm of each query and key head (Qwen3); mpt: qk_ln", STATE),
     REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "clamp queries, keys and values to this absolute value; 0: none"),
     REAL_OPTION(model.alibi_max, "8", 1e-3, 1000, "", "ALiBi: the smallest slope is 2^-N for this N (alibi_bias_max)"),

@@ -181,9 +181,9 @@ static const Need rows[] = {
     {"model.padding", OF_RULE, REFUSE},
 
     {"batch.ramp_tokens", "batch.ramp_steps", has_ramp_steps, WARN},
-    {"batch.ramp_tokens", "a first phase of data.train that leaves its ramp out", leaves_ramp, START},
+    {"batch.ramp_tokens", "a first phase of data.train without its own ramp", leaves_ramp, START},
     {"batch.ramp_steps", "batch.ramp_tokens", has_ramp_tokens, WARN},
-    {"batch.ramp_steps", "a first phase of data.train that leaves its ramp out", leaves_ramp, START},
+    {"batch.ramp_steps", "a first phase of data.train without its own ramp", leaves_ramp, START},
 
     {"flow.mean", IMAGES_ONLY, makes_images, REFUSE},
     {"flow.deviation", IMAGES_ONLY, makes_images, REFUSE},

@@ -58,7 +58,7 @@ typedef struct Marks {
 } Marks;
 
 typedef struct Sample {
-    double items[HISTORY_SAMPLE]; /* the first of each item's records */
+    double items[HISTORY_SAMPLE]; /* each is the first record of its item */
     Thinning thin;
 } Sample;
 

@@ -519,7 +519,7 @@ static bool is_remembered(const Config *config) {
 
 bool lineage_write(
     const Config *config, const Origin *origin, const Computer *computer, const json_t *identity, json_t *changes, Error *error) {
-    char when[64] = " once the run goes on"; /* the run is finished */
+    char when[64] = " once the run continues"; /* the run is finished */
     if (origin->step < config->steps) snprintf(when, sizeof when, " from step %lld on", (long long)origin->step + 1);
     for (size_t i = 0; i < json_array_size(changes); i++) log_info("%s%s", json_string_value(json_array_get(changes, i)), when);
     return write_run_record(config, origin, identity, describe_start(origin->step, computer, changes), error) &&

@@ -230,7 +230,7 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
     int count = fit_search(session->config, session->device, rank, layout_all_ranks(layout), available, fits);
     log_format_bytes((double)budget.total, needed);
     log_format_bytes((double)available, have);
-    const char *whose = budget.host ? "  beyond the process's own memory" : "";
+    const char *whose = budget.host ? " beyond the process's own memory" : "";
     if (rank == 0) budget_print(&budget, available, stderr);
     if (rank == 0) fit_print(fits, count, stderr);
     while (first < count && !fits[first].fits) first++;
@@ -238,8 +238,8 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
         return error_set(error, ERROR_MEMORY, "the plan needs %s, but only %s are available%s: it would fit with %s", needed, have, whose,
             fits[first].change);
     return error_set(error, ERROR_MEMORY,
-        "the plan needs %s, but only %s are available%s. Recomputation, smaller microbatches "
-        "and up to 1024 ranks do not suffice: use a machine with more memory, a smaller model, "
+        "the plan needs %s, but only %s are available%s: recomputation, smaller microbatches "
+        "and up to 1024 ranks do not suffice; use a machine with more memory, a smaller model, "
         "or a shorter data.length",
         needed, have, whose);
 }

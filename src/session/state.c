@@ -532,7 +532,8 @@ static bool load_together(CheckpointLoading *loading, int64_t step, Error *error
     int attempts = 0;
     do {
         loading->result = load_one(loading, step);
-        if (loading->result == LOAD_DAMAGED) log_warn("skipping the checkpoint of step %lld: %s", (long long)step, loading->reason.message);
+        if (loading->result == LOAD_DAMAGED)
+            log_warn("the checkpoint of step %lld is skipped: %s", (long long)step, loading->reason.message);
         if (!comm_host_all_reduce(loading->comm, "checkpoint loaded", &loading->result, 1, COMM_I64, COMM_MAX, error)) return false;
     } while (loading->result == LOAD_UNREADABLE && thread_pause(&attempts));
     return true;

@@ -122,7 +122,7 @@ INLINE int64_t unit_at(const Fp8CastArguments *a, TilePlace p, int i) {
     return p.matrix * a->rows.lines * a->stride + column + row * a->stride;
 }
 
-/* The elements that replace those outside the matrix do not change an amax. */
+/* Elements that pad the matrix do not change its amax. */
 INLINE void load_unit(const Fp8CastArguments *a, TilePlace p, Unit *x) {
     UNROLL for (int i = 0; i < UNIT; i++) x->row[i] = *(const u32x4 GLOBAL *)(a->x + unit_at(a, p, i));
     if (a->slots) UNROLL for (int i = 0; i < UNIT; i++) if (p.row + i >= p.end) x->row[i] = 0;

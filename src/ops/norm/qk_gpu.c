@@ -219,7 +219,7 @@ TILED_LAUNCHER(copy, CopyArguments, 8)
 LAUNCHER(any_grad_rows, QkArguments)
 LAUNCHER(any_grad_columns, QkArguments)
 
-/* Index of a kernel: width 128, then those of NORM_WIDTHS, then any width. */
+/* Index of a kernel: first width 128, then NORM_WIDTHS, then any width. */
 enum { QK_ANY = NORM_ANY + 1 };
 
 /* Every group must begin at a multiple of 4 columns. */
