@@ -218,28 +218,61 @@ static void put_page(Bytes *out, const Page *page) {
     put(out, page->body.at, page->body.size);
 }
 
-/* Writes a file of one row group with a required column `text`, and frees the bodies of its pages. */
-static void write_parquet(const char *path, int codec, int64_t rows, Page *pages, size_t count) {
+/* An element of a schema; a value of -1 is not written. */
+typedef struct Element {
+    const char *name;
+    int type, repetition, children, converted;
+} Element;
+
+static void put_element(Bytes *out, const Element *element) {
+    const int64_t values[] = {[1] = element->type, [3] = element->repetition, [5] = element->children, [6] = element->converted};
+    for (int id = 1, before = 0; id <= 6; id++) {
+        if (id == 2 || (id != 4 && values[id] < 0)) continue;
+        if (id == 4) put_name(out, id - before, element->name);
+        else put_number(out, id - before, values[id]);
+        before = id;
+    }
+    put_byte(out, 0);
+}
+
+/* What the footer of a file with one row group says, of each column the same. */
+typedef struct Footer {
+    const Element *schema;
+    int elements, codec;
+    int64_t rows, values;
+} Footer;
+
+/* Writes a file whose columns have `count` pages each, and frees the bodies of the pages. */
+static void write_columns(const char *path, const Footer *said, Page *pages, size_t count, int columns) {
     Bytes out = {0}, footer = {0};
     put(&out, "PAR1", 4);
-    for (size_t i = 0; i < count; i++) put_page(&out, &pages[i]), free(pages[i].body.at);
     put_number(&footer, 1, 1);
-    put(&footer, "\x19\x2c", 2); /* two elements of the schema */
-    put_name(&footer, 4, "schema"), put_number(&footer, 1, 1), put_byte(&footer, 0);
-    put_number(&footer, 1, 6), put_number(&footer, 2, 0), put_name(&footer, 1, "text"), put_byte(&footer, 0);
-    put_number(&footer, 1, rows);
-    put(&footer, "\x19\x1c\x19\x1c", 4); /* a row group, its column */
-    put_number(&footer, 2, 4);
-    put_byte(&footer, 1 << 4 | 12);
-    put_number(&footer, 1, 6), put_number(&footer, 3, codec), put_number(&footer, 1, rows), put_number(&footer, 2, (int64_t)out.size - 4);
-    put_number(&footer, 2, 4), put_byte(&footer, 0), put_byte(&footer, 0);
-    put_number(&footer, 2, rows), put_byte(&footer, 0), put_byte(&footer, 0);
+    put_byte(&footer, 1 << 4 | 9), put_byte(&footer, (unsigned)said->elements << 4 | 12);
+    for (int i = 0; i < said->elements; i++) put_element(&footer, &said->schema[i]);
+    put_number(&footer, 1, said->rows);
+    put(&footer, "\x19\x1c", 2); /* a row group */
+    put_byte(&footer, 1 << 4 | 9), put_byte(&footer, (unsigned)columns << 4 | 12);
+    for (int i = 0; i < columns; i++) {
+        int64_t start = (int64_t)out.size;
+        for (Page *page = pages + i * count; page < pages + (i + 1) * count; page++) put_page(&out, page), free(page->body.at);
+        put_number(&footer, 2, start);
+        put_byte(&footer, 1 << 4 | 12);
+        put_number(&footer, 1, 6), put_number(&footer, 3, said->codec), put_number(&footer, 1, said->values);
+        put_number(&footer, 2, (int64_t)out.size - start), put_number(&footer, 2, start), put_byte(&footer, 0), put_byte(&footer, 0);
+    }
+    put_number(&footer, 2, said->rows), put_byte(&footer, 0), put_byte(&footer, 0);
     put(&out, footer.at, footer.size);
     put(&out, &(uint32_t){(uint32_t)footer.size}, 4);
     put(&out, "PAR1", 4);
     write_bytes(path, out.at, out.size);
     free(footer.at);
     free(out.at);
+}
+
+/* Writes a file with a required column `text`. */
+static void write_parquet(const char *path, int codec, int64_t rows, Page *pages, size_t count) {
+    static const Element schema[] = {{"schema", -1, -1, 1, -1}, {"text", 6, 0, -1, -1}};
+    write_columns(path, &(Footer){schema, 2, codec, rows, rows}, pages, count, 1);
 }
 
 /* Numbered texts of `size` bytes; row `wrong` (-1: none) is said to be longer than the page. */
@@ -350,6 +383,35 @@ static void a_packing_goes_on_at_any_row(void **state) {
         assert_int_equal(number_at(&options, &files, at), rows[i]);
     }
     pack_files_free(&files);
+}
+
+/* Lists as older writers have them: the repeated field is the element (LogicalTypes.md, rules 2 and 3), or is a list that
+ * no annotation names. */
+static void lists_of_older_writers_are_read(void **state) {
+    (void)state;
+    enum { REQUIRED, OPTIONAL, REPEATED };
+    static const Element schemas[][5] = {{{"schema", -1, -1, 1, -1}, {"messages", -1, OPTIONAL, 1, 3}, {"array", -1, REPEATED, 2, -1},
+                                             {"role", 6, REQUIRED, -1, 0}, {"content", 6, REQUIRED, -1, 0}},
+        {{"schema", -1, -1, 1, -1}, {"messages", -1, OPTIONAL, 1, 3}, {"messages_tuple", -1, REPEATED, 2, -1}, {"role", 6, REQUIRED, -1, 0},
+            {"content", 6, REQUIRED, -1, 0}},
+        {{"schema", -1, -1, 1, -1}, {"messages", -1, REPEATED, 2, -1}, {"role", 6, REQUIRED, -1, 0}, {"content", 6, REQUIRED, -1, 0}}};
+    static const char *const texts[][4] = {{"user", "assistant", "user", "assistant"}, {"one", "two", "three", "four"}};
+    write_text("lines",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"one\"}, {\"role\": \"assistant\", \"content\": \"two\"}]}\n"
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"three\"}, {\"role\": \"assistant\", \"content\": \"four\"}]}\n");
+    pack_input("lines", "expected", (PackOptions){.format = PACK_CHAT});
+    for (int i = 0; i < 3; i++) {
+        Page pages[2] = {{.values = 4}, {.values = 4}};
+        bool bare = i == 2;
+        for (int c = 0; c < 2; c++) {
+            put(&pages[c].body, "\2\0\0\0\3\x0a", 6);                           /* repetition 0 1 0 1, bit-packed */
+            put(&pages[c].body, bare ? "\2\0\0\0\x08\1" : "\2\0\0\0\x08\2", 6); /* definition: a run of 4 */
+            for (int v = 0; v < 4; v++) put_text(&pages[c].body, texts[c][v], strlen(texts[c][v]));
+        }
+        write_columns("in", &(Footer){schemas[i], bare ? 4 : 5, 0, 2, 4}, pages, 1, 2);
+        pack_input("in", "out", (PackOptions){.format = PACK_CHAT});
+        assert_same_shard("out", "expected");
+    }
 }
 
 /* -- Hostile pages ----------------------------------------------------------------------------------------------------- */
@@ -477,6 +539,7 @@ int main(void) {
         IN_FOLDER(pages_of_all_sizes_give_the_same_on_any_number_of_threads),
         IN_FOLDER(a_damaged_page_loses_its_rest_alone),
         IN_FOLDER(a_packing_goes_on_at_any_row),
+        IN_FOLDER(lists_of_older_writers_are_read),
         IN_FOLDER(pages_that_lie_are_refused),
         IN_FOLDER(a_page_of_few_bytes_and_many_texts_is_read_in_parts),
     };
