@@ -13,17 +13,19 @@ EXAMPLE(example_gpt2, "gpt2-tiny.yaml");
 EXAMPLE(example_flux, "flux-digits.yaml");
 EXAMPLE(example_finetune, "finetune.yaml");
 EXAMPLE(example_qwen3_moe, "qwen3-30b-a3b.yaml");
-extern const char example_llama[], example_zaya[], example_mpt[], example_gpt2[], example_flux[], example_finetune[], example_qwen3_moe[];
+EXAMPLE(example_olmoe, "olmoe-1b-7b.yaml");
+extern const char example_llama[], example_zaya[], example_mpt[], example_gpt2[], example_flux[], example_finetune[], example_qwen3_moe[],
+    example_olmoe[];
 
 bool example_print(const char *name, Error *error) {
     static const struct {
         const char *name, *text;
     } examples[] = {{"llama", example_llama}, {"zaya", example_zaya}, {"mpt", example_mpt}, {"gpt2", example_gpt2}, {"flux", example_flux},
-        {"finetune", example_finetune}, {"qwen3-30b-a3b", example_qwen3_moe}};
+        {"finetune", example_finetune}, {"qwen3-30b-a3b", example_qwen3_moe}, {"olmoe-1b-7b", example_olmoe}};
     for (size_t i = 0; i < sizeof examples / sizeof *examples; i++)
         if (!strcmp(examples[i].name, name)) return fputs(examples[i].text, stdout), true;
     return error_set(error, ERROR_USAGE,
-        "'%s' is not an example: use llama, zaya, mpt, gpt2, flux, finetune or qwen3-30b-a3b, as in smelt "
-        "train --example llama",
+        "'%s' is not an example: use llama, zaya, mpt, gpt2, flux, finetune, qwen3-30b-a3b or olmoe-1b-7b, as in "
+        "smelt train --example llama",
         name);
 }

@@ -129,7 +129,7 @@ static const Option rows[] = {
     BOOL_OPTION(data.document_mask, "true", "restart attention, convolutions and positions at every document"),
 
     CHOICE_OPTION(model.family, "llama", FAMILY_CHOICES,
-        "architecture; llama includes Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE; flux generates images", STATE),
+        "architecture; llama includes Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE; olmo includes OLMoE; flux generates images", STATE),
     INT_OPTION(model.layers, "4", 1, 10000, "layers", "number of blocks, each of attention and an MLP or experts", STATE),
     INT_OPTION(model.width, "256", 8, 1 << 20, "channels", "width of the residual stream", STATE),
     INT_OPTION(model.heads, "4", 1, 65536, "heads", "query heads", STATE),

@@ -273,9 +273,10 @@ static bool read_qwen3_moe_gguf(const GgufKeys *keys) {
 static bool check_qwen3_moe_gguf(const ModelConfig *c, Error *error) {
     if (model_mixes_layers(c))
         return error_set(error, ERROR_USAGE,
-            "model.experts_first=%lld, model.experts_period=%lld: llama.cpp's qwen3moe has experts in all layers",
+            "model.experts_first=%lld, model.experts_period=%lld: llama.cpp's qwen3moe has experts in all layers; write a folder",
             (long long)c->experts_first, (long long)c->experts_period);
-    return c->renormalise || error_set(error, ERROR_USAGE, "model.renormalise=false: gates of llama.cpp's qwen3moe sum to 1");
+    return c->renormalise ||
+           error_set(error, ERROR_USAGE, "model.renormalise=false: gates of llama.cpp's qwen3moe sum to 1; write a folder");
 }
 
 static const GgufClass gguf_llama = {.architecture = "llama", .rotary = true, .pairs = true, .rows = gguf_dense_rows};

@@ -1,13 +1,15 @@
 /* OLMo 2 (arXiv 2501.00656): Llama's attention and MLP without norms before them. The output of each
  * is normalized before it is added to the stream, and so are all queries and all keys of a token
- * before RoPE. */
+ * before RoPE. OLMoE (arXiv 2409.02060), a model with experts, has the same norms of queries and
+ * keys, a bound of queries, keys and values after them, and Llama's norms before attention and
+ * experts. */
 #include "formats/hf_class.h"
 #include "model/layer_spec.h"
 
 static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
     (void)index;
-    return (LayerSpec){.after_attention = "post_attention_layernorm",
+    LayerSpec spec = {.after_attention = "post_attention_layernorm",
         .after_mlp = "post_feedforward_layernorm",
         .attention = {.queries = "self_attn.q_proj",
             .keys = "self_attn.k_proj",
@@ -15,9 +17,15 @@ static LayerSpec layer(Builder *b, int index) {
             .output = "self_attn.o_proj",
             .query_norm = "self_attn.q_norm",
             .key_norm = "self_attn.k_norm",
+            .clip_normed = c->clip_qkv,
             .rope_table = builder_rope_table(b, c->rope_theta),
             .scores = {.window = c->window}},
         .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
+    if (!c->experts) return spec;
+    spec.before_attention = "input_layernorm", spec.before_mlp = "post_attention_layernorm";
+    spec.after_attention = spec.after_mlp = NULL;
+    spec.mlp = (MlpLayer){.router = "mlp.gate", .experts = "mlp.experts"};
+    return spec;
 }
 
 static Trunk build(Builder *b) {
@@ -25,14 +33,14 @@ static Trunk build(Builder *b) {
     return builder_decoder(b, &decoder);
 }
 
-/* -- Class of transformers ----------------------------------------------------------------------------------------- */
+/* -- Classes of transformers --------------------------------------------------------------------------------------- */
 
 static void read_padding(HfFieldReader *r, const char *name, const json_t *value) {
     if (value) hf_read_padding(r, name, value);
     else r->model->padding = 1;
 }
 
-static const HfField fields[] = {
+static const HfField olmo2_fields[] = {
     INTEGER("vocab_size", vocabulary, "50304"),
     INTEGER("intermediate_size", ffn, "11008"),
     INTEGER("num_key_value_heads", kv_heads, "0 null"),
@@ -44,21 +52,75 @@ static const HfField fields[] = {
     END,
 };
 
-static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
+/* PyTorch's clamp sets every value to a bound of 0 or below. */
+static void read_clip(HfFieldReader *r, const char *name, const json_t *value) {
+    bool given = value && !json_is_null(value);
+    if (given && !(json_is_real(value) && json_real_value(value) > 0)) hf_refuse(r, name, "is not a positive real number");
+    r->model->clip_qkv = given ? json_real_value(value) : 0;
+}
+
+static void read_olmoe_loss(HfFieldReader *r, const char *name, const json_t *value) { hf_read_router_loss(r, name, value, 0.01); }
+
+static const HfField olmoe_fields[] = {
+    INTEGER("vocab_size", vocabulary, "50304"),
+    INTEGER("hidden_size", width, "2048"),
+    INTEGER("intermediate_size", ffn, "2048"),
+    INTEGER("num_hidden_layers", layers, "16"),
+    INTEGER("num_attention_heads", heads, "16"),
+    INTEGER("num_key_value_heads", kv_heads, "0 null"),
+    INTEGER("head_dim", head_dim, "0"),
+    INTEGER("max_position_embeddings", context, "4096"),
+    REAL("rms_norm_eps", norm_epsilon, "1e-5"),
+    READ("pad_token_id", read_padding),
+    FIXED("attention_bias", "false"),
+    READ("clip_qkv", read_clip),
+    FIXED("sliding_window", "null"), /* some of transformers' attention functions apply it, others do not */
+    INTEGER("num_experts", experts, "64"),
+    SYNONYM("num_local_experts", "num_experts"),
+    INTEGER("num_experts_per_tok", experts_per_token, "8"),
+    BOOLEAN("norm_topk_prob", renormalise, "false"),
+    READ("router_aux_loss_coef", read_olmoe_loss),
+    NO_EFFECT("output_router_logits"),
+    END,
+};
+
+static bool check_olmo2(const ModelConfig *c, const char *architecture, Error *error) {
+    if (c->clip_qkv > 0)
+        return error_set(error, ERROR_USAGE, "model.clip_qkv=%g: %s has no such bound: set model.clip_qkv=0", c->clip_qkv, architecture);
     return !c->window || error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window", (long long)c->window, architecture);
 }
 
-static void put(json_t *object, const ModelConfig *c) {
+static bool check_olmoe(const ModelConfig *c, const char *architecture, Error *error) {
+    if (c->window) return error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window", (long long)c->window, architecture);
+    return family_check_width(c, error);
+}
+
+static void put_olmo2(json_t *object, const ModelConfig *c) {
     hf_put_decoder(object, c);
     hf_put_rope(object, c);
     hf_put_integer(object, "intermediate_size", c->ffn);
     hf_put(object, "attention_bias", json_false());
 }
 
-static const GgufName gguf_names[] = {
+static void put_olmoe(json_t *object, const ModelConfig *c) {
+    put_olmo2(object, c);
+    hf_put(object, "clip_qkv", c->clip_qkv > 0 ? json_real(c->clip_qkv) : json_null());
+    hf_put_integer(object, "num_experts", c->experts);
+    hf_put(object, "norm_topk_prob", json_boolean(c->renormalise));
+    hf_put_router(object, c);
+}
+
+static bool fits_olmoe(const ModelConfig *c) { return c->experts; }
+
+static const GgufName gguf_olmo2_names[] = {
     {"post_attention_layernorm.", "post_attention_norm."},
     {"post_feedforward_layernorm.", "post_ffw_norm."},
     {NULL, NULL},
+};
+static const GgufRow gguf_olmoe_rows[] = {
+    {"expert_count", ROW_INTEGER, GGUF_AT(experts), true, "num_experts"},
+    {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"},
+    {NULL, ROW_READ, 0, false, NULL},
 };
 /* The default of pad_token_id is a token. */
 static bool read_gguf(const GgufKeys *keys) {
@@ -66,24 +128,47 @@ static bool read_gguf(const GgufKeys *keys) {
     return true;
 }
 
-static const GgufClass gguf = {.architecture = "olmo2", .rotary = true, .names = gguf_names, .read = read_gguf};
-static const HfClass class = {.model_type = "olmo2",
+static bool check_olmoe_gguf(const ModelConfig *c, Error *error) {
+    if (c->renormalise)
+        return error_set(error, ERROR_USAGE, "model.renormalise=true: llama.cpp's olmoe does not normalize gates; write a folder");
+    if (c->clip_qkv > 0)
+        return error_set(error, ERROR_USAGE, "model.clip_qkv=%g: llama.cpp's olmoe has no such bound; write a folder", c->clip_qkv);
+    return !c->tied || error_set(error, ERROR_USAGE, "model.tied=true: llama.cpp's olmoe has a head of its own; write a folder");
+}
+
+static const GgufClass gguf_olmo2 = {.architecture = "olmo2", .rotary = true, .names = gguf_olmo2_names, .read = read_gguf};
+static const GgufClass gguf_olmoe = {
+    .architecture = "olmoe", .experts = true, .rotary = true, .rows = gguf_olmoe_rows, .read = read_gguf, .check = check_olmoe_gguf};
+static const HfClass olmo2 = {.model_type = "olmo2",
     .architecture = "Olmo2ForCausalLM",
-    .tables = {{fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
-    .check = check_class,
-    .put = put,
-    .gguf = &gguf};
-static const HfClass *const classes[] = {&class, NULL};
+    .tables = {{olmo2_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .check = check_olmo2,
+    .put = put_olmo2,
+    .gguf = &gguf_olmo2};
+static const HfClass olmoe = {.model_type = "olmoe",
+    .architecture = "OlmoeForCausalLM",
+    .tables = {{olmoe_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .lacks_router_biases = true,
+    .router_is_parameter = true,
+    .fits = fits_olmoe,
+    .check = check_olmoe,
+    .put = put_olmoe,
+    .list = hf_list_experts,
+    .gguf = &gguf_olmoe};
+static const HfClass *const classes[] = {&olmoe, &olmo2, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
 
-static const char *const settings[] = {"activation", "padding", "rope_factor", "rope_theta", NULL};
+/* Norms after attention and MLP have kernels of these widths. */
+static bool check_norm_widths(const ModelConfig *c, Error *error) { return c->experts || family_check_fused_norms(c, error); }
+
+static const char *const settings[] = {"activation", "clip_qkv", "experts", "padding", "rope_factor", "rope_theta", NULL};
 
 const FamilyRule family_olmo = {.name = "olmo",
     .settings = settings,
     .repeats_key_heads = true,
     .norms_all_heads = true,
-    .check = family_check_fused_norms,
+    .check = check_norm_widths,
     .activation = ACTIVATION_swiglu,
     .layers = "model.layers",
     .classes = classes,

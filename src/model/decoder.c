@@ -52,6 +52,7 @@ static TensorId attention(Builder *b, const Decoder *d, const AttentionLayer *la
         Norm key = builder_norm(b, layer->key_norm, d->norm, false, (d->norms_heads ? 1 : c->kv_heads) * c->head_dim);
         qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
     }
+    if (layer->clip_normed > 0) qkv = op_clamp(b->graph, qkv, layer->clip_normed);
     if (layer->rope_table) qkv = op_rope(b->graph, qkv, b->positions, layer->rope_table, &heads, ROPE_HALVES);
     return builder_linear(b, builder_attention(b, qkv, &layer->scores), &output, LORA_ATTENTION);
 }

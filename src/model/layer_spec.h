@@ -16,8 +16,9 @@ typedef struct AttentionLayer {
     const char *queries, *keys, *values; /* keys NULL: `queries` is one matrix of queries, keys and values */
     const char *output;
     bool biased, output_biased;
-    double clip;                       /* bound of queries, keys and values; 0: none */
+    double clip;                       /* bound of queries, keys and values before the next norms; 0: none */
     const char *query_norm, *key_norm; /* before RoPE; NULL: none */
+    double clip_normed;                /* the same bound after these norms */
     TensorId rope_table;               /* TENSOR_NONE: no RoPE */
     AttentionScores scores;
     /* Appends another kind of attention, [R, D] to [R, D], which reads the fields that it needs.

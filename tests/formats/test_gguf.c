@@ -151,6 +151,8 @@ static FixtureSettings mpt = {
     "model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128", "model.layers=2", "model.clip_qkv=2"};
 static FixtureSettings olmo2 = {
     "model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64", "model.layers=2", "model.tied=false"};
+static FixtureSettings olmoe = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+    "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.tied=false"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=64", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
@@ -161,7 +163,7 @@ static FixtureSettings linear = {"model.family=llama", "model.heads=4", "model.k
 static FixtureSettings published = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.head_dim=64", "model.width=32",
     "model.ffn=64", "model.layers=1", "model.rope_theta=500000", "model.rope_factor=32", "model.rope_original_context=8192",
     "model.context=16384"};
-static const char *const *const models[] = {llama, published, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmo2, gpt2, yarn, linear};
+static const char *const *const models[] = {llama, published, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmo2, olmoe, gpt2, yarn, linear};
 enum { MODELS = sizeof models / sizeof *models };
 
 static void write_gguf(const Fixture *f, const char *type, const char *path) {
@@ -432,6 +434,12 @@ static void models_that_llama_cpp_lacks_are_refused(void **state) {
         "model.layers=2", "model.qk_norm=true", "model.experts=3", "model.renormalise=true", "model.experts_first=1"};
     static FixtureSettings plain_gates = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
         "model.layers=2", "model.qk_norm=true", "model.experts=3"};
+    static FixtureSettings clipped = {"model.family=olmo", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=64",
+        "model.layers=1", "model.experts=3", "model.tied=false", "model.clip_qkv=2"};
+    static FixtureSettings tied = {"model.family=olmo", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=64",
+        "model.layers=1", "model.experts=3", "model.tied=true"};
+    assert_not_written(clipped, "model.clip_qkv=2");
+    assert_not_written(tied, "model.tied=true");
     assert_not_written(mixed, "model.experts_first=1 experts in all layers");
     assert_not_written(plain_gates, "model.renormalise=false");
     assert_not_written(zaya, "no architecture for ZayaForCausalLM");

@@ -26,6 +26,8 @@ static FixtureSettings qwen3_moe = {"model.family=llama", "model.heads=4", "mode
     "model.experts_first=1", "model.dense_ffn=40", "model.window=9", "model.auxiliary_scope=model"};
 static FixtureSettings mpt = {"model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128", "model.layers=2",
     "model.clip_qkv=2", "model.softmax_scale=0.3"};
+static FixtureSettings olmoe = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
+    "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.clip_qkv=3", "model.padding=4", "model.auxiliary_scope=model"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
@@ -35,7 +37,8 @@ static FixtureSettings linear = {"model.family=llama", "model.heads=4", "model.k
     "model.layers=1", "model.qkv_bias=true", "model.window=6", "model.rope_scaling=linear", "model.rope_factor=2.5"};
 static FixtureSettings dynamic = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
     "model.layers=1", "model.rope_scaling=dynamic", "model.rope_factor=2", "model.rope_original_context=128", "model.context=256"};
-static const char *const *const models[] = {zaya, yarn, linear, dynamic, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt, gpt2};
+static const char *const *const models[] = {
+    zaya, yarn, linear, dynamic, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmoe, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -164,7 +167,7 @@ static void what_was_written_is_read_back(void **state) {
 /* What transformers wrote for these folders, with fields that say nothing of numbers and one that nobody knows. */
 static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
-    static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2"};
+    static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -272,6 +275,8 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {qwen3_moe, "decoder_sparse_step", "5", "mlp_only_layers decoder_sparse_step no layer with experts"},
         {qwen3_moe, "mlp_only_layers", "[1, 3]", "mlp_only_layers decoder_sparse_step no layer with experts"},
         {qwen3_moe, "mlp_only_layers", "[\"1\"]", "mlp_only_layers is not a list of layers"},
+        {olmoe, "clip_qkv", "0.0", "clip_qkv is not a positive real number"},
+        {olmoe, "sliding_window", "8", "sliding_window is 8"},
         {qwen3_moe, "use_sliding_window", "1", "use_sliding_window is not true or false"},
         {zaya, "layer_types", "[\"hybrid\", \"hybrid_sliding\"]", "sliding_window is missing"},
         {zaya, "layer_types", "[\"hybrid\"]", "layer_types num_hidden_layers"},

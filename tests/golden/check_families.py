@@ -79,6 +79,11 @@ MODELS = {
               transformers.Olmo2ForCausalLM,
               transformers.Olmo2Config(hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
                                        tie_word_embeddings=False, **LLAMA)),
+    "olmoe": (["model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=48", "model.ffn=24", "model.layers=3", "model.tied=false", "model.experts=6",
+               "model.experts_per_token=3", "model.clip_qkv=1.5"],
+              transformers.OlmoeForCausalLM,
+              transformers.OlmoeConfig(hidden_size=48, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, num_experts=6,
+                                       num_experts_per_tok=3, clip_qkv=1.5, tie_word_embeddings=False, **LLAMA)),
 }
 
 

@@ -25,6 +25,7 @@ MODELS = {
     "qwen3_moe": ["model.family=llama", "model.kv_heads=2", "model.qk_norm=true", "model.experts=3", "model.experts_per_token=2", "optimizer.balance_lr=0"],
     "qwen3_moe, MLPs between": ["model.family=llama", "model.kv_heads=2", "model.qk_norm=true", "model.experts=3", "model.experts_per_token=2",
                                 "optimizer.balance_lr=0", "model.experts_first=1"],
+    "olmoe": ["model.family=olmo", "model.kv_heads=2", "model.experts=3", "model.experts_per_token=2", "optimizer.balance_lr=0"],
     "mpt": ["model.family=mpt", "model.kv_heads=4", "model.ffn=256"],
     "gpt2": ["model.family=gpt2", "model.kv_heads=4"],
     "gpt2, attention alone": ["model.family=gpt2", "model.kv_heads=4"],
@@ -45,7 +46,7 @@ MODELS = {
 
 
 def has_experts(name):
-    return name.startswith(("zaya", "mixtral", "qwen3_moe"))
+    return name.startswith(("zaya", "mixtral", "qwen3_moe", "olmoe"))
 
 
 def logits_of(model):

@@ -55,7 +55,13 @@ def draw_qwen3_moe(draw):
         use_sliding_window=draw.random() < 0.3, sliding_window=draw.choice([3, 9, 40]), hidden_act=draw.choice(["silu", "silu", "gelu_pytorch_tanh"]))
 
 
-FAMILIES = {"qwen3_moe": draw_qwen3_moe}
+def draw_olmoe(draw):
+    heads = draw.choice([2, 4, 6])
+    return draw_common(draw, heads) | draw_experts(draw) | dict(hidden_size=heads * 2 * draw.randint(2, 9), intermediate_size=draw.randint(5, 50),
+        num_key_value_heads=draw.choice([None, *(k for k in (1, 2, 3, 6) if heads % k == 0)]), clip_qkv=draw.choice([None, None, 1.5, 0.7]))
+
+
+FAMILIES = {"qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe}
 
 
 def smelt(build, *arguments):
@@ -71,6 +77,8 @@ def make_model(family, settings, number):
     for _, p in model.named_parameters():
         if p.dim() == 1:
             p.data += torch.randn_like(p) * 0.2
+    if model.config.pad_token_id is not None:  # its row starts as zeros, for which all experts tie
+        model.get_input_embeddings().weight.data[model.config.pad_token_id].normal_(std=0.15)
     return model.eval()
 
 
@@ -179,19 +187,27 @@ def check_first_step(model, step, gradients, batch):
     return worst
 
 
-def check_steps(model, step, batch, ours):
+def steps_of(model, step, batch):
     tables = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     adamw = torch.optim.AdamW([dict(params=tables, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)], lr=LR, betas=(0.9, 0.95), eps=1e-8)
-    worst = 0
-    for mine in ours:
+    found = []
+    for _ in range(STEPS):
         _, cross, balance = run_theirs(model, step, batch)
-        worst = max(worst, abs(mine - cross.item()) / cross.item())
+        found.append(cross.item())
         adamw.zero_grad()
         (cross + balance).backward()
         adamw.step()
-    assert len(ours) == STEPS and worst < LOSSES, ("losses", worst)
-    return worst
+    return found
+
+
+def check_steps(family, settings, number, step, batch, ours):
+    """Rounding grows from step to step, through choices of experts and bounds of clip_qkv: where transformers is further than LOSSES from its own losses in
+    float64, smelt may be twice as far from them."""
+    exact, theirs = (steps_of(make_model(family, settings, number).to(dtype), step, batch) for dtype in (torch.float64, torch.float32))
+    off, far = (max(abs(a - b) / b for a, b in zip(found, exact)) for found in (ours, theirs))
+    assert len(ours) == STEPS and off < max(LOSSES, 2 * far), ("losses", off, far)
+    return off
 
 
 @torch.no_grad()
@@ -258,7 +274,7 @@ def check(build, family, number):
         kept = check_documents(build, folder, batch, step)
         check_resumed(build, folder, batch, losses(run))
         worst = check_first_step(model, step, gradients, batch)
-        steps = check_steps(model, step, batch, losses(run))
+        steps = check_steps(family, settings, number, step, batch, losses(run))
         layout = check_layouts(build, folder, draw, scratch) if number % 4 == 0 else ""
         print(f"{family} {number:2d}: {batch.sequences} x {batch.length:2d} tokens, {kept:3d} rows kept  logits {worst['logits']:.1e}  loss {worst['loss']:.1e}  "
               f"gradients {worst['gradient']:.1e}  ten steps {steps:.1e}{layout}", flush=True)

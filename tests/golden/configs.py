@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "activation_function", "norm_type", "attn_type")
@@ -146,6 +146,24 @@ def qwen3_moe_edits():
     yield {"attention_bias": True}
 
 
+def olmoe_edits():
+    for k in (1, 2, 3):
+        for norm in (True, False, ...):
+            yield {"num_experts_per_tok": k, "norm_topk_prob": norm, "output_router_logits": True, "router_aux_loss_coef": 0.5}
+    for weight in (0.02, 0.0, -0.1, ...):
+        yield {"output_router_logits": True, "router_aux_loss_coef": weight}
+    for bound in (0.5, 1, 100.0, 0.0, -1.0, None, ...):
+        yield {"clip_qkv": bound}
+    for size in (8, 12, None, ...):
+        yield {"head_dim": size}
+    for window in (5, None):
+        yield {"sliding_window": window}
+    yield {"num_local_experts": 3, "num_experts": 4}
+    yield {"num_local_experts": 4, "num_experts": 3}
+    yield {"num_local_experts": 4, "num_experts": ...}
+    yield {"attention_bias": True}
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -191,6 +209,8 @@ def own_edits(family):
         edits += list(moe_edits())
     if family == "qwen3_moe":
         edits += list(qwen3_moe_edits())
+    if family == "olmoe":
+        edits += list(olmoe_edits())
     return edits
 
 

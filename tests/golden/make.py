@@ -29,6 +29,7 @@ FAMILIES = {
     "qwen3_moe": dict(model_type="qwen3_moe", intermediate_size=40, moe_intermediate_size=20, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
                       decoder_sparse_step=2, head_dim=12),
     "olmo2": dict(model_type="olmo2", intermediate_size=40),
+    "olmoe": dict(model_type="olmoe", intermediate_size=20, num_experts=3, num_experts_per_tok=2, clip_qkv=2.5),
     "mpt": dict(model_type="mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, attn_config=dict(alibi=True, clip_qkv=2.0, softmax_scale=0.3)),
     "gpt2": dict(model_type="gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
     "zaya-window": dict(model_type="zaya", head_dim=8, moe_intermediate_size=20, num_experts=3, router_hidden_size=12, sliding_window=6,

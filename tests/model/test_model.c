@@ -57,6 +57,9 @@ static const Variety families[] = {
             "model.qk_norm=true", "model.clip_qkv=1.6", "model.softmax_scale=0.3", "model.alibi_max=4"}},
     {"olmo2", {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2",
                   "model.vocabulary=40", "model.tied=false"}},
+    {"olmoe", {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=10", "model.layers=2",
+                  "model.vocabulary=40", "model.tied=false", "model.experts=5", "model.experts_per_token=3", "model.clip_qkv=2.5",
+                  "model.auxiliary_loss=0.01", "model.auxiliary_scope=model"}},
     {"gpt2", {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=21", "model.ffn=20", "model.layers=2",
                  "model.vocabulary=40"}},
 };
@@ -285,6 +288,7 @@ static void published_models_have_their_published_parameter_counts(void **state)
         {"configs/qwen2.5-0.5b.yaml", 494032768},
         {"configs/qwen3-0.6b.yaml", 596049920},
         {"configs/qwen3-30b-a3b.yaml", 30532122624},
+        {"configs/olmoe-1b-7b.yaml", 6919161856},
         {"configs/gpt2-124m.yaml", 124439808},
         {"configs/gpt2-1.5b.yaml", 1557611200},
         {"configs/mpt-7b.yaml", 6649286656},

@@ -45,6 +45,8 @@ static const Variety families[] = {
     {"mpt with qk_ln, clip_qkv, grouped queries and a window",
         {"model.family=mpt", "model.heads=6", "model.kv_heads=2", "model.width=24", "model.ffn=40", "model.layers=2", "model.qk_norm=true",
             "model.clip_qkv=6", "model.window=20", "model.tied=false"}},
+    {"olmoe", {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2",
+                  "model.experts=4", "model.experts_per_token=2", "model.clip_qkv=1.5", "model.tied=false"}},
     {"gpt2",
         {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=40", "model.layers=3", "model.tied=false"}},
 };

@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "checkpoint.h"
 #include "config/config.h"
+#include "formats/hf_class.h"
 #include "model/model.h"
 #include "run/run.h"
 
@@ -31,14 +32,14 @@ static inline void random_run_initialize(const Graph *graph, const ModelConfig *
     }
 }
 
-/* The model's initial weights, and noise on what they leave constant. Mixtral's routers have no biases in other
- * programs: they stay equal. */
+/* The model's initial weights, and noise on what they leave constant. Biases of routers stay equal if other programs
+ * have none. */
 static inline void random_run_weights(const Graph *graph, const ModelConfig *config, void *master) {
     random_run_initialize(graph, config, 1, master);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         bool balance_bias = p->kind == PARAMETER_BALANCE_BIAS;
-        if (p->init_std > 0 || (balance_bias && config->family == FAMILY_llama)) continue;
+        if (p->init_std > 0 || (balance_bias && hf_class(config)->lacks_router_biases)) continue;
         for (int64_t j = 0; j < p->count; j++) {
             double noise = (balance_bias ? 0.02 : 0.2) * rng_normal(2, hash_bytes(p->name, strlen(p->name)), j);
             if (graph->precision == PRECISION_FP64) ((double *)parameter_in(p, master))[j] += noise;
