@@ -426,6 +426,7 @@ static bool skip_to(RecordReader *reader, const char *path, int64_t byte, Error 
 /* Adds a record that says why a file is skipped. */
 static Record *leave_file_out(RecordReader *reader, Block *block, const NotText *why) {
     reader->format = (RecordFormat){0};
+    reader->line = reader->at.line;
     Record *record = open_record_format(reader, block);
     record->left_out = *why;
     reader->first_document = -1;
