@@ -116,6 +116,15 @@ static void take_free(ModelConfig *model, const ModelConfig *from) {
     model->preference = from->preference;
 }
 
+/* A new run with adapters whose init is a run with adapters goes on with them: their base becomes
+ * init, and the run becomes lora.start. */
+static void continue_adapters(Config *config, const Config *origin) {
+    if (!source_is_run(config->init) || !origin->lora.rank || !config->lora.rank || config->lora.start[0]) return;
+    log_info("init=%s has adapters: training goes on with them, as by init=%s lora.start=%s", config->init, origin->init, config->init);
+    config->lora.start = config->init;
+    config->init = origin->init;
+}
+
 /* Takes the model of init=FOLDER, and its tokenizer for text. Given settings of the model must
  * agree with it. Settings that may differ between trainings are exempt. */
 static bool take_model(const TrainArguments *arguments, Config *config, OptionStrings *strings, Error *error) {
@@ -135,8 +144,11 @@ static bool take_model(const TrainArguments *arguments, Config *config, OptionSt
     wanted = *config;
     wanted.model = origin.model;
     take_free(&wanted.model, &config->model);
-    if (!options_difference(&config_table, &wanted, config, text, sizeof text))
-        return take_origin_tokenizer(folder, &origin, config, strings, error);
+    if (!options_difference(&config_table, &wanted, config, text, sizeof text)) {
+        if (!take_origin_tokenizer(folder, &origin, config, strings, error)) return false;
+        continue_adapters(config, &origin);
+        return true;
+    }
     return error_set(error, ERROR_USAGE,
         "init=%s is another model (its settings -> given):\n"
         "%sremove these settings",

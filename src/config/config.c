@@ -267,7 +267,7 @@ static const Option rows[] = {
         STATE),
     CHOICE_OPTION(lora.base, "same", "same|nf4|fp8",
         "storage of frozen linear layers; nf4: 4.13 bits (QLoRA), fp8: 8 bits; each matrix is dequantized right before its GEMM"),
-    STRING_OPTION(lora.start, "", "", "PEFT folder (adapter_config.json) with the initial adapters of a new run", PATH),
+    STRING_OPTION(lora.start, "", "", "PEFT folder (adapter_config.json), or run, with the initial adapters of a new run", PATH),
     CHOICE_OPTION(
         lora.experts, "each", "each|shared", "adapters of experts: one per expert, or one shared by all experts of a layer", STATE),
 

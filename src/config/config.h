@@ -111,7 +111,7 @@ typedef struct LoraConfig {
     const char *tokens;          /* ids of which only the rows are trained (lora_token_runs); empty: none */
     int experts;                 /* LoraExperts */
     int base;                    /* LoraBase */
-    const char *start;           /* a PEFT folder; empty: none */
+    const char *start;           /* a PEFT folder, or a run with adapters; empty: none */
 } LoraConfig;
 
 /* For families of images: a training time is 1 / (1 + exp(-x)) for a normal x with this mean and

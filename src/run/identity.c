@@ -141,6 +141,7 @@ static json_t *describe_run(const char *name, Error *error) {
 }
 
 json_t *identity_of_adapters(const char *name, Error *error) {
+    if (source_is_run(name)) return describe_run(name, error);
     SCOPED_FREE char *folder = adapter_folder(name);
     return hash_folder(folder, error);
 }

@@ -42,7 +42,7 @@ json_t *identity_of_source(const char *path, Error *error);
 json_t *identity_of_base(const char *path, const char *run, bool keeps, Error *error);
 /* Compares two contents by the checksums that both have. */
 bool identity_same_content(const char *content, const char *other);
-/* Returns the content of a PEFT folder, without its base. NULL on failure. */
+/* Returns the content of a PEFT folder, without its base, or of a run. NULL on failure. */
 json_t *identity_of_adapters(const char *name, Error *error);
 /* Returns the content of a file or folder of text: names, sizes, and samples of the files;
  * `held_out`: for validation, as in PackOptions. NULL on failure. */

@@ -189,10 +189,26 @@ static bool load_parts(const PeftFolder *peft, HostModel *start, const LoraConfi
     return peft_load(peft, lora, start->model.graph, start->master, error);
 }
 
-bool adapter_load_start(Session *session, Error *error) {
+/* Loads the newest adapters of the run that lora.start names. */
+static bool load_run_start(HostModel *start, const Config *config, Error *error) {
+    Config origin;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    const LoraConfig *lora = &config->lora, *own = &origin.lora;
+    int64_t step;
+    if (!source_read_config(lora->start, &origin, &strings, error)) return false;
+    if (own->rank != lora->rank || own->alpha != lora->alpha || own->rslora != lora->rslora || own->experts != lora->experts ||
+        strcmp(own->targets, lora->targets) != 0 || strcmp(own->modules_to_save, lora->modules_to_save) != 0 ||
+        strcmp(own->tokens, lora->tokens) != 0)
+        return error_set(error, ERROR_USAGE,
+            "%s has adapters with lora.rank=%lld lora.alpha=%g lora.targets=%s, and other lora settings "
+            "are set: set those of its config.yaml",
+            lora->start, (long long)own->rank, own->alpha, own->targets);
+    return open_adapters(start, lora->start, &origin, config->precision, &step, error);
+}
+
+static bool load_peft_start(const Session *session, HostModel *start, Error *error) {
     const Config *config = session->config;
     const LoraConfig *lora = &config->lora;
-    SCOPED(host_model_close) HostModel start = {0};
     SCOPED(peft_close) PeftFolder peft = {0};
     if (!peft_open(&peft, lora->start, error)) return false;
     if (peft.lora.rank != lora->rank || fabs(lora_factor(&peft.lora) - lora_factor(lora)) > 1e-9 * lora_factor(lora))
@@ -201,10 +217,17 @@ bool adapter_load_start(Session *session, Error *error) {
             "lora.alpha=%g is set: set the values of the adapters",
             lora->start, (long long)peft.lora.rank, peft.lora.alpha, peft.lora.rslora ? " lora.rslora=true" : "", (long long)lora->rank,
             lora->alpha);
-    if (!host_model_open(&start, &config->model, lora, config->precision, error) || !peft_check_trained(&peft, start.model.graph, error) ||
-        !load_parts(&peft, &start, lora, error))
+    if (!host_model_open(start, &config->model, lora, config->precision, error) || !peft_check_trained(&peft, start->model.graph, error) ||
+        !load_parts(&peft, start, lora, error))
         return false;
     if (comm_rank(session->comm) == 0) name_differences(&peft, config);
+    return true;
+}
+
+bool adapter_load_start(Session *session, Error *error) {
+    SCOPED(host_model_close) HostModel start = {0};
+    bool run = source_is_run(session->config->lora.start);
+    if (!(run ? load_run_start(&start, session->config, error) : load_peft_start(session, &start, error))) return false;
     weights_take_shards(session, &(WeightSource){.graph = start.model.graph, .master = start.master});
     return device_ok(session->device, error);
 }

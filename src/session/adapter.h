@@ -10,8 +10,8 @@
  * model in `folder`, whose configuration is `origin`. ERROR_CHECKPOINT; ERROR_USAGE if that model
  * has adapters itself. */
 bool adapter_load_base(Session *session, const char *folder, const Config *origin, Error *error);
-/* Fills this rank's part of the adapters from the folder that lora.start names; they are not spread
- * yet. ERROR_USAGE if they do not fit the configuration. */
+/* Fills this rank's part of the adapters from the folder or the run that lora.start names; they are
+ * not spread yet. ERROR_USAGE if they do not fit the configuration. */
 bool adapter_load_start(Session *session, Error *error);
 /* Loads the weights of a run with adapters, or of a folder of adapters, as an ordinary model: W +
  * factor B A of the base and the newest adapters. They go to `master`, host memory of the MASTER

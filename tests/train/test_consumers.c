@@ -63,8 +63,9 @@ static const Consumer consumers[] = {
     {"peft", "convert %s adapter adapter=true overwrite=true", RESULT_REFUSED, RESULT_MODEL, "adapter", "trains no adapters"},
     {"init of all weights", TRAIN "run=next steps=1 precision=fp32 init=%s", RESULT_NONE, RESULT_NONE, NULL, NULL},
     {"init in bf16", TRAIN "run=next steps=1 precision=pure_bf16 init=%s", RESULT_NONE, RESULT_NONE, NULL, NULL},
-    {"base of adapters", TRAIN "run=next steps=1 precision=fp32 lora.rank=2 init=%s", RESULT_NONE, RESULT_REFUSED, NULL,
-        "trains adapters itself"},
+    {"other adapters", TRAIN "run=next steps=1 precision=fp32 lora.rank=2 init=%s", RESULT_NONE, RESULT_REFUSED, NULL,
+        "set those of its config.yaml"},
+    {"adapters go on", TRAIN "run=next steps=1 precision=fp32 lora.rank=4 init=%s", RESULT_NONE, RESULT_NONE, NULL, NULL},
     {"reference of DPO",
         "train data.train=pairs data.valid= data.length=32 batch.sequences=2 batch.tokens=64 eval.sequences=0 threads=1 tensorboard=false "
         "preference.loss=dpo data.packing=best_fit run=next steps=1 precision=fp32 init=%s",

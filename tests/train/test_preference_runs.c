@@ -212,6 +212,15 @@ static void the_reference_of_adapters_is_the_model_without_them(void **state) {
         "precision=fp32 run=on init=base lora.rank=2 lora.tokens=48-57,97-122 lora.start=adapter steps=1"); /* which are the reference now */
     assert_true(fabs(recorded("on", "step", 0, "loss") - log(2)) < 1e-6);
     assert_false(same_bytes("on/data/reference-train", "adapters/data/reference-train"));
+    train_good(PREFER LLAMA "precision=fp32 run=continued init=adapters lora.rank=2 lora.tokens=48-57,97-122 steps=2 stop_at=1");
+    train_good(PREFER LLAMA "precision=fp32 run=continued init=adapters lora.rank=2 lora.tokens=48-57,97-122 steps=2");
+    bytes = read_bytes("continued/data/reference-train", &size), others = read_bytes("on/data/reference-train", &other);
+    assert_int_equal(size, other);
+    assert_memory_equal(bytes, others, PAIRS * sizeof(ReferencePair)); /* what follows names the adapters, a run's and a folder's */
+    free(bytes);
+    free(others);
+    assert_true(recorded("continued", "step", 0, "grad_norm") == recorded("on", "step", 0, "grad_norm"));
+    train_says(ERROR_USAGE, "set those of its config.yaml", PREFER LLAMA "precision=fp32 run=r init=adapters lora.rank=3 steps=1");
 }
 
 /* -- Refusals ------------------------------------------------------------------------------------------------------ */
