@@ -318,6 +318,7 @@ static const HfClass mixtral = {.model_type = "mixtral",
     .check = check_mixtral,
     .put = put_mixtral,
     .list = list_mixtral,
+    .layouts = {HF_STACKED},
     .gguf = &gguf_mixtral};
 static const HfClass qwen2 = {.model_type = "qwen2",
     .architecture = "Qwen2ForCausalLM",
@@ -347,6 +348,7 @@ static const HfClass qwen3_moe = {.model_type = "qwen3_moe",
     .check = check_llama_class,
     .put = put_qwen3_moe,
     .list = hf_list_experts,
+    .layouts = {HF_STACKED},
     .gguf = &gguf_qwen3_moe};
 static const HfClass *const classes[] = {&qwen3_moe, &mixtral, &qwen3, &qwen2, &mistral, &llama, NULL};
 

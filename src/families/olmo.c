@@ -154,6 +154,7 @@ static const HfClass olmoe = {.model_type = "olmoe",
     .check = check_olmoe,
     .put = put_olmoe,
     .list = hf_list_experts,
+    .layouts = {HF_STACKED},
     .gguf = &gguf_olmoe};
 static const HfClass *const classes[] = {&olmoe, &olmo2, NULL};
 

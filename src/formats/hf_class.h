@@ -148,6 +148,8 @@ typedef struct HfParameter {
 typedef void HfLister(HfTensorList *list, const HfParameter *parameter);
 /* Lists one tensor of the parameter's name. */
 HfLister hf_list_native;
+/* The same without load-balancing biases. */
+HfLister hf_list_stacked;
 /* Lists one tensor without a leading "transformer.", as in OpenAI's GPT-2 folders. */
 HfLister hf_list_bare;
 /* Appends one tensor called `name`; the list takes ownership of the name. */
@@ -165,11 +167,13 @@ HfLister hf_list_experts;
  * for other names. */
 int hf_split_layer(const HfParameter *parameter, const char **rest);
 
-/* A layout of older folders that transformers does not write any more. */
+/* A layout of folders other than those that the class's lister writes. */
 typedef struct HfLayout {
-    const char *mark; /* a tensor that only these folders have */
+    const char *mark; /* a tensor that only these folders have; with a leading dot: the end of its name */
     HfLister *list;
 } HfLayout;
+/* Experts stacked as ours, as transformers saves them with save_original_format=False. */
+#define HF_STACKED {".mlp.experts.gate_up_proj", hf_list_stacked}
 
 /* -- GGUF (gguf_config.c, hf_tensors.c) ---------------------------------------------------------------------------- */
 

@@ -399,11 +399,18 @@ static void index_parameters(HfReader *reader) {
     }
 }
 
+static bool has_mark(const Folder *folder, const char *mark) {
+    if (*mark != '.') return find_tensor_file(folder, mark);
+    for (size_t i = 0; i < folder->entry_count; i++)
+        if (ends_with(folder->entries[i].tensor->name, mark)) return true;
+    return false;
+}
+
 /* Returns the lister for the tensor names of a folder. */
 static HfLister *folder_layout(const Folder *folder, const ModelConfig *config) {
     if (folder->gguf_tensors) return hf_list_gguf;
     for (const HfLayout *layout = hf_class(config)->layouts; layout->mark; layout++)
-        if (find_tensor_file(folder, layout->mark)) return layout->list;
+        if (has_mark(folder, layout->mark)) return layout->list;
     return NULL;
 }
 

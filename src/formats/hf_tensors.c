@@ -51,6 +51,10 @@ void hf_list_native(HfTensorList *list, const HfParameter *parameter) {
     hf_append(list, memory_copy_string(parameter->p->name), parameter);
 }
 
+void hf_list_stacked(HfTensorList *list, const HfParameter *parameter) {
+    if (parameter->p->kind != PARAMETER_BALANCE_BIAS) hf_list_native(list, parameter);
+}
+
 void hf_list_split_experts(HfTensorList *list, const HfParameter *parameter, const char *block, const char *const names[3]) {
     const char *rest, *layers = family_of(parameter->config)->layers;
     const Parameter *p = parameter->p;

@@ -3,6 +3,7 @@
  * file and tensor. */
 #include "support/files.h"
 #include "base/bf16.h"
+#include "base/scope.h"
 #include "support/hf_fixture.h"
 #include "support/mentions.h"
 
@@ -160,6 +161,38 @@ static void what_was_written_is_read_back(void **state) {
         assert_int_equal(model.precision, f.export.precision);
         assert_true(model.bytes);
         hf_release(&model);
+        fixture_stop(&f);
+    }
+}
+
+static void stacked_experts_are_read_and_written_one_by_one(void **state) {
+    (void)state;
+    static const char *const *const stacked[] = {mixtral, qwen3_moe, olmoe};
+    for (size_t i = 0; i < sizeof stacked / sizeof *stacked; i++) {
+        Fixture f;
+        Error error = {0};
+        StoredTensor tensors[TENSORS];
+        size_t count = 0;
+        start(&f, stacked[i]);
+        for (int p = 0; p < f.model.graph->parameter_count; p++) {
+            const Parameter *parameter = &f.model.graph->parameters[p];
+            if (parameter->kind == PARAMETER_BALANCE_BIAS) continue;
+            StoredTensor *tensor = &tensors[count++];
+            *tensor = (StoredTensor){
+                .name = parameter->name, .type = STORED_F32, .rank = parameter->rank, .data = parameter_in(parameter, f.export.master)};
+            memcpy(tensor->shape, parameter->shape, sizeof parameter->shape);
+        }
+        SCOPED_FREE char *path = memory_format("%s/model.safetensors", f.out), *again = memory_format("%s/again", f.folder);
+        SCOPED_FREE char *written = memory_format("%s/model.safetensors", again);
+        int64_t size = 0, other = 0;
+        SCOPED_FREE char *split = file_read(path, 1 << 24, &size, &error);
+        assert_true(safetensors_write(path, tensors, count, NULL, &error));
+        SCOPED_FREE float *master = load_good(&f);
+        f.export.master = memcpy((void *)f.export.master, master, (size_t)f.model.graph->parameter_bytes);
+        if (!hf_write(&f.export, again, false, &error)) fail_msg("%s", error.message);
+        SCOPED_FREE char *back = file_read(written, 1 << 24, &other, &error);
+        assert_int_equal(size, other);
+        assert_memory_equal(back, split, (size_t)size);
         fixture_stop(&f);
     }
 }
@@ -897,6 +930,7 @@ static void the_scale_of_an_mpts_logits_is_in_its_last_norm(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_written_is_read_back),
+        cmocka_unit_test(stacked_experts_are_read_and_written_one_by_one),
         cmocka_unit_test(a_copy_of_a_folder_keeps_every_field),
         cmocka_unit_test(fields_that_nobody_knows_are_warned_of_by_name),
         cmocka_unit_test(fields_that_files_leave_out_have_the_defaults_of_their_class),
