@@ -25,7 +25,7 @@ static const char *share_role(const char *name) {
 }
 
 /* Makes an answer that calls tools of {"from": "function_call", "value": JSON text of one call or of
- * several}. NULL: it is no call. */
+ * several}. NULL: not a call. */
 static json_t *call_message(const json_t *value) {
     json_auto_t *parsed = parse_text(value);
     json_auto_t *calls = json_is_array(parsed) ? json_incref(parsed) : json_pack("[O]", parsed);

@@ -14,7 +14,7 @@ typedef struct TextSampleInput {
     Session *session;
     const Corpus *corpus;
     const TokenIds *prompt; /* at least one token */
-    Watchdog *watchdog;     /* receives a sign of life with every token */
+    Watchdog *watchdog;     /* receives a heartbeat with every token */
     const StopRequest *stop;
 } TextSampleInput;
 typedef struct TextSample {

@@ -53,7 +53,7 @@ PreciseSum bf16_pass(
     for (int64_t at = 0; at < memory->count; at += BLOCK) {
         int64_t count = int_min(BLOCK, memory->count - at), element = first + at;
         PassMemory block = {count, p, ignored, m, v, optim_at(memory->x, at, sizeof(uint16_t)), .gradient = g};
-        if (memory->momentum_scales) { /* codes are no bf16 */
+        if (memory->momentum_scales) { /* 8-bit moments: one byte per element, not two */
             block.momentum = (uint8_t *)memory->momentum + at, block.variance = (uint8_t *)memory->variance + at;
             block.momentum_scales = memory->momentum_scales + at / MOMENT_BLOCK;
             block.variance_scales = memory->variance_scales + at / MOMENT_BLOCK;

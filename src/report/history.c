@@ -302,8 +302,8 @@ static bool goes_on(const RecordPlace *place, const File *file, const struct sta
            read_tail(place, file, tail, &ignored) && memcmp(tail, place->tail, tail_bytes(place)) == 0;
 }
 
-/* Returns whether there was a line. A last line without a newline is no damage, because the run may
- * be writing it now. It is read once it is complete. */
+/* Returns whether there was a line. A last line without a newline is read later, when it is
+ * complete: the run may be writing it now. */
 static bool read_lines(History *history, FileReader *reader) {
     int64_t before = history->lines;
     Progress progress = progress_start("reading metrics", "records", 0);

@@ -19,7 +19,7 @@ typedef struct RopeArguments {
     int32_t places;                      /* per head: its channels without the partners, or only the pairs */
     float sign;
     Fp8Codes to;   /* for y */
-    Tiling tiling; /* of a row's places */
+    Tiling tiling; /* of the places of all heads in a row */
 } RopeArguments;
 
 #ifdef GPU_DEVICE
