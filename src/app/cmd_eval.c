@@ -403,14 +403,14 @@ const Command command_eval = {
     .summary = "the loss of a model on text or a token shard, or multiple choice",
     .words = "MODEL [DATA]",
     .explanation =
-        "Prints the loss per token, perplexity and, if the model's tokenizer is known, bits per byte of a model on data that it "
-        "reads in order, in\n"
+        "Prints the loss per token and the perplexity of a model on data, and bits per byte if the model's tokenizer is known. The data is "
+        "read in order, in\n"
         "sequences of one length. MODEL is a run, one of its checkpoints (RUN@STEP, RUN@best, or its folder), a Hugging Face folder, a "
-        "folder of PEFT's adapters (ADAPTER, ADAPTER@BASE) or a model file of llm.c; DATA is a token shard's "
-        "prefix, a text file or a\n"
-        "folder of text; without it a run is evaluated on its own validation data. Two files of llm.c are something else:\n"
-        "  hellaswag_val.bin          multiple choice: prints how often the right ending is the likeliest (acc), and the likeliest "
-        "per token (acc_norm)\n"
+        "folder of PEFT's adapters (ADAPTER, ADAPTER@BASE) or a model file of llm.c. DATA is a token shard's prefix, a text file or a\n"
+        "folder of text; the default is the run's own validation data. Two files of llm.c are special:\n"
+        "  hellaswag_val.bin          multiple choice: prints how often the correct ending is the most likely one (acc), and the most "
+        "likely "
+        "one per token (acc_norm)\n"
         "  gpt2_124M_debug_state.bin  a batch with PyTorch's results: compares logits, loss and gradients, and makes ten steps of "
         "AdamW on the batch\n",
     .table = &table,
