@@ -1014,7 +1014,7 @@ static void what_cannot_be_adapted_is_refused(void **state) {
     says(ERROR_USAGE, "optimizer.balance_lr=0 has no effect without training of all weights", ADAPT, "run=biases optimizer.balance_lr=0");
     says(ERROR_USAGE, "lora.rank", ADAPT, "run=dumped dump=dump");
     good(ADAPT, "run=adapted");
-    says(ERROR_USAGE, "adapters", ADAPT, "run=twice init=adapted");
+    says(ERROR_USAGE, "adapted has adapters lora.rank=4 config.yaml", ADAPT, "run=twice init=adapted lora.targets=q_proj");
     good(ADAPT, "run=full init=adapted lora.rank=0"); /* its merged weights */
 }
 
