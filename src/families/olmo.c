@@ -133,6 +133,9 @@ static bool check_olmoe_gguf(const ModelConfig *c, Error *error) {
         return error_set(error, ERROR_USAGE, "model.renormalise=true: llama.cpp's olmoe does not normalize gates; write a folder");
     if (c->clip_qkv > 0)
         return error_set(error, ERROR_USAGE, "model.clip_qkv=%g: llama.cpp's olmoe has no such bound; write a folder", c->clip_qkv);
+    if (c->kv_heads != c->heads)
+        return error_set(error, ERROR_USAGE, "model.kv_heads=%lld: llama.cpp's olmoe has as many key heads as query heads; write a folder",
+            (long long)c->kv_heads);
     return !c->tied || error_set(error, ERROR_USAGE, "model.tied=true: llama.cpp's olmoe has a head of its own; write a folder");
 }
 

@@ -151,7 +151,7 @@ static FixtureSettings mpt = {
     "model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128", "model.layers=2", "model.clip_qkv=2"};
 static FixtureSettings olmo2 = {
     "model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64", "model.layers=2", "model.tied=false"};
-static FixtureSettings olmoe = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+static FixtureSettings olmoe = {"model.family=olmo", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=64",
     "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.tied=false"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=64", "model.layers=2"};
@@ -438,6 +438,9 @@ static void models_that_llama_cpp_lacks_are_refused(void **state) {
         "model.layers=1", "model.experts=3", "model.tied=false", "model.clip_qkv=2"};
     static FixtureSettings tied = {"model.family=olmo", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=64",
         "model.layers=1", "model.experts=3", "model.tied=true"};
+    static FixtureSettings grouped = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+        "model.layers=1", "model.experts=3", "model.tied=false"};
+    assert_not_written(grouped, "model.kv_heads=2");
     assert_not_written(clipped, "model.clip_qkv=2");
     assert_not_written(tied, "model.tied=true");
     assert_not_written(mixed, "model.experts_first=1 experts in all layers");

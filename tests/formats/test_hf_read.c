@@ -263,6 +263,28 @@ static void the_weight_of_mixtrals_router_loss_means_the_same(void **state) {
     fixture_stop(&f);
 }
 
+/* Layers 0, 2 and 3 of four have experts, then layers 2 and 3. */
+static void layers_with_experts_have_even_distances(void **state) {
+    (void)state;
+    static const struct {
+        const char *dense;
+        int64_t first; /* -1: refused */
+    } cases[] = {{"[1]", -1}, {"[0, 1, 9]", 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Fixture f;
+        SCOPED(hf_release) HfModel model = {0};
+        Error error = {0};
+        start(&f, qwen3_moe);
+        edit_json(&f, "config.json", "decoder_sparse_step", "1");
+        edit_json(&f, "config.json", "mlp_only_layers", cases[i].dense);
+        bool read = hf_read(f.out, &model, &error);
+        assert_int_equal(read, cases[i].first >= 0);
+        if (read) assert_int_equal(model.config.experts_first, cases[i].first);
+        else assert_mentions(error.message, "mlp_only_layers decoder_sparse_step uneven");
+        fixture_stop(&f);
+    }
+}
+
 static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
     (void)state;
     const struct {
@@ -935,6 +957,7 @@ int main(void) {
         cmocka_unit_test(fields_that_nobody_knows_are_warned_of_by_name),
         cmocka_unit_test(fields_that_files_leave_out_have_the_defaults_of_their_class),
         cmocka_unit_test(the_weight_of_mixtrals_router_loss_means_the_same),
+        cmocka_unit_test(layers_with_experts_have_even_distances),
         cmocka_unit_test(what_our_models_cannot_compute_is_refused_by_field),
         cmocka_unit_test(a_file_that_is_not_json_is_named_with_its_line),
         cmocka_unit_test(weights_come_back_bit_for_bit),

@@ -32,7 +32,7 @@ MODELS = {
                   "model.dense_ffn=96", "model.window=9"],
     "mpt": ["model.family=mpt", "model.heads=6", "model.kv_heads=6", "model.width=48", "model.ffn=192", "model.layers=2", "model.clip_qkv=0.7",
             "model.softmax_scale=0.4"],
-    "olmoe": ["model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=2", "model.experts=5",
+    "olmoe": ["model.family=olmo", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2", "model.experts=5",
               "model.experts_per_token=2", "model.tied=false"],
     "gpt2": ["model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=48", "model.ffn=100", "model.layers=3"],
 }
