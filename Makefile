@@ -17,7 +17,7 @@ TEST_PACKAGES := libcmocka-dev man-db libdnnl-dev openmpi-bin libcurl4 libmicroh
 ROCM_PACKAGES := g++ libamdhip64-dev librocm-smi-dev
 TEST_PACKAGES += $(ROCM_PACKAGES)
 BROWSER_PACKAGES := chromium-headless-shell
-CHECK_PACKAGES := clang-19 clang-tidy-19 libomp-19-dev
+CHECK_PACKAGES := patch clang-19 clang-tidy-19 libomp-19-dev
 FUZZ_PACKAGES := clang-19 llvm-19 libclang-rt-19-dev libomp-19-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
@@ -161,7 +161,7 @@ $(FAULT_LAYER): %: %.o $(BUILD)/tests/support/system_calls.o $(LIBRARY)
 
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: FORCE help check check-barriers host-objects test test-quick run-test run-quick-tests test-asan test-browser screenshots test-cluster test-ranks run-tests fuzz run-fuzz demo packages gpu-report clean
+.PHONY: FORCE help check check-barriers host-objects test test-quick run-test run-quick-tests test-asan test-browser screenshots test-cluster test-ranks run-tests test-faults fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -179,6 +179,7 @@ check: packages ## what takes no running program: format, structure, documents, 
 	@tools/format.sh --check
 	@tools/check-structure
 	@tools/check-docs
+	@tools/test-faults --check
 	@$(MAKE) --no-print-directory -s -j$(JOBS) host-objects BUILD=$(BUILD)/clang CC=clang-19 CFLAGS=-O0 KERNEL_FLAGS=-O0 # warnings do not depend on it
 	@echo "clang: every host file compiles without warnings"
 	@tools/check-tidy $(BASE_FLAGS) $(FLAGS_fp32) -DKERNEL_VARIANT=generic_fp32 -- $(HOST_SOURCES) src/app/main.c $(KERNEL_SOURCES) $(GEMM_KERNEL) $(NORMALS_KERNEL)
@@ -201,6 +202,10 @@ test-quick: packages ## the tests of single rooms, without ranks, launches and e
 test-asan: packages ## the same tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/install-packages.sh $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) run-tests BUILD=$(BUILD)/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" CFLAGS="-O1 -g"
+
+test-faults: packages ## bring faults of the past back, one by one, and see that tests find each (tests/faults)
+	@tools/install-packages.sh $(TEST_PACKAGES) patch
+	@tools/test-faults $(BUILD)/faults $(FAULT)
 
 fuzz: packages ## every reader of foreign bytes under libFuzzer and sanitizers, MINUTES=10 for each; FUZZ="manifest shard" for some
 	@tools/install-packages.sh $(FUZZ_PACKAGES)

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/precise_sum.h"
 #include "base/rng.h"
 #include "base/strings.h"
 #include "support/mentions.h"
@@ -33,6 +34,33 @@ static void only_a_count_of_one_has_a_singular(void **state) {
     assert_string_equal(plural(1), "");
     const int64_t others[] = {0, 2, 11, INT64_MAX};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) assert_string_equal(plural(others[i]), "s");
+}
+
+/* -- Sums ------------------------------------------------------------------------------------------------------- */
+
+/* Terms are integers of 53 bits times powers of two, so that 128 bits hold their exact sum. */
+static void a_precise_sum_is_exact_in_any_grouping(void **state) {
+    (void)state;
+    enum { TERMS = 100000, SCALE = 40 };
+    static double terms[TERMS];
+    __int128 exact = 0;
+    for (int i = 0; i < TERMS; i++) {
+        RngBits draw = rng_bits(7, 0, (uint64_t)i);
+        uint64_t mantissa = ((uint64_t)draw.word[0] << 21) ^ draw.word[1];
+        int shift = (int)(draw.word[2] % SCALE);
+        terms[i] = ldexp((double)mantissa, shift - SCALE);
+        exact += (__int128)mantissa << shift;
+    }
+    double expected = ldexp((double)exact, -SCALE);
+    for (int groups = 1; groups <= TERMS; groups = 3 * groups + 1) {
+        PreciseSum sum = {0};
+        for (int g = 0; g < groups; g++) {
+            PreciseSum part = {0};
+            for (int i = g; i < TERMS; i += groups) precise_add(&part, terms[i]);
+            precise_join(&sum, part);
+        }
+        assert_true(precise_value(sum) == expected);
+    }
 }
 
 /* -- Errors ----------------------------------------------------------------------------------------------------- */
@@ -654,6 +682,7 @@ int main(void) {
         cmocka_unit_test(byte_sizes_read_well_and_carry_when_rounded),
         cmocka_unit_test(counts_read_well_and_carry_when_rounded),
         cmocka_unit_test(the_clock_does_not_run_backwards),
+        cmocka_unit_test(a_precise_sum_is_exact_in_any_grouping),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

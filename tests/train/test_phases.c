@@ -36,7 +36,7 @@ static void every_phase_is_checked_before_the_first_step(void **state) {
     (void)state;
     change_mixture("length: 64, rope_theta", "length: 60, rope_theta");
     train_says(ERROR_USAGE, "data.train=mix.yaml batch.tokens=256", MIXED "run=r");
-    change_mixture("tokens: 2560, length: 64", "length: 16777216, batch: {tokens: 16777216}");
+    change_mixture("tokens: 2560, length: 64", "length: 16777216, batch: {sequences: 120, tokens: 2013265920}");
     train_says(ERROR_MEMORY, "data.train=mix.yaml", MIXED "run=r");
     assert_int_not_equal(access("r", F_OK), 0);
     change_mixture("path: code, epochs: 1000000", "path: code, epochs: 0.01");
