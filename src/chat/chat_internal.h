@@ -11,6 +11,9 @@ enum { CHAT_MESSAGES = 4096 };
 /* Returns a record in the one shape that is read (chat_shapes.c), for the caller to release. What
  * is neither of that shape nor of a known one stays as it is. */
 json_t *chat_shape(const json_t *record);
+/* Returns the question of Alpaca's form as a message: instruction, and input below it if there is
+ * some. The caller releases it. */
+json_t *chat_question(const json_t *record);
 
 /* A record of a data set: either messages or two texts. */
 typedef struct ChatRecord {

@@ -118,7 +118,21 @@ bool chat_check_members(const json_t *record, Error *error) {
            error_set(error, ERROR_DATA, "the record has %s, but smelt trains on all records with equal weight: remove it", excluded);
 }
 
+/* Sets the reason why chat_shape left one of ShareGPT's messages as it is; returns false. */
+static bool refuse_share_message(const char *from, const char *name, size_t i, Error *error) {
+    if (!strcmp(from, "function_call"))
+        return error_set(error, ERROR_DATA,
+            "%s[%zu] is a function_call, but its value is not JSON text of calls with a name: write {\"name\": ..., \"arguments\": ...}",
+            name, i);
+    return error_set(error, ERROR_DATA,
+        "%s[%zu] is from \"%.20s\", but smelt knows only human, gpt, system, observation, function_call, and the names of roles: "
+        "rename it, or write role and content",
+        name, i, from);
+}
+
 static bool check_message(const json_t *message, const char *name, size_t i, Error *error) {
+    const json_t *from = json_object_get(message, "role") ? NULL : json_object_get(message, "from");
+    if (json_is_string(from)) return refuse_share_message(json_string_value(from), name, i, error);
     if (!is_message(message))
         return error_set(error, ERROR_DATA,
             "%s[%zu] is not a message: it needs a role, and content that is a string or a "
@@ -188,27 +202,20 @@ static bool read_completion(ChatRecord *record, const json_t *json, Error *error
     return add_messages(record, prompt, "prompt", error) && add_messages(record, completion, "completion", error);
 }
 
-/* Returns a text that may be missing; sets *good to false if the value has another type. */
-static const char *member_text(const json_t *json, const char *name, bool *good) {
-    const json_t *value = json_object_get(json, name);
-    *good = *good && (!value || json_is_null(value) || json_is_string(value));
-    return json_is_string(value) ? json_string_value(value) : "";
-}
+static bool is_optional_text(const json_t *value) { return !value || json_is_null(value) || json_is_string(value); }
 
 /* Reads Alpaca's form: an instruction, an optional input below it, and the answer. */
 static bool read_instruction(ChatRecord *record, const json_t *json, Error *error) {
-    bool good = true;
-    const char *instruction = member_text(json, "instruction", &good), *input = member_text(json, "input", &good),
-               *system = member_text(json, "system", &good);
-    const json_t *output = json_object_get(json, "output");
-    if (!good || !json_is_string(output))
+    json_t *instruction = json_object_get(json, "instruction"), *system = json_object_get(json, "system"),
+           *output = json_object_get(json, "output");
+    if (!is_optional_text(instruction) || !is_optional_text(json_object_get(json, "input")) || !is_optional_text(system) ||
+        !json_is_string(output))
         return error_set(error, ERROR_DATA, "instruction and output, and input and system if given, must be strings");
-    if (!*instruction) return error_set(error, ERROR_DATA, "instruction is empty");
+    if (!json_string_length(instruction)) return error_set(error, ERROR_DATA, "instruction is empty");
     record->history = json_array_size(json_object_get(json, "history")) > 0;
     record->messages = json_array();
-    if (*system) json_array_append_new(record->messages, json_pack("{ss ss}", "role", "system", "content", system));
-    json_array_append_new(record->messages,
-        json_pack("{ss so}", "role", "user", "content", json_sprintf("%s%s%s", instruction, *input ? "\n\n" : "", input)));
+    if (json_string_length(system)) json_array_append_new(record->messages, json_pack("{ss sO}", "role", "system", "content", system));
+    json_array_append_new(record->messages, chat_question(json));
     json_array_append_new(record->messages, json_pack("{ss sO}", "role", "assistant", "content", output));
     return true;
 }
@@ -252,7 +259,8 @@ bool chat_refuse_shape(const json_t *record, const char *what, Error *error) {
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)record, name, value) {
-        if (used < sizeof names) used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", name);
+        const char *empty = json_is_null(value) ? " (null)" : "";
+        if (used < sizeof names) used += (size_t)snprintf(names + used, sizeof names - used, "%s%s%s", used ? ", " : "", name, empty);
     }
     return error_set(error, ERROR_DATA, "the record has no %s, but only %s", what, one_line(names));
 }

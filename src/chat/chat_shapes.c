@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/json_reader.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "chat/chat_internal.h"
 
 /* Returns the value of JSON text, for the caller to release; NULL: it is none. */
@@ -16,12 +17,14 @@ static json_t *parse_text(const json_t *text) {
 
 /* -- Messages -------------------------------------------------------------------------------------------------------- */
 
-/* Returns the role that a ShareGPT name stands for; other names are roles. */
+/* Returns the role that a ShareGPT name stands for; NULL: the name is unknown. A template may ignore an
+ * unknown role, and its answers would not be trained. */
 static const char *share_role(const char *name) {
-    static const char *const roles[][2] = {{"human", "user"}, {"gpt", "assistant"}, {"chatgpt", "assistant"}, {"observation", "tool"}};
+    static const char *const roles[][2] = {{"human", "user"}, {"gpt", "assistant"}, {"chatgpt", "assistant"}, {"observation", "tool"},
+        {"user", "user"}, {"assistant", "assistant"}, {"system", "system"}, {"developer", "developer"}, {"tool", "tool"}};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
         if (!strcmp(name, roles[i][0])) return roles[i][1];
-    return name;
+    return NULL;
 }
 
 /* Makes an answer that calls tools of {"from": "function_call", "value": JSON text of one call or of
@@ -43,16 +46,18 @@ static json_t *call_message(const json_t *value) {
 
 static bool is_share_message(const json_t *item) { return json_is_string(json_object_get(item, "from")) && !json_object_get(item, "role"); }
 
-/* Returns an item of a list with role and content; the caller releases it. */
+/* Returns an item of a list with role and content; the caller releases it. An item with an unknown
+ * name or without a valid call stays as it is, and check_message refuses it. */
 static json_t *shape_message(json_t *item) {
     if (!is_share_message(item)) return json_incref(item);
-    const char *from = json_string_value(json_object_get(item, "from"));
+    const char *from = json_string_value(json_object_get(item, "from")), *role = share_role(from);
     json_t *value = json_object_get(item, "value"), *call = strcmp(from, "function_call") ? NULL : call_message(value);
     if (call) return call;
+    if (!role) return json_incref(item);
     json_t *message = json_copy(item);
     json_object_del(message, "from");
     json_object_del(message, "value");
-    json_object_set_new(message, "role", json_string(share_role(from)));
+    json_object_set_new(message, "role", json_string(role));
     if (value) json_object_set(message, "content", value);
     return message;
 }
@@ -72,9 +77,19 @@ static void shape_list(json_t *record, const char *name) {
 
 /* -- Records --------------------------------------------------------------------------------------------------------- */
 
-static const char *text_of(const json_t *record, const char *name) {
-    const char *text = json_string_value(json_object_get(record, name));
-    return text ? text : "";
+static const char *role_of(const json_t *message) {
+    const char *role = json_string_value(json_object_get(message, "role"));
+    return role ? role : "";
+}
+
+json_t *chat_question(const json_t *record) {
+    const json_t *instruction = json_object_get(record, "instruction"), *input = json_object_get(record, "input");
+    size_t asked = json_string_length(instruction), given = json_string_length(input), gap = given ? 2 : 0;
+    SCOPED_FREE char *text = memory_allocate(asked + gap + given + 1);
+    if (asked) memcpy(text, json_string_value(instruction), asked);
+    memcpy(text + asked, "\n\n", gap);
+    if (given) memcpy(text + asked + gap, json_string_value(input), given);
+    return json_pack("{ss so}", "role", "user", "content", json_stringn(text, asked + gap + given));
 }
 
 /* Replaces two answers that are texts by lists of one message. */
@@ -89,9 +104,9 @@ static void shape_answers(json_t *record) {
 /* Moves a system message beside a list of messages to its start. */
 static void move_system(json_t *record, const char *name) {
     json_t *list = json_object_get(record, name);
-    const char *system = text_of(record, "system"), *first = text_of(json_array_get(list, 0), "role");
-    if (!*system || !strcmp(first, "system")) return;
-    json_t *whole = json_pack("[{ss ss}]", "role", "system", "content", system);
+    json_t *system = json_object_get(record, "system");
+    if (!json_string_length(system) || !strcmp(role_of(json_array_get(list, 0)), "system")) return;
+    json_t *whole = json_pack("[{ss sO}]", "role", "system", "content", system);
     json_array_extend(whole, list);
     json_object_set_new(record, name, whole);
     json_object_del(record, "system");
@@ -99,10 +114,7 @@ static void move_system(json_t *record, const char *name) {
 
 /* Replaces Alpaca's instruction and input beside two answers by a prompt. */
 static void shape_alpaca_pair(json_t *record) {
-    const char *input = text_of(record, "input");
-    json_object_set_new(record, "prompt",
-        json_pack(
-            "[{ss so}]", "role", "user", "content", json_sprintf("%s%s%s", text_of(record, "instruction"), *input ? "\n\n" : "", input)));
+    json_object_set_new(record, "prompt", json_pack("[o]", chat_question(record)));
     json_object_del(record, "instruction");
     json_object_del(record, "input");
     shape_answers(record);
@@ -126,7 +138,7 @@ json_t *chat_shape(const json_t *record) {
     const json_t *share = chat_member(record, "conversations");
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) shape_list(shaped, lists[i]);
     if (json_is_array(share) && !chat_member(record, "messages") && !prompted) shape_conversations(shaped, pair);
-    else if (pair && !prompted && *text_of(record, "instruction")) shape_alpaca_pair(shaped);
+    else if (pair && !prompted && json_string_length(json_object_get(record, "instruction"))) shape_alpaca_pair(shaped);
     json_t *tools = json_object_get(shaped, "tools"), *parsed = parse_text(tools);
     if (parsed) json_object_set_new(shaped, "tools", parsed);
     else if (json_is_string(tools) && !json_string_length(tools)) json_object_del(shaped, "tools");

@@ -92,7 +92,7 @@ static const char two_turns[] = "{\"messages\": [{\"role\": \"user\", \"content\
                                 "{\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", \"content\": \"d\"}]}";
 
 static bool encode(Fixture *fixture, const char *text, Error *error) {
-    json_auto_t *record = json_loads(text, 0, NULL);
+    json_auto_t *record = json_loads(text, JSON_ALLOW_NUL, NULL);
     assert_non_null(record);
     *error = (Error){0};
     return chat_encode(fixture->encoder, record, &fixture->document, error);
@@ -209,6 +209,7 @@ static void what_is_no_conversation_is_refused(void **state) {
     open_chat(&fixture, path, CHAT_TURNS_ALL, false);
     assert_refused(&fixture, "{\"text\": \"a\"}", ERROR_DATA, "messages");
     assert_refused(&fixture, "{\"text\": \"a\", \"id\": 5}", ERROR_DATA, "but text, id");
+    assert_refused(&fixture, "{\"messages\": null, \"id\": 5}", ERROR_DATA, "but only messages (null), id");
     assert_refused(&fixture, "{\"messages\": []}", ERROR_DATA, "empty");
     assert_refused(&fixture, "{\"messages\": [{\"content\": \"a\"}]}", ERROR_DATA, "messages[0]");
     assert_refused(&fixture, "{\"messages\": [{\"role\": \"user\", \"content\": 5}]}", ERROR_DATA, "messages[0]");
@@ -400,6 +401,44 @@ static void conversations_of_other_programs_are_those_of_messages(void **state) 
     close_chat(&fixture);
 }
 
+/* Each was rendered with its name as the role, which trains no answer and which templates may ignore. */
+static void names_that_are_no_role_are_refused(void **state) {
+    (void)state;
+#define SHARE_ANSWER(from, value) \
+    "{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"" from "\", \"value\": " value \
+    "}, {\"from\": \"gpt\", \"value\": \"b\"}]}"
+    Fixture fixture;
+    open_template(&fixture, calls_template, CHAT_TURNS_ALL);
+    assert_refused(&fixture, SHARE_ANSWER("bard", "\"c\""), ERROR_DATA, "messages[1] is from \"bard\"");
+    static const char *const calls[] = {
+        "\"not JSON\"", "\"{}\"", "\"[]\"", "\"[{\\\"name\\\": \\\"f\\\"}, 1]\"", "null", "{\"name\": \"f\"}"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        SCOPED_FREE char *record = memory_format(SHARE_ANSWER("function_call", "%s"), calls[i]);
+        assert_refused(&fixture, record, ERROR_DATA, "messages[1] is a function_call, but");
+    }
+    close_chat(&fixture);
+}
+
+/* C strings end at the character, and the rest of the text was lost. */
+static void texts_with_the_null_character_stay_whole(void **state) {
+    (void)state;
+    Fixture fixture;
+    Error error;
+    open_template(&fixture, calls_template, CHAT_TURNS_ALL);
+    static const char message[] = "{\"messages\": [{\"role\": \"system\", \"content\": \"s\\u0000t\"}, {\"role\": \"user\", "
+                                  "\"content\": \"a\\u0000b\\n\\nc\\u0000d\"}, {\"role\": \"assistant\", \"content\": \"e\"}]}",
+                      alpaca[] = "{\"system\": \"s\\u0000t\", \"instruction\": \"a\\u0000b\", \"input\": \"c\\u0000d\", "
+                                 "\"output\": \"e\"}";
+    if (!encode(&fixture, message, &error)) fail_msg("%s", error.message);
+    size_t size = fixture.document.text.size;
+    SCOPED_FREE char *text = memory_allocate(size);
+    memcpy(text, fixture.document.text.bytes, size);
+    if (!encode(&fixture, alpaca, &error)) fail_msg("%s", error.message);
+    assert_int_equal(fixture.document.text.size, size);
+    assert_memory_equal(fixture.document.text.bytes, text, size);
+    close_chat(&fixture);
+}
+
 /* A template that looks at the first message renders no text without one. */
 static void an_answer_may_open_a_conversation(void **state) {
     (void)state;
@@ -470,6 +509,8 @@ int main(void) {
         cmocka_unit_test(arguments_that_are_json_text_are_decoded),
         cmocka_unit_test(templates_that_take_text_get_text),
         cmocka_unit_test(conversations_of_other_programs_are_those_of_messages),
+        cmocka_unit_test(names_that_are_no_role_are_refused),
+        cmocka_unit_test(texts_with_the_null_character_stay_whole),
         cmocka_unit_test(an_answer_may_open_a_conversation),
         cmocka_unit_test(members_that_would_be_lost_are_refused),
     };
