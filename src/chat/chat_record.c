@@ -178,8 +178,7 @@ static bool check_system(const json_t *json, const json_t *first, Error *error) 
     const char *role = json_string_value(json_object_get(first, "role"));
     return json_string_length(system) == 0 || (role && !strcmp(role, "system")) ||
            error_set(error, ERROR_DATA,
-               "the record has system, which is read only with instruction: make it the first "
-               "message");
+               "the record has system, which is read only beside conversations and instruction: make it the first message");
 }
 
 static bool read_messages(ChatRecord *record, const json_t *messages, Error *error) {

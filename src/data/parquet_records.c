@@ -41,21 +41,29 @@ static bool refuse_columns(const RowReader *reader, const char *what, const char
 }
 
 static bool take_column(RowReader *reader, const ParquetNode *node, Error *error) {
+    for (const ParquetNode *other = node; (other = parquet_next(reader->file, other));)
+        if (!strcmp(other->name, node->name))
+            return error_set(error, ERROR_DATA, "a Parquet file with several columns named %s: rename all but one", node->name) ||
+                   error_find(error, FINDING_DAMAGED);
     array_append(reader->nodes, reader->count, node);
     return parquet_check(reader->file, node, error);
+}
+
+/* Says what a column holds that is not text. */
+static const char *describe_column(const ParquetNode *node) {
+    if (node->kind != PARQUET_LEAF) return node->kind == PARQUET_LIST ? "a list" : "a struct";
+    return node->is_null ? "null in every row" : node->type == PARQUET_BOOLEAN ? "a boolean" : "a number";
 }
 
 static bool take_text_column(RowReader *reader, Error *error) {
     const ParquetNode *node = parquet_find(reader->file, reader->field);
     bool chat = parquet_find(reader->file, "messages");
-    if (!node)
-        return refuse_columns(
-            reader, "the text column", chat ? "pass format=chat to smelt data pack" : "give field=NAME to smelt data pack", error);
+    const char *advice = chat ? "pass format=chat to smelt data pack" : "give field=NAME to smelt data pack";
+    if (!node) return refuse_columns(reader, "the text column", advice, error);
     if (!take_column(reader, node, error)) return false;
-    if (node->kind == PARQUET_LEAF && node->type == PARQUET_BYTES) return true;
-    const char *is = node->kind == PARQUET_LIST ? "a list" : node->kind == PARQUET_STRUCT ? "a struct" : "a number";
-    return error_set(error, ERROR_DATA, "a Parquet file whose column %s is %s, not text: give field=NAME to smelt data pack", reader->field,
-               is) ||
+    if (node->kind == PARQUET_LEAF && node->type == PARQUET_BYTES && !node->is_null) return true;
+    return error_set(
+               error, ERROR_DATA, "a Parquet file whose column %s is %s, not text: %s", reader->field, describe_column(node), advice) ||
            error_find(error, FINDING_DAMAGED);
 }
 

@@ -52,6 +52,7 @@ typedef struct ParquetNode {
     int lists;                  /* repetition level of a leaf at most */
     ParquetType type;           /* of a leaf */
     bool is_unsigned;           /* a leaf of unsigned integers */
+    bool is_null;               /* a leaf that is annotated as null in every row */
     const char *unread;         /* "a map": why smelt does not read it; NULL: it does */
 } ParquetNode;
 

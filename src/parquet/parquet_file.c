@@ -61,7 +61,7 @@ typedef struct SchemaElement {
 
 /* Annotations of a leaf, by their numbers as ConvertedType and as LogicalType, that leave the
  * meaning of its values to their physical type. */
-enum { CONVERTED_MAP = 1, CONVERTED_MAP_KEY_VALUE = 2, CONVERTED_LIST = 3, LOGICAL_MAP = 2, LOGICAL_LIST = 3 };
+enum { CONVERTED_MAP = 1, CONVERTED_MAP_KEY_VALUE = 2, CONVERTED_LIST = 3, LOGICAL_MAP = 2, LOGICAL_LIST = 3, LOGICAL_UNKNOWN = 11 };
 static bool is_plain_leaf(const SchemaElement *element) {
     static const bool converted[] = {[0] = true,
         [4] = true,
@@ -74,7 +74,7 @@ static bool is_plain_leaf(const SchemaElement *element) {
         [17] = true,
         [18] = true,
         [19] = true};
-    static const bool logical[] = {[1] = true, [4] = true, [10] = true, [11] = true, [12] = true};
+    static const bool logical[] = {[1] = true, [4] = true, [10] = true, [LOGICAL_UNKNOWN] = true, [12] = true};
     return (element->converted < 0 || (element->converted < (int)sizeof converted && converted[element->converted])) &&
            (element->logical < 0 || (element->logical < (int)sizeof logical && logical[element->logical]));
 }
@@ -140,6 +140,7 @@ static int add_leaf(SchemaWalk *walk, const SchemaElement *element, SchemaPlace 
     ParquetNode *node = &walk->file->nodes[at];
     node->type = (ParquetType)element->type;
     node->is_unsigned = element->converted >= 11 && element->converted <= 14;
+    node->is_null = element->logical == LOGICAL_UNKNOWN;
     if (element->type < 0 || element->type >= PARQUET_TYPES) return fail_schema(walk);
     node->unread = element->type == PARQUET_INT96         ? "of type INT96"
                    : element->type == PARQUET_FIXED_BYTES ? "of type FIXED_LEN_BYTE_ARRAY"

@@ -222,7 +222,7 @@ static void what_is_no_conversation_is_refused(void **state) {
     assert_refused(&fixture, "{\"system\": \"s\", \"prompt\": \"a\", \"completion\": \"b\"}", ERROR_DATA, "system");
     assert_refused(&fixture,
         "{\"system\": \"s\", \"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}",
-        ERROR_DATA, "system");
+        ERROR_DATA, "system, which is read only beside conversations and instruction");
     json_auto_t *endless = json_pack("{s:[]}", "messages");
     for (int i = 0; i < 5000; i++)
         json_array_append_new(
