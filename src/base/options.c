@@ -165,6 +165,20 @@ static const char *parse_real(const char *text, double *value) {
     return isfinite(*value) ? NULL : "is too large for a double";
 }
 
+/* Parses numbers between commas. */
+static const char *parse_reals(const char *text, RealList *list) {
+    *list = (RealList){0};
+    while (*text) {
+        SCOPED_FREE char *item = memory_format("%.*s", (int)strcspn(text, ","), text);
+        if (list->count == REAL_LIST_MOST) return "has more than 128 numbers";
+        const char *reason = parse_real(item, &list->items[list->count++]);
+        if (reason) return list->count > 1 || strchr(text, ',') ? "is not a list of numbers like 1,1.5,2" : reason;
+        text += strlen(item);
+        if (*text == ',' && !*++text) return "ends with a comma";
+    }
+    return NULL;
+}
+
 /* Writes the fewest digits that read back as the same double. */
 static void format_real(double value, char text[32]) {
     for (int digits = 15; digits <= 17; digits++) {
@@ -211,7 +225,7 @@ static const char *keep_string(OptionStrings *strings, const char *text) {
 /* Writes "1 to 8", "at least 0"; "" if the type is the only limit. */
 static void format_range(const Option *option, char text[80]) {
     text[0] = '\0';
-    if (option->type != OPTION_INT && option->type != OPTION_REAL) return;
+    if (option->type != OPTION_INT && option->type != OPTION_REAL && option->type != OPTION_REALS) return;
     double limit = option->type == OPTION_INT ? 0x1p63 : INFINITY;
     char low[32], high[32];
     format_real(option->minimum, low);
@@ -224,8 +238,8 @@ static void format_range(const Option *option, char text[80]) {
 /* By OptionType: the allowed values, in a message and in --help if there is no range and no
  * choices. */
 typedef struct TypeWords { const char *allowed, *help; } TypeWords;
-static const TypeWords type_words[] = {
-    {"true or false", "true|false"}, {"a whole number", "whole number"}, {"a number", "number"}, {"UTF-8 text", ""}, {"one of ", ""}};
+static const TypeWords type_words[] = {{"true or false", "true|false"}, {"a whole number", "whole number"}, {"a number", "number"},
+    {"UTF-8 text", ""}, {"one of ", ""}, {"numbers between commas", "numbers"}};
 
 /* "a whole number, 1 to 8 (layers)", "one of a|b|c" */
 static void format_allowed(const Option *option, char text[512]) {
@@ -255,9 +269,10 @@ typedef union OptionValue {
     double real;
     const char *string;
     int choice;
+    RealList reals;
 } OptionValue;
 /* By OptionType. */
-static const size_t value_bytes[] = {sizeof(bool), sizeof(int64_t), sizeof(double), sizeof(char *), sizeof(int)};
+static const size_t value_bytes[] = {sizeof(bool), sizeof(int64_t), sizeof(double), sizeof(char *), sizeof(int), sizeof(RealList)};
 
 static OptionValue value_get(const Option *option, const void *values) {
     OptionValue value = {0};
@@ -292,6 +307,10 @@ static const char *parse_text_option(const Option *option, const char *text, siz
         if (option->path && file_scheme(text) && !starts_with(text, "s3://")) reason = "has an unsupported URL scheme";
         else if (option->path && is_for_shell(text)) reason = "is a shell expression that smelt does not expand";
         else value.string = text;
+        break;
+    case OPTION_REALS:
+        reason = parse_reals(text, &value.reals);
+        for (int64_t i = 0; i < value.reals.count && !reason; i++) reason = check_range(option, value.reals.items[i]);
         break;
     }
     *result = value;
@@ -354,6 +373,16 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
 
 const char *options_string(const Option *option, const void *values) { return value_get(option, values).string; }
 
+static void format_reals(const RealList *list, char *text, size_t size) {
+    size_t used = 0;
+    if (size) *text = '\0';
+    for (int64_t i = 0; i < list->count && used < size; i++) {
+        char number[32];
+        format_real(list->items[i], number);
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? "," : "", number);
+    }
+}
+
 void options_format_value(const Option *option, const void *values, char *text, size_t size) {
     const OptionValue value = value_get(option, values);
     char number[32];
@@ -371,6 +400,7 @@ void options_format_value(const Option *option, const void *values, char *text, 
         snprintf(text, size, "%.*s", (int)length, start);
         break;
     case OPTION_STRING: snprintf(text, size, "%s", value.string); break;
+    case OPTION_REALS: format_reals(&value.reals, text, size); break;
     }
 }
 
@@ -388,6 +418,11 @@ bool options_opens_group(const OptionTable *table, size_t row) {
 static bool same_value(const Option *option, OptionValue left, OptionValue right) {
     if (option->type == OPTION_STRING) return strcmp(left.string, right.string) == 0;
     if (option->type == OPTION_REAL) return left.real == right.real;
+    if (option->type == OPTION_REALS) {
+        bool same = left.reals.count == right.reals.count;
+        for (int64_t i = 0; i < left.reals.count && same; i++) same = left.reals.items[i] == right.reals.items[i];
+        return same;
+    }
     return memcmp(&left, &right, value_bytes[option->type]) == 0;
 }
 

@@ -17,7 +17,15 @@ typedef enum OptionType {
     OPTION_REAL,   /* double, finite; same notation; -INFINITY and INFINITY as limits mean none */
     OPTION_STRING, /* const char * (never NULL; "" if unset) */
     OPTION_CHOICE, /* int: index into `choices` */
+    OPTION_REALS,  /* RealList: "1,1.5,2"; "" is an empty list */
 } OptionType;
+
+/* `items` at `count` and after are 0. */
+enum { REAL_LIST_MOST = 128 };
+typedef struct RealList {
+    int64_t count;
+    double items[REAL_LIST_MOST];
+} RealList;
 
 /* For settings of a run: the effect of a change after the run has started. */
 typedef enum OptionClass {
@@ -32,7 +40,7 @@ typedef struct Option {
     OptionType type;
     size_t offset;           /* of the field */
     const char *initial;     /* the default, as text, parsed by the same code as user input */
-    double minimum, maximum; /* inclusive range of OPTION_INT and OPTION_REAL */
+    double minimum, maximum; /* inclusive range of OPTION_INT, OPTION_REAL and each item of OPTION_REALS */
     const char *choices;     /* OPTION_CHOICE: "none|norm|attention|block" */
     const char *unit;        /* "tokens", "steps", "" (not NULL) */
     const char *help;        /* one line (not NULL) */
@@ -50,6 +58,7 @@ static inline bool option_decides(const Option *option) { return option->class =
 #define BOOL_OPTION(path, initial, help, ...) {#path, OPTION_BOOL, FIELD(path), initial, 0, 0, NULL, "", help, ##__VA_ARGS__}
 #define INT_OPTION(path, initial, minimum, maximum, unit, help, ...) {#path, OPTION_INT, FIELD(path), initial, minimum, maximum, NULL, unit, help, ##__VA_ARGS__}
 #define REAL_OPTION(path, initial, minimum, maximum, unit, help, ...) {#path, OPTION_REAL, FIELD(path), initial, minimum, maximum, NULL, unit, help, ##__VA_ARGS__}
+#define REALS_OPTION(path, minimum, maximum, unit, help, ...) {#path, OPTION_REALS, FIELD(path), "", minimum, maximum, NULL, unit, help, ##__VA_ARGS__}
 #define STRING_OPTION(path, initial, unit, help, ...) {#path, OPTION_STRING, FIELD(path), initial, 0, 0, NULL, unit, help, ##__VA_ARGS__}
 #define CHOICE_OPTION(path, initial, choices, help, ...) {#path, OPTION_CHOICE, FIELD(path), initial, 0, 0, choices, "", help, ##__VA_ARGS__}
 
@@ -100,7 +109,8 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
 /* Returns whether the value of a row is its default. */
 bool options_is_initial(const Option *option, const void *values);
 /* Writes the value of a row in a form that options_set reads back exactly, truncated if `size` is
- * too small. */
+ * too small. OPTIONS_REALS bytes are enough for any list of numbers. */
+enum { OPTIONS_REALS = REAL_LIST_MOST * 25 };
 void options_format_value(const Option *option, const void *values, char *text, size_t size);
 /* Writes all rows as YAML that options_read_yaml reads back exactly (comments contain help, unit
  * and requirements). */

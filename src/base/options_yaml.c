@@ -407,13 +407,10 @@ static void write_comment(const OptionTable *table, const Option *option, FILE *
 static void write_row(const OptionTable *table, const Option *option, const void *values, const char *key, int indent, FILE *file) {
     enum { COMMENT_COLUMN = 40 };
     int column = fprintf(file, "%*s%s: ", indent, "", key);
-    char text[256];
-    if (option->type == OPTION_STRING) {
-        column += write_quoted(options_string(option, values), file);
-    } else {
-        options_format_value(option, values, text, sizeof text);
-        column += fprintf(file, "%s", text);
-    }
+    char text[OPTIONS_REALS];
+    if (option->type != OPTION_STRING) options_format_value(option, values, text, sizeof text);
+    if (option->type == OPTION_STRING) column += write_quoted(options_string(option, values), file);
+    else column += option->type == OPTION_REALS ? write_quoted(text, file) : fprintf(file, "%s", text);
     if (*option->help || *option->unit) {
         fprintf(file, "%*s", column < COMMENT_COLUMN ? COMMENT_COLUMN - column : 1, "");
         write_comment(table, option, file);

@@ -157,17 +157,21 @@ static const Option rows[] = {
         "load-balancing loss: one per layer, or one over the tokens of all layers (transformers); averaged over microbatches"),
     REAL_OPTION(model.rope_theta, "10000", 1, 1e12, "", "base of RoPE"),
     REAL_OPTION(model.rope_fraction, "1", 0, 1, "", "fraction of each head's channels that RoPE rotates"),
-    CHOICE_OPTION(model.rope_scaling, "llama3", "llama3|linear|dynamic|yarn", "how model.rope_factor scales positions (rope_type)"),
+    CHOICE_OPTION(
+        model.rope_scaling, "llama3", "llama3|linear|dynamic|yarn|longrope", "how model.rope_factor scales positions (rope_type)"),
     REAL_OPTION(model.rope_factor, "1", 1, 1e6, "", "factor by which the context is extended; 1: none"),
     REAL_OPTION(model.rope_low_frequency, "1", 1e-6, 1e6, "", "low_freq_factor"),
     REAL_OPTION(model.rope_high_frequency, "4", 1e-6, 1e6, "", "high_freq_factor"),
     INT_OPTION(model.rope_original_context, "8192", 1, 1 << 24, "tokens", "context before scaling (original_max_position_embeddings)"),
-    REAL_OPTION(model.rope_attention_factor, "1", 1e-6, 1e6, "", "YaRN: scale of queries and keys (attention_factor)"),
+    REAL_OPTION(model.rope_attention_factor, "1", 1e-6, 1e6, "", "YaRN and LongRoPE: scale of queries and keys (attention_factor)"),
     REAL_OPTION(model.rope_beta_fast, "32", 1e-6, 1e6, "turns",
         "frequencies with more rotations than this in the original context stay (beta_fast)"),
     REAL_OPTION(
         model.rope_beta_slow, "1", 1e-6, 1e6, "turns", "frequencies with fewer rotations than this are divided by the factor (beta_slow)"),
     BOOL_OPTION(model.rope_truncate, "true", "round the bounds between the two to whole channels"),
+    REALS_OPTION(model.rope_short_factors, 1e-6, 1e6, "",
+        "divisor of each RoPE frequency in sequences up to model.rope_original_context (short_factor)"),
+    REALS_OPTION(model.rope_long_factors, 1e-6, 1e6, "", "divisor of each RoPE frequency in longer sequences (long_factor)"),
     BOOL_OPTION(model.qkv_bias, "false", "biases of queries, keys and values (Qwen2)", STATE),
     CHOICE_OPTION(model.activation, "auto", activation_choices,
         "activation function of the MLP or of each expert; auto: the family's, such as SwiGLU (llama) or GELU by tanh (gpt2). A gated "
@@ -328,8 +332,16 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
             model->rope_high_frequency, model->rope_low_frequency);
     if (scaled && model->rope_scaling == ROPE_DYNAMIC && rotated == 2)
         return error_set(error, ERROR_USAGE, "model.rope_scaling=dynamic needs more than 2 RoPE channels per head");
-    if (model->rope_scaling != ROPE_YARN && model->rope_attention_factor != 1)
-        return error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g needs model.rope_scaling=yarn", model->rope_attention_factor);
+    if (model->rope_scaling != ROPE_YARN && model->rope_scaling != ROPE_LONGROPE && model->rope_attention_factor != 1)
+        return error_set(
+            error, ERROR_USAGE, "model.rope_attention_factor=%g needs model.rope_scaling=yarn or longrope", model->rope_attention_factor);
+    bool longrope = scaled && model->rope_scaling == ROPE_LONGROPE;
+    int64_t pairs = (int64_t)rotated / 2, shorts = model->rope_short_factors.count, longs = model->rope_long_factors.count;
+    if (longrope && (shorts != pairs || longs != pairs))
+        return error_set(error, ERROR_USAGE,
+            "model.rope_short_factors and model.rope_long_factors have %lld and %lld numbers: model.rope_scaling=longrope needs %lld, one "
+            "per pair of RoPE channels of a head",
+            (long long)shorts, (long long)longs, (long long)pairs);
     return true;
 }
 

@@ -7,7 +7,7 @@
 #include "device/device.h"
 
 /* How rope_factor stretches positions (ops/rope/rope.h); a factor of 1: not at all. */
-typedef enum RopeScaling { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN } RopeScaling;
+typedef enum RopeScaling { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN, ROPE_LONGROPE } RopeScaling;
 /* The tokens over which the load-balancing loss takes its means: of each layer, or of all layers
  * together. */
 typedef enum AuxiliaryScope { AUXILIARY_LAYER, AUXILIARY_MODEL } AuxiliaryScope;
@@ -57,8 +57,10 @@ typedef struct ModelConfig {
     double rope_theta, rope_fraction;
     int rope_scaling; /* RopeScaling */
     double rope_factor, rope_low_frequency, rope_high_frequency;
-    double rope_attention_factor, rope_beta_fast, rope_beta_slow; /* for yarn */
+    double rope_attention_factor; /* for yarn and longrope */
+    double rope_beta_fast, rope_beta_slow;
     bool rope_truncate;
+    RealList rope_short_factors, rope_long_factors; /* for longrope, one per rotated pair of channels */
     int64_t rope_original_context;
     int64_t padding;      /* token whose embedding gets no gradient, -1: none */
     bool qkv_bias;        /* llama: as in Qwen2 */

@@ -38,6 +38,7 @@ CONDITION(stretches, config->model.rope_factor > 1)
 CONDITION(stretches_by_parts, config->model.rope_factor > 1 && config->model.rope_scaling == ROPE_LLAMA3)
 CONDITION(stretches_from_context, config->model.rope_factor > 1 && config->model.rope_scaling != ROPE_LINEAR)
 CONDITION(is_yarn, config->model.rope_factor > 1 && config->model.rope_scaling == ROPE_YARN)
+CONDITION(is_longrope, config->model.rope_factor > 1 && config->model.rope_scaling == ROPE_LONGROPE)
 CONDITION(has_new_weights, !config->init[0])
 CONDITION(has_guidance, config->model.guidance)
 
@@ -163,6 +164,8 @@ static const Need rows[] = {
     {"model.rope_beta_fast", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
     {"model.rope_beta_slow", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
     {"model.rope_truncate", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
+    {"model.rope_short_factors", "model.rope_scaling=longrope and model.rope_factor above 1", is_longrope, WARN},
+    {"model.rope_long_factors", "model.rope_scaling=longrope and model.rope_factor above 1", is_longrope, WARN},
     {"model.qkv_bias", OF_RULE, REFUSE},
     {"model.qk_norm", OF_RULE, REFUSE},
     {"model.activation", OF_RULE, REFUSE},

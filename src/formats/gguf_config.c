@@ -359,10 +359,12 @@ bool gguf_check(const ModelConfig *c, Error *error) {
             "instead",
             activation_rules[c->activation].name, activation_rules[family_of(c)->activation].name);
     bool scaled = c->rope_factor > 1 && gguf->rotary;
-    if (scaled && c->rope_scaling == ROPE_DYNAMIC)
-        return error_set(error, ERROR_USAGE,
-            "model.rope_scaling=dynamic: GGUF does not support this RoPE scaling: export a folder "
-            "instead");
+    bool dynamic = c->rope_scaling == ROPE_DYNAMIC, longrope = c->rope_scaling == ROPE_LONGROPE;
+    if (scaled && (dynamic || longrope))
+        return error_set(error, ERROR_USAGE, "model.rope_scaling=%s: llama.cpp %s: export a folder instead",
+            dynamic ? "dynamic" : "longrope",
+            dynamic ? "does not support this RoPE scaling"
+                    : "chooses between the factors by the size of its context, transformers by the length of each text");
     if (scaled && c->rope_scaling == ROPE_YARN && !c->rope_truncate)
         return error_set(error, ERROR_USAGE, "model.rope_truncate=false: llama.cpp always truncates: export a folder instead");
     if (gguf->rotary && !scaled && c->rope_attention_factor != 1)

@@ -121,11 +121,17 @@ static bool check_bounds(const Config *config, Error *error) {
     for (size_t i = 0; i < config_table.count; i++) {
         const Option *row = &config_table.rows[i];
         const char *at = (const char *)config + row->offset;
-        if (strncmp(row->name, "model.", 6) || (row->type != OPTION_INT && row->type != OPTION_REAL)) continue;
-        double value = row->type == OPTION_INT ? (double)*(const int64_t *)at : *(const double *)at;
-        if (!(value >= row->minimum && value <= row->maximum))
-            return error_set(
-                error, ERROR_CHECKPOINT, "%s would be %g, but smelt allows only %g to %g", row->name, value, row->minimum, row->maximum);
+        if (strncmp(row->name, "model.", 6)) continue;
+        const RealList *list = (const RealList *)at;
+        int64_t count = row->type == OPTION_REALS ? list->count : row->type == OPTION_INT || row->type == OPTION_REAL;
+        for (int64_t j = 0; j < count; j++) {
+            double value = row->type == OPTION_REALS ? list->items[j]
+                           : row->type == OPTION_INT ? (double)*(const int64_t *)at
+                                                     : *(const double *)at;
+            if (!(value >= row->minimum && value <= row->maximum))
+                return error_set(error, ERROR_CHECKPOINT, "%s would be %g, but smelt allows only %g to %g", row->name, value, row->minimum,
+                    row->maximum);
+        }
     }
     return true;
 }

@@ -1,6 +1,6 @@
 /* RoPE settings of config.json, read and written as transformers 5 does (modeling_rope_utils.py).
  * rope_scaling takes precedence over rope_parameters, and a rope_theta inside the object over the
- * one beside it. Supported scalings: llama3, linear, dynamic and yarn. Called by the readers of
+ * one beside it. Supported scalings: llama3, linear, dynamic, yarn and longrope. Called by the readers of
  * fields and the writer of config.json; owns nothing. */
 #include <math.h>
 #include <string.h>
@@ -9,12 +9,12 @@
 #include "formats/hf_internal.h"
 
 /* Indexed by RopeScaling. */
-static const char *const types[] = {"llama3", "linear", "dynamic", "yarn"};
+static const char *const types[] = {"llama3", "linear", "dynamic", "yarn", "longrope"};
 enum { TYPES = sizeof types / sizeof *types, UNSCALED = -1 };
 
 static const char *const fields[] = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor",
     "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
-    "mscale_all_dim", "truncate"};
+    "mscale_all_dim", "truncate", "short_factor", "long_factor"};
 
 /* Returns a RopeScaling or UNSCALED. */
 static int read_type(HfFieldReader *r, const json_t *rope) {
@@ -23,7 +23,7 @@ static int read_type(HfFieldReader *r, const json_t *rope) {
     if (type && !strcmp(type, "default")) return UNSCALED;
     for (int i = 0; type && i < TYPES; i++)
         if (!strcmp(type, types[i])) return i;
-    hf_refuse(r, "rope_type", "is not a RoPE scaling that smelt supports: default, llama3, linear, dynamic, yarn");
+    hf_refuse(r, "rope_type", "is not a RoPE scaling that smelt supports: default, llama3, linear, dynamic, yarn, longrope");
     return UNSCALED;
 }
 
@@ -52,23 +52,54 @@ static int64_t read_original_context(HfFieldReader *r, const json_t *rope) {
 
 static double yarn_mscale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
 
-static void read_yarn(HfFieldReader *r, const json_t *rope) {
+static void read_attention_factor(HfFieldReader *r, const json_t *rope, double fallback) {
     ModelConfig *c = r->model;
-    const json_t *factor = json_object_get(rope, "factor"), *truncate = json_object_get(rope, "truncate"),
-                 *attention = json_object_get(rope, "attention_factor");
-    c->rope_factor = json_is_null(factor) ? (double)c->context / (double)c->rope_original_context : real(r, rope, "factor");
-    double mscale = real_or(r, rope, "mscale", 0), all = real_or(r, rope, "mscale_all_dim", 0);
-    bool both = mscale != 0 && all != 0, given = attention && !json_is_null(attention);
-    c->rope_attention_factor = given  ? real(r, rope, "attention_factor")
-                               : both ? yarn_mscale(c->rope_factor, mscale) / yarn_mscale(c->rope_factor, all)
-                                      : yarn_mscale(c->rope_factor, 1);
+    const json_t *given = json_object_get(rope, "attention_factor");
+    c->rope_attention_factor = given && !json_is_null(given) ? real(r, rope, "attention_factor") : fallback;
     if (!(c->rope_attention_factor > 0)) hf_refuse(r, "attention_factor", "is not positive");
     if (r->class->scales_no_attention && c->rope_attention_factor != 1)
         hf_refuse(r, "attention_factor", "is %g, but smelt supports only 1 for this class", c->rope_attention_factor);
+}
+
+static double context_ratio(const ModelConfig *c) { return (double)c->context / (double)c->rope_original_context; }
+
+static void read_yarn(HfFieldReader *r, const json_t *rope) {
+    ModelConfig *c = r->model;
+    const json_t *truncate = json_object_get(rope, "truncate");
+    c->rope_factor = json_is_null(json_object_get(rope, "factor")) ? context_ratio(c) : real(r, rope, "factor");
+    double mscale = real_or(r, rope, "mscale", 0), all = real_or(r, rope, "mscale_all_dim", 0);
+    bool both = mscale != 0 && all != 0;
+    read_attention_factor(
+        r, rope, both ? yarn_mscale(c->rope_factor, mscale) / yarn_mscale(c->rope_factor, all) : yarn_mscale(c->rope_factor, 1));
     c->rope_beta_fast = real_or(r, rope, "beta_fast", 32);
     c->rope_beta_slow = real_or(r, rope, "beta_slow", 1);
     if (truncate && !json_is_boolean(truncate)) hf_refuse(r, "truncate", "is not true or false");
     c->rope_truncate = !truncate || json_is_true(truncate) || r->class->rounds_rope_bounds;
+}
+
+/* config_check compares the count with the head's channels. */
+static void read_divisors(HfFieldReader *r, const json_t *rope, const char *name, RealList *list) {
+    const json_t *given = json_object_get(rope, name), *value;
+    size_t index;
+    *list = (RealList){0};
+    if (!json_is_array(given) || json_array_size(given) > REAL_LIST_MOST) {
+        hf_refuse(r, name, given ? "is not a list of at most %d numbers" : "is missing", REAL_LIST_MOST);
+        return;
+    }
+    json_array_foreach(given, index, value) {
+        if (!json_is_finite(value)) hf_refuse(r, name, "has an item that is not a number");
+        list->items[list->count++] = json_finite_value(value);
+    }
+}
+
+static void read_longrope(HfFieldReader *r, const json_t *rope) {
+    ModelConfig *c = r->model;
+    const json_t *factor = json_object_get(rope, "factor");
+    c->rope_factor = !factor || json_is_null(factor) ? context_ratio(c) : real(r, rope, "factor");
+    if (c->rope_factor == 1) hf_refuse(r, "factor", "is 1, but smelt applies short_factor and long_factor only if it is above 1");
+    read_attention_factor(r, rope, sqrt(1 + log(c->rope_factor) / log((double)c->rope_original_context)));
+    read_divisors(r, rope, "short_factor", &c->rope_short_factors);
+    read_divisors(r, rope, "long_factor", &c->rope_long_factors);
 }
 
 /* Dynamic scaling begins after max_position_embeddings, so the model's context is `factor` times as
@@ -83,10 +114,11 @@ static void read_dynamic(HfFieldReader *r) {
 static void read_scaling(HfFieldReader *r, const json_t *rope, RopeScaling scaling) {
     ModelConfig *c = r->model;
     c->rope_scaling = scaling;
-    if (r->class->demands_scaled_head_dim && !c->head_dim && (scaling == ROPE_YARN || scaling == ROPE_DYNAMIC))
+    if (r->class->demands_scaled_head_dim && !c->head_dim && (scaling == ROPE_YARN || scaling == ROPE_DYNAMIC || scaling == ROPE_LONGROPE))
         hf_refuse(r, "rope_type", "is %s without head_dim, but transformers' %s requires it", types[scaling], r->class->architecture);
-    if (scaling == ROPE_LLAMA3 || scaling == ROPE_YARN) c->rope_original_context = read_original_context(r, rope);
+    if (scaling != ROPE_LINEAR && scaling != ROPE_DYNAMIC) c->rope_original_context = read_original_context(r, rope);
     if (scaling == ROPE_YARN) read_yarn(r, rope);
+    else if (scaling == ROPE_LONGROPE) read_longrope(r, rope);
     else c->rope_factor = real(r, rope, "factor");
     if (!(c->rope_factor >= 1)) hf_refuse(r, "factor", "is below 1");
     if (scaling == ROPE_DYNAMIC && r->good) read_dynamic(r);
@@ -155,17 +187,28 @@ void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value) {
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
+static void put_divisors(json_t *rope, const char *name, const RealList *list) {
+    json_t *items = json_array();
+    for (int64_t i = 0; i < list->count; i++) json_array_append_new(items, json_real(list->items[i]));
+    hf_put(rope, name, items);
+}
+
 void hf_put_scaling(json_t *rope, const ModelConfig *c) {
     hf_put(rope, "rope_type", json_string(types[c->rope_scaling]));
     hf_put(rope, "factor", json_real(c->rope_factor));
-    if (c->rope_scaling == ROPE_LLAMA3 || c->rope_scaling == ROPE_YARN)
+    if (c->rope_scaling != ROPE_LINEAR && c->rope_scaling != ROPE_DYNAMIC)
         hf_put_integer(rope, "original_max_position_embeddings", c->rope_original_context);
     if (c->rope_scaling == ROPE_LLAMA3) {
         hf_put(rope, "low_freq_factor", json_real(c->rope_low_frequency));
         hf_put(rope, "high_freq_factor", json_real(c->rope_high_frequency));
     }
-    if (c->rope_scaling == ROPE_YARN) {
+    if (c->rope_scaling == ROPE_YARN || c->rope_scaling == ROPE_LONGROPE)
         hf_put(rope, "attention_factor", json_real(c->rope_attention_factor));
+    if (c->rope_scaling == ROPE_LONGROPE) {
+        put_divisors(rope, "short_factor", &c->rope_short_factors);
+        put_divisors(rope, "long_factor", &c->rope_long_factors);
+    }
+    if (c->rope_scaling == ROPE_YARN) {
         hf_put(rope, "beta_fast", json_real(c->rope_beta_fast));
         hf_put(rope, "beta_slow", json_real(c->rope_beta_slow));
         hf_put(rope, "truncate", json_boolean(c->rope_truncate));

@@ -259,12 +259,25 @@ void *generator_weights(Generator *g) { return g->shared[ARENA_WEIGHT]; }
 
 int64_t generator_room(const Generator *g) { return g->config->context - g->count; }
 
+/* transformers rotates all tokens of one pass for the length that the text has after it; the cache's
+ * table has one row per position, for a text that grows by single tokens (rope_angle). */
+static bool check_one_length(const Generator *g, int64_t count, Error *error) {
+    const ModelConfig *c = g->config;
+    bool grows = c->rope_factor > 1 && (c->rope_scaling == ROPE_DYNAMIC || c->rope_scaling == ROPE_LONGROPE);
+    if (!grows || !g->cache || g->computed >= c->rope_original_context || g->count + count <= c->rope_original_context) return true;
+    return error_set(error, ERROR_USAGE,
+        "%" PRId64 " tokens are fed at once: with model.rope_scaling=%s the cache takes a prompt of at most "
+        "model.rope_original_context=%" PRId64 " tokens: use a shorter prompt, or generate with cache=false",
+        g->count + count - g->computed, c->rope_scaling == ROPE_DYNAMIC ? "dynamic" : "longrope", c->rope_original_context);
+}
+
 bool generator_feed(Generator *g, const int32_t *tokens, int64_t count, Error *error) {
     if (count > generator_room(g))
         return error_set(error, ERROR_USAGE,
             "%" PRId64 " tokens do not fit: only %" PRId64 " of model.context=%" PRId64 " positions are "
             "left",
             count, generator_room(g), g->config->context);
+    if (!check_one_length(g, count, error)) return false;
     for (int64_t i = 0; i < count; i++)
         if (tokens[i] < 0 || tokens[i] >= g->config->vocabulary)
             return error_set(

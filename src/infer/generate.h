@@ -36,8 +36,8 @@ void *generator_weights(Generator *generator);
 
 /* Returns the free positions of the context. */
 int64_t generator_room(const Generator *generator);
-/* Appends tokens. ERROR_USAGE if one is outside the vocabulary or they do not fit into the context;
- * then none is appended. */
+/* Appends tokens. ERROR_USAGE if one is outside the vocabulary, they do not fit into the context, or
+ * a cache with dynamic scaling or longrope cannot take as many at once; then none is appended. */
 bool generator_feed(Generator *generator, const int32_t *tokens, int64_t count, Error *error);
 /* Drops all tokens: the next ones begin a text. */
 void generator_restart(Generator *generator);

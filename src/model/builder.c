@@ -230,6 +230,8 @@ TensorId builder_rope_table(Builder *b, double theta) {
         .beta_slow = c->rope_beta_slow,
         .truncate = c->rope_truncate,
         .attention_factor = c->rope_attention_factor,
+        .short_factors = c->rope_short_factors,
+        .long_factors = c->rope_long_factors,
         .length = b->mode == MODEL_GENERATE ? 0 : b->length};
     *at = (RopeTable){theta, op_rope_table(b->graph, &spec)};
     return at->table;

@@ -33,6 +33,7 @@ typedef struct Settings {
     int recompute;
     const char *path;
     double muon_lr;
+    RealList factors;
 } Settings;
 
 #define ROW(name, type, field, initial, minimum, maximum, choices, unit, help) \
@@ -48,6 +49,7 @@ static const Option rows[] = {
     ROW("optimizer.muon.lr", OPTION_REAL, muon_lr, "0.02", 0, 1, NULL, "", "learning rate of Muon"),
     ROW("data.path", OPTION_STRING, path, "data/a # b", 0, 0, NULL, "", "prefix of the shards"),
     ROW("data.real", OPTION_REAL, real, "0", -INFINITY, INFINITY, NULL, "", "any number"),
+    ROW("data.factors", OPTION_REALS, factors, "1,2", 0.5, INFINITY, NULL, "", "a list"),
 };
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};
 
@@ -531,6 +533,35 @@ static void every_string_survives_writing_and_reading(void **state) {
     free(large);
 }
 
+static void every_list_of_numbers_survives_writing_and_reading(void **state) {
+    Bench *bench = *state;
+    for (int64_t count = 0; count <= REAL_LIST_MOST; count += 32) {
+        bench->values.factors = (RealList){.count = count};
+        for (int64_t i = 0; i < count; i++) bench->values.factors.items[i] = 1 / (1.1 + (double)i / 1e3) + (double)i * 1e290;
+        assert_round_trip(bench);
+    }
+}
+
+static void lists_of_numbers_are_checked_item_by_item(void **state) {
+    Bench *bench = *state;
+    assert_true(set(bench, "data.factors=0.5,1e3,2k"));
+    assert_int_equal(bench->values.factors.count, 3);
+    assert_true(bench->values.factors.items[0] == 0.5 && bench->values.factors.items[1] == 1000 && bench->values.factors.items[2] == 2000);
+    char *many = memory_allocate(2 * REAL_LIST_MOST + 16), *end = many + sprintf(many, "data.factors=1");
+    for (int i = 0; i < REAL_LIST_MOST; i++) end += sprintf(end, ",1");
+    const char *const wrong[] = {"data.factors=1,", "data.factors=,1", "data.factors=1,,2", "data.factors=1,nan", "data.factors=x",
+        "data.factors=1 2", "data.factors=1,0.4", many};
+    static const char *const reasons[] = {"ends with a comma", "is not a list", "is not a list", "is not a list", "is not a finite number",
+        "is not a finite number", "is out of range", "has more than 128 numbers"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_false(set(bench, wrong[i]));
+        assert_non_null(strstr(bench->error.message, "data.factors"));
+        assert_non_null(strstr(bench->error.message, reasons[i]));
+    }
+    assert_int_equal(bench->values.factors.count, 3);
+    free(many);
+}
+
 static void every_integer_choice_and_bool_survives_writing_and_reading(void **state) {
     Bench *bench = *state;
     static const int64_t integers[] = {INT64_MIN, INT64_MAX, -1, (1ll << 53) + 1};
@@ -574,7 +605,8 @@ static void written_yaml_groups_rows_and_carries_help(void **state) {
                               "  muon.lr: 0.02                         # learning rate of Muon\n"
                               "data:\n"
                               "  path: \"data/a # b\"                    # prefix of the shards\n"
-                              "  real: 0                               # any number\n");
+                              "  real: 0                               # any number\n"
+                              "  factors: \"1,2\"                        # a list\n");
     free(text);
 }
 
@@ -607,7 +639,8 @@ static void help_is_grouped_and_gives_defaults_and_limits(void **state) {
                               "\n"
                               "data\n"
                               "  data.path=data/a # b        prefix of the shards\n"
-                              "  data.real=0                 any number (number)\n");
+                              "  data.real=0                 any number (number)\n"
+                              "  data.factors=1,2            a list (at least 0.5)\n");
     free(text);
 }
 
@@ -801,6 +834,8 @@ int main(void) {
         TEST(defaults_survive_writing_and_reading),
         TEST(every_double_survives_writing_and_reading),
         TEST(every_string_survives_writing_and_reading),
+        TEST(every_list_of_numbers_survives_writing_and_reading),
+        TEST(lists_of_numbers_are_checked_item_by_item),
         TEST(every_integer_choice_and_bool_survives_writing_and_reading),
         TEST(a_formatted_value_is_read_back_by_set),
         TEST(written_yaml_groups_rows_and_carries_help),

@@ -428,6 +428,9 @@ static void models_that_llama_cpp_lacks_are_refused(void **state) {
         "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=2"};
     static FixtureSettings dynamic = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
         "model.layers=1", "model.rope_scaling=dynamic", "model.rope_factor=2", "model.rope_original_context=128", "model.context=256"};
+    static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
+        "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_short_factors=1,2,3,4",
+        "model.rope_long_factors=1,2,3,4"};
     static FixtureSettings scaled = {"model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128",
         "model.layers=1", "model.softmax_scale=0.3"};
     static FixtureSettings mixed = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
@@ -447,6 +450,7 @@ static void models_that_llama_cpp_lacks_are_refused(void **state) {
     assert_not_written(plain_gates, "model.renormalise=false");
     assert_not_written(zaya, "no architecture for ZayaForCausalLM");
     assert_not_written(dynamic, "model.rope_scaling=dynamic");
+    assert_not_written(longrope, "model.rope_scaling=longrope the length of each text");
     assert_not_written(scaled, "model.softmax_scale=0.3");
 }
 

@@ -38,8 +38,11 @@ static FixtureSettings linear = {"model.family=llama", "model.heads=4", "model.k
     "model.layers=1", "model.qkv_bias=true", "model.window=6", "model.rope_scaling=linear", "model.rope_factor=2.5"};
 static FixtureSettings dynamic = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
     "model.layers=1", "model.rope_scaling=dynamic", "model.rope_factor=2", "model.rope_original_context=128", "model.context=256"};
+static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
+    "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
+    "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
 static const char *const *const models[] = {
-    zaya, yarn, linear, dynamic, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmoe, gpt2};
+    zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmoe, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -310,7 +313,12 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {llama, "mlp_bias", "1", "mlp_bias is 1"},
         {llama, "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 4}", ""},
         {llama, "rope_scaling", "{\"type\": \"linear\", \"factor\": 4}", ""},
-        {llama, "rope_scaling", "{\"type\": \"longrope\", \"factor\": 4}", "rope_scaling.rope_type RoPE scaling"},
+        {llama, "rope_scaling", "{\"type\": \"su\", \"factor\": 4}", "rope_scaling.rope_type RoPE scaling"},
+        {llama, "rope_scaling", "{\"type\": \"longrope\", \"factor\": 4}", "rope_scaling.short_factor is missing"},
+        {llama, "rope_scaling", "{\"type\": \"longrope\", \"factor\": 4, \"short_factor\": [1], \"long_factor\": [1, 2, 3, 1e9]}",
+            "model.rope_long_factors would be 1e+09"},
+        {llama, "rope_scaling", "{\"type\": \"longrope\", \"factor\": 4, \"short_factor\": [1], \"long_factor\": [1, 2, 3, 4]}",
+            "model.rope_short_factors 1 and 4 numbers longrope needs 4"},
         {llama, "rope_scaling", "{\"rope_type\": \"llama3\", \"factor\": 4}", "low_freq_factor is missing"},
         {llama, "rope_scaling", "[1]", "rope_scaling is not an object"},
         {llama, "quantization_config", "{}",

@@ -40,6 +40,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 # Of a later field in the same object, one value each; `...` deletes a field.
 ROPES = [
     LINEAR, LLAMA3, YARN, DYNAMIC, LINEAR | {"factor": 1.0}, LINEAR | {"factor": 0.5}, LINEAR | {"factor": ...}, LINEAR | {"rope_theta": ...},
@@ -56,6 +57,18 @@ ROPES = [
     {"full_attention": {"rope_type": "default", "rope_theta": 99.0}}, {"full_attention": {"rope_theta": 99.0}, "rope_type": "default"}, {"unheard_of": 3},
 ]
 SHORT = {"max_position_embeddings": 12}  # so that dynamic scaling begins inside of the sequence
+
+
+def longrope_edits():
+    """Heads of 8 channels have 4 pairs, heads of 12 have 6; sequences have 48 tokens."""
+    for pairs in (4, 6):
+        rope = LONGROPE | {"short_factor": [1 + 0.25 * i for i in range(pairs)], "long_factor": [1 + 1.5 * i for i in range(pairs)]}
+        for more in ({}, {"original_max_position_embeddings": 47}, {"original_max_position_embeddings": 48}, {"original_max_position_embeddings": ...},
+                     {"original_max_position_embeddings": ..., "factor": ...}, {"factor": ...}, {"factor": None}, {"factor": 1.0}, {"factor": 0.5},
+                     {"attention_factor": 0.7}, {"attention_factor": None}, {"attention_factor": -1.0}, {"long_factor": ...}, {"short_factor": [2]},
+                     {"long_factor": [2] * 129}, {"long_factor": "x"}, {"long_factor": [1, 2, 3, None]}, {"rope_type": ..., "type": "longrope"}):
+            yield {"rope_parameters": {key: value for key, value in (rope | more).items() if value is not ...}}
+        yield {"rope_parameters": ..., "rope_scaling": rope, "original_max_position_embeddings": 8}
 
 
 def rope_edits():
@@ -79,6 +92,7 @@ def rope_edits():
     yield {"rope_parameters": {"rope_type": "default", "rope_theta": 123.0}, "partial_rotary_factor": 0.5}
     yield {"rope_parameters": ..., "partial_rotary_factor": 0.5}
     yield {"rope_parameters": LINEAR, "partial_rotary_factor": 0.5}
+    yield from longrope_edits()
 
 
 def window_edits():

@@ -86,6 +86,37 @@ static void logits_with_the_cache_are_those_without_to_rounding(void **state) {
     }
 }
 
+/* transformers rotates a prompt for its whole length, and each later token for the length that the text then has. */
+static void a_prompt_longer_than_the_original_context_of_growing_rope_is_refused(void **state) {
+    (void)state;
+    static const Variety scaled[] = {{"dynamic", {"model.rope_scaling=dynamic", "model.rope_factor=4", "model.rope_original_context=24"}},
+        {"longrope", {"model.rope_scaling=longrope", "model.rope_factor=4", "model.rope_original_context=24",
+                         "model.rope_short_factors=1,1.25,2", "model.rope_long_factors=1,3,40"}}};
+    for (int i = 0; i < 2; i++) {
+        Variety family = families[7]; /* qwen2 without scaling */
+        int count = 0;
+        while (family.settings[count]) count++;
+        for (int j = 0; j < SETTINGS && scaled[i].settings[j]; j++) family.settings[count++] = scaled[i].settings[j];
+        OptionStrings strings = {0};
+        Error error = {0};
+        Config config = configure(&family, CONTEXT, &strings);
+        Generator *generator = create(NULL, &config, PRECISION_FP64, true);
+        int32_t tokens[25] = {0};
+        assert_false(generator_feed(generator, tokens, 25, &error));
+        assert_mentions(error.message, "25 model.rope_original_context=24 cache=false");
+        assert_mentions(error.message, scaled[i].name);
+        assert_true(generator_feed(generator, tokens, 24, &error));
+        assert_non_null(generator_logits(generator, &error));
+        assert_true(generator_feed(generator, tokens, 25, &error));
+        assert_non_null(generator_logits(generator, &error));
+        generator_free(generator);
+        generator = create(NULL, &config, PRECISION_FP64, false);
+        assert_true(generator_feed(generator, tokens, 25, &error));
+        generator_free(generator);
+        options_free_strings(&strings);
+    }
+}
+
 static void generated_tokens_depend_on_the_prompt(void **state) {
     (void)state;
     Sampling greedy = {.top_p = 1};
@@ -440,6 +471,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_tokens_with_the_cache_are_those_without),
         cmocka_unit_test(logits_with_the_cache_are_those_without_to_rounding),
+        cmocka_unit_test(a_prompt_longer_than_the_original_context_of_growing_rope_is_refused),
         cmocka_unit_test(generated_tokens_depend_on_the_prompt),
         cmocka_unit_test(a_context_below_the_prompt_block_works),
         cmocka_unit_test(the_context_is_the_limit),

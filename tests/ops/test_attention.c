@@ -99,11 +99,12 @@ static void llama3_scaling_gives_the_frequencies_of_transformers(void **state) {
 }
 
 /* Frequencies of a Qwen2.5 of 7B as transformers 5.23 computes them in fp32: pairs on both sides of yarn's ramp, and on
- * it, with and without whole channels as its bounds; and dynamic scaling in a sequence of 100,000. */
+ * it, with and without whole channels as its bounds; and dynamic scaling in a sequence of 100,000. Of a Phi-3 as 5.24
+ * does: longrope in sequences of the original length and one token more. */
 static void other_scalings_give_the_frequencies_of_transformers(void **state) {
     (void)state;
-    enum { YARN, YARN_EXACT, DYNAMIC, LINEAR };
-    static const RopeSpec specs[] = {
+    enum { YARN, YARN_EXACT, DYNAMIC, LINEAR, LONGROPE, LONGROPE_SHORT };
+    RopeSpec specs[] = {
         [YARN] = {.theta = 1e6,
             .dimensions = 128,
             .scaling = ROPE_YARN,
@@ -121,6 +122,8 @@ static void other_scalings_give_the_frequencies_of_transformers(void **state) {
             .beta_slow = 1},
         [DYNAMIC] = {.theta = 1e6, .dimensions = 128, .scaling = ROPE_DYNAMIC, .factor = 2, .original_positions = 32768, .length = 100000},
         [LINEAR] = {.theta = 1e6, .dimensions = 128, .scaling = ROPE_LINEAR, .factor = 8},
+        [LONGROPE] = {.theta = 1e4, .dimensions = 96, .scaling = ROPE_LONGROPE, .factor = 32, .original_positions = 4096, .length = 4097},
+        [LONGROPE_SHORT] = {0}, /* set below */
     };
     static const struct {
         int spec, pair;
@@ -142,7 +145,20 @@ static void other_scalings_give_the_frequencies_of_transformers(void **state) {
         {DYNAMIC, 63, 2.43153522e-07},
         {LINEAR, 1, 0.100730278},
         {LINEAR, 63, 1.5511722e-07},
+        {LONGROPE, 0, 1},
+        {LONGROPE, 1, 0.550269425},
+        {LONGROPE, 17, 0.00403282838},
+        {LONGROPE, 40, 2.21028076e-05},
+        {LONGROPE, 47, 4.94501046e-06},
+        {LONGROPE_SHORT, 0, 1},
+        {LONGROPE_SHORT, 1, 0.817231834},
+        {LONGROPE_SHORT, 17, 0.03274519},
+        {LONGROPE_SHORT, 40, 0.000331542135},
+        {LONGROPE_SHORT, 47, 8.24168383e-05},
     };
+    for (int i = 0; i < 48; i++) specs[LONGROPE].short_factors.items[i] = 1 + 0.01 * i, specs[LONGROPE].long_factors.items[i] = 1 + 0.5 * i;
+    specs[LONGROPE_SHORT] = specs[LONGROPE];
+    specs[LONGROPE_SHORT].length = 4096;
     for (size_t i = 0; i < COUNT(frequencies); i++) {
         const RopeSpec *spec = &specs[frequencies[i].spec];
         double ours = rope_frequency(spec, frequencies[i].pair, spec->length);
@@ -161,6 +177,21 @@ static void a_cache_under_dynamic_scaling_has_the_frequencies_of_growing_lengths
         assert_true(fabs(rope_angle(&cache, 1, position, own) - expected) < 1e-12);
         assert_true(position < 10 ? expected == position * pow(100, -0.25) : expected < position * pow(100, -0.25));
     }
+}
+
+static void a_cache_under_longrope_has_the_long_factors_after_the_original_context(void **state) {
+    (void)state;
+    RopeSpec cache = {.theta = 100,
+        .dimensions = 4,
+        .positions = 40,
+        .scaling = ROPE_LONGROPE,
+        .factor = 4,
+        .original_positions = 10,
+        .short_factors = {2, {1, 2}},
+        .long_factors = {2, {3, 8}}};
+    double own = rope_frequency(&cache, 1, 0);
+    assert_true(fabs(rope_angle(&cache, 1, 9, own) - 9 * 0.1 / 2) < 1e-12);
+    assert_true(fabs(rope_angle(&cache, 1, 10, own) - 10 * 0.1 / 8) < 1e-12);
 }
 
 static void without_scaling_frequencies_are_powers_of_theta(void **state) {
@@ -1138,6 +1169,7 @@ int main(void) {
         cmocka_unit_test(llama3_scaling_gives_the_frequencies_of_transformers),
         cmocka_unit_test(other_scalings_give_the_frequencies_of_transformers),
         cmocka_unit_test(a_cache_under_dynamic_scaling_has_the_frequencies_of_growing_lengths),
+        cmocka_unit_test(a_cache_under_longrope_has_the_long_factors_after_the_original_context),
         cmocka_unit_test(without_scaling_frequencies_are_powers_of_theta),
         cmocka_unit_test(rope_turns_pairs_half_a_rotation_apart),
         cmocka_unit_test(rope_over_a_grid_turns_neighbours_by_row_and_column),

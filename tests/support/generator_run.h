@@ -7,7 +7,7 @@
 #include "process.h"
 #include "random_run.h"
 
-enum { SETTINGS = 14, FEED_MOST = 512 };
+enum { SETTINGS = 16, FEED_MOST = 512 };
 
 typedef struct Variety {
     const char *name;

@@ -27,12 +27,13 @@ typedef struct RopeSpec {
     double low_frequency, high_frequency; /* llama3: in turns within the original context */
     double beta_fast, beta_slow;          /* yarn: in turns within the original context */
     bool truncate;                        /* yarn: round the resulting bounds to whole channels */
-    double attention_factor;              /* yarn; 0: 1 */
+    double attention_factor;              /* yarn, longrope; 0: 1 */
+    RealList short_factors, long_factors; /* longrope: divisors of the frequencies, [dimensions / 2] */
     /* Positions with several coordinates: the first axes[0] / 2 pairs of channels belong to the
      * first axis, the next axes[1] / 2 to the second, and so on. Each axis has its own frequencies
      * and coordinate. Position p is (0, p / grid, p % grid). grid 0: one coordinate. */
     int64_t axes[ROPE_AXES], grid;
-    int64_t length; /* dynamic: length of the sequences; 0: a cache, whose row p is written when the sequence has p + 1 tokens */
+    int64_t length; /* dynamic, longrope: length of the sequences; 0: a cache, whose row p is written when the sequence has p + 1 tokens */
 } RopeSpec;
 TensorId op_rope_table(Graph *graph, const RopeSpec *spec);
 
@@ -90,6 +91,12 @@ static inline double rope_dynamic_theta(const RopeSpec *spec, int64_t length) {
     return spec->theta * pow(spec->factor * longer - (spec->factor - 1), d / (d - 2));
 }
 
+/* LongRoPE (arXiv 2402.13753): each frequency has its own divisor, and another one in sequences that
+ * exceed the original context. */
+static inline double rope_longrope(const RopeSpec *spec, double frequency, int64_t i, int64_t length) {
+    return frequency / (length > spec->original_positions ? &spec->long_factors : &spec->short_factors)->items[i];
+}
+
 /* Returns the axis of channel pair i, and replaces i by its index among the pairs of that axis. */
 static inline int rope_axis(const RopeSpec *spec, int64_t *i) {
     int axis = 0;
@@ -98,7 +105,7 @@ static inline int rope_axis(const RopeSpec *spec, int64_t *i) {
 }
 
 /* Returns radians per position of channel pair i in a sequence of `length`, which only dynamic
- * scaling uses. The formulas are those of transformers' `rope_type`s of the same names
+ * scaling and longrope use. The formulas are those of transformers' `rope_type`s of the same names
  * (modeling_rope_utils.py). */
 static inline double rope_frequency(const RopeSpec *spec, int64_t i, int64_t length) {
     if (spec->grid) {
@@ -109,19 +116,21 @@ static inline double rope_frequency(const RopeSpec *spec, int64_t i, int64_t len
     double frequency = pow(dynamic ? rope_dynamic_theta(spec, length) : spec->theta, -2.0 * i / spec->dimensions);
     if (!scaled || dynamic) return frequency;
     if (spec->scaling == ROPE_LINEAR) return frequency / spec->factor;
+    if (spec->scaling == ROPE_LONGROPE) return rope_longrope(spec, frequency, i, length);
     return spec->scaling == ROPE_YARN ? rope_yarn(spec, frequency, i) : rope_llama3(spec, frequency);
 }
 
 static inline double rope_attention_factor(const RopeSpec *spec) { return spec->attention_factor > 0 ? spec->attention_factor : 1; }
 
 /* Returns the angle of pair i at a position, given its frequency in sequences of spec->length. In a
- * cache with dynamic scaling, a row after the original context has the frequency of the sequence
+ * cache with dynamic scaling or longrope, a row after the original context has the frequency of the sequence
  * length at the time it was written. */
 static inline double rope_angle(const RopeSpec *spec, int64_t i, int64_t position, double frequency) {
     if (spec->grid) {
         int axis = rope_axis(spec, &i);
         return frequency * (axis == 0 ? 0 : axis == 1 ? position / spec->grid : position % spec->grid);
     }
-    bool grown = spec->scaling == ROPE_DYNAMIC && spec->length == 0 && position >= spec->original_positions;
+    bool grows = spec->factor > 1 && (spec->scaling == ROPE_DYNAMIC || spec->scaling == ROPE_LONGROPE);
+    bool grown = grows && spec->length == 0 && position >= spec->original_positions;
     return position * (grown ? rope_frequency(spec, i, position + 1) : frequency);
 }

@@ -13,6 +13,8 @@ TensorId op_rope_table(Graph *graph, const RopeSpec *spec) {
     assert(!(spec->factor > 1) || spec->scaling == ROPE_LINEAR || spec->original_positions > 0);
     assert(!(spec->factor > 1) || spec->scaling != ROPE_LLAMA3 || spec->high_frequency > spec->low_frequency);
     assert(!(spec->factor > 1) || spec->scaling != ROPE_DYNAMIC || spec->dimensions > 2);
+    assert(!(spec->factor > 1) || spec->scaling != ROPE_LONGROPE ||
+           (spec->short_factors.count == spec->dimensions / 2 && spec->long_factors.count == spec->dimensions / 2));
     assert(!spec->grid || (!(spec->factor > 1) && spec->axes[0] + spec->axes[1] + spec->axes[2] == spec->dimensions));
     for (int i = 0; i < ROPE_AXES; i++) assert(spec->axes[i] % 2 == 0);
     TensorId table = graph_tensor(graph, ARENA_CONSTANT, TYPE_WIDE, 2, (int64_t[]){spec->positions, spec->dimensions}, "rope_table");
