@@ -268,6 +268,9 @@ static bool eval_tokens(
     SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
     if (!open_input(&input, data, tokenizer, config, options, error))
         return !starts_with(error->message, data) && error_context(error, "%s", data); /* a message about the file names it already */
+    if (input.set.pairs)
+        return error_set(error, ERROR_DATA,
+            "%s holds pairs of answers, which only smelt train preference.loss=dpo reads: give text, conversations or their shards", data);
     return eval_input(ranks, folder, config, &input, options, error);
 }
 

@@ -93,8 +93,8 @@ static RecordShape json_shape(const char *text, size_t size, bool lines) {
 
 static bool is_table(const PackOptions *options, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
     static const NotText chat = {"a table, and a table cannot hold conversations", "write them as JSON lines"};
-    static const NotText commas = {"a CSV table without the text column", "give field=NAME to smelt data pack"},
-                         tabs = {"a TSV table without the text column", "give field=NAME to smelt data pack"};
+    static const NotText commas = {"a CSV table without the column that field= names", "give field=NAME to smelt data pack"},
+                         tabs = {"a TSV table without the column that field= names", "give field=NAME to smelt data pack"};
     format->shape = SHAPE_TABLE;
     *why = pack_is_chat(options->format) ? chat : format->delimiter == ',' ? commas : tabs;
     return !pack_is_chat(options->format) && table_header(bytes, size, options->field, format, format->columns, sizeof format->columns);

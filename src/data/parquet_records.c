@@ -10,6 +10,7 @@
 
 #include "base/array.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "chat/chat.h"
 #include "data/pack_internal.h"
 
@@ -59,7 +60,8 @@ static bool take_text_column(RowReader *reader, Error *error) {
     const ParquetNode *node = parquet_find(reader->file, reader->field);
     bool chat = parquet_find(reader->file, "messages");
     const char *advice = chat ? "pass format=chat to smelt data pack" : "give field=NAME to smelt data pack";
-    if (!node) return refuse_columns(reader, "the text column", advice, error);
+    SCOPED_FREE char *missing = memory_format("the column %s", reader->field);
+    if (!node) return refuse_columns(reader, missing, advice, error);
     if (!take_column(reader, node, error)) return false;
     if (node->kind == PARQUET_LEAF && node->type == PARQUET_BYTES && !node->is_null) return true;
     return error_set(

@@ -256,8 +256,11 @@ static bool open_source(ShardSet *set, const Config *config, bool made, const Mi
     SCOPED_FREE char *name = name_of_source(source);
     SCOPED_FREE char *text = memory_format("data.train.source.%s.text", source->name);
     bool again = identity_accepts(config->resume.accept, text);
-    return open_text_input(set, config, made && !again, source->path, name, error) ||
-           error_context(error, "source %s of data.train=%s", source->name, config->data.train);
+    bool opened = open_text_input(set, config, made && !again, source->path, name, error);
+    if (opened && set->pairs)
+        opened = error_set(error, ERROR_USAGE,
+            "%s contains pairs of answers, which a mixture cannot hold: train on it alone, with preference.loss=dpo", source->path);
+    return opened || error_context(error, "source %s of data.train=%s", source->name, config->data.train);
 }
 
 static bool open_bins(Corpus *corpus, const Config *config, const Phases *phases, Error *error) {

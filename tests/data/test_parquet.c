@@ -126,6 +126,7 @@ static void files_of_a_folder_are_taken_or_left_out_by_reason(void **state) {
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) assert_holds(record, reasons[i]);
     assert_input_refused("in/d.parquet", (PackOptions){0}, "git lfs pull");
     assert_input_refused("in/f.parquet", (PackOptions){0}, "an encrypted Parquet file");
+    assert_input_refused("in/a.parquet", (PackOptions){.field = "body"}, "without the column body; its columns are");
     assert_input_refused("in/a.parquet", (PackOptions){.format = PACK_TEXT}, "leave format=text out");
     assert_int_equal(system("gzip -k in/a.parquet"), 0);
     assert_input_refused("in/a.parquet.gz", (PackOptions){0}, "write it to a file first");

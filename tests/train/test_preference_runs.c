@@ -242,6 +242,10 @@ static void what_pairs_cannot_be_is_refused(void **state) {
     train_says(
         ERROR_NONE, "1 2 data.length=16", PREFER LLAMA "run=r data.train=mixed data.valid=mixed data.length=16 batch.tokens=32 steps=1");
     smelt_says(ERROR_DATA, "valid preference.loss=dpo", "eval r valid");
+    smelt_says(ERROR_DATA, "error: mixed.jsonl holds preference.loss=dpo", "eval r mixed.jsonl");
+    write_text("mix.yaml", "sources: [{name: words, path: text}, {name: two, path: pairs}]\nphases: [{weights: {words: 1, two: 1}}]\n");
+    train_says(
+        ERROR_USAGE, "source two of data.train=mix.yaml", PREFER LLAMA "run=m data.packing=cut preference.loss=none data.train=mix.yaml");
     smelt_good("eval r text");
 }
 
