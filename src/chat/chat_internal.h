@@ -36,6 +36,8 @@ void chat_record_free(ChatRecord *record);
 /* Returns a member of a record, or NULL if it is null: `datasets` writes null for each member that
  * only other records have. */
 const json_t *chat_member(const json_t *record, const char *name);
+/* Returns whether a message is a system message; unless `system` is NULL, with that content. */
+bool chat_begins_with_system(const json_t *first, const json_t *system);
 /* Returns whether each item of the list `name` is a message that can be trained on. ERROR_DATA
  * names the first other item. */
 bool chat_check_messages(const json_t *list, const char *name, Error *error);

@@ -69,8 +69,7 @@ static bool check_prompt_is_whole(const json_t *record, const json_t *messages, 
     static const char *const parts[] = {"system", "history", "question", "instruction", "input"};
     bool texts = json_is_string(json_object_get(record, "chosen"));
     size_t count = !texts ? 1 : chat_member(record, "prompt") ? 2 : sizeof parts / sizeof *parts;
-    const char *role = json_string_value(json_object_get(json_array_get(messages, 0), "role"));
-    if (role && !strcmp(role, "system")) return true;
+    if (chat_begins_with_system(json_array_get(messages, 0), json_object_get(record, "system"))) return true;
     for (size_t i = 0; i < count; i++)
         if (is_given(json_object_get(record, parts[i])))
             return error_set(error, ERROR_DATA,

@@ -111,8 +111,10 @@ bool chat_check_members(const json_t *record, Error *error) {
                      (json_is_string(value) && json_string_length(value) == 0);
         if (!empty) return error_set(error, ERROR_DATA, "the record has %s, but smelt trains only on text", media[i]);
     }
-    if (json_is_false(json_object_get(record, "label")))
-        return error_set(error, ERROR_DATA, "label is false: it marks an answer that should not be learned");
+    static const char *const marks[] = {"label", "kto_tag"}; /* TRL's and LLaMA-Factory's data for KTO */
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+        if (json_is_false(json_object_get(record, marks[i])))
+            return error_set(error, ERROR_DATA, "%s is false: it marks an answer that should not be learned", marks[i]);
     const char *excluded = excluded_by(record);
     return !excluded ||
            error_set(error, ERROR_DATA, "the record has %s, but smelt trains on all records with equal weight: remove it", excluded);
@@ -171,14 +173,14 @@ static bool add_messages(ChatRecord *record, const json_t *list, const char *nam
     return true;
 }
 
-/* Refuses a system message beside the conversation, as in Alpaca's form, which would be dropped
- * silently. */
+/* Refuses a system message beside the conversation that would be dropped silently. */
 static bool check_system(const json_t *json, const json_t *first, Error *error) {
     const json_t *system = json_object_get(json, "system");
-    const char *role = json_string_value(json_object_get(first, "role"));
-    return json_string_length(system) == 0 || (role && !strcmp(role, "system")) ||
-           error_set(error, ERROR_DATA,
-               "the record has system, which is read only beside conversations and instruction: make it the first message");
+    if (json_string_length(system) == 0 || chat_begins_with_system(first, system)) return true;
+    return error_set(error, ERROR_DATA,
+        chat_begins_with_system(first, NULL)
+            ? "the record has system, and its first message is another system message: remove one of them"
+            : "the record has system, which is read only beside conversations and instruction: make it the first message");
 }
 
 static bool read_messages(ChatRecord *record, const json_t *messages, Error *error) {
@@ -230,6 +232,11 @@ static bool check_chat_settings(const json_t *settings, Error *error) {
     return true;
 }
 
+bool chat_begins_with_system(const json_t *first, const json_t *system) {
+    const char *role = json_string_value(json_object_get(first, "role"));
+    return role && !strcmp(role, "system") && (!system || json_equal(json_object_get(first, "content"), system));
+}
+
 const json_t *chat_member(const json_t *record, const char *name) {
     const json_t *value = json_object_get(record, name);
     return json_is_null(value) ? NULL : value;
@@ -246,7 +253,7 @@ ChatKind chat_kind(const json_t *record) {
 bool chat_reads(const char *name) {
     static const char *const names[] = {"messages", "conversations", "prompt", "completion", "chosen", "rejected", "instruction", "input",
         "output", "system", "history", "question", "tools", "documents", "functions", "chat_template_kwargs", "images", "image", "videos",
-        "video", "audios", "audio", "label", "weight", "train", "training", "train_on_turn", "loss"};
+        "video", "audios", "audio", "label", "kto_tag", "weight", "train", "training", "train_on_turn", "loss"};
     size_t i = 0;
     while (i < sizeof names / sizeof *names && strcmp(name, names[i]) != 0) i++;
     return i < sizeof names / sizeof *names;

@@ -223,6 +223,13 @@ static void what_is_no_conversation_is_refused(void **state) {
     assert_refused(&fixture,
         "{\"system\": \"s\", \"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}",
         ERROR_DATA, "system, which is read only beside conversations and instruction");
+    assert_refused(&fixture,
+        "{\"system\": \"s\", \"conversations\": [{\"from\": \"system\", \"value\": \"t\"}, {\"from\": \"human\", \"value\": \"a\"}, "
+        "{\"from\": \"gpt\", \"value\": \"b\"}]}",
+        ERROR_DATA, "another system message");
+    assert_refused(&fixture,
+        "{\"kto_tag\": false, \"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"gpt\", \"value\": \"b\"}]}",
+        ERROR_DATA, "kto_tag is false");
     json_auto_t *endless = json_pack("{s:[]}", "messages");
     for (int i = 0; i < 5000; i++)
         json_array_append_new(

@@ -110,6 +110,9 @@ static void records_that_are_no_pairs_are_refused(void **state) {
     assert_refused("{\"question\": \"q\", \"chosen\": \"a b\", \"rejected\": \"a c\"}\n", "the record has question");
     assert_refused(
         "{\"system\": \"s\", \"prompt\": [" USER("hi") "], \"chosen\": [" ANSWER("a") "], \"rejected\": [" ANSWER("b") "]}\n", "system");
+    assert_refused("{\"system\": \"s\", \"prompt\": [{\"role\": \"system\", \"content\": \"t\"}, " USER("hi") "], \"chosen\": [" ANSWER(
+                       "a") "], \"rejected\": [" ANSWER("b") "]}\n",
+        "system");
     assert_refused("{\"prompt\": \"ho\", \"chosen\": [" USER("hi") "," ANSWER("a") "], \"rejected\": [" USER("hi") "," ANSWER("b") "]}\n",
         "messages prompt last");
     assert_refused(
