@@ -718,9 +718,7 @@ static bool write_peft_tensors(const char *folder, int64_t experts, const Graph 
     return written;
 }
 
-/* Beside experts, PEFT takes modules called gate_proj, up_proj and down_proj for parts of the experts
- * (peft/utils/transformers_weight_conversion.py of 0.21). */
-static bool check_modules(const ModelConfig *model, const Graph *graph, Error *error) {
+bool peft_check_modules(const ModelConfig *model, const Graph *graph, Error *error) {
     for (int i = 0; i < graph->parameter_count && model->experts; i++) {
         const char *name = graph->parameters[i].name;
         if (ends_with(name, DOWN) && strstr(name, ".mlp.") && !strstr(name, ".mlp.experts.") && !strstr(name, ROUTER "."))
@@ -735,6 +733,6 @@ static bool check_modules(const ModelConfig *model, const Graph *graph, Error *e
 
 bool peft_write(const char *folder, const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph,
     const void *master, Error *error) {
-    return check_modules(model, graph, error) && write_peft_tensors(folder, model->experts, graph, master, error) &&
+    return peft_check_modules(model, graph, error) && write_peft_tensors(folder, model->experts, graph, master, error) &&
            write_adapter_config(folder, base, lora, model, graph, error);
 }

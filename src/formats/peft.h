@@ -43,6 +43,10 @@ bool peft_check_trained(const PeftFolder *peft, const Graph *graph, Error *error
  * or no place. */
 bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Error *error);
 
+/* ERROR_USAGE if `graph` trains adapters that PEFT cannot read. Beside experts, PEFT takes modules
+ * called gate_proj, up_proj and down_proj for parts of the experts
+ * (peft/utils/transformers_weight_conversion.py of 0.21). */
+bool peft_check_modules(const ModelConfig *model, const Graph *graph, Error *error);
 /* Writes the trained parameters of `graph`, adapters and tables (modules_to_save), whose MASTER
  * arena is `master`, in fp32 into an existing folder. `base` is the name of the base. An adapter
  * that experts share is written for each expert. ERROR_NUMERICS if a value is not finite. */

@@ -22,6 +22,7 @@
 #include "eval/text_sample.h"
 #include "formats/hf.h"
 #include "formats/hf_class.h"
+#include "formats/peft.h"
 #include "run/identity.h"
 #include "run/run.h"
 #include "run/source.h"
@@ -342,9 +343,12 @@ static bool open_records(Loop *loop, Error *error) {
 /* -- Warnings ------------------------------------------------------------------------------------------------------ */
 
 /* Warns before the first step if `smelt convert` will refuse the model: no class of transformers
- * supports it, or its class has no router biases. */
-static void warn_of_export(const Config *config) {
+ * supports it, its class has no router biases, or PEFT does not support the adapters. */
+static void warn_of_export(const Loop *loop) {
+    const Config *config = &loop->settings;
     Error reason = {0};
+    if (config->lora.rank && !peft_check_modules(&config->model, loop->session.training.model.graph, &reason))
+        log_warn("smelt convert adapter=true cannot write the adapters of this run: %s", reason.message);
     if (!hf_check(&config->model, &reason)) log_warn("smelt convert cannot write this model as a Hugging Face folder: %s", reason.message);
     else if (hf_class(&config->model)->lacks_router_biases && config->optimizer.balance_lr > 0 && !config->lora.rank)
         log_warn("optimizer.balance_lr=%g trains load-balancing biases, but %s has none, so smelt "
@@ -526,7 +530,7 @@ static bool start_session_of_run(Loop *loop, Error *error) {
         warn_of_fp8(loop);
     }
     if (loop_leads(loop) && !session->step) {
-        warn_of_export(config);
+        warn_of_export(loop);
         warn_of_repetition(loop);
     }
     if (!loop_agree(loop, "prompt", text_sample_prompt(session, &loop->corpus, &loop->prompt, error), error)) return false;

@@ -14,6 +14,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "device/device.h"
+#include "formats/peft.h"
 #include "run/run.h"
 #include "token/tokenizer.h"
 
@@ -274,7 +275,9 @@ static void print_next(const Loop *loop, const SummaryEnd *end) {
         else console_print(console, "         smelt generate %s \"Once upon a time\"", run);
         console_print(console, "         smelt eval %s other-texts/", run);
     }
-    if (config->lora.rank) console_print(console, "         smelt convert %s my-adapter adapter=true    (for PEFT)", run);
+    Error ignored = {0};
+    if (config->lora.rank && peft_check_modules(&config->model, loop->session.training.model.graph, &ignored))
+        console_print(console, "         smelt convert %s my-adapter adapter=true    (for PEFT)", run);
     console_print(console, "         smelt convert %s my-model%s", run, config->lora.rank ? "    (adapters merged)" : "");
     console_print(console, "         %s    (continues training)", command);
 }

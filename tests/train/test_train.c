@@ -483,6 +483,15 @@ static void what_comes_next_fits_conversations_and_adapters(void **state) {
             (const char *[]){
                 "smelt report r ", "smelt chat r\n", "smelt convert r my-adapter adapter=true ", "smelt convert r my-model ", NULL});
     process_free(&result);
+    /* PEFT has no adapters of MLPs beside experts: the command would fail, and a warning says so before the first step. */
+    train_good("run=mixed steps=1 schedule.warmup=0 eval.every=0 model.family=llama model.qk_norm=true model.experts_first=1 "
+               "model.experts_period=2 model.dense_ffn=32");
+    result = expect_lines("run=m init=mixed lora.rank=2 steps=1 schedule.warmup=0 eval.every=0 model.family=llama model.qk_norm=true "
+                          "model.experts_first=1 model.experts_period=2 model.dense_ffn=32",
+        (const char *[]){"smelt eval m ", "smelt convert m my-model ", NULL});
+    assert_null(strstr(result.output, "my-adapter"));
+    assert_true(mentions(result.errors, "warning: adapter=true lora.targets=attention,experts"));
+    process_free(&result);
 }
 
 static void assert_fields(const json_t *record, const char *const *names) {
