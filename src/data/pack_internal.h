@@ -202,6 +202,7 @@ RowReader *row_reader_open(const PackOptions *options, const char *path, int64_t
 /* Adds records of the next rows, or a page of them, to a block without a page. */
 bool row_reader_fill(RowReader *reader, RecordPosition *at, Block *block, Error *error);
 bool row_reader_ended(const RowReader *reader);
+int64_t row_reader_rows(const RowReader *reader);     /* all rows of the file */
 int64_t row_reader_position(const RowReader *reader); /* about the bytes of the file that were consumed */
 void row_reader_close(RowReader *reader);             /* NULL is fine */
 /* Makes records of the block's page, if it has one; `values` is scratch. */

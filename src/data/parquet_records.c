@@ -100,6 +100,12 @@ static void next_group(RowReader *reader) {
 
 bool row_reader_ended(const RowReader *reader) { return reader->group == parquet_groups(reader->file); }
 
+int64_t row_reader_rows(const RowReader *reader) {
+    int64_t rows = 0;
+    for (int64_t group = 0; group < parquet_groups(reader->file); group++) rows += parquet_group_rows(reader->file, group);
+    return rows;
+}
+
 int64_t row_reader_position(const RowReader *reader) {
     int64_t groups = parquet_groups(reader->file);
     double part = groups ? ((double)reader->group + (reader->rows ? (double)reader->row / (double)reader->rows : 0)) / (double)groups : 1;
@@ -143,7 +149,8 @@ static void set_row_text(Block *block, Record *record, const char *text, size_t 
 /* Adds a record that says why this row and the `more` rows after it are lost. */
 static void add_row_fault(Block *block, RecordPosition *at, int64_t more, const char *what) {
     Record *record = add_row(block, at);
-    record_mark(record, PACK_BAD_FILE, what);
+    SCOPED_FREE char *lost = memory_format("%" PRId64 " row%s lost: %s", more + 1, more ? "s are" : " is", what);
+    record_mark(record, PACK_BAD_FILE, lost);
     at->byte += more;
     at->line += more;
     at->document += more;

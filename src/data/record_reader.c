@@ -460,6 +460,7 @@ static bool read_rows(RecordReader *reader, Block *block, Error *error) {
     bool good = row_reader_fill(reader->rows, &reader->at, block, error);
     reader->ended = !good || row_reader_ended(reader->rows);
     if (good || error->finding != FINDING_DAMAGED) return good;
+    error_context(error, "the last %" PRId64 " rows are lost", row_reader_rows(reader->rows) - reader->at.byte);
     reader->fault = *error;
     *error = (Error){0};
     return true;

@@ -337,7 +337,9 @@ static void a_damaged_page_loses_its_rest_alone(void **state) {
         size_t size;
         SCOPED_FREE char *record = (char *)read_bytes("out.pack.json", &size),
                          *line = memory_format("\"line\": %lld", (long long)cases[i].wrong + 1);
+        SCOPED_FREE char *lost = memory_format("\"%lld row%s lost: ", (long long)(cases[i].end - cases[i].wrong), i == 4 ? " is" : "s are");
         assert_holds(record, line);
+        assert_holds(record, lost);
         PackResult unused;
         Error error = {0};
         PackOptions options = {
