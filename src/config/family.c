@@ -7,11 +7,12 @@
 #include "config/family_list.h"
 #undef FAMILY
 
-const FamilyRule *const family_rules[FAMILY_COUNT] = {
+const FamilyRule *const family_rules[] = {
 #define FAMILY(name) &family_##name,
 #include "config/family_list.h"
 #undef FAMILY
 };
+const int family_count = sizeof family_rules / sizeof *family_rules;
 
 bool family_has(const FamilyRule *family, const char *setting) { return rule_lists(family->settings, "model.", setting); }
 

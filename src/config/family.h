@@ -40,15 +40,16 @@ typedef struct FamilyRule {
     struct Trunk (*build)(struct Builder *builder);
 } FamilyRule;
 
+/* Values of model.family. */
 enum {
 #define FAMILY(name) FAMILY_##name,
 #include "config/family_list.h"
 #undef FAMILY
-    FAMILY_COUNT
 };
 
 /* Indexed by model.family. */
-extern const FamilyRule *const family_rules[FAMILY_COUNT];
+extern const FamilyRule *const family_rules[];
+extern const int family_count;
 static inline const FamilyRule *family_of(const ModelConfig *model) { return family_rules[model->family]; }
 /* Returns the function that model.activation selects. */
 static inline Activation model_activation(const ModelConfig *model) {

@@ -262,7 +262,7 @@ static bool is_met(const Need *need, const Config *config, const RunFacts *facts
 char *needs_describe(const Need *need) {
     char names[128] = "";
     bool of_family = starts_with(need->name, "model.");
-    int left = 0, rules = of_family ? FAMILY_COUNT : OPTIMIZER_COUNT;
+    int left = 0, rules = of_family ? family_count : OPTIMIZER_COUNT;
     if (need->what) return memory_copy_string(need->what);
     for (int i = 0; i < rules; i++) left += is_of_rule(need->name, of_family, i);
     for (int i = 0; i < rules; i++)

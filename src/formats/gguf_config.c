@@ -250,7 +250,7 @@ static const HfClass *find_gguf_class(const Gguf *file, Error *error) {
     }
     snprintf(name, sizeof name, "%.*s", (int)(text.size < sizeof name ? text.size : sizeof name - 1), text.bytes);
     blank_controls(name, '?', false);
-    for (int i = 0; i < FAMILY_COUNT; i++)
+    for (int i = 0; i < family_count; i++)
         for (const HfClass *const *class = family_rules[i]->classes; *class; class++) {
             const GgufClass *gguf = (*class)->gguf;
             if (!gguf) continue;

@@ -252,7 +252,8 @@ struct HfClass {
     void (*start)(ModelConfig *model);
     /* A model of the family is written as the first class that fits. NULL: fits any. */
     bool (*fits)(const ModelConfig *model);
-    /* ERROR_USAGE names the setting that the class cannot express. */
+    /* ERROR_USAGE names the setting that the class cannot express. NULL: it expresses every model of
+     * the family. */
     bool (*check)(const ModelConfig *model, const char *architecture, Error *error);
     /* Writes the class's own fields of config.json; for diffusers, all fields. */
     void (*put)(json_t *object, const ModelConfig *model);

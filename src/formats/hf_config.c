@@ -24,7 +24,7 @@ const char *hf_stem(const ModelConfig *c) { return hf_class(c)->model_type ? "mo
 
 bool hf_check(const ModelConfig *c, Error *error) {
     const HfClass *class = hf_class(c);
-    return class->check(c, class->architecture, error);
+    return !class->check || class->check(c, class->architecture, error);
 }
 
 /* -- Fields that are read by functions ----------------------------------------------------------------------------- */
@@ -100,7 +100,7 @@ static const HfClass *find_class(const json_t *object, int *family, Error *error
     const char *type = json_string_value(json_object_get(object, "model_type"));
     const char *architecture = json_string_value(json_object_get(object, "_class_name"));
     char known[256] = "";
-    for (int i = 0; i < FAMILY_COUNT; i++)
+    for (int i = 0; i < family_count; i++)
         for (const HfClass *const *class = family_rules[i]->classes; *class; class++) {
             bool diffusers = !(*class)->model_type;
             const char *given = diffusers ? architecture : type, *name = diffusers ? (*class)->architecture : (*class)->model_type;

@@ -34,12 +34,18 @@ static void a_data_source(void **state) {
     check_recipe("Add a data source");
 }
 
+static void a_model_family(void **state) {
+    (void)state;
+    check_recipe("Add a model family");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_operation),
         cmocka_unit_test(an_activation_function),
         cmocka_unit_test(an_optimizer),
         cmocka_unit_test(a_data_source),
+        cmocka_unit_test(a_model_family),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

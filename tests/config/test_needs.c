@@ -155,7 +155,7 @@ static void settings_of_rules_are_rows_of_the_table(void **state) {
         SCOPED_FREE char *what = needs_describe(&needs_table.rows[i]);
         if (what[strlen(what) - 1] == '=') fail_msg("no rule has %s", needs_table.rows[i].name);
     }
-    for (int f = 0; f < FAMILY_COUNT; f++)
+    for (int f = 0; f < family_count; f++)
         for (const char *const *setting = family_rules[f]->settings; *setting; setting++)
             find_row("model", *setting, family_rules[f]->name);
     for (int o = 0; o < OPTIMIZER_COUNT; o++)
