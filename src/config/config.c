@@ -143,6 +143,7 @@ static const Option rows[] = {
     INT_OPTION(
         model.window_period, "1", 1, 4096, "layers", "every Nth layer has the window, the other layers have full attention; 1: all layers"),
     INT_OPTION(model.window_first, "0", 0, 4095, "layer", "first layer with the window; less than model.window_period"),
+    BOOL_OPTION(model.window_skips, "false", "these layers have full attention instead, and the other layers have the window"),
     REAL_OPTION(model.window_rope_theta, "0", 0, 1e12, "", "model.rope_theta of the layers with the window; 0: the same"),
     INT_OPTION(model.experts, "0", 0, 512, "experts", "experts per layer; 0: one dense MLP", STATE),
     INT_OPTION(model.experts_per_token, "1", 1, 64, "experts", "experts chosen for each token"),

@@ -46,8 +46,9 @@ typedef struct ModelConfig {
     int64_t vocabulary;
     int64_t context;                     /* maximum number of positions of the model */
     int64_t window;                      /* sliding attention window, 0: none */
-    int64_t window_period, window_first; /* zaya: layers i with i % window_period == window_first have the window */
-    double window_rope_theta;            /* zaya: rope_theta of the layers with the window; 0: the same as the others */
+    int64_t window_period, window_first; /* zaya, olmo: layers i with i % window_period == window_first have the window */
+    bool window_skips;                   /* olmo: these layers have full attention instead, and the others the window */
+    double window_rope_theta;            /* zaya, olmo: rope_theta of the layers with the window; 0: the same as the others */
     int64_t experts, experts_per_token, router_width;
     int64_t experts_first, experts_period; /* layers experts_first + n * experts_period have experts, the other layers an MLP */
     int64_t dense_ffn;                     /* hidden width of this MLP */
@@ -225,7 +226,8 @@ bool config_needs_microbatch(const Config *config);
 static inline int config_recompute(const Config *config) { return config->recompute == RECOMPUTE_AUTO ? 0 : config->recompute; }
 /* Returns whether attention of a layer has the window. */
 static inline bool model_has_window(const ModelConfig *model, int64_t layer) {
-    return model->window && (model->window_period <= 1 || layer % model->window_period == model->window_first);
+    if (!model->window || model->window_period <= 1) return model->window;
+    return (layer % model->window_period == model->window_first) != model->window_skips;
 }
 /* "tensor" */
 void config_recipe_name(const Config *config, char name[16]);

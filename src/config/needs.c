@@ -31,6 +31,7 @@ CONDITION(has_vocabulary, is_text(config, facts) || config->model.vocabulary == 
 CONDITION(has_context, is_text(config, facts) || config->model.context == config->data.length)
 
 CONDITION(has_window, config->model.window > 0)
+CONDITION(mixes_windows, config->model.window > 0 && config->model.window_period > 1)
 CONDITION(has_experts, config->model.experts > 0)
 CONDITION(mixes_layers, model_mixes_layers(&config->model))
 CONDITION(balances_experts, config->model.experts > 0 && config->model.auxiliary_loss > 0)
@@ -137,6 +138,8 @@ static const Need rows[] = {
     {"model.window_period", "model.window", has_window, REFUSE},
     {"model.window_first", OF_RULE, WARN},
     {"model.window_first", "model.window", has_window, WARN},
+    {"model.window_skips", OF_RULE, REFUSE},
+    {"model.window_skips", "model.window and model.window_period above 1", mixes_windows, REFUSE},
     {"model.window_rope_theta", OF_RULE, REFUSE},
     {"model.window_rope_theta", "model.window", has_window, REFUSE},
     {"model.experts", OF_RULE, REFUSE},

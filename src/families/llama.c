@@ -18,7 +18,7 @@ static LayerSpec layer(Builder *b, int index) {
             .values = "self_attn.v_proj",
             .output = "self_attn.o_proj",
             .biased = c->qkv_bias,
-            .rope_table = builder_rope_table(b, c->rope_theta),
+            .rope_table = builder_rope_table(b, c->rope_theta, true),
             .scores = {.window = c->window}}};
     if (c->qk_norm) spec.attention.query_norm = "self_attn.q_norm", spec.attention.key_norm = "self_attn.k_norm";
     if (model_layer_has_experts(c, index)) spec.mlp = (MlpLayer){.router = "mlp.gate", .experts = "mlp.experts"};

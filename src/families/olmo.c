@@ -1,14 +1,19 @@
 /* OLMo 2 (arXiv 2501.00656): Llama's attention and MLP without norms before them. The output of each
  * is normalized before it is added to the stream, and so are all queries and all keys of a token
- * before RoPE. OLMoE (arXiv 2409.02060), a model with experts, has the same norms of queries and
+ * before RoPE. OLMo 3 has a window in three layers of four: RoPE is scaled only in the others. OLMoE (arXiv 2409.02060), a model with experts, has the same norms of queries and
  * keys, a bound of queries, keys and values after them, and Llama's norms before attention and
  * experts. */
+#include <string.h>
+
+#include "base/json_reader.h"
+#include "base/math.h"
 #include "formats/hf_class.h"
 #include "model/layer_spec.h"
 
 static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
-    (void)index;
+    bool slides = model_has_window(c, index);
+    double theta = slides && c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta;
     LayerSpec spec = {.after_attention = "post_attention_layernorm",
         .after_mlp = "post_feedforward_layernorm",
         .attention = {.queries = "self_attn.q_proj",
@@ -18,8 +23,8 @@ static LayerSpec layer(Builder *b, int index) {
             .query_norm = "self_attn.q_norm",
             .key_norm = "self_attn.k_norm",
             .clip_normed = c->clip_qkv,
-            .rope_table = builder_rope_table(b, c->rope_theta),
-            .scores = {.window = c->window}},
+            .rope_table = builder_rope_table(b, theta, !slides),
+            .scores = {.window = slides ? c->window : 0}},
         .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
     if (!c->experts) return spec;
     spec.before_attention = "input_layernorm", spec.before_mlp = "post_attention_layernorm";
@@ -49,6 +54,91 @@ static const HfField olmo2_fields[] = {
     REAL("rms_norm_eps", norm_epsilon, "1e-5"),
     READ("pad_token_id", read_padding),
     FIXED("attention_bias", "false"),
+    END,
+};
+
+static bool is_sliding(const json_t *types, int64_t layer) {
+    const char *type = json_string_value(json_array_get(types, (size_t)layer));
+    return types ? type && !strcmp(type, "sliding_attention") : (layer + 1) % 4 != 0;
+}
+
+/* Returns whether the layers i with i % period == first, and no others, are (not) sliding. */
+static bool is_every(const ModelConfig *c, const json_t *types, bool sliding) {
+    for (int64_t i = 0; i < c->layers; i++)
+        if ((is_sliding(types, i) == sliding) != (i % c->window_period == c->window_first)) return false;
+    return true;
+}
+
+/* Finds the period and the first one of the layers that are (not) sliding. */
+static bool find_period(ModelConfig *c, const json_t *types, bool sliding) {
+    int64_t first = 0;
+    while (first < c->layers && is_sliding(types, first) != sliding) first++;
+    int64_t second = first + 1;
+    while (second < c->layers && is_sliding(types, second) != sliding) second++;
+    c->window_first = first, c->window_skips = !sliding;
+    c->window_period = second < c->layers ? second - first : int_max(c->layers, 4);
+    return first < c->layers && is_every(c, types, sliding);
+}
+
+static bool check_types(HfFieldReader *r, const char *name, const json_t *types) {
+    const json_t *type;
+    size_t index;
+    if ((int64_t)json_array_size(types) != r->model->layers) hf_refuse(r, name, "does not have one name per layer (num_hidden_layers)");
+    json_array_foreach(types, index, type) {
+        const char *text = json_string_value(type);
+        if (!text || (strcmp(text, "full_attention") != 0 && strcmp(text, "sliding_attention") != 0))
+            hf_refuse(r, name, "holds a name other than \"full_attention\" and \"sliding_attention\"");
+    }
+    return r->good;
+}
+
+/* rope_parameters holds settings for each layer type; rope_scaling and rope_theta beside it are those
+ * of "full_attention". */
+static void read_olmo3_rope(HfFieldReader *r) {
+    static const char full[] = "full_attention", sliding[] = "sliding_attention";
+    const json_t *all = hf_field(r, "rope_parameters"), *scaling = hf_field(r, "rope_scaling"), *base = hf_field(r, "rope_theta"),
+                 *part = hf_field(r, "partial_rotary_factor");
+    bool given = all && !json_is_null(all), scaled = scaling && !json_is_null(scaling);
+    const json_t *of_full = json_object_get(all, full), *of_sliding = json_object_get(all, sliding);
+    bool both = json_is_object(of_full) && json_is_object(of_sliding);
+    if (given && !both) hf_refuse(r, "rope_parameters", "does not hold an object for each of \"%s\" and \"%s\"", full, sliding);
+    if (scaled && !json_is_object(scaling)) hf_refuse(r, "rope_scaling", "is not an object");
+    if (base && !json_is_finite(base)) hf_refuse(r, "rope_theta", "is not a number");
+    if (!r->good) return;
+    json_auto_t *merged = given ? json_deep_copy(of_full) : json_object();
+    if (scaled) json_object_update(merged, (json_t *)scaling);
+    HfFieldReader inner = *r;
+    inner.object = NULL; /* fields beside rope_parameters have no effect */
+    hf_read_rope_object(&inner, "rope_parameters.full_attention.", merged, base ? json_finite_value(base) : 5e5,
+        part && !json_is_null(part) ? json_finite_value(part) : 1);
+    ModelConfig windowed = *r->model;
+    windowed.rope_factor = windowed.rope_attention_factor = 1;
+    inner.model = &windowed;
+    hf_read_rope_object(&inner, "rope_parameters.sliding_attention.", of_sliding, 5e5, 1);
+    r->good = inner.good;
+    if (hf_is_scaled(&windowed)) hf_refuse(r, "rope_parameters", "scales RoPE in \"%s\"", sliding);
+    r->model->window_rope_theta = r->model->window && windowed.rope_theta != r->model->rope_theta ? windowed.rope_theta : 0;
+}
+
+static void read_olmo3_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    ModelConfig *c = r->model;
+    const json_t *types = value && !json_is_null(value) ? value : NULL, *window = hf_field(r, "sliding_window");
+    c->window = 0, c->window_period = 1;
+    if (types && !check_types(r, name, types)) return;
+    int64_t sliding = 0;
+    for (int64_t i = 0; i < c->layers; i++) sliding += is_sliding(types, i);
+    if (json_is_null(window)) hf_refuse(r, "sliding_window", "is null, which transformers does not run");
+    if (sliding) c->window = hf_integer_or(r, "sliding_window", 1, 4096);
+    bool mixed = sliding && sliding < c->layers;
+    if (mixed && !find_period(c, types, false) && !find_period(c, types, true))
+        hf_refuse(r, name, "has neither \"full_attention\" nor \"sliding_attention\" at even distances");
+    read_olmo3_rope(r);
+}
+
+static const HfField olmo3_fields[] = {
+    READ("layer_types", read_olmo3_layers), /* reads the next fields too */
+    NO_EFFECT("sliding_window"),
+    NO_EFFECT("rope_parameters"),
     END,
 };
 
@@ -85,9 +175,8 @@ static const HfField olmoe_fields[] = {
 };
 
 static bool check_olmo2(const ModelConfig *c, const char *architecture, Error *error) {
-    if (c->clip_qkv > 0)
-        return error_set(error, ERROR_USAGE, "model.clip_qkv=%g: %s has no such bound: set model.clip_qkv=0", c->clip_qkv, architecture);
-    return !c->window || error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window", (long long)c->window, architecture);
+    return c->clip_qkv == 0 ||
+           error_set(error, ERROR_USAGE, "model.clip_qkv=%g: %s has no such bound: set model.clip_qkv=0", c->clip_qkv, architecture);
 }
 
 static bool check_olmoe(const ModelConfig *c, const char *architecture, Error *error) {
@@ -102,6 +191,25 @@ static void put_olmo2(json_t *object, const ModelConfig *c) {
     hf_put(object, "attention_bias", json_false());
 }
 
+static void put_olmo3(json_t *object, const ModelConfig *c) {
+    json_t *types = json_array(), *full = json_object(), *sliding = json_object(), *rope = json_object();
+    for (int64_t i = 0; i < c->layers; i++)
+        json_array_append_new(types, json_string(model_has_window(c, i) ? "sliding_attention" : "full_attention"));
+    hf_put_text(full, "rope_type", "default");
+    if (hf_is_scaled(c)) hf_put_scaling(full, c);
+    hf_put(full, "rope_theta", json_real(c->rope_theta));
+    hf_put_text(sliding, "rope_type", "default");
+    hf_put(sliding, "rope_theta", json_real(c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta));
+    hf_put(rope, "full_attention", full);
+    hf_put(rope, "sliding_attention", sliding);
+    hf_put_decoder(object, c);
+    hf_put_integer(object, "intermediate_size", c->ffn);
+    hf_put(object, "attention_bias", json_false());
+    hf_put_integer(object, "sliding_window", c->window);
+    hf_put(object, "layer_types", types);
+    hf_put(object, "rope_parameters", rope);
+}
+
 static void put_olmoe(json_t *object, const ModelConfig *c) {
     put_olmo2(object, c);
     hf_put(object, "clip_qkv", c->clip_qkv > 0 ? json_real(c->clip_qkv) : json_null());
@@ -111,6 +219,7 @@ static void put_olmoe(json_t *object, const ModelConfig *c) {
 }
 
 static bool fits_olmoe(const ModelConfig *c) { return c->experts; }
+static bool fits_olmo3(const ModelConfig *c) { return c->window; }
 
 static const GgufName gguf_olmo2_names[] = {
     {"post_attention_layernorm.", "post_attention_norm."},
@@ -148,6 +257,12 @@ static const HfClass olmo2 = {.model_type = "olmo2",
     .check = check_olmo2,
     .put = put_olmo2,
     .gguf = &gguf_olmo2};
+static const HfClass olmo3 = {.model_type = "olmo3",
+    .architecture = "Olmo3ForCausalLM",
+    .tables = {{olmo3_fields, olmo2_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .fits = fits_olmo3,
+    .check = check_olmo2,
+    .put = put_olmo3};
 static const HfClass olmoe = {.model_type = "olmoe",
     .architecture = "OlmoeForCausalLM",
     .tables = {{olmoe_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
@@ -159,14 +274,15 @@ static const HfClass olmoe = {.model_type = "olmoe",
     .list = hf_list_experts,
     .layouts = {HF_STACKED},
     .gguf = &gguf_olmoe};
-static const HfClass *const classes[] = {&olmoe, &olmo2, NULL};
+static const HfClass *const classes[] = {&olmoe, &olmo3, &olmo2, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
 
 /* Norms after attention and MLP have kernels of these widths. */
 static bool check_norm_widths(const ModelConfig *c, Error *error) { return c->experts || family_check_fused_norms(c, error); }
 
-static const char *const settings[] = {"activation", "clip_qkv", "experts", "padding", "rope_factor", "rope_theta", NULL};
+static const char *const settings[] = {"activation", "clip_qkv", "experts", "padding", "rope_factor", "rope_theta", "window_first",
+    "window_period", "window_rope_theta", "window_skips", NULL};
 
 const FamilyRule family_olmo = {.name = "olmo",
     .settings = settings,

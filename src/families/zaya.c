@@ -127,7 +127,9 @@ static LayerSpec layer(Builder *b, int index) {
     double theta = slides && c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta;
     return (LayerSpec){.before_attention = "input_layernorm",
         .before_mlp = "post_attention_layernorm",
-        .attention = {.rope_table = builder_rope_table(b, theta), .scores = {.window = slides ? c->window : 0}, .build = zaya_attention},
+        .attention = {.rope_table = builder_rope_table(b, theta, true),
+            .scores = {.window = slides ? c->window : 0},
+            .build = zaya_attention},
         .mlp = {.build = zaya_experts}};
 }
 

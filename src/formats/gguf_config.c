@@ -349,10 +349,8 @@ bool gguf_check(const ModelConfig *c, Error *error) {
     const GgufClass *gguf = class->gguf;
     if (!hf_check(c, error)) return false;
     if (!gguf)
-        return error_set(error, ERROR_USAGE,
-            "GGUF has no architecture for %s, so llama.cpp could not run it: export a folder "
-            "instead",
-            class->architecture);
+        return error_set(
+            error, ERROR_USAGE, "GGUF has no architecture for %s that smelt writes: export a folder instead", class->architecture);
     if (model_activation(c) != family_of(c)->activation)
         return error_set(error, ERROR_USAGE,
             "model.activation=%s: llama.cpp supports only %s for this family: export a folder "

@@ -212,28 +212,28 @@ Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int6
     return norm;
 }
 
-TensorId builder_rope_table(Builder *b, double theta) {
+TensorId builder_rope_table(Builder *b, double theta, bool scaled) {
     const ModelConfig *c = b->config;
     RopeTable *at = b->rope_tables;
-    while (at->table && at->theta != theta && at < b->rope_tables + ROPE_TABLES - 1) at++;
-    assert(!at->table || at->theta == theta);
+    while (at->table && (at->theta != theta || at->scaled != scaled) && at < b->rope_tables + ROPE_TABLES - 1) at++;
+    assert(!at->table || (at->theta == theta && at->scaled == scaled));
     if (at->table) return at->table;
     RopeSpec spec = {.theta = theta,
         .dimensions = (int64_t)(c->rope_fraction * c->head_dim),
         .positions = c->context,
         .scaling = (RopeScaling)c->rope_scaling,
-        .factor = c->rope_factor,
+        .factor = scaled ? c->rope_factor : 1,
         .original_positions = c->rope_original_context,
         .low_frequency = c->rope_low_frequency,
         .high_frequency = c->rope_high_frequency,
         .beta_fast = c->rope_beta_fast,
         .beta_slow = c->rope_beta_slow,
         .truncate = c->rope_truncate,
-        .attention_factor = c->rope_attention_factor,
+        .attention_factor = scaled ? c->rope_attention_factor : 1,
         .short_factors = c->rope_short_factors,
         .long_factors = c->rope_long_factors,
         .length = b->mode == MODEL_GENERATE ? 0 : b->length};
-    *at = (RopeTable){theta, op_rope_table(b->graph, &spec)};
+    *at = (RopeTable){theta, scaled, op_rope_table(b->graph, &spec)};
     return at->table;
 }
 

@@ -20,6 +20,7 @@
 enum { ROPE_TABLES = 2 };
 typedef struct RopeTable {
     double theta;
+    bool scaled;
     TensorId table;
 } RopeTable;
 
@@ -146,9 +147,9 @@ TensorId builder_router_linear(Builder *builder, TensorId x, const char *name, i
 TensorId builder_adapt_experts(Builder *builder, const char *name, TensorId x, TensorId y, const Dispatch *dispatch);
 /* Returns whether a linear layer [out, in] over `rows` rows is computed in fp8 (fp8_choose). */
 bool builder_is_fp8(const Builder *builder, int64_t rows, double expert_rows, int64_t out, int64_t in);
-/* Returns the cosines and sines of the configuration's RoPE with base `theta`, one table for each
- * theta. */
-TensorId builder_rope_table(Builder *builder, double theta);
+/* Returns the cosines and sines of the configuration's RoPE with base `theta`, with its scaling if
+ * `scaled`. Layers with the same arguments share a table. */
+TensorId builder_rope_table(Builder *builder, double theta, bool scaled);
 /* How a layer's scores are computed, as in AttentionSpec (ops/attention/attention.h). */
 typedef struct AttentionScores {
     int64_t window; /* 0: none */

@@ -29,6 +29,9 @@ static FixtureSettings mpt = {"model.family=mpt", "model.heads=4", "model.kv_hea
     "model.clip_qkv=2", "model.softmax_scale=0.3"};
 static FixtureSettings olmoe = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
     "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.clip_qkv=3", "model.padding=4", "model.auxiliary_scope=model"};
+static FixtureSettings olmo3 = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
+    "model.layers=4", "model.window=9", "model.window_period=4", "model.window_first=3", "model.window_skips=true",
+    "model.window_rope_theta=900", "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_attention_factor=1.2", "model.tied=false"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
@@ -42,7 +45,7 @@ static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model
     "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
 static const char *const *const models[] = {
-    zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmoe, gpt2};
+    zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmoe, olmo3, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -203,7 +206,8 @@ static void stacked_experts_are_read_and_written_one_by_one(void **state) {
 /* What transformers wrote for these folders, with fields that say nothing of numbers and one that nobody knows. */
 static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
-    static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe"};
+    static const char *const folders[] = {
+        "zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe", "olmo3"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -340,6 +344,12 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {qwen3_moe, "mlp_only_layers", "[\"1\"]", "mlp_only_layers is not a list of layers"},
         {olmoe, "clip_qkv", "0.0", "clip_qkv is not a positive real number"},
         {olmoe, "sliding_window", "8", "sliding_window is 8"},
+        {olmo3, "sliding_window", "null", "sliding_window is null"},
+        {olmo3, "layer_types", "[\"full_attention\", \"full_attention\", \"sliding_attention\", \"sliding_attention\"]",
+            "layer_types even distances"},
+        {olmo3, "rope_parameters", "{\"rope_type\": \"default\"}", "rope_parameters full_attention sliding_attention"},
+        {olmo3, "rope_parameters", "{\"full_attention\": {}, \"sliding_attention\": {\"rope_type\": \"linear\", \"factor\": 2}}",
+            "rope_parameters scales RoPE sliding_attention"},
         {qwen3_moe, "use_sliding_window", "1", "use_sliding_window is not true or false"},
         {zaya, "layer_types", "[\"hybrid\", \"hybrid_sliding\"]", "sliding_window is missing"},
         {zaya, "layer_types", "[\"hybrid\"]", "layer_types num_hidden_layers"},

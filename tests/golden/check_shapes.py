@@ -63,7 +63,18 @@ def draw_olmoe(draw):
         num_key_value_heads=draw.choice([None, *(k for k in (1, 2, 3, 6) if heads % k == 0)]), clip_qkv=draw.choice([None, None, 1.5, 0.7]))
 
 
-FAMILIES = {"qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe}
+def draw_olmo3(draw):
+    heads = draw.choice([2, 4, 6])
+    settings = draw_common(draw, heads)
+    full, layers = settings["rope_parameters"], settings["num_hidden_layers"]
+    period, first, kinds = draw.randint(1, 4), draw.randint(0, 3), draw.sample(["full_attention", "sliding_attention"], 2)
+    types = draw.choice([None, ["sliding_attention"] * layers, [kinds[i % period == first] for i in range(layers)]])
+    return settings | dict(hidden_size=heads * 4 * draw.randint(2, 6), intermediate_size=draw.randint(8, 90), layer_types=types,
+        num_key_value_heads=draw.choice([None, *(k for k in (1, 2, 3, 6) if heads % k == 0)]), sliding_window=draw.choice([1, 3, 9, 40]),
+        rope_parameters={"full_attention": full, "sliding_attention": dict(rope_type="default", rope_theta=draw.choice([full["rope_theta"], 5e5]))})
+
+
+FAMILIES = {"qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3}
 
 
 def smelt(build, *arguments):
@@ -75,7 +86,7 @@ def smelt(build, *arguments):
 
 def make_model(family, settings, number):
     torch.manual_seed(number)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings), dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings), dtype=torch.float32, attn_implementation="eager", **(dict(experts_implementation="eager") if "num_experts" in settings else {}))
     for _, p in model.named_parameters():
         if p.dim() == 1:
             p.data += torch.randn_like(p) * 0.2
@@ -157,14 +168,16 @@ def run_theirs(model, step, batch):
     at = torch.arange(batch.length)
     starts = at - positions
     seen = (at[None, :, None] >= at[None, None, :]) & (starts[:, :, None] == starts[:, None, :])
-    if getattr(model.config, "sliding_window", None):
-        seen &= at[None, :, None] - at[None, None, :] < model.config.sliding_window
-    mask = torch.where(seen[:, None], 0.0, torch.finfo(torch.float32).min)
-    out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, output_router_logits=True)
+    near, least = at[None, :, None] - at[None, None, :] < (getattr(model.config, "sliding_window", None) or batch.length), torch.finfo(torch.float32).min
+    mask, full = (torch.where(rows[:, None], 0.0, least) for rows in (seen & near, seen))
+    experts = hasattr(model.config, "output_router_logits")
+    if model.config.model_type == "olmo3":
+        mask = {"sliding_attention": mask, "full_attention": full}
+    out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, **(dict(output_router_logits=True) if experts else {}))
     logits = model.lm_head(out.last_hidden_state).flatten(0, 1)
     cross = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-1)
     balance = torch.zeros(())
-    if model.config.output_router_logits:
+    if experts and model.config.output_router_logits:
         balance = model.config.router_aux_loss_coef * load_balancing_loss_func(tuple(out.router_logits), model.config.num_experts, model.config.num_experts_per_tok)
     return logits, cross, balance
 

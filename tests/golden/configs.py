@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "activation_function", "norm_type", "attn_type")
@@ -178,6 +178,35 @@ def olmoe_edits():
     yield {"attention_bias": True}
 
 
+def olmo3_edits():
+    base = {"rope_type": "default", "rope_theta": 900.0}
+    factors = {"short_factor": [1.0, 1.25, 1.5, 1.75], "long_factor": [1.0, 2.5, 4.0, 5.5]}
+    for rope in (base, {"rope_type": "default"}, {"rope_theta": 900.0}, {}, None, ..., 3, base | {"rope_theta": None}, LINEAR, LLAMA3, DYNAMIC, YARN,
+                 YARN | {"truncate": False}, YARN | {"attention_factor": 0.7}, YARN | {"factor": 1.0}, YARN | {"mscale": 2.0, "mscale_all_dim": 1.0},
+                 {key: value for key, value in YARN.items() if key != "original_max_position_embeddings"}, LONGROPE | factors, LINEAR | {"rope_type": "other"}):
+        for types in ({"full_attention": rope, "sliding_attention": base}, {"full_attention": base, "sliding_attention": rope},
+                      {"full_attention": rope, "sliding_attention": rope}):
+            yield {"rope_parameters": {key: value for key, value in types.items() if value is not ...}}
+        if rope is not ...:
+            yield {"rope_parameters": rope}
+            yield {"rope_scaling": rope}
+            yield {"rope_parameters": ..., "rope_scaling": rope, "rope_theta": 700.0}
+    nested = {"full_attention": YARN, "sliding_attention": base}
+    yield {"rope_parameters": nested, "original_max_position_embeddings": 8}
+    yield {"rope_parameters": nested, "partial_rotary_factor": 0.5}
+    yield {"rope_parameters": nested, "rope_theta": 700.0}
+    yield {"rope_parameters": nested | {"rope_type": "default"}}
+    yield SHORT | {"rope_parameters": {"full_attention": DYNAMIC, "sliding_attention": base}}
+    for theta in (700.0, None, "1"):
+        yield {"rope_parameters": ..., "rope_theta": theta}
+    full, sliding = "full_attention", "sliding_attention"
+    for types in ([full] * 4, [sliding] * 4, [full, sliding] * 2, [sliding, full] * 2, [sliding, full, full, full], [full, sliding, sliding, sliding],
+                  [full, sliding, sliding, full], [sliding, full, full, sliding], [sliding] * 2 + [full] * 2, [full], ["chunked_attention"] * 4,
+                  [sliding] * 3 + [None], "full_attention", None, ...):
+        for window in ({}, {"sliding_window": 5}, {"sliding_window": None}, {"sliding_window": ...}):
+            yield {"layer_types": types} | window
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -214,7 +243,7 @@ def own_edits(family):
         return gpt2_edits()
     edits = [{"hidden_act": act} for act in ("silu", "swish", "gelu", "relu", "SiLU", "gelu_pytorch_tanh")]
     edits += [{"pad_token_id": token} for token in (0, PADDING, 63, 64, -1, -64, -65, 1.5, None, ...)]
-    edits += list(zaya_edits() if family == "zaya" else rope_edits())
+    edits += list(zaya_edits() if family == "zaya" else olmo3_edits() if family == "olmo3" else rope_edits())
     if family == "mixtral":  # whose YaRN and dynamic scaling need it
         edits += [edit | {"head_dim": 8} for edit in rope_edits()]
     if family in ("mistral", "qwen2", "qwen3", "llama", "mixtral"):

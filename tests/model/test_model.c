@@ -25,7 +25,7 @@ enum { SEQUENCES = 2, LENGTH = 19, ROWS = SEQUENCES * LENGTH };
 
 typedef struct Variety {
     const char *name;
-    const char *settings[16];
+    const char *settings[18];
 } Variety;
 
 static const Variety families[] = {
@@ -57,6 +57,10 @@ static const Variety families[] = {
             "model.qk_norm=true", "model.clip_qkv=1.6", "model.softmax_scale=0.3", "model.alibi_max=4"}},
     {"olmo2", {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2",
                   "model.vocabulary=40", "model.tied=false"}},
+    {"olmo3 with a window in the first layer",
+        {"model.family=olmo", "model.heads=4", "model.kv_heads=4", "model.width=24", "model.ffn=20", "model.layers=2", "model.window=5",
+            "model.window_period=2", "model.window_first=1", "model.window_skips=true", "model.window_rope_theta=500",
+            "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_context=16", "model.tied=false", "model.vocabulary=40"}},
     {"olmoe", {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=10", "model.layers=2",
                   "model.vocabulary=40", "model.tied=false", "model.experts=5", "model.experts_per_token=3", "model.clip_qkv=2.5",
                   "model.auxiliary_loss=0.01", "model.auxiliary_scope=model"}},
@@ -289,6 +293,7 @@ static void published_models_have_their_published_parameter_counts(void **state)
         {"configs/qwen3-0.6b.yaml", 596049920},
         {"configs/qwen3-30b-a3b.yaml", 30532122624},
         {"configs/olmoe-1b-7b.yaml", 6919161856},
+        {"configs/olmo3-7b.yaml", 7298011136},
         {"configs/gpt2-124m.yaml", 124439808},
         {"configs/gpt2-1.5b.yaml", 1557611200},
         {"configs/mpt-7b.yaml", 6649286656},
