@@ -255,7 +255,7 @@ data("set_json_compressed")(lambda rows, path: rows.to_json(f"{path}/rows.jsonl.
 data("set_csv")(lambda rows, path: rows.to_csv(f"{path}/rows.csv"))
 data("set_csv_with_index")(lambda rows, path: rows.to_csv(f"{path}/rows.csv", index=True))
 data("set_tsv")(lambda rows, path: rows.to_csv(f"{path}/rows.tsv", sep="\t"))
-data("set_parquet", texts=None)(lambda rows, path: rows.to_parquet(f"{path}/rows.parquet"))
+data("set_parquet")(lambda rows, path: rows.to_parquet(f"{path}/rows.parquet"))
 data("set_on_disk", texts=None)(lambda rows, path: rows.save_to_disk(f"{path}/set"))
 data("set_of_splits_on_disk", texts=None)(lambda rows, path: datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(f"{path}/set"))
 

@@ -122,11 +122,11 @@ static void loss_and_gradients_are_those_of_pytorch(void **state) {
     }
 }
 
-/* bf16 has eight bits: single elements are off by 2^-8 and more, the direction of a tensor is not. The least cosine of
- * transformers' own bf16 is 0.9974, in olmo3, whose four layers have no norms before them. */
+/* bf16 has eight bits: single elements are off by 2^-8 and more, the direction of a tensor is not. Four layers of olmo3, with
+ * no norms before them, turn it more: transformers' own bf16 has a least cosine of 0.9974 there. */
 static void check_direction(const Golden *g, const char *name, const GoldenComparison *sums) {
     double cosine = sums->dot / sqrt(sums->ours * sums->theirs);
-    if (!(cosine >= 0.998)) fail_msg("%s: gradient of %s has cosine %.6f", g->folder, name, cosine);
+    if (!(cosine >= (strstr(g->folder, "olmo3") ? 0.998 : 0.999))) fail_msg("%s: gradient of %s has cosine %.6f", g->folder, name, cosine);
 }
 
 static void gradients_in_bf16_point_the_same_way(void **state) {
