@@ -37,15 +37,13 @@ struct RowReader {
 static bool refuse_columns(const RowReader *reader, const char *what, const char *advice, Error *error) {
     char names[256];
     parquet_names(reader->file, names, sizeof names);
-    return error_set(error, ERROR_DATA, "a Parquet file without %s; its columns are %s: %s", what, names, advice) ||
-           error_find(error, FINDING_DAMAGED);
+    return parquet_refuse(error, "a Parquet file without %s; its columns are %s: %s", what, names, advice);
 }
 
 static bool take_column(RowReader *reader, const ParquetNode *node, Error *error) {
     for (const ParquetNode *other = node; (other = parquet_next(reader->file, other));)
         if (!strcmp(other->name, node->name))
-            return error_set(error, ERROR_DATA, "a Parquet file with several columns named %s: rename all but one", node->name) ||
-                   error_find(error, FINDING_DAMAGED);
+            return parquet_refuse(error, "a Parquet file with several columns named %s: rename all but one", node->name);
     array_append(reader->nodes, reader->count, node);
     return parquet_check(reader->file, node, error);
 }
@@ -64,9 +62,7 @@ static bool take_text_column(RowReader *reader, Error *error) {
     if (!node) return refuse_columns(reader, missing, advice, error);
     if (!take_column(reader, node, error)) return false;
     if (node->kind == PARQUET_LEAF && node->type == PARQUET_BYTES && !node->is_null) return true;
-    return error_set(
-               error, ERROR_DATA, "a Parquet file whose column %s is %s, not text: %s", reader->field, describe_column(node), advice) ||
-           error_find(error, FINDING_DAMAGED);
+    return parquet_refuse(error, "a Parquet file whose column %s is %s, not text: %s", reader->field, describe_column(node), advice);
 }
 
 /* Takes the columns that conversations or pairs of answers are made of. */
@@ -116,11 +112,17 @@ int64_t row_reader_position(const RowReader *reader) {
 static bool open_text_page(RowReader *reader, Error *error) {
     if (reader->page.stored) return true;
     if (!parquet_column_page(&reader->column, &reader->page, error)) return false;
-    return reader->page.stored || error_set(error, ERROR_DATA, "column %s has fewer values than rows", reader->field) ||
-           error_find(error, FINDING_DAMAGED);
+    return reader->page.stored || parquet_refuse(error, "column %s has fewer values than rows", reader->field);
 }
 
 /* -- Records --------------------------------------------------------------------------------------------------------- */
+
+/* Steps over rows: each is a line and a document. */
+static void pass_position(RecordPosition *at, int64_t rows) {
+    at->byte += rows;
+    at->line += rows;
+    at->document += rows;
+}
 
 /* Adds the record of the next row, and steps over the row. */
 static Record *add_row(Block *block, RecordPosition *at) {
@@ -132,9 +134,7 @@ static Record *add_row(Block *block, RecordPosition *at) {
         .last = true,
         .file = at->file,
         .line = at->line};
-    at->byte++;
-    at->line++;
-    at->document++;
+    pass_position(at, 1);
     record->end = *at;
     return record;
 }
@@ -151,9 +151,7 @@ static void add_row_fault(Block *block, RecordPosition *at, int64_t more, const 
     Record *record = add_row(block, at);
     SCOPED_FREE char *lost = memory_format("%" PRId64 " row%s lost: %s", more + 1, more ? "s are" : " is", what);
     record_mark(record, PACK_BAD_FILE, lost);
-    at->byte += more;
-    at->line += more;
-    at->document += more;
+    pass_position(at, more);
     record->end = *at;
 }
 
@@ -195,13 +193,10 @@ static bool fill_texts(RowReader *reader, RecordPosition *at, Block *block, Erro
     int64_t before = at->byte;
     if (!reader->decoding && is_passed_on(&reader->page)) {
         block->page_at = *at;
-        at->byte += reader->page.values;
-        at->line += reader->page.values;
-        at->document += reader->page.values;
+        pass_position(at, reader->page.values);
         block->page = reader->page;
         reader->page = (ParquetPage){0};
-    } else if (!reader->decoding && !parquet_values_open(&reader->values, &reader->page,
-                                        reader->column.has_dictionary ? &reader->column.dictionary : NULL, &fault)) {
+    } else if (!reader->decoding && !parquet_values_open(&reader->values, &reader->page, parquet_dictionary(&reader->column), &fault)) {
         add_row_fault(block, at, reader->page.values - 1, fault.message);
         parquet_page_free(&reader->page);
     } else {
@@ -249,8 +244,7 @@ static bool pass_rows(RowReader *reader, int64_t row, Error *error) {
             parquet_page_free(&reader->page);
             continue;
         }
-        if (!parquet_values_open(&reader->values, &reader->page, reader->column.has_dictionary ? &reader->column.dictionary : NULL, error))
-            return false;
+        if (!parquet_values_open(&reader->values, &reader->page, parquet_dictionary(&reader->column), error)) return false;
         for (reader->decoding = true; rest > 0; rest--, reader->row++)
             if (!parquet_values_next(&reader->values, &value, error)) return false;
     }
@@ -269,8 +263,7 @@ static bool go_to(RowReader *reader, int64_t row, Error *error) {
 RowReader *row_reader_open(const PackOptions *options, const char *path, int64_t row, Error *error) {
     static const char piped[] = "a Parquet file in a pipe or a compressed file, but it is read from its end: write it to a file first";
     if (!path) {
-        error_set(error, ERROR_DATA, "%s", piped);
-        error_find(error, FINDING_DAMAGED);
+        parquet_refuse(error, "%s", piped);
         return NULL;
     }
     RowReader *reader = memory_allocate(sizeof *reader);

@@ -1,6 +1,7 @@
 /* OLMo 2 (arXiv 2501.00656): Llama's attention and MLP without norms before them. The output of each
- * is normalized before it is added to the stream, and so are all queries and all keys of a token
- * before RoPE. OLMo 3 has a window in three layers of four: RoPE is scaled only in the others. OLMoE (arXiv 2409.02060), a model with experts, has the same norms of queries and
+ * is normalized before it is added to the stream. All queries and all keys of a token are
+ * normalized before RoPE. OLMo 3 has a window in three layers of four, and scales RoPE only in the
+ * other layers. OLMoE (arXiv 2409.02060), a model with experts, has the same norms of queries and
  * keys, a bound of queries, keys and values after them, and Llama's norms before attention and
  * experts. */
 #include <string.h>

@@ -26,6 +26,9 @@ enum {
     PARQUET_DEPTH = 32,
 };
 
+/* Sets ERROR_DATA with FINDING_DAMAGED; returns false. */
+bool parquet_refuse(Error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 /* -- Schema (parquet_file.c) ----------------------------------------------------------------------------------------- */
 
 typedef enum ParquetType { /* numbers of the format */
@@ -104,6 +107,10 @@ typedef struct ParquetColumn {
     ParquetDictionary dictionary;
     bool has_dictionary;
 } ParquetColumn;
+/* Returns the dictionary of the last page; NULL: it has none. */
+static inline const ParquetDictionary *parquet_dictionary(const ParquetColumn *column) {
+    return column->has_dictionary ? &column->dictionary : NULL;
+}
 /* Begins a leaf that parquet_check has accepted. A column that was used before, or a zeroed one. */
 void parquet_column_start(ParquetColumn *column, const ParquetFile *file, const ParquetNode *leaf, int64_t group);
 /* Reads the next data page; none at the end of the row group. */

@@ -26,7 +26,7 @@ struct ParquetFile {
 };
 
 bool parquet_refuse(Error *error, const char *format, ...) {
-    char text[512];
+    char text[sizeof error->message];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
@@ -59,24 +59,26 @@ typedef struct SchemaElement {
     size_t name_size;
 } SchemaElement;
 
-/* Annotations of a leaf, by their numbers as ConvertedType and as LogicalType, that leave the
- * meaning of its values to their physical type. */
-enum { CONVERTED_MAP = 1, CONVERTED_MAP_KEY_VALUE = 2, CONVERTED_LIST = 3, LOGICAL_MAP = 2, LOGICAL_LIST = 3, LOGICAL_UNKNOWN = 11 };
+/* Annotations, by their numbers as ConvertedType and as LogicalType. The integers lie between UINT_8
+ * and JSON, and UNKNOWN between INTEGER and JSON. */
+enum {
+    CONVERTED_UTF8,
+    CONVERTED_MAP,
+    CONVERTED_MAP_KEY_VALUE,
+    CONVERTED_LIST,
+    CONVERTED_ENUM,
+    CONVERTED_UINT_8 = 11,
+    CONVERTED_UINT_64 = 14,
+    CONVERTED_JSON = 19
+};
+enum { LOGICAL_STRING = 1, LOGICAL_MAP, LOGICAL_LIST, LOGICAL_ENUM, LOGICAL_INTEGER = 10, LOGICAL_UNKNOWN, LOGICAL_JSON };
+
+/* Returns whether the annotations leave the meaning of a leaf's values to their physical type. */
 static bool is_plain_leaf(const SchemaElement *element) {
-    static const bool converted[] = {[0] = true,
-        [4] = true,
-        [11] = true,
-        [12] = true,
-        [13] = true,
-        [14] = true,
-        [15] = true,
-        [16] = true,
-        [17] = true,
-        [18] = true,
-        [19] = true};
-    static const bool logical[] = {[1] = true, [4] = true, [10] = true, [LOGICAL_UNKNOWN] = true, [12] = true};
-    return (element->converted < 0 || (element->converted < (int)sizeof converted && converted[element->converted])) &&
-           (element->logical < 0 || (element->logical < (int)sizeof logical && logical[element->logical]));
+    int converted = element->converted, logical = element->logical;
+    return (converted < 0 || converted == CONVERTED_UTF8 || converted == CONVERTED_ENUM ||
+               (converted >= CONVERTED_UINT_8 && converted <= CONVERTED_JSON)) &&
+           (logical < 0 || logical == LOGICAL_STRING || logical == LOGICAL_ENUM || (logical >= LOGICAL_INTEGER && logical <= LOGICAL_JSON));
 }
 
 /* Reads a LogicalType, a union, whose only field has the number of the annotation. */
@@ -139,7 +141,7 @@ static int add_leaf(SchemaWalk *walk, const SchemaElement *element, SchemaPlace 
     int at = add_node(walk, element, place, PARQUET_LEAF);
     ParquetNode *node = &walk->file->nodes[at];
     node->type = (ParquetType)element->type;
-    node->is_unsigned = element->converted >= 11 && element->converted <= 14;
+    node->is_unsigned = element->converted >= CONVERTED_UINT_8 && element->converted <= CONVERTED_UINT_64;
     node->is_null = element->logical == LOGICAL_UNKNOWN;
     if (element->type < 0 || element->type >= PARQUET_TYPES) return fail_schema(walk);
     node->unread = element->type == PARQUET_INT96         ? "of type INT96"

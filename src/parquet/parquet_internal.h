@@ -4,9 +4,6 @@
 
 #include "parquet/parquet.h"
 
-/* Sets ERROR_DATA with FINDING_DAMAGED; returns false. */
-bool parquet_refuse(Error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
 /* -- Thrift (thrift.c) ----------------------------------------------------------------------------------------------- */
 
 /* Types of fields. A boolean field has its value as its type. */

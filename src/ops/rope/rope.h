@@ -123,8 +123,8 @@ static inline double rope_frequency(const RopeSpec *spec, int64_t i, int64_t len
 static inline double rope_attention_factor(const RopeSpec *spec) { return spec->attention_factor > 0 ? spec->attention_factor : 1; }
 
 /* Returns the angle of pair i at a position, given its frequency in sequences of spec->length. In a
- * cache with dynamic scaling or longrope, a row after the original context has the frequency of the sequence
- * length at the time it was written. */
+ * cache with dynamic scaling or longrope, a row after the original context has the frequency of the
+ * sequence length at the time it was written. */
 static inline double rope_angle(const RopeSpec *spec, int64_t i, int64_t position, double frequency) {
     if (spec->grid) {
         int axis = rope_axis(spec, &i);
