@@ -111,8 +111,8 @@ static bool measure_attention(Bench *bench, const AttentionSpec *spec, int64_t s
         return false;
     for (int pass = 0; pass < 2; pass++)
         bench_row(bench, (BenchCell[]){TEXT(names[pass]), TEXT(precision_name(precision)), NUMBER(spec->length), NUMBER(sequences),
-                             NUMBER(spec->heads.heads), NUMBER(spec->heads.kv_heads), NUMBER(spec->heads.qk_dim), NUMBER(spec->window),
-                             NUMBER(1e6 * median[pass]), NUMBER(cost.flops[pass] / median[pass] / 1e12),
+                             NUMBER(spec->heads.heads), NUMBER(spec->heads.kv_heads), NUMBER(spec->heads.qk_dim),
+                             NUMBER(spec->scores.window), NUMBER(1e6 * median[pass]), NUMBER(cost.flops[pass] / median[pass] / 1e12),
                              NUMBER(cost.flops[pass] / best[pass] / 1e12), NUMBER(cost.bytes[pass] / median[pass] / 1e9)});
     return true;
 }
@@ -130,11 +130,11 @@ static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
     spec->heads.heads = first_of(options->heads, configured, model->heads, bench_sizes(bench->device)->attention_heads);
     int64_t quarter = spec->heads.heads % 4 ? 1 : spec->heads.heads / 4;
     spec->heads.kv_heads = first_of(options->kv_heads, configured, model->kv_heads, quarter);
-    spec->window = first_of(options->window, configured, model->window, 0);
-    spec->alibi = alibi ? model->alibi_max : 0;
-    spec->scale = configured ? model->softmax_scale : 0;
+    spec->scores.window = first_of(options->window, configured, model->window, 0);
+    spec->scores.alibi = alibi ? model->alibi_max : 0;
+    spec->scores.scale = configured ? model->softmax_scale : 0;
     spec->bidirectional = options->bidirectional;
-    if (spec->bidirectional && (spec->window || spec->alibi))
+    if (spec->bidirectional && (spec->scores.window || spec->scores.alibi))
         return error_set(error, ERROR_USAGE,
             "bidirectional=true supports neither a window nor ALiBi: set window=0, or use a "
             "CONFIG.yaml without ALiBi");

@@ -244,9 +244,7 @@ TensorId builder_attention(Builder *b, TensorId qkv, const AttentionScores *scor
         .first_head = mesh_index(b->graph->mesh, AXES_TENSOR) * heads.heads,
         .all_heads = c->heads,
         .length = b->length,
-        .window = scores->window,
-        .scale = scores->scale,
-        .alibi = scores->alibi};
+        .scores = *scores};
     if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
     int64_t shape[] = {attention_cache_rows(b->graph, c->context), heads_kv_columns(&heads)};
     TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");

@@ -11,6 +11,7 @@
 #include "config/lora_targets.h"
 #include "graph/op.h"
 #include "model/model.h"
+#include "ops/attention/attention.h"
 #include "ops/linear/linear.h"
 #include "ops/moe/moe.h"
 #include "ops/norm/norm.h"
@@ -150,12 +151,6 @@ bool builder_is_fp8(const Builder *builder, int64_t rows, double expert_rows, in
 /* Returns the cosines and sines of the configuration's RoPE with base `theta`, with its scaling if
  * `scaled`. Layers with the same arguments share a table. */
 TensorId builder_rope_table(Builder *builder, double theta, bool scaled);
-/* How a layer's scores are computed, as in AttentionSpec (ops/attention/attention.h). */
-typedef struct AttentionScores {
-    int64_t window; /* 0: none */
-    double scale;   /* 0: 1 / sqrt(qk_dim) */
-    double alibi;   /* the smallest slope is 2^-this; 0: none */
-} AttentionScores;
 /* Appends attention over packed qkv (ops/heads.h) of the rank's heads, [R, heads_columns] to [R,
  * heads_out_columns]; with a cache in generation. */
 TensorId builder_attention(Builder *builder, TensorId qkv, const AttentionScores *scores);

@@ -352,49 +352,61 @@ static void qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values(
 
 /* Small ones for central differences, which run each hundreds of times. */
 static const Shape small_shapes[] = {
-    {1, {{1, 1, 1, 1}, 1, 0}, 0},
-    {2, {{1, 1, 16, 16}, 1, 0}, 0},
-    {2, {{2, 1, 8, 8}, 5, 0}, 0},
-    {1, {{2, 1, 6, 6}, 70, 0}, 0},
-    {1, {{1, 1, 20, 20}, 67, 0}, 1},
-    {1, {{1, 1, 18, 18}, 66, 0}, 33},
-    {1, {{1, 1, 5, 5}, 80, 40}, 0},
-    {1, {{1, 1, 80, 80}, 18, 0}, 0},
-    {1, {{2, 1, 48, 48}, 37, 0}, 7},
-    {1, {{1, 1, 64, 64}, 65, 0}, 0},
-    {1, {{3, 1, 8, 8}, 70, 0, .alibi = 8}, 0},
-    {1, {{2, 2, 6, 6}, 66, 30, .scale = 0.2, .alibi = 3}, 40},
-    {2, {{2, 1, 6, 6}, 5, 0, .bidirectional = true}, 0},
-    {1, {{1, 1, 20, 20}, 70, 0, .bidirectional = true}, 66},
+    {1, {{1, 1, 1, 1}, 1}, 0},
+    {2, {{1, 1, 16, 16}, 1}, 0},
+    {2, {{2, 1, 8, 8}, 5}, 0},
+    {1, {{2, 1, 6, 6}, 70}, 0},
+    {1, {{1, 1, 20, 20}, 67}, 1},
+    {1, {{1, 1, 18, 18}, 66}, 33},
+    {1, {{1, 1, 5, 5}, 80, {40}}, 0},
+    {1, {{1, 1, 80, 80}, 18}, 0},
+    {1, {{2, 1, 48, 48}, 37}, 7},
+    {1, {{1, 1, 64, 64}, 65}, 0},
+    {1, {{3, 1, 8, 8}, 70, {.alibi = 8}}, 0},
+    {1, {{2, 2, 6, 6}, 66, {30, .scale = 0.2, .alibi = 3}}, 40},
+    {2, {{2, 1, 6, 6}, 5, .bidirectional = true}, 0},
+    {1, {{1, 1, 20, 20}, 70, .bidirectional = true}, 66},
+    {1, {{2, 1, 6, 6}, 37, {.cap = 1.5}}, 0},
+    {1, {{3, 1, 8, 8}, 70, {20, .scale = 0.9, .cap = 2, .alibi = 4}}, 0},
+    {1, {{2, 2, 16, 16}, 66, {.sinks = 1}}, 40},
+    {2, {{4, 2, 6, 10}, 33, {9, .cap = 3, .sinks = 1}}, 0},
+    {1, {{1, 1, 8, 8}, 20, {.cap = 2}, .bidirectional = true}, 0},
 };
 
 /* With one and several parts per sequence, with parts of several blocks, with windows and documents across and
  * within blocks. */
 static const Shape shapes[] = {
-    {1, {{1, 1, 1, 1}, 1, 0}, 0},
-    {2, {{1, 1, 16, 16}, 1, 0}, 0},
-    {3, {{4, 2, 6, 6}, 70, 0}, 0},
-    {2, {{2, 2, 20, 20}, 67, 0}, 1},
-    {1, {{2, 1, 18, 18}, 130, 0}, 33},
-    {1, {{3, 1, 8, 8}, 130, 40}, 0},
-    {1, {{1, 1, 16, 16}, 200, 1}, 0},
-    {1, {{2, 1, 80, 80}, 64, 0}, 20},
-    {1, {{1, 1, 8, 8}, 260, 70}, 150},
-    {4, {{16, 16, 3, 3}, 140, 0}, 0},
-    {1, {{30, 30, 4, 4}, 330, 0}, 0},
-    {1, {{60, 30, 4, 4}, 330, 129}, 190},
-    {1, {{4, 4, 8, 8}, 200, 0, .alibi = 8}, 0},
-    {2, {{6, 2, 20, 20}, 130, 0, .alibi = 8}, 33},
-    {1, {{1, 1, 4, 4}, 70, 0, .alibi = 5}, 0},
-    {1, {{5, 5, 8, 8}, 150, 40, .scale = 0.7, .alibi = 2}, 70},
-    {1, {{2, 1, 16, 16}, 130, 0, .scale = 0.1}, 0},
-    {1, {{2, 1, 8, 8}, 70, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0}, /* slopes of the last two of six heads */
-    {2, {{2, 1, 8, 8}, 200, 0, .bidirectional = true}, 0},
-    {1, {{60, 30, 4, 4}, 330, 0, .bidirectional = true}, 190},
-    {3, {{4, 4, 16, 16}, 64, 0, .scale = 0.2, .bidirectional = true}, 7},
-    {2, {{4, 2, 24, 16}, 130, 0}, 33}, /* values narrower than keys, and wider */
-    {1, {{2, 1, 5, 37}, 200, 70}, 0},
-    {1, {{60, 30, 20, 3}, 330, 129}, 190},
+    {1, {{1, 1, 1, 1}, 1}, 0},
+    {2, {{1, 1, 16, 16}, 1}, 0},
+    {3, {{4, 2, 6, 6}, 70}, 0},
+    {2, {{2, 2, 20, 20}, 67}, 1},
+    {1, {{2, 1, 18, 18}, 130}, 33},
+    {1, {{3, 1, 8, 8}, 130, {40}}, 0},
+    {1, {{1, 1, 16, 16}, 200, {1}}, 0},
+    {1, {{2, 1, 80, 80}, 64}, 20},
+    {1, {{1, 1, 8, 8}, 260, {70}}, 150},
+    {4, {{16, 16, 3, 3}, 140}, 0},
+    {1, {{30, 30, 4, 4}, 330}, 0},
+    {1, {{60, 30, 4, 4}, 330, {129}}, 190},
+    {1, {{4, 4, 8, 8}, 200, {.alibi = 8}}, 0},
+    {2, {{6, 2, 20, 20}, 130, {.alibi = 8}}, 33},
+    {1, {{1, 1, 4, 4}, 70, {.alibi = 5}}, 0},
+    {1, {{5, 5, 8, 8}, 150, {40, .scale = 0.7, .alibi = 2}}, 70},
+    {1, {{2, 1, 16, 16}, 130, {.scale = 0.1}}, 0},
+    {1, {{2, 1, 8, 8}, 70, {.alibi = 8}, .first_head = 4, .all_heads = 6}, 0}, /* slopes of the last two of six heads */
+    {2, {{2, 1, 8, 8}, 200, .bidirectional = true}, 0},
+    {1, {{60, 30, 4, 4}, 330, .bidirectional = true}, 190},
+    {3, {{4, 4, 16, 16}, 64, {.scale = 0.2}, .bidirectional = true}, 7},
+    {2, {{4, 2, 24, 16}, 130}, 33}, /* values narrower than keys, and wider */
+    {1, {{2, 1, 5, 37}, 200, {70}}, 0},
+    {1, {{60, 30, 20, 3}, 330, {129}}, 190},
+    {2, {{4, 2, 8, 8}, 130, {.cap = 5}}, 33}, /* soft-caps that most scores reach, and that few do */
+    {1, {{2, 1, 24, 16}, 200, {70, .scale = 0.1, .cap = 30}}, 0},
+    {1, {{5, 5, 8, 8}, 150, {40, .cap = 4, .alibi = 2}}, 70},
+    {1, {{60, 30, 4, 4}, 330, {129, .sinks = 1}}, 190},
+    {3, {{4, 2, 6, 6}, 70, {.sinks = 1}}, 0},
+    {2, {{6, 2, 20, 20}, 130, {16, .cap = 6, .alibi = 8, .sinks = 1}}, 33},
+    {2, {{2, 1, 8, 8}, 200, {.cap = 5}, .bidirectional = true}, 0},
 };
 
 /* The slopes as MPT makes them: a geometric sequence, of which a number of heads that is no power of two takes every
@@ -412,15 +424,25 @@ static double reference_slope(const AttentionSpec *spec, int64_t head) {
         {5, {4, 8, 12, 16, 2}},
         {6, {4, 8, 12, 16, 2, 6}},
     };
-    return spec->alibi > 0 ? exp2(-spec->alibi / 16 * orders[attention_all_heads(spec) - 1].sixteenths[spec->first_head + head]) : 0;
+    return spec->scores.alibi > 0
+               ? exp2(-spec->scores.alibi / 16 * orders[attention_all_heads(spec) - 1].sixteenths[spec->first_head + head])
+               : 0;
+}
+
+/* The spec of a shape; `sinks` of shapes only says whether there are any. */
+static AttentionSpec checked_spec(Check *check, const Shape *s) {
+    AttentionSpec spec = s->spec;
+    if (spec.scores.sinks) spec.scores.sinks = check_parameter(check, PARAMETER_BIAS, 1, &spec.heads.heads, 0, 1);
+    return spec;
 }
 
 static void build_attention(Check *check, const void *argument) {
     const Shape *s = *(const Shape *const *)argument;
     const int32_t *positions = *((const int32_t *const *)argument + 1);
     int64_t rows = shape_rows(s);
-    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&s->spec.heads)}, 0, 1);
-    check_output(check, op_attention(check->graph, qkv, check_integers(check, 1, &rows, positions), &s->spec));
+    AttentionSpec spec = checked_spec(check, s);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&spec.heads)}, 0, 1);
+    check_output(check, op_attention(check->graph, qkv, check_integers(check, 1, &rows, positions), &spec));
 }
 
 static void attention_gradients_match_central_differences(void **state) {
@@ -438,16 +460,16 @@ static void attention_gradients_match_central_differences(void **state) {
 static void attention_agrees_in_all_precisions_over_tiles_of_every_width(void **state) {
     (void)state;
     static const Shape wide[] = {
-        {2, {{3, 1, 32, 32}, 140, 0}, 50},
-        {1, {{2, 1, 64, 64}, 200, 70}, 0},
-        {1, {{2, 2, 64, 64}, 140, 0, .alibi = 8}, 0},
-        {1, {{2, 1, 64, 64}, 140, 0, .alibi = 8, .first_head = 3, .all_heads = 6}, 0},
-        {1, {{2, 1, 96, 96}, 140, 0}, 0},
-        {1, {{2, 1, 128, 128}, 200, 0}, 90},
-        {1, {{2, 1, 200, 200}, 70, 50, .scale = 0.05, .alibi = 2}, 0},
-        {1, {{1, 1, 256, 256}, 140, 0}, 0},
-        {2, {{2, 1, 64, 64}, 140, 0, .bidirectional = true}, 0},
-        {1, {{2, 2, 128, 128}, 140, 0, .bidirectional = true}, 75},
+        {2, {{3, 1, 32, 32}, 140}, 50},
+        {1, {{2, 1, 64, 64}, 200, {70}}, 0},
+        {1, {{2, 2, 64, 64}, 140, {.alibi = 8}}, 0},
+        {1, {{2, 1, 64, 64}, 140, {.alibi = 8}, .first_head = 3, .all_heads = 6}, 0},
+        {1, {{2, 1, 96, 96}, 140}, 0},
+        {1, {{2, 1, 128, 128}, 200}, 90},
+        {1, {{2, 1, 200, 200}, 70, {50, .scale = 0.05, .alibi = 2}}, 0},
+        {1, {{1, 1, 256, 256}, 140}, 0},
+        {2, {{2, 1, 64, 64}, 140, .bidirectional = true}, 0},
+        {1, {{2, 2, 128, 128}, 140, .bidirectional = true}, 75},
     };
     for (size_t i = 0; i < COUNT(wide); i++) {
         int32_t *positions = make_positions(&wide[i]);
@@ -462,29 +484,29 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
     (void)state;
     check_gpu();
     static const Shape longer[] = {
-        {1, {{2, 1, 64, 64}, 128, 0}, 0},
-        {1, {{1, 1, 128, 128}, 128, 0}, 0},
-        {2, {{4, 1, 64, 64}, 300, 0}, 0},
-        {2, {{4, 1, 128, 128}, 300, 0}, 0},
-        {1, {{8, 2, 64, 64}, 1000, 0}, 0},
-        {1, {{8, 2, 128, 128}, 1000, 0}, 0},
-        {1, {{4, 4, 64, 64}, 777, 150}, 0},
-        {1, {{4, 4, 128, 128}, 777, 150}, 0},
-        {2, {{4, 1, 64, 64}, 640, 0}, 210},
-        {2, {{4, 1, 128, 128}, 640, 0}, 33},
-        {1, {{4, 2, 64, 64}, 513, 300}, 400},
-        {1, {{4, 2, 128, 128}, 513, 300, .alibi = 8}, 0},
-        {2, {{6, 2, 64, 64}, 200, 0, .scale = 0.3, .alibi = 8}, 70},
-        {3, {{2, 1, 64, 64}, 1, 0}, 0},
-        {3, {{2, 1, 128, 128}, 65, 7}, 0},
-        {2, {{24, 24, 64, 64}, 300, 0}, 0},
-        {4, {{12, 12, 128, 128}, 330, 0}, 100}, /* more blocks of keys than processors */
-        {2, {{4, 4, 64, 64}, 640, 0, .bidirectional = true}, 0},
-        {2, {{4, 4, 128, 128}, 777, 0, .bidirectional = true}, 300},
-        {4, {{12, 12, 128, 128}, 330, 0, .bidirectional = true}, 0},
-        {1, {{2, 1, 64, 64}, 400, 0, .scale = 1}, 0}, /* maxima grow by far more than 2^8 from tile to tile */
-        {1, {{2, 1, 128, 128}, 400, 0, .scale = 0.7}, 0},
-        {1, {{2, 1, 256, 256}, 300, 0, .scale = 0.5}, 0},
+        {1, {{2, 1, 64, 64}, 128}, 0},
+        {1, {{1, 1, 128, 128}, 128}, 0},
+        {2, {{4, 1, 64, 64}, 300}, 0},
+        {2, {{4, 1, 128, 128}, 300}, 0},
+        {1, {{8, 2, 64, 64}, 1000}, 0},
+        {1, {{8, 2, 128, 128}, 1000}, 0},
+        {1, {{4, 4, 64, 64}, 777, {150}}, 0},
+        {1, {{4, 4, 128, 128}, 777, {150}}, 0},
+        {2, {{4, 1, 64, 64}, 640}, 210},
+        {2, {{4, 1, 128, 128}, 640}, 33},
+        {1, {{4, 2, 64, 64}, 513, {300}}, 400},
+        {1, {{4, 2, 128, 128}, 513, {300, .alibi = 8}}, 0},
+        {2, {{6, 2, 64, 64}, 200, {.scale = 0.3, .alibi = 8}}, 70},
+        {3, {{2, 1, 64, 64}, 1}, 0},
+        {3, {{2, 1, 128, 128}, 65, {7}}, 0},
+        {2, {{24, 24, 64, 64}, 300}, 0},
+        {4, {{12, 12, 128, 128}, 330}, 100}, /* more blocks of keys than processors */
+        {2, {{4, 4, 64, 64}, 640, .bidirectional = true}, 0},
+        {2, {{4, 4, 128, 128}, 777, .bidirectional = true}, 300},
+        {4, {{12, 12, 128, 128}, 330, .bidirectional = true}, 0},
+        {1, {{2, 1, 64, 64}, 400, {.scale = 1}}, 0}, /* maxima grow by far more than 2^8 from tile to tile */
+        {1, {{2, 1, 128, 128}, 400, {.scale = 0.7}}, 0},
+        {1, {{2, 1, 256, 256}, 300, {.scale = 0.5}}, 0},
     };
     for (size_t i = 0; i < COUNT(longer); i++) {
         int32_t *positions = make_positions(&longer[i]);
@@ -494,36 +516,58 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
     }
 }
 
-/* One row and head of attention by its definition, over `seen` keys from `low` on; `d_qkv` (may be NULL) gets the gradients
- * for `d_out`. */
-static void reference_row(const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t seen, int64_t head, double *out,
-    const double *d_out, double *d_qkv) {
+/* What attention reads and makes, in whole sequences; gradients and sinks may be NULL. */
+typedef struct Values { double *qkv, *sinks, *out, *d_out, *d_qkv, *d_sinks; } Values;
+
+static Values values_create(const Shape *s) {
+    int64_t cells = shape_rows(s) * heads_columns(&s->spec.heads), outs = shape_rows(s) * heads_out_columns(&s->spec.heads);
+    Values v = {.qkv = memory_allocate(cells * sizeof(double)),
+        .d_qkv = memory_allocate(cells * sizeof(double)),
+        .out = memory_allocate(outs * sizeof(double)),
+        .d_out = memory_allocate(outs * sizeof(double))};
+    if (s->spec.scores.sinks) {
+        v.sinks = memory_allocate(s->spec.heads.heads * sizeof(double));
+        v.d_sinks = memory_allocate(s->spec.heads.heads * sizeof(double));
+    }
+    for (int64_t i = 0; i < cells; i++) v.qkv[i] = 3 * random_value(i); /* some softmaxes are sharp */
+    for (int64_t i = 0; i < outs; i++) v.d_out[i] = random_value(i + 1000000);
+    for (int64_t i = 0; v.sinks && i < s->spec.heads.heads; i++) v.sinks[i] = 2 * random_value(i + 2000000);
+    return v;
+}
+static void values_free(Values *v) { free(v->qkv), free(v->sinks), free(v->out), free(v->d_out), free(v->d_qkv), free(v->d_sinks); }
+
+/* One row and head of attention by its definition, over `seen` keys from `low` on. Gradients are added to, where given. */
+static void reference_row(const Values *v, const AttentionSpec *spec, int64_t row, int64_t low, int64_t seen, int64_t head, double *out) {
     const Heads *h = &spec->heads;
     int64_t columns = heads_columns(h), kv_head = head / (h->heads / h->kv_heads), query = row * columns + head * h->qk_dim;
     int64_t key = low * columns + heads_query_columns(h) + kv_head * h->qk_dim;
     int64_t value = low * columns + heads_query_columns(h) + heads_key_columns(h) + kv_head * h->v_dim;
-    double total = 0, *weight = memory_allocate(seen * sizeof *weight), delta = 0;
-    double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)h->qk_dim), slope = reference_slope(spec, head);
+    const double *qkv = v->qkv, *d_out = v->d_qkv ? v->d_out + (row * h->heads + head) * h->v_dim : NULL;
+    double *weight = memory_allocate(seen * sizeof *weight), *tangent = memory_allocate(seen * sizeof *tangent), delta = 0;
+    double scale = spec->scores.scale > 0 ? spec->scores.scale : 1 / sqrt((double)h->qk_dim), slope = reference_slope(spec, head);
+    double cap = spec->scores.cap, sink = v->sinks ? exp(v->sinks[head]) : 0, total = sink;
     for (int64_t k = 0; k < seen; k++) {
         double score = 0;
-        for (int64_t j = 0; j < h->qk_dim; j++) score += qkv[query + j] * qkv[key + k * columns + j];
-        total += weight[k] = exp(score * scale - slope * (row - low - k));
+        for (int64_t j = 0; j < h->qk_dim; j++) score += scale * qkv[query + j] * qkv[key + k * columns + j];
+        tangent[k] = cap > 0 ? tanh(score / cap) : 0;
+        total += weight[k] = exp((cap > 0 ? cap * tangent[k] : score) - slope * (row - low - k));
     }
     memset(out, 0, h->v_dim * sizeof *out);
     for (int64_t k = 0; k < seen; k++)
         for (int64_t j = 0; j < h->v_dim; j++) out[j] += weight[k] / total * qkv[value + k * columns + j];
-    for (int64_t j = 0; d_qkv && j < h->v_dim; j++) delta += out[j] * d_out[j];
-    for (int64_t k = 0; d_qkv && k < seen; k++) {
+    for (int64_t j = 0; v->d_qkv && j < h->v_dim; j++) delta += out[j] * d_out[j];
+    for (int64_t k = 0; v->d_qkv && k < seen; k++) {
         double d_weight = 0;
         for (int64_t j = 0; j < h->v_dim; j++) d_weight += d_out[j] * qkv[value + k * columns + j];
-        double d_score = weight[k] / total * (d_weight - delta) * scale;
+        double d_score = weight[k] / total * (d_weight - delta) * (1 - tangent[k] * tangent[k]) * scale;
         for (int64_t j = 0; j < h->qk_dim; j++) {
-            d_qkv[query + j] += d_score * qkv[key + k * columns + j];
-            d_qkv[key + k * columns + j] += d_score * qkv[query + j];
+            v->d_qkv[query + j] += d_score * qkv[key + k * columns + j];
+            v->d_qkv[key + k * columns + j] += d_score * qkv[query + j];
         }
-        for (int64_t j = 0; j < h->v_dim; j++) d_qkv[value + k * columns + j] += weight[k] / total * d_out[j];
+        for (int64_t j = 0; j < h->v_dim; j++) v->d_qkv[value + k * columns + j] += weight[k] / total * d_out[j];
     }
-    free(weight);
+    if (v->d_sinks) v->d_sinks[head] -= sink / total * delta;
+    free(tangent), free(weight);
 }
 
 static double largest_difference(const double *a, const double *b, int64_t count) {
@@ -534,46 +578,105 @@ static double largest_difference(const double *a, const double *b, int64_t count
 }
 
 /* Compares the output, and the gradients where given, with the reference. */
-static void compare_with_reference(
-    const Shape *s, const double *qkv, const int32_t *positions, const double *out, const double *d_out, const double *d_qkv) {
+static void compare_with_reference(const Shape *s, const Values *v, const int32_t *positions) {
     const Heads *h = &s->spec.heads;
     int64_t cells = shape_rows(s) * heads_columns(h);
-    double *expected = memory_allocate(h->v_dim * sizeof *expected), *gradients = memory_allocate(cells * sizeof *gradients);
+    double *expected = memory_allocate(h->v_dim * sizeof *expected);
+    Values reference = {.qkv = v->qkv, .sinks = v->sinks, .d_out = v->d_out};
+    if (v->d_qkv) reference.d_qkv = memory_allocate(cells * sizeof(double));
+    if (v->d_sinks) reference.d_sinks = memory_allocate(h->heads * sizeof(double));
     for (int64_t r = 0; r < shape_rows(s); r++) {
         int64_t back = positions[r] < r % s->spec.length ? positions[r] : r % s->spec.length;
-        if (s->spec.window && back > s->spec.window - 1) back = s->spec.window - 1;
+        if (s->spec.scores.window && back > s->spec.scores.window - 1) back = s->spec.scores.window - 1;
         int64_t after = s->spec.bidirectional ? s->spec.length - 1 - r % s->spec.length : 0;
         for (int64_t head = 0; head < h->heads; head++) {
-            int64_t at = (r * h->heads + head) * h->v_dim;
-            reference_row(
-                qkv, &s->spec, r, r - back, back + 1 + after, head, expected, d_qkv ? d_out + at : NULL, d_qkv ? gradients : NULL);
-            assert_true(largest_difference(out + at, expected, h->v_dim) < 1e-12); /* sums of a few hundred terms of order one, in double */
+            const double *out = v->out + (r * h->heads + head) * h->v_dim;
+            reference_row(&reference, &s->spec, r, r - back, back + 1 + after, head, expected);
+            assert_true(largest_difference(out, expected, h->v_dim) < 1e-12); /* sums of a few hundred terms of order one, in double */
         }
     }
-    if (d_qkv) assert_true(largest_difference(d_qkv, gradients, cells) < 1e-11); /* likewise, with values of up to a hundred */
-    free(gradients);
-    free(expected);
+    /* likewise, with values of up to a hundred */
+    if (v->d_qkv) assert_true(largest_difference(v->d_qkv, reference.d_qkv, cells) < 1e-11);
+    if (v->d_sinks) assert_true(largest_difference(v->d_sinks, reference.d_sinks, h->heads) < 1e-11);
+    free(reference.d_sinks), free(reference.d_qkv), free(expected);
 }
 
-/* Runs attention and its gradient in fp64 over random values, scaled so that some softmaxes are sharp, and compares. */
-static void expect_reference(const Shape *s, const int32_t *values) {
+/* Of a run: with sinks where the shape has some, else TENSOR_NONE. */
+static TensorId run_sinks(Run *run, const Shape *s) {
+    return s->spec.scores.sinks ? graph_parameter(run->graph, "sinks", PARAMETER_BIAS, 1, &s->spec.heads.heads, 0, 1, false) : TENSOR_NONE;
+}
+/* Fills the sinks and clears their gradient. */
+static void fill_sinks(const Run *run, TensorId sinks, const Values *v) {
+    if (!sinks) return;
+    int64_t bytes = graph_elements(run->graph, sinks) * (int64_t)sizeof(double);
+    memcpy(executor_tensor(run->program.executor, sinks), v->sinks, bytes);
+    TensorId gradient = graph_get(run->graph, sinks)->gradient;
+    if (gradient) memset(executor_tensor(run->program.executor, gradient), 0, bytes);
+}
+
+/* Runs attention and its gradient in fp64. */
+static void attend(const Shape *s, const int32_t *places, Values *v) {
     int64_t rows = shape_rows(s), columns = heads_columns(&s->spec.heads), out_columns = heads_out_columns(&s->spec.heads);
     Run run = run_begin(true);
+    AttentionSpec spec = s->spec;
+    TensorId sinks = spec.scores.sinks = run_sinks(&run, s);
     TensorId x = input(&run, TYPE_COMPUTE, rows, columns), positions = input(&run, TYPE_INT32, rows, 1);
-    TensorId seed = input(&run, TYPE_COMPUTE, rows, out_columns), y = op_attention(run.graph, x, positions, &s->spec);
+    TensorId seed = input(&run, TYPE_COMPUTE, rows, out_columns), y = op_attention(run.graph, x, positions, &spec);
     graph_differentiate(run.graph, RECOMPUTE_NONE, &(Seed){y, seed}, 1);
     TensorId gradient = graph_get(run.graph, x)->gradient;
     run.graph->tensors[y].keep = run.graph->tensors[gradient].keep = true;
     run_plan(&run);
-    double *qkv = executor_tensor(run.program.executor, x), *d_out = executor_tensor(run.program.executor, seed);
-    for (int64_t i = 0; i < rows * columns; i++) qkv[i] = 3 * random_value(i);
-    for (int64_t i = 0; i < rows * out_columns; i++) d_out[i] = random_value(i + 1000000);
-    memcpy(executor_tensor(run.program.executor, positions), values, rows * sizeof *values);
-    memset(executor_arena(run.program.executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
-    executor_run(run.program.executor);
-    compare_with_reference(
-        s, qkv, values, executor_tensor(run.program.executor, y), d_out, executor_tensor(run.program.executor, gradient));
+    Executor *executor = run.program.executor;
+    memcpy(executor_tensor(executor, x), v->qkv, rows * columns * sizeof(double));
+    memcpy(executor_tensor(executor, seed), v->d_out, rows * out_columns * sizeof(double));
+    memcpy(executor_tensor(executor, positions), places, rows * sizeof *places);
+    fill_sinks(&run, sinks, v);
+    memset(executor_arena(executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
+    executor_run(executor);
+    memcpy(v->out, executor_tensor(executor, y), rows * out_columns * sizeof(double));
+    memcpy(v->d_qkv, executor_tensor(executor, gradient), rows * columns * sizeof(double));
+    if (sinks) memcpy(v->d_sinks, executor_tensor(executor, graph_get(run.graph, sinks)->gradient), spec.heads.heads * sizeof(double));
     run_end(&run);
+}
+
+static void expect_reference(const Shape *s, const int32_t *positions) {
+    Values v = values_create(s);
+    attend(s, positions, &v);
+    compare_with_reference(s, &v, positions);
+    values_free(&v);
+}
+
+/* PyTorch 2.15 in fp64: a softmax over scores with a soft-cap of 2.5, a window of 3, and a sink of each of two heads. */
+static void soft_caps_and_sinks_are_those_of_pytorch(void **state) {
+    (void)state;
+    const Shape s = {1, {{2, 1, 3, 2}, 5, {3, .scale = 0.7, .cap = 2.5, .sinks = 1}}, 0};
+    static const double out[20] = {0.044504814936418231, 0.12148795906069768, 0.28604343721904324, 0.7808331174974017, 0.68899816371026257,
+        0.52568001430312572, 0.92747167989352952, 2.488861710579171, 0.82670540456127017, 2.2067639387068825, 1.7371756296490712,
+        2.2535297077535614, 0.19182331872962083, 0.011147669653095132, 1.4026712809833866, -0.044897996917805286, -0.05095175015833589,
+        -1.6686737338563515, -1.3291236056167743, -2.1801142748790556};
+    static const double d_qkv[55] = {-0.00066031677592354198, -0.00059676926510783426, -0.00025255184413492326, 0.42195728171102892,
+        0.38134899202189476, 0.1613863126424929, -0.29775261879911408, -0.002759573633022319, 0.29353134213220738, 0.079068053313894701,
+        -0.35915483506685042, -0.047838153756182458, 0.043445163030561874, 0.11429554079463454, -0.00053864729262374387,
+        0.00046584828472809293, 0.0012512481346920654, -0.25917293647674838, -0.32058731098055965, -0.23122446381529813,
+        -0.41499457467526268, 0.15161808761533196, 0.026581321611882446, 0.02385991434091668, 0.0099168165339720473, 0.014321967326644543,
+        -0.028946966720431917, -0.058601690010057328, 0.024157933517468772, -0.021333583356721267, -0.056791582631810007,
+        0.13257170270591589, 0.23120604203658918, -0.24262965486182841, 0.14259456420185621, 0.46075433161987966, 0.04215750015300896,
+        -0.023737499810586829, -0.078468382704597495, 0.03926116424394463, 0.07340986452110014, 0.073032758453207822, 0.31191620555712896,
+        -0.21194647129863134, -0.058273896892242216, -0.064958182119631003, -0.041091619296563117, -0.070145862571006593,
+        0.0052945097971132324, 0.07824479147865275, -0.00056493786224326306, 0.0005372664543200769, 0.0013867859623967599,
+        0.0044091935880588105, 0.0053623497116423672};
+    static const double sinks[2] = {0.5, -1.25}, d_sinks[2] = {0.22095128812669773, 0.60717576188347111};
+    int32_t *positions = make_positions(&s);
+    Values v = values_create(&s);
+    for (int i = 0; i < 55; i++) v.qkv[i] = 3 * sin(0.7 * i + 0.3);
+    for (int i = 0; i < 20; i++) v.d_out[i] = cos(1.1 * i);
+    memcpy(v.sinks, sinks, sizeof sinks);
+    attend(&s, positions, &v);
+    assert_true(largest_difference(v.out, out, 20) < 1e-14); /* a few roundings of double */
+    assert_true(largest_difference(v.d_qkv, d_qkv, 55) < 1e-14);
+    assert_true(largest_difference(v.d_sinks, d_sinks, 2) < 1e-14);
+    values_free(&v);
+    free(positions);
 }
 
 static void attention_and_its_gradient_are_those_of_a_softmax_over_what_a_row_sees(void **state) {
@@ -587,7 +690,7 @@ static void attention_and_its_gradient_are_those_of_a_softmax_over_what_a_row_se
 
 static void a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence(void **state) {
     (void)state;
-    Shape s = {2, {{1, 1, 4, 4}, 70, 0}, 0};
+    Shape s = {2, {{1, 1, 4, 4}, 70}, 0};
     int32_t *positions = make_positions(&s);
     for (int64_t r = 0; r < shape_rows(&s); r++) positions[r] += 500;
     expect_reference(&s, positions);
@@ -597,7 +700,7 @@ static void a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence(
 /* Documents of lengths 1, 2, 3, ...: boundaries fall everywhere in blocks. */
 static void documents_of_all_lengths_stay_apart(void **state) {
     (void)state;
-    Shape s = {2, {{2, 1, 8, 8}, 300, 0}, 0};
+    Shape s = {2, {{2, 1, 8, 8}, 300}, 0};
     int32_t *positions = make_positions(&s);
     for (int64_t r = 0, length = 1, at = 0; r < shape_rows(&s); r++) {
         if (r % s.spec.length == 0 || at == length) at = 0, length++;
@@ -619,10 +722,9 @@ static void move_rows(const Shape *s, TokenRows rows, int64_t columns, double *w
     }
 }
 
-/* Attention of a rank's queries over all keys. `qkv` and `d_out` are of whole sequences, as the output and its gradients
- * are to which the rank's rows are written; what it has for keys and values is added. */
-static void rank_of_context(
-    const Shape *s, int64_t rank, int64_t ranks, double *qkv, const int32_t *values, double *d_out, double *out, double *d_qkv) {
+/* Attention of a rank's queries over all keys, to the rank's rows of the output and its gradients; what it has for keys,
+ * values and sinks is added. */
+static void rank_of_context(const Shape *s, int64_t rank, int64_t ranks, const int32_t *values, const Values *v) {
     const Heads *h = &s->spec.heads;
     int64_t columns = heads_columns(h), queries = heads_query_columns(h), outs = heads_out_columns(h), kv_columns = columns - queries,
             all = shape_rows(s), rows = all / ranks;
@@ -630,6 +732,7 @@ static void rank_of_context(
     spec.queries.rank = rank, spec.queries.ranks = ranks;
     TokenRows own = token_rows(spec.length, ranks, rank), whole = token_rows(spec.length, 1, 0);
     Run run = run_begin(true);
+    TensorId sinks = spec.scores.sinks = run_sinks(&run, s);
     TensorId q = input(&run, TYPE_COMPUTE, rows, queries), kv = input(&run, TYPE_COMPUTE, all, kv_columns);
     TensorId positions = input(&run, TYPE_INT32, rows, 1), seed = input(&run, TYPE_COMPUTE, rows, outs);
     TensorId y = op_attention_over(run.graph, q, positions, kv, &spec);
@@ -637,29 +740,28 @@ static void rank_of_context(
     TensorId d_q = graph_get(run.graph, q)->gradient, d_kv = graph_get(run.graph, kv)->gradient;
     run.graph->tensors[y].keep = run.graph->tensors[d_q].keep = run.graph->tensors[d_kv].keep = true;
     run_plan(&run);
-    move_rows(s, own, queries, qkv, columns, executor_tensor(run.program.executor, q), TAKE);
-    move_rows(s, whole, kv_columns, qkv + queries, columns, executor_tensor(run.program.executor, kv), TAKE);
-    move_rows(s, own, outs, d_out, outs, executor_tensor(run.program.executor, seed), TAKE);
+    move_rows(s, own, queries, v->qkv, columns, executor_tensor(run.program.executor, q), TAKE);
+    move_rows(s, whole, kv_columns, v->qkv + queries, columns, executor_tensor(run.program.executor, kv), TAKE);
+    move_rows(s, own, outs, v->d_out, outs, executor_tensor(run.program.executor, seed), TAKE);
+    fill_sinks(&run, sinks, v);
     int32_t *taken = executor_tensor(run.program.executor, positions);
     for (int64_t i = 0; i < rows; i++) taken[i] = values[i / own.rows * spec.length + token_of_row(&own, (int32_t)(i % own.rows))];
     memset(executor_arena(run.program.executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
     executor_run(run.program.executor);
-    move_rows(s, own, outs, out, outs, executor_tensor(run.program.executor, y), PUT);
-    move_rows(s, own, queries, d_qkv, columns, executor_tensor(run.program.executor, d_q), PUT);
+    move_rows(s, own, outs, v->out, outs, executor_tensor(run.program.executor, y), PUT);
+    move_rows(s, own, queries, v->d_qkv, columns, executor_tensor(run.program.executor, d_q), PUT);
     const double *partial = executor_tensor(run.program.executor, d_kv);
-    for (int64_t i = 0; i < all * kv_columns; i++) d_qkv[i / kv_columns * columns + queries + i % kv_columns] += partial[i];
+    for (int64_t i = 0; i < all * kv_columns; i++) v->d_qkv[i / kv_columns * columns + queries + i % kv_columns] += partial[i];
+    const double *d_sinks = sinks ? executor_tensor(run.program.executor, graph_get(run.graph, sinks)->gradient) : NULL;
+    for (int64_t i = 0; d_sinks && i < h->heads; i++) v->d_sinks[i] += d_sinks[i];
     run_end(&run);
 }
 
 static void expect_reference_of_ranks(const Shape *s, int64_t ranks, const int32_t *positions) {
-    int64_t cells = shape_rows(s) * heads_columns(&s->spec.heads), outs = shape_rows(s) * heads_out_columns(&s->spec.heads);
-    double *qkv = memory_allocate(cells * sizeof *qkv), *d_qkv = memory_allocate(cells * sizeof *d_qkv);
-    double *out = memory_allocate(outs * sizeof *out), *d_out = memory_allocate(outs * sizeof *d_out);
-    for (int64_t i = 0; i < cells; i++) qkv[i] = 3 * random_value(i);
-    for (int64_t i = 0; i < outs; i++) d_out[i] = random_value(i + 1000000);
-    for (int64_t rank = 0; rank < ranks; rank++) rank_of_context(s, rank, ranks, qkv, positions, d_out, out, d_qkv);
-    compare_with_reference(s, qkv, positions, out, d_out, d_qkv);
-    free(d_out), free(out), free(d_qkv), free(qkv);
+    Values v = values_create(s);
+    for (int64_t rank = 0; rank < ranks; rank++) rank_of_context(s, rank, ranks, positions, &v);
+    compare_with_reference(s, &v, positions);
+    values_free(&v);
 }
 
 /* Chunks smaller and larger than tiles, that end within, at and after tiles and documents; windows shorter and longer
@@ -668,21 +770,22 @@ static const struct {
     Shape shape;
     int64_t ranks;
 } contexts[] = {
-    {{1, {{1, 1, 4, 4}, 4, 0}, 0}, 2},
-    {{3, {{4, 2, 6, 6}, 72, 0}, 0}, 2},
-    {{2, {{2, 2, 20, 20}, 66, 0}, 1}, 3},
-    {{1, {{2, 1, 18, 18}, 132, 0}, 33}, 2},
-    {{2, {{2, 1, 8, 8}, 512, 0}, 128}, 2},
-    {{2, {{2, 1, 8, 8}, 512, 0}, 127}, 2},
-    {{1, {{3, 1, 8, 8}, 512, 40}, 129}, 4},
-    {{1, {{2, 1, 8, 8}, 520, 200}, 0}, 2},
-    {{1, {{1, 1, 16, 16}, 200, 1}, 0}, 4},
-    {{4, {{16, 16, 3, 3}, 140, 0}, 0}, 7},
-    {{1, {{60, 30, 4, 4}, 336, 129}, 190}, 3},
-    {{2, {{6, 2, 20, 20}, 132, 0, .alibi = 8}, 33}, 2},
-    {{1, {{5, 5, 8, 8}, 152, 40, .scale = 0.7, .alibi = 2}, 70}, 2},
-    {{2, {{4, 2, 24, 16}, 132, 0}, 33}, 2},
-    {{1, {{60, 30, 3, 20}, 336, 0}, 0}, 3},
+    {{1, {{1, 1, 4, 4}, 4}, 0}, 2},
+    {{3, {{4, 2, 6, 6}, 72}, 0}, 2},
+    {{2, {{2, 2, 20, 20}, 66}, 1}, 3},
+    {{1, {{2, 1, 18, 18}, 132}, 33}, 2},
+    {{2, {{2, 1, 8, 8}, 512}, 128}, 2},
+    {{2, {{2, 1, 8, 8}, 512}, 127}, 2},
+    {{1, {{3, 1, 8, 8}, 512, {40}}, 129}, 4},
+    {{1, {{2, 1, 8, 8}, 520, {200}}, 0}, 2},
+    {{1, {{1, 1, 16, 16}, 200, {1}}, 0}, 4},
+    {{4, {{16, 16, 3, 3}, 140}, 0}, 7},
+    {{1, {{60, 30, 4, 4}, 336, {129}}, 190}, 3},
+    {{2, {{6, 2, 20, 20}, 132, {.alibi = 8}}, 33}, 2},
+    {{1, {{5, 5, 8, 8}, 152, {40, .scale = 0.7, .alibi = 2}}, 70}, 2},
+    {{2, {{4, 2, 24, 16}, 132}, 33}, 2},
+    {{1, {{60, 30, 3, 20}, 336}, 0}, 3},
+    {{1, {{3, 1, 8, 8}, 512, {40, .cap = 5, .sinks = 1}}, 129}, 4},
 };
 
 static void ranks_that_share_out_queries_make_the_attention_of_whole_sequences(void **state) {
@@ -703,7 +806,7 @@ typedef struct Over {
 static void build_over(Check *check, const void *argument) {
     const Over *o = *(const Over *const *)argument;
     const int32_t *positions = *((const int32_t *const *)argument + 1);
-    AttentionSpec spec = o->shape.spec;
+    AttentionSpec spec = checked_spec(check, &o->shape);
     const Heads *h = &spec.heads;
     int64_t all = shape_rows(&o->shape), rows = all / o->ranks;
     spec.queries.rank = o->queries, spec.queries.ranks = o->ranks;
@@ -726,16 +829,16 @@ static void check_over(const Over *o) {
 static void a_rank_of_context_agrees_in_all_precisions(void **state) {
     (void)state;
     static const Over over[] = {
-        {{1, {{2, 1, 6, 6}, 72, 0}, 0}, 2, 0, -1},
-        {{2, {{1, 1, 16, 16}, 72, 20}, 17}, 2, 1, -1},
-        {{1, {{2, 1, 6, 6}, 48, 0}, 0}, 2, 0, 0}, /* own keys */
-        {{1, {{2, 1, 6, 6}, 48, 0}, 0}, 2, 0, 1}, /* half the queries see none of the keys */
-        {{1, {{2, 1, 6, 6}, 48, 0, .alibi = 8}, 0}, 2, 1, 0},
-        {{2, {{1, 1, 8, 8}, 72, 10}, 30}, 3, 1, 2},
-        {{1, {{2, 2, 32, 32}, 132, 0, .alibi = 4}, 0}, 2, 1, 1},
-        {{1, {{2, 1, 64, 64}, 200, 0}, 70}, 2, 1, -1},
-        {{1, {{2, 1, 128, 128}, 160, 0}, 0}, 2, 0, 1},
-        {{1, {{1, 1, 200, 200}, 96, 0}, 0}, 3, 2, 1},
+        {{1, {{2, 1, 6, 6}, 72}, 0}, 2, 0, -1},
+        {{2, {{1, 1, 16, 16}, 72, {20}}, 17}, 2, 1, -1},
+        {{1, {{2, 1, 6, 6}, 48}, 0}, 2, 0, 0}, /* own keys */
+        {{1, {{2, 1, 6, 6}, 48}, 0}, 2, 0, 1}, /* half the queries see none of the keys */
+        {{1, {{2, 1, 6, 6}, 48, {.alibi = 8}}, 0}, 2, 1, 0},
+        {{2, {{1, 1, 8, 8}, 72, {10}}, 30}, 3, 1, 2},
+        {{1, {{2, 2, 32, 32}, 132, {.alibi = 4}}, 0}, 2, 1, 1},
+        {{1, {{2, 1, 64, 64}, 200}, 70}, 2, 1, -1},
+        {{1, {{2, 1, 128, 128}, 160}, 0}, 2, 0, 1},
+        {{1, {{1, 1, 200, 200}, 96}, 0}, 3, 2, 1},
     };
     for (size_t i = 0; i < COUNT(over); i++) check_over(&over[i]);
 }
@@ -745,19 +848,19 @@ static void a_rank_of_context_agrees_on_a_gpu_over_many_tiles(void **state) {
     (void)state;
     check_gpu();
     static const Over longer[] = {
-        {{2, {{2, 1, 64, 64}, 1024, 0}, 0}, 2, 0, -1},
-        {{1, {{2, 1, 128, 128}, 1024, 0}, 0}, 2, 1, -1},
-        {{1, {{2, 2, 64, 64}, 776, 300}, 0}, 2, 1, -1},
-        {{1, {{4, 2, 128, 128}, 648, 300, .alibi = 8}, 0}, 2, 0, -1},
-        {{2, {{2, 1, 64, 64}, 1200, 0}, 410}, 4, 1, -1},
-        {{2, {{2, 1, 128, 128}, 1200, 0}, 33}, 4, 3, -1},
-        {{2, {{2, 1, 64, 64}, 512, 0}, 0}, 2, 0, 0},
-        {{2, {{2, 1, 128, 128}, 512, 0}, 0}, 2, 0, 1},
-        {{2, {{4, 1, 64, 64}, 512, 0}, 0}, 2, 1, 0},
-        {{1, {{4, 2, 64, 64}, 600, 0, .alibi = 8}, 0}, 2, 0, 1},
-        {{1, {{4, 2, 128, 128}, 1200, 200, .alibi = 8}, 0}, 4, 2, 1},
-        {{1, {{4, 2, 96, 96}, 600, 200}, 250}, 3, 2, 1},
-        {{8, {{12, 12, 64, 64}, 512, 0}, 100}, 2, 1, 1}, /* more blocks of keys than processors */
+        {{2, {{2, 1, 64, 64}, 1024}, 0}, 2, 0, -1},
+        {{1, {{2, 1, 128, 128}, 1024}, 0}, 2, 1, -1},
+        {{1, {{2, 2, 64, 64}, 776, {300}}, 0}, 2, 1, -1},
+        {{1, {{4, 2, 128, 128}, 648, {300, .alibi = 8}}, 0}, 2, 0, -1},
+        {{2, {{2, 1, 64, 64}, 1200}, 410}, 4, 1, -1},
+        {{2, {{2, 1, 128, 128}, 1200}, 33}, 4, 3, -1},
+        {{2, {{2, 1, 64, 64}, 512}, 0}, 2, 0, 0},
+        {{2, {{2, 1, 128, 128}, 512}, 0}, 2, 0, 1},
+        {{2, {{4, 1, 64, 64}, 512}, 0}, 2, 1, 0},
+        {{1, {{4, 2, 64, 64}, 600, {.alibi = 8}}, 0}, 2, 0, 1},
+        {{1, {{4, 2, 128, 128}, 1200, {200, .alibi = 8}}, 0}, 4, 2, 1},
+        {{1, {{4, 2, 96, 96}, 600, {200}}, 250}, 3, 2, 1},
+        {{8, {{12, 12, 64, 64}, 512}, 100}, 2, 1, 1}, /* more blocks of keys than processors */
     };
     for (size_t i = 0; i < COUNT(longer); i++) check_over(&longer[i]);
 }
@@ -797,7 +900,7 @@ static void build_sum(Check *check, const void *argument) {
 static void build_ring(Check *check, const void *argument) {
     const Shape *s = argument;
     const Heads *h = &s->spec.heads;
-    AttentionSpec spec = s->spec;
+    AttentionSpec spec = checked_spec(check, s);
     int64_t rows = shape_rows(s);
     static const int32_t positions[100] = {[5] = 5, [6] = 6, [7] = 7, [30] = 20, [31] = 21};
     spec.queries.ranks = 1;
@@ -810,10 +913,10 @@ static void build_ring(Check *check, const void *argument) {
 static void what_ranks_do_around_attention_agrees_in_all_precisions(void **state) {
     (void)state;
     static const Over moved[] = {
-        {{2, {{3, 1, 7, 7}, 24, 0}, 0}, 2, 0, 0},
-        {{1, {{4, 2, 16, 16}, 36, 0}, 0}, 3, 1, 1},
-        {{3, {{2, 1, 8, 8}, 8, 0}, 0}, 1, 1, 0},
-        {{1, {{4, 2, 16, 16}, 36, 0}, 0}, 3, 0, 1},
+        {{2, {{3, 1, 7, 7}, 24}, 0}, 2, 0, 0},
+        {{1, {{4, 2, 16, 16}, 36}, 0}, 3, 1, 1},
+        {{3, {{2, 1, 8, 8}, 8}, 0}, 1, 1, 0},
+        {{1, {{4, 2, 16, 16}, 36}, 0}, 3, 0, 1},
     };
     for (size_t i = 0; i < COUNT(moved); i++) {
         check_op(build_split, &moved[i].shape, (CheckBounds){0});
@@ -828,35 +931,39 @@ static void what_ranks_do_around_attention_agrees_in_all_precisions(void **state
 enum { CONTEXT = 200, MOST_RANKS = 5 };
 
 static const Shape cached_shapes[] = {
-    {1, {{4, 2, 8, 8}, CONTEXT, 0}, 0},
-    {1, {{3, 1, 20, 20}, CONTEXT, 30}, 0},
-    {1, {{2, 2, 6, 6}, CONTEXT, 1}, 0},
-    {1, {{70, 1, 4, 4}, CONTEXT, 0}, 0},
-    {1, {{6, 2, 8, 8}, CONTEXT, 0, .alibi = 8}, 0},
-    {1, {{5, 5, 12, 12}, CONTEXT, 30, .scale = 0.4, .alibi = 8}, 0},
-    {1, {{2, 1, 8, 8}, CONTEXT, 0, .alibi = 8, .first_head = 4, .all_heads = 6}, 0},
-    {1, {{4, 2, 24, 16}, CONTEXT, 0}, 0},
-    {1, {{3, 1, 6, 20}, CONTEXT, 30}, 0},
+    {1, {{4, 2, 8, 8}, CONTEXT}, 0},
+    {1, {{3, 1, 20, 20}, CONTEXT, {30}}, 0},
+    {1, {{2, 2, 6, 6}, CONTEXT, {1}}, 0},
+    {1, {{70, 1, 4, 4}, CONTEXT}, 0},
+    {1, {{6, 2, 8, 8}, CONTEXT, {.alibi = 8}}, 0},
+    {1, {{5, 5, 12, 12}, CONTEXT, {30, .scale = 0.4, .alibi = 8}}, 0},
+    {1, {{2, 1, 8, 8}, CONTEXT, {.alibi = 8}, .first_head = 4, .all_heads = 6}, 0},
+    {1, {{4, 2, 24, 16}, CONTEXT}, 0},
+    {1, {{3, 1, 6, 20}, CONTEXT, {30}}, 0},
+    {1, {{4, 2, 8, 8}, CONTEXT, {.cap = 3, .sinks = 1}}, 0},
+    {1, {{5, 5, 12, 12}, CONTEXT, {30, .scale = 0.4, .cap = 8, .alibi = 8, .sinks = 1}}, 0},
 };
 
 static Mesh sharing(int rank, int ranks) { return (Mesh){.size = {1, 1, 1, ranks, 1, 1, 1}, .at[AXIS_CP] = rank, .row_blocks = 1}; }
 
 /* What a rank makes of `rows` new rows from position `first` on, over its cache, which lives outside: [rows, columns of
  * a part], or with one rank the output. Returns how many elements that is. */
-static int64_t run_cached(
-    const AttentionSpec *spec, const double *qkv, int64_t first, int64_t rows, const Mesh *mesh, double *cache, double *out) {
-    int64_t columns = heads_columns(&spec->heads), cached = heads_kv_columns(&spec->heads);
+static int64_t run_cached(const Shape *s, const Values *v, int64_t first, int64_t rows, const Mesh *mesh, double *cache, double *out) {
+    int64_t columns = heads_columns(&s->spec.heads), cached = heads_kv_columns(&s->spec.heads);
     Run run = run_begin(false);
+    AttentionSpec spec = s->spec;
+    TensorId sinks = spec.scores.sinks = run_sinks(&run, s);
     run.graph->mesh = mesh;
     int64_t shape[] = {attention_cache_rows(run.graph, CONTEXT), cached}, cells = shape[0] * cached;
     TensorId x = input(&run, TYPE_COMPUTE, rows, columns), positions = input(&run, TYPE_INT32, rows, 1);
     TensorId memory = graph_tensor(run.graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "cache");
     bool whole = mesh_size(mesh, MESH(AXIS_CP)) == 1;
-    TensorId y = (whole ? op_attention_cached : op_attention_part)(run.graph, x, positions, memory, spec);
+    TensorId y = (whole ? op_attention_cached : op_attention_part)(run.graph, x, positions, memory, &spec);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
+    fill_sinks(&run, sinks, v);
     memset(executor_arena(run.program.executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
-    memcpy(executor_tensor(run.program.executor, x), qkv + first * columns, rows * columns * sizeof *qkv);
+    memcpy(executor_tensor(run.program.executor, x), v->qkv + first * columns, rows * columns * sizeof *v->qkv);
     memcpy(executor_tensor(run.program.executor, memory), cache, cells * sizeof *cache);
     for (int64_t r = 0; r < rows; r++) ((int32_t *)executor_tensor(run.program.executor, positions))[r] = (int32_t)(first + r);
     executor_run(run.program.executor);
@@ -885,22 +992,22 @@ static void expect_cached(const Shape *s, int ranks) {
     static const int64_t chunks[] = {1, 1, 60, 5, 64, 2, 66, 1};
     const Heads *h = &s->spec.heads;
     int64_t columns = heads_columns(h), cells = CONTEXT * heads_kv_columns(h), out_columns = heads_out_columns(h);
-    double *qkv = memory_allocate(CONTEXT * columns * sizeof *qkv), *out = memory_allocate(CONTEXT * out_columns * sizeof *out);
+    Values v = values_create(s);
     double *cache = memory_allocate(ranks * cells * sizeof *cache), *parts = memory_allocate(ranks * CONTEXT * 2 * columns * sizeof *parts);
-    for (int64_t j = 0; j < CONTEXT * columns; j++) qkv[j] = 2 * random_value(j);
     for (int64_t j = 0; j < ranks * cells; j++) cache[j] = NAN; /* rows not yet written must not be read */
     for (int64_t j = 0, at = 0; j < (int64_t)COUNT(chunks); at += chunks[j++]) {
         double *next = parts;
         for (int rank = 0; rank < ranks; rank++) {
             Mesh mesh = sharing(rank, ranks);
-            next += run_cached(&s->spec, qkv, at, chunks[j], &mesh, cache + rank * cells, ranks == 1 ? out + at * out_columns : next);
+            next += run_cached(s, &v, at, chunks[j], &mesh, cache + rank * cells, ranks == 1 ? v.out + at * out_columns : next);
         }
         Mesh mesh = sharing(0, ranks);
-        if (ranks > 1) merge_parts(&s->spec, chunks[j], &mesh, parts, out + at * out_columns);
+        if (ranks > 1) merge_parts(&s->spec, chunks[j], &mesh, parts, v.out + at * out_columns);
     }
     int32_t *positions = make_positions(s);
-    compare_with_reference(s, qkv, positions, out, NULL, NULL);
-    free(positions), free(parts), free(cache), free(out), free(qkv);
+    compare_with_reference(s, &(Values){.qkv = v.qkv, .sinks = v.sinks, .out = v.out}, positions);
+    values_free(&v);
+    free(positions), free(parts), free(cache);
 }
 
 static void a_prefix_in_chunks_gives_what_the_whole_gives(void **state) {
@@ -959,12 +1066,12 @@ static void build_merge(Check *check, const void *argument) {
 static void parts_of_ranks_agree_in_all_precisions(void **state) {
     (void)state;
     static const Shape parts[] = {
-        {1, {{8, 2, 17, 17}, 150, 0}, 0},
-        {1, {{8, 2, 17, 17}, 150, 0}, 1},
-        {1, {{6, 3, 64, 64}, 130, 0, .alibi = 8}, 0},
-        {1, {{6, 3, 64, 64}, 130, 0, .alibi = 8}, 1},
-        {1, {{4, 1, 128, 128}, 1, 0}, 1},
-        {1, {{3, 3, 32, 32}, 60, 20}, 1},
+        {1, {{8, 2, 17, 17}, 150}, 0},
+        {1, {{8, 2, 17, 17}, 150}, 1},
+        {1, {{6, 3, 64, 64}, 130, {.alibi = 8}}, 0},
+        {1, {{6, 3, 64, 64}, 130, {.alibi = 8}}, 1},
+        {1, {{4, 1, 128, 128}, 1}, 1},
+        {1, {{3, 3, 32, 32}, 60, {20}}, 1},
     };
     for (size_t i = 0; i < COUNT(parts); i++) {
         check_op(build_part, &parts[i], (CheckBounds){.forward_only = true});
@@ -985,13 +1092,13 @@ static void build_cached(Check *check, const void *argument) {
 static void cached_attention_agrees_in_all_precisions(void **state) {
     (void)state;
     static const Shape cached[] = {
-        {1, {{1, 1, 1, 1}, 1, 0}, 0},
-        {1, {{8, 2, 17, 17}, 21, 0}, 0},
-        {1, {{3, 3, 64, 64}, 20, 6}, 0},
-        {1, {{6, 3, 9, 9}, 21, 0, .alibi = 8}, 0},
-        {1, {{2, 1, 9, 9}, 21, 0, .alibi = 8, .first_head = 3, .all_heads = 6}, 0},
-        {1, {{4, 1, 128, 128}, 1, 0}, 700},
-        {1, {{4, 2, 256, 256}, 21, 0}, 300},
+        {1, {{1, 1, 1, 1}, 1}, 0},
+        {1, {{8, 2, 17, 17}, 21}, 0},
+        {1, {{3, 3, 64, 64}, 20, {6}}, 0},
+        {1, {{6, 3, 9, 9}, 21, {.alibi = 8}}, 0},
+        {1, {{2, 1, 9, 9}, 21, {.alibi = 8}, .first_head = 3, .all_heads = 6}, 0},
+        {1, {{4, 1, 128, 128}, 1}, 700},
+        {1, {{4, 2, 256, 256}, 21}, 300},
     };
     for (size_t i = 0; i < COUNT(cached); i++) check_op(build_cached, &cached[i], (CheckBounds){.forward_only = true});
 }
@@ -1012,7 +1119,7 @@ static void build_decoded(Check *check, const void *argument) {
         int64_t rows = part ? s->sequences : s->spec.length;
         AttentionSpec spec = s->spec;
         spec.length = rows;
-        if (!part) spec.window = 1;
+        if (!part) spec.scores.window = 1;
         TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&spec.heads)}, 0, 1);
         TensorId places = check_integers(check, 1, &rows, positions + part * s->spec.length);
         TensorId out = (s->document ? op_attention_part : op_attention_cached)(check->graph, qkv, places, cache, &spec);
@@ -1025,20 +1132,20 @@ static void build_decoded(Check *check, const void *argument) {
 static void new_rows_agree_over_a_long_cache(void **state) {
     (void)state;
     static const Shape decoded[] = {
-        {1, {{8, 2, 64, 64}, 900, 0}, 0},
-        {1, {{8, 2, 64, 64}, 63, 0, .scale = 0.5}, 0},
-        {4, {{4, 1, 128, 128}, 310, 0, .scale = 0.3}, 0},
-        {5, {{6, 2, 40, 40}, 400, 100}, 0},
-        {1, {{2, 1, 256, 256}, 500, 0, .scale = 0.2}, 0},
-        {3, {{4, 2, 200, 200}, 290, 130, .alibi = 8}, 0},
-        {1, {{3, 3, 9, 9}, 150, 0, .alibi = 8}, 0},
-        {1, {{150, 150, 8, 8}, 700, 0}, 0},
-        {2, {{8, 2, 64, 64}, 700, 0, .scale = 0.4}, 1},
-        {2, {{8, 2, 64, 64}, 700, 0, .alibi = 8}, 2},
-        {1, {{6, 3, 17, 17}, 500, 200}, 2},
-        {1, {{2, 2, 32, 32}, 30, 0}, 1},
-        {70, {{4, 1, 64, 64}, 500, 0, .scale = 0.4}, 0},
-        {40, {{4, 2, 64, 64}, 600, 0, .scale = 0.4}, 2},
+        {1, {{8, 2, 64, 64}, 900}, 0},
+        {1, {{8, 2, 64, 64}, 63, {.scale = 0.5}}, 0},
+        {4, {{4, 1, 128, 128}, 310, {.scale = 0.3}}, 0},
+        {5, {{6, 2, 40, 40}, 400, {100}}, 0},
+        {1, {{2, 1, 256, 256}, 500, {.scale = 0.2}}, 0},
+        {3, {{4, 2, 200, 200}, 290, {130, .alibi = 8}}, 0},
+        {1, {{3, 3, 9, 9}, 150, {.alibi = 8}}, 0},
+        {1, {{150, 150, 8, 8}, 700}, 0},
+        {2, {{8, 2, 64, 64}, 700, {.scale = 0.4}}, 1},
+        {2, {{8, 2, 64, 64}, 700, {.alibi = 8}}, 2},
+        {1, {{6, 3, 17, 17}, 500, {200}}, 2},
+        {1, {{2, 2, 32, 32}, 30}, 1},
+        {70, {{4, 1, 64, 64}, 500, {.scale = 0.4}}, 0},
+        {40, {{4, 2, 64, 64}, 600, {.scale = 0.4}}, 2},
     };
     for (size_t i = 0; i < COUNT(decoded); i++) check_op(build_decoded, &decoded[i], (CheckBounds){.forward_only = true});
 }
@@ -1147,19 +1254,19 @@ static void speed(void **state) {
     check_gpu();
     if (!getenv("SMELT_TEST_SPEED")) skip();
     static const Shape caches[] = {
-        {1, {{32, 8, 128, 128}, 131072, 0}, 0},
-        {1, {{32, 32, 128, 128}, 32768, 0}, 0},
-        {1, {{32, 8, 64, 64}, 131072, 0}, 0},
-        {1, {{8, 2, 128, 128}, 131072, 0}, 0},
-        {1, {{16, 4, 256, 256}, 131072, 0}, 0},
+        {1, {{32, 8, 128, 128}, 131072}, 0},
+        {1, {{32, 32, 128, 128}, 32768}, 0},
+        {1, {{32, 8, 64, 64}, 131072}, 0},
+        {1, {{8, 2, 128, 128}, 131072}, 0},
+        {1, {{16, 4, 256, 256}, 131072}, 0},
     };
     for (size_t i = 0; i < COUNT(caches); i++)
         for (int32_t used = 512; used <= caches[i].spec.length; used *= 4) speed_of_decoding(&caches[i], used);
     static const Shape timed[] = {
-        {4, {{32, 8, 64, 64}, 4096, 0}, 0},
-        {2, {{32, 8, 128, 128}, 8192, 0}, 0},
-        {64, {{12, 12, 64, 64}, 1024, 0}, 0},
-        {4, {{16, 4, 128, 128}, 4096, 0}, 0},
+        {4, {{32, 8, 64, 64}, 4096}, 0},
+        {2, {{32, 8, 128, 128}, 8192}, 0},
+        {64, {{12, 12, 64, 64}, 1024}, 0},
+        {4, {{16, 4, 128, 128}, 4096}, 0},
     };
     for (size_t i = 0; i < COUNT(timed); i++) speed_of_shape(&timed[i]);
 }
@@ -1177,6 +1284,7 @@ int main(void) {
         cmocka_unit_test(qk_norm_passes),
         cmocka_unit_test(qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values),
         cmocka_unit_test(attention_and_its_gradient_are_those_of_a_softmax_over_what_a_row_sees),
+        cmocka_unit_test(soft_caps_and_sinks_are_those_of_pytorch),
         cmocka_unit_test(a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence),
         cmocka_unit_test(documents_of_all_lengths_stay_apart),
         cmocka_unit_test(attention_gradients_match_central_differences),

@@ -26,19 +26,21 @@ typedef struct Case {
 
 /* Lengths are multiples of the chunks of 2 and 3 ranks; documents end at, before and after the ends of chunks. */
 static const Case cases[] = {
-    {1, {{1, 1, 4, 4}, 12, 0}, 0},
-    {3, {{4, 2, 6, 6}, 84, 0}, 0},
-    {2, {{2, 1, 8, 8}, 240, 0}, 60},
-    {2, {{2, 1, 8, 8}, 240, 0}, 41},
-    {1, {{2, 2, 16, 16}, 240, 30}, 79},
-    {1, {{2, 1, 8, 8}, 492, 300}, 0},
-    {2, {{6, 2, 20, 20}, 132, 0, .alibi = 8}, 33},
-    {2, {{6, 2, 24, 16}, 132, 0}, 33},
-    {1, {{3, 3, 8, 8}, 156, 50, .scale = 0.7, .alibi = 2}, 0},
+    {1, {{1, 1, 4, 4}, 12}, 0},
+    {3, {{4, 2, 6, 6}, 84}, 0},
+    {2, {{2, 1, 8, 8}, 240}, 60},
+    {2, {{2, 1, 8, 8}, 240}, 41},
+    {1, {{2, 2, 16, 16}, 240, {30}}, 79},
+    {1, {{2, 1, 8, 8}, 492, {300}}, 0},
+    {2, {{6, 2, 20, 20}, 132, {.alibi = 8}}, 33},
+    {2, {{6, 2, 24, 16}, 132}, 33},
+    {1, {{3, 3, 8, 8}, 156, {50, .scale = 0.7, .alibi = 2}}, 0},
+    {2, {{6, 2, 8, 8}, 132, {.cap = 4, .sinks = 1}}, 33}, /* sinks says whether there are any */
+    {1, {{4, 2, 24, 16}, 240, {30, .cap = 20, .sinks = 1}}, 0},
 };
 
 /* One run, in fp64, of attention over the rows of the mesh's rank; all arrays are [rows, columns], and the caller's. */
-typedef struct Rows { double *qkv, *d_out, *out, *d_qkv; } Rows;
+typedef struct Rows { double *qkv, *d_out, *out, *d_qkv, *d_sinks; } Rows;
 
 static int64_t columns_of(const Case *c) { return heads_columns(&c->spec.heads); }
 static int64_t out_columns(const Case *c) { return heads_out_columns(&c->spec.heads); }
@@ -47,9 +49,10 @@ static Rows rows_create(const Case *c, int64_t rows) {
     return (Rows){.qkv = memory_allocate(rows * columns_of(c) * sizeof(double)),
         .d_out = memory_allocate(rows * out_columns(c) * sizeof(double)),
         .out = memory_allocate(rows * out_columns(c) * sizeof(double)),
-        .d_qkv = memory_allocate(rows * columns_of(c) * sizeof(double))};
+        .d_qkv = memory_allocate(rows * columns_of(c) * sizeof(double)),
+        .d_sinks = memory_allocate(c->spec.heads.heads * sizeof(double))};
 }
-static void rows_free(Rows *r) { free(r->qkv), free(r->d_out), free(r->out), free(r->d_qkv); }
+static void rows_free(Rows *r) { free(r->qkv), free(r->d_out), free(r->out), free(r->d_qkv), free(r->d_sinks); }
 
 static void run(const Case *c, const Mesh *mesh, RecomputePolicy policy, const Rows *r, const int32_t *values, int64_t rows) {
     Graph *graph = graph_create(PRECISION_FP64, true);
@@ -57,7 +60,10 @@ static void run(const Case *c, const Mesh *mesh, RecomputePolicy policy, const R
     TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){rows, columns_of(c)}, "qkv");
     TensorId positions = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &rows, "positions");
     TensorId seed = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){rows, out_columns(c)}, "seed");
-    TensorId y = op_attention(graph, x, positions, &c->spec);
+    AttentionSpec spec = c->spec;
+    TensorId sinks = spec.scores.sinks ? graph_parameter(graph, "sinks", PARAMETER_BIAS, 1, &spec.heads.heads, 0, 1, false) : TENSOR_NONE;
+    spec.scores.sinks = sinks;
+    TensorId y = op_attention(graph, x, positions, &spec);
     graph->tensors[y].keep = true;
     graph_differentiate(graph, policy, &(Seed){y, seed}, 1);
     TensorId gradient = graph_get(graph, x)->gradient;
@@ -68,7 +74,13 @@ static void run(const Case *c, const Mesh *mesh, RecomputePolicy policy, const R
     memcpy(executor_tensor(executor, seed), r->d_out, rows * out_columns(c) * sizeof(double));
     memcpy(executor_tensor(executor, positions), values, rows * sizeof *values);
     memset(executor_arena(executor, ARENA_ACTIVATION), 0xff, program.plan.bytes[ARENA_ACTIVATION]);
+    double *d_sinks = sinks ? executor_tensor(executor, graph_get(graph, sinks)->gradient) : NULL;
+    for (int64_t i = 0; sinks && i < spec.heads.heads; i++) {
+        ((double *)executor_tensor(executor, sinks))[i] = 2 * rng_normal(11, 3, i);
+        d_sinks[i] = 0;
+    }
     executor_run(executor);
+    if (sinks) memcpy(r->d_sinks, d_sinks, spec.heads.heads * sizeof *d_sinks);
     memcpy(r->out, executor_tensor(executor, y), rows * out_columns(c) * sizeof(double));
     memcpy(r->d_qkv, executor_tensor(executor, gradient), rows * columns_of(c) * sizeof(double));
     program_free(&program);
@@ -105,8 +117,18 @@ static bool compare(const Case *c, const Mesh *mesh, RecomputePolicy policy) {
     run(c, mesh, policy, &own, own_positions, rows);
     double out = difference(own.out, whole.out, &tokens, rows, length, out_columns(c));
     double d_qkv = difference(own.d_qkv, whole.d_qkv, &tokens, rows, length, columns_of(c));
-    bool same = out < 1e-13 && d_qkv < 1e-12; /* sums of a few hundred terms of order one, in double */
-    if (!same) fprintf(stderr, "case %d of rank %d: out is off by %g, d_qkv by %g\n", (int)(c - cases), mesh->at[AXIS_CP], out, d_qkv);
+    /* This rank's part of the gradient of sinks is what its rows of d_out alone make. */
+    memset(whole.d_out, 0, all * out_columns(c) * sizeof(double));
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(whole.d_out + (i / tokens.rows * length + token_of_row(&tokens, (int32_t)(i % tokens.rows))) * out_columns(c),
+            own.d_out + i * out_columns(c), out_columns(c) * sizeof(double));
+    run(c, &mesh_alone, RECOMPUTE_NONE, &whole, positions, all);
+    double d_sinks = 0;
+    for (int64_t i = 0; i < c->spec.heads.heads; i++) d_sinks = fmax(d_sinks, fabs(own.d_sinks[i] - whole.d_sinks[i]));
+    bool same = out < 1e-13 && d_qkv < 1e-12 && d_sinks < 1e-12; /* sums of a few hundred terms of order one, in double */
+    if (!same)
+        fprintf(stderr, "case %d of rank %d: out is off by %g, d_qkv by %g, d_sinks by %g\n", (int)(c - cases), mesh->at[AXIS_CP], out,
+            d_qkv, d_sinks);
     rows_free(&whole), rows_free(&own), free(positions), free(own_positions);
     return same;
 }

@@ -4,25 +4,23 @@
 
 #include "graph/op.h"
 #include "ops/attention/deal.h"
+#include "ops/attention/scores.h"
 #include "ops/attention/tokens.h"
 #include "ops/heads.h"
 
 /* Sequences are stored one after another, `length` rows each. Row r attends to rows r -
  * positions[r] .. r of its sequence, so positions that restart at 0 form the document mask; with
- * window > 0, only to the last `window` of these. With alibi > 0 the score of the key d rows back
- * is lowered by d * slope of the head (ALiBi, arXiv 2108.12409). With n = heads of the model
- * rounded up to a power of two, slopes are 2^(-alibi * i / n), i = 1 .. n. If n != heads, heads
- * take the slopes of even i first, then those of odd i (as MPT does).
+ * scores.window > 0, only to the last `window` of these. ops/attention/scores.h has the formulas of
+ * scores and weights.
  *
  * Bidirectional attention, for encoders and image models, also sees later rows: r - positions[r] to
  * the end of the sequence. A shorter sequence is at the end of its `length` rows, with positions
  * that count from its first row, so that none of its rows sees earlier rows. It has no window,
- * ALiBi or context parallelism. */
+ * ALiBi, sinks or context parallelism. */
 typedef struct AttentionSpec {
     Heads heads;
-    int64_t length, window; /* window 0: no limit */
-    double scale;           /* of scores; 0: 1 / sqrt(qk_dim) */
-    double alibi;           /* 0: no bias */
+    int64_t length;
+    AttentionScores scores;
     bool bidirectional;
     /* For slopes: the index of the first head here among all heads of the model, and their number.
      * 0 of 0: all heads are here. */
@@ -42,7 +40,8 @@ TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const Atte
 
 /* The same for queries [R, heads_query_columns] and keys and values `kv` [R', heads_kv_columns]
  * that are different rows of the same sequences; spec->queries and spec->keys identify them. A
- * query that sees none of the keys gets zeros. */
+ * query that sees none of the keys gets zeros. Ranks that have different keys of the same queries
+ * count a sink once: only one of them has sinks. */
 TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec);
 /* op_attention_over with the keys and values of all ranks of AXIS_CP; each rank supplies its
  * own. */
@@ -71,22 +70,22 @@ TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, Ten
 int64_t attention_cache_rows(const Graph *graph, int64_t context);
 /* The two computing halves of op_attention_cached over ranks, for tests. A part is WIDE
  * [R, heads * (v_dim + 1)]: the outputs of all heads over the rank's keys, then the
- * log2-sum-exp2 of their scores, -inf without a key. The second half joins parts WIDE
+ * log2-sum-exp2 of their scores, -inf without a key. Rank 0 counts the sinks. The second half joins parts WIDE
  * [ranks * R, heads * (v_dim + 1)] -> COMPUTE [R, heads_out_columns]. */
 TensorId op_attention_part(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec);
 TensorId op_attention_merge(Graph *graph, TensorId parts, const AttentionSpec *spec);
 
 /* qkv COMPUTE [R, heads_columns], or only queries if kv is given; positions int32 [R] within the
- * document; kv as in op_attention_over, or none -> out COMPUTE [R, heads_out_columns]; log_sum WIDE
- * [R, heads], the natural log-sum-exp of each row's scores, only in training; optional amax of out
- * (Op.amax) */
-enum { ATTENTION_QKV, ATTENTION_POSITIONS, ATTENTION_KV };
+ * document; kv as in op_attention_over, or none; sinks WIDE [heads], or none -> out COMPUTE [R,
+ * heads_out_columns]; log_sum WIDE [R, heads], the natural log-sum-exp of each row's scores and sink,
+ * only in training; optional amax of out (Op.amax) */
+enum { ATTENTION_QKV, ATTENTION_POSITIONS, ATTENTION_KV, ATTENTION_SINKS };
 enum { ATTENTION_OUT, ATTENTION_LOG_SUM, ATTENTION_AMAX };
 
-/* ATTENTION_QKV, ATTENTION_POSITIONS and ATTENTION_KV, so that both passes use the same names;
- * d_out like out; the forward outputs -> d_qkv like qkv, d_kv like kv */
-enum { ATTENTION_GRAD_D_OUT = ATTENTION_KV + 1, ATTENTION_GRAD_OUT, ATTENTION_GRAD_LOG_SUM };
-enum { ATTENTION_GRAD_D_QKV, ATTENTION_GRAD_D_KV };
+/* ATTENTION_QKV to ATTENTION_SINKS, so that both passes use the same names; d_out like out; the
+ * forward outputs -> d_qkv like qkv, d_kv like kv, d_sinks, which is added to */
+enum { ATTENTION_GRAD_D_OUT = ATTENTION_SINKS + 1, ATTENTION_GRAD_OUT, ATTENTION_GRAD_LOG_SUM };
+enum { ATTENTION_GRAD_D_QKV, ATTENTION_GRAD_D_KV, ATTENTION_GRAD_D_SINKS };
 
 /* operands of op_attention_split, and of its gradient, which joins the parts again */
 enum { ATTENTION_SPLIT_QKV };
@@ -108,7 +107,7 @@ typedef struct AttentionOrder {
 enum { ATTENTION_SUM_SUM, ATTENTION_SUM_LOG, ATTENTION_SUM_PART, ATTENTION_SUM_PART_LOG };
 enum { ATTENTION_SUM_NEXT, ATTENTION_SUM_NEXT_LOG, ATTENTION_SUM_LAST };
 
-/* ATTENTION_QKV, and ATTENTION_POSITIONS as rows of the cache -> out as above, or a part of
+/* ATTENTION_QKV, ATTENTION_SINKS, and ATTENTION_POSITIONS as rows of the cache -> out as above, or a part of
  * op_attention_part if ranks divide the cache; cache as in op_attention_cached */
 enum { ATTENTION_CACHED_OUT, ATTENTION_CACHED_CACHE };
 

@@ -28,8 +28,9 @@ typedef struct Cached {
     const AttentionSpec *spec;
     const T *qkv, *cache;
     const int32_t *positions;
-    T *out;  /* if the cache is whole, else NULL */
-    W *part; /* of this rank, else NULL */
+    const W *sinks; /* of the heads; NULL: none, or another rank counts them */
+    T *out;         /* if the cache is whole, else NULL */
+    W *part;        /* of this rank, else NULL */
     Deal deal;
     int64_t rows, columns, group;
 } Cached;
@@ -46,12 +47,13 @@ static void append_rows(const Cached *c, T *cache) {
  * row i / group. */
 static void load_cached_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, int64_t first, int64_t count) {
     W scale = attention_scale(c->spec);
-    tile->mask.sloped = c->spec->alibi > 0;
+    tile->mask.sloped = c->spec->scores.alibi > 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;
-        int64_t position = c->positions[row], window = c->spec->window;
+        int64_t position = c->positions[row], window = c->spec->scores.window;
         tile->mask.low[i] = (W)(window > 0 ? int_max(position - window + 1, 0) : 0);
         tile->mask.high[i] = tile->mask.token[i] = (W)position;
+        tile->mask.head[i] = (int32_t)head;
         if (tile->mask.sloped) tile->mask.slope[i] = attention_slope(c->spec, head);
         attention_load_row(tile->out + i * tile->qk_width, c->qkv + row * c->columns + head * tile->qk_dim, tile->qk_dim, scale);
     }
@@ -63,17 +65,16 @@ static void load_cached_queries(const Cached *c, AttentionTile *tile, int64_t kv
 /* Writes a query's result to this rank's part. */
 static void store_part(const Cached *c, const AttentionTile *tile, int64_t query, int64_t row, int64_t head) {
     const Heads *h = &c->spec->heads;
-    bool seen = tile->maximum[query] > attention_masked / 2; /* any key */
-    W *part = c->part + row * attention_part_columns(h), factor = seen ? 1 / tile->sum[query] : 0;
-    for (int64_t j = 0; j < h->v_dim; j++) part[head * h->v_dim + j] = factor * tile->out[query * tile->v_width + j];
-    part[heads_out_columns(h) + head] = seen ? tile->maximum[query] + attention_log2(tile->sum[query]) : -(W)INFINITY;
+    W *part = c->part + row * attention_part_columns(h);
+    for (int64_t j = 0; j < h->v_dim; j++) part[head * h->v_dim + j] = tile->rescale[query] * tile->out[query * tile->v_width + j];
+    part[heads_out_columns(h) + head] = tile->maximum[query];
 }
 
 static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scratch) {
     const Heads *heads = &c->spec->heads;
     int64_t count = int_min(ATTENTION_TILE, c->rows * c->group - first), stride = heads_kv_columns(heads);
     AttentionTile tile;
-    attention_tile_place(&tile, scratch, heads);
+    attention_tile_place(&tile, scratch, c->spec);
     W *keys = scratch + attention_tile_elements(heads), *values = keys + ATTENTION_TILE * tile.qk_width;
     load_cached_queries(c, &tile, kv_head, first, count);
     attention_tile_begin(&tile);
@@ -85,6 +86,7 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scra
         attention_load(values, from + heads_key_columns(heads) + kv_head * heads->v_dim, stride, rows, padded, heads->v_dim, 1);
         attention_tile_add_block(&tile, keys, values, deal_position(c->deal, at), rows);
     }
+    attention_tile_finish(&tile, c->sinks);
     for (int64_t i = 0; i < count; i++) {
         int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;
         if (c->part) store_part(c, &tile, i, row, head);
@@ -100,6 +102,7 @@ CPU_OP(attention_cached, cached_cpu_workspace) {
         .qkv = call->in[ATTENTION_QKV],
         .cache = call->out[ATTENTION_CACHED_CACHE],
         .positions = call->in[ATTENTION_POSITIONS],
+        .sinks = deal.rank == 0 ? call->in[ATTENTION_SINKS] : NULL,
         .out = deal.ranks == 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
         .part = deal.ranks > 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
         .deal = deal,

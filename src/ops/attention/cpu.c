@@ -76,7 +76,7 @@ static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, boo
         .group = h->heads / h->kv_heads,
         .qk_width = attention_width(h->qk_dim),
         .v_width = attention_width(h->v_dim),
-        .window = spec->window,
+        .window = spec->scores.window,
         .queries = token_rows(spec->length, spec->queries.ranks, spec->queries.rank),
         .keys = token_rows(spec->length, spec->keys.ranks, spec->keys.rank)};
     plan.padded = attention_padded_rows(plan.keys.rows);
@@ -107,6 +107,7 @@ typedef struct CpuAttention {
     AttentionPlan plan;
     const T *queries, *keys, *values; /* of head 0 of the first row */
     const int32_t *positions;
+    const W *sinks;               /* of the heads, or NULL */
     W *pairs, *tiles, *gradients; /* scratch: keys and values of each pair, tiles, dK and dV of each part */
 } CpuAttention;
 
@@ -175,6 +176,7 @@ static CpuAttention attention_begin(const OpCall *call, bool backward) {
     CpuAttention a = {.plan = attention_plan(call->attributes, call->in_shape[ATTENTION_QKV][0], backward),
         .queries = call->in[ATTENTION_QKV],
         .positions = call->in[ATTENTION_POSITIONS],
+        .sinks = call->in[ATTENTION_SINKS],
         .pairs = call->workspace};
     AttentionPlan *plan = &a.plan;
     bool packed = !call->in[ATTENTION_KV];
@@ -205,15 +207,15 @@ static int64_t mask_of_block(const KeyPart *part, int64_t block, AttentionMask *
         mask->high[i] = (W)(keys_end(plan, (int32_t)token) - 1);
         mask->token[i] = (W)token;
     }
-    mask->sloped = false; /* set_slope sets it for each head */
+    mask->sloped = false; /* set_head sets it for each head */
     attention_mask_finish(mask, rows);
     return rows;
 }
 
-static void set_slope(AttentionMask *mask, const AttentionSpec *spec, int64_t head) {
-    mask->sloped = spec->alibi > 0;
+static void set_head(AttentionMask *mask, const AttentionSpec *spec, int64_t head) {
+    mask->sloped = spec->scores.alibi > 0;
     W slope = mask->sloped ? attention_slope(spec, head) : 0;
-    for (int i = 0; i < ATTENTION_TILE; i++) mask->slope[i] = slope;
+    for (int i = 0; i < ATTENTION_TILE; i++) mask->slope[i] = slope, mask->head[i] = (int32_t)head;
 }
 
 /* Returns the first key that any query of the tile sees, rounded down to a block. */
@@ -238,7 +240,7 @@ static void forward_tile(const KeyPart *part, AttentionTile *tile, int64_t block
     int64_t row = part->row + block * ATTENTION_TILE, end = tile->mask.last_key + 1;
     attention_load_transposed(tile->queries, part->attention->queries + row * plan->columns + head * qk_dim, plan->columns, rows,
         tile->mask.queries, qk_dim, attention_scale(plan->spec), tile->out);
-    set_slope(&tile->mask, plan->spec, head);
+    set_head(&tile->mask, plan->spec, head);
     attention_tile_begin(tile);
     int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
     tile->prefetch = (AttentionPrefetch){{
@@ -248,22 +250,19 @@ static void forward_tile(const KeyPart *part, AttentionTile *tile, int64_t block
     for (int64_t key = first_block_key(&tile->mask); key < end; key += ATTENTION_TILE)
         attention_tile_add_block(
             tile, part->keys + key * plan->qk_width, part->values + key * plan->v_width, key, int_min(ATTENTION_TILE, end - key));
+    attention_tile_finish(tile, part->attention->sinks);
     for (int64_t i = 0; i < rows; i++) {
         T *to = out + (row + i) * out_columns + head * v_dim;
         if (attention_sees_none(&tile->mask, i)) memset(to, 0, v_dim * sizeof *to);
         else attention_tile_store(tile, i, to);
     }
-    if (!sums) return;
-    W log_sum[ATTENTION_TILE];
-    for (int i = 0; i < ATTENTION_TILE; i++) log_sum[i] = (tile->maximum[i] + attention_log2(tile->sum[i])) * (W)M_LN2;
-    for (int64_t i = 0; i < rows; i++)
-        sums[(row + i) * plan->heads.heads + head] = attention_sees_none(&tile->mask, i) ? -(W)INFINITY : log_sum[i];
+    for (int64_t i = 0; sums && i < rows; i++) sums[(row + i) * plan->heads.heads + head] = tile->maximum[i] * (W)M_LN2;
 }
 
 static void forward_part(const KeyPart *part, T *out, W *sums) {
     const AttentionPlan *plan = &part->attention->plan;
     AttentionTile tile;
-    attention_tile_place(&tile, part->scratch, &plan->heads);
+    attention_tile_place(&tile, part->scratch, plan->spec);
     for (int64_t block = part->begin, loaded = 0; block < part->end; block++) {
         if (plan->parts == 1) loaded = load_blocks(part, block, loaded);
         int64_t rows = mask_of_block(part, block, &tile.mask);
@@ -291,6 +290,7 @@ typedef struct GradTile {
     W *d_rows, *d_outs;                                            /* dO: [64][v_width] and [v_width][64] */
     W *d_queries;                                                  /* dQ: [64][qk_width] */
     W *weights, *d_scores;                                         /* [16 keys][64] and [64 keys][64] */
+    _Alignas(64) W cap_slopes[ATTENTION_GROUP * ATTENTION_TILE];   /* as weights, if scores are capped */
     _Alignas(64) W log_sum[ATTENTION_TILE], delta[ATTENTION_TILE]; /* negative: the initial values of matmuls */
 } GradTile;
 
@@ -358,6 +358,13 @@ static void grad_panel(const GradTile *tile, int64_t panel, W *weights, W *d_sco
         }
 }
 
+/* Multiplies dS of a panel by the derivative of the soft-cap. */
+static void grad_panel_cap(const GradTile *tile, int64_t panel, W *d_scores) {
+    for (int k = 0; k < ATTENTION_GROUP; k++)
+        for (int i = tile->mask.first[panel]; i < tile->mask.end[panel]; i++)
+            d_scores[k * ATTENTION_TILE + i] *= tile->cap_slopes[k * ATTENTION_TILE + i];
+}
+
 /* d_rows[key] += sum over queries in `ranges` of weights[key][query] * rows[query] for a group of
  * keys. */
 static void sum_over_queries(W *d_rows, const W *weights, const W *rows, const AttentionRange *ranges, int64_t width) {
@@ -374,11 +381,13 @@ static void grad_tile_block(GradTile *tile, const KeyPart *part, int64_t key, in
         int first = mask->first[panel], end = mask->end[panel], at = (int)panel * ATTENTION_GROUP;
         if (first >= end) continue;
         W *weights = tile->weights, *d_scores = tile->d_scores + at * ATTENTION_TILE;
-        attention_panel_scores(mask, panel, weights, tile->log_sum, block_keys + at * qk_width, tile->queries, plan->heads.qk_dim);
+        attention_panel_scores(
+            mask, panel, weights, tile->cap_slopes, tile->log_sum, block_keys + at * qk_width, tile->queries, plan->heads.qk_dim);
         attention_scores(
             d_scores + first, tile->delta + first, block_values + at * v_width, tile->d_outs + first, plan->heads.v_dim, end - first);
         attention_prefetch_rows(&tile->prefetch);
         grad_panel(tile, panel, weights, d_scores);
+        if (mask->limit > 0) grad_panel_cap(tile, panel, d_scores);
         AttentionRange ranges[ATTENTION_GROUP_QUADS]; /* earlier queries come before the keys of the quad */
         for (int q = 0; q < ATTENTION_GROUP_QUADS; q++) {
             while (first < end && mask->high[first] < (W)(key + at + q * ATTENTION_QUAD)) first++;
@@ -396,7 +405,7 @@ static void grad_tile(GradTile *tile, const KeyPart *part, const OpCall *call, i
     const AttentionPlan *plan = &part->attention->plan;
     const int64_t qk_dim = plan->heads.qk_dim, v_dim = plan->heads.v_dim, out_columns = heads_out_columns(&plan->heads);
     int64_t row = part->row + block * ATTENTION_TILE, end = tile->mask.last_key + 1;
-    set_slope(&tile->mask, plan->spec, head);
+    set_head(&tile->mask, plan->spec, head);
     grad_tile_load(tile, part, call, row, head, rows);
     int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
     int64_t at = next_row * out_columns + next_head * v_dim;
@@ -409,7 +418,7 @@ static void grad_tile(GradTile *tile, const KeyPart *part, const OpCall *call, i
     }};
     for (int64_t key = first_block_key(&tile->mask); key < end; key += ATTENTION_TILE)
         grad_tile_block(tile, part, key, int_min(ATTENTION_TILE, end - key));
-    W scale = plan->spec->scale > 0 ? (W)plan->spec->scale : 1 / wide_sqrt((W)qk_dim);
+    W scale = plan->spec->scores.scale > 0 ? (W)plan->spec->scores.scale : 1 / wide_sqrt((W)qk_dim);
     for (int64_t i = 0; i < rows; i++) attention_store_row(to + i * plan->columns, tile->d_queries + i * plan->qk_width, qk_dim, scale);
 }
 
@@ -444,6 +453,7 @@ static void grad_part(const KeyPart *part, const OpCall *call) {
     const AttentionPlan *plan = &part->attention->plan;
     if (part->begin == part->end) return;
     GradTile tile;
+    attention_mask_begin(&tile.mask, plan->spec);
     grad_tile_place(&tile, part->scratch, plan);
     int64_t first = first_block(plan, part->begin) * ATTENTION_TILE;
     int64_t rows = int_max(end_block(plan, part->end - 1) * ATTENTION_TILE - first, 0);
@@ -458,9 +468,28 @@ static void grad_part(const KeyPart *part, const OpCall *call) {
         store_block_grad(plan, part->pair, block, part->d_keys, call);
 }
 
+/* Adds the gradients of the sinks (scores.h); a head's rows are added in order. */
+static void add_sink_gradients(const OpCall *call, const Heads *h) {
+    const T *d_out = call->in[ATTENTION_GRAD_D_OUT], *out = call->in[ATTENTION_GRAD_OUT];
+    const W *log_sum = call->in[ATTENTION_GRAD_LOG_SUM], *sinks = call->in[ATTENTION_SINKS];
+    W *d_sinks = call->out[ATTENTION_GRAD_D_SINKS];
+    int64_t rows = call->in_shape[ATTENTION_QKV][0];
+#pragma omp parallel for schedule(static)
+    for (int64_t head = 0; head < h->heads; head++) {
+        double sum = 0;
+        for (int64_t i = head; i < rows * h->heads; i += h->heads) {
+            W delta = 0;
+            for (int64_t j = i * h->v_dim; j < (i + 1) * h->v_dim; j++) delta += to_wide(d_out[j]) * to_wide(out[j]);
+            sum += exp((double)sinks[head] - (double)log_sum[i]) * (double)delta;
+        }
+        d_sinks[head] -= (W)sum;
+    }
+}
+
 CPU_OP(attention_grad, attention_grad_cpu_workspace) {
     CpuAttention a = attention_begin(call, true);
     const AttentionPlan *plan = &a.plan;
+    if (a.sinks && call->out[ATTENTION_GRAD_D_SINKS]) add_sink_gradients(call, &plan->heads);
 #pragma omp parallel for schedule(dynamic) num_threads(thread_count(plan))
     for (int64_t task = 0; task < plan->pairs * plan->parts; task++) {
         KeyPart part = part_of_task(&a, task);

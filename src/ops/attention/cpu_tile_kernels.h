@@ -100,15 +100,13 @@ static inline W attention_log2(W x) {
 #endif
 
 /* Returns the factor of queries: scale * log2(e). */
-static inline W attention_scale(const AttentionSpec *spec) {
-    return (W)(spec->scale > 0 ? M_LOG2E * spec->scale : M_LOG2E / sqrt((double)spec->heads.qk_dim));
-}
+static inline W attention_scale(const AttentionSpec *spec) { return (W)score_scale(&spec->scores, spec->heads.qk_dim, M_LOG2E); }
 /* Returns the ALiBi slope of a head, times log2(e): the decrease of a score per row of distance. */
 static inline W attention_slope(const AttentionSpec *spec, int64_t head) {
-    int64_t count = 1, heads = attention_all_heads(spec), n = spec->first_head + head;
+    int64_t count = 1, heads = attention_all_heads(spec);
     while (count < heads) count *= 2;
-    int64_t i = count == heads ? n + 1 : n < count / 2 ? 2 * n + 2 : 2 * n + 1 - count;
-    return (W)(M_LOG2E * exp2(-spec->alibi * i / count));
+    int64_t i = score_slope_index((int)(spec->first_head + head), (int)heads, (int)count);
+    return (W)(M_LOG2E * exp2(-spec->scores.alibi * i / count));
 }
 
 static const W attention_masked = (W)-1e30; /* score of a masked key: finite, so that differences are never NaN */
@@ -318,6 +316,8 @@ static inline void attention_prefetch_rows(AttentionPrefetch *prefetch) {
 typedef struct AttentionMask {
     _Alignas(64) W low[ATTENTION_TILE], high[ATTENTION_TILE];
     W slope[ATTENTION_TILE], token[ATTENTION_TILE]; /* if `sloped`: attention_slope, and the query's token */
+    int32_t head[ATTENTION_TILE];                   /* the query's head */
+    W limit, steepness;                             /* of the soft-cap (scores.h); 0: none */
     TokenRows key_tokens;
     bool sloped;
     int64_t queries;                                                           /* a multiple of ATTENTION_GROUP */
@@ -342,6 +342,11 @@ static inline W attention_maximum(const W *x, int count) {
     return most;
 }
 
+/* Sets the constants of the soft-cap. */
+static inline void attention_mask_begin(AttentionMask *mask, const AttentionSpec *spec) {
+    mask->limit = (W)score_limit(&spec->scores, M_LN2), mask->steepness = (W)score_steepness(&spec->scores, M_LN2);
+}
+
 static inline bool attention_sees_none(const AttentionMask *mask, int64_t query) { return mask->low[query] > mask->high[query]; }
 
 /* Completes a mask whose first `count` queries are set: repeats the last one up to whole groups,
@@ -352,6 +357,7 @@ static inline void attention_mask_finish(AttentionMask *mask, int64_t count) {
     for (int64_t i = count; i < mask->queries; i++) mask->low[i] = mask->low[count - 1], mask->high[i] = mask->high[count - 1];
     for (int64_t i = count; i < mask->queries; i++) mask->token[i] = mask->token[count - 1];
     for (int64_t i = count; mask->sloped && i < mask->queries; i++) mask->slope[i] = mask->slope[count - 1];
+    for (int64_t i = count; i < mask->queries; i++) mask->head[i] = mask->head[count - 1];
     for (int64_t g = 0, i = 0; i < mask->queries; i = ATTENTION_GROUP * ++g) {
         mask->groups[g].low = attention_minimum(mask->low + i, ATTENTION_GROUP);
         mask->groups[g].low_of_all = attention_maximum(mask->low + i, ATTENTION_GROUP);
@@ -404,6 +410,22 @@ static inline void attention_panel_mask(const AttentionMask *mask, int64_t panel
     }
 }
 
+/* Soft-caps the scores of a panel, then adds start[query]. `slopes`, as scores or NULL, receives the
+ * derivatives. Powers are at most 2^64, which keeps them finite and tanh at 1. */
+static void attention_panel_cap(const AttentionMask *mask, int64_t panel, W *scores, const W *start, W *slopes) {
+    const AttentionVector zero = {0}, shift = attention_magic - zero, limit = mask->limit - zero, most = 64 - zero;
+    for (int64_t k = 0; k < ATTENTION_GROUP; k++)
+        for (int i = mask->first[panel]; i < mask->end[panel]; i += ATTENTION_LANES) {
+            AttentionVector *score = (AttentionVector *)(scores + k * ATTENTION_TILE + i), power = mask->steepness * *score;
+            AttentionBits large = (AttentionBits)(power > most);
+            power = (AttentionVector)(((AttentionBits)most & large) | ((AttentionBits)power & ~large));
+            AttentionVector capped = SCORE_CAPPED(limit, 1 / (1 + attention_exp2(power, shift, ATTENTION_MIN_EXPONENT))),
+                            part = capped / limit;
+            if (slopes) *(AttentionVector *)(slopes + k * ATTENTION_TILE + i) = SCORE_CAP_SLOPE(part);
+            *score = capped + *(const AttentionVector *)(start + i);
+        }
+}
+
 /* Adds the ALiBi bias to the scores of a panel. */
 static inline void attention_panel_bias(const AttentionMask *mask, int64_t panel, W *scores) {
     for (int64_t k = 0; k < ATTENTION_GROUP; k++) {
@@ -413,12 +435,16 @@ static inline void attention_panel_bias(const AttentionMask *mask, int64_t panel
     }
 }
 
-/* Computes biased and masked scores of a panel: scores[key][query] = start[query] + rows[key] .
- * columns[..][query]. */
+static const _Alignas(64) W attention_zeros[ATTENTION_TILE];
+
+/* Computes capped, biased and masked scores of a panel: scores[key][query] = start[query] +
+ * rows[key] . columns[..][query]. `slopes` as in attention_panel_cap. */
 static inline void attention_panel_scores(
-    const AttentionMask *mask, int64_t panel, W *scores, const W *start, const W *rows, const W *columns, int64_t qk_dim) {
+    const AttentionMask *mask, int64_t panel, W *scores, W *slopes, const W *start, const W *rows, const W *columns, int64_t qk_dim) {
     int first = mask->first[panel];
-    attention_scores(scores + first, start + first, rows, columns + first, qk_dim, mask->end[panel] - first);
+    bool capped = mask->limit > 0;
+    attention_scores(scores + first, (capped ? attention_zeros : start) + first, rows, columns + first, qk_dim, mask->end[panel] - first);
+    if (capped) attention_panel_cap(mask, panel, scores, start, slopes);
     if (mask->sloped) attention_panel_bias(mask, panel, scores);
     if (!mask->whole) attention_panel_mask(mask, panel, scores);
 }
@@ -438,7 +464,9 @@ typedef struct AttentionTile {
 
 /* Places a tile in `scratch` of attention_tile_elements. The caller then writes scaled queries and
  * the mask, and calls attention_tile_begin. */
-static inline void attention_tile_place(AttentionTile *tile, W *scratch, const Heads *h) {
+static inline void attention_tile_place(AttentionTile *tile, W *scratch, const AttentionSpec *spec) {
+    const Heads *h = &spec->heads;
+    attention_mask_begin(&tile->mask, spec);
     tile->prefetch = (AttentionPrefetch){0};
     tile->mask.key_tokens = (TokenRows){0}; /* keys are numbered by token, unless the caller sets another mapping */
     tile->qk_dim = h->qk_dim, tile->v_dim = h->v_dim;
@@ -493,8 +521,6 @@ static void attention_panel_exponents(AttentionTile *tile, int64_t panel) {
     }
 }
 
-static const _Alignas(64) W attention_zeros[ATTENTION_TILE];
-
 /* Adds the block of `keys` keys from key `key` on to the tile's output; keys are
  * [whole groups of keys][qk_width], values [..][v_width]. A query that has seen no key yet gives masked keys the weight 2^0;
  * its first real key rescales their sum by 2^-1e30 = 0. */
@@ -504,7 +530,7 @@ static void attention_tile_add_block(AttentionTile *tile, const W *block_keys, c
     memcpy(before, tile->maximum, sizeof before);
     attention_mask_block(mask, key, keys);
     for (int64_t panel = 0; panel < mask->panels; panel++) {
-        attention_panel_scores(mask, panel, tile->scores + panel * ATTENTION_GROUP * ATTENTION_TILE, attention_zeros,
+        attention_panel_scores(mask, panel, tile->scores + panel * ATTENTION_GROUP * ATTENTION_TILE, NULL, attention_zeros,
             block_keys + panel * ATTENTION_GROUP * tile->qk_width, tile->queries, tile->qk_dim);
         attention_panel_maximum(tile, panel);
         attention_prefetch_rows(&tile->prefetch);
@@ -516,9 +542,25 @@ static void attention_tile_add_block(AttentionTile *tile, const W *block_keys, c
             mask->keys + query / ATTENTION_QUAD, tile->v_width);
 }
 
-/* Stores one finished row of the output. */
+/* Ends the softmax: sets tile->rescale to the factors of the rows of `out`, 0 for a query that has
+ * seen no key, and tile->maximum to log2-sum-exps. sinks[mask.head[i]] is the sink of query i;
+ * `sinks` is NULL if there are none. */
+static void attention_tile_finish(AttentionTile *tile, const W *sinks) {
+    for (int i = 0; i < ATTENTION_TILE; i++) {
+        bool none = tile->maximum[i] <= attention_masked / 2 && tile->sum[i] == tile->sum[i]; /* NaN stays NaN */
+        tile->rescale[i] = none ? 0 : 1 / tile->sum[i];
+        tile->maximum[i] = none ? -(W)INFINITY : tile->maximum[i] + attention_log2(tile->sum[i]);
+    }
+    for (int64_t i = 0; sinks && i < tile->mask.queries; i++) {
+        ScoreSink joined = score_sink((double)tile->maximum[i], M_LOG2E * (double)sinks[tile->mask.head[i]]);
+        tile->rescale[i] *= (W)joined.share;
+        tile->maximum[i] = (W)joined.log_sum;
+    }
+}
+
+/* Stores one row of the output, of a softmax that has ended. */
 static inline void attention_tile_store(const AttentionTile *tile, int64_t query, T *to) {
-    attention_store_row(to, tile->out + query * tile->v_width, tile->v_dim, 1 / tile->sum[query]);
+    attention_store_row(to, tile->out + query * tile->v_width, tile->v_dim, tile->rescale[query]);
 }
 
 #endif

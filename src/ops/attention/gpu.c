@@ -148,10 +148,9 @@ Attention attention_of(const OpCall *call) {
     const Heads *h = &spec->heads;
     bool packed = !call->in[ATTENTION_KV];
     const bf16 *queries = call->in[ATTENTION_QKV], *keys = packed ? queries + heads_query_columns(h) : call->in[ATTENTION_KV];
-    double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)h->qk_dim);
     int32_t slopes = 1;
     while (slopes < attention_all_heads(spec)) slopes *= 2;
-    assert(h->qk_dim == h->v_dim && h->qk_dim <= 256);
+    assert(h->qk_dim == h->v_dim && h->qk_dim <= 256 && spec->scores.cap == 0 && !spec->scores.sinks);
     return (Attention){.queries = queries,
         .keys = keys,
         .values = keys + heads_key_columns(h),
@@ -163,14 +162,14 @@ Attention attention_of(const OpCall *call) {
         .heads = (int32_t)h->heads,
         .kv_heads = (int32_t)h->kv_heads,
         .head_dim = (int32_t)h->qk_dim,
-        .window = (int32_t)spec->window,
+        .window = (int32_t)spec->scores.window,
         .bidirectional = spec->bidirectional,
         .packed = 1,
         .slopes = slopes,
         .first_head = (int32_t)spec->first_head,
         .all_heads = (int32_t)attention_all_heads(spec),
-        .scale = (float)(M_LOG2E * scale),
-        .alibi = (float)spec->alibi};
+        .scale = (float)(M_LOG2E * score_scale(&spec->scores, h->qk_dim, 1)),
+        .alibi = (float)spec->scores.alibi};
 }
 
 bool attention_map(Device *device, TensorMap *map, const void *data, int64_t rows, int64_t columns, int64_t stride, int64_t sequences) {

@@ -10,6 +10,7 @@
 
 #include "backend/gpu/amax.h"
 #include "ops/attention/deal.h"
+#include "ops/attention/scores.h"
 #include "ops/attention/tokens.h"
 
 enum {
@@ -130,8 +131,7 @@ INLINE int attention_jump(const Attention *a, int key, int keys) {
  * per key of distance. */
 INLINE float attention_slope(const Attention *a, int head) {
     if (a->alibi <= 0) return 0;
-    head += a->first_head;
-    int i = a->slopes == a->all_heads ? head + 1 : head < a->slopes / 2 ? 2 * head + 2 : 2 * head + 1 - a->slopes;
+    int i = score_slope_index(head + a->first_head, a->all_heads, a->slopes);
     return fast_exp2(-a->alibi * i * fast_reciprocal(a->slopes)) * LOG2_E * fast_reciprocal(a->scale);
 }
 

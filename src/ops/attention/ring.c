@@ -17,7 +17,12 @@
 TensorId op_attention_ring(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec) {
     int64_t rows = graph_rows(graph, queries);
     assert(graph_rows(graph, kv) == rows && spec->queries.ranks == mesh_size(graph->mesh, MESH(AXIS_CP)));
-    Inputs in = {[ATTENTION_QKV] = queries, [ATTENTION_POSITIONS] = positions, [ATTENTION_KV] = kv};
+    Inputs in = {
+        [ATTENTION_QKV] = queries,
+        [ATTENTION_POSITIONS] = positions,
+        [ATTENTION_KV] = kv,
+        [ATTENTION_SINKS] = spec->scores.sinks,
+    };
     Outputs out = {
         [ATTENTION_OUT] = graph_activation(graph, TYPE_COMPUTE, rows, heads_out_columns(&spec->heads), "attended"),
         [ATTENTION_LOG_SUM] = graph_activation(graph, TYPE_WIDE, rows, spec->heads.heads, "log_sum_exp"),
@@ -46,8 +51,11 @@ const Op op_rule_attention_ring = {.name = "attention_ring",
     .traffic = ring_traffic,
     .gradient = append_ring_gradient,
     .flops = attention_flops};
-const Op op_rule_attention_ring_grad = {
-    .name = "attention_ring_grad", .communicates = true, .traffic = grad_traffic, .flops = attention_grad_flops};
+const Op op_rule_attention_ring_grad = {.name = "attention_ring_grad",
+    .adds_to = OPERAND(ATTENTION_GRAD_D_SINKS),
+    .communicates = true,
+    .traffic = grad_traffic,
+    .flops = attention_grad_flops};
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
@@ -153,13 +161,14 @@ static void await_ticket(const RingRun *r, CommTicket ticket) {
 static void set_shape(int64_t *shape, int64_t rows, int64_t columns) { shape[0] = rows, shape[1] = columns, shape[2] = shape[3] = 1; }
 
 /* Returns the call of an attention kernel for the block of a step; *spec receives its
- * attributes. */
+ * attributes. The first block counts the sinks, and makes their gradient. */
 static OpCall call_of_block(const RingRun *r, int step, AttentionSpec *spec) {
     *spec = spec_of_block(r->call->attributes, (r->rank + r->size - step) % r->size);
     OpCall call = *r->call;
     call.attributes = spec;
     call.workspace = r->memory.scratch;
     call.in[ATTENTION_KV] = block_of(r, step);
+    if (step > 0) call.in[ATTENTION_SINKS] = NULL;
     return call;
 }
 

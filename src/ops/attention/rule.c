@@ -1,8 +1,9 @@
 /* Attention, causal or bidirectional, with grouped queries over packed rows, and its gradient
  * (FlashAttention-2, arXiv 2307.08691). For each query head, with Q, K [length, qk_dim] and V [length,
  * v_dim] of a sequence:
- *     P = softmax(scale * Q K^T + bias),  O = P V
+ *     P = softmax(S),  O = P V, with S of Q K^T as in scores.h
  *     delta = rowsum(dO * O),  dV = P^T dO,  dS = P * (dO V^T - delta),  dQ = scale * dS K,  dK = scale * dS^T Q
+ * A soft-cap multiplies dS by its slope; a sink takes its share of P.
  * Only one block of scores exists at a time. The forward pass keeps O and one log-sum-exp per row
  * and head for the backward pass, which recomputes P. In generation, keys and values of new rows
  * are written to a cache, then every row attends to the cache up to its position. */
@@ -13,8 +14,11 @@
 static void assert_attention_shapes(const Graph *graph, TensorId queries, int64_t columns, TensorId positions, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
     assert(graph_get(graph, queries)->type == TYPE_COMPUTE && graph_columns(graph, queries) == columns);
-    assert(h->kv_heads > 0 && h->heads % h->kv_heads == 0 && spec->window >= 0);
-    assert(!spec->bidirectional || (spec->window == 0 && spec->alibi == 0 && spec->queries.ranks <= 1 && spec->keys.ranks <= 1));
+    const AttentionScores *scores = &spec->scores;
+    bool plain = scores->window == 0 && scores->alibi == 0 && !scores->sinks;
+    assert(h->kv_heads > 0 && h->heads % h->kv_heads == 0 && scores->window >= 0);
+    assert(!spec->bidirectional || (plain && spec->queries.ranks <= 1 && spec->keys.ranks <= 1));
+    assert(!scores->sinks || (graph_get(graph, scores->sinks)->type == TYPE_WIDE && graph_elements(graph, scores->sinks) == h->heads));
     assert(graph_elements(graph, positions) == graph_rows(graph, queries));
 }
 
@@ -34,7 +38,8 @@ TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const Atte
         return attention_of_context(graph, qkv, positions, spec);
     }
     assert(spec->length > 0 && graph_rows(graph, qkv) % spec->length == 0);
-    return append_attention(graph, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions}, spec);
+    return append_attention(
+        graph, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions, [ATTENTION_SINKS] = spec->scores.sinks}, spec);
 }
 
 TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec) {
@@ -42,7 +47,13 @@ TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, T
     assert_attention_shapes(graph, queries, heads_query_columns(h), positions, spec);
     assert(graph_get(graph, kv)->type == TYPE_COMPUTE && graph_columns(graph, kv) == heads_kv_columns(h));
     assert(graph_rows(graph, queries) * int_max(spec->queries.ranks, 1) == graph_rows(graph, kv) * int_max(spec->keys.ranks, 1));
-    return append_attention(graph, (Inputs){[ATTENTION_QKV] = queries, [ATTENTION_POSITIONS] = positions, [ATTENTION_KV] = kv}, spec);
+    Inputs in = {
+        [ATTENTION_QKV] = queries,
+        [ATTENTION_POSITIONS] = positions,
+        [ATTENTION_KV] = kv,
+        [ATTENTION_SINKS] = spec->scores.sinks,
+    };
+    return append_attention(graph, in, spec);
 }
 
 void attention_append_gradient(Graph *graph, int op, const Node *node, const TensorId *d_out, TensorId *d_in) {
@@ -54,11 +65,16 @@ void attention_append_gradient(Graph *graph, int op, const Node *node, const Ten
         [ATTENTION_QKV] = node->in[ATTENTION_QKV],
         [ATTENTION_POSITIONS] = node->in[ATTENTION_POSITIONS],
         [ATTENTION_KV] = node->in[ATTENTION_KV],
+        [ATTENTION_SINKS] = node->in[ATTENTION_SINKS],
         [ATTENTION_GRAD_D_OUT] = d_out[ATTENTION_OUT],
         [ATTENTION_GRAD_OUT] = node->out[ATTENTION_OUT],
         [ATTENTION_GRAD_LOG_SUM] = node->out[ATTENTION_LOG_SUM],
     };
-    Outputs out = {[ATTENTION_GRAD_D_QKV] = d_in[ATTENTION_QKV], [ATTENTION_GRAD_D_KV] = d_in[ATTENTION_KV]};
+    Outputs out = {
+        [ATTENTION_GRAD_D_QKV] = d_in[ATTENTION_QKV],
+        [ATTENTION_GRAD_D_KV] = d_in[ATTENTION_KV],
+        [ATTENTION_GRAD_D_SINKS] = graph_parameter_gradient(graph, node->in[ATTENTION_SINKS]),
+    };
     graph_node(graph, op, in, out, node->attributes, 0);
 }
 
@@ -70,7 +86,7 @@ static void append_attention_gradient(Graph *graph, const Node *node, const Tens
  * `columns` columns of a head in all. Every rank of queries, and of keys, has about an equal part. Documents are not known here. */
 static double matmul_flops(const Graph *graph, const Node *node, int64_t columns) {
     const AttentionSpec *spec = node->attributes;
-    int64_t seen = spec->window > 0 ? int_min(spec->window, spec->length) : spec->length, keys = int_max(spec->keys.ranks, 1);
+    int64_t seen = spec->scores.window > 0 ? int_min(spec->scores.window, spec->length) : spec->length, keys = int_max(spec->keys.ranks, 1);
     double pairs = seen * (seen + 1) / 2.0 + (double)(spec->length - seen) * seen;
     if (spec->bidirectional) pairs = (double)spec->length * (double)spec->length;
     double sequences = (double)graph_rows(graph, node->in[ATTENTION_QKV]) / (double)spec->length;
@@ -92,7 +108,8 @@ const Op op_rule_attention = {.name = "attention",
     .gradient = append_attention_gradient,
     .flops = attention_flops,
     .teraflops = 400};
-const Op op_rule_attention_grad = {.name = "attention_grad", .flops = attention_grad_flops, .teraflops = 420};
+const Op op_rule_attention_grad = {
+    .name = "attention_grad", .adds_to = OPERAND(ATTENTION_GRAD_D_SINKS), .flops = attention_grad_flops, .teraflops = 420};
 
 /* -- Over a key-value cache in generation: no gradient --------------------------------------------------------------- */
 
@@ -106,7 +123,8 @@ static void append_cached(Graph *graph, TensorId qkv, TensorId positions, Tensor
     assert_attention_shapes(graph, qkv, heads_columns(h), positions, spec);
     assert(graph_get(graph, cache)->type == TYPE_COMPUTE && graph_get(graph, cache)->arena == ARENA_STATE);
     assert(graph_columns(graph, cache) == heads_kv_columns(h));
-    graph_node(graph, OP_attention_cached, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions},
+    graph_node(graph, OP_attention_cached,
+        (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions, [ATTENTION_SINKS] = spec->scores.sinks},
         (Outputs){[ATTENTION_CACHED_OUT] = out, [ATTENTION_CACHED_CACHE] = cache}, spec, sizeof *spec);
 }
 
