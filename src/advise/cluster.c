@@ -21,8 +21,8 @@ double cluster_node_bandwidth(const Cluster *cluster, int64_t local) {
     return hardware->switched || hardware->per_node < 2 ? whole : whole * (double)(local - 1) / (hardware->per_node - 1);
 }
 
-/* Returns how many of a group's ranks share a node: along each axis as many as its distance between
- * neighbours permits. */
+/* Returns how many ranks of a group share a node. Along an axis whose neighbors are `distance`
+ * ranks apart, these are at most per_node / distance. */
 static int64_t local_ranks(const Mesh *mesh, MeshAxes axes, int64_t per_node) {
     int64_t local = 1, distance = 1;
     for (int axis = AXIS_COUNT - 1; axis >= 0; axis--) {
@@ -36,8 +36,8 @@ double cluster_seconds(const Cluster *cluster, const Mesh *mesh, const Traffic *
     int64_t ranks = mesh_size(mesh, traffic->axes), local = local_ranks(mesh, traffic->axes, cluster->per_node);
     double nodes = (double)ranks / (double)local, inside = 0, between = 0, others = (double)(ranks - 1);
     if (ranks == 1) return 0;
-    /* The cards of a node share traffic to all ranks of another node; traffic to a single rank uses
-     * its sender's card. */
+    /* In a collective, the node's `local` network cards share the traffic. In pairwise traffic,
+     * each rank sends through its own card. */
     double outside = traffic->pairwise ? (double)(ranks - local) / others : (double)ranks / others * (nodes - 1) / nodes / (double)local;
     if (local > 1) inside = traffic->bytes / cluster_node_bandwidth(cluster, local);
     if (nodes > 1) between = traffic->bytes * outside / (network_part * cluster->hardware.network);

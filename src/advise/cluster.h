@@ -14,8 +14,8 @@ typedef struct Cluster {
 
 /* Returns the bytes/s that a GPU sends inside a node in a collective of `local` of its GPUs. */
 double cluster_node_bandwidth(const Cluster *cluster, int64_t local);
-/* Returns the seconds for every rank of the mesh to send this traffic to others of its group; the
- * ranks of a node are neighbours. */
+/* Returns the seconds of this traffic if every rank of the mesh sends it to the others of its
+ * group. Consecutive ranks share a node. */
 double cluster_seconds(const Cluster *cluster, const Mesh *mesh, const Traffic *traffic);
 /* Returns what a rank sends when a group gathers, or reduces and scatters, `bytes` in total. */
 Traffic cluster_gather(const Mesh *mesh, MeshAxes axes, double bytes);

@@ -107,8 +107,8 @@ static char *path_below(const Doctor *doctor, const char *format, va_list argume
     return memory_format("%s%s", doctor->root, path);
 }
 
-/* Declares `path`, a path below the root of `doctor`, from a variadic function's `format` and
- * arguments. */
+/* Declares `path`: the root of `doctor`, followed by the text that a variadic function's
+ * `format` and arguments give. */
 #define FORMAT_PATH(scope, path)                                                                                                          \
     va_list arguments;                                                                                                                    \
     va_start(arguments, format);                                                                                                          \

@@ -59,8 +59,8 @@ static double sharing_ranks(const Session *session, const Parameter *p) {
     return session->layout->stage && !vector ? mesh_size(session->mesh, parameter_sum_axes(p) & ~MESH(AXIS_REPLICA)) : 1;
 }
 
-/* Returns the seconds of an update, which reads and writes gradient (once more for its norm),
- * master, states, weight. */
+/* Returns the seconds of the optimizer's update of `p`. It reads or writes gradient, master
+ * weights, states and weights, and reads the gradient once more for the norm. */
 double forecast_update(const Graph *graph, const Parameter *p, const OptimizerConfig *config, const Rates *rates) {
     double compute = (double)precision_bytes(graph->precision, TYPE_COMPUTE), steps = (double)config->newton_schulz_steps;
     double count = (double)p->count,
@@ -129,8 +129,8 @@ static int next_stage(const PipelinePlan *plan, int stage) {
     return next;
 }
 
-/* Returns the bubble over the work of the busiest stage, from the schedule that planning simulates;
- * no stage's actions are listed. */
+/* Returns the bubble as a fraction of the busiest stage's work. The schedule is simulated as in
+ * planning, without a list of actions. */
 static double idle_part(const PipelinePlan *plan) {
     PipelineSchedule *schedule = pipeline_schedule_create(&plan->shape, plan->costs, PIPELINE_NO_STAGE);
     double part = schedule->bubble / (schedule->length - schedule->bubble);

@@ -1,4 +1,4 @@
-/* The needs of a training step on other hardware: memory per rank and time, modelled from the
+/* The needs of a training step on other hardware: memory per rank and time, modeled from the
  * programs that training would run (their planned memory, operations, bytes and collectives).
  * Nothing in a forecast is measured for the configuration, and it is printed as a model. */
 #pragma once

@@ -1,8 +1,9 @@
-/* A lower bound of the time and memory of a layout, a thousand times faster than its forecast. All
- * layers of a model are alike, so programs of three and four layers, which have layers between
- * others, determine the costs of any number of layers. They depend on few settings of a layout, and
- * a search reuses them for all others. The bound omits padding, inputs, scratch of the optimizer,
- * gaps between activations, and the uneven split of layers among pipeline stages. Owns nothing. */
+/* A lower bound of the time and memory of a layout, a thousand times faster than its forecast.
+ * If all layers of a model are alike, programs of three and four layers determine the costs of
+ * any number of layers; otherwise the whole model is planned. These programs depend on few
+ * settings of a layout, so a search reuses them for many layouts. The bound omits padding,
+ * inputs, scratch of the optimizer, gaps between activations, and the uneven split of layers
+ * among pipeline stages. Owns nothing. */
 #include "advise/forecast_internal.h"
 
 #include <math.h>
@@ -28,8 +29,8 @@ static ParameterGroup *find_group(ProgramSums *sums, const Graph *graph, const P
     return &sums->groups[i];
 }
 
-/* Returns the bytes of a quantized parameter in MASTER units: weights of this size take as much
- * memory as the quantized values and scales. */
+/* Returns the bytes of a quantized parameter. All parameters are counted in bytes of the state
+ * dtype: weights of this size take as much memory as the quantized values and scales. */
 static double quantized_bytes(const Graph *graph, const Parameter *p) {
     double held = (double)(graph_bytes(graph, p->codes) + graph_bytes(graph, p->scales));
     return held * (double)precision_state_bytes(graph->precision, TYPE_COMPUTE) / (double)precision_bytes(graph->precision, TYPE_COMPUTE);
@@ -102,7 +103,7 @@ static double slope(const SmallPrograms *small, double first, double second) {
     return small->layers[1] > small->layers[0] ? (second - first) / (double)(small->layers[1] - small->layers[0]) : 0;
 }
 
-/* Returns the even share of one of several stages of a model with `layers` layers; its activations
+/* Returns the even share of one of `stages` stages of a model with `layers` layers. Activations
  * are those of all stages. */
 static ProgramSums program_share(const SmallPrograms *small, double layers, double stages) {
     const ProgramSums *a = &small->sums[0], *b = &small->sums[1];
@@ -129,8 +130,8 @@ static double group_sharing_ranks(const Layout *layout, const ParameterGroup *gr
     return layout->stage && !group->vectors && !group->frozen ? mesh_size(layout->mesh, group->axes & ~MESH(AXIS_REPLICA)) : 1;
 }
 
-/* Returns the bytes of weights, masters, gradients and moments; for data that is gathered, summed
- * or updated by buckets, it counts the largest bucket. */
+/* Returns the bytes of weights, masters, gradients and moments. Data that is gathered, summed or
+ * updated bucket by bucket counts as its largest bucket. */
 static double parameter_bytes(const ProgramSums *share, const Layout *layout, Precision precision) {
     double all = 0, weights = 0, gradients = 0,
            cast = (double)precision_weight_offset(precision, precision_alignment(precision)) / (double)precision_alignment(precision);

@@ -22,8 +22,9 @@ ExchangeTimes forecast_exchange(
 /* Returns the seconds in which one rank makes all of a parameter's update. */
 double forecast_update(const Graph *graph, const Parameter *parameter, const OptimizerConfig *config, const Rates *rates);
 
-/* Returns the configuration of a rank: with the layout, as many copies of the model as the GPUs
- * allow, and a step of whole rounds of microbatches; each rank runs *microbatches of them. */
+/* Returns the configuration of a rank under the layout: as many copies of the model as the GPUs
+ * allow, and a step of whole rounds of microbatches. *microbatches is the number that each rank
+ * runs. */
 Config forecast_rank(const Config *config, const Cluster *cluster, const ForecastLayout *layout, int64_t *microbatches);
 
 /* -- Bounds (forecast_bound.c) ------------------------------------------------------------------------------------- */
@@ -49,15 +50,15 @@ typedef struct ProgramSums {
     int group_count;
 } ProgramSums;
 
-/* Programs of models with few layers and one stage. All layers are alike, so these determine
- * programs of any number of layers. */
+/* Programs of one stage with few layers. If all layers are alike, two programs determine those
+ * of any number of layers; otherwise both have all layers. */
 typedef struct SmallPrograms {
     int64_t layers[2]; /* equal if the model has no more */
     ProgramSums sums[2];
 } SmallPrograms;
 
-/* Builds both programs for the ranks' tp, cp and ep, the sequences and the recomputation of a
- * layout; its other settings do not matter. ERROR_USAGE. */
+/* Builds both programs. They depend only on tp, cp, ep, the sequences and the recomputation of
+ * the layout. ERROR_USAGE. */
 bool small_programs(
     SmallPrograms *small, const Config *config, Device *device, const Cluster *cluster, const ForecastLayout *layout, Error *error);
 

@@ -69,8 +69,8 @@ static void list_axes(Space *space, ForecastLayout layout, int index) {
         if (space->cluster->gpus % layout_copy_ranks(&layout.ranks) == 0) list_axes(space, layout, index + 1);
 }
 
-/* Returns the sequences of a rank in a step; larger microbatches would make the step larger than
- * configured. */
+/* Returns the upper limit of a rank's microbatch: the sequences that the rank processes in a
+ * step, within the limits of INT32. */
 static int64_t most_sequences(const Space *space, const LayoutConfig *ranks) {
     const Config *config = space->config;
     int64_t copies = space->cluster->gpus / layout_copy_ranks(ranks) * ranks->ep,
@@ -223,8 +223,8 @@ static void insert(ForecastSearch *search, const Forecast *forecast) {
     search->found[at] = *forecast;
 }
 
-/* Returns whether the candidate's bound permits that it is the fastest. The first few are always
- * forecast, to be shown next to the fastest. */
+/* Returns whether the candidate may be the fastest, by its bound. The first FORECAST_FOUND
+ * candidates are always forecast, to be shown next to the fastest. */
 static bool may_be_quickest(const Space *space, const ForecastCandidate *candidate) {
     const ForecastSearch *search = space->search;
     return search->count < FORECAST_FOUND || candidate->bound.seconds < search->found->step;

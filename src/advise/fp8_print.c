@@ -1,5 +1,5 @@
-/* The table of linear layers by how they are computed. Called by the pages of plan=true and smelt
- * size. */
+/* Prints a table of the linear layers and how each is computed. Called by the pages of plan=true
+ * and smelt size. */
 #include "advise/fp8_print_internal.h"
 
 #include <string.h>

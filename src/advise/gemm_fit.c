@@ -1,4 +1,4 @@
-/* Tile and wave quantisation. A GEMM is cut into tiles of C, one per processor at a time. The part
+/* Tile and wave quantization. A GEMM is cut into tiles of C, one per processor at a time. The part
  * of a tile beyond the edge is wasted, and so is the time of processors without a tile in the last
  * wave. Like the libraries, gemm_fit chooses among tiles, by the least loss. Owns nothing.
  *

@@ -20,7 +20,7 @@
  * attention 231-451 TFLOP/s over lengths of 1,024 to 8,192 and heads of 64 and 128, elementwise
  * work 2.3-3.0 TB/s, AdamW 2.88 TB/s. From a profile on an H200 on 2026-11-27 (4 x 4,096 tokens of
  * ZAYA1's width), scaled by the ratio of the two cards: head 703, experts 612 and 535, attention's
- * gradient 441, CCA's convolutions 41 forward and 46 backward (30 where a rank has half of the
+ * gradient 441, CCA's convolutions 41 forward and 46 backward (30 if a rank has half of the
  * tokens or heads), and GEMMs of 16 to 32 GFLOP, which lose 7 to 15 us each. */
 #include "advise/hardware.h"
 
@@ -97,7 +97,7 @@ static const Hardware *measured_row(void) {
  * 8192 cubed; the head of Llama 3.2 1B; ZAYA1-8B's experts, and their weight gradients; each
  * without the loss of the last, partly filled wave, which gemm_fit models. Attention: 32 heads of
  * 128 over 4,096 tokens. CCA: of ZAYA1-8B, 16,384 tokens, forward and backward. The head on gfx950
- * and gfx90a was not modelled and takes the value of gfx942. */
+ * and gfx90a was not modeled and takes the value of gfx942. */
 typedef struct ModelledShares {
     const char *target;
     double gemm, head, experts, expert_weights, attention, attention_gradient, convolution, memory, optimizer;
@@ -110,7 +110,7 @@ static const ModelledShares modelled[] = {
 };
 
 /* The model ignores that clocks fall under load: GEMMs with HipKittens' structure reach 0.87 of the
- * modelled rate. */
+ * modeled rate. */
 static const double loaded_clock = 0.87;
 
 static void multiply_rates(Rates *rates, double compute, double memory) {
@@ -131,7 +131,7 @@ static double usual_copy(const Hardware *hardware) {
 }
 
 /* Scales all rates of the H100 by the ratio of best GEMMs or copies, for a processor on which smelt
- * was neither measured nor modelled. */
+ * was neither measured nor modeled. */
 static void scale_rates(Hardware *hardware) {
     multiply_rates(
         &hardware->rates, usual_gemm(hardware) / measured_row()->best_bf16, usual_copy(hardware) / measured_row()->best_bandwidth);
@@ -150,7 +150,7 @@ static double modelled_rate(const Hardware *hardware, double share) {
 }
 
 static void take_modelled_rates(Hardware *hardware, const ModelledShares *shares) {
-    const double length = 4096; /* of the modelled attention */
+    const double length = 4096; /* of the modeled attention */
     Rates *rates = &hardware->rates;
     rates->gemm = modelled_rate(hardware, shares->gemm);
     rates->head = modelled_rate(hardware, shares->head);

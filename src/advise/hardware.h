@@ -67,8 +67,8 @@ bool hardware_check_fp8(const Hardware *hardware, const Config *config, Error *e
 /* Returns all names, separated by ", ". */
 const char *hardware_names(void);
 
-/* Scales the rates to a measured GEMM (FLOP/s) and copy (bytes/s, read and written), which become
- * the best values; 0: not measured. */
+/* Replaces the best GEMM rate (FLOP/s) and copy rate (bytes/s, read and written) by measured
+ * ones, and scales all other rates in proportion. 0: not measured. */
 void hardware_calibrate(Hardware *hardware, double gemm, double copy);
 
 /* Makes a device for planning programs without the hardware; the caller closes it. */

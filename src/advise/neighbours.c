@@ -1,4 +1,4 @@
-/* Finds better neighbours. Every dimension is moved to good values near it. Then the width of the
+/* Finds better neighbors. Every dimension is moved to good values near it. Then the width of the
  * MLP or of the experts is solved for, because the number of parameters is linear in it. Owns
  * nothing. */
 #include <math.h>
@@ -22,7 +22,7 @@ static bool saves_more(const Neighbour *a, const Neighbour *b) {
     return fabs(x / y - 1) < 1e-3 ? a->changes < b->changes : x < y;
 }
 
-/* Keeps the best neighbours in order. Drops one that is as fast as another with no more changes. */
+/* Keeps the best neighbors in order. Drops one that is as fast as another with no more changes. */
 static void insert(Neighbour *list, int *count, const Neighbour *item) {
     for (int i = 0; i < *count; i++)
         if (fabs(list[i].estimate.seconds / item->estimate.seconds - 1) < 1e-3 && list[i].changes <= item->changes) return;
@@ -50,7 +50,7 @@ static bool is_usable(const SizeQuestion *question, ModelConfig *model) {
 typedef struct NeighbourSearch {
     const SizeQuestion *question;
     SizeEstimate now;
-    bool faulty; /* the model itself has faults: slower models without faults are then neighbours too */
+    bool faulty; /* the model itself has faults: slower models without faults are then neighbors too */
     Neighbour *list;
     int count;
     Neighbour simplest; /* with the fewest changes; 0 changes: none yet */

@@ -10,8 +10,9 @@
 #include "run/phases.h"
 #include "run/source.h"
 
-/* Sets what a model folder does not specify about training: sequences of the model's context, up to
- * the usual length, and steps of many sequences, unless settings say otherwise. */
+/* Chooses the training settings that a model folder lacks and `settings` do not give: sequences
+ * of the model's context, at most LENGTH tokens, and steps of SEQUENCES microbatches of one
+ * sequence. */
 static void assume(Config *config, const char *path) {
     enum { LENGTH = 8192, SEQUENCES = 64 };
     bool all = config->data.length && config->batch.sequences && config->batch.tokens;

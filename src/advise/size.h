@@ -70,5 +70,5 @@ typedef struct ExpertChoice {
 enum { SIZE_EXPERT_CHOICES = 6 };
 int size_experts(const SizeQuestion *question, ExpertChoice choices[SIZE_EXPERT_CHOICES]);
 
-/* Prints findings, then GEMMs, neighbours and experts. */
+/* Prints findings, then GEMMs, neighbors and experts. */
 void size_print(const Sizing *sizing, const SizeQuestion *question, FILE *file);

@@ -5,9 +5,9 @@
 #include "graph/op.h"
 #include "session/session.h"
 
-/* Traffic of one bucket (layout/exchange.h): the sum of its gradients among the ranks that shard
- * it, the sum of each shard among replicas, and the gathering of its weights. Bytes are 0 if there
- * is none. */
+/* Traffic of one bucket (layout/exchange.h): the reduction of its gradients among the ranks that
+ * shard it, the reduction of each shard among replicas, and the all-gather of its weights. 0
+ * bytes: no such collective. */
 typedef struct BucketTraffic { Traffic reduce, replicas, gather; } BucketTraffic;
 BucketTraffic traffic_of_bucket(const Layout *layout, const LayoutBucket *bucket, Precision precision);
 

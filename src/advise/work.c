@@ -18,8 +18,8 @@ const char *work_class_name(WorkClass class) {
     return names[class];
 }
 
-/* Returns a GEMM over tokens. Its k is the row length of an operand; the GEMM of a weight gradient
- * sums over tokens instead, which are not a row length. */
+/* Return the shapes of a GEMM over tokens and of a weight gradient. The widths are lengths of
+ * rows in memory (GemmShape.rows); the number of tokens, the k of a weight gradient, is not. */
 static GemmShape of_tokens(int64_t tokens, int64_t to, int64_t from, int64_t count) {
     return (GemmShape){tokens, to, from, count, to | from};
 }

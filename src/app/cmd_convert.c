@@ -103,7 +103,7 @@ static bool write_from_folder(
     return written;
 }
 
-/* Writes adapters that were merged into their base, in export.master. They are compared with
+/* Writes a base with merged adapters, whose weights are export.master. Compares them with
  * adapters and base before and after writing. */
 static bool write_merged(const char *in, const char *out, const Config *config, const Graph *graph, const HfExport *export,
     const ConvertOptions *options, Error *error) {
@@ -169,8 +169,8 @@ static bool write_grown(
     return good;
 }
 
-/* Returns the token members of config.json: the members of `generation`, and eos_token, the end of
- * documents, if its bytes are a text. */
+/* Returns the token members of config.json: those of `generation`, and eos_token, the text of
+ * the token that ends documents, if it is valid UTF-8. */
 static json_t *describe_tokens(const json_t *generation, const Tokenizer *tokenizer) {
     static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     json_t *tokens = json_object();
@@ -217,8 +217,8 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     return fits || error_context(error, "%s", run);
 }
 
-/* Returns the folder of adapters with a tokenizer of their own, as PEFT's users save it, for the
- * caller to free; NULL: they have none. */
+/* Returns a folder of adapters if it has a tokenizer of its own, as PEFT's users save it;
+ * otherwise NULL. The caller frees it. */
 static char *find_adapter_tokenizer(const char *in) {
     char *folder = adapter_is_folder(in) ? adapter_folder(in) : NULL;
     SCOPED_FREE char *file = folder ? tokenizer_find(folder) : NULL;

@@ -8,8 +8,8 @@
 #include "base/version.h"
 #include "config/config.h"
 
-/* Iterates over the commands that can be run: `*i` counts the program's commands, `*j` the commands
- * of a group. NULL after the last. Valid until the next call. */
+/* Iterates over the commands that can be run. `*i` counts smelt's commands, `*j` the commands of
+ * a group. NULL after the last one. The result is valid until the next call. */
 static const Command *next_command(int *i, int *j) {
     const Command *command = command_smelt.member(*i);
     if (!command || !command->member) {

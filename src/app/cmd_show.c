@@ -65,8 +65,8 @@ static void print_given(const json_t *identity, const char *name, const char *la
     if (*is || *given) fprintf(out, "  %-15s %s%s%s\n", label, given, *given && *is ? ": " : "", is);
 }
 
-/* Prints the sources and phases of a mixture, whose names in the identity have one part after the
- * prefix. */
+/* Prints the sources and phases of a mixture. The identity calls them data.train.source.NAME and
+ * data.train.phase.N. */
 static void print_mixture_identity(json_t *identity, FILE *out) {
     static const char data[] = "data.train.";
     const char *name;

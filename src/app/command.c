@@ -168,8 +168,8 @@ static void print_members(const Command *group, FILE *file) {
 
 /* -- Running ------------------------------------------------------------------------------------------------------- */
 
-/* Reports an unknown command with the nearest known one, or else with all commands. A member is
- * valid until the next call. */
+/* Reports an unknown command with the nearest known one, or else with all commands. The names
+ * are copied, because each call of group->member may overwrite the previous result. */
 static void report_unknown(const Command *group, const char *name) {
     char names[COMMAND_MEMBERS][32];
     Option rows[COMMAND_MEMBERS] = {0};

@@ -78,8 +78,8 @@ typedef struct CommandPage {
 void command_page_open(CommandPage *page);
 void command_page_print(CommandPage *page); /* also closes it */
 
-/* Prints an example configuration: llama, zaya, mpt, gpt2, flux or finetune. ERROR_USAGE for
- * another name. */
+/* Prints the example configuration `name` (example.c). ERROR_USAGE lists the names if there is
+ * none. */
 bool example_print(const char *name, Error *error);
 
 /* Returns the precision for a choice of "same|bf16|fp32|fp64"; the model was trained in `own`. */

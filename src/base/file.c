@@ -60,9 +60,9 @@ static char *folder_of(const char *path) {
 
 /* -- Absence ------------------------------------------------------------------------------------------------------- */
 
-/* Returns whether the folder of a name that the system calls absent lists it, or cannot be listed
- * now. A link to an absent file is absent. A folder that forbids listing, and one with more than
- * MOST names, do not contradict the system. */
+/* Checks a name that the system calls absent: returns whether its folder lists the name, or
+ * cannot be listed now. A link to an absent file counts as absent. A folder that forbids
+ * listing, or has more than MOST names, does not contradict the system. */
 static bool is_listed_name(const char *path) {
     enum { MOST = 1024 };
     SCOPED_FREE char *whole = memory_format("%.*s", (int)path_length(path), path), *folder = folder_of(whole);

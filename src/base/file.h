@@ -32,7 +32,7 @@ FileKind file_kind(const char *path, int64_t *bytes);
 /* Returns false only if the name does not exist. If the system cannot answer, the result is true,
  * and the read that follows reports the reason. */
 bool file_exists(const char *path);
-/* Whether `path` is a regular file that begins with these bytes, at most 64. */
+/* Returns whether `path` is a regular file that begins with these bytes, at most 64. */
 bool file_begins(const char *path, const char *start, size_t size);
 /* Checks that a command may write the file `path`. It may if there is none, or with `overwrite` if the
  * file is empty or `is_kind`. Messages call the kind `kind`. ERROR_USAGE with the way out. */

@@ -87,8 +87,8 @@ bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *st
 /* Like options_read_yaml, from memory; `origin` names the source in errors. */
 bool options_parse_yaml(
     const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length, const char *origin, Error *error);
-/* A list of mappings in a YAML file all of whose keys name such lists: "sources: [{name: web},
- * {name: code}]". */
+/* One of the lists in a YAML file whose top level has nothing but lists of mappings: "sources:
+ * [{name: web}, {name: code}]". */
 typedef struct OptionList {
     const char *const *keys;  /* all keys of the file, NULL-terminated; others are refused */
     const char *key;          /* the list to read; others are skipped */

@@ -161,7 +161,7 @@ const Option *options_find(const OptionTable *table, const char *name, size_t le
     return NULL;
 }
 
-/* Edit distance with insertion, deletion, substitution and swap of neighbours (optimal string alignment). */
+/* Edit distance with insertion, deletion, substitution and swap of neighbors (optimal string alignment). */
 static int64_t edit_distance(const char *a, size_t a_length, const char *b, size_t b_length) {
     int64_t rows[3][OPTIONS_NAME_LIMIT + 1];
     assert(a_length <= OPTIONS_NAME_LIMIT && b_length <= OPTIONS_NAME_LIMIT);

@@ -56,7 +56,7 @@ static void fill_map(float map[256]) {
 
 /* -- NF4 ----------------------------------------------------------------------------------------------------------- */
 
-/* Counts the midpoints between neighbouring values that are below x. */
+/* Counts the midpoints between neighboring values that are below x. */
 static uint8_t nf4_code(float x) {
     uint8_t code = 0;
     for (int i = 0; i < 15; i++) code += x > (nf4_values[i] + nf4_values[i + 1]) / 2;

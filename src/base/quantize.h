@@ -21,9 +21,9 @@ typedef enum Quantization { QUANTIZE_NONE, QUANTIZE_NF4, QUANTIZE_FP8 } Quantiza
 
 enum { NF4_BLOCK = 64, NF4_OUTER = 256 }; /* elements per scale, scales per outer scale */
 
-/* The start of the scales of NF4; `outer` follows, a float for every 256 blocks, then `inner`, a
- * byte for each block. The tables are in memory so that kernels can look values up. Scales of FP8
- * are floats, one per row. */
+/* The scales of an NF4 matrix begin with this head. `outer` follows, one float for every 256
+ * blocks; then `inner`, one byte for every block. Kernels look values up in its tables. The
+ * scales of FP8 have no head: they are floats, one per row. */
 typedef struct Nf4Head { float offset, values[16], map[256]; } Nf4Head;
 
 static inline int64_t nf4_blocks(int64_t count) { return (count + NF4_BLOCK - 1) / NF4_BLOCK; }

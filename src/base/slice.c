@@ -52,8 +52,7 @@ int64_t slice_within(const Slice *outer, const Slice *inner) {
     return alike ? number : -1;
 }
 
-/* Returns whether whole runs of two slices with equal strides share a position modulo the
- * stride. */
+/* Returns whether whole runs of two slices with equal strides overlap modulo the stride. */
 static bool runs_meet(const Slice *a, const Slice *b) {
     int64_t distance = (b->first - b->skip - (a->first - a->skip)) % a->stride;
     if (distance < 0) distance += a->stride;

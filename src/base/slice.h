@@ -34,11 +34,11 @@ bool slice_equal(const Slice *a, const Slice *b);
 
 /* Returns how many elements of the slice are below an element of the tensor. */
 int64_t slice_below(const Slice *slice, int64_t element);
-/* Returns how many elements of the slice, from a number below `count` on, are consecutive in the
- * tensor. */
+/* Returns how many elements of the slice are consecutive in the tensor, from element `number`
+ * on, which is below `count`. */
 int64_t slice_follow(const Slice *slice, int64_t number);
-/* Returns the number in `outer` from which on it has exactly the elements of `inner`, without
- * others in between; -1: none, or their runs differ. */
+/* Returns the number of the element of `outer` from which on it has exactly the elements of
+ * `inner`, without others in between. -1 if it has none or their runs differ. */
 int64_t slice_within(const Slice *outer, const Slice *inner);
 /* Returns whether they share an element. */
 bool slices_meet(const Slice *a, const Slice *b);

@@ -199,8 +199,8 @@ static bool add_memory_row(Bench *bench, const MemoryWork *work, BenchWork run, 
     return true;
 }
 
-/* Memory of the device; on the host pageable memory, and pinned memory, which a GPU accesses
- * directly: none if nothing is copied between host and device. */
+/* The memory to measure: the device's, and the host's pageable and pinned memory. The host's is
+ * NULL if nothing is copied between host and device. */
 typedef struct Room {
     Device *device;
     char *memory, *pageable, *pinned;
@@ -218,8 +218,8 @@ static bool measure_kernel(Bench *bench, const Room *room, int64_t set, Kernel k
     return add_memory_row(bench, &work, gpu ? run_gpu : run_cpu, error);
 }
 
-/* Measures the driver's copies, of half the set like STREAM's copy; with the host only up to the
- * allocated memory. */
+/* Measures the driver's copies of half of the set, like STREAM's copy. Copies from and to the
+ * host are skipped if they exceed its allocated memory. */
 static bool measure_copy(Bench *bench, const Room *room, int64_t set, Kernel kernel, Error *error) {
     int64_t each = set / 2 / ALIGNMENT * ALIGNMENT;
     if (each == 0 || (kernel != DRIVER_COPY && each > room->host_bytes)) return true;

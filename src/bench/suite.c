@@ -145,8 +145,8 @@ static void add_suite_row(Bench *bench, const SuiteEntry *entry, double best) {
                    TEXT(entry->done ? "ok" : "failed")});
 }
 
-/* Returns false only if the suite cannot continue; `failed` counts models that did not run. `best`:
- * of bf16 and of fp32 GEMMs. */
+/* Measures one model. Returns false only if the suite cannot continue; `failed` counts models
+ * that did not run. `best` has the best measured rates of bf16 and fp32 GEMMs. */
 static bool measure_config(Bench *bench, const char *path, int64_t length, double best[2], int *failed, Error *error) {
     const SuiteOptions *options = bench->options;
     SuiteEntry entry = {0};

@@ -13,8 +13,8 @@
 /* -- Sizes --------------------------------------------------------------------------------------------------------- */
 
 const BenchSizes *bench_sizes(const Device *device) {
-    /* gemm_m, attention_lengths, collective_bytes; attention_heads, attention_tokens, optimizer_parameters;
-     * memory_least; best_gemm */
+    /* Fields: gemm_m, attention_lengths, collective_bytes; attention_heads, attention_tokens,
+     * optimizer_parameters; memory_least; best_gemm */
     static const BenchSizes cpu = {"256..2048", "256..2048", "1Ki..64Mi", 8, 4096, 32000000, 16 << 10, {512, 1024}};
     static const BenchSizes massively_parallel = {"1024..8192", "1024..16384", "1Ki..1Gi", 32, 32768, 1000000000, 1 << 20, {4096, 8192}};
     return device_info(device)->massively_parallel ? &massively_parallel : &cpu;
@@ -49,9 +49,9 @@ bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Er
 
 /* -- Cold memory --------------------------------------------------------------------------------------------------- */
 
-/* A prime number of random values, repeated over the memory. Powers of two and their small
- * multiples have large remainders, so no row or column of a matrix equals another one, or one of
- * the other operand. */
+/* A prime number of random values is repeated over the memory. Powers of two and their small
+ * multiples have large remainders modulo it, so no row or column of a matrix equals another one,
+ * or one of the other operand. */
 enum { POOL = 2592487 };
 
 /* Uploads FP8 values, which no device generates, in e4m3; their bits are also finite in e5m2. */

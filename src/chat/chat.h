@@ -91,9 +91,9 @@ bool chat_reads(const char *name);
  * differ from the token that ends documents. -1: there is none, so the end of an answer cannot be
  * recognized. */
 int32_t chat_answer_end(ChatEncoder *encoder);
-/* Splits a preference record of `prompt`, `chosen` and `rejected` into the records of its two
- * answers (chat_pair.c), for chat_encode and json_decref. ERROR_DATA: the record is not a
- * preference. */
+/* Splits a preference record (`prompt`, `chosen`, `rejected`) into one record per answer
+ * (chat_pair.c). The caller passes both to chat_encode and releases them with json_decref.
+ * ERROR_DATA: the record is not a preference. */
 bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, Error *error);
 /* Encodes the tokens after which the model answers a list of messages. */
 bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *document, Error *error);

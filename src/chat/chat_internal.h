@@ -8,8 +8,8 @@
 enum { CHAT_MESSAGES = 4096 };
 #define CHAT_RENDERED_BYTES ((size_t)1 << 32)
 
-/* Returns a record in the one shape that is read (chat_shapes.c), for the caller to release. What
- * is neither of that shape nor of a known one stays as it is. */
+/* Returns a record in the one shape that this folder reads (chat_shapes.c), for the caller to
+ * release. A record of an unknown shape is returned unchanged. */
 json_t *chat_shape(const json_t *record);
 /* Returns the question of Alpaca's form as a message: instruction, and input below it if there is
  * some. The caller releases it. */

@@ -62,9 +62,9 @@ static json_t *start_of(const json_t *answer, size_t common) {
 /* Returns whether a value is given: an empty text or list counts as absent, like null. */
 static bool is_given(const json_t *value) { return json_string_length(value) > 0 || json_array_size(value) > 0; }
 
-/* Refuses parts of a prompt in members of their own, which no form of a pair reads: training
- * without them would train another pair. Lists are conversations, and such members repeat them, so
- * only a system message can be missing there. */
+/* Refuses a record with a part of its prompt in a member that smelt does not read for pairs,
+ * because training without this part would train another pair. If the answers are lists, they
+ * are whole conversations, so only a system message can be missing. */
 static bool check_prompt_is_whole(const json_t *record, const json_t *messages, Error *error) {
     static const char *const parts[] = {"system", "history", "question", "instruction", "input"};
     bool texts = json_is_string(json_object_get(record, "chosen"));

@@ -62,8 +62,8 @@ static json_t *shape_message(json_t *item) {
     return message;
 }
 
-/* Replaces the member `name` by its messages, if it is a list with one of ShareGPT's, or an answer
- * that is one message. */
+/* Converts the member `name` to messages, if it is a list with a message in ShareGPT's form, or
+ * an answer that is a single message. */
 static void shape_list(json_t *record, const char *name) {
     json_t *list = json_object_get(record, name), *made;
     bool single = json_is_object(list), share = single;

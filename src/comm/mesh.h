@@ -1,6 +1,6 @@
 /* The ranks of a run as a grid of axes, and the groups of ranks along some of these axes. A rank's
  * number has its coordinates as digits, the first axis being the slowest. The ranks of a
- * tensor-parallel group are therefore neighbours on one node; experts and context come next, then
+ * tensor-parallel group are therefore neighbors on one node; experts and context come next, then
  * pipeline stages, then copies of the model.
  *
  * The user's layout.dp is REPLICA x DP; ZeRO shards among the DP ranks of a replica. The user's
@@ -40,8 +40,8 @@ typedef struct Mesh {
 /* A mesh of one rank, without groups. */
 extern const Mesh mesh_alone;
 
-/* Returns the number of ranks that differ from this one on these axes alone, itself included; and
- * its index among them. */
+/* Return the number of ranks whose coordinates differ from this rank's only on these axes,
+ * including this rank; and this rank's index among them. */
 int mesh_size(const Mesh *mesh, MeshAxes axes);
 int mesh_index(const Mesh *mesh, MeshAxes axes);
 /* Returns the axes of the set that have more than one rank. Sets with equal results have the same

@@ -333,9 +333,9 @@ static bool all_well(Engine *engine, Error *error) {
     return error_set(error, ERROR_COMMUNICATION, "a GPU collective did not finish in %.0f s", engine->options.timeout);
 }
 
-/* Aborts the groups; kernels that wait for a lost rank do not end otherwise. The compute thread may
- * hold the lock inside a call that waits for the lost rank; after LOCK_SECONDS this function goes
- * on without the lock. */
+/* Aborts the groups; otherwise, kernels that wait for a lost rank never end. The compute thread
+ * may hold the lock inside a call that waits for the lost rank, so this function continues
+ * without the lock after LOCK_SECONDS. */
 static void end_all(Nccl *nccl) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);

@@ -1,8 +1,8 @@
-/* Messages over TCP: one connection per pair of ranks; the ready ones are moved. The kernel resends
- * through network outages that are shorter than CommOptions.lost, and reports a peer that shows no
- * sign of life for longer. A process that dies resets its connections, which the peers notice at
- * once. Owns the sockets. Made by comm_open from the connections of tcp_meet.c, used by the
- * worker. */
+/* Messages over TCP: one connection per pair of ranks. An exchange moves bytes on all
+ * connections that are ready. The kernel resends through network outages that are shorter than
+ * CommOptions.lost, and reports a peer that shows no sign of life for longer. A process that
+ * dies resets its connections, which the peers notice at once. Owns the sockets. Made by
+ * comm_open from the connections of tcp_meet.c, used by the worker. */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>

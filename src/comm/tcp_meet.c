@@ -1,5 +1,5 @@
 /* The rendezvous of TCP ranks. Every rank listens: rank 0 at the run's address, each other rank at
- * a port that the system chooses, on its interface towards rank 0. Each rank tells rank 0 where it
+ * a port that the system chooses, on its interface toward rank 0. Each rank tells rank 0 where it
  * listens. When all have come, rank 0 sends the table to everyone, and each rank above 0 connects
  * to the ranks between. All of this goes over authenticated channels: a process that does not know
  * the run's secret gets no seat. After the rendezvous the connections carry collectives without

@@ -235,10 +235,10 @@ void config_recipe_name(const Config *config, char name[16]);
  * (fp8_choose). */
 bool config_has_uneven_rows(const Config *config);
 
-/* Settles the length of a run, which one of steps, tokens and epochs gives: in *config (the
- * command), or else in `base`, to which the command was applied; 0: not given. batch.last belongs
- * to the length and is taken with it. If all three are 0, config_check uses the default.
- * ERROR_USAGE if several are given. */
+/* Settles the length of a run, which one of steps, tokens and epochs gives (0: not given).
+ * *config has the settings of the command; if it gives none, the length of `base`, to which the
+ * command was applied, is used. batch.last belongs to the length. If all three are 0,
+ * config_check uses the default. ERROR_USAGE if several are given. */
 bool config_settle_length(Config *config, const Config *base, Error *error);
 
 /* Checks that span several settings (divisibility, dependent ranges); fills derived defaults.

@@ -16,11 +16,11 @@ typedef struct OptimizerRule {
     bool takes_matrices; /* updates only hidden projections, each as a whole; AdamW updates all other parameters */
     bool keeps_variance; /* has a second state per element in addition to the momentum */
     bool codes_moments;  /* both states of matrices are 8-bit codes (optim/adamw_8bit.c); AdamW updates all other parameters */
-    /* Elements of state dtype that an update reads or writes per parameter element, including the
-     * norm's read, without codes. */
+    /* Elements of the state dtype that an update reads or writes per element of a parameter,
+     * including the norm's read of the gradient, excluding 8-bit moments. */
     double moves;
-    /* Computes the rates of an element's update (optim/optim_internal.h). NULL if it takes
-     * matrices. */
+    /* Computes the rates of an element's update (optim/optim_internal.h). NULL if
+     * takes_matrices. */
     struct ElementRates (*rates)(const OptimizerConfig *config, const struct RateTerms *terms);
 } OptimizerRule;
 

@@ -53,8 +53,8 @@ typedef struct Mixture {
 
 /* Returns whether data.train names a mixture: by its ending, .yaml or .yml. */
 bool mixture_is(const char *path);
-/* Refuses a mixture where a token shard or text is needed (ERROR_USAGE); any other file or folder
- * passes, including other YAML. */
+/* Refuses a mixture if the caller needs a token shard or text (ERROR_USAGE); any other file or
+ * folder passes, including other YAML. */
 bool mixture_refuse(const char *path, Error *error);
 /* Reads and checks a file: ERROR_USAGE with file, line, key, value and the allowed values. Paths
  * are not opened. */

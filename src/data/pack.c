@@ -250,9 +250,9 @@ static bool set_shard_aside(const char *name, const char *next, const char *asid
     return file_remove(aside, error) && file_exchange_folder(name, aside, NULL, error);
 }
 
-/* Gives the parts that wait beside older ones their names. The training part has no name until the
- * validation part has its own, so that no run starts on parts of two packings. After a kill or an
- * error the same command continues here. */
+/* Renames new parts that were written under temporary names beside older parts. The training
+ * part has no name until the validation part has its own, so that no run starts on parts of two
+ * packings. After a kill or an error the same command continues here. */
 static bool take_names(Packer *packer, Error *error) {
     PackPart *parts[] = {&packer->train, &packer->valid};
     char *next[2] = {0}, *aside[2] = {0};

@@ -182,7 +182,7 @@ void block_read_page(Block *block, ParquetValues *values, const char *field) {
     parquet_page_free(&block->page);
 }
 
-/* Returns whether a page that no record of has been read goes to the pipeline as it is. */
+/* Returns whether a page, none of whose records has been read, goes to the pipeline undecoded. */
 static bool is_passed_on(const ParquetPage *page) {
     return page->stands_alone && page->bytes >= PAGE_LEAST_BYTES && page->bytes <= PAGE_MOST_BYTES && page->values <= PAGE_MOST_ROWS;
 }

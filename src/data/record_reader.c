@@ -1,7 +1,7 @@
 /* Cuts the text of files into records, and collects them into blocks. A record of text is the part
  * between two separators; for JSON and tables, record_scan.c finds the records. A long document is
- * passed on in pieces, cut where a tokenizer does not look across, so memory does not grow with its
- * length. Lines are counted for messages.
+ * passed on in pieces, cut at places across which no tokenizer looks, so memory does not grow with
+ * its length. Lines are counted for messages.
  *
  * A RecordReader owns a window on the current file. Its output depends only on the files and the
  * start position: a killed packing resumes at a recorded position. */

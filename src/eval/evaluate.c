@@ -209,8 +209,8 @@ static int64_t count_evaluated(const EvaluationInput *input) {
     return input->sequences && samples > input->sequences ? input->sequences : samples;
 }
 
-/* Prompts may be longer than all evaluated sequences: a mean over no tokens is not a loss, and not
- * a fault of the model. */
+/* Refuses an evaluation without trained tokens: prompts may be longer than all evaluated
+ * sequences. The model is not at fault, and a mean over no tokens is not a loss. */
 static bool refuse_untrained(int64_t samples, Error *error) {
     return error_set(error, ERROR_DATA, "the evaluated sequences (the first %lld) contain no trained token: evaluate more sequences",
         (long long)samples);

@@ -1,4 +1,4 @@
-/* Text that the model writes at an evaluation, so that users see what it has learnt. A MODEL_SCORE
+/* Text that the model writes at an evaluation, so that users see what it has learned. A MODEL_SCORE
  * program of the session, which shares its weights and activations, recomputes the whole text for
  * each token: this needs no memory for a cache and works with every layout of the weights, like an
  * evaluation. Texts are shorter than the program's sequence. They are its last rows, and each

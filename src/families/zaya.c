@@ -6,8 +6,8 @@
  * layer).
  *
  *     h = (embedding[token] + bias) * scale
- *     per layer:  h = merge(CCA(norm(h)), h);  h = merge(MoE(norm(h)), h)
- *     merge(a, h) = (a + b1) * s1 + (h + b2) * s2
+ *     per layer:  h = add(CCA(norm(h)), h);  h = add(MoE(norm(h)), h)
+ *     add(a, h) = (a + b1) * s1 + (h + b2) * s2
  *     logits = norm(h) embedding^T */
 #include <math.h>
 #include <stdio.h>

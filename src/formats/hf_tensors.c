@@ -124,8 +124,9 @@ static char *gguf_name(const HfParameter *parameter) {
     return layer < 0 ? memory_format("%s%s", row->gguf, rest) : memory_format("blk.%d.%s%s", layer, row->gguf, rest);
 }
 
-/* Experts are stacked as ours, with separate tensors for gate, up and down projections: a tensor
- * consists of every `step`th of `parts` equal parts of the parameter, starting at part `from`. */
+/* Appends the tensors of stacked experts. GGUF files stack experts as smelt does, but gate, up
+ * and down projections are separate tensors: a tensor has every `step`th of step * experts equal
+ * parts of the parameter, starting at part `from`. */
 static void append_experts(HfTensorList *list, const char *name, int layer, const HfParameter *parameter, int64_t from, int64_t step) {
     int64_t experts = parameter->p->shape[0];
     for (int64_t i = 0; i < experts; i++) {

@@ -1,5 +1,5 @@
-/* Writes the file beside tokenizer.json that tells transformers how to read it. Called by the
- * writer of model folders. */
+/* Writes tokenizer_config.json, from which transformers learns how to read tokenizer.json.
+ * Called by the writer of model folders. */
 #include "formats/hf_internal.h"
 
 json_t *hf_tokenizer_config(const ModelConfig *config, const char *end) {

@@ -1,6 +1,7 @@
-/* llm.c's GPT-2 files (model_*.bin, gpt2_124M.bin): a header of 256 int32 and all parameters end to end, kind by
- * kind over the layers, in fp32 (version 3) or bf16 (version 5). Matrices are [out, in]; the embedding has rows of
- * zeros up to a multiple of 128. */
+/* llm.c's GPT-2 files (model_*.bin, gpt2_124M.bin): a header of 256 int32, then all parameters
+ * without gaps, sorted by kind: all layers of one kind before the next kind. They are fp32
+ * (version 3) or bf16 (version 5). Matrices are [out, in]; the embedding is padded with rows of
+ * zeros to a multiple of 128. */
 #pragma once
 
 #include "base/file.h"

@@ -676,8 +676,8 @@ static StoredTensor store_table(const Graph *graph, const Parameter *p, const vo
         .name = stored_name(graph, p), .type = STORED_F32, .rank = 2, .shape = {p->shape[0], p->shape[1]}, .data = values};
 }
 
-/* Converts one half to fp32 in PEFT's layout. `experts`: the number of experts that share the half,
- * each of which gets a copy; otherwise 1. */
+/* Converts one half of an adapter, A or B, to fp32 in PEFT's layout. `experts`: the number of
+ * experts that share the half, each of which gets a copy; otherwise 1. */
 static StoredTensor store_half(const Graph *graph, const Parameter *p, const void *master, int64_t experts) {
     Half own = half_of(p), h = own;
     h.experts *= experts;

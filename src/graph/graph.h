@@ -258,8 +258,8 @@ TensorId graph_activation_like(Graph *graph, TypeClass type, TensorId like, cons
  * the other kinds in the WIDE type. */
 TensorId graph_parameter(
     Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused);
-/* Declares a parameter and gives this rank the share of `cut` in graph->mesh. `whole` is the shape
- * of the whole parameter. */
+/* Declares a parameter that the ranks of graph->mesh divide by `cut`. `whole` is the shape of
+ * the whole parameter; this rank holds its share. */
 TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *whole, const Cut *cut,
     double init_mean, double init_std, bool fused);
 /* Declares that a matrix, or each matrix of a stack, holds `count` projections one after another; projection i has

@@ -33,8 +33,8 @@ double image_training_time(const FlowConfig *flow, NoiseKey key) {
 
 /* -- Rows of a sample ---------------------------------------------------------------------------------------------- */
 
-/* Returns the image tokens of a sample of the program; first_token returns the first of them that
- * an image of height x width latents fills. */
+/* room returns the number of image tokens per sample of the program. first_token returns the
+ * first token that an image of height x width latents fills. */
 static int64_t room(const Model *model) { return graph_rows(model->graph, model->image.latents) / model->sequences; }
 
 static int64_t first_token(const Model *model, int64_t height, int64_t width) {

@@ -69,7 +69,7 @@ typedef struct NoiseKey {
 } NoiseKey;
 
 /* Returns the training time sigma of a sample, from 0 (the image) to 1 (noise): logit-normal, then
- * shifted towards noise (Esser et al. 2024, arXiv 2403.03206, section 3.1 and equation 23). */
+ * shifted toward noise (Esser et al. 2024, arXiv 2403.03206, section 3.1 and equation 23). */
 double image_training_time(const FlowConfig *flow, NoiseKey key);
 /* Returns the shifted time: t / (t + (1 - t) / shift). */
 double image_shift_time(double shift, double time);

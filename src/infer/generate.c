@@ -259,8 +259,9 @@ void *generator_weights(Generator *g) { return g->shared[ARENA_WEIGHT]; }
 
 int64_t generator_room(const Generator *g) { return g->config->context - g->count; }
 
-/* transformers rotates all tokens of one pass for the length that the text has after it; the cache's
- * table has one row per position, for a text that grows by single tokens (rope_angle). */
+/* With dynamic scaling and longrope, transformers rotates all tokens of a pass by the
+ * frequencies of the length that the text has after it. The cache has one row per position, as
+ * if the text grew token by token (rope_angle). Refuses a pass for which the two differ. */
 static bool check_one_length(const Generator *g, int64_t count, Error *error) {
     const ModelConfig *c = g->config;
     bool grows = c->rope_factor > 1 && (c->rope_scaling == ROPE_DYNAMIC || c->rope_scaling == ROPE_LONGROPE);

@@ -232,8 +232,8 @@ Value jinja_unknown(Render *render, const char *format, ...) __attribute__((form
 bool jinja_charge(Render *render, size_t bytes);
 /* Charges nodes or elements in the same way. */
 static inline bool jinja_step(Render *render, size_t steps) { return jinja_charge(render, steps * JINJA_STEP); }
-/* Returns memory of the rendering; NULL after a failure. Charges its bytes, so writing to it costs
- * nothing more. */
+/* Returns memory of the rendering; NULL after a failure. The budget is charged for its bytes
+ * here, so the caller does not call jinja_charge to write them. */
 void *jinja_take(Render *render, size_t bytes);
 /* Returns memory for a struct in the same way, but not NULL after a failure. */
 void *jinja_take_struct(Render *render, size_t bytes);

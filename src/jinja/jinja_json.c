@@ -108,8 +108,8 @@ static int compare_keys(const void *a, const void *b) {
     return str_compare((*left)->text, (*right)->text);
 }
 
-/* Returns the keys in the order of writing. Only texts are supported; Python also writes numbers as
- * keys. */
+/* Returns the keys in the order of writing. Only keys that are texts are supported; Python also
+ * writes numbers as keys. */
 static const Value **ordered_keys(SequenceBuilder *builder, const Map *map, bool sorted) {
     const Value **keys = jinja_take(builder->render, (map->keys.count + 1) * sizeof *keys);
     size_t work = 0; /* cost of one comparison of each key */

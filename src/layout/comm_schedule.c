@@ -210,8 +210,8 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
 
 static int by_offset(const void *a, const void *b) { return (*(const int *)a > *(const int *)b) - (*(const int *)a < *(const int *)b); }
 
-/* A point interrupts what a GPU has recorded, so updates in one process have only the points that
- * they need. */
+/* Lists the comm points. Each point splits what a GPU has recorded, so with
+ * optimizer.in_backward a single process has only the points that its updates need. */
 static void list_points(CommSchedule *schedule, const Layout *layout) {
     int count = 0, *points = schedule->points = memory_allocate((layout->bucket_count * (BUCKET_PASSES + 3) + 1) * sizeof *points);
     for (int b = 0; b < layout->bucket_count; b++) {

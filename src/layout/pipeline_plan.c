@@ -18,8 +18,8 @@ static PartKind kind_of_node(const Graph *graph, const Node *node, bool splits_b
 }
 
 /* Returns the cost of each layer, followed by the costs of the embedding and of the head. Nodes
- * outside the layers belong to the head if they are between forward and backward pass, and
- * otherwise to the embedding, which is the program's first and last work. */
+ * outside the layers belong to the head if they are between forward and backward pass. Other
+ * nodes belong to the embedding, because the program begins and ends with it. */
 static PieceCost *list_costs(const Graph *graph, int layers, bool splits_backward) {
     PieceCost *costs = memory_allocate((size_t)(layers + 2) * sizeof *costs);
     NodeSpan inside = NEVER;

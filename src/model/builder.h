@@ -113,8 +113,8 @@ TensorId builder_embed(Builder *builder, TensorId ids, TensorId table, int64_t e
 /* Returns the head [V, D]: the embedding `name` if the model is tied, otherwise lm_head.weight;
  * TENSOR_NONE on stages without the head. */
 TensorId builder_head(Builder *builder, const char *name, TensorId embedding);
-/* The rows of the table that lora.tokens trains, or TENSOR_NONE; and this rank's part of their
- * runs, counted from its first row. */
+/* Return the rows of the table that lora.tokens trains, or TENSOR_NONE; and this rank's part of
+ * their runs, counted from its first row. */
 TensorId builder_token_rows(const Builder *builder, TensorId table);
 TokenRuns builder_token_runs(const Builder *builder);
 

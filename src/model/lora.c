@@ -46,9 +46,9 @@ char *parameter_module(const char *parameter) {
     return memory_format("%.*s", (int)stem, parameter);
 }
 
-/* Finds the layers with adapters among those that `weight` views, NAME.weight [out, in], in order;
- * returns their number. This rank multiplies by rows `rows` of the view, which give the columns of
- * the output from `column` on. */
+/* Finds the layers with adapters among the layers NAME.weight [out, in] that `weight` views, in
+ * order, and returns their number. This rank computes rows `rows` of the view, which are the
+ * columns of the output from `column` on. */
 static int find_adapted(
     const Builder *b, TensorId weight, CutShare rows, int64_t column, LoraGroup group, Adapted found[LORA_MAX_ADAPTERS]) {
     const Graph *graph = b->graph;

@@ -78,9 +78,9 @@ typedef struct Model {
 Model model_build(
     const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute);
 /* Builds what one rank of `mesh` has of the model (NULL: it is alone). The mesh must outlive the
- * model. If `lora` has a rank, the model has adapters for training (model/lora.c), and everything
- * else is frozen. In bf16 a layout places the parameters before the graph is planned, and puts
- * frozen matrices where they have no master weights. */
+ * model. If `lora` has a rank, the model has adapters for training (model/lora.c), and
+ * everything else is frozen. In bf16 a layout places the parameters before the graph is planned,
+ * and puts frozen matrices into the weight arena, without master weights. */
 Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,
     int64_t sequences, int64_t length, RecomputePolicy recompute);
 /* Builds a pipeline stage, the mesh's index on AXIS_PP: its layers; the embedding on the first

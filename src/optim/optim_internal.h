@@ -93,8 +93,8 @@ typedef struct OptimKernels {
     PreciseSum (*pass[PASS_COUNT])(const PassRates *rates, const PassMemory *memory); /* returns the sum of squares, or 0 */
 } OptimKernels;
 
-/* Return the variant for an instruction set, or NULL if there is none (cpu_loops.c); and the best
- * variant that cpu_isa_runs allows. */
+/* optim_kernels returns the variant for an instruction set, or NULL if there is none
+ * (cpu_loops.c). optim_best_kernels returns the best variant that cpu_isa_runs allows. */
 const OptimKernels *optim_kernels(Precision precision, CpuIsa isa);
 const OptimKernels *optim_best_kernels(Precision precision);
 

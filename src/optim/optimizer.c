@@ -41,8 +41,8 @@ static bool codes_moments(const OptimizerConfig *config, const Parameter *p) {
            p->whole[p->rank - 1] % MOMENT_BLOCK == 0;
 }
 
-/* Returns the optimizer of a parameter: AdamW for what an optimizer of matrices leaves, and for
- * load-balancing biases. */
+/* Returns the optimizer of a parameter. AdamW updates load-balancing biases, and the parameters
+ * that an optimizer of matrices does not take. */
 static OptimizerName state_name(const OptimizerConfig *config, const Parameter *parameter) {
     const OptimizerRule *rule = optimizer_of(config);
     bool taken = rule->takes_matrices  ? optimizer_takes_matrices(config, parameter)
@@ -125,8 +125,8 @@ static const Parameter *parameter_of(const Optimizer *optimizer, int interval) {
     return &optimizer->graph->parameters[optimizer->shard.intervals[interval].elements.parameter];
 }
 
-/* Places the state of an interval without codes. A momentum that does not follow the master arena
- * is at the same distance from a multiple of `alignment`. */
+/* Places the state of an interval whose moments are not 8-bit codes. A momentum that does not
+ * follow the master arena is at the same distance from a multiple of `alignment`. */
 static StatePlace place_moments(Optimizer *o, int index, int64_t alignment) {
     const ShardInterval *interval = &o->shard.intervals[index];
     int64_t bytes = interval->elements.count * parameter_of(o, index)->element_bytes;
@@ -356,8 +356,8 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* ---- Use ---- */
 
-/* Returns the sum over segments from `first` on, or over the primary ones, of the back end's sum
- * for each. Waits. */
+/* Returns the sum of the back end's sums over the segments from `first` on; with `primary`, over
+ * the primary segments among them. Waits for the device. */
 static PreciseSum add_parameter_squares(const Optimizer *optimizer, int first, bool primary) {
     int count = optimizer->segment_count - first;
     SCOPED_FREE PreciseSum *squares = memory_allocate((size_t)count * sizeof *squares);

@@ -59,8 +59,8 @@ typedef struct SchemaElement {
     size_t name_size;
 } SchemaElement;
 
-/* Annotations, by their numbers as ConvertedType and as LogicalType. The integers lie between UINT_8
- * and JSON, and UNKNOWN between INTEGER and JSON. */
+/* Annotations, with their numbers in ConvertedType and in LogicalType. Integers without a name
+ * here have numbers between UINT_8 and JSON; UNKNOWN's is between INTEGER and JSON. */
 enum {
     CONVERTED_UTF8,
     CONVERTED_MAP,

@@ -69,6 +69,6 @@ enum {
 };
 /* Returns the bytes of a value of a fixed width; 0: it has none. */
 size_t parquet_width(int type);
-/* Verifies the checksum of a page, and writes what follows `levels` bytes of it, decompressed, as
- * exactly `size` bytes. */
+/* Verifies the checksum of a page. Decompresses what follows its first `levels` bytes to `out`,
+ * which must be exactly `size` bytes. */
 bool parquet_page_unpack(const ParquetPage *page, size_t levels, unsigned char *out, size_t size, Error *error);

@@ -1,5 +1,5 @@
-/* Reads the pages of a column chunk, in their order: headers, dictionary, data pages as stored. A
- * ParquetColumn owns its dictionary and a window for headers; a page is its caller's. */
+/* Reads the pages of a column chunk, in their order: headers, dictionary, data pages as stored.
+ * A ParquetColumn owns its dictionary and a window for headers; the caller owns each page. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,8 +19,8 @@ typedef struct PageHeader {
     bool summed, unpacked;
 } PageHeader;
 
-/* Reads the header inside a page's header: in DataPageHeader, DictionaryPageHeader (`kind`) or
- * DataPageHeaderV2. */
+/* Reads the struct inside a page's header that depends on the kind of page: DataPageHeader,
+ * DictionaryPageHeader or DataPageHeaderV2. */
 static void read_inner_header(Thrift *thrift, int type, int kind, PageHeader *header) {
     bool second = kind == PAGE_DATA_V2;
     if (type != THRIFT_STRUCT) thrift->bad = true;

@@ -1,7 +1,7 @@
-/* Puts rows together from the columns of a row group (Melnik et al., "Dremel: Interactive Analysis of
- * Web-Scale Datasets", 2010), and writes them as JSON. Of each leaf the next value is decoded ahead,
- * because its repetition level says whether a list goes on. ParquetRows own a column, a page and
- * its values for each leaf, and the text of one row. */
+/* Puts rows together from the columns of a row group (Melnik et al., "Dremel: Interactive
+ * Analysis of Web-Scale Datasets", 2010), and writes them as JSON. The next value of each leaf
+ * is decoded ahead, because its repetition level says whether a list continues. ParquetRows own
+ * a column, a page and its values for each leaf, and the text of one row. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* Decompresses pages into a buffer of the declared size. zlib and zstd do their formats; snappy and
- * LZ4 blocks are decoded here, because each is a page of code and a library would be one more to
- * install. Owns nothing beyond a call. */
+/* Decompresses pages into a buffer of the declared size. The libraries zlib and zstd decompress
+ * their own formats. Snappy and LZ4 blocks are decoded here: each decoder is a page of code, and
+ * a library would be one more package to install. Owns nothing beyond a call. */
 #include <string.h>
 
 #include <zlib.h>
@@ -17,8 +17,8 @@ const char *parquet_unread_codec(int codec) {
     return codec >= 0 && codec < CODECS ? unread[codec] : "an unknown codec";
 }
 
-/* A page that is decoded. Decoders of blocks work on a copy: a byte that is written could belong to
- * what a pointer points to, which the compiler would load again after each byte. */
+/* A page that is being decoded. Decoders of blocks work on a local copy: otherwise the compiler
+ * would assume that each byte they write may change this struct, and load its fields again. */
 typedef struct Unpacking {
     const unsigned char *in, *in_end;
     unsigned char *start, *out, *out_end;

@@ -41,7 +41,7 @@ void chart_end(const Chart *chart);
 /* Curves and bands go between these calls: everything beyond the axes is cut off. */
 void chart_clip_begin(const Chart *chart);
 void chart_clip_end(const Chart *chart);
-/* The curve has gaps at y values that are not finite; a point without neighbours becomes a dot. */
+/* The curve has gaps at y values that are not finite; a point without neighbors becomes a dot. */
 void chart_curve(const Chart *chart, const char *style, const double *x, const double *y, size_t count);
 void chart_band(const Chart *chart, const char *style, const double *x, const double *low, const double *high, size_t count);
 void chart_dot(const Chart *chart, const char *style, double x, double y, const char *title);

@@ -46,7 +46,7 @@ typedef struct Mark {
 } Mark;
 
 /* Maps any number of records to an array of a fixed size. Each of its `count` items represents
- * `stride` of the `seen` records. When it is full, neighbours are joined and `stride` doubles. */
+ * `stride` of the `seen` records. When it is full, neighbors are joined and `stride` doubles. */
 typedef struct Thinning {
     size_t count;
     int64_t seen, stride;

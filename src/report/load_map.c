@@ -28,7 +28,7 @@ static int load_level(double ratio) {
     return (int)lround(fmin(fmax(level, 0), LEVELS - 1));
 }
 
-/* Draws one path per color and joins equal neighbours in time; the color of an even load is the
+/* Draws one path per color and joins equal neighbors in time; the color of an even load is the
  * background. */
 static void draw_cells(const Page *page, const LoadMap *map, const double *ratios, int columns) {
     for (int level = 0; level < LEVELS; level++) {

@@ -393,8 +393,8 @@ bool identity_accepts_packing(const char *list) {
     return accepts;
 }
 
-/* Returns whether a difference is accepted. Tokens follow from an accepted change of text or of
- * packing. */
+/* Returns whether a difference is accepted. Accepting a change of text or of packing also
+ * accepts the change of tokens that follows. */
 static bool is_accepted(const char *list, const char *name) {
     bool tokens = !strcmp(name, "data.train.content") || !strcmp(name, "data.valid.content");
     return identity_accepts(list, name) || (tokens && identity_accepts_packing(list));
@@ -486,8 +486,8 @@ static bool is_bound(const Option *option, const char *saved, const char *now, b
     return strcmp(option->name, "init") != 0 || !adapters;
 }
 
-/* The differences of a check: the allowed ones, and the others as lines. Their names are words for
- * resume.accept or, if it cannot help, listed separately. */
+/* The differences of a check: the allowed ones, and the others as lines. The names of the others
+ * are words for resume.accept; those that it cannot accept are listed separately. */
 typedef struct Differences {
     const char *accepted;
     bool adapters;

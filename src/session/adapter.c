@@ -81,8 +81,9 @@ static void take_tables(Session *session, const WeightSource *source) {
     graph_free(rows);
 }
 
-/* Fills the frozen parameters of the session; matrices go into the weight arena, cast to its type.
- * In a run without steps, trained tables start with the source's values, and are not spread yet. */
+/* Fills the frozen parameters of the session; matrices go into the weight arena, cast to its
+ * type. In a run without steps, trained tables start with the source's values; the caller then
+ * calls session_spread_weights. */
 static bool take_base_parameters(Session *session, const WeightSource *source, Error *error) {
     const Graph *graph = session->training.model.graph;
     for (int i = 0; i < graph->parameter_count; i++) {

@@ -10,14 +10,15 @@
  * model in `folder`, whose configuration is `origin`. ERROR_CHECKPOINT; ERROR_USAGE if that model
  * has adapters itself. */
 bool adapter_load_base(Session *session, const char *folder, const Config *origin, Error *error);
-/* Fills this rank's part of the adapters from the folder or the run that lora.start names; they are
- * not spread yet. ERROR_USAGE if they do not fit the configuration. */
+/* Fills this rank's part of the adapters from the folder or the run that lora.start names. The
+ * caller then calls session_spread_weights. ERROR_USAGE if they do not fit the configuration. */
 bool adapter_load_start(Session *session, Error *error);
 /* Loads the weights of a run with adapters, or of a folder of adapters, as an ordinary model: W +
  * factor B A of the base and the newest adapters. They go to `master`, host memory of the MASTER
  * arena of `graph`, of config->model in fp32 or fp64. */
 bool adapter_load_merged(const char *name, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
-/* The fp32 logits, or velocities of images, of base and adapters for a few tokens. */
+/* The results of base and adapters for a few tokens, with which merged weights are compared:
+ * fp32 logits, or velocities of images. */
 typedef struct MergedCheck {
     float *expected; /* NULL: not enough memory to compare */
     int64_t count;
@@ -26,11 +27,11 @@ typedef struct MergedCheck {
 /* Warns if the memory does not suffice for base and adapters. Always call adapter_check_end. */
 bool adapter_check_start(MergedCheck *check, const char *name, const Config *config, Error *error);
 void adapter_check_end(MergedCheck *check);
-/* Compares the results of merged weights, `master` in fp32. ERROR_NUMERICS if they differ by more
- * than rounding. */
+/* Computes the same results with merged weights, `master` in fp32. ERROR_NUMERICS if they differ
+ * from `check` by more than rounding. */
 bool adapter_check_merged(const MergedCheck *check, const char *name, const Config *config, void *master, Error *error);
-/* Reads the weights back from the files in `out`, of any type, into `master`, the MASTER arena of
- * `graph` in fp32, and reports the difference. */
+/* Reads the weights back from the files in `out`, of any type, into `master`, the MASTER arena
+ * of `graph` in fp32. Prints how far their results differ from `check`. */
 bool adapter_check_written(const MergedCheck *check, const char *out, const Config *config, const Graph *graph, void *master, Error *error);
 /* Writes the newest adapters of a run as PEFT's folder: adapter_config.json and
  * adapter_model.safetensors, in fp32, and the files of `tokenizer` (NULL: none). The folder appears

@@ -308,7 +308,8 @@ static json_t *describe_validation(const Validation *validation, int64_t kept) {
         (json_int_t)kept);
 }
 
-/* The inverse. Losses over other data, or in sequences of another length, start anew. */
+/* Reads what describe_validation wrote. If the data or the length of sequences is another now,
+ * the results start from nothing. */
 static void take_validation(Session *session, const json_t *metadata) {
     static const char content[] = "data.valid.content";
     Validation *validation = &session->validation;

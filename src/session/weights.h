@@ -21,8 +21,8 @@ typedef struct WeightSource {
 /* Fills device memory with an interval of a parameter of `graph`, which may be cut. The values are
  * in bf16 with `as_bf16`, else in the parameter's state dtype, which must be the source's. */
 void weights_take(const WeightSource *source, const Graph *graph, ParameterInterval elements, bool as_bf16, Device *device, void *to);
-/* Fills this rank's part of the trained parameters that the source has and does not freeze; they
- * are not spread yet. */
+/* Fills this rank's part of the trained parameters that the source has and does not freeze. The
+ * caller then calls session_spread_weights. */
 void weights_take_shards(Session *session, const WeightSource *source);
 /* Opens a generator (generator_create) with the newest weights of a run or model folder, whose
  * configuration is `config`. */

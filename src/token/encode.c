@@ -96,8 +96,9 @@ static int32_t cached_id(const TokenizerEncoder *encoder, const CacheSlot *slot,
     return id;
 }
 
-/* Appends the cached ids if they hold after the text so far. The last entry of a unigram word is
- * the bound of unigram_encode_word. Returns false if they do not hold. */
+/* Appends the cached ids of a word if they are also correct after the text so far; otherwise
+ * returns false. For a unigram model the last cached entry is the bound that unigram_encode_word
+ * returned. */
 static bool use_cached_unigram(TokenizerEncoder *encoder, const CacheSlot *slot) {
     const Tokenizer *tokenizer = encoder->tokenizer;
     double score = unigram_start(encoder->lattice.score);

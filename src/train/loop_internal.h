@@ -87,8 +87,8 @@ bool loop_agree(const Loop *loop, const char *name, bool good, Error *error);
 /* Notes whether a record was written: a full disk costs records, not the run. Clears the error. */
 void loop_note_record(Loop *loop, bool written, Error *error);
 
-/* Returns whether the step that the run continues from must still be evaluated: its process ended
- * before the evaluation was done or in the checkpoint. */
+/* Returns whether the step that the run continues from must still be evaluated, because its
+ * process ended before the evaluation was done and stored in the checkpoint. */
 bool loop_owes_evaluation(const Loop *loop);
 
 /* -- Start and end (start.c, start_reference.c) --------------------------------------------------------------------------------------- */

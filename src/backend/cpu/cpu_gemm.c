@@ -7,7 +7,7 @@
  * little at these tile sizes and avoids barriers: gemm, gemm_serial and gemm_batch are one loop
  * over tiles. Tile boundaries are free, because an element's value depends only on the blocks of K:
  * any tile of any thread gives the same bits. If C is small and K long (weight gradients), tiles
- * for all threads would mostly pack. Such a GEMM is also split along K (split-K), depending only on
+ * for all threads would mostly pack. This GEMM is also split along K (split-K), depending only on
  * its shape, and the partial sums are added in order.
  *
  * Memory: each computing thread keeps one scratch of fixed size until it exits; unneeded pages of

@@ -57,8 +57,8 @@ typedef struct GemmTile {
 typedef struct GemmKernel {
     int panel_rows, stride_rows, panel_columns, unit, scaled;
     size_t element; /* bytes of one packed line and depth, and of one sum */
-    /* Writes one panel, `width` lines wide. The content of lines after `lines` is arbitrary, except
-     * values that are slow to multiply. */
+    /* Writes one panel, `width` lines wide. Lines after `lines` get arbitrary values, but none
+     * that are slow to multiply. */
     void (*pack)(void *panel, int width, const GemmSource *source, int64_t lines, int64_t depth);
     /* Computes rows x columns of sums over `depth` packed depths: one panel of A, whose depths are
      * `step` packed elements apart, times all panels of B. Meanwhile it prefetches at most `share`

@@ -59,15 +59,17 @@
     CALL(executable_free, hipGraphExecDestroy, cuGraphExecDestroy, (void *executable))
 
 /* (smelt's name, number and name in HIP, number and name in CUDA). The first four are device
- * attributes, which each vendor numbers in its own way; 0 without a name: not used there. */
+ * attributes, which each vendor numbers differently. Without a name, smelt does not use the
+ * number there. */
 #define GPU_NUMBERS(NUMBER)                                                                                                    \
     NUMBER(processors, 63, hipDeviceAttributeMultiprocessorCount, 16, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)                \
     NUMBER(major, 23, hipDeviceAttributeComputeCapabilityMajor, 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)              \
     NUMBER(minor, 61, hipDeviceAttributeComputeCapabilityMinor, 76, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)              \
     NUMBER(shared_bytes, 74, hipDeviceAttributeMaxSharedMemoryPerBlock, 97, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
-/* (smelt's name, number, its name in HIP, in CUDA): the same in both. Without a name, the vendor's
- * name differs between versions and is not checked, or is not used. */
+/* (smelt's name, number, name in HIP, name in CUDA) of numbers that are the same in both. Names
+ * that are not used, or that differ between versions of a library and are not checked, are
+ * empty. */
 #define GPU_SHARED_NUMBERS(NUMBER)                                                                                   \
     NUMBER(STREAM_NON_BLOCKING, 1, hipStreamNonBlocking, CU_STREAM_NON_BLOCKING)                                     \
     NUMBER(EVENT_WITHOUT_TIME, 2, hipEventDisableTiming, CU_EVENT_DISABLE_TIMING)                                    \

@@ -12,8 +12,8 @@
  * dimensions are below 2^23. */
 void gpu_gemm(Device *device, const Gemm *gemm);
 
-/* gpu_gemm of one row, at memory bandwidth (gpu_gemv.c); and whether it supports these
- * arguments. */
+/* gpu_gemv computes a GEMM of one row at memory bandwidth (gpu_gemv.c). gpu_gemv_serves returns
+ * whether it supports the arguments. */
 bool gpu_gemv_serves(const Gemm *gemm);
 void gpu_gemv(Device *device, const Gemm *gemm);
 

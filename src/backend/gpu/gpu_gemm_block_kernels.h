@@ -352,8 +352,8 @@ INLINE int32_t units_up(int32_t units, int32_t most) {
     return (int32_t)((uint64_t)(uint32_t)(units + most - 1) * reciprocal >> 32);
 }
 
-/* The rows of a problem in units, 0 if there is nothing to do; and the rows of the problems from
- * `first` on, one per lane. */
+/* Return the rows of a problem in units of LARGE_STEP, 0 if there is nothing to do; and the same
+ * for problem `first` + lane. */
 INLINE int32_t problem_units(const GemmArguments *g, int32_t problem) {
     int32_t slots = g->offset ? g->offset[problem + 1] - g->offset[problem] : 0;
     if (slots_are_rows(g)) return divide_up(slots, LARGE_STEP);

@@ -20,9 +20,9 @@ typedef struct GemmFp8Amd {
 /* Type of A; B is e4m3. */
 typedef enum CodesOfA { A_E4M3, A_E5M2 } CodesOfA;
 
-/* c[i][j] += sum over 64 fp8 values of a[i] * b[j]. Of an operand's 16 bytes in a lane (mma.h), the
- * first 8 are multiplied, then the others. Bytes may stand for any step along k, as long as it is
- * the same for both operands. */
+/* c[i][j] += sum over 64 fp8 values of a[i] * b[j]. A lane has 16 bytes of an operand (mma.h):
+ * the first 8 are multiplied, then the others. Bytes may stand for any step along k, as long as
+ * it is the same for both operands. */
 INLINE void mma_codes(Accumulator *c, const Operand *a, const Operand *b, CodesOfA type) {
     UNROLL for (int part = 0; part < 2; part++) UNROLL for (int s = 0; s < 2; s++) UNROLL for (int t = 0; t < 2; t++) {
         long row = __builtin_bit_cast(long, part ? a->half[s].hi : a->half[s].lo);
@@ -48,8 +48,9 @@ INLINE int32_t begin_at_slot(GemmArguments *g, Tile *t) {
     return slot / GROUP;
 }
 
-/* Lines after the last row or column use the last one's scales. `groups`: the scales are those of
- * group or block `group`. */
+/* Returns the scales of this lane's row and column of the wave's part: with `groups` those of
+ * group or block `group`, otherwise those of whole lines or matrices. Lines after the last one
+ * use its scale. */
 INLINE WaveScales wave_scales(const GemmFp8Amd *a, const Tile *t, int32_t group, bool groups) {
     const GemmScales *s = &a->scales;
     int64_t row = t->slot + least(t->row + wave_row(FP8_TILE) + lane_id(), t->rows - 1);

@@ -95,8 +95,9 @@ typedef struct GemmHopperTwo {
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
 
-/* Shared with gpu_gemm_fp8.c (gpu_gemm.c): the arguments of a bf16 GEMM, of a grouped one, and of a
- * Hopper kernel. gpu_gemm_hopper_open returns false if TMA cannot read the operands or write C. */
+/* Defined in gpu_gemm.c, also for gpu_gemm_fp8.c: the arguments of a bf16 GEMM, of a grouped
+ * one, and of a Hopper kernel. gpu_gemm_hopper_open returns false if TMA cannot read the
+ * operands or write C. */
 GemmArguments gpu_gemm_arguments(const Gemm *gemm);
 GemmArguments gpu_gemm_grouped_arguments(const GemmGrouped *grouped);
 /* Sets the fields that depend on all others and on the tile size. Returns the launch on AMD of

@@ -181,8 +181,8 @@ INLINE LOCAL bf16 *chunk_of_line(LOCAL bf16 *stage, int line, int depth) { retur
 
 enum { PANEL_LINES = 32 }; /* a wave reads constant parts of a panel */
 
-/* The elements in a row of shared memory; and the row, and the first element in it, of a thread's
- * chunk i. */
+/* Return the number of elements in a row of shared memory, and for a thread's chunk i its row
+ * and its first column in that row. */
 INLINE int row_width(TileLayout layout) { return layout == LAYOUT_LINES ? PANEL_LINES : TILE_DEPTH; }
 INLINE int chunk_row(TileLayout layout, int i) { return (thread_id() + i * tile_threads(TILE_SMALL)) / (row_width(layout) / 8); }
 INLINE int chunk_column(TileLayout layout) { return thread_id() % (row_width(layout) / 8) * 8; }
@@ -241,8 +241,9 @@ INLINE void reader_gather(Reader *r, LOCAL bf16 *stage, int count, int threads) 
 /* A stage of an operand in flight, in registers. */
 typedef struct Fetched { u32x4 chunk[CHUNKS]; } Fetched;
 
-/* Reads through a buffer descriptor of the remaining steps, so that steps after k are 0: with
- * adjacent lines they are beyond the buffer's end; along a line the offset -1 is. */
+/* Fetches the next stage. The buffer descriptor ends after k, so that later steps read zeros:
+ * with LAYOUT_LINES their offsets are beyond its end, and otherwise they are replaced by -1,
+ * which is too. */
 INLINE void reader_fetch(Reader *r, Fetched *fetched, TileSize size, TileLayout layout, int count) {
     if (layout == LAYOUT_ELEMENTS) return;
     int bytes = r->left >= TILE_DEPTH    ? -1

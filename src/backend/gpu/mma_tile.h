@@ -25,9 +25,9 @@ INLINE int tile_swizzle(int width, int row) {
 }
 /* Returns the place, in elements, of the chunk of eight that starts at `column` of a row. */
 INLINE int tile_at(int width, int row, int column) { return row * width + ((column / 8) ^ tile_swizzle(width, row)) * 8; }
-/* tile_at for chunk `lane_chunk` of row `lane_row` of the block at (row, column), which are
- * multiples of 16: (tile_lane ^ tile_xor) + tile_block. These are the lane's part, a constant for
- * XOR, and a constant to add. */
+/* Three parts of tile_at, for chunk `lane_chunk` of row `lane_row` of the block at (row,
+ * column), both multiples of 16: tile_at is (tile_lane ^ tile_xor) + tile_block. Only tile_lane
+ * depends on the lane; the others are constants. */
 INLINE int tile_lane(int width, int lane_row, int lane_chunk) {
     return lane_row * width + (lane_chunk ^ tile_swizzle(width, lane_row)) * 8;
 }

@@ -9,8 +9,9 @@
 
 enum { TILE_THREADS = 256 };
 
-/* A matrix cut into tiles of one block, one unit per thread: 2^shift threads along a row, the rest
- * over rows. `tiles` tiles cover a row; a thread takes `unit` columns. */
+/* How blocks of TILE_THREADS threads divide a matrix. A block has one tile: 2^shift threads
+ * along a row, and the other threads in further rows. A thread takes `unit` adjacent columns.
+ * `tiles` tiles cover a row. */
 typedef struct Tiling {
     int64_t rows;
     int32_t columns, shift, tiles, unit;
@@ -92,8 +93,8 @@ INLINE void store8_bf16(bf16 GLOBAL *to, f32x8 x, int unit) {
             for (; at < a.count; at++) body(&a, at, 1);                                                                                    \
     }
 
-/* KERNELs name_UNIT and name_1, which call body(&a, unit) with that number of columns and with
- * one. */
+/* Defines the kernels name_UNIT and name_1, which call body(&a, unit) with UNIT columns per
+ * thread and with one. */
 #define UNIT_KERNELS(name, Arguments, body, unit)                                                                                         \
     KERNEL(name##_##unit, Arguments) { body(&a, unit); }                                                                                   \
     KERNEL(name##_1, Arguments) { body(&a, 1); }

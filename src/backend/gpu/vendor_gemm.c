@@ -221,8 +221,8 @@ static bool set_scales(VendorGemm *v, const Problem *problem, const Gemm *g) {
            v->call.operation_set(problem->operation, v->library->is.set_a_scale + 1, &of_b, sizeof of_b) == 0;
 }
 
-/* Uses fast sums for forward products, and precise sums for gradients, which e5m2 is for, as
- * smelt's kernels do. */
+/* Selects fast sums for forward products, and precise sums for gradients, which are the products
+ * with e5m2. smelt's kernels do the same. */
 static bool set_fp8(VendorGemm *v, Problem *problem, const Gemm *g) {
     int8_t fast = g->input == GEMM_E4M3;
     if (v->library->nvidia && v->call.operation_set(problem->operation, NVIDIA_SET_FAST_SUMS, &fast, sizeof fast) != 0) return false;
@@ -379,8 +379,8 @@ static int compare_proposals(const void *a, const void *b) {
     return x->seconds != y->seconds ? compare_doubles(&x->seconds, &y->seconds) : x->rank - y->rank;
 }
 
-/* Times all proposals and sorts them, fastest first. Those within 3% of the best count as equal and stay in the
- * library's order, so that noise seldom decides. */
+/* Times all proposals and sorts them, fastest first. Proposals within 3% of the best count as
+ * equal and stay in the library's order, so that noise seldom decides. */
 static void time_proposals(VendorGemm *v, const GemmTrial *trial, Proposal *proposals, int count) {
     double best = INFINITY;
     for (int i = 0; i < count; i++) {
@@ -419,8 +419,8 @@ static void start_scratch(VendorGemm *v, const GemmTrial *trial) {
         &(Normals){.deviation = trial->size});
 }
 
-/* Returns the sample's rows of C as a proposal computes them, band after band; NULL if it fails.
- * The caller frees them. */
+/* Computes C by a proposal and returns the sample's rows, band after band. NULL on failure. The
+ * caller frees the rows. */
 static char *sampled_rows(VendorGemm *v, const GemmTrial *trial, const GemmSample *sample, const Proposal *proposal) {
     const Gemm *g = &trial->gemm;
     start_scratch(v, trial);
@@ -432,8 +432,8 @@ static char *sampled_rows(VendorGemm *v, const GemmTrial *trial, const GemmSampl
     return rows;
 }
 
-/* Returns the sample's rows of C as smelt's kernel computes them, band after band; NULL without
- * memory or kernel. The caller frees them. */
+/* Computes C by smelt's kernel and returns the sample's rows, band after band. NULL if memory or
+ * a kernel is missing. The caller frees the rows. */
 static char *reference_rows(VendorGemm *v, const GemmTrial *trial, const GemmSample *sample) {
     Error error;
     const Gemm *g = &trial->gemm;

@@ -17,8 +17,8 @@
 
 typedef struct VendorGemm VendorGemm;
 
-/* What the library needs of the device: memory, copies and the timer, for the first run of a shape,
- * and the stream. */
+/* The parts of the GPU's back end that vendor_gemm.c uses: the device, its stream, the file of
+ * the autotune cache, and smelt's own kernel. */
 typedef struct VendorGemmHost {
     Device *device;
     void *stream;

@@ -40,8 +40,8 @@ INLINE GLOBAL uint64_t *own_window(const Windows *a) {
     return own;
 }
 
-/* The number of a group's current collective; and the update of the group's count when all its
- * words have arrived. */
+/* number_of_group returns the number of a group's current collective. count_group stores it when
+ * all words of the collective have arrived. */
 INLINE uint32_t number_of_group(GLOBAL const uint64_t *window, int group) { return (uint32_t)window[group] + 1; }
 INLINE void count_group(GLOBAL uint64_t *window, int group, uint32_t number) { window[group] = number; }
 

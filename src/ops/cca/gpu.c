@@ -400,8 +400,8 @@ LAUNCHER(cca_state, CcaStateArguments)
 
 enum { RESIDENT = 2 }; /* blocks that fit on a multiprocessor */
 
-/* Returns the blocks of `rows` rows for each of `tasks` tasks: all run at once with equally many
- * tiles each, if possible. */
+/* Returns the number of blocks per task, each of which takes tiles of `rows` rows. If possible,
+ * the blocks of all `tasks` tasks run at once and have equally many tiles. */
 static int64_t concurrent_blocks(const CcaInput *in, int64_t rows, int64_t tasks, int64_t most) {
     int64_t tiles = divide_up(in->rows, rows), across = most < tasks ? 1 : most / tasks;
     return divide_up(tiles, divide_up(tiles, across));

@@ -59,10 +59,10 @@ typedef struct Fp8CastArguments {
 
 enum { WAVES = THREADS / WAVE };
 
-/* -- Largest magnitudes of matrices -------------------------------------------------------------------------------- */
+/* -- Amax of matrices ---------------------------------------------------------------------------------------------- */
 
-/* The bits of the amax of bf16 pairs. The bits of odd elements carry those of the even ones below
- * them, which are cut off at the end. */
+/* The amax of bf16 pairs, as bits, separately for even and odd elements. The bits of odd
+ * elements have those of the even elements below them, which are cut off at the end. */
 typedef struct Largest { uint32_t even, odd; } Largest;
 INLINE void look_at(Largest *most, uint32_t pair) {
     most->even = larger(most->even, pair << 17);

@@ -7,7 +7,7 @@
 
 enum { SIZE = GEMM_SCALE_GROUP_SIZE };
 
-/* Returns the larger magnitude, with NaN above all: their bits have this order. */
+/* Returns the larger of two absolute values, with NaN above all: their bits have this order. */
 static inline W larger_value(W a, W b) { return b > a || b != b ? b : a; }
 static inline uint32_t bits_max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 

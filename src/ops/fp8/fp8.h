@@ -43,7 +43,7 @@ int fp8_append_cast(Graph *graph, TensorId x, bool columns, bool kept);
 /* Returns the tensor that was cast to `codes`. */
 TensorId fp8_cast_input(const Graph *graph, TensorId codes);
 
-/* -- fp8_tiles: where the slots of experts lie in codes by columns --------------------------------------------------- */
+/* -- fp8_tiles: the places of expert slots in values quantized by columns ------------------------------------------ */
 
 /* An expert without slots has one tile of zeros, so that the kernels that sum over slots need no
  * special case. */
@@ -62,7 +62,7 @@ static inline int32_t fp8_expert_tiles(int32_t slots) { return slots > 0 ? (slot
  * none yet. */
 TensorId fp8_tiles(Graph *graph, const Dispatch *dispatch, int64_t slots);
 
-/* -- fp8_amax: the largest magnitude of each matrix of a stack ------------------------------------------------------ */
+/* -- fp8_amax: the amax of each matrix of a stack ------------------------------------------------------------------ */
 
 /* For tensors whose amax no other node computes (op_find_amax): parameters, results of attention
  * and collectives, sums. */
@@ -77,7 +77,7 @@ void fp8_amax_run(const Backend *backend, const void *x, int64_t count, float *a
 /* Casts x with a given amax to `codes` in e4m3. */
 void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const float *amax, void *codes, float *scale);
 
-/* -- fp8_cast: the operands that a matrix, or each of a stack, becomes ---------------------------------------------- */
+/* -- fp8_cast: the operands that a matrix, or each of a stack, becomes --------------------------------------------- */
 
 typedef enum Fp8CastOperand {
     FP8_CAST_X,          /* COMPUTE [rows, columns] or [matrices, rows, columns] */
@@ -107,7 +107,7 @@ static inline Fp8Stack fp8_stack(const int64_t *shape, int rank) {
 /* The stack of a kernel's operand: dimensions that a tensor lacks are 1. */
 static inline Fp8Stack fp8_call_stack(const int64_t shape[TENSOR_MAX_RANK]) { return fp8_stack(shape, shape[2] > 1 ? 3 : 2); }
 
-/* -- fp8_linear, fp8_linear_grad_weight: C = A B^T ------------------------------------------------------------------ */
+/* -- fp8_linear, fp8_linear_grad_weight: C = A B^T ----------------------------------------------------------------- */
 
 /* With experts, fp8_linear multiplies rows offset[e] .. offset[e + 1] - 1 of A by matrix e of B
  * [experts, n, k]. fp8_linear_grad_weight multiplies elements 2 offset[e] .. 2 offset[e + 1] - 1
@@ -141,7 +141,7 @@ void fp8_transpose_on_gpu(Device *device, const uint8_t *codes, int64_t rows, in
 /* Computes an fp8 GEMM on the call's GPU. The run ends if the GPU has no kernel for it. */
 void fp8_multiply_on_gpu(const OpCall *call, const Gemm *gemm);
 
-/* -- Scales that the caller gives ----------------------------------------------------------------------------------- */
+/* -- Scales that the caller gives ---------------------------------------------------------------------------------- */
 
 typedef enum Fp8Role { FP8_ROLE_X, FP8_ROLE_W, FP8_ROLE_D_Y, FP8_ROLES } Fp8Role;
 /* An operand of a layer whose amax is an input of the program. */

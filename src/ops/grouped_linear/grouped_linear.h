@@ -34,7 +34,8 @@ typedef enum GroupedLinearGradWeightOperand {
 
 typedef struct GroupedLinearAttributes { int64_t rows; } GroupedLinearAttributes; /* Dispatch.rows */
 
-/* The shape of a node of any of the three operations: the expected rows of all experts together
- * (Dispatch.rows), and the features of an expert; and its weight, or the weight's gradient. */
+/* For a node of any of the three operations: grouped_linear_node_shape returns the expected rows
+ * of all experts together (Dispatch.rows) and the features of an expert;
+ * grouped_linear_node_weight returns its weight, or the weight's gradient. */
 LinearShape grouped_linear_node_shape(const Graph *graph, const Node *node);
 TensorId grouped_linear_node_weight(const Node *node);

@@ -62,8 +62,8 @@ typedef enum MoeCombineGradOperand {
     MOE_COMBINE_GRAD_AMAX,          /* like MOE_PERMUTE_AMAX, for d_y_slots */
 } MoeCombineGradOperand;
 
-/* Returns, on a GPU, whether moe_combine of one row absorbs the preceding sort, copy, two layers
- * and SwiGLU (OpKernel.absorbs); and the launch of all of them
+/* moe_absorbs_row: on a GPU, moe_combine of one row absorbs the preceding sort, copy, two layers
+ * and SwiGLU (OpKernel.absorbs). moe_launch_row launches all of them
  * (grouped_linear/experts_row_gpu.c). */
 int moe_absorbs_row(const Backend *backend, const Graph *graph, int index);
 void moe_launch_row(const OpCall *call);

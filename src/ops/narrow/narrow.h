@@ -1,5 +1,5 @@
-/* narrow: the residual stream as the next matrix reads it, where no norm stands between. Builder and
- * operands, which the rule and the kernels of both back ends share. */
+/* narrow: rounds the residual stream for the next matrix if no norm precedes that matrix.
+ * Builder and operands, which the rule and the kernels of both back ends share. */
 #pragma once
 
 #include "graph/op.h"

@@ -474,8 +474,8 @@ static inline LaunchShape norm_shape(Device *device, int width, NormArguments *a
     return (LaunchShape){.x = blocks, .threads = NORM_THREADS};
 }
 
-/* Returns whether residual_norm absorbs the preceding sum over ranks (OpKernel.absorbs); and the
- * launch of both, which does not read norm->block (sum_gpu.c). */
+/* norm_absorbs_sum: residual_norm absorbs the preceding sum over ranks (OpKernel.absorbs).
+ * norm_launch_sum launches both, and does not read norm->block (sum_gpu.c). */
 int norm_absorbs_sum(const Backend *backend, const Graph *graph, int index);
 void norm_launch_sum(const OpCall *call, int width, const NormArguments *norm);
 
