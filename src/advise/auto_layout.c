@@ -51,7 +51,7 @@ static bool take_from_run(Config *config, int64_t ranks, FILE *file) {
     if (!apply_choice(&trial, &remembered) || layout_asked_ranks(&trial.layout) != ranks || !layout_check(&trial, ranks, &ignored))
         return false;
     *config = trial;
-    fprintf(file, "layout=auto: %s goes on with its layout\n", config->run);
+    fprintf(file, "layout=auto: %s keeps its layout\n", config->run);
     return true;
 }
 
@@ -63,7 +63,7 @@ static bool choose_candidate(Config *config, const Cluster *cluster, FILE *file,
     bool mixed = phases.items[0].name;
     largest.layout.dp = 0;
     if (!forecast_search(&search, &largest, cluster, &(ForecastFreedom){.axes = true, .zero = true, .memory = !mixed}, error)) return false;
-    fprintf(file, "layout=auto for %lld x %s (modelled, not measured; smelt forecast explains it)\n", (long long)cluster->gpus,
+    fprintf(file, "layout=auto for %lld x %s (modeled, not measured; smelt forecast explains it)\n", (long long)cluster->gpus,
         cluster->hardware.title);
     forecast_print_search(&search, &largest, file);
     if (!search.found->fits)

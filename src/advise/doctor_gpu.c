@@ -54,8 +54,8 @@ static void check_link(Doctor *doctor, const DoctorGpu *gpu) {
             doctor, "gpu.pci", "%s: x%lld at %s (most %s; an idle card slows its link down)", gpu->address, (long long)width, now, most);
 }
 
-/* If there are several NUMA nodes, a card without a node was not described by the firmware, and its
- * process may run on a remote node. */
+/* On a machine with several NUMA nodes, a card without a node was not described by the firmware.
+ * Its process may then run on a remote node. */
 static void check_node(Doctor *doctor, const DoctorGpu *gpu) {
     int64_t node = doctor_read_number(doctor, -1, "/sys/bus/pci/devices/%s/numa_node", gpu->address);
     if (node < 0 && doctor_exists(doctor, "/sys/devices/system/node/node1"))
@@ -76,21 +76,21 @@ typedef struct VendorLibrary {
 static const VendorLibrary libraries[] = {
     {USE_AMD, true, {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"}, "HIP runtime",
         "sudo apt-get install hip-runtime-amd (ROCm's repository; Debian: libamdhip64-5)"},
-    {USE_AMD, false, {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, "quick GEMMs; without it smelt's own",
+    {USE_AMD, false, {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, "fast GEMMs; without it, smelt's own",
         "sudo apt-get install hipblaslt (ROCm's repository)"},
     {USE_AMD, false, {"librccl.so.1"}, "collectives between GPUs", "sudo apt-get install rccl (ROCm's repository; Debian: librccl1)"},
     {USE_AMD, false, {"librocm_smi64.so", "librocm_smi64.so.7", "librocm_smi64.so.6"}, "what rocm-smi shows",
         "sudo apt-get install rocm-smi-lib (Debian: librocm-smi64-1)"},
     {USE_NVIDIA, true, {"libcuda.so.1", "libcuda.so"}, "CUDA driver",
         "sudo apt-get install nvidia-driver (Debian non-free), or start the container with --gpus all"},
-    {USE_NVIDIA, false, {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, "quick GEMMs; without it smelt's own",
+    {USE_NVIDIA, false, {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, "fast GEMMs; without it, smelt's own",
         "sudo apt-get install libcublas-13-0 (NVIDIA's repository)"},
     {USE_NVIDIA, false, {"libnccl.so.2"}, "collectives between GPUs", "sudo apt-get install libnccl2 (NVIDIA's repository)"},
-    {USE_NVIDIA, false, {"libnvJitLink.so.13", "libnvJitLink.so.12", "libnvJitLink.so"}, "quick start: compiles kernels on all cores",
+    {USE_NVIDIA, false, {"libnvJitLink.so.13", "libnvJitLink.so.12", "libnvJitLink.so"}, "fast start: compiles kernels on all cores",
         "sudo apt-get install libnvjitlink-13-0 (NVIDIA's repository)"},
     {USE_NVIDIA, false, {"libnvidia-ml.so.1", "libnvidia-ml.so"}, "what nvidia-smi shows",
         "sudo apt-get install libnvidia-ml1 (Debian non-free)"},
-    {USE_ANY, false, {"libmpi.so.40"}, "starting by mpirun; without it TCP", "sudo apt-get install libopenmpi3"},
+    {USE_ANY, false, {"libmpi.so.40"}, "starting with mpirun; without it, TCP", "sudo apt-get install libopenmpi3"},
     {USE_ANY, false, {"libcurl.so.4"}, "checkpoints in S3", "sudo apt-get install libcurl4"},
 };
 

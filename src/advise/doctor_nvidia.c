@@ -61,8 +61,8 @@ static void check_nvidia_driver(Doctor *doctor) {
     doctor_ok(doctor, "gpu.driver", "%s", text);
     SCOPED_FREE char *device = doctor_path(doctor, "/dev/nvidiactl");
     if (access(device, R_OK | W_OK))
-        doctor_error(doctor, "gpu.access", "docker run --gpus all; else sudo nvidia-modprobe -c 0 -u", "/dev/nvidiactl %s",
-            access(device, F_OK) ? "is missing" : "cannot be opened by this user");
+        doctor_error(doctor, "gpu.access", "in a container: docker run --gpus all; otherwise: sudo nvidia-modprobe -c 0 -u",
+            "/dev/nvidiactl %s", access(device, F_OK) ? "is missing" : "cannot be opened by this user");
     else doctor_ok(doctor, "gpu.access", "/dev/nvidiactl can be opened");
 }
 

@@ -19,7 +19,7 @@ static void print_forecast_memory(const Forecast *forecast, const Hardware *hard
         {"scratch, inputs, evaluation", m->scratch + m->evaluation + m->other}, {"driver and libraries", (int64_t)hardware->runtime},
         {"total", m->total}};
     char text[32];
-    if (forecast->layout.ranks.pp > 1) fprintf(file, "memory of a rank of stage %d, the fullest\n", forecast->stage);
+    if (forecast->layout.ranks.pp > 1) fprintf(file, "memory of a rank of stage %d, which needs the most\n", forecast->stage);
     else fprintf(file, "memory of a rank\n");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].bytes <= 0) continue;
@@ -89,9 +89,10 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
     const Rates *rates = &hardware->rates;
     fprintf(file, "assumptions\n");
     if (cluster->measured)
-        fprintf(file, "- calibrated by %s: its GEMMs by the nearest shape, all else in proportion\n", cluster->measured->source);
+        fprintf(file, "- calibrated by %s: GEMMs take the rate of the nearest measured shape; all other rates are scaled in proportion\n",
+            cluster->measured->source);
     static const char *const sources[] = {[RATES_SCALED] = "rates of the H100 in proportion to the best GEMM and copy of this processor",
-        [RATES_MODELLED] = "rates of smelt's kernels in a cycle model (docs/amd.md), none above the best GEMM that is known",
+        [RATES_MODELLED] = "rates of smelt's kernels in a cycle model (docs/amd.md), limited to the best known GEMM",
         [RATES_MEASURED] = "rates measured with smelt on this processor"};
     fprintf(file,
         "- %s: GEMMs %.3g, head %.3g, attention %.3g forward and %.3g backward (long sequences) TFLOP/s; memory %.3g, optimizer %.3g "
@@ -99,15 +100,16 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
         sources[hardware->source], 1e-12 * rates->gemm, 1e-12 * rates->head, 1e-12 * rates->attention, 1e-12 * rates->attention_gradient,
         1e-12 * rates->memory, 1e-12 * rates->optimizer);
     if (hardware->best_bf16 <= 0)
-        fprintf(file, "- no measured GEMM of this processor is known%s\n", hardware->source == RATES_SCALED ? ": 0.6 of its peak" : "");
+        fprintf(
+            file, "- no GEMM was measured on this processor%s\n", hardware->source == RATES_SCALED ? ": 0.6 of its peak is assumed" : "");
     if (config->model.fp8.recipe != FP8_NONE)
-        fprintf(file, "- GEMMs in fp8 take 1/%.2f of their time in bf16, casts the time of their bytes%s\n", hardware->fp8_gain,
+        fprintf(file, "- GEMMs in fp8 are %.2f times as fast as in bf16; casts run at the memory rate%s\n", hardware->fp8_gain,
             hardware->host_memory                ? "; a CPU computes them in fp32"
             : hardware->source == RATES_MEASURED ? ""
-                                                 : "; the gain is an H100's in proportion to the peaks of the data sheets");
+                                                 : "; this is the gain of an H100, scaled by the peaks in the data sheets");
     if (config->model.fp8.recipe != FP8_NONE && !hardware_trains_fp8(hardware))
-        fprintf(file, "- smelt has no kernels of fp8 for this processor yet: training there refuses fp8.recipe\n");
-    fprintf(file, "- every token attends to its whole sequence; experts get equal shares; data is always there\n");
+        fprintf(file, "- smelt has no fp8 kernels for this processor yet, so training on it refuses fp8.recipe\n");
+    fprintf(file, "- every token attends to its whole sequence; experts get equal numbers of tokens; no step waits for data\n");
     if (forecast->idle)
         fprintf(file,
             "- %lld of %lld copies of the model have no microbatch in the last round of a step: batch.tokens=%lld is not a multiple of "
@@ -149,7 +151,7 @@ void forecast_print(const Forecast *forecast, const Config *config, const Cluste
     int64_t local = int_min(cluster->per_node, cluster->gpus);
     char text[160];
     fprintf(
-        file, "modelled, not measured: %lld x %s (%lld to a node)\n", (long long)cluster->gpus, cluster->hardware.title, (long long)local);
+        file, "modeled, not measured: %lld x %s (%lld to a node)\n", (long long)cluster->gpus, cluster->hardware.title, (long long)local);
     describe_layout(layout, text, sizeof text);
     fprintf(file, "layout: %s; %.0f tokens per step\n\n", text, forecast->tokens);
     print_forecast_memory(forecast, &cluster->hardware, file);
@@ -179,6 +181,6 @@ void forecast_print_search(const ForecastSearch *search, const Config *config, F
         fprintf(file, "  %d not tried: %s\n", refusal->layouts, refusal->reason);
     }
     if (search->found[0].idle)
-        fprintf(file, "  of the first, %lld copies of the model have no microbatch in the last round of a step\n",
+        fprintf(file, "  in the first layout, %lld copies of the model have no microbatch in the last round of a step\n",
             (long long)search->found[0].idle);
 }

@@ -132,7 +132,7 @@ static void print_forecast(const Session *session, int64_t done, FILE *file) {
         snprintf(idle, sizeof idle, ", %lld of %lld copies of the model idle in its last round", (long long)forecast.idle,
             (long long)forecast.copies);
     if (done) snprintf(part, sizeof part, "of %lld ", (long long)config->steps);
-    fprintf(file, "\nspeed (modelled, not measured; smelt forecast explains it)\n  %s tok/s, %s a step%s%s", rate, step, bubble, idle);
+    fprintf(file, "\nspeed (modeled, not measured; smelt forecast explains it)\n  %s tok/s, %s a step%s%s", rate, step, bubble, idle);
     if (config->epochs <= 0) fprintf(file, ", %s for the %lld %ssteps%s", all, (long long)left, part, done ? " that are left" : "");
     fputc('\n', file);
 }
@@ -214,7 +214,7 @@ static void print_phase(const Session *session, const Phases *phases, const Posi
         double all = (double)((samples - start->samples) * length) / (forecast.tokens_per_second * layout_all_ranks(session->layout));
         log_format_count(forecast.tokens_per_second * layout_all_ranks(session->layout), rate);
         log_format_long_duration(all, time);
-        fprintf(file, ", %s tok/s, %s (modelled)", rate, time);
+        fprintf(file, ", %s tok/s, %s (modeled)", rate, time);
         *seconds += all;
     }
     fputc('\n', file);
@@ -238,7 +238,7 @@ static bool print_phases(const Config *config, const Phases *phases, int ranks, 
         *largest = index;
     }
     log_format_long_duration(seconds, time);
-    if (isfinite(seconds)) fprintf(file, "  all: %s (modelled)\n", time);
+    if (isfinite(seconds)) fprintf(file, "  all: %s (modeled)\n", time);
     fprintf(file, "\nphase %s, which needs the most memory\n", phases->items[*largest].name);
     return true;
 }
@@ -255,7 +255,7 @@ bool plan_print(const Config *config, int ranks, int64_t done, Device *device, i
     if (!plan_fullest(&session, &phases.items[largest].config, ranks, device, error)) return false;
     print_model(&session, &phases, file);
     if (config->recompute == RECOMPUTE_AUTO)
-        fprintf(file, "recompute   %s, as auto comes to here\n", policies[phases.items[largest].config.recompute]);
+        fprintf(file, "recompute   %s, chosen by auto\n", policies[phases.items[largest].config.recompute]);
     if (!print_plan_memory(&session, available, file, error)) return false;
     fp8_print(session.training.model.graph, session.config, file);
     print_plan_traffic(&session, file);

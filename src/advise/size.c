@@ -1,4 +1,4 @@
-/* The rules. Each rule looks at one dimension. Its cost is the difference in modelled time to the
+/* The rules. Each rule looks at one dimension. Its cost is the difference in modeled time to the
  * same model with that dimension fixed. Owns nothing. */
 #include "advise/size.h"
 
@@ -70,7 +70,7 @@ static void check_multiple(Sizing *sizing, const SizeQuestion *question, const c
     *dimension = round_up(value, unit);
     if (*dimension == value) add(sizing, VERDICT_OK, name, value, 0, "a multiple of %lld", (long long)unit);
     else
-        add(sizing, VERDICT_FAULT, name, value, saved_by(question, &fixed), "not a multiple of %lld: partial tiles%s; %lld is",
+        add(sizing, VERDICT_FAULT, name, value, saved_by(question, &fixed), "not a multiple of %lld: partial tiles%s; use %lld",
             (long long)unit, value % 8 ? " and loads narrower than 16 bytes" : "", (long long)*dimension);
 }
 
@@ -86,14 +86,14 @@ static void check_head(Sizing *sizing, const SizeQuestion *question) {
     const Hardware *hardware = &question->hardware;
     int64_t width = work_head_width(model->head_dim), unit = alignment(question);
     if (!hardware->host_memory && model->head_dim > LARGEST_HEAD) {
-        add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, 0, "above %d, the most that the attention kernels for GPUs have",
+        add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, 0, "above %d, the limit of the attention kernels for GPUs",
             LARGEST_HEAD);
     } else if (model->head_dim % unit && width != model->head_dim) {
         ModelConfig fixed = *model;
         size_set_heads(&fixed, int_max(width, hardware->head_dim), model->heads * model->head_dim);
         add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, saved_by(question, &fixed),
-            "not a multiple of %lld: attention computes %lld columns for each %lld; heads of %lld suit it", (long long)unit,
-            (long long)width, (long long)model->head_dim, (long long)fixed.head_dim);
+            "not a multiple of %lld: attention computes %lld columns for %lld; use heads of %lld", (long long)unit, (long long)width,
+            (long long)model->head_dim, (long long)fixed.head_dim);
     } else if (model->head_dim < hardware->head_dim) {
         add(sizing, VERDICT_NOTE, "model.head_dim", model->head_dim, 0, "%s prefers heads of at least %d", hardware->title,
             hardware->head_dim);
@@ -122,7 +122,7 @@ static void check_tensor_bytes(Sizing *sizing, const SizeQuestion *question) {
             rules[i].name, rules[i].value, 0,
             good                 ? "divides over tensor=%lld"
             : rules[i].unit == 1 ? "does not divide over tensor=%lld"
-                                 : "over tensor=%lld it is not a multiple of %lld on each",
+                                 : "its share for tensor=%lld is not a multiple of %lld",
             (long long)parts, (long long)rules[i].unit);
     }
     if (!hardware->switched && parts != hardware->per_node)
@@ -139,7 +139,7 @@ static void check_expert_count(Sizing *sizing, const SizeQuestion *question) {
         add(sizing, VERDICT_OK, "model.experts", experts, 0, "divide evenly over the %d GPUs of a node", NODE);
     else
         add(sizing, VERDICT_FAULT, "model.experts", experts, 1 - (double)experts / (double)shared,
-            "do not divide over the %d GPUs of a node: each has room for %lld, %.1f%% of it empty; %lld or %lld do", NODE,
+            "do not divide over the %d GPUs of a node: each has room for %lld, %.1f%% of it empty; use %lld or %lld", NODE,
             (long long)(shared / NODE), 100 * (1 - (double)experts / (double)shared),
             (long long)(shared > NODE ? shared - NODE : shared / 2), (long long)shared);
 }
@@ -154,7 +154,7 @@ static void check_expert_tokens(Sizing *sizing, const SizeQuestion *question) {
             (long long)tokens, (long long)tile);
     else
         add(sizing, VERDICT_NOTE, "batch.sequences", config->batch.sequences, 0,
-            "%lld tokens for each expert do not fill a tile of %lld rows; from batch.sequences=%lld they do", (long long)tokens,
+            "%lld tokens for each expert do not fill a tile of %lld rows; use batch.sequences=%lld or more", (long long)tokens,
             (long long)tile, (long long)ceil((double)config->batch.sequences * (double)tile / fmax((double)tokens, 1)));
 }
 
@@ -179,7 +179,7 @@ static void check_gemms(Sizing *sizing, const SizeQuestion *question) {
     const double worth_telling = 0.1;
     int64_t sequences = config->batch.sequences;
     add(sizing, quantised / total > worth_telling ? VERDICT_NOTE : VERDICT_OK, "batch.sequences", sequences, 0,
-        "tile and wave quantisation of all GEMMs: %.1f%% of a microbatch's time", 100 * quantised / total);
+        "tile and wave quantization of all GEMMs: %.1f%% of a microbatch's time", 100 * quantised / total);
     if (question->hardware.plateau > 0)
         add(sizing, ramp / total > worth_telling ? VERDICT_NOTE : VERDICT_OK, "batch.sequences", sequences, 0,
             "GEMMs under the plateau of %.0f GFLOP: %.1f%% of a microbatch's time", 1e-9 * question->hardware.plateau, 100 * ramp / total);

@@ -1,4 +1,4 @@
-/* Prints a sizing: findings, the GEMMs with their tiles, better neighbours, widths of experts. */
+/* Prints a sizing: findings, the GEMMs with their tiles, better neighbors, widths of experts. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,14 +78,14 @@ static void print_gemms(const SizeQuestion *question, FILE *file) {
     SCOPED_FREE SizeRow *rows = memory_allocate((size_t)model.graph->node_count * sizeof *rows);
     double total = work_times(model.graph, &question->hardware, question->measured).total;
     int count = collect_rows(rows, model.graph, question);
-    fprintf(file, "\nGEMMs of a microbatch of %lld x %lld tokens (modelled%s)\n", (long long)config->batch.sequences,
+    fprintf(file, "\nGEMMs of a microbatch of %lld x %lld tokens (modeled%s)\n", (long long)config->batch.sequences,
         (long long)config->data.length, question->measured ? ", by the measured rates" : "");
     fprintf(file, "%-26s %3s %18s %5s %5s %4s %7s %5s\n", "operation", "n", "groups: m x n x k", "tiles", "waves", "ramp", "ms", "share");
     for (int i = 0; i < count && i < 16; i++) print_size_row(&rows[i], question, total, file);
     fp8_print(model.graph, config, file);
 }
 
-/* -- Neighbours and experts ---------------------------------------------------------------------------------------- */
+/* -- Neighbors and experts ---------------------------------------------------------------------------------------- */
 
 static void print_change(FILE *file, const char *name, int64_t old, int64_t new) {
     if (old != new) fprintf(file, " model.%s=%lld", name, (long long)new);
@@ -96,7 +96,7 @@ static void print_neighbours(const SizeQuestion *question, FILE *file) {
     Neighbour neighbours[SIZE_NEIGHBOURS];
     SizeEstimate now = size_estimate(question, from);
     int count = size_neighbours(question, neighbours);
-    fprintf(file, "\nneighbors of equal size (+-1%% parameters), no fault, by modelled relative speed\n");
+    fprintf(file, "\nneighbors of equal size (+-1%% parameters), no fault, by modeled relative speed\n");
     if (count == 0) fprintf(file, "  none is quicker\n");
     for (int i = 0; i < count; i++) {
         const ModelConfig *to = &neighbours[i].model;
@@ -121,7 +121,7 @@ static void print_experts(const SizeQuestion *question, FILE *file) {
     int count = size_experts(question, choices);
     if (count == 0) return;
     fprintf(file,
-        "\nexperts of other widths, as many parameters in all (modelled), below this\nmodel: training against decoding, whose step of 1 or "
+        "\nexperts of other widths, as many parameters in all (modeled), below this\nmodel: training against decoding, whose step of 1 or "
         "32 sequences reads the\nweights once\n");
     fprintf(file, "%7s %7s %7s %8s %8s %8s %9s %9s %9s\n", "experts", "width", "chosen", "rows", "GEMM 1", "active", "tokens/s", "ms of 1",
         "ms of 32");

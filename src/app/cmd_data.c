@@ -31,16 +31,17 @@ typedef struct DataOptions {
 
 #define FIELD(name) offsetof(DataOptions, name)
 #define SEPARATOR_ROW                                                                                                  \
-    STRING_OPTION(separator, "", "", "a line equal to this separates documents (% for fortunes); empty: one document per file")
+    STRING_OPTION(separator, "", "", "line that separates documents in a text file; empty: one document per file")
 
 #define RECORD_ROWS(formats)                                                                                                                  \
-    SEPARATOR_ROW, CHOICE_OPTION(format, "auto", formats, "format of the inputs; auto: by content and name; conversations and pairs by the first record"),                   \
+    SEPARATOR_ROW, CHOICE_OPTION(format, "auto", formats, "format of the inputs; auto: recognized by content and file name; conversations and preference pairs, by the first record"),                   \
         STRING_OPTION(field, "text", "", "JSON, tables and Parquet: name of the text field or column"),                                                     \
         CHOICE_OPTION(invalid, "replace", PACK_INVALIDS,                                                                             \
             "invalid UTF-8: replace it with U+FFFD, keep it, or skip the text; stop: any invalid record ends the job")
 
 static const Option pack_rows[] = {
-    REAL_OPTION(valid, "0", 0, 0.5, "", "fraction of each file written to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"),
+    REAL_OPTION(valid, "0", 0, 0.5, "",
+        "fraction of each file for validation: written to OUTPUT-valid, and the rest to OUTPUT-train; 0: all to OUTPUT"),
     RECORD_ROWS(PACK_FORMATS),
     STRING_OPTION(tokenizer, "", "",
         "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: tokens are bytes", .path = true),
@@ -54,7 +55,8 @@ static const Option pack_rows[] = {
     INT_OPTION(shard_tokens, "0", 0, 1e15, "tokens",
         "size of a shard in the folder OUTPUT (a shard ends with the document that fills it); 0: one shard"),
     CHOICE_OPTION(dedup, "none", PACK_DEDUPS,
-        "exact: keep only the first of documents with the same text; near: also of documents that share most of it"),
+        "exact: keep only the first of documents with the same text; near: also drop documents that share most of their text with an "
+        "earlier one"),
     BOOL_OPTION(overwrite, "false", "replace a shard or a folder of shards of that name"),
 };
 
@@ -121,9 +123,9 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
     printf(": %" PRId64 " file%s, %" PRId64 " %s%s%s\n", result->files, plural(result->files), result->documents,
         pairs ? "pair" : "document", plural(result->documents), split && !pairs ? " (a divided one counts twice)" : "");
     print_lengths(result, pairs);
-    printf("%" PRId64 " tokens of %.2f bytes; %" PRId64 " document%s with a text that was there before", tokens,
+    printf("%" PRId64 " tokens of %.2f bytes; %" PRId64 " document%s with the text of an earlier one", tokens,
         (double)result->text_bytes / (double)tokens, result->duplicates, plural(result->duplicates));
-    if (options->dedup == PACK_DEDUP_NEAR) printf(", %" PRId64 " with most of one", result->near);
+    if (options->dedup == PACK_DEDUP_NEAR) printf(", %" PRId64 " with most of the text of one", result->near);
     printf("%s\n", result->left_out ? ", left out" : "");
     print_bad(result);
     if (pack_is_chat(result->format)) print_trained(result->trained_train + result->trained_valid, tokens);

@@ -46,9 +46,9 @@ enum { DEFAULT_LENGTH = 1024 };
 static const Option rows[] = {
     INT_OPTION(
         length, "0", 0, 1 << 24, "tokens", "length of a sequence; 0: as in training; for model folders the model's context, at most 1024"),
-    INT_OPTION(sequences, "0", 0, 1e15, "sequences", "most sequences, or examples of multiple choice, to evaluate; 0: all"),
+    INT_OPTION(sequences, "0", 0, 1e15, "sequences", "maximum number of sequences, or of multiple-choice examples, to evaluate; 0: all"),
     INT_OPTION(batch, "4", 1, 1 << 20, "sequences", "sequences computed at once"),
-    STRING_OPTION(separator, "", "", "a line that separates documents in text; empty: one document per file"),
+    STRING_OPTION(separator, "", "", "line that separates documents in a text file; empty: one document per file"),
     BOOL_OPTION(document_mask, "true", "attention, convolutions and positions start anew at every document"),
     INT_OPTION(layout.tp, "1", 1, 1 << 20, "ranks", "ranks that shard the layers of a model too large for one"),
     INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "ranks that shard every sequence; groups of ranks take batches in turn"),
@@ -91,8 +91,8 @@ static bool open_text(ShardSet *set, const char *data, const char *tokenizer, co
     return opened;
 }
 
-/* Finds the tokenizer of a shard: the recorded one, which must be the model's `tokenizer`, or else
- * the model's. */
+/* Finds the tokenizer of a shard: the recorded one, or else the model's `tokenizer`. ERROR_DATA
+ * if both are known and differ. */
 static bool find_shard_record(const char *data, const char *tokenizer, char **found, Error *error) {
     bool differs = false;
     if (!shard_set_tokenizer(data, found, error)) return false;

@@ -116,11 +116,11 @@ static void take_free(ModelConfig *model, const ModelConfig *from) {
     model->preference = from->preference;
 }
 
-/* A new run with adapters whose init is a run with adapters goes on with them: their base becomes
- * init, and the run becomes lora.start. */
+/* A new run with adapters whose init is a run with adapters trains these further: their base
+ * becomes init, and the run becomes lora.start. */
 static void continue_adapters(Config *config, const Config *origin) {
     if (!source_is_run(config->init) || !origin->lora.rank || !config->lora.rank || config->lora.start[0]) return;
-    log_info("init=%s has adapters: training goes on with them, as by init=%s lora.start=%s", config->init, origin->init, config->init);
+    log_info("init=%s has adapters: training continues with them, as with init=%s lora.start=%s", config->init, origin->init, config->init);
     config->lora.start = config->init;
     config->init = origin->init;
 }
@@ -416,6 +416,8 @@ const Command command_train = {
                    "smelt train RUN fork=NEW continues from a checkpoint of RUN in a new run folder, and "
                    "leaves RUN unchanged.\n"
                    "\n"
+                   "A setting is explained with its unit, its range or choices, and what it needs: it has an "
+                   "effect only with that.\n"
                    "A started run keeps its settings, except those marked below with one of these words. "
                    "changes: a new\n"
                    "value applies from the next step on, and is printed and recorded (smelt show RUN). free: "

@@ -56,8 +56,8 @@ static bool open_ranks(Bench *bench, DecodeRun *decoding, Precision precision, E
     if (!bench->device || !comm_use_device(comm, bench->device, error)) return false;
     int size = comm_size(comm);
     if (size != config->layout.cp * config->layout.tp)
-        return error_set(error, ERROR_USAGE, "%d %s started: set layout.cp=%d, or layout.cp and layout.tp with that product", size,
-            size > 1 ? "ranks are" : "rank is", size);
+        return error_set(error, ERROR_USAGE, "layout.cp=%lld x layout.tp=%lld does not match %d started rank%s: set layout.cp=%d",
+            (long long)config->layout.cp, (long long)config->layout.tp, size, size > 1 ? "s" : "", size);
     return layout_open_mesh(&decoding->mesh, config, comm, error);
 }
 

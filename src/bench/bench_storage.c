@@ -24,7 +24,7 @@ static const Option rows[] = {
     BENCH_OUTPUT_ROWS,
     INT_OPTION(bytes, "1Gi", 4096, 1e15, "bytes", "size of the file"),
     INT_OPTION(block, "8Mi", 4096, 1 << 30, "bytes", "size of one sequential read or write"),
-    INT_OPTION(reads, "2000", 1, 1e9, "", "random reads of 4 KiB; small durable writes are a tenth of this number"),
+    INT_OPTION(reads, "2000", 1, 1e9, "", "number of random reads of 4 KiB; there are a tenth as many small durable writes"),
     INT_OPTION(step_tokens, "16Mi", 1, 1e15, "tokens", "tokens that all GPUs of this machine read per training step"),
     INT_OPTION(token_bytes, "2", 1, 8, "bytes", "bytes per token"),
     REAL_OPTION(scatter, "2", 1, 1e6, "",

@@ -54,7 +54,7 @@ static const Option rows[] = {
         epochs, "0", 0, 1e9, "", "alternative to steps: number of passes over the training data; the last step takes the remainder", ONCE),
     INT_OPTION(stop_at, "0", 0, MANY, "steps", "write a checkpoint and stop after this step of the schedule; 0: run to the end", ONCE),
     STRING_OPTION(fork, "", "", "folder of a new run that continues from a checkpoint of RUN: smelt train RUN fork=NEW", ONCE),
-    INT_OPTION(from, "0", 0, MANY, "step", "with fork: step of that checkpoint; 0: the newest", ONCE),
+    INT_OPTION(from, "0", 0, MANY, "step", "with fork: step of the checkpoint; 0: the newest", ONCE),
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "device to train on", CHANGES),
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all; does not change results", FREE),
     CHOICE_OPTION(precision, "bf16", "bf16|fp32|fp64|pure_bf16",
@@ -77,9 +77,7 @@ static const Option rows[] = {
         "tensor with every recipe",
         CHANGES},
     {"fp8.keep_weights", OPTION_BOOL, FIELD(model.fp8.keep_weights), "false", 0, 0, NULL, "",
-        "quantize weights once per step instead of in each microbatch, and keep the quantized values (2 bytes per parameter); needs "
-        "several microbatches and unsharded weights",
-        FREE},
+        "quantize weights once per step instead of in each microbatch, and keep the quantized values (2 bytes per parameter)", FREE},
     {"fp8.min_size", OPTION_REAL, FIELD(model.fp8.min_size), "400", 0, 1e9, NULL, "",
         "keep a layer in bf16 if 1 / (1 / in + 1 / out) is below this (experts: 1 / (1 / in + 1 / out + 1 / rows per expert)), because the "
         "cast costs more than the GEMM saves",
@@ -125,11 +123,15 @@ static const Option rows[] = {
         "prepend bos_token to each text in training, evaluation and generation; auto: as the data or the tokenizer's template does", FREE),
     INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "sequence length in training"),
     CHOICE_OPTION(data.packing, "cut", "cut|best_fit",
-        "how documents fill sequences: stream concatenates and cuts them; best_fit cuts only longer ones and pads the rest"),
+        "how documents fill sequences: cut concatenates them and cuts the stream; best_fit cuts only documents longer than a sequence, and "
+        "pads "
+        "the rest"),
     BOOL_OPTION(data.document_mask, "true", "restart attention, convolutions and positions at every document"),
 
     CHOICE_OPTION(model.family, "llama", FAMILY_CHOICES,
-        "architecture; llama includes Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE; olmo includes OLMoE; flux generates images", STATE),
+        "architecture; llama includes Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE; olmo is OLMo 2, OLMo 3 and OLMoE; flux generates "
+        "images",
+        STATE),
     INT_OPTION(model.layers, "4", 1, 10000, "layers", "number of blocks, each of attention and an MLP or experts", STATE),
     INT_OPTION(model.width, "256", 8, 1 << 20, "channels", "width of the residual stream", STATE),
     INT_OPTION(model.heads, "4", 1, 65536, "heads", "query heads", STATE),
@@ -143,7 +145,8 @@ static const Option rows[] = {
     INT_OPTION(
         model.window_period, "1", 1, 4096, "layers", "every Nth layer has the window, the other layers have full attention; 1: all layers"),
     INT_OPTION(model.window_first, "0", 0, 4095, "layer", "first layer with the window; less than model.window_period"),
-    BOOL_OPTION(model.window_skips, "false", "these layers have full attention instead, and the other layers have the window"),
+    BOOL_OPTION(model.window_skips, "false",
+        "swap the two: the layers that model.window_period selects have full attention, and the others have the window"),
     REAL_OPTION(model.window_rope_theta, "0", 0, 1e12, "", "model.rope_theta of the layers with the window; 0: the same"),
     INT_OPTION(model.experts, "0", 0, 512, "experts", "experts per layer; 0: one dense MLP", STATE),
     INT_OPTION(model.experts_per_token, "1", 1, 64, "experts", "experts chosen for each token"),
@@ -161,15 +164,18 @@ static const Option rows[] = {
     CHOICE_OPTION(
         model.rope_scaling, "llama3", "llama3|linear|dynamic|yarn|longrope", "how model.rope_factor scales positions (rope_type)"),
     REAL_OPTION(model.rope_factor, "1", 1, 1e6, "", "factor by which the context is extended; 1: none"),
-    REAL_OPTION(model.rope_low_frequency, "1", 1e-6, 1e6, "", "low_freq_factor"),
-    REAL_OPTION(model.rope_high_frequency, "4", 1e-6, 1e6, "", "high_freq_factor"),
+    REAL_OPTION(model.rope_low_frequency, "1", 1e-6, 1e6, "",
+        "Llama 3: wavelengths that fit into the original context fewer times than this are stretched (low_freq_factor)"),
+    REAL_OPTION(model.rope_high_frequency, "4", 1e-6, 1e6, "",
+        "Llama 3: wavelengths that fit into the original context more times than this are kept (high_freq_factor)"),
     INT_OPTION(model.rope_original_context, "8192", 1, 1 << 24, "tokens", "context before scaling (original_max_position_embeddings)"),
     REAL_OPTION(model.rope_attention_factor, "1", 1e-6, 1e6, "", "YaRN and LongRoPE: scale of queries and keys (attention_factor)"),
     REAL_OPTION(model.rope_beta_fast, "32", 1e-6, 1e6, "turns",
-        "frequencies with more rotations than this in the original context stay (beta_fast)"),
-    REAL_OPTION(
-        model.rope_beta_slow, "1", 1e-6, 1e6, "turns", "frequencies with fewer rotations than this are divided by the factor (beta_slow)"),
-    BOOL_OPTION(model.rope_truncate, "true", "round the bounds between the two to whole channels"),
+        "YaRN: frequencies with more turns than this in the original context are kept (beta_fast)"),
+    REAL_OPTION(model.rope_beta_slow, "1", 1e-6, 1e6, "turns",
+        "YaRN: frequencies with fewer turns than this are divided by model.rope_factor (beta_slow)"),
+    BOOL_OPTION(model.rope_truncate, "true",
+        "YaRN: round the channels where model.rope_beta_fast and model.rope_beta_slow apply to whole numbers (truncate)"),
     REALS_OPTION(model.rope_short_factors, 1e-6, 1e6, "",
         "divisor of each RoPE frequency in sequences up to model.rope_original_context (short_factor)"),
     REALS_OPTION(model.rope_long_factors, 1e-6, 1e6, "", "divisor of each RoPE frequency in longer sequences (long_factor)"),
@@ -211,9 +217,10 @@ static const Option rows[] = {
     REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "guidance scale that the model gets as input in training", CHANGES),
 
     CHOICE_OPTION(optimizer.name, "adamw", OPTIMIZER_CHOICES,
-        "adamw: steps of the first moment over the root of the second; muon: Newton-Schulz on each hidden projection by itself, AdamW on "
-        "all other parameters; lion: steps of the sign of the momentum, at a third to a tenth of AdamW's rate; adamw_8bit: "
-        "AdamW with moments of matrices in 8 bits (docs/finetune.md)",
+        "adamw_8bit: AdamW with the moments of matrices in 8 bits (docs/finetune.md); muon: momentum, orthogonalized by Newton-Schulz, for "
+        "each "
+        "hidden projection, and AdamW for all other parameters; lion: sign of the momentum, for a third to a tenth of AdamW's learning "
+        "rate",
         STATE),
     REAL_OPTION(optimizer.lr, "1e-3", 0, 100, "", "peak learning rate", CHANGES),
     REAL_OPTION(optimizer.beta1, "0.9", 0, 0.999999, "",
@@ -291,24 +298,25 @@ static const Option rows[] = {
     CHOICE_OPTION(layout.pp_schedule, "1f1b", "1f1b|interleaved|zero-bubble",
         "pipeline schedule; interleaved: several chunks of layers per rank; zero-bubble: weight gradients fill the bubbles", CHANGES),
     INT_OPTION(layout.pp_chunks, "0", 0, 1 << 10, "chunks",
-        "layer chunks per rank of an interleaved pipeline, which divide its bubble; 0: 2 if interleaved", CHANGES),
+        "layer chunks per rank of an interleaved pipeline; N chunks divide its bubble by N; 0: 2 if interleaved", CHANGES),
     INT_OPTION(layout.cp, "1", 1, 1 << 20, "ranks", "context parallelism: ranks that split every sequence", CHANGES),
     CHOICE_OPTION(layout.cp_exchange, "gather", "gather|ring",
         "how the ranks of layout.cp exchange keys and values: gather holds the whole sequence; ring holds one rank's part at a time",
         CHANGES),
-    INT_OPTION(layout.ep, "1", 1, 1 << 20, "ranks", "expert parallelism: ranks that split the experts, and also the batch", CHANGES),
+    INT_OPTION(layout.ep, "1", 1, 1 << 20, "ranks", "expert parallelism: ranks that split the experts; they split the batch too", CHANGES),
     INT_OPTION(
         layout.zero, "1", 0, 3, "", "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also weights (FSDP); 0: nothing", CHANGES),
     INT_OPTION(layout.shard, "0", 0, 1 << 20, "ranks", "ranks per sharded copy, such as the 8 of a node (HSDP); 0: all ranks", CHANGES),
-    REAL_OPTION(
-        layout.bucket_mb, "0", 0, 1 << 20, "MiB", "size of a gradient bucket, one reduction each; 0: 256 on AMD GPUs, else 64", CHANGES),
+    REAL_OPTION(layout.bucket_mb, "0", 0, 1 << 20, "MiB",
+        "size of a gradient bucket; one collective reduces a bucket; 0: 256 on AMD GPUs, else 64", CHANGES),
     CHOICE_OPTION(layout.reduce, "auto", "auto|fp32|bf16",
         "dtype of gradient reductions over ranks, for matrices; bf16 halves the traffic; auto: fp32, but bf16 with precision=pure_bf16, "
         "and fp64 with fp64",
         CHANGES),
 
     STRING_OPTION(resume.accept, "", "",
-        "intended differences from the newest checkpoint: names of settings or groups, run, version, checkpoints", ONCE),
+        "comma-separated list of differences from the newest checkpoint to accept: settings, groups of settings, run, version, checkpoints",
+        ONCE),
 };
 
 const OptionTable config_table = OPTION_TABLE(rows, .explain = needs_explain);

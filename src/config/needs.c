@@ -100,7 +100,7 @@ CONDITION(leaves_ramp, facts->leaves_ramp)
 #define OF_RULE NULL, NULL
 
 static const Need rows[] = {
-    {"stop_at", "as many steps", ends_later, START},
+    {"stop_at", "steps of at least stop_at", ends_later, START},
     {"fp8.scaling", "fp8.recipe", has_recipe, REFUSE},
     {"fp8.amax_history_len", "fp8.scaling=delayed", is_delayed, REFUSE},
     {"fp8.head", "fp8.recipe", has_recipe, REFUSE},

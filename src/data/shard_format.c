@@ -85,8 +85,9 @@ static bool open_llmc(Shard *shard, Error *error) {
     if (!open_header(shard, &header, sizeof header, error)) return false;
     const struct LlmcKind *kind = llmc_kind(header.magic);
     if (!kind || header.version != kind->version)
-        return error_set(
-            error, ERROR_DATA, "%s has version %" PRId32 " of llm.c's format, which is not supported", shard->prefix, header.version);
+        return error_set(error, ERROR_DATA,
+            "%s has version %" PRId32 " of llm.c's format, but smelt reads only %" PRId32 ": write it again with llm.c's current scripts",
+            shard->prefix, header.version, kind ? kind->version : 0);
     shard->token_bytes = kind->token_bytes;
     return check_shard_size(shard, header.tokens, error);
 }

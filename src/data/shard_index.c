@@ -351,8 +351,8 @@ static bool verify_documents(const Shard *shard, XXH3_state_t *hash, Error *erro
         int64_t end = index->documents[document + 1];
         if (end < sequence || end > index->sequences)
             return error_set(error, ERROR_DATA,
-                "%s.idx ends document %" PRId64 " before sequence %" PRId64 ", but %" PRId64 " to %" PRId64
-                " are possible: pack the corpus again",
+                "%s.idx ends document %" PRId64 " before sequence %" PRId64 ", which is not from %" PRId64 " to %" PRId64
+                ": its documents are not in order; pack the corpus again",
                 shard->prefix, document, end, sequence, index->sequences);
         for (; sequence < end; sequence++) {
             if (!verify_sequence(shard, sequence, &tokens, error)) return false;

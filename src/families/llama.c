@@ -48,7 +48,8 @@ static const HfField llama_fields[] = {
 /* A mistral config with layer_types is transformers' Ministral, in which each layer has its own
  * type. */
 static void read_ministral_layers(HfFieldReader *r, const char *name, const json_t *value) {
-    if (value && !r->model->window) hf_refuse(r, name, "is set together with sliding_window null, which fails in transformers");
+    if (value && !r->model->window)
+        hf_refuse(r, name, "is set, but sliding_window is null, and transformers fails on this: set sliding_window");
     if (value && !json_is_null(value)) hf_read_layer_types(r, name, value);
 }
 

@@ -49,7 +49,7 @@ static void it_takes_the_quickest_that_the_forecast_finds(void **state) {
     assert_int_equal(config.batch.sequences, best.sequences);
     assert_int_equal(config.recompute, best.recompute);
     for (int i = 1; i < search.count; i++) assert_true(search.found[i].tokens_per_second <= search.found[0].tokens_per_second);
-    assert_non_null(strstr(text, "layout=auto for 16 x AMD Instinct MI300X (modelled, not measured"));
+    assert_non_null(strstr(text, "layout=auto for 16 x AMD Instinct MI300X (modeled, not measured"));
     assert_non_null(strstr(text, "do not fit\n"));
     free(text);
 }
@@ -87,7 +87,7 @@ static void a_run_remembers_its_layout_and_goes_on_with_it(void **state) {
     LayoutConfig first = remembered("r", &before);
     assert_int_equal(first.choice, LAYOUT_GIVEN);
     assert_int_equal(first.dp * first.tp * first.pp * first.cp * first.ep, 2);
-    smelt_says(0, "layout=auto: r goes on with its layout", "launch -n 2 -- train %s steps=6 layout=auto run=r", TINY);
+    smelt_says(0, "layout=auto: r keeps its layout", "launch -n 2 -- train %s steps=6 layout=auto run=r", TINY);
     LayoutConfig second = remembered("r", &after);
     assert_int_equal(first.dp, second.dp);
     assert_int_equal(first.zero, second.zero);
@@ -142,8 +142,8 @@ static void the_objective_stays_where_a_run_goes_on(void **state) {
     (void)state;
     int64_t sequences;
     smelt_says(0, "done", "launch -n 2 -- train %s steps=4 layout.dp=2 run=r" MIXTRAL, TINY);
-    smelt_says(0, "layout=auto: r goes on with its layout",
-        "launch -n 2 -- train %s steps=6 layout=auto run=r" MIXTRAL " batch.sequences=1", TINY);
+    smelt_says(
+        0, "layout=auto: r keeps its layout", "launch -n 2 -- train %s steps=6 layout=auto run=r" MIXTRAL " batch.sequences=1", TINY);
     remembered("r", &sequences);
     assert_int_equal(sequences, 1);
 }

@@ -100,7 +100,7 @@ static void the_page_has_model_memory_speed_and_chosen_settings(void **state) {
         text, (const char *[]){"model       zaya, 40 layers of width 2048\n", "parameters  8840488784, 1290741584 active per token\n",
                   "device      NVIDIA H100 80GB SXM, bf16\n", "memory of the device: 160.90 GiB of 80.00 GiB: does not fit\n  [#####",
                   "] 201%\n", "  master weights", "memory of the host: 67.92 GiB for checkpoints", "ways to save memory",
-                  "speed (modelled, not measured", " tok/s, ", "settings other than the defaults\n", "model.family               zaya\n",
+                  "speed (modeled, not measured", " tok/s, ", "settings other than the defaults\n", "model.family               zaya\n",
                   "optimizer.name             muon\n", NULL});
     assert_null(strstr(text, "checkpoint.keep")); /* has its default */
     assert_null(strstr(text, "model.context"));   /* follows data.length */
@@ -311,8 +311,7 @@ static void auto_recomputes_the_least_that_fits(void **state) {
         int64_t fits = (int64_t)((double)total(&chosen, h100, 1) / 0.97) + 1;
         assert_int_equal(fit_recompute(&given.config, h100, 0, 1, fits), policy);
         assert_int_equal(fit_recompute(&given.config, h100, 0, 1, fits - 3), policy < RECOMPUTE_BLOCK ? policy + 1 : policy);
-        SCOPED_FREE char *text = page(&given.config, h100, fits),
-                         *line = memory_format("recompute   %s, as auto comes to here\n", names[policy]);
+        SCOPED_FREE char *text = page(&given.config, h100, fits), *line = memory_format("recompute   %s, chosen by auto\n", names[policy]);
         if (!strstr(text, line)) fail_msg("\"%s\" is not in:\n%s", line, text);
     }
     assert_int_equal(fit_recompute(&given.config, h100, 0, 1, -1), RECOMPUTE_NONE);

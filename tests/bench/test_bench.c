@@ -449,7 +449,8 @@ static void generation_is_measured_alone_and_by_ranks(void **state) {
         free(command), free(launch), free(smelt);
     }
     expect_code("decode %s/decode.yaml device=cpu prompt=1000000", ERROR_USAGE, "prompt=1000000 tokens=64 exceed model.context=");
-    expect_code("decode %s/decode.yaml device=cpu prompt=4 tokens=5 layout.cp=2", ERROR_USAGE, "1 rank is started: set layout.cp=1");
+    expect_code("decode %s/decode.yaml device=cpu prompt=4 tokens=5 layout.cp=2", ERROR_USAGE,
+        "layout.cp=2 x layout.tp=1 does not match 1 started rank: set layout.cp=1");
 }
 
 /* -- Training ------------------------------------------------------------------------------------------------------ */
