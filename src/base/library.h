@@ -17,8 +17,9 @@
  * `flags` are dlopen's. */
 void *library_open(const char *const *files, int flags);
 
-/* Sets `functions`, a struct of pointers, to the functions of these names, an array in the same order; the name ""
- * leaves a pointer NULL. Returns NULL, or the first name that the library lacks. */
+/* Sets each pointer of the struct `functions` to the function whose name has the same index in
+ * the array `names`; the name "" leaves a pointer NULL. Returns NULL, or the first name that the
+ * library lacks. */
 #define library_find(library, names, functions)                                              \
     ({                                                                                       \
         static_assert(sizeof(names) == sizeof *(functions), "one name for each pointer");    \

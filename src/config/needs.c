@@ -234,7 +234,7 @@ static const Need rows[] = {
     {"preference.label_smoothing", "preference.loss=dpo", is_dpo, REFUSE},
 
     {"layout.pp_schedule", "layout.pp=2 or more", is_staged, REFUSE},
-    {"layout.pp_schedule", "layout.pp_chunks other than 1 (1 is 1f1b)", is_interleaved, REFUSE},
+    {"layout.pp_schedule", "layout.pp_chunks other than 1 (one chunk is the schedule 1f1b)", is_interleaved, REFUSE},
     {"layout.pp_chunks", "layout.pp_schedule=interleaved and layout.pp=2 or more", has_chunks, REFUSE},
     {"layout.cp_exchange", "layout.cp=2 or more", is_context, REFUSE},
     {"layout.zero", "replicated weights to shard", shares_weights, START},

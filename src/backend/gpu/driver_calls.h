@@ -67,9 +67,9 @@
     NUMBER(minor, 61, hipDeviceAttributeComputeCapabilityMinor, 76, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)              \
     NUMBER(shared_bytes, 74, hipDeviceAttributeMaxSharedMemoryPerBlock, 97, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
-/* (smelt's name, number, name in HIP, name in CUDA) of numbers that are the same in both. Names
- * that are not used, or that differ between versions of a library and are not checked, are
- * empty. */
+/* (smelt's name, number, name in HIP, name in CUDA), for numbers that are the same in both. An
+ * empty name is not checked: smelt does not use it, or it differs between versions of the
+ * library. */
 #define GPU_SHARED_NUMBERS(NUMBER)                                                                                   \
     NUMBER(STREAM_NON_BLOCKING, 1, hipStreamNonBlocking, CU_STREAM_NON_BLOCKING)                                     \
     NUMBER(EVENT_WITHOUT_TIME, 2, hipEventDisableTiming, CU_EVENT_DISABLE_TIMING)                                    \

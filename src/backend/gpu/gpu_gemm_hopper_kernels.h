@@ -364,8 +364,8 @@ typedef struct HopperForm {
     HopperPromotion promotion;
 } HopperForm;
 
-/* Returns the increment of a descriptor per step of 32 bytes along k, in units of 16 bytes: 32
- * bytes of each row, or 16 rows. */
+/* Returns the increment of a descriptor per step along k, in units of 16 bytes. A step is 32
+ * bytes of each row or, with LAYOUT_LINES, 16 rows of 128 bytes. */
 INLINE int descriptor_step(TileLayout layout) { return layout == LAYOUT_LINES ? 16 * 128 / 16 : 2; }
 
 #define WGMMA_STEP(shape, sums, transposes) \

@@ -230,8 +230,9 @@ INLINE Descriptor descriptor_of(LOCAL const bf16 *tile, int panel) {
 }
 /* Moves a descriptor by `bytes`, a multiple of 16. */
 INLINE Descriptor descriptor_advance(Descriptor operand, int bytes) { return operand + (uint32_t)(bytes / 16); }
-/* Byte offset of step `step` of 16 along k in a tile of `rows` rows: 32 bytes of each row, and
- * every fourth step the next panel; transposed, 16 rows. */
+/* Return the byte offset of step `step` (16 elements along k) in a tile. In a tile of `rows`
+ * rows, a step is 32 bytes of each row, and every fourth step begins the next panel. In a
+ * transposed tile, a step is 16 rows. */
 INLINE int depth_bytes(int rows, int step) { return step / 4 * rows * 128 + step % 4 * 32; }
 INLINE int depth_bytes_transposed(int step) { return step * 16 * 128; }
 
