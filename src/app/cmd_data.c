@@ -22,7 +22,7 @@
 
 typedef struct DataOptions {
     double valid;
-    const char *separator, *tokenizer, *field, *template;
+    const char *separator, *tokenizer, *field, *template, *where, *rules, *bad_words, *fasttext;
     bool special, check, overwrite;
     int64_t vocabulary, minimum_count, shard_tokens;
     int pattern, format, invalid, dedup, turns, bos;
@@ -57,6 +57,13 @@ static const Option pack_rows[] = {
     CHOICE_OPTION(dedup, "none", PACK_DEDUPS,
         "exact: keep only the first of documents with the same text; near: also drop documents that share most of their text with an "
         "earlier one"),
+    STRING_OPTION(where, "", "",
+        "keep documents for which this holds, as in language_score > 0.8 and text.words >= 50; fields of the record, text.STATISTIC, "
+        "MODEL.label"),
+    STRING_OPTION(
+        rules, "", "", "keep documents that keep published rules: gopher, c4, fineweb, or single ones as gopher.words, with commas"),
+    STRING_OPTION(bad_words, "", "", "drop documents with a word or phrase of this file, one on each line", .path = true),
+    STRING_OPTION(fasttext, "", "", "fastText models for where=: NAME:FILE, with commas; they give NAME.label, NAME.score, NAME.SOMELABEL"),
     BOOL_OPTION(overwrite, "false", "replace a shard or a folder of shards of that name"),
 };
 
@@ -128,6 +135,9 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
     if (options->dedup == PACK_DEDUP_NEAR) printf(", %" PRId64 " with most of the text of one", result->near);
     printf("%s\n", result->left_out ? ", left out" : "");
     print_bad(result);
+    if (result->filtered) printf("%-10s %" PRId64 " of %" PRId64 " documents\n", "rules", result->filtered, result->records);
+    if (result->filtered || result->left_out)
+        printf("dropped    %s%s%s" PACK_DROPPED "\n", output, split ? "-train" : "", options->shard_tokens > 0 ? "/" : ".");
     if (pack_is_chat(result->format)) print_trained(result->trained_train + result->trained_valid, tokens);
     printf("%s%s: %" PRId64 " tokens", output, split ? "-train" : "", result->train_tokens);
     if (options->shard_tokens > 0) printf(" in %" PRId64 " shard%s", result->shards, plural(result->shards));
@@ -143,6 +153,9 @@ static bool run_pack(Invocation *invocation, Error *error) {
     if (invocation->word_count < 2)
         return error_set(error, ERROR_USAGE, "smelt data pack takes INPUT... OUTPUT, but only 1 argument was given");
     inputs[invocation->word_count - 1] = NULL;
+    FilterOptions rules = {options->where, options->rules, options->bad_words, options->fasttext};
+    DocumentFilter *filter;
+    if (!filter_open(&rules, &filter, error)) return false;
     PackOptions pack = {.inputs = inputs,
         .output = output,
         .valid_fraction = options->valid,
@@ -154,13 +167,16 @@ static bool run_pack(Invocation *invocation, Error *error) {
         .turns = (ChatTurns)options->turns,
         .invalid = (PackInvalid)options->invalid,
         .dedup = (PackDedup)options->dedup,
+        .filter = filter,
         .special = options->special,
         .bos = (TokenizerBos)options->bos,
         .shard_tokens = options->shard_tokens,
         .overwrite = options->overwrite};
     PackResult result;
     double start = log_seconds();
-    if (!pack_text(&pack, &result, error)) return false;
+    bool good = pack_text(&pack, &result, error);
+    filter_free(filter);
+    if (!good) return false;
     print_packed(options, &result, output, log_seconds() - start);
     return true;
 }

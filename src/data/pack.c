@@ -35,6 +35,10 @@ typedef struct PackPart {
     int64_t open_tokens; /* tokens of the open shard */
 } PackPart;
 
+/* Where a document was, in one number: its file above its line. */
+enum { PLACE_LINE_BITS = 40 };
+static const uint64_t PLACE_LINES = (1ull << PLACE_LINE_BITS) - 1;
+
 typedef struct Packer {
     PackOptions options;
     PackFiles files;
@@ -46,7 +50,9 @@ typedef struct Packer {
     PipelineOptions pipeline;
     RecordReader *reader;
     HashSet *seen;
-    File hashes; /* for a folder of shards: the hashes in `seen`, for the next start */
+    bool places;      /* `seen` has the place of each document */
+    DropLog *dropped; /* NULL: what is dropped is only counted */
+    File hashes;      /* for a folder of shards: the entries of `seen`, for the next start */
     uint64_t *new_hashes;
     size_t new_hash_count, new_hash_capacity;
     int lock, next_lock;
@@ -55,7 +61,7 @@ typedef struct Packer {
     XXH3_state_t *long_hash;
     int32_t *held; /* its tokens, until it is known whether the document is kept */
     size_t held_count, held_capacity;
-    int64_t long_tokens, long_bytes;
+    int64_t long_tokens, long_bytes, long_line;
     bool long_dropped, long_bad; /* long_bad: the document is counted as bad, once for all its pieces */
     int64_t last_file;
     Progress progress;
@@ -120,6 +126,7 @@ static bool write_pack_record(const Packer *packer, bool complete, Error *error)
 
 /* Writes the hashes first, because the record says how many of them are valid. */
 static bool write_place(Packer *packer, RecordPosition position, Error *error) {
+    if (packer->dropped && !drop_log_flush(packer->dropped, &packer->report.dropped_bytes, error)) return false;
     size_t bytes = packer->new_hash_count * sizeof(uint64_t);
     if (!file_append(&packer->hashes, packer->new_hashes, (int64_t)bytes, error) || !file_sync(&packer->hashes, error)) return false;
     packer->report.hashes += (int64_t)packer->new_hash_count;
@@ -133,7 +140,7 @@ static bool write_place(Packer *packer, RecordPosition position, Error *error) {
 static bool is_draft(const char *name) { return starts_with(name, RECORD ".partial-"); }
 
 static bool is_own(const char *name) {
-    static const char *const names[] = {RECORD, "hashes", "tokenizer", "tokenizer.partial"};
+    static const char *const names[] = {RECORD, PACK_DROPPED, "hashes", "tokenizer", "tokenizer.partial"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i])) return true;
     return starts_with(name, "shard-") || is_draft(name);
@@ -181,13 +188,15 @@ static bool begin_folder(Packer *packer, Error *error) {
 
 static bool read_hashes(Packer *packer, Error *error) {
     enum { PART = 1 << 13 };
+    int64_t width = packer->places ? 2 : 1;
     SCOPED_FREE uint64_t *hashes = memory_allocate(PART * sizeof *hashes);
     SCOPED(file_close) File file = {0};
     bool good = file_open(&file, packer->hashes.path, error), seen;
     for (int64_t at = 0; at < packer->report.hashes && good; at += PART) {
         int64_t count = packer->report.hashes - at < PART ? packer->report.hashes - at : PART;
         good = file_read_at(&file, hashes, count * (int64_t)sizeof *hashes, at * (int64_t)sizeof *hashes, error);
-        for (int64_t i = 0; i < count && good; i++) good = hash_set_add(packer->seen, hashes[i], &seen, error);
+        for (int64_t i = 0; i + width <= count && good; i += width)
+            good = hash_set_add(packer->seen, hashes[i], hashes[i + width - 1], &seen, NULL, error);
     }
     return good;
 }
@@ -338,6 +347,9 @@ static bool open_folder(Packer *packer, Error *error) {
     if (!file_open_append(&packer->hashes, hashes, false, error) ||
         !file_truncate(&packer->hashes, packer->report.hashes * (int64_t)sizeof(uint64_t), error))
         return false;
+    SCOPED_FREE char *dropped = part_path(&packer->train, PACK_DROPPED);
+    if (pack_logs_drops(&packer->options) && !(packer->dropped = drop_log_append(dropped, packer->report.dropped_bytes, error)))
+        return false;
     if (resume) log_info("continuing %s after %" PRId64 " finished shards", packer->train.place, packer->report.result.shards);
     return read_hashes(packer, error);
 }
@@ -380,10 +392,27 @@ static bool count_file(Packer *packer, const Record *record, Error *error) {
     return true;
 }
 
+/* Notes a document that is dropped; `first`: the place of the one that it repeats, or 0. */
+static bool note_drop(Packer *packer, const Record *record, const char *rule, const char *value, uint64_t first, Error *error) {
+    Drop drop = {file_name(packer, record->file), rule, value, record->line, NULL, (int64_t)(first & PLACE_LINES)};
+    if (first) drop.first_file = file_name(packer, (int64_t)(first >> PLACE_LINE_BITS) - 1);
+    return !packer->dropped || drop_log_add(packer->dropped, &drop, error);
+}
+
+/* Drops a document that breaks a rule of the filter. */
+static bool drop_by_rule(Packer *packer, const Record *record, Error *error) {
+    packer->report.result.filtered++;
+    packer->report.filtered[record->broken_rule - 1]++;
+    return note_drop(packer, record, filter_rule(packer->options.filter, record->broken_rule - 1), record->value, 0, error);
+}
+
 /* Counts a bad record; returns false if it ends the job. */
 static bool count_bad_record(Packer *packer, const Record *record, Error *error) {
     const char *file = file_name(packer, record->file);
+    PackInvalid invalid = packer->options.invalid;
+    bool kept = record->bad == PACK_BAD_UTF8 && (invalid == PACK_INVALID_REPLACE || invalid == PACK_INVALID_KEEP);
     pack_report_bad(&packer->report, record, file);
+    if (!kept && !note_drop(packer, record, pack_bad_name(record->bad), record->what, 0, error)) return false;
     if (record->fatal) return error_set(error, ERROR_USAGE, "line %" PRId64 " of %s: %s", record->line, file, record->what);
     if (packer->options.invalid != PACK_INVALID_STOP || record->bad == PACK_BAD_EMPTY) return true;
     return error_set(error, ERROR_DATA, "line %" PRId64 " of %s is an invalid record, and invalid=stop: %s%s%s", record->line, file,
@@ -399,30 +428,38 @@ static void count_document(Packer *packer, const Record *record, int64_t tokens,
     *(record->valid ? &result->valid_tokens : &result->train_tokens) += tokens;
 }
 
+/* Returns the place of a document as a number above 0; 0 if it is too large for one. */
+static uint64_t place_number(const Record *record) {
+    uint64_t file = (uint64_t)record->file + 1, line = (uint64_t)record->line;
+    return file >> (64 - PLACE_LINE_BITS) || line > PLACE_LINES ? 0 : file << PLACE_LINE_BITS | line;
+}
+
 /* Adds a hash to the set; a folder of shards also saves it for the next start. */
-static bool remember_document(Packer *packer, uint64_t hash, bool *seen, Error *error) {
-    if (!hash_set_add(packer->seen, hash, seen, error)) return false;
+static bool remember_document(Packer *packer, uint64_t hash, uint64_t place, bool *seen, uint64_t *first, Error *error) {
+    if (!hash_set_add(packer->seen, hash, place, seen, first, error)) return false;
     if (!in_folder(packer) || *seen) return true;
-    array_reserve(packer->new_hashes, packer->new_hash_capacity, packer->new_hash_count + 1);
+    array_reserve(packer->new_hashes, packer->new_hash_capacity, packer->new_hash_count + 2);
     packer->new_hashes[packer->new_hash_count++] = hash;
+    if (packer->places) packer->new_hashes[packer->new_hash_count++] = place;
     return true;
 }
 
 /* Decides whether a document is kept, by its text and, unless they are NULL, its keys. Keys of
  * near-duplicates are not added to the set, so a document that resembles only a near-duplicate is
  * kept. */
-static bool judge_duplicate(Packer *packer, uint64_t hash, const uint64_t *keys, bool *stays, Error *error) {
+static bool judge_duplicate(Packer *packer, const Record *record, uint64_t hash, const uint64_t *keys, bool *stays, Error *error) {
     PackResult *result = &packer->report.result;
     bool seen, near = false, known;
-    if (!remember_document(packer, hash, &seen, error)) return false;
-    for (int i = 0; i < MINHASH_KEYS && keys && !seen; i++) near = near || hash_set_has(packer->seen, keys[i]);
+    uint64_t place = place_number(record), first = 0;
+    if (!remember_document(packer, hash, place, &seen, &first, error)) return false;
+    for (int i = 0; i < MINHASH_KEYS && keys && !seen && !near; i++) near = hash_set_has(packer->seen, keys[i], &first);
     for (int i = 0; i < MINHASH_KEYS && keys && !seen && !near; i++)
-        if (!remember_document(packer, keys[i], &known, error)) return false;
+        if (!remember_document(packer, keys[i], place, &known, NULL, error)) return false;
     result->duplicates += seen;
     result->near += near;
     *stays = !near && (!seen || packer->options.dedup == PACK_DEDUP_NONE);
     result->left_out += !*stays;
-    return true;
+    return *stays || note_drop(packer, record, seen ? "dedup=exact" : "dedup=near", "null", first, error);
 }
 
 /* Ends a document, and the shard if it is full. */
@@ -474,7 +511,7 @@ static bool take_whole(Packer *packer, const Block *block, Record *record, Error
     PackPart *part = record->valid ? &packer->valid : &packer->train;
     if (record->text_size == 0) return true;
     if (is_too_long(packer, record->text_size)) return drop_long(packer, record, error);
-    if (!judge_duplicate(packer, record->hash, record->keys, &stays, error)) return false;
+    if (!judge_duplicate(packer, record, record->hash, record->keys, &stays, error)) return false;
     if (!stays) return true;
     count_document(packer, record, (int64_t)record->id_count, (int64_t)record->text_size);
     const int32_t *tokens = block->ids.items + record->ids;
@@ -495,7 +532,8 @@ static bool take_piece_tokens(Packer *packer, PackPart *part, const int32_t *tok
 static bool end_pieces(Packer *packer, PackPart *part, const Record *record, Error *error) {
     bool stays = true;
     if (packer->long_dropped) return true;
-    if (!judge_duplicate(packer, XXH3_64bits_digest(packer->long_hash), NULL, &stays, error)) return false;
+    Record whole = {.file = record->file, .line = packer->long_line};
+    if (!judge_duplicate(packer, &whole, XXH3_64bits_digest(packer->long_hash), NULL, &stays, error)) return false;
     if (!stays) return true;
     count_document(packer, record, packer->long_tokens, packer->long_bytes);
     return (!holds_output(packer) || append_tokens(packer, part, packer->held, packer->held_count, error)) &&
@@ -507,6 +545,7 @@ static bool take_piece(Packer *packer, const Block *block, Record *record, Error
     if (record->first) {
         XXH3_64bits_reset(packer->long_hash);
         packer->held_count = 0;
+        packer->long_line = record->line;
         packer->long_tokens = packer->long_bytes = 0;
         packer->long_dropped = false;
     }
@@ -548,11 +587,13 @@ static bool take_block(void *context, Block *block, Error *error) {
             pack_files_leave(&packer->files, packer->files.list.entries[record->file].name, record->left_out, !record->left_out.advice);
             continue;
         }
+        packer->report.result.records += record->first;
         packer->long_bad = packer->long_bad && !record->first;
         bool good = record->bad == PACK_GOOD || packer->long_bad || count_bad_record(packer, record, error);
         packer->long_bad = packer->long_bad || record->bad != PACK_GOOD;
         good = good && count_file(packer, record, error);
-        if (good && packer->trainer) good = train_on(packer, record, error);
+        if (good && record->broken_rule) good = drop_by_rule(packer, record, error);
+        else if (good && packer->trainer) good = train_on(packer, record, error);
         else if (good && record->first && record->last) good = take_whole(packer, block, record, error);
         else if (good) good = take_piece(packer, block, record, error);
         if (!good) return false;
@@ -567,7 +608,9 @@ static bool take_block(void *context, Block *block, Error *error) {
  * would have no effect. */
 static bool check_idle_pack_options(const PackOptions *options, Error *error) {
     bool chat = pack_is_chat(options->format), field = options->field && strcmp(options->field, "text") != 0;
+    bool judges = options->filter && filter_reads_text(options->filter);
     const char *idle = chat && field                                      ? "field"
+                       : chat && judges                                   ? "a rule over texts"
                        : chat && *options->separator                      ? "separator"
                        : !chat && options->template && *options->template ? "template"
                        : !chat && options->turns != CHAT_TURNS_ALL        ? "turns"
@@ -671,6 +714,7 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
     pack_files_free(&packer->files);
     pack_report_free(&packer->report);
     hash_set_free(packer->seen);
+    drop_log_free(packer->dropped);
     file_close(&packer->hashes);
     if (packer->lock >= 0) close(packer->lock);
     if (packer->next_lock >= 0) close(packer->next_lock);
@@ -757,8 +801,12 @@ static bool open_outputs(Packer *packer, Error *error) {
 static bool open_output(Packer *packer, Error *error) {
     SCOPED_FREE char *beside = output_folder(packer->train.name);
     if (!refuse_twin(packer, error) || !make_folder(beside, error)) return false;
-    packer->seen = hash_set_open(in_folder(packer) ? packer->train.name : *beside ? beside : ".");
-    return in_folder(packer) ? open_folder(packer, error) : open_outputs(packer, error);
+    packer->places = pack_logs_drops(&packer->options);
+    packer->seen = hash_set_open(in_folder(packer) ? packer->train.name : *beside ? beside : ".", packer->places);
+    if (in_folder(packer)) return open_folder(packer, error);
+    if (!open_outputs(packer, error)) return false;
+    SCOPED_FREE char *dropped = memory_format("%s." PACK_DROPPED, packer->train.name);
+    return packer->done || !packer->places || (packer->dropped = drop_log_open(dropped, error));
 }
 
 /* Returns the fault of the first record of a kind; its file and line in *sample, unless it is
@@ -790,6 +838,18 @@ static void warn_bad(const Packer *packer) {
     }
 }
 
+/* Says how many documents each rule dropped, and warns of a rule that drops nearly all. */
+static void warn_filtered(const Packer *packer) {
+    const PackResult *result = &packer->report.result;
+    for (int i = 0; packer->options.filter && i < filter_rules(packer->options.filter); i++) {
+        int64_t count = packer->report.filtered[i];
+        bool most = count > 0 && (double)count > 0.9 * (double)result->records;
+        if (count > 0)
+            (most ? log_warn : log_info)("%s dropped %" PRId64 " of %" PRId64 " documents%s", filter_rule(packer->options.filter, i), count,
+                result->records, most ? ", more than 90%: check the rule and the field that it reads" : "");
+    }
+}
+
 static void warn_of_answers(const PackResult *result) {
     if (result->empty_answers)
         log_warn("%" PRId64 " answer%s empty: %s only the end-of-answer token", result->empty_answers,
@@ -814,14 +874,16 @@ static void warn_of_lost(const PackResult *result) {
 }
 
 static bool read_all_inputs(Packer *packer, Error *error) {
-    packer->pipeline = (PipelineOptions){packer->options.field, packer->options.invalid, packer->tokenizer, packer->options.special,
-        packer->trainer, packer->options.dedup == PACK_DEDUP_NEAR, packer->chat, packer->options.format == PACK_PREFERENCE};
+    packer->pipeline =
+        (PipelineOptions){packer->options.field, packer->options.invalid, packer->tokenizer, packer->options.special, packer->trainer,
+            packer->options.dedup == PACK_DEDUP_NEAR, packer->chat, packer->options.format == PACK_PREFERENCE, packer->options.filter};
     packer->last_file = packer->report.position.file - (packer->report.position.byte == 0);
     packer->reader = record_reader_open(&packer->options, &packer->files, pipeline_cut, &packer->pipeline, packer->report.position);
     bool good = pipeline_run(&packer->pipeline, packer->reader, take_block, packer, error);
     progress_finish(&packer->progress);
     pack_files_warn(&packer->files);
     if (good) warn_bad(packer);
+    if (good) warn_filtered(packer);
     if (good) warn_of_answers(&packer->report.result);
     if (good) warn_of_lost(&packer->report.result);
     return good;
@@ -843,6 +905,9 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
     PackBad none = pairs ? PACK_BAD_PAIR : PACK_BAD_CHAT;
     int64_t bad = 0, left = pack_files_left(&packer->files);
     for (int i = 1; i < PACK_BAD_KINDS; i++) bad += packer->report.result.bad[i];
+    if (packer->report.result.filtered > 0)
+        return error_set(error, ERROR_DATA, "no document of %s is left: the rules dropped %" PRId64 " of %" PRId64 "; loosen them",
+            options->inputs[0], packer->report.result.filtered, packer->report.result.records);
     if (bad > 0 && bad == packer->report.result.bad[none])
         return error_set(error, ERROR_DATA, "no record of %s is a valid %s: %s", options->inputs[0],
             pairs ? "preference pair" : "conversation", note_first_bad(packer, none, NULL));
@@ -931,7 +996,8 @@ static bool pack_all(Packer *packer, Error *error) {
     if (!list_inputs(packer, error)) return finish_without_input(packer, error);
     bool opened = resolve_format(packer, error) && open_pack_tokenizer(packer, error) && open_chat_template(packer, error) &&
                   open_output(packer, error);
-    return opened && (packer->done || (read_all_inputs(packer, error) && check_result(packer, error) && finish_shards(packer, error) &&
+    return opened && (packer->done || (read_all_inputs(packer, error) && check_result(packer, error) &&
+                                          (!packer->dropped || drop_log_finish(packer->dropped, error)) && finish_shards(packer, error) &&
                                           (!in_folder(packer) || complete_folder(packer, error))));
 }
 

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "chat/chat.h"
+#include "filter/filter.h"
 #include "token/tokenizer.h"
 
 /* PACK_AUTO: the content and the name of each file decide, and the first record whether records are
@@ -39,6 +40,9 @@ typedef enum PackInvalid {
 typedef enum PackDedup { PACK_DEDUP_NONE, PACK_DEDUP_EXACT, PACK_DEDUP_NEAR } PackDedup;
 #define PACK_DEDUPS "none|exact|near"
 
+/* The documents that rules or `dedup` drop, beside the shards: OUTPUT.PACK_DROPPED, or this name in a folder of shards. */
+#define PACK_DROPPED "dropped.jsonl.zst"
+
 typedef struct PackOptions {
     /* The list ends with NULL. The regular files of a folder are read recursively, in byte order of
      * their paths. A link is followed if it leads to a place inside the folder. Hidden names (.git)
@@ -60,11 +64,12 @@ typedef struct PackOptions {
     ChatTurns turns;
     PackInvalid invalid;
     PackDedup dedup;
-    bool held_out;        /* if a folder has splits by name, take the one for validation; otherwise the one for training */
-    bool special;         /* special tokens spelled in the text are matched; otherwise they are ordinary text */
-    TokenizerBos bos;     /* the start of a document that is text; for conversations, the template decides */
-    int64_t shard_tokens; /* 0: one shard; otherwise OUTPUT is a folder, and a shard ends with the document that fills it */
-    bool overwrite;       /* replace existing shards, and a folder that is complete, or was begun with other inputs or settings */
+    const DocumentFilter *filter; /* rules that drop documents, or NULL; borrowed */
+    bool held_out;                /* if a folder has splits by name, take the one for validation; otherwise the one for training */
+    bool special;                 /* special tokens spelled in the text are matched; otherwise they are ordinary text */
+    TokenizerBos bos;             /* the start of a document that is text; for conversations, the template decides */
+    int64_t shard_tokens;         /* 0: one shard; otherwise OUTPUT is a folder, and a shard ends with the document that fills it */
+    bool overwrite;               /* replace existing shards, and a folder that is complete, or was begun with other inputs or settings */
 } PackOptions;
 
 /* Records that are not documents, or need a change to be. */
@@ -93,6 +98,8 @@ typedef struct PackResult {
     int64_t bytes, files;                                     /* of packed files, as stored on disk */
     int64_t text_bytes;                                       /* of documents, decompressed and without their JSON */
     int64_t shards;                                           /* of the training part */
+    int64_t records;                                          /* documents that were read: kept, dropped or bad */
+    int64_t filtered;                                         /* documents that broke a rule of the filter */
     int64_t duplicates, near, left_out; /* documents whose text was seen before, by XXH3, or nearly so; and how many of them were dropped */
     int64_t bad[PACK_BAD_KINDS];
     int64_t lengths[PACK_LENGTHS]; /* documents of [2^i, 2^(i+1)) tokens */

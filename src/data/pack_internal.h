@@ -144,10 +144,12 @@ typedef struct Record {
     /* Set by record_text: the document's text, in the block or `owned`. Set by the pipeline: its
      * tokens and hash. */
     const char *text;
-    char *owned, what[320]; /* `what`: the fault, for a sample */
-    NotText left_out;       /* why the whole file is skipped; `what` NULL: it is not */
-    bool fatal;             /* the options are at fault, not the record: the packing ends */
-    int32_t *spans;         /* for a conversation: lengths of untrained and trained spans, alternating; owned */
+    char *owned, what[320];   /* `what`: the fault, for a sample */
+    int broken_rule;          /* 1 + the rule of the filter that drops the document; 0: none does */
+    char value[FILTER_VALUE]; /* what the rule saw, as JSON */
+    NotText left_out;         /* why the whole file is skipped; `what` NULL: it is not */
+    bool fatal;               /* the options are at fault, not the record: the packing ends */
+    int32_t *spans;           /* for a conversation: lengths of untrained and trained spans, alternating; owned */
     size_t span_count;
     size_t chosen_spans;   /* for a pair of answers: how many spans belong to the chosen one; otherwise 0 */
     ChatCounts counts;     /* of a conversation, or of both answers of a pair */
@@ -214,20 +216,22 @@ bool record_mark_json(Record *record, const char *fault); /* for a list, `what` 
 enum { RECORD_LIMIT = 1 << 26 /* bytes of a JSON line, and of a document that is judged as a whole */ };
 /* Makes `record` a document: extracts the text of a row, and of JSON unless `field` is NULL, and
  * treats invalid UTF-8 as `invalid` says. Sets `bad`, and text and text_size if there is something
- * to encode. */
-void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid);
+ * to encode. Unless `object` is NULL, *object gets the JSON of a record with a text; owned by the
+ * caller. */
+void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid, json_t **object);
 
 /* -- All cores (pipeline.c) ------------------------------------------------------------------------------------------ */
 
 typedef struct PipelineOptions {
     const char *field;
     PackInvalid invalid;
-    const Tokenizer *tokenizer; /* NULL: tokens are bytes */
-    bool special;               /* match special tokens in the text */
-    bool text_only;             /* encode nothing */
-    bool near;                  /* compute keys */
-    const Chat *chat;           /* if set, records are conversations */
-    bool pairs;                 /* each has a chosen and a rejected answer */
+    const Tokenizer *tokenizer;   /* NULL: tokens are bytes */
+    bool special;                 /* match special tokens in the text */
+    bool text_only;               /* encode nothing */
+    bool near;                    /* compute keys */
+    const Chat *chat;             /* if set, records are conversations */
+    bool pairs;                   /* each has a chosen and a rejected answer */
+    const DocumentFilter *filter; /* if set, judges documents, which then come in one piece */
 } PipelineOptions;
 /* Receives the blocks in order, on the calling thread; it may take over what a block owns.
  * Returning false ends the run. */
@@ -239,19 +243,40 @@ PieceCut pipeline_cut;
 
 /* -- Known texts (hash_set.c) ---------------------------------------------------------------------------------------- */
 
-/* 64-bit hashes, 16 bytes each: in memory while there are few, then in a mapped unnamed file, which
- * the system may write out when memory is short. */
+/* 64-bit hashes, with 16 bytes for each, and if `places`, with the place of the document that had it
+ * first, 32 bytes: in memory while there are few, then in a mapped unnamed file, which the system
+ * may write out when memory is short. */
 typedef struct HashSet HashSet;
-HashSet *hash_set_open(const char *folder); /* where its file may be */
-/* *seen: the hash was already there. */
-bool hash_set_add(HashSet *set, uint64_t hash, bool *seen, Error *error);
-bool hash_set_has(const HashSet *set, uint64_t hash);
+HashSet *hash_set_open(const char *folder, bool places); /* `folder`: where its file may be */
+/* *seen: the hash was already there; its place, or 0 without places, in *first unless NULL. */
+bool hash_set_add(HashSet *set, uint64_t hash, uint64_t place, bool *seen, uint64_t *first, Error *error);
+bool hash_set_has(const HashSet *set, uint64_t hash, uint64_t *first);
 void hash_set_free(HashSet *set); /* NULL is fine */
 
 /* Keys such that documents that share most of their text have one in common (minhash.c). A text of
  * NEAR_BYTES or more is only compared as a whole, because it may come in pieces. */
 enum { MINHASH_KEYS = 14, NEAR_BYTES = 1 << 18 };
 void minhash(const char *text, size_t size, uint64_t keys[MINHASH_KEYS]);
+
+/* -- What is dropped (drop_log.c) ------------------------------------------------------------------------------------ */
+
+/* Documents that a packing drops, as lines of JSON in frames of zstd. */
+typedef struct DropLog DropLog;
+/* Starts a file that replaces `path` at its end. */
+DropLog *drop_log_open(const char *path, Error *error);
+/* Continues a file after the `bytes` that drop_log_flush gave, and drops what follows. */
+DropLog *drop_log_append(const char *path, int64_t bytes, Error *error);
+typedef struct Drop {
+    const char *file, *rule, *value; /* `value`: JSON, or a text */
+    int64_t line;
+    const char *first_file; /* of the document that this one repeats, or NULL */
+    int64_t first_line;
+} Drop;
+bool drop_log_add(DropLog *log, const Drop *drop, Error *error);
+/* Brings all lines to the disk; *bytes is the size of the file. */
+bool drop_log_flush(DropLog *log, int64_t *bytes, Error *error);
+bool drop_log_finish(DropLog *log, Error *error); /* gives the file of drop_log_open its name */
+void drop_log_free(DropLog *log);                 /* NULL is fine */
 
 /* -- Report (pack_report.c) ------------------------------------------------------------------------------------------ */
 
@@ -261,6 +286,8 @@ typedef struct PackReport {
     PackResult result;
     PackFiles *files; /* borrowed */
     int64_t valid_shards, hashes;
+    int64_t *filtered;        /* documents that each rule of the filter dropped; owned */
+    int64_t dropped_bytes;    /* of the file of dropped documents, up to `position` */
     json_t *inputs, *samples; /* owned */
     uint64_t chat;            /* chat_identity, or 0 */
     bool bos;                 /* texts begin with the ids that the tokenizer puts before a text */
@@ -274,6 +301,8 @@ bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles 
 void pack_report_name(PackReport *report, const PackOptions *options, PackFiles *files);
 /* Counts a bad record, and keeps one of the first of its kind as a sample. */
 void pack_report_bad(PackReport *report, const Record *record, const char *file);
+/* Returns whether a packing says what it drops, and why. */
+bool pack_logs_drops(const PackOptions *options);
 /* Returns the text of the record; the caller frees. */
 char *pack_report_text(const PackReport *report, const PackOptions *options, bool complete);
 typedef enum PackFound { PACK_FOUND_NOTHING, PACK_FOUND_PART, PACK_FOUND_WHOLE } PackFound;

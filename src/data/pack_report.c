@@ -26,10 +26,10 @@ typedef struct ReportNumber {
 #define RESULT(name) {#name, offsetof(PackReport, result.name)}
 #define LOST(name, part) {"lost_" #name, offsetof(PackReport, result.lost[part])}
 static const ReportNumber numbers[] = {RESULT(documents), RESULT(train_tokens), RESULT(valid_tokens), RESULT(trained_train),
-    RESULT(trained_valid), RESULT(text_bytes), RESULT(files), RESULT(bytes), RESULT(duplicates), RESULT(empty_answers),
-    RESULT(decoded_arguments), RESULT(text_arguments), RESULT(near), RESULT(left_out), RESULT(shards), LOST(tool_calls, CHAT_TOOL_CALLS),
-    LOST(tools, CHAT_TOOLS), LOST(thoughts, CHAT_THOUGHTS), LOST(history, CHAT_HISTORY), LOST(documents, CHAT_DOCUMENTS),
-    LOST(functions, CHAT_FUNCTIONS), LOST(function_call, CHAT_FUNCTION_CALL), LOST(names, CHAT_NAMES),
+    RESULT(trained_valid), RESULT(records), RESULT(filtered), RESULT(text_bytes), RESULT(files), RESULT(bytes), RESULT(duplicates),
+    RESULT(empty_answers), RESULT(decoded_arguments), RESULT(text_arguments), RESULT(near), RESULT(left_out), RESULT(shards),
+    LOST(tool_calls, CHAT_TOOL_CALLS), LOST(tools, CHAT_TOOLS), LOST(thoughts, CHAT_THOUGHTS), LOST(history, CHAT_HISTORY),
+    LOST(documents, CHAT_DOCUMENTS), LOST(functions, CHAT_FUNCTIONS), LOST(function_call, CHAT_FUNCTION_CALL), LOST(names, CHAT_NAMES),
     {"valid_shards", offsetof(PackReport, valid_shards)}};
 static const ReportNumber places[] = {{"file", offsetof(PackReport, position.file)}, {"byte", offsetof(PackReport, position.byte)},
     {"line", offsetof(PackReport, position.line)}, {"document", offsetof(PackReport, position.document)},
@@ -50,7 +50,8 @@ static bool read_report_numbers(PackReport *report, const ReportNumber *table, s
     for (size_t i = 0; i < count; i++) {
         const json_t *number = json_object_get(object, table[i].name);
         int64_t value = json_integer_value(number);
-        if (!json_is_integer(number) || value < 0) return false;
+        bool old = table == numbers && !number; /* a count that an older smelt did not keep */
+        if (!(old || json_is_integer(number)) || value < 0) return false;
         memcpy((char *)report + table[i].offset, &value, sizeof value);
     }
     return true;
@@ -86,7 +87,11 @@ static json_t *describe_input(const char *input, const PackFiles *files, size_t 
 }
 
 bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files, Error *error) {
-    *report = (PackReport){.files = files, .inputs = json_array(), .samples = json_array(), .position = {.line = 1}};
+    *report = (PackReport){.files = files,
+        .inputs = json_array(),
+        .samples = json_array(),
+        .position = {.line = 1},
+        .filtered = memory_allocate((options->filter ? (size_t)filter_rules(options->filter) : 0) * sizeof(int64_t) + 1)};
     for (size_t i = 0, at = 0; options->inputs[i] && at < files->list.count; i++) {
         json_t *input = describe_input(options->inputs[i], files, &at, error);
         if (!input) return error_recode(error, ERROR_DATA);
@@ -111,6 +116,7 @@ void pack_report_bad(PackReport *report, const Record *record, const char *file)
 void pack_report_free(PackReport *report) {
     json_decref(report->inputs);
     json_decref(report->samples);
+    free(report->filtered);
 }
 
 /* -- On disk ------------------------------------------------------------------------------------------------------- */
@@ -121,14 +127,27 @@ static json_t *choice_text(const char *choices, int index) {
     return json_stringn(choices, strcspn(choices, "|"));
 }
 
+bool pack_logs_drops(const PackOptions *options) { return options->filter || options->dedup != PACK_DEDUP_NONE; }
+
 /* Describes the settings that, with the inputs and the tokenizer, decide the bytes that are
  * written. */
 static json_t *describe_settings(const PackReport *report, const PackOptions *options) {
-    return json_pack("{sf so so so so so sb sb sI so}", "valid", options->valid_fraction, "separator", json_text(options->separator),
-        "field", json_text(options->field), "format", choice_text(PACK_FORMATS, (int)options->format), "invalid",
-        choice_text(PACK_INVALIDS, (int)options->invalid), "dedup", choice_text(PACK_DEDUPS, (int)options->dedup), "special",
+    json_t *settings = json_pack("{sf so so so so so sb sb sI so}", "valid", options->valid_fraction, "separator",
+        json_text(options->separator), "field", json_text(options->field), "format", choice_text(PACK_FORMATS, (int)options->format),
+        "invalid", choice_text(PACK_INVALIDS, (int)options->invalid), "dedup", choice_text(PACK_DEDUPS, (int)options->dedup), "special",
         options->special, "bos", report->bos, "shard_tokens", (json_int_t)options->shard_tokens, "chat",
         report->chat ? json_sprintf("xxh3 %016" PRIx64, report->chat) : json_null());
+    if (options->filter) json_object_set_new(settings, "filter", filter_describe(options->filter));
+    if (pack_logs_drops(options)) json_object_set_new(settings, "dropped", json_string(PACK_DROPPED));
+    return settings;
+}
+
+/* Counts by rule. */
+static json_t *describe_filtered(const PackReport *report, const PackOptions *options) {
+    json_t *counts = json_object();
+    for (int i = 0; options->filter && i < filter_rules(options->filter); i++)
+        json_object_set_new(counts, filter_rule(options->filter, i), json_integer(report->filtered[i]));
+    return counts;
 }
 
 static json_t *describe_bad(const PackResult *result) {
@@ -150,7 +169,12 @@ char *pack_report_text(const PackReport *report, const PackOptions *options, boo
         write_numbers(report, numbers, NUMBERS), "bad", describe_bad(&report->result), "document_lengths",
         print_length_table(&report->result), "samples", report->samples, "files_taken", report->files->taken, "files_left_out",
         report->files->left_out);
-    if (record && !complete) json_object_set_new(record, "position", write_numbers(report, places, PLACES));
+    if (record && options->filter) json_object_set_new(record, "rules", describe_filtered(report, options));
+    if (record && !complete) {
+        json_t *position = write_numbers(report, places, PLACES);
+        json_object_set_new(position, "dropped_bytes", json_integer(report->dropped_bytes));
+        json_object_set_new(record, "position", position);
+    }
     char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
     if (!text) memory_refused(1 << 20);
     return text;
@@ -166,6 +190,9 @@ static char *find_difference(const PackReport *report, const PackOptions *option
     json_auto_t *settings = describe_settings(report, options);
     const json_t *old = json_object_get(record, "settings"), *value;
     const char *key;
+    json_object_foreach((json_t *)old, key, value) {
+        if (!json_object_get(settings, key)) return memory_format("the setting %s", key);
+    }
     json_object_foreach(settings, key, value) {
         if (!json_equal(value, json_object_get(old, key))) return memory_format("the setting %s", key);
     }
@@ -178,12 +205,15 @@ static char *find_difference(const PackReport *report, const PackOptions *option
     return version && !strcmp(version, SMELT_VERSION) ? NULL : memory_copy_string("the version of smelt");
 }
 
-static bool take_counts(PackReport *report, const json_t *record, bool whole) {
+static bool take_counts(PackReport *report, const PackOptions *options, const json_t *record, bool whole) {
     const json_t *bad = json_object_get(record, "bad"), *lengths = json_object_get(record, "document_lengths");
     bool good = read_report_numbers(report, numbers, NUMBERS, json_object_get(record, "counts")) &&
                 (whole || read_report_numbers(report, places, PLACES, json_object_get(record, "position")));
     for (int i = 1; i < PACK_BAD_KINDS; i++) report->result.bad[i] = json_integer_value(json_object_get(bad, bad_names[i]));
     for (int i = 0; i < PACK_LENGTHS; i++) report->result.lengths[i] = json_integer_value(json_array_get(lengths, (size_t)i));
+    for (int i = 0; options->filter && i < filter_rules(options->filter); i++)
+        report->filtered[i] = json_integer_value(json_object_get(json_object_get(record, "rules"), filter_rule(options->filter, i)));
+    report->dropped_bytes = json_integer_value(json_object_get(json_object_get(record, "position"), "dropped_bytes"));
     json_t *taken = json_object_get(record, "files_taken"), *left_out = json_object_get(record, "files_left_out");
     json_array_clear(report->files->taken);
     json_array_clear(report->files->left_out);
@@ -228,6 +258,6 @@ bool pack_report_read(PackReport *report, const PackOptions *options, const char
         free(*difference);
         *difference = other;
     }
-    return *difference || take_counts(report, record, *found == PACK_FOUND_WHOLE) ||
+    return *difference || take_counts(report, options, record, *found == PACK_FOUND_WHOLE) ||
            error_set(error, ERROR_DATA, "%s is damaged: set overwrite=true to start over", path);
 }

@@ -1,5 +1,5 @@
-/* Turns the rows of a Parquet file into records: the text of a column, or for conversations a row as
- * the JSON line that it would be. The reader's thread decodes pages and collects rows in blocks. A
+/* Turns the rows of a Parquet file into records: the text of a column, or, for conversations and
+ * for rules that read fields, a row as the JSON line that it would be. The reader's thread decodes pages and collects rows in blocks. A
  * page of plain text that is neither short nor long goes to the pipeline as it is stored, and a
  * thread that encodes decompresses it. A RowReader owns the open file and the pages that it reads;
  * a block owns the page that it takes along. */
@@ -22,10 +22,11 @@ struct RowReader {
     const char *field;
     const ParquetNode **nodes; /* the columns that are read */
     size_t count;
-    bool chat;                /* rows become JSON; otherwise nodes[0] is text */
-    int64_t group, row, rows; /* the open row group, the next row in it, and its rows; group -1: before the first */
-    int64_t before, bytes;    /* of row groups before, and of the file, for the progress */
-    ParquetColumn column;     /* of the text */
+    const DocumentFilter *filter; /* its rules may read columns */
+    bool json_rows;               /* rows become JSON; otherwise nodes[0] is text */
+    int64_t group, row, rows;     /* the open row group, the next row in it, and its rows; group -1: before the first */
+    int64_t before, bytes;        /* of row groups before, and of the file, for the progress */
+    ParquetColumn column;         /* of the text */
     ParquetPage page;
     ParquetValues values;
     bool decoding; /* `values` are those of `page` */
@@ -78,6 +79,20 @@ static bool take_chat_columns(RowReader *reader, Error *error) {
     return true;
 }
 
+/* Takes the columns that rules of a filter read. */
+static bool take_rule_columns(RowReader *reader, Error *error) {
+    for (size_t i = 0; reader->filter && i < filter_field_count(reader->filter); i++) {
+        const char *name = filter_field(reader->filter, i);
+        const ParquetNode *node = parquet_find(reader->file, name);
+        SCOPED_FREE char *missing = memory_format("the column %s", name);
+        bool taken = false;
+        for (size_t j = 0; j < reader->count; j++) taken = taken || reader->nodes[j] == node;
+        if (!node) return refuse_columns(reader, missing, "name one of them in where=", error);
+        if (!taken && !take_column(reader, node, error)) return false;
+    }
+    return true;
+}
+
 /* -- Row groups ------------------------------------------------------------------------------------------------------ */
 
 /* Closes the row group, and opens the next one that has rows. */
@@ -90,7 +105,7 @@ static void next_group(RowReader *reader) {
     while (reader->rows == 0 && ++reader->group < parquet_groups(reader->file))
         reader->rows = parquet_group_rows(reader->file, reader->group);
     if (reader->rows == 0) return;
-    if (reader->chat) reader->json = parquet_rows_open(reader->file, reader->group, reader->nodes, reader->count);
+    if (reader->json_rows) reader->json = parquet_rows_open(reader->file, reader->group, reader->nodes, reader->count);
     else parquet_column_start(&reader->column, reader->file, reader->nodes[0], reader->group);
 }
 
@@ -222,7 +237,7 @@ static bool fill_json(RowReader *reader, RecordPosition *at, Block *block, Error
 }
 
 bool row_reader_fill(RowReader *reader, RecordPosition *at, Block *block, Error *error) {
-    bool good = reader->chat ? fill_json(reader, at, block, error) : fill_texts(reader, at, block, error);
+    bool good = reader->json_rows ? fill_json(reader, at, block, error) : fill_texts(reader, at, block, error);
     if (good && reader->row >= reader->rows) next_group(reader);
     return good;
 }
@@ -234,7 +249,7 @@ static bool pass_rows(RowReader *reader, int64_t row, Error *error) {
     const char *json;
     size_t size;
     ParquetValue value;
-    for (; reader->chat && reader->row < row; reader->row++)
+    for (; reader->json_rows && reader->row < row; reader->row++)
         if (!parquet_rows_next(reader->json, RECORD_LIMIT, &json, &size, error)) return false;
     while (reader->row < row) {
         if (!open_text_page(reader, error)) return false;
@@ -267,9 +282,12 @@ RowReader *row_reader_open(const PackOptions *options, const char *path, int64_t
         return NULL;
     }
     RowReader *reader = memory_allocate(sizeof *reader);
-    *reader = (RowReader){.field = options->field, .chat = pack_is_chat(options->format), .group = -1, .file = parquet_open(path, error)};
+    bool chat = pack_is_chat(options->format), fields = options->filter && filter_field_count(options->filter) > 0;
+    *reader = (RowReader){
+        .field = options->field, .filter = options->filter, .json_rows = chat || fields, .group = -1, .file = parquet_open(path, error)};
     file_kind(path, &reader->bytes);
-    if (reader->file && (reader->chat ? take_chat_columns(reader, error) : take_text_column(reader, error)) && go_to(reader, row, error))
+    if (reader->file && (chat ? take_chat_columns(reader, error) : take_text_column(reader, error)) && take_rule_columns(reader, error) &&
+        go_to(reader, row, error))
         return reader;
     row_reader_close(reader);
     return NULL;

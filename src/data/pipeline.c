@@ -13,6 +13,7 @@
 #include "base/json_reader.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "base/thread.h"
 #include "data/data.h"
 #include "data/pack_internal.h"
@@ -42,6 +43,7 @@ typedef struct Pipeline {
 size_t pipeline_cut(const void *context, const char *text, size_t size) {
     const PipelineOptions *options = context;
     size_t at = size - 1;
+    if (options->filter) return 0;
     if (options->tokenizer) return tokenizer_safe_cut(options->tokenizer, text, size, size);
     if (!options->text_only) { /* cut before the last character */
         while (at > 0 && size - at < 4 && (text[at] & 0xc0) == 0x80) at--;
@@ -134,16 +136,37 @@ static void drop_tokens(Block *block, Record *record) {
     memset(record->lost, 0, sizeof record->lost);
 }
 
+/* The encoders of a thread. */
+typedef struct Encoders {
+    FilterJudge *judge;     /* NULL: nothing is dropped */
+    TokenizerEncoder *text; /* NULL: bytes */
+    ChatEncoder *chat;      /* if set, records are conversations */
+    ChatDocument document;
+    ParquetValues values;
+} Encoders;
+
+/* Judges a document by the rules. Returns whether it stays. */
+static bool judge_record(const PipelineOptions *options, FilterJudge *judge, Record *record, const json_t *object) {
+    if (!object && filter_field_count(options->filter) > 0) {
+        SCOPED_FREE char *what =
+            memory_format("a rule reads the field %s, but the file has text without fields", filter_field(options->filter, 0));
+        record->fatal = true;
+        return record_mark(record, PACK_BAD_FIELD, what);
+    }
+    record->broken_rule = 1 + filter_judge(judge, object, record->text, record->text_size, record->value);
+    return !record->broken_rule;
+}
+
 /* Encodes a JSON line that is a conversation or a pair of answers; a bad one has no tokens. */
-static void encode_chat(const PipelineOptions *options, ChatEncoder *encoder, ChatDocument *document, Block *block, Record *record) {
+static void encode_chat(const PipelineOptions *options, Encoders *encoders, Block *block, Record *record) {
     Error error = {0};
     json_auto_t *json = json_parse(record->text, record->text_size, 0, &error);
     bool object = json_is_object(json);
     if (!object) record_mark_json(record, json ? "not an object" : error.message);
     record->text_size = 0;
     record->ids = block->ids.count;
-    if (!object) return;
-    if (!(options->pairs ? encode_pair : encode_conversation)(encoder, json, document, block, record, &error)) {
+    if (!object || (encoders->judge && !judge_record(options, encoders->judge, record, json))) return;
+    if (!(options->pairs ? encode_pair : encode_conversation)(encoders->chat, json, &encoders->document, block, record, &error)) {
         drop_tokens(block, record);
         record_mark(record, options->pairs ? PACK_BAD_PAIR : PACK_BAD_CHAT, error.message);
         record->fatal = error.code == ERROR_USAGE;
@@ -159,24 +182,19 @@ static void mark_record(const PipelineOptions *options, Record *record) {
     minhash(record->text, record->text_size, record->keys);
 }
 
-/* The encoders of a thread. */
-typedef struct Encoders {
-    TokenizerEncoder *text; /* NULL: bytes */
-    ChatEncoder *chat;      /* if set, records are conversations */
-    ChatDocument document;
-    ParquetValues values;
-} Encoders;
-
 static void encode_block(const PipelineOptions *options, Encoders *encoders, Block *block) {
     bool good = true;
     block_read_page(block, &encoders->values, options->field);
     for (size_t i = 0; i < block->count && good; i++) {
         Record *record = &block->records[i];
-        record_text(record, block->text, options->chat ? NULL : options->field, options->invalid);
+        json_auto_t *object = NULL;
+        record_text(record, block->text, options->chat ? NULL : options->field, options->invalid, encoders->judge ? &object : NULL);
         bool lost = record->text_size == 0 && !(record->last && !record->first);
         mark_record(options, record);
-        if (!lost && options->chat) encode_chat(options, encoders->chat, &encoders->document, block, record);
-        else if (!lost && !options->text_only) good = encode_record(options, encoders->text, block, record);
+        if (!lost && encoders->judge && !options->chat) lost = !judge_record(options, encoders->judge, record, object);
+        if (lost) record->text_size = 0;
+        else if (options->chat) encode_chat(options, encoders, block, record);
+        else if (!options->text_only) good = encode_record(options, encoders->text, block, record);
     }
 }
 
@@ -212,7 +230,10 @@ static void *run_encoder(void *context) {
     Pipeline *pipeline = context;
     const Tokenizer *tokenizer = pipeline->options->tokenizer;
     const Chat *chat = pipeline->options->chat;
-    Encoders encoders = {.text = tokenizer ? tokenizer_encoder_open(tokenizer) : NULL, .chat = chat ? chat_encoder_open(chat) : NULL};
+    const DocumentFilter *filter = pipeline->options->filter;
+    Encoders encoders = {.judge = filter ? filter_judge_open(filter) : NULL,
+        .text = tokenizer ? tokenizer_encoder_open(tokenizer) : NULL,
+        .chat = chat ? chat_encoder_open(chat) : NULL};
     pthread_mutex_lock(&pipeline->lock);
     for (;;) {
         BlockSlot *slot;
@@ -229,6 +250,7 @@ static void *run_encoder(void *context) {
         pthread_cond_signal(&pipeline->encoded);
     }
     pthread_mutex_unlock(&pipeline->lock);
+    filter_judge_free(encoders.judge);
     tokenizer_encoder_free(encoders.text);
     chat_encoder_free(encoders.chat);
     chat_document_free(&encoders.document);

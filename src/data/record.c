@@ -116,7 +116,7 @@ static bool mark_missing(Record *record, const json_t *object, const char *field
 }
 
 /* Extracts the text in place of the line: it is never longer. */
-static bool take_field(Record *record, char *place, const char *field) {
+static bool take_field(Record *record, char *place, const char *field, json_t **taken) {
     Error fault;
     json_auto_t *object = json_parse(record->text, record->text_size, 0, &fault);
     const json_t *text = json_object_get(object, field);
@@ -126,6 +126,7 @@ static bool take_field(Record *record, char *place, const char *field) {
     record->text_size = json_string_length(text);
     memcpy(place, json_string_value(text), record->text_size);
     record->text = place;
+    if (taken) *taken = json_incref(object);
     return record->text_size > 0 || record_mark(record, PACK_BAD_EMPTY, field);
 }
 
@@ -138,12 +139,12 @@ static bool take_cell(Record *record, char *place) {
     return record->text_size > 0 || record_mark(record, PACK_BAD_EMPTY, "");
 }
 
-void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid) {
+void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid, json_t **object) {
     record->text = block_text + record->start;
     record->text_size = record->size;
     bool left = record->bad == PACK_GOOD && check_utf8(record, invalid);
     char *place = record->owned ? record->owned : block_text + record->start;
     if (left && record->place.columns) left = take_cell(record, place);
-    else if (left && record->json && field) left = take_field(record, place, field);
+    else if (left && record->json && field) left = take_field(record, place, field, object);
     if (!left) record->text_size = 0;
 }

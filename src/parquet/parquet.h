@@ -150,7 +150,8 @@ typedef struct ParquetValues {
     ParquetRuns repetition, definition, indices;
     ParquetDeltas deltas, prefixes; /* of integers, or lengths of texts; of what texts share with the one before */
     const unsigned char *at, *end;
-    uint64_t bit;
+    uint64_t bit; /* the next bit of booleans, or the next value of split bytes */
+    size_t split; /* values of a page of split bytes */
     unsigned char *unpacked, *last;
     size_t unpacked_capacity, last_size, last_capacity;
 } ParquetValues;

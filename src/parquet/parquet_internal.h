@@ -65,7 +65,8 @@ enum {
     ENCODING_DELTAS = 5,
     ENCODING_DELTA_LENGTHS = 6,
     ENCODING_DELTA_TEXTS = 7,
-    ENCODING_DICTIONARY = 8
+    ENCODING_DICTIONARY = 8,
+    ENCODING_SPLIT_BYTES = 9
 };
 /* Returns the bytes of a value of a fixed width; 0: it has none. */
 size_t parquet_width(int type);

@@ -165,6 +165,7 @@ static bool open_levels(ParquetValues *values, ParquetRuns *runs, int most, cons
 /* Opens the values at values->at. */
 static bool open_encoding(ParquetValues *values) {
     bool texts = values->type == PARQUET_BYTES;
+    size_t width = parquet_width(values->type);
     uint32_t size;
     values->bit = values->last_size = 0;
     values->indices = (ParquetRuns){0};
@@ -192,6 +193,9 @@ static bool open_encoding(ParquetValues *values) {
     case ENCODING_DELTA_LENGTHS:
         return texts && begin_deltas(&values->deltas, values->at, values->end, (uint64_t)values->left) &&
                (values->at = end_of_deltas(values->deltas));
+    case ENCODING_SPLIT_BYTES:
+        values->split = width ? (size_t)(values->end - values->at) / width : 0;
+        return width && values->split * width == (size_t)(values->end - values->at);
     default: return false;
     }
 }
@@ -277,6 +281,16 @@ static bool take_rest(ParquetValues *values, ParquetValue *value) {
     return true;
 }
 
+/* Takes a number whose bytes lie apart: first all first bytes, then all second ones, and so on. */
+static bool take_split(ParquetValues *values, ParquetValue *value) {
+    unsigned char number[8];
+    if (values->bit >= values->split) return false;
+    for (size_t i = 0; i < parquet_width(values->type); i++) number[i] = values->at[i * values->split + values->bit];
+    values->bit++;
+    set_number(values->type, number, value);
+    return true;
+}
+
 static bool take_value(ParquetValues *values, ParquetValue *value) {
     uint64_t number;
     switch (values->encoding) {
@@ -291,6 +305,7 @@ static bool take_value(ParquetValues *values, ParquetValue *value) {
         return true;
     case ENCODING_DELTA_LENGTHS: return next_of_deltas(&values->deltas, &number) && take_text(values, number, value);
     case ENCODING_DELTA_TEXTS: return take_rest(values, value);
+    case ENCODING_SPLIT_BYTES: return take_split(values, value);
     default: return take_entry(values, value);
     }
 }

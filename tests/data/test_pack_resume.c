@@ -14,6 +14,7 @@
 #include "base/scope.h"
 #include "base/thread.h"
 #include "data/pack.h"
+#include "filter/filter.h"
 #include "support/mentions.h"
 
 /* The process ends, as if it was killed, before this call of rename or fsync, counted from 1; 0: before none. The wrappers
@@ -57,9 +58,16 @@ static void write_inputs(int documents) {
     assert_true(fclose(array) == 0 && fclose(table) == 0 && fclose(plain) == 0 && fclose(json) == 0 && gzclose(packed) == Z_OK);
 }
 
+static DocumentFilter *filter; /* of the test that sets it */
+
 static PackOptions options_of(const char *output) {
-    return (PackOptions){
-        .inputs = inputs, .output = output, .separator = "%", .valid_fraction = 0.1, .dedup = PACK_DEDUP_EXACT, .shard_tokens = 20000};
+    return (PackOptions){.inputs = inputs,
+        .output = output,
+        .separator = "%",
+        .valid_fraction = 0.1,
+        .dedup = PACK_DEDUP_EXACT,
+        .filter = filter,
+        .shard_tokens = 20000};
 }
 
 static PackResult pack(PackOptions options) {
@@ -167,10 +175,14 @@ static bool kill_packing(double seconds) {
 static void a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_does(void **state) {
     (void)state;
     write_inputs(20000);
+    Error fault = {0};
+    if (!filter_open(&(FilterOptions){"text.bytes != 15 and text.words < 1000", "", "", ""}, &filter, &fault))
+        fail_msg("%s", fault.message);
     double start = log_seconds();
     PackResult whole = pack(options_of("whole"));
     double seconds = log_seconds() - start;
-    assert_true(whole.shards > 20 && whole.left_out > 1000 && whole.bad[PACK_BAD_JSON] > 100);
+    assert_true(whole.shards > 20 && whole.left_out > 1000 && whole.bad[PACK_BAD_JSON] > 100 && whole.filtered > 1000);
+    assert_int_equal(whole.records, whole.documents + whole.left_out + whole.filtered + whole.bad[PACK_BAD_JSON]);
     int kills = 0, resumed = 0;
     for (uint64_t i = 0; kills < 20 && i < 200; i++) {
         Error error = {0};
@@ -186,6 +198,8 @@ static void a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_do
     assert_int_equal(result.duplicates, whole.duplicates);
     assert_true(assert_same_folder("whole-train", "hit-train") > 40);
     assert_true(assert_same_folder("whole-valid", "hit-valid") > 40);
+    filter_free(filter);
+    filter = NULL;
 }
 
 static void what_differs_from_the_packing_that_was_killed_is_named(void **state) {
@@ -195,6 +209,14 @@ static void what_differs_from_the_packing_that_was_killed_is_named(void **state)
     PackOptions options = options_of("hit");
     options.dedup = PACK_DEDUP_NONE;
     assert_refused(options, ERROR_USAGE, "overwrite=true");
+    Error fault = {0};
+    options = options_of("hit");
+    DocumentFilter *rules;
+    assert_true(filter_open(&(FilterOptions){"text.bytes != 15", "", "", ""}, &rules, &fault));
+    options.filter = rules;
+    assert_refused(options, ERROR_USAGE, "filter overwrite=true");
+    filter_free(rules);
+    options.filter = NULL;
     write_text("a", "other text\n%\nand more\n%\n");
     assert_refused(options_of("hit"), ERROR_USAGE, "input");
     options.overwrite = true;

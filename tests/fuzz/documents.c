@@ -77,7 +77,7 @@ FUZZ(documents) {
         for (Record *record = block.records; record < block.records + block.count; record++) {
             require(record->start + record->size <= block.size && record->line >= before.line);
             if (resumed++ < 3) require_resumable(&options, &files, before, &block, record);
-            record_text(record, block.text, options.field, PACK_INVALID_REPLACE);
+            record_text(record, block.text, options.field, PACK_INVALID_REPLACE, NULL);
             require_utf8(record->text ? record->text : "", record->text_size);
             if (!record->last) continue;
             require(record->end.file > before.file || record->end.byte >= before.byte);

@@ -67,7 +67,7 @@ FUZZ(parquet) {
             if (!record->last) continue; /* why the file is left out */
             require(record->start + record->size <= block.size && record->line >= before.line);
             if (count < 3 || count % 4096 == 7) require_row_resumable(&options, &files, before, &block, record);
-            record_text(record, block.text, options.format == PACK_CHAT ? NULL : options.field, PACK_INVALID_REPLACE);
+            record_text(record, block.text, options.format == PACK_CHAT ? NULL : options.field, PACK_INVALID_REPLACE, NULL);
             require(record->end.file > before.file || record->end.byte > before.byte);
             before = record->end;
         }

@@ -1,0 +1,359 @@
+/* Tests of the rules that drop documents: expressions, statistics of texts, fastText models against the scores of the package
+ * (tests/golden/fasttext_models.py), and what packing does with a verdict. tests/golden/check_filters.py compares all of it with
+ * other code on random documents. */
+#include <zstd.h>
+
+#include "support/data_files.h"
+
+#include "base/json_reader.h"
+#include "base/rng.h"
+#include "data/pack.h"
+#include "filter/filter_internal.h"
+#include "support/mentions.h"
+
+/* A test runs in a folder of its own; golden files are named from the repository. */
+static char golden[4096];
+
+static DocumentFilter *open_filter(FilterOptions options) {
+    DocumentFilter *filter;
+    Error error = {0};
+    if (!options.where) options.where = "";
+    if (!options.rules) options.rules = "";
+    if (!options.bad_words) options.bad_words = "";
+    if (!options.fasttext) options.fasttext = "";
+    if (!filter_open(&options, &filter, &error)) fail_msg("%s", error.message);
+    return filter;
+}
+
+/* What the first rule that a record breaks saw, or NULL. */
+static const char *judge(const char *where, const char *record, const char *text) {
+    static char value[FILTER_VALUE];
+    DocumentFilter *filter = open_filter((FilterOptions){.where = where});
+    FilterJudge *own = filter_judge_open(filter);
+    Error error = {0};
+    json_auto_t *json = json_parse(record, strlen(record), 0, &error);
+    assert_non_null(json);
+    int rule = filter_judge(own, json, text, strlen(text), value);
+    filter_judge_free(own);
+    filter_free(filter);
+    return rule < 0 ? NULL : value;
+}
+
+static void an_expression_holds_or_shows_what_it_saw(void **state) {
+    (void)state;
+    static const struct {
+        const char *where, *record, *seen; /* NULL: it holds */
+    } cases[] = {
+        {"score > 0.8", "{\"score\": 0.81}", NULL},
+        {"score > 0.8", "{\"score\": 0.8}", "0.8"},
+        {"score > 0.8", "{}", "null"},
+        {"score > 0.8", "{\"score\": \"0.9\"}", NULL},
+        {"score > 0.8", "{\"score\": \"high\"}", "\"high\""},
+        {"score > 0.8", "{\"score\": [1]}", "\"a list or an object\""},
+        {"score != 3", "{}", NULL},
+        {"score == null", "{\"score\": null}", NULL},
+        {"-1e3 < n and n <= 007", "{\"n\": 7}", NULL},
+        {"lang == 'en'", "{\"lang\": \"en\"}", NULL},
+        {"lang == \"a\\\"b\"", "{\"lang\": \"a\\\"b\"}", NULL},
+        {"lang < 'f'", "{\"lang\": \"ff\"}", "\"ff\""},
+        {"lang < 'ff'", "{\"lang\": \"f\"}", NULL},
+        {"lang in [\"en\", 'de', 3, null]", "{\"lang\": 3}", NULL},
+        {"lang in [\"en\"]", "{\"lang\": \"english\"}", "\"english\""},
+        {"meta.source.name == \"web\"", "{\"meta\": {\"source\": {\"name\": \"web\"}}}", NULL},
+        {"meta.source.name == \"web\"", "{\"meta\": 3}", "null"},
+        {"`a b`.`c.d` > 1", "{\"a b\": {\"c.d\": 2}}", NULL},
+        {"clean", "{\"clean\": true}", NULL},
+        {"clean", "{\"clean\": 1}", "1"},
+        {"not clean", "{\"clean\": true}", "true"},
+        {"not clean or n > 1", "{\"clean\": true, \"n\": 2}", NULL},
+        {"a or b and c", "{\"a\": true, \"b\": false, \"c\": false}", NULL},
+        {"(a or b) and c", "{\"a\": true, \"b\": false, \"c\": false}", "false"},
+        {"notes == 1 and android == 2", "{\"notes\": 1, \"android\": 2}", NULL}, /* words that begin as operators do */
+        {"x == 18446744073709551615", "{\"x\": 18446744073709551615}", NULL},
+        {"text.words == 3 and text.characters == 14", "{}", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *seen = judge(cases[i].where, cases[i].record, "drei W\xc3\xb6rter 12");
+        bool same = seen && cases[i].seen ? !strcmp(seen, cases[i].seen) : seen == cases[i].seen;
+        if (!same) fail_msg("%s of %s saw %s", cases[i].where, cases[i].record, seen ? seen : "nothing");
+    }
+}
+
+static void an_expression_that_is_none_is_refused_with_its_place(void **state) {
+    (void)state;
+    static const struct {
+        FilterOptions options;
+        const char *says;
+    } cases[] = {
+        {{"score >", "", "", ""}, "character 8"},
+        {{"score > > 3", "", "", ""}, "character 9"},
+        {{"(score > 3", "", "", ""}, ") missing 11"},
+        {{"score > 3)", "", "", ""}, "and or 10"},
+        {{"score 3", "", "", ""}, "and or 7"},
+        {{"lang == 'en", "", "", ""}, "quote"},
+        {{"lang in 'en'", "", "", ""}, "list"},
+        {{"lang in ['en'", "", "", ""}, "]"},
+        {{"a. > 3", "", "", ""}, "point"},
+        {{"3x > 2", "", "", ""}, "number"},
+        {{"text.wordz > 2", "", "", ""}, "text.wordz words word_length"},
+        {{"", "gopher,c5", "", ""}, "c5 gopher c4 fineweb"},
+        {{"", "", "absent.txt", ""}, "absent.txt"},
+        {{"lang.label == 'en'", "", "", "lang"}, "NAME:FILE"},
+        {{"lang.label == 'en'", "", "", "lang:absent.bin"}, "absent.bin"},
+        {{"", "", "", "lang:absent.bin"}, "fasttext where"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        DocumentFilter *filter;
+        Error error = {0};
+        assert_false(filter_open(&cases[i].options, &filter, &error));
+        assert_null(filter);
+        if (!mentions(error.message, cases[i].says)) fail_msg("%s does not say %s", error.message, cases[i].says);
+    }
+    char deep[400];
+    memset(deep, '(', sizeof deep - 1);
+    deep[sizeof deep - 1] = 0;
+    DocumentFilter *filter;
+    Error error = {0};
+    FilterOptions options = {deep, "", "", ""};
+    assert_false(filter_open(&options, &filter, &error));
+    assert_true(mentions(error.message, "deep"));
+}
+
+/* The numbers are those of tests/golden/check_filters.py for the same text. */
+static void statistics_are_those_of_the_papers(void **state) {
+    (void)state;
+    static const char text[] = "The cat and the hat ...\n- one two three four five one two three four five\n\nEnd # of it.\n\nEnd # of it.";
+    static const struct {
+        const char *name;
+        double value;
+    } cases[] = {{"bytes", 101}, {"characters", 101}, {"words", 21}, {"word_length", 69.0 / 21}, {"hashes", 2.0 / 25},
+        {"ellipses", 1.0 / 25}, {"letter_words", 21.0 / 25}, {"stop_words", 3}, {"lines", 4}, {"bullet_lines", 0.25},
+        {"ellipsis_lines", 0.25}, {"closed_lines", 0.75}, {"short_lines", 0.75}, {"repeated_lines", 0.25},
+        {"repeated_line_characters", 12.0 / 101}, {"repeated_paragraphs", 1.0 / 3}, {"repeated_paragraph_characters", 12.0 / 101},
+        {"sentences", 3}, {"braces", 0}, {"lorem_ipsum", 0}, {"top_2_words", 14.0 / 101}, {"top_3_words", 26.0 / 101},
+        {"repeated_5_words", 19.0 / 101}, {"repeated_6_words", 0}};
+    TextStatistics *own = statistics_open();
+    statistics_start(own, text, strlen(text));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int statistic = statistic_find(cases[i].name, strlen(cases[i].name));
+        assert_true(statistic >= 0);
+        double value = statistics_read(own, statistic);
+        if (value - cases[i].value > 1e-12 || value - cases[i].value < -1e-12) fail_msg("%s is %g", cases[i].name, value);
+    }
+    statistics_start(own, "", 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_true(statistics_read(own, statistic_find(cases[i].name, strlen(cases[i].name))) == 0);
+    statistics_free(own);
+}
+
+static void named_rules_are_expressions_that_hold_for_prose(void **state) {
+    (void)state;
+    char value[FILTER_VALUE], *text = memory_allocate(1 << 16);
+    size_t used = 0;
+    static const char *const words[] = {"the", "of", "and", "ship", "harbour", "water", "old", "captain", "looked", "north", "was", "cold",
+        "a", "letter", "from", "town", "came", "late", "with", "news", "about", "sails", "men", "worked", "until", "night"};
+    for (int i = 0; i < 600; i++) {
+        const char *word = words[rng_bits(5, 1, (uint64_t)i).word[0] % (sizeof words / sizeof *words)];
+        used += (size_t)sprintf(text + used, "%s%s", word, i % 60 == 59 ? ".\n\n" : i % 12 == 11 ? ". " : " ");
+    }
+    DocumentFilter *filter = open_filter((FilterOptions){.rules = "gopher,c4,fineweb"});
+    FilterJudge *own = filter_judge_open(filter);
+    int rule = filter_judge(own, NULL, text, used, value);
+    if (rule >= 0) fail_msg("%s broke %s with %s", text, filter_rule(filter, rule), value);
+    assert_int_equal(filter_rules(filter), named_rule_count);
+    rule = filter_judge(own, NULL, "Too short.", 10, value);
+    assert_string_equal(filter_rule(filter, rule), "gopher.words");
+    assert_string_equal(value, "2");
+    filter_judge_free(own);
+    filter_free(filter);
+    free(text);
+}
+
+static void bad_words_are_whole_words_in_either_case(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *found;
+    } cases[] = {{"a darn thing", "\"darn\""}, {"DARN!", "\"DARN\""}, {"darned", NULL},
+        {"the two-word\n phrase here", "\"two-word\\n phrase\""}, {"two words phrase", NULL}, {"", NULL},
+        {"\xc3\xa4rger", "\"\\u00E4rger\""}};
+    char value[FILTER_VALUE];
+    write_text("words.txt", "darn\n\ntwo word phrase\r\n\xc3\xa4rger");
+    DocumentFilter *filter = open_filter((FilterOptions){.bad_words = "words.txt"});
+    FilterJudge *own = filter_judge_open(filter);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int rule = filter_judge(own, NULL, cases[i].text, strlen(cases[i].text), value);
+        if (rule != (cases[i].found ? 0 : -1)) fail_msg("%s: %d", cases[i].text, rule);
+        if (cases[i].found) assert_string_equal(value, cases[i].found);
+    }
+    filter_judge_free(own);
+    filter_free(filter);
+}
+
+static void models_score_as_the_package_of_fasttext_does(void **state) {
+    (void)state;
+    SCOPED_FREE char *path = memory_format("%s/tests/golden/fasttext/scores.json", golden);
+    Error error = {0};
+    json_auto_t *file = json_read(path, ERROR_DATA, &error);
+    const json_t *texts = json_object_get(file, "texts"), *scores, *each, *score;
+    const char *name, *label;
+    size_t at;
+    int compared = 0;
+    json_object_foreach(json_object_get(file, "scores"), name, scores) {
+        SCOPED_FREE char *place = memory_format("%s/tests/golden/fasttext/%s.bin", golden, name);
+        Fasttext *model = fasttext_open(place, &error);
+        if (!model) fail_msg("%s", error.message);
+        int32_t labels = fasttext_labels(model);
+        assert_int_equal(labels, 3);
+        float hidden[4], found[3];
+        assert_int_equal(fasttext_width(model), 4);
+        json_array_foreach(scores, at, each) {
+            const json_t *text = json_array_get(texts, at);
+            fasttext_score(model, json_string_value(text), json_string_length(text), hidden, found);
+            for (int32_t i = 0; i < labels; i++) {
+                json_object_foreach((json_t *)each, label, score) {
+                    if (strcmp(label, fasttext_label(model, i)) != 0) continue;
+                    double difference = (double)found[i] - json_real_value(score);
+                    if (difference > 2e-6 || difference < -2e-6)
+                        fail_msg("%s of \"%s\": %s is %g", name, json_string_value(text), label, (double)found[i]);
+                    compared++;
+                }
+            }
+        }
+        fasttext_free(model);
+    }
+    assert_true(compared >= 4 * 10 * 3);
+}
+
+static void a_model_that_is_cut_or_changed_is_refused_or_read_in_bounds(void **state) {
+    (void)state;
+    SCOPED_FREE char *path = memory_format("%s/tests/golden/fasttext/tree.bin", golden);
+    size_t size;
+    unsigned char *bytes = read_bytes(path, &size);
+    float hidden[256], scores[256];
+    Error error = {0};
+    for (size_t cut = 0; cut < size; cut += cut < 400 ? 1 : 13) {
+        write_bytes("cut.bin", bytes, cut);
+        assert_null(fasttext_open("cut.bin", &error));
+        assert_int_equal(error.code, ERROR_DATA);
+    }
+    int opened = 0;
+    for (size_t at = 0; at < size && at < 500; at++) {
+        unsigned char was = bytes[at];
+        bytes[at] ^= 0x81;
+        write_bytes("cut.bin", bytes, size);
+        bytes[at] = was;
+        Fasttext *model = fasttext_open("cut.bin", &error);
+        if (model && fasttext_width(model) <= 256 && fasttext_labels(model) <= 256)
+            fasttext_score(model, "the cat sat", 11, hidden, scores), opened++;
+        fasttext_free(model);
+    }
+    assert_true(opened > 50);
+    free(bytes);
+}
+
+/* -- Packing ------------------------------------------------------------------------------------------------------------- */
+
+static PackResult pack(PackOptions options) {
+    PackResult result;
+    Error error = {0};
+    if (!options.separator) options.separator = "";
+    if (!pack_text(&options, &result, &error)) fail_msg("%s", error.message);
+    return result;
+}
+
+/* The lines of what was dropped; the caller frees. */
+static char *read_dropped(const char *path) {
+    size_t size, total = 0;
+    unsigned char *bytes = read_bytes(path, &size);
+    enum { ROOM = 1 << 20 };
+    char *text = memory_allocate(ROOM);
+    for (size_t at = 0; at < size;) { /* frame by frame */
+        size_t frame = ZSTD_findFrameCompressedSize(bytes + at, size - at);
+        assert_false(ZSTD_isError(frame));
+        size_t made = ZSTD_decompress(text + total, ROOM - 1 - total, bytes + at, frame);
+        assert_false(ZSTD_isError(made));
+        total += made;
+        at += frame;
+    }
+    free(bytes);
+    return text;
+}
+
+static void what_is_dropped_is_listed_with_rule_and_value(void **state) {
+    (void)state;
+    static const char *const inputs[] = {"a.jsonl", "b.jsonl", NULL};
+    write_text("a.jsonl", "{\"text\": \"one two three four five six\", \"score\": 3}\n{\"text\": \"low\", \"score\": 1}\n{broken\n"
+                          "{\"text\": \"one two three four five six\", \"score\": 4}\n");
+    write_text(
+        "b.jsonl", "{\"text\": \"One two three four five, six\", \"score\": 5}\n{\"text\": \"kept\", \"score\": 3}\n{\"score\": 9}\n");
+    DocumentFilter *filter = open_filter((FilterOptions){.where = "score >= 3"});
+    PackResult result = pack((PackOptions){.inputs = inputs, .output = "out", .filter = filter, .dedup = PACK_DEDUP_NEAR});
+    filter_free(filter);
+    assert_int_equal(result.documents, 2);
+    assert_int_equal(result.records, 7);
+    assert_int_equal(result.filtered, 1);
+    assert_int_equal(result.left_out, 2);
+    char *dropped = read_dropped("out.dropped.jsonl.zst");
+    assert_string_equal(dropped,
+        "{\"file\":\"a.jsonl\",\"line\":2,\"rule\":\"score >= 3\",\"value\":1}\n"
+        "{\"file\":\"a.jsonl\",\"line\":3,\"rule\":\"broken JSON\",\"value\":\"line 1, column 8: string or '}' expected near 'broken'\"}\n"
+        "{\"file\":\"a.jsonl\",\"line\":4,\"rule\":\"dedup=exact\",\"value\":null,\"repeats\":{\"file\":\"a.jsonl\",\"line\":1}}\n"
+        "{\"file\":\"b.jsonl\",\"line\":1,\"rule\":\"dedup=near\",\"value\":null,\"repeats\":{\"file\":\"a.jsonl\",\"line\":1}}\n"
+        "{\"file\":\"b.jsonl\",\"line\":3,\"rule\":\"missing field\",\"value\":\"text; it has score\"}\n");
+    free(dropped);
+}
+
+static void parquet_and_json_lines_are_judged_alike(void **state) {
+    (void)state;
+    static const char *const names[] = {
+        "texts.jsonl", "texts-dictionary-snappy.parquet", "texts-plain-zstd-v2.parquet", "texts-duckdb.parquet"};
+    int64_t tokens = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        SCOPED_FREE char *path = memory_format("%s/tests/golden/parquet/%s", golden, names[i]), *output = memory_format("out%zu", i);
+        const char *inputs[] = {path, NULL};
+        DocumentFilter *filter = open_filter((FilterOptions){.where = "score > 1.5 and flag == true and text.characters < 100"});
+        PackResult result = pack((PackOptions){.inputs = inputs, .output = output, .filter = filter});
+        filter_free(filter);
+        if (i == 0) tokens = result.train_tokens;
+        assert_true(tokens > 0 && result.filtered > 10);
+        assert_int_equal(result.train_tokens, tokens);
+    }
+}
+
+static void a_rule_that_cannot_be_judged_is_refused(void **state) {
+    (void)state;
+    static const char *const text[] = {"in.txt", NULL}, *const table[] = {"in.csv", NULL}, *const lines[] = {"in.jsonl", NULL};
+    static const struct {
+        const char *const *inputs;
+        const char *where, *says;
+    } cases[] = {{text, "score > 1", "score fields"}, {table, "score > 1", "score fields"}, {lines, "score > 5", "rules 2"}};
+    write_text("in.txt", "a text\n");
+    write_text("in.csv", "text,score\na text,3\n");
+    write_text("in.jsonl", "{\"text\": \"a\", \"score\": 3}\n{\"text\": \"b\", \"score\": 4}\n");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        PackResult result;
+        Error error = {0};
+        DocumentFilter *filter = open_filter((FilterOptions){.where = cases[i].where});
+        PackOptions options = {.inputs = cases[i].inputs, .output = "out", .separator = "", .filter = filter};
+        assert_false(pack_text(&options, &result, &error));
+        if (!mentions(error.message, cases[i].says)) fail_msg("%s does not say %s", error.message, cases[i].says);
+        filter_free(filter);
+    }
+}
+
+int main(void) {
+    if (!getcwd(golden, sizeof golden)) return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_expression_holds_or_shows_what_it_saw),
+        cmocka_unit_test(an_expression_that_is_none_is_refused_with_its_place),
+        cmocka_unit_test(statistics_are_those_of_the_papers),
+        cmocka_unit_test(named_rules_are_expressions_that_hold_for_prose),
+        IN_FOLDER(bad_words_are_whole_words_in_either_case),
+        cmocka_unit_test(models_score_as_the_package_of_fasttext_does),
+        IN_FOLDER(a_model_that_is_cut_or_changed_is_refused_or_read_in_bounds),
+        IN_FOLDER(what_is_dropped_is_listed_with_rule_and_value),
+        IN_FOLDER(parquet_and_json_lines_are_judged_alike),
+        IN_FOLDER(a_rule_that_cannot_be_judged_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
