@@ -22,7 +22,7 @@
 
 typedef struct DataOptions {
     double valid;
-    const char *separator, *tokenizer, *field, *template, *where, *rules, *bad_words, *fasttext;
+    const char *separator, *tokenizer, *field, *template, *where, *rules, *bad_words, *fasttext, *against;
     bool special, check, overwrite;
     int64_t vocabulary, minimum_count, shard_tokens;
     int pattern, format, invalid, dedup, turns, bos;
@@ -57,6 +57,7 @@ static const Option pack_rows[] = {
     CHOICE_OPTION(dedup, "none", PACK_DEDUPS,
         "exact: keep only the first of documents with the same text; near: also drop documents that share most of their text with an "
         "earlier one"),
+    STRING_OPTION(against, "", "", "with dedup: packings whose documents count as seen, each named as OUTPUT, with commas", .path = true),
     STRING_OPTION(where, "", "",
         "keep documents for which this holds, as in language_score > 0.8 and text.words >= 50; fields of the record, text.STATISTIC, "
         "MODEL.label"),
@@ -167,6 +168,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
         .turns = (ChatTurns)options->turns,
         .invalid = (PackInvalid)options->invalid,
         .dedup = (PackDedup)options->dedup,
+        .against = options->against,
         .filter = filter,
         .special = options->special,
         .bos = (TokenizerBos)options->bos,

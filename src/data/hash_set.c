@@ -86,6 +86,16 @@ bool hash_set_has(const HashSet *set, uint64_t hash, uint64_t *first) {
     return true;
 }
 
+bool hash_set_each(const HashSet *set, TakeHash *take, void *context, Error *error) {
+    size_t width = set->table.width;
+    bool good = true;
+    for (size_t i = 0; i < set->table.count && good; i++) {
+        const uint64_t *slot = &set->table.slots[i * width];
+        good = !*slot || take(context, *slot, width > 1 ? slot[1] : 0, error);
+    }
+    return good;
+}
+
 void hash_set_free(HashSet *set) {
     if (!set) return;
     table_close(&set->table);

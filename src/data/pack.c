@@ -35,10 +35,6 @@ typedef struct PackPart {
     int64_t open_tokens; /* tokens of the open shard */
 } PackPart;
 
-/* Where a document was, in one number: its file above its line. */
-enum { PLACE_LINE_BITS = 40 };
-static const uint64_t PLACE_LINES = (1ull << PLACE_LINE_BITS) - 1;
-
 typedef struct Packer {
     PackOptions options;
     PackFiles files;
@@ -50,7 +46,8 @@ typedef struct Packer {
     PipelineOptions pipeline;
     RecordReader *reader;
     HashSet *seen;
-    bool places;      /* `seen` has the place of each document */
+    bool places; /* `seen` has the place of each document */
+    DedupAgainst against;
     DropLog *dropped; /* NULL: what is dropped is only counted */
     File hashes;      /* for a folder of shards: the entries of `seen`, for the next start */
     uint64_t *new_hashes;
@@ -140,7 +137,7 @@ static bool write_place(Packer *packer, RecordPosition position, Error *error) {
 static bool is_draft(const char *name) { return starts_with(name, RECORD ".partial-"); }
 
 static bool is_own(const char *name) {
-    static const char *const names[] = {RECORD, PACK_DROPPED, "hashes", "tokenizer", "tokenizer.partial"};
+    static const char *const names[] = {RECORD, PACK_DROPPED, PACK_DEDUP_NAME, "hashes", "tokenizer", "tokenizer.partial"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i])) return true;
     return starts_with(name, "shard-") || is_draft(name);
@@ -375,7 +372,10 @@ static bool complete_folder(Packer *packer, Error *error) {
 /* -- Documents ------------------------------------------------------------------------------------------------------- */
 
 static const char *file_name(const Packer *packer, int64_t file) {
-    const char *path = packer->files.list.entries[file].name;
+    size_t own = packer->files.list.count;
+    const FileList *list = (size_t)file < own ? &packer->files.list : &packer->against.names;
+    if (list == &packer->against.names && (size_t)file - own >= list->count) return "";
+    const char *path = list->entries[(size_t)file - (list == &packer->files.list ? 0 : own)].name;
     return strcmp(path, "-") ? path : "standard input";
 }
 
@@ -431,7 +431,7 @@ static void count_document(Packer *packer, const Record *record, int64_t tokens,
 /* Returns the place of a document as a number above 0; 0 if it is too large for one. */
 static uint64_t place_number(const Record *record) {
     uint64_t file = (uint64_t)record->file + 1, line = (uint64_t)record->line;
-    return file >> (64 - PLACE_LINE_BITS) || line > PLACE_LINES ? 0 : file << PLACE_LINE_BITS | line;
+    return file >= PLACE_FILES || line > PLACE_LINES ? 0 : file << PLACE_LINE_BITS | line;
 }
 
 /* Adds a hash to the set; a folder of shards also saves it for the next start. */
@@ -623,6 +623,8 @@ static bool check_pack_options(const PackOptions *options, Error *error) {
     if (options->format != PACK_AUTO && !check_idle_pack_options(options, error)) return false;
     if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
         return error_set(error, ERROR_USAGE, "valid=%g must be 0 to 0.5, the validation part of each file", options->valid_fraction);
+    if (options->against && *options->against && options->dedup == PACK_DEDUP_NONE)
+        return error_set(error, ERROR_USAGE, "against compares documents with those of other packings: set dedup=exact or near too");
     if (strpbrk(options->separator, "\r\n"))
         return error_set(error, ERROR_USAGE, "separator contains a line end but must be the text of one line: remove the line end");
     for (const char *const *input = options->inputs; *input; input++)
@@ -715,6 +717,7 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
     pack_report_free(&packer->report);
     hash_set_free(packer->seen);
     drop_log_free(packer->dropped);
+    file_list_free(&packer->against.names);
     file_close(&packer->hashes);
     if (packer->lock >= 0) close(packer->lock);
     if (packer->next_lock >= 0) close(packer->next_lock);
@@ -803,6 +806,11 @@ static bool open_output(Packer *packer, Error *error) {
     if (!refuse_twin(packer, error) || !make_folder(beside, error)) return false;
     packer->places = pack_logs_drops(&packer->options);
     packer->seen = hash_set_open(in_folder(packer) ? packer->train.name : *beside ? beside : ".", packer->places);
+    packer->against.first_file = packer->files.list.count;
+    if (packer->options.against &&
+        !dedup_read(&packer->against, packer->options.against, packer->options.dedup == PACK_DEDUP_NEAR, packer->seen, error))
+        return false;
+    packer->report.against = packer->against.identity;
     if (in_folder(packer)) return open_folder(packer, error);
     if (!open_outputs(packer, error)) return false;
     SCOPED_FREE char *dropped = memory_format("%s." PACK_DROPPED, packer->train.name);
@@ -905,9 +913,11 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
     PackBad none = pairs ? PACK_BAD_PAIR : PACK_BAD_CHAT;
     int64_t bad = 0, left = pack_files_left(&packer->files);
     for (int i = 1; i < PACK_BAD_KINDS; i++) bad += packer->report.result.bad[i];
-    if (packer->report.result.filtered > 0)
-        return error_set(error, ERROR_DATA, "no document of %s is left: the rules dropped %" PRId64 " of %" PRId64 "; loosen them",
-            options->inputs[0], packer->report.result.filtered, packer->report.result.records);
+    const PackResult *result = &packer->report.result;
+    if (result->filtered + result->left_out > 0)
+        return error_set(error, ERROR_DATA,
+            "no document of %s is left: of %" PRId64 " the rules dropped %" PRId64 ", and %" PRId64 " repeat others", options->inputs[0],
+            result->records, result->filtered, result->left_out);
     if (bad > 0 && bad == packer->report.result.bad[none])
         return error_set(error, ERROR_DATA, "no record of %s is a valid %s: %s", options->inputs[0],
             pairs ? "preference pair" : "conversation", note_first_bad(packer, none, NULL));
@@ -992,13 +1002,21 @@ static bool resolve_format(Packer *packer, Error *error) {
     return check_idle_pack_options(&packer->options, error);
 }
 
+/* Writes what was dropped and what was seen, before the shards get their names. */
+static bool finish_lists(Packer *packer, Error *error) {
+    SCOPED_FREE char *dedup =
+        in_folder(packer) ? part_path(&packer->train, PACK_DEDUP_NAME) : memory_format("%s." PACK_DEDUP_NAME, packer->train.name);
+    return (!packer->dropped || drop_log_finish(packer->dropped, error)) &&
+           (packer->options.dedup == PACK_DEDUP_NONE ||
+               dedup_write(dedup, packer->seen, packer->options.dedup == PACK_DEDUP_NEAR, &packer->files.list, error));
+}
+
 static bool pack_all(Packer *packer, Error *error) {
     if (!list_inputs(packer, error)) return finish_without_input(packer, error);
     bool opened = resolve_format(packer, error) && open_pack_tokenizer(packer, error) && open_chat_template(packer, error) &&
                   open_output(packer, error);
-    return opened && (packer->done || (read_all_inputs(packer, error) && check_result(packer, error) &&
-                                          (!packer->dropped || drop_log_finish(packer->dropped, error)) && finish_shards(packer, error) &&
-                                          (!in_folder(packer) || complete_folder(packer, error))));
+    return opened && (packer->done || (read_all_inputs(packer, error) && check_result(packer, error) && finish_lists(packer, error) &&
+                                          finish_shards(packer, error) && (!in_folder(packer) || complete_folder(packer, error))));
 }
 
 bool pack_text(const PackOptions *options, PackResult *result, Error *error) {

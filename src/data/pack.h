@@ -43,6 +43,9 @@ typedef enum PackDedup { PACK_DEDUP_NONE, PACK_DEDUP_EXACT, PACK_DEDUP_NEAR } Pa
 /* The documents that rules or `dedup` drop, beside the shards: OUTPUT.PACK_DROPPED, or this name in a folder of shards. */
 #define PACK_DROPPED "dropped.jsonl.zst"
 
+/* The hashes of the documents of a packing with `dedup`, in the same places, for PackOptions.against of later ones. */
+#define PACK_DEDUP_NAME "dedup"
+
 typedef struct PackOptions {
     /* The list ends with NULL. The regular files of a folder are read recursively, in byte order of
      * their paths. A link is followed if it leads to a place inside the folder. Hidden names (.git)
@@ -64,6 +67,7 @@ typedef struct PackOptions {
     ChatTurns turns;
     PackInvalid invalid;
     PackDedup dedup;
+    const char *against;          /* packings whose documents count as seen, with commas between them; "" or NULL: none */
     const DocumentFilter *filter; /* rules that drop documents, or NULL; borrowed */
     bool held_out;                /* if a folder has splits by name, take the one for validation; otherwise the one for training */
     bool special;                 /* special tokens spelled in the text are matched; otherwise they are ordinary text */

@@ -251,12 +251,33 @@ HashSet *hash_set_open(const char *folder, bool places); /* `folder`: where its 
 /* *seen: the hash was already there; its place, or 0 without places, in *first unless NULL. */
 bool hash_set_add(HashSet *set, uint64_t hash, uint64_t place, bool *seen, uint64_t *first, Error *error);
 bool hash_set_has(const HashSet *set, uint64_t hash, uint64_t *first);
+/* Calls `take` with each hash and its place, in an order that depends only on what was added, until
+ * it returns false. */
+typedef bool TakeHash(void *context, uint64_t hash, uint64_t place, Error *error);
+bool hash_set_each(const HashSet *set, TakeHash *take, void *context, Error *error);
 void hash_set_free(HashSet *set); /* NULL is fine */
 
 /* Keys such that documents that share most of their text have one in common (minhash.c). A text of
  * NEAR_BYTES or more is only compared as a whole, because it may come in pieces. */
 enum { MINHASH_KEYS = 14, NEAR_BYTES = 1 << 18 };
 void minhash(const char *text, size_t size, uint64_t keys[MINHASH_KEYS]);
+
+/* -- Hashes of other packings (dedup_file.c) -------------------------------------------------------------------------- */
+
+/* Where a document was, in one number: its file, from 1, above its line. 0: unknown. */
+enum { PLACE_LINE_BITS = 40 };
+static const uint64_t PLACE_LINES = (1ull << PLACE_LINE_BITS) - 1, PLACE_FILES = (1u << (64 - PLACE_LINE_BITS)) - 1;
+
+/* What other packings have. */
+typedef struct DedupAgainst {
+    uint64_t first_file; /* their files have the numbers after these */
+    FileList names;      /* of their files */
+    uint64_t identity;   /* of their hashes */
+} DedupAgainst;
+/* Writes the entries of `seen` that are this packing's own; ERROR_DATA. */
+bool dedup_write(const char *path, const HashSet *seen, bool near, const FileList *files, Error *error);
+/* Adds the entries of packings, as in PackOptions.against. ERROR_USAGE: one has none. */
+bool dedup_read(DedupAgainst *against, const char *packings, bool near, HashSet *seen, Error *error);
 
 /* -- What is dropped (drop_log.c) ------------------------------------------------------------------------------------ */
 
@@ -291,6 +312,7 @@ typedef struct PackReport {
     json_t *inputs, *samples; /* owned */
     uint64_t chat;            /* chat_identity, or 0 */
     bool bos;                 /* texts begin with the ids that the tokenizer puts before a text */
+    uint64_t against;         /* the hashes of other packings, or 0 */
     bool named;               /* only the paths of the inputs are known */
     RecordPosition position;  /* where an interrupted packing continues */
 } PackReport;

@@ -139,6 +139,7 @@ static json_t *describe_settings(const PackReport *report, const PackOptions *op
         report->chat ? json_sprintf("xxh3 %016" PRIx64, report->chat) : json_null());
     if (options->filter) json_object_set_new(settings, "filter", filter_describe(options->filter));
     if (pack_logs_drops(options)) json_object_set_new(settings, "dropped", json_string(PACK_DROPPED));
+    if (report->against) json_object_set_new(settings, "against", json_sprintf("xxh3 %016" PRIx64, report->against));
     return settings;
 }
 

@@ -326,7 +326,7 @@ static void a_rule_that_cannot_be_judged_is_refused(void **state) {
     static const struct {
         const char *const *inputs;
         const char *where, *says;
-    } cases[] = {{text, "score > 1", "score fields"}, {table, "score > 1", "score fields"}, {lines, "score > 5", "rules 2"}};
+    } cases[] = {{text, "score > 1", "score fields"}, {table, "score > 1", "score fields"}, {lines, "score > 5", "left rules 2"}};
     write_text("in.txt", "a text\n");
     write_text("in.csv", "text,score\na text,3\n");
     write_text("in.jsonl", "{\"text\": \"a\", \"score\": 3}\n{\"text\": \"b\", \"score\": 4}\n");
