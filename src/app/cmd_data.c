@@ -22,7 +22,7 @@
 
 typedef struct DataOptions {
     double valid;
-    const char *separator, *tokenizer, *field, *template, *where, *rules, *bad_words, *fasttext, *against;
+    const char *separator, *tokenizer, *field, *template, *where, *rules, *bad_words, *fasttext, *decontaminate, *against;
     bool special, check, overwrite;
     int64_t vocabulary, minimum_count, shard_tokens;
     int pattern, format, invalid, dedup, turns, bos;
@@ -64,6 +64,8 @@ static const Option pack_rows[] = {
     STRING_OPTION(
         rules, "", "", "keep documents that keep published rules: gopher, c4, fineweb, or single ones as gopher.words, with commas"),
     STRING_OPTION(bad_words, "", "", "drop documents with a word or phrase of this file, one on each line", .path = true),
+    STRING_OPTION(
+        decontaminate, "", "", "drop documents that share 13 words in a row with this evaluation set of JSON lines", .path = true),
     STRING_OPTION(fasttext, "", "", "fastText models for where=: NAME:FILE, with commas; they give NAME.label, NAME.score, NAME.SOMELABEL"),
     BOOL_OPTION(overwrite, "false", "replace a shard or a folder of shards of that name"),
 };
@@ -154,7 +156,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
     if (invocation->word_count < 2)
         return error_set(error, ERROR_USAGE, "smelt data pack takes INPUT... OUTPUT, but only 1 argument was given");
     inputs[invocation->word_count - 1] = NULL;
-    FilterOptions rules = {options->where, options->rules, options->bad_words, options->fasttext};
+    FilterOptions rules = {options->where, options->rules, options->bad_words, options->fasttext, options->decontaminate};
     DocumentFilter *filter;
     if (!filter_open(&rules, &filter, error)) return false;
     PackOptions pack = {.inputs = inputs,

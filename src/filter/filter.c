@@ -15,8 +15,9 @@
 
 typedef struct FilterRule {
     char *name;                   /* owned */
-    const Expression *expression; /* NULL: the bad words */
+    const Expression *expression; /* NULL: `phrases` decide */
     int part;                     /* -1: all parts */
+    const Phrases *phrases;
 } FilterRule;
 
 typedef struct ScoreModel {
@@ -32,7 +33,7 @@ struct DocumentFilter {
     size_t rule_count;
     ScoreModel *models;
     size_t model_count;
-    BadWords *bad_words;
+    Phrases *bad_words, *evaluation;
     char **fields;
     size_t field_count;
     bool reads_text;
@@ -102,7 +103,7 @@ static Expression *add_expression(DocumentFilter *filter, const char *text, cons
 static void add_rule(DocumentFilter *filter, char *name, const Expression *expression, int part) {
     for (size_t i = 0; i < filter->rule_count; i++)
         if (!strcmp(filter->rules[i].name, name)) return free(name);
-    array_append(filter->rules, filter->rule_count, ((FilterRule){name, expression, part}));
+    array_append(filter->rules, filter->rule_count, ((FilterRule){.name = name, .expression = expression, .part = part}));
 }
 
 static bool add_where(DocumentFilter *filter, Error *error) {
@@ -151,6 +152,15 @@ static bool add_named(DocumentFilter *filter, const char *name, Error *error) {
     return found || refuse_rule(name, error);
 }
 
+/* Adds the rule of a file of words, or of an evaluation set. */
+static Phrases *add_phrases(DocumentFilter *filter, const char *path, const char *setting, bool records, Error *error) {
+    Phrases *phrases = phrases_open(path, records, error);
+    FilterRule rule = {.name = memory_copy_string(setting), .phrases = phrases};
+    array_append(filter->rules, filter->rule_count, rule);
+    filter->reads_text = true;
+    return phrases;
+}
+
 static bool add_model(DocumentFilter *filter, const char *element, Error *error) {
     size_t length = strcspn(element, ":");
     if (!element[length] || length == 0 || !element[length + 1])
@@ -162,18 +172,15 @@ static bool add_model(DocumentFilter *filter, const char *element, Error *error)
 
 bool filter_open(const FilterOptions *options, DocumentFilter **opened, Error *error) {
     *opened = NULL;
-    if (!*options->where && !*options->rules && !*options->bad_words)
+    if (!*options->where && !*options->rules && !*options->bad_words && !*options->decontaminate)
         return !*options->fasttext || error_set(error, ERROR_USAGE, "fasttext= names a model that no rule reads: set where=");
     DocumentFilter *filter = memory_allocate(sizeof *filter);
     filter->where = memory_copy_string(options->where);
     filter->rules_setting = memory_copy_string(options->rules);
     bool good = each_element(filter, options->fasttext, add_model, error);
-    if (good && *options->bad_words) {
-        filter->bad_words = bad_words_open(options->bad_words, error);
-        good = filter->bad_words;
-        filter->reads_text = true;
-        add_rule(filter, memory_copy_string("bad_words"), NULL, 0);
-    }
+    if (good && *options->bad_words) good = (filter->bad_words = add_phrases(filter, options->bad_words, "bad_words", false, error));
+    if (good && *options->decontaminate)
+        good = (filter->evaluation = add_phrases(filter, options->decontaminate, "decontaminate", true, error));
     good = good && add_where(filter, error) && each_element(filter, options->rules, add_named, error);
     if (good) *opened = filter;
     else filter_free(filter);
@@ -189,7 +196,8 @@ void filter_free(DocumentFilter *filter) {
         free(filter->models[i].name);
     }
     for (size_t i = 0; i < filter->field_count; i++) free(filter->fields[i]);
-    bad_words_free(filter->bad_words);
+    phrases_free(filter->bad_words);
+    phrases_free(filter->evaluation);
     free(filter->where);
     free(filter->rules_setting);
     free(filter->expressions);
@@ -205,13 +213,17 @@ size_t filter_field_count(const DocumentFilter *filter) { return filter->field_c
 const char *filter_field(const DocumentFilter *filter, size_t field) { return filter->fields[field]; }
 bool filter_reads_text(const DocumentFilter *filter) { return filter->reads_text; }
 
+static json_t *describe_phrases(const Phrases *phrases) {
+    return phrases ? json_sprintf("xxh3 %016" PRIx64, phrases_identity(phrases)) : json_null();
+}
+
 json_t *filter_describe(const DocumentFilter *filter) {
     json_t *models = json_object();
     for (size_t i = 0; i < filter->model_count; i++)
         json_object_set_new(
             models, filter->models[i].name, json_sprintf("xxh3 %016" PRIx64, fasttext_identity(filter->models[i].fasttext)));
-    return json_pack("{ss ss so so}", "where", filter->where, "rules", filter->rules_setting, "bad_words",
-        filter->bad_words ? json_sprintf("xxh3 %016" PRIx64, bad_words_identity(filter->bad_words)) : json_null(), "fasttext", models);
+    return json_pack("{ss ss so so so}", "where", filter->where, "rules", filter->rules_setting, "bad_words",
+        describe_phrases(filter->bad_words), "decontaminate", describe_phrases(filter->evaluation), "fasttext", models);
 }
 
 /* -- Judging ------------------------------------------------------------------------------------------------------------- */
@@ -309,7 +321,7 @@ static bool holds_rule(FilterJudge *judge, const FilterRule *rule, char value[FI
     Content first;
     char found[FILTER_VALUE / 4];
     if (!rule->expression) {
-        if (!bad_words_find(judge->filter->bad_words, judge->text, judge->size, found, sizeof found)) return true;
+        if (!phrases_find(rule->phrases, judge->text, judge->size, found, sizeof found)) return true;
         first = (Content){CONTENT_TEXT, 0, found, strlen(found)};
         return print_value(&first, value), false;
     }

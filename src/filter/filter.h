@@ -15,10 +15,11 @@
 
 /* Borrowed strings; "" leaves a setting out. */
 typedef struct FilterOptions {
-    const char *where;     /* an expression; what `and` joins at the top are rules of their own */
-    const char *rules;     /* names of rules or of sets of them, with commas between them */
-    const char *bad_words; /* a file with a word or phrase on each line; a document with one of them is dropped */
-    const char *fasttext;  /* NAME:FILE, with commas between models */
+    const char *where;         /* an expression; what `and` joins at the top are rules of their own */
+    const char *rules;         /* names of rules or of sets of them, with commas between them */
+    const char *bad_words;     /* a file with a word or phrase on each line; a document with one of them is dropped */
+    const char *fasttext;      /* NAME:FILE, with commas between models */
+    const char *decontaminate; /* an evaluation set as JSON lines; a document that shares 13 words in a row is dropped */
 } FilterOptions;
 
 typedef struct DocumentFilter DocumentFilter;

@@ -82,11 +82,13 @@ typedef struct NamedRule { const char *set, *name, *expression; } NamedRule;
 extern const NamedRule named_rules[];
 extern const int named_rule_count;
 
-/* -- Bad words (bad_words.c) --------------------------------------------------------------------------------------------- */
+/* -- Phrases (phrases.c) ----------------------------------------------------------------------------------------------- */
 
-typedef struct BadWords BadWords;
-BadWords *bad_words_open(const char *path, Error *error); /* ERROR_DATA */
-void bad_words_free(BadWords *words);                     /* NULL is fine */
-uint64_t bad_words_identity(const BadWords *words);
+typedef struct Phrases Phrases;
+/* Reads a list with a word or phrase on each line, or the runs of words of all texts of `records`,
+ * JSON lines. ERROR_DATA. */
+Phrases *phrases_open(const char *path, bool records, Error *error);
+void phrases_free(Phrases *phrases); /* NULL is fine */
+uint64_t phrases_identity(const Phrases *phrases);
 /* Finds the first word or phrase of the list in a text, and copies it. */
-bool bad_words_find(const BadWords *words, const char *text, size_t size, char *found, size_t room);
+bool phrases_find(const Phrases *phrases, const char *text, size_t size, char *found, size_t room);

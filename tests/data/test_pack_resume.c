@@ -176,7 +176,7 @@ static void a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_do
     (void)state;
     write_inputs(20000);
     Error fault = {0};
-    if (!filter_open(&(FilterOptions){"text.bytes != 15 and text.words < 1000", "", "", ""}, &filter, &fault))
+    if (!filter_open(&(FilterOptions){"text.bytes != 15 and text.words < 1000", "", "", "", ""}, &filter, &fault))
         fail_msg("%s", fault.message);
     double start = log_seconds();
     PackResult whole = pack(options_of("whole"));
@@ -212,7 +212,7 @@ static void what_differs_from_the_packing_that_was_killed_is_named(void **state)
     Error fault = {0};
     options = options_of("hit");
     DocumentFilter *rules;
-    assert_true(filter_open(&(FilterOptions){"text.bytes != 15", "", "", ""}, &rules, &fault));
+    assert_true(filter_open(&(FilterOptions){"text.bytes != 15", "", "", "", ""}, &rules, &fault));
     options.filter = rules;
     assert_refused(options, ERROR_USAGE, "filter overwrite=true");
     filter_free(rules);

@@ -21,6 +21,7 @@ static DocumentFilter *open_filter(FilterOptions options) {
     if (!options.rules) options.rules = "";
     if (!options.bad_words) options.bad_words = "";
     if (!options.fasttext) options.fasttext = "";
+    if (!options.decontaminate) options.decontaminate = "";
     if (!filter_open(&options, &filter, &error)) fail_msg("%s", error.message);
     return filter;
 }
@@ -85,22 +86,23 @@ static void an_expression_that_is_none_is_refused_with_its_place(void **state) {
         FilterOptions options;
         const char *says;
     } cases[] = {
-        {{"score >", "", "", ""}, "character 8"},
-        {{"score > > 3", "", "", ""}, "character 9"},
-        {{"(score > 3", "", "", ""}, ") missing 11"},
-        {{"score > 3)", "", "", ""}, "and or 10"},
-        {{"score 3", "", "", ""}, "and or 7"},
-        {{"lang == 'en", "", "", ""}, "quote"},
-        {{"lang in 'en'", "", "", ""}, "list"},
-        {{"lang in ['en'", "", "", ""}, "]"},
-        {{"a. > 3", "", "", ""}, "point"},
-        {{"3x > 2", "", "", ""}, "number"},
-        {{"text.wordz > 2", "", "", ""}, "text.wordz words word_length"},
-        {{"", "gopher,c5", "", ""}, "c5 gopher c4 fineweb"},
-        {{"", "", "absent.txt", ""}, "absent.txt"},
-        {{"lang.label == 'en'", "", "", "lang"}, "NAME:FILE"},
-        {{"lang.label == 'en'", "", "", "lang:absent.bin"}, "absent.bin"},
-        {{"", "", "", "lang:absent.bin"}, "fasttext where"},
+        {{"score >", "", "", "", ""}, "character 8"},
+        {{"score > > 3", "", "", "", ""}, "character 9"},
+        {{"(score > 3", "", "", "", ""}, ") missing 11"},
+        {{"score > 3)", "", "", "", ""}, "and or 10"},
+        {{"score 3", "", "", "", ""}, "and or 7"},
+        {{"lang == 'en", "", "", "", ""}, "quote"},
+        {{"lang in 'en'", "", "", "", ""}, "list"},
+        {{"lang in ['en'", "", "", "", ""}, "]"},
+        {{"a. > 3", "", "", "", ""}, "point"},
+        {{"3x > 2", "", "", "", ""}, "number"},
+        {{"text.wordz > 2", "", "", "", ""}, "text.wordz words word_length"},
+        {{"", "gopher,c5", "", "", ""}, "c5 gopher c4 fineweb"},
+        {{"", "", "absent.txt", "", ""}, "absent.txt"},
+        {{"", "", "", "", "absent.jsonl"}, "absent.jsonl"},
+        {{"lang.label == 'en'", "", "", "lang", ""}, "NAME:FILE"},
+        {{"lang.label == 'en'", "", "", "lang:absent.bin", ""}, "absent.bin"},
+        {{"", "", "", "lang:absent.bin", ""}, "fasttext where"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         DocumentFilter *filter;
@@ -114,7 +116,7 @@ static void an_expression_that_is_none_is_refused_with_its_place(void **state) {
     deep[sizeof deep - 1] = 0;
     DocumentFilter *filter;
     Error error = {0};
-    FilterOptions options = {deep, "", "", ""};
+    FilterOptions options = {deep, "", "", "", ""};
     assert_false(filter_open(&options, &filter, &error));
     assert_true(mentions(error.message, "deep"));
 }
@@ -185,6 +187,34 @@ static void bad_words_are_whole_words_in_either_case(void **state) {
         if (rule != (cases[i].found ? 0 : -1)) fail_msg("%s: %d", cases[i].text, rule);
         if (cases[i].found) assert_string_equal(value, cases[i].found);
     }
+    filter_judge_free(own);
+    filter_free(filter);
+}
+
+static void documents_with_runs_of_an_evaluation_set_are_dropped(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        bool dropped;
+    } cases[] = {{"It says: One, two three four five six seven eight nine ten eleven twelve THIRTEEN!", true},
+        {"one two three four five six seven eight nine ten eleven twelve and thirteen", false},
+        {"two three four five six seven eight nine ten eleven twelve thirteen fourteen", true},
+        {"a short answer of no more than eight words", true}, {"a short answer of no more", false},
+        {"only seven words are in this choice", false}, {"", false}};
+    char value[FILTER_VALUE];
+    write_text("set.jsonl", "{\"question\": \"one two three four five six seven eight nine ten eleven twelve thirteen fourteen\",\n");
+    DocumentFilter *filter;
+    Error error = {0};
+    FilterOptions options = {"", "", "", "", "set.jsonl"};
+    assert_false(filter_open(&options, &filter, &error));
+    assert_true(mentions(error.message, "line 1 set.jsonl"));
+    write_text("set.jsonl", "{\"question\": \"one two three four five six seven eight nine ten eleven twelve thirteen fourteen\"}\n\n"
+                            "{\"id\": 3, \"choices\": [{\"text\": \"A short answer of no more than eight words.\"}, \"only seven words are "
+                            "in this choice\"]}\n");
+    filter = open_filter(options);
+    FilterJudge *own = filter_judge_open(filter);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if ((filter_judge(own, NULL, cases[i].text, strlen(cases[i].text), value) == 0) != cases[i].dropped) fail_msg("%s", cases[i].text);
     filter_judge_free(own);
     filter_free(filter);
 }
@@ -349,6 +379,7 @@ int main(void) {
         cmocka_unit_test(statistics_are_those_of_the_papers),
         cmocka_unit_test(named_rules_are_expressions_that_hold_for_prose),
         IN_FOLDER(bad_words_are_whole_words_in_either_case),
+        IN_FOLDER(documents_with_runs_of_an_evaluation_set_are_dropped),
         cmocka_unit_test(models_score_as_the_package_of_fasttext_does),
         IN_FOLDER(a_model_that_is_cut_or_changed_is_refused_or_read_in_bounds),
         IN_FOLDER(what_is_dropped_is_listed_with_rule_and_value),

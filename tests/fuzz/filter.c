@@ -15,7 +15,7 @@ FUZZ(filter) {
     record = strsep(&rest, "\n");
     DocumentFilter *filter;
     Error error = {0};
-    FilterOptions options = {where, "", "", ""};
+    FilterOptions options = {where, "", "", "", ""};
     if (!filter_open(&options, &filter, &error)) require_line(&error);
     else if (filter) {
         FilterJudge *judge = filter_judge_open(filter);
