@@ -160,12 +160,13 @@ static bool find_split(RecordReader *reader, const char *path, Error *error) {
     reader->split = INT64_MAX;
     if (reader->options->valid_fraction == 0) return true;
     bool stream = !strcmp(path, "-") || input_compressed(reader->input);
-    if (reader->format.shape != SHAPE_TEXT || (stream && *reader->options->separator)) reader->split = -1;
+    bool documents = *reader->options->separator || reader->files->list.count > 1;
+    if (reader->format.shape != SHAPE_TEXT || (stream && documents)) reader->split = -1; /* every so many documents */
     if (reader->split < 0) return true;
     if (stream)
         return error_set(error, ERROR_DATA,
             "%s is one document of unknown length, so smelt cannot split off a validation part: set separator=, unpack it to a file, or "
-            "set valid=0 (in training data.valid_fraction=0)",
+            "set valid=0 (in training data.valid=FILE for another text, or data.valid_fraction=0 for none)",
             path);
     SCOPED(file_unmap) FileMap map;
     if (!file_map(&map, path, error)) return error_recode(error, ERROR_DATA);

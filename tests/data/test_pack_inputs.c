@@ -198,7 +198,13 @@ static void documents_of_streams_are_divided_by_their_number(void **state) {
     assert_shard_text("out-train", "a|b|d|");
     assert_shard_text("out-valid", "c|e|");
     write_gzip("in", "wb", "one document\n");
-    assert_refused((PackOptions){.valid_fraction = 0.4}, ERROR_DATA, "separator=");
+    assert_refused((PackOptions){.valid_fraction = 0.4}, ERROR_DATA, "separator= data.valid=FILE");
+    assert_true(unlink("in") == 0 && mkdir("in", 0700) == 0); /* a file of a folder is one document of many */
+    for (int i = 0; i < 5; i++)
+        write_gzip(((const char *[]){"in/a", "in/b", "in/c", "in/d", "in/e"})[i], "wb", ((const char *[]){"a", "b", "c", "d", "e"})[i]);
+    pack_with((PackOptions){.valid_fraction = 0.4});
+    assert_shard_text("out-train", "a|b|d|");
+    assert_shard_text("out-valid", "c|e|");
 }
 
 /* -- Text ------------------------------------------------------------------------------------------------------------ */
