@@ -161,7 +161,7 @@ $(FAULT_LAYER): %: %.o $(BUILD)/tests/support/system_calls.o $(LIBRARY)
 
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: FORCE help check check-barriers host-objects test test-quick run-test run-quick-tests test-asan test-browser screenshots test-cluster test-ranks run-tests test-faults fuzz run-fuzz demo packages gpu-report clean
+.PHONY: FORCE help check check-barriers host-objects test test-quick run-test run-quick-tests test-asan bench-gate test-browser screenshots test-cluster test-ranks run-tests test-faults fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -202,6 +202,10 @@ test-quick: packages ## the tests of single rooms, without ranks, launches and e
 test-asan: packages ## the same tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/install-packages.sh $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) run-tests BUILD=$(BUILD)/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" CFLAGS="-O1 -g"
+
+bench-gate: packages ## CPU time of training, generation and packing over that of the commit in bench/gate-base; BASE=COMMIT for another, BASE=self for the noise
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
+	@tools/bench-gate --smelt $(BUILD)/smelt --build $(BUILD)/gate $(if $(BASE),--base $(BASE))
 
 test-faults: packages ## bring faults of the past back, one by one, and see that tests find each (tests/faults)
 	@tools/install-packages.sh $(TEST_PACKAGES) patch
