@@ -38,11 +38,6 @@ static void pages_note(Pages *pages, const S3Listing *listing, size_t first) {
     pages->idle = 0;
 }
 
-static void entry_add(S3Listing *listing, S3Entry entry) {
-    listing->entries = memory_resize(listing->entries, (listing->count + 1) * sizeof *listing->entries);
-    listing->entries[listing->count++] = entry;
-}
-
 /* Appends the entries of one answer under <outer><inner>. */
 static void entries_append(S3Listing *listing, const char *text, const char *outer, const char *inner, const char *prefix) {
     size_t skipped = strlen(prefix);
@@ -52,10 +47,11 @@ static void entries_append(S3Listing *listing, const char *text, const char *out
         if (!key || !name_is_plain(key) || strncmp(key, prefix, skipped) != 0 || key[skipped] == '\0') continue;
         size_t length = strlen(key + skipped);
         bool folder = key[skipped + length - 1] == '/';
-        entry_add(listing, (S3Entry){.name = memory_format("%.*s", (int)(length - folder), key + skipped),
-                               .folder = folder,
-                               .bytes = size ? strtoll(size, NULL, 10) : 0,
-                               .etag = memory_copy_string(etag ? etag : "")});
+        S3Entry entry = {.name = memory_format("%.*s", (int)(length - folder), key + skipped),
+            .folder = folder,
+            .bytes = size ? strtoll(size, NULL, 10) : 0,
+            .etag = memory_copy_string(etag ? etag : "")};
+        array_append(listing->entries, listing->count, entry);
     }
 }
 
