@@ -384,7 +384,7 @@ int main(void) {
         TEST(wrong_secrets_are_refused_and_not_printed),
         TEST(credentials_come_from_the_files_of_the_profile),
         TEST(a_missing_bucket_is_named),
-        EACH_ISA(TEST(a_run_keeps_the_best_and_every_so_many_and_finds_the_best_by_name)),
+        TEST(a_run_keeps_the_best_and_every_so_many_and_finds_the_best_by_name),
     };
     return cmocka_run_group_tests(tests, server_setup, server_teardown);
 }
