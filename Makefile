@@ -4,7 +4,7 @@
 BUILD ?= build
 SANITIZE ?=
 # Tests of smelt are strict; who builds it with a compiler of another year gets the program, and warnings.
-export WERROR ?= $(if $(filter check test test-amd test-asan,$(MAKECMDGOALS)),-Werror)
+export WERROR ?= $(if $(filter check test test-amd test-asan test-tsan,$(MAKECMDGOALS)),-Werror)
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers -Werror=implicit-function-declaration $(WERROR)
 CFLAGS ?= -O2 -g
 # clang warns of an `omp simd` loop that it cannot vectorize for the baseline instruction set: that is no fault.
@@ -18,6 +18,7 @@ ROCM_PACKAGES := g++ libamdhip64-dev librocm-smi-dev
 TEST_PACKAGES += $(ROCM_PACKAGES)
 BROWSER_PACKAGES := chromium-headless-shell
 CHECK_PACKAGES := patch clang-19 clang-tidy-19 libomp-19-dev
+TSAN_PACKAGES := clang-19 llvm-19 libclang-rt-19-dev libomp-19-dev
 FUZZ_PACKAGES := clang-19 llvm-19 libclang-rt-19-dev libomp-19-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
@@ -161,7 +162,7 @@ $(FAULT_LAYER): %: %.o $(BUILD)/tests/support/system_calls.o $(LIBRARY)
 
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: FORCE help check check-barriers host-objects test test-quick run-test run-quick-tests test-asan bench-gate test-browser screenshots test-cluster test-ranks run-tests test-faults fuzz run-fuzz demo packages gpu-report clean
+.PHONY: FORCE help check check-barriers host-objects test test-quick run-test run-rooms test-asan test-tsan bench-gate test-browser screenshots test-cluster test-ranks run-tests test-faults fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -197,11 +198,17 @@ test: packages $(if $(T),,check) ## install what is missing, check, build, run e
 
 test-quick: packages ## the tests of single rooms, without ranks, launches and emulated GPUs (a minute, once built)
 	@tools/install-packages.sh $(TEST_PACKAGES)
-	@$(MAKE) --no-print-directory -s -j$(JOBS) run-quick-tests
+	@$(MAKE) --no-print-directory -s -j$(JOBS) run-rooms ROOMS="$(QUICK_ROOMS)"
 
 test-asan: packages ## the same tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/install-packages.sh $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) run-tests BUILD=$(BUILD)/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" CFLAGS="-O1 -g"
+
+# By clang and LLVM's OpenMP, whose tool library tells ThreadSanitizer of its barriers: gcc's OpenMP gives false reports.
+test-tsan: packages ## tests of rooms with threads under ThreadSanitizer; ROOMS="train layout" for others
+	@tools/install-packages.sh $(TEST_PACKAGES) $(TSAN_PACKAGES)
+	@tools/test-tsan $(BUILD)/tsan /usr/lib/llvm-19/lib/libarcher.so $(MAKE) --no-print-directory -s -j$(JOBS) run-rooms ROOMS="$(or $(ROOMS),$(TSAN_ROOMS))" \
+	    BUILD=$(BUILD)/tsan GPU_TARGETS= CC=clang-19 SANITIZE="-fsanitize=thread -D__SANITIZE_THREAD__" CFLAGS="-O1 -g"
 
 bench-gate: packages ## CPU time of training, generation and packing over that of the commit in bench/gate-base; BASE=COMMIT for another, BASE=self for the noise
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
@@ -252,10 +259,12 @@ T_PROGRAM = $(BUILD)/tests/$(firstword $(subst :, ,$T))
 run-test: $(if $(T),$(T_PROGRAM))
 	@SMELT=$(BUILD)/smelt SMELT_TEST_CASES="$(if $(findstring :,$T),*$(lastword $(subst :, ,$T))*,*)" $(T_PROGRAM)
 
+# The rooms whose tests a target runs; ROOMS chooses others. Code of TSAN_ROOMS starts threads, or has parallel loops that meet them.
 QUICK_ROOMS := base chat config data formats fuzz graph infer jinja model ops optim report token
-QUICK_TESTS := $(foreach r,$(QUICK_ROOMS),$(filter $(BUILD)/tests/$r/%,$(TESTS)))
-run-quick-tests: $(QUICK_TESTS)
-	@SMELT=$(BUILD)/smelt tests/support/run.sh -j $(JOBS) $^
+TSAN_ROOMS := base chat ckpt comm data graph infer report run token
+ROOMS_TESTS := $(foreach r,$(ROOMS),$(filter $(BUILD)/tests/$r/%,$(TESTS)))
+run-rooms: $(ROOMS_TESTS)
+	@SMELT=$(BUILD)/smelt tests/support/run.sh -j $(JOBS) $(filter $(ROOMS_TESTS),$(FIRST_TESTS)) $(filter-out $(FIRST_TESTS),$(ROOMS_TESTS))
 
 # Readers are host code: kernels, which nobody fuzzes, are linked from the ordinary library.
 FUZZ ?= $(FUZZ_ENTRIES:tests/fuzz/%.c=%)

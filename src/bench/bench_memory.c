@@ -65,7 +65,8 @@ typedef struct MemoryPart {
     int64_t lines; /* a multiple of 8 */
 } MemoryPart;
 
-#if defined __x86_64__
+/* Not under ThreadSanitizer, whose runtime starts after the resolvers of clones have run. */
+#if defined __x86_64__ && !defined __SANITIZE_THREAD__
 #define FOR_EACH_CPU __attribute__((target_clones("default", "avx2", "avx512f")))
 #else
 #define FOR_EACH_CPU

@@ -2,6 +2,7 @@
  * and a mapped file that is cut while it is read. Each is one line that says what happened, and a documented exit code. */
 #include "support/mentions.h"
 #include "support/ranks_run.h"
+#include "support/sanitized.h"
 
 /* Runs a command of the shell, $SMELT being the program, and demands its exit code and a part of its errors. */
 static void expect(const char *command, int code, const char *told) {
@@ -69,9 +70,7 @@ static ProcessResult train_within(int megabytes) {
  * threads, arenas or the scratch of a GEMM, the program says so and ends by itself. */
 static void memory_that_is_refused_is_an_error_wherever_it_is_needed(void **state) {
     (void)state;
-#ifdef __SANITIZE_ADDRESS__
-    skip(); /* it takes terabytes of addresses */
-#endif
+    if (SANITIZED) skip(); /* a sanitizer takes terabytes of addresses */
     bool starts = false, trains = false;
     int refused = 0;
     for (int megabytes = 16; !trains; megabytes += megabytes / 12) {

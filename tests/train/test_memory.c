@@ -2,6 +2,7 @@
  * control group that has room for both does not end it. */
 #include "support/files.h"
 #include "support/process.h"
+#include "support/sanitized.h"
 
 #include "base/scope.h"
 
@@ -22,9 +23,7 @@ static ProcessResult train(const char *threads, const char *run, const char *set
 
 static void a_run_stays_within_its_plan_and_what_the_process_takes(void **state) {
     (void)state;
-#ifdef __SANITIZE_ADDRESS__
-    skip(); /* its shadow is memory of the process too */
-#endif
+    if (SANITIZED) skip(); /* a sanitizer's shadow is memory of the process too */
     static const char *const threads[] = {"1", "4"};
     char text[20000];
     for (size_t i = 0; i < sizeof text; i++) text[i] = i % 80 == 79 ? '\n' : (char)('a' + i * i % 23);

@@ -55,7 +55,7 @@ static void bytes_are_recorded_too(void **state) {
     for (int i = 0; i < 2; i++) {
         SCOPED_FREE char *words = memory_format("convert %s more tokens.add=<|a|>", models[i]),
                          *told = memory_format("tokens.add=<|a|>: %s", models[i]);
-        smelt_says(ERROR_USAGE, told, words);
+        smelt_says(ERROR_USAGE, told, "%s", words);
     }
     smelt_says(ERROR_USAGE, "tokenizer=none", "convert folder more tokens.add=<|a|> tokenizer=none");
     char *settings = read_text("run/config.yaml");

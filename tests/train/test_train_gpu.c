@@ -120,7 +120,7 @@ static void a_recipe_that_the_gpu_has_no_kernel_for_is_refused(void **state) {
     const char *name = getenv("SMELT_TEST_DEVICE");
     if (!name || device_info(check_device())->fp8_mx) skip();
     SCOPED_FREE char *settings = memory_format("run=refused device=%s fp8.recipe=mxfp8 steps=1 schedule.warmup=0", name);
-    train_says(ERROR_USAGE, "GEMMs 32 gfx950 CPU", settings);
+    train_says(ERROR_USAGE, "GEMMs 32 gfx950 CPU", "%s", settings);
 }
 
 int main(void) {

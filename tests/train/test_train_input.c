@@ -7,16 +7,13 @@
 
 #include "base/scope.h"
 #include "support/mentions.h"
+#include "support/sanitized.h"
 #include "support/train_run.h"
 
 static char *plan_config; /* configs/zaya1-8b.yaml as an absolute path */
 
 /* The description of 8.8 billion parameters takes about 5 MB, the parameters alone would take 35 GB. */
-#ifdef __SANITIZE_ADDRESS__
-enum { MOST_PLAN_BYTES = 1500000000 }; /* it keeps what was freed */
-#else
-enum { MOST_PLAN_BYTES = 100000000 };
-#endif
+enum { MOST_PLAN_BYTES = SANITIZED ? 1500000000 : 100000000 }; /* a sanitizer has a shadow, and keeps what was freed */
 
 /* -- Settings ------------------------------------------------------------------------------------------------------ */
 
@@ -70,7 +67,7 @@ static void a_run_inside_its_data_is_refused_as_its_log_would_be_read(void **sta
         {"run=runs/first data.train=.", "run=runs/first"},
         {"run=texts/run data.valid=texts", "run=texts/run is inside data folder texts, "},
     };
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) train_says(ERROR_USAGE, places[i].fragment, places[i].settings);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) train_says(ERROR_USAGE, places[i].fragment, "%s", places[i].settings);
     assert_true(access("texts/run", F_OK) != 0 && access("texts/config.yaml", F_OK) != 0);
     train_good("run=texts-run data.train=texts stop_at=1");
 }
