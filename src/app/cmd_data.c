@@ -181,7 +181,8 @@ static bool run_pack(Invocation *invocation, Error *error) {
     bool good = pack_text(&pack, &result, error);
     filter_free(filter);
     if (!good) return false;
-    print_packed(options, &result, output, log_seconds() - start);
+    SCOPED_FREE char *name = memory_format("%.*s", (int)path_length(output), output); /* without slashes at its end */
+    print_packed(options, &result, name, log_seconds() - start);
     return true;
 }
 

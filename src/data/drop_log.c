@@ -60,7 +60,7 @@ static json_t *json_name(const char *text) {
 bool drop_log_add(DropLog *log, const Drop *drop, Error *error) {
     json_auto_t *entry =
         json_pack("{so sI so}", "file", json_name(drop->file), "line", (json_int_t)drop->line, "rule", json_name(drop->rule));
-    json_t *value = json_loads(drop->value, JSON_DECODE_ANY, NULL);
+    json_t *value = json_loads(drop->value, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
     json_object_set_new(entry, "value", value ? value : json_name(drop->value));
     if (drop->first_file)
         json_object_set_new(

@@ -1011,12 +1011,21 @@ static bool finish_lists(Packer *packer, Error *error) {
                dedup_write(dedup, packer->seen, packer->options.dedup == PACK_DEDUP_NEAR, &packer->files.list, error));
 }
 
+/* Removes the lists of a shard that was replaced by one without such lists. */
+static bool remove_old_lists(const Packer *packer, Error *error) {
+    SCOPED_FREE char *dropped = memory_format("%s." PACK_DROPPED, packer->train.name);
+    SCOPED_FREE char *dedup = memory_format("%s." PACK_DEDUP_NAME, packer->train.name);
+    if (in_folder(packer) || !packer->options.overwrite) return true;
+    return (packer->dropped || file_remove(dropped, error)) && (packer->options.dedup != PACK_DEDUP_NONE || file_remove(dedup, error));
+}
+
 static bool pack_all(Packer *packer, Error *error) {
     if (!list_inputs(packer, error)) return finish_without_input(packer, error);
     bool opened = resolve_format(packer, error) && open_pack_tokenizer(packer, error) && open_chat_template(packer, error) &&
                   open_output(packer, error);
     return opened && (packer->done || (read_all_inputs(packer, error) && check_result(packer, error) && finish_lists(packer, error) &&
-                                          finish_shards(packer, error) && (!in_folder(packer) || complete_folder(packer, error))));
+                                          finish_shards(packer, error) && remove_old_lists(packer, error) &&
+                                          (!in_folder(packer) || complete_folder(packer, error))));
 }
 
 bool pack_text(const PackOptions *options, PackResult *result, Error *error) {

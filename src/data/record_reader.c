@@ -360,14 +360,15 @@ static bool read_next_record(RecordReader *reader, Block *block, Error *error) {
 
 static bool named(const RecordReader *reader) { return reader->files->named[reader->at.file]; }
 
-/* Returns whether a path is a file of a token shard or of a folder of shards, including its record
- * and its tokenizer. Its bytes would pass for text, and a model would learn them. */
+/* Returns whether a path is a file of a token shard or of a folder of shards, including its record,
+ * its lists of documents and its tokenizer. Its bytes would pass for text, and a model would learn them. */
 static bool is_shard_file(const char *path, char **prefix) {
     static const struct {
         const char *suffix, *tokens; /* after PREFIX, or after the name of a folder of shards */
         bool folder;                 /* the suffix names a folder of files */
     } kinds[] = {{".bin", ".bin", false}, {".idx", ".bin", false}, {".pack.json", ".bin", false}, {"/pack.json", "/shard-00000.bin", false},
-        {".tokenizer", ".bin", true}, {"/tokenizer", "/shard-00000.bin", true}};
+        {"." PACK_DROPPED, ".bin", false}, {"/" PACK_DROPPED, "/shard-00000.bin", false}, {"." PACK_DEDUP_NAME, ".bin", false},
+        {"/" PACK_DEDUP_NAME, "/shard-00000.bin", false}, {".tokenizer", ".bin", true}, {"/tokenizer", "/shard-00000.bin", true}};
     const char *slash = strrchr(path, '/');
     SCOPED_FREE char *folder = memory_format("%.*s", slash ? (int)(slash - path) : 0, path);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {

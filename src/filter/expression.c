@@ -8,10 +8,11 @@
  *   name        = letters, digits and _ | `any characters`
  *
  * An absent field is null. Values of two kinds are different, and neither is less than the other;
- * but text that is a number compares with numbers as that number. A single operand holds if it is
+ * but text that is a decimal number compares with numbers as that number. A single operand holds if it is
  * true. The nodes of an expression refer to each other by index; a parent comes after its
  * children. */
 #include <ctype.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -231,7 +232,8 @@ Expression *expression_open(const char *text, FindName *find, void *context, Err
     ExpressionParser parser = {.own = own, .text = own->text, .find = find, .context = context, .error = error};
     int root = parse_or(&parser);
     skip_spaces(&parser);
-    if (root >= 0 && text[parser.at]) root = refuse_expression(&parser, "\"and\", \"or\" or the end is expected");
+    if (root >= 0 && text[parser.at] == '=') root = refuse_expression(&parser, "\"=\" is not a comparison: write ==");
+    else if (root >= 0 && text[parser.at]) root = refuse_expression(&parser, "\"and\", \"or\" or the end is expected");
     if (root >= 0) collect_parts(own, root);
     if (root >= 0) return own;
     expression_free(own);
@@ -267,14 +269,15 @@ typedef struct ExpressionRun {
     bool named; /* `first` is set */
 } ExpressionRun;
 
-/* Reads text that is a number and nothing else. */
+/* Reads text that is a decimal number and nothing else. */
 static bool text_number(const Content *value, double *number) {
     char copy[64], *end;
-    if (value->size == 0 || value->size >= sizeof copy || isspace((unsigned char)value->text[0])) return false;
+    if (value->size == 0 || value->size >= sizeof copy) return false;
     memcpy(copy, value->text, value->size);
     copy[value->size] = 0;
+    if (strspn(copy, "0123456789+-.eE") != value->size) return false;
     *number = strtod(copy, &end);
-    return *end == 0;
+    return *end == 0 && isfinite(*number);
 }
 
 /* Gives a text beside a number the kind of the number. */

@@ -106,11 +106,20 @@ static void add_rule(DocumentFilter *filter, char *name, const Expression *expre
     array_append(filter->rules, filter->rule_count, ((FilterRule){.name = name, .expression = expression, .part = part}));
 }
 
+/* Returns whether a rule that is not of `where` may have this name. */
+static bool is_taken(const char *name) {
+    for (int i = 0; i < named_rule_count; i++)
+        if (!strcmp(named_rules[i].name, name)) return true;
+    return !strcmp(name, "bad_words") || !strcmp(name, "decontaminate");
+}
+
 static bool add_where(DocumentFilter *filter, Error *error) {
     if (!*filter->where) return true;
     Expression *expression = add_expression(filter, filter->where, "where", error);
-    for (int part = 0; expression && part < expression_parts(expression); part++)
-        add_rule(filter, expression_part(expression, part), expression, part);
+    for (int part = 0; expression && part < expression_parts(expression); part++) {
+        SCOPED_FREE char *text = expression_part(expression, part);
+        add_rule(filter, memory_format(is_taken(text) ? "%s == true" : "%s", text), expression, part);
+    }
     return expression;
 }
 
@@ -141,6 +150,7 @@ static bool refuse_rule(const char *name, Error *error) {
 
 static bool add_named(DocumentFilter *filter, const char *name, Error *error) {
     bool found = false;
+    name += strspn(name, " ");
     for (int i = 0; i < named_rule_count; i++) {
         const NamedRule *rule = &named_rules[i];
         if (strcmp(rule->set, name) != 0 && strcmp(rule->name, name) != 0) continue;
@@ -165,7 +175,11 @@ static bool add_model(DocumentFilter *filter, const char *element, Error *error)
     size_t length = strcspn(element, ":");
     if (!element[length] || length == 0 || !element[length + 1])
         return error_set(error, ERROR_USAGE, "fasttext=%s is not NAME:FILE: give the model a name, as in lang:lid.176.bin", element);
-    ScoreModel model = {memory_format("%.*s", (int)length, element), fasttext_open(element + length + 1, error)};
+    SCOPED_FREE char *name = memory_format("%.*s", (int)length, element);
+    bool taken = !strcmp(name, "text");
+    for (size_t i = 0; i < filter->model_count; i++) taken = taken || !strcmp(filter->models[i].name, name);
+    if (taken) return error_set(error, ERROR_USAGE, "fasttext=%s: the name %s is taken: give the model another one", element, name);
+    ScoreModel model = {memory_copy_string(name), fasttext_open(element + length + 1, error)};
     array_append(filter->models, filter->model_count, model);
     return model.fasttext;
 }
@@ -269,7 +283,8 @@ static Content number_value(double number) { return (Content){CONTENT_NUMBER, nu
 static Content json_value(const json_t *json) {
     if (json_is_string(json)) return (Content){CONTENT_TEXT, 0, json_string_value(json), json_string_length(json)};
     if (json_is_boolean(json)) return (Content){CONTENT_BOOL, json_is_true(json), NULL, 0};
-    if (json_is_finite(json)) return number_value(json_finite_value(json));
+    const char *wide = json_wide_number(json);
+    if (wide || json_is_number(json)) return number_value(wide ? strtod(wide, NULL) : json_number_value(json));
     return (Content){json && !json_is_null(json) ? CONTENT_OTHER : CONTENT_NULL, 0, NULL, 0};
 }
 
@@ -303,12 +318,25 @@ static Content read_name(void *context, const FieldName *name) {
     return (Content){CONTENT_TEXT, 0, label, strlen(label)};
 }
 
+/* Makes a JSON string of at most 24 bytes, with U+FFFD for each byte that is not UTF-8. */
+static json_t *json_short_text(const char *text, size_t size) {
+    char good[3 * 24];
+    size_t used = 0;
+    for (size_t at = 0, start = 0; at < size; start = at) {
+        bool bad = utf8_character(text, size, &at) == 0xfffd;
+        size_t bytes = bad ? 3 : at - start;
+        memcpy(good + used, bad ? "\xef\xbf\xbd" : text + start, bytes);
+        used += bytes;
+    }
+    return json_stringn(good, used);
+}
+
 /* Writes a value as JSON; a text that is too long is cut between characters. */
 static void print_value(const Content *value, char to[FILTER_VALUE]) {
     static const char *const words[] = {[CONTENT_NULL] = "null", [CONTENT_OTHER] = "\"a list or an object\""};
     size_t size = value->size < 24 ? value->size : 24;
     while (size > 0 && size < value->size && ((unsigned char)value->text[size] & 0xc0) == 0x80) size--;
-    json_auto_t *json = value->kind == CONTENT_TEXT   ? json_stringn(value->text, size)
+    json_auto_t *json = value->kind == CONTENT_TEXT   ? json_short_text(value->text, size)
                         : value->kind == CONTENT_BOOL ? json_boolean(value->number != 0)
                                                       : NULL;
     SCOPED_FREE char *text = json ? json_dumps(json, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;

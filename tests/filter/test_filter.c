@@ -72,6 +72,14 @@ static void an_expression_holds_or_shows_what_it_saw(void **state) {
         {"notes == 1 and android == 2", "{\"notes\": 1, \"android\": 2}", NULL}, /* words that begin as operators do */
         {"x == 18446744073709551615", "{\"x\": 18446744073709551615}", NULL},
         {"text.words == 3 and text.characters == 14", "{}", NULL},
+        {"x >= 5", "{\"x\": \"5\\u0000x\"}", "\"5\\u0000x\""},
+        {"x >= 5", "{\"x\": \"inf\"}", "\"inf\""},
+        {"x >= 5", "{\"x\": \"0x7\"}", "\"0x7\""},
+        {"x >= 5", "{\"x\": \"+7.5e0\"}", NULL},
+        {"x >= 5", "{\"x\": Infinity}", NULL},
+        {"x >= 5", "{\"x\": -1e400}", "\"not finite\""},
+        {"x >= 5", "{\"x\": NaN}", "\"not finite\""},
+        {"x >= 5", "{\"x\": 99999999999999999999}", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *seen = judge(cases[i].where, cases[i].record, "drei W\xc3\xb6rter 12");
@@ -91,6 +99,7 @@ static void an_expression_that_is_none_is_refused_with_its_place(void **state) {
         {{"(score > 3", "", "", "", ""}, ") missing 11"},
         {{"score > 3)", "", "", "", ""}, "and or 10"},
         {{"score 3", "", "", "", ""}, "and or 7"},
+        {{"score = 3", "", "", "", ""}, "write == 7"},
         {{"lang == 'en", "", "", "", ""}, "quote"},
         {{"lang in 'en'", "", "", "", ""}, "list"},
         {{"lang in ['en'", "", "", "", ""}, "]"},
@@ -103,6 +112,7 @@ static void an_expression_that_is_none_is_refused_with_its_place(void **state) {
         {{"lang.label == 'en'", "", "", "lang", ""}, "NAME:FILE"},
         {{"lang.label == 'en'", "", "", "lang:absent.bin", ""}, "absent.bin"},
         {{"", "", "", "lang:absent.bin", ""}, "fasttext where"},
+        {{"text.words > 1", "", "", "text:absent.bin", ""}, "text taken"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         DocumentFilter *filter;
@@ -281,6 +291,28 @@ static void a_model_that_is_cut_or_changed_is_refused_or_read_in_bounds(void **s
     free(bytes);
 }
 
+static void two_models_have_two_names(void **state) {
+    (void)state;
+    SCOPED_FREE char *models = memory_format("lang:%s/tests/golden/fasttext/tree.bin,lang:other.bin", golden);
+    FilterOptions options = {"lang.score > 0", "", "", models, ""};
+    DocumentFilter *filter;
+    Error error = {0};
+    assert_false(filter_open(&options, &filter, &error));
+    assert_true(mentions(error.message, "lang:other.bin taken"));
+}
+
+static void a_field_may_have_the_name_of_a_rule(void **state) {
+    (void)state;
+    write_text("words", "bad\n");
+    DocumentFilter *filter = open_filter((FilterOptions){
+        .where = "bad_words and decontaminate and `gopher.words`", .rules = "gopher.top_2_words, gopher.words", .bad_words = "words"});
+    static const char *const names[] = {
+        "bad_words", "bad_words == true", "decontaminate == true", "`gopher.words`", "gopher.top_2_words", "gopher.words"};
+    assert_int_equal(filter_rules(filter), 6);
+    for (int i = 0; i < 6; i++) assert_string_equal(filter_rule(filter, i), names[i]);
+    filter_free(filter);
+}
+
 /* -- Packing ------------------------------------------------------------------------------------------------------------- */
 
 static PackResult pack(PackOptions options) {
@@ -333,6 +365,50 @@ static void what_is_dropped_is_listed_with_rule_and_value(void **state) {
     free(dropped);
 }
 
+static void values_that_are_not_utf8_or_have_a_nul_are_listed(void **state) {
+    (void)state;
+    static const char *const inputs[] = {"a.txt", "b.jsonl", NULL};
+    write_text("words", "w\xe9rd\n");
+    write_text("a.txt", "a good text\n%\none W\xe9rd\n");
+    write_text("b.jsonl", "{\"text\": \"w\\u0000x w\"}\n");
+    DocumentFilter *filter = open_filter((FilterOptions){.bad_words = "words"});
+    pack((PackOptions){.inputs = inputs, .output = "out", .separator = "%", .filter = filter, .invalid = PACK_INVALID_KEEP});
+    filter_free(filter);
+    char *dropped = read_dropped("out.dropped.jsonl.zst");
+    assert_string_equal(dropped, "{\"file\":\"a.txt\",\"line\":3,\"rule\":\"bad_words\",\"value\":\"W\xef\xbf\xbdrd\"}\n");
+    free(dropped);
+    filter = open_filter((FilterOptions){.where = "text == \"w\""});
+    static const char *const records[] = {"b.jsonl", "c.jsonl", NULL};
+    write_text("c.jsonl", "{\"text\": \"w\"}\n");
+    pack((PackOptions){.inputs = records, .output = "out", .filter = filter, .overwrite = true});
+    filter_free(filter);
+    dropped = read_dropped("out.dropped.jsonl.zst");
+    assert_string_equal(dropped, "{\"file\":\"b.jsonl\",\"line\":1,\"rule\":\"text == \\\"w\\\"\",\"value\":\"w\\u0000x w\"}\n");
+    free(dropped);
+}
+
+/* A second packing of a folder does not read the lists of the first, and one without rules removes them. */
+static void lists_of_documents_are_no_input_and_go_with_their_shard(void **state) {
+    (void)state;
+    static const char *const inputs[] = {"in", NULL};
+    assert_int_equal(mkdir("in", 0777), 0);
+    write_text("in/a.jsonl", "{\"text\": \"one\", \"n\": 1}\n{\"text\": \"two\", \"n\": 2}\n");
+    DocumentFilter *filter = open_filter((FilterOptions){.where = "n > 1"});
+    for (int i = 0; i < 4; i++) {
+        PackOptions options = {
+            .inputs = inputs, .output = i < 2 ? "in/out" : "in/folder", .filter = filter, .dedup = PACK_DEDUP_EXACT, .overwrite = true};
+        options.shard_tokens = i < 2 ? 0 : 100;
+        PackResult result = pack(options);
+        assert_int_equal(result.records, 2);
+        assert_int_equal(result.files, 1);
+    }
+    filter_free(filter);
+    assert_int_equal(access("in/out.dropped.jsonl.zst", F_OK) | access("in/out.dedup", F_OK), 0);
+    pack((PackOptions){.inputs = inputs, .output = "in/out", .overwrite = true});
+    assert_int_equal(access("in/out.dropped.jsonl.zst", F_OK), -1);
+    assert_int_equal(access("in/out.dedup", F_OK), -1);
+}
+
 static void parquet_and_json_lines_are_judged_alike(void **state) {
     (void)state;
     static const char *const names[] = {
@@ -382,7 +458,11 @@ int main(void) {
         IN_FOLDER(documents_with_runs_of_an_evaluation_set_are_dropped),
         cmocka_unit_test(models_score_as_the_package_of_fasttext_does),
         IN_FOLDER(a_model_that_is_cut_or_changed_is_refused_or_read_in_bounds),
+        IN_FOLDER(two_models_have_two_names),
+        IN_FOLDER(a_field_may_have_the_name_of_a_rule),
         IN_FOLDER(what_is_dropped_is_listed_with_rule_and_value),
+        IN_FOLDER(values_that_are_not_utf8_or_have_a_nul_are_listed),
+        IN_FOLDER(lists_of_documents_are_no_input_and_go_with_their_shard),
         IN_FOLDER(parquet_and_json_lines_are_judged_alike),
         IN_FOLDER(a_rule_that_cannot_be_judged_is_refused),
     };
