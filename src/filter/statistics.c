@@ -3,7 +3,8 @@
  *
  * A word is a run of characters without spaces. A line ends at a line feed, a paragraph at several.
  * Lengths are in characters. Shares are 0 for a text without words or lines. A TextStatistics owns its
- * scratch, which grows with the longest text. */
+ * scratch, which grows with the words of a text and its different runs. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +15,8 @@
 #include "filter/filter_internal.h"
 
 enum { TOP_LEAST = 2, TOP_MOST = 4, REPEATED_LEAST = 5, REPEATED_MOST = 10, SHORT_LINE = 30 };
+/* Slots for runs at first, and the most words and slots that are kept for the next text. */
+enum { FIRST_SLOTS = 1 << 12, KEPT = 1 << 20 };
 /* What is computed together. Groups from GROUP_TOP and GROUP_REPEATED on are one for each number of words. */
 typedef enum StatisticGroup {
     GROUP_SIZE,
@@ -87,17 +90,17 @@ static const struct {
     {"repeated_10_words", GROUP_REPEATED + 5},
 };
 
+/* A text has less than 4 GiB, so that 32 bits count its characters and runs. */
 typedef struct Word {
     uint64_t hash;
-    int64_t before; /* characters of the words before it */
-    int64_t characters;
+    uint32_t before; /* characters of the words before it */
+    uint32_t characters;
 } Word;
 
 /* A run of text that was seen: how often, and where first. */
 typedef struct SeenRun {
     uint64_t hash;
-    int64_t count;
-    size_t first;
+    uint32_t count, first;
 } SeenRun;
 
 struct TextStatistics {
@@ -108,8 +111,8 @@ struct TextStatistics {
     Word *words;
     size_t word_count, word_capacity;
     bool split;    /* `words` are those of the text */
-    SeenRun *seen; /* by open addressing: [slots], a power of two */
-    size_t slots, seen_capacity;
+    SeenRun *seen; /* by open addressing: [slots], a power of two, at most half full */
+    size_t slots, seen_capacity, runs;
 };
 
 int statistic_find(const char *name, size_t length) {
@@ -134,6 +137,9 @@ void statistics_free(TextStatistics *own) {
 }
 
 void statistics_start(TextStatistics *own, const char *text, size_t size) {
+    assert(size <= UINT32_MAX);
+    if (own->word_capacity > KEPT) free(own->words), own->words = NULL, own->word_capacity = 0;
+    if (own->seen_capacity > KEPT) free(own->seen), own->seen = NULL, own->seen_capacity = 0;
     own->text = text;
     own->size = size;
     own->computed = 0;
@@ -145,31 +151,49 @@ static double share(int64_t part, int64_t whole) { return whole > 0 ? (double)pa
 
 /* -- Runs that were seen ------------------------------------------------------------------------------------------------ */
 
-/* Forgets all runs, and makes room for `count`. */
+/* Forgets all runs before at most `count` others are counted. */
 static void forget_runs(TextStatistics *own, size_t count) {
     own->slots = 16;
-    while (own->slots < 2 * count) own->slots *= 2;
+    own->runs = 0;
+    while (own->slots < 2 * count && own->slots < FIRST_SLOTS) own->slots *= 2;
     array_reserve(own->seen, own->seen_capacity, own->slots);
     memset(own->seen, 0, own->slots * sizeof *own->seen);
 }
 
-/* Returns the entry of a run, which counts it; an entry with count 1 is new. */
-static SeenRun *count_run(TextStatistics *own, uint64_t hash, size_t at) {
+/* Returns the slot of a run: its own, or the empty slot for it. */
+static SeenRun *find_run(const TextStatistics *own, uint64_t hash) {
     size_t slot = hash & (own->slots - 1);
     while (own->seen[slot].count && own->seen[slot].hash != hash) slot = (slot + 1) & (own->slots - 1);
-    SeenRun *seen = &own->seen[slot];
-    if (!seen->count++) *seen = (SeenRun){hash, 1, at};
+    return &own->seen[slot];
+}
+
+static void double_slots(TextStatistics *own) {
+    SeenRun *old = own->seen;
+    size_t count = own->slots;
+    own->slots = own->seen_capacity = 2 * count;
+    own->seen = memory_allocate(own->slots * sizeof *own->seen);
+    for (size_t i = 0; i < count; i++)
+        if (old[i].count) *find_run(own, old[i].hash) = old[i];
+    free(old);
+}
+
+/* Returns the entry of a run, which counts it; an entry with count 1 is new. */
+static const SeenRun *count_run(TextStatistics *own, uint64_t hash, size_t at) {
+    if (2 * own->runs >= own->slots) double_slots(own);
+    SeenRun *seen = find_run(own, hash);
+    own->runs += !seen->count;
+    if (!seen->count++) *seen = (SeenRun){hash, 1, (uint32_t)at};
     return seen;
 }
 
 /* -- Words ------------------------------------------------------------------------------------------------------------- */
 
 static void split_words(TextStatistics *own) {
-    int64_t before = 0;
+    uint32_t before = 0;
     if (own->split) return;
     own->split = true;
     for (size_t at = 0, start; next_text_word(own->text, own->size, &at, &start);) {
-        int64_t characters = count_characters(own->text + start, at - start);
+        uint32_t characters = (uint32_t)count_characters(own->text + start, at - start);
         array_reserve(own->words, own->word_capacity, own->word_count + 1);
         own->words[own->word_count++] = (Word){XXH3_64bits(own->text + start, at - start), before, characters};
         before += characters;

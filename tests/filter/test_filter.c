@@ -158,6 +158,28 @@ static void statistics_are_those_of_the_papers(void **state) {
     statistics_free(own);
 }
 
+/* More different runs than there are slots at first. */
+static void a_long_text_has_the_runs_that_it_repeats(void **state) {
+    (void)state;
+    enum { WORDS = 20000 };
+    char *text = memory_allocate(WORDS * 2 * 8);
+    size_t used = 0, letters = 0;
+    for (int i = 0; i < 2 * WORDS; i++) {
+        int size = sprintf(text + used, "w%d ", i % WORDS);
+        letters += i < WORDS ? (size_t)size - 1 : 0;
+        used += (size_t)size;
+    }
+    TextStatistics *own = statistics_open();
+    for (int i = 0; i < 2; i++) {
+        statistics_start(own, text, used);
+        assert_true(statistics_read(own, statistic_find("top_2_words", 11)) == 10 / (double)used); /* "w0 w1", the first of all, twice */
+        assert_true(statistics_read(own, statistic_find("repeated_5_words", 16)) == (double)letters / (double)used);
+        assert_true(statistics_read(own, statistic_find("repeated_8_words", 16)) == (double)letters / (double)used);
+    }
+    statistics_free(own);
+    free(text);
+}
+
 static void named_rules_are_expressions_that_hold_for_prose(void **state) {
     (void)state;
     char value[FILTER_VALUE], *text = memory_allocate(1 << 16);
@@ -453,6 +475,7 @@ int main(void) {
         cmocka_unit_test(an_expression_holds_or_shows_what_it_saw),
         cmocka_unit_test(an_expression_that_is_none_is_refused_with_its_place),
         cmocka_unit_test(statistics_are_those_of_the_papers),
+        cmocka_unit_test(a_long_text_has_the_runs_that_it_repeats),
         cmocka_unit_test(named_rules_are_expressions_that_hold_for_prose),
         IN_FOLDER(bad_words_are_whole_words_in_either_case),
         IN_FOLDER(documents_with_runs_of_an_evaluation_set_are_dropped),
