@@ -22,7 +22,7 @@
 
 typedef struct DataOptions {
     double valid;
-    const char *separator, *tokenizer, *field, *template, *where, *rules, *bad_words, *fasttext, *decontaminate, *against;
+    const char *separator, *tokenizer, *field, *tokens, *template, *where, *rules, *bad_words, *fasttext, *decontaminate, *against;
     bool special, check, overwrite;
     int64_t vocabulary, minimum_count, shard_tokens;
     int pattern, format, invalid, dedup, turns, bos;
@@ -43,6 +43,8 @@ static const Option pack_rows[] = {
     REAL_OPTION(valid, "0", 0, 0.5, "",
         "fraction of each file for validation: written to OUTPUT-valid, and the rest to OUTPUT-train; 0: all to OUTPUT"),
     RECORD_ROWS(PACK_FORMATS),
+    STRING_OPTION(
+        tokens, "", "", "JSON lines and Parquet: name of a field or column with lists of token ids of tokenizer=, in place of text"),
     STRING_OPTION(tokenizer, "", "",
         "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: tokens are bytes", .path = true),
     BOOL_OPTION(special, "false",
@@ -133,8 +135,12 @@ static void print_packed(const DataOptions *options, const PackResult *result, c
     printf(": %" PRId64 " file%s, %" PRId64 " %s%s%s\n", result->files, plural(result->files), result->documents,
         pairs ? "pair" : "document", plural(result->documents), split && !pairs ? " (a divided one counts twice)" : "");
     print_lengths(result, pairs);
-    printf("%" PRId64 " tokens of %.2f bytes; %" PRId64 " document%s with the text of an earlier one", tokens,
-        (double)result->text_bytes / (double)tokens, result->duplicates, plural(result->duplicates));
+    if (*options->tokens)
+        printf("%" PRId64 " tokens as given; %" PRId64 " document%s with the tokens of an earlier one", tokens, result->duplicates,
+            plural(result->duplicates));
+    else
+        printf("%" PRId64 " tokens of %.2f bytes; %" PRId64 " document%s with the text of an earlier one", tokens,
+            (double)result->text_bytes / (double)tokens, result->duplicates, plural(result->duplicates));
     if (options->dedup == PACK_DEDUP_NEAR) printf(", %" PRId64 " with most of the text of one", result->near);
     printf("%s\n", result->left_out ? ", left out" : "");
     print_bad(result);
@@ -165,6 +171,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
         .separator = options->separator,
         .tokenizer = options->tokenizer,
         .field = options->field,
+        .tokens = options->tokens,
         .format = (PackFormat)options->format,
         .template = options->template,
         .turns = (ChatTurns)options->turns,

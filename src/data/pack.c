@@ -619,12 +619,28 @@ static bool check_idle_pack_options(const PackOptions *options, Error *error) {
                         chat ? "another format=" : "format=chat or preference");
 }
 
+/* Checks the settings beside a field of tokens. */
+static bool check_tokens(const PackOptions *options, Error *error) {
+    if (!options->tokens || !*options->tokens) return true;
+    bool text = options->filter && filter_reads_text(options->filter);
+    const char *idle = pack_is_chat(options->format)                      ? "format"
+                       : options->field && strcmp(options->field, "text") ? "field"
+                       : *options->separator                              ? "separator"
+                       : options->dedup == PACK_DEDUP_NEAR                ? "dedup=near"
+                       : text                                             ? "a rule over texts"
+                                                                          : NULL;
+    if (idle) return error_set(error, ERROR_USAGE, "%s is for text, but tokens=%s has token ids: omit one of them", idle, options->tokens);
+    return (options->tokenizer && *options->tokenizer) ||
+           error_set(error, ERROR_USAGE, "tokens=%s has token ids: set tokenizer= to the tokenizer that made them", options->tokens);
+}
+
 static bool check_pack_options(const PackOptions *options, Error *error) {
     if (options->format != PACK_AUTO && !check_idle_pack_options(options, error)) return false;
     if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
         return error_set(error, ERROR_USAGE, "valid=%g must be 0 to 0.5, the validation part of each file", options->valid_fraction);
     if (options->against && *options->against && options->dedup == PACK_DEDUP_NONE)
         return error_set(error, ERROR_USAGE, "against compares documents with those of other packings: set dedup=exact or near too");
+    if (!check_tokens(options, error)) return false;
     if (strpbrk(options->separator, "\r\n"))
         return error_set(error, ERROR_USAGE, "separator contains a line end but must be the text of one line: remove the line end");
     for (const char *const *input = options->inputs; *input; input++)
@@ -686,6 +702,8 @@ static Packer *packer_open(const PackOptions *options, TokenizerTrainer *trainer
     bool split = options->valid_fraction > 0;
     packer->options = *options;
     if (!options->field) packer->options.field = "text";
+    if (options->tokens && !*options->tokens) packer->options.tokens = NULL;
+    if (packer->options.tokens) packer->options.format = PACK_JSON;
     packer->trainer = trainer;
     packer->lock = packer->next_lock = -1;
     packer->train.name = memory_format("%.*s%s", (int)path_length(options->output), options->output, split ? "-train" : "");
@@ -882,9 +900,16 @@ static void warn_of_lost(const PackResult *result) {
 }
 
 static bool read_all_inputs(Packer *packer, Error *error) {
-    packer->pipeline =
-        (PipelineOptions){packer->options.field, packer->options.invalid, packer->tokenizer, packer->options.special, packer->trainer,
-            packer->options.dedup == PACK_DEDUP_NEAR, packer->chat, packer->options.format == PACK_PREFERENCE, packer->options.filter};
+    packer->pipeline = (PipelineOptions){.field = packer->options.field,
+        .tokens = packer->options.tokens,
+        .invalid = packer->options.invalid,
+        .tokenizer = packer->tokenizer,
+        .special = packer->options.special,
+        .text_only = packer->trainer,
+        .near = packer->options.dedup == PACK_DEDUP_NEAR,
+        .chat = packer->chat,
+        .pairs = packer->options.format == PACK_PREFERENCE,
+        .filter = packer->options.filter};
     packer->last_file = packer->report.position.file - (packer->report.position.byte == 0);
     packer->reader = record_reader_open(&packer->options, &packer->files, pipeline_cut, &packer->pipeline, packer->report.position);
     bool good = pipeline_run(&packer->pipeline, packer->reader, take_block, packer, error);
@@ -923,8 +948,9 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
             pairs ? "preference pair" : "conversation", note_first_bad(packer, none, NULL));
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_FIELD])
         return error_set(error, ERROR_DATA,
-            "no record of %s has text in the field %s: name the field with text, as field=NAME of smelt data pack", options->inputs[0],
-            note_first_bad(packer, PACK_BAD_FIELD, NULL));
+            options->tokens ? "no record of %s has tokens in the field %s: name the field with tokens, as tokens=NAME of smelt data pack"
+                            : "no record of %s has text in the field %s: name the field with text, as field=NAME of smelt data pack",
+            options->inputs[0], note_first_bad(packer, PACK_BAD_FIELD, NULL));
     if (bad > 0 && bad == packer->report.result.bad[PACK_BAD_JSON])
         return error_set(
             error, ERROR_DATA, "no line of %s is a JSON record: %s", options->inputs[0], note_first_bad(packer, PACK_BAD_JSON, NULL));

@@ -62,6 +62,7 @@ typedef struct PackOptions {
     const char *separator; /* for text. "": one document per file; otherwise a line equal to it ends a document ("%" for fortunes) */
     const char *tokenizer; /* as for tokenizer_open; "" or NULL: the built-in byte tokenizer */
     const char *field;     /* for JSON lines and tables: the name of the text field; NULL: "text" */
+    const char *tokens;    /* for JSON lines and Parquet: the name of the field with lists of token ids, in place of text; NULL: none */
     PackFormat format;
     const char *template; /* for conversations, as in ChatOptions; NULL: the tokenizer's */
     ChatTurns turns;

@@ -212,6 +212,8 @@ void block_read_page(Block *block, ParquetValues *values, const char *field);
 
 /* Records a fault. Returns false. */
 bool record_mark(Record *record, PackBad bad, const char *what);
+/* The same for an object without the field; names those that it has. */
+bool record_mark_missing(Record *record, const json_t *object, const char *field);
 bool record_mark_json(Record *record, const char *fault); /* for a list, `what` says what to do; otherwise it is `fault` */
 enum { RECORD_LIMIT = 1 << 26 /* bytes of a JSON line, and of a document that is judged as a whole */ };
 /* Makes `record` a document: extracts the text of a row, and of JSON unless `field` is NULL, and
@@ -223,7 +225,7 @@ void record_text(Record *record, char *block_text, const char *field, PackInvali
 /* -- All cores (pipeline.c) ------------------------------------------------------------------------------------------ */
 
 typedef struct PipelineOptions {
-    const char *field;
+    const char *field, *tokens; /* as in PackOptions */
     PackInvalid invalid;
     const Tokenizer *tokenizer;   /* NULL: tokens are bytes */
     bool special;                 /* match special tokens in the text */

@@ -137,6 +137,7 @@ static json_t *describe_settings(const PackReport *report, const PackOptions *op
         "invalid", choice_text(PACK_INVALIDS, (int)options->invalid), "dedup", choice_text(PACK_DEDUPS, (int)options->dedup), "special",
         options->special, "bos", report->bos, "shard_tokens", (json_int_t)options->shard_tokens, "chat",
         report->chat ? json_sprintf("xxh3 %016" PRIx64, report->chat) : json_null());
+    if (options->tokens) json_object_set_new(settings, "tokens", json_text(options->tokens));
     if (options->filter) json_object_set_new(settings, "filter", filter_describe(options->filter));
     if (pack_logs_drops(options)) json_object_set_new(settings, "dropped", json_string(PACK_DROPPED));
     if (report->against) json_object_set_new(settings, "against", json_sprintf("xxh3 %016" PRIx64, report->against));

@@ -79,6 +79,13 @@ static bool take_chat_columns(RowReader *reader, Error *error) {
     return true;
 }
 
+/* Takes the column with lists of token ids. */
+static bool take_token_column(RowReader *reader, const char *name, Error *error) {
+    const ParquetNode *node = parquet_find(reader->file, name);
+    SCOPED_FREE char *missing = memory_format("the column %s", name);
+    return node ? take_column(reader, node, error) : refuse_columns(reader, missing, "name one of them in tokens=", error);
+}
+
 /* Takes the columns that rules of a filter read. */
 static bool take_rule_columns(RowReader *reader, Error *error) {
     for (size_t i = 0; reader->filter && i < filter_field_count(reader->filter); i++) {
@@ -283,11 +290,17 @@ RowReader *row_reader_open(const PackOptions *options, const char *path, int64_t
     }
     RowReader *reader = memory_allocate(sizeof *reader);
     bool chat = pack_is_chat(options->format), fields = options->filter && filter_field_count(options->filter) > 0;
-    *reader = (RowReader){
-        .field = options->field, .filter = options->filter, .json_rows = chat || fields, .group = -1, .file = parquet_open(path, error)};
+    *reader = (RowReader){.field = options->field,
+        .filter = options->filter,
+        .json_rows = chat || fields || options->tokens,
+        .group = -1,
+        .file = parquet_open(path, error)};
     file_kind(path, &reader->bytes);
-    if (reader->file && (chat ? take_chat_columns(reader, error) : take_text_column(reader, error)) && take_rule_columns(reader, error) &&
-        go_to(reader, row, error))
+    if (reader->file &&
+        (options->tokens ? take_token_column(reader, options->tokens, error)
+            : chat       ? take_chat_columns(reader, error)
+                         : take_text_column(reader, error)) &&
+        take_rule_columns(reader, error) && go_to(reader, row, error))
         return reader;
     row_reader_close(reader);
     return NULL;

@@ -3,7 +3,9 @@
  * output does not depend on the number of threads. Blocks circulate in a ring, which bounds the
  * memory; a Pipeline owns it while it runs. A failure of any thread ends all of them; the failure
  * of the earliest block is reported. */
+#include <inttypes.h>
 #include <omp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -173,6 +175,43 @@ static void encode_chat(const PipelineOptions *options, Encoders *encoders, Bloc
     }
 }
 
+/* Appends the tokens of a list. Returns false if an element is none of the vocabulary's. */
+static bool append_list(const PipelineOptions *options, const json_t *list, Block *block, Record *record) {
+    char what[sizeof record->what];
+    size_t at;
+    const json_t *each;
+    int64_t vocabulary = tokenizer_vocabulary(options->tokenizer);
+    array_reserve(block->ids.items, block->ids.capacity, block->ids.count + json_array_size(list) + 1);
+    json_array_foreach(list, at, each) {
+        int64_t id = json_is_integer(each) ? json_integer_value(each) : -1;
+        snprintf(what, sizeof what, "element %zu of %s is no token of the tokenizer, which has %" PRId64, at, options->tokens, vocabulary);
+        if (id < 0 || id >= vocabulary) return record_mark(record, PACK_BAD_FIELD, what);
+        block->ids.items[block->ids.count++] = (int32_t)id;
+    }
+    return true;
+}
+
+/* Takes the tokens of a record as they are; the end token follows unless it is there. */
+static void encode_list(const PipelineOptions *options, Encoders *encoders, Block *block, Record *record) {
+    Error error = {0};
+    int32_t end = tokenizer_end_of_text(options->tokenizer);
+    json_auto_t *json = record->json ? json_parse(record->text, record->text_size, 0, &error) : NULL;
+    const json_t *list = json_object_get(json, options->tokens);
+    record->text_size = 0;
+    record->ids = block->ids.count;
+    if (!record->json) record->fatal = !record_mark(record, PACK_BAD_FIELD, "tokens= reads JSON lines and Parquet, but the file has text");
+    else if (!json_is_object(json)) record_mark_json(record, json ? "not an object" : error.message);
+    else if (!json_is_array(list)) record_mark_missing(record, json, options->tokens);
+    else if (json_array_size(list) == 0) record_mark(record, PACK_BAD_EMPTY, options->tokens);
+    else if (encoders->judge && !judge_record(options, encoders->judge, record, json)) return;
+    else if (append_list(options, list, block, record)) {
+        if (block->ids.items[block->ids.count - 1] != end) token_ids_append(&block->ids, end);
+        record->id_count = block->ids.count - record->ids;
+        record->text_size = record->id_count;
+        record->hash = XXH3_64bits(block->ids.items + record->ids, record->id_count * sizeof *block->ids.items);
+    } else block->ids.count = record->ids;
+}
+
 /* Computes the hash and keys that identify a document's text. */
 static void mark_record(const PipelineOptions *options, Record *record) {
     if (!record->first || !record->last) return;
@@ -188,12 +227,14 @@ static void encode_block(const PipelineOptions *options, Encoders *encoders, Blo
     for (size_t i = 0; i < block->count && good; i++) {
         Record *record = &block->records[i];
         json_auto_t *object = NULL;
-        record_text(record, block->text, options->chat ? NULL : options->field, options->invalid, encoders->judge ? &object : NULL);
+        record_text(record, block->text, options->chat || options->tokens ? NULL : options->field, options->invalid,
+            encoders->judge ? &object : NULL);
         bool lost = record->text_size == 0 && !(record->last && !record->first);
         mark_record(options, record);
-        if (!lost && encoders->judge && !options->chat) lost = !judge_record(options, encoders->judge, record, object);
+        if (!lost && encoders->judge && !options->chat && !options->tokens) lost = !judge_record(options, encoders->judge, record, object);
         if (lost) record->text_size = 0;
         else if (options->chat) encode_chat(options, encoders, block, record);
+        else if (options->tokens) encode_list(options, encoders, block, record);
         else if (!options->text_only) good = encode_record(options, encoders->text, block, record);
     }
 }

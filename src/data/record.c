@@ -100,7 +100,7 @@ static const char *find_turns(const json_t *object) {
 }
 
 /* Names the existing fields, because the text often has another name than the requested one. */
-static bool mark_missing(Record *record, const json_t *object, const char *field) {
+bool record_mark_missing(Record *record, const json_t *object, const char *field) {
     char what[sizeof record->what];
     size_t used = (size_t)snprintf(what, sizeof what, "%s; it has ", field);
     const char *name;
@@ -121,7 +121,7 @@ static bool take_field(Record *record, char *place, const char *field, json_t **
     json_auto_t *object = json_parse(record->text, record->text_size, 0, &fault);
     const json_t *text = json_object_get(object, field);
     if (!json_is_object(object)) return record_mark_json(record, object ? "not an object" : fault.message);
-    if (!text) return mark_missing(record, object, field);
+    if (!text) return record_mark_missing(record, object, field);
     if (!json_is_string(text)) return record_mark(record, PACK_BAD_FIELD, "it is not a string");
     record->text_size = json_string_length(text);
     memcpy(place, json_string_value(text), record->text_size);

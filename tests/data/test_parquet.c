@@ -532,9 +532,41 @@ static void a_page_of_few_bytes_and_many_texts_is_read_in_parts(void **state) {
     pack_files_free(&files);
 }
 
+static void lists_of_tokens_are_packed_as_they_are(void **state) {
+    (void)state;
+    size_t sizes[2];
+    unsigned char *bytes[2];
+    SCOPED_FREE char *tokenizer = memory_format("%s/../tokenizers/gpt2.json", golden);
+    for (int i = 0; i < 2; i++) {
+        SCOPED_FREE char *rows = memory_format("%s/../token_lists/rows.%s", golden, i ? "parquet" : "jsonl");
+        PackResult result;
+        Error error = {0};
+        PackOptions options = {.inputs = (const char *[]){rows, NULL},
+            .output = "out",
+            .separator = "",
+            .tokens = "input_ids",
+            .tokenizer = tokenizer,
+            .overwrite = true};
+        if (!pack_text(&options, &result, &error)) fail_msg("%s", error.message);
+        assert_int_equal(result.records, 61);
+        assert_int_equal(result.documents, 48); /* rows of 1 to 10 ids; 7 are null, 5 empty, and one has an id above the vocabulary */
+        assert_int_equal(result.bad[PACK_BAD_FIELD], 8);
+        assert_int_equal(result.bad[PACK_BAD_EMPTY], 5);
+        bytes[i] = read_bytes("out.bin", &sizes[i]);
+        options.tokenizer = "";
+        assert_false(pack_text(&options, &result, &error));
+        assert_true(mentions(error.message, "tokens=input_ids tokenizer="));
+    }
+    assert_int_equal(sizes[0], sizes[1]);
+    assert_memory_equal(bytes[0], bytes[1], sizes[0]);
+    free(bytes[0]);
+    free(bytes[1]);
+}
+
 int main(void) {
     if (!realpath("tests/golden/parquet", golden)) return 1;
     const struct CMUnitTest tests[] = {
+        IN_FOLDER(lists_of_tokens_are_packed_as_they_are),
         IN_FOLDER(rows_give_the_shard_of_their_json_lines),
         IN_FOLDER(columns_that_are_not_read_are_refused_by_name),
         IN_FOLDER(files_of_a_folder_are_taken_or_left_out_by_reason),

@@ -40,6 +40,9 @@ def refused(name, table, **options):
     pq.write_table(table, os.path.join(ROOT, "refused", name + ".parquet"), **{"store_schema": False} | options)
 
 
+LISTS = [{"id": i, "input_ids": [(i * 7 + j * j) % 256 for j in range(i % 11)] if i % 9 else None, "mask": [1] * (i % 3)} for i in range(60)] + [{"id": 60, "input_ids": [1, 99999], "mask": []}]
+
+
 def main():
     os.makedirs(os.path.join(ROOT, "refused"), exist_ok=True)
     lines("texts.jsonl", TEXTS)
@@ -61,6 +64,11 @@ def main():
     chats("deltas", use_dictionary=False, compression="zstd", column_encoding={"messages.list.element.tool_calls.list.element.function.arguments.days": "DELTA_BINARY_PACKED",
                                                                                "messages.list.element.content": "DELTA_BYTE_ARRAY", "label": "RLE"})
     polars.DataFrame(CHATS).write_parquet(f"{ROOT}/chats-polars.parquet", compression="gzip", row_group_size=9)
+    lists = os.path.join(ROOT, "..", "token_lists")
+    os.makedirs(lists, exist_ok=True)
+    with open(os.path.join(lists, "rows.jsonl"), "w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in LISTS)
+    pq.write_table(pa.Table.from_pylist(LISTS), os.path.join(lists, "rows.parquet"), row_group_size=17, data_page_size=64, write_batch_size=3, compression="zstd")
     refused("text is a list", pa.table({"text": [["a"], ["b"]]}))
     refused("text is a struct", pa.table({"text": [{"a": "b"}]}))
     refused("text is a number", pa.table({"text": [1, 2]}))
