@@ -125,12 +125,14 @@ static bool take_dedup(DedupAgainst *against, const FileMap *map, const DedupTra
 }
 
 static bool read_dedup(DedupAgainst *against, const char *packing, bool near, HashSet *seen, Error *error) {
-    SCOPED_FREE char *path = find_dedup(packing);
+    SCOPED_FREE char *path = find_dedup(packing), *own = find_dedup(against->output);
     SCOPED(file_unmap) FileMap map = {0};
     DedupTrailer trailer = {0};
     if (!path)
         return error_set(
             error, ERROR_USAGE, "against: %s was not packed with dedup=, which leaves the hashes of its documents: pack it again", packing);
+    if (own && file_same(path, own))
+        return error_set(error, ERROR_USAGE, "against: %s is OUTPUT, whose documents would all be dropped: name other packings", packing);
     if (!file_map(&map, path, error) || !check_dedup(&map, path, &trailer, error)) return error_recode(error, ERROR_DATA);
     if (near && !trailer.near)
         return error_set(

@@ -825,6 +825,7 @@ static bool open_output(Packer *packer, Error *error) {
     packer->places = pack_logs_drops(&packer->options);
     packer->seen = hash_set_open(in_folder(packer) ? packer->train.name : *beside ? beside : ".", packer->places);
     packer->against.first_file = packer->files.list.count;
+    packer->against.output = packer->train.name;
     if (packer->options.against &&
         !dedup_read(&packer->against, packer->options.against, packer->options.dedup == PACK_DEDUP_NEAR, packer->seen, error))
         return false;

@@ -273,6 +273,7 @@ static const uint64_t PLACE_LINES = (1ull << PLACE_LINE_BITS) - 1, PLACE_FILES =
 /* What other packings have. */
 typedef struct DedupAgainst {
     uint64_t first_file; /* their files have the numbers after these */
+    const char *output;  /* the name of this packing, which is none of them; borrowed */
     FileList names;      /* of their files */
     uint64_t identity;   /* of their hashes */
 } DedupAgainst;

@@ -78,6 +78,8 @@ static void what_another_packing_cannot_say_is_refused(void **state) {
     assert_refused(
         (PackOptions){.inputs = b, .output = "out", .dedup = PACK_DEDUP_NEAR, .against = "exact"}, ERROR_USAGE, "exact dedup=near");
     assert_refused((PackOptions){.inputs = b, .output = "out", .against = "exact"}, ERROR_USAGE, "dedup=exact");
+    assert_refused((PackOptions){.inputs = a, .output = "exact", .dedup = PACK_DEDUP_EXACT, .against = "./exact", .overwrite = true},
+        ERROR_USAGE, "./exact is OUTPUT");
     size_t size;
     unsigned char *bytes = read_bytes("exact.dedup", &size);
     for (size_t i = 0; i < 60; i++) { /* each change of a byte, and each cut, is found */
