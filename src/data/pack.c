@@ -328,6 +328,15 @@ static bool begin_or_resume(Packer *packer, bool *resume, Error *error) {
            write_pack_tokenizer(packer, &packer->valid, error);
 }
 
+/* Refuses to continue without what the record says of a list. */
+static bool check_list(const char *path, int64_t bytes, Error *error) {
+    int64_t size;
+    file_kind(path, &size);
+    return size >= bytes ||
+           error_set(error, ERROR_DATA,
+               "%s lost some of the %" PRId64 " bytes that were written: restore it, or remove its folder to start over", path, bytes);
+}
+
 static bool open_folder(Packer *packer, Error *error) {
     bool ended, resume;
     if (!file_make_folder(packer->train.name, error)) return error_recode(error, ERROR_USAGE);
@@ -341,11 +350,13 @@ static bool open_folder(Packer *packer, Error *error) {
     for (const PackPart *const *part = (const PackPart *const[]){&packer->train, &packer->valid, NULL}; *part; part++)
         if ((*part)->name) file_remove_partials((*part)->place, "", NULL);
     SCOPED_FREE char *hashes = part_path(&packer->train, "hashes");
-    if (!file_open_append(&packer->hashes, hashes, false, error) ||
-        !file_truncate(&packer->hashes, packer->report.hashes * (int64_t)sizeof(uint64_t), error))
+    int64_t bytes = packer->report.hashes * (int64_t)sizeof(uint64_t);
+    if (!check_list(hashes, bytes, error) || !file_open_append(&packer->hashes, hashes, false, error) ||
+        !file_truncate(&packer->hashes, bytes, error))
         return false;
     SCOPED_FREE char *dropped = part_path(&packer->train, PACK_DROPPED);
-    if (pack_logs_drops(&packer->options) && !(packer->dropped = drop_log_append(dropped, packer->report.dropped_bytes, error)))
+    if (pack_logs_drops(&packer->options) && !(check_list(dropped, packer->report.dropped_bytes, error) &&
+                                                 (packer->dropped = drop_log_append(dropped, packer->report.dropped_bytes, error))))
         return false;
     if (resume) log_info("continuing %s after %" PRId64 " finished shards", packer->train.place, packer->report.result.shards);
     return read_hashes(packer, error);

@@ -223,6 +223,22 @@ static void what_differs_from_the_packing_that_was_killed_is_named(void **state)
     assert_false(pack(options).resumed);
 }
 
+static void a_list_that_a_killed_packing_lost_is_missed(void **state) {
+    (void)state;
+    static const char *const lists[] = {"hit-train/dropped.jsonl.zst", "hit-train/hashes"};
+    write_inputs(20000);
+    for (int tries = 0; access("hit-train/shard-00001.idx", F_OK) != 0; tries++) assert_true(kill_packing(0.01 * tries));
+    for (int i = 0; i < 2; i++) {
+        size_t size;
+        unsigned char *bytes = read_bytes(lists[i], &size);
+        write_bytes(lists[i], bytes, 1);
+        assert_refused(options_of("hit"), ERROR_DATA, lists[i]);
+        write_bytes(lists[i], bytes, size);
+        free(bytes);
+    }
+    assert_true(pack(options_of("hit")).resumed);
+}
+
 static void one_shard_leaves_nothing_of_a_killed_packing(void **state) {
     (void)state;
     write_text("in", "text");
@@ -401,6 +417,7 @@ int main(void) {
         IN_FOLDER(a_shard_and_a_folder_of_shards_never_share_a_name),
         IN_FOLDER(a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_does),
         IN_FOLDER(what_differs_from_the_packing_that_was_killed_is_named),
+        IN_FOLDER(a_list_that_a_killed_packing_lost_is_missed),
         IN_FOLDER(one_shard_leaves_nothing_of_a_killed_packing),
         IN_FOLDER(one_shard_killed_at_any_call_is_made_by_the_same_command),
         IN_FOLDER(both_parts_of_a_split_are_made_after_a_kill),
