@@ -55,7 +55,8 @@ static const ChatTemplate *template_for(const Chat *chat, const json_t *tools) {
 
 static bool refuse_without_template(Error *error) {
     return error_set(error, ERROR_USAGE,
-        "the model has no chat template: set template=FILE, or template=chatml for the built-in one, in smelt data pack or smelt chat");
+        "the model has no chat template: set template=FILE, or template=chatml for the built-in one, in smelt data pack or smelt chat; "
+        "data.template=chatml in training");
 }
 
 /* Renders the first `count` messages of a record; with `answer`, adds the answer header. */

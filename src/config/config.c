@@ -117,6 +117,9 @@ static const Option rows[] = {
         "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: the tokenizer of the token shards "
         "or of init, else bytes; none: unknown",
         PATH),
+    STRING_OPTION(data.template, "", "",
+        "chat template of conversations and pairs that the run packs: a file, or chatml; empty: the one of data.tokenizer or of the model",
+        PATH),
     BOOL_OPTION(data.special, "false",
         "parse special tokens spelled out in text; false: treat them as ordinary text, so that text cannot end a document"),
     CHOICE_OPTION(data.bos, "auto", "auto|true|false",

@@ -138,7 +138,7 @@ typedef struct ScheduleConfig {
 /* How documents become sequences: cut from one stream, or packed by best fit (data.h). */
 typedef enum DataPacking { PACKING_CUT, PACKING_BEST_FIT } DataPacking;
 typedef struct DataConfig {
-    const char *train, *valid, *separator, *tokenizer, *cache;
+    const char *train, *valid, *separator, *tokenizer, *template, *cache;
     double valid_fraction, patience;
     int64_t length, cache_mib;
     int packing; /* DataPacking */

@@ -124,6 +124,8 @@ static const Need rows[] = {
     {"data.separator", TEXT_ONLY, is_text, REFUSE},
     {"data.separator", "text that the run packs", packs, START},
     {"data.tokenizer", TEXT_ONLY, is_text, REFUSE},
+    {"data.template", TEXT_ONLY, is_text, REFUSE},
+    {"data.template", "conversations or pairs of answers that the run packs", packs, START},
     {"data.bos", TEXT_ONLY, is_text, REFUSE},
     {"data.special", TEXT_ONLY, is_text, REFUSE},
     {"data.special", "text that the run packs with a tokenizer other than bytes", packs_by_tokenizer, START},

@@ -148,6 +148,7 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
         .valid_fraction = valid_fraction,
         .separator = config->data.separator,
         .tokenizer = config->data.tokenizer,
+        .template = config->data.template,
         .special = config->data.special,
         .overwrite = true,
         .bos = (TokenizerBos)config->data.bos};
