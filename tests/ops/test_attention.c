@@ -507,6 +507,16 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
         {1, {{2, 1, 64, 64}, 400, {.scale = 1}}, 0}, /* maxima grow by far more than 2^8 from tile to tile */
         {1, {{2, 1, 128, 128}, 400, {.scale = 0.7}}, 0},
         {1, {{2, 1, 256, 256}, 300, {.scale = 0.5}}, 0},
+        {2, {{4, 2, 32, 32}, 140, {.cap = 3, .sinks = 1}}, 50}, /* soft-caps and sinks, of every width */
+        {1, {{4, 2, 64, 64}, 300, {100, .cap = 4}}, 0},
+        {1, {{2, 1, 64, 64}, 200, {.cap = 4, .alibi = 8, .sinks = 1}}, 70},
+        {1, {{4, 2, 128, 128}, 300, {.scale = 0.3, .cap = 5, .sinks = 1}}, 130},
+        {1, {{2, 1, 128, 128}, 200, {60, .cap = 5, .alibi = 8}}, 0},
+        {1, {{2, 1, 256, 256}, 200, {130, .cap = 50, .sinks = 1}}, 0},
+        {1, {{2, 1, 200, 200}, 140, {.cap = 2}}, 0},
+        {2, {{8, 2, 64, 64}, 300, {128, .sinks = 1}}, 0},
+        {1, {{3, 1, 17, 17}, 90, {.cap = 2, .sinks = 1}}, 0},
+        {1, {{2, 2, 64, 64}, 140, {.cap = 3}, .bidirectional = true}, 75},
     };
     for (size_t i = 0; i < COUNT(longer); i++) {
         int32_t *positions = make_positions(&longer[i]);
@@ -861,6 +871,8 @@ static void a_rank_of_context_agrees_on_a_gpu_over_many_tiles(void **state) {
         {{1, {{4, 2, 128, 128}, 1200, {200, .alibi = 8}}, 0}, 4, 2, 1},
         {{1, {{4, 2, 96, 96}, 600, {200}}, 250}, 3, 2, 1},
         {{8, {{12, 12, 64, 64}, 512}, 100}, 2, 1, 1}, /* more blocks of keys than processors */
+        {{1, {{4, 2, 64, 64}, 512, {.cap = 4, .sinks = 1}}, 100}, 2, 1, 0},
+        {{1, {{2, 1, 128, 128}, 512, {.sinks = 1}}, 0}, 2, 0, 1}, /* half the queries see only a sink */
     };
     for (size_t i = 0; i < COUNT(longer); i++) check_over(&longer[i]);
 }
@@ -1117,7 +1129,8 @@ static void build_decoded(Check *check, const void *argument) {
     TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "cache");
     for (int64_t part = 0; part < 2; part++) {
         int64_t rows = part ? s->sequences : s->spec.length;
-        AttentionSpec spec = s->spec;
+        AttentionSpec spec = part ? checked_spec(check, s) : s->spec;
+        if (!part) spec.scores.sinks = TENSOR_NONE;
         spec.length = rows;
         if (!part) spec.scores.window = 1;
         TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&spec.heads)}, 0, 1);
@@ -1146,6 +1159,13 @@ static void new_rows_agree_over_a_long_cache(void **state) {
         {1, {{2, 2, 32, 32}, 30}, 1},
         {70, {{4, 1, 64, 64}, 500, {.scale = 0.4}}, 0},
         {40, {{4, 2, 64, 64}, 600, {.scale = 0.4}}, 2},
+        {1, {{8, 2, 64, 64}, 300, {.cap = 3, .sinks = 1}}, 0},
+        {1, {{8, 2, 64, 64}, 300, {.sinks = 1}}, 1},
+        {2, {{4, 2, 32, 32}, 200, {.cap = 3, .sinks = 1}}, 2},
+        {3, {{4, 1, 128, 128}, 200, {100, .cap = 4}}, 0},
+        {1, {{2, 1, 256, 256}, 200, {.cap = 5, .sinks = 1}}, 0},
+        {70, {{4, 1, 64, 64}, 300, {.cap = 4, .sinks = 1}}, 0},
+        {150, {{8, 8, 16, 16}, 100, {.sinks = 1}}, 0}, /* so many rows that keys are not cut */
     };
     for (size_t i = 0; i < COUNT(decoded); i++) check_op(build_decoded, &decoded[i], (CheckBounds){.forward_only = true});
 }

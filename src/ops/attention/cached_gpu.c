@@ -31,6 +31,7 @@ typedef struct AttentionAppend {
  * The joined result goes to `out`, or to `part` (op_attention_part) if that is not NULL. */
 typedef struct AttentionJoin {
     GLOBAL const float *outs, *sums;
+    GLOBAL const float *sinks; /* of the heads, which the result counts; NULL: none */
     int64_t part_of_outs, row_of_outs, part_of_sums, row_of_sums;
     GLOBAL bf16 *out;
     GLOBAL float *part;
@@ -112,7 +113,7 @@ INLINE void join_waves(
 }
 
 /* Runs the forward pass of a block over its chunk of keys; the waves take its tiles in turn. */
-INLINE void attend_few(const AttentionForward *f, const int width, const int waves) {
+INLINE void attend_few(const AttentionForward *f, const int width, const int waves, const bool capped) {
     const int step = waves * FEW_KEYS, size = FEW_KEYS * width, tiles = few_tiles(WAVE);
     const Attention *a = &f->attention;
     const AttentionPlace place = place_of_block(a, FEW_ROWS, 1);
@@ -147,6 +148,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
         stage_begin(&keys_stage, next, width, FEW_KEYS, WAVE, &keys_source);
         Accumulator scores;
         compute_scores(&scores, 1, FEW_ROWS, queries, NULL, keys, width);
+        if (capped) attention_cap_scores(&scores, 1, FEW_ROWS, a);
         wave_barrier();
         columns_end(&values_stage, values, width, FEW_KEYS, WAVE, &values_source, 1);
         wave_barrier();
@@ -165,19 +167,19 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
     join_waves(f, &place, &softmax, out, width, waves);
 }
 
-KERNEL(attention_few_32, AttentionForward) {
-    WAVE_BOUNDS(256, PLACES);
-    attend_few(&a, 32, few_waves(32));
-}
-KERNEL(attention_few_64, AttentionForward) {
-    WAVE_BOUNDS(256, PLACES);
-    attend_few(&a, 64, few_waves(64));
-}
-KERNEL(attention_few_128, AttentionForward) {
-    WAVE_BOUNDS(256, PLACES);
-    attend_few(&a, 128, few_waves(128));
-}
-KERNEL(attention_few_256, AttentionForward) { attend_few(&a, 256, few_waves(256)); }
+#define FEW(width)                                           \
+    KERNEL(attention_few_##width, AttentionForward) {        \
+        WAVE_BOUNDS(256, width == 256 ? 1 : PLACES);         \
+        attend_few(&a, width, few_waves(width), false);      \
+    }                                                        \
+    KERNEL(attention_few_capped_##width, AttentionForward) { \
+        WAVE_BOUNDS(256, width == 256 ? 1 : PLACES);         \
+        attend_few(&a, width, few_waves(width), true);       \
+    }
+FEW(32)
+FEW(64)
+FEW(128)
+FEW(256)
 
 /* -- Joining ------------------------------------------------------------------------------------------------------- */
 
@@ -211,11 +213,16 @@ INLINE void join_parts(const AttentionJoin *a, const int unit) {
         sum += group_sums[i * units + thread_id()];
         total += group_totals[i * units];
     }
-    sum *= total == 0 ? 0 : 1 / total;
+    float factor = total == 0 ? 0 : 1 / total, log_sum = base + fast_log2(total);
+    if (a->sinks) {
+        ScoreSink joined = score_sink(log_sum, a->sinks[head] * LOG2_E);
+        factor *= joined.share, log_sum = joined.log_sum;
+    }
+    sum *= factor;
     GLOBAL float *part = a->part + row * a->heads * (a->head_dim + 1);
     if (a->part) store4_wide(part + head * a->head_dim + column, sum, unit);
     else store4_bf16(a->out + (int64_t)block_x() * a->head_dim + column, sum, unit);
-    if (a->part && thread_id() == 0) part[(int64_t)a->heads * a->head_dim + head] = base + fast_log2(total);
+    if (a->part && thread_id() == 0) part[(int64_t)a->heads * a->head_dim + head] = log_sum;
 }
 
 UNIT_KERNELS(attention_join, AttentionJoin, join_parts, 4)
@@ -227,7 +234,8 @@ UNIT_KERNELS(attention_join, AttentionJoin, join_parts, 4)
 enum { MOST_PLACES = 640 /* of any GPU; scratch must suffice for all */ };
 
 LAUNCHER(attention_append, AttentionAppend)
-LAUNCHERS(attention_few, AttentionForward, attention_few_32, attention_few_64, attention_few_128, attention_few_256)
+LAUNCHERS(attention_few, AttentionForward, attention_few_32, attention_few_64, attention_few_128, attention_few_256,
+    attention_few_capped_32, attention_few_capped_64, attention_few_capped_128, attention_few_capped_256)
 LAUNCHERS(attention_join, AttentionJoin, attention_join_1, attention_join_4)
 
 static bool are_few(const Heads *heads, int64_t rows) { return rows * (heads->heads / heads->kv_heads) <= FEW_ROWS; }
@@ -264,7 +272,7 @@ static void launch_few(Device *device, const AttentionForward *forward) {
     int tiles = waves * few_tiles(wave) * FEW_KEYS * width * (int)sizeof(bf16),
         sums = waves * FEW_ROWS * (FEW_STRIDE + 2) * (int)sizeof(float);
     LaunchShape shape = {.x = a->kv_heads, .z = forward->chunks, .threads = waves * wave, .shared = tiles > sums ? tiles : sums};
-    launch_attention_few(device, attention_width_index(width), shape, forward);
+    launch_attention_few(device, attention_kernel_index(a, width), shape, forward);
 }
 
 /* Uses four columns per thread if all rows are aligned to four. */
@@ -315,6 +323,7 @@ GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
     join_rows(call->device, rows,
         &(AttentionJoin){.outs = forward.partial_out,
             .sums = forward.partial_sum,
+            .sinks = deal.rank == 0 ? call->in[ATTENTION_SINKS] : NULL,
             .part_of_outs = rows * heads_out_columns(h),
             .row_of_outs = heads_out_columns(h),
             .part_of_sums = rows * h->heads,

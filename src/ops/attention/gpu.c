@@ -29,6 +29,10 @@ INLINE void store_attended_rows(
         bool there = row < p->total;
         float sum = lanes_sum(softmax->sum[r]), inverse = sum == 0 ? 0 : 1 / sum, log_sum = softmax->maximum[r] * a->scale + fast_log2(sum);
         int64_t at = place_row(p, a, row) * a->heads + place_head(p, a, row);
+        if (a->sinks && !f->partial_out) {
+            ScoreSink joined = score_sink(log_sum, a->sinks[place_head(p, a, row)] * LOG2_E);
+            inverse *= joined.share, log_sum = joined.log_sum;
+        }
         bool first_of_row = there && accumulator_chunk() == 0 && p->part == 0;
         if (!f->partial_out) {
             if (first_of_row && f->log_sum) f->log_sum[at] = log_sum * LN_2;
@@ -51,8 +55,8 @@ INLINE void store_attended_rows(
 #if defined __NVPTX__
 
 /* Runs the forward pass of a block: `width` columns of queries and keys, `columns` of the output.
- * The three numbers are constants at every call. */
-INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves) {
+ * All but `f` are constants at every call. */
+INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves, const bool capped) {
     const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE;
     const Attention *a = &f->attention;
     const AttentionPlace place = place_of_block(a, rows, width / columns);
@@ -94,6 +98,7 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
         next = source_at(a, a->keys, start, key + ATTENTION_KEYS, last, 0);
         if (key + ATTENTION_KEYS <= last) stage_begin(&keys_stage, keys, width, ATTENTION_KEYS, threads, &next);
         if (!touched) continue;
+        if (capped) attention_cap_scores(scores, KEY_BLOCKS, ATTENTION_ROWS, a);
         if (a->alibi > 0 || !bounds_cover(&wave, key, key + ATTENTION_KEYS - 1)) {
             const Attention *call = arguments_again(a);
             AttentionPlace again = place_of_block(call, rows, width / columns);
@@ -111,27 +116,30 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
 
 #endif
 
-KERNEL(attention_32, AttentionForward) {
-    WAVE_BOUNDS(256, 2);
-    attend(&a, 32, 32, 4);
-}
-KERNEL(attention_64, AttentionForward) {
-    WAVE_BOUNDS(256, 2);
-    attend(&a, 64, 64, 4);
-}
-KERNEL(attention_128, AttentionForward) {
-    WAVE_BOUNDS(256, SHARE_OF_128);
-    attend(&a, 128, 128, 4);
-}
-KERNEL(attention_256, AttentionForward) { attend(&a, 256, 128, 4); }
-#if defined __CUDA_ARCH_FEAT_SM90_ALL
-#define HOPPER(width)                                                                               \
-    KERNEL(attention_hopper_##width, AttentionHopper) {                                             \
-        BLOCK_BOUNDS(hopper_threads(width), hopper_blocks(width));                              \
-        attend_hopper(&a, ARGUMENTS_ADDRESS(attention_hopper_##width), width);  \
+/* `share`: waves that share a SIMD on AMD. */
+#define FORWARD_PASS(width, columns, share)                  \
+    KERNEL(attention_##width, AttentionForward) {            \
+        WAVE_BOUNDS(256, share);                             \
+        attend(&a, width, columns, 4, false);                \
+    }                                                        \
+    KERNEL(attention_capped_##width, AttentionForward) {     \
+        WAVE_BOUNDS(256, share);                             \
+        attend(&a, width, columns, 4, true);                 \
     }
-HOPPER(64)
-HOPPER(128)
+FORWARD_PASS(32, 32, 2)
+FORWARD_PASS(64, 64, 2)
+FORWARD_PASS(128, 128, SHARE_OF_128)
+FORWARD_PASS(256, 128, 1)
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER(name, width, capped)                                                 \
+    KERNEL(attention_hopper_##name, AttentionHopper) {                              \
+        BLOCK_BOUNDS(hopper_threads(width), hopper_blocks(width));                  \
+        attend_hopper(&a, ARGUMENTS_ADDRESS(attention_hopper_##name), width, capped); \
+    }
+HOPPER(64, 64, false)
+HOPPER(128, 128, false)
+HOPPER(capped_64, 64, true)
+HOPPER(capped_128, 128, true)
 #endif
 
 #else
@@ -140,17 +148,20 @@ HOPPER(128)
 
 #include <math.h>
 
-LAUNCHERS(attention, AttentionForward, attention_32, attention_64, attention_128, attention_256)
-LAUNCHERS(attention_hopper, AttentionHopper, attention_hopper_64, attention_hopper_128)
+LAUNCHERS(attention, AttentionForward, attention_32, attention_64, attention_128, attention_256, attention_capped_32, attention_capped_64,
+    attention_capped_128, attention_capped_256)
+LAUNCHERS(
+    attention_hopper, AttentionHopper, attention_hopper_64, attention_hopper_128, attention_hopper_capped_64, attention_hopper_capped_128)
 
 Attention attention_of(const OpCall *call) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
     bool packed = !call->in[ATTENTION_KV];
     const bf16 *queries = call->in[ATTENTION_QKV], *keys = packed ? queries + heads_query_columns(h) : call->in[ATTENTION_KV];
+    double scale = score_scale(&spec->scores, h->qk_dim, 1);
     int32_t slopes = 1;
     while (slopes < attention_all_heads(spec)) slopes *= 2;
-    assert(h->qk_dim == h->v_dim && h->qk_dim <= 256 && spec->scores.cap == 0 && !spec->scores.sinks);
+    assert(h->qk_dim == h->v_dim && h->qk_dim <= 256);
     return (Attention){.queries = queries,
         .keys = keys,
         .values = keys + heads_key_columns(h),
@@ -168,8 +179,11 @@ Attention attention_of(const OpCall *call) {
         .slopes = slopes,
         .first_head = (int32_t)spec->first_head,
         .all_heads = (int32_t)attention_all_heads(spec),
-        .scale = (float)(M_LOG2E * score_scale(&spec->scores, h->qk_dim, 1)),
-        .alibi = (float)spec->scores.alibi};
+        .scale = (float)(M_LOG2E * scale),
+        .alibi = (float)spec->scores.alibi,
+        .limit = (float)score_limit(&spec->scores, scale),
+        .steepness = (float)score_steepness(&spec->scores, scale),
+        .sinks = call->in[ATTENTION_SINKS]};
 }
 
 bool attention_map(Device *device, TensorMap *map, const void *data, int64_t rows, int64_t columns, int64_t stride, int64_t sequences) {
@@ -195,7 +209,7 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
         .z = parts * forward->chunks,
         .threads = rows / ATTENTION_ROWS * wave,
         .shared = tiles * (int)sizeof(bf16)};
-    launch_attention(device, attention_width_index(width), shape, forward);
+    launch_attention(device, attention_kernel_index(a, width), shape, forward);
 }
 
 /* Launches the Hopper kernel; returns false if device or shape do not allow it. */
@@ -212,7 +226,7 @@ static bool launch_hopper_forward(const OpCall *call, const AttentionForward *fo
     hopper.section = (int32_t)int_min(int_max(HOPPER_SECTION / bytes, 1) * group, hopper.heads);
     LaunchShape shape = {
         .x = hopper.heads * divide_up(a->query_rows.rows, HOPPER_ROWS), .threads = hopper_threads(width), .shared = hopper_shared(width)};
-    launch_attention_hopper(call->device, width == 128, shape, &hopper);
+    launch_attention_hopper(call->device, (width == 128) + 2 * (a->limit > 0), shape, &hopper);
     return true;
 }
 

@@ -75,8 +75,8 @@ INLINE void mask_scores(
 
 /* Processes one tile of `count` keys from `key` on. It starts to load the values before it waits
  * for the keys, and the next keys before the softmax: loads into registers need no barrier. */
-INLINE void attend_tile(
-    Pass *p, const Attention *a, int key, const int width, const int columns, const int waves, const int count, const bool masked) {
+INLINE void attend_tile(Pass *p, const Attention *a, int key, const int width, const int columns, const int waves, const int count,
+    const bool masked, const bool capped) {
     const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE;
     LOCAL bf16 *keys = attention_tiles, *values = keys + count * width;
     Stage values_stage;
@@ -89,6 +89,7 @@ INLINE void attend_tile(
     barrier();
     source_advance(&p->keys, count);
     source_advance(&p->values, count);
+    if (capped) attention_cap_scores(scores, count / MMA, ATTENTION_ROWS, a);
     if (masked) mask_scores(scores, count, a, &p->wave, key, rows, width / columns);
     stage_begin(&p->keys_stage, keys, width, count, threads, &p->keys);
     if (masked && !bounds_touch(&p->wave, key, key + count - 1)) return;
@@ -101,7 +102,8 @@ INLINE void attend_tile(
  * Rows of keys and values are copied `in_chunks` of 16 bytes, or slowly by elements, for which
  * smaller tiles suffice. The numbers are constants at every call. Tiles that all rows see have a
  * loop of their own: in a common loop the compiler would copy sums between registers. */
-INLINE void attend_by(const AttentionForward *f, const int width, const int columns, const int waves, const bool in_chunks) {
+INLINE void attend_by(
+    const AttentionForward *f, const int width, const int columns, const int waves, const bool in_chunks, const bool capped) {
     const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE, parts = width / columns;
     const int count = in_chunks ? attention_keys(WAVE, width) : ATTENTION_KEYS;
     const Attention *a = &f->attention;
@@ -125,18 +127,18 @@ INLINE void attend_by(const AttentionForward *f, const int width, const int colu
     int seen = in_chunks ? block.low_max : INT32_MAX, seen_last = min_int(chunk.high, block.high_min - count + 1);
     for (int key = chunk.low; key <= chunk.high;) {
         for (; key <= chunk.high && (key < seen || key > seen_last); key += count)
-            attend_tile(&p, a, key, width, columns, waves, count, true);
+            attend_tile(&p, a, key, width, columns, waves, count, true, capped);
         if (in_chunks)
-            for (; key <= seen_last; key += count) attend_tile(&p, a, key, width, columns, waves, count, false);
+            for (; key <= seen_last; key += count) attend_tile(&p, a, key, width, columns, waves, count, false, capped);
     }
     f = arguments_again(f);
     AttentionPlace again = place_of_block(&f->attention, rows, parts);
     store_attended_rows(f, &again, &p.softmax, p.out, columns);
 }
 
-INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves) {
-    if ((f->attention.key_stride | f->attention.head_dim) % 8 == 0) attend_by(f, width, columns, waves, true);
-    else attend_by(f, width, columns, waves, false);
+INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves, const bool capped) {
+    if ((f->attention.key_stride | f->attention.head_dim) % 8 == 0) attend_by(f, width, columns, waves, true, capped);
+    else attend_by(f, width, columns, waves, false, capped);
 }
 
 #endif

@@ -402,8 +402,10 @@ INLINE bool keys_all_seen(const GradShape s, int key, LOCAL const HopperRows *ro
 }
 
 /* Converts S to P for 64 keys from `key` on; columns are queries. */
-INLINE void weights_of_columns(GradSums *sums, const GradShape s, const Attention *a, int key, LOCAL const HopperRows *rows) {
+INLINE void weights_of_columns(
+    GradSums *sums, const GradShape s, const Attention *a, int key, LOCAL const HopperRows *rows, const bool capped) {
     int first = opaque(lane_id()) % 4 * 2;
+    if (capped) UNROLL for (int i = 0; i < s.tile / 2; i++) sums->scores[i] = attention_cap(a, sums->scores[i]);
     if (a->alibi > 0 || !keys_all_seen(s, key, rows)) hopper_mask_keys(sums->scores, s.tile, a, key, rows);
     UNROLL for (int i = 0; i < s.tile / 2; i += 4) {
         f32x2 log_sum = *(LOCAL const f32x2 *)(rows[i / 32].log_sum + i * 2 % 64 + first);
@@ -411,12 +413,27 @@ INLINE void weights_of_columns(GradSums *sums, const GradShape s, const Attentio
             exp2_or_zero(__builtin_fmaf(sums->scores[i + j], a->scale, -log_sum[j % 2]));
     }
 }
-INLINE void d_scores_of_columns(GradSums *sums, const GradShape s, LOCAL const HopperRows *rows) {
+/* Multiplies dS by the derivative of the soft-cap. Registers have no room for capped scores, so they
+ * are recovered from the weights: log2(P) + log_sum, without ALiBi. Weights of 0 have any derivative. */
+INLINE void d_scores_cap(GradSums *sums, const GradShape s, const Attention *a, LOCAL const HopperRows *rows) {
+    int first = opaque(lane_id()) % 4 * 2;
+    float per_limit = fast_reciprocal(a->limit * a->scale);
+    UNROLL for (int i = 0; i < s.tile / 2; i += 4) {
+        f32x2 log_sum = *(LOCAL const f32x2 *)(rows[i / 32].log_sum + i * 2 % 64 + first);
+        UNROLL for (int j = 0; j < 4; j++) {
+            float part = (fast_log2(__builtin_fmaxf(sums->scores[i + j], 0x1p-126f)) + log_sum[j % 2]) * per_limit;
+            part = __builtin_fminf(__builtin_fmaxf(part, -1), 1);
+            sums->d_weights[i + j] *= SCORE_CAP_SLOPE(part);
+        }
+    }
+}
+INLINE void d_scores_of_columns(GradSums *sums, const GradShape s, const Attention *a, LOCAL const HopperRows *rows, const bool capped) {
     int first = opaque(lane_id()) % 4 * 2;
     UNROLL for (int i = 0; i < s.tile / 2; i += 4) {
         f32x2 delta = *(LOCAL const f32x2 *)(rows[i / 32].delta + i * 2 % 64 + first);
         UNROLL for (int j = 0; j < 4; j++) sums->d_weights[i + j] = sums->scores[i + j] * (sums->d_weights[i + j] - delta[j % 2]);
     }
+    if (capped) d_scores_cap(sums, s, a, rows);
 }
 
 /* Stores the step's dS to shared memory after the previous one has been read. */
@@ -440,8 +457,8 @@ INLINE void queries_store(const GradBlock *b, const float *x, int group, int ste
 }
 
 /* Runs the first tile of an item: S, dP and dS. */
-INLINE void first_step(
-    GradSums *sums, const AttentionGradHopper *g, const GradShape s, const GradBlock *b, int key, const Ring *ring, int group, int step) {
+INLINE void first_step(GradSums *sums, const AttentionGradHopper *g, const GradShape s, const GradBlock *b, int key, const Ring *ring,
+    int group, int step, const bool capped) {
     LOCAL const bf16 *stage = grad_stage(b, s, ring->stage);
     LOCAL const HopperRows *rows = grad_rows(b, s, ring->stage);
     int own = group * GROUP_ROWS * PANEL_COLUMNS;
@@ -451,17 +468,17 @@ INLINE void first_step(
     matmul_start(sums->scores, s, b->keys + own, stage);
     matmul_start(sums->d_weights, s, b->values + own, stage + s.tile * s.width);
     wgmma_wait(sums->scores, s.tile, 1);
-    weights_of_columns(sums, s, &g->attention, key, rows);
+    weights_of_columns(sums, s, &g->attention, key, rows, capped);
     materialize_sums(sums->scores, s.tile);
     wgmma_wait(sums->d_weights, s.tile, 0);
-    d_scores_of_columns(sums, s, rows);
+    d_scores_of_columns(sums, s, &g->attention, rows, capped);
     sums_to_operand(sums->weights, sums->scores, s.tile);
     d_scores_store(b, s, sums, group, step);
 }
 
 /* Runs the matmuls with dS of the previous tile, overlapped with S, dP and dS of the next one. */
-INLINE void next_step(
-    GradSums *sums, const AttentionGradHopper *g, const GradShape s, const GradBlock *b, int key, Ring *ring, int group, int step) {
+INLINE void next_step(GradSums *sums, const AttentionGradHopper *g, const GradShape s, const GradBlock *b, int key, Ring *ring, int group,
+    int step, const bool capped) {
     int before = ring->stage;
     ring_advance(ring, GRAD_STAGES);
     LOCAL const bf16 *stage = grad_stage(b, s, ring->stage), *last = grad_stage(b, s, before);
@@ -478,7 +495,7 @@ INLINE void next_step(
     queries_start(sums->d_queries, s, b, group);
     keys_add(sums, s, b, group, last);
     wgmma_wait(sums->scores, s.tile, 3);
-    weights_of_columns(sums, s, &g->attention, key, rows);
+    weights_of_columns(sums, s, &g->attention, key, rows, capped);
     materialize_sums(sums->scores, s.tile);
     wgmma_wait(sums->d_values, s.width, 1);
     wgmma_wait(sums->d_queries, 64, 1);
@@ -489,7 +506,7 @@ INLINE void next_step(
     warp_arrive(b->d_scores_empty);
     warp_arrive(b->empty + before);
     wgmma_wait(sums->d_weights, s.tile, 0);
-    d_scores_of_columns(sums, s, rows);
+    d_scores_of_columns(sums, s, &g->attention, rows, capped);
     sums_to_operand(sums->weights, sums->scores, s.tile);
     d_scores_store(b, s, sums, group, step);
 }
@@ -539,7 +556,7 @@ INLINE void keys_store(const AttentionGradHopper *g, const GradShape s, GradItem
     }
 }
 
-INLINE void grad_multiply(const AttentionGradHopper *g, const GradShape s, const GradBlock *b) {
+INLINE void grad_multiply(const AttentionGradHopper *g, const GradShape s, const GradBlock *b, const bool capped) {
     int group = opaque(wave_id()) / 4, step = 0;
     Ring ring = {0};
     for (int index = 0;; index++) {
@@ -549,8 +566,8 @@ INLINE void grad_multiply(const AttentionGradHopper *g, const GradShape s, const
         GradSums sums;
         int left = grad_steps(item), key = item->block * GRAD_KEYS + group * GROUP_ROWS;
         sums_clear(sums.d_keys, s.width), sums_clear(sums.d_values, s.width);
-        first_step(&sums, g, s, b, key, &ring, group, step++);
-        while (--left > 0) next_step(&sums, g, s, b, key, &ring, group, step++);
+        first_step(&sums, g, s, b, key, &ring, group, step++, capped);
+        while (--left > 0) next_step(&sums, g, s, b, key, &ring, group, step++, capped);
         last_step(&sums, s, b, &ring, group, step - 1);
         const GradItem done = *(b->items + opaque(index) % GRAD_ITEMS);
         warp_arrive(b->keys_empty);
@@ -558,7 +575,7 @@ INLINE void grad_multiply(const AttentionGradHopper *g, const GradShape s, const
     }
 }
 
-INLINE void hopper_gradient(const AttentionGradHopper *g, uint64_t maps, const GradShape s) {
+INLINE void hopper_gradient(const AttentionGradHopper *g, uint64_t maps, const GradShape s, const bool capped) {
     GradBlock block = grad_block(s);
     if (thread_id() == 0) grad_init_barriers(&block);
     barrier();
@@ -569,7 +586,7 @@ INLINE void hopper_gradient(const AttentionGradHopper *g, uint64_t maps, const G
         else grad_add(g, &block, wave_id() - GRAD_GROUPS * 4 - 1);
     } else {
         registers_raise(240);
-        grad_multiply(g, s, &block);
+        grad_multiply(g, s, &block, capped);
     }
 }
 

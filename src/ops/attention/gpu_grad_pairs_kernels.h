@@ -3,7 +3,8 @@
  * owns dV; the second computes dP^T and owns dK:
  *     first:   S^T = K Q^T,    P^T = exp(S^T - log_sum),       dV += P^T dO
  *     second:  dP^T = V dO^T,  dS^T = P^T * (dP^T - delta),    dK += dS^T Q
- * P^T goes to both waves through shared memory, in fp32. So a wave holds one operand and one sum,
+ * P^T goes to both waves through shared memory, in fp32. With a soft-cap, a word is a pair of bf16
+ * instead: P^T for the first wave, and times the derivative for the second. So a wave holds one operand and one sum,
  * and two waves share a SIMD. They sum one tile of 32 queries while they score the next one:
  * neither waits for the other within a tile, P^T of two tiles fits, and one barrier per tile
  * suffices. Tiles have two buffers, one in use and one being filled. With heads of 256 only one
@@ -17,10 +18,11 @@
 
 enum { PAIR_ROUND = sizeof(Accumulator) / 16 }; /* 16-byte chunks of a lane's weights */
 
-/* Constants of a pass; `chunks`: queries and dO are copied in chunks of 16 bytes. */
+/* Constants of a pass; `chunks`: queries and dO are copied in chunks of 16 bytes; `capped`: scores
+ * have a soft-cap. */
 typedef struct PairShape {
     int width, columns, pairs, buffers;
-    bool chunks;
+    bool chunks, capped;
 } PairShape;
 
 INLINE int pair_threads(PairShape s) { return s.pairs * WAVE; } /* threads that fetch a matrix */
@@ -152,6 +154,7 @@ INLINE void mask_pair(
 /* A wave's operands and sums. For the tile that it scored last, also the rows to sum and, in the
  * wave that owns keys, dP^T - delta. */
 typedef struct PairPass {
+    const Attention *attention;
     int key; /* the wave's first key */
     LOCAL u32x4 *exchange;
     Operand held[MOST_WIDTH / MMA], rows[MOST_COLUMNS / MMA];
@@ -162,7 +165,11 @@ typedef struct PairPass {
 INLINE void pair_sum(PairPass *p, int number, bool owns_values, PairShape s) {
     LOCAL const u32x4 *place = p->exchange + pair_exchange(s, number);
     Accumulator x;
-    UNROLL for (int i = 0; i < PAIR_ROUND; i++) x.x[i / 2][i % 2] = __builtin_bit_cast(f32x4, place[i * WAVE + lane_id()]);
+    UNROLL for (int i = 0; i < PAIR_ROUND; i++) {
+        u32x4 words = place[i * WAVE + lane_id()];
+        if (s.capped) words = owns_values ? words << 16 : words & 0xffff0000;
+        x.x[i / 2][i % 2] = __builtin_bit_cast(f32x4, words);
+    }
     if (!owns_values) UNROLL for (int i = 0; i < PAIR_ROUND; i++) x.x[i / 2][i % 2] *= p->scores.x[i / 2][i % 2];
     Operand weights;
     operand_of(&weights, &x);
@@ -179,6 +186,7 @@ INLINE void pair_score(PairPass *p, LOCAL const bf16 *tile, float factor, const 
     }
     LOCAL const bf16 *summed = tile + pair_summed(s, owns_values) + (s.columns < s.width ? block_z() * s.columns : 0);
     UNROLL for (int n = 0; n < s.columns / MMA; n++) operand_load_transposed(&p->rows[n], summed, s.width, 0, n * MMA);
+    if (s.capped && opaque_of_wave(owns_values)) attention_cap_scores(&p->scores, 1, MMA, p->attention);
     UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int t = 0; t < 2; t++) p->scores.x[r][t] =
         p->scores.x[r][t] * factor - numbers->x[t];
 }
@@ -191,14 +199,32 @@ INLINE void store_weights(LOCAL u32x4 *place, const Accumulator *scores) {
         place[i * WAVE + lane_id()] = __builtin_bit_cast(u32x4, x);
     }
 }
+/* The same with a soft-cap, as pairs. Capped scores are recovered from `scores`, which are not masked
+ * yet. A weight of 0 has any derivative. */
+INLINE void store_capped_weights(
+    LOCAL u32x4 *place, const Attention *a, const Accumulator *scores, const Accumulator *masked, const PairNumbers *numbers) {
+    float per_limit = fast_reciprocal(a->limit * a->scale);
+    UNROLL for (int i = 0; i < PAIR_ROUND; i++) {
+        u32x4 words;
+        UNROLL for (int j = 0; j < 4; j++) {
+            float weight = fast_exp2(masked->x[i / 2][i % 2][j]);
+            float part = (scores->x[i / 2][i % 2][j] + numbers->x[i % 2][j]) * per_limit;
+            words[j] = to_bf16_pair(weight, weight > 0 ? weight * SCORE_CAP_SLOPE(part) : 0);
+        }
+        place[i * WAVE + lane_id()] = words;
+    }
+}
 /* Stores P^T of tile `number`; `walk` is the position at which it was fetched. */
 INLINE void pair_weights(const PairPass *p, const Attention *a, int number, const PairNumbers *numbers, const PairWalk *walk, PairShape s) {
     LOCAL u32x4 *place = p->exchange + pair_exchange(s, number);
     if (a->alibi > 0 || p->key < of_wave(numbers->low_max) || p->key + MMA - 1 > of_wave(numbers->first_high)) {
         Accumulator masked = p->scores;
         mask_pair(&masked, MMA, arguments_again(a), walk->numbers, walk->head, p->key, walk->tile * TILE);
-        store_weights(place, &masked);
+        if (s.capped) store_capped_weights(place, a, &p->scores, &masked, numbers);
+        else store_weights(place, &masked);
         __asm__ volatile(""); /* otherwise the compiler would join both branches and copy the scores in each */
+    } else if (s.capped) {
+        store_capped_weights(place, a, &p->scores, &p->scores, numbers);
     } else {
         store_weights(place, &p->scores);
     }
@@ -238,7 +264,7 @@ INLINE void pass_of_pairs(const AttentionGrad *g, PairShape s) {
     const bool owns_values = of_wave(wave_id()) < s.pairs;
 
     LOCAL bf16 *tiles = attention_tiles;
-    PairPass p = {.key = first_key + pair * MMA};
+    PairPass p = {.attention = a, .key = first_key + pair * MMA};
     p.exchange = (LOCAL u32x4 *)(tiles + s.buffers * 2 * TILE * s.width) + pair * PAIR_ROUND * WAVE;
     for (int of_values = 0; of_values < 2; of_values++) {
         Source source = matrix_rows(of_values ? a->values : a->keys, a->key_stride, base + first_key, kv_head * a->head_dim,
@@ -287,10 +313,11 @@ INLINE void pass_of_pairs(const AttentionGrad *g, PairShape s) {
     pair_store(arguments_again(g), owns_values, MMA, p.key, p.sums, base, kv_head, part, block_z() * s.columns, s.columns);
 }
 
-INLINE void gradient_of_pairs(const AttentionGrad *g, const int width, const int columns, const int pairs, const int buffers) {
+INLINE void gradient_of_pairs(
+    const AttentionGrad *g, const int width, const int columns, const int pairs, const int buffers, const bool capped) {
     const Source queries = {.stride = g->attention.query_stride, .columns = g->attention.head_dim};
-    if (source_in_chunks(&queries)) pass_of_pairs(g, (PairShape){width, columns, pairs, buffers, true});
-    else pass_of_pairs(g, (PairShape){width, columns, pairs, buffers, false});
+    if (source_in_chunks(&queries)) pass_of_pairs(g, (PairShape){width, columns, pairs, buffers, true, capped});
+    else pass_of_pairs(g, (PairShape){width, columns, pairs, buffers, false, capped});
 }
 
 #endif

@@ -52,9 +52,16 @@ INLINE void wave_weights(Accumulator *scores, Accumulator *d_weights, const Wave
     }
 }
 
+/* Soft-caps scores and multiplies dP^T - delta by the derivative; deltas become 0. */
+INLINE void wave_cap(const Attention *a, Accumulator *scores, Accumulator *d_weights, WaveNumbers *numbers) {
+    UNROLL for (int c = 0; c < LANE_COLUMNS; c++)
+        attention_cap_pair(a, scores, d_weights, 0, c, numbers->delta[accumulator_place(c) / 4][accumulator_place(c) % 4]);
+    UNROLL for (int t = 0; t < 2; t++) numbers->delta[t] = 0;
+}
+
 /* Runs the pass of a block of 2 * s.pairs waves, with 16 keys each; half of the waves fetch each
  * matrix. */
-INLINE void pass_of_waves(const AttentionGrad *g, PairShape s) {
+INLINE void pass_of_waves(const AttentionGrad *g, PairShape s, const bool capped) {
     const int rows = 2 * s.pairs * WAVE_KEYS, threads = 2 * s.pairs * WAVE;
     const Attention *a = &g->attention;
     int part = block_x() % g->parts, head = block_x() / g->parts, sequence = head / a->kv_heads, kv_head = head % a->kv_heads;
@@ -95,6 +102,7 @@ INLINE void pass_of_waves(const AttentionGrad *g, PairShape s) {
         Accumulator scores, d_weights;
         wave_products(&scores, held[0], queries, s.width);
         wave_products(&d_weights, held[1], d_outs, s.width);
+        if (capped) wave_cap(a, &scores, &d_weights, &numbers);
         UNROLL for (int t = 0; t < 2; t++) scores.x[0][t] = scores.x[0][t] * a->scale - numbers.log_sum[t];
         if (a->alibi > 0 || key < of_wave(numbers.low_max) || key + WAVE_KEYS - 1 > of_wave(numbers.first_high))
             mask_pair(&scores, WAVE_KEYS, arguments_again(a), at.numbers, at.head, key, at.tile * TILE);
@@ -109,10 +117,10 @@ INLINE void pass_of_waves(const AttentionGrad *g, PairShape s) {
     pair_store(g, false, WAVE_KEYS, key, d_keys, base, kv_head, part, 0, s.width);
 }
 
-INLINE void gradient_of_waves(const AttentionGrad *g, const int width, const int waves) {
+INLINE void gradient_of_waves(const AttentionGrad *g, const int width, const int waves, const bool capped) {
     const Source queries = {.stride = g->attention.query_stride, .columns = g->attention.head_dim};
-    if (source_in_chunks(&queries)) pass_of_waves(g, (PairShape){width, width, waves / 2, 2, true});
-    else pass_of_waves(g, (PairShape){width, width, waves / 2, 2, false});
+    if (source_in_chunks(&queries)) pass_of_waves(g, (PairShape){width, width, waves / 2, 2, true}, capped);
+    else pass_of_waves(g, (PairShape){width, width, waves / 2, 2, false}, capped);
 }
 
 #endif

@@ -127,8 +127,10 @@ INLINE void hopper_mask(float *x, const int keys, const Attention *a, int64_t ba
     }
 }
 
-INLINE void hopper_mask_where_needed(
-    float *x, const int keys, const AttentionHopper *h, const KeyBounds *seen, int64_t base, int head, int first, int key) {
+/* Soft-caps the scores if `capped`, and masks them where needed. */
+INLINE void hopper_modify(float *x, const int keys, const AttentionHopper *h, const KeyBounds *seen, int64_t base, int head, int first,
+    int key, const bool capped) {
+    if (capped) UNROLL for (int i = 0; i < keys / 2; i++) x[i] = attention_cap(&h->attention, x[i]);
     if (h->attention.alibi > 0 || !bounds_cover(seen, key, key + keys - 1)) hopper_mask(x, keys, &h->attention, base, head, first, key);
 }
 
@@ -159,6 +161,7 @@ typedef struct Rounds {
     LOCAL bf16 *queries, *stages;
     SharedBarrier full, empty, queries_full;
     int key_column, value_column, sequence, key, tiles;
+    KeyBounds seen; /* by the thread's group */
 } Rounds;
 
 INLINE void round_fill(const Rounds *r, const int width, int round, int stage) {
@@ -249,8 +252,13 @@ INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, con
         float sum = lanes_sum(s->sum[r]);
         int row = first + group_row(r);
         inverse[r] = sum == 0 ? 0 : fast_reciprocal(sum);
+        float log_sum = s->maximum[r] * a->scale + fast_log2(sum);
+        if (a->sinks) {
+            ScoreSink joined = score_sink(log_sum, a->sinks[place->head] * LOG2_E);
+            inverse[r] *= joined.share, log_sum = joined.log_sum;
+        }
         if (lane_id() % 4 == 0 && row < a->query_rows.rows && h->log_sum)
-            h->log_sum[(base + row) * a->heads + place->head] = (s->maximum[r] * a->scale + fast_log2(sum)) * LN_2;
+            h->log_sum[(base + row) * a->heads + place->head] = log_sum * LN_2;
     }
     uint32_t most = store_sums(
         h->out + (base * a->heads + place->head) * width, (int64_t)a->heads * width, out, width, first, a->query_rows.rows, inverse);
@@ -267,9 +275,9 @@ INLINE void pingpong_pass(int group, int round, int rounds) {
 }
 
 /* Runs a multiplying group: the rounds of its 64 queries from `first` on, which see the keys of
- * `seen`. */
+ * rounds->seen. */
 INLINE void hopper_multiply(
-    const AttentionHopper *h, const HopperPlace *place, const Rounds *rounds, const KeyBounds *seen, int group, const int width) {
+    const AttentionHopper *h, const HopperPlace *place, const Rounds *rounds, int group, const int width, const bool capped) {
     const Attention *a = &h->attention;
     const int keys = hopper_keys(width), stage_elements = 2 * keys * width;
     int first = place->first + group * GROUP_ROWS, tiles = rounds->tiles;
@@ -287,7 +295,7 @@ INLINE void hopper_multiply(
     scores_start(scores, width, keys, queries, rounds->stages);
     pingpong_pass(group, 0, tiles);
     wgmma_wait(scores, keys, 0);
-    hopper_mask_where_needed(scores, keys, h, seen, base, place->head, first, rounds->key);
+    hopper_modify(scores, keys, h, &rounds->seen, base, place->head, first, rounds->key, capped);
     hopper_softmax(&softmax, scores, keys, a->scale);
     sums_to_operand(weights, scores, keys);
     round_done(rounds, &ring, width, 0);
@@ -302,7 +310,7 @@ INLINE void hopper_multiply(
         values_start(out, width, keys, weights, stage + keys * width);
         pingpong_pass(group, round, tiles);
         wgmma_wait(scores, keys, 1);
-        hopper_mask_where_needed(scores, keys, h, seen, base, place->head, first, rounds->key + round * keys);
+        hopper_modify(scores, keys, h, &rounds->seen, base, place->head, first, rounds->key + round * keys, capped);
         hopper_softmax(&softmax, scores, keys, a->scale);
         materialize_sums(scores, keys);
         fence_on_value(softmax.sum[0] + softmax.sum[1], rounds->full);
@@ -319,7 +327,7 @@ INLINE void hopper_multiply(
     hopper_store(h, place, &softmax, out, width);
 }
 
-INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int width) {
+INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int width, const bool capped) {
     const Attention *a = &h->attention;
     const int keys = hopper_keys(width), stage_elements = 2 * keys * width;
     HopperPlace place = hopper_place(h, HOPPER_ROWS);
@@ -327,7 +335,7 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int wid
     int group = wave_id() / 4;
     KeyBounds bounds[HOPPER_GROUPS];
     UNROLL for (int i = 0; i < HOPPER_GROUPS; i++) bounds[i] = hopper_bounds(a, base, place.first + i * GROUP_ROWS, GROUP_ROWS);
-    KeyBounds block = bounds_join(bounds[0], bounds[1]), own = group == 0 ? bounds[0] : bounds[1];
+    KeyBounds block = bounds_join(bounds[0], bounds[1]);
     int key = block.low_min / keys * keys, tiles = (block.high_max - key) / keys + 1;
     LOCAL bf16 *stages = hopper_tiles + HOPPER_ROWS * width;
     SharedBarrier full = (SharedBarrier)(stages + HOPPER_STAGES * stage_elements);
@@ -341,6 +349,7 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int wid
         .sequence = place.sequence,
         .key = key,
         .tiles = tiles,
+        .seen = group == 0 ? bounds[0] : bounds[1],
         .key_column = place.kv_head * width,
         .value_column = (a->kv_heads + place.kv_head) * width};
     bool copies = thread_id() == hopper_threads(width) - WARPGROUP;
@@ -348,7 +357,7 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int wid
     barrier();
     if (group < HOPPER_GROUPS || !hopper_copies_apart(width)) {
         if (hopper_copies_apart(width)) registers_raise(MULTIPLY_REGISTERS);
-        hopper_multiply(h, &place, &rounds, &own, group, width);
+        hopper_multiply(h, &place, &rounds, group, width, capped);
         return;
     }
     registers_lower(COPY_REGISTERS);

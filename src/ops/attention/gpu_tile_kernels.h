@@ -34,13 +34,15 @@ typedef struct Attention {
     int32_t slopes;        /* heads of the model, rounded up to a power of two */
     int32_t first_head, all_heads;
     float scale, alibi;
+    float limit, steepness;    /* of the soft-cap of raw scores (scores.h); 0: none */
+    GLOBAL const float *sinks; /* of the heads; NULL: none */
 } Attention;
 
 /* A forward pass. If partial_out is not NULL, the keys that a block's rows see are cut into
  * `chunks`. Each chunk's normalized result goes to partial_out [chunks][rows][heads][head_dim],
  * zeros without a key, and its log2-sum-exp2 to partial_sum [chunks][rows][heads]. Otherwise the
  * result goes to out [rows][heads * head_dim] and the natural log-sum-exp to log_sum [rows][heads],
- * unless that is NULL. */
+ * unless that is NULL. Only whole results count the sinks. */
 typedef struct AttentionForward {
     Attention attention;
     GLOBAL bf16 *out;
@@ -53,6 +55,8 @@ typedef struct AttentionForward {
 static inline int attention_width(int64_t head_dim) { return head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 /* Returns the index of a width, for kernels that exist once per width. */
 static inline int attention_width_index(int width) { return (width > 32) + (width > 64) + (width > 128); }
+/* Returns the index of a kernel that exists once per width, then once per width with a soft-cap. */
+static inline int attention_kernel_index(const Attention *a, int width) { return attention_width_index(width) + 4 * (a->limit > 0); }
 /* Returns the keys of a tile in the forward pass. On AMD, narrow heads leave registers for twice as
  * many keys, which halves the barriers. */
 static inline int attention_keys(int wave, int width) { return wave == 64 && width <= 64 ? 2 * ATTENTION_KEYS : ATTENTION_KEYS; }
@@ -166,6 +170,21 @@ INLINE KeyBounds attention_bounds(const Attention *a, int64_t base, int first, i
 /* Return whether any row sees any of the keys first .. last; whether all rows see all of them. */
 INLINE bool bounds_touch(const KeyBounds *e, int first, int last) { return first <= e->high_max && last >= e->low_min; }
 INLINE bool bounds_cover(const KeyBounds *e, int first, int last) { return first >= e->low_max && last <= e->high_min; }
+
+/* Returns the soft-cap of a raw score. */
+INLINE float attention_cap(const Attention *a, float x) { return SCORE_CAPPED(a->limit, fast_reciprocal(1 + fast_exp2(a->steepness * x))); }
+/* Soft-caps the scores of `rows` rows of a wave. Kernels have a variant with `capped` set, so that
+ * others are as without this. */
+INLINE void attention_cap_scores(Accumulator *scores, const int blocks, const int rows, const Attention *a) {
+    UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int r = 0; r < lane_rows(rows); r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++)
+        accumulator_set(&scores[n], r, c, attention_cap(a, accumulator_get(&scores[n], r, c)));
+}
+/* Soft-caps a score and converts dP to (dP - delta) times the derivative. */
+INLINE void attention_cap_pair(const Attention *a, Accumulator *scores, Accumulator *d_weights, int r, int c, float delta) {
+    float y = attention_cap(a, accumulator_get(scores, r, c));
+    accumulator_set(scores, r, c, y);
+    accumulator_set(d_weights, r, c, (accumulator_get(d_weights, r, c) - delta) * SCORE_CAP_SLOPE(y * fast_reciprocal(a->limit)));
+}
 
 /* Adds the ALiBi bias to a wave's scores and sets those of masked keys to -inf. The wave has `rows`
  * rows from `first` on and `blocks` * MMA keys from `key` on; `head` is that of the tile's first

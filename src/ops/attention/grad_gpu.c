@@ -36,6 +36,17 @@ typedef struct AttentionGrad {
     GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * head_dim] if parts > 1: dK and dV */
 } AttentionGrad;
 
+/* The gradient of sinks (scores.h), in two kernels. */
+typedef struct AttentionSinks {
+    GLOBAL const bf16 *d_out, *out;
+    GLOBAL const float *log_sum, *sinks;
+    GLOBAL float *parts, *d_sinks; /* [chunks][heads]; [heads], which is added to */
+    int64_t rows;
+    int32_t heads, v_dim, chunks;
+} AttentionSinks;
+
+enum { SINK_ROWS = 128 /* of a chunk */, SINK_THREADS = 256 };
+
 #ifdef GPU_DEVICE
 
 enum { MOST_WIDTH = 256, MOST_COLUMNS = 128, TILE = GRAD_TILE(WAVE), DELTA_WAVES = 4 };
@@ -232,7 +243,14 @@ INLINE Source matrix_rows(GLOBAL const bf16 *matrix, int64_t stride, int64_t row
     return (Source){matrix + row * stride + column, stride, rows, columns};
 }
 
-/* Converts scores from S to dS with the log-sum-exps and deltas of the rows. */
+/* Soft-caps scores and converts dP to (dP - delta) times the derivative, before masks. */
+INLINE void cap_rows(const Attention *a, Accumulator *scores, Accumulator *d_weights, const float *delta) {
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++)
+        attention_cap_pair(a, scores, d_weights, r, c, delta[r]);
+}
+
+/* Converts scores from S to dS with the log-sum-exps and deltas of the rows; after cap_rows, deltas
+ * are 0. */
 INLINE void score_gradients(Accumulator *scores, const Accumulator *d_weights, float scale, const float *log_sum, const float *delta) {
     UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         float weight = fast_exp2(__builtin_fmaf(accumulator_get(scores, r, c), scale, -log_sum[r]));
@@ -240,7 +258,7 @@ INLINE void score_gradients(Accumulator *scores, const Accumulator *d_weights, f
     }
 }
 
-INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const int columns, const int waves) {
+INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const int columns, const int waves, const bool capped) {
     const int rows = waves * MMA, threads = waves * WAVE, buffers = HOLDS ? 1 : 2;
     const Attention *a = &g->attention;
     QueryPlace place = query_place(g, rows, width);
@@ -300,13 +318,14 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
             Accumulator scores, d_weights;
             int own = wave_id() * MMA * width;
             scores_and_d_weights(&scores, &d_weights, width, held_queries, held_d_outs, queries + own, d_outs + own, keys, values);
+            if (capped) cap_rows(a, &scores, &d_weights, delta);
             if (a->alibi > 0 || !bounds_cover(&wave, key, key + MMA - 1)) {
                 const Attention *call = arguments_again(a);
                 QueryPlace again = query_place(arguments_again(g), rows, width);
                 attention_mask(&scores, 1, MMA, call, again.base, again.head, again.first + opaque_of_wave(wave_id()) * MMA,
                     call->query_rows.rows, key);
             }
-            score_gradients(&scores, &d_weights, a->scale, log_sum, delta);
+            score_gradients(&scores, &d_weights, a->scale, log_sum, capped ? (float[LANE_ROWS]){0} : delta);
             Operand d_scores, operand;
             operand_of(&d_scores, &scores);
             LOCAL const bf16 *part = keys + block_z() * columns;
@@ -415,12 +434,18 @@ INLINE void query_stage_end(
     rows->high[thread_id()] = attention_last_key(a, token_of_row(&a->query_rows, first + thread_id()));
 }
 
+/* cap_rows for transposed scores. */
+INLINE void cap_columns(const Attention *a, Accumulator *scores, Accumulator *d_weights, LOCAL const RowTile *rows, int at) {
+    UNROLL for (int c = 0; c < LANE_COLUMNS; c++) UNROLL for (int r = 0; r < LANE_ROWS; r++)
+        attention_cap_pair(a, scores, d_weights, r, c, rows->delta[at + accumulator_column(c)]);
+}
+
 /* Converts transposed scores to P^T and dS^T as operands. */
-INLINE void weights_and_gradients(
-    Accumulator *scores, Accumulator *d_weights, float scale, LOCAL const RowTile *rows, int at, Operand *weights, Operand *d_scores) {
+INLINE void weights_and_gradients(Accumulator *scores, Accumulator *d_weights, float scale, LOCAL const RowTile *rows, int at,
+    const bool capped, Operand *weights, Operand *d_scores) {
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         int column = at + accumulator_column(c);
-        float log_sum = rows->log_sum[column], delta = rows->delta[column];
+        float log_sum = rows->log_sum[column], delta = capped ? 0 : rows->delta[column];
         UNROLL for (int r = 0; r < LANE_ROWS; r++) {
             float weight = fast_exp2(__builtin_fmaf(accumulator_get(scores, r, c), scale, -log_sum));
             accumulator_set(d_weights, r, c, weight * (accumulator_get(d_weights, r, c) - delta));
@@ -447,10 +472,16 @@ INLINE void add_key_gradients(Accumulator *d_keys, Accumulator *d_values, const 
     }
 }
 
-/* Runs the keys pass of a block. `split` waves share 32 keys, each with columns / split of the
- * block's `columns`; split is 1, or 2 with tiles of 64 queries. */
-INLINE void gradient_of_keys(
-    const AttentionGrad *g, const int width, const int columns, const int waves, const int split, const int buffers) {
+/* Constants of a keys pass: `split` waves share 32 keys, each with columns / split of the block's
+ * `columns`; split is 1, or 2 with tiles of 64 queries. `capped`: scores have a soft-cap. */
+typedef struct KeysShape {
+    int width, columns, waves, split, buffers;
+    bool capped;
+} KeysShape;
+
+/* Runs the keys pass of a block. */
+INLINE void gradient_of_keys(const AttentionGrad *g, const KeysShape s) {
+    const int width = s.width, columns = s.columns, waves = s.waves, split = s.split, buffers = s.buffers;
     const int rows = waves / split * MMA, threads = waves * WAVE, own_columns = columns / split;
     const bool early = buffers == 2; /* the next tile can be in flight while this one is processed */
     const Attention *a = &g->attention;
@@ -494,9 +525,10 @@ INLINE void gradient_of_keys(
             Accumulator scores, d_weights;
             scores_and_d_weights(&scores, &d_weights, width, held_keys, held_values, keys + own * width, values + own * width,
                 queries + at * width, d_outs + at * width);
+            if (s.capped) cap_columns(a, &scores, &d_weights, row_tile, at);
             if (a->alibi > 0 || key < low_max || key + MMA - 1 > row_tile->high[at])
                 mask_keys(&scores, a, head, key, query + at, row_tile, at);
-            weights_and_gradients(&scores, &d_weights, a->scale, row_tile, at, &weights, &d_scores);
+            weights_and_gradients(&scores, &d_weights, a->scale, row_tile, at, s.capped, &weights, &d_scores);
             if (split > 1) {
                 operand_to_shared(exchange + wave_id() * 2 * sizeof(Operand) / 16 * WAVE, &weights);
                 operand_to_shared(exchange + (wave_id() * 2 + 1) * sizeof(Operand) / 16 * WAVE, &d_scores);
@@ -532,31 +564,82 @@ INLINE void gradient_of_keys(
 #include "ops/attention/gpu_grad_pairs_kernels.h"
 #include "ops/attention/gpu_grad_waves_kernels.h"
 
-/* `share`: waves that share a SIMD on AMD. */
-#define QUERIES_PASS(width, columns, waves, share) \
-    KERNEL(attention_queries_##width, AttentionGrad) { WAVE_BOUNDS((waves) * WAVE, share); gradient_of_queries(&a, width, columns, waves); }
+/* Kernels exist once per width, and once with a soft-cap. `share`: waves that share a SIMD on AMD. */
+#define QUERIES_PASS(width, columns, waves, share)              \
+    KERNEL(attention_queries_##width, AttentionGrad) {          \
+        WAVE_BOUNDS((waves) * WAVE, share);                     \
+        gradient_of_queries(&a, width, columns, waves, false);  \
+    }                                                           \
+    KERNEL(attention_queries_capped_##width, AttentionGrad) {   \
+        WAVE_BOUNDS((waves) * WAVE, share);                     \
+        gradient_of_queries(&a, width, columns, waves, true);   \
+    }
 
 QUERIES_PASS(32, 32, 4, 2)
 QUERIES_PASS(64, 64, 4, 3)
 QUERIES_PASS(128, 128, 4, SHARE_OF_128)
 QUERIES_PASS(256, 128, 2, 1)
 #if defined __AMDGCN__
-#define KEYS_PASS(width, columns, pairs, buffers) \
-    KERNEL(attention_keys_##width, AttentionGrad) { WAVE_BOUNDS(2 * (pairs) * WAVE, 2); gradient_of_pairs(&a, width, columns, pairs, buffers); }
-#define NARROW_KEYS_PASS(width) \
-    KERNEL(attention_keys_##width, AttentionGrad) { WAVE_BOUNDS(4 * WAVE, 4); gradient_of_waves(&a, width, 4); }
+#define KEYS_PASS(width, columns, pairs, buffers)                        \
+    KERNEL(attention_keys_##width, AttentionGrad) {                      \
+        WAVE_BOUNDS(2 * (pairs) * WAVE, 2);                              \
+        gradient_of_pairs(&a, width, columns, pairs, buffers, false);    \
+    }                                                                    \
+    KERNEL(attention_keys_capped_##width, AttentionGrad) {               \
+        WAVE_BOUNDS(2 * (pairs) * WAVE, 2);                              \
+        gradient_of_pairs(&a, width, columns, pairs, buffers, true);     \
+    }
+#define NARROW_KEYS_PASS(width)                              \
+    KERNEL(attention_keys_##width, AttentionGrad) {          \
+        WAVE_BOUNDS(4 * WAVE, 4);                            \
+        gradient_of_waves(&a, width, 4, false);              \
+    }                                                        \
+    KERNEL(attention_keys_capped_##width, AttentionGrad) {   \
+        WAVE_BOUNDS(4 * WAVE, 4);                            \
+        gradient_of_waves(&a, width, 4, true);               \
+    }
 NARROW_KEYS_PASS(32)
 NARROW_KEYS_PASS(64)
 KEYS_PASS(128, 128, 4, 2)
 KEYS_PASS(256, 128, 4, 1)
 #else
-#define KEYS_PASS(width, columns, waves, split, buffers) \
-    KERNEL(attention_keys_##width, AttentionGrad) { gradient_of_keys(&a, width, columns, waves, split, buffers); }
+#define KEYS_PASS(width, columns, waves, split, buffers)                                                                           \
+    KERNEL(attention_keys_##width, AttentionGrad) { gradient_of_keys(&a, (KeysShape){width, columns, waves, split, buffers, false}); }          \
+    KERNEL(attention_keys_capped_##width, AttentionGrad) { gradient_of_keys(&a, (KeysShape){width, columns, waves, split, buffers, true}); }
 KEYS_PASS(32, 32, 4, 1, 2)
 KEYS_PASS(64, 64, 4, 1, 2)
 KEYS_PASS(128, 128, 8, 2, 2)
 KEYS_PASS(256, 128, 4, 2, 1)
 #endif
+
+/* -- Gradients of sinks -------------------------------------------------------------------------------------------- */
+
+/* Sums exp(sink - log_sum) * delta over a chunk of rows of a head: a wave takes every n-th row. */
+KERNEL(attention_sink_parts, AttentionSinks) {
+    static SHARED float sums[SINK_THREADS / WAVE];
+    int64_t first = (int64_t)block_x() * SINK_ROWS, head = block_y();
+    float sink = a.sinks[head] * LOG2_E, sum = 0;
+    for (int64_t row = first + wave_id(); row < first + SINK_ROWS && row < a.rows; row += SINK_THREADS / WAVE) {
+        int64_t at = row * a.heads + head;
+        GLOBAL const bf16 *d_out = a.d_out + at * a.v_dim, *out = a.out + at * a.v_dim;
+        float delta = 0;
+        for (int i = lane_id(); i < a.v_dim; i += WAVE) delta += to_float(d_out[i]) * to_float(out[i]);
+        sum += fast_exp2(sink - a.log_sum[at] * LOG2_E) * wave_sum(delta);
+    }
+    if (lane_id() == 0) sums[wave_id()] = sum;
+    barrier();
+    if (thread_id() > 0) return;
+    for (int i = 1; i < SINK_THREADS / WAVE; i++) sum += sums[i];
+    a.parts[block_x() * (int64_t)a.heads + head] = sum;
+}
+
+/* Adds the chunks of a head; one wave per head. */
+KERNEL(attention_sink_sums, AttentionSinks) {
+    float sum = 0;
+    for (int i = lane_id(); i < a.chunks; i += WAVE) sum += a.parts[(int64_t)i * a.heads + block_x()];
+    sum = wave_sum(sum);
+    if (lane_id() == 0) a.d_sinks[block_x()] -= sum;
+}
 
 /* -- After a pass over keys whose heads were shared out ------------------------------------------------------------- */
 
@@ -575,13 +658,17 @@ KERNEL(attention_key_sums, AttentionGrad) {
 }
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
-#define HOPPER(width)                                                                                                        \
-    KERNEL(attention_rows_hopper_##width, AttentionGradHopper) { hopper_rows(&a, grad_shape(width)); }                       \
-    KERNEL(attention_items_hopper_##width, AttentionGradHopper) { hopper_items(&a, grad_shape(width)); }                     \
-    KERNEL(attention_grad_hopper_##width, AttentionGradHopper) {                                                             \
-        BLOCK_BOUNDS((GRAD_GROUPS + 1) * WARPGROUP, 1);                                                                      \
-        hopper_gradient(&a, ARGUMENTS_ADDRESS(attention_grad_hopper_##width), grad_shape(width));                            \
-    }                                                                                                                        \
+#define HOPPER(width)                                                                                                               \
+    KERNEL(attention_rows_hopper_##width, AttentionGradHopper) { hopper_rows(&a, grad_shape(width)); }                              \
+    KERNEL(attention_items_hopper_##width, AttentionGradHopper) { hopper_items(&a, grad_shape(width)); }                            \
+    KERNEL(attention_grad_hopper_##width, AttentionGradHopper) {                                                                    \
+        BLOCK_BOUNDS((GRAD_GROUPS + 1) * WARPGROUP, 1);                                                                             \
+        hopper_gradient(&a, ARGUMENTS_ADDRESS(attention_grad_hopper_##width), grad_shape(width), false);                            \
+    }                                                                                                                               \
+    KERNEL(attention_grad_hopper_capped_##width, AttentionGradHopper) {                                                             \
+        BLOCK_BOUNDS((GRAD_GROUPS + 1) * WARPGROUP, 1);                                                                             \
+        hopper_gradient(&a, ARGUMENTS_ADDRESS(attention_grad_hopper_capped_##width), grad_shape(width), true);                      \
+    }                                                                                                                               \
     KERNEL(attention_round_hopper_##width, AttentionGradHopper) { hopper_queries_round(&a, grad_shape(width)); }
 HOPPER(64)
 HOPPER(128)
@@ -593,11 +680,16 @@ HOPPER(128)
 
 LAUNCHER(attention_delta, AttentionGrad)
 LAUNCHER(attention_key_sums, AttentionGrad)
-LAUNCHERS(queries, AttentionGrad, attention_queries_32, attention_queries_64, attention_queries_128, attention_queries_256)
-LAUNCHERS(keys, AttentionGrad, attention_keys_32, attention_keys_64, attention_keys_128, attention_keys_256)
+LAUNCHER(attention_sink_parts, AttentionSinks)
+LAUNCHER(attention_sink_sums, AttentionSinks)
+LAUNCHERS(queries, AttentionGrad, attention_queries_32, attention_queries_64, attention_queries_128, attention_queries_256,
+    attention_queries_capped_32, attention_queries_capped_64, attention_queries_capped_128, attention_queries_capped_256)
+LAUNCHERS(keys, AttentionGrad, attention_keys_32, attention_keys_64, attention_keys_128, attention_keys_256, attention_keys_capped_32,
+    attention_keys_capped_64, attention_keys_capped_128, attention_keys_capped_256)
 LAUNCHERS(hopper_rows, AttentionGradHopper, attention_rows_hopper_64, attention_rows_hopper_128)
 LAUNCHERS(hopper_items, AttentionGradHopper, attention_items_hopper_64, attention_items_hopper_128)
-LAUNCHERS(hopper_grad, AttentionGradHopper, attention_grad_hopper_64, attention_grad_hopper_128)
+LAUNCHERS(hopper_grad, AttentionGradHopper, attention_grad_hopper_64, attention_grad_hopper_128, attention_grad_hopper_capped_64,
+    attention_grad_hopper_capped_128)
 LAUNCHERS(hopper_round, AttentionGradHopper, attention_round_hopper_64, attention_round_hopper_128)
 
 /* Constants of the keys passes above, which determine the shared memory of a block. */
@@ -629,7 +721,7 @@ static void queries_pass(Device *device, const AttentionGrad *g, int64_t sequenc
         .z = divide_up(width, 128),
         .threads = waves * wave,
         .shared = elements * (int)sizeof(bf16)};
-    launch_queries(device, attention_width_index(width), shape, g);
+    launch_queries(device, attention_kernel_index(&g->attention, width), shape, g);
 }
 
 static void add_parts(Device *device, const AttentionGrad *g) {
@@ -655,7 +747,7 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
     AttentionGrad parted = *g;
     parted.parts = parts_of(device, g, shape.x * shape.y * shape.z);
     shape.x *= parted.parts;
-    launch_keys(device, attention_width_index(width), shape, &parted);
+    launch_keys(device, attention_kernel_index(&g->attention, width), shape, &parted);
     add_parts(device, &parted);
 }
 
@@ -719,7 +811,9 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
 static bool launch_grad_on_hopper(const OpCall *call, const AttentionGrad *g, int64_t sequences) {
     const Attention *a = &g->attention;
     int width = a->head_dim, processors = device_info(call->device)->processors;
-    bool fits = (width == 64 || width == 128) && ((uintptr_t)g->out | (uintptr_t)g->d_queries | (uintptr_t)call->workspace) % 16 == 0;
+    bool recovers = a->limit <= 0 || a->alibi <= 0; /* the soft-cap's derivative from weights (d_scores_of_columns) */
+    bool fits =
+        recovers && (width == 64 || width == 128) && ((uintptr_t)g->out | (uintptr_t)g->d_queries | (uintptr_t)call->workspace) % 16 == 0;
     int64_t columns = (int64_t)a->heads * width;
     TensorMap queries, keys, d_out;
     if (!fits || !attention_maps(call->device, &queries, &keys, a, sequences) ||
@@ -735,7 +829,7 @@ static bool launch_grad_on_hopper(const OpCall *call, const AttentionGrad *g, in
     LaunchShape round = {.x = sequences * hopper.tiles, .y = a->heads, .threads = GRAD_GROUPS * 128};
     launch_hopper_rows(call->device, width == 128, rows, &hopper);
     launch_hopper_items(call->device, width == 128, items, &hopper);
-    launch_hopper_grad(call->device, width == 128, pass, &hopper);
+    launch_hopper_grad(call->device, (width == 128) + 2 * (a->limit > 0), pass, &hopper);
     launch_hopper_round(call->device, width == 128, round, &hopper);
     AttentionGrad parted = *g;
     parted.parts = hopper.parts;
@@ -766,6 +860,23 @@ static int64_t attention_grad_gpu_workspace(const Graph *graph, const Node *node
     return hopper > bytes ? hopper : bytes;
 }
 
+/* Adds the gradients of the sinks. Their scratch is that of later passes, which need more. */
+static void add_sink_gradients(const OpCall *call, int64_t rows) {
+    const Heads *h = &((const AttentionSpec *)call->attributes)->heads;
+    AttentionSinks sinks = {.d_out = call->in[ATTENTION_GRAD_D_OUT],
+        .out = call->in[ATTENTION_GRAD_OUT],
+        .log_sum = call->in[ATTENTION_GRAD_LOG_SUM],
+        .sinks = call->in[ATTENTION_SINKS],
+        .parts = call->workspace,
+        .d_sinks = call->out[ATTENTION_GRAD_D_SINKS],
+        .rows = rows,
+        .heads = (int32_t)h->heads,
+        .v_dim = (int32_t)h->v_dim,
+        .chunks = (int32_t)divide_up(rows, SINK_ROWS)};
+    launch_attention_sink_parts(call->device, (LaunchShape){.x = sinks.chunks, .y = h->heads, .threads = SINK_THREADS}, &sinks);
+    launch_attention_sink_sums(call->device, (LaunchShape){.x = h->heads, .threads = device_info(call->device)->wave}, &sinks);
+}
+
 GPU_OP(attention_grad, attention_grad_gpu_workspace) {
     Attention attention = attention_of(call);
     int64_t rows = call->in_shape[ATTENTION_QKV][0], length = attention.query_rows.rows, sequences = rows / length,
@@ -788,6 +899,7 @@ GPU_OP(attention_grad, attention_grad_gpu_workspace) {
         .rows = sequences * attention.key_rows.rows,
         .parts = 1,
         .partial_keys = (float *)(scratch + at.parts_at)};
+    if (attention.sinks && call->out[ATTENTION_GRAD_D_SINKS]) add_sink_gradients(call, rows);
     if (launch_grad_on_hopper(call, &g, sequences)) return;
     LaunchShape shape = {.x = sequences * g.tiles, .y = attention.heads, .threads = 4 * device_info(call->device)->wave};
     launch_attention_delta(call->device, shape, &g);
