@@ -517,6 +517,16 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
         {2, {{8, 2, 64, 64}, 300, {128, .sinks = 1}}, 0},
         {1, {{3, 1, 17, 17}, 90, {.cap = 2, .sinks = 1}}, 0},
         {1, {{2, 2, 64, 64}, 140, {.cap = 3}, .bidirectional = true}, 75},
+        {1, {{4, 2, 192, 128}, 200}, 70}, /* values narrower than keys, and wider; rows that are not whole chunks */
+        {1, {{2, 1, 192, 128}, 140, {60, .cap = 5, .sinks = 1}}, 0},
+        {1, {{2, 2, 192, 128}, 100, .bidirectional = true}, 75},
+        {2, {{4, 1, 64, 32}, 140, {.alibi = 8}}, 50},
+        {1, {{8, 2, 96, 64}, 140}, 0},
+        {1, {{2, 1, 40, 100}, 140}, 0},
+        {1, {{2, 1, 72, 256}, 100}, 33},
+        {1, {{3, 1, 20, 12}, 140, {.sinks = 1}}, 0},
+        {1, {{4, 1, 24, 13}, 70}, 0},
+        {1, {{2, 1, 130, 9}, 70}, 0},
     };
     for (size_t i = 0; i < COUNT(longer); i++) {
         int32_t *positions = make_positions(&longer[i]);
@@ -873,6 +883,7 @@ static void a_rank_of_context_agrees_on_a_gpu_over_many_tiles(void **state) {
         {{8, {{12, 12, 64, 64}, 512}, 100}, 2, 1, 1}, /* more blocks of keys than processors */
         {{1, {{4, 2, 64, 64}, 512, {.cap = 4, .sinks = 1}}, 100}, 2, 1, 0},
         {{1, {{2, 1, 128, 128}, 512, {.sinks = 1}}, 0}, 2, 0, 1}, /* half the queries see only a sink */
+        {{1, {{4, 2, 192, 128}, 256}, 100}, 2, 1, -1},
     };
     for (size_t i = 0; i < COUNT(longer); i++) check_over(&longer[i]);
 }
@@ -1166,8 +1177,32 @@ static void new_rows_agree_over_a_long_cache(void **state) {
         {1, {{2, 1, 256, 256}, 200, {.cap = 5, .sinks = 1}}, 0},
         {70, {{4, 1, 64, 64}, 300, {.cap = 4, .sinks = 1}}, 0},
         {150, {{8, 8, 16, 16}, 100, {.sinks = 1}}, 0}, /* so many rows that keys are not cut */
+        {1, {{16, 16, 192, 128}, 200}, 0},
+        {2, {{4, 1, 192, 128}, 200, {.sinks = 1}}, 2},
+        {70, {{4, 4, 192, 128}, 150}, 0},
+        {1, {{2, 1, 40, 100}, 200, {.scale = 0.4}}, 0},
+        {3, {{4, 2, 24, 13}, 200}, 0},
     };
     for (size_t i = 0; i < COUNT(decoded); i++) check_op(build_decoded, &decoded[i], (CheckBounds){.forward_only = true});
+}
+
+static void heads_of_more_than_256_channels_are_refused_on_a_gpu(void **state) {
+    (void)state;
+    check_gpu();
+    Error error = {0};
+    Device *device = device_open(device_info(check_device())->kind, 0, &error); /* its own: a failure stays */
+    assert_non_null(device);
+    AttentionSpec spec = {{1, 1, 320, 128}, 8};
+    Graph *graph = graph_create(PRECISION_BF16, false);
+    TensorId qkv = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){8, heads_columns(&spec.heads)}, "qkv");
+    op_attention(graph, qkv, graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &spec.length, "positions"), &spec);
+    Program program = check_program((Model){.graph = graph}, device);
+    executor_run(program.executor);
+    assert_false(device_ok(device, &error));
+    assert_non_null(strstr(error.message, "320 channels of queries and keys and 128 of values"));
+    assert_non_null(strstr(error.message, "at most 256"));
+    program_free(&program);
+    device_close(device);
 }
 
 /* -- Speed --------------------------------------------------------------------------------------------------------- */
@@ -1287,6 +1322,10 @@ static void speed(void **state) {
         {2, {{32, 8, 128, 128}, 8192}, 0},
         {64, {{12, 12, 64, 64}, 1024}, 0},
         {4, {{16, 4, 128, 128}, 4096}, 0},
+        {4, {{8, 4, 256, 256}, 4096}, 0},
+        {4, {{32, 16, 128, 128}, 4096, {.cap = 50}}, 0},
+        {4, {{8, 4, 256, 256}, 4096, {.cap = 50}}, 0},
+        {4, {{16, 16, 192, 128}, 4096}, 0},
     };
     for (size_t i = 0; i < COUNT(timed); i++) speed_of_shape(&timed[i]);
 }
@@ -1320,6 +1359,7 @@ int main(void) {
         cmocka_unit_test(every_position_has_one_rank_and_one_row),
         cmocka_unit_test(ranks_that_share_a_cache_give_what_the_whole_gives),
         cmocka_unit_test(parts_of_ranks_agree_in_all_precisions),
+        cmocka_unit_test(heads_of_more_than_256_channels_are_refused_on_a_gpu),
         cmocka_unit_test(speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

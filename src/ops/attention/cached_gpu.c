@@ -26,7 +26,7 @@ typedef struct AttentionAppend {
     Deal deal;
 } AttentionAppend;
 
-/* Results over parts of the keys, for chunks or ranks: outputs [parts][rows][heads][head_dim] and
+/* Results over parts of the keys, for chunks or ranks: outputs [parts][rows][heads][v_dim] and
  * their log2-sum-exp2 [parts][rows][heads]. Strides between parts and between rows are in elements.
  * The joined result goes to `out`, or to `part` (op_attention_part) if that is not NULL. */
 typedef struct AttentionJoin {
@@ -35,7 +35,7 @@ typedef struct AttentionJoin {
     int64_t part_of_outs, row_of_outs, part_of_sums, row_of_sums;
     GLOBAL bf16 *out;
     GLOBAL float *part;
-    int32_t heads, head_dim, parts;
+    int32_t heads, v_dim, parts;
 } AttentionJoin;
 
 enum {
@@ -88,7 +88,7 @@ INLINE void store_few(const AttentionForward *f, const AttentionPlace *p, LOCAL 
         out += weight * outs[w * FEW_ROWS * FEW_STRIDE];
     }
     int64_t at = ((int64_t)p->chunk * a->query_rows.rows + place_row(p, a, row)) * a->heads + place_head(p, a, row);
-    if (column < a->head_dim) f->partial_out[at * a->head_dim + column] = total == 0 ? 0 : out / total;
+    if (column < a->v_dim) f->partial_out[at * a->v_dim + column] = total == 0 ? 0 : out / total;
     if (column == 0) f->partial_sum[at] = total == 0 ? -__builtin_inff() : base + fast_log2(total);
 }
 
@@ -116,17 +116,15 @@ INLINE void join_waves(
 INLINE void attend_few(const AttentionForward *f, const int width, const int waves, const bool capped) {
     const int step = waves * FEW_KEYS, size = FEW_KEYS * width, tiles = few_tiles(WAVE);
     const Attention *a = &f->attention;
-    const AttentionPlace place = place_of_block(a, FEW_ROWS, 1);
+    const AttentionPlace place = place_of_block(a, FEW_ROWS, ATTENTION_PART);
     KeyBounds seen = attention_bounds(a, 0, 0, FEW_ROWS, place.total);
     RowInterval chunk = keys_of_chunk(f, &seen, place.chunk, FEW_KEYS);
-    int64_t start = (int64_t)place.kv_head * a->head_dim;
     int key = of_wave(chunk.low + wave_id() * FEW_KEYS);
 
     /* Tiles: current keys, values, next keys. */
     LOCAL bf16 *keys = attention_tiles + wave_id() * tiles * size, *values = keys + 1 % tiles * size, *next = keys + 2 % tiles * size;
     Stage keys_stage, values_stage;
-    Source keys_source = source_at(a, a->keys, start, key, chunk.high, 0),
-           values_source = source_at(a, a->values, start, key, chunk.high, 0);
+    Source keys_source = keys_at(a, &place, key, chunk.high), values_source = values_at(a, &place, key, chunk.high, 0, width);
     stage_begin(&keys_stage, keys, width, FEW_KEYS, WAVE, &keys_source);
     columns_begin(&values_stage, values, width, FEW_KEYS, WAVE, &values_source);
 
@@ -144,7 +142,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
     for (; key <= chunk.high; key += step) {
         stage_end(&keys_stage, keys, width, FEW_KEYS, WAVE, &keys_source, 1);
         wave_barrier();
-        keys_source = source_at(a, a->keys, start, key + step, chunk.high, 0);
+        keys_source = keys_at(a, &place, key + step, chunk.high);
         stage_begin(&keys_stage, next, width, FEW_KEYS, WAVE, &keys_source);
         Accumulator scores;
         compute_scores(&scores, 1, FEW_ROWS, queries, NULL, keys, width);
@@ -152,7 +150,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
         wave_barrier();
         columns_end(&values_stage, values, width, FEW_KEYS, WAVE, &values_source, 1);
         wave_barrier();
-        values_source = source_at(a, a->values, start, key + step, chunk.high, 0);
+        values_source = values_at(a, &place, key + step, chunk.high, 0, width);
         columns_begin(&values_stage, keys, width, FEW_KEYS, WAVE, &values_source);
         if (a->alibi > 0 || !bounds_cover(&seen, key, key + FEW_KEYS - 1))
             attention_mask(&scores, 1, FEW_ROWS, a, 0, place.head, 0, place.total, key);
@@ -191,8 +189,8 @@ INLINE void join_parts(const AttentionJoin *a, const int unit) {
     static SHARED f32x4 group_sums[JOIN_THREADS];
     static SHARED float group_totals[JOIN_THREADS];
     int64_t row = block_x() / a->heads, head = block_x() % a->heads;
-    int units = a->head_dim / unit, groups = JOIN_THREADS / units, group = thread_id() / units, column = thread_id() % units * unit;
-    GLOBAL const float *sums = a->sums + row * a->row_of_sums + head, *outs = a->outs + row * a->row_of_outs + head * a->head_dim + column;
+    int units = a->v_dim / unit, groups = JOIN_THREADS / units, group = thread_id() / units, column = thread_id() % units * unit;
+    GLOBAL const float *sums = a->sums + row * a->row_of_sums + head, *outs = a->outs + row * a->row_of_outs + head * a->v_dim + column;
     float largest = -__builtin_inff(), total = 0;
     for (int i = lane_id(); i < a->parts; i += WAVE) largest = __builtin_fmaxf(largest, sums[i * a->part_of_sums]);
     largest = wave_max(largest);
@@ -219,10 +217,10 @@ INLINE void join_parts(const AttentionJoin *a, const int unit) {
         factor *= joined.share, log_sum = joined.log_sum;
     }
     sum *= factor;
-    GLOBAL float *part = a->part + row * a->heads * (a->head_dim + 1);
-    if (a->part) store4_wide(part + head * a->head_dim + column, sum, unit);
-    else store4_bf16(a->out + (int64_t)block_x() * a->head_dim + column, sum, unit);
-    if (a->part && thread_id() == 0) part[(int64_t)a->heads * a->head_dim + head] = log_sum;
+    GLOBAL float *part = a->part + row * a->heads * (a->v_dim + 1);
+    if (a->part) store4_wide(part + head * a->v_dim + column, sum, unit);
+    else store4_bf16(a->out + (int64_t)block_x() * a->v_dim + column, sum, unit);
+    if (a->part && thread_id() == 0) part[(int64_t)a->heads * a->v_dim + head] = log_sum;
 }
 
 UNIT_KERNELS(attention_join, AttentionJoin, join_parts, 4)
@@ -268,7 +266,7 @@ static int64_t cached_gpu_workspace(const Graph *graph, const Node *node) {
 
 static void launch_few(Device *device, const AttentionForward *forward) {
     const Attention *a = &forward->attention;
-    int wave = device_info(device)->wave, width = attention_width(a->head_dim), waves = few_waves(width);
+    int wave = device_info(device)->wave, width = attention_width(a->qk_dim, a->v_dim), waves = few_waves(width);
     int tiles = waves * few_tiles(wave) * FEW_KEYS * width * (int)sizeof(bf16),
         sums = waves * FEW_ROWS * (FEW_STRIDE + 2) * (int)sizeof(float);
     LaunchShape shape = {.x = a->kv_heads, .z = forward->chunks, .threads = waves * wave, .shared = tiles > sums ? tiles : sums};
@@ -277,8 +275,8 @@ static void launch_few(Device *device, const AttentionForward *forward) {
 
 /* Uses four columns per thread if all rows are aligned to four. */
 static void join_rows(Device *device, int64_t rows, const AttentionJoin *join) {
-    int64_t part_columns = join->part ? (int64_t)join->heads * (join->head_dim + 1) : 0;
-    bool fours = (join->head_dim | join->row_of_outs | join->part_of_outs | part_columns) % 4 == 0;
+    int64_t part_columns = join->part ? (int64_t)join->heads * (join->v_dim + 1) : 0;
+    bool fours = (join->v_dim | join->row_of_outs | join->part_of_outs | part_columns) % 4 == 0;
     launch_attention_join(device, fours, (LaunchShape){.x = rows * join->heads, .threads = JOIN_THREADS}, join);
 }
 
@@ -331,7 +329,7 @@ GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
             .out = whole ? call->out[ATTENTION_CACHED_OUT] : NULL,
             .part = whole ? NULL : call->out[ATTENTION_CACHED_OUT],
             .heads = (int32_t)h->heads,
-            .head_dim = (int32_t)h->v_dim,
+            .v_dim = (int32_t)h->v_dim,
             .parts = forward.chunks});
 }
 
@@ -348,7 +346,7 @@ GPU_OP(attention_merge) {
             .row_of_sums = columns,
             .out = call->out[ATTENTION_MERGE_OUT],
             .heads = (int32_t)h->heads,
-            .head_dim = (int32_t)h->v_dim,
+            .v_dim = (int32_t)h->v_dim,
             .parts = attention_deal(call->mesh).ranks});
 }
 

@@ -5,16 +5,16 @@
  * next keys while values are used. AMD's pass (gpu_forward_amd_kernels.h) requests both earlier, and uses
  * tiles of 128 keys for narrow heads.
  *
- * Heads wider than 128 are cut into parts of 128 output columns, one block each; every block
- * computes the scores, because sums of 256 columns do not fit in registers. Heads of 64 and 128
- * have separate kernels on NVIDIA's Hopper (gpu_hopper_kernels.h). Launched for op attention and by
+ * Values of more than 128 columns are cut into parts of 128, one block each; every block computes
+ * the scores, because sums of 256 columns do not fit in registers. Heads of 64 and 128 columns, the
+ * same for keys and values, have separate kernels on NVIDIA's Hopper (gpu_hopper_kernels.h). Launched for op attention and by
  * cached_gpu.c: over a cache, for the rows of a prompt and in chunks of keys. No scratch. */
 #include "ops/attention/gpu_forward_kernels.h"
 #include "ops/attention/gpu_hopper_kernels.h"
 
 #ifdef GPU_DEVICE
 
-enum { MOST_COLUMNS = 128, KEY_BLOCKS = ATTENTION_KEYS / MMA };
+enum { MOST_COLUMNS = ATTENTION_PART, KEY_BLOCKS = ATTENTION_KEYS / MMA };
 
 /* -- The pass ------------------------------------------------------------------------------------------------------ */
 
@@ -37,14 +37,14 @@ INLINE void store_attended_rows(
         if (!f->partial_out) {
             if (first_of_row && f->log_sum) f->log_sum[at] = log_sum * LN_2;
             UNROLL for (int n = 0; n < columns / MMA; n++) most = larger(
-                most, attention_store(f->out + at * a->head_dim, &out[n], r, p->part * columns + n * MMA, a->head_dim, inverse, there));
+                most, attention_store(f->out + at * a->v_dim, a->v_dim, &out[n], r, p->part * columns + n * MMA, a->v_dim, inverse, there));
             continue;
         }
         at += (int64_t)p->chunk * a->query_rows.rows * a->heads;
         if (first_of_row) f->partial_sum[at] = sum == 0 ? -__builtin_inff() : log_sum;
         UNROLL for (int n = 0; n < columns / MMA; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             int column = p->part * columns + n * MMA + accumulator_column(c);
-            if (there && column < a->head_dim) f->partial_out[at * a->head_dim + column] = accumulator_get(&out[n], r, c) * inverse;
+            if (there && column < a->v_dim) f->partial_out[at * a->v_dim + column] = accumulator_get(&out[n], r, c) * inverse;
         }
     }
     if (f->amax) record_largest_of_wave(f->amax, most);
@@ -59,7 +59,7 @@ INLINE void store_attended_rows(
 INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves, const bool capped) {
     const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE;
     const Attention *a = &f->attention;
-    const AttentionPlace place = place_of_block(a, rows, width / columns);
+    const AttentionPlace place = place_of_block(a, rows, width);
     LOCAL bf16 *keys = attention_tiles, *values = keys + ATTENTION_KEYS * width;
     LOCAL bf16 *queries = attention_holds(width) ? attention_tiles : values + ATTENTION_KEYS * columns;
     LOCAL const bf16 *own = queries + wave_id() * ATTENTION_ROWS * width;
@@ -81,27 +81,26 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
     Accumulator out[MOST_COLUMNS / MMA];
     UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&out[n]);
 
-    int64_t start = place.key_base * a->key_stride + place.kv_head * a->head_dim;
     Stage keys_stage, values_stage;
-    Source next = source_at(a, a->keys, start, key, last, 0);
+    Source next = keys_at(a, &place, key, last);
     if (key <= last) stage_begin(&keys_stage, keys, width, ATTENTION_KEYS, threads, &next);
     for (; key <= last; key += ATTENTION_KEYS) {
         stage_end(&keys_stage, keys, width, ATTENTION_KEYS, threads, &next, 0);
         barrier();
-        next = source_at(a, a->values, start, key, last, place.part * columns);
+        next = values_at(a, &place, key, last, place.part * columns, width);
         columns_begin(&values_stage, values, columns, ATTENTION_KEYS, threads, &next);
         bool touched = bounds_touch(&wave, key, key + ATTENTION_KEYS - 1);
         Accumulator scores[KEY_BLOCKS];
         compute_scores(scores, KEY_BLOCKS, ATTENTION_ROWS, attention_holds(width) ? held : NULL, own, keys, width);
         columns_end(&values_stage, values, columns, ATTENTION_KEYS, threads, &next, 0);
         barrier();
-        next = source_at(a, a->keys, start, key + ATTENTION_KEYS, last, 0);
+        next = keys_at(a, &place, key + ATTENTION_KEYS, last);
         if (key + ATTENTION_KEYS <= last) stage_begin(&keys_stage, keys, width, ATTENTION_KEYS, threads, &next);
         if (!touched) continue;
         if (capped) attention_cap_scores(scores, KEY_BLOCKS, ATTENTION_ROWS, a);
         if (a->alibi > 0 || !bounds_cover(&wave, key, key + ATTENTION_KEYS - 1)) {
             const Attention *call = arguments_again(a);
-            AttentionPlace again = place_of_block(call, rows, width / columns);
+            AttentionPlace again = place_of_block(call, rows, width);
             attention_mask(scores, KEY_BLOCKS, ATTENTION_ROWS, call, again.base, again.head,
                 again.first + opaque_of_wave(wave_id()) * ATTENTION_ROWS, again.total, key);
         }
@@ -110,7 +109,7 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
         add_weighted_values(out, weights, KEY_BLOCKS, ATTENTION_ROWS, values, columns);
     }
     f = arguments_again(f);
-    AttentionPlace again = place_of_block(&f->attention, rows, width / columns);
+    AttentionPlace again = place_of_block(&f->attention, rows, width);
     store_attended_rows(f, &again, &softmax, out, columns);
 }
 
@@ -147,11 +146,23 @@ HOPPER(capped_128, 128, true)
 #include "ops/attention/attention.h"
 
 #include <math.h>
+#include <stdio.h>
 
 LAUNCHERS(attention, AttentionForward, attention_32, attention_64, attention_128, attention_256, attention_capped_32, attention_capped_64,
     attention_capped_128, attention_capped_256)
 LAUNCHERS(
     attention_hopper, AttentionHopper, attention_hopper_64, attention_hopper_128, attention_hopper_capped_64, attention_hopper_capped_128)
+
+/* Fails the device's calls if no kernel takes the widths of heads. */
+static void check_widths(Device *device, const Heads *h) {
+    char message[256];
+    if (h->qk_dim <= ATTENTION_MOST_WIDTH && h->v_dim <= ATTENTION_MOST_WIDTH) return;
+    snprintf(message, sizeof message,
+        "attention heads with %lld channels of queries and keys and %lld of values have no kernel on a GPU: each is at most %d. Use "
+        "narrower heads, or device=cpu",
+        (long long)h->qk_dim, (long long)h->v_dim, ATTENTION_MOST_WIDTH);
+    gpu_fail(device, message);
+}
 
 Attention attention_of(const OpCall *call) {
     const AttentionSpec *spec = call->attributes;
@@ -159,9 +170,9 @@ Attention attention_of(const OpCall *call) {
     bool packed = !call->in[ATTENTION_KV];
     const bf16 *queries = call->in[ATTENTION_QKV], *keys = packed ? queries + heads_query_columns(h) : call->in[ATTENTION_KV];
     double scale = score_scale(&spec->scores, h->qk_dim, 1);
+    check_widths(call->device, h);
     int32_t slopes = 1;
     while (slopes < attention_all_heads(spec)) slopes *= 2;
-    assert(h->qk_dim == h->v_dim && h->qk_dim <= 256);
     return (Attention){.queries = queries,
         .keys = keys,
         .values = keys + heads_key_columns(h),
@@ -172,7 +183,8 @@ Attention attention_of(const OpCall *call) {
         .key_rows = token_rows(spec->length, spec->keys.ranks, spec->keys.rank),
         .heads = (int32_t)h->heads,
         .kv_heads = (int32_t)h->kv_heads,
-        .head_dim = (int32_t)h->qk_dim,
+        .qk_dim = (int32_t)h->qk_dim,
+        .v_dim = (int32_t)h->v_dim,
         .window = (int32_t)spec->scores.window,
         .bidirectional = spec->bidirectional,
         .packed = 1,
@@ -192,21 +204,21 @@ bool attention_map(Device *device, TensorMap *map, const void *data, int64_t row
 }
 
 bool attention_maps(Device *device, TensorMap *queries, TensorMap *keys, const Attention *a, int64_t sequences) {
-    int64_t columns = (int64_t)a->heads * a->head_dim, key_columns = (int64_t)a->kv_heads * a->head_dim * 2;
+    int64_t columns = (int64_t)a->heads * a->qk_dim, key_columns = (int64_t)a->kv_heads * (a->qk_dim + a->v_dim);
     return attention_map(device, queries, a->queries, a->query_rows.rows, columns, a->query_stride, sequences) &&
            attention_map(device, keys, a->keys, a->key_rows.rows, key_columns, a->key_stride, sequences);
 }
 
 void attention_launch(Device *device, const AttentionForward *forward, int64_t sequences) {
     const Attention *a = &forward->attention;
-    int wave = device_info(device)->wave, width = attention_width(a->head_dim), parts = (int)divide_up(width, 128), columns = width / parts;
+    int wave = device_info(device)->wave, width = attention_width(a->qk_dim, a->v_dim), columns = (int)int_min(width, ATTENTION_PART);
     int rows = 4 * ATTENTION_ROWS, tiles = attention_keys(wave, width) * (width + columns), queries = rows * width;
     /* Queries have a tile of their own, or pass through the tiles of keys and values, or go
      * directly into registers. */
     if (wave != 64) tiles = width > 64 ? tiles + queries : (int)int_max(tiles, queries);
     LaunchShape shape = {.x = sequences * (a->heads / a->packed),
         .y = divide_up((int64_t)a->query_rows.rows * a->packed, rows),
-        .z = parts * forward->chunks,
+        .z = attention_parts(width, a->v_dim) * forward->chunks,
         .threads = rows / ATTENTION_ROWS * wave,
         .shared = tiles * (int)sizeof(bf16)};
     launch_attention(device, attention_kernel_index(a, width), shape, forward);
@@ -216,10 +228,10 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
 static bool launch_hopper_forward(const OpCall *call, const AttentionForward *forward) {
     const Attention *a = &forward->attention;
     int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->query_rows.rows;
-    int width = a->head_dim;
+    int width = a->qk_dim;
     AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum, .amax = forward->amax};
     enum { HOPPER_SECTION = 16 << 20 }; /* bytes of keys and values, so that they stay in the L2 cache */
-    bool fits = (width == 64 || width == 128) && (uintptr_t)forward->out % 16 == 0;
+    bool fits = (width == 64 || width == 128) && a->v_dim == width && (uintptr_t)forward->out % 16 == 0;
     if (!fits || !attention_maps(call->device, &hopper.queries, &hopper.keys, a, sequences)) return false;
     int64_t bytes = (int64_t)a->key_rows.rows * width * 2 * (int64_t)sizeof(bf16), group = a->heads / a->kv_heads;
     hopper.heads = (int32_t)(sequences * a->heads);

@@ -21,15 +21,16 @@ INLINE u32x4 load_chunk_by_elements(GLOBAL const bf16 *from, int there) {
 /* Loads the queries of a wave, the rows from `first` on, directly into registers as operands.
  * Columns after the last are zero; rows after the last repeat it and are never stored. */
 INLINE void hold_queries(Operand *held, const int width, const Attention *a, const AttentionPlace *p, int first) {
-    bool in_chunks = a->head_dim % 8 == 0;
+    /* With equal columns of queries and values, qk_dim tells; a test of strides too would spill. */
+    bool in_chunks = (width < ATTENTION_MOST_WIDTH ? a->qk_dim : (int)a->query_stride | a->qk_dim) % 8 == 0;
     UNROLL for (int s = 0; s < 2; s++) {
         int row = min_int(first + (int)operand_row((unsigned)lane_id() % 16) + s * OPERAND_STEP, p->total - 1);
-        GLOBAL const bf16 *from = a->queries + place_row(p, a, row) * a->query_stride + place_head(p, a, row) * a->head_dim;
+        GLOBAL const bf16 *from = a->queries + place_row(p, a, row) * a->query_stride + place_head(p, a, row) * a->qk_dim;
         UNROLL for (int k = 0; k < width / MMA; k++) {
             int column = k * MMA + lane_id() / 16 * 8;
             u32x4 chunk = {0, 0, 0, 0};
-            if (!in_chunks) chunk = load_chunk_by_elements(from + column, a->head_dim - column);
-            else if (column < a->head_dim) chunk = *(GLOBAL const u32x4 *)(from + column);
+            if (!in_chunks) chunk = load_chunk_by_elements(from + column, a->qk_dim - column);
+            else if (column < a->qk_dim) chunk = *(GLOBAL const u32x4 *)(from + column);
             held[k].half[s] = chunk;
         }
     }
@@ -61,10 +62,10 @@ typedef struct Pass {
 /* Masks the scores of `count` keys in parts of ATTENTION_KEYS, whose positions are consecutive,
  * unless all rows see them. */
 INLINE void mask_scores(
-    Accumulator *scores, const int count, const Attention *a, const KeyBounds *wave, int key, const int rows, const int parts) {
+    Accumulator *scores, const int count, const Attention *a, const KeyBounds *wave, int key, const int rows, const int width) {
     if (bounds_cover(wave, key, key + count - 1)) return;
     a = arguments_again(a);
-    AttentionPlace again = place_of_block(a, rows, parts);
+    AttentionPlace again = place_of_block(a, rows, width);
     int first = again.first + opaque_of_wave(wave_id()) * ATTENTION_ROWS;
     UNROLL for (int part = 0; part < count / ATTENTION_KEYS; part++) {
         int from = key + part * ATTENTION_KEYS;
@@ -90,7 +91,7 @@ INLINE void attend_tile(Pass *p, const Attention *a, int key, const int width, c
     source_advance(&p->keys, count);
     source_advance(&p->values, count);
     if (capped) attention_cap_scores(scores, count / MMA, ATTENTION_ROWS, a);
-    if (masked) mask_scores(scores, count, a, &p->wave, key, rows, width / columns);
+    if (masked) mask_scores(scores, count, a, &p->wave, key, rows, width);
     stage_begin(&p->keys_stage, keys, width, count, threads, &p->keys);
     if (masked && !bounds_touch(&p->wave, key, key + count - 1)) return;
     Operand weights[MOST_KEYS / MMA];
@@ -104,16 +105,15 @@ INLINE void attend_tile(Pass *p, const Attention *a, int key, const int width, c
  * loop of their own: in a common loop the compiler would copy sums between registers. */
 INLINE void attend_by(
     const AttentionForward *f, const int width, const int columns, const int waves, const bool in_chunks, const bool capped) {
-    const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE, parts = width / columns;
+    const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE;
     const int count = in_chunks ? attention_keys(WAVE, width) : ATTENTION_KEYS;
     const Attention *a = &f->attention;
-    const AttentionPlace place = place_of_block(a, rows, parts);
+    const AttentionPlace place = place_of_block(a, rows, width);
     int first = place.first + opaque_of_wave(wave_id()) * ATTENTION_ROWS;
     KeyBounds block = attention_bounds(a, place.base, place.first, rows, place.total);
     RowInterval chunk = keys_of_chunk(f, &block, place.chunk, count);
-    int64_t start = place.key_base * a->key_stride + place.kv_head * a->head_dim;
-    Pass p = {.keys = source_at(a, a->keys, start, chunk.low, chunk.high, 0),
-        .values = source_at(a, a->values, start, chunk.low, chunk.high, place.part * columns),
+    Pass p = {.keys = keys_at(a, &place, chunk.low, chunk.high),
+        .values = values_at(a, &place, chunk.low, chunk.high, place.part * columns, width),
         .wave = attention_bounds(a, place.base, first, ATTENTION_ROWS, place.total)};
     if (a->alibi > 0) block.low_max = p.wave.low_max = INT32_MAX; /* every tile needs its bias */
     if (in_chunks) {
@@ -132,12 +132,14 @@ INLINE void attend_by(
             for (; key <= seen_last; key += count) attend_tile(&p, a, key, width, columns, waves, count, false, capped);
     }
     f = arguments_again(f);
-    AttentionPlace again = place_of_block(&f->attention, rows, parts);
+    AttentionPlace again = place_of_block(&f->attention, rows, width);
     store_attended_rows(f, &again, &p.softmax, p.out, columns);
 }
 
 INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves, const bool capped) {
-    if ((f->attention.key_stride | f->attention.head_dim) % 8 == 0) attend_by(f, width, columns, waves, true, capped);
+    const Attention *a = &f->attention;
+    const int dims = width < ATTENTION_MOST_WIDTH ? a->qk_dim : a->qk_dim | a->v_dim;
+    if ((a->key_stride | dims) % 8 == 0) attend_by(f, width, columns, waves, true, capped);
     else attend_by(f, width, columns, waves, false, capped);
 }
 

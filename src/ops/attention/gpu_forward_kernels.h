@@ -21,10 +21,11 @@ typedef struct AttentionPlace {
     int part, chunk;
 } AttentionPlace;
 
-/* The block's tile has `rows` query rows; `parts` blocks divide the columns of the output. Later
+/* The block's tile has `rows` query rows; the pass has tiles of `width`. Later
  * tiles see more keys, so they come first. The result is cheap enough to recompute after the loop
  * over keys, instead of holding it in registers. */
-INLINE AttentionPlace place_of_block(const Attention *a, int rows, int parts) {
+INLINE AttentionPlace place_of_block(const Attention *a, int rows, const int width) {
+    const int parts = attention_parts(width, a->v_dim); /* blocks that divide the columns of the output */
     int x = opaque_of_wave(block_x()), groups = a->heads / a->packed, head = x % groups * a->packed, total = a->query_rows.rows * a->packed;
     return (AttentionPlace){.base = (int64_t)(x / groups) * a->query_rows.rows,
         .key_base = a->cached ? 0 : (int64_t)(x / groups) * a->key_rows.rows,
@@ -42,11 +43,11 @@ INLINE int place_head(const AttentionPlace *p, const Attention *a, int row) { re
 /* Loads the tile's queries, with zeros after the last row and column. */
 INLINE void load_queries(
     LOCAL bf16 *tile, const int width, const int rows, const int threads, const Attention *a, const AttentionPlace *p) {
-    const int step = a->head_dim % 8 == 0 ? 8 : 1;
+    const int step = ((int)a->query_stride | a->qk_dim) % 8 == 0 ? 8 : 1;
     for (int i = thread_id() * step; i < rows * width; i += threads * step) {
         int row = p->first + i / width, column = i % width;
-        bool there = row < p->total && column < a->head_dim;
-        GLOBAL const bf16 *from = a->queries + place_row(p, a, row) * a->query_stride + place_head(p, a, row) * a->head_dim + column;
+        bool there = row < p->total && column < a->qk_dim;
+        GLOBAL const bf16 *from = a->queries + place_row(p, a, row) * a->query_stride + place_head(p, a, row) * a->qk_dim + column;
         LOCAL bf16 *to = tile + tile_at(width, i / width, column) + column % 8;
         if (step == 8) *(LOCAL u32x4 *)to = there ? *(GLOBAL const u32x4 *)from : (u32x4){0, 0, 0, 0};
         else *to = there ? *from : 0;
@@ -66,10 +67,16 @@ INLINE RowInterval keys_of_chunk(const AttentionForward *f, const KeyBounds *see
     return (RowInterval){low + chunk * each, min_int(seen->high_max, low + chunk * each + each - 1)};
 }
 
-/* Returns rows `key` .. `last` of keys or values, from column `column` of a head on; the head
- * begins `start` elements into the matrix. */
-INLINE Source source_at(const Attention *a, GLOBAL const bf16 *from, int64_t start, int key, int last, int column) {
-    return (Source){from + start + opaque_of_wave(key) * a->key_stride + column, a->key_stride, last + 1 - key, a->head_dim - column};
+/* Return rows `key` .. `last` of keys, or of values from column `column` of a head on, of the
+ * block's head. */
+INLINE Source keys_at(const Attention *a, const AttentionPlace *p, int key, int last) {
+    GLOBAL const bf16 *from = a->keys + (p->key_base * a->key_stride + p->kv_head * a->qk_dim);
+    return (Source){from + opaque_of_wave(key) * a->key_stride, a->key_stride, last + 1 - key, a->qk_dim};
+}
+INLINE Source values_at(const Attention *a, const AttentionPlace *p, int key, int last, int column, const int width) {
+    const int dim = width < ATTENTION_MOST_WIDTH ? a->qk_dim : a->v_dim; /* equal in narrower kernels (attention_width) */
+    GLOBAL const bf16 *from = a->values + (p->key_base * a->key_stride + p->kv_head * dim);
+    return (Source){from + opaque_of_wave(key) * a->key_stride + column, a->key_stride, last + 1 - key, dim - column};
 }
 
 /* -- The products of a wave ---------------------------------------------------------------------------------------- */

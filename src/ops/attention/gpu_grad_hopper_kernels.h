@@ -55,7 +55,7 @@ typedef struct AttentionGradHopper {
     GLOBAL int32_t *next;                       /* next item to assign */
     GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as for queries and keys */
     GLOBAL GradItem *list;                      /* [items] */
-    GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * head_dim] if parts > 1: dK and dV */
+    GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * width] if parts > 1: dK and dV */
     int64_t key_rows;                           /* of all sequences */
     int32_t tiles, blocks;                      /* tiles of queries and blocks of keys in a sequence */
     int32_t items, chunks;                      /* blocks of keys in total, over all parts; see hopper_items */

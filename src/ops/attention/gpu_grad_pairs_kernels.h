@@ -33,6 +33,9 @@ INLINE int pair_summed(PairShape s, bool owns_values) { return pair_scored(s, !o
 INLINE int pair_tile(PairShape s, int number) { return number % s.buffers * 2 * TILE * s.width; }
 INLINE int pair_exchange(PairShape s, int number) { return number % 2 * s.pairs * PAIR_ROUND * WAVE; }
 
+/* Returns whether queries and dO are copied in chunks of 16 bytes. */
+INLINE bool pair_in_chunks(const Attention *a) { return ((int)a->query_stride | a->qk_dim | a->v_dim) % 8 == 0; }
+
 /* The matrix that a wave fetches. */
 typedef struct PairMatrix {
     GLOBAL const bf16 *from;
@@ -42,8 +45,8 @@ typedef struct PairMatrix {
 } PairMatrix;
 INLINE PairMatrix pair_matrix(const AttentionGrad *g, bool owns_values) {
     const Attention *a = &g->attention;
-    return (PairMatrix){
-        owns_values ? a->queries : g->d_out, owns_values ? a->query_stride : (int64_t)a->heads * a->head_dim, a->head_dim, owns_values};
+    if (owns_values) return (PairMatrix){a->queries, a->query_stride, a->qk_dim, true};
+    return (PairMatrix){g->d_out, (int64_t)a->heads * a->v_dim, a->v_dim, false};
 }
 
 /* The tile to fetch next: its first row of the matrix, the rows that remain from there, and its
@@ -59,7 +62,7 @@ INLINE void pair_walk_head(PairWalk *walk, const AttentionGrad *g, const PairMat
     const Attention *a = &g->attention;
     int first = walk->first_tile * TILE;
     walk->tile = walk->first_tile;
-    walk->from = m->from + ((int64_t)walk->sequence * a->query_rows.rows + first) * m->stride + walk->head * a->head_dim;
+    walk->from = m->from + ((int64_t)walk->sequence * a->query_rows.rows + first) * m->stride + walk->head * m->columns;
     walk->rows = a->query_rows.rows - first;
     walk->numbers = tile_numbers(g, walk->sequence, walk->head, walk->tile);
 }
@@ -236,19 +239,21 @@ INLINE void pair_store(const AttentionGrad *g, bool owns_values, const int wave_
     int kv_head, int part, int column, const int columns) {
     const Attention *a = &g->attention;
     float factor = owns_values ? 1 : a->scale * LN_2;
-    int64_t kv_columns = (int64_t)a->kv_heads * a->head_dim;
+    int dim = owns_values ? a->v_dim : a->qk_dim;
+    int64_t kv_columns = (int64_t)a->kv_heads * (a->qk_dim + a->v_dim), start = owns_values ? (int64_t)a->kv_heads * a->qk_dim : 0;
     UNROLL for (int r = 0; r < lane_rows(wave_rows); r++) {
         int row = key + lane_row(wave_rows, r);
         bool there = row < a->key_rows.rows;
         if (g->parts == 1) {
-            GLOBAL bf16 *to = (owns_values ? g->d_values : g->d_keys) + (base + row) * a->key_stride + kv_head * a->head_dim;
-            UNROLL for (int n = 0; n < columns / MMA; n++) attention_store(to, &sums[n], r, column + n * MMA, a->head_dim, factor, there);
+            GLOBAL bf16 *to = (owns_values ? g->d_values : g->d_keys) + (base + row) * a->key_stride + kv_head * dim;
+            UNROLL for (int n = 0; n < columns / MMA; n++)
+                attention_store(to, a->key_stride, &sums[n], r, column + n * MMA, dim, factor, there);
             continue;
         }
-        GLOBAL float *to = g->partial_keys + ((part * g->rows + base + row) * 2 + owns_values) * kv_columns + kv_head * a->head_dim;
+        GLOBAL float *to = g->partial_keys + (part * g->rows + base + row) * kv_columns + start + kv_head * dim;
         UNROLL for (int n = 0; n < columns / MMA; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             int at = column + n * MMA + accumulator_column(c);
-            if (there && at < a->head_dim) to[at] = accumulator_get(&sums[n], r, c) * factor;
+            if (there && at < dim) to[at] = accumulator_get(&sums[n], r, c) * factor;
         }
     }
 }
@@ -267,8 +272,9 @@ INLINE void pass_of_pairs(const AttentionGrad *g, PairShape s) {
     PairPass p = {.attention = a, .key = first_key + pair * MMA};
     p.exchange = (LOCAL u32x4 *)(tiles + s.buffers * 2 * TILE * s.width) + pair * PAIR_ROUND * WAVE;
     for (int of_values = 0; of_values < 2; of_values++) {
-        Source source = matrix_rows(of_values ? a->values : a->keys, a->key_stride, base + first_key, kv_head * a->head_dim,
-            a->key_rows.rows - first_key, a->head_dim);
+        int dim = of_values ? a->v_dim : a->qk_dim;
+        Source source =
+            matrix_rows(of_values ? a->values : a->keys, a->key_stride, base + first_key, kv_head * dim, a->key_rows.rows - first_key, dim);
         tile_load(tiles, s.width, rows, threads, &source);
         barrier();
         if (owns_values != of_values)
@@ -315,8 +321,7 @@ INLINE void pass_of_pairs(const AttentionGrad *g, PairShape s) {
 
 INLINE void gradient_of_pairs(
     const AttentionGrad *g, const int width, const int columns, const int pairs, const int buffers, const bool capped) {
-    const Source queries = {.stride = g->attention.query_stride, .columns = g->attention.head_dim};
-    if (source_in_chunks(&queries)) pass_of_pairs(g, (PairShape){width, columns, pairs, buffers, true, capped});
+    if (pair_in_chunks(&g->attention)) pass_of_pairs(g, (PairShape){width, columns, pairs, buffers, true, capped});
     else pass_of_pairs(g, (PairShape){width, columns, pairs, buffers, false, capped});
 }
 

@@ -71,8 +71,9 @@ INLINE void pass_of_waves(const AttentionGrad *g, PairShape s, const bool capped
     LOCAL bf16 *tiles = attention_tiles;
     Operand held[2][MOST_WIDTH / MMA];
     UNROLL for (int of_values = 0; of_values < 2; of_values++) {
-        Source source = matrix_rows(of_values ? a->values : a->keys, a->key_stride, base + first_key, kv_head * a->head_dim,
-            a->key_rows.rows - first_key, a->head_dim);
+        int dim = of_values ? a->v_dim : a->qk_dim;
+        Source source =
+            matrix_rows(of_values ? a->values : a->keys, a->key_stride, base + first_key, kv_head * dim, a->key_rows.rows - first_key, dim);
         tile_load(tiles, s.width, rows, threads, &source);
         barrier();
         UNROLL for (int k = 0; k < s.width / MMA; k++)
@@ -118,8 +119,7 @@ INLINE void pass_of_waves(const AttentionGrad *g, PairShape s, const bool capped
 }
 
 INLINE void gradient_of_waves(const AttentionGrad *g, const int width, const int waves, const bool capped) {
-    const Source queries = {.stride = g->attention.query_stride, .columns = g->attention.head_dim};
-    if (source_in_chunks(&queries)) pass_of_waves(g, (PairShape){width, width, waves / 2, 2, true}, capped);
+    if (pair_in_chunks(&g->attention)) pass_of_waves(g, (PairShape){width, width, waves / 2, 2, true}, capped);
     else pass_of_waves(g, (PairShape){width, width, waves / 2, 2, false}, capped);
 }
 

@@ -4,8 +4,9 @@
  * A row sees an interval of keys, so a mask (causal, window, documents) is two numbers per row. The
  * bounds of these numbers over a tile's rows decide which tiles to skip or to leave unmasked.
  * Scores stay unscaled (raw); `scale`, which includes log2(e), is applied inside the exponent, and
- * the ALiBi slope is divided by it. A head of head_dim columns is stored in tiles of the next
- * larger width of 32, 64, 128 or 256, padded with zeros. Owns no memory. */
+ * the ALiBi slope is divided by it. Heads are stored in tiles
+ * of the width of attention_width, padded with zeros; queries and keys may have more columns than
+ * values, or fewer. Owns no memory. */
 #pragma once
 
 #include "backend/gpu/amax.h"
@@ -26,7 +27,7 @@ typedef struct Attention {
     GLOBAL const int32_t *positions;
     int64_t query_stride, key_stride; /* elements between rows */
     TokenRows query_rows, key_rows;   /* of a sequence; keys of a cache have no end */
-    int32_t heads, kv_heads, head_dim, window;
+    int32_t heads, kv_heads, qk_dim, v_dim, window;
     int32_t bidirectional; /* a row also sees later keys */
     int32_t cached;        /* keys are cache rows up to positions[row], not rows of the sequence */
     Deal deal;             /* if ranks divide the cache, `keys` is a rank's part of it; ranks 0: `keys` is everything */
@@ -39,9 +40,9 @@ typedef struct Attention {
 } Attention;
 
 /* A forward pass. If partial_out is not NULL, the keys that a block's rows see are cut into
- * `chunks`. Each chunk's normalized result goes to partial_out [chunks][rows][heads][head_dim],
+ * `chunks`. Each chunk's normalized result goes to partial_out [chunks][rows][heads][v_dim],
  * zeros without a key, and its log2-sum-exp2 to partial_sum [chunks][rows][heads]. Otherwise the
- * result goes to out [rows][heads * head_dim] and the natural log-sum-exp to log_sum [rows][heads],
+ * result goes to out [rows][heads * v_dim] and the natural log-sum-exp to log_sum [rows][heads],
  * unless that is NULL. Only whole results count the sinks. */
 typedef struct AttentionForward {
     Attention attention;
@@ -51,8 +52,19 @@ typedef struct AttentionForward {
     int32_t chunks;
 } AttentionForward;
 
-/* Returns the width of the tiles that hold a head. */
-static inline int attention_width(int64_t head_dim) { return head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+/* Widths of tiles, for each of which kernels exist, and how many columns of queries, or of values,
+ * they take. The widest passes cut the columns of results into parts of ATTENTION_PART. */
+enum { ATTENTION_MOST_WIDTH = 256, ATTENTION_PART = 128 };
+/* Returns the width of the tiles of a call. Only the widest kernels take values that have fewer or
+ * more columns than keys: narrower forward kernels use one set of offsets for both, and would spill
+ * with two. */
+static inline int attention_width(int64_t qk_dim, int64_t v_dim) {
+    return qk_dim != v_dim || qk_dim > 128 ? ATTENTION_MOST_WIDTH : qk_dim <= 32 ? 32 : qk_dim <= 64 ? 64 : 128;
+}
+/* Returns how many blocks share the `columns` columns of a result in a pass of `width`. */
+static inline int attention_parts(int width, int columns) {
+    return width <= ATTENTION_PART ? 1 : (columns + ATTENTION_PART - 1) / ATTENTION_PART;
+}
 /* Returns the index of a width, for kernels that exist once per width. */
 static inline int attention_width_index(int width) { return (width > 32) + (width > 64) + (width > 128); }
 /* Returns the index of a kernel that exists once per width, then once per width with a soft-cap. */
@@ -219,18 +231,19 @@ INLINE float attention_log_sum(float x) { return x == -__builtin_inff() ? __buil
 
 /* -- Rows from and to global memory -------------------------------------------------------------------------------- */
 
-/* Stores columns first .. first + 31 of row accumulator_row(r) times `factor`, those below
- * head_dim, if `there`. All lanes call it. Returns the largest absolute-value bits that the lane
+/* Stores columns first .. first + 31 of row accumulator_row(r) times `factor`, those below `dim`, if
+ * `there`. Rows of the matrix are `stride` elements apart. All lanes call it. Returns the largest absolute-value bits that the lane
  * stores (backend/gpu/amax.h). */
-INLINE uint32_t attention_store(GLOBAL bf16 *row, const Accumulator *x, int r, int first, int head_dim, float factor, bool there) {
+INLINE uint32_t attention_store(
+    GLOBAL bf16 *row, int64_t stride, const Accumulator *x, int r, int first, int dim, float factor, bool there) {
     Accumulator scaled;
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(&scaled, r, c, accumulator_get(x, r, c) * factor);
     u32x4 packed = accumulator_pack(&scaled, r);
     uint32_t most = 0;
     if (!there) return 0;
-    if (head_dim % 8 == 0) {
+    if (((int)stride | dim) % 8 == 0) {
         int column = first + accumulator_chunk();
-        if (column >= head_dim) return 0;
+        if (column >= dim) return 0;
         *(GLOBAL u32x4 *)(row + column) = packed;
         UNROLL for (int i = 0; i < 4; i++) most = larger_of_pair(most, packed[i]);
         return most;
@@ -238,7 +251,7 @@ INLINE uint32_t attention_store(GLOBAL bf16 *row, const Accumulator *x, int r, i
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         int column = first + accumulator_column(c);
         bf16 x = to_bf16(accumulator_get(&scaled, r, c));
-        if (column >= head_dim) continue;
+        if (column >= dim) continue;
         row[column] = x;
         most = larger_of_pair(most, x);
     }

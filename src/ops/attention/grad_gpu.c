@@ -12,9 +12,9 @@
  * share 32 keys: each computes the scores of its 32 queries of a tile and owns its share of the
  * columns, and they exchange P^T and dS^T through shared memory in register layout. On AMD two
  * waves share 32 keys in another way (gpu_grad_pairs_kernels.h); for narrow heads a wave has 16
- * keys (gpu_grad_waves_kernels.h). Heads of 256 are cut into two blocks of 128 output columns in
- * both passes. Heads of 64 and 128 have one fused pass on NVIDIA's Hopper
- * (gpu_grad_hopper_kernels.h). Scratch: delta (on AMD, TileNumbers of each tile of queries), and
+ * keys (gpu_grad_waves_kernels.h). Results of more than 128 columns are cut into blocks of 128 in
+ * both passes. Heads of 64 and 128 columns, the same for keys and values, have one fused pass on
+ * NVIDIA's Hopper (gpu_grad_hopper_kernels.h). Scratch: delta (on AMD, TileNumbers of each tile of queries), and
  * two bounds per tile; on Hopper mainly dQ in fp32; on AMD and Hopper also parts of dK and dV. */
 #include "ops/attention/gpu_tile_kernels.h"
 #include "ops/attention/gpu_grad_hopper_kernels.h"
@@ -33,7 +33,7 @@ typedef struct AttentionGrad {
     int32_t tiles;                              /* per sequence */
     int32_t parts;                              /* blocks that divide the heads of a group */
     int64_t rows;                               /* rows of keys, of all sequences */
-    GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * head_dim] if parts > 1: dK and dV */
+    GLOBAL float *partial_keys;                 /* [parts][rows][kv_heads * (qk_dim + v_dim)] if parts > 1: dK and dV */
 } AttentionGrad;
 
 /* The gradient of sinks (scores.h), in two kernels. */
@@ -49,7 +49,7 @@ enum { SINK_ROWS = 128 /* of a chunk */, SINK_THREADS = 256 };
 
 #ifdef GPU_DEVICE
 
-enum { MOST_WIDTH = 256, MOST_COLUMNS = 128, TILE = GRAD_TILE(WAVE), DELTA_WAVES = 4 };
+enum { MOST_WIDTH = ATTENTION_MOST_WIDTH, MOST_COLUMNS = ATTENTION_PART, TILE = GRAD_TILE(WAVE), DELTA_WAVES = 4 };
 
 /* On AMD a wave holds the operands of its rows in registers. NVIDIA has too few registers, so it
  * reads them from shared memory each time. */
@@ -91,16 +91,16 @@ INLINE void store_numbers(const AttentionGrad *g, GLOBAL TileNumbers *numbers, i
 /* Stores delta of as many rows at once as waves have lanes for: a lane takes eight columns. */
 INLINE void store_deltas(const AttentionGrad *g, GLOBAL TileNumbers *numbers, int64_t base, int head, int first) {
     const Attention *a = &g->attention;
-    int lanes = attention_width(a->head_dim) / 8, rows = WAVE / lanes, column = lane_id() % lanes * 8;
+    int lanes = attention_width(a->v_dim, a->v_dim) / 8, rows = WAVE / lanes, column = lane_id() % lanes * 8;
     for (int i = wave_id() * rows + lane_id() / lanes; i < TILE; i += DELTA_WAVES * rows) {
-        bool there = first + i < a->query_rows.rows && column < a->head_dim;
-        int64_t at = ((base + first + i) * a->heads + head) * a->head_dim + column;
+        bool there = first + i < a->query_rows.rows && column < a->v_dim;
+        int64_t at = ((base + first + i) * a->heads + head) * a->v_dim + column;
         float sum = 0;
-        if (there && a->head_dim % 8 == 0) {
+        if (there && a->v_dim % 8 == 0) {
             u32x4 x = *(GLOBAL const u32x4 *)(g->d_out + at), y = *(GLOBAL const u32x4 *)(g->out + at);
             UNROLL for (int j = 0; j < 4; j++) sum += to_float_low(x[j]) * to_float_low(y[j]) + to_float_high(x[j]) * to_float_high(y[j]);
         } else if (there) {
-            for (int j = 0; j < min_int(8, a->head_dim - column); j++) sum += to_float(g->d_out[at + j]) * to_float(g->out[at + j]);
+            for (int j = 0; j < min_int(8, a->v_dim - column); j++) sum += to_float(g->d_out[at + j]) * to_float(g->out[at + j]);
         }
         for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
         if (column == 0) numbers->delta[number_place(i)] = sum;
@@ -123,15 +123,15 @@ KERNEL(attention_delta, AttentionGrad) {
 #else
     for (int row = first + wave_id(); row < min_int(first + TILE, length); row += DELTA_WAVES) {
         int64_t at = (base + row) * a.attention.heads + block_y();
-        GLOBAL const bf16 *d_out = a.d_out + at * a.attention.head_dim, *out = a.out + at * a.attention.head_dim;
+        GLOBAL const bf16 *d_out = a.d_out + at * a.attention.v_dim, *out = a.out + at * a.attention.v_dim;
         float sum = 0;
-        if (a.attention.head_dim % 2 == 0) {
-            for (int i = lane_id(); i < a.attention.head_dim / 2; i += WAVE) {
+        if (a.attention.v_dim % 2 == 0) {
+            for (int i = lane_id(); i < a.attention.v_dim / 2; i += WAVE) {
                 uint32_t x = ((GLOBAL const uint32_t *)d_out)[i], y = ((GLOBAL const uint32_t *)out)[i];
                 sum += to_float_low(x) * to_float_low(y) + to_float_high(x) * to_float_high(y);
             }
         } else {
-            for (int i = lane_id(); i < a.attention.head_dim; i += WAVE) sum += to_float(d_out[i]) * to_float(out[i]);
+            for (int i = lane_id(); i < a.attention.v_dim; i += WAVE) sum += to_float(d_out[i]) * to_float(out[i]);
         }
         sum = wave_sum(sum);
         if (lane_id() == 0) a.delta[at] = sum;
@@ -269,9 +269,9 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     KeyBounds wave = attention_bounds(a, place.base, first, MMA, length);
 
     Operand held_queries[MOST_WIDTH / MMA], held_d_outs[MOST_WIDTH / MMA];
-    int64_t row = place.base + place.first, out_stride = (int64_t)a->heads * a->head_dim;
-    Source q = matrix_rows(a->queries, a->query_stride, row, place.head * a->head_dim, length - place.first, a->head_dim);
-    Source d = matrix_rows(g->d_out, out_stride, row, place.head * a->head_dim, length - place.first, a->head_dim);
+    int64_t row = place.base + place.first, out_stride = (int64_t)a->heads * a->v_dim;
+    Source q = matrix_rows(a->queries, a->query_stride, row, place.head * a->qk_dim, length - place.first, a->qk_dim);
+    Source d = matrix_rows(g->d_out, out_stride, row, place.head * a->v_dim, length - place.first, a->v_dim);
     if (HOLDS)
         load_held_rows(held_queries, queries, width, rows, threads, &q), load_held_rows(held_d_outs, d_outs, width, rows, threads, &d);
     else tile_load(queries, width, rows, threads, &q), tile_load(d_outs, width, rows, threads, &d);
@@ -292,11 +292,11 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&sums[n]);
 
     int key = block.low_min / MMA * MMA, last = block.high_max;
-    int64_t column = place.kv_head * a->head_dim;
+    int64_t key_column = place.kv_head * a->qk_dim, value_column = place.kv_head * a->v_dim;
     Stage k_stage, v_stage;
     LOCAL bf16 *keys = tiles, *values = tiles + MMA * width;
-    Source k = matrix_rows(a->keys, a->key_stride, place.key_base + key, column, last + 1 - key, a->head_dim);
-    Source v = matrix_rows(a->values, a->key_stride, place.key_base + key, column, last + 1 - key, a->head_dim);
+    Source k = matrix_rows(a->keys, a->key_stride, place.key_base + key, key_column, last + 1 - key, a->qk_dim);
+    Source v = matrix_rows(a->values, a->key_stride, place.key_base + key, value_column, last + 1 - key, a->v_dim);
     if (key <= last) {
         stage_begin(&k_stage, keys, width, MMA, threads, &k);
         stage_begin(&v_stage, values, width, MMA, threads, &v);
@@ -308,9 +308,10 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
         buffer = (buffer + 1) % buffers;
         LOCAL bf16 *next = tiles + buffer * 2 * MMA * width;
         if (key + MMA <= last) {
-            k = matrix_rows(a->keys, a->key_stride, place.key_base + opaque_of_wave(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
+            k = matrix_rows(
+                a->keys, a->key_stride, place.key_base + opaque_of_wave(key) + MMA, key_column, last + 1 - key - MMA, a->qk_dim);
             v = matrix_rows(
-                a->values, a->key_stride, place.key_base + opaque_of_wave(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
+                a->values, a->key_stride, place.key_base + opaque_of_wave(key) + MMA, value_column, last + 1 - key - MMA, a->v_dim);
             stage_begin(&k_stage, next, width, MMA, threads, &k);
             stage_begin(&v_stage, next + MMA * width, width, MMA, threads, &v);
         }
@@ -341,9 +342,9 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     place = query_place(g, rows, width);
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         int row = place.first + wave_id() * MMA + accumulator_row(r);
-        GLOBAL bf16 *to = g->d_queries + (place.base + row) * a->query_stride + place.head * a->head_dim;
-        UNROLL for (int n = 0; n < columns / MMA; n++)
-            attention_store(to, &sums[n], r, place.part * columns + n * MMA, a->head_dim, a->scale * LN_2, row < a->query_rows.rows);
+        GLOBAL bf16 *to = g->d_queries + (place.base + row) * a->query_stride + place.head * a->qk_dim;
+        UNROLL for (int n = 0; n < columns / MMA; n++) attention_store(
+            to, a->query_stride, &sums[n], r, place.part * columns + n * MMA, a->qk_dim, a->scale * LN_2, row < a->query_rows.rows);
     }
 }
 
@@ -413,8 +414,8 @@ INLINE void query_stage_begin(
     const Attention *a = &g->attention;
     int first = opaque_of_wave(walk->tile) * TILE, length = a->query_rows.rows, rows = length - first, row = first + thread_id() % TILE;
     int64_t base = (int64_t)walk->sequence * length, at = (base + row) * a->heads + walk->head;
-    stage->q = matrix_rows(a->queries, a->query_stride, base + first, walk->head * a->head_dim, rows, a->head_dim);
-    stage->d = matrix_rows(g->d_out, (int64_t)a->heads * a->head_dim, base + first, walk->head * a->head_dim, rows, a->head_dim);
+    stage->q = matrix_rows(a->queries, a->query_stride, base + first, walk->head * a->qk_dim, rows, a->qk_dim);
+    stage->d = matrix_rows(g->d_out, (int64_t)a->heads * a->v_dim, base + first, walk->head * a->v_dim, rows, a->v_dim);
     stage_begin(&stage->queries, tile, width, TILE, threads, &stage->q);
     stage_begin(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d);
     stage->log_sum = row < length ? attention_log_sum(g->log_sum[at]) : __builtin_inff();
@@ -493,8 +494,8 @@ INLINE void gradient_of_keys(const AttentionGrad *g, const KeysShape s) {
     LOCAL u32x4 *exchange = (LOCAL u32x4 *)(tiles + buffers * 2 * TILE * width);
     LOCAL RowTile *row_tiles = (LOCAL RowTile *)(exchange + (split > 1 ? waves * 2 * sizeof(Operand) / 16 * WAVE : 0));
     Operand held_keys[MOST_WIDTH / MMA], held_values[MOST_WIDTH / MMA];
-    Source k = matrix_rows(a->keys, a->key_stride, base + first_key, kv_head * a->head_dim, a->key_rows.rows - first_key, a->head_dim);
-    Source v = matrix_rows(a->values, a->key_stride, base + first_key, kv_head * a->head_dim, a->key_rows.rows - first_key, a->head_dim);
+    Source k = matrix_rows(a->keys, a->key_stride, base + first_key, kv_head * a->qk_dim, a->key_rows.rows - first_key, a->qk_dim);
+    Source v = matrix_rows(a->values, a->key_stride, base + first_key, kv_head * a->v_dim, a->key_rows.rows - first_key, a->v_dim);
     tile_load(keys, width, rows, threads, &k);
     tile_load(values, width, rows, threads, &v);
 
@@ -550,11 +551,12 @@ INLINE void gradient_of_keys(const AttentionGrad *g, const KeysShape s) {
     }
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         int at = key + accumulator_row(r);
-        int64_t to = (base + at) * a->key_stride + kv_head * a->head_dim;
+        GLOBAL bf16 *keys_to = g->d_keys + (base + at) * a->key_stride + kv_head * a->qk_dim;
+        GLOBAL bf16 *values_to = g->d_values + (base + at) * a->key_stride + kv_head * a->v_dim;
         UNROLL for (int n = 0; n < own_columns / MMA; n++) {
             int column = block_z() * columns + share * own_columns + n * MMA;
-            attention_store(g->d_keys + to, &d_keys[n], r, column, a->head_dim, a->scale * LN_2, at < a->key_rows.rows);
-            attention_store(g->d_values + to, &d_values[n], r, column, a->head_dim, 1, at < a->key_rows.rows);
+            attention_store(keys_to, a->key_stride, &d_keys[n], r, column, a->qk_dim, a->scale * LN_2, at < a->key_rows.rows);
+            attention_store(values_to, a->key_stride, &d_values[n], r, column, a->v_dim, 1, at < a->key_rows.rows);
         }
     }
 }
@@ -646,7 +648,7 @@ KERNEL(attention_sink_sums, AttentionSinks) {
 /* Adds the parts of eight columns of a row in order. */
 KERNEL(attention_key_sums, AttentionGrad) {
     const Attention *h = &a.attention;
-    int64_t columns = 2 * (int64_t)h->kv_heads * h->head_dim, number = ((int64_t)block_x() * 256 + thread_id()) * 8;
+    int64_t columns = (int64_t)h->kv_heads * (h->qk_dim + h->v_dim), number = ((int64_t)block_x() * 256 + thread_id()) * 8;
     if (number >= a.rows * columns) return;
     GLOBAL const float *from = a.partial_keys + number;
     GLOBAL bf16 *to = a.d_keys + number / columns * h->key_stride + number % columns;
@@ -703,34 +705,36 @@ static KeysPass keys_constants(int wave, int width) {
 /* The number of blocks that divide the heads of a group on AMD: several if one per group leaves
  * compute units idle, more if blocks are short. Their sums take about as much memory as those of
  * Hopper's kernels. */
-static bool can_part(const Heads *heads) { return heads->heads / heads->kv_heads % 4 == 0 && heads->qk_dim % 8 == 0; }
-static int32_t most_parts(const Heads *heads) { return !can_part(heads) ? 1 : heads->qk_dim <= 64 ? 4 : 2; }
+static bool can_part(const Heads *heads) { return heads->heads / heads->kv_heads % 4 == 0 && (heads->qk_dim | heads->v_dim) % 8 == 0; }
+static int32_t most_parts(const Heads *heads) { return !can_part(heads) ? 1 : attention_width(heads->qk_dim, heads->v_dim) <= 64 ? 4 : 2; }
 static int32_t parts_of(const Device *device, const AttentionGrad *g, int64_t blocks) {
     const Attention *a = &g->attention;
-    Heads heads = {a->heads, a->kv_heads, a->head_dim, a->head_dim};
+    Heads heads = {a->heads, a->kv_heads, a->qk_dim, a->v_dim};
     bool few = blocks < 4 * (int64_t)device_info(device)->processors;
     return device_info(device)->wave == 64 && few && a->key_stride % 8 == 0 ? most_parts(&heads) : 1;
 }
 
 static void queries_pass(Device *device, const AttentionGrad *g, int64_t sequences) {
-    int wave = device_info(device)->wave, width = attention_width(g->attention.head_dim), waves = width == 256 ? 2 : 4,
+    const Attention *a = &g->attention;
+    int wave = device_info(device)->wave, width = attention_width(a->qk_dim, a->v_dim), waves = width == 256 ? 2 : 4,
         rows = waves * ATTENTION_ROWS;
     int elements = wave == 64 ? rows * width : 2 * rows * width + 2 * 2 * ATTENTION_ROWS * width;
-    LaunchShape shape = {.x = sequences * g->attention.heads,
-        .y = divide_up(g->attention.query_rows.rows, rows),
-        .z = divide_up(width, 128),
+    LaunchShape shape = {.x = sequences * a->heads,
+        .y = divide_up(a->query_rows.rows, rows),
+        .z = attention_parts(width, a->qk_dim),
         .threads = waves * wave,
         .shared = elements * (int)sizeof(bf16)};
-    launch_queries(device, attention_kernel_index(&g->attention, width), shape, g);
+    launch_queries(device, attention_kernel_index(a, width), shape, g);
 }
 
 static void add_parts(Device *device, const AttentionGrad *g) {
-    int64_t elements = g->rows * 2 * g->attention.kv_heads * g->attention.head_dim;
+    int64_t elements = g->rows * g->attention.kv_heads * (g->attention.qk_dim + g->attention.v_dim);
     if (g->parts > 1) launch_attention_key_sums(device, (LaunchShape){.x = divide_up(elements, 8 * 256), .threads = 256}, g);
 }
 
 static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences) {
-    int wave = device_info(device)->wave, width = attention_width(g->attention.head_dim), tile = GRAD_TILE(wave);
+    const Attention *a = &g->attention;
+    int wave = device_info(device)->wave, width = attention_width(a->qk_dim, a->v_dim), tile = GRAD_TILE(wave);
     KeysPass pass = keys_constants(wave, width);
     int rows = pass.waves / pass.split * ATTENTION_ROWS;
     int tiles = pass.buffers * 2 * tile * width * (int)sizeof(bf16), own = rows * width * (int)sizeof(bf16);
@@ -739,15 +743,15 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
                        : rows * ATTENTION_ROWS * (int)(wave == 64 ? 2 * sizeof(float) : 4 * sizeof(bf16));
     int queries = wave == 64 ? 0 : pass.buffers * tile * (int)(2 * sizeof(float) + 2 * sizeof(int32_t)),
         others = tiles + exchange + queries;
-    LaunchShape shape = {.x = sequences * g->attention.kv_heads,
-        .y = divide_up(g->attention.key_rows.rows, rows),
-        .z = divide_up(width, 128),
+    LaunchShape shape = {.x = sequences * a->kv_heads,
+        .y = divide_up(a->key_rows.rows, rows),
+        .z = attention_parts(width, (int)int_max(a->qk_dim, a->v_dim)),
         .threads = pass.waves * wave,
         .shared = wave == 64 ? int_max(own, others) : 2 * own + others};
     AttentionGrad parted = *g;
     parted.parts = parts_of(device, g, shape.x * shape.y * shape.z);
     shape.x *= parted.parts;
-    launch_keys(device, attention_kernel_index(&g->attention, width), shape, &parted);
+    launch_keys(device, attention_kernel_index(a, width), shape, &parted);
     add_parts(device, &parted);
 }
 
@@ -779,7 +783,7 @@ static HopperScratch hopper_scratch(int64_t sequences, int64_t queries, int64_t 
 /* Returns all fields except the tensor maps. */
 static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratch, int64_t sequences, int processors) {
     const Attention *a = &g->attention;
-    const Heads heads = {a->heads, a->kv_heads, a->head_dim, a->head_dim};
+    const Heads heads = {a->heads, a->kv_heads, a->qk_dim, a->v_dim};
     HopperScratch at = hopper_scratch(sequences, a->query_rows.rows, a->key_rows.rows, &heads);
     int32_t parts = hopper_parts(sequences, a->key_rows.rows, &heads);
     int64_t groups = sequences * a->kv_heads * parts, blocks = divide_up(a->key_rows.rows, GRAD_KEYS);
@@ -801,7 +805,7 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
         .d_queries = g->d_queries,
         .d_keys = g->d_keys,
         .d_values = g->d_values,
-        .tiles = (int32_t)divide_up(a->query_rows.rows, grad_shape(a->head_dim).tile),
+        .tiles = (int32_t)divide_up(a->query_rows.rows, grad_shape(a->qk_dim).tile),
         .blocks = (int32_t)blocks,
         .items = (int32_t)(groups * blocks),
         .chunks = (int32_t)(2 * divide_up(groups, 2 * at_once))};
@@ -810,10 +814,10 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
 /* Launches the Hopper kernels; returns false if device or shape do not allow them. */
 static bool launch_grad_on_hopper(const OpCall *call, const AttentionGrad *g, int64_t sequences) {
     const Attention *a = &g->attention;
-    int width = a->head_dim, processors = device_info(call->device)->processors;
+    int width = a->qk_dim, processors = device_info(call->device)->processors;
     bool recovers = a->limit <= 0 || a->alibi <= 0; /* the soft-cap's derivative from weights (d_scores_of_columns) */
-    bool fits =
-        recovers && (width == 64 || width == 128) && ((uintptr_t)g->out | (uintptr_t)g->d_queries | (uintptr_t)call->workspace) % 16 == 0;
+    bool fits = recovers && (width == 64 || width == 128) && a->v_dim == width &&
+                ((uintptr_t)g->out | (uintptr_t)g->d_queries | (uintptr_t)call->workspace) % 16 == 0;
     int64_t columns = (int64_t)a->heads * width;
     TensorMap queries, keys, d_out;
     if (!fits || !attention_maps(call->device, &queries, &keys, a, sequences) ||
@@ -855,7 +859,7 @@ static int64_t attention_grad_gpu_workspace(const Graph *graph, const Node *node
             keys = token_rows(spec->length, spec->keys.ranks, spec->keys.rank).rows;
     int64_t sequences = graph_rows(graph, node->in[ATTENTION_QKV]) / queries, width = spec->heads.qk_dim;
     int64_t bytes = grad_scratch(sequences, queries, keys, &spec->heads).bytes;
-    if (width != 64 && width != 128) return bytes;
+    if ((width != 64 && width != 128) || spec->heads.v_dim != width) return bytes;
     int64_t hopper = hopper_scratch(sequences, queries, keys, &spec->heads).bytes;
     return hopper > bytes ? hopper : bytes;
 }
@@ -880,7 +884,7 @@ static void add_sink_gradients(const OpCall *call, int64_t rows) {
 GPU_OP(attention_grad, attention_grad_gpu_workspace) {
     Attention attention = attention_of(call);
     int64_t rows = call->in_shape[ATTENTION_QKV][0], length = attention.query_rows.rows, sequences = rows / length,
-            queries = (int64_t)attention.heads * attention.head_dim;
+            queries = (int64_t)attention.heads * attention.qk_dim;
     int tile = GRAD_TILE(device_info(call->device)->wave);
     bf16 *d_qkv = call->out[ATTENTION_GRAD_D_QKV], *d_kv = call->out[ATTENTION_GRAD_D_KV];
     bf16 *d_keys = d_kv ? d_kv : d_qkv + queries;
@@ -894,7 +898,7 @@ GPU_OP(attention_grad, attention_grad_gpu_workspace) {
         .reach = (int32_t *)(scratch + at.reach_at),
         .d_queries = d_qkv,
         .d_keys = d_keys,
-        .d_values = d_keys + attention.kv_heads * attention.head_dim,
+        .d_values = d_keys + attention.kv_heads * attention.qk_dim,
         .tiles = (int32_t)divide_up(length, tile),
         .rows = sequences * attention.key_rows.rows,
         .parts = 1,
