@@ -59,9 +59,9 @@ static int run_child_rank(void *context) {
     Comm *comm = comm_open(&(CommOptions){.transport = COMM_TCP, .appear = LIMIT / 2, .lost = LIMIT / 2, .timeout = LIMIT / 2}, &error);
     bool good = comm && sum(comm, &outcome, &error);
     if (!good) snprintf(outcome.message, sizeof outcome.message, "%.250s", error.message);
-    bool told = write(*(int *)context, &outcome, sizeof outcome) == sizeof outcome;
+    bool delivered = write(*(int *)context, &outcome, sizeof outcome) == sizeof outcome;
     if (good) comm_close(comm);
-    return !told;
+    return !delivered;
 }
 
 static pid_t start_child_rank(int rank, int port, const Secret *secret, int pipe) {
@@ -72,7 +72,7 @@ static pid_t start_child_rank(int rank, int port, const Secret *secret, int pipe
 }
 
 void doctor_check_collective(Doctor *doctor) {
-    int ends[2], port = socket_free_port(), told = 0;
+    int ends[2], port = socket_free_port(), delivered = 0;
     Secret secret;
     Error error = {0};
     pid_t children[RANKS];
@@ -85,13 +85,13 @@ void doctor_check_collective(Doctor *doctor) {
     for (int rank = 0; rank < RANKS; rank++) children[rank] = start_child_rank(rank, port, &secret, ends[1]);
     close(ends[1]);
     while (read(ends[0], &outcome, sizeof outcome) == sizeof outcome) {
-        told++;
+        delivered++;
         if (*outcome.message || outcome.seconds > worst.seconds) worst = outcome;
     }
     close(ends[0]);
     for (int rank = 0; rank < RANKS; rank++)
         if (children[rank] > 0) waitpid(children[rank], NULL, 0);
-    if (told == RANKS && !*worst.message)
+    if (delivered == RANKS && !*worst.message)
         doctor_ok(doctor, "self_test.collective",
             "all-reduce of 16 MiB over %d processes and the loopback: correct sums, %.2f GB/s bus bandwidth", RANKS,
             COUNT * sizeof(float) / 1e9 / worst.seconds);

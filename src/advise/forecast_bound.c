@@ -32,7 +32,7 @@ static ParameterGroup *find_group(ProgramSums *sums, const Graph *graph, const P
 /* Returns the bytes of a quantized parameter. All parameters are counted in bytes of the state
  * dtype: weights of this size take as much memory as the quantized values and scales. */
 static double quantized_bytes(const Graph *graph, const Parameter *p) {
-    double held = (double)(graph_bytes(graph, p->codes) + graph_bytes(graph, p->scales));
+    double held = (double)(graph_bytes(graph, p->quantized) + graph_bytes(graph, p->scales));
     return held * (double)precision_state_bytes(graph->precision, TYPE_COMPUTE) / (double)precision_bytes(graph->precision, TYPE_COMPUTE);
 }
 

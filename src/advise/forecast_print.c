@@ -14,7 +14,7 @@ static void print_forecast_memory(const Forecast *forecast, const Hardware *hard
     const struct {
         const char *name;
         int64_t bytes;
-    } rows[] = {{"weights", m->weights}, {"weights in fp8", m->codes}, {"master weights", m->master}, {"gradients", m->gradients},
+    } rows[] = {{"weights", m->weights}, {"weights in fp8", m->quantized}, {"master weights", m->master}, {"gradients", m->gradients},
         {"optimizer state", m->optimizer}, {"activations", m->activations},
         {"scratch, inputs, evaluation", m->scratch + m->evaluation + m->other}, {"driver and libraries", (int64_t)hardware->runtime},
         {"total", m->total}};

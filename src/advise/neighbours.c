@@ -108,8 +108,8 @@ int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIG
                     size_set_heads(&model, heads[h], whole_width ? model.width : from->heads * from->head_dim);
                     try_widths(&search, model);
                 }
-    bool told = search.simplest.changes == 0;
-    for (int i = 0; i < search.count; i++) told |= neighbours[i].changes <= search.simplest.changes;
-    if (!told) neighbours[search.count == SIZE_NEIGHBOURS ? SIZE_NEIGHBOURS - 1 : search.count++] = search.simplest;
+    bool listed = search.simplest.changes == 0;
+    for (int i = 0; i < search.count; i++) listed |= neighbours[i].changes <= search.simplest.changes;
+    if (!listed) neighbours[search.count == SIZE_NEIGHBOURS ? SIZE_NEIGHBOURS - 1 : search.count++] = search.simplest;
     return search.count;
 }

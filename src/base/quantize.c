@@ -74,71 +74,71 @@ static uint8_t nearest(const float map[256], float x) {
 }
 
 static float block_amax(const float *values, int64_t count) {
-    float largest = 0;
-    for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, fabsf(values[i]));
-    return largest;
+    float amax = 0;
+    for (int64_t i = 0; i < count; i++) amax = fmaxf(amax, fabsf(values[i]));
+    return amax;
 }
 
 /* Quantizes the elements of a block, which begins at an even element. */
-static void round_block(const float *values, int64_t count, float largest, uint8_t *codes) {
-    float inverse = 1 / fmaxf(largest, 1e-38f);
+static void round_block(const float *values, int64_t count, float amax, uint8_t *quantized) {
+    float inverse = 1 / fmaxf(amax, 1e-38f);
     for (int64_t i = 0; i < count; i += 2) {
         uint8_t low = i + 1 < count ? nf4_code(fminf(fmaxf(values[i + 1] * inverse, -1), 1)) : nf4_code(0);
-        codes[i / 2] = (uint8_t)(nf4_code(fminf(fmaxf(values[i] * inverse, -1), 1)) << 4 | low);
+        quantized[i / 2] = (uint8_t)(nf4_code(fminf(fmaxf(values[i] * inverse, -1), 1)) << 4 | low);
     }
 }
 
 /* Quantizes the scales of `blocks` blocks to 8 bits. */
-static void round_scales(const float *largest, int64_t count, Nf4Head *head) {
+static void round_scales(const float *amax, int64_t count, Nf4Head *head) {
     int64_t blocks = nf4_blocks(count);
     float *outer = (float *)(head + 1);
     uint8_t *inner = (uint8_t *)(outer + nf4_outers(count));
     double sum = 0;
-    for (int64_t b = 0; b < blocks; b++) sum += (double)largest[b];
+    for (int64_t b = 0; b < blocks; b++) sum += (double)amax[b];
     head->offset = (float)(sum / (double)blocks);
 #pragma omp parallel for schedule(static)
     for (int64_t o = 0; o < nf4_outers(count); o++) {
         int64_t first = o * NF4_OUTER, end = first + NF4_OUTER < blocks ? first + NF4_OUTER : blocks;
         float most = 0;
-        for (int64_t b = first; b < end; b++) most = fmaxf(most, fabsf(largest[b] - head->offset));
+        for (int64_t b = first; b < end; b++) most = fmaxf(most, fabsf(amax[b] - head->offset));
         outer[o] = most;
-        for (int64_t b = first; b < end; b++) inner[b] = nearest(head->map, (largest[b] - head->offset) * (1 / fmaxf(most, 1e-38f)));
+        for (int64_t b = first; b < end; b++) inner[b] = nearest(head->map, (amax[b] - head->offset) * (1 / fmaxf(most, 1e-38f)));
     }
 }
 
-static void quantize_nf4(const float *values, int64_t count, uint8_t *codes, Nf4Head *head) {
+static void quantize_nf4(const float *values, int64_t count, uint8_t *quantized, Nf4Head *head) {
     int64_t blocks = nf4_blocks(count);
-    SCOPED_FREE float *largest = memory_allocate((size_t)(blocks + 1) * sizeof *largest);
+    SCOPED_FREE float *amax = memory_allocate((size_t)(blocks + 1) * sizeof *amax);
     memcpy(head->values, nf4_values, sizeof nf4_values);
     fill_map(head->map);
 #pragma omp parallel for schedule(static)
     for (int64_t b = 0; b < blocks; b++) {
         int64_t first = b * NF4_BLOCK, here = first + NF4_BLOCK < count ? NF4_BLOCK : count - first;
-        largest[b] = block_amax(values + first, here);
-        round_block(values + first, here, largest[b], codes + first / 2);
+        amax[b] = block_amax(values + first, here);
+        round_block(values + first, here, amax[b], quantized + first / 2);
     }
-    round_scales(largest, count, head);
+    round_scales(amax, count, head);
 }
 
 /* -- FP8 ----------------------------------------------------------------------------------------------------------- */
 
-static void quantize_fp8(const float *values, int64_t count, int64_t columns, uint8_t *codes, float *scales) {
+static void quantize_fp8(const float *values, int64_t count, int64_t columns, uint8_t *quantized, float *scales) {
     const Fp8Format format = fp8_format(FP8_E4M3, false);
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < count / columns; r++) {
         const float *row = values + r * columns;
         float multiplier = fp8_multiplier(block_amax(row, columns), fp8_largest(FP8_E4M3, false), false);
         scales[r] = 1 / multiplier;
-        for (int64_t c = 0; c < columns; c++) codes[r * columns + c] = fp8_from_float(row[c] * multiplier, format);
+        for (int64_t c = 0; c < columns; c++) quantized[r * columns + c] = fp8_from_float(row[c] * multiplier, format);
     }
 }
 
-bool quantize(Quantization kind, const float *values, int64_t count, int64_t columns, uint8_t *codes, void *scales) {
+bool quantize(Quantization kind, const float *values, int64_t count, int64_t columns, uint8_t *quantized, void *scales) {
     bool finite = true;
 #pragma omp parallel for schedule(static) reduction(&& : finite)
     for (int64_t i = 0; i < count; i++) finite = finite && isfinite(values[i]);
     if (!finite) return false;
-    if (kind == QUANTIZE_NF4) quantize_nf4(values, count, codes, scales);
-    else quantize_fp8(values, count, columns, codes, scales);
+    if (kind == QUANTIZE_NF4) quantize_nf4(values, count, quantized, scales);
+    else quantize_fp8(values, count, columns, quantized, scales);
     return true;
 }

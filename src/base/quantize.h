@@ -35,7 +35,7 @@ int64_t quantized_code_bytes(Quantization kind, int64_t count);
 int64_t quantized_scale_bytes(Quantization kind, int64_t count, int64_t columns);
 /* Quantizes `values` on all threads. Returns false, with undefined outputs, if a value is NaN or
  * infinite. */
-bool quantize(Quantization kind, const float *values, int64_t count, int64_t columns, uint8_t *codes, void *scales);
+bool quantize(Quantization kind, const float *values, int64_t count, int64_t columns, uint8_t *quantized, void *scales);
 
 /* Returns the scale of a block. */
 static inline float nf4_scale(const Nf4Head *head, int64_t count, int64_t block) {

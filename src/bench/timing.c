@@ -57,10 +57,11 @@ enum { POOL = 2592487 };
 /* Uploads FP8 values, which no device generates, in e4m3; their bits are also finite in e5m2. */
 static void upload_fp8(const BenchArena *arena, int64_t count) {
     SCOPED_FREE float *values = memory_allocate((size_t)count * sizeof *values);
-    SCOPED_FREE uint8_t *codes = memory_allocate((size_t)count);
+    SCOPED_FREE uint8_t *quantized = memory_allocate((size_t)count);
     rng_normals(1, RNG_STREAM_BENCH, 0, count, values);
-    for (int64_t i = 0; i < count; i++) codes[i] = fp8_from_float(values[i], fp8_format(FP8_E4M3, device_info(arena->device)->fp8_fnuz));
-    device_upload(arena->device, arena->memory, codes, count);
+    for (int64_t i = 0; i < count; i++)
+        quantized[i] = fp8_from_float(values[i], fp8_format(FP8_E4M3, device_info(arena->device)->fp8_fnuz));
+    device_upload(arena->device, arena->memory, quantized, count);
 }
 
 static void fill_arena(const BenchArena *arena, GemmType type) {

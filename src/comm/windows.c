@@ -65,8 +65,8 @@ bool comm_open_windows(Comm *comm, int64_t bytes, Error *error) {
     WindowOffer *own = &offers[comm->rank];
     own->node = engine->node;
     own->valid = (comm->windows->window[comm->rank] = device_share(engine->device, bytes, &own->handle)) != NULL;
-    bool agreed = false, told = comm_host_all_gather(comm, "windows", offers, sizeof *offers, COMM_U8, error);
-    bool done = told && all_agree(comm, can_open(offers, comm->size) && open_others(comm, offers), &agreed, error);
+    bool agreed = false, gathered = comm_host_all_gather(comm, "windows", offers, sizeof *offers, COMM_U8, error);
+    bool done = gathered && all_agree(comm, can_open(offers, comm->size) && open_others(comm, offers), &agreed, error);
     if (agreed) return true;
     windows_close(comm);
     if (done && comm->rank == 0)

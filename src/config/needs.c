@@ -72,7 +72,7 @@ CONDITION(may_reduce, config->precision == PRECISION_BF16 || config->precision =
 
 CONDITION(ends_later, config->stop_at <= config->steps)
 CONDITION(multiplies_bf16, facts->has_cpu && config->precision != PRECISION_FP32 && config->precision != PRECISION_FP64)
-CONDITION(keeps_codes, facts->has_rounds)
+CONDITION(keeps_quantized, facts->has_rounds)
 CONDITION(has_bucket, facts->has_bucket)
 CONDITION(packs, facts->packs)
 CONDITION(packs_by_tokenizer, facts->packs && facts->has_tokenizer)
@@ -106,7 +106,7 @@ static const Need rows[] = {
     {"fp8.head", "fp8.recipe", has_recipe, REFUSE},
     {"fp8.head", TEXT_ONLY, is_text, REFUSE},
     {"fp8.keep_weights", "fp8.recipe", has_recipe, REFUSE},
-    {"fp8.keep_weights", "several microbatches per step and unsharded weights", keeps_codes, START},
+    {"fp8.keep_weights", "several microbatches per step and unsharded weights", keeps_quantized, START},
     {"fp8.min_size", "fp8.recipe", has_recipe, REFUSE},
     {"exact_gemm", "bf16 on a CPU", multiplies_bf16, START},
     {"profile", "plan=false", trains, WARN},

@@ -28,5 +28,5 @@ bool optimizer_has(const OptimizerRule *optimizer, const char *setting) { return
 static int variances(const OptimizerRule *optimizer) { return optimizer->keeps_variance ? 2 : optimizer->takes_matrices; }
 
 bool optimizer_may_follow(const OptimizerRule *next, const OptimizerRule *last) {
-    return variances(next) <= variances(last) && next->codes_moments == last->codes_moments;
+    return variances(next) <= variances(last) && next->quantizes_moments == last->quantizes_moments;
 }

@@ -13,9 +13,9 @@ typedef struct OptimizerRule {
     /* The settings of optimizer.* that this optimizer has and that not all optimizers have, without
      * "optimizer."; NULL ends the list. */
     const char *const *settings;
-    bool takes_matrices; /* updates only hidden projections, each as a whole; AdamW updates all other parameters */
-    bool keeps_variance; /* has a second state per element in addition to the momentum */
-    bool codes_moments;  /* both states of matrices are 8-bit codes (optim/adamw_8bit.c); AdamW updates all other parameters */
+    bool takes_matrices;    /* updates only hidden projections, each as a whole; AdamW updates all other parameters */
+    bool keeps_variance;    /* has a second state per element in addition to the momentum */
+    bool quantizes_moments; /* both states of matrices are quantized to 8 bits (optim/adamw_8bit.c); AdamW updates all other parameters */
     /* Elements of the state dtype that an update reads or writes per element of a parameter,
      * including the norm's read of the gradient, excluding 8-bit moments. */
     double moves;

@@ -26,16 +26,16 @@
 #include "ops/linear/linear.h"
 
 /* Declares the vectors of a residual add. Scales start at 1 and biases at 0: no change. */
-static AffineMerge residual_add_zaya(Builder *b, bool after_mlp) {
+static AffineResidual residual_add_zaya(Builder *b, bool after_mlp) {
     static const char *const parts[AFFINE_VECTORS] = {"hidden_states_scale", "hidden_states_bias", "residual_scale", "residual_bias"};
-    AffineMerge merge;
+    AffineResidual add;
     char name[96];
     for (int i = 0; i < AFFINE_VECTORS; i++) {
         bool scale = i == BLOCK_SCALE || i == STREAM_SCALE;
         snprintf(name, sizeof name, "%s.%s", after_mlp ? "post_mlp_residual_scale" : "post_attention_residual_scale", parts[i]);
-        merge.vectors[i] = builder_vector(b, name, scale ? PARAMETER_NORM : PARAMETER_BIAS, b->config->width, scale, NULL);
+        add.vectors[i] = builder_vector(b, name, scale ? PARAMETER_NORM : PARAMETER_BIAS, b->config->width, scale, NULL);
     }
-    return merge;
+    return add;
 }
 
 /* Declares a convolution over queries and keys of this token and the previous one: weight
@@ -137,7 +137,7 @@ static Trunk build_zaya(Builder *b) {
     static const Decoder decoder = {.embedding = "model.embed_tokens.weight",
         .last_norm = "model.norm",
         .norm = NORM_RMS,
-        .merge = residual_add_zaya,
+        .residual_add = residual_add_zaya,
         .embed = embed,
         .layer = layer};
     return builder_decoder(b, &decoder);

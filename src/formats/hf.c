@@ -53,7 +53,7 @@ static const StoredTensor *find_stored(const HfWriter *w, const HfTensor *tensor
 
 static StoredType written_type(const HfWriter *w, const HfTensor *tensor) {
     const StoredTensor *stored = find_stored(w, tensor);
-    if (tensor->form != HF_NUMBERS) return tensor->form == HF_CODES ? STORED_F8_E4M3 : STORED_F32;
+    if (tensor->form != HF_NUMBERS) return tensor->form == HF_QUANTIZED ? STORED_F8_E4M3 : STORED_F32;
     return stored ? stored->type : rearranged_type(w, tensor);
 }
 
@@ -108,9 +108,9 @@ static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) 
     const float *values = hf_writer_values(w, from->parameter) + from->first;
     if (from->form != HF_NUMBERS) {
         void *made = take_copy(&tensor, copy, bytes);
-        bool codes = from->form == HF_CODES, half = rearranged_type(w, from) == STORED_BF16;
+        bool quantized = from->form == HF_QUANTIZED, half = rearranged_type(w, from) == STORED_BF16;
         int64_t columns = w->graph->parameters[from->parameter].shape[1];
-        hf_fp8_cast(values, from->shape[0], columns, half, codes ? made : NULL, codes ? NULL : made);
+        hf_fp8_cast(values, from->shape[0], columns, half, quantized ? made : NULL, quantized ? NULL : made);
         return tensor;
     }
     tensor.data = values;

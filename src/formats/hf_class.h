@@ -117,7 +117,7 @@ void hf_put_scaling(json_t *rope, const ModelConfig *config);
 
 /* The content of a stored tensor: the parameter's numbers, or the quantized values or row scales of
  * a matrix in FP8 (hf_fp8.c). */
-typedef enum HfForm { HF_NUMBERS, HF_CODES, HF_SCALES } HfForm;
+typedef enum HfForm { HF_NUMBERS, HF_QUANTIZED, HF_SCALES } HfForm;
 
 /* A stored tensor, or a part of one: `count` elements of a parameter, starting at `first`. */
 typedef struct HfTensor {

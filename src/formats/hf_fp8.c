@@ -48,7 +48,7 @@ HfTensorList hf_fp8_tensors(const HfTensorList *from, const Graph *graph) {
         HfTensor tensor = from->items[i];
         bool matrix = graph->parameters[tensor.parameter].kind == PARAMETER_MATRIX;
         tensor.name = memory_copy_string(tensor.name);
-        tensor.form = matrix ? HF_CODES : HF_NUMBERS;
+        tensor.form = matrix ? HF_QUANTIZED : HF_NUMBERS;
         list.items[list.count++] = tensor;
         if (!matrix) continue;
         tensor.name = memory_format("%s_scale", tensor.name);
@@ -60,7 +60,7 @@ HfTensorList hf_fp8_tensors(const HfTensorList *from, const Graph *graph) {
     return list;
 }
 
-void hf_fp8_cast(const float *values, int64_t rows, int64_t columns, bool half, uint8_t *codes, float *scales) {
+void hf_fp8_cast(const float *values, int64_t rows, int64_t columns, bool half, uint8_t *quantized, float *scales) {
     const Fp8Format format = fp8_format(FP8_E4M3, false);
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
@@ -70,9 +70,9 @@ void hf_fp8_cast(const float *values, int64_t rows, int64_t columns, bool half, 
         if (half) amax = bf16_to_float(bf16_from_float(amax));
         float m = fp8_multiplier(amax, fp8_largest(FP8_E4M3, false), true);
         if (scales) scales[r] = 1 / m;
-        for (int64_t i = 0; codes && i < columns; i++) {
+        for (int64_t i = 0; quantized && i < columns; i++) {
             float x = half ? bf16_to_float(bf16_from_float(row[i])) : row[i];
-            codes[r * columns + i] = fp8_from_float(x * m, format);
+            quantized[r * columns + i] = fp8_from_float(x * m, format);
         }
     }
 }

@@ -79,9 +79,9 @@ json_t *hf_fp8_config(void);
  * quantized values, each followed by its scales. */
 HfTensorList hf_fp8_tensors(const HfTensorList *list, const Graph *graph);
 /* Casts values [rows, columns], rounded to bf16 first if `half`, to e4m3 with one scale per row:
- * `codes` [rows, columns] and `scales` [rows]; either may be NULL. Rows with infinity or NaN become
+ * `quantized` [rows, columns] and `scales` [rows]; either may be NULL. Rows with infinity or NaN become
  * NaN. */
-void hf_fp8_cast(const float *values, int64_t rows, int64_t columns, bool half, uint8_t *codes, float *scales);
+void hf_fp8_cast(const float *values, int64_t rows, int64_t columns, bool half, uint8_t *quantized, float *scales);
 
 /* -- GGUF files (gguf_config.c) ------------------------------------------------------------------------------------- */
 

@@ -115,11 +115,11 @@ TensorId graph_parameter(
 
 /* Gives a frozen matrix tensors of quantized values and scales if the graph quantizes. */
 static void quantize_parameter(Graph *graph, Parameter *p) {
-    int64_t codes = quantized_code_bytes(graph->quantization, p->count),
+    int64_t quantized = quantized_code_bytes(graph->quantization, p->count),
             scales = quantized_scale_bytes(graph->quantization, p->count, p->shape[p->rank - 1]);
     p->quantization = graph->quantization;
     if (!p->quantization) return;
-    p->codes = graph_tensor(graph, ARENA_QUANTIZED, TYPE_BYTE, 1, &codes, "codes");
+    p->quantized = graph_tensor(graph, ARENA_QUANTIZED, TYPE_BYTE, 1, &quantized, "quantized");
     p->scales = graph_tensor(graph, ARENA_QUANTIZED, TYPE_BYTE, 1, &scales, "scales");
 }
 

@@ -156,7 +156,7 @@ typedef struct Parameter {
     bool fused;  /* no gap before it, so that graph_fuse can view both as one matrix */
     bool frozen; /* keeps its loaded value: no gradient, no update */
     bool ends;   /* both the first and the last stage of a pipeline hold it */
-    bool coded;  /* the program reads its fp8 values, which ranks gather from their shards (layout/weight_codes_internal.h) */
+    bool coded;  /* the program reads its fp8 values, which ranks gather from their shards (layout/quantized_weights_internal.h) */
     /* The folder holds [in, out] and our matrix is [out, in] (GPT-2's Conv1D): reading and writing
      * transpose. */
     bool transposed;
@@ -164,7 +164,7 @@ typedef struct Parameter {
      * (op_dequantize). Its `tensor` then only marks its place among the parameters and has no
      * memory. */
     Quantization quantization;
-    TensorId codes, scales;
+    TensorId quantized, scales;
     TensorId tensor;
 } Parameter;
 

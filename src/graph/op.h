@@ -30,16 +30,16 @@ typedef struct OpCall {
     /* unused dimensions are 1 */
     int64_t in_shape[NODE_MAX_INPUTS][TENSOR_MAX_RANK], out_shape[NODE_MAX_OUTPUTS][TENSOR_MAX_RANK];
     const void *attributes;
-    void *workspace;               /* scratch of OpKernel.workspace bytes */
-    bool overwrite;                /* the output in Op.overwrites is uninitialized: write it instead of adding to it */
-    bool compute_gradients;        /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
-    Device *device;                /* owns the memory of all operands */
-    const Mesh *mesh;              /* the groups of ranks */
-    bool direct;                   /* op_is_direct of the node */
-    int absorbs;                   /* number of preceding calls that this kernel computes as well (OpKernel.absorbs) */
-    const struct OpKernel *kernel; /* the kernel that runs the call */
-    const struct Fp8Codes *codes;  /* destination of the quantized output in Op.measured (OpKernel.codes), or NULL */
-    CommTicket *ticket;            /* set by a communicating operation that leaves a collective running */
+    void *workspace;                   /* scratch of OpKernel.workspace bytes */
+    bool overwrite;                    /* the output in Op.overwrites is uninitialized: write it instead of adding to it */
+    bool compute_gradients;            /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
+    Device *device;                    /* owns the memory of all operands */
+    const Mesh *mesh;                  /* the groups of ranks */
+    bool direct;                       /* op_is_direct of the node */
+    int absorbs;                       /* number of preceding calls that this kernel computes as well (OpKernel.absorbs) */
+    const struct OpKernel *kernel;     /* the kernel that runs the call */
+    const struct Fp8Output *quantized; /* destination of the quantized output in Op.measured (OpKernel.quantizes), or NULL */
+    CommTicket *ticket;                /* set by a communicating operation that leaves a collective running */
 } OpCall;
 
 /* How one back end runs an operation. cpu.c and gpu.c each define one OpKernel per operation, with
@@ -58,8 +58,8 @@ typedef struct OpKernel {
     bool elides;
     /* Mask of FP8_KIND: the kinds of fp8 in which the kernel can write the quantized values of the
      * output in Op.measured, exactly as its cast would. A cast that absorbs the node uses this
-     * (backend/gpu/fp8_codes.h). */
-    uint32_t codes;
+     * (backend/gpu/fp8_output.h). */
+    uint32_t quantizes;
 } OpKernel;
 #define FP8_KIND(kind) (1u << (kind))
 

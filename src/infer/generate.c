@@ -19,7 +19,7 @@
 #include "graph/op.h"
 #include "ops/attention/attention.h"
 #include "ops/collective/collective.h"
-#include "ops/largest/largest.h"
+#include "ops/argmax/argmax.h"
 #include "program/program.h"
 
 /* Rows at a time: the longest program that the remaining prompt fills is used. A single row fills a
@@ -93,13 +93,13 @@ static int32_t likeliest(Generator *g, const Program *program) {
     const bool narrow = precision_bytes(g->precision, TYPE_WIDE) == sizeof(float);
     const float *floats = g->wide_logits;
     const double *doubles = g->wide_logits;
-    int64_t count = graph_elements(program->model.graph, program->model.largest), token = 0;
+    int64_t count = graph_elements(program->model.graph, program->model.argmax), token = 0;
     double largest = -INFINITY;
-    executor_read(program->executor, program->model.largest, g->wide_logits);
-    for (int64_t i = 0; i < count; i += LARGEST_VALUES) {
-        double element = narrow ? floats[i + LARGEST_ELEMENT] : doubles[i + LARGEST_ELEMENT];
+    executor_read(program->executor, program->model.argmax, g->wide_logits);
+    for (int64_t i = 0; i < count; i += ARGMAX_VALUES) {
+        double element = narrow ? floats[i + ARGMAX_ELEMENT] : doubles[i + ARGMAX_ELEMENT];
         if (isnan(element)) return -1;
-        if (element > largest) largest = element, token = (int64_t)(narrow ? floats[i + LARGEST_COLUMN] : doubles[i + LARGEST_COLUMN]);
+        if (element > largest) largest = element, token = (int64_t)(narrow ? floats[i + ARGMAX_COLUMN] : doubles[i + ARGMAX_COLUMN]);
     }
     return (int32_t)token;
 }
@@ -199,7 +199,7 @@ static bool plan_programs(Generator *g, Error *error) {
 }
 
 static int64_t wide_bytes(const Generator *g) {
-    int64_t largest = mesh_size(&g->mesh, AXES_TENSOR) * LARGEST_PARTS * LARGEST_VALUES;
+    int64_t largest = mesh_size(&g->mesh, AXES_TENSOR) * ARGMAX_PARTS * ARGMAX_VALUES;
     return int_max(g->config->vocabulary, largest) * (int64_t)precision_bytes(g->precision, TYPE_WIDE);
 }
 

@@ -371,16 +371,16 @@ RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own,
 
 static void tell_all(Rendezvous *rendezvous, const RendezvousAnswer *end) {
     double until = log_seconds() + (end->code == ERROR_NONE ? 0 : END_SECONDS);
-    for (bool untold = true; untold;) {
+    for (bool waiting = true; waiting;) {
         RendezvousAnswer own;
         admit_until(rendezvous, log_seconds() + slice);
-        untold = false;
+        waiting = false;
         for (int node = 1; node < rendezvous->place.nodes; node++) {
             rendezvous->seats[node].member = rendezvous->seats[node].member && !rendezvous->seats[node].here;
-            untold = untold || rendezvous->seats[node].member;
+            waiting = waiting || rendezvous->seats[node].member;
         }
         answer_all(rendezvous, RENDEZVOUS_OVER, end, &own);
-        untold = untold && log_seconds() < until && !rendezvous->place.stop->signal;
+        waiting = waiting && log_seconds() < until && !rendezvous->place.stop->signal;
     }
 }
 
@@ -391,8 +391,8 @@ static void tell_first(Rendezvous *rendezvous, const NodeReport *end) {
     for (int connection; (connection = connect_to_first(rendezvous)) >= 0; usleep((useconds_t)(slice * 1e6))) {
         Error error = {0};
         SCOPED(channel_close) Channel channel = {0};
-        bool told = report_missing(rendezvous, connection, end, &channel, &error);
-        if (told || error.code != ERROR_COMMUNICATION || rendezvous->place.stop->signal || log_seconds() > until) return;
+        bool delivered = report_missing(rendezvous, connection, end, &channel, &error);
+        if (delivered || error.code != ERROR_COMMUNICATION || rendezvous->place.stop->signal || log_seconds() > until) return;
     }
 }
 

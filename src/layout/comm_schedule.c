@@ -41,7 +41,7 @@ static void note_all(CommSchedule *schedule, const Layout *layout, const Graph *
             .writes = NEVER,
             .weights = precision_weight_offset(graph->precision, begin),
             .gradients = begin,
-            .codes = layout->buckets[b].coded && graph->training,
+            .quantized = layout->buckets[b].coded && graph->training,
             .update = -1};
     }
     for (int i = 0; i < graph->node_count; i++) {
@@ -147,7 +147,7 @@ static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Preci
     for (int b = 0; b < layout->bucket_count; b++) {
         const LayoutBucket *bucket = &layout->buckets[b];
         int64_t bytes = precision_weight_offset(precision, bucket->end - bucket->begin);
-        if (schedule->buckets[b].codes) bytes = round_up((bucket->end - bucket->begin) / bucket->element_bytes, SLOT_ALIGNMENT);
+        if (schedule->buckets[b].quantized) bytes = round_up((bucket->end - bucket->begin) / bucket->element_bytes, SLOT_ALIGNMENT);
         PlanBlock slot = reserve_slot(bytes, &schedule->buckets[b].weights);
         int lives = 0;
         for (int i = 0; i < schedule->gathering_count; i++)
@@ -200,7 +200,7 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
         int b = bucket_at(layout, graph_state_span(graph, i).begin);
         int64_t begin = layout->buckets[b].begin;
         int64_t in_bucket = tensor->offset - precision_weight_offset(graph->precision, begin);
-        if (schedule->buckets[b].codes) in_bucket /= (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
+        if (schedule->buckets[b].quantized) in_bucket /= (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
         if (tensor->arena == ARENA_WEIGHT) tensor->offset = schedule->buckets[b].weights + in_bucket;
         else tensor->offset += schedule->buckets[b].gradients - begin;
     }

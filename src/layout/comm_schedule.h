@@ -26,7 +26,7 @@ typedef struct BucketTimes {
     NodeSpan reads[BUCKET_PASSES]; /* of its weights */
     NodeSpan writes;               /* of its gradients, which are complete after the last write */
     int64_t weights, gradients;    /* its offsets in the WEIGHT and GRADIENT arenas while the program runs */
-    bool codes;                    /* the program reads the weights as FP8 quantized values */
+    bool quantized;                /* the program reads the weights as FP8 quantized values */
     bool adds;                     /* adds to gradients that no node overwrites (Node.overwrites) and that start as zeros */
     int update;                    /* with in_backward, the node before which its weights are updated; -1: no gradients */
 } BucketTimes;

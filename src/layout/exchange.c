@@ -10,7 +10,7 @@
 
 #include "base/bf16.h"
 #include "base/memory.h"
-#include "layout/weight_codes_internal.h"
+#include "layout/quantized_weights_internal.h"
 #include "ops/add/add.h"
 
 enum { STAGE_WEIGHTS = 3 }; /* first ZeRO stage that shards weights */
@@ -23,7 +23,7 @@ struct Exchange {
     bool last;
     CommTicket *gradients, *weights; /* per bucket; 0: nothing in flight */
     uint16_t *bf16_buffer;           /* for the largest bucket that is reduced in bf16 */
-    WeightCodes *codes;              /* NULL: the program reads no quantized weights */
+    QuantizedWeights *quantized;     /* NULL: the program reads no quantized weights */
     ExchangeUpdate update;           /* NULL: buckets are updated after the program */
     void *update_context;
 };
@@ -199,7 +199,7 @@ static void *weights_at(const Exchange *exchange, int b, int64_t in_bucket) {
 /* Sends the rank's shard from its place in the bucket and receives the others' shards. */
 static void gather_weights(Exchange *exchange, int b) {
     CommType type = comm_real_type((int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE));
-    if (exchange->schedule->buckets[b].codes) type = COMM_U8;
+    if (exchange->schedule->buckets[b].quantized) type = COMM_U8;
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     exchange->weights[b] =
         comm_all_gather(sharing_group(exchange, bucket), bucket_name("weights", b).text, weights_at(exchange, b, 0), bucket->shards, type);
@@ -214,7 +214,7 @@ static void begin_gathering(Exchange *exchange, int index) {
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     ByteSpan span = layout_bucket_shard(bucket);
     const void *local = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, bucket->local));
-    if (exchange->schedule->buckets[b].codes) weight_codes_cast(exchange->codes, b);
+    if (exchange->schedule->buckets[b].quantized) quantized_weights_cast(exchange->quantized, b);
     else if (span.begin < span.end)
         device_copy(device_of(exchange), weights_at(exchange, b, span.begin - bucket->begin), local,
             weight_offset(exchange, span.end - span.begin));
@@ -251,8 +251,8 @@ void exchange_make_weights(Exchange *exchange, int b) {
     exchange_send_weights(exchange, b);
 }
 
-bool exchange_find_magnitudes(Exchange *exchange, Error *error) { return weight_codes_find(exchange->codes, error); }
-void exchange_put_magnitudes(const Exchange *exchange) { weight_codes_put(exchange->codes); }
+bool exchange_find_amax(Exchange *exchange, Error *error) { return quantized_weights_find_amax(exchange->quantized, error); }
+void exchange_put_amax(const Exchange *exchange) { quantized_weights_put_amax(exchange->quantized); }
 
 void exchange_finish_weights(Exchange *exchange) {
     for (int b = 0; b < exchange->layout->bucket_count; b++) wait_for(exchange, &exchange->weights[b]);
@@ -310,7 +310,7 @@ static int64_t buffer_bytes(const Layout *layout, const CommSchedule *schedule) 
 }
 
 int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule, const Graph *graph) {
-    return buffer_bytes(layout, schedule) + weight_codes_bytes(layout, schedule, graph);
+    return buffer_bytes(layout, schedule) + quantized_weights_bytes(layout, schedule, graph);
 }
 
 Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, Executor *executor, Error *error) {
@@ -323,7 +323,7 @@ Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, Ex
     exchange->weights = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     if (layout_all_ranks(layout) > 1 || layout->in_backward)
         executor_set_comm_points(executor, schedule->points, schedule->point_count, at_comm_point, exchange);
-    exchange->codes = weight_codes_create(layout, schedule, executor, &failure);
+    exchange->quantized = quantized_weights_create(layout, schedule, executor, &failure);
     if (bytes) exchange->bf16_buffer = device_allocate(device_of(exchange), bytes, &failure);
     if (failure.code == ERROR_NONE) return exchange;
     *error = failure;
@@ -336,7 +336,7 @@ void exchange_free(Exchange *exchange) {
     finish_all_gradients(exchange);
     exchange_finish_weights(exchange);
     device_free(device_of(exchange), exchange->bf16_buffer, buffer_bytes(exchange->layout, exchange->schedule));
-    weight_codes_free(exchange->codes);
+    quantized_weights_free(exchange->quantized);
     free(exchange->gradients);
     free(exchange->weights);
     free(exchange);

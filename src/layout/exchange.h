@@ -5,7 +5,7 @@
  * rank issues no collectives.
  *
  * FP8 layers gather their weights as quantized values if the program reads them so
- * (weight_codes_internal.h).
+ * (quantized_weights_internal.h).
  *
  * With layout->reduces_in_bf16, gradients of matrices are cast to bf16 in place before they are
  * sent. This rank's shard is cast back to fp32 after it is reduced.
@@ -41,11 +41,11 @@ const void *exchange_gradients(const Exchange *exchange, int bucket);
  * gradients that both ends of a pipeline hold are summed over both. Collective. */
 void exchange_finish_gradients(Exchange *exchange);
 
-/* Handle the amax of weights that are gathered as quantized values. exchange_find_magnitudes
- * computes it once per step, before the first run, and is collective; exchange_put_magnitudes
+/* Handle the amax of weights that are gathered as quantized values. exchange_find_amax
+ * computes it once per step, before the first run, and is collective; exchange_put_amax
  * writes it to the inputs of the next run. */
-bool exchange_find_magnitudes(Exchange *exchange, Error *error);
-void exchange_put_magnitudes(const Exchange *exchange);
+bool exchange_find_amax(Exchange *exchange, Error *error);
+void exchange_put_amax(const Exchange *exchange);
 
 /* Casts this rank's master weights of a bucket to weights, and gathers all ranks' shards. */
 void exchange_make_weights(Exchange *exchange, int bucket);

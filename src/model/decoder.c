@@ -106,9 +106,9 @@ typedef struct Norms { Norm after, next; } Norms;
 
 /* Adds a block's output to the stream. Returns the stream, and what the next block reads. */
 static ResidualNorm add_block(Builder *b, const Decoder *d, TensorId block, TensorId stream, bool after_mlp, const Norms *norms) {
-    AffineMerge affine = {0};
-    if (d->merge) affine = d->merge(b, after_mlp);
-    if (!norms->after.gain) return op_residual_norm(b->graph, block, stream, d->merge ? &affine : NULL, &norms->next);
+    AffineResidual affine = {0};
+    if (d->residual_add) affine = d->residual_add(b, after_mlp);
+    if (!norms->after.gain) return op_residual_norm(b->graph, block, stream, d->residual_add ? &affine : NULL, &norms->next);
     ResidualNorm h = op_post_norm(b->graph, block, stream, &norms->after);
     if (norms->next.gain) h.normed = op_norm(b->graph, h.stream, &norms->next);
     return h;

@@ -49,7 +49,7 @@ typedef struct Decoder {
     bool transposed;     /* matrices are stored as [in, out] */
     bool scales_outputs; /* matrices whose output is added to the stream start with builder_residual_std */
     /* Declares the vectors of an affine residual add. NULL: plain adds. */
-    AffineMerge (*merge)(Builder *builder, bool after_mlp);
+    AffineResidual (*residual_add)(Builder *builder, bool after_mlp);
     /* Appends the first rows of the stream, WIDE [R, D], with zeros for entries that another
      * rank has. NULL: the embeddings of the tokens. */
     TensorId (*embed)(Builder *builder, TensorId embedding);

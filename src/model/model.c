@@ -12,7 +12,7 @@
 #include "base/scope.h"
 #include "model/builder.h"
 #include "ops/collective/collective.h"
-#include "ops/largest/largest.h"
+#include "ops/argmax/argmax.h"
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
 
@@ -83,8 +83,8 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     graph->tensors[model->logits].keep = true;
     if (b->mode != MODEL_GENERATE) return;
     model->limit = integers(graph, 1, "limit");
-    model->largest = op_largest(graph, logits, model->limit, b->config->vocabulary, AXES_TENSOR);
-    graph->tensors[model->largest].keep = true;
+    model->argmax = op_argmax(graph, logits, model->limit, b->config->vocabulary, AXES_TENSOR);
+    graph->tensors[model->argmax].keep = true;
 }
 
 /* Appends the loss or the output of a family that appended its own head. */

@@ -68,7 +68,7 @@ typedef struct Model {
     TensorId share;              /* WIDE [1]: 1 / microbatches in the step, divided by the number of ranks that divide the rows of one */
     TensorId loss;               /* WIDE [2]: cross-entropy or loss over pairs, auxiliary loss */
     TensorId logits;             /* WIDE [1, vocabulary]; with MODEL_LOGITS and op_keep_logits: [rows, vocabulary] */
-    TensorId limit, largest;     /* MODEL_GENERATE: INT32 [1], and the largest logits of tokens below it, from op_largest */
+    TensorId limit, argmax;      /* MODEL_GENERATE: INT32 [1], and the largest logits of tokens below it (op_argmax) */
     ModelChunk *chunks;          /* of a pipeline stage; NULL: the model is whole */
     int chunk_count;
 } Model;

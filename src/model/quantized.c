@@ -11,20 +11,20 @@
 #include "base/rng.h"
 #include "base/scope.h"
 
-static void upload_quantized(const Executor *executor, const Parameter *p, const void *codes, const void *scales) {
+static void upload_quantized(const Executor *executor, const Parameter *p, const void *quantized, const void *scales) {
     const Graph *graph = executor_graph(executor);
     Device *device = executor_backend(executor)->device;
-    device_upload(device, executor_tensor(executor, p->codes), codes, graph_bytes(graph, p->codes));
+    device_upload(device, executor_tensor(executor, p->quantized), quantized, graph_bytes(graph, p->quantized));
     device_upload(device, executor_tensor(executor, p->scales), scales, graph_bytes(graph, p->scales));
 }
 
 bool quantized_put(const Executor *executor, const Parameter *p, const float *values, Error *error) {
     const Graph *graph = executor_graph(executor);
-    SCOPED_FREE uint8_t *codes = memory_allocate((size_t)graph_bytes(graph, p->codes));
+    SCOPED_FREE uint8_t *quantized = memory_allocate((size_t)graph_bytes(graph, p->quantized));
     SCOPED_FREE void *scales = memory_allocate((size_t)graph_bytes(graph, p->scales));
-    if (!quantize(p->quantization, values, p->count, p->shape[p->rank - 1], codes, scales))
+    if (!quantize(p->quantization, values, p->count, p->shape[p->rank - 1], quantized, scales))
         return error_set(error, ERROR_NUMERICS, "tensor %s has NaN or infinite values: the model is broken", p->name);
-    upload_quantized(executor, p, codes, scales);
+    upload_quantized(executor, p, quantized, scales);
     return true;
 }
 
@@ -37,10 +37,10 @@ static void repeat_bytes(void *to, int64_t size, int64_t bytes) {
 /* Repeats the quantized values and scales of NORMALS values over the parameter. The values form one
  * row, and fill one scale of scales. */
 enum { NORMALS = NF4_BLOCK * NF4_OUTER };
-static void repeat_codes(const Parameter *p, const uint8_t *codes, const void *scales, uint8_t *all_codes, char *all_scales) {
+static void repeat_quantized(const Parameter *p, const uint8_t *quantized, const void *scales, uint8_t *all_quantized, char *all_scales) {
     int64_t bytes = quantized_code_bytes(p->quantization, p->count), chunk = quantized_code_bytes(p->quantization, NORMALS);
-    memcpy(all_codes, codes, (size_t)int_min(chunk, bytes));
-    repeat_bytes(all_codes, chunk, bytes);
+    memcpy(all_quantized, quantized, (size_t)int_min(chunk, bytes));
+    repeat_bytes(all_quantized, chunk, bytes);
     if (p->quantization == QUANTIZE_FP8) {
         memcpy(all_scales, scales, sizeof(float));
         repeat_bytes(all_scales, sizeof(float), quantized_scale_bytes(p->quantization, p->count, p->shape[p->rank - 1]));
@@ -63,12 +63,13 @@ void quantized_fill(const Executor *executor) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (!p->quantization) continue;
-        SCOPED_FREE uint8_t *codes = memory_allocate(NORMALS), *all_codes = memory_allocate((size_t)graph_bytes(graph, p->codes));
+        SCOPED_FREE uint8_t *quantized = memory_allocate(NORMALS),
+                            *all_quantized = memory_allocate((size_t)graph_bytes(graph, p->quantized));
         SCOPED_FREE char *scales = memory_allocate((size_t)quantized_scale_bytes(p->quantization, NORMALS, NORMALS)),
                          *all_scales = memory_allocate((size_t)graph_bytes(graph, p->scales));
         for (int j = 0; j < NORMALS; j++) values[j] = (float)(p->init_std * rng_normal(1, 0, (uint64_t)j));
-        quantize(p->quantization, values, NORMALS, NORMALS, codes, scales);
-        repeat_codes(p, codes, scales, all_codes, all_scales);
-        upload_quantized(executor, p, all_codes, all_scales);
+        quantize(p->quantization, values, NORMALS, NORMALS, quantized, scales);
+        repeat_quantized(p, quantized, scales, all_quantized, all_scales);
+        upload_quantized(executor, p, all_quantized, all_scales);
     }
 }

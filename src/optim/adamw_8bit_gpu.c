@@ -1,7 +1,7 @@
 /* AdamW on a GPU with moments in 8 bits (optim/adamw_8bit.c): a thread has four elements, sixteen
- * threads have a block of codes. The pass reads and writes 18.25 bytes per parameter, AdamW's 30.
+ * threads have a block of quantized moments. The pass reads and writes 18.25 bytes per parameter, AdamW's 30.
  * Owns no memory. */
-#include "optim/moment_codes_internal.h"
+#include "optim/quantized_moments_internal.h"
 #include "optim/optim_gpu_kernels.h"
 
 /* The moments of a segment are at Chunk.second_index of these arenas, scales at 1 / MOMENT_BLOCK of
@@ -14,23 +14,23 @@ typedef struct CodedArguments {
 
 #ifdef GPU_DEVICE
 
-/* Returns the maximum over the threads of a block of codes. */
+/* Returns the maximum over the threads of a block of quantized moments. */
 INLINE float block_max(float x) {
     UNROLL for (int mask = MOMENT_BLOCK / 8; mask > 0; mask /= 2) x = __builtin_fmaxf(x, shuffle_xor(x, mask));
     return x;
 }
 
-INLINE f32x4 decode4(uint32_t codes, float scale, float (*value)(int32_t code, float scale)) {
+INLINE f32x4 decode4(uint32_t quantized, float scale, float (*value)(int32_t code, float scale)) {
     f32x4 x;
-    UNROLL for (int j = 0; j < 4; j++) x[j] = value(codes >> 8 * j & 0xff, scale);
+    UNROLL for (int j = 0; j < 4; j++) x[j] = value(quantized >> 8 * j & 0xff, scale);
     return x;
 }
 
 INLINE uint32_t encode4(f32x4 x, float scale, int32_t (*code)(float x, float inverse)) {
     float inverse = moment_inverse(scale);
-    uint32_t codes = 0;
-    UNROLL for (int j = 0; j < 4; j++) codes |= (uint32_t)code(x[j], inverse) << 8 * j;
-    return codes;
+    uint32_t quantized = 0;
+    UNROLL for (int j = 0; j < 4; j++) quantized |= (uint32_t)code(x[j], inverse) << 8 * j;
+    return quantized;
 }
 
 /* Updates elements i .. i + 3 of a chunk, if `inside`. All threads of a wave take part in the
@@ -59,7 +59,7 @@ INLINE void update(const CodedArguments *c, const ChunkUpdate *u, int64_t i, boo
     if (coded % MOMENT_BLOCK == 0) c->momentum_scales[block] = m_most, c->variance_scales[block] = v_most;
 }
 
-INLINE void update_codes(const CodedArguments *c, bool pure_bf16) {
+INLINE void update_quantized(const CodedArguments *c, bool pure_bf16) {
     const ElementArguments *a = &c->elements;
     const Chunk GLOBAL *chunk = a->chunks + block_x();
     ChunkUpdate u = update_of(chunk, &a->arenas, &a->rates[chunk->rates]);
@@ -69,8 +69,8 @@ INLINE void update_codes(const CodedArguments *c, bool pure_bf16) {
     }
 }
 
-KERNEL(adamw_8bit, CodedArguments) { update_codes(&a, false); }
-KERNEL(adamw_8bit_bf16, CodedArguments) { update_codes(&a, true); }
+KERNEL(adamw_8bit, CodedArguments) { update_quantized(&a, false); }
+KERNEL(adamw_8bit_bf16, CodedArguments) { update_quantized(&a, true); }
 
 #else
 
@@ -78,10 +78,10 @@ LAUNCHERS(adamw_8bit, CodedArguments, adamw_8bit, adamw_8bit_bf16)
 
 void gpu_update_adamw_8bit(const Optimizer *o, const Segment *segment, const Update *update, const ElementRates rates[RATES_COUNT]) {
     CodedArguments arguments = {.elements = optim_element_arguments(o, segment, update, rates),
-        .momentum = o->codes.momentum,
-        .variance = o->codes.variance,
-        .momentum_scales = o->codes.momentum_scales,
-        .variance_scales = o->codes.variance_scales};
+        .momentum = o->quantized.momentum,
+        .variance = o->quantized.variance,
+        .momentum_scales = o->quantized.momentum_scales,
+        .variance_scales = o->quantized.variance_scales};
     launch_adamw_8bit(o->device, segment->pure_bf16, optim_element_shape(segment), &arguments);
 }
 

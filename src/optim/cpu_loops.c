@@ -5,7 +5,7 @@
  * by optimizer.c and muon.c through OptimBackend. */
 #include "base/math.h"
 #include "base/memory.h"
-#include "optim/moment_codes_internal.h"
+#include "optim/quantized_moments_internal.h"
 #include "optim/optim_internal.h"
 
 #include <math.h>
@@ -58,12 +58,12 @@ static void *cpu_scratch(const CpuWork *work, int64_t bytes) { return (char *)wo
 static void *current(const CpuWork *work, const Matrix *m) { return cpu_scratch(work, work->swapped ? m->y : m->x); }
 static void *next(const CpuWork *work, const Matrix *m) { return cpu_scratch(work, work->swapped ? m->x : m->y); }
 
-/* Points a pass to the codes from element `at` on. */
-static void point_to_codes(PassMemory *memory, const MomentCodes *codes, int64_t at) {
-    memory->momentum = codes->momentum + at;
-    memory->variance = codes->variance + at;
-    memory->momentum_scales = codes->momentum_scales + at / MOMENT_BLOCK;
-    memory->variance_scales = codes->variance_scales + at / MOMENT_BLOCK;
+/* Points a pass to the quantized moments from element `at` on. */
+static void point_to_quantized(PassMemory *memory, const QuantizedMoments *quantized, int64_t at) {
+    memory->momentum = quantized->momentum + at;
+    memory->variance = quantized->variance + at;
+    memory->momentum_scales = quantized->momentum_scales + at / MOMENT_BLOCK;
+    memory->variance_scales = quantized->variance_scales + at / MOMENT_BLOCK;
 }
 
 /* Runs a pass over chunk `i`. Updates of elements and sums of squares have no matrices, hence no
@@ -79,7 +79,7 @@ static PreciseSum run_cpu_pass(const CpuWork *work, int64_t i, OptimPass pass, c
         .gradient = optim_at(update->gradients, c->index, bytes),
         .momentum = optim_at(optim_momentum(o, work->segment), c->index, bytes),
         .variance = optim_at(o->variance, c->second_index, bytes)};
-    if (optimizer_rules[work->segment->optimizer]->codes_moments) point_to_codes(&memory, &o->codes, c->second_index);
+    if (optimizer_rules[work->segment->optimizer]->quantizes_moments) point_to_quantized(&memory, &o->quantized, c->second_index);
     if (!memory.weights) memory.weights = memory.master;
     const Matrix *matrix = work->count ? &o->matrices[c->matrix] : NULL;
     if (matrix) memory.x = optim_at((pass == PASS_APPLY ? muon_result : muon_direction)(o, matrix), c->second_index, o->compute);

@@ -95,8 +95,8 @@ typedef void (*OptimizerHook)(void *context, int bucket);
 void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context);
 
 /* The state as named intervals in device memory, for checkpoints: "momentum" for all, "variance" if
- * the optimizer keeps one; or codes and scales of both. */
-typedef enum StateForm { STATE_WIDE, STATE_CODES, STATE_SCALES } StateForm; /* in the state dtype; bytes; fp32 */
+ * the optimizer keeps one; or quantized values and scales of both. */
+typedef enum StateForm { STATE_WIDE, STATE_QUANTIZED, STATE_SCALES } StateForm; /* in the state dtype; bytes; fp32 */
 typedef struct OptimizerState {
     const char *kind;
     StateForm form;

@@ -78,7 +78,7 @@ typedef struct PassRates {
 typedef struct PassMemory {
     int64_t count; /* elements */
     void *master, *weights, *momentum, *variance, *x;
-    float *momentum_scales, *variance_scales; /* if both moments are codes (moment_codes_internal.h): one per block */
+    float *momentum_scales, *variance_scales; /* if both moments are quantized (quantized_moments_internal.h): one per block */
     const void *gradient;
 } PassMemory;
 
@@ -103,14 +103,14 @@ typedef struct OptimBackend OptimBackend;
 /* The place of an interval's state; -1: it has no such state. */
 typedef struct StatePlace {
     int64_t momentum, variance; /* byte offsets in their arenas */
-    int64_t codes;              /* first element among those whose moments are codes, a multiple of MOMENT_BLOCK */
+    int64_t quantized;          /* first element among those whose moments are quantized, a multiple of MOMENT_BLOCK */
 } StatePlace;
 
-/* Moments of matrices as 8-bit codes (moment_codes_internal.h). */
-typedef struct MomentCodes {
+/* Moments of matrices in 8 bits (quantized_moments_internal.h). */
+typedef struct QuantizedMoments {
     uint8_t *momentum, *variance;
     float *momentum_scales, *variance_scales; /* one per MOMENT_BLOCK elements */
-} MomentCodes;
+} QuantizedMoments;
 
 /* Chunks are ordered: load-balancing biases, then other parameters that are updated by element,
  * then Muon's chunks matrix by matrix. Segments follow the same order. */
@@ -138,9 +138,9 @@ struct Optimizer {
 
     /* Device memory. Scratch holds Muon's scratch, then `segment_squares`, `partials`, `squares`
      * and, if the back end reads it, `device_chunks`. */
-    void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena, unless moments are codes */
-    MomentCodes codes;                   /* one arena, which starts with the momentum */
-    int64_t momentum_bytes, variance_bytes, coded, muon_bytes, scratch_bytes; /* coded: elements whose moments are codes */
+    void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena, unless moments are quantized */
+    QuantizedMoments quantized;          /* one arena, which starts with the momentum */
+    int64_t momentum_bytes, variance_bytes, coded, muon_bytes, scratch_bytes; /* coded: elements whose moments are quantized */
     PreciseSum *segment_squares; /* of each segment's gradients, or of the latest other sum; a GPU sets only `high` */
     void *partials;              /* one per chunk: PreciseSum; double on a GPU */
     double *squares;             /* of each matrix's direction */

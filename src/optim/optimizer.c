@@ -1,14 +1,14 @@
 /* The optimizer's interface: which method updates which parameter, the state and its layout, the
  * gradient norm, the step. Owns the list of chunks. In device memory it owns the scratch and the
  * state: momentum for all parameters at the offsets of the master arena, and variance for those
- * whose optimizer keeps one, one after another. If moments of matrices are codes, these have an
+ * whose optimizer keeps one, one after another. If moments of matrices are quantized, these have an
  * arena of their own, and the momentum of the other parameters is one after another too. Called by
  * the training loop, checkpoints and the memory table. */
 #include "base/hash.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "optim/moment_codes_internal.h"
+#include "optim/quantized_moments_internal.h"
 #include "optim/optim_internal.h"
 
 #include <assert.h>
@@ -31,13 +31,13 @@ bool optimizer_takes_matrices(const OptimizerConfig *config, const Parameter *pa
     return optimizer_of(config)->takes_matrices && parameter->kind == PARAMETER_MATRIX && parameter->rank >= 2 && parameter->count > 0;
 }
 
-enum { LEAST_CODED = 4096 }; /* elements of the smallest matrix whose moments are codes: smaller ones save nothing */
+enum { LEAST_CODED = 4096 }; /* elements of the smallest matrix whose moments are quantized: smaller ones save nothing */
 
-/* Returns whether both moments of a parameter are codes, on any rank of any layout. */
-static bool codes_moments(const OptimizerConfig *config, const Parameter *p) {
+/* Returns whether both moments of a parameter are quantized, on any rank of any layout. */
+static bool quantizes_moments(const OptimizerConfig *config, const Parameter *p) {
     int64_t count = 1;
     for (int i = 0; i < p->rank; i++) count *= p->whole[i];
-    return optimizer_of(config)->codes_moments && p->kind == PARAMETER_MATRIX && p->rank >= 2 && count >= LEAST_CODED &&
+    return optimizer_of(config)->quantizes_moments && p->kind == PARAMETER_MATRIX && p->rank >= 2 && count >= LEAST_CODED &&
            p->whole[p->rank - 1] % MOMENT_BLOCK == 0;
 }
 
@@ -45,9 +45,9 @@ static bool codes_moments(const OptimizerConfig *config, const Parameter *p) {
  * that an optimizer of matrices does not take. */
 static OptimizerName state_name(const OptimizerConfig *config, const Parameter *parameter) {
     const OptimizerRule *rule = optimizer_of(config);
-    bool taken = rule->takes_matrices  ? optimizer_takes_matrices(config, parameter)
-                 : rule->codes_moments ? codes_moments(config, parameter)
-                                       : parameter->kind != PARAMETER_BALANCE_BIAS;
+    bool taken = rule->takes_matrices      ? optimizer_takes_matrices(config, parameter)
+                 : rule->quantizes_moments ? quantizes_moments(config, parameter)
+                                           : parameter->kind != PARAMETER_BALANCE_BIAS;
     return taken ? config->name : OPTIMIZER_adamw;
 }
 
@@ -56,13 +56,14 @@ static bool keeps_variance(const OptimizerConfig *config, const Parameter *param
 }
 
 double optimizer_element_bytes(const OptimizerConfig *config, const Parameter *parameter) {
-    if (codes_moments(config, parameter)) return 2 * (1 + sizeof(float) / (double)MOMENT_BLOCK);
+    if (quantizes_moments(config, parameter)) return 2 * (1 + sizeof(float) / (double)MOMENT_BLOCK);
     return (double)parameter->element_bytes * (keeps_variance(config, parameter) ? 2 : 1);
 }
 
 double optimizer_moves(const OptimizerConfig *config, const Parameter *parameter) {
-    double codes = codes_moments(config, parameter) ? 2 * optimizer_element_bytes(config, parameter) / (double)parameter->element_bytes : 0;
-    return optimizer_rules[state_name(config, parameter)]->moves + codes;
+    double quantized =
+        quantizes_moments(config, parameter) ? 2 * optimizer_element_bytes(config, parameter) / (double)parameter->element_bytes : 0;
+    return optimizer_rules[state_name(config, parameter)]->moves + quantized;
 }
 
 /* Returns the elements that this rank holds of one expert, or of the single matrix, with all its
@@ -125,13 +126,13 @@ static const Parameter *parameter_of(const Optimizer *optimizer, int interval) {
     return &optimizer->graph->parameters[optimizer->shard.intervals[interval].elements.parameter];
 }
 
-/* Places the state of an interval whose moments are not 8-bit codes. A momentum that does not
+/* Places the state of an interval whose moments are not quantized. A momentum that does not
  * follow the master arena is at the same distance from a multiple of `alignment`. */
 static StatePlace place_moments(Optimizer *o, int index, int64_t alignment) {
     const ShardInterval *interval = &o->shard.intervals[index];
     int64_t bytes = interval->elements.count * parameter_of(o, index)->element_bytes;
-    StatePlace place = {.momentum = interval->offset, .variance = -1, .codes = -1};
-    if (optimizer_of(&o->config)->codes_moments) {
+    StatePlace place = {.momentum = interval->offset, .variance = -1, .quantized = -1};
+    if (optimizer_of(&o->config)->quantizes_moments) {
         place.momentum = round_up(o->momentum_bytes, alignment) + interval->offset % alignment;
         o->momentum_bytes = place.momentum + bytes;
     }
@@ -147,20 +148,20 @@ static void place_states(Optimizer *o) {
     int64_t count = o->shard.interval_count, alignment = precision_alignment(o->graph->precision);
     o->places = memory_allocate((size_t)count * sizeof *o->places);
     for (int i = 0; i < count; i++) {
-        if (codes_moments(&o->config, parameter_of(o, i))) {
-            o->places[i] = (StatePlace){.momentum = -1, .variance = -1, .codes = o->coded};
+        if (quantizes_moments(&o->config, parameter_of(o, i))) {
+            o->places[i] = (StatePlace){.momentum = -1, .variance = -1, .quantized = o->coded};
             o->coded += o->shard.intervals[i].elements.count;
         } else o->places[i] = place_moments(o, i, alignment);
     }
-    if (!optimizer_of(&o->config)->codes_moments) o->momentum_bytes = o->shard.bytes;
+    if (!optimizer_of(&o->config)->quantizes_moments) o->momentum_bytes = o->shard.bytes;
 }
 
-/* Checks that no block of codes has elements of two ranks. Shards begin at multiples of
+/* Checks that no block of quantized moments has elements of two ranks. Shards begin at multiples of
  * MOMENT_BLOCK elements, so only a cut of columns can be in the way. */
 static bool check_blocks(const Optimizer *o, Error *error) {
     for (int i = 0; i < o->shard.interval_count; i++) {
         const Parameter *p = parameter_of(o, i);
-        if (o->places[i].codes < 0 || p->shape[p->rank - 1] % MOMENT_BLOCK == 0) continue;
+        if (o->places[i].quantized < 0 || p->shape[p->rank - 1] % MOMENT_BLOCK == 0) continue;
         return error_set(error, ERROR_USAGE,
             "optimizer.name=%s: with layout.tp a rank has %lld columns of %s, but 8-bit states need a multiple of %d: use another "
             "layout.tp, or optimizer.name=adamw",
@@ -169,8 +170,8 @@ static bool check_blocks(const Optimizer *o, Error *error) {
     return true;
 }
 
-/* Returns the bytes of the arena of codes. */
-static int64_t codes_bytes(const Optimizer *o) { return 2 * (o->coded + o->coded / MOMENT_BLOCK * (int64_t)sizeof(float)); }
+/* Returns the bytes of the arena of quantized moments. */
+static int64_t quantized_bytes(const Optimizer *o) { return 2 * (o->coded + o->coded / MOMENT_BLOCK * (int64_t)sizeof(float)); }
 
 /* ---- Chunks ---- */
 
@@ -182,7 +183,7 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index, int 
     Segment segment = {.first = first,
         .end = optimizer->chunk_count,
         .shift = parameter->offset + interval->elements.first * parameter->element_bytes - interval->offset,
-        .momentum_shift = int_max(optimizer->places[index].momentum, 0) - (optimizer->places[index].codes < 0 ? interval->offset : 0),
+        .momentum_shift = int_max(optimizer->places[index].momentum, 0) - (optimizer->places[index].quantized < 0 ? interval->offset : 0),
         .bucket = interval->bucket,
         .optimizer = state_name(&optimizer->config, parameter),
         .primary = interval->holder == 0,
@@ -235,8 +236,8 @@ static void append_element_chunks(Optimizer *optimizer, bool balance_biases) {
         whole.index = interval->offset / parameter->element_bytes;
         whole.count = interval->elements.count;
         StatePlace place = optimizer->places[i];
-        whole.second_index = place.codes >= 0 ? place.codes : int_max(place.variance, 0) / parameter->element_bytes;
-        assert(place.codes < 0 || (whole.first % MOMENT_BLOCK == 0 && whole.count % MOMENT_BLOCK == 0));
+        whole.second_index = place.quantized >= 0 ? place.quantized : int_max(place.variance, 0) / parameter->element_bytes;
+        assert(place.quantized < 0 || (whole.first % MOMENT_BLOCK == 0 && whole.count % MOMENT_BLOCK == 0));
         whole.rates = rates;
         append_chunks(optimizer, whole);
         extend_segments(optimizer, first, i, -1);
@@ -299,7 +300,7 @@ static bool allocate_state(Device *device, void **arena, int64_t bytes, const ch
 static bool allocate_arenas(Optimizer *o, Error *error) {
     return allocate_state(o->device, &o->momentum, o->momentum_bytes, "momentum", error) &&
            allocate_state(o->device, &o->variance, o->variance_bytes, "variance", error) &&
-           allocate_state(o->device, (void **)&o->codes.momentum, codes_bytes(o), "codes", error) &&
+           allocate_state(o->device, (void **)&o->quantized.momentum, quantized_bytes(o), "quantized", error) &&
            allocate_state(o->device, &o->scratch, o->scratch_bytes, "scratch", error);
 }
 
@@ -312,9 +313,9 @@ Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, c
         optimizer_free(optimizer);
         return NULL;
     }
-    optimizer->codes.variance = optimizer->codes.momentum + optimizer->coded;
-    optimizer->codes.momentum_scales = (float *)(optimizer->codes.variance + optimizer->coded);
-    optimizer->codes.variance_scales = optimizer->codes.momentum_scales + optimizer->coded / MOMENT_BLOCK;
+    optimizer->quantized.variance = optimizer->quantized.momentum + optimizer->coded;
+    optimizer->quantized.momentum_scales = (float *)(optimizer->quantized.variance + optimizer->coded);
+    optimizer->quantized.variance_scales = optimizer->quantized.momentum_scales + optimizer->coded / MOMENT_BLOCK;
     optimizer->segment_squares = optim_at(optimizer->scratch, optimizer->muon_bytes, 1);
     optimizer->partials = optimizer->segment_squares + optimizer->segment_count;
     optimizer->squares = (double *)((PreciseSum *)optimizer->partials + optimizer->chunk_count);
@@ -329,7 +330,7 @@ void optimizer_free(Optimizer *optimizer) {
     if (optimizer->device) {
         device_free(optimizer->device, optimizer->momentum, optimizer->momentum_bytes);
         device_free(optimizer->device, optimizer->variance, optimizer->variance_bytes);
-        device_free(optimizer->device, optimizer->codes.momentum, codes_bytes(optimizer));
+        device_free(optimizer->device, optimizer->quantized.momentum, quantized_bytes(optimizer));
         device_free(optimizer->device, optimizer->scratch, optimizer->scratch_bytes);
     }
     free(optimizer->shard.intervals);
@@ -342,7 +343,7 @@ void optimizer_free(Optimizer *optimizer) {
 
 int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard) {
     Optimizer *optimizer = lay_out_states(graph, config, shard, &cpu); /* a GPU needs as much */
-    int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes + codes_bytes(optimizer);
+    int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes + quantized_bytes(optimizer);
     optimizer_free(optimizer);
     return bytes;
 }
@@ -452,15 +453,15 @@ static OptimizerState state_of(const ShardInterval *interval, const char *kind, 
 static size_t states_of(const Optimizer *o, int index, OptimizerState states[4]) {
     const ShardInterval *interval = &o->shard.intervals[index];
     StatePlace place = o->places[index];
-    int64_t block = place.codes / MOMENT_BLOCK;
+    int64_t block = place.quantized / MOMENT_BLOCK;
     size_t count = 0;
     if (place.momentum >= 0) states[count++] = state_of(interval, "momentum", STATE_WIDE, (char *)o->momentum + place.momentum);
     if (place.variance >= 0) states[count++] = state_of(interval, "variance", STATE_WIDE, (char *)o->variance + place.variance);
-    if (place.codes < 0) return count;
-    states[count++] = state_of(interval, "momentum_codes", STATE_CODES, o->codes.momentum + place.codes);
-    states[count++] = state_of(interval, "variance_codes", STATE_CODES, o->codes.variance + place.codes);
-    states[count++] = state_of(interval, "momentum_scales", STATE_SCALES, o->codes.momentum_scales + block);
-    states[count++] = state_of(interval, "variance_scales", STATE_SCALES, o->codes.variance_scales + block);
+    if (place.quantized < 0) return count;
+    states[count++] = state_of(interval, "momentum_codes", STATE_QUANTIZED, o->quantized.momentum + place.quantized);
+    states[count++] = state_of(interval, "variance_codes", STATE_QUANTIZED, o->quantized.variance + place.quantized);
+    states[count++] = state_of(interval, "momentum_scales", STATE_SCALES, o->quantized.momentum_scales + block);
+    states[count++] = state_of(interval, "variance_scales", STATE_SCALES, o->quantized.variance_scales + block);
     return count;
 }
 

@@ -5,7 +5,7 @@
  * memory. */
 #include "base/bf16.h"
 #include "base/math.h"
-#include "optim/moment_codes_internal.h"
+#include "optim/quantized_moments_internal.h"
 #include "optim/optim_internal.h"
 
 #include <string.h>
@@ -25,7 +25,7 @@ static const Touched touched[PASS_UPDATE] = {
 static Touched touched_by(OptimPass pass) {
     if (pass < PASS_UPDATE) return touched[pass];
     const OptimizerRule *rule = optimizer_rules[pass - PASS_UPDATE];
-    int state = rule->codes_moments ? 0 : rule->keeps_variance ? MOMENTUM | VARIANCE : MOMENTUM;
+    int state = rule->quantizes_moments ? 0 : rule->keeps_variance ? MOMENTUM | VARIANCE : MOMENTUM;
     return (Touched){MASTER | GRADIENT | state, MASTER | state};
 }
 

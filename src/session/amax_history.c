@@ -16,7 +16,7 @@
 typedef struct HistoryEntry {
     char *name;
     Fp8Operand operand;
-    int64_t magnitudes;  /* 1, or one per expert of the model */
+    int64_t matrices;    /* 1, or one per expert of the model */
     int64_t first, held; /* the ones that this rank casts */
     int64_t at;          /* index among the amax values of all entries */
 } HistoryEntry;
@@ -26,9 +26,9 @@ struct AmaxHistory {
     int64_t length, count; /* amax values of all entries */
     HistoryEntry *entries;
     int entry_count;
-    float *rings;   /* [count, length]: step s is at s % length; 0: none */
-    float *largest; /* [count]: maxima of the rings */
-    float *seen;    /* [count]: of the present step, over all ranks */
+    float *rings;  /* [count, length]: step s is at s % length; 0: none */
+    float *maxima; /* [count]: maxima of the rings */
+    float *seen;   /* [count]: of the present step, over all ranks */
 };
 
 static const char *const roles[FP8_ROLES] = {[FP8_ROLE_X] = "x", [FP8_ROLE_W] = "w", [FP8_ROLE_D_Y] = "d_y"};
@@ -41,9 +41,9 @@ static HistoryEntry operand_entry(const Graph *graph, const Fp8Operand *operand)
     const Parameter *p = &graph->parameters[graph_find_parameter(graph, graph_get(graph, operand->weight)->name)];
     int64_t held = graph_elements(graph, operand->amax);
     bool experts = operand->role == FP8_ROLE_W && p->rank == 3;
-    HistoryEntry entry = {.operand = *operand, .magnitudes = experts ? p->whole[0] : held, .held = held};
-    if (entry.magnitudes > held)
-        entry.first = cut_share(entry.magnitudes, mesh_index(graph->mesh, p->cut.axes), mesh_size(graph->mesh, p->cut.axes)).first;
+    HistoryEntry entry = {.operand = *operand, .matrices = experts ? p->whole[0] : held, .held = held};
+    if (entry.matrices > held)
+        entry.first = cut_share(entry.matrices, mesh_index(graph->mesh, p->cut.axes), mesh_size(graph->mesh, p->cut.axes)).first;
     entry.name = memory_format("amax_history/%s/%s", roles[operand->role], p->name);
     return entry;
 }
@@ -70,11 +70,11 @@ AmaxHistory *amax_history_create(const Graph *graph, int64_t length) {
         HistoryEntry *entry = &history->entries[history->entry_count++];
         *entry = operand_entry(graph, &operands[i]);
         entry->at = history->count;
-        history->count += entry->magnitudes;
+        history->count += entry->matrices;
     }
     size_t row = (size_t)history->count * sizeof(float);
     history->rings = memory_allocate(row * (size_t)length);
-    history->largest = memory_allocate(row);
+    history->maxima = memory_allocate(row);
     history->seen = memory_allocate(row);
     return history;
 }
@@ -84,7 +84,7 @@ void amax_history_free(AmaxHistory *history) {
     for (int i = 0; i < history->entry_count; i++) free(history->entries[i].name);
     free(history->entries);
     free(history->rings);
-    free(history->largest);
+    free(history->maxima);
     free(history->seen);
     free(history);
 }
@@ -105,8 +105,8 @@ void amax_history_put(const AmaxHistory *history, Executor *executor, double tar
         float *amax = executor_tensor(executor, entry->operand.amax), first = fp8_largest(entry->operand.kind, fnuz);
         if (entry->operand.role == FP8_ROLE_D_Y) first *= (float)target;
         for (int64_t j = 0; j < entry->held; j++) {
-            float largest = history->largest[entry->at + entry->first + j];
-            amax[j] = largest > 0 ? largest : first;
+            float amax_j = history->maxima[entry->at + entry->first + j];
+            amax[j] = amax_j > 0 ? amax_j : first;
         }
     }
 }
@@ -121,7 +121,7 @@ bool amax_history_agree(AmaxHistory *history, const Executor *executor, Error *e
         for (int64_t j = 0; j < entry->held; j++) bits[entry->at + entry->first + j] = float_to_bits(seen[j]);
     }
     Comm *group = mesh_group(history->graph->mesh, AXES_ALL & ~MESH(AXIS_PP));
-    if (!comm_host_all_reduce(group, "largest magnitudes", bits, history->count, COMM_I64, COMM_MAX, error)) return false;
+    if (!comm_host_all_reduce(group, "amax", bits, history->count, COMM_I64, COMM_MAX, error)) return false;
     for (int64_t i = 0; i < history->count; i++) history->seen[i] = float_from_bits((uint32_t)bits[i]);
     return true;
 }
@@ -142,8 +142,8 @@ void amax_history_note(AmaxHistory *history, int64_t step, bool updated) {
     for (int64_t i = 0; history && i < history->count; i++) {
         float *ring = history->rings + i * history->length, *place = &ring[step % history->length], oldest = *place;
         *place = updated ? history->seen[i] : 0;
-        if (*place >= history->largest[i]) history->largest[i] = *place;
-        else if (oldest == history->largest[i]) history->largest[i] = history_amax(ring, history->length);
+        if (*place >= history->maxima[i]) history->maxima[i] = *place;
+        else if (oldest == history->maxima[i]) history->maxima[i] = history_amax(ring, history->length);
     }
 }
 
@@ -153,16 +153,16 @@ int amax_history_tensors(const AmaxHistory *history) { return history ? history-
 
 AmaxTensor amax_history_tensor(const AmaxHistory *history, int index) {
     const HistoryEntry *entry = &history->entries[index];
-    return (AmaxTensor){entry->name, entry->magnitudes, history->length, history->rings + entry->at * history->length};
+    return (AmaxTensor){entry->name, entry->matrices, history->length, history->rings + entry->at * history->length};
 }
 
 void amax_history_take(AmaxHistory *history, int index, const float *values, int64_t length, int64_t step) {
     AmaxTensor to = amax_history_tensor(history, index);
     int64_t at = history->entries[index].at;
-    memset(to.values, 0, (size_t)(to.magnitudes * to.length) * sizeof *to.values);
-    for (int64_t i = 0; i < to.magnitudes; i++) {
+    memset(to.values, 0, (size_t)(to.matrices * to.length) * sizeof *to.values);
+    for (int64_t i = 0; i < to.matrices; i++) {
         for (int64_t s = int_max(0, step - int_min(length, to.length) + 1); s <= step; s++)
             to.values[i * to.length + s % to.length] = values[i * length + s % length];
-        history->largest[at + i] = history_amax(to.values + i * to.length, to.length);
+        history->maxima[at + i] = history_amax(to.values + i * to.length, to.length);
     }
 }

@@ -40,7 +40,7 @@ void amax_history_note(AmaxHistory *history, int64_t step, bool updated);
 /* The history of one operand, for checkpoints: fp32 [amax values, length], step s at s % length. */
 typedef struct AmaxTensor {
     const char *name; /* "amax_history/x/model.layers.0.mlp.down_proj.weight" */
-    int64_t magnitudes, length;
+    int64_t matrices, length;
     float *values;
 } AmaxTensor;
 int amax_history_tensors(const AmaxHistory *history);

@@ -161,7 +161,7 @@ Budget session_budget(const Session *session) {
     Budget budget = {
         .host = device_info(session->device)->host_memory,
         .weights = plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_QUANTIZED],
-        .codes = plan->bytes[ARENA_STATE],
+        .quantized = plan->bytes[ARENA_STATE],
         .master = plan->bytes[ARENA_MASTER],
         .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, training->schedule, graph),
         .optimizer = optimizer_state_bytes(graph, optimizer, shard),
@@ -174,7 +174,7 @@ Budget session_budget(const Session *session) {
     };
     if (budget.host) budget.other += history;
     budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer, history);
-    budget.total = budget.weights + budget.codes + budget.master + budget.gradients + budget.optimizer + budget.activations +
+    budget.total = budget.weights + budget.quantized + budget.master + budget.gradients + budget.optimizer + budget.activations +
                    budget.scratch + budget.evaluation + budget.other + (budget.host ? budget.copy : 0);
     return budget;
 }
@@ -207,7 +207,7 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     snprintf(floor, sizeof floor, "one microbatch; at least %s", text);
     print_sum(budget, available, file);
     print_budget_row(file, "weights", budget->weights, budget->total, budget->weights ? "in the compute type" : "uses the master weights");
-    if (budget->codes) print_budget_row(file, "weights in fp8", budget->codes, budget->total, "amax, and stored values");
+    if (budget->quantized) print_budget_row(file, "weights in fp8", budget->quantized, budget->total, "amax, and stored values");
     print_budget_row(file, "master weights", budget->master, budget->total, "");
     print_budget_row(file, "gradients", budget->gradients, budget->total, budget->updated ? "until the weights are updated" : "");
     print_budget_row(file, "optimizer state", budget->optimizer, budget->total, "");

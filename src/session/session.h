@@ -69,7 +69,7 @@ typedef struct Session {
 
 /* Bytes of a rank's memory that a session takes, by category. */
 typedef struct Budget {
-    int64_t weights, codes, master, gradients, optimizer, activations, scratch, evaluation, other, total;
+    int64_t weights, quantized, master, gradients, optimizer, activations, scratch, evaluation, other, total;
     int64_t copy; /* of the state, for asynchronous checkpoints, in host memory; in `total` only with `host` */
     bool host;    /* the device's memory is the host's */
     bool updated; /* gradients live until their weights are updated: optimizer.in_backward */

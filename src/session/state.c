@@ -98,8 +98,8 @@ static Interval history_interval(const AmaxTensor *tensor, int64_t length) {
     return (Interval){.name = memory_copy_string(tensor->name),
         .type = STORED_F32,
         .rank = 2,
-        .shape = {tensor->magnitudes, length},
-        .slice = {.count = tensor->magnitudes * length}};
+        .shape = {tensor->matrices, length},
+        .slice = {.count = tensor->matrices * length}};
 }
 
 /* Appends the history, which all ranks of a stage share. */
@@ -132,7 +132,7 @@ static IntervalList session_intervals(const Session *session, bool writes) {
     for (size_t i = 0; i < count; i++) {
         const OptimizerState *state = &states[i];
         const Parameter *p = &graph->parameters[state->elements.parameter];
-        StoredType type = state->form == STATE_CODES ? STORED_U8 : state->form == STATE_SCALES ? STORED_F32 : session_stored_type(p);
+        StoredType type = state->form == STATE_QUANTIZED ? STORED_U8 : state->form == STATE_SCALES ? STORED_F32 : session_stored_type(p);
         SCOPED_FREE char *name = memory_format("optimizer/%s/%s", state->kind, p->name);
         append_held(&list, session, name, state, (Numbers){type, state->each}, writes);
     }
@@ -175,7 +175,7 @@ struct Saver {
     atomic_bool enough;
     CheckpointJob *job;
     Error failure; /* of this rank in the newest save, after it has ended */
-    bool told;     /* all ranks know that a shard of the newest save has failed */
+    bool reported; /* all ranks know that a shard of the newest save has failed */
     json_t *metadata;
     double stall;
     int64_t step; /* of the save in progress */
@@ -367,7 +367,7 @@ bool session_save_start(Session *session, Error *error) {
     finish_touching(saver);
     saver->step = session->step;
     saver->failure = (Error){0};
-    saver->told = false;
+    saver->reported = false;
     saver->sound = session->skips.row == 0;
     saver->kept = session->validation.best_step == session->step ? session->step : session->validation.kept;
     json_decref(saver->metadata);
@@ -381,14 +381,14 @@ bool session_save_start(Session *session, Error *error) {
 
 const Error *session_failed_shard(const Session *session) {
     const Saver *saver = session->saver;
-    if (!saver || saver->told || comm_rank(session->comm) == 0) return NULL;
+    if (!saver || saver->reported || comm_rank(session->comm) == 0) return NULL;
     return saver->job ? checkpoint_failure(saver->job) : saver->failure.code ? &saver->failure : NULL;
 }
 
 void session_give_up_shard(Session *session, const char *reason) {
     Saver *saver = session->saver;
     if (!saver) return;
-    saver->told = true;
+    saver->reported = true;
     if (saver->job && comm_rank(session->comm) == 0) checkpoint_give_up(saver->job, reason);
 }
 

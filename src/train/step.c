@@ -132,7 +132,7 @@ static void load_microbatch(const Loop *loop, const StepShare *share, int64_t in
     bool empty = index >= share->mine;
     executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / (share->all * mesh_size(loop->session.mesh, AXES_ROWS)));
     amax_history_put(loop->session.history, executor, executor_get_metric(executor, model->scale, 0));
-    exchange_put_magnitudes(loop->session.training.exchange);
+    exchange_put_amax(loop->session.training.exchange);
     if (loop->corpus.image_length) {
         loop_put_images(loop, image_microbatch(loop, index), share->samples);
         return;
@@ -282,7 +282,7 @@ static bool run_share(Loop *loop, const StepShare *share, Error *error) {
         .context = &(Running){loop, share},
         .hook = loop->config->profile ? profile_node : NULL,
         .hook_context = &loop->profile};
-    if (!exchange_find_magnitudes(training->exchange, error)) return false;
+    if (!exchange_find_amax(training->exchange, error)) return false;
     program_run(training, &work);
     exchange_finish_gradients(training->exchange);
     return executor_finish(training->executor, error) && comm_ok(loop->comm, error);

@@ -192,7 +192,7 @@ static void describe_memory(Console *console, const Session *session, int64_t av
     if (available >= 0) snprintf(of, sizeof of, " of %s", format_bytes(available).text);
     if (budget.copy) snprintf(copy, sizeof copy, "%s checkpoint copy %s", host ? "," : "; in host memory", format_bytes(budget.copy).text);
     console_print(console, "memory   %s%s: weights %s, gradients %s, optimizer %s, activations %s, other %s%s",
-        format_bytes(budget.total).text, of, format_bytes(budget.weights + budget.codes + budget.master).text,
+        format_bytes(budget.total).text, of, format_bytes(budget.weights + budget.quantized + budget.master).text,
         format_bytes(budget.gradients).text, format_bytes(budget.optimizer + budget.scratch).text, format_bytes(budget.activations).text,
         format_bytes(budget.evaluation + budget.other).text, copy);
 }

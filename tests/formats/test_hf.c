@@ -4,7 +4,8 @@
 
 #include "base/bf16.h"
 #include "base/float8.h"
-#include "data/data.h"
+#include "base/file.h"
+#include "data/byte_tokenizer.h"
 #include "support/hf_fixture.h"
 #include "support/mentions.h"
 
@@ -275,9 +276,9 @@ static void linear_layers_in_fp8_have_the_nearest_codes_and_a_power_of_two_for_e
     assert_int_equal(file.count, 3 + 2 * (2 + 2 * 7)); /* tables and the last norm; norms, matrices with scales */
     find(&file, "lm_head.weight", STORED_BF16, 2, (int64_t[]){f.config.model.vocabulary, 32});
     find(&file, "model.layers.1.input_layernorm.weight", STORED_BF16, 1, (int64_t[]){32});
-    const StoredTensor *codes = find(&file, "model.layers.1.mlp.down_proj.weight", STORED_F8_E4M3, 2, (int64_t[]){32, 48});
+    const StoredTensor *values = find(&file, "model.layers.1.mlp.down_proj.weight", STORED_F8_E4M3, 2, (int64_t[]){32, 48});
     const StoredTensor *scales = find(&file, "model.layers.1.mlp.down_proj.weight_scale", STORED_F32, 2, (int64_t[]){32, 1});
-    const float *weights = parameter(&f, codes->name);
+    const float *weights = parameter(&f, values->name);
     for (int r = 0; r < 32; r++) {
         float scale, amax = 0;
         int exponent;
@@ -285,7 +286,7 @@ static void linear_layers_in_fp8_have_the_nearest_codes_and_a_power_of_two_for_e
         assert_true(frexpf(scale, &exponent) == 0.5F);
         for (int i = 0; i < 48; i++) {
             float x = bf16_to_float(bf16_from_float(weights[r * 48 + i])),
-                  y = scale * fp8_to_float(((const uint8_t *)codes->data)[r * 48 + i], fp8_format(FP8_E4M3, false));
+                  y = scale * fp8_to_float(((const uint8_t *)values->data)[r * 48 + i], fp8_format(FP8_E4M3, false));
             amax = fmaxf(amax, fabsf(x));
             /* Of two that are equally near either may be found. */
             assert_true(fabsf(y - x) == fabsf(nearest_code(x, exponent - 1) - x));

@@ -1,4 +1,4 @@
-/* Linear layers in fp8 whose weights are shards (layout.zero=3): codes travel in place of bf16, and no bit of a run changes. */
+/* Linear layers in fp8 whose weights are shards (layout.zero=3): quantized values travel in place of bf16, and no bit of a run changes. */
 #include "support/mentions.h"
 #include "support/ranks_run.h"
 
@@ -9,7 +9,7 @@
 #define MIXTRAL "model.family=llama model.experts=4 model.experts_per_token=2 "
 
 /* In stage 2 every rank casts whole weights. An amax that ranks disagree about, a piece of a shard left out or cast by
- * another matrix's scale, or codes by columns of another order change every loss after the first. */
+ * another matrix's scale, or quantized values by columns of another order change every loss after the first. */
 static void check_codes(const char *scaling) {
     static const struct {
         int ranks;
@@ -24,10 +24,10 @@ static void check_codes(const char *scaling) {
     if (!has_mpi()) skip();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         static const char format[] = SHAPE " %s fp8.recipe=tensor fp8.scaling=%s layout.zero=%d run=%s";
-        SCOPED_FREE char *whole = memory_format("whole-%zu", i), *codes = memory_format("codes-%zu", i);
+        SCOPED_FREE char *whole = memory_format("whole-%zu", i), *quantized = memory_format("quantized-%zu", i);
         train_ranks(cases[i].ranks, format, cases[i].settings, scaling, 2, whole);
-        train_ranks(cases[i].ranks, format, cases[i].settings, scaling, 3, codes);
-        assert_same_steps(whole, codes);
+        train_ranks(cases[i].ranks, format, cases[i].settings, scaling, 3, quantized);
+        assert_same_steps(whole, quantized);
     }
 }
 
@@ -53,7 +53,7 @@ static void ranks_share_a_head_in_fp8_out(void **state) {
 }
 
 /* Of each of 2 microbatches: 30,720 weights of a layer 7 times, of which a rank sends its half (the last of 4 layers stays from
- * pass to pass), and the embedding, 320 x 64 in bf16, twice. Recipes whose codes by columns are others than those by rows
+ * pass to pass), and the embedding, 320 x 64 in bf16, twice. Recipes whose quantized values by columns are others than those by rows
  * gather bf16. */
 static void the_plan_counts_half_of_the_bytes(void **state) {
     (void)state;

@@ -66,7 +66,7 @@ static void a_tied_model_keeps_its_bits_from_layout_to_layout(void **state) {
         {4, "layout.tp=4"}, {4, "layout.tp=2 layout.zero=1"});
 }
 
-/* Moments in 8 bits: shards of ranks begin inside of rows, at blocks of codes. */
+/* Moments in 8 bits: shards of ranks begin inside of rows, at blocks of quantized values. */
 static void coded_moments_keep_their_bits_from_layout_to_layout(void **state) {
     (void)state;
     CHECK_CHAIN("model.family=llama model.experts=0 model.width=128 model.head_dim=32 model.ffn=128 optimizer.name=adamw_8bit",

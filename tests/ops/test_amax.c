@@ -106,9 +106,9 @@ static TensorId build_forward(Run *run) {
     Norm norm = {c->kind, vector(run, "gain"), c->kind == NORM_LAYER ? vector(run, "bias") : TENSOR_NONE, 1e-5};
     if (c->op == OP_norm) return op_norm(run->graph, input(run, TYPE_WIDE, c->columns), &norm);
     TensorId block = input(run, TYPE_COMPUTE, c->columns), stream = input(run, TYPE_WIDE, c->columns);
-    AffineMerge merge = {{0}};
-    for (int i = 0; c->affine && i < AFFINE_VECTORS; i++) merge.vectors[i] = vector(run, (const char *[]){"a", "b", "c", "d"}[i]);
-    return op_residual_norm(run->graph, block, stream, c->affine ? &merge : NULL, &norm).normed;
+    AffineResidual residual_add = {{0}};
+    for (int i = 0; c->affine && i < AFFINE_VECTORS; i++) residual_add.vectors[i] = vector(run, (const char *[]){"a", "b", "c", "d"}[i]);
+    return op_residual_norm(run->graph, block, stream, c->affine ? &residual_add : NULL, &norm).normed;
 }
 
 static Node *node_of(Graph *graph, int op) {
@@ -275,7 +275,7 @@ static void activations_find_it_one_column_at_a_time(void **state) {
     }
 }
 
-static void norms_and_merges_of_every_width_find_what_a_pass_finds(void **state) {
+static void norms_and_residual_adds_of_every_width_find_what_a_pass_finds(void **state) {
     (void)state;
     static const int ops[] = {OP_norm, OP_residual_norm, OP_residual_norm_grad};
     static const int64_t columns[] = {64, 512, 528, 1024, 1040, 2048, 4080, 4096, 8192, 8208};
@@ -285,7 +285,7 @@ static void norms_and_merges_of_every_width_find_what_a_pass_finds(void **state)
                 check_case(&(Case){.op = ops[i], .rows = columns[j] > 1024 ? 3 : 37, .columns = columns[j], .kind = (NormKind)kind});
 }
 
-static void affine_merges_of_every_width_find_what_a_pass_finds(void **state) {
+static void affine_residual_adds_of_every_width_find_what_a_pass_finds(void **state) {
     (void)state;
     static const int64_t columns[] = {256, 1024, 2048, 4096, 8192, 8208};
     for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
@@ -368,7 +368,7 @@ static void other_tensors_are_left_to_a_pass(void **state) {
     graph_free(graph);
 }
 
-/* -- Codes beside or in the place of the tensor -------------------------------------------------------------------- */
+/* -- Quantized values beside or in the place of the tensor -------------------------------------------------------------------- */
 
 /* How a cast by a given amax follows the node that makes a tensor: with a node between, so that each has its own kernel; absorbing
  * it; and absorbing it where the tensor itself is read too. */
@@ -397,8 +397,8 @@ static TensorId build_last(Run *run) {
     if (c->op == OP_gated_activation_grad || c->op == OP_activation_grad) return build_activation_grad(run);
     TensorId y = build_forward(run);
     if (c->op != OP_residual_norm_grad) return y;
-    TensorId merged = node_of(run->graph, OP_residual_norm)->out[RESIDUAL_NORM_MERGED];
-    Seed seeds[] = {{y, input(run, TYPE_COMPUTE, c->columns)}, {merged, input(run, TYPE_WIDE, c->columns)}};
+    TensorId residual = node_of(run->graph, OP_residual_norm)->out[RESIDUAL_NORM_RESIDUAL];
+    Seed seeds[] = {{y, input(run, TYPE_COMPUTE, c->columns)}, {residual, input(run, TYPE_WIDE, c->columns)}};
     graph_differentiate(run->graph, RECOMPUTE_NONE, seeds, 2);
     return op_measured(&run->graph->nodes[run->graph->node_count - 1]);
 }
@@ -450,13 +450,13 @@ static void cast_once(Cast *cast, const Content *content, float amax) {
     run_once(&cast->run);
 }
 
-/* The numbers that codes are. */
-static float *read_codes(const Cast *cast, TensorId codes) {
-    int64_t count = graph_elements(cast->run.graph, codes);
+/* The numbers that quantized values are. */
+static float *read_codes(const Cast *cast, TensorId quantized) {
+    int64_t count = graph_elements(cast->run.graph, quantized);
     Fp8Format format = fp8_format(kind_of(cast->run.c), device_info(check_device())->fp8_fnuz);
     uint8_t *bytes = memory_allocate((size_t)count);
     float *values = memory_allocate((size_t)count * sizeof *values);
-    executor_read(cast->run.program.executor, codes, bytes);
+    executor_read(cast->run.program.executor, quantized, bytes);
     for (int64_t i = 0; i < count; i++) values[i] = fp8_to_float(bytes[i], format);
     free(bytes);
     return values;
@@ -510,7 +510,7 @@ static void check_all_codes(const Case *c) {
     check_codes(c, TOGETHER_READ, false, false);
 }
 
-/* On a GPU: as its cast absorbs it (OpKernel.codes). */
+/* On a GPU: as its cast absorbs it (OpKernel.quantizes). */
 static void activations_write_the_codes_of_their_casts(void **state) {
     (void)state;
     static const int64_t shapes[][2] = {{16, 32}, {48, 160}, {144, 544}, {32, 4128}};
@@ -519,7 +519,7 @@ static void activations_write_the_codes_of_their_casts(void **state) {
 }
 
 /* Of every width that has kernels of its own, and of odd numbers of rows where nothing is transposed. */
-static void norms_and_merges_write_the_codes_of_their_casts(void **state) {
+static void norms_and_residual_adds_write_the_codes_of_their_casts(void **state) {
     (void)state;
     static const int ops[] = {OP_norm, OP_residual_norm, OP_residual_norm_grad};
     static const int64_t columns[] = {64, 512, 528, 1040, 2048, 4080, 8192, 8208};
@@ -533,7 +533,7 @@ static void norms_and_merges_write_the_codes_of_their_casts(void **state) {
             }
 }
 
-static void affine_merges_write_the_codes_of_their_casts(void **state) {
+static void affine_residual_adds_write_the_codes_of_their_casts(void **state) {
     (void)state;
     static const int64_t columns[] = {256, 1024, 2048, 4096, 8192, 8208};
     check_gpu();
@@ -580,16 +580,16 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(activations_find_what_a_pass_finds),
         cmocka_unit_test(activations_find_it_one_column_at_a_time),
-        cmocka_unit_test(norms_and_merges_of_every_width_find_what_a_pass_finds),
-        cmocka_unit_test(affine_merges_of_every_width_find_what_a_pass_finds),
+        cmocka_unit_test(norms_and_residual_adds_of_every_width_find_what_a_pass_finds),
+        cmocka_unit_test(affine_residual_adds_of_every_width_find_what_a_pass_finds),
         cmocka_unit_test(attention_finds_what_a_pass_finds),
         cmocka_unit_test(rotations_find_what_a_pass_finds),
         cmocka_unit_test(gradients_of_norms_of_queries_and_keys_find_what_a_pass_finds),
         cmocka_unit_test(copies_to_experts_and_gradients_of_their_sums_find_what_a_pass_finds),
         cmocka_unit_test(other_tensors_are_left_to_a_pass),
         cmocka_unit_test(activations_write_the_codes_of_their_casts),
-        cmocka_unit_test(norms_and_merges_write_the_codes_of_their_casts),
-        cmocka_unit_test(affine_merges_write_the_codes_of_their_casts),
+        cmocka_unit_test(norms_and_residual_adds_write_the_codes_of_their_casts),
+        cmocka_unit_test(affine_residual_adds_write_the_codes_of_their_casts),
         cmocka_unit_test(rotations_write_the_codes_of_their_casts),
         cmocka_unit_test(the_second_cast_of_a_tensor_reads_it),
     };

@@ -997,7 +997,7 @@ static int64_t run_cached(const Shape *s, const Values *v, int64_t first, int64_
     return count;
 }
 
-static void merge_parts(const AttentionSpec *spec, int64_t rows, const Mesh *mesh, const double *parts, double *out) {
+static void combine_parts(const AttentionSpec *spec, int64_t rows, const Mesh *mesh, const double *parts, double *out) {
     int64_t columns = attention_part_columns(&spec->heads), ranks = mesh_size(mesh, MESH(AXIS_CP));
     Run run = run_begin(false);
     run.graph->mesh = mesh;
@@ -1025,7 +1025,7 @@ static void expect_cached(const Shape *s, int ranks) {
             next += run_cached(s, &v, at, chunks[j], &mesh, cache + rank * cells, ranks == 1 ? v.out + at * out_columns : next);
         }
         Mesh mesh = sharing(0, ranks);
-        if (ranks > 1) merge_parts(&s->spec, chunks[j], &mesh, parts, v.out + at * out_columns);
+        if (ranks > 1) combine_parts(&s->spec, chunks[j], &mesh, parts, v.out + at * out_columns);
     }
     int32_t *positions = make_positions(s);
     compare_with_reference(s, &(Values){.qkv = v.qkv, .sinks = v.sinks, .out = v.out}, positions);
@@ -1078,7 +1078,7 @@ static void build_part(Check *check, const void *argument) {
     check_output(check, op_attention_part(check->graph, qkv, check_integers(check, 1, &rows, positions), cache, &s->spec));
 }
 
-static void build_merge(Check *check, const void *argument) {
+static void build_combine(Check *check, const void *argument) {
     static const Mesh mesh = {.size = {1, 1, 1, 3, 1, 1, 1}, .row_blocks = 1};
     const Shape *s = argument;
     check->graph->mesh = &mesh;
@@ -1098,7 +1098,7 @@ static void parts_of_ranks_agree_in_all_precisions(void **state) {
     };
     for (size_t i = 0; i < COUNT(parts); i++) {
         check_op(build_part, &parts[i], (CheckBounds){.forward_only = true});
-        check_op(build_merge, &parts[i], (CheckBounds){.forward_only = true});
+        check_op(build_combine, &parts[i], (CheckBounds){.forward_only = true});
     }
 }
 

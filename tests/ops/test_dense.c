@@ -93,8 +93,8 @@ static void build_residual_norm(Check *check, const void *argument) {
     TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1), affine[4];
     Norm norm = check_norm(check, c->other ? NORM_LAYER : NORM_RMS, c->other == 2, c->columns);
     for (int i = 0; i < 4; i++) affine[i] = check_parameter(check, PARAMETER_NORM, 1, &c->columns, i % 2 ? 0 : 1, 0.3);
-    ResidualNorm out =
-        op_residual_norm(check->graph, block, stream, c->flag ? &(AffineMerge){{affine[0], affine[1], affine[2], affine[3]}} : NULL, &norm);
+    ResidualNorm out = op_residual_norm(
+        check->graph, block, stream, c->flag ? &(AffineResidual){{affine[0], affine[1], affine[2], affine[3]}} : NULL, &norm);
     if (!c->flag2) check_output(check, out.stream);
     check_output(check, out.normed);
 }

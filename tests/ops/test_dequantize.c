@@ -1,4 +1,4 @@
-/* Frozen matrices that are held as codes, on the CPU and on the GPU of SMELT_TEST_DEVICE: their elements are those that codes and
+/* Frozen matrices that are held as quantized values, on the CPU and on the GPU of SMELT_TEST_DEVICE: their elements are those that quantized values and
  * scales mean, and linear layers that read them have the gradients of such elements. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -61,11 +61,11 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     run->program = check_program((Model){.graph = run->graph}, device);
 }
 
-/* Element `i` of a matrix by its codes. */
-static float element(Quantization kind, const uint8_t *codes, const void *scales, int64_t count, int64_t columns, int64_t i) {
+/* Element `i` of a matrix by its quantized values. */
+static float element(Quantization kind, const uint8_t *quantized, const void *scales, int64_t count, int64_t columns, int64_t i) {
     const Nf4Head *head = scales;
-    if (kind == QUANTIZE_FP8) return fp8_to_float(codes[i], fp8_format(FP8_E4M3, false)) * ((const float *)scales)[i / columns];
-    return head->values[i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4] * nf4_scale(head, count, i / NF4_BLOCK);
+    if (kind == QUANTIZE_FP8) return fp8_to_float(quantized[i], fp8_format(FP8_E4M3, false)) * ((const float *)scales)[i / columns];
+    return head->values[i % 2 ? quantized[i / 2] & 15 : quantized[i / 2] >> 4] * nf4_scale(head, count, i / NF4_BLOCK);
 }
 
 /* The last bit may differ where one of two products and sums is not rounded in between. */
@@ -81,10 +81,10 @@ static void check_case(const Case *c, Device *device, Precision precision) {
     for (int64_t i = 0; i < count; i++) values[i] = (float)rng_normal(9, 0, (uint64_t)i) * 0.1f;
     for (int k = 0; k < c->parts; at += run.graph->parameters[k++].count) {
         const Parameter *p = &run.graph->parameters[k];
-        SCOPED_FREE uint8_t *codes = memory_allocate((size_t)graph_bytes(run.graph, p->codes));
+        SCOPED_FREE uint8_t *quantized = memory_allocate((size_t)graph_bytes(run.graph, p->quantized));
         SCOPED_FREE void *scales = memory_allocate((size_t)graph_bytes(run.graph, p->scales));
-        assert_true(quantize(c->quantization, values + at, p->count, c->columns, codes, scales));
-        for (int64_t i = 0; i < p->count; i++) expected[at + i] = element(c->quantization, codes, scales, p->count, c->columns, i);
+        assert_true(quantize(c->quantization, values + at, p->count, c->columns, quantized, scales));
+        for (int64_t i = 0; i < p->count; i++) expected[at + i] = element(c->quantization, quantized, scales, p->count, c->columns, i);
         if (!quantized_put(run.program.executor, p, values + at, &error)) fail_msg("%s", error.message);
     }
     device_fill(device, executor_arena(run.program.executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
@@ -111,7 +111,7 @@ static void elements_are_those_that_the_codes_mean(void **state) {
     }
 }
 
-/* Forward and backward passes each make the elements, no matter what is recomputed, and no gradient of codes is made. */
+/* Forward and backward passes each make the elements, no matter what is recomputed, and no gradient of quantized values is made. */
 static void each_pass_makes_its_own_elements(void **state) {
     (void)state;
     for (RecomputePolicy policy = RECOMPUTE_NONE; policy <= RECOMPUTE_BLOCK; policy++) {

@@ -32,7 +32,7 @@ static double *fill(Executor *executor, TensorId tensor) {
 
 typedef struct AdaptiveCase {
     int64_t samples, rows, columns;
-    bool merges, norms, dead_stream;
+    bool residual_adds, norms, dead_stream;
 } AdaptiveCase;
 
 static void build_adaptive(Check *check, const void *argument) {
@@ -40,15 +40,15 @@ static void build_adaptive(Check *check, const void *argument) {
     int64_t shape[] = {c->samples * c->rows, c->columns}, vector[] = {c->samples, c->columns};
     TensorId stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1), block = TENSOR_NONE, gate = TENSOR_NONE;
     Modulation modulation = {0};
-    if (c->merges) block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), gate = check_input(check, TYPE_WIDE, 2, vector, 0.5, 1);
+    if (c->residual_adds) block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), gate = check_input(check, TYPE_WIDE, 2, vector, 0.5, 1);
     if (c->norms) modulation.shift = check_input(check, TYPE_WIDE, 2, vector, 0, 1);
     if (c->norms) modulation.scale = check_input(check, TYPE_WIDE, 2, vector, 0, 0.5);
     ResidualNorm out = op_adaptive_norm(check->graph, block, gate, stream, modulation, 1e-6);
-    if (c->merges && !c->dead_stream) check_output(check, out.stream);
+    if (c->residual_adds && !c->dead_stream) check_output(check, out.stream);
     if (c->norms) check_output(check, out.normed);
 }
 
-static void adaptive_norm_passes_with_and_without_merge_and_norm(void **state) {
+static void adaptive_norm_passes_with_and_without_residual_add_and_norm(void **state) {
     (void)state;
     static const AdaptiveCase cases[] = {
         {1, 1, 8, true, true, false},
@@ -76,13 +76,13 @@ static void adaptive_norm_is_that_of_its_definition(void **state) {
     const double *blocks = fill(executor, block), *streams = fill(executor, stream), *gates = fill(executor, gate);
     const double *shifts = fill(executor, modulation.shift), *scales = fill(executor, modulation.scale);
     executor_run(executor);
-    const double *merged = executor_tensor(executor, out.stream), *normed = executor_tensor(executor, out.normed);
+    const double *residual = executor_tensor(executor, out.stream), *normed = executor_tensor(executor, out.normed);
     for (int r = 0; r < SAMPLES * ROWS; r++) {
         double mean = 0, variance = 0, expected[COLUMNS];
         for (int j = 0; j < COLUMNS; j++) {
             expected[j] = streams[r * COLUMNS + j] + gates[r / ROWS * COLUMNS + j] * blocks[r * COLUMNS + j];
             mean += expected[j] / COLUMNS;
-            assert_true(fabs(merged[r * COLUMNS + j] - expected[j]) < 1e-13); /* a few roundings of values of order one */
+            assert_true(fabs(residual[r * COLUMNS + j] - expected[j]) < 1e-13); /* a few roundings of values of order one */
         }
         for (int j = 0; j < COLUMNS; j++) variance += (expected[j] - mean) * (expected[j] - mean) / COLUMNS;
         for (int j = 0; j < COLUMNS; j++) {
@@ -204,7 +204,7 @@ static void squared_error_is_that_of_its_definition(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(adaptive_norm_passes_with_and_without_merge_and_norm),
+        cmocka_unit_test(adaptive_norm_passes_with_and_without_residual_add_and_norm),
         cmocka_unit_test(adaptive_norm_is_that_of_its_definition),
         cmocka_unit_test(join_and_split_pass),
         cmocka_unit_test(joined_rows_are_the_sample_s_own),

@@ -111,13 +111,13 @@ typedef struct SumNorms {
     ResidualNorm apart[WIDTHS * KINDS], together[WIDTHS * KINDS];
 } SumNorms;
 
-static ResidualNorm sum_norm(Graph *graph, TensorId term, TensorId stream, const AffineMerge *affine, const Norm *norm, bool keeps) {
+static ResidualNorm sum_norm(Graph *graph, TensorId term, TensorId stream, const AffineResidual *affine, const Norm *norm, bool keeps) {
     TensorId sum = op_all_reduce(graph, term, AXES_TENSOR);
     graph->tensors[sum].keep = keeps;
-    ResidualNorm merged = op_residual_norm(graph, sum, stream, affine, norm);
+    ResidualNorm residual = op_residual_norm(graph, sum, stream, affine, norm);
     assert_int_equal(graph->nodes[graph->node_count - 2].op, OP_all_reduce);
-    graph->tensors[merged.stream].keep = graph->tensors[merged.normed].keep = true;
-    return merged;
+    graph->tensors[residual.stream].keep = graph->tensors[residual.normed].keep = true;
+    return residual;
 }
 
 static SumNorms sum_norms_open(const Mesh *mesh, Device *device) {
@@ -131,7 +131,7 @@ static SumNorms sum_norms_open(const Mesh *mesh, Device *device) {
         for (int j = 0; j < 2 + AFFINE_VECTORS; j++) vectors[j] = graph_tensor(s.graph, ARENA_INPUT, TYPE_WIDE, 1, &width, "vector");
         Norm norm = {.kind = i % KINDS == 1 ? NORM_LAYER : NORM_RMS, .gain = vectors[0], .epsilon = 1e-5};
         if (norm.kind == NORM_LAYER) norm.bias = vectors[1];
-        AffineMerge affine;
+        AffineResidual affine;
         memcpy(affine.vectors, vectors + 2, sizeof affine.vectors);
         s.apart[i] = sum_norm(s.graph, term, stream, i % KINDS == 2 ? &affine : NULL, &norm, true);
         s.together[i] = sum_norm(s.graph, term, stream, i % KINDS == 2 ? &affine : NULL, &norm, false);

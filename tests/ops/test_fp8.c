@@ -1,4 +1,4 @@
-/* fp8_amax and fp8_cast: codes and scales, bit for bit, against plain loops over the elements, which look for the code
+/* fp8_amax and fp8_cast: quantized values and scales, bit for bit, against plain loops over the elements, which look for the code
  * whose number is nearest. On the GPU of SMELT_TEST_DEVICE, else on the CPU in the formats of all GPUs. */
 #include <math.h>
 #include <setjmp.h>
@@ -18,7 +18,7 @@
 
 enum { GROUP = GEMM_SCALE_GROUP_SIZE, RUNS = 3 /* on a GPU the second is recorded, the third replayed */ };
 
-/* MAGNITUDES: of very different rows and columns, some of them zero, some subnormal; many lie halfway between two codes. */
+/* MAGNITUDES: of very different rows and columns, some of them zero, some subnormal; many lie halfway between two quantized values. */
 typedef enum Content { MAGNITUDES, ZEROS, TINY, HUGE_NUMBERS, WITH_INFINITY, WITH_NAN } Content;
 
 /* `count` matrices; 0: one, of rank 2. `given`: the amax of all matrices, as delayed scaling gives it; 0: their own. `offset`: rows are
@@ -33,7 +33,7 @@ typedef struct Case {
 } Case;
 
 static int64_t used_rows(const Case *c) { return c->offset ? c->offset[c->experts] : c->rows; }
-/* Elements along k of codes by columns. */
+/* Elements along k of quantized values by columns. */
 static int64_t depth_of(const Case *c) { return c->offset ? fp8_most_tiles(c->rows, c->experts) * GROUP : c->rows; }
 
 static float number(Content content, int64_t matrix, int64_t row, int64_t column, int64_t index) {
@@ -77,7 +77,7 @@ static float *make_tiles(const Case *c, const float *x, int64_t *end) {
 
 /* -- Plain loops --------------------------------------------------------------------------------------------------- */
 
-/* To nearest, halfway to the even code; too large ones to the largest. numbers [128]: of the codes, which grow with these. */
+/* To nearest, halfway to the even code; too large ones to the largest. numbers [128]: of the quantized values, which grow with these. */
 static uint8_t nearest_code(float x, const float numbers[], Fp8Format format) {
     int low = 0, high = format.largest;
     while (high - low > 1) {
@@ -123,7 +123,7 @@ static void find_amax(const Operand *o, float *amax) {
         }
 }
 
-static void check_operand(const Operand *o, const uint8_t *codes, const float *scales) {
+static void check_operand(const Operand *o, const uint8_t *quantized, const float *scales) {
     int64_t count = gemm_scale_count(o->scaling, o->lines, o->k);
     float *m = memory_allocate(count * sizeof *m), numbers[128];
     Fp8Format format = fp8_format(o->kind, o->fnuz);
@@ -142,7 +142,7 @@ static void check_operand(const Operand *o, const uint8_t *codes, const float *s
     for (int64_t line = 0; line < o->lines; line++)
         for (int64_t k = 0; k < o->end; k++) {
             float product = element(o, line, k) * m[scale_of(o->scaling, line, k, o->k)];
-            uint8_t code = codes[line * o->k + k], expected = nearest_code(product, numbers, format);
+            uint8_t code = quantized[line * o->k + k], expected = nearest_code(product, numbers, format);
             if (isnan(product) ? !isnan(fp8_to_float(code, format)) : code != expected)
                 fail_msg("line %ld, k %ld: %a became 0x%02x, should be 0x%02x", (long)line, (long)k, product, code, expected);
         }
@@ -154,26 +154,26 @@ static void check_operand(const Operand *o, const uint8_t *codes, const float *s
 typedef struct Run {
     Graph *graph;
     Program program;
-    TensorId x, offset, tiles, amax, given, seen, seen_by_codes;
+    TensorId x, offset, tiles, amax, given, seen, seen_by_quantized;
     Outputs out;
 } Run;
 
-static void add_output(Run *run, int codes, const Case *c, GemmScaling scaling, int64_t lines, int64_t k) {
+static void add_output(Run *run, int quantized, const Case *c, GemmScaling scaling, int64_t lines, int64_t k) {
     int64_t count = c->count ? c->count : 1, scales = count * gemm_scale_count(scaling, lines, k), shape[] = {count, lines, k};
     if (scaling == GEMM_SCALE_ONE) return;
-    run->out[codes] = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_FP8, c->count ? 3 : 2, c->count ? shape : shape + 1, "codes");
-    run->out[codes + 1] = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &scales, "scales");
-    run->graph->tensors[run->out[codes]].keep = run->graph->tensors[run->out[codes + 1]].keep = true;
+    run->out[quantized] = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_FP8, c->count ? 3 : 2, c->count ? shape : shape + 1, "quantized");
+    run->out[quantized + 1] = graph_tensor(run->graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &scales, "scales");
+    run->graph->tensors[run->out[quantized]].keep = run->graph->tensors[run->out[quantized + 1]].keep = true;
 }
 
-/* Casts the codes by rows again, as codes: the outputs of the second cast take the place of those by columns. */
+/* Casts the quantized values by rows again, as quantized values: the outputs of the second cast take the place of those by columns. */
 static void append_codes(Run *run, const Case *c) {
     Fp8CastAttributes cast = {.kind = c->cast.kind, .rows = GEMM_SCALE_TENSOR, .columns = GEMM_SCALE_TENSOR, .coded = true};
     Inputs in = {
         [FP8_CAST_X] = run->out[FP8_CAST_ROWS], [FP8_CAST_AMAX] = run->given, [FP8_CAST_TILES] = run->tiles, [FP8_CAST_FOUND] = run->amax};
     if (!(c->given > 0) || c->cast.rows != GEMM_SCALE_TENSOR || c->cast.columns != GEMM_SCALE_TENSOR) return;
     memset(run->out, 0, sizeof run->out);
-    run->out[FP8_CAST_SEEN] = run->seen_by_codes;
+    run->out[FP8_CAST_SEEN] = run->seen_by_quantized;
     add_output(run, FP8_CAST_ROWS, c, cast.rows, c->rows, c->columns);
     add_output(run, FP8_CAST_COLUMNS, c, cast.columns, c->columns, depth_of(c));
     graph_node(run->graph, OP_fp8_cast, in, run->out, &cast, sizeof cast);
@@ -195,7 +195,7 @@ static void run_create(Run *run, const Case *c, Device *device, Precision precis
     add_output(run, FP8_CAST_COLUMNS, c, c->cast.columns, c->columns, depth_of(c));
     run->given = graph_tensor(run->graph, ARENA_INPUT, TYPE_WIDE, 1, &count, "given");
     run->seen = graph_tensor(run->graph, ARENA_METRIC, TYPE_WIDE, 1, &count, "seen");
-    run->seen_by_codes = graph_tensor(run->graph, ARENA_METRIC, TYPE_WIDE, 1, &count, "seen_by_codes");
+    run->seen_by_quantized = graph_tensor(run->graph, ARENA_METRIC, TYPE_WIDE, 1, &count, "seen_by_quantized");
     TensorId amax = c->given > 0 ? run->given : run->amax;
     if (c->given > 0) run->out[FP8_CAST_SEEN] = run->seen;
     Inputs in = {[FP8_CAST_X] = run->x, [FP8_CAST_AMAX] = amax, [FP8_CAST_TILES] = run->tiles};
@@ -220,9 +220,9 @@ static void *read_output(const Run *run, TensorId tensor) {
     return values;
 }
 
-static void check_output_of(const Run *run, const Case *c, const float *x, int codes, bool fnuz) {
-    bool rows = codes == FP8_CAST_ROWS;
-    if (!run->out[codes]) return;
+static void check_output_of(const Run *run, const Case *c, const float *x, int quantized, bool fnuz) {
+    bool rows = quantized == FP8_CAST_ROWS;
+    if (!run->out[quantized]) return;
     Operand o = {.lines = rows ? used_rows(c) : c->columns,
         .k = rows ? c->columns : depth_of(c),
         .end = rows ? c->columns : depth_of(c),
@@ -232,8 +232,8 @@ static void check_output_of(const Run *run, const Case *c, const float *x, int c
         .kind = c->cast.kind,
         .fnuz = fnuz,
         .given = c->given};
-    uint8_t *values = read_output(run, run->out[codes]);
-    float *scales = read_output(run, run->out[codes + 1]);
+    uint8_t *values = read_output(run, run->out[quantized]);
+    float *scales = read_output(run, run->out[quantized + 1]);
     float *tiles = c->offset && !rows ? make_tiles(c, x, &o.end) : NULL;
     for (int64_t i = 0; i < (c->count ? c->count : 1); i++) {
         o.x = tiles ? tiles : x + i * o.lines * o.k;
@@ -260,8 +260,8 @@ static void check_amax(const Run *run, const Case *c, const float *x) {
 static void check_seen(const Run *run, const Case *c) {
     float *amax = read_output(run, run->amax);
     const float *seen = executor_tensor(run->program.executor, run->seen),
-                *by_codes = executor_tensor(run->program.executor, run->seen_by_codes);
-    bool coded = run->out[FP8_CAST_SEEN] == run->seen_by_codes;
+                *by_codes = executor_tensor(run->program.executor, run->seen_by_quantized);
+    bool coded = run->out[FP8_CAST_SEEN] == run->seen_by_quantized;
     for (int64_t i = 0; i < (c->count ? c->count : 1) && c->given > 0; i++) {
         assert_true(seen[i] == amax[i] || (isnan(seen[i]) && isnan(amax[i])));
         assert_true(!coded || by_codes[i] == amax[i] || (isnan(by_codes[i]) && isnan(amax[i])));
@@ -336,7 +336,7 @@ static void numbers_of_all_kinds_are_cast(void **state) {
         for (int j = 0; j < CASTS; j++) check_case(&(Case){2, 48, 144, casts[j], content});
 }
 
-/* Delayed scaling: what exceeds the given amax saturates, and is seen. By rows and columns, both from the codes by rows. */
+/* Delayed scaling: what exceeds the given amax saturates, and is seen. By rows and columns, both from the quantized values by rows. */
 static void a_given_amax_scales_and_the_cast_sees_the_next(void **state) {
     (void)state;
     static const int64_t shapes[][3] = {{0, 16, 16}, {0, 144, 272}, {3, 32, 144}, {2, 160, 48}};
@@ -380,10 +380,10 @@ static void pieces_of_a_matrix_are_cast_as_all_of_it(void **state) {
         .x = make_matrices(&c), .lines = 1, .k = COUNT, .end = COUNT, .k_stride = 1, .scaling = GEMM_SCALE_TENSOR, .given = c.given};
     o.fnuz = device_info(device)->fp8_fnuz;
     uint16_t bits[COUNT];
-    uint8_t codes[COUNT];
+    uint8_t quantized[COUNT];
     float found[PIECES], scale, expected = 0, most = 0;
     assert_true(op_backend(&backend, device, PRECISION_BF16, &error));
-    char *x = device_allocate(device, sizeof bits, &error), *to = device_allocate(device, sizeof codes, &error);
+    char *x = device_allocate(device, sizeof bits, &error), *to = device_allocate(device, sizeof quantized, &error);
     float *magnitudes = device_allocate(device, sizeof found, &error), *amax = device_allocate(device, 2 * sizeof *amax, &error);
     bf16_from_floats(bits, o.x, COUNT);
     device_upload(device, x, bits, sizeof bits);
@@ -393,16 +393,16 @@ static void pieces_of_a_matrix_are_cast_as_all_of_it(void **state) {
         fp8_amax_run(&backend, x + ends[i] * (int64_t)sizeof *bits, count, magnitudes + i);
         fp8_cast_run(&backend, x + ends[i] * (int64_t)sizeof *bits, count, amax, to + ends[i], amax + 1);
     }
-    device_download(device, codes, to, sizeof codes);
+    device_download(device, quantized, to, sizeof quantized);
     device_download(device, found, magnitudes, sizeof found);
     device_download(device, &scale, amax + 1, sizeof scale);
     assert_true(device_ok(device, &error));
-    check_operand(&o, codes, &scale);
+    check_operand(&o, quantized, &scale);
     for (int i = 0; i < PIECES; i++) most = fmaxf(most, found[i]);
     o.given = 0;
     find_amax(&o, &expected);
     assert_true(most == expected);
-    device_free(device, x, sizeof bits), device_free(device, to, sizeof codes);
+    device_free(device, x, sizeof bits), device_free(device, to, sizeof quantized);
     device_free(device, magnitudes, sizeof found), device_free(device, amax, 2 * sizeof *amax);
     free((void *)o.x);
 }

@@ -32,7 +32,7 @@ typedef struct Load {
     int32_t slots[MOST_EXPERTS];
 } Load;
 
-/* `swiglu`: makes x, and on a GPU its codes where scaling is delayed. */
+/* `swiglu`: makes x, and on a GPU its quantized values where scaling is delayed. */
 typedef struct Case {
     const Load *load;
     Precision precision;

@@ -1,4 +1,4 @@
-/* fp8_linear_cross_entropy: the codes of d_logits one by one, and what follows from them. Rows of x are unit vectors and weights are
+/* fp8_linear_cross_entropy: the quantized values of d_logits one by one, and what follows from them. Rows of x are unit vectors and weights are
  * numbers of e4m3, so that logits are exact, and each element of d_w is one code, from every row with that unit vector. On the GPU of
  * SMELT_TEST_DEVICE, else on the CPU in the formats of all GPUs. */
 #include <math.h>
@@ -121,11 +121,11 @@ static double log_sum(const Run *run, int64_t unit) {
     return log(sum);
 }
 
-/* Codes that grow with their numbers, negative ones too. */
+/* Quantized values that grow with their numbers, negative ones too. */
 static int order_of(uint8_t code) { return code & 0x80 ? -(code & 0x7f) : code; }
 
-/* The numbers that elements of d_w stand for are those of codes, and these are of the softmax: but for some of those that lie between
- * two codes, as exponentials and bf16 round. */
+/* The numbers that elements of d_w stand for are those of quantized values, and these are of the softmax: but for some of those that lie between
+ * two quantized values, as exponentials and bf16 round. */
 static void check_codes(const Run *run, const float *d_w) {
     const Case *c = run->c;
     Fp8Format format = fp8_format(FP8_E5M2, run->fnuz);
@@ -146,10 +146,10 @@ static void check_codes(const Run *run, const float *d_w) {
             others += code != expected;
         }
     }
-    if (others * 100 > c->width * c->vocabulary) fail_msg("%ld codes are not the nearest", (long)others);
+    if (others * 100 > c->width * c->vocabulary) fail_msg("%ld quantized values are not the nearest", (long)others);
 }
 
-/* d_x = d_logits w with the d_logits that d_w shows: codes by rows are those by columns. */
+/* d_x = d_logits w with the d_logits that d_w shows: quantized values by rows are those by columns. */
 static void check_input_gradient(const Run *run, const float *d_w, const float *d_x) {
     const Case *c = run->c;
     double repeats = (double)(c->rows / c->width), difference = 0, squares = 0;

@@ -67,7 +67,7 @@ static void norms_of_every_width_pass(void **state) {
     CHECK_ALL(build_norm, cases);
 }
 
-/* Two samples, with a merge. */
+/* Two samples, with a residual add. */
 static void build_adaptive(Check *check, const void *argument) {
     const Case *c = argument;
     int64_t shape[] = {2 * c->rows, c->columns}, vector[] = {2, c->columns};
@@ -108,13 +108,13 @@ static void build_residual_norm(Check *check, const void *argument) {
     TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1), affine[4];
     for (int i = 0; i < 4; i++) affine[i] = check_parameter(check, PARAMETER_NORM, 1, &c->columns, i % 2 ? 0 : 1, 0.3);
     Norm norm = check_norm(check, c->kind, c->biased, c->columns);
-    ResidualNorm merged = op_residual_norm(
-        check->graph, block, stream, c->affine ? &(AffineMerge){{affine[0], affine[1], affine[2], affine[3]}} : NULL, &norm);
-    check_output(check, merged.stream);
-    check_output(check, merged.normed);
+    ResidualNorm residual = op_residual_norm(
+        check->graph, block, stream, c->affine ? &(AffineResidual){{affine[0], affine[1], affine[2], affine[3]}} : NULL, &norm);
+    check_output(check, residual.stream);
+    check_output(check, residual.normed);
 }
 
-static void merges_of_every_width_pass(void **state) {
+static void residual_adds_of_every_width_pass(void **state) {
     (void)state;
     static const Case cases[] = {
         {70, 256, NORM_RMS},
@@ -306,7 +306,7 @@ int main(void) {
         cmocka_unit_test(norms_of_every_width_pass),
         cmocka_unit_test(adaptive_norms_of_every_width_pass),
         cmocka_unit_test(post_norms_of_every_width_pass),
-        cmocka_unit_test(merges_of_every_width_pass),
+        cmocka_unit_test(residual_adds_of_every_width_pass),
         cmocka_unit_test(tokens_that_repeat_over_blocks_add_to_their_entry),
         cmocka_unit_test(wide_rows_pass_through_elementwise_kernels),
         cmocka_unit_test(heads_of_every_width_are_normed_and_turned),

@@ -1,5 +1,5 @@
-/* AdamW with moments in 8 bits: codes against their formula in fp64, updates of every instruction set against AdamW in
- * fp64 on the decoded moments, which parameters have codes, and the memory that they take. With SMELT_TEST_DEVICE=hip or
+/* AdamW with moments in 8 bits: quantized values against their formula in fp64, updates of every instruction set against AdamW in
+ * fp64 on the decoded moments, which parameters have quantized values, and the memory that they take. With SMELT_TEST_DEVICE=hip or
  * cuda also a GPU's updates against the CPU's. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,11 +14,11 @@
 #include "backend/backend.h"
 #include "base/bf16.h"
 #include "base/rng.h"
-#include "optim/moment_codes_internal.h"
+#include "optim/quantized_moments_internal.h"
 #include "optim/optim_internal.h"
 #include "support/check.h"
 
-/* -- Codes --------------------------------------------------------------------------------------------------------- */
+/* -- Quantized values --------------------------------------------------------------------------------------------------------- */
 
 static double top_of(int bits) { return 0.1 + 0.9 * (1 - 0.5 / (1 << (bits - 1))); }
 
@@ -234,7 +234,7 @@ static double distance(const Fixture *a, const Fixture *b, int index) {
     return sqrt(sum / (double)count);
 }
 
-/* Ten steps of 0.01 move an element by 0.05 in the root of the mean square. Codes err by 0.7% of the largest moment of a
+/* Ten steps of 0.01 move an element by 0.05 in the root of the mean square. Quantized values err by 0.7% of the largest moment of a
  * block, and moments have a third of it. */
 static void coded_moments_stay_near_adamw_and_others_equal_it(void **state) {
     (void)state;
@@ -293,7 +293,7 @@ static void bf16_parameters_have_codes_too(void **state) {
     drop(&theirs);
 }
 
-/* Codes halfway between two values may differ by one, in one element of some thousands. */
+/* Quantized values halfway between two values may differ by one, in one element of some thousands. */
 static void a_gpu_updates_as_the_cpu_does(void **state) {
     (void)state;
     Device *gpu = check_gpu();

@@ -19,16 +19,16 @@ enum { BLOCK = 1024 };
 /* One operand: the number of each quantized value, the values, and their scales. */
 typedef struct DecodedOperand {
     float numbers[256];
-    const uint8_t *codes;
+    const uint8_t *quantized;
     int64_t ld, k;
     GemmScaling scaling;
     const float *scales;
 } DecodedOperand;
 
 static void operand_open(
-    DecodedOperand *o, GemmType type, bool fnuz, const void *codes, int64_t ld, int64_t k, GemmScaling scaling, const float *scales) {
+    DecodedOperand *o, GemmType type, bool fnuz, const void *quantized, int64_t ld, int64_t k, GemmScaling scaling, const float *scales) {
     Fp8Format format = gemm_fp8_format(type, fnuz);
-    *o = (DecodedOperand){.codes = codes, .ld = ld, .k = k, .scaling = scaling, .scales = scales};
+    *o = (DecodedOperand){.quantized = quantized, .ld = ld, .k = k, .scaling = scaling, .scales = scales};
     for (int code = 0; code < 256; code++) o->numbers[code] = fp8_to_float((uint8_t)code, format);
 }
 
@@ -52,9 +52,9 @@ static void decode_operand(const DecodedOperand *o, int64_t first, int64_t count
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < count; i++)
         for (int64_t at = 0; at < o->k; at += size) {
-            const uint8_t *codes = o->codes + (first + i) * o->ld;
+            const uint8_t *quantized = o->quantized + (first + i) * o->ld;
             float scale = group_scale(o, first + i, at);
-            for (int64_t j = at; j < int_min(o->k, at + size); j++) to[i * o->k + j] = scale * o->numbers[codes[j]];
+            for (int64_t j = at; j < int_min(o->k, at + size); j++) to[i * o->k + j] = scale * o->numbers[quantized[j]];
         }
 }
 

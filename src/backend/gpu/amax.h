@@ -21,9 +21,9 @@ INLINE void atomic_max(uint32_t GLOBAL *to, uint32_t bits) { __scoped_atomic_fet
 
 /* Returns the maximum in all lanes; all lanes call it. */
 #if defined __NVPTX__
-INLINE uint32_t wave_largest(uint32_t most) { return __nvvm_redux_sync_umax(most, -1); }
+INLINE uint32_t wave_amax(uint32_t most) { return __nvvm_redux_sync_umax(most, -1); }
 #else
-INLINE uint32_t wave_largest(uint32_t most) {
+INLINE uint32_t wave_amax(uint32_t most) {
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) most = larger(most, shuffle(most, lane_id() ^ mask));
     return most;
 }
@@ -33,14 +33,14 @@ INLINE uint32_t wave_largest(uint32_t most) {
  * separately. All lanes call it. The lanes that have the maximum write it: asking for a lane's
  * index would keep it in a register. */
 INLINE void record_largest_of_wave(uint32_t GLOBAL *to, uint32_t most) {
-    uint32_t largest = wave_largest(most);
+    uint32_t largest = wave_amax(most);
     if (most == largest) atomic_max(to, largest);
 }
 
 /* Adds the maximum of a block's threads to a maximum in memory. All threads call it. */
-INLINE void record_largest(uint32_t GLOBAL *to, uint32_t most) {
+INLINE void record_amax(uint32_t GLOBAL *to, uint32_t most) {
     static SHARED uint32_t of_waves[AMAX_THREADS / WAVE];
-    most = wave_largest(most);
+    most = wave_amax(most);
     if (lane_id() == 0) of_waves[wave_id()] = most;
     barrier();
     if (thread_id() > 0) return;
@@ -50,9 +50,9 @@ INLINE void record_largest(uint32_t GLOBAL *to, uint32_t most) {
 
 /* The same for floats that were rounded to bf16 when they were stored; rounding keeps their
  * order. */
-INLINE uint32_t round_largest(uint32_t most) { return (uint32_t)to_bf16(__builtin_bit_cast(float, most)) << 16; }
-INLINE void record_rounded(uint32_t GLOBAL *to, uint32_t most) { record_largest(to, round_largest(most)); }
-INLINE void record_rounded_of_wave(uint32_t GLOBAL *to, uint32_t most) { record_largest_of_wave(to, round_largest(most)); }
+INLINE uint32_t round_amax(uint32_t most) { return (uint32_t)to_bf16(__builtin_bit_cast(float, most)) << 16; }
+INLINE void record_rounded(uint32_t GLOBAL *to, uint32_t most) { record_amax(to, round_amax(most)); }
+INLINE void record_rounded_of_wave(uint32_t GLOBAL *to, uint32_t most) { record_largest_of_wave(to, round_amax(most)); }
 
 #else
 

@@ -18,12 +18,12 @@ typedef struct GemmFp8Amd {
 #if defined GPU_DEVICE && (defined __gfx942__ || defined __gfx950__)
 
 /* Type of A; B is e4m3. */
-typedef enum CodesOfA { A_E4M3, A_E5M2 } CodesOfA;
+typedef enum TypeOfA { A_E4M3, A_E5M2 } TypeOfA;
 
 /* c[i][j] += sum over 64 fp8 values of a[i] * b[j]. A lane has 16 bytes of an operand (mma.h):
  * the first 8 are multiplied, then the others. Bytes may stand for any step along k, as long as
  * it is the same for both operands. */
-INLINE void mma_codes(Accumulator *c, const Operand *a, const Operand *b, CodesOfA type) {
+INLINE void mma_fp8(Accumulator *c, const Operand *a, const Operand *b, TypeOfA type) {
     UNROLL for (int part = 0; part < 2; part++) UNROLL for (int s = 0; s < 2; s++) UNROLL for (int t = 0; t < 2; t++) {
         long row = __builtin_bit_cast(long, part ? a->half[s].hi : a->half[s].lo);
         long column = __builtin_bit_cast(long, part ? b->half[t].hi : b->half[t].lo);
@@ -77,9 +77,9 @@ INLINE void sums_add_scaled(Sums *to, const Sums *from, WaveScales scales) {
 
 /* -- Kernels ------------------------------------------------------------------------------------------------------- */
 
-INLINE void sums_add_codes(Sums *sums, const Operands *o, CodesOfA type) {
+INLINE void sums_add_fp8(Sums *sums, const Operands *o, TypeOfA type) {
     UNROLL for (int i = 0; i < blocks_down(FP8_TILE); i++) UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++)
-        mma_codes(&sums->block[i][j], &o->left[i], &o->right[j], type);
+        mma_fp8(&sums->block[i][j], &o->left[i], &o->right[j], type);
 }
 
 #if defined __gfx950__
@@ -87,19 +87,19 @@ INLINE void sums_add_codes(Sums *sums, const Operands *o, CodesOfA type) {
 /* Scales of 32 elements along k, as gfx950's matrix unit takes them: 2^(code - 127), the exponent
  * bits of fp32 powers of two. Lane 16 q + m has the scales of elements 32 q .. 32 q + 31 of a
  * group, for the row of an Operand's half[s] (mma_gfx950_kernels.h). */
-typedef struct ScaleCodes { int half[2]; } ScaleCodes;
+typedef struct ScaleExponents { int half[2]; } ScaleExponents;
 
 /* Returns the scales of the block of 32 lines from `line` on; `lines` lines exist. Lines after the
  * last use the last one's scales; steps after the last group use its scales, because elements are
  * zero there. */
-INLINE ScaleCodes scale_codes(GLOBAL const float *scales, int32_t line, int32_t lines, int32_t groups, int32_t step) {
-    ScaleCodes codes;
+INLINE ScaleExponents scale_exponents(GLOBAL const float *scales, int32_t line, int32_t lines, int32_t groups, int32_t step) {
+    ScaleExponents quantized;
     int32_t group = least(step * (2 * GROUP / GEMM_SCALE_MX_SIZE) + lane_id() / 16, groups - 1);
     UNROLL for (int s = 0; s < 2; s++) {
         int32_t at = least(line + (int32_t)operand_row(lane_id() % 16) + 4 * s, lines - 1);
-        codes.half[s] = __builtin_bit_cast(int, scales[(int64_t)at * groups + group]) >> 23;
+        quantized.half[s] = __builtin_bit_cast(int, scales[(int64_t)at * groups + group]) >> 23;
     }
-    return codes;
+    return quantized;
 }
 
 /* The 32 bytes of a lane that MFMA takes: 16 of each half of 128 elements along k. */
@@ -110,21 +110,21 @@ INLINE MfmaBytes mfma_bytes(const Operand *parts, const int s) {
 }
 
 /* c[i][j] += sum over 128 fp8 values of a[i] * b[j], both e4m3, times their scales. */
-INLINE void mma_scaled(Accumulator *c, const Operand *a, const Operand *b, ScaleCodes of_a, ScaleCodes of_b) {
+INLINE void mma_scaled(Accumulator *c, const Operand *a, const Operand *b, ScaleExponents of_a, ScaleExponents of_b) {
     UNROLL for (int s = 0; s < 2; s++) UNROLL for (int t = 0; t < 2; t++) c->x[s][t] = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(
         mfma_bytes(b, t), mfma_bytes(a, s), c->x[s][t], 0, 0, 0, of_b.half[t], 0, of_a.half[s]);
 }
 
 /* The scales of all the wave's lines, for the steps of STAGES stages. */
-typedef struct MxScales { ScaleCodes row[MOST_BLOCKS], column[BLOCKS_ACROSS]; } MxScales;
+typedef struct MxScales { ScaleExponents row[MOST_BLOCKS], column[BLOCKS_ACROSS]; } MxScales;
 
 INLINE void mx_scales(MxScales *scales, const GemmFp8Amd *a, const Tile *t, int32_t step) {
     int32_t groups = divide_up(2 * a->gemm.k, GEMM_SCALE_MX_SIZE);
     GLOBAL const float *of_a = a->scales.a + t->slot * groups, *of_b = a->scales.b + (int64_t)t->problem * a->scales.b_stride;
     UNROLL for (int i = 0; i < blocks_down(FP8_TILE); i++) scales->row[i] =
-        scale_codes(of_a, t->row + wave_row(FP8_TILE) + i * MMA, t->rows, groups, step);
+        scale_exponents(of_a, t->row + wave_row(FP8_TILE) + i * MMA, t->rows, groups, step);
     UNROLL for (int j = 0; j < BLOCKS_ACROSS; j++) scales->column[j] =
-        scale_codes(of_b, t->column + wave_column(FP8_TILE) + j * MMA, a->gemm.n, groups, step);
+        scale_exponents(of_b, t->column + wave_column(FP8_TILE) + j * MMA, a->gemm.n, groups, step);
 }
 
 INLINE void sums_add_mx(Sums *sums, const Operands *operands, const MxScales *scales) {
@@ -160,7 +160,7 @@ INLINE void multiply_mx(const GemmFp8Amd *a) {
 
 #endif
 
-INLINE void multiply_fp8(const GemmFp8Amd *a, CodesOfA type, bool groups) {
+INLINE void multiply_fp8(const GemmFp8Amd *a, TypeOfA type, bool groups) {
     BlockWork work;
     Sums sums, group;
     Tile tile = block_tile(&a->gemm, FP8_TILE);
@@ -175,7 +175,7 @@ INLINE void multiply_fp8(const GemmFp8Amd *a, CodesOfA type, bool groups) {
         UNROLL for (int stage = 0; stage < STAGES; stage++) {
             Operands operands;
             work_begin(&work, FP8_TILE, &operands, stage, LAYOUT_DEPTH, LAYOUT_DEPTH, wave_rows(FP8_TILE));
-            sums_add_codes(groups ? &group : &sums, &operands, type);
+            sums_add_fp8(groups ? &group : &sums, &operands, type);
             work_end(&work);
         }
         if (groups) sums_add_scaled(&sums, &group, scales);

@@ -1,7 +1,7 @@
 /* Elementwise functions and their gradients on a GPU: each thread takes 8 adjacent elements, or
  * columns of a gated function; one by one if widths are not a multiple of 8. No scratch. */
 #include "backend/gpu/formulas.h"
-#include "backend/gpu/fp8_codes.h"
+#include "backend/gpu/fp8_output.h"
 #include "backend/gpu/vector.h"
 
 typedef struct FlatArguments {
@@ -9,13 +9,13 @@ typedef struct FlatArguments {
     bf16 GLOBAL *y; /* d_x in gradients; so in GatedArguments */
     int64_t count;
     float limit, factor;
-    Fp8Codes to; /* for y; so in GatedArguments */
+    Fp8Output to; /* for y; so in GatedArguments */
 } FlatArguments;
 typedef struct GatedArguments {
     const bf16 GLOBAL *d_y, *x;
     bf16 GLOBAL *y;
     Tiling tiling;
-    Fp8Codes to;
+    Fp8Output to;
 } GatedArguments;
 
 /* Arguments of join_gelu and its gradient: columns of the whole row; the first `width` are a's. */
@@ -30,21 +30,21 @@ typedef struct JoinGeluArguments {
 
 #define FOR_UNIT(i, unit) UNROLL for (int i = 0; i < (unit); i++)
 
-/* Defines kernel NAME of a function or a gradient: a->y[i] = formula, of x and d = d_y. NAME_made is
+/* Defines kernel NAME of a function or a gradient: a->y[i] = formula, of x and d = d_y. NAME_write is
  * for the variant that also writes fp8 values, which are e5m2 for gradients. */
 #define FORMULA(name, is_gradient, formula) \
-    INLINE void name##_made(const FlatArguments *a, int64_t at, int unit, Maker *maker) { \
+    INLINE void name##_write(const FlatArguments *a, int64_t at, int unit, Fp8Writer *writer) { \
         f32x8 xs = load8_bf16(a->x + at, unit), ds = is_gradient ? load8_bf16(a->d_y + at, unit) : (f32x8)0, y = 0; \
         FOR_UNIT(i, unit) { \
             float x = xs[i], d = ds[i]; \
             (void)d; \
             y[i] = formula; \
         } \
-        store8_made(maker, a->y, at, y, unit, is_gradient); \
+        fp8_store8(writer, a->y, at, y, unit, is_gradient); \
     } \
     INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) { \
-        Maker maker = make_maker(AS_BF16); \
-        name##_made(a, at, unit, &maker); \
+        Fp8Writer writer = fp8_writer(AS_BF16); \
+        name##_write(a, at, unit, &writer); \
     } \
     FLAT_KERNEL(name, FlatArguments, name##_at)
 
@@ -56,21 +56,21 @@ FORMULA(clamp_grad, true, x > a->limit || x < -a->limit ? 0 : d)
 #define FP8_FORMULA(name) \
     KERNEL(name##_fp8, FlatArguments) { \
         int64_t at = ((int64_t)block_x() * TILE_THREADS + thread_id()) * 8; \
-        Maker maker = make_maker(&a.to); \
-        if (at < a.count) name##_made(&a, at, 8, &maker); \
-        end_making(&maker); \
+        Fp8Writer writer = fp8_writer(&a.to); \
+        if (at < a.count) name##_write(&a, at, 8, &writer); \
+        fp8_writer_end(&writer); \
     }
 
-/* Defines kernels NAME_8, NAME_1, NAME_fp8_8 and NAME_fp8_1 of NAME_made. */
+/* Defines kernels NAME_8, NAME_1, NAME_fp8_8 and NAME_fp8_1 of NAME_write. */
 #define GATED_KERNELS(name) \
     INLINE void name##_unit(const GatedArguments *a, int unit) { \
-        Maker maker = make_maker(AS_BF16); \
-        name##_made(a, unit, &maker); \
+        Fp8Writer writer = fp8_writer(AS_BF16); \
+        name##_write(a, unit, &writer); \
     } \
     INLINE void name##_fp8_unit(const GatedArguments *a, int unit) { \
-        Maker maker = make_maker(&a->to); \
-        name##_made(a, unit, &maker); \
-        end_making(&maker); \
+        Fp8Writer writer = fp8_writer(&a->to); \
+        name##_write(a, unit, &writer); \
+        fp8_writer_end(&writer); \
     } \
     UNIT_KERNELS(name, GatedArguments, name##_unit, 8) \
     UNIT_KERNELS(name##_fp8, GatedArguments, name##_fp8_unit, 8)
@@ -81,7 +81,7 @@ FORMULA(clamp_grad, true, x > a->limit || x < -a->limit ? 0 : d)
     FP8_FORMULA(name) \
     FP8_FORMULA(name##_grad)
 #define GATED(name, hf, value, d_gate, d_up) \
-    INLINE void name##_made(const GatedArguments *a, int unit, Maker *maker) { \
+    INLINE void name##_write(const GatedArguments *a, int unit, Fp8Writer *writer) { \
         UnitPlace place = place_in(a->tiling, unit); \
         if (!place.inside) return; \
         int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column; \
@@ -90,9 +90,9 @@ FORMULA(clamp_grad, true, x > a->limit || x < -a->limit ? 0 : d)
             float gate = gates[i], up = ups[i]; \
             y[i] = value; \
         } \
-        store8_made(maker, a->y, place.row * width + place.column, y, unit, false); \
+        fp8_store8(writer, a->y, place.row * width + place.column, y, unit, false); \
     } \
-    INLINE void name##_grad_made(const GatedArguments *a, int unit, Maker *maker) { \
+    INLINE void name##_grad_write(const GatedArguments *a, int unit, Fp8Writer *writer) { \
         UnitPlace place = place_in(a->tiling, unit); \
         if (!place.inside) return; \
         int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column; \
@@ -103,8 +103,8 @@ FORMULA(clamp_grad, true, x > a->limit || x < -a->limit ? 0 : d)
             d_gates[i] = d_gate; \
             d_ups[i] = d_up; \
         } \
-        store8_made(maker, a->y, at, d_gates, unit, true); \
-        store8_made(maker, a->y, at + width, d_ups, unit, true); \
+        fp8_store8(writer, a->y, at, d_gates, unit, true); \
+        fp8_store8(writer, a->y, at + width, d_ups, unit, true); \
     } \
     GATED_KERNELS(name) \
     GATED_KERNELS(name##_grad)
@@ -194,16 +194,16 @@ static FlatArguments flat_arguments(const OpCall *call, int x_input) {
 
 static void launch_flat(const OpCall *call, const Kernels *kernels, int x_input, int amax) {
     FlatArguments arguments = flat_arguments(call, x_input);
-    arguments.to = fp8_codes_of(call, amax);
+    arguments.to = fp8_output_of(call, amax);
     gpu_launch(call->device, &kernels->flat[fp8_is_wanted(&arguments.to)], flat_shape(arguments.count), &arguments);
 }
 
-GPU_OP(activation, .absorbs = activation_absorbs_row, .codes = FP8_KIND(FP8_E4M3)) {
+GPU_OP(activation, .absorbs = activation_absorbs_row, .quantizes = FP8_KIND(FP8_E4M3)) {
     if (call->absorbs) activation_launch_row(call);
     else launch_flat(call, &kernels_of(call)->value, ACTIVATION_X, ACTIVATION_AMAX);
 }
 
-GPU_OP(activation_grad, .codes = FP8_KIND(FP8_E5M2)) {
+GPU_OP(activation_grad, .quantizes = FP8_KIND(FP8_E5M2)) {
     launch_flat(call, &kernels_of(call)->grad, ACTIVATION_GRAD_X, ACTIVATION_GRAD_AMAX);
 }
 
@@ -214,17 +214,17 @@ static void launch_tiled(const OpCall *call, const Kernels *kernels, const int64
         &arguments);
 }
 
-GPU_OP(gated_activation, .absorbs = activation_absorbs_row, .codes = FP8_KIND(FP8_E4M3)) {
-    GatedArguments arguments = {.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .to = fp8_codes_of(call, ACTIVATION_AMAX)};
+GPU_OP(gated_activation, .absorbs = activation_absorbs_row, .quantizes = FP8_KIND(FP8_E4M3)) {
+    GatedArguments arguments = {.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .to = fp8_output_of(call, ACTIVATION_AMAX)};
     if (call->absorbs) activation_launch_row(call);
     else launch_tiled(call, &kernels_of(call)->value, call->out_shape[ACTIVATION_Y], arguments);
 }
 
-GPU_OP(gated_activation_grad, .codes = FP8_KIND(FP8_E5M2)) {
+GPU_OP(gated_activation_grad, .quantizes = FP8_KIND(FP8_E5M2)) {
     GatedArguments arguments = {.d_y = call->in[ACTIVATION_GRAD_D_Y],
         .x = call->in[ACTIVATION_GRAD_X],
         .y = call->out[ACTIVATION_GRAD_D_X],
-        .to = fp8_codes_of(call, ACTIVATION_GRAD_AMAX)};
+        .to = fp8_output_of(call, ACTIVATION_GRAD_AMAX)};
     launch_tiled(call, &kernels_of(call)->grad, call->in_shape[ACTIVATION_GRAD_D_Y], arguments);
 }
 

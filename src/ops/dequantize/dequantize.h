@@ -12,9 +12,9 @@ TensorId op_dequantize(Graph *graph, TensorId weight);
 enum { DEQUANTIZE_PARTS = 4 };
 
 typedef enum DequantizeOperand {
-    DEQUANTIZE_CODES,                                        /* BYTE, for each part */
-    DEQUANTIZE_SCALES = DEQUANTIZE_CODES + DEQUANTIZE_PARTS, /* BYTE, for each part */
-    DEQUANTIZE_WEIGHT = 0,                                   /* COMPUTE [rows of all parts, in] or [E, out, in] */
+    DEQUANTIZE_QUANTIZED,                                        /* BYTE, for each part */
+    DEQUANTIZE_SCALES = DEQUANTIZE_QUANTIZED + DEQUANTIZE_PARTS, /* BYTE, for each part */
+    DEQUANTIZE_WEIGHT = 0,                                       /* COMPUTE [rows of all parts, in] or [E, out, in] */
 } DequantizeOperand;
 
 /* Elements of each part, one after another in the weight. */

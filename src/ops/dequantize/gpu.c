@@ -5,8 +5,8 @@
 #include "base/quantize.h"
 
 typedef struct DequantizeArguments {
-    const uint8_t GLOBAL *codes, *inner; /* inner: for NF4 */
-    const float GLOBAL *scales, *outer;  /* scales: the head of NF4, or the row scales of FP8 */
+    const uint8_t GLOBAL *quantized, *inner; /* inner: for NF4 */
+    const float GLOBAL *scales, *outer;      /* scales: the head of NF4, or the row scales of FP8 */
     bf16 GLOBAL *to;
     int64_t count, columns;
     int32_t uneven; /* `to` is not aligned to 16 bytes: elements are stored one by one */
@@ -17,7 +17,7 @@ typedef struct DequantizeArguments {
 INLINE void dequantize_nf4_one(const DequantizeArguments *a, int64_t at) {
     int64_t block = at / NF4_BLOCK;
     const float GLOBAL *values = a->scales + 1, *map = values + 16;
-    uint32_t pair = a->codes[at / 2];
+    uint32_t pair = a->quantized[at / 2];
     a->to[at] = to_bf16(values[at % 2 ? pair & 15 : pair >> 4] * (map[a->inner[block]] * a->outer[block / NF4_OUTER] + a->scales[0]));
 }
 
@@ -29,7 +29,7 @@ INLINE void dequantize_nf4_at(const DequantizeArguments *a, int64_t at, int unit
         return;
     }
     float scale = map[a->inner[block]] * a->outer[block / NF4_OUTER] + a->scales[0];
-    uint32_t eight = *(const uint32_t GLOBAL *)(a->codes + at / 2);
+    uint32_t eight = *(const uint32_t GLOBAL *)(a->quantized + at / 2);
     f32x8 x;
     UNROLL for (int i = 0; i < 8; i++) x[i] = values[eight >> (i / 2 * 8 + (i % 2 ? 0 : 4)) & 15] * scale;
     store8_bf16(a->to + at, x, 8);
@@ -44,13 +44,13 @@ INLINE float from_e4m3(uint32_t code) {
 
 INLINE void dequantize_fp8_at(const DequantizeArguments *a, int64_t at, int unit) {
     if (unit == 1 || a->uneven || a->columns % 8) {
-        for (int i = 0; i < unit; i++) a->to[at + i] = to_bf16(from_e4m3(a->codes[at + i]) * a->scales[(at + i) / a->columns]);
+        for (int i = 0; i < unit; i++) a->to[at + i] = to_bf16(from_e4m3(a->quantized[at + i]) * a->scales[(at + i) / a->columns]);
         return;
     }
     float scale = a->scales[at / a->columns];
-    u32x2 codes = *(const u32x2 GLOBAL *)(a->codes + at);
+    u32x2 quantized = *(const u32x2 GLOBAL *)(a->quantized + at);
     f32x8 x;
-    UNROLL for (int i = 0; i < 8; i++) x[i] = from_e4m3((i < 4 ? codes.x : codes.y) >> (i % 4 * 8) & 0xff) * scale;
+    UNROLL for (int i = 0; i < 8; i++) x[i] = from_e4m3((i < 4 ? quantized.x : quantized.y) >> (i % 4 * 8) & 0xff) * scale;
     store8_bf16(a->to + at, x, 8);
 }
 
@@ -72,7 +72,7 @@ GPU_OP(dequantize) {
     for (int i = 0; i < attributes->parts; to += attributes->count[i++]) {
         const Nf4Head *head = call->in[DEQUANTIZE_SCALES + i];
         int64_t count = attributes->count[i];
-        DequantizeArguments arguments = {.codes = call->in[DEQUANTIZE_CODES + i],
+        DequantizeArguments arguments = {.quantized = call->in[DEQUANTIZE_QUANTIZED + i],
             .scales = (const float *)head,
             .to = to,
             .count = count,

@@ -13,7 +13,7 @@ TensorId op_dequantize(Graph *graph, TensorId weight) {
         if (p->offset < span.begin || p->offset >= span.end) continue;
         if (!p->quantization) return weight;
         assert(attributes.parts < DEQUANTIZE_PARTS && (!attributes.parts || attributes.quantization == p->quantization));
-        in[DEQUANTIZE_CODES + attributes.parts] = p->codes;
+        in[DEQUANTIZE_QUANTIZED + attributes.parts] = p->quantized;
         in[DEQUANTIZE_SCALES + attributes.parts] = p->scales;
         attributes.quantization = p->quantization;
         attributes.count[attributes.parts++] = p->count;

@@ -10,7 +10,7 @@
  * Quantized values and scales equal the CPU's, bit for bit: a product is rounded to fp32, and then
  * to fp8. */
 #include "backend/gpu/amax.h"
-#include "backend/gpu/fp8_codes.h"
+#include "backend/gpu/fp8_output.h"
 #include "base/float8.h"
 #include "device/gemm.h"
 
@@ -33,20 +33,20 @@ typedef struct Fp8AmaxArguments {
 /* A matrix by rows or by columns: `lines` of `depth` elements along k, in `groups` groups of
  * 128. */
 typedef struct CastOperand {
-    uint8_t GLOBAL *codes; /* NULL: not wanted */
+    uint8_t GLOBAL *quantized; /* NULL: not wanted */
     float GLOBAL *scales;
     uint32_t GLOBAL *line_amax; /* GEMM_SCALE_LINE: [matrices, lines], initially zero */
     int32_t lines, depth, groups;
 } CastOperand;
 
-/* x: matrices of rows.lines x columns.lines; for fp8_move_codes, their quantized values. `scaling`
+/* x: matrices of rows.lines x columns.lines; for fp8_transpose, their quantized values. `scaling`
  * applies to both operands. With slots of experts, `slots` gives the rows of each tile, the first
  * of its 128 elements along k of columns; the other elements are zero. */
 typedef struct Fp8CastArguments {
     const bf16 GLOBAL *x;
     const float GLOBAL *amax;    /* GEMM_SCALE_TENSOR: of the matrices */
     uint32_t GLOBAL *seen;       /* [matrices]: bits of the amax so far; NULL: not wanted */
-    const float GLOBAL *found;   /* [matrices]: for fp8_move_codes, the amax values that `seen` receives */
+    const float GLOBAL *found;   /* [matrices]: for fp8_transpose, the amax values that `seen` receives */
     const int32_t GLOBAL *slots; /* [columns.groups, 2]: from fp8_tiles; NULL: tiles have 128 rows, except the last */
     CastOperand rows, columns;
     int64_t stride; /* between rows of x */
@@ -63,23 +63,23 @@ enum { WAVES = THREADS / WAVE };
 
 /* The amax of bf16 pairs, as bits, separately for even and odd elements. The bits of odd
  * elements have those of the even elements below them, which are cut off at the end. */
-typedef struct Largest { uint32_t even, odd; } Largest;
-INLINE void look_at(Largest *most, uint32_t pair) {
+typedef struct PairAmax { uint32_t even, odd; } PairAmax;
+INLINE void look_at(PairAmax *most, uint32_t pair) {
     most->even = larger(most->even, pair << 17);
     most->odd = larger(most->odd, pair & 0x7fffffff);
 }
 
-INLINE uint32_t amax_of_seen(Largest seen) { return larger(seen.even >> 1, seen.odd & 0xffff0000); }
+INLINE uint32_t amax_of_pairs(PairAmax most) { return larger(most.even >> 1, most.odd & 0xffff0000); }
 
 /* block_y: the matrix. */
 KERNEL(fp8_amax, Fp8AmaxArguments) {
     const u32x4 GLOBAL *x = (const u32x4 GLOBAL *)a.x + block_y() * a.units;
     int64_t first = (int64_t)block_x() * (THREADS * AMAX_LOADS) + thread_id();
     u32x4 pairs[AMAX_LOADS];
-    Largest most = {0};
+    PairAmax most = {0};
     UNROLL for (int i = 0; i < AMAX_LOADS; i++) pairs[i] = first + i * THREADS < a.units ? x[first + i * THREADS] : (u32x4)0;
     UNROLL for (int i = 0; i < AMAX_LOADS; i++) UNROLL for (int j = 0; j < 4; j++) look_at(&most, pairs[i][j]);
-    record_largest(a.amax + block_y(), amax_of_seen(most));
+    record_amax(a.amax + block_y(), amax_of_pairs(most));
 }
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
@@ -134,30 +134,30 @@ INLINE void forget_unit(Unit *x) {
 }
 
 /* NaN is ignored. */
-INLINE float larger_magnitude(float most, float x) { return __builtin_fmaxf(most, __builtin_fabsf(x)); }
+INLINE float amax_of(float most, float x) { return __builtin_fmaxf(most, __builtin_fabsf(x)); }
 
 /* Returns the amax of the tile's row t in thread t < TILE, and of its column t - TILE in the other
  * threads; only for wanted operands. */
 INLINE float line_amax(const Fp8CastArguments *a, Unit *x) {
     static SHARED float of_rows[TILE], of_columns[WAVES][TILE];
     int lane = lane_id(), line = thread_id() % TILE;
-    if (a->rows.codes) UNROLL for (int i = 0; i < UNIT; i++) {
+    if (a->rows.quantized) UNROLL for (int i = 0; i < UNIT; i++) {
             float most = 0;
-            UNROLL for (int j = 0; j < UNIT; j++) most = larger_magnitude(most, element(x, i, j));
+            UNROLL for (int j = 0; j < UNIT; j++) most = amax_of(most, element(x, i, j));
             UNROLL for (int mask = UNITS / 2; mask > 0; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
             if (lane % UNITS == 0) of_rows[thread_id() / UNITS * UNIT + i] = most;
         }
     forget_unit(x);
-    if (a->columns.codes) UNROLL for (int j = 0; j < UNIT; j++) {
+    if (a->columns.quantized) UNROLL for (int j = 0; j < UNIT; j++) {
             float most = 0;
-            UNROLL for (int i = 0; i < UNIT; i++) most = larger_magnitude(most, element(x, i, j));
+            UNROLL for (int i = 0; i < UNIT; i++) most = amax_of(most, element(x, i, j));
             UNROLL for (int mask = WAVE / 2; mask >= UNITS; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
             if (lane < UNITS) of_columns[wave_id()][lane * UNIT + j] = most;
         }
     barrier();
     float most = 0;
-    if (thread_id() < TILE) return a->rows.codes ? of_rows[line] : 0;
-    if (a->columns.codes) UNROLL for (int i = 0; i < WAVES; i++) most = __builtin_fmaxf(most, of_columns[i][line]);
+    if (thread_id() < TILE) return a->rows.quantized ? of_rows[line] : 0;
+    if (a->columns.quantized) UNROLL for (int i = 0; i < WAVES; i++) most = __builtin_fmaxf(most, of_columns[i][line]);
     return most;
 }
 
@@ -165,7 +165,7 @@ INLINE float line_amax(const Fp8CastArguments *a, Unit *x) {
 INLINE float tile_amax(const Unit *x) {
     static SHARED float of_waves[WAVES];
     float most = 0;
-    UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int j = 0; j < UNIT; j++) most = larger_magnitude(most, element(x, i, j));
+    UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int j = 0; j < UNIT; j++) most = amax_of(most, element(x, i, j));
     most = wave_max(most);
     if (lane_id() == 0) of_waves[wave_id()] = most;
     barrier();
@@ -190,7 +190,7 @@ INLINE CastLine line_of(const Fp8CastArguments *a, TilePlace p) {
         .index = p.matrix * lines + line,
         .group = row ? p.across : p.down,
         .groups = row ? a->rows.groups : a->columns.groups,
-        .inside = (row ? a->rows.codes : a->columns.codes) && line < (row ? p.end : lines)};
+        .inside = (row ? a->rows.quantized : a->columns.quantized) && line < (row ? p.end : lines)};
 }
 
 /* Computes the amax of each line of all matrices, for GEMM_SCALE_LINE. */
@@ -205,7 +205,7 @@ KERNEL(fp8_line_amax, Fp8CastArguments) {
     if (line.inside) atomic_max(line.amax + line.index, __builtin_bit_cast(uint32_t, most));
 }
 
-/* -- Codes --------------------------------------------------------------------------------------------------------- */
+/* -- Quantized values --------------------------------------------------------------------------------------------------------- */
 
 /* Returns four bytes of two words, numbered from 0 in `low` and from 4 in `high`. */
 #if defined __AMDGCN__
@@ -224,24 +224,24 @@ INLINE void transpose_bytes(uint32_t to[4], const uint32_t from[4]) {
 }
 
 /* Quantized values of a unit: half[h][i] holds row i, columns 4 h .. 4 h + 3. */
-typedef struct UnitCodes { uint32_t half[2][UNIT]; } UnitCodes;
+typedef struct QuantizedUnit { uint32_t half[2][UNIT]; } QuantizedUnit;
 
-INLINE void store_cast_rows(const Fp8CastArguments *a, TilePlace p, const UnitCodes *codes) {
-    uint8_t GLOBAL *to = a->rows.codes + (p.matrix * a->rows.lines + p.row) * a->columns.lines + p.column;
+INLINE void store_cast_rows(const Fp8CastArguments *a, TilePlace p, const QuantizedUnit *quantized) {
+    uint8_t GLOBAL *to = a->rows.quantized + (p.matrix * a->rows.lines + p.row) * a->columns.lines + p.column;
     UNROLL for (int i = 0; i < UNIT; i++) if (p.row + i < p.end && p.column < a->columns.lines) *
-        (u32x2 GLOBAL *)(to + (int64_t)i * a->columns.lines) = (u32x2){codes->half[0][i], codes->half[1][i]};
+        (u32x2 GLOBAL *)(to + (int64_t)i * a->columns.lines) = (u32x2){quantized->half[0][i], quantized->half[1][i]};
 }
 
 /* Transposes through shared memory: column c of the tile is 16 chunks of 8 bytes. Chunk i is stored
  * at i ^ c / 8, so that neither writes nor reads cause bank conflicts. Threads then write 16 bytes
  * each, and 8 threads write a column of the tile. */
-INLINE void store_columns(const Fp8CastArguments *a, TilePlace p, const UnitCodes *codes) {
+INLINE void store_columns(const Fp8CastArguments *a, TilePlace p, const QuantizedUnit *quantized) {
     static SHARED _Alignas(16) u32x2 columns[TILE * UNITS];
     int unit_row = thread_id() / UNITS, unit_column = thread_id() % UNITS, depth = a->columns.depth;
     UNROLL for (int h = 0; h < 2; h++) {
         uint32_t upper[4], lower[4];
-        transpose_bytes(upper, codes->half[h]);
-        transpose_bytes(lower, codes->half[h] + 4);
+        transpose_bytes(upper, quantized->half[h]);
+        transpose_bytes(lower, quantized->half[h] + 4);
         UNROLL for (int j = 0; j < 4; j++) columns[(unit_column * UNIT + 4 * h + j) * UNITS + (unit_row ^ unit_column)] =
             (u32x2){upper[j], lower[j]};
     }
@@ -253,28 +253,28 @@ INLINE void store_columns(const Fp8CastArguments *a, TilePlace p, const UnitCode
         u32x4 bytes = *(LOCAL u32x4 *)(columns + line * UNITS + ((thread_id() % PAIRS * 2) ^ (swizzle & ~1)));
         if (swizzle & 1) bytes = bytes.zwxy;
         if (at < depth && column < a->columns.lines)
-            *(u32x4 GLOBAL *)(a->columns.codes + (p.matrix * a->columns.lines + column) * depth + at) = bytes;
+            *(u32x4 GLOBAL *)(a->columns.quantized + (p.matrix * a->columns.lines + column) * depth + at) = bytes;
     }
 }
 
 INLINE void record_unit(uint32_t GLOBAL *seen, const Unit *x) {
-    Largest most = {0};
+    PairAmax most = {0};
     UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int j = 0; j < 4; j++) look_at(&most, x->row[i][j]);
-    record_largest(seen, amax_of_seen(most));
+    record_amax(seen, amax_of_pairs(most));
 }
 
 /* Writes the scale of all elements of a matrix, in the block of its first tile. */
 INLINE void store_tensor_scale(const Fp8CastArguments *a, TilePlace p, float m) {
     if (thread_id() > 0 || p.down > 0 || p.across > 0) return;
-    if (a->rows.codes) a->rows.scales[p.matrix] = 1 / m;
-    if (a->columns.codes) a->columns.scales[p.matrix] = 1 / m;
+    if (a->rows.quantized) a->rows.scales[p.matrix] = 1 / m;
+    if (a->columns.quantized) a->columns.scales[p.matrix] = 1 / m;
 }
 
 /* Casts with one multiplier for the tile: that of the matrix, or of GEMM_SCALE_BLOCK. */
 INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
     TilePlace p = cast_place(a);
     Unit x;
-    UnitCodes codes;
+    QuantizedUnit quantized;
     if (is_spare(p)) return;
     load_unit(a, p, &x);
     bool block = a->scaling == GEMM_SCALE_BLOCK;
@@ -284,13 +284,13 @@ INLINE void cast_tile(const Fp8CastArguments *a, const bool e5m2) {
     if (!block) store_tensor_scale(a, p, m);
     else if (thread_id() == 0) {
         int across = a->rows.groups, down = a->columns.groups;
-        if (a->rows.codes) a->rows.scales[(p.matrix * down + p.down) * across + p.across] = 1 / m;
-        if (a->columns.codes) a->columns.scales[(p.matrix * across + p.across) * down + p.down] = 1 / m;
+        if (a->rows.quantized) a->rows.scales[(p.matrix * down + p.down) * across + p.across] = 1 / m;
+        if (a->columns.quantized) a->columns.scales[(p.matrix * across + p.across) * down + p.down] = 1 / m;
     }
-    UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
-        to_codes(four_elements(&x, i, 4 * h) * m, a->largest, e5m2);
-    if (a->rows.codes) store_cast_rows(a, p, &codes);
-    if (a->columns.codes) store_columns(a, p, &codes);
+    UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) quantized.half[h][i] =
+        to_fp8(four_elements(&x, i, 4 * h) * m, a->largest, e5m2);
+    if (a->rows.quantized) store_cast_rows(a, p, &quantized);
+    if (a->columns.quantized) store_columns(a, p, &quantized);
 }
 
 /* Casts with one multiplier per line of the tile: that of the line of the matrix, or of
@@ -299,7 +299,7 @@ INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
     static SHARED float multipliers[2 * TILE]; /* of rows, of columns */
     TilePlace p = cast_place(a);
     Unit x;
-    UnitCodes codes;
+    QuantizedUnit quantized;
     if (is_spare(p)) return;
     load_unit(a, p, &x);
     CastLine line = line_of(a, p);
@@ -311,18 +311,18 @@ INLINE void cast_tile_lines(const Fp8CastArguments *a, const bool e5m2) {
     if (line.inside && !grouped && line.group == 0) line.scales[line.index] = 1 / own;
     barrier();
     forget_unit(&x);
-    if (a->rows.codes) {
+    if (a->rows.quantized) {
         LOCAL float *m = multipliers + thread_id() / UNITS * UNIT;
-        UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
-            to_codes(four_elements(&x, i, 4 * h) * m[i], a->largest, e5m2);
-        store_cast_rows(a, p, &codes);
+        UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) quantized.half[h][i] =
+            to_fp8(four_elements(&x, i, 4 * h) * m[i], a->largest, e5m2);
+        store_cast_rows(a, p, &quantized);
         forget_unit(&x);
     }
-    if (a->columns.codes) {
+    if (a->columns.quantized) {
         LOCAL float *m = multipliers + TILE + thread_id() % UNITS * UNIT;
-        UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
-            to_codes(four_elements(&x, i, 4 * h) * (f32x4){m[4 * h], m[4 * h + 1], m[4 * h + 2], m[4 * h + 3]}, a->largest, e5m2);
-        store_columns(a, p, &codes);
+        UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) quantized.half[h][i] =
+            to_fp8(four_elements(&x, i, 4 * h) * (f32x4){m[4 * h], m[4 * h + 1], m[4 * h + 2], m[4 * h + 3]}, a->largest, e5m2);
+        store_columns(a, p, &quantized);
     }
 }
 
@@ -340,33 +340,33 @@ INLINE void store_mx_scale(const CastOperand *o, TilePlace p, int line, int end,
 INLINE void cast_tile_mx(const Fp8CastArguments *a) {
     TilePlace p = cast_place(a);
     Unit x;
-    UnitCodes codes;
+    QuantizedUnit quantized;
     if (is_spare(p)) return;
     load_unit(a, p, &x);
-    if (a->rows.codes) {
+    if (a->rows.quantized) {
         UNROLL for (int i = 0; i < UNIT; i++) {
             float most = 0;
-            UNROLL for (int j = 0; j < UNIT; j++) most = larger_magnitude(most, element(&x, i, j));
+            UNROLL for (int j = 0; j < UNIT; j++) most = amax_of(most, element(&x, i, j));
             UNROLL for (int mask = 2; mask > 0; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
             float m = fp8_multiplier(most, a->largest, true);
             store_mx_scale(&a->rows, p, p.row + i, p.end, p.column, m);
-            UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] = to_codes(four_elements(&x, i, 4 * h) * m, a->largest, false);
+            UNROLL for (int h = 0; h < 2; h++) quantized.half[h][i] = to_fp8(four_elements(&x, i, 4 * h) * m, a->largest, false);
         }
-        store_cast_rows(a, p, &codes);
+        store_cast_rows(a, p, &quantized);
         forget_unit(&x);
     }
-    if (a->columns.codes) {
+    if (a->columns.quantized) {
         float m[UNIT];
         UNROLL for (int j = 0; j < UNIT; j++) {
             float most = 0;
-            UNROLL for (int i = 0; i < UNIT; i++) most = larger_magnitude(most, element(&x, i, j));
+            UNROLL for (int i = 0; i < UNIT; i++) most = amax_of(most, element(&x, i, j));
             UNROLL for (int mask = WAVE / 2; mask >= UNITS; mask /= 2) most = __builtin_fmaxf(most, shuffle_xor(most, mask));
             m[j] = fp8_multiplier(most, a->largest, true);
             store_mx_scale(&a->columns, p, p.column + j, a->columns.lines, p.depth, m[j]);
         }
-        UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) codes.half[h][i] =
-            to_codes(four_elements(&x, i, 4 * h) * (f32x4){m[4 * h], m[4 * h + 1], m[4 * h + 2], m[4 * h + 3]}, a->largest, false);
-        store_columns(a, p, &codes);
+        UNROLL for (int i = 0; i < UNIT; i++) UNROLL for (int h = 0; h < 2; h++) quantized.half[h][i] =
+            to_fp8(four_elements(&x, i, 4 * h) * (f32x4){m[4 * h], m[4 * h + 1], m[4 * h + 2], m[4 * h + 3]}, a->largest, false);
+        store_columns(a, p, &quantized);
     }
 }
 
@@ -375,21 +375,21 @@ KERNEL(fp8_cast_mx, Fp8CastArguments) { cast_tile_mx(&a); }
 
 /* Copies quantized values that arrive by rows into operands with one scale; without an amax, only
  * the values. */
-KERNEL(fp8_move_codes, Fp8CastArguments) {
+KERNEL(fp8_transpose, Fp8CastArguments) {
     BLOCK_BOUNDS(THREADS, BLOCKS);
     TilePlace p = cast_place(&a);
-    UnitCodes codes;
+    QuantizedUnit quantized;
     if (is_spare(p)) return;
     UNROLL for (int i = 0; i < UNIT; i++) {
         u32x2 bytes = *(const u32x2 GLOBAL *)((const uint8_t GLOBAL *)a.x + unit_at(&a, p, i));
         if (a.slots && p.row + i >= p.end) bytes = 0;
-        codes.half[0][i] = bytes.x, codes.half[1][i] = bytes.y;
+        quantized.half[0][i] = bytes.x, quantized.half[1][i] = bytes.y;
     }
     if (a.amax) store_tensor_scale(&a, p, fp8_multiplier(a.amax[p.matrix], a.largest, false));
     if (a.seen && thread_id() == 0 && p.down == 0 && p.across == 0)
         atomic_max(a.seen + p.matrix, __builtin_bit_cast(uint32_t, a.found[p.matrix]));
-    if (a.rows.codes) store_cast_rows(&a, p, &codes);
-    if (a.columns.codes) store_columns(&a, p, &codes);
+    if (a.rows.quantized) store_cast_rows(&a, p, &quantized);
+    if (a.columns.quantized) store_columns(&a, p, &quantized);
 }
 
 KERNEL(fp8_cast_e4m3, Fp8CastArguments) {
@@ -416,7 +416,7 @@ KERNEL(fp8_cast_lines_e5m2, Fp8CastArguments) {
 
 LAUNCHER(fp8_amax, Fp8AmaxArguments)
 LAUNCHER(fp8_line_amax, Fp8CastArguments)
-LAUNCHER(fp8_move_codes, Fp8CastArguments)
+LAUNCHER(fp8_transpose, Fp8CastArguments)
 LAUNCHERS(fp8_cast, Fp8CastArguments, fp8_cast_e4m3, fp8_cast_e5m2, fp8_cast_lines_e4m3, fp8_cast_lines_e5m2, fp8_cast_mx)
 
 GPU_OP(fp8_amax) {
@@ -436,11 +436,11 @@ static int64_t fp8_cast_workspace(const Graph *graph, const Node *node) {
     return s.count * lines * (int64_t)sizeof(float);
 }
 
-/* Returns the operand whose quantized values are output `codes`, if the call has it and
+/* Returns the operand whose quantized values are output `quantized`, if the call has it and
  * `wanted`. */
-static CastOperand cast_operand(const OpCall *call, int codes, bool wanted, int64_t lines, int64_t k) {
-    return (CastOperand){.codes = wanted ? call->out[codes] : NULL,
-        .scales = call->out[codes + 1],
+static CastOperand cast_operand(const OpCall *call, int quantized, bool wanted, int64_t lines, int64_t k) {
+    return (CastOperand){.quantized = wanted ? call->out[quantized] : NULL,
+        .scales = call->out[quantized + 1],
         .lines = (int32_t)lines,
         .depth = (int32_t)k,
         .groups = (int32_t)divide_up(k, TILE)};
@@ -476,48 +476,48 @@ static void cast(const OpCall *call, GemmScaling scaling, bool rows, bool column
         device_fill(call->device, call->workspace, 0, (row_lines + column_lines) * (int64_t)sizeof(float));
         launch_fp8_line_amax(call->device, shape, &arguments);
     }
-    if (attributes->coded || call->absorbs) launch_fp8_move_codes(call->device, shape, &arguments);
+    if (attributes->coded || call->absorbs) launch_fp8_transpose(call->device, shape, &arguments);
     else launch_fp8_cast(call->device, scaling == GEMM_SCALE_MX ? 4 : (lines ? 2 : 0) + (attributes->kind == FP8_E5M2), shape, &arguments);
 }
 
-void fp8_transpose_on_gpu(Device *device, const uint8_t *codes, int64_t rows, int64_t columns, int64_t stride, uint8_t *to) {
-    Fp8CastArguments arguments = {.x = (const bf16 *)codes,
+void fp8_transpose_on_gpu(Device *device, const uint8_t *quantized, int64_t rows, int64_t columns, int64_t stride, uint8_t *to) {
+    Fp8CastArguments arguments = {.x = (const bf16 *)quantized,
         .rows = {.lines = (int32_t)rows, .depth = (int32_t)columns, .groups = (int32_t)divide_up(columns, TILE)},
-        .columns = {.codes = to, .lines = (int32_t)columns, .depth = (int32_t)rows, .groups = (int32_t)divide_up(rows, TILE)},
+        .columns = {.quantized = to, .lines = (int32_t)columns, .depth = (int32_t)rows, .groups = (int32_t)divide_up(rows, TILE)},
         .stride = stride};
     arguments.tiles = arguments.rows.groups * arguments.columns.groups;
-    launch_fp8_move_codes(device, (LaunchShape){.x = arguments.tiles, .threads = THREADS}, &arguments);
+    launch_fp8_transpose(device, (LaunchShape){.x = arguments.tiles, .threads = THREADS}, &arguments);
 }
 
 /* Absorbs the node that makes x if scaling is delayed and its kernel can write the quantized
  * values. */
-static int absorbs_maker(const Backend *backend, const Graph *graph, int index) {
-    const Node *node = &graph->nodes[index], *maker = node - 1;
+static int absorbs_producer(const Backend *backend, const Graph *graph, int index) {
+    const Node *node = &graph->nodes[index], *producer = node - 1;
     const Fp8CastAttributes *a = node->attributes;
     bool tensor = a->rows == GEMM_SCALE_TENSOR && (a->columns == GEMM_SCALE_TENSOR || a->columns == GEMM_SCALE_ONE);
     bool given = tensor && !a->coded && graph_get(graph, node->in[FP8_CAST_AMAX])->arena == ARENA_INPUT;
-    if (index == 0 || !given || op_measured(maker) != node->in[FP8_CAST_X] || op_amax(maker)) return 0;
-    const OpKernel *kernel = backend->kernels[maker->op];
-    return kernel && (kernel->codes & FP8_KIND(a->kind));
+    if (index == 0 || !given || op_measured(producer) != node->in[FP8_CAST_X] || op_amax(producer)) return 0;
+    const OpKernel *kernel = backend->kernels[producer->op];
+    return kernel && (kernel->quantizes & FP8_KIND(a->kind));
 }
 
 /* Runs the node that makes x, which also writes the quantized values by rows. */
-static void run_maker(const OpCall *call) {
-    Fp8Codes to = {.codes = call->out[FP8_CAST_ROWS],
+static void run_producer(const OpCall *call) {
+    Fp8Output to = {.quantized = call->out[FP8_CAST_ROWS],
         .scale = call->out[FP8_CAST_ROW_SCALES],
         .amax = call->in[FP8_CAST_AMAX],
         .seen = call->out[FP8_CAST_SEEN],
         .largest = largest_of_format(call)};
-    OpCall maker = call[-1];
-    maker.codes = &to;
-    maker.kernel->run(&maker);
+    OpCall producer = call[-1];
+    producer.quantized = &to;
+    producer.kernel->run(&producer);
 }
 
-GPU_OP(fp8_cast, fp8_cast_workspace, absorbs_maker, .elides = true) {
+GPU_OP(fp8_cast, fp8_cast_workspace, absorbs_producer, .elides = true) {
     const Fp8CastAttributes *attributes = call->attributes;
     bool rows = call->out[FP8_CAST_ROWS], columns = call->out[FP8_CAST_COLUMNS];
     if (call->absorbs) {
-        run_maker(call);
+        run_producer(call);
         if (columns) cast(call, attributes->columns, false, true);
     } else if (rows && columns && attributes->rows == attributes->columns) cast(call, attributes->rows, true, true);
     else {

@@ -30,7 +30,7 @@ typedef struct CpuOperand {
     GemmScaling scaling;
     float amax; /* of the matrix */
     bool looks; /* whether to compute the amax */
-    uint8_t *codes;
+    uint8_t *quantized;
     W *scales;
 } CpuOperand;
 
@@ -90,11 +90,11 @@ static uint32_t tile_amax_bits(const CastTile *tile) {
 }
 
 static void write_cast_part(const CpuOperand *o, const CastTile *tile, int64_t line, int64_t at, int64_t count, float m) {
-    uint8_t *restrict codes = o->codes + (tile->first + line) * o->k + tile->at + at;
+    uint8_t *restrict quantized = o->quantized + (tile->first + line) * o->k + tile->at + at;
     const float *restrict x = tile->x[line] + at;
     Fp8Format format = o->format;
 #pragma omp simd
-    for (int64_t k = 0; k < count; k++) codes[k] = fp8_from_float(x[k] * m, format);
+    for (int64_t k = 0; k < count; k++) quantized[k] = fp8_from_float(x[k] * m, format);
 }
 
 /* Casts a line of the tile in groups of elements along k, each with its own scale. */
@@ -143,14 +143,14 @@ static uint32_t cast_lines(const CpuOperand *o, int64_t first, int64_t lines) {
 
 /* Writes values quantized by rows as an operand whose lines are their rows or, with another
  * `line_stride`, their columns. */
-static void move_codes(const CpuOperand *o, const uint8_t *codes) {
+static void transpose_quantized(const CpuOperand *o, const uint8_t *quantized) {
 #pragma omp parallel for schedule(static)
     for (int64_t line = 0; line < o->lines; line++)
         for (int64_t at = 0; at < o->end; at += SIZE) {
-            const uint8_t *from = codes + line * o->line_stride + rows_at(o, at).first * o->depth_stride;
+            const uint8_t *from = quantized + line * o->line_stride + rows_at(o, at).first * o->depth_stride;
             int64_t there = o->tiles ? rows_at(o, at).count : SIZE;
             for (int64_t k = 0; k < int_min(SIZE, o->k - at); k++)
-                o->codes[line * o->k + at + k] = k < there ? from[k * o->depth_stride] : 0;
+                o->quantized[line * o->k + at + k] = k < there ? from[k * o->depth_stride] : 0;
         }
 }
 
@@ -167,15 +167,15 @@ static void cast_operand(const CpuOperand *o, W *seen) {
     if (o->looks) *seen = larger_value(*seen, (W)float_from_bits(most));
 }
 
-/* Casts matrix `index` of x into the operand whose quantized values are output `codes`, if the call
+/* Casts matrix `index` of x into the operand whose quantized values are output `quantized`, if the call
  * has it. */
-static void cast_matrix(const OpCall *call, int64_t index, int codes) {
+static void cast_matrix(const OpCall *call, int64_t index, int quantized) {
     const Fp8CastAttributes *attributes = call->attributes;
     Fp8Stack s = fp8_call_stack(call->in_shape[FP8_CAST_X]);
-    bool rows = codes == FP8_CAST_ROWS, fnuz = device_info(call->device)->fp8_fnuz;
-    if (!call->out[codes]) return;
+    bool rows = quantized == FP8_CAST_ROWS, fnuz = device_info(call->device)->fp8_fnuz;
+    if (!call->out[quantized]) return;
     const int32_t *tiles = rows ? NULL : call->in[FP8_CAST_TILES];
-    int64_t depth = tiles ? call->out_shape[codes][1] : s.rows;
+    int64_t depth = tiles ? call->out_shape[quantized][1] : s.rows;
     CpuOperand o = {.x = (const T *)call->in[FP8_CAST_X] + index * s.rows * s.columns,
         .looks = call->out[FP8_CAST_SEEN] && (rows || !call->out[FP8_CAST_ROWS]), /* once */
         .lines = rows ? s.rows : s.columns,
@@ -190,12 +190,12 @@ static void cast_matrix(const OpCall *call, int64_t index, int codes) {
         .largest = fp8_largest(attributes->kind, fnuz),
         .scaling = rows ? attributes->rows : attributes->columns,
         .amax = call->in[FP8_CAST_AMAX] ? (float)((const W *)call->in[FP8_CAST_AMAX])[index] : 0,
-        .codes = (uint8_t *)call->out[codes] + index * s.rows * s.columns};
-    o.scales = (W *)call->out[codes + 1] + index * gemm_scale_count(o.scaling, o.lines, o.k);
+        .quantized = (uint8_t *)call->out[quantized] + index * s.rows * s.columns};
+    o.scales = (W *)call->out[quantized + 1] + index * gemm_scale_count(o.scaling, o.lines, o.k);
     if (o.scaling == GEMM_SCALE_TENSOR) o.scales[0] = 1 / fp8_multiplier(o.amax, o.largest, false);
     W *seen = o.looks ? (W *)call->out[FP8_CAST_SEEN] + index : NULL;
     if (!attributes->coded) cast_operand(&o, seen);
-    else move_codes(&o, (const uint8_t *)call->in[FP8_CAST_X] + index * s.rows * s.columns);
+    else transpose_quantized(&o, (const uint8_t *)call->in[FP8_CAST_X] + index * s.rows * s.columns);
     if (attributes->coded && seen) *seen = larger_value(*seen, ((const W *)call->in[FP8_CAST_FOUND])[index]);
 }
 

@@ -40,8 +40,8 @@ TensorId op_fp8_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, const
  * one scale from its current amax; returns the node. `kept`: a parameter's quantized values last
  * for the whole step. */
 int fp8_append_cast(Graph *graph, TensorId x, bool columns, bool kept);
-/* Returns the tensor that was cast to `codes`. */
-TensorId fp8_cast_input(const Graph *graph, TensorId codes);
+/* Returns the tensor that was cast to `quantized`. */
+TensorId fp8_cast_input(const Graph *graph, TensorId quantized);
 
 /* -- fp8_tiles: the places of expert slots in values quantized by columns ------------------------------------------ */
 
@@ -74,8 +74,8 @@ typedef enum Fp8AmaxOperand {
 /* The same immediately, outside a graph, for `count` elements, a multiple of 64; all memory is on
  * the device. */
 void fp8_amax_run(const Backend *backend, const void *x, int64_t count, float *amax);
-/* Casts x with a given amax to `codes` in e4m3. */
-void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const float *amax, void *codes, float *scale);
+/* Casts x with a given amax to `quantized` in e4m3. */
+void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const float *amax, void *quantized, float *scale);
 
 /* -- fp8_cast: the operands that a matrix, or each of a stack, becomes --------------------------------------------- */
 
@@ -137,7 +137,7 @@ TensorId fp8_linear_weight(const Graph *graph, const Node *node);
 Gemm fp8_call_gemm(const OpCall *call, GemmType output);
 /* Transposes fp8 values [rows, columns], rows `stride` apart, both multiples of 16, to
  * [columns, rows] immediately on a GPU. */
-void fp8_transpose_on_gpu(Device *device, const uint8_t *codes, int64_t rows, int64_t columns, int64_t stride, uint8_t *to);
+void fp8_transpose_on_gpu(Device *device, const uint8_t *quantized, int64_t rows, int64_t columns, int64_t stride, uint8_t *to);
 /* Computes an fp8 GEMM on the call's GPU. The run ends if the GPU has no kernel for it. */
 void fp8_multiply_on_gpu(const OpCall *call, const Gemm *gemm);
 

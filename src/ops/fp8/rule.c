@@ -53,21 +53,21 @@ static TensorId append_amax(Graph *graph, TensorId x) {
 }
 
 /* Appends a tensor with one amax per matrix of x, in an arena that the caller reads or writes. */
-static TensorId append_magnitudes(Graph *graph, Arena arena, TensorId x, const char *name) {
+static TensorId append_amax_tensor(Graph *graph, Arena arena, TensorId x, const char *name) {
     const Tensor *t = graph_get(graph, x);
     int64_t count = fp8_stack(t->shape, t->rank).count;
     return graph_tensor(graph, arena, TYPE_WIDE, 1, &count, name);
 }
 
 static void append_operand(
-    Graph *graph, Arena arena, Outputs out, int codes, const Tensor *x, int64_t lines, int64_t k, GemmScaling scaling) {
+    Graph *graph, Arena arena, Outputs out, int quantized, const Tensor *x, int64_t lines, int64_t k, GemmScaling scaling) {
     if (scaling == GEMM_SCALE_ONE) return;
     int64_t count = fp8_stack(x->shape, x->rank).count, scales = count * gemm_scale_count(scaling, lines, k);
     int64_t shape[] = {count, lines, k};
     int skip = x->rank == 3 ? 0 : 1;
-    bool rows = codes == FP8_CAST_ROWS;
-    out[codes] = graph_tensor(graph, arena, TYPE_FP8, 3 - skip, shape + skip, rows ? "fp8" : "fp8_columns");
-    out[codes + 1] = graph_tensor(graph, arena, TYPE_WIDE, 1, &scales, rows ? "scales" : "column_scales");
+    bool rows = quantized == FP8_CAST_ROWS;
+    out[quantized] = graph_tensor(graph, arena, TYPE_FP8, 3 - skip, shape + skip, rows ? "fp8" : "fp8_columns");
+    out[quantized + 1] = graph_tensor(graph, arena, TYPE_WIDE, 1, &scales, rows ? "scales" : "column_scales");
 }
 
 /* Casts x into operands in `arena`. `amax` is known or TENSOR_NONE; with `delayed` it is an input,
@@ -82,9 +82,9 @@ static int append_cast(
     int64_t depth = tiles ? graph_rows(graph, tiles) * FP8_TILE_SLOTS : s.rows; /* along k of the operand by columns */
     assert(t.type == TYPE_COMPUTE && s.columns % 16 == 0 && (attributes->columns == GEMM_SCALE_ONE || depth % 16 == 0));
     bool tensor = attributes->rows == GEMM_SCALE_TENSOR || attributes->columns == GEMM_SCALE_TENSOR;
-    if (tensor && !amax) amax = delayed || attributes->coded ? append_magnitudes(graph, ARENA_INPUT, x, "amax") : append_amax(graph, x);
-    if (delayed && attributes->coded) in[FP8_CAST_FOUND] = append_magnitudes(graph, ARENA_INPUT, x, "amax_found");
-    if (delayed) out[FP8_CAST_SEEN] = append_magnitudes(graph, ARENA_METRIC, x, "amax_seen");
+    if (tensor && !amax) amax = delayed || attributes->coded ? append_amax_tensor(graph, ARENA_INPUT, x, "amax") : append_amax(graph, x);
+    if (delayed && attributes->coded) in[FP8_CAST_FOUND] = append_amax_tensor(graph, ARENA_INPUT, x, "amax_found");
+    if (delayed) out[FP8_CAST_SEEN] = append_amax_tensor(graph, ARENA_METRIC, x, "amax_seen");
     append_operand(graph, arena, out, FP8_CAST_ROWS, &t, s.rows, s.columns, attributes->rows);
     append_operand(graph, arena, out, FP8_CAST_COLUMNS, &t, s.columns, depth, attributes->columns);
     if (tensor) in[FP8_CAST_AMAX] = amax;
@@ -92,13 +92,13 @@ static int append_cast(
 }
 
 /* Returns the cast that made an operand. */
-static Node cast_of(const Graph *graph, TensorId codes) {
-    Node node = graph->nodes[graph_get(graph, codes)->producer];
+static Node cast_of(const Graph *graph, TensorId quantized) {
+    Node node = graph->nodes[graph_get(graph, quantized)->producer];
     assert(node.op == OP_fp8_cast);
     return node;
 }
 
-TensorId fp8_cast_input(const Graph *graph, TensorId codes) { return cast_of(graph, codes).in[FP8_CAST_X]; }
+TensorId fp8_cast_input(const Graph *graph, TensorId quantized) { return cast_of(graph, quantized).in[FP8_CAST_X]; }
 
 TensorId fp8_linear_weight(const Graph *graph, const Node *node) { return fp8_cast_input(graph, node->in[FP8_LINEAR_B]); }
 
@@ -142,7 +142,7 @@ static TensorId append_product(
 
 /* Marks the parameters of a weight as gathered in quantized form; returns false if this rank has
  * them whole. */
-static bool gather_codes(Graph *graph, TensorId w) {
+static bool gathers_quantized(Graph *graph, TensorId w) {
     int i = graph_find_parameter(graph, graph_get(graph, w)->name);
     MeshAxes sharing = parameter_sum_axes(&graph->parameters[i]) & ~MESH(AXIS_REPLICA);
     if (mesh_size(graph->mesh, sharing) == 1 || graph_get(graph, w)->frozen) return false;
@@ -153,7 +153,7 @@ static bool gather_codes(Graph *graph, TensorId w) {
 /* Appends the cast of a weight for y, and for d_x too if the quantized values are kept. */
 static int append_weight(Graph *graph, TensorId w, bool delayed, Fp8Weights weights, const Recipe *recipe) {
     Fp8CastAttributes attributes = recipe->w;
-    attributes.coded = weights == FP8_WEIGHTS_GATHERED && gather_codes(graph, w);
+    attributes.coded = weights == FP8_WEIGHTS_GATHERED && gathers_quantized(graph, w);
     if (weights == FP8_WEIGHTS_KEPT) attributes.columns = recipe->w_backward.columns;
     Arena arena = weights == FP8_WEIGHTS_KEPT ? ARENA_STATE : ARENA_ACTIVATION;
     return append_cast(graph, arena, w, TENSOR_NONE, TENSOR_NONE, delayed, &attributes);
@@ -243,8 +243,8 @@ static void fp8_gradient(Graph *graph, const Node *node, const TensorId *d_out, 
 
 /* -- Scales that the caller gives ----------------------------------------------------------------------------------- */
 
-static int note_operand(const Graph *graph, Fp8Operand *operands, int count, TensorId weight, Fp8Role role, TensorId codes) {
-    Node cast = cast_of(graph, codes);
+static int note_operand(const Graph *graph, Fp8Operand *operands, int count, TensorId weight, Fp8Role role, TensorId quantized) {
+    Node cast = cast_of(graph, quantized);
     const Fp8CastAttributes *attributes = cast.attributes;
     TensorId amax = cast.in[FP8_CAST_AMAX], found = cast.in[FP8_CAST_FOUND];
     if (!amax || cast.backward != (role == FP8_ROLE_D_Y) || graph_get(graph, amax)->arena != ARENA_INPUT) return count;
@@ -281,10 +281,10 @@ void fp8_amax_run(const Backend *backend, const void *x, int64_t count, float *a
     backend->kernels[OP_fp8_amax]->run(&call);
 }
 
-void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const float *amax, void *codes, float *scale) {
+void fp8_cast_run(const Backend *backend, const void *x, int64_t count, const float *amax, void *quantized, float *scale) {
     Fp8Stack s = flat_dispatch(count);
     OpCall call = {.in = {[FP8_CAST_X] = (void *)x, [FP8_CAST_AMAX] = (void *)amax},
-        .out = {[FP8_CAST_ROWS] = codes, [FP8_CAST_ROW_SCALES] = scale},
+        .out = {[FP8_CAST_ROWS] = quantized, [FP8_CAST_ROW_SCALES] = scale},
         .in_shape = {[FP8_CAST_X] = {s.rows, s.columns, 1, 1}},
         .attributes = &(Fp8CastAttributes){FP8_E4M3, GEMM_SCALE_TENSOR, GEMM_SCALE_ONE, false},
         .device = backend->device};

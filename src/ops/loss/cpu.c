@@ -6,7 +6,7 @@
 #include "backend/cpu/kernel.h"
 #include "base/float8.h"
 #include "ops/linear_gemm.h"
-#include "ops/loss/loss_codes.h"
+#include "ops/loss/loss_fp8.h"
 
 enum { PEAK_NUMBERS = 3 };
 
@@ -30,8 +30,8 @@ static int64_t loss_cpu_workspace(const Graph *graph, const Node *node) {
 
 /* Adds the quantized d_logits by rows and by columns, and their scale, at the end. */
 static int64_t codes_workspace(const Graph *graph, const Node *node) {
-    int64_t codes = chunk_rows_of(graph, node) * graph_rows(graph, node->in[LOSS_W]);
-    return loss_cpu_workspace(graph, node) + (int64_t)sizeof(float) + (node->out[LOSS_D_X] ? 2 * codes : 0);
+    int64_t quantized = chunk_rows_of(graph, node) * graph_rows(graph, node->in[LOSS_W]);
+    return loss_cpu_workspace(graph, node) + (int64_t)sizeof(float) + (node->out[LOSS_D_X] ? 2 * quantized : 0);
 }
 
 /* For some logits of a row: the largest, the sum of e^(logit - most), and the target's logit, or
@@ -128,21 +128,22 @@ static void finish_shared_chunk(const LossChunk *c, const Mesh *mesh, CpuPeak *p
 }
 
 /* Casts d_logits, whose amax is at most the loss's scale. */
-static void cast_gradients(const OpCall *call, const T *d_logits, const LossCodes *codes) {
+static void cast_gradients(const OpCall *call, const T *d_logits, const LossFp8 *quantized) {
     bool fnuz = device_info(call->device)->fp8_fnuz;
     Fp8Format format = fp8_format(FP8_E5M2, fnuz);
     int64_t vocabulary = call->in_shape[LOSS_W][0];
     float m = fp8_multiplier((float)*(const W *)call->in[LOSS_SCALE], fp8_largest(FP8_E5M2, fnuz), false);
-    *codes->scale = 1 / m;
+    *quantized->scale = 1 / m;
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < codes->rows; r++) {
-        uint8_t *restrict row = codes->by_rows + r * codes->stride;
+    for (int64_t r = 0; r < quantized->rows; r++) {
+        uint8_t *restrict row = quantized->by_rows + r * quantized->stride;
 #pragma omp simd
         for (int64_t j = 0; j < vocabulary; j++) row[j] = fp8_from_float((float)to_wide(d_logits[r * vocabulary + j]) * m, format);
     }
 #pragma omp parallel for schedule(static)
     for (int64_t j = 0; j < vocabulary; j++)
-        for (int64_t r = 0; r < codes->rows; r++) codes->by_columns[j * codes->rows + r] = codes->by_rows[r * codes->stride + j];
+        for (int64_t r = 0; r < quantized->rows; r++)
+            quantized->by_columns[j * quantized->rows + r] = quantized->by_rows[r * quantized->stride + j];
 }
 
 static void run_gemm_cpu(const OpCall *call, const Gemm *g) {
@@ -165,22 +166,22 @@ static void add_row_gradients(const OpCall *call, const LossChunk *c, const T *x
 }
 
 /* The gradients of x and w, of a chunk's d_logits. */
-static void add_gradients(const OpCall *call, const LossChunk *c, const LossCodes *codes) {
+static void add_gradients(const OpCall *call, const LossChunk *c, const LossFp8 *quantized) {
     int64_t columns = call->in_shape[LOSS_X][1];
     LinearShape shape = {.rows = c->rows, .in = columns, .out = c->vocabulary};
-    T *d_x = (T *)call->out[LOSS_D_X] + codes->first * columns;
+    T *d_x = (T *)call->out[LOSS_D_X] + quantized->first * columns;
     bool coded = call->in[LOSS_X_SCALE];
-    if (coded) cast_gradients(call, c->d_logits, codes);
-    Gemm grad_input = coded ? loss_codes_grad_input(call, codes, d_x)
+    if (coded) cast_gradients(call, c->d_logits, quantized);
+    Gemm grad_input = coded ? loss_fp8_grad_input(call, quantized, d_x)
                             : linear_grad_input_gemm(shape, KERNEL_GEMM_COMPUTE, c->d_logits, call->in[LOSS_W], d_x);
     grad_input.output = KERNEL_GEMM_COMPUTE;
     run_gemm_cpu(call, &grad_input);
-    if (call->out[LOSS_D_TOKENS]) add_row_gradients(call, c, (const T *)call->in[LOSS_X] + codes->first * columns);
+    if (call->out[LOSS_D_TOKENS]) add_row_gradients(call, c, (const T *)call->in[LOSS_X] + quantized->first * columns);
     if (!call->out[LOSS_D_W]) return;
     Gemm grad_weight =
-        coded ? loss_codes_grad_weight(call, codes)
-              : linear_grad_weight_gemm(shape, KERNEL_GEMM_COMPUTE, c->d_logits, (const T *)call->in[LOSS_X] + codes->first * columns,
-                    call->out[LOSS_D_W], codes->first == 0 && call->overwrite);
+        coded ? loss_fp8_grad_weight(call, quantized)
+              : linear_grad_weight_gemm(shape, KERNEL_GEMM_COMPUTE, c->d_logits, (const T *)call->in[LOSS_X] + quantized->first * columns,
+                    call->out[LOSS_D_W], quantized->first == 0 && call->overwrite);
     grad_weight.output = kernel_gradient_type(call);
     run_gemm_cpu(call, &grad_weight);
 }
@@ -202,27 +203,27 @@ static void run_head(const OpCall *call) {
     W *row_losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : scratch;
     CpuPeak *peaks = (CpuPeak *)(scratch + rows);
     T *d_logits = (T *)(peaks + ranks * chunk);
-    float *codes_scale = (float *)(d_logits + (trains ? chunk * vocabulary : 0));
-    uint8_t *by_rows = (uint8_t *)(codes_scale + 1);
+    float *quantized_scale = (float *)(d_logits + (trains ? chunk * vocabulary : 0));
+    uint8_t *by_rows = (uint8_t *)(quantized_scale + 1);
     for (int64_t first = 0; first < rows; first += chunk) {
-        LossCodes codes = {.first = first,
+        LossFp8 quantized = {.first = first,
             .rows = int_min(chunk, rows - first),
             .stride = vocabulary,
             .by_rows = by_rows,
             .by_columns = by_rows + chunk * vocabulary,
-            .scale = codes_scale};
-        LinearShape shape = {.rows = codes.rows, .in = columns, .out = vocabulary};
-        Gemm forward = call->in[LOSS_X_SCALE] ? loss_codes_forward(call, &codes, logits)
+            .scale = quantized_scale};
+        LinearShape shape = {.rows = quantized.rows, .in = columns, .out = vocabulary};
+        Gemm forward = call->in[LOSS_X_SCALE] ? loss_fp8_forward(call, &quantized, logits)
                                               : linear_gemm(shape, KERNEL_GEMM_COMPUTE, (const T *)call->in[LOSS_X] + first * columns,
                                                     call->in[LOSS_W], logits);
         forward.output = KERNEL_GEMM_WIDE;
         run_gemm_cpu(call, &forward);
-        if (kept) memcpy(kept + first * vocabulary, logits, (size_t)(codes.rows * vocabulary) * sizeof *logits);
-        LossChunk work = {logits, row_losses + first, trains ? d_logits : NULL, targets + first, codes.rows, vocabulary, first_token,
+        if (kept) memcpy(kept + first * vocabulary, logits, (size_t)(quantized.rows * vocabulary) * sizeof *logits);
+        LossChunk work = {logits, row_losses + first, trains ? d_logits : NULL, targets + first, quantized.rows, vocabulary, first_token,
             scale + first * scale_step, scale_step};
         if (ranks == 1) finish_chunk(&work);
         else finish_shared_chunk(&work, call->mesh, peaks);
-        if (trains) add_gradients(call, &work, &codes);
+        if (trains) add_gradients(call, &work, &quantized);
     }
     if (!loss || mesh_index(call->mesh, AXES_TENSOR) > 0) return;
     double sum = 0;

@@ -189,7 +189,7 @@ INLINE void rows_loss(const RowLossArguments *a, const bool coded) {
 
 KERNEL(row_loss, RowLossArguments) { rows_loss(&a, false); }
 #if GPU_MULTIPLIES_FP8
-KERNEL(row_codes, RowLossArguments) { rows_loss(&a, true); }
+KERNEL(row_fp8, RowLossArguments) { rows_loss(&a, true); }
 #endif
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -238,7 +238,7 @@ INLINE void shared_rows_loss(const SharedLossArguments *a, const bool coded) {
 
 KERNEL(shared_row_loss, SharedLossArguments) { shared_rows_loss(&a, false); }
 #if GPU_MULTIPLIES_FP8
-KERNEL(shared_row_codes, SharedLossArguments) { shared_rows_loss(&a, true); }
+KERNEL(shared_row_fp8, SharedLossArguments) { shared_rows_loss(&a, true); }
 #endif
 
 /* Runs in one block. */
@@ -263,13 +263,13 @@ KERNEL(copy_row, LastRowArguments) {
 #include "base/math.h"
 #include "ops/fp8/fp8.h"
 #include "ops/linear_gemm.h"
-#include "ops/loss/loss_codes.h"
+#include "ops/loss/loss_fp8.h"
 
-LAUNCHERS(row_loss, RowLossArguments, row_loss, row_codes)
+LAUNCHERS(row_loss, RowLossArguments, row_loss, row_fp8)
 LAUNCHERS(row_loss_cluster, RowLossArguments, row_loss_cluster_1, row_loss_cluster_2, row_loss_cluster_4, row_loss_cluster_8,
-    row_codes_cluster_1, row_codes_cluster_2, row_codes_cluster_4, row_codes_cluster_8)
+    row_fp8_cluster_1, row_fp8_cluster_2, row_fp8_cluster_4, row_fp8_cluster_8)
 LAUNCHER(row_peaks, SharedLossArguments)
-LAUNCHERS(shared_row_loss, SharedLossArguments, shared_row_loss, shared_row_codes)
+LAUNCHERS(shared_row_loss, SharedLossArguments, shared_row_loss, shared_row_fp8)
 LAUNCHER(add_losses, AddLossesArguments)
 LAUNCHER(copy_row, LastRowArguments)
 
@@ -296,23 +296,23 @@ static int64_t blocks_of(const DeviceInfo *info, int64_t row_bytes) {
 /* The workspace, as byte offsets after the logits bf16 [chunk, stride]: in fp8 the quantized
  * d_logits by rows [chunk, stride] and their scale (those by columns use the logits' memory); peaks
  * [ranks, chunk] for several ranks; losses [R]. */
-typedef struct LossWorkspace { int64_t codes, codes_scale, peaks, losses, bytes; } LossWorkspace;
+typedef struct LossWorkspace { int64_t quantized, quantized_scale, peaks, losses, bytes; } LossWorkspace;
 
 static LossWorkspace loss_gpu_layout(int64_t chunk, int64_t stride, int64_t rows, int ranks, bool coded) {
     enum { SCALE_BYTES = 256 };
-    LossWorkspace l = {.codes = chunk * stride * (int64_t)sizeof(bf16)};
-    l.codes_scale = l.codes + (coded ? chunk * stride : 0);
-    l.peaks = l.codes_scale + (coded ? SCALE_BYTES : 0);
+    LossWorkspace l = {.quantized = chunk * stride * (int64_t)sizeof(bf16)};
+    l.quantized_scale = l.quantized + (coded ? chunk * stride : 0);
+    l.peaks = l.quantized_scale + (coded ? SCALE_BYTES : 0);
     l.losses = l.peaks + (ranks > 1 ? ranks * chunk * (int64_t)sizeof(GpuPeak) : 0);
     l.bytes = l.losses + rows * (int64_t)sizeof(float);
     return l;
 }
 
-/* Returns the arguments for the rows of `codes`. */
-static RowLossArguments loss_arguments(const OpCall *call, bf16 *logits, float *losses, const LossCodes *codes) {
+/* Returns the arguments for the rows of `quantized`. */
+static RowLossArguments loss_arguments(const OpCall *call, bf16 *logits, float *losses, const LossFp8 *quantized) {
     const DeviceInfo *info = device_info(call->device);
     int64_t vocabulary = call->in_shape[LOSS_W][0], blocks = blocks_of(info, stride_of(vocabulary) * (int64_t)sizeof *logits);
-    int64_t first = codes->first, count = codes->rows;
+    int64_t first = quantized->first, count = quantized->rows;
     int32_t scale_step = call->in_shape[LOSS_SCALE][0] > 1;
     return (RowLossArguments){.logits = logits,
         .targets = (const int32_t *)call->in[LOSS_TARGETS] + first,
@@ -324,8 +324,8 @@ static RowLossArguments loss_arguments(const OpCall *call, bf16 *logits, float *
         .vocabulary = (int32_t)vocabulary,
         .gradient = call->out[LOSS_D_X] != NULL,
         .blocks = (int32_t)(count < blocks ? count : blocks),
-        .codes = call->in[LOSS_X_SCALE] ? codes->by_rows : NULL,
-        .codes_scale = codes->scale,
+        .quantized = call->in[LOSS_X_SCALE] ? quantized->by_rows : NULL,
+        .quantized_scale = quantized->scale,
         .largest = fp8_largest(FP8_E5M2, info->fp8_fnuz)};
 }
 
@@ -340,7 +340,7 @@ static bool finish_by_clusters(Device *device, const RowLossArguments *rows) {
     LaunchShape shape = {.x = rows->count << form,
         .threads = CLUSTER_THREADS,
         .shared = (int)slice_vectors(rows->vocabulary, 1 << form) * 8 * (int)sizeof *rows->logits};
-    launch_row_loss_cluster(device, form + (rows->codes ? CLUSTER_FORMS : 0), shape, rows);
+    launch_row_loss_cluster(device, form + (rows->quantized ? CLUSTER_FORMS : 0), shape, rows);
     return true;
 }
 
@@ -352,7 +352,7 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, GpuPe
     int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
     LaunchShape shape = {.x = rows->blocks, .threads = device_info(call->device)->wave == 32 ? NVIDIA_THREADS : AMD_THREADS};
     if (ranks <= 1) {
-        if (!finish_by_clusters(call->device, rows)) launch_row_loss(call->device, rows->codes != NULL, shape, rows);
+        if (!finish_by_clusters(call->device, rows)) launch_row_loss(call->device, rows->quantized != NULL, shape, rows);
         return;
     }
     int64_t shards[ranks + 1];
@@ -361,7 +361,7 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, GpuPe
         .row = *rows, .peaks = peaks, .first = (int32_t)cut_share(attributes->vocabulary, rank, ranks).first, .rank = rank, .ranks = ranks};
     launch_row_peaks(call->device, shape, &arguments);
     comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, COMM_F32));
-    launch_shared_row_loss(call->device, rows->codes != NULL, shape, &arguments);
+    launch_shared_row_loss(call->device, rows->quantized != NULL, shape, &arguments);
 }
 
 static int64_t loss_gpu_workspace(const Graph *graph, const Node *node) {
@@ -407,13 +407,14 @@ static void add_gradients(const OpCall *call, LinearShape shape, int64_t first, 
 }
 
 /* The same from quantized d_logits. */
-static void add_gradients_of_codes(const OpCall *call, const LossCodes *codes) {
-    Gemm grad_input = loss_codes_grad_input(call, codes, (bf16 *)call->out[LOSS_D_X] + codes->first * call->in_shape[LOSS_X][1]);
+static void add_fp8_gradients(const OpCall *call, const LossFp8 *quantized) {
+    Gemm grad_input = loss_fp8_grad_input(call, quantized, (bf16 *)call->out[LOSS_D_X] + quantized->first * call->in_shape[LOSS_X][1]);
     grad_input.output = GEMM_BF16;
     fp8_multiply_on_gpu(call, &grad_input);
     if (!call->out[LOSS_D_W]) return;
-    fp8_transpose_on_gpu(call->device, codes->by_rows, codes->rows, call->in_shape[LOSS_W][0], codes->stride, codes->by_columns);
-    Gemm grad_weight = loss_codes_grad_weight(call, codes);
+    fp8_transpose_on_gpu(
+        call->device, quantized->by_rows, quantized->rows, call->in_shape[LOSS_W][0], quantized->stride, quantized->by_columns);
+    Gemm grad_weight = loss_fp8_grad_weight(call, quantized);
     grad_weight.output = gpu_gradient_type(call);
     fp8_multiply_on_gpu(call, &grad_weight);
 }
@@ -430,13 +431,13 @@ static void run_head(const OpCall *call) {
     float *kept = call->out[LOSS_LOGITS], *losses = call->out[LOSS_ROWS] ? call->out[LOSS_ROWS] : (float *)(at + l.losses);
     for (int64_t first = 0; first < rows; first += chunk) {
         LinearShape shape = {.rows = rows - first < chunk ? rows - first : chunk, .in = columns, .out = vocabulary};
-        LossCodes codes = {.first = first,
+        LossFp8 quantized = {.first = first,
             .rows = shape.rows,
             .stride = stride,
-            .by_rows = (uint8_t *)at + l.codes,
+            .by_rows = (uint8_t *)at + l.quantized,
             .by_columns = (uint8_t *)logits,
-            .scale = (float *)(at + l.codes_scale)};
-        Gemm forward = coded ? loss_codes_forward(call, &codes, logits)
+            .scale = (float *)(at + l.quantized_scale)};
+        Gemm forward = coded ? loss_fp8_forward(call, &quantized, logits)
                              : linear_gemm(shape, GEMM_BF16, (const bf16 *)call->in[LOSS_X] + first * columns, call->in[LOSS_W], logits);
         forward.output = GEMM_BF16, forward.ldc = stride;
         run_gemm_gpu(call, &forward);
@@ -444,10 +445,10 @@ static void run_head(const OpCall *call) {
             forward.c = kept + first * vocabulary, forward.output = GEMM_F32, forward.ldc = vocabulary;
             run_gemm_gpu(call, &forward);
         }
-        RowLossArguments arguments = loss_arguments(call, logits, losses, &codes);
+        RowLossArguments arguments = loss_arguments(call, logits, losses, &quantized);
         finish_chunk(call, &arguments, (GpuPeak *)(at + l.peaks));
         if (!call->out[LOSS_D_X]) continue;
-        if (coded) add_gradients_of_codes(call, &codes);
+        if (coded) add_fp8_gradients(call, &quantized);
         else add_gradients(call, shape, first, logits);
     }
     if (!call->out[LOSS_LOSS] || mesh_index(call->mesh, AXES_TENSOR) > 0) return;

@@ -181,7 +181,7 @@ INLINE void cluster_row_loss(const RowLossArguments *a, const int size, const bo
         CLUSTER_BOUNDS(CLUSTER_THREADS, CLUSTER_BLOCKS, size); \
         cluster_row_loss(&a, size, false); \
     } \
-    KERNEL(row_codes_cluster_##size, RowLossArguments) { \
+    KERNEL(row_fp8_cluster_##size, RowLossArguments) { \
         CLUSTER_BOUNDS(CLUSTER_THREADS, CLUSTER_BLOCKS, size); \
         cluster_row_loss(&a, size, true); \
     }

@@ -2,10 +2,10 @@
  * arithmetic. */
 #pragma once
 
-#include "backend/gpu/fp8_codes.h"
+#include "backend/gpu/fp8_output.h"
 
 /* logits [count, stride], in 16-byte aligned rows. With `gradient` they become d_logits; kernels
- * that quantize write `codes` instead, a cast of d_logits to e5m2, also [count, stride]. The amax
+ * that quantize write `quantized` instead, a cast of d_logits to e5m2, also [count, stride]. The amax
  * is at most the scale, which is the same for all rows. */
 typedef struct RowLossArguments {
     bf16 GLOBAL *logits;
@@ -14,8 +14,8 @@ typedef struct RowLossArguments {
     float GLOBAL *losses;
     int64_t count, stride;
     int32_t vocabulary, gradient, blocks, scale_step;
-    uint8_t GLOBAL *codes;
-    float GLOBAL *codes_scale;
+    uint8_t GLOBAL *quantized;
+    float GLOBAL *quantized_scale;
     float largest; /* largest number of e5m2 */
 } RowLossArguments;
 
@@ -31,7 +31,7 @@ typedef struct RowLossArguments {
  * in its quantized values. */
 typedef struct RowGradients {
     u32x4 GLOBAL *vectors;
-    u32x2 GLOBAL *codes;
+    u32x2 GLOBAL *quantized;
     float multiplier, largest;
 } RowGradients;
 
@@ -39,24 +39,24 @@ typedef struct RowGradients {
 INLINE RowGradients row_gradients(const RowLossArguments *a, int64_t row, int32_t first, const bool coded) {
     RowGradients to = {.vectors = (u32x4 GLOBAL *)(a->logits + row * a->stride) + first};
     if (!coded) return to;
-    to.codes = (u32x2 GLOBAL *)(a->codes + row * a->stride) + first;
+    to.quantized = (u32x2 GLOBAL *)(a->quantized + row * a->stride) + first;
     to.multiplier = fp8_multiplier(*a->scale, a->largest, false);
     to.largest = a->largest;
-    if (row == 0 && first == 0 && thread_id() == 0) *a->codes_scale = 1 / to.multiplier;
+    if (row == 0 && first == 0 && thread_id() == 0) *a->quantized_scale = 1 / to.multiplier;
     return to;
 }
 
 INLINE void put_gradients(const RowGradients *to, int32_t v, u32x4 pairs, const bool coded) {
     if (!coded) to->vectors[v] = pairs;
     else
-        to->codes[v] = (u32x2){to_codes(to_float4(pairs.xy) * to->multiplier, to->largest, true),
-            to_codes(to_float4(pairs.zw) * to->multiplier, to->largest, true)};
+        to->quantized[v] = (u32x2){to_fp8(to_float4(pairs.xy) * to->multiplier, to->largest, true),
+            to_fp8(to_float4(pairs.zw) * to->multiplier, to->largest, true)};
 }
 
 INLINE void put_gradient(const RowGradients *to, int32_t at, float gradient, const bool coded) {
     bf16 rounded = to_bf16(gradient);
     if (!coded) ((bf16 GLOBAL *)to->vectors)[at] = rounded;
-    else ((uint8_t GLOBAL *)to->codes)[at] = (uint8_t)to_codes(to_float(rounded) * to->multiplier, to->largest, true);
+    else ((uint8_t GLOBAL *)to->quantized)[at] = (uint8_t)to_fp8(to_float(rounded) * to->multiplier, to->largest, true);
 }
 
 INLINE float power(float x, float most) { return fast_exp2(x * LOG2_E - most * LOG2_E); }

@@ -46,13 +46,13 @@ void op_fp8_linear_cross_entropy(
     bool trains = graph->training;
     int of_x = fp8_append_cast(graph, x, trains && !graph_get(graph, w)->frozen, false),
         of_w = fp8_append_cast(graph, w, trains, trains && fp8->weights == FP8_WEIGHTS_KEPT);
-    const TensorId *x_codes = graph->nodes[of_x].out, *w_codes = graph->nodes[of_w].out;
-    Inputs in = {[LOSS_X] = x_codes[FP8_CAST_ROWS],
-        [LOSS_X_SCALE] = x_codes[FP8_CAST_ROW_SCALES],
-        [LOSS_X_COLUMNS] = x_codes[FP8_CAST_COLUMNS],
-        [LOSS_W] = w_codes[FP8_CAST_ROWS],
-        [LOSS_W_SCALE] = w_codes[FP8_CAST_ROW_SCALES],
-        [LOSS_W_COLUMNS] = w_codes[FP8_CAST_COLUMNS],
+    const TensorId *x_quantized = graph->nodes[of_x].out, *w_quantized = graph->nodes[of_w].out;
+    Inputs in = {[LOSS_X] = x_quantized[FP8_CAST_ROWS],
+        [LOSS_X_SCALE] = x_quantized[FP8_CAST_ROW_SCALES],
+        [LOSS_X_COLUMNS] = x_quantized[FP8_CAST_COLUMNS],
+        [LOSS_W] = w_quantized[FP8_CAST_ROWS],
+        [LOSS_W_SCALE] = w_quantized[FP8_CAST_ROW_SCALES],
+        [LOSS_W_COLUMNS] = w_quantized[FP8_CAST_COLUMNS],
         [LOSS_TARGETS] = targets,
         [LOSS_SCALE] = scale};
     append_loss_node(graph, OP_fp8_linear_cross_entropy, in, (Outputs){[LOSS_LOSS] = loss}, w, trains, vocabulary);

@@ -19,7 +19,7 @@ static int64_t adaptive_cpu_workspace(const Graph *graph, const Node *node) { re
 CPU_OP(adaptive_norm, adaptive_cpu_workspace) {
     const T *block = call->in[ADAPTIVE_NORM_BLOCK];
     const W *gate = call->in[ADAPTIVE_NORM_GATE], *stream = call->in[ADAPTIVE_NORM_STREAM], *shift = call->in[ADAPTIVE_NORM_SHIFT];
-    W *merged = call->out[ADAPTIVE_NORM_MERGED], *statistics = call->out[ADAPTIVE_NORM_STATISTICS], *gains = call->workspace;
+    W *residual = call->out[ADAPTIVE_NORM_RESIDUAL], *statistics = call->out[ADAPTIVE_NORM_STATISTICS], *gains = call->workspace;
     T *normed = call->out[ADAPTIVE_NORM_NORMED];
     int64_t rows = call->in_shape[ADAPTIVE_NORM_STREAM][0], columns = call->in_shape[ADAPTIVE_NORM_STREAM][1];
     int64_t samples = call->in_shape[block ? ADAPTIVE_NORM_GATE : ADAPTIVE_NORM_SCALE][0];
@@ -30,8 +30,8 @@ CPU_OP(adaptive_norm, adaptive_cpu_workspace) {
         const W *row = stream + at;
         if (block) {
 #pragma omp simd
-            for (int64_t j = 0; j < columns; j++) merged[at + j] = stream[at + j] + gate[vector + j] * to_wide(block[at + j]);
-            row = merged + at;
+            for (int64_t j = 0; j < columns; j++) residual[at + j] = stream[at + j] + gate[vector + j] * to_wide(block[at + j]);
+            row = residual + at;
         }
         if (normed) norm_row(call->attributes, normed + at, statistics + 2 * r, row, gains + vector, shift + vector, columns);
     }
@@ -42,7 +42,7 @@ static int64_t sample_blocks(int64_t rows, int64_t samples) { return samples ? k
 static int64_t adaptive_grad_cpu_workspace(const Graph *graph, const Node *node) {
     bool norms = node->in[ADAPTIVE_NORM_GRAD_SCALE] != TENSOR_NONE;
     TensorId vectors = node->in[norms ? ADAPTIVE_NORM_GRAD_SCALE : ADAPTIVE_NORM_GRAD_GATE];
-    int64_t rows = graph_rows(graph, node->in[norms ? ADAPTIVE_NORM_GRAD_MERGED : ADAPTIVE_NORM_GRAD_BLOCK]);
+    int64_t rows = graph_rows(graph, node->in[norms ? ADAPTIVE_NORM_GRAD_RESIDUAL : ADAPTIVE_NORM_GRAD_BLOCK]);
     int64_t samples = graph_rows(graph, vectors), vectors_kept = samples + SUMS * samples * sample_blocks(rows, samples);
     return (vectors_kept + (norms ? 0 : rows)) * graph_columns(graph, vectors) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
@@ -50,14 +50,14 @@ static int64_t adaptive_grad_cpu_workspace(const Graph *graph, const Node *node)
 /* Computes ds WIDE [D] of a row, then everything that depends on it. `sums` [SUMS, D] belongs to
  * the block. */
 static void grad_row(const OpCall *call, int64_t at, int64_t row, const W *gain, const W *gate, W *restrict ds, W *sums, int64_t columns) {
-    const W *d_merged = call->in[ADAPTIVE_NORM_GRAD_D_MERGED];
+    const W *d_residual = call->in[ADAPTIVE_NORM_GRAD_D_RESIDUAL];
     const T *d_normed = call->in[ADAPTIVE_NORM_GRAD_D_NORMED], *block = call->in[ADAPTIVE_NORM_GRAD_BLOCK];
-    if (d_merged) memcpy(ds, d_merged + at, columns * sizeof *ds);
+    if (d_residual) memcpy(ds, d_residual + at, columns * sizeof *ds);
     else memset(ds, 0, columns * sizeof *ds);
     if (d_normed) {
-        const W *merged = (const W *)call->in[ADAPTIVE_NORM_GRAD_MERGED] + at;
+        const W *residual = (const W *)call->in[ADAPTIVE_NORM_GRAD_RESIDUAL] + at;
         const W *statistics = (const W *)call->in[ADAPTIVE_NORM_GRAD_STATISTICS] + 2 * row;
-        norm_row_grad(NORM_LAYER, ds, sums + columns, sums + 2 * columns, d_normed + at, merged, gain, statistics, columns);
+        norm_row_grad(NORM_LAYER, ds, sums + columns, sums + 2 * columns, d_normed + at, residual, gain, statistics, columns);
     }
     if (!block) return;
     assert(gate); /* part of the same residual add */
@@ -80,7 +80,7 @@ static void add_blocks(W *target, const W *sums, int which, int64_t samples, int
 CPU_OP(adaptive_norm_grad, adaptive_grad_cpu_workspace) {
     bool norms = call->in[ADAPTIVE_NORM_GRAD_SCALE] != NULL;
     const W *gate = call->in[ADAPTIVE_NORM_GRAD_GATE];
-    const int64_t *shape = call->in_shape[norms ? ADAPTIVE_NORM_GRAD_MERGED : ADAPTIVE_NORM_GRAD_BLOCK];
+    const int64_t *shape = call->in_shape[norms ? ADAPTIVE_NORM_GRAD_RESIDUAL : ADAPTIVE_NORM_GRAD_BLOCK];
     int64_t samples = call->in_shape[norms ? ADAPTIVE_NORM_GRAD_SCALE : ADAPTIVE_NORM_GRAD_GATE][0], columns = shape[1];
     int64_t own = shape[0] / samples, blocks = sample_blocks(shape[0], samples);
     W *gains = call->workspace, *sums = gains + samples * columns, *rows = sums + SUMS * samples * blocks * columns;

@@ -15,7 +15,7 @@ enum { SUMS = 3, GRAD_BLOCKS = 512, GRAD_LEAST_ROWS = 4 };
 typedef struct AdaptiveArguments {
     const bf16 GLOBAL *block;                          /* NULL: no residual add */
     const float GLOBAL *gate, *stream, *shift, *scale; /* scale NULL: no norm */
-    float GLOBAL *merged, *statistics;
+    float GLOBAL *residual, *statistics;
     bf16 GLOBAL *normed;
     int64_t rows, teams, sample_rows;
     int32_t columns;
@@ -23,12 +23,12 @@ typedef struct AdaptiveArguments {
 } AdaptiveArguments;
 
 typedef struct AdaptiveGradArguments {
-    const float GLOBAL *d_merged; /* NULL: zero */
-    const bf16 GLOBAL *d_normed;  /* NULL: no norm */
-    const bf16 GLOBAL *block;     /* NULL: no residual add */
-    const float GLOBAL *gate, *merged, *scale, *statistics;
+    const float GLOBAL *d_residual; /* NULL: zero */
+    const bf16 GLOBAL *d_normed;    /* NULL: no norm */
+    const bf16 GLOBAL *block;       /* NULL: no residual add */
+    const float GLOBAL *gate, *residual, *scale, *statistics;
     bf16 GLOBAL *d_block;
-    float GLOBAL *d_stream, *partials; /* d_stream NULL: it is d_merged */
+    float GLOBAL *d_stream, *partials; /* d_stream NULL: it is d_residual */
     int64_t sample_rows, blocks;       /* per sample */
     int64_t block_rows;
     int32_t columns;
@@ -47,7 +47,7 @@ INLINE void adaptive_rows(const AdaptiveArguments *a, const int threads, const i
             load_row_bf16(t, block, a->block + at);
             FOR_UNITS(t) {
                 x[i] += load4_wide(a->gate + vector + column_of(t, i), 4) * to_float4(block[i]);
-                store_wide_unit(t, i, a->merged + at, x[i]);
+                store_wide_unit(t, i, a->residual + at, x[i]);
             }
         }
         if (!a->scale) continue;
@@ -71,11 +71,11 @@ typedef struct GradRow {
 INLINE void load_grad_row(const AdaptiveGradArguments *a, Team t, int64_t row, GradRow *r) {
     int64_t at = row * t.columns;
     clear_row(t, r->ds);
-    if (a->d_merged) load_row_wide(t, r->ds, a->d_merged + at);
+    if (a->d_residual) load_row_wide(t, r->ds, a->d_residual + at);
     if (a->block) load_row_bf16(t, r->block, a->block + at);
     if (!a->d_normed) return;
     load_row_bf16(t, r->dy, a->d_normed + at);
-    load_row_wide(t, r->x, a->merged + at);
+    load_row_wide(t, r->x, a->residual + at);
     r->statistics = load_statistics(a->statistics, row, true);
 }
 
@@ -170,7 +170,7 @@ GPU_OP(adaptive_norm) {
         .stream = call->in[ADAPTIVE_NORM_STREAM],
         .shift = call->in[ADAPTIVE_NORM_SHIFT],
         .scale = call->in[ADAPTIVE_NORM_SCALE],
-        .merged = call->out[ADAPTIVE_NORM_MERGED],
+        .residual = call->out[ADAPTIVE_NORM_RESIDUAL],
         .normed = call->out[ADAPTIVE_NORM_NORMED],
         .statistics = call->out[ADAPTIVE_NORM_STATISTICS],
         .rows = shape[0],
@@ -190,19 +190,19 @@ static int64_t sample_blocks(int64_t rows, int64_t samples) { return divide_up(r
 static int64_t adaptive_grad_gpu_workspace(const Graph *graph, const Node *node) {
     bool norms = node->in[ADAPTIVE_NORM_GRAD_SCALE] != TENSOR_NONE;
     TensorId vectors = node->in[norms ? ADAPTIVE_NORM_GRAD_SCALE : ADAPTIVE_NORM_GRAD_GATE];
-    int64_t rows = graph_rows(graph, node->in[norms ? ADAPTIVE_NORM_GRAD_MERGED : ADAPTIVE_NORM_GRAD_BLOCK]);
+    int64_t rows = graph_rows(graph, node->in[norms ? ADAPTIVE_NORM_GRAD_RESIDUAL : ADAPTIVE_NORM_GRAD_BLOCK]);
     return sample_blocks(rows, graph_rows(graph, vectors)) * SUMS * graph_elements(graph, vectors) * (int64_t)sizeof(float);
 }
 
 GPU_OP(adaptive_norm_grad, adaptive_grad_gpu_workspace) {
     bool norms = call->in[ADAPTIVE_NORM_GRAD_SCALE] != NULL;
-    const int64_t *shape = call->in_shape[norms ? ADAPTIVE_NORM_GRAD_MERGED : ADAPTIVE_NORM_GRAD_BLOCK];
+    const int64_t *shape = call->in_shape[norms ? ADAPTIVE_NORM_GRAD_RESIDUAL : ADAPTIVE_NORM_GRAD_BLOCK];
     int64_t samples = call->in_shape[norms ? ADAPTIVE_NORM_GRAD_SCALE : ADAPTIVE_NORM_GRAD_GATE][0];
-    AdaptiveGradArguments arguments = {.d_merged = call->in[ADAPTIVE_NORM_GRAD_D_MERGED],
+    AdaptiveGradArguments arguments = {.d_residual = call->in[ADAPTIVE_NORM_GRAD_D_RESIDUAL],
         .d_normed = call->in[ADAPTIVE_NORM_GRAD_D_NORMED],
         .block = call->in[ADAPTIVE_NORM_GRAD_BLOCK],
         .gate = call->in[ADAPTIVE_NORM_GRAD_GATE],
-        .merged = call->in[ADAPTIVE_NORM_GRAD_MERGED],
+        .residual = call->in[ADAPTIVE_NORM_GRAD_RESIDUAL],
         .scale = call->in[ADAPTIVE_NORM_GRAD_SCALE],
         .statistics = call->in[ADAPTIVE_NORM_GRAD_STATISTICS],
         .d_block = call->out[ADAPTIVE_NORM_GRAD_D_BLOCK],

@@ -1,7 +1,7 @@
 /* Adaptive LayerNorm: shift, scale and gate come from the sample's conditions (time, text) instead
- * of parameters. norm.h has the formulas. In the backward pass, with n = (merged - mean) * rstd, g
+ * of parameters. norm.h has the formulas. In the backward pass, with n = (residual - mean) * rstd, g
  * = d_normed * (1 + scale) and sums over the rows of a sample:
- *     ds = d_merged + rstd * (g - mean(g) - n * mean(g * n)),   d_stream = ds,   d_block = ds * gate
+ *     ds = d_residual + rstd * (g - mean(g) - n * mean(g * n)),   d_stream = ds,   d_block = ds * gate
  *     d_gate = sum(ds * block),   d_scale = sum(d_normed * n),   d_shift = sum(d_normed) */
 #include "ops/norm/norm.h"
 
@@ -15,16 +15,16 @@ static void assert_vectors(const Graph *graph, TensorId stream, const TensorId *
 }
 
 ResidualNorm op_adaptive_norm(Graph *graph, TensorId block, TensorId gate, TensorId stream, Modulation modulation, double epsilon) {
-    bool merges = block != TENSOR_NONE, norms = modulation.scale != TENSOR_NONE;
+    bool adds = block != TENSOR_NONE, norms = modulation.scale != TENSOR_NONE;
     int64_t columns = graph_columns(graph, stream);
-    assert(graph_get(graph, stream)->type == TYPE_WIDE && columns % 4 == 0 && columns <= FUSED_NORM_MOST_COLUMNS && (merges || norms));
-    assert_vectors(graph, stream, &gate, 1, merges);
+    assert(graph_get(graph, stream)->type == TYPE_WIDE && columns % 4 == 0 && columns <= FUSED_NORM_MOST_COLUMNS && (adds || norms));
+    assert_vectors(graph, stream, &gate, 1, adds);
     assert_vectors(graph, stream, (TensorId[]){modulation.shift, modulation.scale}, 2, norms);
-    assert(!merges || !norms || graph_rows(graph, gate) == graph_rows(graph, modulation.scale));
+    assert(!adds || !norms || graph_rows(graph, gate) == graph_rows(graph, modulation.scale));
     Inputs in = {[ADAPTIVE_NORM_BLOCK] = block, [ADAPTIVE_NORM_GATE] = gate, [ADAPTIVE_NORM_STREAM] = stream};
     in[ADAPTIVE_NORM_SHIFT] = modulation.shift, in[ADAPTIVE_NORM_SCALE] = modulation.scale;
     Outputs out = {0};
-    if (merges) out[ADAPTIVE_NORM_MERGED] = graph_activation_like(graph, TYPE_WIDE, stream, "stream");
+    if (adds) out[ADAPTIVE_NORM_RESIDUAL] = graph_activation_like(graph, TYPE_WIDE, stream, "stream");
     if (norms) {
         out[ADAPTIVE_NORM_NORMED] = graph_activation_like(graph, TYPE_COMPUTE, stream, "normed");
         out[ADAPTIVE_NORM_STATISTICS] =
@@ -32,7 +32,7 @@ ResidualNorm op_adaptive_norm(Graph *graph, TensorId block, TensorId gate, Tenso
     }
     NormAttributes attributes = {NORM_LAYER, epsilon};
     graph_node(graph, OP_adaptive_norm, in, out, &attributes, sizeof attributes);
-    return (ResidualNorm){.stream = merges ? out[ADAPTIVE_NORM_MERGED] : stream, .normed = out[ADAPTIVE_NORM_NORMED]};
+    return (ResidualNorm){.stream = adds ? out[ADAPTIVE_NORM_RESIDUAL] : stream, .normed = out[ADAPTIVE_NORM_NORMED]};
 }
 
 /* Returns a tensor for the gradient of a gate, shift or scale if it depends on a trained
@@ -43,11 +43,11 @@ static TensorId vector_gradient(Graph *graph, TensorId vector, const char *name)
 
 static void adaptive_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const TensorId *x = node->in, *y = node->out, stream = x[ADAPTIVE_NORM_STREAM];
-    bool merges = x[ADAPTIVE_NORM_BLOCK] != TENSOR_NONE, norms = d_out[ADAPTIVE_NORM_NORMED] != TENSOR_NONE;
-    Inputs in = {[ADAPTIVE_NORM_GRAD_D_MERGED] = d_out[ADAPTIVE_NORM_MERGED]};
+    bool adds = x[ADAPTIVE_NORM_BLOCK] != TENSOR_NONE, norms = d_out[ADAPTIVE_NORM_NORMED] != TENSOR_NONE;
+    Inputs in = {[ADAPTIVE_NORM_GRAD_D_RESIDUAL] = d_out[ADAPTIVE_NORM_RESIDUAL]};
     Outputs out = {0};
-    d_in[ADAPTIVE_NORM_STREAM] = d_out[ADAPTIVE_NORM_MERGED];
-    if (merges) {
+    d_in[ADAPTIVE_NORM_STREAM] = d_out[ADAPTIVE_NORM_RESIDUAL];
+    if (adds) {
         in[ADAPTIVE_NORM_GRAD_BLOCK] = x[ADAPTIVE_NORM_BLOCK], in[ADAPTIVE_NORM_GRAD_GATE] = x[ADAPTIVE_NORM_GATE];
         d_in[ADAPTIVE_NORM_BLOCK] = graph_activation_like(graph, TYPE_COMPUTE, stream, "d_block");
         d_in[ADAPTIVE_NORM_GATE] = vector_gradient(graph, x[ADAPTIVE_NORM_GATE], "d_gate");
@@ -55,7 +55,7 @@ static void adaptive_gradient(Graph *graph, const Node *node, const TensorId *d_
     }
     if (norms) {
         in[ADAPTIVE_NORM_GRAD_D_NORMED] = d_out[ADAPTIVE_NORM_NORMED];
-        in[ADAPTIVE_NORM_GRAD_MERGED] = merges ? y[ADAPTIVE_NORM_MERGED] : stream;
+        in[ADAPTIVE_NORM_GRAD_RESIDUAL] = adds ? y[ADAPTIVE_NORM_RESIDUAL] : stream;
         in[ADAPTIVE_NORM_GRAD_SCALE] = x[ADAPTIVE_NORM_SCALE];
         in[ADAPTIVE_NORM_GRAD_STATISTICS] = y[ADAPTIVE_NORM_STATISTICS];
         d_in[ADAPTIVE_NORM_STREAM] = graph_activation_like(graph, TYPE_WIDE, stream, "d_stream");
@@ -64,29 +64,29 @@ static void adaptive_gradient(Graph *graph, const Node *node, const TensorId *d_
         out[ADAPTIVE_NORM_GRAD_D_STREAM] = d_in[ADAPTIVE_NORM_STREAM];
         out[ADAPTIVE_NORM_GRAD_D_SHIFT] = d_in[ADAPTIVE_NORM_SHIFT], out[ADAPTIVE_NORM_GRAD_D_SCALE] = d_in[ADAPTIVE_NORM_SCALE];
     }
-    if (merges || norms) graph_node(graph, OP_adaptive_norm_grad, in, out, node->attributes, 0);
+    if (adds || norms) graph_node(graph, OP_adaptive_norm_grad, in, out, node->attributes, 0);
 }
 
 /* Recomputes only the norm, from the stream, which is kept. */
 static TensorId recompute_adaptive(Graph *graph, const Node *node, int index) {
     const NormAttributes *attributes = node->attributes;
-    bool merges = node->in[ADAPTIVE_NORM_BLOCK] != TENSOR_NONE;
+    bool adds = node->in[ADAPTIVE_NORM_BLOCK] != TENSOR_NONE;
     if (index != ADAPTIVE_NORM_NORMED) return TENSOR_NONE;
-    TensorId merged = merges ? node->out[ADAPTIVE_NORM_MERGED] : node->in[ADAPTIVE_NORM_STREAM];
+    TensorId residual = adds ? node->out[ADAPTIVE_NORM_RESIDUAL] : node->in[ADAPTIVE_NORM_STREAM];
     Modulation modulation = {node->in[ADAPTIVE_NORM_SHIFT], node->in[ADAPTIVE_NORM_SCALE]};
-    return op_adaptive_norm(graph, TENSOR_NONE, TENSOR_NONE, merged, modulation, attributes->epsilon).normed;
+    return op_adaptive_norm(graph, TENSOR_NONE, TENSOR_NONE, residual, modulation, attributes->epsilon).normed;
 }
 
 /* Per element: the residual add takes two flops, its gradient four; the norm takes one more than a
  * LayerNorm with parameters. */
 static double adaptive_flops(const Graph *graph, const Node *node) {
-    double norm = node->in[ADAPTIVE_NORM_SCALE] ? 1 + norm_flops(node->attributes) : 0, merge = node->in[ADAPTIVE_NORM_BLOCK] ? 2 : 0;
-    return (norm + merge) * graph_elements(graph, node->in[ADAPTIVE_NORM_STREAM]);
+    double norm = node->in[ADAPTIVE_NORM_SCALE] ? 1 + norm_flops(node->attributes) : 0, add = node->in[ADAPTIVE_NORM_BLOCK] ? 2 : 0;
+    return (norm + add) * graph_elements(graph, node->in[ADAPTIVE_NORM_STREAM]);
 }
 static double adaptive_grad_flops(const Graph *graph, const Node *node) {
     bool norms = node->in[ADAPTIVE_NORM_GRAD_SCALE] != TENSOR_NONE;
-    double norm = norms ? 1 + 2 * norm_flops(node->attributes) : 0, merge = node->in[ADAPTIVE_NORM_GRAD_BLOCK] ? 4 : 0;
-    return (norm + merge) * graph_elements(graph, node->in[norms ? ADAPTIVE_NORM_GRAD_MERGED : ADAPTIVE_NORM_GRAD_BLOCK]);
+    double norm = norms ? 1 + 2 * norm_flops(node->attributes) : 0, add = node->in[ADAPTIVE_NORM_GRAD_BLOCK] ? 4 : 0;
+    return (norm + add) * graph_elements(graph, node->in[norms ? ADAPTIVE_NORM_GRAD_RESIDUAL : ADAPTIVE_NORM_GRAD_BLOCK]);
 }
 
 const Op op_rule_adaptive_norm = {.name = "adaptive_norm",

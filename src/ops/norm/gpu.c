@@ -5,12 +5,12 @@
 #ifdef GPU_DEVICE
 
 #define KERNELS(width, threads, units)                                                                                                     \
-    KERNEL(rms_##width, NormArguments) { norm_rows(&a, false, MERGE_NONE, threads, units, AS_BF16); }                                      \
-    KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, MERGE_NONE, threads, units, AS_BF16); }                                     \
-    KERNEL(rms_fp8_##width, NormArguments) { norm_rows(&a, false, MERGE_NONE, threads, units, &a.to); }                                    \
-    KERNEL(layer_fp8_##width, NormArguments) { norm_rows(&a, true, MERGE_NONE, threads, units, &a.to); }                                   \
-    KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_NONE, threads, units, AS_BF16); }                        \
-    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_NONE, threads, units, AS_BF16); }
+    KERNEL(rms_##width, NormArguments) { norm_rows(&a, false, RESIDUAL_NONE, threads, units, AS_BF16); }                                      \
+    KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, RESIDUAL_NONE, threads, units, AS_BF16); }                                     \
+    KERNEL(rms_fp8_##width, NormArguments) { norm_rows(&a, false, RESIDUAL_NONE, threads, units, &a.to); }                                    \
+    KERNEL(layer_fp8_##width, NormArguments) { norm_rows(&a, true, RESIDUAL_NONE, threads, units, &a.to); }                                   \
+    KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, RESIDUAL_NONE, threads, units, AS_BF16); }                        \
+    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, RESIDUAL_NONE, threads, units, AS_BF16); }
 NORM_WIDTHS(KERNELS)
 KERNEL(any, NormArguments) { norm_rows_any(&a, AS_BF16); }
 KERNEL(any_fp8, NormArguments) { norm_rows_any(&a, &a.to); }
@@ -30,7 +30,7 @@ LAUNCHERS(layer_grad, NormGradArguments, layer_grad_512, layer_grad_1024, layer_
 LAUNCHER(any_grad_rows, NormGradArguments)
 LAUNCHER(any_grad_columns, NormGradArguments)
 
-GPU_OP(norm, .codes = FP8_KIND(FP8_E4M3)) {
+GPU_OP(norm, .quantizes = FP8_KIND(FP8_E4M3)) {
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER;
     int width = norm_width(call->in_shape[NORM_X][1]);
@@ -43,7 +43,7 @@ GPU_OP(norm, .codes = FP8_KIND(FP8_E4M3)) {
         .columns = call->in_shape[NORM_X][1],
         .layer = layer,
         .epsilon = attributes->epsilon,
-        .to = fp8_codes_of(call, NORM_AMAX)};
+        .to = fp8_output_of(call, NORM_AMAX)};
     LaunchShape shape = norm_shape(call->device, width, &arguments);
     if (fp8_is_wanted(&arguments.to)) (layer ? launch_layer_fp8 : launch_rms_fp8)(call->device, width, shape, &arguments);
     else (layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
@@ -60,7 +60,7 @@ GPU_OP(norm_grad, norm_grad_gpu_workspace) {
     bool layer = attributes->kind == NORM_LAYER;
     int64_t rows = call->in_shape[NORM_GRAD_X][0], columns = call->in_shape[NORM_GRAD_X][1];
     NormGradArguments arguments = {.d_normed = call->in[NORM_GRAD_D_Y],
-        .merged = call->in[NORM_GRAD_X],
+        .residual = call->in[NORM_GRAD_X],
         .gain = call->in[NORM_GRAD_GAIN],
         .statistics = call->in[NORM_GRAD_STATISTICS],
         .d_stream = call->out[NORM_GRAD_D_X],

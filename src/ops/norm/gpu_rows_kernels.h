@@ -10,9 +10,9 @@
  * LayerNorm), then the vectors of an affine residual add in the order of AffineVector. */
 #pragma once
 
-#include "backend/gpu/fp8_codes.h"
+#include "backend/gpu/fp8_output.h"
 #include "backend/gpu/vector.h"
-#include "ops/norm/merge.h"
+#include "ops/norm/affine.h"
 
 enum { NORM_THREADS = 256, NORM_UNITS = 8, NORM_WAVE_COLUMNS = 512 };
 /* Rows of a block in the backward pass, by the lanes of a wave. */
@@ -21,34 +21,34 @@ enum { NORM_THREADS = 256, NORM_UNITS = 8, NORM_WAVE_COLUMNS = 512 };
 /* X(most columns, threads of a team, units: groups of 4 columns per thread) */
 #define NORM_WIDTHS(X) X(512, WAVE, 128 / WAVE) X(1024, 256, 1) X(2048, 256, 2) X(4096, 256, 4) X(8192, 256, 8)
 
-typedef enum ResidualAdd { MERGE_NONE, MERGE_SUM, MERGE_AFFINE } ResidualAdd;
+typedef enum ResidualAdd { RESIDUAL_NONE, RESIDUAL_SUM, RESIDUAL_AFFINE } ResidualAdd;
 
 typedef struct NormArguments {
     const bf16 GLOBAL *block;
     const float GLOBAL *stream; /* without a residual add: the input of the norm */
     const float GLOBAL *affine[AFFINE_VECTORS];
     const float GLOBAL *gain, *bias;
-    float GLOBAL *merged, *statistics;
+    float GLOBAL *residual, *statistics;
     bf16 GLOBAL *normed;
     int64_t rows, teams;
-    int32_t columns, layer, merge; /* layer, merge: for the kernel for any width */
+    int32_t columns, layer, add; /* layer, add: for the kernel for any width */
     float epsilon;
-    Fp8Codes to; /* for normed, which is NULL if it is not read as bf16 */
+    Fp8Output to; /* for normed, which is NULL if it is not read as bf16 */
 } NormArguments;
 
 typedef struct NormGradArguments {
-    const float GLOBAL *d_merged; /* NULL: zero */
-    const bf16 GLOBAL *d_normed;  /* NULL: zero */
-    const bf16 GLOBAL *block;     /* block and stream: only for an affine residual add */
+    const float GLOBAL *d_residual; /* NULL: zero */
+    const bf16 GLOBAL *d_normed;    /* NULL: zero */
+    const bf16 GLOBAL *block;       /* block and stream: only for an affine residual add */
     const float GLOBAL *stream;
-    const float GLOBAL *merged; /* the input of the norm */
+    const float GLOBAL *residual; /* the input of the norm */
     const float GLOBAL *statistics, *gain;
     const float GLOBAL *affine[AFFINE_VECTORS];
     bf16 GLOBAL *d_block;
     float GLOBAL *d_stream, *partials;
     int64_t rows;
-    int32_t columns, layer, merge; /* layer, merge: for the kernels for any width */
-    Fp8Codes to;                   /* for d_block, which is NULL if it is not read as bf16 */
+    int32_t columns, layer, add; /* layer, add: for the kernels for any width */
+    Fp8Output to;                /* for d_block, which is NULL if it is not read as bf16 */
 } NormGradArguments;
 
 #ifdef GPU_DEVICE
@@ -122,8 +122,8 @@ INLINE void store_bf16_unit(Team t, int i, bf16 GLOBAL *to, f32x4 x) {
     if (inside(t, i)) store4_bf16(to + column_of(t, i), x, 4);
 }
 /* Stores unit i of the row that begins at element `at`. */
-INLINE void store_made_unit(Team t, int i, Maker *maker, bf16 GLOBAL *made, int64_t at, f32x4 x, const bool e5m2) {
-    if (inside(t, i)) store4_made(maker, made, at + column_of(t, i), x, 4, e5m2);
+INLINE void fp8_store_unit(Team t, int i, Fp8Writer *writer, bf16 GLOBAL *made, int64_t at, f32x4 x, const bool e5m2) {
+    if (inside(t, i)) fp8_store4(writer, made, at + column_of(t, i), x, 4, e5m2);
 }
 /* Returns x, or zero outside the row: for sums. */
 INLINE f32x4 counted(Team t, int i, f32x4 x) { return inside(t, i) ? x : (f32x4)0; }
@@ -187,81 +187,81 @@ INLINE f32x4 normalise_grad(f32x4 dy, f32x4 x, f32x4 gain, Statistics s, Means m
     return s.rstd * (dy * gain - m.shift - (x - s.mean) * m.pull);
 }
 
-INLINE f32x4 merge_branches(ResidualAdd merge, f32x4 block, f32x4 stream, const f32x4 affine[AFFINE_VECTORS]) {
-    if (merge == MERGE_SUM) return block + stream;
+INLINE f32x4 add_residual(ResidualAdd add, f32x4 block, f32x4 stream, const f32x4 affine[AFFINE_VECTORS]) {
+    if (add == RESIDUAL_SUM) return block + stream;
     return (block + affine[BLOCK_BIAS]) * affine[BLOCK_SCALE] + (stream + affine[STREAM_BIAS]) * affine[STREAM_SCALE];
 }
 
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
-/* `to` is &a->to or AS_BF16, here and below (backend/gpu/fp8_codes.h). */
-INLINE void norm_rows(const NormArguments *a, bool layer, ResidualAdd merge, int threads, int units, const Fp8Codes *to) {
+/* `to` is &a->to or AS_BF16, here and below (backend/gpu/fp8_output.h). */
+INLINE void norm_rows(const NormArguments *a, bool layer, ResidualAdd add, int threads, int units, const Fp8Output *to) {
     Team t = make_team(threads, units, a->columns);
     Row gain, bias, affine[AFFINE_VECTORS], x;
     Bf16Row block;
-    Maker maker = make_maker(to);
+    Fp8Writer writer = fp8_writer(to);
     clear_row(t, bias);
     load_row_wide(t, gain, a->gain);
     if (layer && a->bias) load_row_wide(t, bias, a->bias);
-    bool held = merge == MERGE_AFFINE && units <= 4; /* registers do not suffice for 8 units */
+    bool held = add == RESIDUAL_AFFINE && units <= 4; /* registers do not suffice for 8 units */
     if (held) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) load_row_wide(t, affine[p], a->affine[p]);
     for (int64_t row = team_index(t); row < a->rows; row += a->teams) {
         int64_t at = row * t.columns;
         load_row_wide(t, x, a->stream + at);
-        if (merge != MERGE_NONE) {
+        if (add != RESIDUAL_NONE) {
             load_row_bf16(t, block, a->block + at);
             FOR_UNITS(t) {
                 f32x4 at_column[AFFINE_VECTORS];
-                if (merge == MERGE_AFFINE)
+                if (add == RESIDUAL_AFFINE)
                     UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) at_column[p] =
                         held ? affine[p][i] : load4_wide(a->affine[p] + column_of(t, i), 4);
-                x[i] = merge_branches(merge, to_float4(block[i]), x[i], at_column);
-                store_wide_unit(t, i, a->merged + at, x[i]);
+                x[i] = add_residual(add, to_float4(block[i]), x[i], at_column);
+                store_wide_unit(t, i, a->residual + at, x[i]);
             }
         }
         Statistics s = row_statistics(t, x, layer, a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, row, s, layer);
-        FOR_UNITS(t) store_made_unit(t, i, &maker, a->normed, at, normalise(x[i], s, gain[i], bias[i]), false);
+        FOR_UNITS(t) fp8_store_unit(t, i, &writer, a->normed, at, normalise(x[i], s, gain[i], bias[i]), false);
     }
-    end_making(&maker);
+    fp8_writer_end(&writer);
 }
 
 /* Returns element j of a vector; 0 for NULL. */
 INLINE f32x4 load_parameter(const float GLOBAL *from, int64_t j) { return from ? load4_wide(from + j, 1) : (f32x4)0; }
 
 /* Returns column j of the residual add's row that begins at element `at`. */
-INLINE f32x4 merge_column(const NormArguments *a, int64_t at, int64_t j) {
+INLINE f32x4 residual_at(const NormArguments *a, int64_t at, int64_t j) {
     f32x4 stream = load4_wide(a->stream + at + j, 1), affine[AFFINE_VECTORS];
-    if (a->merge == MERGE_NONE) return stream;
+    if (a->add == RESIDUAL_NONE) return stream;
     UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) affine[p] = load_parameter(a->affine[p], j);
-    return merge_branches(a->merge, load4_bf16(a->block + at + j, 1), stream, affine);
+    return add_residual(a->add, load4_bf16(a->block + at + j, 1), stream, affine);
 }
 
 /* Processes rows of any width, one per block. */
-INLINE void norm_rows_any(const NormArguments *a, const Fp8Codes *to) {
+INLINE void norm_rows_any(const NormArguments *a, const Fp8Output *to) {
     Team t = make_team(NORM_THREADS, 1, a->columns);
-    Maker maker = make_maker(to);
+    Fp8Writer writer = fp8_writer(to);
     for (int64_t row = block_x(); row < a->rows; row += a->teams) {
         int64_t at = row * t.columns;
         Statistics s = {0};
         float sum = 0, squares = 0;
         for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) {
-            float x = merge_column(a, at, j).x;
-            if (a->merge != MERGE_NONE) a->merged[at + j] = x;
+            float x = residual_at(a, at, j).x;
+            if (a->add != RESIDUAL_NONE) a->residual[at + j] = x;
             sum += x;
         }
         if (a->layer) s.mean = team_sum(t, sum) * t.share;
-        const float GLOBAL *merged = a->stream + at;
-        if (a->merge != MERGE_NONE) merged = a->merged + at;
-        for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) squares += (merged[j] - s.mean) * (merged[j] - s.mean);
+        const float GLOBAL *residual = a->stream + at;
+        if (a->add != RESIDUAL_NONE) residual = a->residual + at;
+        for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) squares += (residual[j] - s.mean) * (residual[j] - s.mean);
         s.rstd = fast_rsqrt(team_sum(t, squares) * t.share + a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, row, s, a->layer);
         for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) {
-            f32x4 normed = normalise(load4_wide(merged + j, 1), s, load_parameter(a->gain, j), load_parameter(a->bias, j));
-            store4_made(&maker, a->normed, at + j, normed, 1, false);
+            f32x4 normed = normalise(load4_wide(residual + j, 1), s, load_parameter(a->gain, j), load_parameter(a->bias, j));
+            fp8_store4(&writer, a->normed, at + j, normed, 1, false);
         }
     }
-    end_making(&maker);
+    fp8_writer_end(&writer);
 }
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */
@@ -269,8 +269,8 @@ INLINE void norm_rows_any(const NormArguments *a, const Fp8Codes *to) {
 /* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds; and the state for writing its
  * d_block. */
 typedef struct RowSums {
-    Row gain, bias, block, stream, merged;
-    Maker maker;
+    Row gain, bias, block, stream, residual;
+    Fp8Writer writer;
 } RowSums;
 
 /* Gain and affine vectors: held in registers if this leaves room for two blocks on a multiprocessor
@@ -280,11 +280,11 @@ typedef struct Parameters {
     Row gain, affine[AFFINE_VECTORS];
 } Parameters;
 
-INLINE void load_parameters(const NormGradArguments *a, ResidualAdd merge, Team t, Parameters *parameters) {
-    parameters->held = t.units <= (merge == MERGE_AFFINE && WAVE == 32 ? 1 : 2);
+INLINE void load_parameters(const NormGradArguments *a, ResidualAdd add, Team t, Parameters *parameters) {
+    parameters->held = t.units <= (add == RESIDUAL_AFFINE && WAVE == 32 ? 1 : 2);
     if (!parameters->held) return;
     load_row_wide(t, parameters->gain, a->gain);
-    if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) load_row_wide(t, parameters->affine[p], a->affine[p]);
+    if (add == RESIDUAL_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) load_row_wide(t, parameters->affine[p], a->affine[p]);
 }
 INLINE f32x4 gain_at(const NormGradArguments *a, Team t, const Parameters *held, int i) {
     return held->held ? held->gain[i] : load4_wide(a->gain + column_of(t, i), 4);
@@ -295,27 +295,27 @@ INLINE f32x4 affine_at(const NormGradArguments *a, Team t, const Parameters *hel
 
 /* Computes the gradients of both branches and the column sums from ds, the gradient of the residual
  * add's result. */
-INLINE void split_branches(const NormGradArguments *a, ResidualAdd merge, Team t, const Parameters *parameters, int64_t at, const Row ds,
+INLINE void split_branches(const NormGradArguments *a, ResidualAdd add, Team t, const Parameters *parameters, int64_t at, const Row ds,
     const Bf16Row block, const Row stream, RowSums *sums) {
     FOR_UNITS(t) {
         f32x4 d_block = ds[i], d_stream = ds[i];
-        if (merge == MERGE_AFFINE) {
+        if (add == RESIDUAL_AFFINE) {
             sums->block[i] += ds[i] * to_float4(block[i]);
             sums->stream[i] += ds[i] * stream[i];
-            sums->merged[i] += ds[i];
+            sums->residual[i] += ds[i];
             d_block *= affine_at(a, t, parameters, BLOCK_SCALE, i);
             d_stream *= affine_at(a, t, parameters, STREAM_SCALE, i);
         }
-        if (merge != MERGE_NONE) store_made_unit(t, i, &sums->maker, a->d_block, at, d_block, true);
+        if (add != RESIDUAL_NONE) fp8_store_unit(t, i, &sums->writer, a->d_block, at, d_block, true);
         store_wide_unit(t, i, a->d_stream + at, d_stream);
     }
 }
 
 /* Recomputes an affine residual add, with the same bits, because both branches are read anyway. */
-INLINE void load_merged(const NormGradArguments *a, ResidualAdd merge, Team t, const Parameters *parameters, int64_t at, Row merged,
+INLINE void load_residual(const NormGradArguments *a, ResidualAdd add, Team t, const Parameters *parameters, int64_t at, Row residual,
     Bf16Row block, Row stream) {
-    if (merge != MERGE_AFFINE) {
-        load_row_wide(t, merged, a->merged + at);
+    if (add != RESIDUAL_AFFINE) {
+        load_row_wide(t, residual, a->residual + at);
         return;
     }
     load_row_bf16(t, block, a->block + at);
@@ -323,21 +323,21 @@ INLINE void load_merged(const NormGradArguments *a, ResidualAdd merge, Team t, c
     FOR_UNITS(t) {
         f32x4 affine[AFFINE_VECTORS];
         UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) affine[p] = affine_at(a, t, parameters, p, i);
-        merged[i] = merge_branches(merge, to_float4(block[i]), stream[i], affine);
+        residual[i] = add_residual(add, to_float4(block[i]), stream[i], affine);
     }
 }
 
 INLINE void norm_grad_row(
-    const NormGradArguments *a, bool layer, ResidualAdd merge, Team t, const Parameters *parameters, int64_t row, RowSums *sums) {
+    const NormGradArguments *a, bool layer, ResidualAdd add, Team t, const Parameters *parameters, int64_t row, RowSums *sums) {
     int64_t at = row * t.columns;
     Row x, ds, stream;
     Bf16Row dy, block;
     clear_row(t, ds);
     UNROLL for (int i = 0; i < t.units; i++) dy[i] = (u32x2)0;
     if (a->d_normed) load_row_bf16(t, dy, a->d_normed + at);
-    if (merge != MERGE_NONE && a->d_merged) load_row_wide(t, ds, a->d_merged + at);
+    if (add != RESIDUAL_NONE && a->d_residual) load_row_wide(t, ds, a->d_residual + at);
     Statistics s = load_statistics(a->statistics, row, layer);
-    load_merged(a, merge, t, parameters, at, x, block, stream);
+    load_residual(a, add, t, parameters, at, x, block, stream);
     f32x4 sum = 0, dot = 0;
     FOR_UNITS(t) {
         f32x4 g = to_float4(dy[i]) * gain_at(a, t, parameters, i);
@@ -350,7 +350,7 @@ INLINE void norm_grad_row(
         sums->gain[i] += to_float4(dy[i]) * (x[i] - s.mean) * s.rstd;
         if (layer) sums->bias[i] += to_float4(dy[i]);
     }
-    split_branches(a, merge, t, parameters, at, ds, block, stream, sums);
+    split_branches(a, add, t, parameters, at, ds, block, stream, sums);
 }
 
 /* Stores gradients of one branch's scale and bias, from `weighted` = sum of ds * branch and `sum` =
@@ -366,30 +366,30 @@ INLINE void store_affine_sums(const NormGradArguments *a, Team t, float GLOBAL *
     store_block_sums(t, to + a->columns, d_bias);
 }
 
-INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, ResidualAdd merge, int threads, int units, const Fp8Codes *made) {
+INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, ResidualAdd add, int threads, int units, const Fp8Output *made) {
     Team t = make_team(threads, units, a->columns);
     Parameters parameters;
     RowSums sums;
-    load_parameters(a, merge, t, &parameters);
+    load_parameters(a, add, t, &parameters);
     clear_row(t, sums.gain);
     clear_row(t, sums.bias);
     clear_row(t, sums.block);
     clear_row(t, sums.stream);
-    clear_row(t, sums.merged);
-    sums.maker = make_maker(made);
+    clear_row(t, sums.residual);
+    sums.writer = fp8_writer(made);
     int64_t begin = (int64_t)block_x() * NORM_GRAD_ROWS(WAVE),
             end = begin + NORM_GRAD_ROWS(WAVE) < a->rows ? begin + NORM_GRAD_ROWS(WAVE) : a->rows;
     for (int64_t row = begin + thread_id() / threads; row < end; row += NORM_THREADS / threads)
-        norm_grad_row(a, layer, merge, t, &parameters, row, &sums);
-    end_making(&sums.maker);
-    float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer + (merge == MERGE_AFFINE ? AFFINE_VECTORS : 0)) * a->columns;
+        norm_grad_row(a, layer, add, t, &parameters, row, &sums);
+    fp8_writer_end(&sums.writer);
+    float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer + (add == RESIDUAL_AFFINE ? AFFINE_VECTORS : 0)) * a->columns;
     store_block_sums(t, to, sums.gain);
     if (layer) store_block_sums(t, to + a->columns, sums.bias);
-    if (merge != MERGE_AFFINE) return;
+    if (add != RESIDUAL_AFFINE) return;
     store_affine_sums(
-        a, t, to + (1 + layer + BLOCK_SCALE) * a->columns, sums.block, sums.merged, a->affine[BLOCK_SCALE], a->affine[BLOCK_BIAS]);
+        a, t, to + (1 + layer + BLOCK_SCALE) * a->columns, sums.block, sums.residual, a->affine[BLOCK_SCALE], a->affine[BLOCK_BIAS]);
     store_affine_sums(
-        a, t, to + (1 + layer + STREAM_SCALE) * a->columns, sums.stream, sums.merged, a->affine[STREAM_SCALE], a->affine[STREAM_BIAS]);
+        a, t, to + (1 + layer + STREAM_SCALE) * a->columns, sums.stream, sums.residual, a->affine[STREAM_SCALE], a->affine[STREAM_BIAS]);
 }
 
 /* First half for rows of any width: writes ds to d_stream; one block per row. */
@@ -401,34 +401,34 @@ INLINE void norm_grad_rows_any(const NormGradArguments *a) {
     for (int64_t j = t.lane; a->d_normed && j < t.columns; j += NORM_THREADS) {
         float g = to_float(a->d_normed[at + j]) * a->gain[j];
         sum += g;
-        dot += g * (a->merged[at + j] - s.mean);
+        dot += g * (a->residual[at + j] - s.mean);
     }
     Means m = row_means(t, sum, dot, s, a->layer);
     for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) {
-        f32x4 dy = a->d_normed ? load4_bf16(a->d_normed + at + j, 1) : (f32x4)0, x = load4_wide(a->merged + at + j, 1);
+        f32x4 dy = a->d_normed ? load4_bf16(a->d_normed + at + j, 1) : (f32x4)0, x = load4_wide(a->residual + at + j, 1);
         float ds = normalise_grad(dy, x, load_parameter(a->gain, j), s, m).x;
-        a->d_stream[at + j] = a->d_merged ? a->d_merged[at + j] + ds : ds;
+        a->d_stream[at + j] = a->d_residual ? a->d_residual[at + j] + ds : ds;
     }
 }
 
 /* Second half for rows of any width: computes the gradients of both branches from ds in d_stream,
  * and the column sums; one thread per column of NORM_GRAD_ROWS rows. */
-INLINE void norm_grad_column_any(const NormGradArguments *a, int64_t block, int64_t j, Maker *maker) {
+INLINE void norm_grad_column_any(const NormGradArguments *a, int64_t block, int64_t j, Fp8Writer *writer) {
     int64_t columns = a->columns;
-    bool affine = a->merge == MERGE_AFFINE;
+    bool affine = a->add == RESIDUAL_AFFINE;
     float block_scale = affine ? a->affine[BLOCK_SCALE][j] : 1, stream_scale = affine ? a->affine[STREAM_SCALE][j] : 1;
-    float gain_sum = 0, bias_sum = 0, block_sum = 0, stream_sum = 0, merged_sum = 0;
+    float gain_sum = 0, bias_sum = 0, block_sum = 0, stream_sum = 0, residual_sum = 0;
     for (int64_t row = block * NORM_GRAD_ROWS(WAVE); row < (block + 1) * NORM_GRAD_ROWS(WAVE) && row < a->rows; row++) {
         int64_t at = row * columns + j;
         Statistics s = load_statistics(a->statistics, row, a->layer);
         float dy = a->d_normed ? to_float(a->d_normed[at]) : 0, ds = a->d_stream[at];
-        gain_sum += dy * (a->merged[at] - s.mean) * s.rstd;
+        gain_sum += dy * (a->residual[at] - s.mean) * s.rstd;
         bias_sum += dy;
-        if (a->merge != MERGE_NONE) store4_made(maker, a->d_block, at, (f32x4){ds * block_scale}, 1, true);
+        if (a->add != RESIDUAL_NONE) fp8_store4(writer, a->d_block, at, (f32x4){ds * block_scale}, 1, true);
         if (!affine) continue;
         block_sum += ds * to_float(a->block[at]);
         stream_sum += ds * a->stream[at];
-        merged_sum += ds;
+        residual_sum += ds;
         a->d_stream[at] = ds * stream_scale;
     }
     float GLOBAL *to = a->partials + block * (1 + a->layer + (affine ? AFFINE_VECTORS : 0)) * columns + j;
@@ -436,18 +436,18 @@ INLINE void norm_grad_column_any(const NormGradArguments *a, int64_t block, int6
     if (a->layer) to[columns] = bias_sum;
     if (!affine) return;
     to += (1 + a->layer) * columns;
-    to[BLOCK_SCALE * columns] = block_sum + a->affine[BLOCK_BIAS][j] * merged_sum;
-    to[BLOCK_BIAS * columns] = block_scale * merged_sum;
-    to[STREAM_SCALE * columns] = stream_sum + a->affine[STREAM_BIAS][j] * merged_sum;
-    to[STREAM_BIAS * columns] = stream_scale * merged_sum;
+    to[BLOCK_SCALE * columns] = block_sum + a->affine[BLOCK_BIAS][j] * residual_sum;
+    to[BLOCK_BIAS * columns] = block_scale * residual_sum;
+    to[STREAM_SCALE * columns] = stream_sum + a->affine[STREAM_BIAS][j] * residual_sum;
+    to[STREAM_BIAS * columns] = stream_scale * residual_sum;
 }
 
-INLINE void norm_grad_columns_any(const NormGradArguments *a, const Fp8Codes *to) {
+INLINE void norm_grad_columns_any(const NormGradArguments *a, const Fp8Output *to) {
     int64_t tiles = (a->columns + NORM_THREADS - 1) / NORM_THREADS, block = block_x() / tiles;
     int64_t j = block_x() % tiles * NORM_THREADS + thread_id();
-    Maker maker = make_maker(to);
-    if (j < a->columns) norm_grad_column_any(a, block, j, &maker);
-    end_making(&maker);
+    Fp8Writer writer = fp8_writer(to);
+    if (j < a->columns) norm_grad_column_any(a, block, j, &writer);
+    fp8_writer_end(&writer);
 }
 
 #else

@@ -4,7 +4,7 @@
 
 #include "graph/op.h"
 #include "ops/heads.h"
-#include "ops/norm/merge.h"
+#include "ops/norm/affine.h"
 
 /* NORM_RMS: y = x / sqrt(mean(x^2) + epsilon) * gain. NORM_LAYER: y = (x - mean(x)) / sqrt(variance(x) + epsilon) *
  * gain + bias; the bias may be TENSOR_NONE. */
@@ -18,19 +18,19 @@ typedef struct Norm {
 TensorId op_norm(Graph *graph, TensorId x, const Norm *norm);
 
 /* Vectors [D] of ZAYA1's learned affine residual add. */
-typedef struct AffineMerge { TensorId vectors[AFFINE_VECTORS]; } AffineMerge;
+typedef struct AffineResidual { TensorId vectors[AFFINE_VECTORS]; } AffineResidual;
 
 /* Appends residual add and norm in one pass, for block COMPUTE [R, D] and stream WIDE [R, D]:
- *     merged = (block + block bias) * block scale + (stream + stream bias) * stream scale
+ *     residual = (block + block bias) * block scale + (stream + stream bias) * stream scale
  *              or block + stream if affine is NULL
- *     normed = norm(merged)
- * merged is WIDE and becomes the stream; normed is COMPUTE. */
+ *     normed = norm(residual)
+ * residual is WIDE and becomes the stream; normed is COMPUTE. */
 typedef struct ResidualNorm { TensorId stream, normed; } ResidualNorm;
-ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const AffineMerge *affine, const Norm *norm);
+ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const AffineResidual *affine, const Norm *norm);
 
 /* Appends the RMSNorm of a block's output and the residual add after it, in one pass:
- *     merged = stream + norm(block)
- *     normed = merged rounded to COMPUTE
+ *     residual = stream + norm(block)
+ *     normed = residual rounded to COMPUTE
  * Operands as in op_residual_norm. D is a multiple of 4 and at most FUSED_NORM_MOST_COLUMNS. */
 enum { FUSED_NORM_MOST_COLUMNS = 8192 };
 ResidualNorm op_post_norm(Graph *graph, TensorId block, TensorId stream, const Norm *norm);
@@ -42,8 +42,8 @@ TensorId op_qk_norm(Graph *graph, TensorId qkv, const Norm *query, const Norm *k
 
 /* Adaptive LayerNorm with gates (AdaLN-Zero, arXiv 2212.09748) of samples of R / S rows each, in
  * one pass:
- *     merged = stream + gate * block                  the stream itself without a block
- *     normed = layernorm(merged) * (1 + scale) + shift     TENSOR_NONE if `shift` and `scale` are: a gated residual add
+ *     residual = stream + gate * block                  the stream itself without a block
+ *     normed = layernorm(residual) * (1 + scale) + shift     TENSOR_NONE if `shift` and `scale` are: a gated residual add
  * block COMPUTE [R, D], stream WIDE [R, D]; gate, shift and scale are vectors of each sample, WIDE
  * [S, D]; the LayerNorm has neither gain nor bias. D is a multiple of 4 and at most
  * FUSED_NORM_MOST_COLUMNS. */
@@ -96,20 +96,20 @@ enum { NORM_GRAD_D_Y, NORM_GRAD_X, NORM_GRAD_GAIN, NORM_GRAD_STATISTICS };
 enum { NORM_GRAD_D_X, NORM_GRAD_D_GAIN, NORM_GRAD_D_BIAS };
 
 /* block COMPUTE [R, D], stream WIDE [R, D], gain and bias as above, the vectors of an affine
- * residual add WIDE [D] or none, by AffineVector -> merged WIDE [R, D], normed COMPUTE [R, D],
+ * residual add WIDE [D] or none, by AffineVector -> residual WIDE [R, D], normed COMPUTE [R, D],
  * statistics as above, and optional amax of normed */
 enum { RESIDUAL_NORM_BLOCK, RESIDUAL_NORM_STREAM, RESIDUAL_NORM_GAIN, RESIDUAL_NORM_BIAS, RESIDUAL_NORM_AFFINE };
-enum { RESIDUAL_NORM_MERGED, RESIDUAL_NORM_NORMED, RESIDUAL_NORM_STATISTICS, RESIDUAL_NORM_AMAX };
+enum { RESIDUAL_NORM_RESIDUAL, RESIDUAL_NORM_NORMED, RESIDUAL_NORM_STATISTICS, RESIDUAL_NORM_AMAX };
 
-/* d_merged like merged and d_normed like normed, or none: zero; the forward operands, block and
+/* d_residual like residual and d_normed like normed, or none: zero; the forward operands, block and
  * stream only for an affine residual add -> d_block like block, d_stream like stream; the gradients
  * of the parameters, which are added to; optional amax of d_block */
 enum {
-    RESIDUAL_NORM_GRAD_D_MERGED,
+    RESIDUAL_NORM_GRAD_D_RESIDUAL,
     RESIDUAL_NORM_GRAD_D_NORMED,
     RESIDUAL_NORM_GRAD_BLOCK,
     RESIDUAL_NORM_GRAD_STREAM,
-    RESIDUAL_NORM_GRAD_MERGED,
+    RESIDUAL_NORM_GRAD_RESIDUAL,
     RESIDUAL_NORM_GRAD_STATISTICS,
     RESIDUAL_NORM_GRAD_GAIN,
     RESIDUAL_NORM_GRAD_AFFINE
@@ -123,30 +123,30 @@ enum {
     RESIDUAL_NORM_GRAD_AMAX = RESIDUAL_NORM_GRAD_D_AFFINE + AFFINE_VECTORS
 };
 
-/* block COMPUTE [R, D], stream WIDE [R, D], gain WIDE [D] -> merged WIDE [R, D], narrow COMPUTE
+/* block COMPUTE [R, D], stream WIDE [R, D], gain WIDE [D] -> residual WIDE [R, D], narrow COMPUTE
  * [R, D], statistics WIDE [R, 1]. The attributes are NormAttributes. */
 enum { POST_NORM_BLOCK, POST_NORM_STREAM, POST_NORM_GAIN };
-enum { POST_NORM_MERGED, POST_NORM_NARROW, POST_NORM_STATISTICS };
+enum { POST_NORM_RESIDUAL, POST_NORM_NARROW, POST_NORM_STATISTICS };
 
-/* d_merged and d_narrow, or none: zero; the forward operands -> d_block like block, d_stream like
+/* d_residual and d_narrow, or none: zero; the forward operands -> d_block like block, d_stream like
  * stream; d_gain, which is added to */
-enum { POST_NORM_GRAD_D_MERGED, POST_NORM_GRAD_D_NARROW, POST_NORM_GRAD_BLOCK, POST_NORM_GRAD_GAIN, POST_NORM_GRAD_STATISTICS };
+enum { POST_NORM_GRAD_D_RESIDUAL, POST_NORM_GRAD_D_NARROW, POST_NORM_GRAD_BLOCK, POST_NORM_GRAD_GAIN, POST_NORM_GRAD_STATISTICS };
 enum { POST_NORM_GRAD_D_BLOCK, POST_NORM_GRAD_D_STREAM, POST_NORM_GRAD_D_GAIN };
 
-/* as in op_adaptive_norm -> merged WIDE [R, D] and normed COMPUTE [R, D], or none; statistics WIDE
+/* as in op_adaptive_norm -> residual WIDE [R, D] and normed COMPUTE [R, D], or none; statistics WIDE
  * [R, 2] with normed. The attributes are NormAttributes. */
 enum { ADAPTIVE_NORM_BLOCK, ADAPTIVE_NORM_GATE, ADAPTIVE_NORM_STREAM, ADAPTIVE_NORM_SHIFT, ADAPTIVE_NORM_SCALE };
-enum { ADAPTIVE_NORM_MERGED, ADAPTIVE_NORM_NORMED, ADAPTIVE_NORM_STATISTICS };
+enum { ADAPTIVE_NORM_RESIDUAL, ADAPTIVE_NORM_NORMED, ADAPTIVE_NORM_STATISTICS };
 
-/* d_merged and d_normed, or none: zero; the forward operands, with the stream as `merged` if there
+/* d_residual and d_normed, or none: zero; the forward operands, with the stream as `residual` if there
  * was no block -> d_block and d_gate if there was a block; d_stream, d_shift and d_scale if there
- * was a norm. Without a norm d_stream is d_merged. */
+ * was a norm. Without a norm d_stream is d_residual. */
 enum {
-    ADAPTIVE_NORM_GRAD_D_MERGED,
+    ADAPTIVE_NORM_GRAD_D_RESIDUAL,
     ADAPTIVE_NORM_GRAD_D_NORMED,
     ADAPTIVE_NORM_GRAD_BLOCK,
     ADAPTIVE_NORM_GRAD_GATE,
-    ADAPTIVE_NORM_GRAD_MERGED,
+    ADAPTIVE_NORM_GRAD_RESIDUAL,
     ADAPTIVE_NORM_GRAD_SCALE,
     ADAPTIVE_NORM_GRAD_STATISTICS
 };

@@ -18,20 +18,20 @@ CPU_OP(post_norm) {
     for (int64_t r = 0; r < rows; r++) {
         const T *restrict block = (const T *)call->in[POST_NORM_BLOCK] + r * columns;
         const W *restrict stream = (const W *)call->in[POST_NORM_STREAM] + r * columns;
-        W *restrict merged = (W *)call->out[POST_NORM_MERGED] + r * columns, sum = 0;
+        W *restrict residual = (W *)call->out[POST_NORM_RESIDUAL] + r * columns, sum = 0;
         T *restrict narrow = (T *)call->out[POST_NORM_NARROW] + r * columns;
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < columns; j++) sum += to_wide(block[j]) * to_wide(block[j]);
         W rstd = 1 / wide_sqrt(sum / columns + (W)attributes->epsilon);
-        for (int64_t j = 0; j < columns; j++) merged[j] = stream[j] + to_wide(block[j]) * rstd * gain[j];
-        for (int64_t j = 0; j < columns; j++) narrow[j] = to_compute(merged[j]);
+        for (int64_t j = 0; j < columns; j++) residual[j] = stream[j] + to_wide(block[j]) * rstd * gain[j];
+        for (int64_t j = 0; j < columns; j++) narrow[j] = to_compute(residual[j]);
         statistics[r] = rstd;
     }
 }
 
-/* d_stream = d_merged + d_narrow, each of which may be absent. */
-static void add_gradients(W *restrict d_stream, const W *d_merged, const T *d_narrow, int64_t columns) {
-    for (int64_t j = 0; j < columns; j++) d_stream[j] = (d_merged ? d_merged[j] : 0) + (d_narrow ? to_wide(d_narrow[j]) : 0);
+/* d_stream = d_residual + d_narrow, each of which may be absent. */
+static void add_gradients(W *restrict d_stream, const W *d_residual, const T *d_narrow, int64_t columns) {
+    for (int64_t j = 0; j < columns; j++) d_stream[j] = (d_residual ? d_residual[j] : 0) + (d_narrow ? to_wide(d_narrow[j]) : 0);
 }
 
 static void row_grad(T *restrict d_block, W *restrict d_gain, const W *restrict ds, const T *restrict block, const W *restrict gain, W rstd,
@@ -48,7 +48,7 @@ static void row_grad(T *restrict d_block, W *restrict d_gain, const W *restrict 
 }
 
 CPU_OP(post_norm_grad, grad_workspace) {
-    const W *d_merged = call->in[POST_NORM_GRAD_D_MERGED], *gain = call->in[POST_NORM_GRAD_GAIN];
+    const W *d_residual = call->in[POST_NORM_GRAD_D_RESIDUAL], *gain = call->in[POST_NORM_GRAD_GAIN];
     const W *statistics = call->in[POST_NORM_GRAD_STATISTICS];
     const T *d_narrow = call->in[POST_NORM_GRAD_D_NARROW], *block = call->in[POST_NORM_GRAD_BLOCK];
     T *d_block = call->out[POST_NORM_GRAD_D_BLOCK];
@@ -60,7 +60,7 @@ CPU_OP(post_norm_grad, grad_workspace) {
         memset(partial, 0, columns * sizeof(W));
         for (int64_t r = b * KERNEL_BLOCK; r < int_min(rows, (b + 1) * KERNEL_BLOCK); r++) {
             int64_t at = r * columns;
-            add_gradients(d_stream + at, d_merged ? d_merged + at : NULL, d_narrow ? d_narrow + at : NULL, columns);
+            add_gradients(d_stream + at, d_residual ? d_residual + at : NULL, d_narrow ? d_narrow + at : NULL, columns);
             row_grad(d_block + at, partial, d_stream + at, block + at, gain, statistics[r], columns);
         }
     }

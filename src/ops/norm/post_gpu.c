@@ -19,7 +19,7 @@ INLINE void post_rows(const NormArguments *a, int threads, int units) {
         if (t.lane == 0) store_statistics(a->statistics, row, s, false);
         FOR_UNITS(t) {
             f32x4 sum = stream[i] + normalise(x[i], s, gain[i], (f32x4)0);
-            store_wide_unit(t, i, a->merged + at, sum);
+            store_wide_unit(t, i, a->residual + at, sum);
             store_bf16_unit(t, i, a->normed + at, sum);
         }
     }
@@ -30,7 +30,7 @@ INLINE void post_grad_row(const NormGradArguments *a, Team t, const Row gain, in
     Row ds;
     Bf16Row block, narrow;
     clear_row(t, ds);
-    if (a->d_merged) load_row_wide(t, ds, a->d_merged + at);
+    if (a->d_residual) load_row_wide(t, ds, a->d_residual + at);
     if (a->d_normed) {
         load_row_bf16(t, narrow, a->d_normed + at);
         FOR_UNITS(t) ds[i] += to_float4(narrow[i]);
@@ -76,7 +76,7 @@ GPU_OP(post_norm) {
     NormArguments arguments = {.block = call->in[POST_NORM_BLOCK],
         .stream = call->in[POST_NORM_STREAM],
         .gain = call->in[POST_NORM_GAIN],
-        .merged = call->out[POST_NORM_MERGED],
+        .residual = call->out[POST_NORM_RESIDUAL],
         .normed = call->out[POST_NORM_NARROW],
         .statistics = call->out[POST_NORM_STATISTICS],
         .rows = call->in_shape[POST_NORM_STREAM][0],
@@ -93,7 +93,7 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
 }
 
 GPU_OP(post_norm_grad, grad_workspace) {
-    NormGradArguments arguments = {.d_merged = call->in[POST_NORM_GRAD_D_MERGED],
+    NormGradArguments arguments = {.d_residual = call->in[POST_NORM_GRAD_D_RESIDUAL],
         .d_normed = call->in[POST_NORM_GRAD_D_NARROW],
         .block = call->in[POST_NORM_GRAD_BLOCK],
         .gain = call->in[POST_NORM_GRAD_GAIN],

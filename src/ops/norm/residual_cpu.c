@@ -10,8 +10,8 @@
 enum { PLAIN_SUMS = 1, AFFINE_SUMS = 4 };
 
 static int64_t residual_grad_cpu_workspace(const Graph *graph, const Node *node) {
-    int64_t rows = graph_rows(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]),
-            columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
+    int64_t rows = graph_rows(graph, node->in[RESIDUAL_NORM_GRAD_RESIDUAL]),
+            columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_RESIDUAL]);
     int64_t bias = node->out[RESIDUAL_NORM_GRAD_D_BIAS] ? kernel_partials_bytes(graph, rows, columns) : 0;
     int64_t sums = node->in[RESIDUAL_NORM_GRAD_AFFINE] ? AFFINE_SUMS : PLAIN_SUMS;
     return kernel_partials_bytes(graph, rows + KERNEL_BLOCK, sums * columns) + bias; /* one more block, for the total */
@@ -26,14 +26,14 @@ static Affine affine_of(const OpCall *call, int first) {
     return affine;
 }
 
-static void merge_row(W *restrict merged, const T *restrict block, const W *restrict stream, const Affine *affine, int64_t columns) {
+static void residual_row(W *restrict residual, const T *restrict block, const W *restrict stream, const Affine *affine, int64_t columns) {
     const W *restrict block_scale = affine->vectors[BLOCK_SCALE], *restrict block_bias = affine->vectors[BLOCK_BIAS];
     const W *restrict stream_scale = affine->vectors[STREAM_SCALE], *restrict stream_bias = affine->vectors[STREAM_BIAS];
     if (block_scale)
         for (int64_t j = 0; j < columns; j++)
-            merged[j] = (to_wide(block[j]) + block_bias[j]) * block_scale[j] + (stream[j] + stream_bias[j]) * stream_scale[j];
+            residual[j] = (to_wide(block[j]) + block_bias[j]) * block_scale[j] + (stream[j] + stream_bias[j]) * stream_scale[j];
     else
-        for (int64_t j = 0; j < columns; j++) merged[j] = to_wide(block[j]) + stream[j];
+        for (int64_t j = 0; j < columns; j++) residual[j] = to_wide(block[j]) + stream[j];
 }
 
 CPU_OP(residual_norm) {
@@ -41,7 +41,7 @@ CPU_OP(residual_norm) {
     const T *block = call->in[RESIDUAL_NORM_BLOCK];
     const W *stream = call->in[RESIDUAL_NORM_STREAM];
     Affine affine = affine_of(call, RESIDUAL_NORM_AFFINE);
-    W *merged = call->out[RESIDUAL_NORM_MERGED], *statistics = call->out[RESIDUAL_NORM_STATISTICS];
+    W *residual = call->out[RESIDUAL_NORM_RESIDUAL], *statistics = call->out[RESIDUAL_NORM_STATISTICS];
     T *normed = call->out[RESIDUAL_NORM_NORMED];
     int64_t rows = call->in_shape[RESIDUAL_NORM_STREAM][0], columns = call->in_shape[RESIDUAL_NORM_STREAM][1],
             kept = norm_statistics(attributes->kind);
@@ -50,16 +50,16 @@ CPU_OP(residual_norm) {
         int64_t at = r * columns;
         kernel_prefetch(block + at + columns, columns);
         kernel_prefetch(stream + at + columns, columns);
-        merge_row(merged + at, block + at, stream + at, &affine, columns);
-        norm_row(attributes, normed + at, statistics + r * kept, merged + at, call->in[RESIDUAL_NORM_GAIN], call->in[RESIDUAL_NORM_BIAS],
+        residual_row(residual + at, block + at, stream + at, &affine, columns);
+        norm_row(attributes, normed + at, statistics + r * kept, residual + at, call->in[RESIDUAL_NORM_GAIN], call->in[RESIDUAL_NORM_BIAS],
             columns);
     }
     kernel_put_amax(call, RESIDUAL_NORM_NORMED, RESIDUAL_NORM_AMAX);
 }
 
 /* Computes the gradients of both branches from ds in d_stream, and the column sums. */
-static void merge_row_grad(T *restrict d_block, W *restrict d_stream, W *restrict sums, const T *restrict block, const W *restrict stream,
-    const Affine *affine, int64_t columns) {
+static void residual_row_grad(T *restrict d_block, W *restrict d_stream, W *restrict sums, const T *restrict block,
+    const W *restrict stream, const Affine *affine, int64_t columns) {
     const W *restrict block_scale = affine->vectors[BLOCK_SCALE], *restrict stream_scale = affine->vectors[STREAM_SCALE];
     W *restrict sum_block = sums, *restrict sum_stream = sums + columns, *restrict sum = sums + 2 * columns;
     for (int64_t j = 0; j < columns; j++) {
@@ -84,15 +84,15 @@ static void branch_grad(const OpCall *call, const Affine *affine, int scale, con
 
 CPU_OP(residual_norm_grad, residual_grad_cpu_workspace) {
     const NormAttributes *attributes = call->attributes;
-    const W *d_merged = call->in[RESIDUAL_NORM_GRAD_D_MERGED], *stream = call->in[RESIDUAL_NORM_GRAD_STREAM],
-            *merged = call->in[RESIDUAL_NORM_GRAD_MERGED];
+    const W *d_residual = call->in[RESIDUAL_NORM_GRAD_D_RESIDUAL], *stream = call->in[RESIDUAL_NORM_GRAD_STREAM],
+            *residual = call->in[RESIDUAL_NORM_GRAD_RESIDUAL];
     const W *statistics = call->in[RESIDUAL_NORM_GRAD_STATISTICS], *gain = call->in[RESIDUAL_NORM_GRAD_GAIN];
     const T *d_normed = call->in[RESIDUAL_NORM_GRAD_D_NORMED], *block = call->in[RESIDUAL_NORM_GRAD_BLOCK];
     T *d_block = call->out[RESIDUAL_NORM_GRAD_D_BLOCK];
     W *d_stream = call->out[RESIDUAL_NORM_GRAD_D_STREAM], *d_bias = call->out[RESIDUAL_NORM_GRAD_D_BIAS];
     Affine affine = affine_of(call, RESIDUAL_NORM_GRAD_AFFINE);
     const bool is_affine = affine.vectors[BLOCK_SCALE] != NULL;
-    int64_t rows = call->in_shape[RESIDUAL_NORM_GRAD_MERGED][0], columns = call->in_shape[RESIDUAL_NORM_GRAD_MERGED][1],
+    int64_t rows = call->in_shape[RESIDUAL_NORM_GRAD_RESIDUAL][0], columns = call->in_shape[RESIDUAL_NORM_GRAD_RESIDUAL][1],
             blocks = kernel_blocks(rows);
     int64_t width = (is_affine ? AFFINE_SUMS : PLAIN_SUMS) * columns, kept = norm_statistics(attributes->kind);
     W *partials = call->workspace, *sums = partials + blocks * width, *biases = sums + width;
@@ -103,12 +103,12 @@ CPU_OP(residual_norm_grad, residual_grad_cpu_workspace) {
         if (bias_sum) memset(bias_sum, 0, columns * sizeof(W));
         for (int64_t r = b * KERNEL_BLOCK; r < int_min(rows, (b + 1) * KERNEL_BLOCK); r++) {
             int64_t at = r * columns;
-            if (d_merged) memcpy(d_stream + at, d_merged + at, columns * sizeof(W));
+            if (d_residual) memcpy(d_stream + at, d_residual + at, columns * sizeof(W));
             else memset(d_stream + at, 0, columns * sizeof(W));
             if (d_normed)
                 norm_row_grad(
-                    attributes->kind, d_stream + at, partial, bias_sum, d_normed + at, merged + at, gain, statistics + r * kept, columns);
-            if (is_affine) merge_row_grad(d_block + at, d_stream + at, partial + columns, block + at, stream + at, &affine, columns);
+                    attributes->kind, d_stream + at, partial, bias_sum, d_normed + at, residual + at, gain, statistics + r * kept, columns);
+            if (is_affine) residual_row_grad(d_block + at, d_stream + at, partial + columns, block + at, stream + at, &affine, columns);
             else
                 for (int64_t j = 0; j < columns; j++) d_block[at + j] = to_compute(d_stream[at + j]);
         }

@@ -8,29 +8,29 @@
 #ifdef GPU_DEVICE
 
 #define KERNELS(width, threads, units)                                                                                                     \
-    KERNEL(rms_##width, NormArguments) { norm_rows(&a, false, MERGE_SUM, threads, units, AS_BF16); }                                       \
-    KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, MERGE_SUM, threads, units, AS_BF16); }                                      \
-    KERNEL(affine_##width, NormArguments) { norm_rows(&a, false, MERGE_AFFINE, threads, units, AS_BF16); }                                 \
-    KERNEL(rms_fp8_##width, NormArguments) { norm_rows(&a, false, MERGE_SUM, threads, units, &a.to); }                                     \
-    KERNEL(layer_fp8_##width, NormArguments) { norm_rows(&a, true, MERGE_SUM, threads, units, &a.to); }                                    \
-    KERNEL(affine_fp8_##width, NormArguments) { norm_rows(&a, false, MERGE_AFFINE, threads, units, &a.to); }                               \
-    KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_SUM, threads, units, AS_BF16); }                         \
-    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_SUM, threads, units, AS_BF16); }                        \
-    KERNEL(rms_grad_fp8_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_SUM, threads, units, &a.to); }                       \
-    KERNEL(layer_grad_fp8_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_SUM, threads, units, &a.to); }
+    KERNEL(rms_##width, NormArguments) { norm_rows(&a, false, RESIDUAL_SUM, threads, units, AS_BF16); }                                       \
+    KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, RESIDUAL_SUM, threads, units, AS_BF16); }                                      \
+    KERNEL(affine_##width, NormArguments) { norm_rows(&a, false, RESIDUAL_AFFINE, threads, units, AS_BF16); }                                 \
+    KERNEL(rms_fp8_##width, NormArguments) { norm_rows(&a, false, RESIDUAL_SUM, threads, units, &a.to); }                                     \
+    KERNEL(layer_fp8_##width, NormArguments) { norm_rows(&a, true, RESIDUAL_SUM, threads, units, &a.to); }                                    \
+    KERNEL(affine_fp8_##width, NormArguments) { norm_rows(&a, false, RESIDUAL_AFFINE, threads, units, &a.to); }                               \
+    KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, RESIDUAL_SUM, threads, units, AS_BF16); }                         \
+    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, RESIDUAL_SUM, threads, units, AS_BF16); }                        \
+    KERNEL(rms_grad_fp8_##width, NormGradArguments) { norm_grad_rows(&a, false, RESIDUAL_SUM, threads, units, &a.to); }                       \
+    KERNEL(layer_grad_fp8_##width, NormGradArguments) { norm_grad_rows(&a, true, RESIDUAL_SUM, threads, units, &a.to); }
 NORM_WIDTHS(KERNELS)
-KERNEL(affine_grad_1024, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1, AS_BF16); }
+KERNEL(affine_grad_1024, NormGradArguments) { norm_grad_rows(&a, false, RESIDUAL_AFFINE, 256, 1, AS_BF16); }
 KERNEL(affine_grad_2048, NormGradArguments) {
     BLOCK_BOUNDS(NORM_THREADS, 2); /* spills 8 bytes; a single block would leave memory idle */
-    norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2, AS_BF16);
+    norm_grad_rows(&a, false, RESIDUAL_AFFINE, 256, 2, AS_BF16);
 }
-KERNEL(affine_grad_4096, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4, AS_BF16); }
-KERNEL(affine_grad_fp8_1024, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1, &a.to); }
+KERNEL(affine_grad_4096, NormGradArguments) { norm_grad_rows(&a, false, RESIDUAL_AFFINE, 256, 4, AS_BF16); }
+KERNEL(affine_grad_fp8_1024, NormGradArguments) { norm_grad_rows(&a, false, RESIDUAL_AFFINE, 256, 1, &a.to); }
 KERNEL(affine_grad_fp8_2048, NormGradArguments) {
     BLOCK_BOUNDS(NORM_THREADS, 2); /* as for affine_grad_2048 */
-    norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2, &a.to);
+    norm_grad_rows(&a, false, RESIDUAL_AFFINE, 256, 2, &a.to);
 }
-KERNEL(affine_grad_fp8_4096, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4, &a.to); }
+KERNEL(affine_grad_fp8_4096, NormGradArguments) { norm_grad_rows(&a, false, RESIDUAL_AFFINE, 256, 4, &a.to); }
 KERNEL(any, NormArguments) { norm_rows_any(&a, AS_BF16); }
 KERNEL(any_fp8, NormArguments) { norm_rows_any(&a, &a.to); }
 KERNEL(any_grad_rows, NormGradArguments) { norm_grad_rows_any(&a); }
@@ -57,7 +57,7 @@ LAUNCHERS(affine_grad_fp8, NormGradArguments, affine_grad_fp8_1024, affine_grad_
 LAUNCHER(any_grad_rows, NormGradArguments)
 LAUNCHERS(any_grad_columns, NormGradArguments, any_grad_columns, any_grad_columns_fp8)
 
-GPU_OP(residual_norm, .absorbs = norm_absorbs_sum, .codes = FP8_KIND(FP8_E4M3)) {
+GPU_OP(residual_norm, .absorbs = norm_absorbs_sum, .quantizes = FP8_KIND(FP8_E4M3)) {
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_AFFINE] != NULL;
     int width = layer && affine ? NORM_ANY : norm_width(call->in_shape[RESIDUAL_NORM_STREAM][1]);
@@ -66,15 +66,15 @@ GPU_OP(residual_norm, .absorbs = norm_absorbs_sum, .codes = FP8_KIND(FP8_E4M3)) 
         .stream = call->in[RESIDUAL_NORM_STREAM],
         .gain = call->in[RESIDUAL_NORM_GAIN],
         .bias = call->in[RESIDUAL_NORM_BIAS],
-        .merged = call->out[RESIDUAL_NORM_MERGED],
+        .residual = call->out[RESIDUAL_NORM_RESIDUAL],
         .normed = call->out[RESIDUAL_NORM_NORMED],
         .statistics = call->out[RESIDUAL_NORM_STATISTICS],
         .rows = call->in_shape[RESIDUAL_NORM_STREAM][0],
         .columns = call->in_shape[RESIDUAL_NORM_STREAM][1],
         .layer = layer,
-        .merge = affine ? MERGE_AFFINE : MERGE_SUM,
+        .add = affine ? RESIDUAL_AFFINE : RESIDUAL_SUM,
         .epsilon = attributes->epsilon,
-        .to = fp8_codes_of(call, RESIDUAL_NORM_AMAX),
+        .to = fp8_output_of(call, RESIDUAL_NORM_AMAX),
     };
     for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_AFFINE + i];
     if (call->absorbs) {
@@ -91,8 +91,8 @@ static int sums(bool layer, bool affine) { return 1 + layer + (affine ? AFFINE_V
 
 static int64_t residual_grad_gpu_workspace(const Graph *graph, const Node *node) {
     const NormAttributes *attributes = node->attributes;
-    int64_t rows = graph_rows(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]),
-            columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
+    int64_t rows = graph_rows(graph, node->in[RESIDUAL_NORM_GRAD_RESIDUAL]),
+            columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_RESIDUAL]);
     return norm_grad_scratch(rows, columns, sums(attributes->kind == NORM_LAYER, node->in[RESIDUAL_NORM_GRAD_AFFINE] != TENSOR_NONE));
 }
 
@@ -105,25 +105,25 @@ static void add_residual_sums(const OpCall *call, bool layer, bool affine, int64
     gpu_add_partial_sums(call->device, targets, count, call->workspace, blocks, columns);
 }
 
-GPU_OP(residual_norm_grad, residual_grad_gpu_workspace, .codes = FP8_KIND(FP8_E5M2)) {
+GPU_OP(residual_norm_grad, residual_grad_gpu_workspace, .quantizes = FP8_KIND(FP8_E5M2)) {
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_GRAD_AFFINE] != NULL;
     NormGradArguments arguments = {
-        .d_merged = call->in[RESIDUAL_NORM_GRAD_D_MERGED],
+        .d_residual = call->in[RESIDUAL_NORM_GRAD_D_RESIDUAL],
         .d_normed = call->in[RESIDUAL_NORM_GRAD_D_NORMED],
         .block = call->in[RESIDUAL_NORM_GRAD_BLOCK],
         .stream = call->in[RESIDUAL_NORM_GRAD_STREAM],
-        .merged = call->in[RESIDUAL_NORM_GRAD_MERGED],
+        .residual = call->in[RESIDUAL_NORM_GRAD_RESIDUAL],
         .statistics = call->in[RESIDUAL_NORM_GRAD_STATISTICS],
         .gain = call->in[RESIDUAL_NORM_GRAD_GAIN],
         .d_block = call->out[RESIDUAL_NORM_GRAD_D_BLOCK],
         .d_stream = call->out[RESIDUAL_NORM_GRAD_D_STREAM],
         .partials = call->workspace,
-        .rows = call->in_shape[RESIDUAL_NORM_GRAD_MERGED][0],
-        .columns = call->in_shape[RESIDUAL_NORM_GRAD_MERGED][1],
+        .rows = call->in_shape[RESIDUAL_NORM_GRAD_RESIDUAL][0],
+        .columns = call->in_shape[RESIDUAL_NORM_GRAD_RESIDUAL][1],
         .layer = layer,
-        .merge = affine ? MERGE_AFFINE : MERGE_SUM,
-        .to = fp8_codes_of(call, RESIDUAL_NORM_GRAD_AMAX),
+        .add = affine ? RESIDUAL_AFFINE : RESIDUAL_SUM,
+        .to = fp8_output_of(call, RESIDUAL_NORM_GRAD_AMAX),
     };
     for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_GRAD_AFFINE + i];
     LaunchShape shape = norm_grad_shape(call->device, &arguments);

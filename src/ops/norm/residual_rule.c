@@ -3,7 +3,7 @@
  * the released code: the bias is added before the scale). norm.h has the formulas. The stream is
  * WIDE: in bf16 it would lose the early layers after 80 scalings.
  *
- * Backward: with ds [R, D] = d_merged + the norm's gradient, and sums over rows,
+ * Backward: with ds [R, D] = d_residual + the norm's gradient, and sums over rows,
  *     d_block = ds * block_scale
  *     d_block_scale += sum(ds * block) + block_bias * sum(ds)
  *     d_block_bias += block_scale * sum(ds)
@@ -11,26 +11,26 @@
  * ds * stream and ds. */
 #include "ops/norm/norm.h"
 
-ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const AffineMerge *affine, const Norm *norm) {
+ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const AffineResidual *affine, const Norm *norm) {
     assert(graph_elements(graph, block) == graph_elements(graph, stream));
     norm_assert_vectors(graph, norm, graph_columns(graph, stream));
     Inputs in = {[RESIDUAL_NORM_BLOCK] = block, [RESIDUAL_NORM_STREAM] = stream};
     in[RESIDUAL_NORM_GAIN] = norm->gain, in[RESIDUAL_NORM_BIAS] = norm->bias;
     for (int i = 0; affine && i < AFFINE_VECTORS; i++) in[RESIDUAL_NORM_AFFINE + i] = affine->vectors[i];
-    Outputs out = {[RESIDUAL_NORM_MERGED] = graph_activation_like(graph, TYPE_WIDE, stream, "stream")};
+    Outputs out = {[RESIDUAL_NORM_RESIDUAL] = graph_activation_like(graph, TYPE_WIDE, stream, "stream")};
     out[RESIDUAL_NORM_NORMED] = graph_activation_like(graph, TYPE_COMPUTE, stream, "normed");
     out[RESIDUAL_NORM_STATISTICS] =
         graph_activation(graph, TYPE_WIDE, graph_rows(graph, stream), norm_statistics(norm->kind), "statistics");
     NormAttributes attributes = {norm->kind, norm->epsilon};
     graph_node(graph, OP_residual_norm, in, out, &attributes, sizeof attributes);
-    return (ResidualNorm){.stream = out[RESIDUAL_NORM_MERGED], .normed = out[RESIDUAL_NORM_NORMED]};
+    return (ResidualNorm){.stream = out[RESIDUAL_NORM_RESIDUAL], .normed = out[RESIDUAL_NORM_NORMED]};
 }
 
 static void residual_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const TensorId *x = node->in, *y = node->out, stream = x[RESIDUAL_NORM_STREAM];
     Inputs in = {[RESIDUAL_NORM_GRAD_GAIN] = x[RESIDUAL_NORM_GAIN]};
-    in[RESIDUAL_NORM_GRAD_D_MERGED] = d_out[RESIDUAL_NORM_MERGED], in[RESIDUAL_NORM_GRAD_D_NORMED] = d_out[RESIDUAL_NORM_NORMED];
-    in[RESIDUAL_NORM_GRAD_MERGED] = y[RESIDUAL_NORM_MERGED], in[RESIDUAL_NORM_GRAD_STATISTICS] = y[RESIDUAL_NORM_STATISTICS];
+    in[RESIDUAL_NORM_GRAD_D_RESIDUAL] = d_out[RESIDUAL_NORM_RESIDUAL], in[RESIDUAL_NORM_GRAD_D_NORMED] = d_out[RESIDUAL_NORM_NORMED];
+    in[RESIDUAL_NORM_GRAD_RESIDUAL] = y[RESIDUAL_NORM_RESIDUAL], in[RESIDUAL_NORM_GRAD_STATISTICS] = y[RESIDUAL_NORM_STATISTICS];
     if (x[RESIDUAL_NORM_AFFINE]) in[RESIDUAL_NORM_GRAD_BLOCK] = x[RESIDUAL_NORM_BLOCK], in[RESIDUAL_NORM_GRAD_STREAM] = stream;
     Outputs out = {0};
     out[RESIDUAL_NORM_GRAD_D_BLOCK] = d_in[RESIDUAL_NORM_BLOCK] = graph_activation_like(graph, TYPE_COMPUTE, stream, "d_block");
@@ -49,18 +49,18 @@ static TensorId recompute_residual(Graph *graph, const Node *node, int index) {
     const NormAttributes *attributes = node->attributes;
     if (index != RESIDUAL_NORM_NORMED) return TENSOR_NONE;
     Norm norm = {attributes->kind, node->in[RESIDUAL_NORM_GAIN], node->in[RESIDUAL_NORM_BIAS], attributes->epsilon};
-    return op_norm(graph, node->out[RESIDUAL_NORM_MERGED], &norm);
+    return op_norm(graph, node->out[RESIDUAL_NORM_RESIDUAL], &norm);
 }
 
 /* An element of an affine residual add takes four flops, of a plain one one; in the backward pass
  * seven and none. */
 static double residual_flops(const Graph *graph, const Node *node) {
-    double merge = node->in[RESIDUAL_NORM_AFFINE] ? 4 : 1;
-    return (merge + norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_STREAM]);
+    double add = node->in[RESIDUAL_NORM_AFFINE] ? 4 : 1;
+    return (add + norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_STREAM]);
 }
 static double residual_grad_flops(const Graph *graph, const Node *node) {
-    double merge = node->in[RESIDUAL_NORM_GRAD_AFFINE] ? 7 : 0;
-    return (merge + 2 * norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
+    double add = node->in[RESIDUAL_NORM_GRAD_AFFINE] ? 7 : 0;
+    return (add + 2 * norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_GRAD_RESIDUAL]);
 }
 
 const Op op_rule_residual_norm = {.name = "residual_norm",

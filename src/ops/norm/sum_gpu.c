@@ -60,7 +60,7 @@ INLINE void add_peer_rows(
 
 /* Processes the row in a block of one team. Parameters are read before the preceding kernel has
  * made this rank's term. */
-INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, ResidualAdd merge, int threads, int units) {
+INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, ResidualAdd add, int threads, int units) {
     const NormArguments *a = &arguments->norm;
     Team t = make_team(threads, units, a->columns);
     GLOBAL uint64_t *own = own_window(&arguments->windows);
@@ -70,16 +70,16 @@ INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, Residual
     clear_row(t, bias);
     load_row_wide(t, gain, a->gain);
     if (layer && a->bias) load_row_wide(t, bias, a->bias);
-    if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) load_row_wide(t, affine[p], a->affine[p]);
+    if (add == RESIDUAL_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) load_row_wide(t, affine[p], a->affine[p]);
     await_kernel_ahead();
     send_row(arguments, t, own, term, number);
     load_row_wide(t, x, a->stream);
     add_peer_rows(&arguments->windows, t, own, term, number, block);
     FOR_UNITS(t) {
         f32x4 at_column[AFFINE_VECTORS];
-        if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) at_column[p] = affine[p][i];
-        x[i] = merge_branches(merge, to_float4(block[i]), x[i], at_column);
-        store_wide_unit(t, i, a->merged, x[i]);
+        if (add == RESIDUAL_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) at_column[p] = affine[p][i];
+        x[i] = add_residual(add, to_float4(block[i]), x[i], at_column);
+        store_wide_unit(t, i, a->residual, x[i]);
     }
     Statistics s = row_statistics(t, x, layer, a->epsilon);
     if (t.lane == 0) store_statistics(a->statistics, 0, s, layer);
@@ -87,9 +87,9 @@ INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, Residual
 }
 
 #define KERNELS(width, threads, units)                                                                                                     \
-    KERNEL(rms_##width, SumNormArguments) { sum_norm_row(&a, false, MERGE_SUM, threads, units); }                                          \
-    KERNEL(layer_##width, SumNormArguments) { sum_norm_row(&a, true, MERGE_SUM, threads, units); }                                         \
-    KERNEL(affine_##width, SumNormArguments) { sum_norm_row(&a, false, MERGE_AFFINE, threads, units); }
+    KERNEL(rms_##width, SumNormArguments) { sum_norm_row(&a, false, RESIDUAL_SUM, threads, units); }                                          \
+    KERNEL(layer_##width, SumNormArguments) { sum_norm_row(&a, true, RESIDUAL_SUM, threads, units); }                                         \
+    KERNEL(affine_##width, SumNormArguments) { sum_norm_row(&a, false, RESIDUAL_AFFINE, threads, units); }
 NORM_WIDTHS(KERNELS)
 
 #else
@@ -118,7 +118,7 @@ void norm_launch_sum(const OpCall *call, int width, const NormArguments *norm) {
     SumNormArguments arguments = {.norm = *norm, .windows = windows_of(comm_windows(mesh_group(sum->mesh, attributes->axes)))};
     LaunchShape shape = {.x = 1, .threads = width == 0 ? device_info(call->device)->wave : NORM_THREADS};
     arguments.norm.block = sum->in[COLLECTIVE_X];
-    (norm->merge == MERGE_AFFINE ? launch_affine : norm->layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
+    (norm->add == RESIDUAL_AFFINE ? launch_affine : norm->layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
 }
 
 #endif

@@ -5,9 +5,9 @@
  * rope_neighbours_2, 2. The host computes the table once, in double precision as on the CPU. No
  * scratch.
  *
- * For fp8 (backend/gpu/fp8_codes.h) all channels are read, even in place, but unrotated channels
+ * For fp8 (backend/gpu/fp8_output.h) all channels are read, even in place, but unrotated channels
  * are not written in place. The cast tensor is a gradient, so its quantized values are e5m2. */
-#include "backend/gpu/fp8_codes.h"
+#include "backend/gpu/fp8_output.h"
 #include "backend/gpu/vector.h"
 
 typedef struct RopeArguments {
@@ -18,13 +18,13 @@ typedef struct RopeArguments {
     int32_t columns, rotated, dim, half; /* per row: columns, rotated heads; per head: channels, pairs */
     int32_t places;                      /* per head: its channels without the partners, or only the pairs */
     float sign;
-    Fp8Codes to;   /* for y */
+    Fp8Output to;  /* for y */
     Tiling tiling; /* of the places of all heads in a row */
 } RopeArguments;
 
 #ifdef GPU_DEVICE
 
-INLINE void rope_made(const RopeArguments *a, int unit, Maker *maker) {
+INLINE void rope_write(const RopeArguments *a, int unit, Fp8Writer *writer) {
     UnitPlace place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int head = place.column / a->places, within = place.column - head * a->places;
@@ -39,15 +39,15 @@ INLINE void rope_made(const RopeArguments *a, int unit, Maker *maker) {
         const float GLOBAL *angles = a->table + (int64_t)a->positions[place.row] * 2 * a->half + within;
         f32x8 partner = load8_bf16(a->x + at + a->half, unit), cosine = load8_wide(angles, unit),
               sine = load8_wide(angles + a->half, unit) * a->sign;
-        store8_made(maker, a->y, at + a->half, partner * cosine + x * sine, unit, true);
+        fp8_store8(writer, a->y, at + a->half, partner * cosine + x * sine, unit, true);
         x = x * cosine - partner * sine;
     }
-    store8_made(maker, y, at, x, unit, true);
+    fp8_store8(writer, y, at, x, unit, true);
 }
 
 /* Rotates pairs of neighboring channels; the `places` of a head are its channels, or only the
  * rotated ones. */
-INLINE void rope_neighbours_made(const RopeArguments *a, const int unit, Maker *maker) {
+INLINE void rope_neighbours_write(const RopeArguments *a, const int unit, Fp8Writer *writer) {
     UnitPlace place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int head = place.column / a->places, within = place.column - head * a->places;
@@ -66,20 +66,20 @@ INLINE void rope_neighbours_made(const RopeArguments *a, const int unit, Maker *
             pairs[2 * i] = x * cosine[i] - y * sine[i], pairs[2 * i + 1] = y * cosine[i] + x * sine[i];
         }
     }
-    if (unit == 8) store8_made(maker, to, at, pairs, 8, true);
-    else UNROLL for (int i = 0; i < unit; i++) store4_made(maker, to, at + i, (f32x4){pairs[i]}, 1, true);
+    if (unit == 8) fp8_store8(writer, to, at, pairs, 8, true);
+    else UNROLL for (int i = 0; i < unit; i++) fp8_store4(writer, to, at + i, (f32x4){pairs[i]}, 1, true);
 }
 
 /* Defines kernels NAME_UNIT and NAME_fp8_UNIT. */
 #define ROPE_KERNELS(name, unit) \
     KERNEL(name##_##unit, RopeArguments) { \
-        Maker maker = make_maker(AS_BF16); \
-        name##_made(&a, unit, &maker); \
+        Fp8Writer writer = fp8_writer(AS_BF16); \
+        name##_write(&a, unit, &writer); \
     } \
     KERNEL(name##_fp8_##unit, RopeArguments) { \
-        Maker maker = make_maker(&a.to); \
-        name##_made(&a, unit, &maker); \
-        end_making(&maker); \
+        Fp8Writer writer = fp8_writer(&a.to); \
+        name##_write(&a, unit, &writer); \
+        fp8_writer_end(&writer); \
     }
 ROPE_KERNELS(rope, 8)
 ROPE_KERNELS(rope, 1)
@@ -114,7 +114,7 @@ GPU_OP(rope_table) {
     free(table);
 }
 
-GPU_OP(rope, .codes = FP8_KIND(FP8_E5M2)) {
+GPU_OP(rope, .quantizes = FP8_KIND(FP8_E5M2)) {
     const RopeAttributes *attributes = call->attributes;
     int64_t rows = call->in_shape[ROPE_X][0], columns = call->in_shape[ROPE_X][1], half = call->in_shape[ROPE_TABLE][1] / 2;
     int64_t rotated = attributes->heads.heads + attributes->heads.kv_heads, dim = attributes->heads.qk_dim;
@@ -127,7 +127,7 @@ GPU_OP(rope, .codes = FP8_KIND(FP8_E5M2)) {
         .dim = dim,
         .half = half,
         .sign = attributes->sign,
-        .to = fp8_codes_of(call, ROPE_AMAX)};
+        .to = fp8_output_of(call, ROPE_AMAX)};
     bool fp8 = fp8_is_wanted(&arguments.to), pairs_alone = arguments.y == arguments.x && !fp8;
     bool halves = attributes->pairs == ROPE_HALVES, wide = halves ? half % 8 == 0 && dim % 8 == 0 : half % 4 == 0 && dim % 8 == 0;
     int64_t pairs = halves ? half : 2 * half, channels = halves ? dim - half : dim, all = halves ? columns - rotated * half : columns;

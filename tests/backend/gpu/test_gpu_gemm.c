@@ -250,9 +250,9 @@ static void one_row_is_for_the_kernel_that_reads_whole_lines(void **state) {
     Gemm gemm = {
         .transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .m = 1, .n = 4, .k = 8, .a = data, .lda = 8, .b = data, .ldb = 8};
     assert_true(gpu_gemv_serves(&gemm));
-    Gemm rows = gemm, odd = gemm, lines = gemm, shifted = gemm, codes = gemm;
-    rows.m = 2, odd.ldb = 9, lines.transpose_b = false, shifted.b = data + 1, codes.input = GEMM_E4M3;
-    const Gemm *others[] = {&rows, &odd, &lines, &shifted, &codes};
+    Gemm rows = gemm, odd = gemm, lines = gemm, shifted = gemm, quantized = gemm;
+    rows.m = 2, odd.ldb = 9, lines.transpose_b = false, shifted.b = data + 1, quantized.input = GEMM_E4M3;
+    const Gemm *others[] = {&rows, &odd, &lines, &shifted, &quantized};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) assert_false(gpu_gemv_serves(others[i]));
 }
 

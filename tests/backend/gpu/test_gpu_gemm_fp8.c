@@ -68,15 +68,15 @@ static void twin_free(Twin *twin) {
     free(twin->host);
 }
 
-/* Rows of codes: integers, or normal numbers; the gaps are NaN. */
+/* Rows of quantized values: integers, or normal numbers; the gaps are NaN. */
 static Twin new_codes(GemmType type, int64_t rows, int64_t columns, bool exact) {
     Fp8Format format = gemm_fp8_format(type, device_info(check_device())->fp8_fnuz);
-    uint8_t *codes = memory_allocate((size_t)(rows * (columns + GAP)));
+    uint8_t *quantized = memory_allocate((size_t)(rows * (columns + GAP)));
     for (int64_t i = 0; i < rows * (columns + GAP); i++) {
         double x = exact ? random_integer(3) : rng_normal(8, 2, random_index++);
-        codes[i] = i % (columns + GAP) < columns ? fp8_from_float((float)x, format) : format.nan;
+        quantized[i] = i % (columns + GAP) < columns ? fp8_from_float((float)x, format) : format.nan;
     }
-    return twin_of(codes, rows * (columns + GAP));
+    return twin_of(quantized, rows * (columns + GAP));
 }
 
 /* Powers of two, or for a tensor of random numbers any. */
@@ -116,7 +116,7 @@ static void expect_no_failure(void) {
 
 /* -- One problem, or one of each expert ---------------------------------------------------------------------------- */
 
-/* Without experts `offset` is NULL, and there is one. `depth`: slots are codes along k, and `offset` counts pairs of them. */
+/* Without experts `offset` is NULL, and there is one. `depth`: slots are values quantized along k, and `offset` counts pairs of them. */
 typedef struct Case {
     Gemm form; /* sizes, types, scalings, accumulate */
     bool bias, exact, depth;
@@ -129,7 +129,7 @@ typedef struct Run {
     Gemm gemm; /* on the GPU */
 } Run;
 
-/* Of experts whose slots are codes along k each has a C, one after the other. */
+/* Of experts whose slots are values quantized along k each has a C, one after the other. */
 static int64_t rows_of_c(const Case *p) { return p->form.m * (p->depth ? p->experts : 1); }
 
 static Run open_run(const Case *p) {
@@ -167,7 +167,7 @@ static void run_gpu(const Case *p, const Run *r) {
     expect_no_failure();
 }
 
-/* The GEMM of expert e in host memory, C in `c`; `absolute`: of the magnitudes of all codes, without what is added. */
+/* The GEMM of expert e in host memory, C in `c`; `absolute`: of the magnitudes of all quantized values, without what is added. */
 static Gemm host_gemm(const Case *p, const Run *r, int64_t e, void *c) {
     Gemm g = r->gemm;
     int64_t first = p->offset ? p->offset[e] : 0;
@@ -181,7 +181,7 @@ static Gemm host_gemm(const Case *p, const Run *r, int64_t e, void *c) {
     return g;
 }
 
-/* Of expert e, whose slots are codes along k: all of k, with zeros in the place of others' codes of A. */
+/* Of expert e, whose slots are values quantized along k: all of k, with zeros in the place of others' quantized values of A. */
 static void run_cpu_depth(const Case *p, const Run *r, int64_t e, void *c) {
     Gemm g = r->gemm;
     SCOPED_FREE uint8_t *a = copy_of(&r->a);
@@ -200,7 +200,7 @@ static void run_cpu(const Case *p, const Run *r, void *c) {
     }
 }
 
-/* The sums of products' magnitudes, in fp32: codes without signs. NaN stays NaN. */
+/* The sums of products' magnitudes, in fp32: quantized values without signs. NaN stays NaN. */
 static void *magnitudes(const Case *p, const Run *r) {
     Case bare = *p;
     Run without = *r;
@@ -375,7 +375,7 @@ static void slots_of_experts_meet_their_weights_and_scales(void **state) {
     if (device_info(check_device())->fp8_mx) check_experts(GEMM_SCALE_MX, GEMM_SCALE_MX);
 }
 
-/* Experts have 128, 384 and 256 codes along k, and beyond these are codes of none; and one for each of many experts. */
+/* Experts have 128, 384 and 256 quantized values along k, and beyond these are quantized values of none; and one for each of many experts. */
 static const int32_t tiles[] = {0, 64, 256, 384};
 
 static void check_experts_along_k(GemmScaling a, GemmScaling b) {

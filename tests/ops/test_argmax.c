@@ -10,10 +10,10 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_device.h"
-#include "ops/largest/largest.h"
+#include "ops/argmax/argmax.h"
 #include "support/check.h"
 
-enum { ROWS = 2, VALUES = LARGEST_PARTS * LARGEST_VALUES };
+enum { ROWS = 2, VALUES = ARGMAX_PARTS * ARGMAX_VALUES };
 
 typedef struct Case {
     int64_t columns;
@@ -25,22 +25,22 @@ typedef struct Case {
 static float value_of(int64_t i) { return (float)(i * 7919 % 61 - 40); }
 
 static void expect_part(const Case *c, const float *row, int part, bool is_broken, const float *y) {
-    int64_t width = (c->columns + LARGEST_PARTS - 1) / LARGEST_PARTS, best = -1;
+    int64_t width = (c->columns + ARGMAX_PARTS - 1) / ARGMAX_PARTS, best = -1;
     bool has_broken = false;
     for (int64_t j = part * width; j < (part + 1) * width && j < c->columns && j < c->limit; j++) {
         has_broken |= is_broken && j == c->broken;
         if (best < 0 || row[j] > row[best]) best = j;
     }
-    if (has_broken) assert_true(isnan(y[LARGEST_ELEMENT]));
-    else if (best < 0) assert_true(isinf(y[LARGEST_ELEMENT]) && y[LARGEST_ELEMENT] < 0);
-    else assert_true(y[LARGEST_ELEMENT] == row[best] && y[LARGEST_COLUMN] == (float)best);
+    if (has_broken) assert_true(isnan(y[ARGMAX_ELEMENT]));
+    else if (best < 0) assert_true(isinf(y[ARGMAX_ELEMENT]) && y[ARGMAX_ELEMENT] < 0);
+    else assert_true(y[ARGMAX_ELEMENT] == row[best] && y[ARGMAX_COLUMN] == (float)best);
 }
 
 static void check_case(const Case *c, Device *device, Precision precision) {
     Graph *graph = graph_create(precision, false);
     TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, (int64_t[]){ROWS, c->columns}, "x"),
              limit = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, (int64_t[]){1}, "limit"),
-             y = op_largest(graph, x, limit, c->columns, AXES_TENSOR);
+             y = op_argmax(graph, x, limit, c->columns, AXES_TENSOR);
     graph->tensors[y].keep = true;
     Program program = check_program((Model){.graph = graph}, device);
     Executor *executor = program.executor;
@@ -51,7 +51,7 @@ static void check_case(const Case *c, Device *device, Precision precision) {
     executor_run(executor);
     executor_read(executor, y, parts);
     for (int r = 0; r < ROWS; r++)
-        for (int p = 0; p < LARGEST_PARTS; p++) expect_part(c, rows + r * c->columns, p, r == 1, parts + r * VALUES + p * LARGEST_VALUES);
+        for (int p = 0; p < ARGMAX_PARTS; p++) expect_part(c, rows + r * c->columns, p, r == 1, parts + r * VALUES + p * ARGMAX_VALUES);
     program_free(&program);
 }
 

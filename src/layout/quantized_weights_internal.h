@@ -8,18 +8,18 @@
 
 #include "layout/comm_schedule.h"
 
-typedef struct WeightCodes WeightCodes;
+typedef struct QuantizedWeights QuantizedWeights;
 
 /* Returns NULL without an error if the program reads no quantized weights; the functions below then
  * do nothing. ERROR_MEMORY. */
-WeightCodes *weight_codes_create(const Layout *layout, const CommSchedule *schedule, Executor *executor, Error *error);
-void weight_codes_free(WeightCodes *codes);
-/* Returns the device memory of one WeightCodes. */
-int64_t weight_codes_bytes(const Layout *layout, const CommSchedule *schedule, const Graph *graph);
+QuantizedWeights *quantized_weights_create(const Layout *layout, const CommSchedule *schedule, Executor *executor, Error *error);
+void quantized_weights_free(QuantizedWeights *quantized);
+/* Returns the device memory of one QuantizedWeights. */
+int64_t quantized_weights_bytes(const Layout *layout, const CommSchedule *schedule, const Graph *graph);
 
 /* Computes the amax of the current weights. Collective. */
-bool weight_codes_find(WeightCodes *codes, Error *error);
+bool quantized_weights_find_amax(QuantizedWeights *quantized, Error *error);
 /* Writes the amax to the inputs of the next run. */
-void weight_codes_put(const WeightCodes *codes);
+void quantized_weights_put_amax(const QuantizedWeights *quantized);
 /* Quantizes the rank's shard of a bucket into its place in the bucket's slot. */
-void weight_codes_cast(const WeightCodes *codes, int bucket);
+void quantized_weights_cast(const QuantizedWeights *quantized, int bucket);

@@ -1,39 +1,39 @@
-/* largest on a GPU: one block per part of a row, whose threads compare their results in shared
+/* argmax on a GPU: one block per part of a row, whose threads compare their results in shared
  * memory. No scratch. */
 #include "backend/gpu/gpu.h"
 
 enum { THREADS = 256, PARTS = 32, VALUES = 2 };
 
-typedef struct LargestArguments {
+typedef struct ArgmaxArguments {
     const float GLOBAL *x;
     const int32_t GLOBAL *limit;
     float GLOBAL *y;
     int64_t columns, part_columns, first; /* first: of x's columns among all ranks' columns */
-} LargestArguments;
+} ArgmaxArguments;
 
 #ifdef GPU_DEVICE
 
 /* The result of some columns; NaN if one of them is not finite. */
-typedef struct LargestFound {
+typedef struct ArgmaxFound {
     float element;
     int32_t column;
-} LargestFound;
+} ArgmaxFound;
 
 /* Returns the larger of both, the first of equals; NaN precedes all. */
-INLINE LargestFound larger_found(LargestFound a, LargestFound b) {
+INLINE ArgmaxFound larger_found(ArgmaxFound a, ArgmaxFound b) {
     bool second = b.element > a.element || (b.element == a.element && b.column < a.column) || b.element != b.element;
     return a.element == a.element && second ? b : a;
 }
 
-KERNEL(largest, LargestArguments) {
-    static SHARED LargestFound found[THREADS];
+KERNEL(argmax, ArgmaxArguments) {
+    static SHARED ArgmaxFound found[THREADS];
     int64_t first = block_y() * a.part_columns, end = first + a.part_columns, limit = *a.limit - a.first;
     const float GLOBAL *x = a.x + block_x() * a.columns;
-    LargestFound mine = {-__builtin_inff(), (int32_t)first};
+    ArgmaxFound mine = {-__builtin_inff(), (int32_t)first};
     if (end > a.columns) end = a.columns;
     if (end > limit) end = limit;
     for (int64_t j = first + thread_id(); j < end; j += THREADS) {
-        LargestFound next = {x[j] + 0 * x[j], (int32_t)j};
+        ArgmaxFound next = {x[j] + 0 * x[j], (int32_t)j};
         mine = larger_found(mine, next);
     }
     found[thread_id()] = mine;
@@ -50,21 +50,21 @@ KERNEL(largest, LargestArguments) {
 #else
 
 #include "backend/gpu/kernel_launch.h"
-#include "ops/largest/largest.h"
+#include "ops/argmax/argmax.h"
 
-static_assert((int)PARTS == LARGEST_PARTS && (int)VALUES == LARGEST_VALUES && LARGEST_ELEMENT == 0, "what a block writes");
+static_assert((int)PARTS == ARGMAX_PARTS && (int)VALUES == ARGMAX_VALUES && ARGMAX_ELEMENT == 0, "what a block writes");
 
-LAUNCHER(largest, LargestArguments)
+LAUNCHER(argmax, ArgmaxArguments)
 
-GPU_OP(largest) {
-    const int64_t *shape = call->in_shape[LARGEST_X];
-    LargestArguments arguments = {.x = call->in[LARGEST_X],
-        .limit = call->in[LARGEST_LIMIT],
-        .y = call->out[LARGEST_Y],
+GPU_OP(argmax) {
+    const int64_t *shape = call->in_shape[ARGMAX_X];
+    ArgmaxArguments arguments = {.x = call->in[ARGMAX_X],
+        .limit = call->in[ARGMAX_LIMIT],
+        .y = call->out[ARGMAX_Y],
         .columns = shape[1],
         .part_columns = divide_up(shape[1], PARTS),
-        .first = ((const LargestAttributes *)call->attributes)->first};
-    launch_largest(call->device, (LaunchShape){.x = shape[0], .y = PARTS, .threads = THREADS}, &arguments);
+        .first = ((const ArgmaxAttributes *)call->attributes)->first};
+    launch_argmax(call->device, (LaunchShape){.x = shape[0], .y = PARTS, .threads = THREADS}, &arguments);
 }
 
 #endif
