@@ -50,6 +50,8 @@ typedef enum ChatPart {
     CHAT_FUNCTIONS,
     CHAT_FUNCTION_CALL,
     CHAT_NAMES,
+    CHAT_CONVERSATIONS, /* beside messages, which are read instead */
+    CHAT_PROMPTS,       /* the same, unless a message has the same text */
     CHAT_PARTS
 } ChatPart;
 const char *chat_part_name(ChatPart part); /* "tool_calls" */

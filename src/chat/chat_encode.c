@@ -298,8 +298,8 @@ static bool check_special(ChatEncoder *encoder, const json_t *value, Error *erro
 /* -- Lost parts --------------------------------------------------------------------------------------------------------- */
 
 const char *chat_part_name(ChatPart part) {
-    static const char *const names[] = {
-        "tool_calls", "tools", "thoughts (reasoning_content)", "history", "documents", "functions", "function_call", "name"};
+    static const char *const names[] = {"tool_calls", "tools", "thoughts (reasoning_content)", "history", "documents", "functions",
+        "function_call", "name", "conversations", "prompt"};
     return names[part];
 }
 
@@ -344,9 +344,7 @@ static bool is_same_without(ChatEncoder *encoder, const ChatRecord *without, con
 
 /* Finds lost parts: parts of a record that smelt does not read, or that no template writes. */
 static void find_lost_beside(const ChatRecord *record, ChatDocument *document) {
-    memset(document->lost, 0, sizeof document->lost);
-    document->lost[CHAT_HISTORY] = record->history;
-    document->lost[CHAT_FUNCTIONS] = record->functions;
+    memcpy(document->lost, record->unread, sizeof document->lost);
     document->lost[CHAT_TOOLS] = is_filled(record->tools);
     document->lost[CHAT_DOCUMENTS] = is_filled(record->documents);
 }

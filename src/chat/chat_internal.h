@@ -20,8 +20,7 @@ typedef struct ChatRecord {
     json_t *shaped;                             /* the record that the rest is borrowed from; owned */
     json_t *messages;                           /* owned; NULL: the record is texts */
     const json_t *tools, *documents, *settings; /* borrowed from the record, or NULL */
-    bool history;                               /* earlier turns beside an instruction, which smelt does not read */
-    bool functions;                             /* OpenAI's older form of tools, which smelt does not read */
+    bool unread[CHAT_PARTS];                    /* parts beside the messages that smelt does not read */
     bool decode;                                /* decode arguments of tool calls to objects */
     size_t decoded_arguments, text_arguments;   /* as in ChatCounts */
     size_t first;                               /* the first message whose answers are trained on */

@@ -183,7 +183,18 @@ static bool check_system(const json_t *json, const json_t *first, Error *error) 
             : "the record has system, which is read only beside conversations and instruction: make it the first message");
 }
 
+/* Returns whether a member beside the messages is a conversation of its own: some data sets repeat
+ * the text of a message as the prompt. */
+static bool is_another_conversation(const json_t *member, const json_t *messages) {
+    bool another = json_array_size(member) > 0 || json_string_length(member) > 0;
+    for (size_t i = 0; i < json_array_size(messages); i++)
+        another = another && !json_equal(member, json_object_get(json_array_get(messages, i), "content"));
+    return another && !json_equal(member, messages);
+}
+
 static bool read_messages(ChatRecord *record, const json_t *messages, Error *error) {
+    record->unread[CHAT_CONVERSATIONS] = is_another_conversation(json_object_get(record->shaped, "conversations"), messages);
+    record->unread[CHAT_PROMPTS] = is_another_conversation(json_object_get(record->shaped, "prompt"), messages);
     record->messages = json_array();
     if (!json_is_array(messages)) return error_set(error, ERROR_DATA, "messages is not a list");
     if (json_array_size(messages) == 0) return error_set(error, ERROR_DATA, "messages is empty");
@@ -213,7 +224,7 @@ static bool read_instruction(ChatRecord *record, const json_t *json, Error *erro
         !json_is_string(output))
         return error_set(error, ERROR_DATA, "instruction and output, and input and system if given, must be strings");
     if (!json_string_length(instruction)) return error_set(error, ERROR_DATA, "instruction is empty");
-    record->history = json_array_size(json_object_get(json, "history")) > 0;
+    record->unread[CHAT_HISTORY] = json_array_size(json_object_get(json, "history")) > 0;
     record->messages = json_array();
     if (json_string_length(system)) json_array_append_new(record->messages, json_pack("{ss sO}", "role", "system", "content", system));
     json_array_append_new(record->messages, chat_question(json));
@@ -278,7 +289,7 @@ bool chat_record_read(ChatRecord *record, const json_t *given, bool decode, Erro
         .tools = chat_member(json, "tools"),
         .documents = chat_member(json, "documents"),
         .settings = chat_member(json, "chat_template_kwargs"),
-        .functions = json_array_size(json_object_get(json, "functions")) > 0};
+        .unread = {[CHAT_FUNCTIONS] = json_array_size(json_object_get(json, "functions")) > 0}};
     if (record->tools && !json_is_array(record->tools)) return error_set(error, ERROR_DATA, "tools is not a list");
     for (size_t i = 0; i < json_array_size(record->tools); i++)
         if (!json_is_object(json_array_get(record->tools, i)))

@@ -593,7 +593,8 @@ static void show_progress(Packer *packer, int64_t done) {
 
 static bool take_block(void *context, Block *block, Error *error) {
     Packer *packer = context;
-    for (Record *record = block->records; record < block->records + block->count; record++) {
+    for (size_t i = 0; i < block->count; i++) {
+        Record *record = &block->records[i];
         if (record->left_out.what) {
             pack_files_leave(&packer->files, packer->files.list.entries[record->file].name, record->left_out, !record->left_out.advice);
             continue;
@@ -926,6 +927,9 @@ static bool read_all_inputs(Packer *packer, Error *error) {
     packer->reader = record_reader_open(&packer->options, &packer->files, pipeline_cut, &packer->pipeline, packer->report.position);
     bool good = pipeline_run(&packer->pipeline, packer->reader, take_block, packer, error);
     progress_finish(&packer->progress);
+    const char *records = record_reader_first_records(packer->reader);
+    if (records && *packer->options.separator)
+        log_warn("separator=%s divides text only: each record of %s is a document", packer->options.separator, records);
     pack_files_warn(&packer->files);
     if (good) warn_bad(packer);
     if (good) warn_filtered(packer);

@@ -58,7 +58,8 @@ int64_t pack_files_left(const PackFiles *files) {
 }
 
 void pack_files_warn(const PackFiles *files) {
-    for (const LeftOut *group = files->left_outs; group < files->left_outs + files->left_out_count; group++) {
+    for (size_t i = 0; i < files->left_out_count; i++) {
+        const LeftOut *group = &files->left_outs[i];
         const char *advice = group->why.advice;
         (group->usual ? log_info : log_warn)("skipped %" PRId64 " file%s; the first is %s: %s%s%s", group->count, plural(group->count),
             group->first, group->why.what, advice ? "; " : "", advice ? advice : "");

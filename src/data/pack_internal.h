@@ -189,6 +189,8 @@ RecordReader *record_reader_open(
     const PackOptions *options, const PackFiles *files, PieceCut *cut, const void *context, RecordPosition start);
 /* Fills an empty block with the next records; none at the end. ERROR_DATA. */
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error);
+/* Returns the first file that was read and is not text; NULL: none. */
+const char *record_reader_first_records(const RecordReader *reader);
 void record_reader_free(RecordReader *reader); /* NULL is fine */
 
 /* Returns PACK_CHAT or PACK_PREFERENCE if the first record of the files is one, otherwise PACK_AUTO

@@ -30,7 +30,7 @@ static const ReportNumber numbers[] = {RESULT(documents), RESULT(train_tokens), 
     RESULT(empty_answers), RESULT(decoded_arguments), RESULT(text_arguments), RESULT(near), RESULT(left_out), RESULT(shards),
     LOST(tool_calls, CHAT_TOOL_CALLS), LOST(tools, CHAT_TOOLS), LOST(thoughts, CHAT_THOUGHTS), LOST(history, CHAT_HISTORY),
     LOST(documents, CHAT_DOCUMENTS), LOST(functions, CHAT_FUNCTIONS), LOST(function_call, CHAT_FUNCTION_CALL), LOST(names, CHAT_NAMES),
-    {"valid_shards", offsetof(PackReport, valid_shards)}};
+    LOST(conversations, CHAT_CONVERSATIONS), LOST(prompts, CHAT_PROMPTS), {"valid_shards", offsetof(PackReport, valid_shards)}};
 static const ReportNumber places[] = {{"file", offsetof(PackReport, position.file)}, {"byte", offsetof(PackReport, position.byte)},
     {"line", offsetof(PackReport, position.line)}, {"document", offsetof(PackReport, position.document)},
     {"hashes", offsetof(PackReport, hashes)}};

@@ -37,6 +37,7 @@ struct RowReader {
 
 static bool refuse_columns(const RowReader *reader, const char *what, const char *advice, Error *error) {
     char names[256];
+    if (!parquet_next(reader->file, NULL)) return parquet_refuse(error, "a Parquet file without columns: write it with a column of text");
     parquet_names(reader->file, names, sizeof names);
     return parquet_refuse(error, "a Parquet file without %s; its columns are %s: %s", what, names, advice);
 }

@@ -28,7 +28,8 @@ struct RecordReader {
     PieceCut *cut;
     const void *context;
     RecordPosition at;
-    int64_t before; /* bytes of the files before this one */
+    const char *first_records; /* the first file that is not text; NULL: none yet */
+    int64_t before;            /* bytes of the files before this one */
     /* The open file; the window holds bytes `begin` to `end`, which start at byte at.byte. */
     Input *input;
     char *window;
@@ -485,6 +486,7 @@ static bool open_input_file(RecordReader *reader, Block *block, Error *error) {
     if (!take_format(reader, path, &why, error)) return false;
     if (why.what) leave_file_out(reader, block, &why);
     if (why.what) return true;
+    if (reader->format.shape != SHAPE_TEXT && !reader->first_records) reader->first_records = path;
     if (reader->format.shape == SHAPE_ROWS) return open_rows(reader, path, block, error);
     reader->scan = record_scan_start(&reader->format, start > 0);
     if (!find_split(reader, path, error)) return false;
@@ -526,6 +528,8 @@ RecordReader *record_reader_open(
     }
     return reader;
 }
+
+const char *record_reader_first_records(const RecordReader *reader) { return reader->first_records; }
 
 bool record_reader_fill(RecordReader *reader, Block *block, Error *error) {
     array_reserve(block->text, block->capacity, BLOCK_BYTES);

@@ -220,7 +220,8 @@ static void read_schema(ParquetFile *file, Thrift *thrift, int type) {
     elements[0].repetition = REQUIRED;
     if (thrift->bad) return;
     walk.at = 1;
-    int root = read_content(&walk, &elements[0], (SchemaPlace){.parent = -1});
+    SchemaPlace top = {.parent = -1};
+    int root = count > 1 ? read_content(&walk, &elements[0], top) : add_node(&walk, &elements[0], top, PARQUET_STRUCT);
     thrift->bad = walk.bad || walk.at != count || file->nodes[root].kind != PARQUET_STRUCT;
 }
 

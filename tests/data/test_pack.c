@@ -356,8 +356,8 @@ static void packing_twice_gives_the_same_bytes(void **state) {
 
 /* -- The command ------------------------------------------------------------------------------------------------- */
 
-/* Runs `smelt data` with up to six arguments; *output is what it printed and the caller frees it. stderr is kept away.
- */
+/* Runs `smelt data` with up to six arguments; *output is what it printed and the caller frees it. stderr goes
+ * to the file "stderr". */
 static int run_data(const char *const arguments[], char **output) {
     char *argv[8] = {(char *)"data"};
     int argc = 1;
@@ -368,7 +368,7 @@ static int run_data(const char *const arguments[], char **output) {
     fflush(stdout);
     fflush(stderr);
     int saved_out = dup(STDOUT_FILENO), saved_error = dup(STDERR_FILENO);
-    int target = open("stdout", O_RDWR | O_CREAT | O_TRUNC, 0600), quiet = open("/dev/null", O_WRONLY);
+    int target = open("stdout", O_RDWR | O_CREAT | O_TRUNC, 0600), quiet = open("stderr", O_WRONLY | O_CREAT | O_TRUNC, 0600);
     dup2(target, STDOUT_FILENO);
     dup2(quiet, STDERR_FILENO);
     int status = command_run(&command_data, argc, argv);
@@ -396,6 +396,18 @@ static void the_command_packs_and_shows(void **state) {
     assert_data((const char *[]){"show", "out-train.idx", NULL}, 0, "documents:        2\n");
     assert_data((const char *[]){"show", "--check=true", "out-valid", NULL}, 0, "largest token:    256\n");
     assert_data((const char *[]){"show", "out-valid", "check=true", NULL}, 0, "check:            passed");
+}
+
+static void a_separator_that_divides_no_records_is_named_once(void **state) {
+    (void)state;
+    size_t size;
+    write_text("a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n");
+    write_text("b.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n");
+    assert_data((const char *[]){"pack", "a.jsonl", "b.jsonl", "out", "separator=%", NULL}, 0, "out: 8 tokens\n");
+    SCOPED_FREE char *text = (char *)read_bytes("stderr", &size);
+    const char *first = strstr(text, "separator=%");
+    assert_non_null(first);
+    assert_null(strstr(first + 1, "separator=%"));
 }
 
 static void the_command_shows_tokens_of_other_vocabularies_as_numbers(void **state) {
@@ -464,6 +476,7 @@ int main(void) {
         IN_FOLDER(values_out_of_range_are_usage_errors),
         IN_FOLDER(packing_twice_gives_the_same_bytes),
         IN_FOLDER(the_command_packs_and_shows),
+        IN_FOLDER(a_separator_that_divides_no_records_is_named_once),
         IN_FOLDER(the_command_shows_tokens_of_other_vocabularies_as_numbers),
         IN_FOLDER(the_command_returns_the_exit_code_of_the_error),
         IN_FOLDER(any_sequence_is_shown_and_one_behind_the_last_token_is_refused),

@@ -213,6 +213,18 @@ static void older_members_that_a_template_does_not_write_are_counted(void **stat
     assert_int_equal(result.lost[CHAT_DOCUMENTS], 1);
 }
 
+/* A prompt with the text of a message is no conversation of its own. */
+static void conversations_beside_messages_are_counted(void **state) {
+    (void)state;
+#define BESIDE(member) "{" member ", \"messages\": [" USER("a") "," ANSWER("b") "]}\n"
+    write_text("in", BESIDE("\"conversations\": [{\"from\": \"human\", \"value\": \"c\"}]") BESIDE("\"conversations\": []")
+                         BESIDE("\"prompt\": \"a\"") BESIDE("\"prompt\": \"c\"") BESIDE("\"prompt\": [" USER("c") "]"));
+    PackResult result = pack_with(chat_options("in"));
+    assert_int_equal(result.documents, 5);
+    assert_int_equal(result.lost[CHAT_CONVERSATIONS], 1);
+    assert_int_equal(result.lost[CHAT_PROMPTS], 2);
+}
+
 /* As OpenAI's form has them: texts become one, and what else there is takes the conversation out. */
 static void content_in_parts_is_their_text(void **state) {
     (void)state;
@@ -392,6 +404,7 @@ int main(void) {
         CHAT_TEST(arguments_as_text_are_counted),
         CHAT_TEST(what_a_template_does_not_write_is_counted),
         CHAT_TEST(older_members_that_a_template_does_not_write_are_counted),
+        CHAT_TEST(conversations_beside_messages_are_counted),
         CHAT_TEST(content_in_parts_is_their_text),
         CHAT_TEST(bad_records_are_counted_and_left_out),
         CHAT_TEST(untrained_tokens_are_no_targets),

@@ -107,6 +107,9 @@ static void copy_golden(const char *name, const char *to) {
     write_bytes(to, bytes, size);
 }
 
+/* A schema of its root alone, no rows, no row groups, and the 20 bytes of this footer. */
+static const char no_columns[] = "PAR1\x15\x02\x19\x1c\x48\x06schema\x15\0\0\x16\0\x19\x0c\0\x14\0\0\0PAR1";
+
 static void files_of_a_folder_are_taken_or_left_out_by_reason(void **state) {
     (void)state;
     assert_int_equal(mkdir("in", 0777), 0);
@@ -128,6 +131,8 @@ static void files_of_a_folder_are_taken_or_left_out_by_reason(void **state) {
     assert_input_refused("in/f.parquet", (PackOptions){0}, "an encrypted Parquet file");
     assert_input_refused("in/a.parquet", (PackOptions){.field = "body"}, "without the column body; its columns are");
     assert_input_refused("in/a.parquet", (PackOptions){.format = PACK_TEXT}, "leave format=text out");
+    write_bytes("empty.parquet", no_columns, sizeof no_columns - 1);
+    assert_input_refused("empty.parquet", (PackOptions){0}, "a Parquet file without columns");
     assert_int_equal(system("gzip -k in/a.parquet"), 0);
     assert_input_refused("in/a.parquet.gz", (PackOptions){0}, "write it to a file first");
     copy_golden("chats-polars.parquet", "chats");
