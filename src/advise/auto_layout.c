@@ -3,7 +3,6 @@
 #include "advise/auto_layout.h"
 
 #include "advise/forecast.h"
-#include "base/log.h"
 #include "base/scope.h"
 #include "config/layout_rules.h"
 #include "config/needs.h"

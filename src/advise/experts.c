@@ -3,7 +3,6 @@
  * ZAYA1 paper chooses widths that suit both; this file computes both costs. Owns nothing. */
 #include <math.h>
 
-#include "model/model.h"
 #include "advise/size.h"
 
 /* Returns the bytes of weights that a decoding step reads: all except the experts that no sequence

@@ -2,7 +2,6 @@
  * ZeRO stage. Owns nothing. */
 #include "advise/traffic.h"
 
-#include <assert.h>
 #include <string.h>
 
 #include "advise/cluster.h"

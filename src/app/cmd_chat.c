@@ -17,7 +17,6 @@
 #include "app/process.h"
 #include "base/array.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "base/scope.h"
 #include "chat/chat.h"
 #include "data/data.h"

@@ -258,9 +258,19 @@ static void print_text(TokenizerDecoder *decoder, int32_t token) {
     for (size_t i = 0; i < length && token != end; i++) print_byte((unsigned char)text[i]);
 }
 
-/* Prints a sample as text if its tokenizer is known (`record` is from shard_set_tokenizer),
- * otherwise as numbers. */
-static bool print_tokens(const ShardSet *set, const char *record, const DataOptions *options, Error *error) {
+/* What is shown, and how. */
+typedef struct Shown {
+    const ShardSet *set;
+    const DataOptions *options;
+    const char *name;     /* of the tokenizer, from shard_set_tokenizer; "": bytes, NULL: not known */
+    Tokenizer *tokenizer; /* NULL: bytes, or not known */
+} Shown;
+
+/* Prints a sample as text if its tokenizer is known, otherwise as numbers. */
+static bool print_tokens(const Shown *shown, Error *error) {
+    const ShardSet *set = shown->set;
+    const DataOptions *options = shown->options;
+    bool text = shown->name != NULL;
     int64_t first = options->sample * options->length, count = int_min(options->length, set->token_count - first);
     if (count < 1)
         return error_set(error, ERROR_USAGE,
@@ -268,17 +278,14 @@ static bool print_tokens(const ShardSet *set, const char *record, const DataOpti
             options->length, set->token_count);
     SCOPED_FREE int32_t *tokens = memory_allocate((size_t)count * sizeof *tokens);
     if (!shard_set_read(set, first, count, (int64_t)INT32_MAX + 1, tokens, NULL, error)) return false;
-    Tokenizer *tokenizer = record && *record ? tokenizer_open(record, error) : NULL;
-    if (record && *record && !tokenizer) return false;
     TokenizerDecoder decoder = {0};
-    if (tokenizer) decoder = tokenizer_decoder(tokenizer, false);
-    if (first > 0) printf("tokens from %" PRId64 ": %s", first, record ? "\"" : "");
-    else printf("first tokens:     %s", record ? "\"" : "");
+    if (shown->tokenizer) decoder = tokenizer_decoder(shown->tokenizer, false);
+    if (first > 0) printf("tokens from %" PRId64 ": %s", first, text ? "\"" : "");
+    else printf("first tokens:     %s", text ? "\"" : "");
     for (int64_t i = 0; i < count; i++)
-        if (record) print_text(&decoder, tokens[i]);
+        if (text) print_text(&decoder, tokens[i]);
         else printf("%s%" PRId32, i > 0 ? " " : "", tokens[i]);
-    printf("%s%s\n", record ? "\"" : "", first + count < set->token_count ? " ..." : "");
-    tokenizer_free(tokenizer);
+    printf("%s%s\n", text ? "\"" : "", first + count < set->token_count ? " ..." : "");
     return true;
 }
 
@@ -326,18 +333,17 @@ static bool count_trained_tokens(
 }
 
 /* Prints one document as text, with its trained tokens marked. */
-static bool print_document(const ShardSet *set, const char *record, const DataOptions *options, Error *error) {
-    int64_t start, end, number = int_max(options->document, 0), trained;
+static bool print_document(const Shown *shown, int64_t number, Error *error) {
+    const ShardSet *set = shown->set;
+    int64_t start, end, trained;
     if (!find_shown(set, number, &start, &end, error)) return false;
     int64_t count = int_min(end - start, MOST_SHOWN);
     SCOPED_FREE int32_t *tokens = memory_allocate((size_t)(count + 1) * sizeof *tokens);
     SCOPED_FREE uint8_t *marks = memory_allocate((size_t)(count + 1));
     if (!count_trained_tokens(set, start, end, tokens, marks, &trained, error)) return false;
     if (count && !shard_set_read(set, start, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
-    Tokenizer *tokenizer = record && *record ? tokenizer_open(record, error) : NULL;
-    if (record && *record && !tokenizer) return false;
     TokenizerDecoder decoder = {0};
-    if (tokenizer) decoder = tokenizer_decoder(tokenizer, false);
+    if (shown->tokenizer) decoder = tokenizer_decoder(shown->tokenizer, false);
     bool colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), marked = false;
     Utf8Stream stream = {0};
     printf("document %" PRId64 "%s: %" PRId64 " tokens, %" PRId64 " trained\n", number,
@@ -349,15 +355,14 @@ static bool print_document(const ShardSet *set, const char *record, const DataOp
         bool now = !(marks[i] & TOKEN_UNTRAINED);
         char byte = (char)tokens[i];
         size_t length = 1;
-        const char *text = tokenizer ? tokenizer_decode(&decoder, tokens[i], &length) : &byte;
+        const char *text = shown->tokenizer ? tokenizer_decode(&decoder, tokens[i], &length) : &byte;
         if (now != marked) trained_mark(marked = now, colour);
-        if (!record) printf("%s%" PRId32, i > 0 ? " " : "", tokens[i]);
-        else if (!tokenizer && tokens[i] == BYTE_SEPARATOR) fputs("<end>", stdout);
+        if (!shown->name) printf("%s%" PRId32, i > 0 ? " " : "", tokens[i]);
+        else if (!shown->tokenizer && tokens[i] == BYTE_SEPARATOR) fputs("<end>", stdout);
         else print_text_part(&stream, text, length);
     }
     if (marked) trained_mark(false, colour);
     printf("%s\n", count < end - start ? " ..." : "");
-    tokenizer_free(tokenizer);
     return true;
 }
 
@@ -394,26 +399,25 @@ static bool print_documents(const ShardSet *set, const DataOptions *options, Err
     return true;
 }
 
-static bool print_set(const ShardSet *set, const char *tokenizer, const DataOptions *options, Error *error) {
+static bool print_set(const Shown *shown, Error *error) {
     char size[32];
+    const ShardSet *set = shown->set;
+    const DataOptions *options = shown->options;
     int64_t bytes = shard_set_bytes(set);
     SCOPED_FREE char *types = shard_set_types(set), *formats = shard_set_formats(set);
     log_format_bytes((double)bytes, size);
     printf("shard:            %s\n", set->path);
     printf("format:           %s\n", formats);
     if (set->count > 1) printf("shards:           %" PRId64 "\n", set->count);
-    printf("tokenizer:        %s\n", !tokenizer ? "not recorded" : *tokenizer ? tokenizer : "bytes");
+    printf("tokenizer:        %s\n", !shown->name ? "not recorded" : *shown->name ? shown->name : "bytes");
     printf("type:             %s\n", types);
     printf("tokens:           %" PRId64 "\n", set->token_count);
     printf("size:             %" PRId64 " bytes (%s)\n", bytes, size);
     bool document = options->document >= 0 || (set->masked && options->sample == 0);
-    DataOptions second = *options;
-    second.document = 1;
-    if (!print_mask(set, error) || !print_documents(set, options, error) ||
-        !(document ? print_document : print_tokens)(set, tokenizer, options, error))
-        return false;
-    bool pair = document && set->pairs && options->document < 0;
-    return !pair || print_document(set, tokenizer, &second, error);
+    if (!print_mask(set, error) || !print_documents(set, options, error)) return false;
+    if (!document) return print_tokens(shown, error);
+    bool pair = set->pairs && options->document < 0;
+    return print_document(shown, int_max(options->document, 0), error) && (!pair || print_document(shown, 1, error));
 }
 
 static bool print_check(ShardSet *set, Error *error) {
@@ -440,14 +444,6 @@ static bool refuse_folder(const char *folder, Error *error) {
         "%s is a folder without token shards: give a folder with token shards, or the prefix of a shard's .bin and .idx", folder);
 }
 
-static bool find_end_token(ShardSet *set, const char *tokenizer, Error *error) {
-    Tokenizer *opened = tokenizer && *tokenizer ? tokenizer_open(tokenizer, error) : NULL;
-    if (tokenizer && *tokenizer && !opened) return false;
-    if (tokenizer) set->end_token = opened ? tokenizer_end_of_text(opened) : BYTE_SEPARATOR;
-    tokenizer_free(opened);
-    return true;
-}
-
 static bool run_show(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
     const char *given = invocation->words[0];
@@ -456,9 +452,13 @@ static bool run_show(Invocation *invocation, Error *error) {
     if (!shard_set_exists(path) && file_kind(path, NULL) == FILE_FOLDER) return refuse_folder(path, error);
     SCOPED_FREE char *recorded = NULL;
     if (!shard_set_tokenizer(path, &recorded, error)) return false;
-    const char *tokenizer = options->tokenizer[0] ? options->tokenizer : recorded;
-    if (!shard_set_open(&set, path, error) || !find_end_token(&set, tokenizer, error)) return false;
-    return print_set(&set, tokenizer, options, error) && (!options->check || print_check(&set, error));
+    Shown shown = {.set = &set, .options = options, .name = options->tokenizer[0] ? options->tokenizer : recorded};
+    if (!shard_set_open(&set, path, error)) return false;
+    if (shown.name && *shown.name && !(shown.tokenizer = tokenizer_open(shown.name, error))) return false;
+    if (shown.name) set.end_token = shown.tokenizer ? tokenizer_end_of_text(shown.tokenizer) : BYTE_SEPARATOR;
+    bool good = print_set(&shown, error) && (!options->check || print_check(&set, error));
+    tokenizer_free(shown.tokenizer);
+    return good;
 }
 
 /* -- The commands -------------------------------------------------------------------------------------------------- */

@@ -1,7 +1,6 @@
 /* `smelt doctor [self_test=true] [folder=DIR] [--json]` */
 #include <stddef.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "app/command.h"
 #include "base/scope.h"

@@ -19,7 +19,6 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "data/data.h"
-#include "images/images.h"
 #include "run/generation_settings.h"
 #include "run/source.h"
 

@@ -1,5 +1,4 @@
 /* `smelt launch [-n N] [key=value ...] -- COMMAND ...` */
-#include <stdio.h>
 #include <string.h>
 
 #include "app/command.h"

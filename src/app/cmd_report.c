@@ -1,7 +1,6 @@
 /* `smelt report RUN... [out=FILE]` */
 #include <stddef.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "base/log.h"
 #include "base/memory.h"

@@ -1,6 +1,5 @@
 /* `smelt size CONFIG [gpu=X] [key=value ...]` */
 #include <stddef.h>
-#include <stdio.h>
 
 #include "base/scope.h"
 #include "app/command.h"

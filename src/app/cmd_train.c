@@ -9,7 +9,6 @@
 #include "advise/plan_page.h"
 #include "app/command.h"
 #include "app/process.h"
-#include "backend/backend.h"
 #include "base/array.h"
 #include "base/file.h"
 #include "base/log.h"

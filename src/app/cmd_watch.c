@@ -7,7 +7,6 @@
 #include "app/command.h"
 #include "app/process.h"
 #include "app/screen.h"
-#include "base/log.h"
 #include "base/scope.h"
 #include "report/report.h"
 #include "report/terminal.h"

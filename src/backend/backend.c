@@ -2,7 +2,6 @@
 #include "backend/backend.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "backend/gpu/driver.h"
 #include "backend/gpu/kernel_launch.h"

@@ -1,5 +1,4 @@
 /* Explains the rows of a table: --help. Called by commands. */
-#include <string.h>
 
 #include "base/options.h"
 #include "base/options_internal.h"

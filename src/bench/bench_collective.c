@@ -4,7 +4,6 @@
  * ranks. Every rank runs this program (mpirun, srun, smelt launch), and the first rank prints.
  * Times are means over the ranks and medians over repeats. Before it is timed, each operation runs
  * once on small integers, and its result is compared with the exact one. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "backend/backend.h"

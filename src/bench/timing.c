@@ -2,7 +2,6 @@
  * BenchArena. */
 #include <math.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/float8.h"
 #include "base/memory.h"

@@ -10,7 +10,6 @@
  *   probe-00002                  rank 2's test of whether it can write
  * In a bucket, a checkpoint is complete once it has its manifest, which is put last and removed first. Called by save.c
  * and load.c. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -11,7 +11,6 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "ckpt/ckpt.h"
 #include "ckpt/store_kind_internal.h"
 #include "store/s3.h"
 

@@ -5,7 +5,6 @@
  * worker. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "base/library.h"

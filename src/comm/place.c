@@ -1,6 +1,5 @@
 /* The place of this process in the run, read from the environment that its launcher left. Owns
  * nothing. Called by comm_open, and by callers that need the number of ranks before. */
-#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>

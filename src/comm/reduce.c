@@ -1,8 +1,6 @@
 /* Sums, maxima and minima over the inputs of several ranks, in rank order. f32 is added in double
  * and bf16 in fp32, and the result is rounded once. Owns no memory. Called by host.c on the worker
  * thread. */
-#include <assert.h>
-#include <string.h>
 
 #include "base/bf16.h"
 #include "comm/comm_internal.h"

@@ -5,7 +5,6 @@
  * itself lives until the process ends, because no rank knows when the others have closed it. Called
  * by comm.c and, after a failure, by the worker through nccl.c. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/log.h"
 #include "base/memory.h"

@@ -1,7 +1,6 @@
 /* Reads the file of a mixture. Sources are read first, because the weights of a phase are named
  * after them: each source adds a row to the table of a phase's settings. The messages of options
  * therefore report unknown keys, the nearest known one, and ranges. */
-#include <assert.h>
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdlib.h>

@@ -8,7 +8,6 @@
  * then pack.json records which document comes next. The same command resumes there. */
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -11,7 +11,6 @@
  * weights. Called by the training loop. */
 #include "eval/text_sample.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

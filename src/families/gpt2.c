@@ -3,7 +3,6 @@
  * layers as [in, out]. */
 #include "formats/hf_class.h"
 #include "model/layer_spec.h"
-#include "ops/add/add.h"
 
 /* Adds the rows of a table of positions. */
 static TensorId embed(Builder *b, TensorId tokens) {

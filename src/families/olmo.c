@@ -14,7 +14,6 @@
 static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
     bool slides = model_has_window(c, index);
-    double theta = slides && c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta;
     LayerSpec spec = {.after_attention = "post_attention_layernorm",
         .after_mlp = "post_feedforward_layernorm",
         .attention = {.queries = "self_attn.q_proj",
@@ -24,7 +23,7 @@ static LayerSpec layer(Builder *b, int index) {
             .query_norm = "self_attn.q_norm",
             .key_norm = "self_attn.k_norm",
             .clip_normed = c->clip_qkv,
-            .rope_table = builder_rope_table(b, theta, !slides),
+            .rope_table = builder_rope_table(b, model_rope_theta(c, slides), !slides),
             .scores = {.window = slides ? c->window : 0}},
         .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
     if (!c->experts) return spec;
@@ -58,45 +57,13 @@ static const HfField olmo2_fields[] = {
     END,
 };
 
-static bool is_sliding(const json_t *types, int64_t layer) {
-    const char *type = json_string_value(json_array_get(types, (size_t)layer));
-    return types ? type && !strcmp(type, "sliding_attention") : (layer + 1) % 4 != 0;
-}
-
-/* Returns whether the layers i with i % period == first, and no others, are (not) sliding. */
-static bool is_every(const ModelConfig *c, const json_t *types, bool sliding) {
-    for (int64_t i = 0; i < c->layers; i++)
-        if ((is_sliding(types, i) == sliding) != (i % c->window_period == c->window_first)) return false;
-    return true;
-}
-
-/* Finds the period and the first one of the layers that are (not) sliding. */
-static bool find_period(ModelConfig *c, const json_t *types, bool sliding) {
-    int64_t first = 0;
-    while (first < c->layers && is_sliding(types, first) != sliding) first++;
-    int64_t second = first + 1;
-    while (second < c->layers && is_sliding(types, second) != sliding) second++;
-    c->window_first = first, c->window_skips = !sliding;
-    c->window_period = second < c->layers ? second - first : int_max(c->layers, 4);
-    return first < c->layers && is_every(c, types, sliding);
-}
-
-static bool check_types(HfFieldReader *r, const char *name, const json_t *types) {
-    const json_t *type;
-    size_t index;
-    if ((int64_t)json_array_size(types) != r->model->layers) hf_refuse(r, name, "does not have one name per layer (num_hidden_layers)");
-    json_array_foreach(types, index, type) {
-        const char *text = json_string_value(type);
-        if (!text || (strcmp(text, "full_attention") != 0 && strcmp(text, "sliding_attention") != 0))
-            hf_refuse(r, name, "holds a name other than \"full_attention\" and \"sliding_attention\"");
-    }
-    return r->good;
-}
+enum { MOST_LAYERS = 10000 };
+static const HfLayerNames olmo3_layers = {"full_attention", "sliding_attention"};
 
 /* rope_parameters holds settings for each layer type; rope_scaling and rope_theta beside it are those
  * of "full_attention". */
 static void read_olmo3_rope(HfFieldReader *r) {
-    static const char full[] = "full_attention", sliding[] = "sliding_attention";
+    const char *full = olmo3_layers.full, *sliding = olmo3_layers.sliding;
     const json_t *all = hf_field(r, "rope_parameters"), *scaling = hf_field(r, "rope_scaling"), *base = hf_field(r, "rope_theta"),
                  *part = hf_field(r, "partial_rotary_factor");
     bool given = all && !json_is_null(all), scaled = scaling && !json_is_null(scaling);
@@ -121,19 +88,17 @@ static void read_olmo3_rope(HfFieldReader *r) {
     r->model->window_rope_theta = r->model->window && windowed.rope_theta != r->model->rope_theta ? windowed.rope_theta : 0;
 }
 
+/* By default, every fourth layer has full attention. More layers than MOST_LAYERS are refused. */
 static void read_olmo3_layers(HfFieldReader *r, const char *name, const json_t *value) {
     ModelConfig *c = r->model;
-    const json_t *types = value && !json_is_null(value) ? value : NULL, *window = hf_field(r, "sliding_window");
-    c->window = 0, c->window_period = 1;
-    if (types && !check_types(r, name, types)) return;
-    int64_t sliding = 0;
-    for (int64_t i = 0; i < c->layers; i++) sliding += is_sliding(types, i);
+    const json_t *window = hf_field(r, "sliding_window");
+    json_auto_t *usual = json_array();
+    for (int64_t i = 0; i < int_min(c->layers, MOST_LAYERS); i++)
+        json_array_append_new(usual, json_string((i + 1) % 4 ? olmo3_layers.sliding : olmo3_layers.full));
+    int64_t sliding = hf_read_windows(r, name, value && !json_is_null(value) ? value : usual, &olmo3_layers, 4, true);
     if (json_is_null(window)) hf_refuse(r, "sliding_window", "is null, which transformers does not run");
-    if (sliding) c->window = hf_integer_or(r, "sliding_window", 1, 4096);
-    bool mixed = sliding && sliding < c->layers;
-    if (mixed && !find_period(c, types, false) && !find_period(c, types, true))
-        hf_refuse(r, name, "has neither \"full_attention\" nor \"sliding_attention\" at even distances");
-    read_olmo3_rope(r);
+    c->window = sliding > 0 ? hf_integer_or(r, "sliding_window", 1, 4096) : 0;
+    if (r->good) read_olmo3_rope(r);
 }
 
 static const HfField olmo3_fields[] = {
@@ -193,21 +158,14 @@ static void put_olmo2(json_t *object, const ModelConfig *c) {
 }
 
 static void put_olmo3(json_t *object, const ModelConfig *c) {
-    json_t *types = json_array(), *full = json_object(), *sliding = json_object(), *rope = json_object();
-    for (int64_t i = 0; i < c->layers; i++)
-        json_array_append_new(types, json_string(model_has_window(c, i) ? "sliding_attention" : "full_attention"));
-    hf_put_text(full, "rope_type", "default");
-    if (hf_is_scaled(c)) hf_put_scaling(full, c);
-    hf_put(full, "rope_theta", json_real(c->rope_theta));
-    hf_put_text(sliding, "rope_type", "default");
-    hf_put(sliding, "rope_theta", json_real(c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta));
-    hf_put(rope, "full_attention", full);
-    hf_put(rope, "sliding_attention", sliding);
+    json_t *rope = json_object();
+    hf_put(rope, "full_attention", hf_rope_object(c, false, true));
+    hf_put(rope, "sliding_attention", hf_rope_object(c, true, false));
     hf_put_decoder(object, c);
     hf_put_integer(object, "intermediate_size", c->ffn);
     hf_put(object, "attention_bias", json_false());
     hf_put_integer(object, "sliding_window", c->window);
-    hf_put(object, "layer_types", types);
+    hf_put_layer_types(object, c, &olmo3_layers);
     hf_put(object, "rope_parameters", rope);
 }
 

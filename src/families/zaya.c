@@ -124,10 +124,9 @@ static TensorId embed(Builder *b, TensorId table) {
 static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
     bool slides = model_has_window(c, index);
-    double theta = slides && c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta;
     return (LayerSpec){.before_attention = "input_layernorm",
         .before_mlp = "post_attention_layernorm",
-        .attention = {.rope_table = builder_rope_table(b, theta, true),
+        .attention = {.rope_table = builder_rope_table(b, model_rope_theta(c, slides), true),
             .scores = {.window = slides ? c->window : 0},
             .build = zaya_attention},
         .mlp = {.build = zaya_experts}};
@@ -150,33 +149,7 @@ static void read_padding(HfFieldReader *r, const char *name, const json_t *value
     else r->model->padding = 0;
 }
 
-/* Reads which layers have a window: one layer in `window_period`, starting at layer `window_first`;
- * a period of 0: none. Returns false after a refusal. */
-static bool read_window_layers(HfFieldReader *r, const char *name, const json_t *types, const char *full, const char *sliding) {
-    ModelConfig *c = r->model;
-    int64_t first = -1, second = -1;
-    if (!json_is_array(types) || (int64_t)json_array_size(types) != c->layers) {
-        hf_refuse(r, name, "does not have one name for each of num_hidden_layers");
-        return false;
-    }
-    for (int64_t i = 0; i < c->layers && second < 0; i++) {
-        const char *type = json_string_value(json_array_get(types, (size_t)i));
-        if (!type || strcmp(type, sliding) != 0) continue;
-        if (first < 0) first = i;
-        else second = i;
-    }
-    c->window_period = first < 0 ? 0 : second < 0 ? c->layers : second - first;
-    c->window_first = int_max(first, 0);
-    for (int64_t i = 0; i < c->layers; i++) {
-        const char *type = json_string_value(json_array_get(types, (size_t)i));
-        bool slides = c->window_period && i % c->window_period == c->window_first;
-        if (type && !strcmp(type, slides ? sliding : full)) continue;
-        if (type && (!strcmp(type, full) || !strcmp(type, sliding))) hf_refuse(r, name, "have \"%s\" at uneven distances", sliding);
-        else hf_refuse(r, name, "contains values other than \"%s\" and \"%s\"", full, sliding);
-        return false;
-    }
-    return true;
-}
+static const HfLayerNames zaya_layers = {"hybrid", "hybrid_sliding"};
 
 /* Reads the RoPE base of layers with a window. Their other RoPE settings are those of the other
  * layers. */
@@ -197,23 +170,23 @@ static void read_window_theta(HfFieldReader *r, const json_t *sliding, const jso
 
 /* rope_parameters holds complete RoPE settings for each layer type. */
 static void read_layers(HfFieldReader *r, const char *name, const json_t *value) {
-    static const char full[] = "hybrid", sliding[] = "hybrid_sliding";
     ModelConfig *c = r->model;
     const json_t *window = hf_field(r, "sliding_window"), *rope = hf_field(r, "rope_parameters");
-    c->window_period = 1;
-    if (value && !json_is_null(value) && !read_window_layers(r, name, value, full, sliding)) return;
-    bool given_types = value && !json_is_null(value), slides = given_types && c->window_period > 0, mixed = slides && c->window_period > 1;
-    const char *type = slides && !mixed ? sliding : full;
+    bool types = value && !json_is_null(value);
+    int64_t sliding = types ? hf_read_windows(r, name, value, &zaya_layers, 1, false) : 0;
     int64_t given = json_is_null(window) ? 0 : hf_integer_or(r, "sliding_window", 1, 0);
-    if (slides && !given) hf_refuse(r, "sliding_window", "is missing, but layer_types contains \"%s\"", sliding);
+    if (sliding < 0) return;
+    bool slides = sliding > 0, mixed = slides && sliding < c->layers;
+    const char *type = slides && !mixed ? zaya_layers.sliding : zaya_layers.full;
+    if (slides && !given) hf_refuse(r, "sliding_window", "is missing, but layer_types contains \"%s\"", zaya_layers.sliding);
+    if (!types) c->window_period = 1;
     c->window = slides ? given : 0;
-    if (!slides) c->window_period = 1;
     bool scaling = hf_field(r, "rope_scaling") != NULL, absent = !scaling && (!rope || json_is_null(rope));
     if (scaling) rope = hf_field(r, "rope_scaling");
     const json_t *of_type = json_object_get(rope, type);
     if (!absent && !json_is_object(of_type)) hf_refuse(r, scaling ? "rope_scaling" : "rope_parameters", "has no object \"%s\"", type);
     else hf_read_rope_object(r, "rope_parameters.", of_type, !absent ? NAN : slides && !mixed ? 1e4 : 5e6, absent ? 0.5 : 1);
-    if (mixed && r->good) read_window_theta(r, json_object_get(rope, sliding), of_type, absent);
+    if (mixed && r->good) read_window_theta(r, json_object_get(rope, zaya_layers.sliding), of_type, absent);
 }
 
 /* Returns an integer, or the largest entry of a list with one entry per step. Entries are 0 if the
@@ -356,27 +329,19 @@ static bool check_zaya_class(const ModelConfig *c, const char *architecture, Err
                                   architecture);
 }
 
-static json_t *zaya_rope(const ModelConfig *c, bool slides) {
-    json_t *rope = json_object();
-    hf_put_text(rope, "rope_type", "default");
-    if (hf_is_scaled(c)) hf_put_scaling(rope, c);
-    hf_put(rope, "rope_theta", json_real(slides && c->window_rope_theta > 0 ? c->window_rope_theta : c->rope_theta));
-    hf_put(rope, "partial_rotary_factor", json_real(c->rope_fraction));
-    return rope;
-}
-
 static void put_zaya(json_t *object, const ModelConfig *c) {
-    static const char *const names[] = {"hybrid", "hybrid_sliding"};
-    json_t *by_type = json_object(), *types = json_array();
+    json_t *by_type = json_object();
     for (int64_t i = 0; i < c->layers; i++) {
         bool slides = model_has_window(c, i);
-        json_array_append_new(types, json_string(names[slides]));
-        if (!json_object_get(by_type, names[slides])) hf_put(by_type, names[slides], zaya_rope(c, slides));
+        const char *type = slides ? zaya_layers.sliding : zaya_layers.full;
+        json_t *rope = json_object_get(by_type, type) ? NULL : hf_rope_object(c, slides, true);
+        if (rope) hf_put(rope, "partial_rotary_factor", json_real(c->rope_fraction));
+        if (rope) hf_put(by_type, type, rope);
     }
     hf_put_decoder(object, c);
     hf_put(object, "sliding_window", c->window ? json_integer(c->window) : json_null());
     hf_put(object, "rope_parameters", by_type);
-    hf_put(object, "layer_types", types);
+    hf_put_layer_types(object, c, &zaya_layers);
     hf_put_integer(object, "moe_intermediate_size", c->ffn);
     hf_put_integer(object, "num_experts", c->experts);
     hf_put_integer(object, "num_experts_per_tok", c->experts_per_token);

@@ -3,7 +3,6 @@
  * a time, so only the largest parameter needs memory besides the weights. Called by `smelt
  * convert`. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -85,6 +85,13 @@ void hf_read_unused_layers(HfFieldReader *r, const char *name, const json_t *val
 /* Reads layer_types if all layers have the window, or none has: removes the window or requires
  * it. */
 void hf_read_layer_types(HfFieldReader *r, const char *name, const json_t *types);
+/* The names in layer_types of layers with full attention and with the window. */
+typedef struct HfLayerNames { const char *full, *sliding; } HfLayerNames;
+/* Reads layer_types if layers differ: window_period and window_first, or 1 and 0 if all layers are
+ * alike. Layers with the window must be at even distances, or with `skips` those without it
+ * (window_skips). `period` is the least one, if there is no second such layer. Returns the number of
+ * layers with the window; -1 after a refusal. */
+int64_t hf_read_windows(HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, bool skips);
 /* Reads the coefficient of the router's loss over all layers, with its default, and
  * output_router_logits: without it the loss does not count. Needs the experts per token. */
 void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value, double fallback);
@@ -112,6 +119,10 @@ void hf_put_rope(json_t *object, const ModelConfig *config);
 static inline bool hf_is_scaled(const ModelConfig *c) { return c->rope_factor > 1 || c->rope_attention_factor != 1; }
 /* Adds the fields of scaled RoPE positions (hf_rope.c). */
 void hf_put_scaling(json_t *rope, const ModelConfig *config);
+/* Returns the RoPE settings of layers with the window, or of the others. */
+json_t *hf_rope_object(const ModelConfig *config, bool window, bool scaled);
+/* Writes layer_types. */
+void hf_put_layer_types(json_t *object, const ModelConfig *config, const HfLayerNames *names);
 
 /* -- Tensors (hf_tensors.c) ---------------------------------------------------------------------------------------- */
 

@@ -2,7 +2,6 @@
  * than table rows of hf_fields.c read, and the output. Settings that our models cannot compute are
  * refused by name, never ignored. Owns nothing. */
 #include <ctype.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,34 +51,66 @@ void hf_read_padding(HfFieldReader *r, const char *name, const json_t *value) {
     else r->model->padding = token < 0 ? token + vocabulary : token;
 }
 
-/* Returns the single type of all layers in a list with one entry per layer; NULL after a
+static bool check_layer_count(HfFieldReader *r, const char *name, const json_t *types) {
+    if ((int64_t)json_array_size(types) != r->model->layers) hf_refuse(r, name, "does not have one name per layer (num_hidden_layers)");
+    return r->good;
+}
+
+static bool has_layer_name(const json_t *types, int64_t layer, const char *name) {
+    const char *given = json_string_value(json_array_get(types, (size_t)layer));
+    return given && !strcmp(given, name);
+}
+
+/* Returns the number of layers with the window in a list with one name per layer; -1 after a
  * refusal. */
-static const char *layer_type(HfFieldReader *r, const char *name, const json_t *types, const char *full, const char *sliding) {
-    const json_t *first = json_array_get(types, 0), *type;
-    size_t index;
-    const char *text = json_string_value(first);
-    if (!json_is_array(types) || (int64_t)json_array_size(types) != r->model->layers || !text) {
-        hf_refuse(r, name, "does not have one name per layer (num_hidden_layers)");
-        return NULL;
+static int64_t count_windows(HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names) {
+    int64_t sliding = 0;
+    if (!check_layer_count(r, name, types)) return -1;
+    for (int64_t i = 0; i < r->model->layers; i++) {
+        bool slides = has_layer_name(types, i, names->sliding);
+        sliding += slides;
+        if (!slides && !has_layer_name(types, i, names->full))
+            hf_refuse(r, name, "holds a name other than \"%s\" and \"%s\"", names->full, names->sliding);
     }
-    json_array_foreach(types, index, type) if (!json_equal(type, first))
-        hf_refuse(r, name, "differ between layers, but smelt needs one type for all layers");
-    if (!strcmp(text, full) || !strcmp(text, sliding)) return text;
-    hf_refuse(r, name, "holds a name other than \"%s\" and \"%s\"", full, sliding);
-    return NULL;
+    return r->good ? sliding : -1;
 }
 
 void hf_read_layer_types(HfFieldReader *r, const char *name, const json_t *types) {
-    static const char full[] = "full_attention", sliding[] = "sliding_attention";
-    const char *type = layer_type(r, name, types, full, sliding);
-    if (!type) return;
-    if (!strcmp(type, full)) r->model->window = 0;
-    else if (!r->model->window) hf_refuse(r, name, "holds \"%s\", but the model has no sliding_window", sliding);
+    static const HfLayerNames names = {"full_attention", "sliding_attention"};
+    int64_t sliding = count_windows(r, name, types, &names);
+    if (sliding < 0) return;
+    if (sliding == 0) r->model->window = 0;
+    else if (sliding < r->model->layers) hf_refuse(r, name, "differ between layers, but smelt needs one type for all layers");
+    else if (!r->model->window) hf_refuse(r, name, "holds \"%s\", but the model has no sliding_window", names.sliding);
 }
 
 void hf_read_unused_layers(HfFieldReader *r, const char *name, const json_t *value) {
-    if (value && !json_is_null(value) && (int64_t)json_array_size(value) != r->model->layers)
-        hf_refuse(r, name, "does not have one name per layer (num_hidden_layers)");
+    if (value && !json_is_null(value)) check_layer_count(r, name, value);
+}
+
+/* Finds the period and the first one of the layers with a name; returns whether they are at even
+ * distances. */
+static bool find_period(ModelConfig *c, const json_t *types, const char *name, int64_t period) {
+    int64_t first = 0;
+    while (first < c->layers && !has_layer_name(types, first, name)) first++;
+    int64_t second = first + 1;
+    while (second < c->layers && !has_layer_name(types, second, name)) second++;
+    c->window_first = first;
+    c->window_period = second < c->layers ? second - first : int_max(c->layers, period);
+    for (int64_t i = 0; i < c->layers; i++)
+        if (has_layer_name(types, i, name) != (i % c->window_period == first)) return false;
+    return true;
+}
+
+int64_t hf_read_windows(HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, bool skips) {
+    ModelConfig *c = r->model;
+    int64_t sliding = count_windows(r, name, types, names);
+    c->window_period = 1, c->window_first = 0;
+    if (sliding <= 0 || sliding == c->layers) return sliding;
+    c->window_skips = skips && find_period(c, types, names->full, period);
+    if (c->window_skips || find_period(c, types, names->sliding, period)) return sliding;
+    hf_refuse(r, name, "does not have \"%s\" at even distances", names->sliding);
+    return -1;
 }
 
 /* load_balancing_loss_func of transformers is one loss over the tokens of all layers: E times the sum
@@ -230,6 +261,21 @@ void hf_put_rope(json_t *object, const ModelConfig *c) {
     if (hf_is_scaled(c)) hf_put_scaling(scaling = json_object(), c);
     hf_put(object, "rope_theta", json_real(c->rope_theta));
     hf_put(object, "rope_scaling", scaling);
+}
+
+json_t *hf_rope_object(const ModelConfig *c, bool window, bool scaled) {
+    json_t *rope = json_object();
+    hf_put_text(rope, "rope_type", "default");
+    if (scaled && hf_is_scaled(c)) hf_put_scaling(rope, c);
+    hf_put(rope, "rope_theta", json_real(model_rope_theta(c, window)));
+    return rope;
+}
+
+void hf_put_layer_types(json_t *object, const ModelConfig *c, const HfLayerNames *names) {
+    json_t *types = json_array();
+    for (int64_t i = 0; i < c->layers; i++)
+        json_array_append_new(types, json_string(model_has_window(c, i) ? names->sliding : names->full));
+    hf_put(object, "layer_types", types);
 }
 
 void hf_put_decoder(json_t *object, const ModelConfig *c) {

@@ -7,7 +7,6 @@
  * Rules of all rows: an absent field has the default of transformers' class; null is accepted if
  * the class accepts it; a refused field is named. The first of several tables that has a field
  * decides. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,6 @@
  * the folders that transformers writes today. Classes with another layout, and older folders, have
  * a lister of their own in the file of their family. Called by the readers and the writers of
  * folders and GGUF files. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

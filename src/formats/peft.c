@@ -9,7 +9,6 @@
  * PEFT's [out, rank * E], with the expert as the fastest index. */
 #include "formats/peft.h"
 
-#include <assert.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,6 @@
 
 #include "base/array.h"
 #include "base/math.h"
-#include "base/memory.h"
 #include "gguf/gguf.h"
 
 enum { VERSION = 3, ALIGNMENT = 32 };

@@ -9,7 +9,6 @@
  * outlives a call. */
 #include <assert.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/log.h"
 #include "base/math.h"

@@ -1,5 +1,4 @@
 /* Evaluates expressions: a tree becomes a value, with Python's results. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "jinja/jinja_internal.h"

@@ -1,7 +1,6 @@
 /* Converts JSON to values, and values to the JSON of Python's json.dumps. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,5 @@
 /* Tables of the members of values, including methods, and of the functions that a template may
  * call. A member that Python has and the table lacks is refused when it is called. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

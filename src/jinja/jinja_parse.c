@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/memory.h"
 #include "jinja/jinja_internal.h"
 
 typedef struct Parser {

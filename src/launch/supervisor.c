@@ -3,7 +3,6 @@
  * Ranks that lose a rank on another node end too, so all nodes end together, and the next attempt
  * begins with a rendezvous. Owns the attempt's ranks, the counters and the rendezvous. */
 #include <regex.h>
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,12 +10,6 @@
 #include "base/scope.h"
 #include "graph/op.h"
 
-static int bucket_at(const Layout *layout, int64_t offset) {
-    int b = layout->bucket_count - 1;
-    while (b > 0 && layout->buckets[b].begin > offset) b--;
-    return b;
-}
-
 /* -- Reads and writes ---------------------------------------------------------------------------------------------- */
 
 /* Returns the node at which a node runs: its absorber, or itself. */
@@ -30,7 +24,7 @@ static void note_use(CommSchedule *schedule, const Layout *layout, const Graph *
     const Tensor *tensor = graph_get(graph, id);
     bool gradient = tensor->arena == ARENA_GRADIENT;
     if (!gradient && !graph_is_parameter(graph, id)) return;
-    BucketTimes *times = &schedule->buckets[bucket_at(layout, graph_state_span(graph, id).begin)];
+    BucketTimes *times = &schedule->buckets[layout_bucket_at(layout, graph_state_span(graph, id).begin)];
     extend_span(gradient ? &times->writes : &times->reads[graph->nodes[node].backward ? PASS_BACKWARD : PASS_FORWARD], node);
 }
 
@@ -65,12 +59,12 @@ static void note_overwrites(CommSchedule *schedule, const Layout *layout, const 
     SCOPED_FREE int64_t *added = memory_allocate((layout->bucket_count + 1) * sizeof *added); /* bytes that no node overwrites */
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        added[bucket_at(layout, p->offset)] += p->count * p->element_bytes;
+        added[layout_bucket_at(layout, p->offset)] += p->count * p->element_bytes;
     }
     for (int i = 0; i < graph->node_count; i++) {
         if (!graph->nodes[i].overwrites) continue;
         ByteSpan span = graph_state_span(graph, op_overwritten(&graph->nodes[i]));
-        added[bucket_at(layout, span.begin)] -= span.end - span.begin;
+        added[layout_bucket_at(layout, span.begin)] -= span.end - span.begin;
     }
     for (int b = 0; b < layout->bucket_count; b++) schedule->buckets[b].adds = added[b] > 0;
 }
@@ -197,7 +191,7 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
     for (int i = 1; i < graph->tensor_count; i++) {
         Tensor *tensor = &graph->tensors[i];
         if (tensor->arena != ARENA_WEIGHT && tensor->arena != ARENA_GRADIENT) continue;
-        int b = bucket_at(layout, graph_state_span(graph, i).begin);
+        int b = layout_bucket_at(layout, graph_state_span(graph, i).begin);
         int64_t begin = layout->buckets[b].begin;
         int64_t in_bucket = tensor->offset - precision_weight_offset(graph->precision, begin);
         if (schedule->buckets[b].quantized) in_bucket /= (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);

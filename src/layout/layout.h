@@ -94,6 +94,13 @@ void layout_place(const Layout *layout, Graph *graph);
 
 static inline int layout_all_ranks(const Layout *layout) { return mesh_size(layout->mesh, AXES_ALL); }
 
+/* Returns the bucket of the byte `offset` of MASTER. */
+static inline int layout_bucket_at(const Layout *layout, int64_t offset) {
+    int b = layout->bucket_count - 1;
+    while (b > 0 && layout->buckets[b].begin > offset) b--;
+    return b;
+}
+
 /* Returns this rank's shard of a bucket, or all of an unsharded bucket, in bytes of the whole
  * MASTER arena. */
 static inline ByteSpan layout_bucket_shard(const LayoutBucket *bucket) {

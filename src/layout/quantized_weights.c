@@ -40,12 +40,6 @@ struct QuantizedWeights {
 
 /* -- Pieces -------------------------------------------------------------------------------------------------------- */
 
-static int quantized_bucket(const Layout *layout, int64_t offset) {
-    int b = layout->bucket_count - 1;
-    while (b > 0 && layout->buckets[b].begin > offset) b--;
-    return b;
-}
-
 /* Adds this rank's part of a matrix that begins at `begin` of MASTER. */
 static void add_piece(QuantizedWeights *quantized, const Layout *layout, const CommSchedule *schedule, int b, Precision precision,
     int64_t begin, int64_t elements, int64_t matrix) {
@@ -67,7 +61,7 @@ static void add_weight(
     const Tensor *w = graph_get(graph, operand->weight);
     const Parameter *p = &graph->parameters[graph_find_parameter(graph, w->name)];
     Fp8Stack stack = fp8_stack(w->shape, w->rank);
-    int b = quantized_bucket(layout, p->offset);
+    int b = layout_bucket_at(layout, p->offset);
     int64_t elements = stack.rows * stack.columns;
     assert(schedule->buckets[b].quantized);
     Weight weight = {operand->amax, operand->found, stack.count, quantized->count, layout->buckets[b].axes & ~MESH(AXIS_REPLICA)};

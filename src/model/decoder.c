@@ -1,6 +1,5 @@
 /* Appends decoders from their families' descriptions (layer_spec.h): embedding, layers around a
  * residual stream, last norm and head. Owns nothing beyond a call. */
-#include <stdio.h>
 
 #include "base/memory.h"
 #include "base/scope.h"

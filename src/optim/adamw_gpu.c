@@ -12,14 +12,10 @@ INLINE void adamw_element(const ChunkUpdate *u, int64_t i, bool pure_bf16, int u
     f32x4 p = load_state(a->master, at, pure_bf16, unit), g = load_state(a->gradients, at, pure_bf16, unit) * u->scale;
     f32x4 m = load_state(a->momentum, at, pure_bf16, unit), v = load_state(a->variance, u->second_index + i, pure_bf16, unit);
     p = adamw_step(u, p, g, &m, &v, unit);
-    u32x4 of_weights = 0, of_state = 0;
-    if (pure_bf16) of_weights = noise_of(u->seed, u->first + i), of_state = noise_of(~u->seed, u->first + i);
-    store_state(a->master, at, p, of_weights, pure_bf16, unit);
-    store_state(a->momentum, at, m, of_state, pure_bf16, unit);
-    store_state(a->variance, u->second_index + i, v, of_state >> 16, pure_bf16, unit);
-    if (!a->weights) return;
-    if (pure_bf16) store_state(a->weights, at, p, of_weights, true, unit);
-    else store4_bf16(a->weights + at, p, unit);
+    u32x4 noise = pure_bf16 ? noise_of(~u->seed, u->first + i) : (u32x4)0;
+    store_parameters(a, at, p, u->seed, u->first + i, pure_bf16, unit);
+    store_state(a->momentum, at, m, noise, pure_bf16, unit);
+    store_state(a->variance, u->second_index + i, v, noise >> 16, pure_bf16, unit);
 }
 
 KERNEL(adamw, ElementArguments) { update_chunk(&a, adamw_element, false); }

@@ -160,11 +160,7 @@ INLINE void apply_direction(
     const MuonGroup *a, const Chunk GLOBAL *chunk, const bf16 GLOBAL *x, uint32_t seed, int64_t i, bool pure_bf16, int unit) {
     int64_t at = chunk->index + i;
     f32x4 p = a->keep * load_state(a->arenas.master, at, pure_bf16, unit) - a->rate * load4_bf16(x + i, unit);
-    u32x4 noise = pure_bf16 ? noise_of(seed, chunk->first + i) : (u32x4)0;
-    store_state(a->arenas.master, at, p, noise, pure_bf16, unit);
-    if (!a->arenas.weights) return;
-    if (pure_bf16) store_state(a->arenas.weights, at, p, noise, true, unit);
-    else store4_bf16(a->arenas.weights + at, p, unit);
+    store_parameters(&a->arenas, at, p, seed, chunk->first + i, pure_bf16, unit);
 }
 
 INLINE void apply_directions(const MuonGroup *a, bool pure_bf16) {

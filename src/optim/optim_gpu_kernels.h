@@ -87,6 +87,16 @@ INLINE u32x4 noise_of(uint32_t seed, int64_t element) {
     return noise;
 }
 
+/* Stores parameters at `at` of the master arena, and of the weights if these are apart. `element`: of
+ * the parameter, for the noise. */
+INLINE void store_parameters(const OptimArenas *a, int64_t at, f32x4 p, uint32_t seed, int64_t element, bool pure_bf16, int unit) {
+    u32x4 noise = pure_bf16 ? noise_of(seed, element) : (u32x4)0;
+    store_state(a->master, at, p, noise, pure_bf16, unit);
+    if (!a->weights) return;
+    if (pure_bf16) store_state(a->weights, at, p, noise, true, unit);
+    else store4_bf16(a->weights + at, p, unit);
+}
+
 INLINE double add_squares(double sum, f32x4 x) {
     UNROLL for (int i = 0; i < 4; i++) sum += (double)x[i] * (double)x[i];
     return sum;

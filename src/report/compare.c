@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "report/page_internal.h"

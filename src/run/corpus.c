@@ -20,7 +20,6 @@
 #include "run/identity.h"
 #include "run/lineage.h"
 #include "run/phases.h"
-#include "run/run.h"
 #include "run/source.h"
 
 /* -- The tokenizer ------------------------------------------------------------------------------------------------- */

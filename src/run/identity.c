@@ -13,7 +13,6 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "base/version.h"
-#include "ckpt/ckpt.h"
 #include "config/optimizer_rule.h"
 #include "data/pack.h"
 #include "run/lineage.h"
@@ -87,11 +86,17 @@ static bool sample_folder(const char *folder, XXH3_state_t *hash, Error *error) 
     return true;
 }
 
+static XXH3_state_t *open_hash(const char *path, Error *error) {
+    XXH3_state_t *hash = XXH3_createState();
+    if (hash) XXH3_64bits_reset(hash);
+    else error_set(error, ERROR_MEMORY, "no memory for the checksum of %s: free some memory", path);
+    return hash;
+}
+
 /* Returns a checksum for a path; `add` hashes the content. */
 static json_t *sample_path(const char *path, bool (*add)(const char *path, XXH3_state_t *hash, Error *error), Error *error) {
-    XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s: free some memory", path), NULL;
-    XXH3_64bits_reset(hash);
+    XXH3_state_t *hash = open_hash(path, error);
+    if (!hash) return NULL;
     bool read = add(path, hash, error);
     uint64_t sum = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
@@ -238,9 +243,8 @@ json_t *identity_of_base(const char *path, const char *run, bool keeps, Error *e
     if (!sampled || source_is_run(path) || adapter_is_folder(path)) return json_incref(sampled);
     SCOPED_FREE char *file = memory_format("%s/base.json", run), *absolute = options_absolute_path(path);
     json_auto_t *files = read_checksums(file);
-    XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s: free some memory", path), NULL;
-    XXH3_64bits_reset(hash);
+    XXH3_state_t *hash = open_hash(path, error);
+    if (!hash) return NULL;
     bool news = false, read = add_whole_files(absolute, files, &news, hash, error);
     uint64_t sum = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);

@@ -2,7 +2,6 @@
  * Amax values are compared as bits, which have the order of the numbers, with NaN above all. */
 #include "session/amax_history.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

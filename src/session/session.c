@@ -2,7 +2,6 @@
  * training loop and `train plan=true`. */
 #include "session/session.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

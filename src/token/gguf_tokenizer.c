@@ -271,13 +271,18 @@ static bool put_listed_merges(const GgufSource *source, json_t *merges) {
     return true;
 }
 
+/* Fills the ids of the tokens that merges make. */
+static void map_normal_tokens(GgufTokens *tokens) {
+    for (size_t id = 0; id < tokens->count; id++)
+        if (tokens->items[id].type == TYPE_NORMAL)
+            token_map_put(&tokens->ids, tokens->items[id].bytes, tokens->items[id].size, (int32_t)id);
+}
+
 static bool put_scored_merges(GgufSource *source, json_t *merges) {
     GgufTokens *tokens = &source->tokens;
     SCOPED_FREE GgufMerge *list = NULL;
     size_t count;
-    for (size_t id = 0; id < tokens->count; id++)
-        if (tokens->items[id].type == TYPE_NORMAL)
-            token_map_put(&tokens->ids, tokens->items[id].bytes, tokens->items[id].size, (int32_t)id);
+    map_normal_tokens(tokens);
     if (!list_merges(tokens, &list, &count, source->error)) return false;
     for (size_t i = 0; i < count; i++)
         json_array_append_new(merges,
@@ -591,9 +596,7 @@ static bool score_tokens(GgufTarget *target) {
     size_t index, count;
     double score = 0;
     char text[2 * TOKEN_LIMIT + 2];
-    for (size_t id = 0; id < tokens->count; id++)
-        if (tokens->items[id].type == TYPE_NORMAL)
-            token_map_put(&tokens->ids, tokens->items[id].bytes, tokens->items[id].size, (int32_t)id);
+    map_normal_tokens(tokens);
     json_array_foreach(list, index, merge) {
         int32_t id = token_map_get(&tokens->ids, text, merged_text(merge, text));
         if (id != TOKEN_NONE && tokens->items[id].score == 0) tokens->items[id].score = --score;

@@ -10,7 +10,6 @@
 
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "eval/evaluate.h"
