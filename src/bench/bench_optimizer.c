@@ -52,7 +52,7 @@ static void update_once(void *context, int64_t call) {
     const BenchUpdate *update = context;
     const double lr = 1e-5;
     void *weights = update->weights.memory ? update->weights.memory : update->master.memory;
-    optimizer_step(update->optimizer, update->master.memory, weights, update->gradients.memory, call + 1, lr, 1);
+    optimizer_step(update->optimizer, &(Update){update->master.memory, weights, update->gradients.memory, call + 1, lr, 1});
 }
 
 static bool open_update(BenchUpdate *update, Bench *bench, const Graph *graph, const OptimizerConfig *config, Error *error) {
@@ -110,10 +110,9 @@ static bool run_optimizer(Bench *bench, Error *error) {
 const Benchmark bench_optimizer = {
     .name = "optimizer",
     .summary = "an update of all parameters, by each optimizer",
-    .explanation = "With CONFIG.yaml: measures its parameters and optimizer settings. Without: square "
-                   "matrices. GB/s count the minimum traffic of an update: master weights,\n"
-                   "gradients, optimizer state and weights. Muon also multiplies matrices, so its GB/s are "
-                   "lower.\n",
+    .explanation = "With CONFIG.yaml: measures its parameters and optimizer settings. Without: square matrices. GB/s count the minimum "
+                   "traffic of an update: master weights,\n"
+                   "gradients, optimizer state and weights. Muon also multiplies matrices, so its GB/s are lower.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     BENCH_PARTS(OptimizerOptions, run_optimizer),
     .plot = {"Optimizers", "parameters", "gbps", {"optimizer"}, "parameters", "GB/s", .x_logarithmic = true},

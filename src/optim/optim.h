@@ -79,14 +79,20 @@ PreciseSum optimizer_noted_squares(const Optimizer *optimizer);
 /* Returns whether all master weights are finite. Waits for a GPU. */
 bool optimizer_is_finite(Optimizer *optimizer, const void *master);
 
-/* Performs one update. `step` counts from 1 (bias correction); `lr` is the scheduled rate; `scale`
- * multiplies gradients (clipping). Writes master and the same elements of `weights`, rounded,
- * unless the arenas are the same. */
-void optimizer_step(Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale);
+/* The arenas and numbers of one update. Writes master and the same elements of `weights`, rounded,
+ * unless the arenas are the same. Within an optimizer, all arenas use the offsets of the current
+ * chunks, and `weights` is NULL if the program reads the master weights. */
+typedef struct Update {
+    void *master, *weights;
+    const void *gradients;
+    int64_t step; /* from 1, for the bias correction */
+    double lr;    /* the scheduled rate */
+    double scale; /* of gradients, which clips them */
+} Update;
+void optimizer_step(Optimizer *optimizer, const Update *update);
 /* Performs the update of one bucket. The updates of all buckets, in any order, give the same bits
  * as optimizer_step. */
-void optimizer_step_bucket(
-    Optimizer *optimizer, int bucket, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale);
+void optimizer_step_bucket(Optimizer *optimizer, int bucket, const Update *update);
 /* Sets the load error that 1 in the gradient of a balancing bias stands for in later steps;
  * initially 1. */
 void optimizer_set_load_unit(Optimizer *optimizer, double unit);

@@ -166,15 +166,6 @@ static inline void *optim_momentum(const Optimizer *optimizer, const Segment *se
     return (char *)optimizer->momentum + segment->momentum_shift;
 }
 
-/* One update: the arguments of optimizer_step, shifted so that all arenas use the offsets of the
- * current chunks. `weights` is NULL if the program reads the master weights. */
-typedef struct Update {
-    void *master, *weights;
-    const void *gradients;
-    int64_t step;
-    double lr, scale;
-} Update;
-
 /* *sum = the sum of squares of the elements of a segment's chunks in `arena`. */
 typedef void SumSquares(const Optimizer *optimizer, const Segment *segment, const void *arena, PreciseSum *sum);
 typedef void ElementStep(const Optimizer *optimizer, const Segment *segment, const Update *update, const ElementRates rates[RATES_COUNT]);

@@ -425,18 +425,15 @@ void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *conte
     optimizer->updated_context = context;
 }
 
-void optimizer_step_bucket(
-    Optimizer *optimizer, int bucket, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale) {
-    assert(step >= 1);
-    Update update = {master, weights, gradients, step, lr, scale};
+void optimizer_step_bucket(Optimizer *optimizer, int bucket, const Update *update) {
+    assert(update->step >= 1);
     for (int i = 0; i < optimizer->segment_count; i++)
-        if (optimizer->segments[i].bucket == bucket) update_segment(optimizer, i, &update);
+        if (optimizer->segments[i].bucket == bucket) update_segment(optimizer, i, update);
     if (optimizer->updated) optimizer->updated(optimizer->updated_context, bucket);
 }
 
-void optimizer_step(Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale) {
-    for (int bucket = 0; bucket < optimizer->shard.bucket_count; bucket++)
-        optimizer_step_bucket(optimizer, bucket, master, weights, gradients, step, lr, scale);
+void optimizer_step(Optimizer *optimizer, const Update *update) {
+    for (int bucket = 0; bucket < optimizer->shard.bucket_count; bucket++) optimizer_step_bucket(optimizer, bucket, update);
 }
 
 static OptimizerState state_of(const ShardInterval *interval, const char *kind, StateForm form, void *data) {

@@ -87,8 +87,8 @@ bool session_check_fp8(const Config *config, const Device *device, Error *error)
         return error_set(error, ERROR_USAGE, "fp8.recipe: %s (%s) has no fp8 GEMMs: remove fp8.recipe", info->name, info->target);
     return config->model.fp8.recipe != FP8_MXFP8 || info->fp8_mx ||
            error_set(error, ERROR_USAGE,
-               "fp8.recipe=mxfp8: %s (%s) has no GEMMs with one scale per 32 elements; only "
-               "gfx950 and the CPU have them: use another recipe",
+               "fp8.recipe=mxfp8: %s (%s) has no GEMMs with one scale per 32 elements; only gfx950 and the CPU have them: use another "
+               "recipe",
                info->name, info->target);
 }
 
@@ -101,8 +101,7 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     *session->whole = mesh_without(session->mesh, AXIS_CP);
     if (config->lora.rank && size > 1 && config->layout.zero > 2)
         return error_set(error, ERROR_USAGE,
-            "layout.zero=3 shards trained weights, but with lora.rank=%lld most weights are "
-            "frozen: set layout.zero to 2 or less",
+            "layout.zero=3 shards trained weights, but with lora.rank=%lld most weights are frozen: set layout.zero to 2 or less",
             (long long)config->lora.rank);
     if (!lora_check_targets(&config->model, &config->lora, error)) return false;
     if (!session_check_fp8(config, device, error)) return false;
@@ -237,18 +236,18 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
         return error_set(error, ERROR_MEMORY, "the plan needs %s, but only %s are available%s: it would fit with %s", needed, have, whose,
             fits[first].change);
     return error_set(error, ERROR_MEMORY,
-        "the plan needs %s, but only %s are available%s: recomputation, smaller microbatches "
-        "and up to 1024 ranks do not suffice; use a machine with more memory, a smaller model, "
-        "or a shorter data.length",
+        "the plan needs %s, but only %s are available%s: recomputation, smaller microbatches and up to 1024 ranks do not suffice; use a "
+        "machine with more memory, a smaller model, or a shorter data.length",
         needed, have, whose);
 }
 
 /* -- Updates ------------------------------------------------------------------------------------------------------- */
 
 static void update_bucket_within(Session *session, int bucket, double scale) {
-    optimizer_step_bucket(session->optimizer, bucket, executor_arena(session->training.executor, ARENA_MASTER),
-        executor_arena(session->training.executor, ARENA_WEIGHT), exchange_gradients(session->training.exchange, bucket),
-        session->update.step, session->update.lr, scale);
+    const Executor *executor = session->training.executor;
+    Update update = {executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT),
+        exchange_gradients(session->training.exchange, bucket), session->update.step, session->update.lr, scale};
+    optimizer_step_bucket(session->optimizer, bucket, &update);
 }
 
 /* Returns whether the loss is finite on all ranks, after waiting for the end of the forward pass. A
@@ -342,7 +341,7 @@ static void note_kernels(Session *session) {
     if (!device_prepare_begin(device)) return;
     model_initialize(session->training.model.graph, &session->config->model, session->config->seed, device, master, weights, &ignored);
     optimizer_gradient_squares(session->optimizer, gradients);
-    optimizer_step(session->optimizer, master, weights, gradients, 1, 0, 1);
+    optimizer_step(session->optimizer, &(Update){master, weights, gradients, 1, 0, 1});
     device_prepare_end(device);
 }
 

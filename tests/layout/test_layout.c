@@ -205,12 +205,14 @@ static void check_updates(Device *device, Precision precision, int optimizer) {
     setting.config.model.layers = 2;
     setting.config.precision = (int)precision;
     Updater whole = updater_make(&setting, 0, 1, device);
-    for (int step = 1; step <= 2; step++) optimizer_step(whole.optimizer, whole.master, whole.weights, whole.gradients, step, 1e-2, 0.5);
+    for (int step = 1; step <= 2; step++)
+        optimizer_step(whole.optimizer, &(Update){whole.master, whole.weights, whole.gradients, step, 1e-2, 0.5});
     double expected = precise_value(optimizer_gradient_squares(whole.optimizer, whole.gradients));
     PreciseSum squares = {0};
     for (int rank = 0; rank < 3; rank++) {
         Updater part = updater_make(&setting, rank, 3, device);
-        for (int step = 1; step <= 2; step++) optimizer_step(part.optimizer, part.master, part.weights, part.gradients, step, 1e-2, 0.5);
+        for (int step = 1; step <= 2; step++)
+            optimizer_step(part.optimizer, &(Update){part.master, part.weights, part.gradients, step, 1e-2, 0.5});
         compare_updates(&part, &whole, device);
         precise_join(&squares, optimizer_gradient_squares(part.optimizer, part.gradients));
         updater_drop(&part, device);

@@ -200,8 +200,9 @@ static void check_steps_of_adamw(Device *device, Precision precision, double bou
                    theirs = golden_value(golden_expect(&g, "adamw_losses"), step - 1);
             if (!(fabs(loss - theirs) < bound))
                 fail_msg("%s: the loss before step %d is %.7f, and PyTorch has %.7f", g.folder, step, loss, theirs);
-            optimizer_step(optimizer, executor_arena(g.program.executor, ARENA_MASTER), executor_arena(g.program.executor, ARENA_WEIGHT),
-                executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1);
+            optimizer_step(
+                optimizer, &(Update){executor_arena(g.program.executor, ARENA_MASTER), executor_arena(g.program.executor, ARENA_WEIGHT),
+                               executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1});
         }
         optimizer_free(optimizer);
         golden_stop(&g);

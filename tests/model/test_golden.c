@@ -154,8 +154,9 @@ static void check_losses(OptimizerName name, const char *expected) {
             double loss = golden_run(&g), theirs = golden_value(golden_expect(&g, expected), step - 1);
             if (!(fabs(loss - theirs) < 1e-5))
                 fail_msg("%s: %s before step %d is %.7f, and PyTorch has %.7f", g.folder, expected, step, loss, theirs);
-            optimizer_step(optimizer, executor_arena(g.program.executor, ARENA_MASTER), executor_arena(g.program.executor, ARENA_WEIGHT),
-                executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1);
+            optimizer_step(
+                optimizer, &(Update){executor_arena(g.program.executor, ARENA_MASTER), executor_arena(g.program.executor, ARENA_WEIGHT),
+                               executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1});
         }
         optimizer_free(optimizer);
         golden_stop(&g);

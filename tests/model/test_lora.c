@@ -198,7 +198,7 @@ static void ten_steps_have_the_losses_and_the_adapters_of_peft(void **state) {
             double loss = run(&g), theirs = value(expect(&g, "losses", ""), step - 1);
             if (!(fabs(loss - theirs) < 1e-5))
                 fail_msg("%s: the loss before step %d is %.7f, and PEFT has %.7f", families[f].name, step, loss, theirs);
-            optimizer_step(optimizer, master, master, executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1);
+            optimizer_step(optimizer, &(Update){master, master, executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1});
         }
         double worst = difference(&g, ARENA_MASTER, "trained/", &count);
         if (!(worst < 1e-3)) fail_msg("%s: an adapter differs by %g of its norm", families[f].name, worst);

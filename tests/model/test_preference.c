@@ -122,8 +122,9 @@ static void check_training(PreferenceLoss loss, const char *name, int64_t microb
         if (step > 1) /* where rewards are rounding errors before it */
             compare(&g, name, "accuracies", step, executor_get_metric(g.program.executor, g.program.model.rewards, REWARD_WINS) / PAIRS, 0);
         if (step == 1 && loss == PREFERENCE_DPO) golden_each_gradient(&g, "gradient/", check_relative_error);
-        optimizer_step(optimizer, executor_arena(g.program.executor, ARENA_MASTER), executor_arena(g.program.executor, ARENA_WEIGHT),
-            executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1);
+        optimizer_step(
+            optimizer, &(Update){executor_arena(g.program.executor, ARENA_MASTER), executor_arena(g.program.executor, ARENA_WEIGHT),
+                           executor_arena(g.program.executor, ARENA_GRADIENT), step, 0.003, 1});
     }
     optimizer_free(optimizer);
     golden_stop(&g);

@@ -209,7 +209,7 @@ static void drop(Fixture *f) {
 static void run_steps(Fixture *f, int steps) {
     for (int step = 1; step <= steps; step++) {
         fill(f, f->gradients, 100 + step, 1e-3);
-        optimizer_step(f->optimizer, f->master, f->weights, f->gradients, step, 0.01, 1);
+        optimizer_step(f->optimizer, &(Update){f->master, f->weights, f->gradients, step, 0.01, 1});
     }
 }
 

@@ -114,7 +114,7 @@ static void train(Matrices *m) {
     for (int64_t step = 1; step <= STEPS; step++) {
         fill(m, m->gradients, step);
         device_upload(m->device, m->device_gradients, m->gradients, m->bytes);
-        optimizer_step(m->optimizer, m->device_master, m->device_master, m->device_gradients, step, 0.02, 0.5);
+        optimizer_step(m->optimizer, &(Update){m->device_master, m->device_master, m->device_gradients, step, 0.02, 0.5});
     }
     device_download(m->device, m->master, m->device_master, m->bytes);
 }

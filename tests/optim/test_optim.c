@@ -119,7 +119,7 @@ static void drop(Fixture *f) {
 
 static void update(Fixture *f, int64_t step, double lr, double scale) {
     if (device_info(f->device)->host_memory) {
-        optimizer_step(f->optimizer, f->master, f->weights, f->gradients, step, lr, scale);
+        optimizer_step(f->optimizer, &(Update){f->master, f->weights, f->gradients, step, lr, scale});
         return;
     }
     Error error;
@@ -127,7 +127,7 @@ static void update(Fixture *f, int64_t step, double lr, double scale) {
     device_upload(f->device, f->device_arenas[0], f->master, extent * 4);
     device_upload(f->device, f->device_arenas[1], f->weights, extent * 2);
     device_upload(f->device, f->device_arenas[2], f->gradients, extent * 4);
-    optimizer_step(f->optimizer, f->device_arenas[0], f->device_arenas[1], f->device_arenas[2], step, lr, scale);
+    optimizer_step(f->optimizer, &(Update){f->device_arenas[0], f->device_arenas[1], f->device_arenas[2], step, lr, scale});
     device_download(f->device, f->master, f->device_arenas[0], extent * 4);
     device_download(f->device, f->weights, f->device_arenas[1], extent * 2);
     if (!device_ok(f->device, &error)) fail_msg("%s", error.message);

@@ -93,7 +93,7 @@ static void drop(Fixture *f) {
 }
 
 static void update(const Fixture *f, int64_t step, double lr) {
-    optimizer_step(f->optimizer, f->arenas[0], f->weights, f->arenas[1], step, lr, 1);
+    optimizer_step(f->optimizer, &(Update){f->arenas[0], f->weights, f->arenas[1], step, lr, 1});
 }
 
 /* The distance of two neighbours of bf16 around x, or a little more: x has 8 bits. */

@@ -177,7 +177,7 @@ static inline void run_optimizer(const KernelCase *c, int name) {
     void *arena[3];
     for (int i = 0; i < 3; i++) arena[i] = device_allocate(device, bytes, &error);
     if (!optimizer || !arena[0] || !arena[1] || !arena[2]) exit(1);
-    optimizer_step(optimizer, arena[0], arena[1], arena[2], 1, 1e-3, 1);
+    optimizer_step(optimizer, &(Update){arena[0], arena[1], arena[2], 1, 1e-3, 1});
     if (!device_ok(device, &error)) exit(1);
     for (int i = 0; i < 3; i++) device_free(device, arena[i], bytes);
     optimizer_free(optimizer);
