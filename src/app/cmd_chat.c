@@ -19,7 +19,9 @@
 #include "base/log.h"
 #include "base/scope.h"
 #include "chat/chat.h"
-#include "data/data.h"
+#include "base/stop.h"
+#include "data/byte_tokenizer.h"
+#include "token/tokenizer.h"
 #include "data/pack.h"
 #include "run/source.h"
 

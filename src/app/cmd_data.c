@@ -16,7 +16,9 @@
 #include "base/strings.h"
 #include "base/options.h"
 #include "app/cmd_data_internal.h"
-#include "data/data.h"
+#include "data/byte_tokenizer.h"
+#include "data/shard_set.h"
+#include "token/tokenizer.h"
 #include "data/pack.h"
 #include "infer/utf8.h"
 

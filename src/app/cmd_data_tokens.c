@@ -17,7 +17,9 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "data/data.h"
+#include "data/byte_tokenizer.h"
+#include "data/shard_set.h"
+#include "token/tokenizer.h"
 #include "infer/utf8.h"
 #include "run/source.h"
 

@@ -18,6 +18,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "data/byte_tokenizer.h"
 #include "data/pack.h"
 #include "device/gemm.h"
 #include "eval/debug_state.h"

@@ -18,7 +18,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "data/data.h"
+#include "token/tokenizer.h"
 #include "run/generation_settings.h"
 #include "run/source.h"
 

@@ -9,7 +9,10 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "images/images.h"
+#include "images/image_inputs.h"
+#include "images/image_sampler.h"
+#include "images/png.h"
+#include "images/vae.h"
 #include "session/weights.h"
 
 /* The images to make. */

@@ -15,7 +15,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "bench/bench.h"
-#include "data/data.h"
+#include "data/loader.h"
 
 typedef struct LoaderBenchOptions {
     BenchOptions common;

@@ -11,7 +11,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/bench.h"
-#include "images/images.h"
+#include "images/image_inputs.h"
 #include "session/session.h"
 #include "train/profile.h"
 

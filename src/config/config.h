@@ -118,7 +118,7 @@ typedef struct LoraConfig {
 } LoraConfig;
 
 /* For families of images: a training time is 1 / (1 + exp(-x)) for a normal x with this mean and
- * deviation, shifted (images/images.h). `guidance` is the guidance scale that the model reads. */
+ * deviation, shifted (images/image_inputs.h). `guidance` is the guidance scale that the model reads. */
 typedef struct FlowConfig { double mean, deviation, shift, guidance; } FlowConfig;
 
 typedef struct OptimizerConfig {
@@ -135,7 +135,7 @@ typedef struct ScheduleConfig {
     double minimum;
 } ScheduleConfig;
 
-/* How documents become sequences: cut from one stream, or packed by best fit (data.h). */
+/* How documents become sequences: cut from one stream, or packed by best fit (data/bins.h). */
 typedef enum DataPacking { PACKING_CUT, PACKING_BEST_FIT } DataPacking;
 typedef struct DataConfig {
     const char *train, *valid, *separator, *tokenizer, *template, *cache;

@@ -19,7 +19,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "data/data.h"
+#include "data/bins.h"
 
 enum { WINDOW_PARTS = 1 << 20, COPY_BYTES = 1 << 20 };
 #define BINS_MAGIC "SMELTBN1"

@@ -4,7 +4,8 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "data/data.h"
+#include "data/byte_tokenizer.h"
+#include "token/tokenizer.h"
 
 json_t *byte_tokenizer(void) {
     json_t *vocabulary = json_object();

@@ -6,7 +6,8 @@
 #include <stddef.h>
 
 #include "base/error.h"
-#include "data/data.h"
+#include "base/file.h"
+#include "data/shard_set.h"
 #include "data/remote_internal.h"
 
 /* Writes `tokenizer` and `template`, as for shard_writer_tokenizer, into a folder, which is

@@ -18,7 +18,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/thread.h"
-#include "data/data.h"
+#include "data/loader.h"
 
 enum { LOADER_RING = 4, LOADER_ARRAYS = 3 };
 

@@ -19,7 +19,11 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "data/data.h"
+#include "base/file.h"
+#include "data/byte_tokenizer.h"
+#include "data/shard_set.h"
+#include "data/shard_writer_internal.h"
+#include "token/tokenizer.h"
 #include "data/data_internal.h"
 #include "data/pack_internal.h"
 

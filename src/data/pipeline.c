@@ -17,7 +17,8 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/thread.h"
-#include "data/data.h"
+#include "data/byte_tokenizer.h"
+#include "token/tokenizer.h"
 #include "data/pack_internal.h"
 
 typedef enum SlotState { SLOT_FREE, SLOT_FILLED, SLOT_TAKEN, SLOT_ENCODED } SlotState;

@@ -17,7 +17,8 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "base/thread.h"
-#include "data/data.h"
+#include "base/file.h"
+#include "data/remote.h"
 #include "data/remote_internal.h"
 
 enum { PART_BYTES = 8 << 20, RECORD_LIMIT = 64 << 20 };

@@ -14,7 +14,9 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "data/byte_tokenizer.h"
 #include "data/data_internal.h"
+#include "token/tokenizer.h"
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
 

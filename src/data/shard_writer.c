@@ -15,7 +15,9 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "data/data.h"
+#include "data/byte_tokenizer.h"
+#include "data/shard_writer_internal.h"
+#include "token/tokenizer.h"
 #include "data/data_internal.h"
 
 enum { BUFFER_BYTES = 1 << 18, SPOOL_BYTES = 1 << 15 };

@@ -12,6 +12,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "data/byte_tokenizer.h"
 #include "eval/evaluate_internal.h"
 #include "eval/pairs.h"
 

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "eval/evaluate_internal.h"
+#include "images/image_inputs.h"
 
 /* Returns a sample with fixed noise. The midpoints of eight equal parts of time take turns, as in
  * MLPerf's evaluation of FLUX.1; random times would add noise to the loss. */

@@ -2,7 +2,7 @@
  * other losses the functions do nothing. */
 #pragma once
 
-#include "data/data.h"
+#include "data/loader.h"
 #include "program/program.h"
 #include "run/reference.h"
 

@@ -22,6 +22,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/scope.h"
+#include "data/byte_tokenizer.h"
 #include "infer/generate.h"
 #include "infer/utf8.h"
 

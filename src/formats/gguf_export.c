@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "data/data.h"
+#include "data/byte_tokenizer.h"
 #include "formats/hf_internal.h"
 #include "token/tokenizer.h"
 

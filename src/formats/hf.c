@@ -14,7 +14,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
-#include "data/data.h"
+#include "data/byte_tokenizer.h"
 #include "formats/hf_internal.h"
 #include "token/tokenizer.h"
 

@@ -10,7 +10,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "data/data.h"
+#include "data/byte_tokenizer.h"
 #include "formats/hf_internal.h"
 
 const HfClass *hf_class(const ModelConfig *c) {

@@ -11,7 +11,8 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "images/images.h"
+#include "images/encodings.h"
+#include "model/model.h"
 
 static bool refuse_encoding(const char *path, const StoredTensor *tensor, const char *wanted, Error *error) {
     char shape[128] = "";

@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/scope.h"
-#include "images/images.h"
+#include "images/image_inputs.h"
 
 enum { PATCH = 2 /* rows and columns of latents per token */ };
 

@@ -6,7 +6,8 @@
 
 #include "base/memory.h"
 #include "base/scope.h"
-#include "images/images.h"
+#include "images/image_inputs.h"
+#include "images/image_sampler.h"
 
 /* Returns the shift of FLUX.1-dev: its logarithm grows linearly from 0.5 at 256 tokens to 1.15 at
  * 4,096 (calculate_shift of diffusers' FluxPipeline). */

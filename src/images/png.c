@@ -8,7 +8,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "images/images.h"
+#include "images/png.h"
 
 /* A file in memory. */
 typedef struct PngBytes {

@@ -16,7 +16,8 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "device/gemm.h"
-#include "images/images.h"
+#include "ckpt/ckpt.h"
+#include "images/vae.h"
 
 enum { MOST_BLOCKS = 8, NAME_BYTES = 128 };
 

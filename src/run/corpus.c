@@ -15,6 +15,8 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "data/pack.h"
+#include "data/byte_tokenizer.h"
+#include "data/remote.h"
 #include "run/corpus_internal.h"
 #include "run/generation_settings.h"
 #include "run/identity.h"

@@ -1,8 +1,10 @@
 /* The data of a run: shards as they are, text packed into RUN/data, or encodings of images. */
 #pragma once
 
-#include "data/data.h"
-#include "images/images.h"
+#include "comm/comm.h"
+#include "data/bins.h"
+#include "token/tokenizer.h"
+#include "images/encodings.h"
 #include "run/phases.h"
 #include "run/reference.h"
 

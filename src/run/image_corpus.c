@@ -2,6 +2,7 @@
  * a run are opened. */
 #include "base/strings.h"
 #include "data/mixture.h"
+#include "data/remote.h"
 #include "run/corpus_internal.h"
 
 static bool open_set(EncodingSet *set, const Config *config, const char *path, Error *error) {

@@ -18,6 +18,7 @@
 #include "base/thread.h"
 #include "base/version.h"
 #include "ckpt/ckpt.h"
+#include "data/remote.h"
 #include "optim/optim.h"
 #include "run/corpus.h"
 #include "run/identity.h"

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "data/data.h"
 
 /* The pair that begins with `token` of its set. */
 typedef struct ReferencePair {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "config/config.h"
-#include "data/data.h"
+#include "data/shard_set.h"
 #include "formats/peft.h"
 #include "token/tokenizer.h"
 

@@ -19,7 +19,7 @@
 #include "base/strings.h"
 #include "config/lora_targets.h"
 #include "formats/peft.h"
-#include "images/images.h"
+#include "images/image_inputs.h"
 #include "model/quantized.h"
 #include "run/lineage.h"
 #include "run/source.h"

@@ -1,7 +1,7 @@
 /* Steps of a training on images. Microbatches are filled with noised latents just before they run.
  * The order of samples, steps, ranks, checkpoints and records work as for text: an image with its
  * text counts as a sequence of data.length tokens. Owns nothing. Called by steps. */
-#include "images/images.h"
+#include "images/image_inputs.h"
 #include "train/loop_internal.h"
 
 /* Returns sample `number` of the run. */

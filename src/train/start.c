@@ -17,6 +17,7 @@
 #include "base/version.h"
 #include "ckpt/ckpt.h"
 #include "config/needs.h"
+#include "data/remote.h"
 #include "device/gemm.h"
 #include "eval/evaluate.h"
 #include "eval/text_sample.h"

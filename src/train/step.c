@@ -16,6 +16,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "data/byte_tokenizer.h"
 #include "train/dump_internal.h"
 #include "train/loop_internal.h"
 #include "train/numerics_internal.h"

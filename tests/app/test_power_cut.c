@@ -2,7 +2,7 @@
  * lost, or parts of it (support/disk_log.h). What a command made that ended with exit code 0 is there all the same.
  * Before its end there may be what was there before, or the new thing, or nothing that smelt would use; never silently
  * something else. The first test checks the model of the disk itself. */
-#include "data/data.h"
+#include "data/shard_set.h"
 #include "support/power_cut.h"
 
 /* -- The model of the disk ----------------------------------------------------------------------------------------- */

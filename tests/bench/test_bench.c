@@ -6,7 +6,7 @@
 
 #include "backend/backend.h"
 #include "bench/bench.h"
-#include "data/data.h"
+#include "data/shard_writer_internal.h"
 #include "support/data_files.h"
 #include "support/files.h"
 #include "support/mentions.h"

@@ -3,6 +3,7 @@
 #include "support/data_files.h"
 
 #include "base/rng.h"
+#include "data/loader.h"
 
 static BinPlan open_plan(const ShardSet *set, int64_t length) {
     Error error = {0};

@@ -10,6 +10,7 @@
 
 #include "support/data_files.h"
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/rng.h"
 #include "support/mentions.h"

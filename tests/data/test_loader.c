@@ -4,6 +4,7 @@
 
 #include "base/rng.h"
 #include "base/scope.h"
+#include "data/loader.h"
 #include "support/mentions.h"
 
 /* Batches of one source in one phase. */

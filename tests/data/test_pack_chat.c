@@ -6,6 +6,7 @@
 #include "support/data_files.h"
 
 #include "base/scope.h"
+#include "data/loader.h"
 #include "data/pack.h"
 #include "support/mentions.h"
 

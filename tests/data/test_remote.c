@@ -9,6 +9,7 @@
 #include "support/s3_server.h"
 
 #include "base/rng.h"
+#include "data/remote.h"
 
 enum { TOKENS = 100000, SHARDS = 2, DOCUMENT = 1000, CACHE_BYTES = 4 << 20 };
 

@@ -2,7 +2,8 @@
  * the file holds. */
 #include "backend/cpu/cpu_device.h"
 #include "fuzz.h"
-#include "images/images.h"
+#include "images/encodings.h"
+#include "images/image_inputs.h"
 #include "program/program.h"
 
 static const ModelConfig config = {.family = FAMILY_flux,

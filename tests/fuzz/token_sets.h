@@ -3,7 +3,7 @@
 
 #include "base/memory.h"
 #include "base/scope.h"
-#include "data/data.h"
+#include "data/shard_set.h"
 #include "fuzz.h"
 
 /* Reading is refused by name, or gives what a walk over the documents gives. */

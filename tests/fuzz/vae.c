@@ -1,7 +1,7 @@
 /* A libFuzzer entry for folders of decoders: config.json up to the first NUL, the tensors behind it. The folder is refused, or
  * decodes one latent, as it did when it was opened. */
 #include "fuzz.h"
-#include "images/images.h"
+#include "images/vae.h"
 
 FUZZ(vae) {
     enum { CHANNELS = 4, MOST_SCALE = 128 };

@@ -11,7 +11,8 @@
 #include <cmocka.h>
 
 #include "backend/backend.h"
-#include "data/data.h"
+#include "base/file.h"
+#include "data/byte_tokenizer.h"
 #include "infer/generate.h"
 #include "infer/utf8.h"
 #include "run/source.h"

@@ -2,7 +2,7 @@
 #include "support/data_files.h"
 #include "support/ranks_run.h"
 
-#include "data/data.h"
+#include "data/shard_writer_internal.h"
 
 /* -- Documents ----------------------------------------------------------------------------------------------------- */
 

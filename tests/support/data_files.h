@@ -4,7 +4,9 @@
 
 #include "base/error.h"
 #include "base/scope.h"
-#include "data/data.h"
+#include "data/byte_tokenizer.h"
+#include "data/shard_set.h"
+#include "data/shard_writer_internal.h"
 #include "files.h"
 
 static inline bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/scope.h"
-#include "data/data.h"
+#include "data/byte_tokenizer.h"
 #include "infer/generate.h"
 #include "process.h"
 #include "random_run.h"

@@ -4,7 +4,7 @@
 #include <signal.h>
 
 #include "base/scope.h"
-#include "images/images.h"
+#include "images/encodings.h"
 #include "support/mentions.h"
 #include "support/ranks_run.h"
 
