@@ -112,8 +112,8 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
     fprintf(file, "- every token attends to its whole sequence; experts get equal numbers of tokens; no step waits for data\n");
     if (forecast->idle)
         fprintf(file,
-            "- %lld of %lld copies of the model have no microbatch in the last round of a step: batch.tokens=%lld is not a multiple of "
-            "the tokens that all copies take at once\n",
+            "- %lld of %lld copies of the model have no microbatch in the last round of a step: batch.tokens=%lld is not a multiple of the "
+            "tokens that all copies take at once\n",
             (long long)forecast->idle, (long long)forecast->copies, (long long)config->batch.tokens);
     if (cluster->gpus < 2) return;
     fprintf(file,

@@ -120,9 +120,8 @@ static void print_experts(const SizeQuestion *question, FILE *file) {
     ExpertChoice choices[SIZE_EXPERT_CHOICES];
     int count = size_experts(question, choices);
     if (count == 0) return;
-    fprintf(file,
-        "\nexperts of other widths, as many parameters in all (modeled), below this\nmodel: training against decoding, whose step of 1 or "
-        "32 sequences reads the\nweights once\n");
+    fprintf(file, "\nexperts of other widths, as many parameters in all (modeled), below this\nmodel: training against decoding, whose "
+                  "step of 1 or 32 sequences reads the\nweights once\n");
     fprintf(file, "%7s %7s %7s %8s %8s %8s %9s %9s %9s\n", "experts", "width", "chosen", "rows", "GEMM 1", "active", "tokens/s", "ms of 1",
         "ms of 32");
     for (int i = 0; i < count; i++) {

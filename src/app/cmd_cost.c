@@ -97,10 +97,10 @@ const Command command_cost = {
     .summary = "compare the cost and time of a token budget on several offers",
     .usage = "[tokens=1T] [key=value ...] NAME price=P rate=R [key=value ...] [NAME ...]",
     .explanation =
-        "Compares the dollars and days of a token budget on several offers. A word names an offer, and the settings after it "
-        "belong to that offer; settings before the\nfirst offer apply to all. Dollars = tokens / (rate * 3600) * price. "
-        "Interruptions add the cost of checkpoints and restarts, by Daly's model.\n  smelt cost tokens=1T h100 price=5.01 rate=2750 mi300x "
-        "price=2.05 rate=2500\n  smelt cost tokens=100G rate=2500 h price=2.05 spot price=0.95 interruptions=1\n",
+        "Compares the dollars and days of a token budget on several offers. A word names an offer, and the settings after it belong to "
+        "that offer; settings before the\nfirst offer apply to all. Dollars = tokens / (rate * 3600) * price. Interruptions add the cost "
+        "of checkpoints and restarts, by Daly's model.\n  smelt cost tokens=1T h100 price=5.01 rate=2750 mi300x price=2.05 rate=2500\n  "
+        "smelt cost tokens=100G rate=2500 h price=2.05 spot price=0.95 interruptions=1\n",
     .table = &table,
     .run = run_cost,
 };

@@ -471,10 +471,9 @@ static const Command members[] = {
         .summary = "convert text, JSON, CSV, Parquet, conversations or preference pairs to token shards",
         .words = "INPUT...",
         .usage = "INPUT... OUTPUT [key=value ...]",
-        .explanation =
-            "Writes the text of files and folders, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx. An "
-            "input is text, JSON or CSV, plain or compressed by gzip, zlib, zstd, xz or lzma, or Parquet. With shard_tokens=N, OUTPUT is a "
-            "folder of shards, and the same command continues a killed job.\n",
+        .explanation = "Writes the text of files and folders, or of standard input (-), as token shards, OUTPUT.bin and OUTPUT.idx. An "
+                       "input is text, JSON or CSV, plain or compressed by gzip, zlib, zstd, xz or lzma, or Parquet. With shard_tokens=N, "
+                       "OUTPUT is a folder of shards, and the same command continues a killed job.\n",
         .table = TABLE(pack_rows),
         .options_size = sizeof(DataOptions),
         .run = run_pack},

@@ -413,10 +413,9 @@ const Command command_eval = {
         "folder of PEFT's adapters (ADAPTER, ADAPTER@BASE) or a model file of llm.c. DATA is a token shard's prefix, a text file or a\n"
         "folder of text; the default is the run's own validation data. Two files of llm.c are special:\n"
         "  hellaswag_val.bin          multiple choice: prints how often the correct ending is the most likely one (acc), and the most "
-        "likely "
-        "one per token (acc_norm)\n"
-        "  gpt2_124M_debug_state.bin  a batch with PyTorch's results: compares logits, loss and gradients, and makes ten steps of "
-        "AdamW on the batch\n",
+        "likely one per token (acc_norm)\n"
+        "  gpt2_124M_debug_state.bin  a batch with PyTorch's results: compares logits, loss and gradients, and makes ten steps of AdamW on "
+        "the batch\n",
     .table = &table,
     .options_size = sizeof(EvalOptions),
     .ranks = true,

@@ -23,12 +23,10 @@ static const Option rows[] = {
     STRING_OPTION(gpu, "", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu; empty: this machine's device"),
     INT_OPTION(gpus, "0", 0, 1000000, "devices", "total devices; 0: one node of gpu=X, or of this machine's kind"),
     INT_OPTION(per_node, "0", 0, 1024, "devices", "devices per node; 0: the usual number"),
-    CHOICE_OPTION(zero, "best", "best|0|1|2|3",
-        "ZeRO stage: 1 shards master weights and optimizer state, 2 also gradients, 3 also "
-        "weights"),
+    CHOICE_OPTION(
+        zero, "best", "best|0|1|2|3", "ZeRO stage: 1 shards master weights and optimizer state, 2 also gradients, 3 also weights"),
     BOOL_OPTION(search, "true",
-        "also choose batch.sequences, recompute, and each of layout.tp, pp, cp and ep that is "
-        "1; false: use the configuration's"),
+        "also choose batch.sequences, recompute, and each of layout.tp, pp, cp and ep that is 1; false: use the configuration's"),
     STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, to replace the rates of the built-in table"),
 };
 #undef FIELD
@@ -85,10 +83,10 @@ const Command command_forecast = {
     .summary = "model the memory and time of a configuration on other hardware",
     .words = "CONFIG",
     .usage = "CONFIG [gpus=N] [gpu=X] [key=value ...]",
-    .explanation = "Models memory per rank and time per step of a configuration on GPUs that this machine "
-                   "need not have. CONFIG is a file, a run folder or a model folder;\n"
-                   "settings of the configuration may follow. Nothing is measured: the last lines list "
-                   "the assumptions. docs/forecast.md compares forecasts with measurements.\n",
+    .explanation = "Models memory per rank and time per step of a configuration on GPUs that this machine need not have. CONFIG is a file, "
+                   "a run folder or a model folder;\n"
+                   "settings of the configuration may follow. Nothing is measured: the last lines list the assumptions. docs/forecast.md "
+                   "compares forecasts with measurements.\n",
     .hint = "CONFIG is a configuration file, a run folder or a model folder",
     .table = &table,
     .options_size = sizeof(ForecastOptions),

@@ -28,24 +28,21 @@ static const Option rows[] = {
     GENERATION_SAMPLING("1"),
     BOOL_OPTION(text, "true", "false: prompt and output are token ids, and the folder's eos_token_id ends the output"),
     INT_OPTION(context, "0", 0, 1 << 24, "tokens",
-        "maximum positions, including the prompt, which determines the memory of the KV cache; "
-        "0: the model's"),
+        "maximum positions, including the prompt, which determines the memory of the KV cache; 0: the model's"),
     BOOL_OPTION(cache, "true", "false: recompute the whole sequence for each token, to check the KV cache"),
     INT_OPTION(layout.cp, "0", 0, 1 << 20, "ranks", "ranks that shard the KV cache by position; 0: the started ranks divided by layout.tp"),
     INT_OPTION(layout.tp, "1", 1, 1 << 20, "ranks", "ranks that shard weights, and the KV cache by heads, of a model too large for one"),
     GENERATION_MACHINE,
     {"out", OPTION_STRING, FIELD(images.out), "", 0, 0, NULL, "", "images: safetensors file for the latents"},
     {"png", OPTION_STRING, FIELD(images.png), "", 0, 0, NULL, "",
-        "images: PNG file with all images side by side; latents of one or three channels are "
-        "pixels, others need vae"},
+        "images: PNG file with all images side by side; latents of one or three channels are pixels, others need vae"},
     {"vae", OPTION_STRING, FIELD(images.vae), "", 0, 0, NULL, "",
         "images: folder of the AutoencoderKL that decodes the latents, on the CPU"},
     {"overwrite", OPTION_BOOL, FIELD(images.overwrite), "false", 0, 0, NULL, "", "images: replace the files out and png"},
     {"steps", OPTION_INT, FIELD(images.steps), "28", 1, 100000, NULL, "steps", "images: Euler steps from noise to image"},
     {"guidance", OPTION_REAL, FIELD(images.guidance), "3.5", 0, 1000, NULL, "", "images: guidance scale, for models that embed it"},
     {"shift", OPTION_REAL, FIELD(images.shift), "0", 0, 1000, NULL, "",
-        "images: shift of the times towards noise; 1: none, as for FLUX.1-schnell; 0: by the "
-        "number of tokens, as for FLUX.1-dev"},
+        "images: shift of the times towards noise; 1: none, as for FLUX.1-schnell; 0: by the number of tokens, as for FLUX.1-dev"},
     {"height", OPTION_INT, FIELD(images.height), "0", 0, 2 * IMAGE_GRID, NULL, "latents",
         "images: height in latents, of 8 pixels each for FLUX.1; 0: as in the encodings"},
     {"width", OPTION_INT, FIELD(images.width), "0", 0, 2 * IMAGE_GRID, NULL, "latents", "images: width in latents; 0: as in the encodings"},
@@ -188,9 +185,7 @@ static bool check_prompt_option(const char *prompt, const char *folder, Error *e
     size_t length = strlen(prompt), tail = sizeof end - 1;
     if (length < tail || strcmp(prompt + length - tail, end) != 0 || !file_exists(prompt)) return true;
     return error_set(error, ERROR_USAGE,
-        "%s is a file of encodings, but %s makes text: give a text (to read the prompt from "
-        "standard input, give -)",
-        prompt, folder);
+        "%s is a file of encodings, but %s makes text: give a text (to read the prompt from standard input, give -)", prompt, folder);
 }
 
 static bool generate_rank(Inference *inference, Invocation *invocation, Error *error) {
@@ -222,18 +217,16 @@ const Command command_generate = {
     .name = "generate",
     .summary = "continue a prompt, or make images",
     .words = "MODEL \"prompt\"",
-    .explanation = "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, "
-                   "RUN@best, or its folder), a\n"
-                   "Hugging Face folder, or PEFT adapters (ADAPTER, ADAPTER@BASE). The prompt and the "
-                   "output go\n"
-                   "through the model's tokenizer. The prompt - means standard input. If a prompt "
-                   "contains = or begins with --, put -- before it.\n"
-                   "\n"
-                   "smelt launch -n 2 -- generate MODEL \"prompt\" shards the KV cache of a long context "
-                   "over two processes with a GPU each; see docs/parallel.md.\n"
-                   "\n"
-                   "An image model (flux) takes a file of encodings instead of a prompt, and makes an "
-                   "image for each text in it. It uses the options from out on; see docs/flux.md.\n",
+    .explanation =
+        "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), a\n"
+        "Hugging Face folder, or PEFT adapters (ADAPTER, ADAPTER@BASE). The prompt and the output go\n"
+        "through the model's tokenizer. The prompt - means standard input. If a prompt contains = or begins with --, put -- before it.\n"
+        "\n"
+        "smelt launch -n 2 -- generate MODEL \"prompt\" shards the KV cache of a long context over two processes with a GPU each; see "
+        "docs/parallel.md.\n"
+        "\n"
+        "An image model (flux) takes a file of encodings instead of a prompt, and makes an image for each text in it. It uses the options "
+        "from out on; see docs/flux.md.\n",
     .hint = "if a prompt contains = or begins with --, put -- before it",
     .table = &table,
     .options_size = sizeof(GenerationOptions),

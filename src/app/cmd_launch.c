@@ -34,10 +34,8 @@ static bool check_shrink(const Command *command, char **arguments, Error *error)
     int count = 0;
     while (arguments[count]) count++;
     if (command->can_shrink) return command->can_shrink(count, arguments, error);
-    return error_set(error, ERROR_USAGE,
-        "shrink=true works only for training, but smelt %s ends with its first failure: remove "
-        "shrink",
-        command->name);
+    return error_set(
+        error, ERROR_USAGE, "shrink=true works only for training, but smelt %s ends with its first failure: remove shrink", command->name);
 }
 
 /* Returns the place of the command after "--", or NULL. */
@@ -58,9 +56,7 @@ static char **read_launch_arguments(int argc, char **argv, LaunchOptions *option
             long_form = long_form || (assignment && starts_with(assignment, "ranks="));
         } else {
             error_set(error, ERROR_USAGE,
-                "'%s' is not key=value: put \"--\" before the command, as in smelt launch -n 4 "
-                "-- train CONFIG.yaml",
-                argv[i]);
+                "'%s' is not key=value: put \"--\" before the command, as in smelt launch -n 4 -- train CONFIG.yaml", argv[i]);
         }
         if (short_form && long_form) error_set(error, ERROR_USAGE, "-n N is short for ranks=N, but both are given: remove one of them");
         if (error->code || !options_set(&launch_table, options, strings, assignment, error)) return NULL;
@@ -85,13 +81,12 @@ const Command command_launch = {
     .name = "launch",
     .summary = "start the ranks of a run on this node and keep it alive",
     .usage = "[-n N] [key=value ...] -- COMMAND ...",
-    .explanation = "Starts N ranks of a smelt command on this node (smelt launch -n 4 -- train "
-                   "CONFIG.yaml layout.zero=1) and watches them. If one fails or hangs, launch starts all "
-                   "of them\n"
-                   "again from the newest good checkpoint. For several nodes, run it on each node: with "
-                   "srun, one task per node; or with NNODES, NODE_RANK, MASTER_ADDR,\n"
-                   "MASTER_PORT and SMELT_SECRET=$(openssl rand -hex 32) in the environment. All "
-                   "variables except NODE_RANK are the same on all nodes.\n"
+    .explanation = "Starts N ranks of a smelt command on this node (smelt launch -n 4 -- train CONFIG.yaml layout.zero=1) and watches "
+                   "them. If one fails or hangs, launch starts all of them\n"
+                   "again from the newest good checkpoint. For several nodes, run it on each node: with srun, one task per node; or with "
+                   "NNODES, NODE_RANK, MASTER_ADDR,\n"
+                   "MASTER_PORT and SMELT_SECRET=$(openssl rand -hex 32) in the environment. All variables except NODE_RANK are the same "
+                   "on all nodes.\n"
                    "See docs/cluster.md.\n",
     .table = &launch_table,
     .options_size = sizeof(LaunchOptions),

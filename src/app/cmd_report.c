@@ -42,8 +42,7 @@ const Command command_report = {
     .summary = "write a report page of a run, or of several side by side",
     .words = "RUN...",
     .most_words = REPORT_RUNS,
-    .explanation = "Writes one self-contained HTML page about a run folder. It also works while the run "
-                   "trains.\n"
+    .explanation = "Writes one self-contained HTML page about a run folder. It also works while the run trains.\n"
                    "For two to eight runs, the page compares figures, differing settings and curves.\n",
     .table = &table,
     .options_size = sizeof(ReportOptions),

@@ -164,10 +164,10 @@ const Command command_show = {
     .name = "show",
     .summary = "show the origin and history of a run",
     .words = "RUN",
-    .explanation = "Shows which run a folder contains: its number, data, tokenizer and initial weights by "
-                   "their content; each start with the\n"
-                   "settings that it changed; and each checkpoint with its predecessor\n"
-                   "and its validation loss.\n",
+    .explanation =
+        "Shows which run a folder contains: its number, data, tokenizer and initial weights by their content; each start with the\n"
+        "settings that it changed; and each checkpoint with its predecessor\n"
+        "and its validation loss.\n",
     .table = &table,
     .options_size = sizeof(ShowOptions),
     .run = run_show_command,

@@ -43,10 +43,10 @@ const Command command_size = {
     .summary = "check a model's dimensions against a processor",
     .words = "CONFIG",
     .usage = "CONFIG [gpu=X] [key=value ...]",
-    .explanation = "Checks whether the dimensions of a model suit a processor. Names each dimension that breaks "
-                   "a rule, and the cost. Suggests better dimensions with\n"
-                   "the same number of parameters. For a mixture of experts, compares training with decoding. CONFIG "
-                   "is a file, a run folder or a model folder; settings of the\n"
+    .explanation = "Checks whether the dimensions of a model suit a processor. Names each dimension that breaks a rule, and the cost. "
+                   "Suggests better dimensions with\n"
+                   "the same number of parameters. For a mixture of experts, compares training with decoding. CONFIG is a file, a run "
+                   "folder or a model folder; settings of the\n"
                    "configuration may follow. Exits with 0 if there is no fault, else with 1.\n",
     .hint = "CONFIG is a configuration file, a run folder or a model folder",
     .table = &table,

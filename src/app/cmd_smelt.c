@@ -10,7 +10,7 @@ static const Command *member(int index) {
 
 const Command command_smelt = {
     .name = "",
-    .explanation = "smelt trains large language models. smelt train --example llama prints a configuration to start from, "
-                   "smelt train --help lists all settings, smelt --version prints the build.",
+    .explanation = "smelt trains large language models. smelt train --example llama prints a configuration to start from, smelt train "
+                   "--help lists all settings, smelt --version prints the build.",
     .member = member,
 };

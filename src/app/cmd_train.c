@@ -39,8 +39,7 @@ static bool parse_arguments(int argc, char **argv, TrainArguments *arguments, Er
     for (int i = 1 + base; i < argc;) {
         if (!strchr(argv[i], '=') && !starts_with(argv[i], "--"))
             return error_set(error, ERROR_USAGE,
-                base ? "'%s' is not key=value, and a configuration file is already given: see smelt "
-                       "train --help"
+                base ? "'%s' is not key=value, and a configuration file is already given: see smelt train --help"
                      : "'%s' is not key=value: give the configuration file first, then key=value",
                 argv[i]);
         char *assignment = command_assignment(&config_table, argc, argv, &i, error);
@@ -60,10 +59,8 @@ static bool read_base(const char *path, Config *config, OptionStrings *strings, 
         return read;
     }
     if (file_kind(path, NULL) == FILE_FOLDER)
-        return error_set(error, ERROR_USAGE,
-            "%s is not a run folder, because it has no config.yaml: give a configuration file or a "
-            "run first",
-            path);
+        return error_set(
+            error, ERROR_USAGE, "%s is not a run folder, because it has no config.yaml: give a configuration file or a run first", path);
     if (options_read_yaml(&config_table, config, strings, path, error)) return true;
     if (file_exists(path) && !ends_with(path, ".yaml") && !ends_with(path, ".yml"))
         error_set(error, error->code, "%s; to train on the text, set data.train=%s", error->message, path);
@@ -93,9 +90,8 @@ static bool take_origin_tokenizer(const char *folder, const Config *origin, Conf
     SCOPED_FREE char *path = source_tokenizer(folder, origin);
     if (!path && corpus_has_text(config))
         return error_set(error, ERROR_USAGE,
-            "init=%s has no tokenizer, so the text data.train=%s cannot be encoded for it: add "
-            "its tokenizer.json, set data.tokenizer=FILE, or set data.tokenizer=bytes if its "
-            "tokens are bytes",
+            "init=%s has no tokenizer, so the text data.train=%s cannot be encoded for it: add its tokenizer.json, set "
+            "data.tokenizer=FILE, or set data.tokenizer=bytes if its tokens are bytes",
             folder, config->data.train);
     if (!path || !*path) return true;
     SCOPED_FREE char *setting = memory_format("data.tokenizer=%s", path);
@@ -175,8 +171,7 @@ static bool choose_fork(const TrainArguments *arguments, Config *config, OptionS
     if (!based || !apply_settings(arguments, config, strings, error)) return false;
     if (same_store(run_checkpoints(run, &base), run_checkpoints(fork, config)))
         return error_set(error, ERROR_USAGE,
-            "%s contains the checkpoints of %s: set checkpoint.store=ANOTHER for fork=%s, or "
-            "checkpoint.store= for the run folder itself",
+            "%s contains the checkpoints of %s: set checkpoint.store=ANOTHER for fork=%s, or checkpoint.store= for the run folder itself",
             run_checkpoints(run, &base), run, fork);
     config->run = fork;
     config->fork = run;
@@ -196,14 +191,11 @@ static bool choose_run(const TrainArguments *arguments, Config *config, OptionSt
             error, ERROR_USAGE, "%s and from=%lld name two checkpoints: remove one of them", arguments->base, (long long)config->from);
     if (continues && config->fork[0]) return choose_fork(arguments, config, strings, error);
     if (config->fork[0])
-        return error_set(error, ERROR_USAGE,
-            "fork=%s needs a run to continue from: give its folder first, as in smelt train "
-            "RUN fork=%s",
+        return error_set(error, ERROR_USAGE, "fork=%s needs a run to continue from: give its folder first, as in smelt train RUN fork=%s",
             config->fork, config->fork);
     if (config->from)
         return error_set(error, ERROR_USAGE,
-            "a run continues from its newest checkpoint; to continue from another one, set "
-            "fork=NEW to a new run folder");
+            "a run continues from its newest checkpoint; to continue from another one, set fork=NEW to a new run folder");
     return continues || !config->init[0] || take_model(arguments, config, strings, error); /* a run has remembered its model */
 }
 
@@ -247,8 +239,7 @@ static bool describe_cluster(Cluster *cluster, int ranks, int per_node, const De
     *cluster = (Cluster){.gpus = ranks};
     if (!hardware_of_device(&cluster->hardware, device))
         return error_set(error, ERROR_USAGE,
-            "layout=auto has no performance data for %s: set layout.tp, layout.pp, layout.cp, "
-            "layout.ep and layout.zero",
+            "layout=auto has no performance data for %s: set layout.tp, layout.pp, layout.cp, layout.ep and layout.zero",
             device_info(device)->name);
     cluster->per_node = per_node ? per_node : cluster->hardware.per_node;
     if (available >= 0) cluster->hardware.memory = (double)available;
@@ -390,8 +381,7 @@ static bool can_shrink(int argc, char **argv, Error *error) {
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed && config.layout.choice != LAYOUT_AUTO; i++)
         if (given[i])
             return error_set(error, ERROR_USAGE,
-                "shrink=true reduces the number of ranks, but %s=%lld does not allow this: set "
-                "%s=0 or layout=auto, or remove shrink",
+                "shrink=true reduces the number of ranks, but %s=%lld does not allow this: set %s=0 or layout=auto, or remove shrink",
                 fixed[i], (long long)given[i], fixed[i]);
     return true;
 }
@@ -409,29 +399,23 @@ const Command command_train = {
     .name = "train",
     .summary = "train a model, or continue a run",
     .usage = "CONFIG.yaml|RUN [key=value ...]",
-    .explanation = "Trains a model from a configuration. An existing run folder continues from its newest "
-                   "good checkpoint.\n"
-                   "SIGTERM and SIGINT first write a checkpoint; the same command, or smelt train RUN, "
-                   "continues.\n"
-                   "smelt train RUN fork=NEW continues from a checkpoint of RUN in a new run folder, and "
-                   "leaves RUN unchanged.\n"
+    .explanation = "Trains a model from a configuration. An existing run folder continues from its newest good checkpoint.\n"
+                   "SIGTERM and SIGINT first write a checkpoint; the same command, or smelt train RUN, continues.\n"
+                   "smelt train RUN fork=NEW continues from a checkpoint of RUN in a new run folder, and leaves RUN unchanged.\n"
                    "\n"
-                   "A setting is explained with its unit, its range or choices, and what it needs: it has an "
-                   "effect only with that.\n"
-                   "A started run keeps its settings, except those marked below with one of these words. "
-                   "changes: a new\n"
-                   "value applies from the next step on, and is printed and recorded (smelt show RUN). free: "
-                   "it affects no result.\n"
+                   "A setting is explained with its unit, its range or choices, and what it needs: it has an effect only with that.\n"
+                   "A started run keeps its settings, except those marked below with one of these words. changes: a new\n"
+                   "value applies from the next step on, and is printed and recorded (smelt show RUN). free: it affects no result.\n"
                    "once: it applies to one start.\n"
                    "\n"
-                   "Column %peak is TFLOP/s in percent of the vendor's peak, which is known only for GPUs; "
-                   "with fp8.recipe it is the fp8 peak. Column %best is TFLOP/s in percent of\n"
-                   "the fastest large GEMM measured here in the run's precision. A terminal shows the columns "
-                   "that fit; a pipe and RUN/log.txt always get the same columns,\n"
+                   "Column %peak is TFLOP/s in percent of the vendor's peak, which is known only for GPUs; with fp8.recipe it is the fp8 "
+                   "peak. Column %best is TFLOP/s in percent of\n"
+                   "the fastest large GEMM measured here in the run's precision. A terminal shows the columns that fit; a pipe and "
+                   "RUN/log.txt always get the same columns,\n"
                    "with \"unknown\" for unknown values.\n"
                    "\n"
-                   "smelt train --example llama prints a configuration to start from; other examples are "
-                   "zaya, mpt, gpt2, flux, finetune, qwen3-30b-a3b, olmoe-1b-7b and olmo3-7b.\n"
+                   "smelt train --example llama prints a configuration to start from; other examples are zaya, mpt, gpt2, flux, finetune, "
+                   "qwen3-30b-a3b, olmoe-1b-7b and olmo3-7b.\n"
                    "  smelt train --example llama > llama.yaml\n"
                    "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
     .table = &config_table,

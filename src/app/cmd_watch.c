@@ -74,10 +74,9 @@ const Command command_watch = {
     .summary = "show a run, or several side by side, while they train",
     .words = "RUN...",
     .most_words = REPORT_RUNS,
-    .explanation = "Serves the page of smelt report to browsers on this machine and updates it every "
-                   "second. From another machine, run\n"
-                   "ssh -L 6160:127.0.0.1:6160 MACHINE, and open http://127.0.0.1:6160/ there. "
-                   "terminal=true shows the runs in this terminal.\n",
+    .explanation =
+        "Serves the page of smelt report to browsers on this machine and updates it every second. From another machine, run\n"
+        "ssh -L 6160:127.0.0.1:6160 MACHINE, and open http://127.0.0.1:6160/ there. terminal=true shows the runs in this terminal.\n",
     .table = &table,
     .options_size = sizeof(WatchOptions),
     .run = run_watch,

@@ -26,7 +26,7 @@ bool example_print(const char *name, Error *error) {
     for (size_t i = 0; i < sizeof examples / sizeof *examples; i++)
         if (!strcmp(examples[i].name, name)) return fputs(examples[i].text, stdout), true;
     return error_set(error, ERROR_USAGE,
-        "'%s' is not an example: use llama, zaya, mpt, gpt2, flux, finetune, qwen3-30b-a3b, olmoe-1b-7b or olmo3-7b, as in "
-        "smelt train --example llama",
+        "'%s' is not an example: use llama, zaya, mpt, gpt2, flux, finetune, qwen3-30b-a3b, olmoe-1b-7b or olmo3-7b, as in smelt train "
+        "--example llama",
         name);
 }

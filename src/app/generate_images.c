@@ -66,8 +66,7 @@ static bool check_pictures(const Gallery *gallery, Error *error) {
         return error_set(error, ERROR_USAGE, "vae=%s decodes latents to pixels, but png is not set: set png=FILE.png", images->vae);
     if (*images->png && !*images->vae && !pixels)
         return error_set(error, ERROR_USAGE,
-            "png=%s: latents of %" PRId64 " channels are not pixels: set vae=FOLDER to decode "
-            "them, or set only out=FILE.safetensors",
+            "png=%s: latents of %" PRId64 " channels are not pixels: set vae=FOLDER to decode them, or set only out=FILE.safetensors",
             images->png, gallery->channels);
     return check_output(images->out, images->overwrite, safetensors_is_file, "a safetensors file", error) &&
            check_output(images->png, images->overwrite, png_is_file, "a PNG file", error);

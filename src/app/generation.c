@@ -28,9 +28,7 @@ bool model_text_open(ModelText *text, const char *folder, const Config *config, 
     SCOPED_FREE char *path = source_tokenizer(folder, config);
     if (!path)
         return error_set(error, ERROR_USAGE,
-            "%s has no known tokenizer: put its tokenizer.json %s, or set text=false and give "
-            "token ids as the prompt",
-            folder,
+            "%s has no known tokenizer: put its tokenizer.json %s, or set text=false and give token ids as the prompt", folder,
             source_is_run(folder)  ? "into RUN/tokenizer"
             : gguf_is_file(folder) ? "into the folder that smelt convert makes of it"
                                    : "there");
@@ -143,9 +141,8 @@ static bool choose_generation_layout(const GenerationOptions *options, int ranks
     lay_out_ranks(config, tp, cp);
     if (layout_breaks(config, 0, broken, sizeof broken)) return error_set(error, ERROR_USAGE, "%s: %s", broken, advice);
     return cp * tp == ranks || error_set(error, ERROR_USAGE,
-                                   "layout.tp=%" PRId64 " x layout.cp=%" PRId64 " does not match "
-                                   "%d rank%s: start them with smelt launch -n %" PRId64 " -- "
-                                   "generate ..., or %s",
+                                   "layout.tp=%" PRId64 " x layout.cp=%" PRId64
+                                   " does not match %d rank%s: start them with smelt launch -n %" PRId64 " -- generate ..., or %s",
                                    tp, cp, ranks, plural(ranks), cp * tp, advice);
 }
 

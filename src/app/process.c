@@ -38,8 +38,10 @@ void process_shorten_spinning(char **argv) {
  * program or the machine: the signal is raised again, with its default action. */
 static void on_bus_error(int number, siginfo_t *info, void *context) {
     (void)context;
-    static const char before[] = "error: cannot read ", after[] = ": it was truncated or replaced while in use, or its disk failed; saved "
-                                                                  "files are intact: restore the file and start again\n";
+    static const char
+        before[] = "error: cannot read ",
+        after[] =
+            ": it was truncated or replaced while in use, or its disk failed; saved files are intact: restore the file and start again\n";
     const char *path = file_mapped_at(info->si_addr);
     if (!path) {
         signal(number, SIG_DFL);
@@ -84,9 +86,8 @@ static bool end_explained;
 static void explain_end(int code, void *context) {
     (void)context;
     if (code && !end_explained)
-        log_error("a library ended smelt with exit code %d; its message, if any, is above. If the "
-                  "system refused to create a thread, raise the limits on memory and processes "
-                  "(ulimit -v, ulimit -u) or set a smaller threads",
+        log_error("a library ended smelt with exit code %d; its message, if any, is above. If the system refused to create a thread, raise "
+                  "the limits on memory and processes (ulimit -v, ulimit -u) or set a smaller threads",
             code);
 }
 
@@ -99,10 +100,7 @@ int process_end_explained(int code) {
 
 /* Prints to stderr, which is unbuffered, so that no memory is allocated. */
 void process_end_without_memory(size_t bytes) {
-    fprintf(stderr,
-        "error: out of memory: the system refused %zu bytes: free memory on this machine and start "
-        "again\n",
-        bytes);
+    fprintf(stderr, "error: out of memory: the system refused %zu bytes: free memory on this machine and start again\n", bytes);
     exit(process_end_explained(ERROR_MEMORY));
 }
 

@@ -28,9 +28,8 @@ bool screen_open(Screen *screen, Error *error) {
     const char *name = getenv("TERM");
     *screen = (Screen){0};
     if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO) || !name || !strcmp(name, "dumb"))
-        return error_set(error, ERROR_USAGE,
-            "terminal=true needs a terminal with cursor control: use another terminal, or "
-            "remove it to use a browser");
+        return error_set(
+            error, ERROR_USAGE, "terminal=true needs a terminal with cursor control: use another terminal, or remove it to use a browser");
     if (tcgetattr(STDIN_FILENO, &screen->before) != 0) return error_set(error, ERROR_INTERNAL, "cannot read the terminal's settings");
     struct termios raw = screen->before;
     raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);

@@ -135,9 +135,8 @@ static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
     spec->scores.scale = configured ? model->softmax_scale : 0;
     spec->bidirectional = options->bidirectional;
     if (spec->bidirectional && (spec->scores.window || spec->scores.alibi))
-        return error_set(error, ERROR_USAGE,
-            "bidirectional=true supports neither a window nor ALiBi: set window=0, or use a "
-            "CONFIG.yaml without ALiBi");
+        return error_set(
+            error, ERROR_USAGE, "bidirectional=true supports neither a window nor ALiBi: set window=0, or use a CONFIG.yaml without ALiBi");
     return spec->heads.heads % spec->heads.kv_heads == 0 ||
            error_set(error, ERROR_USAGE, "heads=%lld is not a multiple of kv_heads=%lld: change one of them", (long long)spec->heads.heads,
                (long long)spec->heads.kv_heads);
@@ -172,8 +171,8 @@ static bool run_attention(Bench *bench, Error *error) {
 const Benchmark bench_attention = {
     .name = "attention",
     .summary = "attention, forward and backward, over lengths and head dimensions",
-    .explanation = "Measures the attention operation of training on random normal queries, keys and values. "
-                   "TFLOP/s count the GEMMs of the causal half: 2 forward, 5 backward.\n"
+    .explanation = "Measures the attention operation of training on random normal queries, keys and values. TFLOP/s count the GEMMs of the "
+                   "causal half: 2 forward, 5 backward.\n"
                    "CONFIG.yaml gives heads, window and bias.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     BENCH_PARTS(AttentionOptions, run_attention),

@@ -250,10 +250,10 @@ static bool run_collective(Bench *bench, Error *error) {
 const Benchmark bench_collective = {
     .name = "collective",
     .summary = "all-reduce, reduce-scatter, all-gather, broadcast, all-to-all, send-receive",
-    .explanation = "Run it on every rank: mpirun -n 8 smelt bench collective, srun, or smelt launch. Prints "
-                   "one row per operation, group size and message size, in the columns and\n"
-                   "conventions of nccl-tests: time in microseconds, algbw and busbw in GB/s. Column wrong "
-                   "counts the wrong elements of a first run on integers.\n",
+    .explanation = "Run it on every rank: mpirun -n 8 smelt bench collective, srun, or smelt launch. Prints one row per operation, group "
+                   "size and message size, in the columns and\n"
+                   "conventions of nccl-tests: time in microseconds, algbw and busbw in GB/s. Column wrong counts the wrong elements of a "
+                   "first run on integers.\n",
     .ranks = true,
     BENCH_PARTS(CollectiveOptions, run_collective),
     .plot = {"Collectives", "size", "busbw", {"operation", "ranks"}, "bytes per message", "bus bandwidth, GB/s", .x_logarithmic = true,

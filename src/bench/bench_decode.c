@@ -106,8 +106,7 @@ static bool run_decoding(Bench *bench, Error *error) {
         .tokens = options->tokens, .prompt = options->prompt ? options->prompt : config->model.context - options->tokens - WARM};
     if (decoding.prompt < 1 || decoding.prompt + decoding.tokens + WARM > config->model.context)
         return error_set(error, ERROR_USAGE,
-            "prompt=%lld plus tokens=%lld plus %d warm-up tokens exceed model.context=%lld: reduce "
-            "prompt or tokens",
+            "prompt=%lld plus tokens=%lld plus %d warm-up tokens exceed model.context=%lld: reduce prompt or tokens",
             (long long)decoding.prompt, (long long)decoding.tokens, WARM, (long long)config->model.context);
     if (!open_ranks(bench, &decoding, precision, error)) return false;
     decoding.generator = generator_create(&decoding.mesh, &config->model, precision, bench->device, true, error);
@@ -125,11 +124,10 @@ static bool run_decoding(Bench *bench, Error *error) {
 const Benchmark bench_decode = {
     .name = "decode",
     .summary = "speed of generation, on one rank or on several that share the cache",
-    .explanation = "Fills the context with a prompt of random tokens, then generates tokens one by one, with "
-                   "random weights. On several ranks, as in smelt launch -n 2 -- bench decode\n"
-                   "CONFIG.yaml layout.cp=2, the ranks share the cache. token_ms is the median time per "
-                   "token, best_ms the minimum; sent_bytes is the number of bytes that a rank sends per "
-                   "token.\n",
+    .explanation = "Fills the context with a prompt of random tokens, then generates tokens one by one, with random weights. On several "
+                   "ranks, as in smelt launch -n 2 -- bench decode\n"
+                   "CONFIG.yaml layout.cp=2, the ranks share the cache. token_ms is the median time per token, best_ms the minimum; "
+                   "sent_bytes is the number of bytes that a rank sends per token.\n",
     .config = BENCH_CONFIG_REQUIRED,
     .ranks = true,
     BENCH_PARTS(DecodeOptions, run_decoding),

@@ -39,14 +39,11 @@ static const Option rows[] = {
     STRING_OPTION(n, "", "", "columns of C: numbers or ranges; empty: n = m"),
     STRING_OPTION(k, "", "", "depth: numbers or ranges; empty: k = m"),
     CHOICE_OPTION(type, "all", "all|bf16|fp8|fp32",
-        "type of A and B; fp32: CPUs only; fp8: GPUs with fp8 only, with A in e4m3 and e5m2, B "
-        "in e4m3, layout nt"),
+        "type of A and B; fp32: CPUs only; fp8: GPUs with fp8 only, with A in e4m3 and e5m2, B in e4m3, layout nt"),
     CHOICE_OPTION(layout, "nt", "nt|nn|tn|all",
-        "layouts of a sweep: nt is the forward pass (x w^T), nn the gradient of x, tn the gradient "
-        "of w in fp32"),
-    CHOICE_OPTION(cache, "cold", "cold|hot",
-        "cold: operands rotate through twice the last-level cache; hot: every call reuses the same "
-        "operands"),
+        "layouts of a sweep: nt is the forward pass (x w^T), nn the gradient of x, tn the gradient of w in fp32"),
+    CHOICE_OPTION(
+        cache, "cold", "cold|hot", "cold: operands rotate through twice the last-level cache; hot: every call reuses the same operands"),
     CHOICE_OPTION(provider, "all", "all|own|chosen|onednn",
         "implementation: own: smelt's kernels, chosen: the GEMM that training runs, onednn: oneDNN"),
 };
@@ -403,14 +400,13 @@ static bool run_gemms(Bench *bench, Error *error) {
 const Benchmark bench_gemm = {
     .name = "gemm",
     .summary = "GEMMs of a model's training step, or a sweep over m, n and k",
-    .explanation = "With CONFIG.yaml: measures every GEMM in one microbatch of its training step, and "
-                   "counts how often each occurs. Without: sweeps over m, n and k.\n"
-                   "Operands are random normal numbers that rotate through twice the last-level cache. A "
-                   "sample of every result is checked in double precision.\n"
-                   "On a GPU, own is smelt's kernel and chosen is the GEMM that training runs (the "
-                   "vendor's library if it is installed), also in fp8\n"
-                   "(A in e4m3 and e5m2, C in bf16, scales of one). On a CPU, onednn is oneDNN's fp32 "
-                   "GEMM if libdnnl is installed.\n",
+    .explanation =
+        "With CONFIG.yaml: measures every GEMM in one microbatch of its training step, and counts how often each occurs. Without: sweeps "
+        "over m, n and k.\n"
+        "Operands are random normal numbers that rotate through twice the last-level cache. A sample of every result is checked in double "
+        "precision.\n"
+        "On a GPU, own is smelt's kernel and chosen is the GEMM that training runs (the vendor's library if it is installed), also in fp8\n"
+        "(A in e4m3 and e5m2, C in bf16, scales of one). On a CPU, onednn is oneDNN's fp32 GEMM if libdnnl is installed.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     BENCH_PARTS(GemmOptions, run_gemms),
     .plot = {"GEMM", "m", "tflops", {"type", "provider", "layout"}, "rows of C", "TFLOP/s", .x_logarithmic = true},

@@ -123,10 +123,10 @@ static bool run_loader(Bench *bench, Error *error) {
 const Benchmark bench_loader = {
     .name = "loader",
     .summary = "batches from token shards, read from disk and from memory",
-    .explanation = "Reads token shards (SHARDS: a prefix or a folder) as training does, without training. "
-                   "Prints tokens/s by wall time and by CPU time, pages\n"
-                   "read from disk per second, the scatter factor (bytes read over bytes needed), and "
-                   "step_s: if a training step on this machine reads step_tokens and\n"
+    .explanation = "Reads token shards (SHARDS: a prefix or a folder) as training does, without training. Prints tokens/s by wall time and "
+                   "by CPU time, pages\n"
+                   "read from disk per second, the scatter factor (bytes read over bytes needed), and step_s: if a training step on this "
+                   "machine reads step_tokens and\n"
                    "takes less time than step_s, storage is the bottleneck.\n",
     .positional = "SHARDS",
     BENCH_PARTS(LoaderBenchOptions, run_loader),

@@ -26,8 +26,8 @@ enum { PAGES_PLAIN, PAGES_HUGE }; /* pages= */
 static const Option rows[] = {
     BENCH_ROWS,
     STRING_OPTION(bytes, "", "bytes",
-        "total bytes of a kernel's arrays: numbers or ranges such as 16Ki..1Gi; empty: 16Ki to "
-        "four times the last-level cache, and half of the free memory"),
+        "total bytes of a kernel's arrays: numbers or ranges such as 16Ki..1Gi; empty: 16Ki to four times the last-level cache, and half "
+        "of the free memory"),
     CHOICE_OPTION(pages, "plain", "plain|huge", "pages of CPU memory; huge: as training requests them"),
     CHOICE_OPTION(kernel, "all", "all|copy|scale|add|triad|read|write|driver_copy|upload|download|upload_pinned|download_pinned",
         "kernel to measure; driver_copy and the following ones need a GPU"),
@@ -307,10 +307,10 @@ static bool run_memory(Bench *bench, Error *error) {
 const Benchmark bench_memory = {
     .name = "memory",
     .summary = "bandwidth: copy, scale, add, triad, read, write; host and GPU",
-    .explanation = "Measures STREAM's kernels, and pure reads and writes, over working sets from the "
-                   "first-level cache to most of memory. Bytes are counted as in STREAM.\n"
-                   "On a GPU, it also measures the driver's copy, and copies from pageable host memory "
-                   "(upload), to it (download), and the same with pinned memory.\n",
+    .explanation = "Measures STREAM's kernels, and pure reads and writes, over working sets from the first-level cache to most of memory. "
+                   "Bytes are counted as in STREAM.\n"
+                   "On a GPU, it also measures the driver's copy, and copies from pageable host memory (upload), to it (download), and the "
+                   "same with pinned memory.\n",
     BENCH_PARTS(MemoryOptions, run_memory),
     .plot = {"Memory bandwidth", "bytes", "gbps", {"kernel"}, "total bytes of all arrays", "GB/s", .x_logarithmic = true},
 };

@@ -27,9 +27,7 @@ static const Option rows[] = {
     INT_OPTION(reads, "2000", 1, 1e9, "", "number of random reads of 4 KiB; there are a tenth as many small durable writes"),
     INT_OPTION(step_tokens, "16Mi", 1, 1e15, "tokens", "tokens that all GPUs of this machine read per training step"),
     INT_OPTION(token_bytes, "2", 1, 8, "bytes", "bytes per token"),
-    REAL_OPTION(scatter, "2", 1, 1e6, "",
-        "bytes read over bytes needed: 1 to 2 for long sequences, up to 8 for short or fragmented "
-        "ones"),
+    REAL_OPTION(scatter, "2", 1, 1e6, "", "bytes read over bytes needed: 1 to 2 for long sequences, up to 8 for short or fragmented ones"),
 };
 
 static const BenchColumn columns[] = {{"test", BENCH_TEXT, 22}, {"bytes", 0, 14}, {"block", 0, 10}, {"operations", 0, 11},
@@ -179,11 +177,10 @@ static bool run_storage(Bench *bench, Error *error) {
 const Benchmark bench_storage = {
     .name = "storage",
     .summary = "a folder's file system: durable writes, sequential and random reads",
-    .explanation = "Writes an unnamed file into FOLDER and syncs it, reads it from disk and from the page "
-                   "cache, reads random pages, and\n"
-                   "writes small pieces with a sync after each. If the file system ignores requests to "
-                   "drop cached pages, set bytes above the size of memory. step_s: if a training step "
-                   "reads step_tokens and takes less time than step_s, storage is the bottleneck.\n",
+    .explanation =
+        "Writes an unnamed file into FOLDER and syncs it, reads it from disk and from the page cache, reads random pages, and\n"
+        "writes small pieces with a sync after each. If the file system ignores requests to drop cached pages, set bytes above the size of "
+        "memory. step_s: if a training step reads step_tokens and takes less time than step_s, storage is the bottleneck.\n",
     .positional = "FOLDER",
     BENCH_PARTS(StorageOptions, run_storage),
     .plot = {"Storage", "block", "gbps", {"test"}, "bytes per operation", "GB/s", .x_logarithmic = true, .y_logarithmic = true},

@@ -212,8 +212,8 @@ static bool check_fit(Trainer *trainer, int64_t sequences, Error *error) {
     log_format_bytes((double)bytes_needed(trainer, sequences), needed);
     log_format_bytes((double)trainer->available, have);
     return error_set(error, ERROR_MEMORY,
-        "a microbatch of %lld sequences of %lld tokens needs %s, but only %s are free: set "
-        "recompute=block, reduce data.length, or use a smaller model",
+        "a microbatch of %lld sequences of %lld tokens needs %s, but only %s are free: set recompute=block, reduce data.length, or use a "
+        "smaller model",
         (long long)sequences, (long long)trainer->config.data.length, needed, have);
 }
 
@@ -226,8 +226,7 @@ static bool measure_trainer(Trainer *trainer, const TrainMeasure *measure, Train
     double seconds;
     if (config->optimizer.in_backward && measure->accumulation > 1)
         return error_set(error, ERROR_USAGE,
-            "accumulation=%lld: optimizer.in_backward=true allows only one microbatch per "
-            "step: set accumulation=1",
+            "accumulation=%lld: optimizer.in_backward=true allows only one microbatch per step: set accumulation=1",
             (long long)measure->accumulation);
     if (!check_fit(trainer, sequences ? sequences : 1, error) ||
         (!sequences && !search(trainer, largest_fitting(trainer, most), &sequences, error)))
@@ -281,14 +280,12 @@ static bool run_training(Bench *bench, Error *error) {
 const Benchmark bench_train = {
     .name = "train",
     .summary = "training speed of a configuration, with the fastest microbatch",
-    .explanation = "Measures whole training steps on random tokens, or for flux on random images and "
-                   "texts: images/s are tokens_s / data.length. The search for the fastest microbatch "
-                   "starts from the largest one that fits into memory. TFLOP/s count the model's "
-                   "operations\n"
-                   "without recomputation. % of peak relates them to the vendor's figure for the GPU (the "
-                   "fp8 figure if fp8.recipe is set), % of best to the fastest large GEMM measured here "
-                   "in the configuration's precision. profile=N measures N more steps and prints the time "
-                   "of each operation.\n",
+    .explanation =
+        "Measures whole training steps on random tokens, or for flux on random images and texts: images/s are tokens_s / data.length. The "
+        "search for the fastest microbatch starts from the largest one that fits into memory. TFLOP/s count the model's operations\n"
+        "without recomputation. % of peak relates them to the vendor's figure for the GPU (the fp8 figure if fp8.recipe is set), % of best "
+        "to the fastest large GEMM measured here in the configuration's precision. profile=N measures N more steps and prints the time of "
+        "each operation.\n",
     .config = BENCH_CONFIG_REQUIRED,
     BENCH_PARTS(TrainOptions, run_training),
     .plot = {"Training", "microbatch", "tokens_s", {"type"}, "sequences per microbatch", "tokens/s"},

@@ -13,8 +13,7 @@ typedef struct ListText {
 
 static bool refuse_list(const ListText *from, Error *error) {
     return error_set(error, ERROR_USAGE,
-        "%s=%s: must be numbers from 1 to %lld, at most %d of them; for example 64,1Ki or "
-        "256..8192 (doubling) or 256..4096+256",
+        "%s=%s: must be numbers from 1 to %lld, at most %d of them; for example 64,1Ki or 256..8192 (doubling) or 256..4096+256",
         from->option, from->text, (long long)from->most, BENCH_LIST_NUMBERS);
 }
 

@@ -34,8 +34,7 @@ static const Option rows[] = {
     STRING_OPTION(configs, "configs/gpt2-124m.yaml,configs/mpt-1b.yaml,configs/mpt-3b.yaml,configs/mpt-7b.yaml,configs/llama3.1-8b.yaml",
         "", "comma-separated configuration files"),
     CHOICE_OPTION(mode, "pretrain", "pretrain|finetune|lora",
-        "finetune: all weights, same speed as pretrain; lora: adapters of the configuration's "
-        "rank, or of rank 16"),
+        "finetune: all weights, same speed as pretrain; lora: adapters of the configuration's rank, or of rank 16"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64|pure_bf16", "data type; same: the configuration's"),
     CHOICE_OPTION(fp8.recipe, "same", "same|none|tensor|row|row_gw_hp|block|mxfp8", "linear layers in fp8; same: the configuration's"),
     STRING_OPTION(lengths, "", "tokens", "sequence lengths: numbers or ranges; empty: the configuration's"),
@@ -58,11 +57,10 @@ typedef struct SuiteEntry {
 
 /* -- perf.csv ------------------------------------------------------------------------------------------------------ */
 
-static const char perf_header[] = "model,n_gpus,nnodes,gpus_per_node,training_precision,pipeline,args,tags,docker_file,base_docker,docker_"
-                                  "sha,docker_image,git_commit,machine_name,deployment_type,"
-                                  "launcher,gpu_architecture,performance,metric,relative_change,status,build_duration,test_duration,"
-                                  "dataname,data_provider_type,data_size,data_download_duration,"
-                                  "build_number,additional_docker_run_options\n";
+static const char perf_header[] =
+    "model,n_gpus,nnodes,gpus_per_node,training_precision,pipeline,args,tags,docker_file,base_docker,docker_sha,docker_image,git_commit,"
+    "machine_name,deployment_type,launcher,gpu_architecture,performance,metric,relative_change,status,build_duration,test_duration,"
+    "dataname,data_provider_type,data_size,data_download_duration,build_number,additional_docker_run_options\n";
 
 static void print_perf(const Bench *bench, const SuiteEntry *entry, FILE *file) {
     const SuiteOptions *options = bench->options;
@@ -76,9 +74,8 @@ static void print_perf(const Bench *bench, const SuiteEntry *entry, FILE *file) 
     config_recipe_name(&entry->config, recipe);
     if (entry->done) snprintf(performance, sizeof performance, "%.2f", rate);
     fprintf(file,
-        "smelt_train_%s,1,1,1,%s,smelt,mode=%s length=%" PRId64 " microbatch=%" PRId64 " accumulation=%" PRId64 "%s%s"
-        ",\"smelt,%s,%s\",,,,,,%s,local,smelt,%s,%s,"
-        "%s_per_second_per_gpu,,%s,,%.1f,random %s,,,,,\n",
+        "smelt_train_%s,1,1,1,%s,smelt,mode=%s length=%" PRId64 " microbatch=%" PRId64 " accumulation=%" PRId64
+        "%s%s,\"smelt,%s,%s\",,,,,,%s,local,smelt,%s,%s,%s_per_second_per_gpu,,%s,,%.1f,random %s,,,,,\n",
         entry->model, type, mode, entry->config.data.length, entry->speed.microbatch, entry->speed.accumulation, fp8 ? " fp8.recipe=" : "",
         fp8 ? recipe : "", mode, type, uname(&names) == 0 ? names.nodename : "unknown", info->host_memory ? "cpu" : info->target,
         performance, unit, entry->done ? "SUCCESS" : "FAILURE", entry->seconds, unit);
@@ -190,8 +187,8 @@ static bool run_suite(Bench *bench, Error *error) {
 const Benchmark bench_suite = {
     .name = "suite",
     .summary = "tokens/s and TFLOP/s per GPU of several models, as a table and as perf.csv",
-    .explanation = "Runs bench train for several configurations, in one training mode and data type, at one "
-                   "or more sequence lengths. perf= appends each row to a perf.csv\n"
+    .explanation = "Runs bench train for several configurations, in one training mode and data type, at one or more sequence lengths. "
+                   "perf= appends each row to a perf.csv\n"
                    "with the 29 columns of ROCm's MAD harness; a failure is also a row.\n",
     BENCH_PARTS(SuiteOptions, run_suite),
     .plot = {"Training", "length", "tflops_per_gpu", {"model", "type"}, "tokens per sequence", "TFLOP/s per GPU", .x_logarithmic = true},

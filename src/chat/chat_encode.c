@@ -116,9 +116,8 @@ static bool refuse_prefix(const ChatEncoder *encoder, size_t at, Error *error) {
     if (encoder->chat->turns == CHAT_TURNS_LAST)
         return error_set(error, ERROR_DATA, "the template changes the text before the last answer once the answer is given");
     return error_set(error, ERROR_USAGE,
-        "the template changes the text up to answer %zu when more messages follow (it may drop "
-        "earlier thoughts), so it cannot train several answers of a conversation together: set "
-        "turns=last, or use a template with {%% generation %%} around answers",
+        "the template changes the text up to answer %zu when more messages follow (it may drop earlier thoughts), so it cannot train "
+        "several answers of a conversation together: set turns=last, or use a template with {%% generation %%} around answers",
         at);
 }
 
@@ -165,8 +164,7 @@ static bool add_answer(ChatEncoder *encoder, const ChatRecord *record, size_t at
     encoder->rendered += encoder->before.size + behind->size;
     if (encoder->rendered > CHAT_RENDERED_BYTES)
         return error_set(error, ERROR_DATA,
-            "the conversation has too many answers for its length: rendering would produce "
-            "more than %zu GiB of text",
+            "the conversation has too many answers for its length: rendering would produce more than %zu GiB of text",
             CHAT_RENDERED_BYTES >> 30);
     add_span(encoder, encoder->before.size, behind->size);
     return true;

@@ -72,10 +72,8 @@ static bool check_prompt_is_whole(const json_t *record, const json_t *messages, 
     if (chat_begins_with_system(json_array_get(messages, 0), json_object_get(record, "system"))) return true;
     for (size_t i = 0; i < count; i++)
         if (is_given(json_object_get(record, parts[i])))
-            return error_set(error, ERROR_DATA,
-                "the record has %s, but preference pairs cannot use it: move it into prompt, "
-                "or remove it",
-                parts[i]);
+            return error_set(
+                error, ERROR_DATA, "the record has %s, but preference pairs cannot use it: move it into prompt, or remove it", parts[i]);
     return true;
 }
 

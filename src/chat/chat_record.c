@@ -127,8 +127,8 @@ static bool refuse_share_message(const char *from, const char *name, size_t i, E
             "%s[%zu] is a function_call, but its value is not JSON text of calls with a name: write {\"name\": ..., \"arguments\": ...}",
             name, i);
     return error_set(error, ERROR_DATA,
-        "%s[%zu] is from \"%.20s\", but smelt knows only human, gpt, system, observation, function_call, and the names of roles: "
-        "rename it, or write role and content",
+        "%s[%zu] is from \"%.20s\", but smelt knows only human, gpt, system, observation, function_call, and the names of roles: rename "
+        "it, or write role and content",
         name, i, from);
 }
 
@@ -137,9 +137,8 @@ static bool check_message(const json_t *message, const char *name, size_t i, Err
     if (json_is_string(from)) return refuse_share_message(json_string_value(from), name, i, error);
     if (!is_message(message))
         return error_set(error, ERROR_DATA,
-            "%s[%zu] is not a message: it needs a role, and content that is a string or a "
-            "list; with tool_calls, content is optional",
-            name, i);
+            "%s[%zu] is not a message: it needs a role, and content that is a string or a list; with tool_calls, content is optional", name,
+            i);
     const json_t *content = json_object_get(message, "content");
     const char *kind = "";
     json_auto_t *text = json_is_array(content) ? text_of_parts(content, &kind) : NULL;
@@ -149,9 +148,8 @@ static bool check_message(const json_t *message, const char *name, size_t i, Err
     const char *excluded = strcmp(role, "assistant") ? NULL : excluded_by(message); /* other messages are not trained anyway */
     if (excluded)
         return error_set(error, ERROR_DATA,
-            "%s[%zu] has %s, which excludes or weights the message, but smelt trains on all "
-            "answers with equal weight: remove it",
-            name, i, excluded);
+            "%s[%zu] has %s, which excludes or weights the message, but smelt trains on all answers with equal weight: remove it", name, i,
+            excluded);
     return true;
 }
 

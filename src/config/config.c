@@ -127,8 +127,7 @@ static const Option rows[] = {
     INT_OPTION(data.length, "256", 1, 1 << 24, "tokens", "sequence length in training"),
     CHOICE_OPTION(data.packing, "cut", "cut|best_fit",
         "how documents fill sequences: cut concatenates them and cuts the stream; best_fit cuts only documents longer than a sequence, and "
-        "pads "
-        "the rest"),
+        "pads the rest"),
     BOOL_OPTION(data.document_mask, "true", "restart attention, convolutions and positions at every document"),
 
     CHOICE_OPTION(model.family, "llama", FAMILY_CHOICES,
@@ -221,9 +220,8 @@ static const Option rows[] = {
 
     CHOICE_OPTION(optimizer.name, "adamw", OPTIMIZER_CHOICES,
         "adamw_8bit: AdamW with the moments of matrices in 8 bits (docs/finetune.md); muon: momentum, orthogonalized by Newton-Schulz, for "
-        "each "
-        "hidden projection, and AdamW for all other parameters; lion: sign of the momentum, for a third to a tenth of AdamW's learning "
-        "rate",
+        "each hidden projection, and AdamW for all other parameters; lion: sign of the momentum, for a third to a tenth of AdamW's "
+        "learning rate",
         STATE),
     REAL_OPTION(optimizer.lr, "1e-3", 0, 100, "", "peak learning rate", CHANGES),
     REAL_OPTION(optimizer.beta1, "0.9", 0, 0.999999, "",

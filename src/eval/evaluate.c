@@ -358,8 +358,8 @@ static bool share_answers(Answers *answers, Comm *comm, Error *error) {
         answers->pairs[i].rejected = answers->values[2 * i + 1];
         if (!isfinite(answers->pairs[i].chosen) || !isfinite(answers->pairs[i].rejected))
             return error_set(error, ERROR_NUMERICS,
-                "the log-probability of the answers at token %lld is NaN or infinite with the "
-                "initial weights: check that the model and the data use the same tokenizer",
+                "the log-probability of the answers at token %lld is NaN or infinite with the initial weights: check that the model and "
+                "the data use the same tokenizer",
                 (long long)answers->pairs[i].token);
     }
     return true;
@@ -382,9 +382,7 @@ ReferencePair *evaluate_reference(Session *session, const Corpus *corpus, bool v
     exchange_finish_weights(session->training.exchange);
     bool good = evaluate_set(&input, &result, error);
     if (good && result.stopped)
-        good = error_set(error, ERROR_PREEMPTED,
-            "stopped by a signal before the first step: nothing is lost; run the same command "
-            "again");
+        good = error_set(error, ERROR_PREEMPTED, "stopped by a signal before the first step: nothing is lost; run the same command again");
     good = good && share_answers(&answers, session->comm, error);
     free(answers.values);
     if (!good) free(answers.pairs);

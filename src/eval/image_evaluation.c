@@ -53,10 +53,8 @@ static bool check_validation_images(const Session *session, const EncodingSet *s
     for (int64_t i = 0; i < samples; i++) {
         if (encodings_are_finite(set, i, where, sizeof where)) continue;
         if (session->config->on_nan != ON_NAN_SKIP)
-            return error_set(error, ERROR_NUMERICS,
-                "the validation data contains NaN or infinity in %s: encode it again, or "
-                "remove it",
-                where);
+            return error_set(
+                error, ERROR_NUMERICS, "the validation data contains NaN or infinity in %s: encode it again, or remove it", where);
         if (comm_rank(session->comm) == 0) log_warn("the validation data contains NaN or infinity in %s", where);
         return true;
     }

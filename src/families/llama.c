@@ -182,8 +182,7 @@ static bool check_mixtral(const ModelConfig *c, const char *architecture, Error 
     if (model_mixes_layers(c))
         return error_set(error, ERROR_USAGE,
             "model.experts_first=%lld and model.experts_period=%lld must be 0 and 1 for %s, which has experts in all layers: change them, "
-            "or "
-            "set model.qk_norm=true",
+            "or set model.qk_norm=true",
             (long long)c->experts_first, (long long)c->experts_period, architecture);
     return check_llama_class(c, architecture, error);
 }

@@ -175,9 +175,7 @@ static bool read_llama3(const GgufKeys *r, json_t *rope, double theta) {
         float wanted = rope_divisor(&spec, i);
         if (!(fabsf(divisor_at(divisors, i) - wanted) <= 1e-5F * wanted))
             return error_set(r->error, ERROR_CHECKPOINT,
-                "tensor %s does not match Llama 3's RoPE scaling with low_freq_factor 1 and "
-                "high_freq_factor 4",
-                divisors->name);
+                "tensor %s does not match Llama 3's RoPE scaling with low_freq_factor 1 and high_freq_factor 4", divisors->name);
     }
     hf_put(rope, "rope_type", json_string("llama3"));
     hf_put(rope, "factor", json_real(spec.factor));
@@ -352,9 +350,7 @@ bool gguf_check(const ModelConfig *c, Error *error) {
         return error_set(
             error, ERROR_USAGE, "GGUF has no architecture for %s that smelt writes: export a folder instead", class->architecture);
     if (model_activation(c) != family_of(c)->activation)
-        return error_set(error, ERROR_USAGE,
-            "model.activation=%s: llama.cpp supports only %s for this family: export a folder "
-            "instead",
+        return error_set(error, ERROR_USAGE, "model.activation=%s: llama.cpp supports only %s for this family: export a folder instead",
             activation_rules[c->activation].name, activation_rules[family_of(c)->activation].name);
     bool scaled = c->rope_factor > 1 && gguf->rotary;
     bool dynamic = c->rope_scaling == ROPE_DYNAMIC, longrope = c->rope_scaling == ROPE_LONGROPE;
@@ -367,8 +363,7 @@ bool gguf_check(const ModelConfig *c, Error *error) {
         return error_set(error, ERROR_USAGE, "model.rope_truncate=false: llama.cpp always truncates: export a folder instead");
     if (gguf->rotary && !scaled && c->rope_attention_factor != 1)
         return error_set(error, ERROR_USAGE,
-            "model.rope_attention_factor=%g without model.rope_factor: llama.cpp does not "
-            "support it: export a folder instead",
+            "model.rope_attention_factor=%g without model.rope_factor: llama.cpp does not support it: export a folder instead",
             c->rope_attention_factor);
     return !gguf->check || gguf->check(c, error);
 }

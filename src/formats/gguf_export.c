@@ -143,9 +143,7 @@ static bool put_source(GgufWriter *writer, const HfExport *export, Error *error)
     json_auto_t *tokenizer = json_parse(files.tokens, (size_t)files.bytes, 0, &unread);
     if (!tokenizer)
         return error_set(error, ERROR_USAGE,
-            "%s has no tokenizer.json, but a GGUF tokenizer is made from one: add it, or set "
-            "tokenizer=none",
-            export->source);
+            "%s has no tokenizer.json, but a GGUF tokenizer is made from one: add it, or set tokenizer=none", export->source);
     json_auto_t *ids = token_ids(export);
     name_unwritten(tokenizer, files.config);
     return (files.made || tokenizer_add_side_tokens(tokenizer, files.config, error)) &&
@@ -173,8 +171,7 @@ static bool put_tokenizer(GgufWriter *writer, const HfExport *export, Error *err
 static bool put_keys(GgufWriter *writer, const HfExport *export, const GgufType *type, Error *error) {
     const ModelConfig *c = export->config;
     if (c->window && c->window < c->context)
-        log_warn("llama.cpp does not support an attention window for this model: the file's context "
-                 "is set to the window, %lld positions",
+        log_warn("llama.cpp does not support an attention window for this model: the file's context is set to the window, %lld positions",
             (long long)c->window);
     gguf_put_model(writer, c);
     gguf_put_text(writer, "general.type", "model", strlen("model"));

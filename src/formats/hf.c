@@ -29,8 +29,8 @@ bool hf_check_biases(const HfExport *export, const Graph *graph, Error *error) {
         for (int64_t j = 1; p->kind == PARAMETER_BALANCE_BIAS && j < p->count; j++)
             if (biases[j] != biases[0])
                 return error_set(error, ERROR_USAGE,
-                    "%s differs between experts, but %s has no such bias: train with "
-                    "optimizer.balance_lr=0 and model.auxiliary_loss instead",
+                    "%s differs between experts, but %s has no such bias: train with optimizer.balance_lr=0 and model.auxiliary_loss "
+                    "instead",
                     p->name, hf_class(export->config)->architecture);
     }
     return true;
@@ -184,10 +184,8 @@ static bool check_model_folder(const char *folder, bool overwrite, Error *error)
     for (size_t i = 0; good && i < list.count; i++) {
         const char *name = list.entries[i].name;
         if (!overwrite)
-            good = error_set(error, ERROR_USAGE,
-                "%s is not empty: choose another folder, or set overwrite=true to replace an "
-                "export",
-                folder);
+            good =
+                error_set(error, ERROR_USAGE, "%s is not empty: choose another folder, or set overwrite=true to replace an export", folder);
         else if (!is_written_by_us(name))
             good = error_set(error, ERROR_USAGE, "%s contains %s, which is not part of an export: choose another folder", folder, name);
     }

@@ -24,8 +24,8 @@ static void read_quantization(HfFieldReader *r, const char *name, const json_t *
     const char *method = json_string_value(json_object_get(value, "quant_method"));
     if (!value || json_is_null(value)) return;
     hf_refuse(r, name,
-        "says that the weights are quantized (%.32s), but smelt reads only F32, BF16 and F16: "
-        "use the original model; for a run, smelt convert with dtype=same writes one",
+        "says that the weights are quantized (%.32s), but smelt reads only F32, BF16 and F16: use the original model; for a run, smelt "
+        "convert with dtype=same writes one",
         method && name_is_plain(method) ? method : "no quant_method");
 }
 

@@ -22,8 +22,8 @@ bool hf_check_fp8(const ModelConfig *c, Error *error) {
         {"model.kv_heads times model.head_dim", c->kv_heads * c->head_dim}};
     if (!class->runs_fp8)
         return error_set(error, ERROR_USAGE,
-            "dtype=fp8: vLLM and transformers do not both read %s in FP8; they read models of "
-            "the family llama without experts: set dtype=same",
+            "dtype=fp8: vLLM and transformers do not both read %s in FP8; they read models of the family llama without experts: set "
+            "dtype=same",
             class->architecture);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value % UNIT)

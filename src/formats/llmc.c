@@ -151,9 +151,8 @@ static bool check_state_tokens(const LlmcState *state, int64_t vocabulary, const
     for (int64_t i = 0; i < state->sequences * state->length; i++)
         if (state->tokens[i] < 0 || state->tokens[i] >= vocabulary || state->targets[i] < -1 || state->targets[i] >= vocabulary)
             return error_set(error, ERROR_CHECKPOINT,
-                "%s: row %lld has token %d and target %d, but the model's vocabulary is %lld: use "
-                "the state of this model",
-                path, (long long)i, state->tokens[i], state->targets[i], (long long)vocabulary);
+                "%s: row %lld has token %d and target %d, but the model's vocabulary is %lld: use the state of this model", path,
+                (long long)i, state->tokens[i], state->targets[i], (long long)vocabulary);
     return true;
 }
 
@@ -167,20 +166,16 @@ bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *mode
     state->length = header[AT_LENGTH];
     if (state->sequences < 1 || state->length < 1 || state->length > model->context)
         return error_set(error, ERROR_CHECKPOINT,
-            "%s has %d sequences of %d tokens, but needs at least 1 of at most %lld, the "
-            "model's context",
-            path, header[AT_SEQUENCES], header[AT_LENGTH], (long long)model->context);
+            "%s has %d sequences of %d tokens, but needs at least 1 of at most %lld, the model's context", path, header[AT_SEQUENCES],
+            header[AT_LENGTH], (long long)model->context);
     int64_t rows = state->sequences * state->length;
     if (!hf_class(model)->is_llmc || !model->tied || model->ffn != 4 * model->width)
         return error_set(error, ERROR_CHECKPOINT,
-            "%s is a debug state of a GPT-2 with a tied head and an MLP of four times its "
-            "width, but this model differs",
-            path);
+            "%s is a debug state of a GPT-2 with a tied head and an MLP of four times its width, but this model differs", path);
     if (state_bytes(model, (double)rows) != (double)bytes)
         return error_set(error, ERROR_CHECKPOINT,
-            "%s has %lld bytes, which does not match %lld x %lld tokens of this model: it "
-            "belongs to another model or is damaged",
-            path, (long long)bytes, (long long)state->sequences, (long long)state->length);
+            "%s has %lld bytes, which does not match %lld x %lld tokens of this model: it belongs to another model or is damaged", path,
+            (long long)bytes, (long long)state->sequences, (long long)state->length);
     if (!map_file(&state->map, path, bytes, error)) return false;
     state->tokens = (const int32_t *)(state->map.bytes + HEADER_BYTES);
     state->targets = state->tokens + rows;
@@ -205,9 +200,8 @@ static bool check_export(const ModelConfig *c, const char *path, bool overwrite,
     if (!hf_class(c)->is_llmc || c->window || !c->tied || c->ffn != 4 * c->width || c->norm_epsilon != 1e-5 ||
         model_activation(c) != family_of(c)->activation)
         return error_set(error, ERROR_USAGE,
-            "llm.c files support only family gpt2 with model.tied=true, model.ffn=4 x "
-            "model.width, model.norm_epsilon=1e-5 and model.activation=auto: export a folder "
-            "instead");
+            "llm.c files support only family gpt2 with model.tied=true, model.ffn=4 x model.width, model.norm_epsilon=1e-5 and "
+            "model.activation=auto: export a folder instead");
     return file_check_overwrite(path, overwrite, llmc_is_model, "a model of llm.c", error);
 }
 

@@ -156,8 +156,8 @@ static bool check_peft_fields(const json_t *content, const char *path, Error *er
         return error_set(error, ERROR_CHECKPOINT, "%s: bias is \"%s\", but smelt supports only none", path, bias);
     if (changes_base(content))
         return error_set(error, ERROR_CHECKPOINT,
-            "%s: init_lora_weights is \"%s\", which changes the base's weights: save the "
-            "adapter with PEFT's path_initial_model_for_weight_conversion",
+            "%s: init_lora_weights is \"%s\", which changes the base's weights: save the adapter with PEFT's "
+            "path_initial_model_for_weight_conversion",
             path, json_string_value(json_object_get(content, "init_lora_weights")));
     return true;
 }
@@ -228,10 +228,10 @@ static bool check_named(const PeftFolder *peft, const PeftModules *modules, cons
         return error_set(
             error, ERROR_CHECKPOINT, "%s has %s, but layers_to_transform in its adapter_config.json excludes the layer", peft->path, name);
     if (!peft_modules_has_tensor(modules, stem, module, &named, error)) return false;
-    return named || error_set(error, ERROR_CHECKPOINT,
-                        "%s has %s, but its adapter_config.json gives the layer no adapter "
-                        "(target_modules, exclude_modules, target_parameters)",
-                        peft->path, name);
+    return named ||
+           error_set(error, ERROR_CHECKPOINT,
+               "%s has %s, but its adapter_config.json gives the layer no adapter (target_modules, exclude_modules, target_parameters)",
+               peft->path, name);
 }
 
 /* Returns true if a tensor is a parameter of the base, or rows of one, and not part of an adapter. */
@@ -339,9 +339,7 @@ static bool check_missing(const PeftFolder *peft, const Graph *graph, Error *err
         if (!peft_modules_has(&modules, module, linear, &named, error)) return false;
         if (named && !safetensors_find(&peft->file, down))
             return error_set(error, ERROR_CHECKPOINT,
-                "%s has no tensor %s, although target_modules in its adapter_config.json "
-                "selects the layer",
-                peft->path, down);
+                "%s has no tensor %s, although target_modules in its adapter_config.json selects the layer", peft->path, down);
     }
     return true;
 }
@@ -401,8 +399,8 @@ static bool put_whole(
     for (int i = 0; i < p->rank && fits; i++) fits = tensor->shape[i] == p->shape[i];
     if (!fits)
         return refuse_adapter_tensor(peft, tensor,
-            "does not have the base's shape; for new tokens, write a base with their rows "
-            "(smelt convert BASE FOLDER tokens.add=A,B) and give ADAPTER@FOLDER",
+            "does not have the base's shape; for new tokens, write a base with their rows (smelt convert BASE FOLDER tokens.add=A,B) and "
+            "give ADAPTER@FOLDER",
             error);
     for (int64_t i = 0; i < p->count; i++) element_set((size_t)p->element_bytes, parameter_in(p, master), i, values[i]);
     return true;
@@ -443,9 +441,8 @@ static bool check_tied(const PeftFolder *peft, const StoredTensor *tensor, const
     if (!b && strcmp(part, ".weight") != 0) return true; /* rows of a tied table are saved once, unless it was resized */
     return (alike && !memcmp(a->data, b->data, (size_t)(a->shape[0] * a->shape[1]) * stored_type_bytes(a->type))) ||
            refuse_adapter_tensor(peft, tensor,
-               "was trained separately from the tied head or embedding, but this base has one "
-               "table for both: train it with ensure_weight_tying and both names in "
-               "modules_to_save",
+               "was trained separately from the tied head or embedding, but this base has one table for both: train it with "
+               "ensure_weight_tying and both names in modules_to_save",
                error);
 }
 
@@ -517,9 +514,8 @@ bool peft_check_trained(const PeftFolder *peft, const Graph *graph, Error *error
         const char *name = peft->file.tensors[i].name;
         if (is_of_base(name) && !is_copy(name) && find_trained(graph, name) < 0)
             return error_set(error, ERROR_USAGE,
-                "%s also contains weights of the base, but this run does not train %s: name "
-                "fully trained tables in lora.modules_to_save and ids of rows in lora.tokens, "
-                "or merge them into a base with smelt convert %s merged",
+                "%s also contains weights of the base, but this run does not train %s: name fully trained tables in lora.modules_to_save "
+                "and ids of rows in lora.tokens, or merge them into a base with smelt convert %s merged",
                 peft->path, name, peft->path);
     }
     return true;
@@ -723,8 +719,7 @@ bool peft_check_modules(const ModelConfig *model, const Graph *graph, Error *err
         if (ends_with(name, DOWN) && strstr(name, ".mlp.") && !strstr(name, ".mlp.experts.") && !strstr(name, ROUTER "."))
             return error_set(error, ERROR_USAGE,
                 "%s: PEFT has no adapters of MLPs in a model with experts: leave out adapter=true, which writes the whole model, or train "
-                "with "
-                "lora.targets=attention,experts",
+                "with lora.targets=attention,experts",
                 name);
     }
     return true;

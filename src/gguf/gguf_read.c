@@ -234,9 +234,7 @@ static bool take_tensor(GgufCursor *cursor, GgufTensor *tensor) {
     tensor->type = gguf_type(code);
     if (!tensor->type)
         return error_set(cursor->error, ERROR_CHECKPOINT,
-            "its ggml type is %u, but smelt reads only F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K "
-            "and Q6_K",
-            code);
+            "its ggml type is %u, but smelt reads only F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K", code);
     int64_t row = tensor->rank ? tensor->shape[tensor->rank - 1] : 1;
     if (row % tensor->type->elements)
         return error_set(cursor->error, ERROR_CHECKPOINT, "rows of %lld elements are not a multiple of the block size of %s",
@@ -264,13 +262,11 @@ static bool place_tensors(Gguf *file, GgufCursor *cursor) {
         uint64_t available = file->map.size - begin;
         if (tensor->offset % (uint64_t)alignment)
             return error_set(cursor->error, ERROR_CHECKPOINT,
-                "tensor %s begins at byte %llu of the data, which is not a multiple of the "
-                "alignment %lld",
-                tensor->name, (unsigned long long)tensor->offset, (long long)alignment);
+                "tensor %s begins at byte %llu of the data, which is not a multiple of the alignment %lld", tensor->name,
+                (unsigned long long)tensor->offset, (long long)alignment);
         if (tensor->offset > available || (uint64_t)tensor->bytes > available - tensor->offset)
             return error_set(cursor->error, ERROR_CHECKPOINT,
-                "tensor %s has %lld bytes from byte %llu on, but the data has only %llu bytes: "
-                "the file is truncated or damaged",
+                "tensor %s has %lld bytes from byte %llu on, but the data has only %llu bytes: the file is truncated or damaged",
                 tensor->name, (long long)tensor->bytes, (unsigned long long)tensor->offset, (unsigned long long)available);
         tensor->data = file->map.bytes + begin + tensor->offset;
     }
@@ -317,9 +313,8 @@ static bool parse_gguf(Gguf *file, Error *error) {
     if (!take_number(&cursor, &version, sizeof version)) return false;
     if (version != 2 && version != 3)
         return error_set(error, ERROR_CHECKPOINT,
-            "the file has GGUF version %u%s, but smelt reads only 2 and 3 in little-endian byte "
-            "order",
-            version, version > 0xffff ? "  or big-endian byte order" : "");
+            "the file has GGUF version %u%s, but smelt reads only 2 and 3 in little-endian byte order", version,
+            version > 0xffff ? "  or big-endian byte order" : "");
     return take_number(&cursor, &tensors, sizeof tensors) && take_number(&cursor, &values, sizeof values) &&
            take_array_values(file, &cursor, values) && take_tensors(file, &cursor, tensors);
 }

@@ -59,8 +59,7 @@ static bool take_latents(EncodingFile *file, const char *path, const ModelConfig
     char wanted[160];
     int64_t channels = model->channels / 4, most = 2 * (int64_t)IMAGE_GRID;
     snprintf(wanted, sizeof wanted,
-        "[%" PRId64 ", %" PRId64 ", height, width] (samples, model.channels / 4; height and width "
-        "even and at most %" PRId64 ")",
+        "[%" PRId64 ", %" PRId64 ", height, width] (samples, model.channels / 4; height and width even and at most %" PRId64 ")",
         file->samples, channels, most);
     const StoredTensor *latents =
         find_tensor(file, path, ENCODING_LATENTS, 4, (const int64_t[]){file->samples, channels, -1, -1}, wanted, error);
@@ -115,9 +114,8 @@ static bool list_files(const char *path, FileList *paths, Error *error) {
         if (entry->name[0] == '.') continue; /* hidden: created by editors and copies */
         if (entry->kind == FILE_FOLDER)
             return error_set(error, ERROR_DATA,
-                "%s/%s is a folder, but encodings are not read from subfolders: move its files "
-                "up, or move it elsewhere",
-                path, entry->name);
+                "%s/%s is a folder, but encodings are not read from subfolders: move its files up, or move it elsewhere", path,
+                entry->name);
         if (is_encodings(entry->name)) file_list_add(paths, memory_format("%s/%s", path, entry->name), FILE_REGULAR);
     }
     return paths->count || error_set(error, ERROR_DATA, "%s has no .safetensors files: give a folder of encodings, or one file", path);
@@ -145,9 +143,7 @@ bool encodings_open(EncodingSet *set, const char *path, const ModelConfig *model
     *set = (EncodingSet){0};
     if (model->channels % 4)
         return error_set(error, ERROR_USAGE,
-            "model.channels=%" PRId64 " is not a multiple of 4, although a token is 2 x 2 "
-            "latents: use a multiple of 4",
-            model->channels);
+            "model.channels=%" PRId64 " is not a multiple of 4, although a token is 2 x 2 latents: use a multiple of 4", model->channels);
     set->path = memory_copy_string(path);
     if (open_files(set, model, use, error)) return true;
     encodings_close(set);

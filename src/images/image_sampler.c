@@ -53,8 +53,6 @@ bool image_sample(const Model *model, Executor *executor, const EncodingSet *set
     for (int64_t i = 0; i < count; i++)
         if (!isfinite(latents[i]))
             return error_set(error, ERROR_NUMERICS,
-                "the latents of image %lld contain NaN or infinity: use another checkpoint, or "
-                "check the encodings",
-                (long long)sample);
+                "the latents of image %lld contain NaN or infinity: use another checkpoint, or check the encodings", (long long)sample);
     return true;
 }

@@ -307,9 +307,7 @@ bool vae_decode(const Vae *vae, int64_t height, int64_t width, const float *late
         for (int64_t i = 0; i < height * width; i++) map.values[i * vae->channels + c] = (float)(*latents++ / vae->scaling + vae->shift);
     run_decoder(&d, &map);
     if (!d.failed && map.channels != VAE_COLOURS)
-        return error_set(error, ERROR_CHECKPOINT,
-            "%s decodes to %lld color channels instead of %d: use the folder vae of a FLUX.1 "
-            "model",
+        return error_set(error, ERROR_CHECKPOINT, "%s decodes to %lld color channels instead of %d: use the folder vae of a FLUX.1 model",
             vae->folder, (long long)map.channels, VAE_COLOURS);
     for (int64_t c = 0; !d.failed && c < VAE_COLOURS; c++)
         for (int64_t i = 0; i < pixels_of(&map); i++) *pixels++ = map.values[i * VAE_COLOURS + c];
@@ -320,9 +318,7 @@ bool vae_decode(const Vae *vae, int64_t height, int64_t width, const float *late
 
 static bool refuse_config(const char *folder, const char *field, const char *wanted, Error *error) {
     return error_set(error, ERROR_CHECKPOINT,
-        "%s/config.json: %s is not %s, as this decoder requires: use the folder vae of a FLUX.1 "
-        "model",
-        folder, field, wanted);
+        "%s/config.json: %s is not %s, as this decoder requires: use the folder vae of a FLUX.1 model", folder, field, wanted);
 }
 
 static bool read_integer(const json_t *config, const char *folder, const char *field, int64_t most, int64_t *value, Error *error) {
@@ -387,9 +383,7 @@ Vae *vae_open(const char *folder, int64_t channels, Error *error) {
     vae->folder = memory_copy_string(folder);
     bool good = read_vae_config(vae, error) && safetensors_open(&vae->file, path, error);
     if (good && vae->channels != channels)
-        good = error_set(error, ERROR_USAGE,
-            "%s decodes latents of %lld channels, but the model makes %lld: use the vae of the "
-            "model",
+        good = error_set(error, ERROR_USAGE, "%s decodes latents of %lld channels, but the model makes %lld: use the vae of the model",
             folder, (long long)vae->channels, (long long)channels);
     if (good && check_vae_tensors(vae, error)) return vae;
     vae_free(vae);

@@ -179,9 +179,8 @@ static bool check_cache_memory(const Generator *g, Error *error) {
     log_format_bytes((double)g->programs[0].plan.bytes[ARENA_STATE], caches);
     name_remedy(g, needed, available, remedy, sizeof remedy);
     return error_set(error, ERROR_MEMORY,
-        "generation needs %s%s (including %s of caches for %" PRId64 " positions), but only %s are "
-        "available: %s",
-        need, comm_size(g->comm) > 1 ? " on each rank" : "", caches, g->config->context, have, remedy);
+        "generation needs %s%s (including %s of caches for %" PRId64 " positions), but only %s are available: %s", need,
+        comm_size(g->comm) > 1 ? " on each rank" : "", caches, g->config->context, have, remedy);
 }
 
 /* Builds and plans the programs. The first check precedes the placement of activations, which takes
@@ -267,17 +266,17 @@ static bool check_one_length(const Generator *g, int64_t count, Error *error) {
     bool grows = c->rope_factor > 1 && (c->rope_scaling == ROPE_DYNAMIC || c->rope_scaling == ROPE_LONGROPE);
     if (!grows || !g->cache || g->computed >= c->rope_original_context || g->count + count <= c->rope_original_context) return true;
     return error_set(error, ERROR_USAGE,
-        "%" PRId64 " tokens are fed at once: with model.rope_scaling=%s the cache takes a prompt of at most "
-        "model.rope_original_context=%" PRId64 " tokens: use a shorter prompt, or generate with cache=false",
+        "%" PRId64
+        " tokens are fed at once: with model.rope_scaling=%s the cache takes a prompt of at most model.rope_original_context=%" PRId64
+        " tokens: use a shorter prompt, or generate with cache=false",
         g->count + count - g->computed, c->rope_scaling == ROPE_DYNAMIC ? "dynamic" : "longrope", c->rope_original_context);
 }
 
 bool generator_feed(Generator *g, const int32_t *tokens, int64_t count, Error *error) {
     if (count > generator_room(g))
         return error_set(error, ERROR_USAGE,
-            "%" PRId64 " tokens do not fit: only %" PRId64 " of model.context=%" PRId64 " positions are "
-            "left",
-            count, generator_room(g), g->config->context);
+            "%" PRId64 " tokens do not fit: only %" PRId64 " of model.context=%" PRId64 " positions are left", count, generator_room(g),
+            g->config->context);
     if (!check_one_length(g, count, error)) return false;
     for (int64_t i = 0; i < count; i++)
         if (tokens[i] < 0 || tokens[i] >= g->config->vocabulary)
@@ -324,8 +323,8 @@ const double *generator_logits(Generator *g, Error *error) {
     if (!comm_ok(g->comm, error)) return NULL;
     if (g->not_finite < g->config->vocabulary) {
         error_set(error, ERROR_NUMERICS,
-            "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights contain NaN or "
-            "infinity, or activations overflow; use an older checkpoint",
+            "the logit of token %" PRId64 " after %" PRId64
+            " tokens is %g: the weights contain NaN or infinity, or activations overflow; use an older checkpoint",
             g->not_finite, g->count, g->logits[g->not_finite]);
         return NULL;
     }
@@ -343,8 +342,8 @@ static bool end_agreement(Generator *g, Error *error) {
     comm_wait(g->comm, g->agreement);
     if (!comm_ok(g->comm, error)) return false;
     return g->first_drew == g->drawn || error_set(error, ERROR_COMMUNICATION,
-                                            "rank %d drew token %" PRId32 ", but rank 0 drew %" PRId32 ": their processors "
-                                            "round differently; use machines of one kind, or set temperature=0",
+                                            "rank %d drew token %" PRId32 ", but rank 0 drew %" PRId32
+                                            ": their processors round differently; use machines of one kind, or set temperature=0",
                                             comm_rank(g->comm), g->drawn, g->first_drew);
 }
 

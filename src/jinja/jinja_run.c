@@ -39,9 +39,7 @@ Value jinja_unknown(Render *render, const char *format, ...) {
 
 bool jinja_charge(Render *render, size_t bytes) {
     if (bytes > (size_t)(render->work - render->work_done)) {
-        jinja_fail(render,
-            "the template takes more than %lld steps (one per node, list element and %d bytes of "
-            "text)",
+        jinja_fail(render, "the template takes more than %lld steps (one per node, list element and %d bytes of text)",
             (long long)render->work / JINJA_STEP, JINJA_STEP);
         bytes = (size_t)(render->work - render->work_done);
     }

@@ -123,8 +123,8 @@ void pipeline_plan_print(const PipelinePlan *plan, FILE *file) {
     const PipelineShape *shape = &plan->shape;
     PipelineSchedule *schedule = pipeline_schedule_create(shape, plan->costs, PIPELINE_ALL_STAGES);
     fprintf(file,
-        "pipeline    %d stages, %s, %d microbatch%s: the busiest stage is idle for %.1f%% of the step (%.1f%% if all stages took "
-        "the same time)\n",
+        "pipeline    %d stages, %s, %d microbatch%s: the busiest stage is idle for %.1f%% of the step (%.1f%% if all stages took the same "
+        "time)\n",
         shape->stages, pipeline_kind_name(shape->kind), shape->microbatches, shape->microbatches == 1 ? "" : "es",
         100 * schedule->bubble / schedule->length, 100 * schedule->formula / (schedule->formula + schedule->length - schedule->bubble));
     if (shape->microbatches < shape->stages) fprintf(file, "            fewer microbatches than stages: some stages always wait\n");

@@ -281,10 +281,10 @@ static bool check_lora_tokens(const ModelConfig *config, const LoraConfig *lora,
     int64_t last = runs.items[runs.count - 1].first + runs.items[runs.count - 1].count - 1;
     if (model_makes_images(config))
         return error_set(error, ERROR_USAGE, "lora.tokens=%s: a model of images has no tokens; leave it out", lora->tokens);
-    return last < config->vocabulary || error_set(error, ERROR_USAGE,
-                                            "lora.tokens=%s: the model only has tokens below %lld; smelt convert MODEL FOLDER "
-                                            "tokens.add=A,B adds tokens",
-                                            lora->tokens, (long long)config->vocabulary);
+    return last < config->vocabulary ||
+           error_set(error, ERROR_USAGE,
+               "lora.tokens=%s: the model only has tokens below %lld; smelt convert MODEL FOLDER tokens.add=A,B adds tokens", lora->tokens,
+               (long long)config->vocabulary);
 }
 
 /* The first target that chooses nothing in the graph, and its length; NULL: there is none. */
@@ -301,11 +301,10 @@ bool lora_check_named(const ModelConfig *config, const LoraConfig *lora, Error *
     SCOPED(model_free) Model model = model_describe(config, lora, PRECISION_FP32);
     size_t length;
     const char *unknown = find_unknown(lora, model.graph, &length);
-    return !unknown ||
-           error_set(error, ERROR_CHECKPOINT,
-               "target_modules in adapter_config.json names %.*s, which is not a linear layer of the model's blocks: smelt has no "
-               "adapters for it; merge the adapters with PEFT (merge_and_unload), and give the merged folder",
-               (int)length, unknown);
+    return !unknown || error_set(error, ERROR_CHECKPOINT,
+                           "target_modules in adapter_config.json names %.*s, which is not a linear layer of the model's blocks: smelt has "
+                           "no adapters for it; merge the adapters with PEFT (merge_and_unload), and give the merged folder",
+                           (int)length, unknown);
 }
 
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error) {

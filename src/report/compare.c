@@ -241,8 +241,7 @@ void page_figures(const Page *page) {
     double values[REPORT_RUNS];
     const bool compare = validations_compare(page);
     fputs("<section>\n"
-          "<div class=\"head\"><h2>Figures</h2><p class=\"soft\">speed relative to the first "
-          "run; the best is bold</p></div>\n",
+          "<div class=\"head\"><h2>Figures</h2><p class=\"soft\">speed relative to the first run; the best is bold</p></div>\n",
         page->out);
     table_begin(page);
     for (size_t f = 0; f < sizeof figures / sizeof *figures; f++) {
@@ -251,10 +250,7 @@ void page_figures(const Page *page) {
         if (fill_cells(page, cells)) print_cells(page, figures[f].name, cells, best_of(page, values, better));
     }
     table_end(page);
-    if (!compare)
-        fputs("<p class=\"soft\">Validation losses cover different targets, so they cannot be "
-              "compared.</p>\n",
-            page->out);
+    if (!compare) fputs("<p class=\"soft\">Validation losses cover different targets, so they cannot be compared.</p>\n", page->out);
     fputs("</section>\n", page->out);
 }
 

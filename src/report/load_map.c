@@ -54,8 +54,8 @@ static void expert_title(const Page *page, int64_t layer, int64_t expert, const 
     }
     if (low > high) return;
     fprintf(page->out,
-        "<rect class=\"stripe\" y=\"%lld\" width=\"%d\" height=\"1\"><title>layer %lld, expert "
-        "%lld: %.2f to %.2f times an even share, %.2f at the end</title></rect>\n",
+        "<rect class=\"stripe\" y=\"%lld\" width=\"%d\" height=\"1\"><title>layer %lld, expert %lld: %.2f to %.2f times an even share, "
+        "%.2f at the end</title></rect>\n",
         (long long)expert, columns, (long long)layer, (long long)expert, low, high, row[columns - 1]);
 }
 
@@ -74,14 +74,14 @@ static void load_map(const Page *page, int64_t layer) {
     fprintf(page->out, "<span style=\"top:%.2f%%\">0</span>", 50 / count);
     if (map->experts > 1) fprintf(page->out, "<span style=\"top:%.2f%%\">%lld</span>", 100 - 50 / count, (long long)map->experts - 1);
     fprintf(page->out,
-        "</div><svg viewBox=\"0 0 %d %lld\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\" role=\"img\" "
-        "aria-label=\"Load of the experts of layer %lld over steps\">\n<rect class=\"h%d\" width=\"%d\" height=\"%lld\"/>\n",
+        "</div><svg viewBox=\"0 0 %d %lld\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\" role=\"img\" aria-label=\"Load of "
+        "the experts of layer %lld over steps\">\n<rect class=\"h%d\" width=\"%d\" height=\"%lld\"/>\n",
         columns, (long long)map->experts, (long long)layer, EVEN, columns, (long long)map->experts);
     draw_cells(page, map, ratios, columns);
     for (int64_t expert = 0; expert < map->experts; expert++) expert_title(page, layer, expert, ratios + expert * HISTORY_COLUMNS, columns);
     fprintf(page->out,
-        "</svg><div class=\"xlabels\" aria-hidden=\"true\"><span style=\"left:0\">step %lld</span><span style=\"left:100%%\">%lld</span>"
-        "</div></div></div>\n",
+        "</svg><div class=\"xlabels\" aria-hidden=\"true\"><span style=\"left:0\">step %lld</span><span "
+        "style=\"left:100%%\">%lld</span></div></div></div>\n",
         (long long)load_column(map, 0)->first, (long long)map->last_step);
 }
 

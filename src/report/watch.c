@@ -123,8 +123,8 @@ static void note_connection(
 static enum MHD_Result reply_to_browser(
     Watch *watch, struct MHD_Connection *connection, unsigned status, const char *type, const char *text) {
     static const char *const headers[][2] = {
-        {"Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; "
-                                    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+        {"Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; base-uri "
+                                    "'none'; form-action 'none'; frame-ancestors 'none'"},
         {"Cross-Origin-Resource-Policy", "same-origin"},
         {"X-Content-Type-Options", "nosniff"},
         {"Referrer-Policy", "no-referrer"},
@@ -242,9 +242,7 @@ static bool open_socket(Watch *watch, int port, Error *error) {
         return error_set(error, ERROR_INTERNAL, "cannot read the port number: %s", strerror(errno));
     watch->url = describe_url(&address);
     if (!socket_is_loopback(&address))
-        log_warn("host=%s: everyone who reaches this machine over the network can read the page, "
-                 "without a password",
-            watch->host);
+        log_warn("host=%s: everyone who reaches this machine over the network can read the page, without a password", watch->host);
     return true;
 }
 

@@ -35,8 +35,7 @@ static bool check_rows(const Corpus *corpus, const Config *config, Error *error)
     bool given = config->data.tokenizer[0];
     SCOPED_FREE char *name = given ? memory_format("data.tokenizer=%s", config->data.tokenizer) : memory_copy_string("the byte tokenizer");
     const char *cure = !config->init[0] ? "set model.vocabulary=0, which takes the tokenizer's size"
-                       : given          ? "remove data.tokenizer, because the model of init uses another "
-                                          "tokenizer"
+                       : given          ? "remove data.tokenizer, because the model of init uses another tokenizer"
                                         : "set data.tokenizer=FILE to the tokenizer of the model of init";
     return !is_known(config) || source_check_rows(config->model.vocabulary, corpus->tokenizer, name, cure, error);
 }
@@ -86,15 +85,11 @@ static bool take_template(const Config *config, const char *path, const char *fo
     SCOPED_FREE char *template = set.masked ? file_read(file, TEMPLATE_LIMIT, NULL, error) : NULL;
     if (!template) return !set.masked || error_recode(error, ERROR_DATA);
     if (*taken && strcmp(*taken, template) != 0)
-        log_warn("%s was packed with another chat template than the earlier data: smelt chat uses the "
-                 "template of the earlier data",
-            path);
+        log_warn("%s was packed with another chat template than the earlier data: smelt chat uses the template of the earlier data", path);
     if (*taken) return true;
     SCOPED_FREE char *own_file = tokenizer_chat_template(folder), *own = own_file ? file_read(own_file, TEMPLATE_LIMIT, NULL, error) : NULL;
     if (own && strcmp(own, template) != 0)
-        log_info("the chat template comes from data.train=%s, which was packed with it, and not from "
-                 "data.tokenizer",
-            path);
+        log_info("the chat template comes from data.train=%s, which was packed with it, and not from data.tokenizer", path);
     *taken = memory_copy_string(template);
     return tokenizer_copy_templates(record, folder, error);
 }
@@ -156,17 +151,16 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
     if (made && shard_set_exists(last)) return true;
     if (made && !file_exists(input))
         return error_set(error, ERROR_DATA,
-            "neither a token shard nor a text is at this path, and %s/data has no packed copy: "
-            "if the data has moved, give the new path, as in smelt train %s data.%s=NEW",
+            "neither a token shard nor a text is at this path, and %s/data has no packed copy: if the data has moved, give the new path, "
+            "as in smelt train %s data.%s=NEW",
             config->run, config->run, starts_with(name, "valid") ? "valid" : "train");
     if (!is_known(config))
         return error_set(error, ERROR_USAGE,
-            "it is text, but data.tokenizer=none reads only token shards: remove "
-            "data.tokenizer, set it to a tokenizer.json, or give the prefix of a token shard");
+            "it is text, but data.tokenizer=none reads only token shards: remove data.tokenizer, set it to a tokenizer.json, or give the "
+            "prefix of a token shard");
     if (strchr(input, ',') && !file_exists(input))
         return error_set(error, ERROR_DATA,
-            "no file or folder has this name: to combine sources, use a mixture, "
-            "data.train=MIXTURE.yaml (docs/data.md), or one folder");
+            "no file or folder has this name: to combine sources, use a mixture, data.train=MIXTURE.yaml (docs/data.md), or one folder");
     return refuse_whole_of_split(input, error) && file_make_folder(folder, error) && pack_text(&options, &result, error);
 }
 
@@ -285,8 +279,7 @@ static bool check_preference_pairs(const Config *config, const char *setting, co
     bool wanted = config->model.preference.loss != PREFERENCE_NONE;
     if (set->pairs == wanted) return true;
     return error_set(error, ERROR_USAGE,
-        wanted ? "preference.loss needs pairs of answers, but %s=%s has none: pack pairs with smelt "
-                 "data pack format=preference"
+        wanted ? "preference.loss needs pairs of answers, but %s=%s has none: pack pairs with smelt data pack format=preference"
                : "%s=%s contains pairs of answers: set preference.loss=dpo, or train on conversations",
         setting, path);
 }
@@ -295,8 +288,7 @@ static bool check_all_pairs(const Corpus *corpus, const Config *config, Error *e
     const DataConfig *data = &config->data;
     if (config->model.preference.loss != PREFERENCE_NONE && mixture_is(data->train))
         return error_set(error, ERROR_USAGE,
-            "preference.loss supports only one source of pairs: set data.train to a shard or a "
-            "folder of shards instead of the mixture %s",
+            "preference.loss supports only one source of pairs: set data.train to a shard or a folder of shards instead of the mixture %s",
             data->train);
     for (int i = 0; i < corpus->train_count; i++)
         if (!check_preference_pairs(config, "data.train", data->train, &corpus->train[i], error)) return false;
@@ -318,8 +310,8 @@ static bool warn_of_cut_conversations(const ShardSet *set, const Config *config,
     int64_t start, end, cut = 0, longest = 0;
     if (!set->masked || set->pairs) return true;
     if (config->data.packing != PACKING_BEST_FIT) {
-        log_warn("data.packing=cut splits conversations of %s at the end of a sequence, so some answers "
-                 "lose their question: set data.packing=best_fit",
+        log_warn("data.packing=cut splits conversations of %s at the end of a sequence, so some answers lose their question: set "
+                 "data.packing=best_fit",
             set->path);
         return true;
     }
@@ -329,9 +321,8 @@ static bool warn_of_cut_conversations(const ShardSet *set, const Config *config,
         longest = int_max(longest, end - start);
     } while (end >= 0);
     if (cut)
-        log_warn("%" PRId64 " of %" PRId64 " conversations of %s have more than data.length=%" PRId64 " "
-                 "tokens and are split, so some answers lose their question: data.length=%" PRId64 " fits "
-                 "all of them",
+        log_warn("%" PRId64 " of %" PRId64 " conversations of %s have more than data.length=%" PRId64
+                 " tokens and are split, so some answers lose their question: data.length=%" PRId64 " fits all of them",
             cut, set->document_count, set->path, length, longest);
     return true;
 }
@@ -423,8 +414,8 @@ static bool check_record(const Config *config, const char *setting, const char *
     if (!tokenizer_differs(record, data->tokenizer, &differs, error)) return false;
     return !differs ||
            error_set(error, ERROR_USAGE,
-               "%s=%s was packed with %s, but the run's tokenizer is %s: pack the "
-               "data again, or set data.tokenizer to the one that packed it",
+               "%s=%s was packed with %s, but the run's tokenizer is %s: pack the data again, or set data.tokenizer to the one that packed "
+               "it",
                setting, prefix, *record ? record : "the byte tokenizer", data->tokenizer[0] ? data->tokenizer : "the byte tokenizer");
 }
 
@@ -550,8 +541,8 @@ static bool name_bos(const Corpus *corpus, const Config *config, bool new, Error
     const bool refuse = new && config->data.bos_given;
     bool good = true;
     if (bos == BOS_FALSE && corpus->tokenizer && tokenizer_bos(corpus->tokenizer)->count)
-        log_info("data.bos=false: texts begin without token %d, although the tokenizer's template puts "
-                 "it before each text in other programs",
+        log_info(
+            "data.bos=false: texts begin without token %d, although the tokenizer's template puts it before each text in other programs",
             tokenizer_bos(corpus->tokenizer)->items[0]);
     for (int i = 0; good && i < corpus->train_count; i++)
         good = source_check_bos(&corpus->train[i], corpus->train[i].path, corpus->tokenizer, bos, refuse, error);
@@ -601,9 +592,8 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     bool made = state == CORPUS_MADE || (state == CORPUS_PACKED && !identity_accepts_packing(config->resume.accept));
     if (model_makes_images(&config->model)) return image_corpus_open(corpus, config, error);
     if (config->data.train[0] == '\0')
-        return error_set(error, ERROR_USAGE,
-            "data.train is not set: set it to a text file, a folder of text, or the prefix of a "
-            "token shard");
+        return error_set(
+            error, ERROR_USAGE, "data.train is not set: set it to a text file, a folder of text, or the prefix of a token shard");
     bool opened = open_tokenizer(corpus, config, made, &tokenizer, error) && (made || check_rows(corpus, config, error));
     Config kept = *config; /* the run has its own copy of the tokenizer; NO_TOKENIZER is kept */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
@@ -619,9 +609,7 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
 
 bool corpus_refuse_unread(const Error *unread, int64_t failed, const Comm *comm, Error *error) {
     if (unread->code) return error_set(error, unread->code, "%s", unread->message);
-    return error_set(error, ERROR_DATA,
-        "%lld of %d ranks cannot read their data, for the reasons in their messages; this rank "
-        "stops too",
+    return error_set(error, ERROR_DATA, "%lld of %d ranks cannot read their data, for the reasons in their messages; this rank stops too",
         (long long)failed, comm_size(comm));
 }
 

@@ -418,9 +418,8 @@ bool identity_check_words(const char *accepted, Error *error) {
         json_object_foreach(names, name, value) known |= identity_accepts(alone, name);
         if (!known)
             return error_set(error, ERROR_USAGE,
-                "resume.accept=%s: '%s' does not affect results: use settings or groups of "
-                "settings, run, version or checkpoints",
-                accepted, alone);
+                "resume.accept=%s: '%s' does not affect results: use settings or groups of settings, run, version or checkpoints", accepted,
+                alone);
     }
     return true;
 }
@@ -532,8 +531,8 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
     json_object_update_missing(complete, (json_t *)saved);
     if (*identity_text(complete, "data.train") && !*identity_text(now, "data.train"))
         return error_set(error, ERROR_USAGE,
-            "data.train is missing: the run in %s trains on %s. Set data.train to it, set "
-            "run=FOLDER to start another run, or continue with smelt train %s",
+            "data.train is missing: the run in %s trains on %s. Set data.train to it, set run=FOLDER to start another run, or continue "
+            "with smelt train %s",
             what, identity_text(complete, "data.train"), what);
     Differences differences = {.accepted = accepted,
         .adapters = strcmp(identity_text(now, "lora.rank"), "0") != 0,
@@ -551,8 +550,7 @@ bool identity_check(const char *what, const json_t *saved, const json_t *now, co
     if (!differences.acceptable && !differences.other) return true;
     SCOPED_FREE char *cure = describe_cure(&differences, what, words, bound);
     return error_set(error, ERROR_USAGE,
-        "%s was started with other settings or data, which must stay the same (saved -> "
-        "given):\n"
+        "%s was started with other settings or data, which must stay the same (saved -> given):\n"
         "%s%s",
         what, refused, cure);
 }

@@ -12,8 +12,8 @@ static bool open_set(EncodingSet *set, const Config *config, const char *path, E
     if (!encodings_open(set, path, &config->model, ENCODINGS_TRAIN, error)) return false;
     return set->most_tokens <= room ||
            error_set(error, ERROR_USAGE,
-               "the largest image has %lld tokens, but data.length=%lld minus "
-               "model.text_tokens=%lld leaves only %lld: set data.length=%lld",
+               "the largest image has %lld tokens, but data.length=%lld minus model.text_tokens=%lld leaves only %lld: set "
+               "data.length=%lld",
                (long long)set->most_tokens, (long long)config->data.length, (long long)config->model.text_tokens, (long long)room,
                (long long)(set->most_tokens + config->model.text_tokens));
 }
@@ -22,9 +22,8 @@ bool image_corpus_open(Corpus *corpus, const Config *config, Error *error) {
     const DataConfig *data = &config->data;
     corpus->image_length = data->length;
     if (!data->train[0])
-        return error_set(error, ERROR_USAGE,
-            "data.train is not set: set it to a .safetensors file of encodings, or a folder of "
-            "them (docs/flux.md)");
+        return error_set(
+            error, ERROR_USAGE, "data.train is not set: set it to a .safetensors file of encodings, or a folder of them (docs/flux.md)");
     bool opened = open_set(&corpus->images, config, data->train, error) || error_context(error, "data.train=%s", data->train);
     corpus->has_valid = data->valid[0];
     if (opened && corpus->has_valid)

@@ -117,9 +117,8 @@ bool lineage_check_never_saved(const char *run, const Config *config, Error *err
     if (!known_step(run, &step, error)) return false;
     return !step ||
            error_set(error, ERROR_CHECKPOINT,
-               "the records of %s show a checkpoint of step %lld, but %s has none: mount its "
-               "disk, or restore the folder",
-               run, (long long)step, run_checkpoints(run, config)) ||
+               "the records of %s show a checkpoint of step %lld, but %s has none: mount its disk, or restore the folder", run,
+               (long long)step, run_checkpoints(run, config)) ||
            error_find(error, FINDING_ABSENT);
 }
 
@@ -190,8 +189,8 @@ json_t *lineage_at(const RunPoint *point, const Config *config, int64_t *step, E
     steps_text(steps, count, known, sizeof known);
     if (point->step == RUN_BEST)
         error_set(error, ERROR_CHECKPOINT,
-            "%s has no checkpoint with a validation loss, so the best one is not known: train "
-            "with eval.every and checkpoint.keep_best=true, or choose another checkpoint (%s)",
+            "%s has no checkpoint with a validation loss, so the best one is not known: train with eval.every and "
+            "checkpoint.keep_best=true, or choose another checkpoint (%s)",
             point->run, known);
     else
         error_set(error, ERROR_CHECKPOINT, "%s@%lld: %s (%s)%s", point->run, (long long)point->step, error->message, known,
@@ -275,8 +274,7 @@ static bool check_fork(const Config *config, const json_t *record, const Origin 
     if (!base) return false;
     bool same = number && !strcmp(number, lineage_number(json_object_get(base, "identity"))) && (config->from <= 0 || config->from == from);
     return same || error_set(error, ERROR_USAGE,
-                       "%s is already a run, but not a fork of %s at this step: continue it "
-                       "with smelt train %s, or fork into a new folder",
+                       "%s is already a run, but not a fork of %s at this step: continue it with smelt train %s, or fork into a new folder",
                        config->run, config->fork, config->run);
 }
 
@@ -292,9 +290,8 @@ static bool check_copy(const Config *config, const char *run, const json_t *save
     if (corpus_keeps(run, valid ? absolute : NULL)) return true;
     json_auto_t *now = identity_of_text(path, valid, error);
     return now && (json_equal(now, before) || error_set(error, ERROR_USAGE,
-                                                  "%s=%s is not the text that %s was started with, and the packed copy "
-                                                  "in %s/data is missing: restore one of them, or set resume.accept=%s "
-                                                  "to pack the current text",
+                                                  "%s=%s is not the text that %s was started with, and the packed copy in %s/data is "
+                                                  "missing: restore one of them, or set resume.accept=%s to pack the current text",
                                                   setting, path, run, run, setting));
 }
 
@@ -319,9 +316,8 @@ static bool check_given(const Config *config, const Origin *origin, const json_t
         if (!given || !*given || !strcmp(given, NO_TOKENIZER) || is_there(given) || remote_is(given) || shard_set_exists(given)) continue;
         if (!json_equal(path, json_object_get(saved, option->name)) && !json_equal(path, json_object_get(last, option->name)))
             return error_set(error, strcmp(option->name, "init") ? ERROR_DATA : ERROR_CHECKPOINT,
-                "%s=%s does not exist: correct the path, or remove the setting to continue "
-                "with the copy in %s",
-                option->name, given, config->run);
+                "%s=%s does not exist: correct the path, or remove the setting to continue with the copy in %s", option->name, given,
+                config->run);
     }
     return true;
 }
@@ -329,10 +325,9 @@ static bool check_given(const Config *config, const Origin *origin, const json_t
 /* Checks that a start without a checkpoint loses nothing: the run never had a checkpoint. */
 static bool may_begin(const Config *config, Error *error) {
     if (identity_accepts(config->resume.accept, "checkpoints") || lineage_check_never_saved(config->run, config, error)) return true;
-    return error->finding == FINDING_ABSENT && error_set(error, error->code,
-                                                   "%s; to start again at step 0, set resume.accept=checkpoints; to start another run, "
-                                                   "set another run=FOLDER",
-                                                   error->message);
+    return error->finding == FINDING_ABSENT &&
+           error_set(error, error->code,
+               "%s; to start again at step 0, set resume.accept=checkpoints; to start another run, set another run=FOLDER", error->message);
 }
 
 /* If run.json is missing, a folder takes the number of the checkpoints inside it; the checkpoints
@@ -416,9 +411,8 @@ static void settle(const KeptIdentity *kept, const json_t *saved, json_t *identi
     bool same_path = json_equal(path, json_object_get(identity, kept->setting)), changed = there && before && !json_equal(there, before);
     if (before && !there) log_info("%s=%s is missing: using %s", kept->setting, kept->path, kept->copy);
     if (changed && same_path)
-        log_warn("%s=%s has changed since the run was started: still using %s; resume.accept=%s takes "
-                 "the new content",
-            kept->setting, kept->path, kept->copy, kept->setting);
+        log_warn("%s=%s has changed since the run was started: still using %s; resume.accept=%s takes the new content", kept->setting,
+            kept->path, kept->copy, kept->setting);
     if (!before) json_object_del(identity, kept->content);
     else json_object_set(identity, kept->content, changed && !same_path ? there : before);
 }
@@ -539,9 +533,8 @@ bool lineage_check_weights(const char *run, const json_t *metadata, const Config
     const char *own = lineage_number(json_object_get(record, "identity")), *theirs = lineage_number(saved);
     if (*own && *theirs && strcmp(own, theirs))
         return error_set(error, ERROR_CHECKPOINT,
-            "%s is run %s, but the newest checkpoint in %s belongs to run %s: use the folder of "
-            "that run",
-            run, own, run_checkpoints(run, config), theirs);
+            "%s is run %s, but the newest checkpoint in %s belongs to run %s: use the folder of that run", run, own,
+            run_checkpoints(run, config), theirs);
     return identity_check_model(run, saved, config, error);
 }
 
@@ -554,7 +547,6 @@ bool lineage_check_base(const char *run, const Config *config, Error *error) {
     if (!now) return false;
     return !then || identity_same_content(then, json_string_value(now)) ||
            error_set(error, ERROR_CHECKPOINT,
-               "the adapters of %s were trained with init=%s as %s, but its content is now %s: "
-               "restore the earlier base",
-               run, config->init, then, json_string_value(now));
+               "the adapters of %s were trained with init=%s as %s, but its content is now %s: restore the earlier base", run, config->init,
+               then, json_string_value(now));
 }

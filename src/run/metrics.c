@@ -122,9 +122,8 @@ bool metrics_fork(const char *base, const char *run, int64_t step, Error *error)
 static void warn_of_gaps(const char *path, int64_t step, KeptRecords *kept) {
     note_step(kept, step + 1);
     if (kept->missing)
-        log_warn("%s has no records for %lld of the %lld steps so far, from step %lld on: it was "
-                 "removed or damaged, or its disk was full; training continues, and reports show a "
-                 "gap",
+        log_warn("%s has no records for %lld of the %lld steps so far, from step %lld on: it was removed or damaged, or its disk was full; "
+                 "training continues, and reports show a gap",
             path, (long long)kept->missing, (long long)step, (long long)kept->gap);
 }
 
@@ -180,9 +179,7 @@ static bool reopen_removed(Metrics *metrics, Error *error) {
     bool lost;
     if (!file_follow_name(&metrics->journal, &lost, error)) return false;
     if (lost)
-        log_warn("%s was removed or replaced during training: its earlier records are lost, and "
-                 "reports show a gap",
-            metrics->journal.path);
+        log_warn("%s was removed or replaced during training: its earlier records are lost, and reports show a gap", metrics->journal.path);
     return true;
 }
 

@@ -38,9 +38,7 @@ static bool take_length(Config *config, const Mixture *mixture, Error *error) {
             config->epochs, config->data.train);
     if (!total)
         return error_set(error, ERROR_USAGE,
-            "the last phase of data.train=%s has no number of tokens: set it there, or set "
-            "steps or tokens of the run",
-            config->data.train);
+            "the last phase of data.train=%s has no number of tokens: set it there, or set steps or tokens of the run", config->data.train);
     config->tokens = total;
     return true;
 }
@@ -49,9 +47,8 @@ static bool take_length(Config *config, const Mixture *mixture, Error *error) {
  * consistent. */
 static void follow_phases(const char *name, int64_t *setting, int64_t initial, int64_t target, const char *train) {
     if (*setting != initial && *setting != target)
-        log_warn("%s=%lld has no effect, because every phase of data.train=%s sets its own value: "
-                 "change the phases",
-            name, (long long)*setting, train);
+        log_warn("%s=%lld has no effect, because every phase of data.train=%s sets its own value: change the phases", name,
+            (long long)*setting, train);
     *setting = target;
 }
 
@@ -125,9 +122,8 @@ static bool check_bins(const Phases *phases, Error *error) {
             int64_t length = phases->items[j].config.data.length, longest = phases_piece(phases, i);
             if (phases->mixture.phases[j].weights[i] > 0 && length != longest)
                 return error_set(error, ERROR_USAGE,
-                    "data.packing=best_fit: source %s is read in sequences of both %lld and "
-                    "%lld tokens, but its bins have one length: use one source per length, or "
-                    "data.packing=cut",
+                    "data.packing=best_fit: source %s is read in sequences of both %lld and %lld tokens, but its bins have one length: use "
+                    "one source per length, or data.packing=cut",
                     phases->mixture.sources[i].name, (long long)length, (long long)longest);
         }
     return true;
@@ -443,9 +439,8 @@ bool phases_count_steps(const Phases *phases, double tokens, Position from, int6
     int64_t end = samples_of_tokens(phases, (int64_t)ceil(tokens));
     if (end < from.samples)
         return error_set(error, ERROR_USAGE,
-            "%.15g tokens are %lld sequences, but the run has already read %lld: use more tokens, "
-            "or another run folder",
-            tokens, (long long)end, (long long)from.samples);
+            "%.15g tokens are %lld sequences, but the run has already read %lld: use more tokens, or another run folder", tokens,
+            (long long)end, (long long)from.samples);
     *last = 0;
     while (from.samples < end) {
         const Phase *phase = &phases->items[phases_find(phases, from.samples)];

@@ -24,11 +24,9 @@ bool run_lock(const char *run, int *lock, Error *error) {
     if (run[0] == '\0') return error_set(error, ERROR_USAGE, "run is not set: set it to a folder, such as run=runs/first");
     if (!file_make_folder(run, error)) return false;
     if (file_lock(run, lock)) return true;
-    return errno != EWOULDBLOCK ? file_fail(error, "lock", run)
-                                : error_set(error, ERROR_USAGE,
-                                      "another process is training in %s: wait for it, stop it, or use another run "
-                                      "folder",
-                                      run);
+    return errno != EWOULDBLOCK
+               ? file_fail(error, "lock", run)
+               : error_set(error, ERROR_USAGE, "another process is training in %s: wait for it, stop it, or use another run folder", run);
 }
 
 const char *run_checkpoints(const char *run, const Config *config) { return config->checkpoint.store[0] ? config->checkpoint.store : run; }
@@ -69,10 +67,10 @@ static int64_t format_of(const json_t *record) { return json_integer_value(json_
 
 static bool check_format(const char *run, const json_t *record, Error *error) {
     int64_t format = format_of(record);
-    return format <= RUN_FORMAT || error_set(error, ERROR_CHECKPOINT,
-                                       "%s has run format %lld, but this build reads only formats up to %d: use the "
-                                       "newer build that wrote it",
-                                       run, (long long)format, RUN_FORMAT);
+    return format <= RUN_FORMAT ||
+           error_set(error, ERROR_CHECKPOINT,
+               "%s has run format %lld, but this build reads only formats up to %d: use the newer build that wrote it", run,
+               (long long)format, RUN_FORMAT);
 }
 
 /* Adds remedies to the error of an older build's config.yaml. */
@@ -81,9 +79,8 @@ static bool explain_format(const char *run, const json_t *record, Error *error) 
     const char *version = json_string_value(json_object_get(last, "version")), *time = json_string_value(json_object_get(last, "time"));
     Error reason = *error;
     return error_set(error, ERROR_CHECKPOINT,
-        "%s has run format %lld of smelt %s%s%s, and this build (run format %d) does not know "
-        "one of its settings (%s): continue with the build that wrote it, or export its "
-        "weights with that build (smelt convert %s FOLDER) and start from them (init=FOLDER)",
+        "%s has run format %lld of smelt %s%s%s, and this build (run format %d) does not know one of its settings (%s): continue with the "
+        "build that wrote it, or export its weights with that build (smelt convert %s FOLDER) and start from them (init=FOLDER)",
         run, (long long)format_of(record), version ? version : "of an unknown version", time ? ", started at " : "", time ? time : "",
         RUN_FORMAT, reason.message, run);
 }
@@ -123,10 +120,10 @@ static bool may_start_anew(const Config *config, Error *error) {
     if (!strcmp(saved.checkpoint.store, config->checkpoint.store)) return true;
     saved.run = config->run;
     if (!has_checkpoint(&saved, &started, error)) return false;
-    return !started || error_set(error, ERROR_USAGE,
-                           "%s has checkpoints in %s, but %s has none: move the checkpoints, or set "
-                           "checkpoint.store as when the run was started",
-                           config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
+    return !started ||
+           error_set(error, ERROR_USAGE,
+               "%s has checkpoints in %s, but %s has none: move the checkpoints, or set checkpoint.store as when the run was started",
+               config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
 }
 
 /* Removes leftovers of the files that only a training writes; their lock is held. */

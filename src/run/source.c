@@ -61,9 +61,8 @@ bool source_check_run_alone(const char *run, Error *error) {
     for (size_t i = 0; i < list.count; i++)
         if (is_weights_file(list.entries[i].name))
             return error_set(error, ERROR_CHECKPOINT,
-                "%s contains a run (config.yaml) and a model (%s), so its name is ambiguous: "
-                "move the files of the run (config.yaml, run.json, metrics.jsonl, log.txt, "
-                "checkpoints, data) or the files of the model into another folder",
+                "%s contains a run (config.yaml) and a model (%s), so its name is ambiguous: move the files of the run (config.yaml, "
+                "run.json, metrics.jsonl, log.txt, checkpoints, data) or the files of the model into another folder",
                 run, list.entries[i].name);
     return true;
 }
@@ -108,13 +107,12 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
                set_model(&model.config, model.precision, config, strings, error);
     if (is_hub_name(folder))
         return error_set(error, ERROR_CHECKPOINT,
-            "folder %s does not exist, and smelt does not download models: run hf download %s "
-            "--local-dir my-model (pip install huggingface_hub), then use my-model",
+            "folder %s does not exist, and smelt does not download models: run hf download %s --local-dir my-model (pip install "
+            "huggingface_hub), then use my-model",
             folder, folder);
     return error_set(error, ERROR_CHECKPOINT,
-        "%s is not a run folder (with config.yaml), a checkpoint of a run (RUN@STEP, "
-        "RUN@best), a model folder (with config.json), a GGUF file, a folder of PEFT adapters "
-        "(with adapter_config.json) or a model file of llm.c%s",
+        "%s is not a run folder (with config.yaml), a checkpoint of a run (RUN@STEP, RUN@best), a model folder (with config.json), a GGUF "
+        "file, a folder of PEFT adapters (with adapter_config.json) or a model file of llm.c%s",
         folder, file_exists(point.run) ? "" : ": nothing has this name");
 }
 
@@ -169,8 +167,8 @@ bool source_check_bos(const ShardSet *set, const char *name, const Tokenizer *to
     if (!source_begins_with(set, tokenizer_bos(tokenizer), &begins, error)) return false;
     if (begins == wanted) return true;
     error_set(refuse ? error : &warning, ERROR_USAGE,
-        "the texts of %s %s with token %d, but with data.bos=%s %s: remove data.bos to follow "
-        "the first data, or pack these texts with smelt data pack bos=%s",
+        "the texts of %s %s with token %d, but with data.bos=%s %s: remove data.bos to follow the first data, or pack these texts with "
+        "smelt data pack bos=%s",
         name, begins ? "begin" : "do not begin", tokenizer_bos(tokenizer)->items[0], wanted ? "true" : "false",
         wanted ? "every text must" : "no text may", wanted ? "true" : "false");
     if (!refuse) log_warn("%s", warning.message);
@@ -211,10 +209,8 @@ bool adapter_read_config(const char *name, Config *config, OptionStrings *string
     SCOPED_FREE char *base = adapter_open(&peft, name, error);
     if (!base || !source_read_config(base, config, strings, error)) return false;
     if (config->lora.rank || adapter_is_folder(base))
-        return error_set(error, ERROR_USAGE,
-            "the base of %s, %s, has adapters itself: convert it to a model folder with smelt "
-            "convert",
-            name, base);
+        return error_set(
+            error, ERROR_USAGE, "the base of %s, %s, has adapters itself: convert it to a model folder with smelt convert", name, base);
     SCOPED_FREE char *init = memory_format("init=%s", base), *targets = memory_format("lora.targets=%s", peft.targets);
     if (!options_set(&config_table, config, strings, init, error) || !options_set(&config_table, config, strings, targets, error))
         return false;

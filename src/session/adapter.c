@@ -30,13 +30,10 @@
 static bool check_base(const char *folder, const Config *origin, Error *error) {
     if (adapter_is_folder(folder))
         return error_set(error, ERROR_USAGE,
-            "%s has adapters: set init to their base, and lora.start to the adapters: init=%s "
-            "lora.start=%s",
-            folder, origin->init, folder);
-    return !origin->lora.rank || error_set(error, ERROR_USAGE,
-                                     "%s trains adapters itself: convert it to a model folder with smelt convert, "
-                                     "and use that as the base",
-                                     folder);
+            "%s has adapters: set init to their base, and lora.start to the adapters: init=%s lora.start=%s", folder, origin->init, folder);
+    return !origin->lora.rank ||
+           error_set(error, ERROR_USAGE,
+               "%s trains adapters itself: convert it to a model folder with smelt convert, and use that as the base", folder);
 }
 
 /* Returns the table of a graph whose trained rows are called `name`. */
@@ -179,9 +176,8 @@ static void name_differences(const PeftFolder *peft, const Config *config) {
     if (peft->dropout > 0)
         log_warn("lora.start=%s was trained with lora_dropout=%g, but smelt trains without dropout", config->lora.start, peft->dropout);
     if (*peft->base && !same_name(peft->base, config->init))
-        log_warn("lora.start=%s was trained with %s, but init is %s: adapters of another model are "
-                 "useless as a start",
-            config->lora.start, peft->base, config->init);
+        log_warn("lora.start=%s was trained with %s, but init is %s: adapters of another model are useless as a start", config->lora.start,
+            peft->base, config->init);
 }
 
 /* Fills the parts of a model that the folder has; the other parts are the base's. */
@@ -201,8 +197,8 @@ static bool load_run_start(HostModel *start, const Config *config, Error *error)
         strcmp(own->targets, lora->targets) != 0 || strcmp(own->modules_to_save, lora->modules_to_save) != 0 ||
         strcmp(own->tokens, lora->tokens) != 0)
         return error_set(error, ERROR_USAGE,
-            "%s has adapters with lora.rank=%lld lora.alpha=%g lora.targets=%s, and other lora settings "
-            "are set: set those of its config.yaml",
+            "%s has adapters with lora.rank=%lld lora.alpha=%g lora.targets=%s, and other lora settings are set: set those of its "
+            "config.yaml",
             lora->start, (long long)own->rank, own->alpha, own->targets);
     return open_adapters(start, lora->start, &origin, config->precision, &step, error);
 }
@@ -214,8 +210,7 @@ static bool load_peft_start(const Session *session, HostModel *start, Error *err
     if (!peft_open(&peft, lora->start, error)) return false;
     if (peft.lora.rank != lora->rank || fabs(lora_factor(&peft.lora) - lora_factor(lora)) > 1e-9 * lora_factor(lora))
         return error_set(error, ERROR_USAGE,
-            "%s has adapters with lora.rank=%lld lora.alpha=%g%s, but lora.rank=%lld "
-            "lora.alpha=%g is set: set the values of the adapters",
+            "%s has adapters with lora.rank=%lld lora.alpha=%g%s, but lora.rank=%lld lora.alpha=%g is set: set the values of the adapters",
             lora->start, (long long)peft.lora.rank, peft.lora.alpha, peft.lora.rslora ? " lora.rslora=true" : "", (long long)lora->rank,
             lora->alpha);
     if (!host_model_open(start, &config->model, lora, config->precision, error) || !peft_check_trained(&peft, start->model.graph, error) ||
@@ -430,10 +425,9 @@ bool adapter_check_merged(const MergedCheck *check, const char *name, const Conf
     double difference;
     if (!check->expected) return true;
     if (!measure_difference(check, config, master, &difference, error)) return false;
-    return difference <= bound * check->largest || error_set(error, ERROR_NUMERICS,
-                                                       "%s of the merged model differ by %.2g from %s with its base (amax "
-                                                       "%.2g): merging failed",
-                                                       results_of(config), difference, name, check->largest);
+    return difference <= bound * check->largest ||
+           error_set(error, ERROR_NUMERICS, "%s of the merged model differ by %.2g from %s with its base (amax %.2g): merging failed",
+               results_of(config), difference, name, check->largest);
 }
 
 bool adapter_check_written(
@@ -444,8 +438,7 @@ bool adapter_check_written(
     if (!check->expected) return true;
     if (!weights_load(out, &plain, graph, master, NULL, error) || !measure_difference(check, config, master, &difference, error))
         return error_context(error, "reading the written files");
-    log_info("merged: %s of %d tokens differ by at most %.1e between the written model and the base "
-             "with adapters (amax %.2g)",
+    log_info("merged: %s of %d tokens differ by at most %.1e between the written model and the base with adapters (amax %.2g)",
         results_of(config), COMPARED_TOKENS, difference, check->largest);
     return true;
 }

@@ -346,8 +346,7 @@ static bool take_state(Session *session, const json_t *metadata, Error *error) {
     if (json_unpack((json_t *)metadata, STATE_FORMAT "}", "step", &step, "parent", &parent, "samples", &samples, "skips", "row", &row,
             "all", &all, "sound", &sound))
         return error_set(error, ERROR_CHECKPOINT,
-            "the checkpoint of step %lld has no step, parent, samples or skipped updates: "
-            "another program wrote it",
+            "the checkpoint of step %lld has no step, parent, samples or skipped updates: another program wrote it",
             (long long)session->step);
     Position at = lineage_position(metadata, session->config);
     session->parent = session->step;
@@ -561,9 +560,8 @@ static bool load_newest(CheckpointLoading *loading, int64_t only, Error *error) 
             (long long)only, where, why);
     else if (count > 0 && loading->result == LOAD_UNREADABLE)
         error_set(error, ERROR_CHECKPOINT,
-            "the checkpoint of step %lld in %s is not readable at the moment: %s. Nothing was "
-            "changed: start again when it is readable, or move its folder away to continue "
-            "from an older one",
+            "the checkpoint of step %lld in %s is not readable at the moment: %s. Nothing was changed: start again when it is readable, or "
+            "move its folder away to continue from an older one",
             (long long)steps[i], where, why);
     else if (count > 0)
         error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoint%s, but all are damaged; the oldest: %s", where, count,
@@ -584,9 +582,7 @@ bool session_resume(Session *session, const char *where, int64_t only, Error *er
     loaded = loaded && (!step || take_state(session, metadata, error));
     bool begins = session->config->model.fp8.scaling == FP8_DELAYED && !json_object_get(metadata, history_length);
     if (loaded && step && begins && comm_rank(session->comm) == 0)
-        log_info("fp8.scaling=delayed: the checkpoint of step %lld has no amax history, so the history "
-                 "starts empty",
-            (long long)step);
+        log_info("fp8.scaling=delayed: the checkpoint of step %lld has no amax history, so the history starts empty", (long long)step);
     if (loaded && only) session->parent = session->skips.sound = session->validation.kept = 0; /* of the other run */
     if (loaded && step) session_spread_weights(session);
     loaded = loaded && device_ok(device, error) && comm_ok(session->comm, error);

@@ -145,9 +145,7 @@ static bool check_settings(const Config *config, int ranks, Error *error) {
         return error_set(error, ERROR_USAGE, "lora.rank=%lld needs a base model: set init=FOLDER", (long long)config->lora.rank);
     if (config->lora.rank && config->dump[0])
         return error_set(error, ERROR_USAGE,
-            "dump=%s writes all weights and gradients, but lora.rank trains only adapters: "
-            "remove one of the two",
-            config->dump);
+            "dump=%s writes all weights and gradients, but lora.rank trains only adapters: remove one of the two", config->dump);
     return ranks == 1 || !config->dump[0] ||
            error_set(error, ERROR_USAGE, "dump=%s needs one process, but there are %d: start only one", config->dump, ranks);
 }
@@ -197,12 +195,12 @@ static bool check_steps(const Config *config, int64_t done, bool forked, Error *
     if (done <= config->steps) return true;
     if (forked)
         return error_set(error, ERROR_USAGE,
-            "steps=%lld is below step %lld of %s, from which fork=%s would continue: use more "
-            "steps, or fork an earlier checkpoint with from=STEP",
+            "steps=%lld is below step %lld of %s, from which fork=%s would continue: use more steps, or fork an earlier checkpoint with "
+            "from=STEP",
             (long long)config->steps, (long long)done, config->fork, config->run);
     return error_set(error, ERROR_USAGE,
-        "steps=%lld is below the %lld steps that %s has done: use more steps, or another run "
-        "folder; smelt train %s fork=NEW from=STEP continues from an earlier checkpoint",
+        "steps=%lld is below the %lld steps that %s has done: use more steps, or another run folder; smelt train %s fork=NEW from=STEP "
+        "continues from an earlier checkpoint",
         (long long)config->steps, (long long)done, config->run, config->run);
 }
 
@@ -235,9 +233,7 @@ static bool check_run_place(const Loop *loop, Error *error) {
         const char *data = i < mixture->source_count ? mixture->sources[i].path : config->data.valid;
         if (file_kind(data, NULL) != FILE_FOLDER || !run_lies_in(config->run, data)) continue;
         return error_set(error, ERROR_USAGE,
-            "run=%s is inside the data folder %s, so the run's files would be read as data: use a "
-            "folder elsewhere",
-            config->run, data);
+            "run=%s is inside the data folder %s, so the run's files would be read as data: use a folder elsewhere", config->run, data);
     }
     return true;
 }
@@ -352,9 +348,8 @@ static void warn_of_export(const Loop *loop) {
         log_warn("smelt convert adapter=true cannot write the adapters of this run: %s", reason.message);
     if (!hf_check(&config->model, &reason)) log_warn("smelt convert cannot write this model as a Hugging Face folder: %s", reason.message);
     else if (hf_class(&config->model)->lacks_router_biases && config->optimizer.balance_lr > 0 && !config->lora.rank)
-        log_warn("optimizer.balance_lr=%g trains load-balancing biases, but %s has none, so smelt "
-                 "convert cannot write the model; to balance without biases, set optimizer.balance_lr=0 "
-                 "with model.auxiliary_loss",
+        log_warn("optimizer.balance_lr=%g trains load-balancing biases, but %s has none, so smelt convert cannot write the model; to "
+                 "balance without biases, set optimizer.balance_lr=0 with model.auxiliary_loss",
             config->optimizer.balance_lr, hf_class(&config->model)->architecture);
 }
 
@@ -371,8 +366,8 @@ static void warn_of_repetition(const Loop *loop) {
     int64_t held = loop->corpus.train[0].token_count;
     int64_t read = phases_tokens(&loop->phases, phases_advance(&loop->phases, loop_position(loop), config->steps).samples);
     if (loop_phase(loop)->name || read / held < MUCH) return; /* a mixture sets how often its sources may be read */
-    log_warn("%lld steps read the %lld tokens of data.train %lld times, so the model will memorize "
-             "them: use more text, or fewer steps (%lld steps read it %d times)",
+    log_warn("%lld steps read the %lld tokens of data.train %lld times, so the model will memorize them: use more text, or fewer steps "
+             "(%lld steps read it %d times)",
         (long long)config->steps, (long long)held, (long long)(read / held), (long long)int_max(1, GOOD * held / config->batch.tokens),
         GOOD);
 }
@@ -437,16 +432,15 @@ static void warn_of_settings_without_effect(const Loop *loop) {
     const RunFacts facts = collect_facts(loop);
     needs_warn(config, said, &facts);
     if (said->schedule.kind == SCHEDULE_WSD && config->schedule.decay == 0)
-        log_warn("schedule.kind=wsd with schedule.decay=0 never lowers the learning rate: set "
-                 "schedule.decay to the number of decay steps");
+        log_warn("schedule.kind=wsd with schedule.decay=0 never lowers the learning rate: set schedule.decay to the number of decay steps");
     if (said->eval.every && !facts.has_valid) {
         SCOPED_FREE char *cure =
             model_makes_images(&config->model) ? memory_copy_string("data.valid to encodings") : advise_valid(config->data.train);
         log_info("eval.every has no effect without validation data: set %s", cure);
     }
     if (config->layout.zero == 2 && config->layout.pp > 1 && facts.shares_weights)
-        log_warn("layout.zero=2 has the effect of layout.zero=1 in a pipeline, because gradients stay "
-                 "whole until the step ends: layout.zero=3 saves more");
+        log_warn("layout.zero=2 has the effect of layout.zero=1 in a pipeline, because gradients stay whole until the step ends: "
+                 "layout.zero=3 saves more");
 }
 
 /* -- All of it ----------------------------------------------------------------------------------------------------- */
@@ -505,8 +499,7 @@ bool loop_next_phase(Loop *loop, Error *error) {
     if (!open_phase(loop, loop->session.samples, error)) return false;
     if (loop->session.step != step)
         return error_set(error, ERROR_CHECKPOINT,
-            "the checkpoint of step %lld, the last of a phase, was saved but cannot be read: "
-            "the same command continues from step %lld",
+            "the checkpoint of step %lld, the last of a phase, was saved but cannot be read: the same command continues from step %lld",
             (long long)step, (long long)loop->session.step);
     if (!open_data(loop, error)) return false;
     note_phase(loop);

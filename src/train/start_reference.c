@@ -86,9 +86,8 @@ static bool check_reference_weights(const Loop *loop, uint64_t weights, Error *e
     const Reference *train = &loop->corpus.reference;
     return !reference_is_open(train) || train->weights == weights ||
            error_set(error, ERROR_USAGE,
-               "the reference of data.valid=%s is missing, and init=%s does not have the "
-               "initial weights of %s, which it is computed from: set init to them, or use the "
-               "earlier validation data",
+               "the reference of data.valid=%s is missing, and init=%s does not have the initial weights of %s, which it is computed from: "
+               "set init to them, or use the earlier validation data",
                loop->settings.data.valid, loop->settings.init, loop->settings.run);
 }
 
@@ -110,8 +109,8 @@ bool loop_make_reference(Loop *loop, Error *error) {
     identity_put_reference(loop->identity, &loop->corpus.reference);
     if (loop_leads(loop)) log_info("computed the reference of %lld pairs in %.1f s", (long long)pairs, log_seconds() - start);
     if (!identity_settle_reference(loop->identity, loop->changes))
-        log_warn("the reference of %s has changed: its pairs or the weights of init=%s differ, or this "
-                 "machine rounds differently; rewards are relative to the new reference from now on",
+        log_warn("the reference of %s has changed: its pairs or the weights of init=%s differ, or this machine rounds differently; rewards "
+                 "are relative to the new reference from now on",
             loop->settings.run, loop->settings.init);
     return true;
 }

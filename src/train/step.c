@@ -336,8 +336,7 @@ static bool find_nan(Loop *loop, const StepShare *share, char *where, size_t siz
 
 bool loop_refuse_skips(const Skips *skips, int64_t step, Error *error) {
     return error_set(error, ERROR_NUMERICS,
-        "%lld of %lld updates had NaN or infinity and were skipped, which is too many. Lower "
-        "optimizer.lr and continue from a checkpoint",
+        "%lld of %lld updates had NaN or infinity and were skipped, which is too many. Lower optimizer.lr and continue from a checkpoint",
         (long long)skips->all, (long long)step);
 }
 
@@ -349,16 +348,14 @@ static bool handle_nan(Loop *loop, int64_t step, const StepShare *share, Error *
     if (!find_nan(loop, share, where, sizeof where, &in_data, error)) return false;
     if (loop->config->on_nan == ON_NAN_STOP)
         return error_set(error, ERROR_NUMERICS,
-            "step %lld: NaN or infinity in %s; the last checkpoint is intact. %s, or set "
-            "on_nan=skip to skip such updates",
-            (long long)step, where, in_data ? "Encode the sample again, or remove it" : "Lower optimizer.lr");
+            "step %lld: NaN or infinity in %s; the last checkpoint is intact. %s, or set on_nan=skip to skip such updates", (long long)step,
+            where, in_data ? "Encode the sample again, or remove it" : "Lower optimizer.lr");
     Skips *skips = &loop->session.skips;
     skips->all++;
     if (++skips->row > MOST_SKIPS)
         return error_set(error, ERROR_NUMERICS,
-            "step %lld: %lld consecutive updates had NaN or infinity, this time in %s: lower "
-            "optimizer.lr",
-            (long long)step, (long long)skips->row, where);
+            "step %lld: %lld consecutive updates had NaN or infinity, this time in %s: lower optimizer.lr", (long long)step,
+            (long long)skips->row, where);
     if (skips->all > MOST_SKIPS && 2 * skips->all > step) return loop_refuse_skips(skips, step, error);
     if (loop_leads(loop)) log_warn("step %lld: NaN or infinity in %s, update skipped", (long long)step, where);
     return true;
@@ -465,9 +462,8 @@ static bool refuse_broken_update(const Loop *loop, int64_t step, Error *error) {
         snprintf(from, sizeof from, "continues from the checkpoint of step %lld%s", (long long)session->parent,
             session_is_saving(session) ? ", or from the one being written" : "");
     return error_set(error, ERROR_NUMERICS,
-        "step %lld: a gradient has NaN or infinity%s. With optimizer.in_backward=true, other "
-        "weights are already updated, so the step cannot be skipped and is not saved. Lower "
-        "optimizer.lr; the same command %s",
+        "step %lld: a gradient has NaN or infinity%s. With optimizer.in_backward=true, other weights are already updated, so the step "
+        "cannot be skipped and is not saved. Lower optimizer.lr; the same command %s",
         (long long)step, broken, from);
 }
 
@@ -495,8 +491,8 @@ static void pass(Loop *loop, int64_t step, int64_t samples) {
 static void report_untrained(Loop *loop, int64_t step) {
     if (loop->untrained || !loop_leads(loop)) return;
     loop->untrained = true;
-    log_warn("step %lld: its batch has no trained token, so its loss of 0 is meaningless, and more such "
-             "steps may follow: increase batch.tokens, or use conversations with shorter prompts",
+    log_warn("step %lld: its batch has no trained token, so its loss of 0 is meaningless, and more such steps may follow: increase "
+             "batch.tokens, or use conversations with shorter prompts",
         (long long)step);
 }
 

@@ -126,9 +126,7 @@ static void report_save(Loop *loop, bool ended) {
 static void write_note(Loop *loop) {
     Error error = {0};
     if (!session_write_note(&loop->session, &error))
-        log_warn("%s; the checkpoint lacks this evaluation, so a run that continues from it repeats the "
-                 "evaluation",
-            error.message);
+        log_warn("%s; the checkpoint lacks this evaluation, so a run that continues from it repeats the evaluation", error.message);
 }
 
 static bool end_save(Loop *loop, bool ended, Error *error) {
@@ -159,8 +157,8 @@ static bool may_save(Loop *loop, Error *error) {
     const char *bad = numerics_bad_parameter(&loop->session);
     if (bad)
         return error_set(error, ERROR_NUMERICS,
-            "step %lld: the update made NaN or infinity in parameter %s, so the step is not "
-            "saved; the last checkpoint is intact. Lower optimizer.lr",
+            "step %lld: the update made NaN or infinity in parameter %s, so the step is not saved; the last checkpoint is intact. Lower "
+            "optimizer.lr",
             (long long)loop->session.step, bad);
     return holds_store(loop, error);
 }
@@ -194,8 +192,7 @@ static bool finish_saves(Loop *loop, Error *error) {
     }
     if (saved && loop->save_failure.code != ERROR_NONE)
         saved = error_set(error, loop->save_failure.code,
-            "%s; training ended after step %lld, but the newest checkpoint is of step %lld: "
-            "the same command continues from there",
+            "%s; training ended after step %lld, but the newest checkpoint is of step %lld: the same command continues from there",
             loop->save_failure.message, (long long)session->step, (long long)session->parent);
     return loop_agree(loop, "last checkpoint", saved, error);
 }
@@ -240,8 +237,8 @@ static void report_exhaustion(const Loop *loop) {
     const Validation *validation = &loop->session.validation;
     if (!loop_leads(loop)) return;
     console_print(loop->host->console,
-        "stopped early after step %lld: none of %lld evaluation%s after step %lld had a "
-        "validation loss below %.5f; eval.patience=0 continues training",
+        "stopped early after step %lld: none of %lld evaluation%s after step %lld had a validation loss below %.5f; eval.patience=0 "
+        "continues training",
         (long long)loop->session.step, (long long)validation->waited, plural(validation->waited), (long long)validation->best_step,
         validation->best_loss);
 }
@@ -275,8 +272,8 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     write_note(loop);
     return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||
            error_set(error, ERROR_NUMERICS,
-               "the validation loss after step %lld is %g. Lower optimizer.lr; smelt train %s "
-               "fork=NEW from=STEP continues from an earlier checkpoint",
+               "the validation loss after step %lld is %g. Lower optimizer.lr; smelt train %s fork=NEW from=STEP continues from an earlier "
+               "checkpoint",
                (long long)loop->session.step, result.loss, loop->config->run);
 }
 
@@ -314,9 +311,8 @@ static void report_communication(const Loop *loop, const CommTotals *before, dou
     double waited = now.waited + now.stalled - before->waited - before->stalled;
     if (!loop_leads(loop) || comm_size(loop->comm) == 1) return;
     log_format_bytes((double)(now.bytes - before->bytes), sent);
-    log_info("communication of rank 0: %s sent in %lld collectives, %.1f s (%.1f%% of all time) spent "
-             "waiting",
-        sent, (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
+    log_info("communication of rank 0: %s sent in %lld collectives, %.1f s (%.1f%% of all time) spent waiting", sent,
+        (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
 }
 
 /* Reports only on data in object stores, because a slow disk shows in the speed of the steps. */
@@ -325,8 +321,7 @@ static void report_data(const Loop *loop) {
     bool remote = false;
     for (int i = 0; i < loop->corpus.train_count; i++) remote |= loop->corpus.train[i].remote != NULL;
     if (!loop_leads(loop) || !remote || wait->steps < 2) return;
-    log_info("data of s3:// on rank 0: the first step waited %.2f s; the other %lld waited %.3f ms on "
-             "average and %.1f ms at most",
+    log_info("data of s3:// on rank 0: the first step waited %.2f s; the other %lld waited %.3f ms on average and %.1f ms at most",
         wait->first, (long long)(wait->steps - 1), 1e3 * wait->later / (double)(wait->steps - 1), 1e3 * wait->longest);
 }
 
@@ -380,13 +375,11 @@ static bool advance_run(Loop *loop, int64_t last, int64_t *saved, Error *error) 
 static void report_nothing_to_do(const Config *config, int64_t step) {
     const char *run = config->run;
     if (step == config->steps)
-        log_info("%s is finished (%lld steps): smelt train %s steps=%lld continues it, init=%s starts "
-                 "another run from its weights",
-            run, (long long)step, run, 2 * (long long)step, run);
+        log_info("%s is finished (%lld steps): smelt train %s steps=%lld continues it, init=%s starts another run from its weights", run,
+            (long long)step, run, 2 * (long long)step, run);
     else if (config->stop_at && step >= config->stop_at)
-        log_info("%s has done %lld of %lld steps, and stop_at=%lld is not beyond them: remove stop_at, "
-                 "or set a later step",
-            run, (long long)step, (long long)config->steps, (long long)config->stop_at);
+        log_info("%s has done %lld of %lld steps, and stop_at=%lld is not beyond them: remove stop_at, or set a later step", run,
+            (long long)step, (long long)config->steps, (long long)config->stop_at);
 }
 
 /* Records the amounts read of a mixture. */

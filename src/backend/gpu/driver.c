@@ -65,8 +65,7 @@ static bool open_driver_library(Gpu *gpu, Error *error) {
     gpu->library = library_open(vendor->libraries, RTLD_NOW | RTLD_LOCAL);
     if (!gpu->library)
         return error_set(error, ERROR_USAGE,
-            "device=%s: %s was not found: install the driver, add its folder to "
-            "LD_LIBRARY_PATH, or set device=cpu",
+            "device=%s: %s was not found: install the driver, add its folder to LD_LIBRARY_PATH, or set device=cpu",
             gpu->device.info.kind == DEVICE_HIP ? "hip" : "cuda", vendor->libraries[0]);
     const char *missing = library_find(gpu->library, symbols[gpu->device.info.kind], &gpu->call);
     return !missing || error_set(error, ERROR_DEVICE, "%s has no symbol %s: install a newer driver", vendor->libraries[0], missing);
@@ -77,8 +76,7 @@ static bool find_device(Gpu *gpu, int index, Error *error) {
     if (result == 0) result = gpu->call.device_count(&count);
     if (result != 0 || count == 0)
         return error_set(error, ERROR_USAGE,
-            "%s finds no GPU (%s): check the driver and HIP_VISIBLE_DEVICES or "
-            "CUDA_VISIBLE_DEVICES, or set device=cpu",
+            "%s finds no GPU (%s): check the driver and HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, or set device=cpu",
             vendors[gpu->device.info.kind].name, result ? driver_error_text(gpu, result) : "none is visible");
     if (index >= count) return error_set(error, ERROR_USAGE, "GPU %d is needed, but only %d are visible: start fewer ranks", index, count);
     return GPU_CALL(gpu, device_get, &gpu->ordinal, index);

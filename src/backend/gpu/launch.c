@@ -20,10 +20,9 @@ bool modules_open(Gpu *gpu, Error *error) {
     gpu->modules = memory_allocate((objects + 1) * sizeof *gpu->modules);
     for (int i = 0; i < objects; i++)
         if (!strcmp(gpu_objects[i].target, info->target)) gpu->modules[gpu->module_count++] = (Module){.object = &gpu_objects[i]};
-    return gpu->module_count > 0 || error_set(error, ERROR_USAGE,
-                                        "%s is %s, but this build has no kernels for it: build with GPU_TARGETS=%s, or set "
-                                        "device=cpu",
-                                        info->name, info->target, info->target);
+    return gpu->module_count > 0 ||
+           error_set(error, ERROR_USAGE, "%s is %s, but this build has no kernels for it: build with GPU_TARGETS=%s, or set device=cpu",
+               info->name, info->target, info->target);
 }
 
 void modules_close(Gpu *gpu) {
