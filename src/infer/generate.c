@@ -151,7 +151,7 @@ static void name_remedy(const Generator *g, int64_t needed, int64_t available, c
     const int64_t *bytes = g->programs[0].plan.bytes;
     int64_t cp = mesh_size(&g->mesh, MESH(AXIS_CP)), tp = mesh_size(&g->mesh, AXES_TENSOR),
             weights = bytes[ARENA_WEIGHT] + bytes[ARENA_MASTER];
-    int64_t context = g->config->context - (int64_t)ceil((double)(needed - available) / position_bytes(g)) - cp * DEAL_BLOCK;
+    int64_t context = g->config->context - (int64_t)ceil((double)(needed - available) / position_bytes(g)) - cp * BLOCK_CYCLIC_ROWS;
     int64_t more_cp = suggest_ranks(cp, bytes[ARENA_STATE], needed, available);
     int64_t more_tp = suggest_ranks(tp, bytes[ARENA_STATE] + weights, needed, available);
     size_t used = 0;

@@ -13,7 +13,7 @@
 #include "base/file.h"
 #include "config/layout_rules.h"
 #include "layout/layout.h"
-#include "ops/attention/deal.h"
+#include "ops/attention/block_cyclic.h"
 #include "session/weights.h"
 #include "support/generator_run.h"
 #include "support/mentions.h"
@@ -22,8 +22,8 @@
 
 /* Prompts end before, at and behind the ends of blocks of positions, and tokens are drawn past one. Four ranks have
  * blocks to spare at first, and two rounds of them at the end. */
-static const int prompts[] = {1, DEAL_BLOCK - 4, DEAL_BLOCK, 2 * DEAL_BLOCK + 1, 5 * DEAL_BLOCK - 3};
-enum { PROMPTS = sizeof prompts / sizeof *prompts, GENERATED = 8, POSITIONS = 6 * DEAL_BLOCK };
+static const int prompts[] = {1, BLOCK_CYCLIC_ROWS - 4, BLOCK_CYCLIC_ROWS, 2 * BLOCK_CYCLIC_ROWS + 1, 5 * BLOCK_CYCLIC_ROWS - 3};
+enum { PROMPTS = sizeof prompts / sizeof *prompts, GENERATED = 8, POSITIONS = 6 * BLOCK_CYCLIC_ROWS };
 
 /* -- What ranks and one process do --------------------------------------------------------------------------------- */
 

@@ -1001,7 +1001,7 @@ static void combine_parts(const AttentionSpec *spec, int64_t rows, const Mesh *m
     int64_t columns = attention_part_columns(&spec->heads), ranks = mesh_size(mesh, MESH(AXIS_CP));
     Run run = run_begin(false);
     run.graph->mesh = mesh;
-    TensorId x = input(&run, TYPE_WIDE, ranks * rows, columns), y = op_attention_merge(run.graph, x, spec);
+    TensorId x = input(&run, TYPE_WIDE, ranks * rows, columns), y = op_attention_combine(run.graph, x, spec);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
     memcpy(executor_tensor(run.program.executor, x), parts, ranks * rows * columns * sizeof *parts);
@@ -1051,12 +1051,13 @@ static void every_position_has_one_rank_and_one_row(void **state) {
         for (int64_t position = 0; position < 3000; position++) {
             int owners = 0;
             for (int rank = 0; rank < ranks; rank++) {
-                Deal deal = {rank, ranks};
-                int64_t row = deal_rows(deal, position);
-                owners += deal_has(deal, position);
-                assert_int_equal(deal_rows(deal, position + 1), row + deal_has(deal, position));
-                if (deal_has(deal, position)) assert_int_equal(deal_position(deal, row), position);
-                assert_in_range(row, position / ranks > DEAL_BLOCK ? position / ranks - DEAL_BLOCK : 0, position / ranks + DEAL_BLOCK);
+                BlockCyclic cyclic = {rank, ranks};
+                int64_t row = block_cyclic_rows(cyclic, position);
+                owners += block_cyclic_has(cyclic, position);
+                assert_int_equal(block_cyclic_rows(cyclic, position + 1), row + block_cyclic_has(cyclic, position));
+                if (block_cyclic_has(cyclic, position)) assert_int_equal(block_cyclic_position(cyclic, row), position);
+                assert_in_range(row, position / ranks > BLOCK_CYCLIC_ROWS ? position / ranks - BLOCK_CYCLIC_ROWS : 0,
+                    position / ranks + BLOCK_CYCLIC_ROWS);
             }
             assert_int_equal(owners, 1);
         }
@@ -1071,7 +1072,7 @@ static void build_part(Check *check, const void *argument) {
     const Shape *s = argument;
     int64_t rows = s->spec.length, cached = heads_kv_columns(&s->spec.heads);
     check->graph->mesh = &meshes[s->document];
-    for (int32_t i = 0; i < 200; i++) positions[i] = DEAL_BLOCK + i;
+    for (int32_t i = 0; i < 200; i++) positions[i] = BLOCK_CYCLIC_ROWS + i;
     TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&s->spec.heads)}, 0, 1);
     int64_t shape[] = {attention_cache_rows(check->graph, 300), cached};
     TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "cache");
@@ -1083,7 +1084,7 @@ static void build_combine(Check *check, const void *argument) {
     const Shape *s = argument;
     check->graph->mesh = &mesh;
     int64_t shape[] = {3 * s->spec.length, attention_part_columns(&s->spec.heads)};
-    check_output(check, op_attention_merge(check->graph, check_input(check, TYPE_WIDE, 2, shape, 0, 2), &s->spec));
+    check_output(check, op_attention_combine(check->graph, check_input(check, TYPE_WIDE, 2, shape, 0, 2), &s->spec));
 }
 
 static void parts_of_ranks_agree_in_all_precisions(void **state) {

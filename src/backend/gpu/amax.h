@@ -32,9 +32,9 @@ INLINE uint32_t wave_amax(uint32_t most) {
 /* Adds the maximum of a wave's lanes to a maximum in memory, for kernels whose waves end
  * separately. All lanes call it. The lanes that have the maximum write it: asking for a lane's
  * index would keep it in a register. */
-INLINE void record_largest_of_wave(uint32_t GLOBAL *to, uint32_t most) {
-    uint32_t largest = wave_amax(most);
-    if (most == largest) atomic_max(to, largest);
+INLINE void record_amax_of_wave(uint32_t GLOBAL *to, uint32_t most) {
+    uint32_t amax = wave_amax(most);
+    if (most == amax) atomic_max(to, amax);
 }
 
 /* Adds the maximum of a block's threads to a maximum in memory. All threads call it. */
@@ -52,7 +52,7 @@ INLINE void record_amax(uint32_t GLOBAL *to, uint32_t most) {
  * order. */
 INLINE uint32_t round_amax(uint32_t most) { return (uint32_t)to_bf16(__builtin_bit_cast(float, most)) << 16; }
 INLINE void record_rounded(uint32_t GLOBAL *to, uint32_t most) { record_amax(to, round_amax(most)); }
-INLINE void record_rounded_of_wave(uint32_t GLOBAL *to, uint32_t most) { record_largest_of_wave(to, round_amax(most)); }
+INLINE void record_rounded_of_wave(uint32_t GLOBAL *to, uint32_t most) { record_amax_of_wave(to, round_amax(most)); }
 
 #else
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "graph/op.h"
-#include "ops/attention/deal.h"
+#include "ops/attention/block_cyclic.h"
 #include "ops/attention/scores.h"
 #include "ops/attention/tokens.h"
 #include "ops/heads.h"
@@ -58,7 +58,7 @@ TensorId op_attention_order(Graph *graph, TensorId x, int64_t length, int64_t ra
  * positions[r] of `cache`, STATE COMPUTE [context, heads_kv_columns], and attends to cache
  * rows 0 .. positions[r] (the last `window` of them). No gradient.
  *
- * The ranks of AXIS_CP divide the cache (ops/attention/deal.h): `cache` is a rank's part,
+ * The ranks of AXIS_CP divide the cache (ops/attention/block_cyclic.h): `cache` is a rank's part,
  * [attention_cache_rows, ...]. Every rank computes all new rows, attends to its part of the keys,
  * and gathers the results of all ranks; each rank then computes the same output (tree attention,
  * arXiv 2408.04093). A rank sends R heads (v_dim + 1) numbers for a sequence of any length. One
@@ -73,7 +73,7 @@ int64_t attention_cache_rows(const Graph *graph, int64_t context);
  * log2-sum-exp2 of their scores, -inf without a key. Rank 0 counts the sinks. The second half joins parts WIDE
  * [ranks * R, heads * (v_dim + 1)] -> COMPUTE [R, heads_out_columns]. */
 TensorId op_attention_part(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec);
-TensorId op_attention_merge(Graph *graph, TensorId parts, const AttentionSpec *spec);
+TensorId op_attention_combine(Graph *graph, TensorId parts, const AttentionSpec *spec);
 
 /* qkv COMPUTE [R, heads_columns], or only queries if kv is given; positions int32 [R] within the
  * document; kv as in op_attention_over, or none; sinks WIDE [heads], or none -> out COMPUTE [R,
@@ -111,10 +111,12 @@ enum { ATTENTION_SUM_NEXT, ATTENTION_SUM_NEXT_LOG, ATTENTION_SUM_LAST };
  * op_attention_part if ranks divide the cache; cache as in op_attention_cached */
 enum { ATTENTION_CACHED_OUT, ATTENTION_CACHED_CACHE };
 
-/* operands of op_attention_merge */
-enum { ATTENTION_MERGE_PARTS };
-enum { ATTENTION_MERGE_OUT };
+/* operands of op_attention_combine */
+enum { ATTENTION_COMBINE_PARTS };
+enum { ATTENTION_COMBINE_OUT };
 
 static inline int64_t attention_part_columns(const Heads *heads) { return heads->heads * (heads->v_dim + 1); }
 /* Returns the rank's share of the block-cyclic cache. */
-static inline Deal attention_deal(const Mesh *mesh) { return (Deal){mesh_index(mesh, MESH(AXIS_CP)), mesh_size(mesh, MESH(AXIS_CP))}; }
+static inline BlockCyclic attention_block_cyclic(const Mesh *mesh) {
+    return (BlockCyclic){mesh_index(mesh, MESH(AXIS_CP)), mesh_size(mesh, MESH(AXIS_CP))};
+}

@@ -7,7 +7,7 @@
 #include "ops/attention/cpu_tile_kernels.h"
 #include "ops/attention/attention.h"
 
-static_assert((int)ATTENTION_TILE == DEAL_BLOCK, "positions of a block of keys are consecutive");
+static_assert((int)ATTENTION_TILE == BLOCK_CYCLIC_ROWS, "positions of a block of keys are consecutive");
 
 static inline int64_t cached_tiles(const Heads *heads, int64_t rows) {
     return attention_padded_rows(rows * (heads->heads / heads->kv_heads)) / ATTENTION_TILE;
@@ -31,7 +31,7 @@ typedef struct Cached {
     const W *sinks; /* of the heads; NULL: none, or another rank counts them */
     T *out;         /* if the cache is whole, else NULL */
     W *part;        /* of this rank, else NULL */
-    Deal deal;
+    BlockCyclic cyclic;
     int64_t rows, columns, group;
 } Cached;
 
@@ -39,8 +39,8 @@ static void append_rows(const Cached *c, T *cache) {
     int64_t queries = heads_query_columns(&c->spec->heads), columns = c->columns - queries;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++)
-        if (deal_has(c->deal, c->positions[r]))
-            memcpy(cache + deal_rows(c->deal, c->positions[r]) * columns, c->qkv + r * c->columns + queries, columns * sizeof(T));
+        if (block_cyclic_has(c->cyclic, c->positions[r]))
+            memcpy(cache + block_cyclic_rows(c->cyclic, c->positions[r]) * columns, c->qkv + r * c->columns + queries, columns * sizeof(T));
 }
 
 /* Loads queries first .. first + count - 1 of a key-value head; query i is query head i % group of
@@ -78,13 +78,14 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scra
     W *keys = scratch + attention_tile_elements(heads), *values = keys + ATTENTION_TILE * tile.qk_width;
     load_cached_queries(c, &tile, kv_head, first, count);
     attention_tile_begin(&tile);
-    int32_t end = deal_rows(c->deal, (int32_t)tile.mask.last_key + 1);
-    for (int32_t at = deal_rows(c->deal, (int32_t)tile.mask.first_key) / ATTENTION_TILE * ATTENTION_TILE; at < end; at += ATTENTION_TILE) {
+    int32_t end = block_cyclic_rows(c->cyclic, (int32_t)tile.mask.last_key + 1);
+    for (int32_t at = block_cyclic_rows(c->cyclic, (int32_t)tile.mask.first_key) / ATTENTION_TILE * ATTENTION_TILE; at < end;
+        at += ATTENTION_TILE) {
         int64_t rows = int_min(ATTENTION_TILE, end - at), padded = attention_width(rows);
         const T *from = c->cache + at * stride;
         attention_load(keys, from + kv_head * heads->qk_dim, stride, rows, padded, heads->qk_dim, 1);
         attention_load(values, from + heads_key_columns(heads) + kv_head * heads->v_dim, stride, rows, padded, heads->v_dim, 1);
-        attention_tile_add_block(&tile, keys, values, deal_position(c->deal, at), rows);
+        attention_tile_add_block(&tile, keys, values, block_cyclic_position(c->cyclic, at), rows);
     }
     attention_tile_finish(&tile, c->sinks);
     for (int64_t i = 0; i < count; i++) {
@@ -97,33 +98,33 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scra
 CPU_OP(attention_cached, cached_cpu_workspace) {
     const AttentionSpec *spec = call->attributes;
     const Heads *heads = &spec->heads;
-    Deal deal = attention_deal(call->mesh);
+    BlockCyclic cyclic = attention_block_cyclic(call->mesh);
     Cached c = {.spec = spec,
         .qkv = call->in[ATTENTION_QKV],
         .cache = call->out[ATTENTION_CACHED_CACHE],
         .positions = call->in[ATTENTION_POSITIONS],
-        .sinks = deal.rank == 0 ? call->in[ATTENTION_SINKS] : NULL,
-        .out = deal.ranks == 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
-        .part = deal.ranks > 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
-        .deal = deal,
+        .sinks = cyclic.rank == 0 ? call->in[ATTENTION_SINKS] : NULL,
+        .out = cyclic.ranks == 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
+        .part = cyclic.ranks > 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
+        .cyclic = cyclic,
         .rows = call->in_shape[ATTENTION_QKV][0],
         .columns = call->in_shape[ATTENTION_QKV][1],
         .group = heads->heads / heads->kv_heads};
     int64_t tiles = cached_tiles(heads, c.rows), elements = cached_elements(heads);
     for (int64_t r = 0; r < c.rows; r++)
-        assert(c.positions[r] >= 0 && deal_rows(deal, c.positions[r] + 1) <= call->out_shape[ATTENTION_CACHED_CACHE][0]);
+        assert(c.positions[r] >= 0 && block_cyclic_rows(cyclic, c.positions[r] + 1) <= call->out_shape[ATTENTION_CACHED_CACHE][0]);
     append_rows(&c, call->out[ATTENTION_CACHED_CACHE]);
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < tiles * heads->kv_heads; i++)
         cached_tile(&c, i % heads->kv_heads, i / heads->kv_heads * ATTENTION_TILE, (W *)call->workspace + i * elements);
 }
 
-CPU_OP(attention_merge) {
+CPU_OP(attention_combine) {
     const Heads *h = &((const AttentionSpec *)call->attributes)->heads;
-    const W *parts = call->in[ATTENTION_MERGE_PARTS];
-    T *out = call->out[ATTENTION_MERGE_OUT];
-    int64_t rows = call->out_shape[ATTENTION_MERGE_OUT][0], columns = attention_part_columns(h), dim = h->v_dim;
-    int ranks = attention_deal(call->mesh).ranks;
+    const W *parts = call->in[ATTENTION_COMBINE_PARTS];
+    T *out = call->out[ATTENTION_COMBINE_OUT];
+    int64_t rows = call->out_shape[ATTENTION_COMBINE_OUT][0], columns = attention_part_columns(h), dim = h->v_dim;
+    int ranks = attention_block_cyclic(call->mesh).ranks;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows * h->heads; i++) {
         const W *row = parts + i / h->heads * columns, *outs = row + i % h->heads * dim, *sums = row + h->heads * dim + i % h->heads;

@@ -23,7 +23,7 @@ typedef struct AttentionAppend {
     GLOBAL bf16 *cache;
     GLOBAL const int32_t *positions;
     int64_t stride, columns;
-    Deal deal;
+    BlockCyclic cyclic;
 } AttentionAppend;
 
 /* Results over parts of the keys, for chunks or ranks: outputs [parts][rows][heads][v_dim] and
@@ -56,15 +56,16 @@ static inline int few_tiles(int wave) { return wave == 64 ? 1 : 3; }
 
 #ifdef GPU_DEVICE
 
-_Static_assert((int)ATTENTION_KEYS == DEAL_BLOCK && DEAL_BLOCK % FEW_KEYS == 0, "positions of a tile of keys are consecutive");
+_Static_assert(
+    (int)ATTENTION_KEYS == BLOCK_CYCLIC_ROWS && BLOCK_CYCLIC_ROWS % FEW_KEYS == 0, "positions of a tile of keys are consecutive");
 _Static_assert((int)FEW_KEYS == MMA, "one block of scores");
 
 /* Copies keys and values of the new rows to their rows of the cache; one block per row. */
 KERNEL(attention_append, AttentionAppend) {
     int position = a.positions[block_x()];
-    if (!deal_has(a.deal, position)) return;
+    if (!block_cyclic_has(a.cyclic, position)) return;
     GLOBAL const bf16 *from = a.from + block_x() * a.stride;
-    GLOBAL bf16 *to = a.cache + deal_rows(a.deal, position) * a.columns;
+    GLOBAL bf16 *to = a.cache + block_cyclic_rows(a.cyclic, position) * a.columns;
     if ((a.stride | a.columns) % 8 == 0) {
         for (int i = thread_id(); i < a.columns / 8; i += THREADS) ((GLOBAL u32x4 *)to)[i] = ((GLOBAL const u32x4 *)from)[i];
     } else {
@@ -252,15 +253,15 @@ static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context, int6
 
 /* Returns whether results of chunks are joined, even of a single one: few rows, and parts of ranks,
  * have no other output path. */
-static bool are_joined(const Heads *heads, int64_t rows, int64_t chunks, Deal deal) {
-    return chunks > 1 || deal.ranks > 1 || are_few(heads, rows);
+static bool are_joined(const Heads *heads, int64_t rows, int64_t chunks, BlockCyclic cyclic) {
+    return chunks > 1 || cyclic.ranks > 1 || are_few(heads, rows);
 }
 
 static int64_t cached_gpu_workspace(const Graph *graph, const Node *node) {
     const Heads *h = &((const AttentionSpec *)node->attributes)->heads;
     int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), context = graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
     int64_t chunks = chunks_of(h, rows, context, MOST_PLACES);
-    if (!are_joined(h, rows, chunks, attention_deal(graph->mesh))) return 0;
+    if (!are_joined(h, rows, chunks, attention_block_cyclic(graph->mesh))) return 0;
     return chunks * rows * attention_part_columns(h) * (int64_t)sizeof(float);
 }
 
@@ -286,7 +287,7 @@ static void append_keys(const OpCall *call, const Attention *new) {
         .positions = new->positions,
         .stride = new->key_stride,
         .columns = call->out_shape[ATTENTION_CACHED_CACHE][1],
-        .deal = attention_deal(call->mesh)};
+        .cyclic = attention_block_cyclic(call->mesh)};
     launch_attention_append(call->device, (LaunchShape){.x = call->in_shape[ATTENTION_QKV][0], .threads = THREADS}, &arguments);
 }
 
@@ -295,7 +296,7 @@ GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
     const Heads *h = &spec->heads;
     int64_t rows = call->in_shape[ATTENTION_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0], columns = heads_kv_columns(h),
             places = PLACES * (int64_t)device_info(call->device)->processors;
-    const Deal deal = attention_deal(call->mesh);
+    const BlockCyclic cyclic = attention_block_cyclic(call->mesh);
     AttentionForward forward = {.attention = attention_of(call), .out = call->out[ATTENTION_CACHED_OUT]};
     Attention *a = &forward.attention;
     if (call->absorbs) attention_project(call);
@@ -306,10 +307,10 @@ GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
     a->query_rows = token_rows(rows, 1, 0);
     a->key_rows = token_rows(INT32_MAX, 1, 0);
     a->cached = 1;
-    if (deal.ranks > 1) a->deal = deal;
+    if (cyclic.ranks > 1) a->cyclic = cyclic;
     a->packed = (int32_t)(h->heads / h->kv_heads);
     forward.chunks = (int32_t)chunks_of(h, rows, context, int_min(places, MOST_PLACES));
-    bool joined = are_joined(h, rows, forward.chunks, deal);
+    bool joined = are_joined(h, rows, forward.chunks, cyclic);
     if (joined) {
         forward.partial_out = call->workspace;
         forward.partial_sum = forward.partial_out + forward.chunks * rows * heads_out_columns(h);
@@ -317,11 +318,11 @@ GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
     if (are_few(h, rows)) launch_few(call->device, &forward);
     else attention_launch(call->device, &forward, 1);
     if (!joined) return;
-    bool whole = deal.ranks == 1;
+    bool whole = cyclic.ranks == 1;
     join_rows(call->device, rows,
         &(AttentionJoin){.outs = forward.partial_out,
             .sums = forward.partial_sum,
-            .sinks = deal.rank == 0 ? call->in[ATTENTION_SINKS] : NULL,
+            .sinks = cyclic.rank == 0 ? call->in[ATTENTION_SINKS] : NULL,
             .part_of_outs = rows * heads_out_columns(h),
             .row_of_outs = heads_out_columns(h),
             .part_of_sums = rows * h->heads,
@@ -333,10 +334,10 @@ GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
             .parts = forward.chunks});
 }
 
-GPU_OP(attention_merge) {
+GPU_OP(attention_combine) {
     const Heads *h = &((const AttentionSpec *)call->attributes)->heads;
-    int64_t rows = call->out_shape[ATTENTION_MERGE_OUT][0], columns = attention_part_columns(h);
-    const float *parts = call->in[ATTENTION_MERGE_PARTS];
+    int64_t rows = call->out_shape[ATTENTION_COMBINE_OUT][0], columns = attention_part_columns(h);
+    const float *parts = call->in[ATTENTION_COMBINE_PARTS];
     join_rows(call->device, rows,
         &(AttentionJoin){.outs = parts,
             .sums = parts + heads_out_columns(h),
@@ -344,10 +345,10 @@ GPU_OP(attention_merge) {
             .row_of_outs = columns,
             .part_of_sums = rows * columns,
             .row_of_sums = columns,
-            .out = call->out[ATTENTION_MERGE_OUT],
+            .out = call->out[ATTENTION_COMBINE_OUT],
             .heads = (int32_t)h->heads,
             .v_dim = (int32_t)h->v_dim,
-            .parts = attention_deal(call->mesh).ranks});
+            .parts = attention_block_cyclic(call->mesh).ranks});
 }
 
 #endif

@@ -47,7 +47,7 @@ INLINE void store_attended_rows(
             if (there && column < a->v_dim) f->partial_out[at * a->v_dim + column] = accumulator_get(&out[n], r, c) * inverse;
         }
     }
-    if (f->amax) record_largest_of_wave(f->amax, most);
+    if (f->amax) record_amax_of_wave(f->amax, most);
 }
 
 #include "ops/attention/gpu_forward_amd_kernels.h"

@@ -262,7 +262,7 @@ INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, con
     }
     uint32_t most = store_sums(
         h->out + (base * a->heads + place->head) * width, (int64_t)a->heads * width, out, width, first, a->query_rows.rows, inverse);
-    if (h->amax) record_largest_of_wave(h->amax, most);
+    if (h->amax) record_amax_of_wave(h->amax, most);
 }
 
 /* Ping-pong: groups take turns to start their matmuls; the first group waits for the last group's

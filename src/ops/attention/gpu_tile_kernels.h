@@ -10,7 +10,7 @@
 #pragma once
 
 #include "backend/gpu/amax.h"
-#include "ops/attention/deal.h"
+#include "ops/attention/block_cyclic.h"
 #include "ops/attention/scores.h"
 #include "ops/attention/tokens.h"
 
@@ -30,7 +30,7 @@ typedef struct Attention {
     int32_t heads, kv_heads, qk_dim, v_dim, window;
     int32_t bidirectional; /* a row also sees later keys */
     int32_t cached;        /* keys are cache rows up to positions[row], not rows of the sequence */
-    Deal deal;             /* if ranks divide the cache, `keys` is a rank's part of it; ranks 0: `keys` is everything */
+    BlockCyclic cyclic;    /* if ranks divide the cache, `keys` is a rank's part of it; ranks 0: `keys` is everything */
     int32_t packed;        /* heads that share a tile: its row i is head i % packed of token i / packed */
     int32_t slopes;        /* heads of the model, rounded up to a power of two */
     int32_t first_head, all_heads;
@@ -122,7 +122,7 @@ INLINE RowInterval attention_interval_at(const Attention *a, int row, const int 
     int position = *position_of_row, token = a->cached ? position : token_of_row(&a->query_rows, row);
     int back = position < 0 ? 0 : position < token ? position : token;
     if (a->window > 0 && back > a->window - 1) back = a->window - 1;
-    if (a->deal.ranks > 0) return (RowInterval){deal_rows(a->deal, token - back), deal_rows(a->deal, token + 1) - 1};
+    if (a->cyclic.ranks > 0) return (RowInterval){block_cyclic_rows(a->cyclic, token - back), block_cyclic_rows(a->cyclic, token + 1) - 1};
     return (RowInterval){row_from_token(&a->key_rows, token - back), attention_last_key(a, token)};
 }
 /* The same for row `row` of the sequence that begins at row `base`. */
@@ -135,7 +135,7 @@ INLINE RowInterval attention_interval(const Attention *a, int64_t base, int row)
  * earlier. Each later key of the tile is one further, and keys from key_rows.half on are
  * attention_jump further in addition. */
 INLINE int attention_distance(const Attention *a, int64_t base, int row, int key) {
-    int token = a->deal.ranks > 0 ? deal_position(a->deal, key) : token_of_row(&a->key_rows, key);
+    int token = a->cyclic.ranks > 0 ? block_cyclic_position(a->cyclic, key) : token_of_row(&a->key_rows, key);
     return token - (a->cached ? a->positions[base + row] : token_of_row(&a->query_rows, row));
 }
 /* Returns the jump of positions within a tile of keys, 0 for most tiles. */

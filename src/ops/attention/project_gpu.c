@@ -3,7 +3,7 @@
  * layer. The bits equal those of the three separate kernels, because the GEMM's results are rounded
  * in between. Called by cached_gpu.c; no scratch. */
 #include "backend/gpu/gemv.h"
-#include "ops/attention/deal.h"
+#include "ops/attention/block_cyclic.h"
 #include "ops/attention/project.h"
 
 typedef struct AttentionProjection {
@@ -12,8 +12,8 @@ typedef struct AttentionProjection {
     GLOBAL const float *angles; /* for each position, `half` cosines, then sines */
     GLOBAL const int32_t *positions;
     GLOBAL bf16 *queries, *cache;
-    int32_t half, turned, kept; /* half a head; columns that RoPE rotates; columns of queries, before those of the cache */
-    Deal deal;
+    int32_t half, rotated, kept; /* half a head; columns that RoPE rotates; columns of queries, before those of the cache */
+    BlockCyclic cyclic;
 } AttentionProjection;
 
 #ifdef GPU_DEVICE
@@ -22,9 +22,9 @@ typedef struct AttentionProjection {
  * of rope. */
 INLINE void project_row(const AttentionProjection *a, const int lines) {
     int32_t column = first_line_of_pairs(a->half, lines) + thread_id(), position = a->positions[0];
-    bool turned = column < a->turned;
+    bool rotated = column < a->rotated;
     float cosine = 1, sine = 0;
-    if (thread_id() < lines / 2 && turned) {
+    if (thread_id() < lines / 2 && rotated) {
         GLOBAL const float *angles = a->angles + (int64_t)position * 2 * a->half + column % a->half;
         cosine = angles[0], sine = angles[a->half];
     }
@@ -34,11 +34,11 @@ INLINE void project_row(const AttentionProjection *a, const int lines) {
     float x = to_float(to_bf16(pair.first)), partner = to_float(to_bf16(pair.second));
     GLOBAL bf16 *to = a->queries + column;
     if (column >= a->kept) {
-        if (!deal_has(a->deal, position)) return;
-        to = a->cache + deal_rows(a->deal, position) * (a->gemv.n - a->kept) + column - a->kept;
+        if (!block_cyclic_has(a->cyclic, position)) return;
+        to = a->cache + block_cyclic_rows(a->cyclic, position) * (a->gemv.n - a->kept) + column - a->kept;
     }
-    to[0] = to_bf16(turned ? x * cosine - partner * sine : x);
-    to[a->half] = to_bf16(turned ? partner * cosine + x * sine : partner);
+    to[0] = to_bf16(rotated ? x * cosine - partner * sine : x);
+    to[a->half] = to_bf16(rotated ? partner * cosine + x * sine : partner);
 }
 
 KERNEL(project_4, AttentionProjection) { project_row(&a, 4); }
@@ -77,9 +77,9 @@ void attention_project(const OpCall *call) {
         .queries = rope->out[ROPE_Y],
         .cache = call->out[ATTENTION_CACHED_CACHE],
         .half = (int32_t)h->qk_dim / 2,
-        .turned = (int32_t)(heads_query_columns(h) + heads_key_columns(h)),
+        .rotated = (int32_t)(heads_query_columns(h) + heads_key_columns(h)),
         .kept = (int32_t)heads_query_columns(h),
-        .deal = attention_deal(call->mesh)};
+        .cyclic = attention_block_cyclic(call->mesh)};
     launch_project(call->device, gemv_is_shallow(w_shape[1]), gemv_shape(&projection.gemv), &projection);
 }
 

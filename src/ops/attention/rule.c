@@ -114,7 +114,7 @@ const Op op_rule_attention_grad = {
 /* -- Over a key-value cache in generation: no gradient --------------------------------------------------------------- */
 
 int64_t attention_cache_rows(const Graph *graph, int64_t context) {
-    return deal_rows((Deal){0, attention_deal(graph->mesh).ranks}, (int32_t)context); /* rank 0 has the most */
+    return block_cyclic_rows((BlockCyclic){0, attention_block_cyclic(graph->mesh).ranks}, (int32_t)context); /* rank 0 has the most */
 }
 
 /* Appends the node of attention over a cache, whose output is `out`. */
@@ -134,21 +134,21 @@ TensorId op_attention_part(Graph *graph, TensorId qkv, TensorId positions, Tenso
     return part;
 }
 
-TensorId op_attention_merge(Graph *graph, TensorId parts, const AttentionSpec *spec) {
+TensorId op_attention_combine(Graph *graph, TensorId parts, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
-    int ranks = attention_deal(graph->mesh).ranks;
+    int ranks = attention_block_cyclic(graph->mesh).ranks;
     assert(graph_get(graph, parts)->type == TYPE_WIDE && graph_columns(graph, parts) == attention_part_columns(h));
     assert(graph_rows(graph, parts) % ranks == 0);
     TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, parts) / ranks, heads_out_columns(h), "attended");
-    graph_node(
-        graph, OP_attention_merge, (Inputs){[ATTENTION_MERGE_PARTS] = parts}, (Outputs){[ATTENTION_MERGE_OUT] = out}, spec, sizeof *spec);
+    graph_node(graph, OP_attention_combine, (Inputs){[ATTENTION_COMBINE_PARTS] = parts}, (Outputs){[ATTENTION_COMBINE_OUT] = out}, spec,
+        sizeof *spec);
     return out;
 }
 
 TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec) {
-    if (attention_deal(graph->mesh).ranks > 1) {
+    if (attention_block_cyclic(graph->mesh).ranks > 1) {
         TensorId part = op_attention_part(graph, qkv, positions, cache, spec);
-        return op_attention_merge(graph, op_all_gather(graph, part, MESH(AXIS_CP)), spec);
+        return op_attention_combine(graph, op_all_gather(graph, part, MESH(AXIS_CP)), spec);
     }
     TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, qkv), heads_out_columns(&spec->heads), "attended");
     append_cached(graph, qkv, positions, cache, out, spec);
@@ -165,4 +165,4 @@ static double cached_flops(const Graph *graph, const Node *node) {
 
 const Op op_rule_attention_cached = {
     .name = "attention_cached", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(ATTENTION_CACHED_CACHE), .flops = cached_flops};
-const Op op_rule_attention_merge = {.name = "attention_merge", .class = OP_CLASS_ATTENTION, .element_flops = 2};
+const Op op_rule_attention_combine = {.name = "attention_combine", .class = OP_CLASS_ATTENTION, .element_flops = 2};

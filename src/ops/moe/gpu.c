@@ -204,7 +204,7 @@ INLINE void permute_row(const MoePermuteArguments *a, const bool measures) {
             FOR_UNITS(at, base) if (at < a->columns) * (u32x4 GLOBAL *)(to + at) = values[unit];
         }
     }
-    if (measures && chosen) record_largest_of_wave(a->amax, most);
+    if (measures && chosen) record_amax_of_wave(a->amax, most);
 }
 
 KERNEL(moe_permute, MoePermuteArguments) { permute_row(&a, false); }

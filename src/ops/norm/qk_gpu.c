@@ -122,7 +122,7 @@ INLINE void qk_norm_grad_pairs(const QkArguments *a, bool layer, int threads, in
         next = load_grad_pair(a, t, layer, pair_or_last(pair + NORM_THREADS / threads, span.end));
         grad_pair(a, t, layer, &now, pair < span.end, gain, gain_sum, bias_sum, &most);
     }
-    if (a->amax) record_largest_of_wave(a->amax, most);
+    if (a->amax) record_amax_of_wave(a->amax, most);
     float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer) * a->group;
     store_block_sums(t, to, gain_sum);
     if (layer) store_block_sums(t, to + a->group, bias_sum);
@@ -173,7 +173,7 @@ KERNEL(any_grad_rows, QkArguments) {
         a.y[at + j] = dx;
         most = larger_of_pair(most, dx);
     }
-    if (a.amax) record_largest_of_wave(a.amax, most);
+    if (a.amax) record_amax_of_wave(a.amax, most);
 }
 
 /* Computes the column sums; one thread per column of a group. */
