@@ -46,12 +46,15 @@ def write_shard(prefix, vocabulary, count):
 
 def write_config(path, shape, **more):
     """smelt's configuration of a row's model, with more settings of the model; returns the path."""
-    zaya = shape["family"] == "zaya"
-    model = {"family": shape["family"], "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
-             "kv_heads": shape["key_value_heads"], "head_dim": shape["head_dim"], "ffn": shape["expert_width" if zaya else "ffn_width"],
+    zaya, experts = shape["family"] == "zaya", "experts" in shape
+    model = {"family": {"qwen3_moe": "llama", "olmoe": "olmo"}.get(shape["family"], shape["family"]), "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
+             "kv_heads": shape["key_value_heads"], "head_dim": shape["head_dim"], "ffn": shape["expert_width" if experts else "ffn_width"],
              "vocabulary": shape["vocab"], "tied": str(shape["tied_head"]).lower(), "rope_theta": shape["rope_theta"], "rope_fraction": shape["rope_fraction"]}
     if zaya:
         model.update(experts=shape["experts"], router_width=shape["router_width"])
+    elif experts:
+        model.update(experts=shape["experts"], experts_per_token=shape["experts_per_token"])
+        model.update({"qk_norm": "true", "renormalise": "true"} if shape["family"] == "qwen3_moe" else {})
     with open(path, "w") as file:
         file.write("model:\n" + "".join(f"  {key}: {value}\n" for key, value in {**model, **more}.items()))
     return path

@@ -329,6 +329,15 @@ def hf_model(name, c, mode, attention="sdpa"):
         model = transformers.ZayaForCausalLM(config)
         for layer in model.model.layers:
             torch.nn.init.ones_(layer.self_attn.qk_norm.temp)  # its zero init would zero every key
+    elif name == "qwen3_moe":
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            **shared, moe_intermediate_size=c["expert_width"], num_experts=c["experts"], num_experts_per_tok=c["experts_per_token"], norm_topk_prob=True,
+            rope_parameters={k: rope[k] for k in ("rope_type", "rope_theta")}, experts_implementation="grouped_mm" if "grouped" in mode else "eager"))
+    elif name == "olmoe":
+        shared.pop("head_dim")
+        model = transformers.OlmoeForCausalLM(transformers.OlmoeConfig(
+            **shared, intermediate_size=c["expert_width"], num_experts=c["experts"], num_experts_per_tok=c["experts_per_token"], norm_topk_prob=False,
+            rope_parameters={k: rope[k] for k in ("rope_type", "rope_theta")}, experts_implementation="grouped_mm" if "grouped" in mode else "eager"))
     else:
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
             **shared, intermediate_size=c["ffn_width"], rope_parameters={k: rope[k] for k in ("rope_type", "rope_theta")}))
