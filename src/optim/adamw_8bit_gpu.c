@@ -49,10 +49,10 @@ INLINE void update(const CodedArguments *c, const ChunkUpdate *u, int64_t i, boo
     UNROLL for (int j = 0; j < 4; j++) m_most = __builtin_fmaxf(m_most, __builtin_fabsf(m[j])), v_most = __builtin_fmaxf(v_most, v[j]);
     m_most = block_max(m_most), v_most = block_max(v_most);
     if (!inside) return;
-    store_parameters(a, at, p, u->seed, u->first + i, pure_bf16, 4);
     *(uint32_t GLOBAL *)(c->momentum + coded) = encode4(m, m_most, momentum_code);
     *(uint32_t GLOBAL *)(c->variance + coded) = encode4(v, v_most, variance_code);
     if (coded % MOMENT_BLOCK == 0) c->momentum_scales[block] = m_most, c->variance_scales[block] = v_most;
+    store_parameters(a, at, p, u->seed, u->first + i, pure_bf16, 4);
 }
 
 INLINE void update_quantized(const CodedArguments *c, bool pure_bf16) {

@@ -13,9 +13,9 @@ INLINE void adamw_element(const ChunkUpdate *u, int64_t i, bool pure_bf16, int u
     f32x4 m = load_state(a->momentum, at, pure_bf16, unit), v = load_state(a->variance, u->second_index + i, pure_bf16, unit);
     p = adamw_step(u, p, g, &m, &v, unit);
     u32x4 noise = pure_bf16 ? noise_of(~u->seed, u->first + i) : (u32x4)0;
-    store_parameters(a, at, p, u->seed, u->first + i, pure_bf16, unit);
     store_state(a->momentum, at, m, noise, pure_bf16, unit);
     store_state(a->variance, u->second_index + i, v, noise >> 16, pure_bf16, unit);
+    store_parameters(a, at, p, u->seed, u->first + i, pure_bf16, unit);
 }
 
 KERNEL(adamw, ElementArguments) { update_chunk(&a, adamw_element, false); }

@@ -14,8 +14,8 @@ INLINE void lion_element(const ChunkUpdate *u, int64_t i, bool pure_bf16, int un
     m += (g - m) * u->one_minus_beta2;
     p *= u->keep;
     UNROLL for (int j = 0; j < unit; j++) p[j] -= c[j] > 0 ? u->step_size : c[j] < 0 ? -u->step_size : c[j] * 0; /* NaN stays */
-    store_parameters(a, at, p, u->seed, u->first + i, pure_bf16, unit);
     store_state(a->momentum, at, m, pure_bf16 ? noise_of(~u->seed, u->first + i) : (u32x4)0, pure_bf16, unit);
+    store_parameters(a, at, p, u->seed, u->first + i, pure_bf16, unit);
 }
 
 KERNEL(lion, ElementArguments) { update_chunk(&a, lion_element, false); }

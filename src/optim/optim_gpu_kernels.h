@@ -88,7 +88,7 @@ INLINE u32x4 noise_of(uint32_t seed, int64_t element) {
 }
 
 /* Stores parameters at `at` of the master arena, and of the weights if these are apart. `element`: of
- * the parameter, for the noise. */
+ * the parameter, for the noise. Comes after the stores of moments, which would wait for its branch. */
 INLINE void store_parameters(const OptimArenas *a, int64_t at, f32x4 p, uint32_t seed, int64_t element, bool pure_bf16, int unit) {
     u32x4 noise = pure_bf16 ? noise_of(seed, element) : (u32x4)0;
     store_state(a->master, at, p, noise, pure_bf16, unit);
