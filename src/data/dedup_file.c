@@ -1,5 +1,5 @@
-/* What a packing with dedup= leaves for later ones: the hashes and keys of its documents, with the
- * file and line of each, so that another packing can leave out what this one has (against=).
+/* The file of a packing with dedup= that has the hashes and keys of its documents, with the file and
+ * line of each, so that a later packing can leave these documents out (against=).
  *
  * The file has pairs of a hash and a place, the names of the files with a NUL after each, and a
  * trailer. A place is the number of a file, from 1, above PLACE_LINE_BITS bits of a line; 0 is

@@ -1,7 +1,6 @@
 /* The documents that a packing drops, for people and scripts to look at: a line of JSON for each, in
  * frames of zstd that end with each flush, so that a packing that was killed continues after the
  * last one. A DropLog owns its file and buffers. */
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,20 +50,14 @@ static bool write_frame(DropLog *log, Error *error) {
     return true;
 }
 
-static json_t *json_name(const char *text) {
-    size_t size;
-    SCOPED_FREE char *good = utf8_replace(text, strlen(text), &size);
-    return json_string(good);
-}
-
 bool drop_log_add(DropLog *log, const Drop *drop, Error *error) {
     json_auto_t *entry =
-        json_pack("{so sI so}", "file", json_name(drop->file), "line", (json_int_t)drop->line, "rule", json_name(drop->rule));
+        json_pack("{so sI so}", "file", pack_json_text(drop->file), "line", (json_int_t)drop->line, "rule", pack_json_text(drop->rule));
     json_t *value = json_loads(drop->value, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-    json_object_set_new(entry, "value", value ? value : json_name(drop->value));
+    json_object_set_new(entry, "value", value ? value : pack_json_text(drop->value));
     if (drop->first_file)
         json_object_set_new(
-            entry, "repeats", json_pack("{so sI}", "file", json_name(drop->first_file), "line", (json_int_t)drop->first_line));
+            entry, "repeats", json_pack("{so sI}", "file", pack_json_text(drop->first_file), "line", (json_int_t)drop->first_line));
     SCOPED_FREE char *text = json_dumps(entry, JSON_COMPACT);
     if (!text) memory_refused(1 << 10);
     size_t size = strlen(text);

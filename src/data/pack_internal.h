@@ -272,7 +272,7 @@ void minhash(const char *text, size_t size, uint64_t keys[MINHASH_KEYS]);
 enum { PLACE_LINE_BITS = 40 };
 static const uint64_t PLACE_LINES = (1ull << PLACE_LINE_BITS) - 1, PLACE_FILES = (1u << (64 - PLACE_LINE_BITS)) - 1;
 
-/* What other packings have. */
+/* The documents of other packings. */
 typedef struct DedupAgainst {
     uint64_t first_file; /* their files have the numbers after these */
     const char *output;  /* the name of this packing, which is none of them; borrowed */
@@ -328,6 +328,8 @@ bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles 
 void pack_report_name(PackReport *report, const PackOptions *options, PackFiles *files);
 /* Counts a bad record, and keeps one of the first of its kind as a sample. */
 void pack_report_bad(PackReport *report, const Record *record, const char *file);
+/* Makes a JSON string of a path or setting, which may not be UTF-8. */
+json_t *pack_json_text(const char *text);
 /* Returns whether a packing says what it drops, and why. */
 bool pack_logs_drops(const PackOptions *options);
 /* Returns the text of the record; the caller frees. */

@@ -57,8 +57,7 @@ static bool read_report_numbers(PackReport *report, const ReportNumber *table, s
     return true;
 }
 
-/* Makes a JSON string of a path or setting, which may not be UTF-8. */
-static json_t *json_text(const char *text) {
+json_t *pack_json_text(const char *text) {
     size_t size;
     SCOPED_FREE char *good = utf8_replace(text, strlen(text), &size);
     return json_string(good);
@@ -82,8 +81,8 @@ static json_t *describe_input(const char *input, const PackFiles *files, size_t 
         bytes += file ? size : 0;
         ++*at;
     } while (*at < files->list.count && !files->named[first] && !files->named[*at]);
-    return json_pack("{so sI sI so}", "path", json_text(input), "files", (json_int_t)(*at - first), "bytes", (json_int_t)bytes, "state",
-        json_sprintf("xxh3 %016" PRIx64, sum));
+    return json_pack("{so sI sI so}", "path", pack_json_text(input), "files", (json_int_t)(*at - first), "bytes", (json_int_t)bytes,
+        "state", json_sprintf("xxh3 %016" PRIx64, sum));
 }
 
 bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files, Error *error) {
@@ -104,13 +103,13 @@ void pack_report_name(PackReport *report, const PackOptions *options, PackFiles 
     pack_report_free(report);
     *report = (PackReport){.files = files, .inputs = json_array(), .samples = json_array(), .named = true};
     for (const char *const *input = options->inputs; *input; input++)
-        json_array_append_new(report->inputs, json_pack("{so}", "path", json_text(*input)));
+        json_array_append_new(report->inputs, json_pack("{so}", "path", pack_json_text(*input)));
 }
 
 void pack_report_bad(PackReport *report, const Record *record, const char *file) {
     if (report->result.bad[record->bad]++ >= PACK_SAMPLES) return;
-    json_array_append_new(report->samples, json_pack("{ss so sI so}", "kind", bad_names[record->bad], "file", json_text(file), "line",
-                                               (json_int_t)record->line, "what", json_text(record->what)));
+    json_array_append_new(report->samples, json_pack("{ss so sI so}", "kind", bad_names[record->bad], "file", pack_json_text(file), "line",
+                                               (json_int_t)record->line, "what", pack_json_text(record->what)));
 }
 
 void pack_report_free(PackReport *report) {
@@ -133,11 +132,11 @@ bool pack_logs_drops(const PackOptions *options) { return options->filter || opt
  * written. */
 static json_t *describe_settings(const PackReport *report, const PackOptions *options) {
     json_t *settings = json_pack("{sf so so so so so sb sb sI so}", "valid", options->valid_fraction, "separator",
-        json_text(options->separator), "field", json_text(options->field), "format", choice_text(PACK_FORMATS, (int)options->format),
-        "invalid", choice_text(PACK_INVALIDS, (int)options->invalid), "dedup", choice_text(PACK_DEDUPS, (int)options->dedup), "special",
-        options->special, "bos", report->bos, "shard_tokens", (json_int_t)options->shard_tokens, "chat",
-        report->chat ? json_sprintf("xxh3 %016" PRIx64, report->chat) : json_null());
-    if (options->tokens) json_object_set_new(settings, "tokens", json_text(options->tokens));
+        pack_json_text(options->separator), "field", pack_json_text(options->field), "format",
+        choice_text(PACK_FORMATS, (int)options->format), "invalid", choice_text(PACK_INVALIDS, (int)options->invalid), "dedup",
+        choice_text(PACK_DEDUPS, (int)options->dedup), "special", options->special, "bos", report->bos, "shard_tokens",
+        (json_int_t)options->shard_tokens, "chat", report->chat ? json_sprintf("xxh3 %016" PRIx64, report->chat) : json_null());
+    if (options->tokens) json_object_set_new(settings, "tokens", pack_json_text(options->tokens));
     if (options->filter) json_object_set_new(settings, "filter", filter_describe(options->filter));
     if (pack_logs_drops(options)) json_object_set_new(settings, "dropped", json_string(PACK_DROPPED));
     if (report->against) json_object_set_new(settings, "against", json_sprintf("xxh3 %016" PRIx64, report->against));
@@ -167,7 +166,7 @@ static json_t *print_length_table(const PackResult *result) {
 char *pack_report_text(const PackReport *report, const PackOptions *options, bool complete) {
     const char *tokenizer = options->tokenizer && *options->tokenizer ? options->tokenizer : "bytes";
     json_auto_t *record = json_pack("{ss sb so so sO so so so sO sO sO}", "smelt", SMELT_VERSION, "complete", complete, "settings",
-        describe_settings(report, options), "tokenizer", json_text(tokenizer), "inputs", report->inputs, "counts",
+        describe_settings(report, options), "tokenizer", pack_json_text(tokenizer), "inputs", report->inputs, "counts",
         write_numbers(report, numbers, NUMBERS), "bad", describe_bad(&report->result), "document_lengths",
         print_length_table(&report->result), "samples", report->samples, "files_taken", report->files->taken, "files_left_out",
         report->files->left_out);

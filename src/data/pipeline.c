@@ -5,7 +5,6 @@
  * of the earliest block is reported. */
 #include <inttypes.h>
 #include <omp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -178,15 +177,17 @@ static void encode_chat(const PipelineOptions *options, Encoders *encoders, Bloc
 
 /* Appends the tokens of a list. Returns false if an element is none of the vocabulary's. */
 static bool append_list(const PipelineOptions *options, const json_t *list, Block *block, Record *record) {
-    char what[sizeof record->what];
     size_t at;
     const json_t *each;
     int64_t vocabulary = tokenizer_vocabulary(options->tokenizer);
     array_reserve(block->ids.items, block->ids.capacity, block->ids.count + json_array_size(list) + 1);
     json_array_foreach(list, at, each) {
         int64_t id = json_is_integer(each) ? json_integer_value(each) : -1;
-        snprintf(what, sizeof what, "element %zu of %s is no token of the tokenizer, which has %" PRId64, at, options->tokens, vocabulary);
-        if (id < 0 || id >= vocabulary) return record_mark(record, PACK_BAD_FIELD, what);
+        if (id < 0 || id >= vocabulary) {
+            SCOPED_FREE char *what =
+                memory_format("element %zu of %s is no token of the tokenizer, which has %" PRId64, at, options->tokens, vocabulary);
+            return record_mark(record, PACK_BAD_FIELD, what);
+        }
         block->ids.items[block->ids.count++] = (int32_t)id;
     }
     return true;
@@ -231,8 +232,8 @@ static void encode_block(const PipelineOptions *options, Encoders *encoders, Blo
         record_text(record, block->text, options->chat || options->tokens ? NULL : options->field, options->invalid,
             encoders->judge ? &object : NULL);
         bool lost = record->text_size == 0 && !(record->last && !record->first);
-        mark_record(options, record);
         if (!lost && encoders->judge && !options->chat && !options->tokens) lost = !judge_record(options, encoders->judge, record, object);
+        if (!lost && !options->tokens) mark_record(options, record);
         if (lost) record->text_size = 0;
         else if (options->chat) encode_chat(options, encoders, block, record);
         else if (options->tokens) encode_list(options, encoders, block, record);

@@ -92,7 +92,7 @@ static void index_words(Fasttext *model) {
     }
 }
 
-/* Reads words and labels. An entry has at least 10 bytes, so that a count is no larger than the file. */
+/* Reads words and labels. An entry has at least 10 bytes, which bounds their number by the size of the file. */
 static bool read_dictionary(Fasttext *model, Cursor *cursor) {
     int32_t size, words, labels;
     int64_t tokens, pruned;

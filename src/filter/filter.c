@@ -1,5 +1,5 @@
 /* The rules of a filter, and their verdict on a document. A rule is a part of an expression; the
- * parts of `where` and each named rule become rules in this order, after the bad words. A DocumentFilter
+ * parts of `where` and each named rule become rules in this order, after those of bad words and of the evaluation set. A DocumentFilter
  * owns expressions, models and names; a FilterJudge owns the scratch of one thread. */
 #include <inttypes.h>
 #include <stdio.h>

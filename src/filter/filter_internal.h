@@ -54,7 +54,7 @@ typedef struct Content {
 } Content;
 
 typedef enum FieldNameKind { NAME_FIELD, NAME_STATISTIC, NAME_LABEL, NAME_SCORE, NAME_LABEL_SCORE } FieldNameKind;
-/* What a name in an expression stands for. */
+/* The meaning of a name in an expression. */
 typedef struct FieldName {
     FieldNameKind kind;
     char *path;    /* of a field: its members with NUL between them, and one more NUL at the end; owned */
@@ -66,10 +66,10 @@ typedef struct Expression Expression;
 /* Finds what a name stands for: [parts] members. ERROR_USAGE. */
 typedef bool FindName(void *context, const char *const *parts, size_t count, FieldName *name, Error *error);
 typedef Content ReadName(void *context, const FieldName *name);
-/* Reads an expression. *rules is how many parts `and` joins at its top. ERROR_USAGE names the place. */
+/* Reads an expression. ERROR_USAGE names the place. */
 Expression *expression_open(const char *text, FindName *find, void *context, Error *error);
-void expression_free(Expression *expression); /* NULL is fine */
-int expression_parts(const Expression *expression);
+void expression_free(Expression *expression);                  /* NULL is fine */
+int expression_parts(const Expression *expression);            /* the number of parts that `and` joins at its top */
 char *expression_part(const Expression *expression, int part); /* its own text; the caller frees */
 /* Returns whether a part holds. `*first` gets the first name of the part that was read, as the part
  * saw it. */
