@@ -104,7 +104,8 @@ static const Option rows[] = {
     BOOL_OPTION(tensorboard, "true", "write TensorBoard event files to the run folder", FREE),
 
     STRING_OPTION(data.train, "", "",
-        "training data: token shards (prefix, folder or s3://BUCKET/PREFIX), a text file or folder, or a mixture of sources (MIXTURE.yaml)",
+        "training data: token shards (prefix or folder), a text file or folder, either also as s3://BUCKET/PREFIX, or a mixture "
+        "of sources (MIXTURE.yaml)",
         PATH),
     STRING_OPTION(data.valid, "", "", "validation data, like data.train; empty: split off from the training text", CHANGES, PATH),
     STRING_OPTION(

@@ -1,5 +1,5 @@
 /* Reads the bytes of an input and decompresses them: gzip, zlib, zstd, xz and lzma are recognized
- * by the first bytes. An Input owns one open file, or standard input, and the decoder's state,
+ * by the first bytes. An Input owns one open file or object, or standard input, and the decoder's state,
  * whose memory is bounded whatever the data requests. record_reader.c reads it once from its
  * start. */
 #include <assert.h>
@@ -12,7 +12,6 @@
 #include <zlib.h>
 #include <zstd.h>
 
-#include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "data/pack_internal.h"
@@ -33,8 +32,9 @@ typedef struct Codec {
 
 struct Input {
     const char *name; /* of the file, for messages */
-    File file;        /* no path: standard input */
+    Object *object;   /* NULL: standard input */
     int64_t position; /* bytes read from the file */
+    bool expected;    /* object_expect was called */
     unsigned char *packed;
     size_t packed_at, packed_end;
     const Codec *codec;
@@ -137,6 +137,14 @@ static const Codec codecs[] = {
 
 /* -- Reading ----------------------------------------------------------------------------------------------------- */
 
+/* Reads the next bytes of a file. All of it is expected once more than its start is read. */
+static bool read_object(Input *input, unsigned char *to, int64_t count, Error *error) {
+    if (input->position > 0 && !input->expected)
+        object_expect(input->object, &(ObjectRange){input->position, object_bytes(input->object)}, 1, 1);
+    input->expected = input->expected || input->position > 0;
+    return object_read(input->object, to, count, input->position, error);
+}
+
 /* Appends more packed bytes; none at the end of the file. */
 static bool input_fill(Input *input, Error *error) {
     memmove(input->packed, input->packed + input->packed_at, input->packed_end - input->packed_at);
@@ -144,9 +152,9 @@ static bool input_fill(Input *input, Error *error) {
     input->packed_at = 0;
     unsigned char *to = input->packed + input->packed_end;
     size_t room = PACKED_BYTES - input->packed_end, count;
-    if (input->file.path) {
-        count = (size_t)int_min((int64_t)room, input->file.bytes - input->position);
-        if (!file_read_at(&input->file, to, (int64_t)count, input->position, error)) return error_recode(error, ERROR_DATA);
+    if (input->object) {
+        count = (size_t)int_min((int64_t)room, object_bytes(input->object) - input->position);
+        if (count > 0 && !read_object(input, to, (int64_t)count, error)) return error_recode(error, ERROR_DATA);
     } else {
         count = fread(to, 1, room, stdin);
         if (count == 0 && ferror(stdin)) return error_set(error, ERROR_DATA, "cannot read standard input: %s", strerror(errno));
@@ -156,12 +164,12 @@ static bool input_fill(Input *input, Error *error) {
     return true;
 }
 
-Input *input_open(const char *path, Error *error) {
+Input *input_open(const ObjectPlace *place, Error *error) {
     Input *input = memory_allocate(sizeof *input);
-    bool standard = !strcmp(path, "-");
-    input->name = standard ? "standard input" : path;
+    bool standard = !strcmp(place->path, "-");
+    input->name = standard ? "standard input" : place->path;
     input->packed = memory_allocate(PACKED_BYTES);
-    if ((!standard && !file_open(&input->file, path, error)) || !input_fill(input, error)) {
+    if ((!standard && !(input->object = object_open(place, error))) || !input_fill(input, error)) {
         error_recode(error, ERROR_DATA);
         input_close(input);
         return NULL;
@@ -194,8 +202,8 @@ bool input_read(Input *input, void *bytes, size_t size, size_t *count, Error *er
 }
 
 void input_seek(Input *input, int64_t byte) {
-    assert(!input_compressed(input) && input->file.path);
-    input->position = int_min(byte, input->file.bytes);
+    assert(!input_compressed(input) && input->object);
+    input->position = int_min(byte, object_bytes(input->object));
     input->packed_at = input->packed_end = 0;
 }
 
@@ -207,7 +215,7 @@ int64_t input_position(const Input *input) { return input->position - (int64_t)(
 
 void input_close(Input *input) {
     if (!input) return;
-    file_close(&input->file);
+    object_close(input->object);
     if (input->gzip.state) inflateEnd(&input->gzip);
     ZSTD_freeDStream(input->zstd);
     lzma_end(&input->xz);

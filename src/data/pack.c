@@ -394,14 +394,14 @@ static const char *file_name(const Packer *packer, int64_t file) {
 }
 
 static bool count_file(Packer *packer, const Record *record, Error *error) {
-    int64_t bytes = 0;
     const char *path = packer->files.list.entries[record->file].name;
     if (!strcmp(path, "-")) packer->report.result.bytes += (int64_t)record->size;
     if (record->file == packer->last_file) return true;
     packer->last_file = record->file;
     packer->report.result.files++;
     pack_files_take(&packer->files, path);
-    if (strcmp(path, "-") && file_kind(path, &bytes) == FILE_UNREADABLE) return file_fail(error, "read", path);
+    int64_t bytes = pack_files_bytes(&packer->files, record->file);
+    if (bytes < 0) return file_fail(error, "read", path);
     packer->report.result.bytes += bytes;
     return true;
 }

@@ -209,12 +209,13 @@ static void choose_split(PackFiles *files, const char *input, size_t first, bool
 
 /* -- Inputs ---------------------------------------------------------------------------------------------------------- */
 
-static bool list_input(PackFiles *files, const char *input, bool held_out, Error *error) {
+static bool list_input(PackFiles *files, const char *input, bool held_out, bool *folder, Error *error) {
     FileKind kind = strcmp(input, "-") ? file_kind(input, NULL) : FILE_OTHER;
+    *folder = kind == FILE_FOLDER;
     if (kind == FILE_ABSENT)
         return error_set(error, ERROR_DATA, "cannot read %s: %s; give a text file or a folder of text files", input, strerror(errno)) ||
                error_find(error, FINDING_ABSENT);
-    if (kind != FILE_FOLDER) {
+    if (!*folder) {
         file_list_add(&files->list, memory_copy_string(input), kind);
         return true;
     }
@@ -229,33 +230,101 @@ static bool list_input(PackFiles *files, const char *input, bool held_out, Error
     return true;
 }
 
+/* Returns the entry with a name; NULL: there is none. */
+static const S3Entry *find_entry(const PackBucket *bucket, const char *name) {
+    size_t low = 0, high = bucket->listing.count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(name, bucket->listing.entries[middle].name);
+        if (order == 0) return &bucket->listing.entries[middle];
+        if (order < 0) high = middle;
+        else low = middle + 1;
+    }
+    return NULL;
+}
+
+/* Returns the place of an object that was listed. */
+static ObjectPlace place_in(const PackBucket *bucket, const char *path) {
+    const S3Entry *entry = find_entry(bucket, path + strlen(bucket->root));
+    const char *name = path + strlen(S3_SCHEME);
+    return (ObjectPlace){.path = path, .s3 = bucket->s3, .key = name + strcspn(name, "/") + 1, .etag = entry->etag, .bytes = entry->bytes};
+}
+
+/* Returns whether an object is one of the two files of a token shard. */
+static bool is_shard_object(const PackBucket *bucket, const char *name) {
+    bool tokens = ends_with(name, ".bin");
+    SCOPED_FREE char *other = memory_format("%.*s%s", (int)strlen(name) - 4, name, tokens ? ".idx" : ".bin");
+    return (tokens || ends_with(name, ".idx")) && find_entry(bucket, other);
+}
+
+/* Adds the objects of an input in a bucket, as list_input does. */
+static bool list_bucket(PackFiles *files, const char *input, bool held_out, bool *folder, Error *error) {
+    static const NotText of_shard = {"a file of a token shard", "give the bucket's folder of shards as data.train"};
+    array_append(files->buckets, files->bucket_count, memory_allocate(sizeof **files->buckets));
+    PackBucket *bucket = files->buckets[files->bucket_count - 1];
+    size_t first = files->list.count;
+    if (!pack_bucket_open(bucket, input, folder, error)) return false;
+    for (size_t i = 0; i < bucket->listing.count; i++) {
+        const char *name = bucket->listing.entries[i].name;
+        char *path = memory_format("%s%s", bucket->root, name);
+        bool hidden = *name == '.' || strstr(name, "/."), shard = is_shard_object(bucket, name);
+        if (hidden || shard) pack_files_leave(files, path, hidden ? of_dot : of_shard, hidden);
+        if (hidden || shard) free(path);
+        else file_list_add(&files->list, path, FILE_REGULAR);
+    }
+    if (*folder) choose_split(files, bucket->root, first, held_out);
+    return true;
+}
+
+/* Adds the files or objects of an input, and where their bytes are. */
+static bool add_input(PackFiles *files, const char *input, bool held_out, size_t *capacity, Error *error) {
+    bool folder, remote = starts_with(input, S3_SCHEME);
+    size_t first = files->list.count;
+    if (!(remote ? list_bucket : list_input)(files, input, held_out, &folder, error)) return false;
+    array_reserve(files->items, *capacity, files->list.count);
+    for (size_t i = first; i < files->list.count; i++) {
+        const char *path = files->list.entries[i].name;
+        files->items[i] =
+            (PackFile){!folder, remote ? place_in(files->buckets[files->bucket_count - 1], path) : (ObjectPlace){.path = path}};
+    }
+    return true;
+}
+
 static bool add_sizes(PackFiles *files, Error *error) {
     for (size_t i = 0; i < files->list.count; i++) {
-        const char *path = files->list.entries[i].name;
-        int64_t bytes = 0;
-        if (strcmp(path, "-") && file_kind(path, &bytes) == FILE_ABSENT)
-            return file_fail(error, "inspect", path) || error_recode(error, ERROR_DATA);
+        const ObjectPlace *place = &files->items[i].place;
+        int64_t bytes = place->bytes;
+        if (!place->s3 && strcmp(place->path, "-") && file_kind(place->path, &bytes) == FILE_ABSENT)
+            return file_fail(error, "inspect", place->path) || error_recode(error, ERROR_DATA);
         files->bytes += bytes;
     }
     return true;
 }
 
+int64_t pack_files_bytes(const PackFiles *files, int64_t file) {
+    const ObjectPlace *place = &files->items[file].place;
+    int64_t bytes = place->bytes;
+    bool unknown = !place->s3 && strcmp(place->path, "-") && file_kind(place->path, &bytes) == FILE_UNREADABLE;
+    return unknown ? -1 : bytes;
+}
+
 bool pack_files_list(PackFiles *files, const char *const *inputs, bool held_out, Error *error) {
     *files = (PackFiles){.taken = json_array(), .left_out = json_array()};
     bool good = true;
-    size_t count = 0, capacity = 0;
-    for (; *inputs && good; inputs++) {
-        good = list_input(files, *inputs, held_out, error);
-        array_reserve(files->named, capacity, files->list.count + 1);
-        for (bool named = file_kind(*inputs, NULL) != FILE_FOLDER; count < files->list.count; count++) files->named[count] = named;
-    }
+    size_t capacity = 0;
+    for (; *inputs && good; inputs++) good = add_input(files, *inputs, held_out, &capacity, error);
     return good && add_sizes(files, error);
 }
 
 void pack_files_free(PackFiles *files) {
     file_list_free(&files->list);
     file_list_free(&files->followed);
-    free(files->named);
+    free(files->items);
+    for (size_t i = 0; i < files->bucket_count; i++) {
+        pack_bucket_close(files->buckets[i]);
+        free(files->buckets[i]);
+    }
+    free(files->buckets);
     for (size_t i = 0; i < files->left_out_count; i++) {
         free((char *)files->left_outs[i].why.what);
         free((char *)files->left_outs[i].why.advice);

@@ -12,13 +12,24 @@ static PackFormat format_of_record(const json_t *record, const char *field) {
     return json_object_get(record, field) ? PACK_AUTO : formats[chat_kind(record)];
 }
 
-static PackFormat format_of_columns(const char *path, const char *field) {
+static PackFormat format_of_columns(const ObjectPlace *place, const char *field) {
     Error ignored;
-    ParquetFile *file = parquet_open(path, &ignored);
+    ParquetFile *file = parquet_open(place, &ignored);
     json_auto_t *record = json_object();
     for (const ParquetNode *node = NULL; file && (node = parquet_next(file, node));) json_object_set_new(record, node->name, json_true());
     parquet_close(file);
     return format_of_record(record, field);
+}
+
+static bool begins_as_rows(const ObjectPlace *place) {
+    static const char magic[] = "PAR1";
+    enum { BYTES = sizeof magic - 1 };
+    char start[BYTES];
+    Error ignored = {0};
+    Object *object = object_open(place, &ignored);
+    bool begins = object && object_bytes(object) >= BYTES && object_read(object, start, BYTES, 0, &ignored) && !memcmp(start, magic, BYTES);
+    object_close(object);
+    return begins;
 }
 
 static size_t cut_record(const void *context, const char *text, size_t size) {
@@ -46,7 +57,7 @@ static bool format_of_file(const PackOptions *options, const PackFiles *files, i
 static bool may_hold_records(const PackFiles *files, size_t file) {
     static const char *const endings[] = {".json", ".jsonl", ".ndjson", ".parquet"};
     const char *path = files->list.entries[file].name;
-    bool may = files->named[file];
+    bool may = files->items[file].named;
     for (size_t i = 0; i < sizeof endings / sizeof *endings && !may; i++) may = name_ends(path, endings[i]);
     return may && strcmp(path, "-") != 0;
 }
@@ -54,9 +65,9 @@ static bool may_hold_records(const PackFiles *files, size_t file) {
 PackFormat pack_find_format(const PackOptions *options, const PackFiles *files) {
     PackFormat format = PACK_AUTO;
     for (size_t i = 0; i < files->list.count; i++) {
-        const char *path = files->list.entries[i].name;
+        const ObjectPlace *place = &files->items[i].place;
         if (!may_hold_records(files, i)) continue;
-        if (file_begins(path, "PAR1", 4)) return format_of_columns(path, options->field);
+        if (begins_as_rows(place)) return format_of_columns(place, options->field);
         if (format_of_file(options, files, (int64_t)i, &format)) break;
     }
     return format;

@@ -13,12 +13,13 @@
 #include "base/file.h"
 #include "data/pack.h"
 #include "parquet/parquet.h"
+#include "store/object.h"
 
 /* -- Bytes (input.c) ----------------------------------------------------------------------------------------------- */
 
 typedef struct Input Input;
-/* Opens an input. `path` must outlive it; "-" is standard input. ERROR_DATA. */
-Input *input_open(const char *path, Error *error);
+/* Opens an input, which `place` must outlive; the path "-" is standard input. ERROR_DATA. */
+Input *input_open(const ObjectPlace *place, Error *error);
 /* Reads the next `size` bytes; fewer only at the end. On failure `*count` bytes are valid.
  * ERROR_DATA. */
 bool input_read(Input *input, void *bytes, size_t size, size_t *count, Error *error);
@@ -104,10 +105,29 @@ typedef struct LeftOut {
     bool usual;  /* not worth a warning */
 } LeftOut;
 
+/* The objects of an INPUT in a bucket. */
+typedef struct PackBucket {
+    S3 *s3;
+    char *root;        /* s3://BUCKET/PREFIX/, which precedes the names in the listing */
+    S3Listing listing; /* in byte order */
+} PackBucket;
+/* Lists s3://BUCKET/PREFIX; *folder: it is not a single object. Call pack_bucket_close even after a
+ * failure. ERROR_DATA; ERROR_USAGE without credentials. */
+bool pack_bucket_open(PackBucket *bucket, const char *url, bool *folder, Error *error);
+void pack_bucket_close(PackBucket *bucket);
+
+/* A file of the list, and where its bytes are. */
+typedef struct PackFile {
+    bool named;        /* an INPUT itself, which must be text; other files are found in folders */
+    ObjectPlace place; /* its path is that of the list */
+} PackFile;
+
 enum { PACK_LISTED = 10000 /* limit for the names of files taken, and of files skipped */ };
 typedef struct PackFiles {
-    FileList list;      /* paths, in the order in which they are read; "-" */
-    bool *named;        /* an INPUT itself, which must be text; other files are found in folders */
+    FileList list;        /* paths, in the order in which they are read; "-" */
+    PackFile *items;      /* [list.count] */
+    PackBucket **buckets; /* which hold objects of the list */
+    size_t bucket_count;
     FileList followed;  /* folders reached through links */
     int64_t bytes;      /* of all files, as stored on disk */
     LeftOut *left_outs; /* owned */
@@ -117,6 +137,8 @@ typedef struct PackFiles {
 /* Lists the files. `held_out`: if a folder has several splits by name, the validation split is
  * listed; otherwise the training split. */
 bool pack_files_list(PackFiles *files, const char *const *inputs, bool held_out, Error *error);
+/* Returns the bytes of a file as stored, 0 for standard input, or -1 if the system cannot answer now. */
+int64_t pack_files_bytes(const PackFiles *files, int64_t file);
 void pack_files_take(PackFiles *files, const char *path);
 void pack_files_leave(PackFiles *files, const char *path, NotText why, bool usual);
 int64_t pack_files_left(const PackFiles *files); /* number of skipped files */
@@ -200,9 +222,9 @@ PackFormat pack_find_format(const PackOptions *options, const PackFiles *files);
 /* -- Rows of Parquet files (parquet_records.c) ---------------------------------------------------------------------- */
 
 typedef struct RowReader RowReader;
-/* Opens a file at a row; `path` is NULL if it cannot be read from its end. NULL with
+/* Opens a file at a row; `place` is NULL if it cannot be read from its end. NULL with
  * FINDING_DAMAGED: the file is left out, and the message, which does not name it, says why. */
-RowReader *row_reader_open(const PackOptions *options, const char *path, int64_t row, Error *error);
+RowReader *row_reader_open(const PackOptions *options, const ObjectPlace *place, int64_t row, Error *error);
 /* Adds records of the next rows, or a page of them, to a block without a page. */
 bool row_reader_fill(RowReader *reader, RecordPosition *at, Block *block, Error *error);
 bool row_reader_ended(const RowReader *reader);

@@ -65,6 +65,11 @@ json_t *pack_json_text(const char *text) {
 
 /* -- Making a record ----------------------------------------------------------------------------------------------- */
 
+/* Returns a number that changes with the content of a file: its time, or the hash of its ETag. */
+static int64_t version_of(const ObjectPlace *place) {
+    return place->s3 ? (int64_t)XXH3_64bits(place->etag, strlen(place->etag)) : file_modified(place->path);
+}
+
 /* Describes an input at the start of the packing: another size, name or time of any of its files
  * makes another input. NULL: it cannot be read. */
 static json_t *describe_input(const char *input, const PackFiles *files, size_t *at, Error *error) {
@@ -73,14 +78,16 @@ static json_t *describe_input(const char *input, const PackFiles *files, size_t 
     uint64_t sum = 0;
     do {
         const char *path = files->list.entries[*at].name;
-        FileKind kind = strcmp(path, "-") ? file_kind(path, &size) : FILE_OTHER;
+        const ObjectPlace *place = &files->items[*at].place;
+        FileKind kind = place->s3 ? FILE_REGULAR : strcmp(path, "-") ? file_kind(path, &size) : FILE_OTHER;
+        if (place->s3) size = place->bytes;
         if (kind == FILE_UNREADABLE || kind == FILE_ABSENT) return file_fail(error, "read", path), NULL;
         bool file = kind == FILE_REGULAR;
-        int64_t facts[] = {(int64_t)sum, file ? size : 0, file ? file_modified(path) : 0, (int64_t)XXH3_64bits(path, strlen(path))};
+        int64_t facts[] = {(int64_t)sum, file ? size : 0, file ? version_of(place) : 0, (int64_t)XXH3_64bits(path, strlen(path))};
         sum = XXH3_64bits(facts, sizeof facts);
         bytes += file ? size : 0;
         ++*at;
-    } while (*at < files->list.count && !files->named[first] && !files->named[*at]);
+    } while (*at < files->list.count && !files->items[first].named && !files->items[*at].named);
     return json_pack("{so sI sI so}", "path", pack_json_text(input), "files", (json_int_t)(*at - first), "bytes", (json_int_t)bytes,
         "state", json_sprintf("xxh3 %016" PRIx64, sum));
 }

@@ -280,12 +280,13 @@ static bool go_to(RowReader *reader, int64_t row, Error *error) {
         row -= reader->rows;
         next_group(reader);
     }
+    parquet_expect(reader->file, reader->nodes, reader->count, reader->group);
     return row_reader_ended(reader) || pass_rows(reader, row, error);
 }
 
-RowReader *row_reader_open(const PackOptions *options, const char *path, int64_t row, Error *error) {
+RowReader *row_reader_open(const PackOptions *options, const ObjectPlace *place, int64_t row, Error *error) {
     static const char piped[] = "a Parquet file in a pipe or a compressed file, but it is read from its end: write it to a file first";
-    if (!path) {
+    if (!place) {
         parquet_refuse(error, "%s", piped);
         return NULL;
     }
@@ -295,8 +296,9 @@ RowReader *row_reader_open(const PackOptions *options, const char *path, int64_t
         .filter = options->filter,
         .json_rows = chat || fields || options->tokens,
         .group = -1,
-        .file = parquet_open(path, error)};
-    file_kind(path, &reader->bytes);
+        .file = parquet_open(place, error)};
+    if (place->s3) reader->bytes = place->bytes;
+    else file_kind(place->path, &reader->bytes);
     if (reader->file &&
         (options->tokens ? take_token_column(reader, options->tokens, error)
             : chat       ? take_chat_columns(reader, error)

@@ -51,6 +51,8 @@ struct RecordReader {
     Error fault;            /* for compressed data: the file ends there */
 };
 
+static const ObjectPlace *place_of(const RecordReader *reader) { return &reader->files->items[reader->at.file].place; }
+
 /* -- Blocks ------------------------------------------------------------------------------------------------------ */
 
 static void free_records(Block *block) {
@@ -162,15 +164,15 @@ static int64_t split_point(WindowText text, const PackOptions *options) {
 static bool find_split(RecordReader *reader, const char *path, Error *error) {
     reader->split = INT64_MAX;
     if (reader->options->valid_fraction == 0) return true;
-    bool stream = !strcmp(path, "-") || input_compressed(reader->input);
+    bool stream = !strcmp(path, "-") || input_compressed(reader->input) || place_of(reader)->s3;
     bool documents = *reader->options->separator || reader->files->list.count > 1;
     if (reader->format.shape != SHAPE_TEXT || (stream && documents)) reader->split = -1; /* every so many documents */
     if (reader->split < 0) return true;
     if (stream)
         return error_set(error, ERROR_DATA,
-            "%s is one document of unknown length, so smelt cannot split off a validation part: set separator=, unpack it to a file, or "
-            "set valid=0 (in training data.valid=FILE for another text, or data.valid_fraction=0 for none)",
-            path);
+            "%s is one document of unknown length, so smelt cannot split off a validation part: set separator=, %s, or set "
+            "valid=0 (in training data.valid=FILE for another text, or data.valid_fraction=0 for none)",
+            path, place_of(reader)->s3 ? "copy it to a local file" : "unpack it to a file");
     SCOPED(file_unmap) FileMap map;
     if (!file_map(&map, path, error)) return error_recode(error, ERROR_DATA);
     reader->split = split_point((WindowText){(const char *)map.bytes, map.size}, reader->options);
@@ -185,7 +187,7 @@ static bool refill(RecordReader *reader, Error *error) {
     if (held > 0) memmove(reader->window, reader->window + reader->begin, held);
     reader->begin = 0;
     array_reserve(reader->window, reader->capacity, held >= reader->capacity / 2 ? 2 * held + WINDOW_BYTES : WINDOW_BYTES);
-    size_t wanted = reader->capacity - held;
+    size_t wanted = held ? reader->capacity - held : WINDOW_BYTES;
     bool good = input_read(reader->input, reader->window + held, wanted, &count, error);
     reader->end = held + count;
     reader->ended = !good || count < wanted;
@@ -361,7 +363,7 @@ static bool read_next_record(RecordReader *reader, Block *block, Error *error) {
 
 /* -- Files ----------------------------------------------------------------------------------------------------------- */
 
-static bool named(const RecordReader *reader) { return reader->files->named[reader->at.file]; }
+static bool named(const RecordReader *reader) { return reader->files->items[reader->at.file].named; }
 
 /* Returns whether a path is a file of a token shard or of a folder of shards, including its record,
  * its lists of documents and its tokenizer. Its bytes would pass for text, and a model would learn them. */
@@ -456,7 +458,7 @@ static bool refuse_rows(RecordReader *reader, const char *path, Block *block, Er
 static bool open_rows(RecordReader *reader, const char *path, Block *block, Error *error) {
     bool stream = !strcmp(path, "-") || input_compressed(reader->input);
     reader->begin = reader->end = 0;
-    reader->rows = row_reader_open(reader->options, stream ? NULL : path, reader->at.byte, error);
+    reader->rows = row_reader_open(reader->options, stream ? NULL : place_of(reader), reader->at.byte, error);
     reader->ended = !reader->rows || row_reader_ended(reader->rows);
     return reader->rows || refuse_rows(reader, path, block, error);
 }
@@ -474,7 +476,7 @@ static bool read_rows(RecordReader *reader, Block *block, Error *error) {
 static bool open_input_file(RecordReader *reader, Block *block, Error *error) {
     const char *path = reader->files->list.entries[reader->at.file].name;
     int64_t start = reader->at.byte;
-    reader->input = input_open(path, error);
+    reader->input = input_open(place_of(reader), error);
     reader->begin = reader->end = 0;
     reader->ended = false;
     reader->line_start = true;
@@ -499,9 +501,6 @@ static bool open_input_file(RecordReader *reader, Block *block, Error *error) {
 
 /* Closes the file; a damaged one leaves a record of the damage. */
 static void close_file(RecordReader *reader, Block *block) {
-    int64_t bytes = 0;
-    const char *path = reader->files->list.entries[reader->at.file].name;
-    if (strcmp(path, "-")) file_kind(path, &bytes);
     input_close(reader->input);
     row_reader_close(reader->rows);
     reader->input = NULL;
@@ -512,7 +511,7 @@ static void close_file(RecordReader *reader, Block *block) {
     Record *record = reader->fault.code || record_scan_open(&reader->scan) ? open_record_format(reader, block) : NULL;
     if (record && reader->fault.code) record_mark(record, PACK_BAD_FILE, reader->fault.message);
     else if (record) record_mark(record, PACK_BAD_JSON, "the array does not end");
-    reader->before += bytes;
+    reader->before += int_max(pack_files_bytes(reader->files, reader->at.file), 0);
     reader->at = (RecordPosition){reader->at.file + 1, 0, 1, reader->at.document};
     if (record) record->last = true, record->end = reader->at;
 }
@@ -523,11 +522,7 @@ RecordReader *record_reader_open(
     const PackOptions *options, const PackFiles *files, PieceCut *cut, const void *context, RecordPosition start) {
     RecordReader *reader = memory_allocate(sizeof *reader);
     *reader = (RecordReader){.options = options, .files = files, .cut = cut, .context = context, .at = start};
-    for (int64_t i = 0; i < start.file; i++) {
-        int64_t bytes = 0;
-        file_kind(files->list.entries[i].name, &bytes);
-        reader->before += bytes;
-    }
+    for (int64_t i = 0; i < start.file; i++) reader->before += int_max(pack_files_bytes(files, i), 0);
     return reader;
 }
 

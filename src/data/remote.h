@@ -1,8 +1,11 @@
-/* Token shards in object stores: a local folder that fetches them in blocks. */
+/* Sources in object stores: token shards, as a local folder that fetches them in blocks, and texts,
+ * which are packed into the run. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#include <jansson.h>
 
 #include "base/error.h"
 
@@ -13,7 +16,7 @@ typedef struct RemoteOptions {
     double patience;   /* seconds that a read waits for a store that does not answer */
 } RemoteOptions;
 
-/* Returns whether a path is s3://BUCKET/PREFIX, with the files of a folder of shards. */
+/* Returns whether a path is s3://BUCKET/PREFIX. */
 bool remote_is(const char *path);
 /* Returns the local folder that remote_mirror makes for a path; shard_set_open reads it. The caller
  * frees. */
@@ -21,3 +24,6 @@ char *remote_folder(const char *cache, const char *path);
 /* Makes or updates the local folder. If the store does not answer, an existing folder is used, with
  * a warning. ERROR_DATA; ERROR_USAGE without credentials. */
 bool remote_mirror(const RemoteOptions *options, const char *path, Error *error);
+/* Returns what identifies the texts of a local folder that remote_mirror made: names, sizes and
+ * ETags. NULL: ERROR_DATA. */
+json_t *remote_identity_of_texts(const char *folder, Error *error);

@@ -61,4 +61,5 @@ int64_t remote_ahead(const Remote *remote, int64_t bytes);
 
 /* -- remote_mirror.c ------------------------------------------------------------------------------------------------- */
 
+#define REMOTE_TEXTS "texts" /* in the record: the objects of a source of texts */
 #define REMOTE_RECORD "remote.json" /* written by remote_mirror for remote_open, after all other files */

@@ -1,6 +1,7 @@
 /* The local folder of a source in a bucket: CACHE/HASH has whole copies of its indexes, tokenizer
  * and record of packing, and REMOTE_RECORD, which lists the token objects and their cache. To all
- * other code it is a folder of shards (shard_set.c). A file is fetched again when its ETag changes.
+ * other code it is a folder of shards (shard_set.c). Of texts, which are packed from the bucket,
+ * the folder only has the record. A file is fetched again when its ETag changes.
  * The first process of the node makes the folder under a lock, and the others find it complete; an
  * existing folder is used when the store does not answer. */
 #include <errno.h>
@@ -132,12 +133,23 @@ static const S3Entry *find_object(const Mirror *mirror, const char *name) {
     return NULL;
 }
 
+static bool is_index(const char *name) { return !strchr(name, '/') && *name != '.' && ends_with(name, ".idx"); }
+
+/* Returns whether the source has no file of a shard, and so is texts. */
+static bool holds_texts(const Mirror *mirror) {
+    for (size_t i = 0; i < mirror->listing.count; i++)
+        if (is_tokens(mirror->listing.entries[i].name) || is_index(mirror->listing.entries[i].name)) return false;
+    return mirror->listing.count > 0;
+}
+
+static bool is_any(const char *name) { return name != NULL; }
+
 /* Checks that each shard has both of its files. */
 static bool check_shard_files(const Mirror *mirror, Error *error) {
     int64_t shards = 0;
     for (size_t i = 0; i < mirror->listing.count; i++) {
         const char *name = mirror->listing.entries[i].name;
-        bool tokens = is_tokens(name), index = !strchr(name, '/') && ends_with(name, ".idx");
+        bool tokens = is_tokens(name), index = is_index(name);
         SCOPED_FREE char *other = memory_format("%.*s%s", (int)strlen(name) - 4, name, tokens ? ".idx" : ".bin");
         if ((tokens || index) && !find_object(mirror, other))
             return error_set(error, ERROR_DATA,
@@ -146,7 +158,8 @@ static bool check_shard_files(const Mirror *mirror, Error *error) {
         shards += tokens;
     }
     return shards > 0 ||
-           error_set(error, ERROR_DATA, "%s contains no token shards: give the folder with NAME.bin and NAME.idx", mirror->url);
+           error_set(error, ERROR_DATA,
+               "%s contains neither texts nor token shards: give a folder with text files, or with NAME.bin and NAME.idx", mirror->url);
 }
 
 static json_t *describe_objects(const Mirror *mirror, bool which(const char *name)) {
@@ -160,22 +173,28 @@ static json_t *describe_objects(const Mirror *mirror, bool which(const char *nam
     return list;
 }
 
-/* Takes over the two lists. */
-static bool write_mirror_record(const Mirror *mirror, const RemoteOptions *options, json_t *objects, json_t *copies, Error *error) {
+/* Takes over the lists; `texts` may be NULL. */
+static bool write_mirror_record(
+    const Mirror *mirror, const RemoteOptions *options, json_t *objects, json_t *copies, json_t *texts, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/%s", mirror->folder, REMOTE_RECORD);
     json_auto_t *record = json_pack("{s:s, s:s, s:s, s:s, s:I, s:f, s:o, s:o}", "url", mirror->url, "bucket", mirror->bucket, "prefix",
         mirror->prefix, "cache", options->cache, "cache_bytes", (json_int_t)options->bytes, "patience", options->patience, "objects",
         objects, "copies", copies);
+    if (record && texts) json_object_set_new(record, REMOTE_TEXTS, texts);
+    else json_decref(texts);
     SCOPED_FREE char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
     if (!text) return error_set(error, ERROR_MEMORY, "out of memory for %s", path);
     return file_write(path, text, (int64_t)strlen(text), error);
 }
 
 static bool update_mirror(Mirror *mirror, const RemoteOptions *options, Error *error) {
+    if (holds_texts(mirror))
+        return remove_others(mirror, error) &&
+               write_mirror_record(mirror, options, json_array(), json_array(), describe_objects(mirror, is_any), error);
     if (!check_shard_files(mirror, error) || !remove_others(mirror, error)) return false;
     for (size_t i = 0; i < mirror->listing.count; i++)
         if (is_copied(mirror->listing.entries[i].name) && !copy_object(mirror, &mirror->listing.entries[i], error)) return false;
-    return write_mirror_record(mirror, options, describe_objects(mirror, is_tokens), describe_objects(mirror, is_copied), error);
+    return write_mirror_record(mirror, options, describe_objects(mirror, is_tokens), describe_objects(mirror, is_copied), NULL, error);
 }
 
 /* Continues with the existing folder when the store does not answer. */
@@ -184,7 +203,7 @@ static bool go_on(const Mirror *mirror, const RemoteOptions *options, Error *err
     log_warn("%s does not answer: using the data that was fetched before (%s)", mirror->url, error->message);
     *error = (Error){0};
     return write_mirror_record(mirror, options, json_incref(json_object_get(mirror->before, "objects")),
-        json_incref(json_object_get(mirror->before, "copies")), error);
+        json_incref(json_object_get(mirror->before, "copies")), json_incref(json_object_get(mirror->before, REMOTE_TEXTS)), error);
 }
 
 static bool mirror_open(Mirror *mirror, const RemoteOptions *options, const char *url, Error *error) {
@@ -201,12 +220,35 @@ static bool mirror_open(Mirror *mirror, const RemoteOptions *options, const char
     return mirror->s3 && file_make_folder(mirror->folder, error);
 }
 
+/* Lists the objects below the prefix, or the one with its name. */
+static bool list_source(Mirror *mirror, Error *error) {
+    bool absent;
+    size_t length = strlen(mirror->prefix);
+    SCOPED_FREE char *key = memory_format("%.*s", length ? (int)length - 1 : 0, mirror->prefix);
+    return s3_list(mirror->s3, mirror->prefix, true, mirror->url, &mirror->listing, error) &&
+           (mirror->listing.count > 0 || !*key || s3_find(mirror->s3, key, mirror->url, &mirror->listing, &absent, error));
+}
+
 static bool mirror_make(const RemoteOptions *options, const char *url, Error *error) {
     SCOPED(block_cache_close) BlockCache cache = {0};
     SCOPED(mirror_free) Mirror mirror;
-    if (!mirror_open(&mirror, options, url, error) || !block_cache_open(&cache, options->cache, options->bytes, error)) return false;
-    return s3_list(mirror.s3, mirror.prefix, true, url, &mirror.listing, error) ? update_mirror(&mirror, options, error)
-                                                                                : go_on(&mirror, options, error);
+    if (!mirror_open(&mirror, options, url, error)) return false;
+    bool listed = list_source(&mirror, error), texts = listed ? holds_texts(&mirror) : json_object_get(mirror.before, REMOTE_TEXTS) != NULL;
+    Error unlisted = *error;
+    if (!texts && !block_cache_open(&cache, options->cache, options->bytes, error)) return false;
+    if (!listed) *error = unlisted;
+    return listed ? update_mirror(&mirror, options, error) : go_on(&mirror, options, error);
+}
+
+json_t *remote_identity_of_texts(const char *folder, Error *error) {
+    SCOPED_FREE char *path = memory_format("%s/%s", folder, REMOTE_RECORD);
+    SCOPED_FREE char *text = file_read(path, RECORD_LIMIT, NULL, error);
+    if (!text) return error_recode(error, ERROR_DATA), NULL;
+    json_auto_t *record = json_loads(text, 0, NULL);
+    SCOPED_FREE char *list = json_dumps(json_object_get(record, REMOTE_TEXTS), JSON_COMPACT);
+    if (list) return json_sprintf("xxh3 %016" PRIx64, hash_bytes(list, strlen(list)));
+    error_set(error, ERROR_DATA, "%s is not a record of texts in a bucket: remove it and restart", path);
+    return NULL;
 }
 
 bool remote_mirror(const RemoteOptions *options, const char *path, Error *error) {

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "store/object.h"
 
 /* Limits; a file beyond one is refused by name. */
 enum {
@@ -61,7 +61,10 @@ typedef struct ParquetNode {
 
 typedef struct ParquetFile ParquetFile;
 /* Reads the footer of a file. NULL: an error. */
-ParquetFile *parquet_open(const char *path, Error *error);
+ParquetFile *parquet_open(const ObjectPlace *place, Error *error);
+/* Says that row groups from `group` on are read one after the other, of the columns `nodes`, which
+ * parquet_check has accepted. Called at most once. */
+void parquet_expect(ParquetFile *file, const ParquetNode *const *nodes, size_t count, int64_t group);
 void parquet_close(ParquetFile *file); /* NULL is fine */
 /* Returns the column with this name that is not inside another one; NULL: there is none. */
 const ParquetNode *parquet_find(const ParquetFile *file, const char *name);

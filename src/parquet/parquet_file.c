@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/math.h"
+#include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "parquet/parquet_internal.h"
@@ -14,7 +16,7 @@
 #define MAGIC_BYTES 4
 
 struct ParquetFile {
-    File file;
+    Object *object;
     ParquetNode *nodes; /* [0]: the root, whose fields are the columns */
     int *leaves;        /* their nodes, in the order of column chunks */
     int node_count, leaf_count;
@@ -44,7 +46,7 @@ const ParquetChunk *parquet_chunk(const ParquetFile *file, int64_t group, int le
 }
 const ParquetNode *parquet_node(const ParquetFile *file, int node) { return node < 0 ? NULL : file->nodes + node; }
 const ParquetNode *parquet_leaf(const ParquetFile *file, int leaf) { return file->nodes + file->leaves[leaf]; }
-const File *parquet_bytes(const ParquetFile *file) { return &file->file; }
+Object *parquet_bytes(const ParquetFile *file) { return file->object; }
 int64_t parquet_groups(const ParquetFile *file) { return (int64_t)file->group_count; }
 int64_t parquet_group_rows(const ParquetFile *file, int64_t group) { return file->rows[group]; }
 
@@ -293,9 +295,9 @@ static bool check_rows_sum(const ParquetFile *file) {
 
 static bool read_footer(ParquetFile *file, Error *error) {
     unsigned char tail[4 + MAGIC_BYTES];
-    int64_t size = file->file.bytes;
+    int64_t size = object_bytes(file->object);
     if (size < MAGIC_BYTES + (int64_t)sizeof tail) return refuse_footer(error, "it has no footer");
-    if (!file_read_at(&file->file, tail, sizeof tail, size - (int64_t)sizeof tail, error)) return error_recode(error, ERROR_DATA);
+    if (!object_read(file->object, tail, sizeof tail, size - (int64_t)sizeof tail, error)) return error_recode(error, ERROR_DATA);
     if (!memcmp(tail + 4, "PARE", MAGIC_BYTES)) return parquet_refuse(error, "an encrypted Parquet file: write it without encryption");
     if (memcmp(tail + 4, "PAR1", MAGIC_BYTES) != 0) return refuse_footer(error, "its end is missing");
     int64_t length = tail[0] | tail[1] << 8 | tail[2] << 16 | (int64_t)tail[3] << 24;
@@ -305,16 +307,16 @@ static bool read_footer(ParquetFile *file, Error *error) {
             PARQUET_FOOTER_BYTES);
     SCOPED_FREE unsigned char *bytes = memory_allocate((size_t)length + 1);
     file->data_end = size - length - (int64_t)sizeof tail;
-    if (!file_read_at(&file->file, bytes, length, file->data_end, error)) return error_recode(error, ERROR_DATA);
+    if (!object_read(file->object, bytes, length, file->data_end, error)) return error_recode(error, ERROR_DATA);
     Thrift thrift = {.at = bytes, .end = bytes + length};
     read_metadata(file, &thrift);
     return (!thrift.bad && check_rows_sum(file)) || refuse_footer(error, "its footer is malformed");
 }
 
-ParquetFile *parquet_open(const char *path, Error *error) {
+ParquetFile *parquet_open(const ObjectPlace *place, Error *error) {
     ParquetFile *file = memory_allocate(sizeof *file);
-    bool good = file_open(&file->file, path, error) || error_recode(error, ERROR_DATA);
-    if (good && read_footer(file, error)) return file;
+    file->object = object_open(place, error);
+    if (file->object ? read_footer(file, error) : error_recode(error, ERROR_DATA)) return file;
     parquet_close(file);
     return NULL;
 }
@@ -326,7 +328,7 @@ void parquet_close(ParquetFile *file) {
     free(file->leaves);
     free(file->rows);
     free(file->chunks);
-    file_close(&file->file);
+    object_close(file->object);
     free(file);
 }
 
@@ -387,4 +389,23 @@ bool parquet_check(const ParquetFile *file, const ParquetNode *node, Error *erro
     for (size_t group = 0; group < file->group_count && node->kind == PARQUET_LEAF; group++)
         if (!check_chunk(file, node, (int64_t)group, error)) return false;
     return true;
+}
+
+/* Counts the leaves of the columns. */
+static size_t count_leaves(const ParquetNode *const *nodes, size_t count) {
+    size_t leaves = 0;
+    for (size_t i = 0; i < count; i++) leaves += (size_t)nodes[i]->leaves;
+    return leaves;
+}
+
+void parquet_expect(ParquetFile *file, const ParquetNode *const *nodes, size_t count, int64_t group) {
+    size_t groups = file->group_count - (size_t)int_min(group, (int64_t)file->group_count), width = count_leaves(nodes, count), used = 0;
+    SCOPED_FREE ObjectRange *ranges = memory_allocate((groups * width + 1) * sizeof *ranges);
+    for (; group < (int64_t)file->group_count; group++)
+        for (size_t i = 0; i < count; i++)
+            for (int leaf = nodes[i]->leaf; leaf < nodes[i]->leaf + nodes[i]->leaves; leaf++) {
+                const ParquetChunk *chunk = parquet_chunk(file, group, leaf);
+                ranges[used++] = chunk->values > 0 ? (ObjectRange){chunk->offset, chunk->offset + chunk->bytes} : (ObjectRange){0};
+            }
+    object_expect(file->object, ranges, used, width ? width : 1);
 }

@@ -46,7 +46,7 @@ typedef struct ParquetChunk {
 const ParquetChunk *parquet_chunk(const ParquetFile *file, int64_t group, int leaf);
 const ParquetNode *parquet_node(const ParquetFile *file, int node); /* NULL for -1 */
 const ParquetNode *parquet_leaf(const ParquetFile *file, int leaf);
-const File *parquet_bytes(const ParquetFile *file);
+Object *parquet_bytes(const ParquetFile *file);
 
 /* -- Codecs (parquet_unpack.c) --------------------------------------------------------------------------------------- */
 

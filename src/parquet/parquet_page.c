@@ -53,7 +53,7 @@ static bool read_page_header(ParquetColumn *column, PageHeader *header, Error *e
     for (int64_t window = HEADER_BYTES;; window *= 8) {
         int64_t bytes = int_min(window, left);
         array_reserve(column->window, column->window_capacity, (size_t)bytes + 1);
-        if (!file_read_at(parquet_bytes(column->file), column->window, bytes, column->at, error)) return error_recode(error, ERROR_DATA);
+        if (!object_read(parquet_bytes(column->file), column->window, bytes, column->at, error)) return error_recode(error, ERROR_DATA);
         Thrift thrift = {.at = column->window, .end = column->window + bytes};
         parse_page_header(&thrift, header);
         if (thrift.cut && bytes < left && bytes < HEADER_LIMIT) continue;
@@ -101,7 +101,7 @@ static bool load_page(ParquetColumn *column, const PageHeader *header, ParquetPa
         .summed = header->summed,
         .crc = header->crc};
     page->stands_alone = header->encoding == ENCODING_PLAIN || header->encoding == ENCODING_DELTA_LENGTHS;
-    if (file_read_at(parquet_bytes(column->file), page->stored, page->stored_bytes, column->at, error)) return true;
+    if (object_read(parquet_bytes(column->file), page->stored, page->stored_bytes, column->at, error)) return true;
     parquet_page_free(page);
     return error_recode(error, ERROR_DATA);
 }

@@ -149,7 +149,7 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
         .overwrite = true,
         .bos = (TokenizerBos)config->data.bos};
     if (made && shard_set_exists(last)) return true;
-    if (made && !file_exists(input))
+    if (made && !remote_is(input) && !file_exists(input))
         return error_set(error, ERROR_DATA,
             "neither a token shard nor a text is at this path, and %s/data has no packed copy: if the data has moved, give the new path, "
             "as in smelt train %s data.%s=NEW",
@@ -158,7 +158,7 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
         return error_set(error, ERROR_USAGE,
             "it is text, but data.tokenizer=none reads only token shards: remove data.tokenizer, set it to a tokenizer.json, or give the "
             "prefix of a token shard");
-    if (strchr(input, ',') && !file_exists(input))
+    if (strchr(input, ',') && !remote_is(input) && !file_exists(input))
         return error_set(error, ERROR_DATA,
             "no file or folder has this name: to combine sources, use a mixture, data.train=MIXTURE.yaml (docs/data.md), or one folder");
     return refuse_whole_of_split(input, error) && file_make_folder(folder, error) && pack_text(&options, &result, error);
@@ -443,14 +443,23 @@ static bool take_tokenizers(Config *config, OptionStrings *strings, Error *error
     return good;
 }
 
-bool corpus_is_text(const char *path) { return !remote_is(path) && !shard_set_exists(path); }
+bool corpus_is_text(const Config *config, const char *path) {
+    SCOPED_FREE char *place = packed_place(config, path);
+    return !shard_set_exists(place);
+}
+
+json_t *corpus_identify_text(const Config *config, const char *path, bool held_out, Error *error) {
+    SCOPED_FREE char *place = packed_place(config, path);
+    return remote_is(path) ? remote_identity_of_texts(place, error) : identity_of_text(path, held_out, error);
+}
 
 bool corpus_has_text(const Config *config) {
     SCOPED(mixture_free) Mixture mixture = {0};
     Error ignored = {0};
-    if (!mixture_is(config->data.train) || !mixture_read(&mixture, config->data.train, &ignored)) return corpus_is_text(config->data.train);
+    if (!mixture_is(config->data.train) || !mixture_read(&mixture, config->data.train, &ignored))
+        return corpus_is_text(config, config->data.train);
     for (int i = 0; i < mixture.source_count; i++)
-        if (corpus_is_text(mixture.sources[i].path)) return true;
+        if (corpus_is_text(config, mixture.sources[i].path)) return true;
     return false;
 }
 
@@ -462,7 +471,7 @@ static bool take_bos(Config *config, const Tokenizer *tokenizer, Error *error) {
     origin.run = config->fork;
     bool begins = tokenizer_bos(tokenizer)->count > 0;
     bool packed = false;
-    if (begins && !remote_is(config->data.train) && !mixture_is(config->data.train) &&
+    if (begins && (!remote_is(config->data.train) || corpus_is_text(config, config->data.train)) && !mixture_is(config->data.train) &&
         !(corpus_map_train(&train, config, &packed, error) &&
             (packed || !config->fork[0] || corpus_map_train(&train, &origin, &packed, error))))
         return false;

@@ -51,7 +51,10 @@ bool corpus_keeps(const char *run, const char *valid);
 /* Maps the training part if it is already packed (*found): a shard, or RUN/data. */
 bool corpus_map_train(ShardSet *train, const Config *config, bool *found, Error *error);
 /* Returns whether data of this path is text, which a run packs. */
-bool corpus_is_text(const char *path);
+bool corpus_is_text(const Config *config, const char *path);
+/* Returns what identifies the content of a text now; `held_out` as in PackOptions. NULL: it cannot be
+ * read. */
+json_t *corpus_identify_text(const Config *config, const char *path, bool held_out, Error *error);
 /* Returns whether any training data is text. */
 bool corpus_has_text(const Config *config);
 /* Gives a fork the packed text and the tokenizer of its origin (links, or copies). */

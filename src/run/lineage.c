@@ -421,8 +421,8 @@ static void settle(const KeptIdentity *kept, const json_t *saved, json_t *identi
  * run that has not started. */
 static bool settle_text(const Config *config, const char *setting, const char *path, const json_t *saved, json_t *identity, Error *error) {
     SCOPED_FREE char *copy = memory_format("the packed copy in %s/data", config->run), *name = memory_format("%s.text", setting);
-    bool text = *path && !remote_is(path) && !shard_set_exists(path), read = text && is_there(path);
-    json_auto_t *there = read ? identity_of_text(path, !strcmp(setting, "data.valid"), error) : NULL;
+    bool text = *path && corpus_is_text(config, path), read = text && (remote_is(path) || is_there(path));
+    json_auto_t *there = read ? corpus_identify_text(config, path, !strcmp(setting, "data.valid"), error) : NULL;
     json_t *before = json_object_get(saved, name);
     if (read && !there) return false;
     if (text && saved && !identity_accepts(config->resume.accept, name))

@@ -84,6 +84,15 @@ bool s3_list(S3 *s3, const char *prefix, bool deep, const char *path, S3Listing 
     return true;
 }
 
+bool s3_find(S3 *s3, const char *key, const char *path, S3Listing *listing, bool *absent, Error *error) {
+    SCOPED(s3_reply_free) S3Reply reply = {0};
+    if (!s3_send(s3, (S3Request){.method = "HEAD", .key = key, .path = path}, &reply, absent, error)) return false;
+    if (*absent) return true;
+    S3Entry entry = {.name = memory_copy_string(""), .bytes = reply.length, .etag = memory_copy_string(reply.etag)};
+    array_append(listing->entries, listing->count, entry);
+    return true;
+}
+
 void s3_listing_free(S3Listing *listing) {
     for (size_t i = 0; i < listing->count; i++) {
         free(listing->entries[i].name);

@@ -382,12 +382,17 @@ static char *advise_valid(const char *train) {
     return packed ? memory_format("data.valid=%s", valid) : memory_copy_string("data.valid to a text or a shard");
 }
 
+static bool is_in_bucket(const Config *config, const char *path) {
+    (void)config;
+    return remote_is(path);
+}
+
 /* Returns whether `is` is true for some source or the validation data. */
-static bool any_data(const Loop *loop, bool (*is)(const char *path)) {
+static bool any_data(const Loop *loop, bool (*is)(const Config *config, const char *path)) {
     const Mixture *mixture = &loop->phases.mixture;
     const char *valid = loop->settings.data.valid;
-    bool any = valid[0] && is(valid);
-    for (int i = 0; i < mixture->source_count; i++) any = any || is(mixture->sources[i].path);
+    bool any = valid[0] && is(&loop->settings, valid);
+    for (int i = 0; i < mixture->source_count; i++) any = any || is(&loop->settings, mixture->sources[i].path);
     return any;
 }
 
@@ -409,8 +414,8 @@ static RunFacts collect_facts(const Loop *loop) {
         .shares_weights = most_sharing(session->layout, AXES_ALL & ~MESH(AXIS_REPLICA)) > 1,
         .has_cpu = device_info(loop->device)->host_memory,
         .packs = any_data(loop, corpus_is_text),
-        .splits = !mixture_is(config->data.train) && corpus_is_text(config->data.train),
-        .has_bucket = any_data(loop, remote_is),
+        .splits = !mixture_is(config->data.train) && corpus_is_text(config, config->data.train),
+        .has_bucket = any_data(loop, is_in_bucket),
         .has_valid = corpus->has_valid,
         .has_tokenizer = corpus->tokenizer,
         .writes = corpus->tokenizer || corpus->bytes,

@@ -112,6 +112,24 @@ static void a_signal_ends_the_wait_for_a_server(void **state) {
     assert_true(count_records("paused-run", "checkpoint") == 1);
 }
 
+/* Texts in a bucket are packed into the run, as local ones are. */
+static void texts_in_a_bucket_train_the_same_bits(void **state) {
+    (void)state;
+    server_put_file("text", "texts/a.txt");
+    server_put_file("few", "texts/b.txt");
+    assert_int_equal(mkdir("texts", 0777), 0);
+    assert_int_equal(system("cp text texts/a.txt && cp few texts/b.txt"), 0);
+    train_good("run=local-texts data.train=texts data.valid=few " SETTINGS);
+    train_good("run=remote-texts data.train=s3://smelt-tests/texts data.valid=s3://smelt-tests/texts/b.txt " SETTINGS);
+    assert_same_steps("local-texts", "remote-texts");
+    assert_true(same_checkpoint("local-texts", "remote-texts", 40));
+    server_stop();
+    train_says(0, "s3://smelt-tests/texts does not answer",
+        "run=remote-texts data.train=s3://smelt-tests/texts data.valid=s3://smelt-tests/texts/b.txt steps=44 " SETTINGS);
+    server_start();
+    smelt_says(ERROR_DATA, "s3://smelt-tests/none contains neither", "train " TINY " run=none data.train=s3://smelt-tests/none");
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, setup)
 
 int main(void) {
@@ -121,6 +139,7 @@ int main(void) {
         TEST(two_ranks_share_a_cache),
         TEST(a_process_that_is_killed_while_it_fetches_goes_on_with_its_cache),
         TEST(a_server_that_stays_away_ends_training_with_a_checkpoint),
+        TEST(texts_in_a_bucket_train_the_same_bits),
         TEST(a_signal_ends_the_wait_for_a_server),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
