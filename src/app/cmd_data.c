@@ -20,6 +20,7 @@
 #include "data/shard_set.h"
 #include "token/tokenizer.h"
 #include "data/pack.h"
+#include "data/split.h"
 #include "infer/utf8.h"
 
 typedef struct DataOptions {
@@ -92,6 +93,12 @@ static const Option show_rows[] = {
     INT_OPTION(document, "-1", -1, INT64_MAX / MOST_SHOWN, "number",
         "print this document and mark its trained tokens; -1: print tokens, or the first document of shards with a loss mask"),
     STRING_OPTION(tokenizer, "", "", "decode with this tokenizer if the shard records none", .path = true),
+};
+
+static const Option split_rows[] = {
+    REAL_OPTION(valid, "0.01", 0, 1, "", "share of the documents in OUTPUT-valid; a hash of each document's tokens decides"),
+    STRING_OPTION(tokenizer, "", "", "the tokenizer of the shards if they record none", .path = true),
+    BOOL_OPTION(overwrite, "false", "replace shards of that name"),
 };
 
 /* -- pack ---------------------------------------------------------------------------------------------------------- */
@@ -463,6 +470,26 @@ static bool run_show(Invocation *invocation, Error *error) {
     return good;
 }
 
+/* -- split --------------------------------------------------------------------------------------------------------- */
+
+static bool run_split(Invocation *invocation, Error *error) {
+    const DataOptions *options = invocation->options;
+    const char *output = invocation->words[1];
+    SplitPart parts[2];
+    SplitOptions split = {.input = invocation->words[0],
+        .output = output,
+        .tokenizer = options->tokenizer,
+        .valid_fraction = options->valid,
+        .overwrite = options->overwrite};
+    if (!split_shards(&split, &parts[0], &parts[1], error)) return false;
+    SCOPED_FREE char *name = memory_format("%.*s", (int)path_length(output), output);
+    for (int i = 0; i < 2; i++)
+        printf("%s-%s: %" PRId64 " document%s, %" PRId64 " tokens\n", name, i ? "valid" : "train", parts[i].documents,
+            plural(parts[i].documents), parts[i].tokens);
+    printf("next     smelt train FILE.yaml run=RUN data.train=%s-train data.valid=%s-valid\n", name, name);
+    return true;
+}
+
 /* -- The commands -------------------------------------------------------------------------------------------------- */
 
 #define TABLE(rows) &(const OptionTable)OPTION_TABLE(rows)
@@ -477,6 +504,14 @@ static const Command members[] = {
         .table = TABLE(pack_rows),
         .options_size = sizeof(DataOptions),
         .run = run_pack},
+    {.name = "data split",
+        .summary = "split token shards into a training and a validation part by documents",
+        .words = "SHARDS OUTPUT",
+        .explanation = "Writes each document of SHARDS, or pair of answers, to OUTPUT-train or OUTPUT-valid. A hash of its tokens decides, "
+                       "so that equal documents are in one part, and shards that are split apart have no document on both sides.\n",
+        .table = TABLE(split_rows),
+        .options_size = sizeof(DataOptions),
+        .run = run_split},
     {.name = "data train-tokenizer",
         .summary = "train a byte-level BPE tokenizer on text",
         .words = "INPUT OUTPUT.json",
