@@ -1,4 +1,4 @@
-/* Splits shards (split.h): one pass over the documents. A Split owns the open input, both writers
+/* Splits shards (split.h): one pass over the documents. A Splitter owns the open input, both writers
  * and the tokens of one document, or of its part if it is long. Called by `smelt data split`. */
 #include "data/split.h"
 
@@ -25,7 +25,7 @@
 enum { HELD_TOKENS = 1 << 20 /* a longer document is read twice */ };
 static const int64_t ANY_TOKEN = (int64_t)INT32_MAX + 1;
 
-typedef struct Split {
+typedef struct Splitter {
     const SplitOptions *options;
     ShardSet set;
     char *tokenizer; /* of the input, as for shard_set_tokenizer */
@@ -36,12 +36,12 @@ typedef struct Split {
     uint8_t *marks;  /* [HELD_TOKENS] */
     int64_t held, held_count;
     XXH3_state_t *hash;
-} Split;
+} Splitter;
 
 /* -- Documents ----------------------------------------------------------------------------------------------------- */
 
 /* Makes the tokens from `at` on, up to `end`, present, and returns how many are. -1: an error. */
-static int64_t hold(Split *split, int64_t at, int64_t end, Error *error) {
+static int64_t hold(Splitter *split, int64_t at, int64_t end, Error *error) {
     int64_t count = int_min(end - at, HELD_TOKENS);
     if (at >= split->held && at + count <= split->held + split->held_count) return count;
     split->held_count = 0;
@@ -51,7 +51,7 @@ static int64_t hold(Split *split, int64_t at, int64_t end, Error *error) {
     return count;
 }
 
-static bool is_valid(Split *split, int64_t start, int64_t end, bool *valid, Error *error) {
+static bool is_valid(Splitter *split, int64_t start, int64_t end, bool *valid, Error *error) {
     const double unit = 0x1p-53;
     XXH3_64bits_reset(split->hash);
     for (int64_t at = start, count; at < end; at += count) {
@@ -64,7 +64,7 @@ static bool is_valid(Split *split, int64_t start, int64_t end, bool *valid, Erro
 }
 
 /* Appends held tokens; *trained is the kind of the open span of a masked shard. */
-static bool append(const Split *split, ShardWriter *writer, int64_t at, int64_t count, bool *trained, Error *error) {
+static bool append(const Splitter *split, ShardWriter *writer, int64_t at, int64_t count, bool *trained, Error *error) {
     const int32_t *tokens = split->tokens + (at - split->held);
     const uint8_t *marks = split->marks + (at - split->held);
     for (int64_t i = 0, run; i < count; i += run) {
@@ -77,7 +77,7 @@ static bool append(const Split *split, ShardWriter *writer, int64_t at, int64_t 
     return true;
 }
 
-static bool copy(Split *split, ShardWriter *writer, int64_t start, int64_t end, Error *error) {
+static bool copy(Splitter *split, ShardWriter *writer, int64_t start, int64_t end, Error *error) {
     bool trained = false;
     for (int64_t at = start, count; at < end; at += count) {
         count = hold(split, at, end, error);
@@ -87,7 +87,7 @@ static bool copy(Split *split, ShardWriter *writer, int64_t start, int64_t end, 
 }
 
 /* Takes the next document, or pair; *end is -1 after the last. */
-static bool take_document(Split *split, DocumentCursor *cursor, int64_t *end, Error *error) {
+static bool take_document(Splitter *split, DocumentCursor *cursor, int64_t *end, Error *error) {
     int64_t start, middle = -1;
     bool valid;
     if (!document_cursor_next(cursor, &start, end, error)) return false;
@@ -105,7 +105,7 @@ static bool take_document(Split *split, DocumentCursor *cursor, int64_t *end, Er
            copy(split, split->writers[valid], middle < 0 ? start : middle, *end, error);
 }
 
-static bool split_all(Split *split, Error *error) {
+static bool split_all(Splitter *split, Error *error) {
     DocumentCursor cursor = {.set = &split->set};
     Progress progress = progress_start("splitting", "tokens", split->set.token_count);
     bool good = true;
@@ -119,7 +119,7 @@ static bool split_all(Split *split, Error *error) {
 
 /* -- Input and output ---------------------------------------------------------------------------------------------- */
 
-static bool open_set(Split *split, Error *error) {
+static bool open_set(Splitter *split, Error *error) {
     const SplitOptions *options = split->options;
     if (!shard_set_exists(options->input))
         return error_set(error, ERROR_USAGE, "%s is not a token shard: pack text with smelt data pack valid=", options->input);
@@ -136,7 +136,7 @@ static bool open_set(Split *split, Error *error) {
 }
 
 /* Refuses what exists, or with `overwrite` what is not a shard. */
-static bool check_output(const Split *split, const char *name, Error *error) {
+static bool check_output(const Splitter *split, const char *name, Error *error) {
     static const char *const suffixes[] = {".idx", ".bin", ".tokenizer"};
     SCOPED_FREE char *index = memory_format("%s.idx", name), *folder = memory_format("%s/", name);
     bool shard = file_begins(index, SHARD_MAGIC, sizeof SHARD_MAGIC);
@@ -157,7 +157,7 @@ static bool check_output(const Split *split, const char *name, Error *error) {
 }
 
 /* A packing that was killed between two names of an earlier output is finished first. */
-static bool open_outputs(Split *split, Error *error) {
+static bool open_outputs(Splitter *split, Error *error) {
     static const char *const endings[] = {"-train", "-valid"};
     const char *output = split->options->output;
     int width = 2;
@@ -178,7 +178,7 @@ static bool open_outputs(Split *split, Error *error) {
     return true;
 }
 
-static bool finish(Split *split, Error *error) {
+static bool finish(Splitter *split, Error *error) {
     static const char *const names[] = {"training", "validation"};
     for (int i = 0; i < 2; i++)
         if (!split->parts[i]->tokens)
@@ -201,7 +201,7 @@ bool split_shards(const SplitOptions *options, SplitPart *train, SplitPart *vali
     if (!(options->valid_fraction > 0 && options->valid_fraction < 1))
         return error_set(error, ERROR_USAGE, "valid=%g must be above 0 and below 1, the share of the documents in the validation part",
             options->valid_fraction);
-    Split split = {.options = options, .parts = {train, valid}};
+    Splitter split = {.options = options, .parts = {train, valid}};
     split.tokens = memory_allocate(HELD_TOKENS * sizeof *split.tokens);
     split.marks = memory_allocate(HELD_TOKENS);
     split.hash = XXH3_createState();
