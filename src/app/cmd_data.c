@@ -25,7 +25,8 @@
 
 typedef struct DataOptions {
     double valid;
-    const char *separator, *tokenizer, *field, *tokens, *template, *where, *rules, *bad_words, *fasttext, *decontaminate, *against;
+    const char *separator, *tokenizer, *field, *tokens, *template, *where, *rules, *bad_words, *fasttext, *decontaminate, *against,
+        *restore;
     bool special, check, overwrite;
     int64_t vocabulary, minimum_count, shard_tokens;
     int pattern, format, invalid, dedup, turns, bos;
@@ -63,6 +64,10 @@ static const Option pack_rows[] = {
         "exact: keep only the first of documents with the same text; near: also drop documents that share most of their text with an "
         "earlier one"),
     STRING_OPTION(against, "", "", "with dedup: packings whose documents count as seen, each named as OUTPUT, with commas", .path = true),
+    STRING_OPTION(restore, "", "",
+        "a packing of the same INPUT with dedup: pack only what it dropped as repeats, and compare with it and against=; for a packing "
+        "that is withdrawn",
+        .path = true),
     STRING_OPTION(where, "", "",
         "keep documents for which this holds, as in language_score > 0.8 and text.words >= 50; fields of the record, text.STATISTIC, "
         "MODEL.label"),
@@ -187,6 +192,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
         .invalid = (PackInvalid)options->invalid,
         .dedup = (PackDedup)options->dedup,
         .against = options->against,
+        .restore = options->restore,
         .filter = filter,
         .special = options->special,
         .bos = (TokenizerBos)options->bos,

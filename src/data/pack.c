@@ -51,8 +51,9 @@ typedef struct Packer {
     HashSet *seen;
     bool places; /* `seen` has the place of each document */
     DedupAgainst against;
-    DropLog *dropped; /* NULL: what is dropped is only counted */
-    File hashes;      /* for a folder of shards: the entries of `seen`, for the next start */
+    RestoreList *restore; /* NULL: all documents are read */
+    DropLog *dropped;     /* NULL: what is dropped is only counted */
+    File hashes;          /* for a folder of shards: the entries of `seen`, for the next start */
     uint64_t *new_hashes;
     size_t new_hash_count, new_hash_capacity;
     int lock, next_lock;
@@ -602,6 +603,7 @@ static bool take_block(void *context, Block *block, Error *error) {
             pack_files_leave(&packer->files, packer->files.list.entries[record->file].name, record->left_out, !record->left_out.advice);
             continue;
         }
+        if (record->passed) continue;
         packer->report.result.records += record->first;
         packer->long_bad = packer->long_bad && !record->first;
         bool good = record->bad == PACK_GOOD || packer->long_bad || count_bad_record(packer, record, error);
@@ -655,6 +657,8 @@ static bool check_pack_options(const PackOptions *options, Error *error) {
         return error_set(error, ERROR_USAGE, "valid=%g must be 0 to 0.5, the validation part of each file", options->valid_fraction);
     if (options->against && *options->against && options->dedup == PACK_DEDUP_NONE)
         return error_set(error, ERROR_USAGE, "against compares documents with those of other packings: set dedup=exact or near too");
+    if (options->restore && *options->restore && options->dedup == PACK_DEDUP_NONE)
+        return error_set(error, ERROR_USAGE, "restore compares documents again: set dedup=exact or near too, as in %s", options->restore);
     if (!check_tokens(options, error)) return false;
     if (strpbrk(options->separator, "\r\n"))
         return error_set(error, ERROR_USAGE, "separator contains a line end but must be the text of one line: remove the line end");
@@ -751,6 +755,7 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
     hash_set_free(packer->seen);
     drop_log_free(packer->dropped);
     file_list_free(&packer->against.names);
+    restore_free(packer->restore);
     file_close(&packer->hashes);
     if (packer->lock >= 0) close(packer->lock);
     if (packer->next_lock >= 0) close(packer->next_lock);
@@ -833,6 +838,17 @@ static bool open_outputs(Packer *packer, Error *error) {
            (!packer->valid.name || part_open(packer, &packer->valid, error));
 }
 
+static bool restores(const Packer *packer) { return packer->options.restore && *packer->options.restore; }
+
+/* Opens the list of the packing whose repeats are restored, and compares with what it has kept. */
+static bool open_restore(Packer *packer, const char *folder, Error *error) {
+    json_auto_t *settings = pack_report_settings(&packer->report, &packer->options);
+    const char *restore = packer->options.restore;
+    packer->restore = restore_open(restore, &packer->files, packer->report.inputs, settings, folder, error);
+    if (packer->restore) packer->report.restore = restore_identity(packer->restore);
+    return packer->restore && dedup_read(&packer->against, restore, packer->options.dedup == PACK_DEDUP_NEAR, packer->seen, error);
+}
+
 /* Opens the output: the folders, or a shard for each part. */
 static bool open_output(Packer *packer, Error *error) {
     SCOPED_FREE char *beside = output_folder(packer->train.name);
@@ -844,6 +860,7 @@ static bool open_output(Packer *packer, Error *error) {
     if (packer->options.against &&
         !dedup_read(&packer->against, packer->options.against, packer->options.dedup == PACK_DEDUP_NEAR, packer->seen, error))
         return false;
+    if (restores(packer) && !open_restore(packer, *beside ? beside : ".", error)) return false;
     packer->report.against = packer->against.identity;
     if (in_folder(packer)) return open_folder(packer, error);
     if (!open_outputs(packer, error)) return false;
@@ -925,7 +942,8 @@ static bool read_all_inputs(Packer *packer, Error *error) {
         .near = packer->options.dedup == PACK_DEDUP_NEAR,
         .chat = packer->chat,
         .pairs = packer->options.format == PACK_PREFERENCE,
-        .filter = packer->options.filter};
+        .filter = packer->options.filter,
+        .restore = packer->restore};
     packer->last_file = packer->report.position.file - (packer->report.position.byte == 0);
     packer->reader = record_reader_open(&packer->options, &packer->files, pipeline_cut, &packer->pipeline, packer->report.position);
     bool good = pipeline_run(&packer->pipeline, packer->reader, take_block, packer, error);

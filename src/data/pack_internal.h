@@ -158,6 +158,7 @@ typedef struct RecordPosition {
 typedef struct Record {
     size_t start, size; /* raw bytes in its block's text */
     bool json, valid;   /* a JSON object; in the validation part */
+    bool passed;        /* set by the pipeline: not one that is restored */
     TablePlace place;   /* for a row of a table; its `columns` is above 0 */
     bool first, last;   /* piece of its document */
     PackBad bad;
@@ -246,6 +247,18 @@ enum { RECORD_LIMIT = 1 << 26 /* bytes of a JSON line, and of a document that is
  * caller. */
 void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid, json_t **object);
 
+/* -- Documents that are restored (pack_restore.c) ---------------------------------------------------------------------- */
+
+typedef struct RestoreList RestoreList;
+/* Reads which documents of these files a packing dropped as repeats, as in PackOptions.restore. It
+ * must have had these inputs and settings, which are those of the records. `folder`: for a large
+ * table. ERROR_USAGE; ERROR_DATA. */
+RestoreList *restore_open(
+    const char *packing, const PackFiles *files, const json_t *inputs, const json_t *settings, const char *folder, Error *error);
+bool restore_wants(const RestoreList *list, int64_t file, int64_t line); /* from any thread */
+uint64_t restore_identity(const RestoreList *list);
+void restore_free(RestoreList *list); /* NULL is fine */
+
 /* -- All cores (pipeline.c) ------------------------------------------------------------------------------------------ */
 
 typedef struct PipelineOptions {
@@ -258,6 +271,7 @@ typedef struct PipelineOptions {
     const Chat *chat;             /* if set, records are conversations */
     bool pairs;                   /* each has a chosen and a rejected answer */
     const DocumentFilter *filter; /* if set, judges documents, which then come in one piece */
+    const RestoreList *restore;   /* the same: if set, passes over documents that are not listed */
 } PipelineOptions;
 /* Receives the blocks in order, on the calling thread; it may take over what a block owns.
  * Returning false ends the run. */
@@ -340,6 +354,7 @@ typedef struct PackReport {
     uint64_t chat;            /* chat_identity, or 0 */
     bool bos;                 /* texts begin with the ids that the tokenizer puts before a text */
     uint64_t against;         /* the hashes of other packings, or 0 */
+    uint64_t restore;         /* the list of restored documents, or 0 */
     bool named;               /* only the paths of the inputs are known */
     RecordPosition position;  /* where an interrupted packing continues */
 } PackReport;
@@ -350,6 +365,8 @@ bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles 
 void pack_report_name(PackReport *report, const PackOptions *options, PackFiles *files);
 /* Counts a bad record, and keeps one of the first of its kind as a sample. */
 void pack_report_bad(PackReport *report, const Record *record, const char *file);
+/* Describes the settings that, with the inputs and the tokenizer, decide the bytes that are written. */
+json_t *pack_report_settings(const PackReport *report, const PackOptions *options);
 /* Makes a JSON string of a path or setting, which may not be UTF-8. */
 json_t *pack_json_text(const char *text);
 /* Returns whether a packing says what it drops, and why. */

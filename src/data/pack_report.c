@@ -135,9 +135,7 @@ static json_t *choice_text(const char *choices, int index) {
 
 bool pack_logs_drops(const PackOptions *options) { return options->filter || options->dedup != PACK_DEDUP_NONE; }
 
-/* Describes the settings that, with the inputs and the tokenizer, decide the bytes that are
- * written. */
-static json_t *describe_settings(const PackReport *report, const PackOptions *options) {
+json_t *pack_report_settings(const PackReport *report, const PackOptions *options) {
     json_t *settings = json_pack("{sf so so so so so sb sb sI so}", "valid", options->valid_fraction, "separator",
         pack_json_text(options->separator), "field", pack_json_text(options->field), "format",
         choice_text(PACK_FORMATS, (int)options->format), "invalid", choice_text(PACK_INVALIDS, (int)options->invalid), "dedup",
@@ -147,6 +145,7 @@ static json_t *describe_settings(const PackReport *report, const PackOptions *op
     if (options->filter) json_object_set_new(settings, "filter", filter_describe(options->filter));
     if (pack_logs_drops(options)) json_object_set_new(settings, "dropped", json_string(PACK_DROPPED));
     if (report->against) json_object_set_new(settings, "against", json_sprintf("xxh3 %016" PRIx64, report->against));
+    if (report->restore) json_object_set_new(settings, "restore", json_sprintf("xxh3 %016" PRIx64, report->restore));
     return settings;
 }
 
@@ -173,7 +172,7 @@ static json_t *print_length_table(const PackResult *result) {
 char *pack_report_text(const PackReport *report, const PackOptions *options, bool complete) {
     const char *tokenizer = options->tokenizer && *options->tokenizer ? options->tokenizer : "bytes";
     json_auto_t *record = json_pack("{ss sb so so sO so so so sO sO sO}", "smelt", SMELT_VERSION, "complete", complete, "settings",
-        describe_settings(report, options), "tokenizer", pack_json_text(tokenizer), "inputs", report->inputs, "counts",
+        pack_report_settings(report, options), "tokenizer", pack_json_text(tokenizer), "inputs", report->inputs, "counts",
         write_numbers(report, numbers, NUMBERS), "bad", describe_bad(&report->result), "document_lengths",
         print_length_table(&report->result), "samples", report->samples, "files_taken", report->files->taken, "files_left_out",
         report->files->left_out);
@@ -195,7 +194,7 @@ static bool same_input(const PackReport *report, const json_t *old, const json_t
 
 /* Returns the first setting, or input, that has changed. */
 static char *find_difference(const PackReport *report, const PackOptions *options, const json_t *record) {
-    json_auto_t *settings = describe_settings(report, options);
+    json_auto_t *settings = pack_report_settings(report, options);
     const json_t *old = json_object_get(record, "settings"), *value;
     const char *key;
     json_object_foreach((json_t *)old, key, value) {

@@ -45,7 +45,7 @@ typedef struct Pipeline {
 size_t pipeline_cut(const void *context, const char *text, size_t size) {
     const PipelineOptions *options = context;
     size_t at = size - 1;
-    if (options->filter) return 0;
+    if (options->filter || options->restore) return 0;
     if (options->tokenizer) return tokenizer_safe_cut(options->tokenizer, text, size, size);
     if (!options->text_only) { /* cut before the last character */
         while (at > 0 && size - at < 4 && (text[at] & 0xc0) == 0x80) at--;
@@ -229,6 +229,8 @@ static void encode_block(const PipelineOptions *options, Encoders *encoders, Blo
     for (size_t i = 0; i < block->count && good; i++) {
         Record *record = &block->records[i];
         json_auto_t *object = NULL;
+        record->passed = options->restore && !record->left_out.what && !restore_wants(options->restore, record->file, record->line);
+        if (record->passed) continue;
         record_text(record, block->text, options->chat || options->tokens ? NULL : options->field, options->invalid,
             encoders->judge ? &object : NULL);
         bool lost = record->text_size == 0 && !(record->last && !record->first);

@@ -16,6 +16,7 @@
 #include "base/strings.h"
 #include "data/byte_tokenizer.h"
 #include "data/data_internal.h"
+#include "data/pack.h"
 #include "token/tokenizer.h"
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
@@ -158,7 +159,8 @@ static bool open_prefixes(ShardSet *set, const FileList *prefixes, Error *error)
 
 /* Warns of other files in a folder of shards, such as text, which are not read. */
 static void warn_of_others(const char *path) {
-    static const char *const known[] = {".bin", ".idx", ".mds", ".mds.zstd", "pack.json", "index.json"};
+    static const char *const known[] = {
+        ".bin", ".idx", ".mds", ".mds.zstd", "pack.json", "index.json", "." PACK_DEDUP_NAME, "." PACK_DROPPED};
     SCOPED(file_list_free) FileList list = {0};
     Error ignored = {0};
     const char *first = NULL;
@@ -168,6 +170,7 @@ static void warn_of_others(const char *path) {
         const char *name = list.entries[i].name;
         bool other = list.entries[i].kind == FILE_REGULAR && name[0] != '.';
         for (size_t k = 0; k < sizeof known / sizeof *known && other; k++) other = !ends_with(name, known[k]);
+        other = other && strcmp(name, PACK_DEDUP_NAME) != 0 && strcmp(name, PACK_DROPPED) != 0;
         if (other && (!first || strcmp(name, first) < 0)) first = name;
         count += other;
     }

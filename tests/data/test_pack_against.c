@@ -1,6 +1,7 @@
 /* Tests of packings that leave out what other packings have. Each test runs in a temporary folder of its own. */
 #include "support/data_files.h"
 
+#include "base/array.h"
 #include "base/rng.h"
 #include "data/pack.h"
 #include "support/mentions.h"
@@ -95,10 +96,92 @@ static void what_another_packing_cannot_say_is_refused(void **state) {
     free(bytes);
 }
 
+/* The texts of shards, sorted, each with its line end; the caller frees. */
+static int compare_texts(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static char *sorted_texts(const char *const *prefixes) {
+    char **texts = NULL, *all = memory_copy_string("");
+    size_t count = 0;
+    for (; *prefixes; prefixes++) {
+        ShardSet set = open_set(*prefixes);
+        int32_t *tokens = read_tokens(&set, NULL);
+        for (int64_t start = 0, at = 0; at < set.token_count; at++) {
+            if (tokens[at] != BYTE_SEPARATOR) continue;
+            char *text = memory_allocate((size_t)(at - start) + 1);
+            for (int64_t i = start; i < at; i++) text[i - start] = (char)tokens[i];
+            array_append(texts, count, text);
+            start = at + 1;
+        }
+        free(tokens);
+        shard_set_close(&set);
+    }
+    qsort(texts, count, sizeof *texts, compare_texts);
+    for (size_t i = 0; i < count; i++) {
+        char *before = all;
+        all = memory_format("%s%s\n", before, texts[i]);
+        free(before);
+        free(texts[i]);
+    }
+    free(texts);
+    return all;
+}
+
+/* After `first` is withdrawn, `second` and what it dropped for `first` have what a packing without `first` has. */
+static void a_source_is_withdrawn_without_packing_the_rest_again(void **state) {
+    (void)state;
+    write_inputs();
+    for (int64_t shard_tokens = 0; shard_tokens <= 5000; shard_tokens += 5000) {
+        PackOptions options = {.inputs = a, .output = "first", .dedup = PACK_DEDUP_EXACT, .shard_tokens = shard_tokens, .overwrite = true};
+        pack(options);
+        options.inputs = b, options.output = "second", options.against = "first";
+        PackResult second = pack(options);
+        options.output = "rest", options.against = "", options.restore = "second";
+        PackResult rest = pack(options);
+        options.output = "alone", options.restore = "";
+        PackResult alone = pack(options);
+        assert_int_equal(rest.records, second.left_out);
+        assert_int_equal(second.documents + rest.documents, alone.documents);
+        assert_int_equal(second.train_tokens + rest.train_tokens, alone.train_tokens);
+        assert_true(rest.documents > 20);
+        SCOPED_FREE char *two = sorted_texts((const char *const[]){"second", "rest", NULL});
+        SCOPED_FREE char *one = sorted_texts((const char *const[]){"alone", NULL});
+        assert_string_equal(two, one);
+        options.output = "other", options.restore = "second", options.field = "body";
+        assert_refused(options, ERROR_USAGE, "the setting field is not that of second");
+        options.field = NULL, options.inputs = a;
+        assert_refused(options, ERROR_USAGE, "the inputs are not those of second");
+        options.inputs = b, options.dedup = PACK_DEDUP_NONE;
+        assert_refused(options, ERROR_USAGE, "set dedup=exact or near too");
+        options.dedup = PACK_DEDUP_EXACT, options.restore = "nothing";
+        assert_refused(options, ERROR_USAGE, "nothing is not a complete packing");
+        options.restore = "second", options.output = "other", options.against = "rest"; /* both have everything */
+        assert_refused(options, ERROR_DATA, "left repeat");
+        options.against = "";
+        Error error = {0};
+        for (const char *const *name = (const char *const[]){"first", "second", "rest", "alone", "other", NULL}; *name; name++) {
+            static const char *const endings[] = {"", ".idx", ".bin", ".tokenizer", ".pack.json", ".dedup", ".dropped.jsonl.zst"};
+            for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+                SCOPED_FREE char *path = memory_format("%s%s", *name, endings[i]);
+                assert_true(file_remove(path, &error));
+            }
+        }
+    }
+    /* Near duplicates: nothing of `rest` is near a document of `second`. */
+    PackOptions options = {.inputs = a, .output = "first", .dedup = PACK_DEDUP_NEAR, .overwrite = true};
+    pack(options);
+    options.inputs = b, options.output = "second", options.against = "first";
+    pack(options);
+    options.output = "rest", options.against = "", options.restore = "second";
+    PackResult rest = pack(options);
+    assert_true(rest.documents > 20 && rest.left_out > 20);
+    options.output = "again", options.against = "rest";
+    assert_refused(options, ERROR_DATA, "left repeat");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         IN_FOLDER(two_packings_keep_what_one_of_both_keeps),
         IN_FOLDER(what_another_packing_cannot_say_is_refused),
+        IN_FOLDER(a_source_is_withdrawn_without_packing_the_rest_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
