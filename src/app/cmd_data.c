@@ -26,7 +26,7 @@
 typedef struct DataOptions {
     double valid;
     const char *separator, *tokenizer, *field, *tokens, *template, *where, *rules, *bad_words, *fasttext, *decontaminate, *against,
-        *restore;
+        *restore, *lines;
     bool special, check, overwrite;
     int64_t vocabulary, minimum_count, shard_tokens;
     int pattern, format, invalid, dedup, turns, bos;
@@ -73,6 +73,7 @@ static const Option pack_rows[] = {
         "MODEL.label"),
     STRING_OPTION(
         rules, "", "", "keep documents that keep published rules: gopher, c4, fineweb, or single ones as gopher.words, with commas"),
+    STRING_OPTION(lines, "", "", "remove lines of documents by published rules: c4, or single ones as c4.javascript, with commas"),
     STRING_OPTION(bad_words, "", "", "drop documents with a word or phrase of this file, one on each line", .path = true),
     STRING_OPTION(
         decontaminate, "", "", "drop documents that share 13 words in a row with this evaluation set of JSON lines", .path = true),
@@ -176,7 +177,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
     if (invocation->word_count < 2)
         return error_set(error, ERROR_USAGE, "smelt data pack takes INPUT... OUTPUT, but only 1 argument was given");
     inputs[invocation->word_count - 1] = NULL;
-    FilterOptions rules = {options->where, options->rules, options->bad_words, options->fasttext, options->decontaminate};
+    FilterOptions rules = {options->where, options->rules, options->bad_words, options->fasttext, options->decontaminate, options->lines};
     DocumentFilter *filter;
     if (!filter_open(&rules, &filter, error)) return false;
     PackOptions pack = {.inputs = inputs,

@@ -604,6 +604,7 @@ static bool take_block(void *context, Block *block, Error *error) {
             continue;
         }
         if (record->passed) continue;
+        for (int rule = 0; rule < LINE_RULES; rule++) packer->report.edits[rule] += record->edits[rule];
         packer->report.result.records += record->first;
         packer->long_bad = packer->long_bad && !record->first;
         bool good = record->bad == PACK_GOOD || packer->long_bad || count_bad_record(packer, record, error);
@@ -897,6 +898,12 @@ static void warn_bad(const Packer *packer) {
     }
 }
 
+/* Says what rules over lines did. */
+static void say_edits(const Packer *packer) {
+    for (int i = 0; i < LINE_RULES; i++)
+        if (packer->report.edits[i]) log_info("%s applied to %" PRId64 " lines", line_rule_name(i), packer->report.edits[i]);
+}
+
 /* Says how many documents each rule dropped, and warns of a rule that drops nearly all. */
 static void warn_filtered(const Packer *packer) {
     const PackResult *result = &packer->report.result;
@@ -953,6 +960,7 @@ static bool read_all_inputs(Packer *packer, Error *error) {
         log_warn("separator=%s divides text only: each record of %s is a document", packer->options.separator, records);
     pack_files_warn(&packer->files);
     if (good) warn_bad(packer);
+    if (good) say_edits(packer);
     if (good) warn_filtered(packer);
     if (good) warn_of_answers(&packer->report.result);
     if (good) warn_of_lost(&packer->report.result);

@@ -167,12 +167,13 @@ typedef struct Record {
     /* Set by record_text: the document's text, in the block or `owned`. Set by the pipeline: its
      * tokens and hash. */
     const char *text;
-    char *owned, what[320];   /* `what`: the fault, for a sample */
-    int broken_rule;          /* 1 + the rule of the filter that drops the document; 0: none does */
-    char value[FILTER_VALUE]; /* what the rule saw, as JSON */
-    NotText left_out;         /* why the whole file is skipped; `what` NULL: it is not */
-    bool fatal;               /* the options are at fault, not the record: the packing ends */
-    int32_t *spans;           /* for a conversation: lengths of untrained and trained spans, alternating; owned */
+    char *owned, what[320];    /* `what`: the fault, for a sample */
+    int broken_rule;           /* 1 + the rule of the filter that drops the document; 0: none does */
+    char value[FILTER_VALUE];  /* what the rule saw, as JSON */
+    int32_t edits[LINE_RULES]; /* how often rules over lines applied */
+    NotText left_out;          /* why the whole file is skipped; `what` NULL: it is not */
+    bool fatal;                /* the options are at fault, not the record: the packing ends */
+    int32_t *spans;            /* for a conversation: lengths of untrained and trained spans, alternating; owned */
     size_t span_count;
     size_t chosen_spans;   /* for a pair of answers: how many spans belong to the chosen one; otherwise 0 */
     ChatCounts counts;     /* of a conversation, or of both answers of a pair */
@@ -246,6 +247,8 @@ enum { RECORD_LIMIT = 1 << 26 /* bytes of a JSON line, and of a document that is
  * to encode. Unless `object` is NULL, *object gets the JSON of a record with a text; owned by the
  * caller. */
 void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid, json_t **object);
+/* Removes lines of a document with a text. */
+void record_edit(Record *record, char *block_text, const DocumentFilter *filter);
 
 /* -- Documents that are restored (pack_restore.c) ---------------------------------------------------------------------- */
 
@@ -348,15 +351,16 @@ typedef struct PackReport {
     PackResult result;
     PackFiles *files; /* borrowed */
     int64_t valid_shards, hashes;
-    int64_t *filtered;        /* documents that each rule of the filter dropped; owned */
-    int64_t dropped_bytes;    /* of the file of dropped documents, up to `position` */
-    json_t *inputs, *samples; /* owned */
-    uint64_t chat;            /* chat_identity, or 0 */
-    bool bos;                 /* texts begin with the ids that the tokenizer puts before a text */
-    uint64_t against;         /* the hashes of other packings, or 0 */
-    uint64_t restore;         /* the list of restored documents, or 0 */
-    bool named;               /* only the paths of the inputs are known */
-    RecordPosition position;  /* where an interrupted packing continues */
+    int64_t *filtered;         /* documents that each rule of the filter dropped; owned */
+    int64_t edits[LINE_RULES]; /* how often rules over lines applied */
+    int64_t dropped_bytes;     /* of the file of dropped documents, up to `position` */
+    json_t *inputs, *samples;  /* owned */
+    uint64_t chat;             /* chat_identity, or 0 */
+    bool bos;                  /* texts begin with the ids that the tokenizer puts before a text */
+    uint64_t against;          /* the hashes of other packings, or 0 */
+    uint64_t restore;          /* the list of restored documents, or 0 */
+    bool named;                /* only the paths of the inputs are known */
+    RecordPosition position;   /* where an interrupted packing continues */
 } PackReport;
 /* Opens a report. ERROR_DATA: an input cannot be read any more. */
 bool pack_report_open(PackReport *report, const PackOptions *options, PackFiles *files, Error *error);

@@ -157,6 +157,13 @@ static json_t *describe_filtered(const PackReport *report, const PackOptions *op
     return counts;
 }
 
+/* How often rules over lines applied. */
+static json_t *describe_edits(const PackReport *report) {
+    json_t *counts = json_object();
+    for (int i = 0; i < LINE_RULES; i++) json_object_set_new(counts, line_rule_name(i), json_integer(report->edits[i]));
+    return counts;
+}
+
 static json_t *describe_bad(const PackResult *result) {
     json_t *bad = json_object();
     for (int i = 1; i < PACK_BAD_KINDS; i++) json_object_set_new(bad, bad_names[i], json_integer(result->bad[i]));
@@ -177,6 +184,7 @@ char *pack_report_text(const PackReport *report, const PackOptions *options, boo
         print_length_table(&report->result), "samples", report->samples, "files_taken", report->files->taken, "files_left_out",
         report->files->left_out);
     if (record && options->filter) json_object_set_new(record, "rules", describe_filtered(report, options));
+    if (record && options->filter && filter_edits(options->filter)) json_object_set_new(record, "lines", describe_edits(report));
     if (record && !complete) {
         json_t *position = write_numbers(report, places, PLACES);
         json_object_set_new(position, "dropped_bytes", json_integer(report->dropped_bytes));
@@ -220,6 +228,8 @@ static bool take_counts(PackReport *report, const PackOptions *options, const js
     for (int i = 0; i < PACK_LENGTHS; i++) report->result.lengths[i] = json_integer_value(json_array_get(lengths, (size_t)i));
     for (int i = 0; options->filter && i < filter_rules(options->filter); i++)
         report->filtered[i] = json_integer_value(json_object_get(json_object_get(record, "rules"), filter_rule(options->filter, i)));
+    for (int i = 0; i < LINE_RULES; i++)
+        report->edits[i] = json_integer_value(json_object_get(json_object_get(record, "lines"), line_rule_name(i)));
     report->dropped_bytes = json_integer_value(json_object_get(json_object_get(record, "position"), "dropped_bytes"));
     json_t *taken = json_object_get(record, "files_taken"), *left_out = json_object_get(record, "files_left_out");
     json_array_clear(report->files->taken);

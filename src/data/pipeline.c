@@ -233,6 +233,7 @@ static void encode_block(const PipelineOptions *options, Encoders *encoders, Blo
         if (record->passed) continue;
         record_text(record, block->text, options->chat || options->tokens ? NULL : options->field, options->invalid,
             encoders->judge ? &object : NULL);
+        if (record->text_size > 0 && options->filter && filter_edits(options->filter)) record_edit(record, block->text, options->filter);
         bool lost = record->text_size == 0 && !(record->last && !record->first);
         if (!lost && encoders->judge && !options->chat && !options->tokens) lost = !judge_record(options, encoders->judge, record, object);
         if (!lost && !options->tokens) mark_record(options, record);

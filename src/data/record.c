@@ -148,3 +148,9 @@ void record_text(Record *record, char *block_text, const char *field, PackInvali
     else if (left && record->json && field) left = take_field(record, place, field, object);
     if (!left) record->text_size = 0;
 }
+
+void record_edit(Record *record, char *block_text, const DocumentFilter *filter) {
+    char *text = record->owned ? record->owned : block_text + record->start; /* where record_text has left it */
+    record->text_size = filter_edit(filter, text, record->text_size, record->edits);
+    if (record->text_size == 0) record_mark(record, PACK_BAD_EMPTY, "lines= leaves nothing of it");
+}

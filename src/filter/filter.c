@@ -34,6 +34,8 @@ struct DocumentFilter {
     ScoreModel *models;
     size_t model_count;
     Phrases *bad_words, *evaluation;
+    char *lines_setting;
+    unsigned lines; /* a bit for each rule */
     char **fields;
     size_t field_count;
     bool reads_text;
@@ -162,6 +164,18 @@ static bool add_named(DocumentFilter *filter, const char *name, Error *error) {
     return found || refuse_rule(name, error);
 }
 
+static bool add_line_rules(DocumentFilter *filter, const char *name, Error *error) {
+    char names[512];
+    size_t used = 0;
+    name += strspn(name, " ");
+    unsigned found = line_rules_find(name);
+    filter->lines |= found;
+    filter->reads_text = true;
+    for (int i = 0; i < LINE_RULES && used < sizeof names; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, ", %s", line_rule_name(i));
+    return found || error_set(error, ERROR_USAGE, "lines: %s is not known: choose of c4 for all%s", name, names);
+}
+
 /* Adds the rule of a file of words, or of an evaluation set. */
 static Phrases *add_phrases(DocumentFilter *filter, const char *path, const char *setting, bool records, Error *error) {
     Phrases *phrases = phrases_open(path, records, error);
@@ -186,12 +200,14 @@ static bool add_model(DocumentFilter *filter, const char *element, Error *error)
 
 bool filter_open(const FilterOptions *options, DocumentFilter **opened, Error *error) {
     *opened = NULL;
-    if (!*options->where && !*options->rules && !*options->bad_words && !*options->decontaminate)
+    const char *lines = options->lines ? options->lines : "";
+    if (!*options->where && !*options->rules && !*options->bad_words && !*options->decontaminate && !*lines)
         return !*options->fasttext || error_set(error, ERROR_USAGE, "fasttext= names a model that no rule reads: set where=");
     DocumentFilter *filter = memory_allocate(sizeof *filter);
     filter->where = memory_copy_string(options->where);
     filter->rules_setting = memory_copy_string(options->rules);
-    bool good = each_element(filter, options->fasttext, add_model, error);
+    filter->lines_setting = memory_copy_string(lines);
+    bool good = each_element(filter, options->fasttext, add_model, error) && each_element(filter, lines, add_line_rules, error);
     if (good && *options->bad_words) good = (filter->bad_words = add_phrases(filter, options->bad_words, "bad_words", false, error));
     if (good && *options->decontaminate)
         good = (filter->evaluation = add_phrases(filter, options->decontaminate, "decontaminate", true, error));
@@ -214,6 +230,7 @@ void filter_free(DocumentFilter *filter) {
     phrases_free(filter->evaluation);
     free(filter->where);
     free(filter->rules_setting);
+    free(filter->lines_setting);
     free(filter->expressions);
     free(filter->rules);
     free(filter->models);
@@ -236,8 +253,16 @@ json_t *filter_describe(const DocumentFilter *filter) {
     for (size_t i = 0; i < filter->model_count; i++)
         json_object_set_new(
             models, filter->models[i].name, json_sprintf("xxh3 %016" PRIx64, fasttext_identity(filter->models[i].fasttext)));
-    return json_pack("{ss ss so so so}", "where", filter->where, "rules", filter->rules_setting, "bad_words",
+    json_t *description = json_pack("{ss ss so so so}", "where", filter->where, "rules", filter->rules_setting, "bad_words",
         describe_phrases(filter->bad_words), "decontaminate", describe_phrases(filter->evaluation), "fasttext", models);
+    if (filter->lines) json_object_set_new(description, "lines", json_string(filter->lines_setting));
+    return description;
+}
+
+bool filter_edits(const DocumentFilter *filter) { return filter->lines; }
+
+size_t filter_edit(const DocumentFilter *filter, char *text, size_t size, int32_t counts[LINE_RULES]) {
+    return lines_edit(filter->lines, text, size, counts);
 }
 
 /* -- Judging ------------------------------------------------------------------------------------------------------------- */

@@ -20,6 +20,7 @@ typedef struct FilterOptions {
     const char *bad_words;     /* a file with a word or phrase on each line; a document with one of them is dropped */
     const char *fasttext;      /* NAME:FILE, with commas between models */
     const char *decontaminate; /* an evaluation set as JSON lines; a document that shares 13 words in a row is dropped */
+    const char *lines;         /* names of rules that remove lines, or of sets of them, with commas; NULL: none */
 } FilterOptions;
 
 typedef struct DocumentFilter DocumentFilter;
@@ -36,6 +37,13 @@ const char *filter_field(const DocumentFilter *filter, size_t field);
 bool filter_reads_text(const DocumentFilter *filter); /* whether a rule reads the text of a document */
 /* Returns the settings with the content of their files, as a new object: equal for equal verdicts. */
 json_t *filter_describe(const DocumentFilter *filter);
+
+/* Removes the lines of a text, in place, that break the rules of `lines`; returns the bytes that are
+ * left. Adds to `counts` how often each rule applied. */
+enum { LINE_RULES = 6 };
+size_t filter_edit(const DocumentFilter *filter, char *text, size_t size, int32_t counts[LINE_RULES]);
+bool filter_edits(const DocumentFilter *filter);
+const char *line_rule_name(int rule); /* of LINE_RULES */
 
 /* What one thread needs to judge documents. */
 typedef struct FilterJudge FilterJudge;

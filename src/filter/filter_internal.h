@@ -82,6 +82,11 @@ typedef struct NamedRule { const char *set, *name, *expression; } NamedRule;
 extern const NamedRule named_rules[];
 extern const int named_rule_count;
 
+/* -- Lines (lines.c) -------------------------------------------------------------------------------------------------- */
+
+unsigned line_rules_find(const char *name); /* a bit for each rule of this name or set; 0: there is none */
+size_t lines_edit(unsigned rules, char *text, size_t size, int32_t counts[LINE_RULES]);
+
 /* -- Phrases (phrases.c) ----------------------------------------------------------------------------------------------- */
 
 typedef struct Phrases Phrases;

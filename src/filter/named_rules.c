@@ -4,7 +4,7 @@
  * gopher: Rae et al., "Scaling Language Models: Methods, Analysis & Insights from Training Gopher",
  * 2021, section A.1.1 and table A1. c4: Raffel et al., "Exploring the Limits of Transfer Learning
  * with a Unified Text-to-Text Transformer", 2020, section 2.2: what it asks of pages; its rules for
- * lines change texts, and are not among these. fineweb: Penedo et al., "The FineWeb Datasets", 2024,
+ * lines are in lines.c. fineweb: Penedo et al., "The FineWeb Datasets", 2024,
  * section 3.6. */
 #include "filter/filter_internal.h"
 

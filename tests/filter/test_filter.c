@@ -409,6 +409,70 @@ static void values_that_are_not_utf8_or_have_a_nul_are_listed(void **state) {
     free(dropped);
 }
 
+/* The results are those of datatrove's C4QualityFilter; "" is a text without lines that stay. */
+static void lines_that_break_rules_are_removed(void **state) {
+    (void)state;
+    static const struct {
+        const char *rules, *text, *left;
+    } cases[] = {
+        {"c4", "  One whole line here. \n\nNo end here\r\nIt ends so...\xe2\x80\xa8Two more words!\xc2\x85 \"Is it?\"\n",
+            "One whole line here.\nTwo more words!"},
+        {"c4", "Please enable JavaScript to go on.\nWe use cookies on this site.\nOur Terms of Use apply here.\nThis line stays here.",
+            "This line stays here."},
+        {"c4", "A fact is so.[1]\nA fact is so. [12]\nThe[edit] fact[citation needed][] is so.\nIt [x] [1 is so.",
+            "A fact is so.\nThe fact is so.\nIt [x] [1 is so."},
+        {"c4", "Two [1] words.\nTwo words.\nNow three words.", "Two  words.\nNow three words."},
+        {"c4", "no end\nnothing", ""},
+        {"c4.few_words", "two words\n\nnow three words\n", "now three words"},
+        {"c4.javascript,c4.open_lines", "javascript: x.\nopen\nWord.", "Word."},
+        {"c4.citations", "\xe3\x80\x80[1]a[1][2\xe3\x80\x80", "a[2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        DocumentFilter *filter = open_filter((FilterOptions){.lines = cases[i].rules});
+        int32_t counts[LINE_RULES] = {0};
+        SCOPED_FREE char *text = memory_copy_string(cases[i].text);
+        size_t size = filter_edit(filter, text, strlen(text), counts);
+        if (size != strlen(cases[i].left) || memcmp(text, cases[i].left, size) != 0)
+            fail_msg("%s of \"%s\" leaves \"%.*s\"", cases[i].rules, cases[i].text, (int)size, text);
+        filter_free(filter);
+    }
+    for (int more = 0; more < 2; more++) { /* a word of 1,000 characters, and of one more */
+        DocumentFilter *filter = open_filter((FilterOptions){.lines = "c4.long_words"});
+        int32_t counts[LINE_RULES] = {0};
+        char text[3 * 1001 + 4];
+        for (int c = 0; c < 1000 + more; c++) memcpy(text + 3 * c, "\xe6\x9c\xac", 3);
+        assert_int_equal(filter_edit(filter, text, 3 * (size_t)(1000 + more), counts), more ? 0 : 3000);
+        assert_int_equal(counts[0], more);
+        filter_free(filter);
+    }
+    DocumentFilter *filter;
+    Error error = {0};
+    assert_false(filter_open(&(FilterOptions){"", "", "", "", "", "c4.lines"}, &filter, &error));
+    assert_true(mentions(error.message, "c4.lines is not known: choose of c4 for all, c4.long_words"));
+}
+
+/* Rules see what the removal of lines leaves, and a document without lines is left out as empty. */
+static void documents_are_judged_by_the_lines_that_stay(void **state) {
+    (void)state;
+    static const char *const inputs[] = {"a.jsonl", "b.txt", NULL};
+    write_text("a.jsonl",
+        "{\"text\": \"One line stays here.\\nopen\"}\n{\"text\": \"open\"}\n{\"text\": \"A {brace} is here.\\nSo is more.\"}\n"
+        "{\"text\": \"{open}\\nOne line stays here.\"}\n");
+    write_text("b.txt", "One \xff line here.\nopen\n");
+    DocumentFilter *filter = open_filter((FilterOptions){.lines = "c4", .rules = "c4.braces"});
+    PackResult result = pack((PackOptions){.inputs = inputs, .output = "out", .filter = filter, .dedup = PACK_DEDUP_EXACT});
+    filter_free(filter);
+    assert_int_equal(result.documents, 2);
+    assert_int_equal(result.records, 5);
+    assert_int_equal(result.filtered, 1);
+    assert_int_equal(result.left_out, 1); /* what is left of the fourth is the first */
+    assert_int_equal(result.bad[PACK_BAD_EMPTY], 1);
+    assert_shard_text("out", "One line stays here.|One \xef\xbf\xbd line here.|");
+    size_t size;
+    SCOPED_FREE char *record = (char *)read_bytes("out.pack.json", &size);
+    assert_holds(record, "\"c4.open_lines\": 4");
+}
+
 /* A second packing of a folder does not read the lists of the first, and one without rules removes them. */
 static void lists_of_documents_are_no_input_and_go_with_their_shard(void **state) {
     (void)state;
@@ -485,6 +549,8 @@ int main(void) {
         IN_FOLDER(a_field_may_have_the_name_of_a_rule),
         IN_FOLDER(what_is_dropped_is_listed_with_rule_and_value),
         IN_FOLDER(values_that_are_not_utf8_or_have_a_nul_are_listed),
+        cmocka_unit_test(lines_that_break_rules_are_removed),
+        IN_FOLDER(documents_are_judged_by_the_lines_that_stay),
         IN_FOLDER(lists_of_documents_are_no_input_and_go_with_their_shard),
         IN_FOLDER(parquet_and_json_lines_are_judged_alike),
         IN_FOLDER(a_rule_that_cannot_be_judged_is_refused),

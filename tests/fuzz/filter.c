@@ -1,6 +1,6 @@
 /* A libFuzzer entry for the rules of a filter. The first line of the input is an expression, the second a record as JSON, and
  * the rest the text that is judged: an expression is refused with a message of one line, or judges the text with a value that
- * is JSON. */
+ * is JSON. The rules over lines make no text longer. */
 #include <stdlib.h>
 
 #include "base/json_reader.h"
@@ -15,7 +15,7 @@ FUZZ(filter) {
     record = strsep(&rest, "\n");
     DocumentFilter *filter;
     Error error = {0};
-    FilterOptions options = {where, "", "", "", ""};
+    FilterOptions options = {where, "", "", "", "", "c4"};
     if (!filter_open(&options, &filter, &error)) require_line(&error);
     else if (filter) {
         FilterJudge *judge = filter_judge_open(filter);
@@ -25,6 +25,8 @@ FUZZ(filter) {
         require(rule >= -1 && rule < filter_rules(filter));
         json_t *seen = rule < 0 ? NULL : json_loads(value, JSON_DECODE_ANY, NULL);
         require(rule < 0 || seen);
+        int32_t counts[LINE_RULES] = {0};
+        require(!rest || filter_edit(filter, rest, length, counts) <= length);
         json_decref(seen);
         json_decref(json);
         filter_judge_free(judge);

@@ -173,6 +173,36 @@ def check_rules(smelt, folder, texts):
     return wrong
 
 
+def edited(text):
+    """The lines that stay, as datatrove's C4QualityFilter keeps them."""
+    stays = []
+    for line in text.splitlines():
+        line = line.strip()
+        words = line.split()
+        if any(len(word) > 1000 for word in words):
+            continue
+        line = re.sub(r"\[\d*\]|\[edit\]|\[citation needed\]", "", line)
+        low = line.lower()
+        policy = any(phrase in low for phrase in ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies"))
+        if line.endswith((".", "?", "!", '"', "'")) and not line.endswith("...") and len(words) >= 3 and "javascript" not in low and not policy:
+            stays.append(line)
+    return "\n".join(stays).strip()
+
+
+def check_lines(smelt, folder, texts, chance):
+    """The bytes that are left of each text, seen by a rule that none fulfils but a copy of one that stays whole."""
+    odd = ["use [1]", "[edit]", "JavaScript", "Privacy Policy", "\u2028", "\x1c", "\r", "w" * 1001, "[citation needed].", "x x x."]
+    texts = ["".join(chance.choice([text[:chance.randint(0, 200)], " ", "\n", chance.choice(odd)]) for _ in range(chance.randint(1, 9))) for text in texts]
+    with open(os.path.join(folder, "documents.jsonl"), "w") as file:
+        for text in texts + ["one line stays."]:
+            file.write(json.dumps({"text": text}) + "\n")
+    expected = []
+    for text in texts:
+        size = len(edited(text).encode())
+        expected.append(("text.bytes == 15", float(size)) if size and size != 15 else None if size else ("empty", "lines= leaves nothing of it" if text else "text"))
+    return same(smelt, folder, "lines=c4", expected + [None], "lines=c4", "where=text.bytes == 15")
+
+
 def check_expressions(smelt, folder, records, chance):
     wrong = 0
     for _ in range(30):
@@ -261,6 +291,7 @@ def main():
             for record in records:
                 file.write(json.dumps(record, ensure_ascii=chance.random() < 0.5) + "\n")
         wrong = check_rules(smelt, folder, texts) + check_expressions(smelt, folder, records, chance) + check_fasttext(smelt, folder, texts, chance)
+        wrong += check_lines(smelt, folder, texts, chance)
     sys.exit("%d differ" % wrong if wrong else 0)
 
 
