@@ -272,32 +272,47 @@ WGMMA_SHARED(wgmma_shared_128, "m64n128k16", TIED_128_COLUMNS, NAMED_64, "%64", 
 WGMMA_REGISTERS(wgmma_registers_64, "m64n64k16", TIED_64_COLUMNS, NAMED_32, "%32, %33, %34, %35", "%36", "%37", "%38")
 WGMMA_REGISTERS(wgmma_registers_128, "m64n128k16", TIED_128_COLUMNS, NAMED_64, "%64, %65, %66, %67", "%68", "%69", "%70")
 
-/* `columns` of x is 64 or 128, a constant. */
+/* Moves the descriptor of a transposed operand by `columns` columns, a multiple of 64. */
+INLINE Descriptor descriptor_next_columns(Descriptor operand, const int columns) {
+    return operand + (uint32_t)(columns / PANEL_COLUMNS) * (operand >> 16);
+}
+/* `columns` of x is a constant: 64 or 128, and with a transposed b up to 256. */
 INLINE void wgmma_shared(float *x, const int columns, Descriptor a, Descriptor b, bool add, const int b_transposed) {
-    if (columns == 64) wgmma_shared_64(x, a, b, add, b_transposed);
-    else wgmma_shared_128(x, a, b, add, b_transposed);
+    UNROLL for (int i = 0; i < columns; i += 128) {
+        if (columns - i == 64) wgmma_shared_64(x + i / 2, a, descriptor_next_columns(b, i), add, b_transposed);
+        else wgmma_shared_128(x + i / 2, a, descriptor_next_columns(b, i), add, b_transposed);
+    }
 }
 INLINE void wgmma_registers(float *x, const int columns, const uint32_t *a, Descriptor b, bool add, const int b_transposed) {
-    if (columns == 64) wgmma_registers_64(x, a, b, add, b_transposed);
-    else wgmma_registers_128(x, a, b, add, b_transposed);
+    UNROLL for (int i = 0; i < columns; i += 128) {
+        if (columns - i == 64) wgmma_registers_64(x + i / 2, a, descriptor_next_columns(b, i), add, b_transposed);
+        else wgmma_registers_128(x + i / 2, a, descriptor_next_columns(b, i), add, b_transposed);
+    }
 }
 /* Orders earlier writes to the registers of x before wgmma. */
 INLINE void wgmma_begin(float *x, const int columns) {
-    if (columns == 64) __asm__ volatile("wgmma.fence.sync.aligned;" : TIED_64_COLUMNS(x) : : "memory");
-    else __asm__ volatile("wgmma.fence.sync.aligned;" : TIED_128_COLUMNS(x) : : "memory");
+    UNROLL for (int i = 0; i < columns; i += 128) {
+        if (columns - i == 64) __asm__ volatile("wgmma.fence.sync.aligned;" : TIED_64_COLUMNS((x + i / 2)) : : "memory");
+        else __asm__ volatile("wgmma.fence.sync.aligned;" : TIED_128_COLUMNS((x + i / 2)) : : "memory");
+    }
 }
 INLINE void wgmma_commit(void) { __asm__ volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 /* Waits until all committed groups except the last `pending` are done; x belongs to one that is
  * done. */
 INLINE void wgmma_wait(float *x, const int columns, const int pending) {
-    if (columns == 64) __asm__ volatile("wgmma.wait_group.sync.aligned %32;" : TIED_64_COLUMNS(x) : "n"(pending) : "memory");
-    else __asm__ volatile("wgmma.wait_group.sync.aligned %64;" : TIED_128_COLUMNS(x) : "n"(pending) : "memory");
+    UNROLL for (int i = 0; i < columns; i += 128) {
+        if (columns - i == 64)
+            __asm__ volatile("wgmma.wait_group.sync.aligned %32;" : TIED_64_COLUMNS((x + i / 2)) : "n"(pending) : "memory");
+        else __asm__ volatile("wgmma.wait_group.sync.aligned %64;" : TIED_128_COLUMNS((x + i / 2)) : "n"(pending) : "memory");
+    }
 }
 
 /* Keeps clang from moving the computation of x past this point. */
 INLINE void materialize_sums(float *x, const int columns) {
-    if (columns == 64) __asm__ volatile("" : TIED_64_COLUMNS(x));
-    else __asm__ volatile("" : TIED_128_COLUMNS(x));
+    UNROLL for (int i = 0; i < columns; i += 128) {
+        if (columns - i == 64) __asm__ volatile("" : TIED_64_COLUMNS((x + i / 2)));
+        else __asm__ volatile("" : TIED_128_COLUMNS((x + i / 2)));
+    }
 }
 /* Keeps ptxas from moving a wgmma_wait above the computation of x >= 0: it contains a store to
  * `place` for x < 0, which never happens. */

@@ -2,13 +2,13 @@
  * of queries of one head, 32 per wave, and iterates over tiles of 64 keys and values with a running
  * softmax. Scores never leave registers: the accumulator of the first matmul becomes an operand of
  * the second. Keys and values have one buffer each: values arrive while scores are computed, the
- * next keys while values are used. AMD's pass (gpu_forward_amd_kernels.h) requests both earlier, and uses
- * tiles of 128 keys for narrow heads.
+ * next keys while values are used. AMD's pass (gpu_forward_amd_kernels.h) requests both earlier,
+ * and uses tiles of 128 keys for narrow heads.
  *
  * Values of more than 128 columns are cut into parts of 128, one block each; every block computes
- * the scores, because sums of 256 columns do not fit in registers. Heads of 64 and 128 columns, the
- * same for keys and values, have separate kernels on NVIDIA's Hopper (gpu_hopper_kernels.h). Launched for op attention and by
- * cached_gpu.c: over a cache, for the rows of a prompt and in chunks of keys. No scratch. */
+ * the scores, because sums of 256 columns do not fit in registers. NVIDIA's Hopper has kernels of
+ * its own (gpu_hopper_kernels.h). Launched for op attention and by cached_gpu.c: over a cache, for
+ * the rows of a prompt and in chunks of keys. No scratch. */
 #include "ops/attention/gpu_forward_kernels.h"
 #include "ops/attention/gpu_hopper_kernels.h"
 
@@ -130,15 +130,20 @@ FORWARD_PASS(64, 64, 2)
 FORWARD_PASS(128, 128, SHARE_OF_128)
 FORWARD_PASS(256, 128, 1)
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
-#define HOPPER(name, width, capped)                                                 \
-    KERNEL(attention_hopper_##name, AttentionHopper) {                              \
-        BLOCK_BOUNDS(hopper_threads(width), hopper_blocks(width));                  \
-        attend_hopper(&a, ARGUMENTS_ADDRESS(attention_hopper_##name), width, capped); \
+#define HOPPER(name, qk_dim, v_dim, capped)                                                              \
+    KERNEL(attention_hopper_##name, AttentionHopper) {                                                   \
+        const HopperShape shape = hopper_shape(qk_dim, v_dim);                                           \
+        BLOCK_BOUNDS(hopper_threads(shape), hopper_blocks(shape));                                       \
+        attend_hopper(&a, ARGUMENTS_ADDRESS(attention_hopper_##name), shape, capped);                    \
     }
-HOPPER(64, 64, false)
-HOPPER(128, 128, false)
-HOPPER(capped_64, 64, true)
-HOPPER(capped_128, 128, true)
+HOPPER(64, 64, 64, false)
+HOPPER(128, 128, 128, false)
+HOPPER(192, 192, 128, false)
+HOPPER(256, 256, 256, false)
+HOPPER(capped_64, 64, 64, true)
+HOPPER(capped_128, 128, 128, true)
+HOPPER(capped_192, 192, 128, true)
+HOPPER(capped_256, 256, 256, true)
 #endif
 
 #else
@@ -150,8 +155,8 @@ HOPPER(capped_128, 128, true)
 
 LAUNCHERS(attention, AttentionForward, attention_32, attention_64, attention_128, attention_256, attention_capped_32, attention_capped_64,
     attention_capped_128, attention_capped_256)
-LAUNCHERS(
-    attention_hopper, AttentionHopper, attention_hopper_64, attention_hopper_128, attention_hopper_capped_64, attention_hopper_capped_128)
+LAUNCHERS(attention_hopper, AttentionHopper, attention_hopper_64, attention_hopper_128, attention_hopper_192, attention_hopper_256,
+    attention_hopper_capped_64, attention_hopper_capped_128, attention_hopper_capped_192, attention_hopper_capped_256)
 
 /* Fails the device's calls if no kernel takes the widths of heads. */
 static void check_widths(Device *device, const Heads *h) {
@@ -209,6 +214,11 @@ bool attention_maps(Device *device, TensorMap *queries, TensorMap *keys, const A
            attention_map(device, keys, a->keys, a->key_rows.rows, key_columns, a->key_stride, sequences);
 }
 
+int32_t attention_section(int64_t bytes, int64_t group, int64_t count) {
+    enum { CACHE = 16 << 20 }; /* bytes of the L2 cache for one section */
+    return (int32_t)int_min(int_max(CACHE / bytes, 1) * group, count);
+}
+
 void attention_launch(Device *device, const AttentionForward *forward, int64_t sequences) {
     const Attention *a = &forward->attention;
     int wave = device_info(device)->wave, width = attention_width(a->qk_dim, a->v_dim), columns = (int)int_min(width, ATTENTION_PART);
@@ -228,17 +238,17 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
 static bool launch_hopper_forward(const OpCall *call, const AttentionForward *forward) {
     const Attention *a = &forward->attention;
     int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->query_rows.rows;
-    int width = a->qk_dim;
+    int index = hopper_index(a->qk_dim, a->v_dim);
+    HopperShape shape = hopper_shape(a->qk_dim, a->v_dim);
     AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum, .amax = forward->amax};
-    enum { HOPPER_SECTION = 16 << 20 }; /* bytes of keys and values, so that they stay in the L2 cache */
-    bool fits = (width == 64 || width == 128) && a->v_dim == width && (uintptr_t)forward->out % 16 == 0;
+    bool fits = index >= 0 && (uintptr_t)forward->out % 16 == 0;
     if (!fits || !attention_maps(call->device, &hopper.queries, &hopper.keys, a, sequences)) return false;
-    int64_t bytes = (int64_t)a->key_rows.rows * width * 2 * (int64_t)sizeof(bf16), group = a->heads / a->kv_heads;
+    int64_t bytes = (int64_t)a->key_rows.rows * (a->qk_dim + a->v_dim) * (int64_t)sizeof(bf16);
     hopper.heads = (int32_t)(sequences * a->heads);
-    hopper.section = (int32_t)int_min(int_max(HOPPER_SECTION / bytes, 1) * group, hopper.heads);
-    LaunchShape shape = {
-        .x = hopper.heads * divide_up(a->query_rows.rows, HOPPER_ROWS), .threads = hopper_threads(width), .shared = hopper_shared(width)};
-    launch_attention_hopper(call->device, (width == 128) + 2 * (a->limit > 0), shape, &hopper);
+    hopper.section = attention_section(bytes, a->heads / a->kv_heads, hopper.heads);
+    LaunchShape launch = {
+        .x = hopper.heads * divide_up(a->query_rows.rows, HOPPER_ROWS), .threads = hopper_threads(shape), .shared = hopper_shared(shape)};
+    launch_attention_hopper(call->device, index + 4 * (a->limit > 0), launch, &hopper);
     return true;
 }
 

@@ -1,4 +1,4 @@
-/* The gradient of attention on NVIDIA's Hopper, for heads of 64 and 128 columns, in one pass of
+/* The gradient of attention on NVIDIA's Hopper, for heads of 64 and of 128 columns, in one pass of
  * five matmuls (FlashAttention-3, arXiv 2407.08608); grad_gpu.c launches it if device, shapes and
  * alignment allow. A block owns 128 keys of one key-value head, 64 per warpgroup, and iterates over
  * tiles of queries of all heads of the group, on transposed scores:
@@ -49,17 +49,18 @@ typedef struct AttentionGradHopper {
     Attention attention;
     GLOBAL const bf16 *d_out, *out;
     GLOBAL const float *log_sum;
-    GLOBAL float *sums;                         /* dQ: [sequences][heads][tiles][2][GRAD_PART], in register layout */
-    GLOBAL HopperRows *rows;                    /* [sequences][heads][tiles * tile / 64] */
-    GLOBAL int32_t *marks;                      /* [sequences][heads][tiles]: 1 + the block of keys that added last */
-    GLOBAL int32_t *next;                       /* next item to assign */
-    GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as for queries and keys */
-    GLOBAL GradItem *list;                      /* [items] */
-    GLOBAL float *partial_keys;                 /* [parts][rows][2][kv_heads * width] if parts > 1: dK and dV */
-    int64_t key_rows;                           /* of all sequences */
-    int32_t tiles, blocks;                      /* tiles of queries and blocks of keys in a sequence */
-    int32_t items, chunks;                      /* blocks of keys in total, over all parts; see hopper_items */
-    int32_t parts;                              /* number of blocks that divide the heads of a group */
+    GLOBAL float *sums;                        /* dQ: [sequences][heads][tiles][2][GRAD_PART], in register layout */
+    GLOBAL HopperRows *rows;                   /* [sequences][heads][tiles * tile / 64] */
+    GLOBAL int32_t *marks;                     /* [sequences][heads][tiles]: 1 + the block of keys that added last; NULL: none */
+    GLOBAL int32_t *next;                      /* next item to assign */
+    GLOBAL bf16 *d_queries, *d_keys;           /* strides as for queries and keys; gradients of values follow those of keys */
+    GLOBAL GradItem *list;                     /* [items] */
+    GLOBAL float *partial_keys;                /* [parts][rows][2][kv_heads * width] if parts > 1: dK and dV */
+    int64_t key_rows;                          /* of all sequences */
+    int32_t tiles, blocks;                     /* tiles of queries and blocks of keys in a sequence */
+    int32_t items, chunks;                     /* blocks of keys in total, over all parts; see hopper_items */
+    int32_t parts;                             /* number of blocks that divide the heads of a group */
+    int32_t all_heads, query_section, section; /* of the wide passes: heads of all sequences; section_place of either pass */
 } AttentionGradHopper;
 
 /* Columns of a head and queries of a tile, constants of each kernel. */
@@ -76,39 +77,40 @@ static inline int grad_shared(GradShape s) {
 
 /* -- Before the pass ----------------------------------------------------------------------------------------------- */
 
-/* Computes delta and log-sum-exp of a warp's 16 rows, four or two at a time. */
+/* Computes delta and log-sum-exp of a warp's 16 rows, one, two or four at a time. */
 INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, const int width, int64_t base, int head, int first_row) {
-    const int lanes = width / 8, at_once = WAVE / lanes, count = 16 / at_once;
+    const int lanes = width / 8, at_once = WAVE / lanes, steps = 16 / at_once, held = steps < 8 ? steps : 8;
     const Attention *a = &g->attention;
     int first = wave_id() * 16 + lane_id() / lanes;
     u32x4 x[8], y[8];
-    UNROLL for (int i = 0; i < count; i++) {
-        int row = min_int(first_row + first + i * at_once, a->query_rows.rows - 1);
-        int64_t at = ((base + row) * a->heads + head) * width + lane_id() % lanes * 8;
-        x[i] = *(GLOBAL const u32x4 *)(g->d_out + at), y[i] = *(GLOBAL const u32x4 *)(g->out + at);
-    }
-    UNROLL for (int i = 0; i < count; i++) {
-        float sum = 0;
-        UNROLL for (int e = 0; e < 4; e++) sum +=
-            to_float_low(x[i][e]) * to_float_low(y[i][e]) + to_float_high(x[i][e]) * to_float_high(y[i][e]);
-        UNROLL for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-        int row = first + i * at_once;
-        bool there = first_row + row < a->query_rows.rows;
-        if (lane_id() % lanes == 0) {
+    UNROLL for (int step = 0; step < steps; step += held) {
+        UNROLL for (int i = 0; i < held; i++) {
+            int row = min_int(first_row + first + (step + i) * at_once, a->query_rows.rows - 1);
+            int64_t at = ((base + row) * a->heads + head) * width + lane_id() % lanes * 8;
+            x[i] = *(GLOBAL const u32x4 *)(g->d_out + at), y[i] = *(GLOBAL const u32x4 *)(g->out + at);
+        }
+        UNROLL for (int i = 0; i < held; i++) {
+            float sum = 0;
+            UNROLL for (int e = 0; e < 4; e++) sum +=
+                to_float_low(x[i][e]) * to_float_low(y[i][e]) + to_float_high(x[i][e]) * to_float_high(y[i][e]);
+            UNROLL for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+            int row = first + (step + i) * at_once;
+            bool there = first_row + row < a->query_rows.rows;
+            if (lane_id() % lanes > 0) continue;
             to->delta[row] = there ? sum : 0;
             to->log_sum[row] = there ? attention_log_sum(g->log_sum[(base + first_row + row) * a->heads + head]) : __builtin_inff();
         }
     }
 }
 
-/* Computes HopperRows of 64 rows of a head; one block of 128 threads each. Clears the tile's mark,
- * and the counter. */
-INLINE void hopper_rows(const AttentionGradHopper *g, const GradShape s) {
+/* Computes HopperRows of 64 rows of a head with `width` columns of values; one block of 128 threads
+ * each. Clears the mark of the tile of `tile` rows, and the counter, if there are any. */
+INLINE void hopper_rows(const AttentionGradHopper *g, const int width, const int tile) {
     const Attention *a = &g->attention;
-    int pieces = g->tiles * (s.tile / 64), sequence = block_x() / pieces, piece = block_x() % pieces, head = block_y(), first = piece * 64;
+    int pieces = g->tiles * (tile / 64), sequence = block_x() / pieces, piece = block_x() % pieces, head = block_y(), first = piece * 64;
     int64_t base = (int64_t)sequence * a->query_rows.rows, at = ((int64_t)sequence * a->heads + head) * pieces + piece;
     GLOBAL HopperRows *to = g->rows + at;
-    hopper_deltas(g, to, s.width, base, head, first);
+    hopper_deltas(g, to, width, base, head, first);
     if (wave_id() > 0) return;
     KeyBounds seen = hopper_bounds(a, base, first, 64);
     UNROLL for (int i = 0; i < 64; i += WAVE) {
@@ -117,7 +119,8 @@ INLINE void hopper_rows(const AttentionGradHopper *g, const GradShape s) {
     }
     if (lane_id() > 0) return;
     to->low_min = seen.low_min, to->low_max = seen.low_max, to->first = first, to->head = head;
-    if (piece % (s.tile / 64) == 0) g->marks[at / (s.tile / 64)] = 0;
+    if (!g->marks) return;
+    if (piece % (tile / 64) == 0) g->marks[at / (tile / 64)] = 0;
     if (block_x() == 0 && head == 0) *g->next = 0;
 }
 
@@ -395,45 +398,47 @@ INLINE void hopper_mask_keys(float *x, const int tile, const Attention *a, int k
     }
 }
 
-INLINE bool keys_all_seen(const GradShape s, int key, LOCAL const HopperRows *rows) {
+INLINE bool keys_all_seen(const int tile, int key, LOCAL const HopperRows *rows) {
     int low = rows[0].low_max;
-    UNROLL for (int i = 1; i < s.tile / 64; i++) low = max_int(low, rows[i].low_max);
+    UNROLL for (int i = 1; i < tile / 64; i++) low = max_int(low, rows[i].low_max);
     return key >= low && key + GROUP_ROWS - 1 <= rows->high[0];
 }
 
-/* Converts S to P for 64 keys from `key` on; columns are queries. */
+/* Converts S to P for 64 keys from `key` on; columns are `tile` queries. */
 INLINE void weights_of_columns(
-    GradSums *sums, const GradShape s, const Attention *a, int key, LOCAL const HopperRows *rows, const bool capped) {
+    float *scores, const int tile, const Attention *a, int key, LOCAL const HopperRows *rows, const bool capped) {
     int first = opaque(lane_id()) % 4 * 2;
-    if (capped) UNROLL for (int i = 0; i < s.tile / 2; i++) sums->scores[i] = attention_cap(a, sums->scores[i]);
-    if (a->alibi > 0 || !keys_all_seen(s, key, rows)) hopper_mask_keys(sums->scores, s.tile, a, key, rows);
-    UNROLL for (int i = 0; i < s.tile / 2; i += 4) {
+    if (capped) UNROLL for (int i = 0; i < tile / 2; i++) scores[i] = attention_cap(a, scores[i]);
+    if (a->alibi > 0 || !keys_all_seen(tile, key, rows)) hopper_mask_keys(scores, tile, a, key, rows);
+    UNROLL for (int i = 0; i < tile / 2; i += 4) {
         f32x2 log_sum = *(LOCAL const f32x2 *)(rows[i / 32].log_sum + i * 2 % 64 + first);
-        UNROLL for (int j = 0; j < 4; j++) sums->scores[i + j] =
-            exp2_or_zero(__builtin_fmaf(sums->scores[i + j], a->scale, -log_sum[j % 2]));
+        UNROLL for (int j = 0; j < 4; j++) scores[i + j] = exp2_or_zero(__builtin_fmaf(scores[i + j], a->scale, -log_sum[j % 2]));
     }
 }
-/* Multiplies dS by the derivative of the soft-cap. Registers have no room for capped scores, so they
- * are recovered from the weights: log2(P) + log_sum, without ALiBi. Weights of 0 have any derivative. */
-INLINE void d_scores_cap(GradSums *sums, const GradShape s, const Attention *a, LOCAL const HopperRows *rows) {
-    int first = opaque(lane_id()) % 4 * 2;
-    float per_limit = fast_reciprocal(a->limit * a->scale);
-    UNROLL for (int i = 0; i < s.tile / 2; i += 4) {
-        f32x2 log_sum = *(LOCAL const f32x2 *)(rows[i / 32].log_sum + i * 2 % 64 + first);
-        UNROLL for (int j = 0; j < 4; j++) {
-            float part = (fast_log2(__builtin_fmaxf(sums->scores[i + j], 0x1p-126f)) + log_sum[j % 2]) * per_limit;
-            part = __builtin_fminf(__builtin_fmaxf(part, -1), 1);
-            sums->d_weights[i + j] *= SCORE_CAP_SLOPE(part);
-        }
-    }
+
+/* Returns the derivative of the soft-cap. Registers have no room for the capped score, so it is
+ * recovered from the weight: log2(P) + log_sum, without ALiBi. Weights of 0 have any derivative.
+ * `per_limit` is 1 / (limit * scale). */
+INLINE float cap_slope(float weight, float log_sum, float per_limit) {
+    float part = (fast_log2(__builtin_fmaxf(weight, 0x1p-126f)) + log_sum) * per_limit;
+    part = __builtin_fminf(__builtin_fmaxf(part, -1), 1);
+    return SCORE_CAP_SLOPE(part);
 }
-INLINE void d_scores_of_columns(GradSums *sums, const GradShape s, const Attention *a, LOCAL const HopperRows *rows, const bool capped) {
+
+/* Converts dP to dS; columns are `tile` queries. */
+INLINE void d_scores_of_columns(
+    const float *weights, float *d_weights, const int tile, const Attention *a, LOCAL const HopperRows *rows, const bool capped) {
     int first = opaque(lane_id()) % 4 * 2;
-    UNROLL for (int i = 0; i < s.tile / 2; i += 4) {
+    UNROLL for (int i = 0; i < tile / 2; i += 4) {
         f32x2 delta = *(LOCAL const f32x2 *)(rows[i / 32].delta + i * 2 % 64 + first);
-        UNROLL for (int j = 0; j < 4; j++) sums->d_weights[i + j] = sums->scores[i + j] * (sums->d_weights[i + j] - delta[j % 2]);
+        UNROLL for (int j = 0; j < 4; j++) d_weights[i + j] = weights[i + j] * (d_weights[i + j] - delta[j % 2]);
     }
-    if (capped) d_scores_cap(sums, s, a, rows);
+    if (!capped) return;
+    float per_limit = fast_reciprocal(a->limit * a->scale);
+    UNROLL for (int i = 0; i < tile / 2; i += 4) {
+        f32x2 log_sum = *(LOCAL const f32x2 *)(rows[i / 32].log_sum + i * 2 % 64 + first);
+        UNROLL for (int j = 0; j < 4; j++) d_weights[i + j] *= cap_slope(weights[i + j], log_sum[j % 2], per_limit);
+    }
 }
 
 /* Stores the step's dS to shared memory after the previous one has been read. */
@@ -468,10 +473,10 @@ INLINE void first_step(GradSums *sums, const AttentionGradHopper *g, const GradS
     matmul_start(sums->scores, s, b->keys + own, stage);
     matmul_start(sums->d_weights, s, b->values + own, stage + s.tile * s.width);
     wgmma_wait(sums->scores, s.tile, 1);
-    weights_of_columns(sums, s, &g->attention, key, rows, capped);
+    weights_of_columns(sums->scores, s.tile, &g->attention, key, rows, capped);
     materialize_sums(sums->scores, s.tile);
     wgmma_wait(sums->d_weights, s.tile, 0);
-    d_scores_of_columns(sums, s, &g->attention, rows, capped);
+    d_scores_of_columns(sums->scores, sums->d_weights, s.tile, &g->attention, rows, capped);
     sums_to_operand(sums->weights, sums->scores, s.tile);
     d_scores_store(b, s, sums, group, step);
 }
@@ -495,7 +500,7 @@ INLINE void next_step(GradSums *sums, const AttentionGradHopper *g, const GradSh
     queries_start(sums->d_queries, s, b, group);
     keys_add(sums, s, b, group, last);
     wgmma_wait(sums->scores, s.tile, 3);
-    weights_of_columns(sums, s, &g->attention, key, rows, capped);
+    weights_of_columns(sums->scores, s.tile, &g->attention, key, rows, capped);
     materialize_sums(sums->scores, s.tile);
     wgmma_wait(sums->d_values, s.width, 1);
     wgmma_wait(sums->d_queries, 64, 1);
@@ -506,7 +511,7 @@ INLINE void next_step(GradSums *sums, const AttentionGradHopper *g, const GradSh
     warp_arrive(b->d_scores_empty);
     warp_arrive(b->empty + before);
     wgmma_wait(sums->d_weights, s.tile, 0);
-    d_scores_of_columns(sums, s, &g->attention, rows, capped);
+    d_scores_of_columns(sums->scores, sums->d_weights, s.tile, &g->attention, rows, capped);
     sums_to_operand(sums->weights, sums->scores, s.tile);
     d_scores_store(b, s, sums, group, step);
 }
@@ -530,30 +535,34 @@ INLINE void last_step(GradSums *sums, const GradShape s, const GradBlock *b, Rin
     ring_advance(ring, GRAD_STAGES);
 }
 
-/* Stores the group's 64 rows of dK and dV: to bf16 rows of the results, or to fp32 rows of the
- * item's part. */
-INLINE void keys_store(const AttentionGradHopper *g, const GradShape s, GradItem item, const GradSums *sums, int key) {
+/* Where 64 rows of a head's dK or dV belong: a sequence, its rows from `key` on, columns from
+ * `column` on of the gradients of keys and values together, and the part that shares their sum. */
+typedef struct KeySums { int sequence, key, column, part; } KeySums;
+
+/* Stores 64 rows of sums times `factor`: to bf16 rows of the results, or to fp32 rows of the part. */
+INLINE void key_sums_store(const AttentionGradHopper *g, KeySums at, const float *x, const int width, float factor) {
     const Attention *a = &g->attention;
-    int64_t base = (int64_t)item.sequence * a->key_rows.rows, kv_columns = (int64_t)a->kv_heads * s.width;
-    int column = item.head / (a->heads / a->kv_heads) * s.width;
-    float factor = a->scale * LN_2;
+    int64_t base = (int64_t)at.sequence * a->key_rows.rows, columns = (int64_t)a->kv_heads * (a->qk_dim + a->v_dim);
     if (g->parts == 1) {
-        int64_t to = base * a->key_stride + column;
-        store_sums(g->d_keys + to, a->key_stride, sums->d_keys, s.width, key, a->key_rows.rows, (float[]){factor, factor});
-        store_sums(g->d_values + to, a->key_stride, sums->d_values, s.width, key, a->key_rows.rows, (float[]){1, 1});
+        GLOBAL bf16 *to = g->d_keys + base * a->key_stride + at.column;
+        store_sums(to, a->key_stride, x, width, at.key, a->key_rows.rows, (float[]){factor, factor});
         return;
     }
-    int part = item.head / (item.end_head - item.head) % g->parts;
-    GLOBAL float *to = g->partial_keys + (part * g->key_rows + base) * 2 * kv_columns + column + lane_id() % 4 * 2;
+    GLOBAL float *to = g->partial_keys + (at.part * g->key_rows + base) * columns + at.column + lane_id() % 4 * 2;
     UNROLL for (int r = 0; r < 2; r++) {
-        int row = key + group_row(r);
+        int row = at.key + group_row(r);
         if (row >= a->key_rows.rows) continue;
-        UNROLL for (int i = 0; i < s.width / 8; i++) {
-            GLOBAL float *at = to + row * 2 * kv_columns + i * 8;
-            *(GLOBAL f32x2 *)at = (f32x2){sums->d_keys[4 * i + 2 * r] * factor, sums->d_keys[4 * i + 2 * r + 1] * factor};
-            *(GLOBAL f32x2 *)(at + kv_columns) = (f32x2){sums->d_values[4 * i + 2 * r], sums->d_values[4 * i + 2 * r + 1]};
-        }
+        UNROLL for (int i = 0; i < width / 8; i++) * (GLOBAL f32x2 *)(to + row * columns + i * 8) =
+            (f32x2){x[4 * i + 2 * r] * factor, x[4 * i + 2 * r + 1] * factor};
     }
+}
+INLINE void keys_store(const AttentionGradHopper *g, const GradShape s, GradItem item, const GradSums *sums, int key) {
+    const Attention *a = &g->attention;
+    KeySums at = {.sequence = item.sequence, .key = key, .column = item.head / (a->heads / a->kv_heads) * s.width};
+    at.part = item.head / (item.end_head - item.head) % g->parts;
+    key_sums_store(g, at, sums->d_keys, s.width, a->scale * LN_2);
+    at.column += a->kv_heads * s.width;
+    key_sums_store(g, at, sums->d_values, s.width, 1);
 }
 
 INLINE void grad_multiply(const AttentionGradHopper *g, const GradShape s, const GradBlock *b, const bool capped) {

@@ -1,14 +1,14 @@
-/* The forward pass of attention on NVIDIA's Hopper, for heads of 64 and 128 columns
- * (FlashAttention-3, arXiv 2407.08608); gpu.c launches it if device, shapes and alignment allow.
- * Each warpgroup owns 64 queries; scores and output are accumulators in registers, and weights cast
- * to bf16 are the left operand of the matmul with values. In each round a group starts S of one
- * tile of keys together with P V of the previous tile, and computes the softmax of S meanwhile.
- * Groups take turns to start (ping-pong), so that one group's softmax overlaps the other's matmuls.
+/* The forward pass of attention on NVIDIA's Hopper (FlashAttention-3, arXiv 2407.08608), for the
+ * widths of heads in hopper_index; gpu.c launches it if device, shapes and alignment allow. Each
+ * warpgroup owns 64 queries; scores and output are accumulators in registers, and weights cast to
+ * bf16 are the left operand of the matmul with values. In each round a group starts S of one tile
+ * of keys together with P V of the previous tile, and computes the softmax of S meanwhile. Groups
+ * take turns to start (ping-pong), so that one group's softmax overlaps the other's matmuls.
  *
  * The tensor memory accelerator (TMA) copies queries, keys and values in boxes; the stage of a
- * round holds its tile of keys and the previous tile of values. For 128 columns another group
- * refills stages: a warp of a multiplying group would delay its group, because matmuls start only
- * when all four warps have arrived. */
+ * round holds its tile of keys and the previous tile of values. Except for 64 columns, another
+ * group refills stages: a warp of a multiplying group would delay its group, because matmuls start
+ * only when all four warps have arrived. */
 #pragma once
 
 #include "ops/attention/gpu_tile_kernels.h"
@@ -16,9 +16,9 @@
 enum {
     HOPPER_GROUPS = 2, /* warpgroups of a block that multiply */
     HOPPER_ROWS = HOPPER_GROUPS * 64,
-    HOPPER_STAGES = 3,
-    HOPPER_BOX = 64,  /* rows, and columns, per copy */
-    HOPPER_SUMS = 64, /* most sums per thread: 64 rows x 128 columns over a warpgroup */
+    HOPPER_BOX = 64, /* rows, and columns, per copy */
+    HOPPER_MOST_KEYS = 128,
+    HOPPER_MOST_WIDTH = 256,
 };
 
 typedef struct AttentionHopper {
@@ -30,14 +30,26 @@ typedef struct AttentionHopper {
     int32_t heads, section; /* of all sequences; heads whose blocks run together, longest first */
 } AttentionHopper;
 
-/* By head width: keys of a tile; blocks per multiprocessor; whether another group copies, or a
- * thread of the last one; threads of a block; bytes of its shared memory. Two blocks of 64 columns
- * have no registers for another group, and one block waits while the other copies. */
-static inline int hopper_keys(int width) { return width == 64 ? 64 : 128; }
-static inline int hopper_blocks(int width) { return width == 64 ? 2 : 1; }
-static inline bool hopper_copies_apart(int width) { return width == 128; }
-static inline int hopper_threads(int width) { return (HOPPER_GROUPS + hopper_copies_apart(width)) * 128; }
-static inline int hopper_shared(int width) { return (HOPPER_ROWS + HOPPER_STAGES * 2 * hopper_keys(width)) * width * 2 + 128; }
+/* Returns the index of the kernels for heads with these widths, -1: none. */
+static inline int hopper_index(int qk_dim, int v_dim) {
+    if (qk_dim == v_dim) return qk_dim == 64 ? 0 : qk_dim == 128 ? 1 : qk_dim == 256 ? 3 : -1;
+    return qk_dim == 192 && v_dim == 128 ? 2 : -1;
+}
+
+/* The constants of a kernel: widths of heads, keys of a tile, and stages, as many as fit. */
+typedef struct HopperShape { int qk_dim, v_dim, keys, stages; } HopperShape;
+static inline HopperShape hopper_shape(int qk_dim, int v_dim) {
+    return (HopperShape){qk_dim, v_dim, qk_dim == 64 || qk_dim == 256 ? 64 : 128, qk_dim > 128 ? 2 : 3};
+}
+
+/* Blocks per multiprocessor; whether another group copies, or a thread of the last one; threads of
+ * a block; elements of a stage; bytes of a block's shared memory. Two blocks of 64 columns have no
+ * registers for another group, and one block waits while the other copies. */
+static inline int hopper_blocks(HopperShape s) { return s.qk_dim == 64 ? 2 : 1; }
+static inline bool hopper_copies_apart(HopperShape s) { return s.qk_dim > 64; }
+static inline int hopper_threads(HopperShape s) { return (HOPPER_GROUPS + hopper_copies_apart(s)) * 128; }
+static inline int hopper_stage(HopperShape s) { return s.keys * (s.qk_dim + s.v_dim); }
+static inline int hopper_shared(HopperShape s) { return (HOPPER_ROWS * s.qk_dim + s.stages * hopper_stage(s)) * 2 + 128; }
 
 /* Registers of a thread that multiplies, if a group copies, and of a thread of the copying group:
  * together at most the registers with which the block starts, or a group would wait for registers
@@ -49,6 +61,9 @@ enum { MULTIPLY_REGISTERS = 240, COPY_REGISTERS = 24 };
 /* Makes the tensor map of [sequences][rows][columns] with `stride` elements between rows; returns
  * false if the device or the address does not allow it. */
 bool attention_map(Device *device, TensorMap *map, const void *data, int64_t rows, int64_t columns, int64_t stride, int64_t sequences);
+/* Returns the section of section_place: as many of `count` heads as share the L2 cache, `bytes` for
+ * each `group` of them. */
+int32_t attention_section(int64_t bytes, int64_t group, int64_t count);
 /* Makes the maps of queries, and of keys with values. */
 bool attention_maps(Device *device, TensorMap *queries, TensorMap *keys, const Attention *a, int64_t sequences);
 
@@ -128,23 +143,33 @@ INLINE void hopper_mask(float *x, const int keys, const Attention *a, int64_t ba
 }
 
 /* Soft-caps the scores if `capped`, and masks them where needed. */
-INLINE void hopper_modify(float *x, const int keys, const AttentionHopper *h, const KeyBounds *seen, int64_t base, int head, int first,
-    int key, const bool capped) {
-    if (capped) UNROLL for (int i = 0; i < keys / 2; i++) x[i] = attention_cap(&h->attention, x[i]);
-    if (h->attention.alibi > 0 || !bounds_cover(seen, key, key + keys - 1)) hopper_mask(x, keys, &h->attention, base, head, first, key);
+INLINE void hopper_modify(
+    float *x, const int keys, const Attention *a, const KeyBounds *seen, int64_t base, int head, int first, int key, const bool capped) {
+    if (capped) UNROLL for (int i = 0; i < keys / 2; i++) x[i] = attention_cap(a, x[i]);
+    if (a->alibi > 0 || !bounds_cover(seen, key, key + keys - 1)) hopper_mask(x, keys, a, base, head, first, key);
 }
 
 /* -- Copies -------------------------------------------------------------------------------------------------------- */
 
 typedef struct HopperPlace { int sequence, head, kv_head, first; } HopperPlace;
 
-INLINE HopperPlace hopper_place(const AttentionHopper *h, const int rows) {
-    const Attention *a = &h->attention;
-    int tiles = (a->query_rows.rows + rows - 1) / rows, block = opaque(block_x());
-    int start = block / (h->section * tiles) * h->section, size = min_int(h->section, h->heads - start);
-    int x = block - start * tiles, tile = x / size, of_all = start + x % size, head = of_all % a->heads;
-    return (HopperPlace){
-        .sequence = of_all / a->heads, .head = head, .kv_head = head / (a->heads / a->kv_heads), .first = (tiles - 1 - tile) * rows};
+/* Which of `count` heads, and which of its `tiles` tiles, a block has. Sections of `section` heads
+ * run one after another, and within them the tiles in order. */
+typedef struct SectionPlace { int of_all, tile; } SectionPlace;
+INLINE SectionPlace section_place(int count, int section, int tiles) {
+    int block = opaque(block_x()), start = block / (section * tiles) * section, size = min_int(section, count - start);
+    int x = block - start * tiles;
+    return (SectionPlace){.of_all = start + x % size, .tile = x / size};
+}
+
+INLINE HopperPlace hopper_place(const Attention *a, int heads, int section, const int rows) {
+    int tiles = (a->query_rows.rows + rows - 1) / rows;
+    SectionPlace place = section_place(heads, section, tiles);
+    int head = place.of_all % a->heads;
+    return (HopperPlace){.sequence = place.of_all / a->heads,
+        .head = head,
+        .kv_head = head / (a->heads / a->kv_heads),
+        .first = (tiles - 1 - place.tile) * rows};
 }
 
 /* Copies `rows` rows of a head whose columns begin at `column`, as panels of PANEL_COLUMNS columns
@@ -155,64 +180,91 @@ INLINE void copy_rows(LOCAL bf16 *to, uint64_t map, const int width, const int r
 }
 
 /* The rounds 0 .. tiles of a block. Round i has the keys of tile i, for i < tiles, and the values
- * of tile i - 1, for i > 0. Tile 0 starts at key `key`. */
+ * of tile i - 1, for i > 0. Tile 0 starts at key `key`. If another group copies, values have
+ * barriers of their own, because keys are needed, and read, earlier; else `keys_full` and
+ * `values_empty` stand for both. */
 typedef struct Rounds {
     uint64_t queries_map, keys_map;
     LOCAL bf16 *queries, *stages;
-    SharedBarrier full, empty, queries_full;
+    SharedBarrier keys_full, keys_empty, values_full, values_empty, queries_full;
     int key_column, value_column, sequence, key, tiles;
     KeyBounds seen; /* by the thread's group */
 } Rounds;
 
-INLINE void round_fill(const Rounds *r, const int width, int round, int stage) {
-    const int keys = hopper_keys(width), elements = keys * width;
-    LOCAL bf16 *to = r->stages + stage * 2 * elements;
-    int key = r->key + round * keys, parts = (round < r->tiles) + (round > 0);
-    shared_barrier_expect(r->full + stage, parts * elements * 2);
-    if (round < r->tiles) copy_rows(to, r->keys_map, width, keys, r->key_column, key, r->sequence, r->full + stage);
-    if (round > 0) copy_rows(to + elements, r->keys_map, width, keys, r->value_column, key - keys, r->sequence, r->full + stage);
+INLINE void keys_fill(const Rounds *r, const HopperShape s, int round, int stage) {
+    LOCAL bf16 *to = r->stages + stage * hopper_stage(s);
+    if (round < r->tiles)
+        copy_rows(to, r->keys_map, s.qk_dim, s.keys, r->key_column, r->key + round * s.keys, r->sequence, r->keys_full + stage);
+}
+INLINE void values_fill(const Rounds *r, const HopperShape s, int round, int stage, SharedBarrier full) {
+    LOCAL bf16 *to = r->stages + stage * hopper_stage(s) + s.keys * s.qk_dim;
+    if (round > 0) copy_rows(to, r->keys_map, s.v_dim, s.keys, r->value_column, r->key + (round - 1) * s.keys, r->sequence, full + stage);
+}
+
+/* Fills the stage of a round once its parts are empty; for `use` > 0 they have been used before. */
+INLINE void round_fill(const Rounds *r, const HopperShape s, int round, int stage, int use) {
+    int key_bytes = round < r->tiles ? s.keys * s.qk_dim * 2 : 0, value_bytes = round > 0 ? s.keys * s.v_dim * 2 : 0;
+    if (hopper_copies_apart(s)) {
+        if (use > 0) shared_barrier_wait(r->keys_empty + stage, use - 1);
+        shared_barrier_expect(r->keys_full + stage, key_bytes);
+        keys_fill(r, s, round, stage);
+        if (use > 0) shared_barrier_wait(r->values_empty + stage, use - 1);
+        shared_barrier_expect(r->values_full + stage, value_bytes);
+        values_fill(r, s, round, stage, r->values_full);
+    } else {
+        if (use > 0) shared_barrier_wait(r->values_empty + stage, use - 1);
+        shared_barrier_expect(r->keys_full + stage, key_bytes + value_bytes);
+        keys_fill(r, s, round, stage);
+        values_fill(r, s, round, stage, r->keys_full);
+    }
 }
 
 /* Initializes the barriers and starts the first copies; called by the thread that copies. */
-INLINE void rounds_init(const Rounds *r, const HopperPlace *p, const int width) {
-    for (int i = 0; i < HOPPER_STAGES; i++) shared_barrier_init(r->full + i, 1), shared_barrier_init(r->empty + i, HOPPER_GROUPS * 4);
+INLINE void rounds_init(const Rounds *r, const HopperPlace *p, const HopperShape s) {
+    for (int i = 0; i < s.stages; i++) {
+        shared_barrier_init(r->keys_full + i, 1), shared_barrier_init(r->keys_empty + i, HOPPER_GROUPS * 4);
+        shared_barrier_init(r->values_full + i, 1), shared_barrier_init(r->values_empty + i, HOPPER_GROUPS * 4);
+    }
     shared_barrier_init(r->queries_full, 1);
     fence_shared_to_async();
-    shared_barrier_expect(r->queries_full, HOPPER_ROWS * width * 2);
-    UNROLL for (int i = 0; i < HOPPER_ROWS; i += GROUP_ROWS)
-        copy_rows(r->queries + i * width, r->queries_map, width, GROUP_ROWS, p->head * width, p->first + i, p->sequence, r->queries_full);
-    for (int i = 0; i < HOPPER_STAGES && i <= r->tiles; i++) round_fill(r, width, i, i);
+    shared_barrier_expect(r->queries_full, HOPPER_ROWS * s.qk_dim * 2);
+    UNROLL for (int i = 0; i < HOPPER_ROWS; i += GROUP_ROWS) copy_rows(
+        r->queries + i * s.qk_dim, r->queries_map, s.qk_dim, GROUP_ROWS, p->head * s.qk_dim, p->first + i, p->sequence, r->queries_full);
+    for (int i = 0; i < s.stages && i <= r->tiles; i++) round_fill(r, s, i, i, 0);
 }
 
-/* Refills the stage of a round, once it is empty, for the next round that uses it. */
-INLINE void round_refill(const Rounds *r, const Ring *ring, const int width, int round) {
-    if (round + HOPPER_STAGES > r->tiles) return;
-    shared_barrier_wait(r->empty + ring->stage, ring->phase);
-    round_fill(r, width, round + HOPPER_STAGES, ring->stage);
+/* Refills a round's stage for the next round that uses it. */
+INLINE void round_refill(const Rounds *r, const Ring *ring, const HopperShape s, int round) {
+    if (round + s.stages <= r->tiles) round_fill(r, s, round + s.stages, ring->stage, ring->phase + 1);
 }
 
-/* Releases a round's stage for this warp. If no group copies, a thread of the last group refills
- * it. */
-INLINE void round_done(const Rounds *r, Ring *ring, const int width, int round) {
+/* Release a round's keys, and the rest of its stage, for this warp. If no group copies, a thread of
+ * the last group refills it. */
+INLINE void keys_done(const Rounds *r, const Ring *ring, const HopperShape s) {
+    if (!hopper_copies_apart(s)) return;
     warp_barrier();
-    if (lane_id() == 0) shared_barrier_arrive(r->empty + ring->stage);
-    if (!hopper_copies_apart(width) && thread_id() == (HOPPER_GROUPS - 1) * WARPGROUP) round_refill(r, ring, width, round);
-    ring_advance(ring, HOPPER_STAGES);
+    if (lane_id() == 0) shared_barrier_arrive(r->keys_empty + ring->stage);
+}
+INLINE void round_done(const Rounds *r, Ring *ring, const HopperShape s, int round) {
+    warp_barrier();
+    if (lane_id() == 0) shared_barrier_arrive(r->values_empty + ring->stage);
+    if (!hopper_copies_apart(s) && thread_id() == (HOPPER_GROUPS - 1) * WARPGROUP) round_refill(r, ring, s, round);
+    ring_advance(ring, s.stages);
 }
 
 /* -- The pass ------------------------------------------------------------------------------------------------------ */
 
-INLINE void scores_start(float *scores, const int width, const int keys, LOCAL const bf16 *queries, LOCAL const bf16 *tile) {
+INLINE void scores_start(float *scores, const HopperShape s, LOCAL const bf16 *queries, LOCAL const bf16 *tile) {
     Descriptor a = descriptor_of(queries, 0), b = descriptor_of(tile, 0);
-    UNROLL for (int k = 0; k < width / 16; k++) wgmma_shared(
-        scores, keys, descriptor_advance(a, depth_bytes(GROUP_ROWS, k)), descriptor_advance(b, depth_bytes(keys, k)), k > 0, 0);
+    UNROLL for (int k = 0; k < s.qk_dim / 16; k++) wgmma_shared(
+        scores, s.keys, descriptor_advance(a, depth_bytes(GROUP_ROWS, k)), descriptor_advance(b, depth_bytes(s.keys, k)), k > 0, 0);
     wgmma_commit();
 }
 
-INLINE void values_start(float *out, const int width, const int keys, const uint32_t *weights, LOCAL const bf16 *values) {
-    Descriptor b = descriptor_of(values, keys * 128);
-    UNROLL for (int k = 0; k < keys / 16; k++)
-        wgmma_registers(out, width, weights + 4 * k, descriptor_advance(b, depth_bytes_transposed(k)), true, 1);
+INLINE void values_start(float *out, const HopperShape s, const uint32_t *weights, LOCAL const bf16 *stage) {
+    Descriptor b = descriptor_of(stage + s.keys * s.qk_dim, s.keys * 128);
+    UNROLL for (int k = 0; k < s.keys / 16; k++)
+        wgmma_registers(out, s.v_dim, weights + 4 * k, descriptor_advance(b, depth_bytes_transposed(k)), true, 1);
     wgmma_commit();
 }
 
@@ -277,94 +329,104 @@ INLINE void pingpong_pass(int group, int round, int rounds) {
 /* Runs a multiplying group: the rounds of its 64 queries from `first` on, which see the keys of
  * rounds->seen. */
 INLINE void hopper_multiply(
-    const AttentionHopper *h, const HopperPlace *place, const Rounds *rounds, int group, const int width, const bool capped) {
+    const AttentionHopper *h, const HopperPlace *place, const Rounds *rounds, int group, const HopperShape s, const bool capped) {
     const Attention *a = &h->attention;
-    const int keys = hopper_keys(width), stage_elements = 2 * keys * width;
+    const int keys = s.keys;
+    const bool apart = hopper_copies_apart(s);
     int first = place->first + group * GROUP_ROWS, tiles = rounds->tiles;
     int64_t base = (int64_t)place->sequence * a->query_rows.rows;
     HopperSoftmax softmax = {.maximum = {-__builtin_inff(), -__builtin_inff()}};
-    float scores[HOPPER_SUMS], out[HOPPER_SUMS];
-    uint32_t weights[HOPPER_SUMS / 2];
-    LOCAL const bf16 *queries = hopper_tiles + group * GROUP_ROWS * width;
+    float scores[HOPPER_MOST_KEYS / 2], out[HOPPER_MOST_WIDTH / 2];
+    uint32_t weights[HOPPER_MOST_KEYS / 4];
+    LOCAL const bf16 *queries = hopper_tiles + group * GROUP_ROWS * s.qk_dim;
     Ring ring = {0};
     shared_barrier_wait(rounds->queries_full, 0);
-    shared_barrier_wait(rounds->full, 0);
+    shared_barrier_wait(rounds->keys_full, 0);
     warp_barrier();
     pingpong_wait(group, 0);
     wgmma_begin(scores, keys);
-    scores_start(scores, width, keys, queries, rounds->stages);
+    scores_start(scores, s, queries, rounds->stages);
     pingpong_pass(group, 0, tiles);
     wgmma_wait(scores, keys, 0);
-    hopper_modify(scores, keys, h, &rounds->seen, base, place->head, first, rounds->key, capped);
+    keys_done(rounds, &ring, s);
+    hopper_modify(scores, keys, a, &rounds->seen, base, place->head, first, rounds->key, capped);
     hopper_softmax(&softmax, scores, keys, a->scale);
     sums_to_operand(weights, scores, keys);
-    round_done(rounds, &ring, width, 0);
-    UNROLL for (int i = 0; i < width / 2; i++) out[i] = 0;
+    round_done(rounds, &ring, s, 0);
+    UNROLL for (int i = 0; i < s.v_dim / 2; i++) out[i] = 0;
     for (int round = 1; round < tiles; round++) {
-        LOCAL const bf16 *stage = rounds->stages + ring.stage * stage_elements;
-        shared_barrier_wait(rounds->full + ring.stage, ring.phase);
+        LOCAL const bf16 *stage = rounds->stages + ring.stage * hopper_stage(s);
+        shared_barrier_wait(rounds->keys_full + ring.stage, ring.phase);
         warp_barrier();
         pingpong_wait(group, round);
-        wgmma_begin(scores, keys), wgmma_begin(out, width);
-        scores_start(scores, width, keys, queries, stage);
-        values_start(out, width, keys, weights, stage + keys * width);
+        wgmma_begin(scores, keys);
+        if (!apart) wgmma_begin(out, s.v_dim);
+        scores_start(scores, s, queries, stage);
+        if (apart) {
+            shared_barrier_wait(rounds->values_full + ring.stage, ring.phase);
+            warp_barrier();
+            wgmma_begin(out, s.v_dim);
+        }
+        values_start(out, s, weights, stage);
         pingpong_pass(group, round, tiles);
         wgmma_wait(scores, keys, 1);
-        hopper_modify(scores, keys, h, &rounds->seen, base, place->head, first, rounds->key + round * keys, capped);
+        keys_done(rounds, &ring, s);
+        hopper_modify(scores, keys, a, &rounds->seen, base, place->head, first, rounds->key + round * keys, capped);
         hopper_softmax(&softmax, scores, keys, a->scale);
         materialize_sums(scores, keys);
-        fence_on_value(softmax.sum[0] + softmax.sum[1], rounds->full);
-        wgmma_wait(out, width, 0);
-        if (softmax.rescales) UNROLL for (int i = 0; i < width / 2; i++) out[i] *= softmax.rescale[i / 2 % 2];
+        fence_on_value(softmax.sum[0] + softmax.sum[1], rounds->keys_full);
+        wgmma_wait(out, s.v_dim, 0);
+        if (softmax.rescales) UNROLL for (int i = 0; i < s.v_dim / 2; i++) out[i] *= softmax.rescale[i / 2 % 2];
         sums_to_operand(weights, scores, keys);
-        round_done(rounds, &ring, width, round);
+        round_done(rounds, &ring, s, round);
     }
-    shared_barrier_wait(rounds->full + ring.stage, ring.phase);
+    shared_barrier_wait((apart ? rounds->values_full : rounds->keys_full) + ring.stage, ring.phase);
     warp_barrier();
-    wgmma_begin(out, width);
-    values_start(out, width, keys, weights, rounds->stages + ring.stage * stage_elements + keys * width);
-    wgmma_wait(out, width, 0);
-    hopper_store(h, place, &softmax, out, width);
+    wgmma_begin(out, s.v_dim);
+    values_start(out, s, weights, rounds->stages + ring.stage * hopper_stage(s));
+    wgmma_wait(out, s.v_dim, 0);
+    hopper_store(h, place, &softmax, out, s.v_dim);
 }
 
-INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const int width, const bool capped) {
+INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const HopperShape s, const bool capped) {
     const Attention *a = &h->attention;
-    const int keys = hopper_keys(width), stage_elements = 2 * keys * width;
-    HopperPlace place = hopper_place(h, HOPPER_ROWS);
+    HopperPlace place = hopper_place(a, h->heads, h->section, HOPPER_ROWS);
     int64_t base = (int64_t)place.sequence * a->query_rows.rows;
     int group = wave_id() / 4;
     KeyBounds bounds[HOPPER_GROUPS];
     UNROLL for (int i = 0; i < HOPPER_GROUPS; i++) bounds[i] = hopper_bounds(a, base, place.first + i * GROUP_ROWS, GROUP_ROWS);
     KeyBounds block = bounds_join(bounds[0], bounds[1]);
-    int key = block.low_min / keys * keys, tiles = (block.high_max - key) / keys + 1;
-    LOCAL bf16 *stages = hopper_tiles + HOPPER_ROWS * width;
-    SharedBarrier full = (SharedBarrier)(stages + HOPPER_STAGES * stage_elements);
+    int key = block.low_min / s.keys * s.keys, tiles = (block.high_max - key) / s.keys + 1;
+    LOCAL bf16 *stages = hopper_tiles + HOPPER_ROWS * s.qk_dim;
+    SharedBarrier barriers = (SharedBarrier)(stages + s.stages * hopper_stage(s));
     Rounds rounds = {.queries_map = maps,
         .keys_map = maps + sizeof(TensorMap),
         .queries = hopper_tiles,
         .stages = stages,
-        .full = full,
-        .empty = full + HOPPER_STAGES,
-        .queries_full = full + 2 * HOPPER_STAGES,
+        .keys_full = barriers,
+        .keys_empty = barriers + s.stages,
+        .values_full = barriers + 2 * s.stages,
+        .values_empty = barriers + 3 * s.stages,
+        .queries_full = barriers + 4 * s.stages,
         .sequence = place.sequence,
         .key = key,
         .tiles = tiles,
         .seen = group == 0 ? bounds[0] : bounds[1],
-        .key_column = place.kv_head * width,
-        .value_column = (a->kv_heads + place.kv_head) * width};
-    bool copies = thread_id() == hopper_threads(width) - WARPGROUP;
-    if (copies) rounds_init(&rounds, &place, width);
+        .key_column = place.kv_head * s.qk_dim,
+        .value_column = a->kv_heads * s.qk_dim + place.kv_head * s.v_dim};
+    bool copies = thread_id() == hopper_threads(s) - WARPGROUP;
+    if (copies) rounds_init(&rounds, &place, s);
     barrier();
-    if (group < HOPPER_GROUPS || !hopper_copies_apart(width)) {
-        if (hopper_copies_apart(width)) registers_raise(MULTIPLY_REGISTERS);
-        hopper_multiply(h, &place, &rounds, group, width, capped);
+    if (group < HOPPER_GROUPS || !hopper_copies_apart(s)) {
+        if (hopper_copies_apart(s)) registers_raise(MULTIPLY_REGISTERS);
+        hopper_multiply(h, &place, &rounds, group, s, capped);
         return;
     }
     registers_lower(COPY_REGISTERS);
     Ring ring = {0};
-    for (int round = 0; copies && round + HOPPER_STAGES <= tiles; round++) {
-        round_refill(&rounds, &ring, width, round);
-        ring_advance(&ring, HOPPER_STAGES);
+    for (int round = 0; copies && round + s.stages <= tiles; round++) {
+        round_refill(&rounds, &ring, s, round);
+        ring_advance(&ring, s.stages);
     }
 }
 

@@ -13,11 +13,11 @@
  * columns, and they exchange P^T and dS^T through shared memory in register layout. On AMD two
  * waves share 32 keys in another way (gpu_grad_pairs_kernels.h); for narrow heads a wave has 16
  * keys (gpu_grad_waves_kernels.h). Results of more than 128 columns are cut into blocks of 128 in
- * both passes. Heads of 64 and 128 columns, the same for keys and values, have one fused pass on
- * NVIDIA's Hopper (gpu_grad_hopper_kernels.h). Scratch: delta (on AMD, TileNumbers of each tile of queries), and
+ * both passes. NVIDIA's Hopper has kernels of its own for the widths in hopper_index
+ * (gpu_grad_hopper_kernels.h, gpu_grad_wide_hopper_kernels.h). Scratch: delta (on AMD, TileNumbers of each tile of queries), and
  * two bounds per tile; on Hopper mainly dQ in fp32; on AMD and Hopper also parts of dK and dV. */
 #include "ops/attention/gpu_tile_kernels.h"
-#include "ops/attention/gpu_grad_hopper_kernels.h"
+#include "ops/attention/gpu_grad_wide_hopper_kernels.h"
 
 /* Queries of a tile in the keys pass, and words of a tile's numbers on AMD. */
 #define GRAD_TILE(wave) ((wave) == 64 ? 32 : 64)
@@ -661,7 +661,7 @@ KERNEL(attention_key_sums, AttentionGrad) {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER(width)                                                                                                               \
-    KERNEL(attention_rows_hopper_##width, AttentionGradHopper) { hopper_rows(&a, grad_shape(width)); }                              \
+    KERNEL(attention_rows_hopper_##width, AttentionGradHopper) { hopper_rows(&a, width, grad_shape(width).tile); }                  \
     KERNEL(attention_items_hopper_##width, AttentionGradHopper) { hopper_items(&a, grad_shape(width)); }                            \
     KERNEL(attention_grad_hopper_##width, AttentionGradHopper) {                                                                    \
         BLOCK_BOUNDS((GRAD_GROUPS + 1) * WARPGROUP, 1);                                                                             \
@@ -674,6 +674,21 @@ KERNEL(attention_key_sums, AttentionGrad) {
     KERNEL(attention_round_hopper_##width, AttentionGradHopper) { hopper_queries_round(&a, grad_shape(width)); }
 HOPPER(64)
 HOPPER(128)
+#define WIDE(name, qk_dim, v_dim, capped)                                                                           \
+    KERNEL(attention_wide_keys_##name, AttentionGradHopper) {                                                       \
+        BLOCK_BOUNDS((GRAD_GROUPS + 1) * WARPGROUP, 1);                                                             \
+        wide_keys_pass(&a, ARGUMENTS_ADDRESS(attention_wide_keys_##name), hopper_shape(qk_dim, v_dim), capped);     \
+    }                                                                                                               \
+    KERNEL(attention_wide_queries_##name, AttentionGradHopper) {                                                    \
+        BLOCK_BOUNDS((GRAD_GROUPS + 1) * WARPGROUP, 1);                                                             \
+        wide_queries_pass(&a, ARGUMENTS_ADDRESS(attention_wide_queries_##name), hopper_shape(qk_dim, v_dim), capped); \
+    }
+WIDE(192, 192, 128, false)
+WIDE(256, 256, 256, false)
+WIDE(capped_192, 192, 128, true)
+WIDE(capped_256, 256, 256, true)
+KERNEL(attention_wide_rows_192, AttentionGradHopper) { hopper_rows(&a, 128, WIDE_TILE); }
+KERNEL(attention_wide_rows_256, AttentionGradHopper) { hopper_rows(&a, 256, WIDE_TILE); }
 #endif
 
 #else
@@ -693,6 +708,11 @@ LAUNCHERS(hopper_items, AttentionGradHopper, attention_items_hopper_64, attentio
 LAUNCHERS(hopper_grad, AttentionGradHopper, attention_grad_hopper_64, attention_grad_hopper_128, attention_grad_hopper_capped_64,
     attention_grad_hopper_capped_128)
 LAUNCHERS(hopper_round, AttentionGradHopper, attention_round_hopper_64, attention_round_hopper_128)
+LAUNCHERS(wide_rows, AttentionGradHopper, attention_wide_rows_192, attention_wide_rows_256)
+LAUNCHERS(wide_queries, AttentionGradHopper, attention_wide_queries_192, attention_wide_queries_256, attention_wide_queries_capped_192,
+    attention_wide_queries_capped_256)
+LAUNCHERS(wide_keys, AttentionGradHopper, attention_wide_keys_192, attention_wide_keys_256, attention_wide_keys_capped_192,
+    attention_wide_keys_capped_256)
 
 /* Constants of the keys passes above, which determine the shared memory of a block. */
 typedef struct KeysPass { int waves, split, buffers; } KeysPass;
@@ -755,27 +775,35 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
     add_parts(device, &parted);
 }
 
+/* Whether heads have the passes of gpu_grad_wide_hopper_kernels.h; keys of a block, and queries of a
+ * tile. */
+static bool is_wide(const Heads *heads) { return heads->qk_dim > 128; }
+static int hopper_block_keys(const Heads *heads) { return is_wide(heads) ? WIDE_KEYS : GRAD_KEYS; }
+static int hopper_tile(const Heads *heads) { return is_wide(heads) ? WIDE_TILE : grad_shape((int)heads->qk_dim).tile; }
+
 /* Returns the parts that divide the heads of a group on Hopper: as many as give two blocks of keys
  * per multiprocessor, so that each gets a mix of short and long blocks. */
 static int32_t hopper_parts(int64_t sequences, int64_t keys, const Heads *heads) {
     enum { ENOUGH = 2 * 128 };
-    int64_t blocks = sequences * heads->kv_heads * divide_up(keys, GRAD_KEYS);
+    int64_t blocks = sequences * heads->kv_heads * divide_up(keys, hopper_block_keys(heads));
     int32_t parts = 1, group = heads->heads / heads->kv_heads;
     while (parts * blocks < ENOUGH && group % (2 * parts) == 0) parts *= 2;
     return parts;
 }
 
 /* Scratch of the Hopper kernels: sums of dQ at 0, then byte offsets of the list of items,
- * HopperRows, marks with the next item, and parts of dK and dV. */
+ * HopperRows, marks with the next item, and parts of dK and dV. Wide heads have only HopperRows and
+ * parts. */
 typedef struct HopperScratch { int64_t places, list_at, rows_at, marks_at, parts_at, bytes; } HopperScratch;
 static HopperScratch hopper_scratch(int64_t sequences, int64_t queries, int64_t keys, const Heads *heads) {
-    GradShape shape = grad_shape(heads->qk_dim);
+    bool wide = is_wide(heads);
+    int tile = hopper_tile(heads);
     int64_t parts = hopper_parts(sequences, keys, heads), blocks = sequences * heads->kv_heads * parts * divide_up(keys, GRAD_KEYS);
-    HopperScratch s = {.places = sequences * heads->heads * divide_up(queries, shape.tile)};
-    s.list_at = s.places * GRAD_GROUPS * GRAD_PART * (int64_t)sizeof(float);
-    s.rows_at = s.list_at + blocks * (int64_t)sizeof(GradItem);
-    s.marks_at = s.rows_at + s.places * (shape.tile / 64) * (int64_t)sizeof(HopperRows);
-    s.parts_at = round_up(s.marks_at + (s.places + 1) * (int64_t)sizeof(int32_t), 16);
+    HopperScratch s = {.places = sequences * heads->heads * divide_up(queries, tile)};
+    s.list_at = wide ? 0 : s.places * GRAD_GROUPS * GRAD_PART * (int64_t)sizeof(float);
+    s.rows_at = s.list_at + (wide ? 0 : blocks * (int64_t)sizeof(GradItem));
+    s.marks_at = s.rows_at + s.places * (tile / 64) * (int64_t)sizeof(HopperRows);
+    s.parts_at = round_up(s.marks_at + (wide ? 0 : (s.places + 1) * (int64_t)sizeof(int32_t)), 16);
     s.bytes = s.parts_at + (parts > 1 ? parts * sequences * keys * heads_kv_columns(heads) * (int64_t)sizeof(float) : 0);
     return s;
 }
@@ -786,10 +814,11 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
     const Heads heads = {a->heads, a->kv_heads, a->qk_dim, a->v_dim};
     HopperScratch at = hopper_scratch(sequences, a->query_rows.rows, a->key_rows.rows, &heads);
     int32_t parts = hopper_parts(sequences, a->key_rows.rows, &heads);
-    int64_t groups = sequences * a->kv_heads * parts, blocks = divide_up(a->key_rows.rows, GRAD_KEYS);
+    int64_t groups = sequences * a->kv_heads * parts, blocks = divide_up(a->key_rows.rows, hopper_block_keys(&heads));
     /* The number of concurrent groups that fill the multiprocessors: more would not stay in the
      * cache. Twice as many if a group is one head, because such groups wait less. */
     int64_t fill = processors * (a->heads == a->kv_heads * parts ? 2 : 1) / blocks, at_once = fill > 0 ? fill : 1;
+    int64_t head_bytes = (a->qk_dim + a->v_dim) * (int64_t)sizeof(bf16), group = a->heads / a->kv_heads;
     return (AttentionGradHopper){.attention = *a,
         .d_out = g->d_out,
         .out = g->out,
@@ -797,44 +826,68 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
         .sums = (float *)scratch,
         .list = (GradItem *)(scratch + at.list_at),
         .rows = (HopperRows *)(scratch + at.rows_at),
-        .marks = (int32_t *)(scratch + at.marks_at),
+        .marks = is_wide(&heads) ? NULL : (int32_t *)(scratch + at.marks_at),
         .partial_keys = (float *)(scratch + at.parts_at),
         .key_rows = sequences * a->key_rows.rows,
         .parts = parts,
         .next = (int32_t *)(scratch + at.marks_at) + at.places,
         .d_queries = g->d_queries,
         .d_keys = g->d_keys,
-        .d_values = g->d_values,
-        .tiles = (int32_t)divide_up(a->query_rows.rows, grad_shape(a->qk_dim).tile),
+        .tiles = (int32_t)divide_up(a->query_rows.rows, hopper_tile(&heads)),
         .blocks = (int32_t)blocks,
         .items = (int32_t)(groups * blocks),
-        .chunks = (int32_t)(2 * divide_up(groups, 2 * at_once))};
+        .chunks = (int32_t)(2 * divide_up(groups, 2 * at_once)),
+        .all_heads = (int32_t)(sequences * a->heads),
+        .query_section = attention_section(a->key_rows.rows * head_bytes, group, sequences * a->heads),
+        .section = attention_section(a->query_rows.rows * head_bytes * (group / parts), 1, groups)};
+}
+
+/* Launches the one pass of narrow heads, and its kernels before and after. */
+static void launch_narrow(Device *device, const AttentionGradHopper *hopper, int64_t sequences, int processors) {
+    const Attention *a = &hopper->attention;
+    int index = a->qk_dim == 128;
+    GradShape shape = grad_shape(a->qk_dim);
+    LaunchShape rows = {.x = sequences * hopper->tiles * (shape.tile / 64), .y = a->heads, .threads = 128};
+    LaunchShape items = {.x = hopper->items, .threads = 32};
+    LaunchShape pass = {
+        .x = hopper->items < processors ? hopper->items : processors, .threads = (GRAD_GROUPS + 1) * 128, .shared = grad_shared(shape)};
+    LaunchShape round = {.x = sequences * hopper->tiles, .y = a->heads, .threads = GRAD_GROUPS * 128};
+    launch_hopper_rows(device, index, rows, hopper);
+    launch_hopper_items(device, index, items, hopper);
+    launch_hopper_grad(device, index + 2 * (a->limit > 0), pass, hopper);
+    launch_hopper_round(device, index, round, hopper);
+}
+
+/* Launches both passes of wide heads. */
+static void launch_wide(Device *device, const AttentionGradHopper *hopper, int64_t sequences) {
+    const Attention *a = &hopper->attention;
+    HopperShape shape = hopper_shape(a->qk_dim, a->v_dim);
+    int index = a->qk_dim == 256, capped = 2 * (a->limit > 0), threads = (GRAD_GROUPS + 1) * 128;
+    LaunchShape rows = {.x = sequences * hopper->tiles, .y = a->heads, .threads = 128};
+    LaunchShape queries = {.x = hopper->all_heads * divide_up(a->query_rows.rows, HOPPER_ROWS), .threads = threads};
+    LaunchShape keys = {.x = hopper->items, .threads = threads, .shared = wide_keys_shared(shape)};
+    queries.shared = wide_queries_shared(shape);
+    launch_wide_rows(device, index, rows, hopper);
+    launch_wide_queries(device, index + capped, queries, hopper);
+    launch_wide_keys(device, index + capped, keys, hopper);
 }
 
 /* Launches the Hopper kernels; returns false if device or shape do not allow them. */
 static bool launch_grad_on_hopper(const OpCall *call, const AttentionGrad *g, int64_t sequences) {
     const Attention *a = &g->attention;
-    int width = a->qk_dim, processors = device_info(call->device)->processors;
-    bool recovers = a->limit <= 0 || a->alibi <= 0; /* the soft-cap's derivative from weights (d_scores_of_columns) */
-    bool fits = recovers && (width == 64 || width == 128) && a->v_dim == width &&
+    int processors = device_info(call->device)->processors;
+    bool recovers = a->limit <= 0 || a->alibi <= 0; /* the soft-cap's derivative from weights (cap_slope) */
+    bool fits = recovers && hopper_index(a->qk_dim, a->v_dim) >= 0 &&
                 ((uintptr_t)g->out | (uintptr_t)g->d_queries | (uintptr_t)call->workspace) % 16 == 0;
-    int64_t columns = (int64_t)a->heads * width;
+    int64_t columns = (int64_t)a->heads * a->v_dim;
     TensorMap queries, keys, d_out;
     if (!fits || !attention_maps(call->device, &queries, &keys, a, sequences) ||
         !attention_map(call->device, &d_out, g->d_out, a->query_rows.rows, columns, columns, sequences))
         return false;
     AttentionGradHopper hopper = hopper_arguments(g, call->workspace, sequences, processors);
     hopper.queries = queries, hopper.keys = keys, hopper.d_out_map = d_out;
-    GradShape shape = grad_shape(width);
-    LaunchShape rows = {.x = sequences * hopper.tiles * (shape.tile / 64), .y = a->heads, .threads = 128};
-    LaunchShape items = {.x = hopper.items, .threads = 32};
-    LaunchShape pass = {
-        .x = hopper.items < processors ? hopper.items : processors, .threads = (GRAD_GROUPS + 1) * 128, .shared = grad_shared(shape)};
-    LaunchShape round = {.x = sequences * hopper.tiles, .y = a->heads, .threads = GRAD_GROUPS * 128};
-    launch_hopper_rows(call->device, width == 128, rows, &hopper);
-    launch_hopper_items(call->device, width == 128, items, &hopper);
-    launch_hopper_grad(call->device, (width == 128) + 2 * (a->limit > 0), pass, &hopper);
-    launch_hopper_round(call->device, width == 128, round, &hopper);
+    if (a->qk_dim > 128) launch_wide(call->device, &hopper, sequences);
+    else launch_narrow(call->device, &hopper, sequences, processors);
     AttentionGrad parted = *g;
     parted.parts = hopper.parts;
     parted.partial_keys = hopper.partial_keys;
@@ -857,9 +910,9 @@ static int64_t attention_grad_gpu_workspace(const Graph *graph, const Node *node
     const AttentionSpec *spec = node->attributes;
     int64_t queries = token_rows(spec->length, spec->queries.ranks, spec->queries.rank).rows,
             keys = token_rows(spec->length, spec->keys.ranks, spec->keys.rank).rows;
-    int64_t sequences = graph_rows(graph, node->in[ATTENTION_QKV]) / queries, width = spec->heads.qk_dim;
+    int64_t sequences = graph_rows(graph, node->in[ATTENTION_QKV]) / queries;
     int64_t bytes = grad_scratch(sequences, queries, keys, &spec->heads).bytes;
-    if ((width != 64 && width != 128) || spec->heads.v_dim != width) return bytes;
+    if (hopper_index((int)spec->heads.qk_dim, (int)spec->heads.v_dim) < 0) return bytes;
     int64_t hopper = hopper_scratch(sequences, queries, keys, &spec->heads).bytes;
     return hopper > bytes ? hopper : bytes;
 }
