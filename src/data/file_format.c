@@ -91,18 +91,34 @@ static RecordShape json_shape(const char *text, size_t size, bool lines) {
 
 /* -- Whole file ------------------------------------------------------------------------------------------------------- */
 
+/* Returns whether a table has the columns that rules read. */
+static bool has_rule_columns(const PackOptions *options, const char *bytes, size_t size, const RecordFormat *format) {
+    bool all = true;
+    for (size_t i = 0; options->filter && i < filter_field_count(options->filter) && all; i++) {
+        RecordFormat found = *format;
+        char names[2];
+        all = table_header(bytes, size, filter_field(options->filter, i), &found, names, sizeof names);
+    }
+    return all;
+}
+
 static bool is_table(const PackOptions *options, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
     static const NotText chat = {"a table, and a table cannot hold conversations", "write them as JSON lines"};
     static const NotText commas = {"a CSV table without the column that field= names", "give field=NAME to smelt data pack"},
                          tabs = {"a TSV table without the column that field= names", "give field=NAME to smelt data pack"};
+    static const NotText rules = {"a table without a column that a rule reads", "name one of its columns in where="};
     format->shape = SHAPE_TABLE;
     *why = pack_is_chat(options->format) ? chat : format->delimiter == ',' ? commas : tabs;
-    return !pack_is_chat(options->format) && table_header(bytes, size, options->field, format, format->columns, sizeof format->columns);
+    if (pack_is_chat(options->format) || !table_header(bytes, size, options->field, format, format->columns, sizeof format->columns))
+        return false;
+    *why = rules;
+    return has_rule_columns(options, bytes, size, format);
 }
 
 bool file_format(const PackOptions *options, const char *path, const char *bytes, size_t size, RecordFormat *format, NotText *why) {
     static const NotText no_records = {"JSON without records",
         "write one object per document, as {\"text\": \"...\"}, or pass format=text to smelt data pack to read the file as plain text"};
+    static const NotText no_fields = {"text without the fields that a rule reads", "give records, or leave the rule out"};
     static const NotText no_rows = {"named .parquet, but does not begin like a Parquet file",
         "download it again (git lfs pull, if it is a pointer of Git LFS), or give it another name"};
     PackFormat asked = options->format;
@@ -121,6 +137,9 @@ bool file_format(const PackOptions *options, const char *path, const char *bytes
     format->shape = json_shape(bytes, seen, lines || (known && !name_ends(path, ".json")));
     if (format->shape == SHAPE_TEXT && (known || lines)) format->shape = SHAPE_LINES;
     if (format->shape == SHAPE_TEXT) format->mark = 0;
+    bool fields = options->filter && filter_field_count(options->filter) > 0;
+    *why = no_fields;
+    if (fields && format->shape == SHAPE_TEXT && !name_ends(path, ".json")) return format->shape = SHAPE_LINES, false;
     *why = no_records;
     return format->shape != SHAPE_TEXT || !name_ends(path, ".json");
 }

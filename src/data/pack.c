@@ -656,6 +656,9 @@ static bool check_pack_options(const PackOptions *options, Error *error) {
     if (options->format != PACK_AUTO && !check_idle_pack_options(options, error)) return false;
     if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
         return error_set(error, ERROR_USAGE, "valid=%g must be 0 to 0.5, the validation part of each file", options->valid_fraction);
+    if (options->format == PACK_TEXT && options->filter && filter_field_count(options->filter) > 0)
+        return error_set(error, ERROR_USAGE, "a rule reads the field %s, but format=text has no fields: omit one of them",
+            filter_field(options->filter, 0));
     if (options->against && *options->against && options->dedup == PACK_DEDUP_NONE)
         return error_set(error, ERROR_USAGE, "against compares documents with those of other packings: set dedup=exact or near too");
     if (options->restore && *options->restore && options->dedup == PACK_DEDUP_NONE)

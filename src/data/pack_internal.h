@@ -50,10 +50,16 @@ typedef enum RecordShape {
     SHAPE_TABLE,  /* rows of a table, by RFC 4180 */
     SHAPE_ROWS,   /* rows of a Parquet file */
 } RecordShape;
+/* The columns of a table that rules read: indices, in the order of filter_field. */
+typedef struct TableFields {
+    const DocumentFilter *filter;
+    int *columns; /* [filter_field_count]; owned */
+} TableFields;
 /* The place of the text in a table. */
 typedef struct TablePlace {
     char delimiter;
-    int column, columns; /* index of the text's column, and number of columns in the header */
+    int column, columns;       /* index of the text's column, and number of columns in the header */
+    const TableFields *fields; /* NULL: no rule reads columns; borrowed */
 } TablePlace;
 typedef struct RecordFormat {
     RecordShape shape;
@@ -88,6 +94,8 @@ bool record_scan_open(const RecordScan *scan); /* whether the end of an array is
 void record_scan_give_up(RecordScan *scan);    /* stops expecting it */
 
 enum { TABLE_FAULT = 96 };
+/* Makes an object of the columns of a row that rules read; the caller owns it. */
+json_t *table_object(const char *row, size_t size, const TablePlace *place);
 /* Copies the text of a row, without quotes, to `to`, which has room for `size` bytes and may be the
  * row. Returns false if the row is broken; `what` says how. */
 bool table_field(const char *row, size_t size, const TablePlace *place, char *to, size_t *length, char what[TABLE_FAULT]);

@@ -131,8 +131,9 @@ static bool take_field(Record *record, char *place, const char *field, json_t **
 }
 
 /* Extracts the text in place of the row: it is never longer. */
-static bool take_cell(Record *record, char *place) {
+static bool take_cell(Record *record, char *place, json_t **taken) {
     char what[TABLE_FAULT];
+    if (taken && record->place.fields) *taken = table_object(record->text, record->text_size, &record->place);
     if (!table_field(record->text, record->text_size, &record->place, place, &record->text_size, what))
         return record_mark(record, PACK_BAD_ROW, what);
     record->text = place;
@@ -144,7 +145,7 @@ void record_text(Record *record, char *block_text, const char *field, PackInvali
     record->text_size = record->size;
     bool left = record->bad == PACK_GOOD && check_utf8(record, invalid);
     char *place = record->owned ? record->owned : block_text + record->start;
-    if (left && record->place.columns) left = take_cell(record, place);
+    if (left && record->place.columns) left = take_cell(record, place, object);
     else if (left && record->json && field) left = take_field(record, place, field, object);
     if (!left) record->text_size = 0;
 }

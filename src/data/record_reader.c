@@ -38,7 +38,9 @@ struct RecordReader {
     size_t begin, end, capacity;
     bool ended, line_start;
     RecordFormat format;
-    RecordScan scan; /* unless the format is text */
+    RecordScan scan;      /* unless the format is text */
+    TableFields **tables; /* of all tables, because blocks refer to them */
+    size_t table_count;
     RowReader *rows; /* of a Parquet file, instead of the window */
     int64_t split;   /* byte at which the validation part begins; INT64_MAX: none, -1: every 1/fraction-th document */
     /* The open document. */
@@ -389,7 +391,7 @@ static bool is_shard_file(const char *path, char **prefix) {
 
 static bool refuse_file(const RecordReader *reader, const char *path, const NotText *why, Error *error) {
     const char *columns = reader->format.shape == SHAPE_TABLE ? reader->format.columns : "";
-    const char *after = *columns ? "; its columns are " : reader->format.shape == SHAPE_ROWS ? "" : ", not text";
+    const char *after = *columns ? "; its columns are " : reader->format.shape == SHAPE_TEXT ? ", not text" : "";
     return error_set(
         error, ERROR_DATA, "%s is %s%s%s: %s", strcmp(path, "-") ? path : "standard input", why->what, after, columns, why->advice);
 }
@@ -409,6 +411,23 @@ static bool take_format(RecordReader *reader, const char *path, NotText *why, Er
     if (shard) *why = of_shard;
     if (text) *why = (NotText){0};
     return text || !named(reader) || refuse_file(reader, path, why, error);
+}
+
+/* Finds the columns that rules read, which file_format has found in the header. */
+static void find_table_fields(RecordReader *reader, const char *header, size_t size) {
+    const DocumentFilter *filter = reader->options->filter;
+    size_t count = filter ? filter_field_count(filter) : 0;
+    if (count == 0 || reader->format.shape != SHAPE_TABLE) return;
+    TableFields *fields = memory_allocate(sizeof *fields);
+    *fields = (TableFields){filter, memory_allocate(count * sizeof *fields->columns)};
+    array_append(reader->tables, reader->table_count, fields);
+    for (size_t i = 0; i < count; i++) {
+        RecordFormat format = reader->format;
+        char names[2];
+        table_header(header, size, filter_field(filter, i), &format, names, sizeof names);
+        fields->columns[i] = format.place.column;
+    }
+    reader->format.place.fields = fields;
 }
 
 /* Moves to the byte where a packing was interrupted, the start of a line. Compressed data is read
@@ -492,6 +511,7 @@ static bool open_input_file(RecordReader *reader, Block *block, Error *error) {
     if (why.what) return true;
     if (reader->format.shape != SHAPE_TEXT && !reader->first_records) reader->first_records = path;
     if (reader->format.shape == SHAPE_ROWS) return open_rows(reader, path, block, error);
+    find_table_fields(reader, reader->window + reader->begin + reader->format.mark, reader->end - reader->begin - reader->format.mark);
     reader->scan = record_scan_start(&reader->format, start > 0);
     if (!find_split(reader, path, error)) return false;
     if (start > 0) return skip_to(reader, path, start, error);
@@ -549,6 +569,11 @@ void record_reader_free(RecordReader *reader) {
     if (!reader) return;
     input_close(reader->input);
     row_reader_close(reader->rows);
+    for (size_t i = 0; i < reader->table_count; i++) {
+        free(reader->tables[i]->columns);
+        free(reader->tables[i]);
+    }
+    free(reader->tables);
     free(reader->window);
     free(reader->rest);
     free(reader);

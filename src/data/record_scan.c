@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/memory.h"
+#include "base/scope.h"
 #include "data/pack_internal.h"
 
 /* The next expected token of an array, and the place in a row. */
@@ -162,4 +164,18 @@ bool table_header(const char *bytes, size_t size, const char *field, RecordForma
         more = at < end;
     }
     return format->place.column >= 0;
+}
+
+json_t *table_object(const char *row, size_t size, const TablePlace *place) {
+    json_t *object = json_object();
+    SCOPED_FREE char *text = memory_allocate(size + 1);
+    TablePlace cell = *place;
+    char what[TABLE_FAULT];
+    size_t length;
+    for (size_t i = 0; i < filter_field_count(place->fields->filter); i++) {
+        cell.column = place->fields->columns[i];
+        if (table_field(row, size, &cell, text, &length, what))
+            json_object_set_new(object, filter_field(place->fields->filter, i), json_stringn(text, length));
+    }
+    return object;
 }

@@ -512,13 +512,57 @@ static void parquet_and_json_lines_are_judged_alike(void **state) {
     }
 }
 
+/* The same records as a table, as JSON lines, and in a folder with a text and a table that rules cannot judge. */
+static void tables_and_json_lines_are_judged_alike(void **state) {
+    (void)state;
+    FILE *table = fopen("t.csv", "w"), *lines = fopen("t.jsonl", "w");
+    assert_true(table && lines);
+    fprintf(table, "\xef\xbb\xbfid,score,text,lang\r\n");
+    for (int i = 0; i < 500; i++) {
+        int score = (int)(rng_bits(4, 1, (uint64_t)i).word[0] % 9);
+        const char *lang = i % 3 ? "en" : "de, \"at\"";
+        fprintf(table, "%d,%d,\"text %d, of \"\"%d\"\"\",%s\r\n", i, score, i, score, i % 3 ? "en" : "\"de, \"\"at\"\"\"");
+        fprintf(lines, "{\"text\": \"text %d, of \\\"%d\\\"\", \"score\": %d, \"lang\": \"%s\"}\n", i, score, score,
+            i % 3 ? lang : "de, \\\"at\\\"");
+    }
+    assert_int_equal(fclose(table), 0);
+    assert_int_equal(fclose(lines), 0);
+    static const char *const rules[] = {"score > 4.5 and lang == \"en\"", "lang == 'de, \"at\"' or score == 0"};
+    for (int i = 0; i < 2; i++) {
+        DocumentFilter *filter = open_filter((FilterOptions){.where = rules[i]});
+        PackResult one =
+            pack((PackOptions){.inputs = (const char *const[]){"t.csv", NULL}, .output = "a", .filter = filter, .overwrite = true});
+        PackResult two =
+            pack((PackOptions){.inputs = (const char *const[]){"t.jsonl", NULL}, .output = "b", .filter = filter, .overwrite = true});
+        filter_free(filter);
+        assert_true(one.documents > 50 && one.filtered > 50);
+        assert_int_equal(one.documents, two.documents);
+        assert_int_equal(one.train_tokens, two.train_tokens);
+    }
+    assert_int_equal(mkdir("in", 0777), 0);
+    write_text("in/a.txt", "a text\n");
+    write_text("in/b.csv", "text,id\na text,3\n");
+    write_text("in/c.csv", "score,text\n5,kept\n4,dropped\n");
+    write_text("in/d.csv", "text,score\nalso kept,7\n");
+    DocumentFilter *filter = open_filter((FilterOptions){.where = "score >= 5"});
+    PackResult result = pack((PackOptions){.inputs = (const char *const[]){"in", NULL}, .output = "out", .filter = filter});
+    filter_free(filter);
+    assert_int_equal(result.documents, 2);
+    assert_int_equal(result.filtered, 1);
+    size_t size;
+    SCOPED_FREE char *record = (char *)read_bytes("out.pack.json", &size);
+    assert_holds(record, "text without the fields that a rule reads");
+    assert_holds(record, "a table without a column that a rule reads");
+}
+
 static void a_rule_that_cannot_be_judged_is_refused(void **state) {
     (void)state;
     static const char *const text[] = {"in.txt", NULL}, *const table[] = {"in.csv", NULL}, *const lines[] = {"in.jsonl", NULL};
     static const struct {
         const char *const *inputs;
         const char *where, *says;
-    } cases[] = {{text, "score > 1", "score fields"}, {table, "score > 1", "score fields"}, {lines, "score > 5", "left rules 2"}};
+    } cases[] = {{text, "score > 1", "in.txt fields rule"}, {table, "id > 1", "in.csv column rule columns text, score"},
+        {lines, "score > 5", "left rules 2"}};
     write_text("in.txt", "a text\n");
     write_text("in.csv", "text,score\na text,3\n");
     write_text("in.jsonl", "{\"text\": \"a\", \"score\": 3}\n{\"text\": \"b\", \"score\": 4}\n");
@@ -553,6 +597,7 @@ int main(void) {
         IN_FOLDER(documents_are_judged_by_the_lines_that_stay),
         IN_FOLDER(lists_of_documents_are_no_input_and_go_with_their_shard),
         IN_FOLDER(parquet_and_json_lines_are_judged_alike),
+        IN_FOLDER(tables_and_json_lines_are_judged_alike),
         IN_FOLDER(a_rule_that_cannot_be_judged_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
