@@ -83,6 +83,15 @@ bool dedup_write(const char *path, const HashSet *seen, bool near, const FileLis
 
 /* -- Reading ------------------------------------------------------------------------------------------------------------- */
 
+bool dedup_is(const char *path) {
+    SCOPED(file_unmap) FileMap map = {0};
+    Error ignored = {0};
+    DedupTrailer trailer;
+    if (!file_map(&map, path, &ignored) || map.size < sizeof trailer) return false;
+    memcpy(&trailer, map.bytes + map.size - sizeof trailer, sizeof trailer);
+    return !memcmp(trailer.magic, magic, sizeof magic);
+}
+
 /* Finds the file of a packing, by the names that its output may have. The caller frees. */
 static char *find_dedup(const char *packing) {
     static const char *const endings[] = {"/" PACK_DEDUP_NAME, "." PACK_DEDUP_NAME, "-train/" PACK_DEDUP_NAME, "-train." PACK_DEDUP_NAME};

@@ -21,6 +21,19 @@ struct DropLog {
     size_t size, capacity;
 };
 
+bool drop_log_is(const char *path) {
+    enum { START = 1 << 16 };
+    Error ignored = {0};
+    size_t size = 0;
+    SCOPED_FREE char *text = memory_allocate(START);
+    Input *input = input_open(&(ObjectPlace){.path = path}, &ignored);
+    bool read = input && input_compressed(input) && input_read(input, text, START, &size, &ignored);
+    input_close(input);
+    const char *end = read && size > 0 ? memchr(text, '\n', size) : NULL;
+    json_auto_t *entry = end ? json_loadb(text, (size_t)(end - text), 0, NULL) : NULL;
+    return read && (size == 0 || (json_object_get(entry, "rule") && json_object_get(entry, "line")));
+}
+
 DropLog *drop_log_open(const char *path, Error *error) {
     DropLog *log = memory_allocate(sizeof *log);
     log->replaces = true;

@@ -807,6 +807,18 @@ static bool refuse_foreign(const Packer *packer, const char *name, Error *error)
                indexed ? index : tokens);
 }
 
+/* Refuses lists beside a shard that are other files. Those of a packing that was killed, or that kept
+ * nothing, are replaced. */
+static bool refuse_foreign_lists(const Packer *packer, Error *error) {
+    SCOPED_FREE char *dropped = memory_format("%s." PACK_DROPPED, packer->train.name);
+    SCOPED_FREE char *dedup = memory_format("%s." PACK_DEDUP_NAME, packer->train.name);
+    const char *foreign = NULL;
+    if (pack_logs_drops(&packer->options) && file_exists(dropped) && !drop_log_is(dropped)) foreign = dropped;
+    if (packer->options.dedup != PACK_DEDUP_NONE && file_exists(dedup) && !dedup_is(dedup)) foreign = dedup;
+    return !foreign ||
+           error_set(error, ERROR_USAGE, "%s is not a list of smelt data pack: choose another OUTPUT, or move the file", foreign);
+}
+
 /* Refuses existing files: runs may train on existing shards. With `overwrite`, refuses only files
  * that do not belong to a shard. */
 static bool refuse_existing(const Packer *packer, Error *error) {
@@ -838,8 +850,8 @@ static bool open_outputs(Packer *packer, Error *error) {
     if (!resume_shards(packer, &ended, error)) return false;
     if (ended && !again && !was_this_one(packer, error)) return false;
     if (packer->done) return true;
-    return ((ended && again) || refuse_existing(packer, error)) && part_open(packer, &packer->train, error) &&
-           (!packer->valid.name || part_open(packer, &packer->valid, error));
+    return ((ended && again) || (refuse_existing(packer, error) && refuse_foreign_lists(packer, error))) &&
+           part_open(packer, &packer->train, error) && (!packer->valid.name || part_open(packer, &packer->valid, error));
 }
 
 static bool restores(const Packer *packer) { return packer->options.restore && *packer->options.restore; }
@@ -979,6 +991,11 @@ static bool check_mask(const Packer *packer, int64_t trained, int64_t tokens, Er
         trained ? "all" : "none", tokens, packer->options.inputs[0]);
 }
 
+/* Returns the place of the list of dropped documents; the caller frees. */
+static char *dropped_path(const Packer *packer) {
+    return in_folder(packer) ? part_path(&packer->train, PACK_DROPPED) : memory_format("%s." PACK_DROPPED, packer->train.name);
+}
+
 /* Reports that nothing is left to pack, with the cause. */
 static bool refuse_nothing(const Packer *packer, Error *error) {
     const PackOptions *options = &packer->options;
@@ -987,10 +1004,11 @@ static bool refuse_nothing(const Packer *packer, Error *error) {
     int64_t bad = 0, left = pack_files_left(&packer->files);
     for (int i = 1; i < PACK_BAD_KINDS; i++) bad += packer->report.result.bad[i];
     const PackResult *result = &packer->report.result;
+    SCOPED_FREE char *dropped = dropped_path(packer);
     if (result->filtered + result->left_out > 0)
         return error_set(error, ERROR_DATA,
-            "no document of %s is left: of %" PRId64 " the rules dropped %" PRId64 ", and %" PRId64 " repeat others", options->inputs[0],
-            result->records, result->filtered, result->left_out);
+            "no document of %s is left: of %" PRId64 " the rules dropped %" PRId64 ", and %" PRId64 " repeat others; see %s",
+            options->inputs[0], result->records, result->filtered, result->left_out, dropped);
     if (bad > 0 && bad == packer->report.result.bad[none])
         return error_set(error, ERROR_DATA, "no record of %s is a valid %s: %s", options->inputs[0],
             pairs ? "preference pair" : "conversation", note_first_bad(packer, none, NULL));
@@ -1028,7 +1046,9 @@ static bool check_result(const Packer *packer, Error *error) {
 }
 
 static bool list_inputs(Packer *packer, Error *error) {
-    if (!pack_files_list(&packer->files, packer->options.inputs, packer->options.held_out, error)) return false;
+    if (!pack_files_list(
+            &packer->files, packer->options.inputs, packer->options.held_out, packer->trainer ? NULL : packer->options.output, error))
+        return false;
     for (const char *const *input = packer->options.inputs; *input; input++)
         if (!refuse_output(packer, *input, error)) return false;
     return pack_report_open(&packer->report, &packer->options, &packer->files, error);
@@ -1090,14 +1110,24 @@ static bool remove_old_lists(const Packer *packer, Error *error) {
     SCOPED_FREE char *dropped = memory_format("%s." PACK_DROPPED, packer->train.name);
     SCOPED_FREE char *dedup = memory_format("%s." PACK_DEDUP_NAME, packer->train.name);
     if (in_folder(packer) || !packer->options.overwrite) return true;
-    return (packer->dropped || file_remove(dropped, error)) && (packer->options.dedup != PACK_DEDUP_NONE || file_remove(dedup, error));
+    return (packer->dropped || !drop_log_is(dropped) || file_remove(dropped, error)) &&
+           (packer->options.dedup != PACK_DEDUP_NONE || !dedup_is(dedup) || file_remove(dedup, error));
+}
+
+/* Checks the result; if nothing is left, the list of what was dropped stays. */
+static bool check_kept(Packer *packer, Error *error) {
+    const PackResult *result = &packer->report.result;
+    Error ignored = {0};
+    if (check_result(packer, error)) return true;
+    if (packer->dropped && result->train_tokens + result->valid_tokens == 0) drop_log_finish(packer->dropped, &ignored);
+    return false;
 }
 
 static bool pack_all(Packer *packer, Error *error) {
     if (!list_inputs(packer, error)) return finish_without_input(packer, error);
     bool opened = resolve_format(packer, error) && open_pack_tokenizer(packer, error) && open_chat_template(packer, error) &&
                   open_output(packer, error);
-    return opened && (packer->done || (read_all_inputs(packer, error) && check_result(packer, error) && finish_lists(packer, error) &&
+    return opened && (packer->done || (read_all_inputs(packer, error) && check_kept(packer, error) && finish_lists(packer, error) &&
                                           finish_shards(packer, error) && remove_old_lists(packer, error) &&
                                           (!in_folder(packer) || complete_folder(packer, error))));
 }

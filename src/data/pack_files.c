@@ -209,7 +209,52 @@ static void choose_split(PackFiles *files, const char *input, size_t first, bool
 
 /* -- Inputs ---------------------------------------------------------------------------------------------------------- */
 
-static bool list_input(PackFiles *files, const char *input, bool held_out, bool *folder, Error *error) {
+/* -- OUTPUT in an INPUT ------------------------------------------------------------------------------------------------ */
+
+/* Returns the name that OUTPUT has in the list of a folder, or NULL if it is not in the folder. The
+ * caller frees. */
+static char *name_of_output(const char *input, const char *root, const char *output) {
+    int length = (int)path_length(output);
+    SCOPED_FREE char *whole = memory_format("%.*s", length, output);
+    const char *slash = strrchr(whole, '/');
+    SCOPED_FREE char *parent = memory_format("%.*s", slash ? (int)(slash - whole) + 1 : 1, slash ? whole : ".");
+    SCOPED_FREE char *place = realpath(parent, NULL);
+    if (!place || !path_lies_in(place, root)) return NULL;
+    const char *rest = place + strlen(root);
+    while (*rest == '/') rest++;
+    return memory_format("%.*s/%s%s%s", (int)path_length(input), input, rest, *rest ? "/" : "", slash ? slash + 1 : whole);
+}
+
+/* Returns whether a path is one that a packing to this output makes. */
+static bool is_of_output(const char *path, const char *output) {
+    static const char *const parts[] = {"-train", "-valid"};
+    static const char *const endings[] = {
+        "/", ".bin", ".idx", ".tokenizer", ".pack.json", "." PACK_DROPPED, "." PACK_DEDUP_NAME, ".next", ".replaced", ".partial-"};
+    if (!starts_with(path, output)) return false;
+    path += strlen(output);
+    for (int i = 0; i < 2; i++)
+        if (starts_with(path, parts[i])) path += strlen(parts[i]);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+        if (starts_with(path, endings[i])) return true;
+    return false;
+}
+
+/* Leaves out what the packing makes among the files of an input from `first` on. */
+static void leave_output(PackFiles *files, const char *input, const char *root, const char *output, size_t first) {
+    static const NotText own = {"a file of OUTPUT", NULL};
+    SCOPED_FREE char *name = output ? name_of_output(input, root, output) : NULL;
+    size_t kept = first;
+    for (size_t i = first; i < files->list.count; i++) {
+        FileEntry entry = files->list.entries[i];
+        bool is_own = name && is_of_output(entry.name, name);
+        if (is_own) pack_files_leave(files, entry.name, own, true);
+        if (is_own) free(entry.name);
+        else files->list.entries[kept++] = entry;
+    }
+    files->list.count = kept;
+}
+
+static bool list_input(PackFiles *files, const char *input, bool held_out, const char *output, bool *folder, Error *error) {
     FileKind kind = strcmp(input, "-") ? file_kind(input, NULL) : FILE_OTHER;
     *folder = kind == FILE_FOLDER;
     if (kind == FILE_ABSENT)
@@ -225,6 +270,7 @@ static bool list_input(PackFiles *files, const char *input, bool held_out, bool 
     file_list_add(&folders, memory_copy_string(input), kind);
     for (size_t i = 0; i < folders.count; i++)
         if (!list_folder(files, &folders, root ? root : input, folders.entries[i].name, error)) return error_recode(error, ERROR_DATA);
+    leave_output(files, input, root ? root : input, output, first);
     if (files->list.count > first) qsort(files->list.entries + first, files->list.count - first, sizeof(FileEntry), compare_paths);
     choose_split(files, input, first, held_out);
     return true;
@@ -258,7 +304,8 @@ static bool is_shard_object(const PackBucket *bucket, const char *name) {
 }
 
 /* Adds the objects of an input in a bucket, as list_input does. */
-static bool list_bucket(PackFiles *files, const char *input, bool held_out, bool *folder, Error *error) {
+static bool list_bucket(PackFiles *files, const char *input, bool held_out, const char *output, bool *folder, Error *error) {
+    (void)output; /* a local path */
     static const NotText of_shard = {"a file of a token shard", "give the bucket's folder of shards as data.train"};
     array_append(files->buckets, files->bucket_count, memory_allocate(sizeof **files->buckets));
     PackBucket *bucket = files->buckets[files->bucket_count - 1];
@@ -277,10 +324,10 @@ static bool list_bucket(PackFiles *files, const char *input, bool held_out, bool
 }
 
 /* Adds the files or objects of an input, and where their bytes are. */
-static bool add_input(PackFiles *files, const char *input, bool held_out, size_t *capacity, Error *error) {
+static bool add_input(PackFiles *files, const char *input, bool held_out, const char *output, size_t *capacity, Error *error) {
     bool folder, remote = starts_with(input, S3_SCHEME);
     size_t first = files->list.count;
-    if (!(remote ? list_bucket : list_input)(files, input, held_out, &folder, error)) return false;
+    if (!(remote ? list_bucket : list_input)(files, input, held_out, output, &folder, error)) return false;
     array_reserve(files->items, *capacity, files->list.count);
     for (size_t i = first; i < files->list.count; i++) {
         const char *path = files->list.entries[i].name;
@@ -308,11 +355,11 @@ int64_t pack_files_bytes(const PackFiles *files, int64_t file) {
     return unknown ? -1 : bytes;
 }
 
-bool pack_files_list(PackFiles *files, const char *const *inputs, bool held_out, Error *error) {
+bool pack_files_list(PackFiles *files, const char *const *inputs, bool held_out, const char *output, Error *error) {
     *files = (PackFiles){.taken = json_array(), .left_out = json_array()};
     bool good = true;
     size_t capacity = 0;
-    for (; *inputs && good; inputs++) good = add_input(files, *inputs, held_out, &capacity, error);
+    for (; *inputs && good; inputs++) good = add_input(files, *inputs, held_out, output, &capacity, error);
     return good && add_sizes(files, error);
 }
 
@@ -337,7 +384,7 @@ void pack_files_free(PackFiles *files) {
 
 bool pack_list(const char *input, bool held_out, FileList *list, Error *error) {
     PackFiles files;
-    bool listed = pack_files_list(&files, (const char *[]){input, NULL}, held_out, error);
+    bool listed = pack_files_list(&files, (const char *[]){input, NULL}, held_out, NULL, error);
     *list = listed ? files.list : (FileList){0};
     if (listed) files.list = (FileList){0};
     pack_files_free(&files);

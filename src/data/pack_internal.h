@@ -143,8 +143,9 @@ typedef struct PackFiles {
     json_t *taken, *left_out; /* names, and names with reasons, of up to PACK_LISTED files each; owned */
 } PackFiles;
 /* Lists the files. `held_out`: if a folder has several splits by name, the validation split is
- * listed; otherwise the training split. */
-bool pack_files_list(PackFiles *files, const char *const *inputs, bool held_out, Error *error);
+ * listed; otherwise the training split. Files that a packing to `output` makes are left out, so that
+ * it may be in a folder of the input; NULL: none. */
+bool pack_files_list(PackFiles *files, const char *const *inputs, bool held_out, const char *output, Error *error);
 /* Returns the bytes of a file as stored, 0 for standard input, or -1 if the system cannot answer now. */
 int64_t pack_files_bytes(const PackFiles *files, int64_t file);
 void pack_files_take(PackFiles *files, const char *path);
@@ -328,6 +329,7 @@ typedef struct DedupAgainst {
 } DedupAgainst;
 /* Writes the entries of `seen` that are this packing's own; ERROR_DATA. */
 bool dedup_write(const char *path, const HashSet *seen, bool near, const FileList *files, Error *error);
+bool dedup_is(const char *path); /* whether a file was written by it */
 /* Adds the entries of packings, as in PackOptions.against. ERROR_USAGE: one has none. */
 bool dedup_read(DedupAgainst *against, const char *packings, bool near, HashSet *seen, Error *error);
 
@@ -335,6 +337,7 @@ bool dedup_read(DedupAgainst *against, const char *packings, bool near, HashSet 
 
 /* Documents that a packing drops, as lines of JSON in frames of zstd. */
 typedef struct DropLog DropLog;
+bool drop_log_is(const char *path); /* whether a file is such a list */
 /* Starts a file that replaces `path` at its end. */
 DropLog *drop_log_open(const char *path, Error *error);
 /* Continues a file after the `bytes` that drop_log_flush gave, and drops what follows. */

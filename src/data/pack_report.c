@@ -220,12 +220,23 @@ static char *find_difference(const PackReport *report, const PackOptions *option
     return version && !strcmp(version, SMELT_VERSION) ? NULL : memory_copy_string("the version of smelt");
 }
 
+/* Returns the number of records that a packing has read, for a record of an older smelt, which has
+ * no such count. */
+static int64_t count_records(const PackReport *report, const PackOptions *options) {
+    const PackResult *result = &report->result;
+    int64_t count = result->documents + result->filtered + result->left_out;
+    for (int i = 1; i < PACK_BAD_KINDS; i++)
+        if (i != PACK_BAD_UTF8 || options->invalid == PACK_INVALID_SKIP || options->invalid == PACK_INVALID_STOP) count += result->bad[i];
+    return count;
+}
+
 static bool take_counts(PackReport *report, const PackOptions *options, const json_t *record, bool whole) {
     const json_t *bad = json_object_get(record, "bad"), *lengths = json_object_get(record, "document_lengths");
     bool good = read_report_numbers(report, numbers, NUMBERS, json_object_get(record, "counts")) &&
                 (whole || read_report_numbers(report, places, PLACES, json_object_get(record, "position")));
     for (int i = 1; i < PACK_BAD_KINDS; i++) report->result.bad[i] = json_integer_value(json_object_get(bad, bad_names[i]));
     for (int i = 0; i < PACK_LENGTHS; i++) report->result.lengths[i] = json_integer_value(json_array_get(lengths, (size_t)i));
+    if (!json_object_get(json_object_get(record, "counts"), "records")) report->result.records = count_records(report, options);
     for (int i = 0; options->filter && i < filter_rules(options->filter); i++)
         report->filtered[i] = json_integer_value(json_object_get(json_object_get(record, "rules"), filter_rule(options->filter, i)));
     for (int i = 0; i < LINE_RULES; i++)

@@ -239,6 +239,93 @@ static void a_list_that_a_killed_packing_lost_is_missed(void **state) {
     assert_true(pack(options_of("hit")).resumed);
 }
 
+/* Of a smelt that did not count records: they are what became of them. */
+static void a_packing_that_an_older_smelt_began_counts_its_records(void **state) {
+    (void)state;
+    write_inputs(20000);
+    for (int tries = 0; access("hit-train/shard-00001.idx", F_OK) != 0; tries++) assert_true(kill_packing(0.01 * tries));
+    size_t size;
+    SCOPED_FREE char *record = (char *)read_bytes("hit-train/pack.json", &size);
+    char *line = memmem(record, size, "\"records\":", 10), *end = line ? memchr(line, '\n', size - (size_t)(line - record)) : NULL;
+    assert_non_null(end);
+    memset(line, ' ', (size_t)(end - line));
+    write_bytes("hit-train/pack.json", record, size);
+    PackResult result = pack(options_of("hit")), whole = pack(options_of("whole"));
+    assert_true(result.resumed);
+    assert_int_equal(result.records, whole.records);
+    assert_int_equal(result.documents, whole.documents);
+}
+
+/* INPUT is listed without what the packing makes in it, also after it was interrupted. */
+static void an_output_inside_of_its_input_is_not_read(void **state) {
+    (void)state;
+    Error error = {0};
+    assert_int_equal(mkdir("in", 0777), 0);
+    FILE *file = fopen("in/a.jsonl", "w");
+    for (int i = 0; i < 3000; i++) fprintf(file, "{\"text\": \"document %d\"}\n", i);
+    assert_int_equal(fclose(file), 0);
+    PackOptions options = {.inputs = (const char *[]){"in", NULL},
+        .output = "in/out",
+        .separator = "",
+        .dedup = PACK_DEDUP_EXACT,
+        .shard_tokens = 5000,
+        .invalid = PACK_INVALID_STOP};
+    write_text("in/z.jsonl", "{\"text\": 1}\n");
+    for (int i = 0; i < 2; i++) assert_refused(options, ERROR_DATA, "invalid=stop");
+    assert_true(file_exists("in/out/shard-00002.idx"));
+    assert_true(file_remove("in/z.jsonl", &error) && file_remove("in/out", &error));
+    PackResult first = pack(options);
+    options.overwrite = true;
+    for (int i = 0; i < 2; i++) { /* over itself, by another name of the folder */
+        PackResult again = pack(options);
+        assert_int_equal(again.train_tokens, first.train_tokens);
+        assert_int_equal(again.files, 1);
+        options.output = "./in/out";
+    }
+    options.shard_tokens = 0, options.output = "in/one", options.valid_fraction = 0.1;
+    for (int i = 0; i < 2; i++) {
+        PackResult one = pack(options);
+        assert_int_equal(one.files, 1);
+        assert_int_equal(one.documents, first.documents);
+    }
+}
+
+/* What rules drop is listed even if nothing stays, and a list is not written over another file. */
+static void a_list_says_why_nothing_stays_and_replaces_no_other_file(void **state) {
+    (void)state;
+    DocumentFilter *rules;
+    Error error = {0};
+    size_t size;
+    write_text("in", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+    assert_true(filter_open(&(FilterOptions){"text.bytes > 5", "", "", "", ""}, &rules, &error));
+    for (int folder = 0; folder < 2; folder++) {
+        PackOptions options = {
+            .inputs = (const char *[]){"in", NULL}, .output = "out", .separator = "", .filter = rules, .shard_tokens = 100 * folder};
+        const char *list = folder ? "out/dropped.jsonl.zst" : "out.dropped.jsonl.zst";
+        for (int i = 0; i < 2; i++) {
+            assert_refused(options, ERROR_DATA, "no document of in is left");
+            assert_refused(options, ERROR_DATA, list);
+        }
+        free(read_bytes(list, &size));
+        assert_true(size > 40);
+    }
+    static const char *const lists[] = {"other.dropped.jsonl.zst", "more.dedup"}, *const outputs[] = {"other", "more"};
+    write_text("in", "{\"text\": \"another text\"}\n");
+    for (int i = 0; i < 2; i++) {
+        PackOptions options = {
+            .inputs = (const char *[]){"in", NULL}, .output = outputs[i], .separator = "", .filter = rules, .dedup = PACK_DEDUP_EXACT};
+        write_text(lists[i], "of somebody else");
+        for (; !options.overwrite; options.overwrite = true) assert_refused(options, ERROR_USAGE, lists[i]);
+        assert_refused(options, ERROR_USAGE, lists[i]);
+        options.filter = NULL, options.dedup = PACK_DEDUP_NONE;
+        pack(options);
+        SCOPED_FREE char *kept = (char *)read_bytes(lists[i], &size);
+        assert_memory_equal(kept, "of somebody else", size);
+        assert_true(file_remove(lists[i], &error));
+    }
+    filter_free(rules);
+}
+
 static void one_shard_leaves_nothing_of_a_killed_packing(void **state) {
     (void)state;
     write_text("in", "text");
@@ -418,6 +505,9 @@ int main(void) {
         IN_FOLDER(a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_does),
         IN_FOLDER(what_differs_from_the_packing_that_was_killed_is_named),
         IN_FOLDER(a_list_that_a_killed_packing_lost_is_missed),
+        IN_FOLDER(a_packing_that_an_older_smelt_began_counts_its_records),
+        IN_FOLDER(an_output_inside_of_its_input_is_not_read),
+        IN_FOLDER(a_list_says_why_nothing_stays_and_replaces_no_other_file),
         IN_FOLDER(one_shard_leaves_nothing_of_a_killed_packing),
         IN_FOLDER(one_shard_killed_at_any_call_is_made_by_the_same_command),
         IN_FOLDER(both_parts_of_a_split_are_made_after_a_kill),

@@ -384,7 +384,7 @@ static void a_packing_goes_on_at_any_row(void **state) {
     PackOptions options = {.inputs = (const char *[]){"in", NULL}, .separator = "", .field = "text"};
     PackFiles files;
     Error error = {0};
-    assert_true(pack_files_list(&files, options.inputs, false, &error));
+    assert_true(pack_files_list(&files, options.inputs, false, NULL, &error));
     static const int64_t rows[] = {0, 1, 99, 100, 101, 999, 1000, 1999, 2000, 3333, 5000, 8999};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         RecordPosition at = {.byte = rows[i], .line = rows[i] + 1, .document = rows[i]};
@@ -524,7 +524,7 @@ static void a_page_of_few_bytes_and_many_texts_is_read_in_parts(void **state) {
     Block block = {0};
     Error error = {0};
     int64_t rows = 0;
-    assert_true(pack_files_list(&files, options.inputs, false, &error));
+    assert_true(pack_files_list(&files, options.inputs, false, NULL, &error));
     RecordReader *reader = record_reader_open(&options, &files, cut_nowhere, NULL, (RecordPosition){.line = 1});
     while (record_reader_fill(reader, &block, &error) && block.count > 0) {
         assert_true(block.size <= 4 * TEXT && !block.page.stored);

@@ -67,7 +67,7 @@ FUZZ(documents) {
         .valid_fraction = data[0] & 16 ? 0.2 : 0};
     PackFiles files;
     Error error = {0};
-    require(pack_files_list(&files, options.inputs, false, &error));
+    require(pack_files_list(&files, options.inputs, false, NULL, &error));
     RecordPosition before = {.line = 1};
     RecordReader *reader = record_reader_open(&options, &files, cut, NULL, before);
     Block block = {0};

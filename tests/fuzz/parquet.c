@@ -53,7 +53,7 @@ FUZZ(parquet) {
         .valid_fraction = data[0] & 2 ? 0.2 : 0};
     PackFiles files;
     Error error = {0};
-    require(pack_files_list(&files, options.inputs, false, &error));
+    require(pack_files_list(&files, options.inputs, false, NULL, &error));
     RecordPosition before = {.line = 1};
     RecordReader *reader = record_reader_open(&options, &files, no_cut, NULL, before);
     Block block = {0};
