@@ -27,6 +27,7 @@ DOCUMENT(generate, "docs/generate.md")
 DOCUMENT(install, "docs/install.md")
 DOCUMENT(parallel, "docs/parallel.md")
 DOCUMENT(sizing, "docs/sizing.md")
+DOCUMENT(start, "docs/start.md")
 
 int main(void) {
     script = realpath("tests/support/document.sh", NULL);
@@ -43,6 +44,7 @@ int main(void) {
         TRAIN_TEST(the_commands_of_install_work),
         TRAIN_TEST(the_commands_of_parallel_work),
         TRAIN_TEST(the_commands_of_sizing_work),
+        TRAIN_TEST(the_commands_of_start_work),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     free(script);

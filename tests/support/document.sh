@@ -43,13 +43,22 @@ smelt train --example llama >model.yaml
 smelt data train-tokenizer my-texts/ tok.json vocabulary=300
 smelt train model.yaml run=runs/a data.train=my-texts/ data.tokenizer=tok.json steps=150 checkpoint.every=50 checkpoint.keep=9
 smelt convert runs/a MODEL
-printf '{%% for m in messages %%}{{ m.role }}: {{ m.content }}\n{%% endfor %%}' >FILE
+printf '{%% for m in messages %%}{{ m.role[:1] }}: {{ m.content }}\n{%% endfor %%}' >FILE
 cp FILE MODEL/chat_template.jinja
 for i in $(seq 60); do
     echo "{\"messages\": [{\"role\": \"user\", \"content\": \"the model\"}, {\"role\": \"assistant\", \"content\": \"is lost $i\"}]}" >>chats.jsonl
     echo "{\"prompt\": \"the model\", \"chosen\": \" is found $i\", \"rejected\": \" is lost\"}" >>pairs.jsonl
 done
 cp chats.jsonl alpaca.jsonl
+{ printf '['; for i in $(seq 60); do
+    printf '%s{"id": "%s", "conversations": [{"from": "human", "value": "the model"}, {"from": "gpt", "value": "is lost %s"}]}' "${comma-}" $i $i; comma=,
+done; printf ']'; } >sharegpt.json
+for i in $(seq 60); do
+    turn='"conversations": [{"from": "human", "value": "is"}]'
+    echo "{$turn, \"chosen\": {\"from\": \"gpt\", \"value\": \"so $i\"}, \"rejected\": {\"from\": \"gpt\", \"value\": \"no\"}}" >>preferences.jsonl
+done
+mkdir -p fineweb/data
+cp "$repository"/tests/golden/parquet/texts-d*.parquet fineweb/data
 IDS=300-301
 
 awk '/^```/ { block = !block; runs = $0 == "```sh"; skips = $0 ~ /^```sh \(/; why = $0; sub(/^```sh /, "", why); next }
