@@ -13,9 +13,12 @@ typedef enum Activation {
     ACTIVATION_COUNT
 } Activation;
 
+/* The constants of functions that have some. */
+typedef struct ActivationTerms { double alpha, limit; } ActivationTerms;
+
 typedef struct ActivationRule {
     const char *name; /* the value of model.activation */
-    const char *hf;   /* spellings in config.json, separated by spaces; the first one is written */
+    const char *hf;   /* spellings in config.json, separated by spaces; the first one is written; "": none */
     bool gated;       /* reads rows [gate | up]: one result for two inputs */
 } ActivationRule;
 

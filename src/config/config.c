@@ -182,10 +182,12 @@ static const Option rows[] = {
     REALS_OPTION(model.rope_short_factors, 1e-6, 1e6, "",
         "divisor of each RoPE frequency in sequences up to model.rope_original_context (short_factor)"),
     REALS_OPTION(model.rope_long_factors, 1e-6, 1e6, "", "divisor of each RoPE frequency in longer sequences (long_factor)"),
-    BOOL_OPTION(model.qkv_bias, "false", "biases of queries, keys and values (Qwen2)", STATE),
+    BOOL_OPTION(model.qkv_bias, "false", "biases of queries, keys and values (Qwen2); gpt_oss: also of the output", STATE),
     CHOICE_OPTION(model.activation, "auto", activation_choices,
         "activation function of the MLP or of each expert; auto: the family's, such as SwiGLU (llama) or GELU by tanh (gpt2). A gated "
         "family needs a gated function, others one without gate"),
+    REAL_OPTION(model.swiglu_alpha, "1.702", 0, 1000, "", "swiglu_clamped: factor of the gate within the sigmoid"),
+    REAL_OPTION(model.swiglu_limit, "7", 1e-6, 1e6, "", "swiglu_clamped: bound of gate and up projection"),
     BOOL_OPTION(model.qk_norm, "false", "RMSNorm of each query and key head (Qwen3); mpt: qk_ln", STATE),
     REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "clamp queries, keys and values to this absolute value; 0: none"),
     REAL_OPTION(model.alibi_max, "8", 1e-3, 1000, "", "ALiBi: the smallest slope is 2^-N for this N (alibi_bias_max)"),
@@ -388,6 +390,9 @@ static bool check_model(ModelConfig *model, Error *error) {
             activation_rules[model->activation].name, family->name,
             activation_rules[family->activation].gated ? "multiplies a gate by an up projection" : "has one matrix before the function",
             activation_rules[family->activation].name);
+    if (!activation_rules[model_activation(model)].hf[0] && model_activation(model) != family->activation)
+        return error_set(error, ERROR_USAGE, "model.activation=%s: family %s does not have this function: give another one",
+            activation_rules[model->activation].name, family->name);
     return (!family->check || family->check(model, error)) && (!family_has(family, "model.rope_factor") || check_rotation(model, error));
 }
 

@@ -63,13 +63,14 @@ typedef struct ModelConfig {
     bool rope_truncate;
     RealList rope_short_factors, rope_long_factors; /* for longrope, one per rotated pair of channels */
     int64_t rope_original_context;
-    int64_t padding;      /* token whose embedding gets no gradient, -1: none */
-    bool qkv_bias;        /* llama: as in Qwen2 */
-    bool qk_norm;         /* llama: RMSNorm of each query and key head (Qwen3); mpt: LayerNorm over all heads (qk_ln) */
-    double clip_qkv;      /* mpt: bound of queries, keys and values; 0: none */
-    double alibi_max;     /* mpt: the largest exponent of ALiBi slopes */
-    double softmax_scale; /* mpt: scale of attention scores; 0: 1 / sqrt(head_dim) */
-    int activation;       /* Activation of the MLP (config/activation_rule.h) */
+    int64_t padding;                   /* token whose embedding gets no gradient, -1: none */
+    bool qkv_bias;                     /* llama: as in Qwen2 */
+    bool qk_norm;                      /* llama: RMSNorm of each query and key head (Qwen3); mpt: LayerNorm over all heads (qk_ln) */
+    double clip_qkv;                   /* mpt: bound of queries, keys and values; 0: none */
+    double alibi_max;                  /* mpt: the largest exponent of ALiBi slopes */
+    double softmax_scale;              /* mpt: scale of attention scores; 0: 1 / sqrt(head_dim) */
+    int activation;                    /* Activation of the MLP (config/activation_rule.h) */
+    double swiglu_alpha, swiglu_limit; /* gpt_oss: ActivationTerms of the function */
     double norm_epsilon, init_std;
     bool tied;
     /* flux: number of layers with one stream; channels of an image token, of an embedded text

@@ -55,6 +55,9 @@ static inline const FamilyRule *family_of(const ModelConfig *model) { return fam
 static inline Activation model_activation(const ModelConfig *model) {
     return model->activation == ACTIVATION_AUTO ? family_of(model)->activation : (Activation)model->activation;
 }
+static inline ActivationTerms model_activation_terms(const ModelConfig *model) {
+    return (ActivationTerms){.alpha = model->swiglu_alpha, .limit = model->swiglu_limit};
+}
 /* Returns whether the family lists the setting "model.NAME". */
 bool family_has(const FamilyRule *family, const char *setting);
 bool family_norms_all_heads(const ModelConfig *model);

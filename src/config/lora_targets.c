@@ -34,6 +34,15 @@ bool lora_selects(const LoraConfig *lora, const char *module, LoraGroup group) {
     }
 }
 
+bool lora_is_router(const char *name) {
+    static const char *const routers[] = {"mlp.gate", "mlp.router"};
+    for (int i = 0; i < 2; i++) {
+        const char *at = strstr(name, routers[i]), *after = at ? at + strlen(routers[i]) : "_";
+        if (*after == '.' || !*after) return true;
+    }
+    return false;
+}
+
 bool lora_saves(const LoraConfig *lora, const char *module, bool tied) {
     if (!lora || !lora->rank || !lora->modules_to_save) return false;
     for (const char *at = lora->modules_to_save; *at; at += *at == ',') {

@@ -18,6 +18,8 @@ typedef enum LoraGroup { LORA_ATTENTION, LORA_MLP, LORA_EXPERTS, LORA_ROUTER } L
 bool lora_selects(const LoraConfig *lora, const char *module, LoraGroup group);
 /* Returns whether one word of the list, `length` bytes of `target`, selects the module. */
 bool lora_target_is(const char *target, size_t length, const char *module, LoraGroup group);
+/* Returns whether a name is that of a router, or of a layer or parameter in one. */
+bool lora_is_router(const char *name);
 /* Returns whether lora.modules_to_save names `module`, a token table, by its name or a suffix after
  * a dot. lm_head also means the table of a tied model. */
 bool lora_saves(const LoraConfig *lora, const char *module, bool tied);

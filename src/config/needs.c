@@ -174,6 +174,8 @@ static const Need rows[] = {
     {"model.qkv_bias", OF_RULE, REFUSE},
     {"model.qk_norm", OF_RULE, REFUSE},
     {"model.activation", OF_RULE, REFUSE},
+    {"model.swiglu_alpha", OF_RULE, REFUSE},
+    {"model.swiglu_limit", OF_RULE, REFUSE},
     {"model.clip_qkv", OF_RULE, REFUSE},
     {"model.alibi_max", OF_RULE, WARN},
     {"model.softmax_scale", OF_RULE, REFUSE},

@@ -57,7 +57,6 @@ static const HfField olmo2_fields[] = {
     END,
 };
 
-enum { MOST_LAYERS = 10000 };
 static const HfLayerNames olmo3_layers = {"full_attention", "sliding_attention"};
 
 /* rope_parameters holds settings for each layer type; rope_scaling and rope_theta beside it are those
@@ -88,16 +87,8 @@ static void read_olmo3_rope(HfFieldReader *r) {
     r->model->window_rope_theta = r->model->window && windowed.rope_theta != r->model->rope_theta ? windowed.rope_theta : 0;
 }
 
-/* By default, every fourth layer has full attention. More layers than MOST_LAYERS are refused. */
 static void read_olmo3_layers(HfFieldReader *r, const char *name, const json_t *value) {
-    ModelConfig *c = r->model;
-    const json_t *window = hf_field(r, "sliding_window");
-    json_auto_t *usual = json_array();
-    for (int64_t i = 0; i < int_min(c->layers, MOST_LAYERS); i++)
-        json_array_append_new(usual, json_string((i + 1) % 4 ? olmo3_layers.sliding : olmo3_layers.full));
-    int64_t sliding = hf_read_windows(r, name, value && !json_is_null(value) ? value : usual, &olmo3_layers, 4, true);
-    if (json_is_null(window)) hf_refuse(r, "sliding_window", "is null, which transformers does not run");
-    c->window = sliding > 0 ? hf_integer_or(r, "sliding_window", 1, 4096) : 0;
+    hf_read_usual_windows(r, name, value, &olmo3_layers, 4, 4096);
     if (r->good) read_olmo3_rope(r);
 }
 

@@ -111,7 +111,7 @@ static TensorId zaya_experts(Builder *b, TensorId x) {
         hidden = op_activation(graph, builder_router_linear(b, hidden, hidden_layers[i], width, true, false), ACTIVATION_gelu);
     TensorId logits = builder_router_linear(b, hidden, "mlp.gate.router_mlp.out_proj", classes, false, true); /* [R, E + 1] */
     TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, classes, 0, NULL);
-    return builder_experts(b, "mlp.experts", x, builder_router(b, logits, biases, true));
+    return builder_experts(b, &(ExpertsSpec){.prefix = "mlp.experts"}, x, builder_router(b, logits, biases, true));
 }
 
 static TensorId embed(Builder *b, TensorId table) {

@@ -74,10 +74,23 @@ static size_t shard_count(const HfWriter *w, const HfTensorList *list, size_t fi
     return count;
 }
 
-void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, size_t unit) {
-#pragma omp parallel for schedule(static)
-    for (int64_t c = 0; c < columns; c++)
-        for (int64_t r = 0; r < rows; r++) memcpy(to + (c * rows + r) * unit, from + (r * columns + c) * unit, unit);
+/* Copies a tensor from the order of its parameter to the order of the file. */
+static void rearrange(const HfTensor *item, const char *from, char *to, size_t unit) {
+    enum { TILE = 64 };
+    const int64_t rows = hf_rows(item), columns = hf_columns(item), matrices = item->count / (rows * columns);
+#pragma omp parallel for collapse(3) schedule(static)
+    for (int64_t m = 0; m < matrices; m++)
+        for (int64_t top = 0; top < rows; top += TILE)
+            for (int64_t left = 0; left < columns; left += TILE)
+                for (int64_t r = top; r < rows && r < top + TILE; r++)
+                    for (int64_t c = left; c < columns && c < left + TILE; c++)
+                        memcpy(to + (m * rows * columns + hf_stored_element(item, r, c)) * (int64_t)unit,
+                            from + ((m * rows + r) * columns + c) * (int64_t)unit, unit);
+}
+
+void hf_reorder(const Parameter *parameter, const char *from, char *to, size_t unit) {
+    const HfTensor stored = hf_tensor(parameter);
+    rearrange(&stored, from, to, unit);
 }
 
 const float *hf_writer_values(HfWriter *w, int parameter) {
@@ -95,7 +108,7 @@ static char *take_copy(StoredTensor *tensor, char **copy, int64_t bytes) {
 }
 
 /* Uses the master's memory or a stored tensor if type and order agree; otherwise fills `copy`.
- * Transposed matrices take twice their space. */
+ * Rearranged matrices take twice their space. */
 static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) {
     const StoredTensor *stored = find_stored(w, from);
     StoredTensor tensor = {.name = from->name, .type = written_type(w, from), .rank = from->rank};
@@ -116,9 +129,9 @@ static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) 
     tensor.data = values;
     if (tensor.type == STORED_BF16) bf16_from_floats((uint16_t *)take_copy(&tensor, copy, bytes), values, from->count);
     else if (!w->export->master) memcpy(take_copy(&tensor, copy, bytes), values, bytes);
-    if (from->transposed) {
+    if (hf_is_rearranged(from)) {
         const char *rows = tensor.data;
-        hf_transpose(rows, take_copy(&tensor, copy, bytes), from->shape[1], from->shape[0], unit);
+        rearrange(from, rows, take_copy(&tensor, copy, bytes), (size_t)unit);
     }
     return tensor;
 }

@@ -69,9 +69,10 @@ bool hf_check_fp8(const ModelConfig *config, Error *error);
 /* The content of config.json; the caller owns the reference. */
 json_t *hf_config(const HfExport *export);
 
-/* Transposes matrices that folders store as [in, out] (Parameter.transposed): `rows` x `columns`
- * elements of `unit` bytes become columns x rows. */
-void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, size_t unit);
+/* Returns whether folders store a parameter in another order (Parameter.transposed, alternates). */
+static inline bool hf_reorders(const Parameter *parameter) { return parameter->transposed || parameter->alternates; }
+/* Copies a parameter of elements of `unit` bytes to the order of folders. */
+void hf_reorder(const Parameter *parameter, const char *from, char *to, size_t unit);
 
 /* Writes the folder under a temporary name beside it and renames it, so that it is complete or
  * absent. An existing folder must be empty, or, with `overwrite`, hold only files that an export

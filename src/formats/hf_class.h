@@ -92,6 +92,10 @@ typedef struct HfLayerNames { const char *full, *sliding; } HfLayerNames;
  * (window_skips). `period` is the least one, if there is no second such layer. Returns the number of
  * layers with the window; -1 after a refusal. */
 int64_t hf_read_windows(HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, bool skips);
+/* Reads layer_types and sliding_window, which `window` is without that field. Absent or null types:
+ * every `period`th layer has full attention. */
+void hf_read_usual_windows(
+    HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, int64_t window);
 /* Reads the coefficient of the router's loss over all layers, with its default, and
  * output_router_logits: without it the loss does not count. Needs the experts per token. */
 void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value, double fallback);
@@ -126,9 +130,10 @@ void hf_put_layer_types(json_t *object, const ModelConfig *config, const HfLayer
 
 /* -- Tensors (hf_tensors.c) ---------------------------------------------------------------------------------------- */
 
-/* The content of a stored tensor: the parameter's numbers, or the quantized values or row scales of
- * a matrix in FP8 (hf_fp8.c). */
-typedef enum HfForm { HF_NUMBERS, HF_QUANTIZED, HF_SCALES } HfForm;
+/* The content of a stored tensor: the parameter's numbers; the quantized values or row scales of a
+ * matrix in FP8 (hf_fp8.c), only written; or the values of a matrix in MXFP4 and, right after them in
+ * the list, their scales (hf_mxfp4.c), only read. */
+typedef enum HfForm { HF_NUMBERS, HF_QUANTIZED, HF_SCALES, HF_FP4, HF_FP4_SCALES } HfForm;
 
 /* A stored tensor, or a part of one: `count` elements of a parameter, starting at `first`. */
 typedef struct HfTensor {
@@ -137,10 +142,11 @@ typedef struct HfTensor {
     int64_t first, count;
     int rank;
     int64_t shape[TENSOR_MAX_RANK]; /* as stored */
-    bool transposed;                /* stored as [columns, rows] of the parameter */
+    bool transposed;                /* each matrix is stored as [columns, rows] of the parameter */
+    bool vectors;                   /* a stack of vectors, whose rows have one element; false: a matrix or a stack of matrices */
     int64_t offset;                 /* elements of the stored tensor before this part */
-    HfForm form;                    /* when writing; only numbers are read */
-    int64_t paired;                 /* rows of a head in which rows i and i + paired / 2 are stored next to each other; 0: not paired */
+    HfForm form;
+    int64_t paired; /* of so many rows (of a head), rows i and i + paired / 2 are stored next to each other; 0: not paired */
 } HfTensor;
 typedef struct HfTensorList {
     HfTensor *items;
@@ -168,6 +174,8 @@ HfTensor *hf_append(HfTensorList *list, char *name, const HfParameter *parameter
 /* Appends part `index` of `parts` equal parts of a stack of matrices; a part has 1 / parts of the
  * stack's rows. */
 HfTensor *hf_append_part(HfTensorList *list, char *name, const HfParameter *parameter, int64_t index, int64_t parts);
+/* Lists experts in MXFP4 (hf_mxfp4.c), other parameters as hf_list_stacked does. */
+HfLister hf_list_mxfp4;
 /* Lists the experts of a layer one by one, LAYERS.N.BLOCK.experts.E.NAME.weight, with `names` of the
  * gate, up and down projections, and the router as BLOCK.gate.weight; routers have no biases. Lists
  * other parameters as hf_list_native does. */
@@ -258,6 +266,7 @@ struct HfClass {
     bool lacks_router_biases;     /* models with load-balancing biases that differ cannot be written */
     bool router_is_parameter;     /* PEFT lists a router's matrix in target_parameters */
     bool runs_fp8;                /* vLLM and transformers read it in FP8 (hf_fp8.c) */
+    bool reads_mxfp4;             /* transformers reads folders of it with experts in MXFP4 */
     bool is_llmc;                 /* llm.c can train it */
     /* Sets values that the class implies without a field. NULL: none. */
     void (*start)(ModelConfig *model);

@@ -113,6 +113,19 @@ int64_t hf_read_windows(HfFieldReader *r, const char *name, const json_t *types,
     return -1;
 }
 
+/* More layers than MOST_LAYERS are refused. */
+void hf_read_usual_windows(
+    HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, int64_t window) {
+    enum { MOST_LAYERS = 10000 };
+    ModelConfig *c = r->model;
+    json_auto_t *usual = json_array();
+    for (int64_t i = 0; i < int_min(c->layers, MOST_LAYERS); i++)
+        json_array_append_new(usual, json_string((i + 1) % period ? names->sliding : names->full));
+    int64_t sliding = hf_read_windows(r, name, types && !json_is_null(types) ? types : usual, names, period, true);
+    if (json_is_null(hf_field(r, "sliding_window"))) hf_refuse(r, "sliding_window", "is null, which transformers does not run");
+    c->window = sliding > 0 ? hf_integer_or(r, "sliding_window", 1, window) : 0;
+}
+
 /* load_balancing_loss_func of transformers is one loss over the tokens of all layers: E times the sum
  * over e of f_e P_e. Its f counts choices per token, which add up to k; our f are shares, which add
  * up to 1. */
@@ -186,6 +199,7 @@ static bool check_readable(ModelConfig *model, Error *error) {
 static Precision read_precision(const json_t *object) {
     const char *type = json_string_value(json_object_get(object, "dtype"));
     if (!type) type = json_string_value(json_object_get(object, "torch_dtype"));
+    if (!type && json_is_object(json_object_get(object, "quantization_config"))) return PRECISION_BF16;
     return type && (!strcmp(type, "bfloat16") || !strcmp(type, "float16")) ? PRECISION_BF16 : PRECISION_FP32;
 }
 
@@ -346,6 +360,7 @@ static json_t *describe_copy(const HfExport *export) {
     if (!object) memory_refused(sizeof *object);
     if (json_object_get(object, "logit_scale")) hf_put(object, "logit_scale", json_null());
     json_object_del(object, "torch_dtype");
+    json_object_del(object, "quantization_config");
     if (export->new_tokens) hf_put_integer(object, "vocab_size", export->config->vocabulary);
     if (hf_class(export->config)->model_type) hf_put(object, "dtype", dtype(export));
     return object;

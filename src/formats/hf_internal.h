@@ -32,6 +32,21 @@ static inline int64_t hf_stored_row(const HfTensor *tensor, int64_t row) {
     int64_t half = tensor->paired / 2;
     return half ? row - row % tensor->paired + row % half * 2 + row % tensor->paired / half : row;
 }
+/* Returns the elements of a row of the parameter, and the rows of each of its matrices. */
+static inline int64_t hf_columns(const HfTensor *tensor) {
+    return tensor->vectors ? 1 : tensor->shape[tensor->rank - (tensor->transposed ? 2 : 1)];
+}
+static inline int64_t hf_rows(const HfTensor *tensor) {
+    return tensor->shape[tensor->rank - (tensor->transposed || tensor->vectors ? 1 : 2)];
+}
+/* Returns whether the elements of the parameter are stored in another order. */
+static inline bool hf_is_rearranged(const HfTensor *tensor) { return tensor->transposed || tensor->paired; }
+/* Returns the stored element that holds element `column` of row `row` of a parameter's matrix. */
+static inline int64_t hf_stored_element(const HfTensor *tensor, int64_t row, int64_t column) {
+    int64_t stored = hf_stored_row(tensor, row);
+    return tensor->transposed ? column * hf_rows(tensor) + stored : stored * hf_columns(tensor) + column;
+}
+HfTensor hf_tensor(const Parameter *parameter);
 /* Returns the tensors of all parameters, in parameter order, as `list` names them; NULL: as
  * transformers writes the class today. */
 HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLister *list);
@@ -50,6 +65,9 @@ void hf_reader_done(const HfReader *reader, const HfTensor *wanted);
 /* Converts elements of a file (F32, F16 or BF16, possibly unaligned) to elements of `to` bytes
  * (base/element.h). In hf_read.c. */
 void hf_convert(size_t to, void *target, StoredType from, const char *source, int64_t count);
+
+/* Dequantizes the values of an item in MXFP4 (hf_mxfp4.c) to elements of `to` bytes. */
+void hf_read_mxfp4(size_t to, void *target, const HfTensor *item, const uint8_t *blocks, const uint8_t *scales);
 
 /* -- Writing models (hf.c) ----------------------------------------------------------------------------------------- */
 

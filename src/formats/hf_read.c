@@ -249,11 +249,19 @@ void hf_convert(size_t to, void *target, StoredType from, const char *source, in
     else convert(to, target, from, source, count);
 }
 
-/* Converts [columns, rows] in the file to [rows, columns]. */
-static void convert_transposed(size_t to, void *target, StoredType from, const char *source, int64_t rows, int64_t columns) {
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++) element_set(to, target, r * columns + c, load(from, source, c * rows + r));
+/* Converts matrices that are stored in another order. A thread takes tiles whose stored elements it
+ * reads again while they are in its cache. */
+static void convert_rearranged(size_t to, void *target, StoredType from, const char *source, const HfTensor *item) {
+    enum { TILE = 64 };
+    const int64_t rows = hf_rows(item), columns = hf_columns(item), matrices = item->count / (rows * columns);
+#pragma omp parallel for collapse(3) schedule(static)
+    for (int64_t m = 0; m < matrices; m++)
+        for (int64_t top = 0; top < rows; top += TILE)
+            for (int64_t left = 0; left < columns; left += TILE)
+                for (int64_t r = top; r < rows && r < top + TILE; r++)
+                    for (int64_t c = left; c < columns && c < left + TILE; c++)
+                        element_set(to, target, (m * rows + r) * columns + c,
+                            load(from, source, m * rows * columns + hf_stored_element(item, r, c)));
 }
 
 /* Converts a row of a GGUF tensor, whose blocks do not cross rows. `space` holds a row of
@@ -287,10 +295,23 @@ static void format_shape(char text[128], int rank, const int64_t *shape) {
     snprintf(text + used, 128 - used, "]");
 }
 
+static int64_t stored_elements(const HfTensor *wanted) {
+    int64_t elements = 1;
+    for (int i = 0; i < wanted->rank; i++) elements *= wanted->shape[i];
+    return elements;
+}
+
 static bool check_wanted_tensor(const WeightEntry *entry, const HfTensor *wanted, Error *error) {
     const StoredTensor *tensor = entry->tensor;
     char stored[128], expected[128];
-    if (tensor->type != STORED_F32 && tensor->type != STORED_BF16 && tensor->type != STORED_F16)
+    bool quantized = wanted->form != HF_NUMBERS;
+    if (quantized && tensor->type != STORED_U8)
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has type %s, but values in MXFP4 must be U8", entry->path, tensor->name,
+            stored_type_name(tensor->type));
+    if (wanted->form == HF_FP4 && stored_elements(wanted) * 2 != wanted->count)
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is in MXFP4, but the rows of its matrices are not multiples of 32 columns",
+            entry->path, tensor->name);
+    if (!quantized && tensor->type != STORED_F32 && tensor->type != STORED_BF16 && tensor->type != STORED_F16)
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has type %s, but weights must be F32, BF16 or F16", entry->path,
             tensor->name, stored_type_name(tensor->type));
     if (tensor->rank == wanted->rank && !memcmp(tensor->shape, wanted->shape, wanted->rank * sizeof *wanted->shape)) return true;
@@ -327,7 +348,7 @@ static const WeightEntry *embedding_of(const Folder *folder) {
     return NULL;
 }
 
-/* Returns the bytes of `count` elements of a tensor. */
+/* Returns the bytes of `count` elements of a tensor; in MXFP4, of elements of the file. */
 static int64_t entry_bytes(const WeightEntry *entry, int64_t count) {
     return entry->type ? gguf_bytes(entry->type, count) : count * (int64_t)stored_type_bytes(entry->tensor->type);
 }
@@ -440,8 +461,9 @@ void hf_reader_close(HfReader *reader) {
 
 /* Drops the whole pages of an item from memory; a later use reads them from the file again. */
 static void drop_tensor_pages(const WeightEntry *entry, const HfTensor *item) {
+    int64_t count = item->form == HF_FP4 ? item->count / 2 : item->count;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)entry->tensor->data + entry_bytes(entry, item->offset),
-              end = begin + entry_bytes(entry, item->count);
+              end = begin + entry_bytes(entry, count);
     begin = (begin + page - 1) / page * page;
     end = end / page * page;
     if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
@@ -454,8 +476,10 @@ static void read_parameter_values(const HfReader *reader, int parameter, size_t 
         const WeightEntry *entry = reader->entries[i];
         const StoredTensor *tensor = entry->tensor;
         char *target = (char *)values + item->first * (int64_t)to;
-        if (entry->type) convert_blocks(to, target, entry, item);
-        else if (item->transposed) convert_transposed(to, target, tensor->type, tensor->data, item->shape[1], item->shape[0]);
+        if (item->form == HF_FP4) hf_read_mxfp4(to, target, item, tensor->data, reader->entries[i + 1]->tensor->data);
+        else if (item->form == HF_FP4_SCALES) continue; /* read with the values */
+        else if (entry->type) convert_blocks(to, target, entry, item);
+        else if (hf_is_rearranged(item)) convert_rearranged(to, target, tensor->type, tensor->data, item);
         else hf_convert(to, target, tensor->type, tensor->data, item->count);
         drop_tensor_pages(entry, item);
     }
@@ -481,7 +505,8 @@ static int find_item(const HfReader *reader, const HfTensor *wanted) {
     if (reader->folder.gguf_tensors || is_scaled(reader, wanted->parameter)) return -1;
     for (int i = reader->first[wanted->parameter]; i < reader->first[wanted->parameter + 1]; i++) {
         const HfTensor *item = &reader->list.items[i];
-        if (item->first == wanted->first && item->count == wanted->count && item->transposed == wanted->transposed) return i;
+        bool same_order = item->transposed == wanted->transposed && item->paired == wanted->paired && item->form == wanted->form;
+        if (item->first == wanted->first && item->count == wanted->count && same_order) return i;
     }
     return -1;
 }
@@ -493,7 +518,8 @@ const StoredTensor *hf_reader_stored(const HfReader *reader, const HfTensor *wan
 
 StoredType hf_reader_type(const HfReader *reader, int parameter) {
     int item = reader->first[parameter];
-    return item < reader->first[parameter + 1] ? reader->entries[item]->tensor->type : STORED_F32;
+    if (item >= reader->first[parameter + 1]) return STORED_F32;
+    return reader->list.items[item].form == HF_FP4 ? STORED_BF16 : reader->entries[item]->tensor->type; /* which holds its numbers */
 }
 
 void hf_reader_done(const HfReader *reader, const HfTensor *wanted) {

@@ -12,14 +12,23 @@
 
 HfTensor *hf_append(HfTensorList *list, char *name, const HfParameter *parameter) {
     const Parameter *p = parameter->p;
-    array_append(list->items, list->count, (HfTensor){.name = name, .parameter = parameter->index, .count = p->count, .rank = p->rank});
+    array_append(list->items, list->count, hf_tensor(p));
     HfTensor *tensor = &list->items[list->count - 1];
-    memcpy(tensor->shape, p->shape, sizeof p->shape);
+    tensor->name = name;
+    tensor->parameter = parameter->index;
+    return tensor;
+}
+
+/* Returns the tensor of a whole parameter without its name and index. */
+HfTensor hf_tensor(const Parameter *p) {
+    HfTensor tensor = {
+        .count = p->count, .rank = p->rank, .transposed = p->transposed, .vectors = p->rank == 1 || p->kind == PARAMETER_BIAS};
+    memcpy(tensor.shape, p->shape, sizeof p->shape);
     if (p->transposed) {
-        tensor->transposed = true;
-        tensor->shape[0] = p->shape[1];
-        tensor->shape[1] = p->shape[0];
+        tensor.shape[p->rank - 2] = p->shape[p->rank - 1];
+        tensor.shape[p->rank - 1] = p->shape[p->rank - 2];
     }
+    if (p->alternates) tensor.paired = hf_rows(&tensor);
     return tensor;
 }
 
@@ -151,6 +160,7 @@ void hf_list_gguf(HfTensorList *list, const HfParameter *parameter) {
     } else {
         HfTensor *tensor = hf_append(list, gguf_name(parameter), parameter);
         tensor->transposed = false;
+        tensor->paired = 0;
         memcpy(tensor->shape, p->shape, sizeof p->shape);
         bool rotated = starts_with(rest, "self_attn.q_proj.") || starts_with(rest, "self_attn.k_proj.");
         if (rotated && hf_class(parameter->config)->gguf->pairs) tensor->paired = parameter->config->head_dim;

@@ -32,7 +32,6 @@
 #define DOWN_PROJ ".experts.down_proj"
 #define HEAD "lm_head.weight"
 #define ROWS_BASE ".token_adapter.base_layer.weight" /* the table that LORA_ROWS changes, saved if it was resized */
-#define ROUTER ".mlp.gate" /* of Mixtral: a parameter of a module that is not a linear layer */
 
 /* -- Names --------------------------------------------------------------------------------------------------------- */
 
@@ -41,6 +40,22 @@
 static char *module_of(const char *name) {
     if (!ends_with(name, DOWN) && !ends_with(name, UP)) return NULL;
     return memory_format("%.*s", (int)(strlen(name) - strlen(DOWN)), name);
+}
+
+/* Returns whether a module is the matrix of a router: a parameter of a module that is not a linear
+ * layer. */
+static bool is_router_matrix(const char *module) { return ends_with(module, ".mlp.gate") || ends_with(module, ".mlp.router"); }
+
+/* Returns the adapter of a stack of experts that folders store as [in, out], for which PEFT has
+ * another layout; NULL: there is none. */
+static const char *find_other_layout(const Graph *graph) {
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        SCOPED_FREE char *module = p->frozen ? NULL : module_of(p->name);
+        int layer = module ? graph_find_parameter(graph, module) : -1;
+        if (layer >= 0 && graph->parameters[layer].transposed) return p->name;
+    }
+    return NULL;
 }
 
 /* Returns PEFT's name of a trained parameter, for the caller to free. */
@@ -335,7 +350,7 @@ static bool check_missing(const PeftFolder *peft, const Graph *graph, Error *err
         if (!p->frozen || p->rank != 2 || !ends_with(p->name, end)) continue;
         SCOPED_FREE char *module = memory_format("%.*s", (int)(strlen(p->name) - strlen(end)), p->name),
                          *down = memory_format(PREFIX "%s" DOWN, module);
-        bool linear = p->kind == PARAMETER_MATRIX && !ends_with(module, ROUTER), named = false;
+        bool linear = p->kind == PARAMETER_MATRIX && !is_router_matrix(module), named = false;
         if (!peft_modules_has(&modules, module, linear, &named, error)) return false;
         if (named && !safetensors_find(&peft->file, down))
             return error_set(error, ERROR_CHECKPOINT,
@@ -395,7 +410,7 @@ static bool put_trained_rows(const PeftFolder *peft, const StoredTensor *tensor,
 
 static bool put_whole(
     const PeftFolder *peft, const StoredTensor *tensor, const Parameter *p, const float *values, void *master, Error *error) {
-    bool fits = tensor->rank == p->rank && !p->transposed;
+    bool fits = tensor->rank == p->rank && !hf_reorders(p);
     for (int i = 0; i < p->rank && fits; i++) fits = tensor->shape[i] == p->shape[i];
     if (!fits)
         return refuse_adapter_tensor(peft, tensor,
@@ -542,6 +557,12 @@ static bool load_saved(const PeftFolder *peft, const LoraConfig *lora, const Gra
 
 bool peft_load(const PeftFolder *peft, const LoraConfig *lora, const Graph *graph, void *master, Error *error) {
     size_t count = 0;
+    const char *other = find_other_layout(graph);
+    if (other)
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s holds adapters of experts (%s), which smelt does not read for a model whose experts are stored as [in, out]: merge them "
+            "into the base with PEFT",
+            peft->path, other);
     if (!check_missing(peft, graph, error) || !load_saved(peft, lora, graph, master, error)) return false;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
@@ -599,7 +620,7 @@ static int64_t count_name_ends(const Graph *graph, const char *end) {
 /* Returns whether smelt's matrix is a parameter of a module in transformers: stacks of experts, and
  * routers of some classes. */
 static bool is_parameter(const char *module, const HfClass *class) {
-    return ends_with(module, GATE_UP) || ends_with(module, DOWN_PROJ) || (class->router_is_parameter && ends_with(module, ROUTER));
+    return ends_with(module, GATE_UP) || ends_with(module, DOWN_PROJ) || (class->router_is_parameter && is_router_matrix(module));
 }
 
 /* Returns the ids of lora.tokens, by the names of the modules whose rows the graph trains; NULL: it
@@ -626,13 +647,13 @@ static json_t *adapter_config_json(const char *base, const LoraConfig *lora, con
     bool transposed = false;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        transposed |= p->transposed;
+        transposed |= p->transposed && p->rank == 2; /* of gpt2's linear layers */
         SCOPED_FREE char *module = p->frozen ? NULL : module_of(p->name), *table = parameter_module(p->name);
         if (!p->frozen && !module && !ends_with(table, LORA_ROWS)) json_array_append_new(saved, json_string(last_part(table)));
         if (!module || !ends_with(p->name, DOWN)) continue;
         const char *name = count_name_ends(graph, module_end(module)) == model->layers ? module_end(module) : module;
         bool parameter = is_parameter(module, hf_class(model));
-        SCOPED_FREE char *target = memory_format("%s%s", name, parameter && ends_with(module, ROUTER) ? ".weight" : "");
+        SCOPED_FREE char *target = memory_format("%s%s", name, parameter && is_router_matrix(module) ? ".weight" : "");
         json_t *list = parameter ? parameters : modules;
         if (!array_holds(list, target)) json_array_append_new(list, json_string(target));
     }
@@ -714,9 +735,15 @@ static bool write_peft_tensors(const char *folder, int64_t experts, const Graph 
 }
 
 bool peft_check_modules(const ModelConfig *model, const Graph *graph, Error *error) {
+    const char *other = find_other_layout(graph);
+    if (other)
+        return error_set(error, ERROR_USAGE,
+            "%s: smelt does not write adapters of %s's experts for PEFT: leave out adapter=true, which writes the whole model, or train "
+            "with lora.targets=attention,router",
+            other, hf_class(model)->architecture);
     for (int i = 0; i < graph->parameter_count && model->experts; i++) {
         const char *name = graph->parameters[i].name;
-        if (ends_with(name, DOWN) && strstr(name, ".mlp.") && !strstr(name, ".mlp.experts.") && !strstr(name, ROUTER "."))
+        if (ends_with(name, DOWN) && strstr(name, ".mlp.") && !strstr(name, ".mlp.experts.") && !lora_is_router(name))
             return error_set(error, ERROR_USAGE,
                 "%s: PEFT has no adapters of MLPs in a model with experts: leave out adapter=true, which writes the whole model, or train "
                 "with lora.targets=attention,experts",

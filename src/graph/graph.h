@@ -160,6 +160,9 @@ typedef struct Parameter {
     /* The folder holds [in, out] and our matrix is [out, in] (GPT-2's Conv1D): reading and writing
      * transpose. */
     bool transposed;
+    /* Folders store the rows of the first and second half of each matrix (or elements of each vector)
+     * in turn: gate and up projections. */
+    bool alternates;
     /* A frozen matrix that is held as quantized values and scales, BYTE tensors of ARENA_QUANTIZED
      * (op_dequantize). Its `tensor` then only marks its place among the parameters and has no
      * memory. */

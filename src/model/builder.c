@@ -298,23 +298,57 @@ static TensorId apply_experts(Builder *b, TensorId x, TensorId w, const Dispatch
     return op_fp8_grouped_linear(b->graph, x, w, dispatch, &b->config->fp8);
 }
 
-TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing routing) {
+/* Declares the biases PREFIX.SUFFIX [E, out] of experts; `split`: as of their matrices, which ranks
+ * split in generation; NULL: every rank has all of them. */
+static TensorId declare_expert_biases(Builder *b, const char *prefix, const char *suffix, int64_t out, const Cut *split) {
+    Cut whole = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {b->config->experts}};
+    int64_t shape[] = {b->config->experts, out};
+    return declare_weight(b, prefix, suffix, PARAMETER_BIAS, 2, shape, splits_experts(b) ? split : &whole, 0, 0, false);
+}
+
+/* The layers of experts; a bias is TENSOR_NONE if they have none. */
+typedef struct Experts { TensorId gate_up, down, gate_up_bias, down_bias; } Experts;
+
+static void mark_order(Builder *b, bool transposed, bool alternates) {
+    Parameter *last = &b->graph->parameters[b->graph->parameter_count - 1];
+    last->transposed = transposed;
+    last->alternates = alternates;
+}
+
+static Experts declare_layers(Builder *b, const ExpertsSpec *spec) {
     const ModelConfig *c = b->config;
-    Graph *graph = b->graph;
     const Cut by_output = {.axes = AXES_TENSOR, .dimension = 1, .blocks = 2, .rows = {c->ffn, c->ffn}},
               by_input = {.axes = AXES_TENSOR, .dimension = 2, .blocks = 1, .rows = {c->ffn}};
-    TensorId gate_up = declare_experts(b, prefix, ".gate_up_proj", 2 * c->ffn, c->width, &by_output);
-    graph_set_projections(graph, gate_up, by_output.rows, by_output.blocks);
-    TensorId down = declare_experts(b, prefix, ".down_proj", c->width, c->ffn, &by_input);
+    Experts experts = {.gate_up = declare_experts(b, spec->prefix, ".gate_up_proj", 2 * c->ffn, c->width, &by_output)};
+    graph_set_projections(b->graph, experts.gate_up, by_output.rows, by_output.blocks);
+    mark_order(b, spec->interleaved, spec->interleaved);
+    experts.down = declare_experts(b, spec->prefix, ".down_proj", c->width, c->ffn, &by_input);
+    mark_order(b, spec->interleaved, false);
+    if (!spec->biased) return experts;
+    experts.gate_up_bias = declare_expert_biases(b, spec->prefix, ".gate_up_proj_bias", 2 * c->ffn, &by_output);
+    mark_order(b, false, spec->interleaved);
+    experts.down_bias = declare_expert_biases(b, spec->prefix, ".down_proj_bias", c->width, NULL);
+    return experts;
+}
+
+/* Applies a layer with its adapters and its bias. The result is a partial sum over the ranks of
+ * `sum`. */
+static TensorId multiply_experts(Builder *b, TensorId x, TensorId w, TensorId bias, const Dispatch *dispatch, MeshAxes sum) {
+    TensorId y = builder_adapt_experts(b, graph_get(b->graph, w)->name, x, apply_experts(b, x, w, dispatch), dispatch);
+    return bias ? op_grouped_bias(b->graph, y, bias, dispatch, sum) : y;
+}
+
+TensorId builder_experts(Builder *b, const ExpertsSpec *spec, TensorId x, Routing routing) {
+    const ModelConfig *c = b->config;
+    Graph *graph = b->graph;
+    Experts experts = declare_layers(b, spec);
     Dispatch dispatch = op_moe_sort(graph, routing.index, c->experts);
     TensorId slots = op_moe_permute(graph, x, &dispatch);
     ExpertExchange exchange = splits_experts(b) ? (ExpertExchange){.local = dispatch} : op_moe_exchange(graph, &dispatch);
-    TensorId arrived = op_moe_dispatch(graph, slots, &exchange);
-    TensorId both = apply_experts(b, arrived, gate_up, &exchange.local);
-    TensorId hidden = op_activation(
-        graph, builder_adapt_experts(b, graph_get(graph, gate_up)->name, arrived, both, &exchange.local), model_activation(c));
-    TensorId done = apply_experts(b, hidden, down, &exchange.local);
-    done = builder_adapt_experts(b, graph_get(graph, down)->name, hidden, done, &exchange.local);
+    TensorId hidden = op_moe_dispatch(graph, slots, &exchange);
+    hidden = multiply_experts(b, hidden, experts.gate_up, experts.gate_up_bias, &exchange.local, 0);
+    hidden = op_activation_with(graph, hidden, model_activation(c), model_activation_terms(c));
+    TensorId done = multiply_experts(b, hidden, experts.down, experts.down_bias, &exchange.local, splits_experts(b) ? AXES_TENSOR : 0);
     TensorId y = op_moe_combine(graph, op_moe_return(graph, done, &exchange, &dispatch), routing.gate, &dispatch);
     return splits_experts(b) ? builder_scatter(b, y) : y;
 }

@@ -158,9 +158,14 @@ TensorId builder_attention(Builder *builder, TensorId qkv, const AttentionScores
  * layer, or, for a loss of the whole model, over the loads of all layers after the last router.
  * `bias` as in op_router. */
 Routing builder_router(Builder *builder, TensorId logits, TensorId bias, bool skip);
-/* Appends SwiGLU experts, [R, D] to [R, D], over the rows that `routing` assigns to them:
- * PREFIX.gate_up_proj [E, 2F, D] and PREFIX.down_proj [E, D, F]. */
-TensorId builder_experts(Builder *builder, const char *prefix, TensorId x, Routing routing);
+/* Gated experts: PREFIX.gate_up_proj [E, 2F, D] and PREFIX.down_proj [E, D, F]. */
+typedef struct ExpertsSpec {
+    const char *prefix;
+    bool biased;      /* also PREFIX.gate_up_proj_bias [E, 2F] and PREFIX.down_proj_bias [E, D] */
+    bool interleaved; /* folders store matrices as [in, out], and columns of gate and up projection in turn */
+} ExpertsSpec;
+/* Appends experts, [R, D] to [R, D], over the rows that `routing` assigns to them. */
+TensorId builder_experts(Builder *builder, const ExpertsSpec *spec, TensorId x, Routing routing);
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */
 

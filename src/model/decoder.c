@@ -39,11 +39,19 @@ static Linear declare_qkv(Builder *b, const Decoder *d, const AttentionLayer *la
     return builder_stacked(b, projections, 3, c->width, layer->biased);
 }
 
+/* Declares a logit per head. */
+static TensorId declare_sinks(Builder *b, const char *name) {
+    int64_t heads = b->config->heads;
+    return builder_parameter(b, name, PARAMETER_BIAS, 1, &heads, &(Cut){.axes = AXES_TENSOR, .blocks = 1, .rows = {heads}});
+}
+
 static TensorId attention(Builder *b, const Decoder *d, const AttentionLayer *layer, TensorId x) {
     const ModelConfig *c = b->config;
     Heads heads = builder_heads(b);
+    AttentionScores scores = layer->scores;
     if (layer->build) return layer->build(b, x, layer);
     Linear input = declare_qkv(b, d, layer), output = declare_output(b, d, layer->output, c->heads * c->head_dim, layer->output_biased);
+    if (layer->sinks) scores.sinks = declare_sinks(b, layer->sinks);
     TensorId qkv = builder_linear(b, x, &input, LORA_ATTENTION); /* [R, queries + 2 keys] */
     if (layer->clip > 0) qkv = op_clamp(b->graph, qkv, layer->clip);
     if (layer->query_norm) {
@@ -53,7 +61,7 @@ static TensorId attention(Builder *b, const Decoder *d, const AttentionLayer *la
     }
     if (layer->clip_normed > 0) qkv = op_clamp(b->graph, qkv, layer->clip_normed);
     if (layer->rope_table) qkv = op_rope(b->graph, qkv, b->positions, layer->rope_table, &heads, ROPE_HALVES);
-    return builder_linear(b, builder_attention(b, qkv, &layer->scores), &output, LORA_ATTENTION);
+    return builder_linear(b, builder_attention(b, qkv, &scores), &output, LORA_ATTENTION);
 }
 
 /* -- MLP ----------------------------------------------------------------------------------------------------------- */
@@ -61,10 +69,11 @@ static TensorId attention(Builder *b, const Decoder *d, const AttentionLayer *la
 /* The router is one linear layer, with biases that balance the experts' loads. */
 static TensorId experts(Builder *b, const MlpLayer *layer, TensorId x) {
     int64_t count = b->config->experts;
-    TensorId logits = builder_router_linear(b, x, layer->router, count, false, true); /* [R, E] */
+    TensorId logits = builder_router_linear(b, x, layer->router, count, layer->biased, true); /* [R, E] */
     SCOPED_FREE char *name = memory_format("%s.balancing_biases", layer->router);
     TensorId biases = builder_vector(b, name, PARAMETER_BALANCE_BIAS, count, 0, NULL);
-    return builder_experts(b, layer->experts, x, builder_router(b, logits, biases, false));
+    ExpertsSpec spec = {.prefix = layer->experts, .biased = layer->biased, .interleaved = layer->interleaved};
+    return builder_experts(b, &spec, x, builder_router(b, logits, biases, false));
 }
 
 static TensorId mlp(Builder *b, const Decoder *d, const MlpLayer *layer, TensorId x) {

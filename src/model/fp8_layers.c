@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/strings.h"
+#include "config/lora_targets.h"
 #include "model/model.h"
 #include "ops/fp8/fp8.h"
 #include "ops/grouped_linear/grouped_linear.h"
@@ -62,7 +63,7 @@ static void name_layer(const Graph *graph, TensorId weight, char name[FP8_LAYER_
 }
 
 /* Routers and adapters use op_linear with any recipe. */
-static bool is_by_rule(const char *name) { return !strcmp(name, "mlp.gate") || starts_with(name, "mlp.gate.") || strstr(name, "lora_"); }
+static bool is_by_rule(const char *name) { return lora_is_router(name) || strstr(name, "lora_"); }
 
 /* Finds the weight of a forward node that is a linear layer, the second part *second if there are
  * two, and the rows. Returns false if the node is not a linear layer. */

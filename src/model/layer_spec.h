@@ -20,6 +20,7 @@ typedef struct AttentionLayer {
     const char *query_norm, *key_norm; /* before RoPE; NULL: none */
     double clip_normed;                /* the same bound after these norms */
     TensorId rope_table;               /* TENSOR_NONE: no RoPE */
+    const char *sinks;                 /* parameter of AttentionScores.sinks, a full name; NULL: none */
     AttentionScores scores;
     /* Appends another kind of attention, [R, D] to [R, D], which reads the fields that it needs.
      * NULL: attention by the fields above. */
@@ -28,7 +29,8 @@ typedef struct AttentionLayer {
 
 typedef struct MlpLayer {
     const char *gate, *up, *down; /* gate NULL: the activation function of up; it is gated if there is a gate */
-    bool biased;
+    bool biased;                  /* with experts: their layers and their router */
+    bool interleaved;             /* with experts: as ExpertsSpec has it */
     const char *router, *experts; /* a mixture of experts in place of gate, up and down; NULL: none */
     /* Appends another kind of MLP, [R, D] to [R, D]. NULL: an MLP by the fields above. */
     TensorId (*build)(Builder *builder, TensorId x);

@@ -232,7 +232,7 @@ TensorId builder_adapt_experts(Builder *b, const char *name, TensorId x, TensorI
 
 static LoraGroup module_group(const char *module) {
     if (strstr(module, ".mlp.experts.")) return LORA_EXPERTS;
-    if (strstr(module, ".mlp.gate.") || ends_with(module, ".mlp.gate")) return LORA_ROUTER;
+    if (lora_is_router(module)) return LORA_ROUTER;
     return strstr(module, "attn.") ? LORA_ATTENTION : LORA_MLP;
 }
 

@@ -23,18 +23,18 @@ static bool write_dump_file(const char *folder, const char *name, const StoredTe
 static StoredTensor parameter_tensor(const Parameter *p, const char *arena, double unit, char **copy) {
     StoredTensor tensor = {.name = p->name, .type = session_stored_type(p), .rank = p->rank, .data = parameter_in(p, arena)};
     memcpy(tensor.shape, p->shape, sizeof p->shape);
-    if (unit != 1 || p->transposed) *copy = memory_allocate(p->count * p->element_bytes);
+    if (unit != 1 || hf_reorders(p)) *copy = memory_allocate(p->count * p->element_bytes);
     if (unit != 1) {
         for (int64_t i = 0; i < p->count; i++)
             element_set(p->element_bytes, *copy, i, unit * element_get(p->element_bytes, tensor.data, i));
         tensor.data = *copy;
     }
-    if (p->transposed) {
-        hf_transpose(tensor.data, *copy, p->shape[0], p->shape[1], p->element_bytes);
-        tensor.shape[0] = p->shape[1];
-        tensor.shape[1] = p->shape[0];
-        tensor.data = *copy;
-    }
+    if (!hf_reorders(p)) return tensor;
+    hf_reorder(p, tensor.data, *copy, p->element_bytes);
+    tensor.data = *copy;
+    if (!p->transposed) return tensor;
+    tensor.shape[p->rank - 2] = p->shape[p->rank - 1];
+    tensor.shape[p->rank - 1] = p->shape[p->rank - 2];
     return tensor;
 }
 

@@ -31,11 +31,12 @@ static const char *const runs[] = {"", "model.family=flux", "model.family=flux m
     "model.experts=4 model.auxiliary_loss=0.1", "model.experts=4 model.experts_period=2", "model.rope_factor=2",
     "model.rope_factor=2 model.rope_scaling=linear", "model.rope_factor=2 model.rope_scaling=yarn",
     "model.rope_factor=2 model.rope_scaling=longrope", "model.family=olmo model.window=8",
-    "model.family=olmo model.window=8 model.window_period=4", "init=model", "fp8.recipe=tensor fp8.scaling=delayed", "lora.rank=4",
-    "lora.rank=4 model.experts=4", "preference.loss=dpo", "batch.ramp_tokens=16", "batch.ramp_steps=16", "optimizer.name=muon",
-    "optimizer.name=lion", "optimizer.weight_decay=0", "schedule.kind=wsd", "schedule.kind=wsd schedule.decay=9", "schedule.kind=constant",
-    "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2", "layout.pp=2 layout.pp_schedule=interleaved",
-    "layout.pp=2 layout.pp_chunks=1", "precision=pure_bf16", "layout.cp=2", "layout.zero=0", "precision=fp64", "data.valid=x"};
+    "model.family=gpt_oss model.experts=4 model.renormalise=true", "model.family=olmo model.window=8 model.window_period=4", "init=model",
+    "fp8.recipe=tensor fp8.scaling=delayed", "lora.rank=4", "lora.rank=4 model.experts=4", "preference.loss=dpo", "batch.ramp_tokens=16",
+    "batch.ramp_steps=16", "optimizer.name=muon", "optimizer.name=lion", "optimizer.weight_decay=0", "schedule.kind=wsd",
+    "schedule.kind=wsd schedule.decay=9", "schedule.kind=constant", "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2",
+    "layout.pp=2 layout.pp_schedule=interleaved", "layout.pp=2 layout.pp_chunks=1", "precision=pure_bf16", "layout.cp=2", "layout.zero=0",
+    "precision=fp64", "data.valid=x"};
 enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */

@@ -32,6 +32,10 @@ static FixtureSettings olmoe = {"model.family=olmo", "model.heads=4", "model.kv_
 static FixtureSettings olmo3 = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
     "model.layers=4", "model.window=9", "model.window_period=4", "model.window_first=3", "model.window_skips=true",
     "model.window_rope_theta=900", "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_attention_factor=1.2", "model.tied=false"};
+static FixtureSettings gpt_oss = {"model.family=gpt_oss", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
+    "model.layers=4", "model.head_dim=12", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.window=9",
+    "model.window_period=2", "model.window_first=1", "model.window_skips=true", "model.qkv_bias=true", "model.swiglu_limit=3",
+    "model.auxiliary_scope=model"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
@@ -45,7 +49,7 @@ static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model
     "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
 static const char *const *const models[] = {
-    zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmoe, olmo3, gpt2};
+    zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmoe, olmo3, gpt_oss, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -203,11 +207,86 @@ static void stacked_experts_are_read_and_written_one_by_one(void **state) {
     }
 }
 
+enum { FP4_BLOCK = 32, FP4_BIAS = 127 };
+
+/* Fills a stack of experts [E, R, C] with numbers of MXFP4, and the tensors that hold them: rows of gate and up
+ * projections in turn. */
+static void fill_mxfp4(const Parameter *p, float *values, uint8_t *blocks, uint8_t *scales) {
+    static const float numbers[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    int64_t rows = p->shape[1], columns = p->shape[2];
+    for (int64_t i = 0; i < p->count; i++) {
+        int64_t expert = i / (rows * columns), row = i / columns % rows, column = i % columns;
+        int64_t stored = !p->alternates ? row : row < rows / 2 ? 2 * row : 2 * (row - rows / 2) + 1;
+        int64_t at = (expert * rows + stored) * columns + column;
+        uint32_t code = rng_bits(4, (uint64_t)p->offset, (uint64_t)i).word[0] % 16;
+        uint8_t scale = (uint8_t)(FP4_BIAS - 4 + at / FP4_BLOCK % 9);
+        values[i] = ldexpf(code < 8 ? numbers[code] : -numbers[code - 8], scale - FP4_BIAS);
+        blocks[at / 2] |= (uint8_t)(code << 4 * (at % 2));
+        scales[at / FP4_BLOCK] = scale;
+    }
+}
+
+/* Puts the tensors of experts in MXFP4 in place of `tensor`. Returns their number. */
+static size_t put_mxfp4(StoredTensor *tensors, const Parameter *p, float *values) {
+    uint8_t *blocks = memory_allocate((size_t)p->count / 2), *scales = memory_allocate((size_t)p->count / FP4_BLOCK);
+    fill_mxfp4(p, values, blocks, scales);
+    tensors[0] = (StoredTensor){.name = memory_format("%s_blocks", p->name), .type = STORED_U8, .rank = 4, .data = blocks};
+    tensors[1] = (StoredTensor){.name = memory_format("%s_scales", p->name), .type = STORED_U8, .rank = 3, .data = scales};
+    for (int i = 0; i < 2; i++) {
+        memcpy(tensors[i].shape, p->shape, 2 * sizeof *p->shape);
+        tensors[i].shape[2] = p->shape[2] / FP4_BLOCK;
+    }
+    tensors[0].shape[3] = FP4_BLOCK / 2;
+    return 2;
+}
+
+static void experts_in_mxfp4_are_dequantized(void **state) {
+    (void)state;
+    static FixtureSettings settings = {"model.family=gpt_oss", "model.heads=4", "model.kv_heads=2", "model.width=64", "model.ffn=32",
+        "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.qkv_bias=true",
+        "model.auxiliary_scope=model"};
+    Fixture f;
+    HfModel model;
+    Error error = {0};
+    StoredTensor tensors[TENSORS];
+    size_t count = 0;
+    start(&f, settings);
+    for (int i = 0; i < f.model.graph->parameter_count; i++) {
+        const Parameter *p = &f.model.graph->parameters[i];
+        float *values = parameter_in(p, (void *)f.export.master);
+        if (p->kind == PARAMETER_BALANCE_BIAS) continue;
+        if (p->rank == 3) {
+            count += put_mxfp4(&tensors[count], p, values);
+            continue;
+        }
+        float *stored = memory_allocate((size_t)p->count * sizeof *stored);
+        if (hf_reorders(p)) hf_reorder(p, (const char *)values, (char *)stored, sizeof *stored);
+        else memcpy(stored, values, (size_t)p->count * sizeof *stored);
+        tensors[count] = (StoredTensor){.name = memory_copy_string(p->name), .type = STORED_F32, .rank = p->rank, .data = stored};
+        memcpy(tensors[count++].shape, p->shape, sizeof p->shape);
+    }
+    SCOPED_FREE char *path = path_of(&f, "model.safetensors");
+    assert_true(safetensors_write(path, tensors, count, NULL, &error));
+    edit_json(&f, "config.json", "quantization_config", "{\"quant_method\": \"mxfp4\"}");
+    edit_json(&f, "config.json", "dtype", NULL);
+    if (!hf_read(f.out, &model, &error)) fail_msg("%s", error.message);
+    assert_int_equal(model.precision, PRECISION_BF16);
+    hf_release(&model);
+    SCOPED_FREE float *master = load_good(&f);
+    assert_same_weights(&f, master);
+    for (size_t i = 0; i < count; i++)
+        if (tensors[i].type == STORED_U8 && tensors[i].rank == 4) tensors[i].type = STORED_F8_E4M3;
+    assert_true(safetensors_write(path, tensors, count, NULL, &error));
+    assert_load_refused(&f, "model.safetensors", "values in MXFP4 must be U8");
+    for (size_t i = 0; i < count; i++) free((char *)tensors[i].name), free((void *)tensors[i].data);
+    fixture_stop(&f);
+}
+
 /* What transformers wrote for these folders, with fields that say nothing of numbers and one that nobody knows. */
 static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
     static const char *const folders[] = {
-        "zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe", "olmo3"};
+        "zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe", "olmo3", "gpt_oss"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -350,6 +429,8 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {olmo3, "rope_parameters", "{\"rope_type\": \"default\"}", "rope_parameters full_attention sliding_attention"},
         {olmo3, "rope_parameters", "{\"full_attention\": {}, \"sliding_attention\": {\"rope_type\": \"linear\", \"factor\": 2}}",
             "rope_parameters scales RoPE sliding_attention"},
+        {gpt_oss, "sliding_window", "null", "sliding_window is null"},
+        {gpt_oss, "quantization_config", "{\"quant_method\": \"fp8\"}", "quantization_config weights are quantized (fp8)"},
         {qwen3_moe, "use_sliding_window", "1", "use_sliding_window is not true or false"},
         {zaya, "layer_types", "[\"hybrid\", \"hybrid_sliding\"]", "sliding_window is missing"},
         {zaya, "layer_types", "[\"hybrid\"]", "layer_types num_hidden_layers"},
@@ -971,6 +1052,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_written_is_read_back),
         cmocka_unit_test(stacked_experts_are_read_and_written_one_by_one),
+        cmocka_unit_test(experts_in_mxfp4_are_dequantized),
         cmocka_unit_test(a_copy_of_a_folder_keeps_every_field),
         cmocka_unit_test(fields_that_nobody_knows_are_warned_of_by_name),
         cmocka_unit_test(fields_that_files_leave_out_have_the_defaults_of_their_class),

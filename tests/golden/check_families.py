@@ -84,6 +84,12 @@ MODELS = {
               transformers.OlmoeForCausalLM,
               transformers.OlmoeConfig(hidden_size=48, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, num_experts=6,
                                        num_experts_per_tok=3, clip_qkv=1.5, tie_word_embeddings=False, **LLAMA)),
+    "gpt_oss": (["model.family=gpt_oss", "model.heads=4", "model.kv_heads=2", "model.width=48", "model.head_dim=20", "model.ffn=24", "model.layers=3", "model.tied=false",
+                 "model.experts=6", "model.experts_per_token=3", "model.renormalise=true", "model.qkv_bias=true", "model.window=11", "model.window_period=2"],
+                transformers.GptOssForCausalLM,
+                transformers.GptOssConfig(hidden_size=48, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=20,
+                                          num_local_experts=6, num_experts_per_tok=3, sliding_window=11, tie_word_embeddings=False,
+                                          **{**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}})),
 }
 
 

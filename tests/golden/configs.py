@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "activation_function", "norm_type", "attn_type")
@@ -207,6 +207,29 @@ def olmo3_edits():
             yield {"layer_types": types} | window
 
 
+def gpt_oss_edits():
+    for k in (1, 2, 3, 4):
+        yield {"num_experts_per_tok": k, "output_router_logits": True, "router_aux_loss_coef": 0.5}
+    for weight in (0.02, 0.0, -0.1, ...):
+        yield {"output_router_logits": True, "router_aux_loss_coef": weight}
+    yield {"num_local_experts": 4, "num_experts": 3}
+    yield {"num_local_experts": 3, "num_experts": 4}
+    yield {"num_local_experts": ..., "num_experts": 3}
+    for name in ("swiglu_limit", "swiglu_alpha"):
+        for value in (0.3, 1, 100.0, 0, -0.5, 1e-9, None):
+            yield {name: value}
+    full, sliding = "full_attention", "sliding_attention"
+    for types in ([full] * 2, [sliding] * 2, [sliding, full], [full, sliding], [full], ["chunked_attention"] * 2, [sliding, None], full, None, ...):
+        for window in ({}, {"sliding_window": 3}, {"sliding_window": None}, {"sliding_window": ...}):
+            yield {"layer_types": types} | window
+    for rope in (None, {}, ...):
+        for theta in (700.0, None, ...):
+            yield {"rope_parameters": rope, "rope_theta": theta}
+    yield {"experts_per_token": 3, "initial_context_length": 7}
+    for method in ("mxfp4", "other", None):
+        yield {"quantization_config": {"quant_method": method} if method else None}
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -254,6 +277,8 @@ def own_edits(family):
         edits += list(qwen3_moe_edits())
     if family == "olmoe":
         edits += list(olmoe_edits())
+    if family == "gpt_oss":
+        edits += list(gpt_oss_edits())
     return edits
 
 

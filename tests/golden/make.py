@@ -4,7 +4,7 @@
 
 FOLDER/config.json and model.safetensors are what save_pretrained writes. expected.safetensors holds tokens [sequences, length + 1], of which all but the
 last are read and all but the first are targets; logits; the loss; gradient/NAME; and the losses before each of ten steps on the same tokens, with AdamW
-and with Muon (hidden matrices; AdamW for the rest). Decay is for what has two dimensions or more; routers' balancing biases stay as they are. Muon
+and with Muon (hidden matrices; AdamW for the rest). Decay is for matrices; routers' balancing biases stay as they are. Muon
 orthogonalises in float32 here, which its module calls bfloat16.
 """
 import os
@@ -39,6 +39,8 @@ FAMILIES = {
                         layer_types=["hybrid", "hybrid_sliding"],
                         rope_parameters={"hybrid": dict(rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5),
                                          "hybrid_sliding": dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)}),
+    "gpt_oss": dict(model_type="gpt_oss", intermediate_size=20, head_dim=12, num_local_experts=3, num_experts_per_tok=2, sliding_window=6, swiglu_limit=1.4,
+                    rope_parameters=dict(rope_type="yarn", rope_theta=1.5e5, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=16)),
     "mixtral": dict(model_type="mixtral", intermediate_size=20, num_local_experts=3, num_experts_per_tok=2),
 }
 
@@ -71,10 +73,17 @@ def is_table(name):
     return "embed" in name or "lm_head" in name or ".wte." in name or ".wpe." in name
 
 
-def projections_of(name, tensor):
+def is_vector(name):
+    """Experts' biases are stacked."""
+    return name.endswith("_bias")
+
+
+def projections_of(name, tensor, interleaved=False):
     """Views of a matrix, or of each of a stack, one for each projection that it holds."""
     if tensor.dim() == 3:
-        return [part for matrix in tensor for part in projections_of(name, matrix)]
+        return [part for matrix in tensor for part in projections_of(name, matrix, interleaved)]
+    if "gate_up_proj" in name and interleaved:  # [in, out]
+        return [tensor[:, 0::2], tensor[:, 1::2]]
     if "gate_up_proj" in name:
         return list(tensor.chunk(2))
     if "c_attn" in name:  # [in, out]
@@ -84,18 +93,18 @@ def projections_of(name, tensor):
 
 def optimizers(model, muon):
     """AdamW in two groups, and Muon on each projection, which share their memory with the parameters."""
-    decayed, plain, matrices = [], [], []
+    decayed, plain, matrices, interleaved = [], [], [], model.config.model_type == "gpt_oss"
     for name, p in model.named_parameters():
-        if muon and p.dim() >= 2 and not is_table(name) and "conv" not in name:
+        if muon and p.dim() >= 2 and not is_table(name) and not is_vector(name) and "conv" not in name:
             matrices.append((name, p))
         else:
-            (decayed if p.dim() >= 2 else plain).append(p)
+            (plain if p.dim() < 2 or is_vector(name) else decayed).append(p)
     adamw = torch.optim.AdamW([{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}], lr=LR, betas=(0.9, 0.95), eps=1e-8)
-    views = [torch.nn.Parameter(view) for name, p in matrices for view in projections_of(name, p.data)]
+    views = [torch.nn.Parameter(view) for name, p in matrices for view in projections_of(name, p.data, interleaved)]
     orthogonal = torch.optim.Muon(views, lr=LR, weight_decay=DECAY, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw") if views else None
 
     def step():
-        for view, gradient in zip(views, [part for name, p in matrices for part in projections_of(name, p.grad)]):
+        for view, gradient in zip(views, [part for name, p in matrices for part in projections_of(name, p.grad, interleaved)]):
             view.grad = gradient
         adamw.step()
         if orthogonal:

@@ -34,6 +34,8 @@ MODELS = {
             "model.softmax_scale=0.4"],
     "olmoe": ["model.family=olmo", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2", "model.experts=5",
               "model.experts_per_token=2", "model.tied=false"],
+    "gpt_oss": ["model.family=gpt_oss", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.head_dim=24", "model.ffn=40", "model.layers=3", "model.experts=5",
+                "model.experts_per_token=2", "model.renormalise=true", "model.qkv_bias=true", "model.window=9", "model.window_period=2", "model.tied=false"],
     "gpt2": ["model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=48", "model.ffn=100", "model.layers=3"],
 }
 

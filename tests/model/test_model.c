@@ -64,6 +64,11 @@ static const Variety families[] = {
     {"olmoe", {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=10", "model.layers=2",
                   "model.vocabulary=40", "model.tied=false", "model.experts=5", "model.experts_per_token=3", "model.clip_qkv=2.5",
                   "model.auxiliary_loss=0.01", "model.auxiliary_scope=model"}},
+    {"gpt_oss with a window in every second layer and a balancing loss",
+        {"model.family=gpt_oss", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=10", "model.ffn=10",
+            "model.layers=2", "model.vocabulary=40", "model.tied=false", "model.experts=4", "model.experts_per_token=2",
+            "model.renormalise=true", "model.qkv_bias=true", "model.window=5", "model.window_period=2", "model.auxiliary_loss=0.01",
+            "model.auxiliary_scope=model"}},
     {"gpt2", {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=21", "model.ffn=20", "model.layers=2",
                  "model.vocabulary=40"}},
 };
@@ -294,6 +299,7 @@ static void published_models_have_their_published_parameter_counts(void **state)
         {"configs/qwen3-30b-a3b.yaml", 30532122624},
         {"configs/olmoe-1b-7b.yaml", 6919161856},
         {"configs/olmo3-7b.yaml", 7298011136},
+        {"configs/gpt-oss-20b.yaml", 20914757184},
         {"configs/gpt2-124m.yaml", 124439808},
         {"configs/gpt2-1.5b.yaml", 1557611200},
         {"configs/mpt-7b.yaml", 6649286656},
@@ -333,7 +339,7 @@ static void a_plan_that_does_not_fit_is_refused_with_a_change_that_does(void **s
     options_free_strings(&strings);
 }
 
-static void only_matrices_of_gpt2_layers_lie_transposed_in_folders(void **state) {
+static void only_matrices_of_gpt2_and_experts_of_gpt_oss_lie_transposed_in_folders(void **state) {
     (void)state;
     for (int i = 0; i < FAMILIES; i++) {
         OptionStrings strings = {0};
@@ -341,7 +347,8 @@ static void only_matrices_of_gpt2_layers_lie_transposed_in_folders(void **state)
         Model model = model_build(&config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
         for (int p = 0; p < model.graph->parameter_count; p++) {
             const Parameter *parameter = &model.graph->parameters[p];
-            assert_int_equal(parameter->transposed, config.model.family == FAMILY_gpt2 && parameter->kind == PARAMETER_MATRIX);
+            int rank = config.model.family == FAMILY_gpt2 ? 2 : config.model.family == FAMILY_gpt_oss ? 3 : 0;
+            assert_int_equal(parameter->transposed, parameter->kind == PARAMETER_MATRIX && parameter->rank == rank);
         }
         model_free(&model);
         options_free_strings(&strings);
@@ -382,7 +389,7 @@ int main(void) {
         cmocka_unit_test(bf16_stays_near_fp32),
         cmocka_unit_test(a_packed_document_has_the_loss_that_it_has_alone),
         cmocka_unit_test(published_models_have_their_published_parameter_counts),
-        cmocka_unit_test(only_matrices_of_gpt2_layers_lie_transposed_in_folders),
+        cmocka_unit_test(only_matrices_of_gpt2_and_experts_of_gpt_oss_lie_transposed_in_folders),
         cmocka_unit_test(settings_of_other_families_are_refused),
         cmocka_unit_test(a_plan_that_does_not_fit_is_refused_with_a_change_that_does),
     };

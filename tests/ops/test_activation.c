@@ -16,7 +16,13 @@ static double gelu_tanh(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * 
 static double silu(double x) { return x / (1 + exp(-x)); }
 static double relu2(double x) { return pow(fmax(x, 0), 2); }
 
-/* y = plain(x), or plain(gate) * up if the function is gated. */
+/* No number of eight bits is the bound, where the function has no slope. */
+static const ActivationTerms terms = {.alpha = 1.7, .limit = 1.2345};
+static double clamped_silu(double x) { return fmin(x, terms.limit) / (1 + exp(-terms.alpha * fmin(x, terms.limit))); }
+static double same(double x) { return x; }
+static double clamped_and_one(double x) { return fmax(fmin(x, terms.limit), -terms.limit) + 1; }
+
+/* y = plain(x), or plain(gate) times a function of up if the function is gated. */
 static double (*const definitions[ACTIVATION_COUNT])(double) = {
     [ACTIVATION_gelu] = gelu,
     [ACTIVATION_gelu_tanh] = gelu_tanh,
@@ -24,7 +30,9 @@ static double (*const definitions[ACTIVATION_COUNT])(double) = {
     [ACTIVATION_relu2] = relu2,
     [ACTIVATION_swiglu] = silu,
     [ACTIVATION_geglu_tanh] = gelu_tanh,
+    [ACTIVATION_swiglu_clamped] = clamped_silu,
 };
+static double (*up_of(Activation f))(double) { return f == ACTIVATION_swiglu_clamped ? clamped_and_one : same; }
 
 static void functions_are_those_of_their_definitions(void **state) {
     (void)state;
@@ -35,7 +43,7 @@ static void functions_are_those_of_their_definitions(void **state) {
         double input[2 * COUNT];
         Graph *graph = graph_create(PRECISION_FP64, false);
         TensorId from = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){1, gated ? 2 * COUNT : COUNT}, "x");
-        TensorId to = op_activation(graph, from, f);
+        TensorId to = op_activation_with(graph, from, f, terms);
         graph->tensors[to].keep = true;
         Program program = check_program((Model){.graph = graph}, device_cpu());
         Executor *executor = program.executor;
@@ -43,7 +51,8 @@ static void functions_are_those_of_their_definitions(void **state) {
         memcpy(executor_tensor(executor, from), input, (gated ? 2 * COUNT : COUNT) * sizeof *input);
         executor_run(executor);
         for (int i = 0; i < COUNT; i++) {
-            double expected = definitions[f](x[i]) * (gated ? input[COUNT + i] : 1), y = ((double *)executor_tensor(executor, to))[i];
+            double expected = definitions[f](x[i]) * (gated ? up_of(f)(input[COUNT + i]) : 1),
+                   y = ((double *)executor_tensor(executor, to))[i];
             if (!(fabs(y - expected) <= 1e-13 * fmax(1, fabs(expected)))) /* a few roundings */
                 fail_msg("%s of %g: %.17g, not %.17g", activation_rules[f].name, x[i], y, expected);
         }
@@ -60,7 +69,7 @@ static void build(Check *check, const void *argument) {
     const Case *c = argument;
     int64_t columns = activation_rules[c->function].gated ? 2 * c->columns : c->columns;
     TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, columns}, 0, 2);
-    check_output(check, op_activation(check->graph, x, c->function));
+    check_output(check, op_activation_with(check->graph, x, c->function, terms));
 }
 
 static void functions_pass(void **state) {

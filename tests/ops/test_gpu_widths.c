@@ -199,7 +199,8 @@ static void build_elementwise(Check *check, const void *argument) {
     int64_t shape[] = {c->rows, 2 * c->columns};
     TensorId x = check_input(check, TYPE_COMPUTE, 2, shape, 0, 2);
     TensorId y = op_clamp(check->graph, x, 3);
-    for (Activation f = ACTIVATION_AUTO + 1; f < ACTIVATION_COUNT; f++) check_output(check, op_activation(check->graph, y, f));
+    for (Activation f = ACTIVATION_AUTO + 1; f < ACTIVATION_COUNT; f++)
+        check_output(check, op_activation_with(check->graph, y, f, (ActivationTerms){.alpha = 1.7, .limit = 1.25}));
 }
 
 static void build_scale_add(Check *check, const void *argument) {

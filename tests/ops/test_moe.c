@@ -24,7 +24,7 @@ static const double EXACT = 1e-12; /* relative: both sides in double, sums in an
 typedef struct Shape {
     int64_t rows, in, out;
     RouterSpec router;
-    bool bias, gate_unused, adapted;
+    bool bias, gate_unused, adapted, biased;
     int choices; /* of choose_experts */
 } Shape;
 
@@ -83,6 +83,10 @@ static TensorId add_experts(Check *check, const Shape *s, TensorId index, Tensor
     Dispatch dispatch = op_moe_sort(graph, index, s->router.experts);
     TensorId x_slots = op_moe_permute(graph, x, &dispatch), y_slots = op_grouped_linear(graph, x_slots, w, &dispatch);
     if (s->adapted) y_slots = op_grouped_linear_add(graph, y_slots, x_slots, w, &dispatch);
+    if (s->biased) {
+        TensorId bias = check_parameter(check, PARAMETER_BIAS, 2, (int64_t[]){s->router.experts, s->out}, 0, 1);
+        y_slots = op_grouped_bias(graph, y_slots, bias, &dispatch, 0);
+    }
     check_output(check, x_slots); /* unused slots too: they are zero */
     check_output(check, y_slots);
     check_output(check, dispatch.slot);
@@ -105,6 +109,9 @@ static void dispatch_gradients_match_central_differences(void **state) {
         {.rows = 40, .in = 7, .out = 33, .router = {.experts = 4, .k = 1}},
         {.rows = 40, .in = 7, .out = 33, .router = {.experts = 4, .k = 1}, .adapted = true},
         {.rows = 31, .in = 8, .out = 16, .router = {.experts = 3, .k = 2}, .choices = CHOOSE_LAST, .adapted = true},
+        {.rows = 31, .in = 8, .out = 16, .router = {.experts = 3, .k = 2}, .adapted = true, .biased = true},
+        {.rows = 150, .in = 5, .out = 9, .router = {.experts = 2, .k = 1}, .biased = true},
+        {.rows = 40, .in = 8, .out = 264, .router = {.experts = 4, .k = 1}, .choices = CHOOSE_LAST, .biased = true},
         {.rows = 5, .in = 16, .out = 16, .router = {.experts = 16, .k = 1}},
         {.rows = 21, .in = 19, .out = 24, .router = {.experts = 3, .k = 2}},
         {.rows = 6, .in = 300, .out = 261, .router = {.experts = 2, .k = 2}},

@@ -24,6 +24,8 @@
 
 enum { RUNS = 3, POSITIONS = 70, POSITION = 66, EXPERTS = 5 };
 
+static const ActivationTerms terms = {.alpha = 1.7, .limit = 0.5}; /* a bound that some values reach */
+
 /* A program of one row, and what it makes. */
 typedef struct Row {
     Graph *graph;
@@ -65,7 +67,7 @@ static Row row_begin(const Layer *layer) {
 static Row build_mlp(const Layer *layer) {
     Row p = row_begin(layer);
     int64_t width = activation_rules[layer->function].gated ? 2 * layer->ffn : layer->ffn;
-    p.result = op_activation(p.graph, linear(&p, layer, width), layer->function);
+    p.result = op_activation_with(p.graph, linear(&p, layer, width), layer->function, terms);
     return p;
 }
 
@@ -86,6 +88,13 @@ static TensorId experts(Graph *graph, int64_t out, int64_t in) {
     return graph_cut_parameter(graph, "experts", PARAMETER_MATRIX, 3, (int64_t[]){EXPERTS, out, in}, &(Cut){0}, 0, 1, false);
 }
 
+static TensorId add_biases(const Layer *layer, Graph *graph, TensorId x, const Dispatch *dispatch) {
+    int64_t shape[] = {EXPERTS, graph_columns(graph, x)};
+    if (!layer->biased) return x;
+    TensorId bias = graph_cut_parameter(graph, "bias", PARAMETER_BIAS, 2, shape, &(Cut){0}, 0, 1, false);
+    return op_grouped_bias(graph, x, bias, dispatch, 0);
+}
+
 static Row build_experts(const Layer *layer) {
     Row p = row_begin(layer);
     p.index = graph_tensor(p.graph, ARENA_INPUT, TYPE_INT32, 2, (int64_t[]){1, layer->k}, "index");
@@ -93,8 +102,10 @@ static Row build_experts(const Layer *layer) {
     TensorId gate_up = experts(p.graph, 2 * layer->ffn, layer->in), down = experts(p.graph, layer->in, layer->ffn);
     Dispatch dispatch = op_moe_sort(p.graph, p.index, EXPERTS);
     TensorId slots = keep(layer, p.graph, op_moe_permute(p.graph, p.x, &dispatch));
-    TensorId hidden = op_activation(p.graph, op_grouped_linear(p.graph, slots, gate_up, &dispatch), layer->function);
-    p.result = op_moe_combine(p.graph, op_grouped_linear(p.graph, hidden, down, &dispatch), p.gate, &dispatch);
+    TensorId both = add_biases(layer, p.graph, op_grouped_linear(p.graph, slots, gate_up, &dispatch), &dispatch);
+    TensorId hidden = op_activation_with(p.graph, both, layer->function, terms);
+    TensorId done = add_biases(layer, p.graph, op_grouped_linear(p.graph, hidden, down, &dispatch), &dispatch);
+    p.result = op_moe_combine(p.graph, done, p.gate, &dispatch);
     return p;
 }
 
@@ -193,6 +204,7 @@ static void experts_of_a_row_are_two_kernels(void **state) {
         if (!activation_rules[f].gated) continue;
         expect_close(build_experts, (Layer){.in = 64, .ffn = 24, .k = 1, .chosen = {3}, .function = f}, 5, tolerance);
         expect_close(build_experts, (Layer){.in = 4104, .ffn = 48, .k = 3, .chosen = {2, EXPERTS, 0}, .function = f}, 5, tolerance);
+        expect_close(build_experts, (Layer){.in = 72, .ffn = 40, .k = 2, .chosen = {0, 4}, .function = f, .biased = true}, 7, tolerance);
     }
 }
 

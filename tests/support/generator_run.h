@@ -7,7 +7,7 @@
 #include "process.h"
 #include "random_run.h"
 
-enum { SETTINGS = 16, FEED_MOST = 512 };
+enum { SETTINGS = 18, FEED_MOST = 512 };
 
 typedef struct Variety {
     const char *name;
@@ -51,6 +51,10 @@ static const Variety families[] = {
                   "model.rope_attention_factor=1.2", "model.tied=false"}},
     {"olmoe", {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2",
                   "model.experts=4", "model.experts_per_token=2", "model.clip_qkv=1.5", "model.tied=false"}},
+    {"gpt_oss", {"model.family=gpt_oss", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=10", "model.ffn=20",
+                    "model.layers=3", "model.experts=4", "model.experts_per_token=2", "model.renormalise=true", "model.qkv_bias=true",
+                    "model.window=20", "model.window_period=2", "model.rope_scaling=yarn", "model.rope_factor=4",
+                    "model.rope_original_context=16", "model.swiglu_limit=2", "model.tied=false"}},
     {"gpt2",
         {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=40", "model.layers=3", "model.tied=false"}},
 };

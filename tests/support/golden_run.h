@@ -5,7 +5,9 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/ckpt.h"
+#include "formats/hf.h"
 #include "run/source.h"
 #include "session/weights.h"
 #include "support/check.h"
@@ -84,11 +86,12 @@ static inline double golden_run(const Golden *g) {
 
 typedef struct GoldenComparison { double dot, ours, theirs, difference; } GoldenComparison;
 
-static inline GoldenComparison golden_compare(const float *ours, const StoredTensor *theirs, const Parameter *p) {
+static inline GoldenComparison golden_compare(const float *values, const StoredTensor *theirs, const Parameter *p) {
     GoldenComparison sums = {0};
+    SCOPED_FREE float *ours = memory_allocate((size_t)p->count * sizeof *ours);
+    hf_reorder(p, (const char *)values, (char *)ours, sizeof *ours);
     for (int64_t i = 0; i < p->count; i++) {
-        int64_t other = p->transposed ? i % p->shape[1] * p->shape[0] + i / p->shape[1] : i;
-        double a = ours[i], b = golden_value(theirs, other);
+        double a = ours[i], b = golden_value(theirs, i);
         sums.dot += a * b;
         sums.ours += a * a;
         sums.theirs += b * b;

@@ -7,6 +7,8 @@
 
 /* y = a function of config/activation_list.h: [R, D] -> [R, D]; if it is gated, [R, 2F] -> [R, F]. */
 TensorId op_activation(Graph *graph, TensorId x, Activation function);
+/* The same for any function, with its constants. */
+TensorId op_activation_with(Graph *graph, TensorId x, Activation function, ActivationTerms terms);
 
 /* Returns [a | y] with y = gelu(x) by the tanh approximation: [R, A] and [R, D] -> [R, A + D]. */
 TensorId op_join_gelu(Graph *graph, TensorId a, TensorId x);
@@ -48,5 +50,6 @@ typedef enum JoinGeluGradOperand {
 /* Attributes of all functions except join_gelu, and of their gradients. */
 typedef struct ActivationAttributes {
     Activation function; /* unless clamp or scale */
-    double parameter;    /* limit of clamp, factor of scale */
+    ActivationTerms terms;
+    double parameter; /* limit of clamp, factor of scale */
 } ActivationAttributes;

@@ -11,6 +11,7 @@ typedef struct ActivationRowArguments {
     Gemv gemv;
     const float GLOBAL *bias; /* NULL: none */
     bf16 GLOBAL *y;
+    float alpha, limit; /* ActivationTerms */
 } ActivationRowArguments;
 
 #ifdef GPU_DEVICE
@@ -37,6 +38,8 @@ INLINE bool make_element(const ActivationRowArguments *a, const int lines, float
     INLINE void name##_row(const ActivationRowArguments *a, const int lines) { \
         int32_t width = a->gemv.n / 2, column = block_x() * (lines / 2) + thread_id(); \
         GemvPair pair = multiply_pairs(&a->gemv, width, lines); \
+        const float alpha = a->alpha, limit = a->limit; \
+        (void)alpha, (void)limit; \
         if (thread_id() >= lines / 2) return; \
         if (a->bias) pair.first += a->bias[column], pair.second += a->bias[width + column]; \
         float gate = to_float(to_bf16(pair.first)), up = to_float(to_bf16(pair.second)); \
@@ -77,7 +80,9 @@ void activation_launch_row(const OpCall *call) {
     bool lasts = ((const LinearAttributes *)linear->attributes)->lasts;
     ActivationRowArguments arguments = {.gemv = gemv_of(linear->in[LINEAR_X], linear->in[LINEAR_W], w_shape[0], w_shape[1], lasts),
         .bias = linear_has_bias(linear) ? linear->in[LINEAR_BIAS] : NULL,
-        .y = call->out[ACTIVATION_Y]};
+        .y = call->out[ACTIVATION_Y],
+        .alpha = (float)attributes->terms.alpha,
+        .limit = (float)attributes->terms.limit};
     const GpuKernel *kernel = &kernels[attributes->function][gemv_is_shallow(w_shape[1])];
     gpu_launch(call->device, kernel, gemv_shape(&arguments.gemv), &arguments);
 }

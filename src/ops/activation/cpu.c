@@ -42,21 +42,26 @@ static inline W normal_slope(W x) { return normal_cumulative(x) + x * ((W)0.3989
 /* -- Activation functions ------------------------------------------------------------------------------------------ */
 
 /* Computes a row of y from the halves of x. */
-typedef void GatedRow(T *restrict y, const T *restrict gates, const T *restrict ups, int64_t count);
+typedef void GatedRow(T *restrict y, const T *restrict gates, const T *restrict ups, int64_t count, const ActivationTerms *terms);
 /* Computes a row of both halves of d_x, which may share memory with the halves of x. */
-typedef void GatedGradRow(T *d_gates, T *d_ups, const T *gates, const T *ups, const T *d_y, int64_t count);
+typedef void GatedGradRow(T *d_gates, T *d_ups, const T *gates, const T *ups, const T *d_y, int64_t count, const ActivationTerms *terms);
 
 #define ACTIVATION(name, hf, value, slope) \
     ROW(name, to_compute(value)) \
     ROW(name##_grad, to_compute(to_wide(d_y[i]) * (slope)))
 #define GATED(name, hf, value, d_gate, d_up) \
-    static void name(T *restrict y, const T *restrict gates, const T *restrict ups, int64_t count) { \
+    static void name(T *restrict y, const T *restrict gates, const T *restrict ups, int64_t count, const ActivationTerms *terms) { \
+        const W alpha = (W)terms->alpha, limit = (W)terms->limit; \
+        (void)alpha, (void)limit; \
         for (int64_t i = 0; i < count; i++) { \
             W gate = to_wide(gates[i]), up = to_wide(ups[i]); \
             y[i] = to_compute(value); \
         } \
     } \
-    static void name##_grad(T *d_gates, T *d_ups, const T *gates, const T *ups, const T *d_y, int64_t count) { \
+    static void name##_grad( \
+        T *d_gates, T *d_ups, const T *gates, const T *ups, const T *d_y, int64_t count, const ActivationTerms *terms) { \
+        const W alpha = (W)terms->alpha, limit = (W)terms->limit; \
+        (void)alpha, (void)limit; \
         _Pragma("omp simd") for (int64_t i = 0; i < count; i++) { \
             W gate = to_wide(gates[i]), up = to_wide(ups[i]), d = to_wide(d_y[i]); \
             d_gates[i] = to_compute(d_gate); \
@@ -80,6 +85,7 @@ static const struct Functions {
 static const struct Functions *functions_of(const OpCall *call) {
     return &functions[((const ActivationAttributes *)call->attributes)->function];
 }
+static const ActivationTerms *terms_of(const OpCall *call) { return &((const ActivationAttributes *)call->attributes)->terms; }
 
 CPU_OP(activation) {
     each_row(call, ACTIVATION_X, functions_of(call)->plain);
@@ -98,7 +104,7 @@ CPU_OP(gated_activation) {
     for (int64_t r = 0; r < rows; r++) {
         const T *gates = x + 2 * r * width;
         kernel_prefetch(gates + 2 * width, 2 * width);
-        functions_of(call)->gated(y + r * width, gates, gates + width, width);
+        functions_of(call)->gated(y + r * width, gates, gates + width, width, terms_of(call));
     }
     kernel_put_amax(call, ACTIVATION_Y, ACTIVATION_AMAX);
 }
@@ -113,7 +119,7 @@ CPU_OP(gated_activation_grad) {
         T *d_gates = d_x + 2 * r * width;
         kernel_prefetch(gates + 2 * width, 2 * width);
         kernel_prefetch(d_out + width, width);
-        functions_of(call)->gated_grad(d_gates, d_gates + width, gates, gates + width, d_out, width);
+        functions_of(call)->gated_grad(d_gates, d_gates + width, gates, gates + width, d_out, width, terms_of(call));
     }
     kernel_put_amax(call, ACTIVATION_GRAD_D_X, ACTIVATION_GRAD_AMAX);
 }

@@ -16,6 +16,7 @@ typedef struct GatedArguments {
     bf16 GLOBAL *y;
     Tiling tiling;
     Fp8Output to;
+    float alpha, limit; /* ActivationTerms */
 } GatedArguments;
 
 /* Arguments of join_gelu and its gradient: columns of the whole row; the first `width` are a's. */
@@ -85,6 +86,8 @@ FORMULA(clamp_grad, true, x > a->limit || x < -a->limit ? 0 : d)
         UnitPlace place = place_in(a->tiling, unit); \
         if (!place.inside) return; \
         int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column; \
+        const float alpha = a->alpha, limit = a->limit; \
+        (void)alpha, (void)limit; \
         f32x8 gates = load8_bf16(a->x + at, unit), ups = load8_bf16(a->x + at + width, unit), y = 0; \
         FOR_UNIT(i, unit) { \
             float gate = gates[i], up = ups[i]; \
@@ -96,6 +99,8 @@ FORMULA(clamp_grad, true, x > a->limit || x < -a->limit ? 0 : d)
         UnitPlace place = place_in(a->tiling, unit); \
         if (!place.inside) return; \
         int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column; \
+        const float alpha = a->alpha, limit = a->limit; \
+        (void)alpha, (void)limit; \
         f32x8 gates = load8_bf16(a->x + at, unit), ups = load8_bf16(a->x + at + width, unit), d_gates = 0, d_ups = 0; \
         f32x8 ds = load8_bf16(a->d_y + place.row * width + place.column, unit); \
         FOR_UNIT(i, unit) { \
@@ -209,7 +214,9 @@ GPU_OP(activation_grad, .quantizes = FP8_KIND(FP8_E5M2)) {
 
 /* `y_shape`: that of y or of its gradient. */
 static void launch_tiled(const OpCall *call, const Kernels *kernels, const int64_t *y_shape, GatedArguments arguments) {
+    const ActivationTerms *terms = &((const ActivationAttributes *)call->attributes)->terms;
     arguments.tiling = tile_matrix(y_shape[0], y_shape[1], 8);
+    arguments.alpha = (float)terms->alpha, arguments.limit = (float)terms->limit;
     gpu_launch(call->device, &kernels->tiled[fp8_is_wanted(&arguments.to)][arguments.tiling.unit == 1], tiling_shape(arguments.tiling),
         &arguments);
 }

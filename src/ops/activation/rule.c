@@ -13,11 +13,15 @@ static TensorId append_activation(Graph *graph, int op, TensorId x, int64_t colu
 }
 
 TensorId op_activation(Graph *graph, TensorId x, Activation function) {
+    return op_activation_with(graph, x, function, (ActivationTerms){0});
+}
+
+TensorId op_activation_with(Graph *graph, TensorId x, Activation function, ActivationTerms terms) {
     const ActivationRule *rule = &activation_rules[function];
     int64_t columns = graph_columns(graph, x);
     assert(function != ACTIVATION_AUTO && (!rule->gated || columns % 2 == 0));
     return append_activation(graph, rule->gated ? OP_gated_activation : OP_activation, x, rule->gated ? columns / 2 : columns, rule->name,
-        (ActivationAttributes){.function = function});
+        (ActivationAttributes){.function = function, .terms = terms});
 }
 
 TensorId op_clamp(Graph *graph, TensorId x, double limit) {
