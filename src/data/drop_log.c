@@ -26,7 +26,7 @@ bool drop_log_is(const char *path) {
     Error ignored = {0};
     size_t size = 0;
     SCOPED_FREE char *text = memory_allocate(START);
-    Input *input = input_open(&(ObjectPlace){.path = path}, &ignored);
+    Input *input = input_open(&(ObjectPlace){.path = path}, NULL, &ignored);
     bool read = input && input_compressed(input) && input_read(input, text, START, &size, &ignored);
     input_close(input);
     const char *end = read && size > 0 ? memchr(text, '\n', size) : NULL;

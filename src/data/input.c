@@ -19,7 +19,7 @@
 /* The memory limit of a decoder. The formats allow windows of 2 GiB and more (zstd --long=31); xz
  * -9 needs 64 MiB. Memory that the data requests and does not use is never touched. */
 static const uint64_t MOST_MEMORY = (uint64_t)2 << 30;
-enum { PACKED_BYTES = 1 << 18, MOST_WINDOW = 31 /* its binary logarithm */ };
+enum { PACKED_BYTES = INPUT_START, MOST_WINDOW = 31 /* its binary logarithm */ };
 
 /* Decodes from the packed bytes to `out`; *made may stay 0. `inside` is false between members of
  * the file. Returns NULL, or why the data is damaged. */
@@ -164,12 +164,13 @@ static bool input_fill(Input *input, Error *error) {
     return true;
 }
 
-Input *input_open(const ObjectPlace *place, Error *error) {
+Input *input_open(const ObjectPlace *place, Object *object, Error *error) {
     Input *input = memory_allocate(sizeof *input);
+    input->object = object;
     bool standard = !strcmp(place->path, "-");
     input->name = standard ? "standard input" : place->path;
     input->packed = memory_allocate(PACKED_BYTES);
-    if ((!standard && !(input->object = object_open(place, error))) || !input_fill(input, error)) {
+    if ((!standard && !object && !(input->object = object_open(place, error))) || !input_fill(input, error)) {
         error_recode(error, ERROR_DATA);
         input_close(input);
         return NULL;

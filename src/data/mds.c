@@ -102,7 +102,7 @@ static bool unpack(Shard *shard, Error *error) {
     Error ignored = {0};
     SCOPED_FREE char *folder = file_make_temporary_folder("smelt-mds", error);
     if (!folder) return false;
-    Input *input = input_open(&(ObjectPlace){.path = shard->prefix}, error);
+    Input *input = input_open(&(ObjectPlace){.path = shard->prefix}, NULL, error);
     bool good = input && file_open_unnamed(&shard->file, folder, error) && copy_unpacked(input, shard->prefix, &shard->file, error);
     input_close(input);
     file_remove(folder, &ignored);

@@ -18,8 +18,10 @@
 /* -- Bytes (input.c) ----------------------------------------------------------------------------------------------- */
 
 typedef struct Input Input;
-/* Opens an input, which `place` must outlive; the path "-" is standard input. ERROR_DATA. */
-Input *input_open(const ObjectPlace *place, Error *error);
+/* Opens an input, which `place` must outlive; the path "-" is standard input. Takes over `object`,
+ * the open object at that place, or NULL. ERROR_DATA. */
+Input *input_open(const ObjectPlace *place, Object *object, Error *error);
+enum { INPUT_START = 1 << 18 }; /* bytes that it reads at once */
 /* Reads the next `size` bytes; fewer only at the end. On failure `*count` bytes are valid.
  * ERROR_DATA. */
 bool input_read(Input *input, void *bytes, size_t size, size_t *count, Error *error);

@@ -76,7 +76,7 @@ static bool take_line(RestoreList *list, const char *line, size_t size, const ch
 
 /* Reads the lines of the list. */
 static bool read_list(RestoreList *list, const char *path, const char *folder, Error *error) {
-    Input *input = input_open(&(ObjectPlace){.path = path}, error);
+    Input *input = input_open(&(ObjectPlace){.path = path}, NULL, error);
     char *text = NULL;
     size_t size = 0, capacity = 0, count = PART_BYTES;
     bool good = input != NULL;

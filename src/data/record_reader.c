@@ -24,6 +24,9 @@
 
 enum { WINDOW_BYTES = 1 << 18, BLOCK_BYTES = 1 << 18, BLOCK_RECORDS = 1 << 12, PIECE_LIMIT = 1 << 30 /* limit of a tokenizer */ };
 
+/* A bucket of small objects costs a request each, so that many are open at once. */
+enum { AHEAD_FILES = 16 };
+
 struct RecordReader {
     const PackOptions *options;
     const PackFiles *files;
@@ -34,6 +37,8 @@ struct RecordReader {
     int64_t before;            /* bytes of the files before this one */
     /* The open file; the window holds bytes `begin` to `end`, which start at byte at.byte. */
     Input *input;
+    Object *ahead[AHEAD_FILES]; /* objects of a bucket whose start is requested: file n at n % AHEAD_FILES */
+    int64_t ahead_end;          /* the files before it have been opened */
     char *window;
     size_t begin, end, capacity;
     bool ended, line_start;
@@ -492,10 +497,30 @@ static bool read_rows(RecordReader *reader, Block *block, Error *error) {
     return true;
 }
 
+/* Opens the next objects of a bucket. A failure is met again when the file's turn comes. */
+static void open_ahead(RecordReader *reader) {
+    int64_t end = int_min(reader->at.file + AHEAD_FILES, (int64_t)reader->files->list.count);
+    if (reader->ahead_end < reader->at.file) reader->ahead_end = reader->at.file;
+    for (; reader->ahead_end < end; reader->ahead_end++) {
+        const ObjectPlace *place = &reader->files->items[reader->ahead_end].place;
+        Error ignored = {0};
+        Object *object = place->s3 ? object_open(place, &ignored) : NULL;
+        if (object) object_begin(object, INPUT_START);
+        reader->ahead[reader->ahead_end % AHEAD_FILES] = object;
+    }
+}
+
+static Object *take_ahead(RecordReader *reader) {
+    Object **place = &reader->ahead[reader->at.file % AHEAD_FILES], *object = *place;
+    *place = NULL;
+    return object;
+}
+
 static bool open_input_file(RecordReader *reader, Block *block, Error *error) {
     const char *path = reader->files->list.entries[reader->at.file].name;
     int64_t start = reader->at.byte;
-    reader->input = input_open(place_of(reader), error);
+    open_ahead(reader);
+    reader->input = input_open(place_of(reader), take_ahead(reader), error);
     reader->begin = reader->end = 0;
     reader->ended = false;
     reader->line_start = true;
@@ -569,6 +594,7 @@ void record_reader_free(RecordReader *reader) {
     if (!reader) return;
     input_close(reader->input);
     row_reader_close(reader->rows);
+    for (int i = 0; i < AHEAD_FILES; i++) object_close(reader->ahead[i]);
     for (size_t i = 0; i < reader->table_count; i++) {
         free(reader->tables[i]->columns);
         free(reader->tables[i]);

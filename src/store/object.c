@@ -1,5 +1,5 @@
 /* Reads files and objects (object.h). An Object owns an open file, or the list of the parts that are
- * expected, the threads that fetch them, and their bytes. Called by readers of training data. */
+ * expected, the threads that fetch them, and their bytes; and the bytes that object_begin requested. Called by readers of training data. */
 #include "store/object.h"
 
 #include <assert.h>
@@ -28,7 +28,11 @@ typedef struct ObjectPart {
 
 struct Object {
     ObjectPlace place;
-    File file; /* of a file */
+    File file;   /* of a file */
+    char *start; /* its first bytes, if object_begin was called */
+    int64_t start_bytes;
+    pthread_t starter; /* fetches them */
+    bool starting;     /* the thread was not joined yet */
     ObjectPart *parts;
     size_t part_count;
     pthread_t workers[WORKERS];
@@ -168,6 +172,28 @@ static bool take_part(Object *object, int64_t offset, ObjectPart **part, Error *
     return good;
 }
 
+/* -- The start --------------------------------------------------------------------------------------------------- */
+
+static void *fetch_start(void *context) {
+    Object *object = context;
+    Error ignored = {0};
+    if (!fetch(object, object->start, object->start_bytes, 0, &ignored)) object->start_bytes = 0; /* the read asks again */
+    return NULL;
+}
+
+void object_begin(Object *object, int64_t bytes) {
+    object->start_bytes = int_min(bytes, object->place.bytes);
+    if (!object->place.s3 || object->start_bytes <= 0) return;
+    object->start = memory_resize(NULL, (size_t)object->start_bytes);
+    object->starting = pthread_create(&object->starter, NULL, fetch_start, object) == 0;
+    if (!object->starting) object->start_bytes = 0;
+}
+
+static void await_start(Object *object) {
+    if (object->starting) pthread_join(object->starter, NULL);
+    object->starting = false;
+}
+
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
 static bool read_remote(Object *object, char *to, int64_t bytes, int64_t start, Error *error) {
@@ -191,6 +217,11 @@ bool object_read(Object *object, void *data, int64_t bytes, int64_t offset, Erro
         return error_set(error, ERROR_CHECKPOINT, "%s has %" PRId64 " bytes, but byte %" PRId64 " is needed", object->place.path,
                    object->place.bytes, offset + bytes) ||
                error_find(error, FINDING_DAMAGED);
+    await_start(object);
+    if (object->start && offset + bytes <= object->start_bytes) {
+        memcpy(data, object->start + offset, (size_t)bytes);
+        return true;
+    }
     return read_remote(object, data, bytes, offset, error);
 }
 
@@ -208,6 +239,8 @@ Object *object_open(const ObjectPlace *place, Error *error) {
 
 void object_close(Object *object) {
     if (!object) return;
+    await_start(object);
+    free(object->start);
     pthread_mutex_lock(&object->mutex);
     object->stop = true;
     pthread_cond_broadcast(&object->changed);

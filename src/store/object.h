@@ -29,6 +29,9 @@ typedef struct Object Object;
 /* Opens a regular file, or an object, without a request. */
 Object *object_open(const ObjectPlace *place, Error *error);
 int64_t object_bytes(const Object *object);
+/* Requests the first bytes of an object, and returns at once, for a reader of many small objects.
+ * Called at most once, before the first read; has no effect for files. */
+void object_begin(Object *object, int64_t bytes);
 /* Reads exactly `bytes` at `offset`. */
 bool object_read(Object *object, void *data, int64_t bytes, int64_t offset, Error *error);
 

@@ -8,6 +8,7 @@
 #include "support/s3_server.h"
 
 #include "base/array.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "data/pack.h"
 #include "store/object.h"
@@ -114,6 +115,27 @@ static void objects_give_the_shards_of_a_local_copy(void **state) {
     assert_packs_equal("web/e.parquet", (PackOptions){.valid_fraction = 0.2});
     assert_packs_equal("web/a.txt", (PackOptions){0});
     assert_false(file_exists("s3:"));
+}
+
+/* Each request takes a second: many objects are open at once. */
+static void small_objects_are_requested_ahead(void **state) {
+    (void)state;
+    enum { FILES = 24 };
+    Error error = {0};
+    for (int i = 0; i < FILES; i++) {
+        SCOPED_FREE char *name = memory_format("%02d.txt", i);
+        put("small", name, name, strlen(name));
+    }
+    SCOPED_FREE char *rule = memory_format("%s/faults/small", server.folder);
+    static const char text[] = "{\"kind\": \"GET\", \"key\": \"*\", \"answer\": \"slow\"}";
+    assert_true(file_write(rule, text, sizeof text - 1, &error));
+    double start = log_seconds();
+    PackResult result = pack("s3://smelt-tests/small", "there", (PackOptions){0});
+    assert_true(log_seconds() - start < FILES / 2);
+    server_accept("small");
+    assert_int_equal(result.documents, FILES);
+    pack("small", "here", (PackOptions){0});
+    assert_same_file("here.bin", "there.bin");
 }
 
 static void conversations_and_columns_of_rules_are_read(void **state) {
@@ -268,6 +290,7 @@ int main(void) {
     if (!realpath("tests/golden/parquet", golden)) return 1;
     const struct CMUnitTest tests[] = {
         TEST(objects_give_the_shards_of_a_local_copy),
+        TEST(small_objects_are_requested_ahead),
         TEST(conversations_and_columns_of_rules_are_read),
         TEST(one_split_of_a_bucket_is_taken_and_token_shards_are_left_out),
         TEST(connections_that_break_cost_nothing),
