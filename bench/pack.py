@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Packing of JSON lines into token shards: smelt against `datasets` + `tokenizers`, and against a script that works as Megatron's preprocess_data.py
-does, with `tokenizers` in a pool of processes. Same cores, same file, same tokenizer; the shards of smelt and of the script must have the same bytes.
+"""Packing of JSON lines or Parquet into token shards: smelt against `datasets` + `tokenizers`, against datatrove (Parquet only), and against a script that
+works as Megatron's preprocess_data.py does, with `tokenizers` in a pool of processes, which reads JSON lines. Same cores, same texts, same tokenizer; the
+shards of smelt and of the script must have the same bytes. A ceiling for any program around `tokenizers`: its encode_batch over texts in memory (encode).
 
-    bench/pack.py FOLDER [--smelt build/smelt] [--megabytes 200] [--cores N] [--rounds 3] [--out RESULT.csv]
+    bench/pack.py FOLDER [--smelt build/smelt] [--megabytes 200] [--cores N] [--rounds 3] [--parquet] [--out RESULT.csv]
 
 FOLDER is made: the text (documentation, sources and manual pages of this machine, one document a file), a byte-level BPE of 50,257 tokens that smelt
-learns from its first 64 MB, and a venv with bench/requirements-pack.txt. The contestants take turns; a rate is the median over the rounds, MB/s of
+learns from its first 64 MB, with --parquet the same texts in files of 16 MB as pyarrow writes them by default (snappy, dictionaries), and a venv with bench/requirements-pack.txt. The contestants take turns; a rate is the median over the rounds, MB/s of
 JSON lines, from start to end of the process. CPU seconds are those of all its processes: on a machine that others use too, they say more."""
 import argparse
 import csv
+import glob
 import gzip
 import json
 import multiprocessing
@@ -62,6 +64,18 @@ def make_text(path, size):
     os.rename(path + ".partial", path)
 
 
+def make_parquet(text, folder):
+    import pyarrow
+    import pyarrow.parquet
+    os.makedirs(folder + ".partial")
+    with open(text, encoding="utf-8") as lines:
+        for number, part in enumerate(iter(lambda: lines.readlines(16 << 20), [])):
+            texts = [json.loads(line)["text"] for line in part]
+            table = pyarrow.table({"text": texts, "id": [f"<{number}:{i}>" for i in range(len(texts))], "score": [i % 500 / 100 for i in range(len(texts))]})
+            pyarrow.parquet.write_table(table, os.path.join(folder + ".partial", f"{number:05}.parquet"), row_group_size=1000)
+    os.rename(folder + ".partial", folder)
+
+
 def make_environment(folder):
     python = os.path.join(folder, "venv/bin/python")
     if not os.path.exists(python):
@@ -108,9 +122,32 @@ def run_datasets(text, tokenizer, output, cores):
     """load_dataset, then map over batches of 1,000 in as many processes as there are cores, and save_to_disk."""
     import datasets
     open_encoder(tokenizer)
-    data = datasets.load_dataset("json", data_files=text, split="train", cache_dir=output + ".cache")
+    kind, files = ("parquet", sorted(glob.glob(text + "/*.parquet"))) if os.path.isdir(text) else ("json", text)
+    data = datasets.load_dataset(kind, data_files=files, split="train", cache_dir=output + ".cache")
     data = data.map(encode_batch, batched=True, num_proc=cores, remove_columns=data.column_names, features=datasets.Features({"ids": datasets.Sequence(datasets.Value("uint16"))}))
     data.save_to_disk(output + ".arrow")
+
+
+def run_datatrove(text, tokenizer, output, cores):
+    """A reader of Parquet and a DocumentTokenizer, a task for each core, which takes whole files."""
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import ParquetReader
+    from datatrove.pipeline.tokens import DocumentTokenizer
+    pipeline = [ParquetReader(text), DocumentTokenizer(output_folder=output + ".cache", tokenizer_name_or_path=tokenizer, eos_token=END, shuffle_documents=False)]
+    LocalPipelineExecutor(pipeline, tasks=cores, workers=cores, logging_dir=output + ".arrow", skip_completed=False, start_method="fork").run()
+
+
+def run_encode(text, tokenizer, output, cores):
+    """The encoder alone: the texts are read before the clock starts, and the ids are thrown away."""
+    import pyarrow.parquet
+    open_encoder(tokenizer)
+    files = sorted(glob.glob(text + "/*.parquet"))
+    texts = [one for file in files for one in pyarrow.parquet.read_table(file, columns=["text"])["text"].to_pylist()] if files else [json.loads(line)["text"] for line in open(text)]
+    start = time.perf_counter()
+    for at in range(0, len(texts), 1000):
+        ENCODER.encode_batch_fast(texts[at:at + 1000], add_special_tokens=False)
+    with open(output + ".seconds", "w") as file:
+        file.write(str(time.perf_counter() - start))
 
 
 def measure(command, environment):
@@ -135,14 +172,16 @@ def same_bytes(a, b):
 # -- The comparison --------------------------------------------------------------------------------------------------------------------------------------
 
 def main():
-    if len(sys.argv) == 6 and sys.argv[1] in ("pool", "datasets"):
-        return (run_pool if sys.argv[1] == "pool" else run_datasets)(sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    contestants = {"pool": run_pool, "datasets": run_datasets, "datatrove": run_datatrove, "encode": run_encode, "parquet": lambda *a: make_parquet(*a[:2])}
+    if len(sys.argv) == 6 and sys.argv[1] in contestants:
+        return contestants[sys.argv[1]](*sys.argv[2:5], int(sys.argv[5]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=os.path.abspath)
     parser.add_argument("--smelt", type=os.path.abspath, default="build/smelt")
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parquet", action="store_true")
     parser.add_argument("--out")
     arguments = parser.parse_args()
 
@@ -156,17 +195,27 @@ def main():
             part.writelines(whole.readlines(64000000))
         subprocess.run([arguments.smelt, "data", "train-tokenizer", sample, tokenizer, "vocabulary=50257", "pattern=gpt2"], check=True)
     size = os.path.getsize(text)
+    source, names = text, ["pool", "datasets", "encode"]
+    if arguments.parquet:
+        source, names = os.path.join(arguments.folder, "parquet"), ["pool", "datasets", "datatrove", "encode"]
+        if not os.path.exists(source):
+            subprocess.run([python, os.path.abspath(__file__), "parquet", text, source, "-", "1"], check=True)
 
     environment = dict(os.environ, TOKENIZERS_PARALLELISM="false", HF_DATASETS_OFFLINE="1", HF_HUB_OFFLINE="1", OMP_NUM_THREADS=str(arguments.cores))
-    outputs = {name: os.path.join(arguments.folder, "out-" + name) for name in ("smelt", "pool", "datasets")}
-    commands = {"smelt": [arguments.smelt, "data", "pack", text, outputs["smelt"], "tokenizer=" + tokenizer, "overwrite=true"]}
-    commands.update({name: [python, os.path.abspath(__file__), name, text, tokenizer, outputs[name], str(arguments.cores)] for name in ("pool", "datasets")})
+    outputs = {name: os.path.join(arguments.folder, "out-" + name) for name in ["smelt", *names]}
+    commands = {"smelt": [arguments.smelt, "data", "pack", source, outputs["smelt"], "tokenizer=" + tokenizer, "overwrite=true"]}
+    commands.update({name: [python, os.path.abspath(__file__), name, text if name == "pool" else source, tokenizer, outputs[name], str(arguments.cores)] for name in names})
     runs = {name: [] for name in commands}
     for _ in range(arguments.rounds):
         for name, command in commands.items():
             for leftover in (outputs[name] + ".cache", outputs[name] + ".arrow"):
                 shutil.rmtree(leftover, ignore_errors=True)
-            runs[name].append(measure(command, environment))
+            parallel = dict(environment, TOKENIZERS_PARALLELISM="true", RAYON_NUM_THREADS=str(arguments.cores)) if name == "encode" else environment
+            wall, cpu = measure(command, parallel)
+            if name == "encode":
+                with open(outputs[name] + ".seconds") as file:
+                    wall = float(file.read())
+            runs[name].append((wall, cpu))
             print(f"{name}: {size / runs[name][-1][0] / 1e6:.1f} MB/s, {runs[name][-1][1]:.1f} CPU seconds", flush=True)
     if not same_bytes(outputs["smelt"] + ".bin", outputs["pool"] + ".bin"):
         sys.exit("the shards differ: the comparison is void")
@@ -177,11 +226,12 @@ def main():
         rows.append({"contestant": name, "mb_per_s": round(size / wall / 1e6, 2), "cpu_seconds": round(cpu, 1), "least": round(size / max(r[0] for r in results) / 1e6, 2),
                      "most": round(size / min(r[0] for r in results) / 1e6, 2), "bytes": size, "cores": arguments.cores, "rounds": arguments.rounds,
                      "machine": platform.processor() or open("/proc/cpuinfo").read().split("model name\t: ")[1].split("\n")[0], "date": time.strftime("%Y-%m-%d")})
-    fastest = max(row["mb_per_s"] for row in rows[1:])
-    least_cpu = min(row["cpu_seconds"] for row in rows[1:])
+    others = [row for row in rows[1:] if row["contestant"] != "encode"]
+    fastest = max(row["mb_per_s"] for row in others)
+    least_cpu = min(row["cpu_seconds"] for row in others)
     for row in rows:
         print(f"{row['contestant']:10} {row['mb_per_s']:8.1f} MB/s ({row['least']} to {row['most']}), {row['cpu_seconds']:.1f} CPU seconds")
-    print(f"smelt is {rows[0]['mb_per_s'] / fastest:.2f} times as fast as the faster of the others, with {least_cpu / rows[0]['cpu_seconds']:.2f} times less CPU time")
+    print(f"smelt is {rows[0]['mb_per_s'] / fastest:.2f} times as fast as the fastest of the others, with {least_cpu / rows[0]['cpu_seconds']:.2f} times less CPU time")
     if arguments.out:
         with open(arguments.out, "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0].keys())

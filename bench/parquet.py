@@ -36,7 +36,7 @@ static void take(const void *text, size_t size) {
 }
 static void read_smelt(const char *path) {
     Error error = {0};
-    ParquetFile *file = parquet_open(path, &error);
+    ParquetFile *file = parquet_open(&(ObjectPlace){.path = path}, &error);
     ParquetColumn column = {0};
     ParquetPage page;
     ParquetValues values = {0};
