@@ -54,7 +54,8 @@ def write_config(path, shape, **more):
         model.update(experts=shape["experts"], router_width=shape["router_width"])
     elif experts:
         model.update(experts=shape["experts"], experts_per_token=shape["experts_per_token"])
-        model.update({"qk_norm": "true", "renormalise": "true"} if shape["family"] == "qwen3_moe" else {})
+        model.update({"qwen3_moe": {"qk_norm": "true", "renormalise": "true"},
+                      "gpt_oss": {"qkv_bias": "true", "renormalise": "true", "window": shape.get("window"), "window_period": 2}}.get(shape["family"], {}))
     with open(path, "w") as file:
         file.write("model:\n" + "".join(f"  {key}: {value}\n" for key, value in {**model, **more}.items()))
     return path

@@ -338,6 +338,11 @@ def hf_model(name, c, mode, attention="sdpa"):
         model = transformers.OlmoeForCausalLM(transformers.OlmoeConfig(
             **shared, intermediate_size=c["expert_width"], num_experts=c["experts"], num_experts_per_tok=c["experts_per_token"], norm_topk_prob=False,
             rope_parameters={k: rope[k] for k in ("rope_type", "rope_theta")}, experts_implementation="grouped_mm" if "grouped" in mode else "eager"))
+    elif name == "gpt_oss":
+        shared["attn_implementation"] = "flex_attention"  # SDPA has no sinks
+        model = transformers.GptOssForCausalLM(transformers.GptOssConfig(
+            **shared, intermediate_size=c["expert_width"], num_local_experts=c["experts"], num_experts_per_tok=c["experts_per_token"], sliding_window=c["window"],
+            rope_parameters={k: rope[k] for k in ("rope_type", "rope_theta")}, experts_implementation="grouped_mm" if "grouped" in mode else "eager"))
     else:
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
             **shared, intermediate_size=c["ffn_width"], rope_parameters={k: rope[k] for k in ("rope_type", "rope_theta")}))

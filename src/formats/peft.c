@@ -46,18 +46,6 @@ static char *module_of(const char *name) {
  * layer. */
 static bool is_router_matrix(const char *module) { return ends_with(module, ".mlp.gate") || ends_with(module, ".mlp.router"); }
 
-/* Returns the adapter of a stack of experts that folders store as [in, out], for which PEFT has
- * another layout; NULL: there is none. */
-static const char *find_other_layout(const Graph *graph) {
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        SCOPED_FREE char *module = p->frozen ? NULL : module_of(p->name);
-        int layer = module ? graph_find_parameter(graph, module) : -1;
-        if (layer >= 0 && graph->parameters[layer].transposed) return p->name;
-    }
-    return NULL;
-}
-
 /* Returns PEFT's name of a trained parameter, for the caller to free. */
 static char *stored_name(const Graph *graph, const Parameter *p) {
     SCOPED_FREE char *module = module_of(p->name);
@@ -307,16 +295,24 @@ void peft_close(PeftFolder *peft) {
 /* Experts, rows and columns of A (`down`) or B of an adapter. */
 typedef struct Half {
     int64_t experts, rows, columns;
-    bool down;
+    bool down, alternates; /* of the layer (Parameter.alternates): B has its rows in the same order */
 } Half;
 
-static Half half_of(const Parameter *p) {
-    return (Half){p->rank == 3 ? p->shape[0] : 1, p->shape[p->rank - 2], p->shape[p->rank - 1], ends_with(p->name, DOWN) != 0};
+static Half half_of(const Graph *graph, const Parameter *p) {
+    SCOPED_FREE char *module = module_of(p->name);
+    int layer = graph_find_parameter(graph, module);
+    return (Half){.experts = p->rank == 3 ? p->shape[0] : 1,
+        .rows = p->shape[p->rank - 2],
+        .columns = p->shape[p->rank - 1],
+        .down = ends_with(p->name, DOWN) != 0,
+        .alternates = layer >= 0 && graph->parameters[layer].alternates};
 }
 
 /* Returns PEFT's index of element (row, column) of an expert's half. */
 static int64_t stored_at(const Half *h, int64_t expert, int64_t row, int64_t column) {
-    return h->down ? (expert * h->rows + row) * h->columns + column : (row * h->columns + column) * h->experts + expert;
+    if (h->down) return (expert * h->rows + row) * h->columns + column;
+    if (h->alternates) row = hf_stored_row(&(HfTensor){.paired = h->rows}, row);
+    return (row * h->columns + column) * h->experts + expert;
 }
 
 /* Loops over the elements; `ours` and `theirs` are the indices of an element. */
@@ -328,7 +324,7 @@ static int64_t stored_at(const Half *h, int64_t expert, int64_t row, int64_t col
 static bool load_half(const PeftFolder *peft, const Graph *graph, const Parameter *p, void *master, Error *error) {
     SCOPED_FREE char *name = stored_name(graph, p);
     const StoredTensor *stored = safetensors_find(&peft->file, name);
-    Half h = half_of(p);
+    Half h = half_of(graph, p);
     int64_t rows = h.down ? h.experts * h.rows : h.rows, columns = h.down ? h.columns : h.columns * h.experts;
     if (!stored) return error_set(error, ERROR_CHECKPOINT, "%s has no tensor %s", peft->path, name);
     if (stored->rank != 2 || stored->shape[0] != rows || stored->shape[1] != columns || stored->type > STORED_F16)
@@ -557,12 +553,6 @@ static bool load_saved(const PeftFolder *peft, const LoraConfig *lora, const Gra
 
 bool peft_load(const PeftFolder *peft, const LoraConfig *lora, const Graph *graph, void *master, Error *error) {
     size_t count = 0;
-    const char *other = find_other_layout(graph);
-    if (other)
-        return error_set(error, ERROR_CHECKPOINT,
-            "%s holds adapters of experts (%s), which smelt does not read for a model whose experts are stored as [in, out]: merge them "
-            "into the base with PEFT",
-            peft->path, other);
     if (!check_missing(peft, graph, error) || !load_saved(peft, lora, graph, master, error)) return false;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
@@ -695,7 +685,7 @@ static StoredTensor store_table(const Graph *graph, const Parameter *p, const vo
 /* Converts one half of an adapter, A or B, to fp32 in PEFT's layout. `experts`: the number of
  * experts that share the half, each of which gets a copy; otherwise 1. */
 static StoredTensor store_half(const Graph *graph, const Parameter *p, const void *master, int64_t experts) {
-    Half own = half_of(p), h = own;
+    Half own = half_of(graph, p), h = own;
     h.experts *= experts;
     float *values = memory_allocate((size_t)(p->count * experts) * sizeof *values);
     const void *from = parameter_in(p, master);
@@ -735,12 +725,6 @@ static bool write_peft_tensors(const char *folder, int64_t experts, const Graph 
 }
 
 bool peft_check_modules(const ModelConfig *model, const Graph *graph, Error *error) {
-    const char *other = find_other_layout(graph);
-    if (other)
-        return error_set(error, ERROR_USAGE,
-            "%s: smelt does not write adapters of %s's experts for PEFT: leave out adapter=true, which writes the whole model, or train "
-            "with lora.targets=attention,router",
-            other, hf_class(model)->architecture);
     for (int i = 0; i < graph->parameter_count && model->experts; i++) {
         const char *name = graph->parameters[i].name;
         if (ends_with(name, DOWN) && strstr(name, ".mlp.") && !strstr(name, ".mlp.experts.") && !lora_is_router(name))

@@ -108,10 +108,15 @@ def read_checkpoint(run):
 
 
 def load(model, tensors):
-    """Fills the model; GPT-2's Conv1D holds [in, out]."""
+    """Fills the model; GPT-2's Conv1D and the experts of gpt-oss hold [in, out]."""
     for name, module in model.named_modules():
         if type(module).__name__ == "Conv1D":
             tensors[name + ".weight"] = tensors[name + ".weight"].T.contiguous()
+        if type(module).__name__ == "GptOssExperts":  # [in, out]; columns of gate and up in turn
+            for key in ("gate_up_proj", "gate_up_proj_bias"):
+                tensors[f"{name}.{key}"] = torch.stack(tensors[f"{name}.{key}"].chunk(2, dim=1), dim=2).flatten(1, 2)
+            for key in ("gate_up_proj", "down_proj"):
+                tensors[f"{name}.{key}"] = tensors[f"{name}.{key}"].transpose(1, 2).contiguous()
     report = model.load_state_dict(tensors, strict=False)
     unexpected = [key for key in report.unexpected_keys if not key.endswith("balancing_biases")]  # zeros
     missing = [key for key in report.missing_keys if not (key == "lm_head.weight" and model.config.tie_word_embeddings)]

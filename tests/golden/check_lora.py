@@ -26,8 +26,8 @@ MODELS = {
     "qwen3_moe, MLPs between": ["model.family=llama", "model.kv_heads=2", "model.qk_norm=true", "model.experts=3", "model.experts_per_token=2",
                                 "optimizer.balance_lr=0", "model.experts_first=1"],
     "olmoe": ["model.family=olmo", "model.kv_heads=2", "model.experts=3", "model.experts_per_token=2", "optimizer.balance_lr=0"],
-    "gpt_oss, attention alone": ["model.family=gpt_oss", "model.kv_heads=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.qkv_bias=true",
-                                 "optimizer.balance_lr=0"],
+    "gpt_oss": ["model.family=gpt_oss", "model.kv_heads=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.qkv_bias=true",
+                "optimizer.balance_lr=0"],
     "mpt": ["model.family=mpt", "model.kv_heads=4", "model.ffn=256"],
     "gpt2": ["model.family=gpt2", "model.kv_heads=4"],
     "gpt2, attention alone": ["model.family=gpt2", "model.kv_heads=4"],
@@ -48,7 +48,7 @@ MODELS = {
 
 
 def has_experts(name):
-    return name.startswith(("zaya", "mixtral", "qwen3_moe", "olmoe"))
+    return name.startswith(("zaya", "mixtral", "qwen3_moe", "olmoe", "gpt_oss"))
 
 
 def logits_of(model):
