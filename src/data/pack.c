@@ -669,6 +669,10 @@ static bool check_pack_options(const PackOptions *options, Error *error) {
     for (const char *const *input = options->inputs; *input; input++)
         if (!**input) return error_set(error, ERROR_USAGE, "the name of an INPUT is empty: give a path");
     if (!*options->output) return error_set(error, ERROR_USAGE, "the name of OUTPUT is empty: give a path");
+    if (starts_with(options->output, S3_SCHEME))
+        return error_set(error, ERROR_USAGE,
+            "OUTPUT %s is not a local path: pack to a local folder with shard_tokens=, and upload it, as in aws s3 sync FOLDER %s",
+            options->output, options->output);
     return true;
 }
 

@@ -182,6 +182,10 @@ static void what_is_wrong_in_a_bucket_is_named(void **state) {
     (void)state;
     assert_refused("s3://smelt-tests/nothing", (PackOptions){0}, "s3://smelt-tests/nothing contains no objects");
     assert_refused("s3://no-such-bucket/a", (PackOptions){0}, "s3://no-such-bucket/a");
+    Error error = {0};
+    PackResult result;
+    assert_false(try_pack("s3://smelt-tests/nothing", "s3://smelt-tests/out", (PackOptions){0}, &result, &error));
+    assert_true(mentions(error.message, "OUTPUT s3://smelt-tests/out is not a local path"));
     put("gone", "a.txt", "text", 4);
     server_refuse("gone", "a.txt", "403");
     assert_refused("s3://smelt-tests/gone", (PackOptions){0}, "s3://smelt-tests/gone/a.txt");
