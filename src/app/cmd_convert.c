@@ -20,7 +20,7 @@
 #include "session/grow.h"
 #include "session/weights.h"
 
-typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32, CONVERT_FP16, CONVERT_Q8_0, CONVERT_FP8 } ConvertType;
+typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32, CONVERT_FP16, CONVERT_Q8_0, CONVERT_FP8, CONVERT_MXFP4 } ConvertType;
 typedef enum ConvertTokenizer { TOKENIZER_OWN, TOKENIZER_NONE } ConvertTokenizer;
 typedef struct ConvertOptions {
     int dtype, tokenizer;
@@ -31,9 +31,9 @@ typedef struct ConvertOptions {
 
 #define FIELD(name) offsetof(ConvertOptions, name)
 static const Option rows[] = {
-    CHOICE_OPTION(dtype, "same", "same|bf16|fp32|fp16|q8_0|fp8",
+    CHOICE_OPTION(dtype, "same", "same|bf16|fp32|fp16|q8_0|fp8|mxfp4",
         "dtype of the tensors; same: as in a model folder, bf16 for bf16 runs; fp16 and q8_0: GGUF files; fp8: a folder for vLLM and "
-        "transformers with FP8 linear layers, the rest as with same"),
+        "transformers with FP8 linear layers, the rest as with same; mxfp4: the same with a gpt_oss's experts in MXFP4"),
     CHOICE_OPTION(tokenizer, "own", "own|none", "write the model's tokenizer to the folder or GGUF file; none: omit it"),
     INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "maximum bytes of tensors per file of a folder, unless one tensor is larger"),
     BOOL_OPTION(overwrite, "false", "replace a folder written by convert, or a file of the same format"),
@@ -58,12 +58,14 @@ static bool check_out(const char *out, const Config *config, const ConvertOption
     if (kind != OUT_GGUF && (dtype == CONVERT_FP16 || dtype == CONVERT_Q8_0))
         return error_set(
             error, ERROR_USAGE, "dtype=%s is only for GGUF files: set an OUT that ends in .gguf", dtype == CONVERT_FP16 ? "fp16" : "q8_0");
-    if (kind != OUT_FOLDER && dtype == CONVERT_FP8)
-        return error_set(
-            error, ERROR_USAGE, "dtype=fp8 is only for Hugging Face folders: set dtype=same, or an OUT that does not end in .gguf or .bin");
+    if (kind != OUT_FOLDER && (dtype == CONVERT_FP8 || dtype == CONVERT_MXFP4))
+        return error_set(error, ERROR_USAGE,
+            "dtype=%s is only for Hugging Face folders: set dtype=same, or an OUT that does not end in .gguf or .bin",
+            dtype == CONVERT_FP8 ? "fp8" : "mxfp4");
     if (kind != OUT_FOLDER && !command_refuse_idle(&table, options, of_folders, "OUT is a single file with all tensors", error))
         return false;
     if (dtype == CONVERT_FP8 && !hf_check_fp8(&config->model, error)) return false;
+    if (dtype == CONVERT_MXFP4 && !hf_check_mxfp4(&config->model, error)) return false;
     return kind == OUT_LLMC || (kind == OUT_FOLDER ? hf_check : gguf_check)(&config->model, error);
 }
 
@@ -281,7 +283,7 @@ static bool run_convert(Invocation *invocation, Error *error) {
     if (adapter && !check_adapter_tokenizer(adapter, &config, error)) return false;
     if (trained && given && text && !find_tokenizer(base, &config, &own, error)) return false;
     if (folder && given && text && !(own.generation = generation_settings(base, &config, NULL, error))) return false;
-    bool same = options->dtype == CONVERT_SAME || options->dtype == CONVERT_FP8;
+    bool same = options->dtype == CONVERT_SAME || options->dtype == CONVERT_FP8 || options->dtype == CONVERT_MXFP4;
     bool half = options->dtype == CONVERT_BF16 || (same && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model,
         .precision = half ? PRECISION_BF16 : PRECISION_FP32,
@@ -293,6 +295,7 @@ static bool run_convert(Invocation *invocation, Error *error) {
         .origin = folder ? origin.content : own.origin,
         .generation = own.generation,
         .fp8 = options->dtype == CONVERT_FP8,
+        .mxfp4 = options->dtype == CONVERT_MXFP4,
         .keep = folder && same && base == in};
     if (*options->tokens.add) return write_grown(in, out, &config, export, options, error);
     SCOPED(model_free) Model model = model_describe(&config.model, NULL, export.precision);

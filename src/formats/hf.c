@@ -46,19 +46,20 @@ static StoredType rearranged_type(const HfWriter *w, const HfTensor *tensor) {
 
 /* Returns the tensor of a reader's folder that can be written unchanged, or NULL. */
 static const StoredTensor *find_stored(const HfWriter *w, const HfTensor *tensor) {
-    if (tensor->form != HF_NUMBERS) return NULL;
+    if (tensor->form == HF_QUANTIZED || tensor->form == HF_SCALES) return NULL;
     const StoredTensor *stored = w->export->reader ? hf_reader_stored(w->export->reader, tensor) : NULL;
     return stored && (w->export->keep || stored->type == rearranged_type(w, tensor)) ? stored : NULL;
 }
 
 static StoredType written_type(const HfWriter *w, const HfTensor *tensor) {
     const StoredTensor *stored = find_stored(w, tensor);
+    if (tensor->form == HF_FP4 || tensor->form == HF_FP4_SCALES) return STORED_U8;
     if (tensor->form != HF_NUMBERS) return tensor->form == HF_QUANTIZED ? STORED_F8_E4M3 : STORED_F32;
     return stored ? stored->type : rearranged_type(w, tensor);
 }
 
 static int64_t hf_tensor_bytes(const HfWriter *w, const HfTensor *tensor) {
-    return tensor->count * (int64_t)stored_type_bytes(written_type(w, tensor));
+    return hf_elements(tensor) * (int64_t)stored_type_bytes(written_type(w, tensor));
 }
 
 /* Returns how many tensors from `first` on fit into one file; sets *bytes to their bytes. */
@@ -112,18 +113,20 @@ static char *take_copy(StoredTensor *tensor, char **copy, int64_t bytes) {
 static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) {
     const StoredTensor *stored = find_stored(w, from);
     StoredTensor tensor = {.name = from->name, .type = written_type(w, from), .rank = from->rank};
-    int64_t unit = (int64_t)stored_type_bytes(tensor.type), bytes = from->count * unit;
+    int64_t unit = (int64_t)stored_type_bytes(tensor.type), bytes = hf_elements(from) * unit;
     memcpy(tensor.shape, from->shape, sizeof from->shape);
     if (stored) {
         tensor.data = stored->data;
         return tensor;
     }
     const float *values = hf_writer_values(w, from->parameter) + from->first;
+    const Parameter *p = &w->graph->parameters[from->parameter];
     if (from->form != HF_NUMBERS) {
         void *made = take_copy(&tensor, copy, bytes);
         bool quantized = from->form == HF_QUANTIZED, half = rearranged_type(w, from) == STORED_BF16;
-        int64_t columns = w->graph->parameters[from->parameter].shape[1];
-        hf_fp8_cast(values, from->shape[0], columns, half, quantized ? made : NULL, quantized ? NULL : made);
+        int64_t columns = p->shape[p->rank - 1];
+        if (tensor.type == STORED_U8) hf_write_mxfp4(from, values, columns, half, made);
+        else hf_fp8_cast(values, from->shape[0], columns, half, quantized ? made : NULL, quantized ? NULL : made);
         return tensor;
     }
     tensor.data = values;
@@ -136,6 +139,14 @@ static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) 
     return tensor;
 }
 
+/* Bytes of MXFP4 do not tell whether the values were finite. */
+static bool check_values(HfWriter *w, const HfTensor *from, Error *error) {
+    StoredTensor values = {.name = from->name, .type = STORED_F32, .rank = 1, .shape = {from->count}};
+    if (find_stored(w, from)) return true;
+    values.data = hf_writer_values(w, from->parameter);
+    return stored_check_finite(&values, error);
+}
+
 static bool write_shard(HfWriter *w, const HfTensor *from, size_t count, int64_t bytes, const char *path, Error *error) {
     size_t copied = 2 * (size_t)bytes; /* upper bound: untouched pages cost nothing */
     char *copy = memory_map(copied, error), *next = copy;
@@ -144,7 +155,7 @@ static bool write_shard(HfWriter *w, const HfTensor *from, size_t count, int64_t
     bool finite = true;
     for (size_t i = 0; i < count && finite; i++) {
         tensors[i] = make_tensor(w, &from[i], &next);
-        finite = stored_check_finite(&tensors[i], error);
+        finite = (from[i].form != HF_FP4 || check_values(w, &from[i], error)) && stored_check_finite(&tensors[i], error);
     }
     json_t *metadata = json_pack("{s:s}", "format", "pt");
     bool written = finite && safetensors_write(path, tensors, count, metadata, error);
@@ -270,7 +281,7 @@ static bool write_hf_tensors(HfWriter *w, const HfTensorList *list, const char *
 
 static bool write_weights(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
     HfWriter writer;
-    HfTensorList numbers = hf_tensors(export->config, graph, NULL), list = numbers;
+    HfTensorList numbers = hf_tensors(export->config, graph, export->mxfp4 ? hf_list_mxfp4 : NULL), list = numbers;
     if (export->fp8) list = hf_fp8_tensors(&numbers, graph);
     bool written = hf_writer_start(&writer, export, graph, error) && write_hf_tensors(&writer, &list, folder, error);
     hf_writer_end(&writer);
@@ -325,7 +336,7 @@ static bool write_files(const HfExport *export, const Graph *graph, const char *
 
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error) {
     if (!hf_check(export->config, error) || (export->fp8 && !hf_check_fp8(export->config, error)) ||
-        !check_model_folder(folder, overwrite, error))
+        (export->mxfp4 && !hf_check_mxfp4(export->config, error)) || !check_model_folder(folder, overwrite, error))
         return false;
     SCOPED(file_folder_close) FolderDraft draft = {0};
     Model model = model_describe(export->config, NULL, export->precision);

@@ -50,6 +50,7 @@ typedef struct HfExport {
     const float *master;    /* the WIDE arena of a graph of `config` in either precision; NULL with a reader */
     const HfReader *reader; /* the weights of another folder, read while they are written; NULL with a master */
     bool keep;              /* with a reader: tensors keep their types; rearranged ones become fp32 unless they are bf16 */
+    bool mxfp4;             /* experts in MXFP4 (hf_mxfp4.c), as with fp8 */
     bool fp8;               /* linear layers in FP8 (hf_fp8.c), quantized from these types; other tensors are not affected */
     bool bytes;             /* the tokens are the byte tokenizer's: write it too */
     const char *new_tokens; /* comma-separated texts that the tokenizer gets as special tokens from `first_new` on; NULL: none */
@@ -66,6 +67,8 @@ bool hf_check(const ModelConfig *config, Error *error);
 bool gguf_check(const ModelConfig *config, Error *error);
 /* ERROR_USAGE names the reason why vLLM or transformers cannot read the model in FP8. */
 bool hf_check_fp8(const ModelConfig *config, Error *error);
+/* ERROR_USAGE names the reason why transformers cannot read the model with experts in MXFP4. */
+bool hf_check_mxfp4(const ModelConfig *config, Error *error);
 /* The content of config.json; the caller owns the reference. */
 json_t *hf_config(const HfExport *export);
 

@@ -132,7 +132,7 @@ void hf_put_layer_types(json_t *object, const ModelConfig *config, const HfLayer
 
 /* The content of a stored tensor: the parameter's numbers; the quantized values or row scales of a
  * matrix in FP8 (hf_fp8.c), only written; or the values of a matrix in MXFP4 and, right after them in
- * the list, their scales (hf_mxfp4.c), only read. */
+ * the list, their scales (hf_mxfp4.c). */
 typedef enum HfForm { HF_NUMBERS, HF_QUANTIZED, HF_SCALES, HF_FP4, HF_FP4_SCALES } HfForm;
 
 /* A stored tensor, or a part of one: `count` elements of a parameter, starting at `first`. */

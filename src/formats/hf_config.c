@@ -372,5 +372,6 @@ json_t *hf_config(const HfExport *export) {
     bool copied = described && hf_tables(class, export->origin) == &class->tables;
     json_t *object = copied ? describe_copy(export) : describe_config(export);
     if (export->fp8) hf_put(object, "quantization_config", hf_fp8_config());
+    if (export->mxfp4) hf_put(object, "quantization_config", hf_mxfp4_config());
     return object;
 }

@@ -47,6 +47,8 @@ static inline int64_t hf_stored_element(const HfTensor *tensor, int64_t row, int
     return tensor->transposed ? column * hf_rows(tensor) + stored : stored * hf_columns(tensor) + column;
 }
 HfTensor hf_tensor(const Parameter *parameter);
+/* Returns the elements of the stored tensor: values in MXFP4 are two to a byte. */
+static inline int64_t hf_elements(const HfTensor *tensor) { return tensor->form == HF_FP4 ? tensor->count / 2 : tensor->count; }
 /* Returns the tensors of all parameters, in parameter order, as `list` names them; NULL: as
  * transformers writes the class today. */
 HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLister *list);
@@ -66,6 +68,11 @@ void hf_reader_done(const HfReader *reader, const HfTensor *wanted);
  * (base/element.h). In hf_read.c. */
 void hf_convert(size_t to, void *target, StoredType from, const char *source, int64_t count);
 
+/* Returns "quantization_config" of config.json; the caller owns the reference. */
+json_t *hf_mxfp4_config(void);
+/* Makes a tensor in MXFP4, values or scales, of a parameter's values, rounded to bf16 first if
+ * `half`. */
+void hf_write_mxfp4(const HfTensor *tensor, const float *values, int64_t columns, bool half, uint8_t *made);
 /* Dequantizes the values of an item in MXFP4 (hf_mxfp4.c) to elements of `to` bytes. */
 void hf_read_mxfp4(size_t to, void *target, const HfTensor *item, const uint8_t *blocks, const uint8_t *scales);
 

@@ -461,9 +461,8 @@ void hf_reader_close(HfReader *reader) {
 
 /* Drops the whole pages of an item from memory; a later use reads them from the file again. */
 static void drop_tensor_pages(const WeightEntry *entry, const HfTensor *item) {
-    int64_t count = item->form == HF_FP4 ? item->count / 2 : item->count;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)entry->tensor->data + entry_bytes(entry, item->offset),
-              end = begin + entry_bytes(entry, count);
+              end = begin + entry_bytes(entry, hf_elements(item));
     begin = (begin + page - 1) / page * page;
     end = end / page * page;
     if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);

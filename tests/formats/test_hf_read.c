@@ -274,11 +274,50 @@ static void experts_in_mxfp4_are_dequantized(void **state) {
     hf_release(&model);
     SCOPED_FREE float *master = load_good(&f);
     assert_same_weights(&f, master);
+    f.export.mxfp4 = true; /* these numbers are exact, whatever the power of two */
+    if (!hf_write(&f.export, f.out, true, &error)) fail_msg("%s", error.message);
+    SCOPED_FREE float *again = load_good(&f);
+    assert_same_weights(&f, again);
     for (size_t i = 0; i < count; i++)
         if (tensors[i].type == STORED_U8 && tensors[i].rank == 4) tensors[i].type = STORED_F8_E4M3;
     assert_true(safetensors_write(path, tensors, count, NULL, &error));
     assert_load_refused(&f, "model.safetensors", "values in MXFP4 must be U8");
     for (size_t i = 0; i < count; i++) free((char *)tensors[i].name), free((void *)tensors[i].data);
+    fixture_stop(&f);
+}
+
+/* Blocks whose largest number is 7.9, above e2m1's 6, times 1 and 2^-9. Numbers between two others go to the even one. */
+static void numbers_round_to_the_nearest_of_mxfp4(void **state) {
+    (void)state;
+    static const struct {
+        float from, to;
+    } cases[] = {{7.9f, 6}, {1, 1}, {5, 4}, {-5.1f, -6}, {0.25f, 0}, {0.26f, 0.5f}, {-0.75f, -1}, {1.25f, 1}, {1.75f, 2}, {2.5f, 2},
+        {3.5f, 4}, {-3.4f, -3}, {0, 0}};
+    static FixtureSettings settings = {"model.family=gpt_oss", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=32",
+        "model.layers=1", "model.experts=2", "model.renormalise=true"};
+    Fixture f;
+    Error error = {0};
+    fixture_start(&f, settings, PRECISION_FP32);
+    f.export.mxfp4 = true;
+    int down = find_parameter(f.model.graph, "model.layers.0.mlp.experts.down_proj");
+    float *values = parameter_in(&f.model.graph->parameters[down], (void *)f.export.master);
+    memset(values, 0, 2 * FP4_BLOCK * sizeof *values);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) values[i] = cases[i].from, values[FP4_BLOCK + i] = ldexpf(cases[i].from, -9);
+    if (!hf_write(&f.export, f.out, false, &error)) fail_msg("%s", error.message);
+    SCOPED_FREE float *master = load_good(&f);
+    const float *read = parameter_in(&f.model.graph->parameters[down], master);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_float_equal(read[i], cases[i].to, 0);
+        assert_float_equal(read[FP4_BLOCK + i], ldexpf(cases[i].to, -9), 0);
+    }
+    values[3] = NAN;
+    assert_false(hf_write(&f.export, f.out, true, &error));
+    assert_int_equal(error.code, ERROR_NUMERICS);
+    fixture_stop(&f);
+    fixture_start(&f, llama, PRECISION_FP32);
+    f.export.mxfp4 = true;
+    assert_false(hf_write(&f.export, f.out, false, &error));
+    assert_mentions(error.message, "dtype=mxfp4 LlamaForCausalLM dtype=same");
     fixture_stop(&f);
 }
 
@@ -1053,6 +1092,7 @@ int main(void) {
         cmocka_unit_test(what_was_written_is_read_back),
         cmocka_unit_test(stacked_experts_are_read_and_written_one_by_one),
         cmocka_unit_test(experts_in_mxfp4_are_dequantized),
+        cmocka_unit_test(numbers_round_to_the_nearest_of_mxfp4),
         cmocka_unit_test(a_copy_of_a_folder_keeps_every_field),
         cmocka_unit_test(fields_that_nobody_knows_are_warned_of_by_name),
         cmocka_unit_test(fields_that_files_leave_out_have_the_defaults_of_their_class),
