@@ -56,6 +56,18 @@ static inline void build_experts_case(Check *check, const void *argument) {
 }
 static inline void run_experts(const KernelCase *c) { check_launch(build_experts_case, c, true); }
 
+/* The biases of these experts on rows of `in` columns, and their gradients. */
+static inline void build_biases_case(Check *check, const void *argument) {
+    const KernelCase *c = argument;
+    int64_t chosen[] = {c->rows, 1};
+    for (int64_t r = 0; r < c->rows; r++) case_experts[r] = (int32_t)(r * 7 % c->experts);
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->in}, 0, 1);
+    TensorId bias = check_parameter(check, PARAMETER_BIAS, 2, (int64_t[]){c->experts, c->in}, 0, 1);
+    Dispatch dispatch = op_moe_sort(check->graph, check_integers(check, 2, chosen, case_experts), c->experts);
+    check_output(check, op_grouped_bias(check->graph, op_moe_permute(check->graph, x, &dispatch), bias, &dispatch, 0));
+}
+static inline void run_biases(const KernelCase *c) { check_launch(build_biases_case, c, true); }
+
 /* `rows` of sequences of `in` rows. */
 static inline void build_attention_case(Check *check, const void *argument) {
     const KernelCase *c = argument;
@@ -205,6 +217,8 @@ static const KernelCase kernel_cases[] = {
     {"zaya1 experts gate and up", run_experts, .rows = 16384, .in = 2048, .out = 4096, .experts = 16},
     {"zaya1 experts down", run_experts, .rows = 16384, .in = 2048, .out = 2048, .experts = 16},
     {"experts small", run_experts, .rows = 2048, .in = 512, .out = 1024, .experts = 8, .small = true},
+    {"gpt-oss-20b biases", run_biases, .rows = 32768, .in = 5760, .experts = 32},
+    {"biases small", run_biases, .rows = 2048, .in = 1024, .experts = 8, .small = true},
     {"attention 64", run_attention, .rows = 4096, .in = 4096, .heads = HEADS_1B},
     {"attention 128", run_attention, .rows = 4096, .in = 4096, .heads = HEADS_8B},
     {"attention 256", run_attention, .rows = 4096, .in = 4096, .heads = {16, 4, 256, 256}},
