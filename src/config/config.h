@@ -46,8 +46,8 @@ typedef struct ModelConfig {
     int64_t vocabulary;
     int64_t context;                     /* maximum number of positions of the model */
     int64_t window;                      /* sliding attention window, 0: none */
-    int64_t window_period, window_first; /* zaya, olmo: layers i with i % window_period == window_first have the window */
-    bool window_skips;                   /* olmo: these layers have full attention instead, and the others the window */
+    int64_t window_period, window_first; /* layers i with i % window_period == window_first have the window */
+    bool window_skips;                   /* these layers have full attention instead, and the others the window */
     double window_rope_theta;            /* zaya, olmo: rope_theta of the layers with the window; 0: the same as the others */
     int64_t experts, experts_per_token, router_width;
     int64_t experts_first, experts_period; /* layers experts_first + n * experts_period have experts, the other layers an MLP */

@@ -47,10 +47,12 @@ void hf_list_mxfp4(HfTensorList *list, const HfParameter *parameter) {
 /* Dequantizes a row. */
 static void read_row(size_t to, void *target, int64_t first, const uint8_t *blocks, const uint8_t *scales, int64_t columns) {
     static const float numbers[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-    for (int64_t c = 0; c < columns; c++) {
-        int scale = scales[c / BLOCK], byte = blocks[c / 2];
-        float number = numbers[c % 2 ? byte >> 4 : byte & 15];
-        element_set(to, target, first + c, scale == NO_NUMBER ? NAN : ldexpf(number, scale - BIAS));
+    for (int64_t b = 0; b < columns / BLOCK; b++) {
+        const float scale = scales[b] == NO_NUMBER ? NAN : ldexpf(1, scales[b] - BIAS);
+        for (int64_t c = b * BLOCK; c < (b + 1) * BLOCK; c++) {
+            int byte = blocks[c / 2];
+            element_set(to, target, first + c, scale * numbers[c % 2 ? byte >> 4 : byte & 15]);
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 /* test_tensor.c for the other families: packed queries, keys and values (MPT, GPT-2), learned positions, ALiBi, biases after
- * a sum over ranks (GPT-2), compressed attention (ZAYA1), experts. */
+ * a sum over ranks (GPT-2), compressed attention (ZAYA1), experts, sinks and biases of experts (gpt-oss). */
 #include "support/ranks_run.h"
 
 #define SAVED "checkpoint.every=1 checkpoint.keep=100 model.heads=4 "
@@ -44,6 +44,13 @@ static void mixtral_learns_the_same(void **state) {
     CHECK("model.family=llama model.kv_heads=2 model.experts_per_token=2", 1e-5, 2, 4);
 }
 
+static void gpt_oss_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=gpt_oss model.kv_heads=2 model.experts_per_token=2 model.renormalise=true model.qkv_bias=true model.window=9 "
+          "model.window_period=2",
+        1e-5, 2, 4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(mpt_learns_the_same),
@@ -51,6 +58,7 @@ int main(void) {
         TRAIN_TEST(zaya_learns_the_same),
         TRAIN_TEST(zaya_with_a_head_on_each_rank_learns_the_same),
         TRAIN_TEST(mixtral_learns_the_same),
+        TRAIN_TEST(gpt_oss_learns_the_same),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

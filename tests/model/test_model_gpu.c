@@ -24,6 +24,10 @@ static const Variety varieties[] = {
         "model.family=llama model.experts_per_token=2 model.auxiliary_loss=0.01 model.auxiliary_scope=model model.head_dim=16 "
         "recompute=block",
         true},
+    {"gpt_oss",
+        "model.family=gpt_oss model.experts_per_token=2 model.renormalise=true model.qkv_bias=true model.head_dim=16 model.window=7 "
+        "model.window_period=2 model.swiglu_limit=0.1",
+        true},
     {"mpt", "model.family=mpt model.experts=0 model.kv_heads=2"},
     {"gpt2", "model.family=gpt2 model.experts=0 model.kv_heads=2"},
     IN_FP8("tensor"),
