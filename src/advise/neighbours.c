@@ -100,6 +100,7 @@ int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIG
                     bool again = (e > 0 && experts[e] == experts[e - 1]) || (h > 0 && heads[h] == heads[h - 1]) ||
                                  (w > 0 && widths[w] == widths[w - 1]);
                     if (again || (from->experts && experts[e] < from->experts_per_token) || experts[e] > 511) continue;
+                    if (experts[e] % from->expert_groups) continue;
                     model.layers = layers;
                     model.experts = experts[e];
                     model.width = widths[w];

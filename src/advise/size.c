@@ -75,6 +75,7 @@ static void check_multiple(Sizing *sizing, const SizeQuestion *question, const c
 }
 
 void size_set_heads(ModelConfig *model, int64_t head_dim, int64_t queries) {
+    if (model->rope_dim) return; /* the parts of such a head have sizes of their own */
     int64_t group = model->heads / model->kv_heads;
     model->head_dim = head_dim;
     model->kv_heads = int_max(llround((double)queries / (double)(head_dim * group)), 1);

@@ -42,8 +42,8 @@ void size_check(Sizing *sizing, const SizeQuestion *question);
 typedef struct SizeEstimate { double seconds, parameters, active; } SizeEstimate;
 SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *model);
 
-/* Gives the model heads of `head_dim` columns: about `queries` columns in total, with the same
- * number of queries per key as before. */
+/* Gives the model heads of `head_dim` columns, about `queries` columns in total, with the same number
+ * of queries per key as before. Heads of latent attention are not changed. */
 void size_set_heads(ModelConfig *model, int64_t head_dim, int64_t queries);
 
 /* Finds models without faults that have the same number of parameters within 1%, fastest first.

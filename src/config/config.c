@@ -159,6 +159,13 @@ static const Option rows[] = {
     INT_OPTION(model.dense_ffn, "0", 0, 1 << 24, "channels", "hidden width of the MLP in layers without experts; 0: model.ffn", STATE),
     INT_OPTION(model.router_width, "64", 1, 65536, "channels", "hidden width of the routers", STATE),
     BOOL_OPTION(model.renormalise, "false", "normalize the gates of a token's experts to sum to 1"),
+    CHOICE_OPTION(model.router_scores, "softmax", "softmax|sigmoid", "scores of experts: probabilities over all, or sigmoids of each"),
+    INT_OPTION(model.expert_groups, "1", 1, 32, "groups", "groups of experts, of which a token chooses model.groups_chosen first"),
+    INT_OPTION(model.groups_chosen, "1", 1, 32, "groups",
+        "groups in which a token chooses its experts: those of the highest score, or of the highest sum of two sigmoids"),
+    REAL_OPTION(model.gate_scale, "1", 1e-6, 1e6, "", "factor of the gates (routed_scaling_factor)"),
+    INT_OPTION(
+        model.shared_experts, "0", 0, 512, "experts", "experts that every token passes, as one MLP of this many times model.ffn", STATE),
     REAL_OPTION(model.auxiliary_loss, "0", 0, 100, "", "weight of the load-balancing loss"),
     CHOICE_OPTION(model.auxiliary_scope, "layer", "layer|model",
         "load-balancing loss: one per layer, or one over the tokens of all layers (transformers); averaged over microbatches"),
@@ -182,6 +189,14 @@ static const Option rows[] = {
     REALS_OPTION(model.rope_short_factors, 1e-6, 1e6, "",
         "divisor of each RoPE frequency in sequences up to model.rope_original_context (short_factor)"),
     REALS_OPTION(model.rope_long_factors, 1e-6, 1e6, "", "divisor of each RoPE frequency in longer sequences (long_factor)"),
+    INT_OPTION(model.q_lora_rank, "0", 0, 65536, "channels", "channels of the latents of queries (q_lora_rank); 0: none", STATE),
+    INT_OPTION(model.kv_lora_rank, "512", 1, 65536, "channels", "channels of the latents of keys and values (kv_lora_rank)", STATE),
+    INT_OPTION(model.rope_dim, "0", 0, 1024, "channels",
+        "channels of a head that RoPE rotates, the last ones (qk_rope_head_dim); 0: half of model.head_dim", STATE),
+    INT_OPTION(model.value_dim, "0", 0, 1024, "channels", "channels of a value head (v_head_dim); 0: model.head_dim", STATE),
+    BOOL_OPTION(model.rope_interleave, "true", "RoPE rotates neighboring channels, not those half of model.rope_dim apart"),
+    REAL_OPTION(model.rope_mscale, "0", 0, 1e6, "",
+        "multiply attention scores by (0.1 N ln(model.rope_factor) + 1)^2 for this N (mscale_all_dim); 0: no factor"),
     BOOL_OPTION(model.qkv_bias, "false", "biases of queries, keys and values (Qwen2); gpt_oss: also of the output", STATE),
     CHOICE_OPTION(model.activation, "auto", activation_choices,
         "activation function of the MLP or of each expert; auto: the family's, such as SwiGLU (llama) or GELU by tanh (gpt2). A gated "
@@ -334,7 +349,10 @@ static bool check_images(const Config *config, Error *error) {
 }
 
 static bool check_rotation(const ModelConfig *model, Error *error) {
-    double rotated = model->rope_fraction * model->head_dim;
+    double rotated = model_rotated(model);
+    if (model->rope_dim && (model->rope_dim % 2 || model->head_dim % 2 || model->rope_dim >= model->head_dim))
+        return error_set(error, ERROR_USAGE, "model.rope_dim=%lld and model.head_dim=%lld must be even, and the first less than the second",
+            (long long)model->rope_dim, (long long)model->head_dim);
     if (rotated < 2 || rotated != (int64_t)rotated || (int64_t)rotated % 2)
         return error_set(error, ERROR_USAGE,
             "model.rope_fraction=%g x model.head_dim=%lld is %g channels; it must be an even number of at least 2", model->rope_fraction,
@@ -358,6 +376,32 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
     return true;
 }
 
+/* Checks the choice among groups of experts, and what a load-balancing loss averages. */
+static bool check_router(const ModelConfig *model, Error *error) {
+    int64_t groups = model->expert_groups, size = model->experts / groups;
+    bool sigmoid = model->router_scores == SCORES_SIGMOID;
+    if (model->experts % groups || model->groups_chosen > groups)
+        return error_set(error, ERROR_USAGE,
+            "model.expert_groups=%lld must divide model.experts=%lld and be at least model.groups_chosen=%lld", (long long)groups,
+            (long long)model->experts, (long long)model->groups_chosen);
+    if (sigmoid && groups > 1 && size < 2)
+        return error_set(error, ERROR_USAGE,
+            "model.expert_groups=%lld leaves one expert per group, but model.router_scores=sigmoid adds the two best: set "
+            "model.expert_groups=%lld",
+            (long long)groups, (long long)(groups / 2));
+    if (groups > 1 && model->experts_per_token > model->groups_chosen * size)
+        return error_set(error, ERROR_USAGE,
+            "model.experts_per_token=%lld is more than the %lld experts of model.groups_chosen=%lld of model.expert_groups=%lld groups: "
+            "increase model.groups_chosen",
+            (long long)model->experts_per_token, (long long)(model->groups_chosen * size), (long long)model->groups_chosen,
+            (long long)groups);
+    return !sigmoid || model->auxiliary_loss == 0 ||
+           error_set(error, ERROR_USAGE,
+               "model.auxiliary_loss=%g averages probabilities, which model.router_scores=sigmoid does not compute: set "
+               "model.auxiliary_loss=0; optimizer.balance_lr balances the experts",
+               model->auxiliary_loss);
+}
+
 static bool check_model(ModelConfig *model, Error *error) {
     if (model->vocabulary == 0) model->vocabulary = CONFIG_BYTE_ROWS;
     if (model->head_dim == 0) {
@@ -367,6 +411,9 @@ static bool check_model(ModelConfig *model, Error *error) {
                 (long long)model->heads);
         model->head_dim = model->width / model->heads;
     }
+    bool latent = family_has(family_of(model), "model.kv_lora_rank");
+    if (latent && !model->rope_dim) model->rope_dim = model->head_dim / 2;
+    if (latent && !model->value_dim) model->value_dim = model->head_dim;
     if (model->heads % model->kv_heads)
         return error_set(error, ERROR_USAGE, "model.heads=%lld is not a multiple of model.kv_heads=%lld", (long long)model->heads,
             (long long)model->kv_heads);
@@ -383,6 +430,7 @@ static bool check_model(ModelConfig *model, Error *error) {
     if (model->experts && model->experts_first >= model->layers)
         return error_set(error, ERROR_USAGE, "model.experts_first=%lld must be less than model.layers=%lld",
             (long long)model->experts_first, (long long)model->layers);
+    if (model->experts && !check_router(model, error)) return false;
     if (model_mixes_layers(model) && !model->dense_ffn) model->dense_ffn = model->ffn;
     const FamilyRule *family = family_of(model);
     if (activation_rules[model_activation(model)].gated != activation_rules[family->activation].gated)
@@ -428,10 +476,13 @@ static bool check_size(const Config *config, Error *error) {
     const double most_parameters = 1e14, most_elements = 1e14;
     const ModelConfig *model = &config->model;
     int64_t microbatch = config->batch.sequences * config->data.length;
-    double heads = (double)(model->heads + 2 * model->kv_heads) * model->head_dim, experts = model->experts ? model->experts : 1;
+    double heads = (double)(model->heads + 2 * model->kv_heads) * int_max(model->head_dim, model->value_dim),
+           experts = model->experts ? model->experts + model->shared_experts : 1;
     double chosen = model->experts ? model->experts_per_token : 1;
+    double latents = family_has(family_of(model), "model.kv_lora_rank") ? (double)(model->q_lora_rank + model->kv_lora_rank) : 0;
     double parameters =
-        model->width * (model->layers * (2 * heads + 3 * experts * model->ffn + 3.0 * model->dense_ffn) + 2.0 * model->vocabulary);
+        model->width * (model->layers * (2 * heads + 3 * experts * model->ffn + 3.0 * model->dense_ffn) + 2.0 * model->vocabulary) +
+        model->layers * latents * (model->width + heads);
     double elements = microbatch * model->layers * (model->width + heads + chosen * model->ffn + model->dense_ffn);
     if (microbatch * chosen > INT32_MAX)
         return error_set(error, ERROR_USAGE,

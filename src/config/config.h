@@ -12,6 +12,9 @@ typedef enum RopeScaling { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN, RO
  * together. */
 typedef enum AuxiliaryScope { AUXILIARY_LAYER, AUXILIARY_MODEL } AuxiliaryScope;
 
+/* How a router turns logits into scores: over all experts, or for each expert alone. */
+typedef enum RouterScores { SCORES_SOFTMAX, SCORES_SIGMOID } RouterScores;
+
 /* How GEMMs of linear layers are computed in fp8 (ops/fp8/rule.c). */
 typedef enum Fp8Recipe { FP8_NONE, FP8_TENSOR, FP8_ROW, FP8_ROW_GW_HP, FP8_BLOCK, FP8_MXFP8 } Fp8Recipe;
 typedef enum Fp8Scaling { FP8_DYNAMIC, FP8_DELAYED } Fp8Scaling;
@@ -53,6 +56,10 @@ typedef struct ModelConfig {
     int64_t experts_first, experts_period; /* layers experts_first + n * experts_period have experts, the other layers an MLP */
     int64_t dense_ffn;                     /* hidden width of this MLP */
     bool renormalise;                      /* gates of the chosen experts sum to 1 */
+    int router_scores;                     /* RouterScores */
+    int64_t expert_groups, groups_chosen;  /* deepseek: each token chooses among the experts of `groups_chosen` groups */
+    double gate_scale;                     /* factor of the gates */
+    int64_t shared_experts;                /* deepseek: experts that every token passes, as one MLP of width shared_experts * ffn */
     double auxiliary_loss;
     int auxiliary_scope; /* AuxiliaryScope */
     double rope_theta, rope_fraction;
@@ -63,6 +70,12 @@ typedef struct ModelConfig {
     bool rope_truncate;
     RealList rope_short_factors, rope_long_factors; /* for longrope, one per rotated pair of channels */
     int64_t rope_original_context;
+    /* deepseek: multi-head latent attention (model/latent.c) if kv_lora_rank > 0. A head has
+     * head_dim channels in queries and keys, the last rope_dim of which RoPE rotates. */
+    int64_t q_lora_rank, kv_lora_rank; /* q_lora_rank 0: queries have no latents */
+    int64_t rope_dim, value_dim;
+    bool rope_interleave;              /* RoPE rotates neighboring channels, else those half of rope_dim apart */
+    double rope_mscale;                /* scores are multiplied by the square of 0.1 rope_mscale ln(rope_factor) + 1 */
     int64_t padding;                   /* token whose embedding gets no gradient, -1: none */
     bool qkv_bias;                     /* llama: as in Qwen2 */
     bool qk_norm;                      /* llama: RMSNorm of each query and key head (Qwen3); mpt: LayerNorm over all heads (qk_ln) */
@@ -94,6 +107,12 @@ static inline int64_t model_expert_layers(const ModelConfig *model, int64_t end)
 /* Returns whether some layers have experts and others an MLP. */
 static inline bool model_mixes_layers(const ModelConfig *model) {
     return model->experts && model_expert_layers(model, model->layers) < model->layers;
+}
+
+/* Return the channels of a value head, and those that RoPE rotates of a query or key head. */
+static inline int64_t model_value_dim(const ModelConfig *model) { return model->value_dim ? model->value_dim : model->head_dim; }
+static inline double model_rotated(const ModelConfig *model) {
+    return model->rope_dim ? (double)model->rope_dim : model->rope_fraction * (double)model->head_dim;
 }
 
 /* Adapters in place of full training (model/lora.c). */

@@ -33,6 +33,7 @@ CONDITION(has_context, is_text(config, facts) || config->model.context == config
 CONDITION(has_window, config->model.window > 0)
 CONDITION(mixes_windows, config->model.window > 0 && config->model.window_period > 1)
 CONDITION(has_experts, config->model.experts > 0)
+CONDITION(has_groups, config->model.expert_groups > 1)
 CONDITION(mixes_layers, model_mixes_layers(&config->model))
 CONDITION(balances_experts, config->model.experts > 0 && config->model.auxiliary_loss > 0)
 CONDITION(stretches, config->model.rope_factor > 1)
@@ -154,6 +155,12 @@ static const Need rows[] = {
     {"model.dense_ffn", "layers without experts beside others (model.experts_first, model.experts_period)", mixes_layers, REFUSE},
     {"model.router_width", OF_RULE, WARN},
     {"model.renormalise", "model.experts", has_experts, WARN},
+    {"model.router_scores", OF_RULE, REFUSE},
+    {"model.expert_groups", OF_RULE, REFUSE},
+    {"model.groups_chosen", OF_RULE, REFUSE},
+    {"model.groups_chosen", "model.expert_groups above 1", has_groups, REFUSE},
+    {"model.gate_scale", OF_RULE, REFUSE},
+    {"model.shared_experts", OF_RULE, REFUSE},
     {"model.auxiliary_loss", "model.experts", has_experts, WARN},
     {"model.auxiliary_scope", "model.experts and model.auxiliary_loss", balances_experts, WARN},
     {"model.rope_theta", OF_RULE, WARN},
@@ -171,6 +178,13 @@ static const Need rows[] = {
     {"model.rope_truncate", "model.rope_scaling=yarn and model.rope_factor above 1", is_yarn, WARN},
     {"model.rope_short_factors", "model.rope_scaling=longrope and model.rope_factor above 1", is_longrope, WARN},
     {"model.rope_long_factors", "model.rope_scaling=longrope and model.rope_factor above 1", is_longrope, WARN},
+    {"model.q_lora_rank", OF_RULE, REFUSE},
+    {"model.kv_lora_rank", OF_RULE, REFUSE},
+    {"model.rope_dim", OF_RULE, REFUSE},
+    {"model.value_dim", OF_RULE, REFUSE},
+    {"model.rope_interleave", OF_RULE, REFUSE},
+    {"model.rope_mscale", OF_RULE, REFUSE},
+    {"model.rope_mscale", "model.rope_factor above 1", stretches, WARN},
     {"model.qkv_bias", OF_RULE, REFUSE},
     {"model.qk_norm", OF_RULE, REFUSE},
     {"model.activation", OF_RULE, REFUSE},

@@ -65,8 +65,10 @@ static TensorId conditions(Builder *b) {
 /* Splits the output of the layer NAME.linear into `count` WIDE vectors [S, D]. */
 static void modulate(const Flux *f, const char *name, TensorId *parts, int count) {
     char full[96];
+    int64_t columns[JOIN_MOST_PARTS];
+    for (int i = 0; i < count; i++) columns[i] = f->b->config->width;
     snprintf(full, sizeof full, "%s.linear", name);
-    op_split_columns(f->b->graph, flux_linear(f->b, f->conditions, full, count * f->b->config->width, true), parts, count);
+    op_split_columns(f->b->graph, flux_linear(f->b, f->conditions, full, count * f->b->config->width, true), columns, parts, count);
 }
 
 /* -- Attention ----------------------------------------------------------------------------------------------------- */

@@ -111,6 +111,8 @@ void hf_read_rope_object(HfFieldReader *r, const char *path, const json_t *rope,
 void hf_put(json_t *object, const char *key, json_t *value);
 static inline void hf_put_integer(json_t *object, const char *key, int64_t value) { hf_put(object, key, json_integer(value)); }
 static inline void hf_put_text(json_t *object, const char *key, const char *value) { hf_put(object, key, json_string(value)); }
+/* Writes the INTEGER, REAL and BOOLEAN rows of a table; an integer of 0 as null, if null is allowed. */
+void hf_put_rows(json_t *object, const ModelConfig *config, const HfField *rows);
 /* Writes the activation function of the MLP. */
 void hf_put_activation(json_t *object, const char *key, const ModelConfig *config);
 /* Writes the sizes of a Llama-like decoder. */
@@ -165,7 +167,7 @@ typedef struct HfParameter {
 typedef void HfLister(HfTensorList *list, const HfParameter *parameter);
 /* Lists one tensor of the parameter's name. */
 HfLister hf_list_native;
-/* The same without load-balancing biases. */
+/* The same without load-balancing biases, if the class lacks them. */
 HfLister hf_list_stacked;
 /* Lists one tensor without a leading "transformer.", as in OpenAI's GPT-2 folders. */
 HfLister hf_list_bare;
@@ -262,11 +264,13 @@ struct HfClass {
     bool rotates_part;            /* partial_rotary_factor has an effect, also with a scaling of positions */
     bool rounds_rope_bounds;      /* yarn's bounds are whole channels, whatever `truncate` says */
     bool scales_no_attention;     /* yarn with an attention_factor other than 1 is refused */
+    bool scales_scores;           /* mscale_all_dim scales attention scores (model.rope_mscale) */
     bool demands_scaled_head_dim; /* transformers does not run yarn or dynamic scaling without head_dim */
     bool lacks_router_biases;     /* models with load-balancing biases that differ cannot be written */
     bool router_is_parameter;     /* PEFT lists a router's matrix in target_parameters */
     bool runs_fp8;                /* vLLM and transformers read it in FP8 (hf_fp8.c) */
     bool reads_mxfp4;             /* transformers reads folders of it with experts in MXFP4 */
+    bool skips_prediction;        /* layers for multi-token prediction in a folder are skipped */
     bool is_llmc;                 /* llm.c can train it */
     /* Sets values that the class implies without a field. NULL: none. */
     void (*start)(ModelConfig *model);

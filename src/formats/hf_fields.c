@@ -259,6 +259,17 @@ static void read_field_row(HfFieldReader *r, const HfTables *t, const HfField *f
     }
 }
 
+void hf_put_rows(json_t *object, const ModelConfig *c, const HfField *rows) {
+    for (const HfField *f = rows; f->name; f++) {
+        const void *at = (const char *)c + f->offset;
+        if (f->use == FIELD_REAL) hf_put(object, f->name, json_real(*(const double *)at));
+        if (f->use == FIELD_BOOLEAN) hf_put(object, f->name, json_boolean(*(const bool *)at));
+        if (f->use != FIELD_INTEGER) continue;
+        int64_t value = *(const int64_t *)at;
+        hf_put(object, f->name, value || !has_word(f->values, "null") ? json_integer(value) : json_null());
+    }
+}
+
 static void warn_of_unknown_fields(HfFieldReader *r, const HfTables *t) {
     const char *name;
     json_t *value;

@@ -364,6 +364,18 @@ static bool is_head(const WeightEntry *entry) {
     return !strcmp(entry->tensor->name, "lm_head.weight") || (entry->type && !strcmp(entry->tensor->name, "output.weight"));
 }
 
+/* Returns whether the tensor belongs to a layer for multi-token prediction after the model's own
+ * layers (DeepSeek-V3). transformers does not load such layers either. */
+static bool is_for_prediction(const Folder *folder, const char *name, const ModelConfig *config) {
+    const char *layers = family_of(config)->layers;
+    size_t length = strlen(layers);
+    char *end;
+    if (!hf_class(config)->skips_prediction || !starts_with(name, layers) || name[length] != '.') return false;
+    long long layer = strtoll(name + length + 1, &end, 10);
+    SCOPED_FREE char *mark = memory_format("%s.%lld.eh_proj.weight", layers, layer);
+    return end > name + length + 1 && *end == '.' && layer >= config->layers && find_tensor_file(folder, mark);
+}
+
 /* Files may hold a copy of the table as the head of a tied model, and buffers of older programs:
  * frequencies and masks. A GGUF file's frequencies were read with its configuration. */
 static bool is_redundant(const Folder *folder, const WeightEntry *entry, const ModelConfig *config) {
@@ -372,6 +384,7 @@ static bool is_redundant(const Folder *folder, const WeightEntry *entry, const M
     if (ends_with(tensor->name, ".rotary_emb.inv_freq") || (entry->type && !strcmp(tensor->name, GGUF_ROPE_FACTORS))) return true;
     for (const char *const *end = hf_class(config)->buffers; end && *end; end++)
         if (ends_with(tensor->name, *end)) return true;
+    if (is_for_prediction(folder, tensor->name, config)) return true;
     return config->tied && is_head(entry) && table && same_matrix(table, entry);
 }
 

@@ -111,12 +111,19 @@ static void read_dynamic(HfFieldReader *r) {
     c->context = (int64_t)fmin(fmax((double)c->context, floor(c->rope_factor * (double)c->context)), most);
 }
 
+static void read_score_scale(HfFieldReader *r, const json_t *rope) {
+    r->model->rope_mscale = real_or(r, rope, "mscale_all_dim", 0);
+    if (r->model->rope_mscale < 0) hf_refuse(r, "mscale_all_dim", "is below 0");
+    if (r->model->rope_mscale != 0) real(r, rope, "factor"); /* transformers derives no factor here */
+}
+
 static void read_scaling(HfFieldReader *r, const json_t *rope, RopeScaling scaling) {
     ModelConfig *c = r->model;
     c->rope_scaling = scaling;
     if (r->class->demands_scaled_head_dim && !c->head_dim && (scaling == ROPE_YARN || scaling == ROPE_DYNAMIC || scaling == ROPE_LONGROPE))
         hf_refuse(r, "rope_type", "is %s without head_dim, but transformers' %s requires it", types[scaling], r->class->architecture);
     if (scaling != ROPE_LINEAR && scaling != ROPE_DYNAMIC) c->rope_original_context = read_original_context(r, rope);
+    if (r->class->scales_scores) read_score_scale(r, rope);
     if (scaling == ROPE_YARN) read_yarn(r, rope);
     else if (scaling == ROPE_LONGROPE) read_longrope(r, rope);
     else c->rope_factor = real(r, rope, "factor");
@@ -208,6 +215,7 @@ void hf_put_scaling(json_t *rope, const ModelConfig *c) {
         put_divisors(rope, "short_factor", &c->rope_short_factors);
         put_divisors(rope, "long_factor", &c->rope_long_factors);
     }
+    if (c->rope_mscale > 0) hf_put(rope, "mscale_all_dim", json_real(c->rope_mscale));
     if (c->rope_scaling == ROPE_YARN) {
         hf_put(rope, "beta_fast", json_real(c->rope_beta_fast));
         hf_put(rope, "beta_slow", json_real(c->rope_beta_slow));

@@ -60,14 +60,18 @@ void hf_list_native(HfTensorList *list, const HfParameter *parameter) {
 }
 
 void hf_list_stacked(HfTensorList *list, const HfParameter *parameter) {
-    if (parameter->p->kind != PARAMETER_BALANCE_BIAS) hf_list_native(list, parameter);
+    bool lacks = hf_class(parameter->config)->lacks_router_biases;
+    if (!lacks || parameter->p->kind != PARAMETER_BALANCE_BIAS) hf_list_native(list, parameter);
 }
 
 void hf_list_split_experts(HfTensorList *list, const HfParameter *parameter, const char *block, const char *const names[3]) {
     const char *rest, *layers = family_of(parameter->config)->layers;
     const Parameter *p = parameter->p;
     int layer = hf_split_layer(parameter, &rest);
-    if (p->kind == PARAMETER_BALANCE_BIAS) return;
+    if (p->kind == PARAMETER_BALANCE_BIAS) {
+        hf_list_stacked(list, parameter);
+        return;
+    }
     if (!strcmp(rest, "mlp.gate.weight")) {
         hf_append(list, memory_format("%s.%d.%s.gate.weight", layers, layer, block), parameter);
         return;

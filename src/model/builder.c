@@ -108,7 +108,7 @@ static void declare_stacked(Builder *b, const Stacked *layers, int count, int64_
 
 Linear builder_stacked(Builder *b, const Stacked *layers, int count, int64_t in, bool biased) {
     TensorId weights[LINEAR_PARTS] = {0}, biases[LINEAR_PARTS] = {0};
-    Linear linear = {.split = SPLIT_OUTPUT};
+    Linear linear = {.split = layers[0].axes ? SPLIT_OUTPUT : SPLIT_NONE};
     declare_stacked(b, layers, count, in, false, weights);
     if (biased) declare_stacked(b, layers, count, in, true, biases);
     for (int i = 0; i < LINEAR_PARTS; i++) linear.parts[i] = (LinearPart){weights[i], biases[i]};
@@ -202,7 +202,7 @@ bool builder_is_fp8(const Builder *b, int64_t rows, double expert_rows, int64_t 
 Heads builder_heads(const Builder *b) {
     const ModelConfig *c = b->config;
     const Mesh *mesh = b->graph->mesh;
-    return (Heads){c->heads / mesh_size(mesh, AXES_TENSOR), c->kv_heads / mesh_size(mesh, AXES_KEYS), c->head_dim, c->head_dim};
+    return (Heads){c->heads / mesh_size(mesh, AXES_TENSOR), c->kv_heads / mesh_size(mesh, AXES_KEYS), c->head_dim, model_value_dim(c)};
 }
 
 Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int64_t columns) {
@@ -219,7 +219,7 @@ TensorId builder_rope_table(Builder *b, double theta, bool scaled) {
     assert(!at->table || (at->theta == theta && at->scaled == scaled));
     if (at->table) return at->table;
     RopeSpec spec = {.theta = theta,
-        .dimensions = (int64_t)(c->rope_fraction * c->head_dim),
+        .dimensions = (int64_t)model_rotated(c),
         .positions = c->context,
         .scaling = (RopeScaling)c->rope_scaling,
         .factor = scaled ? c->rope_factor : 1,
@@ -259,6 +259,10 @@ Routing builder_router(Builder *b, TensorId logits, TensorId bias, bool skip) {
         .k = c->experts_per_token,
         .skip = skip,
         .renormalise = c->renormalise,
+        .sigmoid = c->router_scores == SCORES_SIGMOID,
+        .groups = c->expert_groups,
+        .groups_chosen = c->groups_chosen,
+        .scale = c->gate_scale,
         .auxiliary = whole ? 0 : c->auxiliary_loss,
         .loads = whole};
     Routing routing = op_router(graph, logits, bias, b->share, b->loss, &spec);

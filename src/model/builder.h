@@ -77,8 +77,9 @@ double builder_residual_std(const Builder *builder);
 enum { AXES_KEYS = 1 << AXIS_TP };
 
 /* How ranks divide a linear layer (arXiv 1909.08053): by the columns of its output, or by the
- * columns of its input. With a divided input, each rank computes a partial sum of the output. */
-typedef enum LinearSplit { SPLIT_OUTPUT, SPLIT_INPUT } LinearSplit;
+ * columns of its input. With a divided input, each rank computes a partial sum of the output.
+ * SPLIT_NONE: every rank has the whole layer and applies it to its own rows. */
+typedef enum LinearSplit { SPLIT_OUTPUT, SPLIT_INPUT, SPLIT_NONE } LinearSplit;
 /* One linear layer, or several with the same input. */
 typedef struct Linear {
     LinearPart parts[LINEAR_PARTS];
@@ -98,7 +99,8 @@ typedef struct Stacked {
     int64_t out;
     MeshAxes axes;
 } Stacked;
-/* Declares the matrices NAME.weight [out, in] and, if `biased`, NAME.bias [out] of the layers.
+/* Declares the matrices NAME.weight [out, in] and, if `biased`, NAME.bias [out] of the layers. Axes
+ * of 0: every rank has the layers whole, and all others of the call too.
  * Consecutive layers on the same ranks are stored contiguously and form one part
  * [sum of out, in]. */
 Linear builder_stacked(Builder *builder, const Stacked *layers, int count, int64_t in, bool biased);
@@ -135,7 +137,7 @@ Heads builder_heads(const Builder *builder);
  * NAME.bias. */
 Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased, int64_t columns);
 /* Computes x weight^T + bias. SPLIT_OUTPUT: from the rank's rows to its columns of all rows;
- * SPLIT_INPUT: back. Each matrix in a weight gets an adapter if the configuration selects it
+ * SPLIT_INPUT: back; SPLIT_NONE: from the rank's rows to all columns of these. Each matrix in a weight gets an adapter if the configuration selects it
  * (lora_selects); `group` is the layer's group. */
 TensorId builder_linear(Builder *builder, TensorId x, const Linear *linear, LoraGroup group);
 /* Applies a router layer, which every rank has whole: x [R, in] NAME.weight [out, in]^T and, if
@@ -154,6 +156,9 @@ TensorId builder_rope_table(Builder *builder, double theta, bool scaled);
 /* Appends attention over packed qkv (ops/heads.h) of the rank's heads, [R, heads_columns] to [R,
  * heads_out_columns]; with a cache in generation. */
 TensorId builder_attention(Builder *builder, TensorId qkv, const AttentionScores *scores);
+/* Appends multi-head latent attention (latent.c) by the fields of the layer, [R, D] to [R, D]. */
+struct AttentionLayer;
+TensorId builder_latent_attention(Builder *builder, TensorId x, const struct AttentionLayer *layer);
 /* Appends a router over its logits [R, classes], with the configured load-balancing loss: per
  * layer, or, for a loss of the whole model, over the loads of all layers after the last router.
  * `bias` as in op_router. */

@@ -66,12 +66,13 @@ static TensorId attention(Builder *b, const Decoder *d, const AttentionLayer *la
 
 /* -- MLP ----------------------------------------------------------------------------------------------------------- */
 
-/* The router is one linear layer, with biases that balance the experts' loads. */
+/* The router is one linear layer, with biases that balance the experts' loads. Returns the sum of
+ * the chosen experts. */
 static TensorId experts(Builder *b, const MlpLayer *layer, TensorId x) {
     int64_t count = b->config->experts;
     TensorId logits = builder_router_linear(b, x, layer->router, count, layer->biased, true); /* [R, E] */
     SCOPED_FREE char *name = memory_format("%s.balancing_biases", layer->router);
-    TensorId biases = builder_vector(b, name, PARAMETER_BALANCE_BIAS, count, 0, NULL);
+    TensorId biases = builder_vector(b, layer->balancing ? layer->balancing : name, PARAMETER_BALANCE_BIAS, count, 0, NULL);
     ExpertsSpec spec = {.prefix = layer->experts, .biased = layer->biased, .interleaved = layer->interleaved};
     return builder_experts(b, &spec, x, builder_router(b, logits, biases, false));
 }
@@ -79,15 +80,17 @@ static TensorId experts(Builder *b, const MlpLayer *layer, TensorId x) {
 static TensorId mlp(Builder *b, const Decoder *d, const MlpLayer *layer, TensorId x) {
     const ModelConfig *c = b->config;
     if (layer->build) return layer->build(b, x);
-    if (layer->experts) return experts(b, layer, x);
-    int64_t ffn = c->experts ? c->dense_ffn : c->ffn;
+    TensorId routed = layer->experts ? experts(b, layer, x) : TENSOR_NONE;
+    if (routed && !(layer->up && c->shared_experts)) return routed;
+    int64_t ffn = routed ? c->shared_experts * c->ffn : c->experts ? c->dense_ffn : c->ffn;
     const Stacked projections[] = {{layer->gate, ffn, AXES_TENSOR}, {layer->up, ffn, AXES_TENSOR}};
     Linear up = layer->gate ? builder_stacked(b, projections, 2, c->width, layer->biased) /* [2F, D] */
                             : declare_input(b, d, layer->up, &ffn, 1, layer->biased);     /* [F, D] */
     Linear down = declare_output(b, d, layer->down, ffn, layer->biased);
     TensorId hidden = builder_linear(b, x, &up, LORA_MLP);
     hidden = op_activation(b->graph, hidden, model_activation(b->config));
-    return builder_linear(b, hidden, &down, LORA_MLP);
+    TensorId y = builder_linear(b, hidden, &down, LORA_MLP);
+    return routed ? op_add(b->graph, routed, y) : y;
 }
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */

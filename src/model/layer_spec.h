@@ -22,6 +22,10 @@ typedef struct AttentionLayer {
     TensorId rope_table;               /* TENSOR_NONE: no RoPE */
     const char *sinks;                 /* parameter of AttentionScores.sinks, a full name; NULL: none */
     AttentionScores scores;
+    /* Latent attention: `queries` and `values` project the latents of queries (the layer's input, if
+     * there are none) and of keys and values, to which query_norm and key_norm belong. `keys` gives the latter
+     * and the rotated channels of the keys. */
+    const char *query_latents;
     /* Appends another kind of attention, [R, D] to [R, D], which reads the fields that it needs.
      * NULL: attention by the fields above. */
     TensorId (*build)(Builder *builder, TensorId x, const struct AttentionLayer *layer);
@@ -31,7 +35,10 @@ typedef struct MlpLayer {
     const char *gate, *up, *down; /* gate NULL: the activation function of up; it is gated if there is a gate */
     bool biased;                  /* with experts: their layers and their router */
     bool interleaved;             /* with experts: as ExpertsSpec has it */
-    const char *router, *experts; /* a mixture of experts in place of gate, up and down; NULL: none */
+    /* A mixture of experts in place of gate, up and down, or beside them: then they are the shared
+     * experts, as one MLP. NULL: none. */
+    const char *router, *experts;
+    const char *balancing; /* the routers' load-balancing biases; NULL: ROUTER.balancing_biases */
     /* Appends another kind of MLP, [R, D] to [R, D]. NULL: an MLP by the fields above. */
     TensorId (*build)(Builder *builder, TensorId x);
 } MlpLayer;

@@ -277,6 +277,8 @@ static void every_example_trains_as_it_is_printed(void **state) {
     expect("$SMELT train --example finetune >f.yaml && $SMELT train f.yaml init=r data.train=text device=cpu run=s stop_at=2", 0, "");
     expect("$SMELT train --example qwen3-30b-a3b >q.yaml && $SMELT size q.yaml | grep '^30.5B parameters, 3.35B active'", 0, "");
     expect("$SMELT train --example olmo3-7b >o3.yaml && $SMELT size o3.yaml | grep '^7.30B parameters'", 0, "");
+    expect("$SMELT train --example deepseek-v2-lite >d2.yaml && $SMELT size d2.yaml | grep '^15.7B parameters, 2.66B active'", 0, "");
+    expect("$SMELT train --example deepseek-v3 >d3.yaml && $SMELT size d3.yaml | grep '^671B parameters, 37.6B active'", 0, "");
     expect("$SMELT train --example olmoe-1b-7b >o.yaml && $SMELT size o.yaml | grep '^6.92B parameters, 1.28B active'", 0, "");
     expect("$SMELT train --example gpt-oss-20b >g.yaml && $SMELT size g.yaml | grep '^20.9B parameters, 4.19B active'", 0, "");
     expect("$SMELT train --example", ERROR_USAGE, "'' gpt2");

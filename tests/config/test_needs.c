@@ -31,7 +31,9 @@ static const char *const runs[] = {"", "model.family=flux", "model.family=flux m
     "model.experts=4 model.auxiliary_loss=0.1", "model.experts=4 model.experts_period=2", "model.rope_factor=2",
     "model.rope_factor=2 model.rope_scaling=linear", "model.rope_factor=2 model.rope_scaling=yarn",
     "model.rope_factor=2 model.rope_scaling=longrope", "model.family=olmo model.window=8",
-    "model.family=gpt_oss model.experts=4 model.renormalise=true", "model.family=olmo model.window=8 model.window_period=4", "init=model",
+    "model.family=gpt_oss model.experts=4 model.renormalise=true", "model.family=olmo model.window=8 model.window_period=4",
+    "model.family=deepseek model.kv_heads=4 model.experts=4",
+    "model.family=deepseek model.kv_heads=4 model.experts=4 model.expert_groups=2 model.rope_factor=2", "init=model",
     "fp8.recipe=tensor fp8.scaling=delayed", "lora.rank=4", "lora.rank=4 model.experts=4", "preference.loss=dpo", "batch.ramp_tokens=16",
     "batch.ramp_steps=16", "optimizer.name=muon", "optimizer.name=lion", "optimizer.weight_decay=0", "schedule.kind=wsd",
     "schedule.kind=wsd schedule.decay=9", "schedule.kind=constant", "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2",
@@ -41,7 +43,7 @@ enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */
 static const char *const values[] = {"true", "delayed", "false", "x", "2", "3", "0.5", "100", "1e6", "0", "fp8", "shared", "best_fit",
-    "model", "linear", "dpo", "wsd", "interleaved", "ring", "bf16", "silu"};
+    "model", "linear", "dpo", "wsd", "interleaved", "ring", "bf16", "silu", "sigmoid"};
 enum { VALUES = sizeof values / sizeof *values };
 
 static const RunFacts none, all = {true, true, true, true, true, true, true, true, true, true, true, true, true, true, true};

@@ -450,9 +450,12 @@ static void models_that_llama_cpp_lacks_are_refused(void **state) {
     assert_not_written(plain_gates, "model.renormalise=false");
     assert_not_written(zaya, "no architecture for ZayaForCausalLM");
     assert_not_written(dynamic, "model.rope_scaling=dynamic");
+    static FixtureSettings deepseek = {"model.family=deepseek", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=64",
+        "model.layers=1", "model.experts=4", "model.shared_experts=1"};
     static FixtureSettings olmo3 = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
         "model.layers=2", "model.window=9", "model.window_period=2"};
     assert_not_written(olmo3, "no architecture for Olmo3ForCausalLM");
+    assert_not_written(deepseek, "DeepseekV2ForCausalLM");
     assert_not_written(longrope, "model.rope_scaling=longrope the length of each text");
     assert_not_written(scaled, "model.softmax_scale=0.3");
 }

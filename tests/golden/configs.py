@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "activation_function", "norm_type", "attn_type")
@@ -230,6 +230,35 @@ def gpt_oss_edits():
         yield {"quantization_config": {"quant_method": method} if method else None}
 
 
+def deepseek_edits(family):
+    for groups in (1, 2, 3, 4, 6, 8, 0, None, ...):
+        for chosen in (1, 2, 3, 5, None, ...):
+            for method in (("greedy", "group_limited_greedy") if family == "deepseek_v2" else ("noaux_tc",)):
+                yield {"n_group": groups, "topk_group": chosen, "topk_method": method}
+    for k in (1, 2, 3, 4, 5, 8, 9, None, ...):
+        for norm in (True, False, ...):
+            yield {"num_experts_per_tok": k, "norm_topk_prob": norm}
+    for dense in (0, 1, 2, 5, -1, None, ...):
+        yield {"first_k_dense_replace": dense}
+    for method in ("greedy", "group_limited_greedy", "noaux_tc", "", None, ...):
+        yield {"topk_method": method}
+    for scaling in (YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, YARN | {"mscale_all_dim": 1.0, "factor": None}, LINEAR | {"mscale_all_dim": 1.0},
+                    LLAMA3 | {"mscale_all_dim": 0.5}, YARN | {"mscale_all_dim": -1.0}, YARN | {"mscale_all_dim": 1.0, "factor": 1.0},
+                    {"rope_type": "default", "rope_theta": 1e4, "mscale_all_dim": 1.0, "factor": 4.0}, YARN | {"mscale_all_dim": "1"}):
+        yield {"rope_parameters": scaling}
+    for size in (8, 16, 4, None, ...):
+        yield {"head_dim": size}
+        yield {"qk_head_dim": size}
+    for name in ("num_experts", "num_local_experts"):
+        yield {name: 3}
+        yield {name: 8, "n_routed_experts": 3}
+        yield {name: 6, "n_routed_experts": ...}
+    for edit in ({"attention_bias": True}, {"mlp_bias": True}, {"rope_interleave": False}, {"scoring_func": "sigmoid"}, {"scoring_func": "softmax"},
+                 {"moe_layer_freq": 2}, {"moe_layer_freq": 1}, {"num_nextn_predict_layers": 1}, {"num_mtp_layers": 2}, {"output_router_logits": True},
+                 {"q_lora_rank": 12}, {"q_lora_rank": None}, {"num_key_value_heads": 2}, {"num_key_value_heads": None}, {"n_shared_experts": 0}):
+        yield edit
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -279,6 +308,8 @@ def own_edits(family):
         edits += list(olmoe_edits())
     if family == "gpt_oss":
         edits += list(gpt_oss_edits())
+    if family.startswith("deepseek"):
+        edits += list(deepseek_edits(family))
     return edits
 
 

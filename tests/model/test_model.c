@@ -25,7 +25,7 @@ enum { SEQUENCES = 2, LENGTH = 19, ROWS = SEQUENCES * LENGTH };
 
 typedef struct Variety {
     const char *name;
-    const char *settings[18];
+    const char *settings[28];
 } Variety;
 
 static const Variety families[] = {
@@ -69,6 +69,17 @@ static const Variety families[] = {
             "model.layers=2", "model.vocabulary=40", "model.tied=false", "model.experts=4", "model.experts_per_token=2",
             "model.renormalise=true", "model.qkv_bias=true", "model.window=5", "model.window_period=2", "model.auxiliary_loss=0.01",
             "model.auxiliary_scope=model"}},
+    {"deepseek_v2",
+        {"model.family=deepseek", "model.heads=4", "model.kv_heads=4", "model.head_dim=10", "model.rope_dim=4", "model.value_dim=7",
+            "model.kv_lora_rank=12", "model.width=24", "model.ffn=10", "model.layers=3", "model.dense_ffn=18", "model.experts=4",
+            "model.experts_first=1", "model.experts_per_token=2", "model.shared_experts=2", "model.expert_groups=2",
+            "model.groups_chosen=1", "model.gate_scale=1.5", "model.rope_scaling=yarn", "model.rope_factor=4",
+            "model.rope_original_context=16", "model.rope_mscale=0.8", "model.auxiliary_loss=0.01", "model.vocabulary=40"}},
+    {"deepseek_v3", {"model.family=deepseek", "model.heads=3", "model.kv_heads=3", "model.head_dim=12", "model.rope_dim=6",
+                        "model.value_dim=8", "model.q_lora_rank=14", "model.kv_lora_rank=10", "model.width=24", "model.ffn=10",
+                        "model.layers=2", "model.experts=8", "model.experts_per_token=3", "model.shared_experts=1",
+                        "model.router_scores=sigmoid", "model.expert_groups=4", "model.groups_chosen=2", "model.renormalise=true",
+                        "model.gate_scale=2.5", "model.rope_interleave=false", "model.vocabulary=40"}},
     {"gpt2", {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=21", "model.ffn=20", "model.layers=2",
                  "model.vocabulary=40"}},
 };
@@ -300,6 +311,8 @@ static void published_models_have_their_published_parameter_counts(void **state)
         {"configs/olmoe-1b-7b.yaml", 6919161856},
         {"configs/olmo3-7b.yaml", 7298011136},
         {"configs/gpt-oss-20b.yaml", 20914757184},
+        {"configs/deepseek-v2-lite.yaml", 15706484224},
+        {"configs/deepseek-v3.yaml", 671026419200 - 58 * 256}, /* without the routers' biases */
         {"configs/gpt2-124m.yaml", 124439808},
         {"configs/gpt2-1.5b.yaml", 1557611200},
         {"configs/mpt-7b.yaml", 6649286656},

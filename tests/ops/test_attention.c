@@ -17,6 +17,7 @@
 #include "backend/backend.h"
 #include "ops/attention/attention.h"
 #include "ops/heads.h"
+#include "ops/mla/mla.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
 
@@ -286,6 +287,58 @@ static void rope_gradients_match_central_differences(void **state) {
         {3, {2, 2, 24, 24}, 16, positions, ROPE_NEIGHBOURS},
     };
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rope, &shapes[i], (CheckBounds){0});
+}
+
+/* -- Packed projections of latents --------------------------------------------------------------------------------- */
+
+typedef struct MlaShape { int64_t rows, heads, plain, rotated, value; } MlaShape;
+
+static Heads mla_heads(const MlaShape *s) { return (Heads){s->heads, s->heads, s->plain + s->rotated, s->value}; }
+
+/* The projections that op_mla_pack reads, as inputs. */
+static const int64_t *mla_columns(const MlaShape *s, int64_t columns[3]) {
+    columns[0] = s->heads * (s->plain + s->rotated), columns[1] = s->heads * (s->plain + s->value), columns[2] = s->rotated;
+    return columns;
+}
+
+static void build_mla_pack(Check *check, const void *argument) {
+    const MlaShape *s = argument;
+    int64_t columns[3];
+    TensorId parts[3];
+    Heads heads = mla_heads(s);
+    mla_columns(s, columns);
+    for (int i = 0; i < 3; i++) parts[i] = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, columns[i]}, 0, 1);
+    check_output(check, op_mla_pack(check->graph, &(MlaProjections){parts[0], parts[1], parts[2]}, &heads));
+}
+
+static void projections_of_latents_are_packed_and_their_gradients_unpacked(void **state) {
+    (void)state;
+    static const MlaShape shapes[] = {{1, 1, 1, 2, 1}, {5, 3, 4, 2, 7}, {67, 2, 8, 16, 24}, {9, 5, 24, 8, 8}, {3, 16, 128, 64, 128}};
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_mla_pack, &shapes[i], (CheckBounds){0});
+}
+
+/* Every input has its own value, so that a mix-up of heads or channels shows. */
+static void queries_and_keys_begin_with_the_rotated_channels(void **state) {
+    (void)state;
+    const MlaShape s = {2, 2, 3, 2, 4};
+    Heads heads = mla_heads(&s);
+    int64_t columns[3];
+    TensorId parts[3];
+    Run run = run_begin(false);
+    mla_columns(&s, columns);
+    for (int i = 0; i < 3; i++) parts[i] = input(&run, TYPE_COMPUTE, s.rows, columns[i]);
+    TensorId y = op_mla_pack(run.graph, &(MlaProjections){parts[0], parts[1], parts[2]}, &heads);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    for (int i = 0; i < 3; i++)
+        for (int64_t j = 0; j < s.rows * columns[i]; j++) ((double *)executor_tensor(run.program.executor, parts[i]))[j] = 1000 * i + j;
+    executor_run(run.program.executor);
+    static const double second[] = {13, 14, 10, 11, 12, 18, 19, 15, 16, 17, /* queries of row 1 */
+        2002, 2003, 1014, 1015, 1016, 2002, 2003, 1021, 1022, 1023,         /* keys */
+        1017, 1018, 1019, 1020, 1024, 1025, 1026, 1027};                    /* values */
+    assert_int_equal(COUNT(second), heads_columns(&heads));
+    assert_memory_equal((double *)executor_tensor(run.program.executor, y) + COUNT(second), second, sizeof second);
+    run_end(&run);
 }
 
 /* -- Norms of queries and keys ------------------------------------------------------------------------------------- */
@@ -1343,6 +1396,8 @@ int main(void) {
         cmocka_unit_test(rope_turns_pairs_half_a_rotation_apart),
         cmocka_unit_test(rope_over_a_grid_turns_neighbours_by_row_and_column),
         cmocka_unit_test(rope_gradients_match_central_differences),
+        cmocka_unit_test(projections_of_latents_are_packed_and_their_gradients_unpacked),
+        cmocka_unit_test(queries_and_keys_begin_with_the_rotated_channels),
         cmocka_unit_test(qk_norm_passes),
         cmocka_unit_test(qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values),
         cmocka_unit_test(attention_and_its_gradient_are_those_of_a_softmax_over_what_a_row_sees),

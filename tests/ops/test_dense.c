@@ -161,10 +161,16 @@ static void build_narrow(Check *check, const void *argument) {
     check_output(check, op_narrow(check->graph, check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, c->columns}, 0, 1)));
 }
 
+static void build_widen(Check *check, const void *argument) {
+    const Case *c = argument;
+    check_output(check, op_widen(check->graph, check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 1)));
+}
+
 static void narrow_passes(void **state) {
     (void)state;
     static const Case cases[] = {{1, 1}, {5, 7}, {64, 32}};
     CHECK_ALL(build_narrow, cases);
+    CHECK_ALL(build_widen, cases);
 }
 
 static void build_linear(Check *check, const void *argument) {

@@ -112,10 +112,13 @@ static void build_rows(Check *check, const void *argument) {
     for (int i = 1; i < c->count; i++) check_output(check, again[i]);
 }
 
+/* Parts of equal width, and wider ones after the first. */
 static void build_columns(Check *check, const void *argument) {
     const JoinCase *c = argument;
-    TensorId parts[3], whole = check_input(check, c->type, 2, (int64_t[]){c->samples, c->count * c->columns}, 0, 1);
-    op_split_columns(check->graph, whole, parts, c->count);
+    int64_t columns[] = {c->columns, c->columns * c->rows[1], c->columns * c->rows[2]}, all = 0;
+    for (int i = 0; i < c->count; i++) all += columns[i];
+    TensorId parts[3], whole = check_input(check, c->type, 2, (int64_t[]){c->samples, all}, 0, 1);
+    op_split_columns(check->graph, whole, columns, parts, c->count);
     for (int i = 1; i < c->count; i++) check_output(check, parts[i]);
 }
 

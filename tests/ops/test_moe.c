@@ -57,6 +57,19 @@ static void routing_gradients_match_central_differences(void **state) {
         {.rows = 70, .router = {.experts = 4, .k = 1, .auxiliary = 3}},
         {.rows = 20, .router = {.experts = 5, .k = 2, .renormalise = true, .skip = true, .auxiliary = 3}, .bias = true},
         {.rows = 20, .router = {.experts = 5, .k = 2, .auxiliary = 3}, .gate_unused = true},
+        {.rows = 20, .router = {.experts = 5, .k = 2, .auxiliary = 3, .scale = 2.5}},
+        {.rows = 9, .router = {.experts = 6, .k = 2, .renormalise = true, .scale = 0.7}, .bias = true},
+        {.rows = 30, .router = {.experts = 9, .k = 2, .groups = 3, .groups_chosen = 2, .scale = 1.5, .auxiliary = 2}},
+        {.rows = 30, .router = {.experts = 160, .k = 4, .groups = 8, .groups_chosen = 3}, .bias = true},
+        {.rows = 17, .router = {.experts = 4, .k = 1, .sigmoid = true}},
+        {.rows = 70, .router = {.experts = 40, .k = 3, .sigmoid = true, .renormalise = true, .scale = 2.5}, .bias = true},
+        {.rows = 70, .router = {.experts = 12, .k = 3, .sigmoid = true, .groups = 4, .groups_chosen = 2}, .bias = true},
+        {.rows = 10,
+            .router = {.experts = 64, .k = 4, .sigmoid = true, .renormalise = true, .groups = 32, .groups_chosen = 5},
+            .bias = true},
+        {.rows = 10,
+            .router = {.experts = 256, .k = 4, .sigmoid = true, .renormalise = true, .groups = 8, .groups_chosen = 4, .scale = 2.5},
+            .bias = true},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_op(build_router, &shapes[i], (CheckBounds){0});
 }
@@ -251,10 +264,28 @@ static void softmax(double *p, const double *logits, int64_t classes) {
     for (int64_t c = 0; c < classes; c++) p[c] /= sum;
 }
 
+/* Whether class c is in one of the chosen groups: fewer groups have a higher score. */
+static bool in_chosen_group(const double *p, const double *bias, const RouterSpec *spec, int64_t c) {
+    if (spec->groups <= 1) return true;
+    double scores[64];
+    int64_t size = spec->experts / spec->groups, above = 0;
+    for (int64_t g = 0; g < spec->groups; g++) {
+        double best = -INFINITY, second = -INFINITY;
+        for (int64_t i = g * size; i < (g + 1) * size; i++) {
+            second = fmax(second, fmin(best, p[i] + bias[i]));
+            best = fmax(best, p[i] + bias[i]);
+        }
+        scores[g] = spec->sigmoid ? best + second : best;
+    }
+    for (int64_t g = 0; g < spec->groups; g++) above += scores[g] > scores[c / size];
+    return above < spec->groups_chosen;
+}
+
 /* The number of classes that come before class c: higher biased probability, or an equal one and a lower index. */
-static int64_t rank_of(const double *p, const double *bias, int64_t classes, int64_t c) {
+static int64_t rank_of(const double *p, const double *bias, const RouterSpec *spec, int64_t classes, int64_t c) {
     int64_t rank = 0;
     for (int64_t i = 0; i < classes; i++) {
+        if (!in_chosen_group(p, bias, spec, i)) continue;
         double difference = (p[i] + bias[i]) - (p[c] + bias[c]);
         rank += difference > 0 || (difference == 0 && i < c);
     }
@@ -271,11 +302,13 @@ static void check_routing(int64_t rows, const RouterSpec *spec) {
     for (int64_t r = 0; r < rows; r++) {
         double chosen = 0;
         softmax(probability, logits + r * p.classes, p.classes);
+        for (int64_t c = 0; spec->sigmoid && c < p.classes; c++) probability[c] = 1 / (1 + exp(-logits[r * p.classes + c]));
         for (int64_t j = 0; j < spec->k; j++) chosen += probability[index[r * spec->k + j]];
         for (int64_t j = 0; j < spec->k; j++) {
             int32_t c = index[r * spec->k + j];
-            assert_int_equal(rank_of(probability, bias, p.classes, c), j);
-            assert_close(gate[r * spec->k + j], probability[c] / (spec->renormalise ? chosen : 1));
+            assert_true(in_chosen_group(probability, bias, spec, c));
+            assert_int_equal(rank_of(probability, bias, spec, p.classes, c), j);
+            assert_close(gate[r * spec->k + j], (spec->scale > 0 ? spec->scale : 1) * probability[c] / (spec->renormalise ? chosen : 1));
         }
     }
     program_free(&p.program);
@@ -287,6 +320,16 @@ static void router_chooses_by_biased_and_gates_by_unbiased_probability(void **st
     check_routing(100, &(RouterSpec){.experts = 16, .k = 1, .skip = true});
     check_routing(67, &(RouterSpec){.experts = 5, .k = 2});
     check_routing(67, &(RouterSpec){.experts = 63, .k = 4, .skip = true, .renormalise = true});
+}
+
+static void router_chooses_in_the_best_groups_alone(void **state) {
+    (void)state;
+    check_routing(67, &(RouterSpec){.experts = 12, .k = 3, .groups = 4, .groups_chosen = 2, .scale = 16});
+    check_routing(67, &(RouterSpec){.experts = 12, .k = 3, .groups = 4, .groups_chosen = 1, .renormalise = true});
+    check_routing(67, &(RouterSpec){.experts = 12, .k = 4, .groups = 4, .groups_chosen = 2, .sigmoid = true});
+    check_routing(
+        67, &(RouterSpec){.experts = 64, .k = 4, .groups = 32, .groups_chosen = 7, .sigmoid = true, .renormalise = true, .scale = 2.5});
+    check_routing(67, &(RouterSpec){.experts = 9, .k = 2, .sigmoid = true, .renormalise = true});
 }
 
 static void equal_scores_go_to_the_lower_index(void **state) {
@@ -599,6 +642,7 @@ int main(void) {
         cmocka_unit_test(arrivals_are_sorted_and_put_back_with_their_gradients),
         cmocka_unit_test(gradients_reach_the_logits_through_the_experts),
         cmocka_unit_test(router_chooses_by_biased_and_gates_by_unbiased_probability),
+        cmocka_unit_test(router_chooses_in_the_best_groups_alone),
         cmocka_unit_test(equal_scores_go_to_the_lower_index),
         cmocka_unit_test(logits_that_are_not_numbers_choose_an_existing_class),
         cmocka_unit_test(balance_bias_gradient_is_the_excess_load_and_leaves_the_skip_bias_alone),

@@ -7,7 +7,7 @@
 #include "process.h"
 #include "random_run.h"
 
-enum { SETTINGS = 18, FEED_MOST = 512 };
+enum { SETTINGS = 28, FEED_MOST = 512 };
 
 typedef struct Variety {
     const char *name;
@@ -55,6 +55,17 @@ static const Variety families[] = {
                     "model.layers=3", "model.experts=4", "model.experts_per_token=2", "model.renormalise=true", "model.qkv_bias=true",
                     "model.window=20", "model.window_period=2", "model.rope_scaling=yarn", "model.rope_factor=4",
                     "model.rope_original_context=16", "model.swiglu_limit=2", "model.tied=false"}},
+    {"deepseek_v2",
+        {"model.family=deepseek", "model.heads=4", "model.kv_heads=4", "model.head_dim=10", "model.rope_dim=4", "model.value_dim=7",
+            "model.kv_lora_rank=12", "model.width=24", "model.ffn=10", "model.layers=3", "model.dense_ffn=18", "model.experts=6",
+            "model.experts_first=1", "model.experts_per_token=2", "model.shared_experts=2", "model.expert_groups=3",
+            "model.groups_chosen=2", "model.gate_scale=1.5", "model.rope_scaling=yarn", "model.rope_factor=4",
+            "model.rope_original_context=16", "model.rope_mscale=0.8", "model.tied=false"}},
+    {"deepseek_v3",
+        {"model.family=deepseek", "model.heads=3", "model.kv_heads=3", "model.head_dim=12", "model.rope_dim=6", "model.value_dim=8",
+            "model.q_lora_rank=14", "model.kv_lora_rank=10", "model.width=24", "model.ffn=10", "model.layers=2", "model.experts=8",
+            "model.experts_per_token=3", "model.shared_experts=1", "model.router_scores=sigmoid", "model.expert_groups=4",
+            "model.groups_chosen=2", "model.renormalise=true", "model.gate_scale=2.5", "model.rope_interleave=false", "model.tied=false"}},
     {"gpt2",
         {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=40", "model.layers=3", "model.tied=false"}},
 };

@@ -12,7 +12,7 @@
 #include "formats/hf.h"
 #include "random_run.h"
 
-enum { FIXTURE_SETTINGS = 18 };
+enum { FIXTURE_SETTINGS = 28 };
 
 /* A model's settings, closed by NULL when they are fewer. */
 typedef const char *const FixtureSettings[FIXTURE_SETTINGS];

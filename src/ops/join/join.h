@@ -10,8 +10,8 @@ enum { JOIN_MOST_PARTS = 8 };
 /* Joins parts [samples * rows of each, D] of one type to [samples * sum of rows, D], sample after
  * sample. */
 TensorId op_join_rows(Graph *graph, const TensorId *parts, int count, int64_t samples);
-/* Splits [R, count * D] into `count` parts [R, D]. */
-void op_split_columns(Graph *graph, TensorId x, TensorId *parts, int count);
+/* Splits [R, sum of columns] into `count` parts [R, columns[i]]. */
+void op_split_columns(Graph *graph, TensorId x, const int64_t *columns, TensorId *parts, int count);
 /* Splits [samples * sum of rows, D] into parts [samples * rows[i], D]. */
 void op_split_rows(Graph *graph, TensorId x, const int64_t *rows, TensorId *parts, int count, int64_t samples);
 

@@ -43,13 +43,15 @@ TensorId op_join_rows(Graph *graph, const TensorId *parts, int count, int64_t sa
     return append_join(graph, parts, rows, &a);
 }
 
-void op_split_columns(Graph *graph, TensorId x, TensorId *parts, int count) {
+void op_split_columns(Graph *graph, TensorId x, const int64_t *columns, TensorId *parts, int count) {
     JoinAttributes a = {.wide = graph_get(graph, x)->type == TYPE_WIDE, .count = count, .groups = graph_rows(graph, x)};
-    assert(count <= JOIN_MOST_PARTS && graph_columns(graph, x) % count == 0);
+    int64_t all = 0;
+    assert(count <= JOIN_MOST_PARTS);
     for (int i = 0; i < count; i++) {
-        a.elements[i] = graph_columns(graph, x) / count;
+        all += a.elements[i] = columns[i];
         a.rows[i] = a.groups;
     }
+    assert(all == graph_columns(graph, x));
     append_split(graph, x, parts, &a);
 }
 

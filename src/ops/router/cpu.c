@@ -40,6 +40,38 @@ static void lanes_softmax(Lanes *restrict p, int64_t classes) {
         for (int l = 0; l < LANES; l++) p->value[c][l] *= sum[l];
 }
 
+static void lanes_sigmoid(Lanes *restrict p, int64_t classes) {
+    for (int64_t c = 0; c < classes; c++)
+        for (int l = 0; l < LANES; l++) p->value[c][l] = 1 / (1 + wide_exp(-p->value[c][l]));
+}
+
+/* Returns the score of a group: its highest one, or with `two` the sum of its two highest. */
+static W group_score(const Lanes *score, int64_t first, int64_t size, int lane, bool two) {
+    W best = -(W)INFINITY, second = -(W)INFINITY;
+    for (int64_t c = first; c < first + size; c++) {
+        W x = score->value[c][lane];
+        second = x > best ? best : x > second ? x : second;
+        best = x > best ? x : best;
+    }
+    return two ? best + second : best;
+}
+
+/* Sets the scores of classes outside the chosen groups to minus infinity. Of equal groups the first
+ * one is chosen. */
+static void lanes_limit(Lanes *restrict score, const RouterSpec *spec) {
+    int64_t size = spec->experts / spec->groups;
+    for (int l = 0; l < LANES; l++) {
+        W groups[ROUTER_MAX_GROUPS];
+        for (int64_t g = 0; g < spec->groups; g++) groups[g] = group_score(score, g * size, size, l, spec->sigmoid);
+        for (int64_t g = 0; g < spec->groups; g++) {
+            int64_t above = 0;
+            for (int64_t other = 0; other < spec->groups; other++)
+                above += groups[other] > groups[g] || (groups[other] == groups[g] && other < g);
+            for (int64_t c = g * size; above >= spec->groups_chosen && c < (g + 1) * size; c++) score->value[c][l] = -(W)INFINITY;
+        }
+    }
+}
+
 /* Finds the class of the highest score per lane, the lowest of equals; class 0 if every score is
  * NaN. */
 static void lanes_best(int32_t *restrict best, const Lanes *restrict score, int64_t classes) {
@@ -63,6 +95,7 @@ static void lanes_choose(int32_t *restrict index, W *restrict gate, const Lanes 
     int32_t best[LANES];
     for (int64_t c = 0; c < classes; c++)
         for (int l = 0; l < LANES; l++) score.value[c][l] = p->value[c][l] + (bias ? bias[c] : 0);
+    if (spec->groups > 1) lanes_limit(&score, spec);
     for (int64_t j = 0; j < spec->k; j++) {
         lanes_best(best, &score, classes);
         for (int64_t l = 0; l < rows; l++) {
@@ -71,12 +104,13 @@ static void lanes_choose(int32_t *restrict index, W *restrict gate, const Lanes 
             score.value[best[l]][l] = -(W)INFINITY;
         }
     }
-    if (!spec->renormalise) return;
-    for (int64_t l = 0; l < rows; l++, gate += spec->k) {
-        W sum = 0;
-        for (int64_t j = 0; j < spec->k; j++) sum += gate[j];
-        for (int64_t j = 0; j < spec->k; j++) gate[j] /= sum;
+    W scale = (W)router_scale(spec);
+    for (int64_t l = 0; spec->renormalise && l < rows; l++) {
+        W sum = (W)router_epsilon(spec);
+        for (int64_t j = 0; j < spec->k; j++) sum += gate[l * spec->k + j];
+        for (int64_t j = 0; j < spec->k; j++) gate[l * spec->k + j] /= sum;
     }
+    for (int64_t i = 0; scale != 1 && i < rows * spec->k; i++) gate[i] *= scale;
 }
 
 /* Computes softmax, choice and gates of rows begin .. end - 1. */
@@ -90,7 +124,7 @@ static void route_rows(const OpCall *call, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r += LANES) {
         int64_t width = int_min(LANES, end - r);
         lanes_load(&p, logits + r * classes, width, classes);
-        lanes_softmax(&p, classes);
+        (spec->sigmoid ? lanes_sigmoid : lanes_softmax)(&p, classes);
         lanes_store(probabilities + r * classes, &p, width, classes);
         lanes_choose(index + r * k, gate + r * k, &p, call->in[ROUTER_BIAS], width, classes, spec);
     }
@@ -141,7 +175,7 @@ CPU_OP(router, router_cpu_workspace) {
  * gates the dot product with p is zero. */
 static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, const W *restrict p, const int32_t *restrict index,
     const W *restrict pull, int64_t classes, const RouterSpec *spec) {
-    W chosen = 0, gate_dot = 0, dot = 0, scale = 1, shift = 0;
+    W chosen = 0, gate_dot = 0, dot = 0, scale = 1, shift = 0, gate_scale = (W)router_scale(spec);
     for (int64_t j = 0; d_gate && j < spec->k; j++) {
         chosen += p[index[j]];
         gate_dot += d_gate[j] * p[index[j]];
@@ -150,7 +184,7 @@ static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, cons
         scale = 1 / chosen;
         shift = gate_dot * scale;
     } else {
-        dot = gate_dot;
+        dot = gate_dot * gate_scale;
     }
     if (pull) {
 #pragma omp simd reduction(+ : dot)
@@ -159,7 +193,24 @@ static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, cons
     } else {
         for (int64_t c = 0; c < classes; c++) d_logits[c] = -p[c] * dot;
     }
-    for (int64_t j = 0; d_gate && j < spec->k; j++) d_logits[index[j]] += p[index[j]] * (d_gate[j] - shift) * scale;
+    for (int64_t j = 0; d_gate && j < spec->k; j++) d_logits[index[j]] += p[index[j]] * (d_gate[j] - shift) * (scale * gate_scale);
+}
+
+/* For sigmoids: d_logits = p (1 - p) d_p, with d_p as above, so zero for classes that were not
+ * chosen. */
+static void sigmoid_row_grad(W *restrict d_logits, const W *restrict d_gate, const W *restrict p, const int32_t *restrict index,
+    int64_t classes, const RouterSpec *spec) {
+    W chosen = (W)router_epsilon(spec), gate_dot = 0, scale = (W)router_scale(spec), shift = 0;
+    for (int64_t j = 0; j < spec->k; j++) {
+        chosen += p[index[j]];
+        gate_dot += d_gate[j] * p[index[j]];
+    }
+    if (spec->renormalise) {
+        scale /= chosen;
+        shift = gate_dot / chosen;
+    }
+    memset(d_logits, 0, classes * sizeof *d_logits);
+    for (int64_t j = 0; j < spec->k; j++) d_logits[index[j]] = p[index[j]] * (1 - p[index[j]]) * (d_gate[j] - shift) * scale;
 }
 
 CPU_OP(router_grad) {
@@ -172,6 +223,9 @@ CPU_OP(router_grad) {
     int64_t rows = shape[0], classes = shape[1], k = spec->k;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
-        router_row_grad(d_logits + r * classes, d_gate ? d_gate + r * k : NULL, probabilities + r * classes, index + r * k,
-            d_loads ? d_loads + classes : NULL, classes, spec);
+        if (spec->sigmoid)
+            sigmoid_row_grad(d_logits + r * classes, d_gate + r * k, probabilities + r * classes, index + r * k, classes, spec);
+        else
+            router_row_grad(d_logits + r * classes, d_gate ? d_gate + r * k : NULL, probabilities + r * classes, index + r * k,
+                d_loads ? d_loads + classes : NULL, classes, spec);
 }

@@ -2,7 +2,10 @@
  * every 32nd class in registers (functions take their number as the constant `own`), so that
  * softmax, choice and gates only need shuffles. Loads are integers counted per block of rows. Sums
  * of probabilities are added in row order within a group of lanes, then over groups, then over
- * blocks, all in fixed order. Scratch belongs to the call. */
+ * blocks, all in fixed order. Scratch belongs to the call.
+ *
+ * The kernels router_other and router_other_grad know sigmoids, groups of experts and a scale of the
+ * gates. Those without these are kernels of their own, which need fewer registers. */
 #include "backend/gpu/gpu.h"
 
 enum {
@@ -21,6 +24,9 @@ typedef struct RouterArguments {
     int32_t GLOBAL *index, *counts;
     float GLOBAL *gate, *probabilities, *sums;
     int32_t rows, blocks, classes, k, renormalise;
+    /* for router_other: as in RouterSpec, and the classes of a group */
+    int32_t sigmoid, groups, groups_chosen, group_size;
+    float scale, epsilon;
 } RouterArguments;
 
 /* Arguments for computing the totals of each class, and the gradient of the biases (NULL: none),
@@ -39,6 +45,8 @@ typedef struct RouterGradArguments {
     const int32_t GLOBAL *index;
     float GLOBAL *d_logits;
     int32_t rows, classes, k, renormalise;
+    int32_t sigmoid; /* for router_other_grad, as the next two */
+    float scale, epsilon;
 } RouterGradArguments;
 
 #ifdef GPU_DEVICE
@@ -92,11 +100,51 @@ INLINE int32_t best_class(const float *score, const int own) {
     return best;
 }
 
+/* Sets p[i] to the sigmoid of the logit; an input of minus infinity gives 0. */
+INLINE void sigmoids(float *p, const int own) { UNROLL for (int i = 0; i < own; i++) p[i] = 1 / (1 + fast_exp(-p[i])); }
+
+/* Returns the score of a group: its highest one, or of sigmoids the sum of its two highest. */
+INLINE float group_score(const RouterArguments *a, const float *score, int group, const int own) {
+    float best = -__builtin_inff(), second = best;
+    UNROLL for (int i = 0; i < own; i++) {
+        int c = i * LANES + lane_of_row();
+        float x = c / a->group_size == group ? score[i] : -__builtin_inff();
+        second = __builtin_fmaxf(second, __builtin_fminf(best, x));
+        best = __builtin_fmaxf(best, x);
+    }
+    UNROLL for (int mask = LANES / 2; mask > 0; mask /= 2) {
+        float other = shuffle_xor(best, mask), other_second = shuffle_xor(second, mask);
+        second = __builtin_fmaxf(__builtin_fminf(best, other), __builtin_fmaxf(second, other_second));
+        best = __builtin_fmaxf(best, other);
+    }
+    return a->sigmoid ? best + second : best;
+}
+
+/* Sets the scores of classes outside the chosen groups to minus infinity. A lane holds the score of
+ * the group of its number. */
+INLINE void limit_groups(const RouterArguments *a, float *score, const int own) {
+    uint32_t chosen = 0;
+    float groups = -__builtin_inff();
+    for (int group = 0; group < a->groups; group++) {
+        float of_group = group_score(a, score, group, own);
+        if (lane_of_row() == group) groups = of_group;
+    }
+    for (int j = 0; j < a->groups_chosen; j++) {
+        int32_t best = best_class(&groups, 1);
+        if (lane_of_row() == best) groups = -__builtin_inff();
+        chosen |= 1u << best;
+    }
+    UNROLL for (int i = 0; i < own; i++) {
+        int group = (i * LANES + lane_of_row()) / a->group_size;
+        if (group >= a->groups || !(chosen >> group & 1)) score[i] = -__builtin_inff();
+    }
+}
+
 /* Writes index and gate of a row and counts its choices. Lane j % LANES writes and renormalizes
  * choice j. */
 INLINE void choose_expert(
-    const RouterArguments *a, int64_t r, bool there, const float *p, float *score, LOCAL int32_t *count, const int own) {
-    float sum = 0;
+    const RouterArguments *a, int64_t r, bool there, const float *p, float *score, LOCAL int32_t *count, const int own, const bool other) {
+    float sum = other ? a->epsilon : 0;
     for (int32_t j = 0; j < a->k; j++) {
         int32_t best = best_class(score, own);
         float gate = 0;
@@ -108,11 +156,14 @@ INLINE void choose_expert(
         sum += gate;
         if (!there || lane_of_row() != j % LANES) continue;
         a->index[r * a->k + j] = best;
-        a->gate[r * a->k + j] = gate;
+        a->gate[r * a->k + j] = other && !a->renormalise ? gate * a->scale : gate;
         __atomic_fetch_add(&count[best], 1, __ATOMIC_RELAXED);
     }
     if (!a->renormalise || !there) return;
-    for (int32_t j = lane_of_row(); j < a->k; j += LANES) a->gate[r * a->k + j] /= sum;
+    for (int32_t j = lane_of_row(); j < a->k; j += LANES) {
+        float gate = a->gate[r * a->k + j] / sum;
+        a->gate[r * a->k + j] = other ? gate * a->scale : gate;
+    }
 }
 
 /* Adds the sums of a class over the groups in order and stores the block's sum. */
@@ -128,7 +179,7 @@ INLINE void store_expert_sums(const RouterArguments *a, const float *own_sums, L
 
 /* Lanes after the last row participate, because shuffles need the whole wavefront; `there` is false
  * for them. */
-INLINE void route(const RouterArguments *a, LOCAL int32_t *count, LOCAL float (*sums)[CLASSES], const int own) {
+INLINE void route(const RouterArguments *a, LOCAL int32_t *count, LOCAL float (*sums)[CLASSES], const int own, const bool other) {
     float total[OWN], bias[OWN];
     for (int c = thread_id(); c < a->classes; c += THREADS) count[c] = 0;
     UNROLL for (int i = 0; i < own; i++) {
@@ -145,7 +196,8 @@ INLINE void route(const RouterArguments *a, LOCAL int32_t *count, LOCAL float (*
             int c = i * LANES + lane_of_row();
             p[i] = there && c < a->classes ? a->logits[r * a->classes + c] : -__builtin_inff();
         }
-        softmax(p, own);
+        if (other && a->sigmoid) sigmoids(p, own);
+        else softmax(p, own);
         UNROLL for (int i = 0; i < own; i++) {
             int c = i * LANES + lane_of_row();
             score[i] = c < a->classes ? p[i] + bias[i] : -__builtin_inff();
@@ -153,22 +205,26 @@ INLINE void route(const RouterArguments *a, LOCAL int32_t *count, LOCAL float (*
             a->probabilities[r * a->classes + c] = p[i];
             total[i] += p[i];
         }
-        choose_expert(a, r, there, p, score, count, own);
+        if (other && a->groups > 1) limit_groups(a, score, own);
+        choose_expert(a, r, there, p, score, count, own, other);
     }
     barrier();
     for (int c = thread_id(); a->counts && c < a->classes; c += THREADS) a->counts[(int64_t)c * a->blocks + block_x()] = count[c];
     if (a->sums) store_expert_sums(a, total, sums, own);
 }
 
-#define ROUTER(name, own)                                                                                                                  \
-    KERNEL(name, RouterArguments) {                                                                                                        \
-        static SHARED int32_t count[CLASSES];                                                                                              \
-        static SHARED float sums[GROUPS][CLASSES];                                                                                         \
-        route(&a, count, sums, own);                                                                                                       \
+#define ROUTER(name, own, other) \
+    KERNEL(name, RouterArguments) { \
+        static SHARED int32_t count[CLASSES]; \
+        static SHARED float sums[GROUPS][CLASSES]; \
+        route(&a, count, sums, own, other); \
     }
-ROUTER(router_32, 1)
-ROUTER(router_128, 4)
-ROUTER(router_512, 16)
+ROUTER(router_32, 1, false)
+ROUTER(router_128, 4, false)
+ROUTER(router_512, 16, false)
+ROUTER(router_other_32, 1, true)
+ROUTER(router_other_128, 4, true)
+ROUTER(router_other_512, 16, true)
 
 /* LANES lanes add the blocks of a class. */
 KERNEL(router_totals, RouterTotalsArguments) {
@@ -194,12 +250,12 @@ KERNEL(router_totals, RouterTotalsArguments) {
 /* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is the gradient
  * of the loads, equal for all rows, plus one number per chosen class: d_gate, or, with renormalized
  * gates, (d_gate - <d_gate, gate>) / sum of the chosen p. With renormalized gates the dot product
- * with p is zero. */
-INLINE void route_grad(const RouterGradArguments *a, const int own) {
+ * with p is zero. For sigmoids: d_logits = p (1 - p) d_p. */
+INLINE void route_grad(const RouterGradArguments *a, const int own, const bool other) {
     int64_t r = (int64_t)block_x() * GROUPS + thread_id() / LANES, row = r < a->rows ? r : a->rows - 1;
     const float GLOBAL *probabilities = a->probabilities + row * a->classes, *d_gate = a->d_gate + row * a->k;
     const int32_t GLOBAL *index = a->index + row * a->k;
-    float p[OWN], d[OWN], chosen = 0, gate_dot = 0, dot = 0, scale = 1, shift = 0;
+    float p[OWN], d[OWN], chosen = other ? a->epsilon : 0, gate_dot = 0, dot = 0, scale = 1, shift = 0;
     UNROLL for (int i = 0; i < own; i++) {
         int c = i * LANES + lane_of_row();
         p[i] = c < a->classes ? probabilities[c] : 0;
@@ -216,34 +272,43 @@ INLINE void route_grad(const RouterGradArguments *a, const int own) {
         scale = 1 / chosen;
         shift = gate_dot * scale;
     } else {
-        dot += gate_dot;
+        dot += other ? gate_dot * a->scale : gate_dot;
     }
-    UNROLL for (int i = 0; i < own; i++) d[i] -= dot;
+    bool sigmoid = other && a->sigmoid;
+    UNROLL for (int i = 0; i < own; i++) d[i] = sigmoid ? 0 : d[i] - dot;
+    if (other) scale *= a->scale;
     for (int32_t j = 0; j < k; j++) {
         float add = (d_gate[j] - shift) * scale;
         UNROLL for (int i = 0; i < own; i++) d[i] += index[j] == i * LANES + lane_of_row() ? add : 0;
     }
     UNROLL for (int i = 0; i < own; i++) {
         int c = i * LANES + lane_of_row();
-        if (r < a->rows && c < a->classes) a->d_logits[r * a->classes + c] = p[i] * d[i];
+        if (r < a->rows && c < a->classes) a->d_logits[r * a->classes + c] = sigmoid ? p[i] * (1 - p[i]) * d[i] : p[i] * d[i];
     }
 }
 
-KERNEL(router_grad_32, RouterGradArguments) { route_grad(&a, 1); }
-KERNEL(router_grad_128, RouterGradArguments) { route_grad(&a, 4); }
-KERNEL(router_grad_512, RouterGradArguments) { route_grad(&a, 16); }
+KERNEL(router_grad_32, RouterGradArguments) { route_grad(&a, 1, false); }
+KERNEL(router_grad_128, RouterGradArguments) { route_grad(&a, 4, false); }
+KERNEL(router_grad_512, RouterGradArguments) { route_grad(&a, 16, false); }
+KERNEL(router_other_grad_32, RouterGradArguments) { route_grad(&a, 1, true); }
+KERNEL(router_other_grad_128, RouterGradArguments) { route_grad(&a, 4, true); }
+KERNEL(router_other_grad_512, RouterGradArguments) { route_grad(&a, 16, true); }
 
 #else
 
 #include "backend/gpu/kernel_launch.h"
 #include "ops/router/router.h"
 
-LAUNCHERS(router, RouterArguments, router_32, router_128, router_512)
+LAUNCHERS(router, RouterArguments, router_32, router_128, router_512, router_other_32, router_other_128, router_other_512)
 LAUNCHER(router_totals, RouterTotalsArguments)
-LAUNCHERS(router_grad, RouterGradArguments, router_grad_32, router_grad_128, router_grad_512)
+LAUNCHERS(router_grad, RouterGradArguments, router_grad_32, router_grad_128, router_grad_512, router_other_grad_32, router_other_grad_128,
+    router_other_grad_512)
 
-/* Returns which of the three kernels fits this number of classes. */
-static int form(int64_t classes) { return (classes > 32) + (classes > 128); }
+/* Returns which of the kernels fits the router and this number of classes. */
+static int form(const RouterSpec *spec, int64_t classes) {
+    bool other = spec->sigmoid || spec->groups > 1 || router_scale(spec) != 1;
+    return 3 * other + (classes > 32) + (classes > 128);
+}
 
 static int64_t router_gpu_workspace(const Graph *graph, const Node *node) {
     TensorId logits = node->in[ROUTER_LOGITS];
@@ -268,8 +333,14 @@ GPU_OP(router, router_gpu_workspace) {
         .blocks = (int32_t)blocks,
         .classes = (int32_t)classes,
         .k = (int32_t)spec->k,
-        .renormalise = spec->renormalise};
-    launch_router(call->device, form(classes), (LaunchShape){.x = blocks, .threads = THREADS}, &arguments);
+        .renormalise = spec->renormalise,
+        .sigmoid = spec->sigmoid,
+        .groups = (int32_t)spec->groups,
+        .groups_chosen = (int32_t)spec->groups_chosen,
+        .group_size = (int32_t)(spec->experts / int_max(spec->groups, 1)),
+        .scale = (float)router_scale(spec),
+        .epsilon = (float)router_epsilon(spec)};
+    launch_router(call->device, form(spec, classes), (LaunchShape){.x = blocks, .threads = THREADS}, &arguments);
     if (!count) return;
     RouterTotalsArguments totals = {.counts = counts,
         .sums = arguments.sums,
@@ -296,8 +367,11 @@ GPU_OP(router_grad) {
         .rows = (int32_t)rows,
         .classes = (int32_t)classes,
         .k = (int32_t)spec->k,
-        .renormalise = spec->renormalise};
-    launch_router_grad(call->device, form(classes), (LaunchShape){.x = divide_up(rows, GROUPS), .threads = THREADS}, &arguments);
+        .renormalise = spec->renormalise,
+        .sigmoid = spec->sigmoid,
+        .scale = (float)router_scale(spec),
+        .epsilon = (float)router_epsilon(spec)};
+    launch_router_grad(call->device, form(spec, classes), (LaunchShape){.x = divide_up(rows, GROUPS), .threads = THREADS}, &arguments);
 }
 
 #endif

@@ -1,6 +1,9 @@
 /* The router of a mixture of E experts, with one more class if rows may skip them:
  *     p = softmax(logits) [R, classes],    index = the k classes of highest p + bias,    gate = their p, divided by
- *       the row's sum if `renormalise`.
+ *       the row's sum if `renormalise`, times the scale.
+ * With `sigmoid`, p = sigmoid(logits) and a row's sum has 1e-20 added. With groups of experts, a row
+ * chooses in the groups of highest score only, which is the highest p + bias of a group (DeepSeek-V2,
+ * arXiv 2405.04434), or with `sigmoid` the sum of the two highest (DeepSeek-V3, arXiv 2412.19437).
  * There are two ways to balance the experts. The load-balancing bias only affects the choice. Its
  * "gradient", which AdamW follows, is the load error of each expert, count_e / (R k) - 1 / E over
  * all rows of the step (arXiv 2408.15664). The router adds E count_e - R k, an integer, so that
@@ -25,6 +28,10 @@ Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, 
     int64_t rows = graph_rows(graph, logits), classes = spec->experts + spec->skip;
     assert(graph_get(graph, logits)->type == TYPE_WIDE && graph_columns(graph, logits) == classes);
     assert(classes <= ROUTER_MAX_CLASSES && spec->k >= 1 && spec->k <= classes && rows * spec->k <= INT32_MAX);
+    assert(!spec->sigmoid || (spec->auxiliary == 0 && !spec->loads));
+    assert(spec->groups <= 1 ||
+           (!spec->skip && spec->experts % spec->groups == 0 && spec->groups_chosen <= spec->groups && spec->groups <= ROUTER_MAX_GROUPS));
+    assert(spec->groups <= 1 || spec->k <= spec->experts / spec->groups * spec->groups_chosen);
     assert(bias == TENSOR_NONE || graph_elements(graph, bias) == classes);
     bool balanced = graph->training && graph_is_parameter(graph, bias);
     bool auxiliary = graph->training && spec->auxiliary > 0, loads = auxiliary || (graph->training && spec->loads);

@@ -1,0 +1,200 @@
+/* DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): Llama's layers with multi-head latent
+ * attention (model/latent.c) and, from model.experts_first on, a mixture of experts beside shared
+ * ones. V2's router is a softmax, V3's a sigmoid per expert. Moonlight has V3's class. */
+#include <string.h>
+
+#include "formats/hf_class.h"
+#include "model/layer_spec.h"
+
+static LayerSpec layer(Builder *b, int index) {
+    const ModelConfig *c = b->config;
+    LayerSpec spec = {.before_attention = "input_layernorm",
+        .before_mlp = "post_attention_layernorm",
+        .attention = {.query_latents = "self_attn.q_a_proj",
+            .query_norm = "self_attn.q_a_layernorm",
+            .queries = c->q_lora_rank ? "self_attn.q_b_proj" : "self_attn.q_proj",
+            .keys = "self_attn.kv_a_proj_with_mqa",
+            .key_norm = "self_attn.kv_a_layernorm",
+            .values = "self_attn.kv_b_proj",
+            .output = "self_attn.o_proj",
+            .rope_table = builder_rope_table(b, c->rope_theta, true),
+            .build = builder_latent_attention},
+        .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
+    if (model_layer_has_experts(c, index))
+        spec.mlp = (MlpLayer){.gate = "mlp.shared_experts.gate_proj",
+            .up = "mlp.shared_experts.up_proj",
+            .down = "mlp.shared_experts.down_proj",
+            .router = "mlp.gate",
+            .experts = "mlp.experts",
+            .balancing = "mlp.gate.e_score_correction_bias"};
+    return spec;
+}
+
+static Trunk build(Builder *b) {
+    static const Decoder decoder = {.embedding = "model.embed_tokens.weight", .last_norm = "model.norm", .norm = NORM_RMS, .layer = layer};
+    return builder_decoder(b, &decoder);
+}
+
+/* -- Classes of transformers --------------------------------------------------------------------------------------- */
+
+/* The channels of a head that RoPE does not rotate; head_dim counts the others. */
+static void read_channels(HfFieldReader *r, const char *name, const json_t *value) {
+    ModelConfig *c = r->model;
+    int64_t plain = hf_integer_or(r, name, 1, 128);
+    (void)value;
+    if (c->head_dim && c->head_dim != c->rope_dim) hf_refuse(r, "head_dim", "differs from qk_rope_head_dim, which is not supported");
+    if (plain % 2 || __builtin_add_overflow(plain, c->rope_dim, &c->head_dim)) hf_refuse(r, name, "is odd or too large");
+}
+
+/* Layers from this one on have experts. */
+static void read_dense_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    ModelConfig *c = r->model;
+    (void)value;
+    c->experts_first = hf_integer_or(r, name, 0, c->router_scores == SCORES_SIGMOID ? 3 : 0);
+    if (c->experts_first >= c->layers) hf_refuse(r, name, "leaves no layer with experts, which is not supported");
+    if (!model_mixes_layers(c)) c->dense_ffn = 0;
+}
+
+/* Groups have no effect with "greedy". */
+static void read_choice(HfFieldReader *r, const char *name, const json_t *value) {
+    ModelConfig *c = r->model;
+    const char *word = value ? json_string_value(value) : "greedy";
+    bool limited = word && !strcmp(word, "group_limited_greedy");
+    if (!limited && (!word || strcmp(word, "greedy") != 0)) hf_refuse(r, name, "is neither \"greedy\" nor \"group_limited_greedy\"");
+    if (limited && (!c->expert_groups || !c->groups_chosen)) hf_refuse(r, name, "needs n_group and topk_group");
+    if (!limited) c->expert_groups = c->groups_chosen = 1;
+}
+
+static const HfField latent_fields[] = {
+    READ("qk_nope_head_dim", read_channels),
+    INTEGER("qk_rope_head_dim", rope_dim, "64"),
+    INTEGER("v_head_dim", value_dim, "128"),
+    INTEGER("q_lora_rank", q_lora_rank, "1536 null"),
+    INTEGER("kv_lora_rank", kv_lora_rank, "512"),
+    INTEGER("head_dim", head_dim, "0 null"),
+    READ("first_k_dense_replace", read_dense_layers),
+    NO_EFFECT("qk_head_dim"),
+    FIXED("attention_bias", "false"),
+    FIXED("moe_layer_freq", "1"), /* of DeepSeek's own code, as scoring_func */
+    NO_EFFECT("pretraining_tp"),
+    NO_EFFECT("output_router_logits"), /* these classes have no loss of routers */
+    END,
+};
+
+static const HfField v2_fields[] = {
+    INTEGER("vocab_size", vocabulary, "102400"),
+    INTEGER("max_position_embeddings", context, "2048"),
+    INTEGER("intermediate_size", dense_ffn, "11008"),
+    INTEGER("num_key_value_heads", kv_heads, "0 null"),
+    INTEGER("moe_intermediate_size", ffn, "1407"),
+    INTEGER("n_routed_experts", experts, "64"),
+    SYNONYM("num_experts", "n_routed_experts"),
+    INTEGER("num_experts_per_tok", experts_per_token, "0 null"),
+    INTEGER("n_shared_experts", shared_experts, "2"),
+    REAL("routed_scaling_factor", gate_scale, "1"),
+    READ("topk_method", read_choice),
+    INTEGER("n_group", expert_groups, "0 null"),
+    INTEGER("topk_group", groups_chosen, "0 null"),
+    FIXED("norm_topk_prob", "false null"), /* DeepSeek's own code reads it, transformers does not */
+    FIXED("scoring_func", "softmax"),
+    FIXED("mlp_bias", "false"),
+    END,
+};
+
+static const HfField v3_fields[] = {
+    INTEGER("vocab_size", vocabulary, "129280"),
+    INTEGER("hidden_size", width, "7168"),
+    INTEGER("num_hidden_layers", layers, "61"),
+    INTEGER("num_attention_heads", heads, "128"),
+    INTEGER("max_position_embeddings", context, "4096"),
+    INTEGER("intermediate_size", dense_ffn, "18432"),
+    INTEGER("num_key_value_heads", kv_heads, "128 null"),
+    INTEGER("moe_intermediate_size", ffn, "2048"),
+    INTEGER("n_routed_experts", experts, "256"),
+    SYNONYM("num_local_experts", "n_routed_experts"),
+    INTEGER("num_experts_per_tok", experts_per_token, "8"),
+    INTEGER("n_shared_experts", shared_experts, "1"),
+    REAL("routed_scaling_factor", gate_scale, "2.5"),
+    INTEGER("n_group", expert_groups, "8"),
+    INTEGER("topk_group", groups_chosen, "4"),
+    BOOLEAN("norm_topk_prob", renormalise, "true"),
+    BOOLEAN("rope_interleave", rope_interleave, "true"),
+    FIXED("topk_method", "noaux_tc"),
+    FIXED("scoring_func", "sigmoid"),
+    NO_EFFECT("num_nextn_predict_layers"), /* of layers after the model's, which are skipped */
+    NO_EFFECT("num_mtp_layers"),
+    END,
+};
+
+static bool fits_v3(const ModelConfig *c) { return c->router_scores == SCORES_SIGMOID; }
+
+static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
+    if (!c->shared_experts) return error_set(error, ERROR_USAGE, "model.shared_experts=0: %s has at least one", architecture);
+    if (fits_v3(c)) return true;
+    if (c->renormalise || !c->rope_interleave)
+        return error_set(error, ERROR_USAGE,
+            "model.renormalise must be false and model.rope_interleave true for %s: change them, or set model.router_scores=sigmoid",
+            architecture);
+    return c->width % c->heads == 0 || error_set(error, ERROR_USAGE, "model.width=%lld is not a multiple of model.heads=%lld, as in %s",
+                                           (long long)c->width, (long long)c->heads, architecture);
+}
+
+static void put(json_t *object, const ModelConfig *c) {
+    bool v3 = fits_v3(c);
+    hf_put_rows(object, c, v3 ? v3_fields : v2_fields);
+    hf_put_rows(object, c, latent_fields);
+    hf_put_decoder(object, c);
+    hf_put_rope(object, c);
+    hf_put_integer(object, "head_dim", c->rope_dim);
+    hf_put_integer(object, "qk_nope_head_dim", c->head_dim - c->rope_dim);
+    hf_put_integer(object, "intermediate_size", model_mixes_layers(c) ? c->dense_ffn : c->ffn);
+    hf_put_integer(object, "first_k_dense_replace", c->experts_first);
+    hf_put_text(object, "topk_method", v3 ? "noaux_tc" : c->expert_groups > 1 ? "group_limited_greedy" : "greedy");
+    hf_put_text(object, "scoring_func", v3 ? "sigmoid" : "softmax");
+    if (v3) hf_put_integer(object, "num_nextn_predict_layers", 0);
+}
+
+static void start_v3(ModelConfig *c) { c->router_scores = SCORES_SIGMOID; }
+
+static const HfClass v2 = {.model_type = "deepseek_v2",
+    .architecture = "DeepseekV2ForCausalLM",
+    .tables = {{v2_fields, latent_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .scales_scores = true,
+    .lacks_router_biases = true,
+    .router_is_parameter = true,
+    .check = check_class,
+    .put = put,
+    .list = hf_list_experts,
+    .layouts = {HF_STACKED}};
+static const HfClass v3 = {.model_type = "deepseek_v3",
+    .architecture = "DeepseekV3ForCausalLM",
+    .tables = {{v3_fields, latent_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .scales_scores = true,
+    .router_is_parameter = true,
+    .skips_prediction = true,
+    .start = start_v3,
+    .fits = fits_v3,
+    .check = check_class,
+    .put = put,
+    .list = hf_list_experts,
+    .layouts = {HF_STACKED}};
+static const HfClass *const classes[] = {&v3, &v2, NULL};
+
+/* -- The rule ------------------------------------------------------------------------------------------------------ */
+
+static bool check(const ModelConfig *c, Error *error) {
+    if (!c->experts) return error_set(error, ERROR_USAGE, "model.experts=0: family deepseek has experts: set model.experts");
+    return family_check_key_heads(c, error);
+}
+
+static const char *const settings[] = {"activation", "dense_ffn", "expert_groups", "experts", "experts_first", "gate_scale",
+    "groups_chosen", "kv_lora_rank", "padding", "q_lora_rank", "rope_dim", "rope_factor", "rope_interleave", "rope_mscale", "rope_theta",
+    "router_scores", "shared_experts", "value_dim", NULL};
+
+const FamilyRule family_deepseek = {.name = "deepseek",
+    .settings = settings,
+    .check = check,
+    .activation = ACTIVATION_swiglu,
+    .layers = "model.layers",
+    .classes = classes,
+    .build = build};
