@@ -30,6 +30,7 @@ static void put_roff(const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (text[i] == '\\') fputs("\\e", stdout);
         else if (text[i] == '-') fputs("\\-", stdout);
+        else if (text[i] == '|') fputs("|\\:", stdout); /* a long list of choices may be broken here */
         else if (strchr(".'", text[i]) && (i == 0 || text[i - 1] == '\n')) printf("\\&%c", text[i]);
         else putchar(text[i]);
     }
