@@ -338,6 +338,13 @@ def hf_model(name, c, mode, attention="sdpa"):
         model = transformers.OlmoeForCausalLM(transformers.OlmoeConfig(
             **shared, intermediate_size=c["expert_width"], num_experts=c["experts"], num_experts_per_tok=c["experts_per_token"], norm_topk_prob=False,
             rope_parameters={k: rope[k] for k in ("rope_type", "rope_theta")}, experts_implementation="grouped_mm" if "grouped" in mode else "eager"))
+    elif name == "deepseek_v2":
+        shared.pop("head_dim")
+        model = transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(
+            **shared, moe_intermediate_size=c["expert_width"], n_routed_experts=c["experts"], num_experts_per_tok=c["experts_per_token"],
+            n_shared_experts=c["shared_experts"], first_k_dense_replace=c["dense_layers"], intermediate_size=c["ffn_width"], q_lora_rank=None,
+            kv_lora_rank=c["kv_lora_rank"], qk_nope_head_dim=c["head_dim"] - c["rope_dim"], qk_rope_head_dim=c["rope_dim"], v_head_dim=c["value_dim"],
+            rope_parameters={k: rope[k] for k in ("rope_type", "rope_theta")}, experts_implementation="grouped_mm" if "grouped" in mode else "eager"))
     elif name == "gpt_oss":
         shared["attn_implementation"] = "flex_attention"  # SDPA has no sinks
         model = transformers.GptOssForCausalLM(transformers.GptOssConfig(

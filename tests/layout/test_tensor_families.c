@@ -1,5 +1,6 @@
 /* test_tensor.c for the other families: packed queries, keys and values (MPT, GPT-2), learned positions, ALiBi, biases after
- * a sum over ranks (GPT-2), compressed attention (ZAYA1), experts, sinks and biases of experts (gpt-oss). */
+ * a sum over ranks (GPT-2), compressed attention (ZAYA1), experts, sinks and biases of experts (gpt-oss),
+ * latents (DeepSeek). */
 #include "support/ranks_run.h"
 
 #define SAVED "checkpoint.every=1 checkpoint.keep=100 model.heads=4 "
@@ -51,6 +52,18 @@ static void gpt_oss_learns_the_same(void **state) {
         1e-5, 2, 4);
 }
 
+static void deepseek_v2_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=deepseek model.kv_heads=4 model.experts_per_token=2 model.shared_experts=2 model.kv_lora_rank=12", 1e-5, 2, 4);
+}
+
+static void deepseek_v3_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=deepseek model.kv_heads=4 model.experts_per_token=2 model.shared_experts=1 model.router_scores=sigmoid "
+          "model.renormalise=true model.expert_groups=2 model.q_lora_rank=10 model.kv_lora_rank=12",
+        1e-5, 2, 4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(mpt_learns_the_same),
@@ -59,6 +72,8 @@ int main(void) {
         TRAIN_TEST(zaya_with_a_head_on_each_rank_learns_the_same),
         TRAIN_TEST(mixtral_learns_the_same),
         TRAIN_TEST(gpt_oss_learns_the_same),
+        TRAIN_TEST(deepseek_v2_learns_the_same),
+        TRAIN_TEST(deepseek_v3_learns_the_same),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -28,6 +28,15 @@ static const Variety varieties[] = {
         "model.family=gpt_oss model.experts_per_token=2 model.renormalise=true model.qkv_bias=true model.head_dim=16 model.window=7 "
         "model.window_period=2 model.swiglu_limit=0.1",
         true},
+    {"deepseek_v2",
+        "model.family=deepseek model.kv_heads=2 model.experts_per_token=2 model.shared_experts=2 model.kv_lora_rank=24 model.head_dim=24 "
+        "model.rope_dim=8 model.value_dim=16 model.expert_groups=2 model.groups_chosen=1 model.gate_scale=1.5",
+        true},
+    {"deepseek_v3",
+        "model.family=deepseek model.kv_heads=2 model.experts_per_token=2 model.shared_experts=1 model.router_scores=sigmoid "
+        "model.renormalise=true model.q_lora_rank=16 model.kv_lora_rank=24 model.head_dim=24 model.rope_dim=8 model.value_dim=16 "
+        "model.rope_interleave=false recompute=block",
+        true},
     {"mpt", "model.family=mpt model.experts=0 model.kv_heads=2"},
     {"gpt2", "model.family=gpt2 model.experts=0 model.kv_heads=2"},
     IN_FP8("tensor"),
