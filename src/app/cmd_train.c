@@ -415,7 +415,7 @@ const Command command_train = {
                    "with \"unknown\" for unknown values.\n"
                    "\n"
                    "smelt train --example llama prints a configuration to start from; other examples are zaya, mpt, gpt2, flux, finetune, "
-                   "qwen3-30b-a3b, olmoe-1b-7b, olmo3-7b, gpt-oss-20b, deepseek-v2-lite and deepseek-v3.\n"
+                   "qwen3-30b-a3b, olmoe-1b-7b, olmo3-7b, gpt-oss-20b, deepseek-v2-lite, deepseek-v3 and gemma3-4b.\n"
                    "  smelt train --example llama > llama.yaml\n"
                    "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
     .table = &config_table,

@@ -18,20 +18,22 @@ EXAMPLE(example_olmo3, "olmo3-7b.yaml");
 EXAMPLE(example_gpt_oss, "gpt-oss-20b.yaml");
 EXAMPLE(example_deepseek_v2, "deepseek-v2-lite.yaml");
 EXAMPLE(example_deepseek_v3, "deepseek-v3.yaml");
+EXAMPLE(example_gemma3, "gemma3-4b.yaml");
 extern const char example_llama[], example_zaya[], example_mpt[], example_gpt2[], example_flux[], example_finetune[], example_qwen3_moe[],
-    example_olmoe[], example_olmo3[], example_gpt_oss[], example_deepseek_v2[], example_deepseek_v3[];
+    example_olmoe[], example_olmo3[], example_gpt_oss[], example_deepseek_v2[], example_deepseek_v3[], example_gemma3[];
 
 bool example_print(const char *name, Error *error) {
     static const struct {
         const char *name, *text;
     } examples[] = {{"llama", example_llama}, {"zaya", example_zaya}, {"mpt", example_mpt}, {"gpt2", example_gpt2}, {"flux", example_flux},
         {"finetune", example_finetune}, {"qwen3-30b-a3b", example_qwen3_moe}, {"olmoe-1b-7b", example_olmoe}, {"olmo3-7b", example_olmo3},
-        {"gpt-oss-20b", example_gpt_oss}, {"deepseek-v2-lite", example_deepseek_v2}, {"deepseek-v3", example_deepseek_v3}};
+        {"gpt-oss-20b", example_gpt_oss}, {"deepseek-v2-lite", example_deepseek_v2}, {"deepseek-v3", example_deepseek_v3},
+        {"gemma3-4b", example_gemma3}};
     for (size_t i = 0; i < sizeof examples / sizeof *examples; i++)
         if (!strcmp(examples[i].name, name)) return fputs(examples[i].text, stdout), true;
     return error_set(error, ERROR_USAGE,
         "'%s' is not an example: use llama, zaya, mpt, gpt2, flux, finetune, qwen3-30b-a3b, olmoe-1b-7b, olmo3-7b, gpt-oss-20b, "
-        "deepseek-v2-lite or "
-        "deepseek-v3, as in smelt train --example llama",
+        "deepseek-v2-lite, deepseek-v3 or "
+        "gemma3-4b, as in smelt train --example llama",
         name);
 }

@@ -51,7 +51,7 @@ typedef struct ModelConfig {
     int64_t window;                      /* sliding attention window, 0: none */
     int64_t window_period, window_first; /* layers i with i % window_period == window_first have the window */
     bool window_skips;                   /* these layers have full attention instead, and the others the window */
-    double window_rope_theta;            /* zaya, olmo: rope_theta of the layers with the window; 0: the same as the others */
+    double window_rope_theta;            /* rope_theta of the layers with the window; 0: the same as the others */
     int64_t experts, experts_per_token, router_width;
     int64_t experts_first, experts_period; /* layers experts_first + n * experts_period have experts, the other layers an MLP */
     int64_t dense_ffn;                     /* hidden width of this MLP */
@@ -81,7 +81,7 @@ typedef struct ModelConfig {
     bool qk_norm;                      /* llama: RMSNorm of each query and key head (Qwen3); mpt: LayerNorm over all heads (qk_ln) */
     double clip_qkv;                   /* mpt: bound of queries, keys and values; 0: none */
     double alibi_max;                  /* mpt: the largest exponent of ALiBi slopes */
-    double softmax_scale;              /* mpt: scale of attention scores; 0: 1 / sqrt(head_dim) */
+    double softmax_scale;              /* scale of attention scores; 0: 1 / sqrt(head_dim) */
     int activation;                    /* Activation of the MLP (config/activation_rule.h) */
     double swiglu_alpha, swiglu_limit; /* gpt_oss: ActivationTerms of the function */
     double norm_epsilon, init_std;

@@ -9,8 +9,10 @@ static TensorId embed(Builder *b, TensorId tokens) {
     const ModelConfig *c = b->config;
     Cut cut = {.axes = AXES_TENSOR, .dimension = 0, .blocks = 1, .rows = {c->context}};
     TensorId places = builder_parameter(b, "transformer.wpe.weight", PARAMETER_EMBEDDING, 2, (int64_t[]){c->context, c->width}, &cut);
-    TensorId token = builder_embed(b, b->tokens, tokens, c->vocabulary, TENSOR_NONE, TENSOR_NONE, -1);
-    return op_add(b->graph, token, builder_embed(b, b->positions, places, c->context, TENSOR_NONE, TENSOR_NONE, -1));
+    Lookup token = {.ids = b->tokens, .table = tokens, .entries = c->vocabulary, .padding = -1};
+    Lookup place = {.ids = b->positions, .table = places, .entries = c->context, .padding = -1};
+    TensorId rows = builder_embed(b, &token);
+    return op_add(b->graph, rows, builder_embed(b, &place));
 }
 
 static LayerSpec layer(Builder *b, int index) {

@@ -29,10 +29,8 @@ static Trunk build(Builder *b) {
 
 /* -- The class of transformers ------------------------------------------------------------------------------------- */
 
-static const HfLayerNames layer_names = {"full_attention", "sliding_attention"};
-
 static void read_layers(HfFieldReader *r, const char *name, const json_t *value) {
-    hf_read_usual_windows(r, name, value, &layer_names, 2, 128);
+    hf_read_usual_windows(r, name, value, &hf_sliding_names, 2, 128);
 }
 
 /* Without settings, RoPE is scaled. */
@@ -86,7 +84,7 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put_integer(object, "intermediate_size", c->ffn);
     hf_put(object, "attention_bias", json_boolean(c->qkv_bias));
     hf_put_integer(object, "sliding_window", c->window ? c->window : 128);
-    hf_put_layer_types(object, c, &layer_names);
+    hf_put_layer_types(object, c, &hf_sliding_names);
     hf_put(object, "rope_parameters", hf_rope_object(c, false, true));
     hf_put(object, "swiglu_alpha", json_real(c->swiglu_alpha));
     hf_put(object, "swiglu_limit", json_real(c->swiglu_limit));

@@ -57,39 +57,11 @@ static const HfField olmo2_fields[] = {
     END,
 };
 
-static const HfLayerNames olmo3_layers = {"full_attention", "sliding_attention"};
-
-/* rope_parameters holds settings for each layer type; rope_scaling and rope_theta beside it are those
- * of "full_attention". */
-static void read_olmo3_rope(HfFieldReader *r) {
-    const char *full = olmo3_layers.full, *sliding = olmo3_layers.sliding;
-    const json_t *all = hf_field(r, "rope_parameters"), *scaling = hf_field(r, "rope_scaling"), *base = hf_field(r, "rope_theta"),
-                 *part = hf_field(r, "partial_rotary_factor");
-    bool given = all && !json_is_null(all), scaled = scaling && !json_is_null(scaling);
-    const json_t *of_full = json_object_get(all, full), *of_sliding = json_object_get(all, sliding);
-    bool both = json_is_object(of_full) && json_is_object(of_sliding);
-    if (given && !both) hf_refuse(r, "rope_parameters", "does not hold an object for each of \"%s\" and \"%s\"", full, sliding);
-    if (scaled && !json_is_object(scaling)) hf_refuse(r, "rope_scaling", "is not an object");
-    if (base && !json_is_finite(base)) hf_refuse(r, "rope_theta", "is not a number");
-    if (!r->good) return;
-    json_auto_t *merged = given ? json_deep_copy(of_full) : json_object();
-    if (scaled) json_object_update(merged, (json_t *)scaling);
-    HfFieldReader inner = *r;
-    inner.object = NULL; /* fields beside rope_parameters have no effect */
-    hf_read_rope_object(&inner, "rope_parameters.full_attention.", merged, base ? json_finite_value(base) : 5e5,
-        part && !json_is_null(part) ? json_finite_value(part) : 1);
-    ModelConfig windowed = *r->model;
-    windowed.rope_factor = windowed.rope_attention_factor = 1;
-    inner.model = &windowed;
-    hf_read_rope_object(&inner, "rope_parameters.sliding_attention.", of_sliding, 5e5, 1);
-    r->good = inner.good;
-    if (hf_is_scaled(&windowed)) hf_refuse(r, "rope_parameters", "scales RoPE in \"%s\"", sliding);
-    r->model->window_rope_theta = r->model->window && windowed.rope_theta != r->model->rope_theta ? windowed.rope_theta : 0;
-}
-
+/* By default, every fourth layer has full attention. */
 static void read_olmo3_layers(HfFieldReader *r, const char *name, const json_t *value) {
-    hf_read_usual_windows(r, name, value, &olmo3_layers, 4, 4096);
-    if (r->good) read_olmo3_rope(r);
+    static const HfLayerThetas thetas = {.full = 5e5, .sliding = 5e5};
+    hf_read_usual_windows(r, name, value, &hf_sliding_names, 4, 4096);
+    if (r->good) hf_read_layer_ropes(r, &thetas);
 }
 
 static const HfField olmo3_fields[] = {
@@ -149,15 +121,10 @@ static void put_olmo2(json_t *object, const ModelConfig *c) {
 }
 
 static void put_olmo3(json_t *object, const ModelConfig *c) {
-    json_t *rope = json_object();
-    hf_put(rope, "full_attention", hf_rope_object(c, false, true));
-    hf_put(rope, "sliding_attention", hf_rope_object(c, true, false));
     hf_put_decoder(object, c);
     hf_put_integer(object, "intermediate_size", c->ffn);
     hf_put(object, "attention_bias", json_false());
-    hf_put_integer(object, "sliding_window", c->window);
-    hf_put_layer_types(object, c, &olmo3_layers);
-    hf_put(object, "rope_parameters", rope);
+    hf_put_sliding_layers(object, c);
 }
 
 static void put_olmoe(json_t *object, const ModelConfig *c) {

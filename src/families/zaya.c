@@ -118,7 +118,8 @@ static TensorId embed(Builder *b, TensorId table) {
     const ModelConfig *c = b->config;
     TensorId scale = builder_vector(b, "model.input_hidden_states_scale", PARAMETER_NORM, c->width, 1, NULL);
     TensorId bias = builder_vector(b, "model.input_hidden_states_bias", PARAMETER_BIAS, c->width, 0, NULL);
-    return builder_embed(b, b->tokens, table, c->vocabulary, bias, scale, c->padding);
+    Lookup lookup = {.ids = b->tokens, .table = table, .entries = c->vocabulary, .padding = c->padding, .bias = bias, .scale = scale};
+    return builder_embed(b, &lookup);
 }
 
 static LayerSpec layer(Builder *b, int index) {

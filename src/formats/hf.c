@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/element.h"
 #include "base/file.h"
 #include "base/json_reader.h"
 #include "base/memory.h"
@@ -127,6 +128,12 @@ static StoredTensor make_tensor(HfWriter *w, const HfTensor *from, char **copy) 
         int64_t columns = p->shape[p->rank - 1];
         if (tensor.type == STORED_U8) hf_write_mxfp4(from, values, columns, half, made);
         else hf_fp8_cast(values, from->shape[0], columns, half, quantized ? made : NULL, quantized ? NULL : made);
+        return tensor;
+    }
+    double offset = hf_gain_offset(w->export->config, &w->graph->parameters[from->parameter]);
+    if (offset != 0) {
+        void *gains = take_copy(&tensor, copy, bytes);
+        for (int64_t i = 0; i < from->count; i++) element_set((size_t)unit, gains, i, (float)(values[i] - offset));
         return tensor;
     }
     tensor.data = values;

@@ -96,6 +96,17 @@ int64_t hf_read_windows(HfFieldReader *r, const char *name, const json_t *types,
  * every `period`th layer has full attention. */
 void hf_read_usual_windows(
     HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, int64_t window);
+/* Layers of "full_attention" and of "sliding_attention". */
+extern const HfLayerNames hf_sliding_names;
+/* Default bases of RoPE by type of layer, and the field that has that of sliding layers outside
+ * rope_parameters; NULL: none. */
+typedef struct HfLayerThetas {
+    double full, sliding;
+    const char *field;
+} HfLayerThetas;
+/* Reads rope_parameters, which hold settings for each type of layer; rope_scaling and rope_theta
+ * beside them are those of full layers. Needs the window. */
+void hf_read_layer_ropes(HfFieldReader *r, const HfLayerThetas *thetas);
 /* Reads the coefficient of the router's loss over all layers, with its default, and
  * output_router_logits: without it the loss does not count. Needs the experts per token. */
 void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value, double fallback);
@@ -127,6 +138,9 @@ static inline bool hf_is_scaled(const ModelConfig *c) { return c->rope_factor > 
 void hf_put_scaling(json_t *rope, const ModelConfig *config);
 /* Returns the RoPE settings of layers with the window, or of the others. */
 json_t *hf_rope_object(const ModelConfig *config, bool window, bool scaled);
+/* Writes sliding_window, layer_types and rope_parameters as hf_read_usual_windows and
+ * hf_read_layer_ropes read them. */
+void hf_put_sliding_layers(json_t *object, const ModelConfig *config);
 /* Writes layer_types. */
 void hf_put_layer_types(json_t *object, const ModelConfig *config, const HfLayerNames *names);
 
@@ -268,6 +282,7 @@ struct HfClass {
     bool demands_scaled_head_dim; /* transformers does not run yarn or dynamic scaling without head_dim */
     bool lacks_router_biases;     /* models with load-balancing biases that differ cannot be written */
     bool router_is_parameter;     /* PEFT lists a router's matrix in target_parameters */
+    double gain_offset;           /* norms multiply by this plus the stored gain: 1 if folders store gains less 1 */
     bool runs_fp8;                /* vLLM and transformers read it in FP8 (hf_fp8.c) */
     bool reads_mxfp4;             /* transformers reads folders of it with experts in MXFP4 */
     bool skips_prediction;        /* layers for multi-token prediction in a folder are skipped */
@@ -294,3 +309,7 @@ struct HfClass {
 
 /* Returns the class that a configuration is written as. */
 const HfClass *hf_class(const ModelConfig *config);
+/* Returns what a folder's gains lack; 0 for other parameters. */
+static inline double hf_gain_offset(const ModelConfig *config, const Parameter *parameter) {
+    return parameter->kind == PARAMETER_NORM ? hf_class(config)->gain_offset : 0;
+}

@@ -113,6 +113,8 @@ int64_t hf_read_windows(HfFieldReader *r, const char *name, const json_t *types,
     return -1;
 }
 
+const HfLayerNames hf_sliding_names = {"full_attention", "sliding_attention"};
+
 /* More layers than MOST_LAYERS are refused. */
 void hf_read_usual_windows(
     HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, int64_t window) {
@@ -290,6 +292,16 @@ void hf_put_layer_types(json_t *object, const ModelConfig *c, const HfLayerNames
     for (int64_t i = 0; i < c->layers; i++)
         json_array_append_new(types, json_string(model_has_window(c, i) ? names->sliding : names->full));
     hf_put(object, "layer_types", types);
+}
+
+/* transformers does not run models without sliding_window. */
+void hf_put_sliding_layers(json_t *object, const ModelConfig *c) {
+    json_t *rope = json_object();
+    hf_put(rope, hf_sliding_names.full, hf_rope_object(c, false, true));
+    hf_put(rope, hf_sliding_names.sliding, hf_rope_object(c, true, false));
+    hf_put_integer(object, "sliding_window", c->window ? c->window : 4096);
+    hf_put_layer_types(object, c, &hf_sliding_names);
+    hf_put(object, "rope_parameters", rope);
 }
 
 void hf_put_decoder(json_t *object, const ModelConfig *c) {

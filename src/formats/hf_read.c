@@ -64,6 +64,7 @@ struct HfReader {
     int *first;            /* the first item of each parameter, followed by the end */
     double scale;          /* factor of the logits, applied to parameter `scaled` */
     const char *scaled;
+    const ModelConfig *config;
 };
 
 static int compare_entries(const void *left, const void *right) {
@@ -416,11 +417,17 @@ static bool is_scaled(const HfReader *reader, int parameter) {
     return reader->scale != 1 && !strcmp(reader->graph->parameters[parameter].name, reader->scaled);
 }
 
-static void scale_values(Precision precision, void *values, int64_t count, double scale) {
+/* values = values * scale + offset */
+static void change_values(Precision precision, void *values, int64_t count, double scale, double offset) {
     for (int64_t i = 0; i < count; i++) {
-        if (precision == PRECISION_FP64) ((double *)values)[i] *= scale;
-        else ((float *)values)[i] *= (float)scale;
+        if (precision == PRECISION_FP64) ((double *)values)[i] = ((double *)values)[i] * scale + offset;
+        else ((float *)values)[i] = ((float *)values)[i] * (float)scale + (float)offset;
     }
+}
+
+/* llama.cpp's files have whole gains. */
+static double gain_offset(const HfReader *reader, int parameter) {
+    return reader->folder.gguf_tensors ? 0 : hf_gain_offset(reader->config, &reader->graph->parameters[parameter]);
 }
 
 /* The list is in parameter order. */
@@ -450,7 +457,7 @@ static HfLister *folder_layout(const Folder *folder, const ModelConfig *config) 
 
 HfReader *hf_reader_open(const char *name, const ModelConfig *config, const Graph *graph, Error *error) {
     HfReader *reader = memory_allocate(sizeof *reader);
-    *reader = (HfReader){.graph = graph};
+    *reader = (HfReader){.graph = graph, .config = config};
     bool good = folder_open(&reader->folder, name, config, error);
     if (good) {
         reader->list = hf_tensors(config, graph, folder_layout(&reader->folder, config));
@@ -503,11 +510,12 @@ void hf_reader_load(const HfReader *reader, int parameter, void *values) {
     size_t to = precision_bytes(precision, TYPE_WIDE);
     if (reader->first[parameter] == reader->first[parameter + 1]) memset(values, 0, p->count * to);
     read_parameter_values(reader, parameter, to, values);
-    if (is_scaled(reader, parameter)) scale_values(precision, values, p->count, reader->scale);
+    double scale = is_scaled(reader, parameter) ? reader->scale : 1, offset = gain_offset(reader, parameter);
+    if (scale != 1 || offset != 0) change_values(precision, values, p->count, scale, offset);
 }
 
 void hf_reader_load_bf16(const HfReader *reader, int parameter, uint16_t *values) {
-    assert(!is_scaled(reader, parameter) && reader->first[parameter] < reader->first[parameter + 1]);
+    assert(!is_scaled(reader, parameter) && gain_offset(reader, parameter) == 0 && reader->first[parameter] < reader->first[parameter + 1]);
     read_parameter_values(reader, parameter, sizeof *values, values);
 }
 

@@ -222,3 +222,30 @@ void hf_put_scaling(json_t *rope, const ModelConfig *c) {
         hf_put(rope, "truncate", json_boolean(c->rope_truncate));
     }
 }
+
+void hf_read_layer_ropes(HfFieldReader *r, const HfLayerThetas *thetas) {
+    const char *full = hf_sliding_names.full, *sliding = hf_sliding_names.sliding;
+    const json_t *all = hf_field(r, "rope_parameters"), *scaling = hf_field(r, "rope_scaling"), *base = hf_field(r, "rope_theta"),
+                 *part = hf_field(r, "partial_rotary_factor"), *local = thetas->field ? hf_field(r, thetas->field) : NULL;
+    bool given = all && !json_is_null(all), scaled = scaling && !json_is_null(scaling);
+    const json_t *of_full = json_object_get(all, full), *of_sliding = json_object_get(all, sliding);
+    bool both = json_is_object(of_full) && json_is_object(of_sliding);
+    if (given && !both) hf_refuse(r, "rope_parameters", "does not hold an object for each of \"%s\" and \"%s\"", full, sliding);
+    if (scaled && !json_is_object(scaling)) hf_refuse(r, "rope_scaling", "is not an object");
+    if (base && !json_is_finite(base)) hf_refuse(r, "rope_theta", "is not a number");
+    if (local && !json_is_finite(local)) hf_refuse(r, thetas->field, "is not a number");
+    if (!r->good) return;
+    json_auto_t *merged = given ? json_deep_copy(of_full) : json_object();
+    if (scaled) json_object_update(merged, (json_t *)scaling);
+    HfFieldReader inner = *r;
+    inner.object = NULL; /* fields beside rope_parameters have no effect */
+    hf_read_rope_object(&inner, "rope_parameters.full_attention.", merged, base ? json_finite_value(base) : thetas->full,
+        part && !json_is_null(part) ? json_finite_value(part) : 1);
+    ModelConfig windowed = *r->model;
+    windowed.rope_factor = windowed.rope_attention_factor = 1;
+    inner.model = &windowed;
+    hf_read_rope_object(&inner, "rope_parameters.sliding_attention.", of_sliding, local ? json_finite_value(local) : thetas->sliding, 1);
+    r->good = inner.good;
+    if (hf_is_scaled(&windowed)) hf_refuse(r, "rope_parameters", "scales RoPE in \"%s\"", sliding);
+    r->model->window_rope_theta = r->model->window && windowed.rope_theta != r->model->rope_theta ? windowed.rope_theta : 0;
+}

@@ -165,13 +165,13 @@ static TensorId declare_table(Builder *b, const char *name, bool ends) {
     return table;
 }
 
-TensorId builder_embed(Builder *b, TensorId ids, TensorId table, int64_t entries, TensorId bias, TensorId scale, int64_t padding) {
-    CutShare share = table_share(b, entries);
-    EmbedSpec spec = {.padding = padding, .first = share.first};
-    TensorId rows = builder_token_rows(b, table);
+TensorId builder_embed(Builder *b, const Lookup *lookup) {
+    CutShare share = table_share(b, lookup->entries);
+    EmbedSpec spec = {.padding = lookup->padding, .first = share.first, .factor = lookup->factor};
+    TensorId rows = builder_token_rows(b, lookup->table);
     if (rows) spec.runs = builder_token_runs(b);
-    assert(graph_rows(b->graph, table) == share.count);
-    return op_embed(b->graph, ids, table, bias, scale, rows, &spec);
+    assert(graph_rows(b->graph, lookup->table) == share.count);
+    return op_embed(b->graph, lookup->ids, lookup->table, lookup->bias, lookup->scale, rows, &spec);
 }
 
 TensorId builder_embedding(Builder *b, const char *name) {

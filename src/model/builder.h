@@ -108,10 +108,16 @@ Linear builder_stacked(Builder *builder, const Stacked *layers, int count, int64
 /* Declares the token embedding [V, D]; TENSOR_NONE on pipeline stages after the first, which lack
  * it. */
 TensorId builder_embedding(Builder *builder, const char *name);
-/* Looks up `ids` INT32 [R] in a table of `entries` entries that AXES_TENSOR divides. Rows are WIDE
- * [R, D], zero if another rank has the entry. Bias and scale as in op_embed; `padding` refers to
- * the whole table. */
-TensorId builder_embed(Builder *builder, TensorId ids, TensorId table, int64_t entries, TensorId bias, TensorId scale, int64_t padding);
+/* `ids` INT32 [R] in a table of `entries` entries that AXES_TENSOR divides. Bias, scale and factor as
+ * in op_embed; `padding` refers to the whole table. */
+typedef struct Lookup {
+    TensorId ids, table;
+    int64_t entries, padding;
+    TensorId bias, scale;
+    double factor;
+} Lookup;
+/* Returns the rows, WIDE [R, D], zero if another rank has the entry. */
+TensorId builder_embed(Builder *builder, const Lookup *lookup);
 /* Returns the head [V, D]: the embedding `name` if the model is tied, otherwise lm_head.weight;
  * TENSOR_NONE on stages without the head. */
 TensorId builder_head(Builder *builder, const char *name, TensorId embedding);

@@ -1,6 +1,8 @@
 /* Appends decoders from their families' descriptions (layer_spec.h): embedding, layers around a
  * residual stream, last norm and head. Owns nothing beyond a call. */
+#include <math.h>
 
+#include "base/bf16.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "model/layer_spec.h"
@@ -150,15 +152,23 @@ static TensorId append_layers(Builder *b, const Decoder *d, const LayerSpec *lay
     return h.normed;
 }
 
+/* Returns sqrt(width), rounded to the type of the embeddings, as transformers rounds it. */
+static double embedding_factor(const Builder *b) {
+    double factor = sqrt((double)b->config->width);
+    return precision_bytes(b->graph->precision, TYPE_COMPUTE) == sizeof(uint16_t) ? bf16_to_float(bf16_from_float((float)factor)) : factor;
+}
+
 Trunk builder_decoder(Builder *b, const Decoder *d) {
     int count = (int)b->config->layers;
     SCOPED_FREE LayerSpec *layers = memory_allocate((size_t)count * sizeof *layers);
     for (int i = 0; i < count; i++) layers[i] = d->layer(b, i); /* before any operation of a layer: it may append a table of RoPE */
     TensorId embedding = builder_embedding(b, d->embedding), stream = TENSOR_NONE, normed = TENSOR_NONE;
     if (embedding && d->embed) stream = builder_scatter(b, d->embed(b, embedding));
-    else if (embedding)
-        stream =
-            builder_scatter(b, builder_embed(b, b->tokens, embedding, b->config->vocabulary, TENSOR_NONE, TENSOR_NONE, b->config->padding));
+    else if (embedding) {
+        Lookup lookup = {.ids = b->tokens, .table = embedding, .entries = b->config->vocabulary, .padding = b->config->padding};
+        if (d->scales_embeddings) lookup.factor = embedding_factor(b);
+        stream = builder_scatter(b, builder_embed(b, &lookup));
+    }
     for (int chunk = 0; chunk < builder_chunks(b); chunk++) {
         LayerRange range = builder_begin_chunk(b, chunk, &stream);
         normed = append_layers(b, d, layers, &stream, range, builder_is_last_piece(b, chunk));

@@ -54,9 +54,10 @@ typedef struct Decoder {
     const char *last_norm;
     NormKind norm; /* of all norms */
     bool norm_biased;
-    bool norms_heads;    /* norms of queries and keys act on each head; false: on all heads together */
-    bool transposed;     /* matrices are stored as [in, out] */
-    bool scales_outputs; /* matrices whose output is added to the stream start with builder_residual_std */
+    bool norms_heads;       /* norms of queries and keys act on each head; false: on all heads together */
+    bool transposed;        /* matrices are stored as [in, out] */
+    bool scales_embeddings; /* rows of the embedding are multiplied by sqrt(width) */
+    bool scales_outputs;    /* matrices whose output is added to the stream start with builder_residual_std */
     /* Declares the vectors of an affine residual add. NULL: plain adds. */
     AffineResidual (*residual_add)(Builder *builder, bool after_mlp);
     /* Appends the first rows of the stream, WIDE [R, D], with zeros for entries that another

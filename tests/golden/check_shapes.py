@@ -107,7 +107,16 @@ def draw_deepseek(draw, family):
         v_head_dim=draw.randint(1, 24))
 
 
-FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3}
+def draw_gemma3(draw):
+    """transformers demands that heads divide the width, which is one of the kernels' of norms after blocks."""
+    heads = draw.choice([2, 4, 6])
+    settings, head_dim = draw_olmo3(draw), 2 * draw.randint(4, 12)
+    return settings | dict(num_attention_heads=heads, hidden_size=heads * 4 * draw.randint(2, 6), head_dim=head_dim,
+        num_key_value_heads=draw.choice([k for k in (1, 2, 3, 6) if heads % k == 0]), query_pre_attn_scalar=draw.choice([head_dim, 256, 17]),
+        hidden_activation=draw.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu"]))
+
+
+FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma3_text": draw_gemma3}
 
 
 def smelt(build, *arguments):
@@ -207,7 +216,7 @@ def run_theirs(model, step, batch):
     near, least = at[None, :, None] - at[None, None, :] < (getattr(model.config, "sliding_window", None) or batch.length), torch.finfo(torch.float32).min
     mask, full = (torch.where(rows[:, None], 0.0, least) for rows in (seen & near, seen))
     experts = hasattr(model.config, "router_aux_loss_coef")
-    if model.config.model_type in ("olmo3", "gpt_oss"):
+    if model.config.model_type in ("olmo3", "gpt_oss", "gemma3_text"):
         mask = {"sliding_attention": mask, "full_attention": full}
     out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, **(dict(output_router_logits=True) if experts else {}))
     logits = model.lm_head(out.last_hidden_state).flatten(0, 1)

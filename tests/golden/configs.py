@@ -31,10 +31,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma3_text")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
-TYPED = ("hidden_act", "activation_function", "norm_type", "attn_type")
+TYPED = ("hidden_act", "hidden_activation", "activation_function", "norm_type", "attn_type")
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
@@ -259,6 +259,25 @@ def deepseek_edits(family):
         yield edit
 
 
+def gemma3_edits():
+    yield from olmo3_edits()
+    for name in ("hidden_activation", "hidden_act"):
+        for act in ("silu", "gelu_pytorch_tanh", "gelu", "relu", None):
+            yield {name: act}
+    for scalar in (12, 20, 256, 0.25, 0, -1, None, "1", ...):
+        yield {"query_pre_attn_scalar": scalar}
+    for theta in (300.0, None, "1"):
+        yield {"rope_local_base_freq": theta}
+        yield {"rope_parameters": ..., "rope_local_base_freq": theta, "rope_theta": 5000.0}
+    for pattern in (1, 2, 4, 6, 0, None, 1.5):
+        yield {"sliding_window_pattern": pattern, "layer_types": ...}
+    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
+        for cap in (30.0, 0.5, None, ...):
+            yield {name: cap}
+    for both in (True, False, None, ...):
+        yield {"use_bidirectional_attention": both}
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -295,7 +314,7 @@ def own_edits(family):
         return gpt2_edits()
     edits = [{"hidden_act": act} for act in ("silu", "swish", "gelu", "relu", "SiLU", "gelu_pytorch_tanh")]
     edits += [{"pad_token_id": token} for token in (0, PADDING, 63, 64, -1, -64, -65, 1.5, None, ...)]
-    edits += list(zaya_edits() if family == "zaya" else olmo3_edits() if family == "olmo3" else rope_edits())
+    edits += list(zaya_edits() if family == "zaya" else olmo3_edits() if family == "olmo3" else gemma3_edits() if family == "gemma3_text" else rope_edits())
     if family == "mixtral":  # whose YaRN and dynamic scaling need it
         edits += [edit | {"head_dim": 8} for edit in rope_edits()]
     if family in ("mistral", "qwen2", "qwen3", "llama", "mixtral"):

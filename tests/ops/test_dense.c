@@ -314,7 +314,8 @@ static void build_embed(Check *check, const void *argument) {
         bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
         scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
     }
-    check_output(check, op_embed(check->graph, ids, table, bias, scale, TENSOR_NONE, &(EmbedSpec){.padding = -1, .first = c->other}));
+    check_output(check, op_embed(check->graph, ids, table, bias, scale, TENSOR_NONE,
+                            &(EmbedSpec){.padding = -1, .first = c->other, .factor = bias ? 0 : 2.5}));
 }
 
 /* A frozen table of which three rows are trained; flag: with bias and scale. */
@@ -333,7 +334,7 @@ static void build_rows(Check *check, const void *argument) {
     graph->frozen = false;
     op_put_rows(graph, rows, table, &runs);
     if (graph->training) graph_parameter_gradient(graph, rows); /* of all rows, to be compared: each run has a view of its part */
-    EmbedSpec spec = {.padding = -1, .runs = runs};
+    EmbedSpec spec = {.padding = -1, .runs = runs, .factor = c->flag ? 0 : 0.75};
     TensorId ids = check_integers(check, 1, &c->rows, tokens);
     check_output(check, op_embed(graph, ids, table, bias, scale, rows, &spec));
 }

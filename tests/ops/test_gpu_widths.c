@@ -166,7 +166,7 @@ static void build_embed(Check *check, const void *argument) {
         scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
     }
     check_output(check, op_embed(check->graph, check_integers(check, 1, &c->rows, tokens), table, bias, scale, TENSOR_NONE,
-                            &(EmbedSpec){.padding = c->padded ? tokens[0] : -1, .first = c->first}));
+                            &(EmbedSpec){.padding = c->padded ? tokens[0] : -1, .first = c->first, .factor = c->affine ? 0 : 2.5}));
 }
 
 static void tokens_that_repeat_over_blocks_add_to_their_entry(void **state) {

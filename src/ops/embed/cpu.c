@@ -19,7 +19,7 @@ CPU_OP(embed) {
     const int32_t *tokens = call->in[EMBED_TOKENS];
     const T *table = call->in[EMBED_TABLE];
     const W *bias = call->in[EMBED_BIAS], *scale = call->in[EMBED_SCALE];
-    W *stream = call->out[EMBED_STREAM];
+    W *stream = call->out[EMBED_STREAM], factor = (W)embed_factor(call->attributes);
     int64_t rows = call->out_shape[EMBED_STREAM][0], columns = call->out_shape[EMBED_STREAM][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
@@ -30,7 +30,7 @@ CPU_OP(embed) {
         else if (scale)
             for (int64_t j = 0; j < columns; j++) row[j] = (to_wide(entry[j]) + bias[j]) * scale[j];
         else
-            for (int64_t j = 0; j < columns; j++) row[j] = to_wide(entry[j]);
+            for (int64_t j = 0; j < columns; j++) row[j] = to_wide(entry[j]) * factor;
     }
 }
 
@@ -66,6 +66,7 @@ static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int6
     const W *d_stream = call->in[EMBED_GRAD_D_STREAM], *bias = call->in[EMBED_GRAD_BIAS], *scale = call->in[EMBED_GRAD_SCALE];
     const int32_t *tokens = call->in[EMBED_GRAD_TOKENS];
     W *d_bias = call->out[EMBED_GRAD_D_BIAS], *d_scale = call->out[EMBED_GRAD_D_SCALE], sum[KERNEL_BLOCK] = {0};
+    W factor = (W)embed_factor(call->attributes);
     int64_t columns = call->in_shape[EMBED_GRAD_D_STREAM][1], token = tokens[row];
     int64_t at = table_row(call, tokens[row], call->in_shape[EMBED_GRAD_TABLE][0]) * columns + first;
     const T *restrict entry = (const T *)call->in[EMBED_GRAD_TABLE] + at;
@@ -79,6 +80,7 @@ static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int6
         if (d_bias) d_bias[first + j] += d_scaled;
         sum[j] = d_scaled;
     }
+    for (int64_t j = 0; j < end - first && !scale; j++) sum[j] *= factor;
     if (token != ((const EmbedSpec *)call->attributes)->padding)
         kernel_add_to_gradient(call, call->out[EMBED_GRAD_D_TABLE], at, sum, end - first);
 }

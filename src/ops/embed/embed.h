@@ -8,10 +8,13 @@
  * get theirs. The table has the entries of tokens `first` and on; other tokens give rows of zeros and no gradient. */
 typedef struct EmbedSpec {
     int64_t padding, first;
+    double factor;  /* of entries, without bias and scale; 0: 1 */
     TokenRuns runs; /* runs of trained rows, counted from the table's first entry: they get the gradients of these entries */
 } EmbedSpec;
-/* stream[r] = (table[tokens[r] - first] + bias) * scale. bias and scale are both given or both
- * TENSOR_NONE. `rows` [N, D], or TENSOR_NONE, are the rows that op_put_rows writes into the table
+static inline double embed_factor(const EmbedSpec *spec) { return spec->factor > 0 ? spec->factor : 1; }
+
+/* stream[r] = (table[tokens[r] - first] + bias) * scale, or table[tokens[r] - first] * factor. bias and
+ * scale are both given or both TENSOR_NONE. `rows` [N, D], or TENSOR_NONE, are the rows that op_put_rows writes into the table
  * at the spec's `runs`: they get the gradients of these entries. */
 TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, TensorId rows, const EmbedSpec *spec);
 /* Writes trained rows [N, D] into a frozen table: entry run.first + i is row run.row + i. */

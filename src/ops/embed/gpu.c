@@ -4,7 +4,7 @@
  * crosses chunks leaves a partial sum in each, and a second kernel adds them in order. Blocks have
  * equal work for any tokens, even a single repeated one.
  *
- * With bias and scale, row = (entry + bias) * scale. A run's sum S of d_stream gives scale * S to
+ * With bias and scale, row = (entry + bias) * scale, else entry * factor. A run's sum S of d_stream gives scale * S to
  * the entry, S * (entry + bias) to d_scale and S to d_bias / scale: the table is read once per run.
  * Scratch: two lists of sorted rows, counts, partial sums of runs [chunks, 2, columns], and of
  * d_bias and d_scale. */
@@ -25,7 +25,8 @@ typedef struct EmbedArguments {
     const int32_t GLOBAL *tokens;
     int32_t first, entries;
     const bf16 GLOBAL *table;
-    const float GLOBAL *bias, *scale;
+    const float GLOBAL *bias, *scale; /* NULL: `factor` */
+    float factor;
     float GLOBAL *stream;
     Tiling tiling;
 } EmbedArguments;
@@ -47,7 +48,8 @@ typedef struct EmbedGradArguments {
     const float GLOBAL *d_stream;
     const SortedRow GLOBAL *sorted;
     const bf16 GLOBAL *table;
-    const float GLOBAL *bias, *scale;
+    const float GLOBAL *bias, *scale; /* NULL: `factor` */
+    float factor;
     void GLOBAL *d_table; /* fp32, or bf16 if `bf16_gradient` */
     /* [chunks, 2, columns]: sums of the run that continues from the previous chunk, and of the run
      * that continues in the next one */
@@ -72,6 +74,7 @@ INLINE void embed_unit(const EmbedArguments *a, int unit) {
     bool here = token >= 0 && token < a->entries;
     f32x8 entry = here ? load8_bf16(a->table + token * columns + place.column, unit) : (f32x8)0;
     if (a->scale && here) entry = (entry + load8_wide(a->bias + place.column, unit)) * load8_wide(a->scale + place.column, unit);
+    else entry *= a->factor;
     store8_wide(a->stream + place.row * columns + place.column, entry, unit);
 }
 
@@ -195,7 +198,7 @@ INLINE void sum_runs(const EmbedGradArguments *a, int unit) {
         .end = end,
         .before = sorted_token(a, begin - 1),
         .after = sorted_token(a, end)};
-    f32x4 bias = 0, scale = 1;
+    f32x4 bias = 0, scale = a->factor;
     if (state.column >= a->columns) return;
     if (a->scale) {
         bias = load4_wide(a->bias + state.column, unit);
@@ -253,7 +256,7 @@ INLINE void join_runs(const EmbedGradArguments *a, int unit) {
         UNROLL for (int i = 0; i < RUNS_AHEAD; i++) sum += values[i];
     }
     for (; distance <= later; distance++) sum += load4_wide(runs + distance * stride, unit);
-    if (a->scale) sum *= load4_wide(a->scale + column, unit);
+    sum *= a->scale ? load4_wide(a->scale + column, unit) : (f32x4)a->factor;
     int64_t entry = (int64_t)token * a->columns + column;
     store_entry(a, entry, load_entry(a, entry, unit) + sum, unit);
 }
@@ -278,6 +281,7 @@ GPU_OP(embed) {
         .table = call->in[EMBED_TABLE],
         .bias = call->in[EMBED_BIAS],
         .scale = call->in[EMBED_SCALE],
+        .factor = (float)embed_factor(call->attributes),
         .stream = call->out[EMBED_STREAM],
         .tiling = tile_matrix(shape[0], shape[1], 8)};
     launch_embed(call->device, &arguments);
@@ -343,6 +347,7 @@ GPU_OP(embed_grad, embed_grad_gpu_workspace) {
         .table = call->in[EMBED_GRAD_TABLE],
         .bias = call->in[EMBED_GRAD_BIAS],
         .scale = call->in[EMBED_GRAD_SCALE],
+        .factor = (float)embed_factor(spec),
         .d_table = call->out[EMBED_GRAD_D_TABLE],
         .sorted = sort_rows(call, (SortedRow *)lists, (SortedRow *)(lists + bytes.list), (int32_t *)counts),
         .runs = (float *)runs,

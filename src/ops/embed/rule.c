@@ -1,7 +1,7 @@
 /* Token embedding into the WIDE residual stream: stream[r] = (table[tokens[r]] + bias) * scale,
  * stream [R, D], table [entries, D], for ZAYA1 with its learned bias and scale [D]; for other
- * models table[tokens[r]]. With S the sum of d_stream over the rows of a token, its entry gets
- * scale * S, d_bias gets scale * S, and d_scale gets S * (entry + bias). The gradient first adds
+ * models table[tokens[r]] * factor. With S the sum of d_stream over the rows of a token, its entry gets
+ * scale * S or factor * S, d_bias gets scale * S, and d_scale gets S * (entry + bias). The gradient first adds
  * the rows of each token, in row order, and then updates its entry once. The entry of the padding
  * token gets no gradient.
  *
@@ -11,7 +11,7 @@
 #include "ops/embed/embed.h"
 
 TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale, TensorId rows, const EmbedSpec *spec) {
-    assert((bias == TENSOR_NONE) == (scale == TENSOR_NONE));
+    assert((bias == TENSOR_NONE) == (scale == TENSOR_NONE) && (bias == TENSOR_NONE || embed_factor(spec) == 1));
     TensorId stream = graph_activation(graph, TYPE_WIDE, graph_elements(graph, tokens), graph_columns(graph, table), "embedded");
     Inputs in = {[EMBED_TOKENS] = tokens, [EMBED_TABLE] = table, [EMBED_BIAS] = bias, [EMBED_SCALE] = scale, [EMBED_ROWS] = rows};
     graph_node(graph, OP_embed, in, (Outputs){[EMBED_STREAM] = stream}, spec, sizeof *spec);
@@ -45,7 +45,7 @@ static void embed_gradient(Graph *graph, const Node *node, const TensorId *d_out
     append_gradient(graph, node, d_out[EMBED_STREAM], node->in[EMBED_TABLE], spec);
     for (int i = 0; i < spec->runs.count && rows; i++) {
         const TokenRun *run = &spec->runs.items[i];
-        EmbedSpec of_run = {.padding = spec->padding, .first = spec->first + run->first};
+        EmbedSpec of_run = {.padding = spec->padding, .first = spec->first + run->first, .factor = spec->factor};
         append_gradient(graph, node, d_out[EMBED_STREAM], graph_slice(graph, rows, run->row, run->count), &of_run);
     }
 }

@@ -1,0 +1,128 @@
+/* Gemma 3 (arXiv 2503.19786): Llama's attention and MLP with a norm before and after each, norms of
+ * query and key heads, and GeGLU. Embeddings are multiplied by sqrt(width). Five layers of six have a
+ * window, and a base of RoPE of their own. transformers stores gains of norms less 1. */
+#include <math.h>
+
+#include "formats/hf_class.h"
+#include "model/layer_spec.h"
+
+static LayerSpec layer(Builder *b, int index) {
+    const ModelConfig *c = b->config;
+    bool slides = model_has_window(c, index);
+    return (LayerSpec){.before_attention = "input_layernorm",
+        .after_attention = "post_attention_layernorm",
+        .before_mlp = "pre_feedforward_layernorm",
+        .after_mlp = "post_feedforward_layernorm",
+        .attention = {.queries = "self_attn.q_proj",
+            .keys = "self_attn.k_proj",
+            .values = "self_attn.v_proj",
+            .output = "self_attn.o_proj",
+            .query_norm = "self_attn.q_norm",
+            .key_norm = "self_attn.k_norm",
+            .rope_table = builder_rope_table(b, model_rope_theta(c, slides), !slides),
+            .scores = {.window = slides ? c->window : 0, .scale = c->softmax_scale}},
+        .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
+}
+
+static Trunk build(Builder *b) {
+    static const Decoder decoder = {.embedding = "model.embed_tokens.weight",
+        .last_norm = "model.norm",
+        .norm = NORM_RMS,
+        .norms_heads = true,
+        .scales_embeddings = true,
+        .layer = layer};
+    return builder_decoder(b, &decoder);
+}
+
+/* -- Classes of transformers --------------------------------------------------------------------------------------- */
+
+static void read_padding(HfFieldReader *r, const char *name, const json_t *value) {
+    if (value) hf_read_padding(r, name, value);
+    else r->model->padding = 0;
+}
+
+/* sliding_window_pattern is in older files. */
+static void read_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    static const HfLayerThetas thetas = {.full = 1e6, .sliding = 1e4, .field = "rope_local_base_freq"};
+    int64_t period = hf_integer_or(r, "sliding_window_pattern", 1, 6);
+    if (r->good) hf_read_usual_windows(r, name, value, &hf_sliding_names, period, 4096);
+    if (r->good) hf_read_layer_ropes(r, &thetas);
+}
+
+/* Scores are divided by the root of the scalar. */
+static void read_scalar(HfFieldReader *r, const char *name, const json_t *value) {
+    (void)value;
+    int64_t scalar = hf_integer_or(r, name, 1, 256);
+    r->model->softmax_scale = scalar == r->model->head_dim ? 0 : 1 / sqrt((double)scalar);
+}
+
+static const HfField fields[] = {
+    INTEGER("vocab_size", vocabulary, "262208"),
+    INTEGER("hidden_size", width, "2304"),
+    INTEGER("intermediate_size", ffn, "9216"),
+    INTEGER("num_hidden_layers", layers, "26"),
+    INTEGER("num_attention_heads", heads, "8"),
+    INTEGER("num_key_value_heads", kv_heads, "4"),
+    INTEGER("head_dim", head_dim, "256"),
+    INTEGER("max_position_embeddings", context, "131072"),
+    BOOLEAN("tie_word_embeddings", tied, "true"),
+    READ("hidden_activation", hf_read_activation),
+    NO_EFFECT("hidden_act"),
+    READ("pad_token_id", read_padding),
+    READ("query_pre_attn_scalar", read_scalar),
+    READ("layer_types", read_layers), /* reads the next fields too */
+    NO_EFFECT("sliding_window"),
+    NO_EFFECT("sliding_window_pattern"),
+    NO_EFFECT("_sliding_window_pattern"), /* which transformers writes and does not read */
+    NO_EFFECT("rope_parameters"),
+    NO_EFFECT("rope_local_base_freq"),
+    FIXED("attention_bias", "false"),
+    FIXED("final_logit_softcapping", "null"),
+    FIXED("attn_logit_softcapping", "null"),
+    FIXED("use_bidirectional_attention", "false null"),
+    NO_EFFECT("cache_implementation"),
+    END,
+};
+
+/* The scalar that gives the scale. */
+static double scalar_of(const ModelConfig *c) {
+    return c->softmax_scale > 0 ? round(1 / (c->softmax_scale * c->softmax_scale)) : (double)c->head_dim;
+}
+
+static bool check(const ModelConfig *c, const char *architecture, Error *error) {
+    return fabs(c->softmax_scale * sqrt(scalar_of(c)) - 1) < 1e-12 || c->softmax_scale == 0 ||
+           error_set(
+               error, ERROR_USAGE, "model.softmax_scale=%g is not 1 / sqrt(N) for a whole N, as %s has it", c->softmax_scale, architecture);
+}
+
+static void put(json_t *object, const ModelConfig *c) {
+    hf_put_decoder(object, c);
+    json_object_del(object, "hidden_act");
+    hf_put_activation(object, "hidden_activation", c);
+    hf_put_integer(object, "intermediate_size", c->ffn);
+    hf_put(object, "attention_bias", json_false());
+    hf_put_integer(object, "query_pre_attn_scalar", (int64_t)scalar_of(c));
+    hf_put_sliding_layers(object, c);
+}
+
+static const HfClass gemma3 = {.model_type = "gemma3_text",
+    .architecture = "Gemma3ForCausalLM",
+    .tables = {{fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .gain_offset = 1,
+    .check = check,
+    .put = put};
+static const HfClass *const classes[] = {&gemma3, NULL};
+
+/* -- The rule ------------------------------------------------------------------------------------------------------ */
+
+static const char *const settings[] = {"activation", "padding", "rope_factor", "rope_theta", "softmax_scale", "window_first",
+    "window_period", "window_rope_theta", "window_skips", NULL};
+
+const FamilyRule family_gemma = {.name = "gemma",
+    .settings = settings,
+    .repeats_key_heads = true,
+    .check = family_check_fused_norms,
+    .activation = ACTIVATION_geglu_tanh,
+    .layers = "model.layers",
+    .classes = classes,
+    .build = build};
