@@ -229,7 +229,7 @@ static char *name_of_output(const char *input, const char *root, const char *out
 static bool is_of_output(const char *path, const char *output) {
     static const char *const parts[] = {"-train", "-valid"};
     static const char *const endings[] = {
-        "/", ".bin", ".idx", ".tokenizer", ".pack.json", "." PACK_DROPPED, "." PACK_DEDUP_NAME, ".next", ".replaced", ".partial-"};
+        "/", ".bin", ".idx", ".tokenizer", ".pack.json", ("." PACK_DROPPED), ("." PACK_DEDUP_NAME), ".next", ".replaced", ".partial-"};
     if (!starts_with(path, output)) return false;
     path += strlen(output);
     for (int i = 0; i < 2; i++)

@@ -93,8 +93,9 @@ static void lanes_choose(int32_t *restrict index, W *restrict gate, const Lanes 
     int64_t classes, const RouterSpec *spec) {
     Lanes score;
     int32_t best[LANES];
-    for (int64_t c = 0; c < classes; c++)
-        for (int l = 0; l < LANES; l++) score.value[c][l] = p->value[c][l] + (bias ? bias[c] : 0);
+    memcpy(score.value, p->value, (size_t)classes * sizeof *p->value);
+    for (int64_t c = 0; c < classes && bias; c++)
+        for (int l = 0; l < LANES; l++) score.value[c][l] += bias[c];
     if (spec->groups > 1) lanes_limit(&score, spec);
     for (int64_t j = 0; j < spec->k; j++) {
         lanes_best(best, &score, classes);
