@@ -47,7 +47,7 @@ def write_shard(prefix, vocabulary, count):
 def write_config(path, shape, **more):
     """smelt's configuration of a row's model, with more settings of the model; returns the path."""
     zaya, experts = shape["family"] == "zaya", "experts" in shape
-    model = {"family": {"qwen3_moe": "llama", "olmoe": "olmo", "deepseek_v2": "deepseek"}.get(shape["family"], shape["family"]), "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
+    model = {"family": {"qwen3_moe": "llama", "olmoe": "olmo", "deepseek_v2": "deepseek", "gemma3": "gemma"}.get(shape["family"], shape["family"]), "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
              "kv_heads": shape["key_value_heads"], "head_dim": shape["head_dim"], "ffn": shape["expert_width" if experts else "ffn_width"],
              "vocabulary": shape["vocab"], "tied": str(shape["tied_head"]).lower(), "rope_theta": shape["rope_theta"], "rope_fraction": shape["rope_fraction"]}
     if zaya:
@@ -58,6 +58,8 @@ def write_config(path, shape, **more):
                       "gpt_oss": {"qkv_bias": "true", "renormalise": "true", "window": shape.get("window"), "window_period": 2}}.get(shape["family"], {}))
         if shape["family"] == "deepseek_v2":
             model.update({key: shape[key] for key in ("rope_dim", "value_dim", "kv_lora_rank", "shared_experts")}, experts_first=shape["dense_layers"], dense_ffn=shape["ffn_width"])
+    if shape["family"] == "gemma3":
+        model.update(window=shape["window"], window_period=6, window_first=5, window_skips="true", window_rope_theta=10000)
     with open(path, "w") as file:
         file.write("model:\n" + "".join(f"  {key}: {value}\n" for key, value in {**model, **more}.items()))
     return path

@@ -345,6 +345,11 @@ def hf_model(name, c, mode, attention="sdpa"):
             n_shared_experts=c["shared_experts"], first_k_dense_replace=c["dense_layers"], intermediate_size=c["ffn_width"], q_lora_rank=None,
             kv_lora_rank=c["kv_lora_rank"], qk_nope_head_dim=c["head_dim"] - c["rope_dim"], qk_rope_head_dim=c["rope_dim"], v_head_dim=c["value_dim"],
             rope_parameters={k: rope[k] for k in ("rope_type", "rope_theta")}, experts_implementation="grouped_mm" if "grouped" in mode else "eager"))
+    elif name == "gemma3":
+        theta = {"full_attention": c["rope_theta"], "sliding_attention": 10000.0}
+        model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
+            **shared, intermediate_size=c["ffn_width"], query_pre_attn_scalar=c["head_dim"], sliding_window=c["window"],
+            rope_parameters={kind: {"rope_type": "default", "rope_theta": base} for kind, base in theta.items()}))
     elif name == "gpt_oss":
         shared["attn_implementation"] = "flex_attention"  # SDPA has no sinks
         model = transformers.GptOssForCausalLM(transformers.GptOssConfig(
