@@ -33,7 +33,8 @@ typedef struct ConvertOptions {
 static const Option rows[] = {
     CHOICE_OPTION(dtype, "same", "same|bf16|fp32|fp16|q8_0|fp8|mxfp4",
         "dtype of the tensors; same: as in a model folder, bf16 for bf16 runs; fp16 and q8_0: GGUF files; fp8: a folder for vLLM and "
-        "transformers with FP8 linear layers, the rest as with same; mxfp4: the same with a gpt_oss's experts in MXFP4"),
+        "transformers with FP8 linear layers, the rest as with same; mxfp4: a folder of gpt_oss with experts in MXFP4, the rest as with "
+        "same"),
     CHOICE_OPTION(tokenizer, "own", "own|none", "write the model's tokenizer to the folder or GGUF file; none: omit it"),
     INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "maximum bytes of tensors per file of a folder, unless one tensor is larger"),
     BOOL_OPTION(overwrite, "false", "replace a folder written by convert, or a file of the same format"),

@@ -65,15 +65,15 @@ static const Option pack_rows[] = {
         "earlier one"),
     STRING_OPTION(against, "", "", "with dedup: packings whose documents count as seen, each named as OUTPUT, with commas", .path = true),
     STRING_OPTION(restore, "", "",
-        "a packing of the same INPUT with dedup: pack only what it dropped as repeats, and compare with it and against=; for a packing "
-        "that is withdrawn",
+        "a packing of the same INPUT with dedup: pack only what it dropped as repeats, and compare that with it and with against=; use "
+        "it after another packing is withdrawn",
         .path = true),
     STRING_OPTION(where, "", "",
         "keep documents for which this holds, as in language_score > 0.8 and text.words >= 50; fields of the record, text.STATISTIC, "
         "MODEL.label"),
     STRING_OPTION(
-        rules, "", "", "keep documents that keep published rules: gopher, c4, fineweb, or single ones as gopher.words, with commas"),
-    STRING_OPTION(lines, "", "", "remove lines of documents by published rules: c4, or single ones as c4.javascript, with commas"),
+        rules, "", "", "keep documents that pass published rules: gopher, c4, fineweb, or single ones such as gopher.words, with commas"),
+    STRING_OPTION(lines, "", "", "remove lines of documents by published rules: c4, or single ones such as c4.javascript, with commas"),
     STRING_OPTION(bad_words, "", "", "drop documents with a word or phrase of this file, one on each line", .path = true),
     STRING_OPTION(
         decontaminate, "", "", "drop documents that share 13 words in a row with this evaluation set of JSON lines", .path = true),
@@ -515,7 +515,7 @@ static const Command members[] = {
         .summary = "split token shards into a training and a validation part by documents",
         .words = "SHARDS OUTPUT",
         .explanation = "Writes each document of SHARDS, or pair of answers, to OUTPUT-train or OUTPUT-valid. A hash of its tokens decides, "
-                       "so that equal documents are in one part, and shards that are split apart have no document on both sides.\n",
+                       "so equal documents go to the same part, even if their shards are split separately.\n",
         .table = TABLE(split_rows),
         .options_size = sizeof(DataOptions),
         .run = run_split},

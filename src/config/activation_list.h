@@ -8,8 +8,9 @@
  * `limit` of ActivationTerms.
  *
  * `hf` lists the spellings of the function in config.json of transformers, separated by spaces;
- * the first one is written. Without a spelling, only families whose own function it is have it. A formula has arithmetic, comparisons, NUMBER(constant), and the
- * functions of backend/gpu/formulas.h, which ops/activation/cpu.c defines for CPUs. */
+ * the first one is written. A function without a spelling is only for families whose default it is.
+ * A formula has arithmetic, comparisons, NUMBER(constant), and the functions of
+ * backend/gpu/formulas.h, which ops/activation/cpu.c defines for CPUs. */
 
 /* GPT-2's approximation of GELU, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), is x
  * sigmoid(x (A + B x^2)), because 0.5 (1 + tanh(u)) = sigmoid(2u). */

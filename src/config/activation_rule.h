@@ -13,7 +13,7 @@ typedef enum Activation {
     ACTIVATION_COUNT
 } Activation;
 
-/* The constants of functions that have some. */
+/* The constants of activation functions that have constants. */
 typedef struct ActivationTerms { double alpha, limit; } ActivationTerms;
 
 typedef struct ActivationRule {

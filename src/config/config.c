@@ -104,8 +104,8 @@ static const Option rows[] = {
     BOOL_OPTION(tensorboard, "true", "write TensorBoard event files to the run folder", FREE),
 
     STRING_OPTION(data.train, "", "",
-        "training data: token shards (prefix or folder), a text file or folder, either also as s3://BUCKET/PREFIX, or a mixture "
-        "of sources (MIXTURE.yaml)",
+        "training data: token shards (prefix or folder), a text file or folder, a folder or text file in a bucket (s3://BUCKET/PREFIX), or "
+        "a mixture of sources (MIXTURE.yaml)",
         PATH),
     STRING_OPTION(data.valid, "", "", "validation data, like data.train; empty: split off from the training text", CHANGES, PATH),
     STRING_OPTION(
@@ -160,13 +160,13 @@ static const Option rows[] = {
     INT_OPTION(model.dense_ffn, "0", 0, 1 << 24, "channels", "hidden width of the MLP in layers without experts; 0: model.ffn", STATE),
     INT_OPTION(model.router_width, "64", 1, 65536, "channels", "hidden width of the routers", STATE),
     BOOL_OPTION(model.renormalise, "false", "normalize the gates of a token's experts to sum to 1"),
-    CHOICE_OPTION(model.router_scores, "softmax", "softmax|sigmoid", "scores of experts: probabilities over all, or sigmoids of each"),
-    INT_OPTION(model.expert_groups, "1", 1, 32, "groups", "groups of experts, of which a token chooses model.groups_chosen first"),
+    CHOICE_OPTION(model.router_scores, "softmax", "softmax|sigmoid", "scores of experts: a softmax over all experts, or a sigmoid of each"),
+    INT_OPTION(model.expert_groups, "1", 1, 32, "groups", "number of groups of experts; a token first chooses model.groups_chosen of them"),
     INT_OPTION(model.groups_chosen, "1", 1, 32, "groups",
-        "groups in which a token chooses its experts: those of the highest score, or of the highest sum of two sigmoids"),
+        "number of groups in which a token chooses its experts: groups with the highest score, or sum of two scores (sigmoid)"),
     REAL_OPTION(model.gate_scale, "1", 1e-6, 1e6, "", "factor of the gates (routed_scaling_factor)"),
-    INT_OPTION(
-        model.shared_experts, "0", 0, 512, "experts", "experts that every token passes, as one MLP of this many times model.ffn", STATE),
+    INT_OPTION(model.shared_experts, "0", 0, 512, "experts",
+        "experts that process every token, as one MLP whose width is this many times model.ffn", STATE),
     REAL_OPTION(model.auxiliary_loss, "0", 0, 100, "", "weight of the load-balancing loss"),
     CHOICE_OPTION(model.auxiliary_scope, "layer", "layer|model",
         "load-balancing loss: one per layer, or one over the tokens of all layers (transformers); averaged over microbatches"),
@@ -377,7 +377,7 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
     return true;
 }
 
-/* Checks the choice among groups of experts, and what a load-balancing loss averages. */
+/* Checks the groups of experts, and that the scores allow a load-balancing loss. */
 static bool check_router(const ModelConfig *model, Error *error) {
     int64_t groups = model->expert_groups, size = model->experts / groups;
     bool sigmoid = model->router_scores == SCORES_SIGMOID;

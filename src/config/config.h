@@ -59,7 +59,7 @@ typedef struct ModelConfig {
     int router_scores;                     /* RouterScores */
     int64_t expert_groups, groups_chosen;  /* deepseek: each token chooses among the experts of `groups_chosen` groups */
     double gate_scale;                     /* factor of the gates */
-    int64_t shared_experts;                /* deepseek: experts that every token passes, as one MLP of width shared_experts * ffn */
+    int64_t shared_experts;                /* deepseek: experts that process every token, as one MLP of width shared_experts * ffn */
     double auxiliary_loss;
     int auxiliary_scope; /* AuxiliaryScope */
     double rope_theta, rope_fraction;
@@ -109,7 +109,7 @@ static inline bool model_mixes_layers(const ModelConfig *model) {
     return model->experts && model_expert_layers(model, model->layers) < model->layers;
 }
 
-/* Return the channels of a value head, and those that RoPE rotates of a query or key head. */
+/* Return the channels of a value head, and the channels of a query or key head that RoPE rotates. */
 static inline int64_t model_value_dim(const ModelConfig *model) { return model->value_dim ? model->value_dim : model->head_dim; }
 static inline double model_rotated(const ModelConfig *model) {
     return model->rope_dim ? (double)model->rope_dim : model->rope_fraction * (double)model->head_dim;

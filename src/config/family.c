@@ -26,7 +26,7 @@ bool family_check_width(const ModelConfig *model, Error *error) {
 bool family_check_key_heads(const ModelConfig *model, Error *error) {
     return model->kv_heads == model->heads ||
            error_set(error, ERROR_USAGE,
-               "model.kv_heads=%lld is not model.heads=%lld, but family %s has no grouped-query attention: set model.kv_heads=%lld",
+               "model.kv_heads=%lld differs from model.heads=%lld, but family %s has no grouped-query attention: set model.kv_heads=%lld",
                (long long)model->kv_heads, (long long)model->heads, family_of(model)->name, (long long)model->heads);
 }
 

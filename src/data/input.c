@@ -1,6 +1,6 @@
 /* Reads the bytes of an input and decompresses them: gzip, zlib, zstd, xz and lzma are recognized
- * by the first bytes. An Input owns one open file or object, or standard input, and the decoder's state,
- * whose memory is bounded whatever the data requests. record_reader.c reads it once from its
+ * by the first bytes. An Input owns one open file or object, or standard input, and the decoder's
+ * state, whose memory is bounded whatever the data requests. record_reader.c reads it once from its
  * start. */
 #include <assert.h>
 #include <errno.h>
@@ -137,7 +137,7 @@ static const Codec codecs[] = {
 
 /* -- Reading ----------------------------------------------------------------------------------------------------- */
 
-/* Reads the next bytes of a file. All of it is expected once more than its start is read. */
+/* Reads the next bytes of a file. The second read announces that all the rest will be read. */
 static bool read_object(Input *input, unsigned char *to, int64_t count, Error *error) {
     if (input->position > 0 && !input->expected)
         object_expect(input->object, &(ObjectRange){input->position, object_bytes(input->object)}, 1, 1);

@@ -811,8 +811,8 @@ static bool refuse_foreign(const Packer *packer, const char *name, Error *error)
                indexed ? index : tokens);
 }
 
-/* Refuses lists beside a shard that are other files. Those of a packing that was killed, or that kept
- * nothing, are replaced. */
+/* Refuses to replace files that have the names of a shard's lists but are not such lists. Lists of a
+ * packing that was killed, or that kept nothing, are replaced. */
 static bool refuse_foreign_lists(const Packer *packer, Error *error) {
     SCOPED_FREE char *dropped = memory_format("%s." PACK_DROPPED, packer->train.name);
     SCOPED_FREE char *dedup = memory_format("%s." PACK_DEDUP_NAME, packer->train.name);
@@ -860,7 +860,7 @@ static bool open_outputs(Packer *packer, Error *error) {
 
 static bool restores(const Packer *packer) { return packer->options.restore && *packer->options.restore; }
 
-/* Opens the list of the packing whose repeats are restored, and compares with what it has kept. */
+/* Opens the list of the packing whose repeats are restored, and counts what it kept as seen. */
 static bool open_restore(Packer *packer, const char *folder, Error *error) {
     json_auto_t *settings = pack_report_settings(&packer->report, &packer->options);
     const char *restore = packer->options.restore;
@@ -917,7 +917,7 @@ static void warn_bad(const Packer *packer) {
     }
 }
 
-/* Says what rules over lines did. */
+/* Logs how often each rule over lines applied. */
 static void say_edits(const Packer *packer) {
     for (int i = 0; i < LINE_RULES; i++)
         if (packer->report.edits[i]) log_info("%s applied to %" PRId64 " lines", line_rule_name(i), packer->report.edits[i]);
@@ -995,7 +995,7 @@ static bool check_mask(const Packer *packer, int64_t trained, int64_t tokens, Er
         trained ? "all" : "none", tokens, packer->options.inputs[0]);
 }
 
-/* Returns the place of the list of dropped documents; the caller frees. */
+/* Returns the path of the list of dropped documents; the caller frees. */
 static char *dropped_path(const Packer *packer) {
     return in_folder(packer) ? part_path(&packer->train, PACK_DROPPED) : memory_format("%s." PACK_DROPPED, packer->train.name);
 }

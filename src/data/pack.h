@@ -69,7 +69,7 @@ typedef struct PackOptions {
     PackInvalid invalid;
     PackDedup dedup;
     const char *against;          /* packings whose documents count as seen, with commas between them; "" or NULL: none */
-    const char *restore;          /* a packing of the same inputs: only documents that it dropped as repeats; "" or NULL: all */
+    const char *restore;          /* a packing of the same inputs: pack only what it dropped as repeats; "" or NULL: all */
     const DocumentFilter *filter; /* rules that drop documents, or NULL; borrowed */
     bool held_out;                /* if a folder has splits by name, take the one for validation; otherwise the one for training */
     bool special;                 /* special tokens spelled in the text are matched; otherwise they are ordinary text */

@@ -225,7 +225,7 @@ static char *name_of_output(const char *input, const char *root, const char *out
     return memory_format("%.*s/%s%s%s", (int)path_length(input), input, rest, *rest ? "/" : "", slash ? slash + 1 : whole);
 }
 
-/* Returns whether a path is one that a packing to this output makes. */
+/* Returns whether a packing to this output writes the path. */
 static bool is_of_output(const char *path, const char *output) {
     static const char *const parts[] = {"-train", "-valid"};
     static const char *const endings[] = {
@@ -239,7 +239,7 @@ static bool is_of_output(const char *path, const char *output) {
     return false;
 }
 
-/* Leaves out what the packing makes among the files of an input from `first` on. */
+/* Removes files of OUTPUT from the files of an input, which begin at `first` in the list. */
 static void leave_output(PackFiles *files, const char *input, const char *root, const char *output, size_t first) {
     static const NotText own = {"a file of OUTPUT", NULL};
     SCOPED_FREE char *name = output ? name_of_output(input, root, output) : NULL;

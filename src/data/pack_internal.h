@@ -18,10 +18,10 @@
 /* -- Bytes (input.c) ----------------------------------------------------------------------------------------------- */
 
 typedef struct Input Input;
-/* Opens an input, which `place` must outlive; the path "-" is standard input. Takes over `object`,
+/* Opens an input; `place` must outlive it, and its path "-" is standard input. Takes over `object`,
  * the open object at that place, or NULL. ERROR_DATA. */
 Input *input_open(const ObjectPlace *place, Object *object, Error *error);
-enum { INPUT_START = 1 << 18 }; /* bytes that it reads at once */
+enum { INPUT_START = 1 << 18 }; /* bytes that an Input reads at once */
 /* Reads the next `size` bytes; fewer only at the end. On failure `*count` bytes are valid.
  * ERROR_DATA. */
 bool input_read(Input *input, void *bytes, size_t size, size_t *count, Error *error);
@@ -169,7 +169,7 @@ typedef struct RecordPosition {
 typedef struct Record {
     size_t start, size; /* raw bytes in its block's text */
     bool json, valid;   /* a JSON object; in the validation part */
-    bool passed;        /* set by the pipeline: not one that is restored */
+    bool passed;        /* set by the pipeline: skipped, because it is not restored */
     TablePlace place;   /* for a row of a table; its `columns` is above 0 */
     bool first, last;   /* piece of its document */
     PackBad bad;
@@ -258,15 +258,15 @@ enum { RECORD_LIMIT = 1 << 26 /* bytes of a JSON line, and of a document that is
  * to encode. Unless `object` is NULL, *object gets the JSON of a record with a text; owned by the
  * caller. */
 void record_text(Record *record, char *block_text, const char *field, PackInvalid invalid, json_t **object);
-/* Removes lines of a document with a text. */
+/* Removes lines of a document's text (lines=). */
 void record_edit(Record *record, char *block_text, const DocumentFilter *filter);
 
 /* -- Documents that are restored (pack_restore.c) ---------------------------------------------------------------------- */
 
 typedef struct RestoreList RestoreList;
-/* Reads which documents of these files a packing dropped as repeats, as in PackOptions.restore. It
- * must have had these inputs and settings, which are those of the records. `folder`: for a large
- * table. ERROR_USAGE; ERROR_DATA. */
+/* Reads which documents of these files a packing dropped as repeats, as in PackOptions.restore. The
+ * packing must have had these inputs and settings, in the form of packing records. `folder` is for a
+ * large table. ERROR_USAGE; ERROR_DATA. */
 RestoreList *restore_open(
     const char *packing, const PackFiles *files, const json_t *inputs, const json_t *settings, const char *folder, Error *error);
 bool restore_wants(const RestoreList *list, int64_t file, int64_t line); /* from any thread */
@@ -285,7 +285,7 @@ typedef struct PipelineOptions {
     const Chat *chat;             /* if set, records are conversations */
     bool pairs;                   /* each has a chosen and a rejected answer */
     const DocumentFilter *filter; /* if set, judges documents, which then come in one piece */
-    const RestoreList *restore;   /* the same: if set, passes over documents that are not listed */
+    const RestoreList *restore;   /* if set, skips documents that are not listed; documents come in one piece */
 } PipelineOptions;
 /* Receives the blocks in order, on the calling thread; it may take over what a block owns.
  * Returning false ends the run. */

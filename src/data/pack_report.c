@@ -157,7 +157,7 @@ static json_t *describe_filtered(const PackReport *report, const PackOptions *op
     return counts;
 }
 
-/* How often rules over lines applied. */
+/* Describes how often each rule over lines applied. */
 static json_t *describe_edits(const PackReport *report) {
     json_t *counts = json_object();
     for (int i = 0; i < LINE_RULES; i++) json_object_set_new(counts, line_rule_name(i), json_integer(report->edits[i]));
@@ -220,8 +220,8 @@ static char *find_difference(const PackReport *report, const PackOptions *option
     return version && !strcmp(version, SMELT_VERSION) ? NULL : memory_copy_string("the version of smelt");
 }
 
-/* Returns the number of records that a packing has read, for a record of an older smelt, which has
- * no such count. */
+/* Computes the number of records that a packing read, because packing records of an older smelt do
+ * not have this count. */
 static int64_t count_records(const PackReport *report, const PackOptions *options) {
     const PackResult *result = &report->result;
     int64_t count = result->documents + result->filtered + result->left_out;

@@ -1,6 +1,6 @@
-/* The documents that an earlier packing dropped as repeats, for a packing of them alone: after the
- * packing that they repeat is withdrawn. A RestoreList has the hash of each one's file and line, as
- * the list of dropped documents has them (drop_log.c). Read by the threads of the pipeline. */
+/* Reads which documents an earlier packing dropped as repeats. After the packing that they repeat is
+ * withdrawn, a new packing takes only these documents. A RestoreList has the hash of the file and
+ * line of each, from the list of dropped documents (drop_log.c). The pipeline's threads read it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,7 +54,7 @@ static bool check_record(const char *packing, const json_t *inputs, const json_t
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const json_t *was = json_object_get(json_object_get(record, "settings"), keys[i]), *is = json_object_get(settings, keys[i]);
         if ((was || is) && !json_equal(was, is))
-            return error_set(error, ERROR_USAGE, "restore: the setting %s is not that of %s: set it as there", keys[i], packing);
+            return error_set(error, ERROR_USAGE, "restore: the setting %s is not that of %s: set it to the same value", keys[i], packing);
     }
     return true;
 }
@@ -114,7 +114,7 @@ RestoreList *restore_open(
         good = error_set(error, ERROR_USAGE, "restore: %s has no list of dropped documents: it was packed without dedup=", packing);
     good = good && (read_list(list, path, folder, error) || error_recode(error, ERROR_DATA));
     if (good && !list->count)
-        good = error_set(error, ERROR_USAGE, "restore: %s dropped no repeats, so that there is nothing to restore", packing);
+        good = error_set(error, ERROR_USAGE, "restore: %s dropped no repeats, so there is nothing to restore", packing);
     if (good) return list;
     restore_free(list);
     return NULL;

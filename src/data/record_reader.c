@@ -24,7 +24,7 @@
 
 enum { WINDOW_BYTES = 1 << 18, BLOCK_BYTES = 1 << 18, BLOCK_RECORDS = 1 << 12, PIECE_LIMIT = 1 << 30 /* limit of a tokenizer */ };
 
-/* A bucket of small objects costs a request each, so that many are open at once. */
+/* Each small object of a bucket costs a request, so many objects are requested at once. */
 enum { AHEAD_FILES = 16 };
 
 struct RecordReader {
@@ -497,7 +497,7 @@ static bool read_rows(RecordReader *reader, Block *block, Error *error) {
     return true;
 }
 
-/* Opens the next objects of a bucket. A failure is met again when the file's turn comes. */
+/* Opens the next objects of a bucket. A failure is ignored: open_input_file tries again. */
 static void open_ahead(RecordReader *reader) {
     int64_t end = int_min(reader->at.file + AHEAD_FILES, (int64_t)reader->files->list.count);
     if (reader->ahead_end < reader->at.file) reader->ahead_end = reader->at.file;

@@ -1,7 +1,7 @@
 /* The local folder of a source in a bucket: CACHE/HASH has whole copies of its indexes, tokenizer
  * and record of packing, and REMOTE_RECORD, which lists the token objects and their cache. To all
- * other code it is a folder of shards (shard_set.c). Of texts, which are packed from the bucket,
- * the folder only has the record. A file is fetched again when its ETag changes.
+ * other code it is a folder of shards (shard_set.c). For texts, which the run packs from the
+ * bucket, the folder has only the record. A file is fetched again when its ETag changes.
  * The first process of the node makes the folder under a lock, and the others find it complete; an
  * existing folder is used when the store does not answer. */
 #include <errno.h>
@@ -135,7 +135,7 @@ static const S3Entry *find_object(const Mirror *mirror, const char *name) {
 
 static bool is_index(const char *name) { return !strchr(name, '/') && *name != '.' && ends_with(name, ".idx"); }
 
-/* Returns whether the source has no file of a shard, and so is texts. */
+/* Returns whether the source is texts: objects, none of which is a file of a shard. */
 static bool holds_texts(const Mirror *mirror) {
     for (size_t i = 0; i < mirror->listing.count; i++)
         if (is_tokens(mirror->listing.entries[i].name) || is_index(mirror->listing.entries[i].name)) return false;
@@ -220,7 +220,7 @@ static bool mirror_open(Mirror *mirror, const RemoteOptions *options, const char
     return mirror->s3 && file_make_folder(mirror->folder, error);
 }
 
-/* Lists the objects below the prefix, or the one with its name. */
+/* Lists the objects below the prefix, or the one object of that name. */
 static bool list_source(Mirror *mirror, Error *error) {
     bool absent;
     size_t length = strlen(mirror->prefix);

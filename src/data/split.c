@@ -1,5 +1,5 @@
 /* Splits shards (split.h): one pass over the documents. A Splitter owns the open input, both writers
- * and the tokens of one document, or of its part if it is long. Called by `smelt data split`. */
+ * and the tokens of one document, or of a part of a long one. Called by `smelt data split`. */
 #include "data/split.h"
 
 #include <jansson.h>
@@ -40,7 +40,8 @@ typedef struct Splitter {
 
 /* -- Documents ----------------------------------------------------------------------------------------------------- */
 
-/* Makes the tokens from `at` on, up to `end`, present, and returns how many are. -1: an error. */
+/* Reads the tokens from `at` to `end`, at most HELD_TOKENS, unless they are held already. Returns
+ * their number, or -1 after an error. */
 static int64_t hold(Splitter *split, int64_t at, int64_t end, Error *error) {
     int64_t count = int_min(end - at, HELD_TOKENS);
     if (at >= split->held && at + count <= split->held + split->held_count) return count;
@@ -135,7 +136,7 @@ static bool open_set(Splitter *split, Error *error) {
                options->input);
 }
 
-/* Refuses what exists, or with `overwrite` what is not a shard. */
+/* Refuses existing files; with `overwrite`, only files that are not part of a shard. */
 static bool check_output(const Splitter *split, const char *name, Error *error) {
     static const char *const suffixes[] = {".idx", ".bin", ".tokenizer"};
     SCOPED_FREE char *index = memory_format("%s.idx", name), *folder = memory_format("%s/", name);
@@ -156,7 +157,8 @@ static bool check_output(const Splitter *split, const char *name, Error *error) 
     return true;
 }
 
-/* A packing that was killed between two names of an earlier output is finished first. */
+/* Opens the outputs. If an earlier command was killed while it renamed the files of this output,
+ * finishes the renaming first. */
 static bool open_outputs(Splitter *split, Error *error) {
     static const char *const endings[] = {"-train", "-valid"};
     const char *output = split->options->output;
@@ -182,8 +184,8 @@ static bool finish(Splitter *split, Error *error) {
     static const char *const names[] = {"training", "validation"};
     for (int i = 0; i < 2; i++)
         if (!split->parts[i]->tokens)
-            return error_set(error, ERROR_DATA, "no document of %s is in the %s part: set another valid than %g", split->options->input,
-                names[i], split->options->valid_fraction);
+            return error_set(error, ERROR_DATA, "no document of %s is in the %s part: set valid to another value than %g",
+                split->options->input, names[i], split->options->valid_fraction);
     SCOPED_FREE char *record = memory_format("%s" SHARDS_FILE, split->names[0]);
     json_auto_t *content = json_pack("{ss sb s{so sf} s{sI sI} s{sI sI}}", "smelt", SMELT_VERSION, "complete", 1, "split", "input",
         pack_json_text(split->options->input), "valid", split->options->valid_fraction, "train", "documents",

@@ -37,7 +37,7 @@ static Trunk build(Builder *b) {
 
 /* -- Classes of transformers --------------------------------------------------------------------------------------- */
 
-/* The channels of a head that RoPE does not rotate; head_dim counts the others. */
+/* Reads the channels of a head that RoPE does not rotate. In config.json, head_dim counts the others. */
 static void read_channels(HfFieldReader *r, const char *name, const json_t *value) {
     ModelConfig *c = r->model;
     int64_t plain = hf_integer_or(r, name, 1, 128);
@@ -46,7 +46,7 @@ static void read_channels(HfFieldReader *r, const char *name, const json_t *valu
     if (plain % 2 || __builtin_add_overflow(plain, c->rope_dim, &c->head_dim)) hf_refuse(r, name, "is odd or too large");
 }
 
-/* Layers from this one on have experts. */
+/* Reads the first layer that has experts. */
 static void read_dense_layers(HfFieldReader *r, const char *name, const json_t *value) {
     ModelConfig *c = r->model;
     (void)value;
@@ -75,9 +75,9 @@ static const HfField latent_fields[] = {
     READ("first_k_dense_replace", read_dense_layers),
     NO_EFFECT("qk_head_dim"),
     FIXED("attention_bias", "false"),
-    FIXED("moe_layer_freq", "1"), /* of DeepSeek's own code, as scoring_func */
+    FIXED("moe_layer_freq", "1"), /* a field of DeepSeek's own code, like scoring_func */
     NO_EFFECT("pretraining_tp"),
-    NO_EFFECT("output_router_logits"), /* these classes have no loss of routers */
+    NO_EFFECT("output_router_logits"), /* these classes have no router loss */
     END,
 };
 
@@ -121,7 +121,7 @@ static const HfField v3_fields[] = {
     BOOLEAN("rope_interleave", rope_interleave, "true"),
     FIXED("topk_method", "noaux_tc"),
     FIXED("scoring_func", "sigmoid"),
-    NO_EFFECT("num_nextn_predict_layers"), /* of layers after the model's, which are skipped */
+    NO_EFFECT("num_nextn_predict_layers"), /* counts layers after the model's own, which are skipped */
     NO_EFFECT("num_mtp_layers"),
     END,
 };

@@ -1,6 +1,6 @@
 /* Gemma 3 (arXiv 2503.19786): Llama's attention and MLP with a norm before and after each, norms of
- * query and key heads, and GeGLU. Embeddings are multiplied by sqrt(width). Five layers of six have a
- * window, and a base of RoPE of their own. transformers stores gains of norms less 1. */
+ * query and key heads, and GeGLU. Embeddings are multiplied by sqrt(width). Five of six layers have
+ * a window and a RoPE base of their own. transformers stores gains of norms minus 1. */
 #include <math.h>
 
 #include "formats/hf_class.h"
@@ -41,7 +41,7 @@ static void read_padding(HfFieldReader *r, const char *name, const json_t *value
     else r->model->padding = 0;
 }
 
-/* sliding_window_pattern is in older files. */
+/* Older files have sliding_window_pattern instead of layer_types. */
 static void read_layers(HfFieldReader *r, const char *name, const json_t *value) {
     static const HfLayerThetas thetas = {.full = 1e6, .sliding = 1e4, .field = "rope_local_base_freq"};
     int64_t period = hf_integer_or(r, "sliding_window_pattern", 1, 6);
@@ -49,7 +49,7 @@ static void read_layers(HfFieldReader *r, const char *name, const json_t *value)
     if (r->good) hf_read_layer_ropes(r, &thetas);
 }
 
-/* Scores are divided by the root of the scalar. */
+/* Attention scores are divided by the square root of query_pre_attn_scalar. */
 static void read_scalar(HfFieldReader *r, const char *name, const json_t *value) {
     (void)value;
     int64_t scalar = hf_integer_or(r, name, 1, 256);
@@ -84,7 +84,7 @@ static const HfField fields[] = {
     END,
 };
 
-/* The scalar that gives the scale. */
+/* Returns the query_pre_attn_scalar that gives softmax_scale. */
 static double scalar_of(const ModelConfig *c) {
     return c->softmax_scale > 0 ? round(1 / (c->softmax_scale * c->softmax_scale)) : (double)c->head_dim;
 }

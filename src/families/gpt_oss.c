@@ -33,7 +33,7 @@ static void read_layers(HfFieldReader *r, const char *name, const json_t *value)
     hf_read_usual_windows(r, name, value, &hf_sliding_names, 2, 128);
 }
 
-/* Without settings, RoPE is scaled. */
+/* Without rope_parameters, transformers scales RoPE by these. */
 static void read_rope(HfFieldReader *r, const char *name, const json_t *value) {
     json_auto_t *usual = json_pack("{s:s, s:f, s:f, s:f, s:b, s:i}", "rope_type", "yarn", "factor", 32.0, "beta_fast", 32.0, "beta_slow",
         1.0, "truncate", 0, "original_max_position_embeddings", 4096);
@@ -73,7 +73,7 @@ static const HfField fields[] = {
     INTEGER("num_experts_per_tok", experts_per_token, "4"),
     READ("router_aux_loss_coef", read_router_loss),
     NO_EFFECT("output_router_logits"),
-    NO_EFFECT("experts_per_token"), /* of OpenAI's folders */
+    NO_EFFECT("experts_per_token"), /* in OpenAI's folders */
     NO_EFFECT("initial_context_length"),
     END,
 };

@@ -38,7 +38,7 @@ bool filter_reads_text(const DocumentFilter *filter); /* whether a rule reads th
 /* Returns the settings with the content of their files, as a new object: equal for equal verdicts. */
 json_t *filter_describe(const DocumentFilter *filter);
 
-/* Removes the lines of a text, in place, that break the rules of `lines`; returns the bytes that are
+/* Removes, in place, the lines of a text that break the rules of `lines`; returns the bytes that are
  * left. Adds to `counts` how often each rule applied. */
 enum { LINE_RULES = 6 };
 size_t filter_edit(const DocumentFilter *filter, char *text, size_t size, int32_t counts[LINE_RULES]);

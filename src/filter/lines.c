@@ -1,8 +1,8 @@
 /* Rules that remove lines of a document, as C4 does: Raffel et al., "Exploring the Limits of
  * Transfer Learning with a Unified Text-to-Text Transformer", 2020, section 2.2; where the paper
- * leaves something open, as datatrove. Lines end as in str.splitlines of Python, and lose the spaces
- * around them. The rules are tried in the order of the table, and the first that a line breaks
- * removes it. Owns nothing. */
+ * leaves something open, as datatrove does. Lines end as in str.splitlines of Python, and lose the
+ * spaces around them. The rules are tried in the order of the table, and the first that a line
+ * breaks removes it. Owns nothing. */
 #include <string.h>
 #include <strings.h>
 

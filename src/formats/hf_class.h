@@ -92,20 +92,20 @@ typedef struct HfLayerNames { const char *full, *sliding; } HfLayerNames;
  * (window_skips). `period` is the least one, if there is no second such layer. Returns the number of
  * layers with the window; -1 after a refusal. */
 int64_t hf_read_windows(HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, bool skips);
-/* Reads layer_types and sliding_window, which `window` is without that field. Absent or null types:
+/* Reads layer_types, and sliding_window, whose default is `window`. If layer_types is absent or null,
  * every `period`th layer has full attention. */
 void hf_read_usual_windows(
     HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, int64_t window);
 /* Layers of "full_attention" and of "sliding_attention". */
 extern const HfLayerNames hf_sliding_names;
-/* Default bases of RoPE by type of layer, and the field that has that of sliding layers outside
- * rope_parameters; NULL: none. */
+/* Default RoPE bases by type of layer, and the field outside rope_parameters that holds the base of
+ * sliding layers; NULL: none. */
 typedef struct HfLayerThetas {
     double full, sliding;
     const char *field;
 } HfLayerThetas;
 /* Reads rope_parameters, which hold settings for each type of layer; rope_scaling and rope_theta
- * beside them are those of full layers. Needs the window. */
+ * beside them apply to full layers. The window must have been read. */
 void hf_read_layer_ropes(HfFieldReader *r, const HfLayerThetas *thetas);
 /* Reads the coefficient of the router's loss over all layers, with its default, and
  * output_router_logits: without it the loss does not count. Needs the experts per token. */
@@ -162,7 +162,7 @@ typedef struct HfTensor {
     bool vectors;                   /* a stack of vectors, whose rows have one element; false: a matrix or a stack of matrices */
     int64_t offset;                 /* elements of the stored tensor before this part */
     HfForm form;
-    int64_t paired; /* of so many rows (of a head), rows i and i + paired / 2 are stored next to each other; 0: not paired */
+    int64_t paired; /* rows of a head: of each `paired` rows, rows i and i + paired / 2 are stored next to each other; 0: not paired */
 } HfTensor;
 typedef struct HfTensorList {
     HfTensor *items;
@@ -282,7 +282,7 @@ struct HfClass {
     bool demands_scaled_head_dim; /* transformers does not run yarn or dynamic scaling without head_dim */
     bool lacks_router_biases;     /* models with load-balancing biases that differ cannot be written */
     bool router_is_parameter;     /* PEFT lists a router's matrix in target_parameters */
-    double gain_offset;           /* norms multiply by this plus the stored gain: 1 if folders store gains less 1 */
+    double gain_offset;           /* norms multiply by this plus the stored gain: 1 if folders store gains minus 1 */
     bool runs_fp8;                /* vLLM and transformers read it in FP8 (hf_fp8.c) */
     bool reads_mxfp4;             /* transformers reads folders of it with experts in MXFP4 */
     bool skips_prediction;        /* layers for multi-token prediction in a folder are skipped */
@@ -309,7 +309,7 @@ struct HfClass {
 
 /* Returns the class that a configuration is written as. */
 const HfClass *hf_class(const ModelConfig *config);
-/* Returns what a folder's gains lack; 0 for other parameters. */
+/* Returns what must be added to a stored norm gain; 0 for other parameters. */
 static inline double hf_gain_offset(const ModelConfig *config, const Parameter *parameter) {
     return parameter->kind == PARAMETER_NORM ? hf_class(config)->gain_offset : 0;
 }

@@ -1,7 +1,8 @@
 /* Experts in MXFP4 (OCP Microscaling Formats 1.0), as in OpenAI's folders of gpt-oss: a stack of
  * matrices NAME [experts, rows, columns] is stored as NAME_blocks [experts, rows, columns / 32, 16],
  * two e2m1 values a byte, the first one in the low bits, and NAME_scales [experts, rows, columns /
- * 32], an e8m0 exponent for 32 values. bf16 holds their products exactly. Owns nothing. */
+ * 32], an e8m0 exponent for 32 values. bf16 holds the products of values and
+ * scales exactly. Owns nothing. */
 #include <math.h>
 #include <string.h>
 
@@ -16,7 +17,7 @@ bool hf_check_mxfp4(const ModelConfig *c, Error *error) {
     const HfClass *class = hf_class(c);
     if (!class->reads_mxfp4)
         return error_set(error, ERROR_USAGE,
-            "dtype=mxfp4: transformers does not read experts of %s in MXFP4; it does of gpt_oss: set dtype=same", class->architecture);
+            "dtype=mxfp4: transformers does not read experts of %s in MXFP4, only those of gpt_oss: set dtype=same", class->architecture);
     if (c->width % BLOCK || c->ffn % BLOCK)
         return error_set(error, ERROR_USAGE, "dtype=mxfp4: model.width=%lld and model.ffn=%lld must be multiples of %d: set dtype=same",
             (long long)c->width, (long long)c->ffn, BLOCK);
@@ -77,7 +78,7 @@ static int scale_of(const float *block) {
     return scale < 0 ? 0 : scale;
 }
 
-/* Returns the nearest e2m1 number, of two equally near ones the even one; numbers above 6 become 6. */
+/* Returns the nearest e2m1 number, ties to even; numbers above 6 become 6. */
 static int nearest(float x) {
     float size = fabsf(x);
     int number = (size > 0.25f) + (size >= 0.75f) + (size > 1.25f) + (size >= 1.75f) + (size > 2.5f) + (size >= 3.5f) + (size > 5);

@@ -349,7 +349,7 @@ static const WeightEntry *embedding_of(const Folder *folder) {
     return NULL;
 }
 
-/* Returns the bytes of `count` elements of a tensor; in MXFP4, of elements of the file. */
+/* Returns the bytes of `count` elements of a tensor; with MXFP4, `count` is in bytes of the file. */
 static int64_t entry_bytes(const WeightEntry *entry, int64_t count) {
     return entry->type ? gguf_bytes(entry->type, count) : count * (int64_t)stored_type_bytes(entry->tensor->type);
 }
@@ -425,7 +425,7 @@ static void change_values(Precision precision, void *values, int64_t count, doub
     }
 }
 
-/* llama.cpp's files have whole gains. */
+/* GGUF files have gains without an offset. */
 static double gain_offset(const HfReader *reader, int parameter) {
     return reader->folder.gguf_tensors ? 0 : hf_gain_offset(reader->config, &reader->graph->parameters[parameter]);
 }
@@ -539,7 +539,7 @@ const StoredTensor *hf_reader_stored(const HfReader *reader, const HfTensor *wan
 StoredType hf_reader_type(const HfReader *reader, int parameter) {
     int item = reader->first[parameter];
     if (item >= reader->first[parameter + 1]) return STORED_F32;
-    return reader->list.items[item].form == HF_FP4 ? STORED_BF16 : reader->entries[item]->tensor->type; /* which holds its numbers */
+    return reader->list.items[item].form == HF_FP4 ? STORED_BF16 : reader->entries[item]->tensor->type; /* bf16 holds MXFP4's numbers */
 }
 
 void hf_reader_done(const HfReader *reader, const HfTensor *wanted) {

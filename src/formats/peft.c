@@ -42,8 +42,8 @@ static char *module_of(const char *name) {
     return memory_format("%.*s", (int)(strlen(name) - strlen(DOWN)), name);
 }
 
-/* Returns whether a module is the matrix of a router: a parameter of a module that is not a linear
- * layer. */
+/* Returns whether a name is that of a router, whose matrix is a parameter of a module that is not a
+ * linear layer. */
 static bool is_router_matrix(const char *module) { return ends_with(module, ".mlp.gate") || ends_with(module, ".mlp.router"); }
 
 /* Returns PEFT's name of a trained parameter, for the caller to free. */

@@ -302,8 +302,8 @@ static TensorId apply_experts(Builder *b, TensorId x, TensorId w, const Dispatch
     return op_fp8_grouped_linear(b->graph, x, w, dispatch, &b->config->fp8);
 }
 
-/* Declares the biases PREFIX.SUFFIX [E, out] of experts; `split`: as of their matrices, which ranks
- * split in generation; NULL: every rank has all of them. */
+/* Declares the biases PREFIX.SUFFIX [E, out] of experts. `split` is the cut of their matrices, which
+ * ranks split in generation; NULL: every rank has all biases. */
 static TensorId declare_expert_biases(Builder *b, const char *prefix, const char *suffix, int64_t out, const Cut *split) {
     Cut whole = {.axes = AXES_EXPERTS, .blocks = 1, .rows = {b->config->experts}};
     int64_t shape[] = {b->config->experts, out};

@@ -99,8 +99,8 @@ typedef struct Stacked {
     int64_t out;
     MeshAxes axes;
 } Stacked;
-/* Declares the matrices NAME.weight [out, in] and, if `biased`, NAME.bias [out] of the layers. Axes
- * of 0: every rank has the layers whole, and all others of the call too.
+/* Declares the matrices NAME.weight [out, in] and, if `biased`, NAME.bias [out] of the layers. If
+ * `axes` is 0, every rank has the whole layer; then it must be 0 for all layers of the call.
  * Consecutive layers on the same ranks are stored contiguously and form one part
  * [sum of out, in]. */
 Linear builder_stacked(Builder *builder, const Stacked *layers, int count, int64_t in, bool biased);
@@ -143,8 +143,8 @@ Heads builder_heads(const Builder *builder);
  * NAME.bias. */
 Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased, int64_t columns);
 /* Computes x weight^T + bias. SPLIT_OUTPUT: from the rank's rows to its columns of all rows;
- * SPLIT_INPUT: back; SPLIT_NONE: from the rank's rows to all columns of these. Each matrix in a weight gets an adapter if the configuration selects it
- * (lora_selects); `group` is the layer's group. */
+ * SPLIT_INPUT: back; SPLIT_NONE: from the rank's rows to all columns of these rows. Each matrix in a
+ * weight gets an adapter if the configuration selects it (lora_selects); `group` is the layer's group. */
 TensorId builder_linear(Builder *builder, TensorId x, const Linear *linear, LoraGroup group);
 /* Applies a router layer, which every rank has whole: x [R, in] NAME.weight [out, in]^T and, if
  * `biased`, + NAME.bias. The result is WIDE if `wide`, else COMPUTE. Includes the adapter if the

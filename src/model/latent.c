@@ -1,8 +1,8 @@
 /* Multi-head latent attention (MLA, arXiv 2405.04434, section 2.1). Keys and values of all heads are
  * projections of one latent of kv_lora_rank channels per token, and queries, if q_lora_rank > 0, of
- * another one; each latent is normalized first. RoPE rotates rope_dim channels of each query, and as
- * many channels that all heads' keys share. Every rank has the whole matrices of the latents; those
- * that project them are divided by heads. Called by families; owns nothing. */
+ * another one; each latent is normalized first. RoPE rotates rope_dim channels of each query, and
+ * rope_dim channels that the keys of all heads share. Every rank has the whole matrices that compute
+ * latents; the matrices that project latents are divided by heads. Called by families; owns nothing. */
 #include <math.h>
 
 #include "model/layer_spec.h"
@@ -11,7 +11,7 @@
 #include "ops/narrow/narrow.h"
 #include "ops/rope/rope.h"
 
-/* transformers' classes give the norms of latents this epsilon, whatever that of the others is. */
+/* transformers' classes give the norms of latents this epsilon, independent of other norms. */
 static const double latent_epsilon = 1e-6;
 
 typedef struct Latents { TensorId queries, keys_values, shared_key; } Latents;

@@ -23,8 +23,8 @@ typedef struct AttentionLayer {
     const char *sinks;                 /* parameter of AttentionScores.sinks, a full name; NULL: none */
     AttentionScores scores;
     /* Latent attention: `queries` and `values` project the latents of queries (the layer's input, if
-     * there are none) and of keys and values, to which query_norm and key_norm belong. `keys` gives the latter
-     * and the rotated channels of the keys. */
+     * there are none) and of keys and values, to which query_norm and key_norm belong. `keys` gives
+     * the latents of keys and values, and the rotated channels of keys. */
     const char *query_latents;
     /* Appends another kind of attention, [R, D] to [R, D], which reads the fields that it needs.
      * NULL: attention by the fields above. */

@@ -62,8 +62,8 @@ typedef struct ParquetNode {
 typedef struct ParquetFile ParquetFile;
 /* Reads the footer of a file. NULL: an error. */
 ParquetFile *parquet_open(const ObjectPlace *place, Error *error);
-/* Says that row groups from `group` on are read one after the other, of the columns `nodes`, which
- * parquet_check has accepted. Called at most once. */
+/* Announces reads of the columns `nodes`, which parquet_check has accepted, in the row groups from
+ * `group` on, one after the other. Called at most once. */
 void parquet_expect(ParquetFile *file, const ParquetNode *const *nodes, size_t count, int64_t group);
 void parquet_close(ParquetFile *file); /* NULL is fine */
 /* Returns the column with this name that is not inside another one; NULL: there is none. */

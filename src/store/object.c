@@ -1,5 +1,6 @@
 /* Reads files and objects (object.h). An Object owns an open file, or the list of the parts that are
- * expected, the threads that fetch them, and their bytes; and the bytes that object_begin requested. Called by readers of training data. */
+ * expected, the threads that fetch them, and their bytes; and the bytes that object_begin requested.
+ * Called by readers of training data. */
 #include "store/object.h"
 
 #include <assert.h>
@@ -23,7 +24,7 @@ typedef struct ObjectPart {
     size_t group, range; /* range: index in the list of object_expect */
     double share;        /* of its range that precedes it: the order within a group */
     PartState state;
-    char *bytes; /* if it is here */
+    char *bytes; /* in PART_HERE */
 } ObjectPart;
 
 struct Object {
@@ -32,7 +33,7 @@ struct Object {
     char *start; /* its first bytes, if object_begin was called */
     int64_t start_bytes;
     pthread_t starter; /* fetches them */
-    bool starting;     /* the thread was not joined yet */
+    bool starting;     /* the thread has not been joined */
     ObjectPart *parts;
     size_t part_count;
     pthread_t workers[WORKERS];
@@ -40,7 +41,7 @@ struct Object {
 
     pthread_mutex_t mutex; /* protects the states of parts and the fields below */
     pthread_cond_t changed;
-    size_t first, next; /* the parts before are done; the parts before have been fetched or are being fetched */
+    size_t first, next; /* parts before `first` are done; parts before `next` are fetched or being fetched */
     int64_t held;       /* bytes of parts that are here or being fetched */
     bool stop;
     Error failure; /* of the first part that failed */
@@ -140,7 +141,7 @@ static ObjectPart *find_part(const Object *object, int64_t offset) {
     return NULL;
 }
 
-/* Frees the parts before this one that are not read any more, if reading has come to `offset`. */
+/* Frees the parts before `last` that will not be read again, now that reading has reached `offset`. */
 static void free_before(Object *object, const ObjectPart *last, int64_t offset) {
     for (ObjectPart *part = object->parts + object->first; part < last; part++) {
         bool over = part->group < last->group || (part->range == last->range && part->end <= offset);

@@ -1,4 +1,4 @@
-/* Files of this machine and objects of a bucket, read at any place.
+/* Reads files of this machine and objects of a bucket at any offset.
  *
  * A request to a bucket takes tens of milliseconds. A reader therefore says which ranges it will
  * read (object_expect). Threads then fetch them ahead, in parts of at most OBJECT_PART_BYTES, and
@@ -36,8 +36,8 @@ void object_begin(Object *object, int64_t bytes);
 bool object_read(Object *object, void *data, int64_t bytes, int64_t offset, Error *error);
 
 typedef struct ObjectRange { int64_t start, end; } ObjectRange;
-/* Says that the groups of `width` ranges are read one after the other, and the ranges of a group
- * side by side, each from its start on. Called at most once; has no effect for files. */
+/* Announces reads: the groups of `width` ranges one after the other, and the ranges of a group side
+ * by side, each from its start on. Called at most once; has no effect for files. */
 void object_expect(Object *object, const ObjectRange *ranges, size_t count, size_t width);
 /* Waits for running requests. NULL is fine. */
 void object_close(Object *object);

@@ -110,6 +110,6 @@ typedef struct S3Listing {
  * object. Names with control characters are omitted. `path` is for messages. Call s3_listing_free
  * even after a failure. */
 bool s3_list(S3 *s3, const char *prefix, bool deep, const char *path, S3Listing *listing, Error *error);
-/* Adds the object with this key, under the name "", if there is one; otherwise *absent. */
+/* Adds the object with this key, under the name "", if there is one; otherwise sets *absent. */
 bool s3_find(S3 *s3, const char *key, const char *path, S3Listing *listing, bool *absent, Error *error);
 void s3_listing_free(S3Listing *listing);

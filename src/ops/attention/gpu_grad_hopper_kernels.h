@@ -417,7 +417,7 @@ INLINE void weights_of_columns(
 }
 
 /* Returns the derivative of the soft-cap. Registers have no room for the capped score, so it is
- * recovered from the weight: log2(P) + log_sum, without ALiBi. Weights of 0 have any derivative.
+ * recovered from the weight: log2(P) + log_sum, without ALiBi. For weights of 0 any derivative will do.
  * `per_limit` is 1 / (limit * scale). */
 INLINE float cap_slope(float weight, float log_sum, float per_limit) {
     float part = (fast_log2(__builtin_fmaxf(weight, 0x1p-126f)) + log_sum) * per_limit;
@@ -535,7 +535,7 @@ INLINE void last_step(GradSums *sums, const GradShape s, const GradBlock *b, Rin
     ring_advance(ring, GRAD_STAGES);
 }
 
-/* Where 64 rows of a head's dK or dV belong: a sequence, its rows from `key` on, columns from
+/* The destination of 64 rows of a head's dK or dV: a sequence, its rows from `key` on, columns from
  * `column` on of the gradients of keys and values together, and the part that shares their sum. */
 typedef struct KeySums { int sequence, key, column, part; } KeySums;
 

@@ -153,7 +153,7 @@ INLINE void hopper_modify(
 
 typedef struct HopperPlace { int sequence, head, kv_head, first; } HopperPlace;
 
-/* Which of `count` heads, and which of its `tiles` tiles, a block has. Sections of `section` heads
+/* A block's head, one of `count`, and its tile, one of `tiles`. Sections of `section` heads
  * run one after another, and within them the tiles in order. */
 typedef struct SectionPlace { int of_all, tile; } SectionPlace;
 INLINE SectionPlace section_place(int count, int section, int tiles) {

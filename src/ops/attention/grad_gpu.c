@@ -775,8 +775,8 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
     add_parts(device, &parted);
 }
 
-/* Whether heads have the passes of gpu_grad_wide_hopper_kernels.h; keys of a block, and queries of a
- * tile. */
+/* Return whether heads use the passes of gpu_grad_wide_hopper_kernels.h; the keys of a block; the
+ * queries of a tile. */
 static bool is_wide(const Heads *heads) { return heads->qk_dim > 128; }
 static int hopper_block_keys(const Heads *heads) { return is_wide(heads) ? WIDE_KEYS : GRAD_KEYS; }
 static int hopper_tile(const Heads *heads) { return is_wide(heads) ? WIDE_TILE : grad_shape((int)heads->qk_dim).tile; }

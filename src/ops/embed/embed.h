@@ -8,7 +8,7 @@
  * get theirs. The table has the entries of tokens `first` and on; other tokens give rows of zeros and no gradient. */
 typedef struct EmbedSpec {
     int64_t padding, first;
-    double factor;  /* of entries, without bias and scale; 0: 1 */
+    double factor;  /* of entries, if there are no bias and scale; 0: 1 */
     TokenRuns runs; /* runs of trained rows, counted from the table's first entry: they get the gradients of these entries */
 } EmbedSpec;
 static inline double embed_factor(const EmbedSpec *spec) { return spec->factor > 0 ? spec->factor : 1; }

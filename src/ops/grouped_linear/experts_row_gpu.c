@@ -1,6 +1,6 @@
 /* The experts of one row, as in generation: two kernels that read the row's choices and multiply
- * only by the weights of these experts (backend/gpu/gemv.h). They replace ten kernels: a sort,
- * copies to slots and back, batches of GEMMs, and zeroing of unused slots; or twelve with biases.
+ * only by the weights of these experts (backend/gpu/gemv.h). They replace ten kernels (a sort,
+ * copies to slots and back, batches of GEMMs, and zeroing of unused slots), or twelve with biases.
  * Choice j has slot j.
  * Called by moe_combine, the last of these nodes (ops/moe/gpu.c); no scratch. */
 #include "backend/gpu/formulas.h"

@@ -1,4 +1,4 @@
-/* mla_pack and its gradient on a GPU. A thread takes 8 neighbouring channels of a row of the result,
+/* mla_pack and its gradient on a GPU. A thread takes 8 neighboring channels of a row of the result,
  * or one if 8 does not divide the widths. The gradient's results are the columns of one tiling: those of
  * the queries, of keys and values, and of the shared key, whose threads sum over the heads in order.
  * No scratch. */

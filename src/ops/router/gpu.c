@@ -4,8 +4,8 @@
  * of probabilities are added in row order within a group of lanes, then over groups, then over
  * blocks, all in fixed order. Scratch belongs to the call.
  *
- * The kernels router_other and router_other_grad know sigmoids, groups of experts and a scale of the
- * gates. Those without these are kernels of their own, which need fewer registers. */
+ * The kernels router_other and router_other_grad implement sigmoids, groups of experts and a scale
+ * of the gates. Routers without these have kernels of their own, which need fewer registers. */
 #include "backend/gpu/gpu.h"
 
 enum {
@@ -120,8 +120,8 @@ INLINE float group_score(const RouterArguments *a, const float *score, int group
     return a->sigmoid ? best + second : best;
 }
 
-/* Sets the scores of classes outside the chosen groups to minus infinity. A lane holds the score of
- * the group of its number. */
+/* Sets the scores of classes outside the chosen groups to minus infinity. Lane i holds the score of
+ * group i. */
 INLINE void limit_groups(const RouterArguments *a, float *score, const int own) {
     uint32_t chosen = 0;
     float groups = -__builtin_inff();
