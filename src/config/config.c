@@ -132,8 +132,8 @@ static const Option rows[] = {
     BOOL_OPTION(data.document_mask, "true", "restart attention, convolutions and positions at every document"),
 
     CHOICE_OPTION(model.family, "llama", FAMILY_CHOICES,
-        "architecture; llama includes Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE; olmo is OLMo 2, OLMo 3 and OLMoE; gemma is Gemma 3; "
-        "flux generates "
+        "architecture; llama includes Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE; olmo is OLMo 2, OLMo 3 and OLMoE; deepseek is "
+        "DeepSeek-V2 and V3; gemma is Gemma 3; flux generates "
         "images",
         STATE),
     INT_OPTION(model.layers, "4", 1, 10000, "layers", "number of blocks, each of attention and an MLP or experts", STATE),

@@ -27,12 +27,11 @@ static uint64_t hash_place(uint64_t file, int64_t line) {
     return XXH3_64bits(place, sizeof place);
 }
 
-/* Finds a file of a packing, by the names that its output may have. The caller frees. */
-static char *find_file(const char *packing, const char *in_folder, const char *beside) {
+/* Finds file `name` of a packing, whose output may be a folder or the start of names. The caller frees. */
+static char *find_file(const char *packing, const char *name) {
     static const char *const endings[] = {"", "-train"};
     for (int i = 0; i < 4; i++) {
-        char *path =
-            memory_format("%.*s%s%s%s", (int)path_length(packing), packing, endings[i / 2], i % 2 ? "." : "/", i % 2 ? beside : in_folder);
+        char *path = memory_format("%.*s%s%s%s", (int)path_length(packing), packing, endings[i / 2], i % 2 ? "." : "/", name);
         if (file_kind(path, NULL) != FILE_ABSENT) return path;
         free(path);
     }
@@ -42,7 +41,7 @@ static char *find_file(const char *packing, const char *in_folder, const char *b
 /* Checks that the earlier packing read the same inputs in the same way. */
 static bool check_record(const char *packing, const json_t *inputs, const json_t *settings, Error *error) {
     static const char *const keys[] = {"separator", "field", "tokens", "format", "invalid", "special", "bos", "chat", "filter"};
-    SCOPED_FREE char *path = find_file(packing, "pack.json", "pack.json");
+    SCOPED_FREE char *path = find_file(packing, "pack.json");
     SCOPED_FREE char *text = path ? file_read(path, RECORD_BYTES, NULL, error) : NULL;
     json_auto_t *record = text ? json_loads(text, 0, NULL) : NULL;
     if (path && !text) return error_recode(error, ERROR_DATA);
@@ -100,7 +99,7 @@ static bool read_list(RestoreList *list, const char *path, const char *folder, E
 
 RestoreList *restore_open(
     const char *packing, const PackFiles *files, const json_t *inputs, const json_t *settings, const char *folder, Error *error) {
-    SCOPED_FREE char *path = find_file(packing, PACK_DROPPED, PACK_DROPPED);
+    SCOPED_FREE char *path = find_file(packing, PACK_DROPPED);
     RestoreList *list = memory_allocate(sizeof *list);
     list->files = memory_allocate((files->list.count + 1) * sizeof *list->files);
     for (size_t i = 0; i < files->list.count; i++) {

@@ -24,7 +24,7 @@
 
 enum { WINDOW_BYTES = 1 << 18, BLOCK_BYTES = 1 << 18, BLOCK_RECORDS = 1 << 12, PIECE_LIMIT = 1 << 30 /* limit of a tokenizer */ };
 
-/* Each small object of a bucket costs a request, so many objects are requested at once. */
+/* Objects of a bucket that are requested ahead: each costs a request, however small it is. */
 enum { AHEAD_FILES = 16 };
 
 struct RecordReader {

@@ -36,16 +36,13 @@ static Trunk build(Builder *b) {
 
 /* -- Classes of transformers --------------------------------------------------------------------------------------- */
 
-static void read_padding(HfFieldReader *r, const char *name, const json_t *value) {
-    if (value) hf_read_padding(r, name, value);
-    else r->model->padding = 0;
-}
+static void read_padding(HfFieldReader *r, const char *name, const json_t *value) { hf_read_padding_or(r, name, value, 0); }
 
 /* Older files have sliding_window_pattern instead of layer_types. */
 static void read_layers(HfFieldReader *r, const char *name, const json_t *value) {
     static const HfLayerThetas thetas = {.full = 1e6, .sliding = 1e4, .field = "rope_local_base_freq"};
     int64_t period = hf_integer_or(r, "sliding_window_pattern", 1, 6);
-    if (r->good) hf_read_usual_windows(r, name, value, &hf_sliding_names, period, 4096);
+    if (r->good) hf_read_usual_windows(r, name, value, period, 4096);
     if (r->good) hf_read_layer_ropes(r, &thetas);
 }
 

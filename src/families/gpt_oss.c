@@ -29,9 +29,7 @@ static Trunk build(Builder *b) {
 
 /* -- The class of transformers ------------------------------------------------------------------------------------- */
 
-static void read_layers(HfFieldReader *r, const char *name, const json_t *value) {
-    hf_read_usual_windows(r, name, value, &hf_sliding_names, 2, 128);
-}
+static void read_layers(HfFieldReader *r, const char *name, const json_t *value) { hf_read_usual_windows(r, name, value, 2, 128); }
 
 /* Without rope_parameters, transformers scales RoPE by these. */
 static void read_rope(HfFieldReader *r, const char *name, const json_t *value) {

@@ -40,10 +40,7 @@ static Trunk build(Builder *b) {
 
 /* -- Classes of transformers --------------------------------------------------------------------------------------- */
 
-static void read_padding(HfFieldReader *r, const char *name, const json_t *value) {
-    if (value) hf_read_padding(r, name, value);
-    else r->model->padding = 1;
-}
+static void read_padding(HfFieldReader *r, const char *name, const json_t *value) { hf_read_padding_or(r, name, value, 1); }
 
 static const HfField olmo2_fields[] = {
     INTEGER("vocab_size", vocabulary, "50304"),
@@ -60,7 +57,7 @@ static const HfField olmo2_fields[] = {
 /* By default, every fourth layer has full attention. */
 static void read_olmo3_layers(HfFieldReader *r, const char *name, const json_t *value) {
     static const HfLayerThetas thetas = {.full = 5e5, .sliding = 5e5};
-    hf_read_usual_windows(r, name, value, &hf_sliding_names, 4, 4096);
+    hf_read_usual_windows(r, name, value, 4, 4096);
     if (r->good) hf_read_layer_ropes(r, &thetas);
 }
 

@@ -145,10 +145,7 @@ static Trunk build_zaya(Builder *b) {
 
 /* -- Class of transformers ----------------------------------------------------------------------------------------- */
 
-static void read_padding(HfFieldReader *r, const char *name, const json_t *value) {
-    if (value) hf_read_padding(r, name, value);
-    else r->model->padding = 0;
-}
+static void read_padding(HfFieldReader *r, const char *name, const json_t *value) { hf_read_padding_or(r, name, value, 0); }
 
 static const HfLayerNames zaya_layers = {"hybrid", "hybrid_sliding"};
 

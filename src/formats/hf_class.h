@@ -80,6 +80,8 @@ bool hf_boolean_or(HfFieldReader *r, const char *name, bool fallback);
 /* Reads the activation function of the MLP. */
 void hf_read_activation(HfFieldReader *r, const char *name, const json_t *value);
 void hf_read_padding(HfFieldReader *r, const char *name, const json_t *value);
+/* The same for a class whose default is token `fallback`. */
+void hf_read_padding_or(HfFieldReader *r, const char *name, const json_t *value, int64_t fallback);
 /* Checks that layer_types has an entry per layer; it has no effect. */
 void hf_read_unused_layers(HfFieldReader *r, const char *name, const json_t *value);
 /* Reads layer_types if all layers have the window, or none has: removes the window or requires
@@ -94,9 +96,8 @@ typedef struct HfLayerNames { const char *full, *sliding; } HfLayerNames;
 int64_t hf_read_windows(HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, bool skips);
 /* Reads layer_types, and sliding_window, whose default is `window`. If layer_types is absent or null,
  * every `period`th layer has full attention. */
-void hf_read_usual_windows(
-    HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, int64_t window);
-/* Layers of "full_attention" and of "sliding_attention". */
+void hf_read_usual_windows(HfFieldReader *r, const char *name, const json_t *types, int64_t period, int64_t window);
+/* "full_attention" and "sliding_attention", the names of most classes. */
 extern const HfLayerNames hf_sliding_names;
 /* Default RoPE bases by type of layer, and the field outside rope_parameters that holds the base of
  * sliding layers; NULL: none. */

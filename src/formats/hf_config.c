@@ -51,6 +51,11 @@ void hf_read_padding(HfFieldReader *r, const char *name, const json_t *value) {
     else r->model->padding = token < 0 ? token + vocabulary : token;
 }
 
+void hf_read_padding_or(HfFieldReader *r, const char *name, const json_t *value, int64_t fallback) {
+    if (value) hf_read_padding(r, name, value);
+    else r->model->padding = fallback;
+}
+
 static bool check_layer_count(HfFieldReader *r, const char *name, const json_t *types) {
     if ((int64_t)json_array_size(types) != r->model->layers) hf_refuse(r, name, "does not have one name per layer (num_hidden_layers)");
     return r->good;
@@ -116,9 +121,9 @@ int64_t hf_read_windows(HfFieldReader *r, const char *name, const json_t *types,
 const HfLayerNames hf_sliding_names = {"full_attention", "sliding_attention"};
 
 /* More layers than MOST_LAYERS are refused. */
-void hf_read_usual_windows(
-    HfFieldReader *r, const char *name, const json_t *types, const HfLayerNames *names, int64_t period, int64_t window) {
+void hf_read_usual_windows(HfFieldReader *r, const char *name, const json_t *types, int64_t period, int64_t window) {
     enum { MOST_LAYERS = 10000 };
+    const HfLayerNames *names = &hf_sliding_names;
     ModelConfig *c = r->model;
     json_auto_t *usual = json_array();
     for (int64_t i = 0; i < int_min(c->layers, MOST_LAYERS); i++)

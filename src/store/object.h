@@ -2,8 +2,8 @@
  *
  * A request to a bucket takes tens of milliseconds. A reader therefore says which ranges it will
  * read (object_expect). Threads then fetch them ahead, in parts of at most OBJECT_PART_BYTES, and
- * at most OBJECT_AHEAD_BYTES are in memory before they are read. A read outside these ranges is a
- * request of its own. Requests name the ETag, so a replaced object is an error, not a mix of two.
+ * at most OBJECT_AHEAD_BYTES are in memory before they are read. A read outside these ranges is
+ * another request. Requests name the ETag, so a replaced object is an error, not a mix of two.
  *
  * One thread reads an object. Failures are ERROR_CHECKPOINT, as of base/file.h and store/s3.h. */
 #pragma once

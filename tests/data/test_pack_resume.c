@@ -239,7 +239,7 @@ static void a_list_that_a_killed_packing_lost_is_missed(void **state) {
     assert_true(pack(options_of("hit")).resumed);
 }
 
-/* Of a smelt that did not count records: they are what became of them. */
+/* The older smelt did not count records. Their count is the number of documents kept and dropped. */
 static void a_packing_that_an_older_smelt_began_counts_its_records(void **state) {
     (void)state;
     write_inputs(20000);
@@ -290,7 +290,7 @@ static void an_output_inside_of_its_input_is_not_read(void **state) {
     }
 }
 
-/* What rules drop is listed even if nothing stays, and a list is not written over another file. */
+/* Dropped documents are listed even if none stays, and a list is not written over another file. */
 static void a_list_says_why_nothing_stays_and_replaces_no_other_file(void **state) {
     (void)state;
     DocumentFilter *rules;

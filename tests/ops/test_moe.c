@@ -264,7 +264,7 @@ static void softmax(double *p, const double *logits, int64_t classes) {
     for (int64_t c = 0; c < classes; c++) p[c] /= sum;
 }
 
-/* Whether class c is in one of the chosen groups: fewer groups have a higher score. */
+/* Returns whether class c is in a chosen group: fewer than groups_chosen groups have a higher score. */
 static bool in_chosen_group(const double *p, const double *bias, const RouterSpec *spec, int64_t c) {
     if (spec->groups <= 1) return true;
     double scores[64];

@@ -346,14 +346,6 @@ typedef struct GradSums {
     uint32_t weights[32];
 } GradSums;
 
-/* Starts S or dP of a tile: the group's rows of K or V times the tile's rows of Q or dO. */
-INLINE void matmul_start(float *sums, const GradShape s, LOCAL const bf16 *own, LOCAL const bf16 *tile) {
-    Descriptor a = descriptor_of(own, 0), b = descriptor_of(tile, 0);
-    UNROLL for (int k = 0; k < s.width / 16; k++) wgmma_shared(
-        sums, s.tile, descriptor_advance(a, depth_bytes(GRAD_KEYS, k)), descriptor_advance(b, depth_bytes(s.tile, k)), k > 0, 0);
-    wgmma_commit();
-}
-
 /* Starts the group's part of dQ; the second group has the second half of the queries, or of the
  * columns. */
 INLINE void queries_start(float *sums, const GradShape s, const GradBlock *b, int group) {
@@ -365,13 +357,6 @@ INLINE void queries_start(float *sums, const GradShape s, const GradBlock *b, in
     wgmma_commit();
 }
 
-/* Starts dV += P dO. */
-INLINE void values_add(GradSums *sums, const GradShape s, LOCAL const bf16 *stage) {
-    Descriptor d_out = descriptor_of(stage + s.tile * s.width, s.tile * 128);
-    UNROLL for (int k = 0; k < s.tile / 16; k++)
-        wgmma_registers(sums->d_values, s.width, sums->weights + 4 * k, descriptor_advance(d_out, depth_bytes_transposed(k)), true, 1);
-    wgmma_commit();
-}
 /* Starts dK += dS Q. */
 INLINE void keys_add(GradSums *sums, const GradShape s, const GradBlock *b, int group, LOCAL const bf16 *stage) {
     Descriptor queries = descriptor_of(stage, s.tile * 128), d_scores = descriptor_of(b->d_scores + group * GROUP_ROWS * PANEL_COLUMNS, 0);
@@ -470,8 +455,8 @@ INLINE void first_step(GradSums *sums, const AttentionGradHopper *g, const GradS
     shared_barrier_wait(b->full + ring->stage, ring->phase);
     warp_barrier();
     wgmma_begin(sums->scores, s.tile), wgmma_begin(sums->d_weights, s.tile);
-    matmul_start(sums->scores, s, b->keys + own, stage);
-    matmul_start(sums->d_weights, s, b->values + own, stage + s.tile * s.width);
+    rows_multiply(sums->scores, s.tile, s.width, b->keys + own, GRAD_KEYS, stage);
+    rows_multiply(sums->d_weights, s.tile, s.width, b->values + own, GRAD_KEYS, stage + s.tile * s.width);
     wgmma_wait(sums->scores, s.tile, 1);
     weights_of_columns(sums->scores, s.tile, &g->attention, key, rows, capped);
     materialize_sums(sums->scores, s.tile);
@@ -492,8 +477,8 @@ INLINE void next_step(GradSums *sums, const AttentionGradHopper *g, const GradSh
     shared_barrier_wait(b->full + ring->stage, ring->phase);
     warp_barrier();
     wgmma_begin(sums->scores, s.tile), wgmma_begin(sums->d_values, s.width);
-    matmul_start(sums->scores, s, b->keys + own, stage);
-    values_add(sums, s, last);
+    rows_multiply(sums->scores, s.tile, s.width, b->keys + own, GRAD_KEYS, stage);
+    rows_add(sums->d_values, s.width, sums->weights, last + s.tile * s.width, s.tile);
     shared_barrier_wait(b->d_scores_full, step - 1);
     warp_barrier();
     wgmma_begin(sums->d_queries, 64), wgmma_begin(sums->d_keys, s.width);
@@ -506,7 +491,7 @@ INLINE void next_step(GradSums *sums, const AttentionGradHopper *g, const GradSh
     wgmma_wait(sums->d_queries, 64, 1);
     queries_store(b, sums->d_queries, group, step - 1);
     wgmma_begin(sums->d_weights, s.tile);
-    matmul_start(sums->d_weights, s, b->values + own, stage + s.tile * s.width);
+    rows_multiply(sums->d_weights, s.tile, s.width, b->values + own, GRAD_KEYS, stage + s.tile * s.width);
     wgmma_wait(sums->d_keys, s.width, 1);
     warp_arrive(b->d_scores_empty);
     warp_arrive(b->empty + before);
@@ -520,7 +505,7 @@ INLINE void next_step(GradSums *sums, const AttentionGradHopper *g, const GradSh
 INLINE void last_step(GradSums *sums, const GradShape s, const GradBlock *b, Ring *ring, int group, int step) {
     LOCAL const bf16 *stage = grad_stage(b, s, ring->stage);
     wgmma_begin(sums->d_values, s.width);
-    values_add(sums, s, stage);
+    rows_add(sums->d_values, s.width, sums->weights, stage + s.tile * s.width, s.tile);
     shared_barrier_wait(b->d_scores_full, step);
     warp_barrier();
     wgmma_begin(sums->d_queries, 64), wgmma_begin(sums->d_keys, s.width);

@@ -1,7 +1,7 @@
 /* The gradient of attention on NVIDIA's Hopper for heads wider than 128 columns, in two passes;
  * grad_gpu.c launches it if device, shapes and alignment allow. dK and dV of 64 keys fill the
  * registers of two warpgroups, so that dQ, which gpu_grad_hopper_kernels.h adds in the same pass,
- * has a pass of its own, and S and dP are computed twice:
+ * has another pass, and both passes compute S and dP:
  *     keys pass:     group 0: S = K Q^T, P = exp(S - log_sum), dV += P dO
  *                    group 1: dP = V dO^T, dS = P * (dP - delta), dK += dS Q
  *     queries pass:  S = Q K^T, dP = dO V^T, dS = P * (dP - delta), dQ += dS K
@@ -35,21 +35,6 @@ static inline int wide_queries_shared(HopperShape s) {
 }
 
 #if defined GPU_DEVICE && defined __CUDA_ARCH_FEAT_SM90_ALL
-
-/* Starts x = own tile^T for 64 rows of `own` and of `tile`, each `width` columns. */
-INLINE void rows_multiply(float *x, const int width, LOCAL const bf16 *own, LOCAL const bf16 *tile) {
-    Descriptor a = descriptor_of(own, 0), b = descriptor_of(tile, 0);
-    UNROLL for (int k = 0; k < width / 16; k++)
-        wgmma_shared(x, 64, descriptor_advance(a, depth_bytes(GROUP_ROWS, k)), descriptor_advance(b, depth_bytes(GROUP_ROWS, k)), k > 0, 0);
-    wgmma_commit();
-}
-/* Starts sums += operand tile for 64 rows of `tile`, `width` columns. */
-INLINE void rows_add(float *sums, const int width, const uint32_t *operand, LOCAL const bf16 *tile) {
-    Descriptor b = descriptor_of(tile, GROUP_ROWS * 128);
-    UNROLL for (int k = 0; k < GROUP_ROWS / 16; k++)
-        wgmma_registers(sums, width, operand + 4 * k, descriptor_advance(b, depth_bytes_transposed(k)), true, 1);
-    wgmma_commit();
-}
 
 /* -- The keys pass ------------------------------------------------------------------------------------------------- */
 
@@ -165,7 +150,7 @@ INLINE void wide_keys_multiply(
     shared_barrier_wait(b->full, 0);
     warp_barrier();
     wgmma_begin(x, WIDE_TILE);
-    rows_multiply(x, width, own, b->stages + tile_at);
+    rows_multiply(x, 64, width, own, GROUP_ROWS, b->stages + tile_at);
     wgmma_wait(x, WIDE_TILE, 0);
     for (; step.number < steps - 1; step.number++) {
         step.stage = ring.stage;
@@ -174,11 +159,11 @@ INLINE void wide_keys_multiply(
         ring_advance(&ring, wide_stages(s));
         warp_barrier();
         wgmma_begin(sums, sums_width);
-        rows_add(sums, sums_width, operand, wide_stage(b, s, step.stage) + sums_at);
+        rows_add(sums, sums_width, operand, wide_stage(b, s, step.stage) + sums_at, 64);
         shared_barrier_wait(b->full + ring.stage, ring.phase);
         warp_barrier();
         wgmma_begin(x, WIDE_TILE);
-        rows_multiply(x, width, own, wide_stage(b, s, ring.stage) + tile_at);
+        rows_multiply(x, 64, width, own, GROUP_ROWS, wide_stage(b, s, ring.stage) + tile_at);
         wgmma_wait(sums, sums_width, 1);
         warp_arrive(b->empty + step.stage);
         wgmma_wait(x, WIDE_TILE, 0);
@@ -188,7 +173,7 @@ INLINE void wide_keys_multiply(
     sums_to_operand(operand, x, WIDE_TILE);
     warp_barrier();
     wgmma_begin(sums, sums_width);
-    rows_add(sums, sums_width, operand, wide_stage(b, s, ring.stage) + sums_at);
+    rows_add(sums, sums_width, operand, wide_stage(b, s, ring.stage) + sums_at, 64);
     wgmma_wait(sums, sums_width, 0);
     KeySums at = {.sequence = w->sequence, .key = w->key, .part = w->part, .column = w->kv_head * s.qk_dim};
     if (group == 0) at.column = a->kv_heads * s.qk_dim + w->kv_head * s.v_dim;
@@ -316,8 +301,8 @@ INLINE void wide_queries_multiply(
     shared_barrier_wait(b->values_full, 0);
     warp_barrier();
     wgmma_begin(scores, WIDE_KEYS), wgmma_begin(d_weights, WIDE_KEYS);
-    rows_multiply(scores, s.qk_dim, queries, b->keys);
-    rows_multiply(d_weights, s.v_dim, d_outs, b->values);
+    rows_multiply(scores, 64, s.qk_dim, queries, GROUP_ROWS, b->keys);
+    rows_multiply(d_weights, 64, s.v_dim, d_outs, GROUP_ROWS, b->values);
     wgmma_wait(scores, WIDE_KEYS, 1);
     hopper_modify(scores, WIDE_KEYS, a, &b->seen, base, place->head, rows.first, b->key, capped);
     weights_of_rows(scores, &rows, a->scale);
@@ -332,12 +317,12 @@ INLINE void wide_queries_multiply(
         shared_barrier_wait(b->keys_full + k.stage, k.phase);
         warp_barrier();
         wgmma_begin(scores, WIDE_KEYS), wgmma_begin(sums, s.qk_dim);
-        rows_multiply(scores, s.qk_dim, queries, b->keys + k.stage * WIDE_KEYS * s.qk_dim);
-        rows_add(sums, s.qk_dim, operand, b->keys + before * WIDE_KEYS * s.qk_dim);
+        rows_multiply(scores, 64, s.qk_dim, queries, GROUP_ROWS, b->keys + k.stage * WIDE_KEYS * s.qk_dim);
+        rows_add(sums, s.qk_dim, operand, b->keys + before * WIDE_KEYS * s.qk_dim, 64);
         shared_barrier_wait(b->values_full + v.stage, v.phase);
         warp_barrier();
         wgmma_begin(d_weights, WIDE_KEYS);
-        rows_multiply(d_weights, s.v_dim, d_outs, b->values + v.stage * WIDE_KEYS * s.v_dim);
+        rows_multiply(d_weights, 64, s.v_dim, d_outs, GROUP_ROWS, b->values + v.stage * WIDE_KEYS * s.v_dim);
         wgmma_wait(scores, WIDE_KEYS, 2);
         hopper_modify(scores, WIDE_KEYS, a, &b->seen, base, place->head, rows.first, b->key + tile * WIDE_KEYS, capped);
         weights_of_rows(scores, &rows, a->scale);
@@ -351,7 +336,7 @@ INLINE void wide_queries_multiply(
     }
     warp_barrier();
     wgmma_begin(sums, s.qk_dim);
-    rows_add(sums, s.qk_dim, operand, b->keys + k.stage * WIDE_KEYS * s.qk_dim);
+    rows_add(sums, s.qk_dim, operand, b->keys + k.stage * WIDE_KEYS * s.qk_dim, 64);
     wgmma_wait(sums, s.qk_dim, 0);
     float factor = a->scale * LN_2;
     store_sums(g->d_queries + base * a->query_stride + place->head * s.qk_dim, a->query_stride, sums, s.qk_dim, rows.first,

@@ -254,17 +254,20 @@ INLINE void round_done(const Rounds *r, Ring *ring, const HopperShape s, int rou
 
 /* -- The pass ------------------------------------------------------------------------------------------------------ */
 
-INLINE void scores_start(float *scores, const HopperShape s, LOCAL const bf16 *queries, LOCAL const bf16 *tile) {
-    Descriptor a = descriptor_of(queries, 0), b = descriptor_of(tile, 0);
-    UNROLL for (int k = 0; k < s.qk_dim / 16; k++) wgmma_shared(
-        scores, s.keys, descriptor_advance(a, depth_bytes(GROUP_ROWS, k)), descriptor_advance(b, depth_bytes(s.keys, k)), k > 0, 0);
+/* Starts x = own tile^T for 64 of the `own_rows` rows that the panels of `own` have, and all `rows`
+ * rows of `tile`; both have `width` columns. */
+INLINE void rows_multiply(float *x, const int rows, const int width, LOCAL const bf16 *own, const int own_rows, LOCAL const bf16 *tile) {
+    Descriptor a = descriptor_of(own, 0), b = descriptor_of(tile, 0);
+    UNROLL for (int k = 0; k < width / 16; k++)
+        wgmma_shared(x, rows, descriptor_advance(a, depth_bytes(own_rows, k)), descriptor_advance(b, depth_bytes(rows, k)), k > 0, 0);
     wgmma_commit();
 }
 
-INLINE void values_start(float *out, const HopperShape s, const uint32_t *weights, LOCAL const bf16 *stage) {
-    Descriptor b = descriptor_of(stage + s.keys * s.qk_dim, s.keys * 128);
-    UNROLL for (int k = 0; k < s.keys / 16; k++)
-        wgmma_registers(out, s.v_dim, weights + 4 * k, descriptor_advance(b, depth_bytes_transposed(k)), true, 1);
+/* Starts sums += operand tile for `rows` rows of `tile`, which have `width` columns. */
+INLINE void rows_add(float *sums, const int width, const uint32_t *operand, LOCAL const bf16 *tile, const int rows) {
+    Descriptor b = descriptor_of(tile, rows * 128);
+    UNROLL for (int k = 0; k < rows / 16; k++)
+        wgmma_registers(sums, width, operand + 4 * k, descriptor_advance(b, depth_bytes_transposed(k)), true, 1);
     wgmma_commit();
 }
 
@@ -345,7 +348,7 @@ INLINE void hopper_multiply(
     warp_barrier();
     pingpong_wait(group, 0);
     wgmma_begin(scores, keys);
-    scores_start(scores, s, queries, rounds->stages);
+    rows_multiply(scores, keys, s.qk_dim, queries, GROUP_ROWS, rounds->stages);
     pingpong_pass(group, 0, tiles);
     wgmma_wait(scores, keys, 0);
     keys_done(rounds, &ring, s);
@@ -361,13 +364,13 @@ INLINE void hopper_multiply(
         pingpong_wait(group, round);
         wgmma_begin(scores, keys);
         if (!apart) wgmma_begin(out, s.v_dim);
-        scores_start(scores, s, queries, stage);
+        rows_multiply(scores, keys, s.qk_dim, queries, GROUP_ROWS, stage);
         if (apart) {
             shared_barrier_wait(rounds->values_full + ring.stage, ring.phase);
             warp_barrier();
             wgmma_begin(out, s.v_dim);
         }
-        values_start(out, s, weights, stage);
+        rows_add(out, s.v_dim, weights, stage + keys * s.qk_dim, keys);
         pingpong_pass(group, round, tiles);
         wgmma_wait(scores, keys, 1);
         keys_done(rounds, &ring, s);
@@ -383,7 +386,7 @@ INLINE void hopper_multiply(
     shared_barrier_wait((apart ? rounds->values_full : rounds->keys_full) + ring.stage, ring.phase);
     warp_barrier();
     wgmma_begin(out, s.v_dim);
-    values_start(out, s, weights, rounds->stages + ring.stage * hopper_stage(s));
+    rows_add(out, s.v_dim, weights, rounds->stages + ring.stage * hopper_stage(s) + keys * s.qk_dim, keys);
     wgmma_wait(out, s.v_dim, 0);
     hopper_store(h, place, &softmax, out, s.v_dim);
 }

@@ -13,9 +13,10 @@
  * columns, and they exchange P^T and dS^T through shared memory in register layout. On AMD two
  * waves share 32 keys in another way (gpu_grad_pairs_kernels.h); for narrow heads a wave has 16
  * keys (gpu_grad_waves_kernels.h). Results of more than 128 columns are cut into blocks of 128 in
- * both passes. NVIDIA's Hopper has kernels of its own for the widths in hopper_index
- * (gpu_grad_hopper_kernels.h, gpu_grad_wide_hopper_kernels.h). Scratch: delta (on AMD, TileNumbers of each tile of queries), and
- * two bounds per tile; on Hopper mainly dQ in fp32; on AMD and Hopper also parts of dK and dV. */
+ * both passes. NVIDIA's Hopper has other kernels for the widths in hopper_index
+ * (gpu_grad_hopper_kernels.h, gpu_grad_wide_hopper_kernels.h). Scratch: delta (on AMD, TileNumbers
+ * of each tile of queries), and two bounds per tile; on Hopper mainly dQ in fp32; on AMD and Hopper
+ * also parts of dK and dV. */
 #include "ops/attention/gpu_tile_kernels.h"
 #include "ops/attention/gpu_grad_wide_hopper_kernels.h"
 
@@ -777,9 +778,9 @@ static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences)
 
 /* Return whether heads use the passes of gpu_grad_wide_hopper_kernels.h; the keys of a block; the
  * queries of a tile. */
-static bool is_wide(const Heads *heads) { return heads->qk_dim > 128; }
-static int hopper_block_keys(const Heads *heads) { return is_wide(heads) ? WIDE_KEYS : GRAD_KEYS; }
-static int hopper_tile(const Heads *heads) { return is_wide(heads) ? WIDE_TILE : grad_shape((int)heads->qk_dim).tile; }
+static bool is_wide(int64_t qk_dim) { return qk_dim > 128; }
+static int hopper_block_keys(const Heads *heads) { return is_wide(heads->qk_dim) ? WIDE_KEYS : GRAD_KEYS; }
+static int hopper_tile(const Heads *heads) { return is_wide(heads->qk_dim) ? WIDE_TILE : grad_shape((int)heads->qk_dim).tile; }
 
 /* Returns the parts that divide the heads of a group on Hopper: as many as give two blocks of keys
  * per multiprocessor, so that each gets a mix of short and long blocks. */
@@ -796,7 +797,7 @@ static int32_t hopper_parts(int64_t sequences, int64_t keys, const Heads *heads)
  * parts. */
 typedef struct HopperScratch { int64_t places, list_at, rows_at, marks_at, parts_at, bytes; } HopperScratch;
 static HopperScratch hopper_scratch(int64_t sequences, int64_t queries, int64_t keys, const Heads *heads) {
-    bool wide = is_wide(heads);
+    bool wide = is_wide(heads->qk_dim);
     int tile = hopper_tile(heads);
     int64_t parts = hopper_parts(sequences, keys, heads), blocks = sequences * heads->kv_heads * parts * divide_up(keys, GRAD_KEYS);
     HopperScratch s = {.places = sequences * heads->heads * divide_up(queries, tile)};
@@ -826,7 +827,7 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
         .sums = (float *)scratch,
         .list = (GradItem *)(scratch + at.list_at),
         .rows = (HopperRows *)(scratch + at.rows_at),
-        .marks = is_wide(&heads) ? NULL : (int32_t *)(scratch + at.marks_at),
+        .marks = is_wide(a->qk_dim) ? NULL : (int32_t *)(scratch + at.marks_at),
         .partial_keys = (float *)(scratch + at.parts_at),
         .key_rows = sequences * a->key_rows.rows,
         .parts = parts,
@@ -886,7 +887,7 @@ static bool launch_grad_on_hopper(const OpCall *call, const AttentionGrad *g, in
         return false;
     AttentionGradHopper hopper = hopper_arguments(g, call->workspace, sequences, processors);
     hopper.queries = queries, hopper.keys = keys, hopper.d_out_map = d_out;
-    if (a->qk_dim > 128) launch_wide(call->device, &hopper, sequences);
+    if (is_wide(a->qk_dim)) launch_wide(call->device, &hopper, sequences);
     else launch_narrow(call->device, &hopper, sequences, processors);
     AttentionGrad parted = *g;
     parted.parts = hopper.parts;

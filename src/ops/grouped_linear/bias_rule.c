@@ -1,7 +1,7 @@
 /* The biases of experts over rows sorted by expert: y[s] = x[s] + bias[e] for the slots s of each
  * expert e, offset[e] <= s < offset[e + 1]. d_bias[e] is the sum of d_y over these slots, and d_x is
- * d_y. It is an operation of its own, in the memory of x, because adapters and FP8 GEMMs come
- * between the layer and its bias. */
+ * d_y. This operation, in the memory of x, is apart from the layer because adapters and FP8 GEMMs
+ * come between the layer and its bias. */
 #include "ops/grouped_linear/grouped_linear.h"
 
 TensorId op_grouped_bias(Graph *graph, TensorId x_slots, TensorId bias, const Dispatch *dispatch, MeshAxes sum) {

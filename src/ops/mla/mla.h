@@ -5,8 +5,8 @@
 #include "graph/op.h"
 #include "ops/heads.h"
 
-/* The projections of R rows. A head's queries and keys have qk_dim = plain + rotated channels, of which
- * all heads share the rotated ones of their keys; its values have v_dim. */
+/* The projections of R rows. Queries and keys of a head have qk_dim = plain + rotated channels, and
+ * values v_dim. All heads share the rotated channels of keys. */
 typedef struct MlaProjections {
     TensorId queries;     /* COMPUTE [R, heads * (plain + rotated)] */
     TensorId keys_values; /* COMPUTE [R, heads * (plain + v_dim)]: keys and values of a head side by side */
@@ -31,7 +31,7 @@ typedef enum MlaPackGradOperand {
     MLA_PACK_GRAD_D_SHARED_KEY, /* the sum over the heads */
 } MlaPackGradOperand;
 
-/* Of both operations. */
+/* Both operations have these attributes. */
 typedef struct MlaPackAttributes {
     Heads heads;
     int64_t rotated;
