@@ -643,7 +643,7 @@ static void a_broken_model_folder_is_refused_in_any_stage(void **state) {
         char *words = memory_format("%s init=model run=two layout.zero=%d", llama, stage);
         ProcessResult result = run_ranks(2, words);
         expect_code(&result, ERROR_NUMERICS, words);
-        assert_mentions(result.errors, "init=model: tensor model.embed_tokens.weight has ");
+        assert_mentions(result.errors, "init=model: tensor model.embed_tokens.weight contains ");
         process_free(&result);
         free(words);
     }
