@@ -323,15 +323,15 @@ static Position done_position(const Config *config) {
     return lineage_position(metadata, config);
 }
 
-/* Counts the steps of epochs. They are known for packed data; with best-fit packing, once its bins
- * exist. */
+/* Counts the steps of epochs. They are known for packed data; with best-fit packing or a validation
+ * part by documents, once the run has started. */
 static bool count_steps(Config *config, Error *error) {
     SCOPED(shard_set_close) ShardSet train = {0};
     Position done = done_position(config);
     bool packed = shard_set_exists(config->data.train) || done.step > 0;
     bool counted = false;
-    if (config->epochs > 0 && packed && config->data.packing == PACKING_CUT && !corpus_map_train(&train, config, &counted, error))
-        return false;
+    packed = packed && config->data.packing == PACKING_CUT && config->data.valid_documents <= 0;
+    if (config->epochs > 0 && packed && !corpus_map_train(&train, config, &counted, error)) return false;
     return corpus_resolve_steps(config, counted ? train.token_count - 1 : 0, done, error) && corpus_check_epochs(config, error);
 }
 

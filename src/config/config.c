@@ -113,6 +113,10 @@ static const Option rows[] = {
     INT_OPTION(data.cache_mib, "4096", 64, 1 << 30, "MiB", "size limit of the token cache; each rank prefetches 1/32 of it", FREE),
     REAL_OPTION(data.patience, "300", 1, 1e6, "seconds", "time to wait for an s3:// server that does not answer", FREE),
     REAL_OPTION(data.valid_fraction, "0.05", 0, 0.5, "", "fraction of each text used for validation if data.valid is empty"),
+    REAL_OPTION(data.valid_documents, "0", 0, 0.5, "",
+        "fraction of the documents of data.train, text, shards or a mixture, used for validation and not for training; a hash of its "
+        "tokens "
+        "decides for each document; 0: none"),
     STRING_OPTION(data.separator, "", "", "line that separates documents in a text file; empty: one document per file"),
     STRING_OPTION(data.tokenizer, "", "",
         "a tokenizer.json, tokenizer.model, tekken.json or .tiktoken file, or a folder with one; empty: the tokenizer of the token shards "

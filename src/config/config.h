@@ -159,7 +159,7 @@ typedef struct ScheduleConfig {
 typedef enum DataPacking { PACKING_CUT, PACKING_BEST_FIT } DataPacking;
 typedef struct DataConfig {
     const char *train, *valid, *separator, *tokenizer, *template, *cache;
-    double valid_fraction, patience;
+    double valid_fraction, valid_documents, patience;
     int64_t length, cache_mib;
     int packing; /* DataPacking */
     int bos;     /* TokenizerBos */

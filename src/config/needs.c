@@ -77,7 +77,7 @@ CONDITION(keeps_quantized, facts->has_rounds)
 CONDITION(has_bucket, facts->has_bucket)
 CONDITION(packs, facts->packs)
 CONDITION(packs_by_tokenizer, facts->packs && facts->has_tokenizer)
-CONDITION(splits, (facts->splits && !config->data.valid[0]) || config->data.valid_fraction <= 0)
+CONDITION(splits, (facts->splits && !config->data.valid[0] && config->data.valid_documents <= 0) || config->data.valid_fraction <= 0)
 CONDITION(has_valid, facts->has_valid)
 CONDITION(writes, (facts->has_valid && facts->writes) || config->eval.sample_tokens == 0)
 CONDITION(has_ranks, facts->has_ranks)
@@ -121,7 +121,8 @@ static const Need rows[] = {
     {"data.patience", TEXT_ONLY, is_text, REFUSE},
     {"data.patience", "data of s3://", has_bucket, START},
     {"data.valid_fraction", TEXT_ONLY, is_text, REFUSE},
-    {"data.valid_fraction", "a single text as data.train and no data.valid", splits, START},
+    {"data.valid_fraction", "a single text as data.train, no data.valid and no data.valid_documents", splits, START},
+    {"data.valid_documents", TEXT_ONLY, is_text, REFUSE},
     {"data.separator", TEXT_ONLY, is_text, REFUSE},
     {"data.separator", "text that the run packs", packs, START},
     {"data.tokenizer", TEXT_ONLY, is_text, REFUSE},

@@ -225,9 +225,25 @@ static int64_t find_shard(const ShardSet *set, const int64_t *first, int64_t pla
     return low;
 }
 
-bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *marks, Error *error) {
+/* Returns how many of the tokens [first, first + count) are contiguous in the shards; they begin at
+ * *place. */
+static int64_t find_run(const ShardSet *set, int64_t first, int64_t count, int64_t *place) {
+    int64_t low = 0, high = set->run_count - 1;
+    *place = first;
+    if (!set->runs) return count;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (set->runs[middle + 1].first > first) high = middle;
+        else low = middle + 1;
+    }
+    *place = set->runs[low].start + first - set->runs[low].first;
+    return int_min(count, set->runs[low + 1].first - first);
+}
+
+/* Reads tokens of the shards, as shard_set_read reads those of the set. */
+static bool read_shards(
+    const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *marks, Error *error) {
     int64_t done = 0;
-    assert(count >= 1 && count <= set->token_count - first);
     for (int64_t i = find_shard(set, set->first_token, first); done < count; i++) {
         int64_t at = first + done - set->first_token[i], part = int_min(count - done, set->shards[i].token_count - at);
         if (!shard_read(&set->shards[i], at, part, vocabulary, tokens + done, marks ? marks + done : NULL, error)) return false;
@@ -238,12 +254,28 @@ bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t v
     return true;
 }
 
-void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count) {
+bool shard_set_read(const ShardSet *set, int64_t first, int64_t count, int64_t vocabulary, int32_t *tokens, uint8_t *marks, Error *error) {
+    assert(count >= 1 && count <= set->token_count - first);
+    for (int64_t done = 0, place, part; done < count; done += part) {
+        part = find_run(set, first + done, count - done, &place);
+        if (!read_shards(set, place, part, vocabulary, tokens + done, marks ? marks + done : NULL, error)) return false;
+    }
+    return true;
+}
+
+static void prefetch_shards(const ShardSet *set, int64_t first, int64_t count) {
     for (int64_t i = find_shard(set, set->first_token, first); count > 0; i++) {
         int64_t at = first - set->first_token[i], part = int_min(count, set->shards[i].token_count - at);
         shard_prefetch(&set->shards[i], at, part);
         first += part;
         count -= part;
+    }
+}
+
+void shard_set_prefetch(const ShardSet *set, int64_t first, int64_t count) {
+    for (int64_t done = 0, place, part; done < count; done += part) {
+        part = find_run(set, first + done, count - done, &place);
+        prefetch_shards(set, place, part);
     }
 }
 
@@ -254,9 +286,10 @@ static bool scan_document(DocumentCursor *cursor, int64_t *end, Error *error) {
     int32_t tokens[MOST];
     uint8_t marks[MOST];
     const ShardSet *set = cursor->set;
-    for (int64_t part = MOST / 16; cursor->token < set->token_count; part = int_min(2 * part, MOST)) {
-        int64_t count = int_min(part, set->token_count - cursor->token);
-        if (!shard_set_read(set, cursor->token, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
+    const int64_t tokens_of_all = set->first_token[set->count];
+    for (int64_t part = MOST / 16; cursor->token < tokens_of_all; part = int_min(2 * part, MOST)) {
+        int64_t count = int_min(part, tokens_of_all - cursor->token);
+        if (!read_shards(set, cursor->token, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
         const uint8_t *found = memchr(marks, TOKEN_ENDS, (size_t)count); /* without an index nothing is masked */
         cursor->token += found ? found - marks + 1 : count;
         *end = cursor->token;
@@ -278,12 +311,14 @@ void shard_set_interrupt(const ShardSet *set, bool interrupted) {
     if (set->remote) remote_interrupt(set->remote, interrupted);
 }
 
-bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, Error *error) {
+/* Like document_cursor_next, for all documents of the shards. */
+static bool next_of_shards(DocumentCursor *cursor, int64_t *start, int64_t *end, Error *error) {
     const ShardSet *set = cursor->set;
+    const int64_t documents = set->first_document[set->count];
     *start = cursor->token;
     *end = -1;
-    if (set->document_count < 0) return scan_document(cursor, end, error);
-    if (cursor->document == set->document_count) return true;
+    if (documents < 0) return scan_document(cursor, end, error);
+    if (cursor->document == documents) return true;
     int64_t i = find_shard(set, set->first_document, cursor->document);
     if (!shard_index_document(&set->shards[i], cursor->document - set->first_document[i], start, end, cursor->checked, error)) return false;
     *start += set->first_token[i];
@@ -296,13 +331,34 @@ bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, 
     return true;
 }
 
+/* Turns a place in the shards into one in the set. Returns whether the set has the document. */
+static bool is_in_runs(DocumentCursor *cursor, int64_t *start, int64_t *end) {
+    const ShardSet *set = cursor->set;
+    for (const StreamRun *run = set->runs + cursor->run; cursor->run < set->run_count; run++, cursor->run++) {
+        int64_t length = run[1].first - run->first, shift = run->start - run->first;
+        if (*start >= run->start + length) continue;
+        bool inside = *start >= run->start;
+        *start -= shift;
+        *end -= shift;
+        return inside;
+    }
+    return false;
+}
+
+bool document_cursor_next(DocumentCursor *cursor, int64_t *start, int64_t *end, Error *error) {
+    do {
+        if (!next_of_shards(cursor, start, end, error)) return false;
+    } while (cursor->set->runs && *end >= 0 && !is_in_runs(cursor, start, end));
+    return true;
+}
+
 /* -- Content ------------------------------------------------------------------------------------------------------- */
 
 /* The number of shards to sample in a long folder of other programs' shards; the token counts of
  * all shards are included. */
 enum { MOST_SAMPLED = 64 };
 
-bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error) {
+static bool checksum_of_shards(const ShardSet *set, uint64_t *checksum, Error *error) {
     if (set->count == 1) return shard_checksum(set->shards, checksum, error);
     SCOPED_FREE uint64_t *parts = memory_allocate((size_t)set->count * sizeof *parts);
     int64_t stride = set->count / MOST_SAMPLED + 1;
@@ -312,6 +368,12 @@ bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error) {
         if (read && !shard_checksum(&set->shards[i], &parts[i], error)) return false;
     }
     *checksum = hash_bytes(parts, (size_t)set->count * sizeof *parts);
+    return true;
+}
+
+bool shard_set_checksum(const ShardSet *set, uint64_t *checksum, Error *error) {
+    if (!checksum_of_shards(set, checksum, error)) return false;
+    if (set->runs) *checksum = XXH3_64bits_withSeed(set->runs, (size_t)(set->run_count + 1) * sizeof *set->runs, *checksum);
     return true;
 }
 

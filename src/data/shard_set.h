@@ -18,11 +18,17 @@ typedef struct Shard Shard; /* one shard (data_internal.h) */
  * documents, counted from 0 across the shards; the end of a shard ends a document. Files stay open;
  * nothing is allocated per token or document. An open shard must not be overwritten in place;
  * replacing its files by rename, as ShardWriter does, is safe. */
+/* A set may be a part of its shards, such as the training documents (data/split.h): its tokens from
+ * `first` on are those of the shards from `start` on, up to the `first` of the next run. */
+typedef struct StreamRun { int64_t first, start; } StreamRun;
+
 typedef struct ShardSet {
     char *path;    /* as given, for messages; owned */
     Shard *shards; /* owned */
     int64_t count;
     int64_t *first_token, *first_document; /* [count + 1]: the start of each shard in the stream, and one past the last; owned */
+    const StreamRun *runs;                 /* [run_count + 1], the last one ends the set; borrowed; NULL: the set is all of its shards */
+    int64_t run_count;
     int64_t token_count;
     int64_t document_count; /* -1: not all shards have a document index */
     bool masked;            /* a shard has a loss mask */
@@ -69,7 +75,8 @@ void shard_set_interrupt(const ShardSet *set, bool interrupted);
 /* Walks the documents in order; initialize with {.set = set}. */
 typedef struct DocumentCursor {
     const ShardSet *set;
-    int64_t document, token; /* the next document, and its first token */
+    int64_t document, token; /* the next document of the shards, and its first token */
+    int64_t run;             /* the first run that does not end before it */
     const void *checked[2];  /* state of shard_index_document */
 } DocumentCursor;
 /* Returns the tokens [*start, *end) of the next document, which may be empty. *end is -1 after the

@@ -274,6 +274,9 @@ static EvaluationInput input_of(const Config *config, const Corpus *corpus, cons
 
 static bool name_source(const Config *config, Error *error) {
     if (config->data.valid[0]) return error_context(error, "data.valid=%s", config->data.valid);
+    if (config->data.valid_documents > 0)
+        return error_context(
+            error, "the validation part, data.valid_documents=%g of data.train=%s", config->data.valid_documents, config->data.train);
     return error_context(error, "the validation split, data.valid_fraction=%g of data.train=%s (0: no evaluation)",
         config->data.valid_fraction, config->data.train);
 }

@@ -251,6 +251,10 @@ void page_data(const Page *page) {
     else snprintf(note, sizeof note, "%s", content);
     snprintf(text, sizeof text, "%.4g%% of each text of the training data", 100 * data->valid_fraction);
     bool split = data->valid_fraction > 0 && !view->history->phases; /* mixtures are not split */
+    if (data->valid_documents > 0) {
+        snprintf(text, sizeof text, "%.4g%% of the documents of the training data", 100 * data->valid_documents);
+        split = true;
+    }
     row(page, "validation", *data->valid ? data->valid : split ? text : "none", note);
     row(page, "tokenizer", *data->tokenizer ? data->tokenizer : "the tokenizer of the data, or bytes", "");
     snprintf(text, sizeof text, "%lld tokens", (long long)data->length);

@@ -203,10 +203,15 @@ static char *name_of_valid(const Config *config, bool made, Error *error) {
 /* Returns whether the validation part is split off the training text; a `made` split is kept. */
 static bool is_split(const Config *config, bool made) {
     const DataConfig *data = &config->data;
-    bool wanted = !data->valid[0] && data->valid_fraction > 0;
+    bool wanted = !data->valid[0] && data->valid_fraction > 0 && data->valid_documents <= 0;
     SCOPED_FREE char *place = packed_place(config, data->train);
     if (shard_set_exists(place)) return false;
     return (made && is_in_run(config->run, "text-train")) || (wanted && !(made && is_in_run(config->run, "text")));
+}
+
+/* Returns the name of the validation part of data.train. */
+static char *name_of_part(const Config *config) {
+    return memory_copy_string(config->data.valid_documents > 0 ? HELD_OUT_VALID : "text-valid");
 }
 
 bool corpus_keeps(const char *run, const char *valid) {
@@ -217,7 +222,7 @@ bool corpus_keeps(const char *run, const char *valid) {
 
 char *corpus_valid(const Config *config, Error *error) {
     const char *given = config->data.valid;
-    SCOPED_FREE char *name = given[0] ? name_of_valid(config, true, error) : memory_copy_string("text-valid");
+    SCOPED_FREE char *name = given[0] ? name_of_valid(config, true, error) : name_of_part(config);
     if (!name) return NULL;
     SCOPED_FREE char *place = packed_place(config, given);
     if (given[0] && shard_set_exists(place)) return memory_copy_string(place);
@@ -371,6 +376,11 @@ int64_t corpus_inputs(const Corpus *corpus, int source) {
     return bins && bins->bins ? bins->bins * bins->length : corpus->train[source].token_count - 1;
 }
 
+/* Returns the token that ends documents; -1: unknown. */
+static int32_t end_token(const Corpus *corpus) {
+    return corpus->bytes ? BYTE_SEPARATOR : corpus->tokenizer ? tokenizer_end_of_text(corpus->tokenizer) : -1;
+}
+
 static bool open_train(Corpus *corpus, const Config *config, const Mixture *mixture, bool split, bool made, Error *error) {
     const DataConfig *data = &config->data;
     corpus->train = memory_allocate((size_t)mixture->source_count * sizeof *corpus->train);
@@ -385,19 +395,34 @@ static bool open_train(Corpus *corpus, const Config *config, const Mixture *mixt
     return opened || error_context(error, "data.train=%s", data->train);
 }
 
-/* Without data.valid, a fraction of text becomes the validation part, except in a mixture. A run
- * with a split text keeps the training part when it gets other validation data. */
+/* Takes the validation documents out of the training data. The end token ends documents of shards
+ * without an index. */
+static bool hold_out_documents(Corpus *corpus, const Config *config, Error *error) {
+    SCOPED_FREE char *folder = memory_format("%s/data", config->run);
+    HeldOutOptions options = {
+        .folder = folder, .valid_fraction = config->data.valid_documents, .tokenizer = is_known(config) ? config->data.tokenizer : NULL};
+    if (config->data.valid_documents <= 0) return true;
+    return held_out_open(&corpus->held_out, &options, corpus->train, corpus->train_count, error) ||
+           error_context(error, "data.valid_documents=%g", config->data.valid_documents);
+}
+
+/* Without data.valid, documents of the training data become the validation part, or a fraction of
+ * text, except in a mixture. A run with such a part keeps the training part when it gets other
+ * validation data. */
 static bool open_run_shards(Corpus *corpus, const Config *config, const Phases *phases, bool made, Error *error) {
     const DataConfig *data = &config->data;
     bool split = !mixture_is(data->train) && is_split(config, made);
     if (!made && !split && !remove_split(config, error)) return false;
-    if (!open_train(corpus, config, &phases->mixture, split, made, error) || !open_bins(corpus, config, phases, error)) return false;
     corpus->bytes = !data->tokenizer[0];
-    if (!split && !data->valid[0]) return true;
-    SCOPED_FREE char *name = data->valid[0] ? name_of_valid(config, made, error) : memory_copy_string("text-valid");
+    if (!open_train(corpus, config, &phases->mixture, split, made, error)) return false;
+    for (int i = 0; i < corpus->train_count; i++) corpus->train[i].end_token = end_token(corpus);
+    if (!hold_out_documents(corpus, config, error) || !open_bins(corpus, config, phases, error)) return false;
+    if (!split && data->valid_documents <= 0 && !data->valid[0]) return true;
+    SCOPED_FREE char *name = data->valid[0] ? name_of_valid(config, made, error) : name_of_part(config);
     corpus->has_valid = !name            ? false
                         : data->valid[0] ? open_text_input(&corpus->valid, config, made, data->valid, name, error)
                                          : open_in_run(&corpus->valid, config, name, error);
+    corpus->valid.end_token = end_token(corpus);
     return corpus->has_valid || error_context(error, "data.valid=%s", data->valid);
 }
 
@@ -524,8 +549,8 @@ static bool count_source(const Config *config, const MixtureSource *source, int6
     SCOPED(shard_set_close) ShardSet set = {0};
     SCOPED_FREE char *place = packed_place(config, source->path), *name = name_of_source(source);
     bool shards = shard_set_exists(place), packed = shards || is_in_run(config->run, name);
-    bool known = packed && config->data.packing == PACKING_CUT;
-    if (!known) log_info("source %s is not packed yet, so its number of epochs is checked when the run starts", source->name);
+    bool known = packed && config->data.packing == PACKING_CUT && config->data.valid_documents <= 0;
+    if (!known) log_info("source %s is not packed or split yet, so its number of epochs is checked when the run starts", source->name);
     if (known && !(shards ? shard_set_open(&set, place, error) : open_in_run(&set, config, name, error))) return false;
     *inputs = known ? set.token_count - 1 : unknown;
     return true;
@@ -609,9 +634,6 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process repacks */
     opened = opened && open_run_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error) &&
              (state == CORPUS_MADE || (warn_of_all_cut(corpus, &kept, error) && name_bos(corpus, &kept, state == CORPUS_NEW, error)));
-    int32_t end_token = corpus->bytes ? BYTE_SEPARATOR : corpus->tokenizer ? tokenizer_end_of_text(corpus->tokenizer) : -1;
-    for (int i = 0; i < corpus->train_count; i++) corpus->train[i].end_token = end_token;
-    corpus->valid.end_token = end_token;
     if (!opened) corpus_close(corpus);
     return opened;
 }
@@ -633,6 +655,7 @@ void corpus_close(Corpus *corpus) {
     free(corpus->bins);
     free(corpus->train);
     shard_set_close(&corpus->valid);
+    held_out_close(&corpus->held_out);
     encodings_close(&corpus->images);
     encodings_close(&corpus->valid_images);
     tokenizer_free(corpus->tokenizer);

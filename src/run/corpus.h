@@ -3,15 +3,17 @@
 
 #include "comm/comm.h"
 #include "data/bins.h"
+#include "data/held_out.h"
 #include "token/tokenizer.h"
 #include "images/encodings.h"
 #include "run/phases.h"
 #include "run/reference.h"
 
 typedef struct Corpus {
-    ShardSet *train; /* [train_count]: the sources of the mixture, or data.train alone; owned */
-    BinPlan *bins;   /* [train_count], with data.packing=best_fit; else NULL; owned */
-    int train_count; /* 0 if the model makes images */
+    ShardSet *train;  /* [train_count]: the sources of the mixture, or data.train alone; owned */
+    HeldOut held_out; /* with data.valid_documents, which `train` then lacks */
+    BinPlan *bins;    /* [train_count], with data.packing=best_fit; else NULL; owned */
+    int train_count;  /* 0 if the model makes images */
     ShardSet valid;
     BinPlan valid_bins;                   /* of a validation part of pairs */
     Reference reference, valid_reference; /* of pairs; not open before they are computed (loop_make_reference) */

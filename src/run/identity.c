@@ -392,7 +392,7 @@ bool identity_accepts(const char *list, const char *name) {
 
 bool identity_accepts_packing(const char *list) {
     static const char *const names[] = {
-        "data.train.text", "data.tokenizer.content", "data.separator", "data.template", "data.valid_fraction"};
+        "data.train.text", "data.tokenizer.content", "data.separator", "data.template", "data.valid_fraction", "data.valid_documents"};
     bool accepts = false;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) accepts = accepts || identity_accepts(list, names[i]);
     return accepts;

@@ -74,7 +74,7 @@ static int64_t sample_rows(const Config *config) {
     enum { SPECIAL_TOKENS = 8 }; /* for the tokens that a tokenizer adds to a prompt; a prompt has no more tokens than bytes */
     const EvalConfig *eval = &config->eval;
     if (!eval->sample_tokens || config->profile || !strcmp(config->data.tokenizer, NO_TOKENIZER)) return 0;
-    if (!config->data.valid[0] && !(config->data.valid_fraction > 0)) return 0;
+    if (!config->data.valid[0] && config->data.valid_fraction <= 0 && config->data.valid_documents <= 0) return 0;
     if (config->model.context < 2 || model_makes_images(&config->model)) return 0; /* no room for a token after a prompt, or no text */
     int64_t prompt = eval->prompt[0] ? (int64_t)strlen(eval->prompt) + SPECIAL_TOKENS : SAMPLE_PROMPT_TOKENS;
     return int_min(prompt + eval->sample_tokens, config->model.context);

@@ -379,7 +379,8 @@ static char *advise_valid(const char *train) {
     SCOPED_FREE char *valid = named ? memory_format("%.*s-valid", (int)(strlen(train) - strlen(part)), train) : memory_copy_string("");
     SCOPED_FREE char *index = memory_format("%s.idx", valid);
     bool packed = named && (file_exists(index) || file_exists(valid));
-    return packed ? memory_format("data.valid=%s", valid) : memory_copy_string("data.valid to a text or a shard");
+    return packed ? memory_format("data.valid=%s", valid)
+                  : memory_copy_string("data.valid_documents=0.01, or data.valid to a text or a shard");
 }
 
 static bool is_in_bucket(const Config *config, const char *path) {

@@ -90,6 +90,40 @@ static void text_beside_shards_is_named_as_left_out(void **state) {
     train_says(ERROR_NONE, "both token shards", "data.train=both run=r stop_at=1");
 }
 
+/* -- Validation documents ------------------------------------------------------------------------------------------- */
+
+static void assert_same_evaluations(const char *one, const char *other) {
+    int count = count_records(one, "evaluation");
+    assert_true(count > 0 && count == count_records(other, "evaluation"));
+    for (int i = 0; i < count; i++) assert_true(recorded(one, "evaluation", i, "loss") == recorded(other, "evaluation", i, "loss"));
+}
+
+/* A mixture of shards and text holds out the documents of data split, and a stopped run continues with them. */
+static void documents_are_held_out_of_a_mixture_and_of_shards(void **state) {
+    (void)state;
+#define HELD_OUT "data.length=16 batch.sequences=8 steps=12 eval.every=4 data.tokenizer=bytes "
+    FILE *file = fopen("code.jsonl", "w");
+    for (int i = 0; i < 3000; i++) fprintf(file, "{\"text\": \"x%d = f(%d);\"}\n", i % 97, i * 31 % 101);
+    fclose(file);
+    smelt_good("data pack code.jsonl packed");
+    smelt_good("data split packed part valid=0.1");
+    train_good(HELD_OUT "run=split data.train=part-train data.valid=part-valid");
+    train_good(HELD_OUT "run=whole data.train=packed data.valid_documents=0.1");
+    assert_same_steps("split", "whole");
+    assert_same_evaluations("split", "whole");
+    write_text("mix.yaml", "sources: [{name: code, path: packed, epochs: 9}, {name: text, path: code.jsonl}]\n"
+                           "phases: [{tokens: 512, length: 16, weights: {code: 1}}, {length: 16, weights: {code: 1, text: 1}}]\n");
+    train_good(HELD_OUT "run=mixed data.train=mix.yaml data.valid_documents=0.1");
+    train_good(HELD_OUT "run=stopped data.train=mix.yaml data.valid_documents=0.1 stop_at=5");
+    smelt_good("train stopped fork=forked from=5");
+    assert_int_equal(system("rm -r stopped/data/split*"), 0);
+    train_good(HELD_OUT "run=stopped data.train=mix.yaml data.valid_documents=0.1");
+    assert_same_steps("mixed", "stopped");
+    assert_same_evaluations("mixed", "stopped");
+    train_says(ERROR_USAGE, "data.valid_documents: 0.1 -> 0.2", HELD_OUT "run=stopped data.train=mix.yaml data.valid_documents=0.2");
+    smelt_says(ERROR_NONE, "split-valid", "eval whole");
+}
+
 /* -- Packing ------------------------------------------------------------------------------------------------------- */
 
 static void documents_are_packed_by_best_fit_where_a_source_has_one_length(void **state) {
@@ -264,6 +298,7 @@ int main(void) {
         PHASES_TEST(text_of_a_source_that_changes_is_named_and_taken_where_it_is_allowed),
         PHASES_TEST(a_mixture_in_place_of_data_is_refused_and_other_yaml_is_text),
         PHASES_TEST(text_beside_shards_is_named_as_left_out),
+        PHASES_TEST(documents_are_held_out_of_a_mixture_and_of_shards),
         PHASES_TEST(documents_are_packed_by_best_fit_where_a_source_has_one_length),
         PHASES_TEST(what_was_read_of_a_mixture_is_told_and_recorded),
         PHASES_TEST(a_phase_without_a_name_has_its_number),

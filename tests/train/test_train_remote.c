@@ -112,6 +112,19 @@ static void a_signal_ends_the_wait_for_a_server(void **state) {
     assert_true(count_records("paused-run", "checkpoint") == 1);
 }
 
+static void documents_are_held_out_of_a_bucket(void **state) {
+    (void)state;
+    FILE *file = fopen("lines.jsonl", "w");
+    for (int i = 0; i < 20000; i++) fprintf(file, "{\"text\": \"x%d = f(%d);\"}\n", i % 9973, i * 31 % 101);
+    assert_int_equal(fclose(file), 0);
+    smelt_good("data pack lines.jsonl lines shard_tokens=150000");
+    upload("lines");
+    train_good("run=local-part data.train=lines data.valid_documents=0.1 " SETTINGS);
+    train_good("run=remote-part data.train=s3://smelt-tests/lines data.valid_documents=0.1 " SETTINGS);
+    assert_same_steps("local-part", "remote-part");
+    assert_true(recorded("local-part", "evaluation", -1, "loss") == recorded("remote-part", "evaluation", -1, "loss"));
+}
+
 /* Texts in a bucket are packed into the run, as local ones are. */
 static void texts_in_a_bucket_train_the_same_bits(void **state) {
     (void)state;
@@ -140,6 +153,7 @@ int main(void) {
         TEST(a_process_that_is_killed_while_it_fetches_goes_on_with_its_cache),
         TEST(a_server_that_stays_away_ends_training_with_a_checkpoint),
         TEST(texts_in_a_bucket_train_the_same_bits),
+        TEST(documents_are_held_out_of_a_bucket),
         TEST(a_signal_ends_the_wait_for_a_server),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
