@@ -682,22 +682,31 @@ static StoredTensor store_table(const Graph *graph, const Parameter *p, const vo
         .name = stored_name(graph, p), .type = STORED_F32, .rank = 2, .shape = {p->shape[0], p->shape[1]}, .data = values};
 }
 
+/* A file of tensors. Its B are multiplied by `factor`. */
+typedef struct AdapterFile {
+    const char *name, *prefix; /* in place of PREFIX */
+    double factor;
+} AdapterFile;
+
 /* Converts one half of an adapter, A or B, to fp32 in PEFT's layout. `experts`: the number of
  * experts that share the half, each of which gets a copy; otherwise 1. */
-static StoredTensor store_half(const Graph *graph, const Parameter *p, const void *master, int64_t experts) {
+static StoredTensor store_half(const AdapterFile *file, const Graph *graph, const Parameter *p, const void *master, int64_t experts) {
+    SCOPED_FREE char *name = stored_name(graph, p);
     Half own = half_of(graph, p), h = own;
+    const double factor = h.down ? 1 : file->factor;
     h.experts *= experts;
     float *values = memory_allocate((size_t)(p->count * experts) * sizeof *values);
     const void *from = parameter_in(p, master);
-    EACH_ELEMENT(h, ours, theirs) values[theirs] = (float)element_get((size_t)p->element_bytes, from, ours % p->count);
-    return (StoredTensor){.name = stored_name(graph, p),
+    EACH_ELEMENT(h, ours, theirs) values[theirs] = (float)(factor * element_get((size_t)p->element_bytes, from, ours % p->count));
+    return (StoredTensor){.name = memory_format("%s%s", file->prefix, name + strlen(PREFIX)),
         .type = STORED_F32,
         .rank = 2,
         .shape = {h.down ? h.experts * h.rows : h.rows, h.down ? h.columns : h.columns * h.experts},
         .data = values};
 }
 
-static bool write_peft_tensors(const char *folder, int64_t experts, const Graph *graph, const void *master, Error *error) {
+static bool write_peft_tensors(
+    const AdapterFile *file, const char *folder, int64_t experts, const Graph *graph, const void *master, Error *error) {
     SCOPED_FREE StoredTensor *tensors = memory_allocate((size_t)(graph->parameter_count + 2) * sizeof *tensors);
     bool tied = graph_find_parameter(graph, HEAD) < 0;
     size_t count = 0;
@@ -707,14 +716,14 @@ static bool write_peft_tensors(const char *folder, int64_t experts, const Graph 
         if (p->frozen) continue;
         bool shared = p->rank == 2 && (strstr(p->name, GATE_UP ".") || strstr(p->name, DOWN_PROJ "."));
         SCOPED_FREE char *half = module_of(p->name);
-        tensors[count] = half ? store_half(graph, p, master, shared ? experts : 1) : store_table(graph, p, master);
+        tensors[count] = half ? store_half(file, graph, p, master, shared ? experts : 1) : store_table(graph, p, master);
         finite = stored_check_finite(&tensors[count++], error);
         if (half || !tied || ends_with(p->name, LORA_ROWS)) continue;
         tensors[count] = store_table(graph, p, master); /* PEFT wants the head beside the table that it is tied to */
         free((char *)tensors[count].name);
         tensors[count++].name = memory_copy_string(PREFIX HEAD);
     }
-    SCOPED_FREE char *path = memory_format("%s/adapter_model.safetensors", folder);
+    SCOPED_FREE char *path = memory_format("%s/%s", folder, file->name);
     json_auto_t *metadata = json_pack("{s:s}", "format", "pt");
     bool written = finite && safetensors_write(path, tensors, count, metadata, error);
     for (size_t i = 0; i < count; i++) {
@@ -738,6 +747,9 @@ bool peft_check_modules(const ModelConfig *model, const Graph *graph, Error *err
 
 bool peft_write(const char *folder, const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph,
     const void *master, Error *error) {
-    return peft_check_modules(model, graph, error) && write_peft_tensors(folder, model->experts, graph, master, error) &&
+    static const AdapterFile own = {"adapter_model.safetensors", PREFIX, 1};
+    const AdapterFile images = {PEFT_IMAGE_FILE, "transformer.", lora_factor(lora)};
+    return peft_check_modules(model, graph, error) && write_peft_tensors(&own, folder, model->experts, graph, master, error) &&
+           (!model_makes_images(model) || write_peft_tensors(&images, folder, 0, graph, master, error)) &&
            write_adapter_config(folder, base, lora, model, graph, error);
 }

@@ -47,8 +47,12 @@ bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Erro
  * called gate_proj, up_proj and down_proj for parts of the experts
  * (peft/utils/transformers_weight_conversion.py of 0.21). */
 bool peft_check_modules(const ModelConfig *model, const Graph *graph, Error *error);
+/* The file that diffusers' load_lora_weights and ComfyUI read: names of modules after "transformer.",
+ * and the factor of the adapters in B, because the file stores no alpha. */
+#define PEFT_IMAGE_FILE "pytorch_lora_weights.safetensors"
 /* Writes the trained parameters of `graph`, adapters and tables (modules_to_save), whose MASTER
  * arena is `master`, in fp32 into an existing folder. `base` is the name of the base. An adapter
- * that experts share is written for each expert. ERROR_NUMERICS if a value is not finite. */
+ * that experts share is written for each expert. Of a model of images, writes PEFT_IMAGE_FILE too.
+ * ERROR_NUMERICS if a value is not finite. */
 bool peft_write(const char *folder, const char *base, const LoraConfig *lora, const ModelConfig *model, const Graph *graph,
     const void *master, Error *error);

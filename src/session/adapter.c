@@ -446,7 +446,8 @@ bool adapter_check_written(
 /* -- PEFT's folder ------------------------------------------------------------------------------------------------- */
 
 static bool is_adapter_file(const char *name) {
-    return !strcmp(name, "adapter_config.json") || !strcmp(name, "adapter_model.safetensors") || hf_is_tokenizer_file(name);
+    return !strcmp(name, "adapter_config.json") || !strcmp(name, "adapter_model.safetensors") || !strcmp(name, PEFT_IMAGE_FILE) ||
+           hf_is_tokenizer_file(name);
 }
 
 /* Returns whether `folder` may be replaced. */

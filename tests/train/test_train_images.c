@@ -174,6 +174,25 @@ static void a_model_goes_out_and_comes_back(void **state) {
                "precision=fp32");
 }
 
+/* The file for diffusers and ComfyUI has the tensors of PEFT's under other names, with the factor in B
+ * (tests/golden/check_flux_adapters.py loads it with diffusers). */
+static void assert_image_file(const char *folder, float factor) {
+    SCOPED_FREE char *own = memory_format("%s/adapter_model.safetensors", folder);
+    SCOPED_FREE char *other = memory_format("%s/pytorch_lora_weights.safetensors", folder);
+    Safetensors peft, images;
+    Error error = {0};
+    if (!safetensors_open(&peft, own, &error) || !safetensors_open(&images, other, &error)) fail_msg("%s", error.message);
+    assert_true(peft.count > 0 && peft.count == images.count);
+    for (size_t i = 0; i < peft.count; i++) {
+        SCOPED_FREE char *name = memory_format("transformer.%s", peft.tensors[i].name + strlen("base_model.model."));
+        const StoredTensor *tensor = safetensors_find(&images, name);
+        assert_non_null(tensor);
+        const float *before = peft.tensors[i].data, *after = tensor->data, scale = strstr(name, ".lora_B.") ? factor : 1;
+        for (int64_t k = 0; k < tensor->shape[0] * tensor->shape[1]; k++) assert_true(after[k] == scale * before[k]);
+    }
+    safetensors_close(&peft), safetensors_close(&images);
+}
+
 static void adapters_train_beside_a_folder(void **state) {
     (void)state;
     train_images(0, "run=r steps=10");
@@ -184,6 +203,8 @@ static void adapters_train_beside_a_folder(void **state) {
     assert_true(recorded("l", "evaluation", -1, "loss") < recorded("r", "evaluation", -1, "loss"));
     smelt_says(0, "merged: velocities", "convert l merged");
     smelt_good("convert l adapters adapter=true");
+    assert_image_file("adapters", 4);
+    smelt_good("convert l adapters adapter=true overwrite=true");
     smelt_good("convert adapters again");
     assert_true(same_bytes("merged/diffusion_pytorch_model.safetensors", "again/diffusion_pytorch_model.safetensors"));
 }
