@@ -59,7 +59,7 @@ def write_config(path, shape, **more):
         if shape["family"] == "deepseek_v2":
             model.update({key: shape[key] for key in ("rope_dim", "value_dim", "kv_lora_rank", "shared_experts")}, experts_first=shape["dense_layers"], dense_ffn=shape["ffn_width"])
     if shape["family"] == "gemma3":
-        model.update(window=shape["window"], window_period=6, window_first=5, window_skips="true", window_rope_theta=10000)
+        model.update(qk_norm="true", window=shape["window"], window_period=6, window_first=5, window_skips="true", window_rope_theta=10000)
     with open(path, "w") as file:
         file.write("model:\n" + "".join(f"  {key}: {value}\n" for key, value in {**model, **more}.items()))
     return path

@@ -414,8 +414,11 @@ const Command command_train = {
                    "RUN/log.txt always get the same columns,\n"
                    "with \"unknown\" for unknown values.\n"
                    "\n"
-                   "smelt train --example llama prints a configuration to start from; other examples are zaya, mpt, gpt2, flux, finetune, "
-                   "qwen3-30b-a3b, olmoe-1b-7b, olmo3-7b, gpt-oss-20b, deepseek-v2-lite, deepseek-v3 and gemma3-4b.\n"
+                   "smelt train --example NAME prints a configuration to start from. Names are"
+#define EXAMPLE(symbol, name, file) " " name
+#include "app/example_list.h"
+#undef EXAMPLE
+                   ".\n"
                    "  smelt train --example llama > llama.yaml\n"
                    "  smelt train llama.yaml data.train=my-texts/ run=runs/first\n",
     .table = &config_table,

@@ -212,6 +212,8 @@ static const Option rows[] = {
     REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "clamp queries, keys and values to this absolute value; 0: none"),
     REAL_OPTION(model.alibi_max, "8", 1e-3, 1000, "", "ALiBi: the smallest slope is 2^-N for this N (alibi_bias_max)"),
     REAL_OPTION(model.softmax_scale, "0", 0, 1e6, "", "scale of attention scores; 0: 1 / sqrt(head_dim)"),
+    REAL_OPTION(model.score_cap, "0", 0, 1e6, "", "soft-cap of attention scores (attn_logit_softcapping); 0: none"),
+    REAL_OPTION(model.logit_cap, "0", 0, 1e6, "", "soft-cap of the head's logits (final_logit_softcapping); 0: none"),
     REAL_OPTION(model.norm_epsilon, "1e-5", 1e-12, 1, "", "epsilon of the norms"),
     REAL_OPTION(model.init_std, "0.02", 0, 10, "", "standard deviation of initial weights"),
     BOOL_OPTION(model.tied, "true", "share the weights of the embedding and the head", STATE),

@@ -82,6 +82,7 @@ typedef struct ModelConfig {
     double clip_qkv;                   /* mpt: bound of queries, keys and values; 0: none */
     double alibi_max;                  /* mpt: the largest exponent of ALiBi slopes */
     double softmax_scale;              /* scale of attention scores; 0: 1 / sqrt(head_dim) */
+    double score_cap, logit_cap;       /* gemma: soft-caps of attention scores and of the head's logits; 0: none */
     int activation;                    /* Activation of the MLP (config/activation_rule.h) */
     double swiglu_alpha, swiglu_limit; /* gpt_oss: ActivationTerms of the function */
     double norm_epsilon, init_std;

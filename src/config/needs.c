@@ -194,6 +194,8 @@ static const Need rows[] = {
     {"model.clip_qkv", OF_RULE, REFUSE},
     {"model.alibi_max", OF_RULE, WARN},
     {"model.softmax_scale", OF_RULE, REFUSE},
+    {"model.score_cap", OF_RULE, REFUSE},
+    {"model.logit_cap", OF_RULE, REFUSE},
     {"model.init_std", "new weights (no init=FOLDER)", has_new_weights, WARN},
     {"model.tied", TEXT_ONLY, is_text, REFUSE},
     {"model.single_layers", OF_RULE, REFUSE},

@@ -135,8 +135,7 @@ static bool check_class(const ModelConfig *c, const char *architecture, Error *e
         return error_set(error, ERROR_USAGE,
             "model.renormalise must be false and model.rope_interleave true for %s: change them, or set model.router_scores=sigmoid",
             architecture);
-    return c->width % c->heads == 0 || error_set(error, ERROR_USAGE, "model.width=%lld is not a multiple of model.heads=%lld, as in %s",
-                                           (long long)c->width, (long long)c->heads, architecture);
+    return hf_check_divided_width(c, architecture, error);
 }
 
 static void put(json_t *object, const ModelConfig *c) {

@@ -1,6 +1,8 @@
-/* Gemma 3 (arXiv 2503.19786): Llama's attention and MLP with a norm before and after each, norms of
- * query and key heads, and GeGLU. Embeddings are multiplied by sqrt(width). Five of six layers have
- * a window and a RoPE base of their own. transformers stores gains of norms minus 1. */
+/* Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786): Llama's attention and MLP with a norm before
+ * and after each, and GeGLU. Embeddings are multiplied by sqrt(width). Gemma 2 has soft-caps of
+ * attention scores and logits, and a window in every second layer. Gemma 3 has norms of query and
+ * key heads instead, and a window and a RoPE base of their own in five of six layers. transformers
+ * stores gains of norms minus 1. */
 #include <math.h>
 
 #include "formats/hf_class.h"
@@ -9,7 +11,7 @@
 static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
     bool slides = model_has_window(c, index);
-    return (LayerSpec){.before_attention = "input_layernorm",
+    LayerSpec spec = {.before_attention = "input_layernorm",
         .after_attention = "post_attention_layernorm",
         .before_mlp = "pre_feedforward_layernorm",
         .after_mlp = "post_feedforward_layernorm",
@@ -17,11 +19,11 @@ static LayerSpec layer(Builder *b, int index) {
             .keys = "self_attn.k_proj",
             .values = "self_attn.v_proj",
             .output = "self_attn.o_proj",
-            .query_norm = "self_attn.q_norm",
-            .key_norm = "self_attn.k_norm",
-            .rope_table = builder_rope_table(b, model_rope_theta(c, slides), !slides),
-            .scores = {.window = slides ? c->window : 0, .scale = c->softmax_scale}},
+            .rope_table = builder_rope_table(b, model_rope_theta(c, slides), !slides || !c->qk_norm),
+            .scores = {.window = slides ? c->window : 0, .scale = c->softmax_scale, .cap = c->score_cap}},
         .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
+    if (c->qk_norm) spec.attention.query_norm = "self_attn.q_norm", spec.attention.key_norm = "self_attn.k_norm";
+    return spec;
 }
 
 static Trunk build(Builder *b) {
@@ -38,8 +40,10 @@ static Trunk build(Builder *b) {
 
 static void read_padding(HfFieldReader *r, const char *name, const json_t *value) { hf_read_padding_or(r, name, value, 0); }
 
+static void read_gemma2_layers(HfFieldReader *r, const char *name, const json_t *value) { hf_read_usual_windows(r, name, value, 2, 4096); }
+
 /* Older files have sliding_window_pattern instead of layer_types. */
-static void read_layers(HfFieldReader *r, const char *name, const json_t *value) {
+static void read_gemma3_layers(HfFieldReader *r, const char *name, const json_t *value) {
     static const HfLayerThetas thetas = {.full = 1e6, .sliding = 1e4, .field = "rope_local_base_freq"};
     int64_t period = hf_integer_or(r, "sliding_window_pattern", 1, 6);
     if (r->good) hf_read_usual_windows(r, name, value, period, 4096);
@@ -53,29 +57,54 @@ static void read_scalar(HfFieldReader *r, const char *name, const json_t *value)
     r->model->softmax_scale = scalar == r->model->head_dim ? 0 : 1 / sqrt((double)scalar);
 }
 
-static const HfField fields[] = {
+/* Reads a soft-cap; transformers refuses integers. */
+static double read_cap(HfFieldReader *r, const char *name, const json_t *value, double fallback) {
+    if (!value) return fallback;
+    if (json_is_null(value)) return 0;
+    if (!json_is_real(value) || !(json_real_value(value) > 0)) hf_refuse(r, name, "is not a positive real number");
+    return json_real_value(value);
+}
+
+static void read_score_cap(HfFieldReader *r, const char *name, const json_t *value) { r->model->score_cap = read_cap(r, name, value, 50); }
+static void read_logit_cap(HfFieldReader *r, const char *name, const json_t *value) { r->model->logit_cap = read_cap(r, name, value, 30); }
+
+static const HfField gemma2_fields[] = {
+    INTEGER("vocab_size", vocabulary, "256000"),
+    INTEGER("max_position_embeddings", context, "8192"),
+    READ("layer_types", read_gemma2_layers), /* reads the next field too */
+    NO_EFFECT("sliding_window"),
+    READ("final_logit_softcapping", read_logit_cap),
+    READ("attn_logit_softcapping", read_score_cap),
+    END,
+};
+
+static const HfField gemma3_fields[] = {
     INTEGER("vocab_size", vocabulary, "262208"),
+    INTEGER("max_position_embeddings", context, "131072"),
+    READ("layer_types", read_gemma3_layers), /* reads the next fields too */
+    NO_EFFECT("sliding_window"),
+    NO_EFFECT("sliding_window_pattern"),
+    NO_EFFECT("_sliding_window_pattern"), /* which transformers writes and does not read */
+    NO_EFFECT("rope_parameters"),
+    NO_EFFECT("rope_local_base_freq"),
+    FIXED("final_logit_softcapping", "null"),
+    FIXED("attn_logit_softcapping", "null"),
+    END,
+};
+
+static const HfField fields[] = {
     INTEGER("hidden_size", width, "2304"),
     INTEGER("intermediate_size", ffn, "9216"),
     INTEGER("num_hidden_layers", layers, "26"),
     INTEGER("num_attention_heads", heads, "8"),
     INTEGER("num_key_value_heads", kv_heads, "4"),
     INTEGER("head_dim", head_dim, "256"),
-    INTEGER("max_position_embeddings", context, "131072"),
     BOOLEAN("tie_word_embeddings", tied, "true"),
     READ("hidden_activation", hf_read_activation),
     NO_EFFECT("hidden_act"),
     READ("pad_token_id", read_padding),
     READ("query_pre_attn_scalar", read_scalar),
-    READ("layer_types", read_layers), /* reads the next fields too */
-    NO_EFFECT("sliding_window"),
-    NO_EFFECT("sliding_window_pattern"),
-    NO_EFFECT("_sliding_window_pattern"), /* which transformers writes and does not read */
-    NO_EFFECT("rope_parameters"),
-    NO_EFFECT("rope_local_base_freq"),
     FIXED("attention_bias", "false"),
-    FIXED("final_logit_softcapping", "null"),
-    FIXED("attn_logit_softcapping", "null"),
     FIXED("use_bidirectional_attention", "false null"),
     NO_EFFECT("cache_implementation"),
     END,
@@ -86,34 +115,76 @@ static double scalar_of(const ModelConfig *c) {
     return c->softmax_scale > 0 ? round(1 / (c->softmax_scale * c->softmax_scale)) : (double)c->head_dim;
 }
 
-static bool check(const ModelConfig *c, const char *architecture, Error *error) {
+static bool check_scale(const ModelConfig *c, const char *architecture, Error *error) {
     return fabs(c->softmax_scale * sqrt(scalar_of(c)) - 1) < 1e-12 || c->softmax_scale == 0 ||
            error_set(
                error, ERROR_USAGE, "model.softmax_scale=%g is not 1 / sqrt(N) for a whole N, as %s has it", c->softmax_scale, architecture);
 }
 
-static void put(json_t *object, const ModelConfig *c) {
+static bool check_gemma2(const ModelConfig *c, const char *architecture, Error *error) {
+    if (c->window_rope_theta > 0)
+        return error_set(error, ERROR_USAGE,
+            "model.window_rope_theta=%g: %s has one RoPE base: set model.window_rope_theta=0, or model.qk_norm=true", c->window_rope_theta,
+            architecture);
+    return hf_check_divided_width(c, architecture, error) && check_scale(c, architecture, error);
+}
+
+static bool check_gemma3(const ModelConfig *c, const char *architecture, Error *error) {
+    if (c->score_cap > 0 || c->logit_cap > 0)
+        return error_set(error, ERROR_USAGE,
+            "model.score_cap=%g and model.logit_cap=%g: %s has no soft-caps: set both to 0, or model.qk_norm=false", c->score_cap,
+            c->logit_cap, architecture);
+    return check_scale(c, architecture, error);
+}
+
+static void put_common(json_t *object, const ModelConfig *c) {
     hf_put_decoder(object, c);
     json_object_del(object, "hidden_act");
     hf_put_activation(object, "hidden_activation", c);
     hf_put_integer(object, "intermediate_size", c->ffn);
     hf_put(object, "attention_bias", json_false());
     hf_put_integer(object, "query_pre_attn_scalar", (int64_t)scalar_of(c));
+}
+
+static json_t *cap_or_null(double cap) { return cap > 0 ? json_real(cap) : json_null(); }
+
+static void put_gemma2(json_t *object, const ModelConfig *c) {
+    put_common(object, c);
+    hf_put_rope(object, c);
+    hf_put_integer(object, "sliding_window", c->window ? c->window : 4096);
+    hf_put_layer_types(object, c, &hf_sliding_names);
+    hf_put(object, "final_logit_softcapping", cap_or_null(c->logit_cap));
+    hf_put(object, "attn_logit_softcapping", cap_or_null(c->score_cap));
+}
+
+static void put_gemma3(json_t *object, const ModelConfig *c) {
+    put_common(object, c);
     hf_put_sliding_layers(object, c);
 }
 
+static void start_gemma3(ModelConfig *c) { c->qk_norm = true; }
+static bool fits_gemma3(const ModelConfig *c) { return c->qk_norm; }
+
+static const HfClass gemma2 = {.model_type = "gemma2",
+    .architecture = "Gemma2ForCausalLM",
+    .tables = {{gemma2_fields, fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .gain_offset = 1,
+    .check = check_gemma2,
+    .put = put_gemma2};
 static const HfClass gemma3 = {.model_type = "gemma3_text",
     .architecture = "Gemma3ForCausalLM",
-    .tables = {{fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .tables = {{gemma3_fields, fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
     .gain_offset = 1,
-    .check = check,
-    .put = put};
-static const HfClass *const classes[] = {&gemma3, NULL};
+    .start = start_gemma3,
+    .fits = fits_gemma3,
+    .check = check_gemma3,
+    .put = put_gemma3};
+static const HfClass *const classes[] = {&gemma3, &gemma2, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
 
-static const char *const settings[] = {"activation", "padding", "rope_factor", "rope_theta", "softmax_scale", "window_first",
-    "window_period", "window_rope_theta", "window_skips", NULL};
+static const char *const settings[] = {"activation", "logit_cap", "padding", "qk_norm", "rope_factor", "rope_theta", "score_cap",
+    "softmax_scale", "window_first", "window_period", "window_rope_theta", "window_skips", NULL};
 
 const FamilyRule family_gemma = {.name = "gemma",
     .settings = settings,

@@ -308,6 +308,8 @@ struct HfClass {
     const GgufClass *gguf; /* NULL: llama.cpp has no such model */
 };
 
+/* HfClass.check of classes whose heads divide the width. */
+bool hf_check_divided_width(const ModelConfig *config, const char *architecture, Error *error);
 /* Returns the class that a configuration is written as. */
 const HfClass *hf_class(const ModelConfig *config);
 /* Returns what must be added to a stored norm gain; 0 for other parameters. */

@@ -26,6 +26,11 @@ bool hf_check(const ModelConfig *c, Error *error) {
     return !class->check || class->check(c, class->architecture, error);
 }
 
+bool hf_check_divided_width(const ModelConfig *c, const char *architecture, Error *error) {
+    return c->width % c->heads == 0 || error_set(error, ERROR_USAGE, "model.width=%lld is not a multiple of model.heads=%lld, as in %s",
+                                           (long long)c->width, (long long)c->heads, architecture);
+}
+
 /* -- Fields that are read by functions ----------------------------------------------------------------------------- */
 
 int64_t hf_integer_or(HfFieldReader *r, const char *name, int64_t least, int64_t fallback) {
@@ -150,7 +155,7 @@ void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value
 static const HfClass *find_class(const json_t *object, int *family, Error *error) {
     const char *type = json_string_value(json_object_get(object, "model_type"));
     const char *architecture = json_string_value(json_object_get(object, "_class_name"));
-    char known[256] = "";
+    SCOPED_FREE char *known = NULL;
     for (int i = 0; i < family_count; i++)
         for (const HfClass *const *class = family_rules[i]->classes; *class; class++) {
             bool diffusers = !(*class)->model_type;
@@ -159,8 +164,9 @@ static const HfClass *find_class(const json_t *object, int *family, Error *error
                 *family = i;
                 return *class;
             }
-            strncat(known, known[0] ? ", " : "", sizeof known - strlen(known) - 1);
-            strncat(known, name, sizeof known - strlen(known) - 1);
+            char *before = known;
+            known = before ? memory_format("%s, %s", before, name) : memory_copy_string(name);
+            free(before);
         }
     SCOPED_FREE char *shown = type ? json_dumps(json_object_get(object, "model_type"), JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
     error_set(error, ERROR_CHECKPOINT, "model_type is %.64s, but smelt supports only %s", shown ? shown : "missing", known);

@@ -73,12 +73,15 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     } else if (loss) {
         append_loss(b, model, builder_gather(b, trunk.normed), trunk.head);
     }
+    double cap = b->config->logit_cap;
+    if (loss && cap > 0) op_cap_losses(graph, cap);
     TensorId rows = builder_token_rows(b, trunk.head);
     const TokenRuns runs = builder_token_runs(b);
     if (loss && rows) op_train_head_rows(graph, rows, &runs);
     if (loss) return;
     TensorId asked = b->mode == MODEL_LOGITS ? trunk.normed : op_last_row(graph, trunk.normed);
     TensorId logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
+    if (cap > 0) logits = op_soft_cap(graph, logits, cap);
     model->logits = op_gather_columns(graph, logits, b->config->vocabulary, AXES_TENSOR);
     graph->tensors[model->logits].keep = true;
     if (b->mode != MODEL_GENERATE) return;

@@ -458,7 +458,7 @@ static void models_that_llama_cpp_lacks_are_refused(void **state) {
     assert_not_written(deepseek, "DeepseekV2ForCausalLM");
     static FixtureSettings gemma = {
         "model.family=gemma", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64", "model.layers=2"};
-    assert_not_written(gemma, "no architecture for Gemma3ForCausalLM");
+    assert_not_written(gemma, "no architecture for Gemma2ForCausalLM");
     assert_not_written(longrope, "model.rope_scaling=longrope the length of each text");
     assert_not_written(scaled, "model.softmax_scale=0.3");
 }

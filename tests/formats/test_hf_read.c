@@ -45,10 +45,13 @@ static FixtureSettings gpt_oss = {"model.family=gpt_oss", "model.heads=4", "mode
     "model.layers=4", "model.head_dim=12", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.window=9",
     "model.window_period=2", "model.window_first=1", "model.window_skips=true", "model.qkv_bias=true", "model.swiglu_limit=3",
     "model.auxiliary_scope=model"};
-static FixtureSettings gemma3 = {"model.family=gemma", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
-    "model.layers=4", "model.head_dim=12", "model.softmax_scale=0.25", "model.window=9", "model.window_period=6", "model.window_first=3",
-    "model.window_skips=true", "model.rope_theta=1000000", "model.window_rope_theta=10000", "model.rope_scaling=linear",
-    "model.rope_factor=8"};
+static FixtureSettings gemma2 = {"model.family=gemma", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
+    "model.layers=4", "model.head_dim=12", "model.softmax_scale=0.25", "model.window=9", "model.window_period=2", "model.window_first=1",
+    "model.window_skips=true", "model.score_cap=2.5", "model.logit_cap=7", "model.rope_scaling=linear", "model.rope_factor=8"};
+static FixtureSettings gemma3 = {"model.family=gemma", "model.qk_norm=true", "model.heads=4", "model.kv_heads=2", "model.width=32",
+    "model.ffn=12", "model.layers=4", "model.head_dim=12", "model.softmax_scale=0.25", "model.window=9", "model.window_period=6",
+    "model.window_first=3", "model.window_skips=true", "model.rope_theta=1000000", "model.window_rope_theta=10000",
+    "model.rope_scaling=linear", "model.rope_factor=8"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
@@ -62,7 +65,7 @@ static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model
     "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
 static const char *const *const models[] = {zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt,
-    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma3, gpt2};
+    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -338,7 +341,7 @@ static void numbers_round_to_the_nearest_of_mxfp4(void **state) {
 static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
     static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe",
-        "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma3_text"};
+        "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -493,6 +496,8 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
             "rope_parameters scales RoPE sliding_attention"},
         {gpt_oss, "sliding_window", "null", "sliding_window is null"},
         {gpt_oss, "quantization_config", "{\"quant_method\": \"fp8\"}", "quantization_config weights are quantized (fp8)"},
+        {gemma2, "final_logit_softcapping", "30", "final_logit_softcapping is not a positive real number"},
+        {gemma2, "attn_logit_softcapping", "0.0", "attn_logit_softcapping is not a positive real number"},
         {gemma3, "query_pre_attn_scalar", "0", "query_pre_attn_scalar is not an integer of at least 1"},
         {gemma3, "final_logit_softcapping", "30.0", "final_logit_softcapping is 30"},
         {gemma3, "sliding_window_pattern", "0", "sliding_window_pattern is not an integer of at least 1"},

@@ -107,6 +107,12 @@ def draw_deepseek(draw, family):
         v_head_dim=draw.randint(1, 24))
 
 
+def draw_gemma2(draw):
+    settings, rope = draw_gemma3(draw), draw_common(draw, 2)["rope_parameters"]
+    return settings | dict(rope_parameters=rope, attn_logit_softcapping=draw.choice([None, 50.0, 1.5]),
+        final_logit_softcapping=draw.choice([None, 30.0, 2.0]))
+
+
 def draw_gemma3(draw):
     """transformers demands that heads divide the width, which is one of the kernels' of norms after blocks."""
     heads = draw.choice([2, 4, 6])
@@ -116,7 +122,7 @@ def draw_gemma3(draw):
         hidden_activation=draw.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu"]))
 
 
-FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma3_text": draw_gemma3}
+FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3}
 
 
 def smelt(build, *arguments):
@@ -216,10 +222,12 @@ def run_theirs(model, step, batch):
     near, least = at[None, :, None] - at[None, None, :] < (getattr(model.config, "sliding_window", None) or batch.length), torch.finfo(torch.float32).min
     mask, full = (torch.where(rows[:, None], 0.0, least) for rows in (seen & near, seen))
     experts = hasattr(model.config, "router_aux_loss_coef")
-    if model.config.model_type in ("olmo3", "gpt_oss", "gemma3_text"):
+    if model.config.model_type in ("olmo3", "gpt_oss", "gemma2", "gemma3_text"):
         mask = {"sliding_attention": mask, "full_attention": full}
     out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, **(dict(output_router_logits=True) if experts else {}))
-    logits = model.lm_head(out.last_hidden_state).flatten(0, 1)
+    logits, cap = model.lm_head(out.last_hidden_state).flatten(0, 1), getattr(model.config, "final_logit_softcapping", None)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
     cross = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-1)
     balance = torch.zeros(())
     if experts and model.config.output_router_logits:

@@ -1,8 +1,8 @@
 """Writes configs.jsonl for tests/formats/test_hf_configs.c: what transformers makes of edited config.json files.
 
-    python tests/golden/configs.py
+    python tests/golden/configs.py [FOLDER ...]
 
-Needs torch and transformers 5. The models are those of make.py: each FOLDER/config.json is edited field by field and loaded with the same weights. The
+With folders, only their lines are made anew. Needs torch and transformers 5. The models are those of make.py: each FOLDER/config.json is edited field by field and loaded with the same weights. The
 first line is the version of transformers. Then comes, for each class, one line with FOLDER as its "model", the numbers of the folder as it is, and the
 fields: those that its configuration class declares, with their defaults, and those that configuration and model read while a model is loaded and trained; and
 one line for each edit:
@@ -21,6 +21,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 
@@ -31,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma3_text")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "hidden_activation", "activation_function", "norm_type", "attn_type")
@@ -259,23 +260,37 @@ def deepseek_edits(family):
         yield edit
 
 
-def gemma3_edits():
-    yield from olmo3_edits()
+def gemma_edits():
     for name in ("hidden_activation", "hidden_act"):
         for act in ("silu", "gelu_pytorch_tanh", "gelu", "relu", None):
             yield {name: act}
     for scalar in (12, 20, 256, 0.25, 0, -1, None, "1", ...):
         yield {"query_pre_attn_scalar": scalar}
+    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
+        for cap in (30.0, 0.5, 3, 0.0, -2.0, None, "1", ...):
+            yield {name: cap}
+    for both in (True, False, None, ...):
+        yield {"use_bidirectional_attention": both}
+
+
+def gemma2_edits():
+    yield from gemma_edits()
+    yield from rope_edits()
+    full, sliding = "full_attention", "sliding_attention"
+    for types in ([full] * 3, [sliding] * 3, [full, sliding, full], [sliding, full, full], [full] * 2, ["chunked_attention"] * 3, full, None, ...):
+        for window in ({}, {"sliding_window": 5}, {"sliding_window": None}, {"sliding_window": ...}):
+            yield {"layer_types": types} | window
+    yield {"num_attention_heads": 3, "num_key_value_heads": 1}
+
+
+def gemma3_edits():
+    yield from gemma_edits()
+    yield from olmo3_edits()
     for theta in (300.0, None, "1"):
         yield {"rope_local_base_freq": theta}
         yield {"rope_parameters": ..., "rope_local_base_freq": theta, "rope_theta": 5000.0}
     for pattern in (1, 2, 4, 6, 0, None, 1.5):
         yield {"sliding_window_pattern": pattern, "layer_types": ...}
-    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
-        for cap in (30.0, 0.5, None, ...):
-            yield {name: cap}
-    for both in (True, False, None, ...):
-        yield {"use_bidirectional_attention": both}
 
 
 def mpt_edits():
@@ -306,6 +321,9 @@ def gpt2_edits():
     yield {"n_ctx": 32}
 
 
+OWN_EDITS = {"zaya": zaya_edits, "olmo3": olmo3_edits, "gemma2": gemma2_edits, "gemma3_text": gemma3_edits}  # instead of rope_edits
+
+
 def own_edits(family):
     """Fields that decide something together."""
     if family == "mpt":
@@ -314,7 +332,7 @@ def own_edits(family):
         return gpt2_edits()
     edits = [{"hidden_act": act} for act in ("silu", "swish", "gelu", "relu", "SiLU", "gelu_pytorch_tanh")]
     edits += [{"pad_token_id": token} for token in (0, PADDING, 63, 64, -1, -64, -65, 1.5, None, ...)]
-    edits += list(zaya_edits() if family == "zaya" else olmo3_edits() if family == "olmo3" else gemma3_edits() if family == "gemma3_text" else rope_edits())
+    edits += list(OWN_EDITS.get(family, rope_edits)())
     if family == "mixtral":  # whose YaRN and dynamic scaling need it
         edits += [edit | {"head_dim": 8} for edit in rope_edits()]
     if family in ("mistral", "qwen2", "qwen3", "llama", "mixtral"):
@@ -463,14 +481,33 @@ def write(family, scratch, file):
     print(family, counts)
 
 
+def lines_of(path):
+    """The lines of each folder, of the versions that are installed."""
+    lines = open(path).readlines()
+    versions = {key: json.loads(lines[0])[key] for key in ("transformers", "torch")}
+    if versions != {"transformers": transformers.__version__, "torch": torch.__version__}:
+        raise SystemExit(f"{path} is of {versions}: make all folders anew")
+    families = {}
+    for line in lines[1:]:
+        if line.startswith('{"model"'):
+            family = families.setdefault(json.loads(line)["model"], [])
+        family.append(line)
+    return families
+
+
 def main():
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as scratch, open(os.path.join(HERE, "configs.jsonl"), "w") as file:
+    path = os.path.join(HERE, "configs.jsonl")
+    kept = lines_of(path) if sys.argv[1:] else {}
+    with tempfile.TemporaryDirectory() as scratch, open(path, "w") as file:
         print(json.dumps({"transformers": transformers.__version__, "torch": torch.__version__, "spots": SPOTS}), file=file)
         for family in FAMILIES:
-            write(family, scratch, file)
+            if family in sys.argv[1:] or family not in kept:
+                write(family, scratch, file)
+            else:
+                file.writelines(kept[family])
 
 
 main()

@@ -32,6 +32,8 @@ FAMILIES = {
     "olmo3": dict(model_type="olmo3", intermediate_size=40, num_hidden_layers=4, sliding_window=6,
                   rope_parameters={"sliding_attention": dict(rope_type="default", rope_theta=1e4),
                                    "full_attention": dict(rope_type="yarn", rope_theta=5e5, factor=4.0, original_max_position_embeddings=16)}),
+    "gemma2": dict(model_type="gemma2", intermediate_size=40, num_hidden_layers=3, head_dim=12, sliding_window=6, query_pre_attn_scalar=20,
+                   attn_logit_softcapping=1.5, final_logit_softcapping=2.5, rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0)),
     "gemma3_text": dict(model_type="gemma3_text", intermediate_size=40, num_hidden_layers=4, head_dim=12, sliding_window=6, query_pre_attn_scalar=20,
                         layer_types=["sliding_attention"] * 3 + ["full_attention"],
                         rope_parameters={"sliding_attention": dict(rope_type="default", rope_theta=1e4),

@@ -283,6 +283,18 @@ static void build_loss(Check *check, const void *argument) {
         check_scalar(check, 1), check_loss(check, 1), c->columns);
 }
 
+/* A soft-cap that most logits reach half of. */
+static void build_capped_loss(Check *check, const void *argument) {
+    build_loss(check, argument);
+    op_cap_losses(check->graph, 8);
+}
+
+static void build_capped_logits(Check *check, const void *argument) {
+    const Rows *c = argument;
+    TensorId x = check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, c->columns}, 0, 4);
+    check_output(check, op_soft_cap(check->graph, x, 8));
+}
+
 /* Rows that one, two, four and eight blocks of a cluster hold, up to their last logit and one past that, and longer ones.
  * Logits of up to 18 are off by up to 2^-4 in bf16: sums of many of them by far less, so that a lost eighth of a row shows
  * in its loss as 0.13 of 17; gradients, of which a few logits have most, by up to 6%. */
@@ -302,6 +314,16 @@ static void vocabularies_of_every_width_have_their_loss(void **state) {
     }
 }
 
+static void soft_caps_of_logits_pass(void **state) {
+    (void)state;
+    check_gpu();
+    static const Rows widths[] = {{13, 4099}, {5, 4096}, {3, 7}};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        check_op(build_capped_loss, &widths[i], (CheckBounds){.bf16 = 0.05});
+        check_op(build_capped_logits, &widths[i], (CheckBounds){.forward_only = true});
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norms_of_every_width_pass),
@@ -312,6 +334,7 @@ int main(void) {
         cmocka_unit_test(wide_rows_pass_through_elementwise_kernels),
         cmocka_unit_test(heads_of_every_width_are_normed_and_turned),
         cmocka_unit_test(vocabularies_of_every_width_have_their_loss),
+        cmocka_unit_test(soft_caps_of_logits_pass),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,8 +16,10 @@ enum { SKIPPED = 5, MOST_ROWS = 48, MOST_COLUMNS = 32, MOST_TOKENS = 288 };
 typedef struct Shape {
     int64_t rows, columns, vocabulary;
     bool fp8;
+    double cap; /* of logits; 0: none */
 } Shape;
-static const Shape plain = {37, 24, 259, false}, in_fp8 = {MOST_ROWS, MOST_COLUMNS, MOST_TOKENS, true};
+static const Shape plain[] = {{37, 24, 259, false, 0}, {37, 24, 259, false, 2}},
+                   in_fp8[] = {{MOST_ROWS, MOST_COLUMNS, MOST_TOKENS, true, 0}, {MOST_ROWS, MOST_COLUMNS, MOST_TOKENS, true, 4}};
 static const double scale = 1.0 / 16;
 
 static double x_at(int64_t i) { return (double)((i * 37 + 11) % 64 - 32) / 32; }         /* exact in bf16 */
@@ -32,11 +34,13 @@ static void add_row(Expected *e, const Shape *s, int64_t row) {
     int32_t target = target_at(s, row);
     for (int64_t t = 0; t < s->vocabulary; t++) {
         for (int64_t j = 0; j < s->columns; j++) logits[t] += x_at(row * s->columns + j) * w_at(t * s->columns + j);
+        if (s->cap > 0) logits[t] = s->cap * tanh(logits[t] / s->cap);
         sum += exp(logits[t]);
     }
     e->loss += scale * (log(sum) - logits[target]);
     for (int64_t t = 0; t < s->vocabulary; t++) {
         double d = scale * (exp(logits[t]) / sum - (t == target));
+        if (s->cap > 0) d *= 1 - logits[t] / s->cap * (logits[t] / s->cap);
         for (int64_t j = 0; j < s->columns; j++) {
             e->d_x[row * s->columns + j] += d * w_at(t * s->columns + j);
             e->d_w[t * s->columns + j] += d * x_at(row * s->columns + j);
@@ -88,6 +92,7 @@ static void check_rank(const Shape *s, const Mesh *mesh, Device *device, Precisi
     TensorId w = graph_cut_parameter(graph, "w", PARAMETER_EMBEDDING, 2, (int64_t[]){s->vocabulary, s->columns}, &cut, 0, 1, false);
     if (s->fp8) op_fp8_linear_cross_entropy(graph, x, w, targets, factor, loss, s->vocabulary, &(Fp8Config){.recipe = FP8_TENSOR});
     else op_linear_cross_entropy(graph, x, w, targets, factor, loss, s->vocabulary);
+    if (s->cap > 0) op_cap_losses(graph, s->cap);
     const Node *head = &graph->nodes[graph->node_count - 1];
     TensorId d_x = head->out[LOSS_D_X], d_w = head->out[LOSS_D_W];
     graph->tensors[d_x].keep = true;
@@ -127,11 +132,13 @@ static int be_rank(void) {
     mesh.size[AXIS_TP] = comm_size(comm);
     mesh_place(&mesh, comm_rank(comm));
     if (!mesh_open(&mesh, comm, &axes, 1, &error)) fail_msg("%s", error.message);
-    if (gpu) check_rank(&plain, &mesh, gpu, PRECISION_BF16, 2e-2);
-    else check_rank(&plain, &mesh, device_cpu(), PRECISION_FP32, 1e-5);
-    /* e4m3 is off by up to 1/16 of an element, e5m2 by twice that. */
-    if (!gpu || device_info(gpu)->gemm_inputs >> GEMM_E4M3 & 1)
-        check_rank(&in_fp8, &mesh, gpu ? gpu : device_cpu(), gpu ? PRECISION_BF16 : PRECISION_FP32, 0.1);
+    bool multiplies_fp8 = !gpu || device_info(gpu)->gemm_inputs >> GEMM_E4M3 & 1;
+    for (int capped = 0; capped < 2; capped++) {
+        if (gpu) check_rank(&plain[capped], &mesh, gpu, PRECISION_BF16, 2e-2);
+        else check_rank(&plain[capped], &mesh, device_cpu(), PRECISION_FP32, 1e-5);
+        /* e4m3 is off by up to 1/16 of an element, e5m2 by twice that. */
+        if (multiplies_fp8) check_rank(&in_fp8[capped], &mesh, gpu ? gpu : device_cpu(), gpu ? PRECISION_BF16 : PRECISION_FP32, 0.1);
+    }
     mesh_close(&mesh);
     comm_close(comm);
     return 0;
@@ -139,6 +146,7 @@ static int be_rank(void) {
 
 static void ranks_that_share_the_vocabulary_make_the_loss_and_its_gradients(void **state) {
     (void)state;
+    run_over_tcp(1, "loss"); /* in kernels of their own */
     run_over_tcp(2, "loss");
     run_over_tcp(3, "loss");
 }

@@ -74,6 +74,7 @@ static inline T to_compute(W x) { return x; }
 #if defined KERNEL_FP64
 static inline W wide_exp(W x) { return exp(x); }
 static inline W wide_erf(W x) { return erf(x); }
+static inline W wide_tanh(W x) { return tanh(x); }
 static inline W wide_sqrt(W x) { return sqrt(x); }
 #elif defined KERNEL_VARIANT
 /* Returns e^x within 2 ulp, without branches or calls, so that loops vectorize: x = n ln 2 + r, |r|
@@ -103,6 +104,7 @@ static inline W wide_erf(W x) {
     float p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
     return copysignf(1.0f - p * wide_exp(-a * a), x);
 }
+static inline W wide_tanh(W x) { return tanhf(x); }
 static inline W wide_sqrt(W x) { return sqrtf(x); }
 #endif
 

@@ -2,7 +2,7 @@
  * per row for its loss and gradient, and two GEMMs that use the gradient. Ranks that divide the
  * vocabulary first exchange the peak of every row of a chunk; chunks are the same on all ranks.
  * The losses of rows are summed in order, in double. In fp8 the gradient is cast first. Also
- * last_row. */
+ * last_row and soft_cap. */
 #include "backend/cpu/kernel.h"
 #include "base/float8.h"
 #include "ops/linear_gemm.h"
@@ -66,15 +66,6 @@ static CpuPeak merge_peaks(const CpuPeak *peaks, int count, int64_t stride) {
     return all;
 }
 
-/* Writes the gradient of -log softmax(logits)[target] times scale; `powers` are the values of
- * find_peak, which returned `own`. */
-static void row_gradient(
-    T *restrict d_logits, const W *restrict powers, const CpuPeak *own, const CpuPeak *all, int64_t target, W scale, int64_t vocabulary) {
-    W share = wide_exp(own->most - all->most), factor = share * scale / all->sum;
-    for (int64_t j = 0; j < vocabulary; j++) d_logits[j] = to_compute(powers[j] * factor);
-    if (target >= 0 && target < vocabulary) d_logits[target] = to_compute((powers[target] * share / all->sum - 1) * scale);
-}
-
 /* The work on a chunk of rows. Targets count from the rank's first row of the vocabulary. */
 typedef struct LossChunk {
     W *logits, *losses;
@@ -83,13 +74,39 @@ typedef struct LossChunk {
     int64_t rows, vocabulary, first_token;
     const W *scale; /* of row r: scale[r * scale_step] */
     int scale_step;
+    W cap; /* of logits; 0: none */
 } LossChunk;
+
+/* Replaces logits by cap * tanh(logits / cap), and sets d_logits to the derivatives. */
+static void cap_chunk(const LossChunk *c) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < c->rows * c->vocabulary; i++) {
+        W part = wide_tanh(c->logits[i] / c->cap);
+        c->logits[i] = c->cap * part;
+        if (c->d_logits) c->d_logits[i] = to_compute(1 - part * part);
+    }
+}
+
+/* Writes the gradient of -log softmax(logits)[target] times the row's scale; the row's logits are the
+ * values of find_peak, which returned `own`. */
+static void row_gradient(const LossChunk *c, int64_t r, const CpuPeak *own, const CpuPeak *all) {
+    T *restrict d_logits = c->d_logits + r * c->vocabulary;
+    const W *restrict powers = c->logits + r * c->vocabulary;
+    W share = wide_exp(own->most - all->most), scale = c->scale[r * c->scale_step], factor = share * scale / all->sum;
+    int64_t target = c->targets[r] - c->first_token;
+    bool here = target >= 0 && target < c->vocabulary;
+    W at_target = here ? (powers[target] * share / all->sum - 1) * scale : 0;
+    if (c->cap > 0) {
+        if (here) at_target *= to_wide(d_logits[target]);
+        for (int64_t j = 0; j < c->vocabulary; j++) d_logits[j] = to_compute(powers[j] * factor * to_wide(d_logits[j]));
+    } else
+        for (int64_t j = 0; j < c->vocabulary; j++) d_logits[j] = to_compute(powers[j] * factor);
+    if (here) d_logits[target] = to_compute(at_target);
+}
 
 static void finish_row(const LossChunk *c, int64_t r, const CpuPeak *own, const CpuPeak *all) {
     c->losses[r] = (W)log(all->sum) - (all->picked - all->most);
-    if (c->d_logits)
-        row_gradient(c->d_logits + r * c->vocabulary, c->logits + r * c->vocabulary, own, all, c->targets[r] - c->first_token,
-            c->scale[r * c->scale_step], c->vocabulary);
+    if (c->d_logits) row_gradient(c, r, own, all);
 }
 
 /* Skips a row without a target. */
@@ -218,9 +235,10 @@ static void run_head(const OpCall *call) {
                                                     call->in[LOSS_W], logits);
         forward.output = KERNEL_GEMM_WIDE;
         run_gemm_cpu(call, &forward);
-        if (kept) memcpy(kept + first * vocabulary, logits, (size_t)(quantized.rows * vocabulary) * sizeof *logits);
         LossChunk work = {logits, row_losses + first, trains ? d_logits : NULL, targets + first, quantized.rows, vocabulary, first_token,
-            scale + first * scale_step, scale_step};
+            scale + first * scale_step, scale_step, (W)attributes->cap};
+        if (work.cap > 0) cap_chunk(&work);
+        if (kept) memcpy(kept + first * vocabulary, logits, (size_t)(quantized.rows * vocabulary) * sizeof *logits);
         if (ranks == 1) finish_chunk(&work);
         else finish_shared_chunk(&work, call->mesh, peaks);
         if (trains) add_gradients(call, &work, &quantized);
@@ -233,6 +251,14 @@ static void run_head(const OpCall *call) {
 
 CPU_OP(linear_cross_entropy, loss_cpu_workspace) { run_head(call); }
 CPU_OP(fp8_linear_cross_entropy, codes_workspace) { run_head(call); }
+
+CPU_OP(soft_cap) {
+    const W *x = call->in[SOFT_CAP_X], cap = (W)((const SoftCapAttributes *)call->attributes)->cap;
+    W *y = call->out[SOFT_CAP_Y];
+    int64_t count = call->in_shape[SOFT_CAP_X][0] * call->in_shape[SOFT_CAP_X][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < count; i++) y[i] = cap * wide_tanh(x[i] / cap);
+}
 
 CPU_OP(last_row) {
     const T *x = call->in[LAST_ROW_X];

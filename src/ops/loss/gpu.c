@@ -16,7 +16,10 @@
  * A row of 524 KB does not fit any multiprocessor's cache. On Hopper a cluster of multiprocessors
  * holds it (gpu_cluster_kernels.h). Elsewhere, and if ranks divide the vocabulary, a row is read
  * twice: forwards for its maximum and sum, and backwards for the gradient. Few rows are in flight
- * at once, so much of the second read hits the GPU's last-level cache. */
+ * at once, so much of the second read hits the GPU's last-level cache. The kernels _capped apply a
+ * soft-cap to logits as they read them, and round the result to bf16; there are none for
+ * clusters. Also soft_cap. */
+#include "backend/gpu/vector.h"
 #include "ops/loss/gpu_cluster_kernels.h"
 
 enum {
@@ -42,6 +45,12 @@ typedef struct AddLossesArguments {
     const float GLOBAL *losses, *scale;
     int64_t count;
 } AddLossesArguments;
+typedef struct SoftCapArguments {
+    const float GLOBAL *x;
+    float GLOBAL *y;
+    int64_t count;
+    float cap;
+} SoftCapArguments;
 typedef struct LastRowArguments {
     bf16 GLOBAL *to;
     const bf16 GLOBAL *from;
@@ -56,6 +65,14 @@ enum { THREADS = NVIDIA_THREADS };
 enum { THREADS = AMD_THREADS };
 #endif
 enum { STEP = THREADS * AHEAD, WAVES = THREADS / WAVE };
+
+/* cap * tanh(x / cap), with tanh(z) = 1 - 2 / (1 + e^2z). */
+INLINE float soft_cap(float x, float cap) { return cap - 2 * cap * fast_reciprocal(1 + fast_exp2(2 * LOG2_E / cap * x)); }
+INLINE uint32_t soft_cap_pair(uint32_t pair, float cap) {
+    return to_bf16_pair(soft_cap(to_float_low(pair), cap), soft_cap(to_float_high(pair), cap));
+}
+/* Returns dy / dx of a capped logit y; 1 without a cap. */
+INLINE float soft_cap_slope(float y, float cap) { return cap > 0 ? 1 - y / cap * (y / cap) : 1; }
 
 /* For the logits read so far: their maximum, and the sums of e^(x - most) over low and over high
  * halves. */
@@ -105,9 +122,10 @@ typedef struct LossRow {
     u32x4 GLOBAL *vectors;
     RowGradients gradients;
     int32_t count, whole, rest;
+    float cap; /* the constant 0 in kernels without a cap */
 } LossRow;
 
-INLINE LossRow loss_row(const RowLossArguments *a, int64_t row, const bool coded) {
+INLINE LossRow loss_row(const RowLossArguments *a, int64_t row, const bool coded, const bool capped) {
     bf16 GLOBAL *logits = a->logits + row * a->stride;
     int32_t count = a->vocabulary / 8;
     return (LossRow){.logits = logits,
@@ -115,14 +133,22 @@ INLINE LossRow loss_row(const RowLossArguments *a, int64_t row, const bool coded
         .gradients = row_gradients(a, row, 0, coded),
         .count = count,
         .whole = count / STEP * STEP,
-        .rest = a->vocabulary % 8};
+        .rest = a->vocabulary % 8,
+        .cap = capped ? a->cap : 0};
+}
+
+INLINE float row_logit(const LossRow *row, int32_t at) {
+    float x = to_float(row->logits[at]);
+    return row->cap > 0 ? to_float(to_bf16(soft_cap(x, row->cap))) : x;
 }
 
 /* `cut` is a constant in every caller: whether vectors may be after the end. */
 INLINE void row_load(const LossRow *row, int32_t first, bool cut, u32x4 values[AHEAD]) {
     UNROLL for (int k = 0; k < AHEAD; k++) {
         int32_t v = first + k * THREADS + thread_id();
-        values[k] = !cut || v < row->count ? row->vectors[v] : (u32x4)NO_LOGITS;
+        bool inside = !cut || v < row->count;
+        values[k] = inside ? row->vectors[v] : (u32x4)NO_LOGITS;
+        if (inside && row->cap > 0) UNROLL for (int i = 0; i < 4; i++) values[k][i] = soft_cap_pair(values[k][i], row->cap);
     }
 }
 
@@ -135,11 +161,14 @@ INLINE float row_log2(const LossRow *row) {
     }
     row_load(row, row->whole, true, values);
     softmax_add(&s, values);
-    if (thread_id() < row->rest) softmax_add_one(&s, to_float(row->logits[row->count * 8 + thread_id()]));
+    if (thread_id() < row->rest) softmax_add_one(&s, row_logit(row, row->count * 8 + thread_id()));
     return softmax_log2(s);
 }
 
-INLINE float gradient_of(float x, float log2_sum, float scale) { return fast_exp2(x * LOG2_E - log2_sum) * scale; }
+/* `wanted` is 1 for the target's logit, else 0. */
+INLINE float gradient_of(const LossRow *row, float x, float log2_sum, float wanted, float scale) {
+    return (fast_exp2(x * LOG2_E - log2_sum) - wanted) * scale * soft_cap_slope(x, row->cap);
+}
 
 INLINE void write_group(const LossRow *row, int32_t first, bool cut, float log2_sum, float scale, const bool coded) {
     u32x4 values[AHEAD];
@@ -147,8 +176,8 @@ INLINE void write_group(const LossRow *row, int32_t first, bool cut, float log2_
     UNROLL for (int k = 0; k < AHEAD; k++) {
         int32_t v = first + k * THREADS + thread_id();
         u32x4 out;
-        UNROLL for (int i = 0; i < 4; i++) out[i] = to_bf16_pair(
-            gradient_of(to_float_low(values[k][i]), log2_sum, scale), gradient_of(to_float_high(values[k][i]), log2_sum, scale));
+        UNROLL for (int i = 0; i < 4; i++) out[i] = to_bf16_pair(gradient_of(row, to_float_low(values[k][i]), log2_sum, 0, scale),
+            gradient_of(row, to_float_high(values[k][i]), log2_sum, 0, scale));
         if (!cut || v < row->count) put_gradients(&row->gradients, v, out, coded);
     }
 }
@@ -157,13 +186,13 @@ INLINE void write_group(const LossRow *row, int32_t first, bool cut, float log2_
 INLINE void write_gradient(
     const LossRow *row, int32_t vocabulary, float log2_sum, float scale, int32_t target, float x_target, const bool coded) {
     int32_t single = row->count * 8 + thread_id();
-    if (thread_id() < row->rest) put_gradient(&row->gradients, single, gradient_of(to_float(row->logits[single]), log2_sum, scale), coded);
+    if (thread_id() < row->rest) put_gradient(&row->gradients, single, gradient_of(row, row_logit(row, single), log2_sum, 0, scale), coded);
     write_group(row, row->whole, true, log2_sum, scale, coded);
     for (int32_t first = row->whole - STEP; first >= 0; first -= STEP) write_group(row, first, false, log2_sum, scale, coded);
     if (target < 0 || target >= vocabulary) return;
     /* by the thread that wrote there before, so the order is certain */
     int32_t writer = target < row->count * 8 ? target / 8 % THREADS : target % 8;
-    if (thread_id() == writer) put_gradient(&row->gradients, target, (gradient_of(x_target, log2_sum, 1) - 1) * scale, coded);
+    if (thread_id() == writer) put_gradient(&row->gradients, target, gradient_of(row, x_target, log2_sum, 1, scale), coded);
 }
 
 INLINE void write_zeros(const LossRow *row, const bool coded) {
@@ -171,13 +200,13 @@ INLINE void write_zeros(const LossRow *row, const bool coded) {
     if (thread_id() < row->rest) put_gradient(&row->gradients, row->count * 8 + thread_id(), 0, coded);
 }
 
-INLINE void rows_loss(const RowLossArguments *a, const bool coded) {
+INLINE void rows_loss(const RowLossArguments *a, const bool coded, const bool capped) {
     for (int64_t i = block_x(); i < a->count; i += a->blocks) {
-        LossRow row = loss_row(a, i, coded);
+        LossRow row = loss_row(a, i, coded, capped);
         int32_t target = a->targets[i];
         float loss = 0;
         if (target >= 0) {
-            float x_target = to_float(row.logits[target]), log2_sum = row_log2(&row);
+            float x_target = row_logit(&row, target), log2_sum = row_log2(&row);
             loss = (log2_sum - x_target * LOG2_E) * LN_2;
             if (a->gradient) write_gradient(&row, a->vocabulary, log2_sum, a->scale[i * a->scale_step], target, x_target, coded);
         } else if (a->gradient) {
@@ -187,9 +216,11 @@ INLINE void rows_loss(const RowLossArguments *a, const bool coded) {
     }
 }
 
-KERNEL(row_loss, RowLossArguments) { rows_loss(&a, false); }
+KERNEL(row_loss, RowLossArguments) { rows_loss(&a, false, false); }
+KERNEL(row_loss_capped, RowLossArguments) { rows_loss(&a, false, true); }
 #if GPU_MULTIPLIES_FP8
-KERNEL(row_fp8, RowLossArguments) { rows_loss(&a, true); }
+KERNEL(row_fp8, RowLossArguments) { rows_loss(&a, true, false); }
+KERNEL(row_fp8_capped, RowLossArguments) { rows_loss(&a, true, true); }
 #endif
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -200,15 +231,18 @@ ROW_LOSS_CLUSTER(8)
 #endif
 
 /* Computes this rank's peaks. */
-KERNEL(row_peaks, SharedLossArguments) {
-    for (int64_t i = block_x(); i < a.row.count; i += a.row.blocks) {
-        LossRow row = loss_row(&a.row, i, false);
-        int32_t target = a.row.targets[i] - a.first;
-        float x_target = target >= 0 && target < a.row.vocabulary ? to_float(row.logits[target]) : -__builtin_inff();
+INLINE void rows_peaks(const SharedLossArguments *a, const bool capped) {
+    for (int64_t i = block_x(); i < a->row.count; i += a->row.blocks) {
+        LossRow row = loss_row(&a->row, i, false, capped);
+        int32_t target = a->row.targets[i] - a->first;
+        float x_target = target >= 0 && target < a->row.vocabulary ? row_logit(&row, target) : -__builtin_inff();
         float log2_sum = row_log2(&row);
-        if (thread_id() == 0) a.peaks[a.rank * a.row.count + i] = (GpuPeak){log2_sum, x_target};
+        if (thread_id() == 0) a->peaks[a->rank * a->row.count + i] = (GpuPeak){log2_sum, x_target};
     }
 }
+
+KERNEL(row_peaks, SharedLossArguments) { rows_peaks(&a, false); }
+KERNEL(row_peaks_capped, SharedLossArguments) { rows_peaks(&a, true); }
 
 /* Returns the peak of a row over all ranks, in rank order. */
 INLINE GpuPeak merge_peaks(const SharedLossArguments *a, int64_t row) {
@@ -223,10 +257,10 @@ INLINE GpuPeak merge_peaks(const SharedLossArguments *a, int64_t row) {
 }
 
 /* Computes loss and gradient after all peaks have arrived. */
-INLINE void shared_rows_loss(const SharedLossArguments *a, const bool coded) {
+INLINE void shared_rows_loss(const SharedLossArguments *a, const bool coded, const bool capped) {
     const RowLossArguments *rows = &a->row;
     for (int64_t i = block_x(); i < rows->count; i += rows->blocks) {
-        LossRow row = loss_row(rows, i, coded);
+        LossRow row = loss_row(rows, i, coded, capped);
         GpuPeak all = merge_peaks(a, i);
         int32_t target = rows->targets[i];
         if (thread_id() == 0) rows->losses[i] = target >= 0 ? (all.log2_sum - all.target * LOG2_E) * LN_2 : 0;
@@ -236,9 +270,11 @@ INLINE void shared_rows_loss(const SharedLossArguments *a, const bool coded) {
     }
 }
 
-KERNEL(shared_row_loss, SharedLossArguments) { shared_rows_loss(&a, false); }
+KERNEL(shared_row_loss, SharedLossArguments) { shared_rows_loss(&a, false, false); }
+KERNEL(shared_row_loss_capped, SharedLossArguments) { shared_rows_loss(&a, false, true); }
 #if GPU_MULTIPLIES_FP8
-KERNEL(shared_row_fp8, SharedLossArguments) { shared_rows_loss(&a, true); }
+KERNEL(shared_row_fp8, SharedLossArguments) { shared_rows_loss(&a, true, false); }
+KERNEL(shared_row_fp8_capped, SharedLossArguments) { shared_rows_loss(&a, true, true); }
 #endif
 
 /* Runs in one block. */
@@ -249,6 +285,14 @@ KERNEL(add_losses, AddLossesArguments) {
     sum = block_sum(sum, scratch, ADD_THREADS);
     if (thread_id() == 0) *a.loss += sum * *a.scale;
 }
+
+INLINE void soft_cap_at(const SoftCapArguments *a, int64_t at, int unit) {
+    f32x8 x = load8_wide(a->x + at, unit), y = 0;
+    UNROLL for (int i = 0; i < unit; i++) y[i] = soft_cap(x[i], a->cap);
+    store8_wide(a->y + at, y, unit);
+}
+
+FLAT_KERNEL(soft_cap_logits, SoftCapArguments, soft_cap_at)
 
 KERNEL(copy_row, LastRowArguments) {
     int64_t column = (int64_t)block_x() * ADD_THREADS + thread_id();
@@ -265,12 +309,13 @@ KERNEL(copy_row, LastRowArguments) {
 #include "ops/linear_gemm.h"
 #include "ops/loss/loss_fp8.h"
 
-LAUNCHERS(row_loss, RowLossArguments, row_loss, row_fp8)
+LAUNCHERS(row_loss, RowLossArguments, row_loss, row_fp8, row_loss_capped, row_fp8_capped)
 LAUNCHERS(row_loss_cluster, RowLossArguments, row_loss_cluster_1, row_loss_cluster_2, row_loss_cluster_4, row_loss_cluster_8,
     row_fp8_cluster_1, row_fp8_cluster_2, row_fp8_cluster_4, row_fp8_cluster_8)
-LAUNCHER(row_peaks, SharedLossArguments)
-LAUNCHERS(shared_row_loss, SharedLossArguments, shared_row_loss, shared_row_fp8)
+LAUNCHERS(row_peaks, SharedLossArguments, row_peaks, row_peaks_capped)
+LAUNCHERS(shared_row_loss, SharedLossArguments, shared_row_loss, shared_row_fp8, shared_row_loss_capped, shared_row_fp8_capped)
 LAUNCHER(add_losses, AddLossesArguments)
+LAUNCHER(soft_cap_logits, SoftCapArguments)
 LAUNCHER(copy_row, LastRowArguments)
 
 /* Returns the rows of a chunk, which depend only on shapes: half a billion logits (1 GiB), but at
@@ -326,13 +371,14 @@ static RowLossArguments loss_arguments(const OpCall *call, bf16 *logits, float *
         .blocks = (int32_t)(count < blocks ? count : blocks),
         .quantized = call->in[LOSS_X_SCALE] ? quantized->by_rows : NULL,
         .quantized_scale = quantized->scale,
-        .largest = fp8_largest(FP8_E5M2, info->fp8_fnuz)};
+        .largest = fp8_largest(FP8_E5M2, info->fp8_fnuz),
+        .cap = (float)((const LossAttributes *)call->attributes)->cap};
 }
 
 /* Computes losses and d_logits with clusters that hold a row in shared memory; returns false if
- * there are no clusters or a row is too long. */
+ * there are no clusters, a row is too long, or logits have a cap. */
 static bool finish_by_clusters(Device *device, const RowLossArguments *rows) {
-    if (strcmp(device_info(device)->target, "sm_90a")) return false;
+    if (strcmp(device_info(device)->target, "sm_90a") || rows->cap > 0) return false;
     enum { CLUSTER_FORMS = 4 };
     int form = 0;
     while (slice_vectors(rows->vocabulary, 1 << form) > SLICE_VECTORS)
@@ -351,17 +397,19 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, GpuPe
     Comm *group = mesh_inner_group(call->mesh, AXES_TENSOR);
     int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
     LaunchShape shape = {.x = rows->blocks, .threads = device_info(call->device)->wave == 32 ? NVIDIA_THREADS : AMD_THREADS};
+    bool capped = rows->cap > 0;
+    int form = (rows->quantized != NULL) + 2 * capped;
     if (ranks <= 1) {
-        if (!finish_by_clusters(call->device, rows)) launch_row_loss(call->device, rows->quantized != NULL, shape, rows);
+        if (!finish_by_clusters(call->device, rows)) launch_row_loss(call->device, form, shape, rows);
         return;
     }
     int64_t shards[ranks + 1];
     for (int i = 0; i <= ranks; i++) shards[i] = i * rows->count * (int64_t)(sizeof(GpuPeak) / sizeof(float));
     SharedLossArguments arguments = {
         .row = *rows, .peaks = peaks, .first = (int32_t)cut_share(attributes->vocabulary, rank, ranks).first, .rank = rank, .ranks = ranks};
-    launch_row_peaks(call->device, shape, &arguments);
+    launch_row_peaks(call->device, capped, shape, &arguments);
     comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, COMM_F32));
-    launch_shared_row_loss(call->device, rows->quantized != NULL, shape, &arguments);
+    launch_shared_row_loss(call->device, form, shape, &arguments);
 }
 
 static int64_t loss_gpu_workspace(const Graph *graph, const Node *node) {
@@ -419,6 +467,11 @@ static void add_fp8_gradients(const OpCall *call, const LossFp8 *quantized) {
     fp8_multiply_on_gpu(call, &grad_weight);
 }
 
+static void cap_wide(const OpCall *call, const float *x, float *y, int64_t count, double cap) {
+    SoftCapArguments arguments = {.x = x, .y = y, .count = count, .cap = (float)cap};
+    launch_soft_cap_logits(call->device, flat_shape(count), &arguments);
+}
+
 static void run_head(const OpCall *call) {
     const LossAttributes *attributes = call->attributes;
     int ranks = mesh_size(call->mesh, AXES_TENSOR);
@@ -442,8 +495,10 @@ static void run_head(const OpCall *call) {
         forward.output = GEMM_BF16, forward.ldc = stride;
         run_gemm_gpu(call, &forward);
         if (kept) {
-            forward.c = kept + first * vocabulary, forward.output = GEMM_F32, forward.ldc = vocabulary;
+            float *logits_kept = kept + first * vocabulary;
+            forward.c = logits_kept, forward.output = GEMM_F32, forward.ldc = vocabulary;
             run_gemm_gpu(call, &forward);
+            if (attributes->cap > 0) cap_wide(call, logits_kept, logits_kept, shape.rows * vocabulary, attributes->cap);
         }
         RowLossArguments arguments = loss_arguments(call, logits, losses, &quantized);
         finish_chunk(call, &arguments, (GpuPeak *)(at + l.peaks));
@@ -458,6 +513,12 @@ static void run_head(const OpCall *call) {
 
 GPU_OP(linear_cross_entropy, loss_gpu_workspace) { run_head(call); }
 GPU_OP(fp8_linear_cross_entropy, loss_gpu_workspace) { run_head(call); }
+
+GPU_OP(soft_cap) {
+    const int64_t *shape = call->in_shape[SOFT_CAP_X];
+    const SoftCapAttributes *attributes = call->attributes;
+    cap_wide(call, call->in[SOFT_CAP_X], call->out[SOFT_CAP_Y], shape[0] * shape[1], attributes->cap);
+}
 
 GPU_OP(last_row) {
     const bf16 *x = call->in[LAST_ROW_X];

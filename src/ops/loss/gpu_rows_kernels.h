@@ -17,6 +17,7 @@ typedef struct RowLossArguments {
     uint8_t GLOBAL *quantized;
     float GLOBAL *quantized_scale;
     float largest; /* largest number of e5m2 */
+    float cap;     /* of logits; 0: none */
 } RowLossArguments;
 
 #ifdef GPU_DEVICE

@@ -35,13 +35,20 @@ void op_squared_error(Graph *graph, TensorId x, TensorId target, TensorId weight
  * graph that is not differentiated yet add to the gradient of these rows. Not in fp8. */
 void op_train_head_rows(Graph *graph, TensorId rows, const TokenRuns *runs);
 
+/* Makes the losses of heads in a graph that is not differentiated yet take
+ * cap * tanh(logits / cap) in place of the logits. */
+void op_cap_losses(Graph *graph, double cap);
+
 /* Makes the head's node in a graph that is not planned yet keep the logits of its losses, for
  * dumps: WIDE [R, this rank's vocabulary]; TENSOR_NONE if the graph has no head with a loss. On a
- * GPU they are the GEMM's results before it rounds to bf16. */
+ * GPU they are the GEMM's results before it rounds to bf16. A soft-cap is applied to them. */
 TensorId op_keep_logits(Graph *graph);
 
 /* Returns the last row of x, [1, D], which generation feeds to the head. */
 TensorId op_last_row(Graph *graph, TensorId x);
+
+/* Returns cap * tanh(logits / cap) of WIDE logits, in their memory, without a gradient. */
+TensorId op_soft_cap(Graph *graph, TensorId logits, double cap);
 
 typedef enum LossOperand {
     LOSS_X,         /* COMPUTE [R, D] */
@@ -66,6 +73,7 @@ TensorId loss_weight(const Graph *graph, const Node *node);
 typedef struct LossAttributes {
     int64_t vocabulary; /* of all ranks */
     TokenRuns runs;     /* for LOSS_D_TOKENS, counted from the rank's first row of w */
+    double cap;         /* of logits (op_cap_losses); 0: none */
 } LossAttributes;
 /* The vocabulary of the rank that has most of it: by it all ranks cut their rows into the same chunks. */
 static inline int64_t loss_largest_share(int64_t vocabulary, int ranks) { return (vocabulary + ranks - 1) / ranks; }
@@ -78,6 +86,12 @@ typedef enum SquaredOperand {
     SQUARED_LOSS = 0, /* METRIC WIDE [1 or more]; the first is added to */
     SQUARED_D_X,      /* like x; in training */
 } SquaredOperand;
+
+typedef enum SoftCapOperand {
+    SOFT_CAP_X,     /* WIDE [R, V] */
+    SOFT_CAP_Y = 0, /* like x */
+} SoftCapOperand;
+typedef struct SoftCapAttributes { double cap; } SoftCapAttributes;
 
 typedef enum LastRowOperand {
     LAST_ROW_X,     /* COMPUTE [R, D] */

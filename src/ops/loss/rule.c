@@ -13,6 +13,9 @@
  * If ranks divide the vocabulary, each has its own columns of a chunk's logits. They exchange a few
  * numbers per row, which determine the softmax over all columns; logits are not sent.
  *
+ * With a soft-cap (Gemma 2, arXiv 2408.00118) the loss reads y = cap tanh(x w^T / cap), and d_logits
+ * is multiplied by 1 - (y / cap)^2.
+ *
  * In fp8 (fp8_linear_cross_entropy) the three GEMMs multiply quantized values: x and w are cast
  * beforehand, d_logits while they are computed. Probabilities are at most 1, so the largest
  * possible amax of d_logits is known beforehand: the scale of the loss. */
@@ -77,6 +80,13 @@ void op_token_losses_gradient(Graph *graph, TensorId x, TensorId w, TensorId tar
     append_loss_node(graph, OP_linear_cross_entropy, in, (Outputs){0}, w, true, vocabulary);
 }
 
+static bool is_head(const Node *node) { return node->op == OP_linear_cross_entropy || node->op == OP_fp8_linear_cross_entropy; }
+
+void op_cap_losses(Graph *graph, double cap) {
+    for (int i = 0; i < graph->node_count; i++)
+        if (is_head(&graph->nodes[i])) ((LossAttributes *)graph->nodes[i].attributes)->cap = cap; /* the graph's own copy */
+}
+
 void op_train_head_rows(Graph *graph, TensorId rows, const TokenRuns *runs) {
     for (int i = 0; i < graph->node_count; i++) {
         Node *node = &graph->nodes[i];
@@ -91,7 +101,7 @@ void op_train_head_rows(Graph *graph, TensorId rows, const TokenRuns *runs) {
 TensorId op_keep_logits(Graph *graph) {
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
-        if (node->op != OP_linear_cross_entropy && node->op != OP_fp8_linear_cross_entropy) continue;
+        if (!is_head(node)) continue;
         int64_t rows = graph_rows(graph, node->in[LOSS_X]), columns = graph_rows(graph, node->in[LOSS_W]);
         TensorId logits = graph_activation(graph, TYPE_WIDE, rows, columns, "logits");
         graph->nodes[i].out[LOSS_LOGITS] = logits;
@@ -130,6 +140,14 @@ TensorId op_last_row(Graph *graph, TensorId x) {
     return y;
 }
 
+TensorId op_soft_cap(Graph *graph, TensorId logits, double cap) {
+    assert(graph_get(graph, logits)->type == TYPE_WIDE && cap > 0);
+    TensorId y = graph_activation_like(graph, TYPE_WIDE, logits, "capped_logits");
+    SoftCapAttributes attributes = {cap};
+    graph_node(graph, OP_soft_cap, (Inputs){[SOFT_CAP_X] = logits}, (Outputs){[SOFT_CAP_Y] = y}, &attributes, sizeof attributes);
+    return y;
+}
+
 #define HEAD_RULE(its_name, rate) \
     {.name = its_name, \
         .adds_to = OPERAND(LOSS_LOSS) | OPERAND(LOSS_D_W) | OPERAND(LOSS_D_TOKENS), \
@@ -143,3 +161,4 @@ TensorId op_last_row(Graph *graph, TensorId x) {
 const Op op_rule_linear_cross_entropy = HEAD_RULE("linear_cross_entropy", 700);
 const Op op_rule_fp8_linear_cross_entropy = HEAD_RULE("fp8_linear_cross_entropy", 1000);
 const Op op_rule_last_row = {.name = "last_row"};
+const Op op_rule_soft_cap = {.name = "soft_cap", .in_place = OPERAND(SOFT_CAP_X), .element_flops = 25};

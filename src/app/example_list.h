@@ -1,0 +1,16 @@
+/* Configurations that `smelt train --example NAME` prints. Each line is EXAMPLE(symbol, name, file), with
+ * the file in configs/. */
+EXAMPLE(llama, "llama", "llama-tiny.yaml")
+EXAMPLE(zaya, "zaya", "zaya1-tiny.yaml")
+EXAMPLE(mpt, "mpt", "mpt-tiny.yaml")
+EXAMPLE(gpt2, "gpt2", "gpt2-tiny.yaml")
+EXAMPLE(flux, "flux", "flux-digits.yaml")
+EXAMPLE(finetune, "finetune", "finetune.yaml")
+EXAMPLE(qwen3_moe, "qwen3-30b-a3b", "qwen3-30b-a3b.yaml")
+EXAMPLE(olmoe, "olmoe-1b-7b", "olmoe-1b-7b.yaml")
+EXAMPLE(olmo3, "olmo3-7b", "olmo3-7b.yaml")
+EXAMPLE(gpt_oss, "gpt-oss-20b", "gpt-oss-20b.yaml")
+EXAMPLE(deepseek_v2, "deepseek-v2-lite", "deepseek-v2-lite.yaml")
+EXAMPLE(deepseek_v3, "deepseek-v3", "deepseek-v3.yaml")
+EXAMPLE(gemma2, "gemma2-2b", "gemma2-2b.yaml")
+EXAMPLE(gemma3, "gemma3-4b", "gemma3-4b.yaml")
