@@ -98,7 +98,7 @@ $(BUILD)/%.o: src/%.c
 	@$(CC) $(BASE_FLAGS) $(if $(filter $<,$(GPU_SOURCES)),-DGPU_MODULE='"$(call gpu_module,$<)"') $(CFLAGS) $(OWN_FLAGS) -c -o $@ $<
 
 # It holds files of configs/.
-$(BUILD)/app/example.o: $(wildcard configs/*)
+$(BUILD)/app/example.o: $(wildcard configs/*) tools/encode-images.py
 
 # The same random numbers by any instruction set.
 $(BUILD)/base/rng.o: OWN_FLAGS := -O3 -ffp-contract=off -fno-math-errno

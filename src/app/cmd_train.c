@@ -414,7 +414,7 @@ const Command command_train = {
                    "RUN/log.txt always get the same columns,\n"
                    "with \"unknown\" for unknown values.\n"
                    "\n"
-                   "smelt train --example NAME prints a configuration to start from. Names are"
+                   "smelt train --example NAME prints a configuration to start from, or the script that encodes images. Names are"
 #define EXAMPLE(symbol, name, file) " " name
 #include "app/example_list.h"
 #undef EXAMPLE

@@ -1,12 +1,13 @@
-/* Example configurations: `smelt train --example llama`. They are files of configs/, embedded in
- * the program, because an installation may lack this folder. */
+/* Example configurations: `smelt train --example llama`, and the script that encodes images. They
+ * are files of configs/ and tools/, embedded in the program, because an installation may lack these
+ * folders. */
 #include <stdio.h>
 #include <string.h>
 
 #include "app/command.h"
 
 #define EXAMPLE(symbol, name, file) \
-    __asm__(".section .rodata\nexample_" #symbol ":\n.incbin \"configs/" file "\"\n.byte 0\n.text\n"); \
+    __asm__(".section .rodata\nexample_" #symbol ":\n.incbin \"" file "\"\n.byte 0\n.text\n"); \
     extern const char example_##symbol[];
 #include "app/example_list.h"
 #undef EXAMPLE

@@ -33,7 +33,7 @@ const OtherName options_other_names[] = {{"output_dir", "run"}, {"out_dir", "run
     {"max_seq_len", "data.length"}, {"max_length", "data.length"}, {"context_length", "data.length"}, {"cutoff_len", "data.length"},
 
     {"logit_mean", "flow.mean"}, {"logit_std", "flow.deviation"}, {"discrete_flow_shift", "flow.shift"}, {"flow_shift", "flow.shift"},
-    {"guidance_scale", "flow.guidance"},
+    {"guidance_scale", "flow.guidance"}, {"caption_dropout_rate", "flow.caption_dropout"},
 
     {"model_type", "model.family"}, {"architecture", "model.family"}, {"n_layer", "model.layers"}, {"n_layers", "model.layers"},
     {"num_layers", "model.layers"}, {"num_hidden_layers", "model.layers"}, {"depth", "model.layers"}, {"hidden_size", "model.width"},

@@ -16,6 +16,7 @@ enum {
     RNG_STREAM_PIECES = 5,
     RNG_STREAM_NOISE = 6,
     RNG_STREAM_TIME = 7,
+    RNG_STREAM_CAPTION = 8,
 };
 
 /* Key: seed; counter: stream, index (low words first). */

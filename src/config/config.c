@@ -242,6 +242,7 @@ static const Option rows[] = {
     REAL_OPTION(flow.deviation, "1", 0, 20, "", "standard deviation of x", CHANGES),
     REAL_OPTION(flow.shift, "3", 1e-3, 1e3, "", "shifts times toward noise: t becomes shift t / (1 + (shift - 1) t); 1: no shift", CHANGES),
     REAL_OPTION(flow.guidance, "1", 0, 1e3, "", "guidance scale that the model gets as input in training", CHANGES),
+    REAL_OPTION(flow.caption_dropout, "0", 0, 1, "", "fraction of the training samples that get the empty caption", CHANGES),
 
     CHOICE_OPTION(optimizer.name, "adamw", OPTIMIZER_CHOICES,
         "adamw_8bit: AdamW with the moments of matrices in 8 bits (docs/finetune.md); muon: momentum, orthogonalized by Newton-Schulz, for "

@@ -140,7 +140,7 @@ typedef struct LoraConfig {
 
 /* For families of images: a training time is 1 / (1 + exp(-x)) for a normal x with this mean and
  * deviation, shifted (images/image_inputs.h). `guidance` is the guidance scale that the model reads. */
-typedef struct FlowConfig { double mean, deviation, shift, guidance; } FlowConfig;
+typedef struct FlowConfig { double mean, deviation, shift, guidance, caption_dropout; } FlowConfig;
 
 typedef struct OptimizerConfig {
     int name; /* index into optimizer_rules (config/optimizer_rule.h) */

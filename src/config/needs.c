@@ -217,6 +217,7 @@ static const Need rows[] = {
     {"flow.shift", IMAGES_ONLY, makes_images, REFUSE},
     {"flow.guidance", IMAGES_ONLY, makes_images, REFUSE},
     {"flow.guidance", "model.guidance=true", has_guidance, REFUSE},
+    {"flow.caption_dropout", IMAGES_ONLY, makes_images, REFUSE},
 
     {"optimizer.decay_vectors", "optimizer.weight_decay", decays_weights, WARN},
     {"optimizer.decay_vectors", "training of all weights", trains_all, REFUSE},

@@ -16,6 +16,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "data/pack_internal.h"
+#include "data/picture_folder.h"
 
 static int compare_paths(const void *left, const void *right) {
     return strcmp(((const FileEntry *)left)->name, ((const FileEntry *)right)->name);
@@ -264,6 +265,7 @@ static bool list_input(PackFiles *files, const char *input, bool held_out, const
         file_list_add(&files->list, memory_copy_string(input), kind);
         return true;
     }
+    if (!picture_folder_refuse(input, error)) return false;
     SCOPED_FREE char *root = realpath(input, NULL);
     SCOPED(file_list_free) FileList folders = {0};
     size_t first = files->list.count;

@@ -55,6 +55,19 @@ static bool take_encoding_text(EncodingFile *file, const char *path, const Model
     return file->pooled;
 }
 
+static bool take_empty_text(EncodingFile *file, const char *path, const ModelConfig *model, Error *error) {
+    char wanted[128];
+    const int64_t tokens = file->text->shape[1];
+    if (!safetensors_find(&file->file, ENCODING_EMPTY_TEXT) && !safetensors_find(&file->file, ENCODING_EMPTY_POOLED)) return true;
+    snprintf(wanted, sizeof wanted, "[1, %" PRId64 ", %" PRId64 "] (text tokens, model.text_width)", tokens, model->text_width);
+    file->empty_text = find_tensor(file, path, ENCODING_EMPTY_TEXT, 3, (const int64_t[]){1, tokens, model->text_width}, wanted, error);
+    snprintf(wanted, sizeof wanted, "[1, %" PRId64 "] (model.pooled_width)", model->pooled_width);
+    file->empty_pooled = !file->empty_text
+                             ? NULL
+                             : find_tensor(file, path, ENCODING_EMPTY_POOLED, 2, (const int64_t[]){1, model->pooled_width}, wanted, error);
+    return file->empty_pooled;
+}
+
 static bool take_latents(EncodingFile *file, const char *path, const ModelConfig *model, Error *error) {
     char wanted[160];
     int64_t channels = model->channels / 4, most = 2 * (int64_t)IMAGE_GRID;
@@ -75,10 +88,12 @@ static bool take_latents(EncodingFile *file, const char *path, const ModelConfig
 /* Refuses tensors that training does not read, such as a mask of the text, because users would
  * expect an effect. */
 static bool check_tensor_names(const EncodingFile *file, Error *error) {
-    static const char *const names[] = {ENCODING_LATENTS, ENCODING_TEXT, ENCODING_POOLED};
+    static const char *const names[] = {ENCODING_LATENTS, ENCODING_TEXT, ENCODING_POOLED, ENCODING_EMPTY_TEXT, ENCODING_EMPTY_POOLED};
     for (size_t i = 0; i < file->file.count; i++) {
         const char *name = file->file.tensors[i].name;
-        if (strcmp(name, names[0]) != 0 && strcmp(name, names[1]) != 0 && strcmp(name, names[2]) != 0)
+        bool known = false;
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++) known = known || !strcmp(name, names[k]);
+        if (!known)
             return error_set(error, ERROR_DATA, "%s: tensor %s is not used: remove it; encodings have only %s, %s and %s", file->path, name,
                 names[0], names[1], names[2]);
     }
@@ -90,8 +105,8 @@ static bool open_encoding_file(
     file->path = memory_copy_string(path);
     if (!safetensors_open(&file->file, path, error)) return error_recode(error, ERROR_DATA);
     bool latents = use == ENCODINGS_TRAIN || safetensors_find(&file->file, ENCODING_LATENTS);
-    return take_encoding_text(file, path, model, tokens, error) && (!latents || take_latents(file, path, model, error)) &&
-           (use != ENCODINGS_TRAIN || check_tensor_names(file, error));
+    return take_encoding_text(file, path, model, tokens, error) && take_empty_text(file, path, model, error) &&
+           (!latents || take_latents(file, path, model, error)) && (use != ENCODINGS_TRAIN || check_tensor_names(file, error));
 }
 
 /* File names copied from other systems may be in capitals. */
@@ -184,15 +199,24 @@ static StoredTensor encoding_row(const StoredTensor *tensor, int64_t row, int64_
 bool encodings_are_finite(const EncodingSet *set, int64_t sample, char *text, size_t size) {
     int64_t row, bytes;
     const EncodingFile *file = encodings_find(set, sample, &row);
-    const StoredTensor *const tensors[] = {file->latents, file->text, file->pooled};
-    for (int i = 0; i < 3; i++) {
+    const StoredTensor *const tensors[] = {file->latents, file->text, file->pooled, file->empty_text, file->empty_pooled};
+    for (int i = 0; i < 5; i++) {
         Error error = {0};
         if (!tensors[i]) continue;
-        StoredTensor part = encoding_row(tensors[i], row, &bytes);
+        StoredTensor part = encoding_row(tensors[i], i < 3 ? row : 0, &bytes);
         if (stored_check_finite(&part, &error)) continue;
         snprintf(text, size, "%s of sample %" PRId64 " of %s", part.name, row, file->path);
         return false;
     }
+    return true;
+}
+
+bool encodings_need_empty_text(const EncodingSet *set, Error *error) {
+    for (int64_t i = 0; i < set->file_count; i++)
+        if (!set->files[i].empty_text)
+            return error_set(error, ERROR_DATA,
+                "%s has no tensor " ENCODING_EMPTY_TEXT ", which flow.caption_dropout needs: encode the images again with encode-images.py",
+                set->files[i].path);
     return true;
 }
 

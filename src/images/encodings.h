@@ -12,13 +12,17 @@
 #define ENCODING_LATENTS "latents"                /* [samples, C, H, W], shifted and scaled as the model expects */
 #define ENCODING_TEXT "prompt_embeds"             /* [samples, T, text_width] */
 #define ENCODING_POOLED "pooled_prompt_embeds"    /* [samples, pooled_width] */
+/* The same of the empty text, which captions are replaced by; both or none. */
+#define ENCODING_EMPTY_TEXT "empty_prompt_embeds"          /* [1, T, text_width] */
+#define ENCODING_EMPTY_POOLED "empty_pooled_prompt_embeds" /* [1, pooled_width] */
 
 /* A file: a bucket of samples of one resolution. Tensors are fp32, bf16 or fp16. */
 typedef struct EncodingFile {
     Safetensors file;
-    char *path;                                  /* for messages; owned */
-    const StoredTensor *latents, *text, *pooled; /* latents: NULL if the file has none */
-    int64_t samples, height, width;              /* of latents; 0 if there are none */
+    char *path;                                    /* for messages; owned */
+    const StoredTensor *latents, *text, *pooled;   /* latents: NULL if the file has none */
+    const StoredTensor *empty_text, *empty_pooled; /* NULL: the file has none */
+    int64_t samples, height, width;                /* of latents; 0 if there are none */
 } EncodingFile;
 
 /* The samples of a file, or of all files of a folder in the order of their names. Files stay
@@ -45,6 +49,8 @@ const EncodingFile *encodings_find(const EncodingSet *set, int64_t sample, int64
 /* Returns whether a sample is free of NaN and infinity; otherwise `text` names the place: "latents
  * of sample 3 of FILE". */
 bool encodings_are_finite(const EncodingSet *set, int64_t sample, char *text, size_t size);
+/* Refuses a set of which a file lacks the empty text. ERROR_DATA. */
+bool encodings_need_empty_text(const EncodingSet *set, Error *error);
 /* Asks the system to read a sample, and returns at once. */
 void encodings_prefetch(const EncodingSet *set, int64_t sample);
 /* Computes a checksum of sizes and sampled bytes, which identifies a set without reading all of it.

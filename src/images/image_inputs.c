@@ -31,6 +31,10 @@ double image_training_time(const FlowConfig *flow, NoiseKey key) {
     return image_shift_time(flow->shift, 1 / (1 + exp(-logit)));
 }
 
+bool image_drops_caption(const FlowConfig *flow, NoiseKey key) {
+    return rng_uniform(key_seed(key), RNG_STREAM_CAPTION, 0) < flow->caption_dropout;
+}
+
 /* -- Rows of a sample ---------------------------------------------------------------------------------------------- */
 
 /* room returns the number of image tokens per sample of the program. first_token returns the
@@ -132,6 +136,11 @@ static void put_text_encoding(const Model *model, Executor *executor, int64_t at
     put_stored(model, executor, model->image.pooled, at, file->pooled, row);
 }
 
+static void put_empty_text(const Model *model, Executor *executor, int64_t at, const EncodingFile *file) {
+    put_stored(model, executor, model->image.text, at, file->empty_text, 0);
+    put_stored(model, executor, model->image.pooled, at, file->empty_pooled, 0);
+}
+
 /* Puts image tokens [H / 2 x W / 2, channels] into an input. */
 static void put_text_tokens(
     const Model *model, Executor *executor, TensorId tensor, int64_t at, int64_t height, int64_t width, const float *latents) {
@@ -187,6 +196,7 @@ void image_put_sample(const Model *model, Executor *executor, int64_t at, const 
         noise[i] -= clean; /* from here on the velocity */
     }
     image_put_prompt(model, executor, at, sample->set, sample->sample, height, width, sample->guidance);
+    if (sample->empty) put_empty_text(model, executor, at, file);
     image_put_time(model, executor, at, sample->time);
     put_text_tokens(model, executor, model->image.latents, at, height, width, image);
     put_text_tokens(model, executor, model->image.target, at, height, width, noise);

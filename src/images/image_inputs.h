@@ -14,6 +14,8 @@ typedef struct NoiseKey {
 /* Returns the training time sigma of a sample, from 0 (the image) to 1 (noise): logit-normal, then
  * shifted toward noise (Esser et al. 2024, arXiv 2403.03206, section 3.1 and equation 23). */
 double image_training_time(const FlowConfig *flow, NoiseKey key);
+/* Returns whether a sample of a training gets the empty caption: flow->caption_dropout of all samples do. */
+bool image_drops_caption(const FlowConfig *flow, NoiseKey key);
 /* Returns the shifted time: t / (t + (1 - t) / shift). */
 double image_shift_time(double shift, double time);
 /* Fills `noise` with standard normal values in the shape of a sample's latents, [C, H, W]. */
@@ -25,6 +27,7 @@ typedef struct ImageSample {
     int64_t sample;
     NoiseKey key;
     double time, guidance; /* models without a guidance embedding ignore guidance */
+    bool empty;            /* reads the empty text in place of its own */
 } ImageSample;
 /* Puts a sample at position `at` of the microbatch, with noised latents, (1 - time) x + time noise.
  * A program with a loss also gets the velocity noise - x and a weight of 1 / tokens for each token.

@@ -2,6 +2,7 @@
  * a run are opened. */
 #include "base/strings.h"
 #include "data/mixture.h"
+#include "data/picture_folder.h"
 #include "data/remote.h"
 #include "run/corpus_internal.h"
 
@@ -9,7 +10,7 @@ static bool open_set(EncodingSet *set, const Config *config, const char *path, E
     int64_t room = config->data.length - config->model.text_tokens;
     if (!mixture_refuse(path, error)) return false;
     if (remote_is(path)) return error_set(error, ERROR_USAGE, "encodings of images must be on a local disk: copy them there");
-    if (!encodings_open(set, path, &config->model, ENCODINGS_TRAIN, error)) return false;
+    if (!picture_folder_refuse(path, error) || !encodings_open(set, path, &config->model, ENCODINGS_TRAIN, error)) return false;
     return set->most_tokens <= room ||
            error_set(error, ERROR_USAGE,
                "the largest image has %lld tokens, but data.length=%lld minus model.text_tokens=%lld leaves only %lld: set "
@@ -25,6 +26,7 @@ bool image_corpus_open(Corpus *corpus, const Config *config, Error *error) {
         return error_set(
             error, ERROR_USAGE, "data.train is not set: set it to a .safetensors file of encodings, or a folder of them (docs/flux.md)");
     bool opened = open_set(&corpus->images, config, data->train, error) || error_context(error, "data.train=%s", data->train);
+    if (opened && config->flow.caption_dropout > 0) opened = encodings_need_empty_text(&corpus->images, error);
     corpus->has_valid = data->valid[0];
     if (opened && corpus->has_valid)
         opened = open_set(&corpus->valid_images, config, data->valid, error) || error_context(error, "data.valid=%s", data->valid);

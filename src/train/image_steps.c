@@ -13,6 +13,7 @@ static ImageSample run_sample(const Loop *loop, int64_t number) {
         .sample = key.sample,
         .key = key,
         .time = image_training_time(&config->flow, key),
+        .empty = image_drops_caption(&config->flow, key),
         .guidance = config->flow.guidance};
 }
 

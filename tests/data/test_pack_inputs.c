@@ -97,6 +97,27 @@ static void the_fields_that_there_are_are_named(void **state) {
     assert_refused((PackOptions){.format = PACK_JSON}, ERROR_DATA, "format=chat");
 }
 
+/* Captions of pictures are no corpus; a text or a folder beside them makes the folder one. */
+static void a_folder_of_pictures_is_answered_with_what_encodes_it(void **state) {
+    (void)state;
+    static const char picture[] = "\x89PNG\r\n\x1a\n";
+    static const char answer[] = "in is a folder of 2 pictures smelt train --example encode-images.py > encode-images.py; python3 "
+                                 "encode-images.py flux FLUX.1-dev in in-encodings data.train=in-encodings";
+    assert_int_equal(mkdir("in", 0777), 0);
+    write_text("in/a.png", picture);
+    write_text("in/B.JPG", picture);
+    assert_refused((PackOptions){0}, ERROR_USAGE, answer);
+    write_text("in/a.txt", "a cat");
+    write_text("in/B.caption", "a dog");
+    write_text("in/metadata.csv", "file_name,text\n");
+    write_text("in/.hidden", "");
+    assert_refused((PackOptions){0}, ERROR_USAGE, answer);
+    write_text("in/c.txt", "a text without a picture");
+    assert_int_equal(pack_with((PackOptions){0}).documents, 3);
+    assert_int_equal(remove("in/c.txt") + mkdir("in/more", 0777), 0);
+    assert_int_equal(pack_with((PackOptions){0}).documents, 2);
+}
+
 static void the_folder_of_the_output_is_made(void **state) {
     (void)state;
     write_text("in", "text\n");
@@ -385,6 +406,7 @@ int main(void) {
         IN_FOLDER(bad_lines_are_counted_by_kind_and_sampled),
         IN_FOLDER(a_line_above_the_limit_is_bad_and_the_next_is_read),
         IN_FOLDER(the_fields_that_there_are_are_named),
+        IN_FOLDER(a_folder_of_pictures_is_answered_with_what_encodes_it),
         IN_FOLDER(the_folder_of_the_output_is_made),
         IN_FOLDER(a_tokenizer_is_no_text),
         IN_FOLDER(compressed_text_is_what_it_was),

@@ -29,7 +29,8 @@ static void put_samples(const EncodingSet *set) {
         .model = model_build(&config, PRECISION_FP32, MODEL_EVALUATE, 1, set->most_tokens + config.text_tokens, RECOMPUTE_NONE)};
     require(program_plan(&program, device_cpu(), &error) && program_start(&program, NULL, &error));
     for (int64_t i = 0; i < set->samples && i < MOST_SAMPLES; i++)
-        image_put_sample(&program.model, program.executor, 0, &(ImageSample){.set = set, .sample = i, .time = 0.5});
+        image_put_sample(
+            &program.model, program.executor, 0, &(ImageSample){.set = set, .sample = i, .time = 0.5, .empty = set->files->empty_text});
     program_free(&program);
 }
 

@@ -1,6 +1,6 @@
 """Trains a small FLUX in smelt and in PyTorch (diffusers' FluxTransformer2DModel, torch.optim.AdamW) and compares the losses of every step and evaluation.
 
-    python tests/golden/check_flux_training.py build/smelt [STEPS] [MOST_DIFFERENCE]
+    python tests/golden/check_flux_training.py build/smelt [STEPS] [MOST_DIFFERENCE] [CAPTION_DROPOUT]
 
 Both begin with the same weights, made by PyTorch, and read scikit-learn's handwritten digits (tools/encode-images.py digits). The order of the samples,
 their times and their noise are computed here anew, from what docs/flux.md and docs/data.md say. Needs torch, diffusers, scikit-learn and numpy.
@@ -15,14 +15,15 @@ import tempfile
 import numpy as np
 import torch
 from diffusers import FluxTransformer2DModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 SMELT = os.path.abspath(sys.argv[1])
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 200
 MOST = float(sys.argv[3]) if len(sys.argv) > 3 else 1e-3
+DROPOUT = float(sys.argv[4]) if len(sys.argv) > 4 else 0
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SEED, BATCH, EVERY, LR, BETAS, DECAY, CLIP, SHIFT = 7, 32, 20, 1e-3, (0.9, 0.99), 0.01, 1.0, 1.5
-SHUFFLE, NOISE, TIME, TIMES = 1, 6, 7, 8
+SHUFFLE, NOISE, TIME, CAPTION, TIMES = 1, 6, 7, 8, 8
 MODEL = dict(in_channels=4, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=4, joint_attention_dim=16,
              pooled_projection_dim=16, axes_dims_rope=(8, 4, 4), guidance_embeds=False)
 
@@ -68,13 +69,19 @@ def permute(seed, stream, index, count):
             return index
 
 
-def noised(latents, texts, keys, times):
-    """Inputs and target of samples: keys are (seed, sample, epoch)."""
+def drops_caption(key):
+    """53 bits of the first two words, high word first."""
+    return (derive(key_seed(*key), CAPTION, 0) >> 11) * 2.0**-53 < DROPOUT
+
+
+def noised(latents, texts, keys, times, dropout=False):
+    """Inputs and target of samples: keys are (seed, sample, epoch). The empty caption is zeros."""
     x = torch.stack([latents[sample] for _, sample, _ in keys])
     noise = torch.stack([torch.from_numpy(normals(key_seed(*key), NOISE, x[0].numel())).reshape(x[0].shape) for key in keys])
     sigma = torch.tensor(times, dtype=torch.float32)
     s = sigma[:, None, None, None]
-    return pack((1 - s) * x + s * noise), torch.stack([texts[sample] for _, sample, _ in keys]), sigma, pack(noise - x)
+    read = [torch.zeros_like(texts[key[1]]) if dropout and drops_caption(key) else texts[key[1]] for key in keys]
+    return pack((1 - s) * x + s * noise), torch.stack(read), sigma, pack(noise - x)
 
 
 def key_seed(seed, sample, epoch):
@@ -112,7 +119,7 @@ def train_pytorch(folder, data, results):
     train, valid = files["train"], files["valid"]
     for step in range(1, STEPS + 1):
         samples = [training_sample((step - 1) * BATCH + i, len(train["latents"])) for i in range(BATCH)]
-        loss = loss_of(model, noised(train["latents"], train["pooled_prompt_embeds"], *zip(*samples)))
+        loss = loss_of(model, noised(train["latents"], train["pooled_prompt_embeds"], *zip(*samples), dropout=True))
         optimizer.zero_grad()
         loss.backward()
         norm = torch.sqrt(sum((p.grad.double()**2).sum() for p in model.parameters()))
@@ -130,7 +137,7 @@ def train_pytorch(folder, data, results):
 def train_smelt(folder, data, run):
     settings = dict(init=folder, run=run, steps=STEPS, seed=SEED, device="cpu", precision="fp32", tensorboard="false")
     settings |= {"data.train": f"{data}/train.safetensors", "data.valid": f"{data}/valid.safetensors", "data.length": 17, "model.text_tokens": 1,
-                 "batch.tokens": 17 * BATCH, "batch.sequences": BATCH // 2, "eval.every": EVERY, "flow.shift": SHIFT, "optimizer.lr": LR,
+                 "batch.tokens": 17 * BATCH, "batch.sequences": BATCH // 2, "eval.every": EVERY, "flow.shift": SHIFT, "flow.caption_dropout": DROPOUT, "optimizer.lr": LR,
                  "optimizer.beta1": BETAS[0], "optimizer.beta2": BETAS[1], "optimizer.weight_decay": DECAY, "optimizer.clip": CLIP,
                  "schedule.kind": "constant"}
     subprocess.run([SMELT, "train"] + [f"{key}={value}" for key, value in settings.items()], check=True, stdout=subprocess.DEVNULL)
@@ -141,6 +148,9 @@ def train_smelt(folder, data, run):
 with tempfile.TemporaryDirectory() as scratch:
     data, folder = f"{scratch}/digits", f"{scratch}/model"
     subprocess.run([sys.executable, f"{ROOT}/tools/encode-images.py", "digits", data], check=True)
+    if DROPOUT:
+        tensors = load_file(f"{data}/train.safetensors")
+        save_file(tensors | {"empty_prompt_embeds": torch.zeros(1, 1, 16), "empty_pooled_prompt_embeds": torch.zeros(1, 16)}, f"{data}/train.safetensors")
     torch.manual_seed(1)
     FluxTransformer2DModel(**MODEL).save_pretrained(folder)
     ours, theirs = train_smelt(folder, data, f"{scratch}/run"), {}

@@ -39,6 +39,24 @@ static void write_encodings(const char *path, uint64_t seed, int64_t samples, in
     if (!safetensors_write(path, tensors, 3, NULL, &error)) fail_msg("%s", error.message);
 }
 
+/* The same images, with the empty caption of zeros as their text, or beside it. */
+static void add_empty_text(const char *from, const char *to, bool only) {
+    enum { TOKENS = 3, WIDTH = 12, POOLED = 10, MOST = 20 };
+    static float zeros[MOST * TOKENS * WIDTH];
+    Safetensors file;
+    Error error = {0};
+    if (!safetensors_open(&file, from, &error)) fail_msg("%s", error.message);
+    int64_t samples = safetensors_find(&file, ENCODING_TEXT)->shape[0];
+    StoredTensor tensors[5] = {*safetensors_find(&file, ENCODING_LATENTS), *safetensors_find(&file, ENCODING_TEXT),
+        *safetensors_find(&file, ENCODING_POOLED), {.name = ENCODING_EMPTY_TEXT, .rank = 3, .shape = {1, TOKENS, WIDTH}, .data = zeros},
+        {.name = ENCODING_EMPTY_POOLED, .rank = 2, .shape = {1, POOLED}, .data = zeros}};
+    assert_true(samples <= MOST);
+    if (only) tensors[1].data = tensors[2].data = zeros;
+    if (only) tensors[1].type = tensors[2].type = STORED_F32;
+    if (!safetensors_write(to, tensors, only ? 3 : 5, NULL, &error)) fail_msg("%s", error.message);
+    safetensors_close(&file);
+}
+
 /* Those of one size. */
 static void write_bucket(const char *path, uint64_t seed, int64_t samples, int64_t height, int64_t width) {
     write_encodings(path, seed, samples, height, width, 3);
@@ -172,6 +190,31 @@ static void a_model_goes_out_and_comes_back(void **state) {
     assert_true(same_bytes("run5.safetensors", "folder5.safetensors"));
     smelt_good("train init=folder run=tuned steps=2 data.train=images data.length=15 model.text_tokens=3 batch.sequences=2 batch.tokens=30 "
                "precision=fp32");
+}
+
+static void captions_are_dropped(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("with", 0777) + mkdir("empty", 0777), 0);
+    static const char *const names[] = {"4x6", "8x6"};
+    for (int i = 0; i < 2; i++) {
+        SCOPED_FREE char *from = memory_format("images/%s.safetensors", names[i]);
+        SCOPED_FREE char *with = memory_format("with/%s.safetensors", names[i]), *only = memory_format("empty/%s.safetensors", names[i]);
+        add_empty_text(from, with, false);
+        add_empty_text(from, only, true);
+    }
+    train_images(0, "run=plain");
+    train_images(0, "run=beside data.train=with");
+    train_images(0, "run=only data.train=empty");
+    train_images(0, "run=all data.train=with flow.caption_dropout=1");
+    train_images(0, "run=half data.train=with flow.caption_dropout=0.5");
+    train_images(0, "run=stopped data.train=with flow.caption_dropout=0.5 stop_at=7");
+    train_images(2, "run=stopped data.train=with flow.caption_dropout=0.5");
+    assert_same_losses("plain", "beside");
+    assert_same_losses("only", "all");
+    assert_same_losses("half", "stopped");
+    assert_true(recorded("half", "step", 20, "loss") != recorded("all", "step", 20, "loss"));
+    smelt_says(ERROR_DATA, "images/4x6.safetensors has no tensor empty_prompt_embeds",
+        "train " SETTINGS "device=cpu run=none flow.caption_dropout=0.1");
 }
 
 /* The file for diffusers and ComfyUI has the tensors of PEFT's under other names, with the factor in B
@@ -312,6 +355,7 @@ int main(void) {
         IMAGES_TEST(all_layers_may_have_two_streams),
         IMAGES_TEST(the_loss_falls_in_each_precision),
         IMAGES_TEST(a_model_goes_out_and_comes_back),
+        IMAGES_TEST(captions_are_dropped),
         IMAGES_TEST(adapters_train_beside_a_folder),
         IMAGES_TEST(images_that_are_not_finite_are_named),
         IMAGES_TEST(what_images_have_no_use_for_is_refused),
