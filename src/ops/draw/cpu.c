@@ -1,0 +1,163 @@
+/* draw on a CPU (rule.c has the method): threads divide rows. Each pass over a row reads it in parts
+ * and computes weights again, which is as fast as reading them. No scratch. */
+#include <float.h>
+
+#include "backend/cpu/kernel.h"
+#include "ops/draw/draw.h"
+
+enum { PART = 512 };
+
+/* The tokens of a row and their weights: e^((x - most) scale), but 0 if x < least or if the weight
+ * is less than least_weight. NaN stays NaN. */
+typedef struct DrawTokens {
+    const W *x;
+    int64_t count;
+    W most, scale, least, least_weight;
+} DrawTokens;
+
+/* The sum of a measure over the logits from a threshold on, the smallest of these logits, and the
+ * largest one below the threshold. */
+typedef struct DrawSplit {
+    double sum;
+    W above, below;
+} DrawSplit;
+
+static W find_most(const W *x, int64_t count) {
+    W most = -INFINITY;
+#pragma omp simd reduction(max : most)
+    for (int64_t j = 0; j < count; j++) most = x[j] > most ? x[j] : most;
+    return most;
+}
+
+/* Copies a part, followed by -infinity after the row's end, which weighs 0. Loops over copies have
+ * one length and one alignment, so the order of a sum does not depend on the place of the row. */
+static void load_part(const DrawTokens *tokens, int64_t first, W part[PART]) {
+    int64_t count = int_min(PART, tokens->count - first);
+    memcpy(part, tokens->x + first, (size_t)count * sizeof(W));
+    for (int64_t j = count; j < PART; j++) part[j] = -INFINITY;
+}
+
+/* Sets weights [PART] and returns their sum. gcc 12 does not vectorize the loop if a statement of its
+ * own stores the weight. */
+static double weigh_part(const DrawTokens *tokens, int64_t first, W weights[PART]) {
+    const DrawTokens t = *tokens;
+    W sum = 0;
+    load_part(tokens, first, weights);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < PART; j++) {
+        W weight = wide_exp((weights[j] - t.most) * t.scale);
+        sum += weights[j] = ((weights[j] < t.least) | (weight < t.least_weight)) ? 0 : weight;
+    }
+    return (double)sum;
+}
+
+static double sum_weights(const DrawTokens *tokens) {
+    W weights[PART];
+    double sum = 0;
+    for (int64_t first = 0; first < tokens->count; first += PART) sum += weigh_part(tokens, first, weights);
+    return sum;
+}
+
+/* Adds a part. The measure of a logit is its weight, or 1 if `counts`. */
+static void split_part(const DrawTokens *tokens, const W part[PART], W at, bool counts, DrawSplit *split) {
+    const W most = tokens->most, scale = tokens->scale;
+    W sum = 0, above = split->above, below = split->below;
+#pragma omp simd reduction(+ : sum) reduction(min : above) reduction(max : below)
+    for (int64_t j = 0; j < PART; j++) {
+        W measure = counts ? 1 : wide_exp((part[j] - most) * scale);
+        W from = part[j] >= at ? part[j] : (W)INFINITY, until = part[j] < at ? part[j] : (W)-INFINITY;
+        sum += part[j] >= at ? measure : 0;
+        above = from < above ? from : above;
+        below = until > below ? until : below;
+    }
+    *split = (DrawSplit){split->sum + (double)sum, above, below};
+}
+
+static DrawSplit split_tokens(const DrawTokens *tokens, W at, bool counts) {
+    DrawSplit split = {0, INFINITY, -INFINITY};
+    W part[PART];
+    for (int64_t first = 0; first < tokens->count; first += PART) {
+        load_part(tokens, first, part);
+        if (counts) split_part(tokens, part, at, true, &split);
+        else split_part(tokens, part, at, false, &split);
+    }
+    return split;
+}
+
+/* Integers that are ordered like the numbers; -0 is just below 0. */
+typedef __typeof__(__builtin_choose_expr(sizeof(W) == sizeof(int64_t), (int64_t)0, (int32_t)0)) DrawKey;
+typedef union DrawBits {
+    W value;
+    DrawKey bits;
+} DrawBits;
+static DrawKey flip(DrawKey bits) { return bits < 0 ? bits ^ (DrawKey)(sizeof(W) == sizeof(int64_t) ? INT64_MAX : INT32_MAX) : bits; }
+static DrawKey key_of(W value) { return flip((DrawBits){.value = value}.bits); }
+static W value_of(DrawKey key) { return (DrawBits){.bits = flip(key)}.value; }
+
+/* Returns the largest logit, from tokens->least on, for which the sum of its own measure and those
+ * of larger logits reaches `target`; the sum from `least` on does. */
+static W find_least(const DrawTokens *tokens, bool counts, double target) {
+    DrawKey low = key_of(tokens->least), high = key_of(tokens->most);
+    while (low < high) {
+        DrawKey middle = (low | high) - ((low ^ high) >> 1); /* the mean, rounded up */
+        DrawSplit split = split_tokens(tokens, value_of(middle), counts);
+        DrawKey above = key_of(split.above), below = key_of(split.below);
+        if (split.sum >= target) low = above > middle ? above : middle;
+        else high = below < middle ? below : middle - 1;
+        if (split.sum == target) break;
+    }
+    return value_of(low);
+}
+
+/* Returns the first token at which the running sum of weights exceeds uniform times their sum. If
+ * rounding hides it, that is the last token with a weight; without weights it is token 0. */
+static int64_t draw_token(const DrawTokens *tokens, double uniform) {
+    W weights[PART];
+    double target = uniform * sum_weights(tokens), before = 0, sum = 0;
+    int64_t part = 0;
+    for (int64_t first = 0; first < tokens->count && sum <= target; first += PART) {
+        double more = weigh_part(tokens, first, weights);
+        if (!(more > 0)) continue;
+        part = first;
+        before = sum;
+        sum += more;
+    }
+    weigh_part(tokens, part, weights);
+    int64_t token = part;
+    for (int64_t j = 0; j < PART && before <= target; j++) {
+        if (!(weights[j] > 0)) continue;
+        token = part + j;
+        before += (double)weights[j];
+    }
+    return token;
+}
+
+static int64_t draw_row(const W *x, int64_t count, const W *choice) {
+    W temperature = choice[DRAW_TEMPERATURE], most = find_most(x, count), largest = sizeof(W) == sizeof(double) ? DBL_MAX : FLT_MAX;
+    DrawTokens tokens = {.x = x, .count = count, .most = most, .scale = 1 / temperature, .least = -INFINITY};
+    if (temperature == 0) {
+        tokens.least = most;
+        tokens.scale = 1;
+        return draw_token(&tokens, 0);
+    }
+    if (tokens.scale > largest) tokens.scale = largest; /* a subnormal temperature; 0 times infinity is NaN */
+    if (choice[DRAW_TOP_K] > 0 && choice[DRAW_TOP_K] < (W)count) tokens.least = find_least(&tokens, true, (double)choice[DRAW_TOP_K]);
+    if (choice[DRAW_TOP_P] < 1) tokens.least = find_least(&tokens, false, (double)choice[DRAW_TOP_P] * sum_weights(&tokens));
+    tokens.least_weight = choice[DRAW_MIN_P];
+    return draw_token(&tokens, (double)choice[DRAW_UNIFORM]);
+}
+
+CPU_OP(draw) {
+    const W *logits = call->in[DRAW_LOGITS], *choice = call->in[DRAW_CHOICE];
+    const int32_t *limit = call->in[DRAW_LIMIT];
+    W *y = call->out[DRAW_Y];
+    int64_t rows = call->in_shape[DRAW_LOGITS][0], columns = call->in_shape[DRAW_LOGITS][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        const W *x = logits + r * columns;
+        DrawTokens all = {.x = x, .count = columns, .most = find_most(x, columns), .scale = 1, .least = -INFINITY};
+        int64_t token = draw_row(x, int_max(1, int_min(columns, *limit)), choice + r * DRAW_CHOICE_VALUES);
+        y[r * DRAW_VALUES + DRAW_TOKEN] = (W)token;
+        y[r * DRAW_VALUES + DRAW_LOG_PROBABILITY] = (W)((double)(x[token] - all.most) - log(sum_weights(&all)));
+    }
+}

@@ -1,0 +1,210 @@
+/* draw on a GPU (rule.c has the method): one block per row. Each wave sums a section of the row, and
+ * the block adds the sums of its waves in order. To find the token, the block divides the section
+ * that has it among its waves again, until the section is one token. No scratch. */
+#include "backend/gpu/gpu.h"
+
+enum { THREADS = 1024 };
+
+/* A row of the operation's input `choice`, and of its output. */
+typedef struct DrawWish { float temperature, top_k, top_p, min_p, uniform; } DrawWish;
+typedef struct DrawResult { float token, log_probability; } DrawResult;
+
+typedef struct DrawArguments {
+    const float GLOBAL *logits;
+    const DrawWish GLOBAL *choice;
+    const int32_t GLOBAL *limit;
+    DrawResult GLOBAL *y;
+    int64_t columns;
+} DrawArguments;
+
+#ifdef GPU_DEVICE
+
+enum { WAVES = THREADS / WAVE };
+#define INFINITY __builtin_inff()
+
+/* The tokens of a row and their weights: e^((x - most) scale), but 0 if x < least or if the weight
+ * is less than least_weight. NaN stays NaN. */
+typedef struct GpuDrawTokens {
+    const float GLOBAL *x;
+    int32_t count;
+    float most, scale, least, least_weight;
+} GpuDrawTokens;
+
+/* The sum of a measure over the logits from a threshold on, the smallest of these logits, and the
+ * largest one below the threshold. */
+typedef struct GpuDrawSplit { float sum, above, below; } GpuDrawSplit;
+
+/* What waves tell the block. */
+typedef struct DrawShared { float sum[WAVES], above[WAVES], below[WAVES]; } DrawShared;
+
+/* Tokens first .. end - 1. */
+typedef struct DrawSection { int32_t first, end; } DrawSection;
+
+/* Returns part `index` of WAVES parts; it may be empty, with first > end. */
+INLINE DrawSection section_part(DrawSection whole, int index) {
+    int32_t count = (whole.end - whole.first + WAVES - 1) / WAVES, first = whole.first + index * count, end = first + count;
+    return (DrawSection){first, end < whole.end ? end : whole.end};
+}
+
+/* A loop over the lane's logits x[j] of a section, with several loads in flight. */
+#define FOR_EACH_LOGIT(j, section) \
+    _Pragma("clang loop unroll_count(4)") for (int32_t j = (section).first + lane_id(); j < (section).end; j += WAVE)
+
+INLINE float weight_of(const GpuDrawTokens *t, float x) {
+    float weight = fast_exp((x - t->most) * t->scale);
+    return x < t->least || weight < t->least_weight ? 0 : weight;
+}
+
+INLINE float find_most(const float GLOBAL *x, int32_t count, LOCAL DrawShared *shared) {
+    DrawSection own = section_part((DrawSection){0, count}, wave_id());
+    float most = -INFINITY;
+    FOR_EACH_LOGIT(j, own) most = __builtin_fmaxf(most, x[j]);
+    most = wave_max(most);
+    barrier();
+    if (lane_id() == 0) shared->above[wave_id()] = most;
+    barrier();
+    for (int i = 0; i < WAVES; i++) most = __builtin_fmaxf(most, shared->above[i]);
+    return most;
+}
+
+/* Sets shared->sum[i] to the sum of weights of part i. */
+INLINE void sum_parts(const GpuDrawTokens *t, DrawSection whole, LOCAL DrawShared *shared) {
+    DrawSection own = section_part(whole, wave_id());
+    float sum = 0;
+    FOR_EACH_LOGIT(j, own) sum += weight_of(t, t->x[j]);
+    sum = wave_sum(sum);
+    barrier();
+    if (lane_id() == 0) shared->sum[wave_id()] = sum;
+    barrier();
+}
+
+INLINE float sum_weights(const GpuDrawTokens *t, LOCAL DrawShared *shared) {
+    float sum = 0;
+    sum_parts(t, (DrawSection){0, t->count}, shared);
+    for (int i = 0; i < WAVES; i++) sum += shared->sum[i];
+    return sum;
+}
+
+/* The measure of a logit is its weight, or 1 if `counts`. */
+INLINE GpuDrawSplit split_tokens(const GpuDrawTokens *t, float at, bool counts, LOCAL DrawShared *shared) {
+    DrawSection own = section_part((DrawSection){0, t->count}, wave_id());
+    float sum = 0, above = INFINITY, below = -INFINITY;
+    FOR_EACH_LOGIT(j, own) {
+        float x = t->x[j], measure = counts ? 1 : weight_of(t, x);
+        sum += x >= at ? measure : 0;
+        above = __builtin_fminf(above, x >= at ? x : INFINITY);
+        below = __builtin_fmaxf(below, x < at ? x : -INFINITY);
+    }
+    sum = wave_sum(sum);
+    above = -wave_max(-above);
+    below = wave_max(below);
+    barrier();
+    if (lane_id() == 0) {
+        shared->sum[wave_id()] = sum;
+        shared->above[wave_id()] = above;
+        shared->below[wave_id()] = below;
+    }
+    barrier();
+    GpuDrawSplit split = {0, above, below};
+    for (int i = 0; i < WAVES; i++) {
+        split.sum += shared->sum[i];
+        split.above = __builtin_fminf(split.above, shared->above[i]);
+        split.below = __builtin_fmaxf(split.below, shared->below[i]);
+    }
+    return split;
+}
+
+/* Integers that are ordered like the numbers; -0 is just below 0. */
+INLINE int32_t flip(int32_t bits) { return bits < 0 ? bits ^ INT32_MAX : bits; }
+INLINE int32_t key_of(float x) { return flip(__builtin_bit_cast(int32_t, x)); }
+INLINE float value_of(int32_t key) { return __builtin_bit_cast(float, flip(key)); }
+
+/* Returns the largest logit, from t->least on, for which the sum of its own measure and those of
+ * larger logits reaches `target`; the sum from `least` on does. */
+INLINE float find_least(const GpuDrawTokens *t, bool counts, float target, LOCAL DrawShared *shared) {
+    int32_t low = key_of(t->least), high = key_of(t->most);
+    while (low < high) {
+        int32_t middle = (low | high) - ((low ^ high) >> 1); /* the mean, rounded up */
+        GpuDrawSplit split = split_tokens(t, value_of(middle), counts, shared);
+        int32_t above = key_of(split.above), below = key_of(split.below);
+        if (split.sum >= target) low = above > middle ? above : middle;
+        else high = below < middle ? below : middle - 1;
+        if (split.sum == target) break;
+    }
+    return value_of(low);
+}
+
+/* Returns the first token at which the running sum of weights exceeds uniform times their sum. If
+ * rounding hides it, that is the last token with a weight; without weights it is token 0. */
+INLINE int32_t draw_token(const GpuDrawTokens *t, float uniform, LOCAL DrawShared *shared) {
+    DrawSection section = {0, t->count};
+    float target = uniform * sum_weights(t, shared), before = 0;
+    while (section.end - section.first > 1) {
+        sum_parts(t, section, shared);
+        int part = 0;
+        float sum = before;
+        for (int i = 0; i < WAVES && sum <= target; i++) {
+            if (!(shared->sum[i] > 0)) continue;
+            part = i;
+            before = sum;
+            sum += shared->sum[i];
+        }
+        section = section_part(section, part);
+    }
+    return section.first;
+}
+
+INLINE int32_t draw_row(const float GLOBAL *x, int32_t count, const DrawWish *wish, LOCAL DrawShared *shared) {
+    float most = find_most(x, count, shared);
+    bool likeliest = wish->temperature == 0;
+    GpuDrawTokens tokens = {.x = x, .count = count, .most = most, .scale = 1, .least = -INFINITY};
+    if (likeliest) tokens.least = most;
+    else tokens.scale = __builtin_fminf(1 / wish->temperature, __FLT_MAX__); /* 0 times infinity is NaN */
+    if (!likeliest && wish->top_k > 0 && wish->top_k < (float)count) tokens.least = find_least(&tokens, true, wish->top_k, shared);
+    if (!likeliest && wish->top_p < 1) tokens.least = find_least(&tokens, false, wish->top_p * sum_weights(&tokens, shared), shared);
+    if (!likeliest) tokens.least_weight = wish->min_p;
+    return draw_token(&tokens, likeliest ? 0 : wish->uniform, shared);
+}
+
+KERNEL(draw, DrawArguments) {
+    WAVE_BOUNDS(THREADS, 4);
+    BLOCK_BOUNDS(THREADS, 1);
+    static SHARED DrawShared shared;
+    const float GLOBAL *x = a.logits + block_x() * a.columns;
+    int32_t limit = *a.limit < a.columns ? *a.limit : (int32_t)a.columns;
+    DrawWish wish = a.choice[block_x()];
+    GpuDrawTokens all = {.x = x, .count = (int32_t)a.columns, .scale = 1, .least = -INFINITY};
+    all.most = find_most(x, all.count, &shared);
+    float log_sum = fast_log2(sum_weights(&all, &shared)) * LN_2;
+    int32_t token = draw_row(x, limit > 1 ? limit : 1, &wish, &shared);
+    DrawResult result = {(float)token, x[token] - all.most - log_sum};
+    if (thread_id() == 0) a.y[block_x()] = result;
+}
+
+#else
+
+#include <stddef.h>
+
+#include "backend/gpu/kernel_launch.h"
+#include "ops/draw/draw.h"
+
+static_assert(offsetof(DrawWish, temperature) == DRAW_TEMPERATURE * sizeof(float) &&
+                  offsetof(DrawWish, top_k) == DRAW_TOP_K * sizeof(float) && offsetof(DrawWish, top_p) == DRAW_TOP_P * sizeof(float) &&
+                  offsetof(DrawWish, min_p) == DRAW_MIN_P * sizeof(float) && offsetof(DrawWish, uniform) == DRAW_UNIFORM * sizeof(float) &&
+                  sizeof(DrawWish) == DRAW_CHOICE_VALUES * sizeof(float),
+    "what a block reads");
+static_assert(
+    offsetof(DrawResult, token) == DRAW_TOKEN * sizeof(float) && sizeof(DrawResult) == DRAW_VALUES * sizeof(float), "what it writes");
+
+LAUNCHER(draw, DrawArguments)
+
+GPU_OP(draw) {
+    DrawArguments arguments = {.logits = call->in[DRAW_LOGITS],
+        .choice = call->in[DRAW_CHOICE],
+        .limit = call->in[DRAW_LIMIT],
+        .y = call->out[DRAW_Y],
+        .columns = call->in_shape[DRAW_LOGITS][1]};
+    launch_draw(call->device, (LaunchShape){.x = call->in_shape[DRAW_LOGITS][0], .threads = THREADS}, &arguments);
+}
+
+#endif
