@@ -298,6 +298,7 @@ static const struct {
     {"weak_wait_memory", "a missing wait: register v21 is used before an s_waitcnt vmcnt covers", 0, -1},
     {"missing_wait_lds", "a missing wait: register v20 is used before an s_waitcnt lgkmcnt covers", 0, -1},
     {"missing_wait_barrier", "a missing wait: a barrier is reached before an s_waitcnt lgkmcnt covers", 0, -1},
+    {"missing_wait_lds_read", "a missing wait: a barrier is reached before an s_waitcnt lgkmcnt covers", 0, -1},
     {"missing_wait_scalar", "a missing wait: register s20 is used before an s_waitcnt lgkmcnt(0) covers", 0, -1},
     {"race_read_after_write", "reads byte 0 that wavefront 0 wrote", 1, 0},
     {"race_write_after_read", "writes byte 256 that wavefront 0 read", 1, 0},
@@ -382,7 +383,7 @@ static void run_child(const char *mode, const char *kernel, const char *environm
 
 static void check_report(const char *mode, const char *kernel, const char *message, int wavefront, int lane) {
     char output[4096], name[96], place[96], last[32] = "\n";
-    run_child(mode, kernel, "", output);
+    run_child(mode, kernel, "ROCEMU_ARRIVAL=early", output);
     snprintf(name, sizeof name, "rocemu: kernel %s: ", strcmp(kernel, "freed") ? kernel : "write_past_the_end");
     if (lane >= 0) snprintf(last, sizeof last, ", lane %d\n", lane);
     snprintf(place, sizeof place, "`, workgroup (0, 0, 0), wavefront %d%s", wavefront, last);
@@ -427,6 +428,34 @@ static void wavefronts_that_take_turns_may_stand_at_barriers_apart(void **state)
     hip.hipFree(buffer);
 }
 
+/* In the child: how many threads left what they leave if all accesses arrive early. */
+static int run_arrivals(const char *kernel) {
+    u32 results[256] = {0};
+    int early = 0;
+    u32 *buffer = device_copy(results, sizeof results);
+    void *module = load("arrivals"), *arguments[] = {&buffer};
+    if (!module || launch(module, kernel, line(1, 128), arguments, NULL) || hip.hipMemcpyDtoH(results, buffer, sizeof results)) return 3;
+    for (u32 i = 0; i < 128; i++) early += results[i] == 1000 + i;
+    printf("%d early\n", early);
+    return 0;
+}
+
+static void accesses_arrive_as_late_as_their_waits_allow(void **state) {
+    static const struct {
+        const char *kernel;
+        int early; /* threads that see the early result although accesses are late; waves go on in turn, so one of two may */
+    } rows[] = {{"lds_write", 64}, {"lds_write_waits", 128}, {"lds_read", 64}, {"lds_read_waits", 128}, {"store", 64}, {"store_waits", 128},
+        {"load", 64}, {"load_waits", 128}, {"use", 0}, {"use_waits", 128}, {"ends", 128}, {"overlaps", 128}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char output[4096];
+        run_child("arrivals", rows[i].kernel, "ROCEMU_CHECK=off ROCEMU_ARRIVAL=early", output);
+        if (atoi(output) != 128) fail_msg("%s, early: %s", rows[i].kernel, output);
+        run_child("arrivals", rows[i].kernel, "ROCEMU_CHECK=off ROCEMU_ARRIVAL=late", output);
+        if (atoi(output) != rows[i].early) fail_msg("%s, late: %s", rows[i].kernel, output);
+    }
+}
+
 /* A load of 64 lines where two would do, a store of two; LDS accesses of 2 x 32 lanes that all want bank 0; 16 bytes
  * of arguments. */
 static void statistics_count_what_a_kernel_moves_and_say_what_bounds_it(void **state) {
@@ -459,6 +488,7 @@ int main(int count, char **arguments) {
     if (count > 1 && !open_library()) return 1;
     if (count == 3 && !strcmp(arguments[1], "fault")) return run_fault(hip.faults, arguments[2]);
     if (count == 3 && !strcmp(arguments[1], "undefined")) return run_fault(hip.undefined, arguments[2]);
+    if (count == 3 && !strcmp(arguments[1], "arrivals")) return run_arrivals(arguments[2]);
     if (count == 2 && !strcmp(arguments[1], "strided")) return run_strided();
     if (count == 2 && !strcmp(arguments[1], "small")) return run_small();
     struct CMUnitTest tests[] = {
@@ -480,6 +510,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(bits_that_nothing_wrote_are_caught_where_they_decide),
         cmocka_unit_test(bits_that_nothing_wrote_may_be_masked_away),
         cmocka_unit_test(wavefronts_that_take_turns_may_stand_at_barriers_apart),
+        cmocka_unit_test(accesses_arrive_as_late_as_their_waits_allow),
         cmocka_unit_test(statistics_count_what_a_kernel_moves_and_say_what_bounds_it),
         cmocka_unit_test(a_card_of_less_memory_refuses_what_does_not_fit),
     };

@@ -29,6 +29,7 @@ typedef struct ScalarCall ScalarCall;
 typedef struct Statistics Statistics;
 typedef struct Shadow Shadow;
 typedef struct WaveTrace WaveTrace;
+typedef struct Arrival Arrival;
 typedef struct BlockTrace BlockTrace;
 typedef struct Timing Timing;
 
@@ -288,6 +289,7 @@ typedef struct Launch {
     Statistics *statistics; /* NULL when nothing is counted */
     Timing *timing;         /* NULL when it is not timed */
     bool samples;           /* only traced workgroups run, unless there are few */
+    bool late;              /* accesses arrive as late as they may */
     uint64_t executed;
     int failure; /* a hipError_t, 0 while all is well */
 } Launch;
@@ -296,11 +298,12 @@ typedef struct Launch {
 typedef enum WaitKind {
     WAIT_NONE,
     WAIT_MEMORY_ACCESS,
-    WAIT_LDS_READ, /* also lane exchanges of the LDS unit */
-    WAIT_LDS_WRITE,
+    WAIT_LDS_ACCESS,
+    WAIT_LANE_EXCHANGE, /* of the LDS unit */
     WAIT_SCALAR_LOAD,
     WAIT_FOR,
-    WAIT_AT_BARRIER
+    WAIT_AT_BARRIER,
+    WAIT_AT_END
 } WaitKind;
 enum { WAIT_COUNTERS = 3, NO_WAIT = 255 };
 /* The load that a register waits for: its number among those of its counter, and where it is. */
@@ -310,11 +313,13 @@ typedef struct Due {
 } Due;
 typedef struct Outstanding {
     uint32_t issued[WAIT_COUNTERS], done[WAIT_COUNTERS];
-    uint32_t lds_write, lds_write_slot; /* the youngest write to LDS: its number among accesses to LDS, and where it is */
-    bool open;                          /* any that is not done */
-    uint64_t loads[REGISTER_WORDS];     /* registers of which `due` is valid; those of loads that are done may be among them */
+    uint32_t lds_access, lds_access_slot; /* the youngest access to LDS: its number, and where it is */
+    bool open;                            /* any that is not done */
+    uint64_t loads[REGISTER_WORDS];       /* registers of which `due` is valid; those of loads that are done may be among them */
     Due due[REGISTERS];
 } Outstanding;
+/* Accesses that arrive late (arrivals.c), from the oldest to the last of each counter. */
+typedef struct Arrivals { Arrival *first[WAIT_COUNTERS], *last[WAIT_COUNTERS], *spare; } Arrivals;
 
 typedef struct Workgroup {
     Launch *launch;
@@ -349,6 +354,7 @@ struct Wave {
     uint64_t executed;
     WaveTrace *trace; /* NULL when nothing is recorded */
     Outstanding outstanding;
+    Arrivals arrivals;
     Allocation recent; /* where the last global access went */
     uint8_t *scratch;  /* private_bytes of each lane */
     uint8_t *scratch_undefined;
@@ -414,10 +420,18 @@ static inline bool waits_for_nothing(const Wave *wave, const Instruction *instru
     return !common;
 }
 WaitKind wait_kind(const Instruction *instruction);
+/* The counter that accesses of this kind have, or WAIT_COUNTERS. */
+int wait_counter(WaitKind kind);
 /* The number after "vmcnt(" or "lgkmcnt(" in the text of s_waitcnt. */
 uint8_t wait_limit(const char *text, const char *counter);
 /* How many of the operands, the first ones, are results. */
 int instruction_results(const Instruction *instruction);
+
+/* Whether accesses of a kernel's next launch arrive late; `launches`: how often it ran. */
+bool arrivals_are_late(uint64_t launches);
+/* Executes the instruction, and late accesses that it waits for; puts off an access. Call waits_check before. */
+void arrivals_execute(Wave *wave, const Instruction *instruction);
+void arrivals_destroy(Arrivals *arrivals);
 
 /* One lane's scratch of a wavefront, or NULL after reporting an access beyond it. */
 uint8_t *check_scratch(Wave *wave, const Instruction *instruction, int lane, uint32_t offset, unsigned bytes);
@@ -503,7 +517,9 @@ MatrixShape matrix_shape(const Instruction *instruction);
 
 /* The CRC of POSIX's cksum. */
 uint32_t ledger_checksum(const void *bytes, size_t count);
-/* Notes a finished launch where ROCEMU_LEDGER asks for it. */
+/* Notes a finished launch. */
 void ledger_add(const Launch *launch, double seconds);
+/* How often the kernel ran before. */
+uint64_t ledger_launches(const Kernel *kernel);
 
 #endif

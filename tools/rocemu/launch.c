@@ -161,6 +161,20 @@ static void run_wave_checked(Wave *wave) {
     wave->executed += executed;
 }
 
+/* With the checks of the launch, and accesses as late as their waits allow. */
+static void run_wave_late(Wave *wave) {
+    const Instruction *program = wave->program;
+    uint64_t executed = 0;
+    while (wave->state == WAVE_RUNNING) {
+        const Instruction *in = &program[wave->pc];
+        wave->pc += in->words;
+        executed++;
+        if (waits_for_nothing(wave, in)) in->execute(wave, in);
+        else if (waits_check(wave, in)) arrivals_execute(wave, in);
+    }
+    wave->executed += executed;
+}
+
 static void run_wave_counted(Wave *wave) {
     const Instruction *program = wave->program;
     uint64_t *executions = wave->group->statistics->executions;
@@ -213,20 +227,24 @@ static bool pass_barrier(Workgroup *group) {
 
 static void run_workgroup(Workgroup *group) {
     Launch *launch = group->launch;
+    /* Late accesses of a wave arrive when it goes on after a barrier: waves go on in both orders, so that others see what was there before. */
+    bool reversed = launch->late && group->id[0] % 2;
     for (int i = 0; i < group->waves; i++) start_wave(&group->wave[i]);
     if (launch->samples) clear_memory(group);
     if (launch->check != CHECK_OFF) shadow_begin(group->shadow, launch->lds_bytes);
     do {
         for (int i = 0; i < group->waves && !failed(launch); i++) {
-            Wave *wave = &group->wave[i];
+            Wave *wave = &group->wave[reversed ? group->waves - 1 - i : i];
             if (wave->state == WAVE_WAITING) wave->state = WAVE_RUNNING;
             if (wave->trace || launch->samples) run_wave_traced(wave);
+            else if (launch->late) run_wave_late(wave);
             else if (group->statistics) run_wave_counted(wave);
             else if (launch->check == CHECK_ALL) run_wave_checked(wave);
             else run_wave(wave);
         }
         if (failed(launch) || !pass_barrier(group)) break;
         if (launch->check != CHECK_OFF) shadow_barrier(group->shadow, launch->lds_bytes);
+        reversed = launch->late && !reversed;
     } while (!failed(launch));
     if (group->statistics) {
         group->statistics->workgroups++;
@@ -239,6 +257,7 @@ static void run_workgroup(Workgroup *group) {
 static void workgroup_destroy(Workgroup *group) {
     if (!group) return;
     for (int i = 0; group->wave && i < group->waves; i++) {
+        arrivals_destroy(&group->wave[i].arrivals);
         free(group->wave[i].undefined);
         free(group->wave[i].scratch);
         free(group->wave[i].scratch_undefined);
@@ -300,6 +319,7 @@ int launch_run(Launch *launch) {
     launch->samples = timing_samples();
     if (repeats && launch->samples) return 0;
     launch->timing = repeats ? NULL : timing_begin(launch);
+    launch->late = !timing_enabled() && !statistics_enabled() && arrivals_are_late(ledger_launches(launch->kernel));
     int64_t workgroups = (int64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
     double begin = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
     launch->statistics = statistics_enabled() ? statistics_create(launch->kernel->program) : NULL;

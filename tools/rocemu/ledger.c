@@ -1,7 +1,8 @@
 /* ROCEMU_LEDGER=FILE: when the process ends, a line for every kernel that ran is appended to FILE, so that whoever
  * runs many programs can sum up what was executed and what never was (tools/rocemu/test.sh):
  *
- *     checksum of the code object, as cksum prints it; kernel; launches; instructions; seconds of the processors
+ *     checksum of the code object, as cksum prints it; kernel; launches; instructions; seconds of the processors;
+ *     launches whose accesses arrived late
  *
  * The entries live as long as the process. */
 #include <pthread.h>
@@ -15,7 +16,7 @@ typedef struct Entry {
     struct Entry *next;
     char name[KERNEL_NAME];
     uint32_t checksum;
-    uint64_t launches, instructions;
+    uint64_t launches, late, instructions;
     double seconds;
 } Entry;
 
@@ -46,8 +47,8 @@ static void write_ledger(void) {
     }
     setvbuf(file, NULL, _IOLBF, BUFSIZ);
     for (const Entry *entry = ledger.first; entry; entry = entry->next)
-        fprintf(file, "%u %s %llu %llu %.6f\n", entry->checksum, entry->name, (unsigned long long)entry->launches,
-            (unsigned long long)entry->instructions, entry->seconds);
+        fprintf(file, "%u %s %llu %llu %.6f %llu\n", entry->checksum, entry->name, (unsigned long long)entry->launches,
+            (unsigned long long)entry->instructions, entry->seconds, (unsigned long long)entry->late);
     fclose(file);
 }
 
@@ -56,7 +57,7 @@ static Entry *find_entry(const Kernel *kernel) {
         if (entry->checksum == kernel->program->checksum && !strcmp(entry->name, kernel->name)) return entry;
     Entry *entry = calloc(1, sizeof *entry);
     if (!entry) return NULL;
-    if (!ledger.first) atexit(write_ledger);
+    if (!ledger.first && getenv("ROCEMU_LEDGER")) atexit(write_ledger);
     memcpy(entry->name, kernel->name, sizeof entry->name);
     entry->checksum = kernel->program->checksum;
     entry->next = ledger.first;
@@ -64,13 +65,21 @@ static Entry *find_entry(const Kernel *kernel) {
 }
 
 void ledger_add(const Launch *launch, double seconds) {
-    if (!getenv("ROCEMU_LEDGER")) return;
     pthread_mutex_lock(&ledger.lock);
     Entry *entry = find_entry(launch->kernel);
     if (entry) {
         entry->launches++;
+        entry->late += launch->late;
         entry->instructions += launch->executed;
         entry->seconds += seconds;
     }
     pthread_mutex_unlock(&ledger.lock);
+}
+
+uint64_t ledger_launches(const Kernel *kernel) {
+    pthread_mutex_lock(&ledger.lock);
+    const Entry *entry = find_entry(kernel);
+    uint64_t launches = entry ? entry->launches : 0;
+    pthread_mutex_unlock(&ledger.lock);
+    return launches;
 }

@@ -1,14 +1,15 @@
 #!/bin/sh
 # Runs test programs on the emulated MI300X (gfx942), and those of single operations also on half an MI250X (gfx90a) and an MI355X (gfx950), as many at
 # once as there are processors. Prints a line for each as tests/support/run.sh does, whose suite this is, and one for what the programs covered: every
-# kernel of the code objects must have run, and every instruction of theirs for gfx942 and gfx950 must be one that the tests of the emulator itself have.
+# kernel of the code objects must have run, also with late accesses (ROCEMU_ARRIVAL=late: all are late), and every instruction of theirs for
+# gfx942 and gfx950 must be one that the tests of the emulator itself have.
 # Usage: test.sh EMULATOR_FOLDER OBJDUMP CODE_OBJECT... PROGRAM...     (EMULATOR_FOLDER/TARGET/*.co are the kernels of the emulator's tests)
 set -u
 emulator=$(realpath "$1") objdump=$2
 shift 2
 work=$(mktemp -d) jobs=$(nproc) # which OMP_NUM_THREADS would change
 trap 'rm -rf "$work"' EXIT
-export LC_ALL=C SMELT_TEST_DEVICE=hip OMP_NUM_THREADS=1
+export LC_ALL=C SMELT_TEST_DEVICE=hip OMP_NUM_THREADS=1 ROCEMU_ARRIVAL="${ROCEMU_ARRIVAL:-both}"
 export LD_LIBRARY_PATH="$emulator" ROCEMU_LIBRARY="$emulator/libamdhip64.so" ROCEMU_LEDGER="$work/ledger"
 
 for argument in "$@"; do
@@ -38,7 +39,9 @@ while read -r object; do
     readelf --wide --dyn-syms "$object" |
         awk -v object="$(cksum <"$object" | cut -d ' ' -f 1)" -v module="$(basename "$object")" 'sub(/\.kd$/, "", $8) { print object, module, $8 }'
 done <"$work/objects" | sort -u >"$work/kernels"
-awk 'NR == FNR { ran[$1, $2] = 1; next } !(($1, $3) in ran) { print "never ran: kernel " $3 " of " $2 }' "$work/ledger" "$work/kernels" >"$work/missing"
+awk 'NR == FNR { ran[$1, $2] += $6; next }
+    !(($1, $3) in ran) { print "never ran: kernel " $3 " of " $2; next }
+    !ran[$1, $3] { print "never ran with late accesses: kernel " $3 " of " $2 }' "$work/ledger" "$work/kernels" >"$work/missing"
 
 # The different instructions of code objects, without the suffixes of encodings.
 instructions() {
@@ -49,9 +52,10 @@ grep -v 'gfx90a$' "$work/objects" | instructions >"$work/used"
 printf '%s\n' "$emulator"/gfx*/*.co | instructions >"$work/tested"
 comm -23 "$work/used" "$work/tested" | sed 's/^/no test of the emulator has: /' >"$work/untested"
 
-# The check of `make check` finds the one kernel that lacks a wait at its barrier.
-found=$(tools/check-barriers "$objdump" "$emulator"/gfx*/faults.co | sed -n 's/.*: \(.*\) reaches .*/\1/p' | sort -u)
-[ "$found" = missing_wait_barrier ] || echo "tools/check-barriers finds \"$found\" in faults.co, not missing_wait_barrier" >"$work/planted"
+# The check of `make check` finds the kernels that lack a wait at their barriers.
+found=$(tools/check-barriers "$objdump" "$emulator"/gfx*/faults.co "$emulator"/gfx*/arrivals.co | sed -n 's/.*: \(.*\) reaches .*/\1/p' | sort -u | xargs)
+planted="lds_read lds_write missing_wait_barrier missing_wait_lds_read"
+[ "$found" = "$planted" ] || echo "tools/check-barriers finds \"$found\" in faults.co and arrivals.co, not \"$planted\"" >"$work/planted"
 
 cat "$work/missing" "$work/untested" "$work/planted"
 awk -v kernels="$(wc -l <"$work/kernels")" -v missing="$(wc -l <"$work/missing")" -v used="$(wc -l <"$work/used")" -v untested="$(wc -l <"$work/untested")" \

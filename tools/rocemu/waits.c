@@ -1,6 +1,6 @@
 /* Missing waits: what a load returns is there only after an s_waitcnt that covers it, so an instruction that uses such a
  * register before is wrong, even if here, where loads are done at once, it gets the right value. So is a barrier before a wait
- * that covers the wave's own writes to LDS. Vector memory and LDS return in order, so a wait for all but the last n covers what
+ * that covers the wave's own reads and writes of LDS. Vector memory and LDS return in order, so a wait for all but the last n covers what
  * is older; scalar loads do not, and only a wait for all covers them. Loads to LDS are not followed. */
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "emulator.h"
 #include "hip.h"
 
-typedef enum WaitCounter { WAIT_VECTOR_MEMORY, WAIT_LDS, WAIT_SCALAR } WaitCounter;
+enum { WAIT_VECTOR_MEMORY, WAIT_LDS, WAIT_SCALAR };
 
 static bool starts(const char *name, const char *prefix) { return !strncmp(name, prefix, strlen(prefix)); }
 
@@ -29,9 +29,10 @@ WaitKind wait_kind(const Instruction *in) {
     const char *name = in->operation->name;
     if (starts(name, "s_waitcnt")) return WAIT_FOR;
     if (!strcmp(name, "s_barrier")) return WAIT_AT_BARRIER;
+    if (!strcmp(name, "s_endpgm")) return WAIT_AT_END;
     if (starts(name, "s_load_") || starts(name, "s_buffer_load_") || starts(name, "s_mem")) return WAIT_SCALAR_LOAD;
     if (!strcmp(in->operation->format, ":")) return WAIT_NONE;
-    if (starts(name, "ds_")) return in->operation->flags & OPERATION_MEMORY && !starts(name, "ds_read") ? WAIT_LDS_WRITE : WAIT_LDS_READ;
+    if (starts(name, "ds_")) return in->operation->flags & OPERATION_MEMORY ? WAIT_LDS_ACCESS : WAIT_LANE_EXCHANGE;
     return starts(name, "global_") || starts(name, "buffer_") || starts(name, "flat_") || starts(name, "scratch_") ? WAIT_MEMORY_ACCESS
                                                                                                                    : WAIT_NONE;
 }
@@ -51,7 +52,7 @@ void waits_begin(Outstanding *o) {
     memset(o->issued, 0, sizeof o->issued);
     memset(o->done, 0, sizeof o->done);
     memset(o->loads, 0, sizeof o->loads);
-    o->lds_write = 0;
+    o->lds_access = 0;
     o->open = false;
 }
 
@@ -101,36 +102,41 @@ void waits_note_uses(Instruction *in) {
             in->uses[r / 64] |= 1ull << r % 64;
 }
 
-/* Behind a barrier, other waves read what this one wrote. */
+/* After a barrier, other waves read what this one wrote, and overwrite what it read. */
 static bool may_pass_barrier(Wave *wave, const Instruction *in) {
     const Outstanding *o = &wave->outstanding;
-    if (o->lds_write <= o->done[WAIT_LDS]) return true;
-    const Instruction *write = &wave->program[o->lds_write_slot];
+    if (o->lds_access <= o->done[WAIT_LDS]) return true;
+    const Instruction *access = &wave->program[o->lds_access_slot];
     check_report(wave, in, -1, HIP_ERROR_LAUNCH_FAILURE,
-        "a missing wait: a barrier is reached before an s_waitcnt lgkmcnt covers 0x%x `%.100s`", write->address, write->text);
+        "a missing wait: a barrier is reached before an s_waitcnt lgkmcnt covers 0x%x `%.100s`", access->address, access->text);
     return false;
 }
 
-static WaitCounter counter_of(WaitKind kind) {
-    return kind == WAIT_MEMORY_ACCESS ? WAIT_VECTOR_MEMORY : kind == WAIT_LDS_READ || kind == WAIT_LDS_WRITE ? WAIT_LDS : WAIT_SCALAR;
+int wait_counter(WaitKind kind) {
+    if (kind == WAIT_MEMORY_ACCESS) return WAIT_VECTOR_MEMORY;
+    if (kind == WAIT_LDS_ACCESS || kind == WAIT_LANE_EXCHANGE) return WAIT_LDS;
+    return kind == WAIT_SCALAR_LOAD ? WAIT_SCALAR : WAIT_COUNTERS;
 }
 
 bool waits_check(Wave *wave, const Instruction *in) {
     Outstanding *o = &wave->outstanding;
-    if (in->wait == WAIT_AT_BARRIER) return may_pass_barrier(wave, in);
-    if (in->wait == WAIT_FOR) {
-        wait_for(o, in);
+    bool reports = wave->group->launch->check == CHECK_ALL;
+    if (in->wait == WAIT_AT_BARRIER) return !reports || may_pass_barrier(wave, in);
+    if (in->wait == WAIT_FOR) wait_for(o, in);
+    /* s_endpgm waits for everything, as AMD's ISA documents say. */
+    if (in->wait == WAIT_AT_END) memcpy(o->done, o->issued, sizeof o->done);
+    if (in->wait == WAIT_FOR || in->wait == WAIT_AT_END) {
         o->open = any_open(o);
         return true;
     }
-    int counter = counter_of(in->wait);
+    int counter = wait_counter(in->wait);
     bool loads = in->wait != WAIT_NONE;
-    for (int i = 0; o->open && i < in->operands; i++)
+    for (int i = 0; reports && o->open && i < in->operands; i++)
         if (is_register(&in->operand[i]) && !may_use(wave, in, &in->operand[i], i < in->results && loads, counter)) return false;
     if (!loads) return true;
     o->issued[counter]++;
     o->open = true;
-    if (in->wait == WAIT_LDS_WRITE) o->lds_write = o->issued[counter], o->lds_write_slot = (uint32_t)(in - wave->program);
+    if (in->wait == WAIT_LDS_ACCESS) o->lds_access = o->issued[counter], o->lds_access_slot = (uint32_t)(in - wave->program);
     for (int i = 0; i < in->results; i++)
         for (int r = first_register(&in->operand[i]), end = r + in->operand[i].registers; r < end && r < REGISTERS; r++) {
             o->due[r] = (Due){o->issued[counter], (uint32_t)(in - wave->program), (uint8_t)counter};

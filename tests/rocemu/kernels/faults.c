@@ -86,6 +86,16 @@ KERNEL missing_wait_barrier(GLOBAL u32 *buffer) {
         : "s20", "scc", "memory");
     buffer[thread_id()] = 1;
 }
+/* Another wave may write before this one has read. */
+KERNEL missing_wait_lds_read(GLOBAL u32 *buffer) {
+    static SHARED u32 local[128];
+    u32 own = (u32)(LOCAL char *)&local[thread_id()];
+    __asm__ volatile("ds_write_b32 %0, %0\n s_waitcnt lgkmcnt(0)\n ds_read_b32 v20, %0\n s_barrier\n s_waitcnt lgkmcnt(0)"
+        :
+        : "v"(own)
+        : "v20", "memory");
+    buffer[thread_id()] = 1;
+}
 KERNEL missing_wait_scalar(GLOBAL u32 *buffer) {
     __asm__ volatile(
         "s_load_dword s20, %0, 0x0\n s_load_dword s21, %0, 0x4\n s_waitcnt lgkmcnt(1)\n s_add_u32 s22, s20, 1\n s_waitcnt lgkmcnt(0)"
