@@ -1,7 +1,7 @@
 /* `smelt generate MODEL "prompt" [key=value ...]`: continues a prompt, which is text for the
  * model's own tokenizer or the byte tokenizer, or token numbers. Text goes to stdout as it is
- * generated, the rate to stderr. An image model takes a file of encodings instead of a prompt
- * (generate_images.c). */
+ * generated, the rate to stderr. A file of prompts is generated many at a time (generate_batch.c).
+ * An image model takes a file of encodings instead of a prompt (generate_images.c). */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -33,12 +33,17 @@ static const Option rows[] = {
     INT_OPTION(layout.cp, "0", 0, 1 << 20, "ranks", "ranks that shard the KV cache by position; 0: the started ranks divided by layout.tp"),
     INT_OPTION(layout.tp, "1", 1, 1 << 20, "ranks", "ranks that shard weights, and the KV cache by heads, of a model too large for one"),
     GENERATION_MACHINE,
-    {"out", OPTION_STRING, FIELD(images.out), "", 0, 0, NULL, "", "images: safetensors file for the latents"},
+    INT_OPTION(samples, "1", 1, 65536, "samples", "prompts in a file: samples of each prompt"),
+    INT_OPTION(slots, "64", 1, ENGINE_MOST_SLOTS, "sequences", "prompts in a file: sequences that are generated at once"),
+    BOOL_OPTION(ids, "false", "prompts in a file: write token ids and their log-probabilities too"),
+    STRING_OPTION(template, "", "", "prompts in a file: file with the chat template, or chatml; empty: the model's own", .path = true),
+    {"out", OPTION_STRING, FIELD(images.out), "", 0, 0, NULL, "",
+        "prompts in a file: JSON lines with the texts; images: safetensors file for the latents"},
     {"png", OPTION_STRING, FIELD(images.png), "", 0, 0, NULL, "",
         "images: PNG file with all images side by side; latents of one or three channels are pixels, others need vae"},
     {"vae", OPTION_STRING, FIELD(images.vae), "", 0, 0, NULL, "",
         "images: folder of the AutoencoderKL that decodes the latents, on the CPU"},
-    {"overwrite", OPTION_BOOL, FIELD(images.overwrite), "false", 0, 0, NULL, "", "images: replace the files out and png"},
+    {"overwrite", OPTION_BOOL, FIELD(images.overwrite), "false", 0, 0, NULL, "", "replace the files out and png"},
     {"steps", OPTION_INT, FIELD(images.steps), "28", 1, 100000, NULL, "steps", "images: Euler steps from noise to image"},
     {"guidance", OPTION_REAL, FIELD(images.guidance), "3.5", 0, 1000, NULL, "", "images: guidance scale, for models that embed it"},
     {"shift", OPTION_REAL, FIELD(images.shift), "0", 0, 1000, NULL, "",
@@ -53,27 +58,6 @@ static const OptionTable table = OPTION_TABLE(rows);
 
 /* -- The prompt ---------------------------------------------------------------------------------------------------- */
 
-/* Encodes a prompt, including the tokens that the tokenizer puts around a text. */
-static bool encode_prompt_text(const Tokenizer *tokenizer, const char *prompt, TokenIds *tokens, Error *error) {
-    TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
-    bool encoded = tokenizer_encode(encoder, prompt, strlen(prompt), TOKENIZER_ADD_SPECIAL, tokens, error);
-    tokenizer_encoder_free(encoder);
-    return encoded || error_context(error, "the prompt");
-}
-
-/* Reads numbers like "17 4 1203". */
-static bool parse_token_ids(const char *prompt, TokenIds *tokens, Error *error) {
-    for (const char *at = prompt + strspn(prompt, " \n"); *at; at += strspn(at, " \n")) {
-        char *end;
-        long token = strtol(at, &end, 10);
-        if (end == at || (*end && !strchr(" \n", *end)) || token < 0 || token > INT32_MAX)
-            return error_set(error, ERROR_USAGE, "'%.20s' in the prompt is not a token id: with text=false, separate ids by spaces", at);
-        token_ids_append(tokens, (int32_t)token);
-        at = end;
-    }
-    return true;
-}
-
 /* Returns the prompt, or with "-" standard input without a final newline; the caller frees. */
 static char *take_prompt_word(const char *word, Error *error) {
     char *text = NULL, *prompt = NULL;
@@ -87,15 +71,6 @@ static char *take_prompt_word(const char *word, Error *error) {
     else prompt = memory_format("%.*s", (int)length - (text[length - 1] == '\n'), text);
     free(text);
     return prompt;
-}
-
-static bool read_prompt(const char *prompt, const ModelText *text, TokenIds *tokens, Error *error) {
-    bool bytes = !text->numbers && !text->tokenizer;
-    for (const char *at = prompt; bytes && *at; at++) token_ids_append(tokens, (uint8_t)*at);
-    if (text->numbers && !parse_token_ids(prompt, tokens, error)) return false;
-    if (text->tokenizer && !encode_prompt_text(text->tokenizer, prompt, tokens, error)) return false;
-    return tokens->count > 0 ||
-           error_set(error, ERROR_USAGE, "the prompt is empty: give at least one %s", text->numbers ? "token" : "character");
 }
 
 /* -- Continuing the prompt ----------------------------------------------------------------------------------------- */
@@ -157,7 +132,7 @@ static bool take_prompt_tokens(const char *word, const ModelText *text, Comm *co
     PromptRead result = {0};
     if (comm_rank(comm) == 0) {
         SCOPED_FREE char *words = take_prompt_word(word, &result.error);
-        if (words && read_prompt(words, text, prompt, &result.error)) result.count = (int64_t)prompt->count;
+        if (words && generation_read_prompt(words, text, prompt, &result.error)) result.count = (int64_t)prompt->count;
     }
     if (!comm_host_broadcast(comm, "prompt length", &result, sizeof result, COMM_U8, 0, error)) return false;
     if (!result.count) {
@@ -168,22 +143,30 @@ static bool take_prompt_tokens(const char *word, const ModelText *text, Comm *co
     return comm_host_broadcast(comm, "prompt", prompt->items, result.count * (int64_t)sizeof *prompt->items, COMM_U8, 0, error);
 }
 
-static bool check_idle_options(const GenerationOptions *options, const ModelConfig *model, Error *error) {
-    static const char *const of_text[] = {
-        "tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp", NULL};
-    static const char *const of_images[] = {"guidance", "out", "png", "vae", "overwrite", "steps", "shift", "height", "width", NULL};
+static bool check_idle_options(const GenerationOptions *options, const ModelConfig *model, bool file, Error *error) {
+    static const char *const of_text[] = {"tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp",
+        "samples", "slots", "ids", "template", NULL};
+    static const char *const of_images[] = {"guidance", "png", "vae", "steps", "shift", "height", "width", NULL};
+    static const char *const of_files[] = {"samples", "slots", "ids", "template", "out", "overwrite", NULL};
+    static const char *const alone[] = {"cache", "layout.cp", "layout.tp", NULL};
     static const char *const of_guidance[] = {"guidance", NULL};
     if (!model_makes_images(model))
-        return command_refuse_idle(&table, options, of_images, "only image models use it, but this model makes text", error);
+        return command_refuse_idle(&table, options, of_images, "only image models use it, but this model makes text", error) &&
+               (file ? command_refuse_idle(&table, options, alone, "it has no effect with a file of prompts", error)
+                     : command_refuse_idle(&table, options, of_files, "it needs a file of prompts, PROMPTS.jsonl", error));
     return command_refuse_idle(&table, options, of_text, "only text models use it, but this model makes images", error) &&
            (model->guidance || command_refuse_idle(&table, options, of_guidance, "this model has no guidance embedding", error));
 }
 
+/* Returns whether the prompt is a file with this end of its name. */
+static bool is_file_named(const char *prompt, const char *end) {
+    size_t length = strlen(prompt), tail = strlen(end);
+    return length >= tail && !strcmp(prompt + length - tail, end) && file_exists(prompt);
+}
+
 /* Refuses a file of encodings as a prompt, because a path is not a text to continue. */
 static bool check_prompt_option(const char *prompt, const char *folder, Error *error) {
-    static const char end[] = ".safetensors";
-    size_t length = strlen(prompt), tail = sizeof end - 1;
-    if (length < tail || strcmp(prompt + length - tail, end) != 0 || !file_exists(prompt)) return true;
+    if (!is_file_named(prompt, ".safetensors")) return true;
     return error_set(error, ERROR_USAGE,
         "%s is a file of encodings, but %s makes text: give a text (to read the prompt from standard input, give -)", prompt, folder);
 }
@@ -197,11 +180,13 @@ static bool generate_rank(Inference *inference, Invocation *invocation, Error *e
     SCOPED(token_ids_free) TokenIds prompt = {0};
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
     if (!inference_choose_fp8(&config, &options->fp8, error)) return false;
-    if (!check_idle_options(options, &config.model, error)) return false;
+    bool file = is_file_named(invocation->words[1], ".jsonl");
+    if (!check_idle_options(options, &config.model, file, error)) return false;
     if (model_makes_images(&config.model)) return generate_images(inference, folder, invocation->words[1], &config, options, error);
     if (!check_prompt_option(invocation->words[1], folder, error)) return false;
     if (text.numbers ? !generation_end_tokens(folder, &config, NULL, &text.ends, error) : !model_text_open(&text, folder, &config, error))
         return false;
+    if (file) return generate_batch(inference, invocation->words, &config, options, &text, error);
     return take_prompt_tokens(invocation->words[1], &text, inference->comm, &prompt, error) &&
            run_model(inference, folder, &config, options, &prompt, &text, error);
 }
@@ -221,6 +206,10 @@ const Command command_generate = {
         "Continues the prompt with a run's newest checkpoint (RUN), another one (RUN@STEP, RUN@best, or its folder), a\n"
         "Hugging Face folder, or PEFT adapters (ADAPTER, ADAPTER@BASE). The prompt and the output go\n"
         "through the model's tokenizer. The prompt - means standard input. If a prompt contains = or begins with --, put -- before it.\n"
+        "\n"
+        "A file of prompts, PROMPTS.jsonl, is generated many sequences at once. A line is an object with prompt, tokens or messages;\n"
+        "its other members are copied. out= gets a line for each sample: the object with sample, completion, finish, tokens and\n"
+        "logprob (see docs/generate.md).\n"
         "\n"
         "smelt launch -n 2 -- generate MODEL \"prompt\" shards the KV cache of a long context over two processes with a GPU each; see "
         "docs/parallel.md.\n"

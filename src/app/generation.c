@@ -96,6 +96,38 @@ int64_t model_text_limit(const ModelText *text) {
     return text->tokenizer ? tokenizer_vocabulary(text->tokenizer) : BYTE_VOCABULARY;
 }
 
+/* -- Prompts -------------------------------------------------------------------------------------------------------- */
+
+/* Encodes a prompt, including the tokens that the tokenizer puts around a text. */
+static bool encode_prompt_text(const Tokenizer *tokenizer, const char *prompt, TokenIds *tokens, Error *error) {
+    TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
+    bool encoded = tokenizer_encode(encoder, prompt, strlen(prompt), TOKENIZER_ADD_SPECIAL, tokens, error);
+    tokenizer_encoder_free(encoder);
+    return encoded || error_context(error, "the prompt");
+}
+
+/* Reads numbers like "17 4 1203". */
+static bool parse_token_ids(const char *prompt, TokenIds *tokens, Error *error) {
+    for (const char *at = prompt + strspn(prompt, " \n"); *at; at += strspn(at, " \n")) {
+        char *end;
+        long token = strtol(at, &end, 10);
+        if (end == at || (*end && !strchr(" \n", *end)) || token < 0 || token > INT32_MAX)
+            return error_set(error, ERROR_USAGE, "'%.20s' in the prompt is not a token id: with text=false, separate ids by spaces", at);
+        token_ids_append(tokens, (int32_t)token);
+        at = end;
+    }
+    return true;
+}
+
+bool generation_read_prompt(const char *prompt, const ModelText *text, TokenIds *tokens, Error *error) {
+    bool bytes = !text->numbers && !text->tokenizer;
+    for (const char *at = prompt; bytes && *at; at++) token_ids_append(tokens, (uint8_t)*at);
+    if (text->numbers && !parse_token_ids(prompt, tokens, error)) return false;
+    if (text->tokenizer && !encode_prompt_text(text->tokenizer, prompt, tokens, error)) return false;
+    return tokens->count > 0 ||
+           error_set(error, ERROR_USAGE, "the prompt is empty: give at least one %s", text->numbers ? "token" : "character");
+}
+
 /* -- A generator --------------------------------------------------------------------------------------------------- */
 
 Sampling generation_sampling(const GenerationOptions *options) {
@@ -156,4 +188,18 @@ Generator *generation_open(Inference *inference, const char *folder, Config *con
         weights_open_generator(folder, &inference->mesh, config, inference->precision, inference->device, options->cache, error);
     if (generator) inference_check_fp8(inference, config, generator_graph(generator));
     return generator;
+}
+
+Engine *generation_open_engine(
+    Inference *inference, const char *folder, Config *config, const GenerationOptions *options, EngineSizes sizes, Error *error) {
+    if (comm_size(inference->comm) > 1) {
+        error_set(
+            error, ERROR_USAGE, "a file of prompts works with one process, but there are %d: start only one", comm_size(inference->comm));
+        return NULL;
+    }
+    lay_out_ranks(config, 1, 1);
+    if (!inference_open(inference, config, options->device, options->precision, options->threads, error)) return NULL;
+    Engine *engine = weights_open_engine(folder, config, inference->precision, inference->device, sizes, error);
+    if (engine) inference_check_fp8(inference, config, engine_graph(engine));
+    return engine;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "app/inference.h"
+#include "engine/engine.h"
 #include "infer/generate.h"
 #include "infer/utf8.h"
 #include "token/tokenizer.h"
@@ -16,7 +17,9 @@ typedef struct ImageOptions {
 } ImageOptions;
 
 typedef struct GenerationOptions {
-    ImageOptions images; /* only generate */
+    ImageOptions images; /* only generate, which also uses `out` and `overwrite` for a file of prompts */
+    int64_t samples, slots;
+    bool ids; /* write them */
     LayoutConfig layout;
     Fp8Config fp8;
     int64_t tokens, top_k, seed, context, threads;
@@ -67,6 +70,20 @@ const char *model_text_bytes(ModelText *text, int32_t token, char *byte, size_t 
 void model_text_put(ModelText *text, int32_t token, bool first);
 void model_text_end(ModelText *text); /* prints a newline */
 bool model_text_flush(const ModelText *text, Error *error);
+
+/* Appends the tokens of a prompt: text, or numbers if text->numbers is set. ERROR_USAGE if it is
+ * empty. */
+bool generation_read_prompt(const char *prompt, const ModelText *text, TokenIds *tokens, Error *error);
+/* Opens the device, and an engine with the weights of `folder`, whose configuration is `config`. */
+Engine *generation_open_engine(
+    Inference *inference, const char *folder, Config *config, const GenerationOptions *options, EngineSizes sizes, Error *error);
+
+/* -- Files of prompts (generate_batch.c) --------------------------------------------------------------------------- */
+
+/* `smelt generate` with the words MODEL and PROMPTS.jsonl: writes a JSON line for each sample of each
+ * prompt. */
+bool generate_batch(
+    Inference *inference, const char *const words[2], Config *config, const GenerationOptions *options, ModelText *text, Error *error);
 
 /* -- Images (generate_images.c) ------------------------------------------------------------------------------------- */
 

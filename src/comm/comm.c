@@ -22,7 +22,7 @@ Comm *comm_alone(void) {
     return &alone;
 }
 
-static Comm *new_group(Engine *engine, uint32_t id, const char *name, int rank, int size) {
+static Comm *new_group(CommEngine *engine, uint32_t id, const char *name, int rank, int size) {
     Comm *comm = memory_allocate(sizeof *comm);
     *comm = (Comm){.engine = engine, .id = id, .rank = rank, .size = size};
     snprintf(comm->name, sizeof comm->name, "%s", name);
@@ -47,7 +47,7 @@ static CommOptions complete_options(const CommOptions *given) {
     return options;
 }
 
-static bool open_transport(Engine *engine, Error *error) {
+static bool open_transport(CommEngine *engine, Error *error) {
     if (engine->place.transport == COMM_MPI) engine->transport = mpi_open(engine, error);
     else if (engine->place.transport == COMM_TCP) engine->transport = tcp_open(engine, error);
     else return true;
@@ -56,7 +56,7 @@ static bool open_transport(Engine *engine, Error *error) {
 
 /* Counts the nodes by the ranks' node texts. Nodes are numbered by their first rank. */
 static bool count_nodes(Comm *comm, Error *error) {
-    Engine *engine = comm->engine;
+    CommEngine *engine = comm->engine;
     SCOPED_FREE char *nodes = memory_allocate((size_t)comm->size * PLACE_TEXT);
     memcpy(nodes + (int64_t)comm->rank * PLACE_TEXT, engine->place.node, PLACE_TEXT);
     bool done = comm_host_all_gather(comm, "nodes", nodes, PLACE_TEXT, COMM_U8, error);
@@ -73,7 +73,7 @@ static bool count_nodes(Comm *comm, Error *error) {
     return done;
 }
 
-static void close_engine(Engine *engine) {
+static void close_engine(CommEngine *engine) {
     engine_stop(engine);
     windows_end(engine);
     nccl_close(engine);
@@ -82,7 +82,7 @@ static void close_engine(Engine *engine) {
 }
 
 Comm *comm_open(const CommOptions *given, Error *error) {
-    Engine *engine = memory_allocate(sizeof *engine);
+    CommEngine *engine = memory_allocate(sizeof *engine);
     engine->options = complete_options(given);
     bool placed = place_find(engine->options.transport, &engine->place, error);
     if (placed && engine->place.size > 1) settings_recommend("", engine->options.recommend);
@@ -126,7 +126,7 @@ Comm *comm_split(Comm *comm, int colour, const char *name, Error *error) {
 }
 
 bool comm_use_device(Comm *comm, Device *device, Error *error) {
-    Engine *engine = comm->engine;
+    CommEngine *engine = comm->engine;
     char version[64], settings[1024];
     if (!engine) return true;
     assert(comm->id == 0);
@@ -154,7 +154,7 @@ int comm_node(const Comm *comm) { return comm->engine ? comm->engine->node : 0; 
 int comm_nodes(const Comm *comm) { return comm->engine ? comm->engine->nodes : 1; }
 
 void comm_describe(const Comm *comm, char *text, size_t size) {
-    const Engine *engine = comm->engine;
+    const CommEngine *engine = comm->engine;
     char version[64] = "";
     if (engine && engine->nccl) nccl_describe(engine, version, sizeof version);
     if (!engine || !engine->transport) snprintf(text, size, "1 rank");
@@ -313,7 +313,7 @@ void comm_abort(Comm *comm, const char *reason) {
 }
 
 int comm_recent(Comm *comm, CommRecord *records, int most) {
-    Engine *engine = comm->engine;
+    CommEngine *engine = comm->engine;
     int count = 0;
     if (!engine) return 0;
     pthread_mutex_lock(&engine->lock);
@@ -324,7 +324,7 @@ int comm_recent(Comm *comm, CommRecord *records, int most) {
 }
 
 CommTotals comm_totals(Comm *comm) {
-    Engine *engine = comm->engine;
+    CommEngine *engine = comm->engine;
     if (!engine) return (CommTotals){0};
     pthread_mutex_lock(&engine->lock);
     CommTotals totals = engine->totals;

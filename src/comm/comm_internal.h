@@ -60,7 +60,7 @@ static inline ByteInterval shard_of(const int64_t *shards, int rank) {
     return (ByteInterval){shards[rank], shards[rank + 1] - shards[rank]};
 }
 
-struct Engine;
+struct CommEngine;
 /* A transport for messages. Used by one thread at a time. Messages between two ranks arrive in
  * order. */
 typedef struct Transport {
@@ -72,15 +72,15 @@ typedef struct Transport {
     /* Called between collectives: returns whether all peers are alive. */
     bool (*watch)(struct Transport *transport, Error *error);
     void (*close)(struct Transport *transport, bool orderly);
-    struct Engine *engine;
+    struct CommEngine *engine;
 } Transport;
 /* Connects all ranks of the run with each other (tcp_meet.c). They meet at rank 0's address and
  * port, and rank 0 tells everyone where the others listen. Returns one socket per rank (-1 for this
  * one), which the caller closes and frees. ERROR_COMMUNICATION if a rank has not appeared after
  * options->appear seconds. */
 int *tcp_meet(const Place *place, const CommOptions *options, Error *error);
-Transport *tcp_open(struct Engine *engine, Error *error);
-Transport *mpi_open(struct Engine *engine, Error *error); /* completes engine->place */
+Transport *tcp_open(struct CommEngine *engine, Error *error);
+Transport *mpi_open(struct CommEngine *engine, Error *error); /* completes engine->place */
 /* Returns whether the received label is the expected one; if not, the error says where each rank
  * is. */
 bool label_check(const Transfer *transfer, Error *error);
@@ -106,7 +106,7 @@ typedef struct Task {
 } Task;
 
 /* Shared by all groups of a process. */
-typedef struct Engine {
+typedef struct CommEngine {
     Place place;
     CommOptions options;
     Transport *transport; /* NULL: one process */
@@ -127,10 +127,10 @@ typedef struct Engine {
     Device *device;
     struct Nccl *nccl;        /* NULL: the worker runs all collectives */
     _Atomic(uint32_t *) stop; /* CommWindows.stop of all groups; NULL: no group has windows */
-} Engine;
+} CommEngine;
 
 struct Comm {
-    Engine *engine; /* NULL: comm_alone */
+    CommEngine *engine; /* NULL: comm_alone */
     uint32_t id;
     char name[COMM_GROUP_NAME];
     int rank, size;
@@ -142,23 +142,23 @@ struct Comm {
     CommWindows *windows;      /* NULL: none */
 };
 
-void engine_start(Engine *engine);
-void engine_stop(Engine *engine); /* after everything queued */
+void engine_start(CommEngine *engine);
+void engine_stop(CommEngine *engine); /* after everything queued */
 /* Takes ownership of the task and gives it a ticket and a record. */
-CommTicket engine_queue(Engine *engine, Task *task);
+CommTicket engine_queue(CommEngine *engine, Task *task);
 /* Waits until the ticket's collective is done or has failed. */
-void engine_wait(Engine *engine, CommTicket ticket);
+void engine_wait(CommEngine *engine, CommTicket ticket);
 /* Stores the first failure; all later collectives are skipped. */
-void engine_fail(Engine *engine, const Error *error);
+void engine_fail(CommEngine *engine, const Error *error);
 /* Returns false after a failure and describes it. */
-bool engine_ok(Engine *engine, Error *error);
+bool engine_ok(CommEngine *engine, Error *error);
 /* Returns whether waiting since `since` (log_seconds) must end, because of an abort or a
  * timeout. */
-bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Error *error);
+bool engine_stopped(CommEngine *engine, double since, const Transfer *transfer, Error *error);
 /* For collectives that run elsewhere: returns the record's number. engine_record_state updates the
  * record. */
-int64_t engine_record(Engine *engine, const Task *task, CommState state);
-void engine_record_state(Engine *engine, int64_t record, CommState state);
+int64_t engine_record(CommEngine *engine, const Task *task, CommState state);
+void engine_record_state(CommEngine *engine, int64_t record, CommState state);
 void task_free(Task *task);
 /* Return the elements that this rank sends to or receives from a peer in an ALL_TO_ALL or EXCHANGE;
  * a count of -1: no message. */
@@ -169,34 +169,34 @@ const char *operation_name(Operation operation);
 /* -- Collectives of GPUs (nccl.c) ---------------------------------------------------------------------------------- */
 
 /* Opens NCCL or RCCL, as the engine's device requires. ERROR_USAGE. */
-bool nccl_open(Engine *engine, Error *error);
-void nccl_close(Engine *engine);
+bool nccl_open(CommEngine *engine, Error *error);
+void nccl_close(CommEngine *engine);
 /* Introduces the group's ranks to each other; collective. */
 bool nccl_join(Comm *comm, Error *error);
 void nccl_leave(Comm *comm);
 /* Issues the collective and frees the task. Its ticket is negative. */
 CommTicket nccl_queue(Task *task);
-void nccl_wait(Engine *engine, CommTicket ticket);
+void nccl_wait(CommEngine *engine, CommTicket ticket);
 /* Collectives queued between these calls form one launch with one ticket. */
-void nccl_begin_together(Engine *engine);
-void nccl_end_together(Engine *engine);
+void nccl_begin_together(CommEngine *engine);
+void nccl_end_together(CommEngine *engine);
 /* Returns the seconds that the device's stream waited, as far as it has run. Call it on the compute
  * thread. */
-double nccl_seconds_stalled(Engine *engine);
+double nccl_seconds_stalled(CommEngine *engine);
 /* Called periodically on the worker: notes collectives that are done, have failed or take too long.
  * After a failure it ends all that still run. */
-void nccl_watch(Engine *engine);
+void nccl_watch(CommEngine *engine);
 /* "NCCL 2.21.5" */
-void nccl_describe(const Engine *engine, char *text, size_t size);
+void nccl_describe(const CommEngine *engine, char *text, size_t size);
 
 /* -- Windows (windows.c) ------------------------------------------------------------------------------------------- */
 
 /* Called on the worker after a failure: ends the kernels that wait. */
-void windows_stop(Engine *engine);
+void windows_stop(CommEngine *engine);
 /* Closes a group's windows; NULL is fine. */
 void windows_close(Comm *comm);
 /* Call it after all groups' windows were closed. */
-void windows_end(Engine *engine);
+void windows_end(CommEngine *engine);
 
 /* -- Settings (nccl_settings.c) ------------------------------------------------------------------------------------ */
 

@@ -182,7 +182,7 @@ static void mpi_close(Transport *transport, bool orderly) {
     free(mpi);
 }
 
-Transport *mpi_open(Engine *engine, Error *error) {
+Transport *mpi_open(CommEngine *engine, Error *error) {
     Mpi *mpi = memory_allocate(sizeof *mpi);
     int given = 0;
     mpi->transport = (Transport){.name = "MPI", .exchange = mpi_exchange, .watch = watch_mpi, .close = mpi_close, .engine = engine};

@@ -65,13 +65,13 @@ static bool nccl_check(const Nccl *nccl, int result, Error *error) {
                               nccl->call.error_text(result), result);
 }
 
-void nccl_describe(const Engine *engine, char *text, size_t size) {
+void nccl_describe(const CommEngine *engine, char *text, size_t size) {
     int version = 0;
     engine->nccl->call.version(&version);
     snprintf(text, size, "%s %d.%d.%d", engine->nccl->name, version / 10000, version / 100 % 100, version % 100);
 }
 
-bool nccl_open(Engine *engine, Error *error) {
+bool nccl_open(CommEngine *engine, Error *error) {
     Device *device = engine->device;
     Nccl *nccl = memory_allocate(sizeof *nccl);
     pthread_mutex_init(&nccl->lock, NULL);
@@ -92,7 +92,7 @@ bool nccl_open(Engine *engine, Error *error) {
 }
 
 /* Called after the worker has ended. */
-void nccl_close(Engine *engine) {
+void nccl_close(CommEngine *engine) {
     Nccl *nccl = engine->nccl;
     if (!nccl) return;
     for (int i = 0; i < EVENTS; i++) {
@@ -224,7 +224,7 @@ static int issue_task(const Nccl *nccl, const Task *task) {
 
 /* Opens a ticket for later work of `stream`, which is ordered after the device stream's present
  * work. */
-static CommTicket open_ticket(const Engine *engine, Nccl *nccl, DeviceStream *stream) {
+static CommTicket open_ticket(const CommEngine *engine, Nccl *nccl, DeviceStream *stream) {
     CommTicket ticket = nccl->last + 1;
     Issued *issued = &nccl->issued[ticket % EVENTS];
     device_event_record(engine->device, nccl->ready, NULL);
@@ -235,7 +235,7 @@ static CommTicket open_ticket(const Engine *engine, Nccl *nccl, DeviceStream *st
     return ticket;
 }
 
-static void close_ticket(const Engine *engine, Nccl *nccl, CommTicket ticket) {
+static void close_ticket(const CommEngine *engine, Nccl *nccl, CommTicket ticket) {
     Issued *issued = &nccl->issued[ticket % EVENTS];
     device_event_record(engine->device, issued->event, issued->stream);
     issued->since = log_seconds();
@@ -247,7 +247,7 @@ static void note_record(Issued *issued, int64_t record) {
 }
 
 CommTicket nccl_queue(Task *task) {
-    Engine *engine = task->comm->engine;
+    CommEngine *engine = task->comm->engine;
     Nccl *nccl = engine->nccl;
     Error error = {0};
     CommTicket ticket = 0;
@@ -267,14 +267,14 @@ CommTicket nccl_queue(Task *task) {
     return -ticket;
 }
 
-void nccl_begin_together(Engine *engine) {
+void nccl_begin_together(CommEngine *engine) {
     Nccl *nccl = engine->nccl;
     pthread_mutex_lock(&nccl->lock);
     nccl->together = true;
     if (!nccl->aborted) nccl->call.begin();
 }
 
-void nccl_end_together(Engine *engine) {
+void nccl_end_together(CommEngine *engine) {
     Nccl *nccl = engine->nccl;
     Error error = {0};
     bool done = nccl->aborted || nccl_check(nccl, nccl->call.end(), &error);
@@ -285,7 +285,7 @@ void nccl_end_together(Engine *engine) {
     if (!done) engine_fail(engine, &error);
 }
 
-double nccl_seconds_stalled(Engine *engine) {
+double nccl_seconds_stalled(CommEngine *engine) {
     Nccl *nccl = engine->nccl;
     for (; nccl->counted < nccl->stalled && !engine->failed; nccl->counted++) {
         const Stall *stall = &nccl->stalls[nccl->counted % EVENTS];
@@ -297,7 +297,7 @@ double nccl_seconds_stalled(Engine *engine) {
 
 /* A newer collective may have reused the event of an old ticket; waiting for the old ticket then
  * waits for both. Stalls that nobody counts in time are dropped. */
-void nccl_wait(Engine *engine, CommTicket ticket) {
+void nccl_wait(CommEngine *engine, CommTicket ticket) {
     Nccl *nccl = engine->nccl;
     if (engine->failed) return;
     const Stall *stall = &nccl->stalls[nccl->stalled++ % EVENTS];
@@ -310,7 +310,7 @@ void nccl_wait(Engine *engine, CommTicket ticket) {
 /* -- Watching ------------------------------------------------------------------------------------------------------ */
 
 /* The lock is held. */
-static void note_done(Engine *engine) {
+static void note_done(CommEngine *engine) {
     Nccl *nccl = engine->nccl;
     if (nccl->done < nccl->last - EVENTS) nccl->done = nccl->last - EVENTS;
     while (nccl->done < nccl->last && device_event_done(engine->device, nccl->issued[(nccl->done + 1) % EVENTS].event)) {
@@ -320,7 +320,7 @@ static void note_done(Engine *engine) {
 }
 
 /* The lock is held. */
-static bool all_well(Engine *engine, Error *error) {
+static bool all_well(CommEngine *engine, Error *error) {
     Nccl *nccl = engine->nccl;
     const Issued *oldest = &nccl->issued[(nccl->done + 1) % EVENTS];
     for (int i = 0; i < MOST_GROUPS; i++) {
@@ -346,7 +346,7 @@ static void end_all(Nccl *nccl) {
     if (locked) pthread_mutex_unlock(&nccl->lock);
 }
 
-void nccl_watch(Engine *engine) {
+void nccl_watch(CommEngine *engine) {
     Nccl *nccl = engine->nccl;
     Error error = {0};
     if (!nccl->in_thread) device_use_thread(engine->device);

@@ -60,7 +60,7 @@ void task_free(Task *task) {
 /* -- Records ------------------------------------------------------------------------------------------------------- */
 
 /* The lock is held. */
-static int64_t add_trace_record(Engine *engine, const Task *task) {
+static int64_t add_trace_record(CommEngine *engine, const Task *task) {
     CommRecord *record = &engine->records[engine->recorded % COMM_RECORDS];
     *record = (CommRecord){
         .sequence = task->sequence ? task->sequence : task->receive_sequence, .bytes = task_bytes(task), .queued = log_seconds()};
@@ -73,7 +73,7 @@ static int64_t add_trace_record(Engine *engine, const Task *task) {
 }
 
 /* The lock is held. A record that a newer one has replaced is not changed. */
-static void set_record(Engine *engine, int64_t number, CommState state) {
+static void set_record(CommEngine *engine, int64_t number, CommState state) {
     CommRecord *record = &engine->records[number % COMM_RECORDS];
     if (number < engine->recorded - COMM_RECORDS) return;
     record->state = state;
@@ -81,7 +81,7 @@ static void set_record(Engine *engine, int64_t number, CommState state) {
     else record->finished = log_seconds();
 }
 
-int64_t engine_record(Engine *engine, const Task *task, CommState state) {
+int64_t engine_record(CommEngine *engine, const Task *task, CommState state) {
     pthread_mutex_lock(&engine->lock);
     int64_t number = add_trace_record(engine, task);
     set_record(engine, number, state);
@@ -89,7 +89,7 @@ int64_t engine_record(Engine *engine, const Task *task, CommState state) {
     return number;
 }
 
-void engine_record_state(Engine *engine, int64_t number, CommState state) {
+void engine_record_state(CommEngine *engine, int64_t number, CommState state) {
     pthread_mutex_lock(&engine->lock);
     set_record(engine, number, state);
     pthread_mutex_unlock(&engine->lock);
@@ -97,7 +97,7 @@ void engine_record_state(Engine *engine, int64_t number, CommState state) {
 
 /* -- Failures ------------------------------------------------------------------------------------------------------ */
 
-void engine_fail(Engine *engine, const Error *error) {
+void engine_fail(CommEngine *engine, const Error *error) {
     pthread_mutex_lock(&engine->lock);
     if (!engine->failed) engine->failure = *error;
     engine->failed = true;
@@ -106,7 +106,7 @@ void engine_fail(Engine *engine, const Error *error) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-bool engine_ok(Engine *engine, Error *error) {
+bool engine_ok(CommEngine *engine, Error *error) {
     if (!engine->failed) return true;
     pthread_mutex_lock(&engine->lock);
     *error = engine->failure;
@@ -114,7 +114,7 @@ bool engine_ok(Engine *engine, Error *error) {
     return false;
 }
 
-bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Error *error) {
+bool engine_stopped(CommEngine *engine, double since, const Transfer *transfer, Error *error) {
     if (!engine_ok(engine, error)) return true;
     if (log_seconds() - since < engine->options.timeout) return false;
     error_set(error, ERROR_COMMUNICATION, "rank %d waited %.0f s for rank %d, which is connected but does not answer", engine->place.rank,
@@ -124,7 +124,7 @@ bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Erro
 
 /* -- The worker ---------------------------------------------------------------------------------------------------- */
 
-static void run_queued_task(Engine *engine, Task *task) {
+static void run_queued_task(CommEngine *engine, Task *task) {
     Error error = {0};
     engine_record_state(engine, task->record, COMM_RUNNING);
     bool done = !engine->failed && host_run(task, &error);
@@ -141,7 +141,7 @@ static void run_queued_task(Engine *engine, Task *task) {
     task_free(task);
 }
 
-static void watch_engine(Engine *engine) {
+static void watch_engine(CommEngine *engine) {
     Error error = {0};
     if (!engine->failed && !engine->transport->watch(engine->transport, &error)) engine_fail(engine, &error);
     pthread_mutex_lock(&engine->lock);
@@ -151,7 +151,7 @@ static void watch_engine(Engine *engine) {
 }
 
 /* Returns the next task, or NULL after a while without one. The lock is held. */
-static Task *next_task(Engine *engine) {
+static Task *next_task(CommEngine *engine) {
     double until = log_seconds() + WATCH_SECONDS;
     while (!engine->first && !engine->closing)
         if (!thread_wait_until(&engine->queued, &engine->lock, until)) break;
@@ -161,7 +161,7 @@ static Task *next_task(Engine *engine) {
 }
 
 static void *work(void *argument) {
-    Engine *engine = argument;
+    CommEngine *engine = argument;
     pthread_mutex_lock(&engine->lock);
     for (Task *task; (task = next_task(engine)) || !engine->closing;) {
         pthread_mutex_unlock(&engine->lock);
@@ -173,7 +173,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-void engine_start(Engine *engine) {
+void engine_start(CommEngine *engine) {
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->queued, NULL);
     pthread_cond_init(&engine->finished, NULL);
@@ -184,7 +184,7 @@ void engine_start(Engine *engine) {
     engine_fail(engine, &error);
 }
 
-void engine_stop(Engine *engine) {
+void engine_stop(CommEngine *engine) {
     pthread_mutex_lock(&engine->lock);
     engine->closing = true;
     pthread_cond_broadcast(&engine->queued);
@@ -195,7 +195,7 @@ void engine_stop(Engine *engine) {
     pthread_mutex_destroy(&engine->lock);
 }
 
-CommTicket engine_queue(Engine *engine, Task *task) {
+CommTicket engine_queue(CommEngine *engine, Task *task) {
     pthread_mutex_lock(&engine->lock);
     CommTicket ticket = task->ticket = ++engine->issued;
     task->record = add_trace_record(engine, task);
@@ -209,7 +209,7 @@ CommTicket engine_queue(Engine *engine, Task *task) {
     return ticket;
 }
 
-void engine_wait(Engine *engine, CommTicket ticket) {
+void engine_wait(CommEngine *engine, CommTicket ticket) {
     pthread_mutex_lock(&engine->lock);
     assert(ticket <= engine->issued);
     double start = log_seconds();

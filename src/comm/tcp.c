@@ -123,7 +123,7 @@ static void tcp_close(Transport *transport, bool orderly) {
     free(tcp);
 }
 
-Transport *tcp_open(Engine *engine, Error *error) {
+Transport *tcp_open(CommEngine *engine, Error *error) {
     char who[32];
     snprintf(who, sizeof who, "%d ranks", engine->place.size);
     if (!secret_find(who, &engine->place.secret, error)) return NULL;

@@ -23,7 +23,7 @@ static bool can_open(const WindowOffer *offers, int size) {
     return true;
 }
 
-static uint32_t *stop_word(Engine *engine, Error *error) {
+static uint32_t *stop_word(CommEngine *engine, Error *error) {
     uint32_t *stop = engine->stop;
     if (!stop && (stop = device_allocate_host(engine->device, sizeof *stop, error))) {
         *stop = 0;
@@ -54,7 +54,7 @@ static bool all_agree(Comm *comm, bool own, bool *agreed, Error *error) {
 }
 
 bool comm_open_windows(Comm *comm, int64_t bytes, Error *error) {
-    Engine *engine = comm->engine;
+    CommEngine *engine = comm->engine;
     if (comm->size == 1 || comm->size > COMM_MOST_WINDOWS || !comm->nccl || comm->windows) return true;
     uint32_t *stop = stop_word(engine, error);
     if (!stop) return false;
@@ -77,7 +77,7 @@ bool comm_open_windows(Comm *comm, int64_t bytes, Error *error) {
 
 const CommWindows *comm_windows(const Comm *comm) { return comm->windows; }
 
-void windows_stop(Engine *engine) {
+void windows_stop(CommEngine *engine) {
     uint32_t *stop = engine->stop;
     if (stop) __atomic_store_n(stop, 1, __ATOMIC_RELAXED);
 }
@@ -90,7 +90,7 @@ void windows_close(Comm *comm) {
     comm->windows = NULL;
 }
 
-void windows_end(Engine *engine) {
+void windows_end(CommEngine *engine) {
     if (engine->stop) device_free_host(engine->device, engine->stop, sizeof(uint32_t));
     engine->stop = NULL;
 }

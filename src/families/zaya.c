@@ -24,6 +24,7 @@
 #include "ops/cca/cca.h"
 #include "ops/halo/halo.h"
 #include "ops/linear/linear.h"
+#include "ops/slots/slots.h"
 
 /* Declares the vectors of a residual add. Scales start at 1 and biases at 0: no change. */
 static AffineResidual residual_add_zaya(Builder *b, bool after_mlp) {
@@ -79,10 +80,15 @@ static TensorId zaya_attention(Builder *b, TensorId x, const AttentionLayer *lay
     TensorId u = builder_linear(b, x, &input, LORA_ATTENTION); /* [R, queries + 2 keys] */
     HaloSpec halos = {.sequences = graph_rows(b->graph, u) * b->graph->mesh->size[AXIS_CP] / b->length, .rows = CCA_HALO_ROWS};
     int64_t columns = heads_columns(&spec.heads);
-    TensorId halo = b->mode == MODEL_GENERATE
-                        ? graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){CCA_HALO_ROWS, columns}, "cca_state")
-                        : op_halo(b->graph, u, &halos);
+    int64_t states = b->slots.slots ? b->slot_sizes.slots : 1;
+    TensorId state = TENSOR_NONE;
+    if (b->mode == MODEL_GENERATE)
+        state = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){states * CCA_HALO_ROWS, columns}, "cca_state");
+    TensorId halo = !state           ? op_halo(b->graph, u, &halos)
+                    : b->slots.slots ? op_slot_read(b->graph, state, b->slots.slots, CCA_HALO_ROWS)
+                                     : state;
     TensorId qkv = op_cca(b->graph, u, b->positions, layer->rope_table, &cca, halo, &spec);
+    if (b->slots.slots) op_slot_write(b->graph, state, b->slots.slots, b->slots.lasts, halo, u);
     return builder_linear(b, builder_attention(b, qkv, &layer->scores), &output, LORA_ATTENTION);
 }
 

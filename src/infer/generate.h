@@ -16,6 +16,7 @@ typedef struct Sampling {
     double temperature; /* 0: the most likely token */
     int64_t top_k;      /* consider only this many of the most likely tokens; 0: all */
     double top_p;       /* then the fewest most likely tokens whose probabilities sum to this (arXiv 1904.09751); 1: all */
+    double min_p;       /* then those of at least this share of the largest probability; 0: all. For src/engine */
     uint64_t seed;
 } Sampling;
 

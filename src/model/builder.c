@@ -246,9 +246,10 @@ TensorId builder_attention(Builder *b, TensorId qkv, const AttentionScores *scor
         .length = b->length,
         .scores = *scores};
     if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
-    int64_t shape[] = {attention_cache_rows(b->graph, c->context), heads_kv_columns(&heads)};
+    int64_t positions = b->slots.first_rows ? b->slot_sizes.cache_rows : c->context;
+    int64_t shape[] = {attention_cache_rows(b->graph, positions), heads_kv_columns(&heads)};
     TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");
-    return op_attention_cached(b->graph, qkv, b->positions, cache, &spec);
+    return op_attention_cached(b->graph, qkv, b->positions, cache, b->slots.first_rows, &spec);
 }
 
 Routing builder_router(Builder *b, TensorId logits, TensorId bias, bool skip) {

@@ -30,8 +30,10 @@ typedef struct Builder {
     const ModelConfig *config;
     const LoraConfig *lora; /* NULL: no adapters */
     ModelMode mode;
-    int64_t length;                     /* of a whole sequence */
-    TensorId tokens, positions;         /* INT32 [R] */
+    int64_t length;             /* of a whole sequence */
+    TensorId tokens, positions; /* INT32 [R] */
+    SlotSizes slot_sizes;       /* as SlotInputs, of model_build_slots */
+    SlotInputs slots;
     TensorId share, loss;               /* as in Model; TENSOR_NONE if the mode has no loss */
     ImageInputs image;                  /* for families of images, as in Model */
     RopeTable rope_tables[ROPE_TABLES]; /* builder_rope_table */

@@ -12,6 +12,7 @@
 #include "base/scope.h"
 #include "model/builder.h"
 #include "ops/collective/collective.h"
+#include "ops/draw/draw.h"
 #include "ops/argmax/argmax.h"
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
@@ -78,14 +79,20 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     TensorId rows = builder_token_rows(b, trunk.head);
     const TokenRuns runs = builder_token_runs(b);
     if (loss && rows) op_train_head_rows(graph, rows, &runs);
-    if (loss) return;
-    TensorId asked = b->mode == MODEL_LOGITS ? trunk.normed : op_last_row(graph, trunk.normed);
+    if (loss || (model->slots.slots && b->length > 1)) return;
+    TensorId asked = b->mode == MODEL_LOGITS || model->slots.slots ? trunk.normed : op_last_row(graph, trunk.normed);
     TensorId logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
     if (cap > 0) logits = op_soft_cap(graph, logits, cap);
     model->logits = op_gather_columns(graph, logits, b->config->vocabulary, AXES_TENSOR);
-    graph->tensors[model->logits].keep = true;
+    graph->tensors[model->logits].keep = !model->slots.slots;
     if (b->mode != MODEL_GENERATE) return;
     model->limit = integers(graph, 1, "limit");
+    if (model->slots.slots) {
+        model->choice = real_input(graph, TYPE_WIDE, model->sequences, DRAW_CHOICE_VALUES, "choice");
+        model->drawn = op_draw(graph, model->logits, model->choice, model->limit);
+        graph->tensors[model->drawn].keep = true;
+        return;
+    }
     model->argmax = op_argmax(graph, logits, model->limit, b->config->vocabulary, AXES_TENSOR);
     graph->tensors[model->argmax].keep = true;
 }
@@ -107,8 +114,25 @@ static void differentiate(Model *model, RecomputePolicy recompute) {
     stage_keep_gradients(model->graph, model->chunks, model->chunk_count);
 }
 
-Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,
-    ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
+/* What a microbatch of a model has, and for what it is built. */
+typedef struct ModelShape {
+    ModelMode mode;
+    int64_t sequences, length;
+    RecomputePolicy recompute;
+    SlotSizes slots; /* of generation; 0: none */
+} ModelShape;
+
+static void declare_slots(Model *model) {
+    int64_t sequences = model->sequences;
+    model->slots = (SlotInputs){.slots = integers(model->graph, sequences, "slots"),
+        .first_rows = integers(model->graph, sequences, "first_rows"),
+        .lasts = integers(model->graph, sequences, "lasts")};
+}
+
+static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,
+    const ModelShape *shape) {
+    const ModelMode mode = shape->mode;
+    const int64_t sequences = shape->sequences, length = shape->length;
     Graph *graph = graph_create(precision, mode == MODEL_TRAIN);
     graph->frozen = lora && lora->rank;
     if (mesh) graph->mesh = mesh;
@@ -126,6 +150,7 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
     bool images = model_makes_images(config);
     if (images) declare_images(&model, config, loss);
     else declare_tokens(&model, loss);
+    if (shape->slots.slots) declare_slots(&model);
     if (loss) {
         model.scale = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "loss_scale");
         model.share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "microbatch_share");
@@ -140,6 +165,8 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
         .tokens = model.tokens,
         .positions = images ? model.image.positions : model.positions,
         .image = model.image,
+        .slot_sizes = shape->slots,
+        .slots = model.slots,
         .share = model.share,
         .loss = model.loss,
         .cut = cut,
@@ -150,8 +177,17 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
     builder_layer(&builder, -1);
     if (images) append_velocity(&model, trunk.velocity, loss);
     else append_head(&builder, &model, trunk, loss);
-    if (mode == MODEL_TRAIN) differentiate(&model, recompute);
+    if (mode == MODEL_TRAIN) differentiate(&model, shape->recompute);
     return model;
+}
+
+Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,
+    ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
+    return build_model(mesh, cut, config, lora, precision, &(ModelShape){mode, sequences, length, recompute, {0}});
+}
+
+Model model_build_slots(const ModelConfig *config, Precision precision, const SlotSizes *slots, int64_t sequences, int64_t length) {
+    return build_model(NULL, NULL, config, NULL, precision, &(ModelShape){MODEL_GENERATE, sequences, length, RECOMPUTE_NONE, *slots});
 }
 
 Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,

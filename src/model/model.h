@@ -51,6 +51,13 @@ static inline bool model_makes_images(const ModelConfig *config) { return family
 /* Returns the tokens of the shortest sequence. */
 static inline int64_t model_least_length(const ModelConfig *config) { return model_makes_images(config) ? config->text_tokens + 1 : 1; }
 
+/* Generation of several sequences at once: the most slots, and the rows of a cache that the slots
+ * share. 0: one sequence, with a cache of config->context rows. */
+typedef struct SlotSizes { int64_t slots, cache_rows; } SlotSizes;
+/* Its inputs, INT32 [sequences]: the slot of each sequence, the cache row of its position 0, and the
+ * index of the last of its `length` rows that is not padding. */
+typedef struct SlotInputs { TensorId slots, first_rows, lasts; } SlotInputs;
+
 /* Inputs and results of a built model; TENSOR_NONE if the mode has none. */
 typedef struct Model {
     Graph *graph;
@@ -58,6 +65,7 @@ typedef struct Model {
     int64_t sequences, length;
     int64_t rows;                /* this rank's rows of a microbatch, of all heads: sequences * length / cp */
     TensorId tokens, positions;  /* INT32 [rows] */
+    SlotInputs slots;            /* of model_build_slots */
     TensorId targets;            /* INT32 [rows] */
     ImageInputs image;           /* for an image model, in place of tokens, positions and targets */
     TensorId velocity;           /* the result of an image model without a loss: WIDE [samples * image tokens, channels] */
@@ -69,6 +77,7 @@ typedef struct Model {
     TensorId loss;               /* WIDE [2]: cross-entropy or loss over pairs, auxiliary loss */
     TensorId logits;             /* WIDE [1, vocabulary]; with MODEL_LOGITS and op_keep_logits: [rows, vocabulary] */
     TensorId limit, argmax;      /* MODEL_GENERATE: INT32 [1], and the largest logits of tokens below it (op_argmax) */
+    TensorId choice, drawn;      /* of model_build_slots in place of argmax: as in op_draw, for each sequence */
     ModelChunk *chunks;          /* of a pipeline stage; NULL: the model is whole */
     int chunk_count;
 } Model;
@@ -83,6 +92,9 @@ Model model_build(
  * and puts frozen matrices into the weight arena, without master weights. */
 Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,
     int64_t sequences, int64_t length, RecomputePolicy recompute);
+/* Builds MODEL_GENERATE for `sequences` of the slots, on one rank. With a length of 1 it draws the
+ * next token of each sequence; longer programs only fill the caches, with prompts. */
+Model model_build_slots(const ModelConfig *config, Precision precision, const SlotSizes *slots, int64_t sequences, int64_t length);
 /* Builds a pipeline stage, the mesh's index on AXIS_PP: its layers; the embedding on the first
  * stage; the last norm, head and loss (or logits) on the last. `cut` NULL: the whole model. */
 Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,

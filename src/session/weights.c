@@ -154,6 +154,14 @@ Generator *weights_open_generator(
     return NULL;
 }
 
+Engine *weights_open_engine(
+    const char *folder, const Config *config, Precision precision, Device *device, EngineSizes sizes, Error *error) {
+    Engine *e = engine_create(&config->model, precision, device, sizes, error);
+    if (e && load_arenas(folder, config, engine_graph(e), device, engine_master(e), engine_weights(e), error)) return e;
+    engine_free(e);
+    return NULL;
+}
+
 bool weights_load_program(const char *folder, const Config *config, Executor *executor, Error *error) {
     return load_arenas(folder, config, executor_graph(executor), executor_backend(executor)->device, executor_arena(executor, ARENA_MASTER),
         executor_arena(executor, ARENA_WEIGHT), error);

@@ -12,6 +12,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/scope.h"
 #include "support/check.h"
 #include "backend/gpu/kernel_launch.h"
 #include "backend/backend.h"
@@ -1034,7 +1035,9 @@ static int64_t run_cached(const Shape *s, const Values *v, int64_t first, int64_
     TensorId x = input(&run, TYPE_COMPUTE, rows, columns), positions = input(&run, TYPE_INT32, rows, 1);
     TensorId memory = graph_tensor(run.graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "cache");
     bool whole = mesh_size(mesh, MESH(AXIS_CP)) == 1;
-    TensorId y = (whole ? op_attention_cached : op_attention_part)(run.graph, x, positions, memory, &spec);
+    spec.length = rows;
+    TensorId y = whole ? op_attention_cached(run.graph, x, positions, memory, TENSOR_NONE, &spec)
+                       : op_attention_part(run.graph, x, positions, memory, &spec);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
     fill_sinks(&run, sinks, v);
@@ -1163,7 +1166,7 @@ static void build_cached(Check *check, const void *argument) {
     int64_t rows = s->spec.length, cached = heads_kv_columns(&s->spec.heads);
     TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&s->spec.heads)}, 0, 1);
     TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){rows + s->document, cached}, "cache");
-    check_output(check, op_attention_cached(check->graph, qkv, check_integers(check, 1, &rows, positions), cache, &s->spec));
+    check_output(check, op_attention_cached(check->graph, qkv, check_integers(check, 1, &rows, positions), cache, TENSOR_NONE, &s->spec));
 }
 
 static void cached_attention_agrees_in_all_precisions(void **state) {
@@ -1200,7 +1203,8 @@ static void build_decoded(Check *check, const void *argument) {
         if (!part) spec.scores.window = 1;
         TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&spec.heads)}, 0, 1);
         TensorId places = check_integers(check, 1, &rows, positions + part * s->spec.length);
-        TensorId out = (s->document ? op_attention_part : op_attention_cached)(check->graph, qkv, places, cache, &spec);
+        TensorId out = s->document ? op_attention_part(check->graph, qkv, places, cache, &spec)
+                                   : op_attention_cached(check->graph, qkv, places, cache, TENSOR_NONE, &spec);
         if (part) check_output(check, out);
     }
 }
@@ -1238,6 +1242,82 @@ static void new_rows_agree_over_a_long_cache(void **state) {
         {3, {{4, 2, 24, 13}, 200}, 0},
     };
     for (size_t i = 0; i < COUNT(decoded); i++) check_op(build_decoded, &decoded[i], (CheckBounds){.forward_only = true});
+}
+
+/* New rows of several sequences in one cache: a prompt of spec.length rows each, whose attention only sees its own row, then
+ * s->document rows each. The second sequence's rows come before the first one's. */
+static void build_sequences(Check *check, const void *argument) {
+    enum { SEQUENCES = 3, GAP = 7 };
+    static int32_t positions[2][2000], first_rows[SEQUENCES];
+    const Shape *s = argument;
+    int64_t most = s->spec.length + s->document, sequences = SEQUENCES;
+    assert_true(SEQUENCES * most <= 2000);
+    for (int i = 0; i < SEQUENCES; i++) first_rows[i] = (int32_t)((i ^ (i < 2)) * (most + GAP));
+    TensorId cache = graph_tensor(
+        check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){SEQUENCES * (most + GAP), heads_kv_columns(&s->spec.heads)}, "cache");
+    for (int part = 0; part < 2; part++) {
+        AttentionSpec spec = part ? checked_spec(check, s) : s->spec;
+        if (!part) spec.scores.sinks = TENSOR_NONE, spec.scores.window = 1;
+        else spec.length = s->document;
+        int64_t rows = SEQUENCES * spec.length;
+        for (int64_t r = 0; r < rows; r++) positions[part][r] = (int32_t)(r % spec.length + part * s->spec.length);
+        TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, heads_columns(&spec.heads)}, 0, 1);
+        TensorId out = op_attention_cached(check->graph, qkv, check_integers(check, 1, &rows, positions[part]), cache,
+            check_integers(check, 1, &sequences, first_rows), &spec);
+        if (part) check_output(check, out);
+    }
+}
+
+static void sequences_that_share_a_cache_agree(void **state) {
+    (void)state;
+    static const Shape shapes[] = {
+        {1, {{8, 2, 64, 64}, 300, {.scale = 0.4}}, 1},
+        {1, {{4, 1, 128, 128}, 140, {.scale = 0.3}}, 4},
+        {1, {{8, 2, 64, 64}, 200, {.scale = 0.4}}, 40},
+        {1, {{6, 2, 40, 40}, 250, {100}}, 5},
+        {1, {{3, 3, 9, 9}, 150, {.alibi = 8}}, 1},
+        {1, {{8, 2, 64, 64}, 100, {.cap = 3, .sinks = 1}}, 1},
+        {1, {{16, 16, 192, 128}, 100}, 1},
+        {1, {{4, 2, 24, 13}, 100}, 30},
+    };
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_sequences, &shapes[i], (CheckBounds){.forward_only = true});
+}
+
+/* A sequence has the bits that it has alone. */
+static void a_sequence_beside_others_has_the_bits_it_has_alone(void **state) {
+    (void)state;
+    enum { SEQUENCES = 3 };
+    const Shape *s = &cached_shapes[1];
+    Values v = values_create(s);
+    int64_t columns = heads_columns(&s->spec.heads), cached = heads_kv_columns(&s->spec.heads),
+            out_columns = heads_out_columns(&s->spec.heads);
+    SCOPED_FREE double *caches = memory_allocate(SEQUENCES * CONTEXT * cached * sizeof *caches);
+    SCOPED_FREE double *alone = memory_allocate(SEQUENCES * out_columns * sizeof *alone);
+    const Mesh whole = sharing(0, 1);
+    Run run = run_begin(false);
+    AttentionSpec spec = s->spec;
+    spec.length = 1;
+    TensorId x = input(&run, TYPE_COMPUTE, SEQUENCES, columns), positions = input(&run, TYPE_INT32, SEQUENCES, 1);
+    TensorId first_rows = input(&run, TYPE_INT32, SEQUENCES, 1);
+    TensorId memory = graph_tensor(run.graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){SEQUENCES * CONTEXT, cached}, "cache");
+    TensorId y = op_attention_cached(run.graph, x, positions, memory, first_rows, &spec);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    for (int64_t i = 0; i < SEQUENCES; i++) {
+        int64_t before = 20 + 60 * i;
+        SCOPED_FREE double *prompt = memory_allocate(before * out_columns * sizeof *prompt);
+        run_cached(s, &v, 0, before, &whole, caches + i * CONTEXT * cached, prompt);
+        memcpy((double *)executor_tensor(run.program.executor, memory) + i * CONTEXT * cached, caches + i * CONTEXT * cached,
+            CONTEXT * cached * sizeof *caches);
+        run_cached(s, &v, before, 1, &whole, caches + i * CONTEXT * cached, alone + i * out_columns);
+        memcpy((double *)executor_tensor(run.program.executor, x) + i * columns, v.qkv + before * columns, columns * sizeof *v.qkv);
+        ((int32_t *)executor_tensor(run.program.executor, positions))[i] = (int32_t)before;
+        ((int32_t *)executor_tensor(run.program.executor, first_rows))[i] = (int32_t)(i * CONTEXT);
+    }
+    executor_run(run.program.executor);
+    assert_memory_equal(executor_tensor(run.program.executor, y), alone, SEQUENCES * out_columns * sizeof *alone);
+    run_end(&run);
+    values_free(&v);
 }
 
 static void heads_of_more_than_256_channels_are_refused_on_a_gpu(void **state) {
@@ -1417,6 +1497,8 @@ int main(void) {
         cmocka_unit_test(every_position_has_one_rank_and_one_row),
         cmocka_unit_test(ranks_that_share_a_cache_give_what_the_whole_gives),
         cmocka_unit_test(parts_of_ranks_agree_in_all_precisions),
+        cmocka_unit_test(sequences_that_share_a_cache_agree),
+        cmocka_unit_test(a_sequence_beside_others_has_the_bits_it_has_alone),
         cmocka_unit_test(heads_of_more_than_256_channels_are_refused_on_a_gpu),
         cmocka_unit_test(speed),
     };

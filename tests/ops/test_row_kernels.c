@@ -80,7 +80,7 @@ static Row build_attention(const Layer *layer) {
     TensorId table = op_rope_table(p.graph, &(RopeSpec){.theta = 1e4, .dimensions = h->qk_dim, .positions = POSITIONS, .factor = 1});
     TensorId qkv = linear(&p, layer, heads_columns(h));
     qkv = keep(layer, p.graph, op_rope(p.graph, qkv, p.positions, table, h, ROPE_HALVES));
-    p.result = op_attention_cached(p.graph, qkv, p.positions, p.cache, &(AttentionSpec){.heads = *h, .length = 1});
+    p.result = op_attention_cached(p.graph, qkv, p.positions, p.cache, TENSOR_NONE, &(AttentionSpec){.heads = *h, .length = 1});
     return p;
 }
 

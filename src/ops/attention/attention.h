@@ -54,17 +54,22 @@ AttentionParts op_attention_split(Graph *graph, TensorId qkv, const Heads *heads
 /* Reorders rows of `ranks` ranks, one rank after another, into whole sequences of `length` rows. */
 TensorId op_attention_order(Graph *graph, TensorId x, int64_t length, int64_t ranks);
 
-/* Appends attention of new rows of one sequence in generation: writes their keys and values to rows
- * positions[r] of `cache`, STATE COMPUTE [context, heads_kv_columns], and attends to cache
- * rows 0 .. positions[r] (the last `window` of them). No gradient.
+/* Appends attention of new rows in generation: spec->length consecutive rows of each of S
+ * sequences. Writes the keys and values of row r to row first_rows[s] + positions[r] of `cache`,
+ * STATE COMPUTE [cache rows, heads_kv_columns], and attends to the cache rows of positions 0 ..
+ * positions[r] (the last `window` of them). first_rows, INT32 [S], gives the cache row of position
+ * 0 of each sequence; sequences do not overlap. TENSOR_NONE: there is one sequence, from row 0 on.
+ * No gradient.
  *
  * The ranks of AXIS_CP divide the cache (ops/attention/block_cyclic.h): `cache` is a rank's part,
  * [attention_cache_rows, ...]. Every rank computes all new rows, attends to its part of the keys,
  * and gathers the results of all ranks; each rank then computes the same output (tree attention,
  * arXiv 2408.04093). A rank sends R heads (v_dim + 1) numbers for a sequence of any length. One
  * all-gather takes one latency; all-reduces of the maximum and then of the sums would take two. The
- * all-gather moves `ranks` times as much, still a few KiB per row with 8 ranks. */
-TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec);
+ * all-gather moves `ranks` times as much, still a few KiB per row with 8 ranks. Several sequences
+ * have whole caches. */
+TensorId op_attention_cached(
+    Graph *graph, TensorId qkv, TensorId positions, TensorId cache, TensorId first_rows, const AttentionSpec *spec);
 /* Returns the rows of this rank's part of a cache for `context` positions; the same on all ranks of
  * AXIS_CP. */
 int64_t attention_cache_rows(const Graph *graph, int64_t context);
@@ -107,8 +112,9 @@ typedef struct AttentionOrder {
 enum { ATTENTION_SUM_SUM, ATTENTION_SUM_LOG, ATTENTION_SUM_PART, ATTENTION_SUM_PART_LOG };
 enum { ATTENTION_SUM_NEXT, ATTENTION_SUM_NEXT_LOG, ATTENTION_SUM_LAST };
 
-/* ATTENTION_QKV, ATTENTION_SINKS, and ATTENTION_POSITIONS as rows of the cache -> out as above, or a part of
- * op_attention_part if ranks divide the cache; cache as in op_attention_cached */
+/* ATTENTION_QKV, ATTENTION_SINKS, ATTENTION_POSITIONS within the sequence, and first_rows or none -> out as
+ * above, or a part of op_attention_part if ranks divide the cache; cache as in op_attention_cached */
+enum { ATTENTION_CACHED_FIRST_ROWS = ATTENTION_SINKS + 1 };
 enum { ATTENTION_CACHED_OUT, ATTENTION_CACHED_CACHE };
 
 /* operands of op_attention_combine */

@@ -9,8 +9,9 @@
 
 static_assert((int)ATTENTION_TILE == BLOCK_CYCLIC_ROWS, "positions of a block of keys are consecutive");
 
-static inline int64_t cached_tiles(const Heads *heads, int64_t rows) {
-    return attention_padded_rows(rows * (heads->heads / heads->kv_heads)) / ATTENTION_TILE;
+/* Returns the tiles of a key-value head of a sequence. */
+static inline int64_t cached_tiles(const AttentionSpec *spec) {
+    return attention_padded_rows(spec->length * (spec->heads.heads / spec->heads.kv_heads)) / ATTENTION_TILE;
 }
 /* Returns the scratch elements of a tile: its queries and sums, and one block of keys and
  * values. */
@@ -20,31 +21,36 @@ static inline int64_t cached_elements(const Heads *heads) {
 
 static int64_t cached_cpu_workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
-    int64_t tiles = cached_tiles(&spec->heads, graph_rows(graph, node->in[ATTENTION_QKV])) * spec->heads.kv_heads;
-    return tiles * cached_elements(&spec->heads) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    int64_t sequences = graph_rows(graph, node->in[ATTENTION_QKV]) / spec->length, tiles = cached_tiles(spec) * spec->heads.kv_heads;
+    return sequences * tiles * cached_elements(&spec->heads) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
 typedef struct Cached {
     const AttentionSpec *spec;
     const T *qkv, *cache;
     const int32_t *positions;
-    const W *sinks; /* of the heads; NULL: none, or another rank counts them */
-    T *out;         /* if the cache is whole, else NULL */
-    W *part;        /* of this rank, else NULL */
+    const int32_t *first_rows; /* in the cache, of each sequence; NULL: there is one, from row 0 on */
+    const W *sinks;            /* of the heads; NULL: none, or another rank counts them */
+    T *out;                    /* if the cache is whole, else NULL */
+    W *part;                   /* of this rank, else NULL */
     BlockCyclic cyclic;
     int64_t rows, columns, group;
 } Cached;
+
+/* Returns the cache row of position 0 of the sequence that has row r. */
+static int64_t first_row(const Cached *c, int64_t r) { return c->first_rows ? c->first_rows[r / c->spec->length] : 0; }
 
 static void append_rows(const Cached *c, T *cache) {
     int64_t queries = heads_query_columns(&c->spec->heads), columns = c->columns - queries;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++)
         if (block_cyclic_has(c->cyclic, c->positions[r]))
-            memcpy(cache + block_cyclic_rows(c->cyclic, c->positions[r]) * columns, c->qkv + r * c->columns + queries, columns * sizeof(T));
+            memcpy(cache + (first_row(c, r) + block_cyclic_rows(c->cyclic, c->positions[r])) * columns, c->qkv + r * c->columns + queries,
+                columns * sizeof(T));
 }
 
 /* Loads queries first .. first + count - 1 of a key-value head; query i is query head i % group of
- * row i / group. */
+ * row i / group of all sequences. */
 static void load_cached_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, int64_t first, int64_t count) {
     W scale = attention_scale(c->spec);
     tile->mask.sloped = c->spec->scores.alibi > 0;
@@ -70,9 +76,12 @@ static void store_part(const Cached *c, const AttentionTile *tile, int64_t query
     part[heads_out_columns(h) + head] = tile->maximum[query];
 }
 
-static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scratch) {
+/* Computes tile `index` of a sequence. */
+static void cached_tile(const Cached *c, int64_t kv_head, int64_t sequence, int64_t index, W *scratch) {
     const Heads *heads = &c->spec->heads;
-    int64_t count = int_min(ATTENTION_TILE, c->rows * c->group - first), stride = heads_kv_columns(heads);
+    int64_t queries = c->spec->length * c->group, begin = index * ATTENTION_TILE, first = sequence * queries + begin;
+    int64_t count = int_min(ATTENTION_TILE, queries - begin), stride = heads_kv_columns(heads);
+    const T *cache = c->cache + first_row(c, first / c->group) * stride;
     AttentionTile tile;
     attention_tile_place(&tile, scratch, c->spec);
     W *keys = scratch + attention_tile_elements(heads), *values = keys + ATTENTION_TILE * tile.qk_width;
@@ -82,7 +91,7 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scra
     for (int32_t at = block_cyclic_rows(c->cyclic, (int32_t)tile.mask.first_key) / ATTENTION_TILE * ATTENTION_TILE; at < end;
         at += ATTENTION_TILE) {
         int64_t rows = int_min(ATTENTION_TILE, end - at), padded = attention_width(rows);
-        const T *from = c->cache + at * stride;
+        const T *from = cache + at * stride;
         attention_load(keys, from + kv_head * heads->qk_dim, stride, rows, padded, heads->qk_dim, 1);
         attention_load(values, from + heads_key_columns(heads) + kv_head * heads->v_dim, stride, rows, padded, heads->v_dim, 1);
         attention_tile_add_block(&tile, keys, values, block_cyclic_position(c->cyclic, at), rows);
@@ -103,6 +112,7 @@ CPU_OP(attention_cached, cached_cpu_workspace) {
         .qkv = call->in[ATTENTION_QKV],
         .cache = call->out[ATTENTION_CACHED_CACHE],
         .positions = call->in[ATTENTION_POSITIONS],
+        .first_rows = call->in[ATTENTION_CACHED_FIRST_ROWS],
         .sinks = cyclic.rank == 0 ? call->in[ATTENTION_SINKS] : NULL,
         .out = cyclic.ranks == 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
         .part = cyclic.ranks > 1 ? call->out[ATTENTION_CACHED_OUT] : NULL,
@@ -110,13 +120,14 @@ CPU_OP(attention_cached, cached_cpu_workspace) {
         .rows = call->in_shape[ATTENTION_QKV][0],
         .columns = call->in_shape[ATTENTION_QKV][1],
         .group = heads->heads / heads->kv_heads};
-    int64_t tiles = cached_tiles(heads, c.rows), elements = cached_elements(heads);
+    int64_t tiles = cached_tiles(spec), all = tiles * heads->kv_heads, elements = cached_elements(heads);
     for (int64_t r = 0; r < c.rows; r++)
-        assert(c.positions[r] >= 0 && block_cyclic_rows(cyclic, c.positions[r] + 1) <= call->out_shape[ATTENTION_CACHED_CACHE][0]);
+        assert(c.positions[r] >= 0 && first_row(&c, r) >= 0 &&
+               first_row(&c, r) + block_cyclic_rows(cyclic, c.positions[r] + 1) <= call->out_shape[ATTENTION_CACHED_CACHE][0]);
     append_rows(&c, call->out[ATTENTION_CACHED_CACHE]);
 #pragma omp parallel for schedule(dynamic)
-    for (int64_t i = 0; i < tiles * heads->kv_heads; i++)
-        cached_tile(&c, i % heads->kv_heads, i / heads->kv_heads * ATTENTION_TILE, (W *)call->workspace + i * elements);
+    for (int64_t i = 0; i < c.rows / spec->length * all; i++)
+        cached_tile(&c, i % heads->kv_heads, i / all, i % all / heads->kv_heads, (W *)call->workspace + i * elements);
 }
 
 CPU_OP(attention_combine) {

@@ -22,7 +22,9 @@ typedef struct AttentionAppend {
     GLOBAL const bf16 *from; /* keys and values of the new rows */
     GLOBAL bf16 *cache;
     GLOBAL const int32_t *positions;
+    GLOBAL const int32_t *first_rows; /* as in Attention */
     int64_t stride, columns;
+    int32_t length; /* rows of a sequence */
     BlockCyclic cyclic;
 } AttentionAppend;
 
@@ -64,8 +66,9 @@ _Static_assert((int)FEW_KEYS == MMA, "one block of scores");
 KERNEL(attention_append, AttentionAppend) {
     int position = a.positions[block_x()];
     if (!block_cyclic_has(a.cyclic, position)) return;
+    int64_t first_row = a.first_rows ? a.first_rows[block_x() / a.length] : 0;
     GLOBAL const bf16 *from = a.from + block_x() * a.stride;
-    GLOBAL bf16 *to = a.cache + block_cyclic_rows(a.cyclic, position) * a.columns;
+    GLOBAL bf16 *to = a.cache + (first_row + block_cyclic_rows(a.cyclic, position)) * a.columns;
     if ((a.stride | a.columns) % 8 == 0) {
         for (int i = thread_id(); i < a.columns / 8; i += THREADS) ((GLOBAL u32x4 *)to)[i] = ((GLOBAL const u32x4 *)from)[i];
     } else {
@@ -88,7 +91,7 @@ INLINE void store_few(const AttentionForward *f, const AttentionPlace *p, LOCAL 
         total += weight * sums[w * FEW_ROWS + row];
         out += weight * outs[w * FEW_ROWS * FEW_STRIDE];
     }
-    int64_t at = ((int64_t)p->chunk * a->query_rows.rows + place_row(p, a, row)) * a->heads + place_head(p, a, row);
+    int64_t at = ((int64_t)p->chunk * f->rows + place_row(p, a, row)) * a->heads + place_head(p, a, row);
     if (column < a->v_dim) f->partial_out[at * a->v_dim + column] = total == 0 ? 0 : out / total;
     if (column == 0) f->partial_sum[at] = total == 0 ? -__builtin_inff() : base + fast_log2(total);
 }
@@ -118,7 +121,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
     const int step = waves * FEW_KEYS, size = FEW_KEYS * width, tiles = few_tiles(WAVE);
     const Attention *a = &f->attention;
     const AttentionPlace place = place_of_block(a, FEW_ROWS, ATTENTION_PART);
-    KeyBounds seen = attention_bounds(a, 0, 0, FEW_ROWS, place.total);
+    KeyBounds seen = attention_bounds(a, place.base, 0, FEW_ROWS, place.total);
     RowInterval chunk = keys_of_chunk(f, &seen, place.chunk, FEW_KEYS);
     int key = of_wave(chunk.low + wave_id() * FEW_KEYS);
 
@@ -154,7 +157,7 @@ INLINE void attend_few(const AttentionForward *f, const int width, const int wav
         values_source = values_at(a, &place, key + step, chunk.high, 0, width);
         columns_begin(&values_stage, keys, width, FEW_KEYS, WAVE, &values_source);
         if (a->alibi > 0 || !bounds_cover(&seen, key, key + FEW_KEYS - 1))
-            attention_mask(&scores, 1, FEW_ROWS, a, 0, place.head, 0, place.total, key);
+            attention_mask(&scores, 1, FEW_ROWS, a, place.base, place.head, 0, place.total, key);
         Operand weights;
         softmax_step(&softmax, &scores, &weights, 1, FEW_ROWS, a->scale, out, width / MMA);
         add_weighted_values(out, &weights, 1, FEW_ROWS, values, width);
@@ -237,15 +240,18 @@ LAUNCHERS(attention_few, AttentionForward, attention_few_32, attention_few_64, a
     attention_few_capped_32, attention_few_capped_64, attention_few_capped_128, attention_few_capped_256)
 LAUNCHERS(attention_join, AttentionJoin, attention_join_1, attention_join_4)
 
-static bool are_few(const Heads *heads, int64_t rows) { return rows * (heads->heads / heads->kv_heads) <= FEW_ROWS; }
+/* Returns whether the rows of each sequence are few. */
+static bool are_few(const AttentionSpec *spec) { return spec->length * (spec->heads.heads / spec->heads.kv_heads) <= FEW_ROWS; }
 
-/* Returns the number of chunks into which the keys of a cache of `context` rows are cut for `rows`
- * new rows, if a GPU has room for `places` blocks; it does not decrease with `places`. Returns one
- * if many rows' blocks take at least a quarter of the places: joining costs more. */
-static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context, int64_t places) {
-    bool few = are_few(heads, rows);
-    int64_t tiles = divide_up(rows * (heads->heads / heads->kv_heads), few ? FEW_ROWS : 4 * ATTENTION_ROWS),
-            blocks = tiles * heads->kv_heads;
+/* Returns the number of chunks into which the keys of a cache of `context` rows are cut for the new
+ * rows of `sequences` sequences, if a GPU has room for `places` blocks; it does not decrease with
+ * `places`. Returns one if many rows' blocks take at least a quarter of the places: joining costs
+ * more. */
+static int64_t chunks_of(const AttentionSpec *spec, int64_t sequences, int64_t context, int64_t places) {
+    const Heads *heads = &spec->heads;
+    bool few = are_few(spec);
+    int64_t tiles = divide_up(spec->length * (heads->heads / heads->kv_heads), few ? FEW_ROWS : 4 * ATTENTION_ROWS),
+            blocks = tiles * heads->kv_heads * sequences;
     int64_t most = divide_up(context, ATTENTION_CHUNK_TILES * (few ? FEW_KEYS : ATTENTION_KEYS));
     if (!few && 4 * blocks >= places) return 1;
     return int_max(int_min(places / blocks, most), 1);
@@ -253,24 +259,25 @@ static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context, int6
 
 /* Returns whether results of chunks are joined, even of a single one: few rows, and parts of ranks,
  * have no other output path. */
-static bool are_joined(const Heads *heads, int64_t rows, int64_t chunks, BlockCyclic cyclic) {
-    return chunks > 1 || cyclic.ranks > 1 || are_few(heads, rows);
+static bool are_joined(const AttentionSpec *spec, int64_t chunks, BlockCyclic cyclic) {
+    return chunks > 1 || cyclic.ranks > 1 || are_few(spec);
 }
 
 static int64_t cached_gpu_workspace(const Graph *graph, const Node *node) {
-    const Heads *h = &((const AttentionSpec *)node->attributes)->heads;
+    const AttentionSpec *spec = node->attributes;
     int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), context = graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
-    int64_t chunks = chunks_of(h, rows, context, MOST_PLACES);
-    if (!are_joined(h, rows, chunks, attention_block_cyclic(graph->mesh))) return 0;
-    return chunks * rows * attention_part_columns(h) * (int64_t)sizeof(float);
+    int64_t chunks = chunks_of(spec, rows / spec->length, context, MOST_PLACES);
+    if (!are_joined(spec, chunks, attention_block_cyclic(graph->mesh))) return 0;
+    return chunks * rows * attention_part_columns(&spec->heads) * (int64_t)sizeof(float);
 }
 
-static void launch_few(Device *device, const AttentionForward *forward) {
+static void launch_few(Device *device, const AttentionForward *forward, int64_t sequences) {
     const Attention *a = &forward->attention;
     int wave = device_info(device)->wave, width = attention_width(a->qk_dim, a->v_dim), waves = few_waves(width);
     int tiles = waves * few_tiles(wave) * FEW_KEYS * width * (int)sizeof(bf16),
         sums = waves * FEW_ROWS * (FEW_STRIDE + 2) * (int)sizeof(float);
-    LaunchShape shape = {.x = a->kv_heads, .z = forward->chunks, .threads = waves * wave, .shared = tiles > sums ? tiles : sums};
+    LaunchShape shape = {
+        .x = sequences * a->kv_heads, .z = forward->chunks, .threads = waves * wave, .shared = tiles > sums ? tiles : sums};
     launch_attention_few(device, attention_kernel_index(a, width), shape, forward);
 }
 
@@ -283,6 +290,8 @@ static void join_rows(Device *device, int64_t rows, const AttentionJoin *join) {
 
 static void append_keys(const OpCall *call, const Attention *new) {
     AttentionAppend arguments = {.from = new->keys,
+        .first_rows = new->first_rows,
+        .length = new->query_rows.rows,
         .cache = call->out[ATTENTION_CACHED_CACHE],
         .positions = new->positions,
         .stride = new->key_stride,
@@ -294,29 +303,30 @@ static void append_keys(const OpCall *call, const Attention *new) {
 GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
-    int64_t rows = call->in_shape[ATTENTION_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0], columns = heads_kv_columns(h),
-            places = PLACES * (int64_t)device_info(call->device)->processors;
+    int64_t rows = call->in_shape[ATTENTION_QKV][0], sequences = rows / spec->length, context = call->out_shape[ATTENTION_CACHED_CACHE][0],
+            columns = heads_kv_columns(h), places = PLACES * (int64_t)device_info(call->device)->processors;
     const BlockCyclic cyclic = attention_block_cyclic(call->mesh);
-    AttentionForward forward = {.attention = attention_of(call), .out = call->out[ATTENTION_CACHED_OUT]};
+    AttentionForward forward = {.attention = attention_of(call), .out = call->out[ATTENTION_CACHED_OUT], .rows = (int32_t)rows};
     Attention *a = &forward.attention;
+    a->first_rows = call->in[ATTENTION_CACHED_FIRST_ROWS];
+    a->query_rows = token_rows(spec->length, 1, 0);
     if (call->absorbs) attention_project(call);
     else append_keys(call, a);
     a->keys = call->out[ATTENTION_CACHED_CACHE];
     a->values = a->keys + heads_key_columns(h);
     a->key_stride = columns;
-    a->query_rows = token_rows(rows, 1, 0);
     a->key_rows = token_rows(INT32_MAX, 1, 0);
     a->cached = 1;
     if (cyclic.ranks > 1) a->cyclic = cyclic;
     a->packed = (int32_t)(h->heads / h->kv_heads);
-    forward.chunks = (int32_t)chunks_of(h, rows, context, int_min(places, MOST_PLACES));
-    bool joined = are_joined(h, rows, forward.chunks, cyclic);
+    forward.chunks = (int32_t)chunks_of(spec, sequences, context, int_min(places, MOST_PLACES));
+    bool joined = are_joined(spec, forward.chunks, cyclic);
     if (joined) {
         forward.partial_out = call->workspace;
         forward.partial_sum = forward.partial_out + forward.chunks * rows * heads_out_columns(h);
     }
-    if (are_few(h, rows)) launch_few(call->device, &forward);
-    else attention_launch(call->device, &forward, 1);
+    if (are_few(spec)) launch_few(call->device, &forward, sequences);
+    else attention_launch(call->device, &forward, sequences);
     if (!joined) return;
     bool whole = cyclic.ranks == 1;
     join_rows(call->device, rows,

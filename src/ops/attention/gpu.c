@@ -40,7 +40,7 @@ INLINE void store_attended_rows(
                 most, attention_store(f->out + at * a->v_dim, a->v_dim, &out[n], r, p->part * columns + n * MMA, a->v_dim, inverse, there));
             continue;
         }
-        at += (int64_t)p->chunk * a->query_rows.rows * a->heads;
+        at += (int64_t)p->chunk * f->rows * a->heads;
         if (first_of_row) f->partial_sum[at] = sum == 0 ? -__builtin_inff() : log_sum;
         UNROLL for (int n = 0; n < columns / MMA; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             int column = p->part * columns + n * MMA + accumulator_column(c);

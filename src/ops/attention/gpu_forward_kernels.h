@@ -28,7 +28,9 @@ INLINE AttentionPlace place_of_block(const Attention *a, int rows, const int wid
     const int parts = attention_parts(width, a->v_dim); /* blocks that divide the columns of the output */
     int x = opaque_of_wave(block_x()), groups = a->heads / a->packed, head = x % groups * a->packed, total = a->query_rows.rows * a->packed;
     return (AttentionPlace){.base = (int64_t)(x / groups) * a->query_rows.rows,
-        .key_base = a->cached ? 0 : (int64_t)(x / groups) * a->key_rows.rows,
+        .key_base = a->first_rows ? a->first_rows[x / groups]
+                    : a->cached   ? 0
+                                  : (int64_t)(x / groups) * a->key_rows.rows,
         .head = head,
         .kv_head = head / (a->heads / a->kv_heads),
         .first = ((total + rows - 1) / rows - 1 - opaque_of_wave(block_y())) * rows,

@@ -28,11 +28,12 @@ typedef struct Attention {
     int64_t query_stride, key_stride; /* elements between rows */
     TokenRows query_rows, key_rows;   /* of a sequence; keys of a cache have no end */
     int32_t heads, kv_heads, qk_dim, v_dim, window;
-    int32_t bidirectional; /* a row also sees later keys */
-    int32_t cached;        /* keys are cache rows up to positions[row], not rows of the sequence */
-    BlockCyclic cyclic;    /* if ranks divide the cache, `keys` is a rank's part of it; ranks 0: `keys` is everything */
-    int32_t packed;        /* heads that share a tile: its row i is head i % packed of token i / packed */
-    int32_t slopes;        /* heads of the model, rounded up to a power of two */
+    int32_t bidirectional;            /* a row also sees later keys */
+    int32_t cached;                   /* keys are cache rows up to positions[row], not rows of the sequence */
+    GLOBAL const int32_t *first_rows; /* of each sequence, of a cache that several share; NULL: none */
+    BlockCyclic cyclic;               /* if ranks divide the cache, `keys` is a rank's part of it; ranks 0: `keys` is everything */
+    int32_t packed;                   /* heads that share a tile: its row i is head i % packed of token i / packed */
+    int32_t slopes;                   /* heads of the model, rounded up to a power of two */
     int32_t first_head, all_heads;
     float scale, alibi;
     float limit, steepness;    /* of the soft-cap of raw scores (scores.h); 0: none */
@@ -49,7 +50,7 @@ typedef struct AttentionForward {
     GLOBAL bf16 *out;
     GLOBAL uint32_t *amax; /* of out; NULL: not wanted */
     GLOBAL float *log_sum, *partial_out, *partial_sum;
-    int32_t chunks;
+    int32_t chunks, rows; /* rows of all sequences */
 } AttentionForward;
 
 /* Widths of tiles, for each of which kernels exist, and how many columns of queries, or of values,

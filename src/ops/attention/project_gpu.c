@@ -56,7 +56,7 @@ int attention_absorbs_projection(const Backend *backend, const Graph *graph, int
     (void)backend;
     const Node *node = &graph->nodes[index], *rope = node - 1, *linear = node - 2;
     const Heads *h = &((const AttentionSpec *)node->attributes)->heads;
-    if (index < 2 || rope->op != OP_rope || !linear_is_row(graph, linear)) return 0;
+    if (index < 2 || node->in[ATTENTION_CACHED_FIRST_ROWS] || rope->op != OP_rope || !linear_is_row(graph, linear)) return 0;
     if (rope->out[ROPE_Y] != node->in[ATTENTION_QKV] || linear->out[LINEAR_Y] != rope->in[ROPE_X]) return 0;
     TensorId w = linear->in[LINEAR_W];
     bool halves =

@@ -117,20 +117,22 @@ int64_t attention_cache_rows(const Graph *graph, int64_t context) {
     return block_cyclic_rows((BlockCyclic){0, attention_block_cyclic(graph->mesh).ranks}, (int32_t)context); /* rank 0 has the most */
 }
 
-/* Appends the node of attention over a cache, whose output is `out`. */
-static void append_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, TensorId out, const AttentionSpec *spec) {
+/* Appends the node of attention over a cache, whose inputs are those of append_attention and whose output is `out`. */
+static void append_cached(Graph *graph, const Inputs in, TensorId cache, TensorId out, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
+    TensorId qkv = in[ATTENTION_QKV], positions = in[ATTENTION_POSITIONS], first_rows = in[ATTENTION_CACHED_FIRST_ROWS];
     assert_attention_shapes(graph, qkv, heads_columns(h), positions, spec);
     assert(graph_get(graph, cache)->type == TYPE_COMPUTE && graph_get(graph, cache)->arena == ARENA_STATE);
     assert(graph_columns(graph, cache) == heads_kv_columns(h));
-    graph_node(graph, OP_attention_cached,
-        (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions, [ATTENTION_SINKS] = spec->scores.sinks},
-        (Outputs){[ATTENTION_CACHED_OUT] = out, [ATTENTION_CACHED_CACHE] = cache}, spec, sizeof *spec);
+    assert(spec->length > 0 && graph_rows(graph, qkv) == spec->length * (first_rows ? graph_elements(graph, first_rows) : 1));
+    graph_node(
+        graph, OP_attention_cached, in, (Outputs){[ATTENTION_CACHED_OUT] = out, [ATTENTION_CACHED_CACHE] = cache}, spec, sizeof *spec);
 }
 
 TensorId op_attention_part(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec) {
     TensorId part = graph_activation(graph, TYPE_WIDE, graph_rows(graph, qkv), attention_part_columns(&spec->heads), "attended_part");
-    append_cached(graph, qkv, positions, cache, part, spec);
+    append_cached(graph, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions, [ATTENTION_SINKS] = spec->scores.sinks}, cache,
+        part, spec);
     return part;
 }
 
@@ -145,21 +147,29 @@ TensorId op_attention_combine(Graph *graph, TensorId parts, const AttentionSpec 
     return out;
 }
 
-TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec) {
+TensorId op_attention_cached(
+    Graph *graph, TensorId qkv, TensorId positions, TensorId cache, TensorId first_rows, const AttentionSpec *spec) {
     if (attention_block_cyclic(graph->mesh).ranks > 1) {
+        assert(first_rows == TENSOR_NONE);
         TensorId part = op_attention_part(graph, qkv, positions, cache, spec);
         return op_attention_combine(graph, op_all_gather(graph, part, MESH(AXIS_CP)), spec);
     }
     TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, qkv), heads_out_columns(&spec->heads), "attended");
-    append_cached(graph, qkv, positions, cache, out, spec);
+    Inputs in = {
+        [ATTENTION_QKV] = qkv,
+        [ATTENTION_POSITIONS] = positions,
+        [ATTENTION_SINKS] = spec->scores.sinks,
+        [ATTENTION_CACHED_FIRST_ROWS] = first_rows,
+    };
+    append_cached(graph, in, cache, out, spec);
     return out;
 }
 
-/* Counts two matmuls with every row of this rank's cache, because the fill level is not known
- * here. */
+/* Counts two matmuls with every row of a sequence's share of this rank's cache, because the fill
+ * level is not known here. */
 static double cached_flops(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
-    double pairs = (double)graph_rows(graph, node->in[ATTENTION_QKV]) * graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
+    double pairs = (double)spec->length * graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
     return 2 * pairs * spec->heads.heads * (spec->heads.qk_dim + spec->heads.v_dim);
 }
 

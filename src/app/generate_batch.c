@@ -1,0 +1,300 @@
+/* `smelt generate MODEL PROMPTS.jsonl`: all prompts of a file through the engine, a JSON line for each
+ * sample. Lines are written in the order of the file as soon as all earlier ones are, so a stopped
+ * run leaves the results of its first prompts. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "app/generation.h"
+#include "base/array.h"
+#include "base/file.h"
+#include "base/json_reader.h"
+#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "chat/chat.h"
+#include "data/byte_tokenizer.h"
+#include "run/source.h"
+
+enum { PROMPTS_LIMIT = 1 << 30 /* bytes of the file */ };
+
+typedef struct BatchSample {
+    TokenIds ids;
+    double *log_probabilities; /* of the ids */
+    size_t count;
+    EngineEnd finish;
+    bool ended;
+} BatchSample;
+
+typedef struct PromptBatch PromptBatch;
+typedef struct BatchPrompt {
+    PromptBatch *batch;
+    json_t *record; /* as in the file */
+    TokenIds tokens;
+    BatchSample *samples;
+} BatchPrompt;
+
+struct PromptBatch {
+    const GenerationOptions *options;
+    const char *path;
+    ModelText *text;
+    Chat *chat; /* opened for the first record with messages */
+    ChatEncoder *encoder;
+    ChatDocument document;
+    BatchPrompt *prompts;
+    size_t count;
+    int64_t generated, ended; /* tokens; samples */
+    File out;                 /* closed: standard output */
+    size_t written;           /* samples */
+};
+
+static void batch_close(PromptBatch *b) {
+    for (size_t i = 0; i < b->count; i++) {
+        for (int64_t s = 0; s < b->options->samples && b->prompts[i].samples; s++) {
+            token_ids_free(&b->prompts[i].samples[s].ids);
+            free(b->prompts[i].samples[s].log_probabilities);
+        }
+        free(b->prompts[i].samples);
+        token_ids_free(&b->prompts[i].tokens);
+        json_decref(b->prompts[i].record);
+    }
+    free(b->prompts);
+    chat_document_free(&b->document);
+    chat_encoder_free(b->encoder);
+    chat_free(b->chat);
+    file_close(&b->out);
+}
+
+/* -- Reading ------------------------------------------------------------------------------------------------------- */
+
+/* Opens the chat template; answers then also end with its own token. */
+static bool open_template(PromptBatch *b, const char *folder, const Config *config, Error *error) {
+    SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
+    ChatOptions options = {.source = tokenizer ? tokenizer : "", .template = b->options->template, .end_token = BYTE_SEPARATOR};
+    if (b->text->numbers) return error_set(error, ERROR_USAGE, "messages need the tokenizer: remove text=false");
+    if (!(b->chat = chat_open(&options, b->text->tokenizer, error))) return false;
+    b->encoder = chat_encoder_open(b->chat);
+    int32_t end = chat_answer_end(b->encoder);
+    if (end >= 0 && !model_text_stops(b->text, end)) token_ids_append(&b->text->ends, end);
+    return chat_has_template(b->chat) ||
+           error_set(error, ERROR_USAGE, "%s has no chat template for messages: set template=FILE, or template=chatml", folder);
+}
+
+static bool take_ids(const json_t *array, TokenIds *tokens, Error *error) {
+    size_t index;
+    json_t *value;
+    json_array_foreach(array, index, value) {
+        json_int_t token = json_is_integer(value) ? json_integer_value(value) : -1;
+        if (token < 0 || token > INT32_MAX) return error_set(error, ERROR_DATA, "element %zu of tokens is not a token id", index);
+        token_ids_append(tokens, (int32_t)token);
+    }
+    return tokens->count > 0 || error_set(error, ERROR_DATA, "tokens is empty");
+}
+
+static bool take_messages(
+    PromptBatch *b, const char *folder, const Config *config, const json_t *messages, TokenIds *tokens, Error *error) {
+    if (!b->chat && !open_template(b, folder, config, error)) return false;
+    if (!chat_prompt(b->encoder, messages, &b->document, error)) return false;
+    for (size_t i = 0; i < b->document.ids.count; i++) token_ids_append(tokens, b->document.ids.items[i]);
+    return true;
+}
+
+/* The members of a result, which a record must not have. */
+static const char *const result_names[] = {"sample", "completion", "finish", "tokens_generated", "logprob", "ids", "logprobs"};
+
+static bool take_record(PromptBatch *b, const char *folder, const Config *config, json_t *record, Error *error) {
+    array_append(b->prompts, b->count, (BatchPrompt){.batch = b, .record = record});
+    BatchPrompt *prompt = &b->prompts[b->count - 1];
+    const json_t *text = json_object_get(record, "prompt"), *ids = json_object_get(record, "tokens"),
+                 *messages = json_object_get(record, "messages");
+    if (!json_is_object(record) || json_is_string(text) + json_is_array(ids) + json_is_array(messages) != 1)
+        return error_set(error, ERROR_DATA, "expected an object with one of prompt (a text), tokens (ids) and messages (a list)");
+    for (size_t i = 0; i < sizeof result_names / sizeof *result_names; i++)
+        if (json_object_get(record, result_names[i]))
+            return error_set(error, ERROR_DATA, "the member %s would be replaced by a result: rename it", result_names[i]);
+    if (ids) return take_ids(ids, &prompt->tokens, error);
+    if (messages) return take_messages(b, folder, config, messages, &prompt->tokens, error);
+    return generation_read_prompt(json_string_value(text), b->text, &prompt->tokens, error);
+}
+
+static bool read_prompts(PromptBatch *b, const char *folder, const Config *config, Error *error) {
+    int64_t bytes, line = 1;
+    SCOPED_FREE char *content = file_read(b->path, PROMPTS_LIMIT, &bytes, error);
+    if (!content) return false;
+    for (char *at = content, *end = content + bytes; at < end; line++) {
+        char *next = memchr(at, '\n', (size_t)(end - at)), *after = next ? next : end;
+        size_t length = (size_t)(after - at);
+        if (strspn(at, " \t\r") < length) {
+            json_t *record = json_parse(at, length, 0, error);
+            if (!record || !take_record(b, folder, config, record, error)) return error_context(error, "%s, line %" PRId64, b->path, line);
+        }
+        at = after + 1;
+    }
+    return b->count > 0 || error_set(error, ERROR_DATA, "%s has no prompts", b->path);
+}
+
+/* -- Results ------------------------------------------------------------------------------------------------------- */
+
+static bool batch_token(void *context, int index, int32_t token, double log_probability) {
+    BatchPrompt *prompt = context;
+    BatchSample *sample = &prompt->samples[index];
+    token_ids_append(&sample->ids, token);
+    array_append(sample->log_probabilities, sample->count, log_probability);
+    prompt->batch->generated++;
+    return true;
+}
+
+static void batch_end(void *context, int index, EngineEnd finish) {
+    BatchPrompt *prompt = context;
+    prompt->samples[index].finish = finish;
+    prompt->samples[index].ended = true;
+    prompt->batch->ended++;
+}
+
+/* Returns the text of a sample, which the caller frees: UTF-8, with U+FFFD for broken characters. */
+static char *sample_text(ModelText *text, const BatchSample *sample) {
+    char *all = NULL, piece[UTF8_OUTPUT], byte;
+    size_t size, length;
+    FILE *out = open_memstream(&all, &size);
+    if (!out) memory_refused(0);
+    Utf8Stream stream = {0};
+    if (text->tokenizer) text->decoder = tokenizer_decoder(text->tokenizer, true);
+    for (size_t i = 0; i < sample->ids.count; i++) {
+        const char *bytes = model_text_bytes(text, sample->ids.items[i], &byte, &length);
+        for (size_t j = 0; j < length; j++) fwrite(piece, 1, (size_t)utf8_put(&stream, (uint8_t)bytes[j], piece), out);
+    }
+    fwrite(piece, 1, (size_t)utf8_finish(&stream, piece), out);
+    fwrite("", 1, 1, out);
+    fclose(out);
+    return all;
+}
+
+static json_t *sample_record(const PromptBatch *b, const BatchPrompt *prompt, int64_t index) {
+    const BatchSample *sample = &prompt->samples[index];
+    json_t *record = json_copy(prompt->record);
+    double sum = 0;
+    for (size_t i = 0; i < sample->ids.count; i++) sum += sample->log_probabilities[i];
+    json_object_set_new(record, "sample", json_integer(index));
+    if (!b->text->numbers) {
+        SCOPED_FREE char *text = sample_text(b->text, sample);
+        json_object_set_new(record, "completion", json_string(text));
+    }
+    json_object_set_new(record, "finish", json_string(sample->finish == ENGINE_LENGTH ? "length" : "stop"));
+    json_object_set_new(record, "tokens_generated", json_integer((json_int_t)sample->ids.count));
+    json_object_set_new(record, "logprob", json_real(sum));
+    if (!b->options->ids && !b->text->numbers) return record;
+    json_t *ids = json_array(), *log_probabilities = json_array();
+    for (size_t i = 0; i < sample->ids.count; i++) {
+        json_array_append_new(ids, json_integer(sample->ids.items[i]));
+        json_array_append_new(log_probabilities, json_real(sample->log_probabilities[i]));
+    }
+    json_object_set_new(record, "ids", ids);
+    json_object_set_new(record, "logprobs", log_probabilities);
+    return record;
+}
+
+/* Writes the samples that have ended, up to the first that has not. */
+static bool write_ended(PromptBatch *b, Error *error) {
+    size_t samples = (size_t)b->options->samples, all = b->count * samples;
+    for (; b->written < all && b->prompts[b->written / samples].samples[b->written % samples].ended; b->written++) {
+        json_auto_t *record = sample_record(b, &b->prompts[b->written / samples], (int64_t)(b->written % samples));
+        SCOPED_FREE char *text = json_dumps(record, JSON_COMPACT | JSON_REAL_PRECISION(9));
+        if (!text) memory_refused(0);
+        SCOPED_FREE char *line = memory_format("%s\n", text);
+        if (!*b->options->images.out) fputs(line, stdout);
+        else if (!file_append(&b->out, line, (int64_t)strlen(line), error)) return false;
+    }
+    return model_text_flush(b->text, error);
+}
+
+static bool is_result_file(const char *path) { return file_begins(path, "{", 1); }
+
+/* Replaces an old file, so it is called when generation can begin. */
+static bool open_out(PromptBatch *b, Error *error) {
+    const char *out = b->options->images.out;
+    return !*out || ((!file_exists(out) || file_remove(out, error)) && file_open_append(&b->out, out, true, error));
+}
+
+/* -- Running ------------------------------------------------------------------------------------------------------- */
+
+/* Returns the tokens that a prompt may get. */
+static int64_t tokens_wanted(const PromptBatch *b, const Config *config, const BatchPrompt *prompt) {
+    return int_min(b->options->tokens, config->model.context - (int64_t)prompt->tokens.count);
+}
+
+static bool check_rooms(const PromptBatch *b, const Config *config, Error *error) {
+    if (!b->options->tokens) return error_set(error, ERROR_USAGE, "tokens=0 generates nothing: set tokens to at least 1");
+    for (size_t i = 0; i < b->count; i++)
+        if (tokens_wanted(b, config, &b->prompts[i]) < 1)
+            return error_set(error, ERROR_USAGE,
+                "prompt %zu of %s has %zu tokens and leaves no room in a context of %" PRId64 ": shorten it, or use a longer context",
+                i + 1, b->path, b->prompts[i].tokens.count, config->model.context);
+    return true;
+}
+
+static EngineSizes sizes_of(const PromptBatch *b, const Config *config) {
+    EngineSizes sizes = {.slots = int_min(b->options->slots, (int64_t)b->count * b->options->samples), .limit = model_text_limit(b->text)};
+    for (size_t i = 0; i < b->count; i++) {
+        int64_t rows = (int64_t)b->prompts[i].tokens.count + tokens_wanted(b, config, &b->prompts[i]);
+        sizes.cache_rows = int_max(sizes.cache_rows, sizes.slots * rows);
+    }
+    return sizes;
+}
+
+static bool submit_prompts(PromptBatch *b, Engine *engine, const Config *config, Error *error) {
+    for (size_t i = 0; i < b->count; i++) {
+        BatchPrompt *prompt = &b->prompts[i];
+        prompt->samples = memory_allocate((size_t)b->options->samples * sizeof *prompt->samples);
+        memset(prompt->samples, 0, (size_t)b->options->samples * sizeof *prompt->samples);
+        const EngineRequest request = {.prompt = prompt->tokens.items,
+            .prompt_count = (int64_t)prompt->tokens.count,
+            .tokens = tokens_wanted(b, config, prompt),
+            .samples = (int)b->options->samples,
+            .sampling = generation_sampling(b->options),
+            .number = (uint64_t)i << 16,
+            .ends = b->text->ends.items,
+            .end_count = (int64_t)b->text->ends.count,
+            .token = batch_token,
+            .end = batch_end,
+            .context = prompt};
+        if (!engine_submit(engine, &request, error)) return error_context(error, "prompt %zu of %s", i + 1, b->path);
+    }
+    return true;
+}
+
+static bool run_batch(PromptBatch *b, Engine *engine, Error *error) {
+    Progress progress = progress_start("generating", "samples", (int64_t)b->count * b->options->samples);
+    double begin = log_seconds();
+    while (engine_busy(engine)) {
+        if (!engine_step(engine, error) || !write_ended(b, error)) return false;
+        progress_made(&progress, "tokens", b->generated);
+        progress_update(&progress, b->ended);
+    }
+    progress_finish(&progress);
+    EngineCounts counts = engine_counts(engine);
+    double seconds = fmax(log_seconds() - begin, 1e-9);
+    log_info("%zu prompt%s, %" PRId64 " tokens read, %" PRId64 " generated: %.1f tokens/s, %.1f sequences at once", b->count,
+        plural((int64_t)b->count), counts.prompt_tokens, counts.tokens, (double)counts.tokens / seconds,
+        (double)counts.sequences / (double)int_max(counts.steps, 1));
+    return true;
+}
+
+bool generate_batch(
+    Inference *inference, const char *const words[2], Config *config, const GenerationOptions *options, ModelText *text, Error *error) {
+    const char *folder = words[0], *path = words[1];
+    SCOPED(batch_close) PromptBatch b = {.options = options, .path = path, .text = text};
+    bool fixed = family_of(&config->model)->learns_positions;
+    if (!fixed && options->context && options->context < config->model.context) config->model.context = options->context;
+    if (!read_prompts(&b, folder, config, error) || !check_rooms(&b, config, error) ||
+        !file_check_overwrite(options->images.out, options->images.overwrite, is_result_file, "a file of JSON lines", error))
+        return false;
+    Engine *engine = generation_open_engine(inference, folder, config, options, sizes_of(&b, config), error);
+    bool done = engine && submit_prompts(&b, engine, config, error) && open_out(&b, error) && run_batch(&b, engine, error);
+    engine_free(engine);
+    return done;
+}

@@ -1,0 +1,256 @@
+/* The queue and the slots. A sequence in a slot is first filled: all tokens of its prompt but the
+ * last go into the caches, in blocks, or from the caches of another sample of its request. Then it
+ * gets one token a step, the first of which follows the last token of the prompt. */
+#include "engine/engine.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "engine/programs_internal.h"
+#include "engine/rows_internal.h"
+
+/* Blocks of prompts that are computed between two tokens of the sequences that have begun: enough to
+ * fill slots soon, few enough not to hold up sequences for long. */
+enum { BLOCKS_PER_STEP = 8 };
+
+typedef struct QueuedRequest {
+    EngineRequest request;
+    int begun, ended; /* samples */
+    struct QueuedRequest *next;
+} QueuedRequest;
+
+/* A slot, and the sequence in it if `owner` is not NULL. */
+typedef struct EngineSlot {
+    QueuedRequest *owner;
+    int sample;
+    int64_t first_row;
+    int64_t filled; /* tokens in the caches */
+    int64_t drawn;
+    int32_t last; /* the newest drawn token */
+} EngineSlot;
+
+struct Engine {
+    const ModelConfig *config;
+    EngineSizes sizes;
+    EnginePrograms *programs;
+    QueuedRequest *first, **end; /* the queue, by submission, with requests that have begun */
+    EngineSlot *slots;
+    int *order; /* of `running` slots, by beginning */
+    int running;
+    EngineRow *rows;
+    RowPool pool;
+    EngineCounts counts;
+};
+
+Engine *engine_create(const ModelConfig *config, Precision precision, Device *device, EngineSizes sizes, Error *error) {
+    assert(sizes.slots > 0 && sizes.slots <= ENGINE_MOST_SLOTS);
+    EnginePrograms *programs = engine_programs_create(config, precision, device, &sizes, error);
+    if (!programs) return NULL;
+    Engine *e = memory_allocate(sizeof *e);
+    *e = (Engine){.config = config, .sizes = sizes, .programs = programs, .end = &e->first};
+    e->slots = memory_allocate((size_t)sizes.slots * sizeof *e->slots);
+    memset(e->slots, 0, (size_t)sizes.slots * sizeof *e->slots);
+    e->order = memory_allocate((size_t)sizes.slots * sizeof *e->order);
+    e->rows = memory_allocate((size_t)sizes.slots * sizeof *e->rows);
+    e->pool = (RowPool){.rows = sizes.cache_rows, .ranges = memory_allocate((size_t)sizes.slots * sizeof *e->pool.ranges)};
+    return e;
+}
+
+void engine_free(Engine *e) {
+    if (!e) return;
+    for (QueuedRequest *next; e->first; e->first = next) {
+        next = e->first->next;
+        free(e->first);
+    }
+    engine_programs_free(e->programs);
+    free(e->slots), free(e->order), free(e->rows), free(e->pool.ranges);
+    free(e);
+}
+
+EngineCounts engine_counts(const Engine *e) { return e->counts; }
+const Graph *engine_graph(const Engine *e) { return engine_programs_graph(e->programs); }
+void *engine_master(Engine *e) { return engine_programs_arena(e->programs, ARENA_MASTER); }
+void *engine_weights(Engine *e) { return engine_programs_arena(e->programs, ARENA_WEIGHT); }
+
+/* -- Requests ------------------------------------------------------------------------------------------------------ */
+
+static bool check_request(const Engine *e, const EngineRequest *r, Error *error) {
+    const ModelConfig *c = e->config;
+    int64_t most = int_min(c->context, e->sizes.cache_rows);
+    bool grows = c->rope_factor > 1 && (c->rope_scaling == ROPE_DYNAMIC || c->rope_scaling == ROPE_LONGROPE);
+    assert(r->samples > 0 && r->tokens > 0);
+    if (r->prompt_count < 1) return error_set(error, ERROR_USAGE, "a prompt needs at least one token");
+    if (r->prompt_count > most || r->tokens > most - r->prompt_count)
+        return error_set(error, ERROR_USAGE,
+            "a prompt of %" PRId64 " tokens and %" PRId64 " tokens after it do not fit into %" PRId64
+            " positions: ask for at most %" PRId64,
+            r->prompt_count, r->tokens, most, int_max(most - r->prompt_count, 0));
+    if (grows && r->prompt_count > c->rope_original_context)
+        return error_set(error, ERROR_USAGE,
+            "a prompt of %" PRId64 " tokens is longer than model.rope_original_context=%" PRId64
+            ", which RoPE that grows with the text does not allow for cached prompts: use a shorter one",
+            r->prompt_count, c->rope_original_context);
+    for (int64_t i = 0; i < r->prompt_count; i++)
+        if (r->prompt[i] < 0 || r->prompt[i] >= c->vocabulary)
+            return error_set(error, ERROR_USAGE, "token %" PRId32 " is not below model.vocabulary=%" PRId64, r->prompt[i], c->vocabulary);
+    return true;
+}
+
+bool engine_submit(Engine *e, const EngineRequest *request, Error *error) {
+    if (!check_request(e, request, error)) return false;
+    QueuedRequest *queued = memory_allocate(sizeof *queued);
+    *queued = (QueuedRequest){.request = *request};
+    *e->end = queued;
+    e->end = &queued->next;
+    return true;
+}
+
+bool engine_busy(const Engine *e) { return e->first; }
+
+/* Removes requests whose samples have all ended. */
+static void remove_ended(Engine *e) {
+    QueuedRequest **at = &e->first;
+    while (*at) {
+        QueuedRequest *queued = *at;
+        if (queued->ended < queued->request.samples) {
+            at = &queued->next;
+            continue;
+        }
+        *at = queued->next;
+        free(queued);
+    }
+    e->end = at;
+}
+
+static void end_slot(Engine *e, int index, EngineEnd why) {
+    EngineSlot *slot = &e->slots[index];
+    int at = 0;
+    while (e->order[at] != index) at++;
+    memmove(e->order + at, e->order + at + 1, (size_t)(--e->running - at) * sizeof *e->order);
+    row_pool_give(&e->pool, slot->first_row);
+    QueuedRequest *owner = slot->owner;
+    slot->owner = NULL;
+    owner->ended++;
+    owner->request.end(owner->request.context, slot->sample, why);
+}
+
+/* -- Steps --------------------------------------------------------------------------------------------------------- */
+
+/* Gives free slots to the next samples of the queue, in order, as long as there are rows for them. */
+static void begin_samples(Engine *e) {
+    int index = 0;
+    for (QueuedRequest *queued = e->first; queued; queued = queued->next) {
+        const EngineRequest *r = &queued->request;
+        for (; queued->begun < r->samples; queued->begun++) {
+            while (index < e->sizes.slots && e->slots[index].owner) index++;
+            int64_t first_row = index < e->sizes.slots ? row_pool_take(&e->pool, r->prompt_count + r->tokens) : -1;
+            if (first_row < 0) return;
+            e->slots[index] = (EngineSlot){.owner = queued, .sample = queued->begun, .first_row = first_row};
+            e->order[e->running++] = index;
+        }
+    }
+}
+
+static EngineRow row_of_slot(const Engine *e, int index) { return (EngineRow){.slot = index, .first_row = e->slots[index].first_row}; }
+
+/* Returns the tokens of a sequence's prompt that blocks compute. */
+static int64_t tokens_to_fill(const EngineSlot *slot) { return slot->owner->request.prompt_count - 1; }
+
+/* Computes the next block of a prompt, or copies the whole from another sample that has it. Returns
+ * the number of tokens computed; 0 if another sample is computing it. */
+static int64_t fill_slot(Engine *e, int index) {
+    EngineSlot *slot = &e->slots[index];
+    int first = 0;
+    while (e->slots[e->order[first]].owner != slot->owner) first++;
+    const EngineSlot *other = &e->slots[e->order[first]];
+    EngineRow row = row_of_slot(e, index);
+    if (other != slot) {
+        if (other->filled < tokens_to_fill(slot)) return 0;
+        EngineRow from = row_of_slot(e, e->order[first]);
+        engine_programs_copy_prompt(e->programs, &from, &row, tokens_to_fill(slot));
+        e->counts.copied_tokens += tokens_to_fill(slot);
+        slot->filled = tokens_to_fill(slot);
+        return 0;
+    }
+    row.tokens = slot->owner->request.prompt + slot->filled;
+    row.position = slot->filled;
+    row.count = int_min(tokens_to_fill(slot) - slot->filled, engine_programs_block(e->programs));
+    engine_programs_fill(e->programs, &row);
+    e->counts.prompt_tokens += row.count;
+    slot->filled += row.count;
+    if (slot->filled == tokens_to_fill(slot) && slot->owner->request.samples > 1) engine_programs_keep_prompt(e->programs, index);
+    return row.count;
+}
+
+static void fill_slots(Engine *e) {
+    int64_t most = BLOCKS_PER_STEP * engine_programs_block(e->programs);
+    for (int i = 0; i < e->running && most > 0; i++) {
+        const EngineSlot *slot = &e->slots[e->order[i]];
+        for (int64_t made = 1; made > 0 && most > 0 && slot->filled < tokens_to_fill(slot); most -= made) made = fill_slot(e, e->order[i]);
+    }
+}
+
+/* Sets `rows`, and the slots' indices, to the sequences that are filled; returns their number. */
+static int64_t take_rows(Engine *e, int *indices) {
+    int64_t count = 0;
+    for (int i = 0; i < e->running; i++) {
+        EngineSlot *slot = &e->slots[e->order[i]];
+        const EngineRequest *r = &slot->owner->request;
+        if (slot->filled < tokens_to_fill(slot)) continue;
+        EngineRow row = row_of_slot(e, e->order[i]);
+        row.position = slot->filled;
+        row.count = 1;
+        row.tokens = slot->drawn ? &slot->last : r->prompt + r->prompt_count - 1;
+        row.sampling = &r->sampling;
+        row.uniform =
+            rng_uniform(r->sampling.seed, RNG_STREAM_SAMPLE, (r->number + (uint64_t)slot->sample) << 24 | (uint64_t)(slot->filled + 1));
+        indices[count] = e->order[i];
+        e->rows[count++] = row;
+    }
+    return count;
+}
+
+static bool is_end_token(const EngineRequest *r, int32_t token) {
+    for (int64_t i = 0; i < r->end_count; i++)
+        if (r->ends[i] == token) return true;
+    return false;
+}
+
+/* Takes a sequence's new token. */
+static void accept_token(Engine *e, int index, const EngineRow *row) {
+    EngineSlot *slot = &e->slots[index];
+    const EngineRequest *r = &slot->owner->request;
+    slot->last = row->token;
+    slot->filled++;
+    slot->drawn++;
+    e->counts.tokens++;
+    if (is_end_token(r, row->token)) end_slot(e, index, ENGINE_STOP);
+    else if (!r->token(r->context, slot->sample, row->token, row->log_probability)) end_slot(e, index, ENGINE_STOP);
+    else if (slot->drawn == r->tokens) end_slot(e, index, ENGINE_LENGTH);
+}
+
+bool engine_step(Engine *e, Error *error) {
+    begin_samples(e);
+    fill_slots(e);
+    int indices[ENGINE_MOST_SLOTS];
+    int64_t count = take_rows(e, indices);
+    if (!count) return true;
+    if (!engine_programs_next(e->programs, e->rows, count, error)) return false;
+    e->counts.steps++;
+    e->counts.sequences += count;
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(e->rows[i].log_probability))
+            return error_set(error, ERROR_NUMERICS,
+                "a logit of sample %d after %" PRId64
+                " tokens is not finite: the weights contain NaN or infinity, or activations overflow; use an older checkpoint",
+                e->slots[indices[i]].sample, e->rows[i].position + 1);
+    for (int64_t i = 0; i < count; i++) accept_token(e, indices[i], &e->rows[i]);
+    remove_ended(e);
+    return true;
+}

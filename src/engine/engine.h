@@ -1,0 +1,74 @@
+/* The engine: generation of many sequences at once with one model. A sequence that is being
+ * generated has a slot, and consecutive rows of the caches, which all slots share. A step computes
+ * the prompts of new sequences in blocks, then one token of every sequence, in one program for each
+ * power of two of sequences. When a sequence ends, the next one takes its slot.
+ *
+ * A request asks for one or more samples of one prompt. The prompt is computed once and copied to
+ * the caches of its samples. All rows of a sequence are reserved before it begins, so a sequence
+ * that has begun always ends.
+ *
+ * The tokens of a sample are a function of the weights, its prompt, its sampling and its number: not
+ * of other sequences, up to the rounding of kernels that depend on the number of rows. Works on one
+ * rank. */
+#pragma once
+
+#include "config/config.h"
+#include "graph/graph.h"
+#include "infer/generate.h"
+
+typedef struct EngineSizes {
+    int64_t slots;      /* most sequences at once, up to ENGINE_MOST_SLOTS */
+    int64_t cache_rows; /* useful rows of the caches; 0: slots * context. If memory is short there are fewer */
+    int64_t limit;      /* tokens from this one on are not drawn */
+} EngineSizes;
+enum { ENGINE_MOST_SLOTS = 1024 };
+
+typedef enum EngineEnd {
+    ENGINE_STOP,   /* an end token, which is not among the sample's tokens, or EngineRequest.token said so */
+    ENGINE_LENGTH, /* as many tokens as asked for */
+} EngineEnd;
+
+typedef struct EngineRequest {
+    const int32_t *prompt; /* borrowed until the last sample ends */
+    int64_t prompt_count;  /* at least 1 */
+    int64_t tokens;        /* most tokens of a sample, at least 1 */
+    int samples;           /* at least 1 */
+    Sampling sampling;
+    uint64_t number;     /* of the first sample: sample i draws with number + i */
+    const int32_t *ends; /* tokens that end a sample; borrowed like the prompt */
+    int64_t end_count;
+    /* Called for every token of a sample in order, with the natural log-probability that the model
+     * gives it at temperature 1; false ends the sample. Then `end` is called once. Neither calls the
+     * engine. */
+    bool (*token)(void *context, int sample, int32_t token, double log_probability);
+    void (*end)(void *context, int sample, EngineEnd end);
+    void *context;
+} EngineRequest;
+
+typedef struct Engine Engine;
+
+/* Allocates weights (zero) and caches. `config` and the device outlive the engine. ERROR_MEMORY if
+ * not even one sequence of the context, or all useful rows, would fit. */
+Engine *engine_create(const ModelConfig *config, Precision precision, Device *device, EngineSizes sizes, Error *error);
+void engine_free(Engine *engine); /* NULL is allowed */
+
+/* For setting the weights, as in infer/generate.h. */
+const Graph *engine_graph(const Engine *engine);
+void *engine_master(Engine *engine);
+void *engine_weights(Engine *engine);
+
+/* Adds a request to the queue. ERROR_USAGE: a token is outside the vocabulary; prompt and tokens
+ * exceed the context or the caches; or the prompt is too long for growing RoPE. */
+bool engine_submit(Engine *engine, const EngineRequest *request, Error *error);
+/* Returns whether a request is unfinished. */
+bool engine_busy(const Engine *engine);
+/* Computes the next token of every sequence. ERROR_NUMERICS if a logit is not finite. */
+bool engine_step(Engine *engine, Error *error);
+
+/* Sums since the engine was created. */
+typedef struct EngineCounts {
+    int64_t prompt_tokens, copied_tokens; /* computed, and copied between samples */
+    int64_t tokens;                       /* drawn */
+    int64_t steps, sequences;             /* steps that drew tokens, and sequences in them */
+} EngineCounts;
+EngineCounts engine_counts(const Engine *engine);

@@ -1,0 +1,253 @@
+/* A program that runs with fewer sequences than it has computes sequences of one token in a slot and
+ * a cache row of their own, which nothing reads. */
+#include "engine/programs_internal.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/element.h"
+#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "ops/attention/attention.h"
+#include "ops/draw/draw.h"
+#include "ops/slots/slots.h"
+
+static const int64_t block_lengths[] = {32, 256, 2048};
+enum { BLOCKS = sizeof block_lengths / sizeof *block_lengths, BATCHES = 11 /* 1 to ENGINE_MOST_SLOTS */ };
+static_assert(1 << (BATCHES - 1) == ENGINE_MOST_SLOTS, "one program for each power of two");
+
+struct EnginePrograms {
+    const ModelConfig *config;
+    Precision precision;
+    Device *device;
+    EngineSizes sizes;
+    Program batches[BATCHES], blocks[BLOCKS]; /* by sequences; by `block_lengths` */
+    int batch_count, block_count;
+    void *shared[ARENA_COUNT];
+    int64_t bytes[ARENA_COUNT]; /* of `shared` */
+    void *drawn;                /* WIDE [sequences, DRAW_VALUES], in memory that the device can access */
+};
+
+static bool engine_shares(Arena arena) {
+    return arena == ARENA_WEIGHT || arena == ARENA_MASTER || arena == ARENA_STATE || arena == ARENA_ACTIVATION;
+}
+
+/* -- Sizes --------------------------------------------------------------------------------------------------------- */
+
+/* A slot has two states: the newest, and the one after its prompt, which other samples of the
+ * prompt begin with. Padding has a state and a cache row of its own. */
+static SlotSizes padded_sizes(const EnginePrograms *e) { return (SlotSizes){2 * e->sizes.slots + 1, e->sizes.cache_rows + 1}; }
+static int64_t prompt_state(const EnginePrograms *e, int64_t slot) { return e->sizes.slots + slot; }
+static int64_t padding_state(const EnginePrograms *e) { return 2 * e->sizes.slots; }
+
+static void build_engine_program(EnginePrograms *e, Program *program, int64_t sequences, int64_t length) {
+    SlotSizes sizes = padded_sizes(e);
+    program->model = model_build_slots(e->config, e->precision, &sizes, sequences, length);
+}
+
+/* Returns the bytes of a cache row, in all layers. */
+static int64_t cache_row_bytes(const Graph *graph) {
+    int64_t columns = 0;
+    for (int i = 0; i < graph->node_count; i++)
+        if (graph->nodes[i].op == OP_attention_cached) columns += graph_columns(graph, graph->nodes[i].out[ATTENTION_CACHED_CACHE]);
+    return columns * precision_bytes(graph->precision, TYPE_COMPUTE);
+}
+
+static bool plan_engine_program(EnginePrograms *e, Program *program, Error *error) {
+    if (!program_plan(program, e->device, error)) return false;
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++)
+        if (engine_shares(arena)) e->bytes[arena] = int_max(e->bytes[arena], program->plan.bytes[arena]);
+    return true;
+}
+
+static bool plan_engine_programs(EnginePrograms *e, Error *error) {
+    while (e->batch_count == 0 || (1 << (e->batch_count - 1)) < e->sizes.slots) {
+        Program *program = &e->batches[e->batch_count];
+        build_engine_program(e, program, 1 << e->batch_count++, 1);
+        if (!plan_engine_program(e, program, error)) return false;
+    }
+    while (e->block_count == 0 || (e->block_count < BLOCKS && block_lengths[e->block_count - 1] < e->config->context)) {
+        Program *program = &e->blocks[e->block_count];
+        build_engine_program(e, program, 1, block_lengths[e->block_count++]);
+        if (!plan_engine_program(e, program, error)) return false;
+    }
+    return true;
+}
+
+static void free_programs(EnginePrograms *e) {
+    for (int i = 0; i < e->batch_count; i++) program_free(&e->batches[i]);
+    for (int i = 0; i < e->block_count; i++) program_free(&e->blocks[i]);
+    memset(e->batches, 0, sizeof e->batches);
+    memset(e->blocks, 0, sizeof e->blocks);
+    e->batch_count = e->block_count = 0;
+}
+
+static int64_t engine_needs(const EnginePrograms *e) {
+    int64_t bytes = 0;
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
+        bytes += e->bytes[arena];
+        for (int i = 0; i < e->batch_count && !engine_shares(arena); i++) bytes += e->batches[i].plan.bytes[arena];
+        for (int i = 0; i < e->block_count && !engine_shares(arena); i++) bytes += e->blocks[i].plan.bytes[arena];
+    }
+    return bytes;
+}
+
+/* Chooses the cache rows: as many as are of use, or as many as fit into nine tenths of the free
+ * memory. Plans all programs with them. */
+static bool choose_cache_rows(EnginePrograms *e, Error *error) {
+    const int64_t context = e->config->context, most = e->sizes.slots * context, available = device_available(e->device);
+    e->sizes.cache_rows = e->sizes.cache_rows ? int_min(e->sizes.cache_rows, most) : most;
+    if (!plan_engine_programs(e, error)) return false;
+    int64_t row = cache_row_bytes(e->batches[0].model.graph), needed = engine_needs(e);
+    if (available < 0 || needed <= available) return true;
+    int64_t fits = e->sizes.cache_rows - divide_up(needed - available / 10 * 9, row);
+    if (fits < int_min(context, e->sizes.cache_rows)) {
+        char need[32], have[32];
+        log_format_bytes((double)(needed - (e->sizes.cache_rows - context) * row), need);
+        log_format_bytes((double)available, have);
+        return error_set(error, ERROR_MEMORY,
+            "generation in %" PRId64 " slots with caches for one sequence of %" PRId64
+            " tokens needs %s, but only %s are available: set context and slots lower, or use a machine with more memory",
+            e->sizes.slots, context, need, have);
+    }
+    free_programs(e);
+    memset(e->bytes, 0, sizeof e->bytes);
+    e->sizes.cache_rows = fits;
+    return plan_engine_programs(e, error);
+}
+
+/* -- Opening and closing ------------------------------------------------------------------------------------------- */
+
+static int64_t drawn_bytes(const EnginePrograms *e) {
+    int64_t sequences = (int64_t)1 << (e->batch_count - 1);
+    return sequences * DRAW_VALUES * (int64_t)precision_bytes(e->precision, TYPE_WIDE);
+}
+
+static bool start_engine(EnginePrograms *e, Error *error) {
+    if (!choose_cache_rows(e, error)) return false;
+    if (!(e->drawn = device_allocate_host(e->device, drawn_bytes(e), error))) return error_context(error, "drawn tokens");
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++)
+        if (e->bytes[arena] && !(e->shared[arena] = device_allocate(e->device, e->bytes[arena], error)))
+            return error_context(error, "the %s of generation", arena_name(arena));
+    for (int i = 0; i < e->batch_count; i++)
+        if (!program_start(&e->batches[i], e->shared, error)) return false;
+    for (int i = 0; i < e->block_count; i++)
+        if (!program_start(&e->blocks[i], e->shared, error)) return false;
+    return true;
+}
+
+EnginePrograms *engine_programs_create(const ModelConfig *config, Precision precision, Device *device, EngineSizes *sizes, Error *error) {
+    EnginePrograms *e = memory_allocate(sizeof *e);
+    *e = (EnginePrograms){.config = config, .precision = precision, .device = device, .sizes = *sizes};
+    if (!start_engine(e, error)) {
+        engine_programs_free(e);
+        return NULL;
+    }
+    *sizes = e->sizes;
+    return e;
+}
+
+void engine_programs_free(EnginePrograms *e) {
+    if (!e) return;
+    if (e->drawn) device_free_host(e->device, e->drawn, drawn_bytes(e));
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++)
+        if (e->shared[arena]) device_free(e->device, e->shared[arena], e->bytes[arena]);
+    free_programs(e);
+    free(e);
+}
+
+const Graph *engine_programs_graph(const EnginePrograms *e) { return e->batches[0].model.graph; }
+void *engine_programs_arena(const EnginePrograms *e, Arena arena) { return e->shared[arena]; }
+
+/* -- Running ------------------------------------------------------------------------------------------------------- */
+
+/* Writes the inputs of one sequence of a program. Padding repeats the position after the last
+ * token. */
+static void load_sequence(const Program *program, int64_t index, const EngineRow *row) {
+    const Model *m = &program->model;
+    int32_t *tokens = executor_tensor(program->executor, m->tokens), *positions = executor_tensor(program->executor, m->positions);
+    ((int32_t *)executor_tensor(program->executor, m->slots.slots))[index] = (int32_t)row->slot;
+    ((int32_t *)executor_tensor(program->executor, m->slots.first_rows))[index] = (int32_t)row->first_row;
+    ((int32_t *)executor_tensor(program->executor, m->slots.lasts))[index] = (int32_t)row->count - 1;
+    for (int64_t i = 0; i < m->length; i++) {
+        tokens[index * m->length + i] = i < row->count ? row->tokens[i] : 0;
+        positions[index * m->length + i] = (int32_t)(row->position + int_min(i, row->count));
+    }
+}
+
+int64_t engine_programs_block(const EnginePrograms *e) { return block_lengths[e->block_count - 1]; }
+
+void engine_programs_fill(EnginePrograms *e, const EngineRow *row) {
+    int i = 0;
+    while (block_lengths[i] < row->count) i++;
+    assert(i < e->block_count && row->count > 0);
+    load_sequence(&e->blocks[i], 0, row);
+    executor_run(e->blocks[i].executor);
+}
+
+static void load_choice(const Program *program, int64_t index, const EngineRow *row) {
+    const Sampling *sampling = row->sampling;
+    const float choice[DRAW_CHOICE_VALUES] = {[DRAW_TEMPERATURE] = (float)sampling->temperature,
+        [DRAW_TOP_K] = (float)sampling->top_k,
+        [DRAW_TOP_P] = (float)sampling->top_p,
+        [DRAW_MIN_P] = (float)sampling->min_p,
+        [DRAW_UNIFORM] = fminf((float)row->uniform, 0x1.fffffep-1f)};
+    executor_set_values(program->executor, program->model.choice, index * DRAW_CHOICE_VALUES, choice, DRAW_CHOICE_VALUES);
+}
+
+bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Error *error) {
+    int i = 0;
+    while (1 << i < count) i++;
+    assert(i < e->batch_count && count > 0);
+    const Program *program = &e->batches[i];
+    const Sampling greedy = {.top_p = 1};
+    const EngineRow padding = {
+        .slot = padding_state(e), .first_row = e->sizes.cache_rows, .tokens = (int32_t[]){0}, .count = 1, .sampling = &greedy};
+    for (int64_t s = 0; s < program->model.sequences; s++) {
+        load_sequence(program, s, s < count ? &rows[s] : &padding);
+        load_choice(program, s, s < count ? &rows[s] : &padding);
+    }
+    *(int32_t *)executor_tensor(program->executor, program->model.limit) = (int32_t)e->sizes.limit;
+    executor_run(program->executor);
+    executor_read(program->executor, program->model.drawn, e->drawn);
+    size_t bytes = precision_bytes(e->precision, TYPE_WIDE);
+    for (int64_t s = 0; s < count; s++) {
+        rows[s].token = (int32_t)element_get(bytes, e->drawn, s * DRAW_VALUES + DRAW_TOKEN);
+        rows[s].log_probability = element_get(bytes, e->drawn, s * DRAW_VALUES + DRAW_LOG_PROBABILITY);
+    }
+    return device_ok(e->device, error);
+}
+
+/* Copies `rows` rows of a state between rows of it. */
+static void copy_state_rows(const EnginePrograms *e, TensorId state, int64_t to, int64_t from, int64_t rows) {
+    const Graph *graph = engine_programs_graph(e);
+    int64_t bytes = graph_columns(graph, state) * (int64_t)precision_bytes(e->precision, TYPE_COMPUTE);
+    char *at = executor_device_tensor(e->batches[0].executor, state);
+    device_copy(e->device, at + to * bytes, at + from * bytes, rows * bytes);
+}
+
+/* Copies the state `from` to `to` in all layers. */
+static void copy_slot_states(const EnginePrograms *e, int64_t to, int64_t from) {
+    const Graph *graph = engine_programs_graph(e);
+    for (int i = 0; i < graph->node_count; i++) {
+        if (graph->nodes[i].op != OP_slot_write) continue;
+        TensorId state = graph->nodes[i].out[SLOT_WRITE_STATE];
+        int64_t rows = graph_rows(graph, state) / padded_sizes(e).slots;
+        copy_state_rows(e, state, to * rows, from * rows, rows);
+    }
+}
+
+void engine_programs_keep_prompt(EnginePrograms *e, int64_t slot) { copy_slot_states(e, prompt_state(e, slot), slot); }
+
+void engine_programs_copy_prompt(EnginePrograms *e, const EngineRow *from, const EngineRow *to, int64_t positions) {
+    const Graph *graph = engine_programs_graph(e);
+    for (int i = 0; i < graph->node_count; i++)
+        if (graph->nodes[i].op == OP_attention_cached)
+            copy_state_rows(e, graph->nodes[i].out[ATTENTION_CACHED_CACHE], to->first_row, from->first_row, positions);
+    copy_slot_states(e, to->slot, prompt_state(e, from->slot));
+    engine_programs_keep_prompt(e, to->slot);
+}

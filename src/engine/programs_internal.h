@@ -1,0 +1,38 @@
+/* The programs of an engine: one for each power of two of sequences that get their next token, and a
+ * few that compute blocks of a prompt. All share weights, caches and the memory of activations. */
+#pragma once
+
+#include "engine/engine.h"
+#include "program/program.h"
+
+/* A sequence in a run of a program. */
+typedef struct EngineRow {
+    int64_t slot, first_row; /* the cache row of position 0 */
+    const int32_t *tokens;   /* `count` tokens, the first of which is at `position` */
+    int64_t count, position;
+    const Sampling *sampling; /* of the next token, */
+    double uniform;           /* and its random number; unused for prompts */
+    /* Results: a token, and its natural log-probability at temperature 1, NaN if a logit is not
+     * finite. */
+    int32_t token;
+    double log_probability;
+} EngineRow;
+
+typedef struct EnginePrograms EnginePrograms;
+
+EnginePrograms *engine_programs_create(const ModelConfig *config, Precision precision, Device *device, EngineSizes *sizes, Error *error);
+void engine_programs_free(EnginePrograms *programs);
+const Graph *engine_programs_graph(const EnginePrograms *programs);
+void *engine_programs_arena(const EnginePrograms *programs, Arena arena);
+
+/* Returns the tokens of the longest block of a prompt. */
+int64_t engine_programs_block(const EnginePrograms *programs);
+/* Fills the caches with row->count tokens of a prompt, at most a block. One more position of the
+ * sequence is reserved after them, which padding overwrites. */
+void engine_programs_fill(EnginePrograms *programs, const EngineRow *row);
+/* Computes one token of each of `count` sequences and draws the next ones. ERROR_DEVICE. */
+bool engine_programs_next(EnginePrograms *programs, EngineRow *rows, int64_t count, Error *error);
+/* Keeps the state of a slot whose prompt has just been filled, for engine_programs_copy_prompt. */
+void engine_programs_keep_prompt(EnginePrograms *programs, int64_t slot);
+/* Copies a prompt of `positions` positions from a sequence to one that has not begun. */
+void engine_programs_copy_prompt(EnginePrograms *programs, const EngineRow *from, const EngineRow *to, int64_t positions);

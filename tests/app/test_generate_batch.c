@@ -1,0 +1,155 @@
+/* Tests of `smelt generate MODEL PROMPTS.jsonl`: each prompt gets what it gets alone, in the order of the file, with its own
+ * members; and files that are not prompts are refused by their line. */
+#include "support/train_run.h"
+
+#include "base/file.h"
+#include "base/scope.h"
+
+#define GREEDY "temperature=0 tokens=12 threads=1 "
+
+static void make_run(void) { train_good("run=r steps=6 model.context=300 checkpoint.every=0 eval.every=0"); }
+
+/* Returns what the program writes to stdout. The caller frees. */
+static char *printed_by(const char *words) {
+    ProcessResult result = smelt(words);
+    if (result.code) fail_msg("%s: %d: %s", words, result.code, result.errors);
+    char *output = memory_copy_string(result.output);
+    process_free(&result);
+    return output;
+}
+
+/* Parses the lines of a file. */
+static json_t *lines_of(const char *path) {
+    size_t length;
+    char *text = (char *)read_bytes(path, &length), *end = text + length;
+    json_t *lines = json_array();
+    for (char *at = text; at < end;) {
+        char *next = memchr(at, '\n', (size_t)(end - at));
+        assert_non_null(next);
+        json_t *line = json_loadb(at, (size_t)(next - at), 0, NULL);
+        assert_non_null(line);
+        json_array_append_new(lines, line);
+        at = next + 1;
+    }
+    free(text);
+    return lines;
+}
+
+static const char *text_at(const json_t *lines, size_t line, const char *name) {
+    const char *text = json_string_value(json_object_get(json_array_get(lines, line), name));
+    if (!text) fail_msg("line %zu has no text %s", line, name);
+    return text;
+}
+static json_int_t integer_at(const json_t *lines, size_t line, const char *name) {
+    return json_integer_value(json_object_get(json_array_get(lines, line), name));
+}
+
+static void prompts_get_what_they_get_alone(void **state) {
+    (void)state;
+    static const char *const prompts[] = {"a", "the text goes on", "xyz", "0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7"};
+    make_run();
+    FILE *file = fopen("p.jsonl", "w");
+    for (int i = 0; i < 4; i++) {
+        json_auto_t *record = json_pack("{ss si}", "prompt", prompts[i], "own", i);
+        json_dumpf(record, file, 0);
+        fputs(i == 1 ? "\n\n" : "\n", file);
+    }
+    fputs("{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n{\"tokens\": [97]}", file);
+    fclose(file);
+    smelt_good("generate r p.jsonl out=o.jsonl samples=2 slots=3 ids=true template=chatml " GREEDY);
+    json_auto_t *lines = lines_of("o.jsonl");
+    assert_int_equal(json_array_size(lines), 12);
+    for (size_t i = 0; i < 12; i++) {
+        SCOPED_FREE char *alone = NULL;
+        const char *prompt = i < 8 ? prompts[i / 2] : i < 10 ? "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n" : "a";
+        write_text("prompt", prompt);
+        FILE *pipe = popen("cat prompt | { cat; echo; } | $SMELT generate r - " GREEDY "device=cpu 2> errors", "r");
+        size_t capacity = 0;
+        assert_true(getdelim(&alone, &capacity, '\0', pipe) > 0);
+        assert_int_equal(pclose(pipe), 0);
+        SCOPED_FREE char *expected = memory_format("%s%s\n", prompt, text_at(lines, i, "completion"));
+        assert_string_equal(alone, expected);
+        assert_int_equal(integer_at(lines, i, "sample"), i % 2);
+        if (i < 8) assert_int_equal(integer_at(lines, i, "own"), i / 2);
+        const json_t *line = json_array_get(lines, i), *ids = json_object_get(line, "ids"), *logs = json_object_get(line, "logprobs");
+        assert_int_equal(json_array_size(ids), integer_at(lines, i, "tokens_generated"));
+        double sum = 0;
+        for (size_t k = 0; k < json_array_size(logs); k++) {
+            assert_true(json_real_value(json_array_get(logs, k)) <= 0);
+            sum += json_real_value(json_array_get(logs, k));
+        }
+        assert_float_equal(sum, json_real_value(json_object_get(line, "logprob")), 1e-6);
+        assert_string_equal(text_at(lines, i, "finish"), json_array_size(ids) == 12 ? "length" : "stop");
+    }
+    SCOPED_FREE char *printed = printed_by("generate r p.jsonl samples=2 slots=1 ids=true template=chatml " GREEDY);
+    size_t length;
+    SCOPED_FREE char *written = (char *)read_bytes("o.jsonl", &length);
+    assert_memory_equal(printed, written, length);
+}
+
+/* Samples differ from each other, not from run to run, nor with other slots. */
+static void samples_are_drawn_by_seed_line_and_number(void **state) {
+    (void)state;
+    make_run();
+    write_text("p.jsonl", "{\"prompt\": \"the\"}\n{\"prompt\": \"the\"}\n");
+    smelt_good("generate r p.jsonl out=a.jsonl samples=3 slots=6 tokens=20 seed=5 threads=1");
+    smelt_good("generate r p.jsonl out=b.jsonl samples=2 slots=1 tokens=20 seed=5 threads=1");
+    smelt_good("generate r p.jsonl out=c.jsonl samples=2 slots=1 tokens=20 seed=6 threads=1");
+    json_auto_t *a = lines_of("a.jsonl"), *b = lines_of("b.jsonl"), *c = lines_of("c.jsonl");
+    assert_int_equal(json_array_size(a), 6);
+    for (size_t line = 0; line < 2; line++)
+        for (size_t sample = 0; sample < 2; sample++)
+            assert_string_equal(text_at(a, 3 * line + sample, "completion"), text_at(b, 2 * line + sample, "completion"));
+    for (size_t i = 0; i < 6; i++)
+        for (size_t j = 0; j < i; j++) assert_string_not_equal(text_at(a, i, "completion"), text_at(a, j, "completion"));
+    assert_string_not_equal(text_at(b, 0, "completion"), text_at(c, 0, "completion"));
+}
+
+static void what_is_no_prompt_is_refused_by_its_line(void **state) {
+    (void)state;
+    static const struct {
+        const char *line, *message;
+    } cases[] = {
+        {"{\"prompt\": 3}", "p.jsonl 2 prompt tokens messages"},
+        {"{\"prompt\": \"a\", \"tokens\": [1]}", "p.jsonl 2"},
+        {"{\"prompt\": \"\"}", "p.jsonl 2"},
+        {"{\"tokens\": [1, -2]}", "p.jsonl 2 1"},
+        {"{\"tokens\": []}", "p.jsonl 2"},
+        {"{\"prompt\": \"a\", \"finish\": 1}", "p.jsonl 2 finish"},
+        {"{\"prompt\": \"a\"", "p.jsonl 2"},
+        {"[1]", "p.jsonl 2"},
+    };
+    make_run();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        SCOPED_FREE char *text = memory_format("{\"prompt\": \"good\"}\n%s\n", cases[i].line);
+        write_text("p.jsonl", text);
+        ProcessResult result = smelt("generate r p.jsonl out=o.jsonl");
+        if (result.code != ERROR_DATA && result.code != ERROR_USAGE) fail_msg("%s: %d", cases[i].line, result.code);
+        assert_mentions(result.errors, cases[i].message);
+        process_free(&result);
+        assert_false(file_exists("o.jsonl"));
+    }
+    write_text("p.jsonl", "{\"tokens\": [999]}\n");
+    smelt_says(ERROR_USAGE, "999 model.vocabulary", "generate r p.jsonl out=o.jsonl");
+    write_text("p.jsonl", "{\"prompt\": \"a prompt\"}\n");
+    smelt_says(ERROR_USAGE, "1 p.jsonl 8", "generate r p.jsonl out=o.jsonl context=8");
+    smelt_says(ERROR_USAGE, "cache", "generate r p.jsonl cache=false");
+    smelt_says(ERROR_USAGE, "samples", "generate r prompt samples=2");
+    write_text("o.jsonl", "{\"kept\": 1}\n");
+    smelt_says(ERROR_USAGE, "o.jsonl", "generate r p.jsonl out=o.jsonl tokens=2");
+    smelt_good("generate r p.jsonl out=o.jsonl tokens=2 overwrite=true");
+    write_text("notes.txt", "notes");
+    smelt_says(ERROR_USAGE, "notes.txt", "generate r p.jsonl out=notes.txt tokens=2 overwrite=true");
+    write_text("p.jsonl", "\n");
+    smelt_says(ERROR_DATA, "p.jsonl", "generate r p.jsonl");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(prompts_get_what_they_get_alone),
+        TRAIN_TEST(samples_are_drawn_by_seed_line_and_number),
+        TRAIN_TEST(what_is_no_prompt_is_refused_by_its_line),
+    };
+    train_main();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,301 @@
+/* Generation of many sequences at once: what each of them gets is what it gets alone. */
+#include <math.h>
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "backend/backend.h"
+#include "base/math.h"
+#include "base/rng.h"
+#include "engine/engine.h"
+#include "engine/rows_internal.h"
+#include "support/generator_run.h"
+#include "support/mentions.h"
+
+enum { CONTEXT = 96, MOST_TOKENS = 12, MOST_SAMPLES = 5 };
+
+/* A prompt, and what its samples get. */
+typedef struct Asked {
+    int32_t prompt[CONTEXT];
+    int64_t prompt_count, tokens;
+    int samples;
+    Sampling sampling;
+    struct {
+        int32_t tokens[MOST_TOKENS];
+        double log_probabilities[MOST_TOKENS];
+        int count, ends, most; /* most: tokens after which the test ends the sample; 0: never */
+        EngineEnd end;
+    } got[MOST_SAMPLES];
+} Asked;
+
+static bool take_token(void *context, int sample, int32_t token, double log_probability) {
+    Asked *asked = context;
+    int at = asked->got[sample].count++;
+    assert_in_range(at, 0, MOST_TOKENS - 1);
+    assert_int_equal(asked->got[sample].ends, 0);
+    asked->got[sample].tokens[at] = token;
+    asked->got[sample].log_probabilities[at] = log_probability;
+    return !asked->got[sample].most || asked->got[sample].count < asked->got[sample].most;
+}
+
+static void take_end(void *context, int sample, EngineEnd end) {
+    Asked *asked = context;
+    asked->got[sample].ends++;
+    asked->got[sample].end = end;
+}
+
+static uint64_t random_below(uint64_t *at, uint64_t limit) { return (uint64_t)(rng_uniform(77, 3, (*at)++) * (double)limit); }
+
+static Asked random_request(uint64_t *at, int samples, double temperature) {
+    Asked asked = {
+        .prompt_count = 1 + (int64_t)random_below(at, 70), .tokens = 1 + (int64_t)random_below(at, MOST_TOKENS), .samples = samples};
+    asked.sampling = (Sampling){.temperature = temperature, .top_p = 1, .seed = random_below(at, 1000)};
+    for (int64_t i = 0; i < asked.prompt_count; i++) asked.prompt[i] = (int32_t)random_below(at, BYTE_VOCABULARY);
+    return asked;
+}
+
+static Engine *create_engine(const Config *config, Precision precision, EngineSizes sizes) {
+    Error error = {0};
+    sizes.limit = BYTE_VOCABULARY;
+    Engine *engine = engine_create(&config->model, precision, device_cpu(), sizes, &error);
+    if (!engine) fail_msg("%s", error.message);
+    random_run_weights(engine_graph(engine), &config->model, engine_master(engine));
+    model_cast_weights(engine_graph(engine), device_cpu(), engine_master(engine), engine_weights(engine));
+    return engine;
+}
+
+static void submit(Engine *engine, Asked *asked, uint64_t number) {
+    Error error = {0};
+    const EngineRequest request = {.prompt = asked->prompt,
+        .prompt_count = asked->prompt_count,
+        .tokens = asked->tokens,
+        .samples = asked->samples,
+        .sampling = asked->sampling,
+        .number = number,
+        .token = take_token,
+        .end = take_end,
+        .context = asked};
+    if (!engine_submit(engine, &request, &error)) fail_msg("%s", error.message);
+}
+
+static void step(Engine *engine) {
+    Error error = {0};
+    if (!engine_step(engine, &error)) fail_msg("%s", error.message);
+}
+
+static void finish(Engine *engine) {
+    for (int steps = 0; engine_busy(engine); steps++) {
+        assert_in_range(steps, 0, 10000);
+        step(engine);
+    }
+}
+
+static double log_probability(const double *logits, int64_t count, int32_t token) {
+    double largest = -INFINITY, sum = 0;
+    for (int64_t i = 0; i < count; i++) largest = fmax(largest, logits[i]);
+    for (int64_t i = 0; i < count; i++) sum += exp(logits[i] - largest);
+    return logits[token] - largest - log(sum);
+}
+
+/* Compares with a generator, which has one sequence. */
+static void expect_alone(const Config *config, const char *name, const Asked *asked) {
+    Error error = {0};
+    Generator *alone = create(NULL, config, PRECISION_FP64, true);
+    assert_true(generator_feed(alone, asked->prompt, asked->prompt_count, &error));
+    assert_int_equal(asked->got[0].count, asked->tokens);
+    for (int64_t i = 0; i < asked->tokens; i++) {
+        const double *logits = generator_logits(alone, &error);
+        assert_non_null(logits);
+        double expected = log_probability(logits, config->model.vocabulary, asked->got[0].tokens[i]);
+        if (fabs(expected - asked->got[0].log_probabilities[i]) > 1e-9)
+            fail_msg("%s: prompt of %d, token %d has log-probability %.15g, alone %.15g", name, (int)asked->prompt_count, (int)i,
+                asked->got[0].log_probabilities[i], expected);
+        int32_t token;
+        assert_true(generator_next(alone, &asked->sampling, BYTE_VOCABULARY, &token, &error));
+        if (token != asked->got[0].tokens[i])
+            fail_msg("%s: prompt of %d, token %d is %d, alone %d", name, (int)asked->prompt_count, (int)i, asked->got[0].tokens[i], token);
+    }
+    generator_free(alone);
+}
+
+static void sequences_get_what_they_get_alone(void **state) {
+    (void)state;
+    enum { REQUESTS = 7 };
+    uint64_t at = 0;
+    for (int i = 0; i < FAMILIES; i++) {
+        OptionStrings strings = {0};
+        Config config = configure(&families[i], CONTEXT, &strings);
+        Engine *engine = create_engine(&config, PRECISION_FP64, (EngineSizes){.slots = 3});
+        Asked asked[REQUESTS];
+        for (int r = 0; r < REQUESTS; r++) {
+            asked[r] = random_request(&at, 1, r % 2 ? 0.8 : 0);
+            submit(engine, &asked[r], 0);
+        }
+        finish(engine);
+        for (int r = 0; r < REQUESTS; r++) {
+            assert_int_equal(asked[r].got[0].ends, 1);
+            assert_int_equal(asked[r].got[0].end, ENGINE_LENGTH);
+            expect_alone(&config, families[i].name, &asked[r]);
+        }
+        engine_free(engine);
+        options_free_strings(&strings);
+    }
+}
+
+/* Returns a hash of all samples' tokens and of their log-probabilities, which rounding may change in the last bits. */
+static void run_schedule(const Config *config, EngineSizes sizes, uint64_t order, int count, Asked *asked) {
+    Engine *engine = create_engine(config, PRECISION_FP64, sizes);
+    int places[32];
+    assert_in_range(count, 1, 32);
+    for (int i = 0; i < count; i++) places[i] = i;
+    for (int i = count - 1; i > 0 && order; i--) {
+        int other = (int)random_below(&order, (uint64_t)i + 1), kept = places[i];
+        places[i] = places[other], places[other] = kept;
+    }
+    for (int i = 0; i < count; i++) {
+        submit(engine, &asked[places[i]], (uint64_t)places[i] * MOST_SAMPLES);
+        for (uint64_t steps = order ? random_below(&order, 4) : 0; steps > 0; steps--) step(engine);
+    }
+    finish(engine);
+    engine_free(engine);
+}
+
+static void neither_slots_nor_arrivals_change_a_sample(void **state) {
+    (void)state;
+    enum { REQUESTS = 8, SCHEDULES = 6 };
+    static const int chosen[] = {0, 2, 6, 8, 17};
+    for (size_t f = 0; f < sizeof chosen / sizeof *chosen; f++) {
+        OptionStrings strings = {0};
+        Config config = configure(&families[chosen[f]], CONTEXT, &strings);
+        static Asked first[REQUESTS], other[REQUESTS];
+        for (int schedule = 0; schedule < SCHEDULES; schedule++) {
+            uint64_t at = 4000;
+            Asked *asked = schedule ? other : first;
+            for (int r = 0; r < REQUESTS; r++) asked[r] = random_request(&at, 1 + r % MOST_SAMPLES, r % 3 ? 1 : 0.5);
+            EngineSizes sizes = {.slots = 1 + schedule * 3 % 8, .cache_rows = schedule % 2 ? 150 : 0};
+            run_schedule(&config, sizes, (uint64_t)schedule * 100000, REQUESTS, asked);
+            for (int r = 0; r < REQUESTS; r++)
+                for (int s = 0; s < asked[r].samples; s++) {
+                    assert_int_equal(asked[r].got[s].count, asked[r].tokens);
+                    if (memcmp(asked[r].got[s].tokens, first[r].got[s].tokens, sizeof first[r].got[s].tokens))
+                        fail_msg("%s: request %d, sample %d differs in schedule %d", families[chosen[f]].name, r, s, schedule);
+                    for (int i = 0; i < asked[r].got[s].count; i++)
+                        assert_true(fabs(asked[r].got[s].log_probabilities[i] - first[r].got[s].log_probabilities[i]) < 1e-9);
+                }
+        }
+        assert_memory_not_equal(first[4].got[0].tokens, first[4].got[1].tokens, 4 * first[4].tokens);
+        options_free_strings(&strings);
+    }
+}
+
+static void samples_end_where_they_should(void **state) {
+    (void)state;
+    OptionStrings strings = {0};
+    Config config = configure(&families[2], CONTEXT, &strings);
+    uint64_t at = 9000;
+    Engine *engine = create_engine(&config, PRECISION_FP32, (EngineSizes){.slots = 4});
+    Asked whole = random_request(&at, 1, 0), ended = {0}, stopped = {0};
+    whole.tokens = MOST_TOKENS;
+    ended = stopped = whole;
+    submit(engine, &whole, 0);
+    finish(engine);
+    assert_int_equal(whole.got[0].end, ENGINE_LENGTH);
+    int32_t token = whole.got[0].tokens[5];
+    int before = 0;
+    while (whole.got[0].tokens[before] != token) before++;
+    EngineRequest request = {.prompt = ended.prompt,
+        .prompt_count = ended.prompt_count,
+        .tokens = MOST_TOKENS,
+        .samples = 1,
+        .ends = &token,
+        .end_count = 1,
+        .token = take_token,
+        .end = take_end,
+        .context = &ended,
+        .sampling = {.top_p = 1}};
+    Error error = {0};
+    assert_true(engine_submit(engine, &request, &error));
+    stopped.got[0].most = 3;
+    submit(engine, &stopped, 0);
+    finish(engine);
+    assert_int_equal(ended.got[0].end, ENGINE_STOP);
+    assert_int_equal(ended.got[0].count, before);
+    assert_memory_equal(ended.got[0].tokens, whole.got[0].tokens, (size_t)before * sizeof token);
+    assert_int_equal(stopped.got[0].end, ENGINE_STOP);
+    assert_int_equal(stopped.got[0].count, 3);
+    engine_free(engine);
+    options_free_strings(&strings);
+}
+
+static void what_does_not_fit_is_refused(void **state) {
+    (void)state;
+    OptionStrings strings = {0};
+    Config config = configure(&families[2], CONTEXT, &strings);
+    Engine *engine = create_engine(&config, PRECISION_FP32, (EngineSizes){.slots = 2, .cache_rows = 50});
+    int32_t prompt[CONTEXT] = {0};
+    EngineRequest request = {
+        .prompt = prompt, .prompt_count = 40, .tokens = 11, .samples = 1, .token = take_token, .end = take_end, .sampling = {.top_p = 1}};
+    Error error = {0};
+    assert_false(engine_submit(engine, &request, &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_mentions(error.message, "40 11 50 10");
+    request.tokens = 1, request.prompt_count = 0;
+    assert_false(engine_submit(engine, &request, &error));
+    request.prompt_count = 2, prompt[1] = (int32_t)config.model.vocabulary;
+    assert_false(engine_submit(engine, &request, &error));
+    assert_mentions(error.message, "model.vocabulary");
+    assert_false(engine_busy(engine));
+    engine_free(engine);
+    options_free_strings(&strings);
+}
+
+/* -- Rows ---------------------------------------------------------------------------------------------------------- */
+
+/* Random reservations never overlap, and a gap that is long enough is found. */
+static void reserved_rows_do_not_overlap(void **state) {
+    (void)state;
+    enum { ROWS = 200, MOST = 16 };
+    RowRange ranges[MOST];
+    RowPool pool = {.rows = ROWS, .ranges = ranges};
+    bool used[ROWS] = {0};
+    int64_t firsts[MOST], counts[MOST];
+    int held = 0, refused = 0;
+    uint64_t at = 20000;
+    for (int round = 0; round < 20000; round++) {
+        if (held == MOST || (held && random_below(&at, 2))) {
+            int which = (int)random_below(&at, (uint64_t)held);
+            row_pool_give(&pool, firsts[which]);
+            for (int64_t r = 0; r < counts[which]; r++) used[firsts[which] + r] = false;
+            firsts[which] = firsts[--held], counts[which] = counts[held];
+            continue;
+        }
+        int64_t count = 1 + (int64_t)random_below(&at, 60), longest = 0, gap = 0, first = row_pool_take(&pool, count);
+        for (int64_t r = 0; r < ROWS; r++) longest = int_max(longest, gap = used[r] ? 0 : gap + 1);
+        assert_int_equal(first >= 0, longest >= count);
+        refused += first < 0;
+        if (first < 0) continue;
+        assert_in_range(first + count, 1, ROWS);
+        for (int64_t r = first; r < first + count; r++) {
+            assert_false(used[r]);
+            used[r] = true;
+        }
+        firsts[held] = first, counts[held++] = count;
+    }
+    assert_true(refused > 100);
+}
+
+/* One thread: the models are so small that threads only wait for each other. */
+int main(void) {
+    omp_set_num_threads(1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sequences_get_what_they_get_alone),
+        cmocka_unit_test(neither_slots_nor_arrivals_change_a_sample),
+        cmocka_unit_test(samples_end_where_they_should),
+        cmocka_unit_test(what_does_not_fit_is_refused),
+        cmocka_unit_test(reserved_rows_do_not_overlap),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
