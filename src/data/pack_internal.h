@@ -186,12 +186,12 @@ typedef struct Record {
     bool fatal;                /* the options are at fault, not the record: the packing ends */
     int32_t *spans;            /* for a conversation: lengths of untrained and trained spans, alternating; owned */
     size_t span_count;
-    size_t chosen_spans;   /* for a pair of answers: how many spans belong to the chosen one; otherwise 0 */
-    ChatCounts counts;     /* of a conversation, or of both answers of a pair */
-    bool lost[CHAT_PARTS]; /* the same: parts that its text lacks */
-    size_t text_size, ids, id_count;
-    uint64_t hash;  /* XXH3 of a document that is one piece */
-    uint64_t *keys; /* for such a document below NEAR_BYTES, with dedup=near: [MINHASH_KEYS]; owned */
+    size_t chosen_spans;                         /* for a pair of answers: how many spans belong to the chosen one; otherwise 0 */
+    ChatCounts counts;                           /* of a conversation, or of both answers of a pair */
+    bool lost[CHAT_PARTS];                       /* the same: parts that its text lacks */
+    size_t text_size, ids, id_count, word_count; /* words: in the block's */
+    uint64_t hash;                               /* XXH3 of a document that is one piece */
+    uint64_t *keys;                              /* for such a document below NEAR_BYTES, with dedup=near: [MINHASH_KEYS]; owned */
 } Record;
 
 typedef struct Block {
@@ -200,7 +200,8 @@ typedef struct Block {
     Record *records;
     size_t count, record_capacity;
     TokenIds ids;
-    int64_t done; /* bytes of all files that are consumed after this block */
+    PartWords words; /* of pieces of documents */
+    int64_t done;    /* bytes of all files that are consumed after this block */
     Error error;
     double valid_fraction;
     /* A page of a Parquet file as stored, whose records come after the block's others, and its

@@ -46,7 +46,7 @@ size_t pipeline_cut(const void *context, const char *text, size_t size) {
     const PipelineOptions *options = context;
     size_t at = size - 1;
     if (options->filter || options->restore) return 0;
-    if (options->tokenizer) return tokenizer_safe_cut(options->tokenizer, text, size, size);
+    if (options->tokenizer) return tokenizer_part_cut(options->tokenizer, text, size, size);
     if (!options->text_only) { /* cut before the last character */
         while (at > 0 && size - at < 4 && (text[at] & 0xc0) == 0x80) at--;
         return at;
@@ -64,11 +64,19 @@ static void append_bytes(TokenIds *ids, const char *text, size_t size) {
     ids->count += size;
 }
 
+static unsigned special_flags(const PipelineOptions *options) { return options->special ? 0 : TOKENIZER_PLAIN_SPECIAL; }
+
 static bool encode_record(const PipelineOptions *options, TokenizerEncoder *encoder, Block *block, Record *record) {
-    unsigned flags = (options->special ? 0 : TOKENIZER_PLAIN_SPECIAL) | (record->first ? TOKENIZER_ADD_BOS : TOKENIZER_CONTINUED);
+    unsigned flags = special_flags(options) | (record->first ? TOKENIZER_ADD_BOS : TOKENIZER_CONTINUED);
+    size_t words = block->words.count;
+    bool good = true;
     record->ids = block->ids.count;
     if (!encoder) append_bytes(&block->ids, record->text, record->text_size);
-    else if (!tokenizer_encode(encoder, record->text, record->text_size, flags, &block->ids, &block->error)) return false;
+    else if (record->first && record->last)
+        good = tokenizer_encode(encoder, record->text, record->text_size, flags, &block->ids, &block->error);
+    else good = tokenizer_encode_part(encoder, record->text, record->text_size, flags, &block->ids, &block->words, &block->error);
+    if (!good) return false;
+    record->word_count = block->words.count - words;
     if (record->last) token_ids_append(&block->ids, encoder ? tokenizer_end_of_text(options->tokenizer) : BYTE_SEPARATOR);
     record->id_count = block->ids.count - record->ids;
     return true;
@@ -244,6 +252,23 @@ static void encode_block(const PipelineOptions *options, Encoders *encoders, Blo
     }
 }
 
+/* Gives the pieces of documents the ids that they have in the whole document. `ids` is scratch
+ * space. */
+static void join_pieces(TokenizerJoiner *joiner, Block *block, TokenIds *ids) {
+    size_t words = 0;
+    ids->count = 0;
+    for (Record *record = block->records; record < block->records + block->count; record++) {
+        TextPart part = {record->first, record->ids, record->id_count, words, record->word_count};
+        record->ids = ids->count;
+        tokenizer_join(joiner, &part, &block->ids, &block->words, ids);
+        record->id_count = ids->count - record->ids;
+        words += record->word_count;
+    }
+    TokenIds before = block->ids;
+    block->ids = *ids;
+    *ids = before;
+}
+
 /* -- Threads --------------------------------------------------------------------------------------------------------- */
 
 /* Waits for a state of a slot; returns false if the pipeline has stopped. The lock is held. */
@@ -305,6 +330,9 @@ static void *run_encoder(void *context) {
 }
 
 static bool take_blocks(Pipeline *pipeline, TakeBlock *take, void *context, Error *error) {
+    SCOPED(token_ids_free) TokenIds joined = {0};
+    const PipelineOptions *options = pipeline->options;
+    TokenizerJoiner *joiner = options->tokenizer ? tokenizer_joiner_open(options->tokenizer, special_flags(options)) : NULL;
     bool good = true;
     for (int64_t number = 0; good; number++) {
         BlockSlot *slot = &pipeline->slots[number % pipeline->count];
@@ -312,6 +340,7 @@ static bool take_blocks(Pipeline *pipeline, TakeBlock *take, void *context, Erro
         await_condition(pipeline, &pipeline->encoded, slot, SLOT_ENCODED);
         pthread_mutex_unlock(&pipeline->lock);
         if (slot->block.error.code) *error = slot->block.error;
+        else if (slot->block.words.count > 0) join_pieces(joiner, &slot->block, &joined);
         good = !slot->block.error.code && take(context, &slot->block, error);
         if (slot->last) break;
         pthread_mutex_lock(&pipeline->lock);
@@ -319,6 +348,7 @@ static bool take_blocks(Pipeline *pipeline, TakeBlock *take, void *context, Erro
         pthread_cond_signal(&pipeline->freed);
         pthread_mutex_unlock(&pipeline->lock);
     }
+    tokenizer_joiner_free(joiner);
     return good;
 }
 

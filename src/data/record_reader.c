@@ -77,6 +77,7 @@ void block_clear(Block *block) {
     parquet_page_free(&block->page);
     if (block->capacity > KEPT_BYTES) block_free(block);
     block->size = block->ids.count = 0;
+    part_words_clear(&block->words);
 }
 
 void block_free(Block *block) {
@@ -85,6 +86,7 @@ void block_free(Block *block) {
     free(block->text);
     free(block->records);
     token_ids_free(&block->ids);
+    part_words_free(&block->words);
     *block = (Block){0};
 }
 

@@ -18,16 +18,15 @@ static const char metaspace[] = "\xE2\x96\x81";
 
 static bool cuts_at_space(const Pattern *pattern) { return !pattern->regex && pattern->text.size == 1 && pattern->text.bytes[0] == ' '; }
 
-/* Returns whether the step treats parts like the whole. Scores rule it out, because sums from the
- * start of a text differ from sums of its parts. */
-static bool pieces_keep_apart(const Tokenizer *tokenizer, const NormalStep *step) {
-    return !tokenizer->scores && !step->charsmap.joins_spaces && step->whitespace.escape && !step->whitespace.suffix;
+/* Returns whether the step treats parts like the whole. */
+static bool pieces_keep_apart(const NormalStep *step) {
+    return !step->charsmap.joins_spaces && step->whitespace.escape && !step->whitespace.suffix;
 }
 
 static bool normals_keep_apart(const Tokenizer *tokenizer) {
     for (int i = 0; i < tokenizer->normal_count; i++) {
         const NormalStep *step = &tokenizer->normals[i];
-        if (step->kind == NORMAL_SENTENCEPIECE && !pieces_keep_apart(tokenizer, step)) return false;
+        if (step->kind == NORMAL_SENTENCEPIECE && !pieces_keep_apart(step)) return false;
         if (step->kind == NORMAL_PRECOMPILED && step->charsmap.joins_spaces) return false;
         if (step->kind == NORMAL_SENTENCEPIECE || step->kind == NORMAL_PRECOMPILED) continue;
         bool replaces = step->kind == NORMAL_REPLACE && cuts_at_space(&step->pattern) && step->with.size == 3 &&
@@ -102,11 +101,15 @@ static bool cuts_before(unsigned cuts, const char *text, size_t size, size_t at)
     return text[at - 1] == '\n' && (cuts & CUT_LINE) && at >= 2 && is_visible(text, at - 2) && begins_with_letter(text + at, size - at);
 }
 
-size_t tokenizer_safe_cut(const Tokenizer *tokenizer, const char *text, size_t size, size_t wanted) {
+size_t tokenizer_part_cut(const Tokenizer *tokenizer, const char *text, size_t size, size_t wanted) {
     if (tokenizer->cuts == 0 || size == 0) return 0;
     size_t at = wanted < size ? wanted : size - 1;
     while (at > 0 && !cuts_before(tokenizer->cuts, text, size, at)) at--;
     return at;
+}
+
+size_t tokenizer_safe_cut(const Tokenizer *tokenizer, const char *text, size_t size, size_t wanted) {
+    return unigram_sums(tokenizer) ? 0 : tokenizer_part_cut(tokenizer, text, size, wanted);
 }
 
 void cuts_respect_added(Tokenizer *tokenizer, const AddedToken *token, Span content) {

@@ -30,6 +30,7 @@ struct TokenizerEncoder {
     size_t arena_used, cache_count;
     unsigned flags;
     TokenIds *out;
+    PartWords *words; /* of the part that is encoded; NULL: it is a whole text, or its words do not matter */
 };
 
 TokenizerEncoder *tokenizer_encoder_open(const Tokenizer *tokenizer) {
@@ -96,15 +97,20 @@ static int32_t cached_id(const TokenizerEncoder *encoder, const CacheSlot *slot,
     return id;
 }
 
-/* Appends the cached ids of a word if they are also correct after the text so far; otherwise
- * returns false. For a unigram model the last cached entry is the bound that unigram_encode_word
- * returned. */
-static bool use_cached_unigram(TokenizerEncoder *encoder, const CacheSlot *slot) {
-    const Tokenizer *tokenizer = encoder->tokenizer;
-    double score = unigram_start(encoder->lattice.score);
+/* Returns the bound that unigram_encode_word returned for a word: the last cached entry. */
+static float cached_bound(const TokenizerEncoder *encoder, const CacheSlot *slot) {
     int32_t last = cached_id(encoder, slot, slot->ids - 1);
     float holds;
     memcpy(&holds, &last, sizeof holds);
+    return holds;
+}
+
+/* Appends the cached ids of a word if they are also correct after the text so far; otherwise
+ * returns false. */
+static bool use_cached_unigram(TokenizerEncoder *encoder, const CacheSlot *slot) {
+    const Tokenizer *tokenizer = encoder->tokenizer;
+    double score = unigram_start(encoder->lattice.score);
+    float holds = cached_bound(encoder, slot);
     if (score > holds || -score > holds) return false;
     for (int i = 0; i < slot->ids - 1; i++) {
         int32_t id = cached_id(encoder, slot, i);
@@ -121,27 +127,45 @@ static uint64_t hash_word(const TokenizerEncoder *encoder, Span word) {
     return hash_bytes(word.bytes, word.size) ^ (encoder->flags & TOKENIZER_PLAIN_SPECIAL);
 }
 
+/* Returns the slot of a word with its ids and their bound. */
+static const CacheSlot *find_unigram_slot(TokenizerEncoder *encoder, Span word) {
+    uint64_t hash = hash_word(encoder, word);
+    CacheSlot *slot = find_cache_slot(encoder, hash, word);
+    if (slot->ids > 0) return slot;
+    SCOPED(token_ids_free) TokenIds ids = {0};
+    float holds = unigram_encode_word(encoder->tokenizer, &encoder->lattice, word, &ids);
+    int32_t last;
+    memcpy(&last, &holds, sizeof last);
+    token_ids_append(&ids, last);
+    return remember_word(encoder, slot, hash, word, ids.items, ids.count);
+}
+
 static void encode_unigram_word(TokenizerEncoder *encoder, Span word) {
-    if (word.size <= CACHE_WORD) {
-        uint64_t hash = hash_word(encoder, word);
-        CacheSlot *slot = find_cache_slot(encoder, hash, word);
-        if (slot->ids == 0) {
-            SCOPED(token_ids_free) TokenIds ids = {0};
-            float holds = unigram_encode_word(encoder->tokenizer, &encoder->lattice, word, &ids);
-            int32_t last;
-            memcpy(&last, &holds, sizeof last);
-            token_ids_append(&ids, last);
-            slot = remember_word(encoder, slot, hash, word, ids.items, ids.count);
-        }
-        if (use_cached_unigram(encoder, slot)) return;
-    }
+    if (word.size <= CACHE_WORD && use_cached_unigram(encoder, find_unigram_slot(encoder, word))) return;
     unigram_encode(encoder->tokenizer, &encoder->lattice, word, encoder->out);
+}
+
+/* Encodes a word for a joiner. A long word is left to it. */
+static void encode_part_word(TokenizerEncoder *encoder, Span word) {
+    PartWords *words = encoder->words;
+    PartWord part = {.ids = encoder->out->count, .text = words->text_size, .size = (uint32_t)word.size, .holds = -1};
+    if (word.size <= CACHE_WORD) {
+        const CacheSlot *slot = find_unigram_slot(encoder, word);
+        part.count = slot->ids - 1u;
+        part.holds = cached_bound(encoder, slot);
+        for (int i = 0; i < slot->ids - 1; i++) token_ids_append(encoder->out, cached_id(encoder, slot, i));
+    }
+    array_reserve(words->text, words->text_capacity, words->text_size + word.size);
+    memcpy(words->text + words->text_size, word.bytes, word.size);
+    words->text_size += word.size;
+    array_reserve(words->items, words->capacity, words->count + 1);
+    words->items[words->count++] = part;
 }
 
 static void encode_word(TokenizerEncoder *encoder, Span word) {
     TokenIds *out = encoder->out;
     if (encoder->tokenizer->scores) {
-        encode_unigram_word(encoder, word);
+        (encoder->words ? encode_part_word : encode_unigram_word)(encoder, word);
         return;
     }
     if (word.size > CACHE_WORD) {
@@ -376,4 +400,12 @@ bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length
     return !encoder->merger.lost ||
            error_set(error, ERROR_DATA,
                "the text contains a character that the tokenizer encodes only with a special token: set special=true to allow that");
+}
+
+bool tokenizer_encode_part(
+    TokenizerEncoder *encoder, const char *text, size_t length, unsigned flags, TokenIds *out, PartWords *words, Error *error) {
+    encoder->words = unigram_sums(encoder->tokenizer) ? words : NULL;
+    bool good = tokenizer_encode(encoder, text, length, flags, out, error);
+    encoder->words = NULL;
+    return good;
 }

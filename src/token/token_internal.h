@@ -400,6 +400,8 @@ void unigram_encode(const Tokenizer *tokenizer, Lattice *lattice, Span text, Tok
 /* Appends the ids of a separate word. Returns the largest absolute score of the preceding text with
  * which the ids stay the same; negative: none. */
 float unigram_encode_word(const Tokenizer *tokenizer, Lattice *lattice, Span word, TokenIds *out);
+/* Returns whether the ids of a text depend on the scores of the text before it. */
+static inline bool unigram_sums(const Tokenizer *tokenizer) { return tokenizer->scores && tokenizer->sentencepiece; }
 /* Returns the score at the start of a word that follows text of `score`. */
 double unigram_start(double score);
 void lattice_free(Lattice *lattice);

@@ -130,6 +130,49 @@ bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length
  * (smelt knows the regular expressions of model makers, not any). */
 size_t tokenizer_safe_cut(const Tokenizer *tokenizer, const char *text, size_t size, size_t wanted);
 
+/* -- Parts of a text that are encoded at the same time ---------------------------------------------------------------
+ *
+ * SentencePiece's unigram models add up scores from the start of a text, and rounding decides
+ * between sums that are nearly equal. The ids of a part then depend on the text before it. Any
+ * thread may encode a part as if they did not; a joiner, which sees all parts in order, knows the
+ * sum and encodes the few words again for which it matters. */
+
+/* A word of a part. */
+typedef struct PartWord {
+    size_t ids;  /* index of its first id */
+    size_t text; /* index of its normalized text in PartWords.text */
+    uint32_t count, size;
+    float holds; /* its ids are right after a sum of at most this absolute value; negative: after none */
+} PartWord;
+/* The words of parts, in order; none for tokenizers whose parts do not depend on each other.
+ * Zero-initialize, free with part_words_free. */
+typedef struct PartWords {
+    PartWord *items;
+    size_t count, capacity;
+    char *text;
+    size_t text_size, text_capacity;
+} PartWords;
+void part_words_clear(PartWords *words);
+void part_words_free(PartWords *words);
+
+/* Like tokenizer_safe_cut, for parts that a joiner joins. */
+size_t tokenizer_part_cut(const Tokenizer *tokenizer, const char *text, size_t size, size_t wanted);
+/* Like tokenizer_encode, for a part; appends its words. */
+bool tokenizer_encode_part(
+    TokenizerEncoder *encoder, const char *text, size_t length, unsigned flags, TokenIds *out, PartWords *words, Error *error);
+
+/* A part: its ranges of ids and words. */
+typedef struct TextPart {
+    bool first; /* begins a text */
+    size_t ids, id_count, words, word_count;
+} TextPart;
+typedef struct TokenizerJoiner TokenizerJoiner;
+/* `flags` as for the parts. */
+TokenizerJoiner *tokenizer_joiner_open(const Tokenizer *tokenizer, unsigned flags);
+void tokenizer_joiner_free(TokenizerJoiner *joiner); /* NULL is fine */
+/* Appends the ids that the part has in its text. */
+void tokenizer_join(TokenizerJoiner *joiner, const TextPart *part, const TokenIds *ids, const PartWords *words, TokenIds *out);
+
 /* Decodes ids to bytes, token by token; only together do the bytes form UTF-8 (see
  * infer/utf8.h). */
 typedef struct TokenizerDecoder {

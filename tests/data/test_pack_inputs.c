@@ -11,6 +11,7 @@
 #include "base/scope.h"
 #include "data/pack.h"
 #include "support/mentions.h"
+#include "support/unigram_model.h"
 
 static const char *const only_in[] = {"in", NULL};
 
@@ -267,6 +268,34 @@ static void a_long_document_is_the_same_as_a_short_one_and_on_any_number_of_thre
     free(text);
 }
 
+/* The sum of scores goes on from piece to piece. */
+static void a_long_document_of_a_unigram_model_has_the_tokens_of_the_whole(void **state) {
+    (void)state;
+    enum { SIZE = 1500000 };
+    SCOPED_FREE char *text = random_words(SIZE);
+    Error error = {0};
+    TokenIds whole = {0};
+    write_rivals_model("rivals.model");
+    write_text("in", text);
+    Tokenizer *tokenizer = tokenizer_open("rivals.model", &error);
+    assert_non_null(tokenizer);
+    TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
+    assert_true(tokenizer_encode(encoder, text, SIZE, 0, &whole, &error));
+    token_ids_append(&whole, tokenizer_end_of_text(tokenizer));
+    int threads = omp_get_max_threads();
+    for (int i = 1; i <= 5; i += 2) {
+        omp_set_num_threads(i);
+        pack_with((PackOptions){.tokenizer = "rivals.model"});
+        ShardSet set = open_set("out");
+        assert_tokens(&set, whole.items, (int64_t)whole.count);
+        shard_set_close(&set);
+    }
+    omp_set_num_threads(threads);
+    token_ids_free(&whole);
+    tokenizer_encoder_free(encoder);
+    tokenizer_free(tokenizer);
+}
+
 /* The first block takes longer than all others together, which would go round the ring of blocks more than once. */
 static void a_slow_block_holds_up_the_writer_alone(void **state) {
     (void)state;
@@ -414,6 +443,7 @@ int main(void) {
         IN_FOLDER(what_is_not_text_inside_a_compressed_file_is_named),
         IN_FOLDER(documents_of_streams_are_divided_by_their_number),
         IN_FOLDER(invalid_text_becomes_what_is_asked),
+        IN_FOLDER(a_long_document_of_a_unigram_model_has_the_tokens_of_the_whole),
         IN_FOLDER(a_long_document_is_the_same_as_a_short_one_and_on_any_number_of_threads),
         IN_FOLDER(a_slow_block_holds_up_the_writer_alone),
         IN_FOLDER(special_tokens_in_text_are_text_unless_asked),

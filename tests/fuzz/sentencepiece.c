@@ -11,14 +11,30 @@ static bool encode(TokenizerEncoder *encoder, const char *text, size_t length, u
     return good;
 }
 
+/* Encodes both parts, the second one first. */
+static bool encode_parts(
+    TokenizerEncoder *encoder, const Tokenizer *tokenizer, const char *text, size_t length, size_t cut, TokenIds *out) {
+    TokenIds ids[2] = {{0}};
+    PartWords words[2] = {{0}};
+    TokenizerJoiner *joiner = tokenizer_joiner_open(tokenizer, 0);
+    Error error = {0};
+    bool good = tokenizer_encode_part(encoder, text + cut, length - cut, cut > 0 ? TOKENIZER_CONTINUED : 0, &ids[1], &words[1], &error) &&
+                tokenizer_encode_part(encoder, text, cut, 0, &ids[0], &words[0], &error);
+    if (!good) require_line(&error);
+    for (int i = 0; i < 2 && good; i++)
+        tokenizer_join(joiner, &(TextPart){.first = !i, .id_count = ids[i].count, .word_count = words[i].count}, &ids[i], &words[i], out);
+    for (int i = 0; i < 2; i++) token_ids_free(&ids[i]), part_words_free(&words[i]);
+    tokenizer_joiner_free(joiner);
+    return good;
+}
+
 static void check_text(const Tokenizer *tokenizer, const char *text, size_t length) {
     TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
     TokenizerDecoder decoder = tokenizer_decoder(tokenizer, false);
     TokenIds whole = {0}, parts = {0};
-    size_t cut = length > 0 ? tokenizer_safe_cut(tokenizer, text, length, length / 2 + 1) : 0, size;
+    size_t cut = length > 0 ? tokenizer_part_cut(tokenizer, text, length, length / 2 + 1) : 0, size;
     require(cut <= length / 2 + 1);
-    bool good = encode(encoder, text, length, 0, &whole) && encode(encoder, text, cut, 0, &parts) &&
-                encode(encoder, text + cut, length - cut, cut > 0 ? TOKENIZER_CONTINUED : 0, &parts);
+    bool good = encode(encoder, text, length, 0, &whole) && encode_parts(encoder, tokenizer, text, length, cut, &parts);
     require(!good ||
             (whole.count == parts.count && (whole.count == 0 || !memcmp(whole.items, parts.items, whole.count * sizeof *whole.items))));
     for (size_t i = 0; i < whole.count; i++) {
