@@ -51,7 +51,7 @@ static const Variety families[] = {
                   "model.rope_attention_factor=1.2", "model.tied=false"}},
     {"gemma2", {"model.family=gemma", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=10", "model.ffn=20",
                    "model.layers=3", "model.window=20", "model.window_period=2", "model.window_first=1", "model.window_skips=true",
-                   "model.score_cap=2", "model.logit_cap=0.5", "model.tied=false"}},
+                   "model.score_cap=2", "model.logit_cap=8", "model.tied=false"}},
     {"gemma3",
         {"model.family=gemma", "model.qk_norm=true", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=10",
             "model.ffn=20", "model.layers=3", "model.window=20", "model.window_period=3", "model.window_first=2", "model.window_skips=true",
