@@ -176,6 +176,7 @@ static const Option rows[] = {
         "load-balancing loss: one per layer, or one over the tokens of all layers (transformers); averaged over microbatches"),
     REAL_OPTION(model.rope_theta, "10000", 1, 1e12, "", "base of RoPE"),
     REAL_OPTION(model.rope_fraction, "1", 0, 1, "", "fraction of each head's channels that RoPE rotates"),
+    INT_OPTION(model.nope_period, "0", 0, 10000, "layers", "every Nth layer has no RoPE (no_rope_layer_interval); 0: all layers have it"),
     CHOICE_OPTION(
         model.rope_scaling, "llama3", "llama3|linear|dynamic|yarn|longrope", "how model.rope_factor scales positions (rope_type)"),
     REAL_OPTION(model.rope_factor, "1", 1, 1e6, "", "factor by which the context is extended; 1: none"),

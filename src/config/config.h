@@ -63,7 +63,8 @@ typedef struct ModelConfig {
     double auxiliary_loss;
     int auxiliary_scope; /* AuxiliaryScope */
     double rope_theta, rope_fraction;
-    int rope_scaling; /* RopeScaling */
+    int64_t nope_period; /* smollm3: layers N - 1, 2N - 1, ... have no RoPE; 0: all have it */
+    int rope_scaling;    /* RopeScaling */
     double rope_factor, rope_low_frequency, rope_high_frequency;
     double rope_attention_factor; /* for yarn and longrope */
     double rope_beta_fast, rope_beta_slow;

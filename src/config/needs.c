@@ -168,6 +168,7 @@ static const Need rows[] = {
     {"model.rope_theta", "a phase of data.train without rope_theta", leaves_theta, START},
     {"model.rope_fraction", TEXT_ONLY, is_text, REFUSE},
     {"model.rope_fraction", OF_RULE, WARN},
+    {"model.nope_period", OF_RULE, REFUSE},
     {"model.rope_scaling", "model.rope_factor above 1", stretches, WARN},
     {"model.rope_factor", TEXT_ONLY, is_text, REFUSE},
     {"model.rope_factor", OF_RULE, WARN},

@@ -57,6 +57,8 @@ void hf_read_padding(HfFieldReader *r, const char *name, const json_t *value) {
 }
 
 void hf_read_padding_or(HfFieldReader *r, const char *name, const json_t *value, int64_t fallback) {
+    if (!value && fallback >= r->model->vocabulary)
+        hf_refuse(r, name, "is missing, and its default, %lld, is not a token of the vocabulary", (long long)fallback);
     if (value) hf_read_padding(r, name, value);
     else r->model->padding = fallback;
 }

@@ -163,7 +163,10 @@ static FixtureSettings linear = {"model.family=llama", "model.heads=4", "model.k
 static FixtureSettings published = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.head_dim=64", "model.width=32",
     "model.ffn=64", "model.layers=1", "model.rope_theta=500000", "model.rope_factor=32", "model.rope_original_context=8192",
     "model.context=16384"};
-static const char *const *const models[] = {llama, published, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmo2, olmoe, gpt2, yarn, linear};
+static FixtureSettings smollm3 = {"model.family=smollm3", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+    "model.layers=5", "model.nope_period=4", "model.tied=true"};
+static const char *const *const models[] = {
+    llama, published, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmo2, olmoe, smollm3, gpt2, yarn, linear};
 enum { MODELS = sizeof models / sizeof *models };
 
 static void write_gguf(const Fixture *f, const char *type, const char *path) {
@@ -443,6 +446,9 @@ static void models_that_llama_cpp_lacks_are_refused(void **state) {
         "model.layers=1", "model.experts=3", "model.tied=true"};
     static FixtureSettings grouped = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
         "model.layers=1", "model.experts=3", "model.tied=false"};
+    static FixtureSettings rotated = {
+        "model.family=smollm3", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64", "model.layers=5"};
+    assert_not_written(rotated, "model.nope_period=0 every 4th");
     assert_not_written(grouped, "model.kv_heads=2");
     assert_not_written(clipped, "model.clip_qkv=2");
     assert_not_written(tied, "model.tied=true");

@@ -52,6 +52,9 @@ static FixtureSettings gemma3 = {"model.family=gemma", "model.qk_norm=true", "mo
     "model.ffn=12", "model.layers=4", "model.head_dim=12", "model.softmax_scale=0.25", "model.window=9", "model.window_period=6",
     "model.window_first=3", "model.window_skips=true", "model.rope_theta=1000000", "model.window_rope_theta=10000",
     "model.rope_scaling=linear", "model.rope_factor=8"};
+static FixtureSettings smollm3 = {"model.family=smollm3", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
+    "model.layers=6", "model.nope_period=3", "model.window=9", "model.window_period=3", "model.window_first=2", "model.qkv_bias=true",
+    "model.rope_theta=2000000"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
@@ -65,7 +68,7 @@ static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model
     "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
 static const char *const *const models[] = {zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt,
-    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2};
+    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, smollm3, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -341,7 +344,7 @@ static void numbers_round_to_the_nearest_of_mxfp4(void **state) {
 static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
     static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe",
-        "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text"};
+        "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -502,6 +505,10 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {gemma3, "final_logit_softcapping", "30.0", "final_logit_softcapping is 30"},
         {gemma3, "sliding_window_pattern", "0", "sliding_window_pattern is not an integer of at least 1"},
         {gemma3, "rope_local_base_freq", "\"1\"", "rope_local_base_freq is not a number"},
+        {smollm3, "no_rope_layers", "[1, 0, 0, 1, 1, 1]", "no_rope_layers every Nth"},
+        {smollm3, "no_rope_layers", "[1, 0]", "no_rope_layers per layer"},
+        {smollm3, "use_sliding_window", "false", "layer_types use_sliding_window"},
+        {smollm3, "mlp_bias", "true", "mlp_bias is true"},
         {qwen3_moe, "use_sliding_window", "1", "use_sliding_window is not true or false"},
         {zaya, "layer_types", "[\"hybrid\", \"hybrid_sliding\"]", "sliding_window is missing"},
         {zaya, "layer_types", "[\"hybrid\"]", "layer_types num_hidden_layers"},

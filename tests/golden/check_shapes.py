@@ -107,6 +107,16 @@ def draw_deepseek(draw, family):
         v_head_dim=draw.randint(1, 24))
 
 
+def draw_smollm3(draw):
+    heads = draw.choice([2, 4, 6])
+    settings = draw_common(draw, heads)
+    period = draw.choice([1, 2, 3, 4])
+    rotated = draw.choice([None, [int((i + 1) % period != 0) for i in range(settings["num_hidden_layers"])]])
+    return settings | dict(hidden_size=heads * 2 * draw.randint(4, 12), intermediate_size=draw.randint(8, 90), no_rope_layers=rotated, no_rope_layer_interval=period,
+        num_key_value_heads=draw.choice([None, *(k for k in (1, 2, 3, 6) if heads % k == 0)]), attention_bias=draw.random() < 0.4,
+        use_sliding_window=draw.random() < 0.5, sliding_window=draw.choice([None, 1, 3, 9, 40]), hidden_act=draw.choice(["silu", "silu", "gelu_pytorch_tanh"]))
+
+
 def draw_gemma2(draw):
     settings, rope = draw_gemma3(draw), draw_common(draw, 2)["rope_parameters"]
     return settings | dict(rope_parameters=rope, attn_logit_softcapping=draw.choice([None, 50.0, 1.5]),
@@ -122,7 +132,7 @@ def draw_gemma3(draw):
         hidden_activation=draw.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu"]))
 
 
-FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3}
+FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3}
 
 
 def smelt(build, *arguments):
@@ -222,7 +232,7 @@ def run_theirs(model, step, batch):
     near, least = at[None, :, None] - at[None, None, :] < (getattr(model.config, "sliding_window", None) or batch.length), torch.finfo(torch.float32).min
     mask, full = (torch.where(rows[:, None], 0.0, least) for rows in (seen & near, seen))
     experts = hasattr(model.config, "router_aux_loss_coef")
-    if model.config.model_type in ("olmo3", "gpt_oss", "gemma2", "gemma3_text"):
+    if model.config.model_type in ("olmo3", "gpt_oss", "gemma2", "gemma3_text", "smollm3"):
         mask = {"sliding_attention": mask, "full_attention": full}
     out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, **(dict(output_router_logits=True) if experts else {}))
     logits, cap = model.lm_head(out.last_hidden_state).flatten(0, 1), getattr(model.config, "final_logit_softcapping", None)

@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "hidden_activation", "activation_function", "norm_type", "attn_type")
@@ -293,6 +293,21 @@ def gemma3_edits():
         yield {"sliding_window_pattern": pattern, "layer_types": ...}
 
 
+def smollm3_edits():
+    for interval in (1, 2, 3, 4, 0, -2, None, 1.5, ...):
+        yield {"no_rope_layer_interval": interval, "no_rope_layers": ..., "layer_types": ...}
+    for layers in ([1, 1, 1], [0, 0, 0], [1, 1, 0], [1, 0, 1, 0], [0, 1, 0], [1, 0], [1, 2, 0], [1, 0, -1], [True, False, True], [1.0, 0, 1], None, "1"):
+        yield {"no_rope_layers": layers, "layer_types": ...}
+        yield {"no_rope_layers": layers}
+    full, sliding = "full_attention", "sliding_attention"
+    for types in ([full] * 3, [sliding] * 3, [full, sliding, full], [sliding, full, full], [sliding, full, sliding], [full] * 2, ["chunked_attention"] * 3, full, None, ...):
+        for window in ({}, {"sliding_window": 5}, {"sliding_window": None}, {"use_sliding_window": False}, {"use_sliding_window": ...}):
+            yield {"layer_types": types} | window
+    yield {"attention_bias": False}
+    yield {"head_dim": 8}
+    yield {"num_attention_heads": 3, "num_key_value_heads": 1}
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -345,6 +360,8 @@ def own_edits(family):
         edits += list(olmoe_edits())
     if family == "gpt_oss":
         edits += list(gpt_oss_edits())
+    if family == "smollm3":
+        edits += list(smollm3_edits())
     if family.startswith("deepseek"):
         edits += list(deepseek_edits(family))
     return edits

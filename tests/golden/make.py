@@ -38,6 +38,8 @@ FAMILIES = {
                         layer_types=["sliding_attention"] * 3 + ["full_attention"],
                         rope_parameters={"sliding_attention": dict(rope_type="default", rope_theta=1e4),
                                          "full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0)}),
+    "smollm3": dict(model_type="smollm3", intermediate_size=40, num_hidden_layers=3, no_rope_layer_interval=2,
+                    use_sliding_window=True, sliding_window=6),
     "olmoe": dict(model_type="olmoe", intermediate_size=20, num_experts=3, num_experts_per_tok=2, clip_qkv=2.5),
     "deepseek_v2": dict(model_type="deepseek_v2", num_key_value_heads=4, intermediate_size=40, moe_intermediate_size=12, n_routed_experts=6,
                         num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1, topk_method="group_limited_greedy", n_group=3, topk_group=2,
