@@ -162,7 +162,7 @@ $(FAULT_LAYER): %: %.o $(BUILD)/tests/support/system_calls.o $(LIBRARY)
 
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: FORCE help check check-barriers host-objects test test-quick run-test run-rooms test-asan test-tsan bench-gate test-browser screenshots test-cluster test-ranks run-tests test-faults fuzz run-fuzz demo packages gpu-report clean
+.PHONY: FORCE help check check-amd host-objects test test-quick run-test run-rooms test-asan test-tsan bench-gate test-browser screenshots test-cluster test-ranks run-tests test-faults fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -175,7 +175,7 @@ demo: packages ## install what is missing, build, train a small ZAYA1 on real te
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
 	@tools/demo.sh $(BUILD)/smelt $(BUILD)/demo
 
-check: packages ## what takes no running program: format, structure, documents, clang as host compiler, clang-tidy, barriers of AMD kernels
+check: packages ## what takes no running program: format, structure, documents, clang as host compiler, clang-tidy, waits of AMD kernels
 	@tools/install-packages.sh $(CHECK_PACKAGES) $(if $(AMD_OBJECTS),$(ROCEMU_PACKAGES))
 	@tools/format.sh --check
 	@tools/check-structure
@@ -184,10 +184,11 @@ check: packages ## what takes no running program: format, structure, documents, 
 	@$(MAKE) --no-print-directory -s -j$(JOBS) host-objects BUILD=$(BUILD)/clang CC=clang-19 CFLAGS=-O0 KERNEL_FLAGS=-O0 # warnings do not depend on it
 	@echo "clang: every host file compiles without warnings"
 	@tools/check-tidy $(BASE_FLAGS) $(FLAGS_fp32) -DKERNEL_VARIANT=generic_fp32 -- $(HOST_SOURCES) src/app/main.c $(KERNEL_SOURCES) $(GEMM_KERNEL) $(NORMALS_KERNEL)
-	@$(MAKE) --no-print-directory -s -j$(JOBS) check-barriers
+	@$(MAKE) --no-print-directory -s -j$(JOBS) check-amd
 
-check-barriers: $(AMD_OBJECTS)
+check-amd: $(AMD_OBJECTS)
 	@$(if $^,tools/check-barriers $(ROCEMU_LLVM)/bin/llvm-objdump $^)
+	@$(if $^,tools/check-hazards $(ROCEMU_LLVM)/bin/llvm-objdump $^)
 
 host-objects: $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/app/main.o
 

@@ -13,7 +13,7 @@ ROCEMU_LIBRARY := $(BUILD)/rocemu/libamdhip64.so
 # gfx90a does not have all instructions of the kernels of test_rocemu.
 ROCEMU_TARGETS := $(filter gfx942 gfx90a gfx950,$(GPU_TARGETS))
 ROCEMU_KERNELS := $(foreach t,$(filter-out gfx90a,$(ROCEMU_TARGETS)),$(patsubst tests/rocemu/kernels/%.c,$(BUILD)/rocemu/$t/%.co,$(wildcard tests/rocemu/kernels/*.c))) \
-	$(patsubst %,$(BUILD)/rocemu/gfx90a/%.co,$(if $(filter gfx90a,$(ROCEMU_TARGETS)),arrivals basic faults memory undefined))
+	$(patsubst %,$(BUILD)/rocemu/gfx90a/%.co,$(if $(filter gfx90a,$(ROCEMU_TARGETS)),arrivals basic faults hazards memory undefined))
 ROCEMU_CFLAGS := -std=gnu17 -D_GNU_SOURCE -O3 -g -fPIC -fopenmp -fvisibility=hidden -fno-strict-aliasing -ffp-contract=off -fno-math-errno -fno-trapping-math \
 	-I$(ROCEMU_LLVM)/include $(WARNINGS) -MMD -MP
 ROCEMU_DEVICE_FLAGS := -std=gnu17 -O2 -target amdgcn-amd-amdhsa -nogpulib -ffreestanding -fvisibility=hidden

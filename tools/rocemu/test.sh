@@ -49,13 +49,20 @@ instructions() {
         awk '/^\t/ { sub(/(_e32|_e64|_dpp|_sdwa)$/, "", $1); print $1 }' | sort -u
 }
 grep -v 'gfx90a$' "$work/objects" | instructions >"$work/used"
-printf '%s\n' "$emulator"/gfx*/*.co | instructions >"$work/tested"
+printf '%s\n' "$emulator"/gfx*/*.co | grep -v '/hazards.co$' | instructions >"$work/tested"
 comm -23 "$work/used" "$work/tested" | sed 's/^/no test of the emulator has: /' >"$work/untested"
 
 # The check of `make check` finds the kernels that lack a wait at their barriers.
 found=$(tools/check-barriers "$objdump" "$emulator"/gfx*/faults.co "$emulator"/gfx*/arrivals.co | sed -n 's/.*: \(.*\) reaches .*/\1/p' | sort -u | xargs)
 planted="lds_read lds_write missing_wait_barrier missing_wait_lds_read"
 [ "$found" = "$planted" ] || echo "tools/check-barriers finds \"$found\" in faults.co and arrivals.co, not \"$planted\"" >"$work/planted"
+
+# So does the check of distances, in each kernel but those whose name ends in _away.
+for object in "$emulator"/gfx*/hazards.co; do
+    tools/check-hazards "$objdump" "$object" | sed -n 's/^hazards.co: \(.*\) at .*/\1/p' | sort -u >"$work/found"
+    readelf --wide --dyn-syms "$object" | awk 'sub(/\.kd$/, "", $8) && $8 !~ /_away$/ { print $8 }' | sort |
+        comm -3 "$work/found" - | sed "s|^|tools/check-hazards finds too much, or not |; s|\$| of $object|" >>"$work/planted"
+done
 
 cat "$work/missing" "$work/untested" "$work/planted"
 awk -v kernels="$(wc -l <"$work/kernels")" -v missing="$(wc -l <"$work/missing")" -v used="$(wc -l <"$work/used")" -v untested="$(wc -l <"$work/untested")" \

@@ -59,6 +59,14 @@ typedef struct Pass {
     KeyBounds wave;
 } Pass;
 
+/* Ends products before a branch with a wait state that clang does not count. Where paths join, it
+ * counts the wait states after an MFMA along one of them, and leaves one out along another;
+ * tools/check-hazards found that in heads of 128 on gfx942. */
+INLINE void end_products(void) {
+    __builtin_amdgcn_sched_barrier(0);
+    __asm__ volatile("s_nop 0");
+}
+
 /* Masks the scores of `count` keys in parts of ATTENTION_KEYS, whose positions are consecutive,
  * unless all rows see them. */
 INLINE void mask_scores(
@@ -91,7 +99,10 @@ INLINE void attend_tile(Pass *p, const Attention *a, int key, const int width, c
     source_advance(&p->keys, count);
     source_advance(&p->values, count);
     if (capped) attention_cap_scores(scores, count / MMA, ATTENTION_ROWS, a);
-    if (masked) mask_scores(scores, count, a, &p->wave, key, rows, width);
+    if (masked) {
+        end_products();
+        mask_scores(scores, count, a, &p->wave, key, rows, width);
+    }
     stage_begin(&p->keys_stage, keys, width, count, threads, &p->keys);
     if (masked && !bounds_touch(&p->wave, key, key + count - 1)) return;
     Operand weights[MOST_KEYS / MMA];

@@ -1,0 +1,41 @@
+"""Disassembled AMD kernels with their control flow, for tools/check-barriers and tools/check-hazards."""
+import re
+import subprocess
+import sys
+
+INDIRECT = re.compile(r"s_(?:setpc|swappc|call|cbranch_g_fork|cbranch_i_fork|cbranch_join|rfe)")
+LINE = re.compile(r"\t(\S+) *(.*?) *// ([0-9A-F]+):[0-9A-F ]+(?:<(.+)>)?$")
+
+
+class Instruction:
+    """`target`: the index of the instruction that it may branch to, or None; `is_target`: one may branch here."""
+    __slots__ = ("address", "name", "operands", "target", "is_target")
+
+    def __init__(self, address, name, operands):
+        self.address, self.name, self.operands, self.target, self.is_target = address, name, operands, None, False
+
+
+def read_kernel(path, start, kernel, lines):
+    code, branches, index = [], [], {}
+    for line in lines:
+        if line == "\t\t...": continue  # zeros
+        if not (found := LINE.match(line)): sys.exit(f"{path}: {kernel} has a line that is no instruction: {line.strip()}")
+        name, operands, address, to = found.groups()
+        symbol, _, offset = (to or "").partition("+")
+        if INDIRECT.match(name) or (to and symbol != kernel):
+            sys.exit(f"{path}: {kernel} leaves itself at 0x{address}, where this check cannot follow: {line.strip()}")
+        index[int(address, 16)] = len(code)
+        if to: branches.append((len(code), start + int(offset or "0", 16)))
+        code.append(Instruction(int(address, 16), name, operands))
+    for i, to in branches:
+        code[i].target = index[to]
+        code[index[to]].is_target = True
+    return code
+
+
+def kernels(objdump, path):
+    """Yields (name, its instructions) of each kernel of a code object."""
+    text = subprocess.run([objdump, "-d", path], check=True, capture_output=True, text=True).stdout
+    if "<unknown>" in text: sys.exit(f"{path} has instructions that {objdump} does not know. Use LLVM 20 or later.")
+    for start, name, body in re.findall(r"^([0-9a-f]+) <(.+)>:\n((?:\t.*\n)*)", text, re.M):
+        yield name, read_kernel(path, int(start, 16), name, body.splitlines())
