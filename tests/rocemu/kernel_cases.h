@@ -85,7 +85,7 @@ static inline void build_decode_case(Check *check, const void *argument) {
     AttentionSpec spec = {.heads = c->heads, .length = 1};
     TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){1, heads_columns(&c->heads)}, 0, 1);
     TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){c->in, heads_kv_columns(&c->heads)}, "cache");
-    check_output(check, op_attention_cached(check->graph, qkv, case_rows(check, 1, case_positions), cache, &spec));
+    check_output(check, op_attention_cached(check->graph, qkv, case_rows(check, 1, case_positions), cache, TENSOR_NONE, &spec));
 }
 static inline void run_decode(const KernelCase *c) { check_launch(build_decode_case, c, false); }
 
