@@ -26,7 +26,7 @@
 typedef struct DataOptions {
     double valid;
     const char *separator, *tokenizer, *field, *tokens, *template, *where, *rules, *bad_words, *fasttext, *decontaminate, *against,
-        *restore, *lines;
+        *staging, *restore, *lines;
     bool special, check, overwrite;
     int64_t vocabulary, minimum_count, shard_tokens;
     int pattern, format, invalid, dedup, turns, bos;
@@ -60,6 +60,9 @@ static const Option pack_rows[] = {
     CHOICE_OPTION(turns, "all", CHAT_TURNS, "conversations and pairs: answers to train on, if the template does not mark them"),
     INT_OPTION(shard_tokens, "0", 0, 1e15, "tokens",
         "size of a shard in the folder OUTPUT (a shard ends with the document that fills it); 0: one shard"),
+    STRING_OPTION(staging, "", "",
+        "for OUTPUT in a bucket: local folder for the shards that are not uploaded yet; empty: NAME.upload in the current folder",
+        .path = true),
     CHOICE_OPTION(dedup, "none", PACK_DEDUPS,
         "exact: keep only the first of documents with the same text; near: also drop documents that share most of their text with an "
         "earlier one"),
@@ -197,6 +200,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
         .filter = filter,
         .special = options->special,
         .bos = (TokenizerBos)options->bos,
+        .staging = options->staging,
         .shard_tokens = options->shard_tokens,
         .overwrite = options->overwrite};
     PackResult result;

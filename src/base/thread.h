@@ -20,3 +20,10 @@ bool thread_try_again(const Error *error, int *attempts);
 /* Like pthread_cond_wait, until `until` in log_seconds() at the latest; returns false when that
  * time is over. */
 bool thread_wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, double until);
+
+/* For parallel loops: loop_going returns whether no iteration has failed so far. An iteration that
+ * fails ends the others; the first one sets *error, for the thread that waits for the loop. */
+static inline bool loop_going(const bool *good) { return __atomic_load_n(good, __ATOMIC_RELAXED); }
+static inline void loop_fail(bool *good, const Error *failure, Error *error) {
+    if (__atomic_exchange_n(good, false, __ATOMIC_RELAXED)) *error = *failure;
+}

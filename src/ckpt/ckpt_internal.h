@@ -12,13 +12,6 @@ enum {
     CHUNK_BYTES = 16 * BLOCK_BYTES,   /* of an interval: the unit of hashing, sharing and requests */
 };
 
-/* For parallel loops: loop_going returns whether no iteration has failed so far. An iteration that
- * fails ends the others; the first one sets *error, for the thread that waits for the loop. */
-static inline bool loop_going(const bool *good) { return __atomic_load_n(good, __ATOMIC_RELAXED); }
-static inline void loop_fail(bool *good, const Error *failure, Error *error) {
-    if (__atomic_exchange_n(good, false, __ATOMIC_RELAXED)) *error = *failure;
-}
-
 /* -- store_files.c ------------------------------------------------------------------------------------------------- */
 
 /* Creates or replaces a file from spans, on several threads; as durable as file_write. */

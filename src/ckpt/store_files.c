@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "base/strings.h"
 #include "base/scope.h"
+#include "base/thread.h"
 #include "ckpt/store_kind_internal.h"
 
 enum { WRITER_THREADS = 4, WRITE_BYTES = 4 * BLOCK_BYTES };

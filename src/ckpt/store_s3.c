@@ -1,7 +1,5 @@
-/* Stores in a bucket of an S3 server. Objects over PART_BYTES are multipart uploads by several
- * threads, directly from the caller's memory. The server joins the parts when all are there, so an
- * interrupted upload leaves nothing under the object's name. A Store owns its connection to the
- * bucket. Called through store.c. */
+/* Stores in a bucket of an S3 server. Large objects are multipart uploads (store/s3_put.c). A Store
+ * owns its connection to the bucket. Called through store.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,14 +11,6 @@
 #include "base/scope.h"
 #include "ckpt/store_kind_internal.h"
 #include "store/s3.h"
-
-enum {
-    CONNECTIONS = 8,
-    MOST_PARTS = 10000, /* per object, by S3's rules */
-};
-static const int64_t PART_BYTES = CHUNK_BYTES;
-static const int64_t MOST_COPIED = 5LL << 30; /* per request, by S3's rules */
-static const int64_t COPY_PART_BYTES = 1LL << 30;
 
 typedef struct S3Store {
     Store store; /* first member: a Store * of this kind is an S3Store * */
@@ -48,115 +38,13 @@ static bool send_simple(Store *store, const char *path, S3Request request, Error
     return send_request(store, path, request, &reply, strcmp(request.method, "DELETE") == 0 ? &absent : NULL, error);
 }
 
-/* -- Multipart uploads -------------------------------------------------------------------------------------------- */
-
-/* An object that is uploaded from spans, or copied on the server. */
-typedef struct Upload {
-    Store *store;
-    const char *path;
-    int64_t bytes, part_bytes;
-    const StoreSpan *spans;
-    size_t count;
-    const char *source; /* BUCKET/KEY of the object to copy, encoded; NULL: the spans */
-    char *id;           /* encoded for a query */
-    int parts;
-    char (*etags)[128];
-} Upload;
-
-static bool upload_begin(Upload *upload, Error *error) {
-    SCOPED(s3_reply_free) S3Reply reply = {0};
-    S3Request request = {.method = "POST", .query = memory_copy_string("uploads=")};
-    if (!send_request(upload->store, upload->path, request, &reply, NULL, error)) return false;
-    const char *at = reply.text;
-    SCOPED_FREE char *id = s3_next_tag(&at, "UploadId");
-    upload->id = id ? s3_encode(id, false) : NULL;
-    upload->etags = memory_allocate((size_t)upload->parts * sizeof *upload->etags);
-    return upload->id || error_set(error, ERROR_CHECKPOINT, "the server returned no UploadId for %s", upload->path);
-}
-
-static char *copy_header(const char *source) { return memory_format("x-amz-copy-source: /%s", source); }
-
-static bool upload_part(Upload *upload, int part, Error *error) {
-    int64_t begin = part * upload->part_bytes, bytes = int_min(upload->bytes - begin, upload->part_bytes);
-    S3Request request = {.method = "PUT", .query = memory_format("partNumber=%d&uploadId=%s", part + 1, upload->id)};
-    if (upload->source) {
-        request.headers[0] = copy_header(upload->source);
-        request.headers[1] = memory_format("x-amz-copy-source-range: bytes=%lld-%lld", (long long)begin, (long long)(begin + bytes - 1));
-    } else {
-        request.body = (S3Body){.spans = upload->spans, .count = upload->count, .offset = begin, .bytes = bytes};
-    }
-    SCOPED(s3_reply_free) S3Reply reply = {0};
-    if (!send_request(upload->store, upload->path, request, &reply, NULL, error)) return false;
-    const char *at = reply.text;
-    SCOPED_FREE char *etag = upload->source ? s3_next_tag(&at, "ETag") : NULL;
-    snprintf(upload->etags[part], sizeof upload->etags[part], "%s", etag ? etag : reply.etag);
-    return true;
-}
-
-static bool upload_parts(Upload *upload, Error *error) {
-    bool good = true;
-#pragma omp parallel for schedule(dynamic) num_threads(CONNECTIONS)
-    for (int i = 0; i < upload->parts; i++) {
-        Error failure = {0};
-        if (loop_going(&good) && !upload_part(upload, i, &failure)) loop_fail(&good, &failure, error);
-    }
-    return good;
-}
-
-static bool upload_end(Upload *upload, Error *error) {
-    SCOPED_FREE char *list = NULL;
-    size_t length = 0;
-    FILE *text = open_memstream(&list, &length);
-    if (!text) return error_set(error, ERROR_MEMORY, "out of memory for the list of parts");
-    fprintf(text, "<CompleteMultipartUpload>");
-    for (int i = 0; i < upload->parts; i++)
-        fprintf(text, "<Part><PartNumber>%d</PartNumber><ETag>%s</ETag></Part>", i + 1, upload->etags[i]);
-    fprintf(text, "</CompleteMultipartUpload>");
-    fclose(text);
-    StoreSpan body = {.data = list, .bytes = (int64_t)length};
-    S3Request request = {.method = "POST",
-        .query = memory_format("uploadId=%s", upload->id),
-        .headers = {memory_copy_string("Content-Type: application/xml")},
-        .body = {.spans = &body, .count = 1, .bytes = body.bytes}};
-    return send_simple(upload->store, upload->path, request, error);
-}
-
-static void upload_abort(Upload *upload) {
-    Error ignored = {0};
-    S3Request request = {.method = "DELETE", .query = memory_format("uploadId=%s", upload->id)};
-    send_simple(upload->store, upload->path, request, &ignored);
-}
-
-static bool upload_run(Upload *upload, Error *error) {
-    upload->parts = (int)divide_up(upload->bytes, upload->part_bytes);
-    bool good = upload_begin(upload, error);
-    if (good) {
-        good = upload_parts(upload, error) && upload_end(upload, error);
-        if (!good) upload_abort(upload);
-    }
-    free(upload->etags);
-    free(upload->id);
-    return good;
-}
-
 /* -- Objects ------------------------------------------------------------------------------------------------------ */
 
-static int64_t spans_hash(const StoreSpan *spans, size_t count) {
-    int64_t total = 0;
-#pragma omp parallel for schedule(dynamic) reduction(+ : total)
-    for (size_t i = 0; i < count; i++) {
-        total += spans[i].bytes;
-        if (spans[i].hash) *spans[i].hash = XXH3_64bits(spans[i].data, (size_t)spans[i].bytes);
-    }
-    return total;
-}
-
 static bool put_object(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error) {
-    int64_t bytes = spans_hash(spans, count), part_bytes = PART_BYTES;
-    while (bytes > part_bytes * MOST_PARTS) part_bytes *= 2;
-    Upload upload = {.store = store, .path = path, .bytes = bytes, .part_bytes = part_bytes, .spans = spans, .count = count};
-    if (bytes > part_bytes) return upload_run(&upload, error);
-    return send_simple(store, path, (S3Request){.method = "PUT", .body = {.spans = spans, .count = count, .bytes = bytes}}, error);
+#pragma omp parallel for schedule(dynamic)
+    for (size_t i = 0; i < count; i++)
+        if (spans[i].hash) *spans[i].hash = XXH3_64bits(spans[i].data, (size_t)spans[i].bytes);
+    return s3_put(s3_of(store), key_of(store, path), path, spans, count, error);
 }
 
 /* Some servers implement If-None-Match but not for uploads, and answer 501. The object is then sent
@@ -193,11 +81,7 @@ static bool object_read(const StoreObject *object, void *data, int64_t bytes, in
 
 static bool link_object(Store *store, const char *from, const char *to, Error *error) {
     int64_t bytes;
-    if (!object_size(store, from, &bytes, error)) return false;
-    SCOPED_FREE char *source = s3_encode(from + strlen(S3_SCHEME), true);
-    Upload upload = {.store = store, .path = to, .bytes = bytes, .part_bytes = COPY_PART_BYTES, .source = source};
-    if (bytes > MOST_COPIED) return upload_run(&upload, error);
-    return send_simple(store, to, (S3Request){.method = "PUT", .headers = {copy_header(source)}}, error);
+    return object_size(store, from, &bytes, error) && s3_copy(s3_of(store), from + strlen(S3_SCHEME), bytes, key_of(store, to), to, error);
 }
 
 /* -- Listings ----------------------------------------------------------------------------------------------------- */
@@ -226,28 +110,8 @@ static bool remove_all(Store *store, const char *path, Error *error) {
     return listing.count > 0 || send_simple(store, path, (S3Request){.method = "DELETE"}, error);
 }
 
-/* Aborts the upload that an <Upload> element of a listing describes, if its object lies in the folder. */
-static void stale_upload_abort(Store *store, const char *folder, const char *except, const char *element) {
-    const size_t length = strlen(folder);
-    const char *key_at = element, *id_at = element;
-    SCOPED_FREE char *key = s3_next_tag(&key_at, "Key"), *id = s3_next_tag(&id_at, "UploadId");
-    StorePath path = store_format("%.*s%s", (int)(key_of(store, folder) - folder), folder, key ? key : "");
-    if (id && strncmp(path.text, folder, length) == 0 && path.text[length] == '/' && !strstr(path.text + length, except)) {
-        Upload upload = {.store = store, .path = path.text, .id = s3_encode(id, false)};
-        upload_abort(&upload);
-        free(upload.id);
-    }
-}
-
-/* One listing of uploads is enough: the next save finds the uploads that it omits. */
 static bool clean(Store *store, const char *folder, const char *except, Error *error) {
-    SCOPED_FREE char *encoded = s3_encode(store_format("%s/", key_of(store, folder)).text, false);
-    SCOPED(s3_reply_free) S3Reply reply = {0};
-    S3Request request = {.method = "GET", .key = "", .query = memory_format("prefix=%s&uploads=", encoded), .path = folder};
-    bool good = s3_send(s3_of(store), request, &reply, NULL, error);
-    const char *at = reply.text;
-    for (char *element; (element = s3_next_tag(&at, "Upload")); free(element)) stale_upload_abort(store, folder, except, element);
-    return good;
+    return s3_abort_uploads(s3_of(store), key_of(store, folder), except, folder, error);
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */
@@ -256,7 +120,7 @@ static void close_store(Store *store) { s3_close(s3_of(store)); }
 
 static const StoreKind s3_kind = {
     .block_bytes = CHUNK_BYTES,
-    .parallelism = CONNECTIONS,
+    .parallelism = S3_CONNECTIONS,
     .put = put_object,
     .create = create_object,
     .object_open = object_open,

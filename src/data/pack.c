@@ -32,14 +32,16 @@
 
 /* The training part or, if requested, the validation part. */
 typedef struct PackPart {
-    char *name;  /* OUTPUT, OUTPUT-train or OUTPUT-valid; NULL: there is no such part */
-    char *place; /* for a folder of shards: the path it is written to, which is NAME, or NAME.next beside an older result */
+    char *name;         /* OUTPUT, OUTPUT-train or OUTPUT-valid; NULL: there is no such part */
+    char *place;        /* for a folder of shards: the path it is written to, which is NAME, or NAME.next beside an older result */
+    PackUpload *upload; /* for OUTPUT in a bucket, where finished shards go; otherwise NULL */
     ShardWriter *writer;
     int64_t open_tokens; /* tokens of the open shard */
 } PackPart;
 
 typedef struct Packer {
     PackOptions options;
+    char *staging; /* options.output in place of one in a bucket */
     PackFiles files;
     PackReport report;
     PackPart train, valid;
@@ -341,6 +343,51 @@ static bool check_list(const char *path, int64_t bytes, Error *error) {
                "%s lost some of the %" PRId64 " bytes that were written: restore it, or remove its folder to start over", path, bytes);
 }
 
+/* -- OUTPUT in a bucket ----------------------------------------------------------------------------------------------- */
+
+/* Moves the finished shards to the bucket. The record already has them, so a killed packing goes on
+ * with the shards that are still in the folder. */
+static bool send_shards(Packer *packer, Error *error) {
+    const PackPart *parts[] = {&packer->train, &packer->valid};
+    for (int i = 0; i < 2; i++)
+        if (parts[i]->upload && !pack_upload_shards(parts[i]->upload, parts[i]->place, *part_shards(packer, parts[i]), error)) return false;
+    return true;
+}
+
+static bool send_record(const Packer *packer, bool complete, Error *error) {
+    SCOPED_FREE char *text = pack_report_text(&packer->report, &packer->options, complete);
+    return pack_upload_text(packer->train.upload, RECORD, text, error);
+}
+
+/* Makes the bucket ready for shards. Its record says that they are incomplete. */
+static bool begin_uploads(Packer *packer, bool resume, Error *error) {
+    const PackPart *parts[] = {&packer->train, &packer->valid};
+    if (!packer->train.upload) return true;
+    for (int i = 0; i < 2 && parts[i]->upload; i++) {
+        pack_upload_clean(parts[i]->upload);
+        if (!resume && !pack_upload_begin(parts[i]->upload, packer->options.overwrite, is_own, error)) return false;
+    }
+    return send_record(packer, false, error) && send_shards(packer, error);
+}
+
+/* Puts everything else into the bucket, the final record last, and removes the local folders. */
+static bool complete_uploads(Packer *packer, Error *error) {
+    static const char *const names[] = {PACK_DROPPED, PACK_DEDUP_NAME, NULL};
+    const PackPart *parts[] = {&packer->valid, &packer->train};
+    Error left = {0};
+    file_close(&packer->hashes);
+    packer->hashes = (File){0};
+    if (!send_shards(packer, error)) return false;
+    for (int i = 0; i < 2; i++)
+        if (parts[i]->upload && !(pack_upload_rest(parts[i]->upload, parts[i]->place, names, error) &&
+                                    pack_upload_check(parts[i]->upload, *part_shards(packer, parts[i]), error)))
+            return false;
+    if (!send_record(packer, true, error)) return false;
+    for (int i = 0; i < 2; i++)
+        if (parts[i]->upload && !file_remove(parts[i]->place, &left)) log_warn("%s; the bucket has everything", left.message);
+    return true;
+}
+
 static bool open_folder(Packer *packer, Error *error) {
     bool ended, resume;
     if (!file_make_folder(packer->train.name, error)) return error_recode(error, ERROR_USAGE);
@@ -362,6 +409,7 @@ static bool open_folder(Packer *packer, Error *error) {
     if (pack_logs_drops(&packer->options) && !(check_list(dropped, packer->report.dropped_bytes, error) &&
                                                  (packer->dropped = drop_log_append(dropped, packer->report.dropped_bytes, error))))
         return false;
+    if (!begin_uploads(packer, resume, error)) return false;
     if (resume) log_info("continuing %s after %" PRId64 " finished shards", packer->train.place, packer->report.result.shards);
     return read_hashes(packer, error);
 }
@@ -481,7 +529,7 @@ static bool judge_duplicate(Packer *packer, const Record *record, uint64_t hash,
 static bool end_packed_document(Packer *packer, PackPart *part, const Record *record, Error *error) {
     if (!shard_writer_end_document(part->writer, error)) return false;
     bool full = in_folder(packer) && packer->train.open_tokens >= packer->options.shard_tokens;
-    return !full || (finish_shards(packer, error) && write_place(packer, record->end, error));
+    return !full || (finish_shards(packer, error) && write_place(packer, record->end, error) && send_shards(packer, error));
 }
 
 static bool append_tokens(Packer *packer, PackPart *part, const int32_t *tokens, size_t count, Error *error) {
@@ -669,11 +717,31 @@ static bool check_pack_options(const PackOptions *options, Error *error) {
     for (const char *const *input = options->inputs; *input; input++)
         if (!**input) return error_set(error, ERROR_USAGE, "the name of an INPUT is empty: give a path");
     if (!*options->output) return error_set(error, ERROR_USAGE, "the name of OUTPUT is empty: give a path");
-    if (starts_with(options->output, S3_SCHEME))
+    if (options->staging && *options->staging && !starts_with(options->output, S3_SCHEME))
+        return error_set(
+            error, ERROR_USAGE, "staging=%s is for OUTPUT in a bucket, but %s is local: omit it", options->staging, options->output);
+    if (starts_with(options->output, S3_SCHEME) && options->shard_tokens <= 0)
         return error_set(error, ERROR_USAGE,
-            "OUTPUT %s is not a local path: pack to a local folder with shard_tokens=, and upload it, as in aws s3 sync FOLDER %s",
-            options->output, options->output);
+            "OUTPUT %s is in a bucket, which needs a folder of shards: set shard_tokens=, the tokens of a shard, such as 100M",
+            options->output);
     return true;
+}
+
+/* Connects the parts to their places in the bucket. */
+static bool open_uploads(Packer *packer, const char *output, Error *error) {
+    const bool split = packer->valid.name;
+    const int length = (int)path_length(output);
+    if (!starts_with(output, S3_SCHEME)) return true;
+    SCOPED_FREE char *train = memory_format("%.*s%s", length, output, split ? "-train" : "");
+    SCOPED_FREE char *valid = memory_format("%.*s-valid", length, output);
+    return (packer->train.upload = pack_upload_open(train, error)) && (!split || (packer->valid.upload = pack_upload_open(valid, error)));
+}
+
+/* Returns the local folder of an OUTPUT in a bucket; the caller frees. */
+static char *staging_of(const PackOptions *options) {
+    SCOPED_FREE char *whole = memory_format("%.*s", (int)path_length(options->output), options->output);
+    if (options->staging && *options->staging) return memory_copy_string(options->staging);
+    return memory_format("%s.upload", strrchr(whole, '/') + 1);
 }
 
 /* Refuses an input that exists under one of the names of the output. */
@@ -728,15 +796,17 @@ static Packer *packer_open(const PackOptions *options, TokenizerTrainer *trainer
     Packer *packer = memory_allocate(sizeof *packer);
     bool split = options->valid_fraction > 0;
     packer->options = *options;
+    if (starts_with(options->output, S3_SCHEME)) packer->options.output = packer->staging = staging_of(options);
     if (!options->field) packer->options.field = "text";
     if (options->tokens && !*options->tokens) packer->options.tokens = NULL;
     if (packer->options.tokens) packer->options.format = PACK_JSON;
     packer->trainer = trainer;
     packer->lock = packer->next_lock = -1;
-    packer->train.name = memory_format("%.*s%s", (int)path_length(options->output), options->output, split ? "-train" : "");
+    const char *output = packer->options.output;
+    packer->train.name = memory_format("%.*s%s", (int)path_length(output), output, split ? "-train" : "");
     packer->train.place = memory_copy_string(packer->train.name);
     if (split) {
-        packer->valid.name = memory_format("%.*s-valid", (int)path_length(options->output), options->output);
+        packer->valid.name = memory_format("%.*s-valid", (int)path_length(output), output);
         packer->valid.place = memory_copy_string(packer->valid.name);
     }
     packer->long_hash = XXH3_createState();
@@ -754,6 +824,9 @@ static bool packer_close(Packer *packer, bool good, PackResult *result) {
     free(packer->valid.name);
     free(packer->train.place);
     free(packer->valid.place);
+    free(packer->staging);
+    pack_upload_close(packer->train.upload);
+    pack_upload_close(packer->valid.upload);
     record_reader_free(packer->reader);
     tokenizer_trainer_free(packer->trainer);
     chat_free(packer->chat);
@@ -1127,24 +1200,30 @@ static bool check_kept(Packer *packer, Error *error) {
     return false;
 }
 
+static bool end_folder(Packer *packer, Error *error) {
+    return packer->train.upload ? complete_uploads(packer, error) : complete_folder(packer, error);
+}
+
 static bool pack_all(Packer *packer, Error *error) {
     if (!list_inputs(packer, error)) return finish_without_input(packer, error);
     bool opened = resolve_format(packer, error) && open_pack_tokenizer(packer, error) && open_chat_template(packer, error) &&
                   open_output(packer, error);
     return opened && (packer->done || (read_all_inputs(packer, error) && check_kept(packer, error) && finish_lists(packer, error) &&
                                           finish_shards(packer, error) && remove_old_lists(packer, error) &&
-                                          (!in_folder(packer) || complete_folder(packer, error))));
+                                          (!in_folder(packer) || end_folder(packer, error))));
 }
 
 bool pack_text(const PackOptions *options, PackResult *result, Error *error) {
     *result = (PackResult){0};
     Packer *packer = packer_open(options, NULL, error);
-    return packer && packer_close(packer, pack_all(packer, error), result);
+    return packer && packer_close(packer, open_uploads(packer, options->output, error) && pack_all(packer, error), result);
 }
 
 bool pack_train_tokenizer(
     const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error) {
     *result = (PackResult){0};
+    if (starts_with(options->output, S3_SCHEME))
+        return error_set(error, ERROR_USAGE, "OUTPUT %s is in a bucket, but a tokenizer is a local file: give its path", options->output);
     TokenizerTrainer *trainer = tokenizer_trainer_open(training, error);
     Packer *packer = trainer ? packer_open(options, trainer, error) : NULL;
     if (!packer) return false;

@@ -116,6 +116,33 @@ typedef struct LeftOut {
 } LeftOut;
 
 /* The objects of an INPUT in a bucket. */
+/* -- OUTPUT in a bucket (pack_upload.c) ------------------------------------------------------------------------------ */
+
+/* A part that goes to s3://BUCKET/PREFIX. Its local folder has the shards that are not there yet, and
+ * what a restart needs. */
+typedef struct PackUpload {
+    S3 *s3;
+    char *where;     /* "s3://BUCKET/PREFIX" */
+    const char *key; /* PREFIX, in `where` */
+} PackUpload;
+/* Sends nothing yet. NULL: ERROR_USAGE. */
+PackUpload *pack_upload_open(const char *where, Error *error);
+void pack_upload_close(PackUpload *upload); /* NULL is fine */
+/* Frees the space of uploads that were interrupted, as far as the server allows. */
+void pack_upload_clean(const PackUpload *upload);
+/* Refuses a prefix with objects. With `overwrite`, removes them if all have names for which is_own is
+ * true. */
+bool pack_upload_begin(const PackUpload *upload, bool overwrite, bool (*is_own)(const char *name), Error *error);
+bool pack_upload_text(const PackUpload *upload, const char *name, const char *text, Error *error);
+/* Moves the complete shards with numbers below `count` from the folder to the bucket. */
+bool pack_upload_shards(const PackUpload *upload, const char *folder, int64_t count, Error *error);
+/* Copies the tokenizer of the folder, and the files with these names that exist (NULL-terminated). */
+bool pack_upload_rest(const PackUpload *upload, const char *folder, const char *const *names, Error *error);
+/* Checks that the bucket has `count` shards. ERROR_DATA. */
+bool pack_upload_check(const PackUpload *upload, int64_t count, Error *error);
+
+/* -- INPUT in a bucket (pack_bucket.c) ------------------------------------------------------------------------------- */
+
 typedef struct PackBucket {
     S3 *s3;
     char *root;        /* s3://BUCKET/PREFIX/, which precedes the names in the listing */

@@ -94,6 +94,20 @@ char *s3_encode(const char *text, bool slashes);
  * it; NULL if there is none. The caller frees it. */
 char *s3_next_tag(const char **at, const char *tag);
 
+/* -- s3_put.c ------------------------------------------------------------------------------------------------------ */
+
+enum { S3_CONNECTIONS = 8 /* of one object that is written or read */ };
+/* Creates or replaces an object from its spans, in order; `path` is for messages. Large ones are
+ * multipart uploads by several threads, directly from the caller's memory. An interrupted upload
+ * leaves nothing under the object's name. */
+bool s3_put(S3 *s3, const char *key, const char *path, const StoreSpan *spans, size_t count, Error *error);
+/* Copies an object of `bytes` on the server; `source` is BUCKET/KEY. */
+bool s3_copy(S3 *s3, const char *source, int64_t bytes, const char *key, const char *path, Error *error);
+/* Frees the space of interrupted uploads below a folder, except objects whose key contains `except`
+ * ("": none is excepted). One listing of uploads is enough: the next call finds those that it
+ * omits. */
+bool s3_abort_uploads(S3 *s3, const char *folder, const char *except, const char *path, Error *error);
+
 /* -- s3_list.c ----------------------------------------------------------------------------------------------------- */
 
 typedef struct S3Entry {

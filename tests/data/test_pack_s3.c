@@ -1,5 +1,5 @@
-/* Tests of packing from a bucket of a real S3 server (tests/support/s3_server.py): objects give the shards of a local copy
- * of them, whatever happens to connections, and what is wrong in the bucket is named. Each test runs in a temporary folder
+/* Tests of packing from and to a bucket of a real S3 server (tests/support/s3_server.py): objects give the shards of a local
+ * copy of them, whatever happens to connections, and what is wrong in the bucket is named. Each test runs in a temporary folder
  * of its own, with objects under its own prefix; run by `make test`. */
 #include <zstd.h>
 
@@ -182,10 +182,6 @@ static void what_is_wrong_in_a_bucket_is_named(void **state) {
     (void)state;
     assert_refused("s3://smelt-tests/nothing", (PackOptions){0}, "s3://smelt-tests/nothing contains no objects");
     assert_refused("s3://no-such-bucket/a", (PackOptions){0}, "s3://no-such-bucket/a");
-    Error error = {0};
-    PackResult result;
-    assert_false(try_pack("s3://smelt-tests/nothing", "s3://smelt-tests/out", (PackOptions){0}, &result, &error));
-    assert_true(mentions(error.message, "OUTPUT s3://smelt-tests/out is not a local path"));
     put("gone", "a.txt", "text", 4);
     server_refuse("gone", "a.txt", "403");
     assert_refused("s3://smelt-tests/gone", (PackOptions){0}, "s3://smelt-tests/gone/a.txt");
@@ -215,6 +211,98 @@ static void a_packing_that_was_interrupted_continues_unless_an_object_changed(vo
     put("resumed", "c.jsonl", "{\"text\": 1}\n{\"text\": \"good\"}\n", 29); /* the same ETag again */
     assert_false(try_pack(remote, "out", options, &result, &error));
     if (!mentions(error.message, "invalid=stop")) fail_msg("%s", error.message);
+}
+
+/* -- OUTPUT ------------------------------------------------------------------------------------------------------------ */
+
+/* Checks that the bucket has the files of a local folder, except the record, and no others. */
+static void assert_in_bucket(const char *folder, const char *prefix) {
+    SCOPED(s3_listing_free) S3Listing listing = {0};
+    SCOPED_FREE char *below = memory_format("%s/", prefix);
+    Error error = {0};
+    S3 *s3 = s3_open(BUCKET, &error);
+    if (!s3_list(s3, below, true, prefix, &listing, &error)) fail_msg("%s", error.message);
+    SCOPED_FREE char *count = memory_format("test $(find %s -type f | wc -l) = %zu", folder, listing.count);
+    assert_int_equal(system(count), 0);
+    for (size_t i = 0; i < listing.count; i++) {
+        size_t size;
+        S3Entry *entry = &listing.entries[i];
+        SCOPED_FREE char *local = memory_format("%s/%s", folder, entry->name), *key = memory_format("%s/%s", prefix, entry->name);
+        SCOPED_FREE unsigned char *expected = read_bytes(local, &size), *bytes = memory_allocate((size_t)entry->bytes + 1);
+        if (!strcmp(entry->name, "pack.json")) continue;
+        assert_int_equal(entry->bytes, size);
+        S3Request request = {.method = "GET", .key = key, .target = bytes, .target_bytes = entry->bytes, .path = key};
+        S3Reply reply = {0};
+        if (!s3_send(s3, request, &reply, NULL, &error)) fail_msg("%s", error.message);
+        s3_reply_free(&reply);
+        assert_memory_equal(bytes, expected, size);
+    }
+    s3_close(s3);
+}
+
+static void fail_puts(const char *name, const char *rule) {
+    Error error = {0};
+    SCOPED_FREE char *path = memory_format("%s/faults/%s", server.folder, name);
+    assert_true(file_write(path, rule, (int64_t)strlen(rule), &error));
+}
+
+static void shards_go_to_a_bucket(void **state) {
+    (void)state;
+    size_t size;
+    PackResult result;
+    Error error = {0};
+    SCOPED_FREE char *lines = make_lines(7, 3000, &size);
+    write_bytes("in.jsonl", lines, size);
+    PackOptions options = {.shard_tokens = 300000, .valid_fraction = 0.1, .dedup = PACK_DEDUP_EXACT};
+    pack("in.jsonl", "here", options);
+    pack("in.jsonl", "s3://smelt-tests/there/", options);
+    assert_in_bucket("here-train", "there-train");
+    assert_in_bucket("here-valid", "there-valid");
+    assert_false(file_exists("there.upload-train") || file_exists("there.upload-valid"));
+    assert_false(try_pack("in.jsonl", "s3://smelt-tests/there", options, &result, &error));
+    assert_true(mentions(error.message, "s3://smelt-tests/there-train has objects"));
+    options.shard_tokens = 900000;
+    pack("in.jsonl", "here", options);
+    pack("in.jsonl", "s3://smelt-tests/there", options); /* fewer shards replace more */
+    assert_in_bucket("here-train", "there-train");
+    server_put("there-train/model.bin", "m", 1);
+    options.overwrite = true;
+    assert_false(try_pack("in.jsonl", "s3://smelt-tests/there", options, &result, &error));
+    assert_true(mentions(error.message, "there-train contains model.bin, which smelt data pack did not write"));
+    assert_false(try_pack("in.jsonl", "s3://smelt-tests/one", (PackOptions){0}, &result, &error));
+    assert_true(mentions(error.message, "OUTPUT s3://smelt-tests/one is in a bucket set shard_tokens="));
+    assert_false(try_pack("in.jsonl", "s3://smelt-tests", (PackOptions){.shard_tokens = 9}, &result, &error));
+    assert_true(mentions(error.message, "names no folder in the bucket"));
+    assert_false(try_pack("in.jsonl", "out", (PackOptions){.staging = "x"}, &result, &error));
+    assert_true(mentions(error.message, "staging=x is for OUTPUT in a bucket"));
+}
+
+/* A shard of several parts; a failed part, a failed index and a failed record end the packing, and the same command goes on. */
+static void an_interrupted_upload_continues(void **state) {
+    (void)state;
+    static const char *const faults[] = {"{\"kind\": \"UPLOAD\", \"key\": \"*\", \"answer\": \"403\", \"number\": 2}",
+        "{\"kind\": \"PUT\", \"key\": \"shard-00001.idx\", \"answer\": \"403\"}",
+        "{\"kind\": \"PUT\", \"key\": \"*tokenizer*\", \"answer\": \"403\"}",
+        "{\"kind\": \"PUT\", \"key\": \"pack.json\", \"answer\": \"403\", \"number\": 2}"};
+    size_t size;
+    PackResult result;
+    SCOPED_FREE char *lines = make_lines(8, 60000, &size);
+    write_bytes("in.jsonl", lines, size);
+    PackOptions options = {.shard_tokens = 14000000, .staging = "stage"};
+    pack("in.jsonl", "here", (PackOptions){.shard_tokens = 14000000});
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        Error error = {0};
+        fail_puts("up", faults[i]);
+        assert_false(try_pack("in.jsonl", "s3://smelt-tests/up", options, &result, &error));
+        if (!mentions(error.message, "s3://smelt-tests/up/")) fail_msg("%s", error.message);
+        assert_true(file_exists("stage/pack.json"));
+        server_accept("up");
+    }
+    Error error = {0};
+    if (!try_pack("in.jsonl", "s3://smelt-tests/up", options, &result, &error)) fail_msg("%s", error.message);
+    assert_true(result.resumed && result.shards > 1);
+    assert_in_bucket("here", "up");
+    assert_false(file_exists("stage"));
 }
 
 /* -- Reading at any place -------------------------------------------------------------------------------------------- */
@@ -300,6 +388,8 @@ int main(void) {
         TEST(connections_that_break_cost_nothing),
         TEST(what_is_wrong_in_a_bucket_is_named),
         TEST(a_packing_that_was_interrupted_continues_unless_an_object_changed),
+        TEST(shards_go_to_a_bucket),
+        TEST(an_interrupted_upload_continues),
         TEST(ranges_are_read_in_any_order),
         TEST(an_object_that_is_replaced_or_removed_is_an_error),
     };
