@@ -13,7 +13,7 @@
 #include "app/process.h"
 
 static const Benchmark *const benchmarks[] = {&bench_gemm, &bench_memory, &bench_attention, &bench_optimizer, &bench_storage, &bench_loader,
-    &bench_train, &bench_suite, &bench_collective, &bench_decode};
+    &bench_train, &bench_suite, &bench_collective, &bench_decode, &bench_batch};
 enum { BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
 
 /* Reads CONFIG.yaml and the settings on top of it; defaults without CONFIG.yaml. */

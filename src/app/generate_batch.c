@@ -119,6 +119,8 @@ static bool take_record(PromptBatch *b, const char *folder, const Config *config
             return error_set(error, ERROR_DATA, "the member %s would be replaced by a result: rename it", result_names[i]);
     if (ids) return take_ids(ids, &prompt->tokens, error);
     if (messages) return take_messages(b, folder, config, messages, &prompt->tokens, error);
+    if (strlen(json_string_value(text)) != json_string_length(text))
+        return error_set(error, ERROR_DATA, "prompt contains a zero character");
     return generation_read_prompt(json_string_value(text), b->text, &prompt->tokens, error);
 }
 
@@ -214,6 +216,12 @@ static bool write_ended(PromptBatch *b, Error *error) {
 
 static bool is_result_file(const char *path) { return file_begins(path, "{", 1); }
 
+static bool check_out(const PromptBatch *b, Error *error) {
+    const char *out = b->options->images.out;
+    if (file_same(out, b->path)) return error_set(error, ERROR_USAGE, "out=%s is the file of prompts: choose another name", out);
+    return file_check_overwrite(out, b->options->images.overwrite, is_result_file, "a file of JSON lines", error);
+}
+
 /* Replaces an old file, so it is called when generation can begin. */
 static bool open_out(PromptBatch *b, Error *error) {
     const char *out = b->options->images.out;
@@ -290,9 +298,7 @@ bool generate_batch(
     SCOPED(batch_close) PromptBatch b = {.options = options, .path = path, .text = text};
     bool fixed = family_of(&config->model)->learns_positions;
     if (!fixed && options->context && options->context < config->model.context) config->model.context = options->context;
-    if (!read_prompts(&b, folder, config, error) || !check_rooms(&b, config, error) ||
-        !file_check_overwrite(options->images.out, options->images.overwrite, is_result_file, "a file of JSON lines", error))
-        return false;
+    if (!read_prompts(&b, folder, config, error) || !check_rooms(&b, config, error) || !check_out(&b, error)) return false;
     Engine *engine = generation_open_engine(inference, folder, config, options, sizes_of(&b, config), error);
     bool done = engine && submit_prompts(&b, engine, config, error) && open_out(&b, error) && run_batch(&b, engine, error);
     engine_free(engine);

@@ -109,7 +109,7 @@ typedef struct Benchmark {
     .table = OPTION_TABLE(rows), .options_size = sizeof(Options), .columns = columns, .column_count = sizeof columns / sizeof *columns, .run = function
 
 extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimizer, bench_storage, bench_loader, bench_train, bench_suite,
-    bench_collective, bench_decode;
+    bench_collective, bench_decode, bench_batch;
 
 /* Opens the requested device, once. ERROR_USAGE, ERROR_DEVICE. */
 bool bench_open_device(Bench *bench, Precision precision, Error *error);

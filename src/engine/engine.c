@@ -15,9 +15,9 @@
 #include "engine/programs_internal.h"
 #include "engine/rows_internal.h"
 
-/* Blocks of prompts that are computed between two tokens of the sequences that have begun: enough to
- * fill slots soon, few enough not to hold up sequences for long. */
-enum { BLOCKS_PER_STEP = 8 };
+/* Tokens of prompts after which no other block is begun in a step: enough to fill slots soon, few
+ * enough not to hold up the sequences that have begun. */
+enum { PROMPT_TOKENS_PER_STEP = 8192 };
 
 typedef struct QueuedRequest {
     EngineRequest request;
@@ -180,7 +180,7 @@ static int64_t fill_slot(Engine *e, int index) {
     }
     row.tokens = slot->owner->request.prompt + slot->filled;
     row.position = slot->filled;
-    row.count = int_min(tokens_to_fill(slot) - slot->filled, engine_programs_block(e->programs));
+    row.count = engine_programs_block(e->programs, tokens_to_fill(slot) - slot->filled);
     engine_programs_fill(e->programs, &row);
     e->counts.prompt_tokens += row.count;
     slot->filled += row.count;
@@ -189,7 +189,7 @@ static int64_t fill_slot(Engine *e, int index) {
 }
 
 static void fill_slots(Engine *e) {
-    int64_t most = BLOCKS_PER_STEP * engine_programs_block(e->programs);
+    int64_t most = PROMPT_TOKENS_PER_STEP;
     for (int i = 0; i < e->running && most > 0; i++) {
         const EngineSlot *slot = &e->slots[e->order[i]];
         for (int64_t made = 1; made > 0 && most > 0 && slot->filled < tokens_to_fill(slot); most -= made) made = fill_slot(e, e->order[i]);

@@ -16,7 +16,7 @@
 #include "ops/draw/draw.h"
 #include "ops/slots/slots.h"
 
-static const int64_t block_lengths[] = {32, 256, 2048};
+static const int64_t block_lengths[] = {32, 64, 128, 256, 512, 1024, 2048};
 enum { BLOCKS = sizeof block_lengths / sizeof *block_lengths, BATCHES = 11 /* 1 to ENGINE_MOST_SLOTS */ };
 static_assert(1 << (BATCHES - 1) == ENGINE_MOST_SLOTS, "one program for each power of two");
 
@@ -179,14 +179,21 @@ static void load_sequence(const Program *program, int64_t index, const EngineRow
     }
 }
 
-int64_t engine_programs_block(const EnginePrograms *e) { return block_lengths[e->block_count - 1]; }
+/* Returns the index of the block that computes the first of `count` tokens: the shortest that has
+ * all, if at most a quarter of it is padding, or else the longest that they fill. */
+static int choose_block(const EnginePrograms *e, int64_t count) {
+    int i = 0;
+    while (i + 1 < e->block_count && block_lengths[i] < count) i++;
+    return i > 0 && block_lengths[i] - count > block_lengths[i] / 4 ? i - 1 : i;
+}
+
+int64_t engine_programs_block(const EnginePrograms *e, int64_t count) { return int_min(count, block_lengths[choose_block(e, count)]); }
 
 void engine_programs_fill(EnginePrograms *e, const EngineRow *row) {
-    int i = 0;
-    while (block_lengths[i] < row->count) i++;
-    assert(i < e->block_count && row->count > 0);
-    load_sequence(&e->blocks[i], 0, row);
-    executor_run(e->blocks[i].executor);
+    const Program *block = &e->blocks[choose_block(e, row->count)];
+    assert(row->count > 0 && row->count <= block->model.length);
+    load_sequence(block, 0, row);
+    executor_run(block->executor);
 }
 
 static void load_choice(const Program *program, int64_t index, const EngineRow *row) {

@@ -25,10 +25,10 @@ void engine_programs_free(EnginePrograms *programs);
 const Graph *engine_programs_graph(const EnginePrograms *programs);
 void *engine_programs_arena(const EnginePrograms *programs, Arena arena);
 
-/* Returns the tokens of the longest block of a prompt. */
-int64_t engine_programs_block(const EnginePrograms *programs);
-/* Fills the caches with row->count tokens of a prompt, at most a block. One more position of the
- * sequence is reserved after them, which padding overwrites. */
+/* Returns how many of the next `count` tokens of a prompt to fill at once. */
+int64_t engine_programs_block(const EnginePrograms *programs, int64_t count);
+/* Fills the caches with row->count tokens of a prompt, as many as engine_programs_block returned. One
+ * more position of the sequence is reserved after them, which padding overwrites. */
 void engine_programs_fill(EnginePrograms *programs, const EngineRow *row);
 /* Computes one token of each of `count` sequences and draws the next ones. ERROR_DEVICE. */
 bool engine_programs_next(EnginePrograms *programs, EngineRow *rows, int64_t count, Error *error);

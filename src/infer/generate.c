@@ -24,7 +24,7 @@
 
 /* Rows at a time: the longest program that the remaining prompt fills is used. A single row fills a
  * GPU with chunks of its keys, and a block of 512 rows with tiles of rows. */
-static const int64_t lengths[] = {1, 32, 512};
+static const int64_t lengths[] = {1, 8, 64, 512};
 enum { PROGRAMS = sizeof lengths / sizeof *lengths, MOST_RANKS = 1024 /* that a message suggests */ };
 
 struct Generator {

@@ -113,6 +113,7 @@ static void what_is_no_prompt_is_refused_by_its_line(void **state) {
         {"{\"prompt\": 3}", "p.jsonl 2 prompt tokens messages"},
         {"{\"prompt\": \"a\", \"tokens\": [1]}", "p.jsonl 2"},
         {"{\"prompt\": \"\"}", "p.jsonl 2"},
+        {"{\"prompt\": \"a\\u0000b\"}", "p.jsonl 2"},
         {"{\"tokens\": [1, -2]}", "p.jsonl 2 1"},
         {"{\"tokens\": []}", "p.jsonl 2"},
         {"{\"prompt\": \"a\", \"finish\": 1}", "p.jsonl 2 finish"},
@@ -138,6 +139,7 @@ static void what_is_no_prompt_is_refused_by_its_line(void **state) {
     write_text("o.jsonl", "{\"kept\": 1}\n");
     smelt_says(ERROR_USAGE, "o.jsonl", "generate r p.jsonl out=o.jsonl tokens=2");
     smelt_good("generate r p.jsonl out=o.jsonl tokens=2 overwrite=true");
+    smelt_says(ERROR_USAGE, "out=./p.jsonl", "generate r p.jsonl out=./p.jsonl tokens=2 overwrite=true");
     write_text("notes.txt", "notes");
     smelt_says(ERROR_USAGE, "notes.txt", "generate r p.jsonl out=notes.txt tokens=2 overwrite=true");
     write_text("p.jsonl", "\n");

@@ -431,6 +431,25 @@ static void collectives_want_more_than_one_rank(void **state) {
 
 /* -- Generation ---------------------------------------------------------------------------------------------------- */
 
+static void many_sequences_are_measured(void **state) {
+    (void)state;
+    write_input("decode.yaml", small_llama);
+    SCOPED_FREE char *smelt = process_smelt();
+    SCOPED_FREE char *command = memory_format("%s bench batch %s/decode.yaml device=cpu threads=1 prompt=20 tokens=5 sequences=1,3 "
+                                              "json=%s/batch.json model.context=128",
+        smelt, folder, folder);
+    assert_int_equal(system(command), 0);
+    json_t *json = read_json("batch.json"), *all = json_object_get(json, "rows");
+    assert_int_equal(json_array_size(all), 2);
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *row = json_array_get(all, i);
+        assert_true(number_of(row, "sequences") == (i ? 3 : 1) && number_of(row, "prompt_tokens_s") > 0);
+        assert_true(number_of(row, "step_tokens_s") > number_of(row, "tokens_s") && number_of(row, "tokens_s") > 0);
+    }
+    json_decref(json);
+    expect_code("batch %s/decode.yaml device=cpu prompt=1000000", ERROR_USAGE, "prompt=1000000 tokens=128 model.context=");
+}
+
 static void generation_is_measured_alone_and_by_ranks(void **state) {
     (void)state;
     static const char words[] =
@@ -550,7 +569,7 @@ static void outputs_that_cannot_be_written_are_refused_before_measuring(void **s
 static void every_benchmark_explains_itself(void **state) {
     (void)state;
     static const char *const names[] = {
-        "gemm", "memory", "attention", "optimizer", "storage", "loader", "train", "suite", "collective", "decode"};
+        "gemm", "memory", "attention", "optimizer", "storage", "loader", "train", "suite", "collective", "decode", "batch"};
     ProcessResult all = bench("--help");
     assert_int_equal(all.code, 0);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -589,6 +608,7 @@ int main(void) {
         cmocka_unit_test(the_loader_refuses_what_is_no_shard),
         cmocka_unit_test(collectives_are_right_and_counted_as_nccl_tests_does),
         cmocka_unit_test(collectives_want_more_than_one_rank),
+        cmocka_unit_test(many_sequences_are_measured),
         cmocka_unit_test(generation_is_measured_alone_and_by_ranks),
         cmocka_unit_test(training_finds_a_microbatch_that_divides_the_batch),
         cmocka_unit_test(training_that_does_not_fit_is_refused_before_it_starts),

@@ -30,7 +30,7 @@ static const ActivationTerms terms = {.alpha = 1.7, .limit = 0.5}; /* a bound th
 typedef struct Row {
     Graph *graph;
     Program program;
-    TensorId x, positions, index, gate, result, cache;
+    TensorId x, positions, first_rows, index, gate, result, cache;
 } Row;
 
 typedef struct Layer {
@@ -40,6 +40,7 @@ typedef struct Layer {
     int64_t ffn, k;
     Activation function;
     int32_t chosen[3]; /* experts; EXPERTS: skipped */
+    int32_t first_row; /* of the sequence in its cache; 0: the cache is the sequence's */
 } Layer;
 
 static TensorId parameter(Graph *graph, ParameterKind kind, int64_t rows, int64_t columns) {
@@ -74,13 +75,14 @@ static Row build_mlp(const Layer *layer) {
 static Row build_attention(const Layer *layer) {
     Row p = row_begin(layer);
     const Heads *h = &layer->heads;
-    int64_t one = 1, cached[] = {POSITIONS, heads_kv_columns(h)};
+    int64_t one = 1, cached[] = {layer->first_row + POSITIONS, heads_kv_columns(h)};
     p.positions = graph_tensor(p.graph, ARENA_INPUT, TYPE_INT32, 1, &one, "positions");
+    if (layer->first_row) p.first_rows = graph_tensor(p.graph, ARENA_INPUT, TYPE_INT32, 1, &one, "first_rows");
     p.cache = graph_tensor(p.graph, ARENA_STATE, TYPE_COMPUTE, 2, cached, "cache");
     TensorId table = op_rope_table(p.graph, &(RopeSpec){.theta = 1e4, .dimensions = h->qk_dim, .positions = POSITIONS, .factor = 1});
     TensorId qkv = linear(&p, layer, heads_columns(h));
     qkv = keep(layer, p.graph, op_rope(p.graph, qkv, p.positions, table, h, ROPE_HALVES));
-    p.result = op_attention_cached(p.graph, qkv, p.positions, p.cache, TENSOR_NONE, &(AttentionSpec){.heads = *h, .length = 1});
+    p.result = op_attention_cached(p.graph, qkv, p.positions, p.cache, p.first_rows, &(AttentionSpec){.heads = *h, .length = 1});
     return p;
 }
 
@@ -131,6 +133,7 @@ static void run(Row *p, const Layer *layer, int absorbed) {
     uint16_t *x = executor_tensor(p->program.executor, p->x);
     for (int64_t i = 0; i < graph_elements(p->graph, p->x); i++) x[i] = bf16_from_float((float)rng_normal(7, 0, (uint64_t)i) / 32);
     if (p->positions) *(int32_t *)executor_tensor(p->program.executor, p->positions) = POSITION;
+    if (p->first_rows) *(int32_t *)executor_tensor(p->program.executor, p->first_rows) = layer->first_row;
     for (int64_t j = 0; j < layer->k; j++) {
         ((int32_t *)executor_tensor(p->program.executor, p->index))[j] = layer->chosen[j];
         ((float *)executor_tensor(p->program.executor, p->gate))[j] = 0.75f / (float)(j + 1);
@@ -192,6 +195,7 @@ static void keys_and_values_go_from_their_projection_to_the_cache(void **state) 
     expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 8, 8}}, 2);
     expect_same(build_attention, (Layer){.in = 520, .heads = {6, 2, 24, 24}, .biased = true}, 2);
     expect_same(build_attention, (Layer){.in = 4104, .heads = {4, 1, 64, 64}}, 2);
+    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 16, 16}, .first_row = 30}, 2);
 }
 
 /* Gate, up and each expert's row are rounded to bf16, 2^-9 of each, from sums that differ in their last bits: a part of the

@@ -8,9 +8,9 @@
 
 typedef struct AttentionProjection {
     Gemv gemv;
-    GLOBAL const float *bias;   /* NULL: none */
-    GLOBAL const float *angles; /* for each position, `half` cosines, then sines */
-    GLOBAL const int32_t *positions;
+    GLOBAL const float *bias;                     /* NULL: none */
+    GLOBAL const float *angles;                   /* for each position, `half` cosines, then sines */
+    GLOBAL const int32_t *positions, *first_rows; /* first_rows: as in Attention */
     GLOBAL bf16 *queries, *cache;
     int32_t half, rotated, kept; /* half a head; columns that RoPE rotates; columns of queries, before those of the cache */
     BlockCyclic cyclic;
@@ -35,7 +35,8 @@ INLINE void project_row(const AttentionProjection *a, const int lines) {
     GLOBAL bf16 *to = a->queries + column;
     if (column >= a->kept) {
         if (!block_cyclic_has(a->cyclic, position)) return;
-        to = a->cache + block_cyclic_rows(a->cyclic, position) * (a->gemv.n - a->kept) + column - a->kept;
+        int64_t first_row = a->first_rows ? *a->first_rows : 0;
+        to = a->cache + (first_row + block_cyclic_rows(a->cyclic, position)) * (a->gemv.n - a->kept) + column - a->kept;
     }
     to[0] = to_bf16(rotated ? x * cosine - partner * sine : x);
     to[a->half] = to_bf16(rotated ? partner * cosine + x * sine : partner);
@@ -56,7 +57,7 @@ int attention_absorbs_projection(const Backend *backend, const Graph *graph, int
     (void)backend;
     const Node *node = &graph->nodes[index], *rope = node - 1, *linear = node - 2;
     const Heads *h = &((const AttentionSpec *)node->attributes)->heads;
-    if (index < 2 || node->in[ATTENTION_CACHED_FIRST_ROWS] || rope->op != OP_rope || !linear_is_row(graph, linear)) return 0;
+    if (index < 2 || rope->op != OP_rope || !linear_is_row(graph, linear)) return 0;
     if (rope->out[ROPE_Y] != node->in[ATTENTION_QKV] || linear->out[LINEAR_Y] != rope->in[ROPE_X]) return 0;
     TensorId w = linear->in[LINEAR_W];
     bool halves =
@@ -74,6 +75,7 @@ void attention_project(const OpCall *call) {
         .bias = linear_has_bias(linear) ? linear->in[LINEAR_BIAS] : NULL,
         .angles = rope->in[ROPE_TABLE],
         .positions = rope->in[ROPE_POSITIONS],
+        .first_rows = call->in[ATTENTION_CACHED_FIRST_ROWS],
         .queries = rope->out[ROPE_Y],
         .cache = call->out[ATTENTION_CACHED_CACHE],
         .half = (int32_t)h->qk_dim / 2,
