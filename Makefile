@@ -187,7 +187,7 @@ check: packages ## what takes no running program: format, structure, documents, 
 	@$(MAKE) --no-print-directory -s -j$(JOBS) check-amd
 
 check-amd: $(AMD_OBJECTS)
-	@$(if $^,tools/check-barriers $(ROCEMU_LLVM)/bin/llvm-objdump $^)
+	@$(if $^,tools/check-waits $(ROCEMU_LLVM)/bin/llvm-objdump $^)
 	@$(if $^,tools/check-hazards $(ROCEMU_LLVM)/bin/llvm-objdump $^)
 
 host-objects: $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/app/main.o

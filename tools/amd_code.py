@@ -1,10 +1,23 @@
-"""Disassembled AMD kernels with their control flow, for tools/check-barriers and tools/check-hazards."""
+"""Disassembled AMD kernels with their control flow, for tools/check-waits and tools/check-hazards."""
+import functools
 import re
 import subprocess
 import sys
 
 INDIRECT = re.compile(r"s_(?:setpc|swappc|call|cbranch_g_fork|cbranch_i_fork|cbranch_join|rfe)")
 LINE = re.compile(r"\t(\S+) *(.*?) *// ([0-9A-F]+):[0-9A-F ]+(?:<(.+)>)?$")
+
+NAMED = {"vcc": (106, 107), "vcc_lo": (106,), "vcc_hi": (107,), "m0": (124,), "exec": (126, 127), "exec_lo": (126,), "exec_hi": (127,)}
+
+
+@functools.lru_cache(None)
+def registers(operand):
+    """The registers of an operand, as (file, number)."""
+    operand = re.sub(r"^-|\||neg\(|abs\(|\)", "", operand)
+    if operand in NAMED: return tuple(("s", i) for i in NAMED[operand])
+    if not (found := re.fullmatch(r"([vas])(?:(\d+)|\[(\d+):(\d+)\])", operand)): return ()
+    first, last = (found[2], found[2]) if found[2] else (found[3], found[4])
+    return tuple((found[1], i) for i in range(int(first), int(last) + 1))
 
 
 class Instruction:

@@ -52,10 +52,10 @@ grep -v 'gfx90a$' "$work/objects" | instructions >"$work/used"
 printf '%s\n' "$emulator"/gfx*/*.co | grep -v '/hazards.co$' | instructions >"$work/tested"
 comm -23 "$work/used" "$work/tested" | sed 's/^/no test of the emulator has: /' >"$work/untested"
 
-# The check of `make check` finds the kernels that lack a wait at their barriers.
-found=$(tools/check-barriers "$objdump" "$emulator"/gfx*/faults.co "$emulator"/gfx*/arrivals.co | sed -n 's/.*: \(.*\) reaches .*/\1/p' | sort -u | xargs)
-planted="lds_read lds_write missing_wait_barrier missing_wait_lds_read"
-[ "$found" = "$planted" ] || echo "tools/check-barriers finds \"$found\" in faults.co and arrivals.co, not \"$planted\"" >"$work/planted"
+# The check of `make check` finds the kernels that lack a wait before a barrier or the use of a register.
+found=$(tools/check-waits "$objdump" "$emulator"/gfx*/faults.co "$emulator"/gfx*/arrivals.co | sed -n 's/^[a-z]*\.co: \(.*\) at 0x[0-9a-f]*: .*/\1/p' | sort -u | xargs)
+planted="lds_read lds_write missing_wait_barrier missing_wait_lds missing_wait_lds_read missing_wait_memory missing_wait_scalar use weak_wait_memory"
+[ "$found" = "$planted" ] || echo "tools/check-waits finds \"$found\" in faults.co and arrivals.co, not \"$planted\"" >"$work/planted"
 
 # So does the check of distances, in each kernel but those whose name ends in _away.
 for object in "$emulator"/gfx*/hazards.co; do

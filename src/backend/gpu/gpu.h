@@ -59,7 +59,7 @@ INLINE int lane_id(void) { return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgc
 /* Barrier of the block: all earlier writes to shared and global memory are visible to all threads
  * afterwards. The release fence alone is not enough: at back edges of loops clang 19 and 22 leave
  * out its wait for the wave's own LDS writes. They never remove the explicit wait, s_waitcnt
- * lgkmcnt(0). tools/check-barriers proves this for every barrier. */
+ * lgkmcnt(0). tools/check-waits proves this for every barrier. */
 INLINE void barrier(void) {
     enum { NO_LIMIT_BUT_LDS = 0xc07f }; /* vmcnt 63, expcnt 7, lgkmcnt 0 in the encoding of gfx9 */
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
