@@ -250,7 +250,7 @@ static void bash_completes_commands_keys_values_and_files(void **state) {
     static const char *const lines[][2] = {{"smelt tr", "train"}, {"smelt data p", "pack"}, {"smelt data pack sepa", "separator="},
         {"smelt train optimizer.weight", "optimizer.weight_decay="}, {"smelt train device=", "auto cpu hip cuda"},
         {"smelt train device=c", "cpu cuda"}, {"smelt train on_nan=s", "stop skip"}, {"smelt train data.train=te", "text"},
-        {"smelt launch -n 2 -- train device=h", "hip"}, {"smelt bench gemm repeats", "repeats="}, {"smelt generate temp", "temperature="}};
+        {"smelt launch -n 2 -- train device=h", "hip"}, {"smelt bench gemm repeats", "repeats="}, {"smelt generate tempe", "temperature="}};
     expect("$SMELT manual bash >smelt.bash", 0, "");
     write_text("try.bash", script);
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
