@@ -262,7 +262,7 @@ run-test: $(if $(T),$(T_PROGRAM))
 
 # The rooms whose tests a target runs; ROOMS chooses others. Code of TSAN_ROOMS starts threads, or has parallel loops that meet them.
 QUICK_ROOMS := base chat config data formats fuzz graph infer jinja model ops optim report token
-TSAN_ROOMS := base chat ckpt comm data graph infer report run token
+TSAN_ROOMS := base chat ckpt comm data graph infer report run serve token
 ROOMS_TESTS := $(foreach r,$(ROOMS),$(filter $(BUILD)/tests/$r/%,$(TESTS)))
 run-rooms: $(ROOMS_TESTS)
 	@SMELT=$(BUILD)/smelt tests/support/run.sh -j $(JOBS) $(filter $(ROOMS_TESTS),$(FIRST_TESTS)) $(filter-out $(FIRST_TESTS),$(ROOMS_TESTS))

@@ -27,7 +27,7 @@ Priority: optional
 Description: trains large language models
  One program that turns text into tokens, trains, evaluates, generates and
  exports Hugging Face models, on AMD Instinct GPUs, NVIDIA GPUs and CPUs.
- libcurl4 is for checkpoints in S3 stores, libmicrohttpd12 for smelt watch, openmpi-bin for many CPU ranks.
+ libcurl4 is for checkpoints in S3 stores, libmicrohttpd12 for smelt watch and smelt serve, openmpi-bin for many CPU ranks.
 END
 (cd "$root" && find usr -type f -exec md5sum {} + | LC_ALL=C sort -k2 >DEBIAN/md5sums)
 dpkg-deb --root-owner-group --build "$root" "$out" >/dev/null

@@ -163,8 +163,8 @@ static bool draw_answer(Talk *talk, Error *error) {
 static bool answer_line(Talk *talk, const char *line, size_t size, Error *error) {
     add_message(talk, "user", line, size);
     talk->stop.signal = 0;
-    if (!chat_prompt(talk->encoder, talk->messages, &talk->document, error) || !feed(talk, error) || !draw_answer(talk, error))
-        return false;
+    json_auto_t *conversation = json_pack("{sO}", "messages", talk->messages);
+    if (!chat_prompt(talk->encoder, conversation, &talk->document, error) || !feed(talk, error) || !draw_answer(talk, error)) return false;
     add_message(talk, "assistant", talk->answer ? talk->answer : "", talk->answer_size);
     return true;
 }

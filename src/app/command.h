@@ -45,8 +45,8 @@ typedef struct Command {
     const struct Command *(*member)(int index); /* NULL after the last */
 } Command;
 
-extern const Command command_train, command_launch, command_generate, command_chat, command_eval, command_convert, command_data,
-    command_report, command_bench, command_size, command_cost, command_forecast, command_doctor, command_show, command_watch,
+extern const Command command_train, command_launch, command_generate, command_chat, command_serve, command_eval, command_convert,
+    command_data, command_report, command_bench, command_size, command_cost, command_forecast, command_doctor, command_show, command_watch,
     command_manual;
 extern const Command command_smelt; /* the program: the group of all commands */
 

@@ -99,7 +99,8 @@ static bool take_ids(const json_t *array, TokenIds *tokens, Error *error) {
 static bool take_messages(
     PromptBatch *b, const char *folder, const Config *config, const json_t *messages, TokenIds *tokens, Error *error) {
     if (!b->chat && !open_template(b, folder, config, error)) return false;
-    if (!chat_prompt(b->encoder, messages, &b->document, error)) return false;
+    json_auto_t *conversation = json_pack("{sO}", "messages", messages);
+    if (!chat_prompt(b->encoder, conversation, &b->document, error)) return false;
     for (size_t i = 0; i < b->document.ids.count; i++) token_ids_append(tokens, b->document.ids.items[i]);
     return true;
 }
@@ -158,9 +159,10 @@ static void batch_end(void *context, int index, EngineEnd finish) {
     prompt->batch->ended++;
 }
 
-/* Returns the text of a sample, which the caller frees: UTF-8, with U+FFFD for broken characters. */
-static char *sample_text(ModelText *text, const BatchSample *sample) {
-    char *all = NULL, piece[UTF8_OUTPUT], byte;
+/* Returns the text of a sample, which the caller releases: U+FFFD for broken characters. */
+static json_t *sample_text(ModelText *text, const BatchSample *sample) {
+    SCOPED_FREE char *all = NULL;
+    char piece[UTF8_OUTPUT], byte;
     size_t size, length;
     FILE *out = open_memstream(&all, &size);
     if (!out) memory_refused(0);
@@ -171,9 +173,8 @@ static char *sample_text(ModelText *text, const BatchSample *sample) {
         for (size_t j = 0; j < length; j++) fwrite(piece, 1, (size_t)utf8_put(&stream, (uint8_t)bytes[j], piece), out);
     }
     fwrite(piece, 1, (size_t)utf8_finish(&stream, piece), out);
-    fwrite("", 1, 1, out);
     fclose(out);
-    return all;
+    return json_stringn(all, size);
 }
 
 static json_t *sample_record(const PromptBatch *b, const BatchPrompt *prompt, int64_t index) {
@@ -182,10 +183,7 @@ static json_t *sample_record(const PromptBatch *b, const BatchPrompt *prompt, in
     double sum = 0;
     for (size_t i = 0; i < sample->ids.count; i++) sum += sample->log_probabilities[i];
     json_object_set_new(record, "sample", json_integer(index));
-    if (!b->text->numbers) {
-        SCOPED_FREE char *text = sample_text(b->text, sample);
-        json_object_set_new(record, "completion", json_string(text));
-    }
+    if (!b->text->numbers) json_object_set_new(record, "completion", sample_text(b->text, sample));
     json_object_set_new(record, "finish", json_string(sample->finish == ENGINE_LENGTH ? "length" : "stop"));
     json_object_set_new(record, "tokens_generated", json_integer((json_int_t)sample->ids.count));
     json_object_set_new(record, "logprob", json_real(sum));

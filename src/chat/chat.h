@@ -97,5 +97,6 @@ int32_t chat_answer_end(ChatEncoder *encoder);
  * (chat_pair.c). The caller passes both to chat_encode and releases them with json_decref.
  * ERROR_DATA: the record is not a preference. */
 bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, Error *error);
-/* Encodes the tokens after which the model answers a list of messages. */
-bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *document, Error *error);
+/* Encodes the tokens after which the model answers a conversation: an object with `messages`, and
+ * `tools` and `chat_template_kwargs` as in chat_encode. ERROR_DATA as there. */
+bool chat_prompt(ChatEncoder *encoder, const json_t *conversation, ChatDocument *document, Error *error);

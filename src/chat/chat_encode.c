@@ -455,10 +455,13 @@ bool chat_encode(ChatEncoder *encoder, const json_t *json, ChatDocument *documen
     return document->trained_count > 0 || error_set(error, ERROR_DATA, "the record trains no token: it has no answer");
 }
 
-bool chat_prompt(ChatEncoder *encoder, const json_t *messages, ChatDocument *document, Error *error) {
-    ChatRecord record = {.messages = (json_t *)messages};
+bool chat_prompt(ChatEncoder *encoder, const json_t *conversation, ChatDocument *document, Error *error) {
+    SCOPED(chat_record_free) ChatRecord record = {0};
     ChatText *text = &document->text;
-    return check_special(encoder, messages, error) && render(encoder->chat, &record, json_array_size(messages), true, text, error) &&
+    if (!chat_record_read(&record, conversation, encoder->takes_objects, error)) return false;
+    return check_special(encoder, record.messages, error) && check_special(encoder, record.tools, error) &&
+           check_special(encoder, record.settings, error) &&
+           render(encoder->chat, &record, json_array_size(record.messages), true, text, error) &&
            encode_span(encoder, text->bytes, text->size, 0, &document->ids, error);
 }
 

@@ -143,7 +143,7 @@ static bool check_message(const json_t *message, const char *name, size_t i, Err
     const char *kind = "";
     json_auto_t *text = json_is_array(content) ? text_of_parts(content, &kind) : NULL;
     if (json_is_array(content) && !text)
-        return error_set(error, ERROR_DATA, "%s[%zu] has content of type \"%.20s\", but smelt trains only on text", name, i, kind);
+        return error_set(error, ERROR_DATA, "%s[%zu] has content of type \"%.20s\", but smelt reads only text", name, i, kind);
     const char *role = json_string_value(json_object_get(message, "role"));
     const char *excluded = strcmp(role, "assistant") ? NULL : excluded_by(message); /* other messages are not trained anyway */
     if (excluded)

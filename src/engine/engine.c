@@ -80,9 +80,11 @@ void *engine_weights(Engine *e) { return engine_programs_arena(e->programs, AREN
 
 /* -- Requests ------------------------------------------------------------------------------------------------------ */
 
+int64_t engine_positions(const Engine *e) { return int_min(e->config->context, e->sizes.cache_rows); }
+
 static bool check_request(const Engine *e, const EngineRequest *r, Error *error) {
     const ModelConfig *c = e->config;
-    int64_t most = int_min(c->context, e->sizes.cache_rows);
+    int64_t most = engine_positions(e);
     bool grows = c->rope_factor > 1 && (c->rope_scaling == ROPE_DYNAMIC || c->rope_scaling == ROPE_LONGROPE);
     assert(r->samples > 0 && r->tokens > 0);
     if (r->prompt_count < 1) return error_set(error, ERROR_USAGE, "a prompt needs at least one token");
@@ -128,16 +130,28 @@ static void remove_ended(Engine *e) {
     e->end = at;
 }
 
-static void end_slot(Engine *e, int index, EngineEnd why) {
-    EngineSlot *slot = &e->slots[index];
+static void free_slot(Engine *e, int index) {
     int at = 0;
     while (e->order[at] != index) at++;
     memmove(e->order + at, e->order + at + 1, (size_t)(--e->running - at) * sizeof *e->order);
-    row_pool_give(&e->pool, slot->first_row);
+    row_pool_give(&e->pool, e->slots[index].first_row);
+    e->slots[index].owner = NULL;
+}
+
+static void end_slot(Engine *e, int index, EngineEnd why) {
+    EngineSlot *slot = &e->slots[index];
     QueuedRequest *owner = slot->owner;
-    slot->owner = NULL;
+    free_slot(e, index);
     owner->ended++;
     owner->request.end(owner->request.context, slot->sample, why);
+}
+
+void engine_cancel(Engine *e, const void *context) {
+    for (int index = 0; index < e->sizes.slots; index++)
+        if (e->slots[index].owner && e->slots[index].owner->request.context == context) free_slot(e, index);
+    for (QueuedRequest *queued = e->first; queued; queued = queued->next)
+        if (queued->request.context == context) queued->ended = queued->request.samples;
+    remove_ended(e);
 }
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */

@@ -57,9 +57,14 @@ const Graph *engine_graph(const Engine *engine);
 void *engine_master(Engine *engine);
 void *engine_weights(Engine *engine);
 
+/* Returns the most tokens of a prompt and its answer together. */
+int64_t engine_positions(const Engine *engine);
 /* Adds a request to the queue. ERROR_USAGE: a token is outside the vocabulary; prompt and tokens
  * exceed the context or the caches; or the prompt is too long for growing RoPE. */
 bool engine_submit(Engine *engine, const EngineRequest *request, Error *error);
+/* Ends all samples of the requests with this context, without calling their `end`, and forgets the
+ * requests. Not to be called by `token` and `end`. */
+void engine_cancel(Engine *engine, const void *context);
 /* Returns whether a request is unfinished. */
 bool engine_busy(const Engine *engine);
 /* Computes the next token of every sequence. ERROR_NUMERICS if a logit is not finite. */

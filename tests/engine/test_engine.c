@@ -230,6 +230,46 @@ static void samples_end_where_they_should(void **state) {
     options_free_strings(&strings);
 }
 
+/* Cancelled requests end without a call, whether they run, wait for their prompt, or wait for a slot; the others get what
+ * they get without them. */
+static void cancelled_requests_leave_the_others_as_they_are(void **state) {
+    (void)state;
+    enum { REQUESTS = 6 };
+    OptionStrings strings = {0};
+    Config config = configure(&families[0], CONTEXT, &strings);
+    static Asked alone[REQUESTS], asked[REQUESTS];
+    for (int steps = 0; steps < 6; steps++) {
+        uint64_t at = 7000;
+        for (int r = 0; r < REQUESTS; r++) {
+            asked[r] = random_request(&at, 1 + r % 3, 1);
+            asked[r].tokens = MOST_TOKENS;
+            alone[r] = asked[r];
+        }
+        Engine *engine = create_engine(&config, PRECISION_FP64, (EngineSizes){.slots = 4}),
+               *other = create_engine(&config, PRECISION_FP64, (EngineSizes){.slots = 4});
+        for (int r = 0; r < REQUESTS; r++) submit(engine, &asked[r], (uint64_t)r * MOST_SAMPLES);
+        for (int r = 1; r < REQUESTS; r += 2) submit(other, &alone[r], (uint64_t)r * MOST_SAMPLES);
+        for (int i = 0; i < steps; i++) step(engine);
+        for (int r = 0; r < REQUESTS; r += 2) {
+            engine_cancel(engine, &asked[r]);
+            alone[r] = asked[r];
+        }
+        engine_cancel(engine, &config);
+        finish(engine);
+        finish(other);
+        for (int r = 0; r < REQUESTS; r++)
+            for (int s = 0; s < asked[r].samples; s++) {
+                assert_int_equal(asked[r].got[s].ends, alone[r].got[s].ends);
+                assert_int_equal(asked[r].got[s].ends, r % 2);
+                assert_int_equal(asked[r].got[s].count, alone[r].got[s].count);
+                assert_memory_equal(asked[r].got[s].tokens, alone[r].got[s].tokens, sizeof asked[r].got[s].tokens);
+            }
+        engine_free(engine);
+        engine_free(other);
+    }
+    options_free_strings(&strings);
+}
+
 static void what_does_not_fit_is_refused(void **state) {
     (void)state;
     OptionStrings strings = {0};
@@ -294,6 +334,7 @@ int main(void) {
         cmocka_unit_test(sequences_get_what_they_get_alone),
         cmocka_unit_test(neither_slots_nor_arrivals_change_a_sample),
         cmocka_unit_test(samples_end_where_they_should),
+        cmocka_unit_test(cancelled_requests_leave_the_others_as_they_are),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(reserved_rows_do_not_overlap),
     };

@@ -25,7 +25,7 @@ if [ "$1" = launch ]; then
     launch+=(--); shift
 fi
 case "$1 $2" in
-watch*) timeout 1 "$SMELT" "$@" port=0 || [ $? = 124 ] ;;
+watch* | serve*) timeout 1 "$SMELT" "$@" port=0 || [ $? = 124 ] ;;
 chat*) if [ -p /dev/stdin ]; then "$SMELT" "$@"; else echo the model | "$SMELT" "$@"; fi ;;
 "train --example") "$SMELT" "$@" >example.yaml; small example.yaml; cat example.yaml ;;
 train*.yaml)
@@ -38,7 +38,7 @@ END
 chmod +x build/smelt
 PATH=$PWD/build:$PATH
 
-# What documents take for granted: MODEL, a folder with a chat template; conversations and preferences; a finished run.
+# What documents take for granted: MODEL, a folder with a chat template; conversations and preferences; a finished run; prompts.
 smelt train --example llama >model.yaml
 smelt data train-tokenizer my-texts/ tok.json vocabulary=300
 smelt train model.yaml run=runs/a data.train=my-texts/ data.tokenizer=tok.json steps=150 checkpoint.every=50 checkpoint.keep=9
@@ -59,6 +59,7 @@ for i in $(seq 60); do
 done
 mkdir -p fineweb/data
 cp "$repository"/tests/golden/parquet/texts-d*.parquet fineweb/data
+echo '{"prompt": "the model"}' >PROMPTS.jsonl
 IDS=300-301
 
 awk '/^```/ { block = !block; runs = $0 == "```sh"; skips = $0 ~ /^```sh \(/; why = $0; sub(/^```sh /, "", why); next }

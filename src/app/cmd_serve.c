@@ -1,0 +1,136 @@
+/* `smelt serve MODEL [key=value ...]`: answers requests in the form of OpenAI over HTTP, many at a
+ * time, until it is interrupted. */
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "app/command.h"
+#include "app/generation.h"
+#include "app/process.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "data/byte_tokenizer.h"
+#include "data/pack.h"
+#include "run/source.h"
+#include "serve/serve.h"
+
+typedef struct ServeOptions {
+    const char *host, *name, *template;
+    int64_t port, slots, queue, context, body, threads;
+    Fp8Config fp8;
+    int device, precision;
+} ServeOptions;
+
+#define FIELD(name) offsetof(ServeOptions, name)
+static const Option rows[] = {
+    STRING_OPTION(host, "127.0.0.1", "", "address to listen on; any other than this machine's own needs a key in SMELT_API_KEY"),
+    INT_OPTION(port, "8000", 0, 65535, "", "port to listen on; 0: any free port"),
+    STRING_OPTION(name, "", "", "name of the model in requests; empty: the last part of MODEL"),
+    STRING_OPTION(template, "", "", "file with the chat template, or chatml; empty: the model's own", .path = true),
+    INT_OPTION(slots, "64", 1, ENGINE_MOST_SLOTS, "sequences", "sequences that are generated at once"),
+    INT_OPTION(queue, "256", 1, 65536, "samples", "samples that wait, run, or have not been fetched; further requests get 429"),
+    INT_OPTION(context, "0", 0, 1 << 24, "tokens",
+        "maximum positions of a sequence, including the prompt, which determines the memory of the KV cache; 0: the model's"),
+    INT_OPTION(body, "32", 1, 1024, "MiB", "maximum size of a request; at most eight times as much arrives at once"),
+    GENERATION_MACHINE,
+};
+#undef FIELD
+static const OptionTable table = OPTION_TABLE(rows);
+
+typedef struct ServeParts {
+    ModelText text;
+    Chat *chat;
+    char *name;
+    ServeModel model;
+    ServeSettings settings;
+    Server *server;
+    Engine *engine;
+} ServeParts;
+
+static void parts_close(ServeParts *parts) {
+    server_close(parts->server);
+    engine_free(parts->engine);
+    chat_encoder_free(parts->model.chat);
+    tokenizer_encoder_free(parts->model.encoder);
+    chat_free(parts->chat);
+    model_text_close(&parts->text);
+    free(parts->name);
+}
+
+/* Opens tokenizer and template. Answers of a chat also end with the template's own token. */
+static bool open_text(ServeParts *parts, const char *folder, const Config *config, const ServeOptions *options, Error *error) {
+    ServeModel *model = &parts->model;
+    if (!model_text_open(&parts->text, folder, config, error)) return false;
+    SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
+    ChatOptions of_chat = {.source = tokenizer ? tokenizer : "", .template = options->template, .end_token = BYTE_SEPARATOR};
+    if (!(parts->chat = chat_open(&of_chat, parts->text.tokenizer, error))) return false;
+    model->tokenizer = parts->text.tokenizer;
+    model->encoder = model->tokenizer ? tokenizer_encoder_open(model->tokenizer) : NULL;
+    model->ends = &parts->text.ends;
+    if (!chat_has_template(parts->chat)) return true;
+    model->chat = chat_encoder_open(parts->chat);
+    int32_t end = chat_answer_end(model->chat);
+    if (end >= 0 && !model_text_stops(&parts->text, end)) token_ids_append(&parts->text.ends, end);
+    return true;
+}
+
+/* Returns the last part of a path, as UTF-8, for the caller to free. */
+static char *model_name(const char *folder) {
+    size_t length = path_length(folder), start = length, size;
+    while (start > 0 && folder[start - 1] != '/') start--;
+    return utf8_replace(folder + start, length - start, &size);
+}
+
+static bool serve_model(Inference *inference, Invocation *invocation, StopRequest *stop, ServeParts *parts, Error *error) {
+    const char *folder = invocation->words[0], *key = getenv("SMELT_API_KEY");
+    const ServeOptions *options = invocation->options;
+    GenerationOptions machine = {.device = options->device, .precision = options->precision, .threads = options->threads};
+    Config config;
+    parts->name = *options->name ? memory_copy_string(options->name) : model_name(folder);
+    parts->model.name = parts->name;
+    parts->settings = (ServeSettings){.host = options->host,
+        .port = (int)options->port,
+        .key = key ? key : "",
+        .body_bytes = options->body << 20,
+        .queue = options->queue};
+    if (!source_read_config(folder, &config, &invocation->strings, error) || !inference_check_text(&config, error) ||
+        !inference_choose_fp8(&config, &options->fp8, error))
+        return false;
+    bool fixed = family_of(&config.model)->learns_positions;
+    if (!fixed && options->context && options->context < config.model.context) config.model.context = options->context;
+    if (!open_text(parts, folder, &config, options, error) || !(parts->server = server_open(&parts->model, &parts->settings, error)))
+        return false;
+    const EngineSizes sizes = {.slots = options->slots, .limit = model_text_limit(&parts->text)};
+    parts->engine = generation_open_engine(inference, folder, &config, &machine, sizes, error);
+    if (!parts->engine) return false;
+    stop->heeded = 1;
+    printf("%s answers at %s%s; Ctrl-C ends\n", parts->name, server_url(parts->server),
+        *parts->settings.key ? ", with the key of SMELT_API_KEY" : "");
+    fflush(stdout);
+    return server_run(parts->server, parts->engine, stop, error);
+}
+
+static bool run_serve(Invocation *invocation, Error *error) {
+    static StopRequest stop;
+    Inference inference = {0};
+    ServeParts parts = {0};
+    process_catch_stop(&stop, false);
+    bool done = inference_join(&inference, error) && serve_model(&inference, invocation, &stop, &parts, error);
+    parts_close(&parts);
+    inference_close(&inference, done ? NULL : error);
+    return done;
+}
+
+const Command command_serve = {
+    .name = "serve",
+    .summary = "answer requests over HTTP in the form of OpenAI",
+    .words = "MODEL",
+    .explanation =
+        "Serves a run's checkpoint, a Hugging Face folder, a GGUF file or PEFT adapters at http://127.0.0.1:8000/v1, many requests at "
+        "once: /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics. docs/generate.md lists the fields of requests.\n"
+        "If the environment has SMELT_API_KEY, requests need this key; host= with an address that other machines reach requires it.\n",
+    .table = &table,
+    .options_size = sizeof(ServeOptions),
+    .run = run_serve,
+};

@@ -1,0 +1,228 @@
+/* The shapes of completions and chats differ in the names around the text and in the form of
+ * log-probabilities; the rest is common. */
+#include "serve/answer_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "data/pack.h"
+
+void serve_answer_free(ServeAnswer *answer) {
+    for (size_t i = 0; i < answer->sample_count; i++) serve_sample_free(&answer->samples[i]);
+    free(answer->samples);
+    serve_request_free(&answer->request);
+}
+
+static const ServePrompt *prompt_of(const ServeAnswer *answer, size_t index) {
+    return &answer->request.prompts[index / (size_t)answer->request.samples];
+}
+
+static char *dump(const json_t *value) {
+    char *text = json_dumps(value, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    if (!text) memory_refused(0);
+    return text;
+}
+
+/* -- Faults -------------------------------------------------------------------------------------------------------- */
+
+static json_t *valid_string(const char *text) {
+    size_t size;
+    SCOPED_FREE char *valid = utf8_replace(text, strlen(text), &size);
+    return json_stringn(valid, size);
+}
+
+static json_t *fault_json(const ServeFault *fault) {
+    const char *type = fault->status >= 500 ? "server_error" : fault->status == 429 ? "rate_limit_error" : "invalid_request_error";
+    return json_pack("{s{so ss so? ss?}}", "error", "message", valid_string(fault->message), "type", type, "param",
+        *fault->field ? valid_string(fault->field) : NULL, "code", fault->code);
+}
+
+char *serve_fault_text(const ServeFault *fault) {
+    json_auto_t *json = fault_json(fault);
+    return dump(json);
+}
+
+/* -- Log-probabilities --------------------------------------------------------------------------------------------- */
+
+static bool is_valid(const char *bytes, size_t length) {
+    json_auto_t *text = json_stringn(bytes, length);
+    return text;
+}
+
+/* Returns the text of a token; bytes that are a part of a character become "bytes:\xe2\x82", as at
+ * OpenAI. */
+static json_t *token_text(const ServeModel *model, int32_t id) {
+    char byte;
+    size_t length, used = 0;
+    const char *bytes = serve_token_bytes(model, id, &byte, &length);
+    if (is_valid(bytes, length)) return json_stringn(bytes, length);
+    SCOPED_FREE char *text = memory_allocate(8 + 4 * length);
+    used += (size_t)sprintf(text, "bytes:");
+    for (size_t i = 0; i < length; i++) used += (size_t)sprintf(text + used, "\\x%02x", (uint8_t)bytes[i]);
+    return json_stringn(text, used);
+}
+
+static json_t *token_bytes(const ServeModel *model, int32_t id) {
+    char byte;
+    size_t length;
+    json_t *list = json_array();
+    const char *bytes = serve_token_bytes(model, id, &byte, &length);
+    for (size_t i = 0; i < length; i++) json_array_append_new(list, json_integer((uint8_t)bytes[i]));
+    return list;
+}
+
+static json_t *completion_scores(const ServeAnswer *answer, size_t index, size_t first) {
+    const ServeSample *sample = &answer->samples[index];
+    const ServePrompt *prompt = prompt_of(answer, index);
+    json_t *tokens = json_array(), *scores = json_array(), *top = json_array(), *offsets = json_array();
+    for (size_t i = first; i < sample->count; i++) {
+        const ServeToken *token = &sample->tokens[i];
+        json_t *text = token_text(answer->model, token->id), *likeliest = json_object();
+        json_object_set_new(likeliest, json_string_value(text), json_real(token->log_probability));
+        json_array_append_new(tokens, text);
+        json_array_append_new(scores, json_real(token->log_probability));
+        json_array_append_new(top, likeliest);
+        json_array_append_new(offsets, json_integer((json_int_t)(token->offset + serve_characters(prompt->text, prompt->size))));
+    }
+    if (answer->request.top == 0) json_decref(top), top = json_null();
+    return json_pack("{so so so so}", "tokens", tokens, "token_logprobs", scores, "top_logprobs", top, "text_offset", offsets);
+}
+
+static json_t *chat_scores(const ServeAnswer *answer, size_t index, size_t first) {
+    const ServeSample *sample = &answer->samples[index];
+    json_t *content = json_array();
+    for (size_t i = first; i < sample->count; i++) {
+        const ServeToken *token = &sample->tokens[i];
+        json_t *score = json_pack("{so sf so}", "token", token_text(answer->model, token->id), "logprob", token->log_probability, "bytes",
+            token_bytes(answer->model, token->id));
+        json_t *top = json_array();
+        if (answer->request.top > 0) json_array_append_new(top, json_copy(score));
+        json_object_set_new(score, "top_logprobs", top);
+        json_array_append_new(content, score);
+    }
+    return json_pack("{so sn}", "content", content, "refusal");
+}
+
+/* -- Choices ------------------------------------------------------------------------------------------------------- */
+
+/* Returns a choice with its tokens from `first` on, without its text. */
+static json_t *choice_json(const ServeAnswer *answer, size_t index, size_t first) {
+    const ServeRequest *request = &answer->request;
+    const ServeSample *sample = &answer->samples[index];
+    json_t *scores = request->top < 0 ? json_null() : (request->kind == SERVE_CHAT ? chat_scores : completion_scores)(answer, index, first);
+    json_t *choice = json_pack("{sI so ss?}", "index", (json_int_t)index, "logprobs", scores, "finish_reason",
+        !sample->ended                 ? NULL
+        : sample->end == ENGINE_LENGTH ? "length"
+                                       : "stop");
+    if (!request->ids) return choice;
+    json_t *ids = json_array();
+    for (size_t i = first; i < sample->count; i++) json_array_append_new(ids, json_integer(sample->tokens[i].id));
+    json_object_set_new(choice, "token_ids", ids);
+    return choice;
+}
+
+static json_t *usage_json(const ServeAnswer *answer) {
+    size_t read = 0, made = 0;
+    for (size_t i = 0; i < answer->request.prompt_count; i++) read += answer->request.prompts[i].ids.count;
+    for (size_t i = 0; i < answer->sample_count; i++) made += answer->samples[i].count;
+    return json_pack(
+        "{sI sI sI}", "prompt_tokens", (json_int_t)read, "completion_tokens", (json_int_t)made, "total_tokens", (json_int_t)(read + made));
+}
+
+static json_t *frame_json(const ServeAnswer *answer, json_t *choices) {
+    const char *object = answer->request.kind == SERVE_COMPLETION ? "text_completion"
+                         : answer->request.stream                 ? "chat.completion.chunk"
+                                                                  : "chat.completion";
+    return json_pack("{ss ss sI ss so}", "id", answer->id, "object", object, "created", answer->created, "model", answer->model->name,
+        "choices", choices);
+}
+
+char *serve_answer_whole(const ServeAnswer *answer) {
+    json_t *choices = json_array();
+    for (size_t i = 0; i < answer->sample_count; i++) {
+        const ServeSample *sample = &answer->samples[i];
+        const ServePrompt *prompt = prompt_of(answer, i);
+        json_t *choice = choice_json(answer, i, 0);
+        SCOPED_FREE char *text = memory_allocate(prompt->size + sample->size + 1);
+        if (prompt->size) memcpy(text, prompt->text, prompt->size);
+        if (sample->size) memcpy(text + prompt->size, sample->text, sample->size);
+        json_t *string = json_stringn(text, prompt->size + sample->size);
+        if (answer->request.kind == SERVE_COMPLETION) json_object_set_new(choice, "text", string);
+        else json_object_set_new(choice, "message", json_pack("{ss so sn}", "role", "assistant", "content", string, "refusal"));
+        json_array_append_new(choices, choice);
+    }
+    json_auto_t *json = frame_json(answer, choices);
+    json_object_set_new(json, "usage", usage_json(answer));
+    return dump(json);
+}
+
+/* -- Events -------------------------------------------------------------------------------------------------------- */
+
+static void append_bytes(ServeOutput *output, const char *bytes, size_t size) {
+    array_reserve(output->bytes, output->capacity, output->size + size);
+    memcpy(output->bytes + output->size, bytes, size);
+    output->size += size;
+}
+
+void serve_output_event(ServeOutput *output, const json_t *data) {
+    SCOPED_FREE char *text = data ? dump(data) : memory_copy_string("[DONE]");
+    append_bytes(output, "data: ", 6);
+    append_bytes(output, text, strlen(text));
+    append_bytes(output, "\n\n", 2);
+}
+
+static void choice_event(const ServeAnswer *answer, json_t *choice, ServeOutput *output) {
+    json_auto_t *json = frame_json(answer, json_pack("[o]", choice));
+    if (answer->request.usage) json_object_set_new(json, "usage", json_null());
+    serve_output_event(output, json);
+}
+
+/* Sends what comes before the first token: the role, or the prompt. */
+static void open_choice(const ServeAnswer *answer, size_t index, ServeOutput *output) {
+    const ServePrompt *prompt = prompt_of(answer, index);
+    bool chat = answer->request.kind == SERVE_CHAT;
+    if (!chat && !prompt->size) return;
+    json_t *choice = json_pack("{sI sn sn}", "index", (json_int_t)index, "logprobs", "finish_reason");
+    if (chat) json_object_set_new(choice, "delta", json_pack("{ss ss}", "role", "assistant", "content", ""));
+    else json_object_set_new(choice, "text", json_stringn(prompt->text, prompt->size));
+    choice_event(answer, choice, output);
+}
+
+static void continue_choice(const ServeAnswer *answer, size_t index, ServeOutput *output) {
+    ServeSample *sample = &answer->samples[index];
+    json_t *choice = choice_json(answer, index, sample->sent_tokens);
+    json_t *text = json_stringn(sample->shown ? sample->text + sample->sent_bytes : "", sample->shown - sample->sent_bytes);
+    if (answer->request.kind == SERVE_COMPLETION) json_object_set_new(choice, "text", text);
+    else json_object_set_new(choice, "delta", json_pack("{so}", "content", text));
+    choice_event(answer, choice, output);
+    sample->sent_bytes = sample->shown;
+    sample->sent_tokens = sample->count;
+    sample->closed = sample->ended;
+}
+
+void serve_answer_events(ServeAnswer *answer, ServeOutput *output) {
+    for (size_t i = 0; i < answer->sample_count; i++) {
+        ServeSample *sample = &answer->samples[i];
+        bool news = sample->shown > sample->sent_bytes || (sample->ended && !sample->closed);
+        if (news && !sample->opened) open_choice(answer, i, output);
+        sample->opened |= news;
+        if (news) continue_choice(answer, i, output);
+    }
+}
+
+void serve_answer_finish(ServeAnswer *answer, ServeOutput *output) {
+    if (answer->request.usage) {
+        json_auto_t *json = frame_json(answer, json_array());
+        json_object_set_new(json, "usage", usage_json(answer));
+        serve_output_event(output, json);
+    }
+    serve_output_event(output, NULL);
+}
+
+void serve_fault_event(const ServeFault *fault, ServeOutput *output) {
+    json_auto_t *json = fault_json(fault);
+    serve_output_event(output, json);
+}

@@ -1,0 +1,50 @@
+/* The body of a request: JSON in, prompts as tokens and settings out. A field that would change the
+ * answer and is not supported is refused by name, never ignored. */
+#pragma once
+
+#include "serve/serve.h"
+
+typedef enum ServeKind { SERVE_COMPLETION, SERVE_CHAT } ServeKind;
+
+/* A refusal, in the terms of OpenAI's errors. */
+typedef struct ServeFault {
+    int status;       /* of HTTP; 0: no fault */
+    const char *code; /* NULL: none */
+    char field[64];   /* of the body; "": none. This and the message need not be UTF-8, if they quote a body */
+    char message[1024];
+} ServeFault;
+/* Sets a fault and returns false. `field` NULL: none. */
+bool serve_refuse(ServeFault *fault, int status, const char *code, const char *field, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+typedef struct ServePrompt {
+    TokenIds ids;
+    char *text; /* with `echo`; UTF-8 */
+    size_t size;
+} ServePrompt;
+
+enum { SERVE_STOPS = 4 };
+typedef struct ServeStop {
+    char *text;
+    size_t size; /* at least 1 */
+} ServeStop;
+
+/* Zero-initialize, free with serve_request_free. */
+typedef struct ServeRequest {
+    ServeKind kind;
+    ServePrompt *prompts;
+    size_t prompt_count;
+    int64_t tokens;  /* most tokens of a sample; 0: as many as fit */
+    int64_t samples; /* of each prompt */
+    Sampling sampling;
+    int64_t seed; /* -1: the server draws one */
+    ServeStop stops[SERVE_STOPS];
+    int stop_count;
+    bool stream, usage, echo, ids;
+    bool scores; /* chat: log-probabilities are wanted */
+    int64_t top; /* likeliest tokens that are listed beside each token; -1: no log-probabilities */
+} ServeRequest;
+bool serve_request_read(ServeRequest *request, ServeKind kind, const ServeModel *model, const char *body, size_t size, ServeFault *fault);
+void serve_request_free(ServeRequest *request);
+/* Returns the most tokens that a sample of a prompt may get. */
+int64_t serve_request_tokens(const ServeRequest *request, const ServeModel *model, const ServePrompt *prompt);
