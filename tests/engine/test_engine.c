@@ -12,6 +12,9 @@
 #include "base/rng.h"
 #include "engine/engine.h"
 #include "engine/rows_internal.h"
+#include "ops/draw/draw.h"
+#include "support/check.h"
+#include "support/each_isa.h"
 #include "support/generator_run.h"
 #include "support/mentions.h"
 
@@ -191,6 +194,78 @@ static void neither_slots_nor_arrivals_change_a_sample(void **state) {
     }
 }
 
+/* A program that computes all rows of a text at once, as training does, and draws the token after each row. */
+typedef struct WholeText {
+    Program program;
+    TensorId choice, limit, drawn;
+} WholeText;
+
+static WholeText whole_text(const Config *config, Precision precision, int64_t count) {
+    WholeText whole = {.program.model = model_build(&config->model, precision, MODEL_LOGITS, 1, count, RECOMPUTE_NONE)};
+    Graph *graph = whole.program.model.graph;
+    int64_t shape[] = {count, DRAW_CHOICE_VALUES}, one = 1;
+    whole.choice = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, shape, "choice");
+    whole.limit = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &one, "limit");
+    whole.drawn = op_draw(graph, whole.program.model.logits, whole.choice, whole.limit);
+    graph->tensors[whole.drawn].keep = true;
+    whole.program = check_program(whole.program.model, device_cpu());
+    void *master = executor_arena(whole.program.executor, ARENA_MASTER);
+    random_run_weights(graph, &config->model, master);
+    model_cast_weights(graph, device_cpu(), master, executor_arena(whole.program.executor, ARENA_WEIGHT));
+    return whole;
+}
+
+/* Demands the tokens and the bits of the log-probabilities that the whole text gives. */
+static void expect_whole(const Config *config, Precision precision, const char *name, const Asked *asked, uint64_t number) {
+    int64_t first = asked->prompt_count, count = first + asked->tokens;
+    WholeText whole = whole_text(config, precision, count);
+    Executor *executor = whole.program.executor;
+    int32_t *tokens = executor_tensor(executor, whole.program.model.tokens),
+            *positions = executor_tensor(executor, whole.program.model.positions);
+    *(int32_t *)executor_tensor(executor, whole.limit) = BYTE_VOCABULARY;
+    for (int64_t i = 0; i < count; i++) {
+        const float choice[DRAW_CHOICE_VALUES] = {[DRAW_TEMPERATURE] = (float)asked->sampling.temperature,
+            [DRAW_TOP_P] = 1,
+            [DRAW_UNIFORM] = (float)rng_uniform(asked->sampling.seed, RNG_STREAM_SAMPLE, number << 24 | (uint64_t)(i + 1))};
+        tokens[i] = i < first ? asked->prompt[i] : asked->got[0].tokens[i - first];
+        positions[i] = (int32_t)i;
+        executor_set_values(executor, whole.choice, i * DRAW_CHOICE_VALUES, choice, DRAW_CHOICE_VALUES);
+    }
+    executor_run(executor);
+    const float *drawn = executor_tensor(executor, whole.drawn);
+    for (int64_t i = 0; i < asked->tokens; i++) {
+        const float *row = drawn + (first - 1 + i) * DRAW_VALUES;
+        if (row[DRAW_TOKEN] != (float)asked->got[0].tokens[i] || (double)row[DRAW_LOG_PROBABILITY] != asked->got[0].log_probabilities[i])
+            fail_msg("%s, %s: prompt of %d, token %d is %d of log-probability %.9g, in the whole text %g of %.9g", name,
+                precision_name(precision), (int)first, (int)i, asked->got[0].tokens[i], asked->got[0].log_probabilities[i],
+                (double)row[DRAW_TOKEN], (double)row[DRAW_LOG_PROBABILITY]);
+    }
+    program_free(&whole.program);
+}
+
+/* On the CPU no sum depends on the number of rows, on the slots or on the block of a prompt that has the row. */
+static void draws_have_the_bits_of_the_whole_text(void **state) {
+    (void)state;
+    enum { REQUESTS = 4 };
+    static const Precision precisions[] = {PRECISION_FP32, PRECISION_BF16};
+    uint64_t at = 30000;
+    for (int i = 0; i < 2 * FAMILIES; i++) {
+        OptionStrings strings = {0};
+        Config config = configure(&families[i / 2], CONTEXT, &strings);
+        config.model.init_std = 0.3; /* weights of attention and logits are spread, so every bit counts */
+        Engine *engine = create_engine(&config, precisions[i % 2], (EngineSizes){.slots = REQUESTS - 1});
+        static Asked asked[REQUESTS];
+        for (int r = 0; r < REQUESTS; r++) {
+            asked[r] = random_request(&at, 1, 1);
+            submit(engine, &asked[r], (uint64_t)r);
+        }
+        finish(engine);
+        engine_free(engine);
+        for (int r = 0; r < REQUESTS; r++) expect_whole(&config, precisions[i % 2], families[i / 2].name, &asked[r], (uint64_t)r);
+        options_free_strings(&strings);
+    }
+}
+
 static void samples_end_where_they_should(void **state) {
     (void)state;
     OptionStrings strings = {0};
@@ -333,6 +408,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sequences_get_what_they_get_alone),
         cmocka_unit_test(neither_slots_nor_arrivals_change_a_sample),
+        EACH_ISA(cmocka_unit_test(draws_have_the_bits_of_the_whole_text)),
         cmocka_unit_test(samples_end_where_they_should),
         cmocka_unit_test(cancelled_requests_leave_the_others_as_they_are),
         cmocka_unit_test(what_does_not_fit_is_refused),
