@@ -143,11 +143,11 @@ static bool read_prompts(PromptBatch *b, const char *folder, const Config *confi
 
 /* -- Results ------------------------------------------------------------------------------------------------------- */
 
-static bool batch_token(void *context, int index, int32_t token, double log_probability) {
+static bool batch_token(void *context, int index, const EngineToken *token) {
     BatchPrompt *prompt = context;
     BatchSample *sample = &prompt->samples[index];
-    token_ids_append(&sample->ids, token);
-    array_append(sample->log_probabilities, sample->count, log_probability);
+    token_ids_append(&sample->ids, token->token);
+    array_append(sample->log_probabilities, sample->count, token->log_probability);
     prompt->batch->generated++;
     return true;
 }

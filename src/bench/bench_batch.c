@@ -38,8 +38,8 @@ typedef struct BatchRun {
     int64_t prompt;
 } BatchRun;
 
-static bool ignore_token(void *context, int sample, int32_t token, double log_probability) {
-    (void)context, (void)sample, (void)token, (void)log_probability;
+static bool ignore_token(void *context, int sample, const EngineToken *token) {
+    (void)context, (void)sample, (void)token;
     return true;
 }
 static void ignore_end(void *context, int sample, EngineEnd end) { (void)context, (void)sample, (void)end; }

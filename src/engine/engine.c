@@ -86,7 +86,7 @@ static bool check_request(const Engine *e, const EngineRequest *r, Error *error)
     const ModelConfig *c = e->config;
     int64_t most = engine_positions(e);
     bool grows = c->rope_factor > 1 && (c->rope_scaling == ROPE_DYNAMIC || c->rope_scaling == ROPE_LONGROPE);
-    assert(r->samples > 0 && r->tokens > 0);
+    assert(r->samples > 0 && (r->tokens > 0 || (r->scored && r->tokens == 0)) && (!r->scored || e->sizes.scores));
     if (r->prompt_count < 1) return error_set(error, ERROR_USAGE, "a prompt needs at least one token");
     if (r->prompt_count > most || r->tokens > most - r->prompt_count)
         return error_set(error, ERROR_USAGE,
@@ -176,38 +176,68 @@ static EngineRow row_of_slot(const Engine *e, int index) { return (EngineRow){.s
 /* Returns the tokens of a sequence's prompt that blocks compute. */
 static int64_t tokens_to_fill(const EngineSlot *slot) { return slot->owner->request.prompt_count - 1; }
 
-/* Computes the next block of a prompt, or copies the whole from another sample that has it. Returns
- * the number of tokens computed; 0 if another sample is computing it. */
-static int64_t fill_slot(Engine *e, int index) {
+static bool fail_numerics(const EngineSlot *slot, int64_t tokens, Error *error) {
+    return error_set(error, ERROR_NUMERICS,
+        "a logit of sample %d after %" PRId64
+        " tokens is not finite: the weights contain NaN or infinity, or activations overflow; use an older checkpoint",
+        slot->sample, tokens);
+}
+
+/* Computes a block of a prompt and scores its tokens. */
+static bool score_block(Engine *e, const EngineSlot *slot, const EngineRow *row, Error *error) {
+    const EngineRequest *r = &slot->owner->request;
+    EngineToken scores[ENGINE_SCORE_BLOCK];
+    if (!engine_programs_score(e->programs, row, scores, error)) return false;
+    for (int64_t i = 0; i < row->count; i++) {
+        if (isnan(scores[i].log_probability)) return fail_numerics(slot, row->position + i + 1, error);
+        r->scored(r->context, &scores[i]);
+    }
+    return true;
+}
+
+/* Computes the next block of a prompt, or copies the whole from another sample that has it. *made: the
+ * number of tokens computed; 0 if another sample is computing it. */
+static bool fill_slot(Engine *e, int index, int64_t *made, Error *error) {
     EngineSlot *slot = &e->slots[index];
+    const EngineRequest *r = &slot->owner->request;
     int first = 0;
     while (e->slots[e->order[first]].owner != slot->owner) first++;
     const EngineSlot *other = &e->slots[e->order[first]];
     EngineRow row = row_of_slot(e, index);
+    *made = 0;
     if (other != slot) {
-        if (other->filled < tokens_to_fill(slot)) return 0;
+        if (other->filled < tokens_to_fill(slot)) return true;
         EngineRow from = row_of_slot(e, e->order[first]);
         engine_programs_copy_prompt(e->programs, &from, &row, tokens_to_fill(slot));
         e->counts.copied_tokens += tokens_to_fill(slot);
         slot->filled = tokens_to_fill(slot);
-        return 0;
+        return true;
     }
-    row.tokens = slot->owner->request.prompt + slot->filled;
+    int64_t rest = tokens_to_fill(slot) - slot->filled;
+    bool scored = r->scored && slot->sample == 0;
+    row.tokens = r->prompt + slot->filled;
     row.position = slot->filled;
-    row.count = engine_programs_block(e->programs, tokens_to_fill(slot) - slot->filled);
-    engine_programs_fill(e->programs, &row);
-    e->counts.prompt_tokens += row.count;
+    row.count = scored ? int_min(rest, ENGINE_SCORE_BLOCK) : engine_programs_block(e->programs, rest);
+    if (scored && !score_block(e, slot, &row, error)) return false;
+    if (!scored) engine_programs_fill(e->programs, &row);
+    e->counts.prompt_tokens += *made = row.count;
     slot->filled += row.count;
-    if (slot->filled == tokens_to_fill(slot) && slot->owner->request.samples > 1) engine_programs_keep_prompt(e->programs, index);
-    return row.count;
+    if (slot->filled == tokens_to_fill(slot) && r->samples > 1) engine_programs_keep_prompt(e->programs, index);
+    return true;
 }
 
-static void fill_slots(Engine *e) {
-    int64_t most = PROMPT_TOKENS_PER_STEP;
+static bool fill_slots(Engine *e, Error *error) {
+    int64_t most = PROMPT_TOKENS_PER_STEP, made = 0;
     for (int i = 0; i < e->running && most > 0; i++) {
         const EngineSlot *slot = &e->slots[e->order[i]];
-        for (int64_t made = 1; made > 0 && most > 0 && slot->filled < tokens_to_fill(slot); most -= made) made = fill_slot(e, e->order[i]);
+        for (made = 1; made > 0 && most > 0 && slot->filled < tokens_to_fill(slot); most -= made)
+            if (!fill_slot(e, e->order[i], &made, error)) return false;
     }
+    for (int i = e->running - 1; i >= 0; i--) {
+        const EngineSlot *slot = &e->slots[e->order[i]];
+        if (slot->owner->request.tokens == 0 && slot->filled == tokens_to_fill(slot)) end_slot(e, e->order[i], ENGINE_LENGTH);
+    }
+    return true;
 }
 
 /* Sets `rows`, and the slots' indices, to the sequences that are filled; returns their number. */
@@ -240,18 +270,19 @@ static bool is_end_token(const EngineRequest *r, int32_t token) {
 static void accept_token(Engine *e, int index, const EngineRow *row) {
     EngineSlot *slot = &e->slots[index];
     const EngineRequest *r = &slot->owner->request;
-    slot->last = row->token;
+    slot->last = row->drawn.token;
     slot->filled++;
     slot->drawn++;
     e->counts.tokens++;
-    if (is_end_token(r, row->token)) end_slot(e, index, ENGINE_STOP);
-    else if (!r->token(r->context, slot->sample, row->token, row->log_probability)) end_slot(e, index, ENGINE_STOP);
+    if (is_end_token(r, row->drawn.token)) end_slot(e, index, ENGINE_STOP);
+    else if (!r->token(r->context, slot->sample, &row->drawn)) end_slot(e, index, ENGINE_STOP);
     else if (slot->drawn == r->tokens) end_slot(e, index, ENGINE_LENGTH);
 }
 
 bool engine_step(Engine *e, Error *error) {
     begin_samples(e);
-    fill_slots(e);
+    if (!fill_slots(e, error)) return false;
+    remove_ended(e);
     int indices[ENGINE_MOST_SLOTS];
     int64_t count = take_rows(e, indices);
     if (!count) return true;
@@ -259,11 +290,7 @@ bool engine_step(Engine *e, Error *error) {
     e->counts.steps++;
     e->counts.sequences += count;
     for (int64_t i = 0; i < count; i++)
-        if (!isfinite(e->rows[i].log_probability))
-            return error_set(error, ERROR_NUMERICS,
-                "a logit of sample %d after %" PRId64
-                " tokens is not finite: the weights contain NaN or infinity, or activations overflow; use an older checkpoint",
-                e->slots[indices[i]].sample, e->rows[i].position + 1);
+        if (!isfinite(e->rows[i].drawn.log_probability)) return fail_numerics(&e->slots[indices[i]], e->rows[i].position + 1, error);
     for (int64_t i = 0; i < count; i++) accept_token(e, indices[i], &e->rows[i]);
     remove_ended(e);
     return true;

@@ -20,6 +20,7 @@ typedef struct EngineSizes {
     int64_t slots;      /* most sequences at once, up to ENGINE_MOST_SLOTS */
     int64_t cache_rows; /* useful rows of the caches; 0: slots * context. If memory is short there are fewer */
     int64_t limit;      /* tokens from this one on are not drawn */
+    bool scores;        /* requests may have EngineRequest.scored */
 } EngineSizes;
 enum { ENGINE_MOST_SLOTS = 1024 };
 
@@ -28,19 +29,28 @@ typedef enum EngineEnd {
     ENGINE_LENGTH, /* as many tokens as asked for */
 } EngineEnd;
 
+/* A token, and the likeliest one in its place, with the natural log-probabilities that the model gives
+ * them at temperature 1. */
+typedef struct EngineToken {
+    int32_t token, likeliest;
+    double log_probability, likeliest_log_probability;
+} EngineToken;
+
 typedef struct EngineRequest {
     const int32_t *prompt; /* borrowed until the last sample ends */
     int64_t prompt_count;  /* at least 1 */
-    int64_t tokens;        /* most tokens of a sample, at least 1 */
+    int64_t tokens;        /* most tokens of a sample; at least 1, or 0 with `scored` */
     int samples;           /* at least 1 */
     Sampling sampling;
     uint64_t number;     /* of the first sample: sample i draws with number + i */
     const int32_t *ends; /* tokens that end a sample; borrowed like the prompt */
     int64_t end_count;
-    /* Called for every token of a sample in order, with the natural log-probability that the model
-     * gives it at temperature 1; false ends the sample. Then `end` is called once. Neither calls the
-     * engine. */
-    bool (*token)(void *context, int sample, int32_t token, double log_probability);
+    /* Called for every token of a sample in order; false ends the sample. Then `end` is called once.
+     * None of these calls the engine. */
+    bool (*token)(void *context, int sample, const EngineToken *token);
+    /* NULL, or called for every token of the prompt but the first, in order, before the first sample's
+     * `token`. */
+    void (*scored)(void *context, const EngineToken *token);
     void (*end)(void *context, int sample, EngineEnd end);
     void *context;
 } EngineRequest;

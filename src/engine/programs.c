@@ -17,6 +17,8 @@
 #include "ops/slots/slots.h"
 
 static const int64_t block_lengths[] = {32, 64, 128, 256, 512, 1024, 2048};
+static const int64_t score_lengths[] = {32, ENGINE_SCORE_BLOCK};
+enum { SCORE_BLOCKS = sizeof score_lengths / sizeof *score_lengths };
 enum { BLOCKS = sizeof block_lengths / sizeof *block_lengths, BATCHES = 11 /* 1 to ENGINE_MOST_SLOTS */ };
 static_assert(1 << (BATCHES - 1) == ENGINE_MOST_SLOTS, "one program for each power of two");
 
@@ -26,10 +28,11 @@ struct EnginePrograms {
     Device *device;
     EngineSizes sizes;
     Program batches[BATCHES], blocks[BLOCKS]; /* by sequences; by `block_lengths` */
-    int batch_count, block_count;
+    Program scores[SCORE_BLOCKS];             /* by `score_lengths`, with EngineSizes.scores */
+    int batch_count, block_count, score_count;
     void *shared[ARENA_COUNT];
     int64_t bytes[ARENA_COUNT]; /* of `shared` */
-    void *drawn;                /* WIDE [sequences, DRAW_VALUES], in memory that the device can access */
+    void *drawn;                /* WIDE [rows, DRAW_VALUES], in memory that the device can access */
 };
 
 static bool engine_shares(Arena arena) {
@@ -44,9 +47,9 @@ static SlotSizes padded_sizes(const EnginePrograms *e) { return (SlotSizes){2 * 
 static int64_t prompt_state(const EnginePrograms *e, int64_t slot) { return e->sizes.slots + slot; }
 static int64_t padding_state(const EnginePrograms *e) { return 2 * e->sizes.slots; }
 
-static void build_engine_program(EnginePrograms *e, Program *program, int64_t sequences, int64_t length) {
+static void build_engine_program(EnginePrograms *e, Program *program, int64_t sequences, int64_t length, bool draws) {
     SlotSizes sizes = padded_sizes(e);
-    program->model = model_build_slots(e->config, e->precision, &sizes, sequences, length);
+    program->model = model_build_slots(e->config, e->precision, &sizes, sequences, length, draws);
 }
 
 /* Returns the bytes of a cache row, in all layers. */
@@ -67,12 +70,17 @@ static bool plan_engine_program(EnginePrograms *e, Program *program, Error *erro
 static bool plan_engine_programs(EnginePrograms *e, Error *error) {
     while (e->batch_count == 0 || (1 << (e->batch_count - 1)) < e->sizes.slots) {
         Program *program = &e->batches[e->batch_count];
-        build_engine_program(e, program, 1 << e->batch_count++, 1);
+        build_engine_program(e, program, 1 << e->batch_count++, 1, true);
         if (!plan_engine_program(e, program, error)) return false;
     }
     while (e->block_count == 0 || (e->block_count < BLOCKS && block_lengths[e->block_count - 1] < e->config->context)) {
         Program *program = &e->blocks[e->block_count];
-        build_engine_program(e, program, 1, block_lengths[e->block_count++]);
+        build_engine_program(e, program, 1, block_lengths[e->block_count++], false);
+        if (!plan_engine_program(e, program, error)) return false;
+    }
+    while (e->sizes.scores && e->score_count < SCORE_BLOCKS) {
+        Program *program = &e->scores[e->score_count];
+        build_engine_program(e, program, 1, score_lengths[e->score_count++], true);
         if (!plan_engine_program(e, program, error)) return false;
     }
     return true;
@@ -81,9 +89,11 @@ static bool plan_engine_programs(EnginePrograms *e, Error *error) {
 static void free_programs(EnginePrograms *e) {
     for (int i = 0; i < e->batch_count; i++) program_free(&e->batches[i]);
     for (int i = 0; i < e->block_count; i++) program_free(&e->blocks[i]);
+    for (int i = 0; i < e->score_count; i++) program_free(&e->scores[i]);
     memset(e->batches, 0, sizeof e->batches);
     memset(e->blocks, 0, sizeof e->blocks);
-    e->batch_count = e->block_count = 0;
+    memset(e->scores, 0, sizeof e->scores);
+    e->batch_count = e->block_count = e->score_count = 0;
 }
 
 static int64_t engine_needs(const EnginePrograms *e) {
@@ -92,6 +102,7 @@ static int64_t engine_needs(const EnginePrograms *e) {
         bytes += e->bytes[arena];
         for (int i = 0; i < e->batch_count && !engine_shares(arena); i++) bytes += e->batches[i].plan.bytes[arena];
         for (int i = 0; i < e->block_count && !engine_shares(arena); i++) bytes += e->blocks[i].plan.bytes[arena];
+        for (int i = 0; i < e->score_count && !engine_shares(arena); i++) bytes += e->scores[i].plan.bytes[arena];
     }
     return bytes;
 }
@@ -102,7 +113,7 @@ static bool choose_cache_rows(EnginePrograms *e, Error *error) {
     const int64_t context = e->config->context, most = e->sizes.slots * context, available = device_available(e->device);
     e->sizes.cache_rows = e->sizes.cache_rows ? int_min(e->sizes.cache_rows, most) : most;
     if (!plan_engine_programs(e, error)) return false;
-    int64_t row = cache_row_bytes(e->batches[0].model.graph), needed = engine_needs(e);
+    int64_t row = int_max(cache_row_bytes(e->batches[0].model.graph), 1), needed = engine_needs(e);
     if (available < 0 || needed <= available) return true;
     int64_t fits = e->sizes.cache_rows - divide_up(needed - available / 10 * 9, row);
     if (fits < int_min(context, e->sizes.cache_rows)) {
@@ -123,8 +134,9 @@ static bool choose_cache_rows(EnginePrograms *e, Error *error) {
 /* -- Opening and closing ------------------------------------------------------------------------------------------- */
 
 static int64_t drawn_bytes(const EnginePrograms *e) {
-    int64_t sequences = (int64_t)1 << (e->batch_count - 1);
-    return sequences * DRAW_VALUES * (int64_t)precision_bytes(e->precision, TYPE_WIDE);
+    int64_t rows = (int64_t)1 << (e->batch_count - 1);
+    if (e->sizes.scores) rows = int_max(rows, ENGINE_SCORE_BLOCK);
+    return rows * DRAW_VALUES * (int64_t)precision_bytes(e->precision, TYPE_WIDE);
 }
 
 static bool start_engine(EnginePrograms *e, Error *error) {
@@ -137,6 +149,8 @@ static bool start_engine(EnginePrograms *e, Error *error) {
         if (!program_start(&e->batches[i], e->shared, error)) return false;
     for (int i = 0; i < e->block_count; i++)
         if (!program_start(&e->blocks[i], e->shared, error)) return false;
+    for (int i = 0; i < e->score_count; i++)
+        if (!program_start(&e->scores[i], e->shared, error)) return false;
     return true;
 }
 
@@ -206,6 +220,35 @@ static void load_choice(const Program *program, int64_t index, const EngineRow *
     executor_set_values(program->executor, program->model.choice, index * DRAW_CHOICE_VALUES, choice, DRAW_CHOICE_VALUES);
 }
 
+/* Runs a program that draws, and reads what it drew. */
+static void run_draws(EnginePrograms *e, const Program *program) {
+    *(int32_t *)executor_tensor(program->executor, program->model.limit) = (int32_t)e->sizes.limit;
+    executor_run(program->executor);
+    executor_read(program->executor, program->model.drawn, e->drawn);
+}
+
+static EngineToken drawn_token(const EnginePrograms *e, int64_t row) {
+    size_t bytes = precision_bytes(e->precision, TYPE_WIDE);
+    int64_t at = row * DRAW_VALUES;
+    return (EngineToken){.token = (int32_t)element_get(bytes, e->drawn, at + DRAW_TOKEN),
+        .likeliest = (int32_t)element_get(bytes, e->drawn, at + DRAW_LIKELIEST),
+        .log_probability = element_get(bytes, e->drawn, at + DRAW_LOG_PROBABILITY),
+        .likeliest_log_probability = element_get(bytes, e->drawn, at + DRAW_LIKELIEST_LOG_PROBABILITY)};
+}
+
+bool engine_programs_score(EnginePrograms *e, const EngineRow *row, EngineToken *scores, Error *error) {
+    const Program *program = &e->scores[row->count > score_lengths[0]];
+    assert(e->sizes.scores && row->count > 0 && row->count <= program->model.length);
+    load_sequence(program, 0, row);
+    for (int64_t i = 0; i < program->model.length; i++) {
+        const float given = 1 + (float)row->tokens[int_min(i + 1, row->count)];
+        executor_set_values(program->executor, program->model.choice, i * DRAW_CHOICE_VALUES + DRAW_GIVEN, &given, 1);
+    }
+    run_draws(e, program);
+    for (int64_t i = 0; i < row->count; i++) scores[i] = drawn_token(e, i);
+    return device_ok(e->device, error);
+}
+
 bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Error *error) {
     int i = 0;
     while (1 << i < count) i++;
@@ -218,14 +261,8 @@ bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Err
         load_sequence(program, s, s < count ? &rows[s] : &padding);
         load_choice(program, s, s < count ? &rows[s] : &padding);
     }
-    *(int32_t *)executor_tensor(program->executor, program->model.limit) = (int32_t)e->sizes.limit;
-    executor_run(program->executor);
-    executor_read(program->executor, program->model.drawn, e->drawn);
-    size_t bytes = precision_bytes(e->precision, TYPE_WIDE);
-    for (int64_t s = 0; s < count; s++) {
-        rows[s].token = (int32_t)element_get(bytes, e->drawn, s * DRAW_VALUES + DRAW_TOKEN);
-        rows[s].log_probability = element_get(bytes, e->drawn, s * DRAW_VALUES + DRAW_LOG_PROBABILITY);
-    }
+    run_draws(e, program);
+    for (int64_t s = 0; s < count; s++) rows[s].drawn = drawn_token(e, s);
     return device_ok(e->device, error);
 }
 

@@ -12,10 +12,7 @@ typedef struct EngineRow {
     int64_t count, position;
     const Sampling *sampling; /* of the next token, */
     double uniform;           /* and its random number; unused for prompts */
-    /* Results: a token, and its natural log-probability at temperature 1, NaN if a logit is not
-     * finite. */
-    int32_t token;
-    double log_probability;
+    EngineToken drawn;        /* the result; its log-probabilities are NaN if a logit is not finite */
 } EngineRow;
 
 typedef struct EnginePrograms EnginePrograms;
@@ -30,6 +27,10 @@ int64_t engine_programs_block(const EnginePrograms *programs, int64_t count);
 /* Fills the caches with row->count tokens of a prompt, as many as engine_programs_block returned. One
  * more position of the sequence is reserved after them, which padding overwrites. */
 void engine_programs_fill(EnginePrograms *programs, const EngineRow *row);
+/* Fills the caches with tokens of a prompt, at most ENGINE_SCORE_BLOCK, and scores the token after each
+ * of them: scores[row->count]. The prompt has one token more. For EngineSizes.scores. ERROR_DEVICE. */
+enum { ENGINE_SCORE_BLOCK = 256 };
+bool engine_programs_score(EnginePrograms *programs, const EngineRow *row, EngineToken *scores, Error *error);
 /* Computes one token of each of `count` sequences and draws the next ones. ERROR_DEVICE. */
 bool engine_programs_next(EnginePrograms *programs, EngineRow *rows, int64_t count, Error *error);
 /* Keeps the state of a slot whose prompt has just been filled, for engine_programs_copy_prompt. */

@@ -79,7 +79,7 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     TensorId rows = builder_token_rows(b, trunk.head);
     const TokenRuns runs = builder_token_runs(b);
     if (loss && rows) op_train_head_rows(graph, rows, &runs);
-    if (loss || (model->slots.slots && b->length > 1)) return;
+    if (loss || (model->slots.slots && !b->draws)) return;
     TensorId asked = b->mode == MODEL_LOGITS || model->slots.slots ? trunk.normed : op_last_row(graph, trunk.normed);
     TensorId logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
     if (cap > 0) logits = op_soft_cap(graph, logits, cap);
@@ -88,7 +88,7 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     if (b->mode != MODEL_GENERATE) return;
     model->limit = integers(graph, 1, "limit");
     if (model->slots.slots) {
-        model->choice = real_input(graph, TYPE_WIDE, model->sequences, DRAW_CHOICE_VALUES, "choice");
+        model->choice = real_input(graph, TYPE_WIDE, model->rows, DRAW_CHOICE_VALUES, "choice");
         model->drawn = op_draw(graph, model->logits, model->choice, model->limit);
         graph->tensors[model->drawn].keep = true;
         return;
@@ -120,6 +120,7 @@ typedef struct ModelShape {
     int64_t sequences, length;
     RecomputePolicy recompute;
     SlotSizes slots; /* of generation; 0: none */
+    bool draws;      /* with slots */
 } ModelShape;
 
 static void declare_slots(Model *model) {
@@ -166,6 +167,7 @@ static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfi
         .positions = images ? model.image.positions : model.positions,
         .image = model.image,
         .slot_sizes = shape->slots,
+        .draws = shape->draws,
         .slots = model.slots,
         .share = model.share,
         .loss = model.loss,
@@ -183,11 +185,14 @@ static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfi
 
 Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,
     ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
-    return build_model(mesh, cut, config, lora, precision, &(ModelShape){mode, sequences, length, recompute, {0}});
+    return build_model(
+        mesh, cut, config, lora, precision, &(ModelShape){.mode = mode, .sequences = sequences, .length = length, .recompute = recompute});
 }
 
-Model model_build_slots(const ModelConfig *config, Precision precision, const SlotSizes *slots, int64_t sequences, int64_t length) {
-    return build_model(NULL, NULL, config, NULL, precision, &(ModelShape){MODEL_GENERATE, sequences, length, RECOMPUTE_NONE, *slots});
+Model model_build_slots(
+    const ModelConfig *config, Precision precision, const SlotSizes *slots, int64_t sequences, int64_t length, bool draws) {
+    ModelShape shape = {.mode = MODEL_GENERATE, .sequences = sequences, .length = length, .slots = *slots, .draws = draws};
+    return build_model(NULL, NULL, config, NULL, precision, &shape);
 }
 
 Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,

@@ -77,7 +77,7 @@ typedef struct Model {
     TensorId loss;               /* WIDE [2]: cross-entropy or loss over pairs, auxiliary loss */
     TensorId logits;             /* WIDE [1, vocabulary]; with MODEL_LOGITS and op_keep_logits: [rows, vocabulary] */
     TensorId limit, argmax;      /* MODEL_GENERATE: INT32 [1], and the largest logits of tokens below it (op_argmax) */
-    TensorId choice, drawn;      /* of model_build_slots in place of argmax: as in op_draw, for each sequence */
+    TensorId choice, drawn;      /* of model_build_slots in place of argmax: as in op_draw, for each row */
     ModelChunk *chunks;          /* of a pipeline stage; NULL: the model is whole */
     int chunk_count;
 } Model;
@@ -92,9 +92,10 @@ Model model_build(
  * and puts frozen matrices into the weight arena, without master weights. */
 Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,
     int64_t sequences, int64_t length, RecomputePolicy recompute);
-/* Builds MODEL_GENERATE for `sequences` of the slots, on one rank. With a length of 1 it draws the
- * next token of each sequence; longer programs only fill the caches, with prompts. */
-Model model_build_slots(const ModelConfig *config, Precision precision, const SlotSizes *slots, int64_t sequences, int64_t length);
+/* Builds MODEL_GENERATE for `sequences` of the slots, on one rank. If `draws` is set, it draws a token
+ * after each row (op_draw); otherwise it only fills the caches. */
+Model model_build_slots(
+    const ModelConfig *config, Precision precision, const SlotSizes *slots, int64_t sequences, int64_t length, bool draws);
 /* Builds a pipeline stage, the mesh's index on AXIS_PP: its layers; the embedding on the first
  * stage; the last norm, head and loss (or logits) on the last. `cut` NULL: the whole model. */
 Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,

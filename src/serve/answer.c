@@ -80,10 +80,10 @@ static json_t *completion_scores(const ServeAnswer *answer, size_t index, size_t
     json_t *tokens = json_array(), *scores = json_array(), *top = json_array(), *offsets = json_array();
     for (size_t i = first; i < sample->count; i++) {
         const ServeToken *token = &sample->tokens[i];
-        json_t *text = token_text(answer->model, token->id), *likeliest = json_object();
-        json_object_set_new(likeliest, json_string_value(text), json_real(token->log_probability));
+        json_t *text = token_text(answer->model, token->score.token), *likeliest = json_object();
+        json_object_set_new(likeliest, json_string_value(text), json_real(token->score.log_probability));
         json_array_append_new(tokens, text);
-        json_array_append_new(scores, json_real(token->log_probability));
+        json_array_append_new(scores, json_real(token->score.log_probability));
         json_array_append_new(top, likeliest);
         json_array_append_new(offsets, json_integer((json_int_t)(token->offset + serve_characters(prompt->text, prompt->size))));
     }
@@ -96,8 +96,8 @@ static json_t *chat_scores(const ServeAnswer *answer, size_t index, size_t first
     json_t *content = json_array();
     for (size_t i = first; i < sample->count; i++) {
         const ServeToken *token = &sample->tokens[i];
-        json_t *score = json_pack("{so sf so}", "token", token_text(answer->model, token->id), "logprob", token->log_probability, "bytes",
-            token_bytes(answer->model, token->id));
+        json_t *score = json_pack("{so sf so}", "token", token_text(answer->model, token->score.token), "logprob",
+            token->score.log_probability, "bytes", token_bytes(answer->model, token->score.token));
         json_t *top = json_array();
         if (answer->request.top > 0) json_array_append_new(top, json_copy(score));
         json_object_set_new(score, "top_logprobs", top);
@@ -119,7 +119,7 @@ static json_t *choice_json(const ServeAnswer *answer, size_t index, size_t first
                                        : "stop");
     if (!request->ids) return choice;
     json_t *ids = json_array();
-    for (size_t i = first; i < sample->count; i++) json_array_append_new(ids, json_integer(sample->tokens[i].id));
+    for (size_t i = first; i < sample->count; i++) json_array_append_new(ids, json_integer(sample->tokens[i].score.token));
     json_object_set_new(choice, "token_ids", ids);
     return choice;
 }

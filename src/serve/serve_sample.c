@@ -69,11 +69,11 @@ static size_t open_bytes(const ServeSample *s, const ServeRequest *request) {
     return most;
 }
 
-bool serve_sample_add(ServeSample *s, const ServeModel *model, const ServeRequest *request, int32_t id, double log_probability) {
+bool serve_sample_add(ServeSample *s, const ServeModel *model, const ServeRequest *request, const EngineToken *token) {
     size_t from = s->size;
     s->begun = true;
-    array_append(s->tokens, s->count, (ServeToken){id, log_probability, s->characters});
-    append_token(s, model, id);
+    array_append(s->tokens, s->count, (ServeToken){*token, s->characters});
+    append_token(s, model, token->token);
     bool stopped = cut_at_stop(s, request, from);
     s->shown = stopped ? s->size : s->size - open_bytes(s, request);
     return !stopped;

@@ -5,8 +5,7 @@
 #include "serve/request_internal.h"
 
 typedef struct ServeToken {
-    int32_t id;
-    double log_probability;
+    EngineToken score;
     size_t offset; /* in the text, in characters */
 } ServeToken;
 
@@ -28,7 +27,7 @@ typedef struct ServeSample {
 
 void serve_sample_begin(ServeSample *sample, const ServeModel *model);
 /* Takes a token; false: its text completes a stop string, which ends the sample. */
-bool serve_sample_add(ServeSample *sample, const ServeModel *model, const ServeRequest *request, int32_t id, double log_probability);
+bool serve_sample_add(ServeSample *sample, const ServeModel *model, const ServeRequest *request, const EngineToken *token);
 void serve_sample_end(ServeSample *sample, EngineEnd end);
 void serve_sample_free(ServeSample *sample);
 

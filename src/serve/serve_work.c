@@ -28,7 +28,7 @@ void server_queue(Server *server, ServeExchange *exchange) {
 
 /* -- Samples ------------------------------------------------------------------------------------------------------- */
 
-static bool take_sample_token(void *context, int index, int32_t token, double log_probability) {
+static bool take_sample_token(void *context, int index, const EngineToken *token) {
     const ServeExchangePrompt *prompt = context;
     ServeExchange *exchange = prompt->exchange;
     Server *server = exchange->server;
@@ -36,7 +36,7 @@ static bool take_sample_token(void *context, int index, int32_t token, double lo
     ServeSample *sample = &answer->samples[prompt->first_sample + (size_t)index];
     pthread_mutex_lock(&server->lock);
     server->counts.running += !sample->begun;
-    bool goes_on = serve_sample_add(sample, answer->model, &answer->request, token, log_probability);
+    bool goes_on = serve_sample_add(sample, answer->model, &answer->request, token);
     if (answer->request.stream && sample->shown > sample->sent_bytes) serve_exchange_resume(exchange);
     pthread_mutex_unlock(&server->lock);
     return goes_on;

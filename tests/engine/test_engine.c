@@ -22,6 +22,8 @@ enum { CONTEXT = 96, MOST_TOKENS = 12, MOST_SAMPLES = 5 };
 
 /* A prompt, and what its samples get. */
 typedef struct Asked {
+    EngineToken scores[CONTEXT];
+    int64_t scored;
     int32_t prompt[CONTEXT];
     int64_t prompt_count, tokens;
     int samples;
@@ -34,13 +36,13 @@ typedef struct Asked {
     } got[MOST_SAMPLES];
 } Asked;
 
-static bool take_token(void *context, int sample, int32_t token, double log_probability) {
+static bool take_token(void *context, int sample, const EngineToken *token) {
     Asked *asked = context;
     int at = asked->got[sample].count++;
     assert_in_range(at, 0, MOST_TOKENS - 1);
     assert_int_equal(asked->got[sample].ends, 0);
-    asked->got[sample].tokens[at] = token;
-    asked->got[sample].log_probabilities[at] = log_probability;
+    asked->got[sample].tokens[at] = token->token;
+    asked->got[sample].log_probabilities[at] = token->log_probability;
     return !asked->got[sample].most || asked->got[sample].count < asked->got[sample].most;
 }
 
@@ -70,9 +72,8 @@ static Engine *create_engine(const Config *config, Precision precision, EngineSi
     return engine;
 }
 
-static void submit(Engine *engine, Asked *asked, uint64_t number) {
-    Error error = {0};
-    const EngineRequest request = {.prompt = asked->prompt,
+static EngineRequest request_of(Asked *asked, uint64_t number) {
+    return (EngineRequest){.prompt = asked->prompt,
         .prompt_count = asked->prompt_count,
         .tokens = asked->tokens,
         .samples = asked->samples,
@@ -81,6 +82,11 @@ static void submit(Engine *engine, Asked *asked, uint64_t number) {
         .token = take_token,
         .end = take_end,
         .context = asked};
+}
+
+static void submit(Engine *engine, Asked *asked, uint64_t number) {
+    Error error = {0};
+    const EngineRequest request = request_of(asked, number);
     if (!engine_submit(engine, &request, &error)) fail_msg("%s", error.message);
 }
 
@@ -164,6 +170,66 @@ static void run_schedule(const Config *config, EngineSizes sizes, uint64_t order
     }
     finish(engine);
     engine_free(engine);
+}
+
+static void take_score(void *context, const EngineToken *token) {
+    Asked *asked = context;
+    assert_in_range(asked->scored, 0, asked->prompt_count - 2);
+    assert_int_equal(asked->got[0].count, 0);
+    asked->scores[asked->scored++] = *token;
+}
+
+/* Compares the scores of a prompt with the logits of a generator that reads it token by token. */
+static void expect_scores(const Config *config, const char *name, const Asked *asked) {
+    Error error = {0};
+    Generator *alone = create(NULL, config, PRECISION_FP64, true);
+    assert_int_equal(asked->scored, asked->prompt_count - 1);
+    for (int64_t i = 0; i + 1 < asked->prompt_count; i++) {
+        assert_true(generator_feed(alone, &asked->prompt[i], 1, &error));
+        const double *logits = generator_logits(alone, &error);
+        int32_t likeliest = 0;
+        for (int32_t token = 1; token < BYTE_VOCABULARY; token++) likeliest = logits[token] > logits[likeliest] ? token : likeliest;
+        const EngineToken *score = &asked->scores[i];
+        assert_int_equal(score->token, asked->prompt[i + 1]);
+        assert_int_equal(score->likeliest, likeliest);
+        double own = log_probability(logits, config->model.vocabulary, score->token),
+               best = log_probability(logits, config->model.vocabulary, likeliest);
+        if (fabs(own - score->log_probability) > 1e-9 || fabs(best - score->likeliest_log_probability) > 1e-9)
+            fail_msg("%s: prompt of %d, token %d has %.15g, likeliest %.15g, alone %.15g and %.15g", name, (int)asked->prompt_count,
+                (int)i + 1, score->log_probability, score->likeliest_log_probability, own, best);
+    }
+    generator_free(alone);
+}
+
+/* With and without tokens after it, beside requests without scores, and with more samples than slots. */
+static void prompts_are_scored(void **state) {
+    (void)state;
+    enum { REQUESTS = 5 };
+    uint64_t at = 50000;
+    for (int i = 0; i < FAMILIES; i++) {
+        OptionStrings strings = {0};
+        Config config = configure(&families[i], CONTEXT, &strings);
+        Engine *engine = create_engine(&config, PRECISION_FP64, (EngineSizes){.slots = 2, .scores = true});
+        Asked asked[REQUESTS];
+        Error error = {0};
+        for (int r = 0; r < REQUESTS; r++) {
+            asked[r] = random_request(&at, r == 1 ? 3 : 1, 0);
+            if (r % 2 == 0) asked[r].tokens = r ? 0 : 4;
+            EngineRequest request = request_of(&asked[r], 0);
+            request.scored = r == 3 ? NULL : take_score;
+            if (!engine_submit(engine, &request, &error)) fail_msg("%s", error.message);
+        }
+        finish(engine);
+        for (int r = 0; r < REQUESTS; r++) {
+            assert_int_equal(asked[r].got[0].ends, 1);
+            if (r == 3) assert_int_equal(asked[r].scored, 0);
+            else expect_scores(&config, families[i].name, &asked[r]);
+            if (asked[r].tokens) expect_alone(&config, families[i].name, &asked[r]);
+            else assert_int_equal(asked[r].got[0].count, 0);
+        }
+        engine_free(engine);
+        options_free_strings(&strings);
+    }
 }
 
 static void neither_slots_nor_arrivals_change_a_sample(void **state) {
@@ -407,6 +473,7 @@ int main(void) {
     omp_set_num_threads(1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sequences_get_what_they_get_alone),
+        cmocka_unit_test(prompts_are_scored),
         cmocka_unit_test(neither_slots_nor_arrivals_change_a_sample),
         EACH_ISA(cmocka_unit_test(draws_have_the_bits_of_the_whole_text)),
         cmocka_unit_test(samples_end_where_they_should),

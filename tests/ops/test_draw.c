@@ -127,6 +127,7 @@ static bool draws(const Row *row, int64_t token, double top_p, double min_p, dou
 
 static bool token_is_right(const Row *row, int64_t token, double slack) {
     double temperature = row->choice[DRAW_TEMPERATURE];
+    if (row->choice[DRAW_GIVEN] > 0) return (double)token == row->choice[DRAW_GIVEN] - 1;
     if (token < 0 || token >= row->limit) return false;
     for (int64_t j = 0; j < row->limit; j++) row->order[j] = j;
     sorted_logits = row->logits;
@@ -144,6 +145,12 @@ static bool token_is_right(const Row *row, int64_t token, double slack) {
     return false;
 }
 
+static void check_log_probability(const Row *row, int64_t token, double got, double slack) {
+    double expected = log_probability(row, token);
+    bool right = isinf(expected) ? got == expected : fabs(got - expected) <= slack * (1 + fabs(expected));
+    if (!right) fail_msg("log-probability %.9g, expected %.9g", got, expected);
+}
+
 static void check_rows(const Draws *d, const double *y) {
     double slack = d->precision == PRECISION_FP64 ? 1e-12 : 4e-6;
     Row row = {.columns = d->columns, .limit = *(int32_t *)executor_tensor(d->program.executor, d->limit)};
@@ -159,8 +166,11 @@ static void check_rows(const Draws *d, const double *y) {
             fail_msg("row %lld of %lld logits, limit %lld, temperature %g, top_k %g, top_p %g, min_p %g, uniform %.9g: drew %lld",
                 (long long)r, (long long)d->columns, (long long)row.limit, c[DRAW_TEMPERATURE], c[DRAW_TOP_K], c[DRAW_TOP_P], c[DRAW_MIN_P],
                 c[DRAW_UNIFORM], (long long)token);
-        double expected = log_probability(&row, token), got = y[r * DRAW_VALUES + DRAW_LOG_PROBABILITY];
-        if (!(fabs(got - expected) <= slack * (1 + fabs(expected)))) fail_msg("log-probability %.9g, expected %.9g", got, expected);
+        check_log_probability(&row, token, y[r * DRAW_VALUES + DRAW_LOG_PROBABILITY], slack);
+        int64_t likeliest = 0;
+        for (int64_t j = 1; j < row.limit; j++) likeliest = row.logits[j] > row.logits[likeliest] ? j : likeliest;
+        assert_int_equal((int64_t)y[r * DRAW_VALUES + DRAW_LIKELIEST], likeliest);
+        check_log_probability(&row, likeliest, y[r * DRAW_VALUES + DRAW_LIKELIEST_LOG_PROBABILITY], slack);
     }
     free(row.logits);
     free(row.weights);
@@ -189,7 +199,8 @@ static void put_random_rows(const Draws *d, uint64_t seed) {
             [DRAW_TOP_K] = k,
             [DRAW_TOP_P] = PICK(&at, 1, 1, 1, 0.95, 0.5, 0.9999, 1e-6, 0),
             [DRAW_MIN_P] = PICK(&at, 0, 0, 0.05, 0.5, 1),
-            [DRAW_UNIFORM] = PICK(&at, 0, BELOW_ONE, rng_uniform(12, 0, at), rng_uniform(12, 1, at), rng_uniform(12, 2, at))};
+            [DRAW_UNIFORM] = PICK(&at, 0, BELOW_ONE, rng_uniform(12, 0, at), rng_uniform(12, 1, at), rng_uniform(12, 2, at)),
+            [DRAW_GIVEN] = PICK(&at, 0, 0, 0, 1 + (double)pick(&at, (uint64_t)d->columns))};
         put_choice(d, r, choice);
     }
 }
@@ -269,12 +280,13 @@ static void tokens_have_their_frequencies(void **state) {
         if (weight > 14) half[j] = weight / 126.0; /* 15 + ... + 21 >= 231 / 2 > 16 + ... + 21 */
     }
     for (int j = 0; j < COLUMNS; j++) squares[j] /= sum_squares;
-    check_frequencies((double[]){1, 0, 1, 0, 0}, all, COLUMNS, logits);
-    check_frequencies((double[]){0.5, 0, 1, 0, 0}, squares, COLUMNS, logits);
-    check_frequencies((double[]){1, 5, 1, 0, 0}, five, COLUMNS, logits);
-    check_frequencies((double[]){1, 0, 0.5, 0, 0}, half, COLUMNS, logits);
-    check_frequencies((double[]){1, 0, 1, 0.8, 0}, five, COLUMNS, logits); /* 17 / 21 = 0.81 */
-    check_frequencies((double[]){1, 7, 0.7, 0, 0}, five, COLUMNS, logits); /* 17 + ... + 21 >= 0.7 * 126 > 18 + ... + 21 */
+    check_frequencies((double[DRAW_CHOICE_VALUES]){1, 0, 1, 0, 0}, all, COLUMNS, logits);
+    check_frequencies((double[DRAW_CHOICE_VALUES]){0.5, 0, 1, 0, 0}, squares, COLUMNS, logits);
+    check_frequencies((double[DRAW_CHOICE_VALUES]){1, 5, 1, 0, 0}, five, COLUMNS, logits);
+    check_frequencies((double[DRAW_CHOICE_VALUES]){1, 0, 0.5, 0, 0}, half, COLUMNS, logits);
+    check_frequencies((double[DRAW_CHOICE_VALUES]){1, 0, 1, 0.8, 0}, five, COLUMNS, logits); /* 17 / 21 = 0.81 */
+    check_frequencies(
+        (double[DRAW_CHOICE_VALUES]){1, 7, 0.7, 0, 0}, five, COLUMNS, logits); /* 17 + ... + 21 >= 0.7 * 126 > 18 + ... + 21 */
 }
 
 /* A batch of 33 rows and each of its rows alone, by one thread and by two. */
@@ -340,12 +352,12 @@ static void the_largest_vocabulary_is_drawn_exactly(void **state) {
     Draws d = open_draws(1, columns, PRECISION_FP32);
     double y[DRAW_VALUES];
     put_limit(&d, columns);
-    put_choice(&d, 0, (double[]){1, (double)columns - 1, 0.5, 1, 0.71875});
+    put_choice(&d, 0, (double[DRAW_CHOICE_VALUES]){1, (double)columns - 1, 0.5, 1, 0.71875});
     for (int64_t j = 0; j < columns; j++) put(&d, d.logits, j, -3);
     run_draws(&d, y);
     assert_true(y[DRAW_TOKEN] == 0.71875 * (double)columns);
     assert_true(fabs(y[DRAW_LOG_PROBABILITY] + log((double)columns)) < 4e-6 * log((double)columns));
-    put_choice(&d, 0, (double[]){1, (double)columns - 1, 0.5, 1, BELOW_ONE});
+    put_choice(&d, 0, (double[DRAW_CHOICE_VALUES]){1, (double)columns - 1, 0.5, 1, BELOW_ONE});
     run_draws(&d, y);
     assert_true(y[DRAW_TOKEN] == (double)columns - 1);
     program_free(&d.program);

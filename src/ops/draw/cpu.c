@@ -132,7 +132,15 @@ static int64_t draw_token(const DrawTokens *tokens, double uniform) {
     return token;
 }
 
+/* Returns the first token with the largest logit; 0 if there is none. */
+static int64_t find_likeliest(const W *x, int64_t count, W most) {
+    int64_t at = 0;
+    while (at < count && x[at] != most) at++;
+    return at < count ? at : 0;
+}
+
 static int64_t draw_row(const W *x, int64_t count, const W *choice) {
+    if (choice[DRAW_GIVEN] > 0) return (int64_t)choice[DRAW_GIVEN] - 1;
     W temperature = choice[DRAW_TEMPERATURE], most = find_most(x, count), largest = sizeof(W) == sizeof(double) ? DBL_MAX : FLT_MAX;
     DrawTokens tokens = {.x = x, .count = count, .most = most, .scale = 1 / temperature, .least = -INFINITY};
     if (temperature == 0) {
@@ -156,8 +164,13 @@ CPU_OP(draw) {
     for (int64_t r = 0; r < rows; r++) {
         const W *x = logits + r * columns;
         DrawTokens all = {.x = x, .count = columns, .most = find_most(x, columns), .scale = 1, .least = -INFINITY};
-        int64_t token = draw_row(x, int_max(1, int_min(columns, *limit)), choice + r * DRAW_CHOICE_VALUES);
-        y[r * DRAW_VALUES + DRAW_TOKEN] = (W)token;
-        y[r * DRAW_VALUES + DRAW_LOG_PROBABILITY] = (W)((double)(x[token] - all.most) - log(sum_weights(&all)));
+        int64_t count = int_max(1, int_min(columns, *limit)), token = draw_row(x, count, choice + r * DRAW_CHOICE_VALUES);
+        int64_t likeliest = find_likeliest(x, count, find_most(x, count));
+        double log_sum = log(sum_weights(&all));
+        W *row = y + r * DRAW_VALUES;
+        row[DRAW_TOKEN] = (W)token;
+        row[DRAW_LOG_PROBABILITY] = (W)((double)(x[token] - all.most) - log_sum);
+        row[DRAW_LIKELIEST] = (W)likeliest;
+        row[DRAW_LIKELIEST_LOG_PROBABILITY] = (W)((double)(x[likeliest] - all.most) - log_sum);
     }
 }

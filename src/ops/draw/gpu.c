@@ -6,8 +6,8 @@
 enum { THREADS = 1024 };
 
 /* A row of the operation's input `choice`, and of its output. */
-typedef struct DrawWish { float temperature, top_k, top_p, min_p, uniform; } DrawWish;
-typedef struct DrawResult { float token, log_probability; } DrawResult;
+typedef struct DrawWish { float temperature, top_k, top_p, min_p, uniform, given; } DrawWish;
+typedef struct DrawResult { float token, log_probability, likeliest, likeliest_log_probability; } DrawResult;
 
 typedef struct DrawArguments {
     const float GLOBAL *logits;
@@ -154,8 +154,21 @@ INLINE int32_t draw_token(const GpuDrawTokens *t, float uniform, LOCAL DrawShare
     return section.first;
 }
 
-INLINE int32_t draw_row(const float GLOBAL *x, int32_t count, const DrawWish *wish, LOCAL DrawShared *shared) {
-    float most = find_most(x, count, shared);
+/* Returns the first token with the largest logit; 0 if there is none. */
+INLINE int32_t find_likeliest(const float GLOBAL *x, int32_t count, float most, LOCAL DrawShared *shared) {
+    DrawSection own = section_part((DrawSection){0, count}, wave_id());
+    float first = (float)count; /* integers of this size are exact */
+    FOR_EACH_LOGIT(j, own) first = __builtin_fminf(first, x[j] == most ? (float)j : first);
+    first = -wave_max(-first);
+    barrier();
+    if (lane_id() == 0) shared->above[wave_id()] = first;
+    barrier();
+    for (int i = 0; i < WAVES; i++) first = __builtin_fminf(first, shared->above[i]);
+    return first < (float)count ? (int32_t)first : 0;
+}
+
+INLINE int32_t draw_row(const float GLOBAL *x, int32_t count, float most, const DrawWish *wish, LOCAL DrawShared *shared) {
+    if (wish->given > 0) return (int32_t)wish->given - 1;
     bool likeliest = wish->temperature == 0;
     GpuDrawTokens tokens = {.x = x, .count = count, .most = most, .scale = 1, .least = -INFINITY};
     if (likeliest) tokens.least = most;
@@ -176,8 +189,10 @@ KERNEL(draw, DrawArguments) {
     GpuDrawTokens all = {.x = x, .count = (int32_t)a.columns, .scale = 1, .least = -INFINITY};
     all.most = find_most(x, all.count, &shared);
     float log_sum = fast_log2(sum_weights(&all, &shared)) * LN_2;
-    int32_t token = draw_row(x, limit > 1 ? limit : 1, &wish, &shared);
-    DrawResult result = {(float)token, x[token] - all.most - log_sum};
+    limit = limit > 1 ? limit : 1;
+    float most = limit < all.count ? find_most(x, limit, &shared) : all.most;
+    int32_t token = draw_row(x, limit, most, &wish, &shared), likeliest = find_likeliest(x, limit, most, &shared);
+    DrawResult result = {(float)token, x[token] - all.most - log_sum, (float)likeliest, x[likeliest] - all.most - log_sum};
     if (thread_id() == 0) a.y[block_x()] = result;
 }
 
@@ -191,10 +206,14 @@ KERNEL(draw, DrawArguments) {
 static_assert(offsetof(DrawWish, temperature) == DRAW_TEMPERATURE * sizeof(float) &&
                   offsetof(DrawWish, top_k) == DRAW_TOP_K * sizeof(float) && offsetof(DrawWish, top_p) == DRAW_TOP_P * sizeof(float) &&
                   offsetof(DrawWish, min_p) == DRAW_MIN_P * sizeof(float) && offsetof(DrawWish, uniform) == DRAW_UNIFORM * sizeof(float) &&
-                  sizeof(DrawWish) == DRAW_CHOICE_VALUES * sizeof(float),
+                  offsetof(DrawWish, given) == DRAW_GIVEN * sizeof(float) && sizeof(DrawWish) == DRAW_CHOICE_VALUES * sizeof(float),
     "what a block reads");
-static_assert(
-    offsetof(DrawResult, token) == DRAW_TOKEN * sizeof(float) && sizeof(DrawResult) == DRAW_VALUES * sizeof(float), "what it writes");
+static_assert(offsetof(DrawResult, token) == DRAW_TOKEN * sizeof(float) &&
+                  offsetof(DrawResult, log_probability) == DRAW_LOG_PROBABILITY * sizeof(float) &&
+                  offsetof(DrawResult, likeliest) == DRAW_LIKELIEST * sizeof(float) &&
+                  offsetof(DrawResult, likeliest_log_probability) == DRAW_LIKELIEST_LOG_PROBABILITY * sizeof(float) &&
+                  sizeof(DrawResult) == DRAW_VALUES * sizeof(float),
+    "what it writes");
 
 LAUNCHER(draw, DrawArguments)
 
