@@ -282,6 +282,11 @@ static const Option rows[] = {
     INT_OPTION(
         eval.sample_tokens, "64", 0, 4096, "tokens", "length of the text sample at each evaluation (temperature 0.8); 0: none", FREE),
     STRING_OPTION(eval.prompt, "", "", "prompt of the text sample; empty: the first 32 tokens of the validation data", FREE),
+    INT_OPTION(eval.pictures, "0", 0, 64, "pictures",
+        "pictures made at each evaluation, for the first captions of data.valid, as RUN/pictures/step-STEP.png (28 steps, guidance 3.5)",
+        FREE),
+    STRING_OPTION(eval.vae, "", "", "folder of diffusers' AutoencoderKL that decodes these pictures, on the CPU; empty: latents are pixels",
+        FREE, PATH),
     INT_OPTION(checkpoint.every, "0", 0, MANY, "steps", "steps between checkpoints; 0: only at the end", FREE),
     INT_OPTION(checkpoint.keep, "2", 1, 1000000, "checkpoints", "number of newest checkpoints to keep", FREE),
     INT_OPTION(checkpoint.keep_every, "0", 0, MANY, "steps", "keep checkpoints of steps that are multiples of this forever; 0: none", FREE),

@@ -187,8 +187,8 @@ typedef struct LayoutConfig {
 
 typedef struct LogConfig { int64_t every; } LogConfig;
 typedef struct EvalConfig {
-    int64_t every, sequences, patience, sample_tokens;
-    const char *prompt;
+    int64_t every, sequences, patience, sample_tokens, pictures;
+    const char *prompt, *vae;
 } EvalConfig;
 typedef struct CheckpointConfig {
     int64_t every, keep, keep_every, whole_every;

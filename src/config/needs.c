@@ -59,6 +59,7 @@ CONDITION(is_wsd, config->schedule.kind == SCHEDULE_WSD)
 CONDITION(falls, config->schedule.kind != SCHEDULE_CONSTANT && (config->schedule.kind != SCHEDULE_WSD || config->schedule.decay > 0))
 CONDITION(evaluates, config->eval.every > 0)
 CONDITION(has_sample, config->eval.sample_tokens > 0)
+CONDITION(has_pictures, config->eval.pictures > 0)
 CONDITION(trains, config->plan == PLAN_NONE)
 
 CONDITION(is_staged, config->layout.pp > 1)
@@ -237,6 +238,10 @@ static const Need rows[] = {
     {"eval.patience", "validation data", has_valid, START},
     {"eval.sample_tokens", TEXT_ONLY, is_text, REFUSE},
     {"eval.sample_tokens", "validation data whose tokenizer is known", writes, START},
+    {"eval.pictures", IMAGES_ONLY, makes_images, REFUSE},
+    {"eval.pictures", "data.valid", has_valid, START},
+    {"eval.vae", IMAGES_ONLY, makes_images, REFUSE},
+    {"eval.vae", "eval.pictures", has_pictures, WARN},
     {"eval.prompt", TEXT_ONLY, is_text, REFUSE},
     {"eval.prompt", "eval.sample_tokens", has_sample, WARN},
     {"eval.prompt", "validation data whose tokenizer is known", writes, START},

@@ -68,14 +68,15 @@ static bool plan_program(Session *session, Program *program, Error *error) {
     return true;
 }
 
-/* Returns the rows of the program that writes text samples; 0: a run with these settings writes
- * none. */
+/* Returns the rows of the program that writes text samples or makes pictures; 0: a run with these
+ * settings writes none. */
 static int64_t sample_rows(const Config *config) {
     enum { SPECIAL_TOKENS = 8 }; /* for the tokens that a tokenizer adds to a prompt; a prompt has no more tokens than bytes */
     const EvalConfig *eval = &config->eval;
+    if (model_makes_images(&config->model)) return eval->pictures && config->data.valid[0] && !config->profile ? config->data.length : 0;
     if (!eval->sample_tokens || config->profile || !strcmp(config->data.tokenizer, NO_TOKENIZER)) return 0;
     if (!config->data.valid[0] && config->data.valid_fraction <= 0 && config->data.valid_documents <= 0) return 0;
-    if (config->model.context < 2 || model_makes_images(&config->model)) return 0; /* no room for a token after a prompt, or no text */
+    if (config->model.context < 2) return 0; /* no room for a token after a prompt */
     int64_t prompt = eval->prompt[0] ? (int64_t)strlen(eval->prompt) + SPECIAL_TOKENS : SAMPLE_PROMPT_TOKENS;
     return int_min(prompt + eval->sample_tokens, config->model.context);
 }

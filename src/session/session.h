@@ -48,7 +48,7 @@ typedef struct Session {
     PipelinePlan *pipeline; /* NULL: the model is not cut into stages */
     Layout *layout;         /* this rank's shards of arenas and optimizer state */
     Program training;
-    Program evaluation, sampling; /* with training's weights. sampling has no graph if the run writes no text samples, and starts with
+    Program evaluation, sampling; /* with training's weights. sampling has no graph if the run writes no samples, and starts with
                                    * the first sample (text_sample.c) */
     ModelSize size;               /* of the whole model; from session_start on */
     Optimizer *optimizer;

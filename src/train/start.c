@@ -20,6 +20,7 @@
 #include "data/remote.h"
 #include "device/gemm.h"
 #include "eval/evaluate.h"
+#include "eval/picture_sample.h"
 #include "eval/text_sample.h"
 #include "formats/hf.h"
 #include "formats/hf_class.h"
@@ -533,7 +534,9 @@ static bool start_session_of_run(Loop *loop, Error *error) {
         warn_of_export(loop);
         warn_of_repetition(loop);
     }
-    if (!loop_agree(loop, "prompt", text_sample_prompt(session, &loop->corpus, &loop->prompt, error), error)) return false;
+    if (!loop_agree(loop, "prompt", text_sample_prompt(session, &loop->corpus, &loop->prompt, error), error) ||
+        !loop_agree(loop, "pictures", picture_sample_check(session, &loop->corpus, error), error))
+        return false;
     loop->measured_flops = measure_gemm(config, loop->device);
     if (!open_data(loop, error) || !loop_agree(loop, "start", open_records(loop, error), error)) return false;
     note_phase(loop);

@@ -18,6 +18,7 @@
 #include "base/thread.h"
 #include "device/gemm.h"
 #include "eval/evaluate.h"
+#include "eval/picture_sample.h"
 #include "eval/text_sample.h"
 #include "train/loop_internal.h"
 #include "train/numerics_internal.h"
@@ -257,17 +258,20 @@ static void report_sample(Loop *loop, const TextSample *sample) {
 static bool evaluate_and_report(Loop *loop, Error *error) {
     Evaluation result;
     SCOPED(text_sample_free) TextSample sample = {0};
+    SCOPED_FREE char *pictures = NULL;
     const TextSampleInput input = {&loop->session, &loop->corpus, &loop->prompt, loop->watchdog, loop->host->stop};
     bool done = evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error);
     loop->unread = !done && error->code == ERROR_DATA; /* on all ranks */
     if (!done) return false;
     if (!result.stopped && isfinite(result.loss) && loop->prompt.count && !text_sample(&input, &sample, error)) return false;
+    if (!result.stopped && !picture_sample(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &pictures, error)) return false;
     loop->unevaluated = result.stopped || sample.stopped;
     if (loop->unevaluated) return true;
     loop->pace.evaluation_seconds = result.seconds + sample.seconds;
     note_evaluation(loop, &result);
     if (loop->metrics) report_evaluation(loop, &result);
     if (loop->metrics && sample.text) report_sample(loop, &sample);
+    if (pictures) console_print(loop->host->console, "  pictures %s", pictures);
     session_note_validation(&loop->session); /* after the records; a start without the note makes them again */
     write_note(loop);
     return isfinite(result.loss) || loop->config->on_nan == ON_NAN_SKIP ||

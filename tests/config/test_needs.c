@@ -27,10 +27,10 @@ static const char *const always[] = {"run", "init", "seed", "steps", "tokens", "
 
 /* Settings of runs, between which every condition holds in one and fails in another. */
 static const char *const runs[] = {"", "model.family=flux", "model.family=flux model.guidance=true", "model.family=flux fp8.recipe=tensor",
-    "model.family=mpt", "model.family=zaya model.experts=4", "model.family=zaya model.experts=4 model.window=8",
-    "model.experts=4 model.auxiliary_loss=0.1", "model.experts=4 model.experts_period=2", "model.rope_factor=2",
-    "model.rope_factor=2 model.rope_scaling=linear", "model.rope_factor=2 model.rope_scaling=yarn",
-    "model.rope_factor=2 model.rope_scaling=longrope", "model.family=olmo model.window=8",
+    "model.family=flux eval.pictures=2", "model.family=mpt", "model.family=zaya model.experts=4",
+    "model.family=zaya model.experts=4 model.window=8", "model.experts=4 model.auxiliary_loss=0.1",
+    "model.experts=4 model.experts_period=2", "model.rope_factor=2", "model.rope_factor=2 model.rope_scaling=linear",
+    "model.rope_factor=2 model.rope_scaling=yarn", "model.rope_factor=2 model.rope_scaling=longrope", "model.family=olmo model.window=8",
     "model.family=gpt_oss model.experts=4 model.renormalise=true", "model.family=olmo model.window=8 model.window_period=4",
     "model.family=deepseek model.kv_heads=4 model.experts=4", "model.family=gemma", "model.family=smollm3",
     "model.family=deepseek model.kv_heads=4 model.experts=4 model.expert_groups=2 model.rope_factor=2", "init=model",

@@ -17,10 +17,13 @@
 
 enum { NAN_SAMPLES = 99 }; /* a seed, of a bucket whose sample 7 is not finite */
 
+static int64_t latent_channels = 2;
+static char vae_folder[PATH_MAX];
+
 /* Images that depend on their text: a bright or a dark one, with noise. */
 static void write_encodings(const char *path, uint64_t seed, int64_t samples, int64_t height, int64_t width, int64_t tokens) {
-    enum { CHANNELS = 2, WIDTH = 12, POOLED = 10 };
-    int64_t area = CHANNELS * height * width;
+    enum { WIDTH = 12, POOLED = 10 };
+    int64_t area = latent_channels * height * width;
     Error error = {0};
     SCOPED_FREE float *latents = memory_allocate((size_t)(samples * area) * sizeof *latents);
     SCOPED_FREE float *text = memory_allocate((size_t)(samples * tokens * WIDTH) * sizeof *text);
@@ -33,7 +36,7 @@ static void write_encodings(const char *path, uint64_t seed, int64_t samples, in
         for (int64_t i = 0; i < POOLED; i++) pooled[s * POOLED + i] = sign;
     }
     if (seed == NAN_SAMPLES) latents[7 * area + 1] = NAN;
-    StoredTensor tensors[] = {{.name = ENCODING_LATENTS, .rank = 4, .shape = {samples, CHANNELS, height, width}, .data = latents},
+    StoredTensor tensors[] = {{.name = ENCODING_LATENTS, .rank = 4, .shape = {samples, latent_channels, height, width}, .data = latents},
         {.name = ENCODING_TEXT, .rank = 3, .shape = {samples, tokens, WIDTH}, .data = text},
         {.name = ENCODING_POOLED, .rank = 2, .shape = {samples, POOLED}, .data = pooled}};
     if (!safetensors_write(path, tensors, 3, NULL, &error)) fail_msg("%s", error.message);
@@ -217,6 +220,31 @@ static void captions_are_dropped(void **state) {
         "train " SETTINGS "device=cpu run=none flow.caption_dropout=0.1");
 }
 
+/* They are what smelt generate makes of the checkpoint, and cost the run no bit. */
+static void pictures_are_made_at_evaluations(void **state) {
+    (void)state;
+#define PICTURED "model.channels=16 data.train=four data.valid=four-valid.safetensors "
+    latent_channels = 4;
+    assert_int_equal(mkdir("four", 0777), 0);
+    write_bucket("four/8x6.safetensors", 1, 20, 8, 6);
+    write_bucket("four-valid.safetensors", 2, 5, 8, 6);
+    latent_channels = 2;
+    train_images(0, PICTURED "run=plain");
+    train_images(0, PICTURED "run=pictured checkpoint.every=12 eval.pictures=64 eval.vae=%s", vae_folder);
+    train_images(2, PICTURED "run=two eval.pictures=64 eval.vae=%s layout.zero=2", vae_folder);
+    assert_same_losses("plain", "pictured");
+    SCOPED_FREE char *words =
+        memory_format("generate pictured@12 four-valid.safetensors png=same.png vae=%s seed=0 device=cpu", vae_folder);
+    smelt_good(words);
+    assert_true(same_bytes("pictured/pictures/step-000012.png", "same.png"));
+    assert_true(file_exists("pictured/pictures/step-000024.png") && file_exists("two/pictures/step-000024.png"));
+    smelt_says(ERROR_USAGE, "latents of 4 channels are not pixels: set eval.vae",
+        "train " SETTINGS PICTURED "device=cpu run=none eval.pictures=1");
+    smelt_says(ERROR_CHECKPOINT, "eval.vae=images", "train " SETTINGS PICTURED "device=cpu run=none eval.pictures=1 eval.vae=images");
+    smelt_says(ERROR_USAGE, "eval.pictures needs whole weights on a rank",
+        "launch -n 2 -- train " SETTINGS PICTURED "device=cpu run=none eval.pictures=1 layout.zero=3");
+}
+
 /* The file for diffusers and ComfyUI has the tensors of PEFT's under other names, with the factor in B
  * (tests/golden/check_flux_adapters.py loads it with diffusers). */
 static void assert_image_file(const char *folder, float factor) {
@@ -346,6 +374,7 @@ static void generation_refuses_what_it_cannot_write(void **state) {
 }
 
 int main(void) {
+    if (!realpath("tests/golden/flux_vae", vae_folder)) return 1;
     const struct CMUnitTest tests[] = {
         IMAGES_TEST(a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit),
         EACH_ISA(IMAGES_TEST(updates_within_the_backward_pass_give_the_same_bits)),
@@ -356,6 +385,7 @@ int main(void) {
         IMAGES_TEST(the_loss_falls_in_each_precision),
         IMAGES_TEST(a_model_goes_out_and_comes_back),
         IMAGES_TEST(captions_are_dropped),
+        IMAGES_TEST(pictures_are_made_at_evaluations),
         IMAGES_TEST(adapters_train_beside_a_folder),
         IMAGES_TEST(images_that_are_not_finite_are_named),
         IMAGES_TEST(what_images_have_no_use_for_is_refused),
