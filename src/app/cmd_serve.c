@@ -101,7 +101,7 @@ static bool serve_model(Inference *inference, Invocation *invocation, StopReques
     if (!fixed && options->context && options->context < config.model.context) config.model.context = options->context;
     if (!open_text(parts, folder, &config, options, error) || !(parts->server = server_open(&parts->model, &parts->settings, error)))
         return false;
-    const EngineSizes sizes = {.slots = options->slots, .limit = model_text_limit(&parts->text)};
+    const EngineSizes sizes = {.slots = options->slots, .limit = model_text_limit(&parts->text), .scores = true};
     parts->engine = generation_open_engine(inference, folder, &config, &machine, sizes, error);
     if (!parts->engine) return false;
     stop->heeded = 1;

@@ -2,6 +2,7 @@
  * log-probabilities; the rest is common. */
 #include "serve/answer_internal.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,21 +75,65 @@ static json_t *token_bytes(const ServeModel *model, int32_t id) {
     return list;
 }
 
-static json_t *completion_scores(const ServeAnswer *answer, size_t index, size_t first) {
+/* The lists of a completion's scores. */
+typedef struct ScoreLists { json_t *tokens, *scores, *top, *offsets; } ScoreLists;
+
+static ScoreLists open_lists(const ServeAnswer *answer) {
+    return (ScoreLists){json_array(), json_array(), answer->request.top > 0 ? json_array() : NULL, json_array()};
+}
+
+static json_t *close_lists(ScoreLists *lists) {
+    return json_pack("{so so so? so}", "tokens", lists->tokens, "token_logprobs", lists->scores, "top_logprobs", lists->top, "text_offset",
+        lists->offsets);
+}
+
+/* Adds a token; `score` NULL: the first of a prompt, which has no score. */
+static void list_score(ScoreLists *lists, const ServeModel *model, int32_t id, const EngineToken *score, size_t offset) {
+    json_t *text = token_text(model, id);
+    if (lists->top && score) {
+        json_t *top = json_object(), *likeliest = token_text(model, score->likeliest);
+        json_object_set_new(top, json_string_value(likeliest), json_real(score->likeliest_log_probability));
+        json_object_set_new(top, json_string_value(text), json_real(score->log_probability));
+        json_array_append_new(lists->top, top);
+        json_decref(likeliest);
+    } else if (lists->top) {
+        json_array_append_new(lists->top, json_null());
+    }
+    json_array_append_new(lists->tokens, text);
+    json_array_append_new(lists->scores, score ? json_real(score->log_probability) : json_null());
+    json_array_append_new(lists->offsets, json_integer((json_int_t)offset));
+}
+
+static void list_prompt(ScoreLists *lists, const ServeAnswer *answer, const ServePrompt *prompt) {
+    SCOPED_FREE size_t *offsets = memory_allocate(prompt->ids.count * sizeof *offsets);
+    serve_offsets(answer->model, &prompt->ids, offsets);
+    assert(prompt->score_count + 1 == prompt->ids.count);
+    for (size_t i = 0; i < prompt->ids.count; i++)
+        list_score(lists, answer->model, prompt->ids.items[i], i ? &prompt->scores[i - 1] : NULL, offsets[i]);
+}
+
+/* Returns the scores of a completion's tokens from `first` on, after those of its prompt if `whole`. */
+static json_t *completion_scores(const ServeAnswer *answer, size_t index, size_t first, bool whole) {
     const ServeSample *sample = &answer->samples[index];
     const ServePrompt *prompt = prompt_of(answer, index);
-    json_t *tokens = json_array(), *scores = json_array(), *top = json_array(), *offsets = json_array();
+    ScoreLists lists = open_lists(answer);
+    if (whole && serve_request_scores_prompts(&answer->request)) list_prompt(&lists, answer, prompt);
     for (size_t i = first; i < sample->count; i++) {
         const ServeToken *token = &sample->tokens[i];
-        json_t *text = token_text(answer->model, token->score.token), *likeliest = json_object();
-        json_object_set_new(likeliest, json_string_value(text), json_real(token->score.log_probability));
-        json_array_append_new(tokens, text);
-        json_array_append_new(scores, json_real(token->score.log_probability));
-        json_array_append_new(top, likeliest);
-        json_array_append_new(offsets, json_integer((json_int_t)(token->offset + serve_characters(prompt->text, prompt->size))));
+        list_score(&lists, answer->model, token->score.token, &token->score, token->offset + serve_characters(prompt->text, prompt->size));
     }
-    if (answer->request.top == 0) json_decref(top), top = json_null();
-    return json_pack("{so so so so}", "tokens", tokens, "token_logprobs", scores, "top_logprobs", top, "text_offset", offsets);
+    return close_lists(&lists);
+}
+
+static json_t *prompt_scores(const ServeAnswer *answer, const ServePrompt *prompt) {
+    ScoreLists lists = open_lists(answer);
+    list_prompt(&lists, answer, prompt);
+    return close_lists(&lists);
+}
+
+/* A token in the form of chats, without alternatives. */
+static json_t *chat_token(const ServeModel *model, int32_t id, double log_probability) {
+    return json_pack("{so sf so}", "token", token_text(model, id), "logprob", log_probability, "bytes", token_bytes(model, id));
 }
 
 static json_t *chat_scores(const ServeAnswer *answer, size_t index, size_t first) {
@@ -96,10 +141,9 @@ static json_t *chat_scores(const ServeAnswer *answer, size_t index, size_t first
     json_t *content = json_array();
     for (size_t i = first; i < sample->count; i++) {
         const ServeToken *token = &sample->tokens[i];
-        json_t *score = json_pack("{so sf so}", "token", token_text(answer->model, token->score.token), "logprob",
-            token->score.log_probability, "bytes", token_bytes(answer->model, token->score.token));
-        json_t *top = json_array();
-        if (answer->request.top > 0) json_array_append_new(top, json_copy(score));
+        json_t *score = chat_token(answer->model, token->score.token, token->score.log_probability), *top = json_array();
+        if (answer->request.top > 0)
+            json_array_append_new(top, chat_token(answer->model, token->score.likeliest, token->score.likeliest_log_probability));
         json_object_set_new(score, "top_logprobs", top);
         json_array_append_new(content, score);
     }
@@ -108,11 +152,13 @@ static json_t *chat_scores(const ServeAnswer *answer, size_t index, size_t first
 
 /* -- Choices ------------------------------------------------------------------------------------------------------- */
 
-/* Returns a choice with its tokens from `first` on, without its text. */
-static json_t *choice_json(const ServeAnswer *answer, size_t index, size_t first) {
+/* Returns a choice with its tokens from `first` on, without its text; `whole`: scores of its prompt too. */
+static json_t *choice_json(const ServeAnswer *answer, size_t index, size_t first, bool whole) {
     const ServeRequest *request = &answer->request;
     const ServeSample *sample = &answer->samples[index];
-    json_t *scores = request->top < 0 ? json_null() : (request->kind == SERVE_CHAT ? chat_scores : completion_scores)(answer, index, first);
+    json_t *scores = request->top < 0              ? json_null()
+                     : request->kind == SERVE_CHAT ? chat_scores(answer, index, first)
+                                                   : completion_scores(answer, index, first, whole);
     json_t *choice = json_pack("{sI so ss?}", "index", (json_int_t)index, "logprobs", scores, "finish_reason",
         !sample->ended                 ? NULL
         : sample->end == ENGINE_LENGTH ? "length"
@@ -145,7 +191,7 @@ char *serve_answer_whole(const ServeAnswer *answer) {
     for (size_t i = 0; i < answer->sample_count; i++) {
         const ServeSample *sample = &answer->samples[i];
         const ServePrompt *prompt = prompt_of(answer, i);
-        json_t *choice = choice_json(answer, i, 0);
+        json_t *choice = choice_json(answer, i, 0, true);
         SCOPED_FREE char *text = memory_allocate(prompt->size + sample->size + 1);
         if (prompt->size) memcpy(text, prompt->text, prompt->size);
         if (sample->size) memcpy(text + prompt->size, sample->text, sample->size);
@@ -188,12 +234,13 @@ static void open_choice(const ServeAnswer *answer, size_t index, ServeOutput *ou
     json_t *choice = json_pack("{sI sn sn}", "index", (json_int_t)index, "logprobs", "finish_reason");
     if (chat) json_object_set_new(choice, "delta", json_pack("{ss ss}", "role", "assistant", "content", ""));
     else json_object_set_new(choice, "text", json_stringn(prompt->text, prompt->size));
+    if (serve_request_scores_prompts(&answer->request)) json_object_set_new(choice, "logprobs", prompt_scores(answer, prompt));
     choice_event(answer, choice, output);
 }
 
 static void continue_choice(const ServeAnswer *answer, size_t index, ServeOutput *output) {
     ServeSample *sample = &answer->samples[index];
-    json_t *choice = choice_json(answer, index, sample->sent_tokens);
+    json_t *choice = choice_json(answer, index, sample->sent_tokens, false);
     json_t *text = json_stringn(sample->shown ? sample->text + sample->sent_bytes : "", sample->shown - sample->sent_bytes);
     if (answer->request.kind == SERVE_COMPLETION) json_object_set_new(choice, "text", text);
     else json_object_set_new(choice, "delta", json_pack("{so}", "content", text));

@@ -182,19 +182,14 @@ static bool take_stream_options(ServeRequest *request, const json_t *value, Serv
     return true;
 }
 
-/* The engine gives the log-probability of the drawn token, which at temperature 0 is the likeliest. */
 static bool check_scores(ServeRequest *request, ServeFault *fault) {
-    const char *name = request->kind == SERVE_CHAT ? "top_logprobs" : "logprobs";
     if (request->kind == SERVE_CHAT && !request->scores && request->top >= 0)
-        return serve_refuse(fault, MHD_HTTP_BAD_REQUEST, NULL, name, "top_logprobs needs logprobs=true");
+        return serve_refuse(fault, MHD_HTTP_BAD_REQUEST, NULL, "top_logprobs", "top_logprobs needs logprobs=true");
     if (request->scores && request->top < 0) request->top = 0;
-    if (request->top > 0 && request->sampling.temperature > 0)
-        return serve_refuse(fault, MHD_HTTP_BAD_REQUEST, "unsupported_value", name,
-            "smelt lists the likeliest token only at temperature=0: set %s=0 for the log-probabilities of the drawn tokens", name);
-    return !request->echo || request->top < 0 ||
-           serve_refuse(fault, MHD_HTTP_BAD_REQUEST, "unsupported_value", "logprobs",
-               "smelt does not give log-probabilities of prompts: remove echo or logprobs");
+    return true;
 }
+
+bool serve_request_scores_prompts(const ServeRequest *request) { return request->echo && request->top >= 0; }
 
 /* -- Prompts ------------------------------------------------------------------------------------------------------- */
 
@@ -304,8 +299,14 @@ bool serve_request_read(ServeRequest *r, ServeKind kind, const ServeModel *model
            check_lengths(r, model, fault);
 }
 
+static void free_prompt(ServePrompt *prompt) {
+    token_ids_free(&prompt->ids);
+    free(prompt->text);
+    free(prompt->scores);
+}
+
 void serve_request_free(ServeRequest *request) {
-    for (size_t i = 0; i < request->prompt_count; i++) token_ids_free(&request->prompts[i].ids), free(request->prompts[i].text);
+    for (size_t i = 0; i < request->prompt_count; i++) free_prompt(&request->prompts[i]);
     for (int i = 0; i < request->stop_count; i++) free(request->stops[i].text);
     free(request->prompts);
 }

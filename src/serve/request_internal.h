@@ -21,6 +21,8 @@ typedef struct ServePrompt {
     TokenIds ids;
     char *text; /* with `echo`; UTF-8 */
     size_t size;
+    EngineToken *scores; /* of all ids but the first, once the engine has them; serve_request_scores_prompts */
+    size_t score_count;
 } ServePrompt;
 
 enum { SERVE_STOPS = 4 };
@@ -46,5 +48,7 @@ typedef struct ServeRequest {
 } ServeRequest;
 bool serve_request_read(ServeRequest *request, ServeKind kind, const ServeModel *model, const char *body, size_t size, ServeFault *fault);
 void serve_request_free(ServeRequest *request);
+/* Returns whether the answer has log-probabilities of its prompts. */
+bool serve_request_scores_prompts(const ServeRequest *request);
 /* Returns the most tokens that a sample of a prompt may get. */
 int64_t serve_request_tokens(const ServeRequest *request, const ServeModel *model, const ServePrompt *prompt);

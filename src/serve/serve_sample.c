@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/memory.h"
+#include "base/scope.h"
 
 static const char *next_bytes(const ServeModel *model, TokenizerDecoder *decoder, int32_t id, char *byte, size_t *length) {
     *byte = (char)id;
@@ -90,6 +92,15 @@ void serve_sample_end(ServeSample *s, EngineEnd end) {
 void serve_sample_free(ServeSample *s) {
     free(s->tokens);
     free(s->text);
+}
+
+void serve_offsets(const ServeModel *model, const TokenIds *ids, size_t *offsets) {
+    SCOPED(serve_sample_free) ServeSample all = {0};
+    serve_sample_begin(&all, model);
+    for (size_t i = 0; i < ids->count; i++) {
+        offsets[i] = all.characters;
+        append_token(&all, model, ids->items[i]);
+    }
 }
 
 char *serve_decode(const ServeModel *model, const TokenIds *ids, size_t *size) {

@@ -35,4 +35,6 @@ void serve_sample_free(ServeSample *sample);
 const char *serve_token_bytes(const ServeModel *model, int32_t id, char *byte, size_t *length);
 /* Returns the text of tokens, UTF-8, for the caller to free. */
 char *serve_decode(const ServeModel *model, const TokenIds *ids, size_t *size);
+/* Sets offsets[i] to the characters of the text before token i. */
+void serve_offsets(const ServeModel *model, const TokenIds *ids, size_t *offsets);
 size_t serve_characters(const char *text, size_t size);

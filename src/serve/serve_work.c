@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/array.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -42,6 +43,16 @@ static bool take_sample_token(void *context, int index, const EngineToken *token
     return goes_on;
 }
 
+static void take_prompt_score(void *context, const EngineToken *token) {
+    const ServeExchangePrompt *prompt = context;
+    ServeExchange *exchange = prompt->exchange;
+    ServeRequest *request = &exchange->answer.request;
+    ServePrompt *scored = &request->prompts[prompt->first_sample / (size_t)request->samples];
+    pthread_mutex_lock(&exchange->server->lock);
+    array_append(scored->scores, scored->score_count, *token);
+    pthread_mutex_unlock(&exchange->server->lock);
+}
+
 static void take_sample_end(void *context, int index, EngineEnd end) {
     const ServeExchangePrompt *prompt = context;
     ServeExchange *exchange = prompt->exchange;
@@ -71,6 +82,7 @@ static void submit_exchange(Server *server, ServeExchange *exchange) {
             .ends = server->model->ends->items,
             .end_count = (int64_t)server->model->ends->count,
             .token = take_sample_token,
+            .scored = serve_request_scores_prompts(request) ? take_prompt_score : NULL,
             .end = take_sample_end,
             .context = &exchange->prompts[i]};
         if (!engine_submit(server->engine, &asked, &error))

@@ -131,6 +131,47 @@ static void expect_line(const json_t *line, const json_t *got) {
         assert_float_equal(json_real_value(json_array_get(logs, i)), json_real_value(json_array_get(scores, i)), 1e-5);
 }
 
+static const json_t *list_of(const json_t *answer, const char *name) {
+    return json_object_get(json_object_get(choice(answer, 0), "logprobs"), name);
+}
+
+/* What a model draws and then reads as a prompt has the same scores. */
+static void prompts_are_scored_as_what_is_drawn(void **state) {
+    (void)state;
+    make_run();
+    Server server = serve("");
+    json_auto_t *drawn =
+        answer_to(&server, "/v1/completions", "{\"prompt\":\"the sea\",\"temperature\":0,\"logprobs\":1,\"max_tokens\":9}");
+    json_auto_t *other = answer_to(&server, "/v1/completions", "{\"prompt\":\"the sea\",\"seed\":3,\"logprobs\":1,\"max_tokens\":40}");
+    SCOPED_FREE char *text = json_dumps(json_object_get(choice(drawn, 0), "text"), JSON_ENCODE_ANY);
+    SCOPED_FREE char *body = memory_format("{\"prompt\":\"the sea%s,\"echo\":true,\"logprobs\":1,\"max_tokens\":1}", text + 1);
+    json_auto_t *read = answer_to(&server, "/v1/completions", body);
+    size_t made = json_array_size(list_of(drawn, "tokens")), prompt = strlen("the sea");
+    assert_int_equal(json_array_size(list_of(read, "tokens")), prompt + made + 1);
+    assert_true(json_is_null(json_array_get(list_of(read, "token_logprobs"), 0)));
+    assert_true(json_is_null(json_array_get(list_of(read, "top_logprobs"), 0)));
+    for (size_t i = 0; i < made; i++) {
+        double own = json_real_value(json_array_get(list_of(drawn, "token_logprobs"), i));
+        assert_float_equal(json_real_value(json_array_get(list_of(read, "token_logprobs"), prompt + i)), own, 1e-5);
+        assert_int_equal(json_integer_value(json_array_get(list_of(read, "text_offset"), prompt + i)), prompt + i);
+        const json_t *top = json_array_get(list_of(read, "top_logprobs"), prompt + i);
+        assert_int_equal(json_object_size(top), 1); /* the likeliest is the token itself */
+        assert_float_equal(json_real_value(json_object_iter_value(json_object_iter((json_t *)top))), own, 1e-5);
+    }
+    size_t less_likely = 0;
+    for (size_t i = 0; i < json_array_size(list_of(other, "tokens")); i++) {
+        const json_t *top = json_array_get(list_of(other, "top_logprobs"), i);
+        double own = json_real_value(json_array_get(list_of(other, "token_logprobs"), i)), best = -1e9;
+        const char *name;
+        json_t *value;
+        json_object_foreach((json_t *)top, name, value) if (json_real_value(value) > best) best = json_real_value(value);
+        assert_true(best >= own);
+        less_likely += json_object_size(top) == 2;
+    }
+    assert_true(less_likely > 0);
+    end(&server);
+}
+
 static void completions_are_those_of_generate(void **state) {
     (void)state;
     static const char *const sampling[][2] = {
@@ -291,8 +332,6 @@ static void bodies_are_refused_by_the_name_of_their_field(void **state) {
         {400, "stream", "{\"prompt\":\"a\",\"stream\":1}"},
         {400, "stream_options", "{\"prompt\":\"a\",\"stream_options\":{\"include_usage\":true}}"},
         {400, "logprobs", "{\"prompt\":\"a\",\"logprobs\":5}"},
-        {400, "logprobs", "{\"prompt\":\"a\",\"logprobs\":1}"},
-        {400, "logprobs", "{\"prompt\":\"a\",\"logprobs\":0,\"echo\":true}"},
         {400, "frequency_penalty", "{\"prompt\":\"a\",\"frequency_penalty\":0.5}"},
         {400, "logit_bias", "{\"prompt\":\"a\",\"logit_bias\":{\"5\":1}}"},
         {400, "guided_regex", "{\"prompt\":\"a\",\"guided_regex\":\"a\"}"},
@@ -468,6 +507,7 @@ static void a_stop_finishes_or_cancels(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(completions_are_those_of_generate),
+        TRAIN_TEST(prompts_are_scored_as_what_is_drawn),
         TRAIN_TEST(streams_joined_are_the_whole),
         TRAIN_TEST(stop_strings_end_a_text_before_them),
         TRAIN_TEST(bodies_are_refused_by_the_name_of_their_field),
