@@ -306,6 +306,7 @@ static const struct {
     {"divergent_barrier", "a divergent barrier: 32 of the wavefront's 64 lanes", 0, 0},
     {"barriers_apart", "waits at another one", 1, -1},
     {"ended_wavefront", "wavefront 1 does not come to", 0, -1},
+    {"exchange_with_half_of_the_lanes", "an exchange that takes from lane 1, which is off", 0, 0},
     {"unknown_instruction", "an instruction that the emulator does not have", 0, -1},
     {"trap", "trapped", 0, -1},
 };

@@ -174,6 +174,17 @@ static void execute_atomic(Wave *wave, const Instruction *in) {
 /* The bits of a register that permutations take a lane's number of, four times itself, from. */
 enum { LANE_NUMBER = 0xff };
 
+/* False after reporting that an active lane takes from one that is off. Hardware gives it 0, and no code means that. */
+static bool check_sources(Wave *wave, const Instruction *in, uint64_t exec, const int source[LANES]) {
+    for (uint64_t left = wave->group->launch->check == CHECK_ALL ? exec : 0; left; left &= left - 1) {
+        int lane = __builtin_ctzll(left);
+        if (exec >> source[lane] & 1) continue;
+        check_report(wave, in, lane, HIP_ERROR_LAUNCH_FAILURE, "an exchange that takes from lane %d, which is off", source[lane]);
+        return false;
+    }
+    return true;
+}
+
 /* Every active lane gets what lane source[] has: 0 from an inactive one. */
 static void gather_lanes(uint64_t exec, const uint32_t from[LANES], const int source[LANES], uint32_t to[LANES]) {
     uint32_t old[LANES];
@@ -187,6 +198,7 @@ static void gather_lanes(uint64_t exec, const uint32_t from[LANES], const int so
 static void gather(Wave *wave, const Instruction *in, int data, const int source[LANES]) {
     uint64_t exec = wave_exec(wave);
     int to = in->operand[0].index;
+    if (exec != ~0ull && !check_sources(wave, in, exec, source)) return;
     gather_lanes(exec, wave->vector[data], source, wave->vector[to]);
     if (undefined_lanes(wave, data, 1) & exec) {
         uint32_t bits[LANES], origin = undefined_origin(wave, in, exec);

@@ -190,7 +190,6 @@ INLINE void permute_row(const MoePermuteArguments *a, const bool measures) {
     if (r >= a->count) return;
     const bf16 GLOBAL *row = a->rows + r * a->columns;
     uint32_t most = 0;
-    bool chosen = false; /* by an expert; the same in all lanes */
     for (int64_t base = lane_id() * UNIT; base < a->columns; base += UNITS * UNIT * WAVE) {
         u32x4 values[UNITS];
         FOR_UNITS(at, base) if (at < a->columns) values[unit] = *(const u32x4 GLOBAL *)(row + at);
@@ -200,11 +199,13 @@ INLINE void permute_row(const MoePermuteArguments *a, const bool measures) {
             int32_t slot = a->slot[r * a->k + j];
             if (slot < 0) continue;
             bf16 GLOBAL *to = a->slots + slot * a->columns;
-            chosen = true;
             FOR_UNITS(at, base) if (at < a->columns) * (u32x4 GLOBAL *)(to + at) = values[unit];
         }
     }
-    if (measures && chosen) record_amax_of_wave(a->amax, most);
+    if (!measures) return;
+    bool chosen = false; /* by an expert; the same in all lanes, also in those that have no column */
+    for (int32_t j = 0; j < a->k; j++) chosen |= a->slot[r * a->k + j] >= 0;
+    if (chosen) record_amax_of_wave(a->amax, most);
 }
 
 KERNEL(moe_permute, MoePermuteArguments) { permute_row(&a, false); }

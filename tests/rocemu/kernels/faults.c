@@ -146,6 +146,11 @@ KERNEL ended_wavefront(GLOBAL u32 *buffer) {
     barrier();
     buffer[thread_id()] = 1;
 }
+KERNEL exchange_with_half_of_the_lanes(GLOBAL u32 *buffer) {
+    u32 x = thread_id();
+    if (thread_id() % 2 == 0) x = (u32)__builtin_amdgcn_ds_bpermute((int)(4 * (thread_id() ^ 1)), (int)x);
+    buffer[thread_id()] = x;
+}
 KERNEL unknown_instruction(GLOBAL u32 *buffer) {
     __asm__ volatile("v_mqsad_pk_u16_u8 v[20:21], v[22:23], v24, v[26:27]" : : : "v20", "v21");
     buffer[0] = 1;
