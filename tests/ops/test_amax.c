@@ -148,7 +148,7 @@ static void fill(Run *run, const Content *content) {
     for (int i = 0; i < run->input_count; i++) {
         int64_t count = graph_elements(run->graph, run->inputs[i]);
         float *values = memory_allocate((size_t)count * sizeof *values);
-        for (int64_t j = 0; j < count; j++) values[j] = (float)rng_normal(7, 10 + i, j);
+        rng_normals(7, 10 + i, 0, count, values);
         values[count - 1 - content->at % count] = content->outlier;
         executor_set_values(run->program.executor, run->inputs[i], 0, values, count);
         free(values);

@@ -28,14 +28,13 @@ LANE_INLINE float fp8_to_float(uint32_t x, Fp8Type type) {
  * which it would become the largest number, is clear. */
 static inline uint8_t fp8_from_float(float x, Fp8Type type) {
     bool fnuz = type == FP8_FNUZ || type == BF8_FNUZ;
-    int mantissa_bits = fp8_mantissa_bits(type), bias = fp8_bias(type), exponent = 0;
+    int mantissa_bits = fp8_mantissa_bits(type), bias = fp8_bias(type);
     uint8_t sign = signbit(x) ? 0x80 : 0, nan = fnuz ? 0x80 : sign | 0x7f, too_large = type == BF8_OCP ? sign | 0x7c : nan;
     if (x != x) return nan;
     if (isinf(x)) return too_large;
     float magnitude = fabsf(x);
-    frexpf(magnitude, &exponent);
-    int scale = exponent - 1 < 1 - bias ? 1 - bias : exponent - 1;
-    float steps = rintf(ldexpf(magnitude, mantissa_bits - scale));
+    int exponent = (int)(float_bits(magnitude) >> 23) - 127, scale = exponent < 1 - bias ? 1 - bias : exponent;
+    float steps = rintf(magnitude * bits_float((uint32_t)(127 + mantissa_bits - scale) << 23));
     /* A whole number of steps of the exponent `scale`; carries run into the next exponent by themselves. */
     uint32_t bits = magnitude == 0 ? 0 : (uint32_t)steps + ((uint32_t)(scale + bias - 1) << mantissa_bits);
     if (fnuz) return (uint8_t)(bits == 0 ? 0 : bits > 0x7f ? nan : bits | sign);

@@ -57,10 +57,12 @@ static float exact_cos(float x) { return (float)cos(6.283185307179586 * (x - flo
 
 /* -- Shared pieces ------------------------------------------------------------------------------------------------- */
 
+/* Whole numbers in the order of floats, with -0 before +0; its own inverse. */
+LANE_INLINE int32_t float_order(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
 LANE_INLINE float med3(float a, float b, float c) {
-    float low = float_min(a, b), high = float_max(a, b);
-    float middle = float_max(low, float_min(high, c));
-    return a != a || b != b || c != c ? float_min(float_min(a, b), c) : middle;
+    int32_t x = float_order((int32_t)float_bits(a)), y = float_order((int32_t)float_bits(b)), z = float_order((int32_t)float_bits(c));
+    int32_t middle = float_order(imax(imin(x, y), imin(imax(x, y), z)));
+    return a != a || b != b || c != c ? float_min(float_min(a, b), c) : bits_float((uint32_t)middle);
 }
 LANE_INLINE float fract32(float x) { return float_min(x - floorf(x), 0x1.fffffep-1f); }
 LANE_INLINE double fract64(double x) { return fmin(x - floor(x), 0x1.fffffffffffffp-1); }
