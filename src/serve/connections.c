@@ -7,13 +7,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/array.h"
-#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "serve/server_internal.h"
 
-enum { SERVE_CONNECTIONS = 1024, SERVE_IDLE_SECONDS = 60, SERVE_BODIES = 8, EVENT_BLOCK = 8192 };
+enum { SERVE_CONNECTIONS = 1024, SERVE_IDLE_SECONDS = 60, SERVE_BODIES = 8, EVENT_BLOCK = 8192, BODY_STEP = 1 << 16 };
 enum { BODY_TOO_LARGE = 413 /* its name depends on the version of libmicrohttpd */ };
 
 /* -- ServeExchanges ----------------------------------------------------------------------------------------------------- */
@@ -232,15 +232,16 @@ static bool check_size(ServeExchange *exchange) {
 /* Takes a part of the body, or drops it if the body is refused. */
 static void take_body(ServeExchange *exchange, const char *bytes, size_t size) {
     Server *server = exchange->server;
-    size_t before = exchange->body_capacity;
+    size_t needed = (size_t)round_up((int64_t)(exchange->body_size + size), BODY_STEP);
+    int64_t more = needed > exchange->body_capacity ? (int64_t)(needed - exchange->body_capacity) : 0;
     exchange->too_large |= exchange->body_size + size > (size_t)server->settings->body_bytes;
-    exchange->crowded |= server->bodies + (int64_t)(exchange->body_size + size) > SERVE_BODIES * server->settings->body_bytes;
+    exchange->crowded |= server->bodies + more > SERVE_BODIES * server->settings->body_bytes;
     if (exchange->too_large || exchange->crowded) {
         free_body(exchange);
         return;
     }
-    array_reserve(exchange->body, exchange->body_capacity, exchange->body_size + size);
-    server->bodies += (int64_t)(exchange->body_capacity - before);
+    if (more) exchange->body = memory_resize(exchange->body, exchange->body_capacity = needed);
+    server->bodies += more;
     memcpy(exchange->body + exchange->body_size, bytes, size);
     exchange->body_size += size;
 }
