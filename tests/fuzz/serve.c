@@ -27,12 +27,19 @@ static void answer(ServeRequest *request, const ServeModel *model, const uint8_t
         .model = model, .request = *request, .sample_count = request->prompt_count * (size_t)request->samples, .id = "id"};
     SCOPED_FREE char *sent = NULL;
     ServeOutput output = {0};
+    for (size_t p = 0; p < request->prompt_count && serve_request_scores_prompts(request); p++) {
+        ServePrompt *prompt = &request->prompts[p];
+        prompt->score_count = prompt->ids.count - 1;
+        prompt->scores = memory_allocate(prompt->ids.count * sizeof *prompt->scores);
+        for (size_t i = 0; i < prompt->score_count; i++) prompt->scores[i] = (EngineToken){.token = prompt->ids.items[i + 1]};
+    }
     answer.samples = memory_allocate(answer.sample_count * sizeof *answer.samples);
     for (size_t s = 0; s < answer.sample_count; s++) {
         bool goes_on = true;
         serve_sample_begin(&answer.samples[s], model);
         for (size_t i = 0; i < size && i < 64 && goes_on; i++) {
-            goes_on = serve_sample_add(&answer.samples[s], model, request, bytes[i], -1);
+            const EngineToken token = {.token = bytes[i], .likeliest = bytes[i / 2], .log_probability = -1};
+            goes_on = serve_sample_add(&answer.samples[s], model, request, &token);
             require(answer.samples[s].shown >= answer.samples[s].sent_bytes && answer.samples[s].shown <= answer.samples[s].size);
             if (i % 3 == 0) serve_answer_events(&answer, &output);
         }
