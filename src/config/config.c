@@ -213,6 +213,9 @@ static const Option rows[] = {
     REAL_OPTION(model.clip_qkv, "0", 0, 1e6, "", "clamp queries, keys and values to this absolute value; 0: none"),
     REAL_OPTION(model.alibi_max, "8", 1e-3, 1000, "", "ALiBi: the smallest slope is 2^-N for this N (alibi_bias_max)"),
     REAL_OPTION(model.softmax_scale, "0", 0, 1e6, "", "scale of attention scores; 0: 1 / sqrt(head_dim)"),
+    REAL_OPTION(model.embedding_scale, "1", 1e-6, 1e6, "", "factor of embeddings (embedding_multiplier)"),
+    REAL_OPTION(model.residual_scale, "1", 1e-6, 1e6, "", "factor of the outputs of attention and MLP (residual_multiplier)"),
+    REAL_OPTION(model.logit_divisor, "1", 1e-6, 1e6, "", "divisor of the logits (logits_scaling)"),
     REAL_OPTION(model.score_cap, "0", 0, 1e6, "", "soft-cap of attention scores (attn_logit_softcapping); 0: none"),
     REAL_OPTION(model.logit_cap, "0", 0, 1e6, "", "soft-cap of the head's logits (final_logit_softcapping); 0: none"),
     REAL_OPTION(model.norm_epsilon, "1e-5", 1e-12, 1, "", "epsilon of the norms"),
@@ -385,8 +388,8 @@ static bool check_rotation(const ModelConfig *model, Error *error) {
     if (longrope && (shorts != pairs || longs != pairs))
         return error_set(error, ERROR_USAGE,
             "model.rope_short_factors and model.rope_long_factors have %lld and %lld numbers: model.rope_scaling=longrope needs %lld, one "
-            "per pair of RoPE channels of a head",
-            (long long)shorts, (long long)longs, (long long)pairs);
+            "per pair of RoPE channels of a head (model.head_dim=%lld)",
+            (long long)shorts, (long long)longs, (long long)pairs, (long long)model->head_dim);
     return true;
 }
 

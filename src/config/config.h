@@ -83,6 +83,9 @@ typedef struct ModelConfig {
     double clip_qkv;                   /* mpt: bound of queries, keys and values; 0: none */
     double alibi_max;                  /* mpt: the largest exponent of ALiBi slopes */
     double softmax_scale;              /* scale of attention scores; 0: 1 / sqrt(head_dim) */
+    double embedding_scale;            /* granite: factor of embeddings */
+    double residual_scale;             /* granite: factor of the outputs of attention and MLP */
+    double logit_divisor;              /* granite: logits are divided by it */
     double score_cap, logit_cap;       /* gemma: soft-caps of attention scores and of the head's logits; 0: none */
     int activation;                    /* Activation of the MLP (config/activation_rule.h) */
     double swiglu_alpha, swiglu_limit; /* gpt_oss: ActivationTerms of the function */

@@ -35,6 +35,11 @@ bool family_norms_all_heads(const ModelConfig *model) {
     return family->norms_all_heads && (model->qk_norm || !family_has(family, "model.qk_norm"));
 }
 
+int64_t family_cached_positions(const ModelConfig *model) {
+    bool restarts = family_of(model)->restarts_longrope && model->rope_factor > 1 && model->rope_scaling == ROPE_LONGROPE;
+    return restarts && model->rope_original_context < model->context ? model->rope_original_context : model->context;
+}
+
 bool family_check_fused_norms(const ModelConfig *model, Error *error) {
     return (model->width % 4 == 0 && model->width <= 8192) ||
            error_set(error, ERROR_USAGE, "model.width=%lld: family %s takes multiples of 4, at most 8192", (long long)model->width,

@@ -27,7 +27,8 @@ typedef struct FamilyRule {
     /* Norms of queries and keys act on all heads together, which tensor parallelism would divide. A
      * family that does not list model.qk_norm always has these norms. */
     bool norms_all_heads;
-    bool looks_back; /* layers read earlier tokens by means other than attention */
+    bool restarts_longrope; /* past model.rope_original_context, longrope rotates all tokens anew, so no cache can go on */
+    bool looks_back;        /* layers read earlier tokens by means other than attention */
     /* ERROR_USAGE for a model whose settings the family cannot combine. Checks of all families,
      * except those of RoPE, have run before. NULL: any combination is valid. */
     bool (*check)(const ModelConfig *model, Error *error);
@@ -61,6 +62,8 @@ static inline ActivationTerms model_activation_terms(const ModelConfig *model) {
 /* Returns whether the family lists the setting "model.NAME". */
 bool family_has(const FamilyRule *family, const char *setting);
 bool family_norms_all_heads(const ModelConfig *model);
+/* Returns the positions that a key-value cache can hold: model.context, or less (restarts_longrope). */
+int64_t family_cached_positions(const ModelConfig *model);
 
 /* Checks that families share. This one checks that heads x head_dim = width. */
 bool family_check_width(const ModelConfig *model, Error *error);

@@ -80,7 +80,7 @@ void *engine_weights(Engine *e) { return engine_programs_arena(e->programs, AREN
 
 /* -- Requests ------------------------------------------------------------------------------------------------------ */
 
-int64_t engine_positions(const Engine *e) { return int_min(e->config->context, e->sizes.cache_rows); }
+int64_t engine_positions(const Engine *e) { return int_min(family_cached_positions(e->config), e->sizes.cache_rows); }
 
 static bool check_request(const Engine *e, const EngineRequest *r, Error *error) {
     const ModelConfig *c = e->config;

@@ -277,6 +277,8 @@ struct HfClass {
     const HfTables *(*tables_of)(const json_t *object);
     double rope_theta;            /* default if config.json has none; 0: 1e4 */
     bool rotates_part;            /* partial_rotary_factor has an effect, also with a scaling of positions */
+    bool has_only_longrope;       /* longrope is the only scaling; "su" and "yarn" are its old names */
+    int64_t original_context;     /* default of original_max_position_embeddings, which is beside rope_parameters; 0: the context */
     bool rounds_rope_bounds;      /* yarn's bounds are whole channels, whatever `truncate` says */
     bool scales_no_attention;     /* yarn with an attention_factor other than 1 is refused */
     bool scales_scores;           /* mscale_all_dim scales attention scores (model.rope_mscale) */

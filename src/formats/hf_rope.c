@@ -21,7 +21,8 @@ static int read_type(HfFieldReader *r, const json_t *rope) {
     const json_t *value = json_object_get(rope, "rope_type") ? json_object_get(rope, "rope_type") : json_object_get(rope, "type");
     const char *type = value ? json_string_value(value) : "default";
     if (type && !strcmp(type, "default")) return UNSCALED;
-    for (int i = 0; type && i < TYPES; i++)
+    if (type && r->class->has_only_longrope && (!strcmp(type, "su") || !strcmp(type, "yarn"))) return ROPE_LONGROPE;
+    for (int i = r->class->has_only_longrope ? ROPE_LONGROPE : 0; type && i < TYPES; i++)
         if (!strcmp(type, types[i])) return i;
     hf_refuse(r, "rope_type", "is not a RoPE scaling that smelt supports: default, llama3, linear, dynamic, yarn, longrope");
     return UNSCALED;
@@ -44,8 +45,10 @@ static double real_or(HfFieldReader *r, const json_t *rope, const char *name, do
 /* The field beside the object takes precedence, as in standardize_rope_params. */
 static int64_t read_original_context(HfFieldReader *r, const json_t *rope) {
     static const char name[] = "original_max_position_embeddings";
-    const json_t *value = json_object_get(r->object, name) ? json_object_get(r->object, name) : json_object_get(rope, name);
-    if (!value) return r->model->context;
+    const json_t *beside = json_object_get(r->object, name);
+    int64_t usual = r->class->original_context;
+    const json_t *value = beside || usual ? beside : json_object_get(rope, name);
+    if (!value) return usual ? usual : r->model->context;
     if (!json_is_integer(value) || json_integer_value(value) < 1) hf_refuse(r, name, "is not a positive integer");
     return json_integer_value(value);
 }
@@ -96,6 +99,9 @@ static void read_longrope(HfFieldReader *r, const json_t *rope) {
     ModelConfig *c = r->model;
     const json_t *factor = json_object_get(rope, "factor");
     c->rope_factor = !factor || json_is_null(factor) ? context_ratio(c) : real(r, rope, "factor");
+    if (!(c->rope_factor >= 1) && !(factor && !json_is_null(factor)))
+        hf_refuse(r, "factor", "is missing, and max_position_embeddings / original_max_position_embeddings=%lld is below 1",
+            (long long)c->rope_original_context);
     if (c->rope_factor == 1) hf_refuse(r, "factor", "is 1, but smelt applies short_factor and long_factor only if it is above 1");
     read_attention_factor(r, rope, sqrt(1 + log(c->rope_factor) / log((double)c->rope_original_context)));
     read_divisors(r, rope, "short_factor", &c->rope_short_factors);
@@ -147,6 +153,16 @@ static void check_rope_fields(HfFieldReader *r, const json_t *rope) {
     }
 }
 
+static void read_fraction(HfFieldReader *r, double fraction) {
+    ModelConfig *c = r->model;
+    double head = c->head_dim ? (double)c->head_dim : (double)c->width / (double)c->heads, rotated = fraction * head;
+    if (!(rotated >= 2) || fmod(rotated, 2) != 0)
+        hf_refuse(r, "partial_rotary_factor",
+            "rotates %g of %g channels of a head (head_dim, or hidden_size / num_attention_heads), not an even number of at least 2",
+            rotated, head);
+    c->rope_fraction = fraction;
+}
+
 static void read_object(HfFieldReader *r, const json_t *rope, double theta, double fraction) {
     ModelConfig *c = r->model;
     int scaling = read_type(r, rope);
@@ -156,7 +172,7 @@ static void read_object(HfFieldReader *r, const json_t *rope, double theta, doub
     if (given && !json_is_finite(given)) hf_refuse(r, "partial_rotary_factor", "is not a number");
     c->rope_theta = json_object_get(rope, "rope_theta") ? real(r, rope, "rope_theta") : theta;
     if (isnan(c->rope_theta)) hf_refuse(r, "rope_theta", "is missing or not a number");
-    if (r->class->rotates_part) c->rope_fraction = rotated;
+    if (r->class->rotates_part) read_fraction(r, rotated);
     else if (scaling != UNSCALED && rotated != 1)
         hf_refuse(r, "partial_rotary_factor", "is %g together with RoPE scaling, which transformers does not support", rotated);
     if (scaling != UNSCALED) read_scaling(r, rope, (RopeScaling)scaling);
@@ -189,7 +205,7 @@ void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value) {
     if (rope && !json_is_null(rope) && !json_is_object(rope)) hf_refuse(r, scaled ? "rope_scaling" : name, "is not an object");
     else
         hf_read_rope_object(r, scaled ? "rope_scaling." : "rope_parameters.", json_is_object(rope) ? rope : NULL, theta,
-            number_or(json_is_null(fraction) ? NULL : fraction, 1));
+            number_or(json_is_null(fraction) && !r->class->rotates_part ? NULL : fraction, 1));
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */

@@ -156,10 +156,10 @@ void hf_list_gguf(HfTensorList *list, const HfParameter *parameter) {
     const char *rest;
     int layer = hf_split_layer(parameter, &rest);
     if (p->kind == PARAMETER_BALANCE_BIAS) return;
-    if (!strcmp(rest, "mlp.experts.gate_up_proj")) {
+    if (ends_with(rest, ".experts.gate_up_proj")) {
         append_experts(list, "ffn_gate_exps", layer, parameter, 0, 2);
         append_experts(list, "ffn_up_exps", layer, parameter, 1, 2);
-    } else if (!strcmp(rest, "mlp.experts.down_proj")) {
+    } else if (ends_with(rest, ".experts.down_proj")) {
         append_experts(list, "ffn_down_exps", layer, parameter, 0, 1);
     } else {
         HfTensor *tensor = hf_append(list, gguf_name(parameter), parameter);

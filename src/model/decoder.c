@@ -84,10 +84,11 @@ static TensorId mlp(Builder *b, const Decoder *d, const MlpLayer *layer, TensorI
     if (layer->build) return layer->build(b, x);
     TensorId routed = layer->experts ? experts(b, layer, x) : TENSOR_NONE;
     if (routed && !(layer->up && c->shared_experts)) return routed;
-    int64_t ffn = routed ? c->shared_experts * c->ffn : c->experts ? c->dense_ffn : c->ffn;
+    int64_t ffn = routed ? c->shared_experts * c->ffn : c->experts ? c->dense_ffn : c->ffn, halves[] = {ffn, ffn};
+    bool gated = activation_rules[model_activation(c)].gated;
     const Stacked projections[] = {{layer->gate, ffn, AXES_TENSOR}, {layer->up, ffn, AXES_TENSOR}};
     Linear up = layer->gate ? builder_stacked(b, projections, 2, c->width, layer->biased) /* [2F, D] */
-                            : declare_input(b, d, layer->up, &ffn, 1, layer->biased);     /* [F, D] */
+                            : declare_input(b, d, layer->up, halves, gated ? 2 : 1, layer->biased);
     Linear down = declare_output(b, d, layer->down, ffn, layer->biased);
     TensorId hidden = builder_linear(b, x, &up, LORA_MLP);
     hidden = op_activation(b->graph, hidden, model_activation(b->config));
@@ -120,6 +121,8 @@ typedef struct Norms { Norm after, next; } Norms;
 /* Adds a block's output to the stream. Returns the stream, and what the next block reads. */
 static ResidualNorm add_block(Builder *b, const Decoder *d, TensorId block, TensorId stream, bool after_mlp, const Norms *norms) {
     AffineResidual affine = {0};
+    double scale = b->config->residual_scale;
+    if (scale != 1) block = op_scale(b->graph, block, scale);
     if (d->residual_add) affine = d->residual_add(b, after_mlp);
     if (!norms->after.gain) return op_residual_norm(b->graph, block, stream, d->residual_add ? &affine : NULL, &norms->next);
     ResidualNorm h = op_post_norm(b->graph, block, stream, &norms->after);
@@ -166,7 +169,7 @@ Trunk builder_decoder(Builder *b, const Decoder *d) {
     if (embedding && d->embed) stream = builder_scatter(b, d->embed(b, embedding));
     else if (embedding) {
         Lookup lookup = {.ids = b->tokens, .table = embedding, .entries = b->config->vocabulary, .padding = b->config->padding};
-        if (d->scales_embeddings) lookup.factor = embedding_factor(b);
+        lookup.factor = d->scales_embeddings ? embedding_factor(b) : b->config->embedding_scale;
         stream = builder_scatter(b, builder_embed(b, &lookup));
     }
     for (int chunk = 0; chunk < builder_chunks(b); chunk++) {

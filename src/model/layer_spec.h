@@ -32,7 +32,7 @@ typedef struct AttentionLayer {
 } AttentionLayer;
 
 typedef struct MlpLayer {
-    const char *gate, *up, *down; /* gate NULL: the activation function of up; it is gated if there is a gate */
+    const char *gate, *up, *down; /* gate NULL: `up` is one matrix of gate and up projection, if the activation function is gated */
     bool biased;                  /* with experts: their layers and their router */
     bool interleaved;             /* with experts: as ExpertsSpec has it */
     /* A mixture of experts in place of gate, up and down, or beside them: then they are the shared

@@ -13,6 +13,7 @@
 #include "model/builder.h"
 #include "ops/collective/collective.h"
 #include "ops/draw/draw.h"
+#include "ops/activation/activation.h"
 #include "ops/argmax/argmax.h"
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
@@ -68,6 +69,8 @@ static void append_loss(const Builder *b, const Model *model, TensorId normed, T
 static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     Graph *graph = model->graph;
     if (!trunk.normed) return; /* a stage before the last one */
+    double divisor = b->config->logit_divisor;
+    if (divisor != 1) trunk.normed = op_scale(graph, trunk.normed, 1 / divisor);
     if (loss && model->rewards) {
         model->answers = op_preference(graph, builder_gather(b, trunk.normed), trunk.head, &model->preference, &b->config->preference,
             model->loss, model->rewards, b->config->vocabulary);

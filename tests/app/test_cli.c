@@ -282,6 +282,9 @@ static void every_example_trains_as_it_is_printed(void **state) {
     expect("$SMELT train --example gemma2-2b >g2.yaml && $SMELT size g2.yaml | grep '^2.61B parameters'", 0, "");
     expect("$SMELT train --example gemma3-4b >g3.yaml && $SMELT size g3.yaml | grep '^3.88B parameters'", 0, "");
     expect("$SMELT train --example smollm3-3b >s3.yaml && $SMELT size s3.yaml | grep '^3.08B parameters'", 0, "");
+    expect("$SMELT train --example phi-4 >p4.yaml && $SMELT size p4.yaml | grep '^14.7B parameters'", 0, "");
+    expect("$SMELT train --example granite3-2b >gr.yaml && $SMELT size gr.yaml | grep '^2.53B parameters'", 0, "");
+    expect("$SMELT train --example granite3-1b-a400m >gm.yaml && $SMELT size gm.yaml | grep '^1.33B parameters, 429M active'", 0, "");
     expect("$SMELT train --example olmoe-1b-7b >o.yaml && $SMELT size o.yaml | grep '^6.92B parameters, 1.28B active'", 0, "");
     expect("$SMELT train --example gpt-oss-20b >g.yaml && $SMELT size g.yaml | grep '^20.9B parameters, 4.19B active'", 0, "");
     expect("$SMELT train --example lora-flux1-dev >l.yaml && $SMELT size l.yaml init=none | grep '^11.9B parameters'", 0, "");

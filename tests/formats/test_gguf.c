@@ -165,8 +165,13 @@ static FixtureSettings published = {"model.family=llama", "model.heads=4", "mode
     "model.context=16384"};
 static FixtureSettings smollm3 = {"model.family=smollm3", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
     "model.layers=5", "model.nope_period=4", "model.tied=true"};
+static FixtureSettings granite = {"model.family=granite", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+    "model.layers=2", "model.embedding_scale=12", "model.residual_scale=0.22", "model.softmax_scale=0.1", "model.logit_divisor=8"};
+static FixtureSettings granitemoe = {"model.family=granite", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+    "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_scope=model",
+    "model.embedding_scale=12", "model.residual_scale=0.22", "model.softmax_scale=0.1", "model.logit_divisor=8"};
 static const char *const *const models[] = {
-    llama, published, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmo2, olmoe, smollm3, gpt2, yarn, linear};
+    llama, published, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmo2, olmoe, smollm3, granite, granitemoe, gpt2, yarn, linear};
 enum { MODELS = sizeof models / sizeof *models };
 
 static void write_gguf(const Fixture *f, const char *type, const char *path) {

@@ -20,7 +20,7 @@
 #include "support/check.h"
 
 static const char *const families[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2",
-    "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3"};
+    "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe"};
 enum { CLASSES = sizeof families / sizeof *families };
 
 enum { SPOTS = 16 };

@@ -55,6 +55,15 @@ static FixtureSettings gemma3 = {"model.family=gemma", "model.qk_norm=true", "mo
 static FixtureSettings smollm3 = {"model.family=smollm3", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
     "model.layers=6", "model.nope_period=3", "model.window=9", "model.window_period=3", "model.window_first=2", "model.qkv_bias=true",
     "model.rope_theta=2000000"};
+static FixtureSettings phi3 = {"model.family=phi3", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12", "model.layers=2",
+    "model.window=9", "model.rope_fraction=0.75", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
+    "model.rope_short_factors=1,1.25,1.5", "model.rope_long_factors=1,3,12", "model.rope_attention_factor=1.1"};
+static FixtureSettings granite = {"model.family=granite", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
+    "model.layers=2", "model.embedding_scale=12", "model.residual_scale=0.22", "model.softmax_scale=0.1", "model.logit_divisor=8",
+    "model.qkv_bias=true"};
+static FixtureSettings granitemoe = {"model.family=granite", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
+    "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_scope=model",
+    "model.embedding_scale=12", "model.residual_scale=0.22", "model.softmax_scale=0.1", "model.logit_divisor=8"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
@@ -68,7 +77,7 @@ static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model
     "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
 static const char *const *const models[] = {zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt,
-    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, smollm3, gpt2};
+    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, smollm3, phi3, granite, granitemoe, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -344,7 +353,7 @@ static void numbers_round_to_the_nearest_of_mxfp4(void **state) {
 static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
     static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe",
-        "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3"};
+        "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -509,6 +518,12 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {smollm3, "no_rope_layers", "[1, 0]", "no_rope_layers per layer"},
         {smollm3, "use_sliding_window", "false", "layer_types use_sliding_window"},
         {smollm3, "mlp_bias", "true", "mlp_bias is true"},
+        {phi3, "head_dim", "16", "head_dim model.head_dim=16"},
+        {phi3, "rope_scaling", "{\"type\": \"linear\", \"factor\": 4}", "rope_scaling.rope_type RoPE scaling"},
+        {granite, "attention_multiplier", "0", "attention_multiplier is not a positive number"},
+        {granite, "residual_multiplier", "0", "residual_multiplier model.residual_scale would be 0"},
+        {granite, "mlp_bias", "true", "mlp_bias is true"},
+        {granitemoe, "logits_scaling", "null", "logits_scaling is not a number"},
         {qwen3_moe, "use_sliding_window", "1", "use_sliding_window is not true or false"},
         {zaya, "layer_types", "[\"hybrid\", \"hybrid_sliding\"]", "sliding_window is missing"},
         {zaya, "layer_types", "[\"hybrid\"]", "layer_types num_hidden_layers"},

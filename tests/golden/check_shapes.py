@@ -117,6 +117,35 @@ def draw_smollm3(draw):
         use_sliding_window=draw.random() < 0.5, sliding_window=draw.choice([None, 1, 3, 9, 40]), hidden_act=draw.choice(["silu", "silu", "gelu_pytorch_tanh"]))
 
 
+def draw_phi3(draw):
+    heads, pairs = draw.choice([2, 4, 6]), draw.randint(2, 6)
+    head_dim = 2 * pairs + draw.choice([0, 2, 4])
+    original = draw.choice([16, 32, 4096])
+    rope = draw.choice([dict(rope_type="default", rope_theta=1e4), dict(rope_type="longrope", rope_theta=1e4, **draw.choice([{}, dict(factor=4.0)]),
+        short_factor=[1 + draw.random() for _ in range(pairs)], long_factor=[1 + 5 * draw.random() for _ in range(pairs)])])
+    if "factor" not in rope and rope["rope_type"] == "longrope":
+        original = min(original, 32)
+    return draw_common(draw, heads) | dict(hidden_size=heads * head_dim, intermediate_size=draw.randint(8, 90), original_max_position_embeddings=original,
+        num_key_value_heads=draw.choice([None, *(k for k in (1, 2, 3, 6) if heads % k == 0)]), sliding_window=draw.choice([None, 1, 9, 40]),
+        rope_parameters=rope | dict(partial_rotary_factor=2 * pairs / head_dim), hidden_act=draw.choice(["silu", "silu", "gelu_pytorch_tanh"]))
+
+
+def draw_granite(draw):
+    heads = draw.choice([2, 4, 6])
+    return draw_common(draw, heads) | dict(hidden_size=heads * 2 * draw.randint(4, 12), intermediate_size=draw.randint(8, 90),
+        num_key_value_heads=draw.choice([None, *(k for k in (1, 2, 3, 6) if heads % k == 0)]), embedding_multiplier=draw.choice([1.0, 12.0, 0.3]),
+        residual_multiplier=draw.choice([1.0, 0.22]), attention_multiplier=draw.choice([1.0, 0.1]), logits_scaling=draw.choice([1.0, 8.0, 0.6]),
+        attention_bias=draw.random() < 0.4, hidden_act=draw.choice(["silu", "silu", "gelu_pytorch_tanh"]))
+
+
+def draw_granitemoe(draw):
+    experts = draw_experts(draw)
+    experts["num_local_experts"] = experts.pop("num_experts")
+    experts.pop("norm_topk_prob")
+    experts["num_experts_per_tok"] = max(2, experts["num_experts_per_tok"])  # as in draw_experts
+    return draw_granite(draw) | experts
+
+
 def draw_gemma2(draw):
     settings, rope = draw_gemma3(draw), draw_common(draw, 2)["rope_parameters"]
     return settings | dict(rope_parameters=rope, attn_logit_softcapping=draw.choice([None, 50.0, 1.5]),
@@ -132,7 +161,7 @@ def draw_gemma3(draw):
         hidden_activation=draw.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu"]))
 
 
-FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3}
+FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3, "phi3": draw_phi3, "granite": draw_granite, "granitemoe": draw_granitemoe}
 
 
 def smelt(build, *arguments):
@@ -222,9 +251,18 @@ def read_dump(folder):
     return step, load_file(os.path.join(folder, "gradients.safetensors"))
 
 
+def choose_factors(model, batch):
+    """smelt chooses longrope's factors by the length of sequences, transformers by the largest position within a document."""
+    rotary = getattr(model.model, "rotary_emb", None)
+    if getattr(rotary, "rope_type", None) == "longrope" and batch.length > model.config.original_max_position_embeddings:
+        rotary(torch.zeros(1), torch.zeros((1, 1), dtype=torch.long))  # which makes long_inv_freq
+        rotary.original_inv_freq.copy_(rotary.long_inv_freq)
+
+
 def run_theirs(model, step, batch):
     """Logits, cross-entropy and the router's weighted loss of the packed batch: tokens attend within their document and the window."""
     shape = (batch.sequences, batch.length)
+    choose_factors(model, batch)
     tokens, targets, positions = (step[name].view(shape).long() for name in ("tokens", "targets", "positions"))
     at = torch.arange(batch.length)
     starts = at - positions
@@ -235,13 +273,15 @@ def run_theirs(model, step, batch):
     if model.config.model_type in ("olmo3", "gpt_oss", "gemma2", "gemma3_text", "smollm3"):
         mask = {"sliding_attention": mask, "full_attention": full}
     out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, **(dict(output_router_logits=True) if experts else {}))
+    experts_of = getattr(model.config, "num_local_experts", None) or getattr(model.config, "num_experts", None)
     logits, cap = model.lm_head(out.last_hidden_state).flatten(0, 1), getattr(model.config, "final_logit_softcapping", None)
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
+    logits = logits / getattr(model.config, "logits_scaling", 1)
     cross = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-1)
     balance = torch.zeros(())
     if experts and model.config.output_router_logits:
-        balance = model.config.router_aux_loss_coef * load_balancing_loss_func(tuple(out.router_logits), model.config.num_experts, model.config.num_experts_per_tok)
+        balance = model.config.router_aux_loss_coef * load_balancing_loss_func(tuple(out.router_logits), experts_of, model.config.num_experts_per_tok)
     return logits, cross, balance
 
 
@@ -297,7 +337,8 @@ def check_steps(build, folder, family, settings, number, step, batch, ours):
 @torch.no_grad()
 def check_greedy(build, folder, model, draw):
     ids = draw.choices(range(97, 123), k=draw.choice([1, 5, 17]))
-    ours = [int(token) for token in smelt(build, "generate", folder, " ".join(map(str, ids)), "text=false", "tokens=24", "temperature=0", "device=cpu").split()]
+    cache = [] if (model.config.rope_parameters or {}).get("rope_type") != "longrope" else ["cache=false"]  # docs/formats.md
+    ours = [int(token) for token in smelt(build, "generate", folder, " ".join(map(str, ids)), "text=false", "tokens=24", "temperature=0", "device=cpu", *cache).split()]
     theirs = list(ids)
     for _ in range(24):
         theirs.append(model(torch.tensor([theirs]), use_cache=False).logits[0, -1].argmax().item())

@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "hidden_activation", "activation_function", "norm_type", "attn_type")
@@ -308,6 +308,40 @@ def smollm3_edits():
     yield {"num_attention_heads": 3, "num_key_value_heads": 1}
 
 
+def phi3_edits():
+    factors = {"short_factor": [1.0, 1.25, 1.5], "long_factor": [1.0, 3.0, 12.0]}
+    part = {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 16} | factors
+    for more in ({}, {"rope_type": "su"}, {"rope_type": "yarn"}, {"rope_type": "linear"}, {"rope_type": "llama3"}, {"rope_type": "dynamic"}, {"factor": 3.0},
+                 {"attention_factor": 0.7}, {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}, {"partial_rotary_factor": 0.3},
+                 {"partial_rotary_factor": ...}, {"short_factor": [1.0]}, {"rope_theta": 300.0}, {"original_max_position_embeddings": 8}):
+        rope = {key: value for key, value in (LONGROPE | part | more).items() if value is not ...}
+        for original in (16, 47, 48, 4096, ...):
+            yield {"rope_parameters": rope, "original_max_position_embeddings": original}
+        yield {"rope_parameters": ..., "rope_scaling": rope, "rope_theta": 500.0, "partial_rotary_factor": 0.75}
+        old = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
+        yield {"rope_parameters": ..., "rope_scaling": {"type": old.pop("rope_type")} | old, "rope_theta": 500.0, "partial_rotary_factor": 0.75}
+    for fraction in (0.5, 0.25, 1.0, None, ...):
+        yield {"rope_parameters": ..., "partial_rotary_factor": fraction}
+        yield {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "partial_rotary_factor": fraction}
+    for window in (5, None, ...):
+        yield {"sliding_window": window}
+
+
+def granite_edits():
+    for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"):
+        for value in (2, 0.25, 0.0, -1.0, True, "1", None, ...):
+            yield {name: value}
+    for bias in ("attention_bias", "mlp_bias"):
+        yield {bias: True}
+    for size in (8, 16, ...):
+        yield {"head_dim": size}
+
+
+def granitemoe_edits():
+    yield from granite_edits()
+    yield from moe_edits()
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -360,8 +394,7 @@ def own_edits(family):
         edits += list(olmoe_edits())
     if family == "gpt_oss":
         edits += list(gpt_oss_edits())
-    if family == "smollm3":
-        edits += list(smollm3_edits())
+    edits += list({"smollm3": smollm3_edits, "phi3": phi3_edits, "granite": granite_edits, "granitemoe": granitemoe_edits}.get(family, tuple)())
     if family.startswith("deepseek"):
         edits += list(deepseek_edits(family))
     return edits

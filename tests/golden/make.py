@@ -40,6 +40,11 @@ FAMILIES = {
                                          "full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0)}),
     "smollm3": dict(model_type="smollm3", intermediate_size=40, num_hidden_layers=3, no_rope_layer_interval=2,
                     use_sliding_window=True, sliding_window=6),
+    "phi3": dict(model_type="phi3", intermediate_size=40, sliding_window=9, original_max_position_embeddings=16, rope_parameters=dict(
+        rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, short_factor=[1.0, 1.25, 1.5], long_factor=[1.0, 3.0, 12.0])),
+    "granite": dict(model_type="granite", intermediate_size=40, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=1.5),
+    "granitemoe": dict(model_type="granitemoe", intermediate_size=20, num_local_experts=3, num_experts_per_tok=2, embedding_multiplier=3.0,
+                       residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=1.5),
     "olmoe": dict(model_type="olmoe", intermediate_size=20, num_experts=3, num_experts_per_tok=2, clip_qkv=2.5),
     "deepseek_v2": dict(model_type="deepseek_v2", num_key_value_heads=4, intermediate_size=40, moe_intermediate_size=12, n_routed_experts=6,
                         num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1, topk_method="group_limited_greedy", n_group=3, topk_group=2,
@@ -102,6 +107,8 @@ def projections_of(name, tensor, interleaved=False):
         return [tensor[:, 0::2], tensor[:, 1::2]]
     if "gate_up_proj" in name:
         return list(tensor.chunk(2))
+    if "qkv_proj" in name:  # COMMON's heads
+        return list(tensor.split([32, 16, 16]))
     if "c_attn" in name:  # [in, out]
         return list(tensor.chunk(3, dim=1))
     return list(tensor.chunk(3)) if "Wqkv" in name else [tensor]

@@ -118,6 +118,26 @@ static void a_prompt_longer_than_the_original_context_of_growing_rope_is_refused
     }
 }
 
+/* transformers' Phi-3 drops its cache there, and rotates all tokens for the new length. */
+static void a_cache_of_phi3_ends_at_the_original_context_of_longrope(void **state) {
+    (void)state;
+    static const Variety phi3 = {
+        "phi3", {"model.family=phi3", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=20", "model.layers=2",
+                    "model.rope_fraction=0.75", "model.rope_scaling=longrope", "model.rope_factor=4", "model.rope_original_context=24",
+                    "model.rope_short_factors=1,1.25,2", "model.rope_long_factors=1,3,40"}};
+    OptionStrings strings = {0};
+    Error error = {0};
+    Config config = configure(&phi3, CONTEXT, &strings);
+    Generator *generator = create(NULL, &config, PRECISION_FP64, true);
+    int32_t tokens[25] = {0};
+    assert_true(generator_feed(generator, tokens, 24, &error));
+    assert_non_null(generator_logits(generator, &error));
+    assert_false(generator_feed(generator, tokens, 1, &error));
+    assert_mentions(error.message, "model.rope_original_context=24 cache=false");
+    generator_free(generator);
+    options_free_strings(&strings);
+}
+
 static void generated_tokens_depend_on_the_prompt(void **state) {
     (void)state;
     Sampling greedy = {.top_p = 1};
@@ -473,6 +493,7 @@ int main(void) {
         cmocka_unit_test(greedy_tokens_with_the_cache_are_those_without),
         cmocka_unit_test(logits_with_the_cache_are_those_without_to_rounding),
         cmocka_unit_test(a_prompt_longer_than_the_original_context_of_growing_rope_is_refused),
+        cmocka_unit_test(a_cache_of_phi3_ends_at_the_original_context_of_longrope),
         cmocka_unit_test(generated_tokens_depend_on_the_prompt),
         cmocka_unit_test(a_context_below_the_prompt_block_works),
         cmocka_unit_test(the_context_is_the_limit),
