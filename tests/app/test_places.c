@@ -31,7 +31,7 @@ static void an_unknown_scheme_is_refused_wherever_a_path_is_given(void **state) 
 static void a_bucket_is_refused_where_a_folder_is_wanted(void **state) {
     (void)state;
     smelt_says(ERROR_USAGE, "s3://bucket/x s3://", "train " TINY " run=s3://bucket/x");
-    smelt_says(ERROR_USAGE, "s3://bucket/ s3://", "data pack text s3://bucket/x");
+    smelt_says(ERROR_USAGE, "s3://bucket/x shard_tokens=", "data pack text s3://bucket/x");
     assert_no_folder();
 }
 

@@ -106,6 +106,7 @@
     X(fmamk_f32, F, u32, u32, u32, u32, "v_fmamk_f32 %0, %1, 0x3fb8aa3b, %2", 0, fb(fmaf(f(a), f(0x3fb8aa3b), f(b))))                         \
     X(fmaak_f32, F, u32, u32, u32, u32, "v_fmaak_f32 %0, %1, %2, 0x3fb8aa3b", 0, fb(fmaf(f(a), f(b), f(0x3fb8aa3b))))                         \
     X(max3_f32, F, u32, u32, u32, u32, "v_max3_f32 %0, %1, %2, %3", 0, fb(larger(larger(f(a), f(b)), f(c))))                                  \
+    X(min3_f32, F, u32, u32, u32, u32, "v_min3_f32 %0, %1, %2, %3", 0, fb(smaller(smaller(f(a), f(b)), f(c))))                                \
     X(med3_f32, F, u32, u32, u32, u32, "v_med3_f32 %0, %1, %2, %3", 0, fb(middle(f(a), f(b), f(c))))                                          \
     X(trunc_f32, F, u32, u32, u32, u32, "v_trunc_f32 %0, %1", 0, fb(truncf(f(a))))                                                            \
     X(ceil_f32, F, u32, u32, u32, u32, "v_ceil_f32 %0, %1", 0, fb(ceilf(f(a))))                                                               \
@@ -179,6 +180,7 @@
     COMPARE(lt_f64, "v_cmp_lt_f64", u64, g(a) < g(b))                                                                                         \
     COMPARE(gt_i16, "v_cmp_gt_i16", u32, (short)a > (short)b)                                                                                 \
     COMPARE(ne_u16, "v_cmp_ne_u16", u32, (a & 0xffff) != (b & 0xffff))                                                                        \
+    COMPARE(eq_u16, "v_cmp_eq_u16", u32, (a & 0xffff) == (b & 0xffff))                                                                        \
     COMPARE(lt_u16, "v_cmp_lt_u16", u32, (a & 0xffff) < (b & 0xffff)) COMPARE(class_f32, "v_cmp_class_f32", u32, (class_of(f(a)) & b) != 0)   \
     X(class_f64, I, u32, u64, u32, u32, "v_cmp_class_f64 vcc, %1, %2\n v_cndmask_b32_e64 %0, 0, 1, vcc", 0, (u32)((class_of_double(g(a)) & b) != 0))
 
