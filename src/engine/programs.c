@@ -1,5 +1,5 @@
-/* A program that runs with fewer sequences than it has computes sequences of one token in a slot and
- * a cache row of their own, which nothing reads. */
+/* If a program runs with fewer sequences than it has, padding fills the others: sequences of one token
+ * in a slot and a cache row of their own. Nothing reads their results. */
 #include "engine/programs_internal.h"
 
 #include <assert.h>
@@ -27,9 +27,10 @@ struct EnginePrograms {
     Precision precision;
     Device *device;
     EngineSizes sizes;
-    Program batches[BATCHES], blocks[BLOCKS]; /* by sequences; by `block_lengths` */
-    Program scores[SCORE_BLOCKS];             /* by `score_lengths`, with EngineSizes.scores */
-    int batch_count, block_count, score_count;
+    /* Batches by sequences, then blocks by `block_lengths`, then by `score_lengths` with
+     * EngineSizes.scores. */
+    Program programs[BATCHES + BLOCKS + SCORE_BLOCKS];
+    int count, batches, blocks; /* of all; of the first two kinds */
     void *shared[ARENA_COUNT];
     int64_t bytes[ARENA_COUNT]; /* of `shared` */
     void *drawn;                /* WIDE [rows, DRAW_VALUES], in memory that the device can access */
@@ -41,16 +42,11 @@ static bool engine_shares(Arena arena) {
 
 /* -- Sizes --------------------------------------------------------------------------------------------------------- */
 
-/* A slot has two states: the newest, and the one after its prompt, which other samples of the
- * prompt begin with. Padding has a state and a cache row of its own. */
+/* A slot has two states: the newest, and the one after its prompt, with which other samples of the
+ * prompt begin. Padding has its own state and cache row. */
 static SlotSizes padded_sizes(const EnginePrograms *e) { return (SlotSizes){2 * e->sizes.slots + 1, e->sizes.cache_rows + 1}; }
 static int64_t prompt_state(const EnginePrograms *e, int64_t slot) { return e->sizes.slots + slot; }
 static int64_t padding_state(const EnginePrograms *e) { return 2 * e->sizes.slots; }
-
-static void build_engine_program(EnginePrograms *e, Program *program, int64_t sequences, int64_t length, bool draws) {
-    SlotSizes sizes = padded_sizes(e);
-    program->model = model_build_slots(e->config, e->precision, &sizes, sequences, length, draws);
-}
 
 /* Returns the bytes of a cache row, in all layers. */
 static int64_t cache_row_bytes(const Graph *graph) {
@@ -60,7 +56,10 @@ static int64_t cache_row_bytes(const Graph *graph) {
     return columns * precision_bytes(graph->precision, TYPE_COMPUTE);
 }
 
-static bool plan_engine_program(EnginePrograms *e, Program *program, Error *error) {
+static bool add_program(EnginePrograms *e, int64_t sequences, int64_t length, bool draws, Error *error) {
+    SlotSizes sizes = padded_sizes(e);
+    Program *program = &e->programs[e->count++];
+    program->model = model_build_slots(e->config, e->precision, &sizes, sequences, length, draws);
     if (!program_plan(program, e->device, error)) return false;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (engine_shares(arena)) e->bytes[arena] = int_max(e->bytes[arena], program->plan.bytes[arena]);
@@ -68,41 +67,28 @@ static bool plan_engine_program(EnginePrograms *e, Program *program, Error *erro
 }
 
 static bool plan_engine_programs(EnginePrograms *e, Error *error) {
-    while (e->batch_count == 0 || (1 << (e->batch_count - 1)) < e->sizes.slots) {
-        Program *program = &e->batches[e->batch_count];
-        build_engine_program(e, program, 1 << e->batch_count++, 1, true);
-        if (!plan_engine_program(e, program, error)) return false;
-    }
-    while (e->block_count == 0 || (e->block_count < BLOCKS && block_lengths[e->block_count - 1] < e->config->context)) {
-        Program *program = &e->blocks[e->block_count];
-        build_engine_program(e, program, 1, block_lengths[e->block_count++], false);
-        if (!plan_engine_program(e, program, error)) return false;
-    }
-    while (e->sizes.scores && e->score_count < SCORE_BLOCKS) {
-        Program *program = &e->scores[e->score_count];
-        build_engine_program(e, program, 1, score_lengths[e->score_count++], true);
-        if (!plan_engine_program(e, program, error)) return false;
-    }
+    do
+        if (!add_program(e, 1 << e->batches++, 1, true, error)) return false;
+    while (1 << (e->batches - 1) < e->sizes.slots);
+    do
+        if (!add_program(e, 1, block_lengths[e->blocks++], false, error)) return false;
+    while (e->blocks < BLOCKS && block_lengths[e->blocks - 1] < e->config->context);
+    for (int i = 0; e->sizes.scores && i < SCORE_BLOCKS; i++)
+        if (!add_program(e, 1, score_lengths[i], true, error)) return false;
     return true;
 }
 
 static void free_programs(EnginePrograms *e) {
-    for (int i = 0; i < e->batch_count; i++) program_free(&e->batches[i]);
-    for (int i = 0; i < e->block_count; i++) program_free(&e->blocks[i]);
-    for (int i = 0; i < e->score_count; i++) program_free(&e->scores[i]);
-    memset(e->batches, 0, sizeof e->batches);
-    memset(e->blocks, 0, sizeof e->blocks);
-    memset(e->scores, 0, sizeof e->scores);
-    e->batch_count = e->block_count = e->score_count = 0;
+    for (int i = 0; i < e->count; i++) program_free(&e->programs[i]);
+    memset(e->programs, 0, sizeof e->programs);
+    e->count = e->batches = e->blocks = 0;
 }
 
 static int64_t engine_needs(const EnginePrograms *e) {
     int64_t bytes = 0;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         bytes += e->bytes[arena];
-        for (int i = 0; i < e->batch_count && !engine_shares(arena); i++) bytes += e->batches[i].plan.bytes[arena];
-        for (int i = 0; i < e->block_count && !engine_shares(arena); i++) bytes += e->blocks[i].plan.bytes[arena];
-        for (int i = 0; i < e->score_count && !engine_shares(arena); i++) bytes += e->scores[i].plan.bytes[arena];
+        for (int i = 0; i < e->count && !engine_shares(arena); i++) bytes += e->programs[i].plan.bytes[arena];
     }
     return bytes;
 }
@@ -113,7 +99,7 @@ static bool choose_cache_rows(EnginePrograms *e, Error *error) {
     const int64_t context = e->config->context, most = e->sizes.slots * context, available = device_available(e->device);
     e->sizes.cache_rows = e->sizes.cache_rows ? int_min(e->sizes.cache_rows, most) : most;
     if (!plan_engine_programs(e, error)) return false;
-    int64_t row = int_max(cache_row_bytes(e->batches[0].model.graph), 1), needed = engine_needs(e);
+    int64_t row = int_max(cache_row_bytes(engine_programs_graph(e)), 1), needed = engine_needs(e);
     if (available < 0 || needed <= available) return true;
     int64_t fits = e->sizes.cache_rows - divide_up(needed - available / 10 * 9, row);
     if (fits < int_min(context, e->sizes.cache_rows)) {
@@ -134,7 +120,7 @@ static bool choose_cache_rows(EnginePrograms *e, Error *error) {
 /* -- Opening and closing ------------------------------------------------------------------------------------------- */
 
 static int64_t drawn_bytes(const EnginePrograms *e) {
-    int64_t rows = (int64_t)1 << (e->batch_count - 1);
+    int64_t rows = (int64_t)1 << (e->batches - 1);
     if (e->sizes.scores) rows = int_max(rows, ENGINE_SCORE_BLOCK);
     return rows * DRAW_VALUES * (int64_t)precision_bytes(e->precision, TYPE_WIDE);
 }
@@ -145,12 +131,8 @@ static bool start_engine(EnginePrograms *e, Error *error) {
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (e->bytes[arena] && !(e->shared[arena] = device_allocate(e->device, e->bytes[arena], error)))
             return error_context(error, "the %s of generation", arena_name(arena));
-    for (int i = 0; i < e->batch_count; i++)
-        if (!program_start(&e->batches[i], e->shared, error)) return false;
-    for (int i = 0; i < e->block_count; i++)
-        if (!program_start(&e->blocks[i], e->shared, error)) return false;
-    for (int i = 0; i < e->score_count; i++)
-        if (!program_start(&e->scores[i], e->shared, error)) return false;
+    for (int i = 0; i < e->count; i++)
+        if (!program_start(&e->programs[i], e->shared, error)) return false;
     return true;
 }
 
@@ -174,7 +156,7 @@ void engine_programs_free(EnginePrograms *e) {
     free(e);
 }
 
-const Graph *engine_programs_graph(const EnginePrograms *e) { return e->batches[0].model.graph; }
+const Graph *engine_programs_graph(const EnginePrograms *e) { return e->programs[0].model.graph; }
 void *engine_programs_arena(const EnginePrograms *e, Arena arena) { return e->shared[arena]; }
 
 /* -- Running ------------------------------------------------------------------------------------------------------- */
@@ -197,14 +179,14 @@ static void load_sequence(const Program *program, int64_t index, const EngineRow
  * all, if at most a quarter of it is padding, or else the longest that they fill. */
 static int choose_block(const EnginePrograms *e, int64_t count) {
     int i = 0;
-    while (i + 1 < e->block_count && block_lengths[i] < count) i++;
+    while (i + 1 < e->blocks && block_lengths[i] < count) i++;
     return i > 0 && block_lengths[i] - count > block_lengths[i] / 4 ? i - 1 : i;
 }
 
 int64_t engine_programs_block(const EnginePrograms *e, int64_t count) { return int_min(count, block_lengths[choose_block(e, count)]); }
 
 void engine_programs_fill(EnginePrograms *e, const EngineRow *row) {
-    const Program *block = &e->blocks[choose_block(e, row->count)];
+    const Program *block = &e->programs[e->batches + choose_block(e, row->count)];
     assert(row->count > 0 && row->count <= block->model.length);
     load_sequence(block, 0, row);
     executor_run(block->executor);
@@ -237,7 +219,7 @@ static EngineToken drawn_token(const EnginePrograms *e, int64_t row) {
 }
 
 bool engine_programs_score(EnginePrograms *e, const EngineRow *row, EngineToken *scores, Error *error) {
-    const Program *program = &e->scores[row->count > score_lengths[0]];
+    const Program *program = &e->programs[e->batches + e->blocks + (row->count > score_lengths[0])];
     assert(e->sizes.scores && row->count > 0 && row->count <= program->model.length);
     load_sequence(program, 0, row);
     for (int64_t i = 0; i < program->model.length; i++) {
@@ -252,8 +234,8 @@ bool engine_programs_score(EnginePrograms *e, const EngineRow *row, EngineToken 
 bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Error *error) {
     int i = 0;
     while (1 << i < count) i++;
-    assert(i < e->batch_count && count > 0);
-    const Program *program = &e->batches[i];
+    assert(i < e->batches && count > 0);
+    const Program *program = &e->programs[i];
     const Sampling greedy = {.top_p = 1};
     const EngineRow padding = {
         .slot = padding_state(e), .first_row = e->sizes.cache_rows, .tokens = (int32_t[]){0}, .count = 1, .sampling = &greedy};
@@ -270,7 +252,7 @@ bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Err
 static void copy_state_rows(const EnginePrograms *e, TensorId state, int64_t to, int64_t from, int64_t rows) {
     const Graph *graph = engine_programs_graph(e);
     int64_t bytes = graph_columns(graph, state) * (int64_t)precision_bytes(e->precision, TYPE_COMPUTE);
-    char *at = executor_device_tensor(e->batches[0].executor, state);
+    char *at = executor_device_tensor(e->programs[0].executor, state);
     device_copy(e->device, at + to * bytes, at + from * bytes, rows * bytes);
 }
 
