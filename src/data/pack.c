@@ -32,7 +32,7 @@
 
 /* The training part or, if requested, the validation part. */
 typedef struct PackPart {
-    char *name;         /* OUTPUT, OUTPUT-train or OUTPUT-valid; NULL: there is no such part */
+    char *name;         /* OUTPUT, OUTPUT-train or OUTPUT-valid; NULL: the packing lacks this part */
     char *place;        /* for a folder of shards: the path it is written to, which is NAME, or NAME.next beside an older result */
     PackUpload *upload; /* for OUTPUT in a bucket, where finished shards go; otherwise NULL */
     ShardWriter *writer;

@@ -27,7 +27,7 @@ typedef struct ImageSample {
     int64_t sample;
     NoiseKey key;
     double time, guidance; /* models without a guidance embedding ignore guidance */
-    bool empty;            /* reads the empty text in place of its own */
+    bool empty;            /* the text is replaced by the empty one */
 } ImageSample;
 /* Puts a sample at position `at` of the microbatch, with noised latents, (1 - time) x + time noise.
  * A program with a loss also gets the velocity noise - x and a weight of 1 / tokens for each token.

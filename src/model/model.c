@@ -117,7 +117,7 @@ static void differentiate(Model *model, RecomputePolicy recompute) {
     stage_keep_gradients(model->graph, model->chunks, model->chunk_count);
 }
 
-/* What a microbatch of a model has, and for what it is built. */
+/* The size and the purpose of the program of a microbatch. */
 typedef struct ModelShape {
     ModelMode mode;
     int64_t sequences, length;

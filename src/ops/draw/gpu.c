@@ -34,7 +34,7 @@ typedef struct GpuDrawTokens {
  * largest one below the threshold. */
 typedef struct GpuDrawSplit { float sum, above, below; } GpuDrawSplit;
 
-/* What waves tell the block. */
+/* The results of the waves, which the block joins. */
 typedef struct DrawShared { float sum[WAVES], above[WAVES], below[WAVES]; } DrawShared;
 
 /* Tokens first .. end - 1. */

@@ -1,4 +1,4 @@
-/* Where the rows of a slot's state come from. The kernels of every device include this file. */
+/* The source of each row of a slot's state. The kernels of every device include this file. */
 #pragma once
 
 #include <stdint.h>

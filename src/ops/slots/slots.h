@@ -1,6 +1,6 @@
 /* Slots: the states that generation keeps for several sequences at once. A state has a fixed number
  * of rows for each slot; a program works on the slots of its sequences. Each sequence has equally
- * many rows in the program, of which the last ones may be padding. Builders and operands. */
+ * many rows in the program, and the last ones may be padding. Builders and operands. */
 #pragma once
 
 #include "graph/op.h"
