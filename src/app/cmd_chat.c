@@ -43,8 +43,7 @@ typedef struct Talk {
     const GenerationOptions *options;
     Generator *generator;
     ModelText text;
-    Chat *chat;
-    ChatEncoder *encoder;
+    ModelChat chat;
     ChatDocument document;
     json_t *messages;
     TokenIds read; /* the tokens that the generator has read */
@@ -56,8 +55,7 @@ typedef struct Talk {
 
 static void talk_close(Talk *talk) {
     chat_document_free(&talk->document);
-    chat_encoder_free(talk->encoder);
-    chat_free(talk->chat);
+    model_chat_close(&talk->chat);
     model_text_close(&talk->text);
     token_ids_free(&talk->read);
     json_decref(talk->messages);
@@ -65,21 +63,14 @@ static void talk_close(Talk *talk) {
 }
 
 static bool open_chat(Talk *talk, const char *folder, const Config *config, Error *error) {
-    SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
+    const ChatOptions options = {.template = talk->options->template, .special = talk->options->special};
     if (!model_text_open(&talk->text, folder, config, error)) return false;
-    ChatOptions options = {.source = tokenizer ? tokenizer : "",
-        .template = talk->options->template,
-        .special = talk->options->special,
-        .end_token = BYTE_SEPARATOR};
-    talk->chat = chat_open(&options, talk->text.tokenizer, error);
-    if (!talk->chat) return false;
-    talk->encoder = chat_encoder_open(talk->chat);
-    int32_t end = chat_answer_end(talk->encoder);
-    if (end >= 0 && !model_text_stops(&talk->text, end)) token_ids_append(&talk->text.ends, end);
-    return chat_has_template(talk->chat) || error_set(error, ERROR_USAGE,
-                                                "%s has no chat template: set template=FILE, or template=chatml if the model was trained "
-                                                "with it; or continue text with smelt generate",
-                                                folder);
+    if (!model_chat_open(&talk->chat, &talk->text, folder, config, &options, error)) return false;
+    return chat_has_template(talk->chat.chat) ||
+           error_set(error, ERROR_USAGE,
+               "%s has no chat template: set template=FILE, or template=chatml if the model was trained "
+               "with it; or continue text with smelt generate",
+               folder);
 }
 
 /* -- Messages ---------------------------------------------------------------------------------------------------------- */
@@ -164,7 +155,8 @@ static bool answer_line(Talk *talk, const char *line, size_t size, Error *error)
     add_message(talk, "user", line, size);
     talk->stop.signal = 0;
     json_auto_t *conversation = json_pack("{sO}", "messages", talk->messages);
-    if (!chat_prompt(talk->encoder, conversation, &talk->document, error) || !feed(talk, error) || !draw_answer(talk, error)) return false;
+    if (!chat_prompt(talk->chat.encoder, conversation, &talk->document, error) || !feed(talk, error) || !draw_answer(talk, error))
+        return false;
     add_message(talk, "assistant", talk->answer ? talk->answer : "", talk->answer_size);
     return true;
 }

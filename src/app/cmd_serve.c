@@ -40,7 +40,7 @@ static const OptionTable table = OPTION_TABLE(rows);
 
 typedef struct ServeParts {
     ModelText text;
-    Chat *chat;
+    ModelChat chat;
     char *name;
     ServeModel model;
     ServeSettings settings;
@@ -51,27 +51,21 @@ typedef struct ServeParts {
 static void parts_close(ServeParts *parts) {
     server_close(parts->server);
     engine_free(parts->engine);
-    chat_encoder_free(parts->model.chat);
-    tokenizer_encoder_free(parts->model.encoder);
-    chat_free(parts->chat);
+    model_chat_close(&parts->chat);
     model_text_close(&parts->text);
     free(parts->name);
 }
 
-/* Opens tokenizer and template. Answers of a chat also end with the template's own token. */
+/* Opens tokenizer and template. */
 static bool open_text(ServeParts *parts, const char *folder, const Config *config, const ServeOptions *options, Error *error) {
     ServeModel *model = &parts->model;
-    if (!model_text_open(&parts->text, folder, config, error)) return false;
-    SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
-    ChatOptions of_chat = {.source = tokenizer ? tokenizer : "", .template = options->template, .end_token = BYTE_SEPARATOR};
-    if (!(parts->chat = chat_open(&of_chat, parts->text.tokenizer, error))) return false;
+    if (!model_text_open(&parts->text, folder, config, error) ||
+        !model_chat_open(&parts->chat, &parts->text, folder, config, &(ChatOptions){.template = options->template}, error))
+        return false;
     model->tokenizer = parts->text.tokenizer;
-    model->encoder = model->tokenizer ? tokenizer_encoder_open(model->tokenizer) : NULL;
+    model->encoder = parts->text.encoder;
     model->ends = &parts->text.ends;
-    if (!chat_has_template(parts->chat)) return true;
-    model->chat = chat_encoder_open(parts->chat);
-    int32_t end = chat_answer_end(model->chat);
-    if (end >= 0 && !model_text_stops(&parts->text, end)) token_ids_append(&parts->text.ends, end);
+    model->chat = chat_has_template(parts->chat.chat) ? parts->chat.encoder : NULL;
     return true;
 }
 
@@ -97,8 +91,7 @@ static bool serve_model(Inference *inference, Invocation *invocation, StopReques
     if (!source_read_config(folder, &config, &invocation->strings, error) || !inference_check_text(&config, error) ||
         !inference_choose_fp8(&config, &options->fp8, error))
         return false;
-    bool fixed = family_of(&config.model)->learns_positions;
-    if (!fixed && options->context && options->context < config.model.context) config.model.context = options->context;
+    generation_limit_context(&config, options->context);
     if (!open_text(parts, folder, &config, options, error) || !(parts->server = server_open(&parts->model, &parts->settings, error)))
         return false;
     const EngineSizes sizes = {.slots = options->slots, .limit = model_text_limit(&parts->text), .scores = true};

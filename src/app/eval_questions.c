@@ -40,7 +40,6 @@ typedef struct ChoiceQuestion {
 typedef struct QuestionSet {
     const char *path;
     ModelText text;
-    TokenizerEncoder *encoder;
     ChoiceQuestion *questions;
     size_t count;
     int64_t shots, longest;
@@ -57,7 +56,6 @@ static void questions_close(QuestionSet *set) {
     }
     free(set->questions);
     free(set->examples);
-    tokenizer_encoder_free(set->encoder);
     model_text_close(&set->text);
 }
 
@@ -101,7 +99,9 @@ static int find_answer(const ChoiceQuestion *question, const json_t *answer, con
     return -1;
 }
 
-static bool take_question(QuestionSet *set, const json_t *record, Error *error) {
+static bool take_question(void *context, json_t *value, Error *error) {
+    QuestionSet *set = context;
+    json_auto_t *record = value;
     static const char *const questions[] = {"question", "query", "context", "prompt", NULL}, *const answers[] = {"answer", "answerKey",
                                                                                                  "gold", "label", NULL};
     const json_t *choices = json_object_get(record, "choices"), *labels = NULL;
@@ -124,27 +124,16 @@ static bool take_question(QuestionSet *set, const json_t *record, Error *error) 
 }
 
 static bool read_questions(QuestionSet *set, Error *error) {
-    int64_t bytes, line = 1;
-    SCOPED_FREE char *content = file_read(set->path, QUESTIONS_LIMIT, &bytes, error);
-    if (!content) return false;
-    for (char *at = content, *end = content + bytes; at < end; line++) {
-        char *next = memchr(at, '\n', (size_t)(end - at)), *after = next ? next : end;
-        size_t length = (size_t)(after - at);
-        if (strspn(at, " \t\r") < length) {
-            json_auto_t *record = json_parse(at, length, 0, error);
-            if (!record || !take_question(set, record, error)) return error_context(error, "%s, line %" PRId64, set->path, line);
-        }
-        at = after + 1;
-    }
-    return (int64_t)set->count > set->shots ||
-           error_set(error, ERROR_USAGE, "%s has %zu questions, which shots=%" PRId64 " uses up: set shots lower", set->path, set->count,
-               set->shots);
+    return json_read_lines(set->path, QUESTIONS_LIMIT, take_question, set, error) &&
+           ((int64_t)set->count > set->shots ||
+               error_set(error, ERROR_USAGE, "%s has %zu questions, which shots=%" PRId64 " uses up: set shots lower", set->path,
+                   set->count, set->shots));
 }
 
 /* -- Tokens -------------------------------------------------------------------------------------------------------- */
 
 static bool encode_words(QuestionSet *set, const char *text, TokenIds *tokens, Error *error) {
-    if (set->encoder) return tokenizer_encode(set->encoder, text, strlen(text), TOKENIZER_ADD_BOS, tokens, error);
+    if (set->text.encoder) return tokenizer_encode(set->text.encoder, text, strlen(text), TOKENIZER_ADD_BOS, tokens, error);
     for (const char *at = text; *at; at++) token_ids_append(tokens, (uint8_t)*at);
     return true;
 }
@@ -183,7 +172,6 @@ static bool encode_question(QuestionSet *set, ChoiceQuestion *question, Error *e
 
 static bool encode_questions(QuestionSet *set, int64_t count, const ModelConfig *model, Error *error) {
     set->examples = join_examples(set);
-    if (set->text.tokenizer) set->encoder = tokenizer_encoder_open(set->text.tokenizer);
     for (int64_t i = set->shots; i < count; i++)
         if (!encode_question(set, &set->questions[i], error)) return error_context(error, "%s, question %" PRId64, set->path, i + 1);
     return set->longest <= model->context ||

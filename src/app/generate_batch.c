@@ -17,9 +17,6 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
-#include "chat/chat.h"
-#include "data/byte_tokenizer.h"
-#include "run/source.h"
 
 enum { PROMPTS_LIMIT = 1 << 30 /* bytes of the file */ };
 
@@ -41,10 +38,10 @@ typedef struct BatchPrompt {
 
 struct PromptBatch {
     const GenerationOptions *options;
-    const char *path;
+    const char *folder, *path;
+    const Config *config;
     ModelText *text;
-    Chat *chat; /* opened for the first record with messages */
-    ChatEncoder *encoder;
+    ModelChat chat; /* opened for the first record with messages */
     ChatDocument document;
     BatchPrompt *prompts;
     size_t count;
@@ -65,24 +62,17 @@ static void batch_close(PromptBatch *b) {
     }
     free(b->prompts);
     chat_document_free(&b->document);
-    chat_encoder_free(b->encoder);
-    chat_free(b->chat);
+    model_chat_close(&b->chat);
     file_close(&b->out);
 }
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-/* Opens the chat template; answers then also end with its own token. */
-static bool open_template(PromptBatch *b, const char *folder, const Config *config, Error *error) {
-    SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
-    ChatOptions options = {.source = tokenizer ? tokenizer : "", .template = b->options->template, .end_token = BYTE_SEPARATOR};
+static bool open_template(PromptBatch *b, Error *error) {
     if (b->text->numbers) return error_set(error, ERROR_USAGE, "messages need the tokenizer: remove text=false");
-    if (!(b->chat = chat_open(&options, b->text->tokenizer, error))) return false;
-    b->encoder = chat_encoder_open(b->chat);
-    int32_t end = chat_answer_end(b->encoder);
-    if (end >= 0 && !model_text_stops(b->text, end)) token_ids_append(&b->text->ends, end);
-    return chat_has_template(b->chat) ||
-           error_set(error, ERROR_USAGE, "%s has no chat template for messages: set template=FILE, or template=chatml", folder);
+    if (!model_chat_open(&b->chat, b->text, b->folder, b->config, &(ChatOptions){.template = b->options->template}, error)) return false;
+    return chat_has_template(b->chat.chat) ||
+           error_set(error, ERROR_USAGE, "%s has no chat template for messages: set template=FILE, or template=chatml", b->folder);
 }
 
 static bool take_ids(const json_t *array, TokenIds *tokens, Error *error) {
@@ -96,11 +86,10 @@ static bool take_ids(const json_t *array, TokenIds *tokens, Error *error) {
     return tokens->count > 0 || error_set(error, ERROR_DATA, "tokens is empty");
 }
 
-static bool take_messages(
-    PromptBatch *b, const char *folder, const Config *config, const json_t *messages, TokenIds *tokens, Error *error) {
-    if (!b->chat && !open_template(b, folder, config, error)) return false;
+static bool take_messages(PromptBatch *b, const json_t *messages, TokenIds *tokens, Error *error) {
+    if (!b->chat.chat && !open_template(b, error)) return false;
     json_auto_t *conversation = json_pack("{sO}", "messages", messages);
-    if (!chat_prompt(b->encoder, conversation, &b->document, error)) return false;
+    if (!chat_prompt(b->chat.encoder, conversation, &b->document, error)) return false;
     for (size_t i = 0; i < b->document.ids.count; i++) token_ids_append(tokens, b->document.ids.items[i]);
     return true;
 }
@@ -108,7 +97,8 @@ static bool take_messages(
 /* The members of a result, which a record must not have. */
 static const char *const result_names[] = {"sample", "completion", "finish", "tokens_generated", "logprob", "ids", "logprobs"};
 
-static bool take_record(PromptBatch *b, const char *folder, const Config *config, json_t *record, Error *error) {
+static bool take_record(void *context, json_t *record, Error *error) {
+    PromptBatch *b = context;
     array_append(b->prompts, b->count, (BatchPrompt){.batch = b, .record = record});
     BatchPrompt *prompt = &b->prompts[b->count - 1];
     const json_t *text = json_object_get(record, "prompt"), *ids = json_object_get(record, "tokens"),
@@ -119,26 +109,15 @@ static bool take_record(PromptBatch *b, const char *folder, const Config *config
         if (json_object_get(record, result_names[i]))
             return error_set(error, ERROR_DATA, "the member %s would be replaced by a result: rename it", result_names[i]);
     if (ids) return take_ids(ids, &prompt->tokens, error);
-    if (messages) return take_messages(b, folder, config, messages, &prompt->tokens, error);
+    if (messages) return take_messages(b, messages, &prompt->tokens, error);
     if (strlen(json_string_value(text)) != json_string_length(text))
         return error_set(error, ERROR_DATA, "prompt contains a zero character");
     return generation_read_prompt(json_string_value(text), b->text, &prompt->tokens, error);
 }
 
-static bool read_prompts(PromptBatch *b, const char *folder, const Config *config, Error *error) {
-    int64_t bytes, line = 1;
-    SCOPED_FREE char *content = file_read(b->path, PROMPTS_LIMIT, &bytes, error);
-    if (!content) return false;
-    for (char *at = content, *end = content + bytes; at < end; line++) {
-        char *next = memchr(at, '\n', (size_t)(end - at)), *after = next ? next : end;
-        size_t length = (size_t)(after - at);
-        if (strspn(at, " \t\r") < length) {
-            json_t *record = json_parse(at, length, 0, error);
-            if (!record || !take_record(b, folder, config, record, error)) return error_context(error, "%s, line %" PRId64, b->path, line);
-        }
-        at = after + 1;
-    }
-    return b->count > 0 || error_set(error, ERROR_DATA, "%s has no prompts", b->path);
+static bool read_prompts(PromptBatch *b, Error *error) {
+    return json_read_lines(b->path, PROMPTS_LIMIT, take_record, b, error) &&
+           (b->count > 0 || error_set(error, ERROR_DATA, "%s has no prompts", b->path));
 }
 
 /* -- Results ------------------------------------------------------------------------------------------------------- */
@@ -293,10 +272,9 @@ static bool run_batch(PromptBatch *b, Engine *engine, Error *error) {
 bool generate_batch(
     Inference *inference, const char *const words[2], Config *config, const GenerationOptions *options, ModelText *text, Error *error) {
     const char *folder = words[0], *path = words[1];
-    SCOPED(batch_close) PromptBatch b = {.options = options, .path = path, .text = text};
-    bool fixed = family_of(&config->model)->learns_positions;
-    if (!fixed && options->context && options->context < config->model.context) config->model.context = options->context;
-    if (!read_prompts(&b, folder, config, error) || !check_rooms(&b, config, error) || !check_out(&b, error)) return false;
+    SCOPED(batch_close) PromptBatch b = {.options = options, .folder = folder, .path = path, .config = config, .text = text};
+    generation_limit_context(config, options->context);
+    if (!read_prompts(&b, error) || !check_rooms(&b, config, error) || !check_out(&b, error)) return false;
     Engine *engine = generation_open_engine(inference, folder, config, options, sizes_of(&b, config), error);
     bool done = engine && submit_prompts(&b, engine, config, error) && open_out(&b, error) && run_batch(&b, engine, error);
     engine_free(engine);

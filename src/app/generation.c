@@ -38,6 +38,7 @@ bool model_text_open(ModelText *text, const char *folder, const Config *config, 
     if (!source_check_rows(config->model.vocabulary, text->tokenizer, *path ? path : "the byte tokenizer",
             "use its own tokenizer, or set text=false and give token ids as the prompt", error))
         return error_context(error, "%s", folder);
+    if (*path) text->encoder = tokenizer_encoder_open(text->tokenizer);
     if (*path) text->decoder = tokenizer_decoder(text->tokenizer, true);
     else token_ids_append(&text->ends, BYTE_SEPARATOR);
     return generation_end_tokens(folder, config, text->tokenizer, &text->ends, error);
@@ -45,6 +46,7 @@ bool model_text_open(ModelText *text, const char *folder, const Config *config, 
 
 void model_text_close(ModelText *text) {
     token_ids_free(&text->ends);
+    tokenizer_encoder_free(text->encoder);
     tokenizer_free(text->tokenizer);
 }
 
@@ -98,14 +100,6 @@ int64_t model_text_limit(const ModelText *text) {
 
 /* -- Prompts -------------------------------------------------------------------------------------------------------- */
 
-/* Encodes a prompt, including the tokens that the tokenizer puts around a text. */
-static bool encode_prompt_text(const Tokenizer *tokenizer, const char *prompt, TokenIds *tokens, Error *error) {
-    TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
-    bool encoded = tokenizer_encode(encoder, prompt, strlen(prompt), TOKENIZER_ADD_SPECIAL, tokens, error);
-    tokenizer_encoder_free(encoder);
-    return encoded || error_context(error, "the prompt");
-}
-
 /* Reads numbers like "17 4 1203". */
 static bool parse_token_ids(const char *prompt, TokenIds *tokens, Error *error) {
     for (const char *at = prompt + strspn(prompt, " \n"); *at; at += strspn(at, " \n")) {
@@ -123,12 +117,35 @@ bool generation_read_prompt(const char *prompt, const ModelText *text, TokenIds 
     bool bytes = !text->numbers && !text->tokenizer;
     for (const char *at = prompt; bytes && *at; at++) token_ids_append(tokens, (uint8_t)*at);
     if (text->numbers && !parse_token_ids(prompt, tokens, error)) return false;
-    if (text->tokenizer && !encode_prompt_text(text->tokenizer, prompt, tokens, error)) return false;
+    if (text->encoder && !tokenizer_encode(text->encoder, prompt, strlen(prompt), TOKENIZER_ADD_SPECIAL, tokens, error))
+        return error_context(error, "the prompt");
     return tokens->count > 0 ||
            error_set(error, ERROR_USAGE, "the prompt is empty: give at least one %s", text->numbers ? "token" : "character");
 }
 
+bool model_chat_open(ModelChat *chat, ModelText *text, const char *folder, const Config *config, const ChatOptions *options, Error *error) {
+    SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
+    ChatOptions own = {
+        .source = tokenizer ? tokenizer : "", .template = options->template, .special = options->special, .end_token = BYTE_SEPARATOR};
+    chat->chat = chat_open(&own, text->tokenizer, error);
+    if (!chat->chat) return false;
+    chat->encoder = chat_encoder_open(chat->chat);
+    int32_t end = chat_answer_end(chat->encoder);
+    if (end >= 0 && !model_text_stops(text, end)) token_ids_append(&text->ends, end);
+    return true;
+}
+
+void model_chat_close(ModelChat *chat) {
+    chat_encoder_free(chat->encoder);
+    chat_free(chat->chat);
+}
+
 /* -- A generator --------------------------------------------------------------------------------------------------- */
+
+void generation_limit_context(Config *config, int64_t context) {
+    bool fixed = family_of(&config->model)->learns_positions;
+    if (!fixed && context && context < config->model.context) config->model.context = context;
+}
 
 Sampling generation_sampling(const GenerationOptions *options) {
     return (Sampling){
@@ -179,8 +196,7 @@ static bool choose_generation_layout(const GenerationOptions *options, int ranks
 }
 
 Generator *generation_open(Inference *inference, const char *folder, Config *config, const GenerationOptions *options, Error *error) {
-    bool fixed = family_of(&config->model)->learns_positions;
-    if (!fixed && options->context && options->context < config->model.context) config->model.context = options->context;
+    generation_limit_context(config, options->context);
     if (!choose_generation_layout(options, comm_size(inference->comm), config, error) ||
         !inference_open(inference, config, options->device, options->precision, options->threads, error))
         return NULL;

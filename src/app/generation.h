@@ -3,6 +3,7 @@
 #pragma once
 
 #include "app/inference.h"
+#include "chat/chat.h"
 #include "engine/engine.h"
 #include "infer/generate.h"
 #include "infer/utf8.h"
@@ -43,6 +44,8 @@ typedef struct GenerationOptions {
         CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),                \
         INFERENCE_FP8_OPTIONS
 
+/* Reduces the model's context to `context` (0: as it is), unless its positions are learned. */
+void generation_limit_context(Config *config, int64_t context);
 /* Returns the sampling that the options describe. */
 Sampling generation_sampling(const GenerationOptions *options);
 /* Opens the device, and a generator with the weights of `folder`, whose configuration is `config`.
@@ -56,6 +59,7 @@ typedef struct ModelText {
     bool printed;         /* this rank prints, for all */
     bool terminal;        /* stdout is a terminal */
     Tokenizer *tokenizer; /* NULL: the byte tokenizer */
+    TokenizerEncoder *encoder;
     TokenizerDecoder decoder;
     Utf8Stream stream;
     TokenIds ends;
@@ -70,6 +74,17 @@ const char *model_text_bytes(ModelText *text, int32_t token, char *byte, size_t 
 void model_text_put(ModelText *text, int32_t token, bool first);
 void model_text_end(ModelText *text); /* prints a newline */
 bool model_text_flush(const ModelText *text, Error *error);
+
+/* The chat template of a model. Zero-initialize. */
+typedef struct ModelChat {
+    Chat *chat;
+    ChatEncoder *encoder;
+} ModelChat;
+/* Opens the model's template, or that of options->template; the other members of `options` but
+ * `special` are set here. The token after the template's answers then ends a text too. There may be
+ * no template (chat_has_template). The text must be open, and outlive the chat. */
+bool model_chat_open(ModelChat *chat, ModelText *text, const char *folder, const Config *config, const ChatOptions *options, Error *error);
+void model_chat_close(ModelChat *chat); /* also for a zeroed struct */
 
 /* Appends the tokens of a prompt: text, or numbers if text->numbers is set. ERROR_USAGE if it is
  * empty. */

@@ -3,6 +3,7 @@
  * {"smelt:number": "1e400"}. Owns nothing beyond a call. */
 #include "base/json_reader.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,6 +150,23 @@ json_t *json_read(const char *path, ErrorCode code, Error *error) {
     char *text = file_read(path, JSON_FILE_LIMIT, &bytes, error);
     if (!text) error_recode(error, code);
     return text ? parse_file(path, text, bytes, code, error) : NULL;
+}
+
+bool json_read_lines(
+    const char *path, int64_t limit, bool (*take)(void *context, json_t *value, Error *error), void *context, Error *error) {
+    int64_t bytes, line = 1;
+    SCOPED_FREE char *content = file_read(path, limit, &bytes, error);
+    if (!content) return false;
+    for (char *at = content, *end = content + bytes; at < end; line++) {
+        char *next = memchr(at, '\n', (size_t)(end - at)), *after = next ? next : end;
+        size_t length = (size_t)(after - at);
+        if (strspn(at, " \t\r") < length) {
+            json_t *value = json_parse(at, length, 0, error);
+            if (!value || !take(context, value, error)) return error_context(error, "%s, line %" PRId64, path, line);
+        }
+        at = after + 1;
+    }
+    return true;
 }
 
 bool json_read_optional(const char *path, json_t **object, ErrorCode code, Error *error) {

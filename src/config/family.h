@@ -64,6 +64,10 @@ bool family_has(const FamilyRule *family, const char *setting);
 bool family_norms_all_heads(const ModelConfig *model);
 /* Returns the positions that a key-value cache can hold: model.context, or less (restarts_longrope). */
 int64_t family_cached_positions(const ModelConfig *model);
+/* Returns whether the frequencies of RoPE depend on the length of the text. */
+static inline bool model_rope_grows(const ModelConfig *model) {
+    return model->rope_factor > 1 && (model->rope_scaling == ROPE_DYNAMIC || model->rope_scaling == ROPE_LONGROPE);
+}
 
 /* Checks that families share. This one checks that heads x head_dim = width. */
 bool family_check_width(const ModelConfig *model, Error *error);

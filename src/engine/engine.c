@@ -85,7 +85,6 @@ int64_t engine_positions(const Engine *e) { return int_min(family_cached_positio
 static bool check_request(const Engine *e, const EngineRequest *r, Error *error) {
     const ModelConfig *c = e->config;
     int64_t most = engine_positions(e);
-    bool grows = c->rope_factor > 1 && (c->rope_scaling == ROPE_DYNAMIC || c->rope_scaling == ROPE_LONGROPE);
     assert(r->samples > 0 && (r->tokens > 0 || (r->scored && r->tokens == 0)) && (!r->scored || e->sizes.scores));
     if (r->prompt_count < 1) return error_set(error, ERROR_USAGE, "a prompt needs at least one token");
     if (r->prompt_count > most || r->tokens > most - r->prompt_count)
@@ -93,7 +92,7 @@ static bool check_request(const Engine *e, const EngineRequest *r, Error *error)
             "a prompt of %" PRId64 " tokens and %" PRId64 " tokens after it do not fit into %" PRId64
             " positions: ask for at most %" PRId64,
             r->prompt_count, r->tokens, most, int_max(most - r->prompt_count, 0));
-    if (grows && r->prompt_count > c->rope_original_context)
+    if (model_rope_grows(c) && r->prompt_count > c->rope_original_context)
         return error_set(error, ERROR_USAGE,
             "a prompt of %" PRId64 " tokens is longer than model.rope_original_context=%" PRId64
             ", which RoPE that grows with the text does not allow for cached prompts: use a shorter one",

@@ -263,9 +263,8 @@ int64_t generator_room(const Generator *g) { return g->config->context - g->coun
  * if the text grew token by token (rope_angle). Refuses a pass for which the two differ. */
 static bool check_one_length(const Generator *g, int64_t count, Error *error) {
     const ModelConfig *c = g->config;
-    bool grows = c->rope_factor > 1 && (c->rope_scaling == ROPE_DYNAMIC || c->rope_scaling == ROPE_LONGROPE);
     bool goes_on = g->computed >= c->rope_original_context && family_cached_positions(c) == c->context;
-    if (!grows || !g->cache || goes_on || g->count + count <= c->rope_original_context) return true;
+    if (!model_rope_grows(c) || !g->cache || goes_on || g->count + count <= c->rope_original_context) return true;
     return error_set(error, ERROR_USAGE,
         "%" PRId64
         " tokens are fed at once: with model.rope_scaling=%s the cache takes a prompt of at most model.rope_original_context=%" PRId64
