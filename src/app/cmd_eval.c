@@ -1,5 +1,5 @@
 /* `smelt eval MODEL [DATA] [key=value ...]`: the loss of a trained model on text or a token shard,
- * its answers to multiple-choice questions in JSON lines (eval_questions.c) or in one of llm.c's
+ * its answers to questions in JSON lines (eval_questions.c, eval_answers.c) or in one of llm.c's
  * evaluation files, or a comparison with one of llm.c's debug states. Text is first packed with the model's tokenizer, or the byte
  * tokenizer, into a temporary folder. */
 #include <inttypes.h>
@@ -36,10 +36,10 @@
 typedef struct EvalOptions {
     LayoutConfig layout;
     Fp8Config fp8;
-    int64_t length, sequences, batch, threads, shots;
-    const char *separator, *losses;
+    int64_t length, sequences, batch, threads, shots, tokens;
+    const char *separator, *losses, *pattern, *stop;
     bool document_mask, json;
-    int precision, device;
+    int precision, device, match;
 } EvalOptions;
 
 enum { DEFAULT_LENGTH = 1024 };
@@ -51,6 +51,13 @@ static const Option rows[] = {
     INT_OPTION(sequences, "0", 0, 1e15, "sequences", "maximum number of sequences, or of multiple-choice examples, to evaluate; 0: all"),
     INT_OPTION(shots, "0", 0, 1e6, "questions",
         "questions in JSON lines: the first ones of the file, which precede each other one with their answers"),
+    INT_OPTION(tokens, "256", 1, 1e9, "tokens", "questions with answers: maximum tokens that the model answers"),
+    CHOICE_OPTION(match, "exact", "exact|number|boxed|regex",
+        "questions with answers: the text is the answer; its last number is; its last \\boxed{} is; the first match of pattern is"),
+    STRING_OPTION(
+        pattern, "", "", "questions with answers: regular expression (PCRE2) for match=regex; its first group, or all of it, is compared"),
+    STRING_OPTION(stop, "", "",
+        "questions with answers: a text, or a JSON list of up to 4 texts, that end an answer; empty: with shots an empty line"),
     INT_OPTION(batch, "4", 1, 1 << 20, "sequences", "sequences computed at once"),
     STRING_OPTION(separator, "", "", "line that separates documents in a text file; empty: one document per file"),
     BOOL_OPTION(document_mask, "true", "attention, convolutions and positions start anew at every document"),
@@ -336,16 +343,24 @@ static bool eval_multiple_choice_file(
            (eval_multiple_choice(ranks, folder, &set, config, options, error) || error_context(error, "%s", data));
 }
 
+static const char *const of_answers[] = {"tokens", "match", "pattern", "stop", NULL};
+
 static bool eval_question_lines(
     Inference *ranks, const char *folder, const char *data, Config *config, const EvalOptions *options, Error *error) {
     static const char *const idle[] = {"length", "batch", "separator", "document_mask", "layout.tp", "layout.cp", NULL};
     const QuestionOptions questions = {.shots = options->shots,
         .most = options->sequences,
         .json = options->json,
+        .tokens = options->tokens,
+        .match = options->match,
+        .pattern = options->pattern,
+        .stop = options->stop,
         .threads = options->threads,
         .device = options->device,
         .precision = options->precision};
-    return command_refuse_idle(&table, options, idle, "questions have their own lengths, for one process", error) &&
+    if (!command_refuse_idle(&table, options, idle, "questions have their own lengths, for one process", error)) return false;
+    if (questions_kind(data) == QUESTION_ANSWERS) return eval_answers(ranks, folder, data, config, &questions, error);
+    return command_refuse_idle(&table, options, of_answers, "questions with choices need no answer of the model", error) &&
            eval_questions(ranks, folder, data, config, &questions, error);
 }
 
@@ -392,7 +407,7 @@ static bool eval_state(
 /* -- The command --------------------------------------------------------------------------------------------------- */
 
 static bool evaluate_rank(Inference *ranks, Invocation *invocation, Error *error) {
-    static const char *const of_questions[] = {"shots", NULL};
+    static const char *const of_questions[] = {"shots", "tokens", "match", "pattern", "stop", NULL};
     const EvalOptions *options = invocation->options;
     const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;
@@ -408,7 +423,7 @@ static bool evaluate_rank(Inference *ranks, Invocation *invocation, Error *error
     if (llmc_is_state(data)) return eval_state(ranks, folder, data, &config, options, error);
     if (*options->losses)
         return error_set(error, ERROR_USAGE, "losses= is only for a debug state of llm.c, but %s is not one: remove it", data);
-    if (questions_is_file(data)) return eval_question_lines(ranks, folder, data, &config, options, error);
+    if (questions_kind(data)) return eval_question_lines(ranks, folder, data, &config, options, error);
     if (!command_refuse_idle(&table, options, of_questions, "it needs a file of questions, QUESTIONS.jsonl", error)) return false;
     if (multiple_choice_is_file(data)) return eval_multiple_choice_file(ranks, folder, data, &config, options, error);
     return eval_tokens(ranks, folder, data, &config, options, error);
@@ -430,8 +445,8 @@ const Command command_eval = {
         "read in order, in\n"
         "sequences of one length. MODEL is a run, one of its checkpoints (RUN@STEP, RUN@best, or its folder), a Hugging Face folder, a "
         "folder of PEFT's adapters (ADAPTER, ADAPTER@BASE) or a model file of llm.c. DATA is a token shard's prefix, a text file or a\n"
-        "folder of text; the default is the run's own validation data. A file of questions, QUESTIONS.jsonl, has lines with question,\n"
-        "choices and answer; see docs/generate.md. Two files of llm.c are special:\n"
+        "folder of text; the default is the run's own validation data. A file of questions, QUESTIONS.jsonl, has lines with question\n"
+        "and answer, and choices or none; see docs/generate.md. Two files of llm.c are special:\n"
         "  hellaswag_val.bin          multiple choice: prints how often the correct ending is the most likely one (acc), and the most "
         "likely one per token (acc_norm)\n"
         "  gpt2_124M_debug_state.bin  a batch with PyTorch's results: compares logits, loss and gradients, and makes ten steps of AdamW on "

@@ -36,6 +36,7 @@ static const Option rows[] = {
     INT_OPTION(samples, "1", 1, 65536, "samples", "prompts in a file: samples of each prompt"),
     INT_OPTION(slots, "64", 1, ENGINE_MOST_SLOTS, "sequences", "prompts in a file: sequences that are generated at once"),
     BOOL_OPTION(ids, "false", "prompts in a file: write token ids and their log-probabilities too"),
+    STRING_OPTION(stop, "", "", "prompts in a file: a text, or a JSON list of up to 4 texts; a sample ends before the first of them"),
     STRING_OPTION(template, "", "", "prompts in a file: file with the chat template, or chatml; empty: the model's own", .path = true),
     {"out", OPTION_STRING, FIELD(images.out), "", 0, 0, NULL, "",
         "prompts in a file: JSON lines with the texts; images: safetensors file for the latents"},
@@ -145,9 +146,9 @@ static bool take_prompt_tokens(const char *word, const ModelText *text, Comm *co
 
 static bool check_idle_options(const GenerationOptions *options, const ModelConfig *model, bool file, Error *error) {
     static const char *const of_text[] = {"tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp",
-        "samples", "slots", "ids", "template", NULL};
+        "samples", "slots", "ids", "template", "stop", NULL};
     static const char *const of_images[] = {"guidance", "png", "vae", "steps", "shift", "height", "width", NULL};
-    static const char *const of_files[] = {"samples", "slots", "ids", "template", "out", "overwrite", NULL};
+    static const char *const of_files[] = {"samples", "slots", "ids", "template", "stop", "out", "overwrite", NULL};
     static const char *const alone[] = {"cache", "layout.cp", "layout.tp", NULL};
     static const char *const of_guidance[] = {"guidance", NULL};
     if (!model_makes_images(model))

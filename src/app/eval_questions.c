@@ -61,26 +61,27 @@ static void questions_close(QuestionSet *set) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-bool questions_is_file(const char *path) {
+QuestionKind questions_kind(const char *path) {
     char start[1 << 16];
     Error ignored;
     size_t length = strlen(path);
-    if (length < 6 || strcmp(path + length - 6, ".jsonl") != 0) return false;
+    if (length < 6 || strcmp(path + length - 6, ".jsonl") != 0) return QUESTION_NONE;
     int64_t size = file_read_start(path, start, sizeof start);
     const char *end = size > 0 ? memchr(start, '\n', (size_t)size) : NULL;
     json_auto_t *record = size > 0 ? json_parse(start, end ? (size_t)(end - start) : (size_t)size, 0, &ignored) : NULL;
-    return json_object_get(record, "choices");
+    if (json_object_get(record, "choices")) return QUESTION_CHOICES;
+    return answers_record(record) ? QUESTION_ANSWERS : QUESTION_NONE;
 }
 
-/* Returns the first of the members that a record has. */
-static const json_t *member_of(const json_t *record, const char *const names[]) {
+const char *const question_names[] = {"question", "query", "context", "prompt", NULL};
+
+const json_t *question_member(const json_t *record, const char *const names[]) {
     for (; *names; names++)
         if (json_object_get(record, *names)) return json_object_get(record, *names);
     return NULL;
 }
 
-/* Returns a text without spaces at its end, for the caller to free; NULL: no text, or one with zeros. */
-static char *take_words(const json_t *value) {
+char *question_words(const json_t *value) {
     size_t length = json_string_length(value);
     if (!json_is_string(value) || strlen(json_string_value(value)) != length) return NULL;
     while (length > 0 && isspace((unsigned char)json_string_value(value)[length - 1])) length--;
@@ -102,23 +103,22 @@ static int find_answer(const ChoiceQuestion *question, const json_t *answer, con
 static bool take_question(void *context, json_t *value, Error *error) {
     QuestionSet *set = context;
     json_auto_t *record = value;
-    static const char *const questions[] = {"question", "query", "context", "prompt", NULL}, *const answers[] = {"answer", "answerKey",
-                                                                                                 "gold", "label", NULL};
+    static const char *const answers[] = {"answer", "answerKey", "gold", "label", NULL};
     const json_t *choices = json_object_get(record, "choices"), *labels = NULL;
     if (json_is_object(choices)) labels = json_object_get(choices, "label"), choices = json_object_get(choices, "text");
     size_t count = json_array_size(choices);
-    array_append(set->questions, set->count, (ChoiceQuestion){.text = take_words(member_of(record, questions))});
+    array_append(set->questions, set->count, (ChoiceQuestion){.text = question_words(question_member(record, question_names))});
     ChoiceQuestion *question = &set->questions[set->count - 1];
     if (!question->text || !*question->text) return error_set(error, ERROR_DATA, "expected a text as question, query, context or prompt");
     if (count < 2 || count > MOST_CHOICES) return error_set(error, ERROR_DATA, "expected 2 to %d texts as choices", MOST_CHOICES);
     for (; question->count < (int)count; question->count++) {
-        char *text = take_words(json_array_get(choices, (size_t)question->count));
+        char *text = question_words(json_array_get(choices, (size_t)question->count));
         question->choices[question->count].text = text;
         if (text && *text) continue;
         free(text);
         return error_set(error, ERROR_DATA, "choice %d is not a text", question->count + 1);
     }
-    question->answer = find_answer(question, member_of(record, answers), labels);
+    question->answer = find_answer(question, question_member(record, answers), labels);
     return question->answer >= 0 ||
            error_set(error, ERROR_DATA, "expected answer, answerKey, gold or label: the index from 0, the letter, or the text of a choice");
 }
@@ -132,9 +132,9 @@ static bool read_questions(QuestionSet *set, Error *error) {
 
 /* -- Tokens -------------------------------------------------------------------------------------------------------- */
 
-static bool encode_words(QuestionSet *set, const char *text, TokenIds *tokens, Error *error) {
-    if (set->text.encoder) return tokenizer_encode(set->text.encoder, text, strlen(text), TOKENIZER_ADD_BOS, tokens, error);
-    for (const char *at = text; *at; at++) token_ids_append(tokens, (uint8_t)*at);
+bool question_encode(ModelText *text, const char *words, TokenIds *tokens, Error *error) {
+    if (text->encoder) return tokenizer_encode(text->encoder, words, strlen(words), TOKENIZER_ADD_BOS, tokens, error);
+    for (const char *at = words; *at; at++) token_ids_append(tokens, (uint8_t)*at);
     return true;
 }
 
@@ -157,11 +157,11 @@ static char *join_examples(const QuestionSet *set) {
 static bool encode_question(QuestionSet *set, ChoiceQuestion *question, Error *error) {
     SCOPED(token_ids_free) TokenIds alone = {0};
     SCOPED_FREE char *text = memory_format("%s%s", set->examples, question->text);
-    if (!encode_words(set, text, &alone, error)) return false;
+    if (!question_encode(&set->text, text, &alone, error)) return false;
     for (int k = 0; k < question->count; k++) {
         Choice *choice = &question->choices[k];
         SCOPED_FREE char *whole = memory_format("%s %s", text, choice->text);
-        if (!encode_words(set, whole, &choice->tokens, error)) return false;
+        if (!question_encode(&set->text, whole, &choice->tokens, error)) return false;
         choice->question = (int64_t)alone.count;
         set->longest = int_max(set->longest, (int64_t)choice->tokens.count);
         if (alone.count == 0 || choice->tokens.count <= alone.count)
@@ -215,24 +215,19 @@ static bool score_questions(QuestionSet *set, int64_t count, Engine *engine, Err
     return true;
 }
 
-static int64_t count_characters(const char *text) {
-    int64_t count = 0;
-    for (; *text; text++) count += ((uint8_t)*text & 0xc0) != 0x80;
-    return count;
-}
-
 /* Returns the likeliest choice, by log-likelihood or by that per character; the first of equals. */
 static int likeliest_choice(const ChoiceQuestion *question, bool per_character) {
     double best = -INFINITY;
     int chosen = 0;
     for (int k = 0; k < question->count; k++) {
-        double score = question->choices[k].sum / (per_character ? (double)count_characters(question->choices[k].text) : 1);
+        const Choice *choice = &question->choices[k];
+        double score = choice->sum / (per_character ? (double)text_characters(choice->text, strlen(choice->text)) : 1);
         if (score > best) best = score, chosen = k;
     }
     return chosen;
 }
 
-static void print_line(json_t *object) {
+void question_print(json_t *object) {
     json_dumpf(object, stdout, JSON_COMPACT);
     putchar('\n');
     json_decref(object);
@@ -241,7 +236,7 @@ static void print_line(json_t *object) {
 static void print_question(const ChoiceQuestion *question, int64_t index) {
     json_t *sums = json_array();
     for (int k = 0; k < question->count; k++) json_array_append_new(sums, json_real(question->choices[k].sum));
-    print_line(json_pack("{s:s, s:I, s:i, s:i, s:i, s:o}", "kind", "question", "index", (json_int_t)index, "answer", question->answer,
+    question_print(json_pack("{s:s, s:I, s:i, s:i, s:i, s:o}", "kind", "question", "index", (json_int_t)index, "answer", question->answer,
         "chosen", likeliest_choice(question, false), "chosen_per_character", likeliest_choice(question, true), "log_likelihoods", sums));
 }
 
@@ -256,7 +251,7 @@ static void print_questions(const QuestionSet *set, int64_t count, bool json) {
     double acc = right / scored, norm = right_norm / scored, divisor = fmax(scored - 1, 1);
     double acc_error = sqrt(acc * (1 - acc) / divisor), norm_error = sqrt(norm * (1 - norm) / divisor);
     if (json)
-        print_line(json_pack("{s:s, s:I, s:f, s:f, s:f, s:f}", "kind", "questions", "questions", (json_int_t)scored, "acc", acc,
+        question_print(json_pack("{s:s, s:I, s:f, s:f, s:f, s:f}", "kind", "questions", "questions", (json_int_t)scored, "acc", acc,
             "acc_stderr", acc_error, "acc_norm", norm, "acc_norm_stderr", norm_error));
     else
         printf("questions      %.0f\nacc            %.4f, standard error %.4f, by likelihood\nacc_norm       %.4f, standard error %.4f, by "

@@ -22,6 +22,7 @@ enum { PROMPTS_LIMIT = 1 << 30 /* bytes of the file */ };
 
 typedef struct BatchSample {
     TokenIds ids;
+    GeneratedText text;
     double *log_probabilities; /* of the ids */
     size_t count;
     EngineEnd finish;
@@ -43,6 +44,7 @@ struct PromptBatch {
     ModelText *text;
     ModelChat chat; /* opened for the first record with messages */
     ChatDocument document;
+    StopTexts stops;
     BatchPrompt *prompts;
     size_t count;
     int64_t generated, ended; /* tokens; samples */
@@ -54,6 +56,7 @@ static void batch_close(PromptBatch *b) {
     for (size_t i = 0; i < b->count; i++) {
         for (int64_t s = 0; s < b->options->samples && b->prompts[i].samples; s++) {
             token_ids_free(&b->prompts[i].samples[s].ids);
+            generated_text_free(&b->prompts[i].samples[s].text);
             free(b->prompts[i].samples[s].log_probabilities);
         }
         free(b->prompts[i].samples);
@@ -61,6 +64,7 @@ static void batch_close(PromptBatch *b) {
         json_decref(b->prompts[i].record);
     }
     free(b->prompts);
+    stop_texts_free(&b->stops);
     chat_document_free(&b->document);
     model_chat_close(&b->chat);
     file_close(&b->out);
@@ -128,32 +132,15 @@ static bool batch_token(void *context, int index, const EngineToken *token) {
     token_ids_append(&sample->ids, token->token);
     array_append(sample->log_probabilities, sample->count, token->log_probability);
     prompt->batch->generated++;
-    return true;
+    return prompt->batch->text->numbers || generated_text_add(&sample->text, &prompt->batch->stops, token->token);
 }
 
 static void batch_end(void *context, int index, EngineEnd finish) {
     BatchPrompt *prompt = context;
+    generated_text_finish(&prompt->samples[index].text);
     prompt->samples[index].finish = finish;
     prompt->samples[index].ended = true;
     prompt->batch->ended++;
-}
-
-/* Returns the text of a sample, which the caller releases: U+FFFD for broken characters. */
-static json_t *sample_text(ModelText *text, const BatchSample *sample) {
-    SCOPED_FREE char *all = NULL;
-    char piece[UTF8_OUTPUT], byte;
-    size_t size, length;
-    FILE *out = open_memstream(&all, &size);
-    if (!out) memory_refused(0);
-    Utf8Stream stream = {0};
-    if (text->tokenizer) text->decoder = tokenizer_decoder(text->tokenizer, true);
-    for (size_t i = 0; i < sample->ids.count; i++) {
-        const char *bytes = model_text_bytes(text, sample->ids.items[i], &byte, &length);
-        for (size_t j = 0; j < length; j++) fwrite(piece, 1, (size_t)utf8_put(&stream, (uint8_t)bytes[j], piece), out);
-    }
-    fwrite(piece, 1, (size_t)utf8_finish(&stream, piece), out);
-    fclose(out);
-    return json_stringn(all, size);
 }
 
 static json_t *sample_record(const PromptBatch *b, const BatchPrompt *prompt, int64_t index) {
@@ -162,7 +149,8 @@ static json_t *sample_record(const PromptBatch *b, const BatchPrompt *prompt, in
     double sum = 0;
     for (size_t i = 0; i < sample->ids.count; i++) sum += sample->log_probabilities[i];
     json_object_set_new(record, "sample", json_integer(index));
-    if (!b->text->numbers) json_object_set_new(record, "completion", sample_text(b->text, sample));
+    if (!b->text->numbers)
+        json_object_set_new(record, "completion", json_stringn(sample->text.size ? sample->text.bytes : "", sample->text.size));
     json_object_set_new(record, "finish", json_string(sample->finish == ENGINE_LENGTH ? "length" : "stop"));
     json_object_set_new(record, "tokens_generated", json_integer((json_int_t)sample->ids.count));
     json_object_set_new(record, "logprob", json_real(sum));
@@ -235,7 +223,7 @@ static bool submit_prompts(PromptBatch *b, Engine *engine, const Config *config,
     for (size_t i = 0; i < b->count; i++) {
         BatchPrompt *prompt = &b->prompts[i];
         prompt->samples = memory_allocate((size_t)b->options->samples * sizeof *prompt->samples);
-        memset(prompt->samples, 0, (size_t)b->options->samples * sizeof *prompt->samples);
+        for (int64_t s = 0; s < b->options->samples; s++) prompt->samples[s] = (BatchSample){.text = generated_text(b->text->tokenizer)};
         const EngineRequest request = {.prompt = prompt->tokens.items,
             .prompt_count = (int64_t)prompt->tokens.count,
             .tokens = tokens_wanted(b, config, prompt),
@@ -274,7 +262,10 @@ bool generate_batch(
     const char *folder = words[0], *path = words[1];
     SCOPED(batch_close) PromptBatch b = {.options = options, .folder = folder, .path = path, .config = config, .text = text};
     generation_limit_context(config, options->context);
-    if (!read_prompts(&b, error) || !check_rooms(&b, config, error) || !check_out(&b, error)) return false;
+    if (*options->stop && text->numbers) return error_set(error, ERROR_USAGE, "stop= needs the tokenizer: remove text=false");
+    if (!generation_read_stops(options->stop, &b.stops, error) || !read_prompts(&b, error) || !check_rooms(&b, config, error) ||
+        !check_out(&b, error))
+        return false;
     Engine *engine = generation_open_engine(inference, folder, config, options, sizes_of(&b, config), error);
     bool done = engine && submit_prompts(&b, engine, config, error) && open_out(&b, error) && run_batch(&b, engine, error);
     engine_free(engine);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_reader.h"
 #include "base/math.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -121,6 +122,19 @@ bool generation_read_prompt(const char *prompt, const ModelText *text, TokenIds 
         return error_context(error, "the prompt");
     return tokens->count > 0 ||
            error_set(error, ERROR_USAGE, "the prompt is empty: give at least one %s", text->numbers ? "token" : "character");
+}
+
+bool generation_read_stops(const char *option, StopTexts *stops, Error *error) {
+    Error ignored;
+    json_auto_t *list = *option == '[' ? json_parse(option, strlen(option), 0, &ignored) : json_pack("[s]", option);
+    bool good = json_array_size(list) > 0;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *text = json_array_get(list, i);
+        good = good && json_is_string(text) && stop_texts_add(stops, json_string_value(text), json_string_length(text));
+    }
+    return !*option || good ||
+           error_set(
+               error, ERROR_USAGE, "stop=%s is not a text or a JSON list of at most %d texts, none of them empty", option, MOST_STOP_TEXTS);
 }
 
 bool model_chat_open(ModelChat *chat, ModelText *text, const char *folder, const Config *config, const ChatOptions *options, Error *error) {

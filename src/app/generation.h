@@ -6,7 +6,7 @@
 #include "chat/chat.h"
 #include "engine/engine.h"
 #include "infer/generate.h"
-#include "infer/utf8.h"
+#include "infer/generated_text.h"
 #include "token/tokenizer.h"
 
 /* Options of image models. */
@@ -27,7 +27,7 @@ typedef struct GenerationOptions {
     double temperature, top_p;
     bool text, cache; /* text: only generate; other fields belong to the commands that have an option for them */
     bool special;
-    const char *system, *template;
+    const char *system, *template, *stop;
     int device, precision;
 } GenerationOptions;
 
@@ -89,6 +89,8 @@ void model_chat_close(ModelChat *chat); /* also for a zeroed struct */
 /* Appends the tokens of a prompt: text, or numbers if text->numbers is set. ERROR_USAGE if it is
  * empty. */
 bool generation_read_prompt(const char *prompt, const ModelText *text, TokenIds *tokens, Error *error);
+/* Adds the texts of an option stop=: one text, or a JSON list of texts. ERROR_USAGE. */
+bool generation_read_stops(const char *option, StopTexts *stops, Error *error);
 /* Opens the device, and an engine with the weights of `folder`, whose configuration is `config`. */
 Engine *generation_open_engine(
     Inference *inference, const char *folder, Config *config, const GenerationOptions *options, EngineSizes sizes, Error *error);

@@ -58,7 +58,7 @@ static bool is_valid(const char *bytes, size_t length) {
 static json_t *token_text(const ServeModel *model, int32_t id) {
     char byte;
     size_t length, used = 0;
-    const char *bytes = serve_token_bytes(model, id, &byte, &length);
+    const char *bytes = token_bytes(model->tokenizer, id, &byte, &length);
     if (is_valid(bytes, length)) return json_stringn(bytes, length);
     SCOPED_FREE char *text = memory_allocate(8 + 4 * length);
     used += (size_t)sprintf(text, "bytes:");
@@ -66,11 +66,11 @@ static json_t *token_text(const ServeModel *model, int32_t id) {
     return json_stringn(text, used);
 }
 
-static json_t *token_bytes(const ServeModel *model, int32_t id) {
+static json_t *byte_list(const ServeModel *model, int32_t id) {
     char byte;
     size_t length;
     json_t *list = json_array();
-    const char *bytes = serve_token_bytes(model, id, &byte, &length);
+    const char *bytes = token_bytes(model->tokenizer, id, &byte, &length);
     for (size_t i = 0; i < length; i++) json_array_append_new(list, json_integer((uint8_t)bytes[i]));
     return list;
 }
@@ -120,7 +120,7 @@ static json_t *completion_scores(const ServeAnswer *answer, size_t index, size_t
     if (whole && serve_request_scores_prompts(&answer->request)) list_prompt(&lists, answer, prompt);
     for (size_t i = first; i < sample->count; i++) {
         const ServeToken *token = &sample->tokens[i];
-        list_score(&lists, answer->model, token->score.token, &token->score, token->offset + serve_characters(prompt->text, prompt->size));
+        list_score(&lists, answer->model, token->score.token, &token->score, token->offset + text_characters(prompt->text, prompt->size));
     }
     return close_lists(&lists);
 }
@@ -133,7 +133,7 @@ static json_t *prompt_scores(const ServeAnswer *answer, const ServePrompt *promp
 
 /* A token in the form of chats, without alternatives. */
 static json_t *chat_token(const ServeModel *model, int32_t id, double log_probability) {
-    return json_pack("{so sf so}", "token", token_text(model, id), "logprob", log_probability, "bytes", token_bytes(model, id));
+    return json_pack("{so sf so}", "token", token_text(model, id), "logprob", log_probability, "bytes", byte_list(model, id));
 }
 
 static json_t *chat_scores(const ServeAnswer *answer, size_t index, size_t first) {
@@ -192,10 +192,10 @@ char *serve_answer_whole(const ServeAnswer *answer) {
         const ServeSample *sample = &answer->samples[i];
         const ServePrompt *prompt = prompt_of(answer, i);
         json_t *choice = choice_json(answer, i, 0, true);
-        SCOPED_FREE char *text = memory_allocate(prompt->size + sample->size + 1);
+        SCOPED_FREE char *text = memory_allocate(prompt->size + sample->text.size + 1);
         if (prompt->size) memcpy(text, prompt->text, prompt->size);
-        if (sample->size) memcpy(text + prompt->size, sample->text, sample->size);
-        json_t *string = json_stringn(text, prompt->size + sample->size);
+        if (sample->text.size) memcpy(text + prompt->size, sample->text.bytes, sample->text.size);
+        json_t *string = json_stringn(text, prompt->size + sample->text.size);
         if (answer->request.kind == SERVE_COMPLETION) json_object_set_new(choice, "text", string);
         else json_object_set_new(choice, "message", json_pack("{ss so sn}", "role", "assistant", "content", string, "refusal"));
         json_array_append_new(choices, choice);
@@ -241,11 +241,11 @@ static void open_choice(const ServeAnswer *answer, size_t index, ServeOutput *ou
 static void continue_choice(const ServeAnswer *answer, size_t index, ServeOutput *output) {
     ServeSample *sample = &answer->samples[index];
     json_t *choice = choice_json(answer, index, sample->sent_tokens, false);
-    json_t *text = json_stringn(sample->shown ? sample->text + sample->sent_bytes : "", sample->shown - sample->sent_bytes);
+    json_t *text = json_stringn(sample->text.shown ? sample->text.bytes + sample->sent_bytes : "", sample->text.shown - sample->sent_bytes);
     if (answer->request.kind == SERVE_COMPLETION) json_object_set_new(choice, "text", text);
     else json_object_set_new(choice, "delta", json_pack("{so}", "content", text));
     choice_event(answer, choice, output);
-    sample->sent_bytes = sample->shown;
+    sample->sent_bytes = sample->text.shown;
     sample->sent_tokens = sample->count;
     sample->closed = sample->ended;
 }
@@ -253,7 +253,7 @@ static void continue_choice(const ServeAnswer *answer, size_t index, ServeOutput
 void serve_answer_events(ServeAnswer *answer, ServeOutput *output) {
     for (size_t i = 0; i < answer->sample_count; i++) {
         ServeSample *sample = &answer->samples[i];
-        bool news = sample->shown > sample->sent_bytes || (sample->ended && !sample->closed);
+        bool news = sample->text.shown > sample->sent_bytes || (sample->ended && !sample->closed);
         if (news && !sample->opened) open_choice(answer, i, output);
         sample->opened |= news;
         if (news) continue_choice(answer, i, output);

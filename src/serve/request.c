@@ -157,12 +157,8 @@ static bool take_model(const json_t *value, const ServeModel *model, ServeFault 
 }
 
 static bool take_stop(ServeRequest *request, const json_t *value, ServeFault *fault) {
-    if (!json_string_length(value) || request->stop_count == SERVE_STOPS)
-        return refuse_value("stop", "a text or a list of at most 4 texts, none of them empty", fault);
-    ServeStop *stop = &request->stops[request->stop_count++];
-    *stop = (ServeStop){memory_allocate(json_string_length(value)), json_string_length(value)};
-    memcpy(stop->text, json_string_value(value), stop->size);
-    return true;
+    return (json_is_string(value) && stop_texts_add(&request->stops, json_string_value(value), json_string_length(value))) ||
+           refuse_value("stop", "a text or a list of at most 4 texts, none of them empty", fault);
 }
 
 static bool take_stops(ServeRequest *request, const json_t *value, ServeFault *fault) {
@@ -307,6 +303,6 @@ static void free_prompt(ServePrompt *prompt) {
 
 void serve_request_free(ServeRequest *request) {
     for (size_t i = 0; i < request->prompt_count; i++) free_prompt(&request->prompts[i]);
-    for (int i = 0; i < request->stop_count; i++) free(request->stops[i].text);
+    stop_texts_free(&request->stops);
     free(request->prompts);
 }

@@ -2,6 +2,7 @@
  * answer and is not supported is refused by name, never ignored. */
 #pragma once
 
+#include "infer/generated_text.h"
 #include "serve/serve.h"
 
 typedef enum ServeKind { SERVE_COMPLETION, SERVE_CHAT } ServeKind;
@@ -25,12 +26,6 @@ typedef struct ServePrompt {
     size_t score_count;
 } ServePrompt;
 
-enum { SERVE_STOPS = 4 };
-typedef struct ServeStop {
-    char *text;
-    size_t size; /* at least 1 */
-} ServeStop;
-
 /* Zero-initialize, free with serve_request_free. */
 typedef struct ServeRequest {
     ServeKind kind;
@@ -40,8 +35,7 @@ typedef struct ServeRequest {
     int64_t samples; /* of each prompt */
     Sampling sampling;
     int64_t seed; /* -1: the server draws one */
-    ServeStop stops[SERVE_STOPS];
-    int stop_count;
+    StopTexts stops;
     bool stream, usage, echo, ids;
     bool scores; /* chat: log-probabilities are wanted */
     int64_t top; /* likeliest tokens that are listed beside each token; -1: no log-probabilities */

@@ -37,8 +37,8 @@ static bool take_sample_token(void *context, int index, const EngineToken *token
     ServeSample *sample = &answer->samples[prompt->first_sample + (size_t)index];
     pthread_mutex_lock(&server->lock);
     server->counts.running += !sample->begun;
-    bool goes_on = serve_sample_add(sample, answer->model, &answer->request, token);
-    if (answer->request.stream && sample->shown > sample->sent_bytes) serve_exchange_resume(exchange);
+    bool goes_on = serve_sample_add(sample, &answer->request, token);
+    if (answer->request.stream && sample->text.shown > sample->sent_bytes) serve_exchange_resume(exchange);
     pthread_mutex_unlock(&server->lock);
     return goes_on;
 }

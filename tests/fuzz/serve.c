@@ -11,8 +11,8 @@ enum { POSITIONS = 4096, MOST_SAMPLES = 16 };
 static void check_request(const ServeRequest *r, const ServeModel *model) {
     require(r->prompt_count > 0 && (int64_t)r->prompt_count * r->samples <= MOST_SAMPLES && r->samples > 0);
     require(r->sampling.temperature >= 0 && r->sampling.top_p >= 0 && r->sampling.top_p <= 1 && r->sampling.top_k >= 0);
-    require(r->stop_count >= 0 && r->stop_count <= SERVE_STOPS && r->top >= -1 && r->top <= 1 && r->seed >= -1);
-    for (int i = 0; i < r->stop_count; i++) require(r->stops[i].size > 0);
+    require(r->stops.count >= 0 && r->stops.count <= MOST_STOP_TEXTS && r->top >= -1 && r->top <= 1 && r->seed >= -1);
+    for (int i = 0; i < r->stops.count; i++) require(r->stops.items[i].size > 0);
     for (size_t i = 0; i < r->prompt_count; i++) {
         const ServePrompt *prompt = &r->prompts[i];
         int64_t tokens = serve_request_tokens(r, model, prompt);
@@ -39,14 +39,15 @@ static void answer(ServeRequest *request, const ServeModel *model, const uint8_t
         serve_sample_begin(&answer.samples[s], model);
         for (size_t i = 0; i < size && i < 64 && goes_on; i++) {
             const EngineToken token = {.token = bytes[i], .likeliest = bytes[i / 2], .log_probability = -1};
-            goes_on = serve_sample_add(&answer.samples[s], model, request, &token);
-            require(answer.samples[s].shown >= answer.samples[s].sent_bytes && answer.samples[s].shown <= answer.samples[s].size);
+            goes_on = serve_sample_add(&answer.samples[s], request, &token);
+            const GeneratedText *text = &answer.samples[s].text;
+            require(text->shown >= answer.samples[s].sent_bytes && text->shown <= text->size);
             if (i % 3 == 0) serve_answer_events(&answer, &output);
         }
         serve_sample_end(&answer.samples[s], goes_on ? ENGINE_LENGTH : ENGINE_STOP);
-        const ServeSample *sample = &answer.samples[s];
-        for (int i = 0; i < request->stop_count && !goes_on && sample->size; i++)
-            require(!memmem(sample->text, sample->size, request->stops[i].text, request->stops[i].size));
+        const GeneratedText *text = &answer.samples[s].text;
+        for (int i = 0; i < request->stops.count && !goes_on && text->size; i++)
+            require(!memmem(text->bytes, text->size, request->stops.items[i].bytes, request->stops.items[i].size));
     }
     serve_answer_events(&answer, &output);
     serve_answer_finish(&answer, &output);
@@ -54,7 +55,7 @@ static void answer(ServeRequest *request, const ServeModel *model, const uint8_t
     json_auto_t *json = json_loads(whole, JSON_ALLOW_NUL, NULL);
     require(json_array_size(json_object_get(json, "choices")) == answer.sample_count);
     for (size_t s = 0; s < answer.sample_count; s++)
-        require(answer.samples[s].closed && answer.samples[s].sent_bytes == answer.samples[s].size);
+        require(answer.samples[s].closed && answer.samples[s].sent_bytes == answer.samples[s].text.size);
     free(output.bytes);
     serve_answer_free(&answer);
     *request = (ServeRequest){0};
