@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "app/command.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -14,6 +15,7 @@
 #include "config/config.h"
 #include "run/lineage.h"
 #include "run/run.h"
+#include "run/run_state.h"
 
 typedef struct ShowOptions { bool json; } ShowOptions;
 
@@ -87,6 +89,12 @@ static void print_identity(const char *run, json_t *identity, FILE *out) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) print_given(identity, names[i], names[i], out);
 }
 
+static void print_state(const RunState *state, FILE *out) {
+    char told[RUN_TOLD];
+    run_state_describe(state, log_unix_seconds(), told);
+    fprintf(out, "  state           %s\n", told);
+}
+
 static void print_fork(const json_t *fork, FILE *out) {
     if (fork)
         fprintf(out, "  forked from     %s after step %lld: run %s\n", text_in(fork, "folder", "unknown"),
@@ -140,8 +148,12 @@ static bool run_show_command(Invocation *invocation, Error *error) {
     Error gone = {0};
     if (json_array_size(checkpoints) > 0) mark_best(folder, &config, checkpoints);
     else lineage_check_never_saved(folder, &config, &gone);
+    SCOPED(run_state_free) RunState state = run_state_read(folder, &config, log_unix_seconds());
     if (((const ShowOptions *)invocation->options)->json) {
         json_object_set(record, "checkpoints", checkpoints);
+        json_object_set_new(record, "state",
+            json_pack("{s:s, s:I, s:I, s:s}", "status", run_status_name(state.status), "step", (json_int_t)state.step, "steps",
+                (json_int_t)state.steps, "message", state.message));
         json_dumpf(record, stdout, JSON_INDENT(1) | JSON_ENSURE_ASCII);
         putchar('\n');
         return true;
@@ -151,6 +163,7 @@ static bool run_show_command(Invocation *invocation, Error *error) {
     FILE *out = open_memstream(&text, &length);
     if (!out) return error_set(error, ERROR_MEMORY, "no memory to show %s: free some memory", folder);
     print_identity(folder, json_object_get(record, "identity"), out);
+    print_state(&state, out);
     print_fork(json_object_get(record, "fork"), out);
     print_history(json_object_get(record, "history"), out);
     print_checkpoints(where, checkpoints, gone.message, out);

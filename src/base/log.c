@@ -136,6 +136,12 @@ double log_seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+double log_unix_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + (double)(now.tv_nsec / 1000000) * 1e-3;
+}
+
 /* The thresholds are the values at which rounding would carry into the next unit: 59.96 s is
  * "1m00s", not "60.0s". */
 void log_format_duration(double seconds, char text[32]) {

@@ -41,7 +41,8 @@ void progress_made(Progress *progress, const char *unit, int64_t made);
 void progress_update(Progress *progress, int64_t done);
 void progress_finish(Progress *progress);
 
-double log_seconds(void); /* monotonic clock */
+double log_seconds(void);      /* monotonic clock */
+double log_unix_seconds(void); /* since 1970, in whole milliseconds */
 /* For reading, not for parsing; "unknown" if not finite or absurd. */
 /* Like log_format_duration, but in words from 100 days on: "220 days", "6.1 years". */
 void log_format_long_duration(double seconds, char text[32]);

@@ -40,3 +40,13 @@ static inline const char *one_line(char *text) {
     blank_controls(text, ' ', false);
     return text;
 }
+/* Copies a text, cut at a boundary of UTF-8 characters if it does not fit into `size` bytes. */
+static inline void copy_cut(char *to, size_t size, const char *from) {
+    size_t length = strlen(from);
+    if (length >= size) {
+        length = size - 1;
+        while (length > 0 && ((unsigned char)from[length] & 0xC0) == 0x80) length--;
+    }
+    memcpy(to, from, length);
+    to[length] = '\0';
+}

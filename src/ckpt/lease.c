@@ -28,6 +28,7 @@ struct Lease {
     Store *store;
     char *number, *folder;
     char holder[LEASE_HOLDER_BYTES];
+    double taken;           /* Unix seconds */
     FileId place;           /* of the store's folder, which may be moved away; zero for a bucket */
     _Atomic double written; /* the latest log_seconds() at which the lease was certainly this process's; negative: never */
     _Atomic int64_t saved;  /* the newest step in the store, as far as this process knows; -1: none */
@@ -70,20 +71,18 @@ static void name_holder(char holder[LEASE_HOLDER_BYTES]) {
     snprintf(holder, LEASE_HOLDER_BYTES, "%s %d %lld", host, (int)getpid(), process_start(getpid(), NULL));
 }
 
-typedef enum Life { LIFE_UNKNOWN, LIFE_GOES_ON, LIFE_ENDED } Life;
-
 /* Only the state of processes on this machine is known. */
-static Life life_of(const char *holder) {
+static LeaseLife life_of(const char *holder) {
     char host[HOST_BYTES], theirs[HOST_BYTES];
     int pid;
     long long start;
     name_host(host);
-    if (sscanf(holder, "%255s %d %lld", theirs, &pid, &start) != 3 || strcmp(host, theirs) || pid <= 0) return LIFE_UNKNOWN;
-    if (kill(pid, 0) != 0 && errno == ESRCH) return LIFE_ENDED;
+    if (sscanf(holder, "%255s %d %lld", theirs, &pid, &start) != 3 || strcmp(host, theirs) || pid <= 0) return LEASE_UNKNOWN;
+    if (kill(pid, 0) != 0 && errno == ESRCH) return LEASE_ENDED;
     bool ended = false;
     long long now = process_start(pid, &ended);
-    if (now < 0 || start < 0) return LIFE_UNKNOWN;
-    return now == start && !ended ? LIFE_GOES_ON : LIFE_ENDED;
+    if (now < 0 || start < 0) return LEASE_UNKNOWN;
+    return now == start && !ended ? LEASE_HELD : LEASE_ENDED;
 }
 
 /* -- The object ---------------------------------------------------------------------------------------------------- */
@@ -115,8 +114,9 @@ static const char *field(const json_t *lease, const char *name) {
 }
 
 static char *lease_text(Lease *lease, Error *error) {
-    json_auto_t *content = json_pack("{s:s, s:s, s:s, s:I, s:i, s:I}", "run", lease->number, "folder", lease->folder, "holder",
-        lease->holder, "renewed", (json_int_t)time(NULL), "every", RENEW_SECONDS, "beat", (json_int_t)lease->beats++);
+    json_auto_t *content =
+        json_pack("{s:s, s:s, s:s, s:f, s:I, s:i, s:I}", "run", lease->number, "folder", lease->folder, "holder", lease->holder, "taken",
+            lease->taken, "renewed", (json_int_t)time(NULL), "every", RENEW_SECONDS, "beat", (json_int_t)lease->beats++);
     char *text = content ? json_dumps(content, JSON_INDENT(1)) : NULL;
     if (!text) error_set(error, ERROR_USAGE, "the path %s is not UTF-8, and a lease needs UTF-8: choose another run folder", lease->folder);
     return text;
@@ -259,14 +259,14 @@ static bool has_fallen_silent(const Lease *lease, const json_t *found, Error *er
 }
 
 static bool is_free(const Lease *lease, const json_t *found, Error *error) {
-    Life life = found ? life_of(field(found, "holder")) : LIFE_ENDED;
-    if (life == LIFE_GOES_ON) return refuse_living(lease, found, "lives", error);
-    return life == LIFE_ENDED || has_fallen_silent(lease, found, error);
+    LeaseLife life = found ? life_of(field(found, "holder")) : LEASE_ENDED;
+    if (life == LEASE_HELD) return refuse_living(lease, found, "lives", error);
+    return life == LEASE_ENDED || has_fallen_silent(lease, found, error);
 }
 
 /* Returns whether the lease is the run's own, from the folder whose lock the caller holds. */
 static bool is_own_run(const Lease *lease, const json_t *found) {
-    return names_own_run(lease, found) && life_of(field(found, "holder")) != LIFE_GOES_ON;
+    return names_own_run(lease, found) && life_of(field(found, "holder")) != LEASE_HELD;
 }
 
 /* Checks that the lease is still the judged one, or gone. */
@@ -318,6 +318,7 @@ Lease *lease_take(const char *where, const char *number, const char *folder, Err
     *lease = (Lease){.store = store,
         .number = memory_copy_string(number),
         .folder = real ? real : memory_copy_string(folder),
+        .taken = log_unix_seconds(),
         .written = -1,
         .saved = -1};
     name_holder(lease->holder);
@@ -370,4 +371,21 @@ bool lease_await(const char *where, const char *holder, double seconds, Error *e
         "%s, written by rank 0 (host, process, start: %s), is not visible to this rank after %.0f s. All ranks must share the run folder "
         "or checkpoint.store: use a folder on a shared file system, or a bucket",
         store_path(store, object).text, holder, seconds);
+}
+
+static double number_in(const json_t *lease, const char *name) {
+    const json_t *value = json_object_get(lease, name);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+LeaseSign lease_look(const char *where, const char *folder) {
+    Error failure = {0};
+    if (file_scheme(where)) return (LeaseSign){LEASE_UNKNOWN, NAN, NAN};
+    SCOPED(store_release) Store *store = store_open(where, &failure);
+    json_auto_t *found = store ? read_lease(store, &failure) : NULL;
+    if (!found) return (LeaseSign){failure.finding == FINDING_ABSENT ? LEASE_ABSENT : LEASE_UNKNOWN, NAN, NAN};
+    SCOPED_FREE char *real = realpath(folder, NULL);
+    bool other = !file_same(where, folder) && real && strcmp(field(found, "folder"), real) != 0;
+    if (other) return (LeaseSign){LEASE_ABSENT, NAN, NAN};
+    return (LeaseSign){life_of(field(found, "holder")), number_in(found, "taken"), number_in(found, "renewed")};
 }

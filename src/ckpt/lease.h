@@ -38,3 +38,17 @@ void lease_release(Lease *lease);
 /* For processes that share the store with the holder: waits until they see its lease, because
  * network file systems show new files late. ERROR_USAGE after `seconds`. */
 bool lease_await(const char *where, const char *holder, double seconds, Error *error);
+
+/* What a lease says to a process that only looks at it. */
+typedef enum LeaseLife {
+    LEASE_UNKNOWN, /* its holder is on another machine, or the lease is in a bucket, which is not asked */
+    LEASE_HELD,    /* its holder lives on this machine */
+    LEASE_ENDED,   /* its holder, on this machine, has ended without releasing it */
+    LEASE_ABSENT,
+} LeaseLife;
+typedef struct LeaseSign {
+    LeaseLife life;
+    double taken, renewed; /* Unix seconds by the holder's clock; NaN: unknown */
+} LeaseSign;
+/* Looks at the lease of the store at `where`. A lease of another folder than `folder` is absent. */
+LeaseSign lease_look(const char *where, const char *folder);

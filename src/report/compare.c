@@ -134,6 +134,12 @@ static double print_steps(const RunView *view, const RunView *first, char text[C
     return NAN;
 }
 
+static double print_state_of(const RunView *view, const RunView *first, char text[CELL]) {
+    (void)first;
+    snprintf(text, CELL, "%.*s", CELL - 1, view->told);
+    return NAN;
+}
+
 static double print_run_tokens(const RunView *view, const RunView *first, char text[CELL]) {
     (void)first;
     chart_number(view->history->tokens > 0 ? view->history->tokens : NAN, 4, text);
@@ -222,6 +228,7 @@ static int best_of(const Page *page, const double *values, Better better) {
 
 void page_figures(const Page *page) {
     static const Figure figures[] = {
+        {"state", BETTER_NONE, false, print_state_of},
         {"training loss", BETTER_LOW, false, print_loss_mean},
         {"validation loss", BETTER_LOW, true, print_last_validation},
         {"best validation loss", BETTER_LOW, true, print_best_validation},

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sort.h"
+#include "base/strings.h"
 #include "report/history_internal.h"
 
 #define STEP_LIMIT 1e15 /* exact in a double, with room for arithmetic */
@@ -86,17 +87,6 @@ static double number(const json_t *record, const char *name) {
 }
 
 static StepSpan span_of(double value) { return isfinite(value) ? (StepSpan){value, value, value, 1} : (StepSpan){0}; }
-
-/* Cuts at a character boundary. */
-static void copy_cut(char *to, size_t size, const char *from) {
-    size_t length = strlen(from);
-    if (length >= size) {
-        length = size - 1;
-        while (length > 0 && ((unsigned char)from[length] & 0xC0) == 0x80) length--;
-    }
-    memcpy(to, from, length);
-    to[length] = '\0';
-}
 
 /* -- Kinds of records -------------------------------------------------------------------------------------------- */
 
@@ -262,7 +252,7 @@ static bool add_record(History *history, json_t *record) {
     if (strcmp(kind, "start") == 0) return add_start(history, step, record);
     if (strcmp(kind, "phase") == 0) return add_phase_record(history, record);
     if (strcmp(kind, "mixture") == 0) return add_mixture(history, record);
-    return false;
+    return strcmp(kind, "end") == 0; /* run_state_read reads it */
 }
 
 static History history_empty(char *path) {

@@ -19,9 +19,8 @@ Page report_page(const Report *report, FILE *out);
 
 void page_loss(double value, char text[32]);
 void page_steps(int64_t first, int64_t last, char text[64]); /* "step 4", "steps 1-4" with an en dash */
-/* Returns the seconds that the remaining steps will take at the mean step time; NaN: unknown. */
-double page_seconds_left(const RunView *view);
-const RunStart *page_last_start(const History *history); /* NULL: unknown */
+bool page_date(double time, char text[64]);                  /* "2026-01-31 12:00 UTC"; false: unknown */
+const RunStart *page_last_start(const History *history);     /* NULL: unknown */
 bool page_tells_setting(const Option *option);
 
 /* -- Curves -------------------------------------------------------------------------------------------------------- */

@@ -13,7 +13,7 @@
 #include "report/page_internal.h"
 #include "report/report_style_internal.h"
 
-enum { MOST_PARTS = 12 };
+enum { MOST_PARTS = 24 };
 
 struct Report {
     RunView views[REPORT_RUNS];
@@ -23,6 +23,16 @@ struct Report {
 };
 
 /* -- Parts --------------------------------------------------------------------------------------------------------- */
+
+static void print_run_state(const Page *page) {
+    const RunState *state = &page->views->state;
+    char date[64];
+    fprintf(page->out, "<p class=\"state s-%s\" role=\"status\"><b>", run_status_name(state->status));
+    chart_escape(page->out, page->views->told);
+    fputs("</b>", page->out);
+    if (page_date(state->sign, date)) fprintf(page->out, " <span class=\"soft\">last sign %s</span>", date);
+    fputs("</p>\n", page->out);
+}
 
 static void print_head(const Page *page) {
     fputs("<header>\n<h1>", page->out);
@@ -53,9 +63,9 @@ typedef struct PagePartKind {
     void (*print)(const Page *page);
 } PagePartKind;
 
-static const PagePartKind of_one[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_numbers},
-    {"loss", page_loss_section}, {"curves", page_other_curves}, {"load", page_load}, {"samples", page_samples}, {"data", page_data},
-    {"settings", page_settings}, {"changes", page_changes}, {"starts", page_starts}, {"foot", print_foot}};
+static const PagePartKind of_one[] = {{"head", print_head}, {"state", print_run_state}, {"warnings", page_warnings},
+    {"numbers", page_numbers}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"load", page_load}, {"samples", page_samples},
+    {"data", page_data}, {"settings", page_settings}, {"changes", page_changes}, {"starts", page_starts}, {"foot", print_foot}};
 static const PagePartKind of_several[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_figures},
     {"settings", page_differences}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"foot", print_foot}};
 static_assert(sizeof of_one / sizeof *of_one <= MOST_PARTS && sizeof of_several / sizeof *of_several <= MOST_PARTS, "room for parts");

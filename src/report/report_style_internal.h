@@ -23,6 +23,8 @@ static const char report_style[] =
     "h3{margin:0;font-size:16px;font-weight:600}\n"
     "p{margin:0}\n.soft{color:var(--soft)}\n"
     ".live{float:right;margin:8px 0 0 16px;font-size:14px;color:var(--check)}.live.lost{float:none;color:var(--bad)}\n"
+    ".state{margin-top:14px;overflow-wrap:anywhere}.s-training b{color:var(--check)}.s-failed b,.s-stopped b,.s-silent "
+    "b{color:var(--bad)}\n"
     "header p{margin-top:6px;color:var(--soft);overflow-wrap:anywhere}\n"
     ".warning{margin-top:20px;padding:12px 16px;background:var(--warn);border:1px solid var(--warnline);border-radius:10px}\n"
     ".numbers{display:grid;grid-template-columns:repeat(4,1fr);gap:1px;margin:28px 0 "

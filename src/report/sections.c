@@ -26,11 +26,10 @@ void page_steps(int64_t first, int64_t last, char text[64]) {
     else snprintf(text, 64, "steps %lld\xE2\x80\x93%lld", (long long)first, (long long)last);
 }
 
-double page_seconds_left(const RunView *view) {
-    const History *history = view->history;
-    int64_t left = view->settings.steps - history->last_step;
-    bool known = view_knows_settings(view) && left >= 0 && history->steps > 0 && history->step_seconds > 0;
-    return known ? (double)left * history->step_seconds / (double)history->steps : NAN;
+bool page_date(double time, char text[64]) {
+    struct tm parts;
+    time_t seconds = fabs(time) < 1e11 ? (time_t)time : 0;
+    return seconds > 0 && gmtime_r(&seconds, &parts) && strftime(text, 64, "%Y-%m-%d %H:%M UTC", &parts) > 0;
 }
 
 const RunStart *page_last_start(const History *history) {
@@ -91,7 +90,7 @@ static void speed_item(const Page *page) {
 }
 
 static void time_item(const Page *page) {
-    const double left = page_seconds_left(page->views);
+    const double left = page->views->state.seconds_left;
     char value[32], rest[32];
     log_format_duration(page->views->history->step_seconds, value);
     log_format_duration(left, rest);
@@ -361,10 +360,8 @@ void page_changes(const Page *page) {
 /* -- Process starts ------------------------------------------------------------------------------------------------ */
 
 static void start_item(const Page *page, const RunStart *start, int64_t number) {
-    char date[64] = "date unknown", steps[64] = "no step yet";
-    struct tm parts;
-    time_t seconds = fabs(start->time) < 1e11 ? (time_t)start->time : 0;
-    if (seconds > 0 && gmtime_r(&seconds, &parts)) strftime(date, sizeof date, "%Y-%m-%d %H:%M UTC", &parts);
+    char date[64], steps[64] = "no step yet";
+    if (!page_date(start->time, date)) snprintf(date, sizeof date, "date unknown");
     if (start->last_step > start->step) page_steps(start->step + 1, start->last_step, steps);
     fprintf(page->out, "<li><p><b>%s</b>, process %lld, %s</p><p>", date, (long long)number, steps);
     chart_escape(page->out, start->machine);

@@ -292,7 +292,7 @@ static void put_figures(Frame *frame, const RunView *view) {
 }
 
 static void put_runs(Frame *frame, const Page *page) {
-    static const char *const heads[] = {"loss", "validation", "best", "tok/s", "step"};
+    static const char *const heads[] = {"loss", "validation", "best", "tok/s", "step", "state"};
     enum { WIDTH = 11, COUNT = sizeof heads / sizeof *heads };
     const int name = frame->columns - COUNT * WIDTH > 12 ? frame->columns - COUNT * WIDTH : 12;
     for (int i = 0; i < COUNT; i++) {
@@ -310,6 +310,7 @@ static void put_runs(Frame *frame, const Page *page) {
         page_loss(history->best.value, texts[2]);
         chart_number(sample_median(&history->speed), 4, texts[3]);
         snprintf(texts[4], sizeof texts[4], "%lld", (long long)history->last_step);
+        snprintf(texts[5], sizeof texts[5], "%s", run_status_name(page->views[i].state.status));
         part.columns = name < frame->columns ? name : frame->columns;
         put_styled(&part, run_colors[i], " %s", page->views[i].name);
         frame->column = part.column;
@@ -396,24 +397,37 @@ static void put_events(Frame *frame, const History *history) {
 
 /* -- The frame ----------------------------------------------------------------------------------------------------- */
 
+static const char *status_style(RunStatus status) {
+    static const char *const styles[RUN_STATUS_COUNT] = {[RUN_IS_SILENT] = RED, [RUN_IS_FAILED] = RED, [RUN_IS_STOPPED] = RED};
+    return styles[status] ? styles[status] : "";
+}
+
+/* Prints the state to the right of the name, or in a row of its own. */
+static void put_state(Frame *frame, const RunView *view) {
+    char told[RUN_TOLD + 2];
+    const char *style = status_style(view->state.status);
+    snprintf(told, sizeof told, "%s ", view->told);
+    if (text_columns(told) + frame->column + 2 <= frame->columns) {
+        put_right(frame, style, told);
+    } else {
+        next_row(frame);
+        put_styled(frame, style, " %s", view->told);
+    }
+    next_row(frame);
+}
+
 static void put_head(Frame *frame, const Page *page) {
     const RunView *view = page->views;
     const bool known = view_knows_settings(view);
-    const long long step = view->history->last_step, steps = view->settings.steps;
-    const double left = page_seconds_left(view);
-    char text[96] = "", rest[32];
     if (page->count > 1) {
         put_styled(frame, BOLD, " %d runs", page->count);
         next_row(frame);
         return;
     }
     put_styled(frame, BOLD, " %s", view->name);
-    log_format_duration(left, rest);
-    if (!known) snprintf(text, sizeof text, "step %lld ", step);
-    else snprintf(text, sizeof text, left > 0 ? "step %lld of %lld, %s left " : "step %lld of %lld ", step, steps, rest);
-    put_right(frame, "", text);
-    next_row(frame);
-    const int whole = frame->columns - 2, done = known ? (int)((double)whole * (double)step / (double)steps) : 0;
+    put_state(frame, view);
+    const double part = known ? (double)view->state.step / (double)view->settings.steps : 0;
+    const int whole = frame->columns - 2, done = (int)(whole * part);
     go_to(frame, 1);
     for (int i = 0; i < whole && known; i++) put_styled(frame, i < done ? TRAINING : SOFT, i < done ? "\xE2\x94\x81" : "\xE2\x94\x80");
     next_row(frame);

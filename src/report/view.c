@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "run/lineage.h"
 #include "run/run.h"
@@ -58,12 +59,26 @@ static bool update_config(RunView *view, bool *changed, Error *error) {
     return true;
 }
 
+/* Returns whether the state reads differently from before. */
+static bool update_state(RunView *view) {
+    char told[RUN_TOLD];
+    double now = log_unix_seconds();
+    RunState state = run_state_read(view->folder, view_knows_settings(view) ? &view->settings : NULL, now);
+    run_state_free(&view->state);
+    view->state = state;
+    run_state_describe(&view->state, now, told);
+    bool same = strcmp(told, view->told) == 0;
+    memcpy(view->told, told, sizeof told);
+    return !same;
+}
+
 bool view_update(RunView *view) {
     bool changed = false;
     Error error = {0};
     if (history_update(view->history, &changed, &error)) update_config(view, &changed, &error);
     if (strcmp(error.message, view->trouble.message) != 0) changed = true;
     view->trouble = error;
+    if (update_state(view)) changed = true;
     if (changed) {
         Error unread = {0}; /* runs of other versions may have no record */
         json_t *record = lineage_read(view->folder, &unread);
@@ -106,4 +121,5 @@ void view_free(RunView *view) {
     free(view->config);
     options_free_strings(&view->strings);
     json_decref(view->record);
+    run_state_free(&view->state);
 }

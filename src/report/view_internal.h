@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "config/config.h"
 #include "report/history_internal.h"
+#include "run/run_state.h"
 
 typedef struct RunView {
     char *folder, *name; /* name: last part of the real path, so that "." has one too */
@@ -15,9 +16,11 @@ typedef struct RunView {
     char *config;              /* text of config.yaml; NULL: none */
     Config settings, defaults; /* `settings`: known settings only */
     OptionStrings strings;
-    json_t *record;   /* run.json; NULL: missing or damaged */
-    Error trouble;    /* why the files could not be read the last time; code 0: no error */
-    Error unreadable; /* why config.yaml is not a valid configuration of this version; code 0: it is valid */
+    json_t *record; /* run.json; NULL: missing or damaged */
+    RunState state;
+    char told[RUN_TOLD]; /* the state in words */
+    Error trouble;       /* why the files could not be read the last time; code 0: no error */
+    Error unreadable;    /* why config.yaml is not a valid configuration of this version; code 0: it is valid */
 } RunView;
 
 /* `view` is zeroed. Reads nothing. Returns false with ERROR_USAGE if `folder` is not a folder.

@@ -48,7 +48,7 @@ static const char script[] =
     "        const changes = await answer.json();\n"
     "        for (const [id, html] of Object.entries(changes.parts)) document.getElementById(id).innerHTML = html;\n"
     "        version = changes.version;\n"
-    "        state.textContent = 'live';\n"
+    "        state.textContent = 'connected';\n"
     "        state.classList.remove('lost');\n"
     "    } catch {\n"
     "        state.textContent = 'smelt watch does not answer: these are the last figures';\n"

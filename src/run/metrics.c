@@ -29,12 +29,6 @@ struct Metrics {
     Tensorboard *tensorboard; /* NULL if disabled */
 };
 
-static double unix_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + (double)(now.tv_nsec / 1000000) * 1e-3;
-}
-
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 /* Notes a record of step `at`, which follows the last noted step unless records are missing. */
@@ -133,7 +127,7 @@ Metrics *metrics_open(const char *run, int64_t step, bool evaluates, bool tensor
     if (file_make_folder(run, error) &&
         drop_later_records(path, (RecordCut){.step = step, .evaluates = evaluates}, &metrics->kept, error) &&
         file_open_journal(&metrics->journal, path, error) && file_sync_name(path, error) &&
-        (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error)))) {
+        (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, log_unix_seconds(), error)))) {
         warn_of_gaps(path, step, &metrics->kept);
         return metrics;
     }
@@ -237,7 +231,7 @@ static void put_rewards(json_t *record, const Rewards *rewards) {
 
 bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
     StepRates rates = metrics_rates(step);
-    double time = unix_seconds();
+    double time = log_unix_seconds();
     json_t *record = record_new("step", step->step);
     put_finite(record, "loss", step->loss);
     put_finite(record, "auxiliary", step->auxiliary);
@@ -288,7 +282,7 @@ static bool write_imbalance(
 
 bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error) {
     const double digits = 1e6; /* finer than one token in a million is noise */
-    double time = unix_seconds();
+    double time = log_unix_seconds();
     json_t *record = record_new("load", step), *rows = json_array();
     for (int64_t layer = 0; layer < layers; layer++) {
         json_t *row = json_array();
@@ -304,7 +298,7 @@ bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t expert
 }
 
 bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, Error *error) {
-    double time = unix_seconds(), bits = evaluation->bits_per_byte;
+    double time = log_unix_seconds(), bits = evaluation->bits_per_byte;
     json_t *record = record_new("evaluation", evaluation->step);
     put_finite(record, "loss", evaluation->loss);
     put_known(record, "bits_per_byte", bits);
@@ -340,7 +334,7 @@ static bool write_text_block(Metrics *metrics, int64_t step, double time, const 
 }
 
 bool metrics_sample(Metrics *metrics, int64_t step, const char *prompt, const char *text, int64_t tokens, double seconds, Error *error) {
-    double time = unix_seconds();
+    double time = log_unix_seconds();
     json_t *record = record_new("sample", step);
     json_object_set_new(record, "prompt", json_string(prompt));
     json_object_set_new(record, "text", json_string(text));
@@ -353,13 +347,13 @@ bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t 
     json_t *record = record_new("checkpoint", step);
     put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
     json_object_set_new(record, "bytes", bytes >= 0 ? json_integer(bytes) : json_null());
-    return record_write(metrics, record, unix_seconds(), error);
+    return record_write(metrics, record, log_unix_seconds(), error);
 }
 
 static bool write_details(Metrics *metrics, const char *kind, int64_t step, json_t *details, Error *error) {
     json_t *record = record_new(kind, step);
     json_object_update_missing(record, details);
-    return record_write(metrics, record, unix_seconds(), error);
+    return record_write(metrics, record, log_unix_seconds(), error);
 }
 
 bool metrics_start(Metrics *metrics, int64_t step, json_t *details, Error *error) {
@@ -373,5 +367,13 @@ bool metrics_phase(Metrics *metrics, int64_t step, json_t *details, Error *error
 bool metrics_mixture(Metrics *metrics, int64_t step, json_t *phases, Error *error) {
     json_t *record = record_new("mixture", step);
     json_object_set_new(record, "phases", phases);
-    return record_write(metrics, record, unix_seconds(), error);
+    return record_write(metrics, record, log_unix_seconds(), error);
+}
+
+bool metrics_end(Metrics *metrics, int64_t step, const char *state, int code, const char *message, Error *error) {
+    json_t *record = record_new("end", step), *text = json_string(message);
+    json_object_set_new(record, "state", json_string(state));
+    put_integer(record, "code", code);
+    json_object_set_new(record, "message", text ? text : json_string("")); /* a message that is not UTF-8 is in log.txt */
+    return record_write(metrics, record, log_unix_seconds(), error);
 }

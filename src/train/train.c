@@ -20,6 +20,7 @@
 #include "eval/evaluate.h"
 #include "eval/picture_sample.h"
 #include "eval/text_sample.h"
+#include "run/run_state.h"
 #include "train/loop_internal.h"
 #include "train/numerics_internal.h"
 #include "train/summary_internal.h"
@@ -450,6 +451,19 @@ static bool run_steps(Loop *loop, Error *error) {
     return report_run_stop(loop, signal, error);
 }
 
+/* Records how this process ends. */
+static void note_end(Loop *loop, bool done, const Error *reason) {
+    Error error = {0};
+    const Config *config = &loop->settings;
+    int64_t step = loop->session.step, steps = done && is_exhausted(loop) ? step : config->steps;
+    int code = done ? ERROR_NONE : (int)reason->code;
+    if (!loop->metrics) return;
+    SCOPED_FREE char *by_setting = memory_format("stop_at=%lld", (long long)config->stop_at);
+    RunStatus status = run_status_of_end(code, step, steps, watchdog_is_supervised());
+    const char *message = !done ? reason->message : status == RUN_IS_STOPPED ? by_setting : "";
+    loop_note_record(loop, metrics_end(loop->metrics, step, run_status_name(status), code, message, &error), &error);
+}
+
 bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error) {
     Loop loop = {.settings = *config, .config = &loop.settings, .device = device, .comm = comm, .host = host, .lock = -1};
     gemm_exact(config->exact_gemm);
@@ -457,6 +471,7 @@ bool train(const Config *config, Device *device, Comm *comm, const TrainHost *ho
     host->stop->heeded = 1;
     done = done && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
     console_end_steps(host->console);
+    note_end(&loop, done, error);
     loop_close(&loop);
     return done;
 }

@@ -40,7 +40,7 @@ url=$(sed -n 's/.*\(http[^ ]*\).*/\1/p' address)
 # is some 6,000 requests, which take many seconds.
 (sleep 1; steps 61 70 >>"$name/metrics.jsonl") &
 browser --virtual-time-budget=6000000 --dump-dom "$url" >dom
-check "the script runs and says so" dom 'class="live" role="status">live</p>'
+check "the script runs and says so" dom 'class="live" role="status">connected</p>'
 check "the page follows the run" dom '2.8930'
 lacks "the figures of before are gone" dom '>2.8940</dd>'
 lacks "no element comes from the run" dom '<img'

@@ -416,7 +416,7 @@ static void another_size_of_the_terminal_is_another_frame(void **state) {
     await_print(&terminal, " q ends");
     const struct winsize size = {.ws_col = 31, .ws_row = 50};
     assert_int_equal(ioctl(terminal.screen, TIOCSWINSZ, &size), 0);
-    await_print(&terminal, "run\x1b[0m              step 1 of 40 ");
+    await_print(&terminal, " stopped after step 1 of 40: it\x1b[0m");
     assert_int_equal(write(terminal.screen, "q", 1), 1);
     close_terminal(&terminal);
 }
