@@ -254,6 +254,9 @@ static inline bool model_has_window(const ModelConfig *model, int64_t layer) {
     if (!model->window || model->window_period <= 1) return model->window;
     return (layer % model->window_period == model->window_first) != model->window_skips;
 }
+static inline bool model_has_rope(const ModelConfig *model, int64_t layer) {
+    return !model->nope_period || (layer + 1) % model->nope_period;
+}
 /* Returns the RoPE base of layers with the window, or of the others. */
 static inline double model_rope_theta(const ModelConfig *model, bool window) {
     return window && model->window_rope_theta > 0 ? model->window_rope_theta : model->rope_theta;

@@ -30,6 +30,12 @@ bool family_check_key_heads(const ModelConfig *model, Error *error) {
                (long long)model->kv_heads, (long long)model->heads, family_of(model)->name, (long long)model->heads);
 }
 
+bool family_check_gates(const ModelConfig *model, const char *name, Error *error) {
+    return model->renormalise ||
+           error_set(
+               error, ERROR_USAGE, "model.renormalise=false does not work for %s, whose gates sum to 1: set model.renormalise=true", name);
+}
+
 bool family_norms_all_heads(const ModelConfig *model) {
     const FamilyRule *family = family_of(model);
     return family->norms_all_heads && (model->qk_norm || !family_has(family, "model.qk_norm"));

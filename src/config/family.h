@@ -71,6 +71,8 @@ static inline bool model_rope_grows(const ModelConfig *model) {
 
 /* Checks that families share. This one checks that heads x head_dim = width. */
 bool family_check_width(const ModelConfig *model, Error *error);
+/* Checks that the gates of a token sum to 1, as they do in `name`, a family or class. */
+bool family_check_gates(const ModelConfig *model, const char *name, Error *error);
 /* Checks that there are as many key heads as query heads. */
 bool family_check_key_heads(const ModelConfig *model, Error *error);
 /* Checks that model.width is one of those of op_post_norm and op_adaptive_norm (ops/norm/norm.h). */

@@ -8,32 +8,20 @@
 
 static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
-    LayerSpec spec = {.before_attention = "input_layernorm",
-        .before_mlp = "post_attention_layernorm",
-        .attention = {.query_latents = "self_attn.q_a_proj",
-            .query_norm = "self_attn.q_a_layernorm",
-            .queries = c->q_lora_rank ? "self_attn.q_b_proj" : "self_attn.q_proj",
-            .keys = "self_attn.kv_a_proj_with_mqa",
-            .key_norm = "self_attn.kv_a_layernorm",
-            .values = "self_attn.kv_b_proj",
-            .output = "self_attn.o_proj",
-            .rope_table = builder_rope_table(b, c->rope_theta, true),
-            .build = builder_latent_attention},
-        .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
-    if (model_layer_has_experts(c, index))
-        spec.mlp = (MlpLayer){.gate = "mlp.shared_experts.gate_proj",
-            .up = "mlp.shared_experts.up_proj",
-            .down = "mlp.shared_experts.down_proj",
-            .router = "mlp.gate",
-            .experts = "mlp.experts",
-            .balancing = "mlp.gate.e_score_correction_bias"};
+    LayerSpec spec = builder_llama_layer(b, index);
+    AttentionLayer *attention = &spec.attention;
+    attention->query_latents = "self_attn.q_a_proj";
+    attention->query_norm = "self_attn.q_a_layernorm";
+    if (c->q_lora_rank) attention->queries = "self_attn.q_b_proj";
+    attention->keys = "self_attn.kv_a_proj_with_mqa";
+    attention->key_norm = "self_attn.kv_a_layernorm";
+    attention->values = "self_attn.kv_b_proj";
+    attention->build = builder_latent_attention;
+    if (model_layer_has_experts(c, index)) spec.mlp = deepseek_experts;
     return spec;
 }
 
-static Trunk build(Builder *b) {
-    static const Decoder decoder = {.embedding = "model.embed_tokens.weight", .last_norm = "model.norm", .norm = NORM_RMS, .layer = layer};
-    return builder_decoder(b, &decoder);
-}
+static Trunk build(Builder *b) { return builder_llama_decoder(b, layer); }
 
 /* -- Classes of transformers --------------------------------------------------------------------------------------- */
 

@@ -11,17 +11,11 @@
 static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
     bool slides = model_has_window(c, index);
-    LayerSpec spec = {.before_attention = "input_layernorm",
-        .after_attention = "post_attention_layernorm",
-        .before_mlp = "pre_feedforward_layernorm",
-        .after_mlp = "post_feedforward_layernorm",
-        .attention = {.queries = "self_attn.q_proj",
-            .keys = "self_attn.k_proj",
-            .values = "self_attn.v_proj",
-            .output = "self_attn.o_proj",
-            .rope_table = builder_rope_table(b, model_rope_theta(c, slides), !slides || !c->qk_norm),
-            .scores = {.window = slides ? c->window : 0, .scale = c->softmax_scale, .cap = c->score_cap}},
-        .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
+    LayerSpec spec = llama_names;
+    spec.after_attention = "post_attention_layernorm";
+    spec.before_mlp = "pre_feedforward_layernorm", spec.after_mlp = "post_feedforward_layernorm";
+    spec.attention.rope_table = builder_rope_table(b, model_rope_theta(c, slides), !slides || !c->qk_norm);
+    spec.attention.scores = (AttentionScores){.window = slides ? c->window : 0, .scale = c->softmax_scale, .cap = c->score_cap};
     if (c->qk_norm) spec.attention.query_norm = "self_attn.q_norm", spec.attention.key_norm = "self_attn.k_norm";
     return spec;
 }

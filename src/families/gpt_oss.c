@@ -7,25 +7,14 @@
 #include "model/layer_spec.h"
 
 static LayerSpec layer(Builder *b, int index) {
-    const ModelConfig *c = b->config;
-    return (LayerSpec){.before_attention = "input_layernorm",
-        .before_mlp = "post_attention_layernorm",
-        .attention = {.queries = "self_attn.q_proj",
-            .keys = "self_attn.k_proj",
-            .values = "self_attn.v_proj",
-            .output = "self_attn.o_proj",
-            .biased = c->qkv_bias,
-            .output_biased = c->qkv_bias,
-            .rope_table = builder_rope_table(b, c->rope_theta, true),
-            .sinks = "self_attn.sinks",
-            .scores = {.window = model_has_window(c, index) ? c->window : 0}},
-        .mlp = {.router = "mlp.router", .experts = "mlp.experts", .biased = true, .interleaved = true}};
+    LayerSpec spec = builder_llama_layer(b, index);
+    spec.attention.output_biased = b->config->qkv_bias;
+    spec.attention.sinks = "self_attn.sinks";
+    spec.mlp = (MlpLayer){.router = "mlp.router", .experts = "mlp.experts", .biased = true, .interleaved = true};
+    return spec;
 }
 
-static Trunk build(Builder *b) {
-    static const Decoder decoder = {.embedding = "model.embed_tokens.weight", .last_norm = "model.norm", .norm = NORM_RMS, .layer = layer};
-    return builder_decoder(b, &decoder);
-}
+static Trunk build(Builder *b) { return builder_llama_decoder(b, layer); }
 
 /* -- The class of transformers ------------------------------------------------------------------------------------- */
 
@@ -112,9 +101,7 @@ static bool check(const ModelConfig *c, Error *error) {
         return error_set(error, ERROR_USAGE,
             "model.experts=0, but model.family=gpt_oss is a mixture of experts: set model.experts, or a dense family such as "
             "model.family=llama");
-    return c->renormalise || error_set(error, ERROR_USAGE,
-                                 "model.renormalise=false does not work for family gpt_oss, whose gates sum to 1: set "
-                                 "model.renormalise=true");
+    return family_check_gates(c, "family gpt_oss", error);
 }
 
 static const char *const settings[] = {"experts", "padding", "qkv_bias", "rope_factor", "rope_theta", "swiglu_alpha", "swiglu_limit",

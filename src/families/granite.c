@@ -10,26 +10,14 @@
 
 static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
-    (void)index;
-    LayerSpec spec = {.before_attention = "input_layernorm",
-        .before_mlp = "post_attention_layernorm",
-        .attention = {.queries = "self_attn.q_proj",
-            .keys = "self_attn.k_proj",
-            .values = "self_attn.v_proj",
-            .output = "self_attn.o_proj",
-            .biased = c->qkv_bias,
-            .output_biased = c->qkv_bias,
-            .rope_table = builder_rope_table(b, c->rope_theta, true),
-            .scores = {.scale = c->softmax_scale}},
-        .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
+    LayerSpec spec = builder_llama_layer(b, index);
+    spec.attention.output_biased = c->qkv_bias;
+    spec.attention.scores.scale = c->softmax_scale;
     if (c->experts) spec.mlp = (MlpLayer){.router = "block_sparse_moe.router", .experts = "block_sparse_moe.experts"};
     return spec;
 }
 
-static Trunk build(Builder *b) {
-    static const Decoder decoder = {.embedding = "model.embed_tokens.weight", .last_norm = "model.norm", .norm = NORM_RMS, .layer = layer};
-    return builder_decoder(b, &decoder);
-}
+static Trunk build(Builder *b) { return builder_llama_decoder(b, layer); }
 
 /* -- Classes of transformers --------------------------------------------------------------------------------------- */
 
@@ -146,11 +134,7 @@ static const HfClass *const classes[] = {&granitemoe, &granite, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
 
-static bool check(const ModelConfig *c, Error *error) {
-    return !c->experts || c->renormalise ||
-           error_set(error, ERROR_USAGE,
-               "model.renormalise=false does not work for family granite, whose gates sum to 1: set model.renormalise=true");
-}
+static bool check(const ModelConfig *c, Error *error) { return !c->experts || family_check_gates(c, "family granite", error); }
 
 static const char *const settings[] = {"activation", "embedding_scale", "experts", "logit_divisor", "padding", "qkv_bias", "residual_scale",
     "rope_factor", "rope_theta", "softmax_scale", NULL};

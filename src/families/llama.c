@@ -10,27 +10,12 @@
 #include "model/layer_spec.h"
 
 static LayerSpec layer(Builder *b, int index) {
-    const ModelConfig *c = b->config;
-    LayerSpec spec = {.before_attention = "input_layernorm",
-        .before_mlp = "post_attention_layernorm",
-        .attention = {.queries = "self_attn.q_proj",
-            .keys = "self_attn.k_proj",
-            .values = "self_attn.v_proj",
-            .output = "self_attn.o_proj",
-            .biased = c->qkv_bias,
-            .rope_table = builder_rope_table(b, c->rope_theta, true),
-            .scores = {.window = c->window}}};
-    if (c->qk_norm) spec.attention.query_norm = "self_attn.q_norm", spec.attention.key_norm = "self_attn.k_norm";
-    if (model_layer_has_experts(c, index)) spec.mlp = (MlpLayer){.router = "mlp.gate", .experts = "mlp.experts"};
-    else spec.mlp = (MlpLayer){.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"};
+    LayerSpec spec = builder_llama_layer(b, index);
+    if (model_layer_has_experts(b->config, index)) spec.mlp = (MlpLayer){.router = "mlp.gate", .experts = "mlp.experts"};
     return spec;
 }
 
-static Trunk build_llama(Builder *b) {
-    static const Decoder decoder = {
-        .embedding = "model.embed_tokens.weight", .last_norm = "model.norm", .norm = NORM_RMS, .norms_heads = true, .layer = layer};
-    return builder_decoder(b, &decoder);
-}
+static Trunk build(Builder *b) { return builder_llama_decoder(b, layer); }
 
 /* -- Classes of transformers --------------------------------------------------------------------------------------- */
 
@@ -176,9 +161,7 @@ static bool check_llama_class(const ModelConfig *c, const char *architecture, Er
 }
 
 static bool check_mixtral(const ModelConfig *c, const char *architecture, Error *error) {
-    if (!c->renormalise)
-        return error_set(error, ERROR_USAGE,
-            "model.renormalise=false does not work for %s, whose gates sum to 1: set model.renormalise=true", architecture);
+    if (!family_check_gates(c, architecture, error)) return false;
     if (model_mixes_layers(c))
         return error_set(error, ERROR_USAGE,
             "model.experts_first=%lld and model.experts_period=%lld must be 0 and 1 for %s, which has experts in all layers: change them, "
@@ -363,4 +346,4 @@ const FamilyRule family_llama = {.name = "llama",
     .activation = ACTIVATION_swiglu,
     .layers = "model.layers",
     .classes = classes,
-    .build = build_llama};
+    .build = build};

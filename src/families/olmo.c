@@ -14,22 +14,15 @@
 static LayerSpec layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
     bool slides = model_has_window(c, index);
-    LayerSpec spec = {.after_attention = "post_attention_layernorm",
-        .after_mlp = "post_feedforward_layernorm",
-        .attention = {.queries = "self_attn.q_proj",
-            .keys = "self_attn.k_proj",
-            .values = "self_attn.v_proj",
-            .output = "self_attn.o_proj",
-            .query_norm = "self_attn.q_norm",
-            .key_norm = "self_attn.k_norm",
-            .clip_normed = c->clip_qkv,
-            .rope_table = builder_rope_table(b, model_rope_theta(c, slides), !slides),
-            .scores = {.window = slides ? c->window : 0}},
-        .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
-    if (!c->experts) return spec;
-    spec.before_attention = "input_layernorm", spec.before_mlp = "post_attention_layernorm";
-    spec.after_attention = spec.after_mlp = NULL;
-    spec.mlp = (MlpLayer){.router = "mlp.gate", .experts = "mlp.experts"};
+    LayerSpec spec = llama_names;
+    spec.attention.query_norm = "self_attn.q_norm", spec.attention.key_norm = "self_attn.k_norm";
+    spec.attention.clip_normed = c->clip_qkv;
+    spec.attention.rope_table = builder_rope_table(b, model_rope_theta(c, slides), !slides);
+    spec.attention.scores.window = slides ? c->window : 0;
+    if (c->experts) spec.mlp = (MlpLayer){.router = "mlp.gate", .experts = "mlp.experts"};
+    if (c->experts) return spec;
+    spec.before_attention = spec.before_mlp = NULL;
+    spec.after_attention = "post_attention_layernorm", spec.after_mlp = "post_feedforward_layernorm";
     return spec;
 }
 

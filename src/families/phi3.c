@@ -4,21 +4,13 @@
 #include "model/layer_spec.h"
 
 static LayerSpec layer(Builder *b, int index) {
-    const ModelConfig *c = b->config;
-    (void)index;
-    return (LayerSpec){.before_attention = "input_layernorm",
-        .before_mlp = "post_attention_layernorm",
-        .attention = {.queries = "self_attn.qkv_proj",
-            .output = "self_attn.o_proj",
-            .rope_table = builder_rope_table(b, c->rope_theta, true),
-            .scores = {.window = c->window}},
-        .mlp = {.up = "mlp.gate_up_proj", .down = "mlp.down_proj"}};
+    LayerSpec spec = builder_llama_layer(b, index);
+    spec.attention.queries = "self_attn.qkv_proj", spec.attention.keys = NULL;
+    spec.mlp = (MlpLayer){.up = "mlp.gate_up_proj", .down = "mlp.down_proj"};
+    return spec;
 }
 
-static Trunk build(Builder *b) {
-    static const Decoder decoder = {.embedding = "model.embed_tokens.weight", .last_norm = "model.norm", .norm = NORM_RMS, .layer = layer};
-    return builder_decoder(b, &decoder);
-}
+static Trunk build(Builder *b) { return builder_llama_decoder(b, layer); }
 
 /* -- The class of transformers ------------------------------------------------------------------------------------- */
 

@@ -3,27 +3,13 @@
 #include "formats/hf_class.h"
 #include "model/layer_spec.h"
 
-static bool has_rope(const ModelConfig *c, int64_t layer) { return !c->nope_period || (layer + 1) % c->nope_period; }
-
 static LayerSpec layer(Builder *b, int index) {
-    const ModelConfig *c = b->config;
-    return (LayerSpec){.before_attention = "input_layernorm",
-        .before_mlp = "post_attention_layernorm",
-        .attention = {.queries = "self_attn.q_proj",
-            .keys = "self_attn.k_proj",
-            .values = "self_attn.v_proj",
-            .output = "self_attn.o_proj",
-            .biased = c->qkv_bias,
-            .output_biased = c->qkv_bias,
-            .rope_table = has_rope(c, index) ? builder_rope_table(b, c->rope_theta, true) : TENSOR_NONE,
-            .scores = {.window = model_has_window(c, index) ? c->window : 0}},
-        .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
+    LayerSpec spec = builder_llama_layer(b, index);
+    spec.attention.output_biased = b->config->qkv_bias;
+    return spec;
 }
 
-static Trunk build(Builder *b) {
-    static const Decoder decoder = {.embedding = "model.embed_tokens.weight", .last_norm = "model.norm", .norm = NORM_RMS, .layer = layer};
-    return builder_decoder(b, &decoder);
-}
+static Trunk build(Builder *b) { return builder_llama_decoder(b, layer); }
 
 /* -- The class of transformers ------------------------------------------------------------------------------------- */
 
@@ -43,7 +29,7 @@ static void read_period(HfFieldReader *r, const char *name, const json_t *list) 
     while (first < c->layers && json_integer_value(json_array_get(list, (size_t)first))) first++;
     c->nope_period = first < c->layers ? first + 1 : 0;
     for (int64_t i = 0; i < c->layers; i++)
-        if (has_rope(c, i) != !!json_integer_value(json_array_get(list, (size_t)i)))
+        if (model_has_rope(c, i) != !!json_integer_value(json_array_get(list, (size_t)i)))
             hf_refuse(r, name, "is 0 in layers other than every Nth, which is not supported");
 }
 
@@ -57,7 +43,8 @@ static void read_layers(HfFieldReader *r, const char *name, const json_t *value)
     json_auto_t *usual = json_array();
     if (c->layers > MOST_LAYERS) return; /* refused by its bounds */
     for (int64_t i = 0; i < c->layers; i++)
-        json_array_append_new(usual, json_string(slides && rows && !has_rope(c, i) ? hf_sliding_names.sliding : hf_sliding_names.full));
+        json_array_append_new(
+            usual, json_string(slides && rows && !model_has_rope(c, i) ? hf_sliding_names.sliding : hf_sliding_names.full));
     const json_t *types = value && !json_is_null(value) ? value : usual;
     int64_t sliding = r->good ? hf_read_windows(r, name, types, &hf_sliding_names, c->nope_period, true) : 0;
     if (sliding > 0 && !(slides && rows)) hf_refuse(r, name, "has a window, which needs use_sliding_window and sliding_window");
@@ -93,7 +80,7 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put(object, "attention_bias", json_boolean(c->qkv_bias));
     hf_put(object, "mlp_bias", json_false());
     hf_put(object, "no_rope_layers", rotated);
-    for (int64_t i = 0; i < c->layers; i++) json_array_append_new(rotated, json_integer(has_rope(c, i)));
+    for (int64_t i = 0; i < c->layers; i++) json_array_append_new(rotated, json_integer(model_has_rope(c, i)));
     hf_put(object, "use_sliding_window", json_boolean(c->window > 0));
     hf_put(object, "sliding_window", c->window ? json_integer(c->window) : json_null());
     hf_put_layer_types(object, c, &hf_sliding_names);
@@ -107,7 +94,7 @@ static bool read_gguf(const GgufKeys *keys) {
 
 static bool check_gguf(const ModelConfig *c, Error *error) {
     for (int64_t i = 0; i < c->layers; i++)
-        if (has_rope(c, i) != ((i + 1) % 4 != 0))
+        if (model_has_rope(c, i) != ((i + 1) % 4 != 0))
             return error_set(error, ERROR_USAGE,
                 "model.nope_period=%lld: llama.cpp's smollm3 has RoPE in all layers but every 4th; write a folder",
                 (long long)c->nope_period);

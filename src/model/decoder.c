@@ -180,3 +180,33 @@ Trunk builder_decoder(Builder *b, const Decoder *d) {
     if (!builder_is_last_stage(b)) normed = TENSOR_NONE;
     return (Trunk){.normed = normed, .head = builder_head(b, d->embedding, embedding)};
 }
+
+/* -- Names that classes share -------------------------------------------------------------------------------------- */
+
+const LayerSpec llama_names = {.before_attention = "input_layernorm",
+    .before_mlp = "post_attention_layernorm",
+    .attention = {.queries = "self_attn.q_proj", .keys = "self_attn.k_proj", .values = "self_attn.v_proj", .output = "self_attn.o_proj"},
+    .mlp = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"}};
+
+const MlpLayer deepseek_experts = {.gate = "mlp.shared_experts.gate_proj",
+    .up = "mlp.shared_experts.up_proj",
+    .down = "mlp.shared_experts.down_proj",
+    .router = "mlp.gate",
+    .experts = "mlp.experts",
+    .balancing = "mlp.gate.e_score_correction_bias"};
+
+LayerSpec builder_llama_layer(Builder *b, int index) {
+    const ModelConfig *c = b->config;
+    LayerSpec spec = llama_names;
+    spec.attention.biased = c->qkv_bias;
+    spec.attention.rope_table = model_has_rope(c, index) ? builder_rope_table(b, c->rope_theta, true) : TENSOR_NONE;
+    spec.attention.scores.window = model_has_window(c, index) ? c->window : 0;
+    if (c->qk_norm) spec.attention.query_norm = "self_attn.q_norm", spec.attention.key_norm = "self_attn.k_norm";
+    return spec;
+}
+
+Trunk builder_llama_decoder(Builder *b, LayerSpec (*layer)(Builder *, int)) {
+    const Decoder decoder = {
+        .embedding = "model.embed_tokens.weight", .last_norm = "model.norm", .norm = NORM_RMS, .norms_heads = true, .layer = layer};
+    return builder_decoder(b, &decoder);
+}

@@ -68,3 +68,13 @@ typedef struct Decoder {
 
 /* Appends the part of the decoder that this stage has. */
 Trunk builder_decoder(Builder *builder, const Decoder *decoder);
+
+/* Names that many classes of transformers share: of Llama's layers, and of DeepSeek's routed and shared
+ * experts. */
+extern const LayerSpec llama_names;
+extern const MlpLayer deepseek_experts;
+/* Returns layer `index` with Llama's names, RoPE, window, biases of queries, keys and values, and
+ * norms of query and key heads, as the settings have them. */
+LayerSpec builder_llama_layer(Builder *builder, int index);
+/* Appends a decoder with Llama's names outside layers. */
+Trunk builder_llama_decoder(Builder *builder, LayerSpec (*layer)(Builder *builder, int index));
