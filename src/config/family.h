@@ -34,8 +34,8 @@ typedef struct FamilyRule {
     bool (*check)(const ModelConfig *model, Error *error);
     Activation activation; /* of the MLP if model.activation=auto */
     const char *layers;    /* "model.layers": parameters of layer N are called LAYERS.N.NAME */
-    /* Classes of transformers or diffusers (formats/hf_class.h), ended by NULL: at least one, and the
-     * last one fits any model. */
+    /* Classes of transformers or diffusers (formats/hf_class.h), ended by NULL. One of them fits any
+     * model; models are written as that class or one before it, and the classes after it are only read. */
     const struct HfClass *const *classes;
     /* Declares the parameters and appends one forward pass (model/builder.h). */
     struct Trunk (*build)(struct Builder *builder);

@@ -1,6 +1,6 @@
 /* DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): Llama's layers with multi-head latent
  * attention (model/latent.c) and, from model.experts_first on, a mixture of experts beside shared
- * ones. V2's router is a softmax, V3's a sigmoid per expert. Moonlight has V3's class. */
+ * ones. V2's router is a softmax, V3's a sigmoid per expert. Moonlight has V3's class; Kimi-K2 and GLM-4.7-Flash are V3's model. */
 #include <string.h>
 
 #include "formats/hf_class.h"
@@ -26,21 +26,25 @@ static Trunk build(Builder *b) { return builder_llama_decoder(b, layer); }
 /* -- Classes of transformers --------------------------------------------------------------------------------------- */
 
 /* Reads the channels of a head that RoPE does not rotate. In config.json, head_dim counts the others. */
-static void read_channels(HfFieldReader *r, const char *name, const json_t *value) {
+static void read_channels_or(HfFieldReader *r, const char *name, int64_t fallback) {
     ModelConfig *c = r->model;
-    int64_t plain = hf_integer_or(r, name, 1, 128);
-    (void)value;
+    int64_t plain = hf_integer_or(r, name, 1, fallback);
     if (c->head_dim && c->head_dim != c->rope_dim) hf_refuse(r, "head_dim", "differs from qk_rope_head_dim, which is not supported");
     if (plain % 2 || __builtin_add_overflow(plain, c->rope_dim, &c->head_dim)) hf_refuse(r, name, "is odd or too large");
 }
 
-/* Reads the first layer that has experts. */
-static void read_dense_layers(HfFieldReader *r, const char *name, const json_t *value) {
-    ModelConfig *c = r->model;
+static void read_channels(HfFieldReader *r, const char *name, const json_t *value) {
     (void)value;
-    c->experts_first = hf_integer_or(r, name, 0, c->router_scores == SCORES_SIGMOID ? 3 : 0);
-    if (c->experts_first >= c->layers) hf_refuse(r, name, "leaves no layer with experts, which is not supported");
-    if (!model_mixes_layers(c)) c->dense_ffn = 0;
+    read_channels_or(r, name, 128);
+}
+static void read_lite_channels(HfFieldReader *r, const char *name, const json_t *value) {
+    (void)value;
+    read_channels_or(r, name, 192);
+}
+
+static void read_dense_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    (void)value;
+    hf_read_dense_layers(r, name, r->model->router_scores == SCORES_SIGMOID ? 3 : 0);
 }
 
 /* Groups have no effect with "greedy". */
@@ -114,6 +118,47 @@ static const HfField v3_fields[] = {
     END,
 };
 
+/* Reads a list with "sparse" for each layer that has experts, and "dense" for each layer before them. */
+static void read_layer_kinds(HfFieldReader *r, const char *name, const json_t *kinds) {
+    ModelConfig *c = r->model;
+    size_t layers = json_array_size(kinds);
+    bool given = kinds && !json_is_null(kinds);
+    if (given && (int64_t)layers != c->layers) hf_refuse(r, name, "does not have one name per layer (num_hidden_layers)");
+    c->experts_first = !given;
+    for (size_t i = 0; i < layers && r->good; i++) {
+        const char *kind = json_string_value(json_array_get(kinds, i));
+        bool dense = kind && !strcmp(kind, "dense");
+        if (!dense && (!kind || strcmp(kind, "sparse") != 0)) hf_refuse(r, name, "holds a name other than \"dense\" and \"sparse\"");
+        if (dense && c->experts_first < (int64_t)i) hf_refuse(r, name, "has \"dense\" after \"sparse\", which is not supported");
+        c->experts_first += dense;
+    }
+    if (c->experts_first >= c->layers) hf_refuse(r, name, "leaves no layer with experts, which is not supported");
+    if (!model_mixes_layers(c)) c->dense_ffn = 0;
+}
+
+static const HfField lite_fields[] = {
+    INTEGER("vocab_size", vocabulary, "154880"),
+    INTEGER("hidden_size", width, "2048"),
+    INTEGER("num_hidden_layers", layers, "47"),
+    INTEGER("num_attention_heads", heads, "20"),
+    INTEGER("max_position_embeddings", context, "202752"),
+    REAL("rms_norm_eps", norm_epsilon, "1e-5"),
+    INTEGER("intermediate_size", dense_ffn, "10240"),
+    INTEGER("num_key_value_heads", kv_heads, "20"),
+    INTEGER("moe_intermediate_size", ffn, "1536"),
+    INTEGER("n_routed_experts", experts, "64"),
+    INTEGER("num_experts_per_tok", experts_per_token, "4"),
+    REAL("routed_scaling_factor", gate_scale, "1.8"),
+    INTEGER("n_group", expert_groups, "1"),
+    INTEGER("topk_group", groups_chosen, "1"),
+    INTEGER("v_head_dim", value_dim, "256"),
+    INTEGER("q_lora_rank", q_lora_rank, "768 null"),
+    READ("qk_nope_head_dim", read_lite_channels),
+    READ("mlp_layer_types", read_layer_kinds),
+    NO_EFFECT("first_k_dense_replace"), /* in published folders */
+    END,
+};
+
 static bool fits_v3(const ModelConfig *c) { return c->router_scores == SCORES_SIGMOID; }
 
 static bool check_class(const ModelConfig *c, const char *architecture, Error *error) {
@@ -165,7 +210,28 @@ static const HfClass v3 = {.model_type = "deepseek_v3",
     .put = put,
     .list = hf_list_experts,
     .layouts = {HF_STACKED}};
-static const HfClass *const classes[] = {&v3, &v2, NULL};
+
+/* V3's model in a folder of Kimi-K2, and with the fields of GLM-4.7-Flash. */
+static const HfClass kimi_k2 = {.model_type = "kimi_k2",
+    .architecture = "DeepseekV3ForCausalLM",
+    .tables = {{v3_fields, latent_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .scales_scores = true,
+    .router_is_parameter = true,
+    .skips_prediction = true,
+    .start = start_v3,
+    .list = hf_list_experts,
+    .layouts = {HF_STACKED}};
+static const HfClass glm4_moe_lite = {.model_type = "glm4_moe_lite",
+    .architecture = "Glm4MoeLiteForCausalLM",
+    .tables = {{lite_fields, v3_fields, latent_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .rotates_whole = true,
+    .scales_scores = true,
+    .router_is_parameter = true,
+    .skips_prediction = true,
+    .start = start_v3,
+    .list = hf_list_experts,
+    .layouts = {HF_STACKED}};
+static const HfClass *const classes[] = {&v3, &v2, &kimi_k2, &glm4_moe_lite, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
 

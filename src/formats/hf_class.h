@@ -58,7 +58,7 @@ typedef struct HfField {
 #define END {NULL, FIELD_NO_EFFECT, "", 0, NULL}
 
 /* The first table that has a field decides. */
-enum { HF_TABLES = 5 };
+enum { HF_TABLES = 6 };
 typedef struct HfTables { const HfField *rows[HF_TABLES]; } HfTables;
 
 /* Shared tables: fields of every class of transformers; metadata that any of its objects may carry;
@@ -111,7 +111,11 @@ void hf_read_layer_ropes(HfFieldReader *r, const HfLayerThetas *thetas);
 /* Reads the coefficient of the router's loss over all layers, with its default, and
  * output_router_logits: without it the loss does not count. Needs the experts per token. */
 void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value, double fallback);
+/* Reads the number of layers before the first one with experts. */
+void hf_read_dense_layers(HfFieldReader *r, const char *name, int64_t fallback);
 void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value);
+/* The same for a class that rotates a part of each head, `fraction` by default. */
+void hf_read_rope_part(HfFieldReader *r, const char *name, const json_t *value, double fraction);
 /* Reads one object of RoPE settings at `path` (`rope` NULL: it is absent). `theta` and `fraction`
  * are the defaults of rope_theta and partial_rotary_factor; `theta` NAN: the object must have one.
  * Needs the model's sizes. */
@@ -277,6 +281,7 @@ struct HfClass {
     const HfTables *(*tables_of)(const json_t *object);
     double rope_theta;            /* default if config.json has none; 0: 1e4 */
     bool rotates_part;            /* partial_rotary_factor has an effect, also with a scaling of positions */
+    bool rotates_whole;           /* transformers does not run a partial_rotary_factor other than 1, even without scaling */
     bool has_only_longrope;       /* longrope is the only scaling; "su" and "yarn" are its old names */
     int64_t original_context;     /* default of original_max_position_embeddings, which is beside rope_parameters; 0: the context */
     bool rounds_rope_bounds;      /* yarn's bounds are whole channels, whatever `truncate` says */

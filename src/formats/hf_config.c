@@ -140,6 +140,13 @@ void hf_read_usual_windows(HfFieldReader *r, const char *name, const json_t *typ
     c->window = sliding > 0 ? hf_integer_or(r, "sliding_window", 1, window) : 0;
 }
 
+void hf_read_dense_layers(HfFieldReader *r, const char *name, int64_t fallback) {
+    ModelConfig *c = r->model;
+    c->experts_first = hf_integer_or(r, name, 0, fallback);
+    if (c->experts_first >= c->layers) hf_refuse(r, name, "leaves no layer with experts, which is not supported");
+    if (!model_mixes_layers(c)) c->dense_ffn = 0;
+}
+
 /* load_balancing_loss_func of transformers is one loss over the tokens of all layers: E times the sum
  * over e of f_e P_e. Its f counts choices per token, which add up to k; our f are shares, which add
  * up to 1. */

@@ -173,8 +173,9 @@ static void read_object(HfFieldReader *r, const json_t *rope, double theta, doub
     c->rope_theta = json_object_get(rope, "rope_theta") ? real(r, rope, "rope_theta") : theta;
     if (isnan(c->rope_theta)) hf_refuse(r, "rope_theta", "is missing or not a number");
     if (r->class->rotates_part) read_fraction(r, rotated);
-    else if (scaling != UNSCALED && rotated != 1)
-        hf_refuse(r, "partial_rotary_factor", "is %g together with RoPE scaling, which transformers does not support", rotated);
+    else if ((scaling != UNSCALED || r->class->rotates_whole) && rotated != 1)
+        hf_refuse(r, "partial_rotary_factor", "is %g%s, which transformers does not support", rotated,
+            scaling != UNSCALED ? " together with RoPE scaling" : "");
     if (scaling != UNSCALED) read_scaling(r, rope, (RopeScaling)scaling);
 }
 
@@ -196,8 +197,8 @@ static double number_or(const json_t *value, double fallback) {
     return json_is_finite(value) ? json_finite_value(value) : NAN;
 }
 
-/* Without scaling, these classes rotate whole heads whatever partial_rotary_factor says. */
-void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value) {
+/* Without scaling, classes that do not rotate a part rotate whole heads whatever partial_rotary_factor says. */
+void hf_read_rope_part(HfFieldReader *r, const char *name, const json_t *value, double usual) {
     const json_t *scaling = json_object_get(r->object, "rope_scaling"), *fraction = json_object_get(r->object, "partial_rotary_factor");
     bool scaled = !is_empty_rope(scaling);
     const json_t *rope = scaled ? scaling : value;
@@ -205,8 +206,10 @@ void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value) {
     if (rope && !json_is_null(rope) && !json_is_object(rope)) hf_refuse(r, scaled ? "rope_scaling" : name, "is not an object");
     else
         hf_read_rope_object(r, scaled ? "rope_scaling." : "rope_parameters.", json_is_object(rope) ? rope : NULL, theta,
-            number_or(json_is_null(fraction) && !r->class->rotates_part ? NULL : fraction, 1));
+            number_or(json_is_null(fraction) && !r->class->rotates_part ? NULL : fraction, usual));
 }
+
+void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value) { hf_read_rope_part(r, name, value, 1); }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 

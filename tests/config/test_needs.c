@@ -33,6 +33,7 @@ static const char *const runs[] = {"", "model.family=flux", "model.family=flux m
     "model.rope_factor=2 model.rope_scaling=yarn", "model.rope_factor=2 model.rope_scaling=longrope", "model.family=olmo model.window=8",
     "model.family=gpt_oss model.experts=4 model.renormalise=true", "model.family=olmo model.window=8 model.window_period=4",
     "model.family=deepseek model.kv_heads=4 model.experts=4", "model.family=gemma", "model.family=smollm3", "model.family=granite",
+    "model.family=glm model.experts=4 model.shared_experts=1 model.router_scores=sigmoid",
     "model.family=deepseek model.kv_heads=4 model.experts=4 model.expert_groups=2 model.rope_factor=2", "init=model",
     "fp8.recipe=tensor fp8.scaling=delayed", "lora.rank=4", "lora.rank=4 model.experts=4", "preference.loss=dpo", "batch.ramp_tokens=16",
     "batch.ramp_steps=16", "optimizer.name=muon", "optimizer.name=lion", "optimizer.weight_decay=0", "schedule.kind=wsd",

@@ -64,6 +64,12 @@ static FixtureSettings granite = {"model.family=granite", "model.heads=4", "mode
 static FixtureSettings granitemoe = {"model.family=granite", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
     "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_scope=model",
     "model.embedding_scale=12", "model.residual_scale=0.22", "model.softmax_scale=0.1", "model.logit_divisor=8"};
+static FixtureSettings glm4_moe = {"model.family=glm", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
+    "model.layers=3", "model.dense_ffn=40", "model.experts=4", "model.experts_first=1", "model.experts_per_token=2",
+    "model.shared_experts=1", "model.router_scores=sigmoid", "model.qkv_bias=true", "model.qk_norm=true", "model.rope_fraction=0.5"};
+static FixtureSettings minimax_m2 = {"model.family=minimax", "model.heads=4", "model.kv_heads=2", "model.head_dim=12", "model.width=32",
+    "model.ffn=12", "model.layers=2", "model.experts=4", "model.experts_per_token=2", "model.router_scores=sigmoid",
+    "model.renormalise=true", "model.rope_fraction=0.5"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
@@ -77,7 +83,7 @@ static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model
     "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
 static const char *const *const models[] = {zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt,
-    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, smollm3, phi3, granite, granitemoe, gpt2};
+    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, smollm3, phi3, granite, granitemoe, glm4_moe, minimax_m2, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -205,7 +211,7 @@ static void what_was_written_is_read_back(void **state) {
 
 static void stacked_experts_are_read_and_written_one_by_one(void **state) {
     (void)state;
-    static const char *const *const stacked[] = {mixtral, qwen3_moe, olmoe, deepseek_v2, deepseek_v3};
+    static const char *const *const stacked[] = {mixtral, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, glm4_moe, minimax_m2};
     for (size_t i = 0; i < sizeof stacked / sizeof *stacked; i++) {
         Fixture f;
         Error error = {0};
@@ -353,7 +359,8 @@ static void numbers_round_to_the_nearest_of_mxfp4(void **state) {
 static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
     static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe",
-        "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe"};
+        "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe",
+        "minimax_m2", "glm4_moe_lite"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -493,6 +500,7 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {deepseek_v2, "first_k_dense_replace", "3", "first_k_dense_replace leaves no layer with experts"},
         {deepseek_v2, "n_group", "4", "n_group model.expert_groups=4 model.experts=6"},
         {deepseek_v2, "num_key_value_heads", "2", "num_key_value_heads model.kv_heads=2"},
+        {deepseek_v3, "model_type", "\"kimi_k2\"", ""},
         {deepseek_v3, "head_dim", "8", "head_dim differs from qk_rope_head_dim"},
         {deepseek_v3, "n_group", "4", "n_group model.expert_groups=4 one expert per group"},
         {deepseek_v3, "scoring_func", "\"softmax\"", "scoring_func is"},
@@ -524,6 +532,10 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {granite, "residual_multiplier", "0", "residual_multiplier model.residual_scale would be 0"},
         {granite, "mlp_bias", "true", "mlp_bias is true"},
         {granitemoe, "logits_scaling", "null", "logits_scaling is not a number"},
+        {glm4_moe, "first_k_dense_replace", "3", "first_k_dense_replace leaves no layer with experts"},
+        {glm4_moe, "n_group", "3", "n_group model.expert_groups=3 model.experts=4"},
+        {minimax_m2, "output_router_logits", "true", "output_router_logits is true"},
+        {minimax_m2, "rotary_dim", "5", "partial_rotary_factor rotates 5 of 12 channels"},
         {qwen3_moe, "use_sliding_window", "1", "use_sliding_window is not true or false"},
         {zaya, "layer_types", "[\"hybrid\", \"hybrid_sliding\"]", "sliding_window is missing"},
         {zaya, "layer_types", "[\"hybrid\"]", "layer_types num_hidden_layers"},

@@ -146,6 +146,36 @@ def draw_granitemoe(draw):
     return draw_granite(draw) | experts
 
 
+def draw_rotated(draw, head_dim):
+    return dict(partial_rotary_factor=2 * draw.randint(1, head_dim // 2) / head_dim)
+
+
+def draw_glm4_moe(draw):
+    settings = draw_deepseek(draw, "deepseek_v3")
+    heads, head_dim = draw.choice([2, 4, 6]), 2 * draw.randint(4, 12)
+    for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_interleave"):
+        settings.pop(name)
+    for name in ("mscale", "mscale_all_dim"):
+        settings["rope_parameters"].pop(name, None)
+    return settings | dict(num_attention_heads=heads, hidden_size=8 * draw.randint(2, 9), head_dim=head_dim, use_qk_norm=draw.random() < 0.5,
+        num_key_value_heads=draw.choice([k for k in (1, 2, 3, 6) if heads % k == 0]), attention_bias=draw.random() < 0.5,
+        rope_parameters=settings["rope_parameters"] | draw_rotated(draw, head_dim), hidden_act=draw.choice(["silu", "silu", "gelu_pytorch_tanh"]))
+
+
+def draw_minimax_m2(draw):
+    heads, head_dim = draw.choice([2, 4, 6]), 2 * draw.randint(4, 12)
+    settings, experts = draw_common(draw, heads), draw_experts(draw)
+    return settings | dict(hidden_size=8 * draw.randint(2, 9), head_dim=head_dim, intermediate_size=draw.randint(5, 50), num_local_experts=max(3, experts["num_experts"]),
+        num_experts_per_tok=max(2, experts["num_experts_per_tok"]), num_key_value_heads=draw.choice([k for k in (1, 2, 3, 6) if heads % k == 0]),
+        rope_parameters=settings["rope_parameters"] | draw_rotated(draw, head_dim), hidden_act=draw.choice(["silu", "silu", "gelu_pytorch_tanh"]))
+
+
+def draw_glm4_moe_lite(draw):
+    settings = draw_deepseek(draw, "deepseek_v3")
+    dense = settings.pop("first_k_dense_replace")
+    return settings | dict(mlp_layer_types=draw.choice([["dense"] * dense + ["sparse"] * (settings["num_hidden_layers"] - dense)] + [None] * (settings["num_hidden_layers"] > 1)))
+
+
 def draw_gemma2(draw):
     settings, rope = draw_gemma3(draw), draw_common(draw, 2)["rope_parameters"]
     return settings | dict(rope_parameters=rope, attn_logit_softcapping=draw.choice([None, 50.0, 1.5]),
@@ -161,7 +191,7 @@ def draw_gemma3(draw):
         hidden_activation=draw.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu"]))
 
 
-FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3, "phi3": draw_phi3, "granite": draw_granite, "granitemoe": draw_granitemoe}
+FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3, "phi3": draw_phi3, "granite": draw_granite, "granitemoe": draw_granitemoe, "glm4_moe": draw_glm4_moe, "minimax_m2": draw_minimax_m2, "glm4_moe_lite": draw_glm4_moe_lite}
 
 
 def smelt(build, *arguments):

@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe", "minimax_m2", "glm4_moe_lite")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "hidden_activation", "activation_function", "norm_type", "attn_type")
@@ -342,6 +342,42 @@ def granitemoe_edits():
     yield from moe_edits()
 
 
+def rotary_edits():
+    for fraction in (0.25, 0.5, 0.75, 1.0, 0.3, 0.0, None, "1", ...):
+        yield {"rope_parameters": ..., "partial_rotary_factor": fraction}
+        yield {"rope_parameters": ..., "partial_rotary_factor": fraction, "rotary_dim": ...}
+        yield {"rope_parameters": ..., "rope_scaling": YARN, "partial_rotary_factor": fraction}
+        yield {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "partial_rotary_factor": fraction}
+        for rope in (YARN, LINEAR, DYNAMIC, {"rope_type": "default", "rope_theta": 300.0}):
+            yield {"rope_parameters": rope | ({} if fraction is ... else {"partial_rotary_factor": fraction})}
+    for rotated in (2, 4, 5, 6, 12, 14, 0, None, 6.0, ...):
+        yield {"rope_parameters": ..., "rotary_dim": rotated}
+        yield {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "rotary_dim": rotated}
+
+
+def glm_edits():
+    yield from rotary_edits()
+    yield from deepseek_edits("glm4_moe")
+    for edit in ({"use_qk_norm": False}, {"attention_bias": False}, {"head_dim": 8}, {"head_dim": ..., "hidden_size": 32}, {"num_key_value_heads": 1}):
+        yield edit
+
+
+def minimax_edits():
+    yield from rotary_edits()
+    yield from moe_edits()
+    for edit in ({"router_jitter_noise": 0.1}, {"head_dim": 8}, {"num_key_value_heads": 1}, {"scoring_func": "sigmoid"}, {"use_qk_norm": True}):
+        yield edit
+
+
+def lite_edits():
+    yield from deepseek_edits("glm4_moe_lite")
+    dense, sparse = "dense", "sparse"
+    for types in ([dense, sparse], [sparse] * 2, [dense] * 2, [sparse, dense], [dense], [dense, "other"], [dense, sparse, sparse], dense, [], None, ...):
+        yield {"mlp_layer_types": types}
+    for fraction in (0.5, 1.0, None):
+        yield {"rope_parameters": ..., "partial_rotary_factor": fraction}
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -394,7 +430,8 @@ def own_edits(family):
         edits += list(olmoe_edits())
     if family == "gpt_oss":
         edits += list(gpt_oss_edits())
-    edits += list({"smollm3": smollm3_edits, "phi3": phi3_edits, "granite": granite_edits, "granitemoe": granitemoe_edits}.get(family, tuple)())
+    edits += list({"smollm3": smollm3_edits, "phi3": phi3_edits, "granite": granite_edits, "granitemoe": granitemoe_edits,
+                   "glm4_moe": glm_edits, "minimax_m2": minimax_edits, "glm4_moe_lite": lite_edits}.get(family, tuple)())
     if family.startswith("deepseek"):
         edits += list(deepseek_edits(family))
     return edits

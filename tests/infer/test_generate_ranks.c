@@ -203,11 +203,11 @@ static void ranks_that_share_the_cache_give_the_logits_and_tokens_of_one(void **
     expect_one_process(&sharings[1], 0);
 }
 
-/* Not divided: one key head of CCA, three heads (three times), norms over all heads of MPT, OLMoE and OLMo 3. */
+/* Not divided: one key head of CCA, three heads (three times), norms over all heads of MPT, OLMoE, OLMo 3 and MiniMax-M2. */
 static void ranks_that_share_the_model_give_the_logits_and_tokens_of_one(void **state) {
     (void)state;
-    expect_one_process(&sharings[2], 7);
-    expect_one_process(&sharings[3], 7);
+    expect_one_process(&sharings[2], 8);
+    expect_one_process(&sharings[3], 8);
 }
 
 static void what_a_token_sends_does_not_depend_on_the_context(void **state) {

@@ -64,6 +64,13 @@ static void deepseek_v3_learns_the_same(void **state) {
         1e-5, 2, 4);
 }
 
+static void glm4_moe_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=glm model.kv_heads=2 model.experts_per_token=2 model.shared_experts=1 model.router_scores=sigmoid "
+          "model.renormalise=true model.qk_norm=true model.qkv_bias=true",
+        1e-5, 2, 4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(mpt_learns_the_same),
@@ -74,6 +81,7 @@ int main(void) {
         TRAIN_TEST(gpt_oss_learns_the_same),
         TRAIN_TEST(deepseek_v2_learns_the_same),
         TRAIN_TEST(deepseek_v3_learns_the_same),
+        TRAIN_TEST(glm4_moe_learns_the_same),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -81,6 +81,13 @@ static const Variety families[] = {
             "model.q_lora_rank=14", "model.kv_lora_rank=10", "model.width=24", "model.ffn=10", "model.layers=2", "model.experts=8",
             "model.experts_per_token=3", "model.shared_experts=1", "model.router_scores=sigmoid", "model.expert_groups=4",
             "model.groups_chosen=2", "model.renormalise=true", "model.gate_scale=2.5", "model.rope_interleave=false", "model.tied=false"}},
+    {"glm4_moe", {"model.family=glm", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=12", "model.ffn=10",
+                     "model.layers=3", "model.dense_ffn=18", "model.experts=6", "model.experts_first=1", "model.experts_per_token=2",
+                     "model.shared_experts=1", "model.router_scores=sigmoid", "model.expert_groups=3", "model.groups_chosen=2",
+                     "model.gate_scale=1.5", "model.qkv_bias=true", "model.qk_norm=true", "model.rope_fraction=0.5", "model.tied=false"}},
+    {"minimax_m2", {"model.family=minimax", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=12", "model.ffn=10",
+                       "model.layers=2", "model.experts=4", "model.experts_per_token=2", "model.router_scores=sigmoid",
+                       "model.renormalise=true", "model.rope_fraction=0.5", "model.tied=false"}},
     {"gpt2",
         {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=40", "model.layers=3", "model.tied=false"}},
 };
