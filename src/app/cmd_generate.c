@@ -36,6 +36,15 @@ static const Option rows[] = {
     INT_OPTION(samples, "1", 1, 65536, "samples", "prompts in a file: samples of each prompt"),
     INT_OPTION(slots, "64", 1, ENGINE_MOST_SLOTS, "sequences", "prompts in a file: sequences that are generated at once"),
     BOOL_OPTION(ids, "false", "prompts in a file: write token ids and their log-probabilities too"),
+    REAL_OPTION(min_p, "0", 0, 1, "", "prompts in a file: then drop tokens below this share of the largest probability"),
+    REAL_OPTION(repetition_penalty, "1", 0.01, 100, "",
+        "prompts in a file: divides positive logits of tokens of prompt and sample, and multiplies others"),
+    REAL_OPTION(presence_penalty, "0", -2, 2, "", "prompts in a file: is subtracted from the logits of tokens of the sample"),
+    REAL_OPTION(frequency_penalty, "0", -2, 2, "", "prompts in a file: the same for each time that the sample has the token"),
+    STRING_OPTION(
+        logit_bias, "", "", "prompts in a file: JSON object of token ids with numbers from -100 to 100 that are added to their logits"),
+    INT_OPTION(
+        top_logprobs, "0", 0, ENGINE_MOST_TOP, "tokens", "prompts in a file: with ids=true, likeliest tokens to list for each token"),
     STRING_OPTION(stop, "", "", "prompts in a file: a text, or a JSON list of up to 4 texts; a sample ends before the first of them"),
     STRING_OPTION(template, "", "", "prompts in a file: file with the chat template, or chatml; empty: the model's own", .path = true),
     {"out", OPTION_STRING, FIELD(images.out), "", 0, 0, NULL, "",
@@ -146,9 +155,11 @@ static bool take_prompt_tokens(const char *word, const ModelText *text, Comm *co
 
 static bool check_idle_options(const GenerationOptions *options, const ModelConfig *model, bool file, Error *error) {
     static const char *const of_text[] = {"tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp",
-        "samples", "slots", "ids", "template", "stop", NULL};
+        "samples", "slots", "ids", "template", "stop", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
+        "top_logprobs", NULL};
     static const char *const of_images[] = {"guidance", "png", "vae", "steps", "shift", "height", "width", NULL};
-    static const char *const of_files[] = {"samples", "slots", "ids", "template", "stop", "out", "overwrite", NULL};
+    static const char *const of_files[] = {"samples", "slots", "ids", "template", "stop", "min_p", "repetition_penalty", "presence_penalty",
+        "frequency_penalty", "logit_bias", "top_logprobs", "out", "overwrite", NULL};
     static const char *const alone[] = {"cache", "layout.cp", "layout.tp", NULL};
     static const char *const of_guidance[] = {"guidance", NULL};
     if (!model_makes_images(model))

@@ -94,7 +94,8 @@ static bool serve_model(Inference *inference, Invocation *invocation, StopReques
     generation_limit_context(&config, options->context);
     if (!open_text(parts, folder, &config, options, error) || !(parts->server = server_open(&parts->model, &parts->settings, error)))
         return false;
-    const EngineSizes sizes = {.slots = options->slots, .limit = model_text_limit(&parts->text), .scores = true};
+    const EngineSizes sizes = {
+        .slots = options->slots, .limit = model_text_limit(&parts->text), .scores = true, .penalties = true, .top = ENGINE_MOST_TOP};
     parts->engine = generation_open_engine(inference, folder, &config, &machine, sizes, error);
     if (!parts->engine) return false;
     stop->heeded = 1;

@@ -25,6 +25,8 @@ typedef struct BatchSample {
     GeneratedText text;
     double *log_probabilities; /* of the ids */
     size_t count;
+    EngineScore *top; /* [ids, options->top_logprobs]; the token -1: none */
+    size_t top_count;
     EngineEnd finish;
     bool ended;
 } BatchSample;
@@ -45,6 +47,8 @@ struct PromptBatch {
     ModelChat chat; /* opened for the first record with messages */
     ChatDocument document;
     StopTexts stops;
+    EngineBias *biases;
+    int64_t bias_count;
     BatchPrompt *prompts;
     size_t count;
     int64_t generated, ended; /* tokens; samples */
@@ -58,6 +62,7 @@ static void batch_close(PromptBatch *b) {
             token_ids_free(&b->prompts[i].samples[s].ids);
             generated_text_free(&b->prompts[i].samples[s].text);
             free(b->prompts[i].samples[s].log_probabilities);
+            free(b->prompts[i].samples[s].top);
         }
         free(b->prompts[i].samples);
         token_ids_free(&b->prompts[i].tokens);
@@ -65,6 +70,7 @@ static void batch_close(PromptBatch *b) {
     }
     free(b->prompts);
     stop_texts_free(&b->stops);
+    free(b->biases);
     chat_document_free(&b->document);
     model_chat_close(&b->chat);
     file_close(&b->out);
@@ -99,7 +105,8 @@ static bool take_messages(PromptBatch *b, const json_t *messages, TokenIds *toke
 }
 
 /* The members of a result, which a record must not have. */
-static const char *const result_names[] = {"sample", "completion", "finish", "tokens_generated", "logprob", "ids", "logprobs"};
+static const char *const result_names[] = {
+    "sample", "completion", "finish", "tokens_generated", "logprob", "ids", "logprobs", "top_logprobs"};
 
 static bool take_record(void *context, json_t *record, Error *error) {
     PromptBatch *b = context;
@@ -131,6 +138,8 @@ static bool batch_token(void *context, int index, const EngineToken *token) {
     BatchSample *sample = &prompt->samples[index];
     token_ids_append(&sample->ids, token->token);
     array_append(sample->log_probabilities, sample->count, token->log_probability);
+    for (int64_t i = 0; i < prompt->batch->options->top_logprobs; i++)
+        array_append(sample->top, sample->top_count, i < token->top_count ? token->top[i] : (EngineScore){.token = -1});
     prompt->batch->generated++;
     return prompt->batch->text->numbers || generated_text_add(&sample->text, &prompt->batch->stops, token->token);
 }
@@ -141,6 +150,20 @@ static void batch_end(void *context, int index, EngineEnd finish) {
     prompt->samples[index].finish = finish;
     prompt->samples[index].ended = true;
     prompt->batch->ended++;
+}
+
+/* Returns a list for each token, with pairs of a token id and its log-probability. */
+static json_t *top_lists(const PromptBatch *b, const BatchSample *sample) {
+    json_t *lists = json_array();
+    for (size_t i = 0; i < sample->ids.count; i++) {
+        json_t *list = json_array();
+        for (int64_t k = 0; k < b->options->top_logprobs; k++) {
+            const EngineScore *score = &sample->top[(int64_t)i * b->options->top_logprobs + k];
+            if (score->token >= 0) json_array_append_new(list, json_pack("[i f]", score->token, score->log_probability));
+        }
+        json_array_append_new(lists, list);
+    }
+    return lists;
 }
 
 static json_t *sample_record(const PromptBatch *b, const BatchPrompt *prompt, int64_t index) {
@@ -162,6 +185,7 @@ static json_t *sample_record(const PromptBatch *b, const BatchPrompt *prompt, in
     }
     json_object_set_new(record, "ids", ids);
     json_object_set_new(record, "logprobs", log_probabilities);
+    if (b->options->top_logprobs) json_object_set_new(record, "top_logprobs", top_lists(b, sample));
     return record;
 }
 
@@ -177,6 +201,20 @@ static bool write_ended(PromptBatch *b, Error *error) {
         else if (!file_append(&b->out, line, (int64_t)strlen(line), error)) return false;
     }
     return model_text_flush(b->text, error);
+}
+
+static bool read_biases(PromptBatch *b, Error *error) {
+    const char *text = b->options->logit_bias, *name;
+    json_t *number;
+    if (!*text) return true;
+    json_auto_t *object = json_parse(text, strlen(text), 0, error);
+    if (!json_is_object(object)) return error_set(error, ERROR_USAGE, "logit_bias=%s is not a JSON object of token ids with numbers", text);
+    json_object_foreach(object, name, number) {
+        EngineBias bias;
+        if (!engine_bias(name, number, &bias, error)) return error_context(error, "logit_bias");
+        array_append(b->biases, b->bias_count, bias);
+    }
+    return true;
 }
 
 static bool is_result_file(const char *path) { return file_begins(path, "{", 1); }
@@ -210,8 +248,17 @@ static bool check_rooms(const PromptBatch *b, const Config *config, Error *error
     return true;
 }
 
+/* Without penalties the engine needs no memory for them. */
+static bool has_penalties(const PromptBatch *b) {
+    const GenerationOptions *o = b->options;
+    return o->repetition_penalty != 1 || o->presence_penalty != 0 || o->frequency_penalty != 0 || b->bias_count > 0;
+}
+
 static EngineSizes sizes_of(const PromptBatch *b, const Config *config) {
-    EngineSizes sizes = {.slots = int_min(b->options->slots, (int64_t)b->count * b->options->samples), .limit = model_text_limit(b->text)};
+    EngineSizes sizes = {.slots = int_min(b->options->slots, (int64_t)b->count * b->options->samples),
+        .limit = model_text_limit(b->text),
+        .penalties = has_penalties(b),
+        .top = b->options->top_logprobs};
     for (size_t i = 0; i < b->count; i++) {
         int64_t rows = (int64_t)b->prompts[i].tokens.count + tokens_wanted(b, config, &b->prompts[i]);
         sizes.cache_rows = int_max(sizes.cache_rows, sizes.slots * rows);
@@ -229,6 +276,12 @@ static bool submit_prompts(PromptBatch *b, Engine *engine, const Config *config,
             .tokens = tokens_wanted(b, config, prompt),
             .samples = (int)b->options->samples,
             .sampling = generation_sampling(b->options),
+            .penalties = {.repetition = b->options->repetition_penalty,
+                .presence = b->options->presence_penalty,
+                .frequency = b->options->frequency_penalty,
+                .biases = b->biases,
+                .bias_count = b->bias_count},
+            .top = b->options->top_logprobs,
             .number = (uint64_t)i << 16,
             .ends = b->text->ends.items,
             .end_count = (int64_t)b->text->ends.count,
@@ -263,8 +316,10 @@ bool generate_batch(
     SCOPED(batch_close) PromptBatch b = {.options = options, .folder = folder, .path = path, .config = config, .text = text};
     generation_limit_context(config, options->context);
     if (*options->stop && text->numbers) return error_set(error, ERROR_USAGE, "stop= needs the tokenizer: remove text=false");
-    if (!generation_read_stops(options->stop, &b.stops, error) || !read_prompts(&b, error) || !check_rooms(&b, config, error) ||
-        !check_out(&b, error))
+    if (options->top_logprobs && !options->ids && !text->numbers)
+        return error_set(error, ERROR_USAGE, "top_logprobs=%" PRId64 " is listed beside ids: set ids=true", options->top_logprobs);
+    if (!generation_read_stops(options->stop, &b.stops, error) || !read_biases(&b, error) || !read_prompts(&b, error) ||
+        !check_rooms(&b, config, error) || !check_out(&b, error))
         return false;
     Engine *engine = generation_open_engine(inference, folder, config, options, sizes_of(&b, config), error);
     bool done = engine && submit_prompts(&b, engine, config, error) && open_out(&b, error) && run_batch(&b, engine, error);

@@ -162,8 +162,11 @@ void generation_limit_context(Config *config, int64_t context) {
 }
 
 Sampling generation_sampling(const GenerationOptions *options) {
-    return (Sampling){
-        .temperature = options->temperature, .top_k = options->top_k, .top_p = options->top_p, .seed = (uint64_t)options->seed};
+    return (Sampling){.temperature = options->temperature,
+        .top_k = options->top_k,
+        .top_p = options->top_p,
+        .min_p = options->min_p,
+        .seed = (uint64_t)options->seed};
 }
 
 /* Sets the layout: layout.tp ranks divide the model, and layout.cp ranks the cache. The layout

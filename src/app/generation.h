@@ -19,15 +19,15 @@ typedef struct ImageOptions {
 
 typedef struct GenerationOptions {
     ImageOptions images; /* only generate, which also uses `out` and `overwrite` for a file of prompts */
-    int64_t samples, slots;
+    int64_t samples, slots, top_logprobs;
     bool ids; /* write them */
     LayoutConfig layout;
     Fp8Config fp8;
     int64_t tokens, top_k, seed, context, threads;
-    double temperature, top_p;
+    double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     bool text, cache; /* text: only generate; other fields belong to the commands that have an option for them */
     bool special;
-    const char *system, *template, *stop;
+    const char *system, *template, *stop, *logit_bias;
     int device, precision;
 } GenerationOptions;
 

@@ -4,6 +4,8 @@
 #include "engine/engine.h"
 
 #include <assert.h>
+#include <ctype.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -82,10 +84,28 @@ void *engine_weights(Engine *e) { return engine_programs_arena(e->programs, AREN
 
 int64_t engine_positions(const Engine *e) { return int_min(family_cached_positions(e->config), e->sizes.cache_rows); }
 
+bool engine_bias(const char *name, const json_t *number, EngineBias *bias, Error *error) {
+    enum { MOST_BIAS = 100 };
+    char *end;
+    errno = 0;
+    long token = strtol(name, &end, 10);
+    *bias = (EngineBias){.token = (int32_t)token, .bias = json_number_value(number)};
+    bool good = isdigit((unsigned char)*name) && !*end && !errno && token <= INT32_MAX && json_is_number(number);
+    return (good && fabs(bias->bias) <= MOST_BIAS) ||
+           error_set(
+               error, ERROR_USAGE, "'%.20s' in the logit bias is not a token id with a number from -%d to %d", name, MOST_BIAS, MOST_BIAS);
+}
+
+static bool penalizes(const EngineRequest *r) {
+    const EnginePenalties *p = &r->penalties;
+    return (p->repetition > 0 && p->repetition != 1) || p->presence != 0 || p->frequency != 0 || p->bias_count > 0;
+}
+
 static bool check_request(const Engine *e, const EngineRequest *r, Error *error) {
     const ModelConfig *c = e->config;
     int64_t most = engine_positions(e);
     assert(r->samples > 0 && (r->tokens > 0 || (r->scored && r->tokens == 0)) && (!r->scored || e->sizes.scores));
+    assert(r->top <= e->sizes.top && (!penalizes(r) || e->sizes.penalties));
     if (r->prompt_count < 1) return error_set(error, ERROR_USAGE, "a prompt needs at least one token");
     if (r->prompt_count > most || r->tokens > most - r->prompt_count)
         return error_set(error, ERROR_USAGE,
@@ -97,6 +117,10 @@ static bool check_request(const Engine *e, const EngineRequest *r, Error *error)
             "a prompt of %" PRId64 " tokens is longer than model.rope_original_context=%" PRId64
             ", which RoPE that grows with the text does not allow for cached prompts: use a shorter one",
             r->prompt_count, c->rope_original_context);
+    for (int64_t i = 0; i < r->penalties.bias_count; i++)
+        if (r->penalties.biases[i].token < 0 || r->penalties.biases[i].token >= c->vocabulary)
+            return error_set(error, ERROR_USAGE, "token %" PRId32 " of a logit bias is not below model.vocabulary=%" PRId64,
+                r->penalties.biases[i].token, c->vocabulary);
     for (int64_t i = 0; i < r->prompt_count; i++)
         if (r->prompt[i] < 0 || r->prompt[i] >= c->vocabulary)
             return error_set(error, ERROR_USAGE, "token %" PRId32 " is not below model.vocabulary=%" PRId64, r->prompt[i], c->vocabulary);
@@ -166,6 +190,7 @@ static void begin_samples(Engine *e) {
             if (first_row < 0) return;
             e->slots[index] = (EngineSlot){.owner = queued, .sample = queued->begun, .first_row = first_row};
             e->order[e->running++] = index;
+            if (penalizes(r)) engine_programs_begin_penalties(e->programs, index, r);
         }
     }
 }
@@ -216,6 +241,7 @@ static bool fill_slot(Engine *e, int index, int64_t *made, Error *error) {
     bool scored = r->scored && slot->sample == 0;
     row.tokens = r->prompt + slot->filled;
     row.position = slot->filled;
+    row.top = r->top;
     row.count = scored ? int_min(rest, ENGINE_SCORE_BLOCK) : engine_programs_block(e->programs, rest);
     if (scored && !score_block(e, slot, &row, error)) return false;
     if (!scored) engine_programs_fill(e->programs, &row);
@@ -251,6 +277,9 @@ static int64_t take_rows(Engine *e, int *indices) {
         row.count = 1;
         row.tokens = slot->drawn ? &slot->last : r->prompt + r->prompt_count - 1;
         row.sampling = &r->sampling;
+        row.penalties = penalizes(r) ? &r->penalties : NULL;
+        row.counted = slot->drawn > 0;
+        row.top = r->top;
         row.uniform =
             rng_uniform(r->sampling.seed, RNG_STREAM_SAMPLE, (r->number + (uint64_t)slot->sample) << 24 | (uint64_t)(slot->filled + 1));
         indices[count] = e->order[i];

@@ -12,6 +12,8 @@
  * rank. */
 #pragma once
 
+#include <jansson.h>
+
 #include "config/config.h"
 #include "graph/graph.h"
 #include "infer/generate.h"
@@ -21,20 +23,48 @@ typedef struct EngineSizes {
     int64_t cache_rows; /* useful rows of the caches; 0: slots * context. If memory is short there are fewer */
     int64_t limit;      /* tokens from this one on are not drawn */
     bool scores;        /* requests may have EngineRequest.scored */
+    bool penalties;     /* requests may have EngineRequest.penalties */
+    int64_t top;        /* most of EngineRequest.top, up to ENGINE_MOST_TOP */
 } EngineSizes;
-enum { ENGINE_MOST_SLOTS = 1024 };
+enum { ENGINE_MOST_SLOTS = 1024, ENGINE_MOST_TOP = 20 };
 
 typedef enum EngineEnd {
     ENGINE_STOP,   /* an end token, which is not among the sample's tokens, or EngineRequest.token said so */
     ENGINE_LENGTH, /* as many tokens as asked for */
 } EngineEnd;
 
-/* A token, and the likeliest one in its place, with the natural log-probabilities that the model gives
- * them at temperature 1. */
+/* A token in the place of another, with its log-probability. */
+typedef struct EngineScore {
+    int32_t token;
+    double log_probability;
+} EngineScore;
+
+/* A token, and the likeliest ones in its place, with the natural log-probabilities that the model gives
+ * them at temperature 1, without penalties. */
 typedef struct EngineToken {
     int32_t token, likeliest;
     double log_probability, likeliest_log_probability;
+    const EngineScore *top; /* EngineRequest.top, the likeliest first; valid during the call */
+    int64_t top_count;      /* fewer than asked for only if the vocabulary has fewer */
 } EngineToken;
+
+/* What is added to the logit of a token. */
+typedef struct EngineBias {
+    int32_t token;
+    double bias;
+} EngineBias;
+
+/* Reads a member of OpenAI's logit_bias: a token id, and a number from -100 to 100. ERROR_USAGE. */
+bool engine_bias(const char *name, const json_t *number, EngineBias *bias, Error *error);
+
+/* Changes of the logits that tokens are drawn from. Biases come first, then the penalties of tokens
+ * that the text has, as in op_penalize. All zero: none. */
+typedef struct EnginePenalties {
+    double repetition;          /* of tokens of prompt and sample; 0 or 1: none */
+    double presence, frequency; /* of tokens of the sample; 0: none */
+    const EngineBias *biases;   /* borrowed like the prompt; those of one token add up */
+    int64_t bias_count;
+} EnginePenalties;
 
 typedef struct EngineRequest {
     const int32_t *prompt; /* borrowed until the last sample ends */
@@ -42,6 +72,8 @@ typedef struct EngineRequest {
     int64_t tokens;        /* most tokens of a sample; at least 1, or 0 with `scored` */
     int samples;           /* at least 1 */
     Sampling sampling;
+    EnginePenalties penalties;
+    int64_t top;         /* the number of likeliest tokens in EngineToken */
     uint64_t number;     /* of the first sample: sample i draws with number + i */
     const int32_t *ends; /* tokens that end a sample; borrowed like the prompt */
     int64_t end_count;

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ops/attention/attention.h"
 #include "ops/draw/draw.h"
 #include "ops/slots/slots.h"
@@ -33,7 +34,8 @@ struct EnginePrograms {
     int count, batches, blocks; /* of all; of the first two kinds */
     void *shared[ARENA_COUNT];
     int64_t bytes[ARENA_COUNT]; /* of `shared` */
-    void *drawn;                /* WIDE [rows, DRAW_VALUES], in memory that the device can access */
+    void *drawn;                /* WIDE [rows, draw_columns(sizes.top)], in memory that the device can access */
+    EngineScore *top;           /* [rows, sizes.top] of the last run */
 };
 
 static bool engine_shares(Arena arena) {
@@ -44,7 +46,9 @@ static bool engine_shares(Arena arena) {
 
 /* A slot has two states: the newest, and the one after its prompt, with which other samples of the
  * prompt begin. Padding has its own state and cache row. */
-static SlotSizes padded_sizes(const EnginePrograms *e) { return (SlotSizes){2 * e->sizes.slots + 1, e->sizes.cache_rows + 1}; }
+static SlotSizes padded_sizes(const EnginePrograms *e) {
+    return (SlotSizes){.slots = 2 * e->sizes.slots + 1, .cache_rows = e->sizes.cache_rows + 1, .top = e->sizes.top};
+}
 static int64_t prompt_state(const EnginePrograms *e, int64_t slot) { return e->sizes.slots + slot; }
 static int64_t padding_state(const EnginePrograms *e) { return 2 * e->sizes.slots; }
 
@@ -58,6 +62,7 @@ static int64_t cache_row_bytes(const Graph *graph) {
 
 static bool add_program(EnginePrograms *e, int64_t sequences, int64_t length, bool draws, Error *error) {
     SlotSizes sizes = padded_sizes(e);
+    if (e->sizes.penalties && length == 1) sizes.penalized = e->sizes.slots;
     Program *program = &e->programs[e->count++];
     program->model = model_build_slots(e->config, e->precision, &sizes, sequences, length, draws);
     if (!program_plan(program, e->device, error)) return false;
@@ -119,15 +124,19 @@ static bool choose_cache_rows(EnginePrograms *e, Error *error) {
 
 /* -- Opening and closing ------------------------------------------------------------------------------------------- */
 
+/* Returns the most rows that a program draws. */
+static int64_t drawn_rows(const EnginePrograms *e) {
+    return int_max((int64_t)1 << (e->batches - 1), e->sizes.scores ? ENGINE_SCORE_BLOCK : 0);
+}
+
 static int64_t drawn_bytes(const EnginePrograms *e) {
-    int64_t rows = (int64_t)1 << (e->batches - 1);
-    if (e->sizes.scores) rows = int_max(rows, ENGINE_SCORE_BLOCK);
-    return rows * DRAW_VALUES * (int64_t)precision_bytes(e->precision, TYPE_WIDE);
+    return drawn_rows(e) * draw_columns(e->sizes.top) * (int64_t)precision_bytes(e->precision, TYPE_WIDE);
 }
 
 static bool start_engine(EnginePrograms *e, Error *error) {
     if (!choose_cache_rows(e, error)) return false;
     if (!(e->drawn = device_allocate_host(e->device, drawn_bytes(e), error))) return error_context(error, "drawn tokens");
+    e->top = memory_allocate((size_t)(drawn_rows(e) * e->sizes.top) * sizeof *e->top);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (e->bytes[arena] && !(e->shared[arena] = device_allocate(e->device, e->bytes[arena], error)))
             return error_context(error, "the %s of generation", arena_name(arena));
@@ -153,6 +162,7 @@ void engine_programs_free(EnginePrograms *e) {
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (e->shared[arena]) device_free(e->device, e->shared[arena], e->bytes[arena]);
     free_programs(e);
+    free(e->top);
     free(e);
 }
 
@@ -192,30 +202,45 @@ void engine_programs_fill(EnginePrograms *e, const EngineRow *row) {
     executor_run(block->executor);
 }
 
-static void load_choice(const Program *program, int64_t index, const EngineRow *row) {
+static void load_choice(const EnginePrograms *e, const Program *program, int64_t index, const EngineRow *row) {
     const Sampling *sampling = row->sampling;
     const float choice[DRAW_CHOICE_VALUES] = {[DRAW_TEMPERATURE] = (float)sampling->temperature,
         [DRAW_TOP_K] = (float)sampling->top_k,
         [DRAW_TOP_P] = (float)sampling->top_p,
         [DRAW_MIN_P] = (float)sampling->min_p,
-        [DRAW_UNIFORM] = fminf((float)row->uniform, 0x1.fffffep-1f)};
+        [DRAW_UNIFORM] = fminf((float)row->uniform, 0x1.fffffep-1f),
+        [DRAW_PENALIZED] = row->penalties ? 1 : 0,
+        [DRAW_TOP] = (float)row->top};
     executor_set_values(program->executor, program->model.choice, index * DRAW_CHOICE_VALUES, choice, DRAW_CHOICE_VALUES);
+    if (!e->sizes.penalties) return;
+    const EnginePenalties none = {0}, *p = row->penalties ? row->penalties : &none;
+    const float penalties[PENALTY_CHOICE_VALUES] = {[PENALTY_USED] = row->penalties ? 1 : 0,
+        [PENALTY_COUNTED] = row->counted ? 1 : 0,
+        [PENALTY_REPETITION] = p->repetition > 0 ? (float)p->repetition : 1,
+        [PENALTY_PRESENCE] = (float)p->presence,
+        [PENALTY_FREQUENCY] = (float)p->frequency};
+    executor_set_values(program->executor, program->model.penalties, index * PENALTY_CHOICE_VALUES, penalties, PENALTY_CHOICE_VALUES);
 }
 
 /* Runs a program that draws, and reads what it drew. */
 static void run_draws(EnginePrograms *e, const Program *program) {
-    *(int32_t *)executor_tensor(program->executor, program->model.limit) = (int32_t)e->sizes.limit;
+    *(int32_t *)executor_tensor(program->executor, program->model.limit) = (int32_t)int_min(e->sizes.limit, e->config->vocabulary);
     executor_run(program->executor);
     executor_read(program->executor, program->model.drawn, e->drawn);
 }
 
 static EngineToken drawn_token(const EnginePrograms *e, int64_t row) {
     size_t bytes = precision_bytes(e->precision, TYPE_WIDE);
-    int64_t at = row * DRAW_VALUES;
+    int64_t at = row * draw_columns(e->sizes.top), count = 0;
+    EngineScore *top = e->top + row * e->sizes.top;
+    for (int64_t pair = at + DRAW_VALUES; count < e->sizes.top && element_get(bytes, e->drawn, pair) >= 0; pair += 2)
+        top[count++] = (EngineScore){(int32_t)element_get(bytes, e->drawn, pair), element_get(bytes, e->drawn, pair + 1)};
     return (EngineToken){.token = (int32_t)element_get(bytes, e->drawn, at + DRAW_TOKEN),
         .likeliest = (int32_t)element_get(bytes, e->drawn, at + DRAW_LIKELIEST),
         .log_probability = element_get(bytes, e->drawn, at + DRAW_LOG_PROBABILITY),
-        .likeliest_log_probability = element_get(bytes, e->drawn, at + DRAW_LIKELIEST_LOG_PROBABILITY)};
+        .likeliest_log_probability = element_get(bytes, e->drawn, at + DRAW_LIKELIEST_LOG_PROBABILITY),
+        .top = top,
+        .top_count = count};
 }
 
 bool engine_programs_score(EnginePrograms *e, const EngineRow *row, EngineToken *scores, Error *error) {
@@ -223,8 +248,9 @@ bool engine_programs_score(EnginePrograms *e, const EngineRow *row, EngineToken 
     assert(e->sizes.scores && row->count > 0 && row->count <= program->model.length);
     load_sequence(program, 0, row);
     for (int64_t i = 0; i < program->model.length; i++) {
-        const float given = 1 + (float)row->tokens[int_min(i + 1, row->count)];
+        const float given = 1 + (float)row->tokens[int_min(i + 1, row->count)], top = (float)row->top;
         executor_set_values(program->executor, program->model.choice, i * DRAW_CHOICE_VALUES + DRAW_GIVEN, &given, 1);
+        executor_set_values(program->executor, program->model.choice, i * DRAW_CHOICE_VALUES + DRAW_TOP, &top, 1);
     }
     run_draws(e, program);
     for (int64_t i = 0; i < row->count; i++) scores[i] = drawn_token(e, i);
@@ -241,11 +267,25 @@ bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Err
         .slot = padding_state(e), .first_row = e->sizes.cache_rows, .tokens = (int32_t[]){0}, .count = 1, .sampling = &greedy};
     for (int64_t s = 0; s < program->model.sequences; s++) {
         load_sequence(program, s, s < count ? &rows[s] : &padding);
-        load_choice(program, s, s < count ? &rows[s] : &padding);
+        load_choice(e, program, s, s < count ? &rows[s] : &padding);
     }
     run_draws(e, program);
     for (int64_t s = 0; s < count; s++) rows[s].drawn = drawn_token(e, s);
     return device_ok(e->device, error);
+}
+
+void engine_programs_begin_penalties(EnginePrograms *e, int64_t slot, const EngineRequest *request) {
+    const Program *program = &e->programs[0];
+    size_t bytes = precision_bytes(e->precision, TYPE_WIDE);
+    int64_t columns = e->config->vocabulary, elements = PENALTY_STATE_ROWS * columns;
+    SCOPED_FREE char *state = memory_allocate((size_t)elements * bytes);
+    for (int64_t i = 0; i < request->prompt_count; i++) element_set(bytes, state, PENALTY_COUNT * columns + request->prompt[i], 0.5);
+    for (int64_t i = 0; i < request->penalties.bias_count; i++) {
+        int64_t at = PENALTY_BIAS * columns + request->penalties.biases[i].token;
+        element_set(bytes, state, at, element_get(bytes, state, at) + request->penalties.biases[i].bias);
+    }
+    char *to = executor_device_tensor(program->executor, program->model.counts);
+    device_upload(e->device, to + (size_t)(slot * elements) * bytes, state, elements * (int64_t)bytes);
 }
 
 /* Copies `rows` rows of a state between rows of it. */

@@ -10,9 +10,12 @@ typedef struct EngineRow {
     int64_t slot, first_row; /* the cache row of position 0 */
     const int32_t *tokens;   /* `count` tokens, the first of which is at `position` */
     int64_t count, position;
-    const Sampling *sampling; /* of the next token, */
-    double uniform;           /* and its random number; unused for prompts */
-    EngineToken drawn;        /* the result; its log-probabilities are NaN if a logit is not finite */
+    const Sampling *sampling;         /* of the next token, */
+    double uniform;                   /* and its random number; unused for prompts */
+    const EnginePenalties *penalties; /* NULL: none */
+    bool counted;                     /* the token was drawn, and counts for the penalties */
+    int64_t top;                      /* of EngineToken */
+    EngineToken drawn;                /* the result; its log-probabilities are NaN if a logit is not finite */
 } EngineRow;
 
 typedef struct EnginePrograms EnginePrograms;
@@ -37,3 +40,5 @@ bool engine_programs_next(EnginePrograms *programs, EngineRow *rows, int64_t cou
 void engine_programs_keep_prompt(EnginePrograms *programs, int64_t slot);
 /* Copies a prompt of `positions` positions from a sequence to one that has not begun. */
 void engine_programs_copy_prompt(EnginePrograms *programs, const EngineRow *from, const EngineRow *to, int64_t positions);
+/* Begins the penalties of a sequence of a request in a slot, whose prompt counts. */
+void engine_programs_begin_penalties(EnginePrograms *programs, int64_t slot, const EngineRequest *request);

@@ -65,6 +65,14 @@ static void append_loss(const Builder *b, const Model *model, TensorId normed, T
     else op_linear_cross_entropy(b->graph, normed, head, model->targets, model->scale, model->loss, config->vocabulary);
 }
 
+/* Appends penalties of the tokens of one sequence a row; returns the logits to draw from. */
+static TensorId append_penalties(const Builder *b, Model *model) {
+    int64_t shape[] = {b->slot_sizes.penalized * PENALTY_STATE_ROWS, b->config->vocabulary};
+    model->penalties = real_input(model->graph, TYPE_WIDE, model->rows, PENALTY_CHOICE_VALUES, "penalties");
+    model->counts = graph_tensor(model->graph, ARENA_STATE, TYPE_WIDE, 2, shape, "token_counts");
+    return op_penalize(model->graph, model->logits, model->tokens, model->slots.slots, model->penalties, model->counts);
+}
+
 /* Appends the head after the last norm, and the loss if there is one. */
 static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     Graph *graph = model->graph;
@@ -92,7 +100,8 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     model->limit = integers(graph, 1, "limit");
     if (model->slots.slots) {
         model->choice = real_input(graph, TYPE_WIDE, model->rows, DRAW_CHOICE_VALUES, "choice");
-        model->drawn = op_draw(graph, model->logits, model->choice, model->limit);
+        TensorId from = b->slot_sizes.penalized ? append_penalties(b, model) : model->logits;
+        model->drawn = op_draw(graph, model->logits, from, model->choice, model->limit, b->slot_sizes.top);
         graph->tensors[model->drawn].keep = true;
         return;
     }

@@ -53,7 +53,11 @@ static inline int64_t model_least_length(const ModelConfig *config) { return mod
 
 /* Generation of several sequences at once: the most slots, and the rows of a cache that the slots
  * share. 0: one sequence, with a cache of config->context rows. */
-typedef struct SlotSizes { int64_t slots, cache_rows; } SlotSizes;
+typedef struct SlotSizes {
+    int64_t slots, cache_rows;
+    int64_t penalized; /* slots with a state of op_penalize, the first ones; 0: no penalties */
+    int64_t top;       /* most_top of op_draw */
+} SlotSizes;
 /* Its inputs, INT32 [sequences]: the slot of each sequence, the cache row of its position 0, and the
  * index of the last of its `length` rows that is not padding. */
 typedef struct SlotInputs { TensorId slots, first_rows, lasts; } SlotInputs;
@@ -78,6 +82,7 @@ typedef struct Model {
     TensorId logits;             /* WIDE [1, vocabulary]; with MODEL_LOGITS and op_keep_logits: [rows, vocabulary] */
     TensorId limit, argmax;      /* MODEL_GENERATE: INT32 [1], and the largest logits of tokens below it (op_argmax) */
     TensorId choice, drawn;      /* of model_build_slots in place of argmax: as in op_draw, for each row */
+    TensorId penalties, counts;  /* with SlotSizes.penalized: choice and state of op_penalize */
     ModelChunk *chunks;          /* of a pipeline stage; NULL: the model is whole */
     int chunk_count;
 } Model;

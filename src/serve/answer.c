@@ -87,29 +87,45 @@ static json_t *close_lists(ScoreLists *lists) {
         lists->offsets);
 }
 
-/* Adds a token; `score` NULL: the first of a prompt, which has no score. */
-static void list_score(ScoreLists *lists, const ServeModel *model, int32_t id, const EngineToken *score, size_t offset) {
-    json_t *text = token_text(model, id);
-    if (lists->top && score) {
-        json_t *top = json_object(), *likeliest = token_text(model, score->likeliest);
-        json_object_set_new(top, json_string_value(likeliest), json_real(score->likeliest_log_probability));
-        json_object_set_new(top, json_string_value(text), json_real(score->log_probability));
-        json_array_append_new(lists->top, top);
-        json_decref(likeliest);
-    } else if (lists->top) {
-        json_array_append_new(lists->top, json_null());
+/* Returns the likeliest tokens in the place of token `index`, [request.top], the first of them last: of
+ * tokens with one text the likeliest counts. */
+static json_t *top_object(const ServeAnswer *answer, const ServeScores *scores, size_t index) {
+    json_t *object = json_object();
+    for (int64_t i = answer->request.top; i-- > 0;) {
+        const EngineScore *score = &scores->top[(int64_t)index * answer->request.top + i];
+        if (score->token < 0) continue;
+        json_t *text = token_text(answer->model, score->token);
+        json_object_set_new(object, json_string_value(text), json_real(score->log_probability));
+        json_decref(text);
     }
-    json_array_append_new(lists->tokens, text);
-    json_array_append_new(lists->scores, score ? json_real(score->log_probability) : json_null());
+    return object;
+}
+
+static void list_token(ScoreLists *lists, const ServeModel *model, int32_t id, size_t offset) {
+    json_array_append_new(lists->tokens, token_text(model, id));
     json_array_append_new(lists->offsets, json_integer((json_int_t)offset));
+}
+
+/* Adds token `index` of the scores. */
+static void list_score(ScoreLists *lists, const ServeAnswer *answer, const ServeScores *scores, size_t index, size_t offset) {
+    const EngineToken *token = &scores->tokens[index];
+    list_token(lists, answer->model, token->token, offset);
+    json_array_append_new(lists->scores, json_real(token->log_probability));
+    if (!lists->top) return;
+    json_t *top = top_object(answer, scores, index), *text = token_text(answer->model, token->token);
+    json_object_set_new(top, json_string_value(text), json_real(token->log_probability));
+    json_array_append_new(lists->top, top);
+    json_decref(text);
 }
 
 static void list_prompt(ScoreLists *lists, const ServeAnswer *answer, const ServePrompt *prompt) {
     SCOPED_FREE size_t *offsets = memory_allocate(prompt->ids.count * sizeof *offsets);
     serve_offsets(answer->model, &prompt->ids, offsets);
-    assert(prompt->score_count + 1 == prompt->ids.count);
-    for (size_t i = 0; i < prompt->ids.count; i++)
-        list_score(lists, answer->model, prompt->ids.items[i], i ? &prompt->scores[i - 1] : NULL, offsets[i]);
+    assert(prompt->scores.count + 1 == prompt->ids.count);
+    list_token(lists, answer->model, prompt->ids.items[0], offsets[0]); /* without a score */
+    json_array_append_new(lists->scores, json_null());
+    if (lists->top) json_array_append_new(lists->top, json_null());
+    for (size_t i = 0; i < prompt->scores.count; i++) list_score(lists, answer, &prompt->scores, i, offsets[i + 1]);
 }
 
 /* Returns the scores of a completion's tokens from `first` on, after those of its prompt if `whole`. */
@@ -118,10 +134,8 @@ static json_t *completion_scores(const ServeAnswer *answer, size_t index, size_t
     const ServePrompt *prompt = prompt_of(answer, index);
     ScoreLists lists = open_lists(answer);
     if (whole && serve_request_scores_prompts(&answer->request)) list_prompt(&lists, answer, prompt);
-    for (size_t i = first; i < sample->count; i++) {
-        const ServeToken *token = &sample->tokens[i];
-        list_score(&lists, answer->model, token->score.token, &token->score, token->offset + text_characters(prompt->text, prompt->size));
-    }
+    for (size_t i = first; i < sample->count; i++)
+        list_score(&lists, answer, &sample->scores, i, sample->offsets[i] + text_characters(prompt->text, prompt->size));
     return close_lists(&lists);
 }
 
@@ -140,10 +154,12 @@ static json_t *chat_scores(const ServeAnswer *answer, size_t index, size_t first
     const ServeSample *sample = &answer->samples[index];
     json_t *content = json_array();
     for (size_t i = first; i < sample->count; i++) {
-        const ServeToken *token = &sample->tokens[i];
-        json_t *score = chat_token(answer->model, token->score.token, token->score.log_probability), *top = json_array();
-        if (answer->request.top > 0)
-            json_array_append_new(top, chat_token(answer->model, token->score.likeliest, token->score.likeliest_log_probability));
+        const EngineToken *token = &sample->scores.tokens[i];
+        json_t *score = chat_token(answer->model, token->token, token->log_probability), *top = json_array();
+        for (int64_t k = 0; k < answer->request.top; k++) {
+            const EngineScore *other = &sample->scores.top[(int64_t)i * answer->request.top + k];
+            if (other->token >= 0) json_array_append_new(top, chat_token(answer->model, other->token, other->log_probability));
+        }
         json_object_set_new(score, "top_logprobs", top);
         json_array_append_new(content, score);
     }
@@ -165,7 +181,7 @@ static json_t *choice_json(const ServeAnswer *answer, size_t index, size_t first
                                        : "stop");
     if (!request->ids) return choice;
     json_t *ids = json_array();
-    for (size_t i = first; i < sample->count; i++) json_array_append_new(ids, json_integer(sample->tokens[i].score.token));
+    for (size_t i = first; i < sample->count; i++) json_array_append_new(ids, json_integer(sample->scores.tokens[i].token));
     json_object_set_new(choice, "token_ids", ids);
     return choice;
 }

@@ -67,15 +67,15 @@ static const ServeField serve_fields[] = {
     {"stream", IN_BOTH, FIELD_BOOL, AT(stream), 0, 0, NULL},
     {"echo", IN_COMPLETION, FIELD_BOOL, AT(echo), 0, 0, NULL},
     {"return_token_ids", IN_BOTH, FIELD_BOOL, AT(ids), 0, 0, NULL},
-    {"logprobs", IN_COMPLETION, FIELD_INT, AT(top), 0, 1, NULL},
+    {"logprobs", IN_COMPLETION, FIELD_INT, AT(top), 0, ENGINE_MOST_TOP, NULL},
     {"logprobs", IN_CHAT, FIELD_BOOL, AT(scores), 0, 0, NULL},
-    {"top_logprobs", IN_CHAT, FIELD_INT, AT(top), 0, 1, NULL},
+    {"top_logprobs", IN_CHAT, FIELD_INT, AT(top), 0, ENGINE_MOST_TOP, NULL},
     {"best_of", IN_COMPLETION, FIELD_ONLY, .only = "1"},
     {"suffix", IN_COMPLETION, FIELD_ONLY, .only = "\"\""},
-    {"frequency_penalty", IN_BOTH, FIELD_ONLY, .only = "0"},
-    {"presence_penalty", IN_BOTH, FIELD_ONLY, .only = "0"},
-    {"repetition_penalty", IN_BOTH, FIELD_ONLY, .only = "1"},
-    {"logit_bias", IN_BOTH, FIELD_ONLY, .only = "{}"},
+    {"frequency_penalty", IN_BOTH, FIELD_REAL, AT(penalties.frequency), -2, 2, NULL},
+    {"presence_penalty", IN_BOTH, FIELD_REAL, AT(penalties.presence), -2, 2, NULL},
+    {"repetition_penalty", IN_BOTH, FIELD_REAL, AT(penalties.repetition), 0.01, 100, NULL},
+    {"logit_bias", IN_BOTH, FIELD_READ},
     {"response_format", IN_BOTH, FIELD_ONLY, .only = "{\"type\":\"text\"}"},
     {"tool_choice", IN_CHAT, FIELD_ONLY, .only = "\"auto\""},
     {"parallel_tool_calls", IN_CHAT, FIELD_ONLY, .only = "true"},
@@ -108,7 +108,7 @@ static bool take_number(ServeRequest *request, const ServeField *field, const js
     void *at = (char *)request + field->offset;
     double number = json_number_value(value);
     char allowed[64];
-    snprintf(allowed, sizeof allowed, "%s from %.0f to %.0f", whole ? "an integer" : "a number", field->minimum, field->maximum);
+    snprintf(allowed, sizeof allowed, "%s from %.10g to %.10g", whole ? "an integer" : "a number", field->minimum, field->maximum);
     if (!(whole ? json_is_integer(value) : json_is_number(value)) || !(number >= field->minimum && number <= field->maximum))
         return refuse_value(field->name, allowed, fault);
     if (whole) *(int64_t *)at = json_integer_value(value);
@@ -166,6 +166,22 @@ static bool take_stops(ServeRequest *request, const json_t *value, ServeFault *f
     if (!json_is_array(value)) return take_stop(request, value, fault);
     for (size_t i = 0; i < json_array_size(value); i++)
         if (!take_stop(request, json_array_get(value, i), fault)) return false;
+    return true;
+}
+
+static bool take_biases(ServeRequest *request, const json_t *value, ServeFault *fault) {
+    const char *name;
+    json_t *number;
+    Error error;
+    if (value && !json_is_object(value)) return refuse_value("logit_bias", "an object of token ids with numbers", fault);
+    json_object_foreach((json_t *)value, name, number) {
+        EngineBias bias;
+        if (!engine_bias(name, number, &bias, &error))
+            return serve_refuse(fault, MHD_HTTP_BAD_REQUEST, NULL, "logit_bias", "%s", error.message);
+        EngineBias *biases = (EngineBias *)request->penalties.biases;
+        array_append(biases, request->penalties.bias_count, bias);
+        request->penalties.biases = biases;
+    }
     return true;
 }
 
@@ -286,8 +302,8 @@ bool serve_request_read(ServeRequest *r, ServeKind kind, const ServeModel *model
     if (!object) return serve_refuse(fault, MHD_HTTP_BAD_REQUEST, NULL, NULL, "the body is not JSON: %s", error.message);
     if (!json_is_object(object)) return serve_refuse(fault, MHD_HTTP_BAD_REQUEST, NULL, NULL, "the body is not an object");
     if (!take_fields(r, object, fault) || !take_model(given(object, "model"), model, fault) ||
-        !take_stops(r, given(object, "stop"), fault) || !take_stream_options(r, given(object, "stream_options"), fault) ||
-        !check_scores(r, fault))
+        !take_stops(r, given(object, "stop"), fault) || !take_biases(r, given(object, "logit_bias"), fault) ||
+        !take_stream_options(r, given(object, "stream_options"), fault) || !check_scores(r, fault))
         return false;
     r->sampling.top_k = int_max(r->sampling.top_k, 0);
     return (kind == SERVE_CHAT ? take_messages(r, model, object, fault)
@@ -298,11 +314,12 @@ bool serve_request_read(ServeRequest *r, ServeKind kind, const ServeModel *model
 static void free_prompt(ServePrompt *prompt) {
     token_ids_free(&prompt->ids);
     free(prompt->text);
-    free(prompt->scores);
+    serve_scores_free(&prompt->scores);
 }
 
 void serve_request_free(ServeRequest *request) {
     for (size_t i = 0; i < request->prompt_count; i++) free_prompt(&request->prompts[i]);
     stop_texts_free(&request->stops);
+    free((EngineBias *)request->penalties.biases);
     free(request->prompts);
 }

@@ -18,12 +18,22 @@ typedef struct ServeFault {
 bool serve_refuse(ServeFault *fault, int status, const char *code, const char *field, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
+/* Tokens with their log-probabilities. Zero-initialize. */
+typedef struct ServeScores {
+    EngineToken *tokens; /* without EngineToken.top */
+    size_t count;
+    EngineScore *top; /* [count, ServeRequest.top]; the token -1: the vocabulary has fewer */
+    size_t top_count;
+} ServeScores;
+/* Appends a token and the `top` likeliest ones in its place; top < 0 counts as 0. */
+void serve_scores_add(ServeScores *scores, const EngineToken *token, int64_t top);
+void serve_scores_free(ServeScores *scores);
+
 typedef struct ServePrompt {
     TokenIds ids;
     char *text; /* with `echo`; UTF-8 */
     size_t size;
-    EngineToken *scores; /* of all ids but the first, once the engine has them; serve_request_scores_prompts */
-    size_t score_count;
+    ServeScores scores; /* of all ids but the first, once the engine has them; serve_request_scores_prompts */
 } ServePrompt;
 
 /* Zero-initialize, free with serve_request_free. */
@@ -34,7 +44,8 @@ typedef struct ServeRequest {
     int64_t tokens;  /* most tokens of a sample; 0: as many as fit */
     int64_t samples; /* of each prompt */
     Sampling sampling;
-    int64_t seed; /* -1: the server draws one */
+    EnginePenalties penalties; /* owns its biases */
+    int64_t seed;              /* -1: the server draws one */
     StopTexts stops;
     bool stream, usage, echo, ids;
     bool scores; /* chat: log-probabilities are wanted */

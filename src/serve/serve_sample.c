@@ -6,11 +6,24 @@
 #include "base/array.h"
 #include "base/scope.h"
 
+void serve_scores_add(ServeScores *scores, const EngineToken *token, int64_t top) {
+    array_append(scores->tokens, scores->count, *token);
+    scores->tokens[scores->count - 1].top = NULL;
+    for (int64_t i = 0; i < top; i++)
+        array_append(scores->top, scores->top_count, i < token->top_count ? token->top[i] : (EngineScore){.token = -1});
+}
+
+void serve_scores_free(ServeScores *scores) {
+    free(scores->tokens);
+    free(scores->top);
+}
+
 void serve_sample_begin(ServeSample *s, const ServeModel *model) { s->text = generated_text(model->tokenizer); }
 
 bool serve_sample_add(ServeSample *s, const ServeRequest *request, const EngineToken *token) {
     s->begun = true;
-    array_append(s->tokens, s->count, (ServeToken){*token, s->text.characters});
+    array_append(s->offsets, s->count, s->text.characters);
+    serve_scores_add(&s->scores, token, request->top);
     return generated_text_add(&s->text, &request->stops, token->token);
 }
 
@@ -21,7 +34,8 @@ void serve_sample_end(ServeSample *s, EngineEnd end) {
 }
 
 void serve_sample_free(ServeSample *s) {
-    free(s->tokens);
+    serve_scores_free(&s->scores);
+    free(s->offsets);
     generated_text_free(&s->text);
 }
 

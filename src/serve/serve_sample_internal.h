@@ -3,14 +3,10 @@
 
 #include "serve/request_internal.h"
 
-typedef struct ServeToken {
-    EngineToken score;
-    size_t offset; /* in the text, in characters */
-} ServeToken;
-
 /* Zero-initialize, then serve_sample_begin. */
 typedef struct ServeSample {
-    ServeToken *tokens;
+    ServeScores scores;
+    size_t *offsets; /* of the tokens in the text, in characters */
     size_t count;
     GeneratedText text;
     bool begun, ended;

@@ -8,6 +8,7 @@
 
 #include "base/array.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "serve/server_internal.h"
@@ -49,7 +50,7 @@ static void take_prompt_score(void *context, const EngineToken *token) {
     ServeRequest *request = &exchange->answer.request;
     ServePrompt *scored = &request->prompts[prompt->first_sample / (size_t)request->samples];
     pthread_mutex_lock(&exchange->server->lock);
-    array_append(scored->scores, scored->score_count, *token);
+    serve_scores_add(&scored->scores, token, request->top);
     pthread_mutex_unlock(&exchange->server->lock);
 }
 
@@ -78,6 +79,8 @@ static void submit_exchange(Server *server, ServeExchange *exchange) {
             .tokens = serve_request_tokens(request, exchange->answer.model, prompt),
             .samples = (int)request->samples,
             .sampling = request->sampling,
+            .penalties = request->penalties,
+            .top = int_max(request->top, 0),
             .number = (uint64_t)i << 16,
             .ends = server->model->ends->items,
             .end_count = (int64_t)server->model->ends->count,

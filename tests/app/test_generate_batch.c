@@ -81,10 +81,40 @@ static void prompts_get_what_they_get_alone(void **state) {
         assert_float_equal(sum, json_real_value(json_object_get(line, "logprob")), 1e-6);
         assert_string_equal(text_at(lines, i, "finish"), json_array_size(ids) == 12 ? "length" : "stop");
     }
+    smelt_good("generate r p.jsonl out=top.jsonl slots=3 ids=true template=chatml top_logprobs=3 " GREEDY);
+    json_auto_t *tops = lines_of("top.jsonl");
+    for (size_t i = 0; i < 6; i++) { /* without penalties, a greedy token is the likeliest one */
+        const json_t *line = json_array_get(tops, i), *ids = json_object_get(line, "ids"), *logs = json_object_get(line, "logprobs"),
+                     *lists = json_object_get(line, "top_logprobs");
+        assert_int_equal(json_array_size(lists), json_array_size(ids));
+        for (size_t k = 0; k < json_array_size(ids); k++) {
+            const json_t *list = json_array_get(lists, k), *first = json_array_get(list, 0);
+            assert_int_equal(json_array_size(list), 3);
+            assert_true(json_equal(json_array_get(first, 0), json_array_get(ids, k)) &&
+                        json_equal(json_array_get(first, 1), json_array_get(logs, k)));
+        }
+    }
     SCOPED_FREE char *printed = printed_by("generate r p.jsonl samples=2 slots=1 ids=true template=chatml " GREEDY);
     size_t length;
     SCOPED_FREE char *written = (char *)read_bytes("o.jsonl", &length);
     assert_memory_equal(printed, written, length);
+}
+
+static void token_ids_get_what_they_get_alone(void **state) {
+    (void)state;
+    make_run();
+    write_text("p.jsonl", "{\"tokens\": [97, 32, 98]}\n");
+    smelt_good("generate r p.jsonl out=o.jsonl text=false " GREEDY);
+    json_auto_t *lines = lines_of("o.jsonl");
+    const json_t *ids = json_object_get(json_array_get(lines, 0), "ids");
+    FILE *pipe = popen("$SMELT generate r '97 32 98' text=false device=cpu " GREEDY "2> errors", "r");
+    for (int i = 0; i < 15; i++) {
+        int id;
+        assert_int_equal(fscanf(pipe, "%d", &id), 1);
+        if (i >= 3) assert_int_equal(json_integer_value(json_array_get(ids, (size_t)i - 3)), id);
+    }
+    assert_int_equal(pclose(pipe), 0);
+    assert_int_equal(json_array_size(ids), 12);
 }
 
 /* Samples differ from each other, not from run to run, nor with other slots. */
@@ -136,6 +166,12 @@ static void what_is_no_prompt_is_refused_by_its_line(void **state) {
     smelt_says(ERROR_USAGE, "1 p.jsonl 8", "generate r p.jsonl out=o.jsonl context=8");
     smelt_says(ERROR_USAGE, "cache", "generate r p.jsonl cache=false");
     smelt_says(ERROR_USAGE, "samples", "generate r prompt samples=2");
+    smelt_says(ERROR_USAGE, "presence_penalty", "generate r prompt presence_penalty=1");
+    smelt_says(ERROR_USAGE, "top_logprobs=3 ids=true", "generate r p.jsonl top_logprobs=3");
+    smelt_says(ERROR_USAGE, "999 logit bias model.vocabulary", "generate r p.jsonl logit_bias={\"999\":1}");
+    smelt_says(ERROR_USAGE, "logit_bias=[1]", "generate r p.jsonl logit_bias=[1]");
+    smelt_says(ERROR_USAGE, "logit_bias 1x", "generate r p.jsonl logit_bias={\"1x\":1}");
+    smelt_says(ERROR_USAGE, "stop= text=false", "generate r p.jsonl stop=a text=false");
     write_text("o.jsonl", "{\"kept\": 1}\n");
     smelt_says(ERROR_USAGE, "o.jsonl", "generate r p.jsonl out=o.jsonl tokens=2");
     smelt_good("generate r p.jsonl out=o.jsonl tokens=2 overwrite=true");
@@ -149,6 +185,7 @@ static void what_is_no_prompt_is_refused_by_its_line(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(prompts_get_what_they_get_alone),
+        TRAIN_TEST(token_ids_get_what_they_get_alone),
         TRAIN_TEST(samples_are_drawn_by_seed_line_and_number),
         TRAIN_TEST(what_is_no_prompt_is_refused_by_its_line),
     };

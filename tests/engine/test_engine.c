@@ -18,7 +18,7 @@
 #include "support/generator_run.h"
 #include "support/mentions.h"
 
-enum { CONTEXT = 96, MOST_TOKENS = 12, MOST_SAMPLES = 5 };
+enum { CONTEXT = 96, MOST_TOKENS = 12, MOST_SAMPLES = 5, TOP = 4 };
 
 /* A prompt, and what its samples get. */
 typedef struct Asked {
@@ -28,9 +28,12 @@ typedef struct Asked {
     int64_t prompt_count, tokens;
     int samples;
     Sampling sampling;
+    EnginePenalties penalties;
+    int64_t top;
     struct {
         int32_t tokens[MOST_TOKENS];
         double log_probabilities[MOST_TOKENS];
+        EngineScore top[MOST_TOKENS][TOP];
         int count, ends, most; /* most: tokens after which the test ends the sample; 0: never */
         EngineEnd end;
     } got[MOST_SAMPLES];
@@ -43,6 +46,8 @@ static bool take_token(void *context, int sample, const EngineToken *token) {
     assert_int_equal(asked->got[sample].ends, 0);
     asked->got[sample].tokens[at] = token->token;
     asked->got[sample].log_probabilities[at] = token->log_probability;
+    assert_int_equal(token->top_count, asked->top);
+    if (asked->top) memcpy(asked->got[sample].top[at], token->top, (size_t)asked->top * sizeof *token->top);
     return !asked->got[sample].most || asked->got[sample].count < asked->got[sample].most;
 }
 
@@ -78,6 +83,8 @@ static EngineRequest request_of(Asked *asked, uint64_t number) {
         .tokens = asked->tokens,
         .samples = asked->samples,
         .sampling = asked->sampling,
+        .penalties = asked->penalties,
+        .top = asked->top,
         .number = number,
         .token = take_token,
         .end = take_end,
@@ -174,6 +181,9 @@ static void run_schedule(const Config *config, EngineSizes sizes, uint64_t order
 
 static void take_score(void *context, const EngineToken *token) {
     Asked *asked = context;
+    assert_int_equal(token->top_count, asked->top);
+    if (asked->top)
+        assert_true(token->top[0].token == token->likeliest && token->top[0].log_probability == token->likeliest_log_probability);
     assert_in_range(asked->scored, 0, asked->prompt_count - 2);
     assert_int_equal(asked->got[0].count, 0);
     asked->scores[asked->scored++] = *token;
@@ -209,12 +219,13 @@ static void prompts_are_scored(void **state) {
     for (int i = 0; i < FAMILIES; i++) {
         OptionStrings strings = {0};
         Config config = configure(&families[i], CONTEXT, &strings);
-        Engine *engine = create_engine(&config, PRECISION_FP64, (EngineSizes){.slots = 2, .scores = true});
+        Engine *engine = create_engine(&config, PRECISION_FP64, (EngineSizes){.slots = 2, .scores = true, .top = TOP});
         Asked asked[REQUESTS];
         Error error = {0};
         for (int r = 0; r < REQUESTS; r++) {
             asked[r] = random_request(&at, r == 1 ? 3 : 1, 0);
             if (r % 2 == 0) asked[r].tokens = r ? 0 : 4;
+            asked[r].top = r % 3;
             EngineRequest request = request_of(&asked[r], 0);
             request.scored = r == 3 ? NULL : take_score;
             if (!engine_submit(engine, &request, &error)) fail_msg("%s", error.message);
@@ -260,6 +271,82 @@ static void neither_slots_nor_arrivals_change_a_sample(void **state) {
     }
 }
 
+/* Compares with what a generator's logits, penalized by hand, draw; log-probabilities are those of its own logits. */
+static void expect_penalized(const Config *config, const char *name, const Asked *asked, int sample, uint64_t number) {
+    Error error = {0};
+    Generator *alone = create(NULL, config, PRECISION_FP64, true);
+    const EnginePenalties *p = &asked->penalties;
+    double from[BYTE_VOCABULARY];
+    bool in_text[BYTE_VOCABULARY] = {0};
+    int drawn[BYTE_VOCABULARY] = {0};
+    for (int64_t i = 0; i < asked->prompt_count; i++) in_text[asked->prompt[i]] = true;
+    assert_true(generator_feed(alone, asked->prompt, asked->prompt_count, &error));
+    for (int64_t i = 0; i < asked->tokens; i++) {
+        const double *logits = generator_logits(alone, &error);
+        assert_non_null(logits);
+        memcpy(from, logits, sizeof from);
+        for (int64_t b = 0; b < p->bias_count; b++) from[p->biases[b].token] += p->biases[b].bias;
+        for (int32_t t = 0; t < BYTE_VOCABULARY; t++) {
+            if (in_text[t] && p->repetition > 0)
+                from[t] = from[t] > 0 ? from[t] / (double)(float)p->repetition : from[t] * (double)(float)p->repetition;
+            from[t] -= (double)(float)p->frequency * drawn[t] + (drawn[t] ? (double)(float)p->presence : 0);
+        }
+        uint64_t place = (number + (uint64_t)sample) << 24 | (uint64_t)(asked->prompt_count + i);
+        int32_t token = sample_token(from, BYTE_VOCABULARY, &asked->sampling, rng_uniform(asked->sampling.seed, RNG_STREAM_SAMPLE, place));
+        double own = log_probability(logits, config->model.vocabulary, token);
+        if (token != asked->got[sample].tokens[i] || fabs(own - asked->got[sample].log_probabilities[i]) > 1e-9)
+            fail_msg("%s: sample %d, token %d is %d of log-probability %.12g, expected %d of %.12g", name, sample, (int)i,
+                asked->got[sample].tokens[i], asked->got[sample].log_probabilities[i], token, own);
+        for (int64_t k = 0; k < asked->top; k++) {
+            const EngineScore *top = &asked->got[sample].top[i][k];
+            int64_t above = 0;
+            for (int32_t t = 0; t < BYTE_VOCABULARY; t++) above += logits[t] > logits[top->token];
+            assert_int_equal(above, k);
+            assert_true(fabs(top->log_probability - log_probability(logits, config->model.vocabulary, top->token)) < 1e-9);
+        }
+        assert_true(generator_feed(alone, &token, 1, &error));
+        in_text[token] = true;
+        drawn[token]++;
+    }
+    generator_free(alone);
+}
+
+/* Slots are used again, beside requests without penalties, with samples of one prompt. */
+static void penalties_count_the_tokens_of_a_text(void **state) {
+    (void)state;
+    enum { REQUESTS = 6 };
+    static const EngineBias biases[] = {{'a', 2}, {'b', -100}, {'a', 1.5}};
+    static const EnginePenalties penalties[REQUESTS] = {{.repetition = 1.5}, {.presence = 1.5, .frequency = 0.75}, {0},
+        {.biases = biases, .bias_count = 3}, {.frequency = -1.25},
+        {.repetition = 0.75, .presence = -1, .frequency = 0.5, .biases = biases, .bias_count = 2}};
+    static const int chosen[] = {0, 2};
+    for (int f = 0; f < 2; f++) {
+        OptionStrings strings = {0};
+        Config config = configure(&families[chosen[f]], CONTEXT, &strings);
+        Engine *engine = create_engine(&config, PRECISION_FP64, (EngineSizes){.slots = 3, .penalties = true, .top = TOP});
+        static Asked asked[REQUESTS];
+        uint64_t at = 33;
+        for (int r = 0; r < REQUESTS; r++) {
+            asked[r] = random_request(&at, 1 + r % 3, r % 2 ? 0 : 1.5);
+            asked[r].tokens = MOST_TOKENS;
+            asked[r].penalties = penalties[r];
+            asked[r].top = r % (TOP + 1);
+            submit(engine, &asked[r], (uint64_t)r * MOST_SAMPLES);
+        }
+        finish(engine);
+        for (int r = 0; r < REQUESTS; r++)
+            for (int s = 0; s < asked[r].samples; s++)
+                expect_penalized(&config, families[chosen[f]].name, &asked[r], s, (uint64_t)r * MOST_SAMPLES);
+        EngineRequest outside = request_of(&asked[0], 0);
+        outside.penalties = (EnginePenalties){.biases = &(EngineBias){(int32_t)config.model.vocabulary, 1}, .bias_count = 1};
+        Error error = {0};
+        assert_false(engine_submit(engine, &outside, &error));
+        assert_mentions(error.message, "model.vocabulary");
+        engine_free(engine);
+        options_free_strings(&strings);
+    }
+}
+
 /* A program that computes all rows of a text at once, as training does, and draws the token after each row. */
 typedef struct WholeText {
     Program program;
@@ -272,7 +359,7 @@ static WholeText whole_text(const Config *config, Precision precision, int64_t c
     int64_t shape[] = {count, DRAW_CHOICE_VALUES}, one = 1;
     whole.choice = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, shape, "choice");
     whole.limit = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &one, "limit");
-    whole.drawn = op_draw(graph, whole.program.model.logits, whole.choice, whole.limit);
+    whole.drawn = op_draw(graph, whole.program.model.logits, whole.program.model.logits, whole.choice, whole.limit, 0);
     graph->tensors[whole.drawn].keep = true;
     whole.program = check_program(whole.program.model, device_cpu());
     void *master = executor_arena(whole.program.executor, ARENA_MASTER);
@@ -474,6 +561,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sequences_get_what_they_get_alone),
         cmocka_unit_test(prompts_are_scored),
+        cmocka_unit_test(penalties_count_the_tokens_of_a_text),
         cmocka_unit_test(neither_slots_nor_arrivals_change_a_sample),
         EACH_ISA(cmocka_unit_test(draws_have_the_bits_of_the_whole_text)),
         cmocka_unit_test(samples_end_where_they_should),

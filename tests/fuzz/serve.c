@@ -2,6 +2,7 @@
  * status and one line, which JSON can hold, or gives prompts that fit. */
 #include "fuzz.h"
 
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "serve/answer_internal.h"
@@ -11,7 +12,7 @@ enum { POSITIONS = 4096, MOST_SAMPLES = 16 };
 static void check_request(const ServeRequest *r, const ServeModel *model) {
     require(r->prompt_count > 0 && (int64_t)r->prompt_count * r->samples <= MOST_SAMPLES && r->samples > 0);
     require(r->sampling.temperature >= 0 && r->sampling.top_p >= 0 && r->sampling.top_p <= 1 && r->sampling.top_k >= 0);
-    require(r->stops.count >= 0 && r->stops.count <= MOST_STOP_TEXTS && r->top >= -1 && r->top <= 1 && r->seed >= -1);
+    require(r->stops.count >= 0 && r->stops.count <= MOST_STOP_TEXTS && r->top >= -1 && r->top <= ENGINE_MOST_TOP && r->seed >= -1);
     for (int i = 0; i < r->stops.count; i++) require(r->stops.items[i].size > 0);
     for (size_t i = 0; i < r->prompt_count; i++) {
         const ServePrompt *prompt = &r->prompts[i];
@@ -29,16 +30,16 @@ static void answer(ServeRequest *request, const ServeModel *model, const uint8_t
     ServeOutput output = {0};
     for (size_t p = 0; p < request->prompt_count && serve_request_scores_prompts(request); p++) {
         ServePrompt *prompt = &request->prompts[p];
-        prompt->score_count = prompt->ids.count - 1;
-        prompt->scores = memory_allocate(prompt->ids.count * sizeof *prompt->scores);
-        for (size_t i = 0; i < prompt->score_count; i++) prompt->scores[i] = (EngineToken){.token = prompt->ids.items[i + 1]};
+        for (size_t i = 1; i < prompt->ids.count; i++)
+            serve_scores_add(&prompt->scores, &(EngineToken){.token = prompt->ids.items[i]}, request->top);
     }
     answer.samples = memory_allocate(answer.sample_count * sizeof *answer.samples);
     for (size_t s = 0; s < answer.sample_count; s++) {
         bool goes_on = true;
         serve_sample_begin(&answer.samples[s], model);
         for (size_t i = 0; i < size && i < 64 && goes_on; i++) {
-            const EngineToken token = {.token = bytes[i], .likeliest = bytes[i / 2], .log_probability = -1};
+            const EngineScore top[] = {{bytes[i / 2], -1}, {bytes[i / 3], -2}};
+            const EngineToken token = {.token = bytes[i], .log_probability = -1, .top = top, .top_count = int_min(request->top, 2)};
             goes_on = serve_sample_add(&answer.samples[s], request, &token);
             const GeneratedText *text = &answer.samples[s].text;
             require(text->shown >= answer.samples[s].sent_bytes && text->shown <= text->size);

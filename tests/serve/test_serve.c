@@ -174,12 +174,16 @@ static void prompts_are_scored_as_what_is_drawn(void **state) {
 
 static void completions_are_those_of_generate(void **state) {
     (void)state;
-    static const char *const sampling[][2] = {
-        {"temperature=0", "\"temperature\":0"}, {"temperature=1 seed=5", "\"temperature\":1,\"seed\":5"}};
+    static const char *const sampling[][2] = {{"temperature=0", "\"temperature\":0"},
+        {"temperature=1 seed=5", "\"temperature\":1,\"seed\":5"},
+        {"temperature=0 repetition_penalty=1.3 logit_bias={\"101\":4,\"32\":-100} stop=x",
+            "\"temperature\":0,\"repetition_penalty\":1.3,\"logit_bias\":{\"101\":4,\"32\":-100},\"stop\":\"x\""},
+        {"temperature=1 seed=5 presence_penalty=1.5 frequency_penalty=-0.5 min_p=0.001",
+            "\"temperature\":1,\"seed\":5,\"presence_penalty\":1.5,\"frequency_penalty\":-0.5,\"min_p\":0.001"}};
     make_run();
     write_text("p.jsonl", "{\"prompt\": \"the\"}\n{\"prompt\": \"a model holds every weight\"}\n");
     Server server = serve("slots=4");
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof sampling / sizeof *sampling; i++) {
         smelt_says(0, "", "generate r p.jsonl out=o.jsonl ids=true overwrite=true samples=2 tokens=20 threads=1 %s", sampling[i][0]);
         SCOPED_FREE char *body =
             memory_format("{\"model\":\"r\",\"prompt\":[\"the\",\"a model holds every weight\"],\"n\":2,\"max_tokens\":20,"
@@ -200,6 +204,41 @@ static void completions_are_those_of_generate(void **state) {
     assert_true(json_equal(json_object_get(text, "choices"), json_object_get(ids, "choices")));
     const char *echoed = json_string_value(json_object_get(choice(text, 0), "text"));
     assert_memory_equal(echoed, "the", 3);
+    end(&server);
+}
+
+/* A bias changes what is drawn, but not the log-probabilities that are reported. */
+static void likeliest_tokens_are_the_models_own(void **state) {
+    (void)state;
+    make_run();
+    Server server = serve("");
+    const char *fields = "\"temperature\":0,\"max_tokens\":5,\"return_token_ids\":true";
+    SCOPED_FREE char *plain_body = memory_format("{\"prompt\":\"the sea\",\"logprobs\":20,%s}", fields),
+                     *biased_body = memory_format("{\"prompt\":\"the sea\",\"logprobs\":20,\"logit_bias\":{\"113\":100},%s}", fields),
+                     *ids_body = memory_format(
+                         "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"logprobs\":true,\"top_logprobs\":7,%s}", fields);
+    json_auto_t *plain = answer_to(&server, "/v1/completions", plain_body), *biased = answer_to(&server, "/v1/completions", biased_body),
+                *chat = answer_to(&server, "/v1/chat/completions", ids_body);
+    assert_string_equal(json_string_value(json_object_get(choice(biased, 0), "text")), "qqqqq");
+    const json_t *own = json_array_get(list_of(plain, "top_logprobs"), 0), *top = json_array_get(list_of(biased, "top_logprobs"), 0),
+                 *value;
+    const char *name;
+    assert_int_equal(json_object_size(own), 20);
+    assert_in_range(json_object_size(top), 20, 21);
+    json_object_foreach((json_t *)own, name, *(json_t **)&value)
+        assert_float_equal(json_real_value(value), json_real_value(json_object_get(top, name)), 1e-6);
+    assert_float_equal(
+        json_real_value(json_array_get(list_of(biased, "token_logprobs"), 0)), json_real_value(json_object_get(top, "q")), 0);
+    const json_t *content = json_object_get(json_object_get(choice(chat, 0), "logprobs"), "content");
+    assert_int_equal(json_array_size(content), 5);
+    for (size_t i = 0; i < 5; i++) {
+        const json_t *token = json_array_get(content, i), *list = json_object_get(token, "top_logprobs");
+        assert_int_equal(json_array_size(list), 7);
+        assert_true(json_equal(json_object_get(token, "logprob"), json_object_get(json_array_get(list, 0), "logprob")));
+        for (size_t k = 1; k < 7; k++)
+            assert_true(json_real_value(json_object_get(json_array_get(list, k), "logprob")) <=
+                        json_real_value(json_object_get(json_array_get(list, k - 1), "logprob")));
+    }
     end(&server);
 }
 
@@ -331,9 +370,16 @@ static void bodies_are_refused_by_the_name_of_their_field(void **state) {
         {400, "stop", "{\"prompt\":\"a\",\"stop\":[\"a\",\"b\",\"c\",\"d\",\"e\"]}"},
         {400, "stream", "{\"prompt\":\"a\",\"stream\":1}"},
         {400, "stream_options", "{\"prompt\":\"a\",\"stream_options\":{\"include_usage\":true}}"},
-        {400, "logprobs", "{\"prompt\":\"a\",\"logprobs\":5}"},
-        {400, "frequency_penalty", "{\"prompt\":\"a\",\"frequency_penalty\":0.5}"},
-        {400, "logit_bias", "{\"prompt\":\"a\",\"logit_bias\":{\"5\":1}}"},
+        {400, "logprobs", "{\"prompt\":\"a\",\"logprobs\":21}"},
+        {400, "frequency_penalty", "{\"prompt\":\"a\",\"frequency_penalty\":2.5}"},
+        {400, "presence_penalty", "{\"prompt\":\"a\",\"presence_penalty\":\"1\"}"},
+        {400, "repetition_penalty", "{\"prompt\":\"a\",\"repetition_penalty\":0}"},
+        {400, "logit_bias", "{\"prompt\":\"a\",\"logit_bias\":[1]}"},
+        {400, "logit_bias", "{\"prompt\":\"a\",\"logit_bias\":{\"5\":101}}"},
+        {400, "logit_bias", "{\"prompt\":\"a\",\"logit_bias\":{\"5\":1,\"5a\":1}}"},
+        {400, "logit_bias", "{\"prompt\":\"a\",\"logit_bias\":{\"\":1}}"},
+        {400, "logit_bias", "{\"prompt\":\"a\",\"logit_bias\":{\"5\":\"1\"}}"},
+        {400, NULL, "{\"prompt\":\"a\",\"logit_bias\":{\"320\":1}}"},
         {400, "guided_regex", "{\"prompt\":\"a\",\"guided_regex\":\"a\"}"},
         {400, "messages", "{\"prompt\":\"a\",\"messages\":[]}"},
         {404, "model", "{\"prompt\":\"a\",\"model\":\"other\"}"},
@@ -345,6 +391,7 @@ static void bodies_are_refused_by_the_name_of_their_field(void **state) {
         {400, "response_format", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"response_format\":{\"type\":\"json_object\"}}",
             true},
         {400, "top_logprobs", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"top_logprobs\":1}", true},
+        {400, "top_logprobs", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"logprobs\":true,\"top_logprobs\":21}", true},
         {400, "echo", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"echo\":true}", true},
     };
     make_run();
@@ -360,7 +407,8 @@ static void bodies_are_refused_by_the_name_of_their_field(void **state) {
         free(reply.text);
     }
     json_auto_t *neutral = answer_to(&server, "/v1/completions",
-        "{\"prompt\":\"a\",\"frequency_penalty\":0.0,\"logit_bias\":{},\"stop\":null,\"user\":\"me\",\"best_of\":1,\"top_k\":-1,\"min_p\":"
+        "{\"prompt\":\"a\",\"frequency_penalty\":0.0,\"repetition_penalty\":1,\"logit_bias\":{},\"stop\":null,\"user\":\"me\",\"best_of\":"
+        "1,\"top_k\":-1,\"min_p\":"
         "0.1}");
     assert_non_null(choice(neutral, 0));
     end(&server);
@@ -508,6 +556,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(completions_are_those_of_generate),
         TRAIN_TEST(prompts_are_scored_as_what_is_drawn),
+        TRAIN_TEST(likeliest_tokens_are_the_models_own),
         TRAIN_TEST(streams_joined_are_the_whole),
         TRAIN_TEST(stop_strings_end_a_text_before_them),
         TRAIN_TEST(bodies_are_refused_by_the_name_of_their_field),

@@ -1,4 +1,4 @@
-/* draw on a CPU (rule.c has the method): threads divide rows. Each pass over a row reads it in parts
+/* draw and penalize on a CPU (rule.c has the method of draw): threads divide rows. Each pass over a row reads it in parts
  * and computes weights again, which is as fast as reading them. No scratch. */
 #include <float.h>
 
@@ -139,6 +139,20 @@ static int64_t find_likeliest(const W *x, int64_t count, W most) {
     return at < count ? at : 0;
 }
 
+/* Lists the `top` first tokens by logit, equal ones by token, with their logits: pairs of values,
+ * filled up with the token -1. */
+static void list_top(const W *x, int64_t count, int64_t top, int64_t most_top, W *pairs) {
+    int64_t listed = 0;
+    for (int64_t j = 0; j < count && top > 0; j++) {
+        if (listed == top && !(x[j] > pairs[2 * top - 1])) continue;
+        int64_t at = listed < top ? listed++ : top - 1;
+        for (; at > 0 && x[j] > pairs[2 * at - 1]; at--) memcpy(pairs + 2 * at, pairs + 2 * at - 2, 2 * sizeof *pairs);
+        pairs[2 * at] = (W)j;
+        pairs[2 * at + 1] = x[j];
+    }
+    for (; listed < most_top; listed++) pairs[2 * listed] = -1, pairs[2 * listed + 1] = 0;
+}
+
 static int64_t draw_row(const W *x, int64_t count, const W *choice) {
     if (choice[DRAW_GIVEN] > 0) return (int64_t)choice[DRAW_GIVEN] - 1;
     W temperature = choice[DRAW_TEMPERATURE], most = find_most(x, count), largest = sizeof(W) == sizeof(double) ? DBL_MAX : FLT_MAX;
@@ -156,21 +170,47 @@ static int64_t draw_row(const W *x, int64_t count, const W *choice) {
 }
 
 CPU_OP(draw) {
-    const W *logits = call->in[DRAW_LOGITS], *choice = call->in[DRAW_CHOICE];
+    const W *logits = call->in[DRAW_LOGITS], *penalized = call->in[DRAW_FROM], *choices = call->in[DRAW_CHOICE];
     const int32_t *limit = call->in[DRAW_LIMIT];
     W *y = call->out[DRAW_Y];
     int64_t rows = call->in_shape[DRAW_LOGITS][0], columns = call->in_shape[DRAW_LOGITS][1];
+    int64_t values = call->out_shape[DRAW_Y][1], most_top = (values - DRAW_VALUES) / 2;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
-        const W *x = logits + r * columns;
+        const W *x = logits + r * columns, *choice = choices + r * DRAW_CHOICE_VALUES;
+        const W *from = choice[DRAW_PENALIZED] > 0 ? penalized + r * columns : x;
         DrawTokens all = {.x = x, .count = columns, .most = find_most(x, columns), .scale = 1, .least = -INFINITY};
-        int64_t count = int_max(1, int_min(columns, *limit)), token = draw_row(x, count, choice + r * DRAW_CHOICE_VALUES);
+        int64_t count = int_max(1, int_min(columns, *limit)), token = draw_row(from, count, choice);
         int64_t likeliest = find_likeliest(x, count, find_most(x, count));
         double log_sum = log(sum_weights(&all));
-        W *row = y + r * DRAW_VALUES;
+        W *row = y + r * values, *pairs = row + DRAW_VALUES;
         row[DRAW_TOKEN] = (W)token;
         row[DRAW_LOG_PROBABILITY] = (W)((double)(x[token] - all.most) - log_sum);
         row[DRAW_LIKELIEST] = (W)likeliest;
         row[DRAW_LIKELIEST_LOG_PROBABILITY] = (W)((double)(x[likeliest] - all.most) - log_sum);
+        list_top(x, count, int_min((int64_t)choice[DRAW_TOP], most_top), most_top, pairs);
+        for (int64_t i = 0; i < most_top && pairs[2 * i] >= 0; i++) pairs[2 * i + 1] = (W)((double)(pairs[2 * i + 1] - all.most) - log_sum);
+    }
+}
+
+static W penalize_logit(W x, W count, const W *choice) {
+    W drawn = (W)(int32_t)count; /* without the prompt's 0.5 */
+    if (count > 0) x = x > 0 ? x / choice[PENALTY_REPETITION] : x * choice[PENALTY_REPETITION];
+    return x - choice[PENALTY_FREQUENCY] * drawn - (drawn > 0 ? choice[PENALTY_PRESENCE] : 0);
+}
+
+CPU_OP(penalize) {
+    const W *logits = call->in[PENALIZE_LOGITS], *choices = call->in[PENALIZE_CHOICE];
+    const int32_t *tokens = call->in[PENALIZE_TOKENS], *slots = call->in[PENALIZE_SLOTS];
+    W *y = call->out[PENALIZE_Y], *state = call->out[PENALIZE_STATE];
+    int64_t rows = call->in_shape[PENALIZE_LOGITS][0], columns = call->in_shape[PENALIZE_LOGITS][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        const W *choice = choices + r * PENALTY_CHOICE_VALUES;
+        if (!(choice[PENALTY_USED] > 0)) continue;
+        const W *x = logits + r * columns, *bias = state + (slots[r] * PENALTY_STATE_ROWS + PENALTY_BIAS) * columns;
+        W *counts = state + (slots[r] * PENALTY_STATE_ROWS + PENALTY_COUNT) * columns;
+        counts[tokens[r]] += choice[PENALTY_COUNTED];
+        for (int64_t j = 0; j < columns; j++) y[r * columns + j] = penalize_logit(x[j] + bias[j], counts[j], choice);
     }
 }

@@ -1,21 +1,35 @@
 /* draw on a GPU (rule.c has the method): one block per row. Each wave sums a section of the row, and
  * the block adds the sums of its waves in order. To find the token, the block divides the section
- * that has it among its waves again, until the section is one token. No scratch. */
-#include "backend/gpu/gpu.h"
+ * that has it among its waves again, until the section is one token. Each of the likeliest tokens
+ * is found by two passes over the row. No scratch.
+ *
+ * penalize: 4 columns or 1 per thread. */
+#include "backend/gpu/vector.h"
 
 enum { THREADS = 1024 };
 
 /* A row of the operation's input `choice`, and of its output. */
-typedef struct DrawWish { float temperature, top_k, top_p, min_p, uniform, given; } DrawWish;
+typedef struct DrawWish { float temperature, top_k, top_p, min_p, uniform, given, penalized, top; } DrawWish;
 typedef struct DrawResult { float token, log_probability, likeliest, likeliest_log_probability; } DrawResult;
 
 typedef struct DrawArguments {
-    const float GLOBAL *logits;
+    const float GLOBAL *logits, *penalized;
     const DrawWish GLOBAL *choice;
     const int32_t GLOBAL *limit;
-    DrawResult GLOBAL *y;
-    int64_t columns;
+    float GLOBAL *y;
+    int64_t columns, values, most_top; /* values: columns of y */
 } DrawArguments;
+
+/* A row of penalize's input `choice`. */
+typedef struct PenaltyWish { float used, counted, repetition, presence, frequency; } PenaltyWish;
+
+typedef struct PenalizeArguments {
+    const float GLOBAL *logits;
+    const int32_t GLOBAL *tokens, *slots;
+    const PenaltyWish GLOBAL *choice;
+    float GLOBAL *y, *state;
+    Tiling tiling;
+} PenalizeArguments;
 
 #ifdef GPU_DEVICE
 
@@ -55,10 +69,20 @@ INLINE float weight_of(const GpuDrawTokens *t, float x) {
     return x < t->least || weight < t->least_weight ? 0 : weight;
 }
 
-INLINE float find_most(const float GLOBAL *x, int32_t count, LOCAL DrawShared *shared) {
+/* Tokens after a place in the order by logit, largest first, and by token. */
+typedef struct DrawAfter {
+    float logit;
+    int32_t token;
+} DrawAfter;
+#define AFTER_NONE ((DrawAfter){INFINITY, -1})
+
+INLINE bool is_after(DrawAfter place, float x, int32_t token) { return x < place.logit || (x == place.logit && token > place.token); }
+
+/* Returns the largest logit after a place. */
+INLINE float find_most(const float GLOBAL *x, int32_t count, DrawAfter after, LOCAL DrawShared *shared) {
     DrawSection own = section_part((DrawSection){0, count}, wave_id());
     float most = -INFINITY;
-    FOR_EACH_LOGIT(j, own) most = __builtin_fmaxf(most, x[j]);
+    FOR_EACH_LOGIT(j, own) most = __builtin_fmaxf(most, is_after(after, x[j], j) ? x[j] : -INFINITY);
     most = wave_max(most);
     barrier();
     if (lane_id() == 0) shared->above[wave_id()] = most;
@@ -154,17 +178,17 @@ INLINE int32_t draw_token(const GpuDrawTokens *t, float uniform, LOCAL DrawShare
     return section.first;
 }
 
-/* Returns the first token with the largest logit; 0 if there is none. */
-INLINE int32_t find_likeliest(const float GLOBAL *x, int32_t count, float most, LOCAL DrawShared *shared) {
+/* Returns the first token after a place with the logit; -1 if there is none. */
+INLINE int32_t find_token(const float GLOBAL *x, int32_t count, DrawAfter after, float logit, LOCAL DrawShared *shared) {
     DrawSection own = section_part((DrawSection){0, count}, wave_id());
     float first = (float)count; /* integers of this size are exact */
-    FOR_EACH_LOGIT(j, own) first = __builtin_fminf(first, x[j] == most ? (float)j : first);
+    FOR_EACH_LOGIT(j, own) first = __builtin_fminf(first, x[j] == logit && is_after(after, x[j], j) ? (float)j : first);
     first = -wave_max(-first);
     barrier();
     if (lane_id() == 0) shared->above[wave_id()] = first;
     barrier();
     for (int i = 0; i < WAVES; i++) first = __builtin_fminf(first, shared->above[i]);
-    return first < (float)count ? (int32_t)first : 0;
+    return first < (float)count ? (int32_t)first : -1;
 }
 
 INLINE int32_t draw_row(const float GLOBAL *x, int32_t count, float most, const DrawWish *wish, LOCAL DrawShared *shared) {
@@ -179,34 +203,81 @@ INLINE int32_t draw_row(const float GLOBAL *x, int32_t count, float most, const 
     return draw_token(&tokens, likeliest ? 0 : wish->uniform, shared);
 }
 
+/* Lists the `top` likeliest tokens of a row. `log_sum` is relative to the largest of all logits, `most`. */
+INLINE void list_top(const DrawArguments *a, const GpuDrawTokens *t, int32_t top, float log_sum, LOCAL DrawShared *shared) {
+    float GLOBAL *pairs = a->y + block_x() * a->values + sizeof(DrawResult) / sizeof(float);
+    DrawAfter place = AFTER_NONE;
+    int32_t i = 0;
+    for (bool found = true; i < top && found; i += found) {
+        float logit = find_most(t->x, t->count, place, shared);
+        int32_t token = find_token(t->x, t->count, place, logit, shared);
+        found = token >= 0;
+        place = (DrawAfter){logit, token};
+        if (!found || thread_id() > 0) continue;
+        pairs[2 * i] = (float)token;
+        pairs[2 * i + 1] = logit - t->most - log_sum;
+    }
+    for (; i < a->most_top && thread_id() == 0; i++) pairs[2 * i] = -1, pairs[2 * i + 1] = 0;
+}
+
 KERNEL(draw, DrawArguments) {
     WAVE_BOUNDS(THREADS, 4);
     BLOCK_BOUNDS(THREADS, 1);
     static SHARED DrawShared shared;
-    const float GLOBAL *x = a.logits + block_x() * a.columns;
-    int32_t limit = *a.limit < a.columns ? *a.limit : (int32_t)a.columns;
     DrawWish wish = a.choice[block_x()];
+    const float GLOBAL *x = a.logits + block_x() * a.columns, *from = wish.penalized > 0 ? a.penalized + block_x() * a.columns : x;
+    int32_t limit = *a.limit < a.columns ? *a.limit : (int32_t)a.columns;
     GpuDrawTokens all = {.x = x, .count = (int32_t)a.columns, .scale = 1, .least = -INFINITY};
-    all.most = find_most(x, all.count, &shared);
+    all.most = find_most(x, all.count, AFTER_NONE, &shared);
     float log_sum = fast_log2(sum_weights(&all, &shared)) * LN_2;
     limit = limit > 1 ? limit : 1;
-    float most = limit < all.count ? find_most(x, limit, &shared) : all.most;
-    int32_t token = draw_row(x, limit, most, &wish, &shared), likeliest = find_likeliest(x, limit, most, &shared);
+    float most = limit < all.count ? find_most(x, limit, AFTER_NONE, &shared) : all.most;
+    float most_from = wish.penalized > 0 ? find_most(from, limit, AFTER_NONE, &shared) : most;
+    int32_t token = draw_row(from, limit, most_from, &wish, &shared), likeliest = find_token(x, limit, AFTER_NONE, most, &shared);
+    if (likeliest < 0) likeliest = 0;
     DrawResult result = {(float)token, x[token] - all.most - log_sum, (float)likeliest, x[likeliest] - all.most - log_sum};
-    if (thread_id() == 0) a.y[block_x()] = result;
+    if (thread_id() == 0) *(DrawResult GLOBAL *)(a.y + block_x() * a.values) = result;
+    all.count = limit;
+    list_top(&a, &all, (int32_t)wish.top, log_sum, &shared);
 }
+
+INLINE float penalize_logit(float x, float count, PenaltyWish wish) {
+    float drawn = (float)(int32_t)count; /* without the prompt's 0.5 */
+    if (count > 0) x = x > 0 ? x / wish.repetition : x * wish.repetition;
+    return x - wish.frequency * drawn - (drawn > 0 ? wish.presence : 0);
+}
+
+INLINE void penalize_unit(const PenalizeArguments *a, int unit) {
+    UnitPlace place = place_in(a->tiling, unit);
+    if (!place.inside) return;
+    PenaltyWish wish = a->choice[place.row];
+    if (!(wish.used > 0)) return;
+    int64_t columns = a->tiling.columns, at = place.row * columns + place.column;
+    float GLOBAL *bias = a->state + 2 * a->slots[place.row] * columns + place.column, *counts = bias + columns;
+    f32x4 x = load4_wide(a->logits + at, unit) + load4_wide(bias, unit), count = load4_wide(counts, unit), y = 0;
+    int32_t token = a->tokens[place.row] - place.column;
+    UNROLL for (int i = 0; i < unit; i++) {
+        count[i] += i == token ? wish.counted : 0;
+        y[i] = penalize_logit(x[i], count[i], wish);
+    }
+    if (token >= 0 && token < unit) store4_wide(counts, count, unit);
+    store4_wide(a->y + at, y, unit);
+}
+
+UNIT_KERNELS(penalize, PenalizeArguments, penalize_unit, 4)
 
 #else
 
 #include <stddef.h>
 
-#include "backend/gpu/kernel_launch.h"
 #include "ops/draw/draw.h"
 
 static_assert(offsetof(DrawWish, temperature) == DRAW_TEMPERATURE * sizeof(float) &&
                   offsetof(DrawWish, top_k) == DRAW_TOP_K * sizeof(float) && offsetof(DrawWish, top_p) == DRAW_TOP_P * sizeof(float) &&
                   offsetof(DrawWish, min_p) == DRAW_MIN_P * sizeof(float) && offsetof(DrawWish, uniform) == DRAW_UNIFORM * sizeof(float) &&
-                  offsetof(DrawWish, given) == DRAW_GIVEN * sizeof(float) && sizeof(DrawWish) == DRAW_CHOICE_VALUES * sizeof(float),
+                  offsetof(DrawWish, given) == DRAW_GIVEN * sizeof(float) &&
+                  offsetof(DrawWish, penalized) == DRAW_PENALIZED * sizeof(float) && offsetof(DrawWish, top) == DRAW_TOP * sizeof(float) &&
+                  sizeof(DrawWish) == DRAW_CHOICE_VALUES * sizeof(float),
     "what a block reads");
 static_assert(offsetof(DrawResult, token) == DRAW_TOKEN * sizeof(float) &&
                   offsetof(DrawResult, log_probability) == DRAW_LOG_PROBABILITY * sizeof(float) &&
@@ -214,16 +285,39 @@ static_assert(offsetof(DrawResult, token) == DRAW_TOKEN * sizeof(float) &&
                   offsetof(DrawResult, likeliest_log_probability) == DRAW_LIKELIEST_LOG_PROBABILITY * sizeof(float) &&
                   sizeof(DrawResult) == DRAW_VALUES * sizeof(float),
     "what it writes");
+static_assert(
+    offsetof(PenaltyWish, used) == PENALTY_USED * sizeof(float) && offsetof(PenaltyWish, counted) == PENALTY_COUNTED * sizeof(float) &&
+        offsetof(PenaltyWish, repetition) == PENALTY_REPETITION * sizeof(float) &&
+        offsetof(PenaltyWish, presence) == PENALTY_PRESENCE * sizeof(float) &&
+        offsetof(PenaltyWish, frequency) == PENALTY_FREQUENCY * sizeof(float) &&
+        sizeof(PenaltyWish) == PENALTY_CHOICE_VALUES * sizeof(float) && PENALTY_BIAS == 0 && PENALTY_COUNT == 1 && PENALTY_STATE_ROWS == 2,
+    "what penalize reads");
 
 LAUNCHER(draw, DrawArguments)
 
 GPU_OP(draw) {
     DrawArguments arguments = {.logits = call->in[DRAW_LOGITS],
+        .penalized = call->in[DRAW_FROM],
         .choice = call->in[DRAW_CHOICE],
         .limit = call->in[DRAW_LIMIT],
         .y = call->out[DRAW_Y],
-        .columns = call->in_shape[DRAW_LOGITS][1]};
+        .columns = call->in_shape[DRAW_LOGITS][1],
+        .values = call->out_shape[DRAW_Y][1],
+        .most_top = (call->out_shape[DRAW_Y][1] - DRAW_VALUES) / 2};
     launch_draw(call->device, (LaunchShape){.x = call->in_shape[DRAW_LOGITS][0], .threads = THREADS}, &arguments);
+}
+
+TILED_LAUNCHER(penalize, PenalizeArguments, 4)
+
+GPU_OP(penalize) {
+    PenalizeArguments arguments = {.logits = call->in[PENALIZE_LOGITS],
+        .tokens = call->in[PENALIZE_TOKENS],
+        .slots = call->in[PENALIZE_SLOTS],
+        .choice = call->in[PENALIZE_CHOICE],
+        .y = call->out[PENALIZE_Y],
+        .state = call->out[PENALIZE_STATE],
+        .tiling = tile_matrix(call->in_shape[PENALIZE_LOGITS][0], call->in_shape[PENALIZE_LOGITS][1], 4)};
+    launch_penalize(call->device, &arguments);
 }
 
 #endif

@@ -18,15 +18,29 @@
 
 enum { MOST_COLUMNS = 1 << 24 }; /* integers that fp32 represents */
 
-TensorId op_draw(Graph *graph, TensorId logits, TensorId choice, TensorId limit) {
+TensorId op_draw(Graph *graph, TensorId logits, TensorId penalized, TensorId choice, TensorId limit, int64_t most_top) {
     int64_t rows = graph_rows(graph, logits);
+    assert(most_top >= 0 && most_top <= DRAW_MOST_TOP && graph_elements(graph, penalized) == graph_elements(graph, logits));
     assert(graph_get(graph, logits)->type == TYPE_WIDE && graph_columns(graph, logits) <= MOST_COLUMNS);
     assert(graph_get(graph, choice)->type == TYPE_WIDE && graph_rows(graph, choice) == rows);
     assert(graph_columns(graph, choice) == DRAW_CHOICE_VALUES && graph_get(graph, limit)->type == TYPE_INT32);
-    TensorId y = graph_activation(graph, TYPE_WIDE, rows, DRAW_VALUES, "draw");
-    graph_node(
-        graph, OP_draw, (Inputs){[DRAW_LOGITS] = logits, [DRAW_CHOICE] = choice, [DRAW_LIMIT] = limit}, (Outputs){[DRAW_Y] = y}, NULL, 0);
+    TensorId y = graph_activation(graph, TYPE_WIDE, rows, draw_columns(most_top), "draw");
+    Inputs in = {[DRAW_LOGITS] = logits, [DRAW_FROM] = penalized, [DRAW_CHOICE] = choice, [DRAW_LIMIT] = limit};
+    graph_node(graph, OP_draw, in, (Outputs){[DRAW_Y] = y}, NULL, 0);
+    return y;
+}
+
+TensorId op_penalize(Graph *graph, TensorId logits, TensorId tokens, TensorId slots, TensorId choice, TensorId state) {
+    int64_t rows = graph_rows(graph, logits);
+    assert(graph_get(graph, logits)->type == TYPE_WIDE && graph_get(graph, state)->type == TYPE_WIDE);
+    assert(graph_get(graph, state)->arena == ARENA_STATE && graph_columns(graph, state) == graph_columns(graph, logits));
+    assert(graph_elements(graph, tokens) == rows && graph_elements(graph, slots) == rows);
+    assert(graph_rows(graph, choice) == rows && graph_columns(graph, choice) == PENALTY_CHOICE_VALUES);
+    TensorId y = graph_activation_like(graph, TYPE_WIDE, logits, "penalized_logits");
+    Inputs in = {[PENALIZE_LOGITS] = logits, [PENALIZE_TOKENS] = tokens, [PENALIZE_SLOTS] = slots, [PENALIZE_CHOICE] = choice};
+    graph_node(graph, OP_penalize, in, (Outputs){[PENALIZE_Y] = y, [PENALIZE_STATE] = state}, NULL, 0);
     return y;
 }
 
 const Op op_rule_draw = {.name = "draw"};
+const Op op_rule_penalize = {.name = "penalize", .adds_to = OPERAND(PENALIZE_STATE)};
