@@ -4,8 +4,9 @@
 
 #include "backend/cpu/kernel.h"
 #include "ops/draw/draw.h"
+#include "ops/exponentials.h"
 
-enum { PART = 512 };
+enum { PART = EXPONENTIALS_PART };
 
 /* The tokens of a row and their weights: e^((x - most) scale), but 0 if x < least or if the weight
  * is less than least_weight. NaN stays NaN. */
@@ -29,20 +30,12 @@ static W find_most(const W *x, int64_t count) {
     return most;
 }
 
-/* Copies a part, followed by -infinity after the row's end, which weighs 0. Loops over copies have
- * one length and one alignment, so the order of a sum does not depend on the place of the row. */
-static void load_part(const DrawTokens *tokens, int64_t first, W part[PART]) {
-    int64_t count = int_min(PART, tokens->count - first);
-    memcpy(part, tokens->x + first, (size_t)count * sizeof(W));
-    for (int64_t j = count; j < PART; j++) part[j] = -INFINITY;
-}
-
 /* Sets weights [PART] and returns their sum. gcc 12 does not vectorize the loop if a statement of its
  * own stores the weight. */
 static double weigh_part(const DrawTokens *tokens, int64_t first, W weights[PART]) {
     const DrawTokens t = *tokens;
     W sum = 0;
-    load_part(tokens, first, weights);
+    exponentials_load(tokens->x, tokens->count, first, weights);
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < PART; j++) {
         W weight = wide_exp((weights[j] - t.most) * t.scale);
@@ -77,7 +70,7 @@ static DrawSplit split_tokens(const DrawTokens *tokens, W at, bool counts) {
     DrawSplit split = {0, INFINITY, -INFINITY};
     W part[PART];
     for (int64_t first = 0; first < tokens->count; first += PART) {
-        load_part(tokens, first, part);
+        exponentials_load(tokens->x, tokens->count, first, part);
         if (counts) split_part(tokens, part, at, true, &split);
         else split_part(tokens, part, at, false, &split);
     }
@@ -179,17 +172,16 @@ CPU_OP(draw) {
     for (int64_t r = 0; r < rows; r++) {
         const W *x = logits + r * columns, *choice = choices + r * DRAW_CHOICE_VALUES;
         const W *from = choice[DRAW_PENALIZED] > 0 ? penalized + r * columns : x;
-        DrawTokens all = {.x = x, .count = columns, .most = find_most(x, columns), .scale = 1, .least = -INFINITY};
+        W most = find_most(x, columns), sum = exponentials_sum(x, columns, most, NULL);
         int64_t count = int_max(1, int_min(columns, *limit)), token = draw_row(from, count, choice);
         int64_t likeliest = find_likeliest(x, count, find_most(x, count));
-        double log_sum = log(sum_weights(&all));
         W *row = y + r * values, *pairs = row + DRAW_VALUES;
         row[DRAW_TOKEN] = (W)token;
-        row[DRAW_LOG_PROBABILITY] = (W)((double)(x[token] - all.most) - log_sum);
+        row[DRAW_LOG_PROBABILITY] = exponentials_log_share(x[token], most, sum);
         row[DRAW_LIKELIEST] = (W)likeliest;
-        row[DRAW_LIKELIEST_LOG_PROBABILITY] = (W)((double)(x[likeliest] - all.most) - log_sum);
+        row[DRAW_LIKELIEST_LOG_PROBABILITY] = exponentials_log_share(x[likeliest], most, sum);
         list_top(x, count, int_min((int64_t)choice[DRAW_TOP], most_top), most_top, pairs);
-        for (int64_t i = 0; i < most_top && pairs[2 * i] >= 0; i++) pairs[2 * i + 1] = (W)((double)(pairs[2 * i + 1] - all.most) - log_sum);
+        for (int64_t i = 0; i < most_top && pairs[2 * i] >= 0; i++) pairs[2 * i + 1] = exponentials_log_share(pairs[2 * i + 1], most, sum);
     }
 }
 

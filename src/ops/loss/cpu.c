@@ -5,6 +5,7 @@
  * last_row and soft_cap. */
 #include "backend/cpu/kernel.h"
 #include "base/float8.h"
+#include "ops/exponentials.h"
 #include "ops/linear_gemm.h"
 #include "ops/loss/loss_fp8.h"
 
@@ -41,16 +42,10 @@ static_assert(sizeof(CpuPeak) == PEAK_NUMBERS * sizeof(W), "ranks exchange it as
 
 /* Replaces logits by e^(logit - most). */
 static CpuPeak find_peak(W *restrict logits, int64_t target, int64_t vocabulary) {
-    W most = logits[0], sum = 0, picked = target >= 0 && target < vocabulary ? logits[target] : (W)-INFINITY;
+    W most = logits[0], picked = target >= 0 && target < vocabulary ? logits[target] : (W)-INFINITY;
 #pragma omp simd reduction(max : most)
     for (int64_t j = 0; j < vocabulary; j++) most = logits[j] > most ? logits[j] : most;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < vocabulary; j++) {
-        W e = wide_exp(logits[j] - most);
-        logits[j] = e;
-        sum += e;
-    }
-    return (CpuPeak){most, sum, picked};
+    return (CpuPeak){most, exponentials_sum(logits, vocabulary, most, logits), picked};
 }
 
 /* Returns the peak of all logits of a row from the peaks of `count` ranks, `stride` peaks apart. */
@@ -105,7 +100,7 @@ static void row_gradient(const LossChunk *c, int64_t r, const CpuPeak *own, cons
 }
 
 static void finish_row(const LossChunk *c, int64_t r, const CpuPeak *own, const CpuPeak *all) {
-    c->losses[r] = (W)log(all->sum) - (all->picked - all->most);
+    c->losses[r] = -exponentials_log_share(all->picked, all->most, all->sum);
     if (c->d_logits) row_gradient(c, r, own, all);
 }
 
