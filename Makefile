@@ -97,8 +97,10 @@ $(BUILD)/%.o: src/%.c
 	@echo "  CC $@"
 	@$(CC) $(BASE_FLAGS) $(if $(filter $<,$(GPU_SOURCES)),-DGPU_MODULE='"$(call gpu_module,$<)"') $(CFLAGS) $(OWN_FLAGS) -c -o $@ $<
 
-# It holds files of configs/.
+# These hold other files.
 $(BUILD)/app/example.o: $(wildcard configs/*) tools/encode-images.py
+$(BUILD)/rl/reward_program.o: src/rl/reward_shim.py
+$(BUILD)/rl/reward_code.o: src/rl/reward_driver.py
 
 # The same random numbers by any instruction set.
 $(BUILD)/base/rng.o: OWN_FLAGS := -O3 -ffp-contract=off -fno-math-errno

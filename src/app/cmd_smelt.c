@@ -3,8 +3,8 @@
 
 static const Command *member(int index) {
     static const Command *const commands[] = {&command_train, &command_generate, &command_chat, &command_serve, &command_eval,
-        &command_report, &command_watch, &command_show, &command_convert, &command_data, &command_launch, &command_doctor, &command_size,
-        &command_forecast, &command_cost, &command_bench, &command_manual, NULL};
+        &command_reward, &command_report, &command_watch, &command_show, &command_convert, &command_data, &command_launch, &command_doctor,
+        &command_size, &command_forecast, &command_cost, &command_bench, &command_manual, NULL};
     return commands[index];
 }
 

@@ -47,7 +47,7 @@ typedef struct Command {
 
 extern const Command command_train, command_launch, command_generate, command_chat, command_serve, command_eval, command_convert,
     command_data, command_report, command_bench, command_size, command_cost, command_forecast, command_doctor, command_show, command_watch,
-    command_manual;
+    command_manual, command_reward;
 extern const Command command_smelt; /* the program: the group of all commands */
 
 /* Returns the member with this name, valid until the next call; NULL: none. */

@@ -1,6 +1,6 @@
 /* Forks children and prepares them to run something else. Owns only the texts of ChildVariables.
- * Called by the launcher (ranks, self-test), the doctor (collectives, libraries that may crash) and
- * ranks that start MPI. */
+ * Called by the launcher (ranks, self-test), the doctor (collectives, libraries that may crash),
+ * ranks that start MPI, and rewards. */
 #include "base/child.h"
 
 #include <assert.h>
@@ -24,28 +24,47 @@ void child_free_variables(ChildVariables *variables) {
 }
 
 /* Ends a child that has not started its program yet. */
-static _Noreturn void child_fail(const char *reason, int code) {
-    dprintf(STDERR_FILENO, "error: process %d could not start: %s\n", (int)getpid(), reason);
+static _Noreturn void child_fail(const ChildOptions *options, const char *reason, int code) {
+    dprintf(options->failures ? options->failures : STDERR_FILENO, "error: process %d could not start: %s\n", (int)getpid(), reason);
     _exit(code);
+}
+
+static void replace_environment(const ChildOptions *options) {
+    if (options->no_environment) clearenv();
+    for (int i = 0; options->variables && i < options->variables->count; i++) putenv(options->variables->items[i]);
+}
+
+static void connect_files(const ChildOptions *options) {
+    if (options->input) dup2(options->input, STDIN_FILENO);
+    if (options->output) dup2(options->output, STDOUT_FILENO);
+    if (options->errors) dup2(options->errors, STDERR_FILENO);
+    if (options->program) close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+    if (options->kept) fcntl(options->kept, F_SETFD, 0);
 }
 
 /* Runs in the child, which has one thread. Signals that its parent handles get their default action. */
 static _Noreturn void become(const ChildOptions *options, pid_t parent) {
     if (!options->outlives) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent) child_fail("its parent exited before the child started", 1);
+        if (getppid() != parent) child_fail(options, "its parent exited before the child started", 1);
     }
     setpgid(0, 0);
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_DFL);
+    if (options->program) {
+        sigset_t none; /* a thread that blocks signals may have started it */
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        signal(SIGPIPE, SIG_DFL);
+    }
     alarm((unsigned)options->limit_seconds);
-    for (int i = 0; options->variables && i < options->variables->count; i++) putenv(options->variables->items[i]);
-    if (options->output) dup2(options->output, STDOUT_FILENO);
-    if (options->errors) dup2(options->errors, STDERR_FILENO);
-    if (options->kept) fcntl(options->kept, F_SETFD, 0);
+    replace_environment(options);
+    connect_files(options);
     if (options->run) _exit(options->run(options->context));
-    execv("/proc/self/exe", options->arguments);
-    child_fail(strerror(errno), 127);
+    const char *reason = options->limit ? options->limit(options->context) : NULL;
+    if (reason) child_fail(options, reason, 126);
+    execvp(options->program ? options->program : "/proc/self/exe", options->arguments);
+    child_fail(options, strerror(errno), 127);
 }
 
 pid_t child_start(const ChildOptions *options) {

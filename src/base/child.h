@@ -1,5 +1,5 @@
-/* Child processes: this program with other arguments, or a function of it. This is the only module
- * that forks. After the fork only the child changes its signals, environment and descriptors, and
+/* Child processes: this program with other arguments, another program, or a function of this one.
+ * This is the only module that forks. After the fork only the child changes its signals, environment and descriptors, and
  * it ends by exec or _exit; the parent is unchanged. The caller waits for the child (waitpid). */
 #pragma once
 
@@ -21,13 +21,18 @@ void child_free_variables(ChildVariables *variables);
 /* Exactly one of `arguments` and `run` is set. Descriptors: 0 means none. */
 typedef struct ChildOptions {
     char *const *arguments;    /* starts this program with these arguments: its name first, NULL last */
+    const char *program;       /* starts this one instead, which is searched in PATH; of open files it gets only those below */
     int (*run)(void *context); /* called in the child; its result is the exit code */
     void *context;
     const ChildVariables *variables; /* NULL: none */
-    int output, errors;              /* become the child's stdout and stderr */
+    bool no_environment;             /* the child has `variables` alone */
+    int input, output, errors;       /* become the child's stdin, stdout and stderr */
     int kept;                        /* stays open in the started program */
-    int limit_seconds;               /* SIGALRM ends the child after this time; 0: never */
-    bool outlives;                   /* the child continues when its parent ends */
+    /* Called in the child before it starts the program, to limit what it may do. Returns NULL, or why it failed. */
+    const char *(*limit)(void *context);
+    int failures;      /* gets the reason if the program cannot be started, in place of stderr; close-on-exec */
+    int limit_seconds; /* SIGALRM ends the child after this time; 0: never */
+    bool outlives;     /* the child continues when its parent ends */
 } ChildOptions;
 
 /* Starts a child in its own process group, which the terminal's signals do not reach. The child

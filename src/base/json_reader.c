@@ -219,13 +219,17 @@ static char *without_wide(const char *text) {
     return out.at;
 }
 
-char *json_format(const json_t *value) {
+static char *format_json(const json_t *value, size_t flags) {
     SCOPED_FREE char *text = NULL;
     for (int digits = 15; digits <= 17; digits++) {
         free(text);
-        text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
+        text = json_dumps(value, flags | JSON_REAL_PRECISION(digits));
         json_auto_t *again = text ? json_loads(text, JSON_ALLOW_NUL, NULL) : NULL;
         if (json_equal(again, value)) break;
     }
     return text ? without_wide(text) : NULL;
 }
+
+char *json_format(const json_t *value) { return format_json(value, JSON_INDENT(2)); }
+
+char *json_format_line(const json_t *value) { return format_json(value, 0); }

@@ -42,3 +42,4 @@ double json_finite_value(const json_t *value); /* 0 if the value is not a finite
  * (1e-5, not 1.0000000000000001e-5). The caller frees it. NULL: a text in the tree is not UTF-8, or
  * memory is exhausted. */
 char *json_format(const json_t *value);
+char *json_format_line(const json_t *value); /* the same in one line, without its end */

@@ -5,7 +5,6 @@
  * request. */
 #include "store/s3.h"
 
-#include <curl/curl.h>
 #include <ctype.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,8 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/curl.h"
 #include "base/math.h"
-#include "base/library.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -24,36 +23,14 @@
 #include "base/strings.h"
 #include "base/thread.h"
 
-#undef curl_easy_setopt
-#undef curl_easy_getinfo
-
 enum {
-    OLDEST_CURL = 0x075700, /* 7.87: signs additional headers */
     MOST_IDLE = 32,
     TEXT_BYTES = 8 << 20,
     UNENCODED_BYTES = 1024, /* of a key, by S3's rules */
 };
 
-/* The functions of libcurl that are used, and their types. */
-#define CURL_API(CALL)                                                        \
-    CALL(global_init, CURLcode, (long flags))                                 \
-    CALL(version_info, curl_version_info_data *, (CURLversion age))           \
-    CALL(easy_init, CURL *, (void))                                           \
-    CALL(easy_cleanup, void, (CURL * handle))                                 \
-    CALL(easy_reset, void, (CURL * handle))                                   \
-    CALL(easy_setopt, CURLcode, (CURL * handle, CURLoption option, ...))      \
-    CALL(easy_getinfo, CURLcode, (CURL * handle, CURLINFO info, ...))         \
-    CALL(easy_perform, CURLcode, (CURL * handle))                             \
-    CALL(easy_strerror, const char *, (CURLcode code))                        \
-    CALL(slist_append, struct curl_slist *, (struct curl_slist * list, const char *text)) \
-    CALL(slist_free_all, void, (struct curl_slist * list))
-
-typedef struct CurlApi { CURL_API(LIBRARY_TYPED_FIELD) } CurlApi;
-#define CURL_NAME(name, type, arguments) "curl_" #name,
-
 struct S3 {
     CurlApi curl;
-    void *library;
     S3Settings settings;
     char *root;      /* URL of the bucket without a final slash */
     char *provider;  /* the target of the signature */
@@ -66,18 +43,6 @@ struct S3 {
 };
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */
-
-static bool open_curl(S3 *s3, Error *error) {
-    static const char *const files[] = {"libcurl.so.4", NULL}, *const names[] = {CURL_API(CURL_NAME)};
-    s3->library = library_open(files, RTLD_NOW | RTLD_LOCAL);
-    if (!s3->library) return error_set(error, ERROR_USAGE, "s3:// needs libcurl, which is not installed: install it (Debian: libcurl4)");
-    if (library_find(s3->library, names, &s3->curl) || s3->curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
-        return error_set(error, ERROR_USAGE, "libcurl.so.4 is not usable; s3:// needs libcurl 7.87 or newer");
-    const curl_version_info_data *version = s3->curl.version_info(CURLVERSION_NOW);
-    if (version->version_num < OLDEST_CURL)
-        return error_set(error, ERROR_USAGE, "libcurl %s is too old; s3:// needs 7.87 or newer", version->version);
-    return true;
-}
 
 static bool bucket_is_possible(const char *bucket) {
     size_t length = strlen(bucket);
@@ -99,7 +64,7 @@ S3 *s3_open(const char *bucket, Error *error) {
     }
     S3 *s3 = memory_allocate(sizeof *s3);
     pthread_mutex_init(&s3->mutex, NULL);
-    if (!open_curl(s3, error) || !s3_settings_read(&s3->settings, error)) {
+    if (!curl_open(&s3->curl, "s3://", error) || !s3_settings_read(&s3->settings, error)) {
         s3_close(s3);
         return NULL;
     }
@@ -117,7 +82,7 @@ void s3_close(S3 *s3) {
     s3_settings_free(&s3->settings);
     free(s3->provider);
     free(s3->root);
-    free(s3); /* the library stays loaded, because it may have started threads */
+    free(s3);
 }
 
 void s3_cancel(S3 *s3) { atomic_store(&s3->cancelled, true); }

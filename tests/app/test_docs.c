@@ -26,6 +26,7 @@ DOCUMENT(flux, "docs/flux.md")
 DOCUMENT(generate, "docs/generate.md")
 DOCUMENT(install, "docs/install.md")
 DOCUMENT(parallel, "docs/parallel.md")
+DOCUMENT(rewards, "docs/rewards.md")
 DOCUMENT(sizing, "docs/sizing.md")
 DOCUMENT(start, "docs/start.md")
 
@@ -43,6 +44,7 @@ int main(void) {
         TRAIN_TEST(the_commands_of_generate_work),
         TRAIN_TEST(the_commands_of_install_work),
         TRAIN_TEST(the_commands_of_parallel_work),
+        TRAIN_TEST(the_commands_of_rewards_work),
         TRAIN_TEST(the_commands_of_sizing_work),
         TRAIN_TEST(the_commands_of_start_work),
     };

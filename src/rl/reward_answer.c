@@ -1,0 +1,122 @@
+/* The JSON that smelt and reward programs exchange: requests and answers. Owns nothing. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json_reader.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "data/pack.h"
+#include "rl/reward_internal.h"
+
+void reward_answer_free(RewardAnswer *answer) {
+    json_decref(answer->metrics);
+    free(answer->note);
+    free(answer->failure);
+    *answer = (RewardAnswer){0};
+}
+
+/* -- Answers ------------------------------------------------------------------------------------------------------- */
+
+/* Returns the start of a text of the object, in one line; NULL: there is none. */
+static char *take_line(const json_t *object, const char *name) {
+    enum { LIMIT = 1000 };
+    const char *text = json_string_value(json_object_get(object, name));
+    if (!text) return NULL;
+    size_t size = strnlen(text, LIMIT);
+    char *line = utf8_replace(text, size, &size);
+    blank_controls(line, ' ', false);
+    return line;
+}
+
+/* Copies the metrics, which jansson may hold as integers, booleans or wide numbers. Returns the name of
+ * one that is not a finite number; NULL: all are. */
+static const char *take_metrics(const json_t *given, json_t **metrics) {
+    const char *name;
+    json_t *value;
+    *metrics = json_object();
+    json_object_foreach((json_t *)given, name, value) {
+        if (!json_is_boolean(value) && !json_is_finite(value)) return name;
+        json_object_set_new(*metrics, name, json_real(json_is_boolean(value) ? json_is_true(value) : json_finite_value(value)));
+    }
+    return NULL;
+}
+
+/* Reads an object that has an id or is a server's. */
+static void take_answer(const json_t *object, RewardAnswer *answer) {
+    const json_t *reward = json_object_get(object, "reward"), *metrics = json_object_get(object, "metrics");
+    const char *wide = json_wide_number(reward), *wrong;
+    answer->note = take_line(object, "note");
+    answer->failure = take_line(object, "error");
+    if (answer->failure) return;
+    if (json_is_boolean(reward)) answer->value = json_is_true(reward);
+    else if (json_is_finite(reward)) answer->value = json_finite_value(reward);
+    else if (wide) answer->failure = memory_format("its reward is %s: give a finite number", wide);
+    else answer->failure = memory_format("its answer has no number \"reward\": write {\"id\": ..., \"reward\": 0.5}");
+    if (!metrics || json_is_null(metrics) || answer->failure) return;
+    if (!json_is_object(metrics)) answer->failure = memory_copy_string("its \"metrics\" are not an object: write {\"name\": number}");
+    else if ((wrong = take_metrics(metrics, &answer->metrics)))
+        answer->failure = memory_format("its metric \"%.100s\" is not a finite number", wrong), one_line(answer->failure);
+}
+
+bool reward_answer_read(const char *text, size_t size, RewardAnswer *answer, Error *error) {
+    enum { SHOWN = 80 };
+    *answer = (RewardAnswer){.id = -1};
+    Error reason;
+    json_auto_t *object = json_parse(text, size, 0, &reason);
+    if (!json_is_object(object)) {
+        SCOPED_FREE char *start = memory_format("%.*s", (int)(size < SHOWN ? size : SHOWN), text);
+        return error_set(error, ERROR_DATA,
+            "wrote \"%s%s\", which is not an answer: write one JSON object a line, and print other text to stderr", one_line(start),
+            size > SHOWN ? "..." : "");
+    }
+    const json_t *id = json_object_get(object, "id");
+    if (id && !json_is_integer(id))
+        return error_set(error, ERROR_DATA, "answered with an \"id\" that is not an integer: copy that of the request");
+    if (id) answer->id = json_integer_value(id);
+    take_answer(object, answer);
+    return true;
+}
+
+/* -- Requests ------------------------------------------------------------------------------------------------------ */
+
+static json_t *text_value(const char *text, size_t size) {
+    size_t length;
+    SCOPED_FREE char *valid = utf8_replace(text ? text : "", size, &length);
+    return json_stringn(valid, length);
+}
+
+static json_t *ids_value(const int32_t *ids, size_t count) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < count; i++) json_array_append_new(list, json_integer(ids[i]));
+    return list;
+}
+
+char *reward_request_write(const RewardSample *sample) {
+    json_auto_t *request = json_object();
+    json_object_set_new(request, "prompt", text_value(sample->prompt, sample->prompt_size));
+    json_object_set_new(request, "completion", text_value(sample->completion, sample->completion_size));
+    json_t *answer = json_object_get(sample->record, "answer");
+    if (answer) json_object_set(request, "answer", answer);
+    if (sample->finish) json_object_set_new(request, "finish", json_string(sample->finish));
+    if (sample->prompt_ids) json_object_set_new(request, "prompt_ids", ids_value(sample->prompt_ids, sample->prompt_count));
+    if (sample->completion_ids) json_object_set_new(request, "completion_ids", ids_value(sample->completion_ids, sample->completion_count));
+    json_object_set_new(request, "record", sample->record ? json_incref((json_t *)sample->record) : json_object());
+    return json_format_line(request);
+}
+
+bool reward_sample_read(const json_t *object, RewardSample *sample, int32_t **ids, Error *error) {
+    const json_t *prompt = json_object_get(object, "prompt"), *completion = json_object_get(object, "completion");
+    const json_t *list = json_object_get(object, "completion_ids"), *record = json_object_get(object, "record");
+    *sample = (RewardSample){.prompt = json_string_value(prompt),
+        .prompt_size = json_string_length(prompt),
+        .completion = json_string_value(completion),
+        .completion_size = json_string_length(completion),
+        .completion_count = json_array_size(list),
+        .finish = json_string_value(json_object_get(object, "finish")),
+        .record = record ? record : object};
+    *ids = list ? memory_allocate((sample->completion_count + 1) * sizeof **ids) : NULL;
+    sample->completion_ids = *ids;
+    for (size_t i = 0; list && i < sample->completion_count; i++) (*ids)[i] = (int32_t)json_integer_value(json_array_get(list, i));
+    return completion && sample->completion ? true : error_set(error, ERROR_DATA, "there is no text \"completion\"");
+}
