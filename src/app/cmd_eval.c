@@ -36,7 +36,7 @@
 typedef struct EvalOptions {
     LayoutConfig layout;
     Fp8Config fp8;
-    int64_t length, sequences, batch, threads, shots, tokens;
+    int64_t length, sequences, batch, threads, shots, tokens, stride;
     const char *separator, *losses, *pattern, *stop;
     bool document_mask, json;
     int precision, device, match;
@@ -48,6 +48,10 @@ enum { DEFAULT_LENGTH = 1024 };
 static const Option rows[] = {
     INT_OPTION(
         length, "0", 0, 1 << 24, "tokens", "length of a sequence; 0: as in training; for model folders the model's context, at most 1024"),
+    INT_OPTION(stride, "0", 0, 1 << 24, "tokens",
+        "from the start of a sequence to that of the next; below length they overlap, and a token counts once, with at least length - "
+        "stride "
+        "tokens before it; 0: length"),
     INT_OPTION(sequences, "0", 0, 1e15, "sequences", "maximum number of sequences, or of multiple-choice examples, to evaluate; 0: all"),
     INT_OPTION(shots, "0", 0, 1e6, "questions",
         "questions in JSON lines: the first ones of the file, which precede each other one with their answers"),
@@ -252,6 +256,9 @@ static bool eval_input(
     Inference *ranks, const char *folder, const Config *config, const EvalInput *data, const EvalOptions *options, Error *error) {
     SCOPED(program_free) Program program = {0};
     int64_t length = choose_length(folder, config, options, &data->set);
+    if (options->stride > length)
+        return error_set(error, ERROR_USAGE, "stride=%" PRId64 " exceeds the length of %" PRId64 " and would skip tokens: set at most that",
+            options->stride, length);
     const Config settings = shaped(config, options->batch, length);
     if (!open_program(&program, ranks, folder, &settings, options, error)) return false;
     EvaluationInput input = {.program = &program,
@@ -259,6 +266,7 @@ static bool eval_input(
         .set = &data->set,
         .vocabulary = config->model.vocabulary,
         .sequences = options->sequences,
+        .stride = options->stride,
         .tokenizer = data->tokenizer,
         .bytes = data->bytes && data->set.max_token < BYTE_VOCABULARY,
         .document_mask = options->document_mask};
@@ -336,7 +344,7 @@ static bool eval_multiple_choice(
 
 static bool eval_multiple_choice_file(
     Inference *ranks, const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
-    static const char *const idle[] = {"length", "batch", "separator", "document_mask", NULL};
+    static const char *const idle[] = {"length", "stride", "batch", "separator", "document_mask", NULL};
     SCOPED(multiple_choice_close) MultipleChoice set = {0};
     return command_refuse_idle(&table, options, idle, "examples of multiple choice are computed one by one", error) &&
            multiple_choice_open(&set, data, error) &&
@@ -347,7 +355,7 @@ static const char *const of_answers[] = {"tokens", "match", "pattern", "stop", N
 
 static bool eval_question_lines(
     Inference *ranks, const char *folder, const char *data, Config *config, const EvalOptions *options, Error *error) {
-    static const char *const idle[] = {"length", "batch", "separator", "document_mask", "layout.tp", "layout.cp", NULL};
+    static const char *const idle[] = {"length", "stride", "batch", "separator", "document_mask", "layout.tp", "layout.cp", NULL};
     const QuestionOptions questions = {.shots = options->shots,
         .most = options->sequences,
         .json = options->json,
@@ -380,7 +388,8 @@ static bool read_losses(const char *text, double losses[DEBUG_STATE_STEPS], Erro
 
 static bool eval_state(
     const Inference *ranks, const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
-    static const char *const idle[] = {"length", "sequences", "batch", "separator", "document_mask", "layout.tp", "layout.cp", NULL};
+    static const char *const idle[] = {
+        "length", "stride", "sequences", "batch", "separator", "document_mask", "layout.tp", "layout.cp", NULL};
     double losses[DEBUG_STATE_STEPS];
     bool given = *options->losses;
     int differences;

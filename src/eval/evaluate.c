@@ -71,6 +71,11 @@ static void free_group(Group *group) {
     pairs_free(&group->inputs);
 }
 
+/* Returns whether an earlier sequence has the target of row `row` of a sample. */
+static bool is_counted_before(const EvaluationInput *input, int64_t sample, int64_t row) {
+    return input->stride && sample > 0 && row < model_of(input)->length - input->stride;
+}
+
 /* Copies a batch to position `index` of the group, dropping the samples from number `samples` on;
  * counts targets and, with `text`, their bytes. NULL: a batch without targets. */
 static void take_batch(Group *group, int64_t index, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
@@ -84,7 +89,8 @@ static void take_batch(Group *group, int64_t index, const Batch *batch, int64_t 
     memcpy(group->inputs.tokens + at, batch->tokens, rows * sizeof(int32_t));
     memcpy(group->inputs.positions + at, batch->positions, rows * sizeof(int32_t));
     for (int64_t i = 0; i < rows; i++) {
-        if (batch->first_sample + i / model_of(group->input)->length < samples) target[i] = batch->targets[i];
+        int64_t length = model_of(group->input)->length, sample = batch->first_sample + i / length;
+        if (sample < samples && !is_counted_before(group->input, sample, i % length)) target[i] = batch->targets[i];
         counts->targets += target[i] >= 0;
         if (text && target[i] >= 0) counts->bytes += text[target[i]];
     }
@@ -139,6 +145,7 @@ typedef struct SetReading {
     Order *order;
     LoaderSource source;
     Loader *loader;
+    BinPlan windows; /* overlapping sequences; owned */
     int64_t next;
     int size;
 } SetReading;
@@ -153,6 +160,8 @@ static int64_t pick(void *context) {
 static void close_reading(SetReading *reading) {
     loader_close(reading->loader);
     order_free(reading->order);
+    free((BinPart *)reading->windows.parts);
+    free((int64_t *)reading->windows.first_part);
 }
 
 /* Sums over the ranks, in rank order. */
@@ -169,18 +178,42 @@ static bool sum_up(Comm *comm, LossSums *sums, Counts *counts, Error *error) {
     return done;
 }
 
+static const BinPlan *bins_of(const EvaluationInput *input, const SetReading *reading) {
+    return input->stride ? &reading->windows : input->bins;
+}
+
 /* Returns the tokens of the data that can be inputs: its stream, or its bins with their padding. */
-static int64_t input_tokens(const EvaluationInput *input) {
-    return input->bins ? input->bins->bins * input->bins->length : input->set->token_count - 1;
+static int64_t input_tokens(const EvaluationInput *input, const SetReading *reading) {
+    const BinPlan *bins = bins_of(input, reading);
+    return bins ? bins->bins * bins->length : input->set->token_count - 1;
+}
+
+/* Returns sequences that begin every `stride` tokens; the last one has the end of the stream. */
+static BinPlan plan_windows(const EvaluationInput *input) {
+    int64_t length = model_of(input)->length, inputs = input->set->token_count - 1, more = int_max(inputs - length, 0);
+    BinPlan plan = {.length = length, .bins = 1 + divide_up(more, input->stride)};
+    BinPart *parts = memory_allocate((size_t)plan.bins * sizeof *parts);
+    int64_t *first_part = memory_allocate((size_t)(plan.bins + 1) * sizeof *first_part);
+    for (int64_t i = 0; i < plan.bins; i++) {
+        int64_t start = i * input->stride;
+        parts[i] = (BinPart){start, int_min(length, inputs - start)};
+        plan.inputs += parts[i].count;
+        first_part[i + 1] = i + 1;
+    }
+    plan.part_count = plan.bins;
+    plan.parts = parts;
+    plan.first_part = first_part;
+    return plan;
 }
 
 /* The caller always closes it; it must not move meanwhile. */
 static bool open_reading(SetReading *reading, const EvaluationInput *input, Error *error) {
     const ShardSet *set = input->set;
-    *reading = (SetReading){.order = order_of_one(0, false, set->path, input_tokens(input), model_of(input)->length, error),
-        .source = {.set = set, .bins = input->bins},
-        .next = mesh_index(evaluation_mesh(input), AXES_DATA),
-        .size = mesh_size(evaluation_mesh(input), AXES_DATA)};
+    assert(!input->stride || (!input->bins && input->stride <= model_of(input)->length));
+    *reading = (SetReading){.next = mesh_index(evaluation_mesh(input), AXES_DATA), .size = mesh_size(evaluation_mesh(input), AXES_DATA)};
+    if (input->stride) reading->windows = plan_windows(input);
+    reading->source = (LoaderSource){.set = set, .bins = bins_of(input, reading)};
+    reading->order = order_of_one(0, false, set->path, input_tokens(input, reading), model_of(input)->length, error);
     LoaderOptions options = {.order = reading->order,
         .sources = &reading->source,
         .sequences = model_of(input)->sequences,
@@ -205,8 +238,8 @@ static bool agree_to_go_on(const EvaluationInput *input, const Error *unread, bo
 }
 
 /* Returns how many of the first sequences are evaluated. */
-static int64_t count_evaluated(const EvaluationInput *input) {
-    int64_t samples = order_sequences(input_tokens(input) + 1, model_of(input)->length);
+static int64_t count_evaluated(const EvaluationInput *input, const SetReading *reading) {
+    int64_t samples = order_sequences(input_tokens(input, reading) + 1, model_of(input)->length);
     return input->sequences && samples > input->sequences ? input->sequences : samples;
 }
 
@@ -223,7 +256,7 @@ bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error
     if (!open_reading(&reading, input, error)) return false;
     int index = mesh_index(evaluation_mesh(input), AXES_DATA), size = mesh_size(evaluation_mesh(input), AXES_DATA);
     bool counted = mesh_index(evaluation_mesh(input), AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same batches */
-    int64_t samples = count_evaluated(input), batches = divide_up(samples, model->sequences);
+    int64_t samples = count_evaluated(input, &reading), batches = divide_up(samples, model->sequences);
     Counts counts = {0};
     SCOPED_FREE uint32_t *text = model->rewards ? NULL : list_text_bytes(input);
     LossSums sums = {0};
@@ -283,7 +316,7 @@ static bool name_source(const Config *config, Error *error) {
 
 /* For conversations, reads up to the first token that is trained. */
 static bool check_trained(const EvaluationInput *input, SetReading *reading, Error *error) {
-    int64_t samples = count_evaluated(input), rows = batch_rows(model_of(input));
+    int64_t samples = count_evaluated(input, reading), rows = batch_rows(model_of(input));
     if (!input->set->masked) return true;
     for (int64_t first = 0; first < samples; first += model_of(input)->sequences) {
         const Batch *batch = loader_next(reading->loader, error);

@@ -20,6 +20,7 @@ typedef struct EvaluationInput {
     const Program *program;
     const ShardSet *set;
     const BinPlan *bins;        /* of a set of pairs; else NULL */
+    int64_t stride;             /* from the start of a sequence to that of the next; 0: the length. Without bins */
     const Reference *reference; /* of these pairs; NULL: log-probabilities of 0 */
     /* Called with the log-probabilities of each preference pair, on the ranks that have them; NULL:
      * not needed. */
@@ -34,6 +35,8 @@ typedef struct EvaluationInput {
     int64_t step;
     const StopRequest *stop; /* requested on any rank: the rest is skipped; NULL: never */
 } EvaluationInput;
+/* With a stride below the length, sequences overlap, and a target counts in the first one that has it:
+ * it then follows at least length - stride other tokens. */
 bool evaluate_set(const EvaluationInput *input, Evaluation *result, Error *error);
 
 /* Returns the log-probabilities of all pairs of a set with the session's weights, sorted by token,

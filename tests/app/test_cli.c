@@ -395,6 +395,36 @@ static void a_start_that_ends_at_stop_at_says_so(void **state) {
     expect("$SMELT train a steps=5 >printed && ! grep ^stopped printed && grep -q 'smoothed over 3 steps$' printed", 0, "");
 }
 
+/* The sum of losses of a text, and its targets. */
+static double loss_sum(const char *words, double *tokens) {
+    SCOPED_FREE char *all = memory_format("eval a %s precision=fp64 threads=1 json=true", words);
+    ProcessResult result = smelt(all);
+    if (result.code) fail_msg("%s: %s", all, result.errors);
+    json_auto_t *json = json_loads(result.output, 0, NULL);
+    *tokens = json_number_value(json_object_get(json, "tokens"));
+    double sum = *tokens * json_number_value(json_object_get(json, "loss"));
+    process_free(&result);
+    return sum;
+}
+
+/* The second sequence adds the last 12 of its 32 targets, with what precedes them in the sequence. */
+static void overlapping_sequences_count_each_token_once(void **state) {
+    (void)state;
+    double all, again, one, two, whole, start;
+    train_good("run=a steps=6 model.context=64 eval.every=0 checkpoint.every=0");
+    expect("head -c 1000 text >long && tail -c +13 long >later", 0, "");
+    loss_sum("long length=32 batch=3", &all);
+    double sum = loss_sum("long length=32 batch=3 stride=12", &again);
+    assert_true(all == again && sum > 0);
+    assert_float_equal(loss_sum("long length=32 stride=32", &again), loss_sum("long length=32", &all), 1e-9);
+    double added = loss_sum("long length=32 stride=12 sequences=2", &two) - loss_sum("long length=32 sequences=1", &one);
+    assert_true(two == 44 && one == 32);
+    double expected = loss_sum("later length=32 sequences=1", &whole) - loss_sum("later length=20 sequences=1", &start);
+    assert_true(whole == 32 && start == 20);
+    assert_float_equal(added, expected, 1e-9);
+    smelt_says(ERROR_USAGE, "stride=33 32", "eval a long length=32 stride=33");
+}
+
 static void a_run_is_evaluated_on_its_own_validation_data(void **state) {
     (void)state;
     static const char same[] = "grep -o 'validation at step 5: loss [0-9.]*' trained | grep -o '[0-9.]*$' >in-training && "
@@ -488,6 +518,7 @@ int main(void) {
         TRAIN_TEST(a_mistyped_command_is_answered_with_the_nearest_one),
         TRAIN_TEST(settings_are_read_in_every_spelling_by_train_and_launch),
         TRAIN_TEST(a_launched_training_fits_the_terminal_of_the_launcher),
+        TRAIN_TEST(overlapping_sequences_count_each_token_once),
         TRAIN_TEST(a_run_is_evaluated_on_its_own_validation_data),
         TRAIN_TEST(a_start_that_ends_at_stop_at_says_so),
         TRAIN_TEST(a_text_alone_trains),
