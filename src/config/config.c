@@ -98,6 +98,10 @@ static const Option rows[] = {
         ONCE},
     REAL_OPTION(hang, "1800", 0, 1e9, "seconds",
         "if no step or evaluation batch finishes in this time, a rank prints where it is stuck and exits; 0: never", FREE),
+    STRING_OPTION(on_event, "", "",
+        "shell command that gets a JSON line on stdin at each event: loss_spike, nan, stuck, slow_rank, checkpoint_failed, disk, best, and "
+        "the end (finished, paused, stopped, failed); empty: none",
+        ONCE),
     INT_OPTION(profile, "0", 0, 1e6, "steps",
         "profile this many steps, print the time of each operation (longest first), and exit; 0: train", ONCE),
     STRING_OPTION(dump, "", "", "folder to write inputs, logits, loss, weights and gradients of the first step to; empty: none", ONCE),

@@ -211,6 +211,7 @@ typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
 typedef struct Config {
     const char *run, *init, *dump;
+    const char *on_event;
     const char *fork; /* as given: a new run folder; cmd_train.c moves it to `run` and puts the run to fork from here */
     int64_t from;     /* RunPoint.step of `fork` (run/run.h) */
     int64_t seed, steps, tokens, stop_at, threads;

@@ -53,6 +53,8 @@ int straggler_slowest(const double *busy, const int *stages, int ranks, double *
     return slowest;
 }
 
+int straggler_confirmed(const StragglerDetector *straggler) { return straggler->repeats >= SLOW_REPEATS - 1 ? straggler->slow : -1; }
+
 static void find_straggler(StragglerDetector *straggler, const RankTime *times) {
     int ranks = comm_size(straggler->comm);
     double ratio;

@@ -22,6 +22,8 @@ typedef struct StragglerDetector {
 void straggler_mark(StragglerDetector *straggler);
 /* Ends a step. Call it on all ranks: every few steps it is a collective. */
 void straggler_step(StragglerDetector *straggler);
+/* Returns the straggler that several comparisons in a row have named; -1: none. */
+int straggler_confirmed(const StragglerDetector *straggler);
 /* Returns the rank that is busy longest if its busy time exceeds 1.5 times the median of the others
  * of its stage, else -1. *ratio: its busy time over that median; 0: unknown. */
 int straggler_slowest(const double *busy, const int *stages, int ranks, double *ratio);

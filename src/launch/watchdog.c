@@ -177,6 +177,8 @@ void watchdog_alive(Watchdog *watchdog, int64_t step) {
     heartbeat(watchdog)->alive = log_seconds();
 }
 
+int watchdog_slow_rank(const Watchdog *watchdog) { return straggler_confirmed(&watchdog->straggler); }
+
 bool watchdog_is_supervised(void) { return getenv("SMELT_HEARTBEATS") != NULL; }
 
 void watchdog_stop(Watchdog *watchdog) {

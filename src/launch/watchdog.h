@@ -26,6 +26,8 @@ Watchdog *watchdog_start(const Mesh *mesh, Comm *comm, int64_t step, double seco
  * it is a collective every few steps, and again after long pauses between steps (evaluation,
  * saving). Cheap. */
 void watchdog_alive(Watchdog *watchdog, int64_t step);
+/* Returns the rank that has been a straggler for several comparisons; -1: none. */
+int watchdog_slow_rank(const Watchdog *watchdog);
 /* Returns whether `smelt launch` started this process. */
 bool watchdog_is_supervised(void);
 void watchdog_stop(Watchdog *watchdog); /* NULL is fine */

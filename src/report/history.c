@@ -252,7 +252,7 @@ static bool add_record(History *history, json_t *record) {
     if (strcmp(kind, "start") == 0) return add_start(history, step, record);
     if (strcmp(kind, "phase") == 0) return add_phase_record(history, record);
     if (strcmp(kind, "mixture") == 0) return add_mixture(history, record);
-    return strcmp(kind, "end") == 0; /* run_state_read reads it */
+    return !strcmp(kind, "end") || !strcmp(kind, "event"); /* run_state_read reads it */
 }
 
 static History history_empty(char *path) {

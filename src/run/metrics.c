@@ -370,6 +370,13 @@ bool metrics_mixture(Metrics *metrics, int64_t step, json_t *phases, Error *erro
     return record_write(metrics, record, log_unix_seconds(), error);
 }
 
+bool metrics_event(Metrics *metrics, int64_t step, const char *event, const char *message, Error *error) {
+    json_t *record = record_new("event", step), *text = json_string(message);
+    json_object_set_new(record, "event", json_string(event));
+    json_object_set_new(record, "message", text ? text : json_string(""));
+    return record_write(metrics, record, log_unix_seconds(), error);
+}
+
 bool metrics_end(Metrics *metrics, int64_t step, const char *state, int code, const char *message, Error *error) {
     json_t *record = record_new("end", step), *text = json_string(message);
     json_object_set_new(record, "state", json_string(state));

@@ -173,10 +173,12 @@ static RunStatus read_last_words(const char *run, RunStatus otherwise, char *mes
 
 static void say(RunState *state, const char *text) { copy_cut(state->message, sizeof state->message, text); }
 
+double run_patience(double longest_step, double evaluation) { return silence_seconds + 10 * longest_step + 3 * evaluation; }
+
 /* A process that holds the lease, or may hold it. */
 static RunStatus judge_living(RunState *state, const Tail *tail, const LeaseSign *lease, double now) {
     bool started = tail->any && !tail->end && !(tail->started < lease->taken);
-    double patience = silence_seconds + 10 * tail->longest + 3 * tail->pause;
+    double patience = run_patience(tail->longest, tail->pause);
     if (lease->life == LEASE_UNKNOWN && now - state->sign > fmax(lease_patience, patience)) return RUN_IS_SILENT;
     if (!started) {
         say(state, "it prepares data, loads weights or waits for other ranks");

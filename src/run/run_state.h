@@ -40,6 +40,8 @@ typedef struct RunState {
 /* Reads the state of the run in a folder at `now` (Unix seconds). `config` is its configuration; NULL: unknown. */
 RunState run_state_read(const char *run, const Config *config, double now);
 void run_state_free(RunState *state);
+/* Returns the seconds for which a healthy run may report nothing, from its longest step and its last evaluation. */
+double run_patience(double longest_step, double evaluation);
 const char *run_status_name(RunStatus status);
 /* Returns the status of a process that ends with this code after `step` of `steps`. `supervised`: smelt launch starts it
  * again if that may help. */

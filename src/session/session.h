@@ -168,3 +168,5 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
  * memory. */
 int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer, int64_t alone);
 void session_close_saver(Session *session);
+/* Returns the bytes that this rank writes to a checkpoint. */
+int64_t session_save_bytes(const Session *session);

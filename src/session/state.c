@@ -232,6 +232,13 @@ static void saver_open(Session *session) {
     if (session->config->checkpoint.async) map_copy(saver);
 }
 
+int64_t session_save_bytes(const Session *session) {
+    const IntervalList *list = &session->saver->list;
+    int64_t bytes = 0;
+    for (size_t i = 0; i < list->count; i++) bytes += held_bytes(&list->items[i]);
+    return bytes;
+}
+
 void session_close_saver(Session *session) {
     Saver *saver = session->saver;
     if (!saver) return;

@@ -6,6 +6,7 @@
 
 #include "eval/pairs.h"
 #include "run/corpus.h"
+#include "run/events.h"
 #include "run/lineage.h"
 #include "run/metrics.h"
 #include "run/phases.h"
@@ -29,6 +30,12 @@ typedef struct DataWait {
     int64_t steps;
 } DataWait;
 
+/* Smoothed over about fifty steps. */
+typedef struct LossTrend {
+    int64_t steps;
+    double mean, variance;
+} LossTrend;
+
 /* Owns every field that is not marked as borrowed. */
 typedef struct Loop {
     Config settings; /* as given, with the resulting steps */
@@ -50,8 +57,13 @@ typedef struct Loop {
     json_t *changes;  /* since the newest checkpoint (lineage.h) */
     BatchPicker picker;
     Loader *loader;
-    Watchdog *watchdog;    /* NULL until the first step can start */
-    Metrics *metrics;      /* NULL on ranks other than 0, and while profiling: nothing is recorded */
+    Watchdog *watchdog; /* NULL until the first step can start */
+    Metrics *metrics;   /* NULL on ranks other than 0, and while profiling: nothing is recorded */
+    EventQueue *events; /* NULL like `metrics` */
+    LossTrend trend;
+    double longest_step;   /* seconds of the longest of the latest steps */
+    int64_t save_bytes;    /* of a checkpoint, of all ranks */
+    int slow_rank;         /* the straggler that was reported; -1: none */
     TokenIds prompt;       /* for text samples; empty: no samples */
     StepInputs inputs;     /* this rank's share of the step, fetched first so that targets can be counted */
     double measured_flops; /* per second and rank: of a large GEMM, or of the fastest step */
@@ -86,6 +98,9 @@ static inline bool loop_ends_phase(const Loop *loop) { return loop->session.samp
 bool loop_agree(const Loop *loop, const char *name, bool good, Error *error);
 /* Notes whether a record was written: a full disk costs records, not the run. Clears the error. */
 void loop_note_record(Loop *loop, bool written, Error *error);
+
+/* Records an event and sends it to on_event. */
+void loop_alarm(Loop *loop, RunEventKind kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* Returns whether the step that the run continues from must still be evaluated, because its
  * process ended before the evaluation was done and stored in the checkpoint. */

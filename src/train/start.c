@@ -191,6 +191,34 @@ static bool see_store(Loop *loop, Error *error) {
            (loop_leads(loop) || lease_await(run_checkpoints(config->run, config), holder, limit, error)) && probe_store(loop, error);
 }
 
+/* Checks that the disk of the store can hold one more checkpoint, and warns if it cannot hold all that the run keeps,
+ * because a new one is written before an old one is removed. Buckets do not tell their room. */
+static bool check_disk(Loop *loop, Error *error) {
+    const Config *config = &loop->settings;
+    const char *where = run_checkpoints(config->run, config);
+    if (config->profile || loop->session.step >= config->steps) return true;
+    loop->save_bytes = session_save_bytes(&loop->session);
+    if (!comm_host_all_reduce(loop->comm, "checkpoint bytes", &loop->save_bytes, 1, COMM_I64, COMM_SUM, error)) return false;
+    double room = file_scheme(where) ? -1 : file_free_bytes(where), each = (double)loop->save_bytes;
+    if (!loop_leads(loop) || room < 0) return true;
+    SCOPED_FREE int64_t *steps = NULL;
+    size_t count = 0;
+    if (!checkpoint_list(where, &steps, &count, error)) return false;
+    double wanted = each * fmax(1, (double)(config->checkpoint.keep + 1) - (double)count);
+    char left[32], one[32], all[32];
+    log_format_bytes(room, left);
+    log_format_bytes(each, one);
+    log_format_bytes(wanted, all);
+    if (room < each)
+        return error_set(error, ERROR_CHECKPOINT,
+            "the disk of %s has %s free, and a checkpoint needs %s: free space, or set checkpoint.store to another disk", where, left, one);
+    if (room < wanted)
+        log_warn("the disk of %s has %s free, and checkpoint.keep=%lld needs %s, because a new checkpoint is written before an old one is "
+                 "removed: free space, or set checkpoint.keep lower",
+            where, left, (long long)config->checkpoint.keep, all);
+    return true;
+}
+
 /* `done`: steps of the run so far, or the step of the fork's origin. */
 static bool check_steps(const Config *config, int64_t done, bool forked, Error *error) {
     if (done <= config->steps) return true;
@@ -332,6 +360,8 @@ static bool open_records(Loop *loop, Error *error) {
     bool again = loop_owes_evaluation(loop) && loop->session.evaluated != loop->session.step;
     loop->metrics = metrics_open(config->run, loop->session.step, again, config->tensorboard, error);
     if (!loop->metrics) return false;
+    loop->events = events_open(config, error);
+    if (!loop->events) return false;
     console_open_log(loop->host->console, config->run);
     record_checkpoint(loop);
     SCOPED_FREE char *device = op_describe(&loop->session.training.backend);
@@ -537,6 +567,7 @@ static bool start_session_of_run(Loop *loop, Error *error) {
     if (!loop_agree(loop, "prompt", text_sample_prompt(session, &loop->corpus, &loop->prompt, error), error) ||
         !loop_agree(loop, "pictures", picture_sample_check(session, &loop->corpus, error), error))
         return false;
+    if (!loop_agree(loop, "disk", check_disk(loop, error), error)) return false;
     loop->measured_flops = measure_gemm(config, loop->device);
     if (!open_data(loop, error) || !loop_agree(loop, "start", open_records(loop, error), error)) return false;
     note_phase(loop);
@@ -551,6 +582,7 @@ bool loop_start(Loop *loop, Error *error) {
 
 void loop_close(Loop *loop) {
     watchdog_stop(loop->watchdog);
+    events_close(loop->events);
     if (loop->metrics) metrics_close(loop->metrics);
     loop_close_loader(loop);
     session_free(&loop->session);

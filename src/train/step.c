@@ -358,6 +358,7 @@ static bool handle_nan(Loop *loop, int64_t step, const StepShare *share, Error *
             (long long)skips->row, where);
     if (skips->all > MOST_SKIPS && 2 * skips->all > step) return loop_refuse_skips(skips, step, error);
     if (loop_leads(loop)) log_warn("step %lld: NaN or infinity in %s, update skipped", (long long)step, where);
+    loop_alarm(loop, RUN_EVENT_NAN, "step %lld: NaN or infinity in %s, update skipped", (long long)step, where);
     return true;
 }
 
@@ -420,6 +421,22 @@ static double step_waiting(Loop *loop) {
     return comm_size(loop->comm) > 1 ? loop->waited - before : NAN;
 }
 
+/* Reports a loss far above those of the latest steps. */
+static void check_loss(Loop *loop, double loss) {
+    enum { SETTLED = 20, SMOOTHED = 50 };
+    const double most_deviations = 6, least_part = 0.1;
+    LossTrend *trend = &loop->trend;
+    double above = loss - trend->mean, deviation = sqrt(trend->variance);
+    if (!isfinite(loss)) return;
+    if (trend->steps >= SETTLED && above > most_deviations * deviation && above > least_part * fabs(trend->mean))
+        loop_alarm(loop, RUN_EVENT_LOSS_SPIKE,
+            "the loss %.5g is far above the mean of the latest steps, %.5g, with a standard deviation of %.2g", loss, trend->mean,
+            deviation);
+    double weight = fmax(1.0 / SMOOTHED, 1.0 / (double)++trend->steps);
+    trend->mean += weight * above;
+    trend->variance = (1 - weight) * (trend->variance + weight * above * above);
+}
+
 /* Records and prints a step that took `seconds`. A step faster than the measured GEMM raises the
  * measured peak: the GEMM was measured at a bad moment. */
 static void report_step(Loop *loop, const StepShare *share, const StepOutcome *outcome, double lr, double seconds) {
@@ -448,6 +465,7 @@ static void report_step(Loop *loop, const StepShare *share, const StepOutcome *o
         .seconds_left = time_left(loop)};
     if (!loop->metrics) return;
     console_step(loop->host->console, &metrics);
+    check_loss(loop, outcome->loss);
     loop_note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
 }
 
@@ -517,6 +535,7 @@ bool loop_step(Loop *loop, Error *error) {
     loop->profile.optimizer += session->update.seconds + log_seconds() - executed;
     pace_step(&loop->pace, share_tokens(loop, &share), seconds);
     pass(loop, step, share.samples);
+    loop->longest_step = fmax(0.99 * loop->longest_step, seconds);
     report_step(loop, &share, &outcome, lr, seconds);
     return true;
 }

@@ -8,9 +8,11 @@
 
 #include <math.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <time.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -20,6 +22,7 @@
 #include "eval/evaluate.h"
 #include "eval/picture_sample.h"
 #include "eval/text_sample.h"
+#include "run/run.h"
 #include "run/run_state.h"
 #include "train/loop_internal.h"
 #include "train/numerics_internal.h"
@@ -89,6 +92,29 @@ void loop_note_record(Loop *loop, bool written, Error *error) {
     *error = (Error){0};
 }
 
+void loop_alarm(Loop *loop, RunEventKind kind, const char *format, ...) {
+    char message[512];
+    Error error = {0};
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    int64_t step = loop->session.step;
+    if (events_send(loop->events, kind, NULL, step, message) && loop->metrics)
+        loop_note_record(loop, metrics_event(loop->metrics, step, events_name(kind), message, &error), &error);
+}
+
+/* A checkpoint needs its room before older ones are removed. */
+static void check_room(Loop *loop) {
+    const char *where = run_checkpoints(loop->settings.run, &loop->settings);
+    double room = loop->events && !file_scheme(where) ? file_free_bytes(where) : -1;
+    char left[32], one[32];
+    if (room < 0 || room >= (double)loop->save_bytes) return;
+    log_format_bytes(room, left);
+    log_format_bytes((double)loop->save_bytes, one);
+    loop_alarm(loop, RUN_EVENT_DISK, "the disk of %s has %s free, and a checkpoint needs %s", where, left, one);
+}
+
 /* Waits until `busy`, a question about the save in progress, is false on all ranks. A slow store
  * does not count as a hang. */
 static bool await_save(Loop *loop, bool (*busy)(const Session *), Error *error) {
@@ -115,6 +141,7 @@ static void report_save(Loop *loop, bool ended) {
     loop->save_wait = 0;
     loop->save_failure = report.error;
     if (!report.saved && !ended) log_warn("%s; training continues", report.error.message);
+    if (!report.saved) loop_alarm(loop, RUN_EVENT_CHECKPOINT_FAILED, "%s", report.error.message);
     if (!report.saved || !loop->metrics) return;
     log_format_bytes((double)files->bytes, size);
     log_format_bytes(files->seconds > 0 ? (files->bytes - files->shared) / files->seconds : 0, rate);
@@ -168,6 +195,7 @@ static bool may_save(Loop *loop, Error *error) {
 static bool save(Loop *loop, Error *error) {
     if (!loop_agree(loop, "save", may_save(loop, error), error) || !end_save(loop, false, error)) return false;
     sync_records(loop);
+    check_room(loop);
     return session_save_start(&loop->session, error) && await_save(loop, session_save_holds, error);
 }
 
@@ -226,6 +254,7 @@ static void note_evaluation(Loop *loop, const Evaluation *result) {
     validation->best_step = validation->step;
     validation->best_loss = result->loss;
     validation->waited = 0;
+    loop_alarm(loop, RUN_EVENT_BEST, "the validation loss %.5f is the best so far", result->loss);
 }
 
 /* Returns whether enough evaluations brought no improvement, by eval.patience. All ranks know the
@@ -354,6 +383,14 @@ static void report_run_end(const Loop *loop, SummaryEnd end, double seconds) {
     summary_end(loop, &end);
 }
 
+/* Reports a straggler once. */
+static void check_ranks(Loop *loop) {
+    int slow = watchdog_slow_rank(loop->watchdog);
+    if (slow >= 0 && slow != loop->slow_rank)
+        loop_alarm(loop, RUN_EVENT_SLOW_RANK, "rank %d is a straggler: the other ranks wait for it in every step", slow);
+    loop->slow_rank = slow;
+}
+
 /* Makes a step and everything due after it. The step is saved before it is evaluated, which may
  * take long, so that a kill during the evaluation loses no step. The checkpoint gets the validation
  * loss afterwards (session_note_validation). A step that is saved because it is the best is
@@ -361,6 +398,7 @@ static void report_run_end(const Loop *loop, SummaryEnd end, double seconds) {
 static bool advance_run(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     if (!loop_step(loop, error)) return false;
     int64_t step = loop->session.step;
+    events_alive(loop->events, step, INFINITY); /* saves and evaluations take as long as they take */
     if (step == loop->config->steps && 2 * loop->session.skips.all > step) return loop_refuse_skips(&loop->session.skips, step, error);
     report_save(loop, false);
     write_note(loop);
@@ -373,6 +411,8 @@ static bool advance_run(Loop *loop, int64_t last, int64_t *saved, Error *error) 
     if (best && !saves && !save(loop, error)) return false;
     if (best || saves) *saved = step;
     watchdog_alive(loop->watchdog, step);
+    check_ranks(loop);
+    events_alive(loop->events, step, run_patience(loop->longest_step, 0));
     return true;
 }
 
@@ -398,6 +438,7 @@ static void note_mixture(Loop *loop) {
 
 /* Continues with the next phase from the checkpoint of this phase's last step. */
 static bool next_phase(Loop *loop, Error *error) {
+    events_alive(loop->events, loop->session.step, INFINITY);
     note_mixture(loop);
     return finish_saves(loop, error) && loop_next_phase(loop, error) && (!loop_owes_evaluation(loop) || evaluate_and_report(loop, error));
 }
@@ -462,10 +503,11 @@ static void note_end(Loop *loop, bool done, const Error *reason) {
     RunStatus status = run_status_of_end(code, step, steps, watchdog_is_supervised());
     const char *message = !done ? reason->message : status == RUN_IS_STOPPED ? by_setting : "";
     loop_note_record(loop, metrics_end(loop->metrics, step, run_status_name(status), code, message, &error), &error);
+    events_send(loop->events, RUN_EVENT_END, run_status_name(status), step, message);
 }
 
 bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error) {
-    Loop loop = {.settings = *config, .config = &loop.settings, .device = device, .comm = comm, .host = host, .lock = -1};
+    Loop loop = {.settings = *config, .config = &loop.settings, .device = device, .comm = comm, .host = host, .lock = -1, .slow_rank = -1};
     gemm_exact(config->exact_gemm);
     bool done = loop_start(&loop, error);
     host->stop->heeded = 1;

@@ -27,6 +27,7 @@ DOCUMENT(generate, "docs/generate.md")
 DOCUMENT(install, "docs/install.md")
 DOCUMENT(parallel, "docs/parallel.md")
 DOCUMENT(rewards, "docs/rewards.md")
+DOCUMENT(report, "docs/report.md")
 DOCUMENT(sizing, "docs/sizing.md")
 DOCUMENT(start, "docs/start.md")
 
@@ -45,6 +46,7 @@ int main(void) {
         TRAIN_TEST(the_commands_of_install_work),
         TRAIN_TEST(the_commands_of_parallel_work),
         TRAIN_TEST(the_commands_of_rewards_work),
+        TRAIN_TEST(the_commands_of_report_work),
         TRAIN_TEST(the_commands_of_sizing_work),
         TRAIN_TEST(the_commands_of_start_work),
     };

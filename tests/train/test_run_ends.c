@@ -20,6 +20,25 @@ static void an_end_is_recorded_with_its_reason(void **state) {
     smelt_says(ERROR_NONE, "state failed after step", "show nan");
 }
 
+static void alarms_of_a_training_reach_the_command(void **state) {
+    (void)state;
+    write_text("hook.sh", "#!/bin/sh\ncat >>events\n");
+    assert_int_equal(chmod("hook.sh", 0777), 0);
+    train_good("run=run steps=8 eval.every=8 on_event=./hook.sh");
+    train_says(ERROR_NUMERICS, "21 consecutive updates", "run=nan on_event=./hook.sh on_nan=skip %s", EXPLODING);
+    char *events = read_text("events");
+    static const char *const sent[] = {"{\"event\":\"best\"", "{\"event\":\"finished\"", "{\"event\":\"nan\"", "{\"event\":\"failed\""};
+    for (size_t i = 0; i < sizeof sent / sizeof *sent; i++) {
+        const char *first = strstr(events, sent[i]);
+        assert_non_null(first);
+        assert_null(strstr(first + 1, sent[i]));
+    }
+    free(events);
+    char *records = read_text("run/metrics.jsonl");
+    assert_holds(records, "\"event\": \"best\"");
+    free(records);
+}
+
 static void a_training_run_is_training_and_a_killed_one_is_not(void **state) {
     (void)state;
     Process process = train_start("run=run steps=1000000");
@@ -49,6 +68,7 @@ int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(an_end_is_recorded_with_its_reason),
+        TRAIN_TEST(alarms_of_a_training_reach_the_command),
         TRAIN_TEST(a_training_run_is_training_and_a_killed_one_is_not),
         TRAIN_TEST(a_paused_run_says_which_signal),
     };

@@ -388,6 +388,16 @@ static void a_disk_without_room_for_a_checkpoint_is_named_before_the_first_step(
     assert_true(same_checkpoint("whole", "disk/run", 40));
 }
 
+/* 300 steps were once lost so: the disk was too small from the start. */
+static void a_disk_too_small_for_a_checkpoint_is_refused_at_the_start(void **state) {
+    (void)state;
+    mount_or_skip("disk", "size=600k"); /* a checkpoint takes 630 KB */
+    train_says(ERROR_CHECKPOINT, "the disk of disk/run free, and a checkpoint needs", "run=disk/run");
+    assert_true(access("disk/run", F_OK) != 0);
+    assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=1500k"), 0);
+    train_says(ERROR_NONE, "checkpoint.keep=2 needs", "run=disk/run");
+}
+
 /* The disk has room for a new run.json, in place of the old one. These pages then hold the records of some steps, not of all. */
 static void a_disk_without_room_for_records_costs_only_these(void **state) {
     (void)state;
@@ -505,6 +515,7 @@ int main(void) {
         DISK_TEST(a_disk_that_fills_up_costs_only_the_new_checkpoint),
         DISK_TEST(a_disk_without_room_for_the_packed_text_is_named_and_left_clean),
         DISK_TEST(a_disk_without_room_for_a_checkpoint_is_named_before_the_first_step),
+        DISK_TEST(a_disk_too_small_for_a_checkpoint_is_refused_at_the_start),
         DISK_TEST(a_disk_without_room_for_records_costs_only_these),
         DISK_TEST(a_read_only_disk_is_named),
         TRAIN_TEST(a_text_that_is_read_many_times_gets_a_remark),
