@@ -237,10 +237,11 @@ test-ranks: packages ## 64 processes in a mixed layout: they start, train, lose 
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
 	@tests/cluster/mesh.sh $(BUILD)/smelt
 
-test-browser: packages ## the live page and the report in headless Chromium (a minute)
+test-browser: packages ## the live page, the report and the page of serve in headless Chromium (a minute)
 	@tools/install-packages.sh $(BROWSER_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
 	@tests/browser/watch.sh $(BUILD)/smelt
+	@python3 tests/browser/serve.py $(BUILD)/smelt
 
 screenshots: packages ## make the pictures of docs/screenshots anew
 	@tools/install-packages.sh $(BROWSER_PACKAGES) tmux aha pngquant fonts-dejavu-core fonts-freefont-ttf

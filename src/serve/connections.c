@@ -102,9 +102,9 @@ static enum MHD_Result reply_json(ServeExchange *exchange, json_t *json) {
 static enum MHD_Result reply_health(ServeExchange *exchange) { return reply_json(exchange, json_pack("{ss}", "status", "ok")); }
 
 static enum MHD_Result reply_models(ServeExchange *exchange) {
-    return reply_json(
-        exchange, json_pack("{ss s[{ss ss sI ss sI}]}", "object", "list", "data", "id", exchange->server->model->name, "object", "model",
-                      "created", (json_int_t)0, "owned_by", "smelt", "max_model_len", (json_int_t)exchange->server->served.positions));
+    return reply_json(exchange, json_pack("{ss s[{ss ss sI ss sI sb}]}", "object", "list", "data", "id", exchange->server->model->name,
+                                    "object", "model", "created", (json_int_t)0, "owned_by", "smelt", "max_model_len",
+                                    (json_int_t)exchange->server->served.positions, "chat", exchange->server->model->chat != NULL));
 }
 
 static enum MHD_Result reply_metrics(ServeExchange *exchange) {
@@ -113,6 +113,17 @@ static enum MHD_Result reply_metrics(ServeExchange *exchange) {
     char *text = serve_metrics_text(server);
     pthread_mutex_unlock(&server->lock);
     return reply_text(exchange, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", text);
+}
+
+/* The page may run its own script and send requests to this server, and nothing else. */
+static enum MHD_Result reply_page(ServeExchange *exchange) {
+    const HttpApi *http = &exchange->server->listener.api;
+    struct MHD_Response *response = http->create_response_from_buffer(strlen(serve_page), (char *)serve_page, MHD_RESPMEM_PERSISTENT);
+    if (response)
+        http->add_response_header(response, "Content-Security-Policy",
+            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action "
+            "'none'; frame-ancestors 'none'");
+    return reply_with(exchange, MHD_HTTP_OK, "text/html; charset=utf-8", response);
 }
 
 /* Fills the output with new events; suspends the connection if there are none. Returns false then. */
@@ -172,6 +183,7 @@ typedef struct ServeRoute {
 } ServeRoute;
 
 static const ServeRoute serve_routes[] = {
+    {"/", reply_page, .open = true},
     {"/health", reply_health, .open = true},
     {"/metrics", reply_metrics},
     {"/v1/models", reply_models},
@@ -193,6 +205,12 @@ static bool has_key(const ServeExchange *exchange) {
     return secret_equal(&key, &server->key);
 }
 
+/* Returns whether a request comes from no page, or from the page of this server. */
+static bool is_own_origin(const ServeExchange *exchange) {
+    const char *origin = header(exchange, MHD_HTTP_HEADER_ORIGIN), *host = header(exchange, MHD_HTTP_HEADER_HOST);
+    return !origin || (starts_with(origin, "http://") && !strcmp(origin + strlen("http://"), host));
+}
+
 /* Without a key, pages of other sites in a browser of this machine could send requests. */
 static bool check_caller(ServeExchange *exchange) {
     const Server *server = exchange->server;
@@ -204,9 +222,8 @@ static bool check_caller(ServeExchange *exchange) {
     if (!http_host_is_ours(&server->listener, header(exchange, MHD_HTTP_HEADER_HOST)))
         return serve_refuse(
             fault, MHD_HTTP_FORBIDDEN, NULL, NULL, "this host name is not served without a key: set SMELT_API_KEY at the server");
-    return !header(exchange, MHD_HTTP_HEADER_ORIGIN) ||
-           serve_refuse(
-               fault, MHD_HTTP_FORBIDDEN, NULL, NULL, "pages in browsers are not served without a key: set SMELT_API_KEY at the server");
+    return is_own_origin(exchange) || serve_refuse(fault, MHD_HTTP_FORBIDDEN, NULL, NULL,
+                                          "pages of other sites are not served without a key: set SMELT_API_KEY at the server");
 }
 
 static bool check_route(ServeExchange *exchange, const char *path, const char *method) {

@@ -4,6 +4,7 @@
  *
  *     /v1/completions, /v1/chat/completions    answers, whole or as server-sent events
  *     /v1/models                               the model's name
+ *     /                                        a page for browsers
  *     /health, /metrics                        for supervisors, and for Prometheus
  *
  * The memory of requests is limited by the bytes of bodies, the number of connections, and the

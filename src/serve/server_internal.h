@@ -85,6 +85,10 @@ void server_queue(Server *server, ServeExchange *exchange);
 /* Lets the thread of HTTP go on with a connection that waits. */
 void serve_exchange_resume(ServeExchange *exchange);
 
+/* -- serve_page.c -------------------------------------------------------------------------------------------------- */
+
+extern const char serve_page[]; /* HTML */
+
 /* -- serve_metrics.c ----------------------------------------------------------------------------------------------- */
 
 void serve_count_status(Server *server, int status);

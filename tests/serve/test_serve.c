@@ -430,6 +430,16 @@ static void paths_hosts_and_keys_are_checked(void **state) {
     expect_status(&server, 405, "GET /v1/completions HTTP/1.0\r\nHost: localhost\r\n\r\n");
     expect_status(&server, 403, "GET /v1/models HTTP/1.0\r\nHost: evil.com\r\n\r\n");
     expect_status(&server, 403, "GET /v1/models HTTP/1.0\r\nHost: localhost\r\nOrigin: http://evil.com\r\n\r\n");
+    expect_status(&server, 403, "GET /v1/models HTTP/1.0\r\nHost: localhost\r\nOrigin: http://localhost:81\r\n\r\n");
+    expect_status(&server, 403, "GET /v1/models HTTP/1.0\r\nHost: localhost\r\nOrigin: null\r\n\r\n");
+    expect_status(&server, 200, "GET /v1/models HTTP/1.0\r\nHost: localhost:81\r\nOrigin: http://localhost:81\r\n\r\n");
+    Reply page = ask(&server, "GET / HTTP/1.0\r\nHost: localhost\r\n\r\n");
+    assert_non_null(strstr(page.text, "Content-Type: text/html"));
+    assert_non_null(strstr(page.text, "Content-Security-Policy: default-src 'none'; "));
+    assert_in_range(strlen(page.body), 1000, 30000);
+    assert_null(strstr(page.body, "://")); /* nothing from elsewhere */
+    assert_null(strstr(page.body, "innerHTML"));
+    free(page.text);
     Reply models = ask(&server, "GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n");
     assert_mentions(models.body, "\"id\":\"org/model\"");
     free(models.text);
@@ -439,6 +449,7 @@ static void paths_hosts_and_keys_are_checked(void **state) {
     server = serve("");
     unsetenv("SMELT_API_KEY");
     expect_status(&server, 200, "GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n");
+    expect_status(&server, 200, "GET / HTTP/1.0\r\nHost: evil.com\r\n\r\n");
     expect_status(&server, 401, "GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n");
     expect_status(&server, 401, "GET /v1/models HTTP/1.0\r\nHost: localhost\r\nAuthorization: Bearer a long ke\r\n\r\n");
     expect_status(&server, 401, "GET /metrics HTTP/1.0\r\nHost: localhost\r\nAuthorization: Basic a long key\r\n\r\n");
