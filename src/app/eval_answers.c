@@ -127,7 +127,7 @@ static bool read_answers(AnswerSet *set, Error *error) {
     bool regex = options->match == ANSWER_REGEX;
     if (regex != !!*options->pattern)
         return error_set(error, ERROR_USAGE, regex ? "match=regex needs pattern=" : "pattern= is only for match=regex: remove it");
-    if (regex && !(set->regex = match_regex_compile(options->pattern, error))) return false;
+    if (regex && !(set->regex = match_regex_compile(options->pattern, false, error))) return false;
     if (!generation_read_stops(options->stop, &set->stops, error)) return false;
     if (options->shots && !*options->stop) stop_texts_add(&set->stops, "\n\n", 2);
     return json_read_lines(set->path, ANSWERS_LIMIT, take_answer_question, set, error) &&

@@ -311,9 +311,11 @@ static MatchExpression normalize(MatchSpan span) {
     return e;
 }
 
-static bool whole_number(const MatchExpression *e, Quotient *q) {
-    MatchSpan rest = rest_of(e, 0);
-    return take_number(&rest, q) && rest.at == rest.end;
+static bool whole_number(MatchSpan span, Quotient *q) { return take_number(&span, q) && span.at == span.end; }
+
+static bool numbers_equal(MatchSpan a, MatchSpan b) {
+    Quotient a_number, b_number;
+    return whole_number(a, &a_number) && whole_number(b, &b_number) && quotients_equal(&a_number, &b_number);
 }
 
 bool match_boxed(const char *text, size_t size, const char *answer) {
@@ -322,18 +324,19 @@ bool match_boxed(const char *text, size_t size, const char *answer) {
     if (!expected.at) expected = span_of(answer);
     if (!own.at || own.end - own.at > MOST_EXPRESSION || expected.end - expected.at > MOST_EXPRESSION) return false;
     MatchExpression a = normalize(own), b = normalize(expected);
-    Quotient a_number, b_number;
-    bool equal = spans_equal(rest_of(&a, 0), rest_of(&b, 0)) ||
-                 (whole_number(&a, &a_number) && whole_number(&b, &b_number) && quotients_equal(&a_number, &b_number));
+    bool equal = spans_equal(rest_of(&a, 0), rest_of(&b, 0)) || numbers_equal(rest_of(&a, 0), rest_of(&b, 0));
     free(a.text), free(b.text);
     return equal;
 }
 
 /* -- Regular expressions ------------------------------------------------------------------------------------------- */
 
-struct MatchRegex { pcre2_code *code; };
+struct MatchRegex {
+    pcre2_code *code;
+    bool numbers;
+};
 
-MatchRegex *match_regex_compile(const char *pattern, Error *error) {
+MatchRegex *match_regex_compile(const char *pattern, bool numbers, Error *error) {
     int reason;
     size_t offset;
     PCRE2_UCHAR message[200];
@@ -346,13 +349,18 @@ MatchRegex *match_regex_compile(const char *pattern, Error *error) {
         return NULL;
     }
     MatchRegex *regex = memory_allocate(sizeof *regex);
-    *regex = (MatchRegex){code};
+    *regex = (MatchRegex){code, numbers};
     return regex;
 }
 
 void match_regex_free(MatchRegex *regex) {
     if (regex) pcre2_code_free(regex->code);
     free(regex);
+}
+
+static bool group_matches(const MatchRegex *regex, MatchSpan group, const char *answer) {
+    return match_exact(group.at, (size_t)(group.end - group.at), answer) ||
+           (regex->numbers && numbers_equal(trim(group), trim(span_of(answer))));
 }
 
 bool match_regex(const MatchRegex *regex, const char *text, size_t size, const char *answer, bool *matches, Error *error) {
@@ -362,8 +370,8 @@ bool match_regex(const MatchRegex *regex, const char *text, size_t size, const c
     const PCRE2_SIZE *at = pcre2_get_ovector_pointer(data);
     uint32_t groups = pcre2_get_ovector_count(data) - 1;
     while (group > 0 && group < count - 1 && at[2 * group] == at[2 * group + 1]) group++;
-    *matches = count > 0 &&
-               (!answer || ((groups == 0 || group > 0) && match_exact(text + at[2 * group], at[2 * group + 1] - at[2 * group], answer)));
+    const MatchSpan found = count > 0 ? (MatchSpan){text + at[2 * group], text + at[2 * group + 1]} : (MatchSpan){0};
+    *matches = count > 0 && (!answer || ((groups == 0 || group > 0) && group_matches(regex, found, answer)));
     pcre2_match_data_free(data);
     if (count > 0 || count == PCRE2_ERROR_NOMATCH) return true;
     PCRE2_UCHAR message[200];

@@ -31,8 +31,9 @@ bool match_boxed(const char *text, size_t size, const char *answer);
 
 /* A regular expression in the syntax of PCRE2. */
 typedef struct MatchRegex MatchRegex;
-/* NULL with ERROR_USAGE if the pattern is not valid. */
-MatchRegex *match_regex_compile(const char *pattern, Error *error);
+/* `numbers`: a number gives an answer that is an equal number. NULL with ERROR_USAGE if the pattern is
+ * not valid. */
+MatchRegex *match_regex_compile(const char *pattern, bool numbers, Error *error);
 void match_regex_free(MatchRegex *regex); /* NULL is allowed */
 /* Sets *matches: the pattern occurs in the text, and with an answer, the first occurrence gives it:
  * match_exact of its first group that is not empty, or of the whole occurrence if the pattern has no

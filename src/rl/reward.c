@@ -271,15 +271,15 @@ static char *answer_text(const json_t *record) {
 static bool check_answer(const RewardPart *part, const json_t *record, Error *error) {
     SCOPED_FREE char *answer = part->kind->compares ? answer_text(record) : NULL;
     if (part->kind->compares && !answer)
-        return error_set(error, ERROR_DATA, "%s: the record has no \"answer\" that is a text or a number: add it", part->name);
+        return error_set(error, ERROR_DATA, "the record has no \"answer\" that is a text or a number: add it");
     return true;
 }
 
 bool rewards_check_record(const RewardSet *rewards, const json_t *record, Error *error) {
     for (size_t i = 0; i < rewards->part_count; i++) {
         const RewardPart *part = &rewards->parts[i];
-        if (!check_answer(part, record, error)) return false;
-        if (part->kind->check && !part->kind->check(part, record, error)) return error_context(error, "%s", part->name);
+        bool good = check_answer(part, record, error) && (!part->kind->check || part->kind->check(part, record, error));
+        if (!good) return error_context(error, "%s", part->name);
     }
     return true;
 }

@@ -21,10 +21,12 @@ void reward_answer_free(RewardAnswer *answer) {
 /* Returns the start of a text of the object, in one line; NULL: there is none. */
 static char *take_line(const json_t *object, const char *name) {
     enum { LIMIT = 1000 };
-    const char *text = json_string_value(json_object_get(object, name));
-    if (!text) return NULL;
-    size_t size = strnlen(text, LIMIT);
-    char *line = utf8_replace(text, size, &size);
+    const json_t *text = json_object_get(object, name);
+    if (!json_is_string(text)) return NULL;
+    size_t size = json_string_length(text) < LIMIT ? json_string_length(text) : LIMIT;
+    char *line = utf8_replace(json_string_value(text), size, &size);
+    for (size_t i = 0; i < size; i++)
+        if (line[i] == '\0') line[i] = ' ';
     blank_controls(line, ' ', false);
     return line;
 }
@@ -48,6 +50,8 @@ static void take_answer(const json_t *object, RewardAnswer *answer) {
     const char *wide = json_wide_number(reward), *wrong;
     answer->note = take_line(object, "note");
     answer->failure = take_line(object, "error");
+    if (answer->failure && !*answer->failure)
+        free(answer->failure), answer->failure = memory_copy_string("it reports an error without a text");
     if (answer->failure) return;
     if (json_is_boolean(reward)) answer->value = json_is_true(reward);
     else if (json_is_finite(reward)) answer->value = json_finite_value(reward);
@@ -118,5 +122,6 @@ bool reward_sample_read(const json_t *object, RewardSample *sample, int32_t **id
     *ids = list ? memory_allocate((sample->completion_count + 1) * sizeof **ids) : NULL;
     sample->completion_ids = *ids;
     for (size_t i = 0; list && i < sample->completion_count; i++) (*ids)[i] = (int32_t)json_integer_value(json_array_get(list, i));
-    return completion && sample->completion ? true : error_set(error, ERROR_DATA, "there is no text \"completion\"");
+    if (!json_is_object(sample->record)) return error_set(error, ERROR_DATA, "\"record\" is not an object: write {\"answer\": ...}");
+    return sample->completion || error_set(error, ERROR_DATA, "there is no text \"completion\": add it");
 }

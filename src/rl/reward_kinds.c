@@ -32,12 +32,14 @@ static bool boxed_value(const RewardPart *part, const RewardSample *sample, cons
     return true;
 }
 
-static bool compile_pattern(RewardPart *part, Error *error) { return (part->pattern = match_regex_compile(part->argument, error)) != NULL; }
+static bool compile_pattern(RewardPart *part, Error *error) {
+    return (part->pattern = match_regex_compile(part->argument, true, error)) != NULL;
+}
 
 /* The pattern of `format` matches a whole completion, of any number of lines. */
 static bool compile_format(RewardPart *part, Error *error) {
     SCOPED_FREE char *whole = memory_format("(?s)\\A(?:%s)\\s*\\z", part->argument);
-    return (part->pattern = match_regex_compile(whole, error)) != NULL;
+    return (part->pattern = match_regex_compile(whole, false, error)) != NULL;
 }
 
 /* `format` has no answer: kinds that do not compare get NULL. */

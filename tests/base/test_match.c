@@ -17,7 +17,7 @@
 static bool matches_regex(const char *pattern, const char *text, size_t size, const char *answer) {
     Error error = {0};
     bool matches = false;
-    MatchRegex *regex = match_regex_compile(pattern, &error);
+    MatchRegex *regex = match_regex_compile(pattern, false, &error);
     if (!regex || !match_regex(regex, text, size, answer, &matches, &error)) fail_msg("%s", error.message);
     match_regex_free(regex);
     return matches;
@@ -61,12 +61,12 @@ static void a_pattern_without_an_end_is_an_error(void **state) {
     bool matches;
     char text[64];
     memset(text, 'a', sizeof text);
-    MatchRegex *regex = match_regex_compile("^(a+)+$", &error);
+    MatchRegex *regex = match_regex_compile("^(a+)+$", false, &error);
     text[sizeof text - 1] = 'b';
     assert_false(match_regex(regex, text, sizeof text, "a", &matches, &error));
     assert_mentions(error.message, "limit exceeded simplify");
     match_regex_free(regex);
-    assert_null(match_regex_compile("(", &error));
+    assert_null(match_regex_compile("(", false, &error));
     assert_mentions(error.message, "pattern character 2");
 }
 

@@ -28,7 +28,7 @@
 
 #define FUZZ_ENTRIES(ENTRY)                                                                                                               \
     ENTRY(autotune) ENTRY(channel) ENTRY(chat) ENTRY(documents) ENTRY(encodings) ENTRY(fasttext) ENTRY(filter) ENTRY(gguf) ENTRY(hf_config) ENTRY(hf_index) ENTRY(label) ENTRY(lease) ENTRY(llmc) ENTRY(manifest) ENTRY(measured) ENTRY(mixture) ENTRY(not_text) ENTRY(options) ENTRY(parquet) ENTRY(peft) ENTRY(place)   \
-    ENTRY(records) ENTRY(reference) ENTRY(rendezvous) ENTRY(s3_answer) ENTRY(safetensors) ENTRY(sentencepiece) ENTRY(serve) ENTRY(shard) ENTRY(shard_file) ENTRY(tokenizer) ENTRY(vae)
+    ENTRY(records) ENTRY(reference) ENTRY(rendezvous) ENTRY(reward) ENTRY(s3_answer) ENTRY(safetensors) ENTRY(sentencepiece) ENTRY(serve) ENTRY(shard) ENTRY(shard_file) ENTRY(tokenizer) ENTRY(vae)
 
 static inline void require(bool condition) {
     if (!condition) abort();

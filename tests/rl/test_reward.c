@@ -59,6 +59,8 @@ static void values_are_those_of_their_definitions(void **state) {
     assert_value("boxed", "\\boxed{\\frac{1}{2}}", "{\"answer\": \"0.5\"}", 1);
     assert_value("regex:answer is (\\w+)", "the answer is blue.", "{\"answer\": \"blue\"}", 1);
     assert_value("regex:answer is (\\w+)", "the answer is red.", "{\"answer\": \"blue\"}", 0);
+    assert_value("regex:= (\\S+)", "x = 5.0 ", "{\"answer\": \"5\"}", 1);
+    assert_value("regex:= (\\S+)", "x = 5.0m", "{\"answer\": \"5\"}", 0);
     assert_value("format:<think>.*</think>", "<think>a\nb</think>\n", "{}", 1);
     assert_value("format:<think>.*</think>", "a <think>a</think>", "{}", 0);
     assert_value("format:a|b", "ba", "{}", 0);
