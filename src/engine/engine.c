@@ -138,19 +138,20 @@ bool engine_submit(Engine *e, const EngineRequest *request, Error *error) {
 
 bool engine_busy(const Engine *e) { return e->first; }
 
-/* Removes requests whose samples have all ended. */
-static void remove_ended(Engine *e) {
+/* Removes requests whose samples have all ended. They are among those that have begun, at the start
+ * of the queue; `all`: others have been canceled. */
+static void remove_ended(Engine *e, bool all) {
     QueuedRequest **at = &e->first;
-    while (*at) {
+    while (*at && (all || (*at)->begun > 0)) {
         QueuedRequest *queued = *at;
         if (queued->ended < queued->request.samples) {
             at = &queued->next;
             continue;
         }
         *at = queued->next;
+        if (e->end == &queued->next) e->end = at;
         free(queued);
     }
-    e->end = at;
 }
 
 static void free_slot(Engine *e, int index) {
@@ -174,7 +175,7 @@ void engine_cancel(Engine *e, const void *context) {
         if (e->slots[index].owner && e->slots[index].owner->request.context == context) free_slot(e, index);
     for (QueuedRequest *queued = e->first; queued; queued = queued->next)
         if (queued->request.context == context) queued->ended = queued->request.samples;
-    remove_ended(e);
+    remove_ended(e, true);
 }
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
@@ -310,7 +311,7 @@ static void accept_token(Engine *e, int index, const EngineRow *row) {
 bool engine_step(Engine *e, Error *error) {
     begin_samples(e);
     if (!fill_slots(e, error)) return false;
-    remove_ended(e);
+    remove_ended(e, false);
     int indices[ENGINE_MOST_SLOTS];
     int64_t count = take_rows(e, indices);
     if (!count) return true;
@@ -320,6 +321,6 @@ bool engine_step(Engine *e, Error *error) {
     for (int64_t i = 0; i < count; i++)
         if (!isfinite(e->rows[i].drawn.log_probability)) return fail_numerics(&e->slots[indices[i]], e->rows[i].position + 1, error);
     for (int64_t i = 0; i < count; i++) accept_token(e, indices[i], &e->rows[i]);
-    remove_ended(e);
+    remove_ended(e, false);
     return true;
 }
