@@ -1,4 +1,5 @@
-/* Opens libcurl. Owns nothing. Called by requests to S3 servers and to servers of rewards. */
+/* Opens libcurl. Owns nothing. Called by requests to S3 servers, to servers of
+ * rewards, and to those that a training reports to. */
 #include "base/curl.h"
 
 #define CURL_NAME(name, type, arguments) "curl_" #name,
@@ -13,4 +14,28 @@ bool curl_open(CurlApi *curl, const char *user, Error *error) {
     const curl_version_info_data *version = curl->version_info(CURLVERSION_NOW);
     return version->version_num >= OLDEST_CURL ||
            error_set(error, ERROR_USAGE, "libcurl %s is too old; %s needs 7.87 or newer", version->version, user);
+}
+
+static size_t drop_reply(char *data, size_t size, size_t items, void *context) {
+    (void)data, (void)context;
+    return size * items;
+}
+
+bool curl_post_json(const CurlApi *curl, const char *url, const char *body, int seconds, Error *error) {
+    CURLcode (*set)(CURL *, CURLoption, ...) = curl->easy_setopt;
+    struct curl_slist *headers = curl->slist_append(NULL, "Content-Type: application/json");
+    CURL *handle = curl->easy_init();
+    if (!handle) return error_set(error, ERROR_COMMUNICATION, "libcurl cannot make a request");
+    set(handle, CURLOPT_URL, url);
+    set(handle, CURLOPT_NOSIGNAL, 1L);
+    set(handle, CURLOPT_TIMEOUT, (long)seconds);
+    set(handle, CURLOPT_USERAGENT, "smelt");
+    set(handle, CURLOPT_HTTPHEADER, headers);
+    set(handle, CURLOPT_POSTFIELDS, body);
+    set(handle, CURLOPT_WRITEFUNCTION, drop_reply);
+    set(handle, CURLOPT_FAILONERROR, 1L);
+    CURLcode code = curl->easy_perform(handle);
+    curl->easy_cleanup(handle);
+    curl->slist_free_all(headers);
+    return code == CURLE_OK || error_set(error, ERROR_COMMUNICATION, "%s", curl->easy_strerror(code));
 }

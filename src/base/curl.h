@@ -28,3 +28,6 @@ typedef struct CurlApi { CURL_API(LIBRARY_TYPED_FIELD) } CurlApi;
 /* Opens libcurl, which stays loaded, because it may have started threads. `user` needs it, for
  * messages. ERROR_USAGE if it is not installed or too old. */
 bool curl_open(CurlApi *curl, const char *user, Error *error);
+/* Posts a JSON text and drops the answer. Returns false with ERROR_COMMUNICATION without an answer in `seconds`, or for a
+ * status of 400 or more. */
+bool curl_post_json(const CurlApi *curl, const char *url, const char *body, int seconds, Error *error);

@@ -99,7 +99,8 @@ static const Option rows[] = {
     REAL_OPTION(hang, "1800", 0, 1e9, "seconds",
         "if no step or evaluation batch finishes in this time, a rank prints where it is stuck and exits; 0: never", FREE),
     STRING_OPTION(on_event, "", "",
-        "shell command that gets a JSON line on stdin at each event: loss_spike, nan, stuck, slow_rank, checkpoint_failed, disk, best, and "
+        "shell command that gets a JSON line on stdin, or http:// or https:// address to which it is posted, at each event: loss_spike, "
+        "nan, stuck, slow_rank, checkpoint_failed, disk, best, and "
         "the end (finished, paused, stopped, failed); empty: none",
         ONCE),
     INT_OPTION(profile, "0", 0, 1e6, "steps",
@@ -282,6 +283,14 @@ static const Option rows[] = {
 
     INT_OPTION(log.every, "0", 0, MANY, "steps",
         "steps between printed lines; 0: every step, on a terminal at most one line per second; files always have all steps", FREE),
+    STRING_OPTION(metrics.listen, "", "",
+        "ADDRESS:PORT on which rank 0 serves /metrics (Prometheus) and /healthz, such as 127.0.0.1:9400; empty: none", ONCE),
+    STRING_OPTION(metrics.file, "", "",
+        "file of the same numbers, replaced by rename, for the textfile collector of node_exporter (NAME.prom); empty: none", ONCE),
+    STRING_OPTION(metrics.otlp, "", "",
+        "address of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets the numbers by OTLP/HTTP in JSON; empty: none",
+        ONCE),
+    REAL_OPTION(metrics.every, "15", 1, 86400, "seconds", "time between two writes of metrics.file and posts to metrics.otlp", ONCE),
     INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end", FREE),
     INT_OPTION(eval.sequences, "0", 0, MANY, "sequences", "sequences per evaluation, from the start of the validation data; 0: all", FREE),
     INT_OPTION(eval.patience, "0", 0, MANY, "evaluations",

@@ -209,6 +209,12 @@ enum { RECOMPUTE_AUTO = 4 };
 typedef enum PlanChoice { PLAN_NONE, PLAN_PAGE, PLAN_PROGRAM } PlanChoice;
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
+/* Exports of a training's numbers (run/exporter.h). */
+typedef struct MetricsConfig {
+    const char *listen, *file, *otlp;
+    double every;
+} MetricsConfig;
+
 typedef struct Config {
     const char *run, *init, *dump;
     const char *on_event;
@@ -231,6 +237,7 @@ typedef struct Config {
     ScheduleConfig schedule;
     LayoutConfig layout;
     LogConfig log;
+    MetricsConfig metrics;
     EvalConfig eval;
     CheckpointConfig checkpoint;
     ResumeConfig resume;

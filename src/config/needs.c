@@ -60,6 +60,7 @@ CONDITION(falls, config->schedule.kind != SCHEDULE_CONSTANT && (config->schedule
 CONDITION(evaluates, config->eval.every > 0)
 CONDITION(has_sample, config->eval.sample_tokens > 0)
 CONDITION(has_pictures, config->eval.pictures > 0)
+CONDITION(exports, config->metrics.file[0] || config->metrics.otlp[0])
 CONDITION(trains, config->plan == PLAN_NONE)
 
 CONDITION(is_staged, config->layout.pp > 1)
@@ -114,6 +115,8 @@ static const Need rows[] = {
     {"profile", "plan=false", trains, WARN},
     {"dump", TEXT_ONLY, is_text, REFUSE},
     {"dump", "plan=false", trains, WARN},
+
+    {"metrics.every", "metrics.file or metrics.otlp", exports, WARN},
 
     {"data.cache", TEXT_ONLY, is_text, REFUSE},
     {"data.cache", "data of s3://", has_bucket, START},

@@ -102,3 +102,24 @@ void http_close(HttpListener *listener) {
     free(listener->host);
     free(listener->url);
 }
+
+enum MHD_Result http_reply(
+    const HttpListener *listener, struct MHD_Connection *connection, unsigned status, const char *type, const char *text) {
+    static const char *const headers[][2] = {
+        {"Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; base-uri "
+                                    "'none'; form-action 'none'; frame-ancestors 'none'"},
+        {"Cross-Origin-Resource-Policy", "same-origin"},
+        {"X-Content-Type-Options", "nosniff"},
+        {"Referrer-Policy", "no-referrer"},
+        {"Cache-Control", "no-store"},
+    };
+    const HttpApi *http = &listener->api;
+    struct MHD_Response *response = http->create_response_from_buffer(strlen(text), (void *)text, MHD_RESPMEM_MUST_COPY);
+    if (!response) return MHD_NO;
+    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) http->add_response_header(response, headers[i][0], headers[i][1]);
+    http->add_response_header(response, "Content-Type", type);
+    if (status == MHD_HTTP_METHOD_NOT_ALLOWED) http->add_response_header(response, "Allow", "GET, HEAD");
+    enum MHD_Result result = http->queue_response(connection, status, response);
+    http->destroy_response(response);
+    return result;
+}

@@ -58,6 +58,9 @@ bool http_open(HttpListener *listener, const char *command, const char *host, in
 struct MHD_Daemon *http_start(
     HttpListener *listener, unsigned flags, HttpAnswer *answer, void *context, struct MHD_OptionItem *options, Error *error);
 void http_close(HttpListener *listener);
+/* Answers with a copy of `text`. The headers forbid foreign scripts, frames and caches. */
+enum MHD_Result http_reply(
+    const HttpListener *listener, struct MHD_Connection *connection, unsigned status, const char *type, const char *text);
 /* Returns whether a Host header names this server: an address, localhost, or the name that it was
  * started with. So a page of another site cannot read data by DNS rebinding. The port is not
  * compared, because ssh -L changes it. `host` may be NULL. */

@@ -149,6 +149,12 @@ const Error *report_trouble(const Report *report) {
     return NULL;
 }
 
+bool report_run(const Report *report, int index, ExportedRun *run) {
+    if (index >= report->count) return false;
+    *run = (ExportedRun){report->views[index].name, &report->views[index].state};
+    return true;
+}
+
 int64_t report_version(const Report *report) { return report->version; }
 
 const ReportPart *report_parts(const Report *report, int *count) {

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "run/export.h"
 
 enum { REPORT_RUNS = 8 }; /* maximum, because readers cannot distinguish more curves */
 
@@ -30,6 +31,8 @@ void report_close(Report *report);
 bool report_update(Report *report);
 /* Returns why a run could not be read at the last update; NULL: all runs could be read. */
 const Error *report_trouble(const Report *report);
+/* Sets `run` to run number `index`, valid until the next update; returns whether there is one. */
+bool report_run(const Report *report, int index, ExportedRun *run);
 int64_t report_version(const Report *report);
 /* Owned by the report, valid until the next update. */
 const ReportPart *report_parts(const Report *report, int *count);

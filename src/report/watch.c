@@ -13,6 +13,7 @@
 #include "base/scope.h"
 #include "base/thread.h"
 #include "http/http.h"
+#include "run/exporter.h"
 
 enum { CONNECTIONS = 256, SPARE_CONNECTIONS = 32, IDLE_SECONDS = 10 };
 
@@ -97,23 +98,7 @@ static void note_connection(
 
 static enum MHD_Result reply_to_browser(
     Watch *watch, struct MHD_Connection *connection, unsigned status, const char *type, const char *text) {
-    static const char *const headers[][2] = {
-        {"Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; base-uri "
-                                    "'none'; form-action 'none'; frame-ancestors 'none'"},
-        {"Cross-Origin-Resource-Policy", "same-origin"},
-        {"X-Content-Type-Options", "nosniff"},
-        {"Referrer-Policy", "no-referrer"},
-        {"Cache-Control", "no-store"},
-    };
-    const HttpApi *http = &watch->listener.api;
-    struct MHD_Response *response = http->create_response_from_buffer(strlen(text), (void *)text, MHD_RESPMEM_MUST_COPY);
-    if (!response) return MHD_NO;
-    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) http->add_response_header(response, headers[i][0], headers[i][1]);
-    http->add_response_header(response, "Content-Type", type);
-    if (status == MHD_HTTP_METHOD_NOT_ALLOWED) http->add_response_header(response, "Allow", "GET, HEAD");
-    enum MHD_Result result = http->queue_response(connection, status, response);
-    http->destroy_response(response);
-    return result;
+    return http_reply(&watch->listener, connection, status, type, text);
 }
 
 static enum MHD_Result reply_page(Watch *watch, struct MHD_Connection *connection) {
@@ -138,6 +123,13 @@ static enum MHD_Result reply_changes(Watch *watch, struct MHD_Connection *connec
     return text ? reply_to_browser(watch, connection, MHD_HTTP_OK, "application/json", text) : MHD_NO;
 }
 
+static enum MHD_Result reply_numbers(Watch *watch, const HttpCall *call) {
+    ExportedRun runs[REPORT_RUNS];
+    int count = 0;
+    for (; report_run(watch->report, count, &runs[count]); count++) {}
+    return exporter_answer(&watch->listener, call, runs, count);
+}
+
 static enum MHD_Result answer_request(void *context, const HttpCall *call) {
     static const char plain[] = "text/plain; charset=utf-8";
     Watch *watch = context;
@@ -145,6 +137,7 @@ static enum MHD_Result answer_request(void *context, const HttpCall *call) {
     const char *path = call->path, *method = call->method;
     Caller *caller = watch->listener.api.get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
     if (caller->asked != CLOSING) caller->asked = ++watch->asked;
+    if (strcmp(path, "/metrics") == 0 || strcmp(path, "/healthz") == 0) return reply_numbers(watch, call);
     if (!http_host_is_ours(&watch->listener, watch->listener.api.lookup_connection_value(connection, MHD_HEADER_KIND, "Host")))
         return reply_to_browser(watch, connection, MHD_HTTP_FORBIDDEN, plain,
             "This host name is not served: open the address that smelt watch printed, or start it with host=NAME.\n");
@@ -153,7 +146,7 @@ static enum MHD_Result answer_request(void *context, const HttpCall *call) {
     if (strcmp(path, "/") == 0) return reply_page(watch, connection);
     if (strcmp(path, "/watch.js") == 0) return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/javascript; charset=utf-8", script);
     if (strcmp(path, "/changes") == 0) return reply_changes(watch, connection);
-    return reply_to_browser(watch, connection, MHD_HTTP_NOT_FOUND, plain, "Only the page at / exists.\n");
+    return reply_to_browser(watch, connection, MHD_HTTP_NOT_FOUND, plain, "Only /, /metrics and /healthz exist.\n");
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------- */

@@ -2,6 +2,8 @@
  *
  *     /                the page, with a script that asks for changes every second
  *     /watch.js        the script
+ *     /metrics         the numbers of the runs, for Prometheus
+ *     /healthz         200, or 503 if a run is silent, failed or stopped
  *     /changes?from=N  {"version": M, "parts": {"loss": "<section>..."}}: the parts that changed
  *     after version N
  *

@@ -15,9 +15,11 @@
 #include <unistd.h>
 
 #include "base/child.h"
+#include "base/curl.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "base/thread.h"
 
 enum { QUEUE = 64, COMMAND_SECONDS = 30, CLOSE_SECONDS = 30 };
@@ -46,7 +48,10 @@ struct EventQueue {
     double until; /* log_seconds() when delivery ends; used if closing */
     /* Used by the thread: */
     bool warned;
+    CurlApi curl; /* if on_event is an address */
 };
+
+static bool is_address(const char *text) { return starts_with(text, "http://") || starts_with(text, "https://"); }
 
 #define EVENT_NAME(NAME, name) [RUN_EVENT_##NAME] = name,
 const char *events_name(RunEventKind kind) {
@@ -60,6 +65,11 @@ static void warn_once(EventQueue *events, const char *reason) {
     if (!events->warned)
         log_warn("on_event=%s: %s; training continues, and later failures are not reported", events->config->on_event, reason);
     events->warned = true;
+}
+
+static void post_event(EventQueue *events, const char *line) {
+    Error error = {0};
+    if (!curl_post_json(&events->curl, events->config->on_event, line, COMMAND_SECONDS, &error)) warn_once(events, error.message);
 }
 
 /* Starts the command with the line as its stdin, and waits for it. A line fits into the pipe. */
@@ -137,7 +147,7 @@ static void *deliver(void *context) {
         SCOPED_FREE char *line = events->lines[0];
         memmove(events->lines, events->lines + 1, --events->count * sizeof *events->lines);
         pthread_mutex_unlock(&events->lock);
-        run_command(events, line);
+        (is_address(events->config->on_event) ? post_event : run_command)(events, line);
         pthread_mutex_lock(&events->lock);
     }
     pthread_mutex_unlock(&events->lock);
@@ -154,6 +164,10 @@ EventQueue *events_open(const Config *config, Error *error) {
     pthread_mutex_init(&events->lock, NULL);
     pthread_cond_init(&events->changed, NULL);
     if (!config->on_event[0]) return events;
+    if (is_address(config->on_event) && !curl_open(&events->curl, "on_event", error)) {
+        events_close(events);
+        return NULL;
+    }
     events->runs = thread_start(&events->thread, deliver, events) == 0;
     if (events->runs) return events;
     events_close(events);

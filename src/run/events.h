@@ -3,7 +3,7 @@
  *     {"event": "loss_spike", "run": "/runs/a", "host": "node3", "step": 1200, "steps": 5000, "time": 1796071128.8,
  *      "message": "loss 9.1 is 12 standard deviations above 2.4", "suppressed": 0, "text": "/runs/a, step 1200: loss_spike: ..."}
  *
- * given to the command on_event= on stdin, by a thread: training never waits for it, and its failures are warnings.
+ * given to the command on_event= on stdin, or posted if it is an address, by a thread: training never waits for it, and its failures are warnings.
  * Events of a kind follow each other after a minute at the earliest; `suppressed` counts those in between. */
 #pragma once
 
@@ -27,7 +27,7 @@ typedef enum RunEventKind { RUN_EVENT_LIST(RUN_EVENT_ENUM) RUN_EVENT_KINDS } Run
 
 typedef struct EventQueue EventQueue;
 
-/* `config` must outlive the events. ERROR_INTERNAL. */
+/* `config` must outlive the events. ERROR_INTERNAL; ERROR_USAGE without libcurl for an address. */
 EventQueue *events_open(const Config *config, Error *error);
 const char *events_name(RunEventKind kind);
 /* Notes that step `step` has ended. Without another call for `patience` seconds the run is stuck; INFINITY: never. */

@@ -7,6 +7,7 @@
 #include "eval/pairs.h"
 #include "run/corpus.h"
 #include "run/events.h"
+#include "run/exporter.h"
 #include "run/lineage.h"
 #include "run/metrics.h"
 #include "run/phases.h"
@@ -60,6 +61,7 @@ typedef struct Loop {
     Watchdog *watchdog; /* NULL until the first step can start */
     Metrics *metrics;   /* NULL on ranks other than 0, and while profiling: nothing is recorded */
     EventQueue *events; /* NULL like `metrics` */
+    Exporter *exporter; /* NULL: none */
     LossTrend trend;
     double longest_step;   /* seconds of the longest of the latest steps */
     int64_t save_bytes;    /* of a checkpoint, of all ranks */

@@ -361,7 +361,7 @@ static bool open_records(Loop *loop, Error *error) {
     loop->metrics = metrics_open(config->run, loop->session.step, again, config->tensorboard, error);
     if (!loop->metrics) return false;
     loop->events = events_open(config, error);
-    if (!loop->events) return false;
+    if (!loop->events || !exporter_open(config, &loop->exporter, error)) return false;
     console_open_log(loop->host->console, config->run);
     record_checkpoint(loop);
     SCOPED_FREE char *device = op_describe(&loop->session.training.backend);
@@ -583,6 +583,7 @@ bool loop_start(Loop *loop, Error *error) {
 void loop_close(Loop *loop) {
     watchdog_stop(loop->watchdog);
     events_close(loop->events);
+    exporter_close(loop->exporter);
     if (loop->metrics) metrics_close(loop->metrics);
     loop_close_loader(loop);
     session_free(&loop->session);

@@ -18,12 +18,13 @@
 /* Options that act in every run, or that say so themselves where they cannot: fork and from,
  * model.rope_attention_factor and checkpoint.keep_every are refused by a rule about their value. */
 static const char *const always[] = {"run", "init", "seed", "steps", "tokens", "epochs", "fork", "from", "device", "threads", "precision",
-    "fp8.recipe", "recompute", "on_nan", "plan", "layout", "hang", "on_event", "tensorboard", "data.train", "data.valid", "data.length",
-    "model.family", "model.layers", "model.width", "model.heads", "model.kv_heads", "model.head_dim", "model.ffn",
-    "model.rope_attention_factor", "model.norm_epsilon", "batch.tokens", "batch.last", "batch.sequences", "optimizer.name", "optimizer.lr",
-    "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "optimizer.clip", "optimizer.in_backward", "schedule.kind",
-    "schedule.warmup", "log.every", "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.store", "checkpoint.async",
-    "checkpoint.whole_every", "lora.rank", "layout.dp", "layout.tp", "layout.pp", "layout.cp", "layout.ep"};
+    "fp8.recipe", "recompute", "on_nan", "plan", "layout", "hang", "on_event", "metrics.listen", "metrics.file", "metrics.otlp",
+    "tensorboard", "data.train", "data.valid", "data.length", "model.family", "model.layers", "model.width", "model.heads",
+    "model.kv_heads", "model.head_dim", "model.ffn", "model.rope_attention_factor", "model.norm_epsilon", "batch.tokens", "batch.last",
+    "batch.sequences", "optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "optimizer.clip",
+    "optimizer.in_backward", "schedule.kind", "schedule.warmup", "log.every", "checkpoint.every", "checkpoint.keep",
+    "checkpoint.keep_every", "checkpoint.store", "checkpoint.async", "checkpoint.whole_every", "lora.rank", "layout.dp", "layout.tp",
+    "layout.pp", "layout.cp", "layout.ep"};
 
 /* Settings of runs, between which every condition holds in one and fails in another. */
 static const char *const runs[] = {"", "model.family=flux", "model.family=flux model.guidance=true", "model.family=flux fp8.recipe=tensor",
@@ -39,7 +40,7 @@ static const char *const runs[] = {"", "model.family=flux", "model.family=flux m
     "batch.ramp_steps=16", "optimizer.name=muon", "optimizer.name=lion", "optimizer.weight_decay=0", "schedule.kind=wsd",
     "schedule.kind=wsd schedule.decay=9", "schedule.kind=constant", "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2",
     "layout.pp=2 layout.pp_schedule=interleaved", "layout.pp=2 layout.pp_chunks=1", "precision=pure_bf16", "layout.cp=2", "layout.zero=0",
-    "precision=fp64", "data.valid=x"};
+    "precision=fp64", "metrics.file=x", "data.valid=x"};
 enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */

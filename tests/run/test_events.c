@@ -93,7 +93,7 @@ static void a_run_without_steps_is_stuck_once(void **state) {
 /* A command that fails, that does not exist, that does not read, and none. */
 static void commands_that_fail_harm_nothing(void **state) {
     (void)state;
-    static const char *const commands[] = {"exit 3", "no-such-command", "exec <&-; sleep 0.1", "kill -9 $$", ""};
+    static const char *const commands[] = {"exit 3", "no-such-command", "exec <&-; sleep 0.1", "kill -9 $$", "http://127.0.0.1:1/", ""};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         Config config = {.run = ".", .on_event = commands[i]};
         EventQueue *events = open_events(&config);
@@ -105,6 +105,37 @@ static void commands_that_fail_harm_nothing(void **state) {
     events_close(NULL);
 }
 
+/* Once without a server: see above. */
+static void an_address_gets_the_line_as_a_post(void **state) {
+    (void)state;
+    write_text("server.py", "import http.server\n"
+                            "class Handler(http.server.BaseHTTPRequestHandler):\n"
+                            "    def do_POST(self):\n"
+                            "        body = self.rfile.read(int(self.headers['Content-Length']))\n"
+                            "        open('events', 'wb').write(body)\n"
+                            "        self.send_response(200)\n"
+                            "        self.end_headers()\n"
+                            "server = http.server.HTTPServer(('127.0.0.1', 0), Handler)\n"
+                            "print(server.server_port, flush=True)\n"
+                            "server.handle_request()\n");
+    Process server = process_start((char *[]){"/usr/bin/env", "python3", "server.py", NULL});
+    char *port = NULL;
+    WAIT_UNTIL((free(port), port = process_text(server.output), strchr(port, '\n')), "the server did not start");
+    char *address = memory_format("http://127.0.0.1:%d/hook", atoi(port));
+    Config config = {.run = ".", .on_event = address};
+    EventQueue *events = open_events(&config);
+    assert_true(events_send(events, RUN_EVENT_BEST, NULL, 9, "m"));
+    events_close(events);
+    json_t *posted = event(0);
+    assert_string_equal(text_of(posted, "event"), "best");
+    json_decref(posted);
+    ProcessResult result = process_finish(&server);
+    assert_int_equal(result.code, 0);
+    process_free(&result);
+    free(port);
+    free(address);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, enter_folder, leave_folder)
 
 int main(void) {
@@ -113,6 +144,7 @@ int main(void) {
         TEST(events_of_a_kind_are_a_minute_apart),
         TEST(a_run_without_steps_is_stuck_once),
         TEST(commands_that_fail_harm_nothing),
+        TEST(an_address_gets_the_line_as_a_post),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,129 @@
+/* Numbers of runs for other systems: Prometheus' format, OTLP, the files of packaging/monitoring, and a training that
+ * serves, writes and posts them. */
+#include <math.h>
+#include <signal.h>
+
+#include "run/export.h"
+#include "support/train_run.h"
+
+static char *monitoring; /* tests/packaging/monitoring.sh, as an absolute path */
+
+static RunState state_of(const char *step) {
+    RunState state = {.status = RUN_IS_TRAINING, .step = 3, .steps = 40, .sign = 1000.5, .seconds_left = NAN, .step_seconds = NAN};
+    state.records[RUN_RECORD_STEP] = json_loads(step, 0, NULL);
+    assert_non_null(state.records[RUN_RECORD_STEP]);
+    return state;
+}
+
+static void numbers_have_base_units_and_unknown_ones_are_left_out(void **state) {
+    (void)state;
+    RunState run = state_of("{\"loss\": 2.5, \"milliseconds\": 12.5, \"tflops\": null, \"tokens_seen\": 3e9, \"peak_percent\": 40}");
+    char *text = export_prometheus(&(ExportedRun){"a", &run}, 1);
+    assert_holds(
+        text, "\n# HELP smelt_run_loss Training loss of the newest step.\n# TYPE smelt_run_loss gauge\nsmelt_run_loss{run=\"a\"} 2.5\n");
+    assert_holds(text, "\nsmelt_run_step_duration_seconds{run=\"a\"} 0.0125\n");
+    assert_holds(text, "\n# TYPE smelt_run_tokens_total counter\nsmelt_run_tokens_total{run=\"a\"} 3000000000\n");
+    assert_holds(text, "\nsmelt_run_peak_flops_ratio{run=\"a\"} 0.4\n");
+    assert_holds(text, "\nsmelt_run_state{run=\"a\",state=\"training\"} 1\nsmelt_run_state{run=\"a\",state=\"silent\"} 0\n");
+    assert_null(strstr(text, "flops_per_second"));
+    assert_null(strstr(text, "remaining"));
+    assert_null(strstr(text, "nan"));
+    free(text);
+    run_state_free(&run);
+}
+
+/* Each name is described once, before its numbers of all runs. */
+static void several_runs_share_descriptions_and_hostile_names_stay_labels(void **state) {
+    (void)state;
+    RunState one = state_of("{\"loss\": 2}"), two = state_of("{\"loss\": 3}");
+    char *text = export_prometheus((const ExportedRun[]){{"a\"} 1\nb \\", &one}, {"\xff"
+                                                                                  "b",
+                                                                                     &two}},
+        2);
+    const char *first = strstr(text, "# TYPE smelt_run_loss");
+    assert_non_null(first);
+    assert_null(strstr(first + 1, "# TYPE smelt_run_loss"));
+    assert_holds(text, "\nsmelt_run_loss{run=\"a\\\"} 1\\nb \\\\\"} 2\nsmelt_run_loss{run=\"?b\"} 3\n");
+    free(text);
+    run_state_free(&one);
+    run_state_free(&two);
+}
+
+/* As https://opentelemetry.io/docs/specs/otlp/ has it: 64-bit integers are strings, a sum is cumulative (2). */
+static void otlp_has_the_same_numbers(void **state) {
+    (void)state;
+    RunState run = state_of("{\"loss\": 2.5, \"tokens_seen\": 300, \"memory_bytes\": 1024}");
+    char *text = export_otlp(&(ExportedRun){"\xff", &run}, 1000.25);
+    json_t *body = json_loads(text, 0, NULL), *metric;
+    json_t *resource = json_array_get(json_object_get(body, "resourceMetrics"), 0);
+    json_t *metrics = json_object_get(json_array_get(json_object_get(resource, "scopeMetrics"), 0), "metrics");
+    size_t index, found = 0;
+    json_array_foreach(metrics, index, metric) {
+        const char *name = json_string_value(json_object_get(metric, "name"));
+        bool counter = !strcmp(name, "smelt_run_tokens_total");
+        json_t *data = json_object_get(metric, counter ? "sum" : "gauge"), *point = json_array_get(json_object_get(data, "dataPoints"), 0);
+        assert_string_equal(json_string_value(json_object_get(point, "timeUnixNano")), "1000250000000");
+        double value = json_real_value(json_object_get(point, "asDouble"));
+        if (!strcmp(name, "smelt_run_loss")) found += value == 2.5;
+        if (!strcmp(name, "smelt_run_memory_bytes")) found += json_object_get(point, "attributes") != NULL;
+        if (counter) found += value == 300 && json_integer_value(json_object_get(data, "aggregationTemporality")) == 2;
+    }
+    assert_int_equal(found, 3);
+    json_decref(body);
+    free(text);
+    run_state_free(&run);
+}
+
+static void the_monitoring_files_fit_what_is_exported(void **state) {
+    (void)state;
+    char *arguments[] = {"/bin/sh", monitoring, getenv("SMELT"), NULL};
+    Process process = process_start(arguments);
+    ProcessResult result = process_finish(&process);
+    if (result.code) fail_msg("%s%s", result.output, result.errors);
+    print_message("%s", result.output);
+    process_free(&result);
+}
+
+static void a_training_serves_and_writes_its_numbers(void **state) {
+    (void)state;
+    Process process = train_start("run=run steps=1000000 metrics.listen=127.0.0.1:0 metrics.file=smelt.prom metrics.every=1");
+    process_await_text(&process, "metrics at http://127.0.0.1:", 1);
+    char *text = NULL;
+    WAIT_UNTIL(access("smelt.prom", F_OK) == 0 && (free(text), text = read_text("smelt.prom"), strstr(text, "smelt_run_loss{run=\"run\"}")),
+        "no file was written");
+    free(text);
+    text = process_text(process.errors);
+    char *command = memory_format("curl -sf %.*s && curl -sf %.*shealthz", (int)strcspn(strstr(text, "http"), "\n"), strstr(text, "http"),
+        (int)(strstr(strstr(text, "http"), "metrics\n") - strstr(text, "http")), strstr(text, "http"));
+    Process asked = process_start((char *[]){"/bin/sh", "-c", command, NULL});
+    ProcessResult answer = process_finish(&asked);
+    assert_int_equal(answer.code, 0);
+    assert_holds(answer.output, "\nsmelt_run_state{run=\"run\",state=\"training\"} 1\n");
+    assert_holds(answer.output, "\nrun: training, step ");
+    process_free(&answer);
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    assert_int_equal(result.code, ERROR_PREEMPTED);
+    process_free(&result);
+    free(text);
+    free(command);
+    text = read_text("smelt.prom");
+    assert_holds(text, "\nsmelt_run_state{run=\"run\",state=\"paused\"} 1\n");
+    free(text);
+    train_says(ERROR_USAGE, "metrics.listen=9400 is not ADDRESS:PORT", "run=other metrics.listen=9400");
+}
+
+int main(void) {
+    monitoring = realpath("tests/packaging/monitoring.sh", NULL);
+    train_main();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(numbers_have_base_units_and_unknown_ones_are_left_out),
+        cmocka_unit_test(several_runs_share_descriptions_and_hostile_names_stay_labels),
+        cmocka_unit_test(otlp_has_the_same_numbers),
+        cmocka_unit_test(the_monitoring_files_fit_what_is_exported),
+        TRAIN_TEST(a_training_serves_and_writes_its_numbers),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(monitoring);
+    return failed;
+}
