@@ -200,7 +200,8 @@ static bool run_alone(Inference *inference, Invocation *invocation, Error *error
     if (comm_size(inference->comm) > 1)
         return error_set(error, ERROR_USAGE, "smelt chat runs in one process: start it without smelt launch");
     if (!source_read_config(folder, &config, &invocation->strings, error) || !inference_check_text(&config, error)) return false;
-    if (!inference_choose_fp8(&config, &options->fp8, error) || !open_chat(&talk, folder, &config, error)) return false;
+    if (!inference_choose_arithmetic(&config, &options->fp8, options->exact, error) || !open_chat(&talk, folder, &config, error))
+        return false;
     talk.generator = generation_open(inference, folder, &config, options, error);
     if (talk.generator) process_catch_interrupt(&talk.stop);
     bool good = talk.generator && converse(&talk, error);

@@ -38,7 +38,7 @@ typedef struct EvalOptions {
     Fp8Config fp8;
     int64_t length, sequences, batch, threads, shots, tokens, stride;
     const char *separator, *losses, *pattern, *stop;
-    bool document_mask, json;
+    bool document_mask, json, exact;
     int precision, device, match;
 } EvalOptions;
 
@@ -71,7 +71,7 @@ static const Option rows[] = {
     BOOL_OPTION(json, "false", "print JSON lines in place of text, for multiple choice one for each example and the sum"),
     STRING_OPTION(losses, "", "", "ten losses, separated by commas, that the ten steps of a debug state are compared with"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),
-    INFERENCE_FP8_OPTIONS,
+    INFERENCE_ARITHMETIC_OPTIONS,
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "device, in bf16 on a GPU; debug states need the CPU"),
 };
 #undef FIELD
@@ -421,7 +421,7 @@ static bool evaluate_rank(Inference *ranks, Invocation *invocation, Error *error
     const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;
     if (!source_read_config(folder, &config, &invocation->strings, error) || !inference_check_text(&config, error)) return false;
-    if (!inference_choose_fp8(&config, &options->fp8, error)) return false;
+    if (!inference_choose_arithmetic(&config, &options->fp8, options->exact, error)) return false;
     config.layout = (LayoutConfig){.tp = options->layout.tp, .pp = 1, .cp = options->layout.cp, .ep = 1};
     SCOPED_FREE char *own = data ? NULL : find_own_data(folder, &config, error);
     if (!data) data = own;

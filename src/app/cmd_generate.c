@@ -191,7 +191,7 @@ static bool generate_rank(Inference *inference, Invocation *invocation, Error *e
     ModelText text = {.numbers = !options->text, .printed = inference_leads(inference), .terminal = isatty(STDOUT_FILENO)};
     SCOPED(token_ids_free) TokenIds prompt = {0};
     if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
-    if (!inference_choose_fp8(&config, &options->fp8, error)) return false;
+    if (!inference_choose_arithmetic(&config, &options->fp8, options->exact, error)) return false;
     bool file = is_file_named(invocation->words[1], ".jsonl");
     if (!check_idle_options(options, &config.model, file, error)) return false;
     if (model_makes_images(&config.model)) return generate_images(inference, folder, invocation->words[1], &config, options, error);

@@ -19,6 +19,7 @@ typedef struct ServeOptions {
     const char *host, *name, *template;
     int64_t port, slots, queue, context, body, threads;
     Fp8Config fp8;
+    bool exact;
     int device, precision;
 } ServeOptions;
 
@@ -89,7 +90,7 @@ static bool serve_model(Inference *inference, Invocation *invocation, StopReques
         .body_bytes = options->body << 20,
         .queue = options->queue};
     if (!source_read_config(folder, &config, &invocation->strings, error) || !inference_check_text(&config, error) ||
-        !inference_choose_fp8(&config, &options->fp8, error))
+        !inference_choose_arithmetic(&config, &options->fp8, options->exact, error))
         return false;
     generation_limit_context(&config, options->context);
     if (!open_text(parts, folder, &config, options, error) || !(parts->server = server_open(&parts->model, &parts->settings, error)))

@@ -290,6 +290,7 @@ static bool train_together(const Config *given, const Config *said, Error *error
     log_copy(console_take, console);
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
     Device *device = comm ? command_open_local_device(config->device, config->precision, comm, error) : NULL;
+    if (device) device_set_exact(device, config->exact);
     bool ready = device && comm_use_device(comm, device, error);
     if (ready) {
         process_catch_stop(&stop, true);

@@ -25,7 +25,7 @@ typedef struct GenerationOptions {
     Fp8Config fp8;
     int64_t tokens, top_k, seed, context, threads;
     double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
-    bool text, cache; /* text: only generate; other fields belong to the commands that have an option for them */
+    bool text, cache, exact; /* text: only generate; other fields belong to the commands that have an option for them */
     bool special;
     const char *system, *template, *stop, *logit_bias;
     int device, precision;
@@ -42,7 +42,7 @@ typedef struct GenerationOptions {
     INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),                                                                  \
         CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "device to generate on"),                                                         \
         CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),                \
-        INFERENCE_FP8_OPTIONS
+        INFERENCE_ARITHMETIC_OPTIONS
 
 /* Reduces the model's context to `context` (0: as it is), unless its positions are learned. */
 void generation_limit_context(Config *config, int64_t context);

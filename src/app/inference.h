@@ -24,13 +24,16 @@ bool inference_check_text(const Config *config, Error *error);
 /* Choices of fp8.recipe= for a command that uses a model: the choices of training, and "same" for
  * the recipe of training. */
 #define INFERENCE_FP8 "none|tensor|row|row_gw_hp|block|mxfp8|same"
-/* The FP8 options of such a command, whose options struct has the field `fp8`. */
-#define INFERENCE_FP8_OPTIONS                                                                                                              \
+/* The options of such a command's arithmetic, whose options struct has the fields `fp8` and `exact`. */
+#define INFERENCE_ARITHMETIC_OPTIONS                                                                                                              \
     CHOICE_OPTION(fp8.recipe, "none", INFERENCE_FP8,                                                                                       \
         "fp8 GEMMs of linear layers and experts, whatever the run trained with; same: as in training"),                                     \
-        REAL_OPTION(fp8.min_size, "-1", -1, 1e9, "", "smaller layers stay in the precision; -1: the run's value, for folders 400")
-/* Sets the FP8 settings of the configuration from the given ones. ERROR_USAGE. */
-bool inference_choose_fp8(Config *config, const Fp8Config *given, Error *error);
+        REAL_OPTION(fp8.min_size, "-1", -1, 1e9, "", "smaller layers stay in the precision; -1: the run's value, for folders 400"),             \
+        BOOL_OPTION(exact, "false",                                                                                                       \
+            "log-probabilities have the bits of a training pass, whatever else runs at once; a GPU is then slower")
+/* Sets the configuration's settings of arithmetic from the given ones, whatever the run trained with.
+ * ERROR_USAGE. */
+bool inference_choose_arithmetic(Config *config, const Fp8Config *fp8, bool exact, Error *error);
 /* Warns if a program of the configuration has no layer for the recipe. */
 void inference_check_fp8(const Inference *inference, const Config *config, const Graph *graph);
 /* Lays the ranks out by config->layout, and opens this rank's device (DeviceKind) for `precision`

@@ -221,5 +221,6 @@ bool bench_write(const Bench *bench, Error *error) {
 
 bool bench_open_device(Bench *bench, Precision precision, Error *error) {
     if (!bench->device) bench->device = bench->open_device(((const BenchOptions *)bench->options)->device, precision, error);
+    if (bench->device) device_set_exact(bench->device, bench->config.exact);
     return bench->device != NULL;
 }

@@ -82,6 +82,10 @@ static const Option rows[] = {
         "keep a layer in bf16 if 1 / (1 / in + 1 / out) is below this (experts: 1 / (1 / in + 1 / out + 1 / rows per expert)), because the "
         "cast costs more than the GEMM saves",
         CHANGES},
+    BOOL_OPTION(exact, "false",
+        "run forward passes in one order of sums, so that generation gives each token the log-probability of training, bit for bit; costs "
+        "speed on a GPU",
+        CHANGES),
     BOOL_OPTION(exact_gemm, "false",
         "compute CPU bf16 GEMMs with exact products, as GPUs do, even if scaled 16-bit integers are twice as fast; to compare runs",
         CHANGES),

@@ -226,7 +226,7 @@ typedef struct Config {
     int precision; /* Precision */
     int recompute; /* RecomputePolicy of graph/graph.h, or RECOMPUTE_AUTO */
     int on_nan;
-    bool exact_gemm, tensorboard;
+    bool exact, exact_gemm, tensorboard;
     int plan; /* PlanChoice */
     ModelConfig model;
     LoraConfig lora;

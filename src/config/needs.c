@@ -73,6 +73,10 @@ CONDITION(is_interleaved, config->layout.pp_schedule != PIPELINE_INTERLEAVED || 
 CONDITION(may_reduce, config->precision == PRECISION_BF16 || config->precision == PRECISION_FP32 ||
                           (config->precision == PRECISION_PURE_BF16 && config->layout.reduce == REDUCE_BF16))
 
+CONDITION(is_exact_in_type, !config->exact || config->model.fp8.recipe == FP8_NONE)
+CONDITION(is_exact_in_layout, !config->exact || (config->layout.tp <= 1 && config->layout.cp <= 1))
+CONDITION(is_exact_in_head, !config->exact || config->model.logit_cap == 0)
+
 CONDITION(ends_later, config->stop_at <= config->steps)
 CONDITION(multiplies_bf16, facts->has_cpu && config->precision != PRECISION_FP32 && config->precision != PRECISION_FP64)
 CONDITION(keeps_quantized, facts->has_rounds)
@@ -111,6 +115,11 @@ static const Need rows[] = {
     {"fp8.keep_weights", "fp8.recipe", has_recipe, REFUSE},
     {"fp8.keep_weights", "several microbatches per step and unsharded weights", keeps_quantized, START},
     {"fp8.min_size", "fp8.recipe", has_recipe, REFUSE},
+    {"exact", TEXT_ONLY, is_text, REFUSE},
+    {"exact", "fp8.recipe=none", is_exact_in_type, REFUSE},
+    {"exact", "lora.rank=0", trains_all, REFUSE},
+    {"exact", "layout.tp=1 and layout.cp=1", is_exact_in_layout, REFUSE},
+    {"exact", "model.logit_cap=0", is_exact_in_head, REFUSE},
     {"exact_gemm", "bf16 on a CPU", multiplies_bf16, START},
     {"profile", "plan=false", trains, WARN},
     {"dump", TEXT_ONLY, is_text, REFUSE},

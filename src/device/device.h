@@ -36,6 +36,7 @@ typedef struct DeviceInfo {
      * kernels reach it. */
     bool host_memory;
     bool emulated;            /* runs in software: for checks, not for speed */
+    bool exact;               /* device_set_exact */
     bool massively_parallel;  /* CPU-sized work leaves most of it idle: measurements use larger problems */
     bool records;             /* device_record_begin may succeed */
     unsigned gemm_inputs;     /* bit t: A and B of a GEMM may be of GemmType t */
@@ -84,6 +85,13 @@ typedef struct DeviceMethods {
 #undef METHOD
 #undef OPTIONAL
 
+/* Sets whether the bits of a row in a forward pass depend on nothing but its sequence up to it: not on
+ * the other rows, nor on whether keys come from a cache. Otherwise, the default, a GPU chooses the
+ * fastest kernels for the number of rows. A CPU is exact in any case. Before programs are planned.
+ * Attention sums keys in blocks, so a document that follows others in a row of a batch begins at a
+ * multiple of EXACT_ROWS there. */
+enum { EXACT_ROWS = 128 };
+static inline void device_set_exact(Device *device, bool exact) { device->info.exact = exact; }
 static inline const DeviceInfo *device_info(const Device *device) { return &device->info; }
 /* Accepts NULL. */
 static inline void device_close(Device *device) {

@@ -119,7 +119,8 @@ static void open_vendor_gemm(Gpu *gpu) {
  * own kernels. */
 static void gpu_gemm_fastest(Device *device, const Gemm *gemm) {
     Gpu *gpu = gpu_of(device);
-    if (gpu->preparing || !gpu->vendor_gemm || !vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording)) gpu_gemm(device, gemm);
+    bool own = gpu->preparing || !gpu->vendor_gemm || gpu_gemm_must_be_exact(device, gemm);
+    if (own || !vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording)) gpu_gemm(device, gemm);
 }
 
 /* Uses the library if it supports the GEMM; otherwise smelt's own kernels (vendor_gemm.c explains

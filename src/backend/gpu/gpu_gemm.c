@@ -217,7 +217,8 @@ bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h,
     bool by_rows = g->offset && !g->slots_are_depth;
     int64_t a_sheets = g->offset ? 1 : g->problems, b_sheets = g->slots_are_depth ? 1 : g->problems, c_sheets = by_rows ? 1 : g->problems;
     *h = (GemmHopper){.gemm = *g};
-    if ((g->n | g->ldc | g->stride_c) % (g->wide ? 4 : 8) || !is_aligned(g->c) || !is_aligned(g->d) || !is_aligned(g->bias)) return false;
+    int32_t whole = g->wide && !device_info(device)->exact ? 4 : 8; /* exact: the same for bf16 and fp32 logits */
+    if ((g->n | g->ldc | g->stride_c) % whole || !is_aligned(g->c) || !is_aligned(g->d) || !is_aligned(g->bias)) return false;
     if (!gpu_gemm_map_operand(
             device, &h->a, g->a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, a_sheets, g->stride_a) ||
         !gpu_gemm_map_operand(
@@ -334,7 +335,8 @@ static TileChoice choose_tiles(const Device *device, const GemmArguments *g) {
     int32_t small = tile_rows(TILE_SMALL), first = (g->lda | g->ldb) >= 1 << 22 ? 0 : tile_rows(TILE_LARGE);
     TileChoice best = {TILE_SMALL, small};
     double least = time_gemm(device, g, TILE_SMALL, small), split = time_gemm(device, g, TILE_SPLIT, small);
-    if (split < least) best = (TileChoice){TILE_SPLIT, small}, least = split;
+    bool exact = device_info(device)->exact && !g->transpose_a && g->transpose_b;
+    if (split < least && !exact) best = (TileChoice){TILE_SPLIT, small}, least = split;
     for (int32_t rows = first; rows >= least_rows(g); rows -= LARGE_STEP) {
         double time = time_gemm(device, g, TILE_LARGE, rows);
         if (time < least) best = (TileChoice){TILE_LARGE, rows}, least = time;
@@ -401,7 +403,7 @@ GemmArguments gpu_gemm_arguments(const Gemm *gemm) {
 void gpu_gemm_batch(Device *device, const GemmBatch *batch) {
     assert(!batch->symmetric || (batch->first.m == batch->first.n && batch->first.output == GEMM_BF16 && !batch->first.bias));
     GemmArguments g = gpu_gemm_arguments(&batch->first);
-    if (g.m == 0 || g.n == 0 || gpu_gemm_narrow(device, batch)) return;
+    if (g.m == 0 || g.n == 0 || (!gpu_gemm_must_be_exact(device, &batch->first) && gpu_gemm_narrow(device, batch))) return;
     g.stride_a = batch->stride_a, g.stride_b = batch->stride_b, g.stride_c = batch->stride_c;
     g.alpha = (float)batch->alpha, g.beta = (float)batch->beta, g.d = batch->d;
     g.problems = (int32_t)batch->count, g.symmetric = batch->symmetric;
@@ -409,7 +411,7 @@ void gpu_gemm_batch(Device *device, const GemmBatch *batch) {
 }
 
 void gpu_gemm(Device *device, const Gemm *gemm) {
-    if (gpu_gemv_serves(gemm)) {
+    if (gpu_gemv_serves(gemm) && !gpu_gemm_must_be_exact(device, gemm)) {
         gpu_gemv(device, gemm);
         return;
     }

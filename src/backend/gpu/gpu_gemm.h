@@ -12,6 +12,13 @@
  * dimensions are below 2^23. */
 void gpu_gemm(Device *device, const Gemm *gemm);
 
+/* Returns whether a GEMM must give each row of C the same bits with any number of rows
+ * (device_set_exact): a product with the lines of a weight, as in forward passes. Then no kernel that
+ * splits k runs, and the choice of the kernel does not depend on the rows. */
+static inline bool gpu_gemm_must_be_exact(const Device *device, const Gemm *gemm) {
+    return device_info(device)->exact && !gemm->transpose_a && gemm->transpose_b;
+}
+
 /* gpu_gemv computes a GEMM of one row at memory bandwidth (gpu_gemv.c). gpu_gemv_serves returns
  * whether it supports the arguments. */
 bool gpu_gemv_serves(const Gemm *gemm);

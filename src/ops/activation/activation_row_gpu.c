@@ -65,7 +65,7 @@ static const GpuKernel kernels[ACTIVATION_COUNT][2] = {
 };
 
 int activation_absorbs_row(const Backend *backend, const Graph *graph, int index) {
-    (void)backend;
+    if (device_info(backend->device)->exact) return 0;
     const Node *node = &graph->nodes[index], *linear = node - 1;
     if (index == 0 || !linear_is_row(graph, linear) || linear->out[LINEAR_Y] != node->in[ACTIVATION_X]) return 0;
     TensorId w = linear->in[LINEAR_W];

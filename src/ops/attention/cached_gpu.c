@@ -12,7 +12,9 @@
  * In generation the row's projection kernel can replace the first kernel (project_gpu.c).
  *
  * The keys that a row sees are cut into as many chunks as fill the GPU once, however full the cache
- * is. So bits depend on shapes, the row's position and the number of multiprocessors of the GPU.
+ * is. So bits depend on shapes, the row's position and the number of multiprocessors of the GPU. With
+ * device_set_exact there is one chunk, and the forward pass of gpu.c for any number of rows: its tiles of
+ * keys begin at the sequence's first key, so a row has the bits of the pass without a cache.
  * Scratch: the output and log-sum-exp of each chunk. */
 #include "backend/gpu/vector.h"
 #include "ops/attention/gpu_forward_kernels.h"
@@ -300,6 +302,12 @@ static void append_keys(const OpCall *call, const Attention *new) {
     launch_attention_append(call->device, (LaunchShape){.x = call->in_shape[ATTENTION_QKV][0], .threads = THREADS}, &arguments);
 }
 
+/* Launches the pass that op attention has on this device if it takes a cache and is not attention_launch. */
+static bool launch_exact(Device *device, AttentionForward forward, int64_t sequences, int64_t context) {
+    if (forward.attention.query_rows.rows > 1) forward.attention.packed = 1;
+    return attention_launch_hopper(device, &forward, sequences, context);
+}
+
 GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
@@ -319,13 +327,15 @@ GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
     a->cached = 1;
     if (cyclic.ranks > 1) a->cyclic = cyclic;
     a->packed = (int32_t)(h->heads / h->kv_heads);
-    forward.chunks = (int32_t)chunks_of(spec, sequences, context, int_min(places, MOST_PLACES));
-    bool joined = are_joined(spec, forward.chunks, cyclic);
+    bool exact = device_info(call->device)->exact && cyclic.ranks == 1;
+    forward.chunks = exact ? 1 : (int32_t)chunks_of(spec, sequences, context, int_min(places, MOST_PLACES));
+    bool joined = !exact && are_joined(spec, forward.chunks, cyclic);
     if (joined) {
         forward.partial_out = call->workspace;
         forward.partial_sum = forward.partial_out + forward.chunks * rows * heads_out_columns(h);
     }
-    if (are_few(spec)) launch_few(call->device, &forward, sequences);
+    if (exact && launch_exact(call->device, forward, sequences, context)) return;
+    if (joined && are_few(spec)) launch_few(call->device, &forward, sequences);
     else attention_launch(call->device, &forward, sequences);
     if (!joined) return;
     bool whole = cyclic.ranks == 1;

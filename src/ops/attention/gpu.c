@@ -150,6 +150,7 @@ HOPPER(capped_256, 256, 256, true)
 
 #include "ops/attention/attention.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -234,21 +235,33 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
     launch_attention(device, attention_kernel_index(a, width), shape, forward);
 }
 
-/* Launches the Hopper kernel; returns false if device or shape do not allow it. */
-static bool launch_hopper_forward(const OpCall *call, const AttentionForward *forward) {
+/* Makes the maps of the forward pass over `cache_rows` rows of a cache, or over the sequences' own keys if that is 0. */
+static bool map_forward(Device *device, AttentionHopper *hopper, int64_t sequences, int64_t cache_rows) {
+    const Attention *a = &hopper->attention;
+    if (!cache_rows) return attention_maps(device, &hopper->queries, &hopper->keys, a, sequences);
+    int64_t key_columns = (int64_t)a->kv_heads * (a->qk_dim + a->v_dim);
+    bool packed = a->packed > 1;
+    int64_t sizes[] = {packed ? a->qk_dim : (int64_t)a->heads * a->qk_dim, packed ? a->heads : a->query_rows.rows, sequences},
+            strides[] = {packed ? a->qk_dim : a->query_stride, a->query_stride * a->query_rows.rows};
+    assert(!packed || a->query_rows.rows == 1);
+    return (uintptr_t)a->queries % 16 == 0 && gpu_tensor_map(device, &hopper->queries, a->queries, sizes, strides) &&
+           attention_map(device, &hopper->keys, a->keys, cache_rows, key_columns, a->key_stride, 1);
+}
+
+bool attention_launch_hopper(Device *device, const AttentionForward *forward, int64_t sequences, int64_t cache_rows) {
     const Attention *a = &forward->attention;
-    int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->query_rows.rows;
     int index = hopper_index(a->qk_dim, a->v_dim);
     HopperShape shape = hopper_shape(a->qk_dim, a->v_dim);
     AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum, .amax = forward->amax};
     bool fits = index >= 0 && (uintptr_t)forward->out % 16 == 0;
-    if (!fits || !attention_maps(call->device, &hopper.queries, &hopper.keys, a, sequences)) return false;
+    if (!fits || !map_forward(device, &hopper, sequences, cache_rows)) return false;
     int64_t bytes = (int64_t)a->key_rows.rows * (a->qk_dim + a->v_dim) * (int64_t)sizeof(bf16);
-    hopper.heads = (int32_t)(sequences * a->heads);
+    hopper.heads = (int32_t)(sequences * (a->heads / a->packed));
     hopper.section = attention_section(bytes, a->heads / a->kv_heads, hopper.heads);
-    LaunchShape launch = {
-        .x = hopper.heads * divide_up(a->query_rows.rows, HOPPER_ROWS), .threads = hopper_threads(shape), .shared = hopper_shared(shape)};
-    launch_attention_hopper(call->device, index + 4 * (a->limit > 0), launch, &hopper);
+    LaunchShape launch = {.x = hopper.heads * divide_up((int64_t)a->query_rows.rows * a->packed, HOPPER_ROWS),
+        .threads = hopper_threads(shape),
+        .shared = hopper_shared(shape)};
+    launch_attention_hopper(device, index + 4 * (a->limit > 0), launch, &hopper);
     return true;
 }
 
@@ -256,8 +269,8 @@ GPU_OP(attention) {
     AttentionForward forward = {
         .attention = attention_of(call), .out = call->out[ATTENTION_OUT], .log_sum = call->out[ATTENTION_LOG_SUM], .chunks = 1};
     forward.amax = amax_to_record(call, ATTENTION_AMAX);
-    if (launch_hopper_forward(call, &forward)) return;
-    attention_launch(call->device, &forward, call->in_shape[ATTENTION_QKV][0] / forward.attention.query_rows.rows);
+    int64_t sequences = call->in_shape[ATTENTION_QKV][0] / forward.attention.query_rows.rows;
+    if (!attention_launch_hopper(call->device, &forward, sequences, 0)) attention_launch(call->device, &forward, sequences);
 }
 
 #endif

@@ -128,6 +128,12 @@ INLINE void softmax_clear(Softmax *softmax) {
  * has maximum -inf and weights 0. */
 INLINE float softmax_base(float maximum, float scale) { return maximum == -__builtin_inff() ? 0 : maximum * scale; }
 
+/* Returns the factor of older sums; exactly 1 if the maximum stays, so that a row's bits do not depend
+ * on whether the tile has other rows that go on. */
+INLINE float softmax_rescale(float before, float now, float scale) {
+    return before == now ? 1 : fast_exp2(before * scale - softmax_base(now, scale));
+}
+
 #if defined __AMDGCN__
 
 /* Returns the maximum of row r over `blocks` * MMA keys in this lane. */
@@ -151,7 +157,7 @@ INLINE void softmax_follow(
     UNROLL for (int r = 0; r < lane_rows(rows); r++) {
         float now = lanes_max(maximum[r]), before = softmax->maximum[r];
         if (!(now > before + slack)) now = before;
-        float rescale = fast_exp2(before * scale - softmax_base(now, scale));
+        float rescale = softmax_rescale(before, now, scale);
         softmax->maximum[r] = now;
         softmax->sum[r] *= rescale;
         UNROLL for (int n = 0; n < out_blocks; n++) {
@@ -192,7 +198,7 @@ INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights
             __builtin_fmaxf(maximum, accumulator_get(&scores[n], r, c));
         maximum = lanes_max(maximum);
         float base = softmax_base(maximum, scale);
-        float rescale = fast_exp2(softmax->maximum[r] * scale - base);
+        float rescale = softmax_rescale(softmax->maximum[r], maximum, scale);
         UNROLL for (int n = 0; n < blocks; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             float weight = fast_exp2(__builtin_fmaf(accumulator_get(&scores[n], r, c), scale, -base));
             accumulator_set(&scores[n], r, c, weight);

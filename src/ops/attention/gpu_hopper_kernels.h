@@ -8,7 +8,11 @@
  * The tensor memory accelerator (TMA) copies queries, keys and values in boxes; the stage of a
  * round holds its tile of keys and the previous tile of values. Except for 64 columns, another
  * group refills stages: a warp of a multiplying group would delay its group, because matmuls start
- * only when all four warps have arrived. */
+ * only when all four warps have arrived.
+ *
+ * With device_set_exact the kernels also run over a cache (cached_gpu.c): for the rows of a prompt, or
+ * for one row of each sequence, whose heads of a group are packed as the rows of a tile. The row's bits
+ * are those of the pass without a cache, because its tiles of keys begin at the sequence's first key. */
 #pragma once
 
 #include "ops/attention/gpu_tile_kernels.h"
@@ -22,7 +26,9 @@ enum {
 };
 
 typedef struct AttentionHopper {
-    TensorMap queries, keys; /* [sequences][rows][columns of all heads] in 64 x 64 boxes; values follow keys */
+    /* [sequences][rows][columns of all heads] in 64 x 64 boxes; values follow keys. Packed queries are
+     * [sequences][heads][qk_dim], and a cache is one sequence of keys. */
+    TensorMap queries, keys;
     Attention attention;
     GLOBAL bf16 *out;
     GLOBAL float *log_sum;
@@ -73,10 +79,14 @@ bool attention_maps(Device *device, TensorMap *queries, TensorMap *keys, const A
 
 extern LOCAL bf16 hopper_tiles[] __attribute__((aligned(1024)));
 
+/* Returns the rows of a sequence's tiles. */
+INLINE int hopper_total(const Attention *a) { return a->query_rows.rows * a->packed; }
+
 /* attention_bounds over any number of rows; `rows` is constant. */
 INLINE KeyBounds hopper_bounds(const Attention *a, int64_t base, int first, const int rows) {
-    KeyBounds e = attention_bounds(a, base, first, WAVE, a->query_rows.rows);
-    UNROLL for (int i = WAVE; i < rows; i += WAVE) e = bounds_join(e, attention_bounds(a, base, first + i, WAVE, a->query_rows.rows));
+    int total = hopper_total(a);
+    KeyBounds e = attention_bounds(a, base, first, WAVE, total);
+    UNROLL for (int i = WAVE; i < rows; i += WAVE) e = bounds_join(e, attention_bounds(a, base, first + i, WAVE, total));
     return e;
 }
 
@@ -86,7 +96,7 @@ INLINE int group_row(int r) { return opaque(wave_id()) % 4 * 16 + opaque(lane_id
 /* -- Softmax ------------------------------------------------------------------------------------------------------- */
 
 /* `maximum` is the maximum of the row's scores, or lower by at most MAXIMUM_LAG: weights are then
- * up to 2^MAXIMUM_LAG. */
+ * up to 2^MAXIMUM_LAG. Each row decides for itself, so its bits do not depend on the others. */
 typedef struct HopperSoftmax {
     float maximum[2], sum[2], rescale[2];
     bool rescales; /* of the warp: whether any factor is not 1 */
@@ -103,13 +113,15 @@ INLINE void hopper_softmax(HopperSoftmax *s, float *x, const int keys, float sca
         UNROLL for (int i = 2 * r; i < keys / 2; i += 4) maximum[i / 4 % 2] =
             __builtin_fmaxf(maximum[i / 4 % 2], __builtin_fmaxf(x[i], x[i + 1]));
         maxima[r] = lanes_max(__builtin_fmaxf(maximum[0], maximum[1]));
-        grows = grows || (maxima[r] - s->maximum[r]) * scale > MAXIMUM_LAG;
+        bool far = (maxima[r] - s->maximum[r]) * scale > MAXIMUM_LAG;
+        maxima[r] = far ? maxima[r] : s->maximum[r];
+        grows = grows || far;
     }
     s->rescales = __nvvm_vote_any_sync(~0u, grows);
     UNROLL for (int r = 0; r < 2; r++) {
-        float maximum = s->rescales ? maxima[r] : s->maximum[r], sum = 0;
+        float maximum = maxima[r], sum = 0;
         float base = maximum == -__builtin_inff() ? 0 : maximum * scale;
-        s->rescale[r] = exp2_or_zero(__builtin_fmaf(s->maximum[r], scale, -base));
+        s->rescale[r] = maximum == s->maximum[r] ? 1 : exp2_or_zero(__builtin_fmaf(s->maximum[r], scale, -base));
         UNROLL for (int i = 2 * r; i < keys / 2; i += 4) UNROLL for (int e = 0; e < 2; e++) {
             x[i + e] = exp2_or_zero(__builtin_fmaf(x[i + e], scale, -base));
             sum += x[i + e];
@@ -122,10 +134,11 @@ INLINE void hopper_softmax(HopperSoftmax *s, float *x, const int keys, float sca
 /* Adds the ALiBi bias to scores of 64 rows from `first` on and keys from `key` on, and sets those
  * of masked keys to -inf. */
 INLINE void hopper_mask(float *x, const int keys, const Attention *a, int64_t base, int head, int first, int key) {
-    float slope = attention_slope(a, head);
     int jump = attention_jump(a, key, keys);
     UNROLL for (int r = 0; r < 2; r++) {
-        int row = min_int(first + group_row(r), a->query_rows.rows - 1), after = opaque(lane_id()) % 4 * 2, from = key + after;
+        int tile_row = min_int(first + group_row(r), hopper_total(a) - 1), row = attention_token(a, tile_row),
+            after = opaque(lane_id()) % 4 * 2, from = key + after;
+        float slope = attention_slope(a, head + attention_packed_head(a, tile_row));
         RowInterval seen = attention_interval(a, base, row);
         int low = seen.low - from;
         unsigned count = seen.high + 1 - seen.low;
@@ -162,11 +175,12 @@ INLINE SectionPlace section_place(int count, int section, int tiles) {
     return (SectionPlace){.of_all = start + x % size, .tile = x / size};
 }
 
+/* `heads`: of all sequences, those that are packed together counting once. */
 INLINE HopperPlace hopper_place(const Attention *a, int heads, int section, const int rows) {
-    int tiles = (a->query_rows.rows + rows - 1) / rows;
+    int tiles = (hopper_total(a) + rows - 1) / rows, of_sequence = a->heads / a->packed;
     SectionPlace place = section_place(heads, section, tiles);
-    int head = place.of_all % a->heads;
-    return (HopperPlace){.sequence = place.of_all / a->heads,
+    int head = place.of_all % of_sequence * a->packed;
+    return (HopperPlace){.sequence = place.of_all / of_sequence,
         .head = head,
         .kv_head = head / (a->heads / a->kv_heads),
         .first = (tiles - 1 - place.tile) * rows};
@@ -187,18 +201,20 @@ typedef struct Rounds {
     uint64_t queries_map, keys_map;
     LOCAL bf16 *queries, *stages;
     SharedBarrier keys_full, keys_empty, values_full, values_empty, queries_full;
-    int key_column, value_column, sequence, key, tiles;
+    int key_column, value_column, key, tiles;
+    int sheet, row; /* of key 0 in the map of keys */
     KeyBounds seen; /* by the thread's group */
 } Rounds;
 
 INLINE void keys_fill(const Rounds *r, const HopperShape s, int round, int stage) {
     LOCAL bf16 *to = r->stages + stage * hopper_stage(s);
     if (round < r->tiles)
-        copy_rows(to, r->keys_map, s.qk_dim, s.keys, r->key_column, r->key + round * s.keys, r->sequence, r->keys_full + stage);
+        copy_rows(to, r->keys_map, s.qk_dim, s.keys, r->key_column, r->row + r->key + round * s.keys, r->sheet, r->keys_full + stage);
 }
 INLINE void values_fill(const Rounds *r, const HopperShape s, int round, int stage, SharedBarrier full) {
     LOCAL bf16 *to = r->stages + stage * hopper_stage(s) + s.keys * s.qk_dim;
-    if (round > 0) copy_rows(to, r->keys_map, s.v_dim, s.keys, r->value_column, r->key + (round - 1) * s.keys, r->sequence, full + stage);
+    int row = r->row + r->key + (round - 1) * s.keys;
+    if (round > 0) copy_rows(to, r->keys_map, s.v_dim, s.keys, r->value_column, row, r->sheet, full + stage);
 }
 
 /* Fills the stage of a round once its parts are empty; for `use` > 0 they have been used before. */
@@ -220,7 +236,8 @@ INLINE void round_fill(const Rounds *r, const HopperShape s, int round, int stag
 }
 
 /* Initializes the barriers and starts the first copies; called by the thread that copies. */
-INLINE void rounds_init(const Rounds *r, const HopperPlace *p, const HopperShape s) {
+INLINE void rounds_init(const Rounds *r, const Attention *a, const HopperPlace *p, const HopperShape s) {
+    int column = a->packed > 1 ? 0 : p->head * s.qk_dim, row = p->first + (a->packed > 1 ? p->head : 0);
     for (int i = 0; i < s.stages; i++) {
         shared_barrier_init(r->keys_full + i, 1), shared_barrier_init(r->keys_empty + i, HOPPER_GROUPS * 4);
         shared_barrier_init(r->values_full + i, 1), shared_barrier_init(r->values_empty + i, HOPPER_GROUPS * 4);
@@ -228,8 +245,8 @@ INLINE void rounds_init(const Rounds *r, const HopperPlace *p, const HopperShape
     shared_barrier_init(r->queries_full, 1);
     fence_shared_to_async();
     shared_barrier_expect(r->queries_full, HOPPER_ROWS * s.qk_dim * 2);
-    UNROLL for (int i = 0; i < HOPPER_ROWS; i += GROUP_ROWS) copy_rows(
-        r->queries + i * s.qk_dim, r->queries_map, s.qk_dim, GROUP_ROWS, p->head * s.qk_dim, p->first + i, p->sequence, r->queries_full);
+    UNROLL for (int i = 0; i < HOPPER_ROWS; i += GROUP_ROWS)
+        copy_rows(r->queries + i * s.qk_dim, r->queries_map, s.qk_dim, GROUP_ROWS, column, row + i, p->sequence, r->queries_full);
     for (int i = 0; i < s.stages && i <= r->tiles; i++) round_fill(r, s, i, i, 0);
 }
 
@@ -300,8 +317,8 @@ INLINE uint32_t store_sums(GLOBAL bf16 *to, int64_t stride, const float *x, cons
 
 INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, const HopperSoftmax *s, const float *out, const int width) {
     const Attention *a = &h->attention;
-    int first = place->first + wave_id() / 4 * GROUP_ROWS;
-    int64_t base = (int64_t)place->sequence * a->query_rows.rows;
+    int first = place->first + wave_id() / 4 * GROUP_ROWS, total = hopper_total(a);
+    int64_t base = (int64_t)place->sequence * a->query_rows.rows, stride = (int64_t)(a->packed > 1 ? 1 : a->heads) * width;
     float inverse[2];
     UNROLL for (int r = 0; r < 2; r++) {
         float sum = lanes_sum(s->sum[r]);
@@ -309,14 +326,13 @@ INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, con
         inverse[r] = sum == 0 ? 0 : fast_reciprocal(sum);
         float log_sum = s->maximum[r] * a->scale + fast_log2(sum);
         if (a->sinks) {
-            ScoreSink joined = score_sink(log_sum, a->sinks[place->head] * LOG2_E);
+            ScoreSink joined = score_sink(log_sum, a->sinks[place->head + attention_packed_head(a, min_int(row, total - 1))] * LOG2_E);
             inverse[r] *= joined.share, log_sum = joined.log_sum;
         }
         if (lane_id() % 4 == 0 && row < a->query_rows.rows && h->log_sum)
             h->log_sum[(base + row) * a->heads + place->head] = log_sum * LN_2;
     }
-    uint32_t most = store_sums(
-        h->out + (base * a->heads + place->head) * width, (int64_t)a->heads * width, out, width, first, a->query_rows.rows, inverse);
+    uint32_t most = store_sums(h->out + (base * a->heads + place->head) * width, stride, out, width, first, total, inverse);
     if (h->amax) record_amax_of_wave(h->amax, most);
 }
 
@@ -411,14 +427,15 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const HopperS
         .values_full = barriers + 2 * s.stages,
         .values_empty = barriers + 3 * s.stages,
         .queries_full = barriers + 4 * s.stages,
-        .sequence = place.sequence,
+        .sheet = a->cached ? 0 : place.sequence,
+        .row = a->first_rows ? a->first_rows[place.sequence] : 0,
         .key = key,
         .tiles = tiles,
         .seen = group == 0 ? bounds[0] : bounds[1],
         .key_column = place.kv_head * s.qk_dim,
         .value_column = a->kv_heads * s.qk_dim + place.kv_head * s.v_dim};
     bool copies = thread_id() == hopper_threads(s) - WARPGROUP;
-    if (copies) rounds_init(&rounds, &place, s);
+    if (copies) rounds_init(&rounds, a, &place, s);
     barrier();
     if (group < HOPPER_GROUPS || !hopper_copies_apart(s)) {
         if (hopper_copies_apart(s)) registers_raise(MULTIPLY_REGISTERS);

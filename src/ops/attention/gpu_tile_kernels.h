@@ -81,6 +81,10 @@ static inline int attention_keys(int wave, int width) { return wave == 64 && wid
 /* Returns the fields that attributes and shapes determine, with keys and values in packed qkv. */
 Attention attention_of(const OpCall *call);
 void attention_launch(Device *device, const AttentionForward *forward, int64_t sequences);
+/* Launches the kernels of gpu_hopper_kernels.h; returns false if device or shape do not allow it. Over a
+ * cache of `cache_rows` rows (0: none) either all heads of a group are packed, with one row of each
+ * sequence, or none. */
+bool attention_launch_hopper(Device *device, const AttentionForward *forward, int64_t sequences, int64_t cache_rows);
 
 #else
 

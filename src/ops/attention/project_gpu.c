@@ -54,7 +54,7 @@ KERNEL(project_8, AttentionProjection) { project_row(&a, 8); }
 LAUNCHERS(project, AttentionProjection, project_4, project_8)
 
 int attention_absorbs_projection(const Backend *backend, const Graph *graph, int index) {
-    (void)backend;
+    if (device_info(backend->device)->exact) return 0;
     const Node *node = &graph->nodes[index], *rope = node - 1, *linear = node - 2;
     const Heads *h = &((const AttentionSpec *)node->attributes)->heads;
     if (index < 2 || rope->op != OP_rope || !linear_is_row(graph, linear)) return 0;

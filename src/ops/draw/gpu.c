@@ -1,7 +1,8 @@
 /* draw on a GPU (rule.c has the method): one block per row. Each wave sums a section of the row, and
  * the block adds the sums of its waves in order. To find the token, the block divides the section
  * that has it among its waves again, until the section is one token. Each of the likeliest tokens
- * is found by two passes over the row. No scratch.
+ * is found by two passes over the row. No scratch. With device_set_exact tokens are drawn from logits in
+ * bf16, which the loss in training reads, and a kernel of the loss computes the log-probabilities.
  *
  * penalize: 4 columns or 1 per thread. */
 #include "backend/gpu/vector.h"
@@ -18,6 +19,7 @@ typedef struct DrawArguments {
     const int32_t GLOBAL *limit;
     float GLOBAL *y;
     int64_t columns, values, most_top; /* values: columns of y */
+    int32_t rounded;                   /* a boolean: read the logits in bf16 */
 } DrawArguments;
 
 /* A row of penalize's input `choice`. */
@@ -36,10 +38,18 @@ typedef struct PenalizeArguments {
 enum { WAVES = THREADS / WAVE };
 #define INFINITY __builtin_inff()
 
+/* A row of logits. */
+typedef struct DrawLogits {
+    const float GLOBAL *x;
+    int32_t rounded;
+} DrawLogits;
+
+INLINE float logit_at(DrawLogits row, int32_t j) { return row.rounded ? to_float(to_bf16(row.x[j])) : row.x[j]; }
+
 /* The tokens of a row and their weights: e^((x - most) scale), but 0 if x < least or if the weight
  * is less than least_weight. NaN stays NaN. */
 typedef struct GpuDrawTokens {
-    const float GLOBAL *x;
+    DrawLogits x;
     int32_t count;
     float most, scale, least, least_weight;
 } GpuDrawTokens;
@@ -79,10 +89,13 @@ typedef struct DrawAfter {
 INLINE bool is_after(DrawAfter place, float x, int32_t token) { return x < place.logit || (x == place.logit && token > place.token); }
 
 /* Returns the largest logit after a place. */
-INLINE float find_most(const float GLOBAL *x, int32_t count, DrawAfter after, LOCAL DrawShared *shared) {
+INLINE float find_most(DrawLogits row, int32_t count, DrawAfter after, LOCAL DrawShared *shared) {
     DrawSection own = section_part((DrawSection){0, count}, wave_id());
     float most = -INFINITY;
-    FOR_EACH_LOGIT(j, own) most = __builtin_fmaxf(most, is_after(after, x[j], j) ? x[j] : -INFINITY);
+    FOR_EACH_LOGIT(j, own) {
+        float x = logit_at(row, j);
+        most = __builtin_fmaxf(most, is_after(after, x, j) ? x : -INFINITY);
+    }
     most = wave_max(most);
     barrier();
     if (lane_id() == 0) shared->above[wave_id()] = most;
@@ -95,7 +108,7 @@ INLINE float find_most(const float GLOBAL *x, int32_t count, DrawAfter after, LO
 INLINE void sum_parts(const GpuDrawTokens *t, DrawSection whole, LOCAL DrawShared *shared) {
     DrawSection own = section_part(whole, wave_id());
     float sum = 0;
-    FOR_EACH_LOGIT(j, own) sum += weight_of(t, t->x[j]);
+    FOR_EACH_LOGIT(j, own) sum += weight_of(t, logit_at(t->x, j));
     sum = wave_sum(sum);
     barrier();
     if (lane_id() == 0) shared->sum[wave_id()] = sum;
@@ -114,7 +127,7 @@ INLINE GpuDrawSplit split_tokens(const GpuDrawTokens *t, float at, bool counts, 
     DrawSection own = section_part((DrawSection){0, t->count}, wave_id());
     float sum = 0, above = INFINITY, below = -INFINITY;
     FOR_EACH_LOGIT(j, own) {
-        float x = t->x[j], measure = counts ? 1 : weight_of(t, x);
+        float x = logit_at(t->x, j), measure = counts ? 1 : weight_of(t, x);
         sum += x >= at ? measure : 0;
         above = __builtin_fminf(above, x >= at ? x : INFINITY);
         below = __builtin_fmaxf(below, x < at ? x : -INFINITY);
@@ -179,10 +192,13 @@ INLINE int32_t draw_token(const GpuDrawTokens *t, float uniform, LOCAL DrawShare
 }
 
 /* Returns the first token after a place with the logit; -1 if there is none. */
-INLINE int32_t find_token(const float GLOBAL *x, int32_t count, DrawAfter after, float logit, LOCAL DrawShared *shared) {
+INLINE int32_t find_token(DrawLogits row, int32_t count, DrawAfter after, float logit, LOCAL DrawShared *shared) {
     DrawSection own = section_part((DrawSection){0, count}, wave_id());
     float first = (float)count; /* integers of this size are exact */
-    FOR_EACH_LOGIT(j, own) first = __builtin_fminf(first, x[j] == logit && is_after(after, x[j], j) ? (float)j : first);
+    FOR_EACH_LOGIT(j, own) {
+        float x = logit_at(row, j);
+        first = __builtin_fminf(first, x == logit && is_after(after, x, j) ? (float)j : first);
+    }
     first = -wave_max(-first);
     barrier();
     if (lane_id() == 0) shared->above[wave_id()] = first;
@@ -191,10 +207,10 @@ INLINE int32_t find_token(const float GLOBAL *x, int32_t count, DrawAfter after,
     return first < (float)count ? (int32_t)first : -1;
 }
 
-INLINE int32_t draw_row(const float GLOBAL *x, int32_t count, float most, const DrawWish *wish, LOCAL DrawShared *shared) {
+INLINE int32_t draw_row(DrawLogits row, int32_t count, float most, const DrawWish *wish, LOCAL DrawShared *shared) {
     if (wish->given > 0) return (int32_t)wish->given - 1;
     bool likeliest = wish->temperature == 0;
-    GpuDrawTokens tokens = {.x = x, .count = count, .most = most, .scale = 1, .least = -INFINITY};
+    GpuDrawTokens tokens = {.x = row, .count = count, .most = most, .scale = 1, .least = -INFINITY};
     if (likeliest) tokens.least = most;
     else tokens.scale = __builtin_fminf(1 / wish->temperature, __FLT_MAX__); /* 0 times infinity is NaN */
     if (!likeliest && wish->top_k > 0 && wish->top_k < (float)count) tokens.least = find_least(&tokens, true, wish->top_k, shared);
@@ -225,17 +241,19 @@ KERNEL(draw, DrawArguments) {
     BLOCK_BOUNDS(THREADS, 1);
     static SHARED DrawShared shared;
     DrawWish wish = a.choice[block_x()];
-    const float GLOBAL *x = a.logits + block_x() * a.columns, *from = wish.penalized > 0 ? a.penalized + block_x() * a.columns : x;
+    DrawLogits row = {a.logits + block_x() * a.columns, a.rounded}, from = row;
+    if (wish.penalized > 0) from = (DrawLogits){a.penalized + block_x() * a.columns, false};
     int32_t limit = *a.limit < a.columns ? *a.limit : (int32_t)a.columns;
-    GpuDrawTokens all = {.x = x, .count = (int32_t)a.columns, .scale = 1, .least = -INFINITY};
-    all.most = find_most(x, all.count, AFTER_NONE, &shared);
+    GpuDrawTokens all = {.x = row, .count = (int32_t)a.columns, .scale = 1, .least = -INFINITY};
+    all.most = find_most(row, all.count, AFTER_NONE, &shared);
     float log_sum = fast_log2(sum_weights(&all, &shared)) * LN_2;
     limit = limit > 1 ? limit : 1;
-    float most = limit < all.count ? find_most(x, limit, AFTER_NONE, &shared) : all.most;
+    float most = limit < all.count ? find_most(row, limit, AFTER_NONE, &shared) : all.most;
     float most_from = wish.penalized > 0 ? find_most(from, limit, AFTER_NONE, &shared) : most;
-    int32_t token = draw_row(from, limit, most_from, &wish, &shared), likeliest = find_token(x, limit, AFTER_NONE, most, &shared);
+    int32_t token = draw_row(from, limit, most_from, &wish, &shared), likeliest = find_token(row, limit, AFTER_NONE, most, &shared);
     if (likeliest < 0) likeliest = 0;
-    DrawResult result = {(float)token, x[token] - all.most - log_sum, (float)likeliest, x[likeliest] - all.most - log_sum};
+    DrawResult result = {
+        (float)token, logit_at(row, token) - all.most - log_sum, (float)likeliest, logit_at(row, likeliest) - all.most - log_sum};
     if (thread_id() == 0) *(DrawResult GLOBAL *)(a.y + block_x() * a.values) = result;
     all.count = limit;
     list_top(&a, &all, (int32_t)wish.top, log_sum, &shared);
@@ -271,6 +289,7 @@ UNIT_KERNELS(penalize, PenalizeArguments, penalize_unit, 4)
 #include <stddef.h>
 
 #include "ops/draw/draw.h"
+#include "ops/loss/loss.h"
 
 static_assert(offsetof(DrawWish, temperature) == DRAW_TEMPERATURE * sizeof(float) &&
                   offsetof(DrawWish, top_k) == DRAW_TOP_K * sizeof(float) && offsetof(DrawWish, top_p) == DRAW_TOP_P * sizeof(float) &&
@@ -303,8 +322,16 @@ GPU_OP(draw) {
         .y = call->out[DRAW_Y],
         .columns = call->in_shape[DRAW_LOGITS][1],
         .values = call->out_shape[DRAW_Y][1],
-        .most_top = (call->out_shape[DRAW_Y][1] - DRAW_VALUES) / 2};
-    launch_draw(call->device, (LaunchShape){.x = call->in_shape[DRAW_LOGITS][0], .threads = THREADS}, &arguments);
+        .most_top = (call->out_shape[DRAW_Y][1] - DRAW_VALUES) / 2,
+        .rounded = device_info(call->device)->exact};
+    int64_t rows = call->in_shape[DRAW_LOGITS][0];
+    launch_draw(call->device, (LaunchShape){.x = rows, .threads = THREADS}, &arguments);
+    if (arguments.rounded)
+        loss_of_draws(call->device, &(LossOfDraws){.logits = arguments.logits,
+                                        .drawn = arguments.y,
+                                        .rows = rows,
+                                        .vocabulary = arguments.columns,
+                                        .values = arguments.values});
 }
 
 TILED_LAUNCHER(penalize, PenalizeArguments, 4)

@@ -128,7 +128,7 @@ static bool is_row(const Graph *graph, const Node *combine, const Distances *d) 
 }
 
 int moe_absorbs_row(const Backend *backend, const Graph *graph, int index) {
-    (void)backend;
+    if (device_info(backend->device)->exact) return 0;
     const Node *combine = &graph->nodes[index];
     if (graph_rows(graph, combine->in[MOE_COMBINE_SLOT]) != 1) return 0;
     for (size_t i = 0; i < sizeof distances / sizeof *distances; i++)

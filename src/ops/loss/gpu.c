@@ -118,6 +118,7 @@ INLINE float softmax_log2(LossSoftmax s) {
 /* How threads divide a row: thread v % THREADS takes vector v, in whole groups of STEP and one
  * partial group; then fewer than 8 single logits. */
 typedef struct LossRow {
+    const float GLOBAL *wide; /* NULL, or the logits before they are rounded, in place of `logits` */
     bf16 GLOBAL *logits;
     u32x4 GLOBAL *vectors;
     RowGradients gradients;
@@ -138,8 +139,15 @@ INLINE LossRow loss_row(const RowLossArguments *a, int64_t row, const bool coded
 }
 
 INLINE float row_logit(const LossRow *row, int32_t at) {
-    float x = to_float(row->logits[at]);
+    float x = to_float(row->wide ? to_bf16(row->wide[at]) : row->logits[at]);
     return row->cap > 0 ? to_float(to_bf16(soft_cap(x, row->cap))) : x;
+}
+
+INLINE u32x4 row_vector(const LossRow *row, int32_t v) {
+    if (!row->wide) return row->vectors[v];
+    u32x4 x;
+    UNROLL for (int i = 0; i < 4; i++) x[i] = to_bf16_pair(row->wide[v * 8 + 2 * i], row->wide[v * 8 + 2 * i + 1]);
+    return x;
 }
 
 /* `cut` is a constant in every caller: whether vectors may be after the end. */
@@ -147,7 +155,7 @@ INLINE void row_load(const LossRow *row, int32_t first, bool cut, u32x4 values[A
     UNROLL for (int k = 0; k < AHEAD; k++) {
         int32_t v = first + k * THREADS + thread_id();
         bool inside = !cut || v < row->count;
-        values[k] = inside ? row->vectors[v] : (u32x4)NO_LOGITS;
+        values[k] = inside ? row_vector(row, v) : (u32x4)NO_LOGITS;
         if (inside && row->cap > 0) UNROLL for (int i = 0; i < 4; i++) values[k][i] = soft_cap_pair(values[k][i], row->cap);
     }
 }
@@ -207,7 +215,7 @@ INLINE void rows_loss(const RowLossArguments *a, const bool coded, const bool ca
         float loss = 0;
         if (target >= 0) {
             float x_target = row_logit(&row, target), log2_sum = row_log2(&row);
-            loss = (log2_sum - x_target * LOG2_E) * LN_2;
+            loss = loss_of(log2_sum, x_target);
             if (a->gradient) write_gradient(&row, a->vocabulary, log2_sum, a->scale[i * a->scale_step], target, x_target, coded);
         } else if (a->gradient) {
             write_zeros(&row, coded);
@@ -222,6 +230,18 @@ KERNEL(row_loss_capped, RowLossArguments) { rows_loss(&a, false, true); }
 KERNEL(row_fp8, RowLossArguments) { rows_loss(&a, true, false); }
 KERNEL(row_fp8_capped, RowLossArguments) { rows_loss(&a, true, true); }
 #endif
+
+KERNEL(drawn_loss, DrawnLossArguments) {
+    int32_t count = a.vocabulary / 8;
+    LossRow row = {
+        .wide = a.logits + (int64_t)block_x() * a.vocabulary, .count = count, .whole = count / STEP * STEP, .rest = a.vocabulary % 8};
+    float log2_sum = row_log2(&row);
+    float GLOBAL *drawn = a.drawn + (int64_t)block_x() * a.values; /* pairs of a token and its log-probability */
+    for (int i = 2 * thread_id(); i < a.values; i += 2 * THREADS) {
+        bool valid = drawn[i] >= 0 && drawn[i + 1] == drawn[i + 1];
+        if (valid) drawn[i + 1] = -loss_of(log2_sum, row_logit(&row, (int32_t)drawn[i]));
+    }
+}
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 ROW_LOSS_CLUSTER(1)
@@ -263,7 +283,7 @@ INLINE void shared_rows_loss(const SharedLossArguments *a, const bool coded, con
         LossRow row = loss_row(rows, i, coded, capped);
         GpuPeak all = merge_peaks(a, i);
         int32_t target = rows->targets[i];
-        if (thread_id() == 0) rows->losses[i] = target >= 0 ? (all.log2_sum - all.target * LOG2_E) * LN_2 : 0;
+        if (thread_id() == 0) rows->losses[i] = target >= 0 ? loss_of(all.log2_sum, all.target) : 0;
         if (rows->gradient && target >= 0)
             write_gradient(&row, rows->vocabulary, all.log2_sum, rows->scale[i * rows->scale_step], target - a->first, all.target, coded);
         else if (rows->gradient) write_zeros(&row, coded);
@@ -317,6 +337,15 @@ LAUNCHERS(shared_row_loss, SharedLossArguments, shared_row_loss, shared_row_fp8,
 LAUNCHER(add_losses, AddLossesArguments)
 LAUNCHER(soft_cap_logits, SoftCapArguments)
 LAUNCHER(copy_row, LastRowArguments)
+LAUNCHER(drawn_loss, DrawnLossArguments)
+
+static int loss_threads(const Device *device) { return device_info(device)->wave == 32 ? NVIDIA_THREADS : AMD_THREADS; }
+
+void loss_of_draws(Device *device, const LossOfDraws *draws) {
+    DrawnLossArguments arguments = {
+        .logits = draws->logits, .drawn = draws->drawn, .vocabulary = (int32_t)draws->vocabulary, .values = (int32_t)draws->values};
+    launch_drawn_loss(device, (LaunchShape){.x = draws->rows, .threads = loss_threads(device)}, &arguments);
+}
 
 /* Returns the rows of a chunk, which depend only on shapes: half a billion logits (1 GiB), but at
  * least 4,096 rows, in equal shares. In fp8 half as many, because the quantized d_logits and w take
@@ -376,9 +405,9 @@ static RowLossArguments loss_arguments(const OpCall *call, bf16 *logits, float *
 }
 
 /* Computes losses and d_logits with clusters that hold a row in shared memory; returns false if
- * there are no clusters, a row is too long, or logits have a cap. */
+ * there are no clusters, a row is too long, logits have a cap, or drawn_loss must give the same bits. */
 static bool finish_by_clusters(Device *device, const RowLossArguments *rows) {
-    if (strcmp(device_info(device)->target, "sm_90a") || rows->cap > 0) return false;
+    if (strcmp(device_info(device)->target, "sm_90a") || rows->cap > 0 || device_info(device)->exact) return false;
     enum { CLUSTER_FORMS = 4 };
     int form = 0;
     while (slice_vectors(rows->vocabulary, 1 << form) > SLICE_VECTORS)
@@ -396,7 +425,7 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, GpuPe
     const LossAttributes *attributes = call->attributes;
     Comm *group = mesh_inner_group(call->mesh, AXES_TENSOR);
     int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
-    LaunchShape shape = {.x = rows->blocks, .threads = device_info(call->device)->wave == 32 ? NVIDIA_THREADS : AMD_THREADS};
+    LaunchShape shape = {.x = rows->blocks, .threads = loss_threads(call->device)};
     bool capped = rows->cap > 0;
     int form = (rows->quantized != NULL) + 2 * capped;
     if (ranks <= 1) {

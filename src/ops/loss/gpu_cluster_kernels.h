@@ -171,7 +171,7 @@ INLINE void cluster_row_loss(const RowLossArguments *a, const int size, const bo
     target -= slice.first * 8;
     if (target >= 0 && target < slice.count * 8) {
         x_target = to_float(((LOCAL const bf16 *)slice_vectors_shared)[target]);
-        if (thread_id() == 0) a->losses[row] = (log2_sum - x_target * LOG2_E) * LN_2;
+        if (thread_id() == 0) a->losses[row] = loss_of(log2_sum, x_target);
     }
     if (a->gradient) slice_gradient(&slice, &to, log2_sum, a->scale[row * a->scale_step], target, x_target, coded);
 }

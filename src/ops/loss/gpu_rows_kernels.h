@@ -20,6 +20,13 @@ typedef struct RowLossArguments {
     float cap;     /* of logits; 0: none */
 } RowLossArguments;
 
+/* As loss_of_draws. */
+typedef struct DrawnLossArguments {
+    const float GLOBAL *logits;
+    float GLOBAL *drawn;
+    int32_t vocabulary, values;
+} DrawnLossArguments;
+
 #ifdef GPU_DEVICE
 
 /* Below every logit; finite and a power of two, so that power(FAR_BELOW, FAR_BELOW) is 1 with any
@@ -59,6 +66,9 @@ INLINE void put_gradient(const RowGradients *to, int32_t at, float gradient, con
     if (!coded) ((bf16 GLOBAL *)to->vectors)[at] = rounded;
     else ((uint8_t GLOBAL *)to->quantized)[at] = (uint8_t)to_fp8(to_float(rounded) * to->multiplier, to->largest, true);
 }
+
+/* Returns -log softmax(x)[target], given log2 of the sum of e^x over all logits, and the target's. */
+INLINE float loss_of(float log2_sum, float target) { return (log2_sum - target * LOG2_E) * LN_2; }
 
 INLINE float power(float x, float most) { return fast_exp2(x * LOG2_E - most * LOG2_E); }
 

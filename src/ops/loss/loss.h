@@ -3,6 +3,7 @@
 #pragma once
 
 #include "config/config.h"
+#include "device/device.h"
 #include "graph/op.h"
 
 /* loss[0] += scale[0] * sum over rows with target >= 0 of -log softmax(x w^T)[target]. In training
@@ -43,6 +44,16 @@ void op_cap_losses(Graph *graph, double cap);
  * dumps: WIDE [R, this rank's vocabulary]; TENSOR_NONE if the graph has no head with a loss. On a
  * GPU they are the GEMM's results before it rounds to bf16. A soft-cap is applied to them. */
 TensorId op_keep_logits(Graph *graph);
+
+/* Draws (op_draw): WIDE logits [rows, vocabulary], and results [rows, values]. */
+typedef struct LossOfDraws {
+    const float *logits;
+    float *drawn;
+    int64_t rows, vocabulary, values;
+} LossOfDraws;
+/* On a GPU: replaces the log-probabilities of the draws by those that the losses above give for the
+ * logits in bf16, in the same bits. NaN stays. */
+void loss_of_draws(Device *device, const LossOfDraws *draws);
 
 /* Returns the last row of x, [1, D], which generation feeds to the head. */
 TensorId op_last_row(Graph *graph, TensorId x);
